@@ -1,0 +1,1 @@
+"""Beluga: a shared KV-cache pool for LLM inference."""

@@ -1,0 +1,57 @@
+"""Builds the C core: one source, two extensions.
+
+``_core`` has the verbs of ``csrc/coherence.h`` as instructions, ``_sim`` as a simulator of hosts
+whose caches do not know of each other. cffi reads the very headers that C compiles: a four-line
+filter drops what only the preprocessor understands. ``setup.py`` names ``core`` and ``sim``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from pathlib import Path
+
+from cffi import FFI
+
+ROOT = Path(__file__).resolve().parent.parent
+CSRC = ROOT / "csrc"
+
+CORE_HEADERS = ("pool_format.h", "api.h")
+# The simulator also exports the pure structures, so that models can be run against them.
+SIM_HEADERS = (*CORE_HEADERS, "extent.h", "index.h", "evict.h", "pins.h", "api_sim.h")
+
+WARNINGS = ["-Wall", "-Wextra", "-Wundef", "-Wvla", "-Wno-unused-function"]
+
+
+def cdef(headers: tuple[str, ...]) -> str:
+    """The headers as cffi reads them: no preprocessor lines."""
+    lines = [line for name in headers for line in (CSRC / name).read_text().splitlines()]
+    return "\n".join(line for line in lines if not line.startswith("#"))
+
+
+def format_hash() -> int:
+    """64 bits over every declaration of the pool format; comments and white space do not count."""
+    text = re.sub(r"/\*.*?\*/", " ", cdef(("pool_format.h",)), flags=re.DOTALL)
+    digest = hashlib.sha256(" ".join(text.split()).encode()).digest()
+    return int.from_bytes(digest[:8], "little")
+
+
+def _builder(name: str, headers: tuple[str, ...], macros: list[tuple[str, str]]) -> FFI:
+    ffi = FFI()
+    ffi.cdef(cdef(headers))
+    strict = ["-Werror"] if os.environ.get("BELUGA_WERROR") else []
+    ffi.set_source(
+        f"beluga.{name}",
+        '#include "beluga.c"\n',
+        include_dirs=[str(CSRC)],
+        define_macros=[("BL_FORMAT_HASH", f"0x{format_hash():016x}ull"), *macros],
+        depends=[str(path) for path in sorted(CSRC.glob("*.[ch]"))],
+        extra_compile_args=["-std=gnu11", "-O2", *WARNINGS, *strict],
+        libraries=["pthread"],
+    )
+    return ffi
+
+
+core = _builder("_core", CORE_HEADERS, [])
+sim = _builder("_sim", SIM_HEADERS, [("BL_SIM", "1")])

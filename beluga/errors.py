@@ -1,0 +1,187 @@
+"""What can go wrong, and the one place where a C return code becomes an exception.
+
+BelugaError
+├── PoolError                     the devices, or what is on them
+│   ├── DeviceSpecError           PATH@OFFSET+SIZE cannot be read, or is not in 2 MiB steps
+│   ├── DeviceMissingError        no such device, or it is not one
+│   ├── DevicePermissionError
+│   ├── DeviceBusyError           given to another driver (kmem)
+│   ├── DeviceForeignError        no Beluga superblock on it
+│   ├── DeviceMismatchError       of another pool, named twice, of another size, one too few
+│   ├── DeviceTruncatedError      shorter than its superblock says
+│   ├── SuperblockDamagedError
+│   ├── FormatError               formatted by another version of Beluga
+│   ├── PoolExistsError           creating over a pool without force
+│   ├── NoRoomError               the filesystem, memory or a cgroup has not the room
+│   └── NoDefaultPoolError        nothing is mounted
+├── RpcError                      asking the server
+│   ├── NoServerError             nobody serves the pool
+│   ├── CallTimeoutError          no answer in time
+│   ├── ServerAliveError          a second server is refused
+│   ├── DeposedError              this server has been taken over
+│   ├── HostClashError            another machine uses this host number
+│   ├── NoLaneError               every lane is taken or in quarantine
+│   ├── SessionLostError          the server gave this session up
+│   ├── ForkedSessionError        the session belongs to the parent process
+│   ├── NoMethodError             the server has no such method
+│   ├── BadRequestError
+│   ├── BadReplyError
+│   └── HandlerError              the server's handler raised
+└── CacheError                    blocks
+    ├── NoSpaceError              nothing could be evicted for the block
+    ├── TableFullError
+    ├── ClassLimitError           too many different block sizes
+    ├── NoGrantError              the session does not hold that grant (any more)
+    ├── PinLimitError
+    ├── QuarantineError           dead writers of this host hold too much space
+    └── LayoutError               buffers do not fit the block
+"""
+
+from __future__ import annotations
+
+import os
+
+
+class BelugaError(Exception):
+    """Base of all; its text is one line that says what is wrong and how to mend it."""
+
+
+class PoolError(BelugaError): ...
+
+
+class DeviceSpecError(PoolError): ...
+
+
+class DeviceMissingError(PoolError): ...
+
+
+class DevicePermissionError(PoolError): ...
+
+
+class DeviceBusyError(PoolError): ...
+
+
+class DeviceForeignError(PoolError): ...
+
+
+class DeviceMismatchError(PoolError): ...
+
+
+class DeviceTruncatedError(PoolError): ...
+
+
+class SuperblockDamagedError(PoolError): ...
+
+
+class FormatError(PoolError): ...
+
+
+class PoolExistsError(PoolError): ...
+
+
+class NoRoomError(PoolError): ...
+
+
+class NoDefaultPoolError(PoolError): ...
+
+
+class RpcError(BelugaError): ...
+
+
+class NoServerError(RpcError): ...
+
+
+class CallTimeoutError(RpcError): ...
+
+
+class ServerAliveError(RpcError): ...
+
+
+class DeposedError(RpcError): ...
+
+
+class HostClashError(RpcError): ...
+
+
+class NoLaneError(RpcError): ...
+
+
+class SessionLostError(RpcError): ...
+
+
+class ForkedSessionError(RpcError): ...
+
+
+class NoMethodError(RpcError): ...
+
+
+class BadRequestError(RpcError): ...
+
+
+class BadReplyError(RpcError): ...
+
+
+class HandlerError(RpcError): ...
+
+
+class CacheError(BelugaError): ...
+
+
+class NoSpaceError(CacheError): ...
+
+
+class TableFullError(CacheError): ...
+
+
+class ClassLimitError(CacheError): ...
+
+
+class NoGrantError(CacheError): ...
+
+
+class PinLimitError(CacheError): ...
+
+
+class QuarantineError(CacheError): ...
+
+
+class LayoutError(CacheError): ...
+
+
+# The bl_error numbers of csrc/api.h, in its order; a test compares the two.
+FIRST_CODE = 1001
+CODES: tuple[tuple[type[BelugaError], str], ...] = (
+    (ForkedSessionError, "this session belongs to the parent process; attach a new one after fork"),
+    (NoServerError, "no server answers on this pool; start one with 'beluga serve'"),
+    (CallTimeoutError, "the server did not answer in time; is it alive? see 'beluga ping'"),
+    (DeposedError, "another server has taken this pool over; this one has stopped"),
+    (ServerAliveError, "the pool's server is alive, or not proven gone; stop it first"),
+    (HostClashError, "another machine uses this host number; give each its own with --host N"),
+    (NoLaneError, "all lanes are taken or in quarantine; create the pool with more --lanes"),
+    (SessionLostError, "the server gave this session up; attach again"),
+    (NoMethodError, "the server has no handler for this method; is it 'beluga serve'?"),
+    (BadRequestError, "the server refused a field of the request"),
+    (BadReplyError, "the server's reply makes no sense; is the pool damaged?"),
+    (HandlerError, "the server's handler raised; see its log"),
+    (NoSpaceError, "no space: every block that could make room is pinned or being written"),
+    (TableFullError, "the block table is full; create the pool with more --max-blocks"),
+    (ClassLimitError, "too many different block sizes live in this pool (64)"),
+    (NoGrantError, "the session does not hold that grant (any more)"),
+    (PinLimitError, "the session has too many blocks pinned; release some"),
+    (QuarantineError, "dead writers of this host hold too much space; prove them gone"),
+)
+
+
+def check(code: int, doing: str = "") -> int:
+    """Return ``code`` if it is a result; raise what it stands for if it is negative.
+
+    Raises the exception of :data:`CODES`, or :class:`OSError` for an errno.
+    """
+    if code >= 0:
+        return code
+    prefix = f"{doing}: " if doing else ""
+    place = -code - FIRST_CODE
+    if 0 <= place < len(CODES):
+        kind, text = CODES[place]
+        raise kind(prefix + text)
+    raise OSError(-code, prefix + os.strerror(-code))

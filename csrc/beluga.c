@@ -1,0 +1,54 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Copyright The Beluga Authors
+ *
+ * The C core in one piece, bottom layer first: reading this list is reading the architecture.
+ * cffi compiles it twice, as _core (instructions) and, with BL_SIM, as _sim (the simulator).
+ */
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE
+#endif
+
+/* L0 format */
+#include "pool_format.h"
+#include "api.h"
+#include "pool_format_check.c"
+
+/* L1 primitives */
+#include "cpu.c"
+#include "crc32c.c"
+#include "copy_sse2.c"
+#include "copy_avx2.c"
+#include "copy_avx512.c"
+#include "copy_movdir64b.c"
+#include "copy.c"
+#include "coherence.h"
+#include "primitives.c"
+
+/* L2 pool */
+#include "pool.h"
+#include "superblock.c"
+#include "pool.c"
+
+/* L3 rpc */
+#include "message.h"
+#include "proof.c"
+#include "lobby.c"
+#include "lane.c"
+#include "server.c"
+
+/* L4 meta */
+#include "extent.c"
+#include "index.c"
+#include "evict.c"
+#include "pins.c"
+#include "meta.c"
+
+/* L5 transfer, L6 kvcache */
+#include "cpu_engine.c"
+#include "kv.c"
+
+#ifdef BL_SIM
+#include "sim_cache.c"
+#include "sim_world.c"
+#include "sim_paths.c"
+#endif

@@ -1,0 +1,256 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Copyright The Beluga Authors
+ *
+ * The verbs: the one place that names a flush, a non-temporal store, a fence or an atomic.
+ *
+ * Several hosts map the pool and their caches do not know of each other. A store may stay in its
+ * host's cache for ever; a load may be answered from a copy taken long ago. So:
+ *
+ *   write:  stream the payload, bl_fence_store, stream the line that publishes it, bl_fence_store
+ *   read:   refetch and load the published line; if it is news, refetch the payload (its own full
+ *           fences keep it after the look), fetch it, refetch the line and look again
+ *
+ * Which instruction does what, and which does not (x86-64):
+ *   non-temporal store   goes round the cache through a write-combining buffer, in any order, and
+ *                        perhaps in pieces; a cached copy of the line is dropped. sfence drains it.
+ *   clflush, clflushopt  write a dirty line back and drop it. clflushopt is ordered only by fences
+ *                        and by older stores to its line.
+ *   clwb                 writes back but may keep the line: never a reader's tool.
+ *   sfence               orders stores only. A reader that flushes needs mfence, before (the load
+ *                        that told it to look) and after (the loads that follow).
+ *
+ * What the protocol assumes of the hardware:
+ *   A1  an aligned 8-byte store is never seen in part. Nothing relies on more: a line can be torn,
+ *       and carries a check (line.h).
+ *   A2  clflush/clflushopt drops a line from all caches of its host; mfence completes it.
+ *   A3  a streamed line is in memory, for every host, when the fence that follows has completed.
+ *   A4  a prefetch may bring a line in at any time. So a reader refetches after the news, and looks
+ *       again after the copy.
+ *
+ * On a device declared coherent (D2) there is one host: flush and invalidate do nothing, a line is
+ * stored plainly, fences stay.
+ *
+ * The verbs have two bodies, this file's and the simulator's (coherence_sim.h): the same protocol
+ * source is built twice. Every use of a verb, and every bl_verify, is a *site*: the simulator
+ * numbers them, may switch hosts there, and can skip one to see whether anybody notices. In the
+ * hardware build a site costs nothing.
+ */
+#ifndef BL_COHERENCE_H
+#define BL_COHERENCE_H
+
+#include <immintrin.h>
+#include <stddef.h>
+#include <string.h>
+#include <time.h>
+
+#include "api.h"
+#include "memory.h"
+
+/* ---- Instructions on addresses: for the streaming copies (copy_*.c) and the verbs below. */
+
+static inline void bl_store_fence_now(void) { __asm__ volatile("sfence" ::: "memory"); }
+static inline void bl_full_fence_now(void) { __asm__ volatile("mfence" ::: "memory"); }
+static inline void bl_compiler_barrier(void) { __asm__ volatile("" ::: "memory"); }
+
+static inline void bl_nt16(void *target, __m128i value) { _mm_stream_si128(target, value); }
+
+__attribute__((target("avx2"), always_inline)) static inline void bl_nt32(void *target,
+                                                                          __m256i value)
+{
+    _mm256_stream_si256(target, value);
+}
+
+__attribute__((target("avx512f"), always_inline)) static inline void bl_nt64(void *target,
+                                                                             __m512i value)
+{
+    _mm512_stream_si512(target, value);
+}
+
+/* One aligned line, without a tear: both addresses are of lines. */
+static inline void bl_movdir64b(void *target, const void *source)
+{
+    __asm__ volatile(".byte 0x66, 0x0f, 0x38, 0xf8, 0x02" /* movdir64b (%rdx), %rax */
+                     : : "a"(target), "d"(source) : "memory");
+}
+
+static inline void bl_clflush(const void *line)
+{
+    __asm__ volatile("clflush %0" : "+m"(*(volatile char *)(uintptr_t)line));
+}
+
+static inline void bl_clflushopt(const void *line)
+{
+    __asm__ volatile("clflushopt %0" : "+m"(*(volatile char *)(uintptr_t)line));
+}
+
+static inline void bl_clwb(const void *line)
+{
+    __asm__ volatile("clwb %0" : "+m"(*(volatile char *)(uintptr_t)line));
+}
+
+/* Write back and drop every line of [address, address + size). No fence. */
+static inline void bl_flush_lines(const void *address, size_t size, uint32_t has_clflushopt)
+{
+    const char *line = (const char *)((uintptr_t)address & ~(uintptr_t)(BL_LINE_SIZE - 1));
+    const char *end = (const char *)address + size;
+    if (has_clflushopt)
+        for (; line < end; line += BL_LINE_SIZE)
+            bl_clflushopt(line);
+    else
+        for (; line < end; line += BL_LINE_SIZE)
+            bl_clflush(line);
+}
+
+/* Private words that threads of one process share: a stop flag, a counter another thread reads. */
+static inline uint64_t bl_shared_load(const uint64_t *word)
+{
+    return __atomic_load_n(word, __ATOMIC_ACQUIRE);
+}
+
+static inline void bl_shared_store(uint64_t *word, uint64_t value)
+{
+    __atomic_store_n(word, value, __ATOMIC_RELEASE);
+}
+
+/* ---- Sites. */
+
+typedef struct bl_site {
+    const char *file;
+    const char *verb;
+    uint32_t line;
+    uint32_t number;            /* given by the simulator when it starts */
+} bl_site;
+
+#ifdef BL_SIM
+#include "coherence_sim.h"
+#else
+
+/* ---- The verbs, hardware body. */
+
+#include "copy.h"
+
+static inline uint8_t *bl_address(const bl_memory *memory, uint64_t offset)
+{
+    bl_place place = bl_interleave_place(&memory->map, offset);
+    return memory->base[place.device] + place.device_offset;
+}
+
+/* 8 aligned bytes, as this host sees them now. */
+static inline uint64_t bl_load64(const bl_memory *memory, uint64_t offset)
+{
+    return __atomic_load_n((const uint64_t *)bl_address(memory, offset), __ATOMIC_RELAXED);
+}
+
+/* A private copy of a line: looked at once, so that nothing changes under the one who checks it. */
+static inline void bl_load_line(const bl_memory *memory, uint64_t offset, void *line)
+{
+    const __m128i *source = (const __m128i *)bl_address(memory, offset);
+    __m128i *target = line;
+    bl_compiler_barrier();
+    for (int i = 0; i < 4; i++)
+        _mm_storeu_si128(target + i, _mm_load_si128(source + i));
+    bl_compiler_barrier();
+}
+
+/* A whole line into the pool, round the cache. line is private memory, of any alignment. */
+static inline void bl_stream_line(const bl_memory *memory, uint64_t offset, const void *line)
+{
+    bl_place place = bl_interleave_place(&memory->map, offset);
+    __m128i *target = (__m128i *)(memory->base[place.device] + place.device_offset);
+    const __m128i *source = line;
+    bl_compiler_barrier();
+    if (memory->coherent[place.device])
+        for (int i = 0; i < 4; i++)
+            _mm_store_si128(target + i, _mm_loadu_si128(source + i));
+    else
+        for (int i = 0; i < 4; i++)
+            bl_nt16(target + i, _mm_loadu_si128(source + i));
+    bl_compiler_barrier();
+}
+
+/* Whole lines into the pool, round the cache: offset and size are multiples of a line. */
+static inline void bl_stream(const bl_memory *memory, uint64_t offset, const void *source,
+                             uint64_t size)
+{
+    const uint8_t *next = source;
+    while (size > 0) {
+        uint64_t piece = bl_stripe_rest(offset) < size ? bl_stripe_rest(offset) : size;
+        bl_copy_stream(bl_address(memory, offset), next, piece);
+        offset += piece, next += piece, size -= piece;
+    }
+}
+
+/* Bytes out of the pool into private memory, by cached loads. */
+static inline void bl_fetch(const bl_memory *memory, uint64_t offset, void *target, uint64_t size)
+{
+    uint8_t *next = target;
+    bl_compiler_barrier();
+    while (size > 0) {
+        uint64_t piece = bl_stripe_rest(offset) < size ? bl_stripe_rest(offset) : size;
+        memcpy(next, bl_address(memory, offset), piece);
+        offset += piece, next += piece, size -= piece;
+    }
+    bl_compiler_barrier();
+}
+
+/* Drop this host's copies of a range, without a fence: bl_fence_full completes a batch of them. */
+static inline void bl_invalidate(const bl_memory *memory, uint64_t offset, uint64_t size)
+{
+    while (size > 0) {
+        uint64_t piece = bl_stripe_rest(offset) < size ? bl_stripe_rest(offset) : size;
+        bl_place place = bl_interleave_place(&memory->map, offset);
+        if (!memory->coherent[place.device])
+            bl_flush_lines(memory->base[place.device] + place.device_offset, piece,
+                           memory->has_clflushopt);
+        offset += piece, size -= piece;
+    }
+}
+
+/* Everything streamed before is in memory before anything streamed after. */
+#define bl_fence_store(memory) ((void)(memory), bl_store_fence_now())
+
+/* Everything before, invalidations and loads too, is done before anything after. */
+#define bl_fence_full(memory) ((void)(memory), bl_full_fence_now())
+
+/* A check of the protocol: true if condition holds. The simulator can skip it. */
+#define bl_verify(memory, condition) ((void)(memory), (condition))
+
+/* Nanoseconds of a clock of this host alone: hosts never compare clocks. */
+static inline uint64_t bl_now_ns(const bl_memory *memory)
+{
+    struct timespec now;
+    (void)memory;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
+
+/* One turn of a short wait. */
+static inline void bl_pause(const bl_memory *memory)
+{
+    (void)memory;
+    _mm_pause();
+}
+
+/* Give the core away for about ns nanoseconds; 0 offers it to whoever is ready. */
+void bl_nap(const bl_memory *memory, uint64_t ns);
+
+#endif /* BL_SIM */
+
+/* ---- Verbs made of verbs: one body for both builds. */
+
+/* A published line: whole, and on its way out before anything that follows. */
+#define bl_publish_line(memory, offset, line)                                                      \
+    do {                                                                                           \
+        bl_stream_line(memory, offset, line);                                                      \
+        bl_fence_store(memory);                                                                    \
+    } while (0)
+
+/* Drop what this host may hold of a range, after all earlier loads and before all later ones. */
+#define bl_refetch(memory, offset, size)                                                           \
+    do {                                                                                           \
+        bl_fence_full(memory);                                                                     \
+        bl_invalidate(memory, offset, size);                                                       \
+        bl_fence_full(memory);                                                                     \
+    } while (0)
+
+#endif

@@ -1,0 +1,49 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Copyright The Beluga Authors
+ *
+ * The verbs, simulator body: private caches that know nothing of each other (sim_cache.c), hosts
+ * that may be switched at any verb (sim_world.c). Included by coherence.h only.
+ */
+#ifndef BL_COHERENCE_SIM_H
+#define BL_COHERENCE_SIM_H
+
+#define BL_SITE(name)                                                                              \
+    (__extension__({                                                                               \
+        static bl_site site_ __attribute__((section("bl_sites"), used)) = {__FILE__, name,         \
+                                                                           __LINE__, 0};           \
+        &site_;                                                                                    \
+    }))
+
+uint64_t bl_sim_load64(const bl_memory *memory, uint64_t offset, const bl_site *site);
+void bl_sim_load_line(const bl_memory *memory, uint64_t offset, void *line, const bl_site *site);
+void bl_sim_stream(const bl_memory *memory, uint64_t offset, const void *source, uint64_t size,
+                   const bl_site *site);
+void bl_sim_fetch(const bl_memory *memory, uint64_t offset, void *target, uint64_t size,
+                  const bl_site *site);
+void bl_sim_invalidate(const bl_memory *memory, uint64_t offset, uint64_t size,
+                       const bl_site *site);
+void bl_sim_fence_store(const bl_memory *memory, const bl_site *site);
+void bl_sim_fence_full(const bl_memory *memory, const bl_site *site);
+int bl_sim_verify(const bl_memory *memory, int condition, const bl_site *site);
+uint64_t bl_sim_now_ns(const bl_memory *memory);
+void bl_sim_pause(const bl_memory *memory);
+void bl_sim_nap(const bl_memory *memory, uint64_t ns);
+
+#define bl_load64(memory, offset) bl_sim_load64(memory, offset, BL_SITE("load64"))
+#define bl_load_line(memory, offset, line) bl_sim_load_line(memory, offset, line, BL_SITE("load_line"))
+#define bl_stream_line(memory, offset, line) \
+    bl_sim_stream(memory, offset, line, BL_LINE_SIZE, BL_SITE("stream_line"))
+#define bl_stream(memory, offset, source, size) \
+    bl_sim_stream(memory, offset, source, size, BL_SITE("stream"))
+#define bl_fetch(memory, offset, target, size) \
+    bl_sim_fetch(memory, offset, target, size, BL_SITE("fetch"))
+#define bl_invalidate(memory, offset, size) \
+    bl_sim_invalidate(memory, offset, size, BL_SITE("invalidate"))
+#define bl_fence_store(memory) bl_sim_fence_store(memory, BL_SITE("fence_store"))
+#define bl_fence_full(memory) bl_sim_fence_full(memory, BL_SITE("fence_full"))
+#define bl_verify(memory, condition) bl_sim_verify(memory, (condition) != 0, BL_SITE("verify"))
+#define bl_now_ns(memory) bl_sim_now_ns(memory)
+#define bl_pause(memory) bl_sim_pause(memory)
+#define bl_nap(memory, ns) bl_sim_nap(memory, ns)
+
+#endif

@@ -1,0 +1,95 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Copyright The Beluga Authors
+ *
+ * Space: data stripes -> extents -> equal blocks (D8). The server's DRAM only; no pool access, no
+ * clock, no eviction: meta.c decides when to open, empty and close.
+ *
+ * A class is a block size, a multiple of a page, made on first use. An extent is a run of stripes
+ * carved into blocks of one class. A block is free, used, or held: held space may still be written
+ * by a process that is not proven gone, and is given to nobody (quarantine).
+ *
+ * Invariants: extents do not overlap; free + used + held blocks of an extent = block_count; stripes
+ * in no extent are free; low offsets are given first.
+ */
+#ifndef BL_EXTENT_H
+#define BL_EXTENT_H
+
+#include "pool_format.h"
+
+typedef struct bl_extents bl_extents;
+
+/* What an extent looks like from outside. */
+typedef struct bl_extent_view {
+    uint64_t generation;        /* given by the caller, kept for it */
+    uint32_t first_stripe;
+    uint32_t stripe_count;
+    uint32_t block_size;
+    uint32_t block_count;
+    uint32_t free_count;
+    uint32_t held_count;
+} bl_extent_view;
+
+typedef struct bl_extents_stat {
+    uint64_t stripe_count;
+    uint64_t free_stripe_count;
+    uint64_t extent_count;
+    uint64_t class_count;
+    uint64_t used_bytes;        /* block_size of every used block */
+    uint64_t held_bytes;
+} bl_extents_stat;
+
+/* How choosy bl_extents_open is. GOOD: the fewest stripes that waste at most 1 %; if no number up to
+ * BL_EXTENT_STRIPES_MAX does, the one that wastes least; if no free run is that long, the best
+ * part of the longest-fitting run that wastes at most 3 %. ANY: whatever run holds at least one block,
+ * the least wasteful first. */
+enum bl_fit { BL_FIT_GOOD = 1, BL_FIT_ANY = 2 };
+
+/* The page-rounded size of the class that blocks of bytes belong to; 0 if too large (an extent has
+ * at most BL_EXTENT_STRIPES_MAX stripes) or bytes is 0. */
+uint32_t bl_block_size(uint64_t bytes);
+
+/* 0 or -ENOMEM. data_offset: pool offset of stripe 0. */
+int bl_extents_create(bl_extents **out, uint64_t data_offset, uint64_t stripe_count);
+void bl_extents_destroy(bl_extents *extents);
+
+/* A free block of the class, lowest offset first: 0; -EAGAIN: open an extent or empty one first;
+ * used by the caller until bl_extents_give. */
+int bl_extents_take(bl_extents *extents, uint32_t block_size, uint64_t *offset);
+
+/* Make an extent of free stripes: 0; -EAGAIN: no run fits; -E2BIG: BL_CLASS_COUNT_MAX classes are
+ * in use (a class with no extents left is not in use). */
+int bl_extents_open(bl_extents *extents, uint32_t block_size, enum bl_fit fit, uint64_t generation,
+                    bl_extent_view *out);
+
+/* A used block is free again. 0, or -EINVAL: no used block starts there. */
+int bl_extents_give(bl_extents *extents, uint64_t offset);
+
+/* A used block becomes held: 0 or -EINVAL. */
+int bl_extents_hold(bl_extents *extents, uint64_t offset);
+
+/* A held block becomes free: 0 or -EINVAL. */
+int bl_extents_unhold(bl_extents *extents, uint64_t offset);
+
+/* Every free block of every extent becomes held / every held block becomes free (after a takeover,
+ * when nobody knows who still writes where / when all of them are proven gone). */
+void bl_extents_hold_free(bl_extents *extents);
+void bl_extents_unhold_all(bl_extents *extents);
+
+/* The stripes of an extent without used or held blocks are free again: 0, -EBUSY, -EINVAL. */
+int bl_extents_close(bl_extents *extents, uint32_t first_stripe);
+
+/* The extent that has this offset or stripe: 0 or -ENOENT. */
+int bl_extents_at(const bl_extents *extents, uint64_t offset, bl_extent_view *out);
+
+/* The first extent with first_stripe >= stripe: 0 or -ENOENT. To walk over all. */
+int bl_extents_next(const bl_extents *extents, uint64_t stripe, bl_extent_view *out);
+
+/* Recovery: an extent as it was, all blocks free: 0, -EINVAL (nonsense), -EEXIST (overlap), -E2BIG. */
+int bl_extents_adopt(bl_extents *extents, const bl_extent_view *view);
+
+/* Recovery: the block that starts at offset, of this class, is used: 0, -EINVAL, -EEXIST. */
+int bl_extents_claim(bl_extents *extents, uint64_t offset, uint32_t block_size);
+
+void bl_extents_count(const bl_extents *extents, bl_extents_stat *out);
+
+#endif

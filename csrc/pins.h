@@ -1,0 +1,29 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Copyright The Beluga Authors
+ *
+ * Which blocks one session has pinned, and how often. Bounded (D12), so that a session's death can
+ * be undone in bounded time.
+ */
+#ifndef BL_PINS_H
+#define BL_PINS_H
+
+#include <stdint.h>
+
+typedef struct bl_pins bl_pins;
+
+/* For at most block_count_max different blocks at a time: 0 or -ENOMEM. */
+int bl_pins_create(bl_pins **out, uint32_t block_count_max);
+void bl_pins_destroy(bl_pins *pins);
+
+/* One pin more: the block's pins in this session after it, or -ENOSPC. */
+int64_t bl_pins_add(bl_pins *pins, uint32_t block);
+
+/* One pin less: the block's pins in this session after it, or -ENOENT. */
+int64_t bl_pins_remove(bl_pins *pins, uint32_t block);
+
+/* Any pinned block with its count, taken out whole; -1 when there is none. */
+int64_t bl_pins_pop(bl_pins *pins, uint32_t *count);
+
+uint32_t bl_pins_count(const bl_pins *pins);
+
+#endif

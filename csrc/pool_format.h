@@ -1,0 +1,260 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Copyright The Beluga Authors
+ *
+ * The bytes in a pool, written once. C and CUDA include this file; Python reads it through cffi;
+ * FORMAT.md (offsets and sizes) is generated from it; pool_format_check.c freezes it as literals.
+ *
+ * Each device starts with one stripe that holds its superblock. What is left of the devices is the
+ * pool's *linear range*: stripe s of the range lies on device s % device_count when the pool is
+ * interleaved, else device after device (interleave.h). In the linear range, in this order:
+ *
+ *   +--------------------+  0
+ *   | server lines       |  epoch and beat of half 0, of half 1            writer: server of that half
+ *   +--------------------+  BL_CANDIDATE_OFFSET
+ *   | candidate lines    |  one per host, for the election of a server     writer: that host
+ *   +--------------------+  BL_LOBBY_OFFSET
+ *   | lobby              |  per host: request | reply half 0 | reply half 1
+ *   +--------------------+  session_offset
+ *   | session table x 2  |  one line per lane and half                     writer: server of that half
+ *   +--------------------+  lane_offset
+ *   | lanes              |  beat | requests | replies x 2 | bulk in | bulk out x 2, per lane
+ *   +--------------------+  table_offset
+ *   | block table x 2    |  one line (entry) per block and half            writer: server of that half
+ *   +--------------------+  extent_offset
+ *   | extent table x 2   |  one line per data stripe and half              writer: server of that half
+ *   +--------------------+  data_offset (a whole stripe)
+ *   | data stripes       |  payloads                                       writer: holder of the grant
+ *   +--------------------+
+ *
+ * Invariants: integers are little-endian and of fixed width; a place is an offset, never a pointer;
+ * every struct is a whole number of lines; every line has one writer at a time; everything that the
+ * server writes exists twice and epoch N writes half N mod 2 only; reserved bytes are zero.
+ * A line that is polled lies BL_POLL_STRIDE from the next one (adjacent-line prefetch).
+ *
+ * Only what cffi can read may stand here: an include guard, enums, structs. No functions, asserts
+ * or expressions in macros.
+ */
+#ifndef BL_POOL_FORMAT_H
+#define BL_POOL_FORMAT_H
+
+#include <stdint.h>
+
+enum bl_format_constant {
+    BL_FORMAT_VERSION = 1,
+    BL_LINE_SIZE = 64,
+    BL_POLL_STRIDE = 128,
+    BL_PAGE_SIZE = 4096,
+    BL_STRIPE_SIZE = 2 << 20,
+    BL_STRIPE_SHIFT = 21,
+    BL_DEVICE_COUNT_MAX = 64,
+    BL_HOST_COUNT = 64,          /* host numbers are below this */
+    BL_HALF_COUNT = 2,
+    BL_MESSAGE_INLINE_SIZE = 40, /* payload bytes of a one-line message */
+    BL_EXTENT_STRIPES_MAX = 64,
+    BL_CLASS_COUNT_MAX = 64,
+    BL_CHUNK_SIZE = 16 << 10,    /* bytes per checksum where a layout names no chunk of its own */
+    BL_SERVER_STRIDE = 256,      /* epoch line, then beat line at BL_POLL_STRIDE */
+    BL_CANDIDATE_OFFSET = 4096,
+    BL_LOBBY_OFFSET = 16384,
+    BL_LOBBY_STRIDE = 512,
+    BL_LOBBY_END = 16384 + 64 * 512
+};
+
+/* How far a device's memory can be trusted to be seen by others; a property of the device (D2). */
+enum bl_discipline {
+    BL_DISCIPLINE_COHERENT = 1,    /* one host's own memory: flush and invalidate do nothing */
+    BL_DISCIPLINE_NON_COHERENT = 2 /* several hosts: stream and flush out, invalidate before a read */
+};
+
+/* What a pool looks like inside; the same on all of its devices. */
+typedef struct bl_geometry {
+    uint32_t device_count;
+    uint32_t interleaved;       /* 1: stripe by stripe over the devices; 0: device after device */
+    uint64_t device_size;       /* bytes used of each device, its superblock stripe included */
+    uint64_t size;              /* bytes of the linear range */
+    uint32_t lane_count;
+    uint32_t slot_count;        /* slots of a lane; a power of two */
+    uint32_t bulk_size;         /* bytes of each bulk area of a lane; a multiple of a page */
+    uint32_t block_count_max;   /* lines of the block table */
+    uint64_t session_offset;
+    uint64_t lane_offset;
+    uint64_t lane_stride;
+    uint64_t table_offset;
+    uint64_t extent_offset;
+    uint64_t data_offset;
+    uint64_t stripe_count;      /* data stripes */
+    uint64_t reserved[2];
+} bl_geometry;
+
+/* First bytes of every device. Written once, when the pool is created. */
+typedef struct bl_superblock {
+    uint8_t magic[8];           /* "BELUGA\r\n": a text-mode copy shows */
+    uint32_t version;           /* BL_FORMAT_VERSION */
+    uint32_t header_size;       /* of this struct */
+    uint64_t format_hash;       /* of every struct in this file: a program built otherwise refuses */
+    uint8_t pool_id[16];
+    uint32_t device_index;      /* this device's place in the pool, whatever it is called here */
+    uint32_t discipline;        /* bl_discipline of this device */
+    uint32_t sparse;            /* 1: the file's room was not allocated at creation (tests) */
+    uint32_t stripe_size;
+    uint64_t created_s;         /* seconds since 1970, for people */
+    bl_geometry geometry;
+    uint64_t reserved[9];
+    uint32_t reserved_tail;
+    uint32_t check;             /* bl_check of all before it */
+} bl_superblock;
+
+/* Which server speaks. The greater valid epoch of the two halves is the pool's epoch.
+ *
+ *   SERVING --clean stop--> STOPPED          (dies without a word: SERVING, beat stands still)
+ */
+enum bl_server_state { BL_SERVER_SERVING = 1, BL_SERVER_STOPPED = 2 };
+
+typedef struct bl_epoch_line {
+    uint64_t epoch;             /* 1, 2, ...; the server of epoch N writes half N mod 2 */
+    uint64_t boot_id[2];        /* of the server's host */
+    uint64_t nonce;             /* names the server's proof of life on its host */
+    uint32_t host;
+    uint32_t state;             /* bl_server_state */
+    uint32_t pid;               /* for people; never believed */
+    uint32_t reserved[3];
+    uint32_t reserved_tail;
+    uint32_t check;
+} bl_epoch_line;
+
+/* A counter that moves while its writer lives. Beat of the server; beat of a session. */
+typedef struct bl_beat_line {
+    uint64_t count;
+    uint64_t nonce;
+    uint64_t reserved[5];
+    uint32_t reserved_tail;
+    uint32_t check;
+} bl_beat_line;
+
+/* A host asks for a lane, or gives one back. One line per host; its processes take turns under a
+ * lock of their own kernel. A new request is a new sequence number; nothing is ever cleared. */
+enum bl_lobby_operation { BL_LOBBY_ATTACH = 1, BL_LOBBY_DETACH = 2 };
+
+typedef struct bl_lobby_request {
+    uint32_t sequence;
+    uint32_t operation;         /* bl_lobby_operation */
+    uint64_t nonce;             /* the session's name: random, never zero */
+    uint64_t old_nonce;         /* a session that this process had and gives up, or zero */
+    uint64_t boot_id[2];
+    uint32_t host;
+    uint32_t pid;               /* for people; never believed */
+    uint32_t reserved[2];
+    uint32_t check;
+    uint32_t sequence_end;      /* equals sequence in a whole line */
+} bl_lobby_request;
+
+typedef struct bl_lobby_reply {
+    uint32_t sequence;
+    int32_t status;             /* 0 or a negative error */
+    uint64_t nonce;             /* whom this answers */
+    uint64_t epoch;
+    uint64_t boot_id[2];        /* boot that holds this host number */
+    uint32_t lane;
+    uint32_t live_count;        /* sessions of this host number */
+    uint32_t reserved[2];
+    uint32_t check;
+    uint32_t sequence_end;
+} bl_lobby_reply;
+
+/* Who has a lane, as the server saw it: what a successor must account for.
+ *
+ *   FREE --attach--> LIVE --detach, or proof of death--> FREE
+ *                    LIVE --takeover, or beat lost--> DOUBTFUL --proof, or its word--> FREE
+ */
+enum bl_session_state { BL_SESSION_FREE = 0, BL_SESSION_LIVE = 1, BL_SESSION_DOUBTFUL = 2 };
+
+typedef struct bl_session_line {
+    uint64_t nonce;
+    uint64_t boot_id[2];
+    uint32_t host;
+    uint32_t state;             /* bl_session_state */
+    uint64_t epoch;             /* that attached it */
+    uint32_t reserved[5];
+    uint32_t check;
+} bl_session_line;
+
+/* A slot is a request line and its reply line. Request n of a lane stands in slot n % slot_count.
+ *
+ *   free --send, client--> asked --reply, server--> answered --read, client--> free
+ *
+ * No state is stored: "asked" is a request line whose sequence is the one the server expects next,
+ * "answered" a reply line whose sequence is the one the client waits for. Check and both sequences
+ * show a torn line; the check is keyed with the session's nonce, so that a line of a former session
+ * of the lane never passes. A longer message has its bytes in the lane's bulk area, and a
+ * bl_bulk in the payload. */
+enum bl_message_flag { BL_MESSAGE_BULK = 1 };
+
+typedef struct bl_request {
+    uint32_t sequence;
+    uint16_t method;
+    uint8_t flags;              /* bl_message_flag */
+    uint8_t size;               /* payload bytes used */
+    uint32_t epoch;             /* low bits of the epoch that gave the lane */
+    uint32_t reserved;
+    uint8_t payload[BL_MESSAGE_INLINE_SIZE];
+    uint32_t check;
+    uint32_t sequence_end;
+} bl_request;
+
+typedef struct bl_reply {
+    uint32_t sequence;
+    uint16_t reserved;
+    uint8_t flags;
+    uint8_t size;
+    uint32_t epoch;             /* low bits of the server's epoch: clients drop any other */
+    int32_t status;             /* the handler's: 0 or more, or a negative error */
+    uint8_t payload[BL_MESSAGE_INLINE_SIZE];
+    uint32_t check;
+    uint32_t sequence_end;
+} bl_reply;
+
+/* In the payload of a message whose bytes lie in the bulk area. */
+typedef struct bl_bulk {
+    uint32_t size;
+    uint32_t check;             /* bl_crc32c of the bytes */
+} bl_bulk;
+
+/* A block's entry. Valid only if its check is right: a torn or stale line is read again.
+ *
+ *   FREE --commit--> COMMITTED --evict or remove--> FREE      (a granted block has no entry yet)
+ */
+enum bl_entry_state { BL_ENTRY_FREE = 0, BL_ENTRY_COMMITTED = 1 };
+
+typedef struct bl_entry {
+    uint64_t key[2];
+    uint64_t generation;        /* epoch in the high bits; never given twice */
+    uint64_t offset;            /* of the payload in the pool */
+    uint64_t layout;            /* fingerprint of what the bytes mean */
+    uint32_t length;            /* payload bytes; the checksum vector lies behind them */
+    uint32_t chunk_size;        /* payload bytes per checksum; 0: no checksums */
+    uint32_t vector_check;      /* CRC-32C of the checksum vector */
+    uint32_t state;             /* bl_entry_state */
+    uint32_t reserved;
+    uint32_t check;
+} bl_entry;
+
+/* A run of stripes given to one size class; its line stands at its first stripe.
+ *
+ *   FREE --open, before the first grant--> OPEN --emptied--> FREE
+ *
+ * After a crash, what is open and not committed may still be written by someone: quarantine. */
+enum bl_extent_state { BL_EXTENT_FREE = 0, BL_EXTENT_OPEN = 1 };
+
+typedef struct bl_extent_line {
+    uint64_t epoch;             /* that opened it */
+    uint64_t generation;
+    uint32_t first_stripe;
+    uint32_t stripe_count;
+    uint32_t block_size;        /* of the class: a multiple of a page */
+    uint32_t block_count;
+    uint32_t state;             /* bl_extent_state */
+    uint32_t reserved[6];
+    uint32_t check;
+} bl_extent_line;
+
+#endif
