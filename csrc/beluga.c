@@ -37,6 +37,10 @@
 #include "server.c"
 
 /* L4 meta */
+#include "extent.h"
+#include "index.h"
+#include "evict.h"
+#include "pins.h"
 #include "extent.c"
 #include "index.c"
 #include "evict.c"
@@ -48,6 +52,7 @@
 #include "kv.c"
 
 #ifdef BL_SIM
+#include "api_sim.h"
 #include "sim_cache.c"
 #include "sim_world.c"
 #include "sim_paths.c"
