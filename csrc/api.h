@@ -116,8 +116,9 @@ int bl_device_unmap(void *address, uint64_t size);
 int bl_pool_open(const bl_superblock *superblocks, void *const *devices, bl_pool **out);
 void bl_pool_close(bl_pool *pool);
 
-/* Write zeros over all that lies before the data, then the superblocks: the pool is empty. */
-int bl_pool_format(bl_pool *pool, const bl_superblock *superblocks);
+/* Write zeros over all that lies before the data, then the superblocks: the pool is empty. zeroed:
+ * the devices are new files, zero as they are. */
+int bl_pool_format(bl_pool *pool, const bl_superblock *superblocks, uint32_t zeroed);
 
 void bl_pool_geometry(const bl_pool *pool, bl_geometry *out);
 

@@ -1,3 +1,124 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
+ *
+ * Mapping devices, and a pool over mapped devices. Each device is one mapping, whole: a view that
+ * joins the stripes of several devices would cost a mapping per stripe. What may be mapped (kind,
+ * size, permission) has been asked before, by beluga/pool.
  */
+#include <errno.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+
+#include "coherence.h"
+#include "copy.h"
+#include "pool.h"
+
+/* Devdax takes only addresses that are multiples of its page: reserve too much, map inside. */
+int bl_device_map(int fd, uint64_t offset, uint64_t size, void **out)
+{
+    if (size == 0 || size % BL_STRIPE_SIZE != 0 || offset % BL_STRIPE_SIZE != 0)
+        return -EINVAL;
+    uint8_t *room = mmap(NULL, size + BL_STRIPE_SIZE, PROT_NONE,
+                         MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (room == MAP_FAILED)
+        return -errno;
+    size_t head = -(uintptr_t)room % BL_STRIPE_SIZE;
+    uint8_t *address = room + head;
+    if (mmap(address, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, (off_t)offset) ==
+        MAP_FAILED) {
+        int error = errno;
+        munmap(room, size + BL_STRIPE_SIZE);
+        return -error;
+    }
+    if (head > 0)
+        munmap(room, head);
+    munmap(address + size, BL_STRIPE_SIZE - head);
+    /* Wishes: a kernel that knows one of them not still maps the device. Never MADV_NOHUGEPAGE:
+     * devdax faults on every touch after it. */
+    madvise(address, size, MADV_DONTFORK);
+    madvise(address, size, MADV_DONTDUMP);
+    madvise(address, size, MADV_HUGEPAGE);
+    *out = address;
+    return 0;
+}
+
+int bl_device_unmap(void *address, uint64_t size)
+{
+    return munmap(address, size) == 0 ? 0 : -errno;
+}
+
+/* One pool, and this device at its place in it. */
+static int bl_superblock_strange(const bl_superblock *first, const bl_superblock *superblock,
+                                 uint32_t index)
+{
+    return bl_superblock_fault(superblock) != BL_SUPERBLOCK_GOOD ||
+           superblock->device_index != index ||
+           memcmp(superblock->pool_id, first->pool_id, sizeof first->pool_id) != 0 ||
+           memcmp(&superblock->geometry, &first->geometry, sizeof first->geometry) != 0;
+}
+
+int bl_pool_open(const bl_superblock *superblocks, void *const *devices, bl_pool **out)
+{
+    if (bl_superblock_fault(superblocks) != BL_SUPERBLOCK_GOOD)
+        return -EINVAL;
+    const bl_geometry *g = &superblocks->geometry;
+    for (uint32_t i = 0; i < g->device_count; i++)
+        if (bl_superblock_strange(superblocks, superblocks + i, i))
+            return -EINVAL;
+    bl_pool *pool = calloc(1, sizeof *pool);
+    if (pool == NULL)
+        return -ENOMEM;
+    pool->geometry = *g;
+    memcpy(pool->pool_id, superblocks->pool_id, sizeof pool->pool_id);
+    pool->memory.map = bl_interleave_make(g->device_count, g->device_size, g->interleaved);
+    pool->memory.size = g->size;
+    pool->memory.has_clflushopt = (bl_cpu_features() & BL_CPU_CLFLUSHOPT) != 0;
+    for (uint32_t i = 0; i < g->device_count; i++) {
+        pool->memory.base[i] = devices[i];
+        pool->memory.coherent[i] = superblocks[i].discipline == BL_DISCIPLINE_COHERENT;
+    }
+    *out = pool;
+    return 0;
+}
+
+void bl_pool_close(bl_pool *pool)
+{
+    free(pool);
+}
+
+static void bl_superblock_write(uint8_t *device, const bl_superblock *superblock)
+{
+    bl_copy_stream(device, superblock, sizeof *superblock);
+    bl_drop(device, sizeof *superblock);
+}
+
+/* A crash in here leaves a pool that nobody opens: superblocks go first and come back last. */
+int bl_pool_format(bl_pool *pool, const bl_superblock *superblocks, uint32_t zeroed)
+{
+    static const bl_superblock no_superblock;
+    static const uint8_t zeros[64 << 10] __attribute__((aligned(BL_LINE_SIZE)));
+    const bl_memory *memory = &pool->memory;
+    _Static_assert(BL_STRIPE_SIZE % sizeof zeros == 0, "data_offset is whole pieces of zeros");
+    for (uint32_t i = 0; i < pool->geometry.device_count; i++)
+        bl_superblock_write(memory->base[i], &no_superblock);
+    if (!zeroed)
+        for (uint64_t at = 0; at < pool->geometry.data_offset; at += sizeof zeros)
+            bl_stream(memory, at, zeros, sizeof zeros);
+    bl_fence_store(memory);
+    for (uint32_t i = 0; i < pool->geometry.device_count; i++)
+        bl_superblock_write(memory->base[i], superblocks + i);
+    return 0;
+}
+
+void bl_pool_geometry(const bl_pool *pool, bl_geometry *out)
+{
+    *out = pool->geometry;
+}
+
+void *bl_pool_address(const bl_pool *pool, uint64_t offset)
+{
+    if (offset >= pool->memory.size)
+        return NULL;
+    bl_place place = bl_interleave_place(&pool->memory.map, offset);
+    return pool->memory.base[place.device] + place.device_offset;
+}

@@ -2,7 +2,7 @@
  * Copyright The Beluga Authors
  *
  * A pool in this process: devices mapped, geometry known, every field of a superblock believed only
- * after bl_superblock_reason has passed it. Opening files, sysfs and permissions are Python's
+ * after bl_superblock_fault has passed it. Opening files, sysfs and permissions are Python's
  * (beluga/pool); here are the bytes.
  */
 #ifndef BL_POOL_H

@@ -101,7 +101,7 @@ typedef struct bl_superblock {
     bl_geometry geometry;
     uint64_t reserved[9];
     uint32_t reserved_tail;
-    uint32_t check;             /* bl_check of all before it */
+    uint32_t check;             /* bl_crc32c of all before it */
 } bl_superblock;
 
 /* Which server speaks. The greater valid epoch of the two halves is the pool's epoch.
