@@ -125,4 +125,96 @@ void bl_pool_geometry(const bl_pool *pool, bl_geometry *out);
 /* The address of offset, valid to the end of its stripe; NULL outside the pool. */
 void *bl_pool_address(const bl_pool *pool, uint64_t offset);
 
+/* ---- L3 rpc. directory: the pool's runtime directory on this host. */
+
+/* A request as a handler sees it: private copies, valid until it returns. */
+typedef struct bl_call {
+    const uint8_t *request;
+    uint8_t *reply;
+    uint32_t request_size;
+    uint32_t reply_capacity;
+    uint32_t reply_size;        /* set by the handler */
+    uint32_t lane;
+    uint32_t method;
+} bl_call;
+
+/* 0 or more: the call's status; a negative error reaches the caller, too. */
+typedef int (*bl_handler)(void *context, bl_call *call);
+
+typedef struct bl_server bl_server;
+
+typedef struct bl_server_stat {
+    uint64_t epoch;
+    uint64_t call_count;
+    uint64_t error_count;       /* calls answered with an error */
+    uint64_t torn_count;        /* request lines that were not whole */
+    uint64_t attach_count;
+    uint64_t end_count;         /* sessions ended, for whatever reason */
+    uint32_t live_count;        /* sessions now */
+    uint32_t inherited_count;   /* sessions of earlier epochs not yet proven gone */
+} bl_server_stat;
+
+int bl_server_create(const bl_pool *pool, const char *directory, uint32_t host, bl_server **out);
+void bl_server_destroy(bl_server *server);
+int bl_server_handle_method(bl_server *server, uint32_t method, bl_handler handler, void *context);
+
+/* Become the pool's server, of lanes only: 0, or -BL_ERROR_SERVER_ALIVE. declared_gone: an operator
+ * says that every earlier server can write no more. */
+int bl_server_serve_lanes(bl_server *server, int declared_gone);
+
+/* Serve until bl_server_stop (from any thread): 0, or -BL_ERROR_DEPOSED. */
+int bl_server_run(bl_server *server);
+void bl_server_stop(bl_server *server);
+void bl_server_describe(const bl_server *server, bl_server_stat *out);
+
+typedef struct bl_session bl_session;
+
+typedef struct bl_session_stat {
+    uint64_t epoch;
+    uint64_t nonce;
+    uint64_t call_count;
+    uint64_t reattach_count;
+    uint32_t lane;
+    uint32_t reserved;
+} bl_session_stat;
+
+/* Attach: 0, -BL_ERROR_NO_SERVER, _NO_LANE, _HOST_CLASH, _TIMEOUT or -errno. */
+int bl_session_open(const bl_pool *pool, const char *directory, uint32_t host, uint64_t timeout_ns,
+                    bl_session **out);
+void bl_session_close(bl_session *session);
+
+/* To be called in a forked child, for each session of the parent. */
+void bl_session_forked(bl_session *session);
+void bl_session_describe(const bl_session *session, bl_session_stat *out);
+
+typedef struct bl_message {
+    const uint8_t *request;
+    uint8_t *reply;
+    uint32_t *reply_size;       /* set when the call returns 0 or more */
+    uint32_t request_size;
+    uint32_t reply_capacity;
+    uint32_t method;
+} bl_message;
+
+/* One call: the handler's status, or a negative error. */
+int bl_session_call(bl_session *session, const bl_message *message, uint64_t timeout_ns);
+
+/* Many short calls of one method, up to depth of them out at a time. */
+typedef struct bl_pump {
+    const uint8_t *requests;    /* count * size bytes */
+    uint8_t *replies;           /* count * size bytes, or NULL */
+    uint64_t *latencies_ns;     /* count, or NULL: from sending a call to taking its reply */
+    uint64_t count;
+    uint32_t size;              /* of each request, at most BL_MESSAGE_INLINE_SIZE */
+    uint32_t depth;
+    uint32_t method;
+    uint32_t reserved;
+} bl_pump;
+
+/* 0, the worst status of a handler, or -BL_ERROR_TIMEOUT: no reply for that long. */
+int bl_session_pump(bl_session *session, const bl_pump *pump, uint64_t timeout_ns);
+
+/* A handler that sends the request back. */
+int bl_echo_handler(void *context, bl_call *call);
+
 #endif

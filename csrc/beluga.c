@@ -30,11 +30,18 @@
 #include "pool.c"
 
 /* L3 rpc */
+#include "line.h"
 #include "message.h"
+#include "epoch.h"
+#include "wait.h"
 #include "proof.c"
+#include "beat.c"
 #include "lobby.c"
 #include "lane.c"
+#include "session.c"
+#include "house.c"
 #include "server.c"
+#include "takeover.c"
 
 /* L4 meta */
 #include "extent.h"

@@ -1,3 +1,44 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
+ *
+ * One line, one message (D3): building a line that proves itself, and believing one. Pure; works on
+ * private copies. The check is keyed with the session's nonce, so what a former session of a lane
+ * left behind, or one that was taken for dead still writes, is not a message.
  */
+#ifndef BL_MESSAGE_H
+#define BL_MESSAGE_H
+
+#include "line.h"
+
+static inline void bl_request_seal(bl_request *request, uint32_t sequence, uint64_t nonce)
+{
+    request->sequence = sequence;
+    request->sequence_end = sequence;
+    request->check = bl_message_check(request, nonce);
+}
+
+static inline int bl_request_whole(const bl_request *request, uint64_t nonce)
+{
+    return request->sequence == request->sequence_end &&
+           request->check == bl_message_check(request, nonce);
+}
+
+static inline void bl_reply_seal(bl_reply *reply, uint32_t sequence, uint64_t nonce)
+{
+    reply->sequence = sequence;
+    reply->sequence_end = sequence;
+    reply->check = bl_message_check(reply, nonce);
+}
+
+static inline int bl_reply_whole(const bl_reply *reply, uint64_t nonce)
+{
+    return reply->sequence == reply->sequence_end &&
+           reply->check == bl_message_check(reply, nonce);
+}
+
+/* Lines that end in their check: epochs, beats, sessions, entries, extents. The key is the place's
+ * own number, so that a line copied to another place does not pass. */
+#define bl_table_seal(line, key) ((line)->check = bl_table_check(line, key))
+#define bl_table_whole(line, key) ((line)->check == bl_table_check(line, key))
+
+#endif

@@ -1,3 +1,122 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
+ *
+ * Proof of life by file locks: see proof.h.
  */
+#include "proof.h"
+
+#ifndef BL_SIM
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/file.h>
+#include <sys/random.h>
+#include <unistd.h>
+
+static int bl_proof_open(const char *directory, uint64_t nonce, int flags)
+{
+    char path[BL_PATH_SIZE];
+    int size = snprintf(path, sizeof path, "%s/alive-%016llx", directory,
+                        (unsigned long long)nonce);
+    if (size < 0 || (size_t)size >= sizeof path)
+        return -ENAMETOOLONG;
+    int descriptor = open(path, flags | O_RDWR | O_CLOEXEC | O_NOFOLLOW, 0660);
+    return descriptor < 0 ? -errno : descriptor;
+}
+
+int bl_proof_hold(const bl_memory *memory, const char *directory, uint64_t nonce)
+{
+    (void)memory;
+    int descriptor = bl_proof_open(directory, nonce, O_CREAT | O_EXCL);
+    if (descriptor < 0)
+        return descriptor;
+    if (flock(descriptor, LOCK_EX | LOCK_NB) < 0) {
+        int error = errno;
+        close(descriptor);
+        return -error;
+    }
+    return descriptor;
+}
+
+int bl_proof_watch(const bl_memory *memory, const char *directory, uint64_t nonce)
+{
+    (void)memory;
+    return bl_proof_open(directory, nonce, 0);
+}
+
+int bl_proof_gone(const bl_memory *memory, int descriptor)
+{
+    (void)memory;
+    return flock(descriptor, LOCK_EX | LOCK_NB) == 0;
+}
+
+void bl_proof_end(const bl_memory *memory, const char *directory, uint64_t nonce, int descriptor,
+                  int remove)
+{
+    (void)memory;
+    char path[BL_PATH_SIZE];
+    int size = snprintf(path, sizeof path, "%s/alive-%016llx", directory,
+                        (unsigned long long)nonce);
+    if (remove && size > 0 && (size_t)size < sizeof path)
+        unlink(path);
+    if (descriptor >= 0)
+        close(descriptor);
+}
+
+int bl_host_lock(const bl_memory *memory, const char *directory, const char *name)
+{
+    (void)memory;
+    char path[BL_PATH_SIZE];
+    int size = snprintf(path, sizeof path, "%s/%s", directory, name);
+    if (size < 0 || (size_t)size >= sizeof path)
+        return -ENAMETOOLONG;
+    int descriptor = open(path, O_CREAT | O_RDWR | O_CLOEXEC | O_NOFOLLOW, 0660);
+    if (descriptor < 0)
+        return -errno;
+    if (flock(descriptor, LOCK_EX | LOCK_NB) == 0)
+        return descriptor;
+    int error = errno == EWOULDBLOCK ? EAGAIN : errno;
+    close(descriptor);
+    return -error;
+}
+
+void bl_host_unlock(const bl_memory *memory, int descriptor)
+{
+    (void)memory;
+    close(descriptor);
+}
+
+int bl_boot_id(const bl_memory *memory, uint64_t boot_id[2])
+{
+    (void)memory;
+    char text[64] = {0}, hex[33] = {0};
+    int descriptor = open("/proc/sys/kernel/random/boot_id", O_RDONLY | O_CLOEXEC);
+    if (descriptor < 0)
+        return -errno;
+    ssize_t size = read(descriptor, text, sizeof text - 1);
+    close(descriptor);
+    int count = 0;
+    for (ssize_t i = 0; i < size && count < 32; i++)
+        if (text[i] != '-' && text[i] != '\n')
+            hex[count++] = text[i];
+    if (count != 32)
+        return -EIO;
+    boot_id[1] = strtoull(hex + 16, NULL, 16);
+    hex[16] = 0;
+    boot_id[0] = strtoull(hex, NULL, 16);
+    return 0;
+}
+
+uint64_t bl_new_nonce(const bl_memory *memory)
+{
+    (void)memory;
+    uint64_t nonce = 0;
+    while (nonce == 0)
+        if (getrandom(&nonce, sizeof nonce, 0) != sizeof nonce)
+            nonce = 0;
+    return nonce;
+}
+
+#endif

@@ -1,3 +1,229 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
+ *
+ * The poll loop. It runs without Python's lock and never enters Python, except for handlers that
+ * were registered from there.
+ *
+ * A round, over all live lanes:
+ *   1  invalidate the next window of request lines of every lane; one full fence
+ *   2  copy the lines that have arrived, in order, at most BL_QUANTUM of a lane; a line is believed
+ *      if its sequence is the expected one and its check holds, and is never looked at again (D13)
+ *   3  run the handlers; what they stream into the pool is fenced before
+ *   4  the replies are streamed; one fence sends them off
+ * A lane's window doubles while all its lines had arrived and follows what was found otherwise.
  */
+#include "server.h"
+
+#include <errno.h>
+#include <stdlib.h>
+
+enum {
+    BL_ROUND_WINDOW_MAX = BL_QUANTUM,
+    BL_IDLE_SPIN_NS = 50 * 1000,        /* idle so long: offer the core */
+    BL_IDLE_YIELD_NS = 1000 * 1000,     /* and so long: nap; a nap plus a round must stay < 1 ms */
+    BL_IDLE_NAP_NS = 200 * 1000,
+    BL_ROUNDS_PER_CLOCK = 32
+};
+
+static uint32_t bl_server_slot(const bl_server *server, uint32_t sequence)
+{
+    return sequence & (server->pool->geometry.slot_count - 1);
+}
+
+static uint64_t bl_server_request_offset(const bl_server *server, uint32_t lane, uint32_t sequence)
+{
+    return bl_request_offset(&server->pool->geometry, lane, bl_server_slot(server, sequence));
+}
+
+/* Copy a lane's requests that have arrived: their number. Its window has been invalidated. */
+static uint32_t bl_lane_gather(bl_server *server, uint32_t number)
+{
+    const bl_memory *memory = &server->pool->memory;
+    bl_lane *lane = &server->lanes[number];
+    uint32_t ready = 0;
+    for (; ready < lane->window; ready++) {
+        bl_request *request = &server->requests[ready];
+        uint32_t sequence = lane->next + ready;
+        /* SYNC lane.request: pairs with bl_lane_send() */
+        bl_load_line(memory, bl_server_request_offset(server, number, sequence), request);
+        if (request->sequence != sequence)
+            break;
+        if (!bl_verify(memory, bl_request_whole(request, lane->nonce))) {
+            server->stat.torn_count++; /* half arrived, or a former session's: look again later */
+            break;
+        }
+    }
+    if (ready == lane->window)
+        lane->window = lane->window * 2 < BL_ROUND_WINDOW_MAX ? lane->window * 2
+                                                              : BL_ROUND_WINDOW_MAX;
+    else
+        lane->window = ready + 1;
+    return ready;
+}
+
+/* The bytes of a long request, copied once: 0 or an error. */
+static int bl_bulk_take(bl_server *server, uint32_t lane, const bl_request *request, bl_call *call)
+{
+    const bl_memory *memory = &server->pool->memory;
+    bl_bulk bulk;
+    if (request->size != sizeof bulk)
+        return -BL_ERROR_BAD_REQUEST;
+    memcpy(&bulk, request->payload, sizeof bulk);
+    if (bulk.size > server->pool->geometry.bulk_size)
+        return -BL_ERROR_BAD_REQUEST;
+    uint64_t offset = bl_bulk_in_offset(&server->pool->geometry, lane);
+    bl_refetch(memory, offset, bulk.size); /* after the look at the line, before the copy */
+    bl_fetch(memory, offset, server->bulk_in, bulk.size); /* SYNC lane.bulk_in */
+    if (!bl_verify(memory, bl_crc32c(0, server->bulk_in, bulk.size) == bulk.check))
+        return -BL_ERROR_BAD_REQUEST;
+    call->request = server->bulk_in;
+    call->request_size = bulk.size;
+    return 0;
+}
+
+/* Put a handler's long answer into the lane's bulk area. */
+static void bl_bulk_answer(bl_server *server, uint32_t lane, const bl_call *call, bl_reply *reply)
+{
+    uint32_t lines = (call->reply_size + BL_LINE_SIZE - 1) / BL_LINE_SIZE;
+    memset(call->reply + call->reply_size, 0, lines * BL_LINE_SIZE - call->reply_size);
+    bl_stream(&server->pool->memory,
+              bl_bulk_out_offset(&server->pool->geometry, lane, server->half), call->reply,
+              (uint64_t)lines * BL_LINE_SIZE); /* SYNC lane.bulk_out; fenced with the round */
+    bl_bulk bulk = {call->reply_size, bl_crc32c(0, call->reply, call->reply_size)};
+    reply->flags = BL_MESSAGE_BULK;
+    reply->size = sizeof bulk;
+    memcpy(reply->payload, &bulk, sizeof bulk);
+}
+
+/* Run one request's handler and make its reply. */
+static void bl_server_handle(bl_server *server, uint32_t lane, const bl_request *request,
+                             bl_reply *reply)
+{
+    bl_call call = {
+        .request = request->payload,
+        .request_size = request->size,
+        .reply = server->bulk_out,
+        .reply_capacity = server->pool->geometry.bulk_size,
+        .lane = lane,
+        .method = request->method,
+    };
+    int status = 0;
+    if (request->flags & BL_MESSAGE_BULK)
+        status = bl_bulk_take(server, lane, request, &call);
+    else if (request->size > BL_MESSAGE_INLINE_SIZE)
+        status = -BL_ERROR_BAD_REQUEST;
+    if (status == 0 &&
+        (request->method >= BL_METHOD_COUNT || !server->handlers[request->method].run))
+        status = -BL_ERROR_NO_METHOD;
+    if (status == 0) {
+        status = server->handlers[request->method].run(server->handlers[request->method].context,
+                                                       &call);
+        if (call.reply_size > call.reply_capacity)
+            status = -BL_ERROR_HANDLER, call.reply_size = 0;
+    }
+    if (status < 0)
+        server->stat.error_count++;
+    *reply = (bl_reply){.epoch = (uint32_t)server->epoch, .status = status};
+    if (call.reply_size > BL_MESSAGE_INLINE_SIZE) {
+        bl_bulk_answer(server, lane, &call, reply);
+    } else {
+        reply->size = (uint8_t)call.reply_size;
+        memcpy(reply->payload, call.reply, call.reply_size);
+    }
+}
+
+/* Serve what bl_lane_gather() found. */
+static void bl_lane_answer(bl_server *server, uint32_t number, uint32_t ready)
+{
+    const bl_memory *memory = &server->pool->memory;
+    bl_lane *lane = &server->lanes[number];
+    for (uint32_t i = 0; i < ready; i++)
+        bl_server_handle(server, number, &server->requests[i], &server->replies[i]);
+    bl_fence_store(memory); /* entries, extents and bulk are out before a reply speaks of them */
+    for (uint32_t i = 0; i < ready; i++) {
+        uint32_t sequence = lane->next + i;
+        bl_reply_seal(&server->replies[i], sequence, lane->nonce);
+        bl_stream_line(memory,
+                       bl_reply_offset(&server->pool->geometry, number, server->half,
+                                       bl_server_slot(server, sequence)),
+                       &server->replies[i]); /* SYNC lane.reply: pairs with bl_lane_take() */
+    }
+    bl_fence_store(memory); /* off they go: somebody waits */
+    lane->next += ready;
+    server->stat.call_count += ready;
+}
+
+uint32_t bl_server_round(bl_server *server)
+{
+    const bl_memory *memory = &server->pool->memory;
+    uint32_t served = 0;
+    for (uint32_t i = 0; i < server->live_count; i++) {
+        uint32_t number = server->live[i];
+        const bl_lane *lane = &server->lanes[number];
+        for (uint32_t k = 0; k < lane->window; k++)
+            bl_invalidate(memory, bl_server_request_offset(server, number, lane->next + k),
+                          BL_LINE_SIZE);
+    }
+    bl_fence_full(memory); /* the loads below must not be older than the invalidations */
+    for (uint32_t i = 0; i < server->live_count; i++) {
+        uint32_t number = server->live[i];
+        uint32_t ready = bl_lane_gather(server, number);
+        if (ready > 0)
+            bl_lane_answer(server, number, ready);
+        served += ready;
+    }
+    return served;
+}
+
+int bl_server_run(bl_server *server)
+{
+    const bl_memory *memory = &server->pool->memory;
+    uint64_t busy_ns = bl_now_ns(memory), now = busy_ns;
+    uint32_t rounds = 0, busy = 0;
+    while (!bl_shared_load(&server->stop)) {
+        uint32_t served = bl_server_round(server);
+        uint64_t idle_ns = now - busy_ns;
+        busy |= served;
+        if (busy == 0 && idle_ns >= BL_IDLE_SPIN_NS)
+            bl_nap(memory, idle_ns < BL_IDLE_YIELD_NS ? 0 : BL_IDLE_NAP_NS);
+        else if (++rounds % BL_ROUNDS_PER_CLOCK)
+            continue; /* the clock and the house wait while there is work */
+        now = bl_now_ns(memory);
+        if (busy > 0)
+            busy_ns = now;
+        busy = 0;
+        int status = bl_house_keep(server, now);
+        if (status < 0)
+            return status;
+    }
+    return 0;
+}
+
+void bl_server_stop(bl_server *server) { bl_shared_store(&server->stop, 1); }
+
+int bl_server_handle_method(bl_server *server, uint32_t method, bl_handler handler, void *context)
+{
+    if (method >= BL_METHOD_COUNT)
+        return -EINVAL;
+    server->handlers[method].run = handler;
+    server->handlers[method].context = context;
+    return 0;
+}
+
+int bl_echo_handler(void *context, bl_call *call)
+{
+    (void)context;
+    if (call->request_size > call->reply_capacity)
+        return -BL_ERROR_BAD_REQUEST;
+    memcpy(call->reply, call->request, call->request_size);
+    call->reply_size = call->request_size;
+    return 0;
+}
+
+void bl_server_describe(const bl_server *server, bl_server_stat *out)
+{
+    *out = server->stat;
+    out->epoch = server->epoch;
+    out->live_count = server->live_count;
+    out->inherited_count = server->inherited_count;
+}

@@ -1,0 +1,231 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Copyright The Beluga Authors
+ *
+ * What the server does besides serving: gives and takes lanes in the lobby, finds out which sessions
+ * ended, and makes sure that it still speaks for the pool.
+ *
+ * A session ends GONE when its process said so (detach, or a new attachment that gives the old nonce
+ * up), when its proof of life is free, or when its host number comes back under another boot. It
+ * ends DOUBTFUL when all that can be said is that its beat stood still: its lane is not given to
+ * anybody until GONE follows (D7).
+ */
+#include "server.h"
+
+#include <errno.h>
+
+enum {
+    BL_HOUSE_PERIOD_NS = 100 * 1000,
+    BL_PROOF_PERIOD_NS = 20 * 1000 * 1000
+};
+
+/* Longer than an int can say in nanoseconds. */
+#define BL_BEAT_LOST_NS 5000000000ull
+
+int bl_server_still(const bl_server *server)
+{
+    bl_epoch_line line;
+    bl_epoch_read(server->pool, &line);
+    return bl_verify(&server->pool->memory, line.epoch == server->epoch) ? 0 : -BL_ERROR_DEPOSED;
+}
+
+void bl_house_write(bl_server *server, uint32_t number)
+{
+    const bl_lane *lane = &server->lanes[number];
+    bl_session_line line = {
+        .nonce = lane->nonce,
+        .boot_id = {lane->boot_id[0], lane->boot_id[1]},
+        .host = lane->host,
+        .state = lane->state,
+        .epoch = lane->epoch,
+    };
+    bl_table_seal(&line, number);
+    /* SYNC session.line: pairs with bl_takeover_inherit() */
+    bl_publish_line(&server->pool->memory,
+                    bl_session_offset(&server->pool->geometry, number, server->half), &line);
+}
+
+static void bl_live_remove(bl_server *server, uint32_t number)
+{
+    for (uint32_t i = 0; i < server->live_count; i++)
+        if (server->live[i] == number) {
+            server->live[i] = server->live[--server->live_count];
+            return;
+        }
+}
+
+/* Tell the host what its lobby reply says of it now. */
+static void bl_lobby_publish(bl_server *server, uint32_t host)
+{
+    bl_lobby_reply *reply = &server->lobby[host];
+    reply->live_count = 0;
+    for (uint32_t i = 0; i < server->live_count; i++)
+        reply->live_count += server->lanes[server->live[i]].host == host;
+    reply->sequence_end = reply->sequence;
+    reply->epoch = server->epoch;
+    reply->check = bl_message_check(reply, 0);
+    /* SYNC lobby.reply: pairs with bl_lobby_reply_read() */
+    bl_publish_line(&server->pool->memory, bl_lobby_reply_offset(host, server->half), reply);
+}
+
+void bl_house_end(bl_server *server, uint32_t number, enum bl_end end)
+{
+    bl_lane *lane = &server->lanes[number];
+    int inherited = lane->epoch != server->epoch;
+    if (lane->state == BL_SESSION_LIVE)
+        bl_live_remove(server, number);
+    if (!inherited)
+        server->hooks.ended(server->hooks.context, number, end);
+    lane->state = end == BL_END_GONE ? BL_SESSION_FREE : BL_SESSION_DOUBTFUL;
+    server->stat.end_count++;
+    if (end == BL_END_GONE) {
+        bl_proof_end(&server->pool->memory, server->directory, lane->nonce, lane->proof, 1);
+        lane->proof = -1;
+        if (inherited && --server->inherited_count == 0)
+            server->hooks.settled(server->hooks.context);
+    }
+    bl_house_write(server, number);
+    bl_lobby_publish(server, lane->host);
+}
+
+static int64_t bl_lane_of(const bl_server *server, uint64_t nonce)
+{
+    for (uint32_t i = 0; i < server->pool->geometry.lane_count; i++)
+        if (server->lanes[i].state != BL_SESSION_FREE && server->lanes[i].nonce == nonce)
+            return i;
+    return -1;
+}
+
+/* Another machine under this host number: alive, or an earlier boot whose sessions are over. */
+static int bl_lobby_clash_check(bl_server *server, const bl_lobby_request *request, uint64_t now_ns)
+{
+    for (uint32_t i = 0; i < server->pool->geometry.lane_count; i++) {
+        const bl_lane *lane = &server->lanes[i];
+        if (lane->state == BL_SESSION_FREE || lane->host != request->host ||
+            (lane->boot_id[0] == request->boot_id[0] && lane->boot_id[1] == request->boot_id[1]))
+            continue;
+        if (lane->state == BL_SESSION_LIVE && now_ns - lane->beat_seen_ns < BL_BEAT_LOST_NS)
+            return -BL_ERROR_HOST_CLASH;
+        bl_house_end(server, i, BL_END_GONE);
+    }
+    return 0;
+}
+
+/* A lane for a nonce: its number, or an error. Asked twice, it gives the same. */
+static int64_t bl_lobby_give(bl_server *server, const bl_lobby_request *request, uint64_t now_ns)
+{
+    const bl_memory *memory = &server->pool->memory;
+    int64_t old = request->old_nonce ? bl_lane_of(server, request->old_nonce) : -1;
+    if (old >= 0)
+        bl_house_end(server, (uint32_t)old, BL_END_GONE);
+    int64_t known = bl_lane_of(server, request->nonce);
+    if (known >= 0)
+        return server->lanes[known].state == BL_SESSION_LIVE ? known : -BL_ERROR_SESSION_LOST;
+    int status = bl_lobby_clash_check(server, request, now_ns);
+    if (status < 0)
+        return status;
+    uint32_t number = 0, count = server->pool->geometry.lane_count;
+    while (number < count && server->lanes[number].state != BL_SESSION_FREE)
+        number++;
+    if (number == count)
+        return -BL_ERROR_NO_LANE;
+    int here = request->boot_id[0] == server->boot_id[0] &&
+               request->boot_id[1] == server->boot_id[1];
+    server->lanes[number] = (bl_lane){
+        .nonce = request->nonce,
+        .boot_id = {request->boot_id[0], request->boot_id[1]},
+        .epoch = server->epoch,
+        .beat_seen_ns = now_ns,
+        .host = request->host,
+        .state = BL_SESSION_LIVE,
+        .next = 1,
+        .window = 1,
+        .proof = here ? bl_proof_watch(memory, server->directory, request->nonce) : -ENOENT,
+    };
+    server->live[server->live_count++] = number;
+    server->stat.attach_count++;
+    bl_house_write(server, number); /* a successor must know of it before the client does */
+    return number;
+}
+
+static void bl_lobby_serve(bl_server *server, const bl_lobby_request *request, uint64_t now_ns)
+{
+    int64_t lane = -BL_ERROR_BAD_REQUEST;
+    if (request->operation == BL_LOBBY_ATTACH && request->nonce != 0) {
+        lane = bl_lobby_give(server, request, now_ns);
+    } else if (request->operation == BL_LOBBY_DETACH) {
+        lane = bl_lane_of(server, request->nonce);
+        if (lane >= 0)
+            bl_house_end(server, (uint32_t)lane, BL_END_GONE);
+        lane = 0;
+    }
+    bl_lobby_reply *reply = &server->lobby[request->host];
+    *reply = (bl_lobby_reply){
+        .sequence = request->sequence,
+        .status = lane < 0 ? (int32_t)lane : 0,
+        .nonce = request->nonce,
+        .lane = lane < 0 ? 0 : (uint32_t)lane,
+        .boot_id = {request->boot_id[0], request->boot_id[1]},
+    };
+    bl_lobby_publish(server, request->host);
+}
+
+void bl_lobby_look(bl_server *server, int serve, uint64_t now_ns)
+{
+    const bl_memory *memory = &server->pool->memory;
+    for (uint32_t host = 0; host < BL_HOST_COUNT; host++)
+        bl_invalidate(memory, bl_lobby_request_offset(host), BL_LINE_SIZE);
+    bl_fence_full(memory);
+    for (uint32_t host = 0; host < BL_HOST_COUNT; host++) {
+        bl_lobby_request request;
+        /* SYNC lobby.request: pairs with bl_lobby_ask() */
+        bl_load_line(memory, bl_lobby_request_offset(host), &request);
+        if (request.sequence == server->lobby_seen[host] ||
+            !bl_verify(memory, request.sequence == request.sequence_end &&
+                                   request.check == bl_message_check(&request, 0)) ||
+            request.host != host)
+            continue;
+        server->lobby_seen[host] = request.sequence;
+        if (serve)
+            bl_lobby_serve(server, &request, now_ns);
+    }
+}
+
+/* Who is proven gone, and whose beat stands still? */
+static void bl_house_watch(bl_server *server, uint64_t now_ns)
+{
+    const bl_memory *memory = &server->pool->memory;
+    const bl_geometry *g = &server->pool->geometry;
+    for (uint32_t i = 0; i < server->live_count; i++)
+        bl_invalidate(memory, bl_lane_offset(g, server->live[i]), BL_LINE_SIZE);
+    bl_fence_full(memory);
+    for (uint32_t i = 0; i < g->lane_count; i++) {
+        bl_lane *lane = &server->lanes[i];
+        if (lane->state == BL_SESSION_FREE)
+            continue;
+        if (lane->proof >= 0) {
+            if (bl_proof_gone(memory, lane->proof))
+                bl_house_end(server, i, BL_END_GONE);
+            continue;
+        }
+        if (lane->state != BL_SESSION_LIVE)
+            continue;
+        uint64_t count = bl_beat_read(memory, bl_lane_offset(g, i), lane->nonce);
+        if (count > lane->beat_count)
+            lane->beat_count = count, lane->beat_seen_ns = now_ns;
+        else if (now_ns - lane->beat_seen_ns > BL_BEAT_LOST_NS)
+            bl_house_end(server, i, BL_END_DOUBTFUL);
+    }
+}
+
+int bl_house_keep(bl_server *server, uint64_t now_ns)
+{
+    if (now_ns - server->house_ns < BL_HOUSE_PERIOD_NS)
+        return 0;
+    server->house_ns = now_ns;
+    bl_lobby_look(server, 1, now_ns);
+    if (now_ns - server->proof_ns < BL_PROOF_PERIOD_NS)
+        return 0;
+    server->proof_ns = now_ns;
+    bl_house_watch(server, now_ns);
+    return bl_server_still(server);
+}

@@ -1,0 +1,111 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Copyright The Beluga Authors
+ *
+ * The server's end: it owns all metadata, one at a time, numbered by its epoch (D5).
+ *
+ *   create --> take (takeover.c: a new epoch) --> rounds (server.c) --> release
+ *
+ * A round looks into all live lanes with one fence, hands the requests to handlers, and sends the
+ * replies with one fence. Every so often it keeps house (house.c): lobby, beats, proofs, epoch.
+ *
+ * Layers above take part through bl_server_hooks and handlers; this layer knows nothing of blocks.
+ */
+#ifndef BL_SERVER_H
+#define BL_SERVER_H
+
+#include "api.h"
+#include "beat.h"
+#include "epoch.h"
+#include "proof.h"
+#include "wait.h"
+
+enum {
+    BL_METHOD_COUNT = 256,
+    BL_QUANTUM = 64             /* requests of one lane served in a round */
+};
+
+/* What the server knows of a lane's session. States as in pool_format.h. */
+typedef struct bl_lane {
+    uint64_t nonce;
+    uint64_t boot_id[2];
+    uint64_t epoch;             /* that attached the session */
+    uint64_t beat_count;
+    uint64_t beat_seen_ns;      /* when beat_count was last seen to move */
+    uint32_t host;
+    uint32_t state;
+    uint32_t next;              /* sequence of the next request */
+    uint32_t window;            /* request lines looked at together */
+    uint32_t ready;             /* requests found in this round */
+    int proof;                  /* descriptor, or negative: this host cannot prove it */
+} bl_lane;
+
+/* How sure it is that a session that ended writes nothing any more. */
+enum bl_end { BL_END_GONE = 1, BL_END_DOUBTFUL = 2 };
+
+typedef struct bl_server_hooks {
+    void *context;
+    /* Takeover, before the new epoch is published: copy what the predecessor committed into the
+     * own half. old_epoch is 0 for a new pool. 0 or an error. */
+    int (*adopt)(void *context, uint64_t old_epoch);
+    /* Takeover, after it: read the predecessor's open marks. doubtful: sessions may still write. */
+    int (*reckon)(void *context, uint64_t old_epoch, int doubtful);
+    /* A session of this epoch ended. After DOUBTFUL there comes GONE, or nothing for ever. */
+    void (*ended)(void *context, uint32_t lane, enum bl_end end);
+    /* Every session of earlier epochs is proven gone. */
+    void (*settled)(void *context);
+} bl_server_hooks;
+
+struct bl_server {
+    const bl_pool *pool;
+    char directory[BL_PATH_SIZE];
+    uint64_t boot_id[2];
+    uint64_t nonce;
+    uint64_t epoch;             /* 0 before take */
+    uint32_t half;
+    uint32_t host;
+    int lock;                   /* one server of a pool on this host */
+    int proof;
+    bl_beat beat;
+    bl_server_hooks hooks;
+    struct {
+        bl_handler run;
+        void *context;
+    } handlers[BL_METHOD_COUNT];
+    bl_lane *lanes;
+    uint32_t *live;             /* numbers of the live lanes */
+    uint32_t live_count;
+    uint32_t inherited_count;   /* DOUBTFUL sessions of earlier epochs */
+    uint32_t lobby_seen[BL_HOST_COUNT]; /* sequence of the last request answered or found */
+    bl_lobby_reply lobby[BL_HOST_COUNT]; /* what was last answered */
+    bl_request *requests;       /* BL_QUANTUM private copies */
+    bl_reply *replies;
+    uint8_t *bulk_in, *bulk_out; /* bulk_size each: private copies */
+    uint64_t house_ns;          /* when house was last kept */
+    uint64_t proof_ns;          /* when proofs were last looked for */
+    uint64_t stop;              /* shared with the thread that stops us */
+    bl_server_stat stat;
+};
+
+/* Look into the lobby, at beats, proofs and the epoch: 0, or -BL_ERROR_DEPOSED. */
+int bl_house_keep(bl_server *server, uint64_t now_ns);
+
+/* Stop serving a lane's session. */
+void bl_house_end(bl_server *server, uint32_t lane, enum bl_end end);
+
+/* Read every host's lobby line. serve 0: only remember what stands there. */
+void bl_lobby_look(bl_server *server, int serve, uint64_t now_ns);
+
+/* Write what the own half says of a lane's session. */
+void bl_house_write(bl_server *server, uint32_t lane);
+
+/* Become the server: the next epoch. declared_gone: an operator says that all other servers are.
+ * 0, or -BL_ERROR_SERVER_ALIVE, or what a hook returned. */
+int bl_server_take(bl_server *server, const bl_server_hooks *hooks, int declared_gone);
+
+/* One look at all live lanes: the number of requests served. */
+uint32_t bl_server_round(bl_server *server);
+
+/* Does this server still speak for the pool? 0 or -BL_ERROR_DEPOSED. */
+int bl_server_still(const bl_server *server);
+
+#endif
