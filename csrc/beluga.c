@@ -14,6 +14,7 @@
 #include "pool_format_check.c"
 
 /* L1 primitives */
+#include "coherence.h"
 #include "cpu.c"
 #include "crc32c.c"
 #include "copy_sse2.c"
@@ -21,7 +22,6 @@
 #include "copy_avx512.c"
 #include "copy_movdir64b.c"
 #include "copy.c"
-#include "coherence.h"
 #include "primitives.c"
 
 /* L2 pool */

@@ -88,17 +88,29 @@ static inline void bl_clwb(const void *line)
     __asm__ volatile("clwb %0" : "+m"(*(volatile char *)(uintptr_t)line));
 }
 
-/* Write back and drop every line of [address, address + size). No fence. */
+/* Write back and drop every line that has a byte of [address, address + size). No fence. */
 static inline void bl_flush_lines(const void *address, size_t size, uint32_t has_clflushopt)
 {
     const char *line = (const char *)((uintptr_t)address & ~(uintptr_t)(BL_LINE_SIZE - 1));
-    const char *end = (const char *)address + size;
+    const char *end = size > 0 ? (const char *)address + size : line;
     if (has_clflushopt)
         for (; line < end; line += BL_LINE_SIZE)
             bl_clflushopt(line);
     else
         for (; line < end; line += BL_LINE_SIZE)
             bl_clflush(line);
+}
+
+/* Write every such line back; it may stay cached, or is dropped where there is no clwb. No fence. */
+static inline void bl_write_back_lines(const void *address, size_t size, uint32_t features)
+{
+    const char *line = (const char *)((uintptr_t)address & ~(uintptr_t)(BL_LINE_SIZE - 1));
+    const char *end = size > 0 ? (const char *)address + size : line;
+    if (!(features & BL_CPU_CLWB))
+        bl_flush_lines(address, size, features & BL_CPU_CLFLUSHOPT);
+    else
+        for (; line < end; line += BL_LINE_SIZE)
+            bl_clwb(line);
 }
 
 /* Private words that threads of one process share: a stop flag, a counter another thread reads. */
