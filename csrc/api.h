@@ -217,4 +217,16 @@ int bl_session_pump(bl_session *session, const bl_pump *pump, uint64_t timeout_n
 /* A handler that sends the request back. */
 int bl_echo_handler(void *context, bl_call *call);
 
+/* ---- L4 meta */
+
+typedef struct bl_meta bl_meta;
+
+/* The block index over a server that does not serve yet. */
+int bl_meta_create(bl_server *server, bl_meta **out);
+void bl_meta_destroy(bl_meta *meta);
+
+/* Become the pool's server with the block index, all committed blocks of the predecessor in it. */
+int bl_meta_serve(bl_meta *meta, int declared_gone);
+void bl_meta_describe(const bl_meta *meta, bl_meta_stat *out);
+
 #endif

@@ -52,6 +52,11 @@
 #include "index.c"
 #include "evict.c"
 #include "pins.c"
+#include "table.c"
+#include "reclaim.c"
+#include "lookup.c"
+#include "grant.c"
+#include "recover.c"
 #include "meta.c"
 
 /* L5 transfer, L6 kvcache */

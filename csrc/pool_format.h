@@ -219,6 +219,83 @@ typedef struct bl_bulk {
     uint32_t check;             /* bl_crc32c of the bytes */
 } bl_bulk;
 
+/* Calls of the block index; the bytes of its requests and replies. Other services number theirs from
+ * BL_METHOD_USER. */
+enum bl_method {
+    BL_METHOD_PING = 0,
+    BL_METHOD_LOOKUP = 1,       /* bl_block_request, keys -> bl_block_reply, records of the hits */
+    BL_METHOD_RESERVE = 2,      /* bl_block_request, keys -> bl_block_reply, a record per key */
+    BL_METHOD_COMMIT = 3,       /* bl_block_request, bl_commits -> bl_block_reply, records */
+    BL_METHOD_ABORT = 4,        /* bl_block_request, bl_commits -> bl_block_reply */
+    BL_METHOD_RELEASE = 5,      /* bl_block_request, bl_commits -> bl_block_reply */
+    BL_METHOD_REMOVE = 6,       /* bl_block_request, keys -> bl_block_reply */
+    BL_METHOD_STAT = 7,         /* -> bl_meta_stat */
+    BL_METHOD_USER = 64
+};
+
+enum bl_lookup_flag { BL_LOOKUP_PIN = 1 };
+
+/* What the server says of a key. */
+enum bl_block_state {
+    BL_BLOCK_MISS = 0,
+    BL_BLOCK_HIT = 1,           /* committed; lookup: pinned if that was asked for */
+    BL_BLOCK_PENDING = 2,       /* another session writes it */
+    BL_BLOCK_GRANTED = 3,       /* yours to write, then to commit or abort */
+    BL_BLOCK_REFUSED = 4        /* no grant: see status */
+};
+
+typedef struct bl_block_request {
+    uint64_t layout;            /* reserve: what the bytes mean */
+    uint32_t length;            /* reserve: payload bytes of every block */
+    uint32_t chunk_size;        /* reserve: payload bytes per checksum, or 0 */
+    uint32_t count;             /* of what follows */
+    uint32_t flags;             /* bl_lookup_flag */
+} bl_block_request;
+
+typedef struct bl_block_reply {
+    uint32_t count;             /* records that follow; abort, release, remove: how many it did */
+    uint32_t state;             /* lookup: of the first key that is no hit (bl_block_state) */
+} bl_block_reply;
+
+typedef struct bl_block_record {
+    uint64_t offset;            /* of the payload in the pool */
+    uint64_t generation;
+    uint32_t block;             /* line of the block table */
+    uint32_t length;
+    uint32_t state;             /* bl_block_state */
+    int32_t status;             /* why it was refused, or 0 */
+} bl_block_record;
+
+typedef struct bl_commit {
+    uint64_t key[2];
+    uint64_t generation;
+    uint32_t block;
+    uint32_t vector_check;      /* CRC-32C of the checksum vector */
+} bl_commit;
+
+typedef struct bl_meta_stat {
+    uint64_t block_count;       /* committed now */
+    uint64_t block_count_max;
+    uint64_t block_bytes;       /* payload of the committed blocks */
+    uint64_t grant_count;       /* being written now */
+    uint64_t pinned_count;      /* blocks that may not be evicted now */
+    uint64_t lookup_count;      /* keys asked for */
+    uint64_t hit_count;
+    uint64_t commit_count;
+    uint64_t abort_count;
+    uint64_t evict_count;
+    uint64_t remove_count;
+    uint64_t refuse_count;      /* grants refused */
+    uint64_t damaged_count;     /* entries dropped at takeover */
+    uint64_t stripe_count;
+    uint64_t free_stripe_count;
+    uint64_t extent_count;
+    uint64_t class_count;
+    uint64_t used_bytes;        /* space of committed and granted blocks */
+    uint64_t held_bytes;        /* space in quarantine */
+    uint64_t data_bytes;        /* space for blocks in all */
+} bl_meta_stat;
+
 /* A block's entry. Valid only if its check is right: a torn or stale line is read again.
  *
  *   FREE --commit--> COMMITTED --evict or remove--> FREE      (a granted block has no entry yet)

@@ -1,0 +1,185 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Copyright The Beluga Authors
+ *
+ * Calls of writers: reserve, commit, abort (D10). A grant is one session's leave to write one block; it
+ * ends in commit, abort, or the session's end.
+ */
+#include "meta_call.h"
+
+/* Are this host's dead writers holding more than they may? */
+static int bl_quarantine_full(const bl_meta *meta, uint32_t lane)
+{
+    uint64_t bound = meta->pool->geometry.stripe_count * BL_STRIPE_SIZE / 100 *
+                     BL_QUARANTINE_PERCENT;
+    return meta->held_bytes[meta->server->lanes[lane].host] > bound;
+}
+
+/* Grant one new block: its number, or an error. */
+static int64_t bl_grant(bl_meta *meta, uint32_t lane, const uint64_t key[2],
+                        const bl_block_request *head)
+{
+    uint64_t offset;
+    int64_t number = bl_number_take(meta);
+    if (number < 0)
+        return number;
+    int status = bl_space_take(meta, bl_stored_size(head->length, head->chunk_size), &offset);
+    if (status == 0 && bl_index_add(meta->index, key, (uint32_t)number) < 0) {
+        bl_extents_give(meta->extents, offset);
+        status = -BL_ERROR_TABLE_FULL;
+    }
+    if (status < 0) {
+        bl_number_give(meta, (uint32_t)number);
+        return status;
+    }
+    meta->blocks[number] = (bl_block){
+        .key = {key[0], key[1]},
+        .generation = meta->server->epoch << BL_GENERATION_SHIFT | ++meta->generation,
+        .offset = offset,
+        .layout = head->layout,
+        .length = head->length,
+        .chunk_size = head->chunk_size,
+        .state = BL_NUMBER_GRANTED,
+        .lane = lane,
+    };
+    bl_list_add(meta, bl_extent_list(meta, offset), BL_LIST_EXTENT, (uint32_t)number);
+    bl_list_add(meta, &meta->lane_blocks[lane], BL_LIST_LANE, (uint32_t)number);
+    meta->stat.grant_count++;
+    return number;
+}
+
+static void bl_reserve_one(bl_meta *meta, uint32_t lane, const uint64_t key[2],
+                           const bl_block_request *head, bl_block_record *record)
+{
+    int64_t number = bl_index_find(meta->index, key);
+    *record = (bl_block_record){0};
+    if (number >= 0) {
+        int committed = meta->blocks[number].state == BL_NUMBER_COMMITTED;
+        record->state = committed ? BL_BLOCK_HIT : BL_BLOCK_PENDING;
+    } else {
+        number = bl_quarantine_full(meta, lane) ? -BL_ERROR_QUARANTINE
+                                                : bl_grant(meta, lane, key, head);
+        record->state = number < 0 ? BL_BLOCK_REFUSED : BL_BLOCK_GRANTED;
+    }
+    if (number < 0) {
+        record->status = (int32_t)number;
+        meta->stat.refuse_count++;
+        return;
+    }
+    record->offset = meta->blocks[number].offset;
+    record->generation = meta->blocks[number].generation;
+    record->block = (uint32_t)number;
+    record->length = meta->blocks[number].length;
+}
+
+int bl_handle_reserve(void *context, bl_call *call)
+{
+    bl_meta *meta = context;
+    bl_block_request head;
+    const uint8_t *keys = bl_meta_items(call, 2 * sizeof(uint64_t), &head);
+    if (keys == NULL || !bl_meta_fits(call, head.count) || head.length == 0 ||
+        (head.chunk_size != 0 && head.chunk_size < BL_LINE_SIZE))
+        return -BL_ERROR_BAD_REQUEST;
+    for (uint32_t i = 0; i < head.count; i++) {
+        uint64_t key[2];
+        bl_block_record record;
+        memcpy(key, keys + i * sizeof key, sizeof key);
+        bl_reserve_one(meta, call->lane, key, &head, &record);
+        bl_meta_record(call, i, &record);
+    }
+    bl_meta_reply(call, head.count, 0, head.count);
+    return 0;
+}
+
+/* The block that a commit names, if it is as the commit says: its number, or -BL_ERROR_NO_GRANT. */
+static int64_t bl_commit_block(const bl_meta *meta, const bl_commit *commit)
+{
+    if (commit->block >= meta->pool->geometry.block_count_max ||
+        meta->blocks[commit->block].generation != commit->generation ||
+        memcmp(meta->blocks[commit->block].key, commit->key, sizeof commit->key) != 0)
+        return -BL_ERROR_NO_GRANT;
+    return commit->block;
+}
+
+static int bl_commit_one(bl_meta *meta, uint32_t lane, const bl_commit *commit)
+{
+    int64_t number = bl_commit_block(meta, commit);
+    if (number < 0)
+        return (int)number;
+    bl_block *block = &meta->blocks[number];
+    if (block->state == BL_NUMBER_COMMITTED)
+        return 0; /* said before, perhaps to an earlier server */
+    if (block->state != BL_NUMBER_GRANTED || block->lane != lane)
+        return -BL_ERROR_NO_GRANT;
+    bl_list_remove(meta, &meta->lane_blocks[lane], BL_LIST_LANE, (uint32_t)number);
+    block->state = BL_NUMBER_COMMITTED;
+    bl_entry_write(meta, (uint32_t)number, commit->vector_check);
+    bl_evict_touch(meta->order, (uint32_t)number);
+    meta->stat.grant_count--;
+    meta->stat.commit_count++;
+    meta->stat.block_count++;
+    meta->stat.block_bytes += block->length;
+    return 0;
+}
+
+void bl_grant_end(bl_meta *meta, uint32_t number, enum bl_end end)
+{
+    bl_block *block = &meta->blocks[number];
+    if (block->state == BL_NUMBER_GRANTED) {
+        bl_index_remove(meta->index, block->key);
+        meta->stat.grant_count--;
+        meta->stat.abort_count++;
+    } else { /* HELD */
+        bl_extents_unhold(meta->extents, block->offset);
+        meta->held_bytes[meta->server->lanes[block->lane].host] -= block->length;
+    }
+    if (end == BL_END_DOUBTFUL) {
+        bl_extents_hold(meta->extents, block->offset);
+        meta->held_bytes[meta->server->lanes[block->lane].host] += block->length;
+        block->state = BL_NUMBER_HELD;
+        return;
+    }
+    bl_list_remove(meta, &meta->lane_blocks[block->lane], BL_LIST_LANE, number);
+    bl_list_remove(meta, bl_extent_list(meta, block->offset), BL_LIST_EXTENT, number);
+    if (block->state == BL_NUMBER_GRANTED)
+        bl_extents_give(meta->extents, block->offset);
+    bl_number_give(meta, number);
+}
+
+int bl_handle_commit(void *context, bl_call *call)
+{
+    bl_meta *meta = context;
+    bl_block_request head;
+    const uint8_t *items = bl_meta_items(call, sizeof(bl_commit), &head);
+    if (items == NULL || !bl_meta_fits(call, head.count))
+        return -BL_ERROR_BAD_REQUEST;
+    for (uint32_t i = 0; i < head.count; i++) {
+        bl_commit commit;
+        memcpy(&commit, items + i * sizeof commit, sizeof commit);
+        int status = bl_commit_one(meta, call->lane, &commit);
+        bl_block_record record = {
+            .generation = commit.generation,
+            .block = commit.block,
+            .state = status < 0 ? BL_BLOCK_REFUSED : BL_BLOCK_HIT,
+            .status = status,
+        };
+        bl_meta_record(call, i, &record);
+    }
+    bl_meta_reply(call, head.count, 0, head.count);
+    return 0;
+}
+
+static int bl_abort_one(bl_meta *meta, uint32_t lane, const bl_commit *commit)
+{
+    int64_t number = bl_commit_block(meta, commit);
+    if (number < 0 || meta->blocks[number].state != BL_NUMBER_GRANTED ||
+        meta->blocks[number].lane != lane)
+        return -BL_ERROR_NO_GRANT;
+    bl_grant_end(meta, (uint32_t)number, BL_END_GONE);
+    return 0;
+}
+
+int bl_handle_abort(void *context, bl_call *call)
+{
+    return bl_handle_give_up(context, call, bl_abort_one);
+}
+

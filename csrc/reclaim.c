@@ -1,0 +1,147 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Copyright The Beluga Authors
+ *
+ * Making room (D8, D11): a free block of the class; else a new extent; else what is coldest goes.
+ *
+ * The coldest block's own class: the block goes and its space is taken. Another class: its whole
+ * extent is emptied, for only stripes can change class. At most BL_EMPTY_STRIPES_MAX stripes are emptied
+ * for one block; then an extent that wastes more than it should is better than none.
+ */
+#include "meta.h"
+
+#include <errno.h>
+
+enum {
+    BL_EMPTY_STRIPES_MAX = 2 * BL_EXTENT_STRIPES_MAX,
+    BL_COLD_LOOK_MAX = 1024     /* blocks looked at for an extent that can be emptied */
+};
+
+int64_t bl_number_take(bl_meta *meta)
+{
+    if (meta->free_number == BL_NO_NUMBER &&
+        meta->fresh_number == meta->pool->geometry.block_count_max) {
+        int64_t coldest = bl_evict_coldest(meta->order);
+        if (coldest < 0)
+            return -BL_ERROR_TABLE_FULL;
+        bl_block_evict(meta, (uint32_t)coldest);
+    }
+    if (meta->free_number == BL_NO_NUMBER)
+        return meta->fresh_number++;
+    uint32_t number = meta->free_number;
+    meta->free_number = meta->blocks[number].links[BL_LIST_LANE].next;
+    return number;
+}
+
+void bl_number_give(bl_meta *meta, uint32_t number)
+{
+    meta->blocks[number].state = BL_NUMBER_FREE;
+    meta->blocks[number].links[BL_LIST_LANE].next = meta->free_number;
+    meta->free_number = number;
+}
+
+uint32_t *bl_extent_list(bl_meta *meta, uint64_t offset)
+{
+    bl_extent_view view;
+    return bl_extents_at(meta->extents, offset, &view) < 0
+               ? NULL
+               : &meta->extent_blocks[view.first_stripe];
+}
+
+void bl_space_give(bl_meta *meta, uint32_t number)
+{
+    uint64_t offset = meta->blocks[number].offset;
+    bl_list_remove(meta, bl_extent_list(meta, offset), BL_LIST_EXTENT, number);
+    bl_extents_give(meta->extents, offset);
+}
+
+void bl_block_evict(bl_meta *meta, uint32_t number)
+{
+    bl_block *block = &meta->blocks[number];
+    bl_entry_clear(meta, number);
+    bl_fence_store(&meta->pool->memory); /* void for every reader before the space has a new owner */
+    bl_index_remove(meta->index, block->key);
+    bl_evict_remove(meta->order, number);
+    bl_space_give(meta, number);
+    meta->stat.block_count--;
+    meta->stat.block_bytes -= block->length;
+    meta->stat.evict_count++;
+    bl_number_give(meta, number);
+}
+
+/* Evict all blocks of an extent and close it: 1, or 0 if one of them must stay. */
+static int bl_extent_empty(bl_meta *meta, const bl_extent_view *view)
+{
+    uint32_t *list = &meta->extent_blocks[view->first_stripe];
+    if (view->held_count > 0)
+        return 0;
+    for (uint32_t n = *list; n != BL_NO_NUMBER; n = meta->blocks[n].links[BL_LIST_EXTENT].next)
+        if (!bl_evict_has(meta->order, n))
+            return 0; /* pinned, or being written */
+    while (*list != BL_NO_NUMBER)
+        bl_block_evict(meta, *list);
+    if (bl_extents_close(meta->extents, view->first_stripe) < 0)
+        return 0;
+    bl_extent_write(meta, view, BL_EXTENT_FREE);
+    return 1;
+}
+
+/* Open an extent, and let it be known before anything is granted from it: 0, or what
+ * bl_extents_open() said, or -BL_ERROR_DEPOSED. */
+static int bl_space_open(bl_meta *meta, uint32_t block_size, enum bl_fit fit)
+{
+    bl_extent_view view;
+    int status = bl_extents_open(meta->extents, block_size, fit, ++meta->generation, &view);
+    if (status < 0)
+        return status;
+    bl_extent_write(meta, &view, BL_EXTENT_OPEN);
+    bl_fence_full(&meta->pool->memory); /* SYNC extent.open: written before the epoch is read */
+    status = bl_server_still(meta->server);
+    if (status < 0)
+        bl_extents_close(meta->extents, view.first_stripe);
+    return status;
+}
+
+/* Empty the coldest extent of another class, or evict the coldest block of this one: 1; 0 if
+ * nothing can go. emptied: stripes emptied so far for this block. */
+static int bl_space_evict(bl_meta *meta, uint32_t block_size, uint32_t *emptied)
+{
+    int64_t number = bl_evict_coldest(meta->order);
+    for (int looks = 0; number >= 0 && looks < BL_COLD_LOOK_MAX; looks++) {
+        bl_extent_view view;
+        if (bl_extents_at(meta->extents, meta->blocks[number].offset, &view) < 0)
+            return 0;
+        int own = view.block_size == block_size;
+        if (own || *emptied >= BL_EMPTY_STRIPES_MAX) {
+            if (bl_space_open(meta, block_size, BL_FIT_ANY) == 0)
+                return 1;
+            if (own) {
+                bl_block_evict(meta, (uint32_t)number);
+                return 1;
+            }
+        }
+        if (bl_extent_empty(meta, &view)) {
+            *emptied += view.stripe_count;
+            return 1;
+        }
+        number = bl_evict_warmer(meta->order, (uint32_t)number);
+    }
+    return bl_space_open(meta, block_size, BL_FIT_ANY) == 0;
+}
+
+int bl_space_take(bl_meta *meta, uint64_t stored, uint64_t *offset)
+{
+    uint32_t block_size = bl_block_size(stored), emptied = 0;
+    if (block_size == 0)
+        return -BL_ERROR_BAD_REQUEST;
+    for (;;) {
+        if (bl_extents_take(meta->extents, block_size, offset) == 0)
+            return 0;
+        int status = bl_space_open(meta, block_size, BL_FIT_GOOD);
+        if (status == 0)
+            continue;
+        if (status == -BL_ERROR_DEPOSED)
+            return status;
+        if (!bl_space_evict(meta, block_size, &emptied))
+            return status == -E2BIG ? -BL_ERROR_CLASS_LIMIT : -BL_ERROR_NO_SPACE;
+    }
+}

@@ -1,0 +1,178 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Copyright The Beluga Authors
+ *
+ * What a takeover reads (D5): entries before the new epoch is out, open marks after it.
+ *
+ * Afterwards the own half says the same as DRAM: every committed block has an entry, every extent a
+ * mark, and nothing of two epochs ago is left. Space that is open and not committed is held while a
+ * session of an earlier epoch may still write there. The eviction order starts by generation.
+ */
+#include <errno.h>
+#include <stdlib.h>
+
+#include "meta.h"
+
+enum { BL_SCAN_LINES = 4096 };  /* invalidated together: 256 KiB */
+
+typedef struct bl_recovered {
+    uint64_t generation;
+    uint32_t number;
+} bl_recovered;
+
+/* Why an entry that passed its check can still not be used: NULL, or the reason. */
+static const char *bl_entry_invalid(const bl_geometry *g, const bl_entry *entry)
+{
+    uint64_t end = g->data_offset + g->stripe_count * BL_STRIPE_SIZE;
+    if (entry->length == 0)
+        return "no bytes";
+    if (entry->chunk_size != 0 && entry->chunk_size < BL_LINE_SIZE)
+        return "chunks smaller than a line";
+    if (entry->offset < g->data_offset || entry->offset % BL_PAGE_SIZE != 0)
+        return "not in the data stripes";
+    if (bl_stored_size(entry->length, entry->chunk_size) > end - entry->offset)
+        return "beyond the end of the pool";
+    return NULL;
+}
+
+/* Invalidate a batch of table lines: one fence for many. */
+static void bl_scan_refetch(const bl_memory *memory, uint64_t offset, uint64_t line,
+                            uint64_t line_count)
+{
+    if (line % BL_SCAN_LINES != 0)
+        return;
+    uint64_t lines = line_count - line < BL_SCAN_LINES ? line_count - line : BL_SCAN_LINES;
+    bl_refetch(memory, offset, lines * BL_LINE_SIZE);
+}
+
+/* Is there anything but zeros in a line? */
+static int bl_line_used(const uint64_t word[8])
+{
+    uint64_t any = 0;
+    for (int i = 0; i < 8; i++)
+        any |= word[i];
+    return any != 0;
+}
+
+int bl_recover_adopt(void *context, uint64_t old_epoch)
+{
+    bl_meta *meta = context;
+    const bl_memory *memory = &meta->pool->memory;
+    const bl_geometry *g = &meta->pool->geometry;
+    uint32_t half = meta->server->half, old_half = 1 - half;
+    meta->fresh_number = 0;
+    for (uint32_t number = 0; old_epoch != 0 && number < g->block_count_max; number++) {
+        bl_entry entry, own;
+        bl_block *block = &meta->blocks[number];
+        bl_scan_refetch(memory, bl_entry_offset(g, number, old_half), number, g->block_count_max);
+        bl_scan_refetch(memory, bl_entry_offset(g, number, half), number, g->block_count_max);
+        bl_load_line(memory, bl_entry_offset(g, number, old_half), &entry); /* SYNC entry */
+        bl_load_line(memory, bl_entry_offset(g, number, half), &own);
+        int whole = bl_verify(memory, bl_table_whole(&entry, number));
+        if (whole && entry.state == BL_ENTRY_COMMITTED && !bl_entry_invalid(g, &entry)) {
+            *block = (bl_block){
+                .key = {entry.key[0], entry.key[1]},
+                .generation = entry.generation,
+                .offset = entry.offset,
+                .layout = entry.layout,
+                .length = entry.length,
+                .chunk_size = entry.chunk_size,
+                .state = BL_NUMBER_COMMITTED,
+            };
+            bl_stream_line(memory, bl_entry_offset(g, number, half), &entry);
+            continue;
+        }
+        meta->stat.damaged_count += bl_line_used((uint64_t *)&entry) &&
+                                    (!whole || entry.state == BL_ENTRY_COMMITTED);
+        block->state = BL_NUMBER_FREE;
+        if (bl_line_used((uint64_t *)&own))
+            bl_entry_clear(meta, number); /* of two epochs ago */
+    }
+    bl_fence_store(memory); /* the own half is whole before the epoch names it */
+    return 0;
+}
+
+/* Copy the open marks into the own half and rebuild the extents. */
+static void bl_recover_extents(bl_meta *meta)
+{
+    const bl_memory *memory = &meta->pool->memory;
+    const bl_geometry *g = &meta->pool->geometry;
+    uint32_t half = meta->server->half, old_half = 1 - half;
+    for (uint64_t stripe = 0; stripe < g->stripe_count; stripe++) {
+        bl_extent_line line, own;
+        bl_scan_refetch(memory, bl_extent_line_offset(g, stripe, old_half), stripe, g->stripe_count);
+        bl_scan_refetch(memory, bl_extent_line_offset(g, stripe, half), stripe, g->stripe_count);
+        /* SYNC extent.open: pairs with bl_extent_write() */
+        bl_load_line(memory, bl_extent_line_offset(g, stripe, old_half), &line);
+        bl_load_line(memory, bl_extent_line_offset(g, stripe, half), &own);
+        bl_extent_view view = {
+            .generation = line.generation,
+            .first_stripe = line.first_stripe,
+            .stripe_count = line.stripe_count,
+            .block_size = line.block_size,
+            .block_count = line.block_count,
+        };
+        if (bl_verify(memory, bl_table_whole(&line, stripe)) && line.state == BL_EXTENT_OPEN &&
+            line.first_stripe == stripe && bl_extents_adopt(meta->extents, &view) == 0) {
+            bl_extent_write(meta, &view, BL_EXTENT_OPEN);
+        } else if (bl_line_used((uint64_t *)&own)) {
+            view = (bl_extent_view){.first_stripe = (uint32_t)stripe};
+            bl_extent_write(meta, &view, BL_EXTENT_FREE);
+        }
+    }
+}
+
+static int bl_recovered_compare(const void *a, const void *b)
+{
+    const bl_recovered *left = a, *right = b;
+    return (left->generation > right->generation) - (left->generation < right->generation);
+}
+
+/* Give a recovered block its space, its key and its place in the order, or drop it. */
+static void bl_recover_block(bl_meta *meta, uint32_t number)
+{
+    bl_block *block = &meta->blocks[number];
+    uint32_t block_size = bl_block_size(bl_stored_size(block->length, block->chunk_size));
+    int claimed = bl_extents_claim(meta->extents, block->offset, block_size) == 0;
+    if (!claimed || bl_index_add(meta->index, block->key, number) < 0) {
+        if (claimed)
+            bl_extents_give(meta->extents, block->offset);
+        bl_entry_clear(meta, number);
+        block->state = BL_NUMBER_FREE;
+        meta->stat.damaged_count++;
+        return;
+    }
+    bl_list_add(meta, bl_extent_list(meta, block->offset), BL_LIST_EXTENT, number);
+    bl_evict_touch(meta->order, number);
+    meta->stat.block_count++;
+    meta->stat.block_bytes += block->length;
+}
+
+int bl_recover_reckon(void *context, uint64_t old_epoch, int doubtful)
+{
+    bl_meta *meta = context;
+    uint32_t count_max = meta->pool->geometry.block_count_max, count = 0;
+    if (old_epoch == 0)
+        return 0;
+    bl_recover_extents(meta);
+    bl_recovered *recovered = malloc((size_t)count_max * sizeof *recovered);
+    if (recovered == NULL)
+        return -ENOMEM;
+    for (uint32_t number = 0; number < count_max; number++)
+        if (meta->blocks[number].state == BL_NUMBER_COMMITTED)
+            recovered[count++] = (bl_recovered){meta->blocks[number].generation, number};
+    qsort(recovered, count, sizeof *recovered, bl_recovered_compare);
+    for (uint32_t i = count; i-- > 0;) /* newest first: of two entries of a key it stays */
+        bl_recover_block(meta, recovered[i].number);
+    for (uint32_t i = 0; i < count; i++) /* but the order goes from cold to warm */
+        if (meta->blocks[recovered[i].number].state == BL_NUMBER_COMMITTED)
+            bl_evict_touch(meta->order, recovered[i].number);
+    free(recovered);
+    meta->fresh_number = count_max;
+    for (uint32_t number = count_max; number-- > 0;)
+        if (meta->blocks[number].state == BL_NUMBER_FREE)
+            bl_number_give(meta, number);
+    if (doubtful)
+        bl_extents_hold_free(meta->extents);
+    bl_fence_store(&meta->pool->memory);
+    return 0;
+}

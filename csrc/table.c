@@ -1,0 +1,54 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Copyright The Beluga Authors
+ *
+ * The block table and the extent table in the pool: one line each, written by the server alone,
+ * into its own half. A line's check is keyed with its number. Clients read entries (kv.c), a
+ * successor reads both (recover.c).
+ */
+#include "meta.h"
+
+void bl_entry_write(bl_meta *meta, uint32_t number, uint32_t vector_check)
+{
+    const bl_block *block = &meta->blocks[number];
+    bl_entry entry = {
+        .key = {block->key[0], block->key[1]},
+        .generation = block->generation,
+        .offset = block->offset,
+        .layout = block->layout,
+        .length = block->length,
+        .chunk_size = block->chunk_size,
+        .vector_check = vector_check,
+        .state = BL_ENTRY_COMMITTED,
+    };
+    bl_table_seal(&entry, number);
+    bl_stream_line(&meta->pool->memory,
+                   bl_entry_offset(&meta->pool->geometry, number, meta->server->half),
+                   &entry); /* SYNC entry: pairs with bl_entry_look() and bl_recover_adopt() */
+}
+
+void bl_entry_clear(bl_meta *meta, uint32_t number)
+{
+    bl_entry entry = {.generation = meta->blocks[number].generation, .state = BL_ENTRY_FREE};
+    bl_table_seal(&entry, number);
+    bl_stream_line(&meta->pool->memory,
+                   bl_entry_offset(&meta->pool->geometry, number, meta->server->half),
+                   &entry); /* SYNC entry: a reader who looks again sees that its copy is void */
+}
+
+void bl_extent_write(bl_meta *meta, const bl_extent_view *view, uint32_t state)
+{
+    bl_extent_line line = {
+        .epoch = meta->server->epoch,
+        .generation = view->generation,
+        .first_stripe = view->first_stripe,
+        .stripe_count = view->stripe_count,
+        .block_size = view->block_size,
+        .block_count = view->block_count,
+        .state = state,
+    };
+    bl_table_seal(&line, view->first_stripe);
+    bl_stream_line(
+        &meta->pool->memory,
+        bl_extent_line_offset(&meta->pool->geometry, view->first_stripe, meta->server->half),
+        &line); /* SYNC extent.open: pairs with bl_recover_reckon() */
+}
