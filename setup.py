@@ -1,5 +1,9 @@
-"""Builds the C core with cffi; everything else is in pyproject.toml."""
+"""Builds the C core with cffi and names the packages; the rest is in pyproject.toml."""
 
-from setuptools import setup
+from setuptools import find_packages, setup
 
-setup(cffi_modules=["beluga/_build.py:core", "beluga/_build.py:sim"])
+setup(
+    packages=[*find_packages(include=["beluga", "beluga.*"]), "beluga_bench"],
+    package_dir={"beluga_bench": "bench"},
+    cffi_modules=["beluga/_build.py:core", "beluga/_build.py:sim"],
+)

@@ -1,0 +1,1 @@
+"""Benchmarks: run by ``beluga bench``, described in README.md; installed as ``beluga_bench``."""

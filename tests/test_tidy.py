@@ -1,0 +1,201 @@
+"""The rules of style that a program can check. There is no list of exceptions."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+CSRC = ROOT / "csrc"
+
+LINE_WIDTH_MAX = 100
+FILE_LINES_MAX = 400
+FUNCTION_LINES_MAX = 70
+
+INSTRUCTIONS = re.compile(
+    r"\b(clflush|clflushopt|clwb|sfence|mfence|lfence|movnt\w*|movdir64b"
+    r"|_mm_(?:clflush|clflushopt|clwb|sfence|mfence|lfence)|_mm\d*_stream_(?:si|load_si|pd|ps)\w*"
+    r"|_(?:movdir64b|directstoreu_u\d+)|__atomic_\w+|__sync_\w+|_Atomic|atomic_\w+)\b"
+)
+# Instructions by address, for the files that build verbs and streaming copies out of them.
+ADDRESS_CALLS = re.compile(r"\bbl_(nt16|nt32|nt64|movdir64b|clflush|clflushopt|clwb|flush_lines)\(")
+ADDRESS_CALLERS = ("copy_", "primitives.c", "cpu", "crc32c.c", "coherence.h")
+
+
+def tracked(*suffixes: str) -> list[Path]:
+    """The files of the repository with these suffixes: git's list, or the tree without git."""
+    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    try:
+        listed = subprocess.run(command, cwd=ROOT, check=True, capture_output=True).stdout
+        paths = [ROOT / name for name in listed.decode().split("\0") if name]
+    except (OSError, subprocess.CalledProcessError):
+        folders = ("beluga", "csrc", "tests", "bench", "scripts")
+        paths = [path for folder in folders for path in (ROOT / folder).rglob("*")]
+        paths = [path for path in paths if path.name not in ("_core.c", "_sim.c", "_limit.c")]
+    return sorted(p for p in paths if p.is_file() and (not suffixes or p.suffix in suffixes))
+
+
+def sources() -> list[Path]:
+    """What people write: Python, C, CUDA, and the scripts without a suffix."""
+    return [
+        path
+        for path in tracked()
+        if path.suffix in (".py", ".c", ".h", ".cu", ".cuh")
+        or path.parent.name in ("scripts", ".ci")
+    ]
+
+
+def name_of(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def code_of(path: Path) -> str:
+    """C with comments and strings blanked, line numbers kept."""
+    token = re.compile(r'/\*.*?\*/|//[^\n]*|"(?:\\.|[^"\\\n])*"', re.DOTALL)
+    return token.sub(lambda found: re.sub(r"[^\n]", " ", found[0]), path.read_text())
+
+
+def c_functions(path: Path) -> Iterator[tuple[str, int]]:
+    """(last line of the signature, lines) of every function whose brace stands on its own line."""
+    lines = code_of(path).splitlines()
+    start = 0
+    for number, line in enumerate(lines):
+        if line == "{":
+            start = number
+        elif line == "}" and start:
+            yield lines[start - 1].strip(), number - start + 2
+            start = 0
+
+
+def test_there_is_something_to_check() -> None:
+    assert len(sources()) > 40
+
+
+def test_lines_are_narrow() -> None:
+    wrong = [
+        f"{name_of(path)}:{number}"
+        for path in sources()
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if len(line) > LINE_WIDTH_MAX or line != line.rstrip() or "\t" in line
+    ]
+    assert wrong == []
+
+
+def test_files_are_short() -> None:
+    counted = {name_of(path): len(path.read_text().splitlines()) for path in sources()}
+    assert {name: count for name, count in counted.items() if count > FILE_LINES_MAX} == {}
+
+
+def test_c_functions_are_short() -> None:
+    wrong = [
+        f"{name_of(path)}: {signature} has {count} lines"
+        for path in tracked(".c", ".h")
+        for signature, count in c_functions(path)
+        if count > FUNCTION_LINES_MAX
+    ]
+    assert wrong == []
+
+
+def test_python_functions_are_short() -> None:
+    wrong = [
+        f"{name_of(path)}:{node.lineno} {node.name}"
+        for path in tracked(".py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and (node.end_lineno or 0) - node.lineno >= FUNCTION_LINES_MAX
+    ]
+    assert wrong == []
+
+
+def test_only_coherence_h_names_an_instruction_of_coherence() -> None:
+    wrong = [
+        f"{path.name}: {found}"
+        for path in CSRC.glob("*.[ch]")
+        if path.name not in ("coherence.h", "coherence_sim.h")
+        for found in INSTRUCTIONS.findall(code_of(path))
+    ]
+    assert wrong == []
+    assert INSTRUCTIONS.search(code_of(CSRC / "coherence.h"))
+
+
+def test_assembly_stands_in_coherence_h_and_cpu_c_only() -> None:
+    users = {
+        path.name for path in CSRC.glob("*.[ch]") if re.search(r"\basm\b|__asm", code_of(path))
+    }
+    assert users <= {"coherence.h", "cpu.c"}
+
+
+def test_only_primitives_call_instructions_by_address() -> None:
+    wrong = [
+        f"{path.name}: {found}"
+        for path in CSRC.glob("*.[ch]")
+        if not path.name.startswith(ADDRESS_CALLERS)
+        for found in ADDRESS_CALLS.findall(code_of(path))
+    ]
+    assert wrong == []
+
+
+def test_protocol_code_has_no_mutable_state_of_its_own() -> None:
+    """From L2 up every byte of state belongs to a pool, a server, a client or a simulated world."""
+    sections = re.split(r"/\* (L\d[^*]*)\*/", (CSRC / "beluga.c").read_text())
+    wrong = []
+    for heading, body in zip(sections[1::2], sections[2::2], strict=True):
+        if heading < "L2":
+            continue
+        for name in re.findall(r'#include "(\w+\.[ch])"', body):
+            for line in code_of(CSRC / name).splitlines():
+                at_file_scope = re.match(
+                    r"(?!typedef|struct \w+;|extern|return|enum)[a-z]\w*[\w \*]*(\[.*\])?\s*(=|;)",
+                    line,
+                )
+                inside = re.match(r"\s+static (?!const|inline|bl_site)", line)
+                if (at_file_scope and " const " not in f" {line}") or inside:
+                    wrong.append(f"{name}: {line.strip()}")
+    assert wrong == []
+
+
+def test_every_sync_label_stands_on_both_sides() -> None:
+    labels = Counter(
+        label
+        for path in CSRC.glob("*.[ch]")
+        for label in re.findall(r"\bSYNC ([a-z]\w*(?:\.\w+)+)", path.read_text())
+    )
+    assert {label for label, count in labels.items() if count < 2} == set()
+
+
+def test_c_files_say_licence_and_purpose() -> None:
+    header = "/* SPDX-License-Identifier: Apache-2.0\n * Copyright The Beluga Authors\n *\n * "
+    wrong = [name_of(p) for p in tracked(".c", ".h") if not p.read_text().startswith(header)]
+    assert wrong == []
+
+
+def test_python_files_say_their_purpose() -> None:
+    wrong = [
+        name_of(path)
+        for path in tracked(".py")
+        if path.read_text() and ast.get_docstring(ast.parse(path.read_text())) is None
+    ]
+    assert wrong == []
+
+
+@pytest.mark.parametrize("mark", ["TO" + "DO", "FIX" + "ME", "XX" + "X", "HA" + "CK"])
+def test_nothing_is_left_for_later(mark: str) -> None:
+    wrong = [name_of(path) for path in sources() if re.search(rf"\b{mark}\b", path.read_text())]
+    assert wrong == []
+
+
+def test_no_file_names_the_machine_it_was_written_on() -> None:
+    place = re.compile(r"/(?:work|root|home/\w+)/|/tmp/(?!beluga\b)\w+")
+    text = (".py", ".c", ".h", ".md", ".toml", "")
+    wrong = [
+        f"{name_of(path)}: {found[0]}"
+        for path in tracked(*text)
+        for found in place.finditer(path.read_text())
+    ]
+    assert wrong == []
