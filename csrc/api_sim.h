@@ -3,3 +3,52 @@
  *
  * What tests may call in the simulator only.
  */
+#ifndef BL_API_SIM_H
+#define BL_API_SIM_H
+
+#include <stdint.h>
+
+/* One run. Zero means the default where one is named. */
+typedef struct bl_sim_config {
+    uint64_t seed;
+    uint64_t step_limit;        /* verbs until the run counts as stuck; default: four million */
+    uint32_t skip_site;         /* this site does nothing (a check passes); 0: all sites work */
+    uint32_t coherent;          /* 1: the devices are declared coherent */
+} bl_sim_config;
+
+typedef struct bl_sim_stat {
+    uint64_t steps;             /* verbs, counted by line */
+    uint64_t switches;
+    uint64_t evictions;
+    uint64_t prefetches;
+    uint64_t pieces;            /* 8-byte pieces that arrived in memory */
+    uint64_t stale_loads;       /* answered from a copy unlike memory */
+    uint64_t dirty_invalidations; /* of lines with stores in them: would overwrite memory (D4) */
+    uint64_t shared_lines;      /* streamed by more than one host, data stripes apart */
+    uint64_t torn_lines;        /* that a scenario saw and rejected */
+    uint64_t deaths;
+    uint64_t results;           /* what the scenario counts: messages, calls, blocks */
+} bl_sim_stat;
+
+/* A verb or check in the source. */
+typedef struct bl_sim_site {
+    const char *file;
+    const char *function;
+    const char *verb;
+    uint32_t line;
+    uint32_t number;            /* 1 .. bl_sim_site_count(); of this build only */
+} bl_sim_site;
+
+uint32_t bl_sim_site_count(void);
+int bl_sim_site_get(uint32_t number, bl_sim_site *out);
+
+/* Names of the scenarios: NULL after the last. */
+const char *bl_sim_scenario_name(uint32_t index);
+
+/* Run one: 0; -ETIME (no progress); -EBADMSG (wrong bytes); -ENOENT (no such scenario); or what a
+ * call of the protocol returned to a process that had to succeed. stale, if not NULL, has room for
+ * bl_sim_site_count() + 1 numbers: stale loads by site. */
+int bl_sim_play(const char *scenario, const bl_sim_config *config, bl_sim_stat *stat,
+                uint64_t *stale);
+
+#endif

@@ -65,7 +65,12 @@
 
 #ifdef BL_SIM
 #include "api_sim.h"
+#include "sim_world.h"
 #include "sim_cache.c"
 #include "sim_world.c"
+#include "sim_verbs.c"
+#include "sim_proof.c"
+#include "sim_litmus.c"
 #include "sim_paths.c"
+#include "sim_play.c"
 #endif

@@ -128,9 +128,9 @@ static inline void bl_shared_store(uint64_t *word, uint64_t value)
 
 typedef struct bl_site {
     const char *file;
+    const char *function;
     const char *verb;
     uint32_t line;
-    uint32_t number;            /* given by the simulator when it starts */
 } bl_site;
 
 #ifdef BL_SIM

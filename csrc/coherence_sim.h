@@ -7,10 +7,11 @@
 #ifndef BL_COHERENCE_SIM_H
 #define BL_COHERENCE_SIM_H
 
+/* One for each place in the source; the linker gathers them. */
 #define BL_SITE(name)                                                                              \
     (__extension__({                                                                               \
-        static bl_site site_ __attribute__((section("bl_sites"), used)) = {__FILE__, name,         \
-                                                                           __LINE__, 0};           \
+        static bl_site site_ __attribute__((section("bl_sites"), used, aligned(8))) = {            \
+            __FILE__, __func__, name, __LINE__};                                                   \
         &site_;                                                                                    \
     }))
 
@@ -30,7 +31,8 @@ void bl_sim_pause(const bl_memory *memory);
 void bl_sim_nap(const bl_memory *memory, uint64_t ns);
 
 #define bl_load64(memory, offset) bl_sim_load64(memory, offset, BL_SITE("load64"))
-#define bl_load_line(memory, offset, line) bl_sim_load_line(memory, offset, line, BL_SITE("load_line"))
+#define bl_load_line(memory, offset, line) \
+    bl_sim_load_line(memory, offset, line, BL_SITE("load_line"))
 #define bl_stream_line(memory, offset, line) \
     bl_sim_stream(memory, offset, line, BL_LINE_SIZE, BL_SITE("stream_line"))
 #define bl_stream(memory, offset, source, size) \

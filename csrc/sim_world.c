@@ -1,3 +1,229 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
+ *
+ * Turns, time, life and death in the simulated world. Processes are coroutines of one thread, so
+ * nothing here races and a run depends on its seed alone.
+ *
+ * Every run has a temper, drawn from its seed: how often processes are switched and how busy caches
+ * and buffers are. Some bugs show when much happens, others when one process stands still for long.
  */
+#include "sim_world.h"
+
+#include <errno.h>
+#include <stdlib.h>
+
+enum {
+    BL_SIM_STEP_LIMIT = 4 * 1000 * 1000,
+    BL_SIM_STALL_NS = 1 << 20   /* at most this long a process is left standing */
+};
+
+/* ---- Worlds. */
+
+int bl_sim_world_create(bl_sim_world **out, const bl_sim_config *config,
+                        const bl_geometry *geometry)
+{
+    bl_sim_world *world = calloc(1, sizeof *world);
+    if (world == NULL)
+        return -ENOMEM;
+    uint64_t line_count = geometry->size / BL_LINE_SIZE;
+    world->config = *config;
+    if (world->config.step_limit == 0)
+        world->config.step_limit = BL_SIM_STEP_LIMIT;
+    bl_memory *memory = &world->pool.memory;
+    world->pool.geometry = *geometry;
+    memory->map = bl_interleave_make(geometry->device_count, geometry->device_size,
+                                     geometry->interleaved);
+    memory->size = geometry->size;
+    memory->world = world;
+    for (uint32_t i = 0; i < geometry->device_count; i++)
+        memory->coherent[i] = config->coherent != 0;
+    world->random = (config->seed + 1) * 0x9e3779b97f4a7c15u; /* xorshift must not start at zero */
+    world->random ^= world->random == 0;
+    for (int i = 0; i < 4; i++)
+        bl_sim_random(world);
+    world->switch_mask = (1ull << (1 + bl_sim_below(world, 6))) - 1;
+    world->chance_mask = (1ull << bl_sim_below(world, 4)) - 1;
+    world->memory = calloc(1, geometry->size);
+    world->writer = calloc(1, line_count);
+    world->stale = calloc(bl_sim_site_count() + 1, sizeof *world->stale);
+    world->proof = calloc(BL_SIM_PROOF_COUNT, sizeof *world->proof);
+    int whole = world->memory && world->writer && world->stale && world->proof;
+    for (uint32_t i = 0; i < BL_SIM_HOST_COUNT; i++) {
+        bl_sim_host *host = &world->host[i];
+        host->place = calloc(line_count, sizeof *host->place);
+        host->lines = malloc(BL_SIM_CACHE_LINES * sizeof *host->lines);
+        host->clock_ahead_ns = bl_sim_below(world, 1ull << 40);
+        whole = whole && host->place && host->lines;
+    }
+    *out = world;
+    if (!whole)
+        bl_sim_world_destroy(world);
+    return whole ? 0 : -ENOMEM;
+}
+
+void bl_sim_world_destroy(bl_sim_world *world)
+{
+    for (uint32_t i = 0; i < world->process_count; i++) {
+        free(world->process[i]->stack);
+        free(world->process[i]);
+    }
+    for (uint32_t i = 0; i < BL_SIM_HOST_COUNT; i++) {
+        free(world->host[i].place);
+        free(world->host[i].lines);
+    }
+    free(world->memory);
+    free(world->writer);
+    free(world->stale);
+    free(world->proof);
+    free(world);
+}
+
+/* ---- Turns. */
+
+/* Who runs next: one of those awake. When all sleep, time jumps, and no buffer holds for so long.
+ * NULL: nobody is left, or the run is stopped. */
+static bl_sim_process *bl_sim_next(bl_sim_world *world)
+{
+    if (world->stopped)
+        return NULL;
+    for (;;) {
+        bl_sim_process *awake[BL_SIM_PROCESS_COUNT];
+        uint32_t count = 0;
+        uint64_t wake_ns = UINT64_MAX;
+        for (uint32_t i = 0; i < world->process_count; i++) {
+            bl_sim_process *process = world->process[i];
+            if (process->state != BL_SIM_READY)
+                continue;
+            if (process->wake_ns <= world->now_ns)
+                awake[count++] = process;
+            else if (process->wake_ns < wake_ns)
+                wake_ns = process->wake_ns;
+        }
+        if (count)
+            return awake[bl_sim_below(world, count)];
+        if (wake_ns == UINT64_MAX)
+            return NULL;
+        for (uint32_t i = 0; i < world->process_count; i++)
+            bl_sim_drain_all(world, world->process[i]);
+        world->now_ns = wake_ns;
+    }
+}
+
+static void bl_sim_switch(bl_sim_world *world)
+{
+    bl_sim_process *from = world->current, *to = bl_sim_next(world);
+    if (from == to)
+        return;
+    world->current = to;
+    world->stat.switches++;
+    swapcontext(from ? &from->context : &world->outside, to ? &to->context : &world->outside);
+}
+
+static void bl_sim_stop(bl_sim_world *world, int32_t result)
+{
+    if (!world->stopped)
+        world->result = result;
+    world->stopped = 1;
+    bl_sim_switch(world);
+}
+
+/* A process's first breath and last. The world comes in halves: makecontext knows only ints. */
+static void bl_sim_main(uint32_t high, uint32_t low)
+{
+    bl_sim_world *world = (bl_sim_world *)((uintptr_t)high << 32 | low);
+    bl_sim_process *process = world->current;
+    int result = process->body(&process->pool, process->argument);
+    process->state = BL_SIM_EXITED;
+    if (result < 0)
+        bl_sim_stop(world, result);
+    bl_sim_switch(world);
+}
+
+int bl_sim_spawn(bl_sim_world *world, uint32_t host, bl_sim_body *body, void *argument)
+{
+    if (world->process_count == BL_SIM_PROCESS_COUNT)
+        return -ENOSPC;
+    bl_sim_process *process = calloc(1, sizeof *process);
+    if (process == NULL)
+        return -ENOMEM;
+    process->stack = malloc(BL_SIM_STACK_SIZE);
+    if (process->stack == NULL) {
+        free(process);
+        return -ENOMEM;
+    }
+    process->pool = world->pool;
+    process->pool.memory.host = host;
+    process->body = body;
+    process->argument = argument;
+    getcontext(&process->context);
+    process->context.uc_stack.ss_sp = process->stack;
+    process->context.uc_stack.ss_size = BL_SIM_STACK_SIZE;
+    makecontext(&process->context, (void (*)(void))bl_sim_main, 2,
+                (uint32_t)((uintptr_t)world >> 32), (uint32_t)(uintptr_t)world);
+    world->process[world->process_count] = process;
+    return (int)world->process_count++;
+}
+
+int bl_sim_world_run(bl_sim_world *world)
+{
+    bl_sim_switch(world);
+    return world->result;
+}
+
+void bl_sim_step(bl_sim_world *world, uint32_t line)
+{
+    bl_sim_process *process = world->current;
+    uint64_t random = bl_sim_random(world);
+    world->now_ns += 16 + (random & 31);
+    if (++world->stat.steps > world->config.step_limit)
+        bl_sim_stop(world, -ETIME);
+    if (process->verbs_left && --process->verbs_left == 0) {
+        bl_sim_lose(world, process);
+        bl_sim_switch(world);
+    }
+    world->near_line = line;
+    world->recent[world->stat.steps % BL_SIM_RECENT_COUNT] = line;
+    if ((random >> 8 & world->chance_mask) == 0)
+        bl_sim_happen(world);
+    if ((random >> 16 & world->switch_mask) != 0)
+        return;
+    if ((random >> 32) % 64 == 0)
+        process->wake_ns = world->now_ns + bl_sim_below(world, BL_SIM_STALL_NS);
+    bl_sim_switch(world);
+}
+
+void bl_sim_sleep(bl_sim_world *world, uint64_t ns)
+{
+    world->now_ns += 32;
+    if (++world->stat.steps > world->config.step_limit)
+        bl_sim_stop(world, -ETIME);
+    world->current->wake_ns = world->now_ns + ns;
+    bl_sim_switch(world);
+}
+
+/* ---- Deaths. */
+
+void bl_sim_lose(bl_sim_world *world, bl_sim_process *process)
+{
+    process->state = BL_SIM_KILLED;
+    process->store_count -= (uint32_t)bl_sim_below(world, process->store_count + 1);
+    world->stat.deaths++;
+}
+
+void bl_sim_kill(bl_sim_world *world, uint32_t process)
+{
+    if (world->process[process]->state == BL_SIM_READY)
+        bl_sim_lose(world, world->process[process]);
+    if (world->current == world->process[process])
+        bl_sim_switch(world);
+}
+
+void bl_sim_kill_after(bl_sim_world *world, uint32_t process, uint64_t verbs)
+{
+    world->process[process]->verbs_left = verbs;
+}
+
+int bl_sim_alive(const bl_sim_world *world, uint32_t process)
+{
+    return world->process[process]->state == BL_SIM_READY;
+}

@@ -1,0 +1,103 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Copyright The Beluga Authors
+ *
+ * Proof of life in the simulator: proof.h with tables instead of lock files. A descriptor is a
+ * place in the table. The kernel's part is a full fence: what a process streamed has arrived before
+ * others can see that it gave a lock back or died.
+ */
+#include "proof.h"
+
+#include <errno.h>
+#include <stdio.h>
+
+#include "sim_world.h"
+
+static int bl_sim_proof_find(const bl_memory *memory, uint64_t nonce)
+{
+    const bl_sim_world *world = memory->world;
+    for (uint32_t i = 0; i < world->proof_count; i++) {
+        const bl_sim_proof *proof = &world->proof[i];
+        if (proof->nonce == nonce && proof->host == memory->host && !proof->removed)
+            return (int)i;
+    }
+    return -ENOENT;
+}
+
+int bl_proof_hold(const bl_memory *memory, const char *directory, uint64_t nonce)
+{
+    (void)directory;
+    bl_sim_world *world = memory->world;
+    if (bl_sim_proof_find(memory, nonce) >= 0)
+        return -EEXIST;
+    if (world->proof_count == BL_SIM_PROOF_COUNT)
+        return -ENFILE;
+    world->proof[world->proof_count] = (bl_sim_proof){nonce, world->current, memory->host, 0};
+    return (int)world->proof_count++;
+}
+
+int bl_proof_watch(const bl_memory *memory, const char *directory, uint64_t nonce)
+{
+    (void)directory;
+    return bl_sim_proof_find(memory, nonce);
+}
+
+int bl_proof_gone(const bl_memory *memory, int descriptor)
+{
+    const bl_sim_process *holder = memory->world->proof[descriptor].holder;
+    return holder == NULL || bl_sim_gone(holder);
+}
+
+void bl_proof_end(const bl_memory *memory, const char *directory, uint64_t nonce, int descriptor,
+                  int remove)
+{
+    (void)directory;
+    bl_sim_world *world = memory->world;
+    int found = remove ? bl_sim_proof_find(memory, nonce) : -ENOENT;
+    if (descriptor >= 0 && world->proof[descriptor].holder == world->current) {
+        bl_sim_fence(world, world->current);
+        world->proof[descriptor].holder = NULL;
+    }
+    if (found >= 0)
+        world->proof[found].removed = 1;
+}
+
+int bl_host_lock(const bl_memory *memory, const char *directory, const char *name)
+{
+    (void)directory;
+    bl_sim_world *world = memory->world;
+    uint32_t i = 0;
+    while (i < world->lock_count &&
+           (world->lock[i].host != memory->host || strcmp(world->lock[i].name, name) != 0))
+        i++;
+    bl_sim_lock *lock = &world->lock[i];
+    if (i == world->lock_count) {
+        if (i == BL_SIM_LOCK_COUNT || strlen(name) >= sizeof lock->name)
+            return -ENFILE;
+        strcpy(lock->name, name);
+        lock->host = memory->host;
+        world->lock_count++;
+    } else if (lock->holder && !bl_sim_gone(lock->holder)) {
+        return -EAGAIN;
+    }
+    bl_sim_fence(world, world->current);
+    lock->holder = world->current;
+    return (int)i;
+}
+
+void bl_host_unlock(const bl_memory *memory, int descriptor)
+{
+    bl_sim_fence(memory->world, memory->world->current);
+    memory->world->lock[descriptor].holder = NULL;
+}
+
+int bl_boot_id(const bl_memory *memory, uint64_t boot_id[2])
+{
+    boot_id[0] = memory->host + 1;
+    boot_id[1] = 0;
+    return 0;
+}
+
+uint64_t bl_new_nonce(const bl_memory *memory)
+{
+    return bl_sim_random(memory->world) | 1;
+}

@@ -1,0 +1,143 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Copyright The Beluga Authors
+ *
+ * The verbs as the simulator does them: a turn may end before each line touched, then the line is
+ * touched (sim_cache.c). A skipped site still takes its turns, so that a seed's run is the same up
+ * to the first thing that was left out.
+ */
+#include "sim_world.h"
+
+#include <errno.h>
+
+extern bl_site __start_bl_sites[] __attribute__((visibility("hidden")));
+extern bl_site __stop_bl_sites[] __attribute__((visibility("hidden")));
+
+uint32_t bl_sim_site_count(void) { return (uint32_t)(__stop_bl_sites - __start_bl_sites); }
+
+static uint32_t bl_sim_site_number(const bl_site *site)
+{
+    return (uint32_t)(site - __start_bl_sites) + 1;
+}
+
+int bl_sim_site_get(uint32_t number, bl_sim_site *out)
+{
+    if (number == 0 || number > bl_sim_site_count())
+        return -EINVAL;
+    const bl_site *site = &__start_bl_sites[number - 1];
+    *out = (bl_sim_site){site->file, site->function, site->verb, site->line, number};
+    return 0;
+}
+
+static int bl_sim_skipped(const bl_memory *memory, const bl_site *site)
+{
+    return bl_sim_site_number(site) == memory->world->config.skip_site;
+}
+
+/* A turn at offset; 1 if the site is skipped. */
+static int bl_sim_enter(const bl_memory *memory, uint64_t offset, const bl_site *site)
+{
+    bl_sim_step(memory->world, (uint32_t)(offset / BL_LINE_SIZE));
+    return bl_sim_skipped(memory, site);
+}
+
+/* A line through the host's cache. */
+static const uint8_t *bl_sim_look(const bl_memory *memory, uint64_t offset, const bl_site *site)
+{
+    bl_sim_world *world = memory->world;
+    return bl_sim_line_read(world, world->current, (uint32_t)(offset / BL_LINE_SIZE),
+                            bl_sim_site_number(site));
+}
+
+uint64_t bl_sim_load64(const bl_memory *memory, uint64_t offset, const bl_site *site)
+{
+    uint64_t word;
+    bl_sim_enter(memory, offset, site);
+    memcpy(&word, bl_sim_look(memory, offset, site) + offset % BL_LINE_SIZE, sizeof word);
+    return word;
+}
+
+/* A line is loaded in pieces (A1): now and then much happens between two of them. */
+void bl_sim_load_line(const bl_memory *memory, uint64_t offset, void *line, const bl_site *site)
+{
+    bl_sim_enter(memory, offset, site);
+    memcpy(line, bl_sim_look(memory, offset, site), BL_LINE_SIZE);
+    uint64_t random = bl_sim_random(memory->world);
+    if (random % 16 != 0)
+        return;
+    uint32_t cut = 8 * (1 + (uint32_t)(random >> 32) % 7);
+    bl_sim_enter(memory, offset, site);
+    memcpy((uint8_t *)line + cut, bl_sim_look(memory, offset, site) + cut, BL_LINE_SIZE - cut);
+}
+
+void bl_sim_stream(const bl_memory *memory, uint64_t offset, const void *source, uint64_t size,
+                   const bl_site *site)
+{
+    bl_sim_world *world = memory->world;
+    /* one line on a coherent device is stored plainly; bulk goes round the cache everywhere */
+    int plain = size == BL_LINE_SIZE && bl_sim_coherent(memory, offset);
+    for (uint64_t at = 0; at < size; at += BL_LINE_SIZE)
+        if (!bl_sim_enter(memory, offset + at, site))
+            bl_sim_line_stream(world, world->current, (uint32_t)((offset + at) / BL_LINE_SIZE),
+                               (const uint8_t *)source + at, plain);
+}
+
+void bl_sim_fetch(const bl_memory *memory, uint64_t offset, void *target, uint64_t size,
+                  const bl_site *site)
+{
+    uint8_t *next = target;
+    while (size > 0) {
+        uint64_t start = offset % BL_LINE_SIZE;
+        uint64_t piece = BL_LINE_SIZE - start < size ? BL_LINE_SIZE - start : size;
+        bl_sim_enter(memory, offset, site);
+        memcpy(next, bl_sim_look(memory, offset, site) + start, piece);
+        offset += piece, next += piece, size -= piece;
+    }
+}
+
+void bl_sim_invalidate(const bl_memory *memory, uint64_t offset, uint64_t size,
+                       const bl_site *site)
+{
+    bl_sim_world *world = memory->world;
+    uint64_t end = offset + size;
+    for (offset -= offset % BL_LINE_SIZE; offset < end; offset += BL_LINE_SIZE)
+        if (!bl_sim_enter(memory, offset, site))
+            bl_sim_line_invalidate(world, world->current, (uint32_t)(offset / BL_LINE_SIZE));
+}
+
+void bl_sim_fence_store(const bl_memory *memory, const bl_site *site)
+{
+    bl_sim_step(memory->world, memory->world->near_line);
+    if (!bl_sim_skipped(memory, site))
+        memory->world->current->fence_number++;
+}
+
+void bl_sim_fence_full(const bl_memory *memory, const bl_site *site)
+{
+    bl_sim_step(memory->world, memory->world->near_line);
+    if (!bl_sim_skipped(memory, site))
+        bl_sim_fence(memory->world, memory->world->current);
+}
+
+int bl_sim_verify(const bl_memory *memory, int condition, const bl_site *site)
+{
+    return condition || bl_sim_skipped(memory, site);
+}
+
+void bl_sim_store_cached(const bl_memory *memory, uint64_t offset, const void *source,
+                         uint32_t size)
+{
+    bl_sim_world *world = memory->world;
+    bl_sim_step(world, (uint32_t)(offset / BL_LINE_SIZE));
+    bl_sim_line_dirty(world, world->current, offset, source, size);
+}
+
+uint64_t bl_sim_now_ns(const bl_memory *memory)
+{
+    bl_sim_world *world = memory->world;
+    bl_sim_step(world, world->near_line);
+    return world->now_ns + world->host[memory->host].clock_ahead_ns;
+}
+
+void bl_sim_pause(const bl_memory *memory) { bl_sim_sleep(memory->world, 0); }
+
+void bl_sim_nap(const bl_memory *memory, uint64_t ns) { bl_sim_sleep(memory->world, ns); }

@@ -1,0 +1,208 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Copyright The Beluga Authors
+ *
+ * A small world for the protocol to run in: one pool, some hosts whose private caches know nothing
+ * of each other, and processes on them that take turns at every verb. One seed is one run: all
+ * chance comes from one generator, so a failure is replayed by its seed.
+ *
+ *   process --stream--> store buffer --piece by piece, any order between fences--> memory
+ *   process <--load---- cache of its host <--on a miss, or by a prefetch at any time-- memory
+ *
+ * What can happen at a verb, whether anybody wants it or not: another process runs; a line leaves
+ * some host's cache (a dirty one is written back whole); a line near those in use is prefetched; one
+ * piece of some store buffer arrives in memory; one invalidation completes.
+ *
+ * Deliberately weak: a store fence orders a process's streams but completes nothing; an
+ * invalidation completes at the latest at the process's next full fence, and may have
+ * happened as early as its last one.
+ */
+#ifndef BL_SIM_WORLD_H
+#define BL_SIM_WORLD_H
+
+#include <ucontext.h>
+
+#include "api_sim.h"
+#include "pool.h"
+
+enum bl_sim_limit {
+    BL_SIM_HOST_COUNT = 8,
+    BL_SIM_PROCESS_COUNT = 32,
+    BL_SIM_PROOF_COUNT = 4096,
+    BL_SIM_LOCK_COUNT = 32,
+    BL_SIM_CACHE_LINES = 2048,
+    BL_SIM_STORE_COUNT = 24,
+    BL_SIM_INVALIDATION_COUNT = 32,
+    BL_SIM_RECENT_COUNT = 16,
+    BL_SIM_STACK_SIZE = 256 << 10
+};
+
+/* A line in a host's cache. */
+typedef struct bl_sim_line {
+    uint8_t data[BL_LINE_SIZE];
+    uint64_t dirty;             /* bit per byte that was stored here and is not in memory */
+    uint64_t fetched_at;        /* world step */
+    uint32_t line;
+} bl_sim_line;
+
+typedef struct bl_sim_host {
+    uint32_t *place;            /* of a line in lines, + 1; 0: not cached */
+    bl_sim_line *lines;
+    uint32_t line_count;
+    uint64_t clock_ahead_ns;    /* hosts never compare clocks, so theirs differ */
+} bl_sim_host;
+
+/* A streamed line on its way to memory. A process's stores stand in program order; those of one
+ * fence number have no order among them, unless they are plain (coherent memory keeps their order). */
+typedef struct bl_sim_store {
+    uint8_t data[BL_LINE_SIZE];
+    uint64_t fence_number;
+    uint32_t line;
+    uint8_t pieces;             /* bit per 8 bytes not yet in memory */
+    uint8_t plain;
+} bl_sim_store;
+
+enum bl_sim_state { BL_SIM_READY, BL_SIM_EXITED, BL_SIM_KILLED };
+
+typedef int bl_sim_body(bl_pool *pool, void *argument);
+
+typedef struct bl_sim_process {
+    bl_pool pool;
+    enum bl_sim_state state;
+    uint64_t wake_ns;           /* asleep until then */
+    uint64_t verbs_left;        /* dies when this many verbs are done; 0: lives */
+    uint64_t fence_number;
+    uint64_t fenced_at;         /* world step of its last full fence */
+    uint32_t store_count;
+    uint32_t invalidation_count;
+    bl_sim_store store[BL_SIM_STORE_COUNT];
+    uint32_t invalidation[BL_SIM_INVALIDATION_COUNT];
+    bl_sim_body *body;
+    void *argument;
+    void *stack;
+    ucontext_t context;
+} bl_sim_process;
+
+/* A file of a host's runtime directory, and who has it locked: NULL when it gave the lock back. */
+typedef struct bl_sim_proof {
+    uint64_t nonce;
+    const bl_sim_process *holder;
+    uint32_t host;
+    uint32_t removed;
+} bl_sim_proof;
+
+typedef struct bl_sim_lock {
+    char name[32];
+    const bl_sim_process *holder;
+    uint32_t host;
+} bl_sim_lock;
+
+typedef struct bl_sim_world {
+    bl_sim_config config;
+    bl_pool pool;               /* as every process sees it, but for the host */
+    uint64_t random;
+    uint64_t now_ns;
+    uint64_t switch_mask;       /* another process runs where random & mask is 0 */
+    uint64_t chance_mask;       /* something else happens likewise */
+    uint8_t *memory;
+    uint8_t *writer;            /* of each line: host + 1, or BL_SIM_MANY */
+    uint64_t *stale;            /* loads answered from a copy unlike memory, by site number */
+    uint32_t recent[BL_SIM_RECENT_COUNT]; /* lines touched last: prefetchers look near them */
+    uint32_t near_line;         /* the last of them */
+    bl_sim_host host[BL_SIM_HOST_COUNT];
+    bl_sim_process *process[BL_SIM_PROCESS_COUNT];
+    uint32_t process_count;
+    bl_sim_process *current;    /* NULL: the caller of bl_sim_world_run */
+    bl_sim_proof *proof;
+    uint32_t proof_count;
+    bl_sim_lock lock[BL_SIM_LOCK_COUNT];
+    uint32_t lock_count;
+    int32_t result;             /* of the first process that failed */
+    uint32_t stopped;
+    bl_sim_stat stat;
+    ucontext_t outside;
+} bl_sim_world;
+
+enum { BL_SIM_MANY = 255 };
+
+/* A scenario starts processes in a new world, runs it, and judges what came of it: as bl_sim_play. */
+typedef struct bl_sim_scenario {
+    const char *name;
+    int (*play)(bl_sim_world *world);
+} bl_sim_scenario;
+
+/* xorshift64*: small, fast, the same everywhere. */
+static inline uint64_t bl_sim_random(bl_sim_world *world)
+{
+    world->random ^= world->random >> 12;
+    world->random ^= world->random << 25;
+    world->random ^= world->random >> 27;
+    return world->random * 0x2545f4914f6cdd1du;
+}
+
+/* Below bound. */
+static inline uint64_t bl_sim_below(bl_sim_world *world, uint64_t bound)
+{
+    return (uint64_t)(((unsigned __int128)bl_sim_random(world) * bound) >> 64);
+}
+
+static inline int bl_sim_coherent(const bl_memory *memory, uint64_t offset)
+{
+    return memory->coherent[bl_interleave_place(&memory->map, offset).device];
+}
+
+/* ---- sim_cache.c: what memory, caches and buffers do. Nothing here takes a turn. */
+
+const uint8_t *bl_sim_line_read(bl_sim_world *world, bl_sim_process *process, uint32_t line,
+                                uint32_t site_number);
+void bl_sim_line_stream(bl_sim_world *world, bl_sim_process *process, uint32_t line,
+                        const void *source, int plain);
+void bl_sim_line_dirty(bl_sim_world *world, bl_sim_process *process, uint64_t offset,
+                       const void *source, uint32_t size);
+void bl_sim_line_invalidate(bl_sim_world *world, bl_sim_process *process, uint32_t line);
+void bl_sim_fence(bl_sim_world *world, bl_sim_process *process);
+void bl_sim_drain_all(bl_sim_world *world, bl_sim_process *process);
+
+/* One of the things that happen by themselves. */
+void bl_sim_happen(bl_sim_world *world);
+
+/* ---- sim_world.c: turns, time, life and death. */
+
+/* A pool of zeros with this geometry: 0 or -ENOMEM. */
+int bl_sim_world_create(bl_sim_world **out, const bl_sim_config *config,
+                        const bl_geometry *geometry);
+void bl_sim_world_destroy(bl_sim_world *world);
+
+/* A process that runs body(its pool, argument): its number, or -ENOSPC, -ENOMEM. May be called by a
+ * running process. A negative result of body ends the run. */
+int bl_sim_spawn(bl_sim_world *world, uint32_t host, bl_sim_body *body, void *argument);
+
+/* The running process comes to a verb that touches line: its turn may end here, or its life. */
+void bl_sim_step(bl_sim_world *world, uint32_t line);
+
+/* The running process waits for ns, or lets others run if that is 0. */
+void bl_sim_sleep(bl_sim_world *world, uint64_t ns);
+
+/* Until every process has exited or was killed: 0, what a body returned, or -ETIME. */
+int bl_sim_world_run(bl_sim_world *world);
+
+/* Never runs again. What it streamed may still arrive, up to some point of its program. */
+void bl_sim_lose(bl_sim_world *world, bl_sim_process *process);
+void bl_sim_kill(bl_sim_world *world, uint32_t process);
+
+/* The same, after so many more verbs of its own. */
+void bl_sim_kill_after(bl_sim_world *world, uint32_t process, uint64_t verbs);
+
+int bl_sim_alive(const bl_sim_world *world, uint32_t process);
+
+/* Dead or at its end, and nothing of it is on its way any more. */
+static inline int bl_sim_gone(const bl_sim_process *process)
+{
+    return process->state != BL_SIM_READY && process->store_count == 0;
+}
+
+/* A store into the cache of the running process's host, which the protocol has no verb for: what a
+ * careless program, or a device that writes through the cache, does. */
+void bl_sim_store_cached(const bl_memory *memory, uint64_t offset, const void *source,
+                         uint32_t size);
+
+#endif
