@@ -49,6 +49,7 @@
 #include "evict.h"
 #include "pins.h"
 #include "extent.c"
+#include "extent_block.c"
 #include "index.c"
 #include "evict.c"
 #include "pins.c"

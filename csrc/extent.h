@@ -9,7 +9,7 @@
  * by a process that is not proven gone, and is given to nobody (quarantine).
  *
  * Invariants: extents do not overlap; free + used + held blocks of an extent = block_count; stripes
- * in no extent are free; low offsets are given first.
+ * in no extent are free; a class's lowest free block is given first.
  */
 #ifndef BL_EXTENT_H
 #define BL_EXTENT_H
@@ -38,28 +38,34 @@ typedef struct bl_extents_stat {
     uint64_t held_bytes;
 } bl_extents_stat;
 
-/* How choosy bl_extents_open is. GOOD: the fewest stripes that waste at most 1 %; if no number up to
- * BL_EXTENT_STRIPES_MAX does, the one that wastes least; if no free run is that long, the best
- * part of the longest-fitting run that wastes at most 3 %. ANY: whatever run holds at least one block,
- * the least wasteful first. */
+/* How choosy bl_extents_open is. A class has a grid of its own over the stripes: cells of the
+ * fewest stripes that waste at most 1 % of them (or that waste least, if no number up to
+ * BL_EXTENT_STRIPES_MAX does); the last cell is what is left. GOOD: the lowest cell that is free.
+ * So extents leave no gaps between them, and a class that gets every stripe fills the pool equally
+ * well whatever order they come in. ANY: else the free run that blocks fill best, wherever it is. */
 enum bl_fit { BL_FIT_GOOD = 1, BL_FIT_ANY = 2 };
 
 /* The page-rounded size of the class that blocks of bytes belong to; 0 if too large (an extent has
  * at most BL_EXTENT_STRIPES_MAX stripes) or bytes is 0. */
 uint32_t bl_block_size(uint64_t bytes);
 
-/* 0 or -ENOMEM. data_offset: pool offset of stripe 0. */
+/* 0, -ENOMEM, or -EINVAL: more stripes than 32 bits count. data_offset: of stripe 0. */
 int bl_extents_create(bl_extents **out, uint64_t data_offset, uint64_t stripe_count);
 void bl_extents_destroy(bl_extents *extents);
 
-/* A free block of the class, lowest offset first: 0; -EAGAIN: open an extent or empty one first;
- * used by the caller until bl_extents_give. */
+/* A free block of the class, lowest offset first: 0; -EAGAIN: open an extent or empty one first.
+ * It is used until bl_extents_give or bl_extents_hold. */
 int bl_extents_take(bl_extents *extents, uint32_t block_size, uint64_t *offset);
 
 /* Make an extent of free stripes: 0; -EAGAIN: no run fits; -E2BIG: BL_CLASS_COUNT_MAX classes are
- * in use (a class with no extents left is not in use). */
+ * in use (a class with no extents left is not in use); -EINVAL: not a block size. */
 int bl_extents_open(bl_extents *extents, uint32_t block_size, enum bl_fit fit, uint64_t generation,
                     bl_extent_view *out);
+
+/* The class's cell that has this offset, free or not: once the extents that reach into it are
+ * closed, GOOD finds room there. 0, or -EINVAL. */
+int bl_extents_cell(const bl_extents *extents, uint32_t block_size, uint64_t offset,
+                    uint32_t *first_stripe, uint32_t *stripe_count);
 
 /* A used block is free again. 0, or -EINVAL: no used block starts there. */
 int bl_extents_give(bl_extents *extents, uint64_t offset);
@@ -78,16 +84,18 @@ void bl_extents_unhold_all(bl_extents *extents);
 /* The stripes of an extent without used or held blocks are free again: 0, -EBUSY, -EINVAL. */
 int bl_extents_close(bl_extents *extents, uint32_t first_stripe);
 
-/* The extent that has this offset or stripe: 0 or -ENOENT. */
+/* The extent that has this offset: 0 or -ENOENT. */
 int bl_extents_at(const bl_extents *extents, uint64_t offset, bl_extent_view *out);
 
 /* The first extent with first_stripe >= stripe: 0 or -ENOENT. To walk over all. */
 int bl_extents_next(const bl_extents *extents, uint64_t stripe, bl_extent_view *out);
 
-/* Recovery: an extent as it was, all blocks free: 0, -EINVAL (nonsense), -EEXIST (overlap), -E2BIG. */
+/* Recovery: an extent as it was, all blocks free; the view's free and held counts are not looked
+ * at. 0, -EINVAL (nonsense), -EEXIST (overlap), -E2BIG (classes). */
 int bl_extents_adopt(bl_extents *extents, const bl_extent_view *view);
 
-/* Recovery: the block that starts at offset, of this class, is used: 0, -EINVAL, -EEXIST. */
+/* Recovery: the free block that starts at offset, of this class, is used: 0, -EINVAL (no block of
+ * that class starts there), -EEXIST (used or held already). */
 int bl_extents_claim(bl_extents *extents, uint64_t offset, uint32_t block_size);
 
 void bl_extents_count(const bl_extents *extents, bl_extents_stat *out);

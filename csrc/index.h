@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * Key -> block number, in the server's DRAM. Open addressing over one array, so that a chain of
- * keys is found at the speed of independent cache misses.
+ * Key -> block number, in the server's DRAM. A key is found by one cache miss, nearly always, and
+ * those of a chain of keys overlap.
  */
 #ifndef BL_INDEX_H
 #define BL_INDEX_H
@@ -13,7 +13,7 @@ enum { BL_NO_BLOCK = -1 };
 
 typedef struct bl_index bl_index;
 
-/* Room for count_max keys: 0 or -ENOMEM. */
+/* Room for count_max keys: 0 or -errno. */
 int bl_index_create(bl_index **out, uint32_t count_max);
 void bl_index_destroy(bl_index *index);
 

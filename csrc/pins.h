@@ -15,7 +15,8 @@ typedef struct bl_pins bl_pins;
 int bl_pins_create(bl_pins **out, uint32_t block_count_max);
 void bl_pins_destroy(bl_pins *pins);
 
-/* One pin more: the block's pins in this session after it, or -ENOSPC. */
+/* One pin more: the block's pins in this session after it, or -ENOSPC: too many blocks, or
+ * more pins of this one than 32 bits count. */
 int64_t bl_pins_add(bl_pins *pins, uint32_t block);
 
 /* One pin less: the block's pins in this session after it, or -ENOENT. */

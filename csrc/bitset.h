@@ -1,0 +1,111 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Copyright The Beluga Authors
+ *
+ * A set of small numbers that finds its next member in a few loads: each level has one bit per
+ * word of the level below, set while that word has one. The memory is the caller's.
+ */
+#ifndef BL_BITSET_H
+#define BL_BITSET_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+enum { BL_BITSET_LEVELS = 6 };  /* of 64 branches each: more than 32-bit numbers need */
+
+static const uint64_t BL_BITSET_NONE = UINT64_MAX;
+
+typedef struct bl_bitset {
+    uint64_t *level[BL_BITSET_LEVELS];
+    uint64_t word_count[BL_BITSET_LEVELS];
+} bl_bitset;
+
+/* Words of zeroed memory that a set of the numbers below count needs. */
+static inline size_t bl_bitset_words(uint64_t count)
+{
+    size_t words = 0;
+    for (int level = 0; level < BL_BITSET_LEVELS; level++) {
+        count = (count + 63) / 64;
+        words += count;
+    }
+    return words;
+}
+
+static inline void bl_bitset_make(bl_bitset *set, uint64_t *memory, uint64_t count)
+{
+    for (int level = 0; level < BL_BITSET_LEVELS; level++) {
+        count = (count + 63) / 64;
+        set->level[level] = memory;
+        set->word_count[level] = count;
+        memory += count;
+    }
+}
+
+static inline int bl_bitset_has(const bl_bitset *set, uint64_t number)
+{
+    return set->level[0][number / 64] >> (number % 64) & 1;
+}
+
+static inline void bl_bitset_add(bl_bitset *set, uint64_t number)
+{
+    for (int level = 0; level < BL_BITSET_LEVELS; level++) {
+        uint64_t *word = &set->level[level][number / 64], before = *word;
+        *word |= 1ull << (number % 64);
+        if (before)
+            return;
+        number /= 64;
+    }
+}
+
+static inline void bl_bitset_remove(bl_bitset *set, uint64_t number)
+{
+    for (int level = 0; level < BL_BITSET_LEVELS; level++) {
+        uint64_t *word = &set->level[level][number / 64];
+        *word &= ~(1ull << (number % 64));
+        if (*word)
+            return;
+        number /= 64;
+    }
+}
+
+/* The least member >= from, or BL_BITSET_NONE. */
+static inline uint64_t bl_bitset_next(const bl_bitset *set, uint64_t from)
+{
+    for (int level = 0; level < BL_BITSET_LEVELS; level++) {
+        uint64_t place = from / 64;
+        if (place >= set->word_count[level])
+            return BL_BITSET_NONE;
+        uint64_t word = set->level[level][place] & (UINT64_MAX << (from % 64));
+        if (word) {
+            from = place * 64 + (uint64_t)__builtin_ctzll(word);
+            while (level-- > 0)
+                from = from * 64 + (uint64_t)__builtin_ctzll(set->level[level][from]);
+            return from;
+        }
+        from = place + 1;
+    }
+    return BL_BITSET_NONE;
+}
+
+/* The end of the members in a row that begin at from, but at most limit. */
+static inline uint64_t bl_bitset_row_end(const bl_bitset *set, uint64_t from, uint64_t limit)
+{
+    while (from < limit) {
+        uint64_t gaps = ~set->level[0][from / 64] & (UINT64_MAX << (from % 64));
+        if (gaps) {
+            from = from / 64 * 64 + (uint64_t)__builtin_ctzll(gaps);
+            return from < limit ? from : limit;
+        }
+        from = (from / 64 + 1) * 64;
+    }
+    return limit;
+}
+
+/* The start of the members in a row that end just before end, but at least limit. */
+static inline uint64_t bl_bitset_row_start(const bl_bitset *set, uint64_t end, uint64_t limit)
+{
+    while (end > limit && bl_bitset_has(set, end - 1))
+        end--;
+    return end;
+}
+
+#endif
