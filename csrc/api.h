@@ -112,6 +112,10 @@ int bl_superblock_fault(const bl_superblock *superblock);
 int bl_device_map(int fd, uint64_t offset, uint64_t size, void **out);
 int bl_device_unmap(void *address, uint64_t size);
 
+/* Fault a range of a mapped device in, for writing; its bytes stay. Any number of threads, of
+ * different ranges. 0 or -errno (-EFAULT: the file has no room there). */
+int bl_device_populate(void *address, uint64_t size);
+
 /* A pool over mapped devices, in superblock order. The devices stay the caller's. */
 int bl_pool_open(const bl_superblock *superblocks, void *const *devices, bl_pool **out);
 void bl_pool_close(bl_pool *pool);

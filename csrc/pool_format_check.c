@@ -138,6 +138,53 @@ BL_SIZE(bl_bulk, 8);
 BL_FIELD(bl_bulk, size, 0);
 BL_FIELD(bl_bulk, check, 4);
 
+BL_SIZE(bl_block_request, 24);
+BL_FIELD(bl_block_request, layout, 0);
+BL_FIELD(bl_block_request, length, 8);
+BL_FIELD(bl_block_request, chunk_size, 12);
+BL_FIELD(bl_block_request, count, 16);
+BL_FIELD(bl_block_request, flags, 20);
+
+BL_SIZE(bl_block_reply, 8);
+BL_FIELD(bl_block_reply, count, 0);
+BL_FIELD(bl_block_reply, state, 4);
+
+BL_SIZE(bl_block_record, 32);
+BL_FIELD(bl_block_record, offset, 0);
+BL_FIELD(bl_block_record, generation, 8);
+BL_FIELD(bl_block_record, block, 16);
+BL_FIELD(bl_block_record, length, 20);
+BL_FIELD(bl_block_record, state, 24);
+BL_FIELD(bl_block_record, status, 28);
+
+BL_SIZE(bl_commit, 32);
+BL_FIELD(bl_commit, key, 0);
+BL_FIELD(bl_commit, generation, 16);
+BL_FIELD(bl_commit, block, 24);
+BL_FIELD(bl_commit, vector_check, 28);
+
+BL_SIZE(bl_meta_stat, 160);
+BL_FIELD(bl_meta_stat, block_count, 0);
+BL_FIELD(bl_meta_stat, block_count_max, 8);
+BL_FIELD(bl_meta_stat, block_bytes, 16);
+BL_FIELD(bl_meta_stat, grant_count, 24);
+BL_FIELD(bl_meta_stat, pinned_count, 32);
+BL_FIELD(bl_meta_stat, lookup_count, 40);
+BL_FIELD(bl_meta_stat, hit_count, 48);
+BL_FIELD(bl_meta_stat, commit_count, 56);
+BL_FIELD(bl_meta_stat, abort_count, 64);
+BL_FIELD(bl_meta_stat, evict_count, 72);
+BL_FIELD(bl_meta_stat, remove_count, 80);
+BL_FIELD(bl_meta_stat, refuse_count, 88);
+BL_FIELD(bl_meta_stat, damaged_count, 96);
+BL_FIELD(bl_meta_stat, stripe_count, 104);
+BL_FIELD(bl_meta_stat, free_stripe_count, 112);
+BL_FIELD(bl_meta_stat, extent_count, 120);
+BL_FIELD(bl_meta_stat, class_count, 128);
+BL_FIELD(bl_meta_stat, used_bytes, 136);
+BL_FIELD(bl_meta_stat, held_bytes, 144);
+BL_FIELD(bl_meta_stat, data_bytes, 152);
+
 BL_SIZE(bl_entry, 64);
 BL_FIELD(bl_entry, key, 0);
 BL_FIELD(bl_entry, generation, 16);

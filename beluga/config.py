@@ -1,0 +1,37 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""The environment: what it says, and in this file only.
+
+=================== ==============================================================================
+variable            meaning
+=================== ==============================================================================
+BELUGA_POOL         devices of the pool that is meant when none is named, joined by ``:``
+XDG_STATE_HOME      where the mounted default pool is remembered; else ~/.local/state
+XDG_RUNTIME_DIR     where lock files of devdax pools lie if /run/beluga cannot be written
+=================== ==============================================================================
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+def pool_paths() -> list[str]:
+    """Devices that BELUGA_POOL names, or none."""
+    return [path for path in os.environ.get("BELUGA_POOL", "").split(":") if path]
+
+
+def state_dir() -> Path:
+    """Where this user's choices are kept; it may not exist."""
+    home = os.environ.get("XDG_STATE_HOME")
+    return (Path(home) if home else Path.home() / ".local/state") / "beluga"
+
+
+def runtime_root() -> Path:
+    """Where lock files lie that have no file to lie beside; it may not exist."""
+    shared = Path("/run/beluga")
+    if os.access(shared if shared.exists() else shared.parent, os.W_OK):
+        return shared
+    mine = os.environ.get("XDG_RUNTIME_DIR")
+    return Path(mine) / "beluga" if mine else Path(f"/tmp/beluga-{os.getuid()}")  # noqa: S108

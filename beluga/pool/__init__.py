@@ -1,0 +1,26 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""L2: the pool. Devices named, checked, formatted and mapped; nothing is known here of blocks."""
+
+from beluga.pool.default import default_specs, emulated_paths, forget, remember, remembered
+from beluga.pool.pool import DeviceView, Pool
+from beluga.pool.room import room
+from beluga.pool.spec import STRIPE_SIZE, DeviceSpec, parse_size, show_size
+from beluga.pool.superblock import DISCIPLINES, Geometry
+
+__all__ = [
+    "DISCIPLINES",
+    "STRIPE_SIZE",
+    "DeviceSpec",
+    "DeviceView",
+    "Geometry",
+    "Pool",
+    "default_specs",
+    "emulated_paths",
+    "forget",
+    "parse_size",
+    "remember",
+    "remembered",
+    "room",
+    "show_size",
+]

@@ -1,0 +1,208 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""Making a pool: everything is asked first, files are given their room, superblocks come last.
+
+If anything fails on the way, what existed before is as it was, and files made here are gone.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+
+from beluga._ffi import ffi, lib
+from beluga.errors import (
+    DeviceForeignError,
+    DeviceMismatchError,
+    DeviceSpecError,
+    NoRoomError,
+    PoolError,
+    PoolExistsError,
+    check,
+)
+from beluga.pool.device import SYSFS, Device, examine, explain, open_device, refuse_twice
+from beluga.pool.layout import Layout, Wishes
+from beluga.pool.mapping import Mapping, Member
+from beluga.pool.room import demand, room
+from beluga.pool.spec import STRIPE_SIZE, DeviceSpec, SpecLike, show_size
+from beluga.pool.superblock import DISCIPLINES, fault, read_first
+
+Progress = Callable[[int, int], None]  # bytes done, bytes in all
+
+_SIZE_MIN = 2 * STRIPE_SIZE
+_DEFAULT_TOTAL = 4 << 30  # of a pool of new files whose size nobody named
+_PIECE = 32 << 20  # pre-faulted at a time
+
+
+def create(
+    paths: Sequence[SpecLike],
+    wishes: Wishes,
+    *,
+    progress: Progress | None = None,
+    sysfs: Path = SYSFS,
+) -> Mapping:
+    """Make a pool on these devices; raises a :class:`PoolError` that names what is wrong."""
+    if wishes.discipline is not None and wishes.discipline not in DISCIPLINES:
+        raise PoolError(f"no discipline '{wishes.discipline}'; there are {', '.join(DISCIPLINES)}")
+    specs = [DeviceSpec.parse(path) for path in paths]
+    if not 1 <= len(specs) <= lib.BL_DEVICE_COUNT_MAX:
+        raise PoolError(f"a pool has 1 to {lib.BL_DEVICE_COUNT_MAX} devices, not {len(specs)}")
+    devices = [examine(spec, creating=True, sysfs=sysfs) for spec in specs]
+    refuse_twice(devices)
+    for device in devices:
+        _refuse_occupied(device, wishes.force)
+    size = _choose_size(devices, wishes.device_size)
+    layout = Layout(len(devices), size, wishes)
+    if not wishes.sparse:
+        _demand_room(devices, size)
+    with ExitStack() as undo:
+        ready = [_make_file(device, size, wishes.sparse, undo) for device in devices]
+        members = [
+            Member(device, layout.superblock(index, device.kind))
+            for index, device in enumerate(ready)
+        ]
+        mapping = Mapping(members)
+        undo.callback(mapping.close)
+        if not wishes.sparse:
+            _fault_in(mapping, progress)
+        new = not any(device.exists for device in devices)
+        check(lib.bl_pool_format(mapping.handle, mapping.superblocks, new), "formatting")
+        undo.pop_all()
+    return mapping
+
+
+def _refuse_occupied(device: Device, force: bool) -> None:
+    """Raise if there is something on the device that creation would destroy."""
+    if not device.exists:
+        return
+    fd = open_device(device)
+    try:
+        number = fault(read_first(device, fd))
+    finally:
+        os.close(fd)
+    if force or number == lib.BL_SUPERBLOCK_EMPTY:
+        return
+    if number == lib.BL_SUPERBLOCK_FOREIGN:
+        if device.kind == "devdax":  # memory keeps what its last user left
+            return
+        raise DeviceForeignError(
+            f"{device} holds something else than a Beluga pool; --force destroys it"
+        )
+    raise PoolExistsError(f"{device} holds a pool already; open it, or --force destroys it")
+
+
+def _fixed_size(device: Device) -> bool:
+    """Whether the device can not grow."""
+    return device.kind == "devdax" or device.sliced
+
+
+def _choose_size(devices: Sequence[Device], wanted: int | None) -> int:
+    """Bytes used of each device."""
+    if wanted is not None:
+        if wanted % STRIPE_SIZE or wanted < _SIZE_MIN:
+            raise DeviceSpecError(
+                f"device size {wanted} is not a multiple of 2 MiB, or less than 4 MiB"
+            )
+        for device in devices:
+            if _fixed_size(device) and device.size < wanted:
+                raise NoRoomError(
+                    f"{device} has {show_size(device.size)}, less than {show_size(wanted)}; use a "
+                    "smaller size"
+                )
+        return wanted
+    sizes = {device.size // STRIPE_SIZE * STRIPE_SIZE for device in devices if device.size > 0}
+    if len(sizes) > 1:
+        found = ", ".join(f"{device.spec.path} {show_size(device.size)}" for device in devices)
+        raise DeviceMismatchError(f"devices of different sizes ({found}); name one with --size")
+    if not sizes:
+        return _default_size(devices)
+    size = sizes.pop()
+    if size < _SIZE_MIN:
+        raise NoRoomError(f"{devices[0]} has {show_size(size)}; a device needs at least 4 MiB")
+    return size
+
+
+def _default_size(devices: Sequence[Device]) -> int:
+    """A share of half the room, and no more than anybody expects."""
+    there = min((room(device.spec.path.parent) for device in devices), key=lambda r: r.size)
+    share = min(_DEFAULT_TOTAL, there.size // 2) // len(devices)
+    if share < _SIZE_MIN:
+        raise NoRoomError(
+            f"{len(devices)} devices do not fit in {devices[0].spec.path.parent}: {there.what} "
+            f"leaves {show_size(there.size)}; use another directory"
+        )
+    return share // STRIPE_SIZE * STRIPE_SIZE
+
+
+def _demand_room(devices: Sequence[Device], size: int) -> None:
+    """Raise NoRoomError unless the files can grow to ``size``."""
+    wanted: dict[int, tuple[Path, int]] = {}
+    for device in devices:
+        if device.kind == "devdax":
+            continue
+        directory = device.spec.path.parent
+        filesystem = directory.stat().st_dev
+        there, sum_size = wanted.get(filesystem, (directory, 0))
+        # What a slice has already is not known; a whole file's blocks are.
+        has = device.spec.path.stat().st_blocks * 512 if device.exists and not device.sliced else 0
+        wanted[filesystem] = (there, sum_size + max(0, size - has))
+    for directory, sum_size in wanted.values():
+        demand(sum_size, directory)
+
+
+def _make_file(device: Device, size: int, sparse: bool, undo: ExitStack) -> Device:
+    """The device with its file made and long enough; ``undo`` learns how to take that back."""
+    if device.kind == "devdax":
+        return device
+    path = device.spec.path
+    made = 0 if device.exists else os.O_CREAT | os.O_EXCL
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | made, 0o600)
+    except OSError as error:
+        raise explain(error, path) from None
+    try:
+        if not device.exists:
+            undo.callback(path.unlink, missing_ok=True)
+        elif device.size < size:
+            undo.callback(os.truncate, path, device.size)
+        if device.size < size:
+            os.ftruncate(fd, size)
+        if not sparse:
+            os.posix_fallocate(fd, device.spec.offset, size)
+    except OSError as error:
+        raise NoRoomError(
+            f"{path}: {show_size(size)}: {error.strerror}; use a smaller size or another directory"
+        ) from None
+    finally:
+        os.close(fd)
+    return replace(device, size=max(size, device.size))
+
+
+def _fault_in(mapping: Mapping, progress: Progress | None) -> None:
+    """Touch every page of the files now, in parallel, so that no request waits for one later."""
+    pieces = [
+        (ffi.cast("char *", mapping.addresses[index]) + at, min(_PIECE, mapping.device_size - at))
+        for index, member in enumerate(mapping.members)
+        if member.device.kind == "file"
+        for at in range(0, mapping.device_size, _PIECE)
+    ]
+    done, total = 0, sum(size for _, size in pieces)
+    with ThreadPoolExecutor(min(8, len(os.sched_getaffinity(0)))) as threads:
+        waiting = {threads.submit(lib.bl_device_populate, *piece): piece[1] for piece in pieces}
+        try:
+            for future in as_completed(waiting):
+                code = future.result()
+                if code < 0:
+                    raise NoRoomError(
+                        f"memory ran out while files were filled ({os.strerror(-code)}); use a "
+                        "smaller size"
+                    )
+                done += waiting[future]
+                if progress is not None:
+                    progress(done, total)
+        finally:
+            threads.shutdown(cancel_futures=True)

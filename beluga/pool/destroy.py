@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""Unmaking a pool: whoever opens its devices afterwards finds none."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Sequence
+
+from beluga._ffi import lib
+from beluga.errors import DeviceForeignError
+from beluga.pool.device import Device, examine, explain, open_device, refuse_twice
+from beluga.pool.runtime import runtime_path
+from beluga.pool.spec import DeviceSpec, SpecLike
+from beluga.pool.superblock import Superblock, fault, read_first, wipe_first
+
+
+def destroy(paths: Sequence[SpecLike]) -> None:
+    """See :meth:`beluga.pool.Pool.destroy`."""
+    devices = [examine(DeviceSpec.parse(path)) for path in paths]
+    refuse_twice(devices)
+    runtime_paths = []
+    for device in devices:
+        raw = _first(device)
+        number = fault(raw)
+        if number in (lib.BL_SUPERBLOCK_EMPTY, lib.BL_SUPERBLOCK_FOREIGN):
+            raise DeviceForeignError(f"{device} holds no Beluga pool; nothing was destroyed")
+        if number == lib.BL_SUPERBLOCK_GOOD:
+            superblock = Superblock.of(raw)
+            if superblock.device_index == 0:
+                runtime_paths.append(runtime_path(device, superblock.pool_id))
+    for device in devices:
+        _wipe(device)
+    for path in runtime_paths:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def _first(device: Device) -> bytes:
+    fd = open_device(device)
+    try:
+        return read_first(device, fd)
+    finally:
+        os.close(fd)
+
+
+def _wipe(device: Device) -> None:
+    fd = open_device(device)
+    try:
+        wipe_first(device, fd)
+    finally:
+        os.close(fd)
+    if device.kind == "file" and not device.sliced:
+        try:
+            device.spec.path.unlink()
+        except OSError as error:
+            raise explain(error, device.spec.path) from None

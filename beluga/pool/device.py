@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""What a named device is: a devdax node, a file, or a slice of either; and opening it.
+
+The kernel maps a devdax node beyond its end and rounds offsets without a word, and the process
+dies when it touches the memory. So everything is asked here, of sysfs, before anything is mapped.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from beluga.errors import (
+    DeviceBusyError,
+    DeviceMismatchError,
+    DeviceMissingError,
+    DevicePermissionError,
+    DeviceSpecError,
+    PoolError,
+)
+from beluga.pool.spec import STRIPE_SIZE, DeviceSpec, show_size
+
+SYSFS = Path("/sys")
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """A device as found."""
+
+    spec: DeviceSpec
+    kind: Literal["file", "devdax"]
+    size: int  # bytes from spec.offset on; 0: a file that is to be made
+    exists: bool
+    identity: tuple[object, ...]  # equal for two names of one thing
+    node: int | None = None  # NUMA node, as named or found
+
+    @property
+    def sliced(self) -> bool:
+        return self.spec.size is not None
+
+    def __str__(self) -> str:
+        return str(self.spec)
+
+
+def examine(spec: DeviceSpec, *, creating: bool = False, sysfs: Path = SYSFS) -> Device:
+    """Find out what ``spec`` names; with ``creating``, a whole file need not exist yet.
+
+    Raises DeviceMissingError, DevicePermissionError, DeviceBusyError, DeviceSpecError.
+    """
+    path = spec.path
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        if not creating:
+            raise DeviceMissingError(f"{path}: no such device or file; check the path") from None
+        return _examine_nothing(spec)
+    except OSError as error:
+        raise explain(error, path) from None
+    if stat.S_ISREG(found.st_mode):
+        identity = ("file", found.st_dev, found.st_ino)
+        return Device(spec, "file", _room(spec, found.st_size), True, identity, spec.node)
+    if stat.S_ISCHR(found.st_mode):
+        return _examine_devdax(spec, found.st_rdev, sysfs)
+    what = "a directory; name a file in it" if stat.S_ISDIR(found.st_mode) else "no device-dax node"
+    raise DeviceMissingError(f"{path} is {what}; a device is a devdax node or a file")
+
+
+def _examine_nothing(spec: DeviceSpec) -> Device:
+    """A file that is to be made."""
+    path = spec.path
+    if spec.size is not None:
+        end = spec.offset + spec.size
+        raise DeviceMissingError(
+            f"{path}: a slice of a file that does not exist; make it: truncate -s {end} {path}"
+        )
+    if not path.parent.is_dir():
+        raise DeviceMissingError(f"{path}: there is no directory {path.parent}; make it first")
+    return Device(spec, "file", 0, False, ("path", str(path.resolve())), spec.node)
+
+
+def _room(spec: DeviceSpec, size: int) -> int:
+    """Bytes that ``spec`` may use of something with ``size`` bytes."""
+    if spec.size is None:
+        return size
+    if spec.offset + spec.size > size:
+        raise DeviceSpecError(
+            f"{spec}: ends beyond {spec.path}, which has {show_size(size)}; name a slice inside it"
+        )
+    return spec.size
+
+
+def _examine_devdax(spec: DeviceSpec, number: int, sysfs: Path) -> Device:
+    wanted = f"{os.major(number)}:{os.minor(number)}"
+    for entry in sorted((sysfs / "bus/dax/devices").glob("*")):
+        if _read(entry / "dev") == wanted:
+            break
+    else:
+        raise DeviceMissingError(f"{spec.path} is a character device, but not a device-dax node")
+    name = entry.name
+    driver = (entry / "driver").resolve().name if (entry / "driver").exists() else None
+    if driver != "device_dax":
+        state = "the kernel uses it as its own memory" if driver == "kmem" else "nothing drives it"
+        raise DeviceBusyError(
+            f"{spec.path}: {state} (driver {driver or 'none'}); give it back with "
+            f"'daxctl reconfigure-device --mode=devdax {name}'"
+        )
+    align = int(_read(entry / "align") or STRIPE_SIZE)
+    if STRIPE_SIZE % align:
+        raise DeviceSpecError(
+            f"{spec.path} maps in units of {show_size(align)}; 2 MiB is needed: "
+            f"'daxctl reconfigure-device --align=2M {name}'"
+        )
+    size = _room(spec, int(_read(entry / "size") or 0)) // STRIPE_SIZE * STRIPE_SIZE
+    node = int(_read(entry / "numa_node") or -1)
+    return Device(
+        spec,
+        "devdax",
+        size,
+        True,
+        ("devdax", number),
+        spec.node if spec.node is not None else node if node >= 0 else None,
+    )
+
+
+def _read(path: Path) -> str | None:
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return None
+
+
+def open_device(device: Device) -> int:
+    """A descriptor for reading and writing; the caller closes it."""
+    try:
+        return os.open(device.spec.path, os.O_RDWR | os.O_CLOEXEC)
+    except OSError as error:
+        raise explain(error, device.spec.path) from None
+
+
+def explain(error: OSError, path: Path) -> PoolError:
+    """The error of a system call on ``path`` as one that says how to mend it."""
+    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return DevicePermissionError(
+            f"{path}: {error.strerror}; this user needs to read and write it (chmod, or its group)"
+        )
+    if error.errno == errno.ENXIO:
+        return DeviceBusyError(
+            f"{path}: no driver is bound to it; 'daxctl reconfigure-device --mode=devdax "
+            f"{path.name}'"
+        )
+    return DeviceMissingError(f"{path}: {error.strerror}; check the path")
+
+
+def refuse_twice(devices: Sequence[Device]) -> None:
+    """Raise DeviceMismatchError if two of ``devices`` share bytes."""
+    for place, device in enumerate(devices):
+        for other in devices[:place]:
+            if device.identity == other.identity and _overlap(device, other):
+                raise DeviceMismatchError(
+                    f"{device} and {other} are the same memory; name each device once"
+                )
+
+
+def _overlap(one: Device, other: Device) -> bool:
+    if not (one.sliced and other.sliced):
+        return True
+    low, high = sorted((one, other), key=lambda device: device.spec.offset)
+    return low.spec.offset + low.size > high.spec.offset

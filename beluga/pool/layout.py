@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""Which geometry a new pool gets: what its creator asked for, and defaults by the pool's size.
+
+The defaults keep metadata near 1 % of pools of 256 MiB and more.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from beluga._ffi import ffi, lib
+from beluga.errors import NoRoomError, PoolError, check
+from beluga.pool.spec import show_size
+from beluga.pool.superblock import DISCIPLINES, Superblock
+
+_MIB = 1 << 20
+_GIB = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class Wishes:
+    """What may be left to Beluga is None. Sizes in bytes; see :meth:`beluga.pool.Pool.create`."""
+
+    device_size: int | None = None
+    interleave: bool = True
+    discipline: str | None = None
+    sparse: bool = False
+    force: bool = False
+    max_blocks: int | None = None
+    lane_count: int | None = None
+    slot_count: int | None = None
+    bulk_size: int | None = None
+
+
+class Layout:
+    """A new pool's identity and geometry: makes the superblock of each of its devices."""
+
+    def __init__(self, device_count: int, device_size: int, wishes: Wishes) -> None:
+        """Raises NoRoomError if nothing is left for blocks, PoolError if a wish is impossible."""
+        size = device_count * device_size
+        small, large = size < 512 * _MIB, size >= 4 * _GIB
+        self._sparse = wishes.sparse
+        self._discipline = wishes.discipline
+        self._config: Any = ffi.new("bl_pool_config *")
+        config = self._config
+        config.pool_id = os.urandom(16)
+        config.created_s = int(time.time())
+        config.device_count = device_count
+        config.device_size = device_size
+        config.interleaved = wishes.interleave
+        config.sparse = wishes.sparse
+        self._geometry = ffi.new("bl_geometry *")
+        try:
+            config.lane_count = wishes.lane_count or (64 if large else 8 if small else 16)
+            config.slot_count = wishes.slot_count or (64 if small else 256)
+            config.bulk_size = wishes.bulk_size or (32 if size < 64 * _MIB else 64) << 10
+            config.block_count_max = wishes.max_blocks or max(1024, size >> 18)
+            code = lib.bl_geometry_make(config, self._geometry)
+        except OverflowError:
+            code = -errno.EINVAL
+        if code == -errno.ENOSPC:
+            raise NoRoomError(
+                f"{device_count} x {show_size(device_size)} leave no room for blocks beside the "
+                "tables; use larger devices, or fewer --lanes and --max-blocks"
+            )
+        if code == -errno.EINVAL:
+            raise PoolError(
+                "impossible geometry: sizes in 2 MiB steps from 4 MiB; 1..4096 lanes; 4..1024 "
+                "slots, a power of two; bulk in 4 KiB steps up to 64 MiB; at least one block"
+            )
+        check(code, "laying the pool out")
+
+    def superblock(self, device_index: int, kind: str) -> Superblock:
+        """Of the device at that place, a "file" or "devdax"."""
+        discipline = self._discipline or ("coherent" if kind == "file" else "non-coherent")
+        raw = ffi.new("bl_superblock *")
+        lib.bl_superblock_make(
+            self._config, self._geometry, device_index, DISCIPLINES[discipline], raw
+        )
+        return Superblock.of(bytes(ffi.buffer(raw)))

@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""The devices of one pool, mapped into this process in superblock order."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from beluga._ffi import ffi, lib
+from beluga.errors import ForkedSessionError, NoRoomError, check
+from beluga.pool.device import Device, open_device
+from beluga.pool.superblock import SUPERBLOCK_SIZE, Superblock
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A device and what its superblock says, or is about to say."""
+
+    device: Device
+    superblock: Superblock
+
+
+class Mapping:
+    """Maps on construction, unmaps on :meth:`close`. A forked child has nothing mapped."""
+
+    def __init__(self, members: Sequence[Member]) -> None:
+        self.members = tuple(members)
+        self.device_size = members[0].superblock.geometry.device_size
+        self.superblocks = ffi.new("bl_superblock[]", len(members))
+        self.addresses = ffi.new("void *[]", len(members))
+        self._handle = ffi.NULL
+        self._pid = os.getpid()
+        try:
+            for index, member in enumerate(members):
+                ffi.memmove(self.superblocks + index, member.superblock.raw, SUPERBLOCK_SIZE)
+                self._map(index, member.device)
+            handle = ffi.new("bl_pool **")
+            check(lib.bl_pool_open(self.superblocks, self.addresses, handle), "opening the pool")
+            self._handle = handle[0]
+        except BaseException:
+            self.close()
+            raise
+
+    def _map(self, index: int, device: Device) -> None:
+        fd = open_device(device)
+        try:
+            place = self.addresses + index
+            code = lib.bl_device_map(fd, device.spec.offset, self.device_size, place)
+        finally:
+            os.close(fd)
+        if code == -errno.ENOMEM:
+            raise NoRoomError(f"{device}: no address space to map it; is 'ulimit -v' set?")
+        check(code, f"mapping {device}")
+
+    @property
+    def handle(self) -> Any:
+        """The ``bl_pool *``. Raises ForkedSessionError in a forked child."""
+        if self._handle == ffi.NULL:
+            raise ValueError("the pool is closed")
+        if self._pid != os.getpid():
+            raise ForkedSessionError("the parent process mapped this pool; open it anew after fork")
+        return self._handle
+
+    def close(self) -> None:
+        """Unmap. Nobody may use the pool's memory any more."""
+        if self._handle != ffi.NULL:
+            lib.bl_pool_close(self._handle)
+            self._handle = ffi.NULL
+        for index, address in enumerate(self.addresses):
+            if address != ffi.NULL:
+                if self._pid == os.getpid():
+                    lib.bl_device_unmap(address, self.device_size)
+                self.addresses[index] = ffi.NULL

@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""A pool as Python sees it: made, opened, closed, destroyed. Its bytes are C's to touch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from beluga.pool.attach import attach
+from beluga.pool.create import Progress, create
+from beluga.pool.default import default_specs
+from beluga.pool.destroy import destroy
+from beluga.pool.layout import Wishes
+from beluga.pool.mapping import Mapping
+from beluga.pool.runtime import make_runtime_dir
+from beluga.pool.spec import STRIPE_SIZE, SpecLike
+from beluga.pool.superblock import Geometry
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceView:
+    """One device of a pool."""
+
+    index: int
+    path: Path
+    kind: str  # "file" or "devdax"
+    offset: int  # bytes into path: more than 0 for a slice
+    size: int  # bytes used
+    stripe_count: int  # its superblock's included
+    discipline: str  # "coherent" or "non-coherent"
+    sparse: bool
+    link: str | None  # the adapter it hangs on, as named
+    node: int | None  # the NUMA node near it
+
+
+class Pool:
+    """A pool mapped into this process; a context manager that unmaps it."""
+
+    def __init__(self, mapping: Mapping) -> None:
+        self._mapping = mapping
+        first = mapping.members[0].superblock
+        self.id: str = first.pool_id
+        self.geometry: Geometry = first.geometry
+        self.created_s: int = first.created_s
+        self.devices: tuple[DeviceView, ...] = tuple(
+            DeviceView(
+                index=index,
+                path=member.device.spec.path,
+                kind=member.device.kind,
+                offset=member.device.spec.offset,
+                size=self.geometry.device_size,
+                stripe_count=self.geometry.device_size // STRIPE_SIZE,
+                discipline=member.superblock.discipline,
+                sparse=member.superblock.sparse,
+                link=member.device.spec.link,
+                node=member.device.node,
+            )
+            for index, member in enumerate(mapping.members)
+        )
+
+    @classmethod
+    def create(  # noqa: PLR0913  all of them named
+        cls,
+        paths: Sequence[SpecLike],
+        *,
+        device_size: int | None = None,
+        interleave: bool = True,
+        discipline: str | None = None,
+        sparse: bool = False,
+        force: bool = False,
+        max_blocks: int | None = None,
+        lane_count: int | None = None,
+        slot_count: int | None = None,
+        bulk_size: int | None = None,
+        progress: Progress | None = None,
+    ) -> Pool:
+        """Format ``paths`` as a new, empty pool and open it; files are made and given their room.
+
+        ``device_size`` is in bytes, a multiple of 2 MiB; None takes the devices' own size, or for
+        new files a share of the room. ``discipline`` is "coherent" or "non-coherent"; None: files
+        are coherent, devdax is not. ``sparse`` gives files no room (tests). ``force`` destroys
+        what is there. ``progress`` is called with the bytes pre-faulted and the bytes in all.
+        Raises a :class:`~beluga.errors.PoolError`; then nothing is changed or left behind.
+        """
+        wishes = Wishes(
+            device_size=device_size,
+            interleave=interleave,
+            discipline=discipline,
+            sparse=sparse,
+            force=force,
+            max_blocks=max_blocks,
+            lane_count=lane_count,
+            slot_count=slot_count,
+            bulk_size=bulk_size,
+        )
+        return cls(create(paths, wishes, progress=progress))
+
+    @classmethod
+    def open(cls, paths: Sequence[SpecLike]) -> Pool:
+        """Open the pool on ``paths``, named in any order. Raises a PoolError."""
+        return cls(attach(paths))
+
+    @classmethod
+    def mount(cls) -> Pool:
+        """Open the default pool. Raises NoDefaultPoolError, or a PoolError."""
+        return cls.open(default_specs())
+
+    @staticmethod
+    def destroy(paths: Sequence[SpecLike]) -> None:
+        """Wipe the superblocks on ``paths``; remove files that are devices, and the runtime dir.
+
+        A damaged pool, or one of another version, can be destroyed too. Raises DeviceForeignError
+        before anything is touched if one of them has no Beluga superblock.
+        """
+        destroy(paths)
+
+    @property
+    def handle(self) -> Any:
+        """The ``bl_pool *`` for C. Raises ForkedSessionError in a forked child."""
+        return self._mapping.handle
+
+    @property
+    def runtime_dir(self) -> Path:
+        """Directory of this pool's lock files on this host; made when it is first asked for."""
+        return make_runtime_dir(self._mapping.members[0].device, self.id)
+
+    def close(self) -> None:
+        """Unmap the devices; sessions and servers must be gone. Twice is fine."""
+        self._mapping.close()
+
+    def __enter__(self) -> Pool:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        names = ", ".join(str(device.path) for device in self.devices)
+        return f"<Pool {self.id[:8]} on {names}>"

@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""Where the processes of one host meet about a pool: lock files and sockets of that pool.
+
+All of them must find the same directory, whatever they call the devices, and nobody else may write
+to it. So it lies beside the first device's file and has the file's group, or, for devdax nodes, in
+a place of this host named by the pool's id.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+from beluga import config
+from beluga.errors import DevicePermissionError
+from beluga.pool.device import Device, explain
+
+
+def runtime_path(first: Device, pool_id: str) -> Path:
+    """The directory's path; it may not exist. ``first`` is the pool's first device."""
+    if first.kind == "devdax":
+        return config.runtime_root() / pool_id
+    file = first.spec.path.resolve()
+    place = f"@{first.spec.offset:#x}" if first.sliced else ""
+    return file.with_name(f"{file.name}{place}.run")
+
+
+def make_runtime_dir(first: Device, pool_id: str) -> Path:
+    """The directory, made if need be; raises DevicePermissionError."""
+    path = runtime_path(first, pool_id)
+    device = first.spec.path.stat()
+    shared = bool(stat.S_ISREG(device.st_mode) and device.st_mode & stat.S_IWGRP)
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path.mkdir(mode=0o700)
+        if shared:
+            os.chown(path, -1, device.st_gid)
+            path.chmod(0o2770)
+    except FileExistsError:
+        _refuse_strange(path, device.st_uid)
+    except OSError as error:
+        raise explain(error, path) from None
+    return path
+
+
+def _refuse_strange(path: Path, owner: int) -> None:
+    """A directory that somebody else prepared is not used."""
+    found = path.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid not in (os.geteuid(), owner, 0):
+        raise DevicePermissionError(f"{path} belongs to another user; remove it")
+    if not os.access(path, os.W_OK | os.X_OK):
+        raise DevicePermissionError(f"{path}: this user may not write there; join its group")

@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""How a person names a device: ``PATH[@OFFSET+SIZE][,link=NAME][,node=N]``.
+
+Only words are judged here; whether the device exists is :mod:`beluga.pool.device`'s to ask.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias
+
+from beluga._ffi import lib
+from beluga.errors import DeviceSpecError
+
+STRIPE_SIZE: int = lib.BL_STRIPE_SIZE
+
+_UNITS = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
+_SIZE = re.compile(r"(0[xX][0-9a-fA-F]+|[0-9]+)\s*(?:([KMGT])(?:iB)?)?", re.IGNORECASE)
+_SLICE = re.compile(r"(?P<path>.+)@(?P<offset>[0-9]\w*)\+(?P<size>\w+)")
+_OPTION = re.compile(r"(?P<rest>.+),(?P<name>[a-z]+)=(?P<value>[^,]*)")
+
+
+def parse_size(text: str | int) -> int:
+    """Bytes of ``4096``, ``0x200000``, ``64MiB``, ``2G``. Raises DeviceSpecError."""
+    if isinstance(text, int):
+        return text
+    match = _SIZE.fullmatch(text.strip())
+    if match is None:
+        raise DeviceSpecError(f"'{text}' is not a size; write 4096, 0x200000, 64MiB or 2G")
+    return int(match[1], 0) << _UNITS[(match[2] or "").upper()]
+
+
+def show_size(size: int) -> str:
+    """``size`` bytes for people: exact where it is whole in some unit."""
+    for unit in ("TiB", "GiB", "MiB", "KiB"):
+        scale = 1 << _UNITS[unit[0]]
+        if size >= scale:
+            whole, rest = divmod(size, scale)
+            return f"{size / scale:.1f} {unit}" if rest else f"{whole} {unit}"
+    return f"{size} bytes"
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceSpec:
+    """A device as named: a whole one, or (``size`` given) the bytes from ``offset`` on."""
+
+    path: Path
+    offset: int = 0
+    size: int | None = None
+    link: str | None = None  # the adapter it hangs on
+    node: int | None = None  # the NUMA node near that adapter
+
+    @classmethod
+    def parse(cls, text: SpecLike) -> DeviceSpec:
+        """Read a specification; raises DeviceSpecError."""
+        if isinstance(text, DeviceSpec):
+            return text
+        whole = rest = os.fspath(text)
+        options: dict[str, str] = {}
+        while (match := _OPTION.fullmatch(rest)) is not None:
+            rest = match["rest"]
+            options[match["name"]] = match["value"]
+        if unknown := set(options) - {"link", "node"}:
+            raise DeviceSpecError(f"{whole}: no option '{unknown.pop()}'; there are link and node")
+        node = options.get("node")
+        if node is not None and not node.isdecimal():
+            raise DeviceSpecError(f"{whole}: node={node} is not the number of a NUMA node")
+        offset, size = 0, None
+        if (match := _SLICE.fullmatch(rest)) is not None:
+            rest = match["path"]
+            offset, size = parse_size(match["offset"]), parse_size(match["size"])
+            _judge_slice(whole, offset, size)
+        if not rest:
+            raise DeviceSpecError("a device needs a path: PATH or PATH@OFFSET+SIZE")
+        path = Path(rest).absolute()
+        return cls(path, offset, size, options.get("link"), None if node is None else int(node))
+
+    def __str__(self) -> str:
+        text = str(self.path)
+        if self.size is not None:
+            text += f"@{self.offset:#x}+{self.size:#x}"
+        if self.link is not None:
+            text += f",link={self.link}"
+        if self.node is not None:
+            text += f",node={self.node}"
+        return text
+
+
+SpecLike: TypeAlias = "str | os.PathLike[str] | DeviceSpec"
+
+
+def _judge_slice(text: str, offset: int, size: int) -> None:
+    for name, value in (("offset", offset), ("size", size)):
+        if value % STRIPE_SIZE:
+            raise DeviceSpecError(
+                f"{text}: {name} {value:#x} is not a multiple of 2 MiB (0x200000)"
+            )
+    if size < 2 * STRIPE_SIZE:
+        raise DeviceSpecError(f"{text}: a slice needs at least 4 MiB (superblock and data)")

@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""The first bytes of a device, read and judged; what Python sees of a pool's layout.
+
+C decides whether a superblock can be believed; here its verdict becomes one line for a person.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from typing import Any
+
+from beluga._ffi import ffi, lib
+from beluga.errors import (
+    DeviceForeignError,
+    DeviceTruncatedError,
+    FormatError,
+    PoolError,
+    SuperblockDamagedError,
+    check,
+)
+from beluga.pool.device import Device, explain
+from beluga.pool.spec import STRIPE_SIZE, show_size
+
+SUPERBLOCK_SIZE: int = ffi.sizeof("bl_superblock")
+
+DISCIPLINES: dict[str, int] = {
+    "coherent": lib.BL_DISCIPLINE_COHERENT,
+    "non-coherent": lib.BL_DISCIPLINE_NON_COHERENT,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Geometry:
+    """How a pool is laid out; sizes and offsets in bytes. See ``csrc/pool_format.h``."""
+
+    device_count: int
+    interleaved: bool
+    device_size: int
+    size: int
+    lane_count: int
+    slot_count: int
+    bulk_size: int
+    block_count_max: int
+    session_offset: int
+    lane_offset: int
+    lane_stride: int
+    table_offset: int
+    extent_offset: int
+    data_offset: int
+    stripe_count: int
+
+    @classmethod
+    def of(cls, geometry: Any) -> Geometry:
+        """From a ``bl_geometry``."""
+        values = {field.name: getattr(geometry, field.name) for field in fields(cls)}
+        return cls(**{**values, "interleaved": bool(geometry.interleaved)})
+
+    @property
+    def data_size(self) -> int:
+        """Bytes for payloads."""
+        return self.stripe_count * STRIPE_SIZE
+
+
+@dataclass(frozen=True, slots=True)
+class Superblock:
+    """What a device says of itself, believed."""
+
+    raw: bytes
+    pool_id: str  # 32 hex digits
+    device_index: int
+    discipline: str  # "coherent" or "non-coherent"
+    sparse: bool
+    created_s: int  # since 1970
+    geometry: Geometry
+
+    @classmethod
+    def of(cls, raw: bytes) -> Superblock:
+        """From bytes that C has passed."""
+        c = ffi.cast("bl_superblock *", ffi.from_buffer(raw))
+        discipline = next(name for name, number in DISCIPLINES.items() if number == c.discipline)
+        return cls(
+            raw,
+            bytes(c.pool_id).hex(),
+            c.device_index,
+            discipline,
+            bool(c.sparse),
+            c.created_s,
+            Geometry.of(c.geometry),
+        )
+
+
+def read_first(device: Device, fd: int) -> bytes:
+    """The bytes where the superblock is or would be; zeros stand for what a file lacks."""
+    if device.kind == "file":
+        try:
+            raw = os.pread(fd, SUPERBLOCK_SIZE, device.spec.offset)
+        except OSError as error:
+            raise explain(error, device.spec.path) from None
+        return raw.ljust(SUPERBLOCK_SIZE, b"\0")
+    with _first_stripe(device, fd) as address:
+        lib.bl_drop(address, SUPERBLOCK_SIZE)
+        return bytes(ffi.buffer(address, SUPERBLOCK_SIZE))
+
+
+def wipe_first(device: Device, fd: int) -> None:
+    """Leave zeros where the superblock was."""
+    if device.kind == "file":
+        os.pwrite(fd, bytes(SUPERBLOCK_SIZE), device.spec.offset)
+        return
+    with _first_stripe(device, fd) as address:
+        lib.bl_ntstore_copy(address, bytes(SUPERBLOCK_SIZE), SUPERBLOCK_SIZE)
+        lib.bl_drop(address, SUPERBLOCK_SIZE)
+
+
+@contextlib.contextmanager
+def _first_stripe(device: Device, fd: int) -> Iterator[Any]:
+    """Devdax has no read and no write: its address while it is mapped."""
+    address = ffi.new("void **")
+    check(lib.bl_device_map(fd, device.spec.offset, STRIPE_SIZE, address), f"mapping {device}")
+    try:
+        yield address[0]
+    finally:
+        lib.bl_device_unmap(address[0], STRIPE_SIZE)
+
+
+def fault(raw: bytes) -> int:
+    """``bl_superblock_fault`` of the bytes."""
+    return int(lib.bl_superblock_fault(ffi.cast("bl_superblock *", ffi.from_buffer(raw))))
+
+
+def believe(device: Device, raw: bytes) -> Superblock:
+    """The superblock in ``raw``; raises what is wrong with it, or with the device's size."""
+    number = fault(raw)
+    if number != lib.BL_SUPERBLOCK_GOOD:
+        raise _refusal(device, number, raw)
+    superblock = Superblock.of(raw)
+    wanted = superblock.geometry.device_size
+    if device.size < wanted:
+        raise DeviceTruncatedError(
+            f"{device} has {show_size(device.size)}, but its pool was made with "
+            f"{show_size(wanted)} per device; restore it, or create the pool anew with --force"
+        )
+    return superblock
+
+
+def _refusal(device: Device, number: int, raw: bytes) -> PoolError:
+    if number == lib.BL_SUPERBLOCK_EMPTY:
+        return DeviceForeignError(f"{device} holds no pool; make one: beluga mount --create PATH")
+    if number == lib.BL_SUPERBLOCK_FOREIGN:
+        return DeviceForeignError(
+            f"{device} holds something else than a Beluga pool; check the path, or --force"
+        )
+    if number == lib.BL_SUPERBLOCK_VERSION:
+        version = ffi.cast("bl_superblock *", ffi.from_buffer(raw)).version
+        return FormatError(
+            f"{device} has pool format {version}, this Beluga {lib.BL_FORMAT_VERSION}; use the "
+            "Beluga that made it, or create the pool anew with --force"
+        )
+    if number == lib.BL_SUPERBLOCK_FORMAT:
+        return FormatError(
+            f"{device} was made by a Beluga whose structs differ (format hash); use that build on "
+            "all hosts, or create the pool anew with --force"
+        )
+    return SuperblockDamagedError(
+        f"{device}: its superblock is damaged; the pool is lost, create it anew with --force"
+    )
