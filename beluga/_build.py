@@ -37,9 +37,14 @@ def format_hash() -> int:
     return int.from_bytes(digest[:8], "little")
 
 
+# The one way from C into Python: a handler that was registered from there (beluga/rpc/server.py).
+CALLBACKS = 'extern "Python" int bl_python_handler(void *context, bl_call *call);'
+
+
 def _builder(name: str, headers: tuple[str, ...], macros: list[tuple[str, str]]) -> FFI:
     ffi = FFI()
     ffi.cdef(cdef(headers))
+    ffi.cdef(CALLBACKS)
     strict = ["-Werror"] if os.environ.get("BELUGA_WERROR") else []
     ffi.set_source(
         f"beluga.{name}",

@@ -233,4 +233,30 @@ void bl_meta_destroy(bl_meta *meta);
 int bl_meta_serve(bl_meta *meta, int declared_gone);
 void bl_meta_describe(const bl_meta *meta, bl_meta_stat *out);
 
+/* The client's calls. keys: two words each. Errors are negative; a long batch that fails half way may
+ * have been done in part. */
+
+/* Leading keys that are committed: their number, with a record each; state: of the key after them
+ * (bl_block_state). flags BL_LOOKUP_PIN: pinned until released. */
+int64_t bl_lookup(bl_session *session, const uint64_t *keys, uint32_t count, uint32_t flags,
+                  bl_block_record *records, uint32_t *state, uint64_t timeout_ns);
+
+/* A record per key: HIT (already there), GRANTED, PENDING or REFUSED. */
+int bl_reserve(bl_session *session, const uint64_t *keys, uint32_t count,
+               const bl_block_request *what, bl_block_record *records, uint64_t timeout_ns);
+
+/* A status per commit: 0 or -BL_ERROR_NO_GRANT. */
+int bl_commit_blocks(bl_session *session, const bl_commit *commits, uint32_t count,
+                     int32_t *statuses, uint64_t timeout_ns);
+
+/* How many grants were aborted / pins released / blocks removed. */
+int64_t bl_abort_blocks(bl_session *session, const bl_commit *commits, uint32_t count,
+                        uint64_t timeout_ns);
+int64_t bl_release_blocks(bl_session *session, const bl_commit *commits, uint32_t count,
+                          uint64_t timeout_ns);
+int64_t bl_remove_blocks(bl_session *session, const uint64_t *keys, uint32_t count,
+                         uint64_t timeout_ns);
+
+int bl_meta_ask_stat(bl_session *session, bl_meta_stat *out, uint64_t timeout_ns);
+
 #endif

@@ -59,6 +59,7 @@
 #include "grant.c"
 #include "recover.c"
 #include "meta.c"
+#include "meta_client.c"
 
 /* L5 transfer, L6 kvcache */
 #include "cpu_engine.c"

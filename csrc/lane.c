@@ -115,7 +115,7 @@ static int bl_bulk_send(bl_session *session, const void *request, uint32_t size,
         memcpy(tail, (const uint8_t *)request + whole, size - whole);
         bl_stream_line(memory, offset + whole, tail);
     }
-    bl_fence_store(memory); /* the bytes are out before the line that speaks of them */
+    bl_fence_store(memory); /* SYNC lane.bulk_in: out before the line that speaks of them */
     *bulk = (bl_bulk){size, bl_crc32c(0, request, size)};
     return 0;
 }

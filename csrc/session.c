@@ -30,7 +30,8 @@ int bl_session_open(const bl_pool *pool, const char *directory, uint32_t host, u
     strcpy(session->directory, directory);
     session->parent = mmap(NULL, BL_PAGE_SIZE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS,
                            -1, 0);
-    int status = session->parent == MAP_FAILED ? -ENOMEM : 0;
+    session->scratch = malloc(2 * (size_t)pool->geometry.bulk_size);
+    int status = session->parent == MAP_FAILED || session->scratch == NULL ? -ENOMEM : 0;
     if (status == 0 && madvise(session->parent, BL_PAGE_SIZE, MADV_WIPEONFORK) < 0)
         status = -errno;
     if (status == 0) {
@@ -42,6 +43,7 @@ int bl_session_open(const bl_pool *pool, const char *directory, uint32_t host, u
     if (status < 0) {
         if (session->parent != MAP_FAILED)
             munmap(session->parent, BL_PAGE_SIZE);
+        free(session->scratch);
         free(session);
         return status;
     }
@@ -54,6 +56,7 @@ void bl_session_close(bl_session *session)
     if (*session->parent && session->attached)
         bl_lobby_detach(session, BL_DETACH_TIMEOUT_NS);
     munmap(session->parent, BL_PAGE_SIZE);
+    free(session->scratch);
     free(session);
 }
 

@@ -34,6 +34,7 @@ struct bl_session {
     uint32_t window;                /* reply lines looked at together */
     uint32_t attached;
     int proof;                      /* descriptor */
+    uint8_t *scratch;               /* bulk_size for a request, bulk_size for a reply */
     uint32_t *parent;               /* 1 here; a forked child reads 0 */
     bl_beat beat;
     bl_session_stat stat;

@@ -1,0 +1,11 @@
+"""L4: the block index (``csrc/meta.c``): which block lies where, who writes it, who reads it.
+
+:class:`MetaServer` is a server with the index, :class:`MetaClient` its calls over a session.
+:class:`beluga.kvcache.KVCache` is what most programs want instead.
+"""
+
+from beluga.meta.client import BlockState, Grant, Lookup, MetaClient
+from beluga.meta.server import MetaServer
+from beluga.meta.stat import MetaStat
+
+__all__ = ["BlockState", "Grant", "Lookup", "MetaClient", "MetaServer", "MetaStat"]

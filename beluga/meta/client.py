@@ -1,0 +1,166 @@
+"""Calls of the block index, a batch at a time."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from beluga._ffi import ffi, lib
+from beluga.errors import check
+from beluga.meta.stat import MetaStat
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from beluga.rpc import Client
+
+Keys = "NDArray[np.uint64]"
+"""Keys are a C-contiguous uint64 array of shape (count, 2)."""
+
+
+class BlockState(enum.IntEnum):
+    """What the server says of a key (``bl_block_state``)."""
+
+    MISS = 0
+    HIT = 1
+    PENDING = 2
+    GRANTED = 3
+    REFUSED = 4
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Grant:
+    """The server's word on one key: where the block is, or leave to write it there."""
+
+    state: BlockState
+    offset: int
+    length: int
+    generation: int
+    block: int
+    status: int
+    key: tuple[int, int]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Lookup:
+    """Leading hits, and the state of the key after them (HIT if there is none)."""
+
+    hits: tuple[Grant, ...]
+    state: BlockState
+
+
+class MetaClient:
+    """The index's calls over a :class:`beluga.rpc.Client`. Times out as the client does.
+
+    All calls raise :class:`~beluga.errors.RpcError` if the server does not answer, and
+    :class:`~beluga.errors.NoMethodError` if it has no index.
+    """
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._timeout_ns = int(client.timeout_s * 1e9)
+
+    def lookup(self, keys: NDArray[np.uint64], *, pin: bool = False) -> Lookup:
+        """The leading keys that are committed; ``pin`` keeps them until :meth:`release`."""
+        words = _words(keys)
+        records = ffi.new("bl_block_record[]", len(keys))
+        state = ffi.new("uint32_t *")
+        flags = lib.BL_LOOKUP_PIN if pin else 0
+        with self._client.session() as session:
+            hits = check(
+                lib.bl_lookup(session, words, len(keys), flags, records, state, self._timeout_ns),
+                "looking blocks up",
+            )
+        grants = tuple(_grant(records[i], keys[i]) for i in range(hits))
+        return Lookup(grants, BlockState(state[0]))
+
+    def reserve(
+        self, keys: NDArray[np.uint64], *, length: int, layout: int = 0, chunk_size: int = 0
+    ) -> list[Grant]:
+        """Leave to write ``length`` bytes under each key: HIT, GRANTED, PENDING or REFUSED.
+
+        A grant ends with :meth:`commit`, :meth:`abort`, or the session.
+        """
+        words = _words(keys)
+        records = ffi.new("bl_block_record[]", len(keys))
+        what = ffi.new(
+            "bl_block_request *", {"layout": layout, "length": length, "chunk_size": chunk_size}
+        )
+        with self._client.session() as session:
+            check(
+                lib.bl_reserve(session, words, len(keys), what, records, self._timeout_ns),
+                "reserving blocks",
+            )
+        return [_grant(records[i], keys[i]) for i in range(len(keys))]
+
+    def commit(self, grants: Sequence[Grant], *, vector_check: int = 0) -> list[int]:
+        """Publish written blocks: per grant 0, or a negative error (the grant was lost)."""
+        commits = _commits(grants, vector_check)
+        statuses = ffi.new("int32_t[]", len(grants))
+        with self._client.session() as session:
+            check(
+                lib.bl_commit_blocks(session, commits, len(grants), statuses, self._timeout_ns),
+                "committing blocks",
+            )
+        return list(statuses)
+
+    def abort(self, grants: Sequence[Grant]) -> int:
+        """Give grants back; nothing is written to them any more. How many were given back."""
+        return self._tell(lib.bl_abort_blocks, _commits(grants, 0), len(grants), "aborting")
+
+    def release(self, hits: Sequence[Grant]) -> int:
+        """Drop the pins of a lookup. How many were dropped."""
+        return self._tell(lib.bl_release_blocks, _commits(hits, 0), len(hits), "releasing")
+
+    def remove(self, keys: NDArray[np.uint64]) -> int:
+        """Forget blocks. How many there were; pinned ones keep their bytes until released."""
+        return self._tell(lib.bl_remove_blocks, _words(keys), len(keys), "removing")
+
+    def stat(self) -> MetaStat:
+        """The server's counters."""
+        out = ffi.new("bl_meta_stat *")
+        with self._client.session() as session:
+            check(lib.bl_meta_ask_stat(session, out, self._timeout_ns), "asking for counters")
+        return MetaStat.of(out)
+
+    def _tell(self, function: Any, items: Any, count: int, doing: str) -> int:
+        with self._client.session() as session:
+            return check(function(session, items, count, self._timeout_ns), f"{doing} blocks")
+
+
+def _words(keys: NDArray[np.uint64]) -> Any:
+    if keys.dtype != np.uint64 or keys.ndim != 2 or keys.shape[1] != 2:
+        raise ValueError("keys are a uint64 array of shape (count, 2); see beluga.kvcache.fold")
+    return ffi.from_buffer("uint64_t[]", np.ascontiguousarray(keys))
+
+
+def _grant(record: Any, key: NDArray[np.uint64]) -> Grant:
+    return Grant(
+        state=BlockState(record.state),
+        offset=record.offset,
+        length=record.length,
+        generation=record.generation,
+        block=record.block,
+        status=record.status,
+        key=(int(key[0]), int(key[1])),
+    )
+
+
+def _commits(grants: Sequence[Grant], vector_check: int) -> Any:
+    return ffi.new(
+        "bl_commit[]",
+        [
+            {
+                "key": grant.key,
+                "generation": grant.generation,
+                "block": grant.block,
+                "vector_check": vector_check,
+            }
+            for grant in grants
+        ],
+    )

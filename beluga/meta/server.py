@@ -1,0 +1,39 @@
+"""The server with the block index."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from beluga._ffi import ffi, lib
+from beluga.errors import check
+from beluga.meta.stat import MetaStat
+from beluga.rpc.server import Server
+
+if TYPE_CHECKING:
+    from beluga.pool import Pool
+
+
+class MetaServer(Server):
+    """Serves lookup, reserve, commit, abort, release, remove and stat, besides own handlers.
+
+    :meth:`start` takes over what earlier servers of the pool committed.
+    """
+
+    def __init__(self, pool: Pool, *, host: int = 0, declared_gone: bool = False) -> None:
+        super().__init__(pool, host=host, declared_gone=declared_gone)
+        out = ffi.new("bl_meta **")
+        check(lib.bl_meta_create(self._server, out), "making the block index")
+        self._meta = out[0]
+
+    def _take(self) -> None:
+        check(lib.bl_meta_serve(self._meta, self._declared_gone), "taking the pool over")
+
+    def _destroy(self) -> None:
+        super()._destroy()
+        lib.bl_meta_destroy(self._meta)
+
+    def meta_stat(self) -> MetaStat:
+        """The index's counters, read beside the running loop: not all of one instant."""
+        out = ffi.new("bl_meta_stat *")
+        lib.bl_meta_describe(self._meta, out)
+        return MetaStat.of(out)

@@ -1,0 +1,37 @@
+"""The counters of the block index."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class MetaStat:
+    """``bl_meta_stat`` of ``csrc/pool_format.h``; sizes are in bytes, counts since the takeover."""
+
+    block_count: int
+    block_count_max: int
+    block_bytes: int
+    grant_count: int
+    pinned_count: int
+    lookup_count: int
+    hit_count: int
+    commit_count: int
+    abort_count: int
+    evict_count: int
+    remove_count: int
+    refuse_count: int
+    damaged_count: int
+    stripe_count: int
+    free_stripe_count: int
+    extent_count: int
+    class_count: int
+    used_bytes: int
+    held_bytes: int
+    data_bytes: int
+
+    @classmethod
+    def of(cls, struct: Any) -> MetaStat:
+        """From a cffi ``bl_meta_stat *``."""
+        return cls(**{field.name: getattr(struct, field.name) for field in dataclasses.fields(cls)})

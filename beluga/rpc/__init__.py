@@ -1,0 +1,15 @@
+"""L3: calls over lanes of slots in the pool (``csrc/lane.c``, ``csrc/server.c``).
+
+:class:`Server` serves registered handlers, :class:`Client` calls them. The block index
+(:mod:`beluga.meta`) is one user of it; yours may be another::
+
+    with Pool.open(["a", "b"]) as pool, Server(pool) as server:
+        server.handle(64, lambda request: request.upper())
+        with Client(pool) as client:
+            client.call(64, b"hello")      # b'HELLO'
+"""
+
+from beluga.rpc.client import Client, ClientStat
+from beluga.rpc.server import METHOD_USER, Server, ServerStat
+
+__all__ = ["METHOD_USER", "Client", "ClientStat", "Server", "ServerStat"]

@@ -1,0 +1,155 @@
+"""The client's process: sessions, calls, and what a fork does to them."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import threading
+import time
+import weakref
+from typing import TYPE_CHECKING, Any
+
+from beluga._ffi import ffi, lib
+from beluga.errors import ForkedSessionError, RpcError, check
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from contextlib import AbstractContextManager
+    from types import TracebackType
+
+    from beluga.pool import Pool
+
+NS_PER_S = 1_000_000_000
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ClientStat:
+    """Of one session: ``reattach_count`` counts servers replaced and calls that timed out."""
+
+    epoch: int
+    nonce: int
+    lane: int
+    call_count: int
+    reattach_count: int
+
+
+class Client:
+    """A session with the pool's server: one lane, used by one thread at a time (it has a lock).
+
+    If the server is replaced, the session attaches to the new one by itself and an unanswered call
+    is asked again. After :func:`os.fork` the child's copy raises
+    :class:`~beluga.errors.ForkedSessionError`; make a new Client there.
+
+    Raises :class:`~beluga.errors.NoServerError`, :class:`~beluga.errors.NoLaneError`,
+    :class:`~beluga.errors.HostClashError` or :class:`~beluga.errors.CallTimeoutError`.
+    """
+
+    def __init__(self, pool: Pool, *, host: int = 0, timeout_s: float = 5.0) -> None:
+        self.pool = pool
+        self.timeout_s = timeout_s
+        self._lock = threading.Lock()
+        self._size = ffi.new("uint32_t *")
+        self._reply = ffi.new("uint8_t[]", pool.geometry.bulk_size)
+        self._message = ffi.new("bl_message *")
+        self._pid = os.getpid()
+        self._session: Any = None
+        out = ffi.new("bl_session **")
+        directory = os.fsencode(pool.runtime_dir)
+        check(
+            lib.bl_session_open(pool.handle, directory, host, int(timeout_s * NS_PER_S), out),
+            "attaching to the pool's server",
+        )
+        self._session = out[0]
+        _sessions.add(self)
+
+    def call(self, method: int, request: bytes = b"", *, timeout_s: float | None = None) -> bytes:
+        """The handler's reply to ``request``, each at most the pool's ``bulk_size`` bytes.
+
+        Raises :class:`~beluga.errors.CallTimeoutError` when no server answered in ``timeout_s``
+        seconds, and what the handler answered with.
+        """
+        with self.session() as session:
+            message = self._message
+            data = ffi.from_buffer("uint8_t[]", request)
+            message.method = method
+            message.request, message.request_size = data, len(request)
+            message.reply, message.reply_capacity = self._reply, len(self._reply)
+            message.reply_size = self._size
+            timeout_ns = int((self.timeout_s if timeout_s is None else timeout_s) * NS_PER_S)
+            check(lib.bl_session_call(session, message, timeout_ns), f"calling method {method}")
+            return bytes(ffi.buffer(self._reply, self._size[0]))
+
+    def ping(self, *, timeout_s: float | None = None) -> float:
+        """Seconds that a round trip to the server took."""
+        start = time.perf_counter()
+        self.call(lib.BL_METHOD_PING, b"", timeout_s=timeout_s)
+        return time.perf_counter() - start
+
+    def session(self) -> AbstractContextManager[Any]:
+        """The C session, locked for this thread: ``with client.session() as session: ...``."""
+        return _Locked(self)
+
+    def stat(self) -> ClientStat:
+        """Counters of this session."""
+        with self.session() as session:
+            out = ffi.new("bl_session_stat *")
+            lib.bl_session_describe(session, out)
+            names = (field.name for field in dataclasses.fields(ClientStat))
+            return ClientStat(**{name: getattr(out, name) for name in names})
+
+    def close(self) -> None:
+        """Give the lane back. Without a server that listens, its successor finds the proof."""
+        _sessions.discard(self)
+        with self._lock:
+            session, self._session = self._session, None
+            if session is not None:
+                lib.bl_session_close(session)
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class _Locked:
+    """Holds a client's lock and hands out its session."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+
+    def __enter__(self) -> Any:
+        client = self._client
+        if client._pid != os.getpid():
+            raise ForkedSessionError(
+                "this session belongs to the parent process; make a new Client after fork"
+            )
+        client._lock.acquire()
+        if client._session is None:
+            client._lock.release()
+            raise RpcError("this client is closed; make a new one")
+        return client._session
+
+    def __exit__(self, *_: object) -> None:
+        self._client._lock.release()
+
+
+_sessions: weakref.WeakSet[Client] = weakref.WeakSet()
+
+
+def _live_sessions() -> Iterator[Any]:
+    return (client._session for client in _sessions if client._session is not None)
+
+
+def _after_fork_in_child() -> None:
+    for session in _live_sessions():
+        lib.bl_session_forked(session)
+    _sessions.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -1,0 +1,160 @@
+"""The server's process: the poll loop, in C without Python's lock, and the registered handlers."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from beluga._ffi import ffi, lib
+from beluga.errors import BelugaError, check
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from beluga.pool import Pool
+
+log = logging.getLogger(__name__)
+
+Handler = Callable[[bytes], bytes]
+
+METHOD_USER: int = lib.BL_METHOD_USER
+"""Methods below this number belong to Beluga itself."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ServerStat:
+    """Counters since the server took the pool over."""
+
+    epoch: int
+    call_count: int
+    error_count: int
+    torn_count: int
+    attach_count: int
+    end_count: int
+    live_count: int
+    inherited_count: int
+
+
+class Server:
+    """Serves a pool's lanes; one server per pool at a time.
+
+    ``host`` is the number of this machine among those that share the pool. ``declared_gone``: an
+    operator's word that every earlier server of the pool can write no more (only needed when one
+    on another machine died and cannot be asked).
+
+    Raises :class:`~beluga.errors.ServerAliveError` from :meth:`start` if the pool has a server.
+    """
+
+    def __init__(self, pool: Pool, *, host: int = 0, declared_gone: bool = False) -> None:
+        self._pool = pool
+        self._declared_gone = declared_gone
+        self._thread: threading.Thread | None = None
+        self._failure: BelugaError | OSError | None = None
+        self._contexts: list[Any] = []  # what keeps handlers alive while C may call them
+        out = ffi.new("bl_server **")
+        directory = os.fsencode(pool.runtime_dir)
+        check(lib.bl_server_create(pool.handle, directory, host, out), "starting a server")
+        self._server = out[0]
+        check(
+            lib.bl_server_handle_method(
+                self._server, lib.BL_METHOD_PING, lib.bl_echo_handler, ffi.NULL
+            )
+        )
+
+    def handle(self, method: int, handler: Handler) -> None:
+        """Answer ``method`` (METHOD_USER..255) with ``handler(request) -> reply``.
+
+        The handler runs on the server's thread: a slow one delays everybody. If it raises, the
+        caller gets :class:`~beluga.errors.HandlerError` and the server's log the traceback.
+        """
+        context = ffi.new_handle(handler)
+        self._contexts.append(context)
+        check(
+            lib.bl_server_handle_method(self._server, method, lib.bl_python_handler, context),
+            f"registering method {method}",
+        )
+
+    def start(self) -> None:
+        """Take the pool over and serve it on a thread of its own."""
+        self._take()
+        self._thread = threading.Thread(target=self._serve, name="beluga-server", daemon=True)
+        self._thread.start()
+
+    def serve_forever(self) -> None:
+        """Take the pool over and serve it on this thread until :meth:`stop` is called elsewhere.
+
+        Raises :class:`~beluga.errors.DeposedError` if another server takes over.
+        """
+        self._take()
+        check(lib.bl_server_run(self._server), "serving")
+
+    def stop(self) -> None:
+        """Stop serving and say so in the pool, so that a successor need not prove it."""
+        if self._server is None:
+            return
+        lib.bl_server_stop(self._server)
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        self._destroy()
+        self._server = None
+
+    def stat(self) -> ServerStat:
+        """Counters of the running server."""
+        out = ffi.new("bl_server_stat *")
+        lib.bl_server_describe(self._server, out)
+        return ServerStat(**{f.name: getattr(out, f.name) for f in dataclasses.fields(ServerStat)})
+
+    @property
+    def failure(self) -> BelugaError | OSError | None:
+        """Why the serving thread ended by itself, or None."""
+        return self._failure
+
+    def request_stop(self) -> None:
+        """Ask the loop to end; safe in a signal handler."""
+        lib.bl_server_stop(self._server)
+
+    def _take(self) -> None:
+        check(lib.bl_server_serve_lanes(self._server, self._declared_gone), "taking the pool over")
+
+    def _serve(self) -> None:
+        try:
+            check(lib.bl_server_run(self._server), "serving")
+        except (BelugaError, OSError) as error:
+            self._failure = error
+            log.error("%s", error)
+
+    def _destroy(self) -> None:
+        lib.bl_server_destroy(self._server)
+
+    def __enter__(self) -> Server:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+
+@ffi.def_extern(error=-lib.BL_ERROR_HANDLER)  # type: ignore[untyped-decorator]
+def bl_python_handler(context: Any, call: Any) -> int:
+    """Run a handler registered from Python for the C poll loop."""
+    handler: Handler = ffi.from_handle(context)
+    try:
+        reply = handler(bytes(ffi.buffer(call.request, call.request_size)))
+        if len(reply) > call.reply_capacity:
+            raise ValueError(f"a reply has {len(reply)} bytes, {call.reply_capacity} is the most")
+    except Exception:
+        log.exception("the handler of method %d raised", call.method)
+        return -int(lib.BL_ERROR_HANDLER)
+    ffi.memmove(call.reply, reply, len(reply))
+    call.reply_size = len(reply)
+    return 0
