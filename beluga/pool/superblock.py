@@ -23,7 +23,7 @@ from beluga.errors import (
     check,
 )
 from beluga.pool.device import Device, explain
-from beluga.pool.spec import STRIPE_SIZE, show_size
+from beluga.pool.spec import STRIPE_SIZE
 
 SUPERBLOCK_SIZE: int = ffi.sizeof("bl_superblock")
 
@@ -141,8 +141,8 @@ def believe(device: Device, raw: bytes) -> Superblock:
     wanted = superblock.geometry.device_size
     if device.size < wanted:
         raise DeviceTruncatedError(
-            f"{device} has {show_size(device.size)}, but its pool was made with "
-            f"{show_size(wanted)} per device; restore it, or create the pool anew with --force"
+            f"{device} has {device.size} bytes, but its pool was made with {wanted} "
+            "per device; restore it, or create the pool anew with --force"
         )
     return superblock
 

@@ -1,0 +1,173 @@
+"""What a device is; devdax nodes by a made-up sysfs that calls /dev/null one."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from refusal import refused
+
+from beluga.errors import (
+    DeviceBusyError,
+    DeviceMismatchError,
+    DeviceMissingError,
+    DevicePermissionError,
+    DeviceSpecError,
+)
+from beluga.pool.device import examine, open_device, refuse_twice
+from beluga.pool.spec import DeviceSpec
+
+MIB = 1 << 20
+NODE = "/dev/null"
+
+
+def devdax(
+    root: Path, *, driver: str | None = "device_dax", size: int = 256 * MIB, align: int = 2 * MIB
+) -> Path:
+    """A sysfs in which NODE is /dev/dax0.0."""
+    entry = root / "bus/dax/devices/dax0.0"
+    entry.mkdir(parents=True)
+    number = Path(NODE).stat().st_rdev
+    (entry / "dev").write_text(f"{os.major(number)}:{os.minor(number)}\n")
+    (entry / "size").write_text(f"{size}\n")
+    (entry / "align").write_text(f"{align}\n")
+    (entry / "numa_node").write_text("1\n")
+    if driver is not None:
+        (root / "bus/dax/drivers" / driver).mkdir(parents=True)
+        (entry / "driver").symlink_to(root / "bus/dax/drivers" / driver)
+    return root
+
+
+def test_devdax_has_its_size_and_node_from_sysfs(tmp_path: Path) -> None:
+    device = examine(DeviceSpec.parse(NODE), sysfs=devdax(tmp_path, size=255 * MIB))
+    assert (device.kind, device.size, device.node) == ("devdax", 254 * MIB, 1)
+
+
+def test_devdax_takes_the_named_node(tmp_path: Path) -> None:
+    spec = DeviceSpec.parse(f"{NODE},link=cxl1,node=0")
+    assert examine(spec, sysfs=devdax(tmp_path)).node == 0
+
+
+def test_devdax_slice_beyond_the_end_is_refused(tmp_path: Path) -> None:
+    spec = DeviceSpec.parse(f"{NODE}@254MiB+4MiB")
+    with refused(DeviceSpecError, "beyond"):
+        examine(spec, sysfs=devdax(tmp_path))
+
+
+@pytest.mark.parametrize(("driver", "word"), [("kmem", "kernel"), (None, "nothing drives it")])
+def test_devdax_of_another_driver_is_refused(tmp_path: Path, driver: str | None, word: str) -> None:
+    with refused(DeviceBusyError, word, "daxctl reconfigure-device --mode=devdax dax0.0"):
+        examine(DeviceSpec.parse(NODE), sysfs=devdax(tmp_path, driver=driver))
+
+
+def test_devdax_of_huge_alignment_is_refused(tmp_path: Path) -> None:
+    with refused(DeviceSpecError, "--align=2M"):
+        examine(DeviceSpec.parse(NODE), sysfs=devdax(tmp_path, align=1 << 30))
+
+
+def test_other_character_device_is_refused(tmp_path: Path) -> None:
+    with refused(DeviceMissingError, "not a device-dax node"):
+        examine(DeviceSpec.parse(NODE), sysfs=tmp_path)
+
+
+def test_directory_is_refused(tmp_path: Path) -> None:
+    with refused(DeviceMissingError, "directory"):
+        examine(DeviceSpec.parse(tmp_path))
+
+
+def test_socket_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with refused(DeviceMissingError, "devdax node or a file"):
+        examine(DeviceSpec.parse(tmp_path / "pipe"))
+
+
+def test_missing_file_is_refused(tmp_path: Path) -> None:
+    with refused(DeviceMissingError, "no such device"):
+        examine(DeviceSpec.parse(tmp_path / "none"))
+
+
+def test_file_in_a_missing_directory_is_refused(tmp_path: Path) -> None:
+    with refused(DeviceMissingError, "no directory"):
+        examine(DeviceSpec.parse(tmp_path / "none/pool"), creating=True)
+
+
+def test_path_through_a_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with refused(DeviceMissingError, "Not a directory"):
+        examine(DeviceSpec.parse(tmp_path / "file/pool"), creating=True)
+
+
+def test_slice_of_a_missing_file_is_refused(tmp_path: Path) -> None:
+    with refused(DeviceMissingError, "truncate -s 8388608"):
+        examine(DeviceSpec.parse(f"{tmp_path}/none@4MiB+4MiB"), creating=True)
+
+
+def test_slice_beyond_the_end_of_a_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    os.truncate(tmp_path / "file", 6 * MIB)
+    with refused(DeviceSpecError, "beyond", "6 MiB"):
+        examine(DeviceSpec.parse(f"{tmp_path}/file@4MiB+4MiB"))
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        ("", "", True),
+        ("@0+4MiB", "", True),
+        ("@0+4MiB", "@2MiB+4MiB", True),
+        ("@4MiB+4MiB", "@0+4MiB", False),
+    ],
+)
+def test_overlap_is_refused(tmp_path: Path, one: str, other: str, same: bool) -> None:
+    (tmp_path / "file").touch()
+    os.truncate(tmp_path / "file", 16 * MIB)
+    (tmp_path / "link").symlink_to(tmp_path / "file")
+    devices = [
+        examine(DeviceSpec.parse(f"{tmp_path}/file{one}")),
+        examine(DeviceSpec.parse(f"{tmp_path}/link{other}")),
+    ]
+    if same:
+        with refused(DeviceMismatchError, "same memory"):
+            refuse_twice(devices)
+    else:
+        refuse_twice(devices)
+
+
+def test_unbound_node_is_explained(tmp_path: Path) -> None:
+    # A character device without a driver answers like an unbound devdax node: ENXIO.
+    try:
+        os.mknod(tmp_path / "node", 0o600 | 0o020000, os.makedev(4095, 77))
+        os.close(os.open(tmp_path / "node", os.O_RDWR))
+    except PermissionError:
+        pytest.skip("this user cannot make and open device nodes")
+    except OSError:
+        pass
+    spec = DeviceSpec.parse(NODE)
+    device = examine(spec, sysfs=devdax(tmp_path))
+    unbound = type(device)(
+        DeviceSpec(tmp_path / "node"), "devdax", device.size, True, ("devdax", 0)
+    )
+    with refused(DeviceBusyError, "daxctl"):
+        open_device(unbound)
+
+
+def test_file_without_permission_is_refused(shm: Path) -> None:
+    file = shm / "pool"
+    file.touch(mode=0o600)
+    if os.geteuid() != 0:
+        file.chmod(0)
+        with refused(DevicePermissionError, "chmod"):
+            open_device(examine(DeviceSpec.parse(file)))
+        return
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            os.setuid(65534)
+            with refused(DevicePermissionError, "chmod"):
+                open_device(examine(DeviceSpec.parse(file)))
+            code = 0
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

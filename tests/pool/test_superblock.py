@@ -1,0 +1,119 @@
+"""A superblock is foreign input: every way to be wrong has its name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from refusal import refused
+
+from beluga._ffi import ffi, lib
+from beluga.errors import (
+    DeviceForeignError,
+    DeviceTruncatedError,
+    FormatError,
+    PoolError,
+    SuperblockDamagedError,
+)
+from beluga.pool.device import Device
+from beluga.pool.layout import Layout, Wishes
+from beluga.pool.spec import DeviceSpec
+from beluga.pool.superblock import SUPERBLOCK_SIZE, believe, fault
+
+SIZE = 16 << 20
+GOOD = Layout(2, SIZE, Wishes()).superblock(1, "file")
+DEVICE = Device(DeviceSpec(Path("/p")), "file", SIZE, True, ())
+CHECKED = ffi.typeof("bl_superblock").fields
+
+
+def forged(field: str, value: int) -> bytes:
+    """GOOD with another value in a field, and the check made right again."""
+    raw = ffi.new("bl_superblock *")
+    ffi.memmove(raw, GOOD.raw, SUPERBLOCK_SIZE)
+    struct = raw.geometry if field.startswith("geometry.") else raw
+    setattr(struct, field.removeprefix("geometry."), value)
+    raw.check = lib.bl_crc32c(0, raw, dict(CHECKED)["check"].offset)
+    return bytes(ffi.buffer(raw))
+
+
+def test_superblock_says_what_was_written() -> None:
+    assert believe(DEVICE, GOOD.raw) == GOOD
+    assert (GOOD.device_index, GOOD.discipline, GOOD.sparse) == (1, "coherent", False)
+    assert len(GOOD.pool_id) == 32
+    assert GOOD.geometry.device_count == 2
+
+
+def test_empty_device_is_refused() -> None:
+    with refused(DeviceForeignError, "/p", "--create"):
+        believe(DEVICE, bytes(SUPERBLOCK_SIZE))
+
+
+def test_foreign_device_is_refused() -> None:
+    with refused(DeviceForeignError, "something else"):
+        believe(DEVICE, b"\x7fELF".ljust(SUPERBLOCK_SIZE, b"\1"))
+
+
+def test_text_mode_copy_is_refused() -> None:
+    with pytest.raises(PoolError):
+        believe(DEVICE, GOOD.raw.replace(b"\r\n", b"\n").ljust(SUPERBLOCK_SIZE, b"\0"))
+
+
+def test_other_version_is_refused() -> None:
+    with refused(FormatError, "format 7", f"{lib.BL_FORMAT_VERSION}"):
+        believe(DEVICE, forged("version", 7))
+
+
+def test_other_format_hash_is_refused() -> None:
+    with refused(FormatError, "hash"):
+        believe(DEVICE, forged("format_hash", 1))
+
+
+@given(st.integers(12, SUPERBLOCK_SIZE - 1), st.integers(1, 255))
+def test_any_changed_byte_is_damage(place: int, change: int) -> None:
+    raw = bytearray(GOOD.raw)
+    raw[place] ^= change
+    with refused(SuperblockDamagedError, "--force"):
+        believe(DEVICE, bytes(raw))
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("device_index", 2),
+        ("discipline", 0),
+        ("discipline", 3),
+        ("sparse", 2),
+        ("header_size", 128),
+        ("stripe_size", 1 << 20),
+        ("geometry.device_count", 0),
+        ("geometry.device_count", 65),
+        ("geometry.device_size", SIZE + 4096),
+        ("geometry.device_size", (1 << 63)),
+        ("geometry.interleaved", 2),
+        ("geometry.lane_count", 0),
+        ("geometry.slot_count", 63),
+        ("geometry.bulk_size", 1),
+        ("geometry.block_count_max", 1 << 30),
+        ("geometry.size", SIZE),
+        ("geometry.session_offset", 0),
+        ("geometry.lane_offset", 0),
+        ("geometry.lane_stride", 64),
+        ("geometry.table_offset", 1 << 50),
+        ("geometry.extent_offset", 0),
+        ("geometry.data_offset", 0),
+        ("geometry.stripe_count", 1 << 40),
+    ],
+)
+def test_fields_that_contradict_each_other_are_refused(field: str, value: int) -> None:
+    raw = forged(field, value)
+    assert fault(raw) == lib.BL_SUPERBLOCK_GEOMETRY
+    with refused(SuperblockDamagedError):
+        believe(DEVICE, raw)
+
+
+def test_short_device_is_refused() -> None:
+    short = Device(DeviceSpec(Path("/p")), "file", SIZE - 4096, True, ())
+    with refused(DeviceTruncatedError, "16773120 bytes", "16777216"):
+        believe(short, GOOD.raw)
