@@ -105,11 +105,9 @@ static void bl_sim_piece_arrive(bl_sim_world *world, bl_sim_process *process, ui
 }
 
 /* Some piece that may arrive next: of any store before the first fence; plain stores in order. */
-static void bl_sim_drain(bl_sim_world *world, bl_sim_process *process)
+void bl_sim_drain(bl_sim_world *world, bl_sim_process *process)
 {
     uint32_t count = 0;
-    if (process->store_count == 0)
-        return;
     while (count < process->store_count &&
            process->store[count].fence_number == process->store[0].fence_number)
         count++;
@@ -250,7 +248,8 @@ void bl_sim_happen(bl_sim_world *world)
         bl_sim_prefetch(world, host);
         break;
     case 2:
-        bl_sim_drain(world, process);
+        for (uint64_t pieces = bl_sim_below(world, 17); pieces && process->store_count; pieces--)
+            bl_sim_drain(world, process);
         break;
     default:
         if (process->invalidation_count)

@@ -45,8 +45,8 @@ static int bl_litmus_look(const bl_memory *memory, uint64_t offset, bl_entry *li
     return bl_verify(memory, line->check == bl_table_check(line, 0));
 }
 
-/* ---- Message passing: a payload that is rewritten under its readers, and the line that says what it
- * is. A reader may miss; it never takes wrong bytes (D2, D6). */
+/* ---- Message passing: a payload that is rewritten under its readers, and the line that says what
+ * it is. A reader may miss; it never takes wrong bytes (D2, D6). */
 
 static int bl_litmus_write(bl_pool *pool, void *argument)
 {
@@ -100,7 +100,7 @@ static int bl_litmus_message_passing(bl_sim_world *world)
     return bl_sim_world_run(world);
 }
 
-/* ---- Torn line: a line is streamed again and again; its check rejects what is half old (A1, D3). */
+/* ---- Torn line: a line is streamed again and again; its check rejects what is half old (A1). */
 
 static int bl_litmus_restream(bl_pool *pool, void *argument)
 {
@@ -182,8 +182,8 @@ static int bl_litmus_store_buffering(bl_sim_world *world)
     return bl_sim_world_run(world);
 }
 
-/* ---- Stray store: a program stores into a line that another host streams. Its dirty copy leaves the
- * cache whole and brings old bytes back (D4): the one litmus that must fail. */
+/* ---- Stray store: a program stores into a line that another host streams. Its dirty copy leaves
+ * the cache whole and brings old bytes back (D4): the one litmus that must fail. */
 
 static int bl_litmus_stray(bl_pool *pool, void *argument)
 {

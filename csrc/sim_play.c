@@ -13,6 +13,8 @@ static const bl_sim_scenario bl_sim_scenarios[] = {
     {"torn_line", bl_litmus_torn_line},
     {"store_buffering", bl_litmus_store_buffering},
     {"stray_store", bl_litmus_stray_store},
+    {"lane", bl_path_lane},
+    {"lobby", bl_path_lobby},
     {NULL, NULL},
 };
 

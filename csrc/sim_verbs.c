@@ -111,11 +111,19 @@ void bl_sim_fence_store(const bl_memory *memory, const bl_site *site)
         memory->world->current->fence_number++;
 }
 
+/* Takes its time: others see what is half out. */
 void bl_sim_fence_full(const bl_memory *memory, const bl_site *site)
 {
-    bl_sim_step(memory->world, memory->world->near_line);
-    if (!bl_sim_skipped(memory, site))
-        bl_sim_fence(memory->world, memory->world->current);
+    bl_sim_world *world = memory->world;
+    bl_sim_step(world, world->near_line);
+    if (bl_sim_skipped(memory, site))
+        return;
+    while (world->current->store_count) {
+        bl_sim_drain(world, world->current);
+        if (bl_sim_below(world, 4) == 0)
+            bl_sim_step(world, world->near_line);
+    }
+    bl_sim_fence(world, world->current);
 }
 
 int bl_sim_verify(const bl_memory *memory, int condition, const bl_site *site)

@@ -43,6 +43,8 @@ int bl_sim_world_create(bl_sim_world **out, const bl_sim_config *config,
         bl_sim_random(world);
     world->switch_mask = (1ull << (1 + bl_sim_below(world, 6))) - 1;
     world->chance_mask = (1ull << bl_sim_below(world, 4)) - 1;
+    if (bl_sim_below(world, 4) == 0)
+        world->chance_mask = UINT64_MAX; /* caches keep what they have: who does not ask sees old */
     world->memory = calloc(1, geometry->size);
     world->writer = calloc(1, line_count);
     world->stale = calloc(bl_sim_site_count() + 1, sizeof *world->stale);

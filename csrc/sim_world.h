@@ -9,8 +9,8 @@
  *   process <--load---- cache of its host <--on a miss, or by a prefetch at any time-- memory
  *
  * What can happen at a verb, whether anybody wants it or not: another process runs; a line leaves
- * some host's cache (a dirty one is written back whole); a line near those in use is prefetched; one
- * piece of some store buffer arrives in memory; one invalidation completes.
+ * some host's cache (a dirty one is written back whole); a line near those in use is prefetched;
+ * some pieces of a store buffer arrive in memory; one invalidation completes.
  *
  * Deliberately weak: a store fence orders a process's streams but completes nothing; an
  * invalidation completes at the latest at the process's next full fence, and may have
@@ -52,7 +52,7 @@ typedef struct bl_sim_host {
 } bl_sim_host;
 
 /* A streamed line on its way to memory. A process's stores stand in program order; those of one
- * fence number have no order among them, unless they are plain (coherent memory keeps their order). */
+ * fence number have no order among them, unless they are plain: coherent memory keeps theirs. */
 typedef struct bl_sim_store {
     uint8_t data[BL_LINE_SIZE];
     uint64_t fence_number;
@@ -124,7 +124,7 @@ typedef struct bl_sim_world {
 
 enum { BL_SIM_MANY = 255 };
 
-/* A scenario starts processes in a new world, runs it, and judges what came of it: as bl_sim_play. */
+/* Starts processes in a new world, runs it, judges what came of it: result as of bl_sim_play. */
 typedef struct bl_sim_scenario {
     const char *name;
     int (*play)(bl_sim_world *world);
@@ -160,6 +160,9 @@ void bl_sim_line_dirty(bl_sim_world *world, bl_sim_process *process, uint64_t of
                        const void *source, uint32_t size);
 void bl_sim_line_invalidate(bl_sim_world *world, bl_sim_process *process, uint32_t line);
 void bl_sim_fence(bl_sim_world *world, bl_sim_process *process);
+
+/* One piece of a process that has some, or all of them, on to memory. */
+void bl_sim_drain(bl_sim_world *world, bl_sim_process *process);
 void bl_sim_drain_all(bl_sim_world *world, bl_sim_process *process);
 
 /* One of the things that happen by themselves. */

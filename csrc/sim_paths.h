@@ -1,0 +1,44 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Copyright The Beluga Authors
+ *
+ * The frame of a path scenario: a server, its clients, and a keeper who starts another server when
+ * one has died and stops the last one when the clients are through. The keeper is the operator: he
+ * sees processes from outside and uses no verb but nap.
+ */
+#ifndef BL_SIM_PATHS_H
+#define BL_SIM_PATHS_H
+
+#include "server.h"
+#include "sim_world.h"
+
+enum {
+    BL_PATH_CLIENT_COUNT = 8,
+    BL_PATH_NAP_NS = 50 * 1000
+};
+
+#define BL_PATH_TIMEOUT_NS 10000000000ull
+
+typedef struct bl_path {
+    bl_sim_world *world;
+    bl_sim_body *serve;         /* of every server */
+    bl_server *server;          /* that runs now, or NULL */
+    uint32_t server_process;
+    uint32_t server_deaths;     /* still to come */
+    uint32_t server_verbs;      /* a doomed server dies within so many */
+    uint32_t declared_gone;     /* all earlier servers are, says the keeper */
+    uint32_t client[BL_PATH_CLIENT_COUNT];
+    uint32_t client_count;
+    uint32_t holder[BL_PATH_CLIENT_COUNT]; /* of each lane: process + 1, or 0 */
+    void *blocks;               /* of sim_blocks.c */
+} bl_path;
+
+/* A client of path on host: its process. */
+uint32_t bl_path_client(bl_path *path, uint32_t host, bl_sim_body *body);
+
+/* Run it all: as bl_sim_world_run. */
+int bl_path_run(bl_path *path);
+
+/* Open a session, however long a server or a lane is wanting: 0 or an error. */
+int bl_path_attach(bl_path *path, bl_pool *pool, bl_session **out);
+
+#endif

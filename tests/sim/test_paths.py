@@ -1,0 +1,47 @@
+"""Each path of the protocol runs right in the simulator, and a verb too few on it is noticed."""
+
+from __future__ import annotations
+
+import pytest
+from simulator import caught, failures, play, site, total
+
+SEEDS = 60
+
+# function, verb, which of them in that function
+MUTANTS = {
+    "lane": (
+        ("bl_lane_take", "invalidate", 0),  # a reply is looked for in memory
+        ("bl_lane_take", "verify", 0),  # a torn reply is looked at again
+        ("bl_server_round", "invalidate", 0),  # a request is looked for in memory
+        ("bl_lane_gather", "verify", 0),  # a torn request is looked at again
+        ("bl_bulk_send", "fence_store", 0),  # the bytes are out before their request
+        ("bl_bulk_take", "fence_full", 0),  # the bytes are dropped after the look at their request
+        ("bl_bulk_take", "invalidate", 0),  # and not taken from the cache
+        ("bl_lane_answer", "fence_store", 0),  # the bytes are out before their reply
+        ("bl_reply_decode", "fence_full", 0),
+        ("bl_reply_decode", "invalidate", 0),
+    ),
+    "lobby": (
+        ("bl_lobby_look", "invalidate", 0),
+        ("bl_lobby_reply_read", "invalidate", 0),
+        ("bl_lobby_exchange", "verify", 0),  # whose reply is this?
+        ("bl_lobby_publish", "stream_line", 0),
+    ),
+}
+
+
+@pytest.mark.parametrize("coherent", [False, True])
+@pytest.mark.parametrize("path", MUTANTS)
+def test_path_is_right_whatever_caches_do(path: str, coherent: bool) -> None:
+    runs = [play(path, seed, coherent=coherent) for seed in range(SEEDS)]
+    assert failures(runs) == []
+    assert total(runs, "results") > SEEDS
+    assert (total(runs, "stale_loads") > 0) is not coherent
+    assert total(runs, "dirty_invalidations") == 0
+
+
+@pytest.mark.parametrize(
+    ("path", "mutant"), [(path, mutant) for path, mutants in MUTANTS.items() for mutant in mutants]
+)
+def test_path_without_one_verb_fails(path: str, mutant: tuple[str, str, int]) -> None:
+    assert caught(path, site(*mutant), seeds=SEEDS) is not None
