@@ -186,7 +186,7 @@ def test_c_files_call_lower_layers_only() -> None:
         if name.endswith(".c"):
             pattern = r"^[a-z][\w \*\n]*?\b(bl_\w+)\([^;{}]*\)\s*\{"
             for function in re.findall(pattern, code_of(CSRC / name), flags=re.MULTILINE):
-                defined[function] = level
+                defined.setdefault(function, level)  # the simulator has bodies of its own
     assert len(defined) > 20
     wrong = [
         f"{name} (L{level}) names {used} of L{defined[used]}"
