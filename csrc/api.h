@@ -42,7 +42,8 @@ enum bl_cpu_feature {
     BL_CPU_AVX2 = 8,
     BL_CPU_AVX512 = 16,         /* F, with the operating system saving its state */
     BL_CPU_MOVDIR64B = 32,
-    BL_CPU_PCLMUL = 64
+    BL_CPU_PCLMUL = 64,
+    BL_CPU_VPCLMUL = 128        /* four carry-less products at once; implies AVX512 */
 };
 
 /* Features found and not taken away. */
@@ -58,7 +59,7 @@ const char *bl_copy_isa(void);
  * that are flushed. Ends with a store fence. */
 void bl_ntstore_copy(void *target, const void *source, size_t size);
 
-/* Write dirty lines back; they may stay cached (clwb), or are dropped where there is no clwb. */
+/* Write dirty lines back; whether they stay cached depends on the CPU. No fence. */
 void bl_flush(const void *address, size_t size);
 
 /* Write back and drop, between full fences: the loads that follow go to memory. */

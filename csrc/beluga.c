@@ -16,6 +16,7 @@
 /* L1 primitives */
 #include "coherence.h"
 #include "cpu.c"
+#include "crc32c_avx512.c"
 #include "crc32c.c"
 #include "copy_sse2.c"
 #include "copy_avx2.c"

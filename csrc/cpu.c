@@ -41,6 +41,8 @@ __attribute__((constructor)) static void bl_cpu_find(void)
             found |= BL_CPU_AVX2;
         if ((b & bit_AVX512F) && (state & STATE_AVX512) == STATE_AVX512)
             found |= BL_CPU_AVX512;
+        if ((c & bit_VPCLMULQDQ) && (found & BL_CPU_AVX512))
+            found |= BL_CPU_VPCLMUL;
         if (c & bit_MOVDIR64B)
             found |= BL_CPU_MOVDIR64B;
     }

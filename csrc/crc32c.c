@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * CRC-32C (Castagnoli, reflected): of blocks and of long messages. Three paths, one value.
+ * CRC-32C (Castagnoli, reflected): of blocks and of long messages. Four paths, one value; the
+ * fastest is in crc32c_avx512.c.
  *
  * The crc32 instruction takes 8 bytes a cycle but answers after three, so three lanes side by side
  * keep it busy. To join them: the CRC of a lane, moved over the n bytes that follow it, is its
@@ -100,10 +101,16 @@ bl_crc_lanes(uint32_t crc, const uint8_t *bytes, size_t size)
 
 uint32_t bl_crc32c(uint32_t seed, const void *bytes, size_t size)
 {
-    uint32_t features = bl_cpu_features();
+    uint32_t features = bl_cpu_features(), crc = ~seed;
+    const uint8_t *next = bytes;
+    if ((features & BL_CPU_VPCLMUL) && (features & BL_CPU_AVX512) && size >= 256) {
+        size_t whole = size & ~(size_t)63;
+        crc = bl_crc_wide(crc, next, whole);
+        next += whole, size -= whole;
+    }
     if ((features & BL_CPU_SSE42) && (features & BL_CPU_PCLMUL))
-        return ~bl_crc_lanes(~seed, bytes, size);
+        return ~bl_crc_lanes(crc, next, size);
     if (features & BL_CPU_SSE42)
-        return ~bl_crc_single(~seed, bytes, size);
-    return ~bl_crc_plain(~seed, bytes, size);
+        return ~bl_crc_single(crc, next, size);
+    return ~bl_crc_plain(crc, next, size);
 }
