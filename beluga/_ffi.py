@@ -1,5 +1,48 @@
-"""The doorway to the C core: everything in Python that calls C does it through these two names."""
+"""The doorway to the C core: everything in Python that calls C does it through these two names.
 
+Importing it takes away the instructions that the environment forbids, before any pool is open.
+"""
+
+from __future__ import annotations
+
+from beluga import config
 from beluga._core import ffi, lib
+from beluga.errors import InstructionError
 
 __all__ = ["ffi", "lib"]
+
+_VECTORS = lib.BL_CPU_AVX2 | lib.BL_CPU_AVX512 | lib.BL_CPU_VPCLMUL
+_CRC = lib.BL_CPU_SSE42 | lib.BL_CPU_PCLMUL
+
+# What each choice needs, and what it takes away so that nothing better is used.
+_ISAS = {
+    "sse2": (0, _VECTORS | _CRC | lib.BL_CPU_MOVDIR64B),
+    "avx2": (lib.BL_CPU_AVX2, lib.BL_CPU_AVX512 | lib.BL_CPU_VPCLMUL),
+    "avx512": (lib.BL_CPU_AVX512, 0),
+    "movdir64b": (lib.BL_CPU_MOVDIR64B, _VECTORS),
+}
+_FLUSHES = {
+    "clflush": (0, lib.BL_CPU_CLFLUSHOPT | lib.BL_CPU_CLWB),
+    "clflushopt": (lib.BL_CPU_CLFLUSHOPT, lib.BL_CPU_CLWB),
+}
+
+
+def _taken_away(variable: str, choice: str | None, choices: dict[str, tuple[int, int]]) -> int:
+    if choice is None:
+        return 0
+    found = lib.bl_cpu_features()
+    possible = [name for name, (needs, _) in choices.items() if found & needs == needs]
+    if choice not in possible:
+        raise InstructionError(
+            f"{variable}={choice} is not possible on this CPU; set it to {' or '.join(possible)}"
+        )
+    return choices[choice][1]
+
+
+lib.bl_cpu_limit(
+    ~(
+        _taken_away("BELUGA_ISA", config.isa(), _ISAS)
+        | _taken_away("BELUGA_FLUSH", config.flush(), _FLUSHES)
+    )
+    & 0xFFFFFFFF
+)

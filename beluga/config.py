@@ -6,6 +6,8 @@
 variable            meaning
 =================== ==============================================================================
 BELUGA_POOL         devices of the pool that is meant when none is named, joined by ``:``
+BELUGA_ISA          widest instructions to copy with: sse2, avx2, avx512 or movdir64b
+BELUGA_FLUSH        how lines are flushed: clflush or clflushopt
 XDG_STATE_HOME      where the mounted default pool is remembered; else ~/.local/state
 XDG_RUNTIME_DIR     where lock files of devdax pools lie if /run/beluga cannot be written
 =================== ==============================================================================
@@ -20,6 +22,16 @@ from pathlib import Path
 def pool_paths() -> list[str]:
     """Devices that BELUGA_POOL names, or none."""
     return [path for path in os.environ.get("BELUGA_POOL", "").split(":") if path]
+
+
+def isa() -> str | None:
+    """The instruction set that BELUGA_ISA asks for, unchecked."""
+    return os.environ.get("BELUGA_ISA") or None
+
+
+def flush() -> str | None:
+    """The flush that BELUGA_FLUSH asks for, unchecked."""
+    return os.environ.get("BELUGA_FLUSH") or None
 
 
 def state_dir() -> Path:

@@ -1,6 +1,7 @@
 """What can go wrong, and the one place where a C return code becomes an exception.
 
 BelugaError
+├── InstructionError              BELUGA_ISA or BELUGA_FLUSH asks for what this CPU has not
 ├── PoolError                     the devices, or what is on them
 │   ├── DeviceSpecError           PATH@OFFSET+SIZE cannot be read, or is not in 2 MiB steps
 │   ├── DeviceMissingError        no such device, or it is not one
@@ -44,6 +45,9 @@ import os
 
 class BelugaError(Exception):
     """Base of all; its text is one line that says what is wrong and how to mend it."""
+
+
+class InstructionError(BelugaError): ...
 
 
 class PoolError(BelugaError): ...

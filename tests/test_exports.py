@@ -8,6 +8,15 @@ import pytest
 
 EXPORTS: dict[str, set[str]] = {
     "beluga._ffi": {"ffi", "lib"},
+    "beluga.primitives": {
+        "crc32c",
+        "features",
+        "fence",
+        "flush",
+        "invalidate",
+        "isa",
+        "ntstore_copy",
+    },
 }
 
 

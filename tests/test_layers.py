@@ -13,8 +13,8 @@ CSRC = ROOT / "csrc"
 
 # Python, bottom first. A layer is seen from above through its front door: the package itself.
 LAYERS = (
-    ("errors", "_build"),
-    ("config", "_ffi"),
+    ("errors", "_build", "config"),
+    ("_ffi",),
     ("primitives",),
     ("pool",),
     ("rpc",),

@@ -1,0 +1,92 @@
+"""Bytes and caches by hand (L1): streaming copies, flushes, fences, CRC-32C.
+
+They work on any contiguous buffer: a mapping, a numpy array, a bytearray. A pool needs none of them
+called, its verbs do this by themselves; they are for tools, tests and measurements.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from beluga._ffi import ffi, lib
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+__all__ = ["crc32c", "features", "fence", "flush", "invalidate", "isa", "ntstore_copy"]
+
+_FEATURES = {
+    "clflushopt": lib.BL_CPU_CLFLUSHOPT,
+    "clwb": lib.BL_CPU_CLWB,
+    "sse4.2": lib.BL_CPU_SSE42,
+    "avx2": lib.BL_CPU_AVX2,
+    "avx512": lib.BL_CPU_AVX512,
+    "movdir64b": lib.BL_CPU_MOVDIR64B,
+    "pclmul": lib.BL_CPU_PCLMUL,
+    "vpclmul": lib.BL_CPU_VPCLMUL,
+}
+
+
+def _bytes_of(buffer: Buffer, what: str, *, writable: bool = False) -> Any:
+    """The buffer's memory as C sees it. Raises TypeError or ValueError, naming it ``what``."""
+    try:
+        return ffi.from_buffer("char[]", buffer, require_writable=writable)
+    except BufferError:
+        raise ValueError(f"the {what} is read-only; give a writable buffer") from None
+    except ValueError:
+        raise ValueError(f"the {what} is not contiguous; give a contiguous copy") from None
+    except TypeError:
+        kind = type(buffer).__name__
+        raise TypeError(f"the {what} is a {kind}; give bytes, an array or a mapping") from None
+
+
+def ntstore_copy(target: Buffer, source: Buffer) -> None:
+    """Copy ``source`` over ``target``, of the same size, round the cache, and fence the stores.
+
+    Whole lines are streamed; a ragged head and tail are stored and flushed. The two must not
+    overlap. Raises ValueError (sizes differ, target read-only) or TypeError (not a buffer).
+    """
+    with (
+        _bytes_of(target, "target", writable=True) as into,
+        _bytes_of(source, "source") as out_of,
+    ):
+        if len(into) != len(out_of):
+            raise ValueError(f"the target has {len(into)} bytes, the source {len(out_of)}")
+        lib.bl_ntstore_copy(into, out_of, len(into))
+
+
+def flush(buffer: Buffer) -> None:
+    """Write the buffer's dirty lines back to memory. A :func:`fence` completes it."""
+    with _bytes_of(buffer, "buffer") as lines:
+        lib.bl_flush(lines, len(lines))
+
+
+def invalidate(buffer: Buffer) -> None:
+    """Drop the buffer's lines from this host's caches: the next loads go to memory. Fenced.
+
+    A dirty line is written back first, over whatever another host has stored there since.
+    """
+    with _bytes_of(buffer, "buffer") as lines:
+        lib.bl_drop(lines, len(lines))
+
+
+def fence() -> None:
+    """Finish all earlier loads, stores and flushes of this thread before any later one."""
+    lib.bl_fence()
+
+
+def crc32c(data: Buffer, seed: int = 0) -> int:
+    """CRC-32C of ``data``; ``seed`` is the result for the bytes before it."""
+    with _bytes_of(data, "data") as seen:
+        return int(lib.bl_crc32c(seed, seen, len(seen)))
+
+
+def features() -> frozenset[str]:
+    """The CPU's features that Beluga uses, less what BELUGA_ISA and BELUGA_FLUSH took away."""
+    found = lib.bl_cpu_features()
+    return frozenset(name for name, bit in _FEATURES.items() if found & bit)
+
+
+def isa() -> str:
+    """The streaming copy in use: ``sse2``, ``avx2``, ``avx512`` or ``movdir64b``."""
+    return str(ffi.string(lib.bl_copy_isa()).decode())

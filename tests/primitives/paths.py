@@ -1,0 +1,27 @@
+"""Every path that a CPU can be held to: what to leave of it, and what it must have for that."""
+
+from __future__ import annotations
+
+from beluga._ffi import lib
+
+VECTORS = lib.BL_CPU_AVX2 | lib.BL_CPU_AVX512 | lib.BL_CPU_VPCLMUL
+ALL = 0xFFFFFFFF
+
+COPY_PATHS = {
+    "plain": (0, 0),
+    "sse2": (ALL & ~(VECTORS | lib.BL_CPU_MOVDIR64B), 0),
+    "movdir64b": (ALL & ~VECTORS, lib.BL_CPU_MOVDIR64B),
+    "avx2": (ALL & ~(lib.BL_CPU_AVX512 | lib.BL_CPU_VPCLMUL), lib.BL_CPU_AVX2),
+    "avx512": (ALL, lib.BL_CPU_AVX512),
+}
+FLUSH_PATHS = {
+    "clflush": (ALL & ~(lib.BL_CPU_CLFLUSHOPT | lib.BL_CPU_CLWB), 0),
+    "clflushopt": (ALL & ~lib.BL_CPU_CLWB, lib.BL_CPU_CLFLUSHOPT),
+    "clwb": (ALL, lib.BL_CPU_CLWB),
+}
+CRC_PATHS = {
+    "plain": (0, 0),
+    "single": (lib.BL_CPU_SSE42, lib.BL_CPU_SSE42),
+    "lanes": (lib.BL_CPU_SSE42 | lib.BL_CPU_PCLMUL, lib.BL_CPU_SSE42 | lib.BL_CPU_PCLMUL),
+    "wide": (ALL, lib.BL_CPU_VPCLMUL),
+}

@@ -1,0 +1,164 @@
+"""The primitives on buffers, by every path of this CPU."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from beluga import primitives
+from beluga._ffi import lib
+
+AROUND_LINES = [
+    0,
+    1,
+    2,
+    15,
+    16,
+    63,
+    64,
+    65,
+    127,
+    128,
+    129,
+    191,
+    192,
+    255,
+    256,
+    257,
+    511,
+    4095,
+    4161,
+]
+
+
+def page_aligned(size: int) -> np.ndarray:
+    return np.frombuffer(mmap.mmap(-1, size), dtype=np.uint8)
+
+
+def counting(size: int) -> np.ndarray:
+    """A period prime to every power of two shows bytes that landed one line off."""
+    return (np.arange(size) % 251).astype(np.uint8)
+
+
+@pytest.mark.parametrize("size", AROUND_LINES)
+def test_copy_writes_its_bytes_and_no_other(copy_path: str, size: int) -> None:
+    memory, source = page_aligned(8192), counting(4096 + 256)
+    for target_offset in (0, 1, 7, 16, 63, 64, 65, 100):
+        for source_offset in (0, 1, 8, 33):
+            memory[:] = 253
+            wanted = source[source_offset : source_offset + size]
+            target = memory[target_offset : target_offset + size]
+            primitives.ntstore_copy(target, wanted)
+            assert np.array_equal(target, wanted)
+            assert (memory[:target_offset] == 253).all()
+            assert (memory[target_offset + size :] == 253).all()
+
+
+def test_copy_moves_megabytes(copy_path: str) -> None:
+    memory, source = page_aligned(3 << 20), counting((3 << 20) + 5)
+    primitives.ntstore_copy(memory, source[5:])
+    assert np.array_equal(memory, source[5:])
+
+
+def test_path_in_use_is_the_one_that_was_forced(copy_path: str) -> None:
+    assert primitives.isa() == ("sse2" if copy_path == "plain" else copy_path)
+
+
+def test_flush_and_invalidate_keep_what_was_stored(flush_path: str) -> None:
+    memory = page_aligned(8192)
+    for start, end in ((0, 0), (0, 1), (3, 70), (64, 128), (1, 8191)):
+        memory[:] = counting(8192)
+        primitives.flush(memory[start:end])
+        primitives.fence()
+        primitives.invalidate(memory[start:end])
+        assert np.array_equal(memory, counting(8192))
+
+
+@pytest.mark.parametrize("copy_path", ["plain"], indirect=True)
+def test_machine_with_nothing_but_sse2_and_the_oldest_flush_works(copy_path: str) -> None:
+    assert primitives.features() == frozenset()
+    target = bytearray(1000)
+    primitives.ntstore_copy(target, counting(1000))
+    primitives.flush(target)
+    primitives.invalidate(target)
+    assert target == counting(1000).tobytes()
+    assert primitives.crc32c(b"123456789") == 0xE3069283
+
+
+def test_any_mapping_will_do(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(bytes(4096))
+    with path.open("r+b") as file, mmap.mmap(file.fileno(), 4096) as mapping:
+        primitives.ntstore_copy(mapping, bytes(range(256)) * 16)
+        primitives.flush(mapping)
+        primitives.invalidate(mapping)
+    assert path.read_bytes() == bytes(range(256)) * 16
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as mapping:
+        primitives.invalidate(mapping)
+
+
+def test_copy_refuses_a_target_of_another_size() -> None:
+    with pytest.raises(ValueError, match="the target has 4 bytes, the source 3"):
+        primitives.ntstore_copy(bytearray(4), b"abc")
+
+
+def test_copy_refuses_a_read_only_target() -> None:
+    frozen = np.zeros(3, dtype=np.uint8)
+    frozen.flags.writeable = False
+    for target in (b"abc", frozen):
+        with pytest.raises(ValueError, match="the target is read-only"):
+            primitives.ntstore_copy(target, b"abc")
+
+
+def test_what_is_not_a_plain_run_of_bytes_is_refused() -> None:
+    with pytest.raises(ValueError, match="the buffer is not contiguous"):
+        primitives.flush(np.zeros(8)[::2])
+    with pytest.raises(TypeError, match="the buffer is a list"):
+        primitives.flush([1, 2])  # type: ignore[arg-type]
+
+
+def asked(program: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("isa", ["sse2", "avx2", "avx512", "movdir64b"])
+def test_environment_forces_a_path_or_says_that_it_cannot(isa: str) -> None:
+    done = asked("from beluga import primitives; print(primitives.isa())", BELUGA_ISA=isa)
+    if isa in ("sse2", primitives.isa()) or isa in primitives.features():
+        assert done.stdout.strip() == isa
+    else:
+        assert f"BELUGA_ISA={isa} is not possible on this CPU; set it to sse2" in done.stderr
+
+
+@pytest.mark.parametrize("flush", ["clflush", "clflushopt"])
+def test_environment_forces_a_flush(flush: str) -> None:
+    program = "from beluga import primitives; print(sorted(primitives.features()))"
+    done = asked(program, BELUGA_FLUSH=flush)
+    if flush == "clflushopt" and flush not in primitives.features():
+        pytest.skip("this CPU has no clflushopt")
+    assert "clwb" not in done.stdout
+    assert ("clflushopt" in done.stdout) == (flush == "clflushopt")
+
+
+@pytest.mark.parametrize("variable", ["BELUGA_ISA", "BELUGA_FLUSH"])
+def test_unknown_choice_in_the_environment_is_refused(variable: str) -> None:
+    done = asked("import beluga.primitives", **{variable: "fastest"})
+    assert done.returncode != 0
+    assert f"InstructionError: {variable}=fastest is not possible" in done.stderr.splitlines()[-1]
+
+
+def test_every_feature_has_its_name() -> None:
+    bits = [getattr(lib, name) for name in dir(lib) if name.startswith("BL_CPU_")]
+    assert set(bits) == set(primitives._FEATURES.values())
