@@ -234,8 +234,8 @@ void bl_meta_destroy(bl_meta *meta);
 int bl_meta_serve(bl_meta *meta, int declared_gone);
 void bl_meta_describe(const bl_meta *meta, bl_meta_stat *out);
 
-/* The client's calls. keys: two words each. Errors are negative; a long batch that fails half way may
- * have been done in part. */
+/* The client's calls. keys: two words each. Errors are negative; a long batch that fails half
+ * way may have been done in part. */
 
 /* Leading keys that are committed: their number, with a record each; state: of the key after them
  * (bl_block_state). flags BL_LOOKUP_PIN: pinned until released. */

@@ -2,8 +2,8 @@
  * Copyright The Beluga Authors
  *
  * Signs of life for other hosts: a counter in a line that its writer moves on. A thread of its own
- * does it, in C, so that a Python thread that holds the interpreter for a minute does not look dead.
- * A beat that stands still proves nothing (D7); it only makes others careful.
+ * does it, in C, so that a Python thread that holds the interpreter for a minute does not look
+ * dead. A beat that stands still proves nothing (D7); it only makes others careful.
  */
 #ifndef BL_BEAT_H
 #define BL_BEAT_H

@@ -101,7 +101,7 @@ static inline void bl_flush_lines(const void *address, size_t size, uint32_t has
             bl_clflush(line);
 }
 
-/* Write every such line back; it may stay cached, or is dropped where there is no clwb. No fence. */
+/* Write every such line back; it may stay cached, or is dropped without clwb. No fence. */
 static inline void bl_write_back_lines(const void *address, size_t size, uint32_t features)
 {
     const char *line = (const char *)((uintptr_t)address & ~(uintptr_t)(BL_LINE_SIZE - 1));

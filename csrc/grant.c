@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * Calls of writers: reserve, commit, abort (D10). A grant is one session's leave to write one block; it
- * ends in commit, abort, or the session's end.
+ * Calls of writers: reserve, commit, abort (D10). A grant is one session's leave to write one
+ * block; it ends in commit, abort, or the session's end.
  */
 #include "meta_call.h"
 

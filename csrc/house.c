@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * What the server does besides serving: gives and takes lanes in the lobby, finds out which sessions
- * ended, and makes sure that it still speaks for the pool.
+ * What the server does besides serving: gives and takes lanes in the lobby, finds out which
+ * sessions ended, and makes sure that it still speaks for the pool.
  *
- * A session ends GONE when its process said so (detach, or a new attachment that gives the old nonce
- * up), when its proof of life is free, or when its host number comes back under another boot. It
- * ends DOUBTFUL when all that can be said is that its beat stood still: its lane is not given to
- * anybody until GONE follows (D7).
+ * A session ends GONE when its process said so (detach, or a new attachment that gives the old
+ * nonce up), when its proof of life is free, or when its host number comes back under another
+ * boot. It ends DOUBTFUL when all that can be said is that its beat stood still: its lane is not
+ * given to anybody until GONE follows (D7).
  */
 #include "server.h"
 

@@ -14,7 +14,7 @@ typedef struct bl_place {
     uint32_t device;
 } bl_place;
 
-/* How a linear range lies on its devices. device_shift spares the division where it can be spared. */
+/* How a linear range lies on its devices. device_shift spares a division where it can. */
 typedef struct bl_interleave {
     uint64_t device_stripes;    /* of each device, without its superblock's */
     uint32_t device_count;

@@ -15,7 +15,7 @@
 #include "session.h"
 
 enum {
-    BL_EPOCH_LOOK_NS = 2 * 1000 * 1000  /* waited so long: does the server that we asked still serve? */
+    BL_EPOCH_LOOK_NS = 2 * 1000 * 1000  /* waited so long: does our server still serve? */
 };
 
 static uint32_t bl_slot_of(const bl_session *session, uint32_t sequence)
@@ -143,7 +143,8 @@ static int bl_reply_decode(bl_session *session, const bl_reply *reply, void *tar
         return -EMSGSIZE;
     uint64_t offset = bl_bulk_out_offset(g, session->lane, session->half);
     bl_refetch(memory, offset, bulk.size); /* after the look at the line, before the copy */
-    bl_fetch(memory, offset, target, bulk.size); /* SYNC lane.bulk_out: pairs with bl_bulk_answer() */
+    /* SYNC lane.bulk_out: pairs with bl_bulk_answer() */
+    bl_fetch(memory, offset, target, bulk.size);
     if (!bl_verify(memory, bl_crc32c(0, target, bulk.size) == bulk.check))
         return -BL_ERROR_BAD_REPLY;
     *size = bulk.size;

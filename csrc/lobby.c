@@ -30,7 +30,7 @@ static uint32_t bl_lobby_next_sequence(const bl_session *session)
     const bl_memory *memory = &session->pool->memory;
     bl_lobby_request line;
     uint64_t offset = bl_lobby_request_offset(session->host);
-    bl_refetch(memory, offset, BL_LINE_SIZE); /* another process of this host may have streamed it */
+    bl_refetch(memory, offset, BL_LINE_SIZE); /* another process may have streamed it */
     bl_load_line(memory, offset, &line);
     return line.sequence + 1;
 }

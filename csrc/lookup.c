@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * Calls of readers: lookup, release, remove, stat. Who pins a block keeps it from eviction; its bytes stay
- * where they are until the last pin is gone, even if it is removed meanwhile.
+ * Calls of readers: lookup, release, remove, stat. Who pins a block keeps it from eviction; its
+ * bytes stay where they are until the last pin is gone, even if it is removed meanwhile.
  */
 #include "meta_call.h"
 

@@ -86,8 +86,8 @@ int bl_meta_create(bl_server *server, bl_meta **out)
     meta->pins = calloc(g->lane_count, sizeof *meta->pins);
     meta->lane_blocks = malloc(g->lane_count * sizeof *meta->lane_blocks);
     meta->extent_blocks = malloc(g->stripe_count * sizeof *meta->extent_blocks);
-    int status = meta->blocks && meta->pins && meta->lane_blocks && meta->extent_blocks ? 0 : -ENOMEM;
-    if (status == 0)
+    int status = -ENOMEM;
+    if (meta->blocks && meta->pins && meta->lane_blocks && meta->extent_blocks)
         status = bl_index_create(&meta->index, g->block_count_max);
     if (status == 0)
         status = bl_evict_create(&meta->order, g->block_count_max);

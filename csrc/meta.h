@@ -82,7 +82,8 @@ void bl_extent_write(bl_meta *meta, const bl_extent_view *view, uint32_t state);
 
 /* reclaim.c: space and numbers, by evicting what is coldest. */
 
-/* A block of space for stored bytes: 0, -BL_ERROR_NO_SPACE, _CLASS_LIMIT, _BAD_REQUEST, _DEPOSED. */
+/* A block of space for stored bytes: 0, -BL_ERROR_NO_SPACE, _CLASS_LIMIT, _BAD_REQUEST,
+ * _DEPOSED. */
 int bl_space_take(bl_meta *meta, uint64_t stored, uint64_t *offset);
 
 /* An unused number: it, or -BL_ERROR_TABLE_FULL. */

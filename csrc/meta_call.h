@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * How a block call's bytes are read and answered. Every field is foreign input: out of range means an
- * error to the sender, never more (D13).
+ * How a block call's bytes are read and answered. Every field is foreign input: out of range means
+ * an error to the sender, never more (D13).
  */
 #ifndef BL_META_CALL_H
 #define BL_META_CALL_H
@@ -10,7 +10,8 @@
 #include "meta.h"
 
 /* A request's head and what follows it, checked against its size: the items, or NULL. */
-static inline const uint8_t *bl_meta_items(const bl_call *call, uint32_t item_size, bl_block_request *head)
+static inline const uint8_t *bl_meta_items(const bl_call *call, uint32_t item_size,
+                                           bl_block_request *head)
 {
     if (call->request_size < sizeof *head)
         return NULL;
@@ -26,7 +27,8 @@ static inline int bl_meta_fits(const bl_call *call, uint32_t count)
            call->reply_capacity;
 }
 
-static inline void bl_meta_reply(bl_call *call, uint32_t count, uint32_t state, uint32_t record_count)
+static inline void bl_meta_reply(bl_call *call, uint32_t count, uint32_t state,
+                                 uint32_t record_count)
 {
     bl_block_reply head = {count, state};
     memcpy(call->reply, &head, sizeof head);

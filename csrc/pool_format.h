@@ -6,24 +6,25 @@
  *
  * Each device starts with one stripe that holds its superblock. What is left of the devices is the
  * pool's *linear range*: stripe s of the range lies on device s % device_count when the pool is
- * interleaved, else device after device (interleave.h). In the linear range, in this order:
+ * interleaved, else device after device (interleave.h). In the linear range, in this order, with the
+ * writer of the lines at the right:
  *
  *   +--------------------+  0
- *   | server lines       |  epoch and beat of half 0, of half 1            writer: server of that half
+ *   | server lines       |  epoch and beat of half 0, of half 1            server of that half
  *   +--------------------+  BL_CANDIDATE_OFFSET
  *   | candidate lines    |  one per host, for the election of a server     writer: that host
  *   +--------------------+  BL_LOBBY_OFFSET
  *   | lobby              |  per host: request | reply half 0 | reply half 1
  *   +--------------------+  session_offset
- *   | session table x 2  |  one line per lane and half                     writer: server of that half
+ *   | session table x 2  |  one line per lane and half                     server of that half
  *   +--------------------+  lane_offset
  *   | lanes              |  beat | requests | replies x 2 | bulk in | bulk out x 2, per lane
  *   +--------------------+  table_offset
- *   | block table x 2    |  one line (entry) per block and half            writer: server of that half
+ *   | block table x 2    |  one line (entry) per block and half            server of that half
  *   +--------------------+  extent_offset
- *   | extent table x 2   |  one line per data stripe and half              writer: server of that half
+ *   | extent table x 2   |  one line per data stripe and half              server of that half
  *   +--------------------+  data_offset (a whole stripe)
- *   | data stripes       |  payloads                                       writer: holder of the grant
+ *   | data stripes       |  payloads                                       holder of the grant
  *   +--------------------+
  *
  * Invariants: integers are little-endian and of fixed width; a place is an offset, never a pointer;
@@ -63,7 +64,7 @@ enum bl_format_constant {
 /* How far a device's memory can be trusted to be seen by others; a property of the device (D2). */
 enum bl_discipline {
     BL_DISCIPLINE_COHERENT = 1,    /* one host's own memory: flush and invalidate do nothing */
-    BL_DISCIPLINE_NON_COHERENT = 2 /* several hosts: stream and flush out, invalidate before a read */
+    BL_DISCIPLINE_NON_COHERENT = 2 /* several hosts: stream out, invalidate before a read */
 };
 
 /* What a pool looks like inside; the same on all of its devices. */
@@ -91,7 +92,7 @@ typedef struct bl_superblock {
     uint8_t magic[8];           /* "BELUGA\r\n": a text-mode copy shows */
     uint32_t version;           /* BL_FORMAT_VERSION */
     uint32_t header_size;       /* of this struct */
-    uint64_t format_hash;       /* of every struct in this file: a program built otherwise refuses */
+    uint64_t format_hash;       /* of every struct here: a program built otherwise refuses */
     uint8_t pool_id[16];
     uint32_t device_index;      /* this device's place in the pool, whatever it is called here */
     uint32_t discipline;        /* bl_discipline of this device */
@@ -219,8 +220,8 @@ typedef struct bl_bulk {
     uint32_t check;             /* bl_crc32c of the bytes */
 } bl_bulk;
 
-/* Calls of the block index; the bytes of its requests and replies. Other services number theirs from
- * BL_METHOD_USER. */
+/* Calls of the block index; the bytes of its requests and replies. Other services number theirs
+ * from BL_METHOD_USER. */
 enum bl_method {
     BL_METHOD_PING = 0,
     BL_METHOD_LOOKUP = 1,       /* bl_block_request, keys -> bl_block_reply, records of the hits */

@@ -33,7 +33,8 @@ int bl_proof_gone(const bl_memory *memory, int descriptor);
 void bl_proof_end(const bl_memory *memory, const char *directory, uint64_t nonce, int descriptor,
                   int remove);
 
-/* A lock among the processes of this host: a descriptor, or -EAGAIN (somebody has it), or -errno. */
+/* A lock among the processes of this host: a descriptor, or -EAGAIN (somebody has it), or
+ * -errno. */
 int bl_host_lock(const bl_memory *memory, const char *directory, const char *name);
 void bl_host_unlock(const bl_memory *memory, int descriptor);
 

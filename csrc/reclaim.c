@@ -4,8 +4,8 @@
  * Making room (D8, D11): a free block of the class; else a new extent; else what is coldest goes.
  *
  * The coldest block's own class: the block goes and its space is taken. Another class: its whole
- * extent is emptied, for only stripes can change class. At most BL_EMPTY_STRIPES_MAX stripes are emptied
- * for one block; then an extent that wastes more than it should is better than none.
+ * extent is emptied, for only stripes can change class. At most BL_EMPTY_STRIPES_MAX stripes are
+ * emptied for one block; then an extent that wastes more than it should is better than none.
  */
 #include "meta.h"
 
@@ -58,7 +58,7 @@ void bl_block_evict(bl_meta *meta, uint32_t number)
 {
     bl_block *block = &meta->blocks[number];
     bl_entry_clear(meta, number);
-    bl_fence_store(&meta->pool->memory); /* void for every reader before the space has a new owner */
+    bl_fence_store(&meta->pool->memory); /* void for readers before the space has a new owner */
     bl_index_remove(meta->index, block->key);
     bl_evict_remove(meta->order, number);
     bl_space_give(meta, number);

@@ -98,12 +98,14 @@ static void bl_recover_extents(bl_meta *meta)
     const bl_geometry *g = &meta->pool->geometry;
     uint32_t half = meta->server->half, old_half = 1 - half;
     for (uint64_t stripe = 0; stripe < g->stripe_count; stripe++) {
+        uint64_t old_offset = bl_extent_line_offset(g, stripe, old_half);
+        uint64_t own_offset = bl_extent_line_offset(g, stripe, half);
         bl_extent_line line, own;
-        bl_scan_refetch(memory, bl_extent_line_offset(g, stripe, old_half), stripe, g->stripe_count);
-        bl_scan_refetch(memory, bl_extent_line_offset(g, stripe, half), stripe, g->stripe_count);
+        bl_scan_refetch(memory, old_offset, stripe, g->stripe_count);
+        bl_scan_refetch(memory, own_offset, stripe, g->stripe_count);
         /* SYNC extent.open: pairs with bl_extent_write() */
-        bl_load_line(memory, bl_extent_line_offset(g, stripe, old_half), &line);
-        bl_load_line(memory, bl_extent_line_offset(g, stripe, half), &own);
+        bl_load_line(memory, old_offset, &line);
+        bl_load_line(memory, own_offset, &own);
         bl_extent_view view = {
             .generation = line.generation,
             .first_stripe = line.first_stripe,

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * A session: made, used for calls, closed. What happens when the server is replaced or does not answer
- * is decided here, once, for every kind of call.
+ * A session: made, used for calls, closed. What happens when the server is replaced or does not
+ * answer is decided here, once, for every kind of call.
  *
  * A call is applied once by one server, however long its answer takes. If the server is replaced
  * meanwhile, a single call is asked again of the new one, which knows nothing of the old one's

@@ -40,7 +40,8 @@ struct bl_session {
     bl_session_stat stat;
 };
 
-/* Ask the lobby for a lane: 0 or a negative error. The session has a directory, host and boot_id. */
+/* Ask the lobby for a lane: 0 or a negative error. The session has a directory, host and
+ * boot_id. */
 int bl_lobby_attach(bl_session *session, uint64_t timeout_ns);
 
 /* Give the lane back. 0, or an error if no server took notice: it will find the proof. */

@@ -22,7 +22,8 @@
 
 enum { BL_BEAT_WATCH_NS = 10 * BL_BEAT_PERIOD_NS };
 
-/* Is the writer of this epoch line proven unable to write? The caller has this host's server lock. */
+/* Is the writer of this epoch line proven unable to write? The caller has this host's server
+ * lock. */
 static int bl_server_gone(const bl_server *server, const bl_epoch_line *line)
 {
     const bl_memory *memory = &server->pool->memory;
@@ -67,7 +68,8 @@ static int64_t bl_takeover_epoch(const bl_server *server, int declared_gone, bl_
     return (int64_t)old->epoch + 1;
 }
 
-/* The sessions of earlier epochs: nobody knows what they still write, until they are proven gone. */
+/* The sessions of earlier epochs: nobody knows what they still write, until they are proven
+ * gone. */
 static void bl_takeover_inherit(bl_server *server, uint64_t old_epoch)
 {
     const bl_memory *memory = &server->pool->memory;
@@ -106,7 +108,8 @@ static void bl_takeover_publish(bl_server *server, uint32_t state)
         .state = state,
     };
     bl_table_seal(&line, server->half);
-    bl_publish_line(&server->pool->memory, bl_epoch_offset(server->half), &line); /* SYNC epoch.line */
+    /* SYNC epoch.line: pairs with bl_epoch_line_read() */
+    bl_publish_line(&server->pool->memory, bl_epoch_offset(server->half), &line);
     bl_fence_full(&server->pool->memory); /* published before the predecessor's marks are read */
 }
 
