@@ -12,7 +12,7 @@
  *   +--------------------+  0
  *   | server lines       |  epoch and beat of half 0, of half 1            server of that half
  *   +--------------------+  BL_CANDIDATE_OFFSET
- *   | candidate lines    |  one per host, for the election of a server     writer: that host
+ *   | candidate lines    |  one per host, for the election of a server     that host
  *   +--------------------+  BL_LOBBY_OFFSET
  *   | lobby              |  per host: request | reply half 0 | reply half 1
  *   +--------------------+  session_offset
