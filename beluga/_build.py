@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
 """Builds the C core: one source, two extensions.
 
 ``_core`` has the verbs of ``csrc/coherence.h`` as instructions, ``_sim`` as a simulator of hosts

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
 """The doorway to the C core: everything in Python that calls C does it through these two names.
 
 Importing it takes away the instructions that the environment forbids, before any pool is open.

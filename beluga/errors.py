@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
 """What can go wrong, and the one place where a C return code becomes an exception.
 
 BelugaError

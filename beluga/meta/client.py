@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
 """Calls of the block index, a batch at a time."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
 """The counters of the block index."""
 
 from __future__ import annotations

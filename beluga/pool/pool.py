@@ -4,7 +4,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import weakref
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -42,6 +43,7 @@ class Pool:
 
     def __init__(self, mapping: Mapping) -> None:
         self._mapping = mapping
+        self._ends: list[weakref.WeakMethod[Callable[[], None]]] = []
         first = mapping.members[0].superblock
         self.id: str = first.pool_id
         self.geometry: Geometry = first.geometry
@@ -128,8 +130,19 @@ class Pool:
         """Directory of this pool's lock files on this host; made when it is first asked for."""
         return make_runtime_dir(self._mapping.members[0].device, self.id)
 
+    def before_close(self, end: Callable[[], None]) -> None:
+        """Call ``end``, a bound method, before the devices are unmapped, if its object still lives.
+
+        Sessions and servers have threads in C that write to the pool: they end with it.
+        """
+        self._ends.append(weakref.WeakMethod(end))
+
     def close(self) -> None:
-        """Unmap the devices; sessions and servers must be gone. Twice is fine."""
+        """End the pool's sessions and servers, last made first, and unmap it. Twice is fine."""
+        while self._ends:
+            end = self._ends.pop()()
+            if end is not None:
+                end()
         self._mapping.close()
 
     def __enter__(self) -> Pool:

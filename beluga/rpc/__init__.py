@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
 """L3: calls over lanes of slots in the pool (``csrc/lane.c``, ``csrc/server.c``).
 
 :class:`Server` serves registered handlers, :class:`Client` calls them. The block index

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
 """The client's process: sessions, calls, and what a fork does to them."""
 
 from __future__ import annotations
@@ -61,6 +63,7 @@ class Client:
         )
         self._session = out[0]
         _sessions.add(self)
+        pool.before_close(self.close)
 
     def call(self, method: int, request: bytes = b"", *, timeout_s: float | None = None) -> bytes:
         """The handler's reply to ``request``, each at most the pool's ``bulk_size`` bytes.

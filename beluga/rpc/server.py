@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
 """The server's process: the poll loop, in C without Python's lock, and the registered handlers."""
 
 from __future__ import annotations
@@ -81,6 +83,7 @@ class Server:
     def start(self) -> None:
         """Take the pool over and serve it on a thread of its own."""
         self._take()
+        self._pool.before_close(self.stop)
         self._thread = threading.Thread(target=self._serve, name="beluga-server", daemon=True)
         self._thread.start()
 
