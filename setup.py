@@ -5,5 +5,5 @@ from setuptools import find_packages, setup
 setup(
     packages=[*find_packages(include=["beluga", "beluga.*"]), "beluga_bench"],
     package_dir={"beluga_bench": "bench"},
-    cffi_modules=["beluga/_build.py:core", "beluga/_build.py:sim"],
+    cffi_modules=["beluga/_build.py:core", "beluga/_build.py:sim", "bench/_build_limit.py:limit"],
 )

@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""Builds the limit loops and the stopwatch that times them; ``setup.py`` names ``limit``."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from cffi import FFI
+
+HERE = Path(__file__).resolve().parent
+NAMES = ("limit",)
+
+
+def _declarations(name: str) -> str:
+    """A header as cffi reads it: no preprocessor lines."""
+    lines = (HERE / f"{name}.h").read_text().splitlines()
+    return "\n".join(line for line in lines if not line.startswith("#"))
+
+
+limit = FFI()
+for _name in NAMES:
+    limit.cdef(_declarations(_name))
+limit.set_source(
+    "beluga_bench._limit",
+    "\n".join(f'#include "{name}.c"' for name in NAMES),
+    include_dirs=[str(HERE)],
+    depends=[str(path) for path in sorted(HERE.glob("*.[ch]")) if path.name != "_limit.c"],
+    extra_compile_args=[
+        "-std=gnu11",
+        "-O2",
+        "-Wall",
+        "-Wextra",
+        "-Wundef",
+        "-Wno-unused-function",
+        *(["-Werror"] if os.environ.get("BELUGA_WERROR") else []),
+    ],
+)

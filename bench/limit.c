@@ -1,0 +1,223 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Copyright The Beluga Authors
+ *
+ * The limit loops: what ratio_to_limit compares with. Bare instructions, the widest that the CPU
+ * has; no checks, no interleaving, no protocol, and nothing shared with csrc/, so that a slow verb
+ * cannot slow its own yardstick. This file changes in commits of its own only: every recorded ratio
+ * rests on it.
+ */
+#include "limit.h"
+
+#include <cpuid.h>
+#include <errno.h>
+#include <immintrin.h>
+#include <string.h>
+#include <time.h>
+
+enum {
+    LINE = 64,
+    LOOKS_PER_CLOCK = 1024      /* looks between two readings of the clock */
+};
+
+static struct {
+    int clflushopt, clwb, avx2, avx512;
+} has;
+
+__attribute__((constructor)) static void find(void)
+{
+    uint32_t a, b, c, d;
+    if (__get_cpuid_count(7, 0, &a, &b, &c, &d)) {
+        has.clflushopt = b >> 23 & 1;
+        has.clwb = b >> 24 & 1;
+    }
+    __builtin_cpu_init();
+    has.avx2 = __builtin_cpu_supports("avx2");
+    has.avx512 = __builtin_cpu_supports("avx512f");
+}
+
+int limit_has_clflushopt(void) { return has.clflushopt; }
+int limit_has_clwb(void) { return has.clwb; }
+
+static inline void full_fence(void) { __asm__ volatile("mfence" ::: "memory"); }
+static inline void store_fence(void) { __asm__ volatile("sfence" ::: "memory"); }
+static inline void clflush(const void *p) { __asm__ volatile("clflush (%0)" ::"r"(p) : "memory"); }
+static inline void clwb(const void *p) { __asm__ volatile("clwb (%0)" ::"r"(p) : "memory"); }
+
+static inline void clflushopt(const void *p)
+{
+    __asm__ volatile("clflushopt (%0)" ::"r"(p) : "memory");
+}
+
+/* ---- Copies. */
+
+__attribute__((target("avx512f"))) static void stream512(uint8_t *to, const uint8_t *from,
+                                                         uint64_t size)
+{
+    for (uint64_t i = 0; i < size; i += LINE)
+        _mm512_stream_si512((__m512i *)(to + i), _mm512_loadu_si512(from + i));
+}
+
+__attribute__((target("avx2"))) static void stream256(uint8_t *to, const uint8_t *from,
+                                                      uint64_t size)
+{
+    for (uint64_t i = 0; i < size; i += 32)
+        _mm256_stream_si256((__m256i *)(to + i), _mm256_loadu_si256((const __m256i *)(from + i)));
+}
+
+static void stream128(uint8_t *to, const uint8_t *from, uint64_t size)
+{
+    for (uint64_t i = 0; i < size; i += 16)
+        _mm_stream_si128((__m128i *)(to + i), _mm_loadu_si128((const __m128i *)(from + i)));
+}
+
+static inline void drop(const uint8_t *line, uint64_t size)
+{
+    if (has.clflushopt)
+        for (uint64_t i = 0; i < size; i += LINE)
+            clflushopt(line + i);
+    else
+        for (uint64_t i = 0; i < size; i += LINE)
+            clflush(line + i);
+}
+
+int limit_write(const void *base, uint64_t offset, void *buffer, uint64_t size)
+{
+    uint8_t *to = (uint8_t *)(uintptr_t)base + offset;
+    if (has.avx512)
+        stream512(to, buffer, size);
+    else if (has.avx2)
+        stream256(to, buffer, size);
+    else
+        stream128(to, buffer, size);
+    store_fence();
+    return 0;
+}
+
+int limit_read(const void *base, uint64_t offset, void *buffer, uint64_t size)
+{
+    const uint8_t *from = (const uint8_t *)base + offset;
+    full_fence();
+    drop(from, size);
+    full_fence();
+    memcpy(buffer, from, size);
+    return 0;
+}
+
+int limit_load(const void *base, uint64_t offset, void *buffer, uint64_t size)
+{
+    memcpy(buffer, (const uint8_t *)base + offset, size);
+    return 0;
+}
+
+int limit_store(const void *base, uint64_t offset, void *buffer, uint64_t size)
+{
+    memcpy((uint8_t *)(uintptr_t)base + offset, buffer, size);
+    return 0;
+}
+
+int limit_store_clflush(const void *base, uint64_t offset, void *buffer, uint64_t size)
+{
+    limit_store(base, offset, buffer, size);
+    for (uint64_t i = 0; i < size; i += LINE)
+        clflush((const uint8_t *)base + offset + i);
+    store_fence();
+    return 0;
+}
+
+int limit_store_clflushopt(const void *base, uint64_t offset, void *buffer, uint64_t size)
+{
+    limit_store(base, offset, buffer, size);
+    for (uint64_t i = 0; i < size; i += LINE)
+        clflushopt((const uint8_t *)base + offset + i);
+    store_fence();
+    return 0;
+}
+
+int limit_store_clwb(const void *base, uint64_t offset, void *buffer, uint64_t size)
+{
+    limit_store(base, offset, buffer, size);
+    for (uint64_t i = 0; i < size; i += LINE)
+        clwb((const uint8_t *)base + offset + i);
+    store_fence();
+    return 0;
+}
+
+/* ---- Exchange of lines. */
+
+static inline uint8_t *slot(const limit_lines *lines, uint8_t *way, uint32_t sequence)
+{
+    return way + (uint64_t)(sequence & (lines->slots - 1)) * lines->stride;
+}
+
+/* count lines from sequence on, one fence behind them. */
+static inline void send(const limit_lines *lines, uint8_t *way, uint32_t sequence, uint32_t count)
+{
+    for (uint32_t i = 0; i < count; i++) {
+        __m128i value = _mm_set1_epi32((int)(sequence + i));
+        __m128i *line = (__m128i *)slot(lines, way, sequence + i);
+        if (lines->coherent)
+            for (int k = 0; k < 4; k++)
+                _mm_store_si128(line + k, value);
+        else
+            for (int k = 0; k < 4; k++)
+                _mm_stream_si128(line + k, value);
+    }
+    store_fence();
+}
+
+static uint64_t clock_ns(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
+
+/* Wait until count lines from sequence on have arrived, one fence per look at all that are missing. */
+static int receive(const limit_lines *lines, uint8_t *way, uint32_t sequence, uint32_t count)
+{
+    uint64_t looks = 0, deadline = 0;
+    for (uint32_t have = 0;;) {
+        if (!lines->coherent)
+            for (uint32_t i = have; i < count; i++)
+                drop(slot(lines, way, sequence + i), LINE);
+        full_fence();
+        while (have < count &&
+               *(volatile uint32_t *)slot(lines, way, sequence + have) == sequence + have)
+            have++;
+        if (have == count)
+            return 0;
+        if (++looks % LOOKS_PER_CLOCK == 0) {
+            uint64_t now = clock_ns();
+            if (deadline == 0)
+                deadline = now + lines->timeout_ns;
+            else if (now > deadline)
+                return -ETIMEDOUT;
+        }
+    }
+}
+
+int limit_ask(const limit_lines *lines)
+{
+    uint64_t sent = 0;
+    for (uint64_t done = 0; done < lines->count; done += lines->batch) {
+        for (; sent < lines->count && sent - done < lines->depth; sent += lines->batch)
+            send(lines, lines->requests, lines->sequence + (uint32_t)sent, lines->batch);
+        int status =
+            receive(lines, lines->replies, lines->sequence + (uint32_t)done, lines->batch);
+        if (status < 0)
+            return status;
+    }
+    return 0;
+}
+
+int limit_answer(const limit_lines *lines)
+{
+    for (uint64_t done = 0; done < lines->count; done += lines->batch) {
+        uint32_t sequence = lines->sequence + (uint32_t)done;
+        int status = receive(lines, lines->requests, sequence, lines->batch);
+        if (status < 0)
+            return status;
+        send(lines, lines->replies, sequence, lines->batch);
+    }
+    return 0;
+}

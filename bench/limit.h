@@ -1,0 +1,45 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Copyright The Beluga Authors
+ *
+ * The machine's own limit: the same work as Beluga's, done by bare instructions on bare addresses.
+ * Prototypes only, read by cffi as they stand. Functions return 0 or a negative errno.
+ */
+#ifndef LIMIT_H
+#define LIMIT_H
+
+#include <stdint.h>
+
+/* Operations on size bytes at base + offset; buffer is private memory. All of one type, so that one
+ * clock times them and Beluga's verbs alike. Offsets and sizes are multiples of a line. */
+int limit_write(const void *base, uint64_t offset, void *buffer, uint64_t size);
+int limit_read(const void *base, uint64_t offset, void *buffer, uint64_t size);
+int limit_load(const void *base, uint64_t offset, void *buffer, uint64_t size);
+int limit_store(const void *base, uint64_t offset, void *buffer, uint64_t size);
+int limit_store_clflush(const void *base, uint64_t offset, void *buffer, uint64_t size);
+int limit_store_clflushopt(const void *base, uint64_t offset, void *buffer, uint64_t size);
+int limit_store_clwb(const void *base, uint64_t offset, void *buffer, uint64_t size);
+
+/* What this CPU has, whatever Beluga was told to do without. */
+int limit_has_clflushopt(void);
+int limit_has_clwb(void);
+
+/* An exchange of lines between two processes: asked and answered line by line, nothing in them but
+ * a sequence number. The lines of both ways lie stride bytes apart; line n is slot n % slots. */
+typedef struct limit_lines {
+    uint8_t *requests;
+    uint8_t *replies;
+    uint32_t slots;             /* a power of two */
+    uint32_t stride;
+    uint32_t coherent;          /* 1: plain stores, nothing is dropped; fences stay */
+    uint32_t depth;             /* lines out at a time; 1 is a ping-pong */
+    uint32_t batch;             /* lines that share a fence; at most depth, which it divides */
+    uint32_t sequence;          /* of the first line: never one that a slot has held before */
+    uint64_t count;             /* lines each way: a multiple of batch */
+    uint64_t timeout_ns;
+} limit_lines;
+
+/* The two sides; -ETIMEDOUT when the other one is silent for so long. */
+int limit_ask(const limit_lines *lines);
+int limit_answer(const limit_lines *lines);
+
+#endif
