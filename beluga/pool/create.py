@@ -147,11 +147,29 @@ def _demand_room(devices: Sequence[Device], size: int) -> None:
         directory = device.spec.path.parent
         filesystem = directory.stat().st_dev
         there, sum_size = wanted.get(filesystem, (directory, 0))
-        # What a slice has already is not known; a whole file's blocks are.
-        has = device.spec.path.stat().st_blocks * 512 if device.exists and not device.sliced else 0
-        wanted[filesystem] = (there, sum_size + max(0, size - has))
+        wanted[filesystem] = (there, sum_size + max(0, size - _allocated(device)))
     for directory, sum_size in wanted.values():
         demand(sum_size, directory)
+
+
+def _allocated(device: Device) -> int:
+    """Bytes of room that the file has already, where the pool is to lie."""
+    if not device.exists:
+        return 0
+    if not device.sliced:
+        return device.spec.path.stat().st_blocks * 512
+    at, end, total = device.spec.offset, device.spec.offset + device.size, 0
+    fd = open_device(device)
+    try:
+        while at < end:
+            first = os.lseek(fd, at, os.SEEK_DATA)
+            at = os.lseek(fd, first, os.SEEK_HOLE)
+            total += max(0, min(at, end) - first)
+    except OSError:  # ENXIO: no data from there on
+        pass
+    finally:
+        os.close(fd)
+    return total
 
 
 def _make_file(device: Device, size: int, sparse: bool, undo: ExitStack) -> Device:
@@ -162,6 +180,8 @@ def _make_file(device: Device, size: int, sparse: bool, undo: ExitStack) -> Devi
     made = 0 if device.exists else os.O_CREAT | os.O_EXCL
     try:
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | made, 0o600)
+    except FileExistsError:
+        raise PoolExistsError(f"{path} was made by somebody else just now; try again") from None
     except OSError as error:
         raise explain(error, path) from None
     try:

@@ -12,7 +12,7 @@ from beluga._ffi import lib
 from beluga.errors import DeviceForeignError
 from beluga.pool.device import Device, examine, explain, open_device, refuse_twice
 from beluga.pool.runtime import runtime_path
-from beluga.pool.spec import DeviceSpec, SpecLike
+from beluga.pool.spec import STRIPE_SIZE, DeviceSpec, SpecLike
 from beluga.pool.superblock import Superblock, fault, read_first, wipe_first
 
 
@@ -45,11 +45,12 @@ def _first(device: Device) -> bytes:
 
 
 def _wipe(device: Device) -> None:
-    fd = open_device(device)
-    try:
-        wipe_first(device, fd)
-    finally:
-        os.close(fd)
+    if device.size >= STRIPE_SIZE:  # else a file that was cut off, and is removed now
+        fd = open_device(device)
+        try:
+            wipe_first(device, fd)
+        finally:
+            os.close(fd)
     if device.kind == "file" and not device.sliced:
         try:
             device.spec.path.unlink()

@@ -15,6 +15,7 @@ from typing import Any
 
 from beluga._ffi import ffi, lib
 from beluga.errors import (
+    DeviceBusyError,
     DeviceForeignError,
     DeviceTruncatedError,
     FormatError,
@@ -107,10 +108,7 @@ def read_first(device: Device, fd: int) -> bytes:
 
 
 def wipe_first(device: Device, fd: int) -> None:
-    """Leave zeros where the superblock was."""
-    if device.kind == "file":
-        os.pwrite(fd, bytes(SUPERBLOCK_SIZE), device.spec.offset)
-        return
+    """Leave zeros where the superblock was; the device has at least a stripe."""
     with _first_stripe(device, fd) as address:
         lib.bl_ntstore_copy(address, bytes(SUPERBLOCK_SIZE), SUPERBLOCK_SIZE)
         lib.bl_drop(address, SUPERBLOCK_SIZE)
@@ -118,10 +116,16 @@ def wipe_first(device: Device, fd: int) -> None:
 
 @contextlib.contextmanager
 def _first_stripe(device: Device, fd: int) -> Iterator[Any]:
-    """Devdax has no read and no write: its address while it is mapped."""
+    """Its address while it is mapped: devdax has no read(), and hugetlbfs no write()."""
     address = ffi.new("void **")
     check(lib.bl_device_map(fd, device.spec.offset, STRIPE_SIZE, address), f"mapping {device}")
     try:
+        code = lib.bl_device_populate(address[0], STRIPE_SIZE)
+        if code < 0:
+            raise DeviceBusyError(
+                f"{device} can be mapped but not touched ({os.strerror(-code)}); is its driver "
+                "bound, and are huge pages allowed to this process (PR_SET_THP_DISABLE)?"
+            )
         yield address[0]
     finally:
         lib.bl_device_unmap(address[0], STRIPE_SIZE)

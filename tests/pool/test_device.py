@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
+from devdax import fake_devdax
 from refusal import refused
 
 from beluga.errors import (
@@ -22,48 +23,31 @@ MIB = 1 << 20
 NODE = "/dev/null"
 
 
-def devdax(
-    root: Path, *, driver: str | None = "device_dax", size: int = 256 * MIB, align: int = 2 * MIB
-) -> Path:
-    """A sysfs in which NODE is /dev/dax0.0."""
-    entry = root / "bus/dax/devices/dax0.0"
-    entry.mkdir(parents=True)
-    number = Path(NODE).stat().st_rdev
-    (entry / "dev").write_text(f"{os.major(number)}:{os.minor(number)}\n")
-    (entry / "size").write_text(f"{size}\n")
-    (entry / "align").write_text(f"{align}\n")
-    (entry / "numa_node").write_text("1\n")
-    if driver is not None:
-        (root / "bus/dax/drivers" / driver).mkdir(parents=True)
-        (entry / "driver").symlink_to(root / "bus/dax/drivers" / driver)
-    return root
-
-
 def test_devdax_has_its_size_and_node_from_sysfs(tmp_path: Path) -> None:
-    device = examine(DeviceSpec.parse(NODE), sysfs=devdax(tmp_path, size=255 * MIB))
+    device = examine(DeviceSpec.parse(NODE), sysfs=fake_devdax(tmp_path, NODE, size=255 * MIB))
     assert (device.kind, device.size, device.node) == ("devdax", 254 * MIB, 1)
 
 
 def test_devdax_takes_the_named_node(tmp_path: Path) -> None:
     spec = DeviceSpec.parse(f"{NODE},link=cxl1,node=0")
-    assert examine(spec, sysfs=devdax(tmp_path)).node == 0
+    assert examine(spec, sysfs=fake_devdax(tmp_path, NODE)).node == 0
 
 
 def test_devdax_slice_beyond_the_end_is_refused(tmp_path: Path) -> None:
     spec = DeviceSpec.parse(f"{NODE}@254MiB+4MiB")
     with refused(DeviceSpecError, "beyond"):
-        examine(spec, sysfs=devdax(tmp_path))
+        examine(spec, sysfs=fake_devdax(tmp_path, NODE))
 
 
 @pytest.mark.parametrize(("driver", "word"), [("kmem", "kernel"), (None, "nothing drives it")])
 def test_devdax_of_another_driver_is_refused(tmp_path: Path, driver: str | None, word: str) -> None:
     with refused(DeviceBusyError, word, "daxctl reconfigure-device --mode=devdax dax0.0"):
-        examine(DeviceSpec.parse(NODE), sysfs=devdax(tmp_path, driver=driver))
+        examine(DeviceSpec.parse(NODE), sysfs=fake_devdax(tmp_path, NODE, driver=driver))
 
 
 def test_devdax_of_huge_alignment_is_refused(tmp_path: Path) -> None:
     with refused(DeviceSpecError, "--align=2M"):
-        examine(DeviceSpec.parse(NODE), sysfs=devdax(tmp_path, align=1 << 30))
+        examine(DeviceSpec.parse(NODE), sysfs=fake_devdax(tmp_path, NODE, align=1 << 30))
 
 
 def test_other_character_device_is_refused(tmp_path: Path) -> None:
@@ -144,7 +128,7 @@ def test_unbound_node_is_explained(tmp_path: Path) -> None:
     except OSError:
         pass
     spec = DeviceSpec.parse(NODE)
-    device = examine(spec, sysfs=devdax(tmp_path))
+    device = examine(spec, sysfs=fake_devdax(tmp_path, NODE))
     unbound = type(device)(
         DeviceSpec(tmp_path / "node"), "devdax", device.size, True, ("devdax", 0)
     )

@@ -20,7 +20,7 @@ from beluga.errors import (
 from beluga.pool.device import Device
 from beluga.pool.layout import Layout, Wishes
 from beluga.pool.spec import DeviceSpec
-from beluga.pool.superblock import SUPERBLOCK_SIZE, believe, fault
+from beluga.pool.superblock import SUPERBLOCK_SIZE, believe, fault, read_first, wipe_first
 
 SIZE = 16 << 20
 GOOD = Layout(2, SIZE, Wishes()).superblock(1, "file")
@@ -117,3 +117,13 @@ def test_short_device_is_refused() -> None:
     short = Device(DeviceSpec(Path("/p")), "file", SIZE - 4096, True, ())
     with refused(DeviceTruncatedError, "16773120 bytes", "16777216"):
         believe(short, GOOD.raw)
+
+
+def test_devdax_superblock_is_read_and_wiped_through_a_mapping(shm: Path) -> None:
+    file = shm / "device"
+    file.write_bytes(GOOD.raw.ljust(SIZE, b"\xaa"))
+    device = Device(DeviceSpec(file), "devdax", SIZE, True, ())
+    with file.open("r+b") as opened:
+        assert believe(device, read_first(device, opened.fileno())) == GOOD
+        wipe_first(device, opened.fileno())
+    assert file.read_bytes() == bytes(SUPERBLOCK_SIZE).ljust(SIZE, b"\xaa")

@@ -1,0 +1,262 @@
+"""Making a pool: what is refused leaves everything as it was."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from devdax import fake_devdax
+from refusal import refused
+
+from beluga.errors import (
+    DeviceBusyError,
+    DeviceForeignError,
+    DeviceMismatchError,
+    DeviceMissingError,
+    DevicePermissionError,
+    DeviceSpecError,
+    NoRoomError,
+    PoolError,
+    PoolExistsError,
+)
+from beluga.pool import Pool, room
+from beluga.pool import create as creation
+from beluga.pool.layout import Wishes
+
+MIB = 1 << 20
+SIZE = 8 * MIB
+
+
+def digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+@pytest.fixture
+def small_tmpfs(tmp_path: Path) -> Iterator[Path]:
+    """A real filesystem of 64 MiB in memory, as containers have for /dev/shm."""
+    place = tmp_path / "small"
+    place.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=64m", "beluga-test", str(place)]
+    try:
+        mounted = subprocess.run(command, capture_output=True, check=False).returncode == 0
+    except FileNotFoundError:
+        mounted = False
+    if not mounted:
+        pytest.skip("this user cannot mount a tmpfs")
+    yield place
+    subprocess.run(["umount", str(place)], check=True)  # noqa: S607
+
+
+def test_files_get_their_room_and_progress_is_told(two: list[Path]) -> None:
+    told: list[tuple[int, int]] = []
+    with Pool.create(two, device_size=SIZE, progress=lambda *step: told.append(step)):
+        assert [path.stat().st_size for path in two] == [SIZE, SIZE]
+        assert [path.stat().st_blocks * 512 for path in two] == [SIZE, SIZE]
+    assert told[-1] == (2 * SIZE, 2 * SIZE)
+    assert told == sorted(told)
+
+
+def test_sparse_files_get_none_and_the_pool_says_so(two: list[Path]) -> None:
+    with Pool.create(two, device_size=SIZE, sparse=True) as pool:
+        assert all(device.sparse for device in pool.devices)
+        assert sum(path.stat().st_blocks * 512 for path in two) < 1 * MIB
+
+
+def test_files_are_private(two: list[Path]) -> None:
+    with Pool.create(two, device_size=SIZE):
+        assert [path.stat().st_mode & 0o777 for path in two] == [0o600, 0o600]
+
+
+def test_existing_pool_is_kept(two: list[Path]) -> None:
+    Pool.create(two, device_size=SIZE).close()
+    before = [digest(path) for path in two]
+    with refused(PoolExistsError, str(two[0]), "--force"):
+        Pool.create(two, device_size=2 * SIZE)
+    assert [digest(path) for path in two] == before
+
+
+def test_force_makes_a_new_empty_pool(two: list[Path]) -> None:
+    with Pool.create(two, device_size=SIZE) as old:
+        dirty = old.geometry.table_offset
+    with two[0].open("r+b") as file:
+        file.seek(2 * MIB + dirty)
+        file.write(b"entry")
+    with Pool.create(two, device_size=2 * SIZE, force=True) as new:
+        assert new.id != old.id
+        assert new.geometry.device_size == 2 * SIZE
+        data = two[0].read_bytes()
+        assert not any(data[2 * MIB : 2 * MIB + new.geometry.data_offset])
+    with Pool.open(two) as again:
+        assert again.id == new.id
+
+
+def test_force_takes_the_size_that_is_there(two: list[Path]) -> None:
+    Pool.create(two, device_size=SIZE).close()
+    with Pool.create(two, force=True) as pool:
+        assert pool.geometry.device_size == SIZE
+
+
+def test_damaged_pool_is_not_overwritten_without_force(two: list[Path]) -> None:
+    Pool.create(two, device_size=SIZE).close()
+    with two[0].open("r+b") as file:
+        file.seek(100)
+        file.write(b"\xff")
+    with refused(PoolExistsError):
+        Pool.create(two, device_size=SIZE)
+
+
+def test_file_of_somebody_else_is_kept(shm: Path) -> None:
+    (shm / "thesis").write_text("call me Ishmael\n" * 99)
+    before = digest(shm / "thesis")
+    with refused(DeviceForeignError, "something else", "--force"):
+        Pool.create([shm / "thesis"], device_size=SIZE)
+    assert digest(shm / "thesis") == before
+
+
+def test_failure_half_way_leaves_nothing(two: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    allocate = os.posix_fallocate
+
+    def full(fd: int, offset: int, size: int) -> None:
+        if two[1].exists():
+            raise OSError(28, "No space left on device")
+        allocate(fd, offset, size)
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with refused(NoRoomError, str(two[1]), "No space left"):
+        Pool.create(two, device_size=SIZE)
+    assert list(two[0].parent.iterdir()) == []
+
+
+def test_interrupted_creation_leaves_old_files_as_they_were(two: list[Path]) -> None:
+    two[0].touch()
+    os.truncate(two[0], 4 * MIB)
+
+    def interrupt(done: int, total: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        Pool.create(two, device_size=SIZE, progress=interrupt)
+    assert list(two[0].parent.iterdir()) == [two[0]]
+    assert two[0].read_bytes() == bytes(4 * MIB)
+
+
+def test_too_little_room_is_refused(two: list[Path]) -> None:
+    with refused(NoRoomError, "do not fit", "smaller size"):
+        Pool.create(two, device_size=1 << 44)
+    assert list(two[0].parent.iterdir()) == []
+
+
+def test_small_filesystem_is_not_overfilled(small_tmpfs: Path) -> None:
+    paths = [small_tmpfs / "a", small_tmpfs / "b"]
+    with refused(NoRoomError, "64 MiB", "the filesystem", "57.6 MiB"):
+        Pool.create(paths, device_size=32 * MIB)
+    assert list(small_tmpfs.iterdir()) == []
+    with Pool.create(paths) as pool:
+        assert 2 * pool.geometry.device_size <= 0.9 * 64 * MIB
+        assert pool.geometry.stripe_count > 0
+
+
+def test_size_of_new_files_fits_the_room(shm: Path) -> None:
+    there = room(shm).size
+    with Pool.create([shm / "a", shm / "b"], sparse=True) as pool:
+        assert 2 * pool.geometry.device_size <= there
+
+
+@pytest.mark.parametrize("size", [3 * MIB, 2 * MIB, 0, -4 * MIB])
+def test_wrong_sizes_are_refused(two: list[Path], size: int) -> None:
+    with refused(DeviceSpecError, "2 MiB"):
+        Pool.create(two, device_size=size)
+
+
+def test_different_sizes_are_refused(two: list[Path]) -> None:
+    for path, size in zip(two, (8 * MIB, 16 * MIB), strict=True):
+        path.touch()
+        os.truncate(path, size)
+    with refused(DeviceMismatchError, "8 MiB", "16 MiB", "--size"):
+        Pool.create(two)
+
+
+def test_same_file_twice_is_refused(two: list[Path]) -> None:
+    with refused(DeviceMismatchError, "same memory"):
+        Pool.create([two[0], two[1], two[0]], device_size=SIZE)
+
+
+def test_missing_directory_is_refused(tmp_path: Path) -> None:
+    with refused(DeviceMissingError, "no directory", "make it"):
+        Pool.create([tmp_path / "none/pool"], device_size=SIZE)
+
+
+def test_directory_as_device_is_refused(tmp_path: Path) -> None:
+    with refused(DeviceMissingError, "directory"):
+        Pool.create([tmp_path], device_size=SIZE)
+
+
+@pytest.mark.parametrize("count", [0, 65])
+def test_wrong_number_of_devices_is_refused(shm: Path, count: int) -> None:
+    with refused(PoolError, "1 to 64 devices"):
+        Pool.create([shm / str(index) for index in range(count)], device_size=SIZE)
+
+
+def test_unknown_discipline_is_refused(two: list[Path]) -> None:
+    with refused(PoolError, "'strict'", "coherent, non-coherent"):
+        Pool.create(two, device_size=SIZE, discipline="strict")
+
+
+def test_directory_without_permission_is_refused(shm: Path) -> None:
+    shm.chmod(0o555)
+    if os.geteuid() != 0:
+        with refused(DevicePermissionError, "Permission denied"):
+            Pool.create([shm / "pool"], device_size=SIZE)
+        return
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            os.setuid(65534)
+            with refused(DevicePermissionError, "Permission denied"):
+                Pool.create([shm / "pool"], device_size=SIZE)
+            code = 0
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_slice_that_has_its_room_demands_no_more(
+    shm: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = shm / "file"
+    file.write_bytes(bytes(SIZE))
+    os.truncate(file, 2 * SIZE)
+    demanded: list[int] = []
+    monkeypatch.setattr(creation, "demand", lambda size, directory: demanded.append(size))
+    Pool.create([f"{file}@0+8MiB"]).close()
+    Pool.create([f"{file}@8MiB+8MiB"]).close()
+    Pool.create([f"{file}@8MiB+8MiB"], force=True).close()
+    assert demanded == [0, SIZE, 0]
+
+
+def test_devdax_node_is_not_coherent_and_not_extended(tmp_path: Path) -> None:
+    # /dev/zero maps like a device, but forgets: good for one creation.
+    sysfs = fake_devdax(tmp_path, "/dev/zero", size=16 * MIB)
+    mapping = creation.create(["/dev/zero@0+12MiB"], Wishes(), sysfs=sysfs)
+    member = mapping.members[0]
+    mapping.close()
+    assert (member.device.kind, member.superblock.discipline) == ("devdax", "non-coherent")
+    assert member.superblock.geometry.device_size == 12 * MIB
+
+
+def test_devdax_node_that_is_too_small_is_refused(tmp_path: Path) -> None:
+    sysfs = fake_devdax(tmp_path, "/dev/zero", size=16 * MIB)
+    with refused(NoRoomError, "16 MiB", "32 MiB"):
+        creation.create(["/dev/zero"], Wishes(device_size=32 * MIB), sysfs=sysfs)
+
+
+def test_devdax_node_that_cannot_be_touched_is_refused(tmp_path: Path) -> None:
+    # /dev/zero lets itself be mapped from an offset on, and has nothing there.
+    sysfs = fake_devdax(tmp_path, "/dev/zero", size=16 * MIB)
+    with refused(DeviceBusyError, "not touched"):
+        creation.create(["/dev/zero@2MiB+12MiB"], Wishes(), sysfs=sysfs)

@@ -1,0 +1,223 @@
+"""A pool's bytes: where they lie, that they stay, and that nobody else's are touched."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from refusal import refused
+
+from beluga._ffi import ffi, lib
+from beluga.errors import DeviceForeignError, DeviceMissingError, ForkedSessionError
+from beluga.pool import Pool
+
+MIB = 1 << 20
+STRIPE = 2 * MIB
+SIZE = 8 * MIB
+
+
+def place(offset: int, device_count: int, device_size: int, interleaved: bool) -> tuple[int, int]:
+    """Where an offset lies: (device, offset in the device). The model of interleave.h."""
+    stripe, rest = divmod(offset, STRIPE)
+    if interleaved:
+        row, device = divmod(stripe, device_count)
+    else:
+        device, row = divmod(stripe, device_size // STRIPE - 1)
+    return device, (1 + row) * STRIPE + rest
+
+
+def write(pool: Pool, offset: int, data: bytes) -> None:
+    ffi.memmove(lib.bl_pool_address(pool.handle, offset), data, len(data))
+
+
+def read(pool: Pool, offset: int, size: int) -> bytes:
+    return bytes(ffi.buffer(lib.bl_pool_address(pool.handle, offset), size))
+
+
+def test_bytes_survive_close_and_open(two: list[Path]) -> None:
+    with Pool.create(two, device_size=SIZE) as pool:
+        end = pool.geometry.size
+        write(pool, pool.geometry.data_offset, b"first")
+        write(pool, end - 4, b"last")
+    with Pool.open(two[::-1]) as pool:
+        assert read(pool, pool.geometry.data_offset, 5) == b"first"
+        assert read(pool, end - 4, 4) == b"last"
+        assert lib.bl_pool_address(pool.handle, end) == ffi.NULL
+
+
+@pytest.mark.parametrize("interleave", [True, False])
+@pytest.mark.parametrize("device_count", [1, 2, 3, 4, 5, 7])
+def test_every_stripe_lies_where_the_model_says(
+    shm: Path, device_count: int, interleave: bool
+) -> None:
+    paths = [shm / str(index) for index in range(device_count)]
+    with Pool.create(
+        paths, device_size=4 * SIZE, interleave=interleave, sparse=True, bulk_size=4096
+    ) as pool:
+        offsets = [s * STRIPE + s * 64 for s in range(pool.geometry.size // STRIPE)]
+        for offset in offsets:
+            write(pool, offset, (offset + 1).to_bytes(8, "little"))
+    files = [path.open("rb") for path in paths]
+    for offset in offsets:
+        device, at = place(offset, device_count, 4 * SIZE, interleave)
+        assert os.pread(files[device].fileno(), 8, at) == (offset + 1).to_bytes(8, "little")
+    for file in files:
+        file.close()
+
+
+@pytest.mark.parametrize(("device_count", "interleave"), [(3, True), (4, True), (3, False)])
+def test_addresses_follow_the_model(shm: Path, device_count: int, interleave: bool) -> None:
+    paths = [shm / str(index) for index in range(device_count)]
+    with Pool.create(paths, device_size=1 << 30, interleave=interleave, sparse=True) as pool:
+
+        def address(offset: int) -> int:
+            return int(ffi.cast("uintptr_t", lib.bl_pool_address(pool.handle, offset)))
+
+        first = [0] * device_count
+        for offset in range(0, pool.geometry.size, STRIPE):
+            device, at = place(offset, device_count, 1 << 30, interleave)
+            if at == STRIPE:
+                first[device] = address(offset) - at
+
+        @settings(max_examples=200)
+        @given(st.integers(0, pool.geometry.size - 1))
+        def compare(offset: int) -> None:
+            device, at = place(offset, device_count, 1 << 30, interleave)
+            assert address(offset) == first[device] + at
+
+        compare()
+        assert all(base % STRIPE == 0 for base in first)
+
+
+def test_slices_of_one_file_are_pools_of_their_own(shm: Path) -> None:
+    file = shm / "file"
+    file.write_bytes(b"\xaa" * 2 * MIB + bytes(20 * MIB) + b"\xbb" * 2 * MIB)
+    one, other = f"{file}@2MiB+8MiB", f"{file}@10MiB+8MiB"
+    with Pool.create([one]) as first, Pool.create([other]) as second:
+        for pool, byte in ((first, b"\x11"), (second, b"\x22")):
+            for offset in range(0, pool.geometry.size, STRIPE):
+                write(pool, offset, byte * STRIPE)
+        assert first.id != second.id
+        assert first.runtime_dir != second.runtime_dir
+        assert first.devices[0].offset == 2 * MIB
+    data = file.read_bytes()
+    assert data[: 2 * MIB] == b"\xaa" * 2 * MIB
+    assert data[4 * MIB : 10 * MIB] == b"\x11" * 6 * MIB
+    assert data[12 * MIB : 18 * MIB] == b"\x22" * 6 * MIB
+    assert data[18 * MIB : 22 * MIB] == bytes(4 * MIB)
+    assert data[22 * MIB :] == b"\xbb" * 2 * MIB
+    with refused(DeviceForeignError):
+        Pool.open([file])
+
+
+@pytest.mark.parametrize(
+    ("named", "found"),
+    [(None, "coherent"), ("coherent", "coherent"), ("non-coherent", "non-coherent")],
+)
+def test_discipline_is_recorded(two: list[Path], named: str | None, found: str) -> None:
+    Pool.create(two, device_size=SIZE, sparse=True, discipline=named).close()
+    with Pool.open(two) as pool:
+        assert {device.discipline for device in pool.devices} == {found}
+
+
+def test_concatenation_is_recorded(two: list[Path]) -> None:
+    Pool.create(two, device_size=SIZE, sparse=True, interleave=False).close()
+    with Pool.open(two) as pool:
+        assert not pool.geometry.interleaved
+
+
+def test_views_say_what_was_named(two: list[Path]) -> None:
+    Pool.create(two, device_size=SIZE, sparse=True).close()
+    with Pool.open([f"{two[0]},link=cxl0,node=0", two[1]]) as pool:
+        assert (pool.devices[0].link, pool.devices[0].node) == ("cxl0", 0)
+        assert (pool.devices[1].link, pool.devices[1].node) == (None, None)
+        assert pool.devices[1].stripe_count == 4
+        assert pool.devices[1].kind == "file"
+
+
+def test_closed_pool_has_no_handle(two: list[Path]) -> None:
+    pool = Pool.create(two, device_size=SIZE, sparse=True)
+    pool.close()
+    pool.close()
+    with pytest.raises(ValueError, match="closed"):
+        _ = pool.handle
+
+
+def in_child(body: Callable[[], object]) -> int:
+    """The wait status of a forked child that calls ``body``."""
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            body()
+            code = 0
+        finally:
+            os._exit(code)
+    return os.waitpid(child, 0)[1]
+
+
+def test_forked_child_is_refused_the_handle(two: list[Path]) -> None:
+    def child() -> None:
+        with refused(ForkedSessionError, "parent"):
+            _ = pool.handle
+        pool.close()
+
+    with Pool.create(two, device_size=SIZE, sparse=True) as pool:
+        assert in_child(child) == 0
+        assert read(pool, 0, 1) == b"\0"
+
+
+def test_forked_child_has_not_the_memory(two: list[Path]) -> None:
+    with Pool.create(two, device_size=SIZE, sparse=True) as pool:
+        address = lib.bl_pool_address(pool.handle, 0)
+
+        def child() -> None:
+            signal.signal(signal.SIGSEGV, signal.SIG_DFL)
+            bytes(ffi.buffer(address, 8))
+
+        assert os.WTERMSIG(in_child(child)) == signal.SIGSEGV
+
+
+def test_destroyed_pool_is_gone(two: list[Path]) -> None:
+    with Pool.create(two, device_size=SIZE, sparse=True) as pool:
+        (pool.runtime_dir / "lock").touch()
+    Pool.destroy(two)
+    assert list(two[0].parent.iterdir()) == []
+    with refused(DeviceMissingError):
+        Pool.open(two)
+
+
+def test_damaged_pool_can_be_destroyed(two: list[Path]) -> None:
+    Pool.create(two, device_size=SIZE, sparse=True).close()
+    with two[0].open("r+b") as file:
+        file.seek(64)
+        file.write(b"\xff")
+    Pool.destroy(two)
+    assert not two[0].exists()
+
+
+def test_destroy_leaves_a_sliced_file(shm: Path) -> None:
+    file = shm / "file"
+    file.touch()
+    os.truncate(file, 16 * MIB)
+    Pool.create([f"{file}@0+8MiB"]).close()
+    Pool.create([f"{file}@8MiB+8MiB"]).close()
+    Pool.destroy([f"{file}@0+8MiB"])
+    assert file.stat().st_size == 16 * MIB
+    with refused(DeviceForeignError):
+        Pool.open([f"{file}@0+8MiB"])
+    Pool.open([f"{file}@8MiB+8MiB"]).close()
+
+
+def test_destroy_touches_nothing_if_one_device_is_foreign(two: list[Path], shm: Path) -> None:
+    Pool.create(two, device_size=SIZE, sparse=True).close()
+    (shm / "thesis").write_text("call me Ishmael")
+    with refused(DeviceForeignError, "nothing was destroyed"):
+        Pool.destroy([*two, shm / "thesis"])
+    assert (shm / "thesis").read_text() == "call me Ishmael"
+    Pool.open(two).close()

@@ -1,0 +1,68 @@
+"""Where the processes of one host meet about a pool."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from refusal import refused
+
+from beluga.errors import DevicePermissionError
+from beluga.pool import Pool
+from beluga.pool.device import Device
+from beluga.pool.runtime import make_runtime_dir, runtime_path
+from beluga.pool.spec import DeviceSpec
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def pool(two: list[Path]) -> list[Path]:
+    Pool.create(two, device_size=8 * MIB, sparse=True).close()
+    return two
+
+
+def test_directory_lies_beside_the_first_device(pool: list[Path], tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(pool[0])
+    with Pool.open([pool[1], tmp_path / "link"]) as opened:
+        assert opened.runtime_dir == pool[0].with_name("pool.0.run")
+        assert opened.runtime_dir.is_dir()
+        assert opened.runtime_dir.stat().st_mode & 0o7777 == 0o700
+
+
+def test_directory_is_shared_with_the_group_of_the_file(pool: list[Path]) -> None:
+    group = 1 if os.geteuid() == 0 else os.getegid()
+    os.chown(pool[0], -1, group)
+    pool[0].chmod(0o660)
+    with Pool.open(pool) as opened:
+        found = opened.runtime_dir.stat()
+    assert found.st_gid == group
+    assert found.st_mode & 0o7777 == 0o2770
+
+
+def test_something_else_in_its_place_is_refused(pool: list[Path]) -> None:
+    pool[0].with_name("pool.0.run").symlink_to("/tmp")
+    with Pool.open(pool) as opened, refused(DevicePermissionError, "remove it"):
+        _ = opened.runtime_dir
+
+
+def test_directory_of_another_user_is_refused(pool: list[Path]) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root can make a directory of another user")
+    place = pool[0].with_name("pool.0.run")
+    place.mkdir()
+    os.chown(place, 12345, -1)
+    with Pool.open(pool) as opened, refused(DevicePermissionError, "another user"):
+        _ = opened.runtime_dir
+
+
+def test_devdax_pools_have_a_place_named_by_their_id(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device = Device(DeviceSpec(Path("/dev/null")), "devdax", 8 * MIB, True, ())
+    monkeypatch.setattr("beluga.config.runtime_root", lambda: tmp_path / "run")
+    path = make_runtime_dir(device, "ab12")
+    assert path == runtime_path(device, "ab12") == tmp_path / "run/ab12"
+    assert path.is_dir()
+    assert make_runtime_dir(device, "ab12") == path
