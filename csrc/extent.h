@@ -42,7 +42,7 @@ typedef struct bl_extents_stat {
  * fewest stripes that waste at most 1 % of them (or that waste least, if no number up to
  * BL_EXTENT_STRIPES_MAX does); the last cell is what is left. GOOD: the lowest cell that is free.
  * So extents leave no gaps between them, and a class that gets every stripe fills the pool equally
- * well whatever order they come in. ANY: else the free run that blocks fill best, wherever it is. */
+ * well whatever order they come in. ANY: else the free run that blocks fill best, anywhere. */
 enum bl_fit { BL_FIT_GOOD = 1, BL_FIT_ANY = 2 };
 
 /* The page-rounded size of the class that blocks of bytes belong to; 0 if too large (an extent has

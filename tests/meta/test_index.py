@@ -1,0 +1,85 @@
+"""The index against a dict: first the promises, then what removal leaves behind."""
+
+from __future__ import annotations
+
+import random
+import time
+from typing import Any
+
+import pytest
+from beluga._sim import ffi, lib
+from hypothesis import given
+from hypothesis import strategies as st
+from models.index import Index, Key
+
+COUNT_MAX = 9
+
+
+def create(count: int) -> Any:
+    out = ffi.new("bl_index **")
+    assert lib.bl_index_create(out, count) == 0
+    return ffi.gc(out[0], lib.bl_index_destroy)
+
+
+# Few keys, so that the same ones come back; half words alike, so that both halves must count.
+keys = st.tuples(st.integers(0, 3), st.integers(0, 3))
+steps = st.lists(st.tuples(st.sampled_from(["add", "add", "remove", "find"]), keys), max_size=80)
+
+
+@given(steps)
+def test_index_agrees_with_a_dict(steps: list[tuple[str, Key]]) -> None:
+    index, model = create(COUNT_MAX), Index(COUNT_MAX)
+    for block, (name, key) in enumerate(steps):
+        arguments = (key, block) if name == "add" else (key,)
+        got = getattr(lib, f"bl_index_{name}")(index, *arguments)
+        assert got == getattr(model, name)(*arguments)
+        assert lib.bl_index_count(index) == len(model.block)
+    for first in range(4):
+        for second in range(4):
+            lib.bl_index_prefetch(index, (first, second))
+            assert lib.bl_index_find(index, (first, second)) == model.find((first, second))
+
+
+@pytest.mark.parametrize("pattern", ["random", "counting", "one half"])
+def test_full_index_survives_turnover(pattern: str) -> None:
+    count, rng = 2048, random.Random(1)  # the most that its buckets are made for
+    index, model = create(count), Index(count)
+    for step in range(12 * count):
+        number = rng.getrandbits(64)
+        key = {"random": (number, rng.getrandbits(64)), "counting": (step, 0)}.get(
+            pattern, (0, number)
+        )
+        if len(model.block) == count:
+            victim = rng.choice(tuple(model.block)) if step % 97 == 0 else next(iter(model.block))
+            assert lib.bl_index_remove(index, victim) == model.remove(victim) == 0
+            assert lib.bl_index_find(index, victim) == -1
+        assert lib.bl_index_add(index, key, step) == model.add(key, step) == 0
+    assert all(lib.bl_index_find(index, key) == block for key, block in model.block.items())
+
+
+def miss_s(index: Any) -> float:
+    """Seconds for a thousand keys that are not there, the best of a few tries."""
+    tries = []
+    for _ in range(5):
+        begin = time.perf_counter()
+        assert all(lib.bl_index_find(index, (key, 0)) == -1 for key in range(1000))
+        tries.append(time.perf_counter() - begin)
+    return min(tries)
+
+
+def test_misses_stay_as_fast_as_in_a_new_index() -> None:
+    """What removal left behind would pile up, until a miss looks at every bucket."""
+    count, rng = 1 << 16, random.Random(1)
+    keys = [(rng.getrandbits(64), rng.getrandbits(64)) for _ in range(12 * count)]
+    index = create(count)
+    for step, key in enumerate(keys):
+        if step >= count:
+            assert lib.bl_index_remove(index, keys[step - count]) == 0
+        assert lib.bl_index_add(index, key, step) == 0
+    assert miss_s(index) < 5 * miss_s(create(count))
+
+
+def test_index_without_room_takes_nothing() -> None:
+    index = create(0)
+    assert lib.bl_index_add(index, (1, 2), 3) < 0
+    assert lib.bl_index_find(index, (1, 2)) == -1

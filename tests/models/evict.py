@@ -1,0 +1,16 @@
+"""What csrc/evict.h promises, as a list: coldest first."""
+
+from __future__ import annotations
+
+
+class Evict:
+    def __init__(self) -> None:
+        self.order: list[int] = []
+
+    def remove(self, number: int) -> None:
+        if number in self.order:
+            self.order.remove(number)
+
+    def touch(self, number: int) -> None:
+        self.remove(number)
+        self.order.append(number)
