@@ -30,14 +30,15 @@ _FEATURES = {
 def _bytes_of(buffer: Buffer, what: str, *, writable: bool = False) -> Any:
     """The buffer's memory as C sees it. Raises TypeError or ValueError, naming it ``what``."""
     try:
-        return ffi.from_buffer("char[]", buffer, require_writable=writable)
-    except BufferError:
-        raise ValueError(f"the {what} is read-only; give a writable buffer") from None
-    except ValueError:
-        raise ValueError(f"the {what} is not contiguous; give a contiguous copy") from None
+        view = memoryview(buffer)
     except TypeError:
         kind = type(buffer).__name__
         raise TypeError(f"the {what} is a {kind}; give bytes, an array or a mapping") from None
+    if not view.c_contiguous:
+        raise ValueError(f"the {what} is not contiguous; give a contiguous copy")
+    if writable and view.readonly:
+        raise ValueError(f"the {what} is read-only; give a writable buffer")
+    return ffi.from_buffer("char[]", view)
 
 
 def ntstore_copy(target: Buffer, source: Buffer) -> None:
