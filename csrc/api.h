@@ -260,4 +260,12 @@ int64_t bl_remove_blocks(bl_session *session, const uint64_t *keys, uint32_t cou
 
 int bl_meta_ask_stat(bl_session *session, bl_meta_stat *out, uint64_t timeout_ns);
 
+/* ---- L5 transfer */
+
+/* A run of private memory of this process. */
+typedef struct bl_fragment {
+    uint64_t address;
+    uint64_t size;
+} bl_fragment;
+
 #endif

@@ -205,6 +205,34 @@ static inline void bl_fetch(const bl_memory *memory, uint64_t offset, void *targ
     bl_compiler_barrier();
 }
 
+/* bl_stream and bl_fetch that return the CRC-32C of the bytes as well; seed is that of those before.
+ * Of a fetch it is the sum of what has come to lie in target: the pool is read once. */
+static inline uint32_t bl_stream_crc(const bl_memory *memory, uint64_t offset, const void *source,
+                                     uint64_t size, uint32_t seed)
+{
+    const uint8_t *next = source;
+    while (size > 0) {
+        uint64_t piece = bl_stripe_rest(offset) < size ? bl_stripe_rest(offset) : size;
+        seed = bl_copy_stream_crc(seed, bl_address(memory, offset), next, piece);
+        offset += piece, next += piece, size -= piece;
+    }
+    return seed;
+}
+
+static inline uint32_t bl_fetch_crc(const bl_memory *memory, uint64_t offset, void *target,
+                                    uint64_t size, uint32_t seed)
+{
+    uint8_t *next = target;
+    bl_compiler_barrier();
+    while (size > 0) {
+        uint64_t piece = bl_stripe_rest(offset) < size ? bl_stripe_rest(offset) : size;
+        seed = bl_copy_crc(seed, next, bl_address(memory, offset), piece);
+        offset += piece, next += piece, size -= piece;
+    }
+    bl_compiler_barrier();
+    return seed;
+}
+
 /* Drop this host's copies of a range, without a fence: bl_fence_full completes a batch of them. */
 static inline void bl_invalidate(const bl_memory *memory, uint64_t offset, uint64_t size)
 {

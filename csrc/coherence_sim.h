@@ -39,6 +39,10 @@ void bl_sim_nap(const bl_memory *memory, uint64_t ns);
     bl_sim_stream(memory, offset, source, size, BL_SITE("stream"))
 #define bl_fetch(memory, offset, target, size) \
     bl_sim_fetch(memory, offset, target, size, BL_SITE("fetch"))
+#define bl_stream_crc(memory, offset, source, size, seed) \
+    (bl_stream(memory, offset, source, size), bl_crc32c(seed, source, size))
+#define bl_fetch_crc(memory, offset, target, size, seed) \
+    (bl_fetch(memory, offset, target, size), bl_crc32c(seed, target, size))
 #define bl_invalidate(memory, offset, size) \
     bl_sim_invalidate(memory, offset, size, BL_SITE("invalidate"))
 #define bl_fence_store(memory) bl_sim_fence_store(memory, BL_SITE("fence_store"))

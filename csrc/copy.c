@@ -9,7 +9,12 @@
  */
 #include "copy.h"
 
+#include <string.h>
+
 #include "api.h"
+
+/* Summed and copied at once where both cannot be done with one load: stays in the first cache. */
+enum { BL_COPY_PIECE_SIZE = 4 << 10 };
 
 void bl_copy_stream(void *target, const void *source, size_t size)
 {
@@ -22,6 +27,37 @@ void bl_copy_stream(void *target, const void *source, size_t size)
         bl_copy_movdir64b(target, source, size);
     else
         bl_copy_sse2(target, source, size);
+}
+
+uint32_t bl_copy_stream_crc(uint32_t seed, void *target, const void *source, size_t size)
+{
+    if (bl_crc_is_wide(size))
+        return ~bl_crc_wide_stream(~seed, target, source, size);
+    uint8_t *to = target;
+    const uint8_t *from = source;
+    for (size_t piece; size > 0; to += piece, from += piece, size -= piece) {
+        piece = size < BL_COPY_PIECE_SIZE ? size : BL_COPY_PIECE_SIZE;
+        seed = bl_crc32c(seed, from, piece);
+        bl_copy_stream(to, from, piece);
+    }
+    return seed;
+}
+
+uint32_t bl_copy_crc(uint32_t seed, void *target, const void *source, size_t size)
+{
+    uint8_t *to = target;
+    const uint8_t *from = source;
+    if (bl_crc_is_wide(size)) {
+        size_t whole = size & ~(size_t)(BL_LINE_SIZE - 1);
+        seed = ~bl_crc_wide_copy(~seed, to, from, whole);
+        to += whole, from += whole, size -= whole;
+    }
+    for (size_t piece; size > 0; to += piece, from += piece, size -= piece) {
+        piece = size < BL_COPY_PIECE_SIZE ? size : BL_COPY_PIECE_SIZE;
+        memcpy(to, from, piece);
+        seed = bl_crc32c(seed, to, piece);
+    }
+    return seed;
 }
 
 const char *bl_copy_isa(void)

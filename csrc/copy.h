@@ -7,9 +7,17 @@
 #define BL_COPY_H
 
 #include <stddef.h>
+#include <stdint.h>
 
 /* Whole lines by non-temporal stores. target is line-aligned, size a multiple of a line, source
  * of any alignment. No fence: the caller's next bl_fence_store covers it. */
 void bl_copy_stream(void *target, const void *source, size_t size);
+
+/* The same, and the CRC-32C of the bytes; seed is 0 or the result for those before. */
+uint32_t bl_copy_stream_crc(uint32_t seed, void *target, const void *source, size_t size);
+
+/* A plain copy of any size and alignment, and the CRC-32C of what has come to lie in target,
+ * whatever becomes of source meanwhile. */
+uint32_t bl_copy_crc(uint32_t seed, void *target, const void *source, size_t size);
 
 #endif

@@ -99,13 +99,19 @@ bl_crc_lanes(uint32_t crc, const uint8_t *bytes, size_t size)
     return bl_crc_single(crc, bytes, size);
 }
 
+static int bl_crc_is_wide(size_t size)
+{
+    uint32_t needs = BL_CPU_VPCLMUL | BL_CPU_AVX512;
+    return size >= 256 && (bl_cpu_features() & needs) == needs;
+}
+
 uint32_t bl_crc32c(uint32_t seed, const void *bytes, size_t size)
 {
     uint32_t features = bl_cpu_features(), crc = ~seed;
     const uint8_t *next = bytes;
-    if ((features & BL_CPU_VPCLMUL) && (features & BL_CPU_AVX512) && size >= 256) {
+    if (bl_crc_is_wide(size)) {
         size_t whole = size & ~(size_t)63;
-        crc = bl_crc_wide(crc, next, whole);
+        crc = bl_crc_wide_stay(crc, next, whole);
         next += whole, size -= whole;
     }
     if ((features & BL_CPU_SSE42) && (features & BL_CPU_PCLMUL))
