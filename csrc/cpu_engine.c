@@ -132,7 +132,7 @@ int bl_gather_write(const bl_memory *memory, uint64_t offset, const bl_fragment 
 {
     if (!bl_transfer_valid(memory, offset, fragments, count, length))
         return -EINVAL;
-    bl_cursor cursor = bl_cursor_make(fragments, length, chunk_size);
+    bl_cursor cursor = bl_cursor_make(fragments, length, vector ? chunk_size : 0);
     bl_gather gather;
     gather.memory = memory, gather.offset = offset, gather.staged = 0;
     while (cursor.left > 0) {
@@ -156,12 +156,12 @@ int bl_scatter_read(const bl_memory *memory, uint64_t offset, const bl_fragment 
 {
     if (!bl_transfer_valid(memory, offset, fragments, count, length))
         return -EINVAL;
-    bl_cursor cursor = bl_cursor_make(fragments, length, chunk_size);
+    bl_cursor cursor = bl_cursor_make(fragments, length, vector ? chunk_size : 0);
     bl_refetch(memory, offset, length);
     while (cursor.left > 0) {
         bl_fragment run = bl_cursor_take(&cursor);
         void *target = (void *)run.address;
-        if (chunk_size > 0)
+        if (cursor.chunk_size > 0)
             cursor.crc = bl_fetch_crc(memory, offset, target, run.size, cursor.crc);
         else
             bl_fetch(memory, offset, target, run.size);

@@ -25,7 +25,7 @@ INSTRUCTIONS = re.compile(
 )
 # Instructions by address, for the files that build verbs and streaming copies out of them.
 ADDRESS_CALLS = re.compile(r"\bbl_(nt16|nt32|nt64|movdir64b|clflush|clflushopt|clwb|flush_lines)\(")
-ADDRESS_CALLERS = ("copy_", "primitives.c", "cpu", "crc32c.c", "coherence.h")
+ADDRESS_CALLERS = ("copy_", "primitives.c", "cpu.c", "crc32c", "coherence.h")
 
 
 def tracked(*suffixes: str) -> list[Path]:
