@@ -268,4 +268,11 @@ typedef struct bl_fragment {
     uint64_t size;
 } bl_fragment;
 
+/* ---- L6 kvcache */
+
+/* Digests of 16 to 64 uniformly random bytes, one behind the other, folded with the digest of their
+ * namespace: two words per key. 0, or -EINVAL: another size. */
+int bl_fold_keys(const uint8_t *digests, uint32_t digest_size, uint32_t count,
+                 const uint8_t name_space[16], uint64_t *keys);
+
 #endif

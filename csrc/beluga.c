@@ -64,6 +64,7 @@
 
 /* L5 transfer, L6 kvcache */
 #include "cpu_engine.c"
+#include "keys.c"
 #include "kv.c"
 
 #ifdef BL_SIM

@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""Keys of blocks: an engine's digest says which tokens, the namespace says whose KV of them.
+
+Digests are uniformly random bytes that the engine has anyway; :func:`fold` makes 128-bit keys of a
+whole batch in one C call. Other names are hashed first, by :func:`hash_keys`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
+
+from beluga._ffi import ffi, lib
+from beluga.errors import check
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from numpy.typing import NDArray
+
+Field: TypeAlias = "str | int | bytes"
+
+DIGEST_SIZE_MIN, DIGEST_SIZE_MAX = 16, 64
+
+
+def _part(value: Field) -> bytes:
+    """Kind, length, bytes: no two lists of values have the same parts end to end."""
+    if isinstance(value, bytes):
+        kind, encoded = b"b", value
+    elif isinstance(value, str):
+        kind, encoded = b"s", value.encode()
+    elif isinstance(value, int):
+        kind, encoded = b"i", b"%d" % value
+    else:
+        raise TypeError(f"a namespace is made of text, bytes and whole numbers, not {value!r}")
+    return kind + len(encoded).to_bytes(8, "little") + encoded
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Namespace:
+    """What two engines must have in common to share blocks.
+
+    ``fields`` are whatever changes the bytes of a block: model, revision, dtype, kv_dtype,
+    block_size, layout, tp_rank and so on; their order does not matter. ``salt`` is a tenant's
+    secret: without it nobody finds the tenant's blocks, or learns whether they are there.
+    Namespaces are equal if their digests are. Raises :class:`TypeError` for other values.
+    """
+
+    fields: Mapping[str, Field] = dataclasses.field(compare=False)
+    _: dataclasses.KW_ONLY
+    salt: str | bytes = dataclasses.field(default=b"", repr=False, compare=False)
+    digest: bytes = dataclasses.field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        fields = dict(sorted(self.fields.items()))
+        salt = self.salt.encode() if isinstance(self.salt, str) else self.salt
+        parts = [_part(salt), *(_part(name) + _part(value) for name, value in fields.items())]
+        digest = hashlib.blake2b(b"".join(parts), digest_size=16, person=b"beluga-namespace")
+        object.__setattr__(self, "fields", fields)  # a copy: the digest stays true
+        object.__setattr__(self, "digest", digest.digest())
+
+    @classmethod
+    def of(cls, value: Namespace | Mapping[str, Field] | Field) -> Namespace:
+        """The namespace that is meant: itself, the one of these fields, or the one of this name."""
+        if isinstance(value, Namespace):
+            return value
+        return cls(value if isinstance(value, Mapping) else {"name": value})
+
+
+def _packed(digests: Sequence[bytes]) -> NDArray[np.uint8]:
+    sizes = set(map(len, digests))
+    if len(sizes) > 1:
+        raise ValueError(f"digests of {min(sizes)} to {max(sizes)} bytes: all must have one size")
+    packed = np.frombuffer(b"".join(digests), dtype=np.uint8)
+    return packed.reshape(len(digests), sizes.pop() if sizes else DIGEST_SIZE_MIN)
+
+
+def fold(namespace: Namespace, digests: Sequence[bytes] | NDArray[np.uint8]) -> NDArray[np.uint64]:
+    """The keys of digests in a namespace: a uint64 array of shape (count, 2).
+
+    ``digests`` are 16 to 64 uniformly random bytes each: a list of bytes, or packed, as a uint8
+    array (or other buffer) of shape (count, size). Raises :class:`ValueError` for any other shape.
+    """
+    packed = (
+        _packed(digests)
+        if isinstance(digests, (list, tuple))
+        else np.ascontiguousarray(np.asarray(digests))
+    )
+    if packed.dtype != np.uint8 or packed.ndim != 2:
+        raise ValueError(
+            f"digests are a {packed.dtype} array of shape {packed.shape}: "
+            "give bytes in a list, or a uint8 array of shape (count, size)"
+        )
+    count, size = packed.shape
+    if not DIGEST_SIZE_MIN <= size <= DIGEST_SIZE_MAX:
+        raise ValueError(
+            f"digests of {size} bytes: give {DIGEST_SIZE_MIN} to {DIGEST_SIZE_MAX} random bytes, "
+            "or hash_keys() of what you have"
+        )
+    keys = np.empty((count, 2), dtype=np.uint64)
+    source = ffi.from_buffer("uint8_t[]", packed)
+    target = ffi.from_buffer("uint64_t[]", keys, require_writable=True)
+    check(lib.bl_fold_keys(source, size, count, namespace.digest, target), "folding keys")
+    return keys
+
+
+def hash_keys(values: Iterable[bytes | str]) -> NDArray[np.uint8]:
+    """Digests for names that are not random: a uint8 array of shape (count, 32), for :func:`fold`.
+
+    Text counts as its UTF-8 bytes.
+    """
+    encoded = (value.encode() if isinstance(value, str) else value for value in values)
+    digests = [hashlib.blake2b(v, digest_size=32, person=b"beluga-key").digest() for v in encoded]
+    return np.frombuffer(b"".join(digests), dtype=np.uint8).reshape(len(digests), 32)
