@@ -19,6 +19,7 @@
 
 #include <errno.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 enum { BL_BEAT_WATCH_NS = 10 * BL_BEAT_PERIOD_NS };
 
@@ -68,9 +69,16 @@ static int64_t bl_takeover_epoch(const bl_server *server, int declared_gone, bl_
     return (int64_t)old->epoch + 1;
 }
 
-/* The sessions of earlier epochs: nobody knows what they still write, until they are proven
- * gone. */
-static void bl_takeover_inherit(bl_server *server, uint64_t old_epoch)
+/* Is a session of an earlier epoch over without further proof? */
+static int bl_session_over(const bl_server *server, const bl_session_line *line)
+{
+    int here = line->boot_id[0] == server->boot_id[0] && line->boot_id[1] == server->boot_id[1];
+    return line->state == BL_SESSION_FREE || (line->host == server->host && !here);
+}
+
+/* The sessions of earlier epochs: nobody knows what they still write, until they are proven gone,
+ * or an operator has declared it. */
+static void bl_takeover_inherit(bl_server *server, uint64_t old_epoch, int declared_gone)
 {
     const bl_memory *memory = &server->pool->memory;
     const bl_geometry *g = &server->pool->geometry;
@@ -82,8 +90,8 @@ static void bl_takeover_inherit(bl_server *server, uint64_t old_epoch)
         /* SYNC session.line: pairs with bl_house_write() */
         bl_load_line(memory, bl_session_offset(g, i, half), &line);
         *lane = (bl_lane){.state = BL_SESSION_FREE, .proof = -1};
-        if (old_epoch != 0 && bl_verify(memory, bl_table_whole(&line, i)) &&
-            line.state != BL_SESSION_FREE) {
+        if (old_epoch != 0 && !declared_gone && bl_verify(memory, bl_table_whole(&line, i)) &&
+            !bl_session_over(server, &line)) {
             *lane = (bl_lane){
                 .nonce = line.nonce,
                 .boot_id = {line.boot_id[0], line.boot_id[1]},
@@ -135,7 +143,7 @@ int bl_server_take(bl_server *server, const bl_server_hooks *hooks, int declared
     }
     server->epoch = (uint64_t)epoch;
     server->half = server->epoch % BL_HALF_COUNT;
-    bl_takeover_inherit(server, old.epoch);
+    bl_takeover_inherit(server, old.epoch, declared_gone);
     status = hooks->adopt(hooks->context, old.epoch);
     if (status < 0)
         return status;
@@ -203,6 +211,14 @@ int bl_server_create(const bl_pool *pool, const char *directory, uint32_t host, 
     }
     *out = server;
     return 0;
+}
+
+void bl_server_forked(bl_server *server)
+{
+    if (server->lock < 0)
+        return;
+    close(server->lock); /* the child's copies would keep the parent's proofs alive */
+    close(server->proof);
 }
 
 void bl_server_destroy(bl_server *server)

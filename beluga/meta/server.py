@@ -21,7 +21,7 @@ class MetaServer(Server):
     :meth:`start` takes over what earlier servers of the pool committed.
     """
 
-    def __init__(self, pool: Pool, *, host: int = 0, declared_gone: bool = False) -> None:
+    def __init__(self, pool: Pool, *, host: int | None = None, declared_gone: bool = False) -> None:
         super().__init__(pool, host=host, declared_gone=declared_gone)
         out = ffi.new("bl_meta **")
         check(lib.bl_meta_create(self._server, out), "making the block index")

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from beluga.errors import DeviceSpecError
 from beluga.pool.attach import attach
 from beluga.pool.create import Progress, create
 from beluga.pool.default import default_specs
@@ -129,6 +130,17 @@ class Pool:
     def runtime_dir(self) -> Path:
         """Directory of this pool's lock files on this host; made when it is first asked for."""
         return make_runtime_dir(self._mapping.members[0].device, self.id)
+
+    def host_number(self, host: int | None) -> int:
+        """This machine's number among those that share the pool: ``host``, or 0 for files.
+
+        Raises DeviceSpecError if devdax devices, which others may share, are used without one.
+        """
+        if host is None and any(device.kind == "devdax" for device in self.devices):
+            raise DeviceSpecError(
+                "several machines may share a devdax pool: give each its own number with --host N"
+            )
+        return host or 0
 
     def before_close(self, end: Callable[[], None]) -> None:
         """Call ``end``, a bound method, before the devices are unmapped, if its object still lives.

@@ -46,7 +46,7 @@ class Client:
     :class:`~beluga.errors.HostClashError` or :class:`~beluga.errors.CallTimeoutError`.
     """
 
-    def __init__(self, pool: Pool, *, host: int = 0, timeout_s: float = 5.0) -> None:
+    def __init__(self, pool: Pool, *, host: int | None = None, timeout_s: float = 5.0) -> None:
         self.pool = pool
         self.timeout_s = timeout_s
         self._lock = threading.Lock()
@@ -58,7 +58,9 @@ class Client:
         out = ffi.new("bl_session **")
         directory = os.fsencode(pool.runtime_dir)
         check(
-            lib.bl_session_open(pool.handle, directory, host, int(timeout_s * NS_PER_S), out),
+            lib.bl_session_open(
+                pool.handle, directory, pool.host_number(host), int(timeout_s * NS_PER_S), out
+            ),
             "attaching to the pool's server",
         )
         self._session = out[0]

@@ -8,6 +8,7 @@ import dataclasses
 import logging
 import os
 import threading
+import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -44,14 +45,14 @@ class ServerStat:
 class Server:
     """Serves a pool's lanes; one server per pool at a time.
 
-    ``host`` is the number of this machine among those that share the pool. ``declared_gone``: an
-    operator's word that every earlier server of the pool can write no more (only needed when one
-    on another machine died and cannot be asked).
+    ``host`` is this machine's number among those that share the pool (Pool.host_number). ``declared_gone``: an
+    operator's word that every earlier server and session of the pool can write no more (only
+    needed when one on another machine died and cannot be asked).
 
     Raises :class:`~beluga.errors.ServerAliveError` from :meth:`start` if the pool has a server.
     """
 
-    def __init__(self, pool: Pool, *, host: int = 0, declared_gone: bool = False) -> None:
+    def __init__(self, pool: Pool, *, host: int | None = None, declared_gone: bool = False) -> None:
         self._pool = pool
         self._declared_gone = declared_gone
         self._thread: threading.Thread | None = None
@@ -59,8 +60,10 @@ class Server:
         self._contexts: list[Any] = []  # what keeps handlers alive while C may call them
         out = ffi.new("bl_server **")
         directory = os.fsencode(pool.runtime_dir)
-        check(lib.bl_server_create(pool.handle, directory, host, out), "starting a server")
+        number = pool.host_number(host)
+        check(lib.bl_server_create(pool.handle, directory, number, out), "starting a server")
         self._server = out[0]
+        _servers.add(self)
         check(
             lib.bl_server_handle_method(
                 self._server, lib.BL_METHOD_PING, lib.bl_echo_handler, ffi.NULL
@@ -103,6 +106,7 @@ class Server:
         if self._thread is not None:
             self._thread.join()
             self._thread = None
+        _servers.discard(self)
         self._destroy()
         self._server = None
 
@@ -145,6 +149,18 @@ class Server:
         traceback: TracebackType | None,
     ) -> None:
         self.stop()
+
+
+_servers: weakref.WeakSet[Server] = weakref.WeakSet()
+
+
+def _after_fork_in_child() -> None:
+    for server in _servers:
+        lib.bl_server_forked(server._server)
+    _servers.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 @ffi.def_extern(error=-lib.BL_ERROR_HANDLER)  # type: ignore[untyped-decorator]
