@@ -161,10 +161,13 @@ typedef struct bl_server_stat {
 
 int bl_server_create(const bl_pool *pool, const char *directory, uint32_t host, bl_server **out);
 void bl_server_destroy(bl_server *server);
+
+/* To be called in a forked child: the parent's server is not the child's. */
+void bl_server_forked(bl_server *server);
 int bl_server_handle_method(bl_server *server, uint32_t method, bl_handler handler, void *context);
 
 /* Become the pool's server, of lanes only: 0, or -BL_ERROR_SERVER_ALIVE. declared_gone: an operator
- * says that every earlier server can write no more. */
+ * says that every earlier server and session can write no more. */
 int bl_server_serve_lanes(bl_server *server, int declared_gone);
 
 /* Serve until bl_server_stop (from any thread): 0, or -BL_ERROR_DEPOSED. */
@@ -260,6 +263,42 @@ int64_t bl_remove_blocks(bl_session *session, const uint64_t *keys, uint32_t cou
 
 int bl_meta_ask_stat(bl_session *session, bl_meta_stat *out, uint64_t timeout_ns);
 
+/* What bl_check_pool may find; place: a half, stripe or block number. */
+enum bl_finding_kind {
+    BL_FINDING_EPOCH_DAMAGED = 1,   /* the epoch line of half place */
+    BL_FINDING_EXTENT_DAMAGED,      /* the mark of stripe place */
+    BL_FINDING_EXTENT_NONSENSE,
+    BL_FINDING_EXTENT_OVERLAP,      /* with an extent before it */
+    BL_FINDING_ENTRY_DAMAGED,       /* the entry of block place */
+    BL_FINDING_ENTRY_NONSENSE,
+    BL_FINDING_ENTRY_FUTURE,        /* of an epoch that has not been */
+    BL_FINDING_ENTRY_HOMELESS,      /* not at a block of an open extent of its class */
+    BL_FINDING_ENTRY_OVERLAP,       /* two entries, one space */
+    BL_FINDING_ENTRY_TWICE,         /* two entries, one key */
+    BL_FINDING_PAYLOAD_DAMAGED      /* bytes that are not those that were committed */
+};
+
+typedef struct bl_finding {
+    uint32_t kind;
+    uint32_t reserved;
+    uint64_t place;
+    uint64_t detail;            /* pool offset or number of stripes */
+} bl_finding;
+
+typedef struct bl_check_report {
+    uint64_t epoch;
+    uint64_t block_count;
+    uint64_t block_bytes;
+    uint64_t extent_count;
+    uint32_t finding_count;     /* found, even if more than fit */
+    uint32_t serving;           /* 1: a server serves, or died without a word */
+} bl_check_report;
+
+/* Look over what the serving half of a pool says; read-only. payload: every checksum too. 0 or
+ * -ENOMEM. */
+int bl_check_pool(const bl_pool *pool, int payload, bl_finding *findings, uint32_t count_max,
+                  bl_check_report *report);
+
 /* ---- L5 transfer */
 
 /* A run of private memory of this process. */
@@ -270,6 +309,29 @@ typedef struct bl_fragment {
 
 /* ---- L6 kvcache */
 
+/* A batch of blocks of one length, each made of fragment_count fragments that stand end to end in
+ * the pool. */
+typedef struct bl_kv_batch {
+    const uint64_t *keys;       /* count * 2 words */
+    const bl_fragment *fragments; /* count * fragment_count, block after block */
+    uint64_t layout;
+    uint64_t timeout_ns;
+    uint32_t count;
+    uint32_t fragment_count;
+    uint32_t length;            /* payload bytes of each block */
+    uint32_t chunk_size;        /* payload bytes per checksum; 0: none */
+    uint32_t verify;            /* get: compare the checksums */
+    uint32_t reserved;
+} bl_kv_batch;
+
+/* Store a batch. states: per block bl_block_state, GRANTED if it was stored now; statuses: 0 or why
+ * it was refused. 0, or an error of the call (the blocks are then not stored). */
+int bl_kv_put(bl_session *session, const bl_kv_batch *batch, uint8_t *states, int32_t *statuses);
+
+/* Fetch leading blocks: their number, or an error. states: HIT where the bytes are right;
+ * mismatch_count grows by the blocks that had to be read again. */
+int64_t bl_kv_get(bl_session *session, const bl_kv_batch *batch, uint8_t *states,
+                  uint64_t *mismatch_count);
 /* Digests of 16 to 64 uniformly random bytes, one behind the other, folded with the digest of their
  * namespace: two words per key. 0, or -EINVAL: another size. */
 int bl_fold_keys(const uint8_t *digests, uint32_t digest_size, uint32_t count,

@@ -61,6 +61,7 @@
 #include "recover.c"
 #include "meta.c"
 #include "meta_client.c"
+#include "check.c"
 
 /* L5 transfer, L6 kvcache */
 #include "cpu_engine.c"

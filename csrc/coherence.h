@@ -205,8 +205,8 @@ static inline void bl_fetch(const bl_memory *memory, uint64_t offset, void *targ
     bl_compiler_barrier();
 }
 
-/* bl_stream and bl_fetch that return the CRC-32C of the bytes as well; seed is that of those before.
- * Of a fetch it is the sum of what has come to lie in target: the pool is read once. */
+/* bl_stream and bl_fetch that return the CRC-32C of the bytes as well; seed is that of those
+ * before. Of a fetch it is the sum of what has come to lie in target: the pool is read once. */
 static inline uint32_t bl_stream_crc(const bl_memory *memory, uint64_t offset, const void *source,
                                      uint64_t size, uint32_t seed)
 {

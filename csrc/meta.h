@@ -120,6 +120,18 @@ int bl_handle_abort(void *meta, bl_call *call);
 int bl_recover_adopt(void *context, uint64_t old_epoch);
 int bl_recover_reckon(void *context, uint64_t old_epoch, int doubtful);
 
+/* Why an entry that passed its check can still not be used: NULL, or the reason. */
+const char *bl_entry_invalid(const bl_geometry *g, const bl_entry *entry);
+
+/* Is there anything but zeros in a line? */
+static inline int bl_line_used(const uint64_t word[8])
+{
+    uint64_t any = 0;
+    for (int i = 0; i < 8; i++)
+        any |= word[i];
+    return any != 0;
+}
+
 /* list: the head of a list of numbers linked through bl_block.links[kind]. */
 static inline void bl_list_add(bl_meta *meta, uint32_t *head, enum bl_list kind, uint32_t number)
 {

@@ -6,8 +6,8 @@
  *
  * Each device starts with one stripe that holds its superblock. What is left of the devices is the
  * pool's *linear range*: stripe s of the range lies on device s % device_count when the pool is
- * interleaved, else device after device (interleave.h). In the linear range, in this order, with the
- * writer of the lines at the right:
+ * interleaved, else device after device (interleave.h). In the linear range, in this order, with
+ * the writer of the lines at the right:
  *
  *   +--------------------+  0
  *   | server lines       |  epoch and beat of half 0, of half 1            server of that half

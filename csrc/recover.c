@@ -19,8 +19,7 @@ typedef struct bl_recovered {
     uint32_t number;
 } bl_recovered;
 
-/* Why an entry that passed its check can still not be used: NULL, or the reason. */
-static const char *bl_entry_invalid(const bl_geometry *g, const bl_entry *entry)
+const char *bl_entry_invalid(const bl_geometry *g, const bl_entry *entry)
 {
     uint64_t end = g->data_offset + g->stripe_count * BL_STRIPE_SIZE;
     if (entry->length == 0)
@@ -42,15 +41,6 @@ static void bl_scan_refetch(const bl_memory *memory, uint64_t offset, uint64_t l
         return;
     uint64_t lines = line_count - line < BL_SCAN_LINES ? line_count - line : BL_SCAN_LINES;
     bl_refetch(memory, offset, lines * BL_LINE_SIZE);
-}
-
-/* Is there anything but zeros in a line? */
-static int bl_line_used(const uint64_t word[8])
-{
-    uint64_t any = 0;
-    for (int i = 0; i < 8; i++)
-        any |= word[i];
-    return any != 0;
 }
 
 int bl_recover_adopt(void *context, uint64_t old_epoch)

@@ -6,8 +6,18 @@
 :class:`beluga.kvcache.KVCache` is what most programs want instead.
 """
 
+from beluga.meta.check import Report, check_pool
 from beluga.meta.client import BlockState, Grant, Lookup, MetaClient
 from beluga.meta.server import MetaServer
 from beluga.meta.stat import MetaStat
 
-__all__ = ["BlockState", "Grant", "Lookup", "MetaClient", "MetaServer", "MetaStat"]
+__all__ = [
+    "BlockState",
+    "Grant",
+    "Lookup",
+    "MetaClient",
+    "MetaServer",
+    "MetaStat",
+    "Report",
+    "check_pool",
+]

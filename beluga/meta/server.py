@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from beluga._ffi import ffi, lib
 from beluga.errors import check
 from beluga.meta.stat import MetaStat
-from beluga.rpc.server import Server
+from beluga.rpc import Server
 
 if TYPE_CHECKING:
     from beluga.pool import Pool

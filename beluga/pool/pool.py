@@ -18,6 +18,7 @@ from beluga.pool.default import default_specs
 from beluga.pool.destroy import destroy
 from beluga.pool.layout import Wishes
 from beluga.pool.mapping import Mapping
+from beluga.pool.near import run_near
 from beluga.pool.runtime import make_runtime_dir
 from beluga.pool.spec import STRIPE_SIZE, SpecLike
 from beluga.pool.superblock import Geometry
@@ -130,6 +131,10 @@ class Pool:
     def runtime_dir(self) -> Path:
         """Directory of this pool's lock files on this host; made when it is first asked for."""
         return make_runtime_dir(self._mapping.members[0].device, self.id)
+
+    def run_near(self) -> set[int]:
+        """Keep the calling thread on CPUs near the devices, if their node is known; those CPUs."""
+        return run_near({device.node for device in self.devices if device.node is not None})
 
     def host_number(self, host: int | None) -> int:
         """This machine's number among those that share the pool: ``host``, or 0 for files.

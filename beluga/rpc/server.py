@@ -96,6 +96,7 @@ class Server:
         Raises :class:`~beluga.errors.DeposedError` if another server takes over.
         """
         self._take()
+        self._pool.run_near()
         check(lib.bl_server_run(self._server), "serving")
 
     def stop(self) -> None:
@@ -129,6 +130,7 @@ class Server:
         check(lib.bl_server_serve_lanes(self._server, self._declared_gone), "taking the pool over")
 
     def _serve(self) -> None:
+        self._pool.run_near()
         try:
             check(lib.bl_server_run(self._server), "serving")
         except (BelugaError, OSError) as error:
