@@ -130,6 +130,11 @@ void bl_pool_geometry(const bl_pool *pool, bl_geometry *out);
 /* The address of offset, valid to the end of its stripe; NULL outside the pool. */
 void *bl_pool_address(const bl_pool *pool, uint64_t offset);
 
+/* Bytes of the linear range, past all protocol: tools and benchmarks. Streamed out and fenced;
+ * invalidated, then read. Offset and size are multiples of a line. 0 or -EINVAL. */
+int bl_pool_write(const bl_pool *pool, uint64_t offset, const void *source, uint64_t size);
+int bl_pool_read(const bl_pool *pool, uint64_t offset, void *target, uint64_t size);
+
 /* ---- L3 rpc. directory: the pool's runtime directory on this host. */
 
 /* A request as a handler sees it: private copies, valid until it returns. */

@@ -135,3 +135,28 @@ void *bl_pool_address(const bl_pool *pool, uint64_t offset)
     bl_place place = bl_interleave_place(&pool->memory.map, offset);
     return pool->memory.base[place.device] + place.device_offset;
 }
+
+/* Whole lines of the linear range. */
+static int bl_pool_range_bad(const bl_pool *pool, uint64_t offset, uint64_t size)
+{
+    return (offset | size) % BL_LINE_SIZE != 0 || size > pool->memory.size ||
+           offset > pool->memory.size - size;
+}
+
+int bl_pool_write(const bl_pool *pool, uint64_t offset, const void *source, uint64_t size)
+{
+    if (bl_pool_range_bad(pool, offset, size))
+        return -EINVAL;
+    bl_stream(&pool->memory, offset, source, size);
+    bl_fence_store(&pool->memory);
+    return 0;
+}
+
+int bl_pool_read(const bl_pool *pool, uint64_t offset, void *target, uint64_t size)
+{
+    if (bl_pool_range_bad(pool, offset, size))
+        return -EINVAL;
+    bl_refetch(&pool->memory, offset, size);
+    bl_fetch(&pool->memory, offset, target, size);
+    return 0;
+}
