@@ -10,7 +10,7 @@ from pathlib import Path
 from cffi import FFI
 
 HERE = Path(__file__).resolve().parent
-NAMES = ("limit",)
+NAMES = ("limit", "drive")
 
 
 def _declarations(name: str) -> str:

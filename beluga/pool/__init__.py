@@ -4,7 +4,7 @@
 
 from beluga.pool.default import default_specs, emulated_paths, forget, remember, remembered
 from beluga.pool.pool import DeviceView, Pool
-from beluga.pool.room import room
+from beluga.pool.room import filesystem, room
 from beluga.pool.spec import STRIPE_SIZE, DeviceSpec, parse_size, show_size
 from beluga.pool.superblock import DISCIPLINES, Geometry
 
@@ -17,6 +17,7 @@ __all__ = [
     "Pool",
     "default_specs",
     "emulated_paths",
+    "filesystem",
     "forget",
     "parse_size",
     "remember",

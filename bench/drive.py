@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""Operations on memory, Beluga's and the limit's, under one stopwatch (``drive.c``)."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from beluga._ffi import ffi as core_ffi
+from beluga._ffi import lib as core_lib
+from beluga.errors import check
+from beluga.pool import Pool
+
+from ._limit import ffi, lib
+from .pace import Paces
+
+Offsets = npt.NDArray[np.uint64]
+MANY = 1 << 62
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """A C function over a range of memory; both are addresses."""
+
+    function: int
+    context: int
+
+
+def ours(pool: Pool, verb: str) -> Operation:
+    """The pool's "read" (invalidate, load out) or "write" (stream, fence)."""
+    function = core_ffi.addressof(core_lib, f"bl_pool_{verb}")
+    return Operation(_address(core_ffi, function), _address(core_ffi, pool.handle))
+
+
+def bare(name: str, base: int) -> Operation:
+    """``limit_<name>`` on the memory at address ``base``."""
+    return Operation(_address(ffi, ffi.addressof(lib, f"limit_{name}")), base)
+
+
+def address_of(pool: Pool, offset: int) -> int:
+    """Where a pool's offset is in this process; valid to the end of its stripe."""
+    return _address(core_ffi, core_lib.bl_pool_address(pool.handle, offset))
+
+
+def _address(of: Any, pointer: Any) -> int:
+    return int(of.cast("uintptr_t", pointer))
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What one thread does: ``operation`` on ``size`` bytes at each of ``offsets`` in turn.
+
+    ``period_ns`` between the starts of operations holds a fixed rate.
+    """
+
+    operation: Operation
+    offsets: Offsets
+    size: int
+    paces: Paces | None = None
+    period_ns: int = 0
+
+
+class Driver:
+    """Runs one thread's load; has the buffer, and the plan that C fills in."""
+
+    def __init__(self, load: Load) -> None:
+        self._load = load
+        # Touched, so that no page is missing later, and at the start of a page like real buffers.
+        raw = np.ones(load.size + 4096, np.uint8)
+        start = -raw.ctypes.data % 4096
+        self._buffer = raw[start : start + load.size]
+        self._plan = ffi.new("drive_plan *")
+        plan = self._plan
+        plan.operation = ffi.cast("drive_operation", load.operation.function)
+        plan.context = ffi.cast("void *", load.operation.context)
+        plan.buffer = ffi.cast("void *", self._buffer.ctypes.data)
+        plan.offsets = ffi.cast("uint64_t *", load.offsets.ctypes.data)
+        plan.offset_count = len(load.offsets)
+        plan.size = load.size
+        plan.period_ns = load.period_ns
+        plan.paces = ffi.NULL if load.paces is None else load.paces.pointers
+
+    def count(self, count: int) -> float:
+        """Operations per second over ``count`` of them."""
+        return self._run(count, 0, 0)
+
+    def sample(self, count: int) -> npt.NDArray[np.uint64]:
+        """Nanoseconds of each of ``count`` operations."""
+        samples = np.zeros(count, np.uint64)
+        self._run(count, 0, 0, samples)
+        return samples
+
+    def between(
+        self, start_ns: int, stop_ns: int, samples: npt.NDArray[np.uint64] | None = None
+    ) -> float:
+        """Operations per second from ``start_ns`` to ``stop_ns``, on the clock of :func:`now_ns`.
+
+        No more than ``samples`` has room for.
+        """
+        return self._run(MANY if samples is None else len(samples), start_ns, stop_ns, samples)
+
+    @property
+    def done(self) -> int:
+        """Operations of the last run."""
+        return int(self._plan.done)
+
+    def _run(
+        self,
+        count: int,
+        start_ns: int,
+        stop_ns: int,
+        samples: npt.NDArray[np.uint64] | None = None,
+    ) -> float:
+        plan = self._plan
+        plan.count, plan.start_ns, plan.stop_ns = count, start_ns, stop_ns
+        plan.samples_ns = (
+            ffi.NULL if samples is None else ffi.cast("uint64_t *", samples.ctypes.data)
+        )
+        check(lib.drive_run(plan), "running an operation")
+        return float(plan.done * 1e9 / plan.elapsed_ns)
+
+
+def now_ns() -> int:
+    """The stopwatch's clock."""
+    return int(lib.drive_now_ns())
+
+
+def together(
+    drivers: Sequence[Driver],
+    cpus: Sequence[int],
+    duration_s: float,
+    samples: Sequence[npt.NDArray[np.uint64]] | None = None,
+) -> float:
+    """Run the drivers at once, each on a CPU of its own, for a while: operations per second."""
+    start_ns = now_ns() + len(drivers) * 200_000 + 500_000
+    stop_ns = start_ns + int(duration_s * 1e9)
+    speeds = [0.0] * len(drivers)
+
+    def work(index: int) -> None:
+        os.sched_setaffinity(0, {cpus[index % len(cpus)]})
+        own = None if samples is None else samples[index]
+        speeds[index] = drivers[index].between(start_ns, stop_ns, own)
+
+    threads = [threading.Thread(target=work, args=(index,)) for index in range(len(drivers))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return sum(speeds)

@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""The pool that a benchmark runs on: one of its own that is removed after, or the user's."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from beluga._ffi import ffi, lib
+from beluga.errors import NoRoomError, PoolError
+from beluga.pool import STRIPE_SIZE, Pool, room, show_size
+
+from .options import NON_COHERENT, Options
+
+_POOL_SIZE = 192 << 20
+_SMOKE_SIZE = 40 << 20
+_SLOT_COUNT = 256  # the greatest depth that rpc measures
+_LANE_COUNT = 8
+
+
+@contextmanager
+def ground(
+    options: Options, *, discipline: str | None = None, interleave: bool = True, devices: int = 2
+) -> Iterator[Pool]:
+    """A pool that may be written over.
+
+    Raises PoolError if the user's pool has blocks or another discipline, NoRoomError.
+    """
+    wanted = discipline or options.discipline or NON_COHERENT
+    if options.pool:
+        with Pool.open(options.pool) as pool:
+            _refuse(pool, options.discipline)
+            yield pool
+        return
+    directory, size = _place(_SMOKE_SIZE if options.smoke else _POOL_SIZE)
+    try:
+        with Pool.create(
+            [directory / f"device{index}" for index in range(devices)],
+            device_size=size // devices // STRIPE_SIZE * STRIPE_SIZE,
+            interleave=interleave,
+            discipline=wanted,
+            slot_count=_SLOT_COUNT,
+            lane_count=_LANE_COUNT,
+        ) as pool:
+            yield pool
+    finally:
+        shutil.rmtree(directory)
+
+
+def _place(wanted: int) -> tuple[Path, int]:
+    """A new directory, in memory where there is room, and the bytes to use of it."""
+    for parent in (Path("/dev/shm"), Path(tempfile.gettempdir())):  # noqa: S108
+        there = room(parent).size if parent.is_dir() else 0
+        if there >= _SMOKE_SIZE:
+            return Path(tempfile.mkdtemp(prefix="beluga-bench-", dir=parent)), min(wanted, there)
+    raise NoRoomError(f"no room for {show_size(_SMOKE_SIZE)} in /dev/shm; name devices with --pool")
+
+
+def _refuse(pool: Pool, discipline: str | None) -> None:
+    """Raise if the user's pool is not what was asked for, or has something to lose."""
+    for device in pool.devices:
+        if discipline not in (None, device.discipline):
+            raise PoolError(
+                f"{device.path} was created {device.discipline}; leave --discipline out"
+            )
+    geometry = pool.geometry
+    for line in range(lib.BL_HALF_COUNT * geometry.stripe_count):
+        address = lib.bl_pool_address(pool.handle, geometry.extent_offset + line * lib.BL_LINE_SIZE)
+        if ffi.cast("bl_extent_line *", address).state == lib.BL_EXTENT_OPEN:
+            raise PoolError(
+                f"the pool on {pool.devices[0].path} holds blocks, which a benchmark would write "
+                "over; name an empty one, or none"
+            )
+
+
+def discipline_of(pool: Pool) -> str:
+    """The discipline of a pool's devices."""
+    found = sorted({device.discipline for device in pool.devices})
+    return "+".join(found)

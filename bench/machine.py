@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""What the numbers were measured on: CPU, cores, memory, version."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+
+from beluga.pool import Pool, filesystem
+
+_CPUS = Path("/sys/devices/system/cpu")
+_NODES = Path("/sys/devices/system/node")
+
+
+@cache
+def cpu_model() -> str:
+    """As the kernel calls it, with the number of CPUs that this process may use."""
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            name = " ".join(line.split(":", 1)[1].split())
+            return f"{name}, {len(os.sched_getaffinity(0))} CPUs"
+    return "unknown"
+
+
+@cache
+def version() -> str:
+    """The commit of the checkout these files are in, or the version of the installed package."""
+    here = Path(__file__).resolve()
+    command = ["git", "-C", str(here.parent)]
+    try:
+        subprocess.run(
+            [*command, "ls-files", "--error-unmatch", here.name], check=True, capture_output=True
+        )
+        commit = subprocess.run(
+            [*command, "describe", "--always", "--dirty", "--exclude=*"],
+            check=True,
+            capture_output=True,
+            text=True,
+        )
+        return commit.stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return metadata.version("beluga")
+
+
+def memory_of(pool: Pool) -> str:
+    """What the pool's devices are: "devdax", "tmpfs/DRAM" (emulated), or the filesystem's name."""
+    device = pool.devices[0]
+    if device.kind == "devdax":
+        return "devdax"
+    kind = filesystem(device.path.parent)
+    return f"{kind}/DRAM" if kind in ("tmpfs", "hugetlbfs") else f"{kind} file"
+
+
+def _numbers(text: str) -> list[int]:
+    """A list of the kernel's: "0-3,8" is 0 1 2 3 8."""
+    found: list[int] = []
+    for part in filter(None, text.strip().split(",")):
+        first, _, last = part.partition("-")
+        found += range(int(first), int(last or first) + 1)
+    return found
+
+
+def _siblings(cpu: int) -> list[int]:
+    """The CPUs that share a core with this one, itself included."""
+    path = _CPUS / f"cpu{cpu}/topology/thread_siblings_list"
+    return _numbers(path.read_text()) if path.exists() else [cpu]
+
+
+def cores() -> list[int]:
+    """One CPU of each core that this process may use, those of one NUMA node first."""
+    taken: list[int] = []
+    node_of = {cpu: node for node in nodes() for cpu in node_cpus(node)}
+    for cpu in sorted(os.sched_getaffinity(0), key=lambda cpu: (node_of.get(cpu, 0), cpu)):
+        if not set(_siblings(cpu)) & set(taken):
+            taken.append(cpu)
+    return taken
+
+
+def nodes() -> list[int]:
+    """NUMA nodes that have memory."""
+    path = _NODES / "has_memory"
+    return _numbers(path.read_text()) if path.exists() else [0]
+
+
+def node_cpus(node: int) -> list[int]:
+    """The CPUs of a NUMA node."""
+    path = _NODES / f"node{node}/cpulist"
+    return _numbers(path.read_text()) if path.exists() else []
+
+
+@contextmanager
+def pinned(cpu: int) -> Iterator[None]:
+    """This thread, and the threads it starts, on one CPU."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {cpu})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)

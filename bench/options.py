@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""What a run of the benchmarks was asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+NON_COHERENT = "non-coherent"
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """``None`` leaves the choice to the benchmark.
+
+    ``smoke`` runs in seconds and shows that the benchmark works, not how fast the machine is.
+    ``pool`` names the devices of an empty pool whose blocks may be written over; without it each
+    benchmark makes an emulated one and removes it. ``discipline`` is "coherent" or "non-coherent";
+    the benchmarks stand beside the paper, so they take the latter. ``pace`` slows devices down, as
+    "device=22.5GB/s,latency=650ns" (see ``pace.py``). ``threads`` is the most that bandwidth uses.
+    ``progress`` is told what is measured next.
+    """
+
+    smoke: bool = False
+    pool: tuple[str, ...] | None = None
+    discipline: str | None = None
+    pace: str | None = None
+    threads: int | None = None
+    seed: int = 0
+    progress: Callable[[str], None] | None = None
+
+    @property
+    def pair_count(self) -> int:
+        """Pairs (limit, ours) behind a ratio."""
+        return 3 if self.smoke else 9
+
+    @property
+    def retry_count(self) -> int:
+        """How often a ratio whose limit was not steady is measured again."""
+        return 0 if self.smoke else 3
+
+    def say(self, text: str) -> None:
+        """Report progress."""
+        if self.progress is not None:
+            self.progress(text)
+
+    def command(self, bench: str) -> str:
+        """The command line that asks for this."""
+        words = ["beluga", "bench", bench, *(["--smoke"] if self.smoke else [])]
+        for path in self.pool or ():
+            words += ["--pool", path]
+        for name in ("discipline", "pace", "threads"):
+            if (value := getattr(self, name)) is not None:
+                words += [f"--{name}", str(value)]
+        return " ".join([*words, *(["--seed", str(self.seed)] if self.seed else [])])

@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""The other process of a benchmark: pinned to its own core, told what to do line by line in JSON.
+
+It says ``{"ready": true}`` when it is about to begin, and its result when it has ended.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from types import TracebackType
+from typing import IO, Any, cast
+
+from beluga.errors import BelugaError
+from beluga.pool import Pool
+
+_END_TIMEOUT_S = 10.0
+_WORKER = f"{__package__}.worker"
+
+
+class Peer:
+    """This end: a context manager that ends the process."""
+
+    def __init__(self, pool: Pool, cpu: int) -> None:
+        paths = [f"{device.path}@{device.offset}+{device.size}" for device in pool.devices]
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", _WORKER, str(cpu), *paths],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self._asks = cast(IO[str], self._process.stdin)
+        self._says = cast(IO[str], self._process.stdout)
+
+    def start(self, do: str, **arguments: object) -> None:
+        """Begin; returns when the peer is ready. Raises BelugaError if it ended instead."""
+        self._asks.write(json.dumps({"do": do, **arguments}) + "\n")
+        self._asks.flush()
+        self.result()
+
+    def result(self) -> dict[str, Any]:
+        """What the peer says next. Raises BelugaError if it ended instead."""
+        line = self._says.readline()
+        if not line:
+            raise BelugaError("the benchmark's other process has ended; see above")
+        said: dict[str, Any] = json.loads(line)
+        return said
+
+    def pause(self) -> None:
+        """Stop its threads, so that its core is free."""
+        self._process.send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Go on after :meth:`pause`."""
+        self._process.send_signal(signal.SIGCONT)
+
+    def __enter__(self) -> Peer:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.resume()
+        self._asks.close()
+        try:
+            self._process.wait(_END_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()

@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""What a benchmark's other process runs (``peer.py`` is its handle): ``worker CPU DEVICE...``."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from beluga.pool import Pool
+from beluga.rpc import Server
+
+from . import drive
+from ._limit import lib
+from .lines import lines_of
+from .pace import shared_paces
+
+
+def _say(**fields: object) -> None:
+    print(json.dumps(fields), flush=True)
+
+
+def _serve(pool: Pool, ends: list[Callable[[], None]], **_: object) -> None:
+    """Serve lanes until the process ends."""
+    server = Server(pool)
+    server.start()
+    ends.append(server.stop)
+    _say(ready=True)
+
+
+def _answer(pool: Pool, _: object, **lines: Any) -> None:
+    """Answer a bare exchange of lines."""
+    _say(ready=True)
+    _say(status=lib.limit_answer(lines_of(pool, **lines)))
+
+
+def _load(  # noqa: PLR0913  a command's fields, by name
+    pool: Pool,
+    _: object,
+    *,
+    verb: str,
+    offsets: list[int],
+    size: int,
+    period_ns: int,
+    duration_s: float,
+    pace_file: str | None,
+) -> None:
+    """Read or write at a fixed rate."""
+    places = np.array(offsets, np.uint64)
+    paces = None if pace_file is None else shared_paces(pool, Path(pace_file), places)
+    driver = drive.Driver(
+        drive.Load(drive.ours(pool, verb), places, size, paces, period_ns=period_ns)
+    )
+    start_ns = drive.now_ns()
+    _say(ready=True)
+    speed = driver.between(start_ns, start_ns + int(duration_s * 1e9))
+    _say(gb_per_s=speed * size / 1e9)
+
+
+_COMMANDS: dict[str, Callable[..., None]] = {"serve": _serve, "answer": _answer, "load": _load}
+
+
+def main() -> None:
+    """Do what is asked on standard input, until it ends."""
+    os.sched_setaffinity(0, {int(sys.argv[1])})
+    ends: list[Callable[[], None]] = []
+    with Pool.open(sys.argv[2:]) as pool:
+        try:
+            for line in sys.stdin:
+                command = json.loads(line)
+                _COMMANDS[command.pop("do")](pool, ends, **command)
+        finally:
+            for end in ends:
+                end()
+
+
+if __name__ == "__main__":
+    main()
