@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * Digests -> keys. A digest is uniformly random already; what is added is whose it is. Every step is
- * a bijection of the 128-bit state, so a digest of 16 bytes loses nothing, and the same digest has
- * different keys in different namespaces. Not a hash for chosen bytes: who can choose digests freely
- * can make two keys meet, in his own namespace as well as by choosing the same digest.
+ * Digests -> keys. A digest is uniformly random already; what is added is whose it is. Every step
+ * is a bijection of the 128-bit state, so a digest of 16 bytes loses nothing, and one digest has
+ * different keys in different namespaces. Not a hash of chosen bytes: who can choose digests freely
+ * can make two keys meet, as he can by giving the same digest twice.
  */
 #include <errno.h>
 #include <string.h>
