@@ -312,6 +312,14 @@ typedef struct bl_fragment {
     uint64_t size;
 } bl_fragment;
 
+/* One block by itself, for tools and measurements; puts and gets do the same for a batch. The
+ * fragments, end to end, are length bytes; vector gets, or has, a CRC-32C per chunk_size bytes
+ * (NULL: none). A write ends with a store fence. 0, -EINVAL, or -EBADMSG: the checksums differ. */
+int bl_transfer_write(const bl_pool *pool, uint64_t offset, const bl_fragment *fragments,
+                      uint32_t count, uint64_t length, uint32_t chunk_size, uint32_t *vector);
+int bl_transfer_read(const bl_pool *pool, uint64_t offset, const bl_fragment *fragments,
+                     uint32_t count, uint64_t length, uint32_t chunk_size, const uint32_t *vector);
+
 /* ---- L6 kvcache */
 
 /* A batch of blocks of one length, each made of fragment_count fragments that stand end to end in

@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "coherence.h"
+#include "pool.h"
 
 enum bl_cpu_engine_constant {
     BL_STAGE_SIZE = 4 << 10,    /* of small fragments put together before they are streamed */
@@ -173,4 +174,19 @@ int bl_scatter_read(const bl_memory *memory, uint64_t offset, const bl_fragment 
         }
     }
     return 0;
+}
+
+int bl_transfer_write(const bl_pool *pool, uint64_t offset, const bl_fragment *fragments,
+                      uint32_t count, uint64_t length, uint32_t chunk_size, uint32_t *vector)
+{
+    const bl_memory *memory = &pool->memory;
+    int status = bl_gather_write(memory, offset, fragments, count, length, chunk_size, vector);
+    bl_fence_store(memory);
+    return status;
+}
+
+int bl_transfer_read(const bl_pool *pool, uint64_t offset, const bl_fragment *fragments,
+                     uint32_t count, uint64_t length, uint32_t chunk_size, const uint32_t *vector)
+{
+    return bl_scatter_read(&pool->memory, offset, fragments, count, length, chunk_size, vector);
 }
