@@ -345,6 +345,7 @@ int bl_kv_put(bl_session *session, const bl_kv_batch *batch, uint8_t *states, in
  * mismatch_count grows by the blocks that had to be read again. */
 int64_t bl_kv_get(bl_session *session, const bl_kv_batch *batch, uint8_t *states,
                   uint64_t *mismatch_count);
+
 /* Digests of 16 to 64 uniformly random bytes, one behind the other, folded with the digest of their
  * namespace: two words per key. 0, or -EINVAL: another size. */
 int bl_fold_keys(const uint8_t *digests, uint32_t digest_size, uint32_t count,

@@ -45,9 +45,9 @@ class ServerStat:
 class Server:
     """Serves a pool's lanes; one server per pool at a time.
 
-    ``host`` is this machine's number among those that share the pool (Pool.host_number). ``declared_gone``: an
-    operator's word that every earlier server and session of the pool can write no more (only
-    needed when one on another machine died and cannot be asked).
+    ``host`` is this machine's number among those that share the pool (Pool.host_number).
+    ``declared_gone``: an operator's word that every earlier server and session of the pool can
+    write no more (only needed when one on another machine died and cannot be asked).
 
     Raises :class:`~beluga.errors.ServerAliveError` from :meth:`start` if the pool has a server.
     """

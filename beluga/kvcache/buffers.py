@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""The engine's side of a copy: buffers, arrays and tensors as (address, size) pairs."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from beluga._ffi import ffi
+from beluga.errors import LayoutError
+
+Buffer = Any
+"""Anything contiguous: the buffer protocol, a numpy array, or a torch tensor in CPU memory."""
+
+Fragments = Any
+"""One block's bytes: a buffer, or a list of them that stand end to end in the pool."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Run:
+    """Consecutive blocks of one length and one number of fragments.
+
+    ``fragments`` is a uint64 array of shape (count * fragment_count, 2): address, size. ``owners``
+    keeps the memory alive.
+    """
+
+    start: int
+    count: int
+    length: int
+    fragment_count: int
+    fragments: NDArray[np.uint64]
+    owners: list[Any]
+
+
+def _place(buffer: Buffer, *, writable: bool) -> tuple[int, int, Any]:
+    """Address, size in bytes, and what must stay alive."""
+    if hasattr(buffer, "data_ptr"):  # a torch tensor, without importing torch
+        if buffer.device.type != "cpu" or not buffer.is_contiguous():
+            raise LayoutError("a tensor must be contiguous and in CPU memory for the CPU engine")
+        return buffer.data_ptr(), buffer.numel() * buffer.element_size(), buffer
+    try:
+        pointer = ffi.from_buffer("uint8_t[]", buffer, require_writable=writable)
+    except (TypeError, BufferError, ValueError) as error:
+        need = "writable, contiguous" if writable else "contiguous"
+        raise LayoutError(f"need a {need} buffer, have {type(buffer).__name__}: {error}") from None
+    return int(ffi.cast("uintptr_t", pointer)), len(pointer), pointer
+
+
+def _is_matrix(blocks: Any) -> bool:
+    return isinstance(blocks, np.ndarray) and blocks.ndim >= 2 and blocks[0].flags.c_contiguous
+
+
+def runs(blocks: Sequence[Fragments] | NDArray[Any], *, writable: bool) -> list[Run]:
+    """Cut a batch into runs of equal shape.
+
+    A numpy array is a batch of its first axis, each block contiguous: no Python loop runs over it.
+    Raises :class:`~beluga.errors.LayoutError` for memory that cannot be used.
+    """
+    if len(blocks) == 0:
+        return []
+    if isinstance(blocks, np.ndarray):
+        return [_matrix_run(blocks, writable=writable)]
+    found: list[Run] = []
+    shape: tuple[int, int] | None = None
+    start, rows, owners = 0, list[tuple[int, int]](), list[Any]()
+    for index, block in enumerate(blocks):
+        parts = block if isinstance(block, (list, tuple)) else (block,)
+        places = [_place(part, writable=writable) for part in parts]
+        this = (sum(size for _, size, _ in places), len(places))
+        if this[0] == 0:
+            raise LayoutError(f"block {index} has no bytes")
+        if shape is not None and this != shape:
+            found.append(_list_run(start, index, shape, rows, owners))
+            start, rows, owners = index, [], []
+        shape = this
+        rows.extend((address, size) for address, size, _ in places)
+        owners.extend(owner for _, _, owner in places)
+    assert shape is not None  # noqa: S101  # there was at least one block
+    found.append(_list_run(start, len(blocks), shape, rows, owners))
+    return found
+
+
+def _list_run(
+    start: int, end: int, shape: tuple[int, int], rows: list[tuple[int, int]], owners: list[Any]
+) -> Run:
+    fragments = np.array(rows, dtype=np.uint64)
+    return Run(start, end - start, shape[0], shape[1], fragments, owners)
+
+
+def _matrix_run(blocks: NDArray[Any], *, writable: bool) -> Run:
+    if not _is_matrix(blocks):
+        raise LayoutError("an array of blocks needs two axes, and each block must be contiguous")
+    if writable and not blocks.flags.writeable:
+        raise LayoutError("the target array is read-only")
+    count, length = len(blocks), blocks[0].nbytes
+    if length == 0:
+        raise LayoutError("the blocks of this array have no bytes")
+    fragments = np.empty((count, 2), dtype=np.uint64)
+    fragments[:, 0] = blocks.ctypes.data + np.arange(count, dtype=np.int64) * blocks.strides[0]
+    fragments[:, 1] = length
+    return Run(0, count, length, 1, fragments, [blocks])

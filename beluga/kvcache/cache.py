@@ -1,0 +1,223 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""Store and fetch KV blocks by key: one C call per batch, no Python per block in between."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+
+from beluga._ffi import ffi, lib
+from beluga.errors import CacheError, LayoutError, check
+from beluga.kvcache.buffers import Run, runs
+from beluga.kvcache.keys import Namespace, fold
+from beluga.meta import BlockState, MetaClient
+from beluga.rpc import Client
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from types import TracebackType
+
+    from numpy.typing import NDArray
+
+    from beluga.kvcache.buffers import Fragments
+    from beluga.meta import MetaStat
+    from beluga.pool import Pool
+
+    Digests = Sequence[bytes] | NDArray[np.uint8] | NDArray[np.uint64]
+
+CHUNK_SIZE: int = lib.BL_CHUNK_SIZE
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class PutResult:
+    """What became of each block: GRANTED (stored now), HIT (was there), PENDING (another session
+    writes it) or REFUSED; ``statuses`` has a negative error where it was refused."""
+
+    states: NDArray[np.uint8]
+    statuses: NDArray[np.int32]
+
+    def _count(self, state: BlockState) -> int:
+        return int(np.count_nonzero(self.states == state))
+
+    @property
+    def stored(self) -> int:
+        """Blocks that this call wrote."""
+        return self._count(BlockState.GRANTED)
+
+    @property
+    def present(self) -> int:
+        """Blocks that the pool had already."""
+        return self._count(BlockState.HIT)
+
+    @property
+    def pending(self) -> int:
+        """Blocks that another session is writing."""
+        return self._count(BlockState.PENDING)
+
+    @property
+    def refused(self) -> int:
+        """Blocks that were not stored."""
+        return self._count(BlockState.REFUSED)
+
+    def raise_for_refused(self) -> None:
+        """Raise the error of the first block that was refused, if one was."""
+        for code in self.statuses[self.states == BlockState.REFUSED]:
+            check(int(code), "storing a block")
+            raise CacheError("a block was refused without a reason")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class GetResult:
+    """``hits`` leading blocks were copied and verified; targets after them are undefined.
+
+    ``mismatches`` counts blocks whose bytes or entry were not what was committed: each was read
+    again and, if that did not help, is a miss.
+    """
+
+    hits: int
+    states: NDArray[np.uint8]
+    mismatches: int
+
+
+class KVCache:
+    """KV blocks of one namespace in a pool.
+
+    ``namespace`` says whose blocks these are: two caches with different namespaces never see each
+    other's. ``verify`` checks every fetched byte against the checksums it was stored with (entries
+    are always checked). Used by one thread at a time, as its :class:`~beluga.rpc.Client`.
+
+    Keys are digests of 16..64 uniformly random bytes (what engines have), as a list of bytes or a
+    uint8 array of shape (count, size); or already folded, as a uint64 array of shape (count, 2).
+    """
+
+    def __init__(  # noqa: PLR0913  all but the first two named
+        self,
+        pool_or_client: Pool | Client,
+        *,
+        namespace: Namespace | str | bytes,
+        host: int | None = None,
+        verify: bool = True,
+        chunk_size: int = CHUNK_SIZE,
+        timeout_s: float = 5.0,
+    ) -> None:
+        if isinstance(pool_or_client, Client):
+            self.client, self._own_client = pool_or_client, False
+        else:
+            self.client, self._own_client = (
+                Client(pool_or_client, host=host, timeout_s=timeout_s),
+                True,
+            )
+        self.namespace = Namespace.of(namespace)
+        self._layout = int.from_bytes(self.namespace.digest[:8], "little")
+        self._verify = verify
+        self._chunk_size = chunk_size
+        self._timeout_ns = int(timeout_s * 1e9)
+        self._meta = MetaClient(self.client)
+
+    def keys(self, digests: Digests) -> NDArray[np.uint64]:
+        """Digests folded with the namespace: a uint64 array of shape (count, 2)."""
+        if isinstance(digests, np.ndarray) and digests.dtype == np.uint64:
+            return np.ascontiguousarray(digests, dtype=np.uint64)
+        return fold(self.namespace, cast("Sequence[bytes] | NDArray[np.uint8]", digests))
+
+    def put(self, digests: Digests, sources: Sequence[Fragments] | NDArray[Any]) -> PutResult:
+        """Store ``sources[i]`` under ``digests[i]``: what is there already is not written again.
+
+        Raises :class:`~beluga.errors.LayoutError` for unusable memory, and
+        :class:`~beluga.errors.RpcError`; a block that finds no room is refused, not raised.
+        """
+        keys = self._paired(digests, sources)
+        states = np.zeros(len(keys), dtype=np.uint8)
+        statuses = np.zeros(len(keys), dtype=np.int32)
+        for run in runs(sources, writable=False):
+            part = slice(run.start, run.start + run.count)
+            with self.client.session() as session:
+                check(
+                    lib.bl_kv_put(
+                        session,
+                        self._batch(run, keys[part]),
+                        ffi.from_buffer("uint8_t[]", states[part], require_writable=True),
+                        ffi.from_buffer("int32_t[]", statuses[part], require_writable=True),
+                    ),
+                    "storing blocks",
+                )
+        return PutResult(states, statuses)
+
+    def get(self, digests: Digests, targets: Sequence[Fragments] | NDArray[Any]) -> GetResult:
+        """Fetch the leading blocks that the pool has into ``targets``.
+
+        Raises :class:`~beluga.errors.LayoutError` and :class:`~beluga.errors.RpcError`.
+        """
+        keys = self._paired(digests, targets)
+        states = np.zeros(len(keys), dtype=np.uint8)
+        mismatches = ffi.new("uint64_t *")
+        hits = 0
+        for run in runs(targets, writable=True):
+            part = slice(run.start, run.start + run.count)
+            with self.client.session() as session:
+                found = check(
+                    lib.bl_kv_get(
+                        session,
+                        self._batch(run, keys[part]),
+                        ffi.from_buffer("uint8_t[]", states[part], require_writable=True),
+                        mismatches,
+                    ),
+                    "fetching blocks",
+                )
+            hits += found
+            if found < run.count:
+                break
+        return GetResult(hits, states, mismatches[0])
+
+    def lookup(self, digests: Digests) -> int:
+        """How many leading blocks the pool has."""
+        return len(self._meta.lookup(self.keys(digests)).hits)
+
+    def remove(self, digests: Digests) -> int:
+        """Forget blocks; how many there were."""
+        return self._meta.remove(self.keys(digests))
+
+    def stat(self) -> MetaStat:
+        """The server's counters."""
+        return self._meta.stat()
+
+    def close(self) -> None:
+        """End the session, if the cache made it."""
+        if self._own_client:
+            self.client.close()
+
+    def _paired(self, digests: Digests, blocks: Sequence[Any] | NDArray[Any]) -> NDArray[np.uint64]:
+        keys = self.keys(digests)
+        if len(keys) != len(blocks):
+            raise LayoutError(f"{len(keys)} keys but {len(blocks)} blocks; give one key per block")
+        return keys
+
+    def _batch(self, run: Run, keys: NDArray[np.uint64]) -> Any:
+        return ffi.new(
+            "bl_kv_batch *",
+            {
+                "keys": ffi.from_buffer("uint64_t[]", keys),
+                "fragments": ffi.from_buffer("bl_fragment[]", run.fragments),
+                "layout": self._layout,
+                "timeout_ns": self._timeout_ns,
+                "count": run.count,
+                "fragment_count": run.fragment_count,
+                "length": run.length,
+                "chunk_size": self._chunk_size,
+                "verify": self._verify,
+            },
+        )
+
+    def __enter__(self) -> KVCache:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
