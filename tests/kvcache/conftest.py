@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""A small pool of each discipline with a server in this process, and a cache on it."""
+
+from __future__ import annotations
+
+import hashlib
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from beluga import KVCache, MetaServer, Pool
+
+DEVICE_SIZE = 48 << 20
+
+
+@pytest.fixture(params=["coherent", "non-coherent"])
+def pool(request: pytest.FixtureRequest) -> Iterator[Pool]:
+    """Two sparse devices in memory."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="beluga-test-") as directory:
+        paths = [Path(directory) / name for name in "ab"]
+        with Pool.create(
+            paths, device_size=DEVICE_SIZE, discipline=request.param, sparse=True
+        ) as pool:
+            yield pool
+
+
+@pytest.fixture
+def server(pool: Pool) -> Iterator[MetaServer]:
+    with MetaServer(pool) as server:
+        yield server
+
+
+@pytest.fixture
+def cache(pool: Pool, server: MetaServer) -> Iterator[KVCache]:
+    with KVCache(pool, namespace="test") as cache:
+        yield cache
+
+
+def digests(count: int, *, start: int = 0) -> list[bytes]:
+    """Digests of numbered blocks."""
+    return [hashlib.sha256(b"block %d" % i).digest() for i in range(start, start + count)]
+
+
+def payload(count: int, length: int, *, seed: int = 0) -> NDArray[np.uint8]:
+    """Bytes that differ from block to block and place to place."""
+    return np.random.default_rng(seed).integers(0, 256, size=(count, length), dtype=np.uint8)
