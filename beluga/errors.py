@@ -30,14 +30,16 @@ BelugaError
 │   ├── BadRequestError
 │   ├── BadReplyError
 │   └── HandlerError              the server's handler raised
-└── CacheError                    blocks
-    ├── NoSpaceError              nothing could be evicted for the block
-    ├── TableFullError
-    ├── ClassLimitError           too many different block sizes
-    ├── NoGrantError              the session does not hold that grant (any more)
-    ├── PinLimitError
-    ├── QuarantineError           dead writers of this host hold too much space
-    └── LayoutError               buffers do not fit the block
+├── CacheError                    blocks
+│   ├── NoSpaceError              nothing could be evicted for the block
+│   ├── TableFullError
+│   ├── ClassLimitError           too many different block sizes
+│   ├── NoGrantError              the session does not hold that grant (any more)
+│   ├── PinLimitError
+│   ├── QuarantineError           dead writers of this host hold too much space
+│   └── LayoutError               buffers do not fit the block
+└── ReplayError                   replaying a trace: a process of it failed
+    └── TraceError                the trace cannot be read
 """
 
 from __future__ import annotations
@@ -152,6 +154,12 @@ class QuarantineError(CacheError): ...
 
 
 class LayoutError(CacheError): ...
+
+
+class ReplayError(BelugaError): ...
+
+
+class TraceError(ReplayError): ...
 
 
 # The bl_error numbers of csrc/api.h, in its order; a test compares the two.

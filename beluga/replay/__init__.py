@@ -1,0 +1,20 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""L7: request traces replayed through a pool of their own, every fetched byte checked."""
+
+from beluga.replay.result import Result
+from beluga.replay.run import Options, replay
+from beluga.replay.trace import Request, ideal_hit_rate, read_trace, write_trace
+from beluga.replay.workload import Conversations, make_workload
+
+__all__ = [
+    "Conversations",
+    "Options",
+    "Request",
+    "Result",
+    "ideal_hit_rate",
+    "make_workload",
+    "read_trace",
+    "replay",
+    "write_trace",
+]

@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""A client process of a replay: ``python -m beluga.replay.client``, its :class:`Job` the argument.
+
+Request numbers come from stdin, a pipe that all clients read: each takes the next one when it is
+done with the last, so that requests begin in order and overlap. Of a request's blocks it gets the
+leading ones that are there, checks their bytes, and puts the rest.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from beluga.errors import BelugaError
+from beluga.kvcache import KVCache
+from beluga.meta import BlockState
+from beluga.pool import Pool
+from beluga.replay.contents import Contents, Digests, Ids, digests
+from beluga.replay.dealer import tickets
+from beluga.replay.job import Job
+from beluga.replay.process import report, stay_with_parent
+from beluga.replay.trace import Request, read_trace
+from beluga.rpc import Client
+
+NAMESPACE = "beluga replay"
+
+_REPORT_INTERVAL_S = 0.1
+_PENDING_WAIT_S = 0.1  # for a block that another client is just writing
+_PENDING_NAP_S = 0.0002
+
+
+@dataclass(slots=True)
+class Tally:
+    """What a client did."""
+
+    request_count: int = 0
+    looked_up_count: int = 0
+    hit_count: int = 0
+    put_count: int = 0
+    refused_count: int = 0
+    wrong_count: int = 0
+    mismatch_count: int = 0
+    get_s: float = 0.0
+    put_s: float = 0.0
+    rpc_ns: list[int] = field(default_factory=list)
+
+
+class Worker:
+    """Replays requests, one at a time."""
+
+    def __init__(self, client: Client, job: Job) -> None:
+        self.tally = Tally()
+        self._client = client
+        self._verify = job.verify
+        self._cache = KVCache(client, namespace=NAMESPACE)
+        self._contents = Contents(job.block_size)
+        self._blocks = np.empty((0, job.block_size // 8), np.uint64)
+
+    def replay(self, request: Request) -> None:
+        """Get what is there of the request's blocks, put what is not."""
+        ids = np.array(request.hash_ids, np.uint64)
+        if len(ids) > len(self._blocks):
+            self._blocks = np.empty((len(ids), self._blocks.shape[1]), np.uint64)
+        keys = digests(ids)
+        hit_count = self._get(ids, keys)
+        if hit_count < len(ids):
+            self._put(ids[hit_count:], keys[hit_count:])
+        self.tally.rpc_ns.append(int(self._client.ping() * 1e9))
+        self.tally.request_count += 1
+        self.tally.looked_up_count += len(ids)
+        self.tally.hit_count += hit_count
+
+    def _get(self, ids: Ids, keys: Digests) -> int:
+        """How many leading blocks were there, all of them fetched and checked."""
+        blocks = self._blocks[: len(ids)]
+        deadline = None
+        count = 0
+        while count < len(ids):
+            start = time.perf_counter()
+            result = self._cache.get(keys[count:], blocks[count:])
+            now = time.perf_counter()
+            self.tally.get_s += now - start
+            self.tally.mismatch_count += result.mismatches
+            count += result.hits
+            if count == len(ids) or result.states[result.hits] != BlockState.PENDING:
+                break
+            deadline = deadline or now + _PENDING_WAIT_S
+            if now > deadline:
+                break
+            time.sleep(_PENDING_NAP_S)
+        if self._verify:
+            self.tally.wrong_count += self._contents.wrong_count(ids[:count], blocks[:count])
+        return count
+
+    def _put(self, ids: Ids, keys: Digests) -> None:
+        blocks = self._blocks[: len(ids)]
+        self._contents.fill(ids, blocks)
+        start = time.perf_counter()
+        result = self._cache.put(keys, blocks)
+        self.tally.put_s += time.perf_counter() - start
+        self.tally.put_count += result.stored
+        self.tally.refused_count += result.refused
+
+
+def work(job: Job) -> None:
+    """Do the job and report it."""
+    requests = read_trace(Path(job.trace))
+    with Pool.open(job.devices) as pool, Client(pool) as client:
+        worker = Worker(client, job)
+        report({"ready": True})
+        reported_s = time.monotonic()
+        for number in tickets(sys.stdin.fileno()):
+            worker.replay(requests[number])
+            if time.monotonic() - reported_s > _REPORT_INTERVAL_S:
+                reported_s = time.monotonic()
+                report({"done": worker.tally.request_count})
+        report({"tally": msgspec.to_builtins(worker.tally)})
+
+
+def main() -> None:
+    """Work, or report in a line why not."""
+    stay_with_parent()
+    try:
+        work(msgspec.json.decode(sys.argv[1], type=Job))
+    except (BelugaError, OSError) as error:
+        report({"error": str(error)})
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

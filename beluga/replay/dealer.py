@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""Request numbers dealt to clients through a pipe that all of them read, each at its time."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+
+from beluga.replay.trace import Request
+
+_TICKET_SIZE = 4  # bytes of a number in the pipe: a reader never sees part of one
+
+
+class Dealer:
+    """The writing end. With ``speed`` None a number is there as soon as the pipe has room."""
+
+    def __init__(self, requests: Sequence[Request], speed: float | None) -> None:
+        self._requests = requests
+        self._speed = speed
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._deal, daemon=True)
+        self.read_end, self._write_end = os.pipe()
+
+    def start(self) -> None:
+        """Begin; the clients have the reading end by now."""
+        os.close(self.read_end)
+        self.read_end = -1
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End, at the latest when no client reads any more."""
+        self._stopped.set()
+        if self.read_end >= 0:
+            os.close(self.read_end)
+            os.close(self._write_end)
+        else:
+            self._thread.join()
+
+    def _deal(self) -> None:
+        start_s = time.monotonic()
+        with suppress(BrokenPipeError), os.fdopen(self._write_end, "wb", buffering=0) as pipe:
+            for number, request in enumerate(self._requests):
+                if self._speed is not None:
+                    passed_ms = request.timestamp - self._requests[0].timestamp
+                    due_s = start_s + passed_ms / 1000 / self._speed
+                    self._stopped.wait(max(0.0, due_s - time.monotonic()))
+                if self._stopped.is_set():
+                    return
+                pipe.write(number.to_bytes(_TICKET_SIZE, "little"))
+
+
+def tickets(descriptor: int) -> Iterator[int]:
+    """In a client: the numbers it gets, until there are no more."""
+    while ticket := os.read(descriptor, _TICKET_SIZE):
+        yield int.from_bytes(ticket, "little")

@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""What a replay found, summed over its clients."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from beluga.replay.trace import Request, ideal_hit_rate
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """Rates are shares of 1; bytes are of payload; the RPC is a ping after each request.
+
+    ``verify_errors`` counts blocks fetched with wrong bytes; ``mismatches`` those that the cache
+    itself found changed and did not hand out.
+
+    ``put_gb_per_s`` and ``get_gb_per_s`` are of one client, while it puts or gets: checksums,
+    copies and calls of the server included.
+    """
+
+    requests: int
+    blocks_looked_up: int
+    blocks_hit: int
+    hit_rate: float
+    ideal_hit_rate: float
+    blocks_put: int
+    blocks_refused: int
+    bytes_put: int
+    bytes_got: int
+    verify_errors: int
+    mismatches: int
+    seconds: float
+    put_gb_per_s: float
+    get_gb_per_s: float
+    rpc_p50_us: float
+    rpc_p99_us: float
+
+
+def summarize(
+    requests: Sequence[Request],
+    block_size: int,
+    seconds: float,
+    tallies: Sequence[dict[str, Any]],
+) -> Result:
+    """From the ``Tally`` of every client."""
+
+    def total(name: str) -> Any:
+        return sum(tally[name] for tally in tallies)
+
+    rpc_us = np.concatenate([np.array(tally["rpc_ns"], float) for tally in tallies]) / 1000
+    p50, p99 = np.percentile(rpc_us, [50, 99]) if len(rpc_us) else (0.0, 0.0)
+    bytes_put, bytes_got = total("put_count") * block_size, total("hit_count") * block_size
+    return Result(
+        requests=total("request_count"),
+        blocks_looked_up=total("looked_up_count"),
+        blocks_hit=total("hit_count"),
+        hit_rate=total("hit_count") / max(1, total("looked_up_count")),
+        ideal_hit_rate=ideal_hit_rate(requests),
+        blocks_put=total("put_count"),
+        blocks_refused=total("refused_count"),
+        bytes_put=bytes_put,
+        bytes_got=bytes_got,
+        verify_errors=total("wrong_count"),
+        mismatches=total("mismatch_count"),
+        seconds=seconds,
+        put_gb_per_s=bytes_put / 1e9 / max(total("put_s"), 1e-9),
+        get_gb_per_s=bytes_got / 1e9 / max(total("get_s"), 1e-9),
+        rpc_p50_us=float(p50),
+        rpc_p99_us=float(p99),
+    )

@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""A replay from outside: a fresh pool, a server process, client processes, and what they report.
+
+Whatever happens, Ctrl-C too, no process and no file is left behind.
+"""
+
+from __future__ import annotations
+
+import queue
+import shutil
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from beluga.errors import ReplayError
+from beluga.pool import Pool, room, show_size
+from beluga.replay.dealer import Dealer
+from beluga.replay.job import Job
+from beluga.replay.process import Process
+from beluga.replay.result import Result, summarize
+from beluga.replay.sizing import DEVICE_COUNT, PoolSize, pool_size_for
+from beluga.replay.trace import Request, write_trace
+
+Say = Callable[[str], None]
+Advance = Callable[[int, int], None]
+
+_MEMORY = Path("/dev/shm")  # noqa: S108  the files lie in a fresh directory of mode 0700
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """How to replay. Sizes in bytes; ``speed`` 1 keeps the trace's own times, None waits never."""
+
+    client_count: int = 2
+    block_size: int = 4096
+    pool_size: int | None = None  # None: all blocks of the trace fit
+    speed: float | None = None
+    verify: bool = True
+
+
+def replay(requests: Sequence[Request], options: Options, *, say: Say, advance: Advance) -> Result:
+    """Replay the requests; ``say`` gets what a person should know, ``advance`` (done, in all).
+
+    Raises ReplayError if a process dies or fails, a PoolError if there is no room.
+    """
+    if options.block_size < 64 or options.block_size % 8:
+        raise ReplayError(f"a block of {options.block_size} bytes; give 64 or more, in steps of 8")
+    size = pool_size_for(requests, options.block_size, options.pool_size)
+    with ExitStack() as cleanup:
+        directory = _make_directory(size.total_size, say)
+        cleanup.callback(shutil.rmtree, directory, ignore_errors=True)
+        devices = _make_pool(directory, size)
+        trace = directory / "trace.jsonl"
+        write_trace(requests, trace)
+        job = Job(devices, str(trace), options.block_size, options.verify)
+        dealer = Dealer(requests, options.speed)
+        cleanup.callback(dealer.stop)  # when the clients are gone: it may wait for one to read
+        crew = _Crew(cleanup, job, options.client_count, dealer.read_end)
+        start_s = time.monotonic()
+        dealer.start()
+        tallies = crew.watch(lambda done: advance(done, len(requests)))
+        seconds = time.monotonic() - start_s
+    return summarize(requests, options.block_size, seconds, tallies)
+
+
+class _Crew:
+    """The server, and the clients, which all read the same pipe."""
+
+    def __init__(self, cleanup: ExitStack, job: Job, client_count: int, tickets: int) -> None:
+        self._messages: queue.Queue[tuple[int, dict[str, Any] | ReplayError]] = queue.Queue()
+        server = Process("the server", "beluga.replay.server", job.devices, subprocess.PIPE)
+        cleanup.callback(server.stop)
+        server.next_report()
+        argument = msgspec.json.encode(job).decode()
+        self._clients = []
+        for index in range(client_count):
+            client = Process(f"client {index}", "beluga.replay.client", [argument], tickets)
+            cleanup.callback(client.stop)
+            self._clients.append(client)
+        for client in self._clients:
+            client.next_report()
+        for index, process in enumerate([*self._clients, server]):
+            threading.Thread(target=self._listen, args=(index, process), daemon=True).start()
+
+    def watch(self, advance: Callable[[int], None]) -> list[dict[str, Any]]:
+        """The tally of every client. Raises ReplayError as soon as one of the processes fails."""
+        done = [0] * len(self._clients)
+        tallies: list[dict[str, Any]] = []
+        while len(tallies) < len(self._clients):
+            index, message = self._messages.get()
+            if isinstance(message, ReplayError):
+                raise message
+            if "tally" in message:
+                tallies.append(message["tally"])
+                done[index] = message["tally"]["request_count"]
+            else:
+                done[index] = message["done"]
+            advance(sum(done))
+        return tallies
+
+    def _listen(self, index: int, process: Process) -> None:
+        """Pass on what a process reports, until its tally or its end."""
+        try:
+            while True:
+                message = process.next_report()
+                self._messages.put((index, message))
+                if "tally" in message:
+                    return
+        except ReplayError as error:
+            self._messages.put((index, error))
+
+
+def _make_directory(size: int, say: Say) -> Path:
+    """An empty directory with room for a pool of ``size`` bytes: in memory if possible."""
+    parent = Path(tempfile.gettempdir())
+    if _MEMORY.is_dir():
+        there = room(_MEMORY).size
+        if size <= there:
+            parent = _MEMORY
+        else:
+            say(
+                f"{_MEMORY} has room for {show_size(there)}, the pool needs {show_size(size)}: "
+                f"using files in {parent}"
+            )
+    return Path(tempfile.mkdtemp(prefix="beluga-replay-", dir=parent))
+
+
+def _make_pool(directory: Path, size: PoolSize) -> list[str]:
+    devices = [str(directory / f"device.{index}") for index in range(DEVICE_COUNT)]
+    Pool.create(
+        devices,
+        device_size=size.device_size,
+        max_blocks=size.block_count_max,
+        lane_count=size.lane_count,
+    ).close()
+    return devices

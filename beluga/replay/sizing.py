@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""How large a pool must be to hold all blocks of a trace."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from beluga.errors import ReplayError
+from beluga.pool import STRIPE_SIZE, show_size
+from beluga.replay.trace import Request, unique_count
+
+DEVICE_COUNT = 2
+
+_PAGE_SIZE = 4096
+_LANE_COUNT = 16
+_LANE_SIZE = 512 << 10  # more than a lane's slots and bulk areas take by default
+_TABLE_LINES_SIZE = 2 * 64  # an entry per half
+_WASTE = 1.04  # what an extent may lose at its end, and a little
+_SPARE_STRIPES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class PoolSize:
+    """For ``Pool.create``; sizes in bytes."""
+
+    device_size: int
+    block_count_max: int
+    lane_count: int = _LANE_COUNT
+
+    @property
+    def total_size(self) -> int:
+        """Of all devices."""
+        return self.device_size * DEVICE_COUNT
+
+
+def pool_size_for(
+    requests: Sequence[Request], block_size: int, wanted_size: int | None
+) -> PoolSize:
+    """The least that holds every block; or a pool of ``wanted_size`` bytes, if that is given."""
+    block_count = unique_count(requests) + 1024
+    if wanted_size is not None:
+        device_size = wanted_size // DEVICE_COUNT // STRIPE_SIZE * STRIPE_SIZE
+        least = (_LANE_COUNT * _LANE_SIZE + block_count * _TABLE_LINES_SIZE) // STRIPE_SIZE + 8
+        if wanted_size < least * STRIPE_SIZE:
+            raise ReplayError(
+                f"a pool of {show_size(wanted_size)} has no room for its tables and a few blocks; "
+                f"give at least {show_size(least * STRIPE_SIZE)}"
+            )
+        return PoolSize(device_size, block_count)
+    chunks_size = block_size // 4096  # of the checksum vector, generously
+    stored_size = -(-(block_size + chunks_size) // _PAGE_SIZE) * _PAGE_SIZE
+    size = block_count * (stored_size * _WASTE + _TABLE_LINES_SIZE) + _LANE_COUNT * _LANE_SIZE
+    stripe_count = int(size / DEVICE_COUNT) // STRIPE_SIZE + 1 + _SPARE_STRIPES
+    return PoolSize(stripe_count * STRIPE_SIZE, block_count)

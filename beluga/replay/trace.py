@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""A request trace: which blocks each request's prompt consists of.
+
+The format is Mooncake's JSONL: one object per line with ``timestamp`` (ms since the start),
+``input_length`` and ``output_length`` (tokens) and ``hash_ids``. An id stands for a block of tokens
+together with all blocks before it, so that equal ids mean equal content and an equal prefix.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from beluga.errors import TraceError
+
+
+class Request(msgspec.Struct, frozen=True):
+    """One request of a trace."""
+
+    timestamp: float
+    input_length: int
+    output_length: int
+    hash_ids: list[int]
+
+
+def read_trace(path: Path) -> list[Request]:
+    """The requests of a file, in its order. Raises TraceError, naming the line that is wrong."""
+    decoder = msgspec.json.Decoder(Request)
+    requests: list[Request] = []
+    try:
+        with path.open("rb") as lines:
+            for number, line in enumerate(lines, 1):
+                if not line.isspace():
+                    requests.append(_decode(decoder, line, f"{path}:{number}"))
+    except OSError as error:
+        raise TraceError(f"{path}: {error.strerror}; name a trace in JSONL") from None
+    if not requests:
+        raise TraceError(f"{path} holds no requests")
+    return requests
+
+
+def write_trace(requests: Sequence[Request], path: Path) -> None:
+    """What :func:`read_trace` reads."""
+    encode = msgspec.json.Encoder().encode
+    path.write_bytes(b"".join(encode(request) + b"\n" for request in requests))
+
+
+def _decode(decoder: msgspec.json.Decoder[Request], line: bytes, where: str) -> Request:
+    try:
+        request = decoder.decode(line)
+    except msgspec.MsgspecError as error:
+        raise TraceError(
+            f"{where}: {error}; a line is an object with timestamp, input_length, output_length "
+            "and hash_ids"
+        ) from None
+    if not all(0 <= block < 1 << 63 for block in request.hash_ids):
+        raise TraceError(f"{where}: a hash id is below 0, or above 63 bits")
+    return request
+
+
+def unique_count(requests: Sequence[Request]) -> int:
+    """How many different blocks the requests name."""
+    return len(set().union(*(request.hash_ids for request in requests)))
+
+
+def ideal_hit_rate(requests: Sequence[Request]) -> float:
+    """The share of blocks that a boundless cache has, asked one request after another."""
+    seen: set[int] = set()
+    hit_count = 0
+    for request in requests:
+        for block in request.hash_ids:
+            if block not in seen:
+                break
+            hit_count += 1
+        seen.update(request.hash_ids)
+    return hit_count / max(1, sum(len(request.hash_ids) for request in requests))

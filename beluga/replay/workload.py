@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""A made-up workload: conversations of several turns that begin with one of a few system prompts.
+
+Each turn's prompt is the whole conversation so far and a little more, as chat users send it; the
+turns of many conversations arrive interleaved.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from itertools import count
+
+from beluga.replay.trace import Request
+
+_BLOCK_TOKENS = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conversations:
+    """The shape of a workload. Lengths are in blocks."""
+
+    conversation_count: int = 120
+    turn_count: int = 10
+    system_prompt_count: int = 3
+    system_prompt_length: int = 12
+    turn_length_max: int = 8
+    turn_interval_ms: float = 500.0
+    seed: int = 1
+
+
+def make_workload(shape: Conversations) -> list[Request]:
+    """The requests, by their time; the same shape gives the same requests."""
+    choice = random.Random(shape.seed)  # noqa: S311  a workload, not a secret
+    fresh = count(1)
+    prompts = [
+        [next(fresh) for _ in range(shape.system_prompt_length)]
+        for _ in range(shape.system_prompt_count)
+    ]
+    requests = []
+    for _ in range(shape.conversation_count):
+        blocks = list(choice.choice(prompts))
+        time = choice.uniform(0, shape.turn_interval_ms * shape.turn_count)
+        for _ in range(shape.turn_count):
+            answer_length = choice.randint(1, shape.turn_length_max)
+            blocks = blocks + [next(fresh) for _ in range(answer_length)]
+            requests.append(
+                Request(
+                    timestamp=round(time, 3),
+                    input_length=len(blocks) * _BLOCK_TOKENS,
+                    output_length=answer_length * _BLOCK_TOKENS,
+                    hash_ids=blocks,
+                )
+            )
+            time += choice.expovariate(1 / shape.turn_interval_ms)
+    return sorted(requests, key=lambda request: request.timestamp)

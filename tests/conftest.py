@@ -1,0 +1,67 @@
+"""What tests of several layers need: directories in memory, commands run as a user runs them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture
+def shm() -> Iterator[Path]:
+    """A directory in memory that other users may enter."""
+    path = Path(tempfile.mkdtemp(prefix="beluga-test-", dir="/dev/shm"))
+    path.chmod(0o755)
+    yield path
+    shutil.rmtree(path)
+
+
+Start = Callable[..., "subprocess.Popen[str]"]
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """Start ``beluga ARGUMENTS...`` with a home of its own; what still runs is killed."""
+    started: list[subprocess.Popen[str]] = []
+    environment = {key: value for key, value in os.environ.items() if key != "BELUGA_POOL"}
+    environment |= {"XDG_STATE_HOME": str(tmp_path / "state"), "COLUMNS": "200"}
+
+    def start(*arguments: object, entry: str = "main") -> subprocess.Popen[str]:
+        code = f"from beluga.cli.main import {entry}; {entry}()"
+        child = subprocess.Popen(
+            [sys.executable, "-c", code, *map(str, arguments)],
+            cwd=ROOT,
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        started.append(child)
+        return child
+
+    yield start
+    for child in started:
+        child.kill()
+        child.communicate()
+
+
+@pytest.fixture
+def run(start: Start) -> Run:
+    """Run ``beluga ARGUMENTS...`` to its end: returncode, stdout, stderr."""
+
+    def run(*arguments: object, stdin: str = "") -> subprocess.CompletedProcess[str]:
+        child = start(*arguments)
+        stdout, stderr = child.communicate(stdin, timeout=120)
+        return subprocess.CompletedProcess(child.args, child.returncode, stdout, stderr)
+
+    return run

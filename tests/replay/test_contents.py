@@ -1,0 +1,48 @@
+"""Contents of replayed blocks: every kind of wrong byte is noticed."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from beluga.replay.contents import Contents, digests
+
+IDS = np.array([0, 1, 2, 1 << 40], np.uint64)
+
+
+@pytest.fixture
+def blocks() -> np.ndarray:
+    filled = np.empty((len(IDS), 512), np.uint64)
+    Contents(4096).fill(IDS, filled)
+    return filled
+
+
+def test_what_was_filled_is_right(blocks: np.ndarray) -> None:
+    assert Contents(4096).wrong_count(IDS, blocks) == 0
+
+
+@pytest.mark.parametrize("place", [0, 1, 2047, 4095])
+def test_one_wrong_bit_is_noticed(blocks: np.ndarray, place: int) -> None:
+    blocks.view(np.uint8)[2, place] ^= 1
+    assert Contents(4096).wrong_count(IDS, blocks) == 1
+
+
+def test_another_blocks_bytes_are_noticed(blocks: np.ndarray) -> None:
+    assert Contents(4096).wrong_count(IDS[::-1].copy(), blocks) == len(IDS)
+
+
+def test_lines_in_the_wrong_place_are_noticed(blocks: np.ndarray) -> None:
+    blocks[1] = np.roll(blocks[1], 8)
+    assert Contents(4096).wrong_count(IDS, blocks) == 1
+
+
+def test_bytes_never_written_are_noticed() -> None:
+    assert Contents(4096).wrong_count(IDS, np.zeros((len(IDS), 512), np.uint64)) == len(IDS)
+
+
+def test_digests_differ_and_stay() -> None:
+    ids = np.arange(10_000, dtype=np.uint64)
+    found = digests(ids)
+    assert found.shape == (10_000, 16)
+    assert len({bytes(row) for row in found}) == 10_000
+    assert bytes(digests(ids[5:6])[0]) == bytes(found[5])
