@@ -1,0 +1,26 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""The commands of ``beluga``, by name."""
+
+from __future__ import annotations
+
+import typer
+
+from beluga.cli import bench, block, pool, replay, serve
+
+app = typer.Typer(
+    help="A shared KV-cache pool for LLM inference on CXL memory, or on the memory you have.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+)
+app.command()(pool.mount)
+app.command()(pool.umount)
+app.add_typer(pool.app, name="pool")
+app.command()(serve.serve)
+app.command()(serve.ping)
+app.command()(serve.stat)
+app.command()(block.put)
+app.command()(block.get)
+app.command()(replay.replay)
+app.command()(bench.bench)

@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""``beluga bench``: the benchmarks of ``bench/`` (installed as ``beluga_bench``), run and shown."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated
+
+import beluga_bench
+import typer
+
+from beluga.cli.options import Json
+from beluga.cli.output import print_json, print_table, say
+
+Smoke = Annotated[bool, typer.Option("--smoke", help="In seconds: does it work, not how fast.")]
+Plot = Annotated[Path | None, typer.Option(metavar="DIR", help="Write charts there (PNG).")]
+Scratch = Annotated[
+    list[str] | None,
+    typer.Option("--pool", metavar="PATH", help="A pool whose blocks may be written over."),
+]
+Discipline = Annotated[str | None, typer.Option(help="non-coherent (the default) or coherent.")]
+Pace = Annotated[
+    str | None,
+    typer.Option(help="Slow devices down, such as device=22.5GB/s,latency=650ns."),
+]
+Threads = Annotated[int | None, typer.Option(min=1, help="The most that bandwidth uses.")]
+
+_SHOWN = {
+    "case": "case",
+    "bytes": "bytes",
+    "depth": "depth",
+    "threads": "threads",
+    "memory": "memory",
+    "discipline": "discipline",
+    "p50_ns": "p50 ns",
+    "p99_ns": "p99 ns",
+    "ops_per_s": "ops/s",
+    "gb_per_s": "GB/s",
+    "limit": "limit",
+    "ratio_to_limit": "ratio",
+    "paper": "paper",
+    "note": "note",
+}
+
+
+def bench(
+    names: Annotated[
+        list[str], typer.Argument(metavar="NAME...", help="Which, or all; see bench/README.md.")
+    ],
+    smoke: Smoke = False,
+    plot: Plot = None,
+    pool: Scratch = None,
+    discipline: Discipline = None,
+    pace: Pace = None,
+    threads: Threads = None,
+    json: Json = False,
+) -> None:
+    """Measure this machine's memory and the pool on it, beside the machine's own limit."""
+    chosen = list(beluga_bench.BENCHES) if names == ["all"] else names
+    if unknown := [name for name in chosen if name not in beluga_bench.BENCHES]:
+        known = ", ".join([*beluga_bench.BENCHES, "all"])
+        raise typer.BadParameter(f"no benchmark '{unknown[0]}'; there are {known}")
+    options = beluga_bench.Options(
+        smoke=smoke,
+        pool=tuple(pool) if pool else None,
+        discipline=discipline,
+        pace=pace,
+        threads=threads,
+        progress=say,
+    )
+    rows = [row for name in chosen for row in beluga_bench.BENCHES[name](options)]
+    if json:
+        print_json(rows)
+    else:
+        for name in chosen:
+            _show(name, [row for row in rows if row["bench"] == name])
+    if plot is not None:
+        beluga_bench.plot(rows, plot)
+
+
+def rpc(
+    smoke: Smoke = False,
+    plot: Plot = None,
+    pool: Scratch = None,
+    discipline: Discipline = None,
+    json: Json = False,
+) -> None:
+    """Measure calls beside a bare exchange of lines."""
+    bench(["rpc"], smoke, plot, pool, discipline, None, None, json)
+
+
+def _show(name: str, rows: Sequence[Mapping[str, object]]) -> None:
+    """A table of the fields that differ between the rows; those that do not stand above it."""
+    values = {field: {row[field] for row in rows} for field in _SHOWN}
+    same = [f"{_SHOWN[field]} {found.pop()}" for field, found in values.items() if len(found) == 1]
+    fields = [field for field, found in values.items() if len(found) > 1]
+    print_table(
+        [_SHOWN[field] for field in fields],
+        [[row[field] for field in fields] for row in rows],
+        title=", ".join([name, *(text for text in same if not text.endswith(" None"))]),
+    )

@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""Single blocks by hand: ``beluga put`` and ``beluga get``."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from beluga.cli.options import Host, Json, PoolPaths, open_pool
+from beluga.cli.output import print_json, say
+from beluga.errors import CacheError
+from beluga.kvcache import KVCache
+from beluga.meta import MetaClient
+
+_DIGEST = re.compile(r"(?:[0-9a-fA-F]{2}){16,64}")
+
+Key = Annotated[str, typer.Argument(help="Any text, or 32 to 128 hex digits of a digest.")]
+Namespace = Annotated[str, typer.Option(help="Whose blocks these are.")]
+
+
+def digest(key: str) -> bytes:
+    """A digest as it stands, or that of a text."""
+    if _DIGEST.fullmatch(key):
+        return bytes.fromhex(key)
+    return hashlib.blake2b(key.encode(), digest_size=16).digest()
+
+
+def put(
+    key: Key,
+    file: Annotated[Path, typer.Argument(help="Its bytes; - is stdin.")],
+    pool: PoolPaths = None,
+    host: Host = 0,
+    namespace: Namespace = "cli",
+    json: Json = False,
+) -> None:
+    """Store a file's bytes as a block. A block that is there already stays as it is."""
+    data = sys.stdin.buffer.read() if file == Path("-") else file.read_bytes()
+    if not data:
+        raise CacheError(f"{file} is empty; a block has at least one byte")
+    with open_pool(pool) as opened, KVCache(opened, namespace=namespace, host=host) as cache:
+        result = cache.put([digest(key)], [data])
+        result.raise_for_refused()
+    state = "stored" if result.stored else "present" if result.present else "pending"
+    if json:
+        print_json({"key": digest(key).hex(), "bytes": len(data), "state": state})
+    else:
+        say(f"{state}: {len(data)} bytes")
+
+
+def get(
+    key: Key,
+    file: Annotated[Path, typer.Argument(help="Where its bytes go; - is stdout.")] = Path("-"),
+    pool: PoolPaths = None,
+    host: Host = 0,
+    namespace: Namespace = "cli",
+) -> None:
+    """Fetch a block. Exit status 1 if it is not there."""
+    with open_pool(pool) as opened, KVCache(opened, namespace=namespace, host=host) as cache:
+        found = MetaClient(cache.client).lookup(cache.keys([digest(key)])).hits
+        data = bytearray(found[0].length) if found else bytearray()
+        if not found or cache.get([digest(key)], [data]).hits == 0:
+            raise CacheError(f"no block '{key}' in namespace '{namespace}'")
+    if file == Path("-"):
+        sys.stdout.buffer.write(data)
+        sys.stdout.buffer.flush()
+    else:
+        file.write_bytes(data)

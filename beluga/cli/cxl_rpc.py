@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""The commands of ``cxl-rpc``: the lanes of a pool without the block index."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from beluga.cli import bench, serve
+from beluga.cli.options import Host, PoolPaths, Timeout, open_pool
+from beluga.rpc import METHOD_USER, Client, Server
+
+app = typer.Typer(
+    help="Calls over shared memory: a server, a client, and how fast they are.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+)
+app.command()(serve.ping)
+app.command("bench")(bench.rpc)
+
+
+@app.command("serve")
+def serve_lanes(
+    pool: PoolPaths = None,
+    host: Host = 0,
+    declare_gone: serve.DeclaredGone = False,
+) -> None:
+    """Serve the pool's lanes; the first free method sends the request back."""
+    with open_pool(pool) as opened:
+        server = Server(opened, host=host, declared_gone=declare_gone)
+        server.handle(METHOD_USER, bytes)
+        serve.serve_until_told(server)
+
+
+@app.command()
+def call(
+    request: Annotated[str, typer.Argument(help="Its text; - is stdin.")] = "",
+    method: Annotated[int, typer.Option(min=0, max=255)] = METHOD_USER,
+    pool: PoolPaths = None,
+    host: Host = 0,
+    timeout: Timeout = 5.0,
+) -> None:
+    """Call a method of the server and print its reply."""
+    data = sys.stdin.buffer.read() if request == "-" else request.encode()
+    with open_pool(pool) as opened, Client(opened, host=host, timeout_s=timeout) as client:
+        sys.stdout.buffer.write(client.call(method, data) + b"\n")
+        sys.stdout.buffer.flush()

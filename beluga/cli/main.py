@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""The ``beluga`` and ``cxl-rpc`` commands: how a command ends, whatever happens in it.
+
+Exit status: 0 only on success; 1 and one line on stderr for anything a person can mend; 2 for a
+command line that makes no sense; 130 after Ctrl-C, 143 after SIGTERM. Results go to stdout, all
+else to stderr.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+from importlib import import_module
+from typing import NoReturn
+
+from beluga.errors import BelugaError
+
+_TOOLS = ("typer", "rich", "msgspec")
+
+
+def main() -> NoReturn:
+    """The ``beluga`` command."""
+    _run("beluga", "beluga.cli.app")
+
+
+def cxl_rpc() -> NoReturn:
+    """The ``cxl-rpc`` command."""
+    _run("cxl-rpc", "beluga.cli.cxl_rpc")
+
+
+def _run(name: str, module: str) -> NoReturn:
+    try:
+        app = import_module(module).app
+    except ModuleNotFoundError as error:
+        missing = (error.name or "").partition(".")[0]
+        if missing not in _TOOLS:
+            raise
+        sys.exit(f"{name}: error: the commands need {missing}; pip install 'beluga[tools]'")
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # clean up first
+    try:
+        app(prog_name=name)
+    except (BelugaError, OSError) as error:
+        sys.exit(f"{name}: error: {error}")
+    sys.exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,34 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""Options that several commands have, and the pool that they mean."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from beluga.errors import DeviceSpecError
+from beluga.pool import Pool, parse_size
+
+
+def size(text: str | int) -> int:
+    """Bytes of ``4096``, ``64MiB`` or ``2G``, as a parameter of the command line."""
+    try:
+        return parse_size(text)
+    except DeviceSpecError as error:
+        raise typer.BadParameter(str(error)) from None
+
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")]
+PoolPaths = Annotated[
+    list[str] | None,
+    typer.Option("--pool", metavar="PATH", help="A device of the pool; repeat for each."),
+]
+Host = Annotated[int, typer.Option(min=0, help="This machine's number among the pool's hosts.")]
+Timeout = Annotated[float, typer.Option("--timeout", min=0.001, help="Seconds to wait.")]
+
+
+def open_pool(paths: list[str] | None) -> Pool:
+    """The pool on these devices, or the default one."""
+    return Pool.open(paths) if paths else Pool.mount()

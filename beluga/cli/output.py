@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""What commands print: JSON for machines on stdout, tables for people, progress on stderr."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+import msgspec
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    Progress,
+    ProgressColumn,
+    TaskProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+)
+from rich.table import Table
+
+# Bytes or requests done, and in all.
+Advance = Callable[[int, int], None]
+
+
+def print_json(value: object) -> None:
+    """One JSON value on stdout."""
+    text = msgspec.json.format(msgspec.json.encode(value, enc_hook=str), indent=2)
+    sys.stdout.write(text.decode() + "\n")
+    sys.stdout.flush()
+
+
+def print_table(
+    columns: Sequence[str], rows: Sequence[Sequence[object]], *, title: str | None = None
+) -> None:
+    """A table with a heading; columns without text stand at the right, None is a dash."""
+    table = Table(title=title, title_justify="left")
+    for index, column in enumerate(columns):
+        is_text = any(isinstance(row[index], str) for row in rows)
+        table.add_column(column, justify="left" if is_text else "right", overflow="fold")
+    for row in rows:
+        table.add_row(*map(_cell, row))
+    Console().print(table)
+
+
+def _cell(value: object) -> str:
+    """Three digits of a fraction say enough."""
+    if value is None:
+        return "-"
+    if isinstance(value, float) and abs(value) < 100:
+        return f"{value:.3g}"
+    return f"{value:,.0f}" if isinstance(value, int | float) else str(value)
+
+
+def print_facts(facts: Mapping[str, object]) -> None:
+    """Names and values, a line each."""
+    table = Table(show_header=False)
+    table.add_column(style="bold")
+    table.add_column(justify="right", overflow="fold")
+    for name, value in facts.items():
+        table.add_row(name, _cell(value))
+    Console().print(table)
+
+
+def say(text: str) -> None:
+    """A line for a person, on stderr."""
+    sys.stderr.write(text + "\n")
+    sys.stderr.flush()
+
+
+@contextmanager
+def progress(what: str, *, shown: bool = True) -> Iterator[Advance]:
+    """A bar on stderr that the yielded function moves; it goes when the block ends."""
+    columns: tuple[ProgressColumn, ...] = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TaskProgressColumn(),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True), disable=not shown) as bar:
+        task = bar.add_task(what, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)

@@ -1,0 +1,181 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""Pools as such: mount and umount, create, info, check, destroy."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from beluga.cli.options import Json, PoolPaths, open_pool, size
+from beluga.cli.output import print_facts, print_json, print_table, progress, say
+from beluga.errors import NoDefaultPoolError, PoolError
+from beluga.meta import check_pool
+from beluga.pool import Pool, default_specs, emulated_paths, forget, remember, show_size
+
+app = typer.Typer(help="Create, look at and destroy pools.", no_args_is_help=True)
+
+Paths = Annotated[list[str], typer.Argument(metavar="PATH...", help="PATH or PATH@OFFSET+SIZE.")]
+OptionalPaths = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[PATH...]", help="PATH or PATH@OFFSET+SIZE."),
+]
+Size = Annotated[
+    int | None,
+    typer.Option("--size", parser=size, metavar="SIZE", help="Of each device, such as 4G."),
+]
+Interleave = Annotated[
+    bool, typer.Option(help="Stripe by stripe over the devices, or device after device.")
+]
+Discipline = Annotated[
+    str | None, typer.Option(help="coherent or non-coherent; files are coherent by default.")
+]
+Sparse = Annotated[bool, typer.Option("--sparse", help="Give files no room yet (tests).")]
+Force = Annotated[bool, typer.Option("--force", help="Destroy what is on the devices.")]
+MaxBlocks = Annotated[int | None, typer.Option(min=1, help="Lines of the block table.")]
+Lanes = Annotated[int | None, typer.Option(min=1, help="Sessions at one time.")]
+
+
+@app.command()
+def create(
+    paths: Paths,
+    device_size: Size = None,
+    interleave: Interleave = True,
+    discipline: Discipline = None,
+    sparse: Sparse = False,
+    force: Force = False,
+    max_blocks: MaxBlocks = None,
+    lanes: Lanes = None,
+    json: Json = False,
+) -> None:
+    """Format devices as a new, empty pool; files are made."""
+    with progress("allocating", shown=not json) as advance:
+        pool = Pool.create(
+            paths,
+            device_size=device_size,
+            interleave=interleave,
+            discipline=discipline,
+            sparse=sparse,
+            force=force,
+            max_blocks=max_blocks,
+            lane_count=lanes,
+            progress=advance,
+        )
+    with pool:
+        _describe(pool, json)
+
+
+@app.command()
+def info(pool: PoolPaths = None, json: Json = False) -> None:
+    """Show how a pool is laid out."""
+    with open_pool(pool) as opened:
+        _describe(opened, json)
+
+
+@app.command()
+def check(
+    pool: PoolPaths = None,
+    payload: Annotated[bool, typer.Option("--payload", help="Every block's bytes, too.")] = False,
+    json: Json = False,
+) -> None:
+    """Look a pool over, dead or serving, without changing it. Exit status 1 if it is damaged."""
+    with open_pool(pool) as opened:
+        report = check_pool(opened, payload=payload)
+    if json:
+        print_json(report)
+    else:
+        facts = asdict(report)
+        print_facts({name: facts[name] for name in facts if name != "findings"})
+        for finding in report.findings:
+            say(finding)
+    if report.finding_count:
+        raise PoolError(f"{report.finding_count} findings; blocks that are damaged read as misses")
+
+
+@app.command()
+def destroy(
+    paths: OptionalPaths = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+) -> None:
+    """Wipe the superblocks; files that are devices are removed."""
+    specs = paths or [str(spec) for spec in default_specs()]
+    if not yes:
+        typer.confirm(f"Destroy the pool on {', '.join(specs)}?", abort=True, err=True)
+    Pool.destroy(specs)
+    if not paths:
+        forget()
+
+
+def mount(
+    paths: OptionalPaths = None,
+    create_first: Annotated[bool, typer.Option("--create", help="Format the devices.")] = False,
+    device_size: Size = None,
+    interleave: Interleave = True,
+    discipline: Discipline = None,
+    sparse: Sparse = False,
+    force: Force = False,
+    max_blocks: MaxBlocks = None,
+    lanes: Lanes = None,
+    json: Json = False,
+) -> None:
+    """Check or (--create) format devices, show the mapping, and make them the default pool.
+
+    Without a path: the emulated pool, two files in /dev/shm.
+    """
+    specs = paths or emulated_paths()
+    if create_first:
+        if not paths:
+            Path(specs[0]).parent.mkdir(mode=0o700, exist_ok=True)
+        create(specs, device_size, interleave, discipline, sparse, force, max_blocks, lanes, json)
+    else:
+        with Pool.open(specs) as pool:
+            _describe(pool, json)
+    remember(specs)
+
+
+def umount() -> None:
+    """Have no default pool any more. The pool itself stays as it is."""
+    if not forget():
+        raise NoDefaultPoolError("no pool is mounted")
+
+
+def _describe(pool: Pool, json: bool) -> None:
+    geometry = pool.geometry
+    if json:
+        print_json(
+            {
+                "pool": pool.id,
+                "created_s": pool.created_s,
+                "geometry": asdict(geometry),
+                "devices": [asdict(device) for device in pool.devices],
+            }
+        )
+        return
+    print_facts(
+        {
+            "pool": pool.id,
+            "for blocks": show_size(geometry.data_size),
+            "max blocks": geometry.block_count_max,
+            "lanes": f"{geometry.lane_count} of {geometry.slot_count} slots",
+            "stripes": "interleaved" if geometry.interleaved else "device after device",
+        }
+    )
+    print_table(
+        ["device", "path", "kind", "link", "node", "size", "stripes", "discipline"],
+        [
+            [
+                device.index,
+                str(device.path) + (f"@{device.offset:#x}" if device.offset else ""),
+                device.kind + (", sparse" if device.sparse else ""),
+                device.link,
+                device.node,
+                show_size(device.size),
+                device.stripe_count,
+                device.discipline,
+            ]
+            for device in pool.devices
+        ],
+    )

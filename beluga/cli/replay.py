@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""``beluga replay``: a trace through a pool of its own, and what came of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from beluga.cli.options import Json, size
+from beluga.cli.output import print_facts, print_json, progress, say
+from beluga.errors import ReplayError
+from beluga.replay import Conversations, Options, Result, make_workload, read_trace
+from beluga.replay import replay as run_replay
+
+_MADE_UP_BLOCK_SIZE = 128 << 10
+
+
+def replay(
+    trace: Annotated[
+        Path | None,
+        typer.Argument(help="A trace in Mooncake's JSONL; else conversations are made up."),
+    ] = None,
+    clients: Annotated[int, typer.Option(min=1, max=16, help="Client processes.")] = 2,
+    block_bytes: Annotated[
+        int | None,
+        typer.Option(parser=size, metavar="SIZE", help="Of each block: 4096, or 128K if made up."),
+    ] = None,
+    pool_bytes: Annotated[
+        int | None,
+        typer.Option(parser=size, metavar="SIZE", help="Of the pool; else everything fits."),
+    ] = None,
+    speed: Annotated[
+        float | None,
+        typer.Option(min=0.001, help="Times the trace's own speed; else as fast as it goes."),
+    ] = None,
+    verify: Annotated[bool, typer.Option(help="Check every fetched byte.")] = True,
+    json: Json = False,
+) -> None:
+    """Store and fetch a trace's blocks by several processes, in a pool of their own."""
+    requests = read_trace(trace) if trace else make_workload(Conversations())
+    options = Options(
+        client_count=clients,
+        block_size=block_bytes or (4096 if trace else _MADE_UP_BLOCK_SIZE),
+        pool_size=pool_bytes,
+        speed=speed,
+        verify=verify,
+    )
+    with progress("replaying", shown=not json) as advance:
+        result = run_replay(requests, options, say=say, advance=advance)
+    if json:
+        print_json(result)
+    else:
+        print_facts(_facts(result, clients, verify))
+    if result.verify_errors:
+        raise ReplayError(f"{result.verify_errors} blocks came back with wrong bytes")
+
+
+def _facts(result: Result, clients: int, verify: bool) -> dict[str, object]:
+    return {
+        "requests": result.requests,
+        "client processes": clients,
+        "seconds": f"{result.seconds:.1f}",
+        "hit rate": f"{result.hit_rate:.1%} of {result.blocks_looked_up:,} blocks",
+        "ideal hit rate": f"{result.ideal_hit_rate:.1%}",
+        "blocks put": _moved(result.blocks_put, result.bytes_put, result.put_gb_per_s),
+        "blocks got": _moved(result.blocks_hit, result.bytes_got, result.get_gb_per_s),
+        "RPC p50 / p99": f"{result.rpc_p50_us:.1f} / {result.rpc_p99_us:.1f} us",
+        "verification errors": result.verify_errors if verify else "not verified",
+    }
+
+
+def _moved(block_count: int, size: int, gb_per_s: float) -> str:
+    return f"{block_count:,} ({size / 1e9:.2f} GB, {gb_per_s:.1f} GB/s per client)"

@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""The server as a command, and asking it how it is."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import threading
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from beluga.cli.options import Host, Json, PoolPaths, Timeout, open_pool
+from beluga.cli.output import print_facts, print_json, say
+from beluga.meta import MetaClient, MetaServer
+from beluga.rpc import Client, Server
+
+DeclaredGone = Annotated[
+    bool,
+    typer.Option(
+        "--declare-gone", help="You know that every earlier server of the pool is switched off."
+    ),
+]
+_LOOK_INTERVAL_S = 0.5
+
+
+def serve(
+    pool: PoolPaths = None,
+    host: Host = 0,
+    declare_gone: DeclaredGone = False,
+) -> None:
+    """Serve the pool's block index until SIGTERM or Ctrl-C."""
+    with open_pool(pool) as opened:
+        serve_until_told(MetaServer(opened, host=host, declared_gone=declare_gone))
+
+
+def serve_until_told(server: Server) -> None:
+    """Run ``server`` on its thread until a signal comes. Raises what else ended it."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
+    told = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: told.set())
+    with server:
+        say(f"serving, epoch {server.stat().epoch}; stop with Ctrl-C")
+        while not told.wait(_LOOK_INTERVAL_S):
+            if server.failure is not None:
+                raise server.failure
+
+
+def ping(
+    pool: PoolPaths = None,
+    host: Host = 0,
+    timeout: Timeout = 5.0,
+    count: Annotated[int, typer.Option(min=1, help="Round trips.")] = 10,
+    json: Json = False,
+) -> None:
+    """Measure round trips to the server."""
+    with open_pool(pool) as opened, Client(opened, host=host, timeout_s=timeout) as client:
+        trips_us = sorted(client.ping() * 1e6 for _ in range(count))
+        epoch = client.stat().epoch
+    middle = trips_us[len(trips_us) // 2]
+    if json:
+        print_json({"epoch": epoch, "count": count, "min_us": trips_us[0], "p50_us": middle})
+    else:
+        say(
+            f"epoch {epoch}: {count} round trips, fastest {trips_us[0]:.1f} us, p50 {middle:.1f} us"
+        )
+
+
+def stat(pool: PoolPaths = None, host: Host = 0, json: Json = False) -> None:
+    """Show the server's counters."""
+    with open_pool(pool) as opened, Client(opened, host=host) as client:
+        counters = asdict(MetaClient(client).stat())
+    if json:
+        print_json(counters)
+    else:
+        print_facts(counters)

@@ -1,0 +1,32 @@
+"""A small pool for commands, and a server of it."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from beluga.pool import Pool
+
+SIZE = 24 << 20  # of each device: two of them fit in 64 MiB of /dev/shm
+
+Start = Callable[..., "subprocess.Popen[str]"]
+
+
+@pytest.fixture
+def pool(shm: Path) -> list[str]:
+    """The options that name a fresh pool of two devices."""
+    paths = [str(shm / "device.0"), str(shm / "device.1")]
+    Pool.create(paths, device_size=SIZE).close()
+    return ["--pool", paths[0], "--pool", paths[1]]
+
+
+@pytest.fixture
+def server(pool: list[str], start: Start) -> subprocess.Popen[str]:
+    """``beluga serve`` on the pool, serving."""
+    child = start("serve", *pool)
+    assert child.stderr
+    assert child.stderr.readline().startswith("serving, epoch 1")
+    return child

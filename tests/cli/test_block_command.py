@@ -1,0 +1,57 @@
+"""``beluga put`` and ``get``: one block by hand."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
+
+pytestmark = pytest.mark.usefixtures("server")
+
+
+@pytest.mark.parametrize("size", [1, 4096, 3_000_001])
+def test_what_was_put_is_got(run: Run, pool: list[str], tmp_path: Path, size: int) -> None:
+    source, target = tmp_path / "source", tmp_path / "target"
+    source.write_bytes(random.Random(size).randbytes(size))
+    put = json.loads(run("put", "a key", source, *pool, "--json").stdout)
+    assert (put["state"], put["bytes"]) == ("stored", size)
+    assert run("get", "a key", target, *pool).returncode == 0
+    assert target.read_bytes() == source.read_bytes()
+
+
+def test_a_block_is_stored_once(run: Run, pool: list[str]) -> None:
+    states = [
+        json.loads(run("put", "key", "-", *pool, "--json", stdin=text).stdout)["state"]
+        for text in ("first", "second")
+    ]
+    assert states == ["stored", "present"]
+    assert run("get", "key", *pool).stdout == "first"
+
+
+def test_a_digest_names_the_same_block_as_its_text(run: Run, pool: list[str]) -> None:
+    key = json.loads(run("put", "key", "-", *pool, "--json", stdin="bytes").stdout)["key"]
+    assert run("get", key, *pool).stdout == "bytes"
+
+
+def test_a_missing_block_is_an_error(run: Run, pool: list[str]) -> None:
+    missed = run("get", "nothing", *pool)
+    assert (missed.returncode, missed.stdout) == (1, "")
+    assert missed.stderr == "beluga: error: no block 'nothing' in namespace 'cli'\n"
+
+
+def test_namespaces_do_not_see_each_other(run: Run, pool: list[str]) -> None:
+    run("put", "key", "-", *pool, "--namespace", "one", stdin="bytes")
+    assert run("get", "key", *pool, "--namespace", "two").returncode == 1
+    assert run("get", "key", *pool, "--namespace", "one").stdout == "bytes"
+
+
+def test_an_empty_file_is_refused(run: Run, pool: list[str]) -> None:
+    refused = run("put", "key", "-", *pool)
+    assert refused.returncode == 1
+    assert "is empty" in refused.stderr

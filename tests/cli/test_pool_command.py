@@ -1,0 +1,105 @@
+"""``beluga mount``, ``umount`` and ``pool``: what they print, remember and refuse."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture
+def paths(shm: Path) -> list[str]:
+    """Of devices that do not exist yet."""
+    return [str(shm / "a"), str(shm / "b")]
+
+
+def test_mount_shows_the_mapping_and_remembers_the_pool(run: Run, paths: list[str]) -> None:
+    mounted = run("mount", *paths, "--create", "--size", "16M")
+    assert mounted.returncode == 0, mounted.stderr
+    assert all(path in mounted.stdout for path in paths)
+    assert "16 MiB" in mounted.stdout
+    info = json.loads(run("pool", "info", "--json").stdout)
+    assert [device["path"] for device in info["devices"]] == paths
+    assert info["devices"][0]["stripe_count"] == 8
+
+
+def test_mounting_again_keeps_the_pool(run: Run, paths: list[str]) -> None:
+    first = json.loads(run("mount", *paths, "--create", "--size", "16M", "--json").stdout)
+    again = json.loads(run("mount", *reversed(paths), "--json").stdout)
+    assert again["pool"] == first["pool"]
+
+
+def test_mounting_what_holds_no_pool_is_refused(run: Run, paths: list[str]) -> None:
+    Path(paths[0]).write_bytes(bytes(8 << 20))
+    refused = run("mount", paths[0])
+    assert (refused.returncode, refused.stdout) == (1, "")
+    assert refused.stderr.startswith(f"beluga: error: {paths[0]} holds no pool")
+    assert refused.stderr.count("\n") == 1
+    assert run("pool", "info").returncode == 1, "a refused pool is not remembered"
+
+
+def test_umount_forgets_the_pool(run: Run, paths: list[str]) -> None:
+    run("mount", *paths, "--create", "--size", "16M")
+    assert run("umount").returncode == 0
+    refused = run("umount")
+    assert (refused.returncode, refused.stderr) == (1, "beluga: error: no pool is mounted\n")
+    assert all(Path(path).exists() for path in paths)
+
+
+def test_create_refuses_to_overwrite_a_pool(run: Run, paths: list[str]) -> None:
+    assert run("pool", "create", *paths, "--size", "16M").returncode == 0
+    refused = run("pool", "create", *paths, "--size", "16M", "--json")
+    assert refused.returncode == 1
+    assert "--force" in refused.stderr
+    assert run("pool", "create", *paths, "--size", "16M", "--force").returncode == 0
+
+
+def test_options_reach_the_superblock(run: Run, paths: list[str]) -> None:
+    options = ["--no-interleave", "--discipline", "non-coherent", "--sparse", "--lanes", "5"]
+    run("pool", "create", *paths, "--size", "16M", "--max-blocks", "77", *options)
+    info = json.loads(run("pool", "info", "--json", "--pool", paths[0], "--pool", paths[1]).stdout)
+    assert info["geometry"]["interleaved"] is False
+    assert info["geometry"]["block_count_max"] == 77
+    assert info["geometry"]["lane_count"] == 5
+    assert {device["discipline"] for device in info["devices"]} == {"non-coherent"}
+    assert all(device["sparse"] for device in info["devices"])
+
+
+def test_check_refuses_a_damaged_superblock(run: Run, pool: list[str]) -> None:
+    assert json.loads(run("pool", "check", *pool, "--json").stdout)["finding_count"] == 0
+    with Path(pool[1]).open("r+b") as device:
+        device.seek(100)
+        device.write(b"damage")
+    damaged = run("pool", "check", *pool)
+    assert damaged.returncode == 1
+    assert "damaged" in damaged.stderr
+
+
+@pytest.mark.usefixtures("server")
+def test_check_finds_a_changed_byte(run: Run, pool: list[str]) -> None:
+    run("put", "key", "-", *pool, stdin="precious " * 1000)
+    assert run("pool", "check", "--payload", *pool).returncode == 0
+    for path in map(Path, pool[1::2]):
+        path.write_bytes(path.read_bytes().replace(b"precious", b"spurious", 1))
+    found = run("pool", "check", "--payload", "--json", *pool)
+    assert found.returncode == 1
+    assert json.loads(found.stdout)["finding_count"] == 1
+
+
+def test_destroy_removes_the_files(run: Run, pool: list[str]) -> None:
+    paths = pool[1::2]
+    assert run("pool", "destroy", *paths, stdin="n\n").returncode == 1
+    assert Path(paths[0]).exists()
+    assert run("pool", "destroy", *paths, "--yes").returncode == 0
+    assert not any(Path(path).exists() for path in paths)
+
+
+def test_a_size_that_is_none_is_a_usage_error(run: Run, paths: list[str]) -> None:
+    refused = run("pool", "create", *paths, "--size", "much")
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert "'much' is not a size" in refused.stderr

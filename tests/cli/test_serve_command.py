@@ -1,0 +1,61 @@
+"""``beluga serve``, ``ping`` and ``stat``: processes that find each other through a pool."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+from collections.abc import Callable
+
+import pytest
+
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
+Start = Callable[..., "subprocess.Popen[str]"]
+Server = "subprocess.Popen[str]"
+
+
+def test_ping_measures_round_trips(run: Run, pool: list[str], server: Server) -> None:
+    pong = json.loads(run("ping", *pool, "--json", "--count", "3").stdout)
+    assert pong["epoch"] == 1
+    assert 0 < pong["min_us"] <= pong["p50_us"]
+
+
+@pytest.mark.parametrize("command", [["ping"], ["stat"], ["get", "key"]], ids=lambda c: c[0])
+def test_commands_say_that_nobody_serves(run: Run, pool: list[str], command: list[str]) -> None:
+    refused = run(*command, *pool)
+    assert (refused.returncode, refused.stdout) == (1, "")
+    assert "no server answers on this pool" in refused.stderr
+    assert refused.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_serve_stops_cleanly(
+    run: Run, start: Start, pool: list[str], server: subprocess.Popen[str], number: signal.Signals
+) -> None:
+    server.send_signal(number)
+    assert server.wait(timeout=20) == 0
+    successor = start("serve", *pool)
+    assert successor.stderr
+    assert successor.stderr.readline().startswith("serving, epoch 2")
+
+
+def test_a_second_server_is_refused(run: Run, pool: list[str], server: Server) -> None:
+    refused = run("serve", *pool)
+    assert refused.returncode == 1
+    assert "the pool's server is alive" in refused.stderr
+
+
+def test_stat_counts_blocks(run: Run, pool: list[str], server: Server) -> None:
+    run("put", "key", "-", *pool, stdin="some bytes")
+    counters = json.loads(run("stat", *pool, "--json").stdout)
+    assert (counters["block_count"], counters["commit_count"]) == (1, 1)
+
+
+def test_cxl_rpc_carries_calls_without_the_index(start: Start, pool: list[str]) -> None:
+    server = start("serve", *pool, entry="cxl_rpc")
+    assert server.stderr
+    assert server.stderr.readline().startswith("serving")
+    assert start("call", "hello", *pool, entry="cxl_rpc").communicate(timeout=60)[0] == "hello\n"
+    wrong = start("call", "--method", "200", *pool, entry="cxl_rpc")
+    assert "the server has no handler for this method" in wrong.communicate(timeout=60)[1]
+    assert wrong.returncode == 1
