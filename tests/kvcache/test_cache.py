@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -55,7 +57,7 @@ def test_fragments_need_not_be_cut_alike_on_both_sides(
     def pieces(sizes: list[int], whole: np.ndarray) -> list[np.ndarray]:
         edges = np.minimum(np.cumsum([0, *sizes]), length)
         edges[-1] = length
-        return [whole[a:b] for a, b in zip(edges, edges[1:], strict=False) if a < b]
+        return [whole[a:b] for a, b in itertools.pairwise(edges) if a < b]
 
     target = np.zeros_like(block)
     key = digests(1, start=start)
