@@ -68,21 +68,60 @@ void bl_block_evict(bl_meta *meta, uint32_t number)
     bl_number_give(meta, number);
 }
 
-/* Evict all blocks of an extent and close it: 1, or 0 if one of them must stay. */
-static int bl_extent_empty(bl_meta *meta, const bl_extent_view *view)
+/* Whether all blocks of an extent may be evicted. */
+static int bl_extent_may_go(const bl_meta *meta, const bl_extent_view *view)
 {
-    uint32_t *list = &meta->extent_blocks[view->first_stripe];
-    if (view->held_count > 0)
-        return 0;
-    for (uint32_t n = *list; n != BL_NO_NUMBER; n = meta->blocks[n].links[BL_LIST_EXTENT].next)
+    uint32_t n = meta->extent_blocks[view->first_stripe];
+    for (; n != BL_NO_NUMBER; n = meta->blocks[n].links[BL_LIST_EXTENT].next)
         if (!bl_evict_has(meta->order, n))
             return 0; /* pinned, or being written */
+    return view->held_count == 0;
+}
+
+/* Evict all blocks of an extent and close it: its stripes, or 0 if one of them must stay. */
+static uint32_t bl_extent_empty(bl_meta *meta, const bl_extent_view *view)
+{
+    uint32_t *list = &meta->extent_blocks[view->first_stripe];
+    if (!bl_extent_may_go(meta, view))
+        return 0;
     while (*list != BL_NO_NUMBER)
         bl_block_evict(meta, *list);
     if (bl_extents_close(meta->extents, view->first_stripe) < 0)
         return 0;
     bl_extent_write(meta, view, BL_EXTENT_FREE);
-    return 1;
+    return view->stripe_count;
+}
+
+/* The next extent that reaches into a cell, at or after from; 0 at the end. */
+static int bl_cell_next(const bl_meta *meta, uint32_t first, uint32_t count, uint64_t from,
+                        bl_extent_view *view)
+{
+    if (from + BL_EXTENT_STRIPES_MAX <= first)
+        from = first + 1 - BL_EXTENT_STRIPES_MAX;
+    while (bl_extents_next(meta->extents, from, view) == 0 && view->first_stripe < first + count) {
+        if (view->first_stripe + view->stripe_count > first)
+            return 1;
+        from = view->first_stripe + 1;
+    }
+    return 0;
+}
+
+/* Empty what reaches into the class's cell at the coldest extent, so that an extent of it fits
+ * there; only that extent, if something else in the cell must stay. The stripes emptied. */
+static uint32_t bl_cell_empty(bl_meta *meta, uint32_t block_size, const bl_extent_view *coldest)
+{
+    uint64_t offset = meta->pool->geometry.data_offset +
+                      (uint64_t)coldest->first_stripe * BL_STRIPE_SIZE;
+    uint32_t first, count, emptied = bl_extent_empty(meta, coldest);
+    bl_extent_view view;
+    if (!emptied || bl_extents_cell(meta->extents, block_size, offset, &first, &count) < 0)
+        return emptied;
+    for (uint64_t at = 0; bl_cell_next(meta, first, count, at, &view); at = view.first_stripe + 1)
+        if (view.block_size == block_size || !bl_extent_may_go(meta, &view))
+            return emptied;
+    for (uint64_t at = 0; bl_cell_next(meta, first, count, at, &view); at = view.first_stripe + 1)
+        emptied += bl_extent_empty(meta, &view);
+    return emptied;
 }
 
 /* Open an extent, and let it be known before anything is granted from it: 0, or what
@@ -119,10 +158,10 @@ static int bl_space_evict(bl_meta *meta, uint32_t block_size, uint32_t *emptied)
                 return 1;
             }
         }
-        if (bl_extent_empty(meta, &view)) {
-            *emptied += view.stripe_count;
+        uint32_t stripes = bl_cell_empty(meta, block_size, &view);
+        *emptied += stripes;
+        if (stripes)
             return 1;
-        }
         number = bl_evict_warmer(meta->order, (uint32_t)number);
     }
     return bl_space_open(meta, block_size, BL_FIT_ANY) == 0;
