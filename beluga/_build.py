@@ -54,7 +54,7 @@ def _builder(name: str, headers: tuple[str, ...], macros: list[tuple[str, str]])
         include_dirs=[str(CSRC)],
         define_macros=[("BL_FORMAT_HASH", f"0x{format_hash():016x}ull"), *macros],
         depends=[str(path) for path in sorted(CSRC.glob("*.[ch]"))],
-        extra_compile_args=["-std=gnu11", "-O2", *WARNINGS, *strict],
+        extra_compile_args=["-std=gnu11", "-O2", "-fvisibility=hidden", *WARNINGS, *strict],
         libraries=["pthread"],
     )
     return ffi

@@ -15,14 +15,22 @@
 #include <sys/random.h>
 #include <unistd.h>
 
+typedef struct bl_proof_path {
+    char text[BL_PATH_SIZE + 32];
+} bl_proof_path;
+
+static bl_proof_path bl_proof_name(const char *directory, uint64_t nonce)
+{
+    bl_proof_path path;
+    snprintf(path.text, sizeof path.text, "%.*s/alive-%016llx", BL_PATH_SIZE, directory,
+             (unsigned long long)nonce);
+    return path;
+}
+
 static int bl_proof_open(const char *directory, uint64_t nonce, int flags)
 {
-    char path[BL_PATH_SIZE];
-    int size = snprintf(path, sizeof path, "%s/alive-%016llx", directory,
-                        (unsigned long long)nonce);
-    if (size < 0 || (size_t)size >= sizeof path)
-        return -ENAMETOOLONG;
-    int descriptor = open(path, flags | O_RDWR | O_CLOEXEC | O_NOFOLLOW, 0660);
+    bl_proof_path path = bl_proof_name(directory, nonce);
+    int descriptor = open(path.text, flags | O_RDWR | O_CLOEXEC | O_NOFOLLOW, 0660);
     return descriptor < 0 ? -errno : descriptor;
 }
 
@@ -56,11 +64,9 @@ void bl_proof_end(const bl_memory *memory, const char *directory, uint64_t nonce
                   int remove)
 {
     (void)memory;
-    char path[BL_PATH_SIZE];
-    int size = snprintf(path, sizeof path, "%s/alive-%016llx", directory,
-                        (unsigned long long)nonce);
-    if (remove && size > 0 && (size_t)size < sizeof path)
-        unlink(path);
+    bl_proof_path path = bl_proof_name(directory, nonce);
+    if (remove)
+        unlink(path.text);
     if (descriptor >= 0)
         close(descriptor);
 }
