@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * Proof of life by file locks: see proof.h.
+ * Proof of life by file locks: see proof.h. A lock belongs to the open file, which a forked child
+ * shares: it is given up in words, for closing our descriptor would leave it to the child.
  */
 #include "proof.h"
 
@@ -68,7 +69,7 @@ void bl_proof_end(const bl_memory *memory, const char *directory, uint64_t nonce
     if (remove)
         unlink(path.text);
     if (descriptor >= 0)
-        close(descriptor);
+        bl_host_unlock(memory, descriptor);
 }
 
 int bl_host_lock(const bl_memory *memory, const char *directory, const char *name)
@@ -91,6 +92,7 @@ int bl_host_lock(const bl_memory *memory, const char *directory, const char *nam
 void bl_host_unlock(const bl_memory *memory, int descriptor)
 {
     (void)memory;
+    flock(descriptor, LOCK_UN);
     close(descriptor);
 }
 

@@ -24,10 +24,11 @@ class MetaServer(Server):
     def __init__(self, pool: Pool, *, host: int | None = None, declared_gone: bool = False) -> None:
         super().__init__(pool, host=host, declared_gone=declared_gone)
         out = ffi.new("bl_meta **")
-        check(lib.bl_meta_create(self._server, out), "making the block index")
+        check(lib.bl_meta_create(self._running(), out), "making the block index")
         self._meta = out[0]
 
     def _take(self) -> None:
+        self._running()
         check(lib.bl_meta_serve(self._meta, self._declared_gone), "taking the pool over")
 
     def _destroy(self) -> None:
@@ -36,6 +37,7 @@ class MetaServer(Server):
 
     def meta_stat(self) -> MetaStat:
         """The index's counters, read beside the running loop: not all of one instant."""
+        self._running()
         out = ffi.new("bl_meta_stat *")
         lib.bl_meta_describe(self._meta, out)
         return MetaStat.of(out)

@@ -12,10 +12,9 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 from beluga._ffi import ffi, lib
-from beluga.errors import ForkedSessionError, RpcError, check
+from beluga.errors import BadRequestError, ForkedSessionError, RpcError, check
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from contextlib import AbstractContextManager
     from types import TracebackType
 
@@ -64,15 +63,22 @@ class Client:
             "attaching to the pool's server",
         )
         self._session = out[0]
-        _sessions.add(self)
+        self._end = weakref.finalize(self, lib.bl_session_close, out[0])
+        _clients.add(self)
         pool.before_close(self.close)
 
     def call(self, method: int, request: bytes = b"", *, timeout_s: float | None = None) -> bytes:
         """The handler's reply to ``request``, each at most the pool's ``bulk_size`` bytes.
 
         Raises :class:`~beluga.errors.CallTimeoutError` when no server answered in ``timeout_s``
-        seconds, and what the handler answered with.
+        seconds, :class:`~beluga.errors.BadRequestError` for a request that is too large, and what
+        the handler answered with.
         """
+        if len(request) > len(self._reply):
+            raise BadRequestError(
+                f"a request has {len(request)} bytes, {len(self._reply)} is the most; create the "
+                "pool with a larger bulk_size"
+            )
         with self.session() as session:
             message = self._message
             data = ffi.from_buffer("uint8_t[]", request)
@@ -104,11 +110,17 @@ class Client:
 
     def close(self) -> None:
         """Give the lane back. Without a server that listens, its successor finds the proof."""
-        _sessions.discard(self)
+        _clients.discard(self)
         with self._lock:
-            session, self._session = self._session, None
-            if session is not None:
-                lib.bl_session_close(session)
+            self._session = None
+            self._end()
+
+    def _forget(self) -> None:
+        """In a forked child: the session is the parent's, and so is whatever held the lock."""
+        lib.bl_session_forked(self._session)
+        self._lock = threading.Lock()
+        self._session = None
+        self._end.detach()
 
     def __enter__(self) -> Client:
         return self
@@ -144,17 +156,13 @@ class _Locked:
         self._client._lock.release()
 
 
-_sessions: weakref.WeakSet[Client] = weakref.WeakSet()
-
-
-def _live_sessions() -> Iterator[Any]:
-    return (client._session for client in _sessions if client._session is not None)
+_clients: weakref.WeakSet[Client] = weakref.WeakSet()
 
 
 def _after_fork_in_child() -> None:
-    for session in _live_sessions():
-        lib.bl_session_forked(session)
-    _sessions.clear()
+    for client in _clients:
+        client._forget()
+    _clients.clear()
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from beluga._ffi import ffi, lib
-from beluga.errors import BelugaError, check
+from beluga.errors import BelugaError, RpcError, check
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -70,6 +70,12 @@ class Server:
             )
         )
 
+    def _running(self) -> Any:
+        """The ``bl_server *``; after :meth:`stop`, and in a forked child, there is none."""
+        if self._server is None:
+            raise RpcError("this server has stopped; make a new one")
+        return self._server
+
     def handle(self, method: int, handler: Handler) -> None:
         """Answer ``method`` (METHOD_USER..255) with ``handler(request) -> reply``.
 
@@ -79,7 +85,7 @@ class Server:
         context = ffi.new_handle(handler)
         self._contexts.append(context)
         check(
-            lib.bl_server_handle_method(self._server, method, lib.bl_python_handler, context),
+            lib.bl_server_handle_method(self._running(), method, lib.bl_python_handler, context),
             f"registering method {method}",
         )
 
@@ -91,7 +97,7 @@ class Server:
         self._thread.start()
 
     def serve_forever(self) -> None:
-        """Take the pool over and serve it on this thread until :meth:`stop` is called elsewhere.
+        """Take the pool over and serve it on this thread until :meth:`request_stop` is called.
 
         Raises :class:`~beluga.errors.DeposedError` if another server takes over.
         """
@@ -111,10 +117,16 @@ class Server:
         self._destroy()
         self._server = None
 
+    def _forget(self) -> None:
+        """In a forked child: the server is the parent's."""
+        if self._server is not None:
+            lib.bl_server_forked(self._server)
+        self._server = self._thread = None
+
     def stat(self) -> ServerStat:
         """Counters of the running server."""
         out = ffi.new("bl_server_stat *")
-        lib.bl_server_describe(self._server, out)
+        lib.bl_server_describe(self._running(), out)
         return ServerStat(**{f.name: getattr(out, f.name) for f in dataclasses.fields(ServerStat)})
 
     @property
@@ -123,11 +135,13 @@ class Server:
         return self._failure
 
     def request_stop(self) -> None:
-        """Ask the loop to end; safe in a signal handler."""
-        lib.bl_server_stop(self._server)
+        """Ask the loop to end; safe in a signal handler, and from another thread."""
+        lib.bl_server_stop(self._running())
 
     def _take(self) -> None:
-        check(lib.bl_server_serve_lanes(self._server, self._declared_gone), "taking the pool over")
+        check(
+            lib.bl_server_serve_lanes(self._running(), self._declared_gone), "taking the pool over"
+        )
 
     def _serve(self) -> None:
         self._pool.run_near()
@@ -141,7 +155,11 @@ class Server:
         lib.bl_server_destroy(self._server)
 
     def __enter__(self) -> Server:
-        self.start()
+        try:
+            self.start()
+        except BaseException:
+            self.stop()
+            raise
         return self
 
     def __exit__(
@@ -158,7 +176,7 @@ _servers: weakref.WeakSet[Server] = weakref.WeakSet()
 
 def _after_fork_in_child() -> None:
     for server in _servers:
-        lib.bl_server_forked(server._server)
+        server._forget()
     _servers.clear()
 
 
