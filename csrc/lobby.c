@@ -61,9 +61,10 @@ static int bl_lobby_clash(const bl_session *session, const bl_epoch_line *epoch)
            (reply.boot_id[0] != session->boot_id[0] || reply.boot_id[1] != session->boot_id[1]);
 }
 
-/* Ask and wait for the answer of whichever server serves; the caller holds the host's lock. */
+/* Ask and wait for the answer of whichever server serves; the caller holds the host's lock.
+ * open: requests that a server may have granted without our knowing. */
 static int bl_lobby_exchange(bl_session *session, uint32_t operation, bl_wait *wait,
-                             bl_lobby_reply *reply)
+                             bl_lobby_reply *reply, uint32_t *open)
 {
     const bl_memory *memory = &session->pool->memory;
     uint64_t asked = 0; /* epoch that the request was made to */
@@ -83,11 +84,14 @@ static int bl_lobby_exchange(bl_session *session, uint32_t operation, bl_wait *w
             sequence = bl_lobby_next_sequence(session);
             bl_lobby_ask(session, operation, sequence);
             asked = epoch.epoch;
+            ++*open;
         }
         if (serving && bl_lobby_reply_read(session, asked % BL_HALF_COUNT, reply) &&
             bl_verify(memory, reply->sequence == sequence && reply->nonce == session->nonce &&
-                                  reply->epoch == asked))
+                                  reply->epoch == asked)) {
+            --*open;
             return reply->status;
+        }
         if (!bl_wait_turn(memory, wait))
             return serving ? -BL_ERROR_TIMEOUT : -BL_ERROR_NO_SERVER;
     }
@@ -116,8 +120,11 @@ int bl_lobby_attach(bl_session *session, uint64_t timeout_ns)
     if (session->proof < 0)
         return session->proof;
     bl_lobby_reply reply;
+    uint32_t open = 0;
     int lock = bl_lobby_lock(session, &wait);
-    int status = lock < 0 ? lock : bl_lobby_exchange(session, BL_LOBBY_ATTACH, &wait, &reply);
+    int status = lock < 0 ? lock
+                          : bl_lobby_exchange(session, BL_LOBBY_ATTACH, &wait, &reply, &open);
+    int refused = status < 0 && open == 0;
     if (status == 0 && reply.lane >= session->pool->geometry.lane_count)
         status = -BL_ERROR_BAD_REPLY;
     if (status == 0) {
@@ -136,7 +143,7 @@ int bl_lobby_attach(bl_session *session, uint64_t timeout_ns)
     if (session->attached)
         session->old_nonce = 0;
     else /* a lane given after we stopped waiting is found ownerless by this very proof */
-        bl_proof_end(memory, session->directory, session->nonce, session->proof, 0);
+        bl_proof_end(memory, session->directory, session->nonce, session->proof, refused);
     return status;
 }
 
@@ -146,8 +153,10 @@ int bl_lobby_detach(bl_session *session, uint64_t timeout_ns)
     bl_wait wait = bl_wait_make(memory, timeout_ns);
     bl_beat_stop(&session->beat); /* before the lane can have another writer */
     bl_lobby_reply reply;
+    uint32_t open = 0;
     int lock = bl_lobby_lock(session, &wait);
-    int status = lock < 0 ? lock : bl_lobby_exchange(session, BL_LOBBY_DETACH, &wait, &reply);
+    int status = lock < 0 ? lock
+                          : bl_lobby_exchange(session, BL_LOBBY_DETACH, &wait, &reply, &open);
     if (lock >= 0)
         bl_host_unlock(memory, lock);
     bl_proof_end(memory, session->directory, session->nonce, session->proof, status == 0);
