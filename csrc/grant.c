@@ -142,6 +142,7 @@ void bl_grant_end(bl_meta *meta, uint32_t number, enum bl_end end)
     bl_list_remove(meta, bl_extent_list(meta, block->offset), BL_LIST_EXTENT, number);
     if (block->state == BL_NUMBER_GRANTED)
         bl_extents_give(meta->extents, block->offset);
+    bl_extent_return(meta, block->offset);
     bl_number_give(meta, number);
 }
 

@@ -38,6 +38,7 @@ static void bl_meta_settled(void *context)
                                  bl_block_size(bl_stored_size(block->length, block->chunk_size)));
                 bl_extents_hold(meta->extents, block->offset);
             }
+    bl_extents_return_all(meta);
 }
 
 void bl_meta_describe(const bl_meta *meta, bl_meta_stat *out)

@@ -93,7 +93,11 @@ void bl_number_give(bl_meta *meta, uint32_t number);
 /* The list of the extent that a block lies in. */
 uint32_t *bl_extent_list(bl_meta *meta, uint64_t offset);
 
-/* A block's space is free, or held, and the block in no extent's list. */
+/* An extent that has neither blocks nor held space gives its stripes back; nothing otherwise. */
+void bl_extent_return(bl_meta *meta, uint64_t offset);
+void bl_extents_return_all(bl_meta *meta);
+
+/* A used block's space is free, and the block in no extent's list. */
 void bl_space_give(bl_meta *meta, uint32_t number);
 
 /* A committed block without pins leaves the index, the table and its space. */

@@ -47,11 +47,29 @@ uint32_t *bl_extent_list(bl_meta *meta, uint64_t offset)
                : &meta->extent_blocks[view.first_stripe];
 }
 
+void bl_extent_return(bl_meta *meta, uint64_t offset)
+{
+    bl_extent_view view;
+    if (bl_extents_at(meta->extents, offset, &view) == 0 &&
+        bl_extents_close(meta->extents, view.first_stripe) == 0)
+        bl_extent_write(meta, &view, BL_EXTENT_FREE);
+}
+
+void bl_extents_return_all(bl_meta *meta)
+{
+    bl_extent_view view;
+    for (uint64_t stripe = 0; bl_extents_next(meta->extents, stripe, &view) == 0;
+         stripe = (uint64_t)view.first_stripe + view.stripe_count)
+        if (bl_extents_close(meta->extents, view.first_stripe) == 0)
+            bl_extent_write(meta, &view, BL_EXTENT_FREE);
+}
+
 void bl_space_give(bl_meta *meta, uint32_t number)
 {
     uint64_t offset = meta->blocks[number].offset;
     bl_list_remove(meta, bl_extent_list(meta, offset), BL_LIST_EXTENT, number);
     bl_extents_give(meta->extents, offset);
+    bl_extent_return(meta, offset);
 }
 
 void bl_block_evict(bl_meta *meta, uint32_t number)
@@ -78,7 +96,7 @@ static int bl_extent_may_go(const bl_meta *meta, const bl_extent_view *view)
     return view->held_count == 0;
 }
 
-/* Evict all blocks of an extent and close it: its stripes, or 0 if one of them must stay. */
+/* Evict all blocks of an extent, which returns it: its stripes, or 0 if one of them must stay. */
 static uint32_t bl_extent_empty(bl_meta *meta, const bl_extent_view *view)
 {
     uint32_t *list = &meta->extent_blocks[view->first_stripe];
@@ -86,9 +104,6 @@ static uint32_t bl_extent_empty(bl_meta *meta, const bl_extent_view *view)
         return 0;
     while (*list != BL_NO_NUMBER)
         bl_block_evict(meta, *list);
-    if (bl_extents_close(meta->extents, view->first_stripe) < 0)
-        return 0;
-    bl_extent_write(meta, view, BL_EXTENT_FREE);
     return view->stripe_count;
 }
 

@@ -165,6 +165,8 @@ int bl_recover_reckon(void *context, uint64_t old_epoch, int doubtful)
             bl_number_give(meta, number);
     if (doubtful)
         bl_extents_hold_free(meta->extents);
+    else
+        bl_extents_return_all(meta);
     bl_fence_store(&meta->pool->memory);
     return 0;
 }
