@@ -21,7 +21,7 @@ enum {
     BL_ROUND_WINDOW_MAX = BL_QUANTUM,
     BL_IDLE_SPIN_NS = 50 * 1000,        /* idle so long: offer the core */
     BL_IDLE_YIELD_NS = 1000 * 1000,     /* and so long: nap; a nap plus a round must stay < 1 ms */
-    BL_IDLE_NAP_NS = 200 * 1000,
+    BL_IDLE_NAP_NS = 400 * 1000,
     BL_ROUNDS_PER_CLOCK = 32
 };
 
