@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""What the processes of processes.py do: ``python roles.py ROLE DEVICE...``.
+
+A role prints "ready", then answers each line that it reads with one line, until there are no more.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from beluga.errors import BelugaError
+from beluga.meta import BlockState, Grant, MetaClient, MetaServer
+from beluga.pool import Pool
+from beluga.rpc import METHOD_USER, Client, Server
+
+
+def lines() -> Iterator[str]:
+    print("ready", flush=True)
+    for line in sys.stdin:
+        yield line.rstrip("\n")
+
+
+def answer(text: object) -> None:
+    print(text, flush=True)
+
+
+def serve(pool: Pool) -> None:
+    """A server that sends back what it gets; tells how much processor time it used (ns)."""
+    with Server(pool) as server:
+        server.handle(METHOD_USER, lambda request: request)
+        for line in lines():
+            answer(time.process_time_ns() if line == "cpu" else server.stat())
+
+
+def serve_index(pool: Pool) -> None:
+    """A server with the block index; tells how many seconds its start took."""
+    start = time.perf_counter()
+    with MetaServer(pool) as server:
+        took = time.perf_counter() - start
+        for line in lines():
+            answer(took if line == "start" else server.meta_stat())
+
+
+def call(pool: Pool) -> None:
+    """A client that makes as many calls as it is told, each checked: how many were answered right.
+
+    "hold S" keeps the interpreter busy for S seconds without ever giving its lock away.
+    """
+    with Client(pool) as client:
+        for line in lines():
+            verb, _, number = line.partition(" ")
+            if verb == "hold":
+                hold_interpreter(float(number))
+                answer("held")
+            elif verb == "fork":
+                answer(fork_and_call(client))
+            else:
+                requests = [f"{client.stat().nonce:x} {i}".encode() for i in range(int(number))]
+                answer(sum(client.call(METHOD_USER, r) == r for r in requests))
+
+
+def hold_interpreter(seconds: float) -> None:
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1000.0)
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        pass
+    sys.setswitchinterval(before)
+
+
+def fork_and_call(client: Client) -> str:
+    """What a forked child's copy of the session says."""
+    import os
+
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            client.call(METHOD_USER, b"from the child")
+            os.write(write, b"answered")
+        except BelugaError as error:
+            os.write(write, type(error).__name__.encode())
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+    text = os.read(read, 100).decode()
+    os.close(read)
+    os.close(write)
+    return text
+
+
+def key_array(numbers: list[int]) -> np.ndarray:
+    return np.array([[number, ~number & (2**64 - 1)] for number in numbers], dtype=np.uint64)
+
+
+def hold_blocks(pool: Pool) -> None:
+    """A client of the index: JSON ``[verb, numbers]`` per line, answered with JSON."""
+    with Client(pool) as client:
+        meta = MetaClient(client)
+        grants: dict[int, Grant] = {}
+        for line in lines():
+            verb, numbers = json.loads(line)
+            if verb == "reserve":
+                found = meta.reserve(key_array(numbers), length=65536)
+                grants.update(zip(numbers, found, strict=True))
+                answer(json.dumps([grant.state.name for grant in found]))
+            elif verb == "commit":
+                answer(json.dumps(meta.commit([grants[number] for number in numbers])))
+            elif verb == "pin":
+                found = list(meta.lookup(key_array(numbers), pin=True).hits)
+                answer(json.dumps([BlockState(hit.state).name for hit in found]))
+
+
+def main() -> None:
+    roles: dict[str, Callable[[Pool], None]] = {
+        "serve": serve,
+        "serve_index": serve_index,
+        "call": call,
+        "hold_blocks": hold_blocks,
+    }
+    try:
+        with Pool.open(sys.argv[2:]) as pool:
+            roles[sys.argv[1]](pool)
+    except BelugaError as error:
+        print(f"{type(error).__name__}: {error}", flush=True)
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,37 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""Small pools for calls, of both disciplines."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from sizes import BULK, LANES, SLOTS
+
+from beluga.pool import Pool
+
+
+@pytest.fixture(params=["coherent", "non-coherent"])
+def discipline(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def paths(tmp_path: Path) -> list[Path]:
+    return [tmp_path / "a", tmp_path / "b"]
+
+
+@pytest.fixture
+def pool(paths: list[Path], discipline: str) -> Iterator[Pool]:
+    with Pool.create(
+        paths,
+        device_size=8 << 20,
+        discipline=discipline,
+        sparse=True,
+        lane_count=LANES,
+        slot_count=SLOTS,
+        bulk_size=BULK,
+    ) as pool:
+        yield pool

@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""Two machines configured with one host number: the second is refused, whichever it is."""
+
+from __future__ import annotations
+
+import pytest
+from other_machine import OtherMachine
+
+from beluga._ffi import lib
+from beluga.errors import HostClashError
+from beluga.pool import Pool
+from beluga.rpc import Client, Server
+
+
+def test_a_client_is_refused_while_another_machine_has_its_number(pool: Pool) -> None:
+    with Server(pool) as server:
+        assert OtherMachine(pool, host=0, boot_id=(1, 2)).attach(nonce=77) == 0
+        with pytest.raises(HostClashError, match="--host N"):
+            Client(pool, timeout_s=0.2)
+        assert server.stat().attach_count == 1
+        with Client(pool, host=1) as client:
+            client.ping()
+
+
+def test_another_machine_is_refused_while_a_client_has_its_number(pool: Pool) -> None:
+    with Server(pool), Client(pool, host=3) as client:
+        other = OtherMachine(pool, host=3, boot_id=(1, 2))
+        assert other.attach(nonce=77) == -lib.BL_ERROR_HOST_CLASH
+        client.ping()
+        assert client.stat().reattach_count == 0
+
+
+def test_a_number_is_free_again_when_its_machine_has_left(pool: Pool) -> None:
+    with Server(pool):
+        with Client(pool):
+            pass
+        assert OtherMachine(pool, host=0, boot_id=(1, 2)).attach(nonce=77) == 0
+
+
+@pytest.mark.parametrize("host", [64, 1 << 31])
+def test_a_host_number_out_of_range_is_refused(pool: Pool, host: int) -> None:
+    with Server(pool), pytest.raises(OSError, match="Invalid argument"):
+        Client(pool, host=host)

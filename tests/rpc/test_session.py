@@ -1,0 +1,220 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""Sessions: lanes given and taken back, many at once, forks, deaths."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from processes import Process
+from sizes import LANES
+
+from beluga.errors import NoLaneError, NoServerError
+from beluga.pool import Pool
+from beluga.rpc import METHOD_USER, Client, Server
+
+
+@pytest.fixture
+def server(pool: Pool) -> Iterator[Server]:
+    with Server(pool) as server:
+        server.handle(METHOD_USER, lambda request: request)
+        yield server
+
+
+def eventually(condition: Callable[[], bool], timeout_s: float = 20.0) -> bool:
+    end = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.005)
+    return True
+
+
+def proofs(pool: Pool) -> int:
+    return len(list(pool.runtime_dir.glob("alive-*")))
+
+
+def test_without_a_server_a_client_is_told_at_once(pool: Pool) -> None:
+    start = time.monotonic()
+    with pytest.raises(NoServerError, match="beluga serve"):
+        Client(pool, timeout_s=60)
+    assert time.monotonic() - start < 30
+    assert proofs(pool) == 0
+
+
+def test_after_a_server_has_stopped_a_client_is_told_at_once(pool: Pool) -> None:
+    with Server(pool):
+        pass
+    with pytest.raises(NoServerError):
+        Client(pool, timeout_s=60)
+
+
+def test_when_all_lanes_are_taken_the_next_client_is_refused(pool: Pool, server: Server) -> None:
+    clients = [Client(pool) for _ in range(LANES)]
+    assert {client.stat().lane for client in clients} == set(range(LANES))
+    with pytest.raises(NoLaneError, match="lanes"):
+        Client(pool)
+    clients[1].close()
+    with Client(pool) as heir:
+        assert heir.stat().lane == 1
+        assert heir.call(METHOD_USER, b"heir") == b"heir"
+
+
+def test_closing_gives_the_lane_back_and_leaves_nothing(pool: Pool, server: Server) -> None:
+    before = proofs(pool)
+    for _ in range(3 * LANES):
+        with Client(pool) as client:
+            assert client.call(METHOD_USER, b"x") == b"x"
+    assert server.stat().live_count == 0
+    assert server.stat().attach_count == server.stat().end_count == 3 * LANES
+    assert proofs(pool) == before
+
+
+def test_threads_with_a_client_each_get_their_own_answers(pool: Pool, server: Server) -> None:
+    wrong: list[str] = []
+
+    def work(name: str) -> None:
+        with Client(pool) as client:
+            for number in range(300):
+                request = f"{name} {number}".encode() * (1 + number % 3 * 40)
+                if client.call(METHOD_USER, request) != request:
+                    wrong.append(f"{name} {number}")
+
+    threads = [threading.Thread(target=work, args=(f"thread {i}",)) for i in range(LANES)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+    assert server.stat().call_count == LANES * 300
+
+
+def test_threads_may_share_a_client(pool: Pool, server: Server) -> None:
+    wrong: list[int] = []
+    with Client(pool) as client:
+
+        def work(first: int) -> None:
+            for number in range(first, first + 200):
+                if client.call(METHOD_USER, b"%d" % number) != b"%d" % number:
+                    wrong.append(number)
+
+        threads = [threading.Thread(target=work, args=(i * 1000,)) for i in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert wrong == []
+
+
+def test_processes_call_at_the_same_time(pool: Pool, server: Server, paths: list[Path]) -> None:
+    with Process("call", paths) as one, Process("call", paths) as two:
+        for process in (one, two):
+            process.say("call 2000")
+        assert one.hear() == two.hear() == "2000"
+        assert one.end() == two.end() == 0
+    assert eventually(lambda: server.stat().live_count == 0)
+
+
+def test_a_killed_client_gives_its_lane_up(pool: Pool, server: Server, paths: list[Path]) -> None:
+    before = proofs(pool)
+    with Process("call", paths) as process:
+        assert process.ask("call 10") == "10"
+        assert server.stat().live_count == 1
+        process.kill()
+    assert eventually(lambda: server.stat().live_count == 0)
+    assert proofs(pool) == before
+
+
+@pytest.mark.parametrize("discipline", ["coherent"], indirect=True)
+def test_a_client_that_holds_the_interpreter_keeps_its_session(
+    pool: Pool, server: Server, paths: list[Path]
+) -> None:
+    with Process("call", paths) as process:
+        assert process.ask("hold 6") == "held"  # longer than a beat may stand still
+        assert process.ask("call 10") == "10"
+        assert server.stat().attach_count == 1
+        assert server.stat().end_count == 0
+
+
+@pytest.mark.parametrize("discipline", ["coherent"], indirect=True)
+def test_a_stopped_client_keeps_its_session(pool: Pool, server: Server, paths: list[Path]) -> None:
+    with Process("call", paths) as process:
+        process.signal(signal.SIGSTOP)
+        time.sleep(6)  # longer than a beat may stand still
+        assert server.stat().end_count == 0
+        process.signal(signal.SIGCONT)
+        assert process.ask("call 10") == "10"
+        assert server.stat().attach_count == 1
+
+
+def in_child(work: Callable[[], str]) -> str:
+    """What ``work`` says in a forked child; the name of the exception if it raised one."""
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.write(write, work().encode())
+        except BaseException as error:  # a child must not return into pytest
+            os.write(write, type(error).__name__.encode())
+        finally:
+            os._exit(0)
+    os.close(write)
+    with os.fdopen(read, "rb") as stream:
+        text = stream.read().decode()
+    _, status = os.waitpid(child, 0)
+    return text if status == 0 else f"died of {status}"
+
+
+def test_a_forked_child_is_refused_and_its_parent_goes_on(pool: Pool, server: Server) -> None:
+    with Client(pool) as client:
+        assert client.call(METHOD_USER, b"before") == b"before"
+        assert in_child(lambda: str(client.call(METHOD_USER, b"x"))) == "ForkedSessionError"
+        assert client.call(METHOD_USER, b"after") == b"after"
+        assert server.stat().attach_count == 1
+
+
+def test_a_forked_child_may_close_what_it_inherited(pool: Pool, server: Server) -> None:
+    def close() -> str:
+        client.close()
+        server.stop()
+        pool.close()
+        return "closed"
+
+    with Client(pool) as client:
+        assert in_child(close) == "closed"
+        assert client.call(METHOD_USER, b"after") == b"after"
+
+
+def test_a_forked_child_attaches_anew(pool: Pool, server: Server, paths: list[Path]) -> None:
+    def attach() -> str:
+        with Pool.open(paths) as mine, Client(mine) as client:
+            return client.call(METHOD_USER, b"a session of my own").decode()
+
+    with Client(pool) as client:
+        assert in_child(attach) == "a session of my own"
+        assert client.call(METHOD_USER, b"after") == b"after"
+    assert server.stat().attach_count == 2
+
+
+def test_a_child_that_lives_on_does_not_keep_its_parents_session(
+    pool: Pool, server: Server
+) -> None:
+    read, write = os.pipe()
+    with Client(pool):
+        child = os.fork()
+        if child == 0:
+            os.close(write)
+            os.read(read, 1)
+            os._exit(0)
+    try:
+        assert eventually(lambda: server.stat().live_count == 0)
+    finally:
+        os.close(write)
+        os.close(read)
+        os.waitpid(child, 0)
