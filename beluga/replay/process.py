@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -18,9 +19,11 @@ _STOP_TIMEOUT_S = 10.0
 
 
 def report(message: Mapping[str, object]) -> None:
-    """In a child: tell the parent."""
-    sys.stdout.buffer.write(msgspec.json.encode(message) + b"\n")
-    sys.stdout.buffer.flush()
+    """In a child: tell the parent. One that has gone takes its children with it."""
+    try:
+        os.write(sys.stdout.fileno(), msgspec.json.encode(message) + b"\n")
+    except BrokenPipeError:
+        sys.exit(1)
 
 
 def stay_with_parent() -> None:

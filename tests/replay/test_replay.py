@@ -53,6 +53,14 @@ def wait_for_children(pid: int, module: str, count: int) -> list[tuple[int, str]
     raise AssertionError(f"no {count} processes of {module}")
 
 
+def wait_until_gone(processes: list[tuple[int, str]]) -> None:
+    """One that was just starting when its parent stopped may take a moment to notice."""
+    deadline = time.monotonic() + 20
+    while any(Path(f"/proc/{pid}").exists() for pid, _ in processes):
+        assert time.monotonic() < deadline, "a process of the replay is still there"
+        time.sleep(0.05)
+
+
 def pool_directory(command: str) -> Path:
     return Path(next(word for word in command.split() if "device.0" in word)).parent
 
@@ -112,7 +120,7 @@ def test_a_killed_process_ends_the_replay(start: Start, trace: Path, module: str
     assert "Traceback" not in stderr
     assert stderr.count("beluga: error: ") == 1
     assert not pool_directory(server[0][1]).exists()
-    assert not any(Path(f"/proc/{pid}").exists() for pid, _ in server + clients)
+    wait_until_gone(server + clients)
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
@@ -127,7 +135,7 @@ def test_a_stopped_replay_leaves_nothing(
     assert replay.returncode == status
     assert "Traceback" not in stderr
     assert not pool_directory(server[0][1]).exists()
-    assert not any(Path(f"/proc/{pid}").exists() for pid, _ in server + clients)
+    wait_until_gone(server + clients)
 
 
 @pytest.mark.slow
