@@ -15,10 +15,23 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 
 
+ROOM = 512 << 20  # more than the pools of any one test
+
+
+@pytest.fixture(scope="session")
+def memory_root() -> Path:
+    """/dev/shm, or where temporary files lie if containers have made it too small for tests.
+
+    A sparse file that outgrows its filesystem is a SIGBUS: better slow than that.
+    """
+    shm = Path("/dev/shm")
+    return shm if shutil.disk_usage(shm).free >= ROOM else Path(tempfile.gettempdir())
+
+
 @pytest.fixture
-def shm() -> Iterator[Path]:
+def shm(memory_root: Path) -> Iterator[Path]:
     """A directory in memory that other users may enter."""
-    path = Path(tempfile.mkdtemp(prefix="beluga-test-", dir="/dev/shm"))
+    path = Path(tempfile.mkdtemp(prefix="beluga-test-", dir=memory_root))
     path.chmod(0o755)
     yield path
     shutil.rmtree(path)

@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import hashlib
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,14 +18,11 @@ DEVICE_SIZE = 48 << 20
 
 
 @pytest.fixture(params=["coherent", "non-coherent"])
-def pool(request: pytest.FixtureRequest) -> Iterator[Pool]:
+def pool(request: pytest.FixtureRequest, shm: Path) -> Iterator[Pool]:
     """Two sparse devices in memory."""
-    with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="beluga-test-") as directory:
-        paths = [Path(directory) / name for name in "ab"]
-        with Pool.create(
-            paths, device_size=DEVICE_SIZE, discipline=request.param, sparse=True
-        ) as pool:
-            yield pool
+    paths = [shm / name for name in "ab"]
+    with Pool.create(paths, device_size=DEVICE_SIZE, discipline=request.param, sparse=True) as pool:
+        yield pool
 
 
 @pytest.fixture

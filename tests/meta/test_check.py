@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,15 +19,14 @@ COUNT = 40
 
 
 @pytest.fixture
-def pool() -> Iterator[Pool]:
+def pool(shm: Path) -> Iterator[Pool]:
     """A dead pool with COUNT committed blocks of 100 kB, written by epoch 1 (half 1)."""
-    with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="beluga-test-") as directory:
-        paths = [Path(directory) / name for name in "ab"]
-        with Pool.create(paths, device_size=32 << 20, sparse=True) as pool:
-            with MetaServer(pool), KVCache(pool, namespace="check") as cache:
-                blocks = np.random.default_rng(3).integers(0, 256, (COUNT, 100_000), dtype=np.uint8)
-                assert cache.put(names(), blocks).stored == COUNT
-            yield pool
+    paths = [shm / name for name in "ab"]
+    with Pool.create(paths, device_size=32 << 20, sparse=True) as pool:
+        with MetaServer(pool), KVCache(pool, namespace="check") as cache:
+            blocks = np.random.default_rng(3).integers(0, 256, (COUNT, 100_000), dtype=np.uint8)
+            assert cache.put(names(), blocks).stored == COUNT
+        yield pool
 
 
 def names() -> list[bytes]:

@@ -22,8 +22,8 @@ SLACK = 256  # bytes watched on both sides of a block and of a fragment
 
 
 @pytest.fixture(scope="module", params=["coherent", "non-coherent"])
-def pool(request: pytest.FixtureRequest) -> Iterator[Pool]:
-    folder = Path(tempfile.mkdtemp(prefix="beluga-test-", dir="/dev/shm"))
+def pool(request: pytest.FixtureRequest, memory_root: Path) -> Iterator[Pool]:
+    folder = Path(tempfile.mkdtemp(prefix="beluga-test-", dir=memory_root))
     paths = [folder / "a", folder / "b", folder / "c"]
     size = 16 * STRIPE_SIZE
     try:
