@@ -172,7 +172,8 @@ static uint64_t clock_ns(void)
     return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
 }
 
-/* Wait until count lines from sequence on have arrived, one fence per look at all that are missing. */
+/* Wait until count lines from sequence on have arrived; a look at all that are missing is fenced
+ * once. */
 static int receive(const limit_lines *lines, uint8_t *way, uint32_t sequence, uint32_t count)
 {
     uint64_t looks = 0, deadline = 0;
