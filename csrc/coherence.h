@@ -153,15 +153,26 @@ static inline uint64_t bl_load64(const bl_memory *memory, uint64_t offset)
     return __atomic_load_n((const uint64_t *)bl_address(memory, offset), __ATOMIC_RELAXED);
 }
 
+/* Ask for a line that will be loaded soon: many misses at once, while a load waits for its own. The
+ * line is as fresh as a load here would find it. */
+static inline void bl_prefetch_line(const bl_memory *memory, uint64_t offset)
+{
+    _mm_prefetch((const char *)bl_address(memory, offset), _MM_HINT_T0);
+}
+
 /* A private copy of a line: looked at once, so that nothing changes under the one who checks it. */
 static inline void bl_load_line(const bl_memory *memory, uint64_t offset, void *line)
 {
     const __m128i *source = (const __m128i *)bl_address(memory, offset);
     __m128i *target = line;
     bl_compiler_barrier();
-    for (int i = 0; i < 4; i++)
-        _mm_storeu_si128(target + i, _mm_load_si128(source + i));
+    __m128i a = _mm_load_si128(source), b = _mm_load_si128(source + 1);
+    __m128i c = _mm_load_si128(source + 2), d = _mm_load_si128(source + 3);
     bl_compiler_barrier();
+    _mm_storeu_si128(target, a);
+    _mm_storeu_si128(target + 1, b);
+    _mm_storeu_si128(target + 2, c);
+    _mm_storeu_si128(target + 3, d);
 }
 
 /* A whole line into the pool, round the cache. line is private memory, of any alignment. */
@@ -170,13 +181,20 @@ static inline void bl_stream_line(const bl_memory *memory, uint64_t offset, cons
     bl_place place = bl_interleave_place(&memory->map, offset);
     __m128i *target = (__m128i *)(memory->base[place.device] + place.device_offset);
     const __m128i *source = line;
+    __m128i a = _mm_loadu_si128(source), b = _mm_loadu_si128(source + 1);
+    __m128i c = _mm_loadu_si128(source + 2), d = _mm_loadu_si128(source + 3);
     bl_compiler_barrier();
-    if (memory->coherent[place.device])
-        for (int i = 0; i < 4; i++)
-            _mm_store_si128(target + i, _mm_loadu_si128(source + i));
-    else
-        for (int i = 0; i < 4; i++)
-            bl_nt16(target + i, _mm_loadu_si128(source + i));
+    if (memory->coherent[place.device]) {
+        _mm_store_si128(target, a);
+        _mm_store_si128(target + 1, b);
+        _mm_store_si128(target + 2, c);
+        _mm_store_si128(target + 3, d);
+    } else { /* the four stand together: a write-combining buffer is filled at once */
+        bl_nt16(target, a);
+        bl_nt16(target + 1, b);
+        bl_nt16(target + 2, c);
+        bl_nt16(target + 3, d);
+    }
     bl_compiler_barrier();
 }
 

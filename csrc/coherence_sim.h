@@ -31,6 +31,8 @@ void bl_sim_pause(const bl_memory *memory);
 void bl_sim_nap(const bl_memory *memory, uint64_t ns);
 
 #define bl_load64(memory, offset) bl_sim_load64(memory, offset, BL_SITE("load64"))
+#define bl_prefetch_line(memory, offset) \
+    ((void)bl_sim_load64(memory, offset, BL_SITE("prefetch_line")))
 #define bl_load_line(memory, offset, line) \
     bl_sim_load_line(memory, offset, line, BL_SITE("load_line"))
 #define bl_stream_line(memory, offset, line) \

@@ -15,6 +15,7 @@
 #include "session.h"
 
 enum {
+    BL_SEND_BATCH = 32,
     BL_EPOCH_LOOK_NS = 2 * 1000 * 1000  /* waited so long: does our server still serve? */
 };
 
@@ -23,23 +24,36 @@ static uint32_t bl_slot_of(const bl_session *session, uint32_t sequence)
     return sequence & (session->pool->geometry.slot_count - 1);
 }
 
-void bl_lane_send(bl_session *session, uint32_t method, uint32_t flags, const void *payload,
-                  uint32_t size)
+/* In three passes over a batch: a wide load of what was just stored in narrow pieces waits until
+ * the pieces have left the store buffer; other lines come between those. */
+void bl_lane_send(bl_session *session, uint32_t method, uint32_t flags, const void *payloads,
+                  uint32_t size, uint32_t count)
 {
-    bl_request line = {
-        .method = (uint16_t)method,
-        .flags = (uint8_t)flags,
-        .size = (uint8_t)size,
-        .epoch = (uint32_t)session->epoch,
-    };
-    if (size > 0)
-        memcpy(line.payload, payload, size);
-    bl_request_seal(&line, ++session->sent, session->nonce);
-    /* SYNC lane.request: pairs with bl_lane_gather() */
-    bl_stream_line(&session->pool->memory,
-                   bl_request_offset(&session->pool->geometry, session->lane,
-                                     bl_slot_of(session, session->sent)),
-                   &line);
+    const uint8_t *next = payloads;
+    bl_request lines[BL_SEND_BATCH];
+    while (count > 0) {
+        uint32_t batch = count < BL_SEND_BATCH ? count : BL_SEND_BATCH;
+        for (uint32_t i = 0; i < batch; i++, next += size) {
+            lines[i] = (bl_request){
+                .method = (uint16_t)method,
+                .flags = (uint8_t)flags,
+                .size = (uint8_t)size,
+                .epoch = (uint32_t)session->epoch,
+            };
+            if (size > 0)
+                memcpy(lines[i].payload, next, size);
+        }
+        for (uint32_t i = 0; i < batch; i++)
+            bl_request_seal(&lines[i], session->sent + 1 + i, session->nonce);
+        /* SYNC lane.request: pairs with bl_lane_gather() */
+        for (uint32_t i = 0; i < batch; i++)
+            bl_stream_line(&session->pool->memory,
+                           bl_request_offset(&session->pool->geometry, session->lane,
+                                             bl_slot_of(session, session->sent + 1 + i)),
+                           &lines[i]);
+        session->sent += batch;
+        count -= batch;
+    }
 }
 
 /* Take the replies that have arrived, oldest first: their number, at most count. */
@@ -55,6 +69,9 @@ static uint32_t bl_lane_take(bl_session *session, bl_reply *replies, uint32_t co
                       first + (uint64_t)bl_slot_of(session, session->answered + i) * BL_POLL_STRIDE,
                       BL_LINE_SIZE);
     bl_fence_full(memory); /* the loads below must not be older than the invalidations */
+    for (uint32_t i = 1; i <= window; i++)
+        bl_prefetch_line(memory, first + (uint64_t)bl_slot_of(session, session->answered + i) *
+                                             BL_POLL_STRIDE);
     for (; taken < window; taken++) {
         uint32_t sequence = session->answered + 1;
         bl_reply *reply = &replies[taken];
@@ -155,13 +172,13 @@ int bl_lane_call(bl_session *session, const bl_message *message, bl_wait *wait)
 {
     uint32_t sequence;
     if (message->request_size <= BL_MESSAGE_INLINE_SIZE) {
-        bl_lane_send(session, message->method, 0, message->request, message->request_size);
+        bl_lane_send(session, message->method, 0, message->request, message->request_size, 1);
     } else {
         bl_bulk bulk;
         int status = bl_bulk_send(session, message->request, message->request_size, &bulk);
         if (status < 0)
             return status;
-        bl_lane_send(session, message->method, BL_MESSAGE_BULK, &bulk, sizeof bulk);
+        bl_lane_send(session, message->method, BL_MESSAGE_BULK, &bulk, sizeof bulk, 1);
     }
     bl_fence_store(&session->pool->memory); /* out now: the server waits for it */
     sequence = session->sent;

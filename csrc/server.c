@@ -6,8 +6,9 @@
  *
  * A round, over all live lanes:
  *   1  invalidate the next window of request lines of every lane; one full fence
- *   2  copy the lines that have arrived, in order, at most BL_QUANTUM of a lane; a line is believed
- *      if its sequence is the expected one and its check holds, and is never looked at again (D13)
+ *   2  ask for a lane's whole window, then copy the lines that have arrived, in order, at most
+ *      BL_QUANTUM; a line is believed if its sequence is the expected one and its check holds, and
+ *      is never looked at again (D13)
  *   3  run the handlers; what they stream into the pool is fenced before
  *   4  the replies are streamed; one fence sends them off
  * A lane's window doubles while all its lines had arrived and follows what was found otherwise.
@@ -41,6 +42,8 @@ static uint32_t bl_lane_gather(bl_server *server, uint32_t number)
     const bl_memory *memory = &server->pool->memory;
     bl_lane *lane = &server->lanes[number];
     uint32_t ready = 0;
+    for (uint32_t i = 0; i < lane->window; i++)
+        bl_prefetch_line(memory, bl_server_request_offset(server, number, lane->next + i));
     for (; ready < lane->window; ready++) {
         bl_request *request = &server->requests[ready];
         uint32_t sequence = lane->next + ready;
@@ -139,15 +142,14 @@ static void bl_lane_answer(bl_server *server, uint32_t number, uint32_t ready)
     bl_lane *lane = &server->lanes[number];
     for (uint32_t i = 0; i < ready; i++)
         bl_server_handle(server, number, &server->requests[i], &server->replies[i]);
+    for (uint32_t i = 0; i < ready; i++) /* apart from what fills a line: see bl_lane_send() */
+        bl_reply_seal(&server->replies[i], lane->next + i, lane->nonce);
     bl_fence_store(memory); /* entries, extents and bulk are out before a reply speaks of them */
-    for (uint32_t i = 0; i < ready; i++) {
-        uint32_t sequence = lane->next + i;
-        bl_reply_seal(&server->replies[i], sequence, lane->nonce);
+    for (uint32_t i = 0; i < ready; i++)
         bl_stream_line(memory,
                        bl_reply_offset(&server->pool->geometry, number, server->half,
-                                       bl_server_slot(server, sequence)),
+                                       bl_server_slot(server, lane->next + i)),
                        &server->replies[i]); /* SYNC lane.reply: pairs with bl_lane_take() */
-    }
     bl_fence_store(memory); /* off they go: somebody waits */
     lane->next += ready;
     server->stat.call_count += ready;

@@ -126,16 +126,18 @@ int bl_session_pump(bl_session *session, const bl_pump *pump, uint64_t timeout_n
     if (status < 0)
         return status;
     while (done < pump->count) {
-        uint64_t before = sent;
+        uint64_t room = depth - (sent - done), rest = pump->count - sent;
+        uint32_t batch = (uint32_t)(rest < room ? rest : room);
         if (pump->latencies_ns)
             now = bl_now_ns(memory);
-        for (; sent < pump->count && sent - done < depth; sent++) {
-            bl_lane_send(session, pump->method, 0, pump->requests + sent * pump->size, pump->size);
-            if (pump->latencies_ns)
-                pump->latencies_ns[sent] = now;
-        }
-        if (sent != before)
+        for (uint32_t i = 0; pump->latencies_ns && i < batch; i++)
+            pump->latencies_ns[sent + i] = now;
+        if (batch > 0) {
+            bl_lane_send(session, pump->method, 0, pump->requests + sent * pump->size, pump->size,
+                         batch);
             bl_fence_store(memory); /* one fence for the batch */
+            sent += batch;
+        }
         bl_wait wait = bl_wait_make(memory, timeout_ns);
         int taken = bl_lane_wait(session, replies, BL_WINDOW_MAX, &wait);
         if (taken <= 0) {

@@ -50,9 +50,10 @@ int bl_lobby_detach(bl_session *session, uint64_t timeout_ns);
 /* What a call needs of a lane (lane.c). */
 enum { BL_WINDOW_MAX = 128 };
 
-/* Stream one request of at most BL_MESSAGE_INLINE_SIZE bytes; no fence, a slot is free. */
-void bl_lane_send(bl_session *session, uint32_t method, uint32_t flags, const void *payload,
-                  uint32_t size);
+/* Stream count requests of one method, each of size bytes: at most BL_MESSAGE_INLINE_SIZE. No
+ * fence; that many slots are free. */
+void bl_lane_send(bl_session *session, uint32_t method, uint32_t flags, const void *payloads,
+                  uint32_t size, uint32_t count);
 
 /* Wait for at least one reply: their number (at most count), 0 if the server was replaced, or
  * -BL_ERROR_TIMEOUT. */
