@@ -35,7 +35,7 @@ def put(
     key: Key,
     file: Annotated[Path, typer.Argument(help="Its bytes; - is stdin.")],
     pool: PoolPaths = None,
-    host: Host = 0,
+    host: Host = None,
     namespace: Namespace = "cli",
     json: Json = False,
 ) -> None:
@@ -57,7 +57,7 @@ def get(
     key: Key,
     file: Annotated[Path, typer.Argument(help="Where its bytes go; - is stdout.")] = Path("-"),
     pool: PoolPaths = None,
-    host: Host = 0,
+    host: Host = None,
     namespace: Namespace = "cli",
 ) -> None:
     """Fetch a block. Exit status 1 if it is not there."""

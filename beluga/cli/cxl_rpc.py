@@ -26,7 +26,7 @@ app.command("bench")(bench.rpc)
 @app.command("serve")
 def serve_lanes(
     pool: PoolPaths = None,
-    host: Host = 0,
+    host: Host = None,
     declare_gone: serve.DeclaredGone = False,
 ) -> None:
     """Serve the pool's lanes; the first free method sends the request back."""
@@ -41,7 +41,7 @@ def call(
     request: Annotated[str, typer.Argument(help="Its text; - is stdin.")] = "",
     method: Annotated[int, typer.Option(min=0, max=255)] = METHOD_USER,
     pool: PoolPaths = None,
-    host: Host = 0,
+    host: Host = None,
     timeout: Timeout = 5.0,
 ) -> None:
     """Call a method of the server and print its reply."""

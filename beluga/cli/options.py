@@ -25,7 +25,12 @@ PoolPaths = Annotated[
     list[str] | None,
     typer.Option("--pool", metavar="PATH", help="A device of the pool; repeat for each."),
 ]
-Host = Annotated[int, typer.Option(min=0, help="This machine's number among the pool's hosts.")]
+Host = Annotated[
+    int | None,
+    typer.Option(
+        min=0, max=63, help="This machine's number among the pool's hosts; devdax needs it."
+    ),
+]
 Timeout = Annotated[float, typer.Option("--timeout", min=0.001, help="Seconds to wait.")]
 
 

@@ -28,7 +28,7 @@ _LOOK_INTERVAL_S = 0.5
 
 def serve(
     pool: PoolPaths = None,
-    host: Host = 0,
+    host: Host = None,
     declare_gone: DeclaredGone = False,
 ) -> None:
     """Serve the pool's block index until SIGTERM or Ctrl-C."""
@@ -51,7 +51,7 @@ def serve_until_told(server: Server) -> None:
 
 def ping(
     pool: PoolPaths = None,
-    host: Host = 0,
+    host: Host = None,
     timeout: Timeout = 5.0,
     count: Annotated[int, typer.Option(min=1, help="Round trips.")] = 10,
     json: Json = False,
@@ -69,7 +69,7 @@ def ping(
         )
 
 
-def stat(pool: PoolPaths = None, host: Host = 0, json: Json = False) -> None:
+def stat(pool: PoolPaths = None, host: Host = None, json: Json = False) -> None:
     """Show the server's counters."""
     with open_pool(pool) as opened, Client(opened, host=host) as client:
         counters = asdict(MetaClient(client).stat())
