@@ -12,10 +12,10 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 
-import numpy as np
+from blocks import keys, states
 
 from beluga.errors import BelugaError
-from beluga.meta import BlockState, Grant, MetaClient, MetaServer
+from beluga.meta import Grant, MetaClient, MetaServer
 from beluga.pool import Pool
 from beluga.rpc import METHOD_USER, Client, Server
 
@@ -95,10 +95,6 @@ def fork_and_call(client: Client) -> str:
     return text
 
 
-def key_array(numbers: list[int]) -> np.ndarray:
-    return np.array([[number, ~number & (2**64 - 1)] for number in numbers], dtype=np.uint64)
-
-
 def hold_blocks(pool: Pool) -> None:
     """A client of the index: JSON ``[verb, numbers]`` per line, answered with JSON."""
     with Client(pool) as client:
@@ -107,14 +103,16 @@ def hold_blocks(pool: Pool) -> None:
         for line in lines():
             verb, numbers = json.loads(line)
             if verb == "reserve":
-                found = meta.reserve(key_array(numbers), length=65536)
+                found = meta.reserve(keys(numbers), length=1 << 20)
                 grants.update(zip(numbers, found, strict=True))
-                answer(json.dumps([grant.state.name for grant in found]))
+                answer(json.dumps(states(found)))
             elif verb == "commit":
                 answer(json.dumps(meta.commit([grants[number] for number in numbers])))
             elif verb == "pin":
-                found = list(meta.lookup(key_array(numbers), pin=True).hits)
-                answer(json.dumps([BlockState(hit.state).name for hit in found]))
+                answer(json.dumps(states(meta.lookup(keys(numbers), pin=True).hits)))
+            elif verb == "ping":
+                client.ping()
+                answer("[]")
 
 
 def main() -> None:

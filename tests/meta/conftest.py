@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""A small pool with a block index, and clients of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from beluga.meta import MetaClient, MetaServer
+from beluga.pool import Pool
+from beluga.rpc import Client
+
+DEVICE_SIZE = 32 << 20
+BLOCK_COUNT_MAX = 256
+
+
+@pytest.fixture
+def paths(tmp_path: Path) -> list[Path]:
+    return [tmp_path / "a", tmp_path / "b"]
+
+
+@pytest.fixture
+def pool(paths: list[Path]) -> Iterator[Pool]:
+    with Pool.create(
+        paths, device_size=DEVICE_SIZE, sparse=True, max_blocks=BLOCK_COUNT_MAX, lane_count=8
+    ) as pool:
+        yield pool
+
+
+@pytest.fixture
+def server(pool: Pool) -> Iterator[MetaServer]:
+    with MetaServer(pool) as server:
+        yield server
+
+
+@pytest.fixture
+def attach(pool: Pool, server: MetaServer) -> Iterator[Callable[[], MetaClient]]:
+    """Makes clients with a session each."""
+    with ExitStack() as clients:
+        yield lambda: MetaClient(clients.enter_context(Client(pool)))
+
+
+@pytest.fixture
+def meta(attach: Callable[[], MetaClient]) -> MetaClient:
+    return attach()

@@ -1,0 +1,250 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""What the calls of the block index promise to one client and between two."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from blocks import held, keys, put, states
+
+from beluga._ffi import lib
+from beluga.errors import BadRequestError
+from beluga.meta import BlockState, MetaClient, MetaServer
+from beluga.pool import Pool
+from beluga.rpc import Client
+
+MIB = 1 << 20
+DATA_BLOCKS = 58  # of 1 MiB that surely fit in the pool of conftest.py
+
+Attach = Callable[[], MetaClient]
+
+
+def test_a_new_key_is_granted_committed_and_found(meta: MetaClient, pool: Pool) -> None:
+    assert meta.lookup(keys([1])).state is BlockState.MISS
+    (grant,) = meta.reserve(keys([1]), length=MIB)
+    assert grant.state is BlockState.GRANTED
+    assert grant.offset >= pool.geometry.data_offset
+    assert meta.commit([grant]) == [0]
+    found = meta.lookup(keys([1]))
+    assert found.state is BlockState.HIT
+    (hit,) = found.hits
+    assert (hit.offset, hit.length, hit.generation) == (grant.offset, MIB, grant.generation)
+
+
+def test_a_granted_key_is_pending_for_everybody(attach: Attach) -> None:
+    writer, other = attach(), attach()
+    (grant,) = writer.reserve(keys([1]), length=MIB)
+    for meta in (writer, other):
+        assert meta.lookup(keys([1])).state is BlockState.PENDING
+        assert states(meta.reserve(keys([1]), length=MIB)) == ["PENDING"]
+    writer.commit([grant])
+    assert states(other.reserve(keys([1]), length=MIB)) == ["HIT"]
+
+
+def test_a_pending_key_can_be_had_after_the_abort(attach: Attach) -> None:
+    writer, other = attach(), attach()
+    grants = writer.reserve(keys([1]), length=MIB)
+    assert writer.abort(grants) == 1
+    assert other.lookup(keys([1])).state is BlockState.MISS
+    assert states(other.reserve(keys([1]), length=MIB)) == ["GRANTED"]
+
+
+def test_a_key_twice_in_one_call_is_granted_once(meta: MetaClient) -> None:
+    assert states(meta.reserve(keys([1, 1, 2]), length=MIB)) == ["GRANTED", "PENDING", "GRANTED"]
+
+
+def test_a_commit_may_be_repeated(meta: MetaClient) -> None:
+    grants = meta.reserve(keys([1]), length=MIB)
+    assert meta.commit(grants) == meta.commit(grants) == [0]
+    assert meta.stat().commit_count == 1
+
+
+def test_what_is_not_a_sessions_own_grant_can_not_be_committed_or_aborted(attach: Attach) -> None:
+    writer, other = attach(), attach()
+    grants = writer.reserve(keys([1]), length=MIB)
+    assert other.commit(grants) == [-lib.BL_ERROR_NO_GRANT]
+    assert other.abort(grants) == 0
+    assert writer.abort(grants) == 1
+    assert writer.abort(grants) == 0
+    assert writer.commit(grants) == [-lib.BL_ERROR_NO_GRANT]
+
+
+def test_an_old_grant_of_reused_space_is_no_grant(attach: Attach) -> None:
+    first, second = attach(), attach()
+    (old,) = first.reserve(keys([1]), length=MIB)
+    first.abort([old])
+    (new,) = second.reserve(keys([1]), length=MIB)
+    assert (new.block, new.offset) == (old.block, old.offset)
+    assert new.generation > old.generation
+    assert first.commit([old]) == [-lib.BL_ERROR_NO_GRANT]
+    assert second.commit([new]) == [0]
+
+
+def test_lookup_gives_the_leading_hits(meta: MetaClient) -> None:
+    put(meta, [0, 1, 2, 4])
+    found = meta.lookup(keys(range(5)))
+    assert len(found.hits) == 3
+    assert found.state is BlockState.MISS
+    assert len(meta.lookup(keys([4])).hits) == 1
+
+
+def test_a_chain_longer_than_a_message_is_found_whole(meta: MetaClient, pool: Pool) -> None:
+    count = pool.geometry.block_count_max
+    assert pool.geometry.bulk_size < 5000 * 32
+    put(meta, range(count), length=4096)
+    many = keys([n % count for n in range(5000)])
+    assert len(meta.lookup(many).hits) == 5000
+
+
+def test_removed_blocks_are_missed_and_their_space_is_free(meta: MetaClient) -> None:
+    put(meta, [1, 2, 3])
+    assert meta.remove(keys([1, 3, 9])) == 2
+    assert held(meta, [1, 2, 3]) == {2}
+    assert meta.stat().used_bytes == meta.stat().block_bytes == MIB
+
+
+def test_a_removed_block_keeps_its_bytes_while_it_is_pinned(attach: Attach) -> None:
+    reader, other = attach(), attach()
+    put(other, [1])
+    (hit,) = reader.lookup(keys([1]), pin=True).hits
+    other.remove(keys([1]))
+    assert held(other, [1]) == set()
+    assert other.stat().used_bytes == MIB
+    assert reader.release([hit]) == 1
+    assert other.stat().used_bytes == 0
+
+
+def test_the_coldest_block_makes_room(meta: MetaClient) -> None:
+    put(meta, range(2 * DATA_BLOCKS))
+    there = held(meta, range(2 * DATA_BLOCKS))
+    assert there == set(range(2 * DATA_BLOCKS - len(there), 2 * DATA_BLOCKS))
+    assert len(there) >= DATA_BLOCKS
+    assert meta.stat().evict_count == 2 * DATA_BLOCKS - len(there)
+
+
+def test_a_chain_is_eaten_from_its_tail(meta: MetaClient) -> None:
+    put(meta, range(20))
+    put(meta, range(100, 138))
+    assert len(meta.lookup(keys(range(20))).hits) == 20
+    assert len(meta.lookup(keys(range(100, 138))).hits) == 38
+    size = 20
+    for number in range(200, 240):
+        put(meta, [number])
+        there = held(meta, range(20))
+        assert there == set(range(len(there)))
+        assert len(there) <= size
+        size = len(there)
+    assert size < 20
+
+
+def test_pinned_blocks_stay_and_released_ones_go(meta: MetaClient) -> None:
+    put(meta, range(3))
+    pinned = meta.lookup(keys([0, 1]), pin=True).hits
+    assert meta.stat().pinned_count == 2
+    put(meta, range(100, 100 + 2 * DATA_BLOCKS))
+    assert held(meta, range(3)) == {0, 1}
+    assert meta.release(pinned) == 2
+    assert meta.release(pinned) == 0
+    put(meta, range(300, 300 + 2 * DATA_BLOCKS))
+    assert held(meta, range(3)) == set()
+
+
+def test_a_block_pinned_twice_needs_two_releases(attach: Attach) -> None:
+    one, two = attach(), attach()
+    put(one, [0])
+    first, second = one.lookup(keys([0, 0]), pin=True).hits
+    (third,) = two.lookup(keys([0]), pin=True).hits
+    assert one.release([first]) == 1
+    assert two.release([third]) == 1
+    assert one.stat().pinned_count == 1
+    assert two.release([third]) == 0
+    assert one.release([second]) == 1
+    assert one.stat().pinned_count == 0
+
+
+def test_when_everything_is_pinned_a_grant_is_refused(meta: MetaClient) -> None:
+    put(meta, range(DATA_BLOCKS + 20))
+    there = sorted(held(meta, range(DATA_BLOCKS + 20)))
+    hits = meta.lookup(keys(there), pin=True).hits
+    (refused,) = meta.reserve(keys([999]), length=MIB)
+    assert refused.state is BlockState.REFUSED
+    assert refused.status == -lib.BL_ERROR_NO_SPACE
+    assert meta.stat().refuse_count == 1
+    meta.release(hits)
+    put(meta, [999])
+
+
+def test_the_table_takes_as_many_blocks_as_it_has_lines(meta: MetaClient, pool: Pool) -> None:
+    count = pool.geometry.block_count_max
+    put(meta, range(count), length=4096)
+    assert meta.stat().block_count == count
+    put(meta, [count], length=4096)
+    assert held(meta, range(count + 1)) == set(range(1, count + 1))
+    hits = meta.lookup(keys(range(1, count + 1)), pin=True).hits
+    assert len(hits) == count
+    (refused,) = meta.reserve(keys([5000]), length=4096)
+    assert refused.status == -lib.BL_ERROR_TABLE_FULL
+
+
+@pytest.fixture
+def roomy(tmp_path: Path) -> Iterator[MetaClient]:
+    """A pool with more stripes than there can be classes."""
+    paths = [tmp_path / "roomy"]
+    with (
+        Pool.create(paths, device_size=512 * MIB, sparse=True) as pool,
+        MetaServer(pool),
+        Client(pool) as client,
+    ):
+        yield MetaClient(client)
+
+
+def test_a_65th_size_is_refused_while_the_others_are_in_use(roomy: MetaClient) -> None:
+    for number in range(64):
+        put(roomy, [number], length=4096 * (number + 1))
+    pinned = roomy.lookup(keys(range(64)), pin=True).hits
+    (refused,) = roomy.reserve(keys([99]), length=4096 * 65)
+    assert refused.status == -lib.BL_ERROR_CLASS_LIMIT
+    roomy.release(pinned[7:8])
+    put(roomy, [99], length=4096 * 65)
+    assert held(roomy, range(64)) == set(range(64)) - {7}
+
+
+@pytest.mark.parametrize(("length", "chunk_size"), [(0, 0), (4096, 1), (4096, 63), (0, 16384)])
+def test_nonsense_sizes_are_refused(meta: MetaClient, length: int, chunk_size: int) -> None:
+    with pytest.raises(BadRequestError):
+        meta.reserve(keys([1]), length=length, chunk_size=chunk_size)
+
+
+@pytest.mark.parametrize("length", [128 * MIB + 1, 0xFFFFFFFF])
+def test_a_block_larger_than_an_extent_is_refused(meta: MetaClient, length: int) -> None:
+    (refused,) = meta.reserve(keys([1]), length=length)
+    assert refused.status == -lib.BL_ERROR_BAD_REQUEST
+
+
+def test_space_given_back_serves_every_other_size(meta: MetaClient) -> None:
+    for turn, length in enumerate([MIB, 3 * MIB, 4096, 5 * MIB // 2, MIB]):
+        numbers = range(turn * 1000, turn * 1000 + 10)
+        put(meta, numbers, length=length)
+        assert meta.remove(keys(numbers)) == 10
+        stat = meta.stat()
+        assert (stat.used_bytes, stat.extent_count, stat.evict_count) == (0, 0, 0)
+        assert stat.free_stripe_count == stat.stripe_count
+
+
+def test_a_pool_emptied_of_one_size_takes_another(meta: MetaClient) -> None:
+    put(meta, range(DATA_BLOCKS))
+    meta.remove(keys(range(DATA_BLOCKS)))
+    put(meta, range(100, 110), length=5 * MIB // 2)
+    aborted = meta.reserve(keys(range(200, 208)), length=5 * MIB // 2)
+    meta.abort(aborted)
+    put(meta, range(300, 330))
+
+
+def test_an_empty_batch_is_nothing(meta: MetaClient) -> None:
+    assert meta.lookup(keys([])).hits == ()
+    assert meta.reserve(keys([]), length=MIB) == []
+    assert meta.commit([]) == []
+    assert meta.abort([]) == meta.release([]) == meta.remove(keys([])) == 0

@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""A client dies or stops: what it held ends with it, or waits for it."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from blocks import eventually, held, keys, put, states
+from processes import Process
+
+from beluga.meta import MetaClient, MetaServer
+
+MIB = 1 << 20
+
+
+def test_a_killed_clients_grants_pins_and_lane_are_free(
+    server: MetaServer, meta: MetaClient, paths: list[Path]
+) -> None:
+    put(meta, [1, 2])
+    for _ in range(20):  # more often than there are lanes
+        with Process("hold_blocks", paths) as client:
+            assert json.loads(client.ask('["pin", [1, 2]]')) == ["HIT", "HIT"]
+            assert json.loads(client.ask('["reserve", [3, 4, 5]]')) == ["GRANTED"] * 3
+            assert states(meta.reserve(keys([3]), length=MIB)) == ["PENDING"]
+            client.kill()
+        assert eventually(lambda: server.stat().live_count == 1)
+        stat = meta.stat()
+        assert (stat.grant_count, stat.pinned_count, stat.held_bytes) == (0, 0, 0)
+        assert stat.used_bytes == 2 * MIB
+    assert states(meta.reserve(keys([3, 4, 5]), length=MIB)) == ["GRANTED"] * 3
+
+
+def test_committed_blocks_of_a_killed_client_stay(
+    server: MetaServer, meta: MetaClient, paths: list[Path]
+) -> None:
+    with Process("hold_blocks", paths) as client:
+        client.ask('["reserve", [1, 2, 3]]')
+        assert json.loads(client.ask('["commit", [1, 2]]')) == [0, 0]
+        client.kill()
+    assert eventually(lambda: meta.stat().grant_count == 0)
+    assert held(meta, [1, 2, 3]) == {1, 2}
+
+
+def test_a_block_removed_while_pinned_goes_with_its_reader(
+    meta: MetaClient, paths: list[Path]
+) -> None:
+    put(meta, [1])
+    with Process("hold_blocks", paths) as reader:
+        reader.ask('["pin", [1]]')
+        meta.remove(keys([1]))
+        assert meta.stat().used_bytes == MIB
+        reader.kill()
+    assert eventually(lambda: meta.stat().used_bytes == 0)
+
+
+def test_closing_a_session_ends_what_it_held(attach: Callable[[], MetaClient]) -> None:
+    one, two = attach(), attach()
+    put(one, [1])
+    one.lookup(keys([1]), pin=True)
+    one.reserve(keys([2]), length=MIB)
+    one._client.close()
+    stat = two.stat()
+    assert (stat.grant_count, stat.pinned_count, stat.abort_count) == (0, 0, 1)
+
+
+def test_a_stopped_client_keeps_its_grants_and_pins(meta: MetaClient, paths: list[Path]) -> None:
+    put(meta, [1])
+    with Process("hold_blocks", paths) as client:
+        client.ask('["pin", [1]]')
+        client.ask('["reserve", [2]]')
+        client.signal(signal.SIGSTOP)
+        time.sleep(6)  # longer than a beat may stand still
+        assert (meta.stat().grant_count, meta.stat().pinned_count) == (1, 1)
+        client.signal(signal.SIGCONT)
+        assert json.loads(client.ask('["commit", [2]]')) == [0]
+    assert held(meta, [1, 2]) == {1, 2}

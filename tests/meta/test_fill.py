@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""How much of a pool's devices blocks of real models fill: payload against all that it costs."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+from blocks import held, keys, put
+
+from beluga.meta import MetaClient, MetaServer
+from beluga.pool import Pool
+from beluga.rpc import Client
+
+MIB = 1 << 20
+SIZES = {"1.1 MiB": 11 * MIB // 10, "2.5 MiB": 5 * MIB // 2, "3 MiB": 3 * MIB}
+CHUNK_SIZE = 16384  # the checksum vector makes a stored block a page larger
+FILL_MIN = 0.95
+
+each_size = pytest.mark.parametrize("size", SIZES.values(), ids=SIZES)
+each_pool = pytest.mark.parametrize(
+    ("device_count", "pool_size"), [(1, 512 * MIB), (2, 1024 * MIB)], ids=["512 MiB", "1 GiB"]
+)
+
+
+def fill(meta: MetaClient, size: int, pool_size: int, first: int = 0) -> range:
+    """Put a third more than fits."""
+    numbers = range(first, first + pool_size * 4 // (3 * size))
+    put(meta, numbers, length=size, chunk_size=CHUNK_SIZE)
+    return numbers
+
+
+def shuffled(numbers: Iterable[int]) -> list[int]:
+    order = list(numbers)
+    random.Random(7).shuffle(order)
+    return order
+
+
+@each_pool
+@pytest.mark.parametrize("order", ["as written", "at random"])
+@pytest.mark.parametrize("second", SIZES.values(), ids=SIZES)
+@each_size
+def test_blocks_of_one_size_and_then_of_another_fill_the_pool(
+    tmp_path: Path, *, device_count: int, pool_size: int, size: int, second: int, order: str
+) -> None:
+    paths = [tmp_path / str(index) for index in range(device_count)]
+    device_size = pool_size // device_count
+    with (
+        Pool.create(paths, device_size=device_size, sparse=True) as pool,
+        MetaServer(pool),
+        Client(pool) as client,
+    ):
+        meta = MetaClient(client)
+        numbers = fill(meta, size, pool_size)
+        assert len(held(meta, numbers)) * size >= FILL_MIN * pool_size
+        if order == "at random":
+            for number in shuffled(numbers):
+                meta.lookup(keys([number]))
+        others = fill(meta, second, pool_size, first=1 << 20)
+        assert len(held(meta, others)) * second >= FILL_MIN * pool_size
+
+
+@each_size
+def test_a_pool_is_filled_before_anything_is_evicted(tmp_path: Path, size: int) -> None:
+    pool_size = 512 * MIB
+    with (
+        Pool.create([tmp_path / "a"], device_size=pool_size, sparse=True) as pool,
+        MetaServer(pool),
+        Client(pool) as client,
+    ):
+        meta = MetaClient(client)
+        put(meta, range(int(FILL_MIN * pool_size / size) + 1), length=size, chunk_size=CHUNK_SIZE)
+        stat = meta.stat()
+        assert stat.evict_count == 0
+        assert stat.block_bytes >= FILL_MIN * pool_size
+
+
+def test_a_change_of_models_keeps_the_pool_in_use(tmp_path: Path) -> None:
+    """While one size replaces another, the old blocks go no faster than the new ones come."""
+    pool_size = 1024 * MIB
+    old, new = SIZES["2.5 MiB"], SIZES["3 MiB"]
+    with (
+        Pool.create([tmp_path / "a"], device_size=pool_size, sparse=True) as pool,
+        MetaServer(pool),
+        Client(pool) as client,
+    ):
+        meta = MetaClient(client)
+        for number in shuffled(fill(meta, old, pool_size)):
+            meta.lookup(keys([number]))
+        used = []
+        for number in range(1 << 20, (1 << 20) + 320):
+            put(meta, [number], length=new, chunk_size=CHUNK_SIZE)
+            used.append(meta.stat().block_bytes / pool_size)
+        assert min(used) > 0.7

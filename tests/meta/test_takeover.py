@@ -1,0 +1,198 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""A server dies; the next one serves all that was committed, and gives nobody's space away."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from blocks import eventually, held, keys, put, states
+from processes import Process
+
+from beluga._ffi import ffi, lib
+from beluga.errors import CallTimeoutError
+from beluga.meta import BlockState, MetaClient, MetaServer
+from beluga.pool import Pool
+from beluga.rpc import Client
+
+MIB = 1 << 20
+
+Place = tuple[int, int, int, int]
+
+
+def places(meta: MetaClient, numbers: range) -> dict[int, Place]:
+    """Where each block is, by its number."""
+    found = {number: meta.lookup(keys([number])).hits for number in numbers}
+    return {
+        number: (hits[0].offset, hits[0].length, hits[0].generation, hits[0].block)
+        for number, hits in found.items()
+        if hits
+    }
+
+
+def conserved(meta: MetaClient) -> bool:
+    """Space is used by what is committed and granted, and by nothing else."""
+    stat = meta.stat()
+    return stat.used_bytes == stat.block_bytes + stat.grant_count * MIB and stat.held_bytes == 0
+
+
+@pytest.fixture
+def first(pool: Pool, paths: list[Path]) -> Iterator[Process]:
+    with Process("serve_index", paths) as server:
+        yield server
+
+
+@pytest.mark.parametrize("deaths", [1, 2, 3, 4])
+def test_every_committed_block_survives_kills_of_the_server(
+    pool: Pool, paths: list[Path], first: Process, deaths: int
+) -> None:
+    with Client(pool) as client:
+        meta = MetaClient(client)
+        put(meta, range(20))
+        put(meta, range(20, 30), length=5 * MIB // 2)
+        meta.remove(keys(range(5, 25)))
+        before = places(meta, range(40))
+        assert set(before) == {*range(5), *range(25, 30)}
+    first.kill()
+    for _ in range(deaths - 1):
+        Process("serve_index", paths).kill()
+    with MetaServer(pool) as server, Client(pool) as client:
+        meta = MetaClient(client)
+        assert server.stat().epoch == deaths + 1
+        assert places(meta, range(40)) == before
+        assert meta.stat().damaged_count == 0
+        assert eventually(lambda: meta.stat().held_bytes == 0)
+        assert meta.stat().used_bytes == meta.stat().block_bytes
+
+
+@pytest.mark.parametrize("deaths", [1, 2, 3])
+def test_a_client_puts_on_through_the_deaths_of_its_servers(
+    pool: Pool, paths: list[Path], first: Process, deaths: int
+) -> None:
+    server = first
+    with Client(pool) as client:
+        meta = MetaClient(client)
+        for turn in range(deaths):
+            put(meta, range(turn * 5, turn * 5 + 5))
+            server.kill()
+            server = Process("serve_index", paths)
+        assert held(meta, range(deaths * 5)) == set(range(deaths * 5))
+        assert eventually(lambda: conserved(meta))
+        generations = [place[2] for place in places(meta, range(deaths * 5)).values()]
+        assert sorted(set(generations)) == generations
+    server.kill()
+
+
+def test_after_a_stop_nothing_is_lost_either(pool: Pool) -> None:
+    with MetaServer(pool), Client(pool) as client:
+        put(MetaClient(client), range(10))
+        before = places(MetaClient(client), range(10))
+    for _ in range(3):
+        with MetaServer(pool), Client(pool) as client:
+            assert places(MetaClient(client), range(10)) == before
+
+
+def test_grants_of_a_living_client_are_not_given_away(
+    pool: Pool, paths: list[Path], first: Process
+) -> None:
+    with Process("hold_blocks", paths) as writer:
+        assert set(json.loads(writer.ask('["reserve", [1, 2, 3]]'))) == {"GRANTED"}
+        with Client(pool) as client:
+            (beside,) = put(MetaClient(client), [100])
+        first.kill()
+        with MetaServer(pool) as server, Client(pool) as client:
+            meta = MetaClient(client)
+            assert server.stat().inherited_count >= 1
+            assert meta.stat().held_bytes > 0
+            # The writer may write there: nobody gets its space, whatever is asked for.
+            grants = meta.reserve(keys(range(1000, 1070)), length=MIB)
+            given = {grant.offset for grant in grants if grant.state is BlockState.GRANTED}
+            assert not given & {beside.offset - (3 - i) * MIB for i in range(3)}
+            assert given
+            meta.abort(grants)
+            # It calls: its session is a new one, and its old grants are over.
+            assert json.loads(writer.ask('["commit", [1, 2, 3]]')) == [-lib.BL_ERROR_NO_GRANT] * 3
+            assert eventually(lambda: meta.stat().held_bytes == 0)
+            assert server.stat().inherited_count == 0
+            assert states(meta.reserve(keys([1, 2, 3]), length=MIB)) == ["GRANTED"] * 3
+
+
+def test_grants_of_a_dead_client_are_free_soon_after_a_takeover(
+    pool: Pool, paths: list[Path], first: Process
+) -> None:
+    with Process("hold_blocks", paths) as writer:
+        writer.ask('["reserve", [1, 2, 3]]')
+        first.kill()
+        writer.kill()
+    with MetaServer(pool) as server, Client(pool) as client:
+        meta = MetaClient(client)
+        assert eventually(lambda: meta.stat().held_bytes == 0)
+        assert server.stat().inherited_count == 0
+        assert meta.stat().used_bytes == 0
+        assert states(meta.reserve(keys([1, 2, 3]), length=MIB)) == ["GRANTED"] * 3
+
+
+def test_a_commit_said_again_to_the_next_server_is_right(
+    pool: Pool, paths: list[Path], first: Process
+) -> None:
+    with Client(pool) as client:
+        meta = MetaClient(client)
+        grants = put(meta, [1, 2])
+        first.kill()
+        with pytest.raises(CallTimeoutError):
+            client.ping(timeout_s=0.05)
+        with Process("serve_index", paths):
+            assert meta.commit(grants) == [0, 0]
+            assert meta.stat().commit_count == 0
+
+
+def test_the_order_of_eviction_starts_by_generation(
+    pool: Pool, paths: list[Path], first: Process
+) -> None:
+    with Client(pool) as client:
+        put(MetaClient(client), range(50))
+    first.kill()
+    with MetaServer(pool), Client(pool) as client:
+        meta = MetaClient(client)
+        assert eventually(lambda: meta.stat().held_bytes == 0)
+        put(meta, range(100, 120))
+        there = held(meta, range(50))
+        assert there == set(range(50 - len(there), 50))
+        assert len(there) < 50
+
+
+def test_a_damaged_entry_is_dropped_and_counted(pool: Pool) -> None:
+    with MetaServer(pool), Client(pool) as client:
+        grants = put(MetaClient(client), range(3))
+    address = lib.bl_pool_address(
+        pool.handle, pool.geometry.table_offset + (pool.geometry.block_count_max + 1) * 64
+    )  # epoch 1 wrote half 1
+    assert grants[1].block == 1
+    damaged = bytearray(ffi.buffer(ffi.cast("char *", address), 64))
+    damaged[20] ^= 1
+    lib.bl_ntstore_copy(address, bytes(damaged), 64)
+    with MetaServer(pool), Client(pool) as client:
+        meta = MetaClient(client)
+        assert held(meta, range(3)) == {0, 2}
+        assert meta.stat().damaged_count == 1
+        put(meta, [1])
+
+
+def test_a_full_table_is_taken_over(tmp_path: Path) -> None:
+    count = 50_000
+    paths = [tmp_path / "a"]
+    with Pool.create(paths, device_size=512 * MIB, sparse=True, max_blocks=count) as pool:
+        with Process("serve_index", paths) as server, Client(pool) as client:
+            meta = MetaClient(client)
+            for first in range(0, count, 1000):
+                numbers = keys(range(first, first + 1000))
+                meta.commit(meta.reserve(numbers, length=4096))
+            assert meta.stat().block_count == count
+            server.kill()
+        with MetaServer(pool), Client(pool) as client:
+            meta = MetaClient(client)
+            assert meta.stat().block_count == count
+            assert len(meta.lookup(keys(range(count))).hits) == count
