@@ -42,10 +42,20 @@ void bl_beat_stop(bl_beat *beat) { beat->running = 0; }
 static void *bl_beat_run(void *argument)
 {
     bl_beat *beat = argument;
-    while (!bl_shared_load(&beat->stop)) {
-        bl_nap(beat->memory, BL_BEAT_PERIOD_NS);
-        bl_beat_once(beat);
+    pthread_mutex_lock(&beat->lock);
+    while (!beat->stop) {
+        struct timespec next;
+        clock_gettime(CLOCK_MONOTONIC, &next);
+        next.tv_nsec += BL_BEAT_PERIOD_NS;
+        next.tv_sec += next.tv_nsec / 1000000000;
+        next.tv_nsec %= 1000000000;
+        int rc = 0;
+        while (!beat->stop && rc == 0)
+            rc = pthread_cond_timedwait(&beat->wake, &beat->lock, &next);
+        if (!beat->stop)
+            bl_beat_once(beat);
     }
+    pthread_mutex_unlock(&beat->lock);
     return NULL;
 }
 
@@ -53,6 +63,12 @@ int bl_beat_start(bl_beat *beat, const bl_memory *memory, uint64_t offset, uint6
 {
     *beat = (bl_beat){.memory = memory, .offset = offset, .nonce = nonce};
     bl_beat_once(beat);
+    pthread_condattr_t clock;
+    pthread_condattr_init(&clock);
+    pthread_condattr_setclock(&clock, CLOCK_MONOTONIC);
+    pthread_cond_init(&beat->wake, &clock);
+    pthread_condattr_destroy(&clock);
+    pthread_mutex_init(&beat->lock, NULL);
     sigset_t all, before; /* signals are the application's threads' business */
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
@@ -66,7 +82,10 @@ void bl_beat_stop(bl_beat *beat)
 {
     if (!beat->running)
         return;
-    bl_shared_store(&beat->stop, 1);
+    pthread_mutex_lock(&beat->lock);
+    beat->stop = 1;
+    pthread_cond_signal(&beat->wake);
+    pthread_mutex_unlock(&beat->lock);
     pthread_join(beat->thread, NULL);
     beat->running = 0;
 }

@@ -19,8 +19,10 @@ typedef struct bl_beat {
     uint64_t offset;
     uint64_t nonce;
     uint64_t count;
-    uint64_t stop;
     pthread_t thread;
+    pthread_mutex_t lock;       /* of stop */
+    pthread_cond_t wake;        /* stop was set */
+    int stop;
     int running;
 } bl_beat;
 
