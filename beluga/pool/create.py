@@ -28,8 +28,9 @@ from beluga.pool.device import SYSFS, Device, examine, explain, open_device, ref
 from beluga.pool.layout import Layout, Wishes
 from beluga.pool.mapping import Mapping, Member
 from beluga.pool.room import demand, room
+from beluga.pool.runtime import refuse_in_use, runtime_path
 from beluga.pool.spec import STRIPE_SIZE, DeviceSpec, SpecLike, show_size
-from beluga.pool.superblock import DISCIPLINES, fault, read_first
+from beluga.pool.superblock import DISCIPLINES, Superblock, fault, read_first
 
 Progress = Callable[[int, int], None]  # bytes done, bytes in all
 
@@ -81,9 +82,12 @@ def _refuse_occupied(device: Device, force: bool) -> None:
         return
     fd = open_device(device)
     try:
-        number = fault(read_first(device, fd))
+        raw = read_first(device, fd)
     finally:
         os.close(fd)
+    number = fault(raw)
+    if number == lib.BL_SUPERBLOCK_GOOD and force:
+        refuse_in_use(runtime_path(device, Superblock.of(raw).pool_id))
     if force or number == lib.BL_SUPERBLOCK_EMPTY:
         return
     if number == lib.BL_SUPERBLOCK_FOREIGN:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from beluga._ffi import lib
 from beluga.errors import DeviceForeignError
 from beluga.pool.device import Device, examine, explain, open_device, refuse_twice
-from beluga.pool.runtime import runtime_path
+from beluga.pool.runtime import refuse_in_use, runtime_path
 from beluga.pool.spec import STRIPE_SIZE, DeviceSpec, SpecLike
 from beluga.pool.superblock import Superblock, fault, read_first, wipe_first
 
@@ -30,6 +30,8 @@ def destroy(paths: Sequence[SpecLike]) -> None:
             superblock = Superblock.of(raw)
             if superblock.device_index == 0:
                 runtime_paths.append(runtime_path(device, superblock.pool_id))
+    for path in runtime_paths:
+        refuse_in_use(path)
     for device in devices:
         _wipe(device)
     for path in runtime_paths:

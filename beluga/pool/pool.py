@@ -117,8 +117,9 @@ class Pool:
     def destroy(paths: Sequence[SpecLike]) -> None:
         """Wipe the superblocks on ``paths``; remove files that are devices, and the runtime dir.
 
-        A damaged pool, or one of another version, can be destroyed too. Raises DeviceForeignError
-        before anything is touched if one of them has no Beluga superblock.
+        A damaged pool, or one of another version, can be destroyed too. Raises, before
+        anything is touched, DeviceForeignError if one of them has no Beluga superblock, and
+        DeviceBusyError if processes of this host use the pool.
         """
         destroy(paths)
 

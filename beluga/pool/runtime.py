@@ -9,12 +9,13 @@ a place of this host named by the pool's id.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import stat
 from pathlib import Path
 
 from beluga import config
-from beluga.errors import DevicePermissionError
+from beluga.errors import DeviceBusyError, DevicePermissionError
 from beluga.pool.device import Device, explain
 
 
@@ -43,6 +44,22 @@ def make_runtime_dir(first: Device, pool_id: str) -> Path:
     except OSError as error:
         raise explain(error, path) from None
     return path
+
+
+def refuse_in_use(path: Path) -> None:
+    """Raise DeviceBusyError if a process of this host serves the pool, or has a session with it.
+
+    ``path`` is the pool's runtime directory. Each such process holds a lock on a file there
+    (``csrc/proof.h``); other hosts' processes can not be seen.
+    """
+    for proof in path.glob("alive-*"):
+        with proof.open("r+b") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise DeviceBusyError(
+                    f"processes use this pool ({proof} is locked); stop its server and clients"
+                ) from None
 
 
 def _refuse_strange(path: Path, owner: int) -> None:
