@@ -1,0 +1,29 @@
+"""``beluga bench``: rows for machines, a table for people."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable
+
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
+
+PROMISED = {
+    *("bench", "case", "bytes", "depth", "threads", "memory", "discipline", "p50_ns", "p99_ns"),
+    *("ops_per_s", "gb_per_s", "limit", "ratio_to_limit"),
+}
+
+
+def test_rows_have_the_promised_fields(run: Run) -> None:
+    ended = run("bench", "rpc", "--smoke", "--json", "--discipline", "coherent")
+    assert ended.returncode == 0, ended.stderr
+    rows = json.loads(ended.stdout)
+    assert {row["case"] for row in rows} == {"c", "python"}
+    assert all(row.keys() >= PROMISED for row in rows)
+    assert all(row["discipline"] == "coherent" and row["memory"] for row in rows)
+
+
+def test_an_unknown_benchmark_is_a_usage_error(run: Run) -> None:
+    refused = run("bench", "everything")
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert "no benchmark 'everything'" in refused.stderr
