@@ -67,7 +67,8 @@ static void bl_lobby_publish(bl_server *server, uint32_t host)
     bl_publish_line(&server->pool->memory, bl_lobby_reply_offset(host, server->half), reply);
 }
 
-void bl_house_end(bl_server *server, uint32_t number, enum bl_end end)
+/* A lane's session is over, as far as this server and those above it count. */
+static void bl_lane_over(bl_server *server, uint32_t number, enum bl_end end)
 {
     bl_lane *lane = &server->lanes[number];
     int inherited = lane->epoch != server->epoch;
@@ -77,11 +78,17 @@ void bl_house_end(bl_server *server, uint32_t number, enum bl_end end)
         server->hooks.ended(server->hooks.context, number, end);
     lane->state = end == BL_END_GONE ? BL_SESSION_FREE : BL_SESSION_DOUBTFUL;
     server->stat.end_count++;
+    if (end == BL_END_GONE && inherited && --server->inherited_count == 0)
+        server->hooks.settled(server->hooks.context);
+}
+
+void bl_house_end(bl_server *server, uint32_t number, enum bl_end end)
+{
+    bl_lane *lane = &server->lanes[number];
+    bl_lane_over(server, number, end);
     if (end == BL_END_GONE) {
         bl_proof_end(&server->pool->memory, server->directory, lane->nonce, lane->proof, 1);
         lane->proof = -1;
-        if (inherited && --server->inherited_count == 0)
-            server->hooks.settled(server->hooks.context);
     }
     bl_house_write(server, number);
     bl_lobby_publish(server, lane->host);
@@ -118,8 +125,12 @@ static int64_t bl_lobby_give(bl_server *server, const bl_lobby_request *request,
     if (old >= 0)
         bl_house_end(server, (uint32_t)old, BL_END_GONE);
     int64_t known = bl_lane_of(server, request->nonce);
-    if (known >= 0)
-        return server->lanes[known].state == BL_SESSION_LIVE ? known : -BL_ERROR_SESSION_LOST;
+    if (known >= 0 && server->lanes[known].state == BL_SESSION_LIVE)
+        return known;
+    if (known >= 0) { /* an earlier server gave it a lane, and died before it could say so */
+        bl_lane_over(server, (uint32_t)known, BL_END_GONE);
+        bl_proof_end(memory, server->directory, request->nonce, server->lanes[known].proof, 0);
+    }
     int status = bl_lobby_clash_check(server, request, now_ns);
     if (status < 0)
         return status;
