@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * What a takeover reads (D5): entries before the new epoch is out, open marks after it.
+ * What a takeover reads (D5): entries and open marks before the new epoch is out, so that its half
+ * is whole if it dies at once; open marks again after it.
  *
  * Afterwards the own half says the same as DRAM: every committed block has an entry, every extent a
  * mark, and nothing of two epochs ago is left. Space that is open and not committed is held while a
@@ -43,6 +44,41 @@ static void bl_scan_refetch(const bl_memory *memory, uint64_t offset, uint64_t l
     bl_refetch(memory, offset, lines * BL_LINE_SIZE);
 }
 
+/* Copy the open marks into the own half and rebuild the extents. again: only those are new that the
+ * predecessor opened since the first time; none goes. */
+static void bl_recover_extents(bl_meta *meta, int again)
+{
+    const bl_memory *memory = &meta->pool->memory;
+    const bl_geometry *g = &meta->pool->geometry;
+    uint32_t half = meta->server->half, old_half = 1 - half;
+    for (uint64_t stripe = 0; stripe < g->stripe_count; stripe++) {
+        uint64_t old_offset = bl_extent_line_offset(g, stripe, old_half);
+        uint64_t own_offset = bl_extent_line_offset(g, stripe, half);
+        bl_extent_line line, own;
+        bl_scan_refetch(memory, old_offset, stripe, g->stripe_count);
+        bl_scan_refetch(memory, own_offset, stripe, g->stripe_count);
+        /* SYNC extent.open: pairs with bl_extent_write() */
+        bl_load_line(memory, old_offset, &line);
+        bl_load_line(memory, own_offset, &own);
+        if (again && bl_table_whole(&own, stripe) && own.state == BL_EXTENT_OPEN)
+            continue;
+        bl_extent_view view = {
+            .generation = line.generation,
+            .first_stripe = line.first_stripe,
+            .stripe_count = line.stripe_count,
+            .block_size = line.block_size,
+            .block_count = line.block_count,
+        };
+        if (bl_verify(memory, bl_table_whole(&line, stripe)) && line.state == BL_EXTENT_OPEN &&
+            line.first_stripe == stripe && bl_extents_adopt(meta->extents, &view) == 0) {
+            bl_extent_write(meta, &view, BL_EXTENT_OPEN);
+        } else if (bl_line_used((uint64_t *)&own)) {
+            view = (bl_extent_view){.first_stripe = (uint32_t)stripe};
+            bl_extent_write(meta, &view, BL_EXTENT_FREE);
+        }
+    }
+}
+
 int bl_recover_adopt(void *context, uint64_t old_epoch)
 {
     bl_meta *meta = context;
@@ -77,40 +113,10 @@ int bl_recover_adopt(void *context, uint64_t old_epoch)
         if (bl_line_used((uint64_t *)&own))
             bl_entry_clear(meta, number); /* of two epochs ago */
     }
+    if (old_epoch != 0)
+        bl_recover_extents(meta, 0); /* after the entries: so each of them has its extent's mark */
     bl_fence_store(memory); /* the own half is whole before the epoch names it */
     return 0;
-}
-
-/* Copy the open marks into the own half and rebuild the extents. */
-static void bl_recover_extents(bl_meta *meta)
-{
-    const bl_memory *memory = &meta->pool->memory;
-    const bl_geometry *g = &meta->pool->geometry;
-    uint32_t half = meta->server->half, old_half = 1 - half;
-    for (uint64_t stripe = 0; stripe < g->stripe_count; stripe++) {
-        uint64_t old_offset = bl_extent_line_offset(g, stripe, old_half);
-        uint64_t own_offset = bl_extent_line_offset(g, stripe, half);
-        bl_extent_line line, own;
-        bl_scan_refetch(memory, old_offset, stripe, g->stripe_count);
-        bl_scan_refetch(memory, own_offset, stripe, g->stripe_count);
-        /* SYNC extent.open: pairs with bl_extent_write() */
-        bl_load_line(memory, old_offset, &line);
-        bl_load_line(memory, own_offset, &own);
-        bl_extent_view view = {
-            .generation = line.generation,
-            .first_stripe = line.first_stripe,
-            .stripe_count = line.stripe_count,
-            .block_size = line.block_size,
-            .block_count = line.block_count,
-        };
-        if (bl_verify(memory, bl_table_whole(&line, stripe)) && line.state == BL_EXTENT_OPEN &&
-            line.first_stripe == stripe && bl_extents_adopt(meta->extents, &view) == 0) {
-            bl_extent_write(meta, &view, BL_EXTENT_OPEN);
-        } else if (bl_line_used((uint64_t *)&own)) {
-            view = (bl_extent_view){.first_stripe = (uint32_t)stripe};
-            bl_extent_write(meta, &view, BL_EXTENT_FREE);
-        }
-    }
 }
 
 static int bl_recovered_compare(const void *a, const void *b)
@@ -145,7 +151,7 @@ int bl_recover_reckon(void *context, uint64_t old_epoch, int doubtful)
     uint32_t count_max = meta->pool->geometry.block_count_max, count = 0;
     if (old_epoch == 0)
         return 0;
-    bl_recover_extents(meta);
+    bl_recover_extents(meta, 1);
     bl_recovered *recovered = malloc((size_t)count_max * sizeof *recovered);
     if (recovered == NULL)
         return -ENOMEM;
