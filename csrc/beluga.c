@@ -77,5 +77,6 @@
 #include "sim_proof.c"
 #include "sim_litmus.c"
 #include "sim_paths.c"
+#include "sim_blocks.c"
 #include "sim_play.c"
 #endif

@@ -163,6 +163,15 @@ void bl_sim_line_stream(bl_sim_world *world, bl_sim_process *process, uint32_t l
     store->plain = (uint8_t)plain;
 }
 
+int bl_sim_underway(const bl_sim_world *world, uint64_t offset, uint64_t size)
+{
+    for (uint32_t i = 0; i < world->process_count; i++)
+        for (uint32_t k = 0; k < world->process[i]->store_count; k++)
+            if ((uint64_t)world->process[i]->store[k].line * BL_LINE_SIZE - offset < size)
+                return 1;
+    return 0;
+}
+
 /* ---- Loads, invalidations, fences. */
 
 const uint8_t *bl_sim_line_read(bl_sim_world *world, bl_sim_process *process, uint32_t line,

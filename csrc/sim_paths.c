@@ -40,11 +40,18 @@ uint32_t bl_path_client(bl_path *path, uint32_t host, bl_sim_body *body)
 static void bl_path_start_server(bl_path *path, uint32_t host)
 {
     path->server_process = bl_path_spawn(path, host, path->serve);
-    if (path->server_deaths == 0)
-        return;
-    path->server_deaths--;
-    bl_sim_kill_after(path->world, path->server_process,
-                      1 + bl_sim_below(path->world, path->server_verbs));
+    path->doomed = path->server_deaths > 0;
+    path->server_deaths -= path->doomed;
+    if (path->doomed && bl_sim_below(path->world, 2))
+        bl_path_doom(path); /* perhaps while it takes over */
+}
+
+void bl_path_doom(bl_path *path)
+{
+    if (path->doomed)
+        bl_sim_kill_after(path->world, path->server_process,
+                          1 + bl_sim_below(path->world, path->server_verbs));
+    path->doomed = 0;
 }
 
 static int bl_path_clients_alive(const bl_path *path)
@@ -55,16 +62,15 @@ static int bl_path_clients_alive(const bl_path *path)
     return 0;
 }
 
-/* Every other successor is another host's, which must be told that its predecessors are gone. */
+/* A successor needs proof that the server of two epochs ago is gone: one of the hosts has it. */
 static int bl_path_keep(bl_pool *pool, void *argument)
 {
     bl_path *path = argument;
     const bl_sim_process *server = path->world->process[path->server_process];
     while (bl_path_clients_alive(path)) {
         if (bl_sim_gone(server)) {
-            uint32_t host = 1 - server->pool.memory.host;
-            path->declared_gone = 1;
-            bl_path_start_server(path, host);
+            uint32_t host = server->pool.memory.host;
+            bl_path_start_server(path, (host + 1) % path->server_host_count);
             server = path->world->process[path->server_process];
         }
         bl_nap(&pool->memory, BL_PATH_NAP_NS);
@@ -114,7 +120,7 @@ static int bl_path_serve(bl_pool *pool, void *argument)
     if (status < 0)
         return status;
     bl_server_handle_method(server, BL_PATH_METHOD, bl_path_handle, path);
-    status = bl_server_serve_lanes(server, (int)path->declared_gone);
+    status = bl_server_serve_lanes(server, 0);
     path->server = server;
     if (status == 0)
         status = bl_server_run(server);
@@ -183,7 +189,7 @@ static int bl_path_talk(bl_pool *pool, void *argument)
 
 static int bl_path_lane(bl_sim_world *world)
 {
-    bl_path path = {.world = world, .serve = bl_path_serve};
+    bl_path path = {.world = world, .serve = bl_path_serve, .server_host_count = 1};
     bl_path_client(&path, 1, bl_path_talk);
     bl_path_client(&path, 2, bl_path_talk);
     return bl_path_run(&path);
@@ -199,9 +205,7 @@ static int bl_path_hold(bl_path *path, bl_session *session)
     uint32_t *holder = &path->holder[stat.lane];
     if (*holder && !bl_sim_gone(path->world->process[*holder - 1]))
         return -EBADMSG;
-    for (uint32_t i = 0; i < path->world->process_count; i++)
-        if (path->world->process[i] == path->world->current)
-            *holder = i + 1;
+    *holder = bl_sim_self(path->world) + 1;
     return 0;
 }
 
@@ -232,7 +236,7 @@ static int bl_path_come_and_go(bl_pool *pool, void *argument)
 
 static int bl_path_lobby(bl_sim_world *world)
 {
-    bl_path path = {.world = world, .serve = bl_path_serve};
+    bl_path path = {.world = world, .serve = bl_path_serve, .server_host_count = 1};
     for (uint32_t i = 0; i < 6; i++)
         bl_path_client(&path, i % 3, bl_path_come_and_go);
     bl_sim_kill_after(world, path.client[0], 1 + bl_sim_below(world, 4000));

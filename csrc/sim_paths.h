@@ -18,18 +18,19 @@ enum {
 
 #define BL_PATH_TIMEOUT_NS 10000000000ull
 
+/* Starts every scenario's own struct: it is the argument of all its processes. */
 typedef struct bl_path {
     bl_sim_world *world;
     bl_sim_body *serve;         /* of every server */
     bl_server *server;          /* that runs now, or NULL */
     uint32_t server_process;
     uint32_t server_deaths;     /* still to come */
+    uint32_t doomed;            /* the next of them is due once the server serves */
     uint32_t server_verbs;      /* a doomed server dies within so many */
-    uint32_t declared_gone;     /* all earlier servers are, says the keeper */
+    uint32_t server_host_count; /* 2: servers of hosts 0 and 1 take turns */
     uint32_t client[BL_PATH_CLIENT_COUNT];
     uint32_t client_count;
     uint32_t holder[BL_PATH_CLIENT_COUNT]; /* of each lane: process + 1, or 0 */
-    void *blocks;               /* of sim_blocks.c */
 } bl_path;
 
 /* A client of path on host: its process. */
@@ -37,6 +38,9 @@ uint32_t bl_path_client(bl_path *path, uint32_t host, bl_sim_body *body);
 
 /* Run it all: as bl_sim_world_run. */
 int bl_path_run(bl_path *path);
+
+/* The running server serves: if it is doomed, its verbs are counted from now. */
+void bl_path_doom(bl_path *path);
 
 /* Open a session, however long a server or a lane is wanting: 0 or an error. */
 int bl_path_attach(bl_path *path, bl_pool *pool, bl_session **out);

@@ -15,6 +15,8 @@ static const bl_sim_scenario bl_sim_scenarios[] = {
     {"stray_store", bl_litmus_stray_store},
     {"lane", bl_path_lane},
     {"lobby", bl_path_lobby},
+    {"meta", bl_path_meta},
+    {"recovery", bl_path_recovery},
     {NULL, NULL},
 };
 
@@ -33,7 +35,7 @@ static int bl_sim_geometry(bl_geometry *out)
         .lane_count = 4,
         .slot_count = 4,
         .bulk_size = BL_PAGE_SIZE,
-        .block_count_max = 64,
+        .block_count_max = 12,
     };
     return bl_geometry_make(&config, out);
 }

@@ -225,6 +225,14 @@ void bl_sim_kill_after(bl_sim_world *world, uint32_t process, uint64_t verbs)
     world->process[process]->verbs_left = verbs;
 }
 
+uint32_t bl_sim_self(const bl_sim_world *world)
+{
+    uint32_t process = 0;
+    while (world->process[process] != world->current)
+        process++;
+    return process;
+}
+
 int bl_sim_alive(const bl_sim_world *world, uint32_t process)
 {
     return world->process[process]->state == BL_SIM_READY;

@@ -165,6 +165,9 @@ void bl_sim_fence(bl_sim_world *world, bl_sim_process *process);
 void bl_sim_drain(bl_sim_world *world, bl_sim_process *process);
 void bl_sim_drain_all(bl_sim_world *world, bl_sim_process *process);
 
+/* Is anything that was streamed to this range still in somebody's buffer? */
+int bl_sim_underway(const bl_sim_world *world, uint64_t offset, uint64_t size);
+
 /* One of the things that happen by themselves. */
 void bl_sim_happen(bl_sim_world *world);
 
@@ -196,6 +199,9 @@ void bl_sim_kill(bl_sim_world *world, uint32_t process);
 void bl_sim_kill_after(bl_sim_world *world, uint32_t process, uint64_t verbs);
 
 int bl_sim_alive(const bl_sim_world *world, uint32_t process);
+
+/* The running process. */
+uint32_t bl_sim_self(const bl_sim_world *world);
 
 /* Dead or at its end, and nothing of it is on its way any more. */
 static inline int bl_sim_gone(const bl_sim_process *process)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from simulator import caught, failures, play, site, total
 
-SEEDS = 60
+SEEDS = 100
 
 # function, verb, which of them in that function
 MUTANTS = {
@@ -27,6 +27,18 @@ MUTANTS = {
         ("bl_lobby_exchange", "verify", 0),  # whose reply is this?
         ("bl_lobby_publish", "stream_line", 0),
     ),
+    "meta": (
+        ("bl_blocks_read", "fence_full", 0),  # the payload is dropped after the lookup
+        ("bl_blocks_read", "invalidate", 0),  # and not taken from the cache
+        ("bl_blocks_same", "verify", 0),  # the second look
+        ("bl_entry_clear", "stream_line", 0),  # what it looks at
+    ),
+    "recovery": (
+        ("bl_entry_write", "stream_line", 0),
+        ("bl_extent_write", "stream_line", 0),
+        ("bl_house_write", "stream_line", 0),  # sessions that may still write
+        ("bl_recover_adopt", "stream_line", 0),
+    ),
 }
 
 
@@ -44,4 +56,11 @@ def test_path_is_right_whatever_caches_do(path: str, coherent: bool) -> None:
     ("path", "mutant"), [(path, mutant) for path, mutants in MUTANTS.items() for mutant in mutants]
 )
 def test_path_without_one_verb_fails(path: str, mutant: tuple[str, str, int]) -> None:
-    assert caught(path, site(*mutant), seeds=SEEDS) is not None
+    number = site(*mutant)
+    found = [caught(path, number, seeds=SEEDS, coherent=coherent) for coherent in (False, True)]
+    assert any(found)
+
+
+def test_recovery_outlives_its_servers() -> None:
+    runs = [play("recovery", seed) for seed in range(SEEDS)]
+    assert total(runs, "deaths") > SEEDS
