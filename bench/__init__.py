@@ -12,11 +12,13 @@ Each benchmark returns rows that all have the fields of :data:`FIELDS`.
 
 from __future__ import annotations
 
+from .latency import bench_latency
 from .options import Options
 from .row import FIELDS, Bench, Row
 from .rpc import bench_rpc
 
 BENCHES: dict[str, Bench] = {
+    "latency": bench_latency,
     "rpc": bench_rpc,
 }
 

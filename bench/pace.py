@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import mmap
 import re
-from collections.abc import Iterable
+import tempfile
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -78,3 +80,16 @@ def shared_paces(pool: Pool, path: Path, offsets: Iterable[int]) -> Paces:
         clocks = ffi.from_buffer("drive_pace[]", mmap.mmap(file.fileno(), 0))
     pointers = [clocks + device_at(pool, int(offset)) for offset in offsets]
     return Paces(ffi.new("drive_pace *[]", pointers), clocks)
+
+
+@contextmanager
+def paced(text: str | None, pool: Pool) -> Iterator[Path | None]:
+    """A file of clocks for the pool's devices, removed after; None if there is no pace."""
+    if text is None:
+        yield None
+        return
+    pace = parse_pace(text)
+    with tempfile.TemporaryDirectory(prefix="beluga-pace-") as directory:
+        path = Path(directory) / "clocks"
+        make_paces(path, pool.geometry.device_count, pace)
+        yield path

@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""Where in a pool the copying benchmarks work, and the drivers of ours and of the limit's there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from beluga.pool import STRIPE_SIZE, Pool
+
+from . import drive
+from .drive import Driver, Load, Offsets
+from .pace import shared_paces
+
+_SIZE_MAX = 128 << 20
+_PLACE_COUNT_MAX = 4096
+_HOT_SHARE = 0.9  # of a skewed load's operations
+_HOT_SIZE = 16  # the hot set is this part of the region
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """Bytes from the first data stripe on: of the pool's linear range for ours, at ``base`` in one
+    piece for the limit. ``pace_file`` holds the clocks of paced devices."""
+
+    pool: Pool
+    base: int
+    size: int
+    pace_file: Path | None = None
+
+    def driver(self, verb: str, places: Offsets, size: int) -> Driver:
+        """Ours: "read" or "write"."""
+        offsets = places + np.uint64(self.pool.geometry.data_offset)
+        paces = None
+        if self.pace_file is not None:
+            paces = shared_paces(self.pool, self.pace_file, offsets)
+        return Driver(Load(drive.ours(self.pool, verb), offsets, size, paces))
+
+    def limit(self, name: str, places: Offsets, size: int) -> Driver:
+        """``limit_<name>``."""
+        return Driver(Load(drive.bare(name, self.base), places, size))
+
+
+def region_of(pool: Pool, pace_file: Path | None = None) -> Region:
+    """As much as lies in one piece on the device of the first data stripe, and not too much."""
+    geometry = pool.geometry
+    stripe = geometry.data_offset // STRIPE_SIZE
+    per_device = geometry.device_size // STRIPE_SIZE - 1
+    row = stripe // geometry.device_count if geometry.interleaved else stripe % per_device
+    size = min(_SIZE_MAX, geometry.stripe_count * STRIPE_SIZE, (per_device - row) * STRIPE_SIZE)
+    region = Region(pool, drive.address_of(pool, geometry.data_offset), size, pace_file)
+    touch(region.base, size)
+    return region
+
+
+def touch(base: int, size: int) -> None:
+    """Write every byte once: pages are mapped before anything is timed."""
+    places = np.arange(0, size, STRIPE_SIZE, dtype=np.uint64)
+    Driver(Load(drive.bare("write", base), places, STRIPE_SIZE)).count(len(places))
+
+
+def uniform(region_size: int, size: int, seed: int) -> Offsets:
+    """Places for operations of ``size``, in random order."""
+    generator = np.random.default_rng(seed)
+    places = generator.permutation(region_size // size)[:_PLACE_COUNT_MAX]
+    return places.astype(np.uint64) * np.uint64(size)
+
+
+def skewed(region_size: int, size: int, seed: int) -> Offsets:
+    """The same with most operations in a hot set at the start of the region."""
+    generator = np.random.default_rng(seed)
+    everywhere = generator.integers(region_size // size, size=_PLACE_COUNT_MAX, dtype=np.uint64)
+    hot = np.uint64(max(1, region_size // _HOT_SIZE // size))
+    in_hot = generator.random(_PLACE_COUNT_MAX) < _HOT_SHARE
+    return np.where(in_hot, everywhere % hot, everywhere) * np.uint64(size)
+
+
+def dealt(places: Offsets, count: int) -> Sequence[Offsets]:
+    """The places dealt to ``count`` threads."""
+    return [np.ascontiguousarray(places[index::count]) for index in range(count)]
