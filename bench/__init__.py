@@ -12,14 +12,19 @@ Each benchmark returns rows that all have the fields of :data:`FIELDS`.
 
 from __future__ import annotations
 
+from .bandwidth import bench_bandwidth
+from .coherence import bench_coherence
 from .latency import bench_latency
 from .options import Options
+from .plot import plot
 from .row import FIELDS, Bench, Row
 from .rpc import bench_rpc
 
 BENCHES: dict[str, Bench] = {
+    "coherence": bench_coherence,
     "latency": bench_latency,
+    "bandwidth": bench_bandwidth,
     "rpc": bench_rpc,
 }
 
-__all__ = ["BENCHES", "FIELDS", "Bench", "Options", "Row"]
+__all__ = ["BENCHES", "FIELDS", "Bench", "Options", "Row", "plot"]

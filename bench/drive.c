@@ -38,18 +38,17 @@ uint64_t drive_pace_take(drive_pace *pace, uint64_t now_ns, uint64_t size)
 int drive_run(drive_plan *plan)
 {
     uint64_t start = wait_until(plan->start_ns), at = 0;
-    int clocked = plan->samples_ns || plan->stop_ns || plan->period_ns || plan->paces;
+    int clocked = plan->samples_ns || plan->duration_ns || plan->period_ns || plan->paces;
     plan->done = 0;
     while (plan->done < plan->count) {
         uint64_t begin = 0, ready = 0;
         if (clocked)
             begin = wait_until(start + plan->done * plan->period_ns);
-        if (plan->stop_ns && begin >= plan->stop_ns)
+        if (plan->duration_ns && plan->done > 0 && begin >= start + plan->duration_ns)
             break;
         if (plan->paces)
             ready = drive_pace_take(plan->paces[at], begin, plan->size);
-        int status =
-            plan->operation(plan->context, plan->offsets[at], plan->buffer, plan->size);
+        int status = plan->operation(plan->context, plan->offsets[at], plan->buffer, plan->size);
         if (status < 0)
             return status;
         if (plan->paces)

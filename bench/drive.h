@@ -34,7 +34,7 @@ typedef struct drive_plan {
     uint64_t size;
     uint64_t count;             /* of operations, at most */
     uint64_t start_ns;          /* not before: so that threads start together */
-    uint64_t stop_ns;           /* no operation is begun after; 0: there is no such time */
+    uint64_t duration_ns;       /* no operation but the first is begun later; 0: no such time */
     uint64_t period_ns;         /* between the starts of operations: a fixed rate; 0: at once */
     uint64_t done;              /* out: operations */
     uint64_t elapsed_ns;        /* out: from the first start to the last end */

@@ -22,7 +22,8 @@ from ._limit import ffi, lib
 from .pace import Paces
 
 Offsets = npt.NDArray[np.uint64]
-MANY = 1 << 62
+_MANY = 1 << 62
+_LEAD_NS = 200_000  # in which a thread starts
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,22 +90,23 @@ class Driver:
 
     def count(self, count: int) -> float:
         """Operations per second over ``count`` of them."""
-        return self._run(count, 0, 0)
+        return self._run(count)
 
     def sample(self, count: int) -> npt.NDArray[np.uint64]:
         """Nanoseconds of each of ``count`` operations."""
         samples = np.zeros(count, np.uint64)
-        self._run(count, 0, 0, samples)
+        self._run(count, samples=samples)
         return samples
 
-    def between(
-        self, start_ns: int, stop_ns: int, samples: npt.NDArray[np.uint64] | None = None
+    def hold(
+        self, duration_s: float, start_ns: int = 0, samples: npt.NDArray[np.uint64] | None = None
     ) -> float:
-        """Operations per second from ``start_ns`` to ``stop_ns``, on the clock of :func:`now_ns`.
+        """Operations per second over a time, from ``start_ns`` (:func:`now_ns`) on.
 
-        No more than ``samples`` has room for.
+        No more than ``samples`` has room for, and one at least.
         """
-        return self._run(MANY if samples is None else len(samples), start_ns, stop_ns, samples)
+        count = _MANY if samples is None else len(samples)
+        return self._run(count, start_ns, int(duration_s * 1e9), samples)
 
     @property
     def done(self) -> int:
@@ -114,12 +116,12 @@ class Driver:
     def _run(
         self,
         count: int,
-        start_ns: int,
-        stop_ns: int,
+        start_ns: int = 0,
+        duration_ns: int = 0,
         samples: npt.NDArray[np.uint64] | None = None,
     ) -> float:
         plan = self._plan
-        plan.count, plan.start_ns, plan.stop_ns = count, start_ns, stop_ns
+        plan.count, plan.start_ns, plan.duration_ns = count, start_ns, duration_ns
         plan.samples_ns = (
             ffi.NULL if samples is None else ffi.cast("uint64_t *", samples.ctypes.data)
         )
@@ -139,14 +141,13 @@ def together(
     samples: Sequence[npt.NDArray[np.uint64]] | None = None,
 ) -> float:
     """Run the drivers at once, each on a CPU of its own, for a while: operations per second."""
-    start_ns = now_ns() + len(drivers) * 200_000 + 500_000
-    stop_ns = start_ns + int(duration_s * 1e9)
+    start_ns = now_ns() + _LEAD_NS * (1 + len(drivers))
     speeds = [0.0] * len(drivers)
 
     def work(index: int) -> None:
         os.sched_setaffinity(0, {cpus[index % len(cpus)]})
         own = None if samples is None else samples[index]
-        speeds[index] = drivers[index].between(start_ns, stop_ns, own)
+        speeds[index] = drivers[index].hold(duration_s, start_ns, own)
 
     threads = [threading.Thread(target=work, args=(index,)) for index in range(len(drivers))]
     for thread in threads:

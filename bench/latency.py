@@ -63,11 +63,11 @@ def count_of(size: int, smoke: bool) -> int:
 def _row(recorder: Recorder, region: Region, verb: str, size: int) -> Row:
     options = recorder.options
     fixed: Row = {"bytes": size, "paper": PAPER.get((verb, size))}
-    if size * 2 > region.size:
+    if size * 2 > region.size_for(size):
         return recorder.skipped(verb, "the pool is too small", **fixed)
     options.say(f"latency {verb}, {size} bytes")
-    places = uniform(region.size, size, options.seed)
-    ours, limit = region.driver(verb, places, size), region.limit(verb, places, size)
+    places = uniform(region.size_for(size), size, options.seed)
+    ours, limit = region.ours(verb, places, size), region.limit(verb, places, size)
     count = count_of(size, options.smoke)
     if region.pace_file is not None:
         return recorder.row(verb, **fixed, **_alone(ours, count, size))

@@ -20,11 +20,11 @@ _NODES = Path("/sys/devices/system/node")
 
 @cache
 def cpu_model() -> str:
-    """As the kernel calls it, with the number of CPUs that this process may use."""
+    """As the kernel calls it, with the number of CPUs."""
     for line in Path("/proc/cpuinfo").read_text().splitlines():
         if line.startswith("model name"):
             name = " ".join(line.split(":", 1)[1].split())
-            return f"{name}, {len(os.sched_getaffinity(0))} CPUs"
+            return f"{name}, {os.cpu_count()} CPUs"
     return "unknown"
 
 

@@ -16,45 +16,58 @@ from . import drive
 from .drive import Driver, Load, Offsets
 from .pace import shared_paces
 
-_SIZE_MAX = 128 << 20
 _PLACE_COUNT_MAX = 4096
 _HOT_SHARE = 0.9  # of a skewed load's operations
-_HOT_SIZE = 16  # the hot set is this part of the region
+_HOT_PART = 4  # the hot set is the first quarter: half of the first of two devices
 
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """Bytes from the first data stripe on: of the pool's linear range for ours, at ``base`` in one
-    piece for the limit. ``pace_file`` holds the clocks of paced devices."""
+    """The pool's data, from its first stripe on: ``span`` bytes of the linear range.
+
+    The limit knows no interleaving: it is given the addresses of the same places, or for what is
+    larger than a stripe places in the ``piece`` bytes that lie in one piece at ``base``.
+    ``pace_file`` holds the clocks of paced devices.
+    """
 
     pool: Pool
+    span: int
     base: int
-    size: int
+    piece: int
     pace_file: Path | None = None
 
-    def driver(self, verb: str, places: Offsets, size: int) -> Driver:
-        """Ours: "read" or "write"."""
+    def size_for(self, size: int) -> int:
+        """Bytes in which places for operations of ``size`` may lie."""
+        return self.span if size <= STRIPE_SIZE else self.piece
+
+    def ours(self, verb: str, places: Offsets, size: int) -> Driver:
+        """Beluga's "read" or "write"."""
         offsets = places + np.uint64(self.pool.geometry.data_offset)
+        operation = drive.ours(self.pool, verb)
+        Driver(Load(operation, offsets, size)).count(len(offsets))  # maps the pages
         paces = None
         if self.pace_file is not None:
             paces = shared_paces(self.pool, self.pace_file, offsets)
-        return Driver(Load(drive.ours(self.pool, verb), offsets, size, paces))
+        return Driver(Load(operation, offsets, size, paces))
 
     def limit(self, name: str, places: Offsets, size: int) -> Driver:
         """``limit_<name>``."""
-        return Driver(Load(drive.bare(name, self.base), places, size))
+        if size > STRIPE_SIZE:
+            return Driver(Load(drive.bare(name, self.base), places, size))
+        first = self.pool.geometry.data_offset
+        addresses = [drive.address_of(self.pool, first + int(place)) for place in places]
+        return Driver(Load(drive.bare(name, 0), np.array(addresses, np.uint64), size))
 
 
 def region_of(pool: Pool, pace_file: Path | None = None) -> Region:
-    """As much as lies in one piece on the device of the first data stripe, and not too much."""
+    """All of the pool's data."""
     geometry = pool.geometry
     stripe = geometry.data_offset // STRIPE_SIZE
     per_device = geometry.device_size // STRIPE_SIZE - 1
     row = stripe // geometry.device_count if geometry.interleaved else stripe % per_device
-    size = min(_SIZE_MAX, geometry.stripe_count * STRIPE_SIZE, (per_device - row) * STRIPE_SIZE)
-    region = Region(pool, drive.address_of(pool, geometry.data_offset), size, pace_file)
-    touch(region.base, size)
-    return region
+    span = geometry.stripe_count * STRIPE_SIZE
+    piece = min(span, (per_device - row) * STRIPE_SIZE)
+    return Region(pool, span, drive.address_of(pool, geometry.data_offset), piece, pace_file)
 
 
 def touch(base: int, size: int) -> None:
@@ -71,10 +84,10 @@ def uniform(region_size: int, size: int, seed: int) -> Offsets:
 
 
 def skewed(region_size: int, size: int, seed: int) -> Offsets:
-    """The same with most operations in a hot set at the start of the region."""
+    """The same with most operations in a hot set at the start."""
     generator = np.random.default_rng(seed)
     everywhere = generator.integers(region_size // size, size=_PLACE_COUNT_MAX, dtype=np.uint64)
-    hot = np.uint64(max(1, region_size // _HOT_SIZE // size))
+    hot = np.uint64(max(1, region_size // _HOT_PART // size))
     in_hot = generator.random(_PLACE_COUNT_MAX) < _HOT_SHARE
     return np.where(in_hot, everywhere % hot, everywhere) * np.uint64(size)
 

@@ -57,10 +57,8 @@ def _load(  # noqa: PLR0913  a command's fields, by name
     driver = drive.Driver(
         drive.Load(drive.ours(pool, verb), places, size, paces, period_ns=period_ns)
     )
-    start_ns = drive.now_ns()
     _say(ready=True)
-    speed = driver.between(start_ns, start_ns + int(duration_s * 1e9))
-    _say(gb_per_s=speed * size / 1e9)
+    _say(gb_per_s=driver.hold(duration_s) * size / 1e9)
 
 
 _COMMANDS: dict[str, Callable[..., None]] = {"serve": _serve, "answer": _answer, "load": _load}

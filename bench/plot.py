@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""Charts of rows, as PNG files; needs matplotlib (``pip install 'beluga[plot]'``)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from beluga.errors import BelugaError
+
+from .row import Row
+
+
+def plot(rows: Iterable[Row], directory: Path) -> list[Path]:
+    """One chart per benchmark that the rows are of; their paths.
+
+    Raises BelugaError without matplotlib, OSError if the directory cannot be written.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise BelugaError("charts need matplotlib; pip install 'beluga[plot]'") from None
+    measured = [row for row in rows if row["ops_per_s"] is not None]
+    directory.mkdir(parents=True, exist_ok=True)
+    paths = []
+    for bench in dict.fromkeys(str(row["bench"]) for row in measured):
+        own = [row for row in measured if row["bench"] == bench]
+        figure = Figure(figsize=(9, 5), layout="constrained")
+        axes = figure.subplots()
+        _CHARTS[bench](axes, own)
+        axes.set_title(f"{bench}: {own[0]['machine']}, {own[0]['commit']}", fontsize=9)
+        paths.append(directory / f"{bench}.png")
+        figure.savefig(paths[-1], dpi=120)
+    return paths
+
+
+def _lines(axes: Any, rows: list[Row], x: str, y: str, *names: str) -> None:
+    """A line for every value of the fields ``names``, from the rows that have both ends."""
+    groups: dict[str, list[Row]] = {}
+    for row in rows:
+        if row[x] is not None and row[y] is not None:
+            groups.setdefault(", ".join(str(row[name]) for name in names), []).append(row)
+    for label, group in groups.items():
+        style = "--" if y == "limit" else "-"
+        text = f"{label}: limit" if y == "limit" else label
+        axes.plot([r[x] for r in group], [r[y] for r in group], style, marker="o", label=text)
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    axes.grid(visible=True, which="both", alpha=0.3)
+
+
+def _bars(axes: Any, rows: list[Row], field: str, label: Callable[[Row], str]) -> None:
+    """A bar per row, the first on top."""
+    axes.barh([label(row) for row in rows], [row[field] for row in rows])
+    axes.invert_yaxis()
+    axes.tick_params(axis="y", labelsize=7)
+    axes.grid(visible=True, axis="x", alpha=0.3)
+
+
+def _rpc(axes: Any, rows: list[Row]) -> None:
+    calls = [row for row in rows if row["case"] == "c"]
+    _lines(axes, calls, "depth", "ops_per_s", "case", "memory", "discipline")
+    _lines(axes, calls, "depth", "limit", "memory", "discipline")
+    axes.set_xlabel("calls out at a time")
+    axes.set_ylabel("calls per second")
+    axes.legend()
+
+
+def _latency(axes: Any, rows: list[Row]) -> None:
+    _lines(axes, rows, "bytes", "p50_ns", "case", "memory", "discipline")
+    axes.set_xlabel("bytes")
+    axes.set_ylabel("median, ns")
+    axes.legend()
+
+
+def _bandwidth(axes: Any, rows: list[Row]) -> None:
+    large = [row for row in rows if row["bytes"] == max(int(str(r["bytes"])) for r in rows)]
+    _bars(axes, large, "gb_per_s", lambda row: f"{row['case']}, {row['threads']} threads")
+    axes.set_xlabel(f"GB/s, {large[0]['bytes']} bytes each, {large[0]['memory']}")
+
+
+def _coherence(axes: Any, rows: list[Row]) -> None:
+    _bars(axes, rows, "p50_ns", lambda row: str(row["case"]))
+    axes.set_xlabel(f"median of {rows[0]['bytes']} bytes, ns, {rows[0]['memory']}")
+
+
+_CHARTS: dict[str, Callable[[Any, list[Row]], None]] = {
+    "coherence": _coherence,
+    "latency": _latency,
+    "bandwidth": _bandwidth,
+    "rpc": _rpc,
+}

@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""Every benchmark, quickly: its rows have the fields, it cleans up, it writes over nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from beluga_bench import BENCHES, FIELDS, Options, Row, plot
+from beluga_bench.machine import cores
+from beluga_bench.region import skewed, uniform
+from beluga_bench.row import Recorder
+
+from beluga._ffi import ffi, lib
+from beluga.errors import BelugaError, PoolError
+from beluga.pool import Pool
+
+ASKED = set(
+    [
+        "bench",
+        "case",
+        "bytes",
+        "depth",
+        "threads",
+        "memory",
+        "discipline",
+        "p50_ns",
+        "p99_ns",
+        "ops_per_s",
+        "gb_per_s",
+        "limit",
+        "ratio_to_limit",
+        "machine",
+        "commit",
+        "command",
+    ]
+)
+JUDGED = {
+    "coherence": ["streamed store", "read after flush"],
+    "latency": ["read", "write"],
+    "bandwidth": ["read, uniform, interleaved", "write, skewed, not interleaved"],
+    "rpc": ["c", "python"],
+}
+
+
+def leftovers() -> set[Path]:
+    return set(Path("/dev/shm").glob("beluga-bench-*"))
+
+
+@pytest.fixture(scope="module")
+def results() -> Iterator[dict[str, list[Row]]]:
+    before = leftovers()
+    yield {name: bench(Options(smoke=True)) for name, bench in BENCHES.items()}
+    assert leftovers() == before
+
+
+@pytest.mark.parametrize("name", BENCHES)
+def test_every_row_has_the_fields(results: dict[str, list[Row]], name: str) -> None:
+    assert set(FIELDS) >= ASKED
+    for row in results[name]:
+        assert tuple(row) == FIELDS
+        assert row["bench"] == name
+        assert row["command"] == f"beluga bench {name} --smoke"
+        measured = row["ops_per_s"] is not None
+        assert measured != str(row["note"]).startswith("skipped: ")
+        assert not measured or row["p50_ns"] <= row["p99_ns"]
+
+
+@pytest.mark.parametrize("name", BENCHES)
+def test_what_is_judged_has_a_ratio_and_a_spread(results: dict[str, list[Row]], name: str) -> None:
+    if name == "rpc" and len(cores()) < 2:
+        pytest.skip("needs two cores")
+    for case in JUDGED[name]:
+        rows = [r for r in results[name] if r["case"] == case and r["ratio_to_limit"] is not None]
+        assert rows, case
+        for row in rows:
+            assert 0 < row["ratio_q1"] <= row["ratio_to_limit"] <= row["ratio_q3"]
+            assert row["limit"] > 0
+            assert row["memory"] == "tmpfs/DRAM" or "file" in str(row["memory"])
+
+
+def test_rpc_measures_all_depths_under_both_disciplines(results: dict[str, list[Row]]) -> None:
+    if len(cores()) < 2:
+        pytest.skip("needs two cores")
+    found = {(row["discipline"], row["depth"]) for row in results["rpc"] if row["case"] == "c"}
+    both = ("non-coherent", "coherent")
+    assert found == {(d, depth) for d in both for depth in (1, 8, 32, 128, 256)}
+
+
+def test_paced_rows_never_mix_with_others() -> None:
+    for name in ("latency", "bandwidth"):
+        rows = BENCHES[name](Options(smoke=True, pace="device=20GB/s,latency=650ns"))
+        assert {row["memory"] for row in rows} == {"paced"}
+        assert {row["ratio_to_limit"] for row in rows} == {None}
+        assert all(row["p50_ns"] >= 650 for row in rows if row["p50_ns"] is not None)
+
+
+def test_a_user_pool_is_used_and_left(tmp_path: Path) -> None:
+    path = tmp_path / "device"
+    Pool.create([path], device_size=40 << 20, discipline="non-coherent").close()
+    rows = BENCHES["latency"](Options(smoke=True, pool=(str(path),)))
+    assert {row["discipline"] for row in rows if row["case"] == "write"} <= {"non-coherent", None}
+    with Pool.open([path]) as pool:
+        assert pool.devices[0].discipline == "non-coherent"
+
+
+def test_a_pool_with_blocks_is_not_written_over(tmp_path: Path) -> None:
+    path = tmp_path / "device"
+    with Pool.create([path], device_size=40 << 20) as pool:
+        address = lib.bl_pool_address(pool.handle, pool.geometry.extent_offset)
+        ffi.cast("bl_extent_line *", address).state = lib.BL_EXTENT_OPEN
+    with pytest.raises(PoolError, match="holds blocks"):
+        BENCHES["latency"](Options(smoke=True, pool=(str(path),)))
+
+
+def test_another_discipline_than_the_pool_has_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "device"
+    Pool.create([path], device_size=40 << 20, discipline="coherent").close()
+    with pytest.raises(PoolError, match="coherent"):
+        BENCHES["coherence"](Options(smoke=True, pool=(str(path),), discipline="non-coherent"))
+
+
+def test_a_row_with_an_unknown_field_is_refused() -> None:
+    with pytest.raises(KeyError, match="speeed"):
+        Recorder("rpc", Options(), {}).row("c", speeed=1)
+
+
+def test_charts_are_drawn(results: dict[str, list[Row]], tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="charts need matplotlib")
+    rows = [row for rows in results.values() for row in rows]
+    paths = plot(rows, tmp_path / "charts")
+    assert {path.stem for path in paths} <= set(BENCHES)
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in paths)
+
+
+def test_a_wrong_pace_is_refused_and_nothing_is_left() -> None:
+    before = leftovers()
+    with pytest.raises(BelugaError, match="no pace"):
+        BENCHES["bandwidth"](Options(smoke=True, pace="fast"))
+    assert leftovers() == before
+
+
+def test_uniform_places_are_in_the_region_and_apart() -> None:
+    places = uniform(1 << 20, 4096, 7)
+    assert len(set(places)) == 256
+    assert max(places) + 4096 <= 1 << 20
+    assert not (places % 4096).any()
+
+
+def test_skewed_places_are_mostly_hot() -> None:
+    places = skewed(1 << 20, 4096, 7)
+    hot = (places < 1 << 18).mean()
+    assert 0.88 < hot < 0.97
+    assert max(places) + 4096 <= 1 << 20

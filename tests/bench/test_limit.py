@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""The limit loops and the stopwatch do the work that they claim to do."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+from beluga_bench import drive
+from beluga_bench._limit import ffi, lib
+from beluga_bench.drive import Driver, Load
+
+SIZE = 16 << 10
+WRITES = ["write", "store", "store_clflush", "store_clflushopt", "store_clwb"]
+
+
+def run(name: str, memory: np.ndarray, buffer: np.ndarray) -> None:
+    function = getattr(lib, f"limit_{name}")
+    base, private = (ffi.cast("void *", array.ctypes.data) for array in (memory, buffer))
+    assert function(base, 64, private, SIZE) == 0
+
+
+@pytest.fixture
+def memory() -> np.ndarray:
+    raw = np.zeros(SIZE + 192, np.uint8)
+    start = -raw.ctypes.data % 64
+    return raw[start : start + SIZE + 128]
+
+
+@pytest.mark.parametrize("name", WRITES)
+def test_a_write_puts_all_bytes_where_they_belong(name: str, memory: np.ndarray) -> None:
+    kind = name.partition("_")[2]
+    if kind in ("clflushopt", "clwb") and not getattr(lib, f"limit_has_{kind}")():
+        pytest.skip(f"this CPU has no {kind}")
+    data = np.random.default_rng(1).integers(0, 256, SIZE, dtype=np.uint8)
+    run(name, memory, data)
+    assert np.array_equal(memory[64:-64], data)
+    assert not memory[:64].any()
+    assert not memory[-64:].any()
+
+
+@pytest.mark.parametrize("name", ["read", "load"])
+def test_a_read_brings_all_bytes(name: str, memory: np.ndarray) -> None:
+    memory[:] = np.random.default_rng(2).integers(0, 256, len(memory), dtype=np.uint8)
+    target = np.zeros(SIZE, np.uint8)
+    run(name, memory, target)
+    assert np.array_equal(target, memory[64:-64])
+
+
+def lines(memory: np.ndarray, **fields: int) -> object:
+    requests = ffi.cast("uint8_t *", memory.ctypes.data)
+    fixed = {"slots": 16, "stride": 128, "timeout_ns": 5 * 10**9, "sequence": 1}
+    replies = requests + 16 * 128
+    return ffi.new("limit_lines *", {"requests": requests, "replies": replies, **fixed, **fields})
+
+
+@pytest.mark.parametrize("coherent", [0, 1])
+@pytest.mark.parametrize(("depth", "batch"), [(1, 1), (16, 4), (16, 16)])
+def test_every_line_of_an_exchange_is_answered(
+    memory: np.ndarray, coherent: int, depth: int, batch: int
+) -> None:
+    exchange = lines(memory, depth=depth, batch=batch, count=320, coherent=coherent)
+    answered: list[int] = []
+    other = threading.Thread(target=lambda: answered.append(lib.limit_answer(exchange)))
+    other.start()
+    assert lib.limit_ask(exchange) == 0
+    other.join()
+    assert answered == [0]
+    last = memory[16 * 128 :].view(np.uint32)[:: 128 // 4][:16]
+    assert sorted(last) == list(range(305, 321))
+
+
+def test_an_exchange_with_nobody_ends(memory: np.ndarray) -> None:
+    alone = lines(memory, depth=1, batch=1, count=1, timeout_ns=10**6)
+    assert lib.limit_ask(alone) < 0
+
+
+def test_a_driver_does_every_place_in_turn(memory: np.ndarray) -> None:
+    places = np.array([64, 0], np.uint64)
+    driver = Driver(Load(drive.bare("write", memory.ctypes.data), places, 64))
+    driver.count(1)
+    assert memory[64:128].all()
+    assert not memory[:64].any()
+    driver.count(3)
+    assert driver.done == 3
+    assert memory[:128].all()
+
+
+def test_a_fixed_rate_is_not_exceeded(memory: np.ndarray) -> None:
+    places = np.zeros(1, np.uint64)
+    load = Load(drive.bare("load", memory.ctypes.data), places, 64, period_ns=100_000)
+    driver = Driver(load)
+    driver.hold(0.002)
+    assert 1 <= driver.done <= 20
+
+
+def test_each_operation_is_timed(memory: np.ndarray) -> None:
+    places = np.zeros(1, np.uint64)
+    samples = Driver(Load(drive.bare("read", memory.ctypes.data), places, SIZE)).sample(50)
+    assert len(samples) == 50
+    assert (samples > 0).all()

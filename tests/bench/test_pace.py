@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""Paced devices, in virtual time: the clock is told what time it is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from beluga_bench._limit import ffi, lib
+from beluga_bench.pace import Pace, make_paces, parse_pace, shared_paces
+
+from beluga.errors import BelugaError
+from beluga.pool import STRIPE_SIZE, Pool
+
+
+def clock(bytes_per_s: int, latency_ns: int = 0) -> Any:
+    return ffi.new("drive_pace *", {"bytes_per_s": bytes_per_s, "latency_ns": latency_ns})
+
+
+def test_a_pace_is_read_in_its_units() -> None:
+    assert parse_pace("device=22.5GB/s,latency=650ns") == Pace(22_500_000_000, 650)
+    assert parse_pace("device=500MB/s") == Pace(500_000_000, 0)
+    assert parse_pace("latency=2us,device=1GB/s") == Pace(10**9, 2000)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "device=0GB/s", "latency=650ns", "device=22.5", "device=3ns", "device=1GB/s,x=2ns"]
+)
+def test_what_is_no_pace_is_refused(text: str) -> None:
+    with pytest.raises(BelugaError, match="no pace"):
+        parse_pace(text)
+
+
+def test_an_idle_device_takes_its_move_time_and_its_latency() -> None:
+    assert lib.drive_pace_take(clock(10**9, 650), 5_000, 1000) == 5_000 + 1000 + 650
+
+
+def test_operations_queue_for_bandwidth_and_latencies_overlap() -> None:
+    device = clock(10**9, 650)
+    ends = [lib.drive_pace_take(device, 0, 1000) for _ in range(4)]
+    assert ends == [1650, 2650, 3650, 4650]
+
+
+def test_an_idle_time_gives_no_credit() -> None:
+    device = clock(10**9)
+    lib.drive_pace_take(device, 0, 1000)
+    assert lib.drive_pace_take(device, 10_000, 1000) == 11_000
+
+
+def test_every_offset_has_the_clock_of_its_device(tmp_path: Path) -> None:
+    paths = [tmp_path / "a", tmp_path / "b"]
+    clocks = tmp_path / "clocks"
+    make_paces(clocks, 2, Pace(10**9, 7))
+    for interleave in (True, False):
+        with Pool.create(paths, device_size=16 << 20, interleave=interleave, sparse=True) as pool:
+            offsets = [stripe * STRIPE_SIZE for stripe in range(14)]
+            paces = shared_paces(pool, clocks, offsets)
+            devices = [paces.pointers[i] - paces.clocks for i in range(len(offsets))]
+            assert devices == ([0, 1] * 7 if interleave else [0] * 7 + [1] * 7)
+            assert paces.pointers[0].latency_ns == 7
+        Pool.destroy(paths)
+
+
+def test_clocks_are_shared_by_all_who_open_the_file(tmp_path: Path) -> None:
+    clocks = tmp_path / "clocks"
+    make_paces(clocks, 1, Pace(10**9))
+    with Pool.create([tmp_path / "a"], device_size=16 << 20, sparse=True) as pool:
+        mine, theirs = shared_paces(pool, clocks, [0]), shared_paces(pool, clocks, [0])
+        lib.drive_pace_take(mine.pointers[0], 0, 5000)
+        assert lib.drive_pace_take(theirs.pointers[0], 0, 1000) == 6000
