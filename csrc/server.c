@@ -21,8 +21,9 @@
 enum {
     BL_ROUND_WINDOW_MAX = BL_QUANTUM,
     BL_IDLE_SPIN_NS = 50 * 1000,        /* idle so long: offer the core */
-    BL_IDLE_YIELD_NS = 1000 * 1000,     /* and so long: nap; a nap plus a round must stay < 1 ms */
-    BL_IDLE_NAP_NS = 400 * 1000,
+    BL_IDLE_YIELD_NS = 5 * 1000 * 1000, /* and so long: nap, a hundredth of it more, ... */
+    BL_IDLE_NAP_PART = 100,
+    BL_IDLE_NAP_NS = 400 * 1000,        /* ... but a nap and a round must stay below 1 ms */
     BL_ROUNDS_PER_CLOCK = 32
 };
 
@@ -177,6 +178,15 @@ uint32_t bl_server_round(bl_server *server)
     return served;
 }
 
+/* How long to nap: those who called lately will call again soon. */
+static uint64_t bl_idle_nap_ns(uint64_t idle_ns)
+{
+    uint64_t nap_ns = idle_ns / BL_IDLE_NAP_PART;
+    if (idle_ns < BL_IDLE_YIELD_NS)
+        return 0;
+    return nap_ns < BL_IDLE_NAP_NS ? nap_ns : BL_IDLE_NAP_NS;
+}
+
 int bl_server_run(bl_server *server)
 {
     const bl_memory *memory = &server->pool->memory;
@@ -187,7 +197,7 @@ int bl_server_run(bl_server *server)
         uint64_t idle_ns = now - busy_ns;
         busy |= served;
         if (busy == 0 && idle_ns >= BL_IDLE_SPIN_NS)
-            bl_nap(memory, idle_ns < BL_IDLE_YIELD_NS ? 0 : BL_IDLE_NAP_NS);
+            bl_nap(memory, bl_idle_nap_ns(idle_ns));
         else if (++rounds % BL_ROUNDS_PER_CLOCK)
             continue; /* the clock and the house wait while there is work */
         now = bl_now_ns(memory);
