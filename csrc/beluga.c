@@ -78,5 +78,6 @@
 #include "sim_litmus.c"
 #include "sim_paths.c"
 #include "sim_blocks.c"
+#include "sim_kv.c"
 #include "sim_play.c"
 #endif

@@ -59,12 +59,6 @@ static void bl_blocks_fill(uint8_t *payload, uint64_t key, uint64_t generation)
     }
 }
 
-/* What a takeover may do to a call: its session is new, or cannot be before others are gone. */
-static int bl_blocks_bear(int status)
-{
-    return status == -BL_ERROR_SESSION_LOST || status == -BL_ERROR_NO_LANE ? 0 : status;
-}
-
 /* Some are slow: a server may be replaced, and space be given to others, before they go on. */
 static void bl_blocks_dawdle(bl_blocks_client *client)
 {
@@ -102,7 +96,7 @@ static int bl_blocks_write(bl_blocks_client *client, uint64_t key, const bl_bloc
     bl_commit commit = {.key = {key, key}, .generation = record->generation,
                         .block = record->block};
     int32_t committed = 0;
-    uint32_t removals = blocks->removals[key];
+    uint32_t removals = blocks->removals[key] - blocks->removing[key];
     int status = bl_blocks_claim(client, record);
     if (status < 0)
         return status;
@@ -113,14 +107,14 @@ static int bl_blocks_write(bl_blocks_client *client, uint64_t key, const bl_bloc
     *bl_blocks_writer(client, record) = 0;
     if (bl_sim_below(blocks->path.world, 8) == 0) {
         int64_t count = bl_abort_blocks(client->session, &commit, 1, BL_PATH_TIMEOUT_NS);
-        return count < 0 ? bl_blocks_bear((int)count) : 0;
+        return count < 0 ? bl_path_bear((int)count) : 0;
     }
     status = bl_commit_blocks(client->session, &commit, 1, &committed, BL_PATH_TIMEOUT_NS);
     if (status < 0)
-        return bl_blocks_bear(status);
+        return bl_path_bear(status);
     if (committed < 0) /* only a takeover ends a grant */
         return committed == -BL_ERROR_NO_GRANT && blocks->path.server_verbs ? 0 : -EBADMSG;
-    if (removals == blocks->removals[key] && blocks->removing[key] == 0)
+    if (removals == blocks->removals[key]) /* no removal was under way meanwhile */
         blocks->committed[key] = record->generation;
     return 0;
 }
@@ -132,7 +126,7 @@ static int bl_blocks_put(bl_blocks_client *client, uint64_t key)
     bl_block_record record;
     int status = bl_reserve(client->session, keys, 1, &what, &record, BL_PATH_TIMEOUT_NS);
     if (status < 0)
-        return bl_blocks_bear(status);
+        return bl_path_bear(status);
     return record.state == BL_BLOCK_GRANTED ? bl_blocks_write(client, key, &record) : 0;
 }
 
@@ -199,7 +193,7 @@ static int bl_blocks_get(bl_blocks_client *client, uint64_t first, uint32_t coun
     int64_t hits = bl_lookup(client->session, keys, count, flags, records, &state,
                              BL_PATH_TIMEOUT_NS);
     if (hits < 0)
-        return bl_blocks_bear((int)hits);
+        return bl_path_bear((int)hits);
     if (hits < count && due[hits] && due[hits] == bl_blocks_due(blocks, first + hits))
         return -ENODATA;
     int status = 0;
@@ -210,7 +204,7 @@ static int bl_blocks_get(bl_blocks_client *client, uint64_t first, uint32_t coun
     }
     if (status == 0 && hits > 0 && flags & BL_LOOKUP_PIN) {
         hits = bl_release_blocks(client->session, releases, (uint32_t)hits, BL_PATH_TIMEOUT_NS);
-        status = hits < 0 ? bl_blocks_bear((int)hits) : 0;
+        status = hits < 0 ? bl_path_bear((int)hits) : 0;
     }
     return status;
 }
@@ -224,7 +218,7 @@ static int bl_blocks_remove(bl_blocks_client *client, uint64_t key)
     blocks->committed[key] = 0;
     int64_t count = bl_remove_blocks(client->session, keys, 1, BL_PATH_TIMEOUT_NS);
     blocks->removing[key]--;
-    return count < 0 ? bl_blocks_bear((int)count) : 0;
+    return count < 0 ? bl_path_bear((int)count) : 0;
 }
 
 /* ---- Processes. */
@@ -261,7 +255,7 @@ static int bl_blocks_work(bl_pool *pool, void *argument)
     return status;
 }
 
-static int bl_blocks_serve(bl_pool *pool, void *argument)
+int bl_blocks_serve(bl_pool *pool, void *argument)
 {
     bl_path *path = argument;
     bl_server *server;

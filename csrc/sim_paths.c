@@ -100,6 +100,11 @@ int bl_path_attach(bl_path *path, bl_pool *pool, bl_session **out)
     }
 }
 
+int bl_path_bear(int status)
+{
+    return status == -BL_ERROR_SESSION_LOST || status == -BL_ERROR_NO_LANE ? 0 : status;
+}
+
 /* ---- A server of calls. */
 
 /* Every byte plus one: a reply is not its request. */

@@ -42,6 +42,13 @@ int bl_path_run(bl_path *path);
 /* The running server serves: if it is doomed, its verbs are counted from now. */
 void bl_path_doom(bl_path *path);
 
+/* What a takeover may do to a call is no failure: its session is new, or cannot be before others
+ * are gone. */
+int bl_path_bear(int status);
+
+/* A server with the block index (sim_blocks.c). */
+int bl_blocks_serve(bl_pool *pool, void *argument);
+
 /* Open a session, however long a server or a lane is wanting: 0 or an error. */
 int bl_path_attach(bl_path *path, bl_pool *pool, bl_session **out);
 

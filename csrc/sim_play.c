@@ -17,6 +17,7 @@ static const bl_sim_scenario bl_sim_scenarios[] = {
     {"lobby", bl_path_lobby},
     {"meta", bl_path_meta},
     {"recovery", bl_path_recovery},
+    {"kv", bl_path_kv},
     {NULL, NULL},
 };
 

@@ -14,7 +14,8 @@
 
 enum {
     BL_SIM_STEP_LIMIT = 4 * 1000 * 1000,
-    BL_SIM_STALL_NS = 1 << 20   /* at most this long a process is left standing */
+    BL_SIM_STALL_BITS_MIN = 10, /* how long a process is left standing: a microsecond, */
+    BL_SIM_STALL_BITS = 15      /* doubled less often than this */
 };
 
 /* ---- Worlds. */
@@ -172,6 +173,13 @@ int bl_sim_world_run(bl_sim_world *world)
     return world->result;
 }
 
+/* How long the scheduler forgets a process: mostly short, now and then as long as a takeover. */
+static uint64_t bl_sim_stall(bl_sim_world *world)
+{
+    uint64_t bits = BL_SIM_STALL_BITS_MIN + bl_sim_below(world, BL_SIM_STALL_BITS);
+    return bl_sim_below(world, 1ull << bits);
+}
+
 void bl_sim_step(bl_sim_world *world, uint32_t line)
 {
     bl_sim_process *process = world->current;
@@ -190,7 +198,7 @@ void bl_sim_step(bl_sim_world *world, uint32_t line)
     if ((random >> 16 & world->switch_mask) != 0)
         return;
     if ((random >> 32) % 64 == 0)
-        process->wake_ns = world->now_ns + bl_sim_below(world, BL_SIM_STALL_NS);
+        process->wake_ns = world->now_ns + bl_sim_stall(world);
     bl_sim_switch(world);
 }
 

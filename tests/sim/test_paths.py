@@ -39,6 +39,11 @@ MUTANTS = {
         ("bl_house_write", "stream_line", 0),  # sessions that may still write
         ("bl_recover_adopt", "stream_line", 0),
     ),
+    "kv": (
+        ("bl_gather_flush", "stream", 0),
+        ("bl_scatter_read", "fence_full", 0),  # the payload is dropped after the entry's look
+        ("bl_scatter_read", "invalidate", 0),  # and not taken from the cache
+    ),
 }
 
 
