@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Annotated
 
@@ -27,13 +28,11 @@ Pace = Annotated[
 ]
 Threads = Annotated[int | None, typer.Option(min=1, help="The most that bandwidth uses.")]
 
-_SHOWN = {
+_COLUMNS = {
     "case": "case",
     "bytes": "bytes",
     "depth": "depth",
     "threads": "threads",
-    "memory": "memory",
-    "discipline": "discipline",
     "p50_ns": "p50 ns",
     "p99_ns": "p99 ns",
     "ops_per_s": "ops/s",
@@ -41,7 +40,6 @@ _SHOWN = {
     "limit": "limit",
     "ratio_to_limit": "ratio",
     "paper": "paper",
-    "note": "note",
 }
 
 
@@ -74,8 +72,7 @@ def bench(
     if json:
         print_json(rows)
     else:
-        for name in chosen:
-            _show(name, [row for row in rows if row["bench"] == name])
+        _show(rows)
     if plot is not None:
         beluga_bench.plot(rows, plot)
 
@@ -91,13 +88,16 @@ def rpc(
     bench(["rpc"], smoke, plot, pool, discipline, None, None, json)
 
 
-def _show(name: str, rows: Sequence[Mapping[str, object]]) -> None:
-    """A table of the fields that differ between the rows; those that do not stand above it."""
-    values = {field: {row[field] for row in rows} for field in _SHOWN}
-    same = [f"{_SHOWN[field]} {found.pop()}" for field, found in values.items() if len(found) == 1]
-    fields = [field for field, found in values.items() if len(found) > 1]
-    print_table(
-        [_SHOWN[field] for field in fields],
-        [[row[field] for field in fields] for row in rows],
-        title=", ".join([name, *(text for text in same if not text.endswith(" None"))]),
-    )
+def _show(rows: Sequence[Mapping[str, object]]) -> None:
+    """A table per benchmark and kind of memory, of the fields that any row has; then its notes."""
+    for name, group in groupby(rows, lambda row: (row["bench"], row["memory"], row["discipline"])):
+        table = list(group)
+        fields = [field for field in _COLUMNS if any(row[field] is not None for row in table)]
+        print_table(
+            [_COLUMNS[field] for field in fields],
+            [[row[field] for field in fields] for row in table],
+            title=", ".join(str(part) for part in name if part is not None),
+        )
+        for row in table:
+            if row["note"] is not None:
+                say(f"  {row['case']}: {row['note']}")

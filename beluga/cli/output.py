@@ -20,6 +20,8 @@ from rich.progress import (
 )
 from rich.table import Table
 
+_PIPE_WIDTH = 200  # columns
+
 # Bytes or requests done, and in all.
 Advance = Callable[[int, int], None]
 
@@ -41,7 +43,12 @@ def print_table(
         table.add_column(column, justify="left" if is_text else "right", overflow="fold")
     for row in rows:
         table.add_row(*map(_cell, row))
-    Console().print(table)
+    _print(table)
+
+
+def _print(table: Table) -> None:
+    """As wide as the terminal; a file or a pipe has room for every column."""
+    Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH).print(table)
 
 
 def _cell(value: object) -> str:
@@ -60,7 +67,7 @@ def print_facts(facts: Mapping[str, object]) -> None:
     table.add_column(justify="right", overflow="fold")
     for name, value in facts.items():
         table.add_row(name, _cell(value))
-    Console().print(table)
+    _print(table)
 
 
 def say(text: str) -> None:
