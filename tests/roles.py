@@ -8,14 +8,19 @@ A role prints "ready", then answers each line that it reads with one line, until
 from __future__ import annotations
 
 import json
+import queue
+import random
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 
-from blocks import keys, states
+import numpy as np
+from blocks import BLOCK_WORDS, CHAIN, content, keys, states
 
 from beluga.errors import BelugaError
-from beluga.meta import Grant, MetaClient, MetaServer
+from beluga.kvcache import KVCache
+from beluga.meta import BlockState, Grant, MetaClient, MetaServer
 from beluga.pool import Pool
 from beluga.rpc import METHOD_USER, Client, Server
 
@@ -115,12 +120,39 @@ def hold_blocks(pool: Pool) -> None:
                 answer("[]")
 
 
+def churn(pool: Pool) -> None:
+    """Puts and gets chains of blocks until it is told to end, and checks every byte that it gets.
+
+    ``go SEED CHAINS`` starts; the answer to the next line is JSON: blocks ``stored`` (their
+    numbers), how many were ``got``, and how many were ``wrong``.
+    """
+    mailbox: queue.Queue[str] = queue.Queue()
+    told = lines()
+    _, seed, chain_count = next(told).split()
+    threading.Thread(target=lambda: [mailbox.put(line) for line in told], daemon=True).start()
+    dice, target = random.Random(int(seed)), np.empty((CHAIN, BLOCK_WORDS), dtype=np.uint64)
+    stored: set[int] = set()
+    got = wrong = 0
+    with KVCache(pool, namespace="churn", timeout_s=20) as cache:
+        while mailbox.empty():
+            first = dice.randrange(int(chain_count)) * CHAIN
+            numbers = range(first, first + dice.randint(1, CHAIN))
+            hits = cache.get(keys(numbers), target[: len(numbers)]).hits
+            got += hits
+            wrong += sum(bool((target[i] != content(numbers[i])).any()) for i in range(hits))
+            rest = numbers[hits:]
+            result = cache.put(keys(rest), [content(number) for number in rest])
+            stored.update(rest[i] for i in np.flatnonzero(result.states == BlockState.GRANTED))
+        answer(json.dumps({"stored": sorted(stored), "got": got, "wrong": wrong}))
+
+
 def main() -> None:
     roles: dict[str, Callable[[Pool], None]] = {
         "serve": serve,
         "serve_index": serve_index,
         "call": call,
         "hold_blocks": hold_blocks,
+        "churn": churn,
     }
     try:
         with Pool.open(sys.argv[2:]) as pool:

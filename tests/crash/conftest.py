@@ -1,0 +1,19 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""Pools that crash tests fill with real bytes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture
+def paths(tmp_path: Path) -> list[Path]:
+    return [tmp_path / "a", tmp_path / "b"]
+
+
+@pytest.fixture(params=["coherent", "non-coherent"])
+def discipline(request: pytest.FixtureRequest) -> str:
+    return str(request.param)

@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""Processes are killed in the middle of puts and gets, again and again.
+
+Whoever is left reads only right bytes; what was stored stays stored; nothing is stuck.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from collections.abc import Iterable
+from contextlib import ExitStack
+from pathlib import Path
+
+import numpy as np
+import pytest
+from blocks import BLOCK_WORDS, CHAIN, content, eventually, keys
+from processes import Process
+
+from beluga.kvcache import KVCache
+from beluga.meta import MetaServer
+from beluga.pool import Pool
+
+MIB = 1 << 20
+SMALL, LARGE = 16 * MIB, 96 * MIB  # per device: evicts all the time, holds everything
+CHAINS = 60
+WORKERS = 3
+
+each_length = pytest.mark.parametrize(
+    "rounds", [6, pytest.param(150, marks=pytest.mark.slow)], ids=["short", "long"]
+)
+
+
+def make(paths: list[Path], device_size: int, discipline: str) -> Pool:
+    return Pool.create(paths, device_size=device_size, discipline=discipline, sparse=True)
+
+
+def start(role: str, paths: list[Path], seed: int) -> Process:
+    worker = Process(role, paths)
+    worker.say(f"go {seed} {CHAINS}")
+    return worker
+
+
+def report(worker: Process) -> dict[str, object]:
+    told: dict[str, object] = json.loads(worker.ask("enough"))
+    assert worker.end() == 0
+    return told
+
+
+def right(cache: KVCache, numbers: Iterable[int]) -> set[int]:
+    """The numbers whose blocks are there; every one must be whole."""
+    target, there = np.empty((1, BLOCK_WORDS), dtype=np.uint64), set()
+    for number in numbers:
+        found = cache.get(keys([number]), target)
+        assert found.mismatches == 0
+        if found.hits:
+            assert (target[0] == content(number)).all()
+            there.add(number)
+    return there
+
+
+def nothing_is_stuck(cache: KVCache) -> bool:
+    stat = cache.stat()
+    return (stat.grant_count, stat.pinned_count, stat.held_bytes) == (0, 0, 0)
+
+
+@each_length
+def test_killed_clients_leave_nothing_behind(
+    paths: list[Path], discipline: str, rounds: int
+) -> None:
+    dice = random.Random(rounds)
+    with make(paths, SMALL, discipline) as pool, MetaServer(pool) as server, ExitStack() as ends:
+        workers = [ends.enter_context(start("churn", paths, i)) for i in range(WORKERS)]
+        for turn in range(rounds):
+            time.sleep(dice.uniform(0.05, 0.3))
+            victim = dice.randrange(WORKERS)
+            workers[victim].kill()
+            workers[victim] = ends.enter_context(start("churn", paths, WORKERS + turn))
+        reports = [report(worker) for worker in workers]
+        assert [told["wrong"] for told in reports] == [0] * WORKERS
+        assert sum(int(str(told["got"])) for told in reports) > 0
+        assert eventually(lambda: server.stat().live_count == 0)
+        with KVCache(pool, namespace="churn") as cache:
+            assert nothing_is_stuck(cache)
+            there = right(cache, range(CHAINS * CHAIN))
+            stat = cache.stat()
+            assert stat.block_count == len(there) > 0
+            assert stat.used_bytes < stat.block_bytes * 1.1
+            cache.remove(keys(there))
+            stat = cache.stat()
+            assert stat.free_stripe_count == stat.stripe_count
+
+
+@each_length
+def test_killed_servers_lose_no_block(paths: list[Path], discipline: str, rounds: int) -> None:
+    dice = random.Random(rounds)
+    with make(paths, LARGE, discipline) as pool, ExitStack() as ends:
+        server = ends.enter_context(Process("serve_index", paths))
+        workers = [ends.enter_context(start("churn", paths, i)) for i in range(WORKERS)]
+        for _ in range(rounds):
+            time.sleep(dice.uniform(0.05, 0.3))
+            server.kill()
+            server = ends.enter_context(Process("serve_index", paths))
+        reports = [report(worker) for worker in workers]
+        assert [told["wrong"] for told in reports] == [0] * WORKERS
+        stored = set().union(*(set(told["stored"]) for told in reports))  # type: ignore[call-overload]
+        assert stored
+        server.kill()
+        with MetaServer(pool) as last, KVCache(pool, namespace="churn") as cache:
+            assert right(cache, range(CHAINS * CHAIN)) >= stored
+            assert eventually(lambda: last.stat().inherited_count == 0)
+            assert eventually(lambda: nothing_is_stuck(cache))
+            assert cache.stat().evict_count == cache.stat().damaged_count == 0
+
+
+@each_length
+def test_clients_and_servers_are_killed_together(
+    paths: list[Path], discipline: str, rounds: int
+) -> None:
+    dice = random.Random(rounds)
+    with make(paths, SMALL, discipline) as pool, ExitStack() as ends:
+        server = ends.enter_context(Process("serve_index", paths))
+        workers = [ends.enter_context(start("churn", paths, i)) for i in range(WORKERS)]
+        for turn in range(rounds):
+            time.sleep(dice.uniform(0.05, 0.3))
+            victim = dice.randrange(WORKERS)
+            workers[victim].kill()
+            server.kill()
+            server = ends.enter_context(Process("serve_index", paths))
+            workers[victim] = ends.enter_context(start("churn", paths, WORKERS + turn))
+        reports = [report(worker) for worker in workers]
+        assert [told["wrong"] for told in reports] == [0] * WORKERS
+        server.kill()
+        with MetaServer(pool), KVCache(pool, namespace="churn") as cache:
+            assert eventually(lambda: nothing_is_stuck(cache))
+            assert len(right(cache, range(CHAINS * CHAIN))) == cache.stat().block_count
