@@ -10,6 +10,7 @@
  * A reader believes a block only if its entry names the key, generation, offset, length and layout
  * it expects, before the copy and after it, and (unless the caller says no) if the copy's checksums
  * are the entry's. Otherwise it looks once more; then the block is a miss: never wrong bytes (D6).
+ * All of them are misses if another server has taken over meanwhile.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -202,6 +203,16 @@ static int bl_kv_read_again(const bl_session *session, const bl_kv_batch *batch,
     return bl_entry_agrees(session, batch, i, work, &after);
 }
 
+/* Does the server that pinned the blocks still speak for the pool? The next one knows nothing of these
+ * pins, and what it evicts, it clears in its own half of the table only. */
+static int bl_kv_pinned(const bl_session *session)
+{
+    bl_epoch_line epoch;
+    bl_fence_full(&session->pool->memory); /* not before the copy that this look confirms */
+    bl_epoch_read(session->pool, &epoch);
+    return bl_verify(&session->pool->memory, epoch.epoch == session->epoch);
+}
+
 /* Read the blocks that were hit: how many of the leading ones are right. */
 static uint32_t bl_kv_read_hits(bl_session *session, const bl_kv_batch *batch, uint32_t hits,
                                 bl_kv_work *work, uint8_t *states, uint64_t *mismatch_count)
@@ -224,7 +235,10 @@ static uint32_t bl_kv_read_hits(bl_session *session, const bl_kv_batch *batch, u
         if (states[i] != BL_BLOCK_HIT && i < leading)
             leading = i;
     }
-    return leading;
+    if (bl_kv_pinned(session))
+        return leading;
+    memset(states, BL_BLOCK_MISS, hits);
+    return 0;
 }
 
 int64_t bl_kv_get(bl_session *session, const bl_kv_batch *batch, uint8_t *states,
