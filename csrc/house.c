@@ -155,7 +155,9 @@ static int64_t bl_lobby_give(bl_server *server, const bl_lobby_request *request,
     server->live[server->live_count++] = number;
     server->stat.attach_count++;
     bl_house_write(server, number); /* a successor must know of it before the client does */
-    return number;
+    bl_fence_full(memory);          /* SYNC session.line: written before the epoch is read */
+    status = bl_server_still(server);
+    return status < 0 ? status : (int64_t)number;
 }
 
 static void bl_lobby_serve(bl_server *server, const bl_lobby_request *request, uint64_t now_ns)

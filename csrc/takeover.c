@@ -10,7 +10,8 @@
  *   1  prove N-2 gone; find N-1 silent (or refuse: it lives)
  *   2  copy what N-1 committed into the own half                      (hooks.adopt)
  *   3  publish epoch N; full fence                                    SYNC epoch.line
- *   4  read what N-1 has opened: it may be written by its clients     (hooks.reckon)
+ *   4  read whom N-1 gave a lane meanwhile, and what it has opened:
+ *      its clients may write there                                    (hooks.reckon)
  *
  * N-1, before it grants from an extent: writes its open mark, full fence, reads the epoch. Of the
  * two, each writes before it reads: either N-1 sees epoch N and grants nothing, or N sees the mark.
@@ -76,9 +77,11 @@ static int bl_session_over(const bl_server *server, const bl_session_line *line)
     return line->state == BL_SESSION_FREE || (line->host == server->host && !here);
 }
 
-/* The sessions of earlier epochs: nobody knows what they still write, until they are proven gone,
- * or an operator has declared it. */
-static void bl_takeover_inherit(bl_server *server, uint64_t old_epoch, int declared_gone)
+/* The sessions of earlier epochs: nobody knows what they still write, until they are proven gone.
+ * Looked at twice, before the epoch is out and after it: a predecessor that only seemed silent may
+ * have given a lane away in between. It writes the line and then reads the epoch; we write the
+ * epoch and then read the lines: one sees the other. */
+static void bl_takeover_inherit(bl_server *server, uint64_t old_epoch)
 {
     const bl_memory *memory = &server->pool->memory;
     const bl_geometry *g = &server->pool->geometry;
@@ -89,19 +92,28 @@ static void bl_takeover_inherit(bl_server *server, uint64_t old_epoch, int decla
         bl_session_line line;
         /* SYNC session.line: pairs with bl_house_write() */
         bl_load_line(memory, bl_session_offset(g, i, half), &line);
-        *lane = (bl_lane){.state = BL_SESSION_FREE, .proof = -1};
-        if (old_epoch != 0 && !declared_gone && bl_verify(memory, bl_table_whole(&line, i)) &&
-            !bl_session_over(server, &line)) {
-            *lane = (bl_lane){
-                .nonce = line.nonce,
-                .boot_id = {line.boot_id[0], line.boot_id[1]},
-                .epoch = line.epoch,
-                .host = line.host % BL_HOST_COUNT,
-                .state = BL_SESSION_DOUBTFUL,
-                .proof = bl_proof_watch(memory, server->directory, line.nonce),
-            };
-            server->inherited_count++;
-        }
+        if (!bl_verify(memory, bl_table_whole(&line, i)) || bl_session_over(server, &line) ||
+            (lane->state != BL_SESSION_FREE && lane->nonce == line.nonce))
+            continue;
+        bl_proof_end(memory, server->directory, lane->nonce, lane->proof, 0);
+        server->inherited_count += lane->state == BL_SESSION_FREE;
+        *lane = (bl_lane){
+            .nonce = line.nonce,
+            .boot_id = {line.boot_id[0], line.boot_id[1]},
+            .epoch = line.epoch,
+            .host = line.host % BL_HOST_COUNT,
+            .state = BL_SESSION_DOUBTFUL,
+            .proof = bl_proof_watch(memory, server->directory, line.nonce),
+        };
+        bl_house_write(server, i);
+    }
+}
+
+/* Before the first look: nobody has a lane, and the own half says so. */
+static void bl_takeover_clear(bl_server *server)
+{
+    for (uint32_t i = 0; i < server->pool->geometry.lane_count; i++) {
+        server->lanes[i] = (bl_lane){.state = BL_SESSION_FREE, .proof = -1};
         bl_house_write(server, i);
     }
 }
@@ -143,7 +155,10 @@ int bl_server_take(bl_server *server, const bl_server_hooks *hooks, int declared
     }
     server->epoch = (uint64_t)epoch;
     server->half = server->epoch % BL_HALF_COUNT;
-    bl_takeover_inherit(server, old.epoch, declared_gone);
+    bl_takeover_clear(server);
+    int inherits = old.epoch != 0 && !declared_gone;
+    if (inherits)
+        bl_takeover_inherit(server, old.epoch);
     status = hooks->adopt(hooks->context, old.epoch);
     if (status < 0)
         return status;
@@ -153,6 +168,8 @@ int bl_server_take(bl_server *server, const bl_server_hooks *hooks, int declared
         return status;
     bl_lobby_look(server, 0, 0); /* what is asked before the epoch is out was asked of another */
     bl_takeover_publish(server, BL_SERVER_SERVING);
+    if (inherits)
+        bl_takeover_inherit(server, old.epoch);
     bl_proof_end(memory, server->directory, before.nonce, -1, 1); /* its line is no more */
     return hooks->reckon(hooks->context, old.epoch, server->inherited_count > 0);
 }
@@ -226,7 +243,8 @@ void bl_server_destroy(bl_server *server)
     const bl_memory *memory = &server->pool->memory;
     bl_beat_stop(&server->beat);
     if (server->lock >= 0 && server->epoch != 0) {
-        if (bl_server_still(server) == 0)
+        bl_epoch_line line; /* still its own, though a successor may have taken over */
+        if (bl_epoch_line_read(server->pool, server->half, &line) && line.epoch == server->epoch)
             bl_takeover_publish(server, BL_SERVER_STOPPED); /* its word: nothing more is written */
         for (uint32_t i = 0; i < server->pool->geometry.lane_count; i++)
             bl_proof_end(memory, server->directory, server->lanes[i].nonce,
