@@ -203,8 +203,8 @@ static int bl_kv_read_again(const bl_session *session, const bl_kv_batch *batch,
     return bl_entry_agrees(session, batch, i, work, &after);
 }
 
-/* Does the server that pinned the blocks still speak for the pool? The next one knows nothing of these
- * pins, and what it evicts, it clears in its own half of the table only. */
+/* Does the server that pinned the blocks still speak for the pool? The next one knows nothing of
+ * these pins, and what it evicts, it clears in its own half of the table only. */
 static int bl_kv_pinned(const bl_session *session)
 {
     bl_epoch_line epoch;
