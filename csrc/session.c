@@ -99,7 +99,7 @@ int bl_session_call(bl_session *session, const bl_message *message, uint64_t tim
     const bl_memory *memory = &session->pool->memory;
     bl_wait wait = bl_wait_make(memory, timeout_ns);
     for (;;) {
-        int status = bl_session_ready(session, timeout_ns);
+        int status = bl_session_ready(session, bl_wait_left_ns(memory, &wait));
         if (status == 0)
             status = bl_lane_call(session, message, &wait);
         if (status != -BL_ERROR_SESSION_LOST && status != -BL_ERROR_TIMEOUT) {
@@ -108,7 +108,7 @@ int bl_session_call(bl_session *session, const bl_message *message, uint64_t tim
         }
         if (session->attached)
             bl_session_drop(session); /* the reply may come yet: nobody will listen on this nonce */
-        if (status == -BL_ERROR_TIMEOUT || bl_now_ns(memory) >= wait.deadline_ns)
+        if (status == -BL_ERROR_TIMEOUT || bl_wait_left_ns(memory, &wait) == 0)
             return -BL_ERROR_TIMEOUT;
     }
 }

@@ -29,6 +29,12 @@ static inline bl_wait bl_wait_make(const bl_memory *memory, uint64_t timeout_ns)
     return (bl_wait){now, now + timeout_ns, 0, 0};
 }
 
+static inline uint64_t bl_wait_left_ns(const bl_memory *memory, const bl_wait *wait)
+{
+    uint64_t now = bl_now_ns(memory);
+    return now < wait->deadline_ns ? wait->deadline_ns - now : 0;
+}
+
 /* One turn of waiting: 1, or 0 when the deadline has passed. */
 static inline int bl_wait_turn(const bl_memory *memory, bl_wait *wait)
 {
