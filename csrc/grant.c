@@ -33,7 +33,7 @@ static int64_t bl_grant(bl_meta *meta, uint32_t lane, const uint64_t key[2],
     }
     meta->blocks[number] = (bl_block){
         .key = {key[0], key[1]},
-        .generation = meta->server->epoch << BL_GENERATION_SHIFT | ++meta->generation,
+        .generation = bl_generation_new(meta),
         .offset = offset,
         .layout = head->layout,
         .length = head->length,

@@ -136,6 +136,12 @@ static inline int bl_line_used(const uint64_t word[8])
     return any != 0;
 }
 
+/* A number that no block or extent of this pool ever had. */
+static inline uint64_t bl_generation_new(bl_meta *meta)
+{
+    return meta->server->epoch << BL_GENERATION_SHIFT | ++meta->generation;
+}
+
 /* list: the head of a list of numbers linked through bl_block.links[kind]. */
 static inline void bl_list_add(bl_meta *meta, uint32_t *head, enum bl_list kind, uint32_t number)
 {

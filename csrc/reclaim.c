@@ -144,7 +144,7 @@ static uint32_t bl_cell_empty(bl_meta *meta, uint32_t block_size, const bl_exten
 static int bl_space_open(bl_meta *meta, uint32_t block_size, enum bl_fit fit)
 {
     bl_extent_view view;
-    int status = bl_extents_open(meta->extents, block_size, fit, ++meta->generation, &view);
+    int status = bl_extents_open(meta->extents, block_size, fit, bl_generation_new(meta), &view);
     if (status < 0)
         return status;
     bl_extent_write(meta, &view, BL_EXTENT_OPEN);
