@@ -17,26 +17,24 @@ from beluga._ffi import ffi, lib
 from beluga.errors import BelugaError, PoolError
 from beluga.pool import Pool
 
-ASKED = set(
-    [
-        "bench",
-        "case",
-        "bytes",
-        "depth",
-        "threads",
-        "memory",
-        "discipline",
-        "p50_ns",
-        "p99_ns",
-        "ops_per_s",
-        "gb_per_s",
-        "limit",
-        "ratio_to_limit",
-        "machine",
-        "commit",
-        "command",
-    ]
-)
+ASKED = {
+    "bench",
+    "case",
+    "bytes",
+    "depth",
+    "threads",
+    "memory",
+    "discipline",
+    "p50_ns",
+    "p99_ns",
+    "ops_per_s",
+    "gb_per_s",
+    "limit",
+    "ratio_to_limit",
+    "machine",
+    "commit",
+    "command",
+}
 JUDGED = {
     "coherence": ["streamed store", "read after flush"],
     "latency": ["read", "write"],
