@@ -147,6 +147,15 @@ static void bl_entry_look(const bl_session *session, const bl_kv_work *work, uin
                      &entries[i - first]); /* SYNC entry: pairs with bl_entry_write() */
 }
 
+/* Does the server that was asked still speak for the pool? Looked at after an entry: another server
+ * would write the other half, and this one would say for ever what is no longer true. */
+static int bl_epoch_stands(const bl_session *session)
+{
+    bl_epoch_line now;
+    bl_epoch_read(session->pool, &now);
+    return bl_verify(&session->pool->memory, now.epoch == session->epoch);
+}
+
 /* Does an entry say what the server said, and what the caller expects? */
 static int bl_entry_agrees(const bl_session *session, const bl_kv_batch *batch, uint32_t i,
                            const bl_kv_work *work, const bl_entry *entry)
@@ -200,7 +209,7 @@ static int bl_kv_read_again(const bl_session *session, const bl_kv_batch *batch,
         bl_kv_read(session, batch, i, work) < 0)
         return 0;
     bl_entry_look(session, work, half, i, 1, &after);
-    return bl_entry_agrees(session, batch, i, work, &after);
+    return bl_entry_agrees(session, batch, i, work, &after) && bl_epoch_stands(session);
 }
 
 /* Does the server that pinned the blocks still speak for the pool? The next one knows nothing of
@@ -225,8 +234,9 @@ static uint32_t bl_kv_read_hits(bl_session *session, const bl_kv_batch *batch, u
                         ? BL_BLOCK_HIT
                         : BL_BLOCK_MISS;
     bl_entry_look(session, work, half, 0, hits, work->entries); /* the second look */
+    int stands = bl_epoch_stands(session);
     for (uint32_t i = 0; i < hits; i++) {
-        if (states[i] == BL_BLOCK_HIT &&
+        if (stands && states[i] == BL_BLOCK_HIT &&
             bl_entry_agrees(session, batch, i, work, &work->entries[i]))
             continue;
         ++*mismatch_count;
