@@ -44,7 +44,7 @@ void bl_lane_send(bl_session *session, uint32_t method, uint32_t flags, const vo
                 memcpy(lines[i].payload, next, size);
         }
         for (uint32_t i = 0; i < batch; i++)
-            bl_request_seal(&lines[i], session->sent + 1 + i, session->nonce);
+            bl_message_seal(&lines[i], session->sent + 1 + i, session->nonce);
         /* SYNC lane.request: pairs with bl_lane_gather() */
         for (uint32_t i = 0; i < batch; i++)
             bl_stream_line(&session->pool->memory,

@@ -144,7 +144,7 @@ static void bl_lane_answer(bl_server *server, uint32_t number, uint32_t ready)
     for (uint32_t i = 0; i < ready; i++)
         bl_server_handle(server, number, &server->requests[i], &server->replies[i]);
     for (uint32_t i = 0; i < ready; i++) /* apart from what fills a line: see bl_lane_send() */
-        bl_reply_seal(&server->replies[i], lane->next + i, lane->nonce);
+        bl_message_seal(&server->replies[i], lane->next + i, lane->nonce);
     bl_fence_store(memory); /* entries, extents and bulk are out before a reply speaks of them */
     for (uint32_t i = 0; i < ready; i++)
         bl_stream_line(memory,

@@ -39,7 +39,8 @@ static inline uint64_t bl_wait_left_ns(const bl_memory *memory, const bl_wait *w
 static inline int bl_wait_turn(const bl_memory *memory, bl_wait *wait)
 {
     if (wait->waited_ns < BL_WAIT_SPIN_NS) {
-        bl_pause(memory);
+        if (wait->waited_ns > 0) /* not at once: an answer from near takes no longer than a pause */
+            bl_pause(memory);
         if (++wait->turns % BL_WAIT_TURNS)
             return 1;
     } else {
