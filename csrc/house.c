@@ -86,11 +86,11 @@ void bl_house_end(bl_server *server, uint32_t number, enum bl_end end)
 {
     bl_lane *lane = &server->lanes[number];
     bl_lane_over(server, number, end);
-    if (end == BL_END_GONE) {
+    bl_house_write(server, number);
+    if (end == BL_END_GONE) { /* not before: a successor that finds the line looks for the proof */
         bl_proof_end(&server->pool->memory, server->directory, lane->nonce, lane->proof, 1);
         lane->proof = -1;
     }
-    bl_house_write(server, number);
     bl_lobby_publish(server, lane->host);
 }
 
@@ -129,7 +129,9 @@ static int64_t bl_lobby_give(bl_server *server, const bl_lobby_request *request,
         return known;
     if (known >= 0) { /* an earlier server gave it a lane, and died before it could say so */
         bl_lane_over(server, (uint32_t)known, BL_END_GONE);
+        bl_house_write(server, (uint32_t)known); /* a nonce has one lane */
         bl_proof_end(memory, server->directory, request->nonce, server->lanes[known].proof, 0);
+        server->lanes[known].proof = -1;
     }
     int status = bl_lobby_clash_check(server, request, now_ns);
     if (status < 0)
@@ -165,6 +167,8 @@ static void bl_lobby_serve(bl_server *server, const bl_lobby_request *request, u
     int64_t lane = -BL_ERROR_BAD_REQUEST;
     if (request->operation == BL_LOBBY_ATTACH && request->nonce != 0) {
         lane = bl_lobby_give(server, request, now_ns);
+        if (lane == -BL_ERROR_DEPOSED)
+            return; /* its successor has seen the lane: let it answer */
     } else if (request->operation == BL_LOBBY_DETACH) {
         lane = bl_lane_of(server, request->nonce);
         if (lane >= 0)
