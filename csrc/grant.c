@@ -71,6 +71,17 @@ static void bl_reserve_one(bl_meta *meta, uint32_t lane, const uint64_t key[2],
     record->length = meta->blocks[number].length;
 }
 
+/* Space of blocks that were committed may be granted only while this server speaks for the pool: a
+ * successor that read their entries before they were cleared serves them. 0 or an error. */
+static int bl_reuse_check(bl_meta *meta)
+{
+    if (!meta->reused)
+        return 0;
+    bl_fence_full(&meta->pool->memory); /* SYNC entry.reuse: cleared before the epoch is read */
+    meta->reused = 0;
+    return bl_server_still(meta->server);
+}
+
 int bl_handle_reserve(void *context, bl_call *call)
 {
     bl_meta *meta = context;
@@ -86,8 +97,10 @@ int bl_handle_reserve(void *context, bl_call *call)
         bl_reserve_one(meta, call->lane, key, &head, &record);
         bl_meta_record(call, i, &record);
     }
-    bl_meta_reply(call, head.count, 0, head.count);
-    return 0;
+    int status = bl_reuse_check(meta);
+    if (status == 0)
+        bl_meta_reply(call, head.count, 0, head.count);
+    return status;
 }
 
 /* The block that a commit names, if it is as the commit says: its number, or -BL_ERROR_NO_GRANT. */

@@ -71,6 +71,8 @@ struct bl_meta {
     uint32_t free_number;       /* first of the numbers given back */
     uint32_t fresh_number;      /* numbers from here on were never used */
     uint64_t generation;        /* counter of this epoch */
+    uint32_t adopted;           /* the predecessor's extents are known */
+    uint32_t reused;            /* space of committed blocks was freed since the epoch was read */
     uint64_t held_bytes[BL_HOST_COUNT]; /* by doubtful sessions of this epoch */
     bl_meta_stat stat;
 };

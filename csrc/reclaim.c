@@ -69,6 +69,7 @@ void bl_space_give(bl_meta *meta, uint32_t number)
     uint64_t offset = meta->blocks[number].offset;
     bl_list_remove(meta, bl_extent_list(meta, offset), BL_LIST_EXTENT, number);
     bl_extents_give(meta->extents, offset);
+    meta->reused = 1;
     bl_extent_return(meta, offset);
 }
 

@@ -86,6 +86,7 @@ int bl_recover_adopt(void *context, uint64_t old_epoch)
     const bl_geometry *g = &meta->pool->geometry;
     uint32_t half = meta->server->half, old_half = 1 - half;
     meta->fresh_number = 0;
+    meta->stat.damaged_count = 0;
     for (uint32_t number = 0; old_epoch != 0 && number < g->block_count_max; number++) {
         bl_entry entry, own;
         bl_block *block = &meta->blocks[number];
@@ -114,7 +115,8 @@ int bl_recover_adopt(void *context, uint64_t old_epoch)
             bl_entry_clear(meta, number); /* of two epochs ago */
     }
     if (old_epoch != 0)
-        bl_recover_extents(meta, 0); /* after the entries: so each of them has its extent's mark */
+        bl_recover_extents(meta, meta->adopted); /* last: so each entry has its extent's mark */
+    meta->adopted = 1;
     bl_fence_store(memory); /* the own half is whole before the epoch names it */
     return 0;
 }

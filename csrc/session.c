@@ -102,7 +102,8 @@ int bl_session_call(bl_session *session, const bl_message *message, uint64_t tim
         int status = bl_session_ready(session, bl_wait_left_ns(memory, &wait));
         if (status == 0)
             status = bl_lane_call(session, message, &wait);
-        if (status != -BL_ERROR_SESSION_LOST && status != -BL_ERROR_TIMEOUT) {
+        if (status != -BL_ERROR_SESSION_LOST && status != -BL_ERROR_DEPOSED &&
+            status != -BL_ERROR_TIMEOUT) {
             session->stat.call_count++;
             return status;
         }

@@ -10,11 +10,13 @@
  *   1  prove N-2 gone; find N-1 silent (or refuse: it lives)
  *   2  copy what N-1 committed into the own half                      (hooks.adopt)
  *   3  publish epoch N; full fence                                    SYNC epoch.line
- *   4  read whom N-1 gave a lane meanwhile, and what it has opened:
- *      its clients may write there                                    (hooks.reckon)
+ *   4  read whom N-1 gave a lane meanwhile, what an undead one has cleared, and what it has
+ *      opened: its clients may write there                            (hooks.reckon)
  *
- * N-1, before it grants from an extent: writes its open mark, full fence, reads the epoch. Of the
- * two, each writes before it reads: either N-1 sees epoch N and grants nothing, or N sees the mark.
+ * N-1, before it grants from a new extent: writes its open mark, full fence, reads the epoch.
+ * Before it grants the space of a committed block: clears its entry, full fence, reads the epoch.
+ * Of the two servers each writes before it reads: either N-1 sees epoch N and grants nothing, or N
+ * sees the mark, or the cleared entry.
  */
 #include "server.h"
 
@@ -56,12 +58,14 @@ static int bl_server_beats(const bl_server *server, const bl_epoch_line *line)
 }
 
 /* Which epoch may this server take? Its number, or an error. old: the line of its predecessor;
- * before: of N-2, whose half the new server will write. */
+ * before: of N-2, whose half the new server will write. undead: nothing proves the predecessor
+ * gone. */
 static int64_t bl_takeover_epoch(const bl_server *server, int declared_gone, bl_epoch_line *old,
-                                 bl_epoch_line *before)
+                                 bl_epoch_line *before, int *undead)
 {
     bl_epoch_read(server->pool, old);
-    if (!declared_gone && !bl_server_gone(server, old) && bl_server_beats(server, old))
+    *undead = !declared_gone && !bl_server_gone(server, old);
+    if (*undead && bl_server_beats(server, old))
         return -BL_ERROR_SERVER_ALIVE;
     if (!bl_epoch_line_read(server->pool, (old->epoch + 1) % BL_HALF_COUNT, before))
         memset(before, 0, sizeof *before);
@@ -141,7 +145,8 @@ int bl_server_take(bl_server *server, const bl_server_hooks *hooks, int declared
     server->lock = bl_host_lock(memory, server->directory, "server");
     if (server->lock < 0)
         return server->lock == -EAGAIN ? -BL_ERROR_SERVER_ALIVE : server->lock;
-    int64_t epoch = bl_takeover_epoch(server, declared_gone, &old, &before);
+    int undead;
+    int64_t epoch = bl_takeover_epoch(server, declared_gone, &old, &before, &undead);
     int status = epoch < 0 ? (int)epoch : 0;
     if (status == 0) {
         server->nonce = bl_new_nonce(memory);
@@ -171,6 +176,10 @@ int bl_server_take(bl_server *server, const bl_server_hooks *hooks, int declared
     if (inherits)
         bl_takeover_inherit(server, old.epoch);
     bl_proof_end(memory, server->directory, before.nonce, -1, 1); /* its line is no more */
+    if (undead) /* SYNC entry.reuse: what it has cleared meanwhile, it may have granted */
+        status = hooks->adopt(hooks->context, old.epoch);
+    if (status < 0)
+        return status;
     return hooks->reckon(hooks->context, old.epoch, server->inherited_count > 0);
 }
 
