@@ -212,16 +212,6 @@ static int bl_kv_read_again(const bl_session *session, const bl_kv_batch *batch,
     return bl_entry_agrees(session, batch, i, work, &after) && bl_epoch_stands(session);
 }
 
-/* Does the server that pinned the blocks still speak for the pool? The next one knows nothing of
- * these pins, and what it evicts, it clears in its own half of the table only. */
-static int bl_kv_pinned(const bl_session *session)
-{
-    bl_epoch_line epoch;
-    bl_fence_full(&session->pool->memory); /* not before the copy that this look confirms */
-    bl_epoch_read(session->pool, &epoch);
-    return bl_verify(&session->pool->memory, epoch.epoch == session->epoch);
-}
-
 /* Read the blocks that were hit: how many of the leading ones are right. */
 static uint32_t bl_kv_read_hits(bl_session *session, const bl_kv_batch *batch, uint32_t hits,
                                 bl_kv_work *work, uint8_t *states, uint64_t *mismatch_count)
@@ -245,10 +235,7 @@ static uint32_t bl_kv_read_hits(bl_session *session, const bl_kv_batch *batch, u
         if (states[i] != BL_BLOCK_HIT && i < leading)
             leading = i;
     }
-    if (bl_kv_pinned(session))
-        return leading;
-    memset(states, BL_BLOCK_MISS, hits);
-    return 0;
+    return leading;
 }
 
 int64_t bl_kv_get(bl_session *session, const bl_kv_batch *batch, uint8_t *states,
