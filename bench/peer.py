@@ -11,7 +11,6 @@ import json
 import signal
 import subprocess
 import sys
-from types import TracebackType
 from typing import IO, Any, cast
 
 from beluga.errors import BelugaError
@@ -60,12 +59,7 @@ class Peer:
     def __enter__(self) -> Peer:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.resume()
         self._asks.close()
         try:

@@ -56,13 +56,7 @@ static void bl_check_extents(bl_check *check)
             bl_found(check, BL_FINDING_EXTENT_DAMAGED, stripe, 0);
             continue;
         }
-        bl_extent_view view = {
-            .generation = line.generation,
-            .first_stripe = line.first_stripe,
-            .stripe_count = line.stripe_count,
-            .block_size = line.block_size,
-            .block_count = line.block_count,
-        };
+        bl_extent_view view = bl_extent_of(&line);
         if (line.state == BL_EXTENT_FREE)
             continue;
         check->report->extent_count++;

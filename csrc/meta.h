@@ -144,6 +144,18 @@ static inline uint64_t bl_generation_new(bl_meta *meta)
     return meta->server->epoch << BL_GENERATION_SHIFT | ++meta->generation;
 }
 
+/* What a mark says of its extent; to be believed by bl_extents_adopt() alone. */
+static inline bl_extent_view bl_extent_of(const bl_extent_line *line)
+{
+    return (bl_extent_view){
+        .generation = line->generation,
+        .first_stripe = line->first_stripe,
+        .stripe_count = line->stripe_count,
+        .block_size = line->block_size,
+        .block_count = line->block_count,
+    };
+}
+
 /* list: the head of a list of numbers linked through bl_block.links[kind]. */
 static inline void bl_list_add(bl_meta *meta, uint32_t *head, enum bl_list kind, uint32_t number)
 {

@@ -62,13 +62,7 @@ static void bl_recover_extents(bl_meta *meta, int again)
         bl_load_line(memory, own_offset, &own);
         if (again && bl_table_whole(&own, stripe) && own.state == BL_EXTENT_OPEN)
             continue;
-        bl_extent_view view = {
-            .generation = line.generation,
-            .first_stripe = line.first_stripe,
-            .stripe_count = line.stripe_count,
-            .block_size = line.block_size,
-            .block_count = line.block_count,
-        };
+        bl_extent_view view = bl_extent_of(&line);
         if (bl_verify(memory, bl_table_whole(&line, stripe)) && line.state == BL_EXTENT_OPEN &&
             line.first_stripe == stripe && bl_extents_adopt(meta->extents, &view) == 0) {
             bl_extent_write(meta, &view, BL_EXTENT_OPEN);

@@ -16,8 +16,6 @@ from beluga._ffi import ffi, lib
 from beluga.errors import BelugaError, RpcError, check
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from beluga.pool import Pool
 
 log = logging.getLogger(__name__)
@@ -162,12 +160,7 @@ class Server:
             raise
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
 
