@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
 """Builds the C core with cffi and names the packages; the rest is in pyproject.toml."""
 
 from setuptools import find_packages, setup

@@ -1,9 +1,12 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
 """What tests of several layers need: directories in memory, commands run as a user runs them."""
 
 from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -14,6 +17,9 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 
+# A shell starts what it puts in the background with Ctrl-C ignored, and children inherit that: the
+# commands that are tested must hear it all the same.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 ROOM = 512 << 20  # more than the pools of any one test
 

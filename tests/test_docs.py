@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
 """The documents tell the truth: commands exist, links resolve, every command is mentioned."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
 """One list of errors: the enum of csrc/api.h, the exceptions, and the tree drawn above them."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
 """What users may import, frozen: adding or removing a public name takes an edit here."""
 
 from __future__ import annotations

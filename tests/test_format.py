@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
 """The bytes in a pool: one source, frozen, the same for C and Python, and drawn in FORMAT.md."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
 """Imports and includes go down the layers only. The two lists below are all the data there is."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
 """The rules of style that a program can check. There is no list of exceptions."""
 
 from __future__ import annotations

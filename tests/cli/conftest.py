@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
 """A small pool for commands, and a server of it."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
 """``beluga bench``: rows for machines, a table for people."""
 
 from __future__ import annotations

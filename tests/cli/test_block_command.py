@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
 """``beluga put`` and ``get``: one block by hand."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
 """How commands end, and what they need."""
 
 from __future__ import annotations

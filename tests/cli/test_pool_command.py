@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
 """``beluga mount``, ``umount`` and ``pool``: what they print, remember and refuse."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
 """``beluga serve``, ``ping`` and ``stat``: processes that find each other through a pool."""
 
 from __future__ import annotations

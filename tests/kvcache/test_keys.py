@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
 """Keys: the same everywhere, and different for whatever is different."""
 
 from __future__ import annotations

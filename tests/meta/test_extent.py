@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
 """The allocator against its model; then how full it gets, by exact arithmetic."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
 """The index against a dict: first the promises, then what removal leaves behind."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
 """A session's pins against a dict."""
 
 from __future__ import annotations

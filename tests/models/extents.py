@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
 """What csrc/extent.h promises, in dicts and lists: every question is answered by looking at all."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
 """Which stripes extent.h promises a class: every size and every place is tried."""
 
 from __future__ import annotations

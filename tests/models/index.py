@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
 """What csrc/index.h promises, as a dict."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
 """Names of devices for the pools of these tests."""
 
 from __future__ import annotations

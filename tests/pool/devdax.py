@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
 """A made-up sysfs in which some character device of this machine is a devdax node."""
 
 from __future__ import annotations

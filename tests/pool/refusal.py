@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
 """What a refusal looks like: exactly this kind of error, in one line that helps."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
 """Opening a pool: any order of its devices, and nothing else."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
 """What a device is; devdax nodes by a made-up sysfs that calls /dev/null one."""
 
 from __future__ import annotations

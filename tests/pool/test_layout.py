@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
 """Where the regions of a pool lie."""
 
 from __future__ import annotations

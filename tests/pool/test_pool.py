@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
 """A pool's bytes: where they lie, that they stay, and that nobody else's are touched."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
 """How much room there is: the least of all limits, in a made-up proc and sys."""
 
 from __future__ import annotations

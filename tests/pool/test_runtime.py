@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
 """Where the processes of one host meet about a pool."""
 
 from __future__ import annotations

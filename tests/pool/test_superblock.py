@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
 """A superblock is foreign input: every way to be wrong has its name."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
 """Fixtures that hold the CPU to one path after another: a test that takes one is run on each."""
 
 from __future__ import annotations

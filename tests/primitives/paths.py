@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
 """Every path that a CPU can be held to: what to leave of it, and what it must have for that."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
 """CRC-32C: published values, and every path against every other."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
 """A flush flushes the address it was given: on a page that none may touch, the fault says which.
 
 On a coherent machine nothing else tells a right flush from one that flushes, say, the pointer.

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
 """The primitives on buffers, by every path of this CPU."""
 
 from __future__ import annotations

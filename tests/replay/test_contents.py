@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
 """Contents of replayed blocks: every kind of wrong byte is noticed."""
 
 from __future__ import annotations

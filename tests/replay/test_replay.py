@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
 """Replays by real processes: all is counted and checked, and nothing is left behind."""
 
 from __future__ import annotations

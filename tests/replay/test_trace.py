@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
 """Traces: read, refused by line, and what an ideal cache makes of them."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
 """Runs scenarios of the simulator, with every site at work or with one skipped."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
 """The rules of coherence.h hold in the simulator, and each breaks when one verb is left out."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
 """Each path of the protocol runs right in the simulator, and a verb too few on it is noticed."""
 
 from __future__ import annotations

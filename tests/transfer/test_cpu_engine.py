@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
 """Blocks between scattered memory and a pool, against what slices of bytes would do."""
 
 from __future__ import annotations
