@@ -20,7 +20,7 @@ from beluga.rpc import Client, Server
 DeclaredGone = Annotated[
     bool,
     typer.Option(
-        "--declare-gone", help="You know that every earlier server of the pool is switched off."
+        "--declare-gone", help="You know that every earlier server and client is switched off."
     ),
 ]
 _LOOK_INTERVAL_S = 0.5
