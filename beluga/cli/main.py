@@ -3,8 +3,8 @@
 """The ``beluga`` and ``cxl-rpc`` commands: how a command ends, whatever happens in it.
 
 Exit status: 0 only on success; 1 and one line on stderr for anything a person can mend; 2 for a
-command line that makes no sense; 130 after Ctrl-C, 143 after SIGTERM. Results go to stdout, all
-else to stderr.
+command line that makes no sense; 130 after Ctrl-C, 143 after SIGTERM, 129 when its terminal goes
+away. Results go to stdout, all else to stderr.
 """
 
 from __future__ import annotations
@@ -37,7 +37,9 @@ def _run(name: str, module: str) -> NoReturn:
         if missing not in _TOOLS:
             raise
         sys.exit(f"{name}: error: the commands need {missing}; pip install 'beluga[tools]'")
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # clean up first
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) != signal.SIG_IGN:  # as under nohup
+            signal.signal(number, lambda number, _: sys.exit(128 + number))  # clean up first
     try:
         app(prog_name=name)
     except (BelugaError, OSError) as error:

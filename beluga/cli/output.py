@@ -78,13 +78,25 @@ def say(text: str) -> None:
 
 @contextmanager
 def progress(what: str, *, shown: bool = True) -> Iterator[Advance]:
-    """A bar on stderr that the yielded function moves; it goes when the block ends."""
+    """A bar on stderr that the yielded function moves.
+
+    It appears with the first move: a command that is refused before prints its error alone.
+    """
     columns: tuple[ProgressColumn, ...] = (
         TextColumn("{task.description}"),
         BarColumn(),
         TaskProgressColumn(),
         TimeElapsedColumn(),
     )
-    with Progress(*columns, console=Console(stderr=True), disable=not shown) as bar:
-        task = bar.add_task(what, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
+    bar = Progress(*columns, console=Console(stderr=True), disable=not shown)
+    task = bar.add_task(what, total=None)
+
+    def advance(done: int, total: int) -> None:
+        bar.start()
+        bar.update(task, completed=done, total=total)
+
+    try:
+        yield advance
+    finally:
+        if bar.live.is_started:
+            bar.stop()

@@ -43,7 +43,7 @@ def replay(
     requests = read_trace(trace) if trace else make_workload(Conversations())
     options = Options(
         client_count=clients,
-        block_size=block_bytes or (4096 if trace else _MADE_UP_BLOCK_SIZE),
+        block_size=_block_size(trace) if block_bytes is None else block_bytes,
         pool_size=pool_bytes,
         speed=speed,
         verify=verify,
@@ -56,6 +56,10 @@ def replay(
         print_facts(_facts(result, clients, verify))
     if result.verify_errors:
         raise ReplayError(f"{result.verify_errors} blocks came back with wrong bytes")
+
+
+def _block_size(trace: Path | None) -> int:
+    return 4096 if trace else _MADE_UP_BLOCK_SIZE
 
 
 def _facts(result: Result, clients: int, verify: bool) -> dict[str, object]:

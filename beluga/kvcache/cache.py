@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     Digests = Sequence[bytes] | NDArray[np.uint8] | NDArray[np.uint64]
 
 CHUNK_SIZE: int = lib.BL_CHUNK_SIZE
+_BLOCK_SIZE_MAX: int = lib.BL_EXTENT_STRIPES_MAX * lib.BL_STRIPE_SIZE
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -132,6 +133,10 @@ class KVCache:
         states = np.zeros(len(keys), dtype=np.uint8)
         statuses = np.zeros(len(keys), dtype=np.int32)
         for run in runs(sources, writable=False):
+            if run.length > _BLOCK_SIZE_MAX:
+                raise LayoutError(
+                    f"a block of {run.length} bytes; the pool takes up to {_BLOCK_SIZE_MAX}"
+                )
             part = slice(run.start, run.start + run.count)
             with self.client.session() as session:
                 check(

@@ -185,7 +185,9 @@ def _make_file(device: Device, size: int, sparse: bool, undo: ExitStack) -> Devi
     try:
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | made, 0o600)
     except FileExistsError:
-        raise PoolExistsError(f"{path} was made by somebody else just now; try again") from None
+        raise PoolExistsError(
+            f"{path} is a link to nothing, or was made by another just now; remove it, or try again"
+        ) from None
     except OSError as error:
         raise explain(error, path) from None
     try:

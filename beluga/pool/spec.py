@@ -21,6 +21,7 @@ STRIPE_SIZE: int = lib.BL_STRIPE_SIZE
 _UNITS = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
 _SIZE = re.compile(r"(0[xX][0-9a-fA-F]+|[0-9]+)\s*(?:([KMGT])(?:iB)?)?", re.IGNORECASE)
 _SLICE = re.compile(r"(?P<path>.+)@(?P<offset>[0-9]\w*)\+(?P<size>\w+)")
+_SLICE_MEANT = re.compile(r".+@(?:[-+]?[0-9]+[KMGT]?(?:iB)?|[^/@]*\+[^/@]*)", re.IGNORECASE)
 _OPTION = re.compile(r"(?P<rest>.+),(?P<name>[a-z]+)=(?P<value>[^,]*)")
 
 
@@ -74,6 +75,8 @@ class DeviceSpec:
             rest = match["path"]
             offset, size = parse_size(match["offset"]), parse_size(match["size"])
             _judge_slice(whole, offset, size)
+        elif _SLICE_MEANT.fullmatch(rest):
+            raise DeviceSpecError(f"{whole}: a slice is PATH@OFFSET+SIZE, such as PATH@2M+16M")
         if not rest:
             raise DeviceSpecError("a device needs a path: PATH or PATH@OFFSET+SIZE")
         path = Path(rest).absolute()

@@ -24,7 +24,7 @@ from beluga.pool import Pool
 from beluga.replay.contents import Contents, Digests, Ids, digests
 from beluga.replay.dealer import tickets
 from beluga.replay.job import Job
-from beluga.replay.process import report, stay_with_parent
+from beluga.replay.process import report
 from beluga.replay.trace import Request, read_trace
 from beluga.rpc import Client
 
@@ -125,7 +125,6 @@ def work(job: Job) -> None:
 
 def main() -> None:
     """Work, or report in a line why not."""
-    stay_with_parent()
     try:
         work(msgspec.json.decode(sys.argv[1], type=Job))
     except (BelugaError, OSError) as error:

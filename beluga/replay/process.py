@@ -26,19 +26,21 @@ def report(message: Mapping[str, object]) -> None:
         sys.exit(1)
 
 
-def stay_with_parent() -> None:
-    """In a child: Ctrl-C is the parent's to answer, who ends its children."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-
-
 class Process:
-    """A child that runs a module of this package; ended by :meth:`stop`, at the latest."""
+    """A child that runs a module of this package; ended by :meth:`stop`, at the latest.
+
+    Ctrl-C is the parent's to answer, who ends its children: they start with it blocked.
+    """
 
     def __init__(self, name: str, module: str, arguments: Sequence[str], stdin: int) -> None:
         self.name = name
-        self._child = subprocess.Popen(
-            [sys.executable, "-m", module, *arguments], stdin=stdin, stdout=subprocess.PIPE
-        )
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            self._child = subprocess.Popen(
+                [sys.executable, "-m", module, *arguments], stdin=stdin, stdout=subprocess.PIPE
+            )
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     @property
     def stdout(self) -> IO[bytes]:

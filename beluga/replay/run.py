@@ -77,7 +77,8 @@ class _Crew:
 
     def __init__(self, cleanup: ExitStack, job: Job, client_count: int, tickets: int) -> None:
         self._messages: queue.Queue[tuple[int, dict[str, Any] | ReplayError]] = queue.Queue()
-        server = Process("the server", "beluga.replay.server", job.devices, subprocess.PIPE)
+        arguments = [str(Path(job.trace).parent), *job.devices]
+        server = Process("the server", "beluga.replay.server", arguments, subprocess.PIPE)
         cleanup.callback(server.stop)
         server.next_report()
         argument = msgspec.json.encode(job).decode()

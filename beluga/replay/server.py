@@ -1,25 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The server process of a replay: ``python -m beluga.replay.server DEVICE...``.
+"""The server process of a replay: ``python -m beluga.replay.server DIRECTORY DEVICE...``.
 
 Says so on stdout once it serves, and ends when its stdin does: with its parent, however that ends.
+Then it removes DIRECTORY, where the devices lie: a parent that was killed cannot.
 """
 
 from __future__ import annotations
 
+import shutil
 import sys
 
 from beluga.errors import BelugaError
 from beluga.meta import MetaServer
 from beluga.pool import Pool
-from beluga.replay.process import report, stay_with_parent
+from beluga.replay.process import report
 
 
 def main() -> None:
     """Serve the pool until stdin ends."""
-    stay_with_parent()
+    directory, *devices = sys.argv[1:]
     try:
-        with Pool.open(sys.argv[1:]) as pool, MetaServer(pool) as server:
+        with Pool.open(devices) as pool, MetaServer(pool) as server:
             report({"ready": True})
             sys.stdin.buffer.read()
             if server.failure is not None:
@@ -27,6 +29,8 @@ def main() -> None:
     except (BelugaError, OSError) as error:
         report({"error": str(error)})
         sys.exit(1)
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
 
 
 if __name__ == "__main__":

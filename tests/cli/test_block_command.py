@@ -57,3 +57,12 @@ def test_an_empty_file_is_refused(run: Run, pool: list[str]) -> None:
     refused = run("put", "key", "-", *pool)
     assert refused.returncode == 1
     assert "is empty" in refused.stderr
+
+
+def test_a_file_larger_than_any_block_is_refused(run: Run, pool: list[str], tmp_path: Path) -> None:
+    path = tmp_path / "large"
+    with path.open("wb") as file:
+        file.truncate(200 << 20)
+    refused = run("put", "key", path, *pool)
+    assert refused.returncode == 1
+    assert "up to 134217728" in refused.stderr

@@ -55,9 +55,10 @@ def test_umount_forgets_the_pool(run: Run, paths: list[str]) -> None:
 
 def test_create_refuses_to_overwrite_a_pool(run: Run, paths: list[str]) -> None:
     assert run("pool", "create", *paths, "--size", "16M").returncode == 0
-    refused = run("pool", "create", *paths, "--size", "16M", "--json")
+    refused = run("pool", "create", *paths, "--size", "16M")
     assert refused.returncode == 1
     assert "--force" in refused.stderr
+    assert refused.stderr.count("\n") == 1
     assert run("pool", "create", *paths, "--size", "16M", "--force").returncode == 0
 
 

@@ -100,6 +100,13 @@ def test_a_pool_without_room_for_tables_is_refused(run: Run, trace: Path) -> Non
     refused = run("replay", trace, "--pool-bytes", "4M")
     assert refused.returncode == 1
     assert "give at least" in refused.stderr
+    assert refused.stderr.count("\n") == 1, "no bar of what never began"
+
+
+def test_a_block_of_no_bytes_is_refused(run: Run, trace: Path) -> None:
+    refused = run("replay", trace, "--block-bytes", "0", "--json")
+    assert (refused.returncode, refused.stdout) == (1, "")
+    assert "a block of 0 bytes" in refused.stderr
 
 
 def test_a_person_gets_a_table(run: Run) -> None:
@@ -125,7 +132,9 @@ def test_a_killed_process_ends_the_replay(start: Start, trace: Path, module: str
     wait_until_gone(server + clients)
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
+)
 def test_a_stopped_replay_leaves_nothing(
     start: Start, trace: Path, number: signal.Signals, status: int
 ) -> None:
@@ -138,6 +147,16 @@ def test_a_stopped_replay_leaves_nothing(
     assert "Traceback" not in stderr
     assert not pool_directory(server[0][1]).exists()
     wait_until_gone(server + clients)
+
+
+def test_a_killed_replay_leaves_nothing(start: Start, trace: Path) -> None:
+    replay = start("replay", trace, "--json", "--speed", "0.05")
+    server = wait_for_children(replay.pid, "beluga.replay.server", 1)
+    clients = wait_for_children(replay.pid, "beluga.replay.client", 2)
+    replay.kill()
+    replay.wait()
+    wait_until_gone(server + clients)
+    assert not pool_directory(server[0][1]).exists()
 
 
 @pytest.mark.slow
