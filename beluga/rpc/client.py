@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from beluga.pool import Pool
 
 NS_PER_S = 1_000_000_000
+EXIT_WAIT_S = 1.0  # for a daemon thread's call; past it the kernel's proof ends the session
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -47,12 +48,11 @@ class Client:
     def __init__(self, pool: Pool, *, host: int | None = None, timeout_s: float = 5.0) -> None:
         self.pool = pool
         self.timeout_s = timeout_s
-        self._lock = threading.Lock()
+        self._held = _Held()
         self._size = ffi.new("uint32_t *")
         self._reply = ffi.new("uint8_t[]", pool.geometry.bulk_size)
         self._message = ffi.new("bl_message *")
         self._pid = os.getpid()
-        self._session: Any = None
         out = ffi.new("bl_session **")
         directory = os.fsencode(pool.runtime_dir)
         check(
@@ -61,8 +61,8 @@ class Client:
             ),
             "attaching to the pool's server",
         )
-        self._session = out[0]
-        self._end = weakref.finalize(self, lib.bl_session_close, out[0])
+        self._held.session = out[0]
+        self._end = weakref.finalize(self, self._held.end, EXIT_WAIT_S)
         _clients.add(self)
         pool.before_close(self.close)
 
@@ -110,15 +110,13 @@ class Client:
     def close(self) -> None:
         """Give the lane back. Without a server that listens, its successor finds the proof."""
         _clients.discard(self)
-        with self._lock:
-            self._session = None
-            self._end()
+        self._held.end()
+        self._end.detach()
 
     def _forget(self) -> None:
         """In a forked child: the session is the parent's, and so is whatever held the lock."""
-        lib.bl_session_forked(self._session)
-        self._lock = threading.Lock()
-        self._session = None
+        lib.bl_session_forked(self._held.session)
+        self._held = _Held()
         self._end.detach()
 
     def __enter__(self) -> Client:
@@ -126,6 +124,22 @@ class Client:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+class _Held:
+    """A C session and the lock of whoever uses it; apart from the client, whose end it outlives."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.session: Any = None
+
+    def end(self, wait_s: float = -1) -> None:
+        """Close the session when nobody uses it; after ``wait_s`` of use (-1: never) leave it."""
+        if self.lock.acquire(timeout=wait_s):
+            session, self.session = self.session, None
+            if session is not None:
+                lib.bl_session_close(session)
+            self.lock.release()
 
 
 class _Locked:
@@ -140,14 +154,15 @@ class _Locked:
             raise ForkedSessionError(
                 "this session belongs to the parent process; make a new Client after fork"
             )
-        client._lock.acquire()
-        if client._session is None:
-            client._lock.release()
+        held = client._held
+        held.lock.acquire()
+        if held.session is None:
+            held.lock.release()
             raise RpcError("this client is closed; make a new one")
-        return client._session
+        return held.session
 
     def __exit__(self, *_: object) -> None:
-        self._client._lock.release()
+        self._client._held.lock.release()
 
 
 _clients: weakref.WeakSet[Client] = weakref.WeakSet()

@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -218,3 +220,30 @@ def test_a_child_that_lives_on_does_not_keep_its_parents_session(
         os.close(write)
         os.close(read)
         os.waitpid(child, 0)
+
+
+BUSY_AT_EXIT = """
+import sys, threading
+from beluga.pool import Pool
+from beluga.rpc import METHOD_USER, Client
+
+called = threading.Event()
+client = Client(Pool.open(sys.argv[1:]))
+
+def call():
+    while client.call(METHOD_USER, bytes(4096)):
+        called.set()
+
+threading.Thread(target=call, daemon=True).start()
+called.wait()
+"""
+
+
+def test_an_interpreter_may_exit_while_a_daemon_thread_calls(
+    pool: Pool, server: Server, paths: list[Path]
+) -> None:
+    command = [sys.executable, "-c", BUSY_AT_EXIT, *map(str, paths)]
+    for _ in range(3):
+        process = subprocess.run(command, capture_output=True, timeout=60, check=False)
+        assert process.returncode == 0
+    assert eventually(lambda: server.stat().live_count == 0)
