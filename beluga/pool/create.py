@@ -30,7 +30,13 @@ from beluga.pool.mapping import Mapping, Member
 from beluga.pool.room import demand, room
 from beluga.pool.runtime import refuse_in_use, runtime_path
 from beluga.pool.spec import STRIPE_SIZE, DeviceSpec, SpecLike, show_size
-from beluga.pool.superblock import DISCIPLINES, Superblock, fault, read_first
+from beluga.pool.superblock import (
+    DISCIPLINES,
+    Superblock,
+    fault,
+    read_first,
+    slice_with_pool,
+)
 
 Progress = Callable[[int, int], None]  # bytes done, bytes in all
 
@@ -83,11 +89,16 @@ def _refuse_occupied(device: Device, force: bool) -> None:
     fd = open_device(device)
     try:
         raw = read_first(device, fd)
+        inner = None if force else slice_with_pool(device, fd)
     finally:
         os.close(fd)
     number = fault(raw)
     if number == lib.BL_SUPERBLOCK_GOOD and force:
         refuse_in_use(runtime_path(device, Superblock.of(raw).pool_id))
+    if inner is not None:
+        raise PoolExistsError(
+            f"{device} holds a pool in its slice at {inner:#x}; use another slice, or --force"
+        )
     if force or number == lib.BL_SUPERBLOCK_EMPTY:
         return
     if number == lib.BL_SUPERBLOCK_FOREIGN:

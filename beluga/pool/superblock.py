@@ -26,6 +26,8 @@ from beluga.errors import (
 from beluga.pool.device import Device, explain
 from beluga.pool.spec import STRIPE_SIZE
 
+MAGIC = b"BELUGA\r\n"  # the first bytes of a superblock
+
 SUPERBLOCK_SIZE: int = ffi.sizeof("bl_superblock")
 
 DISCIPLINES: dict[str, int] = {
@@ -105,6 +107,27 @@ def read_first(device: Device, fd: int) -> bytes:
     with _first_stripe(device, fd) as address:
         lib.bl_drop(address, SUPERBLOCK_SIZE)
         return bytes(ffi.buffer(address, SUPERBLOCK_SIZE))
+
+
+def slice_with_pool(device: Device, fd: int) -> int | None:
+    """Where in a file, behind its first stripe, another pool's superblock lies; None if nowhere.
+
+    Only stripes that have data are looked at; devdax memory is not searched.
+    """
+    if device.kind != "file":
+        return None
+    end = device.spec.offset + device.size
+    at = device.spec.offset + STRIPE_SIZE
+    while at < end:
+        try:
+            data = os.lseek(fd, at, os.SEEK_DATA)
+        except OSError:  # ENXIO: no data from there on
+            return None
+        at = max(at, data // STRIPE_SIZE * STRIPE_SIZE)
+        if at < end and os.pread(fd, len(MAGIC), at) == MAGIC:
+            return at
+        at += STRIPE_SIZE
+    return None
 
 
 def wipe_first(device: Device, fd: int) -> None:

@@ -262,3 +262,18 @@ def test_devdax_node_that_cannot_be_touched_is_refused(tmp_path: Path) -> None:
     sysfs = fake_devdax(tmp_path, "/dev/zero", size=16 * MIB)
     with refused(DeviceBusyError, "not touched"):
         creation.create(["/dev/zero@2MiB+12MiB"], Wishes(), sysfs=sysfs)
+
+
+def test_a_pool_in_a_slice_keeps_the_whole_file_from_being_formatted(shm: Path) -> None:
+    file = shm / "shared"
+    file.touch()
+    os.truncate(file, 4 * SIZE)
+    inner = f"{file}@{SIZE}+{SIZE}"
+    Pool.create([inner]).close()
+    before = digest(file)
+    with refused(PoolExistsError, f"in its slice at {SIZE:#x}"):
+        Pool.create([file], device_size=2 * SIZE)
+    assert digest(file) == before
+    Pool.open([inner]).close()
+    Pool.create([f"{file}@{2 * SIZE}+{SIZE}"]).close()  # behind it, there is room
+    Pool.create([file], device_size=SIZE, force=True).close()
