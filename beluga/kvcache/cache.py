@@ -90,7 +90,8 @@ class KVCache:
     are always checked). Used by one thread at a time, as its :class:`~beluga.rpc.Client`.
 
     Keys are digests of 16..64 uniformly random bytes (what engines have), as a list of bytes or a
-    uint8 array of shape (count, size); or already folded, as a uint64 array of shape (count, 2).
+    uint8 array of shape (count, size); or already folded, as a uint64 array of shape (count, 2):
+    then the namespace is not in them, and a block of another one is present to put but misses get.
     """
 
     def __init__(  # noqa: PLR0913  all but the first two named
