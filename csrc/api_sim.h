@@ -12,7 +12,7 @@
 typedef struct bl_sim_config {
     uint64_t seed;
     uint64_t step_limit;        /* verbs until the run counts as stuck; default: four million */
-    uint32_t skip_site;         /* this site does nothing (a check passes); 0: all sites work */
+    uint32_t skip_site;         /* does nothing (a check passes, a load finds zeros); 0: none */
     uint32_t coherent;          /* 1: the devices are declared coherent */
 } bl_sim_config;
 
@@ -46,9 +46,10 @@ int bl_sim_site_get(uint32_t number, bl_sim_site *out);
 const char *bl_sim_scenario_name(uint32_t index);
 
 /* Run one: 0; -ETIME (no progress); -EBADMSG (wrong bytes); -ENOENT (no such scenario); or what a
- * call of the protocol returned to a process that had to succeed. stale, if not NULL, has room for
- * bl_sim_site_count() + 1 numbers: stale loads by site. */
+ * call of the protocol returned to a process that had to succeed. stale and hits, if not NULL, have
+ * room for bl_sim_site_count() + 1 numbers each: by site, loads that were stale, and how often it
+ * mattered (of a check: how often its condition was false). */
 int bl_sim_play(const char *scenario, const bl_sim_config *config, bl_sim_stat *stat,
-                uint64_t *stale);
+                uint64_t *stale, uint64_t *hits);
 
 #endif

@@ -42,7 +42,7 @@ static int bl_sim_geometry(bl_geometry *out)
 }
 
 int bl_sim_play(const char *scenario, const bl_sim_config *config, bl_sim_stat *stat,
-                uint64_t *stale)
+                uint64_t *stale, uint64_t *hits)
 {
     bl_geometry geometry;
     bl_sim_world *world;
@@ -60,6 +60,8 @@ int bl_sim_play(const char *scenario, const bl_sim_config *config, bl_sim_stat *
     *stat = world->stat;
     if (stale)
         memcpy(stale, world->stale, (bl_sim_site_count() + 1) * sizeof *stale);
+    if (hits)
+        memcpy(hits, world->hits, (bl_sim_site_count() + 1) * sizeof *hits);
     bl_sim_world_destroy(world);
     return status;
 }

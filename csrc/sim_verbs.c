@@ -28,9 +28,12 @@ int bl_sim_site_get(uint32_t number, bl_sim_site *out)
     return 0;
 }
 
+/* The site is about to do something: 1 if it must not. */
 static int bl_sim_skipped(const bl_memory *memory, const bl_site *site)
 {
-    return bl_sim_site_number(site) == memory->world->config.skip_site;
+    uint32_t number = bl_sim_site_number(site);
+    memory->world->hits[number]++;
+    return number == memory->world->config.skip_site;
 }
 
 /* A turn at offset; 1 if the site is skipped. */
@@ -40,10 +43,13 @@ static int bl_sim_enter(const bl_memory *memory, uint64_t offset, const bl_site 
     return bl_sim_skipped(memory, site);
 }
 
-/* A line through the host's cache. */
+/* A turn at offset, then its line through the host's cache. Who skips the load finds zeros. */
 static const uint8_t *bl_sim_look(const bl_memory *memory, uint64_t offset, const bl_site *site)
 {
+    static const uint8_t nothing[BL_LINE_SIZE];
     bl_sim_world *world = memory->world;
+    if (bl_sim_enter(memory, offset, site))
+        return nothing;
     return bl_sim_line_read(world, world->current, (uint32_t)(offset / BL_LINE_SIZE),
                             bl_sim_site_number(site));
 }
@@ -51,7 +57,6 @@ static const uint8_t *bl_sim_look(const bl_memory *memory, uint64_t offset, cons
 uint64_t bl_sim_load64(const bl_memory *memory, uint64_t offset, const bl_site *site)
 {
     uint64_t word;
-    bl_sim_enter(memory, offset, site);
     memcpy(&word, bl_sim_look(memory, offset, site) + offset % BL_LINE_SIZE, sizeof word);
     return word;
 }
@@ -59,13 +64,11 @@ uint64_t bl_sim_load64(const bl_memory *memory, uint64_t offset, const bl_site *
 /* A line is loaded in pieces (A1): now and then much happens between two of them. */
 void bl_sim_load_line(const bl_memory *memory, uint64_t offset, void *line, const bl_site *site)
 {
-    bl_sim_enter(memory, offset, site);
     memcpy(line, bl_sim_look(memory, offset, site), BL_LINE_SIZE);
     uint64_t random = bl_sim_random(memory->world);
     if (random % 16 != 0)
         return;
     uint32_t cut = 8 * (1 + (uint32_t)(random >> 32) % 7);
-    bl_sim_enter(memory, offset, site);
     memcpy((uint8_t *)line + cut, bl_sim_look(memory, offset, site) + cut, BL_LINE_SIZE - cut);
 }
 
@@ -88,7 +91,6 @@ void bl_sim_fetch(const bl_memory *memory, uint64_t offset, void *target, uint64
     while (size > 0) {
         uint64_t start = offset % BL_LINE_SIZE;
         uint64_t piece = BL_LINE_SIZE - start < size ? BL_LINE_SIZE - start : size;
-        bl_sim_enter(memory, offset, site);
         memcpy(next, bl_sim_look(memory, offset, site) + start, piece);
         offset += piece, next += piece, size -= piece;
     }

@@ -49,8 +49,10 @@ int bl_sim_world_create(bl_sim_world **out, const bl_sim_config *config,
     world->memory = calloc(1, geometry->size);
     world->writer = calloc(1, line_count);
     world->stale = calloc(bl_sim_site_count() + 1, sizeof *world->stale);
+    world->hits = calloc(bl_sim_site_count() + 1, sizeof *world->hits);
     world->proof = calloc(BL_SIM_PROOF_COUNT, sizeof *world->proof);
-    int whole = world->memory && world->writer && world->stale && world->proof;
+    int whole = world->memory && world->writer && world->stale && world->hits &&
+                world->proof;
     for (uint32_t i = 0; i < BL_SIM_HOST_COUNT; i++) {
         bl_sim_host *host = &world->host[i];
         host->place = calloc(line_count, sizeof *host->place);
@@ -77,6 +79,7 @@ void bl_sim_world_destroy(bl_sim_world *world)
     free(world->memory);
     free(world->writer);
     free(world->stale);
+    free(world->hits);
     free(world->proof);
     free(world);
 }

@@ -106,6 +106,7 @@ typedef struct bl_sim_world {
     uint8_t *memory;
     uint8_t *writer;            /* of each line: host + 1, or BL_SIM_MANY */
     uint64_t *stale;            /* loads answered from a copy unlike memory, by site number */
+    uint64_t *hits;             /* how often a site did something, by its number */
     uint32_t recent[BL_SIM_RECENT_COUNT]; /* lines touched last: prefetchers look near them */
     uint32_t near_line;         /* the last of them */
     bl_sim_host host[BL_SIM_HOST_COUNT];

@@ -14,6 +14,12 @@ from beluga._sim import ffi, lib
 WRONG_BYTES = -errno.EBADMSG
 STUCK = -errno.ETIME
 
+# What a run's memory is like, and what that is in bl_sim_config.
+KINDS: dict[str, dict[str, int]] = {"non-coherent": {}, "coherent": {"coherent": 1}}
+
+# Shows what a protocol must not do: it is meant to go wrong.
+WRONG_ON_PURPOSE = "stray_store"
+
 
 @dataclass(frozen=True)
 class Site:
@@ -21,19 +27,25 @@ class Site:
 
     number: int
     file: str
+    line: int
     function: str
     verb: str
     index: int
 
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line} {self.function} {self.verb} {self.index}"
+
 
 @dataclass(frozen=True)
 class Run:
-    """What came of one seed: 0 or a negative error, and the counters of ``bl_sim_stat``."""
+    """What came of one seed: 0 or a negative error, the counters of ``bl_sim_stat``, and by site
+    number the stale loads and how often the site did something."""
 
     seed: int
     result: int
     stat: dict[str, int]
     stale: tuple[int, ...]
+    hits: tuple[int, ...]
 
 
 @cache
@@ -47,10 +59,10 @@ def sites() -> tuple[Site, ...]:
         views.append((*texts, ffi.string(view.verb).decode(), view.line, number))
     found = []
     seen: dict[tuple[str, str, str], int] = {}
-    for file, function, verb, _, number in sorted(views, key=lambda v: (v[0], v[3], v[4])):
+    for file, function, verb, line, number in sorted(views, key=lambda v: (v[0], v[3], v[4])):
         index = seen.get((file, function, verb), 0)
         seen[file, function, verb] = index + 1
-        found.append(Site(number, file, function, verb, index))
+        found.append(Site(number, file, line, function, verb, index))
     return tuple(found)
 
 
@@ -61,14 +73,32 @@ def site(function: str, verb: str, index: int = 0) -> int:
     return fit[0].number
 
 
-def play(scenario: str, seed: int, *, skip: int = 0, coherent: bool = False) -> Run:
-    """One run of a scenario."""
-    config = ffi.new("bl_sim_config *", {"seed": seed, "skip_site": skip, "coherent": coherent})
+@cache
+def scenarios() -> tuple[str, ...]:
+    """The names of all scenarios that have to come out right."""
+    names = []
+    while (name := lib.bl_sim_scenario_name(len(names))) != ffi.NULL:
+        names.append(ffi.string(name).decode())
+    return tuple(name for name in names if name != WRONG_ON_PURPOSE)
+
+
+def play(scenario: str, seed: int, *, skip: int = 0, coherent: bool = False, kind: str = "") -> Run:
+    """One run of a scenario; ``kind`` is one of ``KINDS``."""
+    kind = kind or ("coherent" if coherent else "non-coherent")
+    config = ffi.new("bl_sim_config *", {"seed": seed, "skip_site": skip, **KINDS[kind]})
     stat = ffi.new("bl_sim_stat *")
     stale = ffi.new("uint64_t[]", lib.bl_sim_site_count() + 1)
-    result = lib.bl_sim_play(scenario.encode(), config, stat, stale)
+    hits = ffi.new("uint64_t[]", lib.bl_sim_site_count() + 1)
+    result = lib.bl_sim_play(scenario.encode(), config, stat, stale, hits)
     names = [name for name, _ in ffi.typeof("bl_sim_stat").fields]
-    return Run(seed, result, {name: getattr(stat, name) for name in names}, tuple(stale))
+    counters = {name: getattr(stat, name) for name in names}
+    return Run(seed, result, counters, tuple(stale), tuple(hits))
+
+
+def told(result: int) -> str:
+    """What a result other than 0 says."""
+    known = {WRONG_BYTES: "wrong bytes", STUCK: "no progress"}
+    return known.get(result) or errno.errorcode.get(-result) or f"error {result}"
 
 
 def total(runs: list[Run], name: str) -> int:

@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""Runs of the simulator in child processes, several at a time: what goes wrong enough to crash or
+to hang the simulator itself is an answer too."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from typing import Any, TypeVar
+
+RUN_CPU_S = 60.0  # of one run in which nothing takes a turn any more
+
+Job = TypeVar("Job")
+
+
+@dataclass(frozen=True)
+class Death:
+    """A child ended without an answer."""
+
+    signal: int
+
+    def __str__(self) -> str:
+        return f"the simulator died of signal {self.signal}"
+
+
+def still_alive() -> None:
+    """A run begins: its child is killed when it has used ``RUN_CPU_S`` seconds of processor."""
+    signal.setitimer(signal.ITIMER_VIRTUAL, RUN_CPU_S)
+
+
+def _child(answer: Connection, body: Callable[[Any], Any], job: object) -> None:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # a heap that a mutant broke complains at length
+    answer.send(body(job))
+
+
+def answers(
+    jobs: Iterable[Job], body: Callable[[Job], Any], *, processes: int
+) -> Iterator[tuple[Job, Any]]:
+    """(job, ``body(job)`` or a ``Death``) for every job, in the order in which they end. ``jobs``
+    is asked for the next one only when a process is free."""
+    context = multiprocessing.get_context("fork")
+    waiting = iter(jobs)
+    running: dict[Any, tuple[Job, Any]] = {}
+    while True:
+        while len(running) < processes and (job := next(waiting, None)) is not None:
+            mine, theirs = context.Pipe(duplex=False)
+            process = context.Process(target=_child, args=(theirs, body, job))
+            process.start()
+            theirs.close()
+            running[mine] = (job, process)
+        if not running:
+            return
+        for ready in wait(list(running)):
+            job, process = running.pop(ready)
+            try:
+                answer = ready.recv()  # type: ignore[union-attr]
+            except EOFError:
+                process.join()
+                answer = Death(-(process.exitcode or 0))
+            ready.close()  # type: ignore[union-attr]
+            process.join()
+            yield job, answer
