@@ -22,18 +22,10 @@ COMPOUND = {
     "stream_crc": ("stream",),
     "fetch_crc": ("fetch",),
 }
-SIMPLE = [
-    "load64",
-    "prefetch_line",
-    "load_line",
-    "stream_line",
-    "stream",
-    "fetch",
-    "invalidate",
-    "fence_store",
-    "fence_full",
-    "verify",
-]
+SIMPLE = (
+    *("load64", "prefetch_line", "load_line", "fetch", "stream_line", "stream"),
+    *("invalidate", "fence_store", "fence_full", "verify"),
+)
 USE = re.compile(rf"\bbl_({'|'.join([*SIMPLE, *COMPOUND])})\(")
 COMMENT = re.compile(r"/\*.*?\*/", re.DOTALL)
 
