@@ -2,7 +2,8 @@
 # Copyright The Beluga Authors
 """The doorway to the C core: everything in Python that calls C does it through these two names.
 
-Importing it takes away the instructions that the environment forbids, before any pool is open.
+Importing it takes away the instructions that the environment forbids, and arms the crash point that
+it names, before any pool is open.
 """
 
 from __future__ import annotations
@@ -48,3 +49,17 @@ lib.bl_cpu_limit(
     )
     & 0xFFFFFFFF
 )
+
+
+def _arm(point: str) -> None:
+    """Arm ``NAME[:PASSAGE][:kill|stop]`` (csrc/crash_point.h)."""
+    name, *rest = point.split(":")
+    action = rest.pop() if rest and rest[-1] in ("kill", "stop") else "kill"
+    passage = rest.pop() if rest else "1"
+    numbered = not rest and passage.isdecimal()
+    if not numbered or lib.bl_crash_arm(name.encode(), int(passage), action == "stop") < 0:
+        raise ValueError(f"BELUGA_CRASH={point}: no such point; give NAME[:PASSAGE][:kill|stop]")
+
+
+if crash_point := config.crash():
+    _arm(crash_point)

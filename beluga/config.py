@@ -7,6 +7,7 @@ variable            meaning
 =================== ==============================================================================
 BELUGA_POOL         devices of the pool that is meant when none is named, joined by ``:``
 BELUGA_ISA          widest instructions to copy with: sse2, avx2, avx512 or movdir64b
+BELUGA_CRASH        tests: the crash point to die at, ``NAME[:PASSAGE][:kill|stop]``
 BELUGA_FLUSH        how lines are flushed: clflush or clflushopt
 XDG_STATE_HOME      where the mounted default pool is remembered; else ~/.local/state
 XDG_RUNTIME_DIR     where lock files of devdax pools lie if /run/beluga cannot be written
@@ -32,6 +33,11 @@ def isa() -> str | None:
 def flush() -> str | None:
     """The flush that BELUGA_FLUSH asks for, unchecked."""
     return os.environ.get("BELUGA_FLUSH") or None
+
+
+def crash() -> str | None:
+    """The crash point that BELUGA_CRASH arms, unchecked."""
+    return os.environ.get("BELUGA_CRASH") or None
 
 
 def state_dir() -> Path:

@@ -8,6 +8,7 @@
 #include <errno.h>
 #include <signal.h>
 
+#include "crash_point.h"
 #include "message.h"
 
 void bl_beat_once(bl_beat *beat)
@@ -15,6 +16,7 @@ void bl_beat_once(bl_beat *beat)
     bl_beat_line line = {.count = ++beat->count, .nonce = beat->nonce};
     bl_table_seal(&line, beat->nonce);
     bl_publish_line(beat->memory, beat->offset, &line); /* SYNC beat */
+    bl_crash_point("beat.out");
 }
 
 uint64_t bl_beat_read(const bl_memory *memory, uint64_t offset, uint64_t nonce)

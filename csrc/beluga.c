@@ -15,6 +15,7 @@
 
 /* L1 primitives */
 #include "coherence.h"
+#include "crash_point.c"
 #include "cpu.c"
 #include "crc32c_avx512.c"
 #include "crc32c.c"

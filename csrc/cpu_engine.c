@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "coherence.h"
+#include "crash_point.h"
 #include "pool.h"
 
 enum bl_cpu_engine_constant {
@@ -141,6 +142,7 @@ int bl_gather_write(const bl_memory *memory, uint64_t offset, const bl_fragment 
         if (bl_cursor_ends_chunk(&cursor)) {
             *vector++ = cursor.crc;
             bl_cursor_next_chunk(&cursor);
+            bl_crash_point("payload.chunk_streamed");
         }
     }
     uint32_t blank = -gather.staged % BL_LINE_SIZE;
@@ -171,6 +173,7 @@ int bl_scatter_read(const bl_memory *memory, uint64_t offset, const bl_fragment 
             if (!bl_verify(memory, cursor.crc == *vector++))
                 return -EBADMSG;
             bl_cursor_next_chunk(&cursor);
+            bl_crash_point("payload.chunk_fetched");
         }
     }
     return 0;

@@ -4,6 +4,7 @@
  * Calls of writers: reserve, commit, abort (D10). A grant is one session's leave to write one
  * block; it ends in commit, abort, or the session's end.
  */
+#include "crash_point.h"
 #include "meta_call.h"
 
 /* Are this host's dead writers holding more than they may? */
@@ -22,6 +23,7 @@ static int64_t bl_grant(bl_meta *meta, uint32_t lane, const uint64_t key[2],
     int64_t number = bl_number_take(meta);
     if (number < 0)
         return number;
+    bl_crash_point("grant.number_taken");
     int status = bl_space_take(meta, bl_stored_size(head->length, head->chunk_size), &offset);
     if (status == 0 && bl_index_add(meta->index, key, (uint32_t)number) < 0) {
         bl_extents_give(meta->extents, offset);
@@ -44,6 +46,7 @@ static int64_t bl_grant(bl_meta *meta, uint32_t lane, const uint64_t key[2],
     bl_list_add(meta, bl_extent_list(meta, offset), BL_LIST_EXTENT, (uint32_t)number);
     bl_list_add(meta, &meta->lane_blocks[lane], BL_LIST_LANE, (uint32_t)number);
     meta->stat.grant_count++;
+    bl_crash_point("grant.made");
     return number;
 }
 
@@ -97,7 +100,9 @@ int bl_handle_reserve(void *context, bl_call *call)
         bl_reserve_one(meta, call->lane, key, &head, &record);
         bl_meta_record(call, i, &record);
     }
+    bl_crash_point("reserve.granted");
     int status = bl_reuse_check(meta);
+    bl_crash_point("reserve.checked");
     if (status == 0)
         bl_meta_reply(call, head.count, 0, head.count);
     return status;
@@ -125,12 +130,15 @@ static int bl_commit_one(bl_meta *meta, uint32_t lane, const bl_commit *commit)
         return -BL_ERROR_NO_GRANT;
     bl_list_remove(meta, &meta->lane_blocks[lane], BL_LIST_LANE, (uint32_t)number);
     block->state = BL_NUMBER_COMMITTED;
+    bl_crash_point("commit.claimed");
     bl_entry_write(meta, (uint32_t)number, commit->vector_check);
+    bl_crash_point("commit.entered");
     bl_evict_touch(meta->order, (uint32_t)number);
     meta->stat.grant_count--;
     meta->stat.commit_count++;
     meta->stat.block_count++;
     meta->stat.block_bytes += block->length;
+    bl_crash_point("commit.counted");
     return 0;
 }
 
@@ -139,6 +147,7 @@ void bl_grant_end(bl_meta *meta, uint32_t number, enum bl_end end)
     bl_block *block = &meta->blocks[number];
     if (block->state == BL_NUMBER_GRANTED) {
         bl_index_remove(meta->index, block->key);
+        bl_crash_point("abort.unindexed");
         meta->stat.grant_count--;
         meta->stat.abort_count++;
     } else { /* HELD */
@@ -157,6 +166,7 @@ void bl_grant_end(bl_meta *meta, uint32_t number, enum bl_end end)
         bl_extents_give(meta->extents, block->offset);
     bl_extent_return(meta, block->offset);
     bl_number_give(meta, number);
+    bl_crash_point("abort.given");
 }
 
 int bl_handle_commit(void *context, bl_call *call)

@@ -13,6 +13,8 @@
 
 #include <errno.h>
 
+#include "crash_point.h"
+
 enum {
     BL_HOUSE_PERIOD_NS = 100 * 1000,
     BL_PROOF_PERIOD_NS = 20 * 1000 * 1000
@@ -86,12 +88,16 @@ void bl_house_end(bl_server *server, uint32_t number, enum bl_end end)
 {
     bl_lane *lane = &server->lanes[number];
     bl_lane_over(server, number, end);
+    bl_crash_point("end.over");
     bl_house_write(server, number);
+    bl_crash_point("end.written");
     if (end == BL_END_GONE) { /* not before: a successor that finds the line looks for the proof */
         bl_proof_end(&server->pool->memory, server->directory, lane->nonce, lane->proof, 1);
         lane->proof = -1;
+        bl_crash_point("end.proof_removed");
     }
     bl_lobby_publish(server, lane->host);
+    bl_crash_point("end.told");
 }
 
 static int64_t bl_lane_of(const bl_server *server, uint64_t nonce)
@@ -156,8 +162,10 @@ static int64_t bl_lobby_give(bl_server *server, const bl_lobby_request *request,
     };
     server->live[server->live_count++] = number;
     server->stat.attach_count++;
+    bl_crash_point("give.taken");
     bl_house_write(server, number); /* a successor must know of it before the client does */
     bl_fence_full(memory);          /* SYNC session.line: written before the epoch is read */
+    bl_crash_point("give.written");
     status = bl_server_still(server);
     return status < 0 ? status : (int64_t)number;
 }
@@ -165,6 +173,7 @@ static int64_t bl_lobby_give(bl_server *server, const bl_lobby_request *request,
 static void bl_lobby_serve(bl_server *server, const bl_lobby_request *request, uint64_t now_ns)
 {
     int64_t lane = -BL_ERROR_BAD_REQUEST;
+    bl_crash_point("lobby.request_seen");
     if (request->operation == BL_LOBBY_ATTACH && request->nonce != 0) {
         lane = bl_lobby_give(server, request, now_ns);
         if (lane == -BL_ERROR_DEPOSED)
@@ -183,7 +192,9 @@ static void bl_lobby_serve(bl_server *server, const bl_lobby_request *request, u
         .lane = lane < 0 ? 0 : (uint32_t)lane,
         .boot_id = {request->boot_id[0], request->boot_id[1]},
     };
+    bl_crash_point("lobby.served");
     bl_lobby_publish(server, request->host);
+    bl_crash_point("lobby.replied");
 }
 
 void bl_lobby_look(bl_server *server, int serve, uint64_t now_ns)

@@ -15,6 +15,7 @@
 #include <errno.h>
 #include <stdlib.h>
 
+#include "crash_point.h"
 #include "session.h"
 #include "transfer.h"
 
@@ -83,9 +84,11 @@ static int bl_kv_write(const bl_session *session, const bl_kv_batch *batch, uint
     if (status < 0)
         return status;
     *check = bl_vector_check(work->vector, work->chunk_count);
+    bl_crash_point("put.payload_streamed");
     if (work->chunk_count > 1)
         bl_stream(memory, bl_vector_offset(offset, batch->length), work->vector,
                   bl_vector_lines(work->chunk_count));
+    bl_crash_point("put.vector_streamed");
     return 0;
 }
 
@@ -98,6 +101,7 @@ int bl_kv_put(bl_session *session, const bl_kv_batch *batch, uint8_t *states, in
         return status;
     status = bl_reserve(session, batch->keys, batch->count, &what, work.records,
                         batch->timeout_ns);
+    bl_crash_point("put.reserved");
     uint32_t granted = 0;
     for (uint32_t i = 0; status == 0 && i < batch->count; i++) {
         states[i] = (uint8_t)work.records[i].state;
@@ -120,9 +124,11 @@ int bl_kv_put(bl_session *session, const bl_kv_batch *batch, uint8_t *states, in
         return status;
     }
     bl_fence_store(&session->pool->memory); /* all payload is out before anybody is told of it */
+    bl_crash_point("put.fenced");
     if (granted > 0)
         status = bl_commit_blocks(session, work.commits, granted, work.statuses,
                                   batch->timeout_ns);
+    bl_crash_point("put.committed");
     for (uint32_t k = 0; status == 0 && k < granted; k++)
         if (work.statuses[k] < 0) {
             states[work.index[k]] = BL_BLOCK_REFUSED;
@@ -218,12 +224,15 @@ static uint32_t bl_kv_read_hits(bl_session *session, const bl_kv_batch *batch, u
 {
     uint32_t half = session->half, leading = hits;
     bl_entry_look(session, work, half, 0, hits, work->entries);
+    bl_crash_point("get.first_look");
     for (uint32_t i = 0; i < hits; i++)
         states[i] = bl_entry_agrees(session, batch, i, work, &work->entries[i]) &&
                             bl_kv_read(session, batch, i, work) == 0
                         ? BL_BLOCK_HIT
                         : BL_BLOCK_MISS;
+    bl_crash_point("get.copied");
     bl_entry_look(session, work, half, 0, hits, work->entries); /* the second look */
+    bl_crash_point("get.second_look");
     int stands = bl_epoch_stands(session);
     for (uint32_t i = 0; i < hits; i++) {
         if (stands && states[i] == BL_BLOCK_HIT &&
@@ -249,6 +258,7 @@ int64_t bl_kv_get(bl_session *session, const bl_kv_batch *batch, uint8_t *states
     memset(states, BL_BLOCK_MISS, batch->count);
     int64_t hits = bl_lookup(session, batch->keys, batch->count, BL_LOOKUP_PIN, work.records,
                              &state, batch->timeout_ns);
+    bl_crash_point("get.looked_up");
     if (hits > 0) {
         leading = bl_kv_read_hits(session, batch, (uint32_t)hits, &work, states, mismatch_count);
         for (uint32_t i = 0; i < hits; i++)
@@ -256,6 +266,7 @@ int64_t bl_kv_get(bl_session *session, const bl_kv_batch *batch, uint8_t *states
                                           .block = work.records[i].block};
         int64_t released = bl_release_blocks(session, work.commits, (uint32_t)hits,
                                              batch->timeout_ns);
+        bl_crash_point("get.released");
         if (released < 0)
             hits = released;
     }

@@ -12,6 +12,7 @@
  */
 #include <errno.h>
 
+#include "crash_point.h"
 #include "session.h"
 
 enum {
@@ -51,6 +52,7 @@ void bl_lane_send(bl_session *session, uint32_t method, uint32_t flags, const vo
                            bl_request_offset(&session->pool->geometry, session->lane,
                                              bl_slot_of(session, session->sent + 1 + i)),
                            &lines[i]);
+        bl_crash_point("call.streamed");
         session->sent += batch;
         count -= batch;
     }
@@ -132,7 +134,9 @@ static int bl_bulk_send(bl_session *session, const void *request, uint32_t size,
         memcpy(tail, (const uint8_t *)request + whole, size - whole);
         bl_stream_line(memory, offset + whole, tail);
     }
+    bl_crash_point("call.bulk_streamed");
     bl_fence_store(memory); /* SYNC lane.bulk_in: out before the line that speaks of them */
+    bl_crash_point("call.bulk_fenced");
     *bulk = (bl_bulk){size, bl_crc32c(0, request, size)};
     return 0;
 }
@@ -162,6 +166,7 @@ static int bl_reply_decode(bl_session *session, const bl_reply *reply, void *tar
     bl_refetch(memory, offset, bulk.size); /* after the look at the line, before the copy */
     /* SYNC lane.bulk_out: pairs with bl_bulk_answer() */
     bl_fetch(memory, offset, target, bulk.size);
+    bl_crash_point("call.bulk_fetched");
     if (!bl_verify(memory, bl_crc32c(0, target, bulk.size) == bulk.check))
         return -BL_ERROR_BAD_REPLY;
     *size = bulk.size;
@@ -181,12 +186,14 @@ int bl_lane_call(bl_session *session, const bl_message *message, bl_wait *wait)
         bl_lane_send(session, message->method, BL_MESSAGE_BULK, &bulk, sizeof bulk, 1);
     }
     bl_fence_store(&session->pool->memory); /* out now: the server waits for it */
+    bl_crash_point("call.sent");
     sequence = session->sent;
     while (session->answered != sequence) {
         bl_reply reply;
         int taken = bl_lane_wait(session, &reply, 1, wait);
         if (taken <= 0)
             return taken == 0 ? -BL_ERROR_SESSION_LOST : taken;
+        bl_crash_point("call.answered");
         if (session->answered == sequence)
             return bl_reply_decode(session, &reply, message->reply, message->reply_capacity,
                                    message->reply_size);

@@ -11,6 +11,7 @@
 #include <errno.h>
 #include <stdio.h>
 
+#include "crash_point.h"
 #include "session.h"
 
 /* The reply line of this session's host in the half that serves now: 1 if it is whole. */
@@ -49,6 +50,7 @@ static int bl_lobby_ask(bl_session *session, uint32_t operation, uint32_t sequen
     line.check = bl_message_check(&line, 0);
     /* SYNC lobby.request: pairs with the server's look into the lobby */
     bl_publish_line(&session->pool->memory, bl_lobby_request_offset(session->host), &line);
+    bl_crash_point("lobby.asked");
     return 0;
 }
 
@@ -90,6 +92,7 @@ static int bl_lobby_exchange(bl_session *session, uint32_t operation, bl_wait *w
             bl_verify(memory, reply->sequence == sequence && reply->nonce == session->nonce &&
                                   reply->epoch == asked)) {
             --*open;
+            bl_crash_point("lobby.answered");
             return reply->status;
         }
         if (!bl_wait_turn(memory, wait))
@@ -104,8 +107,10 @@ static int bl_lobby_lock(const bl_session *session, bl_wait *wait)
     snprintf(name, sizeof name, "lobby-%u", session->host);
     for (;;) {
         int lock = bl_host_lock(&session->pool->memory, session->directory, name);
-        if (lock != -EAGAIN)
+        if (lock != -EAGAIN) {
+            bl_crash_point("lobby.locked");
             return lock;
+        }
         if (!bl_wait_turn(&session->pool->memory, wait))
             return -BL_ERROR_TIMEOUT;
     }
@@ -116,9 +121,11 @@ int bl_lobby_attach(bl_session *session, uint64_t timeout_ns)
     const bl_memory *memory = &session->pool->memory;
     bl_wait wait = bl_wait_make(memory, timeout_ns);
     session->nonce = bl_new_nonce(memory);
+    bl_crash_point("attach.named");
     session->proof = bl_proof_hold(memory, session->directory, session->nonce);
     if (session->proof < 0)
         return session->proof;
+    bl_crash_point("attach.proof_held");
     bl_lobby_reply reply;
     uint32_t open = 0;
     int lock = bl_lobby_lock(session, &wait);
@@ -136,9 +143,11 @@ int bl_lobby_attach(bl_session *session, uint64_t timeout_ns)
         status = bl_beat_start(&session->beat, memory,
                                bl_lane_offset(&session->pool->geometry, session->lane),
                                session->nonce);
+        bl_crash_point("attach.beating");
     }
     if (lock >= 0)
         bl_host_unlock(memory, lock);
+    bl_crash_point("attach.unlocked");
     session->attached = status == 0;
     if (session->attached)
         session->old_nonce = 0;
@@ -152,6 +161,7 @@ int bl_lobby_detach(bl_session *session, uint64_t timeout_ns)
     const bl_memory *memory = &session->pool->memory;
     bl_wait wait = bl_wait_make(memory, timeout_ns);
     bl_beat_stop(&session->beat); /* before the lane can have another writer */
+    bl_crash_point("detach.silent");
     bl_lobby_reply reply;
     uint32_t open = 0;
     int lock = bl_lobby_lock(session, &wait);
@@ -159,7 +169,9 @@ int bl_lobby_detach(bl_session *session, uint64_t timeout_ns)
                           : bl_lobby_exchange(session, BL_LOBBY_DETACH, &wait, &reply, &open);
     if (lock >= 0)
         bl_host_unlock(memory, lock);
+    bl_crash_point("detach.answered");
     bl_proof_end(memory, session->directory, session->nonce, session->proof, status == 0);
+    bl_crash_point("detach.proof_ended");
     session->attached = 0;
     return status;
 }

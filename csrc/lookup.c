@@ -4,6 +4,7 @@
  * Calls of readers: lookup, release, remove, stat. Who pins a block keeps it from eviction; its
  * bytes stay where they are until the last pin is gone, even if it is removed meanwhile.
  */
+#include "crash_point.h"
 #include "meta_call.h"
 
 enum { BL_PREFETCH_KEYS = 8 };
@@ -30,6 +31,7 @@ void bl_unpin(bl_meta *meta, uint32_t number, uint32_t count)
     if (block->state == BL_NUMBER_COMMITTED) {
         bl_evict_touch(meta->order, number);
     } else { /* DOOMED: it was removed while somebody read it */
+        bl_crash_point("release.doomed");
         bl_space_give(meta, number);
         bl_number_give(meta, number);
     }
@@ -83,6 +85,7 @@ int bl_handle_lookup(void *context, bl_call *call)
         return -BL_ERROR_BAD_REQUEST;
     uint32_t hits = bl_lookup_chain(meta, keys, head.count, call, &state);
     meta->stat.lookup_count += head.count;
+    bl_crash_point("lookup.found");
     if (head.flags & BL_LOOKUP_PIN)
         for (uint32_t i = 0; i < hits; i++)
             if (bl_pin(meta, call->lane, bl_record_block(call, i)) < 0) {
@@ -95,6 +98,7 @@ int bl_handle_lookup(void *context, bl_call *call)
         if (meta->blocks[bl_record_block(call, i)].pin_count == 0)
             bl_evict_touch(meta->order, bl_record_block(call, i));
     meta->stat.hit_count += hits;
+    bl_crash_point("lookup.pinned");
     bl_meta_reply(call, hits, state, hits);
     return 0;
 }
@@ -104,7 +108,9 @@ static int bl_release_one(bl_meta *meta, uint32_t lane, const bl_commit *commit)
     if (commit->block >= meta->pool->geometry.block_count_max ||
         bl_pins_remove(meta->pins[lane], commit->block) < 0)
         return -BL_ERROR_NO_GRANT;
+    bl_crash_point("release.counted");
     bl_unpin(meta, commit->block, 1);
+    bl_crash_point("release.unpinned");
     return 0;
 }
 
@@ -121,14 +127,17 @@ static int bl_remove_one(bl_meta *meta, const uint64_t key[2])
         return 0;
     bl_block *block = &meta->blocks[number];
     meta->stat.remove_count++;
+    bl_crash_point("remove.found");
     if (block->pin_count == 0) {
         bl_block_evict(meta, (uint32_t)number);
         meta->stat.evict_count--;
         return 1;
     }
     bl_entry_clear(meta, (uint32_t)number);
+    bl_crash_point("remove.cleared");
     bl_index_remove(meta->index, block->key);
     block->state = BL_NUMBER_DOOMED;
+    bl_crash_point("remove.doomed");
     meta->stat.block_count--;
     meta->stat.block_bytes -= block->length;
     return 1;

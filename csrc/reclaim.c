@@ -11,6 +11,8 @@
 
 #include <errno.h>
 
+#include "crash_point.h"
+
 enum {
     BL_EMPTY_STRIPES_MAX = 2 * BL_EXTENT_STRIPES_MAX,
     BL_COLD_LOOK_MAX = 1024     /* blocks looked at for an extent that can be emptied */
@@ -51,8 +53,11 @@ void bl_extent_return(bl_meta *meta, uint64_t offset)
 {
     bl_extent_view view;
     if (bl_extents_at(meta->extents, offset, &view) == 0 &&
-        bl_extents_close(meta->extents, view.first_stripe) == 0)
+        bl_extents_close(meta->extents, view.first_stripe) == 0) {
+        bl_crash_point("extent.closed");
         bl_extent_write(meta, &view, BL_EXTENT_FREE);
+        bl_crash_point("extent.returned");
+    }
 }
 
 void bl_extents_return_all(bl_meta *meta)
@@ -70,6 +75,7 @@ void bl_space_give(bl_meta *meta, uint32_t number)
     bl_list_remove(meta, bl_extent_list(meta, offset), BL_LIST_EXTENT, number);
     bl_extents_give(meta->extents, offset);
     meta->reused = 1;
+    bl_crash_point("space.given");
     bl_extent_return(meta, offset);
 }
 
@@ -77,7 +83,9 @@ void bl_block_evict(bl_meta *meta, uint32_t number)
 {
     bl_block *block = &meta->blocks[number];
     bl_entry_clear(meta, number);
+    bl_crash_point("evict.cleared");
     bl_fence_store(&meta->pool->memory); /* void for readers before the space has a new owner */
+    bl_crash_point("evict.fenced");
     bl_index_remove(meta->index, block->key);
     bl_evict_remove(meta->order, number);
     bl_space_give(meta, number);
@@ -148,9 +156,12 @@ static int bl_space_open(bl_meta *meta, uint32_t block_size, enum bl_fit fit)
     int status = bl_extents_open(meta->extents, block_size, fit, bl_generation_new(meta), &view);
     if (status < 0)
         return status;
+    bl_crash_point("extent.opened");
     bl_extent_write(meta, &view, BL_EXTENT_OPEN);
+    bl_crash_point("extent.marked");
     bl_fence_full(&meta->pool->memory); /* SYNC extent.open: written before the epoch is read */
     status = bl_server_still(meta->server);
+    bl_crash_point("extent.confirmed");
     if (status < 0)
         bl_extents_close(meta->extents, view.first_stripe);
     return status;

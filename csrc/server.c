@@ -15,6 +15,8 @@
  */
 #include "server.h"
 
+#include "crash_point.h"
+
 #include <errno.h>
 #include <stdlib.h>
 
@@ -78,6 +80,7 @@ static int bl_bulk_take(bl_server *server, uint32_t lane, const bl_request *requ
     uint64_t offset = bl_bulk_in_offset(&server->pool->geometry, lane);
     bl_refetch(memory, offset, bulk.size); /* after the look at the line, before the copy */
     bl_fetch(memory, offset, server->bulk_in, bulk.size); /* SYNC lane.bulk_in */
+    bl_crash_point("serve.bulk_fetched");
     if (!bl_verify(memory, bl_crc32c(0, server->bulk_in, bulk.size) == bulk.check))
         return -BL_ERROR_BAD_REQUEST;
     call->request = server->bulk_in;
@@ -93,6 +96,7 @@ static void bl_bulk_answer(bl_server *server, uint32_t lane, const bl_call *call
     bl_stream(&server->pool->memory,
               bl_bulk_out_offset(&server->pool->geometry, lane, server->half), call->reply,
               (uint64_t)lines * BL_LINE_SIZE); /* SYNC lane.bulk_out; fenced with the round */
+    bl_crash_point("serve.bulk_streamed");
     bl_bulk bulk = {call->reply_size, bl_crc32c(0, call->reply, call->reply_size)};
     reply->flags = BL_MESSAGE_BULK;
     reply->size = sizeof bulk;
@@ -143,15 +147,19 @@ static void bl_lane_answer(bl_server *server, uint32_t number, uint32_t ready)
     bl_lane *lane = &server->lanes[number];
     for (uint32_t i = 0; i < ready; i++)
         bl_server_handle(server, number, &server->requests[i], &server->replies[i]);
+    bl_crash_point("serve.handled");
     for (uint32_t i = 0; i < ready; i++) /* apart from what fills a line: see bl_lane_send() */
         bl_message_seal(&server->replies[i], lane->next + i, lane->nonce);
     bl_fence_store(memory); /* entries, extents and bulk are out before a reply speaks of them */
+    bl_crash_point("serve.fenced");
     for (uint32_t i = 0; i < ready; i++)
         bl_stream_line(memory,
                        bl_reply_offset(&server->pool->geometry, number, server->half,
                                        bl_server_slot(server, lane->next + i)),
                        &server->replies[i]); /* SYNC lane.reply: pairs with bl_lane_take() */
+    bl_crash_point("serve.replies_streamed");
     bl_fence_store(memory); /* off they go: somebody waits */
+    bl_crash_point("serve.replied");
     lane->next += ready;
     server->stat.call_count += ready;
 }
@@ -171,8 +179,10 @@ uint32_t bl_server_round(bl_server *server)
     for (uint32_t i = 0; i < server->live_count; i++) {
         uint32_t number = server->live[i];
         uint32_t ready = bl_lane_gather(server, number);
-        if (ready > 0)
+        if (ready > 0) {
+            bl_crash_point("serve.gathered");
             bl_lane_answer(server, number, ready);
+        }
         served += ready;
     }
     return served;

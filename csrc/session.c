@@ -13,6 +13,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "crash_point.h"
 #include "session.h"
 
 enum { BL_DETACH_TIMEOUT_NS = 200 * 1000 * 1000 };
@@ -88,7 +89,9 @@ static int bl_session_ready(bl_session *session, uint64_t timeout_ns)
 static void bl_session_drop(bl_session *session)
 {
     bl_beat_stop(&session->beat);
+    bl_crash_point("drop.silent");
     bl_proof_end(&session->pool->memory, session->directory, session->nonce, session->proof, 0);
+    bl_crash_point("drop.proof_ended");
     session->old_nonce = session->nonce;
     session->attached = 0;
     session->stat.reattach_count++;

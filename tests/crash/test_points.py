@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""Crash points themselves: named once, armed by the environment, obeyed when asked for."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from beluga._ffi import ffi, lib
+
+CSRC = Path(__file__).resolve().parents[2] / "csrc"
+
+BEATS = """
+import sys
+from beluga.pool import Pool
+from beluga.rpc import Client, Server
+with Pool.open(sys.argv[1:]) as pool, Server(pool), Client(pool) as client:
+    print("attached", flush=True)
+    client.ping()
+    print("answered", flush=True)
+"""
+
+
+def points() -> list[str]:
+    count = lib.bl_crash_point_count()
+    return [ffi.string(lib.bl_crash_point_name(i)).decode() for i in range(count)]
+
+
+def run(paths: list[Path], point: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", BEATS, *map(str, paths)],
+        env=os.environ | {"BELUGA_CRASH": point},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+@pytest.fixture(autouse=True)
+def pool_on_disk(paths: list[Path]) -> None:
+    from beluga.pool import Pool
+
+    Pool.create(paths, device_size=8 << 20, sparse=True).close()
+
+
+def test_the_build_knows_every_point_of_the_source_once() -> None:
+    named = Counter(
+        name
+        for path in CSRC.glob("*.c")
+        for name in re.findall(r'bl_crash_point\("([^"]+)"\)', path.read_text())
+    )
+    assert set(named.values()) == {1}
+    assert sorted(points()) == sorted(named)
+    assert len(named) >= 60
+    assert all(re.fullmatch(r"[a-z]+\.[a-z_]+", name) for name in named)
+    assert lib.bl_crash_point_name(len(named)) == ffi.NULL
+
+
+def test_a_process_dies_at_the_passage_that_was_asked_for(paths: list[Path]) -> None:
+    first = run(paths, "serve.replied")
+    assert (first.returncode, first.stdout) == (-signal.SIGKILL, "attached\n")
+    later = run(paths, "call.sent:2")
+    assert (later.returncode, later.stdout) == (0, "attached\nanswered\n")
+
+
+def test_a_process_stops_where_it_is_told_and_goes_on(paths: list[Path]) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", BEATS, *map(str, paths)],
+        env=os.environ | {"BELUGA_CRASH": "call.sent:stop"},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with process:
+        _, status = os.waitpid(process.pid, os.WUNTRACED)
+        assert os.WIFSTOPPED(status)
+        process.send_signal(signal.SIGCONT)
+        assert process.communicate(timeout=120)[0] == "attached\nanswered\n"
+    assert process.returncode == 0
+
+
+@pytest.mark.parametrize("point", ["no.such", "call.sent:x", "call.sent:0", "call.sent:1:2:kill"])
+def test_a_point_that_is_not_there_is_refused(paths: list[Path], point: str) -> None:
+    result = run(paths, point)
+    assert result.returncode == 1
+    assert f"BELUGA_CRASH={point}" in result.stderr
