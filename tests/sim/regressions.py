@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""Runs that once went wrong: one small file each in ``regressions/``, played again by every test
+run. The seed leads elsewhere once the protocol takes other turns; what it found then stays said."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from simulator import KINDS, scenarios
+
+FOLDER = Path(__file__).parent / "regressions"
+
+
+@dataclass(frozen=True)
+class Case:
+    """One run, and what was wrong with it when it was found."""
+
+    scenario: str
+    seed: int
+    kind: str = "non-coherent"
+    wrong: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.scenario}:{self.seed}:{self.kind}"
+
+
+def parse(text: str) -> Case:
+    """A case from ``SCENARIO:SEED[:KIND]``. Raises ``ValueError`` on a name nobody knows."""
+    scenario, seed, *kind = text.split(":")
+    case = Case(scenario, int(seed), *kind)
+    if case.scenario not in scenarios() or case.kind not in KINDS:
+        raise ValueError(f"no scenario or kind like this: {text}")
+    return case
+
+
+def keep(case: Case) -> Path:
+    """Write a case down: its file."""
+    path = FOLDER / f"{case.scenario}-{case.seed}-{case.kind}.json"
+    path.write_text(json.dumps(asdict(case), indent=4) + "\n")
+    return path
+
+
+def kept() -> list[Case]:
+    """All cases that were written down."""
+    return [Case(**json.loads(path.read_text())) for path in sorted(FOLDER.glob("*.json"))]

@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""Fresh seeds of every scenario for a while; what goes wrong says how to replay it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from children import Death, answers, still_alive
+from mutants import mutants
+from regressions import Case, keep, parse
+from simulator import KINDS, play, scenarios, told
+
+BATCH = 16  # seeds of one scenario and kind that one child plays
+
+# What is printed, and the counter of bl_sim_stat that it is; one that a build lacks counts nothing.
+COUNTERS = {
+    "accesses": "steps",
+    "calls": "results",
+    "deaths": "deaths",
+    "host crashes": "host_crashes",
+    "takeovers": "takeovers",
+}
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Consecutive seeds of one scenario on one kind of memory."""
+
+    scenario: str
+    kind: str
+    first: int
+    count: int
+
+
+def batches(first: int, until_s: float) -> Iterator[Batch]:
+    """Every scenario and kind, over and over, until ``until_s`` (``time.monotonic``); at least
+    once."""
+    while True:
+        for scenario in scenarios():
+            for kind in KINDS:
+                yield Batch(scenario, kind, first, BATCH)
+        first += BATCH
+        if time.monotonic() > until_s:
+            return
+
+
+def play_batch(batch: Batch) -> tuple[Counter[str], list[Case]]:
+    """Counters over the batch, and the runs that went wrong."""
+    counters: Counter[str] = Counter()
+    wrong = []
+    for seed in range(batch.first, batch.first + batch.count):
+        still_alive()
+        run = play(batch.scenario, seed, kind=batch.kind)
+        counters["runs"] += 1
+        for name, field in COUNTERS.items():
+            counters[name] += run.stat.get(field, 0)
+        if run.result != 0:
+            wrong.append(Case(batch.scenario, seed, batch.kind, told(run.result)))
+    return counters, wrong
+
+
+def soak(tasks: Iterator[Batch], processes: int) -> tuple[Counter[str], list[Case]]:
+    """Play all batches; of one whose child died, each seed alone."""
+    counters: Counter[str] = Counter()
+    wrong: list[Case] = []
+    again: list[Batch] = []
+    for batch, answer in answers(tasks, play_batch, processes=processes):
+        if not isinstance(answer, Death):
+            counters.update(answer[0])
+            wrong.extend(answer[1])
+        elif batch.count == 1:
+            wrong.append(Case(batch.scenario, batch.first, batch.kind, str(answer)))
+        else:
+            seeds = range(batch.first, batch.first + batch.count)
+            again.extend(replace(batch, first=seed, count=1) for seed in seeds)
+    if again:
+        more, bad = soak(iter(again), processes)
+        counters.update(more)
+        wrong.extend(bad)
+    return counters, wrong
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """The command line: 0 if nothing went wrong."""
+    parser = argparse.ArgumentParser(prog="scripts/soak", description=__doc__)
+    parser.add_argument("--seconds", type=float, default=60)
+    parser.add_argument("--seed", type=int, default=None, help="the first one (from the clock)")
+    parser.add_argument("--replay", default="", metavar="SCENARIO:SEED[:KIND]", help="one run")
+    parser.add_argument("--processes", type=int, default=min(2, os.cpu_count() or 1))
+    parser.add_argument("--json", action="store_true", help="one object, the last line")
+    options = parser.parse_args(arguments)
+    if options.replay:
+        case = parse(options.replay)
+        tasks = iter([Batch(case.scenario, case.kind, case.seed, 1)])
+        first = case.seed
+    else:
+        # seeds are 64 bits wide; a soak of any length uses few of the second's thousand millions
+        first = time.time_ns() if options.seed is None else options.seed * 1_000_000_007
+        tasks = batches(first, time.monotonic() + options.seconds)
+    counters, wrong = soak(tasks, options.processes)
+    for case in wrong:
+        print(f"{case.wrong}: scripts/soak --replay {case}", flush=True)
+        if not options.replay:
+            print(f"  kept in {keep(case)}", flush=True)
+    told_of = {name: counters[name] for name in ("runs", *COUNTERS)}
+    told_of.update({"mutants": len(mutants()), "errors": len(wrong)})
+    if options.json:
+        print(json.dumps({"first seed": first, **told_of}))
+    else:
+        print(f"first seed {first}: " + ", ".join(f"{told_of[name]} {name}" for name in told_of))
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""What scripts/soak once found stays found, and its command line says what it saw."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+import regressions
+import soak
+from children import Death, answers
+from regressions import Case, kept, parse
+from simulator import play
+
+
+def test_what_went_wrong_once_goes_right() -> None:
+    wrong = [case for case in kept() if play(case.scenario, case.seed, kind=case.kind).result]
+    assert wrong == []
+
+
+def test_soak_counts_what_happened(capsys: pytest.CaptureFixture[str]) -> None:
+    assert soak.main(["--seconds", "0", "--seed", "1", "--json"]) == 0
+    counters = json.loads(capsys.readouterr().out)
+    assert counters["errors"] == 0
+    assert min(counters[name] for name in ("runs", "accesses", "calls", "deaths", "mutants")) > 0
+
+
+def test_soak_says_how_to_replay_a_failure_and_keeps_it(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(regressions, "FOLDER", tmp_path)
+    monkeypatch.setattr(soak, "scenarios", lambda: ("stray_store",))
+    assert soak.main(["--seconds", "0", "--seed", "1"]) == 1
+    first = capsys.readouterr().out.splitlines()[0]
+    case = kept()[0]
+    assert case.wrong == "wrong bytes"
+    assert any(first == f"wrong bytes: scripts/soak --replay {case}" for case in kept())
+
+
+def test_replay_refuses_what_nobody_knows() -> None:
+    assert parse("lane:7") == Case("lane", 7, "non-coherent")
+    assert parse("lane:7:coherent") == Case("lane", 7, "coherent")
+    with pytest.raises(ValueError, match="no scenario"):
+        parse("nowhere:7")
+    with pytest.raises(ValueError, match="no scenario"):
+        parse("lane:7:sideways")
+
+
+def test_a_child_that_dies_is_an_answer() -> None:
+    def body(job: str) -> str:
+        if job == "die":
+            os.kill(os.getpid(), signal.SIGKILL)
+        return job + "d"
+
+    found = dict(answers(["live", "die"], body, processes=2))
+    assert found == {"live": "lived", "die": Death(signal.SIGKILL)}
