@@ -11,6 +11,7 @@
 /* L0 format */
 #include "pool_format.h"
 #include "api.h"
+#include "api_verify.h"
 #include "pool_format_check.c"
 
 /* L1 primitives */
@@ -63,6 +64,10 @@
 #include "meta.c"
 #include "meta_client.c"
 #include "check.c"
+#include "verify_raw.h"
+#include "verify_talk.c"
+#include "verify_litmus.c"
+#include "verify.c"
 
 /* L5 transfer, L6 kvcache */
 #include "cpu_engine.c"
@@ -77,6 +82,7 @@
 #include "sim_verbs.c"
 #include "sim_proof.c"
 #include "sim_litmus.c"
+#include "sim_verify.c"
 #include "sim_paths.c"
 #include "sim_blocks.c"
 #include "sim_kv.c"

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from exemptions import EXEMPTIONS
-from mutants import main, mutants, name_of, protocol_sites
+from mutants import NO_PROTOCOL, main, mutants, name_of, protocol_sites
 
 CSRC = Path(__file__).resolve().parents[2] / "csrc"
 
@@ -31,11 +31,11 @@ COMMENT = re.compile(r"/\*.*?\*/", re.DOTALL)
 
 
 def protocol_files() -> list[Path]:
-    """All C that is not the simulator's, nor the verbs themselves."""
+    """All C that is no scenario and no tool, nor the verbs themselves."""
     return [
         path
         for path in sorted(CSRC.glob("*.[ch]"))
-        if not path.name.startswith("sim_") and not path.name.startswith("coherence")
+        if not path.name.startswith((*NO_PROTOCOL, "coherence"))
     ]
 
 

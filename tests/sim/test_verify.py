@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""``beluga verify`` in the simulator: every litmus can fail, and by the discipline none does."""
+
+from __future__ import annotations
+
+import pytest
+from simulator import WRONG_BYTES, caught, failures, play, site, total
+
+SEEDS = 40
+BARE = ("passing", "buffering", "eviction", "prefetch")
+TEARING = ("tearing_8", "tearing_16", "tearing_32", "tearing_64")
+
+# What the discipline rests on: function, verb, which of them in that function.
+NEEDED = (
+    ("bl_trial_put", "stream_line", 0),
+    ("bl_trial_look", "fence_full", 0),
+    ("bl_trial_look", "invalidate", 0),
+    ("bl_trial_send", "fence_store", 0),
+    ("bl_trial_receive", "invalidate", 0),
+    ("bl_trial_receive", "fence_full", 1),
+    ("bl_trial_buffer", "fence_full", 0),
+    ("bl_trial_buffer", "invalidate", 0),
+    ("bl_trial_buffer", "fence_full", 1),
+    ("bl_trial_tear_look", "verify", 0),
+    ("bl_trial_evict_late", "invalidate", 0),
+)
+
+
+@pytest.mark.parametrize("coherent", [False, True])
+def test_discipline_holds_on_every_kind_of_memory(coherent: bool) -> None:
+    runs = [play("verify_discipline", seed, coherent=coherent) for seed in range(SEEDS)]
+    assert failures(runs) == []
+    assert total(runs, "results") >= SEEDS * 8 * 2 * 2 * 2 * 4  # tests, sides, devices; both told
+    assert total(runs, "torn_lines") > 0
+
+
+@pytest.mark.parametrize("name", BARE + TEARING)
+def test_bare_loads_and_stores_fail_where_caches_are_private(name: str) -> None:
+    found = caught(f"verify_bare_{name}", 0, seeds=SEEDS)
+    assert found is not None
+    assert found.result == WRONG_BYTES
+
+
+@pytest.mark.parametrize("name", BARE)
+def test_bare_loads_and_stores_hold_on_coherent_memory(name: str) -> None:
+    runs = [play(f"verify_bare_{name}", seed, coherent=True) for seed in range(SEEDS)]
+    assert failures(runs) == []
+
+
+@pytest.mark.parametrize("missing", NEEDED)
+def test_discipline_without_one_verb_is_found_out(missing: tuple[str, str, int]) -> None:
+    found = caught("verify_discipline", site(*missing), seeds=3 * SEEDS)
+    assert found is not None
+    assert found.result == WRONG_BYTES
