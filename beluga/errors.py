@@ -26,6 +26,7 @@ BelugaError
 │   ├── NoLaneError               every lane is taken or in quarantine
 │   ├── SessionLostError          the server gave this session up
 │   ├── ForkedSessionError        the session belongs to the parent process
+│   ├── EpochDamagedError         the line that names the pool's server cannot be read
 │   ├── NoMethodError             the server has no such method
 │   ├── BadRequestError
 │   ├── BadReplyError
@@ -120,6 +121,9 @@ class SessionLostError(RpcError): ...
 class ForkedSessionError(RpcError): ...
 
 
+class EpochDamagedError(RpcError): ...
+
+
 class NoMethodError(RpcError): ...
 
 
@@ -183,6 +187,11 @@ CODES: tuple[tuple[type[BelugaError], str], ...] = (
     (NoGrantError, "the session does not hold that grant (any more)"),
     (PinLimitError, "the session has too many blocks pinned; release some"),
     (QuarantineError, "dead writers of this host hold too much space; prove them gone"),
+    (
+        EpochDamagedError,
+        "the line that names the pool's server is damaged; stop all servers, then "
+        "'beluga pool check --repair'",
+    ),
 )
 
 

@@ -30,7 +30,8 @@ enum bl_error {
     BL_ERROR_CLASS_LIMIT,       /* too many different block sizes */
     BL_ERROR_NO_GRANT,          /* the session does not hold that grant (any more) */
     BL_ERROR_PIN_LIMIT,         /* the session has too many blocks pinned */
-    BL_ERROR_QUARANTINE         /* this host's dead writers hold too much space */
+    BL_ERROR_QUARANTINE,        /* this host's dead writers hold too much space */
+    BL_ERROR_EPOCH_DAMAGED      /* a line that says who is server can no longer be read */
 };
 
 /* ---- L1 primitives (beluga.primitives) */
@@ -179,8 +180,8 @@ void bl_server_destroy(bl_server *server);
 void bl_server_forked(bl_server *server);
 int bl_server_handle_method(bl_server *server, uint32_t method, bl_handler handler, void *context);
 
-/* Become the pool's server, of lanes only: 0, or -BL_ERROR_SERVER_ALIVE. declared_gone: an operator
- * says that every earlier server and session can write no more. */
+/* Become the pool's server, of lanes only: 0, or -BL_ERROR_SERVER_ALIVE, _EPOCH_DAMAGED.
+ * declared_gone: an operator says that every earlier server and session can write no more. */
 int bl_server_serve_lanes(bl_server *server, int declared_gone);
 
 /* Serve until bl_server_stop (from any thread): 0, or -BL_ERROR_DEPOSED. */

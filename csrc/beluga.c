@@ -35,6 +35,7 @@
 /* L3 rpc */
 #include "line.h"
 #include "message.h"
+#include "register.h"
 #include "epoch.h"
 #include "wait.h"
 #include "proof.c"
@@ -44,6 +45,7 @@
 #include "session.c"
 #include "house.c"
 #include "server.c"
+#include "elect.c"
 #include "takeover.c"
 
 /* L4 meta */

@@ -34,12 +34,18 @@ static void bl_check_line(const bl_check *check, uint64_t offset, void *line)
     bl_load_line(&check->pool->memory, offset, line);
 }
 
+/* Both copies of both lines. One that seems torn may be being written: it is looked at again. */
 static void bl_check_epochs(bl_check *check)
 {
-    for (uint32_t half = 0; half < BL_HALF_COUNT; half++) {
+    for (uint32_t copy = 0; copy < 2 * BL_HALF_COUNT; copy++) {
+        uint32_t half = copy / 2;
+        uint64_t offset = bl_epoch_offset(half) + copy % 2 * BL_LINE_SIZE;
         bl_epoch_line line;
-        bl_check_line(check, bl_epoch_offset(half), &line);
-        if (bl_line_used((uint64_t *)&line) && !bl_epoch_line_read(check->pool, half, &line))
+        int tries = 0;
+        do
+            bl_check_line(check, offset, &line);
+        while (!bl_table_whole(&line, half) && bl_line_used((uint64_t *)&line) && ++tries < 64);
+        if (tries == 64)
             bl_found(check, BL_FINDING_EPOCH_DAMAGED, half, 0);
     }
 }
@@ -158,8 +164,8 @@ int bl_check_pool(const bl_pool *pool, int payload, bl_finding *findings, uint32
     *report = (bl_check_report){0};
     bl_epoch_read(pool, &epoch);
     report->epoch = epoch.epoch;
-    report->serving = epoch.epoch != 0 && epoch.state == BL_SERVER_SERVING;
-    check.half = epoch.epoch % BL_HALF_COUNT;
+    report->serving = bl_epoch_serving(&epoch);
+    check.half = (epoch.epoch + !bl_epoch_served(&epoch)) % BL_HALF_COUNT;
     bl_check_epochs(&check);
     int status = bl_index_create(&check.index, pool->geometry.block_count_max);
     if (status == 0) {

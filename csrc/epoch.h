@@ -8,31 +8,44 @@
 
 #include "message.h"
 #include "pool.h"
+#include "register.h"
 
-/* The line of one half: 1 if it is whole, 0 if nothing was ever written there or it is torn. */
+/* The line of one half: 1; 0 if nothing was ever written there (out is zero); or
+ * -BL_ERROR_EPOCH_DAMAGED. */
 static inline int bl_epoch_line_read(const bl_pool *pool, uint32_t half, bl_epoch_line *out)
 {
-    const bl_memory *memory = &pool->memory;
-    for (int tries = 0; tries < 4; tries++) {
-        bl_refetch(memory, bl_epoch_offset(half), BL_LINE_SIZE); /* SYNC epoch.line */
-        bl_load_line(memory, bl_epoch_offset(half), out);
-        if (bl_verify(memory, bl_table_whole(out, half)) && out->epoch % BL_HALF_COUNT == half)
-            return 1;
-        if (out->epoch == 0 && out->check == 0)
-            return 0;
-        bl_pause(memory);
-    }
-    return 0;
+    int status = bl_register_read(&pool->memory, bl_epoch_offset(half), half, out);
+    if (status == 1 && out->epoch % BL_HALF_COUNT != half)
+        return -BL_ERROR_EPOCH_DAMAGED;
+    return status;
 }
 
-/* The pool's epoch line; its epoch is 0 if nobody ever served the pool. */
-static inline void bl_epoch_read(const bl_pool *pool, bl_epoch_line *out)
+/* The pool's epoch line; its epoch is 0 if nobody ever served the pool. 0, or
+ * -BL_ERROR_EPOCH_DAMAGED: out is the other half's line, and perhaps not the pool's. */
+static inline int bl_epoch_read(const bl_pool *pool, bl_epoch_line *out)
 {
-    bl_epoch_line line[BL_HALF_COUNT];
+    int damaged = 0;
     memset(out, 0, sizeof *out);
-    for (uint32_t half = 0; half < BL_HALF_COUNT; half++)
-        if (bl_epoch_line_read(pool, half, &line[half]) && line[half].epoch > out->epoch)
-            *out = line[half];
+    for (uint32_t half = 0; half < BL_HALF_COUNT; half++) {
+        bl_epoch_line line;
+        int status = bl_epoch_line_read(pool, half, &line);
+        if (status == 1 && line.epoch > out->epoch)
+            *out = line;
+        damaged |= status < 0;
+    }
+    return damaged ? -BL_ERROR_EPOCH_DAMAGED : 0;
+}
+
+/* May clients ask this server for a lane? */
+static inline int bl_epoch_serving(const bl_epoch_line *line)
+{
+    return line->epoch != 0 && line->state == BL_SERVER_SERVING;
+}
+
+/* Did this server ever serve? If not, the half before its own still holds the truth. */
+static inline int bl_epoch_served(const bl_epoch_line *line)
+{
+    return line->state == BL_SERVER_SERVING || line->state == BL_SERVER_STOPPED;
 }
 
 #endif

@@ -26,8 +26,10 @@ enum {
 int bl_server_still(const bl_server *server)
 {
     bl_epoch_line line;
-    bl_epoch_read(server->pool, &line);
-    return bl_verify(&server->pool->memory, line.epoch == server->epoch) ? 0 : -BL_ERROR_DEPOSED;
+    int status = bl_epoch_read(server->pool, &line);
+    if (!bl_verify(&server->pool->memory, line.epoch <= server->epoch))
+        return -BL_ERROR_DEPOSED;
+    return status;
 }
 
 void bl_house_write(bl_server *server, uint32_t number)
@@ -197,7 +199,7 @@ static void bl_lobby_serve(bl_server *server, const bl_lobby_request *request, u
     bl_crash_point("lobby.replied");
 }
 
-void bl_lobby_look(bl_server *server, int serve, uint64_t now_ns)
+static void bl_lobby_look(bl_server *server, uint64_t now_ns)
 {
     const bl_memory *memory = &server->pool->memory;
     for (uint32_t host = 0; host < BL_HOST_COUNT; host++)
@@ -213,7 +215,7 @@ void bl_lobby_look(bl_server *server, int serve, uint64_t now_ns)
             request.host != host)
             continue;
         server->lobby_seen[host] = request.sequence;
-        if (serve)
+        if (bl_verify(memory, request.epoch == server->epoch)) /* else another server was asked */
             bl_lobby_serve(server, &request, now_ns);
     }
 }
@@ -250,7 +252,7 @@ int bl_house_keep(bl_server *server, uint64_t now_ns)
     if (now_ns - server->house_ns < BL_HOUSE_PERIOD_NS)
         return 0;
     server->house_ns = now_ns;
-    bl_lobby_look(server, 1, now_ns);
+    bl_lobby_look(server, now_ns);
     if (now_ns - server->proof_ns < BL_PROOF_PERIOD_NS)
         return 0;
     server->proof_ns = now_ns;

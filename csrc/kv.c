@@ -158,8 +158,8 @@ static void bl_entry_look(const bl_session *session, const bl_kv_work *work, uin
 static int bl_epoch_stands(const bl_session *session)
 {
     bl_epoch_line now;
-    bl_epoch_read(session->pool, &now);
-    return bl_verify(&session->pool->memory, now.epoch == session->epoch);
+    int status = bl_epoch_read(session->pool, &now);
+    return status == 0 && bl_verify(&session->pool->memory, now.epoch == session->epoch);
 }
 
 /* Does an entry say what the server said, and what the caller expects? */

@@ -32,6 +32,7 @@ void bl_lane_send(bl_session *session, uint32_t method, uint32_t flags, const vo
 {
     const uint8_t *next = payloads;
     bl_request lines[BL_SEND_BATCH];
+    uint64_t key = bl_message_key(session->nonce, session->epoch);
     while (count > 0) {
         uint32_t batch = count < BL_SEND_BATCH ? count : BL_SEND_BATCH;
         for (uint32_t i = 0; i < batch; i++, next += size) {
@@ -45,7 +46,7 @@ void bl_lane_send(bl_session *session, uint32_t method, uint32_t flags, const vo
                 memcpy(lines[i].payload, next, size);
         }
         for (uint32_t i = 0; i < batch; i++)
-            bl_message_seal(&lines[i], session->sent + 1 + i, session->nonce);
+            bl_message_seal(&lines[i], session->sent + 1 + i, key);
         /* SYNC lane.request: pairs with bl_lane_gather() */
         for (uint32_t i = 0; i < batch; i++)
             bl_stream_line(&session->pool->memory,
@@ -63,6 +64,7 @@ static uint32_t bl_lane_take(bl_session *session, bl_reply *replies, uint32_t co
 {
     const bl_memory *memory = &session->pool->memory;
     uint64_t first = bl_reply_offset(&session->pool->geometry, session->lane, session->half, 0);
+    uint64_t key = bl_message_key(session->nonce, session->epoch);
     uint32_t waiting = session->sent - session->answered, taken = 0;
     uint32_t window = session->window < waiting ? session->window : waiting;
     window = window < count ? window : count;
@@ -81,7 +83,7 @@ static uint32_t bl_lane_take(bl_session *session, bl_reply *replies, uint32_t co
         bl_load_line(memory, first + (uint64_t)bl_slot_of(session, sequence) * BL_POLL_STRIDE,
                      reply);
         if (reply->sequence != sequence ||
-            !bl_verify(memory, bl_reply_whole(reply, session->nonce)))
+            !bl_verify(memory, bl_reply_whole(reply, key)))
             break;
         session->answered = sequence;
     }
@@ -96,8 +98,8 @@ static uint32_t bl_lane_take(bl_session *session, bl_reply *replies, uint32_t co
 static int bl_session_stale(const bl_session *session)
 {
     bl_epoch_line epoch;
-    bl_epoch_read(session->pool, &epoch);
-    return epoch.epoch != session->epoch || epoch.state != BL_SERVER_SERVING;
+    return bl_epoch_read(session->pool, &epoch) == 0 &&
+           (epoch.epoch != session->epoch || !bl_epoch_serving(&epoch));
 }
 
 int bl_lane_wait(bl_session *session, bl_reply *replies, uint32_t count, bl_wait *wait)

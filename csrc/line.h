@@ -29,6 +29,15 @@ static inline uint32_t bl_line_hash(const uint64_t word[8], uint64_t key)
     return (uint32_t)((sum * 0x9fb21c651e98df25u) >> 32);
 }
 
+/* Is there anything but zeros in a line? */
+static inline int bl_line_used(const uint64_t word[8])
+{
+    uint64_t any = 0;
+    for (int i = 0; i < 8; i++)
+        any |= word[i];
+    return any != 0;
+}
+
 /* Of a line that ends in its check (tables, beats, epochs). key ties it to its owner, or is 0. */
 static inline uint32_t bl_table_check(const void *line, uint64_t key)
 {

@@ -36,7 +36,8 @@ static uint32_t bl_lobby_next_sequence(const bl_session *session)
     return line.sequence + 1;
 }
 
-static int bl_lobby_ask(bl_session *session, uint32_t operation, uint32_t sequence)
+static void bl_lobby_ask(bl_session *session, uint32_t operation, uint32_t sequence,
+                         uint64_t epoch)
 {
     bl_lobby_request line = {
         .operation = operation,
@@ -44,6 +45,7 @@ static int bl_lobby_ask(bl_session *session, uint32_t operation, uint32_t sequen
         .old_nonce = session->old_nonce,
         .boot_id = {session->boot_id[0], session->boot_id[1]},
         .host = session->host,
+        .epoch = epoch,
         .sequence = sequence,
         .sequence_end = sequence,
     };
@@ -51,7 +53,6 @@ static int bl_lobby_ask(bl_session *session, uint32_t operation, uint32_t sequen
     /* SYNC lobby.request: pairs with the server's look into the lobby */
     bl_publish_line(&session->pool->memory, bl_lobby_request_offset(session->host), &line);
     bl_crash_point("lobby.asked");
-    return 0;
 }
 
 /* Does another machine use this host number? */
@@ -73,9 +74,10 @@ static int bl_lobby_exchange(bl_session *session, uint32_t operation, bl_wait *w
     uint32_t sequence = 0;
     for (;;) {
         bl_epoch_line epoch;
-        bl_epoch_read(session->pool, &epoch);
-        int serving = epoch.epoch != 0 && epoch.state == BL_SERVER_SERVING;
-        if (!serving && !session->old_nonce)
+        int status = bl_epoch_read(session->pool, &epoch);
+        int serving = status == 0 && bl_epoch_serving(&epoch);
+        int nobody = epoch.epoch == 0 || epoch.state == BL_SERVER_STOPPED;
+        if (status == 0 && nobody && !session->old_nonce)
             return -BL_ERROR_NO_SERVER;
         if (serving && epoch.epoch != asked) {
             if (bl_lobby_clash(session, &epoch)) {
@@ -84,7 +86,7 @@ static int bl_lobby_exchange(bl_session *session, uint32_t operation, bl_wait *w
                 continue;
             }
             sequence = bl_lobby_next_sequence(session);
-            bl_lobby_ask(session, operation, sequence);
+            bl_lobby_ask(session, operation, sequence, epoch.epoch);
             asked = epoch.epoch;
             ++*open;
         }
@@ -96,7 +98,7 @@ static int bl_lobby_exchange(bl_session *session, uint32_t operation, bl_wait *w
             return reply->status;
         }
         if (!bl_wait_turn(memory, wait))
-            return serving ? -BL_ERROR_TIMEOUT : -BL_ERROR_NO_SERVER;
+            return status < 0 ? status : serving ? -BL_ERROR_TIMEOUT : -BL_ERROR_NO_SERVER;
     }
 }
 

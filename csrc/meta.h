@@ -71,7 +71,6 @@ struct bl_meta {
     uint32_t free_number;       /* first of the numbers given back */
     uint32_t fresh_number;      /* numbers from here on were never used */
     uint64_t generation;        /* counter of this epoch */
-    uint32_t adopted;           /* the predecessor's extents are known */
     uint32_t reused;            /* space of committed blocks was freed since the epoch was read */
     uint64_t held_bytes[BL_HOST_COUNT]; /* by doubtful sessions of this epoch */
     bl_meta_stat stat;
@@ -122,21 +121,11 @@ int bl_handle_reserve(void *meta, bl_call *call);
 int bl_handle_commit(void *meta, bl_call *call);
 int bl_handle_abort(void *meta, bl_call *call);
 
-/* recover.c: the hooks of a takeover. */
-int bl_recover_adopt(void *context, uint64_t old_epoch);
-int bl_recover_reckon(void *context, uint64_t old_epoch, int doubtful);
+/* recover.c: the hook of a takeover. */
+int bl_recover(void *context, uint64_t old_epoch, int doubtful);
 
 /* Why an entry that passed its check can still not be used: NULL, or the reason. */
 const char *bl_entry_invalid(const bl_geometry *g, const bl_entry *entry);
-
-/* Is there anything but zeros in a line? */
-static inline int bl_line_used(const uint64_t word[8])
-{
-    uint64_t any = 0;
-    for (int i = 0; i < 8; i++)
-        any |= word[i];
-    return any != 0;
-}
 
 /* A number that no block or extent of this pool ever had. */
 static inline uint64_t bl_generation_new(bl_meta *meta)

@@ -41,7 +41,7 @@
 #include <stdint.h>
 
 enum bl_format_constant {
-    BL_FORMAT_VERSION = 1,
+    BL_FORMAT_VERSION = 2,
     BL_LINE_SIZE = 64,
     BL_POLL_STRIDE = 128,
     BL_PAGE_SIZE = 4096,
@@ -54,7 +54,7 @@ enum bl_format_constant {
     BL_EXTENT_STRIPES_MAX = 64,
     BL_CLASS_COUNT_MAX = 64,
     BL_CHUNK_SIZE = 16 << 10,    /* bytes per checksum where a layout names no chunk of its own */
-    BL_SERVER_STRIDE = 256,      /* epoch line, then beat line at BL_POLL_STRIDE */
+    BL_SERVER_STRIDE = 256,      /* epoch line and its twin, then beat line at BL_POLL_STRIDE */
     BL_CANDIDATE_OFFSET = 4096,
     BL_LOBBY_OFFSET = 16384,
     BL_LOBBY_STRIDE = 512,
@@ -107,9 +107,18 @@ typedef struct bl_superblock {
 
 /* Which server speaks. The greater valid epoch of the two halves is the pool's epoch.
  *
- *   SERVING --clean stop--> STOPPED          (dies without a word: SERVING, beat stands still)
- */
-enum bl_server_state { BL_SERVER_SERVING = 1, BL_SERVER_STOPPED = 2 };
+ *   TAKING --own half is whole--> SERVING --clean stop--> STOPPED
+ *          --cannot-------------> FAILED      (dies without a word: as it was, beat stands still)
+ *
+ * TAKING deposes the predecessor, but its half still holds the truth until SERVING. The line stands
+ * twice, the twin BL_LINE_SIZE behind and written after it: one of them is whole whenever the
+ * writer dies. Candidate lines likewise. */
+enum bl_server_state {
+    BL_SERVER_TAKING = 1,
+    BL_SERVER_SERVING = 2,
+    BL_SERVER_STOPPED = 3,
+    BL_SERVER_FAILED = 4
+};
 
 typedef struct bl_epoch_line {
     uint64_t epoch;             /* 1, 2, ...; the server of epoch N writes half N mod 2 */
@@ -122,6 +131,20 @@ typedef struct bl_epoch_line {
     uint32_t reserved_tail;
     uint32_t check;
 } bl_epoch_line;
+
+/* What a host has said in the election of the server of an epoch (Disk Paxos). Each host writes its
+ * own line alone; its processes take turns under a lock of their own kernel. */
+typedef struct bl_candidate_line {
+    uint64_t epoch;             /* that is asked for */
+    uint64_t ballot;            /* greatest that this host began; no two hosts have the same */
+    uint64_t accepted;          /* ballot in which it accepted the owner named below; 0: none */
+    uint64_t nonce;             /* the owner: its server's proof of life, ... */
+    uint64_t boot_id[2];        /* ... boot ... */
+    uint32_t host;              /* ... and host */
+    uint32_t reserved;
+    uint32_t reserved_tail;
+    uint32_t check;
+} bl_candidate_line;
 
 /* A counter that moves while its writer lives. Beat of the server; beat of a session. */
 typedef struct bl_beat_line {
@@ -144,7 +167,7 @@ typedef struct bl_lobby_request {
     uint64_t boot_id[2];
     uint32_t host;
     uint32_t pid;               /* for people; never believed */
-    uint32_t reserved[2];
+    uint64_t epoch;             /* of the server that is asked: no other answers */
     uint32_t check;
     uint32_t sequence_end;      /* equals sequence in a whole line */
 } bl_lobby_request;
@@ -185,9 +208,9 @@ typedef struct bl_session_line {
  *
  * No state is stored: "asked" is a request line whose sequence is the one the server expects next,
  * "answered" a reply line whose sequence is the one the client waits for. Check and both sequences
- * show a torn line; the check is keyed with the session's nonce, so that a line of a former session
- * of the lane never passes. A longer message has its bytes in the lane's bulk area, and a
- * bl_bulk in the payload. */
+ * show a torn line; the check is keyed with the session's nonce and the epoch, so that a line of a
+ * former session of the lane, or of another server, never passes. A longer message has its bytes in
+ * the lane's bulk area, and a bl_bulk in the payload. */
 enum bl_message_flag { BL_MESSAGE_BULK = 1 };
 
 typedef struct bl_request {

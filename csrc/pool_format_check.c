@@ -18,6 +18,7 @@ BL_LIMIT(BL_PAGE_SIZE % BL_LINE_SIZE == 0);
 BL_LIMIT(BL_POLL_STRIDE % BL_LINE_SIZE == 0 && BL_POLL_STRIDE >= 2 * BL_LINE_SIZE);
 BL_LIMIT(BL_CHUNK_SIZE % BL_LINE_SIZE == 0);
 BL_LIMIT(BL_SERVER_STRIDE == 2 * BL_POLL_STRIDE); /* epoch, beat */
+BL_LIMIT(2 * BL_LINE_SIZE <= BL_POLL_STRIDE); /* a line and its twin */
 BL_LIMIT(BL_HALF_COUNT * BL_SERVER_STRIDE <= BL_CANDIDATE_OFFSET);
 BL_LIMIT(BL_CANDIDATE_OFFSET + BL_HOST_COUNT * BL_POLL_STRIDE <= BL_LOBBY_OFFSET);
 BL_LIMIT((1 + BL_HALF_COUNT) * BL_POLL_STRIDE <= BL_LOBBY_STRIDE); /* request, replies */
@@ -72,6 +73,17 @@ BL_FIELD(bl_epoch_line, reserved, 44);
 BL_FIELD(bl_epoch_line, reserved_tail, 56);
 BL_FIELD(bl_epoch_line, check, 60);
 
+BL_SIZE(bl_candidate_line, 64);
+BL_FIELD(bl_candidate_line, epoch, 0);
+BL_FIELD(bl_candidate_line, ballot, 8);
+BL_FIELD(bl_candidate_line, accepted, 16);
+BL_FIELD(bl_candidate_line, nonce, 24);
+BL_FIELD(bl_candidate_line, boot_id, 32);
+BL_FIELD(bl_candidate_line, host, 48);
+BL_FIELD(bl_candidate_line, reserved, 52);
+BL_FIELD(bl_candidate_line, reserved_tail, 56);
+BL_FIELD(bl_candidate_line, check, 60);
+
 BL_SIZE(bl_beat_line, 64);
 BL_FIELD(bl_beat_line, count, 0);
 BL_FIELD(bl_beat_line, nonce, 8);
@@ -87,7 +99,7 @@ BL_FIELD(bl_lobby_request, old_nonce, 16);
 BL_FIELD(bl_lobby_request, boot_id, 24);
 BL_FIELD(bl_lobby_request, host, 40);
 BL_FIELD(bl_lobby_request, pid, 44);
-BL_FIELD(bl_lobby_request, reserved, 48);
+BL_FIELD(bl_lobby_request, epoch, 48);
 BL_FIELD(bl_lobby_request, check, 56);
 BL_FIELD(bl_lobby_request, sequence_end, 60);
 

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * What a takeover reads (D5): entries and open marks before the new epoch is out, so that its half
- * is whole if it dies at once; open marks again after it.
+ * What a takeover reads and writes (D5), once, after its epoch is out and before it serves: the
+ * predecessor's entries, then its open marks (a block's mark is older than its entry, so each entry
+ * that was seen has its extent's). It may die anywhere: the predecessor's half is not touched.
  *
  * Afterwards the own half says the same as DRAM: every committed block has an entry, every extent a
  * mark, and nothing of two epochs ago is left. Space that is open and not committed is held while a
@@ -44,9 +45,8 @@ static void bl_scan_refetch(const bl_memory *memory, uint64_t offset, uint64_t l
     bl_refetch(memory, offset, lines * BL_LINE_SIZE);
 }
 
-/* Copy the open marks into the own half and rebuild the extents. again: only those are new that the
- * predecessor opened since the first time; none goes. */
-static void bl_recover_extents(bl_meta *meta, int again)
+/* Copy the open marks into the own half and rebuild the extents. */
+static void bl_recover_extents(bl_meta *meta)
 {
     const bl_memory *memory = &meta->pool->memory;
     const bl_geometry *g = &meta->pool->geometry;
@@ -60,8 +60,6 @@ static void bl_recover_extents(bl_meta *meta, int again)
         /* SYNC extent.open: pairs with bl_extent_write() */
         bl_load_line(memory, old_offset, &line);
         bl_load_line(memory, own_offset, &own);
-        if (again && bl_table_whole(&own, stripe) && own.state == BL_EXTENT_OPEN)
-            continue;
         bl_extent_view view = bl_extent_of(&line);
         if (bl_verify(memory, bl_table_whole(&line, stripe)) && line.state == BL_EXTENT_OPEN &&
             line.first_stripe == stripe && bl_extents_adopt(meta->extents, &view) == 0) {
@@ -73,20 +71,19 @@ static void bl_recover_extents(bl_meta *meta, int again)
     }
 }
 
-int bl_recover_adopt(void *context, uint64_t old_epoch)
+/* Copy the committed blocks' entries into the own half and remember the blocks. */
+static void bl_recover_entries(bl_meta *meta)
 {
-    bl_meta *meta = context;
     const bl_memory *memory = &meta->pool->memory;
     const bl_geometry *g = &meta->pool->geometry;
     uint32_t half = meta->server->half, old_half = 1 - half;
-    meta->fresh_number = 0;
-    meta->stat.damaged_count = 0;
-    for (uint32_t number = 0; old_epoch != 0 && number < g->block_count_max; number++) {
+    for (uint32_t number = 0; number < g->block_count_max; number++) {
         bl_entry entry, own;
         bl_block *block = &meta->blocks[number];
         bl_scan_refetch(memory, bl_entry_offset(g, number, old_half), number, g->block_count_max);
         bl_scan_refetch(memory, bl_entry_offset(g, number, half), number, g->block_count_max);
         bl_load_line(memory, bl_entry_offset(g, number, old_half), &entry); /* SYNC entry */
+        /* SYNC entry.reuse: what was cleared before the epoch was out is seen cleared */
         bl_load_line(memory, bl_entry_offset(g, number, half), &own);
         int whole = bl_verify(memory, bl_table_whole(&entry, number));
         if (whole && entry.state == BL_ENTRY_COMMITTED && !bl_entry_invalid(g, &entry)) {
@@ -108,11 +105,6 @@ int bl_recover_adopt(void *context, uint64_t old_epoch)
         if (bl_line_used((uint64_t *)&own))
             bl_entry_clear(meta, number); /* of two epochs ago */
     }
-    if (old_epoch != 0)
-        bl_recover_extents(meta, meta->adopted); /* last: so each entry has its extent's mark */
-    meta->adopted = 1;
-    bl_fence_store(memory); /* the own half is whole before the epoch names it */
-    return 0;
 }
 
 static int bl_recovered_compare(const void *a, const void *b)
@@ -141,16 +133,17 @@ static void bl_recover_block(bl_meta *meta, uint32_t number)
     meta->stat.block_bytes += block->length;
 }
 
-int bl_recover_reckon(void *context, uint64_t old_epoch, int doubtful)
+int bl_recover(void *context, uint64_t old_epoch, int doubtful)
 {
     bl_meta *meta = context;
     uint32_t count_max = meta->pool->geometry.block_count_max, count = 0;
     if (old_epoch == 0)
         return 0;
-    bl_recover_extents(meta, 1);
     bl_recovered *recovered = malloc((size_t)count_max * sizeof *recovered);
     if (recovered == NULL)
         return -ENOMEM;
+    bl_recover_entries(meta);
+    bl_recover_extents(meta);
     for (uint32_t number = 0; number < count_max; number++)
         if (meta->blocks[number].state == BL_NUMBER_COMMITTED)
             recovered[count++] = (bl_recovered){meta->blocks[number].generation, number};
@@ -169,6 +162,5 @@ int bl_recover_reckon(void *context, uint64_t old_epoch, int doubtful)
         bl_extents_hold_free(meta->extents);
     else
         bl_extents_return_all(meta);
-    bl_fence_store(&meta->pool->memory);
     return 0;
 }

@@ -44,6 +44,7 @@ static uint32_t bl_lane_gather(bl_server *server, uint32_t number)
 {
     const bl_memory *memory = &server->pool->memory;
     bl_lane *lane = &server->lanes[number];
+    uint64_t key = bl_message_key(lane->nonce, server->epoch);
     uint32_t ready = 0;
     for (uint32_t i = 0; i < lane->window; i++)
         bl_prefetch_line(memory, bl_server_request_offset(server, number, lane->next + i));
@@ -54,7 +55,7 @@ static uint32_t bl_lane_gather(bl_server *server, uint32_t number)
         bl_load_line(memory, bl_server_request_offset(server, number, sequence), request);
         if (request->sequence != sequence)
             break;
-        if (!bl_verify(memory, bl_request_whole(request, lane->nonce))) {
+        if (!bl_verify(memory, bl_request_whole(request, key))) {
             server->stat.torn_count++; /* half arrived, or a former session's: look again later */
             break;
         }
@@ -145,11 +146,12 @@ static void bl_lane_answer(bl_server *server, uint32_t number, uint32_t ready)
 {
     const bl_memory *memory = &server->pool->memory;
     bl_lane *lane = &server->lanes[number];
+    uint64_t key = bl_message_key(lane->nonce, server->epoch);
     for (uint32_t i = 0; i < ready; i++)
         bl_server_handle(server, number, &server->requests[i], &server->replies[i]);
     bl_crash_point("serve.handled");
     for (uint32_t i = 0; i < ready; i++) /* apart from what fills a line: see bl_lane_send() */
-        bl_message_seal(&server->replies[i], lane->next + i, lane->nonce);
+        bl_message_seal(&server->replies[i], lane->next + i, key);
     bl_fence_store(memory); /* entries, extents and bulk are out before a reply speaks of them */
     bl_crash_point("serve.fenced");
     for (uint32_t i = 0; i < ready; i++)

@@ -44,11 +44,10 @@ enum bl_end { BL_END_GONE = 1, BL_END_DOUBTFUL = 2 };
 
 typedef struct bl_server_hooks {
     void *context;
-    /* Takeover, before the new epoch is published: copy what the predecessor committed into the
-     * own half. old_epoch is 0 for a new pool. 0 or an error. */
-    int (*adopt)(void *context, uint64_t old_epoch);
-    /* Takeover, after it: read the predecessor's open marks. doubtful: sessions may still write. */
-    int (*reckon)(void *context, uint64_t old_epoch, int doubtful);
+    /* Takeover, after the new epoch is published: copy what the predecessor committed and has open
+     * from its half into the own. old_epoch, whose half it is, is 0 for a new pool. doubtful:
+     * sessions of earlier epochs may still write. 0 or an error. */
+    int (*recover)(void *context, uint64_t old_epoch, int doubtful);
     /* A session of this epoch ended. After DOUBTFUL there comes GONE, or nothing for ever. */
     void (*ended)(void *context, uint32_t lane, enum bl_end end);
     /* Every session of earlier epochs is proven gone. */
@@ -62,6 +61,7 @@ struct bl_server {
     uint64_t nonce;
     uint64_t epoch;             /* 0 before take */
     uint32_t half;
+    uint32_t state;             /* bl_server_state, as the epoch line says; 0 before take */
     uint32_t host;
     int lock;                   /* one server of a pool on this host */
     int proof;
@@ -92,20 +92,23 @@ int bl_house_keep(bl_server *server, uint64_t now_ns);
 /* Stop serving a lane's session. */
 void bl_house_end(bl_server *server, uint32_t lane, enum bl_end end);
 
-/* Read every host's lobby line. serve 0: only remember what stands there. */
-void bl_lobby_look(bl_server *server, int serve, uint64_t now_ns);
+/* Be one epoch's owner, or learn who is (elect.c): 0 and the owner (nonce, boot_id, host); -ESTALE:
+ * somebody asks for a later one, owner->epoch; -EAGAIN: disturbed for too long; or
+ * -BL_ERROR_EPOCH_DAMAGED. The server has its nonce. One process of a host at a time. */
+int bl_elect(const bl_server *server, uint64_t epoch, bl_candidate_line *owner);
 
 /* Write what the own half says of a lane's session. */
 void bl_house_write(bl_server *server, uint32_t lane);
 
 /* Become the server: the next epoch. declared_gone: an operator says that all other servers are.
- * 0, or -BL_ERROR_SERVER_ALIVE, or what a hook returned. */
+ * 0, or -BL_ERROR_SERVER_ALIVE, -BL_ERROR_EPOCH_DAMAGED, or what a hook returned. */
 int bl_server_take(bl_server *server, const bl_server_hooks *hooks, int declared_gone);
 
 /* One look at all live lanes: the number of requests served. */
 uint32_t bl_server_round(bl_server *server);
 
-/* Does this server still speak for the pool? 0 or -BL_ERROR_DEPOSED. */
+/* Does this server still speak for the pool? 0, -BL_ERROR_DEPOSED, or -BL_ERROR_EPOCH_DAMAGED: it
+ * cannot know. */
 int bl_server_still(const bl_server *server);
 
 #endif

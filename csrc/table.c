@@ -23,7 +23,7 @@ void bl_entry_write(bl_meta *meta, uint32_t number, uint32_t vector_check)
     bl_table_seal(&entry, number);
     bl_stream_line(&meta->pool->memory,
                    bl_entry_offset(&meta->pool->geometry, number, meta->server->half),
-                   &entry); /* SYNC entry: pairs with bl_entry_look() and bl_recover_adopt() */
+                   &entry); /* SYNC entry: pairs with bl_entry_look() and bl_recover_entries() */
 }
 
 void bl_entry_clear(bl_meta *meta, uint32_t number)
@@ -50,5 +50,5 @@ void bl_extent_write(bl_meta *meta, const bl_extent_view *view, uint32_t state)
     bl_stream_line(
         &meta->pool->memory,
         bl_extent_line_offset(&meta->pool->geometry, view->first_stripe, meta->server->half),
-        &line); /* SYNC extent.open: pairs with bl_recover_reckon() */
+        &line); /* SYNC extent.open: pairs with bl_recover_extents() */
 }

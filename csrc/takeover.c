@@ -1,44 +1,61 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * Becoming the server (D5).
+ * Becoming the server (D5): one pass that reads after it writes.
  *
  * Epoch N writes half N mod 2 only. So the server of N-2 must be proven gone before N writes at
- * all; the server of N-1 may be undead: it goes on writing its own half, which nobody reads once
+ * all; the server of N-1 may be undead: it goes on writing its own half, which nobody believes once
  * epoch N is published.
  *
  *   1  prove N-2 gone; find N-1 silent (or refuse: it lives)
- *   2  copy what N-1 committed into the own half                      (hooks.adopt)
- *   3  publish epoch N; full fence                                    SYNC epoch.line
- *   4  read whom N-1 gave a lane meanwhile, what an undead one has cleared, and what it has
- *      opened: its clients may write there                            (hooks.reckon)
+ *   2  be the one owner of epoch N (elect.c)
+ *   3  publish epoch N, TAKING; full fence                            SYNC epoch.line
+ *   4  read the predecessor's half once and write the own: whom it gave lanes, what it committed,
+ *      what it has open (hooks.recover)
+ *   5  store fence; publish SERVING: from now on the own half holds the truth
  *
  * N-1, before it grants from a new extent: writes its open mark, full fence, reads the epoch.
  * Before it grants the space of a committed block: clears its entry, full fence, reads the epoch.
- * Of the two servers each writes before it reads: either N-1 sees epoch N and grants nothing, or N
- * sees the mark, or the cleared entry.
+ * Before it answers for a lane: writes its session line, full fence, reads the epoch.
+ * Of the two servers each writes before it reads: either N-1 sees epoch N and does nothing of the
+ * kind, or N sees the mark, the cleared entry, the session.
+ *
+ * A server that dies before SERVING has changed nothing but its own half. Its successor takes N+2,
+ * into the same half once N is proven gone, and reads the half that N read.
  */
 #include "server.h"
 
 #include <errno.h>
-#include <stdlib.h>
-#include <unistd.h>
 
 enum { BL_BEAT_WATCH_NS = 10 * BL_BEAT_PERIOD_NS };
 
-/* Is the writer of this epoch line proven unable to write? The caller has this host's server
- * lock. */
-static int bl_server_gone(const bl_server *server, const bl_epoch_line *line)
+/* Which epoch to take, and whose places to take. */
+typedef struct bl_takeover {
+    uint64_t epoch;
+    bl_epoch_line before;       /* who wrote the own half last: proven gone */
+    bl_epoch_line source;       /* whose half holds the truth; epoch 0: nobody ever served */
+    int asked;                  /* an election may name this server, whatever comes of it */
+} bl_takeover;
+
+/* Is this server proven unable to write? Asked by one process of a host at a time. */
+static int bl_server_gone(const bl_server *server, uint32_t host, const uint64_t boot_id[2],
+                          uint64_t nonce)
 {
     const bl_memory *memory = &server->pool->memory;
-    if (line->epoch == 0 || line->state == BL_SERVER_STOPPED)
-        return 1;
-    if (line->boot_id[0] != server->boot_id[0] || line->boot_id[1] != server->boot_id[1])
-        return line->host == server->host; /* an earlier boot of this host */
-    int proof = bl_proof_watch(memory, server->directory, line->nonce);
+    if (boot_id[0] != server->boot_id[0] || boot_id[1] != server->boot_id[1])
+        return host == server->host; /* an earlier boot of this host */
+    int proof = bl_proof_watch(memory, server->directory, nonce);
     int gone = proof >= 0 && bl_proof_gone(memory, proof);
-    bl_proof_end(memory, server->directory, line->nonce, proof, 0); /* N + 1 will ask again */
+    bl_proof_end(memory, server->directory, nonce, proof, 0); /* N + 1 will ask again */
     return gone;
+}
+
+/* The same of the server of an epoch line, which may have said so. */
+static int bl_epoch_gone(const bl_server *server, const bl_epoch_line *line)
+{
+    return line->epoch == 0 || line->state == BL_SERVER_STOPPED ||
+           line->state == BL_SERVER_FAILED ||
+           bl_server_gone(server, line->host, line->boot_id, line->nonce);
 }
 
 /* Does a server's beat move? */
@@ -57,21 +74,55 @@ static int bl_server_beats(const bl_server *server, const bl_epoch_line *line)
     return 0;
 }
 
-/* Which epoch may this server take? Its number, or an error. old: the line of its predecessor;
- * before: of N-2, whose half the new server will write. undead: nothing proves the predecessor
- * gone. */
-static int64_t bl_takeover_epoch(const bl_server *server, int declared_gone, bl_epoch_line *old,
-                                 bl_epoch_line *before, int *undead)
+/* Which epoch may this server ask for? 0, -BL_ERROR_SERVER_ALIVE or -BL_ERROR_EPOCH_DAMAGED. */
+static int bl_takeover_plan(const bl_server *server, int declared_gone, bl_takeover *plan)
 {
-    bl_epoch_read(server->pool, old);
-    *undead = !declared_gone && !bl_server_gone(server, old);
-    if (*undead && bl_server_beats(server, old))
+    bl_epoch_line line[BL_HALF_COUNT];
+    for (uint32_t half = 0; half < BL_HALF_COUNT; half++) {
+        int status = bl_epoch_line_read(server->pool, half, &line[half]);
+        if (status < 0)
+            return status;
+    }
+    uint32_t newest = line[1].epoch > line[0].epoch;
+    int served = line[newest].epoch == 0 || bl_epoch_served(&line[newest]);
+    plan->source = line[served ? newest : 1 - newest];
+    plan->before = line[served ? 1 - newest : newest];
+    plan->epoch = line[newest].epoch + (served ? 1 : 2);
+    if (declared_gone)
+        return 0;
+    if (!bl_epoch_gone(server, &line[newest]) && bl_server_beats(server, &line[newest]))
         return -BL_ERROR_SERVER_ALIVE;
-    if (!bl_epoch_line_read(server->pool, (old->epoch + 1) % BL_HALF_COUNT, before))
-        memset(before, 0, sizeof *before);
-    if (!declared_gone && !bl_server_gone(server, before))
-        return -BL_ERROR_SERVER_ALIVE;
-    return (int64_t)old->epoch + 1;
+    return bl_epoch_gone(server, &plan->before) ? 0 : -BL_ERROR_SERVER_ALIVE;
+}
+
+/* Become the one owner of an epoch: 0, with what to take, or an error. */
+static int bl_takeover_claim(const bl_server *server, int declared_gone, bl_takeover *plan)
+{
+    uint64_t next = 0; /* an epoch before it has an owner who never came */
+    for (;;) {
+        bl_candidate_line owner;
+        int status = bl_takeover_plan(server, declared_gone, plan);
+        if (status < 0)
+            return status;
+        if (next > plan->epoch && (next - plan->epoch) % BL_HALF_COUNT == 0)
+            plan->epoch = next;
+        plan->asked = 1;
+        status = bl_elect(server, plan->epoch, &owner);
+        if (status == 0 && owner.nonce == server->nonce)
+            return 0;
+        if (status == 0) { /* not yet published, or died before it was */
+            if (!declared_gone &&
+                !bl_server_gone(server, owner.host, owner.boot_id, owner.nonce))
+                return -BL_ERROR_SERVER_ALIVE;
+            next = plan->epoch + BL_HALF_COUNT;
+        } else if (status == -ESTALE) {
+            if (owner.epoch <= next)
+                return -BL_ERROR_SERVER_ALIVE; /* looked twice: somebody is about to be server */
+            next = owner.epoch;
+        } else {
+            return status == -EAGAIN ? -BL_ERROR_SERVER_ALIVE : status;
+        }
+    }
 }
 
 /* Is a session of an earlier epoch over without further proof? */
@@ -82,42 +133,32 @@ static int bl_session_over(const bl_server *server, const bl_session_line *line)
 }
 
 /* The sessions of earlier epochs: nobody knows what they still write, until they are proven gone.
- * Looked at twice, before the epoch is out and after it: a predecessor that only seemed silent may
- * have given a lane away in between. It writes the line and then reads the epoch; we write the
- * epoch and then read the lines: one sees the other. */
-static void bl_takeover_inherit(bl_server *server, uint64_t old_epoch)
+ * The own half says so, or that nobody has the lane. */
+static void bl_takeover_inherit(bl_server *server, int inherits)
 {
     const bl_memory *memory = &server->pool->memory;
     const bl_geometry *g = &server->pool->geometry;
-    uint32_t half = old_epoch % BL_HALF_COUNT;
-    bl_refetch(memory, bl_session_offset(g, 0, half), (uint64_t)g->lane_count * BL_LINE_SIZE);
+    uint32_t half = 1 - server->half;
+    bl_invalidate(memory, bl_session_offset(g, 0, half), (uint64_t)g->lane_count * BL_LINE_SIZE);
+    bl_fence_full(memory);
     for (uint32_t i = 0; i < g->lane_count; i++) {
         bl_lane *lane = &server->lanes[i];
         bl_session_line line;
+        *lane = (bl_lane){.state = BL_SESSION_FREE, .proof = -1};
         /* SYNC session.line: pairs with bl_house_write() */
         bl_load_line(memory, bl_session_offset(g, i, half), &line);
-        if (!bl_verify(memory, bl_table_whole(&line, i)) || bl_session_over(server, &line) ||
-            (lane->state != BL_SESSION_FREE && lane->nonce == line.nonce))
-            continue;
-        bl_proof_end(memory, server->directory, lane->nonce, lane->proof, 0);
-        server->inherited_count += lane->state == BL_SESSION_FREE;
-        *lane = (bl_lane){
-            .nonce = line.nonce,
-            .boot_id = {line.boot_id[0], line.boot_id[1]},
-            .epoch = line.epoch,
-            .host = line.host % BL_HOST_COUNT,
-            .state = BL_SESSION_DOUBTFUL,
-            .proof = bl_proof_watch(memory, server->directory, line.nonce),
-        };
-        bl_house_write(server, i);
-    }
-}
-
-/* Before the first look: nobody has a lane, and the own half says so. */
-static void bl_takeover_clear(bl_server *server)
-{
-    for (uint32_t i = 0; i < server->pool->geometry.lane_count; i++) {
-        server->lanes[i] = (bl_lane){.state = BL_SESSION_FREE, .proof = -1};
+        if (inherits && bl_verify(memory, bl_table_whole(&line, i)) &&
+            !bl_session_over(server, &line)) {
+            *lane = (bl_lane){
+                .nonce = line.nonce,
+                .boot_id = {line.boot_id[0], line.boot_id[1]},
+                .epoch = line.epoch,
+                .host = line.host % BL_HOST_COUNT,
+                .state = BL_SESSION_DOUBTFUL,
+                .proof = bl_proof_watch(memory, server->directory, line.nonce),
+            };
+            server->inherited_count++;
+        }
         bl_house_write(server, i);
     }
 }
@@ -133,63 +174,56 @@ static void bl_takeover_publish(bl_server *server, uint32_t state)
     };
     bl_table_seal(&line, server->half);
     /* SYNC epoch.line: pairs with bl_epoch_line_read() */
-    bl_publish_line(&server->pool->memory, bl_epoch_offset(server->half), &line);
-    bl_fence_full(&server->pool->memory); /* published before the predecessor's marks are read */
+    bl_register_write(&server->pool->memory, bl_epoch_offset(server->half), &line);
+    bl_fence_full(&server->pool->memory); /* published before the predecessor's half is read */
+    server->state = state;
+}
+
+/* The pass over the predecessor's half, and all that frames it. 0 or what a hook returned. */
+static int bl_takeover_pass(bl_server *server, int declared_gone, const bl_takeover *plan)
+{
+    const bl_memory *memory = &server->pool->memory;
+    int status = bl_beat_start(&server->beat, memory, bl_server_beat_offset(server->half),
+                               server->nonce);
+    if (status < 0)
+        return status;
+    bl_takeover_publish(server, BL_SERVER_TAKING);
+    bl_proof_end(memory, server->directory, plan->before.nonce, -1, 1); /* its line is no more */
+    bl_takeover_inherit(server, plan->source.epoch != 0 && !declared_gone);
+    status = server->hooks.recover(server->hooks.context, plan->source.epoch,
+                                   server->inherited_count > 0);
+    if (status < 0)
+        return status;
+    bl_fence_store(memory); /* the own half is whole before the epoch line says so */
+    bl_takeover_publish(server, BL_SERVER_SERVING);
+    return 0;
 }
 
 int bl_server_take(bl_server *server, const bl_server_hooks *hooks, int declared_gone)
 {
     const bl_memory *memory = &server->pool->memory;
-    bl_epoch_line old, before;
+    bl_takeover plan = {0};
     server->hooks = *hooks;
     server->lock = bl_host_lock(memory, server->directory, "server");
     if (server->lock < 0)
         return server->lock == -EAGAIN ? -BL_ERROR_SERVER_ALIVE : server->lock;
-    int undead;
-    int64_t epoch = bl_takeover_epoch(server, declared_gone, &old, &before, &undead);
-    int status = epoch < 0 ? (int)epoch : 0;
-    if (status == 0) {
-        server->nonce = bl_new_nonce(memory);
-        server->proof = bl_proof_hold(memory, server->directory, server->nonce);
-        status = server->proof < 0 ? server->proof : 0;
-    }
+    server->nonce = bl_new_nonce(memory);
+    server->proof = bl_proof_hold(memory, server->directory, server->nonce);
+    int status = server->proof < 0 ? server->proof : 0;
+    if (status == 0)
+        status = bl_takeover_claim(server, declared_gone, &plan);
     if (status < 0) {
+        bl_proof_end(memory, server->directory, server->nonce, server->proof, !plan.asked);
         bl_host_unlock(memory, server->lock);
-        server->lock = -1;
+        server->lock = server->proof = -1;
         return status;
     }
-    server->epoch = (uint64_t)epoch;
-    server->half = server->epoch % BL_HALF_COUNT;
-    bl_takeover_clear(server);
-    int inherits = old.epoch != 0 && !declared_gone;
-    if (inherits)
-        bl_takeover_inherit(server, old.epoch);
-    status = hooks->adopt(hooks->context, old.epoch);
-    if (status < 0)
-        return status;
-    status = bl_beat_start(&server->beat, memory, bl_server_beat_offset(server->half),
-                           server->nonce);
-    if (status < 0)
-        return status;
-    bl_lobby_look(server, 0, 0); /* what is asked before the epoch is out was asked of another */
-    bl_takeover_publish(server, BL_SERVER_SERVING);
-    if (inherits)
-        bl_takeover_inherit(server, old.epoch);
-    bl_proof_end(memory, server->directory, before.nonce, -1, 1); /* its line is no more */
-    if (undead) /* SYNC entry.reuse: what it has cleared meanwhile, it may have granted */
-        status = hooks->adopt(hooks->context, old.epoch);
-    if (status < 0)
-        return status;
-    return hooks->reckon(hooks->context, old.epoch, server->inherited_count > 0);
+    server->epoch = plan.epoch;
+    server->half = plan.epoch % BL_HALF_COUNT;
+    return bl_takeover_pass(server, declared_gone, &plan);
 }
 
-static int bl_nothing_adopt(void *context, uint64_t old_epoch)
-{
-    (void)context, (void)old_epoch;
-    return 0;
-}
-
-static int bl_nothing_reckon(void *context, uint64_t old_epoch, int doubtful)
+static int bl_nothing_recover(void *context, uint64_t old_epoch, int doubtful)
 {
     (void)context, (void)old_epoch, (void)doubtful;
     return 0;
@@ -204,8 +238,8 @@ static void bl_nothing_settled(void *context) { (void)context; }
 
 int bl_server_serve_lanes(bl_server *server, int declared_gone)
 {
-    static const bl_server_hooks nothing = {NULL, bl_nothing_adopt, bl_nothing_reckon,
-                                            bl_nothing_ended, bl_nothing_settled};
+    static const bl_server_hooks nothing = {NULL, bl_nothing_recover, bl_nothing_ended,
+                                            bl_nothing_settled};
     return bl_server_take(server, &nothing, declared_gone);
 }
 
@@ -247,18 +281,28 @@ void bl_server_forked(bl_server *server)
     close(server->proof);
 }
 
+/* Its word that nothing more is written, in the line that is still its own though a successor may
+ * have taken over: 1, or 0 if it cannot be given. */
+static int bl_takeover_farewell(bl_server *server)
+{
+    bl_epoch_line line;
+    int status = bl_epoch_line_read(server->pool, server->half, &line);
+    if (status >= 0 && line.epoch <= server->epoch)
+        bl_takeover_publish(server, server->state == BL_SERVER_SERVING ? BL_SERVER_STOPPED
+                                                                       : BL_SERVER_FAILED);
+    return status >= 0;
+}
+
 void bl_server_destroy(bl_server *server)
 {
     const bl_memory *memory = &server->pool->memory;
     bl_beat_stop(&server->beat);
     if (server->lock >= 0 && server->epoch != 0) {
-        bl_epoch_line line; /* still its own, though a successor may have taken over */
-        if (bl_epoch_line_read(server->pool, server->half, &line) && line.epoch == server->epoch)
-            bl_takeover_publish(server, BL_SERVER_STOPPED); /* its word: nothing more is written */
+        int said = bl_takeover_farewell(server);
         for (uint32_t i = 0; i < server->pool->geometry.lane_count; i++)
             bl_proof_end(memory, server->directory, server->lanes[i].nonce,
                          server->lanes[i].proof, 0);
-        bl_proof_end(memory, server->directory, server->nonce, server->proof, 1);
+        bl_proof_end(memory, server->directory, server->nonce, server->proof, said);
     }
     if (server->lock >= 0)
         bl_host_unlock(memory, server->lock);

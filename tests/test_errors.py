@@ -35,6 +35,7 @@ NUMBERS = {
     "BL_ERROR_NO_GRANT": (1016, errors.NoGrantError),
     "BL_ERROR_PIN_LIMIT": (1017, errors.PinLimitError),
     "BL_ERROR_QUARANTINE": (1018, errors.QuarantineError),
+    "BL_ERROR_EPOCH_DAMAGED": (1019, errors.EpochDamagedError),
 }
 
 

@@ -39,7 +39,7 @@ MUTANTS = {
         ("bl_entry_write", "stream_line", 0),
         ("bl_extent_write", "stream_line", 0),
         ("bl_house_write", "stream_line", 0),  # sessions that may still write
-        ("bl_recover_adopt", "stream_line", 0),
+        ("bl_recover_entries", "stream_line", 0),
     ),
     "kv": (
         ("bl_gather_flush", "stream", 0),

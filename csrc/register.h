@@ -1,0 +1,61 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Copyright The Beluga Authors
+ *
+ * A line that is replaced in place and still always has a value: epoch and candidate lines.
+ *
+ * It stands twice, and the copies are written one after the other. A writer that dies in the middle
+ * of one leaves the other whole: the old value while the first is written, the new one from then
+ * on. So a torn line is never mistaken for one that nobody wrote; if neither copy is whole for
+ * good, the memory is damaged, and that is an error of its own. One writer at a time.
+ */
+#ifndef BL_REGISTER_H
+#define BL_REGISTER_H
+
+#include "line.h"
+
+enum {
+    BL_REGISTER_SIZE = 2 * BL_LINE_SIZE,
+    BL_REGISTER_TRIES = 64      /* looks at a line that seems to be written all the time */
+};
+
+/* line ends in its check, and is sealed with key. */
+static inline void bl_register_write(const bl_memory *memory, uint64_t offset, const void *line)
+{
+    bl_publish_line(memory, offset, line); /* SYNC register */
+    bl_publish_line(memory, offset + BL_LINE_SIZE, line);
+}
+
+/* The value, as this host's cache has it: 1; 0 if nobody wrote one yet (line is zero); or
+ * -BL_ERROR_EPOCH_DAMAGED if neither copy is whole, perhaps because it is being written. */
+static inline int bl_register_load(const bl_memory *memory, uint64_t offset, uint64_t key,
+                                   void *line)
+{
+    uint64_t first[8], second[8];
+    bl_load_line(memory, offset, first); /* SYNC register */
+    memcpy(line, first, sizeof first);
+    if (bl_verify(memory, first[7] >> 32 == bl_table_check(first, key)))
+        return 1;
+    bl_load_line(memory, offset + BL_LINE_SIZE, second);
+    memcpy(line, second, sizeof second);
+    if (!bl_line_used(second))
+        return 0; /* the first value ever is on its way, or there is none */
+    return bl_verify(memory, second[7] >> 32 == bl_table_check(second, key))
+               ? 1
+               : -BL_ERROR_EPOCH_DAMAGED;
+}
+
+/* The value, as memory has it: likewise, and damage is what it still is after many looks. */
+static inline int bl_register_read(const bl_memory *memory, uint64_t offset, uint64_t key,
+                                   void *line)
+{
+    int status = -BL_ERROR_EPOCH_DAMAGED;
+    for (int tries = 0; status < 0 && tries < BL_REGISTER_TRIES; tries++) {
+        if (tries > 0)
+            bl_pause(memory);
+        bl_refetch(memory, offset, BL_REGISTER_SIZE);
+        status = bl_register_load(memory, offset, key, line);
+    }
+    return status;
+}
+
+#endif
