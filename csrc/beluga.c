@@ -88,5 +88,7 @@
 #include "sim_paths.c"
 #include "sim_blocks.c"
 #include "sim_kv.c"
+#include "sim_range.c"
+#include "sim_damage.c"
 #include "sim_play.c"
 #endif

@@ -266,6 +266,7 @@ int bl_blocks_serve(bl_pool *pool, void *argument)
     status = bl_meta_create(server, &meta);
     if (status == 0) {
         status = bl_meta_serve(meta, 0);
+        bl_server_handle_method(server, BL_PATH_METHOD, bl_path_handle, path);
         path->server = server;
         bl_path_doom(path);
         if (status == 0)

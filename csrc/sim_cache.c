@@ -124,6 +124,14 @@ void bl_sim_drain(bl_sim_world *world, bl_sim_process *process)
     bl_sim_piece_arrive(world, process, index, piece);
 }
 
+int bl_sim_drains(const bl_sim_world *world, const bl_sim_process *process)
+{
+    const bl_sim_store *first = &process->store[0];
+    return process->store_count > 0 &&
+           (!world->keeps_unfenced || process->state != BL_SIM_READY || first->plain ||
+            first->fence_number != process->fence_number);
+}
+
 void bl_sim_drain_all(bl_sim_world *world, bl_sim_process *process)
 {
     while (process->store_count)
@@ -257,7 +265,8 @@ void bl_sim_happen(bl_sim_world *world)
         bl_sim_prefetch(world, host);
         break;
     case 2:
-        for (uint64_t pieces = bl_sim_below(world, 17); pieces && process->store_count; pieces--)
+        for (uint64_t pieces = bl_sim_below(world, 17); pieces && bl_sim_drains(world, process);
+             pieces--)
             bl_sim_drain(world, process);
         break;
     default:

@@ -93,7 +93,8 @@ int bl_path_run(bl_path *path)
 int bl_path_attach(bl_path *path, bl_pool *pool, bl_session **out)
 {
     for (;;) {
-        int status = bl_session_open(pool, "", pool->memory.host, BL_PATH_TIMEOUT_NS, out);
+        int status = bl_session_open(pool, "", pool->memory.host, bl_path_timeout_ns(path),
+                                     out);
         if (status != -BL_ERROR_NO_SERVER && status != -BL_ERROR_NO_LANE)
             return status;
         bl_nap(&pool->memory, bl_sim_below(path->world, BL_PATH_NAP_NS));
@@ -144,7 +145,7 @@ static int bl_path_call(bl_path *path, bl_session *session, uint32_t size)
     bl_message message = {.method = BL_PATH_METHOD, .request = request, .request_size = size,
                           .reply = reply, .reply_capacity = sizeof reply,
                           .reply_size = &reply_size};
-    int status = bl_session_call(session, &message, BL_PATH_TIMEOUT_NS);
+    int status = bl_session_call(session, &message, bl_path_timeout_ns(path));
     if (status < 0)
         return status;
     if (status != (int)size || reply_size != size)

@@ -27,11 +27,17 @@ typedef struct bl_path {
     uint32_t server_deaths;     /* still to come */
     uint32_t doomed;            /* the next of them is due once the server serves */
     uint32_t server_verbs;      /* a doomed server dies within so many */
+    uint64_t timeout_ns;        /* of attachments and calls; 0: BL_PATH_TIMEOUT_NS */
     uint32_t server_host_count; /* 2: servers of hosts 0 and 1 take turns */
     uint32_t client[BL_PATH_CLIENT_COUNT];
     uint32_t client_count;
     uint32_t holder[BL_PATH_CLIENT_COUNT]; /* of each lane: process + 1, or 0 */
 } bl_path;
+
+static inline uint64_t bl_path_timeout_ns(const bl_path *path)
+{
+    return path->timeout_ns ? path->timeout_ns : BL_PATH_TIMEOUT_NS;
+}
 
 /* A client of path on host: its process. */
 uint32_t bl_path_client(bl_path *path, uint32_t host, bl_sim_body *body);

@@ -27,6 +27,9 @@ static const bl_sim_scenario bl_sim_scenarios[] = {
     {"meta", bl_path_meta},
     {"recovery", bl_path_recovery},
     {"kv", bl_path_kv},
+    {"kv_calm", bl_path_kv_calm},
+    {"range", bl_path_range},
+    {"damage", bl_path_damage},
     {NULL, NULL},
 };
 

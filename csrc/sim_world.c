@@ -46,6 +46,7 @@ int bl_sim_world_create(bl_sim_world **out, const bl_sim_config *config,
     world->chance_mask = (1ull << bl_sim_below(world, 4)) - 1;
     if (bl_sim_below(world, 4) == 0)
         world->chance_mask = UINT64_MAX; /* caches keep what they have: who does not ask sees old */
+    world->keeps_unfenced = bl_sim_below(world, 4) == 0;
     world->memory = calloc(1, geometry->size);
     world->writer = calloc(1, line_count);
     world->stale = calloc(bl_sim_site_count() + 1, sizeof *world->stale);
@@ -110,7 +111,8 @@ static bl_sim_process *bl_sim_next(bl_sim_world *world)
         if (wake_ns == UINT64_MAX)
             return NULL;
         for (uint32_t i = 0; i < world->process_count; i++)
-            bl_sim_drain_all(world, world->process[i]);
+            while (bl_sim_drains(world, world->process[i]))
+                bl_sim_drain(world, world->process[i]);
         world->now_ns = wake_ns;
     }
 }

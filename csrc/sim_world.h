@@ -12,7 +12,8 @@
  * some host's cache (a dirty one is written back whole); a line near those in use is prefetched;
  * some pieces of a store buffer arrive in memory; one invalidation completes.
  *
- * Deliberately weak: a store fence orders a process's streams but completes nothing; an
+ * Deliberately weak: a store fence orders a process's streams but completes nothing; in some runs
+ * what is not fenced stays in its buffer until that is full or its process ends; an
  * invalidation completes at the latest at the process's next full fence, and may have
  * happened as early as its last one.
  */
@@ -103,6 +104,7 @@ typedef struct bl_sim_world {
     uint64_t now_ns;
     uint64_t switch_mask;       /* another process runs where random & mask is 0 */
     uint64_t chance_mask;       /* something else happens likewise */
+    uint32_t keeps_unfenced;    /* 1: what no fence follows stays in its buffer */
     uint8_t *memory;
     uint8_t *writer;            /* of each line: host + 1, or BL_SIM_MANY */
     uint64_t *stale;            /* loads answered from a copy unlike memory, by site number */
@@ -161,6 +163,9 @@ void bl_sim_line_dirty(bl_sim_world *world, bl_sim_process *process, uint64_t of
                        const void *source, uint32_t size);
 void bl_sim_line_invalidate(bl_sim_world *world, bl_sim_process *process, uint32_t line);
 void bl_sim_fence(bl_sim_world *world, bl_sim_process *process);
+
+/* Does some of what a process streamed go on to memory by itself, now or later? */
+int bl_sim_drains(const bl_sim_world *world, const bl_sim_process *process);
 
 /* One piece of a process that has some, or all of them, on to memory. */
 void bl_sim_drain(bl_sim_world *world, bl_sim_process *process);

@@ -43,8 +43,14 @@ MUTANTS = {
     ),
     "kv": (
         ("bl_gather_flush", "stream", 0),
-        ("bl_scatter_read", "fence_full", 0),  # the payload is dropped after the entry's look
-        ("bl_scatter_read", "invalidate", 0),  # and not taken from the cache
+        ("bl_scatter_read", "invalidate", 0),  # the payload is not taken from the cache
+    ),
+    "kv_calm": (
+        ("bl_gather_direct", "stream", 0),
+        ("bl_gather_direct", "stream", 1),
+        ("bl_kv_write", "stream", 0),  # the checksums
+        ("bl_vector_read", "fetch", 0),
+        ("bl_entry_look", "load_line", 0),
     ),
 }
 
@@ -57,6 +63,13 @@ def test_path_is_right_whatever_caches_do(path: str, coherent: bool) -> None:
     assert total(runs, "results") > SEEDS
     assert (total(runs, "stale_loads") > 0) is not coherent
     assert total(runs, "dirty_invalidations") == 0
+
+
+@pytest.mark.parametrize("path", ["range", "damage"])
+def test_path_without_lanes_or_with_damage_never_gives_wrong_bytes(path: str) -> None:
+    runs = [play(path, seed, coherent=seed % 2 == 1) for seed in range(SEEDS)]
+    assert failures(runs) == []
+    assert total(runs, "results") > SEEDS
 
 
 @pytest.mark.parametrize(

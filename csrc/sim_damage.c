@@ -1,0 +1,89 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Copyright The Beluga Authors
+ *
+ * Damaged memory in the simulator: a ray flips single bits of what was touched last, while clients
+ * call, put and get with checksums, and servers die and recover what is left. Anything may fail, be
+ * lost or take long; only wrong bytes are wrong.
+ *
+ * The server lines are spared: two epoch lines are all that says who serves.
+ */
+#include <errno.h>
+
+#include "session.h"
+#include "sim_paths.h"
+
+enum {
+    BL_DAMAGE_ROUNDS = 24,
+    BL_DAMAGE_NAP_NS = 20 * 1000,
+    BL_DAMAGE_MESSAGE_SIZE_MAX = 600,
+    BL_DAMAGE_SERVER_VERBS = 12000
+};
+
+#define BL_DAMAGE_TIMEOUT_NS 3000000ull
+
+static int bl_damage_ray(bl_pool *pool, void *argument)
+{
+    bl_path *path = argument;
+    bl_sim_world *world = path->world;
+    while (bl_path_clients_alive(path)) {
+        uint32_t line = world->recent[bl_sim_below(world, BL_SIM_RECENT_COUNT)];
+        uint64_t bit = bl_sim_below(world, 8 * BL_LINE_SIZE);
+        uint64_t offset = (uint64_t)line * BL_LINE_SIZE + bit / 8;
+        if (offset >= BL_LOBBY_OFFSET)
+            world->memory[offset] ^= (uint8_t)(1u << bit % 8);
+        bl_nap(&pool->memory, bl_sim_below(world, BL_DAMAGE_NAP_NS));
+    }
+    return 0;
+}
+
+static int bl_damage_work(bl_pool *pool, void *argument)
+{
+    bl_kv *kv = argument;
+    bl_sim_world *world = kv->path.world;
+    bl_session *session = NULL;
+    for (uint32_t i = 0; i < BL_DAMAGE_ROUNDS; i++) {
+        bl_kv_buffers buffers;
+        int status = 0;
+        if (session == NULL) {
+            status = bl_session_open(pool, "", pool->memory.host, BL_DAMAGE_TIMEOUT_NS, &session);
+            if (status < 0)
+                session = NULL, bl_nap(&pool->memory, BL_DAMAGE_NAP_NS);
+            continue;
+        }
+        bl_kv_prepare(kv, &buffers);
+        uint64_t what = bl_sim_below(world, 4);
+        if (what == 0)
+            status = bl_path_call(&kv->path, session,
+                                  (uint32_t)bl_sim_below(world, BL_DAMAGE_MESSAGE_SIZE_MAX));
+        else if (what == 1)
+            status = bl_kv_try_put(kv, session, &buffers);
+        else
+            status = bl_kv_try_get(kv, session, &buffers);
+        if (status == -EBADMSG)
+            return status;
+    }
+    if (session)
+        bl_session_close(session);
+    return 0;
+}
+
+/* A server that cannot go on makes room for another. */
+static int bl_damage_serve(bl_pool *pool, void *argument)
+{
+    bl_blocks_serve(pool, argument);
+    return 0;
+}
+
+/* ---- damage */
+
+static int bl_path_damage(bl_sim_world *world)
+{
+    bl_kv kv = {.path = {.world = world, .serve = bl_damage_serve, .server_host_count = 1,
+                         .server_deaths = 2, .server_verbs = BL_DAMAGE_SERVER_VERBS,
+                         .timeout_ns = BL_DAMAGE_TIMEOUT_NS},
+                .shape_keys = BL_KV_SHAPE_KEYS, .summed = 1};
+    for (uint32_t host = 0; host < 3; host++)
+        bl_path_client(&kv.path, host, bl_damage_work);
+    bl_path_spawn(&kv.path, 3, bl_damage_ray);
+    return bl_path_run(&kv.path);
+}
