@@ -1,0 +1,231 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""A virtual host with devdax devices, which are files of this machine that other guests share.
+
+The guest's memory that lies on those files is declared "soft reserved": its kernel leaves it alone
+and offers it as /dev/dax0.0, /dev/dax1.0 in the order of the files. That is also what CXL memory
+set up by firmware looks like. Every wait is bounded and ends in a GuestError with a clear line.
+"""
+
+from __future__ import annotations
+
+import json
+import queue
+import shlex
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from image import LINES_FROM_HOST, ROOT, Image
+
+MIB = 1 << 20
+DEVICE_SIZE = 64 * MIB
+RAM = 384 * MIB
+GAP = 16 * MIB  # between devices: adjacent soft-reserved ranges would be one device
+ABOVE = 4 << 30  # where memory goes on; firmware and initrd stay below, off the pool
+SOFT_RESERVED = 0xEFFFFFFF
+WAIT_S = 240.0  # for any one answer: software emulation on a busy machine
+TAIL = 30  # lines of a guest's console that a failure shows
+
+
+class GuestError(Exception):
+    """A guest or a process in it did not do what it was asked."""
+
+
+class Guest:
+    """Boots on construction; :meth:`ready` waits for it."""
+
+    def __init__(self, name: str, image: Image, devices: Sequence[Path], directory: Path) -> None:
+        self.name = name
+        self._console = directory / f"{name}.console"
+        self._said: dict[str, queue.SimpleQueue[Any]] = defaultdict(queue.SimpleQueue)
+        self._qemu = subprocess.Popen(
+            _command(image, devices, self._console),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            bufsize=1,
+        )
+        threading.Thread(target=self._listen, daemon=True).start()
+
+    def ready(self) -> None:
+        """Wait until processes can be started in it."""
+        self._hear("init", "boot")
+        agent = shlex.join([sys.executable, str(Path(__file__).with_name("agent.py"))])
+        self._send(
+            f"cd {shlex.quote(str(ROOT))}; export HOME=/dev/shm TMPDIR=/dev/shm "
+            f"XDG_RUNTIME_DIR=/dev/shm PYTHONDONTWRITEBYTECODE=1; "
+            f"exec {agent} {LINES_FROM_HOST}"
+        )
+        self._hear("agent", "start its agent")
+
+    def start(self, name: str, main: str, *arguments: object) -> GuestProcess:
+        """A process of the guest that runs ``main``, MODULE:FUNCTION; ``name`` is used once."""
+        self._tell(start=name, main=main, arguments=[str(word) for word in arguments])
+        return GuestProcess(self, name)
+
+    def run(self, name: str, main: str, *arguments: object) -> str:
+        """Run a process to its end: its output. Raises GuestError if it fails."""
+        process, lines = self.start(name, main, *arguments), []
+        while isinstance(line := process.hear_any(), str):
+            lines.append(line)
+        if line != 0:
+            raise self.error(f"{name} ended with {line}: {' | '.join(lines[-5:])}")
+        return "\n".join(lines)
+
+    def pause(self) -> None:
+        """Stop it: a host that hangs."""
+        self._qemu.send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Let it go on."""
+        self._qemu.send_signal(signal.SIGCONT)
+
+    def kill(self) -> None:
+        """End it without a word: a host whose power fails."""
+        self._qemu.kill()
+        self._qemu.wait()
+
+    def error(self, what: str) -> GuestError:
+        """With the end of what its kernel said."""
+        try:
+            text = self._console.read_text(errors="replace")
+        except OSError:
+            text = "(no console)"
+        tail = "\n".join(f"  {self.name}| {line}" for line in text.splitlines()[-TAIL:])
+        return GuestError(f"guest {self.name}: {what}\n{tail}")
+
+    def _listen(self) -> None:
+        assert self._qemu.stdout
+        for line in self._qemu.stdout:
+            try:
+                message = json.loads(line)
+            except ValueError:  # its first word, or QEMU's own
+                message = {"of": "init", "line": line.rstrip()}
+            self._said[message["of"]].put(message)
+        for name in (*list(self._said), "init", "agent"):
+            self._said[name].put({"gone": True})
+
+    def _hear(self, name: str, doing: str) -> dict[str, Any]:
+        end = time.monotonic() + WAIT_S
+        while True:
+            try:
+                message: dict[str, Any] = self._said[name].get(timeout=1.0)
+                break
+            except queue.Empty:
+                if time.monotonic() > end:
+                    raise self.error(f"{doing}: no answer in {WAIT_S:.0f} s") from None
+                if self._qemu.poll() is not None:
+                    raise self.error(f"{doing}: QEMU ended ({self._qemu.returncode})") from None
+        if "gone" in message:
+            raise self.error(f"{doing}: QEMU ended")
+        if name == "init" and message["line"] != "up":
+            raise self.error(f"{doing}: {message['line']}")
+        return message
+
+    def _send(self, line: str) -> None:
+        assert self._qemu.stdin
+        try:
+            self._qemu.stdin.write(line + "\n")
+        except OSError:
+            raise self.error("QEMU has ended") from None
+
+    def _tell(self, **message: object) -> None:
+        self._send(json.dumps(message))
+
+
+class GuestProcess:
+    """A process in a guest, spoken to line by line."""
+
+    def __init__(self, guest: Guest, name: str) -> None:
+        self.guest = guest
+        self.name = name
+
+    def hear_any(self) -> str | int:
+        """Its next line, or its exit status."""
+        message = self.guest._hear(self.name, self.name)
+        return message["line"] if "line" in message else int(message["exit"])
+
+    def hear(self) -> str:
+        """Its next line. Raises GuestError if it has ended."""
+        heard = self.hear_any()
+        if isinstance(heard, int):
+            raise self.guest.error(f"{self.name} ended with {heard}")
+        return heard
+
+    def hear_until(self, word: str) -> str:
+        """The next line that contains ``word``. Raises GuestError with the others if it ends."""
+        others: list[str] = []
+        while isinstance(heard := self.hear_any(), str):
+            if word in heard:
+                return heard
+            others.append(heard)
+        said = " | ".join(others[-5:])
+        raise self.guest.error(f"{self.name} ended with {heard} before '{word}': {said}")
+
+    def say(self, line: str) -> None:
+        self.guest._tell(to=self.name, line=line)
+
+    def ask(self, line: str) -> dict[str, Any]:
+        """Say a line; the answer is JSON."""
+        self.say(line)
+        heard = self.hear()
+        try:
+            answer: dict[str, Any] = json.loads(heard)
+        except ValueError:
+            raise self.guest.error(f"{self.name}, asked '{line}': {heard}") from None
+        return answer
+
+    def end(self) -> None:
+        """Let it end by itself, with status 0."""
+        self.guest._tell(end=self.name)
+        self._await_exit()
+
+    def terminate(self) -> None:
+        """End it as an operator does, with SIGTERM."""
+        self.guest._tell(terminate=self.name)
+        self._await_exit()
+
+    def _await_exit(self) -> None:
+        lines: list[str] = []
+        while isinstance(heard := self.hear_any(), str):
+            lines.append(heard)
+        if heard != 0:
+            raise self.guest.error(f"{self.name} ended with {heard}: {' | '.join(lines[-5:])}")
+
+
+def _command(image: Image, devices: Sequence[Path], console: Path) -> list[str]:
+    """QEMU's words. Two CPUs are possible, though one is there: else QEMU drops the fences."""
+    total = RAM + sum(DEVICE_SIZE + GAP for _ in devices)
+    command = [
+        *("setpriv", "--pdeathsig", "KILL", "qemu-system-x86_64"),
+        *("-machine", f"q35,max-ram-below-4g={RAM}", "-accel", "tcg,thread=multi", "-cpu", "max"),
+        *("-smp", "1,maxcpus=2", "-m", f"{total // MIB}M"),
+        *("-nodefaults", "-display", "none", "-no-reboot", "-serial", f"file:{console}"),
+        *("-chardev", "stdio,id=agent,signal=off", "-serial", "chardev:agent"),
+        *("-object", f"memory-backend-ram,id=ram,size={RAM}"),
+        *("-numa", "node,nodeid=0,cpus=0-1,memdev=ram"),
+    ]
+    words, at = [], ABOVE
+    for index, device in enumerate(devices):
+        shared = f"memory-backend-file,id=pool{index},size={DEVICE_SIZE},mem-path={device},share=on"
+        apart = f"memory-backend-ram,id=gap{index},size={GAP}"
+        command += ["-object", shared, "-numa", f"node,nodeid={2 * index + 1},memdev=pool{index}"]
+        command += ["-object", apart, "-numa", f"node,nodeid={2 * index + 2},memdev=gap{index}"]
+        words.append(f"{DEVICE_SIZE}%{at:#x}-1+{SOFT_RESERVED:#x}")
+        words.append(f"{GAP}%{at + DEVICE_SIZE:#x}-1+2")
+        at += DEVICE_SIZE + GAP
+    return [
+        *command,
+        *("-fsdev", "local,id=root,path=/,security_model=none,readonly=on,multidevs=remap"),
+        *("-device", "virtio-9p-pci,bus=pcie.0,fsdev=root,mount_tag=hostroot"),
+        *("-kernel", str(image.kernel), "-initrd", str(image.initrd), "-append"),
+        "console=ttyS0 quiet nokaslr no_timer_check panic=-1 memmap=" + ",".join(words),
+    ]

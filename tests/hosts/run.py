@@ -1,0 +1,205 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""Two hosts on one pool: they share blocks, one hangs and comes back, the other dies.
+
+What it proves: devdax nodes as the kernel gives them, devices named in another order on each host,
+and that a pool outlives its server's host. Not coherence: the guests share this machine's caches,
+and the emulation's flushes do nothing. Run by scripts/two-hosts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+from guest import DEVICE_SIZE, Guest, GuestError, GuestProcess
+from image import Image, UnavailableError, image
+
+NODES = ("/dev/dax0.0", "/dev/dax1.0")
+SKIPPED = 77  # exit status: guests can not be had here
+BELUGA = "beluga.cli.main:main"
+POOL = tuple(word for node in NODES for word in ("--pool", node))
+WORKER = "worker:main"
+
+ANNS, BOBS = (0, 24), (1000, 1024)  # blocks that each puts at first
+LATER = (2000, 2024)  # put between the two failures
+LAST = (3000, 3024)
+CHURNED = (5000, 5160)  # put and got by both at random while hosts fail
+
+
+class Run:
+    """Guests "ann", host 1, and "bob", host 2, who finds the devices in the other order."""
+
+    def __init__(self, image: Image, directory: Path, guests: ExitStack) -> None:
+        devices = [directory / "device.0", directory / "device.1"]
+        for device in devices:
+            device.touch()
+            os.truncate(device, DEVICE_SIZE)
+        self.ann = Guest("ann", image, devices, directory)
+        guests.callback(self.ann.kill)
+        self.bob = Guest("bob", image, devices[::-1], directory)
+        guests.callback(self.bob.kill)
+        self.there: set[int] = set()  # committed, as somebody was told
+
+    def play(self) -> None:
+        """Raises GuestError as soon as something is not as it must be."""
+        ann, bob = self.ann, self.bob
+        with stage("both boot"):
+            ann.ready()
+            bob.ready()
+        with stage("pool made on one host, and served there; a client on each"):
+            ann.run("create", BELUGA, "pool", "create", *NODES)
+            first = self._serve(ann, "first", epoch=1)
+            at_ann = self._worker(ann, "client-1")
+            at_bob = self._worker(bob, "client-2")
+        with stage("blocks put and got across"):
+            self._put(at_ann, ANNS)
+            self._put(at_bob, BOBS)
+            for worker in (at_ann, at_bob):
+                self._expect(worker)
+        with stage("the server's host hangs: another takes over, its client goes on"):
+            at_ann.say(f"churn {CHURNED[0]} {CHURNED[1]} 1")
+            at_bob.say(f"churn {CHURNED[0]} {CHURNED[1]} 2")
+            ann.pause()
+            self._serve(bob, "second", epoch=2)
+            self._enough(at_bob)
+            self._attached(at_bob, epoch=2)
+            self._expect(at_bob)
+        with stage("it comes back: its server steps down, its client attaches by itself"):
+            ann.resume()
+            first.hear_until("taken this pool over")
+            self._enough(at_ann)
+            self._attached(at_ann, epoch=2)
+            self._put(at_ann, LATER)
+            for worker in (at_ann, at_bob):
+                self._expect(worker)
+        with stage("the server's host dies: taken over again, the client goes on"):
+            at_ann.say(f"churn {CHURNED[0]} {CHURNED[1]} 3")
+            at_bob.say(f"churn {CHURNED[0]} {CHURNED[1]} 4")
+            bob.kill()
+            third = self._serve(ann, "third", epoch=3)
+            self._enough(at_ann)
+            self._attached(at_ann, epoch=3)
+            self._put(at_ann, LAST)
+            self._expect(at_ann)
+        with stage("the dead host is declared gone: nothing is held back, nothing is damaged"):
+            at_ann.end()
+            third.terminate()
+            fourth = self._serve(ann, "fourth", "--declare-gone", epoch=4)
+            held = ann.run("stat", BELUGA, "stat", "--json", "--host", 1, *POOL)
+            demand(ann, '"held_bytes": 0' in held, f"space is still held back: {held}")
+            fourth.terminate()
+            ann.run("check", BELUGA, "pool", "check", "--payload", *POOL)
+
+    def _serve(self, guest: Guest, name: str, *words: str, epoch: int) -> GuestProcess:
+        number = 1 if guest is self.ann else 2
+        server = guest.start(name, BELUGA, "serve", "--host", number, *words, *POOL)
+        heard = server.hear_until("serving")
+        demand(guest, f"epoch {epoch};" in heard, f"not epoch {epoch}: {heard}")
+        return server
+
+    def _worker(self, guest: Guest, name: str) -> GuestProcess:
+        worker = guest.start(name, WORKER, 1 if guest is self.ann else 2, *NODES)
+        worker.hear_until("ready")
+        return worker
+
+    def _put(self, worker: GuestProcess, numbers: tuple[int, int]) -> None:
+        there = worker.ask(f"put {numbers[0]} {numbers[1]}")["there"]
+        demand(worker.guest, there == list(range(*numbers)), f"put {numbers}: only {there}")
+        self.there.update(there)
+
+    def _expect(self, worker: GuestProcess) -> None:
+        """Everything that was ever committed is there, and right."""
+        for first, end in (ANNS, BOBS, LATER, LAST, CHURNED):
+            told = worker.ask(f"get {first} {end}")
+            lost = self.there & set(range(first, end)) - set(told["there"])
+            demand(worker.guest, not lost, f"{worker.name} misses {sorted(lost)}")
+            self._whole(worker, told)
+
+    def _enough(self, worker: GuestProcess) -> None:
+        told = worker.ask("enough")
+        self._whole(worker, told)
+        self.there.update(told["there"])
+
+    def _whole(self, worker: GuestProcess, told: dict[str, Any]) -> None:
+        demand(worker.guest, told["wrong"] == 0, f"{worker.name} got {told['wrong']} wrong blocks")
+
+    def _attached(self, worker: GuestProcess, epoch: int) -> None:
+        told = worker.ask("stat")
+        demand(worker.guest, told["epoch"] == epoch, f"{worker.name} is with epoch {told['epoch']}")
+
+
+def demand(guest: Guest, holds: bool, otherwise: str) -> None:
+    if not holds:
+        raise guest.error(otherwise)
+
+
+@contextmanager
+def stage(what: str) -> Iterator[None]:
+    """Say that it has passed, and how long it took."""
+    start = time.monotonic()
+    try:
+        yield
+    except GuestError:
+        print(f"  FAILED after {time.monotonic() - start:.1f} s: {what}", flush=True)
+        raise
+    print(f"  {time.monotonic() - start:5.1f} s  {what}", flush=True)
+
+
+def one_run(found: Image, keep: bool) -> str | None:
+    """What went wrong, or None."""
+    shm = Path("/dev/shm")
+    roomy = os.access(shm, os.W_OK) and shutil.disk_usage(shm).free > 4 * DEVICE_SIZE
+    directory = Path(tempfile.mkdtemp(prefix="two-hosts-", dir=shm if roomy else None))
+    try:
+        with ExitStack() as guests:
+            Run(found, directory, guests).play()
+    except GuestError as error:
+        return str(error)
+    finally:
+        if keep:
+            print(f"  kept: {directory}")
+        else:
+            shutil.rmtree(directory)
+    return None
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="two-hosts", description=__doc__)
+    parser.add_argument("--runs", type=int, default=1, metavar="N")
+    parser.add_argument("--keep", action="store_true", help="leave devices and consoles behind")
+    options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # clean up first
+    start = time.monotonic()
+    try:
+        found = image()
+    except UnavailableError as error:
+        print(f"two-hosts: skipped: {error}", file=sys.stderr)
+        return SKIPPED
+    if found.made:
+        print(f"kernel and initial file system made in {time.monotonic() - start:.1f} s")
+    passed = 0
+    for number in range(1, options.runs + 1):
+        print(f"run {number} of {options.runs}", flush=True)
+        start = time.monotonic()
+        failure = one_run(found, options.keep)
+        if failure is not None:
+            print(f"run {number} FAILED: {failure}", flush=True)
+            continue
+        passed += 1
+        print(f"  {time.monotonic() - start:5.1f} s  in all", flush=True)
+    print(f"two hosts: {passed} of {options.runs} runs passed")
+    return 0 if passed == options.runs else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

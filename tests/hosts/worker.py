@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""A client in a guest: ``python worker.py HOST DEVICE...``.
+
+Prints "ready"; then answers each line it reads with a line of JSON. Blocks are numbered; every byte
+that is fetched is compared. No call is tried again here: the session finds a new server by itself.
+"""
+
+from __future__ import annotations
+
+import json
+import queue
+import random
+import sys
+import threading
+
+import numpy as np
+from blocks import BLOCK_WORDS, CHAIN, content, keys
+
+from beluga.kvcache import KVCache
+from beluga.meta import BlockState
+from beluga.pool import Pool
+
+TIMEOUT_S = 200.0  # a call that finds no server waits for one
+
+
+class Worker:
+    def __init__(self, cache: KVCache) -> None:
+        self._cache = cache
+        self._told: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._target = np.empty((CHAIN, BLOCK_WORDS), dtype=np.uint64)
+
+    def run(self) -> None:
+        threading.Thread(target=self._read, daemon=True).start()
+        print("ready", flush=True)
+        while line := self._told.get():
+            verb, *numbers = line.split()
+            answer = getattr(self, verb)(*map(int, numbers))
+            print(json.dumps(answer), flush=True)
+
+    def put(self, first: int, end: int) -> dict[str, object]:
+        """Store the blocks of these numbers: which the pool now has."""
+        return {"there": [number for at in range(first, end, CHAIN)
+                          for number in self._put(range(at, min(end, at + CHAIN)))]}  # fmt: skip
+
+    def get(self, first: int, end: int) -> dict[str, object]:
+        """Fetch blocks one by one: which are there, and how many have a wrong byte."""
+        there, wrong = [], 0
+        for number in range(first, end):
+            hits, bad = self._get(range(number, number + 1))
+            there += [number] * hits
+            wrong += bad
+        return {"there": there, "wrong": wrong}
+
+    def churn(self, first: int, end: int, seed: int) -> dict[str, object]:
+        """Put and get chains of these numbers until the next line comes."""
+        dice, there, got, wrong = random.Random(seed), set(), 0, 0
+        while self._told.empty():
+            start = dice.randrange(first, end, CHAIN)
+            numbers = range(start, start + dice.randint(1, CHAIN))
+            hits, bad = self._get(numbers)
+            there.update(self._put(numbers[hits:]))
+            got, wrong = got + hits, wrong + bad
+        self._told.get()
+        return {"there": sorted(there), "got": got, "wrong": wrong}
+
+    def stat(self) -> dict[str, object]:
+        """Which server this session is with, and how often it attached anew."""
+        self._cache.client.ping()
+        stat = self._cache.client.stat()
+        return {"epoch": stat.epoch, "reattached": stat.reattach_count}
+
+    def _put(self, numbers: range) -> list[int]:
+        result = self._cache.put(keys(numbers), [content(number) for number in numbers])
+        there = (BlockState.GRANTED, BlockState.HIT)
+        return [numbers[i] for i, state in enumerate(result.states) if state in there]
+
+    def _get(self, numbers: range) -> tuple[int, int]:
+        found = self._cache.get(keys(numbers), self._target[: len(numbers)])
+        bad = sum(bool((self._target[i] != content(numbers[i])).any()) for i in range(found.hits))
+        return found.hits, bad + found.mismatches
+
+    def _read(self) -> None:
+        for line in sys.stdin:
+            self._told.put(line.rstrip("\n"))
+        self._told.put("")
+
+
+def main() -> None:
+    host, *devices = sys.argv[1:]
+    with (
+        Pool.open(devices) as pool,
+        KVCache(pool, namespace="hosts", host=int(host), timeout_s=TIMEOUT_S) as cache,
+    ):
+        Worker(cache).run()
+
+
+if __name__ == "__main__":
+    main()
