@@ -176,6 +176,9 @@ typedef struct bl_server_stat {
 int bl_server_create(const bl_pool *pool, const char *directory, uint32_t host, bl_server **out);
 void bl_server_destroy(bl_server *server);
 
+/* How long another host's beat may stand still before its session is in doubt; 0: 5 s. */
+void bl_server_beat_lost(bl_server *server, uint64_t ns);
+
 /* To be called in a forked child: the parent's server is not the child's. */
 void bl_server_forked(bl_server *server);
 int bl_server_handle_method(bl_server *server, uint32_t method, bl_handler handler, void *context);

@@ -17,11 +17,20 @@
 
 enum {
     BL_HOUSE_PERIOD_NS = 100 * 1000,
-    BL_PROOF_PERIOD_NS = 20 * 1000 * 1000
+    BL_PROOF_PERIOD_NS = 20 * 1000 * 1000,
+    BL_SWEEP_MAX = 64           /* proofs without a session removed together */
 };
 
 /* Longer than an int can say in nanoseconds. */
+#define BL_SWEEP_PERIOD_NS 10000000000ull
 #define BL_BEAT_LOST_NS 5000000000ull
+
+static uint64_t bl_beat_lost_ns(const bl_server *server)
+{
+    return server->beat_lost_ns ? server->beat_lost_ns : BL_BEAT_LOST_NS;
+}
+
+void bl_server_beat_lost(bl_server *server, uint64_t ns) { server->beat_lost_ns = ns; }
 
 int bl_server_still(const bl_server *server)
 {
@@ -86,20 +95,27 @@ static void bl_lane_over(bl_server *server, uint32_t number, enum bl_end end)
         server->hooks.settled(server->hooks.context);
 }
 
-void bl_house_end(bl_server *server, uint32_t number, enum bl_end end)
+/* The proof goes after the line that says so, and only while this server speaks for the pool: a
+ * successor that has read the line as it was needs the proof. */
+int bl_house_end(bl_server *server, uint32_t number, enum bl_end end)
 {
+    const bl_memory *memory = &server->pool->memory;
     bl_lane *lane = &server->lanes[number];
+    int status = 0;
     bl_lane_over(server, number, end);
     bl_crash_point("end.over");
     bl_house_write(server, number);
     bl_crash_point("end.written");
-    if (end == BL_END_GONE) { /* not before: a successor that finds the line looks for the proof */
-        bl_proof_end(&server->pool->memory, server->directory, lane->nonce, lane->proof, 1);
+    if (end == BL_END_GONE) {
+        bl_fence_full(memory); /* SYNC session.line: written before the epoch is read */
+        status = bl_server_still(server);
+        bl_proof_end(memory, server->directory, lane->nonce, lane->proof, status == 0);
         lane->proof = -1;
         bl_crash_point("end.proof_removed");
     }
     bl_lobby_publish(server, lane->host);
     bl_crash_point("end.told");
+    return status;
 }
 
 static int64_t bl_lane_of(const bl_server *server, uint64_t nonce)
@@ -118,9 +134,11 @@ static int bl_lobby_clash_check(bl_server *server, const bl_lobby_request *reque
         if (lane->state == BL_SESSION_FREE || lane->host != request->host ||
             (lane->boot_id[0] == request->boot_id[0] && lane->boot_id[1] == request->boot_id[1]))
             continue;
-        if (lane->state == BL_SESSION_LIVE && now_ns - lane->beat_seen_ns < BL_BEAT_LOST_NS)
+        if (lane->state == BL_SESSION_LIVE && now_ns - lane->beat_seen_ns < bl_beat_lost_ns(server))
             return -BL_ERROR_HOST_CLASH;
-        bl_house_end(server, i, BL_END_GONE);
+        int status = bl_house_end(server, i, BL_END_GONE);
+        if (status < 0)
+            return status;
     }
     return 0;
 }
@@ -130,8 +148,9 @@ static int64_t bl_lobby_give(bl_server *server, const bl_lobby_request *request,
 {
     const bl_memory *memory = &server->pool->memory;
     int64_t old = request->old_nonce ? bl_lane_of(server, request->old_nonce) : -1;
-    if (old >= 0)
-        bl_house_end(server, (uint32_t)old, BL_END_GONE);
+    int status = old >= 0 ? bl_house_end(server, (uint32_t)old, BL_END_GONE) : 0;
+    if (status < 0)
+        return status;
     int64_t known = bl_lane_of(server, request->nonce);
     if (known >= 0 && server->lanes[known].state == BL_SESSION_LIVE)
         return known;
@@ -141,7 +160,7 @@ static int64_t bl_lobby_give(bl_server *server, const bl_lobby_request *request,
         bl_proof_end(memory, server->directory, request->nonce, server->lanes[known].proof, 0);
         server->lanes[known].proof = -1;
     }
-    int status = bl_lobby_clash_check(server, request, now_ns);
+    status = bl_lobby_clash_check(server, request, now_ns);
     if (status < 0)
         return status;
     uint32_t number = 0, count = server->pool->geometry.lane_count;
@@ -178,14 +197,12 @@ static void bl_lobby_serve(bl_server *server, const bl_lobby_request *request, u
     bl_crash_point("lobby.request_seen");
     if (request->operation == BL_LOBBY_ATTACH && request->nonce != 0) {
         lane = bl_lobby_give(server, request, now_ns);
-        if (lane == -BL_ERROR_DEPOSED)
-            return; /* its successor has seen the lane: let it answer */
     } else if (request->operation == BL_LOBBY_DETACH) {
         lane = bl_lane_of(server, request->nonce);
-        if (lane >= 0)
-            bl_house_end(server, (uint32_t)lane, BL_END_GONE);
-        lane = 0;
+        lane = lane >= 0 ? bl_house_end(server, (uint32_t)lane, BL_END_GONE) : 0;
     }
+    if (lane == -BL_ERROR_DEPOSED)
+        return; /* its successor has seen the lane: let it answer */
     bl_lobby_reply *reply = &server->lobby[request->host];
     *reply = (bl_lobby_reply){
         .sequence = request->sequence,
@@ -242,9 +259,36 @@ static void bl_house_watch(bl_server *server, uint64_t now_ns)
         uint64_t count = bl_beat_read(memory, bl_lane_offset(g, i), lane->nonce);
         if (count > lane->beat_count)
             lane->beat_count = count, lane->beat_seen_ns = now_ns;
-        else if (now_ns - lane->beat_seen_ns > BL_BEAT_LOST_NS)
+        else if (now_ns - lane->beat_seen_ns > bl_beat_lost_ns(server))
             bl_house_end(server, i, BL_END_DOUBTFUL);
     }
+}
+
+/* Does anybody need the proof of this nonce: for a lane, or to take over? */
+static int bl_proof_needed(const bl_server *server, uint64_t nonce)
+{
+    bl_epoch_line line;
+    for (uint32_t half = 0; half < BL_HALF_COUNT; half++)
+        if (bl_epoch_line_read(server->pool, half, &line) && line.nonce == nonce)
+            return 1;
+    return bl_lane_of(server, nonce) >= 0;
+}
+
+/* Remove the proofs of processes that died without a lane. In this order: they are dead; all that
+ * they asked for is known; no successor has given them anything, since this server still serves. */
+static int bl_house_sweep(bl_server *server, uint64_t now_ns)
+{
+    const bl_memory *memory = &server->pool->memory;
+    uint64_t nonces[BL_SWEEP_MAX];
+    int count = bl_proof_left(memory, server->directory, nonces, BL_SWEEP_MAX);
+    if (count <= 0)
+        return 0;
+    bl_lobby_look(server, 1, now_ns);
+    int status = bl_server_still(server);
+    for (int i = 0; i < count && status == 0; i++)
+        if (!bl_proof_needed(server, nonces[i]))
+            bl_proof_end(memory, server->directory, nonces[i], -1, 1);
+    return status;
 }
 
 int bl_house_keep(bl_server *server, uint64_t now_ns)
@@ -257,5 +301,11 @@ int bl_house_keep(bl_server *server, uint64_t now_ns)
         return 0;
     server->proof_ns = now_ns;
     bl_house_watch(server, now_ns);
+    if (now_ns - server->sweep_ns > BL_SWEEP_PERIOD_NS) {
+        server->sweep_ns = now_ns;
+        int status = bl_house_sweep(server, now_ns);
+        if (status < 0)
+            return status;
+    }
     return bl_server_still(server);
 }

@@ -52,7 +52,7 @@ static void bl_lobby_ask(bl_session *session, uint32_t operation, uint32_t seque
     line.check = bl_message_check(&line, 0);
     /* SYNC lobby.request: pairs with the server's look into the lobby */
     bl_publish_line(&session->pool->memory, bl_lobby_request_offset(session->host), &line);
-    bl_crash_point("lobby.asked");
+    bl_crash_point("ask.out");
 }
 
 /* Does another machine use this host number? */
@@ -94,7 +94,7 @@ static int bl_lobby_exchange(bl_session *session, uint32_t operation, bl_wait *w
             bl_verify(memory, reply->sequence == sequence && reply->nonce == session->nonce &&
                                   reply->epoch == asked)) {
             --*open;
-            bl_crash_point("lobby.answered");
+            bl_crash_point("ask.answered");
             return reply->status;
         }
         if (!bl_wait_turn(memory, wait))
@@ -110,7 +110,7 @@ static int bl_lobby_lock(const bl_session *session, bl_wait *wait)
     for (;;) {
         int lock = bl_host_lock(&session->pool->memory, session->directory, name);
         if (lock != -EAGAIN) {
-            bl_crash_point("lobby.locked");
+            bl_crash_point("ask.locked");
             return lock;
         }
         if (!bl_wait_turn(&session->pool->memory, wait))

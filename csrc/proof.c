@@ -8,29 +8,38 @@
 
 #ifndef BL_SIM
 
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/file.h>
 #include <sys/random.h>
+#include <sys/stat.h>
 #include <unistd.h>
+
+enum { BL_STILLBORN_S = 10 };   /* nobody takes so long from making a file to locking it */
 
 typedef struct bl_proof_path {
     char text[BL_PATH_SIZE + 32];
 } bl_proof_path;
 
-static bl_proof_path bl_proof_name(const char *directory, uint64_t nonce)
+/* A file is made under a name of its own, and gets the name that others look for when its lock is
+ * held: who finds the lock free has the proof. */
+#define BL_PROOF_NEW "new"
+#define BL_PROOF_ALIVE "alive"
+
+static bl_proof_path bl_proof_name(const char *directory, const char *kind, uint64_t nonce)
 {
     bl_proof_path path;
-    snprintf(path.text, sizeof path.text, "%.*s/alive-%016llx", BL_PATH_SIZE, directory,
+    snprintf(path.text, sizeof path.text, "%.*s/%s-%016llx", BL_PATH_SIZE, directory, kind,
              (unsigned long long)nonce);
     return path;
 }
 
-static int bl_proof_open(const char *directory, uint64_t nonce, int flags)
+static int bl_proof_open(const char *directory, const char *kind, uint64_t nonce, int flags)
 {
-    bl_proof_path path = bl_proof_name(directory, nonce);
+    bl_proof_path path = bl_proof_name(directory, kind, nonce);
     int descriptor = open(path.text, flags | O_RDWR | O_CLOEXEC | O_NOFOLLOW, 0660);
     return descriptor < 0 ? -errno : descriptor;
 }
@@ -38,21 +47,22 @@ static int bl_proof_open(const char *directory, uint64_t nonce, int flags)
 int bl_proof_hold(const bl_memory *memory, const char *directory, uint64_t nonce)
 {
     (void)memory;
-    int descriptor = bl_proof_open(directory, nonce, O_CREAT | O_EXCL);
+    bl_proof_path made = bl_proof_name(directory, BL_PROOF_NEW, nonce);
+    bl_proof_path path = bl_proof_name(directory, BL_PROOF_ALIVE, nonce);
+    int descriptor = bl_proof_open(directory, BL_PROOF_NEW, nonce, O_CREAT | O_EXCL);
     if (descriptor < 0)
         return descriptor;
-    if (flock(descriptor, LOCK_EX | LOCK_NB) < 0) {
-        int error = errno;
-        close(descriptor);
-        return -error;
-    }
-    return descriptor;
+    if (flock(descriptor, LOCK_EX | LOCK_NB) == 0 && rename(made.text, path.text) == 0)
+        return descriptor;
+    int error = errno;
+    close(descriptor);
+    return -error;
 }
 
 int bl_proof_watch(const bl_memory *memory, const char *directory, uint64_t nonce)
 {
     (void)memory;
-    return bl_proof_open(directory, nonce, 0);
+    return bl_proof_open(directory, BL_PROOF_ALIVE, nonce, 0);
 }
 
 int bl_proof_gone(const bl_memory *memory, int descriptor)
@@ -65,11 +75,47 @@ void bl_proof_end(const bl_memory *memory, const char *directory, uint64_t nonce
                   int remove)
 {
     (void)memory;
-    bl_proof_path path = bl_proof_name(directory, nonce);
+    bl_proof_path path = bl_proof_name(directory, BL_PROOF_ALIVE, nonce);
     if (remove)
         unlink(path.text);
     if (descriptor >= 0)
         bl_host_unlock(memory, descriptor);
+}
+
+/* The file of a process that died before it had the lock goes by its age. */
+static void bl_proof_stillborn(const char *directory, uint64_t nonce)
+{
+    bl_proof_path path = bl_proof_name(directory, BL_PROOF_NEW, nonce);
+    struct stat file;
+    if (stat(path.text, &file) == 0 && time(NULL) - file.st_ctim.tv_sec > BL_STILLBORN_S)
+        unlink(path.text);
+}
+
+int bl_proof_left(const bl_memory *memory, const char *directory, uint64_t *nonces,
+                  uint32_t count_max)
+{
+    DIR *files = opendir(directory);
+    uint32_t count = 0;
+    if (files == NULL)
+        return -errno;
+    for (struct dirent *file; count < count_max && (file = readdir(files)) != NULL;) {
+        unsigned long long nonce;
+        char kind[8], end;
+        if (sscanf(file->d_name, "%7[a-z]-%16llx%c", kind, &nonce, &end) != 2)
+            continue;
+        if (strcmp(kind, BL_PROOF_NEW) == 0)
+            bl_proof_stillborn(directory, nonce);
+        if (strcmp(kind, BL_PROOF_ALIVE) != 0)
+            continue;
+        int descriptor = bl_proof_watch(memory, directory, nonce);
+        if (descriptor < 0)
+            continue;
+        if (bl_proof_gone(memory, descriptor))
+            nonces[count++] = nonce;
+        bl_host_unlock(memory, descriptor);
+    }
+    closedir(files);
+    return (int)count;
 }
 
 int bl_host_lock(const bl_memory *memory, const char *directory, const char *name)

@@ -33,6 +33,11 @@ int bl_proof_gone(const bl_memory *memory, int descriptor);
 void bl_proof_end(const bl_memory *memory, const char *directory, uint64_t nonce, int descriptor,
                   int remove);
 
+/* Nonces whose process is gone and whose proof is still there, at most count_max: their number, or
+ * -errno. Nobody may need them any more: see bl_house_sweep(). */
+int bl_proof_left(const bl_memory *memory, const char *directory, uint64_t *nonces,
+                  uint32_t count_max);
+
 /* A lock among the processes of this host: a descriptor, or -EAGAIN (somebody has it), or
  * -errno. */
 int bl_host_lock(const bl_memory *memory, const char *directory, const char *name);

@@ -82,6 +82,8 @@ struct bl_server {
     uint8_t *bulk_in, *bulk_out; /* bulk_size each: private copies */
     uint64_t house_ns;          /* when house was last kept */
     uint64_t proof_ns;          /* when proofs were last looked for */
+    uint64_t sweep_ns;          /* when proofs that nobody needs were last removed */
+    uint64_t beat_lost_ns;      /* a beat that stands still so long is lost; 0: default */
     uint64_t stop;              /* shared with the thread that stops us */
     bl_server_stat stat;
 };
@@ -89,8 +91,8 @@ struct bl_server {
 /* Look into the lobby, at beats, proofs and the epoch: 0, or -BL_ERROR_DEPOSED. */
 int bl_house_keep(bl_server *server, uint64_t now_ns);
 
-/* Stop serving a lane's session. */
-void bl_house_end(bl_server *server, uint32_t lane, enum bl_end end);
+/* Stop serving a lane's session: 0, or -BL_ERROR_DEPOSED, and a successor decides. */
+int bl_house_end(bl_server *server, uint32_t lane, enum bl_end end);
 
 /* Be one epoch's owner, or learn who is (elect.c): 0 and the owner (nonce, boot_id, host); -ESTALE:
  * somebody asks for a later one, owner->epoch; -EAGAIN: disturbed for too long; or

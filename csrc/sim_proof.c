@@ -61,6 +61,19 @@ void bl_proof_end(const bl_memory *memory, const char *directory, uint64_t nonce
         world->proof[found].removed = 1;
 }
 
+int bl_proof_left(const bl_memory *memory, const char *directory, uint64_t *nonces,
+                  uint32_t count_max)
+{
+    (void)directory;
+    const bl_sim_world *world = memory->world;
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < world->proof_count && count < count_max; i++)
+        if (world->proof[i].host == memory->host && !world->proof[i].removed &&
+            bl_proof_gone(memory, (int)i))
+            nonces[count++] = world->proof[i].nonce;
+    return (int)count;
+}
+
 int bl_host_lock(const bl_memory *memory, const char *directory, const char *name)
 {
     (void)directory;

@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""One pool, its server and its clients, and what must hold when somebody of them has died.
+
+After every round: all calls have ended; no session, grant, pin or held space of the dead is left;
+`beluga pool check` with payload is clean; every block that can be fetched is whole; what was stored
+and may not go is still there; nothing but locked files of the living is in the runtime directory.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from herd import WAIT_S, Member, StuckError
+from worker import KEPT, Told, serve, use
+
+from beluga.meta import check_pool
+from beluga.pool import Pool
+
+MIB = 1 << 20
+CLIENTS = 2
+
+
+class Arena:
+    """``small``: blocks are evicted all the time; else everything fits, and nothing may be lost."""
+
+    def __init__(self, directory: Path, *, small: bool, discipline: str) -> None:
+        self.small = small
+        self._paths = [directory / "a", directory / "b"]
+        self._pool = Pool.create(
+            self._paths,
+            device_size=(12 if small else 64) * MIB,
+            discipline=discipline,
+            sparse=True,
+            max_blocks=64 if small else 512,
+            lane_count=16,
+            slot_count=8,
+            bulk_size=4096,
+        )
+        self.stored: set[int] = set()  # of the numbers that nobody removes
+        self.server = self.start()
+        self.clients = [self.client(slot) for slot in range(CLIENTS)]
+
+    def start(self, **first: object) -> Member:
+        """A server that is about to take the pool over."""
+        self.server = Member(serve, self._paths, first)
+        if self.server.hear() is None and "arm" not in first:
+            raise StuckError(f"a server died of {self.server.ended} while it took over")
+        return self.server
+
+    def client(self, slot: int, **first: object) -> Member:
+        """A client that is about to attach."""
+        member = Member(use, self._paths, {"slot": slot, **first})
+        if member.hear() is None and "arm" not in first:
+            raise StuckError(f"a client died of {member.ended} while it attached")
+        return member
+
+    def replace_dead(self) -> None:
+        """New processes for those that died; whoever is stopped must go, too."""
+        if self.server.stopped or self.server.ended is not None:
+            self.server.kill()
+            self.server = self.start()
+        for slot, member in enumerate(self.clients):
+            if member.stopped or member.ended is not None:
+                member.kill()
+                self.clients[slot] = self.client(slot)
+
+    def remember(self, answer: Told) -> None:
+        """A client's word on what it stored."""
+        if not self.small:
+            self.stored.update(number for number in answer["stored"] if number < KEPT)
+
+    def verify(self) -> int:
+        """Everything that must hold between rounds: how many blocks were fetched, all whole."""
+        for member in self.clients:
+            member.ask({"ping": 1})  # an idle client does not notice that its server is another
+        self._settle()
+        report = check_pool(self._pool, payload=True)
+        if report.finding_count:
+            raise AssertionError(f"pool check: {'; '.join(report.findings[:5])}")
+        there = self.clients[0].ask({"audit": 1})["there"]
+        if lost := self.stored - set(there):
+            raise AssertionError(f"blocks {sorted(lost)} were stored and are lost")
+        if len(there) != report.block_count:
+            raise AssertionError(
+                f"{report.block_count} blocks are committed, but {len(there)} can be fetched"
+            )
+        return len(there)
+
+    def empty(self) -> None:
+        """Remove every block: all stripes come back."""
+        self.stored.clear()
+        stat = self.clients[0].ask({"clear": 1})
+        if stat["free_stripe_count"] != stat["stripe_count"] or stat["used_bytes"]:
+            raise AssertionError(f"stripes leak: {stat}")
+
+    def close(self) -> None:
+        """End all processes in order: nothing of them stays."""
+        for member in self.clients:
+            member.ask({"close": 1})
+            member.kill()
+        self.server.ask({"stop": 1})
+        self.server.kill()
+        self.start()  # it sweeps what those left who died before they had a lane
+        end = time.monotonic() + WAIT_S
+        while len(left := list(self._pool.runtime_dir.glob("alive-*"))) > 1:
+            if time.monotonic() > end:
+                raise AssertionError(f"files of processes that have ended: {left}")
+            time.sleep(0.005)
+        self.server.ask({"stop": 1})
+        self.server.kill()
+        self._pool.close()
+
+    def kill(self) -> None:
+        """End all processes at once, for the sake of what comes after a failure."""
+        for member in (*self.clients, self.server):
+            member.kill()
+
+    def _settle(self) -> None:
+        """Wait until nothing is left of the dead."""
+        end = time.monotonic() + WAIT_S
+        while True:
+            stat = self.server.ask({"stat": 1})
+            if stat["failure"]:
+                raise AssertionError(f"the server stopped: {stat['failure']}")
+            wrong = {
+                name: stat[name]
+                for name in ("grant_count", "pinned_count", "held_bytes", "inherited_count")
+                if stat[name]
+            }
+            if stat["live_count"] != len(self.clients):
+                wrong["live_count"] = stat["live_count"]
+            if not wrong:
+                break
+            if time.monotonic() > end:
+                raise StuckError(f"after {WAIT_S:.0f} s there is still {wrong}")
+            time.sleep(0.001)
+        if stat["damaged_count"]:
+            raise AssertionError(f"a takeover dropped {stat['damaged_count']} entries")

@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""Processes that may die or stop at any moment, forked from one that has everything imported.
+
+A fork costs milliseconds where an interpreter costs hundreds: thousands of deaths are affordable.
+Every wait has a bound; past it :class:`StuckError` says who did not do what.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import socket
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+from worker import Talk, Told
+
+WAIT_S = 120.0
+Body = Callable[[Talk, list[Path], Told], None]
+
+
+class StuckError(AssertionError):
+    """Something that had to happen did not."""
+
+
+class Member:
+    """A forked process that runs ``body`` over the pool on ``paths``; its first answer is due."""
+
+    def __init__(self, body: Body, paths: list[Path], first: Told) -> None:
+        self.name = body.__name__
+        self._socket, theirs = socket.socketpair()
+        self._read = b""
+        self.ended: int | None = None  # the signal or, negative, the exit status
+        self.stopped = False
+        self.counted = False  # that it fell by itself
+        self._signalled = False
+        self.pid = os.fork()
+        if self.pid == 0:
+            self._socket.close()
+            _live(body, paths, first, theirs)
+        theirs.close()
+
+    @property
+    def fell(self) -> bool:
+        """Did it stop or die by its own hand?"""
+        return not self._signalled and (self.stopped or self.ended == signal.SIGKILL)
+
+    def tell(self, told: Told) -> None:
+        """Say what to do next; whoever has died does not hear it."""
+        try:
+            self._socket.sendall(json.dumps(told).encode() + b"\n")
+        except OSError:
+            self.look()
+
+    def look(self, timeout_s: float = 0.0) -> Told | None:
+        """Its answer, if there is one; notices that it has died or stopped."""
+        open_still = self._socket.fileno() >= 0
+        if (
+            open_still
+            and b"\n" not in self._read
+            and select.select([self._socket], [], [], timeout_s)[0]
+        ):
+            with contextlib.suppress(OSError):  # it died with our words unread
+                self._read += self._socket.recv(1 << 20)
+        self._wait_status()
+        line, newline, rest = self._read.partition(b"\n")
+        if not newline:
+            return None
+        self._read = rest
+        answer: Told = json.loads(line)
+        if "error" in answer:
+            raise AssertionError(f"{self.name} {self.pid}: {answer['error']}")
+        return answer
+
+    def hear(self, timeout_s: float = WAIT_S) -> Told | None:
+        """Its answer; None if it died or stopped instead."""
+        end = time.monotonic() + timeout_s
+        while True:
+            answer = self.look(0.002)
+            if answer is not None or self.ended is not None or self.stopped:
+                return answer
+            if time.monotonic() > end:
+                raise StuckError(f"{self.name} {self.pid} did not answer in {timeout_s:.0f} s")
+
+    def ask(self, told: Told) -> Told:
+        """Tell, hear; dying is wrong."""
+        self.tell(told)
+        answer = self.hear()
+        if answer is None:
+            raise StuckError(f"{self.name} {self.pid} died of {self.ended} when told {told}")
+        return answer
+
+    def signal(self, number: signal.Signals) -> None:
+        if self.ended is None:
+            self._signalled = number != signal.SIGCONT
+            self.counted = False
+            os.kill(self.pid, number)
+            self.stopped = False
+
+    def kill(self) -> None:
+        """End it without a word; it is gone when this returns."""
+        self.signal(signal.SIGKILL)
+        end = time.monotonic() + WAIT_S
+        while self.ended is None:
+            self._wait_status()
+            if time.monotonic() > end:
+                raise StuckError(f"{self.name} {self.pid} outlives SIGKILL")
+            time.sleep(0.0002)
+        self._socket.close()
+
+    def _wait_status(self) -> None:
+        if self.ended is not None:
+            return
+        pid, status = os.waitpid(self.pid, os.WNOHANG | os.WUNTRACED)
+        if pid == 0:
+            return
+        if os.WIFSTOPPED(status):
+            self.stopped = True
+        else:
+            self.ended = os.WTERMSIG(status) if os.WIFSIGNALED(status) else -os.WEXITSTATUS(status)
+
+
+def _live(body: Body, paths: list[Path], first: Told, theirs: socket.socket) -> None:
+    """The whole life of a forked process; never returns."""
+    stream = theirs.makefile("rw")
+
+    def talk(answer: Told | None) -> Told:
+        stream.write(json.dumps(answer) + "\n")
+        stream.flush()
+        line = stream.readline()
+        told: Told = json.loads(line) if line else {}
+        if not line:  # the harness has gone
+            os._exit(0)
+        return told
+
+    try:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        body(talk, paths, first)
+    except BaseException as error:  # it must not return into the harness
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        text = f"{type(error).__name__}: {error} ({place.filename}:{place.lineno})"
+        stream.write(json.dumps({"error": text}) + "\n")
+        stream.flush()
+    finally:
+        os._exit(0)

@@ -1,0 +1,284 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""Kills and stops real processes of a pool, at every crash point and at random: scripts/killloop.
+
+First a walk: each point once, by a kill and by a stop, in the process that passes it. Then rounds
+that the seed decides: who, where or when, how. After each round arena.py says whether all is well.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import random
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from arena import Arena
+from herd import WAIT_S, Member, StuckError
+from worker import Told
+
+from beluga._ffi import ffi, lib
+
+# Who passes a point, by the first word of its name, and what brings it there.
+SCENES = {
+    "attach ask detach call put get payload": "client",
+    "drop": "bereaved",  # a client whose server dies
+    "serve give lobby end grant reserve commit abort lookup release remove evict space extent": (
+        "server"
+    ),
+    "take adopt recover": "heir",  # a server that takes over
+    "stop": "leaver",  # a server that stops in order
+    "beat": "client",
+}
+SCENE_OF = {word: scene for words, scene in SCENES.items() for word in words.split()}
+ROUNDS_PER_POOL = 60
+STOP_S = 0.05  # how long a stopped process keeps the others waiting, at most
+SHM, ROOM = Path("/dev/shm"), 256 << 20  # a sparse file that outgrows its place is a SIGBUS
+CHURN = 6  # steps of a client in a random round
+
+
+@dataclasses.dataclass
+class Result:
+    """What a loop did; ``errors`` has a line for what was wrong, which ended it."""
+
+    seed: int
+    rounds: int = 0
+    kills: int = 0
+    stops: int = 0
+    takeovers: int = 0
+    blocks_checked: int = 0
+    seconds: float = 0.0
+    points: int = 0
+    hit: set[str] = dataclasses.field(default_factory=set)
+    missed: list[str] = dataclasses.field(default_factory=list)
+    errors: list[str] = dataclasses.field(default_factory=list)
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """One round: ``scene`` is who is struck; at the ``passage``-th time at ``point``, or when the
+    dice say."""
+
+    scene: str
+    point: str | None
+    passage: int = 1
+    stop: bool = False
+    walk: bool = False
+
+    def __str__(self) -> str:
+        where = f"{self.point}:{self.passage}" if self.point else "a random moment"
+        return f"{'stop' if self.stop else 'kill'} the {self.scene} at {where}"
+
+
+def points() -> list[str]:
+    """The crash points of this build."""
+    count = lib.bl_crash_point_count()
+    return sorted(ffi.string(lib.bl_crash_point_name(i)).decode() for i in range(count))
+
+
+def scene_of(point: str) -> str:
+    scene = SCENE_OF.get(point.partition(".")[0])
+    if scene is None:
+        raise SystemExit(f"killloop: nobody is known to pass {point}; name who does in SCENES")
+    return scene
+
+
+class Loop:
+    """Rounds over one pool after another."""
+
+    def __init__(self, directory: Path, result: Result) -> None:
+        self._directory = directory
+        self._result = result
+        self._dice = random.Random(result.seed)
+        self._arena: Arena | None = None
+        self._pools = 0
+
+    def plans(self, rounds: int) -> Iterator[Plan]:
+        """The walk, then what the dice say; a point that is missed is walked to again."""
+        everywhere = points()
+        walk = [Plan(scene_of(p), p, 1, stop, walk=True) for p in everywhere for stop in (0, 1)]
+        for number in range(rounds):
+            if number < len(walk):
+                yield walk[number]
+            elif missed := [p for p in everywhere if p not in self._result.hit]:
+                yield Plan(scene_of(missed[0]), missed[0], 1, walk=True)
+            elif self._dice.random() < 0.5:
+                point = self._dice.choice(everywhere)
+                stop = self._dice.random() < 0.3
+                yield Plan(scene_of(point), point, self._dice.randint(1, 4), stop)
+            else:
+                scene = self._dice.choice(["client", "server", "both"])
+                yield Plan(scene, None, stop=self._dice.random() < 0.3)
+
+    def run(self, rounds: int, report: bool) -> None:
+        """All rounds, or those before the first that goes wrong."""
+        for plan in self.plans(rounds):
+            arena = self._fresh()
+            try:
+                self._play(arena, plan)
+                arena.replace_dead()
+                self._result.blocks_checked += arena.verify()
+            except (AssertionError, OSError) as error:
+                self._result.errors.append(
+                    f"round {self._result.rounds} ({plan}; seed {self._result.seed}): {error}"
+                )
+                arena.kill()
+                return
+            self._result.rounds += 1
+            if report and self._result.rounds % 100 == 0:
+                print(f"{self._result.rounds} rounds, {len(self._result.hit)} points", flush=True)
+        if self._arena:
+            self._end(self._arena)
+
+    def _fresh(self) -> Arena:
+        """The pool of this round: another one every now and then, of each kind in turn."""
+        if self._arena is None or self._result.rounds % ROUNDS_PER_POOL == 0:
+            if self._arena:
+                self._end(self._arena)
+            place = self._directory / str(self._pools)
+            place.mkdir()
+            discipline = "non-coherent" if self._pools % 4 > 1 else "coherent"
+            self._arena = Arena(place, small=self._pools % 2 == 0, discipline=discipline)
+            self._pools += 1
+        return self._arena
+
+    def _end(self, arena: Arena) -> None:
+        arena.empty()
+        arena.close()
+        shutil.rmtree(self._directory / str(self._pools - 1))
+
+    def _play(self, arena: Arena, plan: Plan) -> None:
+        """One round, until every call has ended and nobody is stopped any more."""
+        arming = {"arm": [plan.point, plan.passage, plan.stop]} if plan.point else {}
+        victim = arena.server if plan.scene in ("server", "leaver") else arena.clients[-1]
+        if arming and plan.scene != "heir":
+            self._arm(victim, arming, plan)
+        seed = self._dice.randrange(1 << 30)
+        for number, member in enumerate(arena.clients):
+            member.tell({"seed": seed + number} | ({} if plan.walk else {"churn": CHURN}))
+        if plan.scene == "leaver":
+            victim.tell({"stop": 1})
+        elif plan.scene in ("heir", "bereaved"):
+            time.sleep(self._dice.uniform(0, 0.01))
+            arena.server.kill()
+        elif plan.point is None:
+            time.sleep(self._dice.uniform(0, 0.03))
+            for member in [victim, arena.server] if plan.scene == "both" else [victim]:
+                member.signal(signal.SIGSTOP if plan.stop else signal.SIGKILL)
+                self._count(plan)
+        self._attend(arena, victim, plan, arming if plan.scene == "heir" else {})
+        if plan.point and victim.ended is None:
+            self._arm(victim, {"arm": [None, 0, False]}, plan)
+
+    def _attend(self, arena: Arena, victim: Member, plan: Plan, arming: Told) -> None:
+        """Let the work end. A dead server gets a successor (the first of them armed), and who is
+        stopped goes on when the others had their time."""
+        waiting = dict(enumerate(arena.clients))
+        leaving = plan.scene == "leaver"
+        stopped_at: dict[int, float] = {}
+        end = time.monotonic() + 2 * WAIT_S
+        while waiting or leaving or stopped_at:
+            for slot, member in list(waiting.items()):
+                answer = member.look(0.0005)
+                if answer is not None:
+                    arena.remember(answer)
+                if answer is not None or member.ended is not None:
+                    del waiting[slot]
+            if arena.server.look() is not None and leaving:
+                arena.server.kill()  # it has said that it stopped
+            if victim.fell:
+                self._hit(plan, victim)
+            for member in (arena.server, *arena.clients):
+                if member.stopped:
+                    since = stopped_at.setdefault(member.pid, time.monotonic())
+                    if time.monotonic() - since > STOP_S:
+                        member.signal(signal.SIGCONT)
+                if not member.stopped:
+                    stopped_at.pop(member.pid, None)
+            if arena.server.ended is not None:
+                leaving = False
+                self._result.takeovers += 1
+                successor = arena.start(**arming)
+                victim = successor if arming else victim
+                arming = {}
+            if time.monotonic() > end:
+                raise StuckError(f"calls of clients {sorted(waiting)} do not end")
+
+    def _arm(self, member: Member, arming: Told, plan: Plan) -> None:
+        """Arm or disarm; it may pass the point there and then."""
+        member.tell(arming)
+        while member.hear() is None and member.ended is None:
+            self._hit(plan, member)
+            member.signal(signal.SIGCONT)
+        if member.fell:
+            self._hit(plan, member)
+
+    def _hit(self, plan: Plan, member: Member) -> None:
+        """The kernel says that the member fell at the point."""
+        if plan.point and not member.counted:
+            member.counted = True
+            self._result.hit.add(plan.point)
+            self._count(plan)
+
+    def _count(self, plan: Plan) -> None:
+        if plan.stop:
+            self._result.stops += 1
+        else:
+            self._result.kills += 1
+
+
+def run(rounds: int, seed: int, *, report: bool = False) -> Result:
+    """Play ``rounds`` rounds in memory. Every point must have been hit if they are enough."""
+    start, result = time.monotonic(), Result(seed)
+    roomy = SHM.is_dir() and shutil.disk_usage(SHM).free >= ROOM
+    directory = Path(tempfile.mkdtemp(prefix="killloop-", dir=SHM if roomy else None))
+    try:
+        Loop(directory, result).run(rounds, report)
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+    result.points = len(points())
+    result.missed = sorted(set(points()) - result.hit)
+    result.seconds = round(time.monotonic() - start, 1)
+    return result
+
+
+def main() -> int:
+    """The command; see scripts/killloop."""
+    parser = argparse.ArgumentParser(prog="killloop", description=__doc__)
+    parser.add_argument("--rounds", type=int, default=300, help="deaths and stops")
+    parser.add_argument("--seed", type=int, default=None, help="the same seed, the same plans")
+    parser.add_argument("--json", action="store_true", help="print one object instead of lines")
+    options = parser.parse_args()
+    seed = options.seed if options.seed is not None else random.SystemRandom().randrange(1 << 32)
+    if not options.json:
+        print(f"seed {seed}", flush=True)
+    result = run(options.rounds, seed, report=not options.json)
+    walked = options.rounds >= 2 * result.points
+    if options.json:
+        print(json.dumps(dataclasses.asdict(result) | {"hit": sorted(result.hit)}))
+    else:
+        for line in result.errors:
+            print(line)
+        if walked and result.missed:
+            print(f"never hit: {' '.join(result.missed)}")
+        print(
+            f"{result.rounds} rounds in {result.seconds} s: {result.kills} kills, "
+            f"{result.stops} stops, {result.takeovers} takeovers, {result.blocks_checked} blocks "
+            f"checked, {len(result.hit)} of {result.points} points hit, "
+            f"{len(result.errors)} errors"
+        )
+    return 1 if result.errors or (walked and result.missed) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

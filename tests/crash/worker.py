@@ -1,0 +1,198 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""What a process of the kill loop does: a server of the block index, or a client that uses it all.
+
+Each is told one line of JSON at a time and answers one. Every byte that a client fetches is checked
+by its key; what is wrong is answered as ``error``, which ends the loop.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from blocks import keys
+from numpy.typing import NDArray
+
+from beluga._ffi import lib
+from beluga.errors import NoServerError, SessionLostError
+from beluga.kvcache import KVCache
+from beluga.meta import BlockState, MetaClient, MetaServer
+from beluga.pool import Pool
+
+Told = dict[str, Any]
+Talk = Callable[[Told | None], Told]  # answers, then hears what is next
+
+NUMBERS = 160  # blocks that the clients of a pool share
+KEPT = 24  # the first of them are never removed
+CHAIN = 6
+WORDS = (384, 5120, 80_000)  # of 8 bytes: one checksum, three, many
+PAGE_WORDS = 512
+OWN = 1000  # from here on a number has a size class of its own
+SLOTS_MAX = 4
+EVERY = (*range(NUMBERS), *range(OWN, OWN + 2 * SLOTS_MAX))
+CALL_S = 60.0  # a call that takes longer has hung
+
+
+def words_of(number: int) -> int:
+    """The length of a block."""
+    return WORDS[number % len(WORDS)] if number < OWN else (number - OWN + 20) * PAGE_WORDS
+
+
+def content(number: int) -> NDArray[np.uint64]:
+    """The bytes of a block: no word stands in two of them."""
+    return np.arange(words_of(number), dtype=np.uint64) * np.uint64(3) + np.uint64(number << 32)
+
+
+def arm(told: Told) -> None:
+    """Obey ``arm``: a crash point, the passage, and whether to stop there."""
+    name, passage, stop = told["arm"]
+    if lib.bl_crash_arm(name.encode() if name else b"", passage, stop) < 0 and name:
+        raise ValueError(f"no crash point {name}")
+
+
+def serve(talk: Talk, paths: list[Path], first: Told) -> None:
+    """A server: ``stat``, ``arm``, ``stop``."""
+    if "arm" in first:
+        arm(first)
+    with Pool.open(paths) as pool:
+        server = MetaServer(pool)
+        server.start()
+        told = talk({"epoch": server.stat().epoch})
+        while told:
+            answer: Told = {}
+            if "arm" in told:
+                arm(told)
+            elif "stop" in told:
+                server.stop()
+            else:
+                counters = dataclasses.asdict(server.meta_stat())
+                answer = counters | dataclasses.asdict(server.stat())
+                answer["failure"] = str(server.failure or "")
+            told = talk(answer)
+
+
+class Client:
+    """A client: ``tour`` does everything once, ``churn`` what the dice say, ``audit`` reads all."""
+
+    def __init__(self, pool: Pool, slot: int) -> None:
+        self._pool = pool
+        self._own = OWN + 2 * slot  # two numbers in size classes that nobody else uses
+        self._cache = self._attach()
+        self._stored: set[int] = set()
+        self._checked = 0
+
+    def answer(self, told: Told) -> Told:
+        """Do what was told."""
+        if "arm" in told:
+            arm(told)
+            return {}
+        if "ping" in told:
+            self._cache.client.ping()
+            return {}
+        if "audit" in told:
+            return {"there": self._audit()}
+        if "clear" in told:
+            self._cache.remove(keys(EVERY))
+            return dataclasses.asdict(self._cache.stat())
+        self._stored, self._checked = set(), 0
+        dice = random.Random(told["seed"])
+        steps = [self._store, self._fetch, self._doom, self._give_up, self._own_class]
+        if "churn" in told:
+            steps = dice.choices([*steps, self._attach_anew], k=told["churn"])
+        else:
+            steps = [*steps, self._store, self._attach_anew, self._fetch]
+        for step in steps:
+            try:
+                step(dice)
+            except SessionLostError:  # legal: a batch that two servers were asked for
+                continue
+        return {"stored": sorted(self._stored), "checked": self._checked}
+
+    def close(self) -> None:
+        self._cache.close()
+
+    def _attach(self) -> KVCache:
+        end = time.monotonic() + CALL_S
+        while True:
+            try:
+                return KVCache(self._pool, namespace="killloop", timeout_s=CALL_S)
+            except NoServerError:
+                if time.monotonic() > end:
+                    raise
+                time.sleep(0.001)
+
+    def _attach_anew(self, _: random.Random) -> None:
+        self._cache.close()
+        self._cache = self._attach()
+
+    def _chain(self, dice: random.Random) -> list[int]:
+        first, size = dice.randrange(NUMBERS), dice.randint(2, CHAIN)
+        return [(first + 3 * i) % NUMBERS for i in range(size)]
+
+    def _store(self, dice: random.Random) -> None:
+        numbers = self._chain(dice)
+        result = self._cache.put(keys(numbers), [content(number) for number in numbers])
+        granted = np.flatnonzero(result.states == BlockState.GRANTED)
+        self._stored.update(numbers[i] for i in granted)
+
+    def _fetch(self, dice: random.Random) -> None:
+        numbers = self._chain(dice)
+        self._right(numbers)
+        if self._stored:
+            self._right([dice.choice(sorted(self._stored))])
+
+    def _right(self, numbers: list[int]) -> int:
+        """How many leading blocks there are; each must be whole."""
+        targets = [np.zeros(words_of(number), dtype=np.uint64) for number in numbers]
+        hits = self._cache.get(keys(numbers), targets).hits
+        for number, target in zip(numbers[:hits], targets, strict=False):
+            if not np.array_equal(target, content(number)):
+                raise AssertionError(f"block {number}: bytes that were never stored under its key")
+        self._checked += hits
+        return hits
+
+    def _doom(self, dice: random.Random) -> None:
+        """Remove a block while it is pinned, and one that is not."""
+        meta = MetaClient(self._cache.client)
+        number = dice.randrange(KEPT, NUMBERS)
+        self._cache.put(keys([number]), [content(number)])
+        hits = meta.lookup(keys([number]), pin=True).hits
+        meta.remove(keys([number, dice.randrange(KEPT, NUMBERS)]))
+        meta.release(hits)
+        self._stored -= {number}
+
+    def _give_up(self, dice: random.Random) -> None:
+        """Reserve blocks, write none, and give them back."""
+        meta = MetaClient(self._cache.client)
+        numbers = [number for number in self._chain(dice) if number >= KEPT]
+        grants = meta.reserve(keys(numbers), length=WORDS[0] * 8)
+        meta.abort([grant for grant in grants if grant.state == BlockState.GRANTED])
+
+    def _own_class(self, _: random.Random) -> None:
+        """Open an extent and empty it."""
+        numbers = [self._own, self._own + 1]
+        self._cache.put(keys(numbers), [content(number) for number in numbers])
+        self._right(numbers)
+        self._cache.remove(keys(numbers))
+
+    def _audit(self) -> list[int]:
+        return [number for number in EVERY if self._right([number])]
+
+
+def use(talk: Talk, paths: list[Path], first: Told) -> None:
+    """A client, until it is told to close."""
+    if "arm" in first:
+        arm(first)
+    with Pool.open(paths) as pool:
+        client = Client(pool, first["slot"])
+        told = talk({})
+        while "close" not in told:
+            told = talk(client.answer(told))
+        client.close()
+        talk({})
