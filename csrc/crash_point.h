@@ -3,7 +3,7 @@
  *
  * Named places where a test ends or stops this very process, to see what others make of it.
  *
- *   bl_crash_point("put.reserved");
+ *   bl_crash_point("what.step");
  *
  * A point stands between two steps that others can tell apart: a line that is out and the next that
  * is not. Names are unique, "what.step"; the linker gathers them, so nobody keeps a list. At most

@@ -19,6 +19,8 @@
 
 #include <errno.h>
 
+#include "crash_point.h"
+
 enum {
     BL_ELECT_BALLOTS = 256,             /* begun before giving up: somebody disturbs for ever */
     BL_ELECT_NAP_NS = 20 * 1000         /* times a chance that grows with the failures */
@@ -41,6 +43,7 @@ static void bl_candidate_write(const bl_server *server, bl_candidate_line *line)
     const bl_memory *memory = &server->pool->memory;
     bl_table_seal(line, server->host);
     bl_register_write(memory, bl_candidate_offset(server->host), line);
+    bl_crash_point("elect.written");
     bl_fence_full(memory); /* SYNC candidate: written before the others' lines are read */
 }
 

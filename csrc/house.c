@@ -264,13 +264,21 @@ static void bl_house_watch(bl_server *server, uint64_t now_ns)
     }
 }
 
-/* Does anybody need the proof of this nonce: for a lane, or to take over? */
+/* Does anybody need the proof of this nonce: for a lane, to take over, or to be elected? */
 static int bl_proof_needed(const bl_server *server, uint64_t nonce)
 {
-    bl_epoch_line line;
-    for (uint32_t half = 0; half < BL_HALF_COUNT; half++)
-        if (bl_epoch_line_read(server->pool, half, &line) && line.nonce == nonce)
+    const bl_memory *memory = &server->pool->memory;
+    for (uint32_t half = 0; half < BL_HALF_COUNT; half++) {
+        bl_epoch_line line;
+        if (bl_epoch_line_read(server->pool, half, &line) < 0 || line.nonce == nonce)
             return 1;
+    }
+    for (uint32_t host = 0; host < BL_HOST_COUNT; host++) {
+        bl_candidate_line line;
+        uint64_t offset = BL_CANDIDATE_OFFSET + (uint64_t)host * BL_POLL_STRIDE;
+        if (bl_register_read(memory, offset, host, &line) < 0 || line.nonce == nonce)
+            return 1;
+    }
     return bl_lane_of(server, nonce) >= 0;
 }
 
@@ -283,7 +291,7 @@ static int bl_house_sweep(bl_server *server, uint64_t now_ns)
     int count = bl_proof_left(memory, server->directory, nonces, BL_SWEEP_MAX);
     if (count <= 0)
         return 0;
-    bl_lobby_look(server, 1, now_ns);
+    bl_lobby_look(server, now_ns);
     int status = bl_server_still(server);
     for (int i = 0; i < count && status == 0; i++)
         if (!bl_proof_needed(server, nonces[i]))

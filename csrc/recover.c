@@ -12,6 +12,7 @@
 #include <errno.h>
 #include <stdlib.h>
 
+#include "crash_point.h"
 #include "meta.h"
 
 enum { BL_SCAN_LINES = 4096 };  /* invalidated together: 256 KiB */
@@ -64,6 +65,7 @@ static void bl_recover_extents(bl_meta *meta)
         if (bl_verify(memory, bl_table_whole(&line, stripe)) && line.state == BL_EXTENT_OPEN &&
             line.first_stripe == stripe && bl_extents_adopt(meta->extents, &view) == 0) {
             bl_extent_write(meta, &view, BL_EXTENT_OPEN);
+            bl_crash_point("recover.extent_copied");
         } else if (bl_line_used((uint64_t *)&own)) {
             view = (bl_extent_view){.first_stripe = (uint32_t)stripe};
             bl_extent_write(meta, &view, BL_EXTENT_FREE);
@@ -97,6 +99,7 @@ static void bl_recover_entries(bl_meta *meta)
                 .state = BL_NUMBER_COMMITTED,
             };
             bl_stream_line(memory, bl_entry_offset(g, number, half), &entry);
+            bl_crash_point("recover.entry_copied");
             continue;
         }
         meta->stat.damaged_count += bl_line_used((uint64_t *)&entry) &&
@@ -143,7 +146,9 @@ int bl_recover(void *context, uint64_t old_epoch, int doubtful)
     if (recovered == NULL)
         return -ENOMEM;
     bl_recover_entries(meta);
+    bl_crash_point("recover.entries_done");
     bl_recover_extents(meta);
+    bl_crash_point("recover.extents_done");
     for (uint32_t number = 0; number < count_max; number++)
         if (meta->blocks[number].state == BL_NUMBER_COMMITTED)
             recovered[count++] = (bl_recovered){meta->blocks[number].generation, number};
@@ -158,6 +163,7 @@ int bl_recover(void *context, uint64_t old_epoch, int doubtful)
     for (uint32_t number = count_max; number-- > 0;)
         if (meta->blocks[number].state == BL_NUMBER_FREE)
             bl_number_give(meta, number);
+    bl_crash_point("recover.numbers_done");
     if (doubtful)
         bl_extents_hold_free(meta->extents);
     else

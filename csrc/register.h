@@ -11,6 +11,7 @@
 #ifndef BL_REGISTER_H
 #define BL_REGISTER_H
 
+#include "crash_point.h"
 #include "line.h"
 
 enum {
@@ -22,6 +23,7 @@ enum {
 static inline void bl_register_write(const bl_memory *memory, uint64_t offset, const void *line)
 {
     bl_publish_line(memory, offset, line); /* SYNC register */
+    bl_crash_point("register.half_written");
     bl_publish_line(memory, offset + BL_LINE_SIZE, line);
 }
 

@@ -27,6 +27,8 @@
 
 #include <errno.h>
 
+#include "crash_point.h"
+
 enum { BL_BEAT_WATCH_NS = 10 * BL_BEAT_PERIOD_NS };
 
 /* Which epoch to take, and whose places to take. */
@@ -158,6 +160,7 @@ static void bl_takeover_inherit(bl_server *server, int inherits)
                 .proof = bl_proof_watch(memory, server->directory, line.nonce),
             };
             server->inherited_count++;
+            bl_crash_point("take.session_found");
         }
         bl_house_write(server, i);
     }
@@ -187,15 +190,22 @@ static int bl_takeover_pass(bl_server *server, int declared_gone, const bl_takeo
                                server->nonce);
     if (status < 0)
         return status;
+    bl_crash_point("take.beating");
     bl_takeover_publish(server, BL_SERVER_TAKING);
+    bl_crash_point("take.published");
     bl_proof_end(memory, server->directory, plan->before.nonce, -1, 1); /* its line is no more */
+    bl_crash_point("take.proof_removed");
     bl_takeover_inherit(server, plan->source.epoch != 0 && !declared_gone);
+    bl_crash_point("take.inherited");
     status = server->hooks.recover(server->hooks.context, plan->source.epoch,
                                    server->inherited_count > 0);
     if (status < 0)
         return status;
+    bl_crash_point("take.recovered");
     bl_fence_store(memory); /* the own half is whole before the epoch line says so */
+    bl_crash_point("take.fenced");
     bl_takeover_publish(server, BL_SERVER_SERVING);
+    bl_crash_point("take.serving");
     return 0;
 }
 
@@ -207,9 +217,11 @@ int bl_server_take(bl_server *server, const bl_server_hooks *hooks, int declared
     server->lock = bl_host_lock(memory, server->directory, "server");
     if (server->lock < 0)
         return server->lock == -EAGAIN ? -BL_ERROR_SERVER_ALIVE : server->lock;
+    bl_crash_point("take.locked");
     server->nonce = bl_new_nonce(memory);
     server->proof = bl_proof_hold(memory, server->directory, server->nonce);
     int status = server->proof < 0 ? server->proof : 0;
+    bl_crash_point("take.proof_held");
     if (status == 0)
         status = bl_takeover_claim(server, declared_gone, &plan);
     if (status < 0) {
@@ -218,6 +230,7 @@ int bl_server_take(bl_server *server, const bl_server_hooks *hooks, int declared
         server->lock = server->proof = -1;
         return status;
     }
+    bl_crash_point("take.elected");
     server->epoch = plan.epoch;
     server->half = plan.epoch % BL_HALF_COUNT;
     return bl_takeover_pass(server, declared_gone, &plan);
@@ -297,12 +310,15 @@ void bl_server_destroy(bl_server *server)
 {
     const bl_memory *memory = &server->pool->memory;
     bl_beat_stop(&server->beat);
+    bl_crash_point("stop.silent");
     if (server->lock >= 0 && server->epoch != 0) {
         int said = bl_takeover_farewell(server);
+        bl_crash_point("stop.said");
         for (uint32_t i = 0; i < server->pool->geometry.lane_count; i++)
             bl_proof_end(memory, server->directory, server->lanes[i].nonce,
                          server->lanes[i].proof, 0);
         bl_proof_end(memory, server->directory, server->nonce, server->proof, said);
+        bl_crash_point("stop.proof_ended");
     }
     if (server->lock >= 0)
         bl_host_unlock(memory, server->lock);

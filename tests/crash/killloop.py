@@ -36,7 +36,7 @@ SCENES = {
     "serve give lobby end grant reserve commit abort lookup release remove evict space extent": (
         "server"
     ),
-    "take adopt recover": "heir",  # a server that takes over
+    "take elect register recover": "heir",  # a server that takes over
     "stop": "leaver",  # a server that stops in order
     "beat": "client",
 }
