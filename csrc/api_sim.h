@@ -8,6 +8,12 @@
 
 #include <stdint.h>
 
+/* Verdicts of the oracles, as negative results of a run: bl_sim_stat's report says more. */
+enum bl_sim_verdict {
+    BL_SIM_DISCIPLINE = 3001,   /* bytes were used that no publication and invalidation vouch for */
+    BL_SIM_OWNERSHIP = 3002     /* a line had two writers at a time */
+};
+
 /* One run. Zero means the default where one is named. */
 typedef struct bl_sim_config {
     uint64_t seed;
@@ -28,6 +34,7 @@ typedef struct bl_sim_stat {
     uint64_t torn_lines;        /* that a scenario saw and rejected */
     uint64_t deaths;
     uint64_t results;           /* what the scenario counts: messages, calls, blocks */
+    char report[256];           /* what the oracle that ended the run has to say, or "" */
 } bl_sim_stat;
 
 /* A verb or check in the source. */

@@ -79,9 +79,11 @@
 #ifdef BL_SIM
 #include "api_sim.h"
 #include "sim_world.h"
+#include "sim_order.c"
 #include "sim_cache.c"
 #include "sim_world.c"
 #include "sim_verbs.c"
+#include "sim_discipline.c"
 #include "sim_proof.c"
 #include "sim_litmus.c"
 #include "sim_verify.c"

@@ -113,6 +113,7 @@ static uint32_t bl_check_entry(bl_check *check, uint32_t number, const bl_entry 
     if (entry->generation >> BL_GENERATION_SHIFT > epoch)
         return BL_FINDING_ENTRY_FUTURE;
     uint32_t block_size = bl_block_size(bl_stored_size(entry->length, entry->chunk_size));
+    bl_believe(&check->pool->memory, bl_entry_offset(&check->pool->geometry, number, check->half));
     int status = bl_extents_claim(check->extents, entry->offset, block_size);
     if (status < 0)
         return status == -EEXIST ? BL_FINDING_ENTRY_OVERLAP : BL_FINDING_ENTRY_HOMELESS;

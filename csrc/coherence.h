@@ -126,6 +126,8 @@ static inline void bl_shared_store(uint64_t *word, uint64_t value)
 
 /* ---- Sites. */
 
+#define BL_ALL_WRITES UINT64_MAX   /* for bl_ordered() */
+
 typedef struct bl_site {
     const char *file;
     const char *function;
@@ -272,6 +274,24 @@ static inline void bl_invalidate(const bl_memory *memory, uint64_t offset, uint6
 
 /* A check of the protocol: true if condition holds. The simulator can skip it. */
 #define bl_verify(memory, condition) ((void)(memory), (condition))
+
+/* What a reader says of its looks. Nothing here; the simulator judges the reader by it
+ * (sim_discipline.c), so that a missing flush or fence is found even where it did no harm. */
+
+/* The line loaded last at offset is believed: it is whole, and its writer's. What that one had
+ * fenced before it may now be invalidated, read and used. */
+#define bl_believe(memory, offset) ((void)(memory), (void)(offset))
+
+/* Bytes read from here are used. */
+#define bl_rely(memory, offset, size) ((void)(memory), (void)(offset), (void)(size))
+
+/* The same, because the line at look, looked at again after they were read, still says so. */
+#define bl_confirm(memory, look, offset, size)                                                     \
+    ((void)(memory), (void)(look), (void)(offset), (void)(size))
+
+/* The last look at this line came after our own write of another (or all our writes) was in memory:
+ * of two who each write before they look, one sees the other. */
+#define bl_ordered(memory, look, written) ((void)(memory), (void)(look), (void)(written))
 
 /* Nanoseconds of a clock of this host alone: hosts never compare clocks. */
 static inline uint64_t bl_now_ns(const bl_memory *memory)

@@ -15,7 +15,15 @@
         &site_;                                                                                    \
     }))
 
+/* A place that is no verb: it cannot be skipped and takes no turn. */
+#define BL_MARK(name)                                                                              \
+    (__extension__({                                                                               \
+        static const bl_site site_ = {__FILE__, __func__, name, __LINE__};                         \
+        &site_;                                                                                    \
+    }))
+
 uint64_t bl_sim_load64(const bl_memory *memory, uint64_t offset, const bl_site *site);
+void bl_sim_prefetch_line(const bl_memory *memory, uint64_t offset, const bl_site *site);
 void bl_sim_load_line(const bl_memory *memory, uint64_t offset, void *line, const bl_site *site);
 void bl_sim_stream(const bl_memory *memory, uint64_t offset, const void *source, uint64_t size,
                    const bl_site *site);
@@ -27,12 +35,23 @@ void bl_sim_fence_store(const bl_memory *memory, const bl_site *site);
 void bl_sim_fence_full(const bl_memory *memory, const bl_site *site);
 int bl_sim_verify(const bl_memory *memory, int condition, const bl_site *site);
 uint64_t bl_sim_now_ns(const bl_memory *memory);
+void bl_sim_believe(const bl_memory *memory, uint64_t offset, const bl_site *mark);
+void bl_sim_rely(const bl_memory *memory, uint64_t offset, uint64_t size, const bl_site *mark);
+void bl_sim_confirm(const bl_memory *memory, uint64_t look, uint64_t offset, uint64_t size,
+                    const bl_site *mark);
+void bl_sim_ordered(const bl_memory *memory, uint64_t look, uint64_t written, const bl_site *mark);
 void bl_sim_pause(const bl_memory *memory);
 void bl_sim_nap(const bl_memory *memory, uint64_t ns);
 
+/* A store into this host's cache, for which there is no verb: what a careless program does. */
+void bl_sim_store_here(const bl_memory *memory, uint64_t offset, const void *source,
+                       uint32_t size, const bl_site *site);
+#define bl_sim_store_cached(memory, offset, source, size) \
+    bl_sim_store_here(memory, offset, source, size, BL_MARK("store_cached"))
+
 #define bl_load64(memory, offset) bl_sim_load64(memory, offset, BL_SITE("load64"))
 #define bl_prefetch_line(memory, offset) \
-    ((void)bl_sim_load64(memory, offset, BL_SITE("prefetch_line")))
+    bl_sim_prefetch_line(memory, offset, BL_SITE("prefetch_line"))
 #define bl_load_line(memory, offset, line) \
     bl_sim_load_line(memory, offset, line, BL_SITE("load_line"))
 #define bl_stream_line(memory, offset, line) \
@@ -50,6 +69,12 @@ void bl_sim_nap(const bl_memory *memory, uint64_t ns);
 #define bl_fence_store(memory) bl_sim_fence_store(memory, BL_SITE("fence_store"))
 #define bl_fence_full(memory) bl_sim_fence_full(memory, BL_SITE("fence_full"))
 #define bl_verify(memory, condition) bl_sim_verify(memory, (condition) != 0, BL_SITE("verify"))
+#define bl_believe(memory, offset) bl_sim_believe(memory, offset, BL_MARK("believe"))
+#define bl_rely(memory, offset, size) bl_sim_rely(memory, offset, size, BL_MARK("rely"))
+#define bl_confirm(memory, look, offset, size) \
+    bl_sim_confirm(memory, look, offset, size, BL_MARK("confirm"))
+#define bl_ordered(memory, look, written) \
+    bl_sim_ordered(memory, look, written, BL_MARK("ordered"))
 #define bl_now_ns(memory) bl_sim_now_ns(memory)
 #define bl_pause(memory) bl_sim_pause(memory)
 #define bl_nap(memory, ns) bl_sim_nap(memory, ns)

@@ -62,6 +62,8 @@ static int bl_candidates_read(const bl_server *server, uint64_t epoch, bl_ballot
             status = bl_register_read(memory, bl_candidate_offset(host), host, &line);
         if (status < 0)
             return status;
+        bl_ordered(memory, bl_candidate_offset(host),
+                   bl_candidate_offset(server->host) + BL_LINE_SIZE);
         if (line.epoch > out->epoch_max)
             out->epoch_max = line.epoch;
         if (line.epoch != epoch)

@@ -48,4 +48,17 @@ static inline int bl_epoch_served(const bl_epoch_line *line)
     return line->state == BL_SERVER_SERVING || line->state == BL_SERVER_STOPPED;
 }
 
+/* Annotations of the last bl_epoch_read(): see bl_confirm() and bl_ordered(). */
+static inline void bl_epoch_confirm(const bl_pool *pool, uint64_t offset, uint64_t size)
+{
+    for (uint32_t half = 0; half < BL_HALF_COUNT; half++)
+        bl_confirm(&pool->memory, bl_epoch_offset(half), offset, size);
+}
+
+static inline void bl_epoch_ordered(const bl_pool *pool, uint64_t written)
+{
+    for (uint32_t half = 0; half < BL_HALF_COUNT; half++)
+        bl_ordered(&pool->memory, bl_epoch_offset(half), written);
+}
+
 #endif

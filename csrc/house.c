@@ -36,6 +36,7 @@ int bl_server_still(const bl_server *server)
 {
     bl_epoch_line line;
     int status = bl_epoch_read(server->pool, &line);
+    bl_epoch_ordered(server->pool, BL_ALL_WRITES);
     if (!bl_verify(&server->pool->memory, line.epoch <= server->epoch))
         return -BL_ERROR_DEPOSED;
     return status;
@@ -231,6 +232,7 @@ static void bl_lobby_look(bl_server *server, uint64_t now_ns)
                                    request.check == bl_message_check(&request, 0)) ||
             request.host != host)
             continue;
+        bl_believe(memory, bl_lobby_request_offset(host));
         server->lobby_seen[host] = request.sequence;
         if (bl_verify(memory, request.epoch == server->epoch)) /* else another server was asked */
             bl_lobby_serve(server, &request, now_ns);

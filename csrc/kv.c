@@ -168,12 +168,16 @@ static int bl_entry_agrees(const bl_session *session, const bl_kv_batch *batch, 
 {
     const bl_memory *memory = &session->pool->memory;
     const bl_block_record *record = &work->records[i];
-    return bl_verify(memory, bl_table_whole(entry, record->block)) &&
-           bl_verify(memory, entry->generation == record->generation) &&
-           entry->state == BL_ENTRY_COMMITTED && entry->offset == record->offset &&
-           entry->key[0] == batch->keys[2 * (size_t)i] &&
-           entry->key[1] == batch->keys[2 * (size_t)i + 1] && entry->length == batch->length &&
-           entry->layout == batch->layout && entry->chunk_size == batch->chunk_size;
+    int agrees = bl_verify(memory, bl_table_whole(entry, record->block)) &&
+                 bl_verify(memory, entry->generation == record->generation) &&
+                 entry->state == BL_ENTRY_COMMITTED && entry->offset == record->offset &&
+                 entry->key[0] == batch->keys[2 * (size_t)i] &&
+                 entry->key[1] == batch->keys[2 * (size_t)i + 1] &&
+                 entry->length == batch->length && entry->layout == batch->layout &&
+                 entry->chunk_size == batch->chunk_size;
+    if (agrees)
+        bl_believe(memory, bl_entry_offset(&session->pool->geometry, record->block, session->half));
+    return agrees;
 }
 
 /* Fetch the checksum vector of a block that has one: 0 or -EBADMSG. */
@@ -205,6 +209,19 @@ static int bl_kv_read(const bl_session *session, const bl_kv_batch *batch, uint3
                            verify ? work->vector : NULL);
 }
 
+/* Entry and epoch, looked at again, vouch for the copy of a block. */
+static void bl_kv_confirm(const bl_session *session, const bl_kv_batch *batch, uint32_t i,
+                          const bl_kv_work *work)
+{
+    const bl_pool *pool = session->pool;
+    const bl_block_record *record = &work->records[i];
+    uint64_t size = batch->verify ? bl_stored_size(batch->length, batch->chunk_size)
+                                  : batch->length;
+    bl_confirm(&pool->memory, bl_entry_offset(&pool->geometry, record->block, session->half),
+               record->offset, size);
+    bl_epoch_confirm(pool, record->offset, size);
+}
+
 /* One block again, alone: 1 if it was read and is confirmed. */
 static int bl_kv_read_again(const bl_session *session, const bl_kv_batch *batch, uint32_t i,
                             bl_kv_work *work, uint32_t half)
@@ -215,7 +232,10 @@ static int bl_kv_read_again(const bl_session *session, const bl_kv_batch *batch,
         bl_kv_read(session, batch, i, work) < 0)
         return 0;
     bl_entry_look(session, work, half, i, 1, &after);
-    return bl_entry_agrees(session, batch, i, work, &after) && bl_epoch_stands(session);
+    if (!bl_entry_agrees(session, batch, i, work, &after) || !bl_epoch_stands(session))
+        return 0;
+    bl_kv_confirm(session, batch, i, work);
+    return 1;
 }
 
 /* Read the blocks that were hit: how many of the leading ones are right. */
@@ -236,8 +256,10 @@ static uint32_t bl_kv_read_hits(bl_session *session, const bl_kv_batch *batch, u
     int stands = bl_epoch_stands(session);
     for (uint32_t i = 0; i < hits; i++) {
         if (stands && states[i] == BL_BLOCK_HIT &&
-            bl_entry_agrees(session, batch, i, work, &work->entries[i]))
+            bl_entry_agrees(session, batch, i, work, &work->entries[i])) {
+            bl_kv_confirm(session, batch, i, work);
             continue;
+        }
         ++*mismatch_count;
         states[i] = bl_kv_read_again(session, batch, i, work, half) ? BL_BLOCK_HIT
                                                                    : BL_BLOCK_MISS;

@@ -85,6 +85,7 @@ static uint32_t bl_lane_take(bl_session *session, bl_reply *replies, uint32_t co
         if (reply->sequence != sequence ||
             !bl_verify(memory, bl_reply_whole(reply, key)))
             break;
+        bl_believe(memory, first + (uint64_t)bl_slot_of(session, sequence) * BL_POLL_STRIDE);
         session->answered = sequence;
     }
     if (taken == window)
@@ -171,6 +172,7 @@ static int bl_reply_decode(bl_session *session, const bl_reply *reply, void *tar
     bl_crash_point("call.bulk_fetched");
     if (!bl_verify(memory, bl_crc32c(0, target, bulk.size) == bulk.check))
         return -BL_ERROR_BAD_REPLY;
+    bl_rely(memory, offset, bulk.size);
     *size = bulk.size;
     return reply->status;
 }

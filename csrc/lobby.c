@@ -33,6 +33,7 @@ static uint32_t bl_lobby_next_sequence(const bl_session *session)
     uint64_t offset = bl_lobby_request_offset(session->host);
     bl_refetch(memory, offset, BL_LINE_SIZE); /* another process may have streamed it */
     bl_load_line(memory, offset, &line);
+    bl_rely(memory, offset, BL_LINE_SIZE); /* its former writer had the lock that we have */
     return line.sequence + 1;
 }
 
@@ -93,6 +94,7 @@ static int bl_lobby_exchange(bl_session *session, uint32_t operation, bl_wait *w
         if (serving && bl_lobby_reply_read(session, asked % BL_HALF_COUNT, reply) &&
             bl_verify(memory, reply->sequence == sequence && reply->nonce == session->nonce &&
                                   reply->epoch == asked)) {
+            bl_believe(memory, bl_lobby_reply_offset(session->host, asked % BL_HALF_COUNT));
             --*open;
             bl_crash_point("ask.answered");
             return reply->status;

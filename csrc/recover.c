@@ -61,9 +61,11 @@ static void bl_recover_extents(bl_meta *meta)
         /* SYNC extent.open: pairs with bl_extent_write() */
         bl_load_line(memory, old_offset, &line);
         bl_load_line(memory, own_offset, &own);
+        bl_ordered(memory, old_offset, bl_epoch_offset(half));
         bl_extent_view view = bl_extent_of(&line);
         if (bl_verify(memory, bl_table_whole(&line, stripe)) && line.state == BL_EXTENT_OPEN &&
             line.first_stripe == stripe && bl_extents_adopt(meta->extents, &view) == 0) {
+            bl_believe(memory, old_offset);
             bl_extent_write(meta, &view, BL_EXTENT_OPEN);
             bl_crash_point("recover.extent_copied");
         } else if (bl_line_used((uint64_t *)&own)) {
@@ -87,8 +89,10 @@ static void bl_recover_entries(bl_meta *meta)
         bl_load_line(memory, bl_entry_offset(g, number, old_half), &entry); /* SYNC entry */
         /* SYNC entry.reuse: what was cleared before the epoch was out is seen cleared */
         bl_load_line(memory, bl_entry_offset(g, number, half), &own);
+        bl_ordered(memory, bl_entry_offset(g, number, old_half), bl_epoch_offset(half));
         int whole = bl_verify(memory, bl_table_whole(&entry, number));
         if (whole && entry.state == BL_ENTRY_COMMITTED && !bl_entry_invalid(g, &entry)) {
+            bl_believe(memory, bl_entry_offset(g, number, old_half));
             *block = (bl_block){
                 .key = {entry.key[0], entry.key[1]},
                 .generation = entry.generation,

@@ -35,15 +35,18 @@ static inline int bl_register_load(const bl_memory *memory, uint64_t offset, uin
     uint64_t first[8], second[8];
     bl_load_line(memory, offset, first); /* SYNC register */
     memcpy(line, first, sizeof first);
-    if (bl_verify(memory, first[7] >> 32 == bl_table_check(first, key)))
+    if (bl_verify(memory, first[7] >> 32 == bl_table_check(first, key))) {
+        bl_believe(memory, offset);
         return 1;
+    }
     bl_load_line(memory, offset + BL_LINE_SIZE, second);
     memcpy(line, second, sizeof second);
     if (!bl_line_used(second))
         return 0; /* the first value ever is on its way, or there is none */
-    return bl_verify(memory, second[7] >> 32 == bl_table_check(second, key))
-               ? 1
-               : -BL_ERROR_EPOCH_DAMAGED;
+    if (!bl_verify(memory, second[7] >> 32 == bl_table_check(second, key)))
+        return -BL_ERROR_EPOCH_DAMAGED;
+    bl_believe(memory, offset + BL_LINE_SIZE);
+    return 1;
 }
 
 /* The value, as memory has it: likewise, and damage is what it still is after many looks. */

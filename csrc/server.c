@@ -59,6 +59,7 @@ static uint32_t bl_lane_gather(bl_server *server, uint32_t number)
             server->stat.torn_count++; /* half arrived, or a former session's: look again later */
             break;
         }
+        bl_believe(memory, bl_server_request_offset(server, number, sequence));
     }
     if (ready == lane->window)
         lane->window = lane->window * 2 < BL_ROUND_WINDOW_MAX ? lane->window * 2
@@ -84,6 +85,7 @@ static int bl_bulk_take(bl_server *server, uint32_t lane, const bl_request *requ
     bl_crash_point("serve.bulk_fetched");
     if (!bl_verify(memory, bl_crc32c(0, server->bulk_in, bulk.size) == bulk.check))
         return -BL_ERROR_BAD_REQUEST;
+    bl_rely(memory, offset, bulk.size);
     call->request = server->bulk_in;
     call->request_size = bulk.size;
     return 0;

@@ -168,6 +168,10 @@ static int bl_blocks_read(bl_blocks_client *client, uint64_t key, const bl_block
     bl_blocks_fill(right, key, record->generation);
     if (memcmp(payload, right, length) != 0)
         return -EBADMSG;
+    bl_confirm(memory, bl_entry_offset(&client->pool->geometry, record->block,
+                                       stat.epoch % BL_HALF_COUNT),
+               record->offset, length);
+    bl_epoch_confirm(client->pool, record->offset, length);
     client->blocks->path.world->stat.results++;
     return 0;
 }

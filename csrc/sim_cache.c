@@ -25,8 +25,10 @@ static bl_sim_line *bl_sim_cached(bl_sim_host *host, uint32_t line)
 /* A dirty line leaves whole, as caches do: bytes nobody stored overwrite memory with old ones. */
 static void bl_sim_cache_drop(bl_sim_world *world, bl_sim_host *host, bl_sim_line *cached)
 {
-    if (cached->dirty)
+    if (cached->dirty) {
         memcpy(bl_sim_memory_line(world, cached->line), cached->data, BL_LINE_SIZE);
+        memcpy(bl_sim_track_of(world, cached->line)->piece, cached->piece, sizeof cached->piece);
+    }
     host->place[cached->line] = 0;
     bl_sim_line *last = &host->lines[--host->line_count];
     if (cached == last)
@@ -49,6 +51,7 @@ static bl_sim_line *bl_sim_cache_fill(bl_sim_world *world, bl_sim_host *host, ui
         bl_sim_evict(world, host);
     bl_sim_line *cached = &host->lines[host->line_count++];
     memcpy(cached->data, bl_sim_memory_line(world, line), BL_LINE_SIZE);
+    memcpy(cached->piece, bl_sim_track_of(world, line)->piece, sizeof cached->piece);
     cached->dirty = 0;
     cached->fetched_at = world->stat.steps;
     cached->line = line;
@@ -95,6 +98,7 @@ static void bl_sim_piece_arrive(bl_sim_world *world, bl_sim_process *process, ui
     if (cached)
         bl_sim_cache_drop(world, host, cached);
     memcpy(bl_sim_memory_line(world, store->line) + piece * 8, store->data + piece * 8, 8);
+    bl_sim_track_of(world, store->line)->piece[piece] = store->version;
     bl_sim_writer_note(world, process, store->line);
     world->stat.pieces++;
     store->pieces &= (uint8_t) ~(1u << piece);
@@ -154,7 +158,7 @@ static void bl_sim_settle(bl_sim_world *world, bl_sim_process *process, uint32_t
 }
 
 void bl_sim_line_stream(bl_sim_world *world, bl_sim_process *process, uint32_t line,
-                        const void *source, int plain)
+                        const void *source, int plain, const bl_site *site)
 {
     bl_sim_store *store = bl_sim_stored(process, line);
     if (store && store->plain != plain)
@@ -167,6 +171,7 @@ void bl_sim_line_stream(bl_sim_world *world, bl_sim_process *process, uint32_t l
     memcpy(store->data, source, BL_LINE_SIZE);
     store->fence_number = process->fence_number;
     store->line = line;
+    store->version = bl_sim_note_write(world, process, line, 0, site);
     store->pieces = 0xff;
     store->plain = (uint8_t)plain;
 }
@@ -183,16 +188,19 @@ int bl_sim_underway(const bl_sim_world *world, uint64_t offset, uint64_t size)
 /* ---- Loads, invalidations, fences. */
 
 const uint8_t *bl_sim_line_read(bl_sim_world *world, bl_sim_process *process, uint32_t line,
-                                uint32_t site_number)
+                                uint32_t site_number, const uint32_t **versions)
 {
     const uint8_t *memory = bl_sim_memory_line(world, line);
     bl_sim_settle(world, process, line);
-    if (bl_sim_coherent(&world->pool.memory, (uint64_t)line * BL_LINE_SIZE))
+    if (bl_sim_coherent(&world->pool.memory, (uint64_t)line * BL_LINE_SIZE)) {
+        *versions = bl_sim_track_of(world, line)->piece;
         return memory;
+    }
     bl_sim_host *host = &world->host[process->pool.memory.host];
     bl_sim_line *cached = bl_sim_cached(host, line);
     if (!cached)
-        return bl_sim_cache_fill(world, host, line)->data;
+        cached = bl_sim_cache_fill(world, host, line);
+    *versions = cached->piece;
     if (!cached->dirty && memcmp(cached->data, memory, BL_LINE_SIZE) != 0) {
         world->stat.stale_loads++;
         world->stale[site_number]++;
@@ -201,19 +209,26 @@ const uint8_t *bl_sim_line_read(bl_sim_world *world, bl_sim_process *process, ui
 }
 
 void bl_sim_line_dirty(bl_sim_world *world, bl_sim_process *process, uint64_t offset,
-                       const void *source, uint32_t size)
+                       const void *source, uint32_t size, const bl_site *site)
 {
     uint32_t line = (uint32_t)(offset / BL_LINE_SIZE), start = (uint32_t)(offset % BL_LINE_SIZE);
     bl_sim_host *host = &world->host[process->pool.memory.host];
+    int coherent = bl_sim_coherent(&world->pool.memory, offset);
     bl_sim_settle(world, process, line);
-    if (bl_sim_coherent(&world->pool.memory, offset)) {
+    uint32_t version = bl_sim_note_write(world, process, line, !coherent, site);
+    uint32_t first = start / 8, last = (start + size - 1) / 8;
+    if (coherent) {
         memcpy(world->memory + offset, source, size);
+        for (uint32_t i = first; i <= last; i++)
+            bl_sim_track_of(world, line)->piece[i] = version;
         return;
     }
     bl_sim_line *cached = bl_sim_cached(host, line);
     if (!cached)
         cached = bl_sim_cache_fill(world, host, line);
     memcpy(cached->data + start, source, size);
+    for (uint32_t i = first; i <= last; i++)
+        cached->piece[i] = version;
     cached->dirty |= (size < 64 ? (1ull << size) - 1 : ~0ull) << start;
 }
 
@@ -232,6 +247,7 @@ static void bl_sim_invalidation_complete(bl_sim_world *world, bl_sim_process *pr
 void bl_sim_line_invalidate(bl_sim_world *world, bl_sim_process *process, uint32_t line)
 {
     bl_sim_line *cached = bl_sim_cached(&world->host[process->pool.memory.host], line);
+    bl_sim_note_invalidate(world, process, line);
     if (!cached || bl_sim_coherent(&world->pool.memory, (uint64_t)line * BL_LINE_SIZE))
         return;
     if (cached->dirty)
@@ -250,6 +266,7 @@ void bl_sim_fence(bl_sim_world *world, bl_sim_process *process)
     while (process->invalidation_count)
         bl_sim_invalidation_complete(world, process, process->invalidation_count - 1);
     process->fenced_at = world->stat.steps;
+    bl_sim_note_full_fence(process);
 }
 
 void bl_sim_happen(bl_sim_world *world)

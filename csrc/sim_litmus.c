@@ -42,7 +42,10 @@ static int bl_litmus_look(const bl_memory *memory, uint64_t offset, bl_entry *li
 {
     bl_refetch(memory, offset, BL_LINE_SIZE);
     bl_load_line(memory, offset, line);
-    return bl_verify(memory, line->check == bl_table_check(line, 0));
+    if (!bl_verify(memory, line->check == bl_table_check(line, 0)))
+        return 0;
+    bl_believe(memory, offset);
+    return 1;
 }
 
 /* ---- Message passing: a payload that is rewritten under its readers, and the line that says what
@@ -83,6 +86,7 @@ static int bl_litmus_read(bl_pool *pool, void *argument)
         bl_litmus_look(memory, litmus->flag, &again);
         if (!bl_verify(memory, memcmp(&line, &again, sizeof line) == 0))
             continue;
+        bl_confirm(memory, litmus->flag, litmus->payload, sizeof payload);
         for (uint32_t i = 0; i < sizeof payload; i++)
             if (payload[i] != line.generation)
                 return -EBADMSG;
@@ -153,7 +157,9 @@ static int bl_litmus_store_load(bl_litmus *litmus, const bl_memory *memory, uint
         bl_fence_full(memory);
         bl_invalidate(memory, other, BL_LINE_SIZE);
         bl_fence_full(memory);
-        if (bl_load64(memory, other) == 0)
+        uint64_t found = bl_load64(memory, other);
+        bl_ordered(memory, other, flags + mine * BL_POLL_STRIDE);
+        if (found == 0)
             litmus->missed[round]++;
         if (litmus->missed[round] == 2)
             return -EBADMSG;

@@ -31,7 +31,8 @@ int bl_proof_hold(const bl_memory *memory, const char *directory, uint64_t nonce
         return -EEXIST;
     if (world->proof_count == BL_SIM_PROOF_COUNT)
         return -ENFILE;
-    world->proof[world->proof_count] = (bl_sim_proof){nonce, world->current, memory->host, 0};
+    world->proof[world->proof_count] =
+        (bl_sim_proof){.nonce = nonce, .holder = world->current, .host = memory->host};
     return (int)world->proof_count++;
 }
 
@@ -43,8 +44,16 @@ int bl_proof_watch(const bl_memory *memory, const char *directory, uint64_t nonc
 
 int bl_proof_gone(const bl_memory *memory, int descriptor)
 {
-    const bl_sim_process *holder = memory->world->proof[descriptor].holder;
-    return holder == NULL || bl_sim_gone(holder);
+    bl_sim_world *world = memory->world;
+    bl_sim_proof *proof = &world->proof[descriptor];
+    if (proof->holder && !bl_sim_gone(proof->holder))
+        return 0;
+    if (proof->holder) {
+        bl_sim_note_release(proof->holder);
+        proof->snapshot = bl_sim_snapshot_take(world, proof->holder);
+    }
+    bl_sim_learn(world, world->current, proof->snapshot, (uint32_t)world->stat.steps);
+    return 1;
 }
 
 void bl_proof_end(const bl_memory *memory, const char *directory, uint64_t nonce, int descriptor,
@@ -55,6 +64,7 @@ void bl_proof_end(const bl_memory *memory, const char *directory, uint64_t nonce
     int found = remove ? bl_sim_proof_find(memory, nonce) : -ENOENT;
     if (descriptor >= 0 && world->proof[descriptor].holder == world->current) {
         bl_sim_fence(world, world->current);
+        world->proof[descriptor].snapshot = bl_sim_snapshot_take(world, world->current);
         world->proof[descriptor].holder = NULL;
     }
     if (found >= 0)
@@ -91,7 +101,11 @@ int bl_host_lock(const bl_memory *memory, const char *directory, const char *nam
         world->lock_count++;
     } else if (lock->holder && !bl_sim_gone(lock->holder)) {
         return -EAGAIN;
+    } else if (lock->holder) {
+        bl_sim_note_release(lock->holder);
+        lock->snapshot = bl_sim_snapshot_take(world, lock->holder);
     }
+    bl_sim_learn(world, world->current, lock->snapshot, (uint32_t)world->stat.steps);
     bl_sim_fence(world, world->current);
     lock->holder = world->current;
     return (int)i;
@@ -99,8 +113,10 @@ int bl_host_lock(const bl_memory *memory, const char *directory, const char *nam
 
 void bl_host_unlock(const bl_memory *memory, int descriptor)
 {
-    bl_sim_fence(memory->world, memory->world->current);
-    memory->world->lock[descriptor].holder = NULL;
+    bl_sim_world *world = memory->world;
+    bl_sim_fence(world, world->current);
+    world->lock[descriptor].snapshot = bl_sim_snapshot_take(world, world->current);
+    world->lock[descriptor].holder = NULL;
 }
 
 int bl_boot_id(const bl_memory *memory, uint64_t boot_id[2])

@@ -44,32 +44,46 @@ static int bl_sim_enter(const bl_memory *memory, uint64_t offset, const bl_site 
 }
 
 /* A turn at offset, then its line through the host's cache. Who skips the load finds zeros. */
-static const uint8_t *bl_sim_look(const bl_memory *memory, uint64_t offset, const bl_site *site)
+static const uint8_t *bl_sim_look_at(const bl_memory *memory, uint64_t offset, const bl_site *site)
 {
     static const uint8_t nothing[BL_LINE_SIZE];
     bl_sim_world *world = memory->world;
     if (bl_sim_enter(memory, offset, site))
         return nothing;
-    return bl_sim_line_read(world, world->current, (uint32_t)(offset / BL_LINE_SIZE),
-                            bl_sim_site_number(site));
+    uint32_t line = (uint32_t)(offset / BL_LINE_SIZE);
+    const uint32_t *versions;
+    const uint8_t *data = bl_sim_line_read(world, world->current, line, bl_sim_site_number(site),
+                                           &versions);
+    bl_sim_note_load(world, world->current, line, versions, site);
+    return data;
 }
 
 uint64_t bl_sim_load64(const bl_memory *memory, uint64_t offset, const bl_site *site)
 {
     uint64_t word;
-    memcpy(&word, bl_sim_look(memory, offset, site) + offset % BL_LINE_SIZE, sizeof word);
+    memcpy(&word, bl_sim_look_at(memory, offset, site) + offset % BL_LINE_SIZE, sizeof word);
     return word;
+}
+
+void bl_sim_prefetch_line(const bl_memory *memory, uint64_t offset, const bl_site *site)
+{
+    bl_sim_world *world = memory->world;
+    const uint32_t *versions;
+    if (bl_sim_enter(memory, offset, site))
+        return;
+    bl_sim_line_read(world, world->current, (uint32_t)(offset / BL_LINE_SIZE),
+                     bl_sim_site_number(site), &versions);
 }
 
 /* A line is loaded in pieces (A1): now and then much happens between two of them. */
 void bl_sim_load_line(const bl_memory *memory, uint64_t offset, void *line, const bl_site *site)
 {
-    memcpy(line, bl_sim_look(memory, offset, site), BL_LINE_SIZE);
+    memcpy(line, bl_sim_look_at(memory, offset, site), BL_LINE_SIZE);
     uint64_t random = bl_sim_random(memory->world);
     if (random % 16 != 0)
         return;
     uint32_t cut = 8 * (1 + (uint32_t)(random >> 32) % 7);
-    memcpy((uint8_t *)line + cut, bl_sim_look(memory, offset, site) + cut, BL_LINE_SIZE - cut);
+    memcpy((uint8_t *)line + cut, bl_sim_look_at(memory, offset, site) + cut, BL_LINE_SIZE - cut);
 }
 
 void bl_sim_stream(const bl_memory *memory, uint64_t offset, const void *source, uint64_t size,
@@ -81,7 +95,7 @@ void bl_sim_stream(const bl_memory *memory, uint64_t offset, const void *source,
     for (uint64_t at = 0; at < size; at += BL_LINE_SIZE)
         if (!bl_sim_enter(memory, offset + at, site))
             bl_sim_line_stream(world, world->current, (uint32_t)((offset + at) / BL_LINE_SIZE),
-                               (const uint8_t *)source + at, plain);
+                               (const uint8_t *)source + at, plain, site);
 }
 
 void bl_sim_fetch(const bl_memory *memory, uint64_t offset, void *target, uint64_t size,
@@ -91,7 +105,7 @@ void bl_sim_fetch(const bl_memory *memory, uint64_t offset, void *target, uint64
     while (size > 0) {
         uint64_t start = offset % BL_LINE_SIZE;
         uint64_t piece = BL_LINE_SIZE - start < size ? BL_LINE_SIZE - start : size;
-        memcpy(next, bl_sim_look(memory, offset, site) + start, piece);
+        memcpy(next, bl_sim_look_at(memory, offset, site) + start, piece);
         offset += piece, next += piece, size -= piece;
     }
 }
@@ -110,7 +124,7 @@ void bl_sim_fence_store(const bl_memory *memory, const bl_site *site)
 {
     bl_sim_step(memory->world, memory->world->near_line);
     if (!bl_sim_skipped(memory, site))
-        memory->world->current->fence_number++;
+        memory->world->current->fence_number++, bl_sim_note_release(memory->world->current);
 }
 
 /* Takes its time: others see what is half out. */
@@ -133,12 +147,12 @@ int bl_sim_verify(const bl_memory *memory, int condition, const bl_site *site)
     return condition || bl_sim_skipped(memory, site);
 }
 
-void bl_sim_store_cached(const bl_memory *memory, uint64_t offset, const void *source,
-                         uint32_t size)
+void bl_sim_store_here(const bl_memory *memory, uint64_t offset, const void *source,
+                       uint32_t size, const bl_site *site)
 {
     bl_sim_world *world = memory->world;
     bl_sim_step(world, (uint32_t)(offset / BL_LINE_SIZE));
-    bl_sim_line_dirty(world, world->current, offset, source, size);
+    bl_sim_line_dirty(world, world->current, offset, source, size, site);
 }
 
 uint64_t bl_sim_now_ns(const bl_memory *memory)

@@ -10,6 +10,7 @@
 #include "sim_world.h"
 
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 
 enum {
@@ -52,8 +53,8 @@ int bl_sim_world_create(bl_sim_world **out, const bl_sim_config *config,
     world->stale = calloc(bl_sim_site_count() + 1, sizeof *world->stale);
     world->hits = calloc(bl_sim_site_count() + 1, sizeof *world->hits);
     world->proof = calloc(BL_SIM_PROOF_COUNT, sizeof *world->proof);
-    int whole = world->memory && world->writer && world->stale && world->hits &&
-                world->proof;
+    int whole = world->memory && world->writer && world->stale && world->hits && world->proof &&
+                bl_sim_history_create(&world->history, line_count) == 0;
     for (uint32_t i = 0; i < BL_SIM_HOST_COUNT; i++) {
         bl_sim_host *host = &world->host[i];
         host->place = calloc(line_count, sizeof *host->place);
@@ -71,6 +72,7 @@ void bl_sim_world_destroy(bl_sim_world *world)
 {
     for (uint32_t i = 0; i < world->process_count; i++) {
         free(world->process[i]->stack);
+        free(world->process[i]->order.looks);
         free(world->process[i]);
     }
     for (uint32_t i = 0; i < BL_SIM_HOST_COUNT; i++) {
@@ -82,6 +84,7 @@ void bl_sim_world_destroy(bl_sim_world *world)
     free(world->stale);
     free(world->hits);
     free(world->proof);
+    bl_sim_history_destroy(&world->history);
     free(world);
 }
 
@@ -135,6 +138,13 @@ static void bl_sim_stop(bl_sim_world *world, int32_t result)
     bl_sim_switch(world);
 }
 
+void bl_sim_fail(bl_sim_world *world, int32_t error, const char *report)
+{
+    if (!world->stopped)
+        snprintf(world->stat.report, sizeof world->stat.report, "%s", report);
+    bl_sim_stop(world, error);
+}
+
 /* A process's first breath and last. The world comes in halves: makecontext knows only ints. */
 static void bl_sim_main(uint32_t high, uint32_t low)
 {
@@ -161,6 +171,7 @@ int bl_sim_spawn(bl_sim_world *world, uint32_t host, bl_sim_body *body, void *ar
     }
     process->pool = world->pool;
     process->pool.memory.host = host;
+    process->number = world->process_count;
     process->body = body;
     process->argument = argument;
     getcontext(&process->context);
@@ -240,10 +251,7 @@ void bl_sim_kill_after(bl_sim_world *world, uint32_t process, uint64_t verbs)
 
 uint32_t bl_sim_self(const bl_sim_world *world)
 {
-    uint32_t process = 0;
-    while (world->process[process] != world->current)
-        process++;
-    return process;
+    return world->current->number;
 }
 
 int bl_sim_alive(const bl_sim_world *world, uint32_t process)

@@ -24,10 +24,10 @@
 
 #include "api_sim.h"
 #include "pool.h"
+#include "sim_order.h"
 
 enum bl_sim_limit {
     BL_SIM_HOST_COUNT = 8,
-    BL_SIM_PROCESS_COUNT = 32,
     BL_SIM_PROOF_COUNT = 4096,
     BL_SIM_LOCK_COUNT = 32,
     BL_SIM_CACHE_LINES = 2048,
@@ -42,6 +42,7 @@ typedef struct bl_sim_line {
     uint8_t data[BL_LINE_SIZE];
     uint64_t dirty;             /* bit per byte that was stored here and is not in memory */
     uint64_t fetched_at;        /* world step */
+    uint32_t piece[BL_SIM_PIECE_COUNT]; /* versions */
     uint32_t line;
 } bl_sim_line;
 
@@ -58,6 +59,7 @@ typedef struct bl_sim_store {
     uint8_t data[BL_LINE_SIZE];
     uint64_t fence_number;
     uint32_t line;
+    uint32_t version;
     uint8_t pieces;             /* bit per 8 bytes not yet in memory */
     uint8_t plain;
 } bl_sim_store;
@@ -68,6 +70,7 @@ typedef int bl_sim_body(bl_pool *pool, void *argument);
 
 typedef struct bl_sim_process {
     bl_pool pool;
+    uint32_t number;
     enum bl_sim_state state;
     uint64_t wake_ns;           /* asleep until then */
     uint64_t verbs_left;        /* dies when this many verbs are done; 0: lives */
@@ -77,6 +80,7 @@ typedef struct bl_sim_process {
     uint32_t invalidation_count;
     bl_sim_store store[BL_SIM_STORE_COUNT];
     uint32_t invalidation[BL_SIM_INVALIDATION_COUNT];
+    bl_sim_order order;
     bl_sim_body *body;
     void *argument;
     void *stack;
@@ -86,15 +90,17 @@ typedef struct bl_sim_process {
 /* A file of a host's runtime directory, and who has it locked: NULL when it gave the lock back. */
 typedef struct bl_sim_proof {
     uint64_t nonce;
-    const bl_sim_process *holder;
+    bl_sim_process *holder;
     uint32_t host;
     uint32_t removed;
+    uint32_t snapshot;          /* of what its process had released when it gave the lock back */
 } bl_sim_proof;
 
 typedef struct bl_sim_lock {
     char name[32];
-    const bl_sim_process *holder;
+    bl_sim_process *holder;
     uint32_t host;
+    uint32_t snapshot;          /* likewise */
 } bl_sim_lock;
 
 typedef struct bl_sim_world {
@@ -119,6 +125,7 @@ typedef struct bl_sim_world {
     uint32_t proof_count;
     bl_sim_lock lock[BL_SIM_LOCK_COUNT];
     uint32_t lock_count;
+    bl_sim_history history;
     int32_t result;             /* of the first process that failed */
     uint32_t stopped;
     bl_sim_stat stat;
@@ -156,11 +163,11 @@ static inline int bl_sim_coherent(const bl_memory *memory, uint64_t offset)
 /* ---- sim_cache.c: what memory, caches and buffers do. Nothing here takes a turn. */
 
 const uint8_t *bl_sim_line_read(bl_sim_world *world, bl_sim_process *process, uint32_t line,
-                                uint32_t site_number);
+                                uint32_t site_number, const uint32_t **versions);
 void bl_sim_line_stream(bl_sim_world *world, bl_sim_process *process, uint32_t line,
-                        const void *source, int plain);
+                        const void *source, int plain, const bl_site *site);
 void bl_sim_line_dirty(bl_sim_world *world, bl_sim_process *process, uint64_t offset,
-                       const void *source, uint32_t size);
+                       const void *source, uint32_t size, const bl_site *site);
 void bl_sim_line_invalidate(bl_sim_world *world, bl_sim_process *process, uint32_t line);
 void bl_sim_fence(bl_sim_world *world, bl_sim_process *process);
 
@@ -177,6 +184,34 @@ int bl_sim_underway(const bl_sim_world *world, uint64_t offset, uint64_t size);
 /* One of the things that happen by themselves. */
 void bl_sim_happen(bl_sim_world *world);
 
+/* ---- sim_order.c: who may know of which write. */
+
+int bl_sim_history_create(bl_sim_history *history, uint64_t line_count);
+void bl_sim_history_destroy(bl_sim_history *history);
+
+/* Made on first use; good until the next call. */
+bl_sim_track *bl_sim_track_of(bl_sim_world *world, uint32_t line);
+bl_sim_look *bl_sim_look_of(bl_sim_world *world, bl_sim_process *process, uint32_t line);
+
+/* What process knows and has released: a number to pass on. */
+uint32_t bl_sim_snapshot_take(bl_sim_world *world, bl_sim_process *process);
+void bl_sim_learn(bl_sim_world *world, bl_sim_process *process, uint32_t snapshot, uint32_t at);
+int bl_sim_knows(const bl_sim_process *process, const bl_sim_version *version);
+
+/* World step since which it does; 0: since longer than can be said. */
+uint32_t bl_sim_known_since(const bl_sim_process *process, const bl_sim_version *version);
+
+/* A line is written: the new version. dirty: into a cache, where it must be flushed from. */
+uint32_t bl_sim_note_write(bl_sim_world *world, bl_sim_process *process, uint32_t line, int dirty,
+                           const bl_site *site);
+void bl_sim_note_load(bl_sim_world *world, bl_sim_process *process, uint32_t line,
+                      const uint32_t versions[BL_SIM_PIECE_COUNT], const bl_site *site);
+void bl_sim_note_invalidate(bl_sim_world *world, bl_sim_process *process, uint32_t line);
+
+/* What process has written is before what it will write; and complete, too. */
+void bl_sim_note_release(bl_sim_process *process);
+void bl_sim_note_full_fence(bl_sim_process *process);
+
 /* ---- sim_world.c: turns, time, life and death. */
 
 /* A pool of zeros with this geometry: 0 or -ENOMEM. */
@@ -187,6 +222,9 @@ void bl_sim_world_destroy(bl_sim_world *world);
 /* A process that runs body(its pool, argument): its number, or -ENOSPC, -ENOMEM. May be called by a
  * running process. A negative result of body ends the run. */
 int bl_sim_spawn(bl_sim_world *world, uint32_t host, bl_sim_body *body, void *argument);
+
+/* An oracle's verdict ends the run; the first one stands. */
+void bl_sim_fail(bl_sim_world *world, int32_t error, const char *report);
 
 /* The running process comes to a verb that touches line: its turn may end here, or its life. */
 void bl_sim_step(bl_sim_world *world, uint32_t line);
@@ -214,10 +252,5 @@ static inline int bl_sim_gone(const bl_sim_process *process)
 {
     return process->state != BL_SIM_READY && process->store_count == 0;
 }
-
-/* A store into the cache of the running process's host, which the protocol has no verb for: what a
- * careless program, or a device that writes through the cache, does. */
-void bl_sim_store_cached(const bl_memory *memory, uint64_t offset, const void *source,
-                         uint32_t size);
 
 #endif

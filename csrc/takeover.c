@@ -149,8 +149,10 @@ static void bl_takeover_inherit(bl_server *server, int inherits)
         *lane = (bl_lane){.state = BL_SESSION_FREE, .proof = -1};
         /* SYNC session.line: pairs with bl_house_write() */
         bl_load_line(memory, bl_session_offset(g, i, half), &line);
+        bl_ordered(memory, bl_session_offset(g, i, half), bl_epoch_offset(server->half));
         if (inherits && bl_verify(memory, bl_table_whole(&line, i)) &&
             !bl_session_over(server, &line)) {
+            bl_believe(memory, bl_session_offset(g, i, half));
             *lane = (bl_lane){
                 .nonce = line.nonce,
                 .boot_id = {line.boot_id[0], line.boot_id[1]},

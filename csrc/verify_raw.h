@@ -13,9 +13,6 @@
 
 #ifdef BL_SIM
 
-void bl_sim_store_cached(const bl_memory *memory, uint64_t offset, const void *source,
-                         uint32_t size);
-
 /* size bytes, at most widest of them at a time. */
 static inline void bl_raw_store(const bl_memory *memory, uint64_t offset, const void *source,
                                 uint32_t size, uint32_t widest)

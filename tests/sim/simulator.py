@@ -13,6 +13,8 @@ from beluga._sim import ffi, lib
 
 WRONG_BYTES = -errno.EBADMSG
 STUCK = -errno.ETIME
+DISCIPLINE = -lib.BL_SIM_DISCIPLINE
+OWNERSHIP = -lib.BL_SIM_OWNERSHIP
 
 # What a run's memory is like, and what that is in bl_sim_config.
 KINDS: dict[str, dict[str, int]] = {"non-coherent": {}, "coherent": {"coherent": 1}}
@@ -39,13 +41,14 @@ class Site:
 @dataclass(frozen=True)
 class Run:
     """What came of one seed: 0 or a negative error, the counters of ``bl_sim_stat``, and by site
-    number the stale loads and how often the site did something."""
+    number the stale loads and how often the site did something; what an oracle says of it."""
 
     seed: int
     result: int
     stat: dict[str, int]
     stale: tuple[int, ...]
     hits: tuple[int, ...]
+    report: str
 
 
 @cache
@@ -90,14 +93,20 @@ def play(scenario: str, seed: int, *, skip: int = 0, coherent: bool = False, kin
     stale = ffi.new("uint64_t[]", lib.bl_sim_site_count() + 1)
     hits = ffi.new("uint64_t[]", lib.bl_sim_site_count() + 1)
     result = lib.bl_sim_play(scenario.encode(), config, stat, stale, hits)
-    names = [name for name, _ in ffi.typeof("bl_sim_stat").fields]
+    names = [name for name, _ in ffi.typeof("bl_sim_stat").fields if name != "report"]
     counters = {name: getattr(stat, name) for name in names}
-    return Run(seed, result, counters, tuple(stale), tuple(hits))
+    text = ffi.string(stat.report).decode()
+    return Run(seed, result, counters, tuple(stale), tuple(hits), text)
 
 
 def told(result: int) -> str:
     """What a result other than 0 says."""
-    known = {WRONG_BYTES: "wrong bytes", STUCK: "no progress"}
+    known = {
+        WRONG_BYTES: "wrong bytes",
+        STUCK: "no progress",
+        DISCIPLINE: "discipline",
+        OWNERSHIP: "ownership",
+    }
     return known.get(result) or errno.errorcode.get(-result) or f"error {result}"
 
 

@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""The discipline oracle: a flush or fence too few is found, harm or no harm, with its place."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from simulator import DISCIPLINE, WRONG_BYTES, play, site
+
+# One run or two show it: judged by the rule, not by wrong bytes. Scenario, function, verb, which.
+MUTANTS = (
+    ("message_passing", "bl_litmus_write", "fence_store", 1, "unfenced"),
+    ("message_passing", "bl_litmus_read", "invalidate", 0, "stale"),
+    ("message_passing", "bl_litmus_look", "invalidate", 0, "late look"),
+    ("store_buffering", "bl_litmus_store_load", "fence_full", 0, "early look"),
+    ("store_buffering", "bl_litmus_store_load", "invalidate", 0, "early look"),
+    ("lane", "bl_bulk_send", "fence_store", 0, "unfenced"),
+    ("lane", "bl_bulk_take", "invalidate", 0, "stale"),
+    ("lane", "bl_lane_answer", "fence_store", 0, "unfenced"),
+    ("lane", "bl_reply_decode", "invalidate", 0, "stale"),
+    ("meta", "bl_blocks_read", "invalidate", 0, "stale"),
+    ("meta", "bl_register_read", "invalidate", 0, "early look"),
+    ("kv", "bl_scatter_read", "invalidate", 0, "stale"),
+    ("kv", "bl_vector_read", "invalidate", 0, "stale"),
+    ("kv", "bl_entry_look", "invalidate", 0, "late look"),
+)
+SEEDS = 10
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda m: f"{m[0]}-{m[1]}-{m[2]}")
+def test_verb_too_few_is_reported_with_its_places(mutant: tuple[str, str, str, int, str]) -> None:
+    scenario, function, verb, index, what = mutant
+    number = site(function, verb, index)
+    texts = []
+    for seed in range(SEEDS):
+        run = play(scenario, seed, skip=number)
+        if run.result == DISCIPLINE:
+            texts.append(run.report)
+    assert len(texts) >= SEEDS // 2
+    assert any(text.startswith(what) for text in texts)
+    for text in texts:
+        assert re.search(r"line 0x[0-9a-f]+, process \d+ of host \d+", text)
+        assert len(re.findall(r"[a-z_]+\.[ch]:\d+", text)) >= 2
+
+
+def test_second_look_too_few_is_found_without_it_being_skipped() -> None:
+    number = site("bl_litmus_read", "verify", 0)
+    found = {play("message_passing", seed, skip=number).result for seed in range(30)}
+    assert DISCIPLINE in found
+    assert found <= {0, DISCIPLINE, WRONG_BYTES}
+
+
+def test_clean_run_has_no_report() -> None:
+    assert play("message_passing", 0, skip=site("bl_litmus_read", "invalidate")).report != ""
+    assert play("message_passing", 0).report == ""
