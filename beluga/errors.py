@@ -16,7 +16,8 @@ BelugaError
 │   ├── FormatError               formatted by another version of Beluga
 │   ├── PoolExistsError           creating over a pool without force
 │   ├── NoRoomError               the filesystem, memory or a cgroup has not the room
-│   └── NoDefaultPoolError        nothing is mounted
+│   ├── NoDefaultPoolError        nothing is mounted
+│   └── VerifyError               the memory does not hold what is promised, or cannot be tried
 ├── RpcError                      asking the server
 │   ├── NoServerError             nobody serves the pool
 │   ├── CallTimeoutError          no answer in time
@@ -92,6 +93,9 @@ class NoRoomError(PoolError): ...
 
 
 class NoDefaultPoolError(PoolError): ...
+
+
+class VerifyError(PoolError): ...
 
 
 class RpcError(BelugaError): ...

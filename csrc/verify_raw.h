@@ -47,7 +47,7 @@ __attribute__((target("avx2"))) static void bl_raw_move_32(void *target, const v
 static void bl_raw_move(void *target, const void *source, uint32_t size, uint32_t widest)
 {
     uint32_t features = bl_cpu_features(), width = 8;
-    while (width < size && width < widest)
+    while (width < size && width < widest && width < BL_LINE_SIZE)
         width *= 2;
     if (width == 64 && !(features & BL_CPU_AVX512))
         width = 32;

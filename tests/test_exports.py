@@ -18,6 +18,7 @@ EXPORTS: dict[str, str] = {
     ),
     "beluga.rpc": "Client ClientStat METHOD_USER Server ServerStat",
     "beluga.meta": ("BlockState Grant Lookup MetaClient MetaServer MetaStat Report check_pool"),
+    "beluga.verify": "Finding Machine Report verify_pool",
     "beluga.kvcache": "CHUNK_SIZE GetResult KVCache Namespace PutResult fold hash_keys",
     "beluga.replay": (
         "Conversations Options Request Result ideal_hit_rate make_workload read_trace replay "

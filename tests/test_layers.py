@@ -21,6 +21,7 @@ LAYERS = (
     ("pool",),
     ("rpc",),
     ("meta",),
+    ("verify",),
     ("transfer",),
     ("kvcache",),
     ("replay",),

@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""``beluga verify``: an acceptance test of a pool's memory, and its report for the files."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from datetime import UTC, datetime
+from itertools import groupby
+from typing import Annotated
+
+import typer
+
+from beluga.cli.options import Json, open_pool
+from beluga.cli.output import print_facts, print_json, print_table, say
+from beluga.errors import VerifyError
+from beluga.verify import Finding, Report, verify_pool
+
+
+def verify(
+    paths: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[PATH...]", help="PATH or PATH@OFFSET+SIZE; or the default pool."),
+    ] = None,
+    peer: Annotated[
+        bool, typer.Option("--peer", help="This is one side; the other runs on another host.")
+    ] = False,
+    role: Annotated[
+        str | None, typer.Option(metavar="a|b", help="Which side; a says how long.")
+    ] = None,
+    seconds: Annotated[float, typer.Option(min=0, help="The tests go round for so long.")] = 3.0,
+    timeout: Annotated[
+        float, typer.Option(min=0.1, help="Seconds that the other side may be silent.")
+    ] = 60.0,
+    json: Json = False,
+) -> None:
+    """Try an idle pool's memory: does it keep what its superblock promises? Exit status 1 if not.
+
+    The discipline (streamed stores, invalidation before reads) must hold everywhere. Bare loads and
+    stores are tried, too: they must hold only where the pool is declared coherent.
+    """
+    if peer and role not in ("a", "b"):
+        raise typer.BadParameter("--peer needs --role a on one host and --role b on the other")
+    if role and not peer:
+        raise typer.BadParameter("--role goes with --peer")
+    with open_pool(paths) as pool:
+        if peer:
+            say(f"side {role}: waiting for side {'b' if role == 'a' else 'a'}")
+        report = verify_pool(pool, role=role, seconds=seconds, patience=timeout)
+    if json:
+        print_json(asdict(report) | {"good": report.good})
+    else:
+        _show(report)
+    if not report.good:
+        raise VerifyError(f"does not hold, but is promised: {', '.join(report.broken())}")
+
+
+def _show(report: Report) -> None:
+    machine = report.machine
+    print_facts(
+        {
+            "pool": report.pool,
+            "side": report.role,
+            "machine": machine.name,
+            "cpu": machine.cpu,
+            "cpu features": " ".join(machine.cpu_features),
+            "kernel": machine.kernel,
+            "started": datetime.fromtimestamp(report.started_s, UTC).isoformat(timespec="seconds"),
+            "seconds": report.seconds,
+            **{
+                f"device {device.index}": f"{device.path}, {device.kind}, {device.discipline}"
+                for device in report.devices
+            },
+        }
+    )
+    print_table(
+        ["test", "initiator", "mode", "trials", "violations", "torn, rejected", "verdict"],
+        [
+            _row(list(same))
+            for _, same in groupby(report.findings, lambda f: (f.test, f.initiator, f.mode))
+        ],
+    )
+    say("all that is promised holds" if report.good else "NOT all that is promised holds")
+
+
+def _row(findings: list[Finding]) -> list[object]:
+    """One test, initiator and mode over all devices."""
+    first = findings[0]
+    return [
+        first.test,
+        first.initiator,
+        first.mode,
+        sum(finding.trials for finding in findings),
+        sum(finding.violations for finding in findings),
+        sum(finding.rejected for finding in findings),
+        _verdict(findings),
+    ]
+
+
+def _verdict(findings: list[Finding]) -> str:
+    wrong = [f for f in findings if f.violations]
+    if not wrong:
+        return "holds"
+    where = ", ".join(str(f.device) for f in wrong)
+    return f"{'BROKEN' if any(f.broken for f in wrong) else 'does not hold'} on device {where}"

@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""What an acceptance test found, in words that an operator can file."""
+
+from __future__ import annotations
+
+import platform
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from beluga._ffi import lib
+from beluga.primitives import features
+
+if TYPE_CHECKING:
+    from beluga.pool import DeviceView
+
+TESTS = {
+    lib.BL_ACCEPTANCE_MESSAGE_PASSING: "message passing",
+    lib.BL_ACCEPTANCE_STORE_BUFFERING: "store buffering",
+    lib.BL_ACCEPTANCE_TEARING_8: "tearing, 8 B",
+    lib.BL_ACCEPTANCE_TEARING_16: "tearing, 16 B",
+    lib.BL_ACCEPTANCE_TEARING_32: "tearing, 32 B",
+    lib.BL_ACCEPTANCE_TEARING_64: "tearing, 64 B",
+    lib.BL_ACCEPTANCE_LATE_EVICTION: "late eviction",
+    lib.BL_ACCEPTANCE_PREFETCH: "prefetch staleness",
+}
+MODES = {lib.BL_ACCEPTANCE_DISCIPLINE: "discipline", lib.BL_ACCEPTANCE_BARE: "bare"}
+INITIATORS = ("a->b", "b->a")
+
+# No memory owes it to a program that what is wider than 8 bytes arrives in one piece.
+_UNPROMISED = ("tearing, 16 B", "tearing, 32 B", "tearing, 64 B")
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """Where this side ran."""
+
+    name: str
+    cpu: str
+    cpu_features: tuple[str, ...]  # those of Beluga's verbs
+    kernel: str
+
+    @classmethod
+    def here(cls) -> Machine:
+        """This machine."""
+        system = platform.uname()
+        return cls(system.node, _cpu_name(), tuple(sorted(features())), system.release)
+
+
+def _cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One test, for one initiator in one mode on one device.
+
+    The initiator of "a->b" is side a: it writes (of store buffering both do). ``rejected`` counts
+    torn lines that their check gave away, which is legal. ``promised`` says whether the device's
+    superblock makes this a promise: the discipline always is, bare loads and stores are on a
+    device that is declared coherent.
+    """
+
+    test: str
+    initiator: str
+    mode: str
+    device: int  # its place in the pool
+    trials: int
+    violations: int
+    rejected: int
+    promised: bool
+
+    @classmethod
+    def of(cls, test: int, mode: int, initiator: int, device: DeviceView, **counts: int) -> Finding:
+        """From the numbers of ``csrc/api_verify.h``."""
+        bare = mode == lib.BL_ACCEPTANCE_BARE
+        owed = device.discipline == "coherent" and TESTS[test] not in _UNPROMISED
+        return cls(
+            test=TESTS[test],
+            initiator=INITIATORS[initiator],
+            mode=MODES[mode],
+            device=device.index,
+            promised=owed if bare else True,
+            **counts,
+        )
+
+    @property
+    def broken(self) -> bool:
+        """Does not hold, and should."""
+        return self.promised and self.violations > 0
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """The outcome on a pool; ``role`` is "a" or "b", or "alone" if both sides ran here."""
+
+    pool: str
+    machine: Machine
+    role: str
+    started_s: float  # seconds since 1970, of this machine's clock
+    seconds: float
+    devices: tuple[DeviceView, ...]
+    findings: tuple[Finding, ...]
+
+    @property
+    def good(self) -> bool:
+        """Nothing that is promised was seen broken."""
+        return not any(finding.broken for finding in self.findings)
+
+    def broken(self) -> list[str]:
+        """What is promised and does not hold, once each, in words."""
+        lines = [f"{f.test} {f.initiator} ({f.mode})" for f in self.findings if f.broken]
+        return list(dict.fromkeys(lines))

@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""Running an acceptance test: one side of it here, or both in two threads."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any
+
+from beluga._ffi import ffi, lib
+from beluga.errors import VerifyError, check
+from beluga.verify.report import Finding, Machine, Report
+
+if TYPE_CHECKING:
+    from beluga.pool import Pool
+
+ROLES = ("a", "b")
+_LOOK_INTERVAL_S = 0.1
+
+_WHY = {
+    errno.EBUSY: "a server serves the pool, or died without a word: stop it, or make a pool for "
+    "the test",
+    errno.ENOSPC: "a device has no free stripe near its end: make a pool for the test",
+    errno.ETIMEDOUT: "side {other} did not come within {patience:g} s; run 'beluga verify --peer "
+    "--role {other}' on the other host, on the same pool",
+    errno.EPIPE: "side {other} fell silent for {patience:g} s; run both sides again",
+}
+
+
+def verify_pool(
+    pool: Pool, *, role: str | None = None, seconds: float = 3.0, patience: float = 60.0
+) -> Report:
+    """Try the memory of an idle pool, and say what holds.
+
+    ``role`` "a" or "b" is one side of two, the other being run on another host, or in another
+    process of this one; None runs both here. The tests go round for ``seconds`` (side a's word
+    counts), once at least. ``patience`` is how many seconds the other side may be silent.
+
+    Only stripes that hold nothing are written to, and they are zero afterwards. Raises VerifyError
+    if the pool is served, has no free stripe, or the other side does not come.
+    """
+    started_s, start = time.time(), time.monotonic()
+    with ExitStack() as stack:
+        sides = []
+        for name in ROLES if role is None else (role,):
+            stack.enter_context(_alone_as(pool, name))
+            sides.append(stack.enter_context(_side(pool, name, seconds, patience)))
+        for name, code in _run(sides):
+            _raise(code, name, patience)
+        findings = _findings(pool, sides[0][1])
+    return Report(
+        pool=pool.id,
+        machine=Machine.here(),
+        role=role or "alone",
+        started_s=started_s,
+        seconds=time.monotonic() - start,
+        devices=pool.devices,
+        findings=findings,
+    )
+
+
+@contextmanager
+def _alone_as(pool: Pool, role: str) -> Iterator[None]:
+    """No other process of this host plays this side meanwhile."""
+    with (pool.runtime_dir / f"verify-{role}").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise VerifyError(f"side {role} of a test runs on this host already") from None
+        yield
+
+
+@contextmanager
+def _side(pool: Pool, role: str, seconds: float, patience: float) -> Iterator[tuple[str, Any]]:
+    config = ffi.new(
+        "bl_acceptance_config *",
+        {
+            "duration_ns": int(seconds * 1e9),
+            "patience_ns": int(patience * 1e9),
+            "role": ROLES.index(role),
+            "tests": (1 << lib.BL_ACCEPTANCE_TEST_COUNT) - 1,
+            "modes": (1 << lib.BL_ACCEPTANCE_MODE_COUNT) - 1,
+        },
+    )
+    out = ffi.new("bl_acceptance **")
+    _raise(lib.bl_acceptance_create(pool.handle, config, out), role, patience)
+    try:
+        yield role, out[0]
+    finally:
+        lib.bl_acceptance_destroy(out[0])
+
+
+def _run(sides: list[tuple[str, Any]]) -> list[tuple[str, int]]:
+    """Each side on a thread of its own; Ctrl-C stops them. What each returned."""
+    codes: dict[str, int] = {}
+    go = threading.Event()
+
+    def run(role: str, side: Any) -> None:
+        go.wait()
+        if len(started) == len(sides):
+            codes[role] = lib.bl_acceptance_run(side)
+
+    threads = [threading.Thread(target=run, args=side, daemon=True) for side in sides]
+    started: list[threading.Thread] = []
+    try:
+        for thread in threads:
+            thread.start()
+            started.append(thread)  # not if Ctrl-C comes while it starts: then no side is run
+        go.set()
+        for thread in threads:
+            while thread.is_alive():
+                thread.join(_LOOK_INTERVAL_S)
+    finally:
+        go.set()
+        for _, side in sides:
+            lib.bl_acceptance_stop(side)
+        for thread in started:
+            thread.join()  # nothing of a side may be freed before
+    return list(codes.items())
+
+
+def _findings(pool: Pool, side: Any) -> tuple[Finding, ...]:
+    cells = ffi.new("bl_acceptance_cell **")
+    count = lib.bl_acceptance_cells(side, cells)
+    return tuple(
+        Finding.of(
+            cell.test,
+            cell.mode,
+            cell.initiator,
+            pool.devices[cell.device],
+            trials=cell.trials,
+            violations=cell.violations,
+            rejected=cell.rejected,
+        )
+        for cell in (cells[0][i] for i in range(count))
+    )
+
+
+def _raise(code: int, role: str, patience: float) -> None:
+    if -code in _WHY:
+        other = ROLES[1 - ROLES.index(role)]
+        raise VerifyError(_WHY[-code].format(other=other, patience=patience))
+    check(code, "verifying a pool")

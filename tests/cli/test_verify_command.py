@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""``beluga verify`` on files, whose memory is coherent: everything holds, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from beluga import KVCache, MetaServer
+from beluga.cli import verify as command
+from beluga.errors import VerifyError
+from beluga.pool import Pool
+from beluga.verify import Finding, Machine, Report
+
+Start = Callable[..., "subprocess.Popen[str]"]
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
+
+QUICK = ("--seconds", 0)  # every test once
+ROWS = 8 * 2 * 2  # tests, initiators, modes
+
+
+@pytest.fixture
+def paths(pool: list[str]) -> list[str]:
+    """The devices of a fresh pool."""
+    return pool[1::2]
+
+
+def contents(paths: list[str]) -> list[bytes]:
+    """What is on the devices."""
+    return [Path(path).read_bytes() for path in paths]
+
+
+def counted(report: dict[str, Any]) -> list[tuple[int, int]]:
+    """Trials and violations of each finding."""
+    return [(finding["trials"], finding["violations"]) for finding in report["findings"]]
+
+
+def test_files_of_one_host_hold_all_and_stay_as_they_were(run: Run, paths: list[str]) -> None:
+    before = contents(paths)
+    done = run("verify", *paths, *QUICK, "--json")
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert (report["good"], report["role"]) == (True, "alone")
+    assert report["machine"]["kernel"]
+    assert [device["path"] for device in report["devices"]] == paths
+    assert len(report["findings"]) == ROWS * len(paths)
+    assert all(trials > 0 and violations == 0 for trials, violations in counted(report))
+    assert contents(paths) == before
+
+
+def test_report_for_people_has_a_line_for_each_test_initiator_and_mode(
+    run: Run, paths: list[str]
+) -> None:
+    done = run("verify", *paths, *QUICK)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("holds") == ROWS
+    assert done.stderr == "all that is promised holds\n"
+
+
+def test_two_processes_play_two_hosts(start: Start, paths: list[str]) -> None:
+    follower = start("verify", *reversed(paths), "--peer", "--role", "b", "--json")
+    leader = start("verify", *paths, "--peer", "--role", "a", *QUICK, "--json")
+    reports = []
+    for side in (leader, follower):
+        stdout, stderr = side.communicate(timeout=120)
+        assert side.returncode == 0, stderr
+        reports.append(json.loads(stdout))
+    assert [report["role"] for report in reports] == ["a", "b"]
+    assert counted(reports[0]) == counted(reports[1])
+    assert all(trials > 0 and violations == 0 for trials, violations in counted(reports[0]))
+
+
+def test_without_a_peer_it_gives_up_with_one_line(run: Run, paths: list[str]) -> None:
+    before = contents(paths)
+    alone = run("verify", *paths, "--peer", "--role", "a", "--timeout", 0.5)
+    assert (alone.returncode, alone.stdout) == (1, "")
+    assert alone.stderr.splitlines()[1].startswith("beluga: error: side b did not come within 0.5")
+    assert contents(paths) == before
+
+
+def test_ctrl_c_ends_it_and_leaves_nothing_behind(start: Start, paths: list[str]) -> None:
+    before = contents(paths)
+    waiting = start("verify", *paths, "--peer", "--role", "b")
+    assert waiting.stderr
+    assert waiting.stderr.readline() == "side b: waiting for side a\n"
+    waiting.send_signal(signal.SIGINT)
+    waiting.communicate(timeout=60)
+    assert waiting.returncode == 130
+    assert contents(paths) == before
+
+
+@pytest.mark.usefixtures("server")
+def test_served_pool_is_refused(run: Run, paths: list[str]) -> None:
+    refused = run("verify", *paths, *QUICK)
+    assert (refused.returncode, refused.stdout) == (1, "")
+    assert "a server serves the pool" in refused.stderr
+    assert refused.stderr.count("\n") == 1
+
+
+def test_pool_that_was_served_and_stopped_may_be_tried(
+    run: Run, server: subprocess.Popen[str], paths: list[str]
+) -> None:
+    server.terminate()
+    server.communicate(timeout=60)
+    assert run("verify", *paths, *QUICK).returncode == 0
+    pool = [text for path in paths for text in ("--pool", path)]
+    assert run("pool", "check", *pool).returncode == 0
+
+
+def test_blocks_in_an_idle_pool_are_left_alone(run: Run, paths: list[str]) -> None:
+    pool = [text for path in paths for text in ("--pool", path)]
+    fill(paths, 5)
+    assert run("verify", *paths, *QUICK).returncode == 0
+    assert run("pool", "check", "--payload", *pool).returncode == 0
+    fill(paths, 42)
+    full = run("verify", *paths, *QUICK)
+    assert (full.returncode, full.stdout) == (1, "")
+    assert "no free stripe" in full.stderr
+    assert run("pool", "check", "--payload", *pool).returncode == 0
+
+
+def fill(paths: list[str], count: int) -> None:
+    """Put so many MiB into the pool, two blocks to a stripe, and stop serving it."""
+    payload = np.arange((1 << 20) - 4096, dtype=np.uint8).reshape(1, -1)
+    with (
+        Pool.open(paths) as pool,
+        MetaServer(pool),
+        KVCache(pool, namespace="test") as cache,
+    ):
+        for i in range(count):
+            assert cache.put([(count << 8 | i).to_bytes(16, "little")], payload).stored == 1
+
+
+@pytest.mark.parametrize("options", [["--peer"], ["--peer", "--role", "c"], ["--role", "a"]])
+def test_sides_must_be_named(run: Run, paths: list[str], options: list[str]) -> None:
+    assert run("verify", *paths, *options).returncode == 2
+
+
+def finding(pool: Pool, test: int, mode: int, discipline: str) -> Finding:
+    """A violation on a device of that discipline."""
+    device = replace(pool.devices[0], discipline=discipline)
+    return Finding.of(test, mode, 0, device, trials=1, violations=1, rejected=0)
+
+
+def test_only_what_is_promised_can_be_broken(paths: list[str]) -> None:
+    with Pool.open(paths) as pool:
+        for test in range(8):
+            assert finding(pool, test, 0, "coherent").broken
+            assert finding(pool, test, 0, "non-coherent").broken
+            assert not finding(pool, test, 1, "non-coherent").broken
+        assert finding(pool, 0, 1, "coherent").broken, "message passing"
+        assert not finding(pool, 5, 1, "coherent").broken, "a 64-byte store may tear anywhere"
+
+
+def test_broken_promise_is_an_error_that_names_it(
+    paths: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with Pool.open(paths) as pool:
+        report = Report(
+            pool=pool.id,
+            machine=Machine.here(),
+            role="alone",
+            started_s=0,
+            seconds=0,
+            devices=pool.devices,
+            findings=(finding(pool, 0, 0, "non-coherent"), finding(pool, 1, 1, "non-coherent")),
+        )
+    monkeypatch.setattr(command, "verify_pool", lambda *_, **__: report)
+    with pytest.raises(VerifyError, match=r"promised: message passing a->b \(discipline\)$"):
+        command.verify(paths)
+    shown = capsys.readouterr().out
+    assert "BROKEN on device 0" in shown
+    assert "does not hold on device 0" in shown
