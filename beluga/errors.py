@@ -24,6 +24,7 @@ BelugaError
 │   ├── ServerAliveError          a second server is refused
 │   ├── DeposedError              this server has been taken over
 │   ├── HostClashError            another machine uses this host number
+│   ├── SecondHostError           the pool is coherent, so one host's, and not this one's
 │   ├── NoLaneError               every lane is taken or in quarantine
 │   ├── SessionLostError          the server gave this session up
 │   ├── ForkedSessionError        the session belongs to the parent process
@@ -116,6 +117,9 @@ class DeposedError(RpcError): ...
 class HostClashError(RpcError): ...
 
 
+class SecondHostError(RpcError): ...
+
+
 class NoLaneError(RpcError): ...
 
 
@@ -195,6 +199,11 @@ CODES: tuple[tuple[type[BelugaError], str], ...] = (
         EpochDamagedError,
         "the line that names the pool's server is damaged; stop all servers, then "
         "'beluga pool check --repair'",
+    ),
+    (
+        SecondHostError,
+        "another host has this pool, which is coherent: one host's own memory, one --host number; "
+        "to share it, create it with --discipline non-coherent",
     ),
 )
 

@@ -31,7 +31,8 @@ enum bl_error {
     BL_ERROR_NO_GRANT,          /* the session does not hold that grant (any more) */
     BL_ERROR_PIN_LIMIT,         /* the session has too many blocks pinned */
     BL_ERROR_QUARANTINE,        /* this host's dead writers hold too much space */
-    BL_ERROR_EPOCH_DAMAGED      /* a line that says who is server can no longer be read */
+    BL_ERROR_EPOCH_DAMAGED,     /* a line that says who is server can no longer be read */
+    BL_ERROR_SECOND_HOST        /* the pool is coherent, that is one host's, and not this one's */
 };
 
 /* ---- L1 primitives (beluga.primitives) */
@@ -203,7 +204,8 @@ typedef struct bl_session_stat {
     uint32_t reserved;
 } bl_session_stat;
 
-/* Attach: 0, -BL_ERROR_NO_SERVER, _NO_LANE, _HOST_CLASH, _TIMEOUT or -errno. */
+/* Attach: 0, -BL_ERROR_NO_SERVER, _NO_LANE, _HOST_CLASH, _SECOND_HOST, _TIMEOUT or
+ * -errno. */
 int bl_session_open(const bl_pool *pool, const char *directory, uint32_t host, uint64_t timeout_ns,
                     bl_session **out);
 void bl_session_close(bl_session *session);

@@ -61,4 +61,14 @@ static inline void bl_epoch_ordered(const bl_pool *pool, uint64_t written)
         bl_ordered(&pool->memory, bl_epoch_offset(half), written);
 }
 
+/* May a host not use this pool, because a device is declared coherent, one host's own memory (D2),
+ * and the server of this line is another host's? */
+static inline int bl_epoch_second_host(const bl_pool *pool, const bl_epoch_line *line,
+                                       uint32_t host, const uint64_t boot_id[2])
+{
+    return pool->one_host && line->epoch != 0 &&
+           (line->host != host || line->boot_id[0] != boot_id[0] ||
+            line->boot_id[1] != boot_id[1]);
+}
+
 #endif

@@ -148,6 +148,10 @@ static int bl_lobby_clash_check(bl_server *server, const bl_lobby_request *reque
 static int64_t bl_lobby_give(bl_server *server, const bl_lobby_request *request, uint64_t now_ns)
 {
     const bl_memory *memory = &server->pool->memory;
+    int here = request->boot_id[0] == server->boot_id[0] &&
+               request->boot_id[1] == server->boot_id[1];
+    if (server->pool->one_host && !(here && request->host == server->host))
+        return -BL_ERROR_SECOND_HOST;
     int64_t old = request->old_nonce ? bl_lane_of(server, request->old_nonce) : -1;
     int status = old >= 0 ? bl_house_end(server, (uint32_t)old, BL_END_GONE) : 0;
     if (status < 0)
@@ -169,8 +173,6 @@ static int64_t bl_lobby_give(bl_server *server, const bl_lobby_request *request,
         number++;
     if (number == count)
         return -BL_ERROR_NO_LANE;
-    int here = request->boot_id[0] == server->boot_id[0] &&
-               request->boot_id[1] == server->boot_id[1];
     server->lanes[number] = (bl_lane){
         .nonce = request->nonce,
         .boot_id = {request->boot_id[0], request->boot_id[1]},

@@ -80,6 +80,12 @@ static int bl_lobby_exchange(bl_session *session, uint32_t operation, bl_wait *w
         int nobody = epoch.epoch == 0 || epoch.state == BL_SERVER_STOPPED;
         if (status == 0 && nobody && !session->old_nonce)
             return -BL_ERROR_NO_SERVER;
+        if (serving && bl_epoch_second_host(session->pool, &epoch, session->host,
+                                            session->boot_id)) {
+            if (epoch.host == session->host && bl_wait_turn(memory, wait))
+                continue; /* perhaps of an earlier boot of this host; its successor is to come */
+            return -BL_ERROR_SECOND_HOST;
+        }
         if (serving && epoch.epoch != asked) {
             if (bl_lobby_clash(session, &epoch)) {
                 if (!bl_wait_turn(memory, wait))

@@ -89,6 +89,7 @@ int bl_pool_open(const bl_superblock *superblocks, void *const *devices, bl_pool
     for (uint32_t i = 0; i < g->device_count; i++) {
         pool->memory.base[i] = devices[i];
         pool->memory.coherent[i] = superblocks[i].discipline == BL_DISCIPLINE_COHERENT;
+        pool->one_host |= pool->memory.coherent[i];
     }
     *out = pool;
     return 0;

@@ -15,6 +15,7 @@ struct bl_pool {
     bl_memory memory;           /* first: a pool is where its verbs look */
     bl_geometry geometry;
     uint8_t pool_id[16];
+    int one_host;               /* a device of it is one host's own memory: no other may use it */
 };
 
 /* Offsets of the lines that the protocol speaks of. Half is epoch mod 2. */

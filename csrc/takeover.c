@@ -76,7 +76,17 @@ static int bl_server_beats(const bl_server *server, const bl_epoch_line *line)
     return 0;
 }
 
-/* Which epoch may this server ask for? 0, -BL_ERROR_SERVER_ALIVE or -BL_ERROR_EPOCH_DAMAGED. */
+/* Does a pool that is one host's own belong to another host? Its server may be dead, but not known
+ * to be; an earlier boot of this host has left a beat that stands still. */
+static int bl_takeover_foreign(const bl_server *server, const bl_epoch_line *line)
+{
+    return bl_epoch_second_host(server->pool, line, server->host, server->boot_id) &&
+           line->state != BL_SERVER_STOPPED && line->state != BL_SERVER_FAILED &&
+           (!bl_epoch_gone(server, line) || bl_server_beats(server, line));
+}
+
+/* Which epoch may this server ask for? 0, -BL_ERROR_SERVER_ALIVE, _SECOND_HOST or
+ * _EPOCH_DAMAGED. */
 static int bl_takeover_plan(const bl_server *server, int declared_gone, bl_takeover *plan)
 {
     bl_epoch_line line[BL_HALF_COUNT];
@@ -92,6 +102,8 @@ static int bl_takeover_plan(const bl_server *server, int declared_gone, bl_takeo
     plan->epoch = line[newest].epoch + (served ? 1 : 2);
     if (declared_gone)
         return 0;
+    if (bl_takeover_foreign(server, &line[newest]))
+        return -BL_ERROR_SECOND_HOST;
     if (!bl_epoch_gone(server, &line[newest]) && bl_server_beats(server, &line[newest]))
         return -BL_ERROR_SERVER_ALIVE;
     return bl_epoch_gone(server, &plan->before) ? 0 : -BL_ERROR_SERVER_ALIVE;

@@ -36,6 +36,7 @@ NUMBERS = {
     "BL_ERROR_PIN_LIMIT": (1017, errors.PinLimitError),
     "BL_ERROR_QUARANTINE": (1018, errors.QuarantineError),
     "BL_ERROR_EPOCH_DAMAGED": (1019, errors.EpochDamagedError),
+    "BL_ERROR_SECOND_HOST": (1020, errors.SecondHostError),
 }
 
 

@@ -31,7 +31,11 @@ Interleave = Annotated[
     bool, typer.Option(help="Stripe by stripe over the devices, or device after device.")
 ]
 Discipline = Annotated[
-    str | None, typer.Option(help="coherent or non-coherent; files are coherent by default.")
+    list[str] | None,
+    typer.Option(
+        help="coherent (one host's own memory) or non-coherent; repeat to give each device its "
+        "own. By default files are coherent, devdax nodes are not."
+    ),
 ]
 Sparse = Annotated[bool, typer.Option("--sparse", help="Give files no room yet (tests).")]
 Force = Annotated[bool, typer.Option("--force", help="Destroy what is on the devices.")]

@@ -31,7 +31,6 @@ from beluga.pool.room import demand, room
 from beluga.pool.runtime import refuse_in_use, runtime_path
 from beluga.pool.spec import STRIPE_SIZE, DeviceSpec, SpecLike, show_size
 from beluga.pool.superblock import (
-    DISCIPLINES,
     Superblock,
     fault,
     read_first,
@@ -53,8 +52,6 @@ def create(
     sysfs: Path = SYSFS,
 ) -> Mapping:
     """Make a pool on these devices; raises a :class:`PoolError` that names what is wrong."""
-    if wishes.discipline is not None and wishes.discipline not in DISCIPLINES:
-        raise PoolError(f"no discipline '{wishes.discipline}'; there are {', '.join(DISCIPLINES)}")
     specs = [DeviceSpec.parse(path) for path in paths]
     if not 1 <= len(specs) <= lib.BL_DEVICE_COUNT_MAX:
         raise PoolError(f"a pool has 1 to {lib.BL_DEVICE_COUNT_MAX} devices, not {len(specs)}")

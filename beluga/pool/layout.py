@@ -10,11 +10,12 @@ from __future__ import annotations
 import errno
 import os
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from beluga._ffi import ffi, lib
-from beluga.errors import NoRoomError, PoolError, check
+from beluga.errors import DeviceMismatchError, NoRoomError, PoolError, check
 from beluga.pool.spec import show_size
 from beluga.pool.superblock import DISCIPLINES, Superblock
 
@@ -28,7 +29,7 @@ class Wishes:
 
     device_size: int | None = None
     interleave: bool = True
-    discipline: str | None = None
+    discipline: str | Sequence[str] | None = None  # of all devices, or of each
     sparse: bool = False
     force: bool = False
     max_blocks: int | None = None
@@ -45,7 +46,7 @@ class Layout:
         size = device_count * device_size
         small, large = size < 512 * _MIB, size >= 4 * _GIB
         self._sparse = wishes.sparse
-        self._discipline = wishes.discipline
+        self._disciplines = _disciplines(wishes.discipline, device_count)
         self._config: Any = ffi.new("bl_pool_config *")
         config = self._config
         config.pool_id = os.urandom(16)
@@ -77,9 +78,28 @@ class Layout:
 
     def superblock(self, device_index: int, kind: str) -> Superblock:
         """Of the device at that place, a "file" or "devdax"."""
-        discipline = self._discipline or ("coherent" if kind == "file" else "non-coherent")
+        default = "coherent" if kind == "file" else "non-coherent"
+        discipline = self._disciplines[device_index] or default
         raw = ffi.new("bl_superblock *")
         lib.bl_superblock_make(
             self._config, self._geometry, device_index, DISCIPLINES[discipline], raw
         )
         return Superblock.of(bytes(ffi.buffer(raw)))
+
+
+def _disciplines(wanted: str | Sequence[str] | None, device_count: int) -> list[str] | list[None]:
+    """One for each device; None: what its kind has by default."""
+    if not wanted:
+        return [None] * device_count
+    named = [wanted] if isinstance(wanted, str) else list(wanted)
+    if len(named) == 1:
+        named *= device_count
+    for discipline in named:
+        if discipline not in DISCIPLINES:
+            raise PoolError(f"no discipline '{discipline}'; there are {', '.join(DISCIPLINES)}")
+    if len(named) != device_count:
+        raise DeviceMismatchError(
+            f"{len(named)} disciplines for {device_count} devices; name one for all, or one for "
+            "each, in the devices' order"
+        )
+    return named

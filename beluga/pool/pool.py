@@ -72,7 +72,7 @@ class Pool:
         *,
         device_size: int | None = None,
         interleave: bool = True,
-        discipline: str | None = None,
+        discipline: str | Sequence[str] | None = None,
         sparse: bool = False,
         force: bool = False,
         max_blocks: int | None = None,
@@ -84,8 +84,9 @@ class Pool:
         """Format ``paths`` as a new, empty pool and open it; files are made and given their room.
 
         ``device_size`` is in bytes, a multiple of 2 MiB; None takes the devices' own size, or for
-        new files a share of the room. ``discipline`` is "coherent" or "non-coherent"; None: files
-        are coherent, devdax is not. ``sparse`` gives files no room (tests). ``force`` destroys
+        new files a share of the room. ``discipline`` is "coherent" or "non-coherent", or a list
+        with one of them for each path; None: files are coherent, devdax is not. A pool with a
+        coherent device is for one host. ``sparse`` gives files no room (tests). ``force`` destroys
         what is there. ``progress`` is called with the bytes pre-faulted and the bytes in all.
         Raises a :class:`~beluga.errors.PoolError`; then nothing is changed or left behind.
         """

@@ -42,7 +42,8 @@ class Client:
     :class:`~beluga.errors.ForkedSessionError`; make a new Client there.
 
     Raises :class:`~beluga.errors.NoServerError`, :class:`~beluga.errors.NoLaneError`,
-    :class:`~beluga.errors.HostClashError` or :class:`~beluga.errors.CallTimeoutError`.
+    :class:`~beluga.errors.HostClashError`, :class:`~beluga.errors.CallTimeoutError`, or
+    :class:`~beluga.errors.SecondHostError` (another host's coherent pool).
     """
 
     def __init__(self, pool: Pool, *, host: int | None = None, timeout_s: float = 5.0) -> None:

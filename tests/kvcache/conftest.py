@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""A small pool of each discipline with a server in this process, and a cache on it."""
+"""A small pool of each discipline and of both, a server in this process, and a cache on it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from beluga import KVCache, MetaServer, Pool
 DEVICE_SIZE = 48 << 20
 
 
-@pytest.fixture(params=["coherent", "non-coherent"])
+@pytest.fixture(params=["coherent", "non-coherent", ["coherent", "non-coherent"]], ids=str)
 def pool(request: pytest.FixtureRequest, shm: Path) -> Iterator[Pool]:
     """Two sparse devices in memory."""
     paths = [shm / name for name in "ab"]

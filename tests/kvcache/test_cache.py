@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Blocks in, blocks out: every byte, through both disciplines."""
+"""Blocks in, blocks out: every byte, through both disciplines, and a pool that mixes them."""
 
 from __future__ import annotations
 

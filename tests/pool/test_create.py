@@ -203,6 +203,12 @@ def test_wrong_number_of_devices_is_refused(shm: Path, count: int) -> None:
         Pool.create([shm / str(index) for index in range(count)], device_size=SIZE)
 
 
+def test_another_number_of_disciplines_than_devices_is_refused(two: list[Path]) -> None:
+    with refused(DeviceMismatchError, "3 disciplines for 2 devices"):
+        Pool.create(two, device_size=SIZE, discipline=["coherent"] * 3)
+    assert not two[0].exists()
+
+
 def test_unknown_discipline_is_refused(two: list[Path]) -> None:
     with refused(PoolError, "'strict'", "coherent, non-coherent"):
         Pool.create(two, device_size=SIZE, discipline="strict")

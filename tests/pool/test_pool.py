@@ -117,6 +117,13 @@ def test_slices_of_one_file_are_pools_of_their_own(shm: Path) -> None:
         Pool.open([file])
 
 
+def test_each_device_may_have_its_own_discipline(two: list[Path]) -> None:
+    named = ["non-coherent", "coherent"]
+    Pool.create(two, device_size=SIZE, sparse=True, discipline=named).close()
+    with Pool.open(two[::-1]) as pool:
+        assert [device.discipline for device in pool.devices] == named
+
+
 @pytest.mark.parametrize(
     ("named", "found"),
     [(None, "coherent"), ("coherent", "coherent"), ("non-coherent", "non-coherent")],

@@ -14,8 +14,10 @@ from beluga.pool import Pool
 
 
 @pytest.fixture(params=["coherent", "non-coherent"])
-def discipline(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
+def discipline(request: pytest.FixtureRequest) -> str | list[str]:
+    """Of all devices, or of each."""
+    found: str | list[str] = request.param
+    return found
 
 
 @pytest.fixture
@@ -24,7 +26,7 @@ def paths(tmp_path: Path) -> list[Path]:
 
 
 @pytest.fixture
-def pool(paths: list[Path], discipline: str) -> Iterator[Pool]:
+def pool(paths: list[Path], discipline: str | list[str]) -> Iterator[Pool]:
     with Pool.create(
         paths,
         device_size=8 << 20,

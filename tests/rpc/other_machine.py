@@ -54,6 +54,7 @@ class OtherMachine:
         request.sequence = request.sequence_end = line.sequence + 1
         request.operation = lib.BL_LOBBY_ATTACH
         request.nonce, request.boot_id, request.host = nonce, self.boot_id, self.host
+        request.epoch = max(self._epoch(half) for half in range(lib.BL_HALF_COUNT))
         request.check = message_check(bytes(ffi.buffer(request)))
         lib.bl_ntstore_copy(line, request, lib.BL_LINE_SIZE)
         return self._answer(at, nonce)
@@ -68,6 +69,10 @@ class OtherMachine:
                     return int(reply.status)
             time.sleep(0.001)
         raise AssertionError("no server looked into the lobby")
+
+    def _epoch(self, half: int) -> int:
+        line = ffi.cast("bl_epoch_line *", self._address(half * lib.BL_SERVER_STRIDE))
+        return int(line.epoch)
 
     def _address(self, offset: int) -> Any:
         return lib.bl_pool_address(self.pool.handle, offset)

@@ -12,6 +12,9 @@ from beluga.errors import HostClashError
 from beluga.pool import Pool
 from beluga.rpc import Client, Server
 
+# On a pool declared coherent a second machine is refused whatever its number (test_second_host.py).
+pytestmark = pytest.mark.parametrize("discipline", ["non-coherent"], indirect=True)
+
 
 def test_a_client_is_refused_while_another_machine_has_its_number(pool: Pool) -> None:
     with Server(pool) as server:

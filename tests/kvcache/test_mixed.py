@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""Pools whose devices have different disciplines, used by processes of their own."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from blocks import eventually
+from processes import Process
+
+from beluga.meta import check_pool
+from beluga.pool import Pool
+
+CHAINS = 12
+MIXED = [
+    ["coherent", "non-coherent"],
+    ["non-coherent", "coherent"],
+    ["coherent", "non-coherent", "coherent"],
+]
+
+
+def hits(server: Process) -> int:
+    found = re.search(r"\bhit_count=(\d+)", server.ask("stat"))
+    assert found
+    return int(found[1])
+
+
+@pytest.mark.parametrize("interleave", [True, False], ids=["interleaved", "one by one"])
+@pytest.mark.parametrize("disciplines", MIXED, ids=",".join)
+def test_processes_share_blocks_on_a_mixed_pool(
+    shm: Path, disciplines: list[str], interleave: bool
+) -> None:
+    paths = [shm / str(index) for index in range(len(disciplines))]
+    with Pool.create(
+        paths, device_size=24 << 20, discipline=disciplines, interleave=interleave, sparse=True
+    ) as pool:
+        assert [device.discipline for device in pool.devices] == disciplines
+        with Process("serve_index", paths) as server:
+            workers = [Process("churn", paths) for _ in range(2)]
+            for seed, worker in enumerate(workers):
+                worker.say(f"go {seed} {CHAINS}")
+            assert eventually(lambda: hits(server) > 200, timeout_s=120)
+            told = [json.loads(worker.ask("enough")) for worker in workers]
+            assert [worker.end() for worker in workers] == [0, 0]
+            assert server.end() == 0
+        assert [worker["wrong"] for worker in told] == [0, 0]
+        report = check_pool(pool, payload=True)
+        assert (report.finding_count, report.block_count > 0) == (0, True), report.findings
