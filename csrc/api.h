@@ -282,42 +282,6 @@ int64_t bl_remove_blocks(bl_session *session, const uint64_t *keys, uint32_t cou
 
 int bl_meta_ask_stat(bl_session *session, bl_meta_stat *out, uint64_t timeout_ns);
 
-/* What bl_check_pool may find; place: a half, stripe or block number. */
-enum bl_finding_kind {
-    BL_FINDING_EPOCH_DAMAGED = 1,   /* the epoch line of half place */
-    BL_FINDING_EXTENT_DAMAGED,      /* the mark of stripe place */
-    BL_FINDING_EXTENT_NONSENSE,
-    BL_FINDING_EXTENT_OVERLAP,      /* with an extent before it */
-    BL_FINDING_ENTRY_DAMAGED,       /* the entry of block place */
-    BL_FINDING_ENTRY_NONSENSE,
-    BL_FINDING_ENTRY_FUTURE,        /* of an epoch that has not been */
-    BL_FINDING_ENTRY_HOMELESS,      /* not at a block of an open extent of its class */
-    BL_FINDING_ENTRY_OVERLAP,       /* two entries, one space */
-    BL_FINDING_ENTRY_TWICE,         /* two entries, one key */
-    BL_FINDING_PAYLOAD_DAMAGED      /* bytes that are not those that were committed */
-};
-
-typedef struct bl_finding {
-    uint32_t kind;
-    uint32_t reserved;
-    uint64_t place;
-    uint64_t detail;            /* pool offset or number of stripes */
-} bl_finding;
-
-typedef struct bl_check_report {
-    uint64_t epoch;
-    uint64_t block_count;
-    uint64_t block_bytes;
-    uint64_t extent_count;
-    uint32_t finding_count;     /* found, even if more than fit */
-    uint32_t serving;           /* 1: a server serves, or died without a word */
-} bl_check_report;
-
-/* Look over what the serving half of a pool says; read-only. payload: every checksum too. 0 or
- * -ENOMEM. */
-int bl_check_pool(const bl_pool *pool, int payload, bl_finding *findings, uint32_t count_max,
-                  bl_check_report *report);
-
 /* ---- L5 transfer */
 
 /* A run of private memory of this process. */

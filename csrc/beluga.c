@@ -11,6 +11,7 @@
 /* L0 format */
 #include "pool_format.h"
 #include "api.h"
+#include "api_check.h"
 #include "api_verify.h"
 #include "pool_format_check.c"
 
@@ -65,7 +66,12 @@
 #include "recover.c"
 #include "meta.c"
 #include "meta_client.c"
+#include "check.h"
 #include "check.c"
+#include "check_server.c"
+#include "check_lane.c"
+#include "check_payload.c"
+#include "check_table.c"
 #include "verify_raw.h"
 #include "verify_talk.c"
 #include "verify_litmus.c"

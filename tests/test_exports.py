@@ -13,11 +13,13 @@ EXPORTS: dict[str, str] = {
     "beluga._ffi": "ffi lib",
     "beluga.primitives": "crc32c features fence flush invalidate isa ntstore_copy",
     "beluga.pool": (
-        "DISCIPLINES DeviceSpec DeviceView Geometry Pool STRIPE_SIZE default_specs emulated_paths "
-        "filesystem forget parse_size remember remembered room show_size"
+        "DISCIPLINES DeviceSpec DeviceView Geometry Pool STRIPE_SIZE SpecLike default_specs "
+        "emulated_paths filesystem forget parse_size remember remembered room show_size survey"
     ),
     "beluga.rpc": "Client ClientStat METHOD_USER Server ServerStat",
-    "beluga.meta": ("BlockState Grant Lookup MetaClient MetaServer MetaStat Report check_pool"),
+    "beluga.meta": (
+        "BlockState Grant Lookup MetaClient MetaServer MetaStat Report check_devices check_pool"
+    ),
     "beluga.verify": "Finding Machine Report verify_pool",
     "beluga.kvcache": "CHUNK_SIZE GetResult KVCache Namespace PutResult fold hash_keys",
     "beluga.replay": (

@@ -13,7 +13,7 @@ import typer
 from beluga.cli.options import Json, PoolPaths, open_pool, size
 from beluga.cli.output import print_facts, print_json, print_table, progress, say
 from beluga.errors import NoDefaultPoolError, PoolError
-from beluga.meta import check_pool
+from beluga.meta import check_devices
 from beluga.pool import Pool, default_specs, emulated_paths, forget, remember, show_size
 
 app = typer.Typer(help="Create, look at and destroy pools.", no_args_is_help=True)
@@ -86,8 +86,7 @@ def check(
     json: Json = False,
 ) -> None:
     """Look a pool over, dead or serving, without changing it. Exit status 1 if it is damaged."""
-    with open_pool(pool) as opened:
-        report = check_pool(opened, payload=payload)
+    report = check_devices(pool or default_specs(), payload=payload)
     if json:
         print_json(report)
     else:

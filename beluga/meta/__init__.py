@@ -6,7 +6,7 @@
 :class:`beluga.kvcache.KVCache` is what most programs want instead.
 """
 
-from beluga.meta.check import Report, check_pool
+from beluga.meta.check import Report, check_devices, check_pool
 from beluga.meta.client import BlockState, Grant, Lookup, MetaClient
 from beluga.meta.server import MetaServer
 from beluga.meta.stat import MetaStat
@@ -19,5 +19,6 @@ __all__ = [
     "MetaServer",
     "MetaStat",
     "Report",
+    "check_devices",
     "check_pool",
 ]

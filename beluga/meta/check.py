@@ -5,30 +5,14 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 from beluga._ffi import ffi, lib
 from beluga.errors import check
-
-if TYPE_CHECKING:
-    from beluga.pool import Pool
+from beluga.meta.findings import describe
+from beluga.pool import Pool, SpecLike, survey
 
 FINDINGS_MAX = 1000
-
-# By bl_finding_kind of csrc/api.h.
-TEXTS = {
-    lib.BL_FINDING_EPOCH_DAMAGED: "the epoch line of half {place} is damaged",
-    lib.BL_FINDING_EXTENT_DAMAGED: "the extent mark of stripe {place} is damaged",
-    lib.BL_FINDING_EXTENT_NONSENSE: "the extent mark of stripe {place} makes no sense",
-    lib.BL_FINDING_EXTENT_OVERLAP: "the extent at stripe {place} overlaps another",
-    lib.BL_FINDING_ENTRY_DAMAGED: "the entry of block {place} is damaged",
-    lib.BL_FINDING_ENTRY_NONSENSE: "the entry of block {place} makes no sense",
-    lib.BL_FINDING_ENTRY_FUTURE: "the entry of block {place} is of an epoch that has not been",
-    lib.BL_FINDING_ENTRY_HOMELESS: "block {place} at {detail:#x} lies in no extent of its size",
-    lib.BL_FINDING_ENTRY_OVERLAP: "block {place} at {detail:#x} shares its space with another",
-    lib.BL_FINDING_ENTRY_TWICE: "block {place} has a key that another block has too",
-    lib.BL_FINDING_PAYLOAD_DAMAGED: "block {place} at {detail:#x}: the checksums do not match",
-}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -40,6 +24,7 @@ class Report:
     block_count: int
     block_bytes: int
     extent_count: int
+    session_count: int
     finding_count: int
     findings: tuple[str, ...]
 
@@ -48,6 +33,7 @@ def check_pool(pool: Pool, *, payload: bool = False) -> Report:
     """Check what the serving half of the pool says, read-only, live or dead.
 
     ``payload`` compares every block with its checksums too. Damage is reported, not raised.
+    Raises OSError when servers follow each other faster than the pool can be looked over.
     """
     findings = ffi.new("bl_finding[]", FINDINGS_MAX)
     report = ffi.new("bl_check_report *")
@@ -61,8 +47,19 @@ def check_pool(pool: Pool, *, payload: bool = False) -> Report:
         block_count=report.block_count,
         block_bytes=report.block_bytes,
         extent_count=report.extent_count,
+        session_count=report.session_count,
         finding_count=report.finding_count,
-        findings=tuple(
-            TEXTS[f.kind].format(place=f.place, detail=f.detail) for f in findings[0:shown]
-        ),
+        findings=tuple(describe(finding) for finding in findings[0:shown]),
     )
+
+
+def check_devices(paths: Sequence[SpecLike], *, payload: bool = False) -> Report:
+    """Check the pool on ``paths``, its superblocks first; if they are damaged, nothing else can be.
+
+    Raises a PoolError for what is no device, or cannot be opened.
+    """
+    findings = survey(paths)
+    if findings:
+        return Report(0, False, 0, 0, 0, 0, len(findings), tuple(findings))
+    with Pool.open(paths) as pool:
+        return check_pool(pool, payload=payload)

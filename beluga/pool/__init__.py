@@ -5,8 +5,9 @@
 from beluga.pool.default import default_specs, emulated_paths, forget, remember, remembered
 from beluga.pool.pool import DeviceView, Pool
 from beluga.pool.room import filesystem, room
-from beluga.pool.spec import STRIPE_SIZE, DeviceSpec, parse_size, show_size
+from beluga.pool.spec import STRIPE_SIZE, DeviceSpec, SpecLike, parse_size, show_size
 from beluga.pool.superblock import DISCIPLINES, Geometry
+from beluga.pool.survey import survey
 
 __all__ = [
     "DISCIPLINES",
@@ -15,6 +16,7 @@ __all__ = [
     "DeviceView",
     "Geometry",
     "Pool",
+    "SpecLike",
     "default_specs",
     "emulated_paths",
     "filesystem",
@@ -24,4 +26,5 @@ __all__ = [
     "remembered",
     "room",
     "show_size",
+    "survey",
 ]

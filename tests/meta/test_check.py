@@ -4,68 +4,89 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
+from plants import PLANTS, Ground, Plant
 
+from beluga import Pool
+from beluga.meta import check_pool
+from beluga.meta.findings import KINDS
+
+COUNT = 24
+SHAPES = {
+    "one": {"devices": 1},
+    "interleaved": {"devices": 2},
+    "row": {"devices": 3, "interleave": False, "discipline": "non-coherent"},
+}
+
+# Epoch 1 stops; epoch 2 and its client die in the middle of everything.
+HISTORY = """
+import os, signal, sys
+import numpy as np
 from beluga import KVCache, MetaServer, Pool
-from beluga._ffi import ffi, lib
-from beluga.meta import MetaClient, check_pool
+pool = Pool.open(sys.argv[2:])
+blocks = np.random.default_rng(3).integers(0, 256, (COUNT, 100_000), dtype=np.uint8)
+names = [bytes([i]) * 16 for i in range(COUNT)]
+with MetaServer(pool), KVCache(pool, namespace="check") as cache:
+    assert cache.put(names[:10], blocks[:10]).stored == 10
+server = MetaServer(pool)
+server.start()
+cache = KVCache(pool, namespace="check")
+assert cache.put(names, blocks).stored == COUNT - 10
+assert cache.put([bytes([99]) * 16], blocks[:1, :9000]).stored == 1
+for _ in range(5):
+    assert cache.lookup(names) == COUNT
+os.kill(os.getpid(), signal.SIGKILL)
+""".replace("COUNT", str(COUNT))
 
-LINE = 64
-COUNT = 40
+
+@pytest.fixture(scope="module", params=SHAPES)
+def paths(
+    request: pytest.FixtureRequest,
+    memory_root: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> list[Path]:
+    """The devices of a dead pool with COUNT + 1 committed blocks, written by epoch 2 (half 0)."""
+    shape = dict(SHAPES[request.param])
+    folder = tmp_path_factory.mktemp(request.param)
+    paths = [folder / f"device{i}" for i in range(shape.pop("devices"))]
+    size = (192 << 20) // len(paths)
+    Pool.create(paths, device_size=size, sparse=True, max_blocks=200, lane_count=4, **shape).close()
+    ended = subprocess.run([sys.executable, "-c", HISTORY, "-", *map(str, paths)], check=False)
+    assert ended.returncode == -signal.SIGKILL
+    return paths
 
 
 @pytest.fixture
-def pool(shm: Path) -> Iterator[Pool]:
-    """A dead pool with COUNT committed blocks of 100 kB, written by epoch 1 (half 1)."""
-    paths = [shm / name for name in "ab"]
-    with Pool.create(paths, device_size=32 << 20, sparse=True) as pool:
-        with MetaServer(pool), KVCache(pool, namespace="check") as cache:
-            blocks = np.random.default_rng(3).integers(0, 256, (COUNT, 100_000), dtype=np.uint8)
-            assert cache.put(names(), blocks).stored == COUNT
-        yield pool
+def ground(paths: list[Path]) -> Iterator[Ground]:
+    with Pool.open(paths) as pool:
+        ground = Ground(pool)
+        yield ground
+        ground.undo()
 
 
-def names() -> list[bytes]:
-    return [bytes([i]) * 16 for i in range(COUNT)]
+def kinds(findings: tuple[str, ...]) -> set[str]:
+    return {finding.split()[0] for finding in findings}
 
 
-def line(pool: Pool, offset: int) -> memoryview:
-    """A line of the pool, to be scribbled on."""
-    return memoryview(ffi.buffer(lib.bl_pool_address(pool.handle, offset), LINE))
-
-
-def entry_offset(pool: Pool, block: int) -> int:
-    g = pool.geometry
-    return g.table_offset + (g.block_count_max + block) * LINE
-
-
-def extent_offset(pool: Pool, stripe: int) -> int:
-    g = pool.geometry
-    return g.extent_offset + (g.stripe_count + stripe) * LINE
-
-
-def findings(pool: Pool, *, payload: bool = False) -> list[str]:
-    report = check_pool(pool, payload=payload)
-    assert report.finding_count == len(report.findings)
-    return list(report.findings)
-
-
-def test_a_healthy_pool_has_no_findings(pool: Pool) -> None:
-    report = check_pool(pool, payload=True)
+def test_a_healthy_pool_has_no_findings(ground: Ground) -> None:
+    report = check_pool(ground.pool, payload=True)
     assert report.findings == ()
-    assert (report.epoch, report.serving) == (1, False)
-    assert (report.block_count, report.block_bytes) == (COUNT, COUNT * 100_000)
+    assert (report.epoch, report.session_count) == (2, 1)
+    assert report.block_count == COUNT + 1
+    assert report.block_bytes == COUNT * 100_000 + 9000
 
 
-def test_a_look_over_a_pool_writes_nothing(pool: Pool) -> None:
-    g = pool.geometry
-    before = [bytes(line(pool, offset)) for offset in range(0, g.data_offset, LINE)]
-    check_pool(pool, payload=True)
-    assert before == [bytes(line(pool, offset)) for offset in range(0, g.data_offset, LINE)]
+def test_a_look_over_a_pool_writes_nothing(ground: Ground) -> None:
+    end = ground.pool.geometry.data_offset
+    before = [bytes(ground.at(offset)) for offset in range(0, end, 64)]
+    check_pool(ground.pool, payload=True)
+    assert before == [bytes(ground.at(offset)) for offset in range(0, end, 64)]
 
 
 def test_a_pool_that_was_never_served_has_no_findings(tmp_path: Path) -> None:
@@ -74,35 +95,44 @@ def test_a_pool_that_was_never_served_has_no_findings(tmp_path: Path) -> None:
         assert (report.epoch, report.block_count, report.findings) == (0, 0, ())
 
 
-@pytest.mark.parametrize("byte", [0, 17, 25, 40, 44, 48, 52, 60])
-def test_a_damaged_entry_is_found(pool: Pool, byte: int) -> None:
-    line(pool, entry_offset(pool, 7))[byte] ^= 1
-    assert findings(pool) == ["the entry of block 7 is damaged"]
+@pytest.mark.parametrize(
+    "plant", PLANTS, ids=[f"{plant.kind}-{number}" for number, plant in enumerate(PLANTS)]
+)
+def test_damage_is_found(ground: Ground, plant: Plant) -> None:
+    plant.plant(ground)
+    report = check_pool(ground.pool, payload=plant.payload)
+    assert plant.kind in kinds(report.findings)
+    assert kinds(report.findings) <= {plant.kind} | plant.also
+    assert report.finding_count == len(report.findings)
+    ground.undo()
+    assert check_pool(ground.pool, payload=True).findings == ()
 
 
-def test_an_entry_copied_to_another_line_is_found(pool: Pool) -> None:
-    line(pool, entry_offset(pool, 7))[:] = line(pool, entry_offset(pool, 8))
-    assert findings(pool) == ["the entry of block 7 is damaged"]
+def test_every_kind_of_finding_is_planted() -> None:
+    assert set(KINDS.values()) == {plant.kind for plant in PLANTS}
+    assert len(KINDS) > 40
 
 
-def test_a_damaged_extent_mark_is_found_and_its_blocks_are_homeless(pool: Pool) -> None:
-    first = line(pool, extent_offset(pool, 0))
-    assert int.from_bytes(first[28:32], "little") >= COUNT  # all blocks lie in it
-    first[20] ^= 1
-    found = findings(pool)
-    assert "the extent mark of stripe 0 is damaged" in found
-    assert len([text for text in found if "lies in no extent" in text]) == COUNT
+def test_payload_is_looked_at_on_request_only(ground: Ground) -> None:
+    for plant in PLANTS:
+        if plant.kind == "payload-damaged":
+            plant.plant(ground)
+    assert check_pool(ground.pool).findings == ()
 
 
-def test_a_damaged_epoch_line_is_found(pool: Pool) -> None:
-    line(pool, 256)[3] ^= 1
-    assert "the epoch line of half 1 is damaged" in findings(pool)
+def test_of_two_entries_the_older_is_in_error(ground: Ground) -> None:
+    ours, newer = ground.read("bl_entry", ground.entry(8)), ground.read("bl_entry", ground.entry(9))
+    assert ours.generation < newer.generation
+    ground.forge_entry(9, key=list(ours.key))
+    (text,) = check_pool(ground.pool).findings
+    assert text.startswith("entry-twice block 8: ")
 
 
-def test_damaged_payload_is_found_only_by_its_checksums(pool: Pool) -> None:
-    with MetaServer(pool), KVCache(pool, namespace="check") as cache:
-        hits = MetaClient(cache.client).lookup(cache.keys(names())).hits
-        line(pool, hits[5].offset + 64 * 1000)[9] ^= 1
-        assert findings(pool) == []
-        (text,) = findings(pool, payload=True)
-        assert text == f"block {hits[5].block} at {hits[5].offset:#x}: the checksums do not match"
+def test_more_findings_than_fit_are_counted(ground: Ground) -> None:
+    for block in range(COUNT):
+        ground.flip(ground.entry(block), 8)
+    report = check_pool(ground.pool)
+    assert report.finding_count == COUNT
+    assert report.findings[0] == (
+        "entry-damaged block 0: the entry's check is wrong; it reads as a miss"
+    )

@@ -22,7 +22,7 @@ from simulator import KINDS, Site, play, scenarios, sites, told
 
 SEEDS = 600  # of each scenario and kind, at most
 COVERAGE_SEEDS = 30
-NO_PROTOCOL = ("sim_", "verify")  # how the names of such files begin
+NO_PROTOCOL = ("sim_", "verify", "check")  # how the names of such files begin
 COVERAGE_FIRST = 1_000_000  # other seeds than those that hunt
 
 
@@ -52,8 +52,8 @@ def name_of(site: Site) -> Name:
 
 
 def protocol_sites() -> list[Site]:
-    """The sites of protocol files: all but the simulator's scenarios and ``beluga verify``, which
-    tries the memory and is tried in test_verify.py."""
+    """The sites of protocol files: all but the simulator's scenarios, ``beluga verify``, which
+    tries the memory and is tried in test_verify.py, and ``pool check``, which only looks."""
     return [site for site in sites() if not site.file.startswith(NO_PROTOCOL)]
 
 

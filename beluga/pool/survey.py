@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""Looking over the first bytes of a pool's devices: everything that is wrong, not the first thing.
+
+Opening a pool (``attach.py``) refuses with one error; here each finding becomes a line, and
+nothing is mapped.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+
+from beluga._ffi import ffi, lib
+from beluga.pool.device import Device, examine, open_device, refuse_twice
+from beluga.pool.spec import DeviceSpec, SpecLike
+from beluga.pool.superblock import Superblock, fault, read_first
+
+FAULTS = {
+    lib.BL_SUPERBLOCK_EMPTY: "superblock-empty {}: no pool is on it",
+    lib.BL_SUPERBLOCK_FOREIGN: "superblock-foreign {}: its first bytes are not Beluga's",
+    lib.BL_SUPERBLOCK_VERSION: "superblock-version {}: of another version of the pool format",
+    lib.BL_SUPERBLOCK_DAMAGED: "superblock-damaged {}: its check is wrong",
+    lib.BL_SUPERBLOCK_FORMAT: "superblock-format {}: made by a Beluga whose structs differ",
+    lib.BL_SUPERBLOCK_GEOMETRY: "superblock-geometry {}: its numbers contradict each other",
+}
+
+
+def survey(paths: Sequence[SpecLike]) -> list[str]:
+    """One line per finding about the superblocks of these devices: kind, device, meaning.
+
+    Raises a PoolError for what is no device, or cannot be opened.
+    """
+    devices = [examine(DeviceSpec.parse(path)) for path in paths]
+    refuse_twice(devices)
+    findings: list[str] = []
+    believed: list[tuple[Device, Superblock]] = []
+    for device in devices:
+        fd = open_device(device)
+        try:
+            raw = read_first(device, fd)
+        finally:
+            os.close(fd)
+        verdict = fault(raw)
+        if verdict != lib.BL_SUPERBLOCK_GOOD:
+            findings.append(FAULTS[verdict].format(device))
+            continue
+        believed.append((device, Superblock.of(raw)))
+        findings += _alone(device, raw, believed[-1][1])
+    return findings + list(_together(believed, complete=len(believed) == len(devices)))
+
+
+def _alone(device: Device, raw: bytes, superblock: Superblock) -> Iterator[str]:
+    c = ffi.cast("bl_superblock *", ffi.from_buffer(raw))
+    if any(c.reserved) or c.reserved_tail or any(c.geometry.reserved):
+        yield f"superblock-reserved {device}: a reserved field is used"
+    wanted = superblock.geometry.device_size
+    if device.size < wanted:
+        yield f"device-truncated {device}: {device.size} bytes, but its pool has {wanted} on it"
+
+
+def _together(believed: list[tuple[Device, Superblock]], *, complete: bool) -> Iterator[str]:
+    """``complete``: every device has a place, so that one that is missing is really missing."""
+    if not believed:
+        return
+    one, first = believed[0]
+    places: dict[int, Device] = {}
+    for device, superblock in believed:
+        if superblock.pool_id != first.pool_id:
+            yield f"superblock-pool {device}: of pool {superblock.pool_id[:8]}, unlike {one}"
+        elif superblock.geometry != first.geometry:
+            yield f"superblock-disagrees {device}: another geometry than on {one}"
+        elif other := places.get(superblock.device_index):
+            yield (
+                f"superblock-twice {device}: device {superblock.device_index} of the pool, "
+                f"as {other} is"
+            )
+        else:
+            places[superblock.device_index] = device
+    missing = [i for i in range(first.geometry.device_count) if i not in places]
+    if complete and missing:
+        yield f"device-missing {', '.join(map(str, missing))}: of {first.geometry.device_count}"

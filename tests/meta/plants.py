@@ -1,0 +1,279 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""Damage by hand: every kind that a look over a pool must find, and what else comes of it.
+
+The pool is dead. Epoch 2 was killed: half 0 is judged, half 1 is history. Lane 0 is the session of
+a client that made some calls and was killed too; blocks of two sizes lie in two extents.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from lines import LINE, MASK, Lines, seal_message, seal_table
+
+HALF, HISTORY = 0, 1
+EPOCH = 2
+CANDIDATES = 4096
+LOBBY = 16384
+PAGE = 4096
+STRIPE = 2 << 20
+
+
+class Ground(Lines):
+    """The pool that damage is planted in."""
+
+    def epoch(self, half: int) -> int:
+        return half * 256
+
+    def beat(self) -> int:
+        return self.epoch(HALF) + 128
+
+    def session(self, lane: int) -> int:
+        return self.pool.geometry.session_offset + lane * LINE
+
+    def lane(self, lane: int) -> int:
+        return self.pool.geometry.lane_offset + lane * self.pool.geometry.lane_stride
+
+    def request(self, slot: int) -> int:
+        return self.lane(0) + PAGE + slot * 128
+
+    def reply(self, slot: int) -> int:
+        return self.request(slot) + self.pool.geometry.slot_count * 128
+
+    def mark(self, stripe: int) -> int:
+        return self.pool.geometry.extent_offset + stripe * LINE
+
+    def entry(self, block: int) -> int:
+        return self.pool.geometry.table_offset + block * LINE
+
+    @property
+    def data(self) -> int:
+        return self.pool.geometry.data_offset
+
+    @property
+    def free_stripe(self) -> int:
+        """The first of the stripes at the pool's end, which nobody has."""
+        return self.pool.geometry.stripe_count - 72
+
+    def forge_table(self, kind: str, offset: int, key: int, /, **fields: Any) -> None:
+        self.forge(kind, offset, key, seal_table, **fields)
+
+    def forge_slot(self, kind: str, offset: int, /, **fields: Any) -> None:
+        session = self.read("bl_session_line", self.session(0))
+        key = session.nonce + session.epoch * 0xD6E8FEB86659FD93 & MASK
+        self.forge(kind, offset, key, seal_message, **fields)
+
+    def forge_entry(self, block: int, /, **fields: Any) -> None:
+        self.forge_table("bl_entry", self.entry(block), block, **fields)
+
+    def forge_mark(self, stripe: int, /, **fields: Any) -> None:
+        self.forge_table("bl_extent_line", self.mark(stripe), stripe, **fields)
+
+    def open_mark(self, stripe: int, block_size: int, stripes: int, blocks: int) -> None:
+        self.forge_mark(
+            stripe,
+            epoch=EPOCH,
+            generation=EPOCH << 40 | 1 << 30 | stripe,
+            first_stripe=stripe,
+            stripe_count=stripes,
+            block_size=block_size,
+            block_count=blocks,
+            state=1,
+        )
+
+
+@dataclass(frozen=True)
+class Plant:
+    kind: str
+    plant: Callable[[Ground], object]
+    also: set[str] = field(default_factory=set)  # findings that may follow from it
+    payload: bool = False
+
+
+def _classes(g: Ground) -> None:
+    for number in range(64):
+        g.open_mark(g.free_stripe + number, 64 * 4096 + number * 4096, 1, 512 // (64 + number))
+
+
+def _overlap_extents(g: Ground) -> None:
+    for stripe in (g.free_stripe, g.free_stripe + 1):
+        g.open_mark(stripe, 2 * STRIPE, 2, 1)
+
+
+def _alike(g: Ground, *names: str) -> None:
+    """Block 9 gets some of block 8's fields."""
+    eight = g.read("bl_entry", g.entry(8))
+    values = {"key": list(eight.key), "offset": eight.offset, "generation": eight.generation}
+    g.forge_entry(9, **{name: values[name] for name in names})
+
+
+def _session_twice(g: Ground) -> None:
+    zero = g.read("bl_session_line", g.session(0))
+    g.forge_table("bl_session_line", g.session(1), 1, nonce=zero.nonce, epoch=2, state=1)
+
+
+def _wrong_slot(kind: str, offset: Callable[[Ground], int]) -> Callable[[Ground], None]:
+    def plant(g: Ground) -> None:
+        g.forge_slot(kind, offset(g), sequence=g.read(kind, offset(g)).sequence + 1)
+
+    return plant
+
+
+def _torn(offset: Callable[[Ground], int]) -> Callable[[Ground], None]:
+    return lambda g: g.flip(offset(g), 60)
+
+
+HOMELESS = {"entry-homeless"}
+
+
+def _epoch(**fields: int) -> Callable[[Ground], None]:
+    return lambda g: g.forge_table("bl_epoch_line", g.epoch(HISTORY), HISTORY, **fields)
+
+
+def _candidate(**fields: int) -> Callable[[Ground], None]:
+    return lambda g: g.forge_table("bl_candidate_line", CANDIDATES, 0, **fields)
+
+
+def _session(**fields: int) -> Callable[[Ground], None]:
+    return lambda g: g.forge_table("bl_session_line", g.session(0), 0, **fields)
+
+
+def _lobby(kind: str, place: int, **fields: int) -> Callable[[Ground], None]:
+    return lambda g: g.forge(kind, LOBBY + place, 0, seal_message, **fields)
+
+
+def _mark(**fields: Any) -> Callable[[Ground], None]:
+    return lambda g: g.forge_mark(0, **fields)
+
+
+def _entry(**fields: Any) -> Callable[[Ground], None]:
+    return lambda g: g.forge_entry(8, **fields)
+
+
+def _reserved(kind: str, offset: Callable[[Ground], int], key: int) -> Callable[[Ground], None]:
+    def plant(g: Ground) -> None:
+        reserved = g.read(kind, offset(g)).reserved
+        g.forge_table(kind, offset(g), key, reserved=7 if isinstance(reserved, int) else [7])
+
+    return plant
+
+
+def _stray(offset: Callable[[Ground], int]) -> Callable[[Ground], None]:
+    return lambda g: g.flip(offset(g), 5)
+
+
+def _copied(g: Ground) -> None:
+    g.at(g.entry(8))[:] = g.at(g.entry(9))
+
+
+def _payload(byte: int) -> Callable[[Ground], None]:
+    """Into block 8's stored bytes: payload, or the vector behind it."""
+
+    def plant(g: Ground) -> None:
+        start = g.read("bl_entry", g.entry(8)).offset
+        g.flip(start + byte // LINE * LINE, byte % LINE)
+
+    return plant
+
+
+REQUEST, REPLY = "bl_request", "bl_reply"
+LENGTH = 100_000
+VECTOR = (LENGTH + LINE - 1) // LINE * LINE
+
+PLANTS = (
+    Plant("epoch-damaged", lambda g: g.flip(g.epoch(HISTORY), 3)),
+    Plant("epoch-damaged", lambda g: g.flip(g.epoch(HISTORY), 61)),
+    Plant("epoch-half", _epoch(epoch=2)),
+    Plant("epoch-half", _epoch(epoch=0)),
+    Plant("epoch-state", _epoch(state=9)),
+    Plant("epoch-state", _epoch(state=0)),
+    Plant("epoch-nonsense", _epoch(host=64)),
+    Plant("epoch-nonsense", _epoch(nonce=0)),
+    Plant("epoch-future", _epoch(epoch=(1 << 24) + 1), {"beat-strange"}),
+    Plant("beat-damaged", lambda g: g.flip(g.beat(), 0)),
+    Plant("beat-strange", lambda g: g.forge_table("bl_beat_line", g.beat(), 77, nonce=77)),
+    Plant("epoch-damaged", lambda g: g.flip(g.epoch(HISTORY) + LINE, 3)),
+    Plant("candidate-damaged", lambda g: g.flip(CANDIDATES, 9)),
+    Plant("candidate-damaged", lambda g: g.flip(CANDIDATES + LINE, 9)),
+    Plant("candidate-nonsense", _candidate(ballot=65)),
+    Plant("candidate-nonsense", _candidate(accepted=1 << 40)),
+    Plant("candidate-nonsense", _candidate(nonce=0)),
+    Plant("candidate-nonsense", _candidate(host=64)),
+    Plant("candidate-nonsense", _candidate(epoch=0)),
+    Plant("candidate-future", _candidate(epoch=1 << 24)),
+    Plant("lobby-request-damaged", lambda g: g.flip(LOBBY, 9)),
+    Plant("lobby-request-damaged", _torn(lambda _: LOBBY)),
+    Plant("lobby-request-nonsense", _lobby("bl_lobby_request", 0, operation=9)),
+    Plant("lobby-request-nonsense", _lobby("bl_lobby_request", 0, nonce=0)),
+    Plant("lobby-request-future", _lobby("bl_lobby_request", 0, epoch=99)),
+    Plant("lobby-request-host", _lobby("bl_lobby_request", 0, host=5)),
+    Plant("lobby-reply-damaged", lambda g: g.flip(LOBBY + 128, 9)),
+    Plant("lobby-reply-damaged", _torn(lambda _: LOBBY + 128)),
+    Plant("lobby-reply-nonsense", _lobby("bl_lobby_reply", 128, lane=1 << 20)),
+    Plant("lobby-reply-nonsense", _lobby("bl_lobby_reply", 128, status=5)),
+    Plant("lobby-reply-nonsense", _lobby("bl_lobby_reply", 128, live_count=1 << 20)),
+    Plant("lobby-reply-future", _lobby("bl_lobby_reply", 128, epoch=99)),
+    Plant("session-damaged", lambda g: g.flip(g.session(0), 30)),
+    Plant("session-state", _session(state=7)),
+    Plant("session-host", _session(host=64)),
+    Plant("session-nonsense", _session(nonce=0)),
+    Plant("session-nonsense", _session(epoch=0)),
+    Plant("session-future", _session(epoch=99)),
+    Plant("session-twice", _session_twice),
+    Plant("lane-beat-damaged", lambda g: g.flip(g.lane(0), 2)),
+    Plant("request-damaged", lambda g: g.flip(g.request(3), 20)),
+    Plant("request-damaged", _torn(lambda g: g.request(3))),
+    Plant("request-nonsense", lambda g: g.forge_slot(REQUEST, g.request(3), size=41)),
+    Plant("request-nonsense", lambda g: g.forge_slot(REQUEST, g.request(3), flags=2)),
+    Plant("request-nonsense", _wrong_slot(REQUEST, lambda g: g.request(3))),
+    Plant("reply-damaged", lambda g: g.flip(g.reply(3), 20)),
+    Plant("reply-damaged", _torn(lambda g: g.reply(3))),
+    Plant("reply-nonsense", lambda g: g.forge_slot(REPLY, g.reply(3), size=41)),
+    Plant("reply-nonsense", _wrong_slot(REPLY, lambda g: g.reply(3))),
+    Plant("extent-damaged", lambda g: g.flip(g.mark(0), 20), HOMELESS),
+    Plant("extent-place", _mark(first_stripe=1), HOMELESS),
+    Plant("extent-state", _mark(state=9), HOMELESS),
+    Plant("extent-size", _mark(stripe_count=0), HOMELESS),
+    Plant("extent-size", _mark(stripe_count=65), HOMELESS),
+    Plant("extent-size", _mark(block_size=0), HOMELESS),
+    Plant("extent-size", _mark(block_size=4097), HOMELESS),
+    Plant("extent-beyond", lambda g: g.open_mark(g.free_stripe + 71, 2 * STRIPE, 2, 1)),
+    Plant("extent-fit", lambda g: g.open_mark(g.free_stripe, STRIPE, 2, 3)),
+    Plant("extent-fit", lambda g: g.open_mark(g.free_stripe, 3 * STRIPE, 2, 0)),
+    Plant("extent-overlap", _overlap_extents),
+    Plant("extent-classes", _classes),
+    Plant("extent-future", _mark(epoch=99), HOMELESS),
+    Plant("extent-future", _mark(generation=99 << 40), HOMELESS),
+    *(Plant("entry-damaged", lambda g, b=b: g.flip(g.entry(8), b)) for b in (0, 17, 25, 40, 60)),
+    Plant("entry-damaged", _copied),
+    Plant("entry-state", _entry(state=5)),
+    Plant("entry-length", _entry(length=0)),
+    Plant("entry-length", _entry(length=(1 << 32) - 1, chunk_size=0)),
+    Plant("entry-chunk", _entry(chunk_size=63)),
+    Plant("entry-unaligned", lambda g: g.forge_entry(8, offset=g.data + 64)),
+    Plant("entry-beyond", _entry(offset=0)),
+    Plant("entry-beyond", lambda g: g.forge_entry(8, offset=g.pool.geometry.size)),
+    Plant("entry-beyond", _entry(offset=(1 << 64) - 4096)),
+    Plant("entry-future", _entry(generation=3 << 40)),
+    Plant("entry-homeless", lambda g: g.forge_entry(8, offset=g.data + g.free_stripe * STRIPE)),
+    Plant("entry-homeless", _entry(length=50_000)),
+    Plant("entry-overlap", lambda g: _alike(g, "offset")),
+    Plant("entry-twice", lambda g: _alike(g, "key")),
+    Plant("entry-generation", lambda g: _alike(g, "generation")),
+    Plant("vector-damaged", _payload(VECTOR + 2), payload=True),
+    Plant("vector-damaged", _entry(vector_check=1), payload=True),
+    Plant("payload-damaged", _payload(64_000), payload=True),
+    Plant("payload-damaged", _payload(LENGTH - 1), payload=True),
+    Plant("reserved", _reserved("bl_epoch_line", lambda g: g.epoch(HISTORY), HISTORY)),
+    Plant("reserved", _reserved("bl_session_line", lambda g: g.session(0), 0)),
+    Plant("reserved", _reserved("bl_extent_line", lambda g: g.mark(0), 0), HOMELESS),
+    Plant("reserved", _reserved("bl_entry", lambda g: g.entry(8), 8)),
+    Plant("reserved", lambda g: g.forge_slot(REQUEST, g.request(3), reserved=1)),
+    Plant("stray", _stray(lambda g: g.beat() + LINE)),
+    Plant("stray", _stray(lambda _: LOBBY + LINE)),
+    Plant("stray", _stray(lambda g: g.lane(0) + LINE)),
+    Plant("stray", _stray(lambda g: g.mark(0) + 2 * g.pool.geometry.stripe_count * LINE)),
+)

@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""Looking superblocks over: every way to be wrong is a finding, and names its device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from beluga._ffi import ffi, lib
+from beluga.pool import Pool, survey
+from beluga.pool.superblock import SUPERBLOCK_SIZE
+
+SIZE = 16 << 20
+CHECK_AT = dict(ffi.typeof("bl_superblock").fields)["check"].offset
+
+
+@pytest.fixture
+def paths(tmp_path: Path) -> Iterator[list[Path]]:
+    paths = [tmp_path / name for name in "abc"]
+    Pool.create(paths, device_size=SIZE, sparse=True).close()
+    yield paths
+
+
+def write(path: Path, raw: bytes, at: int = 0) -> None:
+    with path.open("r+b") as file:
+        file.seek(at)
+        file.write(raw)
+
+
+def forge(path: Path, change: Callable[[Any], None]) -> None:
+    """Other values in the superblock, and its check made right again."""
+    raw = ffi.new("bl_superblock *")
+    with path.open("rb") as file:
+        ffi.memmove(raw, file.read(SUPERBLOCK_SIZE), SUPERBLOCK_SIZE)
+    change(raw)
+    raw.check = lib.bl_crc32c(0, raw, CHECK_AT)
+    write(path, bytes(ffi.buffer(raw)))
+
+
+def forged(field: str, value: object) -> Callable[[Path], None]:
+    def change(raw: Any) -> None:
+        struct = raw.geometry if field.startswith("geometry.") else raw
+        setattr(struct, field.removeprefix("geometry."), value)
+
+    return lambda path: forge(path, change)
+
+
+def truncate(path: Path) -> None:
+    with path.open("r+b") as file:
+        file.truncate(SIZE - (2 << 20))
+
+
+PLANTS: list[tuple[str, Callable[[Path], None]]] = [
+    ("superblock-empty", lambda path: write(path, bytes(SUPERBLOCK_SIZE))),
+    ("superblock-foreign", lambda path: write(path, b"X")),
+    ("superblock-version", forged("version", 77)),
+    ("superblock-damaged", lambda path: write(path, b"damage", 100)),
+    ("superblock-format", forged("format_hash", 1)),
+    ("superblock-geometry", forged("geometry.lane_count", 0)),
+    ("superblock-geometry", forged("geometry.table_offset", 64)),
+    ("superblock-geometry", forged("device_index", 3)),
+    ("superblock-geometry", forged("discipline", 9)),
+    ("superblock-geometry", forged("stripe_size", 1)),
+    ("superblock-reserved", forged("reserved", [5])),
+    ("superblock-reserved", forged("reserved_tail", 5)),
+    ("superblock-pool", forged("pool_id", b"x" * 16)),
+    ("superblock-twice", forged("device_index", 0)),
+    ("device-truncated", truncate),
+]
+
+
+def test_a_healthy_pool_has_no_findings(paths: list[Path]) -> None:
+    assert survey(paths) == []
+    assert survey(paths[::-1]) == []
+
+
+@pytest.mark.parametrize(("kind", "plant"), PLANTS, ids=[kind for kind, _ in PLANTS])
+def test_damage_is_found(paths: list[Path], kind: str, plant: Callable[[Path], None]) -> None:
+    plant(paths[1])
+    found = survey(paths)
+    assert found[0].startswith(f"{kind} {paths[1]}: ")
+    assert [text.split()[0] for text in found[1:]] in ([], ["device-missing"])
+
+
+def test_another_geometry_is_found(paths: list[Path], tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    others = [other, tmp_path / "d", tmp_path / "e"]
+    Pool.create(others, device_size=SIZE, sparse=True, lane_count=3).close()
+    with paths[0].open("rb") as file:
+        identity = ffi.new("bl_superblock *")
+        ffi.memmove(identity, file.read(SUPERBLOCK_SIZE), SUPERBLOCK_SIZE)
+    forge(other, lambda raw: setattr(raw, "pool_id", bytes(identity.pool_id)))
+    found = survey([paths[1], other, paths[2]])
+    assert found[0].startswith(f"superblock-disagrees {other}: ")
+
+
+def test_a_missing_device_is_found(paths: list[Path]) -> None:
+    assert survey(paths[:2]) == ["device-missing 2: of 3"]
