@@ -2,8 +2,8 @@
 # Copyright The Beluga Authors
 """What a named device is: a devdax node, a file, or a slice of either; and opening it.
 
-The kernel maps a devdax node beyond its end and rounds offsets without a word, and the process
-dies when it touches the memory. So everything is asked here, of sysfs, before anything is mapped.
+Everything is asked here before anything is mapped: what a file cannot bear ends in SIGBUS, and so
+does what a devdax node cannot (devdax.py).
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from beluga.errors import (
     DeviceSpecError,
     PoolError,
 )
-from beluga.pool.spec import STRIPE_SIZE, DeviceSpec, show_size
+from beluga.pool.devdax import ask_sysfs
+from beluga.pool.spec import DeviceSpec, show_size
 
 SYSFS = Path("/sys")
 
@@ -96,43 +97,9 @@ def _room(spec: DeviceSpec, size: int) -> int:
 
 
 def _examine_devdax(spec: DeviceSpec, number: int, sysfs: Path) -> Device:
-    wanted = f"{os.major(number)}:{os.minor(number)}"
-    for entry in sorted((sysfs / "bus/dax/devices").glob("*")):
-        if _read(entry / "dev") == wanted:
-            break
-    else:
-        raise DeviceMissingError(f"{spec.path} is a character device, but not a device-dax node")
-    name = entry.name
-    driver = (entry / "driver").resolve().name if (entry / "driver").exists() else None
-    if driver != "device_dax":
-        state = "the kernel uses it as its own memory" if driver == "kmem" else "nothing drives it"
-        raise DeviceBusyError(
-            f"{spec.path}: {state} (driver {driver or 'none'}); give it back with "
-            f"'daxctl reconfigure-device --mode=devdax {name}'"
-        )
-    align = int(_read(entry / "align") or STRIPE_SIZE)
-    if STRIPE_SIZE % align:
-        raise DeviceSpecError(
-            f"{spec.path} maps in units of {show_size(align)}; 2 MiB is needed: "
-            f"'daxctl reconfigure-device --align=2M {name}'"
-        )
-    size = _room(spec, int(_read(entry / "size") or 0)) // STRIPE_SIZE * STRIPE_SIZE
-    node = int(_read(entry / "numa_node") or -1)
-    return Device(
-        spec,
-        "devdax",
-        size,
-        True,
-        ("devdax", number),
-        spec.node if spec.node is not None else node if node >= 0 else None,
-    )
-
-
-def _read(path: Path) -> str | None:
-    try:
-        return path.read_text().strip()
-    except OSError:
-        return None
+    found = ask_sysfs(spec.path, number, sysfs)
+    node = spec.node if spec.node is not None else found.node
+    return Device(spec, "devdax", _room(spec, found.size), True, ("devdax", number), node)
 
 
 def open_device(device: Device) -> int:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from beluga._ffi import ffi, lib
-from beluga.errors import ForkedSessionError, NoRoomError, check
+from beluga.errors import DeviceTruncatedError, ForkedSessionError, NoRoomError, check
 from beluga.pool.device import Device, open_device
 from beluga.pool.superblock import SUPERBLOCK_SIZE, Superblock
 
@@ -46,6 +46,10 @@ class Mapping:
             raise
 
     def _map(self, index: int, device: Device) -> None:
+        if device.size < self.device_size:  # the kernel maps devdax beyond its end without a word
+            raise DeviceTruncatedError(
+                f"{device} has {device.size} bytes, less than the {self.device_size} to be mapped"
+            )
         fd = open_device(device)
         try:
             place = self.addresses + index

@@ -106,3 +106,15 @@ def test_a_size_that_is_none_is_a_usage_error(run: Run, paths: list[str]) -> Non
     refused = run("pool", "create", *paths, "--size", "much")
     assert (refused.returncode, refused.stdout) == (2, "")
     assert "'much' is not a size" in refused.stderr
+
+
+def test_disciplines_are_given_to_each_device_and_shown(run: Run, shm: Path) -> None:
+    paths = [shm / "a", shm / "b"]
+    mixed = ["--discipline", "non-coherent", "--discipline", "coherent"]
+    assert run("pool", "create", *paths, "--size", "16M", "--sparse", *mixed).returncode == 0
+    named = ["--pool", paths[1], "--pool", paths[0]]
+    info = json.loads(run("pool", "info", *named, "--json").stdout)
+    assert [device["discipline"] for device in info["devices"]] == ["non-coherent", "coherent"]
+    shown = run("pool", "info", *named).stdout
+    assert shown.count("non-coherent") == 1
+    assert shown.count("coherent") == 2

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""What a device is; devdax nodes by a made-up sysfs that calls /dev/null one."""
+"""What a device is. Devdax nodes have test_devdax.py."""
 
 from __future__ import annotations
 
@@ -8,11 +8,9 @@ import os
 from pathlib import Path
 
 import pytest
-from devdax import fake_devdax
 from refusal import refused
 
 from beluga.errors import (
-    DeviceBusyError,
     DeviceMismatchError,
     DeviceMissingError,
     DevicePermissionError,
@@ -22,39 +20,6 @@ from beluga.pool.device import examine, open_device, refuse_twice
 from beluga.pool.spec import DeviceSpec
 
 MIB = 1 << 20
-NODE = "/dev/null"
-
-
-def test_devdax_has_its_size_and_node_from_sysfs(tmp_path: Path) -> None:
-    device = examine(DeviceSpec.parse(NODE), sysfs=fake_devdax(tmp_path, NODE, size=255 * MIB))
-    assert (device.kind, device.size, device.node) == ("devdax", 254 * MIB, 1)
-
-
-def test_devdax_takes_the_named_node(tmp_path: Path) -> None:
-    spec = DeviceSpec.parse(f"{NODE},link=cxl1,node=0")
-    assert examine(spec, sysfs=fake_devdax(tmp_path, NODE)).node == 0
-
-
-def test_devdax_slice_beyond_the_end_is_refused(tmp_path: Path) -> None:
-    spec = DeviceSpec.parse(f"{NODE}@254MiB+4MiB")
-    with refused(DeviceSpecError, "beyond"):
-        examine(spec, sysfs=fake_devdax(tmp_path, NODE))
-
-
-@pytest.mark.parametrize(("driver", "word"), [("kmem", "kernel"), (None, "nothing drives it")])
-def test_devdax_of_another_driver_is_refused(tmp_path: Path, driver: str | None, word: str) -> None:
-    with refused(DeviceBusyError, word, "daxctl reconfigure-device --mode=devdax dax0.0"):
-        examine(DeviceSpec.parse(NODE), sysfs=fake_devdax(tmp_path, NODE, driver=driver))
-
-
-def test_devdax_of_huge_alignment_is_refused(tmp_path: Path) -> None:
-    with refused(DeviceSpecError, "--align=2M"):
-        examine(DeviceSpec.parse(NODE), sysfs=fake_devdax(tmp_path, NODE, align=1 << 30))
-
-
-def test_other_character_device_is_refused(tmp_path: Path) -> None:
-    with refused(DeviceMissingError, "not a device-dax node"):
-        examine(DeviceSpec.parse(NODE), sysfs=tmp_path)
 
 
 def test_directory_is_refused(tmp_path: Path) -> None:
@@ -118,24 +83,6 @@ def test_overlap_is_refused(tmp_path: Path, one: str, other: str, same: bool) ->
             refuse_twice(devices)
     else:
         refuse_twice(devices)
-
-
-def test_unbound_node_is_explained(tmp_path: Path) -> None:
-    # A character device without a driver answers like an unbound devdax node: ENXIO.
-    try:
-        os.mknod(tmp_path / "node", 0o600 | 0o020000, os.makedev(4095, 77))
-        os.close(os.open(tmp_path / "node", os.O_RDWR))
-    except PermissionError:
-        pytest.skip("this user cannot make and open device nodes")
-    except OSError:
-        pass
-    spec = DeviceSpec.parse(NODE)
-    device = examine(spec, sysfs=fake_devdax(tmp_path, NODE))
-    unbound = type(device)(
-        DeviceSpec(tmp_path / "node"), "devdax", device.size, True, ("devdax", 0)
-    )
-    with refused(DeviceBusyError, "daxctl"):
-        open_device(unbound)
 
 
 def test_file_without_permission_is_refused(shm: Path) -> None:

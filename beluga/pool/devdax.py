@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""What sysfs says of a devdax node, and whether a pool may lie on it.
+
+The kernel maps a node beyond its end and rounds offsets without a word, and the process dies when
+it touches the memory; it takes no private mapping, and none that is not in units of the node's
+alignment. So everything is asked here before anything is mapped, and what is not known is refused.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from beluga.errors import DeviceBusyError, DeviceMissingError, DeviceSpecError
+from beluga.pool.spec import STRIPE_SIZE, show_size
+
+
+@dataclass(frozen=True, slots=True)
+class DaxNode:
+    """A node that a pool may lie on."""
+
+    size: int  # bytes that can be mapped in stripes
+    node: int | None  # NUMA node, if the kernel knows it
+
+
+def ask_sysfs(path: Path, number: int, sysfs: Path) -> DaxNode:
+    """What ``path``, a character device with that number, is to the kernel.
+
+    Raises DeviceMissingError if it is no devdax node or sysfs does not tell, DeviceBusyError if
+    another driver has it or none, DeviceSpecError if its size or alignment does not do.
+    """
+    entry = _entry(path, number, sysfs)
+    _refuse_driver(path, entry)
+    align, size = _number(path, entry / "align"), _number(path, entry / "size")
+    if align <= 0 or STRIPE_SIZE % align:
+        raise DeviceSpecError(
+            f"{path} maps in units of {show_size(align)}; 2 MiB is needed: "
+            f"'daxctl reconfigure-device --align=2M {entry.name}'"
+        )
+    if size % align:
+        raise DeviceSpecError(
+            f"{path} has {size} bytes, not a multiple of its alignment of {show_size(align)}: its "
+            f"last bytes cannot be mapped; make it anew, 'daxctl create-device --size=...'"
+        )
+    if size < 2 * STRIPE_SIZE:
+        raise DeviceSpecError(
+            f"{path} has {show_size(size)}; a device needs at least 4 MiB (superblock and data)"
+        )
+    node = _read(entry / "numa_node")
+    known = node is not None and node.isdecimal()
+    return DaxNode(size // STRIPE_SIZE * STRIPE_SIZE, int(node) if node and known else None)
+
+
+def _entry(path: Path, number: int, sysfs: Path) -> Path:
+    devices = sysfs / "bus/dax/devices"
+    wanted = f"{os.major(number)}:{os.minor(number)}"
+    for entry in sorted(devices.glob("*")):
+        if _read(entry / "dev") == wanted:
+            return entry
+    if not devices.is_dir():
+        raise DeviceMissingError(
+            f"{path} is a character device, but not a device-dax node that this kernel tells of: "
+            f"there is no {devices}; is sysfs mounted, and device_dax loaded?"
+        )
+    raise DeviceMissingError(f"{path} is a character device, but not a device-dax node")
+
+
+def _refuse_driver(path: Path, entry: Path) -> None:
+    driver = (entry / "driver").resolve().name if (entry / "driver").exists() else None
+    if driver != "device_dax":
+        state = "the kernel uses it as its own memory" if driver == "kmem" else "nothing drives it"
+        raise DeviceBusyError(
+            f"{path}: {state} (driver {driver or 'none'}); give it back with "
+            f"'daxctl reconfigure-device --mode=devdax {entry.name}'"
+        )
+
+
+def _number(path: Path, attribute: Path) -> int:
+    text = _read(attribute)
+    if text is None or not text.isdecimal():
+        said = "cannot be read" if text is None else f"says '{text[:20]}'"
+        raise DeviceMissingError(
+            f"{path}: {attribute} {said}; without it the device's bounds are not known"
+        )
+    return int(text)
+
+
+def _read(path: Path) -> str | None:
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return None
