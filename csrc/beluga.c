@@ -98,5 +98,6 @@
 #include "sim_kv.c"
 #include "sim_range.c"
 #include "sim_damage.c"
+#include "sim_system.c"
 #include "sim_play.c"
 #endif

@@ -107,11 +107,11 @@ static int bl_blocks_write(bl_blocks_client *client, uint64_t key, const bl_bloc
     *bl_blocks_writer(client, record) = 0;
     if (bl_sim_below(blocks->path.world, 8) == 0) {
         int64_t count = bl_abort_blocks(client->session, &commit, 1, BL_PATH_TIMEOUT_NS);
-        return count < 0 ? bl_path_bear((int)count) : 0;
+        return count < 0 ? bl_path_bear(&blocks->path, (int)count) : 0;
     }
     status = bl_commit_blocks(client->session, &commit, 1, &committed, BL_PATH_TIMEOUT_NS);
     if (status < 0)
-        return bl_path_bear(status);
+        return bl_path_bear(&blocks->path, status);
     if (committed < 0) /* only a takeover ends a grant */
         return committed == -BL_ERROR_NO_GRANT && blocks->path.server_verbs ? 0 : -EBADMSG;
     if (removals == blocks->removals[key]) /* no removal was under way meanwhile */
@@ -126,7 +126,7 @@ static int bl_blocks_put(bl_blocks_client *client, uint64_t key)
     bl_block_record record;
     int status = bl_reserve(client->session, keys, 1, &what, &record, BL_PATH_TIMEOUT_NS);
     if (status < 0)
-        return bl_path_bear(status);
+        return bl_path_bear(&client->blocks->path, status);
     return record.state == BL_BLOCK_GRANTED ? bl_blocks_write(client, key, &record) : 0;
 }
 
@@ -197,7 +197,7 @@ static int bl_blocks_get(bl_blocks_client *client, uint64_t first, uint32_t coun
     int64_t hits = bl_lookup(client->session, keys, count, flags, records, &state,
                              BL_PATH_TIMEOUT_NS);
     if (hits < 0)
-        return bl_path_bear((int)hits);
+        return bl_path_bear(&blocks->path, (int)hits);
     if (hits < count && due[hits] && due[hits] == bl_blocks_due(blocks, first + hits))
         return -ENODATA;
     int status = 0;
@@ -208,7 +208,7 @@ static int bl_blocks_get(bl_blocks_client *client, uint64_t first, uint32_t coun
     }
     if (status == 0 && hits > 0 && flags & BL_LOOKUP_PIN) {
         hits = bl_release_blocks(client->session, releases, (uint32_t)hits, BL_PATH_TIMEOUT_NS);
-        status = hits < 0 ? bl_path_bear((int)hits) : 0;
+        status = hits < 0 ? bl_path_bear(&blocks->path, (int)hits) : 0;
     }
     return status;
 }
@@ -222,7 +222,7 @@ static int bl_blocks_remove(bl_blocks_client *client, uint64_t key)
     blocks->committed[key] = 0;
     int64_t count = bl_remove_blocks(client->session, keys, 1, BL_PATH_TIMEOUT_NS);
     blocks->removing[key]--;
-    return count < 0 ? bl_path_bear((int)count) : 0;
+    return count < 0 ? bl_path_bear(&blocks->path, (int)count) : 0;
 }
 
 /* ---- Processes. */
@@ -234,6 +234,23 @@ static int bl_blocks_busy(const bl_blocks *blocks, uint32_t round)
     return round < (deaths ? BL_BLOCKS_ROUNDS_MAX : BL_BLOCKS_ROUNDS);
 }
 
+/* One thing that a client does. */
+static int bl_blocks_round(bl_blocks_client *client)
+{
+    const bl_blocks *blocks = client->blocks;
+    bl_sim_world *world = blocks->path.world;
+    uint64_t key = bl_sim_below(world, blocks->key_count);
+    uint32_t count = 1 + (uint32_t)bl_sim_below(world, BL_BLOCKS_CHAIN);
+    if (count > blocks->key_count - key)
+        count = blocks->key_count - (uint32_t)key;
+    uint64_t what = bl_sim_below(world, 16);
+    if (what <= 1)
+        return bl_blocks_remove(client, key);
+    if (what < 8)
+        return bl_blocks_put(client, key);
+    return bl_blocks_get(client, key, count, what & BL_LOOKUP_PIN);
+}
+
 static int bl_blocks_work(bl_pool *pool, void *argument)
 {
     bl_blocks *blocks = argument;
@@ -242,19 +259,8 @@ static int bl_blocks_work(bl_pool *pool, void *argument)
     int status = bl_path_attach(&blocks->path, pool, &client.session);
     if (status < 0)
         return status;
-    for (uint32_t i = 0; status == 0 && bl_blocks_busy(blocks, i); i++) {
-        uint64_t key = bl_sim_below(world, blocks->key_count);
-        uint32_t count = 1 + (uint32_t)bl_sim_below(world, BL_BLOCKS_CHAIN);
-        if (count > blocks->key_count - key)
-            count = blocks->key_count - (uint32_t)key;
-        uint64_t what = bl_sim_below(world, 16);
-        if (what <= 1)
-            status = bl_blocks_remove(&client, key);
-        else if (what < 8)
-            status = bl_blocks_put(&client, key);
-        else
-            status = bl_blocks_get(&client, key, count, what & BL_LOOKUP_PIN);
-    }
+    for (uint32_t i = 0; status == 0 && bl_blocks_busy(blocks, i); i++)
+        status = bl_blocks_round(&client);
     bl_session_close(client.session);
     return status;
 }
@@ -270,6 +276,7 @@ int bl_blocks_serve(bl_pool *pool, void *argument)
     status = bl_meta_create(server, &meta);
     if (status == 0) {
         status = bl_meta_serve(meta, 0);
+        path->world->stat.takeovers += status == 0;
         bl_server_handle_method(server, BL_PATH_METHOD, bl_path_handle, path);
         path->server = server;
         bl_path_doom(path);

@@ -80,7 +80,8 @@ static void bl_kv_prepare(const bl_kv *kv, bl_kv_buffers *buffers)
                      bl_sim_below(world, kv->shape_keys - count + 1);
     for (uint32_t i = 0; i < count; i++) {
         uint64_t address = (uintptr_t)buffers->payloads[i];
-        buffers->keys[2 * i] = buffers->keys[2 * i + 1] = first + i;
+        buffers->keys[2 * i] = first + i;
+        buffers->keys[2 * i + 1] = ~(first + i); /* unlike those of bl_blocks */
         buffers->fragments[2 * i] = (bl_fragment){address, shape->cut};
         buffers->fragments[2 * i + 1] = (bl_fragment){address + shape->cut,
                                                       shape->length - shape->cut};
@@ -106,7 +107,7 @@ static int bl_kv_try_put(bl_kv *kv, bl_session *session, bl_kv_buffers *buffers)
                    batch->length);
     int status = bl_kv_put(session, batch, buffers->states, buffers->statuses);
     if (status < 0)
-        return bl_path_bear(status);
+        return bl_path_bear(&kv->path, status);
     for (uint32_t i = 0; i < batch->count; i++)
         kv->there[buffers->keys[2 * i]] |= buffers->states[i] == BL_BLOCK_GRANTED ||
                                            buffers->states[i] == BL_BLOCK_HIT;
@@ -135,7 +136,7 @@ static int bl_kv_try_get(bl_kv *kv, bl_session *session, bl_kv_buffers *buffers)
     }
     kv->path.world->stat.torn_lines += mismatch_count;
     if (hits < 0)
-        return bl_path_bear((int)hits);
+        return bl_path_bear(&kv->path, (int)hits);
     return hits < due || (kv->calm && mismatch_count > 0) ? -ENODATA : 0;
 }
 

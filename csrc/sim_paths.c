@@ -95,14 +95,17 @@ int bl_path_attach(bl_path *path, bl_pool *pool, bl_session **out)
     for (;;) {
         int status = bl_session_open(pool, "", pool->memory.host, bl_path_timeout_ns(path),
                                      out);
-        if (status != -BL_ERROR_NO_SERVER && status != -BL_ERROR_NO_LANE)
+        if (status != -BL_ERROR_NO_LANE && status != -BL_ERROR_NO_SERVER &&
+            bl_path_bear(path, status) == status)
             return status;
         bl_nap(&pool->memory, bl_sim_below(path->world, BL_PATH_NAP_NS));
     }
 }
 
-int bl_path_bear(int status)
+int bl_path_bear(const bl_path *path, int status)
 {
+    if (path->bears_timeouts && (status == -BL_ERROR_TIMEOUT || status == -BL_ERROR_NO_SERVER))
+        return 0;
     return status == -BL_ERROR_SESSION_LOST || status == -BL_ERROR_NO_LANE ? 0 : status;
 }
 

@@ -28,6 +28,7 @@ typedef struct bl_path {
     uint32_t doomed;            /* the next of them is due once the server serves */
     uint32_t server_verbs;      /* a doomed server dies within so many */
     uint64_t timeout_ns;        /* of attachments and calls; 0: BL_PATH_TIMEOUT_NS */
+    uint32_t bears_timeouts;    /* 1: clocks jump, so a call may time out */
     uint32_t server_host_count; /* 2: servers of hosts 0 and 1 take turns */
     uint32_t client[BL_PATH_CLIENT_COUNT];
     uint32_t client_count;
@@ -50,7 +51,7 @@ void bl_path_doom(bl_path *path);
 
 /* What a takeover may do to a call is no failure: its session is new, or cannot be before others
  * are gone. */
-int bl_path_bear(int status);
+int bl_path_bear(const bl_path *path, int status);
 
 /* A server with the block index (sim_blocks.c). */
 int bl_blocks_serve(bl_pool *pool, void *argument);

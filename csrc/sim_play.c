@@ -8,29 +8,35 @@
 #include <errno.h>
 #include <stdlib.h>
 
+enum {
+    BL_SIM_LANE_COUNT = 4,
+    BL_SIM_LANES_MANY = 24      /* those of hosts where no server runs may be in doubt for ever */
+};
+
 static const bl_sim_scenario bl_sim_scenarios[] = {
-    {"message_passing", bl_litmus_message_passing},
-    {"torn_line", bl_litmus_torn_line},
-    {"store_buffering", bl_litmus_store_buffering},
-    {"stray_store", bl_litmus_stray_store},
-    {"verify_discipline", bl_verify_discipline},
-    {"verify_bare_passing", bl_verify_bare_passing},
-    {"verify_bare_buffering", bl_verify_bare_buffering},
-    {"verify_bare_tearing_8", bl_verify_bare_tearing_8},
-    {"verify_bare_tearing_16", bl_verify_bare_tearing_16},
-    {"verify_bare_tearing_32", bl_verify_bare_tearing_32},
-    {"verify_bare_tearing_64", bl_verify_bare_tearing_64},
-    {"verify_bare_eviction", bl_verify_bare_eviction},
-    {"verify_bare_prefetch", bl_verify_bare_prefetch},
-    {"lane", bl_path_lane},
-    {"lobby", bl_path_lobby},
-    {"meta", bl_path_meta},
-    {"recovery", bl_path_recovery},
-    {"kv", bl_path_kv},
-    {"kv_calm", bl_path_kv_calm},
-    {"range", bl_path_range},
-    {"damage", bl_path_damage},
-    {NULL, NULL},
+    {"message_passing", bl_litmus_message_passing, 0},
+    {"torn_line", bl_litmus_torn_line, 0},
+    {"store_buffering", bl_litmus_store_buffering, 0},
+    {"stray_store", bl_litmus_stray_store, 0},
+    {"verify_discipline", bl_verify_discipline, 0},
+    {"verify_bare_passing", bl_verify_bare_passing, 0},
+    {"verify_bare_buffering", bl_verify_bare_buffering, 0},
+    {"verify_bare_tearing_8", bl_verify_bare_tearing_8, 0},
+    {"verify_bare_tearing_16", bl_verify_bare_tearing_16, 0},
+    {"verify_bare_tearing_32", bl_verify_bare_tearing_32, 0},
+    {"verify_bare_tearing_64", bl_verify_bare_tearing_64, 0},
+    {"verify_bare_eviction", bl_verify_bare_eviction, 0},
+    {"verify_bare_prefetch", bl_verify_bare_prefetch, 0},
+    {"lane", bl_path_lane, 0},
+    {"lobby", bl_path_lobby, 0},
+    {"meta", bl_path_meta, 0},
+    {"recovery", bl_path_recovery, 0},
+    {"kv", bl_path_kv, 0},
+    {"kv_calm", bl_path_kv_calm, 0},
+    {"range", bl_path_range, 0},
+    {"damage", bl_path_damage, 0},
+    {"system", bl_path_system, BL_SIM_LANES_MANY},
+    {NULL, NULL, 0},
 };
 
 const char *bl_sim_scenario_name(uint32_t index)
@@ -39,13 +45,13 @@ const char *bl_sim_scenario_name(uint32_t index)
     return index < count ? bl_sim_scenarios[index].name : NULL;
 }
 
-static int bl_sim_geometry(bl_geometry *out)
+static int bl_sim_geometry(const bl_sim_scenario *scenario, bl_geometry *out)
 {
-    static const bl_pool_config config = {
+    const bl_pool_config config = {
         .device_size = 9 * BL_STRIPE_SIZE,
         .device_count = 2,
         .interleaved = 1,
-        .lane_count = 4,
+        .lane_count = scenario->lane_count ? scenario->lane_count : BL_SIM_LANE_COUNT,
         .slot_count = 4,
         .bulk_size = BL_PAGE_SIZE,
         .block_count_max = 12,
@@ -63,7 +69,7 @@ int bl_sim_play(const char *scenario, const bl_sim_config *config, bl_sim_stat *
         i++;
     if (!bl_sim_scenarios[i].name)
         return -ENOENT;
-    int status = bl_sim_geometry(&geometry);
+    int status = bl_sim_geometry(&bl_sim_scenarios[i], &geometry);
     if (status == 0)
         status = bl_sim_world_create(&world, config, &geometry);
     if (status < 0)

@@ -138,6 +138,7 @@ enum { BL_SIM_MANY = 255 };
 typedef struct bl_sim_scenario {
     const char *name;
     int (*play)(bl_sim_world *world);
+    uint32_t lane_count;        /* of its pool; 0: a few */
 } bl_sim_scenario;
 
 /* xorshift64*: small, fast, the same everywhere. */
