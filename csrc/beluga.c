@@ -99,5 +99,6 @@
 #include "sim_range.c"
 #include "sim_damage.c"
 #include "sim_system.c"
+#include "sim_beats.c"
 #include "sim_play.c"
 #endif

@@ -97,8 +97,10 @@ static void bl_sim_piece_arrive(bl_sim_world *world, bl_sim_process *process, ui
     bl_sim_line *cached = bl_sim_cached(host, store->line);
     if (cached)
         bl_sim_cache_drop(world, host, cached);
-    memcpy(bl_sim_memory_line(world, store->line) + piece * 8, store->data + piece * 8, 8);
-    bl_sim_track_of(world, store->line)->piece[piece] = store->version;
+    uint8_t *target = bl_sim_memory_line(world, store->line) + piece * 8;
+    if (memcmp(target, store->data + piece * 8, 8) != 0) /* what was there needs no publication */
+        bl_sim_track_of(world, store->line)->piece[piece] = store->version;
+    memcpy(target, store->data + piece * 8, 8);
     bl_sim_writer_note(world, process, store->line);
     world->stat.pieces++;
     store->pieces &= (uint8_t) ~(1u << piece);

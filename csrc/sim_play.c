@@ -35,6 +35,7 @@ static const bl_sim_scenario bl_sim_scenarios[] = {
     {"kv_calm", bl_path_kv_calm, 0},
     {"range", bl_path_range, 0},
     {"damage", bl_path_damage, 0},
+    {"beats", bl_path_beats, 0},
     {"system", bl_path_system, BL_SIM_LANES_MANY},
     {NULL, NULL, 0},
 };

@@ -35,14 +35,18 @@ def still_alive() -> None:
 
 def _child(answer: Connection, body: Callable[[Any], Any], job: object) -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # a heap that a mutant broke complains at length
-    answer.send(body(job))
+    try:
+        answer.send(body(job))
+    except RuntimeError as error:
+        answer.send(error)
 
 
 def answers(
     jobs: Iterable[Job], body: Callable[[Job], Any], *, processes: int
 ) -> Iterator[tuple[Job, Any]]:
     """(job, ``body(job)`` or a ``Death``) for every job, in the order in which they end. ``jobs``
-    is asked for the next one only when a process is free."""
+    is asked for the next one only when a process is free. A ``RuntimeError`` of ``body`` comes
+    through."""
     context = multiprocessing.get_context("fork")
     waiting = iter(jobs)
     running: dict[Any, tuple[Job, Any]] = {}
@@ -62,6 +66,8 @@ def answers(
             except EOFError:
                 process.join()
                 answer = Death(-(process.exitcode or 0))
+            if isinstance(answer, RuntimeError):
+                raise answer
             ready.close()  # type: ignore[union-attr]
             process.join()
             yield job, answer
