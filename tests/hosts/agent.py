@@ -12,6 +12,7 @@ and every process is a fork of this one, which has no threads and no pool.
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import selectors
@@ -105,4 +106,5 @@ if __name__ == "__main__":
     sys.path[:0] = [str(Path(__file__).parents[1])]  # where tests keep what they share
     for module in IMPORTED:
         import_module(module)
+    gc.freeze()  # what is shared with the children stays shared
     sys.exit(Agent(sys.argv[1]).run()())

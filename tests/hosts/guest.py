@@ -26,7 +26,7 @@ from image import LINES_FROM_HOST, ROOT, Image
 
 MIB = 1 << 20
 DEVICE_SIZE = 64 * MIB
-RAM = 384 * MIB
+RAM = 768 * MIB  # less, and the guest reads its programs again and again
 GAP = 16 * MIB  # between devices: adjacent soft-reserved ranges would be one device
 ABOVE = 4 << 30  # where memory goes on; firmware and initrd stay below, off the pool
 SOFT_RESERVED = 0xEFFFFFFF
@@ -186,14 +186,15 @@ class GuestProcess:
     def end(self) -> None:
         """Let it end by itself, with status 0."""
         self.guest._tell(end=self.name)
-        self._await_exit()
+        self.await_exit()
 
     def terminate(self) -> None:
         """End it as an operator does, with SIGTERM."""
         self.guest._tell(terminate=self.name)
-        self._await_exit()
+        self.await_exit()
 
-    def _await_exit(self) -> None:
+    def await_exit(self) -> None:
+        """Wait until it ends, with status 0."""
         lines: list[str] = []
         while isinstance(heard := self.hear_any(), str):
             lines.append(heard)

@@ -21,7 +21,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from guest import DEVICE_SIZE, Guest, GuestError, GuestProcess
+from guest import DEVICE_SIZE, WAIT_S, Guest, GuestError, GuestProcess
 from image import Image, UnavailableError, image
 
 NODES = ("/dev/dax0.0", "/dev/dax1.0")
@@ -56,8 +56,10 @@ class Run:
         with stage("both boot"):
             ann.ready()
             bob.ready()
-        with stage("pool made on one host, and served there; a client on each"):
+        with stage("pool made on one host; memory accepted from both"):
             ann.run("create", BELUGA, "pool", "create", *NODES)
+            self._verify()
+        with stage("served on one host; a client on each"):
             first = self._serve(ann, "first", epoch=1)
             at_ann = self._worker(ann, "client-1")
             at_bob = self._worker(bob, "client-2")
@@ -67,8 +69,7 @@ class Run:
             for worker in (at_ann, at_bob):
                 self._expect(worker)
         with stage("the server's host hangs: another takes over, its client goes on"):
-            at_ann.say(f"churn {CHURNED[0]} {CHURNED[1]} 1")
-            at_bob.say(f"churn {CHURNED[0]} {CHURNED[1]} 2")
+            self._churn(at_ann, at_bob, seed=1)
             ann.pause()
             self._serve(bob, "second", epoch=2)
             self._enough(at_bob)
@@ -83,8 +84,7 @@ class Run:
             for worker in (at_ann, at_bob):
                 self._expect(worker)
         with stage("the server's host dies: taken over again, the client goes on"):
-            at_ann.say(f"churn {CHURNED[0]} {CHURNED[1]} 3")
-            at_bob.say(f"churn {CHURNED[0]} {CHURNED[1]} 4")
+            self._churn(at_ann, at_bob, seed=3)
             bob.kill()
             third = self._serve(ann, "third", epoch=3)
             self._enough(at_ann)
@@ -99,6 +99,16 @@ class Run:
             demand(ann, '"held_bytes": 0' in held, f"space is still held back: {held}")
             fourth.terminate()
             ann.run("check", BELUGA, "pool", "check", "--payload", *POOL)
+
+    def _verify(self) -> None:
+        """Both sides of the acceptance test."""
+        words = ("verify", *NODES, "--seconds", 1, "--timeout", WAIT_S, "--peer", "--role")
+        sides = [
+            self.ann.start("verify-a", BELUGA, *words, "a"),
+            self.bob.start("verify-b", BELUGA, *words, "b"),
+        ]
+        for side in sides:
+            side.await_exit()
 
     def _serve(self, guest: Guest, name: str, *words: str, epoch: int) -> GuestProcess:
         number = 1 if guest is self.ann else 2
@@ -124,6 +134,13 @@ class Run:
             lost = self.there & set(range(first, end)) - set(told["there"])
             demand(worker.guest, not lost, f"{worker.name} misses {sorted(lost)}")
             self._whole(worker, told)
+
+    def _churn(self, *workers: GuestProcess, seed: int) -> None:
+        """Let them put and get until :meth:`_enough`; all have begun when this returns."""
+        for number, worker in enumerate(workers):
+            worker.say(f"churn {CHURNED[0]} {CHURNED[1]} {seed + number}")
+        for worker in workers:
+            worker.hear()
 
     def _enough(self, worker: GuestProcess) -> None:
         told = worker.ask("enough")

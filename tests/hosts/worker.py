@@ -8,6 +8,7 @@ that is fetched is compared. No call is tried again here: the session finds a ne
 
 from __future__ import annotations
 
+import itertools
 import json
 import queue
 import random
@@ -21,6 +22,7 @@ from beluga.kvcache import KVCache
 from beluga.meta import BlockState
 from beluga.pool import Pool
 
+BEGUN = 8  # rounds of churn
 TIMEOUT_S = 200.0  # a call that finds no server waits for one
 
 
@@ -53,9 +55,13 @@ class Worker:
         return {"there": there, "wrong": wrong}
 
     def churn(self, first: int, end: int, seed: int) -> dict[str, object]:
-        """Put and get chains of these numbers until the next line comes."""
+        """Say that it has begun, and put and get chains of these numbers until the next line."""
         dice, there, got, wrong = random.Random(seed), set(), 0, 0
-        while self._told.empty():
+        for rounds in itertools.count():
+            if rounds == BEGUN:
+                print(json.dumps({"begun": rounds}), flush=True)
+            if rounds >= BEGUN and not self._told.empty():
+                break
             start = dice.randrange(first, end, CHAIN)
             numbers = range(start, start + dice.randint(1, CHAIN))
             hits, bad = self._get(numbers)
