@@ -40,6 +40,7 @@
 #include "epoch.h"
 #include "wait.h"
 #include "proof.c"
+#include "life.c"
 #include "beat.c"
 #include "lobby.c"
 #include "lane.c"

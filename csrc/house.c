@@ -5,7 +5,7 @@
  * sessions ended, and makes sure that it still speaks for the pool.
  *
  * A session ends GONE when its process said so (detach, or a new attachment that gives the old
- * nonce up), when its proof of life is free, or when its host number comes back under another
+ * nonce up), when its pidfd (life.h) or its lock (proof.h) says that it is no more, or when its host number comes back under another
  * boot. It ends DOUBTFUL when all that can be said is that its beat stood still: its lane is not
  * given to anybody until GONE follows (D7).
  */
@@ -112,6 +112,8 @@ int bl_house_end(bl_server *server, uint32_t number, enum bl_end end)
         status = bl_server_still(server);
         bl_proof_end(memory, server->directory, lane->nonce, lane->proof, status == 0);
         lane->proof = -1;
+        if (server->life)
+            bl_life_forget(server->life, lane->nonce);
         bl_crash_point("end.proof_removed");
     }
     bl_lobby_publish(server, lane->host);
@@ -206,6 +208,8 @@ static void bl_lobby_serve(bl_server *server, const bl_lobby_request *request, u
     }
     if (lane == -BL_ERROR_DEPOSED)
         return; /* its successor has seen the lane: let it answer */
+    if (lane < 0 && server->life)
+        bl_life_forget(server->life, request->nonce);
     bl_lobby_reply *reply = &server->lobby[request->host];
     *reply = (bl_lobby_reply){
         .sequence = request->sequence,
@@ -303,11 +307,22 @@ static int bl_house_sweep(bl_server *server, uint64_t now_ns)
     return status;
 }
 
+/* End the sessions of processes that have ended, at once. */
+static void bl_house_mourn(bl_server *server)
+{
+    for (uint64_t nonce; server->life && (nonce = bl_life_look(server->life)) != 0;) {
+        int64_t lane = bl_lane_of(server, nonce);
+        if (lane >= 0)
+            bl_house_end(server, (uint32_t)lane, BL_END_GONE);
+    }
+}
+
 int bl_house_keep(bl_server *server, uint64_t now_ns)
 {
     if (now_ns - server->house_ns < BL_HOUSE_PERIOD_NS)
         return 0;
     server->house_ns = now_ns;
+    bl_house_mourn(server);
     bl_lobby_look(server, now_ns);
     if (now_ns - server->proof_ns < BL_PROOF_PERIOD_NS)
         return 0;

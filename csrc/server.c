@@ -253,4 +253,5 @@ void bl_server_describe(const bl_server *server, bl_server_stat *out)
     out->epoch = server->epoch;
     out->live_count = server->live_count;
     out->inherited_count = server->inherited_count;
+    out->watched_count = server->life ? bl_life_count(server->life) : 0;
 }

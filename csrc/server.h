@@ -16,6 +16,7 @@
 #include "api.h"
 #include "beat.h"
 #include "epoch.h"
+#include "life.h"
 #include "proof.h"
 #include "wait.h"
 
@@ -65,6 +66,7 @@ struct bl_server {
     uint32_t host;
     int lock;                   /* one server of a pool on this host */
     int proof;
+    bl_life *life;              /* who of this host has shown itself; NULL: nobody can */
     bl_beat beat;
     bl_server_hooks hooks;
     struct {

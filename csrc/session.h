@@ -16,6 +16,7 @@
 #include "api.h"
 #include "beat.h"
 #include "epoch.h"
+#include "life.h"
 #include "proof.h"
 #include "wait.h"
 

@@ -10,6 +10,7 @@
 #include <errno.h>
 #include <stdio.h>
 
+#include "life.h"
 #include "sim_world.h"
 
 static int bl_sim_proof_find(const bl_memory *memory, uint64_t nonce)
@@ -82,6 +83,35 @@ int bl_proof_left(const bl_memory *memory, const char *directory, uint64_t *nonc
             bl_proof_gone(memory, (int)i))
             nonces[count++] = world->proof[i].nonce;
     return (int)count;
+}
+
+/* No sockets here: the lock is the proof. */
+
+bl_life *bl_life_open(const bl_memory *memory, const char *directory, uint32_t count_max)
+{
+    (void)memory, (void)directory, (void)count_max;
+    return NULL;
+}
+
+void bl_life_close(bl_life *life) { (void)life; }
+void bl_life_forked(bl_life *life) { (void)life; }
+void bl_life_forget(bl_life *life, uint64_t nonce) { (void)life, (void)nonce; }
+
+uint64_t bl_life_look(bl_life *life)
+{
+    (void)life;
+    return 0;
+}
+
+uint32_t bl_life_count(const bl_life *life)
+{
+    (void)life;
+    return 0;
+}
+
+void bl_life_show(const bl_memory *memory, const char *directory, uint64_t nonce)
+{
+    (void)memory, (void)directory, (void)nonce;
 }
 
 int bl_host_lock(const bl_memory *memory, const char *directory, const char *name)

@@ -216,6 +216,8 @@ static int bl_takeover_pass(bl_server *server, int declared_gone, const bl_takeo
     if (status < 0)
         return status;
     bl_crash_point("take.recovered");
+    server->life = bl_life_open(memory, server->directory,
+                                2 * server->pool->geometry.lane_count);
     bl_fence_store(memory); /* the own half is whole before the epoch line says so */
     bl_crash_point("take.fenced");
     bl_takeover_publish(server, BL_SERVER_SERVING);
@@ -306,6 +308,8 @@ void bl_server_forked(bl_server *server)
         return;
     close(server->lock); /* the child's copies would keep the parent's proofs alive */
     close(server->proof);
+    if (server->life)
+        bl_life_forked(server->life);
 }
 
 /* Its word that nothing more is written, in the line that is still its own though a successor may
@@ -326,6 +330,8 @@ void bl_server_destroy(bl_server *server)
     bl_beat_stop(&server->beat);
     bl_crash_point("stop.silent");
     if (server->lock >= 0 && server->epoch != 0) {
+        if (server->life)
+            bl_life_close(server->life);
         int said = bl_takeover_farewell(server);
         bl_crash_point("stop.said");
         for (uint32_t i = 0; i < server->pool->geometry.lane_count; i++)

@@ -38,6 +38,7 @@ class ServerStat:
     end_count: int
     live_count: int
     inherited_count: int
+    watched_count: int
 
 
 class Server:

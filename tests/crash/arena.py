@@ -58,6 +58,8 @@ class Arena:
 
     def replace_dead(self) -> None:
         """New processes for those that died; whoever is stopped must go, too."""
+        for member in (self.server, *self.clients):
+            member.look()
         if self.server.stopped or self.server.ended is not None:
             self.server.kill()
             self.server = self.start()

@@ -37,6 +37,7 @@ SCENES = {
         "server"
     ),
     "take elect register recover": "heir",  # a server that takes over
+    "life": "mourner",  # a server whose client dies
     "stop": "leaver",  # a server that stops in order
     "beat": "client",
 }
@@ -160,7 +161,9 @@ class Loop:
     def _play(self, arena: Arena, plan: Plan) -> None:
         """One round, until every call has ended and nobody is stopped any more."""
         arming = {"arm": [plan.point, plan.passage, plan.stop]} if plan.point else {}
-        victim = arena.server if plan.scene in ("server", "leaver") else arena.clients[-1]
+        victim = (
+            arena.server if plan.scene in ("server", "leaver", "mourner") else arena.clients[-1]
+        )
         if arming and plan.scene != "heir":
             self._arm(victim, arming, plan)
         seed = self._dice.randrange(1 << 30)
@@ -171,10 +174,16 @@ class Loop:
         elif plan.scene in ("heir", "bereaved"):
             time.sleep(self._dice.uniform(0, 0.01))
             arena.server.kill()
+        elif plan.scene == "mourner":
+            time.sleep(self._dice.uniform(0, 0.01))
+            arena.clients[-1].kill()
         elif plan.point is None:
             time.sleep(self._dice.uniform(0, 0.03))
             for member in [victim, arena.server] if plan.scene == "both" else [victim]:
-                member.signal(signal.SIGSTOP if plan.stop else signal.SIGKILL)
+                if plan.stop:
+                    member.signal(signal.SIGSTOP)
+                else:
+                    member.kill()
                 self._count(plan)
         self._attend(arena, victim, plan, arming if plan.scene == "heir" else {})
         if plan.point and victim.ended is None:

@@ -19,7 +19,7 @@ import numpy as np
 from blocks import keys
 from numpy.typing import NDArray
 
-from beluga._ffi import lib
+from beluga._ffi import ffi, lib
 from beluga.errors import NoServerError, SessionLostError
 from beluga.kvcache import KVCache
 from beluga.meta import BlockState, MetaClient, MetaServer
@@ -50,9 +50,9 @@ def content(number: int) -> NDArray[np.uint64]:
 
 
 def arm(told: Told) -> None:
-    """Obey ``arm``: a crash point, the passage, and whether to stop there."""
+    """Obey ``arm``: a crash point (or None), the passage, and whether to stop there."""
     name, passage, stop = told["arm"]
-    if lib.bl_crash_arm(name.encode() if name else b"", passage, stop) < 0 and name:
+    if lib.bl_crash_arm(name.encode() if name else ffi.NULL, passage, stop) < 0:
         raise ValueError(f"no crash point {name}")
 
 

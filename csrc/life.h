@@ -1,0 +1,42 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Copyright The Beluga Authors
+ *
+ * Proof of death at once: a process of the server's host shows itself over a Unix socket in the
+ * runtime directory before it asks for a lane, and the server holds a pidfd of it from then on.
+ *
+ *   client: connect, send its nonce --> server: the peer's pidfd, from the kernel --> its end
+ *
+ * The kernel names the peer of a connection, in whatever pid namespace it lives; a pid is never
+ * read from anywhere. The pidfd stands beside the lock file (proof.h), which a successor needs and
+ * which says the same a little later: whichever says gone, is believed. The lock alone can be
+ * kept by a child that was forked past all hooks; the pidfd alone ends with its server.
+ * Nothing here waits: without a socket, or a kernel that helps, the lock file is the proof.
+ */
+#ifndef BL_LIFE_H
+#define BL_LIFE_H
+
+#include "coherence.h"
+
+typedef struct bl_life bl_life;
+
+/* Watch over those who show themselves, count_max at a time; NULL: nobody can. The caller has this
+ * host's server lock. */
+bl_life *bl_life_open(const bl_memory *memory, const char *directory, uint32_t count_max);
+void bl_life_close(bl_life *life);
+
+/* In a forked child: its copies are the parent's. */
+void bl_life_forked(bl_life *life);
+
+/* Meet who has shown itself. The nonce of one whose process has ended, each once, or 0. */
+uint64_t bl_life_look(bl_life *life);
+
+/* A session ended: nobody watches over it any more. */
+void bl_life_forget(bl_life *life, uint64_t nonce);
+
+/* Processes that a pidfd is held of. */
+uint32_t bl_life_count(const bl_life *life);
+
+/* Show this process to the server of this host, if there is one. Before it asks for a lane. */
+void bl_life_show(const bl_memory *memory, const char *directory, uint64_t nonce);
+
+#endif
