@@ -21,6 +21,7 @@ BelugaError
 ├── RpcError                      asking the server
 │   ├── NoServerError             nobody serves the pool
 │   ├── CallTimeoutError          no answer in time
+│   │   └── LobbyBusyError        another process of this host attaches and does not get done
 │   ├── ServerAliveError          a second server is refused
 │   ├── DeposedError              this server has been taken over
 │   ├── HostClashError            another machine uses this host number
@@ -106,6 +107,9 @@ class NoServerError(RpcError): ...
 
 
 class CallTimeoutError(RpcError): ...
+
+
+class LobbyBusyError(CallTimeoutError): ...
 
 
 class ServerAliveError(RpcError): ...
@@ -204,6 +208,10 @@ CODES: tuple[tuple[type[BelugaError], str], ...] = (
         SecondHostError,
         "another host has this pool, which is coherent: one host's own memory, one --host number; "
         "to share it, create it with --discipline non-coherent",
+    ),
+    (
+        LobbyBusyError,
+        "another process of this host is attaching and does not get done; is one stopped?",
     ),
 )
 

@@ -32,7 +32,8 @@ enum bl_error {
     BL_ERROR_PIN_LIMIT,         /* the session has too many blocks pinned */
     BL_ERROR_QUARANTINE,        /* this host's dead writers hold too much space */
     BL_ERROR_EPOCH_DAMAGED,     /* a line that says who is server can no longer be read */
-    BL_ERROR_SECOND_HOST        /* the pool is coherent, that is one host's, and not this one's */
+    BL_ERROR_SECOND_HOST,       /* the pool is coherent, that is one host's, and not this one's */
+    BL_ERROR_LOBBY_BUSY         /* another process of this host attaches and does not get done */
 };
 
 /* ---- L1 primitives (beluga.primitives) */

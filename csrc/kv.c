@@ -92,6 +92,45 @@ static int bl_kv_write(const bl_session *session, const bl_kv_batch *batch, uint
     return 0;
 }
 
+/* What the server said of each block, and a commit for each that was granted: their number. */
+static uint32_t bl_kv_granted(const bl_kv_batch *batch, bl_kv_work *work, uint8_t *states,
+                              int32_t *statuses)
+{
+    uint32_t granted = 0;
+    for (uint32_t i = 0; i < batch->count; i++) {
+        states[i] = (uint8_t)work->records[i].state;
+        statuses[i] = work->records[i].status;
+        if (states[i] != BL_BLOCK_GRANTED)
+            continue;
+        work->index[granted] = i;
+        work->commits[granted++] = (bl_commit){
+            .key = {batch->keys[2 * (size_t)i], batch->keys[2 * (size_t)i + 1]},
+            .generation = work->records[i].generation,
+            .block = work->records[i].block,
+        };
+    }
+    return granted;
+}
+
+/* Write and commit what was granted: 0 or an error. */
+static int bl_kv_store(bl_session *session, const bl_kv_batch *batch, bl_kv_work *work,
+                       uint32_t granted)
+{
+    for (uint32_t k = 0; k < granted; k++) {
+        int status = bl_kv_write(session, batch, work->index[k], work,
+                                 &work->commits[k].vector_check);
+        if (status < 0)
+            return status;
+    }
+    bl_fence_store(&session->pool->memory); /* all payload is out before anybody is told of it */
+    bl_crash_point("put.fenced");
+    int status = granted > 0 ? bl_commit_blocks(session, work->commits, granted, work->statuses,
+                                                batch->timeout_ns)
+                             : 0;
+    bl_crash_point("put.committed");
+    return status;
+}
+
 int bl_kv_put(bl_session *session, const bl_kv_batch *batch, uint8_t *states, int32_t *statuses)
 {
     bl_kv_work work;
@@ -102,38 +141,18 @@ int bl_kv_put(bl_session *session, const bl_kv_batch *batch, uint8_t *states, in
     status = bl_reserve(session, batch->keys, batch->count, &what, work.records,
                         batch->timeout_ns);
     bl_crash_point("put.reserved");
-    uint32_t granted = 0;
-    for (uint32_t i = 0; status == 0 && i < batch->count; i++) {
-        states[i] = (uint8_t)work.records[i].state;
-        statuses[i] = work.records[i].status;
-        if (work.records[i].state != BL_BLOCK_GRANTED)
-            continue;
-        bl_commit *commit = &work.commits[granted];
-        *commit = (bl_commit){
-            .key = {batch->keys[2 * (size_t)i], batch->keys[2 * (size_t)i + 1]},
-            .generation = work.records[i].generation,
-            .block = work.records[i].block,
-        };
-        status = bl_kv_write(session, batch, i, &work, &commit->vector_check);
-        work.index[granted++] = i;
+    if (status == 0) {
+        uint64_t nonce = session->nonce;
+        uint32_t granted = bl_kv_granted(batch, &work, states, statuses);
+        status = bl_kv_store(session, batch, &work, granted);
+        for (uint32_t k = 0; status == 0 && k < granted; k++)
+            if (work.statuses[k] < 0) {
+                states[work.index[k]] = BL_BLOCK_REFUSED;
+                statuses[work.index[k]] = work.statuses[k];
+            }
+        if (status < 0 && granted > 0 && session->attached && session->nonce == nonce)
+            bl_abort_blocks(session, work.commits, granted, batch->timeout_ns); /* written no more */
     }
-    if (status < 0) {
-        if (granted > 0) /* nothing more is written: the grants may go */
-            bl_abort_blocks(session, work.commits, granted, batch->timeout_ns);
-        bl_kv_end(&work);
-        return status;
-    }
-    bl_fence_store(&session->pool->memory); /* all payload is out before anybody is told of it */
-    bl_crash_point("put.fenced");
-    if (granted > 0)
-        status = bl_commit_blocks(session, work.commits, granted, work.statuses,
-                                  batch->timeout_ns);
-    bl_crash_point("put.committed");
-    for (uint32_t k = 0; status == 0 && k < granted; k++)
-        if (work.statuses[k] < 0) {
-            states[work.index[k]] = BL_BLOCK_REFUSED;
-            statuses[work.index[k]] = work.statuses[k];
-        }
     bl_kv_end(&work);
     return status;
 }

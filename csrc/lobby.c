@@ -124,7 +124,7 @@ static int bl_lobby_lock(const bl_session *session, bl_wait *wait)
             return lock;
         }
         if (!bl_wait_turn(&session->pool->memory, wait))
-            return -BL_ERROR_TIMEOUT;
+            return -BL_ERROR_LOBBY_BUSY;
     }
 }
 

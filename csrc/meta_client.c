@@ -89,13 +89,29 @@ int64_t bl_lookup(bl_session *session, const uint64_t *keys, uint32_t count, uin
     return hits;
 }
 
+/* A batch failed half way: give back what its first messages got. */
+static void bl_reserve_undo(bl_session *session, const uint64_t *keys,
+                            const bl_block_record *records, uint32_t count, uint64_t timeout_ns)
+{
+    for (uint32_t i = 0; i < count; i++) {
+        bl_commit commit = {
+            .key = {keys[2 * (size_t)i], keys[2 * (size_t)i + 1]},
+            .generation = records[i].generation,
+            .block = records[i].block,
+        };
+        if (records[i].state == BL_BLOCK_GRANTED &&
+            bl_abort_blocks(session, &commit, 1, timeout_ns) < 0)
+            return; /* the grants go with the session */
+    }
+}
+
 int bl_reserve(bl_session *session, const uint64_t *keys, uint32_t count,
                const bl_block_request *what, bl_block_record *records, uint64_t timeout_ns)
 {
-    uint32_t batch = bl_meta_batch(session);
+    uint32_t batch = bl_meta_batch(session), first = 0; /* whose grant this session may hold */
     uint64_t nonce = 0;
     for (uint32_t done = 0; done < count;) {
-        uint32_t part = count - done < batch ? count - done : batch;
+        uint32_t part = count - done < batch ? count - done : batch, got = done;
         bl_meta_ask ask = {BL_METHOD_RESERVE, 2 * sizeof *keys, keys + 2 * (size_t)done, *what};
         bl_block_reply reply;
         const uint8_t *answer;
@@ -103,17 +119,24 @@ int bl_reserve(bl_session *session, const uint64_t *keys, uint32_t count,
         int status = bl_meta_call(session, &ask, &reply, &answer, timeout_ns);
         if (status == 0 && reply.count != part)
             status = -BL_ERROR_BAD_REPLY;
-        if (status == 0 && done > 0 && session->nonce != nonce)
-            status = -BL_ERROR_SESSION_LOST; /* the grants of the messages before went with it */
-        if (status < 0)
-            return status;
-        nonce = session->nonce;
-        memcpy(records + done, answer, part * sizeof *records);
-        for (uint32_t i = done; i < done + part; i++)
+        if (status == 0) {
+            memcpy(records + done, answer, part * sizeof *records);
+            got = done + part;
+            if (done > 0 && session->nonce != nonce) /* the earlier messages' grants are lost */
+                status = -BL_ERROR_SESSION_LOST, first = done;
+            nonce = session->nonce;
+        }
+        for (uint32_t i = done; i < got; i++)
             if (records[i].state != BL_BLOCK_REFUSED &&
                 !bl_record_sane(&session->pool->geometry, &records[i]))
-                return -BL_ERROR_BAD_REPLY;
-        done += part;
+                status = -BL_ERROR_BAD_REPLY;
+        if (status < 0) {
+            if (session->attached && session->nonce == nonce)
+                bl_reserve_undo(session, keys + 2 * (size_t)first, records + first, got - first,
+                                timeout_ns);
+            return status;
+        }
+        done = got;
     }
     return 0;
 }

@@ -7,6 +7,7 @@ What they do is in roles.py. A process that is not told to end is killed with th
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -50,6 +51,17 @@ class Process:
 
     def signal(self, number: signal.Signals) -> None:
         self._process.send_signal(number)
+
+    def died(self) -> int:
+        """Wait until it is killed by itself: the signal, negative."""
+        status = self._process.wait(timeout=60)
+        self._close()
+        return status
+
+    def stopped(self) -> bool:
+        """Wait until it has stopped by itself: whether it has, or died."""
+        _, status = os.waitpid(self.pid, os.WUNTRACED)
+        return os.WIFSTOPPED(status)
 
     def kill(self) -> None:
         """End it without a word; it is gone when this returns."""

@@ -21,8 +21,15 @@ class MetaServer(Server):
     :meth:`start` takes over what earlier servers of the pool committed.
     """
 
-    def __init__(self, pool: Pool, *, host: int | None = None, declared_gone: bool = False) -> None:
-        super().__init__(pool, host=host, declared_gone=declared_gone)
+    def __init__(
+        self,
+        pool: Pool,
+        *,
+        host: int | None = None,
+        declared_gone: bool = False,
+        beat_lost_s: float = 5.0,
+    ) -> None:
+        super().__init__(pool, host=host, declared_gone=declared_gone, beat_lost_s=beat_lost_s)
         out = ffi.new("bl_meta **")
         check(lib.bl_meta_create(self._running(), out), "making the block index")
         self._meta = out[0]

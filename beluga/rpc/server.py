@@ -47,11 +47,20 @@ class Server:
     ``host`` is this machine's number among those that share the pool (Pool.host_number).
     ``declared_gone``: an operator's word that every earlier server and session of the pool can
     write no more (only needed when one on another machine died and cannot be asked).
+    ``beat_lost_s``: how many seconds the heartbeat of a session that cannot be proven alive or
+    dead may stand still; then what it could still write to is held back until there is proof.
 
     Raises :class:`~beluga.errors.ServerAliveError` from :meth:`start` if the pool has a server.
     """
 
-    def __init__(self, pool: Pool, *, host: int | None = None, declared_gone: bool = False) -> None:
+    def __init__(
+        self,
+        pool: Pool,
+        *,
+        host: int | None = None,
+        declared_gone: bool = False,
+        beat_lost_s: float = 5.0,
+    ) -> None:
         self._pool = pool
         self._declared_gone = declared_gone
         self._thread: threading.Thread | None = None
@@ -63,6 +72,7 @@ class Server:
         check(lib.bl_server_create(pool.handle, directory, number, out), "starting a server")
         self._server = out[0]
         _servers.add(self)
+        lib.bl_server_beat_lost(self._server, int(beat_lost_s * 1e9))
         check(
             lib.bl_server_handle_method(
                 self._server, lib.BL_METHOD_PING, lib.bl_echo_handler, ffi.NULL

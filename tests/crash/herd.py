@@ -106,13 +106,21 @@ class Member:
     def kill(self) -> None:
         """End it without a word; it is gone when this returns."""
         self.signal(signal.SIGKILL)
+        self._await(lambda: self.ended is not None)
+        self._socket.close()
+
+    def halt(self) -> None:
+        """Stop it; not one of its threads runs when this returns."""
+        self.signal(signal.SIGSTOP)
+        self._await(lambda: self.stopped or self.ended is not None)
+
+    def _await(self, happened: Callable[[], bool]) -> None:
         end = time.monotonic() + WAIT_S
-        while self.ended is None:
+        while not happened():
             self._wait_status()
             if time.monotonic() > end:
-                raise StuckError(f"{self.name} {self.pid} outlives SIGKILL")
+                raise StuckError(f"{self.name} {self.pid} outlives its signal")
             time.sleep(0.0002)
-        self._socket.close()
 
     def _wait_status(self) -> None:
         if self.ended is not None:

@@ -181,7 +181,7 @@ class Loop:
             time.sleep(self._dice.uniform(0, 0.03))
             for member in [victim, arena.server] if plan.scene == "both" else [victim]:
                 if plan.stop:
-                    member.signal(signal.SIGSTOP)
+                    member.halt()
                 else:
                     member.kill()
                 self._count(plan)

@@ -1,0 +1,187 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""Calls that are asked again, of a successor or after a timeout, are applied once."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+from blocks import eventually, held, keys, put, states
+from processes import Process
+
+from beluga.errors import CallTimeoutError
+from beluga.meta import MetaClient, MetaServer
+from beluga.pool import Pool
+from beluga.rpc import Client
+
+T = TypeVar("T")
+NO_GRANT = -1016
+UNHEARD = ["serve.handled", "serve.fenced"]
+HEARD = ["serve.replies_streamed", "serve.replied"]
+
+
+@pytest.fixture
+def pool(paths: list[Path], discipline: str) -> Iterator[Pool]:
+    with Pool.create(
+        paths, device_size=16 << 20, discipline=discipline, sparse=True, max_blocks=64
+    ) as pool:
+        yield pool
+
+
+def armed(monkeypatch: pytest.MonkeyPatch, paths: list[Path], point: str) -> Process:
+    """A server that dies, or stops, at a crash point."""
+    with monkeypatch.context() as context:
+        context.setenv("BELUGA_CRASH", point)
+        return Process("serve_index", paths)
+
+
+class Bereaved:
+    """A client whose server dies in the middle of its call; a successor answers."""
+
+    def __init__(self, pool: Pool, first: Process) -> None:
+        self.pool, self.first = pool, first
+        self.client = Client(pool, timeout_s=60)
+        self.meta = MetaClient(self.client)
+
+    def call(self, action: Callable[[], T]) -> tuple[T, MetaServer]:
+        with ThreadPoolExecutor(1) as thread:
+            answer = thread.submit(action)
+            assert self.first.died() == -signal.SIGKILL
+            heir = MetaServer(self.pool)
+            heir.start()
+            return answer.result(timeout=120), heir
+
+    def __enter__(self) -> Bereaved:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.client.close()
+
+
+@pytest.mark.parametrize("point", ["grant.number_taken", "grant.made", "reserve.checked", *UNHEARD])
+def test_a_reserve_grants_once(
+    pool: Pool, paths: list[Path], monkeypatch: pytest.MonkeyPatch, point: str
+) -> None:
+    with armed(monkeypatch, paths, point) as first, Bereaved(pool, first) as bereaved:
+        meta = bereaved.meta
+        grants, heir = bereaved.call(lambda: meta.reserve(keys([1]), length=4096))
+        assert states(grants) == ["GRANTED"]
+        assert (meta.stat().grant_count, meta.stat().refuse_count) == (1, 0)
+        assert meta.commit(grants) == [0]
+        assert held(meta, [1]) == {1}
+        assert eventually(lambda: meta.stat().held_bytes == 0)
+        assert (meta.stat().grant_count, meta.stat().block_count) == (0, 1)
+        assert meta.remove(keys([1])) == 1
+        assert meta.stat().free_stripe_count == meta.stat().stripe_count
+        heir.stop()
+
+
+@pytest.mark.parametrize(
+    "point", ["commit.claimed", "commit.entered", "commit.counted", *UNHEARD, *HEARD]
+)
+def test_a_commit_counts_once(
+    pool: Pool, paths: list[Path], monkeypatch: pytest.MonkeyPatch, point: str
+) -> None:
+    # The reserve before it is answered, too: the second reply is the commit's.
+    passage = 2 if point.startswith("serve") else 1
+    armed_server = armed(monkeypatch, paths, f"{point}:{passage}")
+    with armed_server as first, Bereaved(pool, first) as bereaved:
+        meta = bereaved.meta
+        grants = meta.reserve(keys([1]), length=4096)
+        statuses, heir = bereaved.call(lambda: meta.commit(grants))
+        entered = point != "commit.claimed"
+        assert statuses == [0 if entered else NO_GRANT]
+        assert held(meta, [1]) == ({1} if entered else set())
+        stat = meta.stat()
+        assert (stat.block_count, stat.commit_count) == (int(entered), 0)
+        assert eventually(lambda: meta.stat().held_bytes == 0)
+        assert meta.stat().grant_count == 0
+        heir.stop()
+
+
+@pytest.mark.parametrize(
+    "point", ["remove.found", "evict.cleared", "evict.fenced", "space.given", "serve.fenced:3"]
+)
+def test_a_remove_removes_once(
+    pool: Pool, paths: list[Path], monkeypatch: pytest.MonkeyPatch, point: str
+) -> None:
+    with armed(monkeypatch, paths, point) as first, Bereaved(pool, first) as bereaved:
+        meta = bereaved.meta
+        put(meta, [1], length=4096)
+        removed, heir = bereaved.call(lambda: meta.remove(keys([1])))
+        assert removed == (1 if point == "remove.found" else 0)
+        stat = meta.stat()
+        assert (stat.block_count, stat.remove_count) == (0, removed)
+        assert held(meta, [1]) == set()
+        assert eventually(lambda: meta.stat().free_stripe_count == meta.stat().stripe_count)
+        heir.stop()
+
+
+@pytest.mark.parametrize("point", ["release.counted", "release.unpinned", "serve.fenced:4"])
+def test_a_release_unpins_once(
+    pool: Pool, paths: list[Path], monkeypatch: pytest.MonkeyPatch, point: str
+) -> None:
+    with armed(monkeypatch, paths, point) as first, Bereaved(pool, first) as bereaved:
+        meta = bereaved.meta
+        put(meta, [1], length=4096)
+        pinned = meta.lookup(keys([1]), pin=True).hits
+        released, heir = bereaved.call(lambda: meta.release(pinned))
+        assert released == 0  # the successor knew of no pin
+        again = meta.lookup(keys([1]), pin=True).hits
+        assert meta.stat().pinned_count == 1
+        assert meta.release(again) == 1
+        assert meta.release(again) == 0
+        assert meta.stat().pinned_count == 0
+        heir.stop()
+
+
+@pytest.mark.parametrize("point", ["grant.made", "commit.entered", "serve.fenced"])
+def test_a_call_that_timed_out_is_applied_once(
+    pool: Pool, paths: list[Path], monkeypatch: pytest.MonkeyPatch, point: str
+) -> None:
+    with ExitStack() as ends:
+        server = ends.enter_context(armed(monkeypatch, paths, f"{point}:stop"))
+        client = ends.enter_context(Client(pool, timeout_s=60))
+        look = MetaClient(ends.enter_context(Client(pool, timeout_s=60)))
+        meta, hasty = MetaClient(client), MetaClient(_Hasty(client, 0.5))
+        with pytest.raises(CallTimeoutError):
+            if point != "commit.entered":
+                hasty.reserve(keys([1]), length=4096)
+            grants = meta.reserve(keys([1]), length=4096)
+            hasty.commit(grants)
+        assert server.stopped()
+        server.signal(signal.SIGCONT)
+        if point != "commit.entered":
+            grants = meta.reserve(keys([1]), length=4096)
+            assert states(grants) == ["GRANTED"]  # the unheard grant ended with its session
+            assert look.stat().grant_count == 1
+        statuses = meta.commit(grants)
+        assert statuses in ([0], [NO_GRANT])
+        stat = look.stat()
+        assert stat.block_count == stat.commit_count == (1 if statuses == [0] else 0)
+        assert stat.grant_count == 0
+
+
+class _Hasty:
+    """A client's session, with another timeout."""
+
+    def __init__(self, client: Client, timeout_s: float) -> None:
+        self.session, self.timeout_s = client.session, timeout_s
+
+
+def test_an_abort_of_a_lost_grant_is_none(
+    pool: Pool, paths: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with armed(monkeypatch, paths, "abort.unindexed") as first, Bereaved(pool, first) as bereaved:
+        meta = bereaved.meta
+        grants = meta.reserve(keys([1]), length=4096)
+        aborted, heir = bereaved.call(lambda: meta.abort(grants))
+        assert aborted == 0
+        assert eventually(lambda: meta.stat().free_stripe_count == meta.stat().stripe_count)
+        heir.stop()

@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""Sessions that nobody can prove alive or dead, as those of other hosts: their beat decides what is
+held back, and never frees it."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from blocks import eventually, keys, states
+
+from beluga.meta import MetaClient, MetaServer
+from beluga.pool import Pool
+from beluga.rpc import Client
+
+# A client whose runtime directory is another one: the server finds no lock of it and no pidfd. It
+# reserves blocks, then answers each line: "hold S" keeps the interpreter for S seconds, "call" asks
+# the server until it answers.
+ELSEWHERE = """
+import sys, time
+from pathlib import Path
+from beluga.pool import Pool
+from blocks import keys
+from roles import hold_interpreter
+from beluga.errors import CallTimeoutError
+from beluga.meta import MetaClient
+from beluga.rpc import Client
+
+Pool.runtime_dir = property(lambda pool: Path(sys.argv[1]))
+with Pool.open(sys.argv[2:]) as pool, Client(pool) as client:
+    MetaClient(client).reserve(keys([1, 2]), length=1 << 20)
+    print("reserved", flush=True)
+    for line in sys.stdin:
+        verb, *seconds = line.split()
+        if verb == "hold":
+            hold_interpreter(float(seconds[0]))
+        while verb == "call":
+            try:
+                client.ping(timeout_s=2)
+                break
+            except CallTimeoutError:
+                pass
+        print(client.stat().reattach_count, flush=True)
+"""
+
+
+@pytest.fixture
+def pool(paths: list[Path]) -> Iterator[Pool]:
+    with Pool.create(paths, device_size=64 << 20, sparse=True, max_blocks=64) as pool:
+        yield pool
+
+
+class Elsewhere:
+    """The process, told and asked line by line."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.process = process
+
+    def ask(self, line: str) -> str:
+        assert self.process.stdin
+        assert self.process.stdout
+        if line:
+            self.process.stdin.write(line + "\n")
+        return self.process.stdout.readline().strip()
+
+
+@contextmanager
+def elsewhere(
+    pool: Pool, paths: list[Path], directory: Path, beat_lost_s: float
+) -> Iterator[tuple[MetaServer, Elsewhere]]:
+    """A server, and the process that it can prove nothing about."""
+    directory.mkdir()
+    server = MetaServer(pool, beat_lost_s=beat_lost_s)
+    server.start()
+    process = subprocess.Popen(
+        [sys.executable, "-c", ELSEWHERE, str(directory), *map(str, paths)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        bufsize=1,
+        cwd=Path(__file__).resolve().parents[1],  # where blocks and roles are
+    )
+    try:
+        client = Elsewhere(process)
+        assert client.ask("") == "reserved"
+        yield server, client
+    finally:
+        process.kill()
+        process.communicate()
+        server.stop()
+
+
+def test_a_silent_session_is_held_back_until_it_speaks(
+    pool: Pool, paths: list[Path], tmp_path: Path
+) -> None:
+    with elsewhere(pool, paths, tmp_path / "elsewhere", 3.0) as (server, client):
+        assert (server.stat().live_count, server.stat().watched_count) == (1, 0)
+        assert server.meta_stat().grant_count == 2
+        client.process.send_signal(signal.SIGSTOP)
+        assert eventually(lambda: server.stat().live_count == 0, timeout_s=60)
+        assert server.meta_stat().grant_count == 0
+        held = server.meta_stat().held_bytes
+        assert held >= 2 << 20
+        time.sleep(1.0)  # nothing is freed by time
+        assert server.meta_stat().held_bytes == held
+        with Client(pool) as other:  # what is held is given to nobody
+            again = MetaClient(other).reserve(keys([1, 2]), length=1 << 20)
+            assert states(again) == ["GRANTED"] * 2
+            assert server.meta_stat().held_bytes == held
+        client.process.send_signal(signal.SIGCONT)
+        assert client.ask("call") != "0"  # it attached anew, and so gave up what it had
+        assert eventually(lambda: server.meta_stat().held_bytes == 0)
+        assert server.stat().live_count == 1
+
+
+def test_a_session_killed_elsewhere_is_held_back_for_good(
+    pool: Pool, paths: list[Path], tmp_path: Path
+) -> None:
+    with elsewhere(pool, paths, tmp_path / "elsewhere", 0.5) as (server, client):
+        client.process.kill()
+        assert eventually(lambda: server.stat().live_count == 0, timeout_s=60)
+        assert server.meta_stat().held_bytes > 0
+        time.sleep(1.0)
+        assert server.meta_stat().held_bytes > 0
+
+
+@pytest.mark.parametrize(
+    ("beat_lost_s", "hold_s"), [(3.0, 6.0), pytest.param(5.0, 60.0, marks=pytest.mark.slow)]
+)
+def test_a_process_that_holds_the_interpreter_keeps_its_session(
+    pool: Pool, paths: list[Path], tmp_path: Path, beat_lost_s: float, hold_s: float
+) -> None:
+    with elsewhere(pool, paths, tmp_path / "elsewhere", beat_lost_s) as (server, client):
+        assert client.ask(f"hold {hold_s}") == "0"
+        assert client.ask("call") == "0"
+        stat = server.stat()
+        assert (stat.attach_count, stat.end_count) == (1, 0)
+        assert server.meta_stat().grant_count == 2
