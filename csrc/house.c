@@ -5,9 +5,9 @@
  * sessions ended, and makes sure that it still speaks for the pool.
  *
  * A session ends GONE when its process said so (detach, or a new attachment that gives the old
- * nonce up), when its pidfd (life.h) or its lock (proof.h) says that it is no more, or when its host number comes back under another
- * boot. It ends DOUBTFUL when all that can be said is that its beat stood still: its lane is not
- * given to anybody until GONE follows (D7).
+ * nonce up), when its pidfd (life.h) or its lock (proof.h) says that it is no more, or when its
+ * host number comes back under another boot. It ends DOUBTFUL when all that can be said is that its
+ * beat stood still: its lane is not given to anybody until GONE follows (D7).
  */
 #include "server.h"
 

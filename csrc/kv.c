@@ -150,8 +150,9 @@ int bl_kv_put(bl_session *session, const bl_kv_batch *batch, uint8_t *states, in
                 states[work.index[k]] = BL_BLOCK_REFUSED;
                 statuses[work.index[k]] = work.statuses[k];
             }
+        /* Nothing more is written: what was granted and is not committed may go. */
         if (status < 0 && granted > 0 && session->attached && session->nonce == nonce)
-            bl_abort_blocks(session, work.commits, granted, batch->timeout_ns); /* written no more */
+            bl_abort_blocks(session, work.commits, granted, batch->timeout_ns);
     }
     bl_kv_end(&work);
     return status;
