@@ -33,6 +33,7 @@ BelugaError
 │   ├── NoMethodError             the server has no such method
 │   ├── BadRequestError
 │   ├── BadReplyError
+│   ├── QuotaError                the session has its share, or calls too often
 │   └── HandlerError              the server's handler raised
 ├── CacheError                    blocks
 │   ├── NoSpaceError              nothing could be evicted for the block
@@ -145,6 +146,9 @@ class BadRequestError(RpcError): ...
 class BadReplyError(RpcError): ...
 
 
+class QuotaError(RpcError): ...
+
+
 class HandlerError(RpcError): ...
 
 
@@ -213,6 +217,7 @@ CODES: tuple[tuple[type[BelugaError], str], ...] = (
         LobbyBusyError,
         "another process of this host is attaching and does not get done; is one stopped?",
     ),
+    (QuotaError, "the session's quota is used up; give something back, or call less often"),
 )
 
 

@@ -33,7 +33,8 @@ enum bl_error {
     BL_ERROR_QUARANTINE,        /* this host's dead writers hold too much space */
     BL_ERROR_EPOCH_DAMAGED,     /* a line that says who is server can no longer be read */
     BL_ERROR_SECOND_HOST,       /* the pool is coherent, that is one host's, and not this one's */
-    BL_ERROR_LOBBY_BUSY         /* another process of this host attaches and does not get done */
+    BL_ERROR_LOBBY_BUSY,        /* another process of this host attaches and does not get done */
+    BL_ERROR_QUOTA              /* the session has its share, or calls too often */
 };
 
 /* ---- L1 primitives (beluga.primitives) */
@@ -148,6 +149,9 @@ int bl_pool_read(const bl_pool *pool, uint64_t offset, void *target, uint64_t si
 
 /* ---- L3 rpc. directory: the pool's runtime directory on this host. */
 
+/* The most keys or items in one call of the block index: a quantum of the server's attention. */
+enum { BL_CALL_KEYS_MAX = 256 };
+
 /* A request as a handler sees it: private copies, valid until it returns. */
 typedef struct bl_call {
     const uint8_t *request;
@@ -168,7 +172,15 @@ typedef struct bl_server_stat {
     uint64_t epoch;
     uint64_t call_count;
     uint64_t error_count;       /* calls answered with an error */
+    uint64_t key_count;         /* of those calls, at most: bl_turn_keys() */
     uint64_t torn_count;        /* request lines that were not whole */
+    uint64_t quota_call_count;  /* calls refused: too many in a second */
+    uint64_t quota_grant_count; /* grants refused: too many, or too many bytes */
+    uint64_t quota_pin_count;   /* pins refused: too many, or too many bytes */
+    uint64_t turn_request_max;  /* greatest turn of a lane */
+    uint64_t turn_key_max;
+    uint64_t wait_request_max;  /* most that others had done when a lane's oldest request was */
+    uint64_t wait_key_max;
     uint64_t attach_count;
     uint64_t end_count;         /* sessions ended, for whatever reason */
     uint32_t live_count;        /* sessions now */
@@ -182,6 +194,18 @@ void bl_server_destroy(bl_server *server);
 
 /* How long another host's beat may stand still before its session is in doubt; 0: 5 s. */
 void bl_server_beat_lost(bl_server *server, uint64_t ns);
+
+/* What each session may have at a time; 0: no limit but the pool's. */
+typedef struct bl_quota {
+    uint64_t bytes;             /* payload of its grants and of the blocks it has pinned */
+    uint32_t grant_count;
+    uint32_t pin_count;         /* different blocks */
+    uint32_t calls_per_s;       /* that many at once, and as many every second */
+    uint32_t reserved;
+} bl_quota;
+
+/* Before it serves. */
+void bl_server_limit(bl_server *server, const bl_quota *quota);
 
 /* To be called in a forked child: the parent's server is not the child's. */
 void bl_server_forked(bl_server *server);

@@ -95,6 +95,7 @@
 #include "sim_litmus.c"
 #include "sim_verify.c"
 #include "sim_paths.c"
+#include "sim_turns.c"
 #include "sim_blocks.c"
 #include "sim_kv.c"
 #include "sim_range.c"

@@ -15,6 +15,26 @@ static int bl_quarantine_full(const bl_meta *meta, uint32_t lane)
     return meta->held_bytes[meta->server->lanes[lane].host] > bound;
 }
 
+/* May this session not have another grant? 0 or an error. */
+static int bl_grant_refused(bl_meta *meta, uint32_t lane, uint32_t length)
+{
+    uint32_t most = meta->server->quota.grant_count;
+    if (bl_quarantine_full(meta, lane))
+        return -BL_ERROR_QUARANTINE;
+    if ((most == 0 || meta->holds[lane].grant_count < most) && !bl_hold_full(meta, lane, length))
+        return 0;
+    meta->server->stat.quota_grant_count++;
+    return -BL_ERROR_QUOTA;
+}
+
+/* A grant is one no more. */
+static void bl_grant_leave(bl_meta *meta, const bl_block *block)
+{
+    meta->holds[block->lane].bytes -= block->length;
+    meta->holds[block->lane].grant_count--;
+    meta->stat.grant_count--;
+}
+
 /* Grant one new block: its number, or an error. */
 static int64_t bl_grant(bl_meta *meta, uint32_t lane, const uint64_t key[2],
                         const bl_block_request *head)
@@ -45,6 +65,8 @@ static int64_t bl_grant(bl_meta *meta, uint32_t lane, const uint64_t key[2],
     };
     bl_list_add(meta, bl_extent_list(meta, offset), BL_LIST_EXTENT, (uint32_t)number);
     bl_list_add(meta, &meta->lane_blocks[lane], BL_LIST_LANE, (uint32_t)number);
+    meta->holds[lane].bytes += head->length;
+    meta->holds[lane].grant_count++;
     meta->stat.grant_count++;
     bl_crash_point("grant.made");
     return number;
@@ -59,8 +81,8 @@ static void bl_reserve_one(bl_meta *meta, uint32_t lane, const uint64_t key[2],
         int committed = meta->blocks[number].state == BL_NUMBER_COMMITTED;
         record->state = committed ? BL_BLOCK_HIT : BL_BLOCK_PENDING;
     } else {
-        number = bl_quarantine_full(meta, lane) ? -BL_ERROR_QUARANTINE
-                                                : bl_grant(meta, lane, key, head);
+        number = bl_grant_refused(meta, lane, head->length);
+        number = number < 0 ? number : bl_grant(meta, lane, key, head);
         record->state = number < 0 ? BL_BLOCK_REFUSED : BL_BLOCK_GRANTED;
     }
     if (number < 0) {
@@ -134,7 +156,7 @@ static int bl_commit_one(bl_meta *meta, uint32_t lane, const bl_commit *commit)
     bl_entry_write(meta, (uint32_t)number, commit->vector_check);
     bl_crash_point("commit.entered");
     bl_evict_touch(meta->order, (uint32_t)number);
-    meta->stat.grant_count--;
+    bl_grant_leave(meta, block);
     meta->stat.commit_count++;
     meta->stat.block_count++;
     meta->stat.block_bytes += block->length;
@@ -148,7 +170,7 @@ void bl_grant_end(bl_meta *meta, uint32_t number, enum bl_end end)
     if (block->state == BL_NUMBER_GRANTED) {
         bl_index_remove(meta->index, block->key);
         bl_crash_point("abort.unindexed");
-        meta->stat.grant_count--;
+        bl_grant_leave(meta, block);
         meta->stat.abort_count++;
     } else { /* HELD */
         bl_extents_unhold(meta->extents, block->offset);

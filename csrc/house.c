@@ -60,11 +60,11 @@ void bl_house_write(bl_server *server, uint32_t number)
 
 static void bl_live_remove(bl_server *server, uint32_t number)
 {
-    for (uint32_t i = 0; i < server->live_count; i++)
-        if (server->live[i] == number) {
-            server->live[i] = server->live[--server->live_count];
-            return;
-        }
+    uint32_t kept = 0;
+    for (uint32_t i = 0; i < server->live_count; i++) /* the others keep their order: turn.h */
+        if (server->live[i] != number)
+            server->live[kept++] = server->live[i];
+    server->live_count = kept;
 }
 
 /* Tell the host what its lobby reply says of it now. */
@@ -184,6 +184,8 @@ static int64_t bl_lobby_give(bl_server *server, const bl_lobby_request *request,
         .state = BL_SESSION_LIVE,
         .next = 1,
         .window = 1,
+        .answered = server->done,
+        .allowance = {.tokens = server->quota.calls_per_s * BL_TOKEN, .filled_ns = now_ns},
         .proof = here ? bl_proof_watch(memory, server->directory, request->nonce) : -ENOENT,
     };
     server->live[server->live_count++] = number;

@@ -9,11 +9,22 @@
 
 enum { BL_PREFETCH_KEYS = 8 };
 
-/* One pin more for a lane: 0 or -BL_ERROR_PIN_LIMIT. A pinned block is not in the order. */
+/* One pin more for a lane: 0, -BL_ERROR_PIN_LIMIT or _QUOTA. A pinned block is not in the order. */
 static int bl_pin(bl_meta *meta, uint32_t lane, uint32_t number)
 {
-    if (bl_pins_add(meta->pins[lane], number) < 0)
+    uint32_t most = meta->server->quota.pin_count;
+    int64_t pins = bl_pins_add(meta->pins[lane], number);
+    if (pins < 0)
         return -BL_ERROR_PIN_LIMIT;
+    if (pins == 1) {
+        int many = most && bl_pins_count(meta->pins[lane]) > most;
+        if (many || bl_hold_full(meta, lane, meta->blocks[number].length)) {
+            bl_pins_remove(meta->pins[lane], number);
+            meta->server->stat.quota_pin_count++;
+            return many ? -BL_ERROR_PIN_LIMIT : -BL_ERROR_QUOTA;
+        }
+        meta->holds[lane].bytes += meta->blocks[number].length;
+    }
     if (meta->blocks[number].pin_count++ == 0) {
         bl_evict_remove(meta->order, number);
         meta->stat.pinned_count++;
@@ -87,13 +98,15 @@ int bl_handle_lookup(void *context, bl_call *call)
     meta->stat.lookup_count += head.count;
     bl_crash_point("lookup.found");
     if (head.flags & BL_LOOKUP_PIN)
-        for (uint32_t i = 0; i < hits; i++)
-            if (bl_pin(meta, call->lane, bl_record_block(call, i)) < 0) {
-                if (i == 0)
-                    return -BL_ERROR_PIN_LIMIT;
+        for (uint32_t i = 0; i < hits; i++) {
+            int status = bl_pin(meta, call->lane, bl_record_block(call, i));
+            if (status < 0 && i == 0)
+                return status;
+            if (status < 0) {
                 hits = i; /* fewer hits are legal: the caller may ask for the rest later */
                 state = BL_BLOCK_MISS;
             }
+        }
     for (uint32_t i = hits; i-- > 0;) /* deepest first: a parent is newer than its child */
         if (meta->blocks[bl_record_block(call, i)].pin_count == 0)
             bl_evict_touch(meta->order, bl_record_block(call, i));
@@ -105,10 +118,14 @@ int bl_handle_lookup(void *context, bl_call *call)
 
 static int bl_release_one(bl_meta *meta, uint32_t lane, const bl_commit *commit)
 {
-    if (commit->block >= meta->pool->geometry.block_count_max ||
-        bl_pins_remove(meta->pins[lane], commit->block) < 0)
+    if (commit->block >= meta->pool->geometry.block_count_max)
+        return -BL_ERROR_NO_GRANT;
+    int64_t left = bl_pins_remove(meta->pins[lane], commit->block);
+    if (left < 0)
         return -BL_ERROR_NO_GRANT;
     bl_crash_point("release.counted");
+    if (left == 0)
+        meta->holds[lane].bytes -= meta->blocks[commit->block].length;
     bl_unpin(meta, commit->block, 1);
     bl_crash_point("release.unpinned");
     return 0;

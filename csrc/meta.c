@@ -14,8 +14,10 @@ static void bl_meta_ended(void *context, uint32_t lane, enum bl_end end)
     bl_meta *meta = context;
     uint32_t count;
     for (int64_t n = bl_pins_pop(meta->pins[lane], &count); n >= 0;
-         n = bl_pins_pop(meta->pins[lane], &count))
+         n = bl_pins_pop(meta->pins[lane], &count)) {
+        meta->holds[lane].bytes -= meta->blocks[n].length;
         bl_unpin(meta, (uint32_t)n, count); /* an undead reader looks again after its copy */
+    }
     uint32_t number = meta->lane_blocks[lane];
     while (number != BL_NO_NUMBER) {
         uint32_t next = meta->blocks[number].links[BL_LIST_LANE].next;
@@ -84,10 +86,11 @@ int bl_meta_create(bl_server *server, bl_meta **out)
     meta->free_number = BL_NO_NUMBER;
     meta->blocks = calloc(g->block_count_max, sizeof *meta->blocks);
     meta->pins = calloc(g->lane_count, sizeof *meta->pins);
+    meta->holds = calloc(g->lane_count, sizeof *meta->holds);
     meta->lane_blocks = malloc(g->lane_count * sizeof *meta->lane_blocks);
     meta->extent_blocks = malloc(g->stripe_count * sizeof *meta->extent_blocks);
     int status = -ENOMEM;
-    if (meta->blocks && meta->pins && meta->lane_blocks && meta->extent_blocks)
+    if (meta->blocks && meta->pins && meta->holds && meta->lane_blocks && meta->extent_blocks)
         status = bl_index_create(&meta->index, g->block_count_max);
     if (status == 0)
         status = bl_evict_create(&meta->order, g->block_count_max);
@@ -120,6 +123,7 @@ void bl_meta_destroy(bl_meta *meta)
         bl_extents_destroy(meta->extents);
     free(meta->blocks);
     free(meta->pins);
+    free(meta->holds);
     free(meta->lane_blocks);
     free(meta->extent_blocks);
     free(meta);

@@ -58,6 +58,12 @@ typedef struct bl_block {
     bl_link links[2];           /* bl_list */
 } bl_block;
 
+/* What counts against a session's quota, besides its pins. */
+typedef struct bl_hold {
+    uint64_t bytes;             /* payload of its grants and of the blocks it has pinned */
+    uint32_t grant_count;
+} bl_hold;
+
 struct bl_meta {
     bl_server *server;
     const bl_pool *pool;
@@ -66,6 +72,7 @@ struct bl_meta {
     bl_evict *order;
     bl_extents *extents;
     bl_pins **pins;             /* per lane */
+    bl_hold *holds;             /* per lane */
     uint32_t *lane_blocks;      /* per lane: first of its granted and held blocks */
     uint32_t *extent_blocks;    /* per stripe: first block of the extent that starts there */
     uint32_t free_number;       /* first of the numbers given back */
@@ -126,6 +133,13 @@ int bl_recover(void *context, uint64_t old_epoch, int doubtful);
 
 /* Why an entry that passed its check can still not be used: NULL, or the reason. */
 const char *bl_entry_invalid(const bl_geometry *g, const bl_entry *entry);
+
+/* Would length bytes more be more than a session may hold? */
+static inline int bl_hold_full(const bl_meta *meta, uint32_t lane, uint32_t length)
+{
+    uint64_t most = meta->server->quota.bytes;
+    return most && meta->holds[lane].bytes + length > most;
+}
 
 /* A number that no block or extent of this pool ever had. */
 static inline uint64_t bl_generation_new(bl_meta *meta)

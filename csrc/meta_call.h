@@ -17,7 +17,9 @@ static inline const uint8_t *bl_meta_items(const bl_call *call, uint32_t item_si
         return NULL;
     memcpy(head, call->request, sizeof *head);
     uint64_t size = sizeof *head + (uint64_t)head->count * item_size;
-    return head->count > 0 && size == call->request_size ? call->request + sizeof *head : NULL;
+    return head->count > 0 && head->count <= BL_CALL_KEYS_MAX && size == call->request_size
+               ? call->request + sizeof *head
+               : NULL;
 }
 
 /* Room for the records that a request may be answered with? */

@@ -11,7 +11,9 @@
 /* Records or items that one message carries, whichever way is larger. */
 static uint32_t bl_meta_batch(const bl_session *session)
 {
-    return (session->pool->geometry.bulk_size - sizeof(bl_block_request)) / sizeof(bl_block_record);
+    size_t fit = (session->pool->geometry.bulk_size - sizeof(bl_block_request)) /
+                 sizeof(bl_block_record);
+    return fit < BL_CALL_KEYS_MAX ? (uint32_t)fit : (uint32_t)BL_CALL_KEYS_MAX;
 }
 
 typedef struct bl_meta_ask {
@@ -73,7 +75,7 @@ int64_t bl_lookup(bl_session *session, const uint64_t *keys, uint32_t count, uin
         bl_block_reply reply;
         const uint8_t *answer;
         int status = bl_meta_call(session, &ask, &reply, &answer, timeout_ns);
-        if (status == -BL_ERROR_PIN_LIMIT && hits > 0) {
+        if ((status == -BL_ERROR_PIN_LIMIT || status == -BL_ERROR_QUOTA) && hits > 0) {
             *state = BL_BLOCK_MISS;
             return hits;
         }

@@ -6,9 +6,9 @@
  *
  * A round, over all live lanes:
  *   1  invalidate the next window of request lines of every lane; one full fence
- *   2  ask for a lane's whole window, then copy the lines that have arrived, in order, at most
- *      BL_QUANTUM; a line is believed if its sequence is the expected one and its check holds, and
- *      is never looked at again (D13)
+ *   2  in the order of turn.h: ask for a lane's whole window, then copy the lines that have
+ *      arrived, in order, at most a quantum; a line is believed if its sequence is the expected
+ *      one and its check holds, and is never looked at again (D13)
  *   3  run the handlers; what they stream into the pool is fenced before
  *   4  the replies are streamed; one fence sends them off
  * A lane's window doubles while all its lines had arrived and follows what was found otherwise.
@@ -21,7 +21,6 @@
 #include <stdlib.h>
 
 enum {
-    BL_ROUND_WINDOW_MAX = BL_QUANTUM,
     BL_IDLE_SPIN_NS = 50 * 1000,        /* idle so long: offer the core */
     BL_IDLE_YIELD_NS = 5 * 1000 * 1000, /* and so long: nap, a hundredth of it more, ... */
     BL_IDLE_NAP_PART = 100,
@@ -39,18 +38,19 @@ static uint64_t bl_server_request_offset(const bl_server *server, uint32_t lane,
     return bl_request_offset(&server->pool->geometry, lane, bl_server_slot(server, sequence));
 }
 
-/* Copy a lane's requests that have arrived: their number. Its window has been invalidated. */
-static uint32_t bl_lane_gather(bl_server *server, uint32_t number)
+/* Copy a lane's requests that have arrived, a quantum at most: its turn. Its window has been
+ * invalidated. */
+static bl_work bl_lane_gather(bl_server *server, uint32_t number)
 {
     const bl_memory *memory = &server->pool->memory;
     bl_lane *lane = &server->lanes[number];
     uint64_t key = bl_message_key(lane->nonce, server->epoch);
-    uint32_t ready = 0;
+    bl_work turn = {0};
     for (uint32_t i = 0; i < lane->window; i++)
         bl_prefetch_line(memory, bl_server_request_offset(server, number, lane->next + i));
-    for (; ready < lane->window; ready++) {
-        bl_request *request = &server->requests[ready];
-        uint32_t sequence = lane->next + ready;
+    for (; turn.requests < lane->window; turn.requests++) {
+        bl_request *request = &server->requests[turn.requests];
+        uint32_t sequence = lane->next + (uint32_t)turn.requests;
         /* SYNC lane.request: pairs with bl_lane_send() */
         bl_load_line(memory, bl_server_request_offset(server, number, sequence), request);
         if (request->sequence != sequence)
@@ -59,14 +59,16 @@ static uint32_t bl_lane_gather(bl_server *server, uint32_t number)
             server->stat.torn_count++; /* half arrived, or a former session's: look again later */
             break;
         }
+        uint64_t keys = bl_turn_keys(request);
+        if (!bl_verify(memory, bl_turn_fits(&turn, keys)))
+            break;
         bl_believe(memory, bl_server_request_offset(server, number, sequence));
+        turn.keys += keys;
     }
-    if (ready == lane->window)
-        lane->window = lane->window * 2 < BL_ROUND_WINDOW_MAX ? lane->window * 2
-                                                              : BL_ROUND_WINDOW_MAX;
-    else
-        lane->window = ready + 1;
-    return ready;
+    uint32_t ready = (uint32_t)turn.requests;
+    uint32_t window = ready == lane->window ? ready * 2 : ready + 1;
+    lane->window = window < BL_QUANTUM_REQUESTS ? window : BL_QUANTUM_REQUESTS;
+    return turn;
 }
 
 /* The bytes of a long request, copied once: 0 or an error. */
@@ -119,10 +121,16 @@ static void bl_server_handle(bl_server *server, uint32_t lane, const bl_request 
         .method = request->method,
     };
     int status = 0;
-    if (request->flags & BL_MESSAGE_BULK)
+    uint32_t calls_per_s = server->quota.calls_per_s;
+    if (calls_per_s &&
+        !bl_allowance_take(&server->lanes[lane].allowance, calls_per_s, request->method)) {
+        server->stat.quota_call_count++;
+        status = -BL_ERROR_QUOTA;
+    } else if (request->flags & BL_MESSAGE_BULK) {
         status = bl_bulk_take(server, lane, request, &call);
-    else if (request->size > BL_MESSAGE_INLINE_SIZE)
+    } else if (request->size > BL_MESSAGE_INLINE_SIZE) {
         status = -BL_ERROR_BAD_REQUEST;
+    }
     if (status == 0 &&
         (request->method >= BL_METHOD_COUNT || !server->handlers[request->method].run))
         status = -BL_ERROR_NO_METHOD;
@@ -144,11 +152,14 @@ static void bl_server_handle(bl_server *server, uint32_t lane, const bl_request 
 }
 
 /* Serve what bl_lane_gather() found. */
-static void bl_lane_answer(bl_server *server, uint32_t number, uint32_t ready)
+static void bl_lane_answer(bl_server *server, uint32_t number, bl_work turn)
 {
     const bl_memory *memory = &server->pool->memory;
     bl_lane *lane = &server->lanes[number];
     uint64_t key = bl_message_key(lane->nonce, server->epoch);
+    uint32_t ready = (uint32_t)turn.requests;
+    if (server->quota.calls_per_s)
+        bl_allowance_fill(&lane->allowance, server->quota.calls_per_s, bl_now_ns(memory));
     for (uint32_t i = 0; i < ready; i++)
         bl_server_handle(server, number, &server->requests[i], &server->replies[i]);
     bl_crash_point("serve.handled");
@@ -165,13 +176,31 @@ static void bl_lane_answer(bl_server *server, uint32_t number, uint32_t ready)
     bl_fence_store(memory); /* off they go: somebody waits */
     bl_crash_point("serve.replied");
     lane->next += ready;
-    server->stat.call_count += ready;
+    server->done.requests += turn.requests;
+    server->done.keys += turn.keys;
+    lane->answered = server->done;
+}
+
+/* How much others have had done since this lane may have begun to wait: its request was not there
+ * when its last turn ended, or when the round before this one began. */
+static void bl_lane_waited(bl_server *server, const bl_lane *lane, bl_work turn)
+{
+    bl_work since = lane->answered;
+    bl_work_raise(&since, server->round[0].requests, server->round[0].keys);
+    bl_work_raise(&server->most_waited, server->done.requests - since.requests,
+                  server->done.keys - since.keys);
+    bl_work_raise(&server->most_taken, turn.requests, turn.keys);
 }
 
 uint32_t bl_server_round(bl_server *server)
 {
     const bl_memory *memory = &server->pool->memory;
-    uint32_t served = 0;
+    uint32_t kept_count = 0, served_count = 0;
+    uint64_t before = server->done.requests;
+    server->round[0] = server->round[1];
+    server->round[1] = server->done;
+    if (server->round[0].requests != before && server->live_count > 1)
+        bl_fence_full(memory); /* the looks must not be older than the turns before: see turn.h */
     for (uint32_t i = 0; i < server->live_count; i++) {
         uint32_t number = server->live[i];
         const bl_lane *lane = &server->lanes[number];
@@ -182,14 +211,18 @@ uint32_t bl_server_round(bl_server *server)
     bl_fence_full(memory); /* the loads below must not be older than the invalidations */
     for (uint32_t i = 0; i < server->live_count; i++) {
         uint32_t number = server->live[i];
-        uint32_t ready = bl_lane_gather(server, number);
-        if (ready > 0) {
-            bl_crash_point("serve.gathered");
-            bl_lane_answer(server, number, ready);
+        bl_work turn = bl_lane_gather(server, number);
+        if (turn.requests == 0) {
+            server->live[kept_count++] = number;
+            continue;
         }
-        served += ready;
+        bl_crash_point("serve.gathered");
+        bl_lane_waited(server, &server->lanes[number], turn);
+        bl_lane_answer(server, number, turn);
+        server->served[served_count++] = number;
     }
-    return served;
+    bl_turn_order(server->live, kept_count, server->served, served_count);
+    return (uint32_t)(server->done.requests - before);
 }
 
 /* How long to nap: those who called lately will call again soon. */
@@ -225,6 +258,8 @@ int bl_server_run(bl_server *server)
     return 0;
 }
 
+void bl_server_limit(bl_server *server, const bl_quota *quota) { server->quota = *quota; }
+
 void bl_server_stop(bl_server *server) { bl_shared_store(&server->stop, 1); }
 
 int bl_server_handle_method(bl_server *server, uint32_t method, bl_handler handler, void *context)
@@ -250,6 +285,12 @@ int bl_echo_handler(void *context, bl_call *call)
 void bl_server_describe(const bl_server *server, bl_server_stat *out)
 {
     *out = server->stat;
+    out->call_count = server->done.requests;
+    out->key_count = server->done.keys;
+    out->turn_request_max = server->most_taken.requests;
+    out->turn_key_max = server->most_taken.keys;
+    out->wait_request_max = server->most_waited.requests;
+    out->wait_key_max = server->most_waited.keys;
     out->epoch = server->epoch;
     out->live_count = server->live_count;
     out->inherited_count = server->inherited_count;

@@ -18,12 +18,11 @@
 #include "epoch.h"
 #include "life.h"
 #include "proof.h"
+#include "quota.h"
+#include "turn.h"
 #include "wait.h"
 
-enum {
-    BL_METHOD_COUNT = 256,
-    BL_QUANTUM = 64             /* requests of one lane served in a round */
-};
+enum { BL_METHOD_COUNT = 256 };
 
 /* What the server knows of a lane's session. States as in pool_format.h. */
 typedef struct bl_lane {
@@ -36,7 +35,8 @@ typedef struct bl_lane {
     uint32_t state;
     uint32_t next;              /* sequence of the next request */
     uint32_t window;            /* request lines looked at together */
-    uint32_t ready;             /* requests found in this round */
+    bl_work answered;           /* what the server had done when its last turn ended */
+    bl_allowance allowance;
     int proof;                  /* descriptor, or negative: this host cannot prove it */
 } bl_lane;
 
@@ -74,12 +74,18 @@ struct bl_server {
         void *context;
     } handlers[BL_METHOD_COUNT];
     bl_lane *lanes;
-    uint32_t *live;             /* numbers of the live lanes */
+    uint32_t *live;             /* numbers of the live lanes: who waited longest is first */
+    uint32_t *served;           /* in this round */
     uint32_t live_count;
     uint32_t inherited_count;   /* DOUBTFUL sessions of earlier epochs */
     uint32_t lobby_seen[BL_HOST_COUNT]; /* sequence of the last request answered or found */
     bl_lobby_reply lobby[BL_HOST_COUNT]; /* what was last answered */
-    bl_request *requests;       /* BL_QUANTUM private copies */
+    bl_work done;               /* since it serves */
+    bl_work round[2];           /* what had been done when the last round began, and this one */
+    bl_work most_taken;         /* in one turn */
+    bl_work most_waited;        /* by others, while a lane's oldest request was there */
+    bl_quota quota;
+    bl_request *requests;       /* BL_QUANTUM_REQUESTS private copies */
     bl_reply *replies;
     uint8_t *bulk_in, *bulk_out; /* bulk_size each: private copies */
     uint64_t house_ns;          /* when house was last kept */

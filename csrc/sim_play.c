@@ -29,6 +29,7 @@ static const bl_sim_scenario bl_sim_scenarios[] = {
     {"verify_bare_prefetch", bl_verify_bare_prefetch, 0},
     {"lane", bl_path_lane, 0},
     {"lobby", bl_path_lobby, 0},
+    {"turns", bl_path_turns, 0},
     {"meta", bl_path_meta, 0},
     {"recovery", bl_path_recovery, 0},
     {"kv", bl_path_kv, 0},

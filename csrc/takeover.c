@@ -286,13 +286,14 @@ int bl_server_create(const bl_pool *pool, const char *directory, uint32_t host, 
     strcpy(server->directory, directory);
     server->lanes = calloc(lane_count, sizeof *server->lanes);
     server->live = calloc(lane_count, sizeof *server->live);
-    server->requests = calloc(BL_QUANTUM, sizeof *server->requests);
-    server->replies = calloc(BL_QUANTUM, sizeof *server->replies);
+    server->served = calloc(lane_count, sizeof *server->served);
+    server->requests = calloc(BL_QUANTUM_REQUESTS, sizeof *server->requests);
+    server->replies = calloc(BL_QUANTUM_REQUESTS, sizeof *server->replies);
     server->bulk_in = malloc(pool->geometry.bulk_size);
     server->bulk_out = malloc(pool->geometry.bulk_size);
     int status = bl_boot_id(&pool->memory, server->boot_id);
-    if (!server->lanes || !server->live || !server->requests || !server->replies ||
-        !server->bulk_in || !server->bulk_out)
+    if (!server->lanes || !server->live || !server->served || !server->requests ||
+        !server->replies || !server->bulk_in || !server->bulk_out)
         status = -ENOMEM;
     if (status < 0) {
         bl_server_destroy(server);
@@ -344,6 +345,7 @@ void bl_server_destroy(bl_server *server)
         bl_host_unlock(memory, server->lock);
     free(server->lanes);
     free(server->live);
+    free(server->served);
     free(server->requests);
     free(server->replies);
     free(server->bulk_in);

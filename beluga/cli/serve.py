@@ -15,7 +15,7 @@ import typer
 from beluga.cli.options import Host, Json, PoolPaths, Timeout, open_pool
 from beluga.cli.output import print_facts, print_json, say
 from beluga.meta import MetaClient, MetaServer
-from beluga.rpc import Client, Server
+from beluga.rpc import Client, Quota, Server
 
 DeclaredGone = Annotated[
     bool,
@@ -23,6 +23,10 @@ DeclaredGone = Annotated[
         "--declare-gone", help="You know that every earlier server and client is switched off."
     ),
 ]
+QuotaGrants = Annotated[int, typer.Option(min=0, help="Blocks a session may be writing.")]
+QuotaPins = Annotated[int, typer.Option(min=0, help="Blocks a session may have pinned.")]
+QuotaBytes = Annotated[int, typer.Option(min=0, help="Bytes of both together.")]
+QuotaCalls = Annotated[int, typer.Option(min=0, help="Calls a session may make in a second.")]
 _LOOK_INTERVAL_S = 0.5
 
 
@@ -30,10 +34,16 @@ def serve(
     pool: PoolPaths = None,
     host: Host = None,
     declare_gone: DeclaredGone = False,
+    quota_grants: QuotaGrants = 0,
+    quota_pins: QuotaPins = 0,
+    quota_bytes: QuotaBytes = 0,
+    quota_calls: QuotaCalls = 0,
 ) -> None:
     """Serve the pool's block index until SIGTERM or Ctrl-C."""
+    quota = Quota(grants=quota_grants, pins=quota_pins, bytes=quota_bytes, calls_per_s=quota_calls)
     with open_pool(pool) as opened:
-        serve_until_told(MetaServer(opened, host=host, declared_gone=declare_gone))
+        server = MetaServer(opened, host=host, declared_gone=declare_gone, quota=quota)
+        serve_until_told(server)
 
 
 def serve_until_told(server: Server) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from beluga._ffi import ffi, lib
 from beluga.errors import check
 from beluga.meta.stat import MetaStat
-from beluga.rpc import Server
+from beluga.rpc import Quota, Server
 
 if TYPE_CHECKING:
     from beluga.pool import Pool
@@ -28,8 +28,11 @@ class MetaServer(Server):
         host: int | None = None,
         declared_gone: bool = False,
         beat_lost_s: float = 5.0,
+        quota: Quota | None = None,
     ) -> None:
-        super().__init__(pool, host=host, declared_gone=declared_gone, beat_lost_s=beat_lost_s)
+        super().__init__(
+            pool, host=host, declared_gone=declared_gone, beat_lost_s=beat_lost_s, quota=quota
+        )
         out = ffi.new("bl_meta **")
         check(lib.bl_meta_create(self._running(), out), "making the block index")
         self._meta = out[0]

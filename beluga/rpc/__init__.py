@@ -12,6 +12,6 @@
 """
 
 from beluga.rpc.client import Client, ClientStat
-from beluga.rpc.server import METHOD_USER, Server, ServerStat
+from beluga.rpc.server import METHOD_USER, Quota, Server, ServerStat
 
-__all__ = ["METHOD_USER", "Client", "ClientStat", "Server", "ServerStat"]
+__all__ = ["METHOD_USER", "Client", "ClientStat", "Quota", "Server", "ServerStat"]

@@ -27,13 +27,47 @@ METHOD_USER: int = lib.BL_METHOD_USER
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class Quota:
+    """What each session may have at a time; 0: no limit of its own.
+
+    ``bytes`` counts the payload of its grants and of the blocks it has pinned; ``grants`` and
+    ``pins`` count blocks. ``calls_per_s`` may come at once, and as many again every second. What is
+    refused is refused at once, with :class:`~beluga.errors.QuotaError` (pins:
+    :class:`~beluga.errors.PinLimitError`), and counted in :class:`ServerStat`.
+    """
+
+    grants: int = 0
+    pins: int = 0
+    bytes: int = 0
+    calls_per_s: int = 0
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            bits = 64 if field.name == "bytes" else 32
+            if not 0 <= getattr(self, field.name) < 1 << bits:
+                raise ValueError(f"{field.name} is out of range: {getattr(self, field.name)}")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class ServerStat:
-    """Counters since the server took the pool over."""
+    """Counters since the server took the pool over.
+
+    ``turn_*_max``: the most that one session had done in one turn; ``wait_*_max``: the most that
+    others had done, while a session's oldest request was there.
+    """
 
     epoch: int
     call_count: int
     error_count: int
+    key_count: int
     torn_count: int
+    quota_call_count: int
+    quota_grant_count: int
+    quota_pin_count: int
+    turn_request_max: int
+    turn_key_max: int
+    wait_request_max: int
+    wait_key_max: int
     attach_count: int
     end_count: int
     live_count: int
@@ -49,6 +83,7 @@ class Server:
     write no more (only needed when one on another machine died and cannot be asked).
     ``beat_lost_s``: how many seconds the heartbeat of a session that cannot be proven alive or
     dead may stand still; then what it could still write to is held back until there is proof.
+    ``quota`` bounds every session.
 
     Raises :class:`~beluga.errors.ServerAliveError` from :meth:`start` if the pool has a server.
     """
@@ -60,6 +95,7 @@ class Server:
         host: int | None = None,
         declared_gone: bool = False,
         beat_lost_s: float = 5.0,
+        quota: Quota | None = None,
     ) -> None:
         self._pool = pool
         self._declared_gone = declared_gone
@@ -73,6 +109,11 @@ class Server:
         self._server = out[0]
         _servers.add(self)
         lib.bl_server_beat_lost(self._server, int(beat_lost_s * 1e9))
+        quota = quota or Quota()
+        limits = ffi.new("bl_quota *")
+        limits.grant_count, limits.pin_count = quota.grants, quota.pins
+        limits.bytes, limits.calls_per_s = quota.bytes, quota.calls_per_s
+        lib.bl_server_limit(self._server, limits)
         check(
             lib.bl_server_handle_method(
                 self._server, lib.BL_METHOD_PING, lib.bl_echo_handler, ffi.NULL

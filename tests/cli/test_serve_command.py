@@ -61,3 +61,13 @@ def test_cxl_rpc_carries_calls_without_the_index(start: Start, pool: list[str]) 
     wrong = start("call", "--method", "200", *pool, entry="cxl_rpc")
     assert "the server has no handler for this method" in wrong.communicate(timeout=60)[1]
     assert wrong.returncode == 1
+
+
+def test_serve_bounds_sessions(start: Start, run: Run, pool: list[str]) -> None:
+    server = start("serve", *pool, "--quota-bytes", "4", "--quota-calls", "1000")
+    assert server.stderr
+    assert server.stderr.readline().startswith("serving")
+    assert run("put", "small", "-", *pool, stdin="four").returncode == 0
+    refused = run("put", "large", "-", *pool, stdin="a block of more bytes")
+    assert refused.returncode == 1
+    assert "quota" in refused.stderr

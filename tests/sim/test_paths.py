@@ -23,6 +23,7 @@ MUTANTS = {
         ("bl_reply_decode", "fence_full", 0),
         ("bl_reply_decode", "invalidate", 0),
     ),
+    "turns": (("bl_lane_gather", "verify", 1),),  # what is more than a quantum waits
     "lobby": (
         ("bl_lobby_look", "invalidate", 0),
         ("bl_lobby_reply_read", "invalidate", 0),
