@@ -9,6 +9,7 @@ BELUGA_POOL         devices of the pool that is meant when none is named, joined
 BELUGA_ISA          widest instructions to copy with: sse2, avx2, avx512 or movdir64b
 BELUGA_CRASH        tests: the crash point to die at, ``NAME[:PASSAGE][:kill|stop]``
 BELUGA_FLUSH        how lines are flushed: clflush or clflushopt
+KUBERNETES_SERVICE_  HOST and _PORT: the API server, as a pod is told by its cluster
 XDG_STATE_HOME      where the mounted default pool is remembered; else ~/.local/state
 XDG_RUNTIME_DIR     where lock files of devdax pools lie if /run/beluga cannot be written
 =================== ==============================================================================
@@ -53,3 +54,11 @@ def runtime_root() -> Path:
         return shared
     mine = os.environ.get("XDG_RUNTIME_DIR")
     return Path(mine) / "beluga" if mine else Path(f"/tmp/beluga-{os.getuid()}")  # noqa: S108
+
+
+def kubernetes_api() -> str:
+    """Where a pod finds its cluster's API server; "" outside of one."""
+    host = os.environ.get("KUBERNETES_SERVICE_HOST", "")
+    port = os.environ.get("KUBERNETES_SERVICE_PORT", "443")
+    place = f"[{host}]" if ":" in host else host
+    return f"https://{place}:{port}" if host else ""

@@ -34,6 +34,7 @@ BelugaError
 │   ├── BadRequestError
 │   ├── BadReplyError
 │   ├── QuotaError                the session has its share, or calls too often
+│   ├── LeaseError                the lock outside the pool cannot be asked
 │   └── HandlerError              the server's handler raised
 ├── CacheError                    blocks
 │   ├── NoSpaceError              nothing could be evicted for the block
@@ -147,6 +148,9 @@ class BadReplyError(RpcError): ...
 
 
 class QuotaError(RpcError): ...
+
+
+class LeaseError(RpcError): ...
 
 
 class HandlerError(RpcError): ...

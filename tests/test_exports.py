@@ -20,6 +20,7 @@ EXPORTS: dict[str, str] = {
     "beluga.meta": (
         "BlockState Grant Lookup MetaClient MetaServer MetaStat Report check_devices check_pool"
     ),
+    "beluga.lease": "EtcdLease KubernetesLease Lease open_lease",
     "beluga.verify": "Finding Machine Report verify_pool",
     "beluga.kvcache": "CHUNK_SIZE GetResult KVCache Namespace PutResult fold hash_keys",
     "beluga.replay": (

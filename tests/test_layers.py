@@ -17,7 +17,7 @@ CSRC = ROOT / "csrc"
 LAYERS = (
     ("errors", "_build", "config"),
     ("_ffi",),
-    ("primitives",),
+    ("primitives", "lease"),
     ("pool",),
     ("rpc",),
     ("meta",),

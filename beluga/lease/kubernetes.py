@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""A lock in Kubernetes: a coordination.k8s.io/v1 Lease, by the pod's service account.
+
+As client-go does it: clocks of different machines are never compared. A holder is taken for gone
+when its record has stood still for its duration by *our* clock. Who changes the record says which
+version it has read; the API server refuses all but the first.
+"""
+
+from __future__ import annotations
+
+import os
+import ssl
+import time
+import uuid
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from beluga.config import kubernetes_api
+from beluga.errors import LeaseError
+from beluga.lease.http import JsonService
+
+DURATION_S = 5
+CALL_TIMEOUT_S = 2.0
+ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+_RETRY_S = 0.2
+_OK, _CREATED, _ABSENT, _CONFLICT = 200, 201, 404, 409
+
+
+class KubernetesLease:
+    """Held by the ``holderIdentity`` of the Lease at ``place``: namespace/name.
+
+    ``server``: the API server, by default the one that the pod's environment names. Raises
+    :class:`~beluga.errors.LeaseError` outside of a pod if there is none.
+    """
+
+    def __init__(
+        self,
+        place: str,
+        *,
+        server: str = "",
+        account: Path = ACCOUNT,
+        duration_s: int = DURATION_S,
+        timeout_s: float = CALL_TIMEOUT_S,
+    ) -> None:
+        namespace, _, name = place.partition("/")
+        context = None
+        if not server:
+            server = kubernetes_api()
+            if not server:
+                raise LeaseError("no Kubernetes here: KUBERNETES_SERVICE_HOST is not set")
+            try:
+                context = ssl.create_default_context(cafile=account / "ca.crt")
+            except OSError as error:
+                raise LeaseError(f"the service account has no certificate: {error}") from None
+        self._service = JsonService(server, timeout_s=timeout_s, context=context)
+        self._token = account / "token"
+        self._list = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
+        self._name = name
+        self._duration_s = duration_s
+        self._self = f"beluga-{os.uname().nodename}-{uuid.uuid4()}"
+        self._seen: tuple[str, float] = ("", 0.0)  # a record's version, and when it was first seen
+        self._until = 0.0
+
+    def acquire(self, timeout_s: float) -> bool:
+        """Wait at most so many seconds until nobody else holds it: whether it is held."""
+        end = time.monotonic() + timeout_s
+        while not self._take():
+            left = end - time.monotonic()
+            if left <= 0:
+                return False
+            time.sleep(min(_RETRY_S, left))
+        return True
+
+    def renew(self) -> bool:
+        """Keep it ``duration_s`` longer: whether it is held. While the API is away: to its end."""
+        start = time.monotonic()
+        try:
+            lease = self._read()
+            if lease is None or _holder(lease) != self._self:
+                self._until = 0.0
+                return False
+            if self._write(lease, self._self):
+                self._until = start + self._duration_s
+        except LeaseError:
+            pass
+        return time.monotonic() < self._until
+
+    def release(self) -> None:
+        """Give it up at once. If the API does not answer, it ends by itself."""
+        self._until = 0.0
+        try:
+            lease = self._read()
+            if lease is not None and _holder(lease) == self._self:
+                self._write(lease, "")
+        except LeaseError:
+            return
+
+    def _take(self) -> bool:
+        start = time.monotonic()
+        lease = self._read()
+        if lease is None:
+            taken = self._create()
+        elif _holder(lease) in ("", self._self) or self._silent(lease):
+            taken = self._write(lease, self._self)
+        else:
+            taken = False
+        if taken:
+            self._until = start + self._duration_s
+        return taken
+
+    def _silent(self, lease: dict[str, Any]) -> bool:
+        version = str(lease.get("metadata", {}).get("resourceVersion", ""))
+        now = time.monotonic()
+        if version != self._seen[0]:
+            self._seen = (version, now)
+        lasts_s = float(lease["spec"].get("leaseDurationSeconds") or self._duration_s)
+        return now - self._seen[1] > lasts_s
+
+    def _read(self) -> dict[str, Any] | None:
+        status, answer = self._ask("GET", f"{self._list}/{self._name}")
+        if status == _ABSENT:
+            return None
+        if status != _OK or not isinstance(answer.get("spec"), dict):
+            raise LeaseError(f"Kubernetes refuses to show the lease: {_reason(status, answer)}")
+        return answer
+
+    def _create(self) -> bool:
+        body = {
+            "apiVersion": "coordination.k8s.io/v1",
+            "kind": "Lease",
+            "metadata": {"name": self._name},
+            "spec": self._spec({}, self._self),
+        }
+        return self._done(*self._ask("POST", self._list, body))
+
+    def _write(self, lease: dict[str, Any], holder: str) -> bool:
+        body = {**lease, "spec": self._spec(lease["spec"], holder)}
+        return self._done(*self._ask("PUT", f"{self._list}/{self._name}", body))
+
+    def _spec(self, old: dict[str, Any], holder: str) -> dict[str, Any]:
+        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+        changed = old.get("holderIdentity") != holder
+        return {
+            "holderIdentity": holder,
+            "leaseDurationSeconds": self._duration_s,
+            "acquireTime": now if changed else old.get("acquireTime", now),
+            "renewTime": now,
+            "leaseTransitions": int(old.get("leaseTransitions") or 0) + (changed and bool(holder)),
+        }
+
+    def _done(self, status: int, answer: dict[str, Any]) -> bool:
+        if status in (_OK, _CREATED):
+            return True
+        if status in (_ABSENT, _CONFLICT):
+            return False  # somebody was faster
+        raise LeaseError(f"Kubernetes refuses the lease: {_reason(status, answer)}")
+
+    def _ask(
+        self, method: str, path: str, body: dict[str, Any] | None = None
+    ) -> tuple[int, dict[str, Any]]:
+        try:
+            token = self._token.read_text().strip()  # each time: Kubernetes changes it
+        except OSError as error:
+            raise LeaseError(f"the service account has no token: {error}") from None
+        return self._service.ask(method, path, body, token=token)
+
+
+def _holder(lease: dict[str, Any]) -> str:
+    return str(lease["spec"].get("holderIdentity") or "")
+
+
+def _reason(status: int, answer: dict[str, Any]) -> str:
+    return f"{status} {answer.get('message', '')}".rstrip()

@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""The lock in a real etcd of Debian's, on loopback."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from blocks import eventually
+from conftest import ROOT
+
+from beluga.errors import LeaseError
+from beluga.lease import EtcdLease, Lease, open_lease
+
+pytestmark = pytest.mark.slow
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class Etcd:
+    """An etcd with a port of its own."""
+
+    def __init__(self, directory: Path) -> None:
+        self.port = free_port()
+        client, peer = (f"http://127.0.0.1:{port}" for port in (self.port, free_port()))
+        self._log = (directory / "log").open("w")
+        self.process = subprocess.Popen(
+            [
+                shutil.which("etcd") or "",
+                f"--data-dir={directory / 'data'}",
+                f"--listen-client-urls={client}",
+                f"--advertise-client-urls={client}",
+                f"--listen-peer-urls={peer}",
+                f"--initial-advertise-peer-urls={peer}",
+                f"--initial-cluster=default={peer}",
+            ],
+            stdout=self._log,
+            stderr=self._log,
+        )
+
+    def lease(self, name: str, *, ttl_s: int = 30) -> EtcdLease:
+        return EtcdLease(f"http://127.0.0.1:{self.port}", name, ttl_s=ttl_s, timeout_s=20)
+
+    def answers(self) -> bool:
+        lease = self.lease("probe")
+        try:
+            held = lease.acquire(0)
+        except LeaseError:
+            return False
+        lease.release()
+        return held
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        self._log.close()
+
+
+@pytest.fixture(scope="module")
+def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Etcd]:
+    installer = ROOT / "scripts" / "setup-packages"
+    if (
+        not shutil.which("etcd")
+        and subprocess.run([installer, "etcd-server"], check=False).returncode
+    ):
+        pytest.skip("there is no etcd, and it cannot be installed here")
+    server = Etcd(tmp_path_factory.mktemp("etcd"))
+    try:
+        assert eventually(server.answers, 60)
+        yield server
+    finally:
+        server.end()
+
+
+def test_one_holds_it_at_a_time(etcd: Etcd) -> None:
+    one, other = etcd.lease("one"), etcd.lease("one")
+    assert one.acquire(0)
+    assert not other.acquire(0.3)
+    assert one.renew()
+    assert not other.renew()
+    one.release()
+    assert other.acquire(20)
+    assert not one.renew()
+    other.release()
+
+
+def test_locks_of_other_names_are_others(etcd: Etcd) -> None:
+    one, other = etcd.lease("a"), etcd.lease("b")
+    assert one.acquire(0)
+    assert other.acquire(0)
+
+
+def test_what_nobody_renews_ends(etcd: Etcd) -> None:
+    one, other = etcd.lease("silent", ttl_s=2), etcd.lease("silent")
+    assert one.acquire(0)
+    assert other.acquire(60)  # when etcd has seen the first end
+    assert not one.renew()
+
+
+def test_a_url_names_it(etcd: Etcd) -> None:
+    lease: Lease = open_lease(f"etcd://127.0.0.1:{etcd.port}/by-url")
+    assert lease.acquire(20)
+    assert not etcd.lease("by-url").acquire(0)
+    lease.release()
