@@ -222,3 +222,32 @@ int limit_answer(const limit_lines *lines)
     }
     return 0;
 }
+
+/* ---- A table. */
+
+enum { SCAN_LINES = 4096 };     /* dropped together: 256 KiB */
+
+static const uint8_t *line_of(const limit_table *table, uint64_t number)
+{
+    number += table->first;
+    return table->pieces[number / table->piece_lines] + number % table->piece_lines * LINE;
+}
+
+int limit_scan(const limit_table *table)
+{
+    for (uint64_t number = 0; number < table->lines; number++) {
+        if (!table->coherent && number % SCAN_LINES == 0) {
+            uint64_t end = number + SCAN_LINES < table->lines ? number + SCAN_LINES : table->lines;
+            full_fence();
+            for (uint64_t i = number; i < end; i++)
+                drop(line_of(table, i), LINE);
+            full_fence();
+        }
+        uint64_t line[8];
+        memcpy(line, line_of(table, number), sizeof line);
+        int status = table->insert(table->index, line, (uint32_t)number);
+        if (status < 0)
+            return status;
+    }
+    return 0;
+}

@@ -42,4 +42,21 @@ typedef struct limit_lines {
 int limit_ask(const limit_lines *lines);
 int limit_answer(const limit_lines *lines);
 
+/* A table of lines, each with a key in its first two words, that is read once from end to end;
+ * every key goes into an index with the line's number. */
+typedef int (*limit_insert)(void *index, const uint64_t *key, uint32_t number);
+
+typedef struct limit_table {
+    const uint8_t *const *pieces;   /* of the table, in order */
+    uint64_t piece_lines;           /* in each of them */
+    uint64_t first;                 /* line of the first piece */
+    uint64_t lines;
+    uint32_t coherent;              /* 1: nothing is dropped before it is read */
+    limit_insert insert;
+    void *index;
+} limit_table;
+
+/* 0, or the first error of insert. */
+int limit_scan(const limit_table *table);
+
 #endif
