@@ -17,6 +17,7 @@ from .coherence import bench_coherence
 from .latency import bench_latency
 from .options import Options
 from .plot import plot
+from .recovery import bench_recovery
 from .row import FIELDS, Bench, Row
 from .rpc import bench_rpc
 
@@ -25,6 +26,7 @@ BENCHES: dict[str, Bench] = {
     "latency": bench_latency,
     "bandwidth": bench_bandwidth,
     "rpc": bench_rpc,
+    "recovery": bench_recovery,
 }
 
 __all__ = ["BENCHES", "FIELDS", "Bench", "Options", "Row", "plot"]

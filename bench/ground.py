@@ -36,7 +36,7 @@ def ground(
             _refuse(pool, options.discipline)
             yield pool
         return
-    directory, size = _place(_SMOKE_SIZE if options.smoke else _POOL_SIZE)
+    directory, size = place(_SMOKE_SIZE if options.smoke else _POOL_SIZE)
     try:
         with Pool.create(
             [directory / f"device{index}" for index in range(devices)],
@@ -51,7 +51,7 @@ def ground(
         shutil.rmtree(directory)
 
 
-def _place(wanted: int) -> tuple[Path, int]:
+def place(wanted: int) -> tuple[Path, int]:
     """A new directory, in memory where there is room, and the bytes to use of it."""
     for parent in (Path("/dev/shm"), Path(tempfile.gettempdir())):  # noqa: S108
         there = room(parent).size if parent.is_dir() else 0

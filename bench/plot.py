@@ -86,9 +86,15 @@ def _coherence(axes: Any, rows: list[Row]) -> None:
     axes.set_xlabel(f"median of {rows[0]['bytes']} bytes, ns, {rows[0]['memory']}")
 
 
+def _recovery(axes: Any, rows: list[Row]) -> None:
+    _bars(axes, rows, "p50_ns", lambda row: str(row["case"]))
+    axes.set_xlabel(f"median, ns, {rows[0]['memory']}")
+
+
 _CHARTS: dict[str, Callable[[Any, list[Row]], None]] = {
     "coherence": _coherence,
     "latency": _latency,
     "bandwidth": _bandwidth,
     "rpc": _rpc,
+    "recovery": _recovery,
 }

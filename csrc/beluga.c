@@ -64,6 +64,7 @@
 #include "reclaim.c"
 #include "lookup.c"
 #include "grant.c"
+#include "recover_sort.h"
 #include "recover.c"
 #include "meta.c"
 #include "meta_client.c"

@@ -56,6 +56,18 @@ static inline void bl_bitset_add(bl_bitset *set, uint64_t number)
     }
 }
 
+/* All numbers below count are in; the set was empty. */
+static inline void bl_bitset_fill(bl_bitset *set, uint64_t count)
+{
+    for (int level = 0; level < BL_BITSET_LEVELS; level++) {
+        for (uint64_t word = 0; word < count / 64; word++)
+            set->level[level][word] = UINT64_MAX;
+        if (count % 64)
+            set->level[level][count / 64] = (1ull << (count % 64)) - 1;
+        count = (count + 63) / 64;
+    }
+}
+
 static inline void bl_bitset_remove(bl_bitset *set, uint64_t number)
 {
     for (int level = 0; level < BL_BITSET_LEVELS; level++) {

@@ -52,6 +52,14 @@ static inline void bl_store_fence_now(void) { __asm__ volatile("sfence" ::: "mem
 static inline void bl_full_fence_now(void) { __asm__ volatile("mfence" ::: "memory"); }
 static inline void bl_compiler_barrier(void) { __asm__ volatile("" ::: "memory"); }
 
+/* Ask for private memory that is needed soon. A function that does nothing else is a function
+ * without effect to the compiler, which then drops its calls: hence the barrier. */
+static inline void bl_prefetch(const void *address)
+{
+    __builtin_prefetch(address);
+    bl_compiler_barrier();
+}
+
 static inline void bl_nt16(void *target, __m128i value) { _mm_stream_si128(target, value); }
 
 __attribute__((target("avx2"), always_inline)) static inline void bl_nt32(void *target,

@@ -30,7 +30,7 @@ int bl_evict_create(bl_evict **out, uint32_t id_count)
     if (!order)
         return -ENOMEM;
     order->size = ((size_t)id_count + BL_EVICT_FIRST) * sizeof *order->node;
-    order->node = bl_lazy_map(order->size);
+    order->node = bl_lazy_map_dense(order->size);
     if (!order->node) {
         free(order);
         return -ENOMEM;
@@ -59,15 +59,26 @@ void bl_evict_remove(bl_evict *order, uint32_t id)
     order->count--;
 }
 
-void bl_evict_touch(bl_evict *order, uint32_t id)
+/* Between two neighbours of the ring. */
+static void bl_evict_insert(bl_evict *order, uint32_t id, uint32_t older, uint32_t newer)
 {
     uint32_t place = id + BL_EVICT_FIRST;
-    bl_evict_remove(order, id);
-    bl_evict_node *knot = &order->node[BL_EVICT_KNOT];
-    order->node[place] = (bl_evict_node){knot->older, BL_EVICT_KNOT};
-    order->node[knot->older].newer = place;
-    knot->older = place;
+    order->node[place] = (bl_evict_node){older, newer};
+    order->node[older].newer = place;
+    order->node[newer].older = place;
     order->count++;
+}
+
+void bl_evict_touch(bl_evict *order, uint32_t id)
+{
+    bl_evict_remove(order, id);
+    bl_evict_insert(order, id, order->node[BL_EVICT_KNOT].older, BL_EVICT_KNOT);
+}
+
+void bl_evict_cool(bl_evict *order, uint32_t id)
+{
+    bl_evict_remove(order, id);
+    bl_evict_insert(order, id, BL_EVICT_KNOT, order->node[BL_EVICT_KNOT].newer);
 }
 
 int bl_evict_has(const bl_evict *order, uint32_t id)

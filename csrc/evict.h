@@ -22,6 +22,9 @@ void bl_evict_destroy(bl_evict *order);
 /* Newest of all, whether it was in the order or not. */
 void bl_evict_touch(bl_evict *order, uint32_t id);
 
+/* Coldest of all, whether it was in the order or not. */
+void bl_evict_cool(bl_evict *order, uint32_t id);
+
 /* Out of the order; nothing happens if it is not in it. */
 void bl_evict_remove(bl_evict *order, uint32_t id);
 

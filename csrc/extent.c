@@ -28,9 +28,10 @@ int bl_extents_create(bl_extents **out, uint64_t data_offset, uint64_t stripe_co
     bl_extents *extents = calloc(1, sizeof *extents);
     if (!extents)
         return -ENOMEM;
-    extents->table_size = sets * words * sizeof(uint64_t) + BL_PAGE_SIZE +
+    size_t bits = 2 * BL_EXTENT_WORDS * stripe_count;
+    extents->table_size = (sets * words + bits) * sizeof(uint64_t) + BL_PAGE_SIZE +
                           stripe_count * (sizeof(bl_extent) + sizeof *extents->back);
-    extents->table = bl_lazy_map(extents->table_size);
+    extents->table = bl_lazy_map_dense(extents->table_size);
     if (!extents->table) {
         free(extents);
         return -ENOMEM;
@@ -40,12 +41,13 @@ int bl_extents_create(bl_extents **out, uint64_t data_offset, uint64_t stripe_co
     bl_bitset_make(&extents->first, memory += words, stripe_count);
     for (uint32_t class = 0; class < BL_CLASS_COUNT_MAX; class++)
         bl_bitset_make(&extents->class[class].roomy, memory += words, stripe_count);
-    extents->extent = (bl_extent *)(memory + words);
+    extents->free_bits = memory + words;
+    extents->held_bits = extents->free_bits + bits / 2;
+    extents->extent = (bl_extent *)(extents->held_bits + bits / 2);
     extents->back = (uint8_t *)(extents->extent + stripe_count);
     extents->data_offset = data_offset;
     extents->stripe_count = extents->free_stripe_count = stripe_count;
-    for (uint64_t stripe = 0; stripe < stripe_count; stripe++)
-        bl_bitset_add(&extents->free, stripe);
+    bl_bitset_fill(&extents->free, stripe_count);
     *out = extents;
     return 0;
 }
@@ -103,8 +105,11 @@ static void bl_extent_make(bl_extents *extents, bl_class *class, bl_run run, uin
         .stripe_count = (uint8_t)run.part.stripe_count,
         .class_index = (uint8_t)(class - extents->class),
     };
-    for (uint32_t block = 0; block < run.part.block_count; block++)
-        extent->free[block / 64] |= 1ull << (block % 64);
+    for (uint32_t block = 0; block < run.part.block_count; block += 64) {
+        uint32_t rest = run.part.block_count - block;
+        *bl_extent_word(extents, extents->free_bits, run.first, block / 64) =
+            rest < 64 ? (1ull << rest) - 1 : UINT64_MAX;
+    }
     for (uint32_t place = 0; place < run.part.stripe_count; place++) {
         extents->back[run.first + place] = (uint8_t)(1 + place);
         bl_bitset_remove(&extents->free, run.first + place);

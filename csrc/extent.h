@@ -98,6 +98,9 @@ int bl_extents_adopt(bl_extents *extents, const bl_extent_view *view);
  * that class starts there), -EEXIST (used or held already). */
 int bl_extents_claim(bl_extents *extents, uint64_t offset, uint32_t block_size);
 
+/* Ask for the memory of what has this offset, which is claimed soon. */
+void bl_extents_prefetch(const bl_extents *extents, uint64_t offset);
+
 void bl_extents_count(const bl_extents *extents, bl_extents_stat *out);
 
 #endif

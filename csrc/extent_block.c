@@ -8,6 +8,7 @@
 
 #include <errno.h>
 
+#include "coherence.h"
 #include "extent_table.h"
 
 enum bl_space_state { BL_SPACE_NONE, BL_SPACE_FREE, BL_SPACE_USED, BL_SPACE_HELD };
@@ -30,9 +31,9 @@ static bl_space bl_space_at(bl_extents *extents, uint64_t offset)
     if (inside % extent->block_size || index >= extent->block_count)
         return none;
     uint64_t bit = 1ull << (index % 64);
-    if (extent->free[index / 64] & bit)
+    if (*bl_extent_word(extents, extents->free_bits, first, index / 64) & bit)
         return (bl_space){extent, index, BL_SPACE_FREE};
-    int held = (extent->held[index / 64] & bit) != 0;
+    int held = (*bl_extent_word(extents, extents->held_bits, first, index / 64) & bit) != 0;
     return (bl_space){extent, index, held ? BL_SPACE_HELD : BL_SPACE_USED};
 }
 
@@ -42,10 +43,12 @@ static void bl_space_become(bl_extents *extents, bl_space space, enum bl_space_s
     bl_extent *extent = space.extent;
     bl_class *class = &extents->class[extent->class_index];
     uint64_t first = (uint64_t)(extent - extents->extent);
-    uint64_t *free = &extent->free[space.index / 64], *held = &extent->held[space.index / 64];
+    uint64_t *free = bl_extent_word(extents, extents->free_bits, first, space.index / 64);
+    uint64_t *held = bl_extent_word(extents, extents->held_bits, first, space.index / 64);
     uint64_t bit = 1ull << (space.index % 64);
     *free &= ~bit;
-    *held &= ~bit;
+    if (*held) /* a word that was never written stays without memory */
+        *held &= ~bit;
     extent->free_count -= space.state == BL_SPACE_FREE;
     extent->held_count -= space.state == BL_SPACE_HELD;
     extents->held_bytes -= space.state == BL_SPACE_HELD ? extent->block_size : 0;
@@ -83,9 +86,10 @@ int bl_extents_take(bl_extents *extents, uint32_t block_size, uint64_t *offset)
         return -EAGAIN;
     bl_extent *extent = &extents->extent[first];
     uint32_t word = 0;
-    while (!extent->free[word])
+    while (!*bl_extent_word(extents, extents->free_bits, first, word))
         word++;
-    uint32_t index = word * 64 + (uint32_t)__builtin_ctzll(extent->free[word]);
+    uint32_t index = word * 64 + (uint32_t)__builtin_ctzll(*bl_extent_word(
+                                     extents, extents->free_bits, first, word));
     bl_space_become(extents, (bl_space){extent, index, BL_SPACE_FREE}, BL_SPACE_USED);
     *offset = extents->data_offset + first * BL_STRIPE_SIZE + (uint64_t)index * block_size;
     return 0;
@@ -117,6 +121,15 @@ int bl_extents_claim(bl_extents *extents, uint64_t offset, uint32_t block_size)
     return 0;
 }
 
+void bl_extents_prefetch(const bl_extents *extents, uint64_t offset)
+{
+    uint64_t first = bl_extents_first(extents, offset);
+    if (first == BL_BITSET_NONE)
+        return;
+    bl_prefetch(&extents->extent[first]);
+    bl_prefetch(bl_extent_word(extents, extents->free_bits, first, 0));
+}
+
 /* Every block of one state takes another. */
 static void bl_extents_turn_all(bl_extents *extents, enum bl_space_state from,
                                 enum bl_space_state to)
@@ -124,12 +137,14 @@ static void bl_extents_turn_all(bl_extents *extents, enum bl_space_state from,
     for (uint64_t first = bl_bitset_next(&extents->first, 0); first != BL_BITSET_NONE;
          first = bl_bitset_next(&extents->first, first + 1)) {
         bl_extent *extent = &extents->extent[first];
-        uint64_t *set = from == BL_SPACE_FREE ? extent->free : extent->held;
-        for (uint32_t word = 0; word < BL_EXTENT_WORDS; word++)
-            while (set[word]) {
-                uint32_t index = word * 64 + (uint32_t)__builtin_ctzll(set[word]);
+        uint64_t *bits = from == BL_SPACE_FREE ? extents->free_bits : extents->held_bits;
+        for (uint32_t word = 0; word * 64 < extent->block_count; word++) {
+            const uint64_t *set = bl_extent_word(extents, bits, first, word);
+            while (*set) {
+                uint32_t index = word * 64 + (uint32_t)__builtin_ctzll(*set);
                 bl_space_become(extents, (bl_space){extent, index, from}, to);
             }
+        }
     }
 }
 

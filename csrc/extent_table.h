@@ -14,8 +14,6 @@
 enum { BL_EXTENT_WORDS = BL_EXTENT_BLOCKS_MAX / 64 };
 
 typedef struct bl_extent {
-    uint64_t free[BL_EXTENT_WORDS];     /* a bit per block; in neither set: used */
-    uint64_t held[BL_EXTENT_WORDS];
     uint64_t generation;
     uint32_t block_size;
     uint16_t block_count;
@@ -36,6 +34,8 @@ struct bl_extents {
     uint64_t data_offset;
     uint64_t stripe_count;
     bl_extent *extent;          /* by first stripe */
+    uint64_t *free_bits;        /* a bit per block of an extent, see bl_extent_word() */
+    uint64_t *held_bits;        /* likewise; in neither: used */
     uint8_t *back;              /* by stripe: 0: free, else 1 + its place in its extent */
     bl_bitset free;             /* stripes in no extent */
     bl_bitset first;            /* first stripes of extents */
@@ -55,6 +55,15 @@ static inline uint64_t bl_extents_first(const bl_extents *extents, uint64_t offs
     if (offset < extents->data_offset || stripe >= extents->stripe_count || !extents->back[stripe])
         return BL_BITSET_NONE;
     return stripe + 1 - extents->back[stripe];
+}
+
+/* A word of an extent's bits in free_bits or held_bits. The first words of all extents lie
+ * together, then the second ones: extents of large blocks have no other, and memory that nobody
+ * touches costs nothing. */
+static inline uint64_t *bl_extent_word(const bl_extents *extents, uint64_t *bits, uint64_t first,
+                                       uint32_t word)
+{
+    return &bits[word * extents->stripe_count + first];
 }
 
 static inline bl_class *bl_class_find(bl_extents *extents, uint32_t block_size)

@@ -12,6 +12,7 @@
 #include <stdlib.h>
 #include <sys/random.h>
 
+#include "coherence.h"
 #include "lazy.h"
 
 enum { BL_BUCKET_KEYS = 3 };
@@ -90,7 +91,7 @@ static int bl_bucket_find(const bl_bucket *bucket, const uint64_t key[2])
 
 void bl_index_prefetch(const bl_index *index, const uint64_t key[2])
 {
-    __builtin_prefetch(&index->bucket[bl_index_home(index, key)]);
+    bl_prefetch(&index->bucket[bl_index_home(index, key)]);
 }
 
 int64_t bl_index_find(const bl_index *index, const uint64_t key[2])

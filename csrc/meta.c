@@ -8,6 +8,8 @@
 #include <errno.h>
 #include <stdlib.h>
 
+#include "lazy.h"
+
 /* Drop what a session held. */
 static void bl_meta_ended(void *context, uint32_t lane, enum bl_end end)
 {
@@ -84,7 +86,7 @@ int bl_meta_create(bl_server *server, bl_meta **out)
     meta->server = server;
     meta->pool = server->pool;
     meta->free_number = BL_NO_NUMBER;
-    meta->blocks = calloc(g->block_count_max, sizeof *meta->blocks);
+    meta->blocks = bl_lazy_map_dense(g->block_count_max * sizeof *meta->blocks);
     meta->pins = calloc(g->lane_count, sizeof *meta->pins);
     meta->holds = calloc(g->lane_count, sizeof *meta->holds);
     meta->lane_blocks = malloc(g->lane_count * sizeof *meta->lane_blocks);
@@ -121,7 +123,7 @@ void bl_meta_destroy(bl_meta *meta)
         bl_evict_destroy(meta->order);
     if (meta->extents)
         bl_extents_destroy(meta->extents);
-    free(meta->blocks);
+    bl_lazy_unmap(meta->blocks, meta->pool->geometry.block_count_max * sizeof *meta->blocks);
     free(meta->pins);
     free(meta->holds);
     free(meta->lane_blocks);

@@ -60,6 +60,22 @@ int bl_device_populate(void *address, uint64_t size)
     return 0;
 }
 
+void bl_pool_prefault(const bl_pool *pool, uint64_t offset, uint64_t size)
+{
+#ifndef BL_SIM
+    enum { POPULATE_READ = 22 }; /* MADV_POPULATE_READ, likewise; it maps pages for writing, too */
+    uint64_t end = offset + size;
+    for (uint64_t at = offset / BL_PAGE_SIZE * BL_PAGE_SIZE; at < end;) {
+        uint64_t piece = bl_stripe_rest(at) < end - at ? bl_stripe_rest(at) : end - at;
+        if (madvise(bl_pool_address(pool, at), piece, POPULATE_READ) < 0)
+            return; /* a wish: then each page is mapped when it is touched */
+        at += piece;
+    }
+#else
+    (void)pool, (void)offset, (void)size;
+#endif
+}
+
 /* One pool, and this device at its place in it. */
 static int bl_superblock_strange(const bl_superblock *first, const bl_superblock *superblock,
                                  uint32_t index)

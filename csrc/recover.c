@@ -10,17 +10,16 @@
  * session of an earlier epoch may still write there. The eviction order starts by generation.
  */
 #include <errno.h>
-#include <stdlib.h>
 
 #include "crash_point.h"
+#include "lazy.h"
 #include "meta.h"
+#include "recover_sort.h"
 
-enum { BL_SCAN_LINES = 4096 };  /* invalidated together: 256 KiB */
-
-typedef struct bl_recovered {
-    uint64_t generation;
-    uint32_t number;
-} bl_recovered;
+enum {
+    BL_SCAN_LINES = 4096,       /* invalidated together: 256 KiB */
+    BL_AHEAD = 16               /* blocks whose memory is asked for before it is needed */
+};
 
 const char *bl_entry_invalid(const bl_geometry *g, const bl_entry *entry)
 {
@@ -46,54 +45,51 @@ static void bl_scan_refetch(const bl_memory *memory, uint64_t offset, uint64_t l
     bl_refetch(memory, offset, lines * BL_LINE_SIZE);
 }
 
-/* Copy the open marks into the own half and rebuild the extents. */
+/* Copy the open marks into the own half and rebuild the extents. All of the own half is written:
+ * what stood there is of an earlier epoch, and reading it first would cost as much. */
 static void bl_recover_extents(bl_meta *meta)
 {
     const bl_memory *memory = &meta->pool->memory;
     const bl_geometry *g = &meta->pool->geometry;
     uint32_t half = meta->server->half, old_half = 1 - half;
+    static const uint64_t nothing[8];
     for (uint64_t stripe = 0; stripe < g->stripe_count; stripe++) {
-        uint64_t old_offset = bl_extent_line_offset(g, stripe, old_half);
-        uint64_t own_offset = bl_extent_line_offset(g, stripe, half);
-        bl_extent_line line, own;
-        bl_scan_refetch(memory, old_offset, stripe, g->stripe_count);
-        bl_scan_refetch(memory, own_offset, stripe, g->stripe_count);
+        uint64_t offset = bl_extent_line_offset(g, stripe, old_half);
+        bl_extent_line line;
+        bl_scan_refetch(memory, offset, stripe, g->stripe_count);
         /* SYNC extent.open: pairs with bl_extent_write() */
-        bl_load_line(memory, old_offset, &line);
-        bl_load_line(memory, own_offset, &own);
-        bl_ordered(memory, old_offset, bl_epoch_offset(half));
+        bl_load_line(memory, offset, &line);
+        bl_ordered(memory, offset, bl_epoch_offset(half));
         bl_extent_view view = bl_extent_of(&line);
         if (bl_verify(memory, bl_table_whole(&line, stripe)) && line.state == BL_EXTENT_OPEN &&
             line.first_stripe == stripe && bl_extents_adopt(meta->extents, &view) == 0) {
-            bl_believe(memory, old_offset);
+            bl_believe(memory, offset);
             bl_extent_write(meta, &view, BL_EXTENT_OPEN);
             bl_crash_point("recover.extent_copied");
-        } else if (bl_line_used((uint64_t *)&own)) {
-            view = (bl_extent_view){.first_stripe = (uint32_t)stripe};
-            bl_extent_write(meta, &view, BL_EXTENT_FREE);
+        } else {
+            bl_stream_line(memory, bl_extent_line_offset(g, stripe, half), nothing);
         }
     }
 }
 
-/* Copy the committed blocks' entries into the own half and remember the blocks. */
-static void bl_recover_entries(bl_meta *meta)
+/* Copy the committed blocks' entries into the own half, all of which is written, and remember the
+ * blocks: their number. */
+static uint32_t bl_recover_entries(bl_meta *meta, bl_recovered *recovered)
 {
     const bl_memory *memory = &meta->pool->memory;
     const bl_geometry *g = &meta->pool->geometry;
-    uint32_t half = meta->server->half, old_half = 1 - half;
+    uint32_t half = meta->server->half, old_half = 1 - half, count = 0;
     for (uint32_t number = 0; number < g->block_count_max; number++) {
-        bl_entry entry, own;
-        bl_block *block = &meta->blocks[number];
-        bl_scan_refetch(memory, bl_entry_offset(g, number, old_half), number, g->block_count_max);
-        bl_scan_refetch(memory, bl_entry_offset(g, number, half), number, g->block_count_max);
-        bl_load_line(memory, bl_entry_offset(g, number, old_half), &entry); /* SYNC entry */
+        uint64_t offset = bl_entry_offset(g, number, old_half);
+        bl_entry entry;
+        bl_scan_refetch(memory, offset, number, g->block_count_max);
         /* SYNC entry.reuse: what was cleared before the epoch was out is seen cleared */
-        bl_load_line(memory, bl_entry_offset(g, number, half), &own);
-        bl_ordered(memory, bl_entry_offset(g, number, old_half), bl_epoch_offset(half));
+        bl_load_line(memory, offset, &entry); /* SYNC entry */
+        bl_ordered(memory, offset, bl_epoch_offset(half));
         int whole = bl_verify(memory, bl_table_whole(&entry, number));
         if (whole && entry.state == BL_ENTRY_COMMITTED && !bl_entry_invalid(g, &entry)) {
-            bl_believe(memory, bl_entry_offset(g, number, old_half));
-            *block = (bl_block){
+            bl_believe(memory, offset);
+            meta->blocks[number] = (bl_block){
                 .key = {entry.key[0], entry.key[1]},
                 .generation = entry.generation,
                 .offset = entry.offset,
@@ -102,22 +98,16 @@ static void bl_recover_entries(bl_meta *meta)
                 .chunk_size = entry.chunk_size,
                 .state = BL_NUMBER_COMMITTED,
             };
+            recovered[count++] = (bl_recovered){entry.generation, number};
             bl_stream_line(memory, bl_entry_offset(g, number, half), &entry);
             bl_crash_point("recover.entry_copied");
             continue;
         }
         meta->stat.damaged_count += bl_line_used((uint64_t *)&entry) &&
                                     (!whole || entry.state == BL_ENTRY_COMMITTED);
-        block->state = BL_NUMBER_FREE;
-        if (bl_line_used((uint64_t *)&own))
-            bl_entry_clear(meta, number); /* of two epochs ago */
+        bl_entry_clear(meta, number); /* of two epochs ago */
     }
-}
-
-static int bl_recovered_compare(const void *a, const void *b)
-{
-    const bl_recovered *left = a, *right = b;
-    return (left->generation > right->generation) - (left->generation < right->generation);
+    return count;
 }
 
 /* Give a recovered block its space, its key and its place in the order, or drop it. */
@@ -135,34 +125,51 @@ static void bl_recover_block(bl_meta *meta, uint32_t number)
         return;
     }
     bl_list_add(meta, bl_extent_list(meta, block->offset), BL_LIST_EXTENT, number);
-    bl_evict_touch(meta->order, number);
+    bl_evict_cool(meta->order, number);
     meta->stat.block_count++;
     meta->stat.block_bytes += block->length;
+}
+
+/* Both halves of both tables are about to be touched from end to end. */
+static void bl_recover_prefault(const bl_meta *meta)
+{
+    const bl_geometry *g = &meta->pool->geometry;
+    bl_pool_prefault(meta->pool, g->table_offset, g->data_offset - g->table_offset);
+}
+
+/* Newest first, so that of two entries of a key the newer stays; each is colder than those before
+ * it. The memory that a block needs is asked for early: the misses of several overlap. */
+static void bl_recover_blocks(bl_meta *meta, const bl_recovered *recovered, uint32_t count)
+{
+    for (uint32_t i = count; i-- > 0;) {
+        if (i >= 2 * BL_AHEAD)
+            bl_prefetch(&meta->blocks[recovered[i - 2 * BL_AHEAD].number]);
+        if (i >= BL_AHEAD) {
+            const bl_block *next = &meta->blocks[recovered[i - BL_AHEAD].number];
+            bl_index_prefetch(meta->index, next->key);
+            bl_extents_prefetch(meta->extents, next->offset);
+        }
+        bl_recover_block(meta, recovered[i].number);
+    }
 }
 
 int bl_recover(void *context, uint64_t old_epoch, int doubtful)
 {
     bl_meta *meta = context;
-    uint32_t count_max = meta->pool->geometry.block_count_max, count = 0;
+    uint32_t count_max = meta->pool->geometry.block_count_max;
     if (old_epoch == 0)
         return 0;
-    bl_recovered *recovered = malloc((size_t)count_max * sizeof *recovered);
+    size_t size = 2 * (size_t)count_max * sizeof(bl_recovered);
+    bl_recovered *recovered = bl_lazy_map_dense(size);
     if (recovered == NULL)
         return -ENOMEM;
-    bl_recover_entries(meta);
+    bl_recover_prefault(meta);
+    uint32_t count = bl_recover_entries(meta, recovered);
     bl_crash_point("recover.entries_done");
     bl_recover_extents(meta);
     bl_crash_point("recover.extents_done");
-    for (uint32_t number = 0; number < count_max; number++)
-        if (meta->blocks[number].state == BL_NUMBER_COMMITTED)
-            recovered[count++] = (bl_recovered){meta->blocks[number].generation, number};
-    qsort(recovered, count, sizeof *recovered, bl_recovered_compare);
-    for (uint32_t i = count; i-- > 0;) /* newest first: of two entries of a key it stays */
-        bl_recover_block(meta, recovered[i].number);
-    for (uint32_t i = 0; i < count; i++) /* but the order goes from cold to warm */
-        if (meta->blocks[recovered[i].number].state == BL_NUMBER_COMMITTED)
-            bl_evict_touch(meta->order, recovered[i].number);
-    free(recovered);
+    bl_recover_blocks(meta, bl_recovered_sort(recovered, recovered + count_max, count), count);
+    bl_lazy_unmap(recovered, size);
     meta->fresh_number = count_max;
     for (uint32_t number = count_max; number-- > 0;)
         if (meta->blocks[number].state == BL_NUMBER_FREE)

@@ -40,6 +40,7 @@ JUDGED = {
     "latency": ["read", "write"],
     "bandwidth": ["read, uniform, interleaved", "write, skewed, not interleaved"],
     "rpc": ["c", "python"],
+    "recovery": ["restart"],
 }
 
 

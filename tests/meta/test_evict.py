@@ -29,8 +29,8 @@ def walk(order: Any) -> Iterator[int]:
         number = lib.bl_evict_warmer(order, number)
 
 
-@given(st.lists(st.tuples(st.sampled_from(["touch", "remove"]), st.integers(0, IDS - 1))))
-def test_order_is_that_of_the_last_touches(steps: list[tuple[str, int]]) -> None:
+@given(st.lists(st.tuples(st.sampled_from(["touch", "cool", "remove"]), st.integers(0, IDS - 1))))
+def test_order_is_that_of_the_last_changes(steps: list[tuple[str, int]]) -> None:
     order, model = create(IDS), Evict()
     for name, number in steps:
         getattr(lib, f"bl_evict_{name}")(order, number)

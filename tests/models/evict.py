@@ -16,3 +16,7 @@ class Evict:
     def touch(self, number: int) -> None:
         self.remove(number)
         self.order.append(number)
+
+    def cool(self, number: int) -> None:
+        self.remove(number)
+        self.order.insert(0, number)
