@@ -30,7 +30,7 @@ RAM = 768 * MIB  # less, and the guest reads its programs again and again
 GAP = 16 * MIB  # between devices: adjacent soft-reserved ranges would be one device
 ABOVE = 4 << 30  # where memory goes on; firmware and initrd stay below, off the pool
 SOFT_RESERVED = 0xEFFFFFFF
-WAIT_S = 240.0  # for any one answer: software emulation on a busy machine
+WAIT_S = 420.0  # for any one answer: software emulation on a busy machine
 TAIL = 30  # lines of a guest's console that a failure shows
 
 

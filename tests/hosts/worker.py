@@ -23,7 +23,7 @@ from beluga.meta import BlockState
 from beluga.pool import Pool
 
 BEGUN = 8  # rounds of churn
-TIMEOUT_S = 200.0  # a call that finds no server waits for one
+TIMEOUT_S = 360.0  # a call that finds no server waits for one
 
 
 class Worker:
