@@ -27,9 +27,9 @@ HEARD = ["serve.replies_streamed", "serve.replied"]
 
 
 @pytest.fixture
-def pool(paths: list[Path], discipline: str) -> Iterator[Pool]:
+def pool(paths: list[Path]) -> Iterator[Pool]:
     with Pool.create(
-        paths, device_size=16 << 20, discipline=discipline, sparse=True, max_blocks=64
+        paths, device_size=16 << 20, discipline="non-coherent", sparse=True, max_blocks=64
     ) as pool:
         yield pool
 

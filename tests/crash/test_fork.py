@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""In a forked child every call of a session is refused, in Python and in C; the parent goes on."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from blocks import keys
+
+from beluga._ffi import ffi, lib
+from beluga.errors import ForkedSessionError
+from beluga.kvcache import KVCache
+from beluga.meta import MetaClient, MetaServer
+from beluga.pool import Pool
+
+FORKED = -1001
+TIMEOUT_NS = 5_000_000_000
+
+
+@pytest.fixture
+def cache(paths: list[Path]) -> Iterator[KVCache]:
+    with (
+        Pool.create(paths, device_size=16 << 20, sparse=True, max_blocks=64) as pool,
+        MetaServer(pool),
+        KVCache(pool, namespace="fork") as cache,
+    ):
+        yield cache
+
+
+def in_child(fork: Callable[[], int], work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """What ``work`` gives in a child made by ``fork``."""
+    read, write = os.pipe()
+    child = fork()
+    if child == 0:
+        try:
+            os.write(write, json.dumps(work()).encode())
+        except BaseException as error:  # a child must not return into pytest
+            os.write(write, json.dumps({"raised": repr(error)}).encode())
+        finally:
+            os._exit(0)
+    os.close(write)
+    with os.fdopen(read, "rb") as stream:
+        told: dict[str, Any] = json.loads(stream.read())
+    os.waitpid(child, 0)
+    return told
+
+
+def test_every_call_of_python_is_refused(cache: KVCache) -> None:
+    client, meta = cache.client, MetaClient(cache.client)
+    data = np.arange(512, dtype=np.uint64)
+    assert cache.put(keys([1]), [data]).stored == 1
+    grants = meta.reserve(keys([2]), length=4096)
+    pinned = meta.lookup(keys([1]), pin=True).hits
+    calls: dict[str, Callable[[], object]] = {
+        "call": lambda: client.call(0, b"x"),
+        "ping": client.ping,
+        "stat": client.stat,
+        "lookup": lambda: meta.lookup(keys([1])),
+        "reserve": lambda: meta.reserve(keys([3]), length=4096),
+        "commit": lambda: meta.commit(grants),
+        "abort": lambda: meta.abort(grants),
+        "release": lambda: meta.release(pinned),
+        "remove": lambda: meta.remove(keys([1])),
+        "counters": meta.stat,
+        "put": lambda: cache.put(keys([4]), [data]),
+        "get": lambda: cache.get(keys([1]), [np.empty_like(data)]),
+        "find": lambda: cache.lookup(keys([1])),
+        "forget": lambda: cache.remove(keys([1])),
+        "look": cache.stat,
+    }
+
+    def refused(call: Callable[[], object]) -> bool:
+        try:
+            call()
+        except ForkedSessionError:
+            return True
+        return False
+
+    told = in_child(os.fork, lambda: {name: refused(call) for name, call in calls.items()})
+    assert told == dict.fromkeys(calls, True)
+    assert meta.commit(grants) == [0]
+    assert meta.release(pinned) == 1
+    assert cache.lookup(keys([1, 2])) == 2
+
+
+def c_calls(session: Any) -> dict[str, Callable[[], int]]:
+    """Every function of api.h that uses a session, with arguments that it would accept."""
+    key = ffi.new("uint64_t[2]", [1, 2])
+    records, commits = ffi.new("bl_block_record[1]"), ffi.new("bl_commit[1]")
+    statuses, states = ffi.new("int32_t[1]"), ffi.new("uint8_t[1]")
+    data, size = ffi.new("uint8_t[4096]"), ffi.new("uint32_t *")
+    word, count = ffi.new("uint32_t *"), ffi.new("uint64_t *")
+    message = ffi.new("bl_message *", {"reply": data, "reply_capacity": 64, "reply_size": size})
+    pump = ffi.new("bl_pump *", {"requests": data, "count": 1, "size": 8, "depth": 1})
+    what = ffi.new("bl_block_request *", {"length": 4096})
+    fragment = ffi.new("bl_fragment *", {"address": int(ffi.cast("size_t", data)), "size": 4096})
+    batch = ffi.new(
+        "bl_kv_batch *",
+        {
+            "keys": key,
+            "fragments": fragment,
+            "timeout_ns": TIMEOUT_NS,
+            "count": 1,
+            "fragment_count": 1,
+            "length": 4096,
+        },
+    )
+    t = TIMEOUT_NS
+    return {
+        "bl_session_call": lambda: lib.bl_session_call(session, message, t),
+        "bl_session_pump": lambda: lib.bl_session_pump(session, pump, t),
+        "bl_lookup": lambda: lib.bl_lookup(session, key, 1, 0, records, word, t),
+        "bl_reserve": lambda: lib.bl_reserve(session, key, 1, what, records, t),
+        "bl_commit_blocks": lambda: lib.bl_commit_blocks(session, commits, 1, statuses, t),
+        "bl_abort_blocks": lambda: lib.bl_abort_blocks(session, commits, 1, t),
+        "bl_release_blocks": lambda: lib.bl_release_blocks(session, commits, 1, t),
+        "bl_remove_blocks": lambda: lib.bl_remove_blocks(session, key, 1, t),
+        "bl_meta_ask_stat": lambda: lib.bl_meta_ask_stat(session, ffi.new("bl_meta_stat *"), t),
+        "bl_kv_put": lambda: lib.bl_kv_put(session, batch, states, statuses),
+        "bl_kv_get": lambda: lib.bl_kv_get(session, batch, states, count),
+    }
+
+
+def test_every_call_of_c_is_refused_even_past_the_hooks_of_python(cache: KVCache) -> None:
+    with cache.client.session() as session:
+        calls = c_calls(session)
+        told = in_child(
+            ctypes.CDLL(None).fork, lambda: {name: call() for name, call in calls.items()}
+        )
+    assert told == dict.fromkeys(calls, FORKED)
+    cache.client.ping()
+    assert cache.client.stat().reattach_count == 0
+
+
+def test_a_put_that_fails_half_way_gives_its_grants_back(cache: KVCache) -> None:
+    data = np.arange(1536, dtype=np.uint64)
+    fragments = ffi.new("bl_fragment[3]")
+    for i, size in enumerate((4096, 4095, 4096)):  # the second is no block of 4096 bytes
+        fragments[i].address, fragments[i].size = data.ctypes.data + 4096 * i, size
+    words = keys([1, 2, 3])
+    fields = {"timeout_ns": TIMEOUT_NS, "count": 3, "fragment_count": 1, "length": 4096}
+    pointers = {"keys": ffi.from_buffer("uint64_t[]", words), "fragments": fragments}
+    batch = ffi.new("bl_kv_batch *", fields | pointers)
+    with cache.client.session() as session:
+        states, statuses = ffi.new("uint8_t[3]"), ffi.new("int32_t[3]")
+        assert lib.bl_kv_put(session, batch, states, statuses) == -22
+    stat = cache.stat()
+    assert (stat.grant_count, stat.abort_count, stat.block_count) == (0, 3, 0)
+    assert stat.free_stripe_count == stat.stripe_count
