@@ -49,13 +49,14 @@ struct bl_life {
 
 /* The socket's address; the directory is named by a descriptor, for its path may be too long for
  * one. The descriptor, or -errno. */
-static int bl_life_address(const char *directory, struct sockaddr_un *address)
+static int bl_life_address(const char *directory, uint64_t nonce, struct sockaddr_un *address)
 {
     int descriptor = open(directory, O_PATH | O_DIRECTORY | O_CLOEXEC);
     *address = (struct sockaddr_un){.sun_family = AF_UNIX};
     if (descriptor < 0)
         return -errno;
-    snprintf(address->sun_path, sizeof address->sun_path, "/proc/self/fd/%d/life", descriptor);
+    snprintf(address->sun_path, sizeof address->sun_path, "/proc/self/fd/%d/life-%016llx",
+             descriptor, (unsigned long long)nonce);
     return descriptor;
 }
 
@@ -74,14 +75,13 @@ static void bl_life_drop(const bl_life *life, int *descriptor)
     *descriptor = -1;
 }
 
-static int bl_life_listen(bl_life *life)
+static int bl_life_listen(bl_life *life, uint64_t nonce)
 {
     struct sockaddr_un address;
-    int directory = bl_life_address(life->directory, &address);
+    int directory = bl_life_address(life->directory, nonce, &address);
     if (directory < 0)
         return directory;
     int status = 0;
-    unlink(address.sun_path); /* a dead server's: the caller has the lock */
     if (bind(life->listener, (struct sockaddr *)&address, sizeof address) < 0 ||
         chmod(address.sun_path, 0660) < 0 || listen(life->listener, BL_LIFE_BACKLOG) < 0 ||
         bl_life_watch(life, life->listener, BL_LIFE_LISTENER) < 0)
@@ -90,7 +90,8 @@ static int bl_life_listen(bl_life *life)
     return status;
 }
 
-bl_life *bl_life_open(const bl_memory *memory, const char *directory, uint32_t count_max)
+bl_life *bl_life_open(const bl_memory *memory, const char *directory, uint64_t nonce,
+                      uint32_t count_max)
 {
     bl_life *life = malloc(sizeof *life + count_max * sizeof *life->peers);
     if (life == NULL)
@@ -101,25 +102,14 @@ bl_life *bl_life_open(const bl_memory *memory, const char *directory, uint32_t c
         life->peers[i] = (bl_life_peer){.socket = -1, .pidfd = -1};
     life->epoll = epoll_create1(EPOLL_CLOEXEC);
     life->listener = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-    if (life->epoll < 0 || life->listener < 0 || bl_life_listen(life) < 0) {
-        bl_life_forked(life);
+    if (life->epoll < 0 || life->listener < 0 || bl_life_listen(life, nonce) < 0) {
+        bl_life_close(life);
         return NULL;
     }
     return life;
 }
 
 void bl_life_close(bl_life *life)
-{
-    struct sockaddr_un address;
-    int directory = bl_life_address(life->directory, &address);
-    if (directory >= 0) {
-        unlink(address.sun_path);
-        close(directory);
-    }
-    bl_life_forked(life);
-}
-
-void bl_life_forked(bl_life *life)
 {
     for (uint32_t i = 0; i < life->count_max; i++) {
         if (life->peers[i].socket >= 0)
@@ -224,11 +214,12 @@ void bl_life_forget(bl_life *life, uint64_t nonce)
 
 uint32_t bl_life_count(const bl_life *life) { return life->count; }
 
-void bl_life_show(const bl_memory *memory, const char *directory, uint64_t nonce)
+void bl_life_show(const bl_memory *memory, const char *directory, uint64_t server_nonce,
+                  uint64_t nonce)
 {
     (void)memory;
     struct sockaddr_un address;
-    int place = bl_life_address(directory, &address);
+    int place = bl_life_address(directory, server_nonce, &address);
     if (place < 0)
         return;
     int server = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);

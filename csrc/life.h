@@ -19,13 +19,13 @@
 
 typedef struct bl_life bl_life;
 
-/* Watch over those who show themselves, count_max at a time; NULL: nobody can. The caller has this
- * host's server lock. */
-bl_life *bl_life_open(const bl_memory *memory, const char *directory, uint32_t count_max);
-void bl_life_close(bl_life *life);
+/* Watch over those who show themselves to the server that nonce names, count_max at a time; NULL:
+ * nobody can. The socket's file goes with the server's proof (bl_proof_end). */
+bl_life *bl_life_open(const bl_memory *memory, const char *directory, uint64_t nonce,
+                      uint32_t count_max);
 
-/* In a forked child: its copies are the parent's. */
-void bl_life_forked(bl_life *life);
+/* Watch no more. In a forked child, too: its copies are the parent's. */
+void bl_life_close(bl_life *life);
 
 /* Meet who has shown itself. The nonce of one whose process has ended, each once, or 0. */
 uint64_t bl_life_look(bl_life *life);
@@ -36,7 +36,9 @@ void bl_life_forget(bl_life *life, uint64_t nonce);
 /* Processes that a pidfd is held of. */
 uint32_t bl_life_count(const bl_life *life);
 
-/* Show this process to the server of this host, if there is one. Before it asks for a lane. */
-void bl_life_show(const bl_memory *memory, const char *directory, uint64_t nonce);
+/* Show this process, as the session nonce, to the server that server_nonce names, if that runs on
+ * this host. Before it asks for a lane. */
+void bl_life_show(const bl_memory *memory, const char *directory, uint64_t server_nonce,
+                  uint64_t nonce);
 
 #endif

@@ -92,7 +92,7 @@ static int bl_lobby_exchange(bl_session *session, uint32_t operation, bl_wait *w
                     return -BL_ERROR_HOST_CLASH;
                 continue;
             }
-            bl_life_show(memory, session->directory, session->nonce);
+            bl_life_show(memory, session->directory, epoch.nonce, session->nonce);
             bl_crash_point("ask.shown");
             sequence = bl_lobby_next_sequence(session);
             bl_lobby_ask(session, operation, sequence, epoch.epoch);

@@ -28,6 +28,7 @@ typedef struct bl_proof_path {
  * held: who finds the lock free has the proof. */
 #define BL_PROOF_NEW "new"
 #define BL_PROOF_ALIVE "alive"
+#define BL_PROOF_LIFE "life"    /* a server's socket: see life.h */
 
 static bl_proof_path bl_proof_name(const char *directory, const char *kind, uint64_t nonce)
 {
@@ -75,9 +76,10 @@ void bl_proof_end(const bl_memory *memory, const char *directory, uint64_t nonce
                   int remove)
 {
     (void)memory;
-    bl_proof_path path = bl_proof_name(directory, BL_PROOF_ALIVE, nonce);
-    if (remove)
-        unlink(path.text);
+    if (remove) {
+        unlink(bl_proof_name(directory, BL_PROOF_LIFE, nonce).text);
+        unlink(bl_proof_name(directory, BL_PROOF_ALIVE, nonce).text); /* last: it is swept for */
+    }
     if (descriptor >= 0)
         bl_host_unlock(memory, descriptor);
 }

@@ -87,14 +87,14 @@ int bl_proof_left(const bl_memory *memory, const char *directory, uint64_t *nonc
 
 /* No sockets here: the lock is the proof. */
 
-bl_life *bl_life_open(const bl_memory *memory, const char *directory, uint32_t count_max)
+bl_life *bl_life_open(const bl_memory *memory, const char *directory, uint64_t nonce,
+                      uint32_t count_max)
 {
-    (void)memory, (void)directory, (void)count_max;
+    (void)memory, (void)directory, (void)nonce, (void)count_max;
     return NULL;
 }
 
 void bl_life_close(bl_life *life) { (void)life; }
-void bl_life_forked(bl_life *life) { (void)life; }
 void bl_life_forget(bl_life *life, uint64_t nonce) { (void)life, (void)nonce; }
 
 uint64_t bl_life_look(bl_life *life)
@@ -109,9 +109,10 @@ uint32_t bl_life_count(const bl_life *life)
     return 0;
 }
 
-void bl_life_show(const bl_memory *memory, const char *directory, uint64_t nonce)
+void bl_life_show(const bl_memory *memory, const char *directory, uint64_t server_nonce,
+                  uint64_t nonce)
 {
-    (void)memory, (void)directory, (void)nonce;
+    (void)memory, (void)directory, (void)server_nonce, (void)nonce;
 }
 
 int bl_host_lock(const bl_memory *memory, const char *directory, const char *name)

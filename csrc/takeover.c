@@ -216,7 +216,7 @@ static int bl_takeover_pass(bl_server *server, int declared_gone, const bl_takeo
     if (status < 0)
         return status;
     bl_crash_point("take.recovered");
-    server->life = bl_life_open(memory, server->directory,
+    server->life = bl_life_open(memory, server->directory, server->nonce,
                                 2 * server->pool->geometry.lane_count);
     bl_fence_store(memory); /* the own half is whole before the epoch line says so */
     bl_crash_point("take.fenced");
@@ -310,7 +310,7 @@ void bl_server_forked(bl_server *server)
     close(server->lock); /* the child's copies would keep the parent's proofs alive */
     close(server->proof);
     if (server->life)
-        bl_life_forked(server->life);
+        bl_life_close(server->life);
 }
 
 /* Its word that nothing more is written, in the line that is still its own though a successor may

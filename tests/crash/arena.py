@@ -106,7 +106,8 @@ class Arena:
         self.server.kill()
         self.start()  # it sweeps what those left who died before they had a lane
         end = time.monotonic() + WAIT_S
-        while len(left := list(self._pool.runtime_dir.glob("alive-*"))) > 1:
+        # Of the server that runs: its lock and its socket.
+        while len(left := list(self._pool.runtime_dir.glob("*-" + 16 * "[0-9a-f]"))) > 2:
             if time.monotonic() > end:
                 raise AssertionError(f"files of processes that have ended: {left}")
             time.sleep(0.005)

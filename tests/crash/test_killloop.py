@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from beluga._ffi import lib
+
 LOOP = Path(__file__).with_name("killloop.py")
 
 
@@ -35,7 +37,7 @@ def test_some_deaths_and_stops_do_no_harm() -> None:
 
 @pytest.mark.slow
 def test_every_crash_point_is_passed_and_survived() -> None:
-    told = loop(300, seed=2)
+    told = loop(2 * lib.bl_crash_point_count() + 30, seed=2)
     assert told["missed"] == []
     assert len(told["hit"]) == told["points"]
     assert told["takeovers"] > 0
