@@ -34,6 +34,7 @@ typedef struct bl_sim_stat {
     uint64_t torn_lines;        /* that a scenario saw and rejected */
     uint64_t deaths;
     uint64_t takeovers;         /* servers that began to serve */
+    uint64_t device_lines;      /* read or written by DMA */
     uint64_t results;           /* what the scenario counts: messages, calls, blocks */
     char report[256];           /* what the oracle that ended the run has to say, or "" */
 } bl_sim_stat;

@@ -80,6 +80,7 @@
 #include "verify.c"
 
 /* L5 transfer, L6 kvcache */
+#include "device_range.h"
 #include "cpu_engine.c"
 #include "keys.c"
 #include "kv.c"
@@ -88,7 +89,9 @@
 #include "api_sim.h"
 #include "sim_world.h"
 #include "sim_order.c"
+#include "sim_device.h"
 #include "sim_cache.c"
+#include "sim_device.c"
 #include "sim_world.c"
 #include "sim_verbs.c"
 #include "sim_discipline.c"
@@ -100,6 +103,8 @@
 #include "sim_blocks.c"
 #include "sim_kv.c"
 #include "sim_range.c"
+#include "sim_engine.c"
+#include "sim_engine_kv.c"
 #include "sim_damage.c"
 #include "sim_system.c"
 #include "sim_beats.c"

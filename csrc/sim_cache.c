@@ -53,6 +53,7 @@ static bl_sim_line *bl_sim_cache_fill(bl_sim_world *world, bl_sim_host *host, ui
     memcpy(cached->data, bl_sim_memory_line(world, line), BL_LINE_SIZE);
     memcpy(cached->piece, bl_sim_track_of(world, line)->piece, sizeof cached->piece);
     cached->dirty = 0;
+    cached->by_device = 0;
     cached->fetched_at = world->stat.steps;
     cached->line = line;
     host->place[line] = host->line_count;
@@ -252,7 +253,7 @@ void bl_sim_line_invalidate(bl_sim_world *world, bl_sim_process *process, uint32
     bl_sim_note_invalidate(world, process, line);
     if (!cached || bl_sim_coherent(&world->pool.memory, (uint64_t)line * BL_LINE_SIZE))
         return;
-    if (cached->dirty)
+    if (cached->dirty && !cached->by_device)
         world->stat.dirty_invalidations++;
     else if (cached->fetched_at > process->fenced_at && bl_sim_random(world) & 1)
         return;

@@ -175,9 +175,14 @@ void bl_sim_note_invalidate(bl_sim_world *world, bl_sim_process *process, uint32
     look->pending_fence = process->order.fences + 1;
     uint32_t issued = bl_sim_track_of(world, line)->issued;
     bl_sim_version *version = issued ? &world->history.versions[issued] : NULL;
-    if (version && version->clock == (uint32_t)BL_SIM_UNFLUSHED &&
-        version->process == process->number)
-        version->clock = ++process->order.clock; /* on its way like a streamed one */
+    if (!version || version->clock != (uint32_t)BL_SIM_UNFLUSHED)
+        return;
+    const bl_sim_process *writer = world->process[version->process];
+    int inherited = bl_sim_gone(writer) && writer->pool.memory.host == process->pool.memory.host;
+    if (writer != process && !inherited) /* what the dead leave in a cache is its host's */
+        return;
+    version->process = process->number;
+    version->clock = ++process->order.clock; /* on its way like a streamed one */
 }
 
 static uint32_t bl_sim_newest(const uint32_t piece[BL_SIM_PIECE_COUNT])

@@ -7,6 +7,7 @@
  * Every run has a temper, drawn from its seed: how often processes are switched and how busy caches
  * and buffers are. Some bugs show when much happens, others when one process stands still for long.
  */
+#include "sim_device.h"
 #include "sim_world.h"
 
 #include <errno.h>
@@ -84,6 +85,7 @@ void bl_sim_world_destroy(bl_sim_world *world)
     free(world->stale);
     free(world->hits);
     free(world->proof);
+    free(world->jobs);
     bl_sim_history_destroy(&world->history);
     free(world);
 }
@@ -116,6 +118,7 @@ static bl_sim_process *bl_sim_next(bl_sim_world *world)
         for (uint32_t i = 0; i < world->process_count; i++)
             while (bl_sim_drains(world, world->process[i]))
                 bl_sim_drain(world, world->process[i]);
+        bl_sim_device_pass(world);
         world->now_ns = wake_ns;
     }
 }
@@ -211,6 +214,7 @@ void bl_sim_step(bl_sim_world *world, uint32_t line)
     world->recent[world->stat.steps % BL_SIM_RECENT_COUNT] = line;
     if ((random >> 8 & world->chance_mask) == 0)
         bl_sim_happen(world);
+    bl_sim_device_happen(world);
     if ((random >> 16 & world->switch_mask) != 0)
         return;
     if ((random >> 32) % 64 == 0)
@@ -223,6 +227,7 @@ void bl_sim_sleep(bl_sim_world *world, uint64_t ns)
     world->now_ns += 32;
     if (++world->stat.steps > world->config.step_limit)
         bl_sim_stop(world, -ETIME);
+    bl_sim_device_happen(world);
     world->current->wake_ns = world->now_ns + ns;
     bl_sim_switch(world);
 }
@@ -234,6 +239,7 @@ void bl_sim_lose(bl_sim_world *world, bl_sim_process *process)
     process->state = BL_SIM_KILLED;
     process->store_count -= (uint32_t)bl_sim_below(world, process->store_count + 1);
     world->stat.deaths++;
+    bl_sim_device_lose(world, process);
 }
 
 void bl_sim_kill(bl_sim_world *world, uint32_t process)

@@ -44,6 +44,7 @@ typedef struct bl_sim_line {
     uint64_t fetched_at;        /* world step */
     uint32_t piece[BL_SIM_PIECE_COUNT]; /* versions */
     uint32_t line;
+    uint32_t by_device;         /* made dirty by DMA */
 } bl_sim_line;
 
 typedef struct bl_sim_host {
@@ -78,6 +79,7 @@ typedef struct bl_sim_process {
     uint64_t fenced_at;         /* world step of its last full fence */
     uint32_t store_count;
     uint32_t invalidation_count;
+    uint32_t job_count;         /* of DMA, not yet done */
     bl_sim_store store[BL_SIM_STORE_COUNT];
     uint32_t invalidation[BL_SIM_INVALIDATION_COUNT];
     bl_sim_order order;
@@ -125,6 +127,9 @@ typedef struct bl_sim_world {
     uint32_t proof_count;
     bl_sim_lock lock[BL_SIM_LOCK_COUNT];
     uint32_t lock_count;
+    struct bl_sim_job *jobs;    /* DMA (sim_device.h); NULL before the first */
+    uint32_t job_count;
+    uint64_t job_ticket;
     bl_sim_history history;
     int32_t result;             /* of the first process that failed */
     uint32_t stopped;
@@ -251,7 +256,7 @@ uint32_t bl_sim_self(const bl_sim_world *world);
 /* Dead or at its end, and nothing of it is on its way any more. */
 static inline int bl_sim_gone(const bl_sim_process *process)
 {
-    return process->state != BL_SIM_READY && process->store_count == 0;
+    return process->state != BL_SIM_READY && process->store_count == 0 && process->job_count == 0;
 }
 
 #endif

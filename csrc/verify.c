@@ -18,11 +18,6 @@
 
 enum { BL_ACCEPTANCE_ROWS = 64 }; /* stripes of a device that are looked at, from its end */
 
-static uint64_t bl_acceptance_size(void)
-{
-    return (1 + BL_ACCEPTANCE_AREA_COUNT) * BL_ACCEPTANCE_AREA; /* control lines first */
-}
-
 /* ---- Where. */
 
 /* Is this data stripe in no extent? A line that cannot be read may be anything. */
@@ -192,28 +187,44 @@ static int bl_acceptance_follow(bl_acceptance *acceptance)
     }
 }
 
-static void bl_acceptance_clear(const bl_acceptance *acceptance)
+static void bl_acceptance_clear_areas(const bl_acceptance *acceptance)
 {
     const bl_memory *memory = &acceptance->pool.memory;
     static const uint8_t zeros[BL_LINE_SIZE];
+    uint64_t end = (uint64_t)(1 + BL_ACCEPTANCE_AREA_COUNT) * BL_ACCEPTANCE_AREA;
     for (uint32_t i = 0; i < acceptance->device_count; i++)
-        for (uint64_t at = 0; at < bl_acceptance_size(); at += BL_LINE_SIZE)
+        for (uint64_t at = BL_ACCEPTANCE_AREA; at < end; at += BL_LINE_SIZE)
             bl_stream_line(memory, acceptance->scratch[i] + at, zeros);
     bl_fence_full(memory);
 }
 
+/* Leave nothing behind. Each clears its own lines: b when a has said that all else is clear, a when
+ * it has seen that b has. If the other is silent now, so be it: the results stand. */
+static void bl_acceptance_part(bl_acceptance *acceptance)
+{
+    if (acceptance->config.role == 0) {
+        bl_acceptance_clear_areas(acceptance);
+        bl_acceptance_say(acceptance, 0, 0);
+        bl_acceptance_see_off(acceptance);
+    } else {
+        acceptance->step++;
+        bl_acceptance_hear(acceptance);
+    }
+    bl_acceptance_fall_silent(acceptance);
+}
+
 int bl_acceptance_run(bl_acceptance *acceptance)
 {
-    int leads = acceptance->config.role == 0;
     int status = bl_acceptance_meet(acceptance);
     if (status == 0)
-        status = leads ? bl_acceptance_lead(acceptance) : bl_acceptance_follow(acceptance);
-    if (status == 0) { /* b writes nothing after this word */
-        bl_acceptance_say(acceptance, 0, 0);
-        status = leads ? bl_acceptance_hear(acceptance) : 0;
+        status = acceptance->config.role == 0 ? bl_acceptance_lead(acceptance)
+                                              : bl_acceptance_follow(acceptance);
+    if (status == 0) {
+        bl_acceptance_part(acceptance);
+    } else {
+        bl_acceptance_clear_areas(acceptance);
+        bl_acceptance_fall_silent(acceptance);
     }
-    if (leads || status < 0)
-        bl_acceptance_clear(acceptance);
     return status;
 }
 

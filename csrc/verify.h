@@ -72,6 +72,10 @@ void bl_acceptance_say(bl_acceptance *acceptance, uint64_t first, uint64_t secon
 int bl_acceptance_hears(bl_acceptance *acceptance, uint32_t ahead);
 int bl_acceptance_hear(bl_acceptance *acceptance);
 
+/* The last words: wait until the peer's lines are clear, if it is not silent; clear the own. */
+void bl_acceptance_see_off(const bl_acceptance *acceptance);
+void bl_acceptance_fall_silent(const bl_acceptance *acceptance);
+
 /* ---- verify_litmus.c: one trial of a cell's kind; both sides come out with its counts. */
 int bl_acceptance_trial(bl_acceptance *acceptance, bl_acceptance_cell *cell);
 

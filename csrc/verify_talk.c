@@ -50,11 +50,13 @@ static int bl_acceptance_read(const bl_acceptance *acceptance, uint64_t step,
 int bl_acceptance_meet(bl_acceptance *acceptance)
 {
     const bl_memory *memory = &acceptance->pool.memory;
+    uint32_t peer = 1 - acceptance->config.role;
     bl_wait wait = bl_wait_make(memory, acceptance->config.patience_ns);
     bl_acceptance_write(acceptance, 0, 0);
     for (;;) {
         bl_acceptance_line line;
         if (bl_acceptance_read(acceptance, 0, &line) && line.step == 0) {
+            bl_believe(memory, bl_acceptance_line_offset(acceptance, peer, 0));
             if (line.nonce != acceptance->peer_nonce) {
                 acceptance->peer_nonce = line.nonce;
                 bl_acceptance_write(acceptance, 0, 0);
@@ -82,6 +84,8 @@ int bl_acceptance_hears(bl_acceptance *acceptance, uint32_t ahead)
     if (!bl_acceptance_read(acceptance, step, &line) || line.step != step ||
         line.nonce != acceptance->peer_nonce || line.peer_nonce != acceptance->nonce)
         return 0;
+    bl_believe(&acceptance->pool.memory,
+               bl_acceptance_line_offset(acceptance, 1 - acceptance->config.role, step));
     acceptance->heard = line;
     return 1;
 }
@@ -97,4 +101,27 @@ int bl_acceptance_hear(bl_acceptance *acceptance)
             return -EPIPE;
     }
     return 0;
+}
+
+void bl_acceptance_see_off(const bl_acceptance *acceptance)
+{
+    const bl_memory *memory = &acceptance->pool.memory;
+    bl_wait wait = bl_wait_make(memory, acceptance->config.patience_ns);
+    bl_acceptance_line line[2];
+    do {
+        for (uint64_t i = 0; i < 2; i++)
+            bl_acceptance_read(acceptance, i, &line[i]);
+        if (line[0].check == 0 && line[1].check == 0)
+            return;
+    } while (!bl_shared_load(&acceptance->stopped) && bl_wait_turn(memory, &wait));
+}
+
+void bl_acceptance_fall_silent(const bl_acceptance *acceptance)
+{
+    const bl_memory *memory = &acceptance->pool.memory;
+    static const uint8_t zeros[BL_LINE_SIZE];
+    for (uint64_t i = 0; i < 2; i++)
+        bl_stream_line(memory, bl_acceptance_line_offset(acceptance, acceptance->config.role, i),
+                       zeros);
+    bl_fence_full(memory);
 }

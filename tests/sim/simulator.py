@@ -20,7 +20,7 @@ OWNERSHIP = -lib.BL_SIM_OWNERSHIP
 KINDS: dict[str, dict[str, int]] = {"non-coherent": {}, "coherent": {"coherent": 1}}
 
 # Show what a protocol must not do: they are meant to go wrong. By how their names begin.
-WRONG_ON_PURPOSE = ("stray_store", "verify_bare_")
+WRONG_ON_PURPOSE = ("stray_store", "verify_bare_", "device_zombie")
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""Puts and gets by DMA: right by the rules of device_range.h, and wrong without any one of them."""
+
+from __future__ import annotations
+
+import pytest
+from simulator import caught, failures, play, site, total
+
+SEEDS = 20
+HUNT = 600
+SCENARIOS = ("device_put", "device_get", "device_dsa", "device_death", "device_kv")
+
+RULES = [
+    (function, verb, index)
+    for function in ("bl_device_written", "bl_device_reads")
+    for verb, index in (("fence_full", 0), ("invalidate", 0), ("fence_full", 1))
+]
+# Those that show it, besides device_dsa, where a device both writes and reads.
+WITNESS = {"bl_device_written": "device_put", "bl_device_reads": "device_get"}
+
+
+@pytest.mark.parametrize("coherent", [False, True])
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_devices_move_the_right_bytes(scenario: str, coherent: bool) -> None:
+    runs = [play(scenario, seed, coherent=coherent) for seed in range(SEEDS)]
+    assert failures(runs) == []
+    assert total(runs, "device_lines") > SEEDS
+    assert total(runs, "results") > SEEDS
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_every_rule_is_needed_by_gpu_and_dsa(rule: tuple[str, str, int]) -> None:
+    assert caught(WITNESS[rule[0]], site(*rule), seeds=HUNT)
+    assert caught("device_dsa", site(*rule), seeds=HUNT)
+
+
+@pytest.mark.parametrize("rule", [rule for rule in RULES if rule[1] == "invalidate"])
+def test_protocol_of_blocks_needs_them_too(rule: tuple[str, str, int]) -> None:
+    assert caught("device_kv", site(*rule), seeds=HUNT)
+
+
+def test_writers_die_with_dma_under_way() -> None:
+    runs = [play("device_death", seed) for seed in range(SEEDS)]
+    assert total(runs, "deaths") == SEEDS
+
+
+def test_what_a_dead_writer_left_in_the_cache_must_be_flushed() -> None:
+    assert caught("device_death", site("bl_device_written", "invalidate"), seeds=HUNT)
+
+
+def test_space_given_away_before_its_dma_has_ended_is_found_out() -> None:
+    assert caught("device_zombie", 0, seeds=HUNT)
