@@ -215,6 +215,12 @@ int bl_server_handle_method(bl_server *server, uint32_t method, bl_handler handl
  * declared_gone: an operator says that every earlier server and session can write no more. */
 int bl_server_serve_lanes(bl_server *server, int declared_gone);
 
+/* Stand by: look at the pool's server every few milliseconds, for timeout_ns. 1: it is time to try
+ * to take over (nobody serves, it stopped, it is proven gone, or its beat stood still for lost_ns);
+ * 0: it lives; or -BL_ERROR_EPOCH_DAMAGED. Before the server serves; if taking over is refused, it
+ * may stand by again. */
+int bl_server_watch(bl_server *server, uint64_t lost_ns, uint64_t timeout_ns);
+
 /* Serve until bl_server_stop (from any thread): 0, or -BL_ERROR_DEPOSED. */
 int bl_server_run(bl_server *server);
 void bl_server_stop(bl_server *server);

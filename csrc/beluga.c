@@ -47,6 +47,7 @@
 #include "session.c"
 #include "house.c"
 #include "server.c"
+#include "standby.c"
 #include "elect.c"
 #include "takeover.c"
 

@@ -55,6 +55,14 @@ typedef struct bl_server_hooks {
     void (*settled)(void *context);
 } bl_server_hooks;
 
+/* Whom a standby watches (standby.c). */
+typedef struct bl_watch {
+    uint64_t nonce;             /* of that server; 0: nobody yet */
+    uint64_t count;             /* of its beat */
+    uint64_t moved_ns;          /* when that was last seen to move */
+    int proof;                  /* descriptor, or negative: this host cannot prove it */
+} bl_watch;
+
 struct bl_server {
     const bl_pool *pool;
     char directory[BL_PATH_SIZE];
@@ -64,8 +72,10 @@ struct bl_server {
     uint32_t half;
     uint32_t state;             /* bl_server_state, as the epoch line says; 0 before take */
     uint32_t host;
-    int lock;                   /* one server of a pool on this host */
-    int proof;
+    int lock;                   /* one server of a pool on this host; or negative */
+    int proof;                  /* its own, of life */
+    uint64_t silent;            /* nonce of the server whose silence a standby has seen; or 0 */
+    bl_watch watch;
     bl_life *life;              /* who of this host has shown itself; NULL: nobody can */
     bl_beat beat;
     bl_server_hooks hooks;

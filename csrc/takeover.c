@@ -104,7 +104,8 @@ static int bl_takeover_plan(const bl_server *server, int declared_gone, bl_takeo
         return 0;
     if (bl_takeover_foreign(server, &line[newest]))
         return -BL_ERROR_SECOND_HOST;
-    if (!bl_epoch_gone(server, &line[newest]) && bl_server_beats(server, &line[newest]))
+    if (!bl_epoch_gone(server, &line[newest]) && line[newest].nonce != server->silent &&
+        bl_server_beats(server, &line[newest]))
         return -BL_ERROR_SERVER_ALIVE;
     return bl_epoch_gone(server, &plan->before) ? 0 : -BL_ERROR_SERVER_ALIVE;
 }
@@ -225,25 +226,46 @@ static int bl_takeover_pass(bl_server *server, int declared_gone, const bl_takeo
     return 0;
 }
 
+/* This host's server lock, unless a silent server keeps it, and a proof of life: 0 or an error. */
+static int bl_takeover_enter(bl_server *server)
+{
+    const bl_memory *memory = &server->pool->memory;
+    server->lock = bl_host_lock(memory, server->directory, "server");
+    if (server->lock == -EAGAIN && server->silent == 0)
+        return -BL_ERROR_SERVER_ALIVE;
+    if (server->lock < 0 && server->lock != -EAGAIN)
+        return server->lock;
+    bl_crash_point("take.locked");
+    server->nonce = bl_new_nonce(memory);
+    server->proof = bl_proof_hold(memory, server->directory, server->nonce);
+    bl_crash_point("take.proof_held");
+    return server->proof < 0 ? server->proof : 0;
+}
+
+static void bl_takeover_leave(bl_server *server, int forget)
+{
+    const bl_memory *memory = &server->pool->memory;
+    if (server->proof >= 0)
+        bl_proof_end(memory, server->directory, server->nonce, server->proof, forget);
+    if (server->lock >= 0)
+        bl_host_unlock(memory, server->lock);
+    server->lock = server->proof = -1;
+}
+
 int bl_server_take(bl_server *server, const bl_server_hooks *hooks, int declared_gone)
 {
     const bl_memory *memory = &server->pool->memory;
     bl_takeover plan = {0};
     server->hooks = *hooks;
-    server->lock = bl_host_lock(memory, server->directory, "server");
-    if (server->lock < 0)
-        return server->lock == -EAGAIN ? -BL_ERROR_SERVER_ALIVE : server->lock;
-    bl_crash_point("take.locked");
-    server->nonce = bl_new_nonce(memory);
-    server->proof = bl_proof_hold(memory, server->directory, server->nonce);
-    int status = server->proof < 0 ? server->proof : 0;
-    bl_crash_point("take.proof_held");
+    int turn = bl_host_lock(memory, server->directory, "candidate");
+    if (turn < 0)
+        return turn == -EAGAIN ? -BL_ERROR_SERVER_ALIVE : turn;
+    int status = bl_takeover_enter(server);
     if (status == 0)
         status = bl_takeover_claim(server, declared_gone, &plan);
+    bl_host_unlock(memory, turn);
     if (status < 0) {
-        bl_proof_end(memory, server->directory, server->nonce, server->proof, !plan.asked);
-        bl_host_unlock(memory, server->lock);
-        server->lock = server->proof = -1;
+        bl_takeover_leave(server, !plan.asked);
         return status;
     }
     bl_crash_point("take.elected");
@@ -282,7 +304,7 @@ int bl_server_create(const bl_pool *pool, const char *directory, uint32_t host, 
         return -ENOMEM;
     server->pool = pool;
     server->host = host;
-    server->lock = server->proof = -1;
+    server->lock = server->proof = server->watch.proof = -1;
     strcpy(server->directory, directory);
     server->lanes = calloc(lane_count, sizeof *server->lanes);
     server->live = calloc(lane_count, sizeof *server->live);
@@ -305,10 +327,11 @@ int bl_server_create(const bl_pool *pool, const char *directory, uint32_t host, 
 
 void bl_server_forked(bl_server *server)
 {
-    if (server->lock < 0)
-        return;
-    close(server->lock); /* the child's copies would keep the parent's proofs alive */
-    close(server->proof);
+    /* the child's copies would keep the parent's proofs alive */
+    const int held[] = {server->lock, server->proof, server->watch.proof};
+    for (size_t i = 0; i < sizeof held / sizeof held[0]; i++)
+        if (held[i] >= 0)
+            close(held[i]);
     if (server->life)
         bl_life_close(server->life);
 }
@@ -330,7 +353,8 @@ void bl_server_destroy(bl_server *server)
     const bl_memory *memory = &server->pool->memory;
     bl_beat_stop(&server->beat);
     bl_crash_point("stop.silent");
-    if (server->lock >= 0 && server->epoch != 0) {
+    bl_watch_end(server);
+    if (server->epoch != 0) {
         if (server->life)
             bl_life_close(server->life);
         int said = bl_takeover_farewell(server);
@@ -338,11 +362,9 @@ void bl_server_destroy(bl_server *server)
         for (uint32_t i = 0; i < server->pool->geometry.lane_count; i++)
             bl_proof_end(memory, server->directory, server->lanes[i].nonce,
                          server->lanes[i].proof, 0);
-        bl_proof_end(memory, server->directory, server->nonce, server->proof, said);
+        bl_takeover_leave(server, said);
         bl_crash_point("stop.proof_ended");
     }
-    if (server->lock >= 0)
-        bl_host_unlock(memory, server->lock);
     free(server->lanes);
     free(server->live);
     free(server->served);

@@ -8,6 +8,7 @@ What they do is in roles.py. A process that is not told to end is killed with th
 from __future__ import annotations
 
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -40,9 +41,11 @@ class Process:
         assert self._process.stdin
         self._process.stdin.write(line + "\n")
 
-    def hear(self) -> str:
-        """The next line that it prints; "" if it has ended."""
+    def hear(self, timeout_s: float | None = None) -> str:
+        """The next line that it prints; "" if it has ended, or says nothing for so long."""
         assert self._process.stdout
+        if not select.select([self._process.stdout], [], [], timeout_s)[0]:
+            return ""
         return self._process.stdout.readline().rstrip("\n")
 
     def ask(self, line: str) -> str:

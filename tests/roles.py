@@ -22,7 +22,7 @@ from beluga.errors import BelugaError
 from beluga.kvcache import KVCache
 from beluga.meta import BlockState, Grant, MetaClient, MetaServer
 from beluga.pool import Pool
-from beluga.rpc import METHOD_USER, Client, Server
+from beluga.rpc import METHOD_USER, Client, Server, stand_by
 
 
 def lines() -> Iterator[str]:
@@ -50,6 +50,20 @@ def serve_index(pool: Pool) -> None:
         took = time.perf_counter() - start
         for line in lines():
             answer(took if line == "start" else server.meta_stat())
+
+
+def stand_by_index(pool: Pool) -> None:
+    """A server with the block index that waits for its turn, then tells its epoch.
+
+    Its first line is how many seconds a server may be silent before it is followed.
+    """
+    server = MetaServer(pool)
+    told = lines()
+    stand_by(server, threading.Event(), silent_s=float(next(told)))
+    answer(server.stat().epoch)
+    for _ in told:
+        answer(server.failure)
+    server.stop()
 
 
 def call(pool: Pool) -> None:
@@ -150,6 +164,7 @@ def main() -> None:
     roles: dict[str, Callable[[Pool], None]] = {
         "serve": serve,
         "serve_index": serve_index,
+        "stand_by_index": stand_by_index,
         "call": call,
         "hold_blocks": hold_blocks,
         "churn": churn,

@@ -16,7 +16,7 @@ EXPORTS: dict[str, str] = {
         "DISCIPLINES DeviceSpec DeviceView Geometry Pool STRIPE_SIZE SpecLike default_specs "
         "emulated_paths filesystem forget parse_size remember remembered room show_size survey"
     ),
-    "beluga.rpc": "Client ClientStat METHOD_USER Quota Server ServerStat",
+    "beluga.rpc": "Client ClientStat Keeper METHOD_USER Quota SILENT_S Server ServerStat stand_by",
     "beluga.meta": (
         "BlockState Grant Lookup MetaClient MetaServer MetaStat Report check_devices check_pool"
     ),

@@ -7,6 +7,7 @@ from __future__ import annotations
 import logging
 import signal
 import threading
+from contextlib import nullcontext
 from dataclasses import asdict
 from typing import Annotated
 
@@ -14,8 +15,10 @@ import typer
 
 from beluga.cli.options import Host, Json, PoolPaths, Timeout, open_pool
 from beluga.cli.output import print_facts, print_json, say
+from beluga.errors import DeposedError
+from beluga.lease import Lease, open_lease
 from beluga.meta import MetaClient, MetaServer
-from beluga.rpc import Client, Quota, Server
+from beluga.rpc import SILENT_S, Client, Keeper, Quota, Server, stand_by
 
 DeclaredGone = Annotated[
     bool,
@@ -38,25 +41,71 @@ def serve(
     quota_pins: QuotaPins = 0,
     quota_bytes: QuotaBytes = 0,
     quota_calls: QuotaCalls = 0,
+    standby: Annotated[
+        bool, typer.Option("--standby", help="Wait for the pool's server to end, then take over.")
+    ] = False,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Stand by again after being deposed.")
+    ] = False,
+    silent: Annotated[
+        float,
+        typer.Option(
+            min=0.5, help="Seconds without a beat until another machine's server is lost."
+        ),
+    ] = SILENT_S,
+    lease: Annotated[
+        str,
+        typer.Option(
+            help="Stand by, and serve only while this lock is held: etcd://HOST:PORT/NAME or "
+            "k8s://NAMESPACE/NAME."
+        ),
+    ] = "",
 ) -> None:
     """Serve the pool's block index until SIGTERM or Ctrl-C."""
     quota = Quota(grants=quota_grants, pins=quota_pins, bytes=quota_bytes, calls_per_s=quota_calls)
     with open_pool(pool) as opened:
-        server = MetaServer(opened, host=host, declared_gone=declare_gone, quota=quota)
-        serve_until_told(server)
+        while True:
+            server = MetaServer(opened, host=host, declared_gone=declare_gone, quota=quota)
+            try:
+                serve_until_told(
+                    server,
+                    silent_s=silent if standby or lease else None,
+                    lease=open_lease(lease) if lease else None,
+                )
+                return
+            except DeposedError as error:
+                if not watch:
+                    raise
+                say(str(error))
 
 
-def serve_until_told(server: Server) -> None:
-    """Run ``server`` on its thread until a signal comes. Raises what else ended it."""
+def serve_until_told(
+    server: Server, *, silent_s: float | None = None, lease: Lease | None = None
+) -> None:
+    """Run ``server`` on its thread until a signal comes. Raises what else ended it.
+
+    ``silent_s``: stand by first, and follow a server whose beat stood still so long. ``lease``:
+    then only while that is held.
+    """
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     told = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: told.set())
-    with server:
-        say(f"serving, epoch {server.stat().epoch}; stop with Ctrl-C")
-        while not told.wait(_LOOK_INTERVAL_S):
-            if server.failure is not None:
-                raise server.failure
+    try:
+        if silent_s is None:
+            server.start()
+            say(f"serving, epoch {server.stat().epoch}; stop with Ctrl-C")
+        else:
+            say("standing by; stop with Ctrl-C")
+            if not stand_by(server, told, silent_s=silent_s, lease=lease):
+                return
+            say(f"took over, epoch {server.stat().epoch}")
+        with nullcontext() if lease is None else Keeper(server, lease):
+            while not told.wait(_LOOK_INTERVAL_S):
+                if server.failure is not None:
+                    raise server.failure
+    finally:
+        server.stop()
 
 
 def ping(

@@ -13,5 +13,16 @@
 
 from beluga.rpc.client import Client, ClientStat
 from beluga.rpc.server import METHOD_USER, Quota, Server, ServerStat
+from beluga.rpc.standby import SILENT_S, Keeper, stand_by
 
-__all__ = ["METHOD_USER", "Client", "ClientStat", "Quota", "Server", "ServerStat"]
+__all__ = [
+    "METHOD_USER",
+    "SILENT_S",
+    "Client",
+    "ClientStat",
+    "Keeper",
+    "Quota",
+    "Server",
+    "ServerStat",
+    "stand_by",
+]

@@ -146,6 +146,19 @@ class Server:
         self._thread = threading.Thread(target=self._serve, name="beluga-server", daemon=True)
         self._thread.start()
 
+    def watch(self, timeout_s: float, *, silent_s: float) -> bool:
+        """Before :meth:`start`: whether it is time to take over, looked for at most ``timeout_s``.
+
+        It is when nobody serves the pool, when its server is gone, or when that one's beat has
+        stood still for ``silent_s`` seconds. Raises :class:`~beluga.errors.EpochDamagedError`.
+        """
+        return bool(
+            check(
+                lib.bl_server_watch(self._running(), int(silent_s * 1e9), int(timeout_s * 1e9)),
+                "watching the pool's server",
+            )
+        )
+
     def serve_forever(self) -> None:
         """Take the pool over and serve it on this thread until :meth:`request_stop` is called.
 
@@ -183,6 +196,11 @@ class Server:
     def failure(self) -> BelugaError | OSError | None:
         """Why the serving thread ended by itself, or None."""
         return self._failure
+
+    def fail(self, failure: BelugaError) -> None:
+        """End serving because of ``failure``, which is then this server's; from any thread."""
+        self._failure = failure
+        self.request_stop()
 
     def request_stop(self) -> None:
         """Ask the loop to end; safe in a signal handler, and from another thread."""

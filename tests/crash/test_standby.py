@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""A hot standby follows a server that is killed or stopped under load, by itself.
+
+No committed block is lost, clients carry on by themselves, and an undead server does no harm.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import numpy as np
+import pytest
+from blocks import BLOCK_WORDS, content, eventually, keys
+from processes import Process
+
+from beluga.kvcache import KVCache
+from beluga.meta import MetaServer
+from beluga.pool import Pool
+
+MIB = 1 << 20
+CHAINS = 60  # of 192 kB blocks: all of them fit
+WORKERS = 2
+TURN_S = 60.0  # to take over, on a machine that does much else
+
+
+def stand_by(paths: list[Path], silent_s: float = 30.0) -> Process:
+    standby = Process("stand_by_index", paths)
+    standby.say(str(silent_s))
+    return standby
+
+
+def start(paths: list[Path], seed: int) -> Process:
+    worker = Process("churn", paths)
+    worker.say(f"go {seed} {CHAINS}")
+    return worker
+
+
+@pytest.fixture
+def pool(paths: list[Path], discipline: str) -> Iterator[Pool]:
+    with Pool.create(paths, device_size=96 * MIB, discipline=discipline, sparse=True) as pool:
+        yield pool
+
+
+def ends_well(pool: Pool, workers: list[Process]) -> None:
+    """Every worker saw right bytes only, and all that they stored is there, whole."""
+    stored: set[int] = set()
+    for worker in workers:
+        told = json.loads(worker.ask("enough"))
+        assert worker.end() == 0
+        assert told["wrong"] == 0
+        stored.update(told["stored"])
+    assert stored
+    with KVCache(pool, namespace="churn", timeout_s=60) as cache:
+        target = np.empty((1, BLOCK_WORDS), dtype=np.uint64)
+        for number in stored:
+            assert cache.get(keys([number]), target).hits == 1
+            assert (target[0] == content(number)).all()
+        assert eventually(lambda: cache.stat().held_bytes == 0)
+        assert cache.stat().grant_count == cache.stat().pinned_count == 0
+
+
+@pytest.mark.parametrize(
+    "kills", [5, pytest.param(20, marks=pytest.mark.slow)], ids=["few", "many"]
+)
+def test_standby_follows_every_server_that_is_killed(
+    pool: Pool, paths: list[Path], kills: int
+) -> None:
+    dice = random.Random(kills)
+    with ExitStack() as ends:
+        server = ends.enter_context(Process("serve_index", paths))
+        workers = [ends.enter_context(start(paths, seed)) for seed in range(WORKERS)]
+        for turn in range(kills):
+            standby = ends.enter_context(stand_by(paths))
+            time.sleep(dice.uniform(0.05, 0.3))
+            server.kill()
+            assert standby.hear(TURN_S) == str(turn + 2)
+            server = standby
+        time.sleep(0.2)
+        ends_well(pool, workers)
+        server.kill()
+
+
+def test_standby_follows_a_server_that_stands_still_and_that_one_gives_up(
+    pool: Pool, paths: list[Path]
+) -> None:
+    with ExitStack() as ends:
+        first = ends.enter_context(stand_by(paths))
+        assert first.hear(TURN_S) == "1"
+        workers = [ends.enter_context(start(paths, seed)) for seed in range(WORKERS)]
+        standby = ends.enter_context(stand_by(paths, silent_s=1.0))
+        time.sleep(0.2)
+        first.signal(signal.SIGSTOP)
+        assert standby.hear(TURN_S) == "2"
+        time.sleep(0.2)
+        first.signal(signal.SIGCONT)
+        assert eventually(lambda: "taken this pool over" in ask_again(first))
+        ends_well(pool, workers)
+        standby.kill()
+
+
+def ask_again(server: Process) -> str:
+    server.say("still?")
+    return server.hear(TURN_S)
+
+
+def test_of_several_standbys_one_follows_and_the_others_wait_on(
+    pool: Pool, paths: list[Path]
+) -> None:
+    with ExitStack() as ends:
+        server = ends.enter_context(Process("serve_index", paths))
+        standbys = [ends.enter_context(stand_by(paths)) for _ in range(3)]
+        server.kill()
+        for turn in range(3):
+            follower, epoch = first_to_speak(standbys)
+            assert epoch == str(turn + 2)
+            standbys.remove(follower)
+            follower.kill()
+
+
+def first_to_speak(standbys: list[Process]) -> tuple[Process, str]:
+    """Who took over, and what it said."""
+    end = time.monotonic() + TURN_S
+    while time.monotonic() < end:
+        for standby in standbys:
+            if said := standby.hear(0.05):
+                return standby, said
+    raise AssertionError("nobody took over")
+
+
+def test_standby_of_a_pool_that_nobody_serves_takes_it_at_once(
+    pool: Pool, paths: list[Path]
+) -> None:
+    with stand_by(paths) as standby:
+        assert standby.hear(TURN_S) == "1"
+    with MetaServer(pool) as server:
+        assert server.stat().epoch == 2
