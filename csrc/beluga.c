@@ -103,6 +103,7 @@
 #include "sim_turns.c"
 #include "sim_blocks.c"
 #include "sim_kv.c"
+#include "sim_takeover.c"
 #include "sim_range.c"
 #include "sim_engine.c"
 #include "sim_engine_kv.c"

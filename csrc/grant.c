@@ -102,9 +102,9 @@ static int bl_reuse_check(bl_meta *meta)
 {
     if (!meta->reused)
         return 0;
-    bl_fence_full(&meta->pool->memory); /* SYNC entry.reuse: cleared before the epoch is read */
-    meta->reused = 0;
-    return bl_server_still(meta->server);
+    int status = bl_server_still(meta->server); /* SYNC entry.reuse: cleared before this look */
+    meta->reused = status < 0; /* once deposed, it stays so for whoever asks next */
+    return status;
 }
 
 int bl_handle_reserve(void *context, bl_call *call)

@@ -108,8 +108,7 @@ int bl_house_end(bl_server *server, uint32_t number, enum bl_end end)
     bl_house_write(server, number);
     bl_crash_point("end.written");
     if (end == BL_END_GONE) {
-        bl_fence_full(memory); /* SYNC session.line: written before the epoch is read */
-        status = bl_server_still(server);
+        status = bl_server_still(server); /* SYNC session.line: written before this look */
         bl_proof_end(memory, server->directory, lane->nonce, lane->proof, status == 0);
         lane->proof = -1;
         if (server->life)
@@ -192,9 +191,8 @@ static int64_t bl_lobby_give(bl_server *server, const bl_lobby_request *request,
     server->stat.attach_count++;
     bl_crash_point("give.taken");
     bl_house_write(server, number); /* a successor must know of it before the client does */
-    bl_fence_full(memory);          /* SYNC session.line: written before the epoch is read */
     bl_crash_point("give.written");
-    status = bl_server_still(server);
+    status = bl_server_still(server); /* SYNC session.line: written before this look */
     return status < 0 ? status : (int64_t)number;
 }
 

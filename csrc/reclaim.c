@@ -159,8 +159,7 @@ static int bl_space_open(bl_meta *meta, uint32_t block_size, enum bl_fit fit)
     bl_crash_point("extent.opened");
     bl_extent_write(meta, &view, BL_EXTENT_OPEN);
     bl_crash_point("extent.marked");
-    bl_fence_full(&meta->pool->memory); /* SYNC extent.open: written before the epoch is read */
-    status = bl_server_still(meta->server);
+    status = bl_server_still(meta->server); /* SYNC extent.open: marked before this look */
     bl_crash_point("extent.confirmed");
     if (status < 0)
         bl_extents_close(meta->extents, view.first_stripe);

@@ -127,8 +127,9 @@ int bl_server_take(bl_server *server, const bl_server_hooks *hooks, int declared
 /* One look at all live lanes: the number of requests served. */
 uint32_t bl_server_round(bl_server *server);
 
-/* Does this server still speak for the pool? 0, -BL_ERROR_DEPOSED, or -BL_ERROR_EPOCH_DAMAGED: it
- * cannot know. */
+/* Does this server still speak for the pool? Begins with a full fence: what it wrote before is in
+ * memory before it looks, so that of it and a successor one sees the other. 0, -BL_ERROR_DEPOSED,
+ * or -BL_ERROR_EPOCH_DAMAGED: it cannot know. */
 int bl_server_still(const bl_server *server);
 
 #endif

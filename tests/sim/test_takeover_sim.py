@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""Servers that elect, depose and follow each other in the simulator, and writers taken for dead."""
+
+from __future__ import annotations
+
+import pytest
+from simulator import caught, failures, play, site, total
+
+SEEDS = 40
+ELECTIONS = 300
+
+# function, verb, which of them in that function
+MUTANTS = {
+    "elect": (
+        ("bl_candidate_write", "fence_full", 0),  # said before the others are heard
+        ("bl_candidates_read", "invalidate", 0),
+        ("bl_candidates_read", "fence_full", 0),
+        ("bl_ballot", "verify", 0),  # a greater ballot was begun
+        ("bl_ballot", "verify", 1),  # an owner was accepted before
+    ),
+    "rivals": (
+        ("bl_takeover_publish", "fence_full", 0),  # the successor's fence
+        ("bl_register_read", "fence_full", 0),  # the predecessor's, of marks, clears and sessions
+        ("bl_takeover_inherit", "invalidate", 0),
+        ("bl_takeover_inherit", "fence_full", 0),
+        ("bl_lobby_look", "verify", 1),  # is it this server that was asked?
+        ("bl_server_still", "verify", 0),  # the server that ignores a newer epoch
+    ),
+    "takeover": (
+        ("bl_recover_entries", "stream_line", 0),
+        ("bl_house_write", "stream_line", 0),
+    ),
+}
+
+
+@pytest.mark.parametrize("coherent", [False, True])
+@pytest.mark.parametrize("scenario", ["takeover", "rivals", "zombies"])
+def test_servers_and_writers_that_are_not_dead_do_no_harm(scenario: str, coherent: bool) -> None:
+    runs = [play(scenario, seed, coherent=coherent) for seed in range(SEEDS)]
+    assert failures(runs) == []
+    assert total(runs, "results") > SEEDS
+
+
+@pytest.mark.parametrize("coherent", [False, True])
+def test_an_epoch_has_one_owner_whoever_asks_and_dies(coherent: bool) -> None:
+    runs = [play("elect", seed, coherent=coherent) for seed in range(ELECTIONS)]
+    assert failures(runs) == []
+    assert total(runs, "results") > ELECTIONS
+    assert total(runs, "deaths") > ELECTIONS / 4
+
+
+def test_servers_die_while_they_take_over_several_in_a_row() -> None:
+    runs = [play("takeover", seed) for seed in range(SEEDS)]
+    assert failures(runs) == []
+    assert total(runs, "deaths") > 4 * SEEDS
+
+
+@pytest.mark.parametrize(
+    ("scenario", "mutant"),
+    [(scenario, mutant) for scenario, mutants in MUTANTS.items() for mutant in mutants],
+)
+def test_a_takeover_without_one_verb_fails(scenario: str, mutant: tuple[str, str, int]) -> None:
+    number = site(*mutant)
+    assert any(caught(scenario, number, seeds=5 * SEEDS, coherent=kind) for kind in (False, True))
