@@ -7,8 +7,8 @@ from __future__ import annotations
 import pytest
 from simulator import caught, failures, play, site, total
 
-SEEDS = 40
-ELECTIONS = 300
+SEEDS = 15
+ELECTIONS = 150
 
 # function, verb, which of them in that function
 MUTANTS = {
@@ -62,4 +62,4 @@ def test_servers_die_while_they_take_over_several_in_a_row() -> None:
 )
 def test_a_takeover_without_one_verb_fails(scenario: str, mutant: tuple[str, str, int]) -> None:
     number = site(*mutant)
-    assert any(caught(scenario, number, seeds=5 * SEEDS, coherent=kind) for kind in (False, True))
+    assert any(caught(scenario, number, seeds=20 * SEEDS, coherent=kind) for kind in (False, True))
