@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""The protocol as models that spin searches whole: every property holds, every seeded bug is found.
+
+Each model says its properties by name in its head. What they leave out: caches (the simulator's)
+and payloads.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+
+pytestmark = pytest.mark.slow
+
+MODELS = Path(__file__).parent
+DEPTH = 1_000_000
+TIMEOUT_S = 300
+
+BUGS = {
+    "slot": ("NO_ENDS", "NO_NONCE", "NO_SEQUENCE"),
+    "attach": ("NO_NONCE", "NO_LOCK", "NO_PROOF"),
+    "takeover": ("NO_FENCE_OLD", "NO_FENCE_NEW", "READ_FIRST", "NO_LOOK", "SERVE_FIRST"),
+    "elect": ("NO_FENCE", "NO_HIGHER"),
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def spin() -> None:
+    installer = ROOT / "scripts" / "setup-packages"
+    if shutil.which("spin"):
+        return
+    if subprocess.run([installer, "spin"], check=False).returncode or not shutil.which("spin"):
+        pytest.skip("there is no spin, and it cannot be installed here")
+
+
+def search(model: str, directory: Path, *bugs: str, claim: str = "") -> int:
+    """How many errors a whole search finds, at most one; the report must say that it was whole."""
+
+    def run(*command: str) -> str:
+        done = subprocess.run(
+            command, cwd=directory, text=True, capture_output=True, timeout=TIMEOUT_S, check=True
+        )
+        return done.stdout
+
+    run("spin", "-a", *(f"-D{bug}" for bug in bugs), str(MODELS / f"{model}.pml"))
+    kind = ["-DNFAIR=3"] if claim else ["-DSAFETY", "-DNOCLAIM"]
+    run("cc", "-O1", "-w", "-DMEMLIM=1024", *kind, "-o", "pan", "pan.c")
+    report = run("./pan", f"-m{DEPTH}", *(("-a", "-f", "-N", claim) if claim else ()))
+    found = re.search(r"errors: (\d+)", report)
+    assert found, report
+    assert "max search depth too small" not in report, report
+    assert int(found[1]) > 0 or "Search not completed" not in report, report
+    return int(found[1])
+
+
+@pytest.mark.parametrize("model", BUGS)
+def test_every_property_holds(model: str, tmp_path: Path) -> None:
+    assert search(model, tmp_path) == 0
+
+
+@pytest.mark.parametrize(("model", "bug"), [(m, bug) for m, bugs in BUGS.items() for bug in bugs])
+def test_a_seeded_bug_is_found(model: str, bug: str, tmp_path: Path) -> None:
+    assert search(model, tmp_path, bug) > 0
+
+
+def test_somebody_wins_an_election(tmp_path: Path) -> None:
+    assert search("elect", tmp_path, claim="somebody_wins") == 0
+
+
+def test_an_election_in_which_nobody_steps_back_is_found(tmp_path: Path) -> None:
+    assert search("elect", tmp_path, "NO_YIELD", claim="somebody_wins") > 0
