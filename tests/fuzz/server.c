@@ -1,0 +1,160 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Copyright The Beluga Authors
+ *
+ * What a rude session and its host can do to a server: request lines, bulk bytes and lobby lines
+ * that say anything, sealed right or not, and that change while they are read.
+ *
+ * Always true: the server lives; the polite session keeps its grant and its pin; when the rude one
+ * is over, nothing of it is left.
+ */
+#include "fuzz.h"
+
+enum { FUZZ_RUDE_HOST = 2, FUZZ_STEPS = 48 };
+#define FUZZ_POLITE_NONCE 0x5eed5eed5eed5eedull
+
+static bl_pool *pool;
+static bl_server *server;
+static bl_meta *meta;
+static uint32_t polite, rude;
+static uint64_t rude_nonce = 1;
+
+static void lobby_say(uint32_t host, bl_lobby_request request)
+{
+    request.host = host;
+    request.sequence_end = request.sequence;
+    request.check = bl_message_check(&request, 0);
+    bl_stream_line(&pool->memory, bl_lobby_request_offset(host), &request);
+}
+
+static uint32_t attach(uint32_t host, uint64_t nonce)
+{
+    bl_lobby_request request = {.sequence = server->lobby_seen[host] + 1,
+                                .operation = BL_LOBBY_ATTACH, .nonce = nonce, .boot_id = {1, 1},
+                                .epoch = server->epoch};
+    lobby_say(host, request);
+    bl_lobby_look(server, 1);
+    int64_t lane = bl_lane_of(server, nonce);
+    fuzz_must(lane >= 0, "a session gets a lane");
+    return (uint32_t)lane;
+}
+
+/* A block call of the polite session's: how many records it is answered with. */
+static uint32_t polite_call(bl_handler handler, const bl_block_request *head, const void *item,
+                            size_t item_size)
+{
+    uint8_t request[128], reply[256];
+    bl_call call = {.request = request, .reply = reply, .reply_capacity = sizeof reply,
+                    .request_size = (uint32_t)(sizeof *head + item_size), .lane = polite};
+    memcpy(request, head, sizeof *head);
+    memcpy(request + sizeof *head, item, item_size);
+    fuzz_must(handler(meta, &call) == 0, "the polite session's call is done");
+    bl_block_record record;
+    memcpy(&record, reply + sizeof(bl_block_reply), sizeof record);
+    return record.block;
+}
+
+static void polite_start(void)
+{
+    const uint64_t one[2] = {0x1111222233334444, 1}, two[2] = {0x5555666677778888, 2};
+    bl_block_request head = {.count = 1, .length = 4096, .flags = BL_LOOKUP_PIN};
+    uint32_t block = polite_call(bl_handle_reserve, &head, one, sizeof one);
+    bl_commit commit = {.key = {one[0], one[1]}, .generation = meta->blocks[block].generation,
+                        .block = block};
+    polite_call(bl_handle_commit, &head, &commit, sizeof commit);
+    polite_call(bl_handle_lookup, &head, one, sizeof one);
+    polite_call(bl_handle_reserve, &head, two, sizeof two);
+}
+
+int LLVMFuzzerInitialize(int *count, char ***arguments)
+{
+    (void)count, (void)arguments;
+    pool = fuzz_pool();
+    fuzz_must(bl_server_create(pool, fuzz_directory, 0, &server) == 0, "a server is made");
+    fuzz_must(bl_meta_create(server, &meta) == 0, "an index is made");
+    fuzz_must(bl_meta_serve(meta, 0) == 0, "the server serves");
+    polite = attach(1, FUZZ_POLITE_NONCE);
+    polite_start();
+    return 0;
+}
+
+static void request_say(uint32_t bulk_size)
+{
+    const bl_lane *lane = &server->lanes[rude];
+    uint64_t key = bl_message_key(lane->nonce, server->epoch);
+    uint32_t sequence = lane->next + fuzz_byte() % 3;
+    bl_request request = {.method = fuzz_byte() % 12, .size = (uint8_t)fuzz_number(),
+                          .epoch = (uint32_t)server->epoch};
+    if (bulk_size > 0) {
+        uint8_t bytes[BL_PAGE_SIZE];
+        uint64_t offset = bl_bulk_in_offset(&pool->geometry, rude);
+        bl_fetch(&pool->memory, offset, bytes, bulk_size);
+        bl_bulk bulk = {bulk_size, bl_crc32c(0, bytes, bulk_size)};
+        request.flags = BL_MESSAGE_BULK;
+        request.size = sizeof bulk;
+        memcpy(request.payload, &bulk, sizeof bulk);
+    } else {
+        request.flags = fuzz_byte() % 4;
+        fuzz_bytes(request.payload, sizeof request.payload);
+    }
+    bl_message_seal(&request, sequence, key + (fuzz_byte() > 240));
+    bl_stream_line(&pool->memory,
+                   bl_request_offset(&pool->geometry, rude, bl_server_slot(server, sequence)),
+                   &request);
+}
+
+/* A block call whose head and size agree, as far as the input lets them. */
+static uint32_t bulk_say(void)
+{
+    uint8_t bytes[BL_PAGE_SIZE] = {0};
+    bl_block_request head = {.layout = fuzz_byte(), .length = fuzz_number(),
+                             .chunk_size = fuzz_number(), .count = fuzz_number(),
+                             .flags = fuzz_byte() % 4};
+    uint32_t item_size = fuzz_byte() % 2 ? 16 : 32, items = head.count % 64;
+    memcpy(bytes, &head, sizeof head);
+    for (uint32_t i = 0; i < items && fuzz_left > 0; i++) {
+        bl_commit commit = {.key = {fuzz_byte() % 16, 0}, .block = fuzz_number()};
+        if (commit.block < pool->geometry.block_count_max)
+            commit.generation = meta->blocks[commit.block].generation;
+        memcpy(bytes + sizeof head + i * item_size, &commit, item_size);
+    }
+    bl_stream(&pool->memory, bl_bulk_in_offset(&pool->geometry, rude), bytes, sizeof bytes);
+    return (uint32_t)sizeof head + items * item_size;
+}
+
+static void step(void)
+{
+    bl_lobby_request ask = {.sequence = fuzz_number(), .operation = fuzz_byte() % 4,
+                            .nonce = fuzz_byte() % 2 ? rude_nonce : fuzz_number(),
+                            .old_nonce = fuzz_number(), .boot_id = {fuzz_byte(), 1},
+                            .epoch = fuzz_byte() < 224 ? server->epoch : 0};
+    switch (fuzz_byte() % 8) {
+    case 0: fuzz_scribble(&pool->memory); break;
+    case 1: lobby_say(FUZZ_RUDE_HOST, ask); break;
+    case 2:
+    case 3: request_say(0); break;
+    default: request_say(bulk_say()); break;
+    }
+    bl_server_round(server);
+    bl_lobby_look(server, 1);
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+    fuzz_next = data, fuzz_left = size;
+    prey_size = 0;
+    rude = attach(FUZZ_RUDE_HOST, ++rude_nonce + (1ull << 32));
+    prey_start = bl_lane_offset(&pool->geometry, rude);
+    prey_size = pool->geometry.lane_stride;
+    for (uint32_t i = 0; i < FUZZ_STEPS && fuzz_left > 0; i++)
+        step();
+    prey_size = 0;
+    fuzz_must(bl_pins_count(meta->pins[polite]) == 1, "the polite session's pin");
+    fuzz_must(meta->holds[polite].grant_count == 1, "the polite session's grant");
+    for (uint32_t lane = 0; lane < pool->geometry.lane_count; lane++)
+        if (lane != polite && server->lanes[lane].state != BL_SESSION_FREE)
+            bl_house_end(server, lane, BL_END_GONE);
+    fuzz_must(server->live_count == 1, "the polite session is left");
+    fuzz_must(meta->stat.grant_count == 1, "no other grant is left");
+    fuzz_must(meta->stat.pinned_count == 1, "no other pin is left");
+    return 0;
+}
