@@ -35,15 +35,17 @@ void bl_lane_send(bl_session *session, uint32_t method, uint32_t flags, const vo
     uint64_t key = bl_message_key(session->nonce, session->epoch);
     while (count > 0) {
         uint32_t batch = count < BL_SEND_BATCH ? count : BL_SEND_BATCH;
-        for (uint32_t i = 0; i < batch; i++, next += size) {
+        for (uint32_t i = 0; i < batch; i++) {
             lines[i] = (bl_request){
                 .method = (uint16_t)method,
                 .flags = (uint8_t)flags,
                 .size = (uint8_t)size,
                 .epoch = (uint32_t)session->epoch,
             };
-            if (size > 0)
-                memcpy(lines[i].payload, next, size);
+            if (size == 0)
+                continue;
+            memcpy(lines[i].payload, next, size);
+            next += size;
         }
         for (uint32_t i = 0; i < batch; i++)
             bl_message_seal(&lines[i], session->sent + 1 + i, key);
