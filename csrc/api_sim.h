@@ -11,15 +11,19 @@
 /* Verdicts of the oracles, as negative results of a run: bl_sim_stat's report says more. */
 enum bl_sim_verdict {
     BL_SIM_DISCIPLINE = 3001,   /* bytes were used that no publication and invalidation vouch for */
-    BL_SIM_OWNERSHIP = 3002     /* a line had two writers at a time */
+    BL_SIM_OWNERSHIP = 3002,    /* a line had two writers at a time */
+    BL_SIM_RAW_ACCESS = 3003    /* an address of the pool was used without a verb */
 };
+
+/* How the devices are declared; mixed: every other one coherent, which of them by the seed. */
+enum bl_sim_coherence { BL_SIM_NON_COHERENT = 0, BL_SIM_COHERENT = 1, BL_SIM_MIXED = 2 };
 
 /* One run. Zero means the default where one is named. */
 typedef struct bl_sim_config {
     uint64_t seed;
     uint64_t step_limit;        /* verbs until the run counts as stuck; default: four million */
     uint32_t skip_site;         /* does nothing (a check passes, a load finds zeros); 0: none */
-    uint32_t coherent;          /* 1: the devices are declared coherent */
+    uint32_t coherent;          /* bl_sim_coherence */
 } bl_sim_config;
 
 typedef struct bl_sim_stat {
@@ -32,7 +36,8 @@ typedef struct bl_sim_stat {
     uint64_t dirty_invalidations; /* of lines with stores in them: would overwrite memory (D4) */
     uint64_t shared_lines;      /* streamed by more than one host, data stripes apart */
     uint64_t torn_lines;        /* that a scenario saw and rejected */
-    uint64_t deaths;
+    uint64_t deaths;            /* of processes; a host's crash is one for each of them */
+    uint64_t host_crashes;
     uint64_t takeovers;         /* servers that began to serve */
     uint64_t device_lines;      /* read or written by DMA */
     uint64_t results;           /* what the scenario counts: messages, calls, blocks */

@@ -28,18 +28,7 @@ uint64_t bl_beat_read(const bl_memory *memory, uint64_t offset, uint64_t nonce)
     return line.count;
 }
 
-#ifdef BL_SIM
-
-int bl_beat_start(bl_beat *beat, const bl_memory *memory, uint64_t offset, uint64_t nonce)
-{
-    *beat = (bl_beat){.memory = memory, .offset = offset, .nonce = nonce};
-    bl_beat_once(beat);
-    return 0;
-}
-
-void bl_beat_stop(bl_beat *beat) { beat->running = 0; }
-
-#else
+#ifndef BL_SIM /* the simulator's are in sim_acts.c */
 
 static void *bl_beat_run(void *argument)
 {

@@ -14,7 +14,7 @@ struct bl_sim_world;
 typedef struct bl_memory {
     bl_interleave map;
     uint64_t size;                          /* of the linear range; every verb's offset is below */
-    uint8_t *base[BL_DEVICE_COUNT_MAX];     /* NULL in the simulator: offsets only */
+    uint8_t *base[BL_DEVICE_COUNT_MAX];     /* in the simulator, nobody may touch what is there */
     uint8_t coherent[BL_DEVICE_COUNT_MAX];  /* 1: flush and invalidate do nothing (D2) */
     uint32_t has_clflushopt;
     uint32_t host;                          /* whose cache the simulator looks in */

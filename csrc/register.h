@@ -63,4 +63,20 @@ static inline int bl_register_read(const bl_memory *memory, uint64_t offset, uin
     return status;
 }
 
+/* Do both copies have this value? Only then is its writer done with it: a last word is not its last
+ * write before. */
+static inline int bl_register_settled(const bl_memory *memory, uint64_t offset, const void *line)
+{
+    uint64_t copies[2][8];
+    bl_refetch(memory, offset, BL_REGISTER_SIZE);
+    bl_load_line(memory, offset, copies[0]);
+    bl_load_line(memory, offset + BL_LINE_SIZE, copies[1]);
+    if (!bl_verify(memory, memcmp(copies[0], line, sizeof copies[0]) == 0 &&
+                               memcmp(copies[1], line, sizeof copies[1]) == 0))
+        return 0;
+    bl_believe(memory, offset);
+    bl_believe(memory, offset + BL_LINE_SIZE);
+    return 1;
+}
+
 #endif

@@ -26,6 +26,7 @@ static bl_sim_line *bl_sim_cached(bl_sim_host *host, uint32_t line)
 static void bl_sim_cache_drop(bl_sim_world *world, bl_sim_host *host, bl_sim_line *cached)
 {
     if (cached->dirty) {
+        bl_sim_owner_returns(world, cached);
         memcpy(bl_sim_memory_line(world, cached->line), cached->data, BL_LINE_SIZE);
         memcpy(bl_sim_track_of(world, cached->line)->piece, cached->piece, sizeof cached->piece);
     }
@@ -177,6 +178,19 @@ void bl_sim_line_stream(bl_sim_world *world, bl_sim_process *process, uint32_t l
     store->version = bl_sim_note_write(world, process, line, 0, site);
     store->pieces = 0xff;
     store->plain = (uint8_t)plain;
+}
+
+/* All of a line is in memory at once. */
+static void bl_sim_line_arrive(bl_sim_world *world, const bl_sim_process *process, uint32_t line,
+                               const void *source, uint32_t version)
+{
+    bl_sim_host *host = &world->host[process->pool.memory.host];
+    bl_sim_line *cached = bl_sim_cached(host, line);
+    if (cached)
+        bl_sim_cache_drop(world, host, cached);
+    memcpy(bl_sim_memory_line(world, line), source, BL_LINE_SIZE);
+    for (uint32_t i = 0; i < BL_SIM_PIECE_COUNT; i++)
+        bl_sim_track_of(world, line)->piece[i] = version;
 }
 
 int bl_sim_underway(const bl_sim_world *world, uint64_t offset, uint64_t size)

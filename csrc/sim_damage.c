@@ -82,6 +82,7 @@ static int bl_path_damage(bl_sim_world *world)
                          .server_deaths = 2, .server_verbs = BL_DAMAGE_SERVER_VERBS,
                          .timeout_ns = BL_DAMAGE_TIMEOUT_NS},
                 .shape_keys = BL_KV_SHAPE_KEYS, .summed = 1};
+    world->lawless = 1; /* a session's damaged line lets its lane go to another */
     for (uint32_t host = 0; host < 3; host++)
         bl_path_client(&kv.path, host, bl_damage_work);
     bl_path_spawn(&kv.path, 3, bl_damage_ray);

@@ -17,26 +17,26 @@
 
 #include <stdio.h>
 
-static const char *bl_sim_file(const bl_site *site)
+const char *bl_sim_file(const bl_site *site)
 {
     const char *slash = strrchr(site->file, '/');
     return slash ? slash + 1 : site->file;
 }
 
-/* In both: the place that reads, the place that wrote, what the annotation says, the line. */
-static void bl_sim_accuse(bl_sim_world *world, int32_t error, const char *what,
-                          const bl_site *reader, const bl_site *writer, const bl_site *mark,
-                          uint32_t line)
+void bl_sim_accuse(bl_sim_world *world, int32_t error, const char *what,
+                   const bl_sim_process *process, const bl_site *reader, const bl_site *writer,
+                   const bl_site *mark, uint32_t line)
 {
     char report[sizeof world->stat.report];
     int size = snprintf(report, sizeof report, "%s: line 0x%llx, process %u of host %u: ", what,
-                        (unsigned long long)line * BL_LINE_SIZE, world->current->number,
-                        world->current->pool.memory.host);
+                        (unsigned long long)line * BL_LINE_SIZE, process->number,
+                        process->pool.memory.host);
     if (reader)
-        size += snprintf(report + size, sizeof report - (size_t)size, "%s:%u %s, ",
+        size += snprintf(report + size, sizeof report - (size_t)size, "%s:%u %s",
                          bl_sim_file(reader), reader->line, reader->verb);
-    size += snprintf(report + size, sizeof report - (size_t)size, "judged at %s:%u",
-                     bl_sim_file(mark), mark->line);
+    if (mark)
+        size += snprintf(report + size, sizeof report - (size_t)size, ", judged at %s:%u",
+                         bl_sim_file(mark), mark->line);
     if (writer)
         snprintf(report + size, sizeof report - (size_t)size, ", written at %s:%u %s",
                  bl_sim_file(writer), writer->line, writer->verb);
@@ -72,11 +72,12 @@ void bl_sim_believe(const bl_memory *memory, uint64_t offset, const bl_site *mar
 {
     bl_sim_world *world = memory->world;
     bl_sim_process *process = world->current;
-    const bl_sim_look *look = bl_sim_look_of(world, process, (uint32_t)(offset / BL_LINE_SIZE));
+    bl_sim_look *look = bl_sim_look_of(world, process, (uint32_t)(offset / BL_LINE_SIZE));
     const bl_sim_version *version = bl_sim_version_of(world, look->seen);
     (void)mark;
     if (!version || version->process == process->number)
         return;
+    look->believed = look->seen;
     bl_sim_learn(world, process, version->released, look->loaded_at);
     uint32_t *streamed = &process->order.streamed[version->process];
     if (version->clock != (uint32_t)BL_SIM_UNFLUSHED && version->clock > *streamed)
@@ -94,7 +95,8 @@ void bl_sim_rely(const bl_memory *memory, uint64_t offset, uint64_t size, const 
         const bl_sim_version *writer;
         const char *wrong = look->loaded_at ? bl_sim_unlawful(world, process, look, &writer) : NULL;
         if (wrong)
-            bl_sim_accuse(world, -BL_SIM_DISCIPLINE, wrong, look->site, writer->site, mark, line);
+            bl_sim_accuse(world, -BL_SIM_DISCIPLINE, wrong, process, look->site, writer->site,
+                          mark, line);
     }
 }
 
@@ -112,8 +114,8 @@ void bl_sim_confirm(const bl_memory *memory, uint64_t look_offset, uint64_t offs
         const bl_sim_look *read = bl_sim_look_of(world, process, line);
         uint32_t looked_at = coherent ? look.loaded_at : look.invalidated_at;
         if (read->loaded_at && looked_at < read->loaded_at)
-            bl_sim_accuse(world, -BL_SIM_DISCIPLINE, "late look", look.site, read->site, mark,
-                          line);
+            bl_sim_accuse(world, -BL_SIM_DISCIPLINE, "late look", process, look.site, read->site,
+                          mark, line);
     }
     bl_sim_rely(memory, offset, size, mark);
 }
@@ -132,5 +134,6 @@ void bl_sim_ordered(const bl_memory *memory, uint64_t look_offset, uint64_t writ
     uint32_t looked_at = bl_sim_coherent(memory, look_offset) ? look->fenced_at
                                                               : look->invalidated_at;
     if (written_at && looked_at < written_at)
-        bl_sim_accuse(world, -BL_SIM_DISCIPLINE, "early look", look->site, NULL, mark, line);
+        bl_sim_accuse(world, -BL_SIM_DISCIPLINE, "early look", process, look->site, NULL, mark,
+                      line);
 }

@@ -219,7 +219,25 @@ static int bl_litmus_count(bl_pool *pool, void *argument)
 static int bl_litmus_stray_store(bl_sim_world *world)
 {
     bl_litmus litmus = bl_litmus_make(world);
+    world->lawless = 1;
     bl_sim_spawn(world, 0, bl_litmus_count, &litmus);
     bl_sim_spawn(world, 1, bl_litmus_stray, &litmus);
+    return bl_sim_world_run(world);
+}
+
+/* ---- Raw access: a program that goes round the verbs with an address. It must fault. */
+
+static int bl_litmus_raw(bl_pool *pool, void *argument)
+{
+    bl_litmus *litmus = argument;
+    const uint8_t *device = pool->memory.base[1];
+    bl_litmus_look(&pool->memory, litmus->flag, &(bl_entry){.state = 0});
+    return ((const volatile uint8_t *)device)[3 * BL_PAGE_SIZE] ? -EBADMSG : 0;
+}
+
+static int bl_litmus_raw_access(bl_sim_world *world)
+{
+    bl_litmus litmus = bl_litmus_make(world);
+    bl_sim_spawn(world, 0, bl_litmus_raw, &litmus);
     return bl_sim_world_run(world);
 }

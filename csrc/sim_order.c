@@ -75,15 +75,19 @@ bl_sim_look *bl_sim_look_of(bl_sim_world *world, bl_sim_process *process, uint32
 
 /* ---- Knowing. */
 
-uint32_t bl_sim_snapshot_take(bl_sim_world *world, bl_sim_process *process)
+uint32_t bl_sim_snapshot_new(bl_sim_world *world, const bl_sim_snapshot *known)
 {
     bl_sim_history *history = &world->history;
-    if (process->order.snapshot == 0) {
-        history->snapshots = bl_sim_grow(history->snapshots, &history->snapshot_count,
-                                         &history->snapshot_room, sizeof *history->snapshots);
-        process->order.snapshot = history->snapshot_count - 1;
-        history->snapshots[process->order.snapshot] = process->order.known;
-    }
+    history->snapshots = bl_sim_grow(history->snapshots, &history->snapshot_count,
+                                     &history->snapshot_room, sizeof *history->snapshots);
+    history->snapshots[history->snapshot_count - 1] = *known;
+    return history->snapshot_count - 1;
+}
+
+uint32_t bl_sim_snapshot_take(bl_sim_world *world, bl_sim_process *process)
+{
+    if (process->order.snapshot == 0)
+        process->order.snapshot = bl_sim_snapshot_new(world, &process->order.known);
     return process->order.snapshot;
 }
 
@@ -126,6 +130,7 @@ uint32_t bl_sim_note_write(bl_sim_world *world, bl_sim_process *process, uint32_
                            const bl_site *site)
 {
     bl_sim_history *history = &world->history;
+    bl_sim_owner_writes(world, process, line, site);
     uint32_t snapshot = bl_sim_snapshot_take(world, process);
     history->versions = bl_sim_grow(history->versions, &history->version_count,
                                     &history->version_room, sizeof *history->versions);

@@ -52,6 +52,7 @@ typedef struct bl_sim_look {
     uint32_t pending_at;        /* of the last one issued */
     uint32_t pending_fence;     /* full fences its process had done then, + 1; 0: none is pending */
     uint32_t seen;              /* newest version in what was loaded */
+    uint32_t believed;          /* the last one that was believed */
     uint32_t arrived;           /* newest version in memory then */
     uint32_t issued;            /* last version anywhere then */
     uint32_t fenced_at;         /* its process's last full fence then */

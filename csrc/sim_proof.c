@@ -152,8 +152,12 @@ void bl_host_unlock(const bl_memory *memory, int descriptor)
 
 int bl_boot_id(const bl_memory *memory, uint64_t boot_id[2])
 {
+    bl_sim_world *world = memory->world;
+    const bl_sim_host *host = &world->host[memory->host];
     boot_id[0] = memory->host + 1;
-    boot_id[1] = 0;
+    boot_id[1] = host->boot;
+    if (world->current) /* whoever lives in this boot knows that the ones before are over */
+        bl_sim_learn(world, world->current, host->over, (uint32_t)world->stat.steps);
     return 0;
 }
 

@@ -36,7 +36,6 @@ typedef struct bl_system {
     bl_server *server[BL_SYSTEM_SERVER_COUNT];
     uint32_t process[BL_SYSTEM_SERVER_COUNT];
     uint32_t deaths;            /* of servers, still to come */
-    uint32_t faint;             /* hosts whose server does not beat now: a bit each */
     uint32_t over;              /* no client is left */
     uint64_t epoch;             /* of the last server that stopped by itself, */
     uint64_t block_count;       /* and the blocks that it counted */
@@ -44,7 +43,7 @@ typedef struct bl_system {
 
 /* ---- Servers: whoever finds the other silent. */
 
-/* Serve until deposed, or stopped for good; beat in between, as a thread would. */
+/* Serve until deposed, or stopped for good. */
 static int bl_system_run(bl_system *system, bl_server *server, uint32_t self)
 {
     int status = 0;
@@ -52,8 +51,6 @@ static int bl_system_run(bl_system *system, bl_server *server, uint32_t self)
     while (status == 0 && !system->over) {
         server->stop = 0;
         status = bl_server_run(server);
-        if (!(system->faint >> self & 1))
-            bl_beat_once(&server->beat);
     }
     system->server[self] = NULL;
     return status;
@@ -132,11 +129,8 @@ static int bl_system_work(bl_pool *pool, void *argument)
         status = bl_path_attach(path, pool, &client.session);
         if (status < 0)
             return status;
-        for (uint32_t i = 0; i < BL_SYSTEM_ROUNDS && status == 0; i++) {
+        for (uint32_t i = 0; i < BL_SYSTEM_ROUNDS && status == 0; i++)
             status = bl_system_round(system, &client, pool->memory.host & 1);
-            if (bl_sim_below(path->world, 4))
-                bl_beat_once(&client.session->beat);
-        }
         bl_session_close(client.session);
     }
     return status;
@@ -159,7 +153,8 @@ static void bl_system_meddle(bl_system *system)
             bl_sim_below(world, BL_SYSTEM_JUMP_NS);
         break;
     case 2:
-        system->faint = (uint32_t)bl_sim_below(world, 1 << BL_SYSTEM_SERVER_COUNT);
+        for (uint32_t i = 0; i < BL_SYSTEM_SERVER_COUNT; i++)
+            world->process[system->process[i]]->faint = bl_sim_below(world, 2) != 0;
         break;
     default:
         break;
@@ -187,8 +182,6 @@ static int bl_system_operate(bl_pool *pool, void *argument)
     bl_sim_world *world = path->world;
     while (bl_path_clients_alive(path)) {
         for (uint32_t i = 0; i < BL_SYSTEM_SERVER_COUNT; i++) {
-            if (system->server[i])
-                bl_server_stop(system->server[i]); /* to beat, and go on */
             if (bl_sim_gone(world->process[system->process[i]]) && bl_sim_below(world, 4) == 0)
                 bl_system_start(system, i);
         }

@@ -33,6 +33,7 @@ static int bl_sim_skipped(const bl_memory *memory, const bl_site *site)
 {
     uint32_t number = bl_sim_site_number(site);
     memory->world->hits[number]++;
+    memory->world->last_site = site;
     return number == memory->world->config.skip_site;
 }
 
@@ -159,7 +160,7 @@ uint64_t bl_sim_now_ns(const bl_memory *memory)
 {
     bl_sim_world *world = memory->world;
     bl_sim_step(world, world->near_line);
-    return world->now_ns + world->host[memory->host].clock_ahead_ns;
+    return bl_sim_clock(world, memory->host);
 }
 
 void bl_sim_pause(const bl_memory *memory) { bl_sim_sleep(memory->world, 0); }

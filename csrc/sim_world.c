@@ -39,7 +39,8 @@ int bl_sim_world_create(bl_sim_world **out, const bl_sim_config *config,
     memory->size = geometry->size;
     memory->world = world;
     for (uint32_t i = 0; i < geometry->device_count; i++)
-        memory->coherent[i] = config->coherent != 0;
+        memory->coherent[i] = config->coherent == BL_SIM_MIXED ? (i + config->seed) % 2
+                                                               : config->coherent;
     world->random = (config->seed + 1) * 0x9e3779b97f4a7c15u; /* xorshift must not start at zero */
     world->random ^= world->random == 0;
     for (int i = 0; i < 4; i++)
@@ -55,12 +56,14 @@ int bl_sim_world_create(bl_sim_world **out, const bl_sim_config *config,
     world->hits = calloc(bl_sim_site_count() + 1, sizeof *world->hits);
     world->proof = calloc(BL_SIM_PROOF_COUNT, sizeof *world->proof);
     int whole = world->memory && world->writer && world->stale && world->hits && world->proof &&
-                bl_sim_history_create(&world->history, line_count) == 0;
+                bl_sim_history_create(&world->history, line_count) == 0 &&
+                bl_sim_raw_reserve(world) == 0;
     for (uint32_t i = 0; i < BL_SIM_HOST_COUNT; i++) {
         bl_sim_host *host = &world->host[i];
         host->place = calloc(line_count, sizeof *host->place);
         host->lines = malloc(BL_SIM_CACHE_LINES * sizeof *host->lines);
         host->clock_ahead_ns = bl_sim_below(world, 1ull << 40);
+        host->clock_fast_1024 = (int32_t)bl_sim_below(world, 64) - 32;
         whole = whole && host->place && host->lines;
     }
     *out = world;
@@ -87,6 +90,7 @@ void bl_sim_world_destroy(bl_sim_world *world)
     free(world->proof);
     free(world->jobs);
     bl_sim_history_destroy(&world->history);
+    bl_sim_raw_release(world);
     free(world);
 }
 
@@ -104,7 +108,7 @@ static bl_sim_process *bl_sim_next(bl_sim_world *world)
         uint64_t wake_ns = UINT64_MAX;
         for (uint32_t i = 0; i < world->process_count; i++) {
             bl_sim_process *process = world->process[i];
-            if (process->state != BL_SIM_READY)
+            if (process->state != BL_SIM_READY || process->paused)
                 continue;
             if (process->wake_ns <= world->now_ns)
                 awake[count++] = process;
@@ -120,6 +124,8 @@ static bl_sim_process *bl_sim_next(bl_sim_world *world)
                 bl_sim_drain(world, world->process[i]);
         bl_sim_device_pass(world);
         world->now_ns = wake_ns;
+        if (world->now_ns >= world->beat_ns)
+            bl_sim_beats(world);
     }
 }
 
@@ -188,7 +194,9 @@ int bl_sim_spawn(bl_sim_world *world, uint32_t host, bl_sim_body *body, void *ar
 
 int bl_sim_world_run(bl_sim_world *world)
 {
+    bl_sim_raw_watch(world);
     bl_sim_switch(world);
+    bl_sim_raw_ignore(world);
     return world->result;
 }
 
@@ -210,6 +218,8 @@ void bl_sim_step(bl_sim_world *world, uint32_t line)
         bl_sim_lose(world, process);
         bl_sim_switch(world);
     }
+    if (world->now_ns >= world->beat_ns)
+        bl_sim_beats(world);
     world->near_line = line;
     world->recent[world->stat.steps % BL_SIM_RECENT_COUNT] = line;
     if ((random >> 8 & world->chance_mask) == 0)

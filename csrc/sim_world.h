@@ -20,6 +20,7 @@
 #ifndef BL_SIM_WORLD_H
 #define BL_SIM_WORLD_H
 
+#include <signal.h>
 #include <ucontext.h>
 
 #include "api_sim.h"
@@ -34,6 +35,7 @@ enum bl_sim_limit {
     BL_SIM_STORE_COUNT = 24,
     BL_SIM_INVALIDATION_COUNT = 32,
     BL_SIM_RECENT_COUNT = 16,
+    BL_SIM_BEAT_COUNT = 4,
     BL_SIM_STACK_SIZE = 256 << 10
 };
 
@@ -51,7 +53,11 @@ typedef struct bl_sim_host {
     uint32_t *place;            /* of a line in lines, + 1; 0: not cached */
     bl_sim_line *lines;
     uint32_t line_count;
-    uint64_t clock_ahead_ns;    /* hosts never compare clocks, so theirs differ */
+    uint64_t clock_ahead_ns;    /* hosts never compare clocks, so theirs differ, */
+    uint64_t clock_since_ns;    /* and since then run faster or slower */
+    int32_t clock_fast_1024;    /* by so many parts of 1024 */
+    uint32_t boot;              /* how often it has crashed */
+    uint32_t over;              /* snapshot: what was written before its last crash */
 } bl_sim_host;
 
 /* A streamed line on its way to memory. A process's stores stand in program order; those of one
@@ -73,6 +79,8 @@ typedef struct bl_sim_process {
     bl_pool pool;
     uint32_t number;
     enum bl_sim_state state;
+    uint32_t paused;            /* does not run until somebody lets it */
+    uint32_t faint;             /* runs, but its thread that beats gets no time */
     uint64_t wake_ns;           /* asleep until then */
     uint64_t verbs_left;        /* dies when this many verbs are done; 0: lives */
     uint64_t fence_number;
@@ -83,6 +91,7 @@ typedef struct bl_sim_process {
     bl_sim_store store[BL_SIM_STORE_COUNT];
     uint32_t invalidation[BL_SIM_INVALIDATION_COUNT];
     bl_sim_order order;
+    struct bl_beat *beat[BL_SIM_BEAT_COUNT]; /* that its thread keeps up; NULL: none */
     bl_sim_body *body;
     void *argument;
     void *stack;
@@ -133,6 +142,11 @@ typedef struct bl_sim_world {
     bl_sim_history history;
     int32_t result;             /* of the first process that failed */
     uint32_t stopped;
+    uint32_t lawless;           /* 1: breaks the rules of writing on purpose */
+    uint64_t beat_ns;           /* when beats are due */
+    const bl_site *last_site;   /* that ran */
+    struct sigaction fault_before; /* what raw accesses went to before this run, */
+    struct bl_sim_world *running_before; /* and which world this thread ran */
     bl_sim_stat stat;
     ucontext_t outside;
 } bl_sim_world;
@@ -199,6 +213,8 @@ void bl_sim_history_destroy(bl_sim_history *history);
 bl_sim_track *bl_sim_track_of(bl_sim_world *world, uint32_t line);
 bl_sim_look *bl_sim_look_of(bl_sim_world *world, bl_sim_process *process, uint32_t line);
 
+uint32_t bl_sim_snapshot_new(bl_sim_world *world, const bl_sim_snapshot *known);
+
 /* What process knows and has released: a number to pass on. */
 uint32_t bl_sim_snapshot_take(bl_sim_world *world, bl_sim_process *process);
 void bl_sim_learn(bl_sim_world *world, bl_sim_process *process, uint32_t snapshot, uint32_t at);
@@ -217,6 +233,46 @@ void bl_sim_note_invalidate(bl_sim_world *world, bl_sim_process *process, uint32
 /* What process has written is before what it will write; and complete, too. */
 void bl_sim_note_release(bl_sim_process *process);
 void bl_sim_note_full_fence(bl_sim_process *process);
+
+/* ---- sim_discipline.c: what the oracles say. process comes to site; writer is the other end, mark
+ * where it was judged: each may be NULL. */
+
+const char *bl_sim_file(const bl_site *site);
+void bl_sim_accuse(bl_sim_world *world, int32_t error, const char *what,
+                   const bl_sim_process *process, const bl_site *site, const bl_site *writer,
+                   const bl_site *mark, uint32_t line);
+
+/* ---- sim_owner.c: process is about to write a line; a dirty line is about to leave a cache. */
+
+void bl_sim_owner_writes(bl_sim_world *world, bl_sim_process *process, uint32_t line,
+                         const bl_site *site);
+void bl_sim_owner_returns(bl_sim_world *world, const bl_sim_line *cached);
+
+/* ---- sim_raw.c: addresses of the pool that fault, and who hears of it during a run. */
+
+int bl_sim_raw_reserve(bl_sim_world *world);
+void bl_sim_raw_release(bl_sim_world *world);
+void bl_sim_raw_watch(bl_sim_world *world);
+void bl_sim_raw_ignore(bl_sim_world *world);
+
+/* ---- sim_acts.c: what a scenario may do to processes and hosts. */
+
+/* For ever, or until they are let go on. */
+void bl_sim_pause_process(bl_sim_world *world, uint32_t process);
+void bl_sim_resume_process(bl_sim_world *world, uint32_t process);
+void bl_sim_pause_host(bl_sim_world *world, uint32_t host);
+void bl_sim_resume_host(bl_sim_world *world, uint32_t host);
+
+/* All that runs there is lost; its next boot begins with the next process spawned there. */
+void bl_sim_crash_host(bl_sim_world *world, uint32_t host);
+
+/* A host's clock: it jumps forward, or runs faster (slower, if negative). */
+uint64_t bl_sim_clock(const bl_sim_world *world, uint32_t host);
+void bl_sim_clock_jump(bl_sim_world *world, uint32_t host, uint64_t ns);
+void bl_sim_clock_rate(bl_sim_world *world, uint32_t host, int32_t fast_1024);
+
+/* All beats that are kept up move on. */
+void bl_sim_beats(bl_sim_world *world);
 
 /* ---- sim_world.c: turns, time, life and death. */
 

@@ -52,11 +52,13 @@ static int bl_server_gone(const bl_server *server, uint32_t host, const uint64_t
     return gone;
 }
 
-/* The same of the server of an epoch line, which may have said so. */
+/* The same of the server of an epoch line, which may have said so as its last word. */
 static int bl_epoch_gone(const bl_server *server, const bl_epoch_line *line)
 {
-    return line->epoch == 0 || line->state == BL_SERVER_STOPPED ||
-           line->state == BL_SERVER_FAILED ||
+    uint64_t offset = bl_epoch_offset(line->epoch % BL_HALF_COUNT);
+    int last_word = line->state == BL_SERVER_STOPPED || line->state == BL_SERVER_FAILED;
+    return line->epoch == 0 ||
+           (last_word && bl_register_settled(&server->pool->memory, offset, line)) ||
            bl_server_gone(server, line->host, line->boot_id, line->nonce);
 }
 
@@ -163,9 +165,10 @@ static void bl_takeover_inherit(bl_server *server, int inherits)
         /* SYNC session.line: pairs with bl_house_write() */
         bl_load_line(memory, bl_session_offset(g, i, half), &line);
         bl_ordered(memory, bl_session_offset(g, i, half), bl_epoch_offset(server->half));
-        if (inherits && bl_verify(memory, bl_table_whole(&line, i)) &&
-            !bl_session_over(server, &line)) {
+        int whole = inherits && bl_verify(memory, bl_table_whole(&line, i));
+        if (whole) /* that nobody has the lane, too */
             bl_believe(memory, bl_session_offset(g, i, half));
+        if (whole && !bl_session_over(server, &line)) {
             *lane = (bl_lane){
                 .nonce = line.nonce,
                 .boot_id = {line.boot_id[0], line.boot_id[1]},

@@ -15,12 +15,24 @@ WRONG_BYTES = -errno.EBADMSG
 STUCK = -errno.ETIME
 DISCIPLINE = -lib.BL_SIM_DISCIPLINE
 OWNERSHIP = -lib.BL_SIM_OWNERSHIP
+RAW_ACCESS = -lib.BL_SIM_RAW_ACCESS
 
 # What a run's memory is like, and what that is in bl_sim_config.
-KINDS: dict[str, dict[str, int]] = {"non-coherent": {}, "coherent": {"coherent": 1}}
+KINDS: dict[str, dict[str, int]] = {
+    "non-coherent": {"coherent": lib.BL_SIM_NON_COHERENT},
+    "coherent": {"coherent": lib.BL_SIM_COHERENT},
+    "mixed": {"coherent": lib.BL_SIM_MIXED},
+}
 
 # Show what a protocol must not do: they are meant to go wrong. By how their names begin.
-WRONG_ON_PURPOSE = ("stray_store", "verify_bare_", "device_zombie")
+WRONG_ON_PURPOSE = (
+    "stray_store",
+    "raw_access",
+    "two_writers",
+    "stale_store",
+    "verify_bare_",
+    "device_zombie",
+)
 
 
 @dataclass(frozen=True)
@@ -106,6 +118,7 @@ def told(result: int) -> str:
         STUCK: "no progress",
         DISCIPLINE: "discipline",
         OWNERSHIP: "ownership",
+        RAW_ACCESS: "raw access",
     }
     return known.get(result) or errno.errorcode.get(-result) or f"error {result}"
 

@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""The ownership oracle, raw access, and acts upon hosts: each finds, or is, what it should."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from simulator import KINDS, OWNERSHIP, RAW_ACCESS, failures, play, site, total
+
+SEEDS = 60
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_second_writer_is_found_whatever_becomes_of_its_bytes(kind: str) -> None:
+    for seed in range(SEEDS):
+        run = play("two_writers", seed, kind=kind)
+        assert run.result == OWNERSHIP
+        assert re.match(r"two writers, the other is process \d of host \d, \w+", run.report)
+        assert "sim_litmus.c" in run.report
+
+
+def test_dirty_line_over_newer_bytes_is_found() -> None:
+    runs = [play("stale_store", seed) for seed in range(SEEDS)]
+    assert {run.result for run in runs} == {0, OWNERSHIP}
+    for run in runs:
+        assert run.report == "" or run.report.startswith("newer bytes overwritten by a dirty line")
+
+
+def test_lane_that_is_given_twice_is_found() -> None:
+    """A successor that takes over without the word that a lane still has a writer."""
+    number = site("bl_house_write", "stream_line")
+    found = [play("recovery", seed, skip=number).result for seed in range(SEEDS)]
+    assert OWNERSHIP in found
+
+
+def test_raw_access_faults_with_its_place() -> None:
+    for kind in KINDS:
+        run = play("raw_access", 1, kind=kind)
+        assert run.result == RAW_ACCESS
+        assert "raw access: device 1, offset 0x3000, process 0 of host 0" in run.report
+        assert re.search(r"after sim_litmus\.c:\d+", run.report)
+    assert play("message_passing", 1).result == 0  # the fault is over
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("scenario", ["host_crash", "pause"])
+def test_acts_do_what_they_say(scenario: str, kind: str) -> None:
+    runs = [play(scenario, seed, kind=kind) for seed in range(SEEDS)]
+    assert failures(runs) == []
+    if scenario == "host_crash":
+        assert total(runs, "host_crashes") == SEEDS
+        assert total(runs, "deaths") == SEEDS
+        assert total(runs, "results") > 0  # lines that were lost
