@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 from blocks import eventually
-from conftest import ROOT
 
 from beluga.errors import LeaseError
 from beluga.lease import EtcdLease, Lease, open_lease
 
+ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.slow
 
 
