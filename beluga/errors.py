@@ -15,6 +15,7 @@ BelugaError
 │   ├── SuperblockDamagedError
 │   ├── FormatError               formatted by another version of Beluga
 │   ├── PoolExistsError           creating over a pool without force
+│   ├── DeviceFaultError          a device failed under a call: poisoned, unplugged, cut short
 │   ├── NoRoomError               the filesystem, memory or a cgroup has not the room
 │   ├── NoDefaultPoolError        nothing is mounted
 │   └── VerifyError               the memory does not hold what is promised, or cannot be tried
@@ -91,6 +92,9 @@ class FormatError(PoolError): ...
 
 
 class PoolExistsError(PoolError): ...
+
+
+class DeviceFaultError(PoolError): ...
 
 
 class NoRoomError(PoolError): ...
@@ -222,6 +226,10 @@ CODES: tuple[tuple[type[BelugaError], str], ...] = (
         "another process of this host is attaching and does not get done; is one stopped?",
     ),
     (QuotaError, "the session's quota is used up; give something back, or call less often"),
+    (
+        DeviceFaultError,
+        "a device of the pool cannot be read or written: is it poisoned, unplugged or truncated?",
+    ),
 )
 
 

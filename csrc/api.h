@@ -34,7 +34,8 @@ enum bl_error {
     BL_ERROR_EPOCH_DAMAGED,     /* a line that says who is server can no longer be read */
     BL_ERROR_SECOND_HOST,       /* the pool is coherent, that is one host's, and not this one's */
     BL_ERROR_LOBBY_BUSY,        /* another process of this host attaches and does not get done */
-    BL_ERROR_QUOTA              /* the session has its share, or calls too often */
+    BL_ERROR_QUOTA,             /* the session has its share, or calls too often */
+    BL_ERROR_DEVICE_FAULT       /* a device failed: poisoned, gone, cut short */
 };
 
 /* ---- L1 primitives (beluga.primitives) */

@@ -9,6 +9,7 @@
 #include <signal.h>
 
 #include "crash_point.h"
+#include "guard.h"
 #include "message.h"
 
 void bl_beat_once(bl_beat *beat)
@@ -30,6 +31,12 @@ uint64_t bl_beat_read(const bl_memory *memory, uint64_t offset, uint64_t nonce)
 
 #ifndef BL_SIM /* the simulator's are in sim_acts.c */
 
+static int bl_beat_guarded(void *context)
+{
+    bl_beat_once(context);
+    return 0;
+}
+
 static void *bl_beat_run(void *argument)
 {
     bl_beat *beat = argument;
@@ -43,8 +50,8 @@ static void *bl_beat_run(void *argument)
         int rc = 0;
         while (!beat->stop && rc == 0)
             rc = pthread_cond_timedwait(&beat->wake, &beat->lock, &next);
-        if (!beat->stop)
-            bl_beat_once(beat);
+        if (!beat->stop && bl_guarded(beat->memory, bl_beat_guarded, beat) < 0)
+            break; /* its device is gone: it stands still, as for any who is dead */
     }
     pthread_mutex_unlock(&beat->lock);
     return NULL;
@@ -53,7 +60,9 @@ static void *bl_beat_run(void *argument)
 int bl_beat_start(bl_beat *beat, const bl_memory *memory, uint64_t offset, uint64_t nonce)
 {
     *beat = (bl_beat){.memory = memory, .offset = offset, .nonce = nonce};
-    bl_beat_once(beat);
+    int status = bl_guarded(memory, bl_beat_guarded, beat);
+    if (status < 0)
+        return status;
     pthread_condattr_t clock;
     pthread_condattr_init(&clock);
     pthread_condattr_setclock(&clock, CLOCK_MONOTONIC);
@@ -62,6 +71,7 @@ int bl_beat_start(bl_beat *beat, const bl_memory *memory, uint64_t offset, uint6
     pthread_mutex_init(&beat->lock, NULL);
     sigset_t all, before; /* signals are the application's threads' business */
     sigfillset(&all);
+    sigdelset(&all, SIGBUS); /* but its own faults are its own */
     pthread_sigmask(SIG_SETMASK, &all, &before);
     int error = pthread_create(&beat->thread, NULL, bl_beat_run, beat);
     pthread_sigmask(SIG_SETMASK, &before, NULL);

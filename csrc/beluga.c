@@ -27,6 +27,7 @@
 #include "copy_movdir64b.c"
 #include "copy.c"
 #include "primitives.c"
+#include "guard.c"
 
 /* L2 pool */
 #include "pool.h"

@@ -7,6 +7,7 @@
 #include <stdlib.h>
 
 #include "check.h"
+#include "guard.h"
 
 enum { BL_CHECK_ROUNDS = 32, BL_STRAY_LINES = 512 };
 
@@ -126,6 +127,8 @@ static int bl_check_round(bl_check *check)
     return status;
 }
 
+static int bl_check_guarded(void *check) { return bl_check_round(check); }
+
 int bl_check_pool(const bl_pool *pool, int payload, bl_finding *findings, uint32_t count_max,
                   bl_check_report *report)
 {
@@ -139,7 +142,7 @@ int bl_check_pool(const bl_pool *pool, int payload, bl_finding *findings, uint32
         return -ENOMEM;
     int status = 0, round = 0;
     do
-        status = bl_check_round(&check);
+        status = bl_guarded(&pool->memory, bl_check_guarded, &check);
     while (status == 0 && check.moved && ++round < BL_CHECK_ROUNDS);
     free(check.sessions);
     free(check.chunk);

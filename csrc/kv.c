@@ -16,6 +16,7 @@
 #include <stdlib.h>
 
 #include "crash_point.h"
+#include "guard.h"
 #include "session.h"
 #include "transfer.h"
 
@@ -28,7 +29,17 @@ typedef struct bl_kv_work {
     uint32_t *index;            /* of the commit's block in the batch */
     uint32_t *vector;
     uint32_t chunk_count;
+    int fault;                  /* 0, or -BL_ERROR_DEVICE_FAULT: a copy met it */
 } bl_kv_work;
+
+/* The copy of one block. */
+typedef struct bl_kv_copy {
+    const bl_session *session;
+    const bl_kv_batch *batch;
+    bl_kv_work *work;
+    uint32_t *check;            /* of its vector, when it is written */
+    uint32_t i;
+} bl_kv_copy;
 
 static void bl_kv_end(bl_kv_work *work)
 {
@@ -92,6 +103,13 @@ static int bl_kv_write(const bl_session *session, const bl_kv_batch *batch, uint
     return 0;
 }
 
+/* The same, or -BL_ERROR_DEVICE_FAULT: the grants can still be given back. */
+static int bl_kv_write_guarded(void *context)
+{
+    const bl_kv_copy *copy = context;
+    return bl_kv_write(copy->session, copy->batch, copy->i, copy->work, copy->check);
+}
+
 /* What the server said of each block, and a commit for each that was granted: their number. */
 static uint32_t bl_kv_granted(const bl_kv_batch *batch, bl_kv_work *work, uint8_t *states,
                               int32_t *statuses)
@@ -117,8 +135,8 @@ static int bl_kv_store(bl_session *session, const bl_kv_batch *batch, bl_kv_work
                        uint32_t granted)
 {
     for (uint32_t k = 0; k < granted; k++) {
-        int status = bl_kv_write(session, batch, work->index[k], work,
-                                 &work->commits[k].vector_check);
+        bl_kv_copy copy = {session, batch, work, &work->commits[k].vector_check, work->index[k]};
+        int status = bl_guarded(&session->pool->memory, bl_kv_write_guarded, &copy);
         if (status < 0)
             return status;
     }
@@ -215,9 +233,13 @@ static int bl_vector_read(const bl_session *session, const bl_entry *entry, bl_k
 }
 
 /* Copy one block out: 0, or -EBADMSG if its bytes are not those that were committed. */
-static int bl_kv_read(const bl_session *session, const bl_kv_batch *batch, uint32_t i,
-                      bl_kv_work *work)
+static int bl_kv_read_guarded(void *context)
 {
+    const bl_kv_copy *copy = context;
+    const bl_session *session = copy->session;
+    const bl_kv_batch *batch = copy->batch;
+    bl_kv_work *work = copy->work;
+    uint32_t i = copy->i;
     const bl_entry *entry = &work->entries[i];
     const bl_fragment *fragments = batch->fragments + (size_t)i * batch->fragment_count;
     int verify = batch->verify && work->chunk_count > 0;
@@ -227,6 +249,17 @@ static int bl_kv_read(const bl_session *session, const bl_kv_batch *batch, uint3
     return bl_scatter_read(&session->pool->memory, entry->offset, fragments,
                            batch->fragment_count, batch->length, batch->chunk_size,
                            verify ? work->vector : NULL);
+}
+
+/* The same, or -BL_ERROR_DEVICE_FAULT, which the whole call reports. */
+static int bl_kv_read(const bl_session *session, const bl_kv_batch *batch, uint32_t i,
+                      bl_kv_work *work)
+{
+    bl_kv_copy copy = {session, batch, work, NULL, i};
+    int status = bl_guarded(&session->pool->memory, bl_kv_read_guarded, &copy);
+    if (status == -BL_ERROR_DEVICE_FAULT)
+        work->fault = status;
+    return status;
 }
 
 /* Entry and epoch, looked at again, vouch for the copy of a block. */
@@ -289,11 +322,30 @@ static uint32_t bl_kv_read_hits(bl_session *session, const bl_kv_batch *batch, u
     return leading;
 }
 
+typedef struct bl_kv_hits {
+    bl_session *session;
+    const bl_kv_batch *batch;
+    bl_kv_work *work;
+    uint8_t *states;
+    uint64_t *mismatch_count;
+    uint32_t hits;
+    uint32_t leading;           /* out: how many are right */
+} bl_kv_hits;
+
+static int bl_kv_hits_guarded(void *context)
+{
+    bl_kv_hits *read = context;
+    read->leading = bl_kv_read_hits(read->session, read->batch, read->hits, read->work,
+                                    read->states, read->mismatch_count);
+    return read->work->fault;
+}
+
 int64_t bl_kv_get(bl_session *session, const bl_kv_batch *batch, uint8_t *states,
                   uint64_t *mismatch_count)
 {
     bl_kv_work work;
-    uint32_t state, leading = 0;
+    uint32_t state;
+    bl_kv_hits read = {session, batch, &work, states, mismatch_count, 0, 0};
     int status = bl_kv_begin(batch, batch->chunk_size, &work);
     if (status < 0)
         return status;
@@ -302,18 +354,19 @@ int64_t bl_kv_get(bl_session *session, const bl_kv_batch *batch, uint8_t *states
                              &state, batch->timeout_ns);
     bl_crash_point("get.looked_up");
     if (hits > 0) {
-        leading = bl_kv_read_hits(session, batch, (uint32_t)hits, &work, states, mismatch_count);
+        read.hits = (uint32_t)hits;
+        status = bl_guarded(&session->pool->memory, bl_kv_hits_guarded, &read);
         for (uint32_t i = 0; i < hits; i++)
             work.commits[i] = (bl_commit){.generation = work.records[i].generation,
                                           .block = work.records[i].block};
         int64_t released = bl_release_blocks(session, work.commits, (uint32_t)hits,
                                              batch->timeout_ns);
         bl_crash_point("get.released");
-        if (released < 0)
-            hits = released;
+        if (released < 0 || status < 0)
+            hits = released < 0 ? released : status;
     }
     if (hits >= 0 && hits < batch->count)
         states[hits] = (uint8_t)state;
     bl_kv_end(&work);
-    return hits < 0 ? hits : leading;
+    return hits < 0 ? hits : read.leading;
 }

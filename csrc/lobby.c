@@ -12,6 +12,7 @@
 #include <stdio.h>
 
 #include "crash_point.h"
+#include "guard.h"
 #include "session.h"
 
 /* The reply line of this session's host in the half that serves now: 1 if it is whole. */
@@ -112,6 +113,28 @@ static int bl_lobby_exchange(bl_session *session, uint32_t operation, bl_wait *w
     }
 }
 
+typedef struct bl_lobby_turn {
+    bl_session *session;
+    bl_wait *wait;
+    bl_lobby_reply *reply;
+    uint32_t *open;
+    uint32_t operation;
+} bl_lobby_turn;
+
+static int bl_lobby_guarded(void *context)
+{
+    const bl_lobby_turn *turn = context;
+    return bl_lobby_exchange(turn->session, turn->operation, turn->wait, turn->reply, turn->open);
+}
+
+/* The same, and a device that fails leaves the host's lock with the caller. */
+static int bl_lobby_visit(bl_session *session, uint32_t operation, bl_wait *wait,
+                          bl_lobby_reply *reply, uint32_t *open)
+{
+    bl_lobby_turn turn = {session, wait, reply, open, operation};
+    return bl_guarded(&session->pool->memory, bl_lobby_guarded, &turn);
+}
+
 /* The lock under which this host's processes take turns: a descriptor or a negative error. */
 static int bl_lobby_lock(const bl_session *session, bl_wait *wait)
 {
@@ -142,7 +165,7 @@ int bl_lobby_attach(bl_session *session, uint64_t timeout_ns)
     uint32_t open = 0;
     int lock = bl_lobby_lock(session, &wait);
     int status = lock < 0 ? lock
-                          : bl_lobby_exchange(session, BL_LOBBY_ATTACH, &wait, &reply, &open);
+                          : bl_lobby_visit(session, BL_LOBBY_ATTACH, &wait, &reply, &open);
     int refused = status < 0 && open == 0;
     if (status == 0 && reply.lane >= session->pool->geometry.lane_count)
         status = -BL_ERROR_BAD_REPLY;
@@ -178,7 +201,7 @@ int bl_lobby_detach(bl_session *session, uint64_t timeout_ns)
     uint32_t open = 0;
     int lock = bl_lobby_lock(session, &wait);
     int status = lock < 0 ? lock
-                          : bl_lobby_exchange(session, BL_LOBBY_DETACH, &wait, &reply, &open);
+                          : bl_lobby_visit(session, BL_LOBBY_DETACH, &wait, &reply, &open);
     if (lock >= 0)
         bl_host_unlock(memory, lock);
     bl_crash_point("detach.answered");

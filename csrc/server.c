@@ -15,10 +15,11 @@
  */
 #include "server.h"
 
-#include "crash_point.h"
-
 #include <errno.h>
 #include <stdlib.h>
+
+#include "crash_point.h"
+#include "guard.h"
 
 enum {
     BL_IDLE_SPIN_NS = 50 * 1000,        /* idle so long: offer the core */
@@ -235,8 +236,9 @@ static uint64_t bl_idle_nap_ns(uint64_t idle_ns)
     return nap_ns < BL_IDLE_NAP_NS ? nap_ns : BL_IDLE_NAP_NS;
 }
 
-int bl_server_run(bl_server *server)
+static int bl_server_loop(void *context)
 {
+    bl_server *server = context;
     const bl_memory *memory = &server->pool->memory;
     uint64_t busy_ns = bl_now_ns(memory), now = busy_ns;
     uint32_t rounds = 0, busy = 0;
@@ -260,6 +262,11 @@ int bl_server_run(bl_server *server)
 }
 
 void bl_server_limit(bl_server *server, const bl_quota *quota) { server->quota = *quota; }
+
+int bl_server_run(bl_server *server)
+{
+    return bl_guarded(&server->pool->memory, bl_server_loop, server);
+}
 
 void bl_server_stop(bl_server *server) { bl_shared_store(&server->stop, 1); }
 

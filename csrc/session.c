@@ -14,6 +14,7 @@
 #include <unistd.h>
 
 #include "crash_point.h"
+#include "guard.h"
 #include "session.h"
 
 enum { BL_DETACH_TIMEOUT_NS = 200 * 1000 * 1000 };
@@ -97,10 +98,19 @@ static void bl_session_drop(bl_session *session)
     session->stat.reattach_count++;
 }
 
-int bl_session_call(bl_session *session, const bl_message *message, uint64_t timeout_ns)
+typedef struct bl_session_task {
+    bl_session *session;
+    const bl_message *message;
+    uint64_t timeout_ns;
+} bl_session_task;
+
+static int bl_session_ask(void *context)
 {
+    bl_session_task *task = context;
+    bl_session *session = task->session;
+    const bl_message *message = task->message;
     const bl_memory *memory = &session->pool->memory;
-    bl_wait wait = bl_wait_make(memory, timeout_ns);
+    bl_wait wait = bl_wait_make(memory, task->timeout_ns);
     for (;;) {
         int status = bl_session_ready(session, bl_wait_left_ns(memory, &wait));
         if (status == 0)
@@ -115,6 +125,12 @@ int bl_session_call(bl_session *session, const bl_message *message, uint64_t tim
         if (status == -BL_ERROR_TIMEOUT || bl_wait_left_ns(memory, &wait) == 0)
             return -BL_ERROR_TIMEOUT;
     }
+}
+
+int bl_session_call(bl_session *session, const bl_message *message, uint64_t timeout_ns)
+{
+    bl_session_task task = {session, message, timeout_ns};
+    return bl_guarded(&session->pool->memory, bl_session_ask, &task);
 }
 
 int bl_session_pump(bl_session *session, const bl_pump *pump, uint64_t timeout_ns)

@@ -28,6 +28,7 @@
 #include <errno.h>
 
 #include "crash_point.h"
+#include "guard.h"
 
 enum { BL_BEAT_WATCH_NS = 10 * BL_BEAT_PERIOD_NS };
 
@@ -255,8 +256,19 @@ static void bl_takeover_leave(bl_server *server, int forget)
     server->lock = server->proof = -1;
 }
 
-int bl_server_take(bl_server *server, const bl_server_hooks *hooks, int declared_gone)
+typedef struct bl_take {
+    bl_server *server;
+    const bl_server_hooks *hooks;
+    int declared_gone;
+} bl_take;
+
+/* What it holds when a device fails is given back by bl_server_destroy(). */
+static int bl_take_guarded(void *context)
 {
+    const bl_take *take = context;
+    bl_server *server = take->server;
+    const bl_server_hooks *hooks = take->hooks;
+    int declared_gone = take->declared_gone;
     const bl_memory *memory = &server->pool->memory;
     bl_takeover plan = {0};
     server->hooks = *hooks;
@@ -275,6 +287,12 @@ int bl_server_take(bl_server *server, const bl_server_hooks *hooks, int declared
     server->epoch = plan.epoch;
     server->half = plan.epoch % BL_HALF_COUNT;
     return bl_takeover_pass(server, declared_gone, &plan);
+}
+
+int bl_server_take(bl_server *server, const bl_server_hooks *hooks, int declared_gone)
+{
+    bl_take take = {server, hooks, declared_gone};
+    return bl_guarded(&server->pool->memory, bl_take_guarded, &take);
 }
 
 static int bl_nothing_recover(void *context, uint64_t old_epoch, int doubtful)
@@ -341,8 +359,9 @@ void bl_server_forked(bl_server *server)
 
 /* Its word that nothing more is written, in the line that is still its own though a successor may
  * have taken over: 1, or 0 if it cannot be given. */
-static int bl_takeover_farewell(bl_server *server)
+static int bl_takeover_farewell(void *context)
 {
+    bl_server *server = context;
     bl_epoch_line line;
     int status = bl_epoch_line_read(server->pool, server->half, &line);
     if (status >= 0 && line.epoch <= server->epoch)
@@ -360,7 +379,7 @@ void bl_server_destroy(bl_server *server)
     if (server->epoch != 0) {
         if (server->life)
             bl_life_close(server->life);
-        int said = bl_takeover_farewell(server);
+        int said = bl_guarded(memory, bl_takeover_farewell, server) == 1;
         bl_crash_point("stop.said");
         for (uint32_t i = 0; i < server->pool->geometry.lane_count; i++)
             bl_proof_end(memory, server->directory, server->lanes[i].nonce,

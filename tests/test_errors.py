@@ -39,6 +39,7 @@ NUMBERS = {
     "BL_ERROR_SECOND_HOST": (1020, errors.SecondHostError),
     "BL_ERROR_LOBBY_BUSY": (1021, errors.LobbyBusyError),
     "BL_ERROR_QUOTA": (1022, errors.QuotaError),
+    "BL_ERROR_DEVICE_FAULT": (1023, errors.DeviceFaultError),
 }
 
 
