@@ -86,4 +86,8 @@ typedef struct bl_check_report {
 int bl_check_pool(const bl_pool *pool, int payload, bl_finding *findings, uint32_t count_max,
                   bl_check_report *report);
 
+/* Drop what a finding is about, of a pool that nobody uses: 0, or -EINVAL. An epoch line is written
+ * anew from what is left of it. What hangs on a dropped line is found by the next look. */
+int bl_repair_finding(const bl_pool *pool, const bl_finding *finding);
+
 #endif

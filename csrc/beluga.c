@@ -76,6 +76,7 @@
 #include "check_lane.c"
 #include "check_payload.c"
 #include "check_table.c"
+#include "repair.c"
 #include "verify_raw.h"
 #include "verify_talk.c"
 #include "verify_litmus.c"

@@ -18,7 +18,8 @@ EXPORTS: dict[str, str] = {
     ),
     "beluga.rpc": "Client ClientStat Keeper METHOD_USER Quota SILENT_S Server ServerStat stand_by",
     "beluga.meta": (
-        "BlockState Grant Lookup MetaClient MetaServer MetaStat Report check_devices check_pool"
+        "BlockState Grant Lookup MetaClient MetaServer MetaStat Report check_devices "
+        "check_pool repair_pool"
     ),
     "beluga.lease": "EtcdLease KubernetesLease Lease open_lease",
     "beluga.verify": "Finding Machine Report verify_pool",

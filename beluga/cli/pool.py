@@ -13,7 +13,7 @@ import typer
 from beluga.cli.options import Json, PoolPaths, open_pool, size
 from beluga.cli.output import print_facts, print_json, print_table, progress, say
 from beluga.errors import NoDefaultPoolError, PoolError
-from beluga.meta import check_devices
+from beluga.meta import check_devices, repair_pool
 from beluga.pool import Pool, default_specs, emulated_paths, forget, remember, show_size
 
 app = typer.Typer(help="Create, look at and destroy pools.", no_args_is_help=True)
@@ -83,10 +83,22 @@ def info(pool: PoolPaths = None, json: Json = False) -> None:
 def check(
     pool: PoolPaths = None,
     payload: Annotated[bool, typer.Option("--payload", help="Every block's bytes, too.")] = False,
+    repair: Annotated[
+        bool, typer.Option("--repair", help="Drop what is damaged; nobody may use the pool.")
+    ] = False,
+    declare_gone: Annotated[
+        bool, typer.Option("--declare-gone", help="No process of any host uses the pool.")
+    ] = False,
     json: Json = False,
 ) -> None:
     """Look a pool over, dead or serving, without changing it. Exit status 1 if it is damaged."""
-    report = check_devices(pool or default_specs(), payload=payload)
+    if repair:
+        with open_pool(pool) as opened:
+            acts, report = repair_pool(opened, payload=payload, declared_gone=declare_gone)
+        for act in acts:
+            say(act)
+    else:
+        report = check_devices(pool or default_specs(), payload=payload)
     if json:
         print_json(report)
     else:

@@ -8,6 +8,7 @@
 
 from beluga.meta.check import Report, check_devices, check_pool
 from beluga.meta.client import BlockState, Grant, Lookup, MetaClient
+from beluga.meta.repair import repair_pool
 from beluga.meta.server import MetaServer
 from beluga.meta.stat import MetaStat
 
@@ -21,4 +22,5 @@ __all__ = [
     "Report",
     "check_devices",
     "check_pool",
+    "repair_pool",
 ]

@@ -18,7 +18,7 @@ from beluga.pool.destroy import destroy
 from beluga.pool.layout import Wishes
 from beluga.pool.mapping import Mapping
 from beluga.pool.near import run_near
-from beluga.pool.runtime import make_runtime_dir
+from beluga.pool.runtime import make_runtime_dir, refuse_in_use
 from beluga.pool.spec import STRIPE_SIZE, SpecLike
 from beluga.pool.superblock import Geometry
 
@@ -132,6 +132,10 @@ class Pool:
     def runtime_dir(self) -> Path:
         """Directory of this pool's lock files on this host; made when it is first asked for."""
         return make_runtime_dir(self._mapping.members[0].device, self.id)
+
+    def refuse_in_use(self) -> None:
+        """Raise DeviceBusyError if a process of this host serves the pool or has a session."""
+        refuse_in_use(self.runtime_dir)
 
     def run_near(self) -> set[int]:
         """Keep the calling thread on CPUs near the devices, if their node is known; those CPUs."""

@@ -22,7 +22,7 @@ from simulator import KINDS, Site, play, scenarios, sites, told
 
 SEEDS = 600  # of each scenario and kind, at most
 COVERAGE_SEEDS = 30
-NO_PROTOCOL = ("sim_", "verify", "check")  # how the names of such files begin
+NO_PROTOCOL = ("sim_", "verify", "check", "repair")  # how the names of such files begin
 COVERAGE_FIRST = 1_000_000  # other seeds than those that hunt
 
 

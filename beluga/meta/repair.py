@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""Dropping what is damaged of a pool that nobody uses (``csrc/repair.c``); payload stays."""
+
+from __future__ import annotations
+
+from beluga._ffi import ffi, lib
+from beluga.errors import ServerAliveError, check
+from beluga.meta.check import FINDINGS_MAX, Report, check_pool
+from beluga.meta.findings import describe
+from beluga.pool import Pool
+
+ROUNDS = 16  # what hangs on a dropped line is found by the next look
+
+
+def repair_pool(
+    pool: Pool, *, payload: bool = False, declared_gone: bool = False
+) -> tuple[tuple[str, ...], Report]:
+    """Drop what :func:`check_pool` finds: a line for each act, and what a look found afterwards.
+
+    Nobody may use the pool. This host's processes are seen by their locks; of other hosts', which
+    a pool that is not coherent may have, ``declared_gone`` says that they are. Raises
+    DeviceBusyError and ServerAliveError, before anything is changed.
+    """
+    pool.refuse_in_use()
+    shared = any(device.discipline != "coherent" for device in pool.devices)
+    before = check_pool(pool)
+    if shared and not declared_gone and (before.serving or before.session_count):
+        raise ServerAliveError(
+            "servers or sessions of other hosts may use this pool; when all are stopped or off, "
+            "say so with --declare-gone"
+        )
+    acts: list[str] = []
+    for _ in range(ROUNDS):
+        findings = ffi.new("bl_finding[]", FINDINGS_MAX)
+        report = ffi.new("bl_check_report *")
+        check(lib.bl_check_pool(pool.handle, payload, findings, FINDINGS_MAX, report), "checking")
+        found = list(findings[0 : min(report.finding_count, FINDINGS_MAX)])
+        if not found:
+            break
+        # Epochs first, alone: they say which half the rest is about.
+        epochs = [f for f in found if f.kind <= lib.BL_FINDING_EPOCH_FUTURE]
+        for finding in epochs or found:
+            check(lib.bl_repair_finding(pool.handle, [finding]), "repairing")
+            acts.append(f"dropped: {describe(finding)}")
+    return tuple(acts), check_pool(pool, payload=payload)

@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""Repairing a pool: nothing is left to find, and what was not damaged is still there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from blocks import held, put
+from lines import seal_table
+from plants import Ground
+
+from beluga.errors import DeviceBusyError, ServerAliveError
+from beluga.meta import MetaClient, MetaServer, check_pool, repair_pool
+from beluga.pool import Pool
+from beluga.rpc import Client
+
+COUNT = 20
+
+
+def fill(pool: Pool) -> None:
+    """Two epochs, so that the second one's half, 0, holds the truth."""
+    with MetaServer(pool):
+        pass
+    with MetaServer(pool), Client(pool) as client:
+        put(MetaClient(client), range(COUNT))
+
+
+def kept(pool: Pool) -> set[int]:
+    with MetaServer(pool), Client(pool) as client:
+        return held(MetaClient(client), range(COUNT))
+
+
+def test_a_healthy_pool_is_left_alone(pool: Pool) -> None:
+    fill(pool)
+    acts, report = repair_pool(pool)
+    assert (acts, report.findings) == ((), ())
+    assert kept(pool) == set(range(COUNT))
+
+
+def test_damaged_entries_are_dropped(pool: Pool) -> None:
+    fill(pool)
+    ground = Ground(pool)
+    for block in (3, 7):
+        ground.flip(ground.entry(block), 20)
+    acts, report = repair_pool(pool)
+    assert len(acts) == 2 and all("entry-damaged" in act for act in acts)
+    assert report.findings == ()
+    assert len(kept(pool)) == COUNT - 2
+
+
+def test_a_damaged_mark_takes_its_blocks_along(pool: Pool) -> None:
+    fill(pool)
+    ground = Ground(pool)
+    ground.flip(ground.mark(0), 20)
+    _, report = repair_pool(pool)
+    assert report.findings == ()
+    assert 0 < len(kept(pool)) < COUNT
+
+
+@pytest.mark.parametrize("half", [0, 1])
+def test_an_epoch_line_is_made_anew(pool: Pool, half: int) -> None:
+    fill(pool)
+    ground = Ground(pool)
+    for copy in (0, 64):
+        ground.flip(ground.epoch(half) + copy, 3)
+    _, report = repair_pool(pool, declared_gone=True)
+    assert report.findings == ()
+    assert kept(pool) == set(range(COUNT))
+
+
+def test_lines_of_all_kinds_are_dropped(pool: Pool) -> None:
+    fill(pool)
+    ground = Ground(pool)
+    for offset in (ground.beat(), 4096, 16384, 16384 + 128, ground.session(0), ground.lane(0) + 64):
+        ground.flip(offset, 9)
+    assert check_pool(pool).finding_count >= 5
+    _, report = repair_pool(pool)
+    assert report.findings == ()
+    assert kept(pool) == set(range(COUNT))
+
+
+def test_of_two_blocks_with_one_key_the_newer_stays(pool: Pool) -> None:
+    fill(pool)
+    ground = Ground(pool)
+    older = ground.read("bl_entry", ground.entry(4))
+    ground.forge("bl_entry", ground.entry(5), 5, seal_table, key=list(older.key))
+    acts, report = repair_pool(pool)
+    assert ["entry-twice block 4" in act for act in acts] == [True]
+    assert report.findings == ()
+    assert kept(pool) == set(range(COUNT)) - {5}
+
+
+def test_a_pool_in_use_is_not_touched(pool: Pool) -> None:
+    fill(pool)
+    ground = Ground(pool)
+    ground.flip(ground.entry(3), 20)
+    before = bytes(ground.at(ground.entry(3)))
+    with MetaServer(pool), pytest.raises(DeviceBusyError):
+        repair_pool(pool)
+    assert bytes(ground.at(ground.entry(3))) == before
+
+
+def test_other_hosts_must_be_declared_gone(tmp_path: Path) -> None:
+    with Pool.create(
+        [tmp_path / "a"], device_size=32 << 20, sparse=True, discipline="non-coherent"
+    ) as pool:
+        fill(pool)
+        ground = Ground(pool)
+        ground.forge("bl_session_line", ground.session(0), 0, seal_table, nonce=9, epoch=2, state=1)
+        with pytest.raises(ServerAliveError):
+            repair_pool(pool)
+        _, report = repair_pool(pool, declared_gone=True)
+        assert report.findings == ()
