@@ -262,7 +262,7 @@ typedef struct bl_take {
     int declared_gone;
 } bl_take;
 
-/* What it holds when a device fails is given back by bl_server_destroy(). */
+/* What it holds when a device fails is given back by bl_server_destroy(), or with the process. */
 static int bl_take_guarded(void *context)
 {
     const bl_take *take = context;
