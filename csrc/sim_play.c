@@ -39,6 +39,7 @@ static const bl_sim_scenario bl_sim_scenarios[] = {
     {"recovery", bl_path_recovery, 0},
     {"elect", bl_takeover_elect, 0},
     {"takeover", bl_takeover_deaths, 0},
+    {"watch", bl_takeover_watch, 0},
     {"rivals", bl_takeover_rivals, 0},
     {"zombies", bl_takeover_zombies, 0},
     {"kv", bl_path_kv, 0},

@@ -22,6 +22,9 @@ enum {
     BL_RIVAL_VERBS = 6000,
     BL_ELECTION_COUNT = 3,
     BL_ELECTOR_COUNT = 4,
+    BL_VIGIL_BEAT_NS = 1000 * 1000,
+    BL_VIGIL_SILENT_NS = 40 * 1000 * 1000,
+    BL_VIGIL_NS = 200 * 1000 * 1000,
     BL_ZOMBIE_LOST_NS = 8 * 1000 * 1000,
     BL_ZOMBIE_SLEEP_NS = 30 * 1000 * 1000,
     BL_ZOMBIE_TIMEOUT_NS = 20 * 1000 * 1000,
@@ -79,6 +82,55 @@ static int bl_takeover_elect(bl_sim_world *world)
             bl_sim_kill_after(world, (uint32_t)process, 1 + bl_sim_below(world, 1500));
     }
     return bl_sim_world_run(world);
+}
+
+/* ---- watch: a standby of another host sees a server beat, and lets it be. */
+
+typedef struct bl_vigil {
+    bl_sim_world *world;
+    uint32_t over;
+} bl_vigil;
+
+static int bl_vigil_serve(bl_pool *pool, void *argument)
+{
+    bl_vigil *vigil = argument;
+    bl_server *server;
+    int status = bl_server_create(pool, "", pool->memory.host, &server);
+    if (status < 0)
+        return status;
+    status = bl_server_serve_lanes(server, 0);
+    while (status == 0 && !vigil->over) {
+        bl_beat_once(&server->beat);
+        bl_nap(&pool->memory, BL_VIGIL_BEAT_NS);
+    }
+    bl_server_destroy(server);
+    return status;
+}
+
+static int bl_vigil_watch(bl_pool *pool, void *argument)
+{
+    bl_vigil *vigil = argument;
+    bl_server *server;
+    bl_epoch_line line;
+    int status = bl_server_create(pool, "", pool->memory.host, &server);
+    if (status < 0)
+        return status;
+    while (bl_epoch_read(pool, &line) == 0 && !bl_epoch_serving(&line))
+        bl_nap(&pool->memory, BL_VIGIL_BEAT_NS);
+    status = bl_server_watch(server, BL_VIGIL_SILENT_NS, BL_VIGIL_NS);
+    vigil->world->stat.results += status == 0;
+    vigil->over = 1;
+    bl_server_destroy(server);
+    return status == 1 ? -EBADMSG : status;
+}
+
+static int bl_takeover_watch(bl_sim_world *world)
+{
+    bl_vigil vigil = {.world = world};
+    int status = bl_sim_spawn(world, 0, bl_vigil_serve, &vigil);
+    if (status >= 0)
+        status = bl_sim_spawn(world, 1, bl_vigil_watch, &vigil);
+    return status < 0 ? status : bl_sim_world_run(world);
 }
 
 /* ---- rivals: servers of three hosts depose each other while they live, some die. */

@@ -38,7 +38,7 @@ static int bl_watch_silent(bl_server *server, const bl_epoch_line *line, uint64_
     const bl_memory *memory = &server->pool->memory;
     bl_watch *watch = &server->watch;
     uint64_t offset = bl_server_beat_offset(line->epoch % BL_HALF_COUNT);
-    bl_refetch(memory, offset, BL_LINE_SIZE);
+    bl_invalidate(memory, offset, BL_LINE_SIZE); /* no fence: an old beat is looked at again */
     uint64_t count = bl_beat_read(memory, offset, line->nonce);
     if (count == watch->count)
         return now_ns - watch->moved_ns > lost_ns;
