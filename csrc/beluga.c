@@ -113,6 +113,7 @@
 #include "sim_range.c"
 #include "sim_engine.c"
 #include "sim_engine_kv.c"
+#include "sim_register.c"
 #include "sim_damage.c"
 #include "sim_system.c"
 #include "sim_beats.c"

@@ -206,13 +206,13 @@ static int bl_entry_agrees(const bl_session *session, const bl_kv_batch *batch, 
 {
     const bl_memory *memory = &session->pool->memory;
     const bl_block_record *record = &work->records[i];
-    int agrees = bl_verify(memory, bl_table_whole(entry, record->block)) &&
-                 bl_verify(memory, entry->generation == record->generation) &&
-                 entry->state == BL_ENTRY_COMMITTED && entry->offset == record->offset &&
-                 entry->key[0] == batch->keys[2 * (size_t)i] &&
-                 entry->key[1] == batch->keys[2 * (size_t)i + 1] &&
-                 entry->length == batch->length && entry->layout == batch->layout &&
-                 entry->chunk_size == batch->chunk_size;
+    int agrees = bl_verify(
+        memory, bl_table_whole(entry, record->block) && entry->generation == record->generation &&
+                    entry->state == BL_ENTRY_COMMITTED && entry->offset == record->offset &&
+                    entry->key[0] == batch->keys[2 * (size_t)i] &&
+                    entry->key[1] == batch->keys[2 * (size_t)i + 1] &&
+                    entry->length == batch->length && entry->layout == batch->layout &&
+                    entry->chunk_size == batch->chunk_size);
     if (agrees)
         bl_believe(memory, bl_entry_offset(&session->pool->geometry, record->block, session->half));
     return agrees;

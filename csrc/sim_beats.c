@@ -84,8 +84,10 @@ static int bl_beats_client(bl_pool *pool, void *argument)
     for (uint32_t i = 0; i < BL_BEATS; i++) {
         bl_beat_once(&session->beat);
         bl_nap(&pool->memory, BL_BEATS_NAP_NS);
-        if (i == BL_BEATS_DAMAGED)
+        if (i == BL_BEATS_DAMAGED) {
             bl_beats_damage(world, session->beat.offset);
+            bl_nap(&pool->memory, BL_BEATS_NAP_NS);
+        }
         world->host[0].clock_ahead_ns += BL_BEATS_LEAP_NS;
         world->stat.results++;
     }

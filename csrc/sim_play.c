@@ -51,6 +51,7 @@ static const bl_sim_scenario bl_sim_scenarios[] = {
     {"device_death", bl_engine_death, 0},
     {"device_zombie", bl_engine_zombie, 0},
     {"device_kv", bl_engine_kv, 0},
+    {"register", bl_path_register, 0},
     {"damage", bl_path_damage, 0},
     {"beats", bl_path_beats, 0},
     {"system", bl_path_system, BL_SIM_LANES_MANY},

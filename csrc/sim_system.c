@@ -38,7 +38,8 @@ typedef struct bl_system {
     uint32_t deaths;            /* of servers, still to come */
     uint32_t over;              /* no client is left */
     uint64_t epoch;             /* of the last server that stopped by itself, */
-    uint64_t block_count;       /* and the blocks that it counted */
+    uint64_t block_count;       /* and the blocks and extents that it counted */
+    uint64_t extent_count;
 } bl_system;
 
 /* ---- Servers: whoever finds the other silent. */
@@ -54,6 +55,16 @@ static int bl_system_run(bl_system *system, bl_server *server, uint32_t self)
     }
     system->server[self] = NULL;
     return status;
+}
+
+static uint64_t bl_system_extents(const bl_meta *meta)
+{
+    bl_extent_view view;
+    uint64_t count = 0;
+    for (uint64_t stripe = 0; bl_extents_next(meta->extents, stripe, &view) == 0;
+         stripe = (uint64_t)view.first_stripe + view.stripe_count)
+        count++;
+    return count;
 }
 
 static int bl_system_serve_once(bl_pool *pool, bl_system *system, uint32_t self)
@@ -72,6 +83,7 @@ static int bl_system_serve_once(bl_pool *pool, bl_system *system, uint32_t self)
         if (status == 0 && server->epoch > system->epoch) {
             system->epoch = server->epoch;
             system->block_count = meta->stat.block_count;
+            system->extent_count = bl_system_extents(meta);
         }
         bl_meta_destroy(meta);
     }
@@ -171,8 +183,11 @@ static int bl_system_judge(bl_system *system, bl_pool *pool)
         return status;
     if (report.finding_count > 0)
         return -EUCLEAN;
-    return report.epoch == system->epoch && report.block_count != system->block_count ? -EUCLEAN
-                                                                                     : 0;
+    if (report.epoch != system->epoch)
+        return 0; /* the last one died */
+    return report.block_count == system->block_count && report.extent_count == system->extent_count
+               ? 0
+               : -EUCLEAN;
 }
 
 static int bl_system_operate(bl_pool *pool, void *argument)
