@@ -24,6 +24,8 @@ typedef struct bl_sim_config {
     uint64_t step_limit;        /* verbs until the run counts as stuck; default: four million */
     uint32_t skip_site;         /* does nothing (a check passes, a load finds zeros); 0: none */
     uint32_t coherent;          /* bl_sim_coherence */
+    uint64_t *idle;             /* if not NULL: by site, how often a fence or an invalidation had
+                                 * nothing to do; room for bl_sim_site_count() + 1 */
 } bl_sim_config;
 
 typedef struct bl_sim_stat {

@@ -61,9 +61,11 @@ static void bl_recover_extents(bl_meta *meta)
         bl_load_line(memory, offset, &line);
         bl_ordered(memory, offset, bl_epoch_offset(half));
         bl_extent_view view = bl_extent_of(&line);
-        if (bl_verify(memory, bl_table_whole(&line, stripe)) && line.state == BL_EXTENT_OPEN &&
-            line.first_stripe == stripe && bl_extents_adopt(meta->extents, &view) == 0) {
+        int whole = bl_verify(memory, bl_table_whole(&line, stripe));
+        if (whole) /* that it is free, too: whoever wrote there is through */
             bl_believe(memory, offset);
+        if (whole && line.state == BL_EXTENT_OPEN && line.first_stripe == stripe &&
+            bl_extents_adopt(meta->extents, &view) == 0) {
             bl_extent_write(meta, &view, BL_EXTENT_OPEN);
             bl_crash_point("recover.extent_copied");
         } else {
@@ -87,8 +89,9 @@ static uint32_t bl_recover_entries(bl_meta *meta, bl_recovered *recovered)
         bl_load_line(memory, offset, &entry); /* SYNC entry */
         bl_ordered(memory, offset, bl_epoch_offset(half));
         int whole = bl_verify(memory, bl_table_whole(&entry, number));
-        if (whole && entry.state == BL_ENTRY_COMMITTED && !bl_entry_invalid(g, &entry)) {
+        if (whole)
             bl_believe(memory, offset);
+        if (whole && entry.state == BL_ENTRY_COMMITTED && !bl_entry_invalid(g, &entry)) {
             meta->blocks[number] = (bl_block){
                 .key = {entry.key[0], entry.key[1]},
                 .generation = entry.generation,

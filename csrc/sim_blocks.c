@@ -312,7 +312,6 @@ static int bl_path_recovery(bl_sim_world *world)
                                  .server_host_count = 1 + (uint32_t)bl_sim_below(world, 2),
                                  .server_deaths = 3, .server_verbs = BL_BLOCKS_SERVER_VERBS},
                         .key_count = loses ? BL_BLOCKS_KEY_COUNT_MAX : 8, .loses = loses};
-    world->lawless = 1; /* here bl_blocks_claim() judges who may write */
     for (uint32_t host = 0; host < 3; host++)
         bl_path_client(&blocks.path, host, bl_blocks_work);
     bl_sim_kill_after(world, blocks.path.client[0], 1 + bl_sim_below(world, 8000));

@@ -175,6 +175,7 @@ static void bl_sim_look_settle(bl_sim_look *look, const bl_sim_process *process)
 void bl_sim_note_invalidate(bl_sim_world *world, bl_sim_process *process, uint32_t line)
 {
     bl_sim_look *look = bl_sim_look_of(world, process, line);
+    process->order.touched_at = (uint32_t)world->stat.steps;
     bl_sim_look_settle(look, process);
     look->pending_at = (uint32_t)process->fenced_at;
     look->pending_fence = process->order.fences + 1;
@@ -203,6 +204,7 @@ void bl_sim_note_load(bl_sim_world *world, bl_sim_process *process, uint32_t lin
 {
     bl_sim_look *look = bl_sim_look_of(world, process, line);
     const bl_sim_track *track = bl_sim_track_of(world, line);
+    process->order.touched_at = (uint32_t)world->stat.steps;
     bl_sim_look_settle(look, process);
     look->site = site;
     look->loaded_at = (uint32_t)world->stat.steps;

@@ -71,7 +71,8 @@ typedef struct bl_sim_order {
     uint32_t clock;
     uint32_t snapshot;          /* of known; 0: not taken since known changed */
     uint32_t fences;            /* full ones */
-    uint32_t streamed_at;       /* world step of its last write */
+    uint32_t streamed_at;       /* world step of its last write, */
+    uint32_t touched_at;        /* and of its last load or invalidation */
     uint32_t look_count;
     bl_sim_look *looks;         /* by track */
     bl_sim_raise raise[BL_SIM_PROCESS_COUNT][BL_SIM_RAISE_COUNT];

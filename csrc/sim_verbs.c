@@ -37,6 +37,24 @@ static int bl_sim_skipped(const bl_memory *memory, const bl_site *site)
     return number == memory->world->config.skip_site;
 }
 
+/* The economy: a fence that nothing came before, the invalidation of a line that this host does not
+ * have, or has as it is in memory. No failure: who looks for news cannot know there is none. */
+static void bl_sim_idle(const bl_memory *memory, const bl_site *site, int idle)
+{
+    if (idle && memory->world->config.idle)
+        memory->world->config.idle[bl_sim_site_number(site)]++;
+}
+
+static int bl_sim_current(const bl_memory *memory, uint64_t offset)
+{
+    bl_sim_world *world = memory->world;
+    uint32_t line = (uint32_t)(offset / BL_LINE_SIZE);
+    const bl_sim_line *cached = bl_sim_cached(&world->host[memory->host], line);
+    return !cached ||
+           (!cached->dirty &&
+            memcmp(cached->data, world->memory + (uint64_t)line * BL_LINE_SIZE, BL_LINE_SIZE) == 0);
+}
+
 /* A turn at offset; 1 if the site is skipped. */
 static int bl_sim_enter(const bl_memory *memory, uint64_t offset, const bl_site *site)
 {
@@ -117,15 +135,21 @@ void bl_sim_invalidate(const bl_memory *memory, uint64_t offset, uint64_t size,
     bl_sim_world *world = memory->world;
     uint64_t end = offset + size;
     for (offset -= offset % BL_LINE_SIZE; offset < end; offset += BL_LINE_SIZE)
-        if (!bl_sim_enter(memory, offset, site))
+        if (!bl_sim_enter(memory, offset, site)) {
+            bl_sim_idle(memory, site, world->config.idle && bl_sim_current(memory, offset));
             bl_sim_line_invalidate(world, world->current, (uint32_t)(offset / BL_LINE_SIZE));
+        }
 }
 
 void bl_sim_fence_store(const bl_memory *memory, const bl_site *site)
 {
     bl_sim_step(memory->world, memory->world->near_line);
-    if (!bl_sim_skipped(memory, site))
-        memory->world->current->fence_number++, bl_sim_note_release(memory->world->current);
+    if (bl_sim_skipped(memory, site))
+        return;
+    bl_sim_process *process = memory->world->current;
+    bl_sim_idle(memory, site, process->order.known.clock[process->number] == process->order.clock);
+    process->fence_number++;
+    bl_sim_note_release(process);
 }
 
 /* Takes its time: others see what is half out. */
@@ -135,6 +159,9 @@ void bl_sim_fence_full(const bl_memory *memory, const bl_site *site)
     bl_sim_step(world, world->near_line);
     if (bl_sim_skipped(memory, site))
         return;
+    const bl_sim_order *order = &world->current->order;
+    bl_sim_idle(memory, site, order->touched_at <= world->current->fenced_at &&
+                                  order->streamed_at <= world->current->fenced_at);
     while (world->current->store_count) {
         bl_sim_drain(world, world->current);
         if (bl_sim_below(world, 4) == 0)

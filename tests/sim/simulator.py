@@ -53,7 +53,8 @@ class Site:
 @dataclass(frozen=True)
 class Run:
     """What came of one seed: 0 or a negative error, the counters of ``bl_sim_stat``, and by site
-    number the stale loads and how often the site did something; what an oracle says of it."""
+    number the stale loads and how often the site did something; what an oracle says of it; and
+    by site how often there was nothing to do."""
 
     seed: int
     result: int
@@ -61,6 +62,7 @@ class Run:
     stale: tuple[int, ...]
     hits: tuple[int, ...]
     report: str
+    idle: tuple[int, ...]
 
 
 @cache
@@ -102,13 +104,15 @@ def play(scenario: str, seed: int, *, skip: int = 0, coherent: bool = False, kin
     kind = kind or ("coherent" if coherent else "non-coherent")
     config = ffi.new("bl_sim_config *", {"seed": seed, "skip_site": skip, **KINDS[kind]})
     stat = ffi.new("bl_sim_stat *")
+    idle = ffi.new("uint64_t[]", lib.bl_sim_site_count() + 1)
+    config.idle = idle
     stale = ffi.new("uint64_t[]", lib.bl_sim_site_count() + 1)
     hits = ffi.new("uint64_t[]", lib.bl_sim_site_count() + 1)
     result = lib.bl_sim_play(scenario.encode(), config, stat, stale, hits)
     names = [name for name, _ in ffi.typeof("bl_sim_stat").fields if name != "report"]
     counters = {name: getattr(stat, name) for name in names}
     text = ffi.string(stat.report).decode()
-    return Run(seed, result, counters, tuple(stale), tuple(hits), text)
+    return Run(seed, result, counters, tuple(stale), tuple(hits), text, tuple(idle))
 
 
 def told(result: int) -> str:

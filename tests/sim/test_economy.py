@@ -1,0 +1,26 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""What the economy report counts: needless work is seen, needed work is not called idle."""
+
+from __future__ import annotations
+
+from economy import thrift
+from simulator import play, site
+
+
+def test_polling_is_idle_and_publishing_is_not() -> None:
+    found = {(t.site.function, t.site.verb, t.site.index): t for t in thrift(5, ("lane",))}
+    polled = found["bl_server_round", "invalidate", 0]
+    sent = found["bl_bulk_send", "fence_store", 0]
+    assert 0 < polled.idle <= polled.done
+    assert polled.idle > polled.done // 2
+    assert sent.done > 0
+    assert sent.idle == 0
+
+
+def test_fence_over_what_another_covered_is_idle() -> None:
+    run = play("store_buffering", 3)
+    number = site("bl_litmus_store_load", "invalidate")
+    assert run.hits[number] > 0
+    assert run.idle[number] > 0  # what is looked at for the first time is not cached
+    assert run.idle[site("bl_litmus_store_load", "fence_store")] == 0
