@@ -16,8 +16,6 @@ MUTANTS = (
     ("message_passing", "bl_litmus_look", "invalidate", 0, "late look"),
     ("store_buffering", "bl_litmus_store_load", "fence_full", 0, "early look"),
     ("store_buffering", "bl_litmus_store_load", "invalidate", 0, "early look"),
-    ("lane", "bl_bulk_send", "fence_store", 0, "unfenced"),
-    ("lane", "bl_bulk_take", "invalidate", 0, "stale"),
     ("lane", "bl_lane_answer", "fence_store", 0, "unfenced"),
     ("lane", "bl_reply_decode", "invalidate", 0, "stale"),
     ("meta", "bl_blocks_read", "invalidate", 0, "stale"),
