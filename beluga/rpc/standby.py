@@ -31,18 +31,19 @@ def stand_by(
 
     A server of this machine is followed within milliseconds of its death; one of another machine,
     or one that only stands still, after ``silent_s`` seconds. With ``lease``, only while that is
-    held. ``server`` is started when this returns True. Raises what :meth:`Server.start` does,
-    except for :class:`~beluga.errors.ServerAliveError`: then it goes on watching.
+    held; while that cannot be asked, it waits on. ``server`` is started when this returns True.
+    Raises what :meth:`Server.start` does, except for :class:`~beluga.errors.ServerAliveError`:
+    then it goes on watching.
     """
     refused = ""
     while not told.is_set():
         if not server.watch(_LOOK_S, silent_s=silent_s):
             continue
-        if lease is not None and not lease.acquire(_LOOK_S):
-            continue
         try:
+            if lease is not None and not lease.acquire(_LOOK_S):
+                continue
             server.start()
-        except ServerAliveError as error:
+        except (LeaseError, ServerAliveError) as error:
             if lease is not None:
                 lease.release()
             if str(error) != refused:

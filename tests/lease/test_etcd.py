@@ -7,7 +7,8 @@ from __future__ import annotations
 import shutil
 import socket
 import subprocess
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -15,9 +16,12 @@ from blocks import eventually
 
 from beluga.errors import LeaseError
 from beluga.lease import EtcdLease, Lease, open_lease
+from beluga.pool import Pool
 
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.slow
+
+Command = subprocess.Popen[str]
 
 
 def free_port() -> int:
@@ -46,6 +50,9 @@ class Etcd:
             stdout=self._log,
             stderr=self._log,
         )
+
+    def url(self, name: str) -> str:
+        return f"etcd://127.0.0.1:{self.port}/{name}"
 
     def lease(self, name: str, *, ttl_s: int = 30) -> EtcdLease:
         return EtcdLease(f"http://127.0.0.1:{self.port}", name, ttl_s=ttl_s, timeout_s=20)
@@ -107,7 +114,68 @@ def test_what_nobody_renews_ends(etcd: Etcd) -> None:
 
 
 def test_a_url_names_it(etcd: Etcd) -> None:
-    lease: Lease = open_lease(f"etcd://127.0.0.1:{etcd.port}/by-url")
+    lease: Lease = open_lease(etcd.url("by-url"))
     assert lease.acquire(20)
     assert not etcd.lease("by-url").acquire(0)
     lease.release()
+
+
+@pytest.fixture
+def pool(tmp_path: Path) -> list[str]:
+    device = str(tmp_path / "device")
+    Pool.create([device], device_size=32 << 20, sparse=True).close()
+    return ["--pool", device]
+
+
+def says(command: Command, text: str) -> bool:
+    """Wait for a line that begins so: whether it came before the command's end."""
+    assert command.stderr
+    return any(line.startswith(text) for line in command.stderr)
+
+
+def test_a_standby_with_a_lock_follows_a_server_that_dies_with_it(
+    etcd: Etcd,
+    pool: list[str],
+    start: Callable[..., Command],
+    run: Callable[..., subprocess.CompletedProcess[str]],
+) -> None:
+    stand_by = ("serve", "--standby", "--lease", etcd.url("standby"), *pool)
+    first = start(*stand_by)
+    assert says(first, "took over, epoch 1")
+    assert not etcd.lease("standby").acquire(0)
+    assert run("put", "key", "-", *pool, stdin="some bytes").returncode == 0
+    second = start(*stand_by)
+    assert says(second, "standing by")
+    first.kill()
+    assert says(second, "took over, epoch 2")  # when etcd has seen the first end
+    assert not etcd.lease("standby").acquire(0)
+    assert run("get", "key", *pool).stdout == "some bytes"
+
+
+def test_a_standby_waits_for_a_lock_that_is_away(
+    pool: list[str], start: Callable[..., Command]
+) -> None:
+    standby = start("serve", "--standby", "--lease", "etcd://127.0.0.1:9/away", *pool)
+    assert says(standby, "standing by")
+    assert standby.stderr
+    assert "does not answer" in standby.stderr.readline()
+    with pytest.raises(subprocess.TimeoutExpired):
+        standby.wait(1)
+    standby.terminate()
+    assert standby.wait(60) == 0
+
+
+def test_a_standby_without_the_lock_leaves_the_pool_alone(
+    etcd: Etcd,
+    pool: list[str],
+    start: Callable[..., Command],
+    run: Callable[..., subprocess.CompletedProcess[str]],
+) -> None:
+    lock = etcd.lease("not-mine", ttl_s=300)
+    assert lock.acquire(20)
+    standby = start("serve", "--standby", "--lease", etcd.url("not-mine"), *pool)
+    assert says(standby, "standing by")
+    time.sleep(1)  # it asks five times a second
+    assert "no server answers" in run("ping", *pool, "--timeout", "0.1").stderr
+    lock.release()
+    assert says(standby, "took over, epoch 1")

@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,7 @@ from blocks import held, put
 from lines import seal_table
 from plants import Ground
 
-from beluga.errors import DeviceBusyError, ServerAliveError
+from beluga.errors import DeviceBusyError, EpochDamagedError, ServerAliveError
 from beluga.meta import MetaClient, MetaServer, check_pool, repair_pool
 from beluga.pool import Pool
 from beluga.rpc import Client
@@ -67,6 +69,35 @@ def test_an_epoch_line_is_made_anew(pool: Pool, half: int) -> None:
         ground.flip(ground.epoch(half) + copy, 3)
     _, report = repair_pool(pool, declared_gone=True)
     assert report.findings == ()
+    assert kept(pool) == set(range(COUNT))
+
+
+@pytest.mark.parametrize("half", [0, 1])
+def test_a_server_refuses_a_damaged_epoch_line_until_it_is_repaired(
+    pool: Pool,
+    paths: list[Path],
+    half: int,
+    run: Callable[..., subprocess.CompletedProcess[str]],
+) -> None:
+    fill(pool)
+    ground = Ground(pool)
+    for copy in (0, 64):  # neither torn nor never written: both are other bytes altogether
+        ground.at(ground.epoch(half) + copy)[:] = bytes((7 * at + copy) % 251 for at in range(64))
+    damaged = bytes(ground.at(ground.epoch(half)))
+    names_repair = "'beluga pool check --repair'"
+    with (
+        pytest.raises(EpochDamagedError, match=names_repair),
+        MetaServer(pool, declared_gone=True),
+    ):
+        pass
+    assert bytes(ground.at(ground.epoch(half))) == damaged
+    devices = [option for path in paths for option in ("--pool", path)]
+    refused = run("serve", *devices)
+    assert refused.returncode == 1
+    assert names_repair in refused.stderr
+    assert run("pool", "check", *devices).returncode == 1
+    assert run("pool", "check", "--repair", *devices).returncode == 0
+    assert run("pool", "check", *devices).returncode == 0
     assert kept(pool) == set(range(COUNT))
 
 
