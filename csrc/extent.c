@@ -212,12 +212,38 @@ int bl_extents_at(const bl_extents *extents, uint64_t offset, bl_extent_view *ou
     return 0;
 }
 
+int64_t bl_extents_first_at(const bl_extents *extents, uint64_t offset)
+{
+    uint64_t first = bl_extents_first(extents, offset);
+    return first == BL_BITSET_NONE ? -ENOENT : (int64_t)first;
+}
+
 int bl_extents_next(const bl_extents *extents, uint64_t stripe, bl_extent_view *out)
 {
     uint64_t first = bl_bitset_next(&extents->first, stripe);
     if (first == BL_BITSET_NONE)
         return -ENOENT;
     bl_extent_view_of(extents, first, out);
+    return 0;
+}
+
+int bl_extents_next_empty(const bl_extents *extents, uint64_t stripe, bl_extent_view *out)
+{
+    uint64_t found = BL_BITSET_NONE;
+    for (uint32_t place = 0; place < BL_CLASS_COUNT_MAX; place++) {
+        const bl_class *class = &extents->class[place];
+        if (!class->extent_count)
+            continue;
+        uint64_t first = bl_bitset_next(&class->roomy, stripe);
+        while (first < found &&
+               extents->extent[first].free_count != extents->extent[first].block_count)
+            first = bl_bitset_next(&class->roomy, first + 1);
+        if (first < found)
+            found = first;
+    }
+    if (found == BL_BITSET_NONE)
+        return -ENOENT;
+    bl_extent_view_of(extents, found, out);
     return 0;
 }
 

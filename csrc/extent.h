@@ -84,11 +84,16 @@ void bl_extents_unhold_all(bl_extents *extents);
 /* The stripes of an extent without used or held blocks are free again: 0, -EBUSY, -EINVAL. */
 int bl_extents_close(bl_extents *extents, uint32_t first_stripe);
 
-/* The extent that has this offset: 0 or -ENOENT. */
+/* The extent that has this offset: 0 or -ENOENT; its first stripe or -ENOENT. */
 int bl_extents_at(const bl_extents *extents, uint64_t offset, bl_extent_view *out);
+int64_t bl_extents_first_at(const bl_extents *extents, uint64_t offset);
 
 /* The first extent with first_stripe >= stripe: 0 or -ENOENT. To walk over all. */
 int bl_extents_next(const bl_extents *extents, uint64_t stripe, bl_extent_view *out);
+
+/* The first extent with first_stripe >= stripe that nothing is used or held in: 0 or -ENOENT. It
+ * looks at those with a free block alone. */
+int bl_extents_next_empty(const bl_extents *extents, uint64_t stripe, bl_extent_view *out);
 
 /* Recovery: an extent as it was, all blocks free; the view's free and held counts are not looked
  * at. 0, -EINVAL (nonsense), -EEXIST (overlap), -E2BIG (classes). */

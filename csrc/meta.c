@@ -90,7 +90,7 @@ int bl_meta_create(bl_server *server, bl_meta **out)
     meta->pins = calloc(g->lane_count, sizeof *meta->pins);
     meta->holds = calloc(g->lane_count, sizeof *meta->holds);
     meta->lane_blocks = malloc(g->lane_count * sizeof *meta->lane_blocks);
-    meta->extent_blocks = malloc(g->stripe_count * sizeof *meta->extent_blocks);
+    meta->extent_blocks = bl_lazy_map_dense(g->stripe_count * sizeof *meta->extent_blocks);
     int status = -ENOMEM;
     if (meta->blocks && meta->pins && meta->holds && meta->lane_blocks && meta->extent_blocks)
         status = bl_index_create(&meta->index, g->block_count_max);
@@ -127,6 +127,7 @@ void bl_meta_destroy(bl_meta *meta)
     free(meta->pins);
     free(meta->holds);
     free(meta->lane_blocks);
-    free(meta->extent_blocks);
+    bl_lazy_unmap(meta->extent_blocks,
+                  meta->pool->geometry.stripe_count * sizeof *meta->extent_blocks);
     free(meta);
 }

@@ -43,10 +43,8 @@ void bl_number_give(bl_meta *meta, uint32_t number)
 
 uint32_t *bl_extent_list(bl_meta *meta, uint64_t offset)
 {
-    bl_extent_view view;
-    return bl_extents_at(meta->extents, offset, &view) < 0
-               ? NULL
-               : &meta->extent_blocks[view.first_stripe];
+    int64_t first = bl_extents_first_at(meta->extents, offset);
+    return first < 0 ? NULL : &meta->extent_blocks[first];
 }
 
 void bl_extent_return(bl_meta *meta, uint64_t offset)
@@ -63,7 +61,7 @@ void bl_extent_return(bl_meta *meta, uint64_t offset)
 void bl_extents_return_all(bl_meta *meta)
 {
     bl_extent_view view;
-    for (uint64_t stripe = 0; bl_extents_next(meta->extents, stripe, &view) == 0;
+    for (uint64_t stripe = 0; bl_extents_next_empty(meta->extents, stripe, &view) == 0;
          stripe = (uint64_t)view.first_stripe + view.stripe_count)
         if (bl_extents_close(meta->extents, view.first_stripe) == 0)
             bl_extent_write(meta, &view, BL_EXTENT_FREE);

@@ -53,10 +53,15 @@ static void bl_recover_extents(bl_meta *meta)
     const bl_geometry *g = &meta->pool->geometry;
     uint32_t half = meta->server->half, old_half = 1 - half;
     static const uint64_t nothing[8];
+    uint64_t taken = 0; /* stripes below are an adopted extent's, marked later than they were */
     for (uint64_t stripe = 0; stripe < g->stripe_count; stripe++) {
         uint64_t offset = bl_extent_line_offset(g, stripe, old_half);
         bl_extent_line line;
         bl_scan_refetch(memory, offset, stripe, g->stripe_count);
+        if (stripe < taken) {
+            bl_stream_line(memory, bl_extent_line_offset(g, stripe, half), nothing);
+            continue;
+        }
         /* SYNC extent.open: pairs with bl_extent_write() */
         bl_load_line(memory, offset, &line);
         bl_ordered(memory, offset, bl_epoch_offset(half));
@@ -66,6 +71,7 @@ static void bl_recover_extents(bl_meta *meta)
             bl_believe(memory, offset);
         if (whole && line.state == BL_EXTENT_OPEN && line.first_stripe == stripe &&
             bl_extents_adopt(meta->extents, &view) == 0) {
+            taken = stripe + view.stripe_count;
             bl_extent_write(meta, &view, BL_EXTENT_OPEN);
             bl_crash_point("recover.extent_copied");
         } else {
@@ -145,8 +151,11 @@ static void bl_recover_prefault(const bl_meta *meta)
 static void bl_recover_blocks(bl_meta *meta, const bl_recovered *recovered, uint32_t count)
 {
     for (uint32_t i = count; i-- > 0;) {
-        if (i >= 2 * BL_AHEAD)
-            bl_prefetch(&meta->blocks[recovered[i - 2 * BL_AHEAD].number]);
+        if (i >= 2 * BL_AHEAD) {
+            const bl_block *later = &meta->blocks[recovered[i - 2 * BL_AHEAD].number];
+            bl_prefetch(later);
+            bl_prefetch((const uint8_t *)(later + 1) - 1); /* it lies on two lines */
+        }
         if (i >= BL_AHEAD) {
             const bl_block *next = &meta->blocks[recovered[i - BL_AHEAD].number];
             bl_index_prefetch(meta->index, next->key);
@@ -174,9 +183,12 @@ int bl_recover(void *context, uint64_t old_epoch, int doubtful)
     bl_recover_blocks(meta, bl_recovered_sort(recovered, recovered + count_max, count), count);
     bl_lazy_unmap(recovered, size);
     meta->fresh_number = count_max;
-    for (uint32_t number = count_max; number-- > 0;)
-        if (meta->blocks[number].state == BL_NUMBER_FREE)
+    uint64_t rest = count_max - meta->stat.block_count; /* numbers without a block */
+    for (uint32_t number = count_max; rest > 0 && number-- > 0;)
+        if (meta->blocks[number].state == BL_NUMBER_FREE) {
             bl_number_give(meta, number);
+            rest--;
+        }
     bl_crash_point("recover.numbers_done");
     if (doubtful)
         bl_extents_hold_free(meta->extents);
