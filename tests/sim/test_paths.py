@@ -34,7 +34,6 @@ MUTANTS = {
         ("bl_blocks_read", "fence_full", 0),  # the payload is dropped after the lookup
         ("bl_blocks_read", "invalidate", 0),  # and not taken from the cache
         ("bl_blocks_same", "verify", 0),  # the second look
-        ("bl_entry_clear", "stream_line", 0),  # what it looks at
     ),
     "recovery": (
         ("bl_entry_write", "stream_line", 0),
@@ -44,6 +43,7 @@ MUTANTS = {
     ),
     "kv": (
         ("bl_gather_flush", "stream", 0),
+        ("bl_entry_clear", "stream_line", 0),  # what the second look sees
         ("bl_scatter_read", "invalidate", 0),  # the payload is not taken from the cache
     ),
     "kv_calm": (
