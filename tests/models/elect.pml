@@ -1,76 +1,147 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * Who may try to become server: Lamport's one-bit mutual exclusion over candidate lines, one writer
- * each. A store waits in its host's buffer until a fence or until it drains.
+ * Whose an epoch is: Disk Paxos with a line for each host, which that host alone writes (elect.c).
+ * A line that is written waits in its host's buffer until a fence or until it drains. A candidate
+ * may die before any step: it just goes no further, which is one of the runs anyhow.
  *
  * Properties:
- *   one_candidate   (assert) no two hosts are inside at a time
- *   somebody_wins   (ltl) while hosts want to, one is inside again and again; the scheduler is fair
+ *   one_owner      (assert) no two owners are ever decided, whoever is slow or dead
+ *   survivor_wins  (assert, SURVIVOR) a candidate whose rivals have all died wherever they were
+ *                  decides with its next ballot: the dead block nobody
  *
- * Seeded bugs: NO_FENCE (the own line need not be out before the others' are read), NO_HIGHER (hosts
- * of higher numbers are not waited for), NO_YIELD (a host does not step back for a lower one, which
- * leaves both waiting: somebody_wins fails).
+ * Seeded bugs: NO_FENCE (the own line need not be out before the others' are read), NO_HIGHER (a
+ * greater ballot does not disturb), NO_ADOPT (an owner that another accepted is not taken over);
+ * with SURVIVOR: NO_GREATER (a ballot is not begun above those that were seen).
  */
 #define HOSTS 3
+#ifndef BALLOTS
+#define BALLOTS 1               /* that a host may begin */
+#endif
 
-bool wants[HOSTS];              /* in memory */
-bool buffered[HOSTS];           /* the store of wants = true that is on its way */
-byte inside;
+typedef Line {
+    byte ballot;
+    byte accepted;
+    byte owner                  /* host + 1; 0: none */
+};
 
-#define fence(i) \
-    atomic { if :: buffered[i] -> wants[i] = true; buffered[i] = false :: else fi }
+Line line[HOSTS];               /* in memory */
+Line buffer[HOSTS];
+bool buffered[HOSTS];
+byte decided;                   /* owner, or 0 */
+byte ended;
+
+inline drain(i)
+{
+    line[i].ballot = buffer[i].ballot;
+    line[i].accepted = buffer[i].accepted;
+    line[i].owner = buffer[i].owner;
+    buffered[i] = false
+}
+
+inline fence(i) { atomic { if :: buffered[i] -> drain(i) :: else fi } }
+
+/* Streams to one line arrive in order. */
+inline write(i)
+{
+    fence(i);
+    atomic {
+        buffer[i].ballot = ballot;
+        buffer[i].accepted = accepted;
+        buffer[i].owner = owner;
+        buffered[i] = true
+    }
+#ifndef NO_FENCE
+    fence(i)
+#endif
+}
+
+/* Line by line: others write between two looks. */
+inline read_all()
+{
+    d_step { greatest = 0; accepted_in = 0; accepted_owner = 0; other = 0 }
+    do
+    :: other < HOSTS ->
+        d_step {
+            if :: line[other].ballot > greatest -> greatest = line[other].ballot :: else fi;
+            if
+            :: line[other].accepted > accepted_in ->
+                accepted_in = line[other].accepted;
+                accepted_owner = line[other].owner
+            :: else
+            fi;
+            other++
+        }
+    :: else -> break
+    od
+}
+
+inline undisturbed()
+{
+#ifdef NO_HIGHER
+    skip
+#else
+    if :: greatest > ballot -> goto again :: else fi
+#endif
+}
+
+inline may_die()
+{
+#ifdef SURVIVOR
+    if :: self != 0 -> goto done :: skip fi
+#else
+    skip
+#endif
+}
+
+proctype Candidate(byte self)
+{
+    byte ballot, accepted, owner, other, begun, greatest, accepted_in, accepted_owner;
+#ifdef SURVIVOR
+    if :: self == 0 -> ended == HOSTS - 1 :: else fi;
+#endif
+again:
+    if :: begun == BALLOTS -> goto done :: else -> begun++ fi;
+    read_all();
+#ifdef NO_GREATER
+    ballot = begun * HOSTS + self;
+#else
+    ballot = (greatest / HOSTS + 1) * HOSTS + self;
+#endif
+    write(self);
+    may_die();
+    read_all();
+    undisturbed();
+#ifdef NO_ADOPT
+    owner = self + 1;
+#else
+    owner = (accepted_in > 0 -> accepted_owner : self + 1);
+#endif
+    accepted = ballot;
+    write(self);
+    may_die();
+    read_all();
+    undisturbed();
+    atomic { assert(decided == 0 || decided == owner); decided = owner };    /* one_owner */
+#ifdef SURVIVOR
+    if :: self == 0 -> goto won :: else fi;
+#endif
+done:
+#ifdef SURVIVOR
+    assert(self != 0);                                                      /* survivor_wins */
+won:
+#endif
+    ended++
+}
 
 proctype Buffers()
 {
 end:
     do
-    :: atomic { buffered[0] -> wants[0] = true; buffered[0] = false }
-    :: atomic { buffered[1] -> wants[1] = true; buffered[1] = false }
-    :: atomic { buffered[2] -> wants[2] = true; buffered[2] = false }
+    :: atomic { buffered[0] -> drain(0) }
+    :: atomic { buffered[1] -> drain(1) }
+    :: atomic { buffered[2] -> drain(2) }
     od
 }
 
-proctype Host(byte self)
-{
-    byte other;
-again:
-    buffered[self] = true;
-#ifndef NO_FENCE
-    fence(self);
-#endif
-    other = 0;
-    do
-    :: other < self ->
-        if
-        :: wants[other] ->
-#ifndef NO_YIELD
-            fence(self);
-            wants[self] = false;
-            !wants[other];
-            goto again
-#else
-            !wants[other]
-#endif
-        :: else
-        fi;
-        other++
-    :: else -> break
-    od;
-#ifndef NO_HIGHER
-    other = self + 1;
-    do
-    :: other < HOSTS -> !wants[other]; other++
-    :: else -> break
-    od;
-#endif
-    atomic { inside++; assert(inside == 1) };                   /* one_candidate */
-    inside--;
-    fence(self);
-    wants[self] = false;
-    goto again
-}
-
-init { atomic { run Buffers(); run Host(0); run Host(1); run Host(2) } }
-
-ltl somebody_wins { [] <> (inside > 0) }
+init { atomic { run Buffers(); run Candidate(0); run Candidate(1); run Candidate(2) } }
