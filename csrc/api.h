@@ -316,6 +316,9 @@ int64_t bl_remove_blocks(bl_session *session, const uint64_t *keys, uint32_t cou
 
 int bl_meta_ask_stat(bl_session *session, bl_meta_stat *out, uint64_t timeout_ns);
 
+/* A device failed at offset, in the data stripes: how many stripes the server retired now. */
+int64_t bl_retire(bl_session *session, uint64_t offset, uint64_t timeout_ns);
+
 /* ---- L5 transfer */
 
 /* A run of private memory of this process. */

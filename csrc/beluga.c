@@ -66,6 +66,7 @@
 #include "reclaim.c"
 #include "lookup.c"
 #include "grant.c"
+#include "retire.c"
 #include "recover_sort.h"
 #include "recover.c"
 #include "meta.c"

@@ -47,7 +47,7 @@ static uint32_t bl_judge_mark(bl_check *check, const bl_check_line *line)
         return BL_FINDING_EXTENT_FUTURE;
     if (mark.state == BL_EXTENT_FREE)
         return 0;
-    if (mark.state != BL_EXTENT_OPEN)
+    if (mark.state != BL_EXTENT_OPEN && mark.state != BL_EXTENT_RETIRED)
         return BL_FINDING_EXTENT_STATE;
     if (mark.stripe_count == 0 || mark.stripe_count > BL_EXTENT_STRIPES_MAX ||
         mark.block_size == 0 || bl_block_size(mark.block_size) != mark.block_size)
@@ -80,7 +80,7 @@ static void bl_check_overlap(bl_check *check, bl_check_line *line, const bl_exte
         bl_check_refetch(check, lines[1].offset, BL_LINE_SIZE);
         bl_check_look(check, &lines[1]);
         memcpy(&mark, lines[1].word, sizeof mark);
-        if (mark.state == BL_EXTENT_OPEN && mark.generation == other.generation &&
+        if (mark.state != BL_EXTENT_FREE && mark.generation == other.generation &&
             bl_check_stands(check, lines, 2) && bl_check_stands(check, lines, 2)) {
             bl_found(check, BL_FINDING_EXTENT_OVERLAP, line->number, other.first_stripe);
             return;
@@ -164,11 +164,11 @@ static bl_check_line bl_check_entry_line(const bl_check *check, uint64_t number)
                            .number = number};
 }
 
-/* Does a block of this size start at offset in this extent? */
+/* Does a block of this size start at offset in this extent? One that is retired has none. */
 static int bl_extent_houses(const bl_geometry *g, const bl_extent_view *view, const bl_entry *entry)
 {
     uint64_t first = g->data_offset + (uint64_t)view->first_stripe * BL_STRIPE_SIZE;
-    if (entry->offset < first ||
+    if (entry->offset < first || view->retired ||
         view->block_size != bl_block_size(bl_stored_size(entry->length, entry->chunk_size)))
         return 0;
     uint64_t inside = entry->offset - first;
@@ -190,7 +190,7 @@ static int bl_check_housed(bl_check *check, const bl_entry *entry)
         bl_check_refetch(check, line.offset, BL_LINE_SIZE);
         bl_check_look(check, &line);
         memcpy(&mark, line.word, sizeof mark);
-        if (!bl_check_used(&line) || bl_judge_mark(check, &line) || mark.state != BL_EXTENT_OPEN)
+        if (!bl_check_used(&line) || bl_judge_mark(check, &line) || mark.state == BL_EXTENT_FREE)
             continue;
         view = bl_extent_of(&mark);
         if (bl_extent_houses(g, &view, entry))

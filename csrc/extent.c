@@ -91,6 +91,7 @@ static void bl_extent_view_of(const bl_extents *extents, uint64_t first, bl_exte
         .block_count = extent->block_count,
         .free_count = extent->free_count,
         .held_count = extent->held_count,
+        .retired = extent->retired,
     };
 }
 
@@ -170,7 +171,7 @@ int bl_extents_adopt(bl_extents *extents, const bl_extent_view *view)
     if (!class)
         return -E2BIG;
     bl_extent_make(extents, class, (bl_run){first, part}, view->generation);
-    return 0;
+    return view->retired ? bl_extents_retire(extents, view->first_stripe) : 0;
 }
 
 /* Stripes from first on came back: cells that hold them begin less than an extent before. */
@@ -187,7 +188,7 @@ int bl_extents_close(bl_extents *extents, uint32_t first_stripe)
     if (first_stripe >= extents->stripe_count || extents->back[first_stripe] != 1)
         return -EINVAL;
     bl_extent *extent = &extents->extent[first_stripe];
-    if (extent->free_count != extent->block_count)
+    if (extent->free_count != extent->block_count || extent->retired)
         return -EBUSY;
     bl_class *class = &extents->class[extent->class_index];
     for (uint32_t place = 0; place < extent->stripe_count; place++) {
@@ -200,6 +201,17 @@ int bl_extents_close(bl_extents *extents, uint32_t first_stripe)
     extents->extent_count--;
     extents->free_stripe_count += extent->stripe_count;
     bl_extents_freed(extents, first_stripe);
+    return 0;
+}
+
+int bl_extents_retire(bl_extents *extents, uint32_t first_stripe)
+{
+    if (first_stripe >= extents->stripe_count || extents->back[first_stripe] != 1)
+        return -EINVAL;
+    bl_extent *extent = &extents->extent[first_stripe];
+    extents->retired_stripe_count += extent->retired ? 0 : extent->stripe_count;
+    extent->retired = 1;
+    bl_bitset_remove(&extents->class[extent->class_index].roomy, first_stripe);
     return 0;
 }
 
@@ -255,6 +267,7 @@ void bl_extents_count(const bl_extents *extents, bl_extents_stat *out)
         .extent_count = extents->extent_count,
         .used_bytes = extents->used_bytes,
         .held_bytes = extents->held_bytes,
+        .retired_stripe_count = extents->retired_stripe_count,
     };
     for (uint32_t class = 0; class < BL_CLASS_COUNT_MAX; class++)
         out->class_count += extents->class[class].extent_count > 0;

@@ -9,7 +9,8 @@
  * by a process that is not proven gone, and is given to nobody (quarantine).
  *
  * Invariants: extents do not overlap; free + used + held blocks of an extent = block_count; stripes
- * in no extent are free; a class's lowest free block is given first.
+ * in no extent are free; a class's lowest free block is given first; an extent that is retired
+ * keeps its stripes and gives nothing.
  */
 #ifndef BL_EXTENT_H
 #define BL_EXTENT_H
@@ -27,6 +28,7 @@ typedef struct bl_extent_view {
     uint32_t block_count;
     uint32_t free_count;
     uint32_t held_count;
+    uint32_t retired;           /* 1: gives no blocks any more */
 } bl_extent_view;
 
 typedef struct bl_extents_stat {
@@ -36,6 +38,7 @@ typedef struct bl_extents_stat {
     uint64_t class_count;
     uint64_t used_bytes;        /* block_size of every used block */
     uint64_t held_bytes;
+    uint64_t retired_stripe_count;
 } bl_extents_stat;
 
 /* How choosy bl_extents_open is. A class has a grid of its own over the stripes: cells of the
@@ -81,8 +84,12 @@ int bl_extents_unhold(bl_extents *extents, uint64_t offset);
 void bl_extents_hold_free(bl_extents *extents);
 void bl_extents_unhold_all(bl_extents *extents);
 
-/* The stripes of an extent without used or held blocks are free again: 0, -EBUSY, -EINVAL. */
+/* The stripes of an extent without used or held blocks are free again: 0, -EBUSY (one that is
+ * retired always is), -EINVAL. */
 int bl_extents_close(bl_extents *extents, uint32_t first_stripe);
+
+/* An extent gives no block any more and is never closed: 0 or -EINVAL. */
+int bl_extents_retire(bl_extents *extents, uint32_t first_stripe);
 
 /* The extent that has this offset: 0 or -ENOENT; its first stripe or -ENOENT. */
 int bl_extents_at(const bl_extents *extents, uint64_t offset, bl_extent_view *out);
@@ -100,7 +107,7 @@ int bl_extents_next_empty(const bl_extents *extents, uint64_t stripe, bl_extent_
 int bl_extents_adopt(bl_extents *extents, const bl_extent_view *view);
 
 /* Recovery: the free block that starts at offset, of this class, is used: 0, -EINVAL (no block of
- * that class starts there), -EEXIST (used or held already). */
+ * that class starts there, or it is retired), -EEXIST (used or held already). */
 int bl_extents_claim(bl_extents *extents, uint64_t offset, uint32_t block_size);
 
 /* Ask for the memory of what has this offset, which is claimed soon. */

@@ -56,7 +56,8 @@ static void bl_space_become(bl_extents *extents, bl_space space, enum bl_space_s
     if (state == BL_SPACE_FREE) {
         *free |= bit;
         extent->free_count++;
-        bl_bitset_add(&class->roomy, first);
+        if (!extent->retired)
+            bl_bitset_add(&class->roomy, first);
     } else if (extent->free_count == 0) {
         bl_bitset_remove(&class->roomy, first);
     }
@@ -113,7 +114,8 @@ int bl_extents_unhold(bl_extents *extents, uint64_t offset)
 int bl_extents_claim(bl_extents *extents, uint64_t offset, uint32_t block_size)
 {
     bl_space space = bl_space_at(extents, offset);
-    if (space.state == BL_SPACE_NONE || space.extent->block_size != block_size)
+    if (space.state == BL_SPACE_NONE || space.extent->block_size != block_size ||
+        space.extent->retired)
         return -EINVAL;
     if (space.state != BL_SPACE_FREE)
         return -EEXIST;

@@ -21,13 +21,14 @@ typedef struct bl_extent {
     uint16_t held_count;
     uint8_t stripe_count;
     uint8_t class_index;
+    uint8_t retired;
 } bl_extent;
 
 typedef struct bl_class {
     uint32_t block_size;        /* 0: never used */
     uint32_t extent_count;      /* 0: another class may have this place */
     uint64_t barren;            /* no free cell begins below this stripe */
-    bl_bitset roomy;            /* first stripes of extents with a free block */
+    bl_bitset roomy;            /* first stripes of extents with a free block to give */
 } bl_class;
 
 struct bl_extents {
@@ -46,6 +47,7 @@ struct bl_extents {
     uint64_t extent_count;
     uint64_t used_bytes;
     uint64_t held_bytes;
+    uint64_t retired_stripe_count;
 };
 
 /* The first stripe of the extent that has the stripe of offset, or BL_BITSET_NONE. */

@@ -17,6 +17,12 @@ int bl_guarded(const bl_memory *memory, bl_guarded_run run, void *context)
     return run(context); /* the simulator's memory does not fail like this */
 }
 
+uint64_t bl_guard_offset(const bl_memory *memory)
+{
+    (void)memory;
+    return UINT64_MAX;
+}
+
 #else
 
 #include <pthread.h>
@@ -30,17 +36,34 @@ typedef struct bl_region {
 } bl_region;
 
 static __thread bl_region *bl_region_here;
+static __thread const void *bl_bus_address;
 static struct sigaction bl_bus_before;
 static pthread_once_t bl_bus_once = PTHREAD_ONCE_INIT;
 
+/* The device that is mapped at address, and where in it; device_count: none. */
+static bl_place bl_bus_place(const bl_memory *memory, const void *address)
+{
+    uint64_t size = (memory->map.device_stripes + 1) * BL_STRIPE_SIZE;
+    bl_place place = {0, 0};
+    for (; place.device < memory->map.device_count; place.device++) {
+        place.device_offset = (uintptr_t)address - (uintptr_t)memory->base[place.device];
+        if (place.device_offset < size)
+            break;
+    }
+    return place;
+}
+
 static int bl_region_has(const bl_region *region, const void *address)
 {
-    const bl_memory *memory = region->memory;
-    uint64_t size = (memory->map.device_stripes + 1) * BL_STRIPE_SIZE;
-    for (uint32_t i = 0; i < memory->map.device_count; i++)
-        if ((uintptr_t)address - (uintptr_t)memory->base[i] < size)
-            return 1;
-    return 0;
+    return bl_bus_place(region->memory, address).device < region->memory->map.device_count;
+}
+
+uint64_t bl_guard_offset(const bl_memory *memory)
+{
+    bl_place place = bl_bus_place(memory, bl_bus_address);
+    return place.device < memory->map.device_count && place.device_offset >= BL_STRIPE_SIZE
+               ? bl_interleave_offset(&memory->map, place)
+               : UINT64_MAX;
 }
 
 static void bl_bus_handle(int number, siginfo_t *info, void *context)
@@ -48,6 +71,7 @@ static void bl_bus_handle(int number, siginfo_t *info, void *context)
     for (bl_region *region = bl_region_here; region != NULL; region = region->outer)
         if (bl_region_has(region, info->si_addr)) {
             bl_region_here = region->outer;
+            bl_bus_address = info->si_addr;
             siglongjmp(region->out, 1);
         }
     if (bl_bus_before.sa_flags & SA_SIGINFO)

@@ -19,4 +19,8 @@ typedef int (*bl_guarded_run)(void *context);
 /* What run returns, or -BL_ERROR_DEVICE_FAULT. */
 int bl_guarded(const bl_memory *memory, bl_guarded_run run, void *context);
 
+/* Where in the pool the access was that ended this thread's last region so; UINT64_MAX: outside of
+ * the linear range. */
+uint64_t bl_guard_offset(const bl_memory *memory);
+
 #endif

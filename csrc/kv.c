@@ -149,6 +149,16 @@ static int bl_kv_store(bl_session *session, const bl_kv_batch *batch, bl_kv_work
     return status;
 }
 
+/* A copy met a fault: tell the server while what was granted or pinned keeps the extent where it
+ * is. Best effort: who meets it next tells it again. */
+static void bl_kv_retire(bl_session *session, const bl_kv_batch *batch, int status)
+{
+    uint64_t offset = bl_guard_offset(&session->pool->memory);
+    if (status == -BL_ERROR_DEVICE_FAULT && offset >= session->pool->geometry.data_offset &&
+        offset != UINT64_MAX)
+        bl_retire(session, offset, batch->timeout_ns);
+}
+
 int bl_kv_put(bl_session *session, const bl_kv_batch *batch, uint8_t *states, int32_t *statuses)
 {
     bl_kv_work work;
@@ -169,8 +179,10 @@ int bl_kv_put(bl_session *session, const bl_kv_batch *batch, uint8_t *states, in
                 statuses[work.index[k]] = work.statuses[k];
             }
         /* Nothing more is written: what was granted and is not committed may go. */
-        if (status < 0 && granted > 0 && session->attached && session->nonce == nonce)
+        if (status < 0 && granted > 0 && session->attached && session->nonce == nonce) {
+            bl_kv_retire(session, batch, status);
             bl_abort_blocks(session, work.commits, granted, batch->timeout_ns);
+        }
     }
     bl_kv_end(&work);
     return status;
@@ -356,6 +368,7 @@ int64_t bl_kv_get(bl_session *session, const bl_kv_batch *batch, uint8_t *states
     if (hits > 0) {
         read.hits = (uint32_t)hits;
         status = bl_guarded(&session->pool->memory, bl_kv_hits_guarded, &read);
+        bl_kv_retire(session, batch, status);
         for (uint32_t i = 0; i < hits; i++)
             work.commits[i] = (bl_commit){.generation = work.records[i].generation,
                                           .block = work.records[i].block};

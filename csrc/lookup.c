@@ -136,27 +136,31 @@ int bl_handle_release(void *context, bl_call *call)
     return bl_handle_give_up(context, call, bl_release_one);
 }
 
-/* A committed block goes at once for lookups; its space when nobody reads it any more. */
-static int bl_remove_one(bl_meta *meta, const uint64_t key[2])
+void bl_block_drop(bl_meta *meta, uint32_t number)
 {
-    int64_t number = bl_index_find(meta->index, key);
-    if (number < 0 || meta->blocks[number].state != BL_NUMBER_COMMITTED)
-        return 0;
     bl_block *block = &meta->blocks[number];
-    meta->stat.remove_count++;
-    bl_crash_point("remove.found");
     if (block->pin_count == 0) {
-        bl_block_evict(meta, (uint32_t)number);
+        bl_block_evict(meta, number);
         meta->stat.evict_count--;
-        return 1;
+        return;
     }
-    bl_entry_clear(meta, (uint32_t)number);
+    bl_entry_clear(meta, number);
     bl_crash_point("remove.cleared");
     bl_index_remove(meta->index, block->key);
     block->state = BL_NUMBER_DOOMED;
     bl_crash_point("remove.doomed");
     meta->stat.block_count--;
     meta->stat.block_bytes -= block->length;
+}
+
+static int bl_remove_one(bl_meta *meta, const uint64_t key[2])
+{
+    int64_t number = bl_index_find(meta->index, key);
+    if (number < 0 || meta->blocks[number].state != BL_NUMBER_COMMITTED)
+        return 0;
+    meta->stat.remove_count++;
+    bl_crash_point("remove.found");
+    bl_block_drop(meta, (uint32_t)number);
     return 1;
 }
 

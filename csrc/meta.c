@@ -58,6 +58,7 @@ void bl_meta_describe(const bl_meta *meta, bl_meta_stat *out)
     out->used_bytes = space.used_bytes;
     out->held_bytes = space.held_bytes;
     out->data_bytes = space.stripe_count * BL_STRIPE_SIZE;
+    out->retired_stripe_count = space.retired_stripe_count;
 }
 
 int bl_meta_serve(bl_meta *meta, int declared_gone)
@@ -70,6 +71,7 @@ int bl_meta_serve(bl_meta *meta, int declared_gone)
         {BL_METHOD_RESERVE, bl_handle_reserve}, {BL_METHOD_COMMIT, bl_handle_commit},
         {BL_METHOD_ABORT, bl_handle_abort},    {BL_METHOD_RELEASE, bl_handle_release},
         {BL_METHOD_REMOVE, bl_handle_remove},  {BL_METHOD_STAT, bl_handle_stat},
+        {BL_METHOD_RETIRE, bl_handle_retire},
     };
     for (size_t i = 0; i < sizeof calls / sizeof calls[0]; i++)
         bl_server_handle_method(meta->server, calls[i].method, calls[i].handler, meta);

@@ -111,6 +111,12 @@ void bl_space_give(bl_meta *meta, uint32_t number);
 /* A committed block without pins leaves the index, the table and its space. */
 void bl_block_evict(bl_meta *meta, uint32_t number);
 
+/* A committed block goes at once for lookups; its space when nobody reads it any more. */
+void bl_block_drop(bl_meta *meta, uint32_t number);
+
+/* retire.c */
+int bl_handle_retire(void *meta, bl_call *call);
+
 /* lookup.c */
 
 /* count pins less, whoever held them. */
@@ -156,6 +162,7 @@ static inline bl_extent_view bl_extent_of(const bl_extent_line *line)
         .stripe_count = line->stripe_count,
         .block_size = line->block_size,
         .block_count = line->block_count,
+        .retired = line->state == BL_EXTENT_RETIRED,
     };
 }
 

@@ -254,6 +254,7 @@ enum bl_method {
     BL_METHOD_RELEASE = 5,      /* bl_block_request, bl_commits -> bl_block_reply */
     BL_METHOD_REMOVE = 6,       /* bl_block_request, keys -> bl_block_reply */
     BL_METHOD_STAT = 7,         /* -> bl_meta_stat */
+    BL_METHOD_RETIRE = 8,       /* bl_retire_request -> bl_block_reply, count: stripes retired */
     BL_METHOD_USER = 64
 };
 
@@ -275,6 +276,11 @@ typedef struct bl_block_request {
     uint32_t count;             /* of what follows */
     uint32_t flags;             /* bl_lookup_flag */
 } bl_block_request;
+
+/* A device failed here. The server looks for itself. */
+typedef struct bl_retire_request {
+    uint64_t offset;            /* in the data stripes */
+} bl_retire_request;
 
 typedef struct bl_block_reply {
     uint32_t count;             /* records that follow; abort, release, remove: how many it did */
@@ -318,6 +324,7 @@ typedef struct bl_meta_stat {
     uint64_t used_bytes;        /* space of committed and granted blocks */
     uint64_t held_bytes;        /* space in quarantine */
     uint64_t data_bytes;        /* space for blocks in all */
+    uint64_t retired_stripe_count; /* never used again: their memory failed */
 } bl_meta_stat;
 
 /* A block's entry. Valid only if its check is right: a torn or stale line is read again.
@@ -342,9 +349,10 @@ typedef struct bl_entry {
 /* A run of stripes given to one size class; its line stands at its first stripe.
  *
  *   FREE --open, before the first grant--> OPEN --emptied--> FREE
+ *                                          OPEN --its memory fails--> RETIRED, for ever
  *
  * After a crash, what is open and not committed may still be written by someone: quarantine. */
-enum bl_extent_state { BL_EXTENT_FREE = 0, BL_EXTENT_OPEN = 1 };
+enum bl_extent_state { BL_EXTENT_FREE = 0, BL_EXTENT_OPEN = 1, BL_EXTENT_RETIRED = 2 };
 
 typedef struct bl_extent_line {
     uint64_t epoch;             /* that opened it */

@@ -157,6 +157,9 @@ BL_FIELD(bl_block_request, chunk_size, 12);
 BL_FIELD(bl_block_request, count, 16);
 BL_FIELD(bl_block_request, flags, 20);
 
+BL_SIZE(bl_retire_request, 8);
+BL_FIELD(bl_retire_request, offset, 0);
+
 BL_SIZE(bl_block_reply, 8);
 BL_FIELD(bl_block_reply, count, 0);
 BL_FIELD(bl_block_reply, state, 4);
@@ -175,7 +178,7 @@ BL_FIELD(bl_commit, generation, 16);
 BL_FIELD(bl_commit, block, 24);
 BL_FIELD(bl_commit, vector_check, 28);
 
-BL_SIZE(bl_meta_stat, 160);
+BL_SIZE(bl_meta_stat, 168);
 BL_FIELD(bl_meta_stat, block_count, 0);
 BL_FIELD(bl_meta_stat, block_count_max, 8);
 BL_FIELD(bl_meta_stat, block_bytes, 16);
@@ -196,6 +199,7 @@ BL_FIELD(bl_meta_stat, class_count, 128);
 BL_FIELD(bl_meta_stat, used_bytes, 136);
 BL_FIELD(bl_meta_stat, held_bytes, 144);
 BL_FIELD(bl_meta_stat, data_bytes, 152);
+BL_FIELD(bl_meta_stat, retired_stripe_count, 160);
 
 BL_SIZE(bl_entry, 64);
 BL_FIELD(bl_entry, key, 0);

@@ -100,7 +100,7 @@ static int bl_extent_may_go(const bl_meta *meta, const bl_extent_view *view)
     for (; n != BL_NO_NUMBER; n = meta->blocks[n].links[BL_LIST_EXTENT].next)
         if (!bl_evict_has(meta->order, n))
             return 0; /* pinned, or being written */
-    return view->held_count == 0;
+    return view->held_count == 0 && !view->retired;
 }
 
 /* Evict all blocks of an extent, which returns it: its stripes, or 0 if one of them must stay. */

@@ -69,10 +69,10 @@ static void bl_recover_extents(bl_meta *meta)
         int whole = bl_verify(memory, bl_table_whole(&line, stripe));
         if (whole) /* that it is free, too: whoever wrote there is through */
             bl_believe(memory, offset);
-        if (whole && line.state == BL_EXTENT_OPEN && line.first_stripe == stripe &&
-            bl_extents_adopt(meta->extents, &view) == 0) {
+        if (whole && (line.state == BL_EXTENT_OPEN || line.state == BL_EXTENT_RETIRED) &&
+            line.first_stripe == stripe && bl_extents_adopt(meta->extents, &view) == 0) {
             taken = stripe + view.stripe_count;
-            bl_extent_write(meta, &view, BL_EXTENT_OPEN);
+            bl_extent_write(meta, &view, line.state);
             bl_crash_point("recover.extent_copied");
         } else {
             bl_stream_line(memory, bl_extent_line_offset(g, stripe, half), nothing);

@@ -32,6 +32,7 @@ class MetaStat:
     used_bytes: int
     held_bytes: int
     data_bytes: int
+    retired_stripe_count: int
 
     @classmethod
     def of(cls, struct: Any) -> MetaStat:

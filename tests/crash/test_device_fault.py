@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""A device fails under those who use it: an error for the call, and the process lives.
+"""A device fails under those who use it: an error for the call, the process lives, and the space
+is retired.
 
 A file that is cut short under its mapping answers with SIGBUS, as poisoned or unplugged memory
 does. All that could die of it runs in processes of its own.
@@ -8,6 +9,7 @@ does. All that could die of it runs in processes of its own.
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -22,16 +24,20 @@ SIZE = 32 << 20
 ALIVE = "still alive"
 
 COMMON = """
-import os, sys
+import os, struct, sys
 import numpy as np
 from beluga import KVCache, Pool
-from beluga.errors import DeviceFaultError
-from beluga.meta import MetaClient
+from beluga._ffi import lib
+from beluga.errors import BadRequestError, DeviceFaultError
+from beluga.meta import MetaClient, check_pool
 MIB = 1 << 20
+STRIPE = 2 * MIB
+LENGTH = MIB - 4096  # two and their checksums fill an extent of one stripe
 paths = sys.argv[1:]
 pool = Pool.open(paths)
 names = [bytes([n]) * 16 for n in range(30)]
-blocks = np.arange(30 * MIB, dtype=np.uint32).astype(np.uint8).reshape(30, MIB)
+blocks = np.arange(30 * LENGTH, dtype=np.uint32).astype(np.uint8).reshape(30, LENGTH)
+per_device = pool.geometry.device_size - STRIPE
 
 def cut(path):
     os.truncate(path, 2 * MIB)
@@ -42,31 +48,78 @@ def faults(call):
     except DeviceFaultError:
         return True
     return False
+
+def found(cache, names):
+    return MetaClient(cache.client).lookup(cache.keys(names)).hits
+
+def tell(cache, offset):
+    "How many stripes the server retires if it is told that memory failed there."
+    reply = cache.client.call(lib.BL_METHOD_RETIRE, struct.pack("<Q", offset))
+    return struct.unpack("<II", reply)[0]
 """
 
 CLIENT = """
 cache = KVCache(pool, namespace="fault")
 assert cache.put(names, blocks).stored == 30
-hits = MetaClient(cache.client).lookup(cache.keys(names)).hits
-per_device = pool.geometry.device_size - 2 * MIB
-here = [n for n, hit in enumerate(hits) if hit.offset + MIB <= per_device]
+hits = found(cache, names)
+here = [n for n, hit in enumerate(hits) if hit.offset < per_device]
 gone = [n for n, hit in enumerate(hits) if hit.offset >= per_device]
-assert here and gone
+lost = {hits[n].offset // STRIPE for n in gone}
+assert here and len(gone) > len(lost)
 cut(paths[1])
-room = np.zeros((1, MIB), dtype=np.uint8)
-for n in gone + gone:
-    assert faults(lambda: cache.get([names[n]], room))
+room, both = np.zeros((1, LENGTH), dtype=np.uint8), np.zeros((2, LENGTH), dtype=np.uint8)
+assert faults(lambda: cache.get([names[here[0]], names[gone[0]]], both))
+assert cache.get([names[here[0]], names[gone[0]]], both).hits == 1
+assert sum(faults(lambda: cache.get([names[n]], room)) for n in gone) == len(lost) - 1
+assert not any(cache.get([names[n]], room).hits for n in gone)
 for n in here:
     assert cache.get([names[n]], room).hits == 1
     assert (room[0] == blocks[n]).all()
-both = np.zeros((2, MIB), dtype=np.uint8)
-assert faults(lambda: cache.get([names[here[0]], names[gone[0]]], both))
 stat = cache.stat()
 assert (stat.grant_count, stat.pinned_count) == (0, 0)
-new = [bytes([100 + n]) * 16 for n in range(30)]
+assert (stat.block_count, stat.retired_stripe_count) == (len(here), len(lost))
+new = [bytes([100 + n]) * 16 for n in range(60)]
 failed = sum(faults(lambda: cache.put([name], blocks[:1])) for name in new)
-assert failed > 0
-assert cache.stat().grant_count == 0
+stat = cache.stat()
+assert failed == per_device // STRIPE - len(lost)
+assert stat.retired_stripe_count == per_device // STRIPE
+assert stat.grant_count == 0
+hits = found(cache, new[-4:])
+assert len(hits) == 4 and all(hit.offset < per_device for hit in hits)
+assert check_pool(pool).findings == ()
+cache.close()
+"""
+
+# Memory is well again, and yet nobody uses it.
+LATER = """
+cache = KVCache(pool, namespace="fault")
+retired = per_device // STRIPE
+assert cache.stat().retired_stripe_count == retired
+assert cache.stat().damaged_count == 0
+for n in range(30):
+    cache.put(names[n : n + 1], blocks[n : n + 1]).raise_for_refused()
+hits = found(cache, names[-20:])
+assert len(hits) == 20 and all(hit.offset < per_device for hit in hits)
+assert cache.stat().retired_stripe_count == retired
+assert check_pool(pool, payload=True).findings == ()
+cache.close()
+"""
+
+# Nobody is believed who says that memory failed which did not.
+LIAR = """
+cache = KVCache(pool, namespace="fault")
+assert cache.put(names, blocks).stored == 30
+for hit in found(cache, names):
+    assert tell(cache, hit.offset) == 0
+for offset in (0, pool.geometry.data_offset - 1, pool.geometry.size, (1 << 64) - 1):
+    try:
+        tell(cache, offset)
+    except BadRequestError:
+        continue
+    raise AssertionError(offset)
+assert tell(cache, pool.geometry.size - 1) == 0
+assert len(found(cache, names)) == 30
+assert cache.stat().retired_stripe_count == 0
 cache.close()
 """
 
@@ -120,6 +173,23 @@ def test_a_client_lives_and_reads_what_is_left(paths: list[Path], options: tuple
         ended = run(CLIENT, paths, *options)
     assert (ended.returncode, ended.stdout.strip()) == (0, ALIVE), ended.stderr
     assert "Bus error" not in ended.stderr
+
+
+def test_what_failed_stays_retired_under_the_next_server(paths: list[Path]) -> None:
+    with Process("serve_index", paths):
+        ended = run(CLIENT, paths)
+        assert ended.returncode == 0, ended.stderr
+    for _ in range(2):  # from half to half, and back
+        os.truncate(paths[1], SIZE)
+        with Process("serve_index", paths):
+            ended = run(LATER, paths)
+            assert (ended.returncode, ended.stdout.strip()) == (0, ALIVE), ended.stderr
+
+
+def test_a_server_believes_its_own_eyes(paths: list[Path]) -> None:
+    with Process("serve_index", paths):
+        ended = run(LIAR, paths)
+    assert (ended.returncode, ended.stdout.strip()) == (0, ALIVE), ended.stderr
 
 
 def test_what_is_not_the_pools_still_ends_the_process(paths: list[Path]) -> None:

@@ -260,6 +260,7 @@ PLANTS = (
     Plant("entry-future", _entry(generation=3 << 40)),
     Plant("entry-homeless", lambda g: g.forge_entry(8, offset=g.data + g.free_stripe * STRIPE)),
     Plant("entry-homeless", _entry(length=50_000)),
+    Plant("entry-homeless", _mark(state=2)),  # a retired extent has no blocks
     Plant("entry-overlap", lambda g: _alike(g, "offset")),
     Plant("entry-twice", lambda g: _alike(g, "key")),
     Plant("entry-generation", lambda g: _alike(g, "generation")),

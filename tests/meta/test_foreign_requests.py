@@ -22,7 +22,10 @@ from beluga.rpc import Client
 
 METHODS = {
     name: getattr(lib, f"BL_METHOD_{name}")
-    for name in ("LOOKUP", "RESERVE", "COMMIT", "ABORT", "RELEASE", "REMOVE", "STAT", "PING")
+    for name in (
+        *("LOOKUP", "RESERVE", "COMMIT", "ABORT", "RELEASE", "REMOVE"),
+        *("STAT", "PING", "RETIRE"),
+    )
 }
 ITEM_SIZE = {"LOOKUP": 16, "RESERVE": 16, "REMOVE": 16, "COMMIT": 32, "ABORT": 32, "RELEASE": 32}
 
