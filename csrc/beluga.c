@@ -115,6 +115,7 @@
 #include "sim_engine.c"
 #include "sim_engine_kv.c"
 #include "sim_register.c"
+#include "sim_words.c"
 #include "sim_damage.c"
 #include "sim_system.c"
 #include "sim_beats.c"

@@ -45,6 +45,24 @@ static void bl_scan_refetch(const bl_memory *memory, uint64_t offset, uint64_t l
     bl_refetch(memory, offset, lines * BL_LINE_SIZE);
 }
 
+/* Look at a stripe's mark: its state (bl_extent_state) if its extent is known again, else 0. */
+static uint32_t bl_recover_mark(bl_meta *meta, uint64_t offset, uint64_t stripe,
+                                bl_extent_view *view)
+{
+    const bl_memory *memory = &meta->pool->memory;
+    bl_extent_line line;
+    /* SYNC extent.open: pairs with bl_extent_write() */
+    bl_load_line(memory, offset, &line);
+    bl_ordered(memory, offset, bl_epoch_offset(meta->server->half));
+    *view = bl_extent_of(&line);
+    int whole = bl_verify(memory, bl_table_whole(&line, stripe));
+    if (whole) /* that it is free, too: whoever wrote there is through */
+        bl_believe(memory, offset);
+    int held = whole && (line.state == BL_EXTENT_OPEN || line.state == BL_EXTENT_RETIRED) &&
+               line.first_stripe == stripe && bl_extents_adopt(meta->extents, view) == 0;
+    return held ? line.state : 0;
+}
+
 /* Copy the open marks into the own half and rebuild the extents. All of the own half is written:
  * what stood there is of an earlier epoch, and reading it first would cost as much. */
 static void bl_recover_extents(bl_meta *meta)
@@ -56,23 +74,12 @@ static void bl_recover_extents(bl_meta *meta)
     uint64_t taken = 0; /* stripes below are an adopted extent's, marked later than they were */
     for (uint64_t stripe = 0; stripe < g->stripe_count; stripe++) {
         uint64_t offset = bl_extent_line_offset(g, stripe, old_half);
-        bl_extent_line line;
+        bl_extent_view view;
         bl_scan_refetch(memory, offset, stripe, g->stripe_count);
-        if (stripe < taken) {
-            bl_stream_line(memory, bl_extent_line_offset(g, stripe, half), nothing);
-            continue;
-        }
-        /* SYNC extent.open: pairs with bl_extent_write() */
-        bl_load_line(memory, offset, &line);
-        bl_ordered(memory, offset, bl_epoch_offset(half));
-        bl_extent_view view = bl_extent_of(&line);
-        int whole = bl_verify(memory, bl_table_whole(&line, stripe));
-        if (whole) /* that it is free, too: whoever wrote there is through */
-            bl_believe(memory, offset);
-        if (whole && (line.state == BL_EXTENT_OPEN || line.state == BL_EXTENT_RETIRED) &&
-            line.first_stripe == stripe && bl_extents_adopt(meta->extents, &view) == 0) {
+        uint32_t state = stripe < taken ? 0 : bl_recover_mark(meta, offset, stripe, &view);
+        if (state != 0) {
             taken = stripe + view.stripe_count;
-            bl_extent_write(meta, &view, line.state);
+            bl_extent_write(meta, &view, state);
             bl_crash_point("recover.extent_copied");
         } else {
             bl_stream_line(memory, bl_extent_line_offset(g, stripe, half), nothing);

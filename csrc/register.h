@@ -27,6 +27,14 @@ static inline void bl_register_write(const bl_memory *memory, uint64_t offset, c
     bl_publish_line(memory, offset + BL_LINE_SIZE, line);
 }
 
+/* Before a new writer's first value, with the one that bl_register_read() found: the former writer
+ * may have died in its second copy, and then the first would be the only whole one, until it is
+ * written. */
+static inline void bl_register_mend(const bl_memory *memory, uint64_t offset, const void *line)
+{
+    bl_publish_line(memory, offset + BL_LINE_SIZE, line); /* SYNC register */
+}
+
 /* The value, as this host's cache has it: 1; 0 if nobody wrote one yet (line is zero); or
  * -BL_ERROR_EPOCH_DAMAGED if neither copy is whole, perhaps because it is being written. */
 static inline int bl_register_load(const bl_memory *memory, uint64_t offset, uint64_t key,
@@ -63,12 +71,11 @@ static inline int bl_register_read(const bl_memory *memory, uint64_t offset, uin
     return status;
 }
 
-/* Do both copies have this value? Only then is its writer done with it: a last word is not its last
- * write before. */
+/* Do both copies, as the last bl_register_read() dropped them, have this value? Only then is its
+ * writer done with it: a last word is not its last write before. An older copy says no. */
 static inline int bl_register_settled(const bl_memory *memory, uint64_t offset, const void *line)
 {
     uint64_t copies[2][8];
-    bl_refetch(memory, offset, BL_REGISTER_SIZE);
     bl_load_line(memory, offset, copies[0]);
     bl_load_line(memory, offset + BL_LINE_SIZE, copies[1]);
     if (!bl_verify(memory, memcmp(copies[0], line, sizeof copies[0]) == 0 &&

@@ -24,7 +24,12 @@ enum {
     BL_KV_BATCH = 3,
     BL_KV_FRAGMENTS = 2,
     BL_KV_LENGTH_MAX = 1024,
-    BL_KV_SERVER_VERBS = 12000
+    BL_KV_SERVER_VERBS = 12000,
+    BL_KV_STOPS = 6,            /* in kv_stops */
+    BL_KV_STOPS_KEYS = 24,      /* twice as many as the table has lines */
+    BL_KV_STOPS_ROUNDS = 150,
+    BL_KV_STOP_NS = 15 * 1000 * 1000,
+    BL_KV_STOPS_NAP_NS = 20 * 1000 * 1000
 };
 
 typedef struct bl_kv_shape {
@@ -43,9 +48,11 @@ static const bl_kv_shape bl_kv_shapes[BL_KV_SHAPE_COUNT] = {
 typedef struct bl_kv {
     bl_path path;
     uint32_t shape_keys;
+    uint32_t rounds;            /* 0: BL_KV_ROUNDS */
+    uint32_t bare;              /* 1: only blocks without checksums, and host 0 reads only */
     uint32_t calm;
     uint32_t summed;            /* 1: every block has checksums, and every read asks for them */
-    uint8_t there[BL_KV_SHAPE_COUNT * BL_KV_SHAPE_KEYS]; /* put was answered */
+    uint8_t there[BL_KV_SHAPE_COUNT * BL_KV_SHAPE_KEYS + BL_KV_STOPS_KEYS]; /* put was answered */
 } bl_kv;
 
 /* One batch of a client: as the engine's buffers are. */
@@ -73,7 +80,8 @@ static void bl_kv_prepare(const bl_kv *kv, bl_kv_buffers *buffers)
     uint32_t shape_index;
     do
         shape_index = (uint32_t)bl_sim_below(world, BL_KV_SHAPE_COUNT);
-    while (kv->summed && !bl_kv_shapes[shape_index].chunk_size);
+    while ((kv->summed && !bl_kv_shapes[shape_index].chunk_size) ||
+           (kv->bare && bl_kv_shapes[shape_index].chunk_size));
     const bl_kv_shape *shape = &bl_kv_shapes[shape_index];
     uint32_t count = 1 + (uint32_t)bl_sim_below(world, BL_KV_BATCH);
     uint64_t first = shape_index * BL_KV_SHAPE_KEYS +
@@ -147,10 +155,11 @@ static int bl_kv_work_on(bl_pool *pool, void *argument)
     int status = bl_path_attach(&kv->path, pool, &session);
     if (status < 0)
         return status;
-    for (uint32_t i = 0; i < BL_KV_ROUNDS && status == 0; i++) {
+    uint32_t rounds = kv->rounds ? kv->rounds : BL_KV_ROUNDS;
+    for (uint32_t i = 0; i < rounds && status == 0; i++) {
         bl_kv_buffers buffers;
         bl_kv_prepare(kv, &buffers);
-        if (bl_sim_below(kv->path.world, 2))
+        if (bl_sim_below(kv->path.world, 2) && !(kv->bare && pool->memory.host == 0))
             status = bl_kv_try_put(kv, session, &buffers);
         else
             status = bl_kv_try_get(kv, session, &buffers);
@@ -178,5 +187,35 @@ static int bl_path_kv_calm(bl_sim_world *world)
 {
     bl_kv kv = {.path = {.world = world, .serve = bl_blocks_serve, .server_host_count = 1},
                 .shape_keys = BL_KV_CALM_KEYS, .calm = 1};
+    return bl_kv_run(&kv);
+}
+
+/* Stops the reader in the middle of a block, and kills the server that told it where the block is. */
+static int bl_kv_stop(bl_pool *pool, void *argument)
+{
+    bl_kv *kv = argument;
+    bl_sim_world *world = kv->path.world;
+    bl_sim_process *reader = world->process[kv->path.client[0]];
+    uint64_t data_line = pool->geometry.data_offset / BL_LINE_SIZE;
+    for (uint32_t stops = 0; stops < BL_KV_STOPS && bl_path_clients_alive(&kv->path);) {
+        bl_nap(&pool->memory, bl_sim_below(world, 400));
+        if (reader->state != BL_SIM_READY || reader->line < data_line)
+            continue;
+        reader->wake_ns = world->now_ns + BL_KV_STOP_NS;
+        bl_sim_kill(world, kv->path.server_process);
+        bl_nap(&pool->memory, BL_KV_STOPS_NAP_NS);
+        stops++;
+    }
+    return 0;
+}
+
+/* ---- kv_stops: a reader stands still with a block half copied, while another server gives the
+ * block's space away: nothing but the epoch tells, for there are no checksums. */
+
+static int bl_path_kv_stops(bl_sim_world *world)
+{
+    bl_kv kv = {.path = {.world = world, .serve = bl_blocks_serve, .server_host_count = 1},
+                .shape_keys = BL_KV_STOPS_KEYS, .bare = 1, .rounds = BL_KV_STOPS_ROUNDS};
+    bl_path_spawn(&kv.path, 3, bl_kv_stop);
     return bl_kv_run(&kv);
 }

@@ -220,7 +220,7 @@ void bl_sim_step(bl_sim_world *world, uint32_t line)
     }
     if (world->now_ns >= world->beat_ns)
         bl_sim_beats(world);
-    world->near_line = line;
+    world->near_line = process->line = line;
     world->recent[world->stat.steps % BL_SIM_RECENT_COUNT] = line;
     if ((random >> 8 & world->chance_mask) == 0)
         bl_sim_happen(world);

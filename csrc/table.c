@@ -50,5 +50,5 @@ void bl_extent_write(bl_meta *meta, const bl_extent_view *view, uint32_t state)
     bl_stream_line(
         &meta->pool->memory,
         bl_extent_line_offset(&meta->pool->geometry, view->first_stripe, meta->server->half),
-        &line); /* SYNC extent.open: pairs with bl_recover_extents() */
+        &line); /* SYNC extent.open: pairs with bl_recover_mark() */
 }

@@ -210,6 +210,8 @@ static int bl_takeover_pass(bl_server *server, int declared_gone, const bl_takeo
     if (status < 0)
         return status;
     bl_crash_point("take.beating");
+    if (plan->before.epoch != 0)
+        bl_register_mend(memory, bl_epoch_offset(server->half), &plan->before);
     bl_takeover_publish(server, BL_SERVER_TAKING);
     bl_crash_point("take.published");
     bl_proof_end(memory, server->directory, plan->before.nonce, -1, 1); /* its line is no more */

@@ -79,7 +79,7 @@ EXEMPTIONS: dict[Name, str] = {
     ("recover.c", "bl_scan_refetch", "fence_full", 1): (
         "covered: publishing TAKING ended with a full fence, and so did the refetch before"
     ),
-    ("recover.c", "bl_recover_extents", "verify", 0): (
+    ("recover.c", "bl_recover_mark", "verify", 0): (
         "a damaged mark is no better than none: bl_extents_adopt() judges its fields, and blocks "
         "that do not fit are dropped"
     ),
