@@ -8,6 +8,10 @@
 #define _GNU_SOURCE
 #endif
 
+#ifdef BL_SIM
+#include "heap_sim.h"
+#endif
+
 /* L0 format */
 #include "pool_format.h"
 #include "api.h"
@@ -120,4 +124,8 @@
 #include "sim_system.c"
 #include "sim_beats.c"
 #include "sim_play.c"
+#undef malloc
+#undef calloc
+#undef realloc
+#undef free
 #endif

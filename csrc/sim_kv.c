@@ -190,7 +190,7 @@ static int bl_path_kv_calm(bl_sim_world *world)
     return bl_kv_run(&kv);
 }
 
-/* Stops the reader in the middle of a block, and kills the server that told it where that is. */
+/* Stops the reader in the middle of a block, and kills the server that told it of the block. */
 static int bl_kv_stop(bl_pool *pool, void *argument)
 {
     bl_kv *kv = argument;

@@ -92,6 +92,7 @@ void bl_sim_world_destroy(bl_sim_world *world)
     bl_sim_history_destroy(&world->history);
     bl_sim_raw_release(world);
     free(world);
+    bl_heap_sweep();
 }
 
 /* ---- Turns. */
@@ -195,7 +196,9 @@ int bl_sim_spawn(bl_sim_world *world, uint32_t host, bl_sim_body *body, void *ar
 int bl_sim_world_run(bl_sim_world *world)
 {
     bl_sim_raw_watch(world);
+    bl_heap_open = 1;
     bl_sim_switch(world);
+    bl_heap_open = 0;
     bl_sim_raw_ignore(world);
     return world->result;
 }

@@ -22,6 +22,7 @@ from simulator import KINDS, Site, play, scenarios, sites, told
 
 SEEDS = 2000  # of each scenario and kind, at most
 STEPS = 400_000_000  # of the simulator, for one mutant in all scenarios: half a minute or so
+RUNS_PER_CHILD = 200
 COVERAGE_SEEDS = 30
 NO_PROTOCOL = ("sim_", "verify", "check", "repair")  # how the names of such files begin
 COVERAGE_FIRST = 1_000_000  # other seeds than those that hunt
@@ -108,32 +109,47 @@ def hunts(found: list[Site], fields: list[Field], seeds: int, until_s: float) ->
         yield Hunt(site, tuple(fit), seeds, until_s)
 
 
-def hunt(task: Hunt) -> Catch:
-    """Seed after seed, until one goes wrong that is right without the mutant. The scenarios share
-    the simulator's steps evenly, so the short ones have more seeds; counted in steps, what a hunt
-    finds does not depend on the machine."""
-    runs = 0
-    steps = [0] * len(task.fields)
-    seeds = [0] * len(task.fields)
-    while sum(steps) < STEPS:
-        if task.until_s and time.monotonic() > task.until_s:
-            break
+@dataclass(frozen=True)
+class Trail:
+    """A hunt so far: by field, the seeds tried and the simulator's steps spent."""
+
+    task: Hunt
+    seeds: tuple[int, ...]
+    steps: tuple[int, ...]
+
+
+def follow(trail: Trail) -> Trail | Catch:
+    """Seed after seed, until one goes wrong that is right without the mutant, or for
+    ``RUNS_PER_CHILD`` runs. The scenarios share the steps evenly, so the short ones have more
+    seeds; counted in steps, what a hunt finds does not depend on the machine."""
+    task, seeds, steps = trail.task, list(trail.seeds), list(trail.steps)
+    for _ in range(RUNS_PER_CHILD):
         left = [i for i, seed in enumerate(seeds) if seed < task.seeds]
-        if not left:
-            break
+        late = task.until_s and time.monotonic() > task.until_s
+        if late or not left or sum(steps) > STEPS:
+            return Catch(sum(seeds))
         i = min(left, key=steps.__getitem__)
         field, seed = task.fields[i], seeds[i]
         still_alive()
         run = play(field.scenario, seed, skip=task.site.number, kind=field.kind)
         steps[i] += run.stat["steps"] + 1000
         seeds[i] += 1
-        runs += 1
         if run.result == 0:
             continue
         if play(field.scenario, seed, kind=field.kind).result != 0:
             raise RuntimeError(f"{field.scenario}:{seed}:{field.kind} fails without a mutant")
-        return Catch(runs, field.scenario, field.kind, seed, told(run.result))
-    return Catch(runs)
+        return Catch(sum(seeds), field.scenario, field.kind, seed, told(run.result))
+    return Trail(task, tuple(seeds), tuple(steps))
+
+
+def hunt(task: Hunt) -> Catch | Death:
+    """Follow a mutant to its end, in one child after the other: what a killed process of the
+    simulated world had allocated is lost with its child."""
+    nothing = (0,) * len(task.fields)
+    found: Trail | Catch | Death = Trail(task, nothing, nothing)
+    while isinstance(found, Trail):
+        [(_, found)] = answers([found], follow, processes=1)
+    return found
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -66,7 +66,9 @@ def test_path_is_right_whatever_caches_do(path: str, coherent: bool) -> None:
     assert total(runs, "dirty_invalidations") == 0
 
 
-@pytest.mark.parametrize("path", ["range", "register", "damage", "system", "beats"])
+@pytest.mark.parametrize(
+    "path", ["range", "register", "first_word", "damage", "system", "beats", "kv_stops"]
+)
 def test_path_whatever_happens_never_gives_wrong_bytes(path: str) -> None:
     runs = [play(path, seed, coherent=seed % 2 == 1) for seed in range(SEEDS)]
     assert failures(runs) == []

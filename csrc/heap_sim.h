@@ -1,0 +1,83 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Copyright The Beluga Authors
+ *
+ * The heap as the simulator has it: what is allocated while a world runs is given back with the
+ * world at the latest, as a kernel does with a process's memory. Processes die there at any verb,
+ * by the thousand, and free nothing. Included before all that allocates; one thread at a time.
+ */
+#ifndef BL_HEAP_SIM_H
+#define BL_HEAP_SIM_H
+
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+typedef struct bl_allocation {
+    struct bl_allocation *next, *previous; /* of those made in the world, or itself */
+    size_t size;
+    uint64_t blank[5];          /* what follows is aligned like a line */
+} bl_allocation;
+
+static bl_allocation bl_heap = {&bl_heap, &bl_heap, 0, {0}};
+static int bl_heap_open;        /* a world is running */
+
+static inline void *bl_heap_add(bl_allocation *allocation, size_t size)
+{
+    if (allocation == NULL)
+        return NULL;
+    bl_allocation *next = bl_heap_open ? bl_heap.next : allocation;
+    *allocation = (bl_allocation){.next = next, .previous = allocation, .size = size};
+    if (bl_heap_open) {
+        allocation->previous = &bl_heap;
+        next->previous = bl_heap.next = allocation;
+    }
+    return allocation + 1;
+}
+
+static inline void *bl_heap_malloc(size_t size)
+{
+    return bl_heap_add(malloc(sizeof(bl_allocation) + size), size);
+}
+
+static inline void *bl_heap_calloc(size_t count, size_t size)
+{
+    size_t whole;
+    if (__builtin_mul_overflow(count, size, &whole))
+        return NULL;
+    return bl_heap_add(calloc(1, sizeof(bl_allocation) + whole), whole);
+}
+
+static inline void bl_heap_free(void *bytes)
+{
+    if (bytes == NULL)
+        return;
+    bl_allocation *allocation = (bl_allocation *)bytes - 1;
+    allocation->previous->next = allocation->next;
+    allocation->next->previous = allocation->previous;
+    free(allocation);
+}
+
+static inline void *bl_heap_realloc(void *bytes, size_t size)
+{
+    void *larger = bl_heap_malloc(size);
+    size_t old = bytes ? ((bl_allocation *)bytes - 1)->size : 0;
+    if (larger == NULL || bytes == NULL)
+        return larger;
+    memcpy(larger, bytes, old < size ? old : size);
+    bl_heap_free(bytes);
+    return larger;
+}
+
+/* The world is no more. */
+static inline void bl_heap_sweep(void)
+{
+    while (bl_heap.next != &bl_heap)
+        bl_heap_free(bl_heap.next + 1);
+}
+
+#define malloc(size) bl_heap_malloc(size)
+#define calloc(count, size) bl_heap_calloc(count, size)
+#define realloc(bytes, size) bl_heap_realloc(bytes, size)
+#define free(bytes) bl_heap_free(bytes)
+
+#endif
