@@ -36,6 +36,7 @@ class Member:
         self.name = body.__name__
         self._socket, theirs = socket.socketpair()
         self._read = b""
+        self._number = 0  # of what it was told last: an answer says which it answers
         self.ended: int | None = None  # the signal or, negative, the exit status
         self.stopped = False
         self.counted = False  # that it fell by itself
@@ -53,13 +54,17 @@ class Member:
 
     def tell(self, told: Told) -> None:
         """Say what to do next; whoever has died does not hear it."""
+        self._number += 1
         try:
-            self._socket.sendall(json.dumps(told).encode() + b"\n")
+            self._socket.sendall(json.dumps(told | {"number": self._number}).encode() + b"\n")
         except OSError:
             self.look()
 
     def look(self, timeout_s: float = 0.0) -> Told | None:
-        """Its answer, if there is one; notices that it has died or stopped."""
+        """Its answer to what it was told last, if any; notices that it has died or stopped.
+
+        Who was stopped may answer what it was told before: nobody waits for that any more.
+        """
         open_still = self._socket.fileno() >= 0
         if (
             open_still
@@ -69,14 +74,14 @@ class Member:
             with contextlib.suppress(OSError):  # it died with our words unread
                 self._read += self._socket.recv(1 << 20)
         self._wait_status()
-        line, newline, rest = self._read.partition(b"\n")
-        if not newline:
-            return None
-        self._read = rest
-        answer: Told = json.loads(line)
-        if "error" in answer:
-            raise AssertionError(f"{self.name} {self.pid}: {answer['error']}")
-        return answer
+        while b"\n" in self._read:
+            line, _, self._read = self._read.partition(b"\n")
+            answer: Told = json.loads(line)
+            if "error" in answer:
+                raise AssertionError(f"{self.name} {self.pid}: {answer['error']}")
+            if answer.pop("number") == self._number:
+                return answer
+        return None
 
     def hear(self, timeout_s: float = WAIT_S) -> Told | None:
         """Its answer; None if it died or stopped instead."""
@@ -137,14 +142,17 @@ class Member:
 def _live(body: Body, paths: list[Path], first: Told, theirs: socket.socket) -> None:
     """The whole life of a forked process; never returns."""
     stream = theirs.makefile("rw")
+    number = 0
 
     def talk(answer: Told | None) -> Told:
-        stream.write(json.dumps(answer) + "\n")
+        nonlocal number
+        stream.write(json.dumps((answer or {}) | {"number": number}) + "\n")
         stream.flush()
         line = stream.readline()
-        told: Told = json.loads(line) if line else {}
         if not line:  # the harness has gone
             os._exit(0)
+        told: Told = json.loads(line)
+        number = told.pop("number")
         return told
 
     try:
