@@ -130,7 +130,7 @@ def test_a_killed_client_gives_its_lane_up(pool: Pool, server: Server, paths: li
         assert server.stat().live_count == 1
         process.kill()
     assert eventually(lambda: server.stat().live_count == 0)
-    assert proofs(pool) == before
+    assert eventually(lambda: proofs(pool) == before)  # after the line: a successor looks for it
 
 
 @pytest.mark.parametrize("discipline", ["coherent"], indirect=True)
