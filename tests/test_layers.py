@@ -24,6 +24,7 @@ LAYERS = (
     ("verify",),
     ("transfer",),
     ("kvcache",),
+    ("connectors",),
     ("replay",),
     ("cli",),
 )
@@ -36,6 +37,7 @@ EXTRAS = {
     "cli": {"typer", "rich", "msgspec", "beluga_bench"},
     "replay": {"msgspec", "rich"},
     "kvcache": {"torch"},
+    "connectors": {"torch", "vllm", "lmcache", "sglang", "prometheus_client"},
 }
 
 SIM_LAYER = 99  # the simulator stands above everything that runs in it
@@ -101,7 +103,7 @@ def test_python_enters_c_through_one_door(module: str) -> None:
 
 def test_optional_packages_stay_in_their_layers() -> None:
     always = {"beluga", "numpy"}
-    outside = {"cffi", "typer", "rich", "msgspec", "torch", "cupy", "matplotlib", "beluga_bench"}
+    outside = set().union({"cupy", "matplotlib"}, *EXTRAS.values())
     wrong = [
         f"{path.relative_to(ROOT)} imports {name}"
         for path in python_files()
