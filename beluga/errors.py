@@ -45,6 +45,7 @@ BelugaError
 │   ├── PinLimitError
 │   ├── QuarantineError           dead writers of this host hold too much space
 │   └── LayoutError               buffers do not fit the block
+├── ConnectorError                an engine's settings, or its KV layout, cannot be served
 └── ReplayError                   replaying a trace: a process of it failed
     └── TraceError                the trace cannot be read
 """
@@ -182,6 +183,9 @@ class QuarantineError(CacheError): ...
 
 
 class LayoutError(CacheError): ...
+
+
+class ConnectorError(BelugaError): ...
 
 
 class ReplayError(BelugaError): ...

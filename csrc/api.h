@@ -134,6 +134,9 @@ int bl_device_populate(void *address, uint64_t size);
 int bl_pool_open(const bl_superblock *superblocks, void *const *devices, bl_pool **out);
 void bl_pool_close(bl_pool *pool);
 
+/* Map a range's pages all at once: a fault for each costs more than what is done with it. */
+void bl_pool_prefault(const bl_pool *pool, uint64_t offset, uint64_t size);
+
 /* Write zeros over all that lies before the data, then the superblocks: the pool is empty. zeroed:
  * the devices are new files, zero as they are. */
 int bl_pool_format(bl_pool *pool, const bl_superblock *superblocks, uint32_t zeroed);

@@ -18,9 +18,6 @@ struct bl_pool {
     int one_host;               /* a device of it is one host's own memory: no other may use it */
 };
 
-/* Map a range's pages all at once: a fault for each costs more than what is done with it. */
-void bl_pool_prefault(const bl_pool *pool, uint64_t offset, uint64_t size);
-
 /* Offsets of the lines that the protocol speaks of. Half is epoch mod 2. */
 static inline uint64_t bl_epoch_offset(uint32_t half) { return (uint64_t)half * BL_SERVER_STRIDE; }
 

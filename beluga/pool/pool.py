@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from beluga._ffi import lib
 from beluga.errors import DeviceSpecError
 from beluga.pool.attach import attach
 from beluga.pool.create import Progress, create
@@ -151,6 +152,15 @@ class Pool:
                 "several machines may share a devdax pool: give each its own number with --host N"
             )
         return host or 0
+
+    def prefault(self) -> None:
+        """Map every page now: the first copy of each is as fast as the others.
+
+        Takes a fraction of a second for a GiB, without Python's lock. Does nothing for sparse
+        files, which would be given their room by it.
+        """
+        if not any(device.sparse for device in self.devices):
+            lib.bl_pool_prefault(self.handle, 0, self.geometry.size)
 
     def before_close(self, end: Callable[[], None]) -> None:
         """Call ``end``, a bound method, before the devices are unmapped, if its object still lives.

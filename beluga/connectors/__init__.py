@@ -1,0 +1,10 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""L7: inference engines on the pool. Each engine's package is imported by its connector alone.
+
+``link``      a session with the pool that comes and goes: whatever fails is a miss
+``settings``  what a user may say of the pool in an engine's own configuration
+``vllm``      vLLM's KV connector and offloading spec
+``lmcache``   LMCache's storage plugins
+``sglang``    SGLang's HiCache storage backend
+"""

@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""A session with the pool that comes and goes: whatever fails is a miss.
+
+An engine must start, run and stop whether or not its pool is there. A Link attaches in a thread of
+its own, again and again; while it is not attached, every attempt fails at once. An attempt that
+fails detaches: the engine has waited for that one call, ``timeout_ms`` at most, and waits for none
+of the next until the thread has attached anew. (A server that is replaced in less than that is not
+a failure: the session finds its successor within the call.)
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING, TypeVar
+
+from beluga.errors import BelugaError, CacheError, QuotaError
+from beluga.kvcache import KVCache, Namespace
+from beluga.pool import Pool
+from beluga.rpc import Client
+
+if TYPE_CHECKING:
+    import logging
+    from collections.abc import Callable
+
+    from beluga.connectors.settings import PoolSettings
+
+T = TypeVar("T")
+
+WARNING_INTERVAL_S = 60.0
+_CALL_ERRORS = (CacheError, QuotaError)  # of one call; the session is as good as before
+
+
+class Attachment:
+    """A pool, a session and its caches, from attaching to the first failure."""
+
+    def __init__(self, settings: PoolSettings) -> None:
+        self._settings = settings
+        timeout_s = settings.timeout_ms / 1000
+        paths = [path for path in (settings.pool or "").split(":") if path]
+        self.pool = Pool.open(paths) if paths else Pool.mount()
+        try:
+            self.client = Client(self.pool, host=settings.host, timeout_s=timeout_s)
+        except BaseException:
+            self.pool.close()
+            raise
+        self._caches: dict[bytes, KVCache] = {}
+
+    def cache(self, namespace: Namespace) -> KVCache:
+        """The cache of a namespace on this session."""
+        found = self._caches.get(namespace.digest)
+        if found is None:
+            found = KVCache(
+                self.client,
+                namespace=namespace,
+                verify=self._settings.verify,
+                timeout_s=self.client.timeout_s,
+            )
+            self._caches[namespace.digest] = found
+        return found
+
+    def close(self) -> None:
+        """End the session and unmap the pool; waits for a call that is under way."""
+        self.pool.close()
+
+
+class Link:
+    """Attaches to the pool, stays attached, and says None where it cannot. One user thread.
+
+    ``name`` is what warnings call it. ``prefault``: touch the whole pool after attaching, in the
+    link's own thread, so that the first copies are as fast as the others.
+    """
+
+    def __init__(
+        self, settings: PoolSettings, *, name: str, logger: logging.Logger, prefault: bool = False
+    ) -> None:
+        self.failure_count = 0
+        self._settings = settings
+        self._name, self._logger, self._prefault = name, logger, prefault
+        self._attachment: Attachment | None = None
+        self._broken: list[Attachment] = []  # to be closed by the thread: that may wait
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
+        self._closing = False
+        self._warned_s = -WARNING_INTERVAL_S
+        self._unsaid = 0
+        self._thread = threading.Thread(target=self._keep, name=f"beluga-{name}", daemon=True)
+        self._thread.start()
+
+    @property
+    def attached(self) -> bool:
+        """Whether an attempt would be made now."""
+        return self._attachment is not None
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait until the first attaching has succeeded, or the time is over; which of the two."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self._attachment is not None, timeout_s)
+
+    def attempt(self, doing: str, call: Callable[[Attachment], T]) -> T | None:
+        """What ``call`` returns; None if the pool is not there, or failed ``call``.
+
+        ``doing`` stands in the warning, of which there is one a minute.
+        """
+        attachment = self._attachment
+        if attachment is None:
+            return None
+        try:
+            return call(attachment)
+        except _CALL_ERRORS as error:
+            self._fail(doing, error)
+        except (BelugaError, OSError) as error:
+            with self._changed:
+                if self._attachment is attachment:
+                    self._attachment = None
+                    self._broken.append(attachment)
+                    self._changed.notify_all()
+            self._fail(doing, error)
+        return None
+
+    def close(self) -> None:
+        """Give the session back."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+        self._thread.join()
+
+    def _fail(self, doing: str, error: Exception) -> None:
+        self.failure_count += 1
+        now = time.monotonic()
+        if now - self._warned_s < WARNING_INTERVAL_S:
+            self._unsaid += 1
+            return
+        more = f" ({self._unsaid} more like this since the last warning)" if self._unsaid else ""
+        self._logger.warning("beluga %s: %s: %s%s", self._name, doing, error, more)
+        self._warned_s, self._unsaid = now, 0
+
+    def _keep(self) -> None:
+        """The thread: attach, wait until that has failed, again."""
+        while not self._closing:
+            self._end_broken()
+            try:
+                attachment = Attachment(self._settings)
+            except (BelugaError, OSError) as error:
+                self._fail("attaching to the pool", error)
+            else:
+                with self._changed:
+                    self._attachment = attachment
+                    self._changed.notify_all()
+                if self._prefault:
+                    attachment.pool.prefault()
+                with self._changed:
+                    self._changed.wait_for(lambda: self._closing or self._broken)
+            with self._changed:
+                self._changed.wait_for(lambda: self._closing, self._settings.retry_s)
+        with self._changed:
+            if self._attachment is not None:
+                self._broken.append(self._attachment)
+                self._attachment = None
+        self._end_broken()
+
+    def _end_broken(self) -> None:
+        while self._broken:
+            self._broken.pop().close()

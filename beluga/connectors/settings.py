@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""What a user may say of the pool in an engine's own configuration; the same for every engine."""
+
+from __future__ import annotations
+
+import dataclasses
+import typing
+from collections.abc import Mapping
+from typing import Any
+
+from beluga.errors import ConnectorError
+
+T = typing.TypeVar("T")
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class PoolSettings:
+    """Which pool, and how long an engine is ready to wait for it.
+
+    ``pool``: device paths joined by ``:``; None for the default pool. ``host``: this machine's
+    number, for devdax. ``timeout_ms`` bounds every wait of the engine for the pool's server.
+    ``retry_s``: after a failure the pool is left alone for this long, and every lookup is a miss.
+    ``salt``: a tenant's secret: blocks are shared among engines that have the same. ``verify``:
+    check every loaded byte.
+    """
+
+    pool: str | None = None
+    host: int | None = None
+    timeout_ms: int = 500
+    retry_s: float = 1.0
+    salt: str = ""
+    verify: bool = True
+
+    def __post_init__(self) -> None:
+        if self.timeout_ms <= 0 or self.retry_s <= 0:
+            raise ConnectorError("timeout_ms and retry_s must be greater than 0")
+
+
+def settings_of(kind: type[T], given: Mapping[str, Any]) -> T:
+    """``given`` as a settings dataclass. Raises ConnectorError for a name or type it has not."""
+    wanted = typing.get_type_hints(kind)
+    if unknown := sorted(given.keys() - wanted.keys()):
+        raise ConnectorError(
+            f"beluga knows no setting {', '.join(unknown)}; there are {', '.join(wanted)}"
+        )
+    for name, value in given.items():
+        allowed = typing.get_args(wanted[name]) or (wanted[name],)
+        ok = isinstance(value, allowed) or (float in allowed and type(value) is int)
+        if not ok or (isinstance(value, bool) and bool not in allowed):
+            names = " or ".join(getattr(one, "__name__", str(one)) for one in allowed)
+            raise ConnectorError(f"beluga's setting {name} is {value!r}; it must be {names}")
+    return kind(**given)
