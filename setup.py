@@ -5,7 +5,12 @@
 from setuptools import find_packages, setup
 
 setup(
-    packages=[*find_packages(include=["beluga", "beluga.*"]), "beluga_bench"],
+    packages=[
+        *find_packages(include=["beluga", "beluga.*"]),
+        "beluga_bench",
+        "beluga_bench.vllm",
+        "beluga_bench.vllm.peers",
+    ],
     package_dir={"beluga_bench": "bench"},
     cffi_modules=["beluga/_build.py:core", "beluga/_build.py:sim", "bench/_build_limit.py:limit"],
 )

@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""A vLLM engine in a process of its own: commands on standard input, replies on standard output.
+
+A line is a JSON object each way. The first argument holds the keyword arguments of ``vllm.LLM``;
+the first reply, once the engine is up, is ``{"ready": true}``. ``process.py`` is the other end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+Reply = dict[str, Any]
+
+
+def main() -> None:
+    """Answer until standard input ends, that is also: until the parent has ended."""
+    replies = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)  # vLLM prints; that belongs in the log
+
+    def reply(message: Reply) -> None:
+        replies.write(json.dumps(message) + "\n")
+
+    from vllm import LLM
+
+    options = json.loads(sys.argv[1])
+    connector = options.get("kv_transfer_config") or {}
+    engine = Engine(LLM(**options), connector.get("kv_connector_module_path"))
+    reply({"ready": True})
+    for line in sys.stdin:
+        command = json.loads(line)
+        try:
+            reply(engine.commands[command.pop("do")](**command))
+        except Exception as error:
+            reply({"error": f"{type(error).__name__}: {error}"})
+    engine.end()
+
+
+class Engine:
+    """What can be asked of a running ``vllm.LLM``."""
+
+    def __init__(self, llm: Any, connector: str | None) -> None:
+        self._llm = llm
+        self._connector = connector
+        self.commands: dict[str, Callable[..., Reply]] = {
+            "generate": self.generate,
+            "figures": lambda: {"figures": self.figures()},
+            "settle": self.settle,
+            "reset": self.reset,
+            "idle": self.idle,
+        }
+
+    def generate(
+        self, prompts: list[list[int]], max_tokens: int = 8, salt: str | None = None
+    ) -> Reply:
+        """Run prompts of token ids at once, greedily. ``outputs`` has for each its tokens, the
+        logprobs of its first one's rivals, how many tokens were cached, and the seconds to the
+        first token; ``figures`` has what the connector counted meanwhile."""
+        from vllm import SamplingParams
+
+        sampling = SamplingParams(
+            temperature=0.0, max_tokens=max_tokens, logprobs=5, ignore_eos=True, detokenize=False
+        )
+        asked: list[dict[str, Any]] = [{"prompt_token_ids": tokens} for tokens in prompts]
+        for prompt in asked if salt else []:
+            prompt["cache_salt"] = salt
+        before = self.figures()
+        started = time.perf_counter()
+        results = self._llm.generate(asked, sampling, use_tqdm=False)
+        elapsed_s = time.perf_counter() - started
+        after = self.figures()
+        return {
+            "outputs": [_output(result) for result in results],
+            "elapsed_s": elapsed_s,
+            "figures": {name: value - before.get(name, 0) for name, value in after.items()},
+        }
+
+    def figures(self) -> dict[str, float]:
+        """The connector's counters since the start; none where it has none."""
+        if self._connector is None:
+            return {}
+        module = importlib.import_module(self._connector)
+        figures = getattr(module, "figures", None)
+        return {} if figures is None else dict(figures())
+
+    def settle(self, name: str, value: float, timeout_s: float) -> Reply:
+        """Wait until the connector's counter ``name`` has reached ``value``: whether it has."""
+        deadline = time.monotonic() + timeout_s
+        while self.figures().get(name, 0) < value:
+            if time.monotonic() > deadline:
+                return {"settled": False}
+            self.idle()
+            time.sleep(0.002)
+        return {"settled": True}
+
+    def idle(self) -> Reply:
+        """A step without requests, in which the engine gives back what a finished save held."""
+        with contextlib.suppress(IndexError):
+            self._llm.llm_engine.step()
+        return {}
+
+    def reset(self) -> Reply:
+        """Empty the engine's own prefix cache; the connector's pool is left alone."""
+        return {"reset": bool(self._llm.reset_prefix_cache())}
+
+    def end(self) -> None:
+        """Let the engine and its connector shut down in order."""
+        self._llm.llm_engine.engine_core.shutdown()
+
+
+def _output(result: Any) -> Reply:
+    completion = result.outputs[0]
+    first = completion.logprobs[0]
+    return {
+        "ttft_s": result.metrics.first_token_latency,
+        "cached_tokens": result.num_cached_tokens or 0,
+        "tokens": list(completion.token_ids),
+        "logprobs": {str(token): entry.logprob for token, entry in first.items()},
+    }
+
+
+if __name__ == "__main__":
+    main()
