@@ -10,6 +10,7 @@
 
 #include "coherence.h"
 #include "crash_point.h"
+#include "guard.h"
 #include "pool.h"
 
 enum bl_cpu_engine_constant {
@@ -179,17 +180,46 @@ int bl_scatter_read(const bl_memory *memory, uint64_t offset, const bl_fragment 
     return 0;
 }
 
+/* The arguments of one transfer. */
+typedef struct bl_transfer {
+    const bl_memory *memory;
+    uint64_t offset;
+    const bl_fragment *fragments;
+    uint64_t length;
+    uint32_t count;
+    uint32_t chunk_size;
+    uint32_t *vector;           /* of a write */
+    const uint32_t *expected;   /* of a read */
+} bl_transfer;
+
+static int bl_transfer_write_guarded(void *context)
+{
+    const bl_transfer *t = context;
+    int status = bl_gather_write(t->memory, t->offset, t->fragments, t->count, t->length,
+                                 t->chunk_size, t->vector);
+    bl_fence_store(t->memory);
+    return status;
+}
+
 int bl_transfer_write(const bl_pool *pool, uint64_t offset, const bl_fragment *fragments,
                       uint32_t count, uint64_t length, uint32_t chunk_size, uint32_t *vector)
 {
-    const bl_memory *memory = &pool->memory;
-    int status = bl_gather_write(memory, offset, fragments, count, length, chunk_size, vector);
-    bl_fence_store(memory);
-    return status;
+    bl_transfer transfer = {&pool->memory, offset, fragments, length, count, chunk_size, vector,
+                            NULL};
+    return bl_guarded(&pool->memory, bl_transfer_write_guarded, &transfer);
+}
+
+static int bl_transfer_read_guarded(void *context)
+{
+    const bl_transfer *t = context;
+    return bl_scatter_read(t->memory, t->offset, t->fragments, t->count, t->length, t->chunk_size,
+                           t->expected);
 }
 
 int bl_transfer_read(const bl_pool *pool, uint64_t offset, const bl_fragment *fragments,
                      uint32_t count, uint64_t length, uint32_t chunk_size, const uint32_t *vector)
 {
-    return bl_scatter_read(&pool->memory, offset, fragments, count, length, chunk_size, vector);
+    bl_transfer transfer = {&pool->memory, offset, fragments, length, count, chunk_size, NULL,
+                            vector};
+    return bl_guarded(&pool->memory, bl_transfer_read_guarded, &transfer);
 }

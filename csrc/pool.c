@@ -11,6 +11,7 @@
 
 #include "coherence.h"
 #include "copy.h"
+#include "guard.h"
 #include "pool.h"
 
 /* Devdax takes only addresses that are multiples of its page: reserve too much, map inside. */
@@ -160,20 +161,42 @@ static int bl_pool_range_bad(const bl_pool *pool, uint64_t offset, uint64_t size
            offset > pool->memory.size - size;
 }
 
+typedef struct bl_pool_range {
+    const bl_memory *memory;
+    uint64_t offset;
+    uint64_t size;
+    const void *source;
+    void *target;
+} bl_pool_range;
+
+static int bl_pool_write_guarded(void *context)
+{
+    const bl_pool_range *range = context;
+    bl_stream(range->memory, range->offset, range->source, range->size);
+    bl_fence_store(range->memory);
+    return 0;
+}
+
 int bl_pool_write(const bl_pool *pool, uint64_t offset, const void *source, uint64_t size)
 {
+    bl_pool_range range = {&pool->memory, offset, size, source, NULL};
     if (bl_pool_range_bad(pool, offset, size))
         return -EINVAL;
-    bl_stream(&pool->memory, offset, source, size);
-    bl_fence_store(&pool->memory);
+    return bl_guarded(&pool->memory, bl_pool_write_guarded, &range);
+}
+
+static int bl_pool_read_guarded(void *context)
+{
+    const bl_pool_range *range = context;
+    bl_refetch(range->memory, range->offset, range->size);
+    bl_fetch(range->memory, range->offset, range->target, range->size);
     return 0;
 }
 
 int bl_pool_read(const bl_pool *pool, uint64_t offset, void *target, uint64_t size)
 {
+    bl_pool_range range = {&pool->memory, offset, size, NULL, target};
     if (bl_pool_range_bad(pool, offset, size))
         return -EINVAL;
-    bl_refetch(&pool->memory, offset, size);
-    bl_fetch(&pool->memory, offset, target, size);
-    return 0;
+    return bl_guarded(&pool->memory, bl_pool_read_guarded, &range);
 }

@@ -11,6 +11,7 @@
 #include <errno.h>
 
 #include "check.h"
+#include "guard.h"
 
 static void bl_repair_line(const bl_pool *pool, uint64_t offset, const void *line)
 {
@@ -79,8 +80,16 @@ static void bl_repair_beat(const bl_pool *pool, const bl_epoch_line *epoch)
     bl_repair_line(pool, bl_server_beat_offset(epoch->epoch % BL_HALF_COUNT), &line);
 }
 
-int bl_repair_finding(const bl_pool *pool, const bl_finding *finding)
+typedef struct bl_repair {
+    const bl_pool *pool;
+    const bl_finding *finding;
+} bl_repair;
+
+static int bl_repair_guarded(void *context)
 {
+    const bl_repair *repair = context;
+    const bl_pool *pool = repair->pool;
+    const bl_finding *finding = repair->finding;
     static const uint64_t nothing[8];
     const bl_geometry *g = &pool->geometry;
     uint32_t kind = finding->kind;
@@ -113,4 +122,10 @@ int bl_repair_finding(const bl_pool *pool, const bl_finding *finding)
         return -EINVAL;
     bl_repair_line(pool, offset, nothing);
     return 0;
+}
+
+int bl_repair_finding(const bl_pool *pool, const bl_finding *finding)
+{
+    bl_repair repair = {pool, finding};
+    return bl_guarded(&pool->memory, bl_repair_guarded, &repair);
 }

@@ -100,9 +100,19 @@ static void bl_session_drop(bl_session *session)
 
 typedef struct bl_session_task {
     bl_session *session;
-    const bl_message *message;
+    const bl_message *message;  /* of a call */
+    const bl_pump *pump;        /* of a pump */
     uint64_t timeout_ns;
 } bl_session_task;
+
+/* What was asked when a device failed may be answered yet: nobody will listen on this nonce. */
+static int bl_session_run(bl_session *session, bl_guarded_run run, bl_session_task *task)
+{
+    int status = bl_guarded(&session->pool->memory, run, task);
+    if (status == -BL_ERROR_DEVICE_FAULT && session->attached)
+        bl_session_drop(session);
+    return status;
+}
 
 static int bl_session_ask(void *context)
 {
@@ -129,12 +139,16 @@ static int bl_session_ask(void *context)
 
 int bl_session_call(bl_session *session, const bl_message *message, uint64_t timeout_ns)
 {
-    bl_session_task task = {session, message, timeout_ns};
-    return bl_guarded(&session->pool->memory, bl_session_ask, &task);
+    bl_session_task task = {.session = session, .message = message, .timeout_ns = timeout_ns};
+    return bl_session_run(session, bl_session_ask, &task);
 }
 
-int bl_session_pump(bl_session *session, const bl_pump *pump, uint64_t timeout_ns)
+static int bl_session_pump_all(void *context)
 {
+    const bl_session_task *task = context;
+    bl_session *session = task->session;
+    const bl_pump *pump = task->pump;
+    uint64_t timeout_ns = task->timeout_ns;
     const bl_memory *memory = &session->pool->memory;
     uint32_t slots = session->pool->geometry.slot_count;
     uint32_t depth = pump->depth < slots ? pump->depth : slots;
@@ -177,4 +191,10 @@ int bl_session_pump(bl_session *session, const bl_pump *pump, uint64_t timeout_n
     }
     session->stat.call_count += done;
     return worst;
+}
+
+int bl_session_pump(bl_session *session, const bl_pump *pump, uint64_t timeout_ns)
+{
+    bl_session_task task = {.session = session, .pump = pump, .timeout_ns = timeout_ns};
+    return bl_session_run(session, bl_session_pump_all, &task);
 }

@@ -123,6 +123,38 @@ assert cache.stat().retired_stripe_count == 0
 cache.close()
 """
 
+# Bytes that are moved by themselves, as tools move them: what lies elsewhere is moved all the same.
+RANGES = """
+from beluga._ffi import ffi
+here, gone = pool.geometry.data_offset, pool.geometry.size - STRIPE
+room = ffi.new("uint8_t[]", b"here".ljust(MIB, b"."))
+fragment = ffi.new("bl_fragment *", {"address": int(ffi.cast("uintptr_t", room)), "size": MIB})
+vector = ffi.new("uint32_t[]", MIB // 4096)
+cut(paths[1])
+for call in (lib.bl_pool_write, lib.bl_pool_read):
+    assert call(pool.handle, gone, room, MIB) == -lib.BL_ERROR_DEVICE_FAULT
+    assert call(pool.handle, here, room, MIB) == 0
+for call in (lib.bl_transfer_write, lib.bl_transfer_read):
+    assert call(pool.handle, gone, fragment, 1, MIB, 4096, vector) == -lib.BL_ERROR_DEVICE_FAULT
+    assert call(pool.handle, here, fragment, 1, MIB, 4096, vector) == 0
+assert ffi.string(room, 5) == b"here."
+"""
+
+# A pump whose lane fails: an error as often as it is tried.
+PUMP = """
+from beluga import Client
+from beluga._ffi import ffi
+client = Client(pool)
+requests = ffi.new("uint8_t[]", 8 * 64)
+pump = ffi.new("bl_pump *", {"requests": requests, "count": 64, "size": 8, "depth": 4,
+                             "method": lib.BL_METHOD_PING})
+with client.session() as session:
+    assert lib.bl_session_pump(session, pump, 60 * 10**9) == 0
+    cut(paths[0])
+    for _ in range(2):
+        assert lib.bl_session_pump(session, pump, 60 * 10**9) == -lib.BL_ERROR_DEVICE_FAULT
+"""
+
 # What is not the pool's goes where it went before: here to faulthandler, which reports and dies.
 FOREIGN = """
 import mmap, faulthandler
@@ -202,4 +234,15 @@ def test_what_is_not_the_pools_still_ends_the_process(paths: list[Path]) -> None
 
 def test_a_server_ends_and_says_why(paths: list[Path]) -> None:
     ended = run(SERVER, paths)
+    assert (ended.returncode, ended.stdout.strip()) == (0, ALIVE), ended.stderr
+
+
+def test_bytes_that_are_moved_by_themselves(paths: list[Path]) -> None:
+    ended = run(RANGES, paths)
+    assert (ended.returncode, ended.stdout.strip()) == (0, ALIVE), ended.stderr
+
+
+def test_a_pump_ends_with_an_error(paths: list[Path]) -> None:
+    with Process("serve_index", paths):
+        ended = run(PUMP, paths)
     assert (ended.returncode, ended.stdout.strip()) == (0, ALIVE), ended.stderr

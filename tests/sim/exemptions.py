@@ -50,7 +50,7 @@ EXEMPTIONS: dict[Name, str] = {
     ("lobby.c", "bl_lobby_reply_read", "fence_full", 0): _POLLED,
     ("lobby.c", "bl_lobby_reply_read", "fence_full", 1): _POLLED,
     ("lane.c", "bl_lane_call", "fence_store", 0): _OFF,
-    ("session.c", "bl_session_pump", "fence_store", 0): _OFF,
+    ("session.c", "bl_session_pump_all", "fence_store", 0): _OFF,
     ("server.c", "bl_lane_answer", "fence_store", 1): _OFF,
     ("lobby.c", "bl_lobby_ask", "fence_store", 0): _OFF,
     ("house.c", "bl_lobby_publish", "fence_store", 0): _OFF,
