@@ -2,7 +2,17 @@
 # Copyright The Beluga Authors
 """L6: KV blocks by key (``csrc/kv.c``): where "which block" meets "move the bytes"."""
 
+from beluga.kvcache.buffers import Run
 from beluga.kvcache.cache import CHUNK_SIZE, GetResult, KVCache, PutResult
 from beluga.kvcache.keys import Namespace, fold, hash_keys
 
-__all__ = ["CHUNK_SIZE", "GetResult", "KVCache", "Namespace", "PutResult", "fold", "hash_keys"]
+__all__ = [
+    "CHUNK_SIZE",
+    "GetResult",
+    "KVCache",
+    "Namespace",
+    "PutResult",
+    "Run",
+    "fold",
+    "hash_keys",
+]

@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -20,21 +19,28 @@ Buffer = Any
 Fragments = Any
 """One block's bytes: a buffer, or a list of them that stand end to end in the pool."""
 
+Blocks = Any
+"""A batch: a list of :data:`Fragments`, an array of blocks, or a :class:`Run`."""
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Run:
-    """Consecutive blocks of one length and one number of fragments.
+    """Blocks of one length and one number of fragments, at known addresses of this process.
 
-    ``fragments`` is a uint64 array of shape (count * fragment_count, 2): address, size. ``owners``
-    keeps the memory alive.
+    ``fragments`` is a C-contiguous uint64 array of shape (count * fragment_count, 2): address,
+    size. ``length`` is a block's, in bytes. ``owners`` keeps the memory alive; ``start`` is the
+    first block's place in the batch that the run was cut from.
     """
 
-    start: int
     count: int
     length: int
     fragment_count: int
     fragments: NDArray[np.uint64]
-    owners: list[Any]
+    owners: list[Any] = dataclasses.field(default_factory=list)
+    start: int = 0
+
+    def __len__(self) -> int:
+        return self.count
 
 
 def _place(buffer: Buffer, *, writable: bool) -> tuple[int, int, Any]:
@@ -55,14 +61,17 @@ def _is_matrix(blocks: Any) -> bool:
     return isinstance(blocks, np.ndarray) and blocks.ndim >= 2 and blocks[0].flags.c_contiguous
 
 
-def runs(blocks: Sequence[Fragments] | NDArray[Any], *, writable: bool) -> list[Run]:
+def runs(blocks: Blocks, *, writable: bool) -> list[Run]:
     """Cut a batch into runs of equal shape.
 
     A numpy array is a batch of its first axis, each block contiguous: no Python loop runs over it.
+    A Run is one.
     Raises :class:`~beluga.errors.LayoutError` for memory that cannot be used.
     """
     if len(blocks) == 0:
         return []
+    if isinstance(blocks, Run):
+        return [blocks]
     if isinstance(blocks, np.ndarray):
         return [_matrix_run(blocks, writable=writable)]
     found: list[Run] = []
@@ -89,7 +98,7 @@ def _list_run(
     start: int, end: int, shape: tuple[int, int], rows: list[tuple[int, int]], owners: list[Any]
 ) -> Run:
     fragments = np.array(rows, dtype=np.uint64)
-    return Run(start, end - start, shape[0], shape[1], fragments, owners)
+    return Run(end - start, shape[0], shape[1], fragments, owners, start)
 
 
 def _matrix_run(blocks: NDArray[Any], *, writable: bool) -> Run:
@@ -103,4 +112,4 @@ def _matrix_run(blocks: NDArray[Any], *, writable: bool) -> Run:
     fragments = np.empty((count, 2), dtype=np.uint64)
     fragments[:, 0] = blocks.ctypes.data + np.arange(count, dtype=np.int64) * blocks.strides[0]
     fragments[:, 1] = length
-    return Run(0, count, length, 1, fragments, [blocks])
+    return Run(count, length, 1, fragments, [blocks])

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from beluga.kvcache.buffers import Fragments
-    from beluga.meta import MetaStat
+    from beluga.kvcache.buffers import Blocks
+    from beluga.meta import MetaStat, Pins
     from beluga.pool import Pool
 
     Digests = Sequence[bytes] | NDArray[np.uint8] | NDArray[np.uint64]
@@ -124,7 +124,7 @@ class KVCache:
             return np.ascontiguousarray(digests, dtype=np.uint64)
         return fold(self.namespace, cast("Sequence[bytes] | NDArray[np.uint8]", digests))
 
-    def put(self, digests: Digests, sources: Sequence[Fragments] | NDArray[Any]) -> PutResult:
+    def put(self, digests: Digests, sources: Blocks) -> PutResult:
         """Store ``sources[i]`` under ``digests[i]``: what is there already is not written again.
 
         Raises :class:`~beluga.errors.LayoutError` for unusable memory, and
@@ -151,7 +151,7 @@ class KVCache:
                 )
         return PutResult(states, statuses)
 
-    def get(self, digests: Digests, targets: Sequence[Fragments] | NDArray[Any]) -> GetResult:
+    def get(self, digests: Digests, targets: Blocks) -> GetResult:
         """Fetch the leading blocks that the pool has into ``targets``.
 
         Raises :class:`~beluga.errors.LayoutError` and :class:`~beluga.errors.RpcError`.
@@ -181,6 +181,14 @@ class KVCache:
         """How many leading blocks the pool has."""
         return len(self._meta.lookup(self.keys(digests)).hits)
 
+    def pin(self, digests: Digests) -> Pins:
+        """The leading blocks that the pool has, kept there until :meth:`release`."""
+        return self._meta.pin(self.keys(digests))
+
+    def release(self, pins: Pins) -> int:
+        """Drop pins. How many were dropped: none twice, or after the session was lost."""
+        return self._meta.unpin(pins)
+
     def remove(self, digests: Digests) -> int:
         """Forget blocks; how many there were."""
         return self._meta.remove(self.keys(digests))
@@ -194,7 +202,7 @@ class KVCache:
         if self._own_client:
             self.client.close()
 
-    def _paired(self, digests: Digests, blocks: Sequence[Any] | NDArray[Any]) -> NDArray[np.uint64]:
+    def _paired(self, digests: Digests, blocks: Blocks) -> NDArray[np.uint64]:
         keys = self.keys(digests)
         if len(keys) != len(blocks):
             raise LayoutError(f"{len(keys)} keys but {len(blocks)} blocks; give one key per block")

@@ -7,7 +7,7 @@
 """
 
 from beluga.meta.check import Report, check_devices, check_pool
-from beluga.meta.client import BlockState, Grant, Lookup, MetaClient
+from beluga.meta.client import BlockState, Grant, Lookup, MetaClient, Pins
 from beluga.meta.repair import repair_pool
 from beluga.meta.server import MetaServer
 from beluga.meta.stat import MetaStat
@@ -19,6 +19,7 @@ __all__ = [
     "MetaClient",
     "MetaServer",
     "MetaStat",
+    "Pins",
     "Report",
     "check_devices",
     "check_pool",

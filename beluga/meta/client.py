@@ -56,6 +56,14 @@ class Lookup:
     state: BlockState
 
 
+@dataclasses.dataclass(slots=True)
+class Pins:
+    """The leading hits of a lookup, pinned for its session; ``count`` is 0 once released."""
+
+    count: int
+    _commits: Any = dataclasses.field(repr=False)
+
+
 class MetaClient:
     """The index's calls over a :class:`beluga.rpc.Client`. Times out as the client does.
 
@@ -80,6 +88,36 @@ class MetaClient:
             )
         grants = tuple(_grant(records[i], keys[i]) for i in range(hits))
         return Lookup(grants, BlockState(state[0]))
+
+    def pin(self, keys: NDArray[np.uint64]) -> Pins:
+        """The leading keys that are committed, pinned: a lookup without an object per block."""
+        words = _words(keys)
+        records = np.zeros(len(keys), dtype=_RECORD)
+        state = ffi.new("uint32_t *")
+        with self._client.session() as session:
+            hits = check(
+                lib.bl_lookup(
+                    session,
+                    words,
+                    len(keys),
+                    lib.BL_LOOKUP_PIN,
+                    ffi.from_buffer("bl_block_record[]", records, require_writable=True),
+                    state,
+                    self._timeout_ns,
+                ),
+                "looking blocks up",
+            )
+        commits = np.zeros(hits, dtype=_COMMIT)
+        for name in ("generation", "block"):
+            commits[name] = records[name][:hits]
+        return Pins(hits, ffi.from_buffer("bl_commit[]", commits))
+
+    def unpin(self, pins: Pins) -> int:
+        """Drop them, once. How many were dropped."""
+        count, pins.count = pins.count, 0
+        if count == 0:
+            return 0
+        return self._tell(lib.bl_release_blocks, pins._commits, count, "releasing")
 
     def reserve(
         self, keys: NDArray[np.uint64], *, length: int, layout: int = 0, chunk_size: int = 0
@@ -133,6 +171,22 @@ class MetaClient:
     def _tell(self, function: Any, items: Any, count: int, doing: str) -> int:
         with self._client.session() as session:
             return check(function(session, items, count, self._timeout_ns), f"{doing} blocks")
+
+
+def _struct(name: str, fields: dict[str, str]) -> np.dtype[Any]:
+    """Some fields of a C struct, as numpy sees them."""
+    return np.dtype(
+        {
+            "names": list(fields),
+            "formats": list(fields.values()),
+            "offsets": [ffi.offsetof(name, field) for field in fields],
+            "itemsize": ffi.sizeof(name),
+        }
+    )
+
+
+_RECORD = _struct("bl_block_record", {"generation": "u8", "block": "u4"})
+_COMMIT = _struct("bl_commit", {"generation": "u8", "block": "u4"})
 
 
 def _words(keys: NDArray[np.uint64]) -> Any:

@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""What engines use of a cache: blocks at known addresses, and pins without an object per block."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from conftest import digests, payload
+
+from beluga import KVCache, Pool
+from beluga.errors import LayoutError
+from beluga.kvcache import Run
+from beluga.meta import MetaServer
+
+COUNT, PARTS, SIZE = 5, 3, 4096
+
+
+def scattered(memory: np.ndarray) -> Run:
+    """Blocks whose fragments lie apart: memory has the axes (part, block, byte)."""
+    fragments = np.empty((COUNT, PARTS, 2), dtype=np.uint64)
+    for block in range(COUNT):
+        for part in range(PARTS):
+            fragments[block, part] = memory[part, block].ctypes.data, SIZE
+    return Run(COUNT, PARTS * SIZE, PARTS, fragments.reshape(-1, 2), [memory])
+
+
+def test_a_run_is_gathered_and_scattered(cache: KVCache) -> None:
+    source = payload(PARTS * COUNT, SIZE).reshape(PARTS, COUNT, SIZE)
+    target = np.zeros_like(source)
+    assert cache.put(digests(COUNT), scattered(source)).stored == COUNT
+    assert cache.get(digests(COUNT), scattered(target)).hits == COUNT
+    assert (source == target).all()
+
+
+def test_a_run_needs_a_key_for_each_block(cache: KVCache) -> None:
+    with pytest.raises(LayoutError, match="4 keys but 5 blocks"):
+        cache.put(digests(4), scattered(payload(PARTS * COUNT, SIZE).reshape(PARTS, COUNT, SIZE)))
+
+
+def test_pins_hold_blocks_until_they_are_released_once(pool: Pool, cache: KVCache) -> None:
+    cache.put(digests(3), payload(3, SIZE))
+    pins = cache.pin(digests(5))
+    assert pins.count == 3
+    assert cache.stat().pinned_count == 3
+    assert cache.release(pins) == 3
+    assert cache.stat().pinned_count == 0
+    assert cache.release(pins) == 0
+    assert cache.pin(digests(2, start=10)).count == 0
+
+
+def test_pins_end_with_the_session(pool: Pool, server: MetaServer, cache: KVCache) -> None:
+    cache.put(digests(3), payload(3, SIZE))
+    with KVCache(pool, namespace="test") as other:
+        assert other.pin(digests(3)).count == 3
+        assert cache.stat().pinned_count == 3
+    assert cache.stat().pinned_count == 0
