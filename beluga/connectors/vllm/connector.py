@@ -1,0 +1,299 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""vLLM's connector interface, handed on: nothing is decided here."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from typing import TYPE_CHECKING, Any
+
+import vllm
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorBase_V1,
+    KVConnectorHandshakeMetadata,
+    KVConnectorMetadata,
+    KVConnectorRole,
+    KVConnectorWorkerMetadata,
+)
+from vllm.logger import init_logger
+
+from beluga.connectors.link import Link
+from beluga.connectors.settings import settings_of
+from beluga.connectors.vllm.cachegroup import CacheGroup
+from beluga.connectors.vllm.counters import Counters
+from beluga.connectors.vllm.events import MEDIUM, Announcements
+from beluga.connectors.vllm.identity import check_hashing, namespace
+from beluga.connectors.vllm.lookups import Lookups
+from beluga.connectors.vllm.schedule import Schedule
+from beluga.connectors.vllm.settings import VllmSettings
+from beluga.connectors.vllm.stats import BelugaMetrics, BelugaStats
+from beluga.connectors.vllm.steps import Orders, Rank, Report
+from beluga.connectors.vllm.worker import Worker
+from beluga.errors import ConnectorError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+logger = init_logger(f"vllm.{__name__}")  # vLLM shows what is below its own name
+
+
+class StepMetadata(KVConnectorMetadata):
+    """The scheduler's orders, as vLLM carries them."""
+
+    def __init__(self, orders: Orders) -> None:
+        self.orders = orders
+
+
+class RankMetadata(KVConnectorHandshakeMetadata):
+    """A rank's handshake, as vLLM carries it."""
+
+    def __init__(self, rank: Rank) -> None:
+        self.rank = rank
+
+
+class ReportMetadata(KVConnectorWorkerMetadata):
+    """The workers' report, as vLLM carries and adds it up."""
+
+    def __init__(self, report: Report) -> None:
+        self.report = report
+
+    def aggregate(self, other: KVConnectorWorkerMetadata) -> KVConnectorWorkerMetadata:
+        """Add another rank's."""
+        self.report.add(other.report)
+        return self
+
+
+class BelugaConnector(KVConnectorBase_V1):
+    """One in vLLM's scheduler, one in each worker; see the package's docstring."""
+
+    def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
+        super().__init__(vllm_config, role, kv_cache_config)
+        transfer = vllm_config.kv_transfer_config
+        self._settings = settings_of(VllmSettings, transfer.kv_connector_extra_config)
+        self._group = CacheGroup(vllm_config, kv_cache_config)
+        check_hashing(vllm_config.cache_config.prefix_caching_hash_algo)
+        # A load that fails is a miss. The scheduler reads this after it has made its connector.
+        transfer.kv_load_failure_policy = "recompute"
+        self._counters = Counters()
+        self._worker: Worker | None = None
+        self._namespace: Any = None
+        self._link: Link | None = None
+        if role == KVConnectorRole.SCHEDULER:
+            self._link = Link(self._settings, name="lookups", logger=logger)
+            self._lookups = Lookups(self._link, self._counters)
+            self._announcements = self._made_announcements(vllm_config)
+            self._schedule = Schedule(
+                self._settings,
+                self._lookups,
+                self._counters,
+                block_size=self._group.block_size,
+                block_ids_of=self._block_ids_of,
+                announcements=self._announcements,
+            )
+
+    @property
+    def requires_kv_delivery(self) -> bool:
+        """A cache: what is not saved is a miss later."""
+        return False
+
+    # ---- the scheduler's side
+
+    def set_xfer_handshake_metadata_pp_aware(self, metadata: dict[tuple[int, int], Any]) -> None:
+        """All ranks' namespaces, in rank order: what is looked up is what they load."""
+        ranks = [metadata[place].rank.namespace for place in sorted(metadata)]
+        self._lookups.ranks = tuple(ranks)
+        logger.info(
+            "beluga: blocks of %d tokens, %d bytes on each of %d ranks; namespace %s",
+            self._group.block_size,
+            metadata[min(metadata)].rank.block_bytes,
+            len(ranks),
+            ranks[0].digest.hex()[:8],
+        )
+
+    def get_num_new_matched_tokens(
+        self, request: Any, num_computed_tokens: int
+    ) -> tuple[int | None, bool]:
+        """Tokens in the pool beyond those; whether they are loaded beside the forwards."""
+        with self._timed("hook_s"):
+            return self._schedule.matched_tokens(request, num_computed_tokens)
+
+    def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
+        """The engine has room for them."""
+        with self._timed("hook_s"):
+            self._schedule.allocated(request, blocks.get_block_ids()[0], num_external_tokens)
+
+    def build_connector_meta(self, scheduler_output: Any) -> KVConnectorMetadata:
+        """What the workers do with this step."""
+        with self._timed("hook_s", "save_hook_s"):
+            return StepMetadata(
+                self._schedule.orders(
+                    scheduler_output.num_scheduled_tokens, scheduler_output.preempted_req_ids or ()
+                )
+            )
+
+    def update_connector_output(self, connector_output: Any) -> None:
+        """What they say after it."""
+        carried = connector_output.kv_connector_worker_meta
+        report = carried.report if carried is not None else None
+        self._schedule.reported(report, connector_output.invalid_block_ids)
+        if report is not None and self._announcements is not None:
+            self._announcements.reported(report)
+
+    def request_finished(
+        self, request: Any, block_ids: list[int]
+    ) -> tuple[bool, dict[str, Any] | None]:
+        """A request has ended: whether its blocks are still being saved."""
+        with self._timed("hook_s", "save_hook_s"):
+            return self._schedule.finished(request, block_ids), None
+
+    def take_events(self) -> Iterable[Any]:
+        """Blocks that are in the pool since the last time."""
+        if self._announcements is None:
+            return ()
+        return map(self._event, self._announcements.take())
+
+    def reset_cache(self) -> bool:
+        """Of the pool nothing is forgotten: it is not this engine's alone."""
+        return False
+
+    # ---- the worker's side
+
+    def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
+        """The engine's memory: from here on, blocks can move."""
+        from vllm.distributed.parallel_state import get_pp_group, get_tp_group
+
+        layout = self._group.layout(kv_caches)
+        self._namespace = namespace(
+            self._vllm_config,
+            version=vllm.__version__,
+            layout=layout,
+            packing=self._group.packing(),
+            layers=self._group.layers(),
+            tp_rank=get_tp_group().rank_in_group,
+            pp_rank=get_pp_group().rank_in_group,
+            salt=self._settings.salt,
+        )
+        self._block_bytes = layout.block_size
+        self._worker = Worker(self._settings, layout, self._namespace, self._counters, logger)
+
+    def get_handshake_metadata(self) -> KVConnectorHandshakeMetadata | None:
+        """For the scheduler's side: where this rank keeps its part of each block."""
+        if self._namespace is None:
+            return None
+        return RankMetadata(Rank(self._namespace, self._block_bytes))
+
+    def handle_preemptions(self, kv_connector_metadata: Any) -> None:
+        """Blocks are taken from requests: nothing may read them any longer."""
+        if self._worker is not None:
+            with self._timed("hook_s", "save_hook_s"):
+                self._worker.preempt(kv_connector_metadata.orders)
+
+    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
+        """Load, before the forward or beside it."""
+        if self._worker is not None:
+            with self._timed("hook_s"):
+                self._worker.load(self._get_connector_metadata().orders)
+
+    def wait_for_layer_load(self, layer_name: str) -> None:
+        """All layers were loaded before the forward."""
+
+    def save_kv_layer(
+        self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any
+    ) -> None:
+        """All layers of a block are saved together, when it is complete."""
+
+    def wait_for_save(self) -> None:
+        """Queue what this step completes."""
+        if self._worker is not None:
+            with self._timed("hook_s", "save_hook_s"):
+                self._worker.save(self._get_connector_metadata().orders)
+
+    def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
+        """Requests whose saves have ended, and whose loads have arrived."""
+        if self._worker is None:
+            return None, None
+        with self._timed("hook_s", "save_hook_s"):
+            sent = self._worker.saves.ended(finished_req_ids)
+            return sent or None, self._worker.loads.arrived() or None
+
+    def get_block_ids_with_load_errors(self) -> set[int]:
+        """Blocks that the pool did not give after all."""
+        return self._worker.loads.failed() if self._worker is not None else set()
+
+    def build_connector_worker_meta(self) -> KVConnectorWorkerMetadata | None:
+        """For the scheduler's side: what was loaded and stored."""
+        report = self._worker.report() if self._worker is not None else Report()
+        return ReportMetadata(report) if report else None
+
+    def shutdown(self) -> None:
+        """Give the sessions back."""
+        if self._worker is not None:
+            self._worker.close()
+            self._worker = None
+        if self._link is not None:
+            self._link.close()
+            self._link = None
+
+    # ---- both
+
+    def get_kv_connector_stats(self) -> Any:
+        """Counted since the last time."""
+        taken = self._counters.take()
+        return BelugaStats(data=taken) if any(taken.values()) else None
+
+    @classmethod
+    def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> Any:
+        """Stats from another process."""
+        return BelugaStats(data=data or {})
+
+    @classmethod
+    def build_prom_metrics(
+        cls,
+        vllm_config: Any,
+        metric_types: Any,
+        labelnames: list[str],
+        per_engine_labelvalues: dict[int, list[object]],
+    ) -> BelugaMetrics:
+        """The same for Prometheus."""
+        return BelugaMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
+
+    @contextlib.contextmanager
+    def _timed(self, *names: str) -> Iterator[None]:
+        """Count how long the engine waited."""
+        started = time.perf_counter()
+        try:
+            yield
+        finally:
+            took = time.perf_counter() - started
+            self._counters.add(**dict.fromkeys(names, took))
+
+    def _block_ids_of(self, request_id: str) -> list[int]:
+        if self._kv_cache_manager is None:
+            raise ConnectorError("vLLM has not bound its cache manager; is it older than 0.32?")
+        return list(self._kv_cache_manager.get_block_ids(request_id)[0])
+
+    def _made_announcements(self, vllm_config: Any) -> Announcements | None:
+        events = vllm_config.kv_events_config
+        if events is None or not events.enable_kv_cache_events:
+            return None
+        return Announcements(
+            rank_count=lambda: len(self._lookups.ranks), block_size=self._group.block_size
+        )
+
+    def _event(self, one: Any) -> Any:
+        from vllm.distributed.kv_events import BlockStored
+        from vllm.v1.core.kv_cache_utils import maybe_convert_block_hash
+
+        return BlockStored(
+            block_hashes=[maybe_convert_block_hash(one.block_hash)],
+            parent_block_hash=maybe_convert_block_hash(one.parent_hash)
+            if one.parent_hash
+            else None,
+            token_ids=one.token_ids,
+            block_size=self._group.block_size,
+            lora_id=None,
+            medium=MEDIUM,
+            lora_name=one.lora_name,
+            group_idx=0,
+        )

@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""What the connector counts, in one process, since it started and since it was last asked."""
+
+from __future__ import annotations
+
+import threading
+from collections import defaultdict
+
+NAMES: dict[str, str] = {
+    "lookups": "requests looked up in the pool",
+    "lookup_s": "seconds the scheduler waited for lookups",
+    "hit_tokens": "tokens found in the pool beyond the engine's own prefix cache",
+    "loads": "requests whose blocks were loaded",
+    "load_blocks": "blocks loaded",
+    "load_bytes": "bytes loaded",
+    "load_s": "seconds of loading",
+    "load_failed_blocks": "blocks that were found but not loaded; their tokens are computed",
+    "mismatches": "blocks whose bytes or entry were not what was stored, on first look",
+    "save_blocks": "blocks saved",
+    "save_bytes": "bytes saved",
+    "save_s": "seconds of saving, beside the engine",
+    "save_cpu_s": "processor seconds of saving",
+    "save_present_blocks": "blocks not saved: the pool had them",
+    "save_skipped_blocks": "blocks not saved: no room, no server, a full queue, or preempted",
+    "save_hook_s": "seconds the engine waited in hooks that save",
+    "hook_s": "seconds the engine waited in hooks of the connector, loads included",
+    "failures": "calls to the pool that failed",
+}
+
+_process: defaultdict[str, float] = defaultdict(float)
+_lock = threading.Lock()
+
+
+class Counters:
+    """Sums of one connector; any thread may add. Names are those of :data:`NAMES`."""
+
+    def __init__(self) -> None:
+        self._since: defaultdict[str, float] = defaultdict(float)
+
+    def add(self, **amounts: float) -> None:
+        """Add to some of them."""
+        with _lock:
+            for name, amount in amounts.items():
+                self._since[name] += amount
+                _process[name] += amount
+
+    def take(self) -> dict[str, float]:
+        """What was counted since the last taking."""
+        with _lock:
+            taken, self._since = self._since, defaultdict(float)
+        return dict(taken)
+
+
+def figures() -> dict[str, float]:
+    """All that connectors of this process have counted since it started, by name."""
+    with _lock:
+        return {name: _process[name] for name in NAMES}

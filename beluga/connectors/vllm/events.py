@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""KV events in vLLM's schema: a block is announced when it is new in the pool, on all ranks.
+
+The medium is SHARED, which routers (Dynamo's among them) take for a store that no single worker
+owns. Nothing is said of what the pool evicts: engines do not hear of it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Any
+
+from beluga.connectors.vllm.steps import Stored
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from beluga.connectors.vllm.steps import Report
+
+MEDIUM = "SHARED"
+PENDING_MAX = 1 << 16  # blocks on their way to the pool; older ones are forgotten, unannounced
+
+
+@dataclasses.dataclass(slots=True)
+class Announcement:
+    """What vLLM's BlockStored says of a block."""
+
+    block_hash: bytes
+    parent_hash: bytes | None
+    token_ids: list[int]
+    lora_name: str | None
+    stored: Stored = dataclasses.field(default_factory=lambda: Stored(0, 0))
+
+
+class Announcements:
+    """From the order to save a block to the last rank's word that it is stored."""
+
+    def __init__(self, *, rank_count: Callable[[], int], block_size: int) -> None:
+        self._rank_count, self._block_size = rank_count, block_size
+        self._pending: OrderedDict[bytes, Announcement] = OrderedDict()
+        self._ready: list[Announcement] = []
+
+    def ordered(self, digest: bytes, request: Any, block: int) -> None:
+        """Block number ``block`` of a request is going to be saved under ``digest``."""
+        size, hashes = self._block_size, request.block_hashes
+        self._pending[digest] = Announcement(
+            bytes(hashes[block]),
+            bytes(hashes[block - 1]) if block else None,
+            list(request.all_token_ids[block * size : (block + 1) * size]),
+            request.lora_request.lora_name if request.lora_request else None,
+        )
+        if len(self._pending) > PENDING_MAX:
+            self._pending.popitem(last=False)
+
+    def reported(self, report: Report) -> None:
+        """What ranks have stored."""
+        for digest, stored in report.stored.items():
+            one = self._pending.get(digest)
+            if one is None:
+                continue
+            one.stored.ranks += stored.ranks
+            one.stored.new += stored.new
+            if one.stored.ranks >= self._rank_count():
+                del self._pending[digest]
+                if one.stored.new:
+                    self._ready.append(one)
+
+    def take(self) -> list[Announcement]:
+        """Blocks that are in the pool now and were not before."""
+        ready, self._ready = self._ready, []
+        return ready

@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""Whose blocks these are: the namespace of one rank of one engine.
+
+vLLM's block hashes cover tokens, LoRA names, images and cache salts. All else that changes the
+bytes of a block stands here: the model and its weights, types, the declared layout and packing, the
+place of the rank, the engine. Two engines that differ in one of them never see each other's blocks.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from beluga.errors import ConnectorError
+from beluga.kvcache import Namespace
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from beluga.connectors.vllm.layout import BlockLayout
+
+HASHES = ("sha256", "sha256_cbor")  # the others are seeded by each process
+WEIGHT_FILES = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.gguf")
+SAMPLES, SAMPLE_SIZE = 16, 1 << 16
+
+
+def check_hashing(algorithm: str) -> None:
+    """Raise ConnectorError if other processes hash the same tokens to something else."""
+    if algorithm not in HASHES:
+        raise ConnectorError(
+            f"prefix_caching_hash_algo is {algorithm}: no other process would find a block; "
+            "start vLLM with --prefix-caching-hash-algo sha256 (or sha256_cbor)"
+        )
+
+
+def namespace(  # noqa: PLR0913  all named
+    config: Any,
+    *,
+    version: str,
+    layout: BlockLayout,
+    packing: str,
+    layers: Mapping[str, str],
+    tp_rank: int,
+    pp_rank: int,
+    salt: str | bytes,
+) -> Namespace:
+    """The namespace of a rank. ``config`` is a ``VllmConfig``; ``version`` vLLM's.
+
+    ``layers`` says of every layer of the cache group what kind of cache it has; ``packing`` what
+    the attention backend does inside of a page.
+    """
+    model, cache, parallel = config.model_config, config.cache_config, config.parallel_config
+    return Namespace(
+        {
+            "engine": "vllm",
+            "engine_version": major(version),
+            "model": model_identity(model.model, str(model.revision)),
+            "model_config": _digest(_config_of(model.hf_config)),
+            "weights": f"{config.load_config.load_format} {_dummy_seed(config)}",
+            "quantization": str(model.quantization),
+            "dtype": str(model.dtype),
+            "kv_dtype": str(cache.cache_dtype),
+            "block_size": int(cache.block_size),
+            "hash": str(cache.prefix_caching_hash_algo),
+            "layout": layout.declared,
+            "packing": packing,
+            "layers": _digest(dict(layers)),
+            "device": layout.device,
+            "tp": f"{tp_rank}/{parallel.tensor_parallel_size}",
+            "pp": f"{pp_rank}/{parallel.pipeline_parallel_size}",
+            "cp": f"{parallel.decode_context_parallel_size}"
+            f"/{parallel.prefill_context_parallel_size}",
+            "group": 0,
+        },
+        salt=salt,
+    )
+
+
+def major(version: str) -> str:
+    """What of a version changes when layouts may: of 0.x.y also the x."""
+    parts = version.partition("+")[0].split(".")
+    return ".".join(parts[: 2 if parts[0] == "0" else 1])
+
+
+def model_identity(model: str, revision: str) -> str:
+    """A name for the weights: the hub's name and revision, or a local directory's fingerprint.
+
+    Not a path: two machines may keep the same model in different places, and different models
+    have been kept in the same.
+    """
+    path = Path(model)
+    return f"files {weights_fingerprint(path)}" if path.exists() else f"hub {model}@{revision}"
+
+
+def weights_fingerprint(path: Path) -> str:
+    """A digest of a directory's (or file's) weights: sizes, and samples spread over each file."""
+    files = [path] if path.is_file() else sorted(set().union(*map(path.glob, WEIGHT_FILES)))
+    digest = hashlib.blake2b(digest_size=16, person=b"beluga-weights")
+    for file in files:
+        size = file.stat().st_size
+        digest.update(f"{file.name if path.is_dir() else ''} {size}\n".encode())
+        with file.open("rb") as stream:
+            for sample in range(SAMPLES):
+                stream.seek(max(0, size - SAMPLE_SIZE) * sample // (SAMPLES - 1))
+                digest.update(stream.read(SAMPLE_SIZE))
+    return digest.hexdigest()
+
+
+def adapter_identity(lora: Any) -> bytes:
+    """What tells a LoRA adapter from another one of the same name; nothing for no adapter."""
+    return b"" if lora is None else model_identity(str(lora.lora_path), "").encode()
+
+
+def _config_of(hf_config: Any) -> dict[str, Any]:
+    """A model's configuration without what it does not compute with."""
+    no_matter = ("_name_or_path", "transformers_version")
+    return {key: value for key, value in hf_config.to_dict().items() if key not in no_matter}
+
+
+def _dummy_seed(config: Any) -> str:
+    """Weights that are made up are those of a seed."""
+    made_up = config.load_config.load_format == "dummy"
+    return str(config.model_config.seed) if made_up else ""
+
+
+def _digest(value: Any) -> str:
+    text = json.dumps(value, sort_keys=True, default=str)
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()

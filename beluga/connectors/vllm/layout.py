@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""Where a block's bytes lie in the engine's tensors, and what that arrangement is called.
+
+An engine registers one tensor per layer. One of its axes counts blocks; what remains, for one
+block, is a *page*, which lies in memory as one run of bytes or a few (K apart from V). A block in
+the pool is all layers' pages end to end, in the order in which the engine names its layers. Nothing
+is guessed from a shape alone: what cannot be told is refused when the engine starts.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from beluga.errors import ConnectorError
+from beluga.kvcache import Run
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+RUNS_PER_PAGE_MAX = 64  # more, and the layout is not one that anybody meant
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Piece:
+    """A run of bytes of every block: that of block b starts at ``address + b * stride``."""
+
+    address: int
+    stride: int
+    size: int
+
+
+class BlockLayout:
+    """All pieces of a block, in the order in which they stand in the pool. Sizes in bytes."""
+
+    def __init__(
+        self, tensors: Mapping[str, Any], *, block_count: int, page_sizes: Mapping[str, int]
+    ) -> None:
+        """``page_sizes``: bytes that the engine says a layer's page holds.
+
+        Raises :class:`~beluga.errors.ConnectorError` for tensors that are not understood.
+        """
+        if not tensors:
+            raise ConnectorError("the engine has registered no KV cache")
+        parts: list[tuple[Any, Piece]] = []
+        declared: list[list[Any]] = []
+        seen: set[int] = set()
+        for name, tensor in tensors.items():
+            page = _Page(name, tensor, block_count)
+            if tensor.data_ptr() in seen:  # a layer that shares another one's
+                continue
+            seen.add(tensor.data_ptr())
+            if page.size != page_sizes.get(name, page.size):
+                raise ConnectorError(
+                    f"{name}: a block's page has {page.size} bytes where the engine says "
+                    f"{page_sizes[name]}; this layout is not known to beluga"
+                )
+            parts += [(tensor, piece) for piece in page.pieces]
+            declared.append([str(tensor.dtype), page.shape, page.order, len(page.pieces)])
+        self.parts = tuple(parts)  # each with its tensor
+        self.pieces = _merged([piece for _, piece in parts])
+        self.block_count = block_count
+        self.block_size = sum(piece.size for piece in self.pieces)
+        self.device: str = next(iter(tensors.values())).device.type
+        self.declared = json.dumps(declared)
+        self.tensors = tuple(tensors.values())
+        self._table = np.array(
+            [dataclasses.astuple(piece) for piece in self.pieces], dtype=np.uint64
+        )
+
+    def run(self, block_ids: Sequence[int]) -> Run:
+        """The bytes of these blocks, for the CPU engine."""
+        return Run(
+            len(block_ids),
+            self.block_size,
+            len(self.pieces),
+            self.fragments(block_ids),
+            list(self.tensors),
+        )
+
+    def fragments(self, block_ids: Sequence[int]) -> NDArray[np.uint64]:
+        """Address and size of each piece of each block: shape (blocks * pieces, 2).
+
+        Raises :class:`ConnectorError` for a block that the engine does not have.
+        """
+        ids = np.asarray(block_ids, dtype=np.int64)
+        if len(ids) and (ids.min() < 0 or ids.max() >= self.block_count):
+            raise ConnectorError(f"block {ids.max()} of {self.block_count} blocks")
+        fragments = np.empty((len(ids), len(self.pieces), 2), dtype=np.uint64)
+        fragments[:, :, 0] = self._table[:, 0] + ids.astype(np.uint64)[:, None] * self._table[:, 1]
+        fragments[:, :, 1] = self._table[:, 2]
+        return fragments.reshape(-1, 2)
+
+
+class _Page:
+    """One layer's share of a block."""
+
+    def __init__(self, name: str, tensor: Any, block_count: int) -> None:
+        item = tensor.element_size()
+        axis = _block_axis(name, tuple(tensor.shape), block_count)
+        strides = [stride * item for stride in tensor.stride()]
+        rest = [
+            (size, stride)
+            for index, (size, stride) in enumerate(zip(tensor.shape, strides, strict=True))
+            if index != axis
+        ]
+        self.shape = [size for size, _ in rest]
+        # Which axis of the page runs slowest in memory: what a shape does not say.
+        self.order = sorted(range(len(rest)), key=lambda index: -rest[index][1])
+        run, outer = item, list[tuple[int, int]]()
+        for size, stride in sorted(rest, key=lambda axis: axis[1]):
+            if size == 1:
+                continue
+            if stride == run and not outer:
+                run *= size
+            elif stride < run:
+                raise ConnectorError(f"{name}: parts of a page overlap: strides {strides}")
+            else:
+                outer.append((size, stride))
+        outer.reverse()
+        places = [
+            sum(place)
+            for place in itertools.product(
+                *(range(0, size * stride, stride) for size, stride in outer)
+            )
+        ]
+        if len(places) > RUNS_PER_PAGE_MAX:
+            raise ConnectorError(
+                f"{name}: a page lies in {len(places)} places (shape {tuple(tensor.shape)}, "
+                f"strides {tuple(tensor.stride())}); this layout is not known to beluga"
+            )
+        base = tensor.data_ptr()
+        self.pieces = [Piece(base + place, strides[axis], run) for place in places]
+        self.size = run * len(places)
+        if strides[axis] < run:
+            raise ConnectorError(f"{name}: blocks overlap: strides {tuple(tensor.stride())}")
+
+
+def _block_axis(name: str, shape: tuple[int, ...], block_count: int) -> int:
+    """The axis that counts blocks: the first, or the second after K and V."""
+    if len(shape) >= 2 and shape[0] == block_count and not shape[1] == block_count == 2:
+        return 0
+    if len(shape) >= 3 and shape[0] == 2 and shape[1] == block_count != 2:
+        return 1
+    raise ConnectorError(
+        f"{name}: a KV cache of shape {shape} for {block_count} blocks is not known to beluga "
+        "(blocks are counted by the first axis, or by the second after K and V)"
+    )
+
+
+def _merged(pieces: list[Piece]) -> list[Piece]:
+    """Pieces that touch each other in every block, as one: layers packed within a block."""
+    merged: list[Piece] = []
+    for piece in pieces:
+        last = merged[-1] if merged else None
+        if last and last.stride == piece.stride and last.address + last.size == piece.address:
+            merged[-1] = dataclasses.replace(last, size=last.size + piece.size)
+        else:
+            merged.append(piece)
+    return merged

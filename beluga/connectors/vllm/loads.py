@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""Loading: one get for a request's blocks, before the forward that needs them or in a thread.
+
+What is not loaded is reported by its block ids, and the engine computes it (its
+``kv_load_failure_policy`` is set to "recompute"). A block whose bytes are wrong is removed from the
+pool: found again, it would fail again, and with it gone the right one is saved.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter, deque
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from beluga.connectors.link import Attachment, Link
+    from beluga.connectors.vllm.counters import Counters
+    from beluga.connectors.vllm.staging import Source
+    from beluga.connectors.vllm.steps import BlockRange
+    from beluga.kvcache import GetResult, Namespace
+
+
+class Loads:
+    """Loads in the caller's thread, and keeps what is to be reported of it."""
+
+    def __init__(
+        self, source: Source, namespace: Namespace, link: Link, counters: Counters
+    ) -> None:
+        self._source, self._namespace = source, namespace
+        self._link, self._counters = link, counters
+        self._lock = threading.Lock()
+        self._failed: set[int] = set()
+        self._loaded: Counter[str] = Counter()
+
+    def load(self, ranges: list[BlockRange]) -> None:
+        """Load them, as far as it goes."""
+        for one in ranges:
+            self._load(one)
+
+    def loaded(self) -> Counter[str]:
+        """Requests whose loads have ended, well or not, since the last time."""
+        with self._lock:
+            loaded, self._loaded = self._loaded, Counter()
+        return loaded
+
+    def failed(self) -> set[int]:
+        """Engine blocks that were not loaded, since the last time."""
+        with self._lock:
+            failed, self._failed = self._failed, set()
+        return failed
+
+    def arrived(self) -> set[str]:
+        """Requests that the engine need not wait for any longer: it never waits for these."""
+        return set()
+
+    def close(self) -> None:
+        """Nothing runs beside the caller."""
+
+    def _load(self, one: BlockRange) -> None:
+        packed = one.packed()
+
+        def get(attachment: Attachment) -> GetResult:
+            cache = attachment.cache(self._namespace)
+            with self._source.write(one.block_ids) as run:
+                result = cache.get(packed, run)
+            if result.mismatches and result.hits < len(packed):
+                cache.remove(packed[result.hits : result.hits + 1])
+            return result
+
+        started = time.perf_counter()
+        result = self._link.attempt("loading blocks", get)
+        hits = result.hits if result is not None else 0
+        missing = one.block_ids[hits:]
+        self._counters.add(
+            loads=1,
+            load_s=time.perf_counter() - started,
+            load_blocks=hits,
+            load_bytes=hits * self._source.block_size,
+            load_failed_blocks=len(missing),
+            mismatches=result.mismatches if result is not None else 0,
+            failures=int(result is None),
+        )
+        with self._lock:
+            self._failed.update(missing)
+            self._loaded[one.request] += 1
+
+
+class AsyncLoads(Loads):
+    """The same in a thread: the engine runs other requests meanwhile, and asks who has arrived."""
+
+    def __init__(
+        self, source: Source, namespace: Namespace, link: Link, counters: Counters
+    ) -> None:
+        super().__init__(source, namespace, link, counters)
+        self._arrived: set[str] = set()
+        self._queue: deque[BlockRange] = deque()
+        self._closing = False
+        self._changed = threading.Condition()
+        self._thread = threading.Thread(target=self._keep, name="beluga-loads", daemon=True)
+        self._thread.start()
+
+    def load(self, ranges: list[BlockRange]) -> None:
+        """Queue them."""
+        with self._changed:
+            self._queue.extend(ranges)
+            self._changed.notify_all()
+
+    def arrived(self) -> set[str]:
+        """Requests whose loads have ended since the last time. Ask before :meth:`failed`."""
+        with self._lock:
+            arrived, self._arrived = self._arrived, set()
+        return arrived
+
+    def close(self) -> None:
+        """Finish what is being loaded, and stop."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+        self._thread.join()
+
+    def _keep(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._queue or self._closing)
+                if self._closing:
+                    return
+                one = self._queue.popleft()
+            self._load(one)
+            with self._lock:
+                self._arrived.add(one.request)

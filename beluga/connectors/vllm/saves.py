@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""Saving beside the engine: a queue, and a thread of low priority that puts what stands in it.
+
+Best effort: what finds no room in the queue or the pool, or no server, is not saved. The engine
+keeps a request's blocks until :meth:`Saves.ended` names it, and waits only when it takes blocks
+away from a request that it preempts: then for the batch that is being copied, no longer.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections import Counter, deque
+from typing import TYPE_CHECKING
+
+from beluga.connectors.vllm.steps import BlockRange, Stored
+from beluga.meta import BlockState
+
+if TYPE_CHECKING:
+    from beluga.connectors.link import Attachment, Link
+    from beluga.connectors.vllm.counters import Counters
+    from beluga.connectors.vllm.staging import Source
+    from beluga.kvcache import Namespace, PutResult
+
+BATCH_BLOCKS = 16  # put at a time: what a preemption may have to wait for
+NICENESS = 10  # the engine's threads come first, by ten to one
+
+
+class Saves:
+    """The queue and its thread. ``source`` gives the engine's blocks as a run of bytes."""
+
+    def __init__(
+        self, source: Source, namespace: Namespace, link: Link, counters: Counters, *, room: int
+    ) -> None:
+        self._source, self._namespace = source, namespace
+        self._link, self._counters = link, counters
+        self._room = room  # blocks
+        self._queue: deque[BlockRange] = deque()
+        self._waiting: Counter[str] = Counter()  # ranges of a request that are not done
+        self._known: set[str] = set()  # requests of which a save was ordered
+        self._finished: set[str] = set()  # those of them that the engine has ended
+        self._stored: dict[bytes, Stored] = {}
+        self._copying = ""  # the request whose blocks are being read
+        self._closing = False
+        self._changed = threading.Condition()
+        self._thread = threading.Thread(target=self._keep, name="beluga-saves", daemon=True)
+        self._thread.start()
+
+    def order(self, ranges: list[BlockRange]) -> None:
+        """Queue them; what is too much is left out."""
+        if not ranges:
+            return
+        self._source.mark()
+        with self._changed:
+            for one in ranges:
+                self._known.add(one.request)
+                if self._room < len(one.block_ids):
+                    self._counters.add(save_skipped_blocks=len(one.block_ids))
+                    continue
+                self._room -= len(one.block_ids)
+                self._waiting[one.request] += 1
+                self._queue.append(one)
+            self._changed.notify_all()
+
+    def cancel(self, requests: list[str]) -> None:
+        """Their blocks are about to be given to others: drop what waits, wait for what runs."""
+        names = set(requests)
+        with self._changed:
+            kept = deque(one for one in self._queue if one.request not in names)
+            for one in self._queue:
+                if one.request in names:
+                    self._done(one, skipped=len(one.block_ids))
+            self._queue = kept
+            self._changed.wait_for(lambda: self._copying not in names)
+
+    def ended(self, finished: set[str]) -> set[str]:
+        """Of the requests that the engine has ever said to be finished: whose saves have ended."""
+        with self._changed:
+            self._finished |= finished & self._known
+            ended = {name for name in self._finished if not self._waiting[name]}
+            self._finished -= ended
+            self._known -= ended
+            for name in ended:
+                del self._waiting[name]
+        return ended
+
+    def stored(self) -> dict[bytes, Stored]:
+        """What the pool has by these saves, since the last time."""
+        with self._changed:
+            stored, self._stored = self._stored, {}
+        return stored
+
+    def idle(self) -> bool:
+        """Nothing waits and nothing runs."""
+        with self._changed:
+            return not self._queue and not self._copying
+
+    def close(self) -> None:
+        """Finish the batch that is being copied, and stop."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+        self._thread.join()
+
+    def _done(self, one: BlockRange, *, skipped: int = 0) -> None:
+        self._room += len(one.block_ids)
+        self._waiting[one.request] -= 1
+        if skipped:
+            self._counters.add(save_skipped_blocks=skipped)
+
+    def _keep(self) -> None:
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._queue or self._closing)
+                if self._closing:
+                    return
+                one = self._queue.popleft()
+                self._copying = one.request
+            try:
+                self._save(one)
+            finally:
+                with self._changed:
+                    self._copying = ""
+                    self._done(one)
+                    self._changed.notify_all()
+
+    def _save(self, one: BlockRange) -> None:
+        packed = one.packed()
+        for start in range(0, len(one.block_ids), BATCH_BLOCKS):
+            part = slice(start, start + BATCH_BLOCKS)
+            ids, digests = one.block_ids[part], packed[part]
+
+            def put(attachment: Attachment) -> PutResult:
+                run = self._source.read(ids)  # noqa: B023  called here and now
+                return attachment.cache(self._namespace).put(digests, run)  # noqa: B023
+
+            started, cpu_started = time.perf_counter(), time.thread_time()
+            result = self._link.attempt("saving blocks", put)
+            self._counters.add(
+                save_s=time.perf_counter() - started, save_cpu_s=time.thread_time() - cpu_started
+            )
+            if result is None:
+                self._counters.add(failures=1, save_skipped_blocks=len(one.block_ids) - start)
+                return
+            self._account(digests.tobytes(), len(ids), result)
+
+    def _account(self, digests: bytes, count: int, result: PutResult) -> None:
+        size = len(digests) // count
+        self._counters.add(
+            save_blocks=result.stored,
+            save_bytes=result.stored * self._source.block_size,
+            save_present_blocks=result.present,
+            save_skipped_blocks=result.pending + result.refused,
+        )
+        with self._changed:
+            for index, state in enumerate(result.states):
+                if state in (BlockState.GRANTED, BlockState.HIT):
+                    new = int(state == BlockState.GRANTED)
+                    self._stored[digests[index * size : (index + 1) * size]] = Stored(1, new)

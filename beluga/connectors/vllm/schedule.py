@@ -1,0 +1,204 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""The scheduler's side: what is loaded into which blocks, and which blocks are saved.
+
+*Loads.* A request is looked up when it is first considered, beyond what the engine's own prefix
+cache has; its hits stay pinned until every rank has loaded them. At least one token is left to
+compute. A request of which a load failed is neither looked up nor saved again: what cannot be
+loaded once would be found again.
+
+*Saves.* A block is offered with the step that completes it. But a step that loads may compute on
+what a load that fails leaves behind, also for other requests that share those blocks, and on other
+ranks than the one where it fails. So no step with loads saves, nor any after it until all ranks
+have said that they have loaded; what is left out is offered with the next step that may save, or
+when the request ends. (Asynchronous loads end before their request is scheduled: they stop
+nothing.)
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from beluga.connectors.vllm.steps import BlockRange, Orders
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from beluga.connectors.vllm.counters import Counters
+    from beluga.connectors.vllm.events import Announcements
+    from beluga.connectors.vllm.lookups import Lookups
+    from beluga.connectors.vllm.settings import VllmSettings
+    from beluga.connectors.vllm.steps import Report
+    from beluga.meta import Pins
+
+
+@dataclasses.dataclass(slots=True)
+class Tracked:
+    """One request; numbers are of blocks."""
+
+    request: Any
+    local: int = -1  # in the engine's own cache when it was looked up; -1: it was not
+    hits: int = 0  # in the pool, beyond them
+    pins: Pins | None = None
+    loaded: range = range(0)  # what was loaded: the pool has it
+    loaded_ids: frozenset[int] = frozenset()
+    saved: int = 0  # leading blocks that were offered, or need not be
+    ordered: bool = False  # a save of it was ordered: the workers will say when it has ended
+    spoiled: bool = False  # a load failed
+
+
+class Schedule:
+    """Follows the engine's requests. Called by the scheduler's thread alone.
+
+    ``block_ids_of(request id)``: the engine's blocks of a request. ``announcements``: whom to tell
+    of blocks that are going to be saved.
+    """
+
+    def __init__(  # noqa: PLR0913  all but the first three named
+        self,
+        settings: VllmSettings,
+        lookups: Lookups,
+        counters: Counters,
+        *,
+        block_size: int,
+        block_ids_of: Callable[[str], Sequence[int]],
+        announcements: Announcements | None = None,
+    ) -> None:
+        self._asynchronous = settings.load == "async"
+        self._saves_at_all = settings.save
+        self._lookups, self._counters = lookups, counters
+        self._block_size = block_size
+        self._block_ids_of = block_ids_of
+        self._announcements = announcements
+        self._requests: dict[str, Tracked] = {}
+        self._loads: list[BlockRange] = []  # for the next step
+        self._late: list[BlockRange] = []  # saves of requests that have ended, for the next step
+        self._loading: set[str] = set()  # before a forward, and not known to have succeeded
+        self._load_reports: Counter[str] = Counter()
+
+    def matched_tokens(self, request: Any, computed_tokens: int) -> tuple[int, bool]:
+        """Tokens of a request to be had from the pool, and whether beside the forwards."""
+        tracked = self._track(request)
+        local = computed_tokens // self._block_size
+        if tracked.spoiled:
+            return 0, False
+        if tracked.local != local:
+            self._look_up(tracked, local)
+        tokens = tracked.hits * self._block_size
+        return tokens, self._asynchronous and tokens > 0
+
+    def allocated(self, request: Any, block_ids: Sequence[int], tokens: int) -> None:
+        """The engine has blocks for a request, and wants ``tokens`` from the pool in them."""
+        tracked = self._track(request)
+        if tokens == 0:
+            if not tracked.loaded_ids or not self._asynchronous:
+                self._forget_lookup(tracked)
+            return
+        count = tokens // self._block_size
+        first, last = tracked.local, tracked.local + count
+        ids = list(block_ids[first:last])
+        digests = self._lookups.digests(request, first, last)
+        self._loads.append(BlockRange(request.request_id, b"".join(digests), ids))
+        tracked.loaded, tracked.loaded_ids = range(first, last), frozenset(ids)
+        tracked.local, tracked.hits = -1, 0
+        self._counters.add(hit_tokens=tokens)
+        if not self._asynchronous:
+            self._loading.add(request.request_id)
+
+    def orders(self, scheduled_tokens: dict[str, int], preempted: Sequence[str]) -> Orders:
+        """What the workers do with the next step."""
+        orders = Orders(self._loads, self._late, list(preempted))
+        self._loads, self._late = [], []
+        if self._saves_at_all and not self._loading:
+            for name, tokens in scheduled_tokens.items():
+                tracked = self._requests.get(name)
+                if tracked is not None:
+                    known = tracked.request.num_computed_tokens + tokens
+                    orders.saves += self._save(tracked, known, None)
+        return orders
+
+    def reported(self, report: Report | None, invalid_block_ids: set[int]) -> None:
+        """What the workers said after a step."""
+        for name, ranks in report.loaded.items() if report else ():
+            self._load_reports[name] += ranks
+            if self._load_reports[name] < len(self._lookups.ranks):
+                continue
+            del self._load_reports[name]
+            self._loading.discard(name)
+            if tracked := self._requests.get(name):
+                self._unpin(tracked)
+        if invalid_block_ids:
+            for name, tracked in self._requests.items():
+                if not (tracked.loaded_ids | set(self._block_ids_of(name))) & invalid_block_ids:
+                    continue
+                tracked.spoiled = True
+
+    def finished(self, request: Any, block_ids: Sequence[int]) -> bool:
+        """A request has ended; whether its blocks must be kept until the workers have saved."""
+        tracked = self._requests.pop(request.request_id, None)
+        if tracked is None:
+            return False
+        self._unpin(tracked)
+        if self._saves_at_all and not self._loading:
+            in_flight = getattr(request, "num_in_flight_tokens", 0)
+            known = min(
+                max(0, request.num_computed_tokens - in_flight), len(block_ids) * self._block_size
+            )
+            self._late += self._save(tracked, known, block_ids)
+        return tracked.ordered
+
+    def _track(self, request: Any) -> Tracked:
+        tracked = self._requests.get(request.request_id)
+        if tracked is None:
+            tracked = self._requests[request.request_id] = Tracked(request)
+        return tracked
+
+    def _look_up(self, tracked: Tracked, local: int) -> None:
+        """A request that starts, or starts again after it was preempted."""
+        self._forget_lookup(tracked)
+        tracked.loaded, tracked.loaded_ids, tracked.saved = range(0), frozenset(), 0
+        request = tracked.request
+        last = (request.num_tokens - 1) // self._block_size
+        digests = self._lookups.digests(request, local, last)
+        tracked.hits, tracked.pins = self._lookups.pin(digests)
+        tracked.local = local if tracked.pins is not None else -1
+
+    def _forget_lookup(self, tracked: Tracked) -> None:
+        self._unpin(tracked)
+        tracked.local, tracked.hits = -1, 0
+
+    def _unpin(self, tracked: Tracked) -> None:
+        pins, tracked.pins = tracked.pins, None
+        self._lookups.release(pins)
+
+    def _save(
+        self, tracked: Tracked, known_tokens: int, block_ids: Sequence[int] | None
+    ) -> list[BlockRange]:
+        """Orders for the blocks of ``known_tokens`` leading tokens that were not offered yet."""
+        request = tracked.request
+        last = min(known_tokens // self._block_size, len(request.block_hashes))
+        if last <= tracked.saved or tracked.spoiled:
+            return []
+        ids = self._block_ids_of(request.request_id) if block_ids is None else block_ids
+        loaded = tracked.loaded
+        parts = (
+            (tracked.saved, min(last, loaded.start)) if loaded else (tracked.saved, last),
+            (max(tracked.saved, loaded.stop), last) if loaded else (last, last),
+        )
+        tracked.saved = last
+        orders = [
+            self._save_range(request, start, list(ids[start:stop]))
+            for start, stop in parts
+            if start < stop
+        ]
+        tracked.ordered = tracked.ordered or bool(orders)
+        return orders
+
+    def _save_range(self, request: Any, start: int, ids: list[int]) -> BlockRange:
+        digests = self._lookups.digests(request, start, start + len(ids))
+        if self._announcements is not None:
+            for block, digest in enumerate(digests, start):
+                self._announcements.ordered(digest, request, block)
+        return BlockRange(request.request_id, b"".join(digests), ids)

@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""The connector's counters as vLLM logs them, and as Prometheus metrics ``vllm:beluga_*``."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from prometheus_client import Counter as PrometheusCounter
+from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (
+    KVConnectorPromMetrics,
+    KVConnectorStats,
+)
+
+from beluga.connectors.vllm.counters import NAMES
+
+
+@dataclasses.dataclass
+class BelugaStats(KVConnectorStats):
+    """Sums since the last report, by the names that ``counters`` gives them."""
+
+    data: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+    def reset(self) -> None:
+        """Start again from nothing."""
+        self.data = {}
+
+    def aggregate(self, other: KVConnectorStats) -> KVConnectorStats:
+        """Add another process's."""
+        for name, amount in other.data.items():
+            self.data[name] = self.data.get(name, 0) + amount
+        return self
+
+    def reduce(self) -> dict[str, int | float]:
+        """What a log line shows."""
+        return {name: round(self.data[name], 4) for name in NAMES if self.data.get(name)}
+
+    def is_empty(self) -> bool:
+        """Whether nothing happened."""
+        return not any(self.data.values())
+
+
+class BelugaMetrics(KVConnectorPromMetrics):
+    """One Prometheus counter for each name, for each engine."""
+
+    def __init__(
+        self,
+        vllm_config: Any,
+        metric_types: Any,
+        labelnames: list[str],
+        per_engine_labelvalues: dict[int, list[object]],
+    ) -> None:
+        super().__init__(vllm_config, metric_types, labelnames, per_engine_labelvalues)
+        kind = metric_types[PrometheusCounter]
+        self._counters: dict[str, dict[int, Any]] = {}
+        for name, meaning in NAMES.items():
+            stem = f"{name[:-2]}_seconds" if name.endswith("_s") else name
+            counter = kind(
+                name=f"vllm:beluga_{stem}",
+                documentation=f"Beluga: {meaning}.",
+                labelnames=labelnames,
+            )
+            self._counters[name] = {
+                engine: counter.labels(*values) for engine, values in per_engine_labelvalues.items()
+            }
+
+    def observe(self, transfer_stats_data: dict[str, Any], engine_idx: int = 0) -> None:
+        """Add what an engine has reported."""
+        for name, amount in transfer_stats_data.items():
+            if name in self._counters and amount > 0:
+                self._counters[name][engine_idx].inc(amount)

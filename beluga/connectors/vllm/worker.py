@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""The worker's side, one per rank: does what the scheduler's side orders, and reports."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from beluga.connectors.link import Link
+from beluga.connectors.vllm.loads import AsyncLoads, Loads
+from beluga.connectors.vllm.saves import Saves
+from beluga.connectors.vllm.staging import source_of
+from beluga.connectors.vllm.steps import Report
+
+if TYPE_CHECKING:
+    import logging
+
+    from beluga.connectors.vllm.counters import Counters
+    from beluga.connectors.vllm.layout import BlockLayout
+    from beluga.connectors.vllm.settings import VllmSettings
+    from beluga.connectors.vllm.steps import Orders
+    from beluga.kvcache import Namespace
+
+
+class Worker:
+    """Loads and saves of one rank, each over a session of its own: a load waits for no save."""
+
+    def __init__(
+        self,
+        settings: VllmSettings,
+        layout: BlockLayout,
+        namespace: Namespace,
+        counters: Counters,
+        logger: logging.Logger,
+    ) -> None:
+        asynchronous = settings.load == "async"
+        kind = AsyncLoads if asynchronous else Loads
+        self.load_link = Link(settings, name="loads", logger=logger, prefault=True)
+        self.loads = kind(
+            source_of(layout, own_stream=asynchronous), namespace, self.load_link, counters
+        )
+        self.save_link = Link(settings, name="saves", logger=logger, prefault=settings.save)
+        self.saves = Saves(
+            source_of(layout, own_stream=True),
+            namespace,
+            self.save_link,
+            counters,
+            room=settings.save_queue,
+        )
+
+    def load(self, orders: Orders) -> None:
+        """Before the forward, or beside it."""
+        self.loads.load(orders.loads)
+
+    def save(self, orders: Orders) -> None:
+        """After the forward."""
+        self.saves.order(orders.saves)
+
+    def preempt(self, orders: Orders) -> None:
+        """Before blocks that were taken from requests are written."""
+        if orders.preempted:
+            self.saves.cancel(orders.preempted)
+
+    def report(self) -> Report:
+        """Since the last one."""
+        return Report(self.loads.loaded(), self.saves.stored())
+
+    def close(self) -> None:
+        """End what runs, and give the sessions back."""
+        self.loads.close()
+        self.saves.close()
+        self.load_link.close()
+        self.save_link.close()
