@@ -6,12 +6,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from conftest import digests, payload
 
 from beluga import KVCache, Pool
 from beluga.errors import LayoutError
 from beluga.kvcache import Run
 from beluga.meta import MetaServer
+from tests.kvcache.conftest import digests, payload
 
 COUNT, PARTS, SIZE = 5, 3, 4096
 
