@@ -18,12 +18,12 @@ EXPORTS: dict[str, str] = {
     ),
     "beluga.rpc": "Client ClientStat Keeper METHOD_USER Quota SILENT_S Server ServerStat stand_by",
     "beluga.meta": (
-        "BlockState Grant Lookup MetaClient MetaServer MetaStat Report check_devices "
+        "BlockState Grant Lookup MetaClient MetaServer MetaStat Pins Report check_devices "
         "check_pool repair_pool"
     ),
     "beluga.lease": "EtcdLease KubernetesLease Lease open_lease",
     "beluga.verify": "Finding Machine Report verify_pool",
-    "beluga.kvcache": "CHUNK_SIZE GetResult KVCache Namespace PutResult fold hash_keys",
+    "beluga.kvcache": "CHUNK_SIZE GetResult KVCache Namespace PutResult Run fold hash_keys",
     "beluga.replay": (
         "Conversations Options Request Result ideal_hit_rate make_workload read_trace replay "
         "write_trace"
