@@ -1,0 +1,27 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""LMCache's storage plugins over the pool: one for its server (MP mode), one for inside an engine.
+
+``objects``  batches of named blocks on a session, misses between hits among them
+``worker``   a thread with a link of its own, for calls that must not wait
+``l2``       the L2 adapter of ``lmcache server``
+``plugin``   the storage plugin of LMCache inside an engine
+
+Nothing of LMCache is imported before one of its two classes is asked for.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def __getattr__(name: str) -> Any:
+    if name == "BelugaL2Adapter":
+        from beluga.connectors.lmcache.l2 import BelugaL2Adapter
+
+        return BelugaL2Adapter
+    if name == "BelugaBackend":
+        from beluga.connectors.lmcache.plugin import BelugaBackend
+
+        return BelugaBackend
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

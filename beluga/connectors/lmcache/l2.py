@@ -1,0 +1,265 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""The L2 adapter of ``lmcache server`` (MP mode, type "plugin"): the pool behind its L1.
+
+Stores have a thread and a session of their own, so that no load waits behind one. A namespace is
+made of what LMCache's key says (model, ranks, layer group, salt) and of the shapes and dtypes of
+the objects: the same key with another layout is another block.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+from lmcache import __version__ as lmcache_version
+from lmcache.lmcache_native import Bitmap
+from lmcache.logging import init_logger
+from lmcache.v1.distributed.internal_api import L2StoreResult
+from lmcache.v1.distributed.l2_adapters.base import L2AdapterInterface
+from lmcache.v1.platform import create_event_notifier
+
+from beluga.connectors.link import Attachment
+from beluga.connectors.lmcache import objects
+from beluga.connectors.lmcache.objects import Item, Layout, bytes_of, layout_of
+from beluga.connectors.lmcache.worker import Worker
+from beluga.connectors.naming import EngineSettings, namespace_of
+from beluga.connectors.settings import settings_of
+from beluga.kvcache import Namespace
+from beluga.meta import BlockState, Grant
+
+logger = init_logger(__name__)
+T = TypeVar("T")
+
+
+class _Results:
+    """Results by task, taken once each, and the file descriptor that tells of them."""
+
+    def __init__(self) -> None:
+        self.notifier = create_event_notifier()
+        self._lock = threading.Lock()
+        self._done: dict[int, Any] = {}
+
+    def put(self, task: int, result: Any) -> None:
+        with self._lock:
+            self._done[task] = result
+        self.notifier.notify()
+
+    def take(self, task: int) -> Any:
+        with self._lock:
+            return self._done.pop(task, None)
+
+    def take_all(self) -> dict[int, Any]:
+        with self._lock:
+            done, self._done = self._done, {}
+        return done
+
+
+class BelugaL2Adapter(L2AdapterInterface):
+    """The pool as LMCache's L2. Whatever fails is a miss, and a store that fails is left out.
+
+    ``adapter_params`` are the fields of EngineSettings. Serde (compression) is not for this
+    adapter: what it stores has another layout than what it looks up, so that everything misses.
+    """
+
+    def __init__(self, params: Mapping[str, Any], l1_memory_desc: Any = None) -> None:
+        super().__init__()
+        self._settings = settings_of(EngineSettings, params)
+        self._stores, self._lookups, self._loads = _Results(), _Results(), _Results()
+        self._writer = Worker(self._settings, name="lmcache-store", logger=logger)
+        self._reader = Worker(self._settings, name="lmcache-load", logger=logger)
+        self._lock = threading.Lock()
+        self._task = 0
+        self._namespaces: dict[tuple[Any, ...], Namespace] = {}
+        self._layouts: dict[tuple[str, int, int], Layout] = {}  # as last seen of a rank and group
+        self._pins: dict[Any, list[tuple[Attachment, Grant]]] = {}  # the reader's thread alone
+        timeout_s = self._settings.timeout_ms / 1000
+        self._reader.link.wait(timeout_s)
+        self._writer.link.wait(timeout_s)
+
+    def get_store_event_fd(self) -> int:
+        """Readable when stores have ended."""
+        return int(self._stores.notifier.fileno())
+
+    def get_lookup_and_lock_event_fd(self) -> int:
+        """Readable when lookups have ended."""
+        return int(self._lookups.notifier.fileno())
+
+    def get_load_event_fd(self) -> int:
+        """Readable when loads have ended."""
+        return int(self._loads.notifier.fileno())
+
+    def submit_store_task(self, keys: list[Any], objects: list[Any]) -> int:
+        """Put objects; the caller keeps their memory until the task has ended."""
+        return self._submit(
+            self._writer, self._stores, L2StoreResult(False, 0), self._store, keys, objects
+        )
+
+    def pop_completed_store_tasks(self) -> dict[int, Any]:
+        """The L2StoreResult of each store that has ended."""
+        return self._stores.take_all()
+
+    def submit_lookup_and_lock_task(
+        self, keys: list[Any], group_layout_descs: Mapping[int, Any]
+    ) -> int:
+        """Look objects up, and pin those that are there."""
+        layouts = {
+            group: layout_of(desc.shapes, desc.dtypes) for group, desc in group_layout_descs.items()
+        }
+        return self._submit(
+            self._reader, self._lookups, Bitmap(len(keys)), self._lookup, keys, layouts
+        )
+
+    def query_lookup_and_lock_result(self, task_id: int) -> Any:
+        """A Bitmap of the objects that are there, once; None before the lookup has ended."""
+        return self._lookups.take(task_id)
+
+    def submit_unlock(self, keys: list[Any]) -> None:
+        """Drop the pins of a lookup. Those of a session that was lost went with it."""
+        self._reader.submit(lambda _: self._unlock(keys))
+
+    def submit_load_task(self, keys: list[Any], objects: list[Any]) -> int:
+        """Fetch objects into the memory given; of those that fail it is undefined."""
+        return self._submit(self._reader, self._loads, Bitmap(len(keys)), self._load, keys, objects)
+
+    def query_load_result(self, task_id: int) -> Any:
+        """A Bitmap of the objects that were fetched, once; None before the load has ended."""
+        return self._loads.take(task_id)
+
+    def delete(self, keys: list[Any]) -> None:
+        """Forget objects of layouts that were seen here."""
+        self._writer.submit(lambda link: self._delete(link, keys))
+
+    def report_status(self) -> dict[str, Any]:
+        """Healthy means that it answers: without a pool, with misses."""
+        links = (self._reader.link, self._writer.link)
+        return {
+            "is_healthy": True,
+            "type": type(self).__name__,
+            "attached": all(link.attached for link in links),
+            "failure_count": sum(link.failure_count for link in links),
+        }
+
+    def close(self) -> None:
+        """End what was submitted, and both sessions."""
+        self._writer.close()
+        self._reader.close()
+        for results in (self._stores, self._lookups, self._loads):
+            results.notifier.close()
+
+    def _submit(
+        self,
+        worker: Worker,
+        results: _Results,
+        failed: T,
+        call: Callable[..., T | None],
+        *arguments: Any,
+    ) -> int:
+        """Have ``call`` done by a worker: the task's number. It ends whatever happens."""
+        with self._lock:
+            self._task += 1
+            task = self._task
+
+        def job(link: Any) -> None:
+            result = None
+            try:
+                result = call(link, *arguments)
+            finally:
+                results.put(task, failed if result is None else result)
+
+        worker.submit(job)
+        return task
+
+    def _item(self, key: Any, layout: Layout) -> Item:
+        """Whose object, and which, for a key of LMCache's."""
+        owner = (key.model_name, key.kv_rank, key.object_group_id)
+        whose = (*owner, key.cache_salt, layout)
+        namespace = self._namespaces.get(whose)
+        if namespace is None:
+            self._layouts[owner] = layout
+            fields = {
+                "form": "L2",
+                "model": key.model_name,
+                "kv_rank": key.kv_rank,
+                "object_group": key.object_group_id,
+                "cache_salt": key.cache_salt,
+                "layout": repr(layout),
+            }
+            namespace = namespace_of(self._settings, "lmcache", lmcache_version, fields)
+            self._namespaces[whose] = namespace
+        return namespace, key.chunk_hash
+
+    def _items(self, keys: list[Any], memories: list[Any]) -> list[Item]:
+        pairs = zip(keys, memories, strict=True)
+        return [self._item(key, layout_of(m.get_shapes(), m.get_dtypes())) for key, m in pairs]
+
+    def _store(self, link: Any, keys: list[Any], memories: list[Any]) -> Any:
+        items = self._items(keys, memories)
+        states = link.attempt(
+            "storing",
+            lambda attachment: objects.store(attachment, items, [bytes_of(m) for m in memories]),
+        )
+        if states is None:
+            return None
+        sizes = [m.get_size() for m in memories]
+        new = [i for i, state in enumerate(states) if state == BlockState.GRANTED]
+        if new:
+            self._notify_keys_stored([keys[i] for i in new], [sizes[i] for i in new])
+        return L2StoreResult(BlockState.REFUSED not in states, sum(sizes[i] for i in new))
+
+    def _lookup(self, link: Any, keys: list[Any], layouts: dict[int, Layout]) -> Any:
+        known = [i for i, key in enumerate(keys) if key.object_group_id in layouts]
+        items = [self._item(keys[i], layouts[keys[i].object_group_id]) for i in known]
+
+        def find(attachment: Attachment) -> tuple[Attachment, list[Grant | None]]:
+            return attachment, objects.find(attachment, items, pin=True)
+
+        answer = link.attempt("looking up", find)
+        if answer is None:
+            return None
+        attachment, found = answer
+        bitmap = Bitmap(len(keys))
+        for i, grant in zip(known, found, strict=True):
+            if grant is not None:
+                bitmap.set(i)
+                self._pins.setdefault(keys[i], []).append((attachment, grant))
+        return bitmap
+
+    def _unlock(self, keys: list[Any]) -> None:
+        link = self._reader.link
+        held: list[tuple[Attachment, Grant]] = []
+        for key in keys:
+            pins = self._pins.get(key)
+            if pins:
+                held.append(pins.pop())
+                if not pins:
+                    del self._pins[key]
+
+        def release(attachment: Attachment) -> int:
+            return objects.release(
+                attachment, [grant for owner, grant in held if owner is attachment]
+            )
+
+        link.attempt("unlocking", release)
+
+    def _load(self, link: Any, keys: list[Any], memories: list[Any]) -> Any:
+        items = self._items(keys, memories)
+        done = link.attempt(
+            "loading",
+            lambda attachment: objects.load(attachment, items, [bytes_of(m) for m in memories]),
+        )
+        if done is None:
+            return None
+        bitmap = Bitmap(len(keys))
+        for i, loaded in enumerate(done):
+            if loaded:
+                bitmap.set(i)
+        self._notify_keys_accessed([key for key, loaded in zip(keys, done, strict=True) if loaded])
+        return bitmap
+
+    def _delete(self, link: Any, keys: list[Any]) -> None:
+        seen = [k for k in keys if (k.model_name, k.kv_rank, k.object_group_id) in self._layouts]
+        layouts = [self._layouts[k.model_name, k.kv_rank, k.object_group_id] for k in seen]
+        items = [self._item(key, layout) for key, layout in zip(seen, layouts, strict=True)]
+        link.attempt("deleting", lambda attachment: objects.remove(attachment, items))

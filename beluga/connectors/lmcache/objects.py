@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""Batches of LMCache's objects on a session: by namespace, and with misses between the hits.
+
+LMCache asks for the objects of all ranks and layer groups at once; each rank and group is a
+namespace here. The pool answers with leading hits, so what lies behind a miss is asked for again.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from beluga.errors import CacheError, LayoutError, PinLimitError, QuotaError
+from beluga.kvcache import Namespace, hash_keys
+from beluga.meta import BlockState, Grant, MetaClient
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from beluga.connectors.link import Attachment
+
+Item: TypeAlias = tuple[Namespace, bytes]
+"""Whose object, and which one: any bytes that name it there."""
+
+Layout: TypeAlias = tuple[tuple[tuple[int, ...], str], ...]
+"""Of one object: a shape and a dtype for each tensor in it."""
+
+HOLES_MAX = 64  # misses after which the rest of a namespace's batch is not asked for any more
+
+
+def layout_of(shapes: Sequence[Sequence[int]], dtypes: Sequence[Any]) -> Layout:
+    """The layout of LMCache's lists of shapes and dtypes."""
+    pairs = zip(shapes, dtypes, strict=True)
+    return tuple((tuple(int(size) for size in shape), str(dtype)) for shape, dtype in pairs)
+
+
+def bytes_of(memory: Any) -> memoryview:
+    """A MemoryObj's own bytes, writable. Raises LayoutError for memory of a device."""
+    raw = memory.raw_tensor
+    if raw is None or raw.device.type != "cpu":
+        raise LayoutError("an object of LMCache is not in CPU memory")
+    view: memoryview = memory.byte_array
+    return view
+
+
+def find(attachment: Attachment, items: Sequence[Item], *, pin: bool) -> list[Grant | None]:
+    """Where each object is, or None; pinned if the session's share of pins allows it."""
+    meta = MetaClient(attachment.client)
+    found: list[Grant | None] = [None] * len(items)
+    try:
+        _find(attachment, meta, items, found, pin=pin)
+    except (CacheError, QuotaError):  # the session lives on, and so would the pins
+        if pin:
+            meta.release([grant for grant in found if grant is not None])
+        raise
+    return found
+
+
+def _find(
+    attachment: Attachment,
+    meta: MetaClient,
+    items: Sequence[Item],
+    found: list[Grant | None],
+    *,
+    pin: bool,
+) -> None:
+    for namespace, start, digests in _spans(items):
+        keys = attachment.cache(namespace).keys(digests)
+        at, holes, window = 0, 0, len(keys)
+        while at < len(keys) and holes <= HOLES_MAX:
+            asked = keys[at : at + window]
+            hits = _lookup(meta, asked, pin=pin)
+            found[start + at : start + at + len(hits)] = hits
+            whole = len(hits) == len(asked)
+            at += len(hits) + (not whole)
+            holes += not whole
+            window = 2 * window if whole else 1  # behind a miss there is mostly another one
+
+
+def release(attachment: Attachment, grants: Sequence[Grant]) -> int:
+    """Drop the pins of grants. How many were dropped."""
+    return MetaClient(attachment.client).release(grants)
+
+
+def load(attachment: Attachment, items: Sequence[Item], targets: Sequence[Any]) -> list[bool]:
+    """Fetch each object into its target; of those that are False the target is undefined."""
+    done = [False] * len(items)
+    for namespace, start, digests in _spans(items):
+        cache, end = attachment.cache(namespace), start + len(digests)
+        keys, at = cache.keys(digests), start
+        while at < end:
+            hits = cache.get(keys[at - start :], targets[at:end]).hits
+            done[at : at + hits] = [True] * hits
+            at += hits + 1
+    return done
+
+
+def store(
+    attachment: Attachment, items: Sequence[Item], sources: Sequence[Any]
+) -> list[BlockState]:
+    """Put each object: what became of it."""
+    states: list[BlockState] = []
+    for namespace, start, digests in _spans(items):
+        cache = attachment.cache(namespace)
+        result = cache.put(digests, sources[start : start + len(digests)])
+        states += [BlockState(state) for state in result.states]
+    return states
+
+
+def remove(attachment: Attachment, items: Sequence[Item]) -> int:
+    """Forget objects. How many there were."""
+    spans = _spans(items)
+    return sum(attachment.cache(namespace).remove(digests) for namespace, _, digests in spans)
+
+
+def _spans(items: Sequence[Item]) -> Iterator[tuple[Namespace, int, NDArray[np.uint8]]]:
+    """Neighbours of one namespace: it, where they start, and their digests."""
+    start = 0
+    for _, group in itertools.groupby(items, key=lambda item: item[0].digest):
+        members = list(group)
+        yield members[0][0], start, hash_keys(name for _, name in members)
+        start += len(members)
+
+
+def _lookup(meta: MetaClient, keys: NDArray[np.uint64], *, pin: bool) -> tuple[Grant, ...]:
+    try:
+        return meta.lookup(keys, pin=pin).hits
+    except (PinLimitError, QuotaError):
+        if not pin:
+            raise
+        return meta.lookup(keys).hits

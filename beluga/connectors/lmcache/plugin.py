@@ -1,0 +1,228 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""The storage plugin of LMCache inside an engine (``storage_plugins``): whole chunks in the pool.
+
+A chunk's length says how many tokens it has, so the last, shorter one of a request comes back as
+it was; every other part of its layout is in the namespace.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from lmcache import __version__ as lmcache_version
+from lmcache.logging import init_logger
+from lmcache.v1.memory_management import MemoryFormat
+from lmcache.v1.storage_backend.abstract_backend import StoragePluginInterface
+
+from beluga.connectors.link import Attachment, Link
+from beluga.connectors.lmcache import objects
+from beluga.connectors.lmcache.objects import Item, bytes_of, layout_of
+from beluga.connectors.lmcache.worker import Worker
+from beluga.connectors.naming import EngineSettings, namespace_of
+from beluga.connectors.settings import settings_of
+from beluga.errors import ConnectorError
+from beluga.kvcache import Namespace
+from beluga.meta import BlockState, Grant
+
+logger = init_logger(__name__)
+T = TypeVar("T")
+
+PREFIX = "beluga."  # of our settings among LMCache's extra_config
+
+
+class BelugaBackend(StoragePluginInterface):
+    """The pool as a storage backend. Whatever fails is a miss, and a put that fails is left out.
+
+    Settings are the fields of EngineSettings, as ``beluga.NAME`` in ``extra_config``. Raises
+    ConnectorError for layer-wise storing, and for what no worker has: then LMCache goes on without.
+    """
+
+    def __init__(
+        self,
+        dst_device: str = "cpu",
+        config: Any = None,
+        metadata: Any = None,
+        local_cpu_backend: Any = None,
+        loop: Any = None,
+    ) -> None:
+        super().__init__(dst_device, config, metadata, local_cpu_backend, loop)
+        if config is None or metadata is None or local_cpu_backend is None:
+            raise ConnectorError("beluga's storage plugin needs a worker's memory (local_cpu)")
+        if config.use_layerwise:
+            raise ConnectorError("beluga's storage plugin stores whole chunks, not layers")
+        extra = (config.extra_config or {}).items()
+        given = {name.removeprefix(PREFIX): v for name, v in extra if name.startswith(PREFIX)}
+        self._settings = settings_of(EngineSettings, given)
+        self._format = MemoryFormat.KV_MLA_FMT if metadata.use_mla else MemoryFormat.KV_2LTD
+        self._namespaces: dict[Any, Namespace] = {}
+        self._storing: set[Any] = set()
+        self._lock = threading.Lock()
+        self._reading = threading.Lock()  # a link is for one thread at a time
+        self._writer = Worker(self._settings, name="lmcache-put", logger=logger)
+        self._reader = Link(self._settings, name="lmcache-get", logger=logger)
+        self._reader.wait(self._settings.timeout_ms / 1000)
+        self._writer.link.wait(self._settings.timeout_ms / 1000)
+
+    def contains(self, key: Any, pin: bool = False) -> bool:
+        """Whether the pool has a chunk now; pins are not for this backend, a get may yet miss."""
+        return self.batched_contains([key], pin) == 1
+
+    def batched_contains(self, keys: list[Any], pin: bool = False) -> int:
+        """How many leading chunks the pool has."""
+        found = self._read("looking up", lambda a: objects.find(a, self._items(keys), pin=False))
+        return next((i for i, grant in enumerate(found or []) if grant is None), len(found or []))
+
+    async def batched_async_contains(
+        self, lookup_id: str, keys: list[Any], pin: bool = False
+    ) -> int:
+        """The same, off the event loop."""
+        return await asyncio.to_thread(self.batched_contains, keys, pin)
+
+    def exists_in_put_tasks(self, key: Any) -> bool:
+        """Whether a chunk is being put."""
+        with self._lock:
+            return key in self._storing
+
+    def batched_submit_put_task(
+        self,
+        keys: Sequence[Any],
+        objs: list[Any],
+        transfer_spec: Any = None,
+        on_complete_callback: Callable[[Any], None] | None = None,
+    ) -> None:
+        """Put chunks by and by; their memory is held until then."""
+        with self._lock:
+            self._storing |= set(keys)
+        for memory in objs:
+            memory.ref_count_up()
+
+        def job(link: Link) -> None:
+            done: list[Any] = []
+            try:
+                done = self._put(link, keys, objs)
+            finally:
+                with self._lock:
+                    self._storing -= set(keys)
+                for memory in objs:
+                    memory.ref_count_down()
+            if on_complete_callback is not None:
+                for key in done:
+                    on_complete_callback(key)
+
+        self._writer.submit(job)
+
+    def get_blocking(self, key: Any) -> Any:
+        """A chunk in memory of LMCache's, or None."""
+        return self.batched_get_blocking([key])[0]
+
+    def batched_get_blocking(self, keys: list[Any]) -> list[Any]:
+        """Chunks in memory of LMCache's; None for each that the pool has not, or not any more."""
+        return self._read("loading", lambda a: self._get(a, keys)) or [None] * len(keys)
+
+    async def batched_get_non_blocking(
+        self, lookup_id: str, keys: list[Any], transfer_spec: Any = None
+    ) -> list[Any]:
+        """The leading chunks that the pool has, off the event loop."""
+        found = await asyncio.to_thread(self.batched_get_blocking, keys)
+        hits = found.index(None) if None in found else len(found)
+        for memory in found[hits:]:
+            if memory is not None:
+                memory.ref_count_down()
+        return found[:hits]
+
+    def pin(self, key: Any) -> bool:
+        """Nothing: the pool pins a chunk while it is read."""
+        return True
+
+    def unpin(self, key: Any) -> bool:
+        """Nothing."""
+        return True
+
+    def remove(self, key: Any, force: bool = True) -> bool:
+        """Forget a chunk, for everybody; whether it was there."""
+        removed = self._read("removing", lambda a: objects.remove(a, self._items([key])))
+        return bool(removed)
+
+    def get_allocator_backend(self) -> Any:
+        """Where chunks that are read go."""
+        return self.local_cpu_backend
+
+    def touch_cache(self) -> None:
+        """Nothing: a lookup has touched them."""
+
+    def close(self) -> None:
+        """End what was submitted, and both sessions."""
+        self._writer.close()
+        self._reader.close()
+
+    def _read(self, doing: str, call: Callable[[Attachment], T]) -> T | None:
+        with self._reading:
+            return self._reader.attempt(doing, call)
+
+    def _items(self, keys: Sequence[Any]) -> list[Item]:
+        """A chunk's name is LMCache's own text of its key, with model, ranks, dtype and tags."""
+        layout = layout_of(self.metadata.get_shapes(), self.metadata.get_dtypes())
+        namespace = self._namespaces.get(layout)
+        if namespace is None:  # layer groups are known only when the engine has told its tensors
+            fields = {
+                "form": "plugin",
+                "layout": repr(layout),
+                "chunk_tokens": self.metadata.chunk_size,
+                "mla": int(self.metadata.use_mla),
+            }
+            namespace = namespace_of(self._settings, "lmcache", lmcache_version, fields)
+            self._namespaces[layout] = namespace
+        return [(namespace, key.to_string().encode()) for key in keys]
+
+    def _token_size(self) -> int:
+        """Bytes of one token in all layers."""
+        pairs = zip(self.metadata.get_shapes(1), self.metadata.get_dtypes(), strict=True)
+        return sum(math.prod(shape) * dtype.itemsize for shape, dtype in pairs)
+
+    def _put(self, link: Link, keys: Sequence[Any], memories: list[Any]) -> list[Any]:
+        """Put what has the format that a get will take it for: the keys that the pool has now."""
+        pairs = zip(keys, memories, strict=True)
+        fit = [
+            (key, memory)
+            for key, memory in pairs
+            if memory.get_memory_format() == self._format
+            and memory.get_size() % self._token_size() == 0
+        ]
+        items = self._items([key for key, _ in fit])
+        states = link.attempt(
+            "storing",
+            lambda a: objects.store(a, items, [bytes_of(memory) for _, memory in fit]),
+        )
+        have = (BlockState.GRANTED, BlockState.HIT)
+        return [key for (key, _), state in zip(fit, states or [], strict=False) if state in have]
+
+    def _allocate(self, grant: Grant | None) -> Any:
+        """Memory for a chunk as long as the pool's, or None."""
+        size = self._token_size()
+        if grant is None or grant.length % size != 0:
+            return None
+        tokens = grant.length // size
+        if tokens > self.metadata.chunk_size:
+            return None
+        shapes, dtypes = self.metadata.get_shapes(tokens), self.metadata.get_dtypes()
+        return self.local_cpu_backend.allocate(shapes, dtypes, self._format, busy_loop=False)
+
+    def _get(self, attachment: Attachment, keys: list[Any]) -> list[Any]:
+        items = self._items(keys)
+        memories = [self._allocate(grant) for grant in objects.find(attachment, items, pin=False)]
+        there = [i for i, memory in enumerate(memories) if memory is not None]
+        done: list[bool] = []
+        try:
+            targets = [bytes_of(memories[i]) for i in there]
+            done = objects.load(attachment, [items[i] for i in there], targets)
+        finally:
+            for at, i in enumerate(there):
+                if at >= len(done) or not done[at]:
+                    memories[i].ref_count_down()
+                    memories[i] = None
+        return memories

@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""A thread with a link of its own, for calls that must not wait for the pool."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeAlias
+
+from beluga.connectors.link import Link
+
+if TYPE_CHECKING:
+    import logging
+
+    from beluga.connectors.settings import PoolSettings
+
+Job: TypeAlias = Callable[[Link], None]
+
+
+class Worker:
+    """Does jobs one after the other, in the order in which they were submitted.
+
+    A job hands its result on by itself, and must not raise; what it raises all the same is logged.
+    """
+
+    def __init__(self, settings: PoolSettings, *, name: str, logger: logging.Logger) -> None:
+        self.link = Link(settings, name=name, logger=logger)
+        self._logger = logger
+        self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name=f"{name}-jobs", daemon=True)
+        self._thread.start()
+
+    def submit(self, job: Job) -> None:
+        """Have a job done. Returns at once."""
+        self._jobs.put(job)
+
+    def close(self) -> None:
+        """Do what was submitted, then give the session back."""
+        self._jobs.put(None)
+        self._thread.join()
+        self.link.close()
+
+    def _run(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            try:
+                job(self.link)
+            except Exception:
+                self._logger.exception("a job of beluga's failed")

@@ -1,0 +1,21 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""SGLang's HiCache storage (L3) over the pool.
+
+``pages``    host pages by key: needs nothing of SGLang
+``backend``  the HiCacheStorage that SGLang loads by name
+
+Nothing of SGLang is imported before the backend is asked for.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def __getattr__(name: str) -> Any:
+    if name == "BelugaHiCache":
+        from beluga.connectors.sglang.backend import BelugaHiCache
+
+        return BelugaHiCache
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""SGLang's host pages by key. A page is one block, its buffers (K, V, of each layer) end to end.
+
+The namespace is made of what SGLang says of itself: model, ranks, and the shape of its host pool.
+KV that all tensor-parallel ranks have alike (MLA) has no rank in it: one writes, all read.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from beluga.connectors.link import Attachment, Link
+from beluga.connectors.naming import EngineSettings, Fields, namespace_of
+from beluga.errors import ConnectorError, LayoutError
+from beluga.kvcache import KVCache, Namespace, hash_keys
+from beluga.meta import BlockState
+
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
+
+LAYOUTS = ("layer_first", "page_first", "page_first_direct", "page_head", "page_first_kv_split")
+FLAT, DIRECT = "flat", "direct"  # a page as SGLang copies it out, or where it lies in the host pool
+
+# What of SGLang's host pool decides which bytes a page has; pools have some of it.
+_POOL_FIELDS = (
+    *("dtype", "page_size", "layer_num", "start_layer", "end_layer", "size_per_token"),
+    *("head_num", "head_dim", "v_head_dim", "kv_lora_rank", "qk_rope_head_dim", "kv_cache_dim"),
+    *("head_group_num", "target_layer_num", "storage_format_tag", "dsa_kv_cache_store_fp8"),
+)
+# What of its configuration does; for MLA without the tensor-parallel rank.
+_RANK_FIELDS = ("pp_rank", "pp_size", "attn_cp_rank", "attn_cp_size", "dcp_rank", "dcp_size")
+
+
+def pool_namespace(
+    settings: EngineSettings, version: str, config: Any, host_pool: Any
+) -> Namespace:
+    """Whose pages these are. Raises ConnectorError for a host pool that is not understood."""
+    layout = getattr(host_pool, "layout", None)
+    if layout not in LAYOUTS:
+        raise ConnectorError(f"beluga knows no host pages of the layout {layout!r}, only {LAYOUTS}")
+    if getattr(host_pool, "kv_buffer", None) is None:
+        raise ConnectorError("beluga needs a host pool with KV in it; hybrid models have others")
+    fields: Fields = {
+        "model": config.model_name or "",
+        "mla": int(config.is_mla_model),
+        "layout": layout,
+        "pool": type(host_pool).__name__,
+    }
+    fields |= {name: str(getattr(config, name, "")) for name in _RANK_FIELDS}
+    fields |= {name: str(getattr(host_pool, name, "")) for name in _POOL_FIELDS}
+    if not config.is_mla_model or getattr(config, "dcp_size", 1) > 1:
+        fields |= {"tp_size": config.tp_size}
+    if not config.is_mla_model:
+        fields |= {"tp_rank": config.tp_rank}
+    return namespace_of(settings, "sglang", version, fields)
+
+
+def page_buffers(host_pool: Any, host_indices: Any, count: int) -> list[list[Any]]:
+    """The buffers of each of ``count`` host pages, where they lie. Raises LayoutError."""
+    addresses, sizes = host_pool.get_page_buffer_meta(host_indices)
+    per_page, rest = divmod(len(addresses), max(count, 1))
+    if rest or not per_page or len(sizes) != len(addresses):
+        raise LayoutError(f"{len(addresses)} buffers of {len(sizes)} sizes for {count} pages")
+    buffers = [
+        (ctypes.c_char * size).from_address(address)
+        for address, size in zip(addresses, sizes, strict=True)
+    ]
+    return [buffers[i : i + per_page] for i in range(0, len(buffers), per_page)]
+
+
+class Pages:
+    """Pages in the pool; whatever fails is a miss. Used by several threads.
+
+    Writing has a session of its own, so that no read waits behind it.
+    """
+
+    def __init__(self, settings: EngineSettings) -> None:
+        self.namespaces: dict[str, Namespace] = {}
+        self._reader = Link(settings, name="sglang-get", logger=logger)
+        self._writer = Link(settings, name="sglang-set", logger=logger)
+        self._reading, self._writing = threading.Lock(), threading.Lock()
+        for link in (self._reader, self._writer):
+            link.wait(settings.timeout_ms / 1000)
+
+    @property
+    def failure_count(self) -> int:
+        """Calls that failed, and are misses for it."""
+        return self._reader.failure_count + self._writer.failure_count
+
+    def register(self, namespace: Namespace) -> None:
+        """Whose pages are meant from now on. Those moved in one way are not for the other."""
+        fields = {**namespace.fields, "namespace": namespace.digest}
+        self.namespaces = {form: Namespace({**fields, "form": form}) for form in (FLAT, DIRECT)}
+
+    def leading(self, form: str, keys: Sequence[str]) -> int:
+        """How many leading pages the pool has."""
+        return self._read(form, "looking up", lambda cache: cache.lookup(hash_keys(keys))) or 0
+
+    def fetch(self, form: str, keys: Sequence[str], targets: Callable[[], Sequence[Any]]) -> int:
+        """Fetch the leading pages that the pool has: how many; the other targets are undefined."""
+        return (
+            self._read(form, "loading", lambda cache: cache.get(hash_keys(keys), targets()).hits)
+            or 0
+        )
+
+    def store(
+        self, form: str, keys: Sequence[str], sources: Callable[[], Sequence[Any]]
+    ) -> list[bool]:
+        """Put pages: of each whether the pool has it now."""
+        namespace = self.namespaces.get(form)
+        if namespace is None or not keys:
+            return [False] * len(keys)
+        with self._writing:
+            result = self._writer.attempt(
+                "storing", lambda a: a.cache(namespace).put(hash_keys(keys), sources())
+            )
+        if result is None:
+            return [False] * len(keys)
+        return [state != BlockState.REFUSED for state in result.states]
+
+    def close(self) -> None:
+        """Give both sessions back."""
+        self._reader.close()
+        self._writer.close()
+
+    def _read(self, form: str, doing: str, call: Callable[[KVCache], T]) -> T | None:
+        namespace = self.namespaces.get(form)
+        if namespace is None:
+            return None
+
+        def on(attachment: Attachment) -> T:
+            return call(attachment.cache(namespace))
+
+        with self._reading:
+            return self._reader.attempt(doing, on)

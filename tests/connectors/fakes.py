@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""As much of LMCache and SGLang as our plugins import: for tests where neither is installed."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+import types
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+def modules(package: str, contents: dict[str, dict[str, Any]]) -> dict[str, types.ModuleType]:
+    """Modules by name, as sys.modules has them; those between are empty packages."""
+    found: dict[str, types.ModuleType] = {}
+    for name, members in contents.items():
+        parts = name.split(".") if name else []
+        for depth in range(len(parts) + 1):
+            path = ".".join([package, *parts[:depth]])
+            found.setdefault(path, types.ModuleType(path)).__path__ = []
+        vars(found[".".join([package, *parts])]).update(members)
+    return found
+
+
+class Bitmap:
+    """LMCache's: a row of bits."""
+
+    def __init__(self, count: int) -> None:
+        self.bits = [False] * count
+
+    def set(self, index: int) -> None:
+        self.bits[index] = True
+
+
+class StoreResult(int):
+    """LMCache's L2StoreResult: bytes, or -1."""
+
+    def __new__(cls, success: bool, size: int) -> StoreResult:
+        return super().__new__(cls, size if success else -1)
+
+
+class Notifier:
+    """LMCache's EventNotifier."""
+
+    def __init__(self) -> None:
+        self._fd = os.eventfd(0, os.EFD_NONBLOCK)
+
+    def fileno(self) -> int:
+        return self._fd
+
+    def notify(self) -> None:
+        os.eventfd_write(self._fd, 1)
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+
+class L2AdapterInterface:
+    """The part of LMCache's base class that adapters call."""
+
+    def __init__(self) -> None:
+        self.stored: list[Any] = []
+        self.accessed: list[Any] = []
+
+    def _notify_keys_stored(self, keys: list[Any], sizes: list[int]) -> None:
+        self.stored += zip(keys, sizes, strict=True)
+
+    def _notify_keys_accessed(self, keys: list[Any]) -> None:
+        self.accessed += keys
+
+
+class StoragePluginInterface:
+    """LMCache's base class of storage plugins."""
+
+    def __init__(self, dst_device: str, config: Any, metadata: Any, memory: Any, loop: Any) -> None:
+        self.config, self.metadata = config, metadata
+        self.local_cpu_backend, self.loop = memory, loop
+
+
+def lmcache() -> dict[str, types.ModuleType]:
+    """The package lmcache."""
+    return modules(
+        "lmcache",
+        {
+            "": {"__version__": "0.5.6"},
+            "lmcache_native": {"Bitmap": Bitmap},
+            "logging": {"init_logger": logging.getLogger},
+            "v1.distributed.internal_api": {"L2StoreResult": StoreResult},
+            "v1.distributed.l2_adapters.base": {"L2AdapterInterface": L2AdapterInterface},
+            "v1.platform": {"create_event_notifier": Notifier},
+            "v1.memory_management": {
+                "MemoryFormat": types.SimpleNamespace(KV_2LTD="KV_2LTD", KV_MLA_FMT="KV_MLA_FMT")
+            },
+            "v1.storage_backend.abstract_backend": {
+                "StoragePluginInterface": StoragePluginInterface
+            },
+        },
+    )
+
+
+class HiCacheStorage:
+    """SGLang's base class of storage backends."""
+
+    def register_mem_pool_host(self, mem_pool_host: Any) -> None:
+        self.mem_pool_host = mem_pool_host
+
+    def register_mem_host_pool_v2(self, host_pool: Any, host_pool_name: Any) -> None:
+        self.registered_pools = {host_pool_name: host_pool}
+
+
+def sglang() -> dict[str, types.ModuleType]:
+    """The package sglang."""
+    return modules(
+        "sglang",
+        {
+            "version": {"__version__": "0.5.23"},
+            "srt.mem_cache.hicache_storage": {"HiCacheStorage": HiCacheStorage},
+        },
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Dtype:
+    """torch's, of two bytes."""
+
+    name: str = "bfloat16"
+    itemsize: int = 2
+
+    def __str__(self) -> str:
+        return f"torch.{self.name}"
+
+
+class Memory:
+    """LMCache's MemoryObj: bytes with a shape and a dtype."""
+
+    def __init__(self, shape: tuple[int, ...], *, seed: int | None = None, device: str = "cpu"):
+        self.shape, self.dtype, self.references = shape, Dtype(), 1
+        size = int(np.prod(shape)) * self.dtype.itemsize
+        self.data: NDArray[np.uint8] = np.zeros(size, dtype=np.uint8)
+        if seed is not None:
+            self.data[:] = np.random.default_rng(seed).integers(0, 256, size)
+        self.raw_tensor = types.SimpleNamespace(device=types.SimpleNamespace(type=device))
+
+    @property
+    def byte_array(self) -> memoryview:
+        return memoryview(self.data)
+
+    def get_shapes(self) -> list[tuple[int, ...]]:
+        return [self.shape]
+
+    def get_dtypes(self) -> list[Dtype]:
+        return [self.dtype]
+
+    def get_size(self) -> int:
+        return len(self.data)
+
+    def get_memory_format(self) -> str:
+        return "KV_2LTD"
+
+    def ref_count_up(self) -> None:
+        self.references += 1
+
+    def ref_count_down(self) -> None:
+        self.references -= 1
+
+
+@dataclasses.dataclass(frozen=True)
+class ObjectKey:
+    """LMCache's key of an object in MP mode."""
+
+    chunk_hash: bytes
+    model_name: str = "model"
+    kv_rank: int = 1
+    object_group_id: int = 0
+    cache_salt: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class ChunkKey:
+    """LMCache's key of a chunk inside an engine."""
+
+    text: str
+
+    def to_string(self) -> str:
+        return self.text

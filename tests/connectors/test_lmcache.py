@@ -1,0 +1,341 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""LMCache's plugins over a pool, with a stand-in for LMCache."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import sys
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import fakes
+import numpy as np
+import pytest
+from blocks import eventually
+from fakes import ChunkKey, Memory, ObjectKey
+
+from beluga import MetaServer, Namespace, Pool
+from beluga.connectors.link import Attachment
+from beluga.connectors.lmcache import objects
+from beluga.connectors.settings import PoolSettings
+from beluga.errors import ConnectorError, LayoutError
+
+SHAPE = (2, 4, 16, 64)  # K and V, layers, tokens, hidden
+LONG_S = 60.0
+PACKAGE = "beluga.connectors.lmcache"
+
+
+@pytest.fixture
+def lmcache(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """Our package, over the stand-in."""
+    for name, module in fakes.lmcache().items():
+        monkeypatch.setitem(sys.modules, name, module)
+    yield importlib.import_module(PACKAGE)
+    for name in ("l2", "plugin"):
+        sys.modules.pop(f"{PACKAGE}.{name}", None)
+
+
+MakeAdapter = Callable[..., Any]
+
+
+@pytest.fixture
+def adapter(lmcache: Any, pool_name: str) -> Iterator[MakeAdapter]:
+    """Make an L2 adapter; ``stale`` settings replace the usual ones."""
+    made: list[Any] = []
+
+    def make(**settings: Any) -> Any:
+        usual = {"pool": pool_name, "timeout_ms": 5000, "retry_s": 0.05}
+        made.append(lmcache.BelugaL2Adapter(usual | settings))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+def within(query: Callable[[], Any]) -> Any:
+    """What a query says once it says something."""
+    found: list[Any] = []
+    assert eventually(lambda: bool(found.append(query()) or found[-1] is not None), LONG_S)
+    return found[-1]
+
+
+def store(adapter: Any, keys: list[Any], memories: list[Any]) -> int:
+    task = adapter.submit_store_task(keys, memories)
+    done: dict[int, Any] = {}
+    assert eventually(lambda: task in (done.update(adapter.pop_completed_store_tasks()) or done))
+    return int(done[task])
+
+
+def lookup(adapter: Any, keys: list[Any], shape: tuple[int, ...] = SHAPE) -> list[bool]:
+    layout = types.SimpleNamespace(shapes=[shape], dtypes=[fakes.Dtype()])
+    task = adapter.submit_lookup_and_lock_task(keys, {0: layout, 1: layout})
+    bits: list[bool] = within(lambda: adapter.query_lookup_and_lock_result(task)).bits
+    return bits
+
+
+def load(adapter: Any, keys: list[Any], memories: list[Any]) -> list[bool]:
+    task = adapter.submit_load_task(keys, memories)
+    bits: list[bool] = within(lambda: adapter.query_load_result(task)).bits
+    return bits
+
+
+def chunks(count: int, shape: tuple[int, ...] = SHAPE) -> tuple[list[ObjectKey], list[Memory]]:
+    keys = [ObjectKey(bytes([i]) * 8) for i in range(count)]
+    return keys, [Memory(shape, seed=i) for i in range(count)]
+
+
+def blank(count: int, shape: tuple[int, ...] = SHAPE) -> list[Memory]:
+    return [Memory(shape) for _ in range(count)]
+
+
+def test_objects_come_back_in_another_server(server: MetaServer, adapter: MakeAdapter) -> None:
+    keys, memories = chunks(8)
+    first, second = adapter(), adapter()
+    assert store(first, keys, memories) == sum(m.get_size() for m in memories)
+    assert [key for key, _ in first.stored] == keys
+    assert store(first, keys, memories) == 0  # nothing is written twice
+    assert lookup(second, keys) == [True] * 8
+    targets = blank(8)
+    assert load(second, keys, targets) == [True] * 8
+    assert all(np.array_equal(t.data, m.data) for t, m in zip(targets, memories, strict=True))
+    assert second.accessed == keys
+
+
+def test_hits_behind_misses_are_found(server: MetaServer, adapter: MakeAdapter) -> None:
+    keys, memories = chunks(12)
+    other = [ObjectKey(key.chunk_hash, kv_rank=2, object_group_id=1) for key in keys]
+    some = [0, 1, 4, 5, 6, 11]
+    one = adapter()
+    store(one, [keys[i] for i in some] + other, [memories[i] for i in some] + memories)
+    expected = [i in some for i in range(12)]
+    assert lookup(one, keys + other) == expected + [True] * 12
+    assert load(one, keys + other, blank(24)) == expected + [True] * 12
+
+
+def test_what_is_locked_outlives_eviction_and_is_let_go(
+    server: MetaServer, adapter: MakeAdapter
+) -> None:
+    shape = (2, 4, 1024, 512)  # 8 MiB: ten of them are more than the pool
+    keys, _ = chunks(0)
+    keys = [ObjectKey(bytes([i]) * 8) for i in range(24)]
+    one = adapter()
+    first = Memory(shape, seed=1)
+    assert store(one, keys[:1], [first]) == first.get_size()
+    assert lookup(one, keys[:1], shape) == [True]
+    for key in keys[1:]:
+        store(one, [key], [Memory(shape, seed=2)])
+    assert lookup(one, keys[1:2], shape) == [False]  # there was eviction
+    target = blank(1, shape)
+    assert load(one, keys[:1], target) == [True]
+    assert np.array_equal(target[0].data, first.data)
+    pinned = server.meta_stat().pinned_count
+    one.submit_unlock(keys[:1])
+    assert eventually(lambda: server.meta_stat().pinned_count == pinned - 1)
+
+
+@pytest.mark.parametrize(
+    "difference",
+    [
+        {"model_name": "other"},
+        {"kv_rank": 7},
+        {"object_group_id": 1},
+        {"cache_salt": "tenant"},
+    ],
+    ids=str,
+)
+def test_another_owner_sees_nothing(
+    server: MetaServer, adapter: MakeAdapter, difference: dict[str, Any]
+) -> None:
+    keys, memories = chunks(2)
+    one = adapter()
+    store(one, keys, memories)
+    others = [ObjectKey(**(vars(key) | difference)) for key in keys]
+    assert lookup(one, others) == [False, False]
+    assert load(one, others, blank(2)) == [False, False]
+    assert lookup(one, keys) == [True, True]
+
+
+def test_another_layout_version_or_setting_sees_nothing(
+    server: MetaServer, adapter: MakeAdapter
+) -> None:
+    keys, memories = chunks(2)
+    store(adapter(), keys, memories)
+    same_size = (2, 4, 64, 16)
+    assert lookup(adapter(), keys, same_size) == [False, False]
+    assert load(adapter(), keys, blank(2, same_size)) == [False, False]
+    assert lookup(adapter(salt="secret"), keys) == [False, False]
+    assert lookup(adapter(variant="fp8_e5m2"), keys) == [False, False]
+    sys.modules[f"{PACKAGE}.l2"].lmcache_version = "0.6.0"  # type: ignore[attr-defined]
+    assert lookup(adapter(), keys) == [False, False]
+
+
+def test_without_a_server_everything_misses_and_nothing_waits(adapter: MakeAdapter) -> None:
+    keys, memories = chunks(4)
+    one = adapter(timeout_ms=200)
+    assert store(one, keys, memories) == -1
+    assert lookup(one, keys) == [False] * 4
+    assert load(one, keys, blank(4)) == [False] * 4
+    one.submit_unlock(keys)
+    one.delete(keys)
+    assert one.report_status()["attached"] is False
+    assert one.report_status()["is_healthy"] is True
+    assert one.report_status()["failure_count"] > 0
+
+
+def test_a_server_may_go_and_come_back(pool: Pool, adapter: MakeAdapter) -> None:
+    keys, memories = chunks(4)
+    with MetaServer(pool):
+        one = adapter(timeout_ms=400)
+        assert store(one, keys, memories) > 0
+        assert lookup(one, keys) == [True] * 4
+    assert lookup(one, keys) == [False] * 4
+    assert load(one, keys, blank(4)) == [False] * 4
+    one.submit_unlock(keys)
+    with MetaServer(pool):
+        assert eventually(lambda: lookup(one, keys) == [True] * 4, LONG_S)
+
+
+def test_deleted_objects_are_gone(server: MetaServer, adapter: MakeAdapter) -> None:
+    keys, memories = chunks(3)
+    one = adapter()
+    store(one, keys, memories)
+    one.delete(keys[1:])
+    assert eventually(lambda: lookup(one, keys) == [True, False, False])
+
+
+def test_memory_of_a_device_is_refused() -> None:
+    with pytest.raises(LayoutError, match="CPU memory"):
+        objects.bytes_of(Memory(SHAPE, device="cuda"))
+
+
+def test_a_task_ends_even_when_lmcache_hands_over_nonsense(
+    server: MetaServer, adapter: MakeAdapter
+) -> None:
+    keys, _ = chunks(1)
+    assert store(adapter(), keys, [None]) == -1
+
+
+def test_settings_are_checked(adapter: MakeAdapter) -> None:
+    with pytest.raises(ConnectorError, match="knows no setting adress"):
+        adapter(adress="here")
+
+
+def test_many_holes_are_given_up(server: MetaServer, pool_name: str) -> None:
+    attachment = Attachment(PoolSettings(pool=pool_name, timeout_ms=5000))
+    try:
+        names = [b"%d" % i for i in range(objects.HOLES_MAX + 20)]
+        items = [(Namespace.of("test"), name) for name in names]
+        objects.store(attachment, items[-1:], [np.ones(64, dtype=np.uint8)])
+        assert objects.find(attachment, items, pin=False)[-1] is None
+        assert objects.find(attachment, items[-20:], pin=False)[-1] is not None
+    finally:
+        attachment.close()
+
+
+class Metadata:
+    """LMCache's of an engine: chunks of 16 tokens."""
+
+    use_mla = False
+    chunk_size = 16
+
+    def __init__(self, layers: int = 4) -> None:
+        self.layers = layers
+
+    def get_shapes(self, tokens: int = 16) -> list[tuple[int, ...]]:
+        return [(2, self.layers, tokens, 64)]
+
+    def get_dtypes(self) -> list[fakes.Dtype]:
+        return [fakes.Dtype()]
+
+
+class Allocator:
+    """LMCache's LocalCPUBackend."""
+
+    def __init__(self) -> None:
+        self.made: list[Memory] = []
+
+    def allocate(self, shapes: Any, dtypes: Any, fmt: Any, *, busy_loop: bool) -> Memory:
+        self.made.append(Memory(shapes[0]))
+        return self.made[-1]
+
+
+@pytest.fixture
+def backend(lmcache: Any, pool_name: str) -> Iterator[Callable[..., Any]]:
+    """Make a storage plugin."""
+    made: list[Any] = []
+
+    def make(*, layers: int = 4, layerwise: bool = False, **settings: Any) -> Any:
+        usual = {"beluga.pool": pool_name, "beluga.timeout_ms": 5000, "other.thing": 1}
+        extra = usual | {f"beluga.{name}": value for name, value in settings.items()}
+        config = types.SimpleNamespace(extra_config=extra, use_layerwise=layerwise)
+        made.append(lmcache.BelugaBackend("cpu", config, Metadata(layers), Allocator(), None))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+def test_chunks_of_an_engine_come_back_at_their_length(
+    server: MetaServer, backend: Callable[..., Any]
+) -> None:
+    keys = [ChunkKey(f"model@1@0@{i}@bf16") for i in range(4)]
+    memories = [Memory((2, 4, 16 if i < 3 else 5, 64), seed=i) for i in range(4)]
+    one, other = backend(), backend()
+    told: list[ChunkKey] = []
+    one.batched_submit_put_task(keys, memories, on_complete_callback=told.append)
+    assert eventually(lambda: told == keys)
+    assert eventually(lambda: all(memory.references == 1 for memory in memories))
+    assert not one.exists_in_put_tasks(keys[0])
+    assert other.batched_contains([*keys, ChunkKey("other")]) == 4
+    found = other.batched_get_blocking([ChunkKey("other"), *keys])
+    assert found[0] is None
+    for got, put in zip(found[1:], memories, strict=True):
+        assert got.shape == put.shape
+        assert np.array_equal(got.data, put.data)
+    assert other.remove(keys[1])
+    assert [other.contains(key) for key in keys] == [True, False, True, True]
+    assert len(asyncio.run(other.batched_get_non_blocking("lookup", keys))) == 1
+    assert asyncio.run(other.batched_async_contains("lookup", keys)) == 1
+    assert backend(layers=5).batched_contains(keys) == 0
+    assert backend(salt="secret").batched_contains(keys) == 0
+
+
+def test_a_chunk_that_cannot_be_read_gives_its_memory_back(
+    pool: Pool, backend: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = ChunkKey("model@1@0@0@bf16")
+    with MetaServer(pool):
+        one = backend()
+        told: list[ChunkKey] = []
+        one.batched_submit_put_task([key], [Memory(SHAPE, seed=1)], None, told.append)
+        assert eventually(lambda: told == [key])
+        monkeypatch.setattr(objects, "load", lambda *_: [False])
+        assert one.get_blocking(key) is None
+        assert [memory.references for memory in one.local_cpu_backend.made] == [0]
+
+
+def test_the_plugin_without_a_server_misses(backend: Callable[..., Any]) -> None:
+    one = backend(timeout_ms=200)
+    memory = Memory(SHAPE, seed=1)
+    one.batched_submit_put_task([ChunkKey("a")], [memory])
+    assert not one.contains(ChunkKey("a"))
+    assert one.batched_get_blocking([ChunkKey("a"), ChunkKey("b")]) == [None, None]
+    assert eventually(lambda: memory.references == 1)
+
+
+def test_layerwise_storing_is_refused(backend: Callable[..., Any]) -> None:
+    with pytest.raises(ConnectorError, match="whole chunks"):
+        backend(layerwise=True)
+
+
+def test_lmcache_is_not_imported_before_it_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "lmcache", None)
+    module = importlib.import_module(PACKAGE)
+    assert not hasattr(module, "BelugaL2AdapterConfig")  # LMCache looks for one
+    with pytest.raises(ImportError):
+        _ = module.BelugaL2Adapter

@@ -1,0 +1,260 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""SGLang's storage backend over a pool, with a stand-in for SGLang and its host pools."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import sys
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import fakes
+import numpy as np
+import pytest
+from blocks import eventually
+
+from beluga import MetaServer, Pool
+from beluga.connectors.sglang.pages import page_buffers
+from beluga.errors import ConnectorError, LayoutError
+
+PACKAGE = "beluga.connectors.sglang"
+PAGE, LAYERS, WIDTH, PAGES = 16, 4, 64, 12
+LONG_S = 60.0
+
+
+@dataclasses.dataclass
+class Config:
+    """What SGLang says of a rank."""
+
+    tp_rank: int = 0
+    tp_size: int = 2
+    pp_rank: int = 0
+    pp_size: int = 1
+    attn_cp_rank: int = 0
+    attn_cp_size: int = 1
+    is_mla_model: bool = False
+    model_name: str | None = "model"
+    extra_config: dict[str, Any] | None = None
+    dcp_size: int = 1
+    dcp_rank: int = 0
+
+
+class HostPool:
+    """SGLang's host memory: K and V, with layers outside (layer_first) or inside of the pages."""
+
+    def __init__(self, layout: str = "page_first", *, dtype: str = "bfloat16", mla: bool = False):
+        self.layout, self.dtype, self.page_size, self.layer_num = layout, dtype, PAGE, LAYERS
+        halves = 1 if mla else 2
+        shape = (halves, LAYERS, PAGES, PAGE * WIDTH)
+        self.kv_buffer = np.zeros(shape, dtype=np.uint8)
+        if layout != "layer_first":
+            self.kv_buffer = np.zeros((halves, PAGES, LAYERS, PAGE * WIDTH), dtype=np.uint8)
+
+    def page(self, number: int) -> list[Any]:
+        """Views of a page's buffers, in SGLang's order."""
+        if self.layout != "layer_first":
+            return [half[number] for half in self.kv_buffer]
+        return [half[layer][number] for layer in range(LAYERS) for half in self.kv_buffer]
+
+    def get_page_buffer_meta(self, indices: list[int]) -> tuple[list[int], list[int]]:
+        assert len(indices) % PAGE == 0
+        views = [view for i in indices[::PAGE] for view in self.page(i // PAGE)]
+        return [view.ctypes.data for view in views], [view.nbytes for view in views]
+
+
+class Flat:
+    """A flat tensor in CPU memory."""
+
+    device = types.SimpleNamespace(type="cpu")
+
+    def __init__(self, data: Any) -> None:
+        self.data = data
+
+    def data_ptr(self) -> int:
+        return int(self.data.ctypes.data)
+
+    def numel(self) -> int:
+        return int(self.data.size)
+
+    def element_size(self) -> int:
+        return int(self.data.itemsize)
+
+    def is_contiguous(self) -> bool:
+        return bool(self.data.flags.c_contiguous)
+
+    def contiguous(self) -> Flat:
+        return Flat(np.ascontiguousarray(self.data))
+
+
+def indices(pages: list[int]) -> list[int]:
+    """SGLang's host indices: of each token."""
+    return [page * PAGE + token for page in pages for token in range(PAGE)]
+
+
+def keys(count: int) -> list[str]:
+    return [f"{i:064x}" for i in range(count)]
+
+
+Make = Callable[..., Any]
+
+
+@pytest.fixture
+def backend(monkeypatch: pytest.MonkeyPatch, pool_name: str) -> Iterator[Make]:
+    """Make a backend with a host pool."""
+    for name, module in fakes.sglang().items():
+        monkeypatch.setitem(sys.modules, name, module)
+    made: list[Any] = []
+
+    def make(
+        host_pool: HostPool | None = None,
+        *,
+        v1: bool = True,
+        rank: Config | None = None,
+        **more: Any,
+    ) -> Any:
+        usual = {"backend_name": "beluga", "module_path": PACKAGE, "class_name": "BelugaHiCache"}
+        settings = {"pool": pool_name, "timeout_ms": 5000, "retry_s": 0.05, "interface_v1": int(v1)}
+        config = dataclasses.replace(rank or Config(), extra_config=usual | settings | more)
+        made.append(importlib.import_module(PACKAGE).BelugaHiCache(config, {}))
+        made[-1].register_mem_pool_host(host_pool or HostPool())
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+    sys.modules.pop(f"{PACKAGE}.backend", None)
+
+
+@pytest.mark.parametrize("layout", ["layer_first", "page_first", "page_first_direct", "page_head"])
+@pytest.mark.parametrize("mla", [False, True], ids=["mha", "mla"])
+def test_pages_come_back_to_other_places(
+    server: MetaServer, backend: Make, layout: str, mla: bool
+) -> None:
+    source, target = HostPool(layout, mla=mla), HostPool(layout, mla=mla)
+    source.kv_buffer[:] = np.random.default_rng(1).integers(0, 256, source.kv_buffer.shape)
+    rank = Config(is_mla_model=mla)
+    one, other = backend(source, rank=rank), backend(target, rank=rank)
+    assert one.batch_set_v1(keys(4), indices([1, 3, 5, 7])) == [True] * 4
+    assert other.batch_exists(keys(6)) == 4
+    assert other.exists(keys(1)[0])
+    assert other.batch_get_v1(keys(6), indices([6, 5, 4, 3, 2, 1])) == [True] * 4 + [False] * 2
+    for put, got in zip([1, 3, 5, 7], [6, 5, 4, 3], strict=True):
+        assert all(map(np.array_equal, source.page(put), target.page(got)))
+    assert not target.kv_buffer[..., 8:, :].any() or layout != "layer_first"
+
+
+def test_flat_pages_come_back_and_are_not_taken_for_those_in_place(
+    server: MetaServer, backend: Make
+) -> None:
+    rows = np.random.default_rng(2).integers(0, 256, (3, 4096), dtype=np.uint8)
+    one, other = backend(v1=False), backend(v1=False)
+    assert one.batch_set(keys(3), [Flat(row) for row in rows])
+    assert one.set(keys(1)[0], Flat(rows[0]))
+    assert other.batch_exists(keys(4)) == 3
+    targets = [Flat(np.zeros(4096, dtype=np.uint8)) for _ in range(4)]
+    found = other.batch_get(keys(4), targets)
+    assert found[:3] == targets[:3]
+    assert found[3] is None
+    assert all(np.array_equal(t.data, row) for t, row in zip(targets, rows, strict=False))
+    assert other.get(keys(1)[0], targets[3]) is targets[3]
+    assert backend(v1=True).batch_exists(keys(3)) == 0
+
+
+def test_a_page_of_another_size_is_a_miss(server: MetaServer, backend: Make) -> None:
+    one = backend(v1=False)
+    assert one.set(keys(1)[0], Flat(np.ones(4096, dtype=np.uint8)))
+    assert one.get(keys(1)[0], Flat(np.zeros(2048, dtype=np.uint8))) is None
+
+
+@pytest.mark.parametrize(
+    "difference",
+    [
+        {"tp_rank": 1},
+        {"tp_size": 4},
+        {"pp_rank": 1, "pp_size": 2},
+        {"attn_cp_rank": 1, "attn_cp_size": 2},
+        {"model_name": "other"},
+    ],
+    ids=str,
+)
+def test_another_rank_or_model_sees_nothing(
+    server: MetaServer, backend: Make, difference: dict[str, Any]
+) -> None:
+    assert backend().batch_set_v1(keys(2), indices([0, 1])) == [True, True]
+    assert backend().batch_exists(keys(2)) == 2
+    assert backend(rank=dataclasses.replace(Config(), **difference)).batch_exists(keys(2)) == 0
+
+
+def test_another_shape_version_or_setting_sees_nothing(server: MetaServer, backend: Make) -> None:
+    assert backend().batch_set_v1(keys(2), indices([0, 1])) == [True, True]
+    assert backend(HostPool("page_head")).batch_exists(keys(2)) == 0
+    assert backend(HostPool(dtype="float16")).batch_exists(keys(2)) == 0
+    assert backend(salt="secret").batch_exists(keys(2)) == 0
+    assert backend(variant="revision 2").batch_exists(keys(2)) == 0
+    sys.modules[f"{PACKAGE}.backend"].sglang_version = "0.6.0"  # type: ignore[attr-defined]
+    assert backend().batch_exists(keys(2)) == 0
+
+
+def test_ranks_that_have_the_same_kv_share_it(server: MetaServer, backend: Make) -> None:
+    source, target = HostPool(mla=True), HostPool(mla=True)
+    source.kv_buffer[:] = 7
+    writer = backend(source, rank=Config(is_mla_model=True))
+    reader = backend(target, rank=Config(is_mla_model=True, tp_rank=3, tp_size=4))
+    assert writer.batch_set_v1(keys(1), indices([2])) == [True]
+    assert reader.batch_get_v1(keys(1), indices([3])) == [True]
+    assert (target.page(3)[0] == 7).all()
+    split = Config(is_mla_model=True, tp_rank=1, tp_size=4, dcp_size=2, dcp_rank=1)
+    assert backend(rank=split).batch_exists(keys(1)) == 0
+
+
+def test_without_a_server_everything_misses(backend: Make) -> None:
+    one = backend(timeout_ms=200)
+    assert one.batch_exists(keys(2)) == 0
+    assert one.batch_set_v1(keys(2), indices([0, 1])) == [False, False]
+    assert one.batch_get_v1(keys(2), indices([0, 1])) == [False, False]
+    assert one.batch_get(keys(1), [Flat(np.zeros(64))]) == [None]
+    assert not one.set(keys(1)[0], Flat(np.zeros(64)))
+
+
+def test_a_server_may_go_and_come_back(pool: Pool, backend: Make) -> None:
+    with MetaServer(pool):
+        one = backend(timeout_ms=400)
+        assert one.batch_set_v1(keys(2), indices([0, 1])) == [True, True]
+    assert one.batch_exists(keys(2)) == 0
+    with MetaServer(pool):
+        assert eventually(lambda: one.batch_exists(keys(2)) == 2, LONG_S)
+
+
+def test_a_page_that_finds_no_room_is_left_out(server: MetaServer, backend: Make) -> None:
+    one = backend(v1=False)
+    assert not one.set(keys(1)[0], Flat(np.zeros(200 << 20, dtype=np.uint8)))
+    assert not one.exists(keys(1)[0])
+    assert one.set(keys(1)[0], Flat(np.ones(4096, dtype=np.uint8)))
+
+
+def test_host_pools_that_are_not_understood_are_refused(server: MetaServer, backend: Make) -> None:
+    with pytest.raises(ConnectorError, match="layout 'page_unified'"):
+        backend(HostPool("page_unified"))
+    with pytest.raises(ConnectorError, match="KV pages only"):
+        backend().register_mem_host_pool_v2(HostPool(), "mamba")
+    with pytest.raises(ConnectorError, match="knows no setting adress"):
+        backend(adress="here")
+    no_kv = HostPool()
+    no_kv.kv_buffer = None  # type: ignore[assignment]
+    with pytest.raises(ConnectorError, match="with KV in it"):
+        backend(no_kv)
+
+
+def test_buffers_that_do_not_go_round_are_refused() -> None:
+    odd = types.SimpleNamespace(get_page_buffer_meta=lambda _: ([1, 2, 3], [8, 8, 8]))
+    with pytest.raises(LayoutError, match="3 buffers of 3 sizes for 2 pages"):
+        page_buffers(odd, [], 2)
+
+
+def test_sglang_is_not_imported_before_it_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "sglang", None)
+    with pytest.raises(ImportError):
+        _ = importlib.import_module(PACKAGE).BelugaHiCache
