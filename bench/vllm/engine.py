@@ -30,6 +30,7 @@ def main() -> None:
 
     from vllm import LLM
 
+    _override_kernels()
     options = json.loads(sys.argv[1])
     connector = options.get("kv_transfer_config") or {}
     engine = Engine(LLM(**options), connector.get("kv_connector_module_path"))
@@ -90,9 +91,9 @@ class Engine:
         figures = getattr(module, "figures", None)
         return {} if figures is None else dict(figures())
 
-    def settle(self, name: str, value: float, timeout_s: float) -> Reply:
+    def settle(self, name: str, value: float, within_s: float) -> Reply:
         """Wait until the connector's counter ``name`` has reached ``value``: whether it has."""
-        deadline = time.monotonic() + timeout_s
+        deadline = time.monotonic() + within_s
         while self.figures().get(name, 0) < value:
             if time.monotonic() > deadline:
                 return {"settled": False}
@@ -113,6 +114,18 @@ class Engine:
     def end(self) -> None:
         """Let the engine and its connector shut down in order."""
         self._llm.llm_engine.engine_core.shutdown()
+
+
+def _override_kernels() -> None:
+    """Let vLLM replace its Triton kernels now, and not again when its worker starts.
+
+    It looks through all modules that are loaded, and fails at objects of numba's, which some
+    connectors import. In a process for engine and worker both, that is before the worker starts.
+    """
+    from vllm.platforms import current_platform
+
+    current_platform.register_triton_kernel_overrides()
+    type(current_platform).register_triton_kernel_overrides = classmethod(lambda _cls: None)
 
 
 def _output(result: Any) -> Reply:

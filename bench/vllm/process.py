@@ -19,7 +19,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from beluga.errors import BelugaError
 
@@ -43,6 +43,9 @@ READY_S = 300.0
 
 class ChildError(BelugaError):
     """A child ended, or kept silent for too long; the text has the end of its log."""
+
+
+_ChildT = TypeVar("_ChildT", bound="Child")
 
 
 class Child:
@@ -123,7 +126,7 @@ class Child:
                 with contextlib.suppress(OSError):
                     stream.close()
 
-    def __enter__(self) -> Child:
+    def __enter__(self: _ChildT) -> _ChildT:
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:

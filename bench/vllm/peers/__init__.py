@@ -1,3 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Other people's pools under the same engines: what it takes to run each beside ours."""
+"""Other people's pools under the same engines: what it takes to run each beside ours.
+
+They live in an environment of their own, which ``scripts/setup-peers`` makes and which sees vLLM's
+packages too; ``BELUGA_PEERS_PYTHON`` names its interpreter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+
+from ..arm import Arm, Setting
+from .environment import PeerUnavailableError
+from .lmcache import lmcache_arm
+from .mooncake import mooncake_arm
+
+PEERS: dict[str, Callable[[Setting], AbstractContextManager[Arm]]] = {
+    "lmcache": lmcache_arm,
+    "mooncake": mooncake_arm,
+}
+
+__all__ = ["PEERS", "PeerUnavailableError"]

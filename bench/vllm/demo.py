@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""``scripts/vllm-demo``: what a second vLLM process gains from what a first one has computed.
+
+Whatever happens, Ctrl-C too, no process and no file in memory is left behind.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from contextlib import ExitStack
+from pathlib import Path
+from typing import NoReturn
+
+from beluga.errors import BelugaError
+
+from .arm import MEMORY, Arm, Setting, beluga_arm, plain_arm
+from .limit import limit_loop
+from .measure import Pair, run
+from .model import SIZES, model
+from .peers import PEERS, PeerUnavailableError
+from .prompts import prompts
+from .report import Report, print_table, report_of
+from .serve import compare_servers
+
+_WARMUPS = 3  # prompts that touch all of an engine's KV memory once
+
+
+def say(line: str) -> None:
+    """Progress, for whoever watches."""
+    print(line, file=sys.stderr, flush=True)
+
+
+def measure(setting: Setting, *, repetitions: int, peers: bool, seed: int) -> Report:
+    """Run the comparison; raises BelugaError if a process dies or fails."""
+    skipped: dict[str, str] = {}
+    with ExitStack() as stack:
+        arms: list[Arm] = [
+            stack.enter_context(plain_arm(setting)),
+            stack.enter_context(beluga_arm(setting)),
+        ]
+        for name, peer_arm in PEERS.items() if peers else ():
+            try:
+                arms.append(stack.enter_context(peer_arm(setting)))
+            except PeerUnavailableError as error:
+                skipped[name] = str(error)
+                say(f"{name}: skipped, {error}")
+        pairs = [_pair(stack, arm) for arm in arms]
+        loop = stack.enter_context(limit_loop(MEMORY, setting.hit_bytes))
+        fresh = prompts(setting.tokens, seed)
+        run(pairs, fresh, count=_WARMUPS, limit=loop.seconds, say=lambda s: say(f"warm-up {s}"))
+        samples, limits = run(pairs, fresh, count=repetitions, limit=loop.seconds, say=say)
+    return report_of(setting, samples, limits, skipped)
+
+
+def _pair(stack: ExitStack, arm: Arm) -> Pair:
+    """The arm's engines, up: two at a time, since starting takes much memory and both cores."""
+    say(f"starting vLLM: {arm.name}")
+    roles = ("A",) if arm.connector is None else ("A", "B")
+    engines = [stack.enter_context(arm.engine(role)) for role in roles]
+    for engine in engines:
+        engine.ready()
+    return Pair(arm, engines)
+
+
+def main() -> NoReturn:
+    """The command; the exit status is 0 only if everything was measured."""
+    options = _options()
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda number, _: sys.exit(128 + number))  # clean up first
+    folder = Path(tempfile.mkdtemp(prefix="beluga-vllm-demo-"))
+    try:
+        _run(options, folder)
+    except BelugaError as error:
+        sys.exit(f"vllm-demo: error: {error}")
+    except subprocess.CalledProcessError as error:
+        sys.exit(f"vllm-demo: error: no model: {error.stderr[-2000:]}")
+    except KeyboardInterrupt:
+        sys.exit(130)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    sys.exit(0)
+
+
+def _run(options: argparse.Namespace, folder: Path) -> None:
+    say(f"model: {options.model}, random weights")
+    setting = Setting(
+        folder=folder,
+        model=model(options.model),
+        size_name=options.model,
+        tokens=options.tokens,
+    )
+    if options.serve:
+        report = compare_servers(setting, seed=options.seed, say=say)
+    else:
+        report = measure(
+            setting,
+            repetitions=options.repetitions,
+            peers=options.peers,
+            seed=options.seed,
+        )
+        if not options.json:
+            print_table(report)
+    if options.json or options.serve:
+        print(json.dumps(report))
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="scripts/vllm-demo", description=__doc__)
+    parser.add_argument("--json", action="store_true", help="print one object, as the last line")
+    parser.add_argument("--tokens", type=_tokens, default=3841, help="of a prompt (3841)")
+    parser.add_argument("--repetitions", type=_positive, default=10, help="to take medians of (10)")
+    parser.add_argument("--peers", action="store_true", help="LMCache and Mooncake Store too")
+    parser.add_argument("--serve", action="store_true", help="two `vllm serve` instead, over HTTP")
+    parser.add_argument("--model", choices=SIZES, default="mid", help="how large (mid)")
+    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 30))
+    return parser.parse_args()
+
+
+def _tokens(text: str) -> int:
+    if not 129 <= int(text) <= 16000:
+        raise argparse.ArgumentTypeError("129 to 16000: more than one block of the KV cache")
+    return int(text)
+
+
+def _positive(text: str) -> int:
+    if int(text) < 1:
+        raise argparse.ArgumentTypeError("1 or more")
+    return int(text)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""Misses and hits, repetition by repetition, every arm in each of them, and what they come to.
+
+In a repetition a fresh prompt goes through every arm: A has never seen it and computes it; B,
+another process, finds it in the pool, and then once more in its own prefix cache. Which arm begins
+changes from one repetition to the next, so that a busy neighbour slows all alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from statistics import median, quantiles
+from typing import Any
+
+from .arm import Arm
+from .process import Engine
+
+Reply = dict[str, Any]
+Say = Callable[[str], None]
+
+_SHORT = list(range(10, 30))
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One prompt through one arm: the replies of ``Engine.generate``.
+
+    ``hit`` is None for an arm without a pool; then ``local`` is by the engine that computed.
+    ``saving`` has what A's connector counted from before the miss until all was saved.
+    """
+
+    miss: Reply
+    local: Reply
+    hit: Reply | None = None
+    saving: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def identical(self) -> bool:
+        """Tokens and first-token logprobs of the hit are those of the local hit, bit for bit."""
+        if self.hit is None:
+            return True
+        return all(self.hit[part] == self.local[part] for part in ("tokens", "logprobs"))
+
+
+class Pair:
+    """The engines of an arm: A computes, B finds. An arm without a pool has one for both."""
+
+    def __init__(self, arm: Arm, engines: Sequence[Engine]) -> None:
+        self.arm = arm
+        self._a, self._b = engines[0], engines[-1]
+
+    @property
+    def name(self) -> str:
+        """The arm's."""
+        return self.arm.name
+
+    def run(self, prompt: list[int]) -> Sample:
+        """A prompt that neither has seen; raises ChildError."""
+        if self._a is self._b:
+            return Sample(_awake(self._a).generate(prompt), _awake(self._a).generate(prompt))
+        _awake(self._a)
+        before = self._figures()
+        miss = self._a.generate(prompt)
+        self.arm.wait(self._a, before.get("save_bytes", 0))
+        after = self._figures()
+        hit = _awake(self._b).generate(prompt)
+        local = _awake(self._b).generate(prompt)
+        saving = {name: value - before.get(name, 0) for name, value in after.items()}
+        return Sample(miss, local, hit, saving)
+
+    def _figures(self) -> dict[str, float]:
+        found: dict[str, float] = self._a.ask("figures")["figures"]
+        return found
+
+
+def _awake(engine: Engine) -> Engine:
+    """The engine, when it has just done something.
+
+    A process that waited for its turn has cold caches and sleeping threads: that would count
+    against whichever request comes first. The something is shorter than a block: nothing is kept.
+    """
+    engine.generate(_SHORT, max_tokens=2)
+    return engine
+
+
+def run(
+    pairs: Sequence[Pair],
+    prompts: Iterator[list[int]],
+    *,
+    count: int,
+    limit: Callable[[], float],
+    say: Say,
+) -> tuple[dict[str, list[Sample]], list[float]]:
+    """``count`` repetitions: the samples of every arm, and the seconds of ``limit`` beside them."""
+    samples: dict[str, list[Sample]] = {pair.name: [] for pair in pairs}
+    limits = []
+    for number in range(count):
+        first = number % len(pairs)
+        prompt = next(prompts)
+        limits.append(limit())
+        for pair in [*pairs[first:], *pairs[:first]]:
+            sample = pair.run(prompt)
+            samples[pair.name].append(sample)
+            say(f"{number + 1}/{count} {pair.name}: {_brief(sample)}")
+    return samples, limits
+
+
+def _brief(sample: Sample) -> str:
+    parts = {"computed": sample.miss, "from the pool": sample.hit, "own cache": sample.local}
+    return ", ".join(
+        f"{name} {1000 * reply['ttft_s']:.1f} ms" for name, reply in parts.items() if reply
+    )
+
+
+def ttfts(samples: Sequence[Sample]) -> dict[str, list[float]]:
+    """Seconds to the first token, of every repetition, under the names of the report."""
+    found = {
+        "ttft_miss_s": [sample.miss["ttft_s"] for sample in samples],
+        "ttft_local_hit_s": [sample.local["ttft_s"] for sample in samples],
+    }
+    hits = [sample.hit["ttft_s"] for sample in samples if sample.hit]
+    return {**found, "ttft_hit_s": hits} if hits else found
+
+
+def medians(columns: dict[str, list[float]]) -> dict[str, float]:
+    """The median of each column."""
+    return {name: median(values) for name, values in columns.items()}
+
+
+def quartiles(values: Sequence[float]) -> tuple[float, float]:
+    """The first and third; of a single value that value twice."""
+    if len(values) < 2:
+        return values[0], values[0]
+    first, _, third = quantiles(values, n=4, method="inclusive")
+    return first, third

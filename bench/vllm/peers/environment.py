@@ -1,0 +1,30 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""The interpreter of the peers' environment, and whether a peer can be imported there."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+from beluga.errors import BelugaError
+
+_VARIABLE = "BELUGA_PEERS_PYTHON"
+
+
+class PeerUnavailableError(BelugaError):
+    """A peer cannot be had here; the text says why."""
+
+
+def peers_python(module: str) -> str:
+    """The interpreter that can import ``module``; raises PeerUnavailableError."""
+    python = os.environ.get(_VARIABLE)
+    if not python or not Path(python).exists():
+        raise PeerUnavailableError("no environment with other people's packages; see setup-peers")
+    command = [python, "-c", f"import {module}"]
+    found = subprocess.run(command, capture_output=True, text=True, check=False)
+    if found.returncode:
+        lines = found.stderr.strip().splitlines()
+        raise PeerUnavailableError(lines[-1] if lines else f"importing {module} failed")
+    return python

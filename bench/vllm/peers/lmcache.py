@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""LMCache in its multiprocess mode: a server, and engines that share its memory.
+
+Its in-process connector has no CPU backend. The chunk is vLLM's block, so that it finds as much of
+a prompt as we do.
+"""
+
+from __future__ import annotations
+
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from ..arm import BLOCK_TOKENS, MEMORY, Arm, Setting, wait_a_while
+from ..port import HOST, free_port
+from ..process import Child, environment_of
+from .environment import peers_python
+
+_MODULE = "lmcache.integration.vllm.lmcache_mp_connector"
+_START_S = 120.0
+_PROMPTS = 8
+
+
+@contextmanager
+def lmcache_arm(setting: Setting) -> Iterator[Arm]:
+    """Raises PeerUnavailableError where its package is missing, ChildError if it fails."""
+    python = peers_python(_MODULE)
+    port, http_port = free_port(), free_port()
+    name = f"beluga-demo-{port}"
+    environment = {"LMCACHE_TRACK_USAGE": "false", "LMCACHE_LOG_LEVEL": "WARNING"}
+    gib = -(-_PROMPTS * setting.hit_bytes // (1 << 30))
+    command = [python, "-m", "lmcache.cli.main", "server", "--host", HOST, "--port", port]
+    command += ["--l1-size-gb", gib, "--eviction-policy", "LRU", "--chunk-size", BLOCK_TOKENS]
+    command += ["--supported-transfer-mode", "engine_driven", "--shm-name", name]
+    command += ["--http-host", HOST, "--http-port", http_port, "--disable-observability"]
+    try:
+        with Child(
+            [str(word) for word in command],
+            log=setting.folder / "lmcache-server.log",
+            environment=environment_of(setting.folder) | environment,
+        ) as child:
+            child.wait_for(lambda: _answers(http_port), _START_S, "answer over HTTP")
+            yield Arm(
+                name="lmcache",
+                setting=setting,
+                python=python,
+                environment=environment,
+                wait=wait_a_while,
+                connector={
+                    "kv_connector": "LMCacheMPConnector",
+                    "kv_connector_module_path": _MODULE,
+                    "kv_role": "kv_both",
+                    "kv_connector_extra_config": {
+                        "lmcache.mp.host": f"tcp://{HOST}",
+                        "lmcache.mp.port": port,
+                    },
+                },
+            )
+    finally:
+        for left in MEMORY.glob(f"*{name}*"):
+            left.unlink(missing_ok=True)
+
+
+def _answers(port: int) -> bool:
+    try:
+        urllib.request.urlopen(f"http://{HOST}:{port}/", timeout=5).close()
+    except urllib.error.HTTPError:
+        return True
+    except (urllib.error.URLError, OSError):
+        return False
+    return True
