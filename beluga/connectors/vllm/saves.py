@@ -43,6 +43,7 @@ class Saves:
         self._finished: set[str] = set()  # those of them that the engine has ended
         self._stored: dict[bytes, Stored] = {}
         self._copying = ""  # the request whose blocks are being read
+        self._cancelled: set[str] = set()  # requests whose saves are to stop after this batch
         self._closing = False
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._keep, name="beluga-saves", daemon=True)
@@ -73,7 +74,9 @@ class Saves:
                 if one.request in names:
                     self._done(one, skipped=len(one.block_ids))
             self._queue = kept
+            self._cancelled |= names
             self._changed.wait_for(lambda: self._copying not in names)
+            self._cancelled -= names
 
     def ended(self, finished: set[str]) -> set[str]:
         """Of the requests that the engine has ever said to be finished: whose saves have ended."""
@@ -130,6 +133,9 @@ class Saves:
     def _save(self, one: BlockRange) -> None:
         packed = one.packed()
         for start in range(0, len(one.block_ids), BATCH_BLOCKS):
+            if one.request in self._cancelled:
+                self._counters.add(save_skipped_blocks=len(one.block_ids) - start)
+                return
             part = slice(start, start + BATCH_BLOCKS)
             ids, digests = one.block_ids[part], packed[part]
 

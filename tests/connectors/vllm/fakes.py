@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""What vLLM hands to a connector, as far as the connector looks at it."""
+
+from __future__ import annotations
+
+import hashlib
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+BLOCK_TOKENS = 4
+
+
+class Tensor:
+    """A view of numpy memory with torch's names."""
+
+    def __init__(self, array: np.ndarray, dtype: str = "torch.bfloat16") -> None:
+        self.array, self.dtype = array, dtype
+        self.shape = array.shape
+        self.device = SimpleNamespace(type="cpu")
+
+    def stride(self) -> tuple[int, ...]:
+        return tuple(stride // self.array.itemsize for stride in self.array.strides)
+
+    def element_size(self) -> int:
+        return self.array.itemsize
+
+    def data_ptr(self) -> int:
+        return int(self.array.ctypes.data)
+
+
+def layer_major(layers: int, blocks: int, *page: int) -> tuple[dict[str, Tensor], np.ndarray]:
+    """One tensor per layer over memory with the axes (layer, block, *page), and that memory."""
+    memory = np.zeros((layers, blocks, *page), dtype=np.uint16)
+    return {f"layer.{i}": Tensor(memory[i]) for i in range(layers)}, memory
+
+
+def request(name: str, tokens: list[int], *, salt: bytes = b"", lora: Any = None) -> Any:
+    """A request, its blocks hashed in a chain as vLLM does it."""
+    made = SimpleNamespace(
+        request_id=name,
+        all_token_ids=list(tokens),
+        block_hashes=[],
+        num_computed_tokens=0,
+        num_in_flight_tokens=0,
+        lora_request=lora,
+        salt=salt,
+    )
+    extend(made, [])
+    return made
+
+
+def extend(made: Any, tokens: list[int]) -> None:
+    """More tokens, and the hashes of the blocks that they complete."""
+    made.all_token_ids += tokens
+    made.num_tokens = len(made.all_token_ids)
+    while len(made.block_hashes) < made.num_tokens // BLOCK_TOKENS:
+        at = len(made.block_hashes) * BLOCK_TOKENS
+        parent = made.block_hashes[-1] if made.block_hashes else made.salt
+        block = repr(made.all_token_ids[at : at + BLOCK_TOKENS]).encode()
+        made.block_hashes.append(hashlib.sha256(parent + block).digest())
+
+
+def spec(kind: str = "FullAttentionSpec", **fields: Any) -> Any:
+    """A KV cache spec of that class name."""
+    given = {"num_kv_heads": 2, "head_size": 8, "dtype": "torch.bfloat16", "page_size_bytes": 64}
+    return type(kind, (), given | fields)()
+
+
+def cache_config(*specs: Any, num_blocks: int = 8, layers: int = 2) -> Any:
+    """A ``KVCacheConfig`` with a group for each spec."""
+    return SimpleNamespace(
+        num_blocks=num_blocks,
+        hash_block_size=BLOCK_TOKENS,
+        kv_cache_layout="LBHNC",
+        kv_cache_groups=[
+            SimpleNamespace(layer_names=[f"layer.{i}" for i in range(layers)], kv_cache_spec=one)
+            for one in specs
+        ],
+    )
+
+
+def config(**changes: Any) -> Any:
+    """A ``VllmConfig``; ``changes`` are by the last name of a setting."""
+    hf = {"hidden_size": 64, "_name_or_path": "/somewhere", **changes.pop("hf", {})}
+    parts: dict[str, dict[str, Any]] = {
+        "model_config": {
+            "model": "org/model",
+            "revision": "main",
+            "quantization": None,
+            "dtype": "torch.bfloat16",
+            "seed": 0,
+        },
+        "load_config": {"load_format": "auto"},
+        "cache_config": {
+            "cache_dtype": "auto",
+            "block_size": BLOCK_TOKENS,
+            "prefix_caching_hash_algo": "sha256",
+        },
+        "parallel_config": {
+            "tensor_parallel_size": 1,
+            "pipeline_parallel_size": 1,
+            "decode_context_parallel_size": 1,
+            "prefill_context_parallel_size": 1,
+        },
+        "device_config": {"device_type": "cuda"},
+        "compilation_config": {"static_forward_context": {}},
+    }
+    known = {name for fields in parts.values() for name in fields}
+    assert changes.keys() <= known, changes.keys() - known
+    made = {
+        part: SimpleNamespace(**{name: changes.get(name, value) for name, value in fields.items()})
+        for part, fields in parts.items()
+    }
+    made["model_config"].hf_config = SimpleNamespace(to_dict=lambda: dict(hf))
+    return SimpleNamespace(**made)

@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""Namespaces: engines that differ in anything that changes a block never share one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from fakes import cache_config, config, layer_major, spec
+
+from beluga.connectors.vllm.cachegroup import CacheGroup
+from beluga.connectors.vllm.identity import (
+    SAMPLE_SIZE,
+    adapter_identity,
+    check_hashing,
+    major,
+    model_identity,
+    namespace,
+)
+from beluga.connectors.vllm.layout import BlockLayout
+from beluga.errors import ConnectorError
+
+
+def digest(**changes: Any) -> bytes:
+    """Of an engine that differs from the usual one in ``changes``."""
+    page = changes.pop("page", (2, 4, 16))
+    given = {
+        "version": changes.pop("version", "0.32.0"),
+        "packing": changes.pop("packing", "FLASH_ATTN"),
+        "layers": changes.pop("layers", {"layer.0": "full"}),
+        "tp_rank": changes.pop("tp_rank", 0),
+        "pp_rank": changes.pop("pp_rank", 0),
+        "salt": changes.pop("salt", ""),
+    }
+    tensors, _ = layer_major(2, 8, *page)
+    layout = BlockLayout(tensors, block_count=8, page_sizes={})
+    return namespace(config(**changes), layout=layout, **given).digest
+
+
+DIFFERENCES: dict[str, dict[str, Any]] = {
+    "model": {"model": "org/other"},
+    "revision": {"revision": "v2"},
+    "model configuration": {"hf": {"rope_theta": 1e6}},
+    "dtype": {"dtype": "torch.float16"},
+    "kv dtype": {"cache_dtype": "fp8"},
+    "quantization": {"quantization": "awq"},
+    "made-up weights": {"load_format": "dummy"},
+    "block size": {"block_size": 8},
+    "hash": {"prefix_caching_hash_algo": "sha256_cbor"},
+    "layout": {"page": (4, 2, 16)},
+    "packing": {"packing": "CPU_ATTN amx"},
+    "tp rank": {"tp_rank": 1, "tensor_parallel_size": 2},
+    "tp size": {"tensor_parallel_size": 2},
+    "pp rank": {"pp_rank": 1, "pipeline_parallel_size": 2},
+    "pp size": {"pipeline_parallel_size": 2},
+    "context parallel": {"decode_context_parallel_size": 2},
+    "layers": {"layers": {"layer.1": "full"}},
+    "kind of layer": {"layers": {"layer.0": "latent"}},
+    "engine version": {"version": "0.33.0"},
+    "salt": {"salt": "tenant"},
+}
+
+
+def test_engines_that_are_alike_share() -> None:
+    assert digest() == digest()
+    assert digest(hf={"_name_or_path": "/elsewhere"}) == digest()
+    assert digest(version="0.32.1+cpu") == digest()
+
+
+@pytest.mark.parametrize("name", DIFFERENCES)
+def test_engines_that_differ_do_not(name: str) -> None:
+    assert digest(**DIFFERENCES[name]) != digest()
+
+
+def test_all_those_differences_differ_from_each_other() -> None:
+    found = {digest(**change) for change in DIFFERENCES.values()}
+    assert len(found) == len(DIFFERENCES)
+
+
+def test_made_up_weights_are_those_of_a_seed() -> None:
+    assert digest(load_format="dummy", seed=1) != digest(load_format="dummy", seed=2)
+    assert digest(seed=1) == digest(seed=2)
+
+
+def weights(folder: Path, content: bytes) -> str:
+    folder.mkdir()
+    (folder / "model.safetensors").write_bytes(content)
+    return model_identity(str(folder), "main")
+
+
+def test_a_local_model_is_its_weights_not_its_path(tmp_path: Path) -> None:
+    size = 40 * SAMPLE_SIZE
+    one = weights(tmp_path / "a", bytes(size))
+    assert weights(tmp_path / "b", bytes(size)) == one
+    assert weights(tmp_path / "c", bytes(size + 1)) != one
+    assert weights(tmp_path / "d", bytes(size - 1) + b"x") != one
+    assert weights(tmp_path / "e", b"x" + bytes(size - 1)) != one
+
+
+def test_an_adapter_of_the_same_name_elsewhere_is_another(tmp_path: Path) -> None:
+    weights(tmp_path / "a", b"1" * 100)
+    weights(tmp_path / "b", b"2" * 100)
+    first, second = (
+        adapter_identity(SimpleNamespace(lora_name="x", lora_path=str(tmp_path / name)))
+        for name in "ab"
+    )
+    assert first != second
+    assert adapter_identity(None) == b""
+
+
+def test_versions() -> None:
+    assert (major("0.32.1+cpu"), major("1.4.2"), major("0.33.0")) == ("0.32", "1", "0.33")
+
+
+@pytest.mark.parametrize("algorithm", ["xxhash", "xxhash_cbor", "builtin"])
+def test_hashes_that_no_other_process_makes_are_refused(algorithm: str) -> None:
+    check_hashing("sha256")
+    with pytest.raises(ConnectorError, match="--prefix-caching-hash-algo sha256"):
+        check_hashing(algorithm)
+
+
+def test_one_group_of_full_attention_is_served() -> None:
+    group = CacheGroup(config(), cache_config(spec()))
+    assert group.block_size == 4
+    assert set(group.layers()) == {"layer.0", "layer.1"}
+    CacheGroup(config(), cache_config(spec("MLAAttentionSpec")))
+
+
+@pytest.mark.parametrize(
+    "specs",
+    [
+        (spec(), spec("SlidingWindowSpec")),
+        (spec("MambaSpec"),),
+        (spec("SlidingWindowSpec"),),
+        (spec("ChunkedLocalAttentionSpec"),),
+        (),
+    ],
+)
+def test_other_groups_are_refused(specs: tuple[Any, ...]) -> None:
+    with pytest.raises(ConnectorError, match="beluga serves"):
+        CacheGroup(config(), cache_config(*specs))
+
+
+def test_scales_of_one_engine_alone_are_refused() -> None:
+    made = config()
+    made.cache_config.calculate_kv_scales = True
+    with pytest.raises(ConnectorError, match="calculate_kv_scales"):
+        CacheGroup(made, cache_config(spec()))

@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""Layouts: every known arrangement gives the same bytes in the same order; others are refused."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from fakes import Tensor, layer_major
+
+from beluga import KVCache, MetaServer, Pool
+from beluga.connectors.vllm.layout import BlockLayout
+from beluga.errors import ConnectorError
+
+LAYERS, BLOCKS, HEADS, TOKENS, SIZE = 3, 7, 2, 16, 32
+
+
+def fill(memory: np.ndarray) -> None:
+    memory[...] = np.random.default_rng(7).integers(0, 1 << 16, memory.shape, dtype=np.uint16)
+
+
+def layout_of(tensors: dict[str, Tensor]) -> BlockLayout:
+    return BlockLayout(tensors, block_count=BLOCKS, page_sizes={})
+
+
+def packed_block() -> tuple[dict[str, Tensor], np.ndarray]:
+    """All layers of a block side by side (block-outermost)."""
+    memory = np.zeros((BLOCKS, LAYERS, HEADS, TOKENS, 2 * SIZE), dtype=np.uint16)
+    return {f"layer.{i}": Tensor(memory[:, i]) for i in range(LAYERS)}, memory
+
+
+def keys_apart() -> tuple[dict[str, Tensor], np.ndarray]:
+    """K of all blocks, then V of all blocks."""
+    memory = np.zeros((LAYERS, 2, BLOCKS, TOKENS, HEADS, SIZE), dtype=np.uint16)
+    return {f"layer.{i}": Tensor(memory[i]) for i in range(LAYERS)}, memory
+
+
+def tokens_first() -> tuple[dict[str, Tensor], np.ndarray]:
+    """Heads after tokens in memory, before them in the shape (NHD seen as HND)."""
+    memory = np.zeros((LAYERS, BLOCKS, TOKENS, HEADS, SIZE), dtype=np.uint16)
+    return {f"layer.{i}": Tensor(memory[i].transpose(0, 2, 1, 3)) for i in range(LAYERS)}, memory
+
+
+def latent() -> tuple[dict[str, Tensor], np.ndarray]:
+    """MLA: one latent vector per token, no heads."""
+    return layer_major(LAYERS, BLOCKS, TOKENS, 576)
+
+
+KNOWN = {
+    "layer-major": (lambda: layer_major(LAYERS, BLOCKS, HEADS, TOKENS, 2 * SIZE), LAYERS),
+    "block-outermost": (packed_block, 1),
+    "keys apart": (keys_apart, 2 * LAYERS),
+    "tokens first": (tokens_first, LAYERS),
+    "latent": (latent, LAYERS),
+}
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_blocks_go_to_the_pool_and_come_back(name: str, pool: Pool, server: MetaServer) -> None:
+    make, pieces = KNOWN[name]
+    source_tensors, source = make()
+    target_tensors, _ = make()
+    fill(source)
+    source_layout, target_layout = layout_of(source_tensors), layout_of(target_tensors)
+    assert len(source_layout.pieces) == pieces
+    assert source_layout.block_size == source.nbytes // BLOCKS
+    digests = [bytes([i]) * 32 for i in range(3)]
+    with KVCache(pool, namespace=name) as cache:
+        assert cache.put(digests, source_layout.run([5, 0, 3])).stored == 3
+        assert cache.get(digests, target_layout.run([1, 6, 2])).hits == 3
+    for tensor, other in zip(source_tensors.values(), target_tensors.values(), strict=True):
+        axis = 1 if name == "keys apart" else 0
+        assert np.array_equal(
+            tensor.array.take([5, 0, 3], axis=axis), other.array.take([1, 6, 2], axis=axis)
+        )
+        assert not other.array.take([0, 3, 4, 5], axis=axis).any()
+
+
+def test_the_same_shape_in_another_order_is_another_layout() -> None:
+    heads_first, _ = layer_major(LAYERS, BLOCKS, HEADS, TOKENS, SIZE)
+    swapped, _ = tokens_first()
+    first, second = layout_of(heads_first), layout_of(swapped)
+    assert [t.shape for t in heads_first.values()] == [t.shape for t in swapped.values()]
+    assert first.block_size == second.block_size
+    assert first.declared != second.declared
+
+
+def test_layers_that_share_memory_count_once() -> None:
+    tensors, _ = layer_major(LAYERS, BLOCKS, HEADS, TOKENS, SIZE)
+    alone = layout_of(dict(tensors))
+    tensors["layer.9"] = tensors["layer.1"]
+    assert layout_of(tensors).block_size == alone.block_size
+
+
+def test_pages_may_be_padded() -> None:
+    memory = np.zeros((BLOCKS, HEADS * TOKENS * SIZE + 64), dtype=np.uint16)
+    page = memory[:, :-64].reshape(BLOCKS, HEADS, TOKENS, SIZE)
+    assert np.shares_memory(page, memory)
+    assert layout_of({"layer": Tensor(page)}).block_size == HEADS * TOKENS * SIZE * 2
+
+
+@pytest.mark.parametrize(
+    ("array", "said"),
+    [
+        (np.zeros((TOKENS, BLOCKS, 8)), "not known to beluga"),
+        (np.zeros((BLOCKS + 1, 8, 8)), "not known to beluga"),
+        (np.zeros((BLOCKS, 200, 8))[:, ::2, :4], "100 places"),
+        (np.lib.stride_tricks.as_strided(np.zeros(99), (BLOCKS, 4, 4), (64, 8, 8)), "overlap"),
+    ],
+)
+def test_what_is_not_understood_is_refused(array: np.ndarray, said: str) -> None:
+    with pytest.raises(ConnectorError, match=said):
+        layout_of({"layer": Tensor(array)})
+
+
+def test_two_blocks_after_keys_and_values_cannot_be_told() -> None:
+    with pytest.raises(ConnectorError, match="not known"):
+        BlockLayout({"layer": Tensor(np.zeros((2, 2, 8)))}, block_count=2, page_sizes={})
+
+
+def test_a_page_of_another_size_than_the_engine_says_is_refused() -> None:
+    tensors, _ = layer_major(1, BLOCKS, HEADS, TOKENS, SIZE)
+    with pytest.raises(ConnectorError, match="where the engine says 99"):
+        BlockLayout(tensors, block_count=BLOCKS, page_sizes={"layer.0": 99})
+
+
+@pytest.mark.parametrize("block", [-1, BLOCKS])
+def test_no_address_outside_of_the_engine_s_blocks(block: int) -> None:
+    tensors, _ = layer_major(1, BLOCKS, HEADS, TOKENS, SIZE)
+    with pytest.raises(ConnectorError, match="of 7 blocks"):
+        layout_of(tensors).run([0, block])
+
+
+def test_no_tensors_are_no_cache() -> None:
+    with pytest.raises(ConnectorError, match="no KV cache"):
+        layout_of({})

@@ -1,0 +1,341 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""The scheduler's side: what is looked up, loaded and saved, and what never is."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from fakes import BLOCK_TOKENS, extend, request
+
+from beluga import KVCache, MetaServer, Namespace
+from beluga.connectors.link import Link
+from beluga.connectors.vllm.counters import Counters
+from beluga.connectors.vllm.events import Announcements
+from beluga.connectors.vllm.lookups import Lookups
+from beluga.connectors.vllm.schedule import Schedule
+from beluga.connectors.vllm.settings import VllmSettings
+from beluga.connectors.vllm.steps import Orders, Report, Stored
+
+RANKS = tuple(Namespace({"rank": rank}) for rank in range(2))
+TOKENS = list(range(100, 100 + 5 * BLOCK_TOKENS + 1))  # five blocks and a token
+
+
+class Engine:
+    """A schedule with two ranks, and what the engine knows of its requests' blocks."""
+
+    def __init__(self, pool_name: str, **changes: Any) -> None:
+        settings = VllmSettings(pool=pool_name, timeout_ms=500, retry_s=0.05, **changes)
+        self.link = Link(settings, name="lookups", logger=logging.getLogger("test"))
+        self.counters = Counters()
+        self.lookups = Lookups(self.link, self.counters)
+        self.lookups.ranks = RANKS
+        self.blocks: dict[str, list[int]] = {}
+        self.announcements = Announcements(rank_count=lambda: len(RANKS), block_size=BLOCK_TOKENS)
+        self.schedule = Schedule(
+            settings,
+            self.lookups,
+            self.counters,
+            block_size=BLOCK_TOKENS,
+            block_ids_of=lambda name: self.blocks.get(name, []),
+            announcements=self.announcements,
+        )
+
+    def start(self, made: Any, *, computed: int = 0) -> int:
+        """The engine takes a request on: the tokens that it loads."""
+        tokens, _ = self.schedule.matched_tokens(made, computed)
+        first = 10 * (len(self.blocks) + 1)
+        self.blocks.setdefault(made.request_id, list(range(first, first + 10)))
+        self.schedule.allocated(made, self.blocks[made.request_id], tokens)
+        made.num_computed_tokens = computed + tokens
+        return tokens
+
+    def step(self, made: Any, tokens: int, preempted: tuple[str, ...] = ()) -> Orders:
+        """A step that computes so many tokens of a request."""
+        orders = self.schedule.orders({made.request_id: tokens}, list(preempted))
+        made.num_computed_tokens += tokens
+        return orders
+
+    def loaded(self, name: str, ranks: int = len(RANKS), invalid: set[int] | None = None) -> None:
+        self.schedule.reported(Report(loaded=Counter({name: ranks})), invalid or set())
+
+
+@pytest.fixture
+def engine(server: MetaServer, pool_name: str) -> Iterator[Engine]:
+    engine = Engine(pool_name)
+    assert engine.link.wait(60)
+    yield engine
+    engine.link.close()
+
+
+@pytest.fixture
+def caches(server: MetaServer, engine: Engine, pool: Any) -> Iterator[list[KVCache]]:
+    """One for each rank."""
+    made = [KVCache(pool, namespace=rank) for rank in RANKS]
+    yield made
+    for cache in made:
+        cache.close()
+
+
+def store(caches: list[KVCache], made: Any, *counts: int) -> None:
+    """Put that many leading blocks of a request, for each rank."""
+    for cache, count in zip(caches, counts, strict=True):
+        cache.put(list(made.block_hashes[:count]), np.ones((count, 4096), dtype=np.uint8))
+
+
+def names(ranges: list[Any]) -> list[tuple[str, list[int]]]:
+    return [(one.request, one.block_ids) for one in ranges]
+
+
+def test_a_hit_is_what_every_rank_has(engine: Engine, caches: list[KVCache]) -> None:
+    made = request("r", TOKENS)
+    store(caches, made, 4, 3)
+    assert engine.start(made) == 3 * BLOCK_TOKENS
+    (load,) = engine.step(made, 9).loads
+    assert load.block_ids == [10, 11, 12]
+    assert load.packed().tobytes() == b"".join(made.block_hashes[:3])
+
+
+def test_one_token_is_left_to_compute(engine: Engine, caches: list[KVCache]) -> None:
+    made = request("r", TOKENS[: 5 * BLOCK_TOKENS])
+    store(caches, made, 5, 5)
+    assert engine.start(made) == 4 * BLOCK_TOKENS
+
+
+def test_only_what_the_engine_s_own_cache_has_not_is_loaded(
+    engine: Engine, caches: list[KVCache]
+) -> None:
+    made = request("r", TOKENS)
+    store(caches, made, 5, 5)
+    assert engine.start(made, computed=2 * BLOCK_TOKENS) == 3 * BLOCK_TOKENS
+    assert engine.step(made, 1).loads[0].block_ids == [12, 13, 14]
+
+
+def test_before_the_ranks_are_known_all_is_a_miss(engine: Engine, caches: list[KVCache]) -> None:
+    made = request("r", TOKENS)
+    store(caches, made, 5, 5)
+    engine.lookups.ranks = ()
+    assert engine.start(made) == 0
+
+
+def test_a_request_that_waits_is_looked_up_once_and_its_hits_stay(
+    engine: Engine, caches: list[KVCache]
+) -> None:
+    made = request("r", TOKENS)
+    store(caches, made, 5, 5)
+    for _ in range(3):
+        assert engine.schedule.matched_tokens(made, 0) == (5 * BLOCK_TOKENS, False)
+    assert engine.counters.take()["lookups"] == 1
+    assert caches[0].stat().pinned_count == 10
+
+
+def test_pins_go_when_all_ranks_have_loaded(engine: Engine, caches: list[KVCache]) -> None:
+    made = request("r", TOKENS)
+    store(caches, made, 5, 5)
+    engine.start(made)
+    engine.step(made, 1)
+    engine.loaded("r", ranks=1)
+    assert caches[0].stat().pinned_count == 10
+    engine.loaded("r", ranks=1)
+    assert caches[0].stat().pinned_count == 0
+
+
+@pytest.mark.parametrize("when", ["waiting", "refused", "loading"])
+def test_pins_go_with_the_request(engine: Engine, caches: list[KVCache], when: str) -> None:
+    made = request("r", TOKENS)
+    store(caches, made, 5, 5)
+    engine.schedule.matched_tokens(made, 0)
+    assert caches[0].stat().pinned_count == 10
+    if when == "refused":  # vLLM has decided not to load
+        engine.schedule.allocated(made, list(range(10)), 0)
+    if when == "loading":
+        engine.schedule.allocated(made, list(range(10)), 5 * BLOCK_TOKENS)
+    engine.schedule.finished(made, [])
+    assert caches[0].stat().pinned_count == 0
+
+
+def test_blocks_are_saved_with_the_step_that_completes_them(engine: Engine) -> None:
+    made = request("r", TOKENS)
+    assert engine.start(made) == 0
+    assert names(engine.step(made, 6).saves) == [("r", [10])]
+    assert names(engine.step(made, 3).saves) == [("r", [11])]
+    assert names(engine.step(made, 12).saves) == [("r", [12, 13, 14])]
+    assert engine.step(made, 1).saves == []
+
+
+def test_generated_tokens_are_saved_when_they_are_known(engine: Engine) -> None:
+    made = request("r", TOKENS[:BLOCK_TOKENS])
+    engine.start(made)
+    engine.step(made, BLOCK_TOKENS)
+    for token in range(BLOCK_TOKENS):
+        assert engine.step(made, 1).saves == []  # of drafts too the hash is not known before
+        extend(made, [token])
+    assert names(engine.step(made, 1).saves) == [("r", [11])]
+
+
+def test_what_was_loaded_is_not_saved(engine: Engine, caches: list[KVCache]) -> None:
+    made = request("r", TOKENS)
+    store(caches, made, 4, 4)
+    engine.start(made, computed=BLOCK_TOKENS)
+    engine.step(made, 4)
+    engine.loaded("r")
+    assert names(engine.step(made, 1).saves) == [("r", [10]), ("r", [14])]
+
+
+def test_no_step_saves_while_a_load_may_fail(engine: Engine, caches: list[KVCache]) -> None:
+    other, made = request("other", TOKENS[::-1]), request("r", TOKENS)
+    store(caches, made, 2, 2)
+    engine.start(other)
+    engine.start(made)
+    assert engine.step(other, BLOCK_TOKENS).saves == []  # the step that loads
+    assert engine.step(other, BLOCK_TOKENS).saves == []  # its outcome is not known
+    engine.loaded("r", ranks=1)
+    assert engine.step(other, 1).saves == []  # of one rank it is
+    engine.loaded("r", ranks=1)
+    assert names(engine.step(other, 1).saves) == [("other", [10, 11])]
+
+
+def test_after_a_failed_load_nothing_of_those_blocks_is_saved_or_looked_up(
+    engine: Engine, caches: list[KVCache]
+) -> None:
+    made, sharer, other = request("r", TOKENS), request("s", TOKENS), request("o", TOKENS[::-1])
+    store(caches, made, 3, 3)
+    engine.start(made)
+    engine.blocks["s"] = [10, 11, 12, 77, 78, 79]  # the engine's own cache gave it the same blocks
+    engine.start(sharer, computed=3 * BLOCK_TOKENS)
+    engine.start(other)
+    engine.step(made, 9)
+    made.num_computed_tokens = BLOCK_TOKENS  # vLLM goes back to what is good
+    engine.loaded("r", invalid={11})
+    assert engine.step(made, 17).saves == []
+    assert engine.step(sharer, 9).saves == []
+    assert names(engine.step(other, BLOCK_TOKENS).saves) == [("o", [30])]
+    assert engine.schedule.matched_tokens(made, 0) == (0, False)
+
+
+def test_the_last_blocks_are_saved_when_a_request_ends(
+    engine: Engine, caches: list[KVCache]
+) -> None:
+    made = request("r", TOKENS)
+    store(caches, made, 3, 3)
+    engine.start(made)
+    engine.step(made, 9)  # it loads, so it saves nothing
+    engine.loaded("r")
+    assert engine.schedule.finished(made, engine.blocks["r"])
+    assert names(engine.schedule.orders({}, []).saves) == [("r", [13, 14])]
+    assert engine.schedule.orders({}, []).saves == []
+
+
+def test_tokens_in_flight_are_not_saved_when_a_request_ends(engine: Engine) -> None:
+    made = request("r", TOKENS)
+    engine.start(made)
+    made.num_computed_tokens, made.num_in_flight_tokens = 12, 5
+    engine.schedule.finished(made, engine.blocks["r"])
+    assert names(engine.schedule.orders({}, []).saves) == [("r", [10])]
+
+
+def test_blocks_are_given_back_at_once_if_nothing_was_to_be_saved(engine: Engine) -> None:
+    made = request("r", TOKENS[:3])
+    engine.start(made)
+    engine.step(made, 3)
+    assert not engine.schedule.finished(made, engine.blocks["r"])
+
+
+def test_a_preempted_request_starts_anew(engine: Engine, caches: list[KVCache]) -> None:
+    made = request("r", TOKENS)
+    engine.start(made)
+    engine.step(made, 8)
+    made.num_computed_tokens = 0
+    assert engine.schedule.orders({}, ["r"]).preempted == ["r"]
+    store(caches, made, 1, 1)
+    engine.blocks["r"] = list(range(50, 60))
+    assert engine.start(made) == BLOCK_TOKENS
+    engine.step(made, 4)
+    engine.loaded("r")
+    assert names(engine.step(made, 4).saves) == [("r", [51, 52])]
+
+
+def test_nothing_is_saved_by_an_engine_that_only_reads(server: MetaServer, pool_name: str) -> None:
+    engine = Engine(pool_name, save=False)
+    made = request("r", TOKENS)
+    engine.start(made)
+    assert engine.step(made, 21).saves == []
+    assert not engine.schedule.finished(made, engine.blocks["r"])
+    engine.link.close()
+
+
+def test_asynchronous_loads_stop_no_saves(
+    server: MetaServer, pool_name: str, caches: list[KVCache]
+) -> None:
+    engine = Engine(pool_name, load="async")
+    assert engine.link.wait(60)
+    other, made = request("o", TOKENS[::-1]), request("r", TOKENS)
+    store(caches, made, 3, 3)
+    engine.start(other)
+    assert engine.schedule.matched_tokens(made, 0) == (3 * BLOCK_TOKENS, True)
+    engine.blocks["r"] = list(range(70, 80))
+    engine.schedule.allocated(made, engine.blocks["r"], 3 * BLOCK_TOKENS)
+    orders = engine.step(other, BLOCK_TOKENS)
+    assert names(orders.loads) == [("r", [70, 71, 72])]
+    assert names(orders.saves) == [("o", [10])]
+    engine.loaded("r")
+    assert caches[0].stat().pinned_count == 0
+    engine.schedule.allocated(made, engine.blocks["r"], 0)  # vLLM calls again after the load
+    made.num_computed_tokens = 3 * BLOCK_TOKENS
+    assert names(engine.step(made, 9).saves) == [("r", [73, 74])]
+    engine.link.close()
+
+
+def test_without_a_server_everything_is_a_miss(pool_name: str) -> None:
+    engine = Engine(pool_name)
+    made = request("r", TOKENS)
+    assert engine.start(made) == 0
+    assert names(engine.step(made, 21).saves) == [("r", [10, 11, 12, 13, 14])]
+    engine.link.close()
+
+
+def test_requests_with_adapters_of_one_name_share_only_if_the_adapter_is_the_same(
+    engine: Engine, tmp_path: Path
+) -> None:
+    digests = []
+    for folder, content in (("a", b"1"), ("b", b"2"), ("c", b"1")):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "adapter.safetensors").write_bytes(content * 64)
+        lora = SimpleNamespace(lora_name="x", lora_path=str(tmp_path / folder))
+        digests.append(engine.lookups.digests(request("r", TOKENS, lora=lora), 0, 5))
+    assert digests[0] == digests[2]
+    assert set(digests[0]).isdisjoint(digests[1])
+    assert set(digests[0]).isdisjoint(request("r", TOKENS).block_hashes)
+
+
+def test_a_block_is_announced_when_every_rank_has_stored_it_and_it_is_new(engine: Engine) -> None:
+    made = request("r", TOKENS)
+    engine.start(made)
+    engine.step(made, 21)
+    first, second, third = made.block_hashes[:3]
+    half = Report(stored={first: Stored(1, 1), second: Stored(1, 0), third: Stored(1, 1)})
+    engine.announcements.reported(half)
+    assert engine.announcements.take() == []
+    engine.announcements.reported(Report(stored={first: Stored(1, 1), second: Stored(1, 0)}))
+    (one,) = engine.announcements.take()
+    assert (one.block_hash, one.parent_hash) == (first, None)
+    assert one.token_ids == TOKENS[:BLOCK_TOKENS]
+    engine.announcements.reported(Report(stored={third: Stored(1, 0)}))
+    (one,) = engine.announcements.take()
+    assert (one.block_hash, one.parent_hash) == (third, second)
+
+
+def test_reports_of_ranks_add_up() -> None:
+    report = Report(Counter({"r": 1}), {b"x": Stored(1, 1)})
+    report.add(Report(Counter({"r": 1, "s": 1}), {b"x": Stored(1, 0), b"y": Stored(1, 1)}))
+    assert report.loaded == {"r": 2, "s": 1}
+    assert report.stored == {b"x": Stored(2, 1), b"y": Stored(1, 1)}
+    assert report
+    assert not Report()

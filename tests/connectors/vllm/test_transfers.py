@@ -1,0 +1,273 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""The worker's side: what is saved and loaded, and that the engine never waits for either."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from fakes import layer_major
+
+from beluga import KVCache, MetaServer, Namespace, Pool
+from beluga.connectors.vllm.counters import Counters, figures
+from beluga.connectors.vllm.layout import BlockLayout
+from beluga.connectors.vllm.saves import BATCH_BLOCKS
+from beluga.connectors.vllm.settings import VllmSettings
+from beluga.connectors.vllm.staging import Source
+from beluga.connectors.vllm.steps import BlockRange, Orders, Stored
+from beluga.connectors.vllm.worker import Worker
+from beluga.errors import ConnectorError
+
+BLOCKS = 64
+NAMESPACE = Namespace.of("transfers")
+LONG_S = 60.0
+
+
+class Side:
+    """A worker over two layers of 64 blocks, 2 KiB a block."""
+
+    def __init__(self, pool_name: str, **changes: Any) -> None:
+        tensors, self.memory = layer_major(2, BLOCKS, 512)
+        self.layout = BlockLayout(tensors, block_count=BLOCKS, page_sizes={})
+        self.counters = Counters()
+        settings = VllmSettings(pool=pool_name, timeout_ms=300, retry_s=0.05, **changes)
+        self.worker = Worker(
+            settings, self.layout, NAMESPACE, self.counters, logging.getLogger("test")
+        )
+
+    def fill(self, seed: int) -> None:
+        self.memory[...] = np.random.default_rng(seed).integers(
+            0, 1 << 16, self.memory.shape, dtype=np.uint16
+        )
+
+    def attached(self) -> None:
+        assert self.worker.load_link.wait(LONG_S)
+        assert self.worker.save_link.wait(LONG_S)
+
+    def saved(self, name: str) -> None:
+        """Wait until a request's saves have ended."""
+        wait_until(lambda: name in self.worker.saves.ended({name}))
+
+
+def wait_until(condition: Any) -> None:
+    deadline = time.monotonic() + LONG_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def digests(start: int, count: int) -> bytes:
+    return b"".join(bytes([i]) * 32 for i in range(start, start + count))
+
+
+def blocks(name: str, ids: list[int], start: int = 0) -> BlockRange:
+    return BlockRange(name, digests(start, len(ids)), ids)
+
+
+@pytest.fixture
+def side(server: MetaServer, pool_name: str) -> Iterator[Side]:
+    side = Side(pool_name)
+    side.attached()
+    yield side
+    side.worker.close()
+
+
+def test_what_one_worker_saves_another_loads(
+    side: Side, server: MetaServer, pool_name: str
+) -> None:
+    side.fill(1)
+    ids = list(range(40))
+    side.worker.save(Orders(saves=[blocks("r", ids)]))
+    side.saved("r")
+    other = Side(pool_name)
+    other.attached()
+    other.worker.load(Orders(loads=[blocks("s", ids[::-1])]))
+    assert np.array_equal(side.memory[:, ids], other.memory[:, ids[::-1]])
+    assert other.worker.loads.failed() == set()
+    report = other.worker.report()
+    assert report.loaded == {"s": 1}
+    assert other.counters.take()["load_bytes"] == 40 * side.layout.block_size
+    assert len(side.worker.report().stored) == 40
+    other.worker.close()
+
+
+def test_what_the_pool_has_is_not_written_again(side: Side) -> None:
+    side.fill(1)
+    side.worker.save(Orders(saves=[blocks("r", [0, 1, 2])]))
+    side.saved("r")
+    side.counters.take()
+    side.worker.report()
+    side.fill(2)
+    side.worker.save(Orders(saves=[blocks("s", [0, 1, 2, 3])]))
+    side.saved("s")
+    counted = side.counters.take()
+    assert (counted["save_blocks"], counted["save_present_blocks"]) == (1, 3)
+    stored = side.worker.report().stored
+    assert stored[digests(0, 1)] == Stored(1, 0)
+    assert stored[digests(3, 1)] == Stored(1, 1)
+
+
+def test_a_miss_is_reported_by_its_blocks(side: Side) -> None:
+    side.worker.save(Orders(saves=[blocks("r", [0, 1])]))
+    side.saved("r")
+    side.worker.load(Orders(loads=[blocks("s", [10, 11, 12, 13])]))
+    assert side.worker.loads.failed() == {12, 13}
+    assert side.worker.loads.failed() == set()
+    assert side.counters.take()["load_failed_blocks"] == 2
+
+
+def test_a_damaged_block_is_a_miss_and_leaves_the_pool(
+    side: Side, pool: Pool, server: MetaServer
+) -> None:
+    side.fill(3)
+    side.worker.save(Orders(saves=[blocks("r", [0, 1, 2])]))
+    side.saved("r")
+    needle = side.memory[0, 1].tobytes()[:64]
+    for device in pool.devices:
+        content = device.path.read_bytes()
+        if (place := content.find(needle)) >= 0:
+            with device.path.open("r+b") as file:
+                file.seek(place)
+                file.write(bytes([needle[0] ^ 1]))
+    side.worker.load(Orders(loads=[blocks("s", [10, 11, 12])]))
+    assert side.worker.loads.failed() == {11, 12}
+    assert side.counters.take()["mismatches"] == 1
+    with KVCache(pool, namespace=NAMESPACE) as cache:
+        assert cache.lookup([bytes([i]) * 32 for i in range(3)]) == 1
+
+
+def test_without_a_server_loads_fail_and_saves_are_left_out(pool_name: str) -> None:
+    side = Side(pool_name)
+    side.worker.load(Orders(loads=[blocks("s", [4, 5])]))
+    assert side.worker.loads.failed() == {4, 5}
+    side.worker.save(Orders(saves=[blocks("r", [0, 1])]))
+    side.saved("r")
+    counted = side.counters.take()
+    assert counted["save_skipped_blocks"] == 2
+    assert counted["failures"] == 2
+    side.worker.close()
+
+
+class Gate(Source):
+    """A source that lets nothing be read until it is told to."""
+
+    def __init__(self, layout: BlockLayout) -> None:
+        super().__init__(layout)
+        self.reading, self.go = threading.Event(), threading.Event()
+
+    def read(self, block_ids: Any) -> Any:
+        self.reading.set()
+        assert self.go.wait(LONG_S)
+        return super().read(block_ids)
+
+
+@pytest.fixture
+def gate(side: Side) -> Iterator[Gate]:
+    gate = Gate(side.layout)
+    side.worker.saves._source = gate
+    yield gate
+    gate.go.set()
+
+
+def test_the_engine_does_not_wait_for_saves_and_blocks_are_held_until_they_end(
+    side: Side, gate: Gate
+) -> None:
+    side.worker.save(Orders(saves=[blocks("r", [0, 1])]))
+    assert gate.reading.wait(LONG_S)
+    assert side.worker.saves.ended({"r", "unknown"}) == set()
+    gate.go.set()
+    wait_until(lambda: side.worker.saves.ended(set()) == {"r"})
+    assert side.worker.saves.ended({"r"}) == set()  # once
+
+
+def test_a_preemption_drops_what_waits_and_waits_for_what_is_read(side: Side, gate: Gate) -> None:
+    side.worker.save(Orders(saves=[blocks("r", [0]), blocks("s", [2], 9), blocks("r", [3], 50)]))
+    assert gate.reading.wait(LONG_S)
+    ended = threading.Event()
+
+    def preempt() -> None:
+        side.worker.preempt(Orders(preempted=["r"]))
+        ended.set()
+
+    thread = threading.Thread(target=preempt)
+    thread.start()
+    assert not ended.wait(0.2)
+    gate.go.set()
+    assert ended.wait(LONG_S)
+    thread.join()
+    side.saved("s")
+    counted = side.counters.take()
+    assert counted["save_blocks"] == 2
+    assert counted["save_skipped_blocks"] == 1
+    assert side.worker.saves.ended({"r"}) == {"r"}
+
+
+def test_a_preemption_within_a_long_range_waits_for_one_batch_only(side: Side, gate: Gate) -> None:
+    side.worker.save(Orders(saves=[blocks("r", list(range(3 * BATCH_BLOCKS)))]))
+    assert gate.reading.wait(LONG_S)
+    thread = threading.Thread(target=side.worker.preempt, args=(Orders(preempted=["r"]),))
+    thread.start()
+    wait_until(lambda: "r" in side.worker.saves._cancelled)
+    gate.go.set()
+    thread.join()
+    counted = side.counters.take()
+    assert counted["save_blocks"] == BATCH_BLOCKS
+    assert counted["save_skipped_blocks"] == 2 * BATCH_BLOCKS
+
+
+def test_a_full_queue_leaves_blocks_out(server: MetaServer, pool_name: str) -> None:
+    side = Side(pool_name, save_queue=4)
+    side.attached()
+    gate = Gate(side.layout)
+    side.worker.saves._source = gate
+    side.worker.save(Orders(saves=[blocks("r", [0, 1, 2]), blocks("s", [3, 4], 10)]))
+    assert side.counters.take()["save_skipped_blocks"] == 2
+    assert side.worker.saves.ended({"s"}) == {"s"}
+    gate.go.set()
+    side.saved("r")
+    side.worker.save(Orders(saves=[blocks("t", [3, 4], 10)]))
+    side.saved("t")
+    assert side.counters.take()["save_blocks"] == 5
+    side.worker.close()
+
+
+def test_loads_in_a_thread_arrive_later(side: Side, server: MetaServer, pool_name: str) -> None:
+    side.fill(5)
+    side.worker.save(Orders(saves=[blocks("r", [0, 1, 2])]))
+    side.saved("r")
+    other = Side(pool_name, load="async")
+    other.attached()
+    other.worker.load(Orders(loads=[blocks("s", [7, 8, 9, 10])]))
+    wait_until(lambda: other.worker.loads.arrived() == {"s"})
+    assert other.worker.loads.failed() == {10}
+    assert np.array_equal(side.memory[:, [0, 1, 2]], other.memory[:, [7, 8, 9]])
+    other.worker.close()
+
+
+def test_another_namespace_sees_nothing(side: Side, server: MetaServer, pool: Pool) -> None:
+    side.worker.save(Orders(saves=[blocks("r", [0, 1])]))
+    side.saved("r")
+    with KVCache(pool, namespace="another") as cache:
+        assert cache.lookup([bytes([0]) * 32]) == 0
+
+
+def test_figures_are_the_process_s_sums(side: Side) -> None:
+    before = figures()["save_blocks"]
+    side.worker.save(Orders(saves=[blocks("r", [0, 1])]))
+    side.saved("r")
+    side.counters.take()
+    assert figures()["save_blocks"] == before + 2
+
+
+@pytest.mark.parametrize(
+    ("given", "said"), [({"load": "lazy"}, "sync, async"), ({"save_queue": 0}, "greater than 0")]
+)
+def test_settings_are_checked(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConnectorError, match=said):
+        VllmSettings(**given)
