@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from fakes import cache_config, config, layer_major, spec
+from vllm_parts import cache_config, config, layer_major, spec
 
 from beluga.connectors.vllm.cachegroup import CacheGroup
 from beluga.connectors.vllm.identity import (

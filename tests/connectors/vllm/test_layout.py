@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from fakes import Tensor, layer_major
+from vllm_parts import Tensor, layer_major
 
 from beluga import KVCache, MetaServer, Pool
 from beluga.connectors.vllm.layout import BlockLayout

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fakes import BLOCK_TOKENS, extend, request
+from vllm_parts import BLOCK_TOKENS, extend, request
 
 from beluga import KVCache, MetaServer, Namespace
 from beluga.connectors.link import Link

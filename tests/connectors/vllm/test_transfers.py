@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fakes import layer_major
+from vllm_parts import layer_major
 
 from beluga import KVCache, MetaServer, Namespace, Pool
 from beluga.connectors.vllm.counters import Counters, figures
