@@ -30,6 +30,7 @@ typedef struct bl_blocks {
     bl_path path;
     uint32_t key_count;
     uint32_t loses;             /* 1: blocks may be evicted; 0: none goes but by a removal */
+    uint32_t wide;              /* 1: a block fills its extent, so extents come and go with it */
     uint64_t committed[BL_BLOCKS_KEY_COUNT_MAX]; /* generation whose commit was answered, or 0 */
     uint32_t removals[BL_BLOCKS_KEY_COUNT_MAX]; /* begun */
     uint32_t removing[BL_BLOCKS_KEY_COUNT_MAX]; /* not yet answered */
@@ -47,6 +48,12 @@ typedef struct bl_blocks_client {
 static uint32_t bl_blocks_length(uint64_t key)
 {
     return (1 + key % BL_BLOCKS_LINES_MAX) * BL_LINE_SIZE;
+}
+
+/* What is asked for: a wide block has room behind its payload that nobody uses. */
+static uint32_t bl_blocks_room(const bl_blocks *blocks, uint64_t key)
+{
+    return blocks->wide ? (1 + key % 2) * BL_STRIPE_SIZE : bl_blocks_length(key);
 }
 
 /* Bytes that no other key and no other generation has. */
@@ -122,7 +129,8 @@ static int bl_blocks_write(bl_blocks_client *client, uint64_t key, const bl_bloc
 static int bl_blocks_put(bl_blocks_client *client, uint64_t key)
 {
     const uint64_t keys[2] = {key, key};
-    bl_block_request what = {.layout = BL_BLOCKS_LAYOUT, .length = bl_blocks_length(key)};
+    bl_block_request what = {.layout = BL_BLOCKS_LAYOUT,
+                             .length = bl_blocks_room(client->blocks, key)};
     bl_block_record record;
     int status = bl_reserve(client->session, keys, 1, &what, &record, BL_PATH_TIMEOUT_NS);
     if (status < 0)
@@ -158,7 +166,7 @@ static int bl_blocks_read(bl_blocks_client *client, uint64_t key, const bl_block
     uint32_t length = bl_blocks_length(key);
     bl_session_stat stat;
     bl_session_describe(client->session, &stat);
-    if (record->length != length)
+    if (record->length != bl_blocks_room(client->blocks, key))
         return -EBADMSG;
     bl_blocks_dawdle(client);
     bl_refetch(memory, record->offset, length);

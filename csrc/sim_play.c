@@ -41,6 +41,7 @@ static const bl_sim_scenario bl_sim_scenarios[] = {
     {"takeover", bl_takeover_deaths, 0},
     {"watch", bl_takeover_watch, 0},
     {"rivals", bl_takeover_rivals, 0},
+    {"late", bl_takeover_late, 0},
     {"zombies", bl_takeover_zombies, 0},
     {"kv", bl_path_kv, 0},
     {"kv_stops", bl_path_kv_stops, 0},

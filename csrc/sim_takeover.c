@@ -15,11 +15,13 @@
 
 enum {
     BL_RIVAL_COUNT = 3,         /* hosts with a server that serves or stands by */
-    BL_RIVAL_EPOCHS = 64,
+    BL_RIVAL_EPOCHS = 128,
     BL_RIVAL_CONTESTS = 10,     /* takeovers from the living */
+    BL_LATE_CONTESTS = 30,
     BL_RIVAL_SILENT_NS = 4 * 1000 * 1000,
     BL_RIVAL_LOOK_NS = 1000 * 1000,
     BL_RIVAL_VERBS = 6000,
+    BL_LATE_NS = 16 * 1000 * 1000, /* longer than a rival bears silence */
     BL_ELECTION_COUNT = 3,
     BL_ELECTOR_COUNT = 4,
     BL_VIGIL_BEAT_NS = 1000 * 1000,
@@ -141,6 +143,7 @@ typedef struct bl_rivals {
     uint32_t contests;          /* still to come */
     uint32_t deaths;            /* likewise */
     uint32_t over;
+    uint64_t late_ns;           /* how late a server may be after it looked at the epoch */
     uint32_t owner[BL_RIVAL_EPOCHS]; /* process + 1 that served under it */
 } bl_rivals;
 
@@ -176,7 +179,9 @@ static int bl_rival_serve(bl_rivals *rivals, bl_server *server)
     rivals->owner[server->epoch] = self + 1;
     rivals->contests -= rivals->contests > 0 && server->epoch > 1;
     rivals->server[host] = server;
+    world->process[self]->late_ns = rivals->late_ns;
     int status = rivals->over ? 0 : bl_server_run(server);
+    world->process[self]->late_ns = 0;
     rivals->server[host] = NULL;
     return status == -BL_ERROR_DEPOSED ? 0 : status;
 }
@@ -234,19 +239,27 @@ static int bl_rivals_keep(bl_pool *pool, void *argument)
     return 0;
 }
 
-static int bl_takeover_rivals(bl_sim_world *world)
+static int bl_rivals_play(bl_sim_world *world, uint64_t late_ns)
 {
     bl_rivals rivals = {
         .blocks = {.path = {.world = world, .server_verbs = 1},
-                   .key_count = BL_BLOCKS_KEY_COUNT_MAX, .loses = 1},
-        .contests = BL_RIVAL_CONTESTS,
+                   .key_count = BL_BLOCKS_KEY_COUNT_MAX, .loses = 1, .wide = late_ns > 0},
+        .contests = late_ns ? BL_LATE_CONTESTS : BL_RIVAL_CONTESTS,
         .deaths = (uint32_t)bl_sim_below(world, 3),
+        .late_ns = late_ns,
     };
     bl_path_spawn(&rivals.blocks.path, 0, bl_rivals_keep);
     for (uint32_t host = 0; host < 3; host++)
         bl_path_client(&rivals.blocks.path, host, bl_blocks_work);
     return bl_sim_world_run(world);
 }
+
+static int bl_takeover_rivals(bl_sim_world *world) { return bl_rivals_play(world, 0); }
+
+/* ---- late: the same; they are deposed between their look at the epoch and what they do then, and
+ * hardly a grant or a lane is given without one. */
+
+static int bl_takeover_late(bl_sim_world *world) { return bl_rivals_play(world, BL_LATE_NS); }
 
 /* ---- takeover: server after server dies before it serves; nothing that was committed is lost. */
 

@@ -210,10 +210,20 @@ static uint64_t bl_sim_stall(bl_sim_world *world)
     return bl_sim_below(world, 1ull << bits);
 }
 
+/* Has a process that is sometimes late just looked who is server? What it saw is old news when it
+ * goes on: the moment that takeovers are about. */
+static int bl_sim_late(const bl_sim_process *process, uint32_t line, uint64_t random)
+{
+    enum { EPOCH_LINES = BL_HALF_COUNT * BL_SERVER_STRIDE / BL_LINE_SIZE };
+    return process->late_ns && process->line < EPOCH_LINES && line >= EPOCH_LINES &&
+           (random >> 40) % 4 == 0;
+}
+
 void bl_sim_step(bl_sim_world *world, uint32_t line)
 {
     bl_sim_process *process = world->current;
     uint64_t random = bl_sim_random(world);
+    int late = bl_sim_late(process, line, random);
     world->now_ns += 16 + (random & 31);
     if (++world->stat.steps > world->config.step_limit)
         bl_sim_stop(world, -ETIME);
@@ -228,9 +238,11 @@ void bl_sim_step(bl_sim_world *world, uint32_t line)
     if ((random >> 8 & world->chance_mask) == 0)
         bl_sim_happen(world);
     bl_sim_device_happen(world);
-    if ((random >> 16 & world->switch_mask) != 0)
+    if (!late && (random >> 16 & world->switch_mask) != 0)
         return;
-    if ((random >> 32) % 64 == 0)
+    if (late)
+        process->wake_ns = world->now_ns + bl_sim_below(world, process->late_ns);
+    else if ((random >> 32) % 64 == 0)
         process->wake_ns = world->now_ns + bl_sim_stall(world);
     bl_sim_switch(world);
 }

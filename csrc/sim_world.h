@@ -82,6 +82,7 @@ typedef struct bl_sim_process {
     uint32_t paused;            /* does not run until somebody lets it */
     uint32_t faint;             /* runs, but its thread that beats gets no time */
     uint64_t wake_ns;           /* asleep until then */
+    uint64_t late_ns;           /* may stand still so long after a look at an epoch line */
     uint32_t line;              /* that it touches */
     uint64_t verbs_left;        /* dies when this many verbs are done; 0: lives */
     uint64_t fence_number;
