@@ -66,7 +66,9 @@ def within(query: Callable[[], Any]) -> Any:
 def store(adapter: Any, keys: list[Any], memories: list[Any]) -> int:
     task = adapter.submit_store_task(keys, memories)
     done: dict[int, Any] = {}
-    assert eventually(lambda: task in (done.update(adapter.pop_completed_store_tasks()) or done))
+    assert eventually(
+        lambda: task in (done.update(adapter.pop_completed_store_tasks()) or done), LONG_S
+    )
     return int(done[task])
 
 
@@ -189,7 +191,7 @@ def test_without_a_server_everything_misses_and_nothing_waits(adapter: MakeAdapt
 def test_a_server_may_go_and_come_back(pool: Pool, adapter: MakeAdapter) -> None:
     keys, memories = chunks(4)
     with MetaServer(pool):
-        one = adapter(timeout_ms=400)
+        one = adapter(timeout_ms=2000)
         assert store(one, keys, memories) > 0
         assert lookup(one, keys) == [True] * 4
     assert lookup(one, keys) == [False] * 4

@@ -221,7 +221,7 @@ def test_without_a_server_everything_misses(backend: Make) -> None:
 
 def test_a_server_may_go_and_come_back(pool: Pool, backend: Make) -> None:
     with MetaServer(pool):
-        one = backend(timeout_ms=400)
+        one = backend(timeout_ms=2000)
         assert one.batch_set_v1(keys(2), indices([0, 1])) == [True, True]
     assert one.batch_exists(keys(2)) == 0
     with MetaServer(pool):
@@ -252,6 +252,19 @@ def test_buffers_that_do_not_go_round_are_refused() -> None:
     odd = types.SimpleNamespace(get_page_buffer_meta=lambda _: ([1, 2, 3], [8, 8, 8]))
     with pytest.raises(LayoutError, match="3 buffers of 3 sizes for 2 pages"):
         page_buffers(odd, [], 2)
+
+
+def test_a_pool_that_does_not_say_where_its_pages_lie_misses(
+    server: MetaServer, backend: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_: Any) -> None:
+        raise NotImplementedError("split buffers")
+
+    host_pool = HostPool()
+    monkeypatch.setattr(host_pool, "get_page_buffer_meta", refuse)
+    one = backend(host_pool)
+    assert one.batch_set_v1(keys(1), indices([0])) == [False]
+    assert one.batch_get_v1(keys(1), indices([0])) == [False]
 
 
 def test_sglang_is_not_imported_before_it_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -62,7 +62,10 @@ def pool_namespace(
 
 def page_buffers(host_pool: Any, host_indices: Any, count: int) -> list[list[Any]]:
     """The buffers of each of ``count`` host pages, where they lie. Raises LayoutError."""
-    addresses, sizes = host_pool.get_page_buffer_meta(host_indices)
+    try:
+        addresses, sizes = host_pool.get_page_buffer_meta(host_indices)
+    except (ValueError, NotImplementedError) as error:  # of this kind of pool, in this layout
+        raise LayoutError(f"SGLang does not say where its pages lie: {error}") from error
     per_page, rest = divmod(len(addresses), max(count, 1))
     if rest or not per_page or len(sizes) != len(addresses):
         raise LayoutError(f"{len(addresses)} buffers of {len(sizes)} sizes for {count} pages")

@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""LMCache and SGLang as they are released, on a pool: they load our plugins and get their bytes."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from beluga import MetaServer, Pool
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+LONG_S = 200.0  # for what takes ten seconds on a machine that is not busy
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]  # the packages may have to be fetched
+
+
+@pytest.fixture(scope="module")
+def python() -> Path:
+    """The interpreter that has the packages."""
+    setup = subprocess.run(
+        [ROOT / "scripts/setup-adapters"], capture_output=True, text=True, check=False
+    )
+    if setup.returncode == 77:
+        pytest.skip(setup.stderr.strip().splitlines()[-1])
+    assert setup.returncode == 0, setup.stderr
+    return ROOT / ".venv-adapters/bin/python"
+
+
+class Role:
+    """A process that plays a role over a pool, and answers in lines of JSON."""
+
+    def __init__(self, python: Path, script: str, *arguments: str, log: Path) -> None:
+        environment = {key: value for key, value in os.environ.items() if key != "BELUGA_POOL"}
+        environment["LMCACHE_TRACK_USAGE"] = "false"
+        self._log = log
+        with log.open("w") as file:
+            self._process = subprocess.Popen(
+                [python, Path(__file__).with_name(script), *arguments],
+                env=environment,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=file,
+                text=True,
+                bufsize=1,
+            )
+
+    def hear(self) -> Any:
+        """The next answer."""
+        assert self._process.stdout
+        assert select.select([self._process.stdout], [], [], LONG_S)[0], self._log.read_text()
+        line = self._process.stdout.readline()
+        assert line, self._log.read_text()
+        return json.loads(line)
+
+    def ask(self, word: str) -> Any:
+        assert self._process.stdin
+        self._process.stdin.write(word + "\n")
+        return self.hear()
+
+    def end(self) -> None:
+        """Let it end by itself, which it must do well."""
+        assert self._process.stdin
+        self._process.stdin.close()
+        assert self._process.wait(timeout=LONG_S) == 0, self._log.read_text()
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe:
+                pipe.close()
+
+
+@pytest.fixture
+def start(python: Path, pool_name: str, tmp_path: Path) -> Iterator[Callable[..., Role]]:
+    """Start a role over the pool."""
+    started: list[Role] = []
+
+    def start(script: str, *arguments: str) -> Role:
+        log = tmp_path / f"role-{len(started)}.log"
+        started.append(Role(python, script, pool_name, *arguments, log=log))
+        return started[-1]
+
+    yield start
+    for role in started:
+        role.kill()
+
+
+def test_lmcache_loads_what_another_lmcache_has_stored(
+    pool: Pool, start: Callable[..., Role]
+) -> None:
+    everything = {"hits": [8, 8], "whole": 16}
+    with MetaServer(pool):
+        first = start("lmcache_role.py", "20000")
+        assert first.ask("store") == 16 * 16384
+        assert first.ask("clear")
+        assert first.ask("load").items() >= everything.items()
+        assert first.ask("engine_store") == 8
+        assert first.ask("engine_close")
+        assert first.ask("close")
+        first.end()
+        second = start("lmcache_role.py", "8000")
+        assert second.ask("load_other_layout")["hits"] == [0, 0]
+        assert second.ask("load").items() >= everything.items()
+        assert second.ask("engine_load") == {"hits": 8, "whole": 8}
+        assert second.ask("clear")
+    assert second.ask("load")["hits"] == [0, 0]
+    assert second.ask("engine_load") == {"hits": 0, "whole": 0}
+    assert second.ask("engine_close")
+    assert second.ask("close")
+    second.end()
+
+
+def test_sglang_calls_our_methods_and_gets_its_pages_back(
+    server: MetaServer, start: Callable[..., Role]
+) -> None:
+    role = start("sglang_role.py")
+    found = role.hear()
+    role.end()
+    assert found["differences"] == []
+    assert len(found["trips"]) == 14
+    assert [name for name, good in found["trips"].items() if not good] == []
