@@ -196,6 +196,7 @@ class TraceError(ReplayError): ...
 
 # The bl_error numbers of csrc/api.h, in its order; a test compares the two.
 FIRST_CODE = 1001
+INT_MAX = (1 << 31) - 1
 CODES: tuple[tuple[type[BelugaError], str], ...] = (
     (ForkedSessionError, "this session belongs to the parent process; attach a new one after fork"),
     (NoServerError, "no server answers on this pool; start one with 'beluga serve'"),
@@ -249,4 +250,5 @@ def check(code: int, doing: str = "") -> int:
     if 0 <= place < len(CODES):
         kind, text = CODES[place]
         raise kind(prefix + text)
-    raise OSError(-code, prefix + os.strerror(-code))
+    number = min(-code, INT_MAX)  # a mad server's status may have no positive int
+    raise OSError(number, prefix + os.strerror(number))

@@ -108,3 +108,8 @@ def test_the_drawn_tree_is_the_tree_of_classes() -> None:
         if issubclass(kind, errors.BelugaError)
     }
     assert drawn == classes
+
+
+def test_a_number_that_is_no_errno_is_an_error_all_the_same() -> None:
+    with pytest.raises(OSError):
+        errors.check(-(1 << 31))

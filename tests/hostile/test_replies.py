@@ -1,0 +1,204 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""Reply lines that say anything, and that change while they are read: a client believes a whole
+line or none, and passes on what its sum vouches for or an error."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from blocks import keys
+from forge import LINE, Lane, bulk_payload, read, sealed, write
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scribble import scribble
+
+from beluga._ffi import ffi, lib
+from beluga.errors import BadReplyError, BelugaError
+from beluga.meta import MetaClient
+from beluga.pool import Pool
+from beluga.rpc import METHOD_USER, Client, Server
+
+TRUE_WORD = b"the true word"
+BULK = lib.BL_MESSAGE_BULK
+INLINE = lib.BL_MESSAGE_INLINE_SIZE
+
+
+class Liar:
+    """A server that says something else before it answers, as an ill-willed one would."""
+
+    def __init__(self, directory: Path) -> None:
+        self.pool = Pool.create([directory / "a"], device_size=32 << 20, sparse=True, max_blocks=64)
+        self.server = Server(self.pool)
+        self.server.handle(METHOD_USER, self._answer)
+        for method in (lib.BL_METHOD_LOOKUP, lib.BL_METHOD_RESERVE):
+            self.server.handle(method, lambda _: self.word)
+        self.server.start()
+        self.client = Client(self.pool)
+        self.word = b""
+        self._lie: Callable[[Lane, int], None] | None = None
+
+    def ask(self, lie: Callable[[Lane, int], None] | None = None) -> bytes:
+        """What the client makes of it, if ``lie`` writes into the lane while it waits."""
+        self._lane, self._lie = Lane(self.client), lie
+        return self.client.call(METHOD_USER)
+
+    def _answer(self, _: bytes) -> bytes:
+        lie, self._lie = self._lie, None  # a call that is asked again gets the true word
+        if lie:
+            lie(self._lane, self._sequence())
+            time.sleep(0.0005)  # mostly, the lie is heard before the truth
+        return TRUE_WORD
+
+    def _sequence(self) -> int:
+        slots = range(self._lane.slots)
+        lines = (read(self.pool, self._lane.request(slot)) for slot in slots)
+        return max(int.from_bytes(line[:4], "little") for line in lines)
+
+
+def reply_line(payload: bytes, sequence: int, key: int, **fields: int) -> bytes:
+    struct = ffi.new("bl_reply *", {"size": len(payload), **fields})
+    ffi.memmove(struct.payload, payload, len(payload))
+    return sealed(bytes(ffi.buffer(struct)), sequence, key)
+
+
+@pytest.fixture(scope="module")
+def liar() -> Iterator[Liar]:
+    with tempfile.TemporaryDirectory() as directory:
+        liar = Liar(Path(directory))
+        yield liar
+        liar.pool.close()
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    payload=st.binary(max_size=INLINE),
+    flags=st.integers(0, 255),
+    size=st.one_of(st.integers(0, INLINE), st.integers(0, 255)),
+    status=st.one_of(st.integers(-1100, 10), st.integers(-(1 << 31), (1 << 31) - 1)),
+    epoch=st.integers(0, (1 << 32) - 1),
+)
+def test_a_whole_reply_of_anything_is_a_word_or_an_error(
+    liar: Liar, *, payload: bytes, flags: int, size: int, status: int, epoch: int
+) -> None:
+    def lie(lane: Lane, sequence: int) -> None:
+        fields = {"flags": flags, "size": size, "status": status, "epoch": epoch}
+        write(liar.pool, lane.reply(sequence), reply_line(payload, sequence, lane.key, **fields))
+
+    try:
+        heard = liar.ask(lie)
+    except (BelugaError, OSError):
+        assert status < 0 or size > INLINE or flags & BULK
+    else:
+        said = b"" if flags & BULK else payload.ljust(INLINE, b"\0")[:size]
+        assert heard == TRUE_WORD or (status >= 0 and heard == said)
+    assert liar.ask() == TRUE_WORD
+
+
+@settings(max_examples=100, deadline=None)
+@given(at=st.integers(0, LINE - 1), bit=st.integers(0, 7), piece=st.sampled_from((1, 8, LINE)))
+def test_a_reply_that_is_not_whole_is_not_believed(
+    liar: Liar, at: int, bit: int, piece: int
+) -> None:
+    def lie(lane: Lane, sequence: int) -> None:
+        line = bytearray(reply_line(b"a lie", sequence, lane.key))
+        line[at] ^= 1 << bit
+        scribble(liar.pool, lane.reply(sequence), bytes(line), piece)
+
+    assert liar.ask(lie) == TRUE_WORD
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    words=st.lists(st.binary(max_size=INLINE), min_size=2, max_size=4),
+    times=st.integers(1, 100),
+    piece=st.sampled_from((1, 4, 8, 16, 32)),
+)
+def test_a_reply_that_changes_while_it_is_read_is_one_of_those_that_stood_there(
+    liar: Liar, words: list[bytes], times: int, piece: int
+) -> None:
+    def lie(lane: Lane, sequence: int) -> None:
+        lines = [reply_line(word, sequence, lane.key) for word in words]
+        for _ in range(times):
+            for line in lines:
+                scribble(liar.pool, lane.reply(sequence), line, piece)
+
+    assert liar.ask(lie) in (*words, TRUE_WORD)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    length=st.integers(1, 4000),
+    times=st.integers(0, 60),
+    piece=st.sampled_from((1, 8, 64, 4096)),
+    claimed=st.one_of(st.none(), st.integers(0, (1 << 32) - 1)),
+)
+def test_bytes_that_change_while_they_are_copied_are_those_of_the_sum_or_an_error(
+    liar: Liar, length: int, times: int, piece: int, claimed: int | None
+) -> None:
+    right, wrong = bytes([1]) * length, bytes([2]) * length
+
+    def lie(lane: Lane, sequence: int) -> None:
+        told = bulk_payload(right)
+        if claimed is not None:
+            told = claimed.to_bytes(4, "little") + told[4:]
+        line = reply_line(told, sequence, lane.key, flags=BULK)
+        scribble(liar.pool, lane.bulk_out(), right, LINE)
+        write(liar.pool, lane.reply(sequence), line)
+        for _ in range(times):
+            scribble(liar.pool, lane.bulk_out(), wrong, piece)
+            scribble(liar.pool, lane.bulk_out(), right, piece)
+
+    try:
+        heard = liar.ask(lie)
+    except BadReplyError:
+        assert times > 0 or claimed not in (None, length)
+    else:
+        assert heard in (right, TRUE_WORD)
+    assert liar.ask() == TRUE_WORD
+
+
+RECORD = st.fixed_dictionaries(
+    {
+        "offset": st.one_of(st.integers(0, 40 << 20), st.integers(0, (1 << 64) - 1)),
+        "generation": st.integers(0, (1 << 64) - 1),
+        "length": st.one_of(st.integers(0, 1 << 20), st.integers(0, (1 << 32) - 1)),
+        "block": st.one_of(st.integers(0, 70), st.integers(0, (1 << 32) - 1)),
+        "state": st.one_of(st.integers(0, 6), st.integers(0, (1 << 32) - 1)),
+        "status": st.integers(-1100, 10),
+    }
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    count=st.one_of(st.none(), st.integers(0, 10)),
+    records=st.one_of(st.lists(RECORD, min_size=4, max_size=4), st.lists(RECORD, max_size=5)),
+    spare=st.one_of(st.just(b""), st.binary(max_size=8)),
+    aligned=st.booleans(),
+)
+def test_records_of_anything_lie_in_the_pool_or_are_an_error(
+    liar: Liar, *, count: int | None, records: list[dict[str, int]], spare: bytes, aligned: bool
+) -> None:
+    head = ffi.new("bl_block_reply *", {"count": len(records) if count is None else count})
+    lines = ffi.new("bl_block_record[]", records)
+    for line in lines if aligned else ():
+        line.offset &= (1 << 64) - 4096
+    liar.word = bytes(ffi.buffer(head)) + bytes(ffi.buffer(lines)) + spare
+    meta, geometry = MetaClient(liar.client), liar.pool.geometry
+    for call in (meta.lookup, lambda keys: meta.reserve(keys, length=4096)):
+        try:
+            found = call(keys(range(4)))
+        except (BelugaError, OSError):
+            continue
+        for grant in getattr(found, "hits", found):
+            if grant.state.name == "REFUSED":
+                continue
+            assert geometry.data_offset <= grant.offset
+            assert grant.offset + grant.length <= geometry.size
+            assert grant.block < geometry.block_count_max
+    assert liar.ask() == TRUE_WORD
