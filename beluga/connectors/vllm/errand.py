@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""Something that has to be done in the pool once, whenever the pool is there to do it in."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+from beluga.connectors.link import Link
+
+if TYPE_CHECKING:
+    import logging
+    from collections.abc import Callable
+
+    from beluga.connectors.link import Attachment
+    from beluga.connectors.settings import PoolSettings
+
+PAUSE_S = 0.05
+
+
+class Errand:
+    """A thread with a session of its own, until ``call`` has returned true."""
+
+    def __init__(
+        self,
+        settings: PoolSettings,
+        *,
+        name: str,
+        doing: str,
+        call: Callable[[Attachment], bool],
+        logger: logging.Logger,
+    ) -> None:
+        self._link = Link(settings, name=name, logger=logger)
+        self._doing, self._call = doing, call
+        self._done = threading.Event()
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=f"beluga-{name}", daemon=True)
+        self._thread.start()
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait for it to be done; whether it is."""
+        return self._done.wait(timeout_s)
+
+    def close(self) -> None:
+        """Give it up, if it is not done."""
+        self._closing.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._closing.is_set():
+            if self._link.wait(PAUSE_S) and self._link.attempt(self._doing, self._call):
+                self._done.set()
+                break
+            self._closing.wait(PAUSE_S)
+        self._link.close()

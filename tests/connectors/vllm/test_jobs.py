@@ -1,0 +1,259 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""The offloading spec's sides, as far as they go without vLLM: cards, answers and jobs."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from vllm_parts import layer_major
+
+from beluga import KVCache, MetaServer, Namespace, Pool
+from beluga.connectors.link import Link
+from beluga.connectors.settings import PoolSettings
+from beluga.connectors.vllm.answers import Answers
+from beluga.connectors.vllm.counters import Counters
+from beluga.connectors.vllm.errand import Errand
+from beluga.connectors.vllm.jobs import Jobs
+from beluga.connectors.vllm.layout import BlockLayout
+from beluga.connectors.vllm.lookups import Lookups
+from beluga.connectors.vllm.meeting import Meeting, process_start_s
+from beluga.connectors.vllm.settings import VllmSettings
+from beluga.connectors.vllm.worker import Worker
+
+BLOCKS, PAGE_ITEMS = 64, 512
+LONG_S = 60.0
+RANKS = [Namespace({"rank": rank, "of": "two"}, salt="s") for rank in range(2)]
+HASHES = [bytes([i]) * 32 for i in range(BLOCKS)]
+LOGGER = logging.getLogger("test.offloading")
+
+
+@pytest.fixture
+def link(server: MetaServer, pool_name: str) -> Iterator[Link]:
+    link = Link(PoolSettings(pool=pool_name, timeout_ms=5000), name="test", logger=LOGGER)
+    assert link.wait(LONG_S)
+    yield link
+    link.close()
+
+
+def test_a_process_began_before_now_and_after_its_machine() -> None:
+    age_s = time.time() - process_start_s()
+    assert 0 < age_s < time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def test_a_scheduler_meets_all_ranks_of_its_engine_and_nobody_else(link: Link) -> None:
+    meeting = Meeting("engine", "s")
+
+    def look(at: Meeting = meeting, since_s: float = 0.0) -> list[Namespace] | None:
+        return link.attempt("looking", lambda a: at.look(a, 2, since_s))
+
+    assert link.attempt("leaving", lambda a: meeting.leave(a, 0, RANKS[0]))
+    assert look() == []
+    assert link.attempt("leaving", lambda a: meeting.leave(a, 1, RANKS[1]))
+    assert look() == RANKS
+    assert look(Meeting("other", "s")) == []
+    assert look(Meeting("engine", "t")) == []
+
+
+def test_a_card_of_an_earlier_engine_of_the_same_name_is_not_believed(link: Link) -> None:
+    meeting = Meeting("engine", "s")
+    for rank in range(2):
+        assert link.attempt("leaving", lambda a, rank=rank: meeting.leave(a, rank, RANKS[rank]))
+    later_s = time.time() + 100
+    assert link.attempt("looking", lambda a: meeting.look(a, 2, later_s)) == []
+    other = Namespace({"rank": 0, "of": "two", "model": "other"}, salt="s")
+    assert link.attempt("leaving", lambda a: meeting.leave(a, 0, other))
+    found = link.attempt("looking", lambda a: meeting.look(a, 2, 0.0))
+    assert found == [other, RANKS[1]]
+
+
+def test_an_errand_is_done_when_the_pool_comes(pool: Pool, pool_name: str) -> None:
+    settings = PoolSettings(pool=pool_name, timeout_ms=300, retry_s=0.05)
+    calls: list[int] = []
+
+    def second_time(_: object) -> bool:
+        calls.append(1)
+        return len(calls) == 2
+
+    errand = Errand(settings, name="test", doing="testing", call=second_time, logger=LOGGER)
+    assert not errand.wait(0.3)
+    with MetaServer(pool):
+        assert errand.wait(LONG_S)
+    assert len(calls) == 2
+    errand.close()
+
+
+def test_an_errand_can_be_given_up(pool: Pool, pool_name: str) -> None:
+    settings = PoolSettings(pool=pool_name, timeout_ms=300, retry_s=0.05)
+    errand = Errand(settings, name="test", doing="testing", call=lambda _: True, logger=LOGGER)
+    errand.close()
+    assert not errand.wait(0)
+
+
+class Scheduler:
+    """Answers over a pool that has the first four blocks on both ranks, two more on one."""
+
+    def __init__(self, link: Link, pool: Pool) -> None:
+        self.counters = Counters()
+        self.lookups = Lookups(link, self.counters)
+        self.lookups.ranks = tuple(RANKS)
+        self.answers = Answers(self.lookups)
+        self.caches = [KVCache(pool, namespace=rank) for rank in RANKS]
+        for cache, count in zip(self.caches, (6, 4), strict=True):
+            cache.put(HASHES[:count], np.ones((count, 4096), dtype=np.uint8))
+
+    def calls(self) -> float:
+        return self.counters.take().get("lookups", 0)
+
+    def pinned(self) -> int:
+        return self.caches[0].stat().pinned_count
+
+    def close(self) -> None:
+        for cache in self.caches:
+            cache.close()
+
+
+@pytest.fixture
+def scheduler(link: Link, pool: Pool) -> Iterator[Scheduler]:
+    scheduler = Scheduler(link, pool)
+    yield scheduler
+    scheduler.close()
+
+
+def test_one_call_answers_for_a_request_and_pins_what_it_finds(scheduler: Scheduler) -> None:
+    answers = scheduler.answers
+    asker = answers.begin("r")
+    found = [answers.ask(asker, one, HASHES[at + 1 : 8]) for at, one in enumerate(HASHES[:8])]
+    assert found == [True] * 4 + [False] * 4
+    assert scheduler.calls() == 1
+    assert scheduler.pinned() > 0
+    answers.end("r")
+    assert scheduler.pinned() == 0
+
+
+def test_pins_stay_until_a_load_has_ended_even_if_its_request_has(scheduler: Scheduler) -> None:
+    answers = scheduler.answers
+    asker = answers.begin("r")
+    assert answers.ask(asker, HASHES[0], HASHES[1:4])
+    answers.loading(asker)
+    answers.started(["r"])
+    answers.end("r")
+    assert scheduler.pinned() > 0
+    answers.loaded(asker)
+    assert scheduler.pinned() == 0
+
+
+def test_a_request_that_starts_without_loading_lets_go(scheduler: Scheduler) -> None:
+    asker = scheduler.answers.begin("r")
+    assert scheduler.answers.ask(asker, HASHES[0], [])
+    scheduler.answers.started(["r", "unheard of"])
+    assert scheduler.pinned() == 0
+
+
+def test_a_request_loads_once_until_it_is_preempted(scheduler: Scheduler) -> None:
+    answers = scheduler.answers
+    asker = answers.begin("r")
+    assert answers.ask(asker, HASHES[0], [])
+    answers.loading(asker)
+    answers.loaded(asker)
+    assert not answers.ask(asker, HASHES[0], [])
+    answers.preempted(["r"])
+    assert answers.ask(asker, HASHES[0], [])
+    answers.end("r")
+
+
+def test_after_a_reset_nothing_from_before_is_found(scheduler: Scheduler) -> None:
+    answers = scheduler.answers
+    assert answers.digest(HASHES[0]) == HASHES[0]
+    asker = answers.begin("r")
+    assert answers.ask(asker, HASHES[0], HASHES[1:4])
+    answers.reset()
+    assert scheduler.pinned() == 0
+    assert not answers.ask(asker, HASHES[0], HASHES[1:4])
+    assert answers.digest(HASHES[0]) != HASHES[0]
+
+
+class Side:
+    """A worker's jobs over two layers."""
+
+    def __init__(self, pool_name: str) -> None:
+        tensors, self.memory = layer_major(2, BLOCKS, PAGE_ITEMS)
+        layout = BlockLayout(tensors, block_count=BLOCKS, page_sizes={})
+        settings = VllmSettings(pool=pool_name, timeout_ms=5000, retry_s=0.05, load="async")
+        self.worker = Worker(settings, layout, RANKS[0], Counters(), LOGGER)
+        self.jobs = Jobs(self.worker, block_size=layout.block_size, timeout_s=LONG_S)
+        assert self.worker.load_link.wait(LONG_S)
+        assert self.worker.save_link.wait(LONG_S)
+
+    def fill(self, seed: int) -> None:
+        self.memory[...] = np.random.default_rng(seed).integers(
+            0, 1 << 16, self.memory.shape, dtype=np.uint16
+        )
+
+
+@pytest.fixture
+def side(server: MetaServer, pool_name: str) -> Iterator[Side]:
+    side = Side(pool_name)
+    yield side
+    side.jobs.close()
+
+
+def joined(first: int, count: int) -> bytes:
+    return b"".join(HASHES[first : first + count])
+
+
+def test_a_job_saves_and_another_loads(side: Side) -> None:
+    side.fill(1)
+    before = side.memory.copy()
+    side.jobs.save(7, list(range(20)), joined(0, 20))
+    side.jobs.wait([7])
+    side.memory[...] = 0
+    side.jobs.load(8, list(range(20, 40)), joined(0, 20))
+    side.jobs.wait([8])
+    ended = {one.job: one for one in side.jobs.ended()}
+    assert set(ended) == {7, 8}
+    assert ended[8].size == 20 * 2 * PAGE_ITEMS * 2
+    assert side.jobs.failed() == set()
+    assert np.array_equal(side.memory[:, 20:40], before[:, :20])
+    assert side.jobs.ended() == []
+
+
+def test_a_load_that_fails_ends_and_names_its_blocks(side: Side) -> None:
+    side.fill(1)
+    side.jobs.save(1, [0, 1], joined(0, 2))
+    side.jobs.wait([1])
+    side.jobs.load(2, [10, 11, 12, 13], joined(0, 4))
+    side.jobs.wait([2])
+    assert [one.job for one in side.jobs.ended()] == [1, 2]
+    assert side.jobs.failed() == {12, 13}
+    assert side.jobs.failed() == set()
+
+
+def test_without_a_server_jobs_end_all_the_same(pool: Pool, pool_name: str) -> None:
+    with MetaServer(pool):
+        side = Side(pool_name)
+    side.jobs.save(1, [0], joined(0, 1))
+    side.jobs.load(2, [1, 2], joined(0, 2))
+    side.jobs.wait([1, 2, 3])
+    assert {one.job for one in side.jobs.ended()} == {1, 2}
+    assert side.jobs.failed() == {1, 2}
+    side.jobs.close()
+
+
+def test_a_wait_that_takes_too_long_drops_saves_that_have_not_begun(side: Side) -> None:
+    side.fill(1)
+    jobs = Jobs(side.worker, block_size=1, timeout_s=0.0)
+    for job in range(30):
+        jobs.save(job, list(range(BLOCKS)), joined(0, BLOCKS))
+    jobs.wait(range(30))
+    assert {one.job for one in jobs.ended()} == set(range(30))
+
+
+def test_a_job_of_no_blocks_ends(side: Side) -> None:
+    side.jobs.load(1, [], b"")
+    side.jobs.save(2, [], b"")
+    assert [one.job for one in side.jobs.ended()] == [1, 2]
