@@ -8,10 +8,27 @@ import dataclasses
 import logging
 import os
 import types
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from beluga import Pool
+
+
+def damage(pool: Pool, block: NDArray[np.uint8]) -> None:
+    """Change a byte of a block in the pool's files, wherever it lies."""
+    beginning = block[:1024].tobytes()
+    for device in pool.devices:
+        path = Path(str(device.path))
+        where = path.read_bytes().find(beginning)
+        if where >= 0:
+            with path.open("r+b") as file:
+                file.seek(where + 100)
+                file.write(bytes([block[100] ^ 0x40]))
+            return
+    raise ValueError("the block is not in the pool")
 
 
 def modules(package: str, contents: dict[str, dict[str, Any]]) -> dict[str, types.ModuleType]:

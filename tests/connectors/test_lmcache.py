@@ -15,7 +15,7 @@ import fakes
 import numpy as np
 import pytest
 from blocks import eventually
-from fakes import ChunkKey, Memory, ObjectKey
+from fakes import ChunkKey, Memory, ObjectKey, damage
 
 from beluga import MetaServer, Namespace, Pool
 from beluga.connectors.link import Attachment
@@ -207,6 +207,21 @@ def test_deleted_objects_are_gone(server: MetaServer, adapter: MakeAdapter) -> N
     store(one, keys, memories)
     one.delete(keys[1:])
     assert eventually(lambda: lookup(one, keys) == [True, False, False])
+
+
+def test_damaged_bytes_are_a_miss_and_can_be_stored_again(
+    server: MetaServer, pool: Pool, adapter: MakeAdapter
+) -> None:
+    keys, memories = chunks(3)
+    one = adapter()
+    store(one, keys, memories)
+    damage(pool, memories[1].data)
+    assert load(one, keys, blank(3)) == [True, False, True]
+    assert lookup(one, keys) == [True, False, True]
+    assert store(one, keys, memories) == memories[1].get_size()
+    targets = blank(3)
+    assert load(one, keys, targets) == [True] * 3
+    assert np.array_equal(targets[1].data, memories[1].data)
 
 
 def test_memory_of_a_device_is_refused() -> None:

@@ -15,6 +15,7 @@ import fakes
 import numpy as np
 import pytest
 from blocks import eventually
+from fakes import damage
 
 from beluga import MetaServer, Pool
 from beluga.connectors.sglang.pages import page_buffers
@@ -161,6 +162,21 @@ def test_flat_pages_come_back_and_are_not_taken_for_those_in_place(
     assert all(np.array_equal(t.data, row) for t, row in zip(targets, rows, strict=False))
     assert other.get(keys(1)[0], targets[3]) is targets[3]
     assert backend(v1=True).batch_exists(keys(3)) == 0
+
+
+def test_damaged_bytes_are_a_miss_and_can_be_stored_again(
+    server: MetaServer, pool: Pool, backend: Make
+) -> None:
+    rows = np.random.default_rng(3).integers(0, 256, (2, 4096), dtype=np.uint8)
+    one = backend(v1=False)
+    assert one.batch_set(keys(2), [Flat(row) for row in rows])
+    damage(pool, rows[1])
+    targets = [Flat(np.zeros(4096, dtype=np.uint8)) for _ in range(2)]
+    assert one.batch_get(keys(2), targets) == [targets[0], None]
+    assert one.batch_exists(keys(2)) == 1
+    assert one.batch_set(keys(2), [Flat(row) for row in rows])
+    assert one.batch_get(keys(2), targets) == targets
+    assert np.array_equal(targets[1].data, rows[1])
 
 
 def test_a_page_of_another_size_is_a_miss(server: MetaServer, backend: Make) -> None:

@@ -12,6 +12,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from beluga.connectors.fetch import fetch
 from beluga.errors import CacheError, LayoutError, PinLimitError, QuotaError
 from beluga.kvcache import Namespace, hash_keys
 from beluga.meta import BlockState, Grant, MetaClient
@@ -92,7 +93,7 @@ def load(attachment: Attachment, items: Sequence[Item], targets: Sequence[Any]) 
         cache, end = attachment.cache(namespace), start + len(digests)
         keys, at = cache.keys(digests), start
         while at < end:
-            hits = cache.get(keys[at - start :], targets[at:end]).hits
+            hits = fetch(cache, keys[at - start :], targets[at:end])
             done[at : at + hits] = [True] * hits
             at += hits + 1
     return done

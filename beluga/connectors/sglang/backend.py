@@ -34,6 +34,11 @@ class BelugaHiCache(HiCacheStorage):
         )
         self._pages = Pages(self._settings)
 
+    @property
+    def failure_count(self) -> int:
+        """Calls of the pool that failed, and were misses for it."""
+        return self._pages.failure_count
+
     def register_mem_pool_host(self, mem_pool_host: Any) -> None:
         """Learn where SGLang's pages lie, and so which bytes they have."""
         self._pages.register(

@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
+from beluga.connectors.fetch import fetch
 from beluga.connectors.link import Attachment, Link
 from beluga.connectors.naming import EngineSettings, Fields, namespace_of
 from beluga.errors import ConnectorError, LayoutError
@@ -106,10 +107,8 @@ class Pages:
 
     def fetch(self, form: str, keys: Sequence[str], targets: Callable[[], Sequence[Any]]) -> int:
         """Fetch the leading pages that the pool has: how many; the other targets are undefined."""
-        return (
-            self._read(form, "loading", lambda cache: cache.get(hash_keys(keys), targets()).hits)
-            or 0
-        )
+        found = self._read(form, "loading", lambda cache: fetch(cache, hash_keys(keys), targets()))
+        return found or 0
 
     def store(
         self, form: str, keys: Sequence[str], sources: Callable[[], Sequence[Any]]

@@ -1,0 +1,27 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""Fetch what an engine wants of a batch, and forget a block that is not what was stored.
+
+Else it would be found, miss, and be there already when the engine stores it again, for ever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from beluga.kvcache import KVCache
+
+
+def fetch(
+    cache: KVCache, keys: NDArray[np.uint8] | NDArray[np.uint64], targets: Sequence[Any]
+) -> int:
+    """Fetch the leading blocks that the pool has whole: how many. Raises what the cache does."""
+    result = cache.get(keys, targets)
+    if result.mismatches and result.hits < len(keys):
+        cache.remove(keys[result.hits : result.hits + 1])
+    return result.hits
