@@ -20,6 +20,7 @@ from vllm.logger import init_logger
 
 from beluga.connectors.link import Link
 from beluga.connectors.settings import settings_of
+from beluga.connectors.vllm import amx
 from beluga.connectors.vllm.cachegroup import CacheGroup
 from beluga.connectors.vllm.counters import Counters
 from beluga.connectors.vllm.events import MEDIUM, Announcements
@@ -164,6 +165,7 @@ class BelugaConnector(KVConnectorBase_V1):
         from vllm.distributed.parallel_state import get_pp_group, get_tp_group
 
         layout = self._group.layout(kv_caches)
+        amx.permit(layout.device)
         self._namespace = namespace(
             self._vllm_config,
             version=vllm.__version__,

@@ -53,6 +53,7 @@ from vllm.v1.kv_offload.base import (
 
 from beluga.connectors.link import Link
 from beluga.connectors.settings import settings_of
+from beluga.connectors.vllm import amx
 from beluga.connectors.vllm.answers import Answers, Asker
 from beluga.connectors.vllm.cachegroup import CacheGroup
 from beluga.connectors.vllm.counters import Counters, figures
@@ -250,13 +251,14 @@ class BelugaOffloadingSpec(OffloadingSpec):
         config = connector.connector_worker.vllm_config
         kv_cache_config = connector.connector_worker.kv_cache_config
         group = CacheGroup(config, kv_cache_config)
-        _check(config)
+        check_engine(config)
         parts = {f"part {place}": one for place, one in enumerate(kv_caches.tensors)}
         layout = BlockLayout(
             {name: one.tensor for name, one in parts.items()},
             block_count=kv_cache_config.num_blocks,
             page_sizes={name: one.page_size_bytes for name, one in parts.items()},
         )
+        amx.permit(layout.device)
         own = self._namespace(config, group, layout)
         worker = Worker(self._settings, layout, own, Counters(), logger)
         timeout_s = self._settings.timeout_ms / 1000
@@ -308,7 +310,7 @@ def _connector_of(spec: BelugaOffloadingSpec) -> Any:
     raise ConnectorError("this spec serves vLLM's OffloadingConnector, and finds none around it")
 
 
-def _check(config: Any) -> None:
+def check_engine(config: Any) -> None:
     """Raise ConnectorError for an engine that could be given wrong blocks, or die of a lost one."""
     check_hashing(config.cache_config.prefix_caching_hash_algo)
     if config.kv_transfer_config.kv_load_failure_policy != "recompute":

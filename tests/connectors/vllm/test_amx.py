@@ -1,0 +1,29 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""Asking for the processor's tiles: only for a CPU, and where torch knows how."""
+
+from __future__ import annotations
+
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from beluga.connectors.vllm import amx
+
+
+@pytest.mark.parametrize(("device", "asked"), [("cpu", 1), ("cuda", 0)])
+def test_it_is_asked_for_where_the_engine_computes_on_a_cpu(
+    monkeypatch: pytest.MonkeyPatch, device: str, asked: int
+) -> None:
+    calls: list[Any] = []
+    cpu = SimpleNamespace(_init_amx=lambda: calls.append(1))
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cpu=cpu))
+    amx.permit(device)
+    assert len(calls) == asked
+
+
+def test_a_torch_that_does_not_know_tiles_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cpu=SimpleNamespace()))
+    amx.permit("cpu")
