@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""The connector, in an engine under test, writing down the hash of every block that it moves.
+
+Lines of BELUGA_TEST_HASHES: ``save DIGEST HASH`` of what the pool took, ``load DIGEST HASH`` of
+what lies in the engine's memory after a load. The hashes are taken from the engine's own tensors.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+from typing import Any
+
+import beluga.connectors.vllm
+from beluga.connectors.vllm.connector import BelugaConnector
+from beluga.meta import BlockState
+
+figures = beluga.connectors.vllm.figures
+
+__all__ = ["HashingConnector", "figures"]
+
+
+class HashingConnector(BelugaConnector):
+    """Writes hashes beside what it does."""
+
+    def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
+        super().register_kv_caches(kv_caches)
+        assert self._worker is not None
+        saves, loads = self._worker.saves, self._worker.loads
+        layout = saves._source.layout
+        log = open(os.environ["BELUGA_TEST_HASHES"], "a", buffering=1)  # noqa: PTH123, SIM115
+
+        def hash_of(block: int) -> str:
+            digest = hashlib.blake2b(digest_size=16)
+            for address, size in layout.fragments([block]).tolist():
+                digest.update(ctypes.string_at(address, size))
+            return digest.hexdigest()
+
+        read, account, load = saves._source.read, saves._account, loads._load
+        copied: list[str] = []
+
+        def read_hashed(block_ids: Any) -> Any:
+            copied[:] = map(hash_of, block_ids)
+            return read(block_ids)
+
+        def account_hashed(digests: bytes, count: int, result: Any) -> None:
+            account(digests, count, result)
+            for index in range(count):
+                if result.states[index] == BlockState.GRANTED:
+                    name = digests[32 * index : 32 * index + 32].hex()
+                    log.write(f"save {name} {copied[index]}\n")
+
+        def load_hashed(one: Any) -> None:
+            with loads._lock:
+                before = set(loads._failed)
+            load(one)
+            with loads._lock:
+                missing = loads._failed - before
+            for index, block in enumerate(one.block_ids):
+                if block not in missing:
+                    name = one.digests[32 * index : 32 * index + 32].hex()
+                    log.write(f"load {name} {hash_of(block)}\n")
+
+        saves._source.read = read_hashed  # type: ignore[method-assign]
+        saves._account = account_hashed  # type: ignore[method-assign]
+        loads._load = load_hashed  # type: ignore[method-assign]
