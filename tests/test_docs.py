@@ -51,9 +51,13 @@ def shown_commands(path: Path) -> Iterator[list[str]]:
     """The words of every ``$ command`` line in the fenced blocks of a document."""
     fenced = re.findall(r"^```\w*\n(.*?)^```", path.read_text(), re.MULTILINE | re.DOTALL)
     for block in fenced:
-        for line in re.sub(r"\\\n\s*", " ", block).splitlines():
+        lines = iter(re.sub(r"\\\n\s*", " ", block).splitlines())
+        for line in lines:
             if line.startswith("$ "):
-                yield shlex.split(line[2:], comments=True)
+                command = line[2:]
+                while command.count("'") % 2:  # JSON in quotes goes on in the next line
+                    command += next(lines)
+                yield shlex.split(command, comments=True)
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
