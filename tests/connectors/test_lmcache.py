@@ -43,12 +43,13 @@ MakeAdapter = Callable[..., Any]
 
 @pytest.fixture
 def adapter(lmcache: Any, pool_name: str) -> Iterator[MakeAdapter]:
-    """Make an L2 adapter; ``stale`` settings replace the usual ones."""
+    """Make an L2 adapter; settings replace the usual ones."""
     made: list[Any] = []
 
-    def make(**settings: Any) -> Any:
+    def make(*, attached: bool = True, **settings: Any) -> Any:
         usual = {"pool": pool_name, "timeout_ms": 5000, "retry_s": 0.05}
         made.append(lmcache.BelugaL2Adapter(usual | settings))
+        assert eventually(lambda: made[-1].report_status()["attached"] == attached, LONG_S)
         return made[-1]
 
     yield make
@@ -161,23 +162,38 @@ def test_another_owner_sees_nothing(
     assert lookup(one, keys) == [True, True]
 
 
-def test_another_layout_version_or_setting_sees_nothing(
+@pytest.mark.parametrize("difference", [{"salt": "secret"}, {"variant": "fp8_e5m2"}], ids=str)
+def test_another_setting_sees_nothing(
+    server: MetaServer, adapter: MakeAdapter, difference: dict[str, str]
+) -> None:
+    keys, memories = chunks(2)
+    assert store(adapter(), keys, memories) > 0
+    assert lookup(adapter(**difference), keys) == [False, False]
+
+
+def test_another_layout_of_as_many_bytes_sees_nothing(
     server: MetaServer, adapter: MakeAdapter
 ) -> None:
     keys, memories = chunks(2)
-    store(adapter(), keys, memories)
-    same_size = (2, 4, 64, 16)
-    assert lookup(adapter(), keys, same_size) == [False, False]
-    assert load(adapter(), keys, blank(2, same_size)) == [False, False]
-    assert lookup(adapter(salt="secret"), keys) == [False, False]
-    assert lookup(adapter(variant="fp8_e5m2"), keys) == [False, False]
-    sys.modules[f"{PACKAGE}.l2"].lmcache_version = "0.6.0"  # type: ignore[attr-defined]
-    assert lookup(adapter(), keys) == [False, False]
+    one, other = adapter(), (2, 4, 64, 16)
+    assert store(one, keys, memories) > 0
+    assert lookup(one, keys, other) == [False, False]
+    assert load(one, keys, blank(2, other)) == [False, False]
+
+
+@pytest.mark.parametrize(("version", "found"), [("0.5.7", True), ("0.6.0", False)])
+def test_another_minor_version_of_lmcache_sees_nothing(
+    server: MetaServer, adapter: MakeAdapter, version: str, found: bool
+) -> None:
+    keys, memories = chunks(2)
+    assert store(adapter(), keys, memories) > 0
+    sys.modules[f"{PACKAGE}.l2"].lmcache_version = version  # type: ignore[attr-defined]
+    assert lookup(adapter(), keys) == [found, found]
 
 
 def test_without_a_server_everything_misses_and_nothing_waits(adapter: MakeAdapter) -> None:
     keys, memories = chunks(4)
-    one = adapter(timeout_ms=200)
+    one = adapter(timeout_ms=200, attached=False)
     assert store(one, keys, memories) == -1
     assert lookup(one, keys) == [False] * 4
     assert load(one, keys, blank(4)) == [False] * 4
@@ -285,11 +301,14 @@ def backend(lmcache: Any, pool_name: str) -> Iterator[Callable[..., Any]]:
     """Make a storage plugin."""
     made: list[Any] = []
 
-    def make(*, layers: int = 4, layerwise: bool = False, **settings: Any) -> Any:
+    def make(
+        *, attached: bool = True, layers: int = 4, layerwise: bool = False, **settings: Any
+    ) -> Any:
         usual = {"beluga.pool": pool_name, "beluga.timeout_ms": 5000, "other.thing": 1}
         extra = usual | {f"beluga.{name}": value for name, value in settings.items()}
         config = types.SimpleNamespace(extra_config=extra, use_layerwise=layerwise)
         made.append(lmcache.BelugaBackend("cpu", config, Metadata(layers), Allocator(), None))
+        assert eventually(lambda: made[-1].attached == attached, LONG_S)
         return made[-1]
 
     yield make
@@ -337,7 +356,7 @@ def test_a_chunk_that_cannot_be_read_gives_its_memory_back(
 
 
 def test_the_plugin_without_a_server_misses(backend: Callable[..., Any]) -> None:
-    one = backend(timeout_ms=200)
+    one = backend(timeout_ms=200, attached=False)
     memory = Memory(SHAPE, seed=1)
     one.batched_submit_put_task([ChunkKey("a")], [memory])
     assert not one.contains(ChunkKey("a"))

@@ -113,6 +113,7 @@ def backend(monkeypatch: pytest.MonkeyPatch, pool_name: str) -> Iterator[Make]:
         host_pool: HostPool | None = None,
         *,
         v1: bool = True,
+        attached: bool = True,
         rank: Config | None = None,
         **more: Any,
     ) -> Any:
@@ -120,6 +121,7 @@ def backend(monkeypatch: pytest.MonkeyPatch, pool_name: str) -> Iterator[Make]:
         settings = {"pool": pool_name, "timeout_ms": 5000, "retry_s": 0.05, "interface_v1": int(v1)}
         config = dataclasses.replace(rank or Config(), extra_config=usual | settings | more)
         made.append(importlib.import_module(PACKAGE).BelugaHiCache(config, {}))
+        assert eventually(lambda: made[-1].attached == attached, LONG_S)
         made[-1].register_mem_pool_host(host_pool or HostPool())
         return made[-1]
 
@@ -204,14 +206,31 @@ def test_another_rank_or_model_sees_nothing(
     assert backend(rank=dataclasses.replace(Config(), **difference)).batch_exists(keys(2)) == 0
 
 
-def test_another_shape_version_or_setting_sees_nothing(server: MetaServer, backend: Make) -> None:
+@pytest.mark.parametrize("difference", [{"salt": "secret"}, {"variant": "revision 2"}], ids=str)
+def test_another_setting_sees_nothing(
+    server: MetaServer, backend: Make, difference: dict[str, str]
+) -> None:
     assert backend().batch_set_v1(keys(2), indices([0, 1])) == [True, True]
-    assert backend(HostPool("page_head")).batch_exists(keys(2)) == 0
-    assert backend(HostPool(dtype="float16")).batch_exists(keys(2)) == 0
-    assert backend(salt="secret").batch_exists(keys(2)) == 0
-    assert backend(variant="revision 2").batch_exists(keys(2)) == 0
-    sys.modules[f"{PACKAGE}.backend"].sglang_version = "0.6.0"  # type: ignore[attr-defined]
-    assert backend().batch_exists(keys(2)) == 0
+    assert backend(**difference).batch_exists(keys(2)) == 0
+
+
+@pytest.mark.parametrize(
+    ("layout", "dtype"), [("page_head", "bfloat16"), ("page_first", "float16")]
+)
+def test_another_host_pool_sees_nothing(
+    server: MetaServer, backend: Make, layout: str, dtype: str
+) -> None:
+    assert backend().batch_set_v1(keys(2), indices([0, 1])) == [True, True]
+    assert backend(HostPool(layout, dtype=dtype)).batch_exists(keys(2)) == 0
+
+
+@pytest.mark.parametrize(("version", "count"), [("0.5.24", 2), ("0.6.0", 0)])
+def test_another_minor_version_of_sglang_sees_nothing(
+    server: MetaServer, backend: Make, version: str, count: int
+) -> None:
+    assert backend().batch_set_v1(keys(2), indices([0, 1])) == [True, True]
+    sys.modules[f"{PACKAGE}.backend"].sglang_version = version  # type: ignore[attr-defined]
+    assert backend().batch_exists(keys(2)) == count
 
 
 def test_ranks_that_have_the_same_kv_share_it(server: MetaServer, backend: Make) -> None:
@@ -227,7 +246,7 @@ def test_ranks_that_have_the_same_kv_share_it(server: MetaServer, backend: Make)
 
 
 def test_without_a_server_everything_misses(backend: Make) -> None:
-    one = backend(timeout_ms=200)
+    one = backend(timeout_ms=200, attached=False)
     assert one.batch_exists(keys(2)) == 0
     assert one.batch_set_v1(keys(2), indices([0, 1])) == [False, False]
     assert one.batch_get_v1(keys(2), indices([0, 1])) == [False, False]

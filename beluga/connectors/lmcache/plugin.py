@@ -68,6 +68,11 @@ class BelugaBackend(StoragePluginInterface):
         self._reader.wait(self._settings.timeout_ms / 1000)
         self._writer.link.wait(self._settings.timeout_ms / 1000)
 
+    @property
+    def attached(self) -> bool:
+        """Whether the pool is there now; it comes and goes."""
+        return self._reader.attached and self._writer.link.attached
+
     def contains(self, key: Any, pin: bool = False) -> bool:
         """Whether the pool has a chunk now; pins are not for this backend, a get may yet miss."""
         return self.batched_contains([key], pin) == 1

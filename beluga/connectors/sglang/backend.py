@@ -35,6 +35,11 @@ class BelugaHiCache(HiCacheStorage):
         self._pages = Pages(self._settings)
 
     @property
+    def attached(self) -> bool:
+        """Whether the pool is there now; it comes and goes."""
+        return self._pages.attached
+
+    @property
     def failure_count(self) -> int:
         """Calls of the pool that failed, and were misses for it."""
         return self._pages.failure_count

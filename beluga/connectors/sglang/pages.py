@@ -92,6 +92,11 @@ class Pages:
             link.wait(settings.timeout_ms / 1000)
 
     @property
+    def attached(self) -> bool:
+        """Whether the pool is there now, for reading and writing."""
+        return self._reader.attached and self._writer.attached
+
+    @property
     def failure_count(self) -> int:
         """Calls that failed, and are misses for it."""
         return self._reader.failure_count + self._writer.failure_count
