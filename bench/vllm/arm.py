@@ -67,7 +67,7 @@ class Arm:
     python: str = ""
     environment: Mapping[str, str] = field(default_factory=dict)
     wrapper: Sequence[str] = ()
-    wait: Callable[[Engine, float], None] = lambda _engine, _saved: None
+    wait: Callable[[Engine, Mapping[str, float]], None] = lambda _engine, _before: None
 
     def engine(self, role: str) -> Engine:
         """A new engine, still coming up."""
@@ -97,7 +97,7 @@ def beluga_arm(setting: Setting) -> Iterator[Arm]:
             name="beluga",
             setting=setting,
             connector=beluga_connector(paths),
-            wait=lambda engine, saved: _saved(engine, saved + setting.hit_bytes),
+            wait=lambda engine, before: _wait_for_save(engine, before, setting),
         )
 
 
@@ -138,14 +138,16 @@ def _server(setting: Setting, paths: Sequence[Path]) -> Iterator[None]:
         yield
 
 
-def _saved(engine: Engine, size: float) -> None:
-    """Wait until the engine's connector says it has saved so many bytes since its start."""
-    reply = engine.ask("settle", name="save_bytes", value=size, within_s=_SETTLE_S)
-    if not reply["settled"]:
-        raise engine.failed(f"has not saved {size:.0f} bytes within {_SETTLE_S:.0f} s")
+def _wait_for_save(engine: Engine, before: Mapping[str, float], setting: Setting) -> None:
+    """Until the engine's connector has saved a prompt since ``before``, or says that it gave up."""
+    block_bytes = float(BLOCK_TOKENS * setting.size.token_bytes())
+    weights = {"save_bytes": 1.0, "save_skipped_blocks": block_bytes}
+    value = setting.hit_bytes + sum(weights[name] * before[name] for name in weights)
+    if not engine.ask("settle", weights=weights, value=value, within_s=_SETTLE_S)["settled"]:
+        raise engine.failed(f"has not saved {setting.hit_bytes} bytes within {_SETTLE_S:.0f} s")
 
 
-def wait_a_while(engine: Engine, _saved: float) -> None:
+def wait_a_while(engine: Engine, _before: Mapping[str, float]) -> None:
     """For connectors that do not say when they have saved."""
     for _ in range(10):
         engine.ask("idle")

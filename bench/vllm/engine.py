@@ -91,15 +91,19 @@ class Engine:
         figures = getattr(module, "figures", None)
         return {} if figures is None else dict(figures())
 
-    def settle(self, name: str, value: float, within_s: float) -> Reply:
-        """Wait until the connector's counter ``name`` has reached ``value``: whether it has."""
+    def settle(self, weights: dict[str, float], value: float, within_s: float) -> Reply:
+        """Wait until counters of the connector, weighted, add up to ``value``: whether they do."""
         deadline = time.monotonic() + within_s
-        while self.figures().get(name, 0) < value:
+        while self._sum(weights) < value:
             if time.monotonic() > deadline:
                 return {"settled": False}
             self.idle()
             time.sleep(0.002)
         return {"settled": True}
+
+    def _sum(self, weights: dict[str, float]) -> float:
+        figures = self.figures()
+        return sum(weight * figures.get(name, 0) for name, weight in weights.items())
 
     def idle(self) -> Reply:
         """A step without requests, in which the engine gives back what a finished save held."""

@@ -44,6 +44,9 @@ def report_of(
         "peers": {name: median(found["ttft_hit_s"]) for name, found in peers.items()},
         "peers_hit_tokens": {name: _hit_tokens(samples[name]) for name in peers},
         "peers_skipped": dict(skipped),
+        "tried_again": {
+            name: sum(sample.tries - 1 for sample in found) for name, found in samples.items()
+        },
         "quartiles": {
             name: {column: quartiles(values) for column, values in columns.items()}
             for name, columns in everyone.items()

@@ -115,6 +115,24 @@ def test_one_miss_among_hits_is_seen(tmp_path: Path) -> None:
     assert report_of(setting_of(tmp_path), samples, limits, {})["hit_tokens"] == 0
 
 
+def test_a_hit_of_a_part_is_tried_again_and_told(tmp_path: Path) -> None:
+    pairs = played(tmp_path)
+    engine: Any = pairs[1]._b
+    whole, forget = engine.generate, iter([True])
+
+    def forgetful(tokens: list[int], max_tokens: int = 8) -> dict[str, Any]:
+        if len(tokens) > 100 and next(forget, False):
+            engine.kept.clear()
+        return dict(whole(tokens, max_tokens))
+
+    engine.generate = forgetful
+    fresh = prompts(1025, seed=1)
+    samples, limits = run(pairs, fresh, count=2, limit=lambda: 0.25, say=lambda _: None)
+    report = report_of(setting_of(tmp_path), samples, limits, {})
+    assert report["hit_tokens"] == 1024
+    assert report["tried_again"] == {"plain": 0, "beluga": 1}
+
+
 def test_medians_and_quartiles() -> None:
     assert medians({"a": [3.0, 1.0, 2.0]}) == {"a": 2.0}
     assert quartiles([1.0, 2.0, 3.0, 4.0, 5.0]) == (2.0, 4.0)

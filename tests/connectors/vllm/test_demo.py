@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""``scripts/vllm-demo`` as a user runs it, with a home that has nothing and the smallest model."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from beluga_bench.vllm.arm import MEMORY
+
+ROOT = Path(__file__).resolve().parent.parent.parent.parent
+TOKENS = 641
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]  # the packages may have to be installed
+
+Demo = Callable[..., "subprocess.Popen[str]"]
+
+
+@pytest.fixture
+def demo(tmp_path: Path) -> Iterator[Demo]:
+    """Start it; what it leaves is looked for by its folder for temporary files."""
+    started: list[subprocess.Popen[str]] = []
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    environment = os.environ | {"HOME": str(tmp_path / "home"), "TMPDIR": str(temporary)}
+
+    def start(*options: str) -> subprocess.Popen[str]:
+        small = ("--model", "tiny", "--tokens", str(TOKENS), "--json")
+        child = subprocess.Popen(
+            [ROOT / "scripts/vllm-demo", *small, *options],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        started.append(child)
+        return child
+
+    (tmp_path / "home").mkdir()
+    yield start
+    for child in started:
+        child.kill()
+        child.communicate()
+    assert list(temporary.iterdir()) == []
+
+
+def result_of(child: subprocess.Popen[str]) -> dict[str, Any]:
+    stdout, stderr = child.communicate()
+    if child.returncode == 77:
+        pytest.skip(stderr.strip().splitlines()[-1])
+    assert child.returncode == 0, stderr
+    result: dict[str, Any] = json.loads(stdout.splitlines()[-1])
+    return result
+
+
+def test_a_second_engine_finds_what_the_first_has_computed(demo: Demo) -> None:
+    before = set(MEMORY.glob("beluga-vllm-*"))
+    report = result_of(demo("--repetitions", "2"))
+    assert set(MEMORY.glob("beluga-vllm-*")) <= before
+    assert report["prompt_tokens"] == TOKENS
+    assert report["hit_tokens"] == 640
+    assert report["outputs_identical"] is True
+    assert report["repetitions"] == 2
+    assert report["load_bytes"] == report["save_bytes"] == 640 * 2 * 4 * 4 * 32 * 2
+    times = ("ttft_miss_s", "ttft_local_hit_s", "ttft_hit_s", "ttft_recompute_s")
+    work = ("load_s", "load_limit_s", "save_hook_s", "save_cpu_s")
+    assert all(report[name] > 0 for name in (*times, *work))
+    assert report["peers"] == {}
+
+
+def test_two_servers_share_a_pool_by_their_own_metrics(demo: Demo) -> None:
+    report = result_of(demo("--serve"))
+    assert report["hit_tokens"] == 640
+    assert set(report["metrics"].values()) == {640}
+    assert set(report["metrics_of_first"].values()) == {0}
+    assert report["outputs_identical"] is True
+
+
+def test_ctrl_c_leaves_nothing_behind(demo: Demo) -> None:
+    before = set(MEMORY.glob("beluga-vllm-*"))
+    child = demo()
+    assert child.stderr
+    for line in child.stderr:
+        if "starting vLLM: beluga" in line:
+            break
+    else:
+        result_of(child)
+    made = set(MEMORY.glob("beluga-vllm-*")) - before
+    time.sleep(3)  # into the middle of something
+    os.killpg(child.pid, signal.SIGINT)
+    child.communicate(timeout=120)
+    assert child.returncode == 130
+    assert made
+    assert not any(path.exists() for path in made)
