@@ -62,7 +62,9 @@ def model(size: str, python: str = sys.executable) -> Path:
     folder = home / f"beluga-model-{size}-{_SEED}"
     if not folder.is_dir():
         command = [python, "-m", "beluga_bench.vllm.model", size, str(folder)]
-        subprocess.run(command, check=True, capture_output=True, text=True)
+        with tempfile.TemporaryDirectory() as caches:  # of torch, which leaves them otherwise
+            environment = os.environ | {"TORCHINDUCTOR_CACHE_DIR": caches}
+            subprocess.run(command, check=True, capture_output=True, text=True, env=environment)
     return folder
 
 

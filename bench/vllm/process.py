@@ -217,6 +217,7 @@ def environment_of(folder: Path) -> dict[str, str]:
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the connector's counters are in the same process
         "VLLM_CACHE_ROOT": str(folder / "cache"),
         "VLLM_CONFIG_ROOT": str(folder / "config"),
+        "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"),
         "VLLM_HOST_IP": "127.0.0.1",
         "VLLM_NO_USAGE_STATS": "1",
         "HF_HUB_OFFLINE": "1",
