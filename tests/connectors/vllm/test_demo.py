@@ -6,8 +6,10 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -28,8 +30,7 @@ Demo = Callable[..., "subprocess.Popen[str]"]
 def demo(tmp_path: Path) -> Iterator[Demo]:
     """Start it; what it leaves is looked for by its folder for temporary files."""
     started: list[subprocess.Popen[str]] = []
-    temporary = tmp_path / "temporary"
-    temporary.mkdir()
+    temporary = Path(tempfile.mkdtemp(prefix="beluga-test-"))  # short: sockets are named in it
     environment = os.environ | {"HOME": str(tmp_path / "home"), "TMPDIR": str(temporary)}
 
     def start(*options: str) -> subprocess.Popen[str]:
@@ -50,7 +51,9 @@ def demo(tmp_path: Path) -> Iterator[Demo]:
     for child in started:
         child.kill()
         child.communicate()
-    assert list(temporary.iterdir()) == []
+    left = list(temporary.iterdir())
+    shutil.rmtree(temporary)
+    assert left == []
 
 
 def result_of(child: subprocess.Popen[str]) -> dict[str, Any]:
