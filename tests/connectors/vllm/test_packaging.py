@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""Installed beside vLLM: it changes nothing of what vLLM pins, and vLLM finds it by name."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+LONG_S = 250  # for what takes ten seconds on a machine that is not busy
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]  # the packages may have to be fetched
+
+
+@pytest.mark.parametrize("extras", ["", "[tools]"])
+def test_installing_it_changes_no_other_package(
+    vllm_python: str, tmp_path: Path, extras: str
+) -> None:
+    """Without an index pip can only use what is there, or fail."""
+    report = tmp_path / "report.json"
+    options = ["--dry-run", "--no-index", "--no-build-isolation", "--report", str(report)]
+    command = [vllm_python, "-m", "pip", "-q", "install", *options, f"{ROOT}{extras}"]
+    made = subprocess.run(
+        command, check=False, capture_output=True, text=True, timeout=LONG_S, cwd=tmp_path
+    )
+    assert made.returncode == 0, made.stderr
+    wanted = [one["metadata"]["name"] for one in json.loads(report.read_text())["install"]]
+    assert wanted == ["beluga"]
+
+
+def test_vllm_finds_the_connector_by_its_name(vllm_python: str, tmp_path: Path) -> None:
+    code = """
+from vllm.plugins import load_general_plugins
+from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+load_general_plugins()
+found = KVConnectorFactory.get_connector_class_by_name("BelugaConnector")
+print(found.__module__, found.__name__)
+"""
+    made = subprocess.run(
+        [vllm_python, "-c", code],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=LONG_S,
+        cwd=tmp_path,
+    )
+    assert made.returncode == 0, made.stderr
+    assert made.stdout.split()[-2:] == ["beluga.connectors.vllm.connector", "BelugaConnector"]
