@@ -26,20 +26,29 @@ from .process import Child, Engine, environment_of, options_of
 MEMORY = Path("/dev/shm")  # noqa: S108  the files lie in a fresh directory of mode 0700
 BLOCK_TOKENS = 128  # of vLLM's CPU backend
 _DEVICE_COUNT = 2
-_POOL_PROMPTS = 6
+_POOL_PROMPTS = 8
 _START_S = 60.0
 _SETTLE_S = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """What all arms have alike. ``folder`` is for logs and files, ``python`` has vLLM."""
+    """What all arms have alike. ``folder`` is for logs and files, ``python`` has vLLM.
+
+    ``tokens`` is the length of the longest prompt, ``pool_tokens`` how many a pool has room for: of
+    several prompts, if nothing is said. ``interleave`` is for a pool on several devices, and
+    ``timeout_ms`` bounds our connector's waits for its server.
+    """
 
     folder: Path
     model: Path
     size_name: str
     tokens: int
     python: str = sys.executable
+    block_tokens: int = BLOCK_TOKENS
+    pool_tokens: int | None = None
+    interleave: bool = True
+    timeout_ms: int = 500
 
     @property
     def size(self) -> Size:
@@ -49,17 +58,32 @@ class Setting:
     @property
     def hit_tokens(self) -> int:
         """Of a prompt, when all is found that can be: whole blocks, and one token is computed."""
-        return (self.tokens - 1) // BLOCK_TOKENS * BLOCK_TOKENS
+        return whole_blocks(self.tokens, self.block_tokens)
 
     @property
     def hit_bytes(self) -> int:
         """What those tokens weigh."""
         return self.hit_tokens * self.size.token_bytes()
 
+    @property
+    def pool_bytes(self) -> int:
+        """The room of a pool."""
+        tokens = self.pool_tokens or _POOL_PROMPTS * self.hit_tokens
+        return tokens * self.size.token_bytes()
+
+
+def whole_blocks(tokens: int, block_tokens: int) -> int:
+    """How many tokens of a prompt can be found: whole blocks, but for one token to compute."""
+    return (tokens - 1) // block_tokens * block_tokens
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arm:
-    """How to start its engines; ``wait`` returns when what an engine has computed can be found."""
+    """How to start its engines.
+
+    ``wait`` returns when so many tokens can be found that an engine has computed since its figures
+    were those, or when it has given up saving some.
+    """
 
     name: str
     setting: Setting
@@ -67,14 +91,18 @@ class Arm:
     python: str = ""
     environment: Mapping[str, str] = field(default_factory=dict)
     wrapper: Sequence[str] = ()
-    wait: Callable[[Engine, Mapping[str, float]], None] = lambda _engine, _before: None
+    wait: Callable[[Engine, Mapping[str, float], int], None] = lambda *_: None
 
     def engine(self, role: str) -> Engine:
         """A new engine, still coming up."""
         setting = self.setting
         return Engine(
             options_of(
-                setting.model, setting.size, tokens=setting.tokens, connector=self.connector
+                setting.model,
+                setting.size,
+                tokens=setting.tokens,
+                connector=self.connector,
+                block_tokens=setting.block_tokens,
             ),
             log=setting.folder / f"{self.name}-{role}.log",
             python=self.python or setting.python,
@@ -96,18 +124,21 @@ def beluga_arm(setting: Setting) -> Iterator[Arm]:
         yield Arm(
             name="beluga",
             setting=setting,
-            connector=beluga_connector(paths),
-            wait=lambda engine, before: _wait_for_save(engine, before, setting),
+            connector=beluga_connector(paths, setting.timeout_ms),
+            wait=lambda engine, before, tokens: _wait_for_save(engine, before, tokens, setting),
         )
 
 
-def beluga_connector(paths: Sequence[Path]) -> dict[str, Any]:
+def beluga_connector(paths: Sequence[Path], timeout_ms: int = 500) -> dict[str, Any]:
     """The value of vLLM's ``--kv-transfer-config`` for a pool on these devices."""
     return {
         "kv_connector": "BelugaConnector",
         "kv_connector_module_path": "beluga.connectors.vllm",
         "kv_role": "kv_both",
-        "kv_connector_extra_config": {"pool": ":".join(map(str, paths))},
+        "kv_connector_extra_config": {
+            "pool": ":".join(map(str, paths)),
+            "timeout_ms": timeout_ms,
+        },
     }
 
 
@@ -117,9 +148,9 @@ def beluga_pool(setting: Setting) -> Iterator[list[Path]]:
     directory = Path(tempfile.mkdtemp(prefix="beluga-vllm-", dir=MEMORY))
     try:
         paths = [directory / str(number) for number in range(_DEVICE_COUNT)]
-        device_size = _POOL_PROMPTS * setting.hit_bytes // _DEVICE_COUNT + (64 << 20)
-        with Pool.create(paths, device_size=-(-device_size // STRIPE_SIZE) * STRIPE_SIZE):
-            pass
+        device_size = setting.pool_bytes // _DEVICE_COUNT + (64 << 20)
+        device_size = -(-device_size // STRIPE_SIZE) * STRIPE_SIZE
+        Pool.create(paths, device_size=device_size, interleave=setting.interleave).close()
         with _server(setting, paths):
             yield paths
     finally:
@@ -138,16 +169,19 @@ def _server(setting: Setting, paths: Sequence[Path]) -> Iterator[None]:
         yield
 
 
-def _wait_for_save(engine: Engine, before: Mapping[str, float], setting: Setting) -> None:
-    """Until the engine's connector has saved a prompt since ``before``, or says that it gave up."""
-    block_bytes = float(BLOCK_TOKENS * setting.size.token_bytes())
+def _wait_for_save(
+    engine: Engine, before: Mapping[str, float], tokens: int, setting: Setting
+) -> None:
+    """Until the engine's connector has saved them since ``before``, or says that it gave up."""
+    size = tokens * setting.size.token_bytes()
+    block_bytes = float(setting.block_tokens * setting.size.token_bytes())
     weights = {"save_bytes": 1.0, "save_skipped_blocks": block_bytes}
-    value = setting.hit_bytes + sum(weights[name] * before[name] for name in weights)
+    value = size + sum(weights[name] * before[name] for name in weights)
     if not engine.ask("settle", weights=weights, value=value, within_s=_SETTLE_S)["settled"]:
-        raise engine.failed(f"has not saved {setting.hit_bytes} bytes within {_SETTLE_S:.0f} s")
+        raise engine.failed(f"has not saved {size} bytes within {_SETTLE_S:.0f} s")
 
 
-def wait_a_while(engine: Engine, _before: Mapping[str, float]) -> None:
+def wait_a_while(engine: Engine, _before: Mapping[str, float], _tokens: int) -> None:
     """For connectors that do not say when they have saved."""
     for _ in range(10):
         engine.ask("idle")

@@ -10,18 +10,12 @@ from __future__ import annotations
 import argparse
 import json
 import random
-import shutil
-import signal
-import subprocess
-import sys
-import tempfile
 from contextlib import ExitStack
 from pathlib import Path
 from typing import NoReturn
 
-from beluga.errors import BelugaError
-
 from .arm import MEMORY, Arm, Setting, beluga_arm, plain_arm
+from .command import positive, run_in_folder, say
 from .limit import limit_loop
 from .measure import Pair, run
 from .model import SIZES, model
@@ -31,11 +25,6 @@ from .report import Report, print_table, report_of
 from .serve import compare_servers
 
 _WARMUPS = 3  # prompts that touch all of an engine's KV memory once
-
-
-def say(line: str) -> None:
-    """Progress, for whoever watches."""
-    print(line, file=sys.stderr, flush=True)
 
 
 def measure(setting: Setting, *, repetitions: int, peers: bool, seed: int) -> Report:
@@ -73,23 +62,10 @@ def _pair(stack: ExitStack, arm: Arm) -> Pair:
 def main() -> NoReturn:
     """The command; the exit status is 0 only if everything was measured."""
     options = _options()
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, lambda number, _: sys.exit(128 + number))  # clean up first
-    folder = Path(tempfile.mkdtemp(prefix="beluga-vllm-demo-"))
-    try:
-        _run(options, folder)
-    except BelugaError as error:
-        sys.exit(f"vllm-demo: error: {error}")
-    except subprocess.CalledProcessError as error:
-        sys.exit(f"vllm-demo: error: no model: {error.stderr[-2000:]}")
-    except KeyboardInterrupt:
-        sys.exit(130)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-    sys.exit(0)
+    run_in_folder("vllm-demo", lambda folder: _run(options, folder))
 
 
-def _run(options: argparse.Namespace, folder: Path) -> None:
+def _run(options: argparse.Namespace, folder: Path) -> bool:
     say(f"model: {options.model}, random weights")
     setting = Setting(
         folder=folder,
@@ -110,13 +86,14 @@ def _run(options: argparse.Namespace, folder: Path) -> None:
             print_table(report)
     if options.json or options.serve:
         print(json.dumps(report))
+    return True
 
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="scripts/vllm-demo", description=__doc__)
     parser.add_argument("--json", action="store_true", help="print one object, as the last line")
     parser.add_argument("--tokens", type=_tokens, default=3841, help="of a prompt (3841)")
-    parser.add_argument("--repetitions", type=_positive, default=10, help="to take medians of (10)")
+    parser.add_argument("--repetitions", type=positive, default=10, help="to take medians of (10)")
     parser.add_argument("--peers", action="store_true", help="LMCache and Mooncake Store too")
     parser.add_argument("--serve", action="store_true", help="two `vllm serve` instead, over HTTP")
     parser.add_argument("--model", choices=SIZES, default="mid", help="how large (mid)")
@@ -127,12 +104,6 @@ def _options() -> argparse.Namespace:
 def _tokens(text: str) -> int:
     if not 129 <= int(text) <= 16000:
         raise argparse.ArgumentTypeError("129 to 16000: more than one block of the KV cache")
-    return int(text)
-
-
-def _positive(text: str) -> int:
-    if int(text) < 1:
-        raise argparse.ArgumentTypeError("1 or more")
     return int(text)
 
 

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-Reply = dict[str, Any]
+from .stream import Reply, stream
 
 
 def main() -> None:
@@ -52,6 +52,7 @@ class Engine:
         self._connector = connector
         self.commands: dict[str, Callable[..., Reply]] = {
             "generate": self.generate,
+            "stream": self.stream,
             "figures": lambda: {"figures": self.figures()},
             "settle": self.settle,
             "reset": self.reset,
@@ -64,24 +65,34 @@ class Engine:
         """Run prompts of token ids at once, greedily. ``outputs`` has for each its tokens, the
         logprobs of its first one's rivals, how many tokens were cached, and the seconds to the
         first token; ``figures`` has what the connector counted meanwhile."""
-        from vllm import SamplingParams
-
-        sampling = SamplingParams(
-            temperature=0.0, max_tokens=max_tokens, logprobs=5, ignore_eos=True, detokenize=False
-        )
         asked: list[dict[str, Any]] = [{"prompt_token_ids": tokens} for tokens in prompts]
         for prompt in asked if salt else []:
             prompt["cache_salt"] = salt
         before = self.figures()
         started = time.perf_counter()
-        results = self._llm.generate(asked, sampling, use_tqdm=False)
+        results = self._llm.generate(asked, _sampling(max_tokens, logprobs=5), use_tqdm=False)
         elapsed_s = time.perf_counter() - started
-        after = self.figures()
         return {
             "outputs": [_output(result) for result in results],
             "elapsed_s": elapsed_s,
-            "figures": {name: value - before.get(name, 0) for name, value in after.items()},
+            "figures": self._since(before),
         }
+
+    def stream(
+        self,
+        prompts: list[list[int]],
+        due_s: list[float] | None = None,
+        at_once: int = 1,
+        max_tokens: int = 8,
+    ) -> Reply:
+        """Run prompts as they come: each ``due_s`` after the first, or ``at_once`` at any time.
+
+        ``outputs`` has for each its tokens, how many were cached, and the seconds to the first
+        token and between two; ``figures`` has what the connector counted meanwhile.
+        """
+        before = self.figures()
+        reply = stream(self._llm.llm_engine, _sampling(max_tokens), prompts, due_s, at_once)
+        return reply | {"figures": self._since(before)}
 
     def figures(self) -> dict[str, float]:
         """The connector's counters since the start; none where it has none."""
@@ -90,6 +101,9 @@ class Engine:
         module = importlib.import_module(self._connector)
         figures = getattr(module, "figures", None)
         return {} if figures is None else dict(figures())
+
+    def _since(self, before: dict[str, float]) -> dict[str, float]:
+        return {name: value - before.get(name, 0) for name, value in self.figures().items()}
 
     def settle(self, weights: dict[str, float], value: float, within_s: float) -> Reply:
         """Wait until counters of the connector, weighted, add up to ``value``: whether they do."""
@@ -130,6 +144,19 @@ def _override_kernels() -> None:
 
     current_platform.register_triton_kernel_overrides()
     type(current_platform).register_triton_kernel_overrides = classmethod(lambda _cls: None)
+
+
+def _sampling(max_tokens: int, logprobs: int | None = None) -> Any:
+    """The likeliest tokens, so many of them."""
+    from vllm import SamplingParams
+
+    return SamplingParams(
+        temperature=0.0,
+        max_tokens=max_tokens,
+        logprobs=logprobs,
+        ignore_eos=True,
+        detokenize=False,
+    )
 
 
 def _output(result: Any) -> Reply:

@@ -65,14 +65,14 @@ class Pair:
     def run(self, prompt: list[int]) -> Sample:
         """A prompt that neither has seen; raises ChildError."""
         if self._a is self._b:
-            return Sample(_awake(self._a).generate(prompt), _awake(self._a).generate(prompt))
-        _awake(self._a)
+            return Sample(awake(self._a).generate(prompt), awake(self._a).generate(prompt))
+        awake(self._a)
         before = self._figures()
         miss = self._a.generate(prompt)
-        self.arm.wait(self._a, before)
+        self.arm.wait(self._a, before, self.arm.setting.hit_tokens)
         after = self._figures()
-        hit = _awake(self._b).generate(prompt)
-        local = _awake(self._b).generate(prompt)
+        hit = awake(self._b).generate(prompt)
+        local = awake(self._b).generate(prompt)
         saving = {name: value - before.get(name, 0) for name, value in after.items()}
         return Sample(miss, local, hit, saving)
 
@@ -81,7 +81,7 @@ class Pair:
         return found
 
 
-def _awake(engine: Engine) -> Engine:
+def awake(engine: Engine) -> Engine:
     """The engine, when it has just done something.
 
     A process that waited for its turn has cold caches and sleeping threads: that would count

@@ -226,21 +226,22 @@ def environment_of(folder: Path) -> dict[str, str]:
     }
 
 
-def options_of(
+def options_of(  # noqa: PLR0913  all named
     model: Path,
     size: Size,
     *,
     tokens: int,
     connector: Mapping[str, Any] | None = None,
     dtype: str = "bfloat16",
+    block_tokens: int = 128,
 ) -> dict[str, Any]:
     """Options of ``vllm.LLM`` for prompts of so many tokens, with KV room for two and a half."""
-    block_tokens = 128
     context = -(-tokens // block_tokens) * block_tokens + 2 * block_tokens
     element_bytes = {"bfloat16": 2, "float32": 4}[dtype]
     return {
         "model": str(model),
         "dtype": dtype,
+        "block_size": block_tokens,
         "enforce_eager": True,
         "enable_prefix_caching": True,
         "prefix_caching_hash_algo": "sha256_cbor",

@@ -52,6 +52,13 @@ def report_of(
             for name, columns in everyone.items()
         },
         "ttfts": everyone,
+        **origin(setting),
+    }
+
+
+def origin(setting: Setting) -> Report:
+    """What figures were measured with, and on what."""
+    return {
         "model": setting.size_name,
         "threads": len(cores()),
         "machine": cpu_model(),

@@ -13,14 +13,13 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from ..arm import BLOCK_TOKENS, MEMORY, Arm, Setting, wait_a_while
+from ..arm import MEMORY, Arm, Setting, wait_a_while
 from ..port import HOST, free_port
 from ..process import Child, environment_of
 from .environment import peers_python
 
 _MODULE = "lmcache.integration.vllm.lmcache_mp_connector"
 _START_S = 120.0
-_PROMPTS = 8
 
 
 @contextmanager
@@ -30,9 +29,16 @@ def lmcache_arm(setting: Setting) -> Iterator[Arm]:
     port, http_port = free_port(), free_port()
     name = f"beluga-demo-{port}"
     environment = {"LMCACHE_TRACK_USAGE": "false", "LMCACHE_LOG_LEVEL": "WARNING"}
-    gib = -(-_PROMPTS * setting.hit_bytes // (1 << 30))
+    gib = -(-setting.pool_bytes // (1 << 30))
     command = [python, "-m", "lmcache.cli.main", "server", "--host", HOST, "--port", port]
-    command += ["--l1-size-gb", gib, "--eviction-policy", "LRU", "--chunk-size", BLOCK_TOKENS]
+    command += [
+        "--l1-size-gb",
+        gib,
+        "--eviction-policy",
+        "LRU",
+        "--chunk-size",
+        setting.block_tokens,
+    ]
     command += ["--supported-transfer-mode", "engine_driven", "--shm-name", name]
     command += ["--http-host", HOST, "--http-port", http_port, "--disable-observability"]
     try:

@@ -22,7 +22,6 @@ from ..process import Child, environment_of
 from .environment import PeerUnavailableError, peers_python
 
 _START_S = 60.0
-_PROMPTS = 8
 _RPC_PORT, _METRICS_PORT = 50951, 50952  # of a namespace of our own: nobody else has them
 _BUFFER_PROMPTS = 2
 
@@ -83,7 +82,7 @@ def mooncake_arm(setting: Setting) -> Iterator[Arm]:
 
         rpc = ("-rpc_address", HOST, "-rpc_port", str(_RPC_PORT))
         metrics = ("-metrics_host", HOST, "-metrics_port", str(_METRICS_PORT))
-        segment_size = _PROMPTS * setting.hit_bytes + (64 << 20)
+        segment_size = setting.pool_bytes + (64 << 20)
         holder = (python, "-c", _HOLDER, HOST, str(segment_size), str(buffer_size), master)
         with child("master", str(_master(python)), *rpc, *metrics) as server:
             server.wait_for(lambda: _listens(inside), _START_S, "port")

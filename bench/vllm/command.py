@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""What the commands of this harness have alike: how they speak, fail and clean up."""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import NoReturn
+
+from beluga.errors import BelugaError
+
+
+def say(line: str) -> None:
+    """Progress, for whoever watches."""
+    print(line, file=sys.stderr, flush=True)
+
+
+def run_in_folder(name: str, body: Callable[[Path], bool]) -> NoReturn:
+    """Run ``body`` with a folder for logs that goes with it; exit with 0 if it returns true.
+
+    Whatever happens, Ctrl-C too, ``body``'s contexts are left before the process ends.
+    """
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda number, _: sys.exit(128 + number))
+    folder = Path(tempfile.mkdtemp(prefix=f"beluga-{name}-"))
+    try:
+        passed = body(folder)
+    except BelugaError as error:
+        sys.exit(f"{name}: error: {error}")
+    except subprocess.CalledProcessError as error:
+        sys.exit(f"{name}: error: no model: {error.stderr[-2000:]}")
+    except KeyboardInterrupt:
+        sys.exit(130)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    sys.exit(0 if passed else 1)
+
+
+def positive(text: str) -> int:
+    """An option's whole number from 1."""
+    if int(text) < 1:
+        raise argparse.ArgumentTypeError("1 or more")
+    return int(text)

@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""An arm with one engine up, for measuring what it finds after its own cache was emptied."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import Any
+
+from .arm import Arm
+from .measure import awake
+from .stream import Reply
+
+_STREAM_S = 3600.0
+_EMPTY_S = 60.0
+
+
+class Station:
+    """Requests go to it; :meth:`empty` leaves it with what is in the arm's pool."""
+
+    def __init__(self, stack: ExitStack, arm: Arm) -> None:
+        """Start the engine; :meth:`ready` waits for it. ``stack`` ends it."""
+        self.arm = arm
+        self._engine = stack.enter_context(arm.engine("engine"))
+
+    @property
+    def name(self) -> str:
+        """The arm's."""
+        return self.arm.name
+
+    def ready(self) -> None:
+        """Wait until the engine is up; raises ChildError."""
+        self._engine.ready()
+
+    def stream(self, prompts: Sequence[list[int]], **how: Any) -> Reply:
+        """See ``stream`` of ``engine.py``; the engine is woken up first."""
+        return awake(self._engine).ask("stream", timeout_s=_STREAM_S, prompts=prompts, **how)
+
+    def one(self, tokens: list[int]) -> Reply:
+        """A single prompt; the engine is woken up first."""
+        return awake(self._engine).generate(tokens)
+
+    def figures(self) -> dict[str, float]:
+        """What the connector has counted since the engine started."""
+        found: dict[str, float] = self._engine.ask("figures")["figures"]
+        return found
+
+    def wait(self, before: dict[str, float], tokens: int) -> None:
+        """Wait until so many tokens can be found that were computed since; raises ChildError."""
+        self.arm.wait(self._engine, before, tokens)
+
+    def empty(self) -> None:
+        """Empty the engine's own prefix cache; raises ChildError if something still uses it."""
+        deadline = time.monotonic() + _EMPTY_S
+        while not self._engine.ask("reset")["reset"]:
+            if time.monotonic() > deadline:
+                raise self._engine.failed("its prefix cache could not be emptied")
+            self._engine.ask("idle")
+
+
+def in_turn(stations: Sequence[Station], number: int) -> list[Station]:
+    """All of them, another one first each time: a busy neighbour slows all alike."""
+    first = number % len(stations)
+    return [*stations[first:], *stations[:first]]

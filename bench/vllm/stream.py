@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""Requests to an engine at the times at which they come; runs in the engine's process.
+
+What ``vllm.LLM`` itself times begins when the engine hears of a request, and it hears of none
+during a step, which may take seconds. Users have been waiting since they asked, so does this clock.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+Reply = dict[str, Any]
+
+_names = map("stream-{}".format, itertools.count())
+
+
+@dataclass
+class Asked:
+    """A request: seconds since the stream began, tokens of the answer so far."""
+
+    number: int
+    asked_s: float
+    first_s: float | None = None
+    last_s: float = 0.0
+    cached_tokens: int = 0
+    tokens: list[int] = field(default_factory=list)
+
+    def reply(self) -> Reply:
+        """From being asked to the first token, and from one token to the next."""
+        first_s = self.last_s if self.first_s is None else self.first_s
+        gaps = len(self.tokens) - 1
+        return {
+            "asked_s": self.asked_s,
+            "ttft_s": first_s - self.asked_s,
+            "tpot_s": (self.last_s - first_s) / gaps if gaps > 0 else None,
+            "ended_s": self.last_s,
+            "cached_tokens": self.cached_tokens,
+            "tokens": self.tokens,
+        }
+
+
+def stream(
+    engine: Any,
+    sampling: Any,
+    prompts: Sequence[list[int]],
+    due_s: Sequence[float] | None,
+    at_once: int,
+) -> Reply:
+    """Run all of them: each at its time, or, without times, ``at_once`` of them at any time."""
+    waiting = deque(enumerate(prompts))
+    running: dict[str, Asked] = {}
+    ended: list[Asked] = []
+    started = time.perf_counter()
+    while waiting or running:
+        now = time.perf_counter() - started
+        while waiting and _may_start(waiting[0][0], now, due_s, at_once, len(running)):
+            number, tokens = waiting.popleft()
+            name = next(_names)
+            engine.add_request(name, {"prompt_token_ids": tokens}, sampling)
+            running[name] = Asked(number, due_s[number] if due_s else now)
+        if not running:
+            assert due_s  # noqa: S101  without times, something runs
+            time.sleep(max(0.0, due_s[waiting[0][0]] - now))
+            continue
+        for output in engine.step():
+            _note(output, running, ended, time.perf_counter() - started)
+    ended.sort(key=lambda asked: asked.number)
+    return {
+        "outputs": [asked.reply() for asked in ended],
+        "elapsed_s": time.perf_counter() - started,
+    }
+
+
+def _may_start(
+    number: int, now: float, due_s: Sequence[float] | None, at_once: int, running: int
+) -> bool:
+    return now >= due_s[number] if due_s else running < at_once
+
+
+def _note(output: Any, running: dict[str, Asked], ended: list[Asked], now: float) -> None:
+    """A step's output for one request: all tokens so far."""
+    asked = running[output.request_id]
+    asked.tokens = list(output.outputs[0].token_ids)
+    asked.cached_tokens = output.num_cached_tokens or 0
+    if asked.tokens:
+        asked.last_s = now
+        asked.first_s = now if asked.first_s is None else asked.first_s
+    if output.finished:
+        ended.append(running.pop(output.request_id))

@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""Other sizes of blocks, and a pool that is not interleaved (the paper's Exp 8), beside the usual.
+
+Each variant has an engine and a pool of its own. Prompt by prompt it takes turns with an engine of
+blocks of 128 tokens on an interleaved pool: computed and saved, found in the pool, found in the
+engine's own cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from statistics import median
+from typing import Any
+
+from .arm import MEMORY, Setting, beluga_arm
+from .limit import limit_loop
+from .load import Say
+from .prompts import prompts
+from .station import Station, in_turn
+from .stream import Reply
+from .summary import Row
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "blocks-32": {"block_tokens": 32},
+    "blocks-256": {"block_tokens": 256},
+    "not-interleaved": {"interleave": False},
+}
+_WARMUPS = 1  # prompts that touch an engine's memory once
+
+
+def compare(
+    setting: Setting, names: Sequence[str], *, repetitions: int, seed: int, say: Say
+) -> list[Row]:
+    """For each variant a row, and one of the usual engine beside it."""
+    if not names:
+        return []
+    rows: list[Row] = []
+    fresh = prompts(setting.tokens, seed)
+    with ExitStack() as stack:
+        usual = _station(stack, setting, "usual")
+        loop = stack.enter_context(limit_loop(MEMORY, setting.hit_bytes))
+        for name in names:
+            say(f"starting vLLM: {name}")
+            with ExitStack() as inner:
+                other = _station(inner, replace(setting, **VARIANTS[name]), name)
+                limits: list[float] = []
+                found: dict[str, list[dict[str, Reply]]] = {"usual": [], name: []}
+                for number in range(-_WARMUPS, repetitions):
+                    prompt = next(fresh)
+                    limits.append(loop.seconds())
+                    for station in in_turn([usual, other], number):
+                        sample = _sample(station, prompt)
+                        if number >= 0:
+                            found[station.name].append(sample)
+                for station in (usual, other):
+                    row = _row(name, station, found[station.name], median(limits))
+                    say(f"{name}, {station.name}: {1000 * row['ttft_hit_s']:.1f} ms from the pool")
+                    rows.append(row)
+    return rows
+
+
+def _station(stack: ExitStack, setting: Setting, name: str) -> Station:
+    arm = stack.enter_context(beluga_arm(setting))
+    station = Station(stack, replace(arm, name=name))
+    station.ready()
+    return station
+
+
+def _sample(station: Station, prompt: list[int]) -> dict[str, Reply]:
+    before = station.figures()
+    station.empty()
+    miss = station.one(prompt)
+    station.wait(before, station.arm.setting.hit_tokens)
+    station.empty()
+    return {"miss": miss, "hit": station.one(prompt), "local": station.one(prompt)}
+
+
+def _row(
+    variant: str, station: Station, samples: Sequence[dict[str, Reply]], limit_s: float
+) -> Row:
+    def values(kind: str, column: str) -> Iterator[float]:
+        return (sample[kind][column] for sample in samples)
+
+    setting = station.arm.setting
+    loads = [sample["hit"]["figures"] for sample in samples]
+    return {
+        "variant": variant,
+        "arm": station.name,
+        "block_tokens": setting.block_tokens,
+        "interleave": setting.interleave,
+        "length": setting.tokens,
+        "repetitions": len(samples),
+        "full_tokens": setting.hit_tokens,
+        "hit_tokens": min(values("hit", "cached_tokens")),
+        "ttft_miss_s": median(values("miss", "ttft_s")),
+        "ttft_hit_s": median(values("hit", "ttft_s")),
+        "ttft_local_hit_s": median(values("local", "ttft_s")),
+        "load_s": median(figures["load_s"] for figures in loads),
+        "load_bytes": median(figures["load_bytes"] for figures in loads),
+        "load_limit_s": limit_s,
+        "outputs_identical": all(
+            sample["hit"][part] == sample["local"][part]
+            for sample in samples
+            for part in ("tokens", "logprobs")
+        ),
+    }

@@ -1,0 +1,191 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""The parts of the vLLM benchmark that need no vLLM: requests, arrivals, sums, verdict, charts."""
+
+from __future__ import annotations
+
+import copy
+from itertools import chain, pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from beluga_bench.vllm.charts import draw
+from beluga_bench.vllm.dataset import Dataset, cut, datasets_of, pool_tokens
+from beluga_bench.vllm.stream import stream
+from beluga_bench.vllm.summary import arrivals, summary
+from beluga_bench.vllm.tables import print_tables
+from beluga_bench.vllm.verdict import verdict
+
+BLOCK = 128
+
+
+def blocks(prompts: list[list[int]]) -> list[tuple[int, ...]]:
+    """Each whole block of each prompt, with all before it: what makes two blocks the same."""
+    return [tuple(tokens[:end]) for tokens in prompts for end in range(BLOCK, len(tokens), BLOCK)]
+
+
+@pytest.mark.parametrize("length", [1024, 2048, 4096, 8192])
+def test_three_in_ten_blocks_repeat_an_earlier_one(length: int) -> None:
+    (dataset,) = datasets_of([length], BLOCK, seed=3)
+    found = blocks(dataset.prompts)
+    fresh = len(set(found))
+    assert len(found) * BLOCK == dataset.full_tokens
+    assert fresh * BLOCK == dataset.fresh_tokens
+    assert 0.2 < 1 - fresh / len(found) < 0.4
+    assert all(len(tokens) == dataset.length for tokens in dataset.prompts)
+
+
+def test_lengths_share_nothing_and_all_fits_a_pool() -> None:
+    short, long = datasets_of([2048, 1024], BLOCK, seed=3)
+    assert (short.length, long.length) == (1025, 2049)
+    assert not set(blocks(short.prompts)) & set(blocks(long.prompts))
+    assert pool_tokens([short, long]) > short.fresh_tokens + long.fresh_tokens
+
+
+def test_a_set_repeats_by_its_seed_and_in_any_order() -> None:
+    first, other = (Dataset(1025, 2, 3, BLOCK, seed) for seed in (1, 2))
+    assert first.prompts == Dataset(1025, 2, 3, BLOCK, 1).prompts
+    assert not set(blocks(first.prompts)) & set(blocks(other.prompts))
+    assert sorted(first.shuffled(5)) == sorted(first.prompts)
+
+
+def test_one_question_repeats_nothing() -> None:
+    assert Dataset(1025, 2, 1, BLOCK, 1).repeated_tokens == 0
+
+
+@pytest.mark.parametrize("block", [32, 128, 256])
+def test_what_is_cut_leaves_one_token_beside_blocks_of_any_size(block: int) -> None:
+    assert {cut(length) % block for length in (512, 2000, 15360)} == {1}
+
+
+def test_arrivals_have_the_rate_and_are_not_even() -> None:
+    times = arrivals(2000, 4.0, seed=1)
+    gaps = [late - early for early, late in pairwise(times)]
+    assert times[0] == 0 and min(gaps) >= 0
+    assert 0.2 < sum(gaps) / len(gaps) < 0.3
+    assert max(gaps) > 4 * sum(gaps) / len(gaps)
+
+
+class Machine:
+    """An engine that answers the oldest request first, a token a step."""
+
+    def __init__(self) -> None:
+        self.added: list[tuple[str, list[int], list[int]]] = []
+        self.most = 0
+
+    def add_request(self, name: str, prompt: dict[str, list[int]], sampling: int) -> None:
+        self.added.append((name, prompt["prompt_token_ids"], []))
+        self.most = max(self.most, len(self.added))
+
+    def step(self) -> list[Any]:
+        name, prompt, tokens = self.added[0]
+        tokens.append(prompt[0])
+        finished = len(tokens) == 3
+        if finished:
+            self.added.pop(0)
+        return [Output(name, finished, tokens)]
+
+
+class Output:
+    def __init__(self, name: str, finished: bool, tokens: list[int]) -> None:
+        self.request_id, self.finished, self.num_cached_tokens = name, finished, 7
+        self.outputs = [type("Completion", (), {"token_ids": tokens})]
+
+
+def test_a_stream_answers_every_request_in_its_place() -> None:
+    machine = Machine()
+    reply = stream(machine, 3, [[number] for number in range(9)], None, 2)
+    assert [output["tokens"] for output in reply["outputs"]] == [[n] * 3 for n in range(9)]
+    assert machine.most == 2
+    assert all(0 <= output["ttft_s"] <= reply["elapsed_s"] for output in reply["outputs"])
+
+
+def test_requests_wait_from_when_they_are_due() -> None:
+    due_s = [0.0, 0.05, 0.05]
+    reply = stream(Machine(), 3, [[1], [2], [3]], due_s, 1)
+    assert [output["asked_s"] for output in reply["outputs"]] == due_s
+    assert reply["elapsed_s"] >= 0.05
+
+
+def test_a_summary_counts_all_replies() -> None:
+    reply = stream(Machine(), 3, [[1], [2]], None, 1) | {"figures": {"load_bytes": 5}}
+    row = summary([reply, reply])
+    assert (row["requests"], row["output_tokens"], row["cached_tokens"]) == (4, 12, 28)
+    assert row["qps"] == pytest.approx(4 / (2 * reply["elapsed_s"]))
+    assert row["load_bytes"] == 10
+    assert min(row["ttfts_s"]) <= row["ttft_mean_s"] <= row["ttft_p99_s"] <= max(row["ttfts_s"])
+
+
+def rows(**fields: Any) -> list[dict[str, Any]]:
+    """A row for each of two arms."""
+    times = dict.fromkeys(("ttft_mean_s", "ttft_p99_s", "tpot_mean_s", "tpot_p99_s", "qps"), 0.5)
+    work = {"requests": 4, "prompt_tokens": 4100, "output_tokens": 64, "full_tokens": 4096}
+    return [
+        {"arm": arm, "length": 1025, "cached_tokens": cached, "repeated_tokens": 1152}
+        | times
+        | work
+        | fields
+        for arm, cached in (("plain", 1152), ("beluga", 4096))
+    ]
+
+
+@pytest.fixture
+def report() -> dict[str, Any]:
+    passes = rows(**{"pass": 1}) + rows(**{"pass": 2})
+    rates = rows(rate_per_s=1.5)
+    variant = {"variant": "blocks-32", "block_tokens": 32, "interleave": True, "load_s": 0.01}
+    variant |= {"ttft_miss_s": 1.0, "ttft_hit_s": 0.1, "ttft_local_hit_s": 0.1}
+    variant |= {"hit_tokens": 1024, "full_tokens": 1024, "outputs_identical": True}
+    variants = [variant | {"arm": arm, "load_limit_s": 0.01} for arm in ("usual", "blocks-32")]
+    return {
+        "machine": "a machine",
+        "model": "tiny",
+        "commit": "abc",
+        "passes": passes,
+        "rates": rates,
+        "variants": variants,
+        "verdict": verdict(passes, rates, variants),
+        "peers_skipped": {"lmcache": "no such package"},
+    }
+
+
+def test_a_run_that_found_all_passes(report: dict[str, Any]) -> None:
+    assert report["verdict"]["passed"]
+    assert report["verdict"]["full_hits"] == {"beluga": True}
+
+
+@pytest.mark.parametrize(
+    ("part", "index", "field", "value"),
+    [
+        ("passes", -1, "cached_tokens", 4095),
+        ("rates", -1, "cached_tokens", 0),
+        ("passes", 0, "output_tokens", 63),
+        ("rates", 0, "requests", 3),
+        ("variants", 1, "hit_tokens", 992),
+        ("variants", 0, "outputs_identical", False),
+    ],
+)
+def test_a_run_that_missed_something_does_not(
+    report: dict[str, Any], part: str, index: int, field: str, value: object
+) -> None:
+    changed = copy.deepcopy(report)
+    changed[part][index][field] = value
+    assert not verdict(changed["passes"], changed["rates"], changed["variants"])["passed"]
+
+
+def test_tables_name_every_arm_and_what_was_skipped(
+    report: dict[str, Any], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    print_tables(report)
+    printed = capsys.readouterr().out
+    names = chain(("plain", "beluga", "blocks-32"), ("no such package", "beluga yes"))
+    assert [name for name in names if name not in printed] == []
+
+
+def test_charts_are_drawn(report: dict[str, Any], tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="charts need matplotlib")
+    paths = draw(report, tmp_path, print)
+    assert [path.stem for path in paths] == ["vllm-passes", "vllm-rates", "vllm-variants"]
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in paths)
