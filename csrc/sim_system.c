@@ -173,6 +173,16 @@ static void bl_system_meddle(bl_system *system)
     }
 }
 
+/* The line in the lobby that a client was in the middle of when it was killed: not damage, though it
+ * looks like it, and believed by nobody. */
+static int bl_system_torn(const bl_system *system, const bl_finding *finding)
+{
+    const bl_path *path = &system->blocks.path;
+    const bl_sim_process *client = path->world->process[path->client[0]];
+    return finding->kind == BL_FINDING_LOBBY_REQUEST_DAMAGED &&
+           finding->place == client->pool.memory.host && client->state == BL_SIM_KILLED;
+}
+
 /* Nobody is left: does the pool hold together? */
 static int bl_system_judge(bl_system *system, bl_pool *pool)
 {
@@ -181,7 +191,8 @@ static int bl_system_judge(bl_system *system, bl_pool *pool)
     int status = bl_check_pool(pool, 1, findings, BL_SYSTEM_FINDINGS, &report);
     if (status < 0)
         return status;
-    if (report.finding_count > 0)
+    if (report.finding_count > 1 ||
+        (report.finding_count == 1 && !bl_system_torn(system, &findings[0])))
         return -EUCLEAN;
     if (report.epoch != system->epoch)
         return 0; /* the last one died */
