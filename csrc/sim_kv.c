@@ -29,7 +29,10 @@ enum {
     BL_KV_STOPS_KEYS = 24,      /* twice as many as the table has lines */
     BL_KV_STOPS_ROUNDS = 150,
     BL_KV_STOP_NS = 15 * 1000 * 1000,
-    BL_KV_STOPS_NAP_NS = 20 * 1000 * 1000
+    BL_KV_STOPS_NAP_NS = 20 * 1000 * 1000,
+    BL_KV_SILENCES = 4,         /* in kv_silent; longer than a server needs to notice */
+    BL_KV_SILENCE_NS = 40 * 1000 * 1000,
+    BL_KV_LOST_NS = 4 * 1000 * 1000
 };
 
 typedef struct bl_kv_shape {
@@ -217,5 +220,38 @@ static int bl_path_kv_stops(bl_sim_world *world)
     bl_kv kv = {.path = {.world = world, .serve = bl_blocks_serve, .server_host_count = 1},
                 .shape_keys = BL_KV_STOPS_KEYS, .bare = 1, .rounds = BL_KV_STOPS_ROUNDS};
     bl_path_spawn(&kv.path, 3, bl_kv_stop);
+    return bl_kv_run(&kv);
+}
+
+/* Stops the reader, and the thread that beats for it, in the middle of a block. */
+static int bl_kv_silence(bl_pool *pool, void *argument)
+{
+    bl_kv *kv = argument;
+    bl_sim_world *world = kv->path.world;
+    bl_sim_process *reader = world->process[kv->path.client[1]];
+    uint64_t data_line = pool->geometry.data_offset / BL_LINE_SIZE;
+    for (uint32_t stops = 0; stops < BL_KV_SILENCES && bl_path_clients_alive(&kv->path);) {
+        bl_nap(&pool->memory, bl_sim_below(world, 400));
+        if (reader->state != BL_SIM_READY || reader->line < data_line)
+            continue;
+        stops++;
+        reader->faint = 1;
+        reader->wake_ns = world->now_ns + BL_KV_SILENCE_NS;
+        bl_nap(&pool->memory, BL_KV_SILENCE_NS);
+        reader->faint = 0;
+    }
+    return 0;
+}
+
+/* ---- kv_silent: a reader that was taken for dead, and lost its pins, goes on with a block whose
+ * number and space others have: nothing but its second look at the entry tells. */
+
+static int bl_path_kv_silent(bl_sim_world *world)
+{
+    bl_kv kv = {.path = {.world = world, .serve = bl_blocks_serve, .server_host_count = 1,
+                         .timeout_ns = BL_KV_STOPS_NAP_NS, .bears_timeouts = 1,
+                         .beat_lost_ns = BL_KV_LOST_NS},
+                .shape_keys = BL_KV_STOPS_KEYS, .bare = 1, .rounds = BL_KV_STOPS_ROUNDS};
+    bl_path_spawn(&kv.path, 3, bl_kv_silence);
     return bl_kv_run(&kv);
 }

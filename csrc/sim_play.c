@@ -45,6 +45,7 @@ static const bl_sim_scenario bl_sim_scenarios[] = {
     {"zombies", bl_takeover_zombies, 0},
     {"kv", bl_path_kv, 0},
     {"kv_stops", bl_path_kv_stops, 0},
+    {"kv_silent", bl_path_kv_silent, 0},
     {"kv_calm", bl_path_kv_calm, 0},
     {"range", bl_path_range, 0},
     {"device_put", bl_engine_put_only, 0},

@@ -173,7 +173,7 @@ static void bl_system_meddle(bl_system *system)
     }
 }
 
-/* The line in the lobby that a client was in the middle of when it was killed: not damage, though it
+/* The line in the lobby that a client was in the middle of when it was killed: no damage, though it
  * looks like it, and believed by nobody. */
 static int bl_system_torn(const bl_system *system, const bl_finding *finding)
 {

@@ -277,28 +277,6 @@ static int bl_takeover_deaths(bl_sim_world *world)
 
 /* ---- zombies: clients sleep so long that they count as lost, then write all the same. */
 
-static int bl_zombies_serve(bl_pool *pool, void *argument)
-{
-    bl_path *path = argument;
-    bl_server *server;
-    bl_meta *meta;
-    int status = bl_server_create(pool, "", pool->memory.host, &server);
-    if (status < 0)
-        return status;
-    server->beat_lost_ns = BL_ZOMBIE_LOST_NS;
-    status = bl_meta_create(server, &meta);
-    if (status == 0) {
-        status = bl_meta_serve(meta, 0);
-        path->server = server;
-        if (status == 0)
-            status = bl_server_run(server);
-        path->server = NULL;
-        bl_meta_destroy(meta);
-    }
-    bl_server_destroy(server);
-    return status;
-}
-
 /* Write a granted block, perhaps long after the server has given this session up. */
 static int bl_zombie_write(bl_blocks_client *client, uint64_t key, const bl_block_record *record)
 {
@@ -358,8 +336,9 @@ static int bl_zombie_work(bl_pool *pool, void *argument)
 
 static int bl_takeover_zombies(bl_sim_world *world)
 {
-    bl_blocks blocks = {.path = {.world = world, .serve = bl_zombies_serve,
-                                 .server_host_count = 1, .bears_timeouts = 1},
+    bl_blocks blocks = {.path = {.world = world, .serve = bl_blocks_serve,
+                                 .server_host_count = 1, .bears_timeouts = 1,
+                                 .beat_lost_ns = BL_ZOMBIE_LOST_NS},
                         .key_count = BL_BLOCKS_KEY_COUNT_MAX, .loses = 1};
     for (uint32_t host = 1; host < 4; host++)
         bl_path_client(&blocks.path, host, bl_zombie_work);

@@ -18,7 +18,8 @@ from mutants import mutants
 from regressions import Case, keep, parse
 from simulator import KINDS, play, scenarios, told
 
-BATCH = 16  # seeds of one scenario and kind that one child plays
+BATCH = 4  # seeds of one scenario and kind that one child plays: a pass takes a quarter of a minute
+OFTEN = {"late": 4, "rivals": 2, "system": 2}  # times as many: rare things happen there
 
 # What is printed, and the counter of bl_sim_stat that it is; one that a build lacks counts nothing.
 COUNTERS = {
@@ -46,8 +47,8 @@ def batches(first: int, until_s: float) -> Iterator[Batch]:
     while True:
         for scenario in scenarios():
             for kind in KINDS:
-                yield Batch(scenario, kind, first, BATCH)
-        first += BATCH
+                yield Batch(scenario, kind, first, BATCH * OFTEN.get(scenario, 1))
+        first += BATCH * max(OFTEN.values())
         if time.monotonic() > until_s:
             return
 
