@@ -23,7 +23,7 @@ from typing import Any, NoReturn
 from .arm import Arm, Setting, beluga_arm, plain_arm
 from .charts import draw
 from .command import positive, run_in_folder, say
-from .dataset import Dataset, cut, datasets_of, pool_tokens
+from .dataset import Dataset, cut, datasets_of, pool_tokens, warm_up_of
 from .load import Load
 from .model import SIZES, model
 from .peers import PEERS, PeerUnavailableError
@@ -64,12 +64,17 @@ def measure(setting: Setting, options: argparse.Namespace) -> Report:
     datasets = datasets_of(
         options.lengths, setting.block_tokens, contexts_max=options.contexts, seed=options.seed
     )
+    warm_up = warm_up_of(datasets)
     skipped: dict[str, str] = {}
     with ExitStack() as stack:
         load = Load(
             stations=_stations(
                 stack,
-                replace(setting, tokens=datasets[-1].length, pool_tokens=pool_tokens(datasets)),
+                replace(
+                    setting,
+                    tokens=datasets[-1].length,
+                    pool_tokens=pool_tokens([*datasets, warm_up]),
+                ),
                 skipped,
                 peers=options.peers,
             ),
@@ -78,6 +83,8 @@ def measure(setting: Setting, options: argparse.Namespace) -> Report:
             seed=options.seed,
             say=say,
         )
+        say("warming up")
+        load.warm_up(warm_up)
         passes = [row for dataset in datasets for row in load.two_passes(dataset)]
         rates = _rates(load, datasets[0], passes, options.rates)
     variants = compare(

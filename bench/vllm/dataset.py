@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from .arm import whole_blocks
@@ -19,6 +19,7 @@ from .prompts import prompt
 
 REUSE = 0.3
 
+_ENGINE_PROMPTS = 3  # of the longest ones: an engine has room for fewer
 _ROUND = 256  # the largest blocks that are measured
 _TOKENS = 33 << 10  # of all prompts of one length, about
 
@@ -111,6 +112,13 @@ def datasets_of(
         contexts = min(max(_TOKENS // (length * questions), 1), contexts_max)
         datasets.append(Dataset(length, contexts, questions, block_tokens, seed))
     return datasets
+
+
+def warm_up_of(datasets: Sequence[Dataset]) -> Dataset:
+    """Short prompts that none of them has, enough to go through all of an engine's KV memory."""
+    shortest, longest = datasets[0], datasets[-1]
+    count = -(-_ENGINE_PROMPTS * longest.length // shortest.length)
+    return replace(shortest, context_count=count, question_count=1, seed=shortest.seed + 1)
 
 
 def pool_tokens(datasets: Sequence[Dataset]) -> int:

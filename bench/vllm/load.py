@@ -31,6 +31,13 @@ class Load:
     seed: int
     say: Say
 
+    def warm_up(self, dataset: Dataset) -> None:
+        """Have every engine compute these once: then its memory has been touched."""
+        for station in self.stations:
+            before = station.figures()
+            self._stream(station, dataset.prompts, at_once=1)
+            station.wait(before, dataset.fresh_tokens)
+
     def two_passes(self, dataset: Dataset) -> list[Row]:
         """A row for every arm and pass. Context by context, every arm has its turn."""
         return [row for number in (1, 2) for row in self._pass(dataset, number)]

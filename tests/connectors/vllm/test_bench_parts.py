@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from beluga_bench.vllm.charts import draw
-from beluga_bench.vllm.dataset import Dataset, cut, datasets_of, pool_tokens
+from beluga_bench.vllm.dataset import Dataset, cut, datasets_of, pool_tokens, warm_up_of
 from beluga_bench.vllm.stream import stream
 from beluga_bench.vllm.summary import arrivals, summary
 from beluga_bench.vllm.tables import print_tables
@@ -48,6 +48,13 @@ def test_a_set_repeats_by_its_seed_and_in_any_order() -> None:
     assert first.prompts == Dataset(1025, 2, 3, BLOCK, 1).prompts
     assert not set(blocks(first.prompts)) & set(blocks(other.prompts))
     assert sorted(first.shuffled(5)) == sorted(first.prompts)
+
+
+def test_a_warm_up_is_longer_than_an_engines_memory_and_not_measured() -> None:
+    datasets = datasets_of([1024, 4096], BLOCK, seed=3)
+    warm_up = warm_up_of(datasets)
+    assert sum(map(len, warm_up.prompts)) > 2.5 * (4097 + 3 * BLOCK)
+    assert not set(blocks(warm_up.prompts)) & set(blocks(datasets[0].prompts))
 
 
 def test_one_question_repeats_nothing() -> None:
