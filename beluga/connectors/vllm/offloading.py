@@ -19,7 +19,8 @@ would die of one. A block is pinned from the lookup that found it until its load
 load fails only if the server, its pins or the block's bytes are lost in between; but it can. A job
 is then reported as ended, as it is, and the blocks that did not come are given to vLLM through the
 connector's ``get_block_ids_with_load_errors``, which OffloadingConnector leaves to its base class:
-the spec puts its own in place of that on the instance it serves. vLLM computes such blocks if
+the spec puts its own in place of that on the instance it serves (and of ``get_kv_connector_stats``,
+for what the worker's side counts). vLLM computes such blocks if
 ``kv_load_failure_policy`` is "recompute", and fails the request if it is not; an engine without
 that setting is refused at start. So are those where it would not do: more than one group of KV
 layers, and loads within a step (``sync_load_budget_bytes`` of vLLM 0.33), whose failure would come
@@ -38,46 +39,35 @@ from typing import TYPE_CHECKING, Any
 import vllm
 from vllm.logger import init_logger
 from vllm.v1.kv_offload.base import (
-    LoadStoreSpec,
-    LookupResult,
-    Medium,
-    OffloadingEvent,
+    OffloadingCounterMetadata,
     OffloadingManager,
+    OffloadingMetricMetadata,
     OffloadingSpec,
     OffloadingWorker,
-    PrepareStoreOutput,
-    RequestOffloadingContext,
     TransferResult,
-    get_offload_block_hash,
 )
 
-from beluga.connectors.link import Link
 from beluga.connectors.settings import settings_of
 from beluga.connectors.vllm import amx
-from beluga.connectors.vllm.answers import Answers, Asker
 from beluga.connectors.vllm.cachegroup import CacheGroup
-from beluga.connectors.vllm.counters import Counters, figures
+from beluga.connectors.vllm.counters import NAMES, Counters, figures
 from beluga.connectors.vllm.errand import Errand
 from beluga.connectors.vllm.identity import check_hashing, namespace
 from beluga.connectors.vllm.jobs import Jobs
 from beluga.connectors.vllm.layout import BlockLayout
-from beluga.connectors.vllm.lookups import Lookups
-from beluga.connectors.vllm.meeting import Meeting, process_start_s
+from beluga.connectors.vllm.manager import BelugaManager, metric, offload_stats
+from beluga.connectors.vllm.meeting import Meeting
 from beluga.connectors.vllm.settings import VllmSettings
 from beluga.connectors.vllm.worker import Worker
 from beluga.errors import ConnectorError
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
-
-    from beluga.connectors.link import Attachment
     from beluga.kvcache import Namespace
 
 __all__ = ["BelugaOffloadingSpec", "figures"]
 
 logger = init_logger(f"vllm.{__name__}")  # vLLM shows what is below its own name
 
-MEDIUM = Medium.CPU
 VLLM_SETTINGS = (
     "spec_name",
     "spec_module_path",
@@ -85,112 +75,6 @@ VLLM_SETTINGS = (
     "self_describing_kv_events",
 )
 REFUSED_SETTINGS = ("blocks_per_chunk", "block_size", "canonical_layout", "sync_load_budget_bytes")
-
-
-@dataclasses.dataclass
-class PoolBlocks(LoadStoreSpec):
-    """Blocks in the pool, by what they hold: 32 bytes of each, end to end."""
-
-    digests: bytes
-
-
-class BelugaManager(OffloadingManager):
-    """The scheduler's side."""
-
-    def __init__(self, settings: VllmSettings, config: Any) -> None:
-        self._saves = settings.save
-        self._events: list[OffloadingEvent] | None = [] if config.enable_kv_cache_events else None
-        self._link = Link(settings, name="lookups", logger=logger)
-        self._lookups = Lookups(self._link, Counters())
-        self._answers = Answers(self._lookups)
-        meeting = Meeting(config.engine_id, settings.salt)
-        world_size, since_s = config.parallel.world_size, process_start_s()
-
-        def look(attachment: Attachment) -> bool:
-            self._lookups.ranks = tuple(meeting.look(attachment, world_size, since_s))
-            return bool(self._lookups.ranks)
-
-        doing = "looking for the workers' cards"
-        self._errand = Errand(settings, name="meeting", doing=doing, call=look, logger=logger)
-        if not self._errand.wait(settings.timeout_ms / 1000):
-            logger.warning("beluga: no word of the workers in the pool yet; until then all misses")
-
-    def lookup(self, key: Any, req_context: Any) -> LookupResult:
-        """Whether the pool has a block; it is kept there if so."""
-        if not req_context.load_tier_filter.allows(MEDIUM, None):
-            return LookupResult.MISS
-        following = _after(req_context, key)
-        block_hash = get_offload_block_hash(key)
-        found = self._answers.ask(self._asker(req_context), block_hash, following)
-        return LookupResult.HIT if found else LookupResult.MISS
-
-    def prepare_load(self, keys: Collection[Any], req_context: Any) -> LoadStoreSpec:
-        """They are pinned already."""
-        self._answers.loading(self._asker(req_context))
-        return self._blocks(keys)
-
-    def complete_load(self, keys: Collection[Any], req_context: Any) -> None:
-        """Let go of what was loaded, or was not."""
-        self._answers.loaded(self._asker(req_context))
-
-    def prepare_store(self, keys: Collection[Any], req_context: Any) -> PrepareStoreOutput:
-        """All of them: the pool says what it has when they are saved."""
-        stored = list(keys) if self._saves and self._link.attached else []
-        return PrepareStoreOutput(stored, self._blocks(stored), [])
-
-    def complete_store(self, keys: Collection[Any], req_context: Any, success: bool = True) -> None:
-        """Announce them, if anybody listens, as far as the pool has them without a gap."""
-        if self._events is None:
-            return
-        ordered = sorted(keys, key=lambda key: req_context.get_offload_key_position(key) or 0)
-        count, pins = self._lookups.pin(list(map(self._digest, ordered)))
-        self._lookups.release(pins)
-        if count:
-            self._events.append(OffloadingEvent(ordered[:count], MEDIUM, removed=False))
-
-    def on_new_request(self, req_context: Any) -> RequestOffloadingContext:
-        """Only what is computed is saved."""
-        req_context.set_state(self._answers.begin(req_context.req_id))
-        return RequestOffloadingContext()
-
-    def on_request_finished(self, req_context: Any) -> None:
-        """Let go of what was found for it."""
-        self._answers.end(req_context.req_id)
-
-    def on_schedule_end(self, context: Any) -> None:
-        """Requests that start now load nothing any more; preempted ones may again."""
-        self._answers.started(context.new_req_ids)
-        self._answers.preempted(context.preempted_req_ids)
-
-    def take_events(self) -> Iterable[OffloadingEvent]:
-        """Blocks stored since the last time."""
-        if self._events is None:
-            return ()
-        events, self._events = self._events, []
-        return events
-
-    def reset_cache(self) -> None:
-        """Never again a block from before: the weights may be others now."""
-        logger.info("beluga: reset; this engine's blocks are its own from now on")
-        self._answers.reset()
-
-    def shutdown(self) -> None:
-        """Give the sessions back."""
-        self._errand.close()
-        self._link.close()
-
-    def _asker(self, req_context: Any) -> Asker:
-        asker = req_context.get_state(Asker)
-        if asker is None:
-            self.on_new_request(req_context)
-            asker = req_context.get_state(Asker)
-        return asker  # type: ignore[no-any-return]
-
-    def _digest(self, key: Any) -> bytes:
-        return self._answers.digest(get_offload_block_hash(key))
-
-    def _blocks(self, keys: Collection[Any]) -> PoolBlocks:
-        return PoolBlocks(b"".join(map(self._digest, keys)))
 
 
 class BelugaWorker(OffloadingWorker):
@@ -241,6 +125,16 @@ class BelugaOffloadingSpec(OffloadingSpec):
                 f"this model's KV cache has {len(config.groups)} groups; beluga serves one"
             )
 
+    @classmethod
+    def build_metric_definitions(
+        cls, extra_config: dict[str, Any]
+    ) -> dict[str, OffloadingMetricMetadata]:
+        """One Prometheus counter for each of ours."""
+        return {
+            metric(name): OffloadingCounterMetadata(documentation=f"Beluga: {meaning}.")
+            for name, meaning in NAMES.items()
+        }
+
     def get_manager(self) -> OffloadingManager:
         """The scheduler's side; waits a moment for the workers' cards."""
         return BelugaManager(self._settings, self.config)
@@ -260,10 +154,12 @@ class BelugaOffloadingSpec(OffloadingSpec):
         )
         amx.permit(layout.device)
         own = self._namespace(config, group, layout)
-        worker = Worker(self._settings, layout, own, Counters(), logger)
+        counters = Counters()
+        worker = Worker(self._settings, layout, own, counters, logger)
         timeout_s = self._settings.timeout_ms / 1000
         jobs = Jobs(worker, block_size=layout.block_size, timeout_s=timeout_s)
         connector.get_block_ids_with_load_errors = jobs.failed
+        connector.get_kv_connector_stats = lambda: offload_stats(counters)
         meeting = Meeting(self.config.engine_id, self._settings.salt)
         rank = self.config.parallel.rank
         errand = Errand(
@@ -288,14 +184,6 @@ class BelugaOffloadingSpec(OffloadingSpec):
             pp_rank=get_pp_group().rank_in_group,
             salt=self._settings.salt,
         )
-
-
-def _after(req_context: Any, key: Any) -> list[bytes]:
-    """The request's blocks after this one; none if vLLM no longer keeps them where it did."""
-    places: dict[Any, int] = getattr(req_context, "_offload_key_positions", {})
-    here = places.get(key, 0)
-    following = sorted((place, one) for one, place in places.items() if place > here)
-    return [get_offload_block_hash(one) for _, one in following] if here else []
 
 
 def _connector_of(spec: BelugaOffloadingSpec) -> Any:

@@ -18,13 +18,13 @@ import vllm
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
 from vllm.v1.kv_offload import base as offload
 
-from beluga.connectors.vllm import offloading
+from beluga.connectors.vllm import manager, offloading
 from beluga.connectors.vllm.connector import BelugaConnector
 from beluga.errors import ConnectorError
 
 PAIRS = (
     (BelugaConnector, KVConnectorBase_V1),
-    (offloading.BelugaManager, offload.OffloadingManager),
+    (manager.BelugaManager, offload.OffloadingManager),
     (offloading.BelugaWorker, offload.OffloadingWorker),
     (offloading.BelugaOffloadingSpec, offload.OffloadingSpec),
 )

@@ -18,6 +18,8 @@ from typing import Any
 
 import pytest
 
+from beluga import MetaServer
+
 LONG_S = 250  # for what takes ten seconds on a machine that is not busy
 NEXT = "BELUGA_VLLM_NEXT"
 
@@ -36,6 +38,21 @@ def compared(python: str, **environment: str) -> dict[str, Any]:
     assert made.returncode == 0, made.stderr[-2000:]
     found: dict[str, Any] = json.loads(made.stdout.splitlines()[-1])
     return found
+
+
+def test_the_manager_with_the_types_of_vllm(
+    vllm_python: str, server: MetaServer, pool_name: str
+) -> None:
+    made = subprocess.run(
+        [vllm_python, Path(__file__).with_name("manager_role.py"), pool_name],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=LONG_S,
+        env={key: value for key, value in os.environ.items() if key != "BELUGA_POOL"},
+    )
+    assert made.returncode == 0, made.stderr[-2000:]
+    assert made.stdout.endswith("done\n")
 
 
 def test_they_fit_the_installed_version(vllm_python: str) -> None:

@@ -8,6 +8,7 @@ Weights are float32, so that a hit's output also equals the one computed without
 from __future__ import annotations
 
 import dataclasses
+import functools
 import shutil
 import tempfile
 import time
@@ -84,8 +85,10 @@ def site(memory_root: Path, vllm_python: str, tiny_model: Path) -> Iterator[Site
             Engine(options, log=folder / "a.log", python=vllm_python) as a,
             Engine(options, log=folder / "b.log", python=vllm_python) as b,
         ):
-            a.ready()
-            b.ready()
+            for engine in (a, b):
+                engine.ready()
+                met = functools.partial(lambda one: "beluga: met 1 of" in one.log(), engine)
+                engine.wait_for(met, SAVED_S, "word of its rank")
             yield Site(pool, server, (a, b))
     finally:
         shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,190 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""The offloading spec's side in vLLM's scheduler: an ``OffloadingManager`` over the pool."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import OffloadingConnectorStats
+from vllm.logger import init_logger
+from vllm.v1.kv_offload.base import (
+    LoadStoreSpec,
+    LookupResult,
+    Medium,
+    OffloadingEvent,
+    OffloadingManager,
+    PrepareStoreOutput,
+    RequestOffloadingContext,
+    get_offload_block_hash,
+)
+
+from beluga.connectors.link import Link
+from beluga.connectors.vllm.answers import Answers, Asker
+from beluga.connectors.vllm.counters import Counters
+from beluga.connectors.vllm.errand import Errand
+from beluga.connectors.vllm.lookups import Lookups
+from beluga.connectors.vllm.meeting import Meeting, process_start_s
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable
+
+    from beluga.connectors.link import Attachment
+    from beluga.connectors.vllm.settings import VllmSettings
+
+logger = init_logger(f"vllm.{__name__}")  # vLLM shows what is below its own name
+
+MEDIUM = Medium.CPU
+
+
+@dataclasses.dataclass
+class PoolBlocks(LoadStoreSpec):
+    """Blocks in the pool, by what they hold: 32 bytes of each, end to end."""
+
+    digests: bytes
+
+
+class BelugaManager(OffloadingManager):
+    """The scheduler's side."""
+
+    def __init__(self, settings: VllmSettings, config: Any) -> None:
+        self._saves = settings.save
+        self._events: list[OffloadingEvent] | None = [] if config.enable_kv_cache_events else None
+        self._link = Link(settings, name="lookups", logger=logger)
+        self._counters = Counters()
+        self._lookups = Lookups(self._link, self._counters)
+        self._answers = Answers(self._lookups)
+        meeting = Meeting(config.engine_id, settings.salt)
+        world_size, since_s = config.parallel.world_size, process_start_s()
+
+        def look(attachment: Attachment) -> bool:
+            ranks = meeting.look(attachment, world_size, since_s)
+            if ranks:
+                digest = ranks[0].digest.hex()[:8]
+                logger.info(
+                    "beluga: met %d of the engine's ranks; namespace %s", len(ranks), digest
+                )
+                self._lookups.ranks = tuple(ranks)
+            return bool(ranks)
+
+        doing = "looking for the workers' cards"
+        self._errand = Errand(settings, name="meeting", doing=doing, call=look, logger=logger)
+        if not self._errand.wait(settings.timeout_ms / 1000):
+            logger.warning("beluga: no word of the workers in the pool yet; until then all misses")
+
+    @property
+    def met(self) -> bool:
+        """Whether it knows the workers' namespaces."""
+        return bool(self._lookups.ranks)
+
+    @property
+    def attached(self) -> bool:
+        """Whether it would ask the pool now."""
+        return self._link.attached
+
+    def lookup(self, key: Any, req_context: Any) -> LookupResult:
+        """Whether the pool has a block; it is kept there if so."""
+        if not req_context.load_tier_filter.allows(MEDIUM, None):
+            return LookupResult.MISS
+        following = _after(req_context, key)
+        block_hash = get_offload_block_hash(key)
+        found = self._answers.ask(self._asker(req_context), block_hash, following)
+        return LookupResult.HIT if found else LookupResult.MISS
+
+    def prepare_load(self, keys: Collection[Any], req_context: Any) -> LoadStoreSpec:
+        """They are pinned already."""
+        self._answers.loading(self._asker(req_context))
+        return self._blocks(keys)
+
+    def complete_load(self, keys: Collection[Any], req_context: Any) -> None:
+        """Let go of what was loaded, or was not."""
+        self._answers.loaded(self._asker(req_context))
+
+    def prepare_store(self, keys: Collection[Any], req_context: Any) -> PrepareStoreOutput:
+        """All of them: the pool says what it has when they are saved."""
+        stored = list(keys) if self._saves and self.attached else []
+        return PrepareStoreOutput(stored, self._blocks(stored), [])
+
+    def complete_store(self, keys: Collection[Any], req_context: Any, success: bool = True) -> None:
+        """Announce them, if anybody listens, as far as the pool has them without a gap."""
+        if self._events is None:
+            return
+        ordered = sorted(keys, key=lambda key: req_context.get_offload_key_position(key) or 0)
+        count, pins = self._lookups.pin(list(map(self._digest, ordered)))
+        self._lookups.release(pins)
+        if count:
+            self._events.append(OffloadingEvent(ordered[:count], MEDIUM, removed=False))
+
+    def on_new_request(self, req_context: Any) -> RequestOffloadingContext:
+        """Only what is computed is saved."""
+        req_context.set_state(self._answers.begin(req_context.req_id))
+        return RequestOffloadingContext()
+
+    def on_request_finished(self, req_context: Any) -> None:
+        """Let go of what was found for it."""
+        self._answers.end(req_context.req_id)
+
+    def on_schedule_end(self, context: Any) -> None:
+        """Requests that start now load nothing any more; preempted ones may again."""
+        self._answers.started(context.new_req_ids)
+        self._answers.preempted(context.preempted_req_ids)
+
+    def take_events(self) -> Iterable[OffloadingEvent]:
+        """Blocks stored since the last time."""
+        if self._events is None:
+            return ()
+        events, self._events = self._events, []
+        return events
+
+    def reset_cache(self) -> None:
+        """Never again a block from before: the weights may be others now."""
+        logger.info("beluga: reset; this engine's blocks are its own from now on")
+        self._answers.reset()
+
+    def get_stats(self) -> OffloadingConnectorStats | None:
+        """Counted since the last time."""
+        return offload_stats(self._counters)
+
+    def shutdown(self) -> None:
+        """Give the sessions back."""
+        self._errand.close()
+        self._link.close()
+
+    def _asker(self, req_context: Any) -> Asker:
+        asker = req_context.get_state(Asker)
+        if asker is None:
+            self.on_new_request(req_context)
+            asker = req_context.get_state(Asker)
+        return asker  # type: ignore[no-any-return]
+
+    def _digest(self, key: Any) -> bytes:
+        return self._answers.digest(get_offload_block_hash(key))
+
+    def _blocks(self, keys: Collection[Any]) -> PoolBlocks:
+        return PoolBlocks(b"".join(map(self._digest, keys)))
+
+
+def _after(req_context: Any, key: Any) -> list[bytes]:
+    """The request's blocks after this one; none if vLLM no longer keeps them where it did."""
+    places: dict[Any, int] = getattr(req_context, "_offload_key_positions", {})
+    here = places.get(key, 0)
+    following = sorted((place, one) for one, place in places.items() if place > here)
+    return [get_offload_block_hash(one) for _, one in following] if here else []
+
+
+def metric(name: str) -> str:
+    """The Prometheus name of a counter."""
+    stem = f"{name[:-2]}_seconds" if name.endswith("_s") else name
+    return f"vllm:beluga_offload_{stem}"
+
+
+def offload_stats(counters: Counters) -> OffloadingConnectorStats | None:
+    """What was counted since the last time, as OffloadingConnector adds it up."""
+    taken = {name: amount for name, amount in counters.take().items() if amount > 0}
+    if not taken:
+        return None
+    stats = OffloadingConnectorStats()
+    for name, amount in taken.items():
+        stats.increase_counter(metric(name), amount)
+    return stats
