@@ -13,6 +13,7 @@ import time
 from types import SimpleNamespace
 
 import numpy as np
+import vllm
 from vllm.v1.kv_offload.base import (
     LookupResult,
     ReqContext,
@@ -100,7 +101,7 @@ def main() -> None:
     assert manager.prepare_store(KEYS[:1], third).store_spec.digests != HASHES[0]
     manager.shutdown()
     other.close()
-    print("done")
+    print(f"done with {vllm.__version__[:5]}")
 
 
 if __name__ == "__main__":

@@ -26,45 +26,38 @@ NEXT = "BELUGA_VLLM_NEXT"
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]  # the packages may have to be fetched
 
 
-def compared(python: str, **environment: str) -> dict[str, Any]:
+@pytest.fixture(params=["0.32.", "0.33."])
+def version(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The installed version, or the next: that is found before it."""
+    wanted: str = request.param
+    if wanted == "0.33.":
+        unpacked = os.environ.get(NEXT)
+        if not unpacked:
+            pytest.skip(f"{NEXT} names no unpacked wheel of vLLM 0.33")
+        monkeypatch.setenv("PYTHONPATH", unpacked)
+    return wanted
+
+
+def last_line(python: str, script: str, *arguments: str) -> str:
+    """What a script beside this one prints last, run by vLLM's Python."""
     made = subprocess.run(
-        [python, Path(__file__).with_name("interfaces.py")],
+        [python, Path(__file__).with_name(script), *arguments],
         check=False,
         capture_output=True,
         text=True,
         timeout=LONG_S,
-        env=dict(os.environ) | environment,
     )
     assert made.returncode == 0, made.stderr[-2000:]
-    found: dict[str, Any] = json.loads(made.stdout.splitlines()[-1])
-    return found
+    return made.stdout.splitlines()[-1]
+
+
+def test_our_classes_fit(vllm_python: str, version: str) -> None:
+    found: dict[str, Any] = json.loads(last_line(vllm_python, "interfaces.py"))
+    assert found["version"].startswith(version)
+    assert (found["misfits"], found["not_refused"]) == ([], [])
 
 
 def test_the_manager_with_the_types_of_vllm(
-    vllm_python: str, server: MetaServer, pool_name: str
+    vllm_python: str, version: str, server: MetaServer, pool_name: str
 ) -> None:
-    made = subprocess.run(
-        [vllm_python, Path(__file__).with_name("manager_role.py"), pool_name],
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=LONG_S,
-        env={key: value for key, value in os.environ.items() if key != "BELUGA_POOL"},
-    )
-    assert made.returncode == 0, made.stderr[-2000:]
-    assert made.stdout.endswith("done\n")
-
-
-def test_they_fit_the_installed_version(vllm_python: str) -> None:
-    found = compared(vllm_python)
-    assert found["version"].startswith("0.32.")
-    assert (found["misfits"], found["not_refused"]) == ([], [])
-
-
-def test_they_fit_the_next_version(vllm_python: str) -> None:
-    unpacked = os.environ.get(NEXT)
-    if not unpacked:
-        pytest.skip(f"{NEXT} names no unpacked wheel of vLLM 0.33")
-    found = compared(vllm_python, PYTHONPATH=unpacked)
-    assert found["version"].startswith("0.33.")
-    assert (found["misfits"], found["not_refused"]) == ([], [])
+    assert last_line(vllm_python, "manager_role.py", pool_name) == f"done with {version}"
