@@ -21,8 +21,11 @@ Files: ``settings`` what a user may say; ``identity`` whose blocks these are (th
 ``layout`` where a block's bytes lie in the engine's tensors; ``steps`` what the two sides tell each
 other; ``lookups`` and ``schedule`` the scheduler's side; ``loads``, ``saves``, ``staging`` and
 ``worker`` the worker's; ``events``, ``stats`` what is seen from outside; ``connector`` vLLM's
-interface, and nothing else; ``plugin`` makes the connector known by name. Only ``connector``,
-``stats``, ``plugin`` and what they alone use import vLLM.
+interface, and nothing else; ``plugin`` makes the connector known by name; ``amx`` asks for the
+processor's tiles. The other way, behind vLLM's OffloadingConnector: ``offloading``; ``manager`` and
+its ``answers`` are the scheduler's side, ``jobs`` the worker's, and ``meeting`` (an ``errand`` on
+each side) brings them together. Only ``connector``, ``stats``, ``plugin``, ``offloading`` and
+``manager`` import vLLM.
 
 What keeps garbage out of the pool: a block is saved only when the step that computes it loads
 nothing, or its loads are known to have succeeded on every rank (see ``schedule``).
