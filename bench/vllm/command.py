@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import shutil
 import signal
 import subprocess
@@ -30,6 +31,7 @@ def run_in_folder(name: str, body: Callable[[Path], bool]) -> NoReturn:
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda number, _: sys.exit(128 + number))
     folder = Path(tempfile.mkdtemp(prefix=f"beluga-{name}-"))
+    os.environ["TMPDIR"] = str(folder)  # engines that are killed leave files of theirs
     try:
         passed = body(folder)
     except BelugaError as error:
