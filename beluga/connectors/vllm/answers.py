@@ -11,8 +11,6 @@ answered "hit" again until it was preempted: its load may have failed, and would
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import os
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -38,13 +36,10 @@ class Answers:
     def __init__(self, lookups: Lookups) -> None:
         self._lookups = lookups
         self._askers: dict[str, Asker] = {}
-        self._era = b""  # after a reset, what sets this engine's blocks apart from those before
 
     def digest(self, key: bytes) -> bytes:
         """Under what a block stands in the pool."""
-        if not self._era:
-            return key
-        return hashlib.blake2b(key, key=self._era, digest_size=32).digest()
+        return self._lookups.named([key])[0]
 
     def begin(self, request: str) -> Asker:
         """A request that is new to the scheduler."""
@@ -92,7 +87,7 @@ class Answers:
 
     def reset(self) -> None:
         """The engine's blocks are worth nothing any more: its weights may have changed."""
-        self._era = os.urandom(16)
+        self._lookups.reset()
         for asker in self._askers.values():
             asker.loading = False  # vLLM waits for the loads, and tells nobody
             self._forget(asker)

@@ -155,8 +155,11 @@ class BelugaConnector(KVConnectorBase_V1):
         return map(self._event, self._announcements.take())
 
     def reset_cache(self) -> bool:
-        """Of the pool nothing is forgotten: it is not this engine's alone."""
-        return False
+        """This engine finds nothing in the pool any more that was there before, nor do others
+        what it saves from now on: its weights may have changed."""
+        self._schedule.reset()
+        logger.info("beluga: reset; this engine's blocks are its own from now on")
+        return True
 
     # ---- the worker's side
 

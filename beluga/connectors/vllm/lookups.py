@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +33,11 @@ class Lookups:
         self._link = link
         self._counters = counters
         self._adapters: dict[tuple[str, str], bytes] = {}
+        self._era = b""  # after a reset, what sets this engine's blocks apart from those before
+
+    def reset(self) -> None:
+        """The engine's weights may have changed: from now on its blocks are its own."""
+        self._era = os.urandom(32)
 
     def digests(self, request: Any, first: int, last: int) -> list[bytes]:
         """What blocks [first, last) of a request hold: vLLM's hashes, and which adapter it was.
@@ -39,10 +45,14 @@ class Lookups:
         vLLM's hash has an adapter's name; another adapter may have the same name elsewhere.
         """
         hashes: Sequence[bytes] = request.block_hashes[first:last]
-        adapter = self._adapter(request.lora_request)
-        if not adapter:
+        return self.named(hashes, self._adapter(request.lora_request))
+
+    def named(self, hashes: Sequence[bytes], adapter: bytes = b"") -> list[bytes]:
+        """Under what blocks of these hashes stand in the pool."""
+        key = adapter + self._era
+        if not key:
             return list(hashes)
-        return [hashlib.blake2b(one, key=adapter, digest_size=32).digest() for one in hashes]
+        return [hashlib.blake2b(one, key=key, digest_size=32).digest() for one in hashes]
 
     def pin(self, digests: list[bytes]) -> tuple[int, Pins | None]:
         """Leading blocks that every rank finds, and the pins that keep them (or None)."""

@@ -149,6 +149,14 @@ class Schedule:
             self._late += self._save(tracked, known, block_ids)
         return tracked.ordered
 
+    def reset(self) -> None:
+        """Forget the pool: what is there, and what requests under way have computed, is of weights
+        that the engine may have no longer."""
+        self._lookups.reset()
+        for tracked in self._requests.values():
+            tracked.spoiled = True
+            self._forget_lookup(tracked)
+
     def _track(self, request: Any) -> Tracked:
         tracked = self._requests.get(request.request_id)
         if tracked is None:

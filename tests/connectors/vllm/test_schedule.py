@@ -293,6 +293,24 @@ def test_asynchronous_loads_stop_no_saves(
     engine.link.close()
 
 
+def test_after_a_reset_an_engine_is_on_its_own(engine: Engine, caches: list[KVCache]) -> None:
+    before, under_way = request("r", TOKENS), request("u", TOKENS[::-1])
+    store(caches, before, 5, 5)
+    engine.start(under_way)
+    engine.schedule.matched_tokens(before, 0)
+    engine.schedule.reset()
+    assert caches[0].stat().pinned_count == 0
+    assert engine.step(under_way, 21).saves == []
+    after = request("s", TOKENS)
+    assert engine.start(after) == 0
+    (save,) = engine.step(after, 21).saves
+    assert save.packed().tobytes() != b"".join(after.block_hashes)
+    again = request("t", TOKENS)
+    for cache in caches:
+        cache.put(save.packed(), np.ones((5, 4096), dtype=np.uint8))
+    assert engine.start(again) == 5 * BLOCK_TOKENS
+
+
 def test_without_a_server_everything_is_a_miss(pool_name: str) -> None:
     engine = Engine(pool_name)
     made = request("r", TOKENS)
