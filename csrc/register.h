@@ -11,6 +11,8 @@
 #ifndef BL_REGISTER_H
 #define BL_REGISTER_H
 
+#include <errno.h>
+
 #include "crash_point.h"
 #include "line.h"
 
@@ -35,7 +37,8 @@ static inline void bl_register_mend(const bl_memory *memory, uint64_t offset, co
     bl_publish_line(memory, offset + BL_LINE_SIZE, line); /* SYNC register */
 }
 
-/* The value, as this host's cache has it: 1; 0 if nobody wrote one yet (line is zero); or
+/* The value, as this host's cache has it: 1; 0 if nobody wrote one yet (line is zero); -EAGAIN if
+ * the first one ever is on its way, or the second copy here is as old as that (line is zero); or
  * -BL_ERROR_EPOCH_DAMAGED if neither copy is whole, perhaps because it is being written. */
 static inline int bl_register_load(const bl_memory *memory, uint64_t offset, uint64_t key,
                                    void *line)
@@ -50,25 +53,28 @@ static inline int bl_register_load(const bl_memory *memory, uint64_t offset, uin
     bl_load_line(memory, offset + BL_LINE_SIZE, second);
     memcpy(line, second, sizeof second);
     if (!bl_line_used(second))
-        return 0; /* the first value ever is on its way, or there is none */
+        return bl_line_used(first) ? -EAGAIN : 0;
     if (!bl_verify(memory, second[7] >> 32 == bl_table_check(second, key)))
         return -BL_ERROR_EPOCH_DAMAGED;
     bl_believe(memory, offset + BL_LINE_SIZE);
     return 1;
 }
 
-/* The value, as memory has it: likewise, and damage is what it still is after many looks. */
+/* The value, as memory has it: 1, 0 or damage, which is what it still is after many looks. If the
+ * second copy was nothing at both of two looks, what the former saw in the first was no second
+ * value: before that begins, the second copy is the first value. */
 static inline int bl_register_read(const bl_memory *memory, uint64_t offset, uint64_t key,
                                    void *line)
 {
-    int status = -BL_ERROR_EPOCH_DAMAGED;
-    for (int tries = 0; status < 0 && tries < BL_REGISTER_TRIES; tries++) {
+    int status = -BL_ERROR_EPOCH_DAMAGED, first_ever = 0;
+    for (int tries = 0; status < 0 && first_ever < 2 && tries < BL_REGISTER_TRIES; tries++) {
         if (tries > 0)
             bl_pause(memory);
         bl_refetch(memory, offset, BL_REGISTER_SIZE);
         status = bl_register_load(memory, offset, key, line);
+        first_ever += status == -EAGAIN;
     }
-    return status;
+    return status == -EAGAIN ? 0 : status;
 }
 
 /* Do both copies, as the last bl_register_read() dropped them, have this value? Only then is its
