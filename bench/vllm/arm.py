@@ -8,6 +8,7 @@ context: what it needs (a pool, a server) runs until it is left.
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 import tempfile
@@ -145,7 +146,7 @@ def beluga_connector(paths: Sequence[Path], timeout_ms: int = 500) -> dict[str, 
 @contextmanager
 def beluga_pool(setting: Setting) -> Iterator[list[Path]]:
     """The devices of a new pool with room for several prompts, and a server on it."""
-    directory = Path(tempfile.mkdtemp(prefix="beluga-vllm-", dir=MEMORY))
+    directory = Path(tempfile.mkdtemp(prefix=f"beluga-vllm-{os.getpid()}-", dir=MEMORY))
     try:
         paths = [directory / str(number) for number in range(_DEVICE_COUNT)]
         device_size = setting.pool_bytes // _DEVICE_COUNT + (64 << 20)
