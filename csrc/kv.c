@@ -318,9 +318,12 @@ static uint32_t bl_kv_read_hits(bl_session *session, const bl_kv_batch *batch, u
     bl_crash_point("get.copied");
     bl_entry_look(session, work, half, 0, hits, work->entries); /* the second look */
     bl_crash_point("get.second_look");
-    int stands = bl_epoch_stands(session);
+    if (!bl_epoch_stands(session)) { /* to read again is vain; and nothing is wrong with a block */
+        memset(states, BL_BLOCK_MISS, hits);
+        return 0;
+    }
     for (uint32_t i = 0; i < hits; i++) {
-        if (stands && states[i] == BL_BLOCK_HIT &&
+        if (states[i] == BL_BLOCK_HIT &&
             bl_entry_agrees(session, batch, i, work, &work->entries[i])) {
             bl_kv_confirm(session, batch, i, work);
             continue;

@@ -134,6 +134,17 @@ def hold_blocks(pool: Pool) -> None:
                 answer("[]")
 
 
+def fetch(pool: Pool) -> None:
+    """Gets chains, JSON numbers per line: JSON ``[hits, wrong, mismatches]``."""
+    target = np.empty((CHAIN, BLOCK_WORDS), dtype=np.uint64)
+    with KVCache(pool, namespace="fetch", timeout_s=60) as cache:
+        for line in lines():
+            numbers = json.loads(line)
+            found = cache.get(keys(numbers), target[: len(numbers)])
+            wrong = sum(bool((target[i] != content(numbers[i])).any()) for i in range(found.hits))
+            answer(json.dumps([found.hits, wrong, found.mismatches]))
+
+
 def churn(pool: Pool) -> None:
     """Puts and gets chains of blocks until it is told to end, and checks every byte that it gets.
 
@@ -167,6 +178,7 @@ def main() -> None:
         "stand_by_index": stand_by_index,
         "call": call,
         "hold_blocks": hold_blocks,
+        "fetch": fetch,
         "churn": churn,
     }
     try:

@@ -74,7 +74,8 @@ class GetResult:
     """``hits`` leading blocks were copied and verified; targets after them are undefined.
 
     ``mismatches`` counts blocks whose bytes or entry were not what was committed: each was read
-    again and, if that did not help, is a miss.
+    again and, if that did not help, is a miss. Misses because another server took over are not
+    counted: nothing is known to be wrong with those blocks.
     """
 
     hits: int

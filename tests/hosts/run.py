@@ -158,7 +158,10 @@ class Run:
         self.there.update(told["there"])
 
     def _whole(self, worker: GuestProcess, told: dict[str, Any]) -> None:
-        demand(worker.guest, told["wrong"] == 0, f"{worker.name} got {told['wrong']} wrong blocks")
+        """No block came with wrong bytes; none was damaged, even if the cache had noticed."""
+        wrong, changed = told["wrong"], told["changed"]
+        demand(worker.guest, wrong == 0, f"{worker.name} got {wrong} wrong blocks")
+        demand(worker.guest, changed == 0, f"{worker.name} met {changed} blocks that had changed")
 
     def _attached(self, worker: GuestProcess, epoch: int) -> None:
         told = worker.ask("stat")

@@ -46,17 +46,19 @@ class Worker:
                           for number in self._put(range(at, min(end, at + CHAIN)))]}  # fmt: skip
 
     def get(self, first: int, end: int) -> dict[str, object]:
-        """Fetch blocks one by one: which are there, and how many have a wrong byte."""
-        there, wrong = [], 0
+        """Fetch blocks one by one: which are there; how many came with a wrong byte, and how many
+        the cache itself found changed and did not hand out."""
+        there, wrong, changed = [], 0, 0
         for number in range(first, end):
-            hits, bad = self._get(range(number, number + 1))
+            hits, bad, mismatches = self._get(range(number, number + 1))
             there += [number] * hits
-            wrong += bad
-        return {"there": there, "wrong": wrong}
+            wrong, changed = wrong + bad, changed + mismatches
+        return {"there": there, "wrong": wrong, "changed": changed}
 
     def churn(self, first: int, end: int, seed: int) -> dict[str, object]:
         """Say that it has begun, and put and get chains of these numbers until the next line."""
-        dice, there, got, wrong = random.Random(seed), set(), 0, 0
+        dice, there = random.Random(seed), set[int]()
+        got = wrong = changed = 0
         for rounds in itertools.count():
             if rounds == BEGUN:
                 print(json.dumps({"begun": rounds}), flush=True)
@@ -64,11 +66,11 @@ class Worker:
                 break
             start = dice.randrange(first, end, CHAIN)
             numbers = range(start, start + dice.randint(1, CHAIN))
-            hits, bad = self._get(numbers)
+            hits, bad, mismatches = self._get(numbers)
             there.update(self._put(numbers[hits:]))
-            got, wrong = got + hits, wrong + bad
+            got, wrong, changed = got + hits, wrong + bad, changed + mismatches
         self._told.get()
-        return {"there": sorted(there), "got": got, "wrong": wrong}
+        return {"there": sorted(there), "got": got, "wrong": wrong, "changed": changed}
 
     def stat(self) -> dict[str, object]:
         """Which server this session is with, and how often it attached anew."""
@@ -81,10 +83,10 @@ class Worker:
         there = (BlockState.GRANTED, BlockState.HIT)
         return [numbers[i] for i, state in enumerate(result.states) if state in there]
 
-    def _get(self, numbers: range) -> tuple[int, int]:
+    def _get(self, numbers: range) -> tuple[int, int, int]:
         found = self._cache.get(keys(numbers), self._target[: len(numbers)])
         bad = sum(bool((self._target[i] != content(numbers[i])).any()) for i in range(found.hits))
-        return found.hits, bad + found.mismatches
+        return found.hits, bad, found.mismatches
 
     def _read(self) -> None:
         for line in sys.stdin:

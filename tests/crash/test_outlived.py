@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""A get that outlives the server that answered it: a miss, and no block is called damaged."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+
+import pytest
+from blocks import CHAIN, content, keys
+from processes import Process
+
+from beluga.kvcache import KVCache
+from beluga.meta import MetaServer
+from beluga.pool import Pool
+
+NUMBERS = list(range(CHAIN))
+
+
+@pytest.mark.parametrize("point", ["get.looked_up", "get.first_look", "get.copied"])
+def test_a_get_that_outlives_its_server_misses_and_blames_no_block(
+    paths: list[Path], discipline: str, monkeypatch: pytest.MonkeyPatch, point: str
+) -> None:
+    with (
+        Pool.create(paths, device_size=16 << 20, discipline=discipline, sparse=True) as pool,
+        Process("serve_index", paths) as first,
+        KVCache(pool, namespace="fetch", timeout_s=60) as cache,
+    ):
+        cache.put(keys(NUMBERS), [content(number) for number in NUMBERS]).raise_for_refused()
+        with monkeypatch.context() as context:
+            context.setenv("BELUGA_CRASH", f"{point}:stop")
+            reader = Process("fetch", paths)
+        with reader:
+            reader.say(json.dumps(NUMBERS))
+            assert reader.stopped()
+            first.kill()
+            with MetaServer(pool):
+                reader.signal(signal.SIGCONT)
+                assert json.loads(reader.hear()) == [0, 0, 0]
+                assert json.loads(reader.ask(json.dumps(NUMBERS))) == [CHAIN, 0, 0]
+                assert reader.end() == 0
