@@ -19,7 +19,14 @@ from cffi import FFI
 ROOT = Path(__file__).resolve().parent.parent
 CSRC = ROOT / "csrc"
 
-CORE_HEADERS = ("pool_format.h", "api.h", "api_check.h", "api_verify.h", "index.h")
+CORE_HEADERS = (
+    "pool_format.h",
+    "api.h",
+    "api_transfer.h",
+    "api_check.h",
+    "api_verify.h",
+    "index.h",
+)
 # The simulator also exports the pure structures, so that models can be run against them.
 SIM_HEADERS = (*CORE_HEADERS, "extent.h", "evict.h", "pins.h", "api_sim.h")
 

@@ -45,6 +45,10 @@ BelugaError
 │   ├── PinLimitError
 │   ├── QuarantineError           dead writers of this host hold too much space
 │   └── LayoutError               buffers do not fit the block
+├── TransferError                 a copy engine failed
+│   ├── EngineUnavailableError    this machine has not what the engine needs
+│   ├── ChecksumError             bytes that were read are not those that were written
+│   └── TransferTimeoutError      a transfer has not ended in time; it goes on
 ├── ConnectorError                an engine's settings, or its KV layout, cannot be served
 └── ReplayError                   replaying a trace: a process of it failed
     └── TraceError                the trace cannot be read
@@ -183,6 +187,18 @@ class QuarantineError(CacheError): ...
 
 
 class LayoutError(CacheError): ...
+
+
+class TransferError(BelugaError): ...
+
+
+class EngineUnavailableError(TransferError): ...
+
+
+class ChecksumError(TransferError): ...
+
+
+class TransferTimeoutError(TransferError): ...
 
 
 class ConnectorError(BelugaError): ...

@@ -360,8 +360,8 @@ typedef struct bl_kv_batch {
 int bl_kv_put(bl_session *session, const bl_kv_batch *batch, uint8_t *states, int32_t *statuses);
 
 /* Fetch leading blocks: their number, or an error. states: HIT where the bytes are right;
- * mismatch_count grows by the blocks that had to be read again; not if another server has taken over:
- * then all are misses, whatever their bytes. */
+ * mismatch_count grows by the blocks that had to be read again; not if another server has taken
+ * over: then all are misses, whatever their bytes. */
 int64_t bl_kv_get(bl_session *session, const bl_kv_batch *batch, uint8_t *states,
                   uint64_t *mismatch_count);
 

@@ -15,6 +15,7 @@
 /* L0 format */
 #include "pool_format.h"
 #include "api.h"
+#include "api_transfer.h"
 #include "api_check.h"
 #include "api_verify.h"
 #include "pool_format_check.c"

@@ -1,0 +1,11 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""L5: moving blocks between an engine's scattered memory and the pool.
+
+A plan says what goes where; an engine executes it; nothing here knows keys or servers.
+"""
+
+from beluga.transfer.engine import Engine, Transfer
+from beluga.transfer.plan import CHUNK, PIECE, Plan, plan_blocks
+
+__all__ = ["CHUNK", "PIECE", "Engine", "Plan", "Transfer", "plan_blocks"]

@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""What a copy engine is: it takes a plan, and says when its bytes have moved.
+
+Every engine passes the same tests (``tests/transfer/test_conformance.py``).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from beluga.transfer.plan import Plan
+
+
+class Transfer(Protocol):
+    """A plan that is being executed. Its memory on both sides must stay until it has ended."""
+
+    def done(self) -> bool:
+        """Has it ended, well or not? Never blocks."""
+        ...
+
+    def wait(self, timeout_s: float | None = None) -> None:
+        """Wait until it has ended, and do what remains to be done by a CPU.
+
+        After a write every byte is in the pool's memory, ahead of whatever this thread streams
+        next, and the plan's checksums are filled in: the blocks may be published. After a read
+        the bytes are those that the plan's checksums are of, if it has any; the caller looks at
+        the entries again.
+
+        Raises :class:`~beluga.errors.ChecksumError` where a read's bytes are not,
+        :class:`~beluga.errors.TransferTimeoutError` after ``timeout_s`` (it goes on), and
+        :class:`~beluga.errors.TransferError` if the engine failed.
+        """
+        ...
+
+
+class Engine(Protocol):
+    """Moves bytes between an engine's scattered memory and the pool.
+
+    Plans were checked when they were made; an engine that can not take one raises
+    :class:`~beluga.errors.LayoutError` and has moved nothing. Used by one thread at a time.
+    """
+
+    @property
+    def name(self) -> str:
+        """``cpu``, ``dsa`` or ``cuda``; with what tells two of a kind apart, after a hyphen."""
+        ...
+
+    def gather_write(self, plan: Plan) -> Transfer:
+        """Scattered engine memory to the pool. A block that does not end with a line has its last
+        line filled up with zeros."""
+        ...
+
+    def scatter_read(self, plan: Plan) -> Transfer:
+        """The pool to scattered engine memory, after what this host holds of it was dropped."""
+        ...
+
+    def close(self) -> None:
+        """Give back what the engine holds; transfers have ended."""
+        ...

@@ -1,0 +1,40 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Copyright The Beluga Authors
+ *
+ * L5: what every copy engine is told. cffi reads it too; beluga/transfer/plan.py makes plans.
+ */
+#ifndef BL_API_TRANSFER_H
+#define BL_API_TRANSFER_H
+
+#include "api.h"
+
+/* Bytes that lie in one run on both sides: in one stripe of the pool, in one chunk of one block. */
+typedef struct bl_piece {
+    uint64_t address;           /* in the engine's memory: this process's, or a GPU's */
+    uint64_t offset;            /* in the pool */
+    uint32_t length;
+    uint32_t chunk;             /* the plan's, counted from the whole plan's first */
+} bl_piece;
+
+/* What one checksum is of: a run of the pool, perhaps over the end of a stripe. Its pieces tile it
+ * in order; those of a sparse read lie in it. */
+typedef struct bl_chunk {
+    uint64_t offset;            /* in the pool; a multiple of a line */
+    uint32_t length;
+    uint32_t first;             /* piece, counted from the whole plan's first */
+} bl_chunk;
+
+/* A plan, or a run of its chunks with their pieces. */
+typedef struct bl_plan {
+    const bl_piece *pieces;     /* of chunks[0] first */
+    const bl_chunk *chunks;
+    uint32_t *checksums;        /* CRC-32C per chunk: a write fills, a read compares; or NULL */
+    uint32_t piece_count;
+    uint32_t chunk_count;
+    uint32_t piece_base;        /* what the first of pieces and chunks counts as */
+    uint32_t chunk_base;
+    uint32_t sparse;            /* 1: a chunk has bytes that no piece asks for */
+    uint32_t reserved;
+} bl_plan;
+
+#endif
