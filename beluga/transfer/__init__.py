@@ -6,6 +6,6 @@ A plan says what goes where; an engine executes it; nothing here knows keys or s
 """
 
 from beluga.transfer.engine import Engine, Transfer
-from beluga.transfer.plan import CHUNK, PIECE, Plan, plan_blocks
+from beluga.transfer.plan import CHUNK, PIECE, Plan, plan_blocks, plan_rows
 
-__all__ = ["CHUNK", "PIECE", "Engine", "Plan", "Transfer", "plan_blocks"]
+__all__ = ["CHUNK", "PIECE", "Engine", "Plan", "Transfer", "plan_blocks", "plan_rows"]

@@ -47,6 +47,21 @@ class Plan:
         """Bytes that are moved."""
         return int(self.pieces["length"].sum())
 
+    def refuse_beyond(self, pool_size: int) -> None:
+        """Raise :class:`~beluga.errors.LayoutError` if a byte of it lies beyond the pool's end.
+
+        ``pool_size`` is the pool's linear range (``Geometry.size``), in bytes.
+        """
+        for what, rows in (("piece", self.pieces), ("chunk", self.chunks)):
+            ends = rows["offset"] + rows["length"]
+            wrong = (ends > pool_size) | (ends < rows["offset"])
+            if wrong.any():
+                row = rows[int(np.argmax(wrong))]
+                raise LayoutError(
+                    f"a {what} of {row['length']} bytes at pool offset {row['offset']} needs "
+                    f"{int(row['offset']) + int(row['length'])} bytes; the pool has {pool_size}"
+                )
+
     def cut(self, size: int) -> Iterator[Plan]:
         """The same in parts of at most ``size`` bytes of pieces, or one chunk if that has more.
 
@@ -128,6 +143,94 @@ def plan_blocks(
     chunks["first"] = np.searchsorted(pieces["chunk"], np.arange(len(chunks)))
     checksums = np.zeros(len(chunks), np.uint32) if chunk_size else None
     return Plan(pieces, chunks, checksums, owners=owners)
+
+
+def plan_rows(  # noqa: PLR0913  all but the first four named
+    addresses: NDArray[np.uint64],
+    blocks: NDArray[np.int64],
+    places: NDArray[np.int64],
+    sizes: NDArray[np.int64],
+    *,
+    offsets: NDArray[np.uint64],
+    length: int,
+    chunk_size: int = 0,
+    checksums: NDArray[np.uint32] | None = None,
+    owners: tuple[Any, ...] = (),
+) -> Plan:
+    """A plan that reads some bytes of some blocks.
+
+    Row i, for each of four arrays of shape (rows,), is ``sizes[i]`` bytes at ``places[i]`` of the
+    payload of block ``blocks[i]``, to go to ``addresses[i]``. ``offsets`` has shape (blocks,): the
+    blocks' places in the pool; ``length`` is a block's payload. ``checksums`` of shape (blocks,
+    chunks) are the blocks' vectors, a CRC-32C per ``chunk_size`` bytes: the chunks that a row
+    touches are compared. None compares nothing. Raises :class:`~beluga.errors.LayoutError` for
+    anything else.
+    """
+    addresses, offsets = np.asarray(addresses, np.uint64), np.asarray(offsets, np.uint64)
+    blocks, places = np.asarray(blocks, np.int64), np.asarray(places, np.int64)
+    sizes = np.asarray(sizes, np.int64)
+    chunk = chunk_size if checksums is not None else length
+    rows = (addresses, blocks, places, sizes)
+    shapes = sorted({array.shape for array in rows})
+    if len(shapes) != 1 or addresses.ndim != 1 or offsets.ndim != 1:
+        raise LayoutError(f"rows need four arrays of one length, have shapes {shapes}")
+    if len(addresses) == 0 or (sizes <= 0).any():
+        raise LayoutError("a plan needs rows that have bytes")
+    if (offsets % np.uint64(LINE_SIZE)).any() or chunk <= 0 or (chunk != length and chunk % 64):
+        raise LayoutError(f"offsets and the chunk size are multiples of {LINE_SIZE} bytes")
+    if blocks.min() < 0 or blocks.max() >= len(offsets):
+        raise LayoutError(f"rows of blocks {blocks.min()} to {blocks.max()} of {len(offsets)}")
+    if places.min() < 0 or (places + sizes).max() > length:
+        raise LayoutError(f"a row needs {(places + sizes).max()} bytes; a block has {length}")
+    per_block = -(-length // chunk)
+    if checksums is not None and checksums.shape != (len(offsets), per_block):
+        raise LayoutError(
+            f"checksums need shape {(len(offsets), per_block)}, have {checksums.shape}"
+        )
+    order = np.lexsort((places, blocks))
+    row, at, end = _cut_rows(
+        places[order], sizes[order], offsets[blocks[order]].astype(np.int64), chunk
+    )
+    row = order[row]
+    block = blocks[row]
+    keys = block * per_block + at // chunk
+    again = np.argsort(keys, kind="stable")  # rows may overlap: chunk by chunk all the same
+    row, at, end, block, keys = row[again], at[again], end[again], block[again], keys[again]
+    touched, firsts, chunk_of = np.unique(keys, return_index=True, return_inverse=True)
+    pieces = np.empty(len(row), PIECE)
+    pieces["address"] = addresses[row] + (at - places[row]).astype(np.uint64)
+    pieces["offset"] = offsets[block] + at.astype(np.uint64)
+    pieces["length"] = end - at
+    pieces["chunk"] = chunk_of
+    starts = touched % per_block * chunk
+    chunks = np.empty(len(touched), CHUNK)
+    chunks["offset"] = offsets[touched // per_block] + starts.astype(np.uint64)
+    chunks["length"] = np.minimum(length - starts, chunk)
+    chunks["first"] = firsts
+    sums = None if checksums is None else checksums.reshape(-1)[touched]
+    return Plan(pieces, chunks, sums, sparse=True, owners=owners)
+
+
+def _cut_rows(
+    places: NDArray[np.int64],
+    sizes: NDArray[np.int64],
+    offsets: NDArray[np.int64],
+    chunk: int,
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """Rows cut where chunks and stripes end: of each piece its row, its start and its end."""
+    row, at, end = np.arange(len(places)), places, places + sizes
+    for size, origin in ((chunk, np.zeros_like(offsets)), (STRIPE_SIZE, offsets)):
+        base = origin[row]
+        first, last = (at + base) // size, (end + base - 1) // size
+        count = last - first + 1
+        if (count == 1).all():
+            continue
+        which = np.repeat(np.arange(len(row)), count)
+        step = np.arange(len(which)) - np.repeat(np.cumsum(count) - count, count)
+        edge = (first[which] + step) * size - base[which]
+        at, end = np.maximum(at[which], edge), np.minimum(end[which], edge + size)
+        row = row[which]
+    return row, at, end
 
 
 def _cuts(

@@ -4,13 +4,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from beluga.errors import LayoutError
-from beluga.transfer import Plan, plan_blocks
+from beluga.transfer import Plan, plan_blocks, plan_rows
 
 STRIPE = 2 << 20
 
@@ -91,3 +93,103 @@ def test_what_is_no_plan_is_refused(
 ) -> None:
     with pytest.raises(LayoutError):
         plan_blocks(np.array(addresses), np.array(sizes), np.array(offsets), chunk_size=chunk_size)
+
+
+@given(
+    length=st.integers(1, 900),
+    chunk_lines=st.integers(1, 4),
+    data=st.data(),
+    verify=st.booleans(),
+)
+def test_every_byte_of_every_row_is_in_one_piece(
+    length: int, chunk_lines: int, data: st.DataObject, *, verify: bool
+) -> None:
+    chunk_size = chunk_lines * 64
+    room = -(-length // 64) * 64
+    offsets = np.array([STRIPE - 5 * 64, STRIPE - 5 * 64 + room, 3 * STRIPE], np.uint64)
+    row = st.tuples(st.integers(0, 2), st.integers(0, length - 1), st.integers(1, 300))
+    rows = [
+        (block, place, min(size, length - place))
+        for block, place, size in data.draw(st.lists(row, min_size=1, max_size=8))
+    ]
+    blocks, places, sizes = (np.array(column) for column in zip(*rows, strict=True))
+    addresses = np.arange(1, len(rows) + 1, dtype=np.uint64) << 20
+    per_block = -(-length // chunk_size)
+    sums = np.arange(3 * per_block, dtype=np.uint32).reshape(3, per_block) if verify else None
+    plan = plan_rows(
+        addresses,
+        blocks,
+        places,
+        sizes,
+        offsets=offsets,
+        length=length,
+        chunk_size=chunk_size,
+        checksums=sums,
+    )
+    assert plan.sparse
+    found: dict[int, int] = {}
+    for address, offset, size, chunk in plan.pieces.tolist():
+        start, chunk_length, _ = plan.chunks[chunk].tolist()
+        assert start <= offset
+        assert offset + size <= start + chunk_length
+        assert offset // STRIPE == (offset + size - 1) // STRIPE
+        for i in range(size):
+            assert address + i not in found
+            found[address + i] = offset + i
+    wanted = {
+        int(address) + i: int(offsets[block]) + place + i
+        for address, (block, place, size) in zip(addresses, rows, strict=True)
+        for i in range(size)
+    }
+    assert found == wanted
+    assert (plan.pieces["chunk"][plan.chunks["first"]] == np.arange(len(plan.chunks))).all()
+    assert (np.diff(plan.pieces["chunk"].astype(int)) >= 0).all()
+    if sums is None:
+        assert plan.checksums is None
+        return
+    touched = {
+        (block, at // chunk_size)
+        for block, place, size in rows
+        for at in range(place, place + size)
+    }
+    assert plan.checksums is not None
+    assert plan.checksums.tolist() == [int(sums[block, c]) for block, c in sorted(touched)]
+    starts = [int(offsets[block]) + c * chunk_size for block, c in sorted(touched)]
+    assert plan.chunks["offset"].tolist() == starts
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"blocks": [1]},
+        {"blocks": [-1]},
+        {"places": [-1]},
+        {"places": [1000]},
+        {"sizes": [0]},
+        {"sizes": [64, 64]},
+        {"offsets": [32]},
+        {"chunk_size": 100},
+        {"chunk_size": 256},
+    ],
+    ids=str,
+)
+def test_rows_that_are_not_in_their_blocks_are_refused(change: dict[str, Any]) -> None:
+    good: dict[str, Any] = {
+        "blocks": [0],
+        "places": [0],
+        "sizes": [64],
+        "offsets": [64],
+        "length": 1000,
+    }
+    good |= {"chunk_size": 512, "checksums": np.zeros((1, 2), np.uint32)}
+    plan_rows(np.array([4096]), **good)
+    wrong = good | change
+    with pytest.raises(LayoutError):
+        plan_rows(np.array([4096]), **wrong)
+
+
+def test_a_plan_that_leaves_the_pool_is_refused() -> None:
+    plan = plan_blocks(np.array([[4096]]), np.array([1000]), np.array([1 << 20]))
+    plan.refuse_beyond((1 << 20) + 1000)
+    with pytest.raises(LayoutError, match="1049576 bytes; the pool has 1049575"):
+        plan.refuse_beyond((1 << 20) + 999)

@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""The engines that ``test_conformance.py`` tries, and the memory that each of them reaches.
+
+Every engine has a line in :data:`ENGINES`; its name comes first in its tests' names.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import itertools
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from beluga import primitives
+from beluga._ffi import ffi, lib
+from beluga.errors import ChecksumError, LayoutError
+from beluga.pool import Pool
+from beluga.transfer import Engine, Plan
+
+Bytes = NDArray[np.uint8]
+
+
+class EngineMemory(Protocol):
+    """Memory that an engine can address, exactly as long as the bytes it was made of."""
+
+    @property
+    def address(self) -> int: ...
+
+    def content(self) -> Bytes:
+        """What is there now."""
+        ...
+
+
+class HostMemory:
+    """This process's own memory."""
+
+    def __init__(self, content: Bytes) -> None:
+        self._array = content.copy()
+        self.address = self._array.ctypes.data
+
+    def content(self) -> Bytes:
+        return self._array.copy()
+
+
+@dataclasses.dataclass(frozen=True)
+class EngineCase:
+    """How one engine is made, and what it copies from and to.
+
+    ``missing`` says why this machine cannot run it, or nothing.
+    """
+
+    name: str
+    make: Callable[[Pool], Engine]
+    memory: Callable[[Bytes], EngineMemory] = HostMemory
+    missing: Callable[[], str | None] = lambda: None
+
+
+def pool_bytes(pool: Pool, offset: int, size: int) -> Any:
+    """A writable view of bytes that lie in one stripe."""
+    return ffi.buffer(lib.bl_pool_address(pool.handle, offset), size)
+
+
+class Ended:
+    """A transfer that ended when it was made."""
+
+    def __init__(self, error: ChecksumError | None = None) -> None:
+        self._error = error
+
+    def done(self) -> bool:
+        return True
+
+    def wait(self, timeout_s: float | None = None) -> None:
+        del timeout_s
+        if self._error:
+            raise self._error
+
+
+class ReferenceEngine:
+    """Plain copies, piece by piece, by nobody else's code: what the others are held against."""
+
+    name = "reference"
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+
+    def gather_write(self, plan: Plan) -> Ended:
+        if plan.sparse:
+            raise LayoutError("a sparse plan can only be read")
+        plan.refuse_beyond(self._pool.geometry.size)
+        for address, offset, length, _ in plan.pieces.tolist():
+            pool_bytes(self._pool, offset, length)[:] = ctypes.string_at(address, length)
+        for index, (offset, length, _) in enumerate(plan.chunks.tolist()):
+            blank = -length % 64
+            if blank:
+                pool_bytes(self._pool, offset + length, blank)[:] = bytes(blank)
+            if plan.checksums is not None:
+                plan.checksums[index] = self._sum(offset, length)
+        return Ended()
+
+    def scatter_read(self, plan: Plan) -> Ended:
+        plan.refuse_beyond(self._pool.geometry.size)
+        for address, offset, length, _ in plan.pieces.tolist():
+            ctypes.memmove(address, bytes(pool_bytes(self._pool, offset, length)), length)
+        if plan.checksums is not None:
+            sums = [self._sum(offset, length) for offset, length, _ in plan.chunks.tolist()]
+            if sums != plan.checksums.tolist():
+                return Ended(ChecksumError("bytes that were read are not those that were written"))
+        return Ended()
+
+    def close(self) -> None:
+        pass
+
+    def _sum(self, offset: int, length: int) -> int:
+        return primitives.crc32c(peek(self._pool, offset, length).tobytes())
+
+
+def peek(pool: Pool, offset: int, size: int) -> Bytes:
+    """A copy of bytes of the pool."""
+    parts = [bytes(pool_bytes(pool, at, piece)) for at, piece in _stripes(offset, size)]
+    return np.frombuffer(b"".join(parts), np.uint8)
+
+
+def poke(pool: Pool, offset: int, content: Bytes) -> None:
+    """Overwrite bytes of the pool."""
+    for at, piece in _stripes(offset, len(content)):
+        pool_bytes(pool, at, piece)[:] = content[at - offset : at - offset + piece].tobytes()
+
+
+def _stripes(offset: int, size: int) -> list[tuple[int, int]]:
+    edges = [offset, *range((offset >> 21) + 1 << 21, offset + size, 1 << 21), offset + size]
+    return [(at, end - at) for at, end in itertools.pairwise(edges)]
+
+
+ENGINES: tuple[EngineCase, ...] = (EngineCase("reference", ReferenceEngine),)
