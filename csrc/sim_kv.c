@@ -193,16 +193,22 @@ static int bl_path_kv_calm(bl_sim_world *world)
     return bl_kv_run(&kv);
 }
 
+/* A while later: is this reader in the middle of a block? */
+static int bl_kv_reads(const bl_kv *kv, const bl_pool *pool, const bl_sim_process *reader)
+{
+    bl_nap(&pool->memory, bl_sim_below(kv->path.world, 400));
+    return reader->state == BL_SIM_READY &&
+           reader->line >= pool->geometry.data_offset / BL_LINE_SIZE;
+}
+
 /* Stops the reader in the middle of a block, and kills the server that told it of the block. */
 static int bl_kv_stop(bl_pool *pool, void *argument)
 {
     bl_kv *kv = argument;
     bl_sim_world *world = kv->path.world;
     bl_sim_process *reader = world->process[kv->path.client[0]];
-    uint64_t data_line = pool->geometry.data_offset / BL_LINE_SIZE;
     for (uint32_t stops = 0; stops < BL_KV_STOPS && bl_path_clients_alive(&kv->path);) {
-        bl_nap(&pool->memory, bl_sim_below(world, 400));
-        if (reader->state != BL_SIM_READY || reader->line < data_line)
+        if (!bl_kv_reads(kv, pool, reader))
             continue;
         reader->wake_ns = world->now_ns + BL_KV_STOP_NS;
         bl_sim_kill(world, kv->path.server_process);
@@ -229,10 +235,8 @@ static int bl_kv_silence(bl_pool *pool, void *argument)
     bl_kv *kv = argument;
     bl_sim_world *world = kv->path.world;
     bl_sim_process *reader = world->process[kv->path.client[1]];
-    uint64_t data_line = pool->geometry.data_offset / BL_LINE_SIZE;
     for (uint32_t stops = 0; stops < BL_KV_SILENCES && bl_path_clients_alive(&kv->path);) {
-        bl_nap(&pool->memory, bl_sim_below(world, 400));
-        if (reader->state != BL_SIM_READY || reader->line < data_line)
+        if (!bl_kv_reads(kv, pool, reader))
             continue;
         stops++;
         reader->faint = 1;

@@ -27,11 +27,17 @@ class EngineSettings(PoolSettings):
     variant: str = ""
 
 
+def major(version: str) -> str:
+    """What of a version changes when layouts may: of 0.x.y also the x."""
+    parts = version.partition("+")[0].split(".")
+    return ".".join(parts[: 2 if parts[0] == "0" else 1])
+
+
 def namespace_of(settings: EngineSettings, engine: str, version: str, fields: Fields) -> Namespace:
-    """The namespace of ``fields`` in this engine, at this version: its first two numbers."""
+    """The namespace of ``fields`` in this engine, at this version."""
     always: Fields = {
         "engine": engine,
-        "engine_version": ".".join(version.split(".")[:2]),
+        "engine_version": major(version),
         "variant": settings.variant,
     }
     return Namespace(always | fields, salt=settings.salt)

@@ -5,7 +5,7 @@
 ::
 
     vllm serve MODEL --kv-transfer-config '{"kv_connector": "BelugaConnector",
-        "kv_connector_module_path": "beluga.connectors.vllm", "kv_role": "kv_both"}'
+        "kv_role": "kv_both"}'
 
 How a block travels::
 

@@ -14,6 +14,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from beluga.connectors.naming import major
 from beluga.errors import ConnectorError
 from beluga.kvcache import Namespace
 
@@ -77,12 +78,6 @@ def namespace(  # noqa: PLR0913  all named
         },
         salt=salt,
     )
-
-
-def major(version: str) -> str:
-    """What of a version changes when layouts may: of 0.x.y also the x."""
-    parts = version.partition("+")[0].split(".")
-    return ".".join(parts[: 2 if parts[0] == "0" else 1])
 
 
 def model_identity(model: str, revision: str) -> str:

@@ -95,11 +95,6 @@ class Saves:
             stored, self._stored = self._stored, {}
         return stored
 
-    def idle(self) -> bool:
-        """Nothing waits and nothing runs."""
-        with self._changed:
-            return not self._queue and not self._copying
-
     def close(self) -> None:
         """Finish the batch that is being copied, and stop."""
         with self._changed:
