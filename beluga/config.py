@@ -9,6 +9,8 @@ BELUGA_POOL         devices of the pool that is meant when none is named, joined
 BELUGA_ISA          widest instructions to copy with: sse2, avx2, avx512 or movdir64b
 BELUGA_CRASH        tests: the crash point to die at, ``NAME[:PASSAGE][:kill|stop]``
 BELUGA_FLUSH        how lines are flushed: clflush or clflushopt
+BELUGA_MEMORY       how the pool's memory is mapped: write-back or uncacheable
+BELUGA_DDIO         whether devices write into this host's cache: on, off or unknown
 KUBERNETES_SERVICE_  HOST and _PORT: the API server, as a pod is told by its cluster
 XDG_STATE_HOME      where the mounted default pool is remembered; else ~/.local/state
 XDG_RUNTIME_DIR     where lock files of devdax pools lie if /run/beluga cannot be written
@@ -34,6 +36,16 @@ def isa() -> str | None:
 def flush() -> str | None:
     """The flush that BELUGA_FLUSH asks for, unchecked."""
     return os.environ.get("BELUGA_FLUSH") or None
+
+
+def memory_type() -> str | None:
+    """The memory type that BELUGA_MEMORY names, unchecked."""
+    return os.environ.get("BELUGA_MEMORY") or None
+
+
+def ddio() -> str | None:
+    """What BELUGA_DDIO says, unchecked."""
+    return os.environ.get("BELUGA_DDIO") or None
 
 
 def crash() -> str | None:

@@ -37,4 +37,17 @@ typedef struct bl_plan {
     uint32_t reserved;
 } bl_plan;
 
+/* What the CPU does for a device before it reads the pool or after it has written
+ * (beluga/transfer/policy.py). */
+enum bl_care {
+    BL_CARE_FENCE,              /* orders only: the device's bytes pass no cache */
+    BL_CARE_INVALIDATE,         /* before a read, after the look at the entry */
+    BL_CARE_FLUSH               /* after a write, its completion seen, before the publication */
+};
+
+/* For all that a plan, or one range, makes a device read or write: 0, -EINVAL if that leaves the
+ * pool, or -BL_ERROR_DEVICE_FAULT. */
+int bl_plan_care(const bl_pool *pool, const bl_plan *plan, uint32_t care);
+int bl_range_care(const bl_pool *pool, uint64_t offset, uint64_t size, uint32_t care);
+
 #endif

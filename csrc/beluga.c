@@ -90,6 +90,7 @@
 
 /* L5 transfer, L6 kvcache */
 #include "device_range.h"
+#include "device_care.c"
 #include "cpu_engine.c"
 #include "keys.c"
 #include "kv.c"

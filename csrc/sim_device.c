@@ -87,8 +87,9 @@ static void bl_sim_job_write(bl_sim_world *world, const bl_sim_job *job, uint32_
                              const uint8_t *data)
 {
     int coherent = bl_sim_coherent(&world->pool.memory, (uint64_t)line * BL_LINE_SIZE);
-    uint32_t version = bl_sim_note_write(world, job->owner, line, !coherent, job->site);
-    if (coherent || job->target == BL_SIM_TARGET_MEMORY ||
+    int to_memory = coherent || job->target == BL_SIM_TARGET_MEMORY;
+    uint32_t version = bl_sim_note_write(world, job->owner, line, !to_memory, job->site);
+    if (to_memory ||
         (job->target == BL_SIM_TARGET_ANY && bl_sim_random(world) >> 63))
         bl_sim_job_to_memory(world, job, line, data, version);
     else

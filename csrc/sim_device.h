@@ -8,7 +8,8 @@
  *   write   a line comes to lie in memory, or dirty in the host's cache, as the job's target says
  *
  * What is written counts as published when its process has flushed and fenced it, like a plain
- * store. A job outlives its process, whole or cut short; the process is gone when its jobs are.
+ * store, or fenced it, like a streamed one, if its target is memory for certain. A job outlives its
+ * process, whole or cut short; the process is gone when its jobs are.
  */
 #ifndef BL_SIM_DEVICE_H
 #define BL_SIM_DEVICE_H

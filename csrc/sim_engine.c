@@ -23,12 +23,15 @@ typedef struct bl_engine {
     uint32_t writes;            /* 1: the writer's payload goes by DMA */
     uint32_t reads;             /* 1: the readers' does */
     uint32_t dsa;               /* 1: a job's target is drawn once, not for each line */
+    uint32_t to_memory;         /* 1: it is always memory */
     uint32_t hasty;             /* 1: who finds the writer dead does not ask for proof */
     uint32_t owner;             /* process */
 } bl_engine;
 
 static enum bl_sim_target bl_engine_target(const bl_engine *engine)
 {
+    if (engine->to_memory)
+        return BL_SIM_TARGET_MEMORY;
     if (!engine->dsa)
         return BL_SIM_TARGET_ANY;
     return bl_sim_below(engine->litmus.world, 2) ? BL_SIM_TARGET_MEMORY : BL_SIM_TARGET_CACHE;
@@ -135,6 +138,12 @@ static int bl_engine_get_only(bl_sim_world *world)
 static int bl_engine_dsa(bl_sim_world *world)
 {
     return bl_engine_run(world, (bl_engine){.writes = 1, .reads = 1, .dsa = 1});
+}
+
+/* Cache control is off, and the device does as it is told. */
+static int bl_engine_dsa_memory(bl_sim_world *world)
+{
+    return bl_engine_run(world, (bl_engine){.writes = 1, .reads = 1, .to_memory = 1});
 }
 
 /* ---- A writer that dies while its device writes. A process of its host finds it gone, flushes

@@ -51,6 +51,7 @@ static const bl_sim_scenario bl_sim_scenarios[] = {
     {"device_put", bl_engine_put_only, 0},
     {"device_get", bl_engine_get_only, 0},
     {"device_dsa", bl_engine_dsa, 0},
+    {"device_dsa_memory", bl_engine_dsa_memory, 0},
     {"device_death", bl_engine_death, 0},
     {"device_zombie", bl_engine_zombie, 0},
     {"device_kv", bl_engine_kv, 0},

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from beluga._ffi import ffi
 from beluga.errors import LayoutError
 
 LINE_SIZE = 64
@@ -46,6 +47,28 @@ class Plan:
     def size(self) -> int:
         """Bytes that are moved."""
         return int(self.pieces["length"].sum())
+
+    def struct(self) -> Any:
+        """The ``bl_plan *`` for C; valid while it and this plan live."""
+        keep = [
+            ffi.from_buffer("bl_piece[]", self.pieces),
+            ffi.from_buffer("bl_chunk[]", self.chunks),
+            ffi.NULL
+            if self.checksums is None
+            else ffi.from_buffer("uint32_t[]", self.checksums, require_writable=True),
+        ]
+        made = ffi.new(
+            "bl_plan *",
+            [
+                *keep,
+                len(self.pieces),
+                len(self.chunks),
+                self.piece_base,
+                self.chunk_base,
+                self.sparse,
+            ],
+        )
+        return ffi.gc(made, lambda _: keep.clear())
 
     def refuse_beyond(self, pool_size: int) -> None:
         """Raise :class:`~beluga.errors.LayoutError` if a byte of it lies beyond the pool's end.

@@ -9,7 +9,14 @@ from simulator import caught, failures, play, site, total
 
 SEEDS = 20
 HUNT = 600
-SCENARIOS = ("device_put", "device_get", "device_dsa", "device_death", "device_kv")
+SCENARIOS = (
+    "device_put",
+    "device_get",
+    "device_dsa",
+    "device_dsa_memory",
+    "device_death",
+    "device_kv",
+)
 
 RULES = [
     (function, verb, index)

@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""The policy table as Python has it; tests/sim/test_policy_rows.py says whether it is right."""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from beluga.errors import EngineUnavailableError
+from beluga.pool import STRIPE_SIZE, Pool
+from beluga.transfer import Plan, plan_blocks, plan_rows, policy
+from beluga.transfer.policy import Ddio, Initiator, Memory, Step
+
+CAREFUL = [Step.FENCE, Step.INVALIDATE, Step.FLUSH]
+
+
+@pytest.fixture(scope="module", params=["coherent", "non-coherent"])
+def pool(request: pytest.FixtureRequest, memory_root: Path) -> Iterator[Pool]:
+    folder = Path(tempfile.mkdtemp(prefix="beluga-test-", dir=memory_root))
+    paths = [folder / "a", folder / "b"]
+    size = 8 * STRIPE_SIZE
+    try:
+        with Pool.create(paths, device_size=size, discipline=request.param, sparse=True) as made:
+            yield made
+    finally:
+        shutil.rmtree(folder)
+
+
+@pytest.mark.parametrize("initiator", Initiator)
+def test_unknown_takes_the_safest_row(initiator: Initiator) -> None:
+    safest = policy.row(initiator, Memory.WRITE_BACK, Ddio.UNKNOWN)
+    for memory, ddio in itertools.product(Memory, Ddio):
+        row = policy.row(initiator, memory, ddio)
+        unknown = policy.row(initiator, memory, Ddio.UNKNOWN)
+        for other in (unknown, safest):
+            assert CAREFUL.index(row.before_read) <= CAREFUL.index(other.before_read)
+            assert CAREFUL.index(row.after_write) <= CAREFUL.index(other.after_write)
+
+
+def test_the_optimizations_of_the_paper_are_in_the_table() -> None:
+    cpu = policy.row("cpu", "write-back", "on")
+    assert (cpu.before_read, cpu.after_write) == (Step.INVALIDATE, Step.FENCE)  # O1
+    dsa = policy.row("dsa", "uncacheable", "on")
+    assert (dsa.before_read, dsa.after_write) == (Step.FENCE, Step.FENCE)  # O2
+    gpu = policy.row("gpu", "uncacheable", "off")
+    assert (gpu.before_read, gpu.after_write) == (Step.FENCE, Step.FENCE)  # O3
+    for memory, ddio in itertools.product(Memory, Ddio):
+        if (memory, ddio) != (Memory.UNCACHEABLE, Ddio.OFF):
+            row = policy.row("gpu", memory, ddio)
+            assert (row.before_read, row.after_write) == (Step.INVALIDATE, Step.FLUSH)
+
+
+def test_a_word_that_is_not_in_the_table_is_refused() -> None:
+    with pytest.raises(ValueError, match="fpga"):
+        policy.row("fpga", "write-back", "on")
+
+
+def test_nothing_told_is_the_safe_row(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("BELUGA_DDIO", raising=False)
+    monkeypatch.delenv("BELUGA_MEMORY", raising=False)
+    for maker in ("GenuineIntel", "AuthenticAMD"):
+        cpuinfo = tmp_path / maker
+        cpuinfo.write_text(f"vendor_id\t: {maker}\n")
+        found = policy.probe(cpuinfo=cpuinfo)
+        assert (found.memory, found.ddio) == (Memory.WRITE_BACK, Ddio.UNKNOWN)
+        assert ("Intel" in found.ddio_source) == (maker == "GenuineIntel")
+    assert policy.probe(cpuinfo=tmp_path / "none").ddio == Ddio.UNKNOWN
+
+
+def test_the_environment_overrides(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BELUGA_DDIO", "off")
+    monkeypatch.setenv("BELUGA_MEMORY", "uncacheable")
+    found = policy.probe()
+    assert (found.memory, found.ddio) == (Memory.UNCACHEABLE, Ddio.OFF)
+    assert (found.memory_source, found.ddio_source) == ("BELUGA_MEMORY", "BELUGA_DDIO")
+    assert found.row("gpu").after_write == Step.FENCE
+    monkeypatch.setenv("BELUGA_DDIO", "perhaps")
+    with pytest.raises(EngineUnavailableError, match="BELUGA_DDIO=perhaps is not on or off or"):
+        policy.probe()
+
+
+def plans(offset: int) -> list[Plan]:
+    address = np.array([[1 << 20]], np.uint64)
+    whole = plan_blocks(address, np.array([70_000]), np.array([offset]), chunk_size=4096)
+    rows = {
+        "addresses": np.array([1 << 20] * 2, np.uint64),
+        "blocks": np.array([0, 0]),
+        "places": np.array([3, 60_001]),
+        "sizes": np.array([100, 9999]),
+    }
+    where = {"offsets": np.array([offset]), "length": 70_000, "chunk_size": 4096}
+    sums = np.zeros((1, 18), np.uint32)
+    return [
+        whole,
+        *whole.cut(20_000),
+        plan_rows(**rows, **where),  # type: ignore[arg-type]
+        plan_rows(**rows, **where, checksums=sums),  # type: ignore[arg-type]
+    ]
+
+
+@pytest.mark.parametrize("ddio", Ddio)
+@pytest.mark.parametrize("memory", Memory)
+@pytest.mark.parametrize("initiator", Initiator)
+def test_care_is_taken_of_plans_within_the_pool(
+    pool: Pool, initiator: str, memory: Memory, ddio: Ddio
+) -> None:
+    care = policy.Policy(memory, ddio, "", "").care(initiator, pool)
+    for plan in plans(pool.geometry.size - 70_016):
+        care.before_read(plan)
+        care.after_write(plan)
+    for plan in plans(pool.geometry.size - 65_536):
+        if plan.chunks["offset"].max() + 4096 > pool.geometry.size:
+            for take in (care.before_read, care.after_write):
+                with pytest.raises(OSError, match="argument"):
+                    take(plan)
+
+
+def test_a_range_is_flushed_or_dropped(pool: Pool) -> None:
+    end = pool.geometry.size
+    for take in (policy.flush_written, policy.drop_before_read):
+        take(pool, pool.geometry.data_offset, 5 << 20)
+        take(pool, end - 1, 1)
+        for offset, size in ((end, 1), (end - 64, 65), (2**64 - 64, 64)):
+            with pytest.raises(OSError, match="argument"):
+                take(pool, offset, size)
