@@ -50,4 +50,10 @@ enum bl_care {
 int bl_plan_care(const bl_pool *pool, const bl_plan *plan, uint32_t care);
 int bl_range_care(const bl_pool *pool, uint64_t offset, uint64_t size, uint32_t care);
 
+/* Execute a plan by the CPU, with up to threads threads: 0, or -EINVAL: it is no plan of this pool,
+ * and nothing has moved; -BL_ERROR_DEVICE_FAULT; of a read -EBADMSG: bytes are not those that were
+ * written. After a write all is in the pool's memory, ahead of what this thread streams next. */
+int bl_plan_write(const bl_pool *pool, const bl_plan *plan, uint32_t threads);
+int bl_plan_read(const bl_pool *pool, const bl_plan *plan, uint32_t threads);
+
 #endif

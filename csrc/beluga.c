@@ -33,6 +33,7 @@
 #include "copy.c"
 #include "primitives.c"
 #include "guard.c"
+#include "crew.c"
 
 /* L2 pool */
 #include "pool.h"
@@ -91,6 +92,8 @@
 /* L5 transfer, L6 kvcache */
 #include "device_range.h"
 #include "device_care.c"
+#include "gather.c"
+#include "plan.c"
 #include "cpu_engine.c"
 #include "keys.c"
 #include "kv.c"

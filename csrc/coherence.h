@@ -132,6 +132,12 @@ static inline void bl_shared_store(uint64_t *word, uint64_t value)
     __atomic_store_n(word, value, __ATOMIC_RELEASE);
 }
 
+/* The word before amount was added. */
+static inline uint64_t bl_shared_add(uint64_t *word, uint64_t amount)
+{
+    return __atomic_fetch_add(word, amount, __ATOMIC_RELAXED);
+}
+
 /* ---- Sites. */
 
 #define BL_ALL_WRITES UINT64_MAX   /* for bl_ordered() */

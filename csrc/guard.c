@@ -23,6 +23,10 @@ uint64_t bl_guard_offset(const bl_memory *memory)
     return UINT64_MAX;
 }
 
+const void *bl_guard_address(void) { return NULL; }
+
+void bl_guard_adopt(const void *address) { (void)address; }
+
 #else
 
 #include <pthread.h>
@@ -65,6 +69,10 @@ uint64_t bl_guard_offset(const bl_memory *memory)
                ? bl_interleave_offset(&memory->map, place)
                : UINT64_MAX;
 }
+
+const void *bl_guard_address(void) { return bl_bus_address; }
+
+void bl_guard_adopt(const void *address) { bl_bus_address = address; }
 
 static void bl_bus_handle(int number, siginfo_t *info, void *context)
 {

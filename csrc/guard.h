@@ -23,4 +23,9 @@ int bl_guarded(const bl_memory *memory, bl_guarded_run run, void *context);
  * the linear range. */
 uint64_t bl_guard_offset(const bl_memory *memory);
 
+/* The same as an address of this process; and: a thread that worked for this one met a fault there,
+ * as if this one had. */
+const void *bl_guard_address(void);
+void bl_guard_adopt(const void *address);
+
 #endif

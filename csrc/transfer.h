@@ -12,8 +12,23 @@
 #ifndef BL_TRANSFER_H
 #define BL_TRANSFER_H
 
-#include "api.h"
+#include "api_transfer.h"
 #include "memory.h"
+
+enum { BL_STAGE_SIZE = 4 << 10 }; /* of small runs put together before they are streamed */
+
+/* Runs of private memory on their way into one range of the pool (gather.c). */
+typedef struct bl_gather {
+    const bl_memory *memory;
+    uint64_t offset;            /* where the stage goes */
+    uint32_t staged;
+    _Alignas(BL_LINE_SIZE) uint8_t stage[BL_STAGE_SIZE];
+} bl_gather;
+
+/* A plan (plan.c): 0, -EINVAL: it is none, -EBADMSG: a read's checksum differs, -ENOMEM or
+ * -BL_ERROR_DEVICE_FAULT. A write does not fence for this thread: one bl_fence_store covers a
+ * batch. */
+int bl_plan_execute(const bl_memory *memory, const bl_plan *plan, uint32_t threads, int write);
 
 /* Stream the fragments to the pool, the last line filled up with zeros, and fill in the vector. No
  * fence: one bl_fence_store covers a batch. No checksums if chunk_size is 0 or vector NULL. */

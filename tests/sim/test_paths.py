@@ -44,7 +44,7 @@ MUTANTS = {
     "kv": (
         ("bl_gather_flush", "stream", 0),
         ("bl_entry_clear", "stream_line", 0),  # what the second look sees
-        ("bl_scatter_read", "invalidate", 0),  # the payload is not taken from the cache
+        ("bl_window_drop", "invalidate", 0),  # the payload is not taken from the cache
     ),
     "kv_calm": (
         ("bl_gather_direct", "stream", 0),

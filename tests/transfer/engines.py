@@ -20,7 +20,7 @@ from beluga import primitives
 from beluga._ffi import ffi, lib
 from beluga.errors import ChecksumError, LayoutError
 from beluga.pool import Pool
-from beluga.transfer import Engine, Plan
+from beluga.transfer import CpuEngine, Engine, Plan
 
 Bytes = NDArray[np.uint8]
 
@@ -136,4 +136,8 @@ def _stripes(offset: int, size: int) -> list[tuple[int, int]]:
     return [(at, end - at) for at, end in itertools.pairwise(edges)]
 
 
-ENGINES: tuple[EngineCase, ...] = (EngineCase("reference", ReferenceEngine),)
+ENGINES: tuple[EngineCase, ...] = (
+    EngineCase("reference", ReferenceEngine),
+    EngineCase("cpu", lambda pool: CpuEngine(pool, threads=1)),
+    EngineCase("cpu-3", lambda pool: CpuEngine(pool, threads=3)),
+)

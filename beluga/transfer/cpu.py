@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""The CPU as a copy engine: plans executed in C (``csrc/plan.c``), by one thread or several."""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import os
+from typing import TYPE_CHECKING, Any
+
+from beluga._ffi import ffi, lib
+from beluga.errors import BelugaError, ChecksumError, LayoutError, check
+from beluga.transfer.plan import CHUNK, PIECE
+
+if TYPE_CHECKING:
+    from beluga.pool import Pool
+    from beluga.transfer.plan import Plan
+
+_THREADS_DEFAULT = 4
+"""Enough to fill a memory link where one thread does not; more only take cores from the engine."""
+
+
+def default_threads() -> int:
+    """Threads of an engine that is not told how many: at most 4, of the cores it may use."""
+    return min(_THREADS_DEFAULT, len(os.sched_getaffinity(0)))
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class CpuTransfer:
+    """A plan that the CPU has executed, or could not."""
+
+    error: BelugaError | None
+
+    def done(self) -> bool:
+        """True: the engine returns when the bytes have moved."""
+        return True
+
+    def wait(self, timeout_s: float | None = None) -> None:
+        """Raises what went wrong: :class:`~beluga.errors.ChecksumError`, or
+        :class:`~beluga.errors.DeviceFaultError`."""
+        if self.error is not None:
+            raise self.error
+
+
+class CpuEngine:
+    """Copies in the caller's thread, without the GIL, helped by up to ``threads - 1`` others.
+
+    Non-temporal stores write, an invalidation ahead of cached loads reads, and checksums are
+    computed on the way. The helpers are the process's, parked between plans; a plan whose share
+    for each is too small to wake one up is copied alone.
+    """
+
+    name = "cpu"
+
+    def __init__(self, pool: Pool, threads: int | None = None) -> None:
+        self._pool = pool
+        self.threads = default_threads() if threads is None else threads
+        if self.threads < 1:
+            raise LayoutError(f"an engine of {threads} threads; give it at least one")
+
+    def gather_write(self, plan: Plan) -> CpuTransfer:
+        """Scattered memory to the pool; ended when it returns. Raises LayoutError."""
+        if plan.sparse:
+            raise LayoutError("a sparse plan can only be read")
+        return self._execute(lib.bl_plan_write, plan, "writing a plan")
+
+    def scatter_read(self, plan: Plan) -> CpuTransfer:
+        """The pool to scattered memory; ended when it returns. Raises LayoutError."""
+        return self._execute(lib.bl_plan_read, plan, "reading a plan")
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def _execute(self, function: Any, plan: Plan, doing: str) -> CpuTransfer:
+        code = function(self._pool.handle, plan_of(plan), self.threads)
+        if code == -errno.EINVAL:
+            raise LayoutError(f"{doing}: its pieces leave the pool, or do not tile their chunks")
+        if code == -errno.EBADMSG:
+            return CpuTransfer(ChecksumError(f"{doing}: bytes are not those that were written"))
+        try:
+            check(code, doing)
+        except BelugaError as error:
+            return CpuTransfer(error)
+        return CpuTransfer(None)
+
+
+def plan_of(plan: Plan) -> Any:
+    """A plan as C has it; its arrays stay the plan's. Raises LayoutError for arrays that C can
+    not read."""
+    for array, kind in ((plan.pieces, PIECE), (plan.chunks, CHUNK)):
+        if array.dtype != kind or array.ndim != 1 or not array.flags.c_contiguous:
+            raise LayoutError("a plan's pieces and chunks are contiguous arrays of their types")
+    made = ffi.new(
+        "bl_plan *",
+        {
+            "pieces": ffi.cast("bl_piece *", plan.pieces.ctypes.data),
+            "chunks": ffi.cast("bl_chunk *", plan.chunks.ctypes.data),
+            "piece_count": len(plan.pieces),
+            "chunk_count": len(plan.chunks),
+            "piece_base": plan.piece_base,
+            "chunk_base": plan.chunk_base,
+            "sparse": plan.sparse,
+        },
+    )
+    if plan.checksums is not None:
+        sums = plan.checksums
+        if sums.dtype != "u4" or sums.shape != plan.chunks.shape or not sums.flags.c_contiguous:
+            raise LayoutError("a plan has a checksum, a uint32, for each of its chunks")
+        made.checksums = ffi.cast("uint32_t *", sums.ctypes.data)
+    return made

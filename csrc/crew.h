@@ -1,0 +1,24 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Copyright The Beluga Authors
+ *
+ * A few threads of this process that help one who copies. They are made when they are first asked
+ * for, parked between jobs, and take no signals. One job at a time: who comes while the crew is at
+ * work does his alone, so nobody waits for another's copy. A forked child has no crew; it makes its
+ * own. In the simulator, where who runs when is the world's to say, the caller does everything.
+ */
+#ifndef BL_CREW_H
+#define BL_CREW_H
+
+#include <stdint.h>
+
+enum { BL_CREW_MAX = 63 };      /* threads besides the caller's */
+
+/* 0, or a negative error: then no further item is begun. Draws its own guarded region. */
+typedef int (*bl_crew_work)(void *context, uint32_t item);
+
+/* Do items 0 .. count - 1, begun in this order, by at most threads threads, the caller's among
+ * them: 0, or an error that an item had. What the others streamed is in memory by then, ahead of
+ * whatever this thread streams next; a fault that one of them met is told by bl_guard_offset(). */
+int bl_crew_run(uint32_t threads, uint32_t count, bl_crew_work work, void *context);
+
+#endif

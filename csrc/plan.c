@@ -1,0 +1,306 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Copyright The Beluga Authors
+ *
+ * The copy engine of the CPU: plans (api_transfer.h) executed by one thread or several. A plan is
+ * parted where a line begins and, if it has checksums, a chunk; each part is one thread's.
+ */
+#include <errno.h>
+#include <stdlib.h>
+
+#include "crash_point.h"
+#include "crew.h"
+#include "guard.h"
+#include "pool.h"
+#include "transfer.h"
+
+enum bl_plan_constant {
+    BL_PART_SIZE_LEAST = 64 << 10, /* of a thread's part: less is not worth waking anybody */
+    BL_PARTS_PER_THREAD = 4,    /* so that a slow one is waited for a quarter of its time */
+#ifdef BL_SIM
+    BL_WINDOW_SIZE = 256        /* its blocks are small, and have several windows too */
+#else
+    BL_WINDOW_SIZE = 256 << 10
+#endif
+};
+
+/* ---- Is it a plan? */
+
+static const bl_chunk *bl_plan_chunk(const bl_plan *plan, const bl_piece *piece)
+{
+    return &plan->chunks[piece->chunk - plan->chunk_base];
+}
+
+static uint64_t bl_piece_end(const bl_piece *piece) { return piece->offset + piece->length; }
+
+static uint64_t bl_chunk_end(const bl_chunk *chunk) { return chunk->offset + chunk->length; }
+
+static int bl_plan_ends_chunk(const bl_plan *plan, uint32_t i)
+{
+    return i + 1 == plan->piece_count || plan->pieces[i + 1].chunk != plan->pieces[i].chunk;
+}
+
+/* Piece i, and if it is its chunk's first the chunk; at: where the piece before it ended. */
+static int bl_plan_piece_valid(const bl_memory *memory, const bl_plan *plan, uint32_t i,
+                               uint64_t at)
+{
+    const bl_piece *piece = &plan->pieces[i];
+    uint32_t before = i > 0 ? plan->pieces[i - 1].chunk : plan->chunk_base - 1;
+    if (piece->chunk - plan->chunk_base >= plan->chunk_count ||
+        (piece->chunk != before && piece->chunk != before + 1))
+        return 0;
+    const bl_chunk *chunk = bl_plan_chunk(plan, piece);
+    if (piece->chunk != before) {
+        if (chunk->first - plan->piece_base != i || chunk->offset > memory->size ||
+            chunk->length > memory->size - chunk->offset ||
+            (chunk->offset % BL_LINE_SIZE > 0 && (i == 0 || chunk->offset != at)))
+            return 0;
+        at = chunk->offset;
+    }
+    if (piece->offset < chunk->offset || piece->offset > bl_chunk_end(chunk) ||
+        piece->length > bl_chunk_end(chunk) - piece->offset)
+        return 0;
+    return plan->sparse || (piece->offset == at && (!bl_plan_ends_chunk(plan, i) ||
+                                                    bl_piece_end(piece) == bl_chunk_end(chunk)));
+}
+
+static int bl_plan_valid(const bl_memory *memory, const bl_plan *plan)
+{
+    for (uint32_t i = 0; i < plan->piece_count; i++)
+        if (!bl_plan_piece_valid(memory, plan, i,
+                                 i > 0 ? bl_piece_end(&plan->pieces[i - 1]) : UINT64_MAX))
+            return 0;
+    return plan->piece_count == 0
+               ? plan->chunk_count == 0
+               : plan->pieces[plan->piece_count - 1].chunk + 1 - plan->chunk_base ==
+                     plan->chunk_count;
+}
+
+/* ---- Pieces [first, end) of a plan, by this thread. */
+
+static int bl_plan_gather(const bl_memory *memory, const bl_plan *plan, uint32_t first,
+                          uint32_t end)
+{
+    bl_gather gather;
+    uint32_t crc = 0;
+    uint64_t at = first < end ? plan->pieces[first].offset : 0;
+    bl_gather_begin(&gather, memory, at);
+    for (uint32_t i = first; i < end; i++) {
+        const bl_piece *piece = &plan->pieces[i];
+        if (piece->offset != at) { /* another block's */
+            bl_gather_end(&gather);
+            bl_gather_begin(&gather, memory, piece->offset);
+        }
+        bl_gather_put(&gather, (const uint8_t *)piece->address, piece->length,
+                      plan->checksums ? &crc : NULL);
+        at = bl_piece_end(piece);
+        if (plan->checksums && bl_plan_ends_chunk(plan, i)) {
+            plan->checksums[piece->chunk - plan->chunk_base] = crc;
+            crc = 0;
+            bl_crash_point("payload.chunk_streamed");
+        }
+    }
+    bl_gather_end(&gather);
+    return 0;
+}
+
+/* Reading: lines are dropped a window ahead of who fetches, for it takes a full fence to have them
+ * dropped, and with a fence every few lines the hardware would start its prefetching anew each
+ * time. */
+typedef struct bl_scatter {
+    const bl_memory *memory;
+    const bl_plan *plan;
+    uint8_t *scratch;           /* for a chunk of which some is wanted; or NULL */
+    uint32_t crc;               /* of this chunk's bytes before */
+} bl_scatter;
+
+/* The end of the window of pieces that begins at first; between chunks, if they come whole. */
+static uint32_t bl_window_end(const bl_scatter *scatter, uint32_t first, uint32_t end)
+{
+    const bl_plan *plan = scatter->plan;
+    uint32_t i = first;
+    for (uint64_t size = 0; i < end && size < BL_WINDOW_SIZE; i++)
+        size += plan->pieces[i].length;
+    while (scatter->scratch && i < end && !bl_plan_ends_chunk(plan, i - 1))
+        i++;
+    return i;
+}
+
+/* Drop the lines of a window: what follows in one run on the pool's side at once. */
+static void bl_window_drop(const bl_scatter *scatter, uint32_t first, uint32_t end)
+{
+    const bl_plan *plan = scatter->plan;
+    uint64_t from = 0, to = 0;
+    for (uint32_t i = first; i <= end; i++) {
+        uint64_t next = UINT64_MAX, next_end = 0;
+        if (i < end) {
+            const bl_piece *piece = &plan->pieces[i];
+            const bl_chunk *chunk = bl_plan_chunk(plan, piece);
+            next = scatter->scratch ? chunk->offset : piece->offset;
+            next_end = scatter->scratch ? bl_chunk_end(chunk) : bl_piece_end(piece);
+        }
+        if (next >= from && next <= to) {
+            to = next_end > to ? next_end : to;
+            continue;
+        }
+        if (to > from)
+            bl_invalidate(scatter->memory, from, to - from);
+        from = next, to = next_end;
+    }
+}
+
+/* The chunk of a piece that is its first: into the scratch. */
+static int bl_chunk_fetch(const bl_scatter *scatter, const bl_piece *piece)
+{
+    const bl_plan *plan = scatter->plan;
+    const bl_chunk *chunk = bl_plan_chunk(plan, piece);
+    uint32_t crc = bl_fetch_crc(scatter->memory, chunk->offset, scatter->scratch, chunk->length, 0);
+    return bl_verify(scatter->memory, crc == plan->checksums[piece->chunk - plan->chunk_base])
+               ? 0
+               : -EBADMSG;
+}
+
+static int bl_piece_fetch(bl_scatter *scatter, const bl_piece *piece, int ends_chunk)
+{
+    const bl_plan *plan = scatter->plan;
+    void *target = (void *)piece->address;
+    if (plan->checksums == NULL) {
+        bl_fetch(scatter->memory, piece->offset, target, piece->length);
+        return 0;
+    }
+    uint32_t crc = bl_fetch_crc(scatter->memory, piece->offset, target, piece->length,
+                                scatter->crc);
+    scatter->crc = ends_chunk ? 0 : crc;
+    if (!ends_chunk)
+        return 0;
+    bl_crash_point("payload.chunk_fetched");
+    return bl_verify(scatter->memory, crc == plan->checksums[piece->chunk - plan->chunk_base])
+               ? 0
+               : -EBADMSG;
+}
+
+static int bl_window_fetch(bl_scatter *scatter, uint32_t first, uint32_t end)
+{
+    const bl_plan *plan = scatter->plan;
+    int status = 0;
+    for (uint32_t i = first; i < end && status == 0; i++) {
+        const bl_piece *piece = &plan->pieces[i];
+        if (scatter->scratch == NULL) {
+            status = bl_piece_fetch(scatter, piece, bl_plan_ends_chunk(plan, i));
+            continue;
+        }
+        if (i == first || bl_plan_ends_chunk(plan, i - 1))
+            status = bl_chunk_fetch(scatter, piece);
+        if (status == 0)
+            memcpy((void *)piece->address,
+                   scatter->scratch + (piece->offset - bl_plan_chunk(plan, piece)->offset),
+                   piece->length);
+    }
+    return status;
+}
+
+static int bl_plan_scatter(const bl_memory *memory, const bl_plan *plan, uint8_t *scratch,
+                           uint32_t first, uint32_t end)
+{
+    bl_scatter scatter = {memory, plan, scratch, 0};
+    int status = 0;
+    bl_fence_full(memory); /* no drop before the look that told the caller to read */
+    uint32_t next = bl_window_end(&scatter, first, end);
+    bl_window_drop(&scatter, first, next);
+    while (first < end && status == 0) {
+        bl_fence_full(memory); /* what was dropped is gone; the loads below go to memory */
+        uint32_t after = bl_window_end(&scatter, next, end);
+        bl_window_drop(&scatter, next, after);
+        status = bl_window_fetch(&scatter, first, next);
+        first = next, next = after;
+    }
+    return status;
+}
+
+/* ---- The whole plan, by several threads. */
+
+typedef struct bl_plan_run {
+    const bl_memory *memory;
+    const bl_plan *plan;
+    const uint32_t *firsts;     /* part k: pieces [firsts[k], firsts[k + 1]) */
+    uint32_t scratch_size;      /* 0: none is needed */
+    uint32_t write;
+} bl_plan_run;
+
+typedef struct bl_plan_part {
+    const bl_plan_run *run;
+    uint8_t *scratch;
+    uint32_t first;
+    uint32_t end;
+} bl_plan_part;
+
+static int bl_plan_part_guarded(void *context)
+{
+    const bl_plan_part *part = context;
+    const bl_plan_run *run = part->run;
+    if (run->write)
+        return bl_plan_gather(run->memory, run->plan, part->first, part->end);
+    return bl_plan_scatter(run->memory, run->plan, part->scratch, part->first, part->end);
+}
+
+static int bl_plan_do(void *context, uint32_t item)
+{
+    const bl_plan_run *run = context;
+    bl_plan_part part = {run, NULL, run->firsts[item], run->firsts[item + 1]};
+    if (run->scratch_size > 0 && (part.scratch = malloc(run->scratch_size)) == NULL)
+        return -ENOMEM;
+    int status = bl_guarded(run->memory, bl_plan_part_guarded, &part);
+    free(part.scratch);
+    return status;
+}
+
+/* Where parts of about size bytes begin, and behind them where the plan ends: how many parts. */
+static uint32_t bl_plan_cut(const bl_plan *plan, uint64_t size, uint32_t *firsts, uint32_t room)
+{
+    uint32_t count = 0;
+    uint64_t done = 0;
+    for (uint32_t i = 0; i < plan->piece_count; i++) {
+        const bl_piece *piece = &plan->pieces[i];
+        int may = i == 0 || (piece->offset % BL_LINE_SIZE == 0 &&
+                             (plan->checksums == NULL || bl_plan_ends_chunk(plan, i - 1)));
+        if (may && count < room && (i == 0 || done >= size)) {
+            firsts[count++] = i;
+            done = 0;
+        }
+        done += piece->length;
+    }
+    firsts[count] = plan->piece_count;
+    return count;
+}
+
+int bl_plan_execute(const bl_memory *memory, const bl_plan *plan, uint32_t threads, int write)
+{
+    enum { ROOM = BL_PARTS_PER_THREAD * (BL_CREW_MAX + 1) };
+    uint32_t firsts[ROOM + 1] = {0, plan->piece_count}, parts = 1;
+    if (!bl_plan_valid(memory, plan) || (write && plan->sparse))
+        return -EINVAL;
+    bl_plan_run run = {memory, plan, firsts, 0, (uint32_t)write};
+    for (uint32_t i = 0; plan->sparse && plan->checksums && i < plan->chunk_count; i++)
+        if (plan->chunks[i].length > run.scratch_size)
+            run.scratch_size = plan->chunks[i].length;
+    if (threads > 1) {
+        uint64_t size = 0;
+        for (uint32_t i = 0; i < plan->piece_count; i++)
+            size += plan->pieces[i].length;
+        uint64_t share = size / threads / BL_PARTS_PER_THREAD;
+        share = share < BL_PART_SIZE_LEAST ? BL_PART_SIZE_LEAST : share;
+        parts = bl_plan_cut(plan, share, firsts, ROOM);
+    }
+    return bl_crew_run(threads, parts, bl_plan_do, &run);
+}
+
+int bl_plan_write(const bl_pool *pool, const bl_plan *plan, uint32_t threads)
+{
+    int status = bl_plan_execute(&pool->memory, plan, threads, 1);
+    bl_fence_store(&pool->memory);
+    return status;
+}
+
+int bl_plan_read(const bl_pool *pool, const bl_plan *plan, uint32_t threads)
+{
+    return bl_plan_execute(&pool->memory, plan, threads, 0);
+}
