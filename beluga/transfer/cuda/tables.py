@@ -1,0 +1,187 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""What one launch is told (``csrc/cuda/job.cuh``), made from a plan by array operations."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from beluga.transfer.cuda import crc
+from beluga.transfer.cuda.windows import STRIPE_SHIFT, Bases
+from beluga.transfer.plan import LINE_SIZE, PIECE, Plan
+
+TILE = np.dtype([("piece", "<u4"), ("start", "<u4"), ("power", "<u4"), ("pad", "<u4")])
+SUM = np.dtype([("crc", "<u4"), ("left", "<u4"), ("expected", "<u4"), ("reserved", "<u4")])
+VERDICT = np.dtype([("bad_count", "<u4"), ("first_bad", "<u4"), ("reserved", "<u4", 2)])
+# bl_job: every field is 8 bytes.
+JOB = np.dtype(
+    [
+        *(("bases", "<u8"), ("device_count", "<u8"), ("device_stripes", "<u8")),
+        *(("interleaved", "<u8"), ("skipped_stripes", "<u8"), ("window_shift", "<u8")),
+        *(("first_window", "<u8"), ("window_count", "<u8"), ("pieces", "<u8"), ("tiles", "<u8")),
+        *(("sums", "<u8"), ("verdict", "<u8"), ("tables", "<u8"), ("tile_count", "<u8")),
+        *(("tile_size", "<u8"), ("chunk_base", "<u8")),
+    ]
+)
+
+UNROLL = 8  # words that a lane has in flight
+WORD_SIZE = 16
+HALF_BELOW = 2048  # bytes of a piece, below which half a warp copies it
+
+_GOOD = np.array([(0, 0xFFFFFFFF, (0, 0))], VERDICT)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Tables:
+    """``pieces`` of type PIECE, ``tiles`` of type TILE; ``sums`` of type SUM, or none."""
+
+    pieces: NDArray[Any]
+    tiles: NDArray[Any]
+    sums: NDArray[Any]
+    lanes: int
+    chunk_base: int
+
+    @property
+    def kernel(self) -> str:
+        """The end of the kernel's name."""
+        return ("_half" if self.lanes == 16 else "") + ("_sum" if len(self.sums) else "")
+
+    @property
+    def tile_size(self) -> int:
+        return self.lanes * WORD_SIZE * UNROLL
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Upload:
+    """A launch's tables in one buffer: copied to the GPU at once, and its ``result`` back."""
+
+    content: NDArray[np.uint8]
+    job: NDArray[Any]
+    result: slice  # the verdict, then the sums
+
+
+def make_tables(plan: Plan, *, write: bool) -> Tables:
+    """The tables of a plan; a piece without an address is one that is only summed."""
+    lanes = 16 if plan.pieces["length"].mean() < HALF_BELOW else 32
+    pieces = plan.pieces
+    if plan.checksums is None:
+        return Tables(
+            pieces,
+            _tiles(plan, pieces, None, lanes, write),
+            np.empty(0, SUM),
+            lanes,
+            plan.chunk_base,
+        )
+    summed = np.ones(len(pieces), bool)
+    if plan.sparse:
+        pieces, summed = _with_gaps(plan)
+    tiles = _tiles(plan, pieces, summed, lanes, write)
+    chunk = pieces["chunk"][tiles["piece"][tiles["power"] != 0]] - plan.chunk_base
+    sums = np.zeros(len(plan.chunks), SUM)
+    sums["crc"] = crc.blank(plan.chunks["length"])
+    sums["left"] = np.bincount(chunk, minlength=len(sums)) * lanes
+    if not write:
+        sums["expected"] = plan.checksums
+    return Tables(pieces, tiles, sums, lanes, plan.chunk_base)
+
+
+def _tiles(
+    plan: Plan, pieces: NDArray[Any], summed: NDArray[np.bool_] | None, lanes: int, write: bool
+) -> NDArray[Any]:
+    size = lanes * WORD_SIZE * UNROLL
+    lengths = pieces["length"].astype(np.int64)
+    counts = -(-lengths // size)
+    tiles = np.zeros(int(counts.sum()), TILE)
+    piece = np.repeat(np.arange(len(pieces)), counts)
+    start = (np.arange(len(tiles)) - np.repeat(np.cumsum(counts) - counts, counts)) * size
+    tiles["piece"], tiles["start"] = piece, start
+    if not write and summed is None:
+        return tiles
+    chunks = plan.chunks[pieces["chunk"] - plan.chunk_base]
+    until = pieces["offset"] - chunks["offset"]
+    after = chunks["length"][piece] - until[piece].astype(np.int64)
+    after -= np.minimum(start + size, lengths[piece])
+    if summed is not None:
+        tiles["power"] = np.where(summed[piece], crc.powers(after), 0)
+    if write:
+        blanks = -chunks["length"].astype(np.int64) % LINE_SIZE
+        tiles["pad"] = np.where(after == 0, blanks[piece], 0)
+    return tiles
+
+
+def _with_gaps(plan: Plan) -> tuple[NDArray[Any], NDArray[np.bool_]]:
+    """A sparse plan's pieces, and pieces for what they leave out, so that all is summed once.
+
+    Where rows overlap the chunk is summed apart from them. Of each piece, whether it is summed.
+    """
+    chunk = (plan.pieces["chunk"] - plan.chunk_base).astype(np.int64)
+    start = (plan.pieces["offset"] - plan.chunks["offset"][chunk]).astype(np.int64)
+    order = np.argsort(chunk << 33 | start, kind="stable")
+    pieces, chunk, start = plan.pieces[order], chunk[order], start[order]
+    end = start + pieces["length"]
+    reached = np.maximum.accumulate(chunk << 33 | end)
+    before = np.concatenate([[0], reached[:-1]])
+    first = np.concatenate([[True], chunk[1:] != chunk[:-1]])
+    before = np.where(first, 0, before & ((1 << 33) - 1))
+    overlaps = np.zeros(len(plan.chunks), bool)
+    overlaps[chunk[start < before]] = True
+    last = np.append(first[1:], True)
+    lengths = plan.chunks["length"].astype(np.int64)
+    gap_chunk = np.concatenate([chunk, chunk[last]])
+    gap_start = np.concatenate([before, (reached & ((1 << 33) - 1))[last]])
+    gap_end = np.concatenate([start, lengths[chunk[last]]])
+    there = (gap_end > gap_start) & ~overlaps[gap_chunk]
+    apart = np.flatnonzero(overlaps)
+    gaps = _cut_gaps(
+        plan,
+        np.concatenate([gap_chunk[there], apart]),
+        np.concatenate([gap_start[there], np.zeros(len(apart), np.int64)]),
+        np.concatenate([gap_end[there], lengths[apart]]),
+    )
+    summed = np.concatenate([~overlaps[chunk], np.ones(len(gaps), bool)])
+    return np.concatenate([pieces, gaps]), summed
+
+
+def _cut_gaps(
+    plan: Plan,
+    chunk: NDArray[np.int64],
+    start: NDArray[np.int64],
+    end: NDArray[np.int64],
+) -> NDArray[Any]:
+    """Runs of chunks as pieces without an address, cut where stripes end."""
+    origin = plan.chunks["offset"][chunk].astype(np.int64)
+    first, last = (origin + start) >> STRIPE_SHIFT, (origin + end - 1) >> STRIPE_SHIFT
+    counts = last - first + 1
+    which = np.repeat(np.arange(len(chunk)), counts)
+    stripe = first[which] + np.arange(len(which)) - np.repeat(np.cumsum(counts) - counts, counts)
+    at = np.maximum((origin + start)[which], stripe << STRIPE_SHIFT)
+    until = np.minimum((origin + end)[which], (stripe + 1) << STRIPE_SHIFT)
+    gaps = np.zeros(len(which), PIECE)
+    gaps["offset"], gaps["length"] = at, until - at
+    gaps["chunk"] = chunk[which] + plan.chunk_base
+    return gaps
+
+
+def pack(tables: Tables, bases: Bases, *, target: int, crc_tables: int) -> Upload:
+    """All that one launch reads, laid out for a buffer at GPU address ``target``."""
+    parts = (bases.table, tables.pieces, tables.tiles, _GOOD, tables.sums)
+    sizes = np.array([-(-part.nbytes // 16) * 16 for part in parts])
+    starts = np.cumsum(sizes) - sizes
+    content = np.zeros(int(sizes.sum()), np.uint8)
+    for start, part in zip(starts, parts, strict=True):
+        content[start : start + part.nbytes] = np.ascontiguousarray(part).view(np.uint8).reshape(-1)
+    windows, (base, pieces, tiles, verdict, sums) = bases.windows, (target + starts).tolist()
+    job = np.zeros((), JOB)
+    values = (
+        *(base, windows.device_count, windows.device_stripes, windows.interleaved),
+        *(windows.skipped_stripes, windows.shift, bases.first, bases.table.shape[1]),
+        *(pieces, tiles, sums, verdict, crc_tables, len(tables.tiles), tables.tile_size),
+        tables.chunk_base,
+    )
+    for name, value in zip(JOB.names or (), values, strict=True):
+        job[name] = value
+    return Upload(content, job, slice(int(starts[3]), len(content)))

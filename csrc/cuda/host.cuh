@@ -1,0 +1,99 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Copyright The Beluga Authors
+ *
+ * The kernels' accesses on a CPU: the same functions as in ptx.cuh, which write down what they
+ * touch if asked to, and refuse what a GPU would refuse. Threads are run one after the other; a
+ * kernel has no step at which they would have to meet, but for its tables.
+ */
+#ifndef BL_CUDA_HOST_CUH
+#define BL_CUDA_HOST_CUH
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "job.cuh"
+
+#define BL_DEVICE static inline
+
+template <int WIDTH> struct bl_word {
+    uint32_t part[(WIDTH + 3) / 4];
+};
+
+typedef struct bl_thread {
+    uint32_t block, block_count, thread, thread_count;
+} bl_thread;
+
+/* One access. The n-th of each lane for one tile, of one kind, are a step of the group. */
+typedef struct bl_access {
+    uint64_t address;
+    uint32_t thread;            /* of the grid */
+    uint32_t tile;
+    uint32_t size;
+    uint32_t store;
+} bl_access;
+
+typedef struct bl_trace {
+    bl_access *accesses;
+    uint64_t capacity;
+    uint64_t count;             /* may be more than fitted */
+    uint32_t thread;
+    uint32_t tile;
+} bl_trace;
+
+static thread_local bl_trace *bl_tracing;
+
+static inline void bl_access_note(uint64_t address, uint32_t size, uint32_t store)
+{
+    if (address % size > 0) {
+        fprintf(stderr, "misaligned access of %u bytes at %#lx\n", size, (unsigned long)address);
+        abort();
+    }
+    bl_trace *trace = bl_tracing;
+    if (!trace)
+        return;
+    if (trace->count < trace->capacity)
+        trace->accesses[trace->count] = {address, trace->thread, trace->tile, size, store};
+    trace->count++;
+}
+
+static inline void bl_tile_note(uint64_t tile)
+{
+    if (bl_tracing)
+        bl_tracing->tile = (uint32_t)tile;
+}
+
+template <int WIDTH> BL_DEVICE bl_word<WIDTH> bl_load(uint64_t address, bl_word<WIDTH> word)
+{
+    bl_access_note(address, WIDTH, 0);
+    word.part[0] = 0;
+    memcpy(word.part, (const void *)address, WIDTH);
+    return word;
+}
+
+template <bool TO_POOL, int WIDTH> BL_DEVICE void bl_store(uint64_t address, bl_word<WIDTH> word)
+{
+    bl_access_note(address, WIDTH, 1);
+    memcpy((void *)address, word.part, WIDTH);
+}
+
+/* Lane by lane: nobody has to be put together first. */
+template <int LANES>
+BL_DEVICE uint32_t bl_sum_add(bl_sum *sum, uint32_t value, uint32_t power, bool lead,
+                              uint32_t (*multiply)(uint32_t, uint32_t))
+{
+    (void)lead;
+    sum->crc ^= multiply(value, power);
+    return --sum->left;
+}
+
+BL_DEVICE uint32_t bl_sum_read(bl_sum *sum) { return sum->crc; }
+
+BL_DEVICE void bl_verdict_bad(bl_verdict *verdict, uint32_t chunk)
+{
+    verdict->bad_count++;
+    if (chunk < verdict->first_bad)
+        verdict->first_bad = chunk;
+}
+
+#endif

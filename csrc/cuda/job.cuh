@@ -1,0 +1,113 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Copyright The Beluga Authors
+ *
+ * What one launch is told, and where an offset of the pool lies for a GPU. Pure arithmetic: the
+ * kernels, their host build and beluga/transfer/cuda/tables.py compute the same.
+ *
+ * A plan's pieces are cut into equal tiles; a group of lanes (a warp, or half of one) copies a tile
+ * at a time. The pool is registered with the driver in windows, a power of two of stripes of one
+ * device each; a piece lies in one stripe, so in one window.
+ */
+#ifndef BL_CUDA_JOB_CUH
+#define BL_CUDA_JOB_CUH
+
+#include "api_transfer.h"
+
+#ifdef __CUDACC__
+#define BL_BOTH __host__ __device__ __forceinline__
+#else
+#define BL_BOTH inline
+#endif
+
+/* Tests build the kernels with a bug planted, to see that it is found. */
+#ifndef BL_PLANT
+#define BL_PLANT 0
+#endif
+enum bl_plant {
+    BL_PLANT_TILE = 1,          /* off by one tile */
+    BL_PLANT_STRIDE,            /* wrong stride over the devices */
+    BL_PLANT_SWAP,              /* K and V, which are neighbours, swapped */
+    BL_PLANT_TAIL,              /* the bytes after the last whole word are missing */
+    BL_PLANT_CHUNK,             /* the checksum of another chunk */
+    BL_PLANT_TWICE,             /* a word is written twice */
+    BL_PLANT_STRIDED,           /* right bytes, but neighbours in a warp do not touch neighbours */
+    BL_PLANT_PAD                /* the last line is not filled up */
+};
+
+enum bl_cuda_constant {
+    BL_UNROLL = 8,              /* words that a lane has in flight */
+    BL_THREADS_MAX = 512,
+    BL_SLICES = 16,             /* bytes of a word */
+    BL_TABLE_WORDS = (BL_SLICES + 4) * 256 + 64
+};
+
+typedef struct bl_tile {
+    uint32_t piece;             /* of the launch's pieces */
+    uint32_t start;             /* byte of the piece */
+    uint32_t power;             /* x^(8n) mod P, n bytes of the chunk after it; 0: not summed */
+    uint32_t pad;               /* zeros to write after it, to the end of the line */
+} bl_tile;
+
+/* A chunk's checksum in the making. */
+typedef struct bl_sum {
+    uint32_t crc;               /* begins as what a chunk of that many zeros has */
+    uint32_t left;              /* lanes of tiles that are not in it yet */
+    uint32_t expected;          /* of a read */
+    uint32_t reserved;
+} bl_sum;
+
+typedef struct bl_verdict {
+    uint32_t bad_count;         /* chunks whose checksum is another */
+    uint32_t first_bad;         /* the lowest of them, counted from the launch's first */
+    uint32_t reserved[2];
+} bl_verdict;
+
+typedef struct bl_windows {
+    const uint64_t *bases;      /* GPU addresses: window_count of each device, from first_window */
+    uint64_t device_count;
+    uint64_t device_stripes;    /* of the linear range, on each device */
+    uint64_t interleaved;
+    uint64_t skipped_stripes;   /* of a device, before its share of the linear range */
+    uint64_t window_shift;      /* log2 of a window's stripes */
+    uint64_t first_window;
+    uint64_t window_count;
+} bl_windows;
+
+/* The arguments of every kernel, in this order, 8 bytes each. */
+typedef struct bl_job {
+    bl_windows windows;
+    const bl_piece *pieces;
+    const bl_tile *tiles;
+    bl_sum *sums;
+    bl_verdict *verdict;
+    const uint32_t *tables;     /* for checksums: BL_TABLE_WORDS, of this group size */
+    uint64_t tile_count;
+    uint64_t tile_size;         /* bytes, a multiple of 16 */
+    uint64_t chunk_base;        /* what the launch's first chunk counts as */
+} bl_job;
+
+BL_BOTH uint64_t bl_window_address(const bl_windows *windows, uint64_t offset)
+{
+    uint32_t stripe = (uint32_t)(offset >> BL_STRIPE_SHIFT), device, row;
+    if (windows->interleaved) {
+        uint32_t stride = (uint32_t)windows->device_count + (BL_PLANT == BL_PLANT_STRIDE);
+        device = stripe % stride;
+        row = stripe / stride;
+    } else {
+        device = stripe / (uint32_t)windows->device_stripes;
+        row = stripe % (uint32_t)windows->device_stripes;
+    }
+    row += (uint32_t)windows->skipped_stripes;
+    uint32_t window = row >> windows->window_shift;
+    uint64_t base = windows->bases[device * windows->window_count + window - windows->first_window];
+    uint64_t inside = row - (window << windows->window_shift);
+    return base + (inside << BL_STRIPE_SHIFT) + (offset & (BL_STRIPE_SIZE - 1));
+}
+
+BL_BOTH uint32_t bl_tile_length(const bl_tile *tile, const bl_piece *piece, uint64_t tile_size)
+{
+    uint32_t rest = piece->length - tile->start;
+    return rest < tile_size ? rest : (uint32_t)tile_size;
+}
+
+#endif

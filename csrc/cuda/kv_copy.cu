@@ -1,0 +1,202 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Copyright The Beluga Authors
+ *
+ * Gather (engine memory to pool) and scatter (pool to engine memory), with CRC-32C on the way.
+ * Raw pointers and a stream; a whole batch is one launch of few blocks, which stay: each group of
+ * lanes takes every so-manieth tile, has the next one's description loaded ahead, and BL_UNROLL
+ * words of each lane in flight. Where source, target or length are not aligned to 16 bytes, words
+ * are 8, 4 or 1. In a scatter a piece without an address is only summed.
+ *
+ * Compiled three ways: by NVRTC; by a C++ compiler, to be run by a CPU (host.cuh, run.cuh); and
+ * that with sanitizers, for tests (harness.cu).
+ */
+#ifdef __CUDACC__
+#include "ptx.cuh"
+#else
+#include "host.cuh"
+#endif
+
+#include "crc32c.cuh"
+
+typedef struct bl_span {
+    uint64_t source;
+    uint64_t target;            /* 0: only summed */
+    uint32_t length;
+    uint32_t lane;
+} bl_span;
+
+template <int LANES> BL_DEVICE uint32_t bl_unit(uint32_t first, int step, uint32_t lane)
+{
+    if (BL_PLANT == BL_PLANT_STRIDED)
+        return first + lane * BL_UNROLL + (uint32_t)step;
+    return first + (uint32_t)step * LANES + lane;
+}
+
+/* The bytes after the last whole word, one for each lane. */
+template <int LANES, bool TO_POOL, bool SUM>
+BL_DEVICE uint32_t bl_move_tail(bl_span span, uint32_t start, const uint32_t *tables)
+{
+    uint32_t place = start + span.lane;
+    if (place >= span.length || BL_PLANT == BL_PLANT_TAIL)
+        return 0;
+    bl_word<1> byte = bl_load(span.source + place, bl_word<1>());
+    if (span.target)
+        bl_store<TO_POOL>(span.target + place, byte);
+    if (!SUM)
+        return 0;
+    uint32_t after = span.length - 1 - place;
+    return bl_crc_multiply(bl_crc_word<1>(tables, byte), bl_crc_power(tables, after));
+}
+
+/* Copy a tile in words of WIDTH; what this lane adds to the tile's checksum. */
+template <int LANES, int WIDTH, bool TO_POOL, bool SUM>
+BL_DEVICE uint32_t bl_move(bl_span span, const uint32_t *tables)
+{
+    uint32_t count = span.length / WIDTH, crc = 0, next = span.lane, first = 0;
+    bl_word<WIDTH> words[BL_UNROLL];
+#pragma unroll 1
+    for (; first + LANES * BL_UNROLL <= count; first += LANES * BL_UNROLL) {
+#pragma unroll
+        for (int i = 0; i < BL_UNROLL; i++)
+            words[i] = bl_load(span.source + bl_unit<LANES>(first, i, span.lane) * WIDTH, words[i]);
+        if (span.target) {
+#pragma unroll
+            for (int i = 0; i < BL_UNROLL; i++)
+                bl_store<TO_POOL>(span.target + bl_unit<LANES>(first, i, span.lane) * WIDTH,
+                                  words[i]);
+        }
+        if (SUM) {
+#pragma unroll
+            for (int i = 0; i < BL_UNROLL; i++)
+                crc = bl_crc_advance<LANES, WIDTH>(tables, crc) ^ bl_crc_word<WIDTH>(tables,
+                                                                                     words[i]);
+        }
+        next += LANES * BL_UNROLL;
+    }
+#pragma unroll
+    for (int i = 0; i < BL_UNROLL; i++)
+        if (next + i * LANES < count)
+            words[i] = bl_load(span.source + (next + i * LANES) * WIDTH, words[i]);
+    if (span.target) {
+#pragma unroll
+        for (int i = 0; i < BL_UNROLL; i++)
+            if (next + i * LANES < count)
+                bl_store<TO_POOL>(span.target + (next + i * LANES) * WIDTH, words[i]);
+    }
+    if (BL_PLANT == BL_PLANT_TWICE && span.target && count > 0 && span.lane == 0)
+        bl_store<TO_POOL>(span.target, bl_load(span.source, words[0]));
+    uint32_t tail = bl_move_tail<LANES, TO_POOL, SUM>(span, count * WIDTH, tables);
+    if (!SUM)
+        return 0;
+#pragma unroll
+    for (int i = 0; i < BL_UNROLL; i++)
+        if (next + i * LANES < count)
+            crc = bl_crc_advance<LANES, WIDTH>(tables, crc) ^ bl_crc_word<WIDTH>(tables, words[i]);
+    if (count <= span.lane)
+        return tail;
+    uint32_t words_after = (count - 1 - span.lane) % LANES, ragged = span.length - count * WIDTH;
+    uint32_t power = WIDTH == 16 ? tables[BL_CRC_WORDS + words_after]
+                                 : bl_crc_power(tables, words_after * WIDTH);
+    if (ragged > 0)
+        power = bl_crc_multiply(power, bl_crc_power(tables, ragged));
+    return bl_crc_multiply(crc, power) ^ tail;
+}
+
+template <int LANES, bool TO_POOL, bool SUM>
+BL_DEVICE uint32_t bl_move_any(bl_span span, const uint32_t *tables)
+{
+    uint64_t places = span.source | span.target;
+    if (places % 16 == 0)
+        return bl_move<LANES, 16, TO_POOL, SUM>(span, tables);
+    if (places % 8 == 0)
+        return bl_move<LANES, 8, TO_POOL, SUM>(span, tables);
+    if (places % 4 == 0)
+        return bl_move<LANES, 4, TO_POOL, SUM>(span, tables);
+    return bl_move<LANES, 1, TO_POOL, SUM>(span, tables);
+}
+
+template <int LANES, bool TO_POOL>
+BL_DEVICE void bl_sum_tile(const bl_job *job, const bl_tile *tile, uint32_t chunk, uint32_t value,
+                           uint32_t lane)
+{
+    bl_sum *sum = job->sums + (BL_PLANT == BL_PLANT_CHUNK && chunk > 0 ? chunk - 1 : chunk);
+    uint32_t left = bl_sum_add<LANES>(sum, value, tile->power, lane == 0, bl_crc_multiply);
+    if (!TO_POOL && left == 0 && bl_sum_read(sum) != sum->expected)
+        bl_verdict_bad(job->verdict, chunk);
+}
+
+template <int LANES, bool TO_POOL, bool SUM>
+BL_DEVICE void bl_copy_tile(const bl_job *job, bl_tile tile, bl_piece piece, uint32_t lane,
+                            const uint32_t *tables)
+{
+    uint32_t length = bl_tile_length(&tile, &piece, job->tile_size);
+    uint64_t start = tile.start + (BL_PLANT == BL_PLANT_TILE ? job->tile_size : 0);
+    uint64_t pool = bl_window_address(&job->windows, piece.offset) + start;
+    uint64_t engine = piece.address ? piece.address + start : 0;
+    bl_span span = {TO_POOL ? engine : pool, TO_POOL ? pool : engine, length, lane};
+    uint32_t value = bl_move_any<LANES, TO_POOL, SUM>(span, tables);
+    if (TO_POOL && BL_PLANT != BL_PLANT_PAD)
+        for (uint32_t i = lane; i < tile.pad; i += LANES)
+            bl_store<TO_POOL>(pool + length + i, bl_word<1>());
+    if (SUM && tile.power)
+        bl_sum_tile<LANES, TO_POOL>(job, &tile, piece.chunk - (uint32_t)job->chunk_base, value,
+                                    lane);
+}
+
+template <int LANES, bool TO_POOL, bool SUM>
+BL_DEVICE void bl_copy(const bl_job *job, bl_thread me, const uint32_t *tables)
+{
+    uint64_t thread = (uint64_t)me.block * me.thread_count + me.thread;
+    uint64_t group = thread / LANES, step = (uint64_t)me.block_count * me.thread_count / LANES;
+    uint32_t lane = (uint32_t)(thread % LANES), swap = BL_PLANT == BL_PLANT_SWAP;
+    if (group >= job->tile_count)
+        return;
+    bl_tile tile = job->tiles[group];
+    bl_piece piece = job->pieces[tile.piece];
+#pragma unroll 1
+    for (uint64_t next = group; next < job->tile_count;) {
+        bl_tile tile_now = tile;
+        bl_piece piece_now = piece;
+        bl_tile_note(next);
+        next += step;
+        if (next < job->tile_count) {
+            tile = job->tiles[next];
+            piece = job->pieces[tile.piece];
+        }
+        if (swap)
+            piece_now.address = job->pieces[tile_now.piece ^ 1].address;
+        bl_copy_tile<LANES, TO_POOL, SUM>(job, tile_now, piece_now, lane, tables);
+    }
+}
+
+/* A block's part of copying the tables to where they are near. */
+BL_DEVICE void bl_fill_tables(const bl_job *job, uint32_t *tables, bl_thread me)
+{
+    for (uint32_t i = me.thread; i < BL_TABLE_WORDS; i += me.thread_count)
+        tables[i] = job->tables[i];
+}
+
+#ifdef __CUDACC__
+#define BL_KERNEL(NAME, LANES, TO_POOL, SUM)                                                       \
+    extern "C" __global__ void __launch_bounds__(BL_THREADS_MAX) NAME(const bl_job job)            \
+    {                                                                                              \
+        __shared__ uint32_t tables[SUM ? BL_TABLE_WORDS : 1];                                      \
+        bl_thread me = {blockIdx.x, gridDim.x, threadIdx.x, blockDim.x};                           \
+        if (SUM) {                                                                                 \
+            bl_fill_tables(&job, tables, me);                                                      \
+            __syncthreads();                                                                       \
+        }                                                                                          \
+        bl_copy<LANES, TO_POOL, SUM>(&job, me, tables);                                            \
+    }
+#else
+#include "run.cuh"
+#endif
+
+BL_KERNEL(bl_gather, 32, true, false)
+BL_KERNEL(bl_gather_sum, 32, true, true)
+BL_KERNEL(bl_gather_half, 16, true, false)
+BL_KERNEL(bl_gather_half_sum, 16, true, true)
+BL_KERNEL(bl_scatter, 32, false, false)
+BL_KERNEL(bl_scatter_sum, 32, false, true)
+BL_KERNEL(bl_scatter_half, 16, false, false)
+BL_KERNEL(bl_scatter_half_sum, 16, false, true)

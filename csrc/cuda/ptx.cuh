@@ -1,0 +1,119 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Copyright The Beluga Authors
+ *
+ * Every access that a kernel makes to pool and engine memory, as PTX; host.cuh has the same for a
+ * CPU. Loads bypass L1 and are taken for read-only: nobody writes a published block, nor the
+ * source of a put, while a kernel runs. Stores to the pool are marked as not to be read again.
+ * The asm is volatile: loads stay ahead of the stores that follow them.
+ */
+#ifndef BL_CUDA_PTX_CUH
+#define BL_CUDA_PTX_CUH
+
+#include "job.cuh"
+
+#define BL_DEVICE __device__ __forceinline__
+
+template <int WIDTH> struct bl_word {
+    uint32_t part[(WIDTH + 3) / 4];
+};
+
+typedef struct bl_thread {
+    uint32_t block, block_count, thread, thread_count;
+} bl_thread;
+
+BL_DEVICE void bl_tile_note(uint64_t) {} /* host.cuh writes it down */
+
+BL_DEVICE bl_word<16> bl_load(uint64_t address, bl_word<16> word)
+{
+    asm volatile("ld.global.nc.L1::no_allocate.L2::128B.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(word.part[0]), "=r"(word.part[1]), "=r"(word.part[2]), "=r"(word.part[3])
+                 : "l"(address));
+    return word;
+}
+
+BL_DEVICE bl_word<8> bl_load(uint64_t address, bl_word<8> word)
+{
+    asm volatile("ld.global.nc.L1::no_allocate.v2.u32 {%0, %1}, [%2];"
+                 : "=r"(word.part[0]), "=r"(word.part[1])
+                 : "l"(address));
+    return word;
+}
+
+BL_DEVICE bl_word<4> bl_load(uint64_t address, bl_word<4> word)
+{
+    asm volatile("ld.global.nc.L1::no_allocate.u32 %0, [%1];"
+                 : "=r"(word.part[0])
+                 : "l"(address));
+    return word;
+}
+
+BL_DEVICE bl_word<1> bl_load(uint64_t address, bl_word<1> word)
+{
+    asm volatile("ld.global.nc.L1::no_allocate.u8 %0, [%1];" : "=r"(word.part[0]) : "l"(address));
+    return word;
+}
+
+/* TO_POOL: streamed. */
+template <bool TO_POOL> BL_DEVICE void bl_store(uint64_t address, bl_word<16> word)
+{
+    if (TO_POOL)
+        asm volatile("st.global.cs.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(address),
+                     "r"(word.part[0]), "r"(word.part[1]), "r"(word.part[2]), "r"(word.part[3])
+                     : "memory");
+    else
+        asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(address), "r"(word.part[0]),
+                     "r"(word.part[1]), "r"(word.part[2]), "r"(word.part[3])
+                     : "memory");
+}
+
+template <bool TO_POOL> BL_DEVICE void bl_store(uint64_t address, bl_word<8> word)
+{
+    asm volatile("st.global.cs.v2.u32 [%0], {%1, %2};" ::"l"(address), "r"(word.part[0]),
+                 "r"(word.part[1])
+                 : "memory");
+}
+
+template <bool TO_POOL> BL_DEVICE void bl_store(uint64_t address, bl_word<4> word)
+{
+    asm volatile("st.global.cs.u32 [%0], %1;" ::"l"(address), "r"(word.part[0]) : "memory");
+}
+
+template <bool TO_POOL> BL_DEVICE void bl_store(uint64_t address, bl_word<1> word)
+{
+    asm volatile("st.global.cs.u8 [%0], %1;" ::"l"(address), "r"(word.part[0]) : "memory");
+}
+
+/* What a lane adds to a checksum: the group's lanes are put together first. lead: lane 0, which
+ * gets back how many lanes are still to come; the others get more than 0. */
+template <int LANES>
+BL_DEVICE uint32_t bl_sum_add(bl_sum *sum, uint32_t value, uint32_t power, bool lead,
+                              uint32_t (*multiply)(uint32_t, uint32_t))
+{
+    uint32_t in_warp = threadIdx.x % 32;
+    uint32_t mask = LANES == 32 ? 0xffffffffu : 0xffffu << (in_warp & 16);
+#if __CUDA_ARCH__ >= 800
+    value = __reduce_xor_sync(mask, value);
+#else
+    for (int step = LANES / 2; step > 0; step /= 2)
+        value ^= __shfl_xor_sync(mask, value, step);
+#endif
+    if (!lead)
+        return 1;
+    atomicXor(&sum->crc, multiply(value, power));
+    __threadfence();
+    return atomicSub(&sum->left, LANES) - LANES;
+}
+
+BL_DEVICE uint32_t bl_sum_read(bl_sum *sum)
+{
+    __threadfence();
+    return atomicXor(&sum->crc, 0u);
+}
+
+BL_DEVICE void bl_verdict_bad(bl_verdict *verdict, uint32_t chunk)
+{
+    atomicAdd(&verdict->bad_count, 1u);
+    atomicMin(&verdict->first_bad, chunk);
+}
+
+#endif

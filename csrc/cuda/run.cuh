@@ -1,0 +1,38 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Copyright The Beluga Authors
+ *
+ * Runs a kernel on a CPU: block by block, and in it thread by thread. BL_KERNEL gives a kernel
+ * the name that it has on a GPU; whoever loads the library finds it by that name.
+ */
+#ifndef BL_CUDA_RUN_CUH
+#define BL_CUDA_RUN_CUH
+
+typedef struct bl_grid {
+    uint32_t block_count;
+    uint32_t thread_count;
+} bl_grid;
+
+#define BL_KERNEL(NAME, LANES, TO_POOL, SUM)                                                       \
+    extern "C" void NAME(const bl_job *job, bl_grid grid, bl_trace *trace)                         \
+    {                                                                                              \
+        uint32_t tables[SUM ? BL_TABLE_WORDS : 1];                                                 \
+        bl_thread me = {0, grid.block_count, 0, grid.thread_count};                                \
+        for (; me.block < grid.block_count; me.block++) {                                          \
+            for (me.thread = 0; SUM && me.thread < grid.thread_count; me.thread++)                 \
+                bl_fill_tables(job, tables, me);                                                   \
+            for (me.thread = 0; me.thread < grid.thread_count; me.thread++) {                      \
+                if (trace)                                                                         \
+                    trace->thread = me.block * grid.thread_count + me.thread;                  \
+                bl_tracing = trace;                                                                \
+                bl_copy<LANES, TO_POOL, SUM>(job, me, tables);                                     \
+            }                                                                                      \
+        }                                                                                          \
+        bl_tracing = nullptr;                                                                      \
+    }
+
+extern "C" uint64_t bl_host_address(const bl_windows *windows, uint64_t offset)
+{
+    return bl_window_address(windows, offset);
+}
+
+#endif

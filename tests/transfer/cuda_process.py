@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""The kernels in a process with sanitizers (``csrc/cuda/harness.cu``), asked over pipes."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import struct
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from beluga.transfer.cuda import source
+from beluga.transfer.cuda.windows import Bases
+
+ACCESS = np.dtype(
+    [("address", "<u8"), ("thread", "<u4"), ("tile", "<u4"), ("size", "<u4"), ("store", "<u4")]
+)
+SANITIZE = ("-O0", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
+# The order of bl_kernels in the harness.
+KERNELS = source.KERNELS
+BUGS = ("tile", "stride", "swap", "tail", "chunk", "twice", "strided", "pad")
+
+
+class SanitizerError(Exception):
+    """The process ended itself; what it said."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Grid:
+    blocks: int
+    threads: int
+
+
+class KernelProcess:
+    """Memory and kernels of a process that ends at the first bad access."""
+
+    def __init__(self, program: Path) -> None:
+        self._process = subprocess.Popen(
+            [program],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env={**os.environ, "ASAN_OPTIONS": "detect_leaks=0:color=never"},
+        )
+
+    def allocate(self, size: int, ragged: int = 0) -> int:
+        """Memory of that many bytes and none more, so far past an aligned address."""
+        return self._number(self._ask("A", size, ragged, answer=8))
+
+    def write(self, address: int, content: bytes) -> None:
+        self._ask("W", address, len(content), payload=content)
+
+    def read(self, address: int, size: int) -> bytes:
+        return self._ask("R", address, size, answer=size)
+
+    def launch(self, kernel: str, grid: Grid, job: NDArray[Any]) -> NDArray[Any]:
+        """Run it; every access to pool and engine memory, of type ACCESS."""
+        number = KERNELS.index(kernel)
+        answer = self._ask("L", number, grid.blocks, grid.threads, payload=job.tobytes(), answer=8)
+        count = self._number(answer)
+        return np.frombuffer(self._take(count * ACCESS.itemsize), ACCESS)
+
+    def window_address(self, bases: Bases, offset: int) -> int:
+        """What the kernels' own arithmetic says."""
+        table = self.allocate(bases.table.nbytes)
+        self.write(table, bases.table.tobytes())
+        windows = bases.windows
+        payload = struct.pack(
+            "<8Q",
+            *(table, windows.device_count, windows.device_stripes, windows.interleaved),
+            *(windows.skipped_stripes, windows.shift, bases.first, bases.table.shape[1]),
+        )
+        return self._number(self._ask("P", offset, payload=payload, answer=8))
+
+    def plant(self, bug: str | None) -> None:
+        self._ask("B", 0 if bug is None else BUGS.index(bug) + 1)
+
+    def free(self) -> None:
+        self._ask("F")
+
+    def end(self) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+    def _ask(self, letter: str, *numbers: int, payload: bytes = b"", answer: int = 0) -> bytes:
+        request = struct.pack("<4Q", ord(letter), *numbers, *[0] * (3 - len(numbers)))
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(request + payload)
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            pass  # what it said of its end is read below
+        return self._take(answer)
+
+    def _take(self, size: int) -> bytes:
+        assert self._process.stdout is not None
+        answer = self._process.stdout.read(size)
+        if len(answer) < size:
+            assert self._process.stderr is not None
+            raise SanitizerError(self._process.stderr.read().decode(errors="replace"))
+        return answer
+
+    @staticmethod
+    def _number(answer: bytes) -> int:
+        return int.from_bytes(answer, "little")

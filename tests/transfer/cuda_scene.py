@@ -1,0 +1,214 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""Blocks in a kernel process: what a launch must have done, byte by byte and access by access."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+from cuda_process import Grid, KernelProcess
+from numpy.typing import NDArray
+
+from beluga import primitives
+from beluga.transfer import Plan, plan_blocks
+from beluga.transfer.cuda import crc
+from beluga.transfer.cuda.tables import SUM, VERDICT, Tables, make_tables, pack
+from beluga.transfer.cuda.windows import Bases, Windows
+
+STRIPE = 2 << 20
+SLACK = 128  # bytes watched on both sides of a block
+CANARY = b"\xa5"
+
+
+@dataclasses.dataclass(frozen=True)
+class Shape:
+    """Blocks that are all fragmented alike, and the pool they lie in."""
+
+    sizes: tuple[int, ...]  # of a block's fragments
+    offsets: tuple[int, ...]  # of the blocks
+    windows: Windows
+    ragged: tuple[int, ...] = (0,)  # of the fragments, round and round
+    chunk_size: int = 0
+    grid: Grid = Grid(blocks=2, threads=64)  # noqa: RUF009  frozen
+
+    @property
+    def length(self) -> int:
+        return sum(self.sizes)
+
+
+@dataclasses.dataclass
+class Outcome:
+    """What a launch touched, and what it said."""
+
+    tables: Tables
+    accesses: NDArray[Any]
+    verdict: NDArray[Any]
+    sums: NDArray[Any]
+
+
+class Scene:
+    """Fragments of exactly their sizes, and the windows that the blocks touch."""
+
+    def __init__(self, process: KernelProcess, shape: Shape) -> None:
+        self.process, self.shape = process, shape
+        process.free()
+        count = len(shape.sizes)
+        ragged = [shape.ragged[i % len(shape.ragged)] for i in range(len(shape.offsets) * count)]
+        self.addresses = np.array(
+            [process.allocate(shape.sizes[i % count], ragged[i]) for i in range(len(ragged))],
+            np.uint64,
+        ).reshape(len(shape.offsets), count)
+        offsets = np.array(shape.offsets, np.uint64)
+        self.plan = plan_blocks(
+            self.addresses, np.array(shape.sizes), offsets, chunk_size=shape.chunk_size
+        )
+        edges = np.concatenate([offsets, offsets + shape.length + 2 * SLACK])
+        touched = shape.windows.touched(np.maximum(edges.astype(np.int64) - SLACK, 0))
+        self.bases = Bases.of(
+            shape.windows, {place: process.allocate(shape.windows.size) for place in touched}
+        )
+        crc_tables = crc.tables(32)
+        self._crc = {lanes: process.allocate(crc_tables.nbytes) for lanes in (16, 32)}
+        for lanes, address in self._crc.items():
+            process.write(address, crc.tables(lanes).tobytes())
+
+    def content(self, seed: int) -> list[bytes]:
+        """The blocks' payloads: no two words alike."""
+        random = np.random.default_rng(seed)
+        return [random.bytes(self.shape.length) for _ in self.shape.offsets]
+
+    def fill_fragments(self, payloads: list[bytes]) -> None:
+        for row, payload in zip(self.addresses.tolist(), payloads, strict=True):
+            at = 0
+            for address, size in zip(row, self.shape.sizes, strict=True):
+                self.process.write(address, payload[at : at + size])
+                at += size
+
+    def fragments(self) -> list[bytes]:
+        return [
+            b"".join(
+                self.process.read(address, size)
+                for address, size in zip(row, self.shape.sizes, strict=True)
+            )
+            for row in self.addresses.tolist()
+        ]
+
+    def fill_pool(self, offset: int, content: bytes) -> None:
+        at = 0
+        for address, size in self._runs(offset, len(content)):
+            self.process.write(address, content[at : at + size])
+            at += size
+
+    def pool(self, offset: int, size: int) -> bytes:
+        return b"".join(self.process.read(*run) for run in self._runs(offset, size))
+
+    def launch(self, plan: Plan, *, write: bool) -> Outcome:
+        tables = make_tables(plan, write=write)
+        target = self.process.allocate(
+            pack(tables, self.bases, target=0, crc_tables=0).content.size
+        )
+        upload = pack(tables, self.bases, target=target, crc_tables=self._crc[tables.lanes])
+        self.process.write(target, upload.content.tobytes())
+        name = f"bl_{'gather' if write else 'scatter'}{tables.kernel}"
+        accesses = self.process.launch(name, self.shape.grid, upload.job)
+        size = upload.result.stop - upload.result.start
+        result = self.process.read(target + upload.result.start, size)
+        sums = np.frombuffer(result[VERDICT.itemsize :], SUM)
+        return Outcome(
+            tables, accesses, np.frombuffer(result[: VERDICT.itemsize], VERDICT)[0], sums
+        )
+
+    def gathered(self, seed: int = 1) -> Outcome:
+        """Gather, and look at every byte."""
+        payloads, lines = self.content(seed), -(-self.shape.length // 64) * 64
+        self.fill_fragments(payloads)
+        for offset in self.shape.offsets:
+            self.fill_pool(offset - SLACK, CANARY * (lines + 2 * SLACK))
+        outcome = self.launch(self.plan, write=True)
+        for offset, payload in zip(self.shape.offsets, payloads, strict=True):
+            found = self.pool(offset - SLACK, lines + 2 * SLACK)
+            assert found[:SLACK] == found[-SLACK:] == CANARY * SLACK
+            assert found[SLACK:-SLACK] == payload.ljust(lines, b"\0")
+        if self.plan.checksums is not None:
+            size, step = self.shape.length, self.shape.chunk_size
+            sums = [
+                primitives.crc32c(payload[at : min(at + step, size)])
+                for payload in payloads
+                for at in range(0, size, step)
+            ]
+            assert outcome.sums["crc"].tolist() == sums
+        self.check_accesses(outcome, write=True)
+        return outcome
+
+    def scattered(self, seed: int = 2) -> Outcome:
+        """Scatter what a gather would have written, and look at every byte."""
+        payloads = self.content(seed)
+        for offset, payload in zip(self.shape.offsets, payloads, strict=True):
+            self.fill_pool(offset, payload)
+        self.fill_fragments([CANARY * self.shape.length] * len(payloads))
+        plan = self.plan
+        if plan.checksums is not None:
+            for i, (offset, length, _) in enumerate(plan.chunks.tolist()):
+                plan.checksums[i] = primitives.crc32c(self.pool(offset, length))
+        outcome = self.launch(plan, write=False)
+        assert self.fragments() == payloads
+        assert (outcome.verdict["bad_count"], outcome.verdict["first_bad"]) == (0, 0xFFFFFFFF)
+        assert not outcome.sums["left"].any()
+        self.check_accesses(outcome, write=False)
+        return outcome
+
+    def check_accesses(self, outcome: Outcome, *, write: bool) -> None:
+        """Every byte once on either side, aligned words, and warps that touch whole lines."""
+        plan, pads = self.plan, outcome.tables.tiles["pad"]
+        pool = runs(self.bases.addresses(plan.pieces["offset"]), plan.pieces["length"])
+        engine = runs(plan.pieces["address"], plan.pieces["length"])
+        if write:
+            tail = plan.chunks["offset"] + plan.chunks["length"] - 1
+            blank = -plan.chunks["length"].astype(np.int64) % 64
+            pool += runs(self.bases.addresses(tail)[blank > 0] + 1, blank[blank > 0])
+            assert pads.sum() == blank.sum()
+        loads = outcome.accesses[outcome.accesses["store"] == 0]
+        stores = outcome.accesses[outcome.accesses["store"] == 1]
+        assert joined(runs(loads["address"], loads["size"])) == joined(engine if write else pool)
+        assert joined(runs(stores["address"], stores["size"])) == joined(pool if write else engine)
+        check_coalescing(outcome)
+
+    def _runs(self, offset: int, size: int) -> list[tuple[int, int]]:
+        edges = [offset, *range((offset // STRIPE + 1) * STRIPE, offset + size, STRIPE)]
+        places = self.bases.addresses(np.array(edges, np.uint64)).tolist()
+        sizes = np.diff([*edges, offset + size]).tolist()
+        return list(zip(places, sizes, strict=True))
+
+
+def runs(starts: NDArray[Any], sizes: NDArray[Any]) -> list[tuple[int, int]]:
+    return list(zip(starts.tolist(), sizes.tolist(), strict=True))
+
+
+def joined(found: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """The same bytes in as few runs as possible; no byte may be there twice."""
+    out: list[tuple[int, int]] = []
+    for start, size in sorted(found):
+        assert not out or start >= out[-1][1], f"byte at {start:#x} twice"
+        if out and out[-1][1] == start:
+            out[-1] = (out[-1][0], start + size)
+        else:
+            out.append((start, start + size))
+    return out
+
+
+def check_coalescing(outcome: Outcome) -> None:
+    """The n-th words that the lanes of a group load, or store, for a tile lie side by side."""
+    wide = outcome.accesses[outcome.accesses["size"] == 16]
+    wide = wide[np.argsort(wide["thread"], kind="stable")]  # a lane's own stay in order
+    tile_and_kind = wide["tile"].astype(np.int64) << 1 | wide["store"]
+    lane = tile_and_kind << 32 | wide["thread"]
+    order = np.argsort(lane, kind="stable")
+    _, first, counts = np.unique(lane[order], return_index=True, return_counts=True)
+    nth = np.arange(len(wide)) - np.repeat(first, counts)
+    wide, step = wide[order], tile_and_kind[order] << 32 | nth
+    order = np.argsort(step, kind="stable")
+    address, step = wide["address"][order].astype(np.int64), step[order]
+    inside = step[1:] == step[:-1]
+    assert (np.diff(address)[inside] == 16).all(), "a step is not one run of words"
