@@ -80,15 +80,19 @@ static inline void drop(const uint8_t *line, uint64_t size)
             clflush(line + i);
 }
 
+static inline void stream(uint8_t *to, const uint8_t *from, uint64_t size)
+{
+    if (has.avx512)
+        stream512(to, from, size);
+    else if (has.avx2)
+        stream256(to, from, size);
+    else
+        stream128(to, from, size);
+}
+
 int limit_write(const void *base, uint64_t offset, void *buffer, uint64_t size)
 {
-    uint8_t *to = (uint8_t *)(uintptr_t)base + offset;
-    if (has.avx512)
-        stream512(to, buffer, size);
-    else if (has.avx2)
-        stream256(to, buffer, size);
-    else
-        stream128(to, buffer, size);
+    stream((uint8_t *)(uintptr_t)base + offset, buffer, size);
     store_fence();
     return 0;
 }
@@ -139,6 +143,31 @@ int limit_store_clwb(const void *base, uint64_t offset, void *buffer, uint64_t s
     for (uint64_t i = 0; i < size; i += LINE)
         clwb((const uint8_t *)base + offset + i);
     store_fence();
+    return 0;
+}
+
+int limit_gather(const void *context, uint64_t first, void *buffer, uint64_t size)
+{
+    const limit_rows *rows = context;
+    (void)buffer;
+    for (uint64_t i = first, end = first + size / rows->size; i < end; i++)
+        stream((uint8_t *)rows->pool_places[i], (const uint8_t *)rows->private_places[i],
+               rows->size);
+    store_fence();
+    return 0;
+}
+
+int limit_scatter(const void *context, uint64_t first, void *buffer, uint64_t size)
+{
+    const limit_rows *rows = context;
+    uint64_t end = first + size / rows->size;
+    (void)buffer;
+    full_fence();
+    for (uint64_t i = first; i < end; i++)
+        drop((const uint8_t *)rows->pool_places[i], rows->size);
+    full_fence();
+    for (uint64_t i = first; i < end; i++)
+        memcpy((void *)rows->private_places[i], (const void *)rows->pool_places[i], rows->size);
     return 0;
 }
 

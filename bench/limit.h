@@ -23,6 +23,18 @@ int limit_store_clwb(const void *base, uint64_t offset, void *buffer, uint64_t s
 int limit_has_clflushopt(void);
 int limit_has_clwb(void);
 
+/* Rows of one size: where each lies in private memory, and where in the pool. */
+typedef struct limit_rows {
+    const uint64_t *private_places; /* addresses, a line's or not */
+    const uint64_t *pool_places;    /* addresses; of lines, for limit_gather */
+    uint64_t size;                  /* of each row; a multiple of a line */
+} limit_rows;
+
+/* Operations on size bytes of rows, from row number first on: rows streamed to the pool; the rows'
+ * lines dropped, then the rows copied out. context is a limit_rows; buffer is not used. */
+int limit_gather(const void *context, uint64_t first, void *buffer, uint64_t size);
+int limit_scatter(const void *context, uint64_t first, void *buffer, uint64_t size);
+
 /* An exchange of lines between two processes: asked and answered line by line, nothing in them but
  * a sequence number. The lines of both ways lie stride bytes apart; line n is slot n % slots. */
 typedef struct limit_lines {

@@ -49,6 +49,24 @@ def test_a_read_brings_all_bytes(name: str, memory: np.ndarray) -> None:
     assert np.array_equal(target, memory[64:-64])
 
 
+def test_rows_are_gathered_and_scattered(memory: np.ndarray) -> None:
+    private = np.random.default_rng(3).integers(0, 256, (8, 256), dtype=np.uint8)
+    wanted, base = private.copy(), memory.ctypes.data
+    near = private.ctypes.data + np.array([5, 0, 7, 2], np.uint64) * np.uint64(256)
+    far = base + np.array([512, 2048, 0, 1024], np.uint64)
+    places = [ffi.cast("uint64_t *", array.ctypes.data) for array in (near, far)]
+    rows = ffi.new("limit_rows *", {"private_places": places[0], "pool_places": places[1]})
+    rows.size = 256
+    assert lib.limit_gather(rows, 1, ffi.NULL, 3 * 256) == 0
+    assert not memory[512:1024].any()  # the first row was not asked for
+    for row, place in ((0, 2048), (7, 0), (2, 1024)):
+        assert np.array_equal(memory[place : place + 256], wanted[row])
+    private[:] = 0
+    assert lib.limit_scatter(rows, 2, ffi.NULL, 2 * 256) == 0
+    assert np.array_equal(private[[7, 2]], wanted[[7, 2]])
+    assert not np.delete(private, [7, 2], axis=0).any()
+
+
 def lines(memory: np.ndarray, **fields: int) -> object:
     requests = ffi.cast("uint8_t *", memory.ctypes.data)
     fixed = {"slots": 16, "stride": 128, "timeout_ns": 5 * 10**9, "sequence": 1}
