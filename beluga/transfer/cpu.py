@@ -9,9 +9,8 @@ import errno
 import os
 from typing import TYPE_CHECKING, Any
 
-from beluga._ffi import ffi, lib
+from beluga._ffi import lib
 from beluga.errors import BelugaError, ChecksumError, LayoutError, check
-from beluga.transfer.plan import CHUNK, PIECE
 
 if TYPE_CHECKING:
     from beluga.pool import Pool
@@ -73,7 +72,7 @@ class CpuEngine:
         """Nothing is held."""
 
     def _execute(self, function: Any, plan: Plan, doing: str) -> CpuTransfer:
-        code = function(self._pool.handle, plan_of(plan), self.threads)
+        code = function(self._pool.handle, plan.struct(), self.threads)
         if code == -errno.EINVAL:
             raise LayoutError(f"{doing}: its pieces leave the pool, or do not tile their chunks")
         if code == -errno.EBADMSG:
@@ -83,29 +82,3 @@ class CpuEngine:
         except BelugaError as error:
             return CpuTransfer(error)
         return CpuTransfer(None)
-
-
-def plan_of(plan: Plan) -> Any:
-    """A plan as C has it; its arrays stay the plan's. Raises LayoutError for arrays that C can
-    not read."""
-    for array, kind in ((plan.pieces, PIECE), (plan.chunks, CHUNK)):
-        if array.dtype != kind or array.ndim != 1 or not array.flags.c_contiguous:
-            raise LayoutError("a plan's pieces and chunks are contiguous arrays of their types")
-    made = ffi.new(
-        "bl_plan *",
-        {
-            "pieces": ffi.cast("bl_piece *", plan.pieces.ctypes.data),
-            "chunks": ffi.cast("bl_chunk *", plan.chunks.ctypes.data),
-            "piece_count": len(plan.pieces),
-            "chunk_count": len(plan.chunks),
-            "piece_base": plan.piece_base,
-            "chunk_base": plan.chunk_base,
-            "sparse": plan.sparse,
-        },
-    )
-    if plan.checksums is not None:
-        sums = plan.checksums
-        if sums.dtype != "u4" or sums.shape != plan.chunks.shape or not sums.flags.c_contiguous:
-            raise LayoutError("a plan has a checksum, a uint32, for each of its chunks")
-        made.checksums = ffi.cast("uint32_t *", sums.ctypes.data)
-    return made

@@ -49,18 +49,27 @@ class Plan:
         return int(self.pieces["length"].sum())
 
     def struct(self) -> Any:
-        """The ``bl_plan *`` for C; valid while it and this plan live."""
-        keep = [
-            ffi.from_buffer("bl_piece[]", self.pieces),
-            ffi.from_buffer("bl_chunk[]", self.chunks),
-            ffi.NULL
-            if self.checksums is None
-            else ffi.from_buffer("uint32_t[]", self.checksums, require_writable=True),
-        ]
-        made = ffi.new(
+        """The ``bl_plan *`` for C; valid while this plan lives.
+
+        Raises :class:`~beluga.errors.LayoutError` for arrays that are not what C takes them for.
+        """
+        for array, kind in ((self.pieces, PIECE), (self.chunks, CHUNK)):
+            if array.dtype != kind or array.ndim != 1 or not array.flags.c_contiguous:
+                raise LayoutError("a plan's pieces and chunks are contiguous arrays of their types")
+        sums = self.checksums
+        if sums is not None and (
+            sums.dtype != np.uint32
+            or sums.shape != self.chunks.shape
+            or not sums.flags.c_contiguous
+            or not sums.flags.writeable
+        ):
+            raise LayoutError("a plan has a checksum, a uint32, for each of its chunks")
+        return ffi.new(
             "bl_plan *",
             [
-                *keep,
+                ffi.cast("bl_piece *", self.pieces.ctypes.data),
+                ffi.cast("bl_chunk *", self.chunks.ctypes.data),
+                ffi.NULL if sums is None else ffi.cast("uint32_t *", sums.ctypes.data),
                 len(self.pieces),
                 len(self.chunks),
                 self.piece_base,
@@ -68,7 +77,6 @@ class Plan:
                 self.sparse,
             ],
         )
-        return ffi.gc(made, lambda _: keep.clear())
 
     def refuse_beyond(self, pool_size: int) -> None:
         """Raise :class:`~beluga.errors.LayoutError` if a byte of it lies beyond the pool's end.
