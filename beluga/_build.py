@@ -23,6 +23,7 @@ CORE_HEADERS = (
     "pool_format.h",
     "api.h",
     "api_transfer.h",
+    "api_link.h",
     "api_check.h",
     "api_verify.h",
     "index.h",

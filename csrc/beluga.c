@@ -16,6 +16,7 @@
 #include "pool_format.h"
 #include "api.h"
 #include "api_transfer.h"
+#include "api_link.h"
 #include "api_check.h"
 #include "api_verify.h"
 #include "pool_format_check.c"
@@ -90,6 +91,14 @@
 #include "verify.c"
 
 /* L5 transfer, L6 kvcache */
+#include "host_atomic.h"
+#include "throttle.c"
+#include "fair.c"
+#include "link.c"
+#include "queue.h"
+#include "queue.c"
+#include "admit.c"
+#include "port.c"
 #include "device_range.h"
 #include "device_care.c"
 #include "gather.c"

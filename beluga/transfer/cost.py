@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""What a copy costs: the time that it takes of a link, in picoseconds, which are its tokens.
+
+Seastar's model: each operation takes 1 / operations per second, and its bytes take 1 / bytes per
+second; what is asked for in a second may not be more than a second.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from beluga.errors import TransferError
+
+PICOSECONDS = 10**12  # tokens that a link has per second; as in csrc/link.c
+
+# Of the Beluga paper: a CXL adapter of 16 lanes, read and written by CPUs; a memory device.
+READ_BYTES_PER_S = 46_200_000_000
+WRITE_BYTES_PER_S = 33_000_000_000
+DEVICE_BYTES_PER_S = 22_500_000_000
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Speed:
+    """How fast one direction is: bytes per second, and operations per second (0: they are free).
+
+    Raises TransferError for what cannot be.
+    """
+
+    bytes_per_s: int
+    ops_per_s: int = 0
+
+    def __post_init__(self) -> None:
+        if self.bytes_per_s <= 0 or self.ops_per_s < 0:
+            raise TransferError(f"{self} is no speed; bytes_per_s has to be greater than 0")
+
+    def tokens(self, sizes: ArrayLike, *, operations: int = 1) -> NDArray[np.uint64]:
+        """Picoseconds that copies of ``sizes`` bytes take, each of so many operations.
+
+        0 bytes take 0: nothing is asked of the link.
+        """
+        size = np.asarray(sizes, np.float64)
+        fixed = operations * PICOSECONDS / self.ops_per_s if self.ops_per_s else 0
+        taken = np.rint(size * (PICOSECONDS / self.bytes_per_s) + fixed * (size > 0))
+        return taken.astype(np.uint64)
+
+    def longest(self, tokens: int, *, most: int = 16 << 20) -> int:
+        """The largest power of two of bytes that costs at most ``tokens``, and at most ``most``."""
+        size = most
+        while size > 1 and int(self.tokens(size)) > tokens:
+            size //= 2
+        return size
+
+
+def speed_of(value: Speed | int | dict[str, Any]) -> Speed:
+    """A speed from bytes per second, or from the fields of one."""
+    if isinstance(value, Speed):
+        return value
+    return Speed(**value) if isinstance(value, dict) else Speed(value)

@@ -1,0 +1,215 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Copyright The Beluga Authors
+ *
+ * Which piece of a queue may go: the fair queue's choice, admitted by the link's bucket
+ * (api_link.h). No clock, no lock.
+ *
+ * Tokens are reserved ahead of use, so that queues stand in line for the link rather than race
+ * for it: [want - pending, want) of the bucket is this queue's, and is ready as far as head has
+ * come. It reserves only while the class whose turn it is, among all engines that are free, has
+ * work here; what it has reserved it may spend on its own best class.
+ */
+#include <errno.h>
+
+#include "host_atomic.h"
+#include "queue.h"
+
+static const uint64_t BL_YIELD_NS = 20000;      /* until asking anew for a turn left to others */
+static const uint64_t BL_WAIT_NS = 1000000;     /* less than BL_DEMAND_NS: demand is kept fresh */
+static const double BL_FLOW_MOST = 1.1;         /* Seastar's: a ratio above it makes costs dearer */
+
+/* Somebody took this seat for dead, and gave back what it held: take another. */
+static int bl_queue_keep(bl_queue *queue, uint64_t now_ns)
+{
+    if (!bl_queue_owns(queue)) {
+        int index = bl_seat_take(queue->way, now_ns, &queue->owner);
+        if (index < 0)
+            return index;
+        queue->seat = &queue->way->seats[index];
+        queue->pending = 0;
+        queue->stat.lost++;
+    }
+    bl_host_store(&queue->seat->seen_ns, now_ns);
+    return 0;
+}
+
+
+/* The instant ratio of what was started to what was completed, smoothed: Seastar's constants. */
+static void bl_queue_flow(bl_queue *queue, uint64_t now_ns)
+{
+    if (bl_host_ahead(now_ns, queue->flow_ns) < (int64_t)(100 * queue->goal_ns))
+        return;
+    if (queue->completed > 0) {
+        double instant = (double)queue->started / (double)queue->completed;
+        queue->stat.flow_ratio = 0.95 * queue->stat.flow_ratio + 0.05 * instant;
+        queue->started = queue->completed = 0;
+    }
+    queue->flow_ns = now_ns;
+}
+
+static uint64_t bl_queue_price(const bl_queue *queue, uint64_t tokens)
+{
+    uint64_t limit = queue->way->bucket.limit;
+    double ratio = queue->stat.flow_ratio;
+    if (ratio <= BL_FLOW_MOST || tokens >= limit)
+        return tokens;
+    double price = (double)tokens * ratio;
+    return price < (double)limit ? (uint64_t)price : limit;
+}
+
+static void bl_queue_plug_due(bl_queue *queue, uint64_t now_ns, uint64_t *wait_ns)
+{
+    for (uint32_t i = 1; i < queue->way->node_count; i++) {
+        if (queue->plug_ns[i] == 0)
+            continue;
+        int64_t left = bl_host_ahead(queue->plug_ns[i], now_ns);
+        if (left <= 0)
+            bl_queue_plug(queue, i, 1);
+        else if ((uint64_t)left < *wait_ns)
+            *wait_ns = (uint64_t)left;
+    }
+}
+
+/* May the piece's device take it? Its ticket stays in line there, and its class does not hold
+ * up others meanwhile. */
+static int bl_queue_gate(bl_queue *queue, uint32_t node, uint64_t now_ns, uint64_t *wait_ns)
+{
+    bl_waiter *waiter = &queue->waiters[queue->first[node]];
+    uint64_t longest = 0;
+    for (uint32_t i = 0; i < queue->device_count; i++) {
+        bl_tokens *device = queue->devices[i];
+        if (waiter->device_tokens[i] == 0)
+            continue;
+        if (!waiter->ticketed)
+            waiter->device_ticket[i] = bl_tokens_grab(device, waiter->device_tokens[i]);
+        bl_tokens_replenish(device, now_ns);
+        uint64_t lacks = bl_tokens_lacks(device, waiter->device_ticket[i]);
+        uint64_t wait = bl_tokens_duration_ns(device, lacks);
+        longest = wait > longest ? wait : longest;
+    }
+    waiter->ticketed = 1;
+    if (longest == 0)
+        return 1;
+    *wait_ns = longest < *wait_ns ? longest : *wait_ns;
+    queue->gated |= 1u << node;
+    return 0;
+}
+
+/* Reserve for what waits here, if it is the turn of a class that waits here. */
+static int bl_queue_reserve(bl_queue *queue, uint64_t need, uint32_t demand, uint64_t now_ns)
+{
+    uint32_t engines, others = bl_way_demand(queue->way, queue->seat, now_ns, &engines);
+    uint64_t limit = queue->way->bucket.limit;
+    if (others != 0 && !(demand >> bl_fair_first(queue->way, demand | others) & 1)) {
+        queue->stat.yields++;
+        return 0;
+    }
+    queue->per_tick = limit / engines > 0 ? limit / engines : 1;
+    uint64_t amount = queue->pending + queue->per_tick;
+    amount = amount < queue->queued_tokens ? amount : queue->queued_tokens;
+    amount = amount < limit ? amount : limit;
+    amount = amount > need ? amount : need;
+    if (queue->pending > 0)
+        bl_seat_refund(queue->way, queue->seat, queue->pending);
+    queue->want = bl_seat_grab(queue->way, queue->seat, amount);
+    queue->pending = amount;
+    return 1;
+}
+
+/* Has the bucket so many for this queue? Else in *wait_ns after how long to ask again. */
+static int bl_queue_may(bl_queue *queue, uint64_t need, uint32_t demand, uint64_t now_ns,
+                        uint64_t *wait_ns)
+{
+    bl_tokens *bucket = &queue->way->bucket;
+    for (;;) {
+        uint64_t lacks = queue->pending > 0 ? bl_tokens_lacks(bucket, queue->want) : 0;
+        if (queue->pending >= need && lacks <= queue->pending - need)
+            return 1;
+        uint64_t missing = lacks;
+        if (queue->pending >= need)
+            missing = lacks - (queue->pending - need);
+        else if (lacks <= queue->pending && lacks < queue->per_tick) {
+            if (bl_queue_reserve(queue, need, demand, now_ns))
+                continue;
+            missing = 0;
+        }
+        uint64_t wait = bl_tokens_duration_ns(bucket, missing);
+        wait = wait > BL_YIELD_NS || missing > 0 ? wait : BL_YIELD_NS;
+        *wait_ns = wait < *wait_ns ? wait : *wait_ns;
+        return 0;
+    }
+}
+
+/* A piece may go: use what was reserved for it. One that costs more than the bucket holds goes
+ * when that is full, and all wait until time has made good what it took too much. */
+static void bl_queue_spend(bl_queue *queue, uint64_t price)
+{
+    uint64_t limit = queue->way->bucket.limit, reserved = price < limit ? price : limit;
+    queue->pending -= reserved;
+    if (price > limit)
+        bl_seat_grab(queue->way, queue->seat, price - limit);
+    bl_host_store(&queue->seat->pending, queue->pending);
+}
+
+static int bl_queue_next(bl_queue *queue, uint64_t now_ns, bl_admission *admission,
+                         uint64_t *wait_ns)
+{
+    uint32_t demand = bl_fair_mask(&queue->fair) & ~queue->gated;
+    bl_host_exchange(&queue->seat->demand, demand);
+    bl_tokens_replenish(&queue->way->bucket, now_ns);
+    queue->gated = 0;
+    for (uint32_t node; (node = bl_queue_top(queue, queue->gated)) != 0;) {
+        if (!bl_queue_gate(queue, node, now_ns, wait_ns))
+            continue;
+        uint64_t limit = queue->way->bucket.limit;
+        uint64_t price = bl_queue_price(queue, queue->waiters[queue->first[node]].tokens);
+        uint64_t need = price < limit ? price : limit;
+        demand &= ~queue->gated;
+        if (!bl_queue_may(queue, need, demand | 1u << node, now_ns, wait_ns))
+            return -EAGAIN;
+        bl_queue_spend(queue, price);
+        bl_queue_admit(queue, node, price, queue->owner, now_ns, admission);
+        return 0;
+    }
+    bl_host_store(&queue->seat->demand, demand & ~queue->gated);
+    return -EAGAIN;
+}
+
+int bl_queue_poll(bl_queue *queue, uint64_t now_ns, bl_admission *admission, uint64_t *wait_ns)
+{
+    *wait_ns = UINT64_MAX;
+    queue->stat.polls++;
+    int status = bl_queue_keep(queue, now_ns);
+    if (status < 0)
+        return status;
+    bl_way_watch(queue->way, now_ns);
+    bl_queue_flow(queue, now_ns);
+    bl_queue_plug_due(queue, now_ns, wait_ns);
+    status = bl_queue_next(queue, now_ns, admission, wait_ns);
+    if (queue->queued_tokens == 0 && queue->pending > 0) {
+        bl_seat_refund(queue->way, queue->seat, queue->pending);
+        queue->pending = 0;
+    }
+    if (queue->stat.queued > 0 && *wait_ns > BL_WAIT_NS)
+        *wait_ns = BL_WAIT_NS;
+    return status;
+}
+
+void bl_queue_rest(bl_queue *queue)
+{
+    if (bl_queue_owns(queue))
+        bl_host_store(&queue->seat->demand, 0);
+}
+
+void bl_queue_complete(bl_queue *queue, uint64_t handle, uint64_t now_ns)
+{
+    bl_waiter *waiter = bl_waiter_find(queue, handle, BL_WAITER_ADMITTED);
+    if (waiter == NULL)
+        return;
+    if (waiter->owner == queue->owner && bl_queue_owns(queue)) {
+        bl_host_store(&queue->seat->seen_ns, now_ns);
+        bl_seat_release(queue->way, queue->seat, waiter->tokens);
+    }
+    queue->stat.in_flight--, queue->completed += waiter->tokens;
+    bl_waiter_free(queue, (uint32_t)handle);
+}

@@ -1,0 +1,307 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""Queues before a link in virtual time: how long onboards wait, who gets what, how fast classes go.
+
+The link is the one of the benchmark: what is under way shares its bandwidth evenly.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from beluga_bench.linkmodel import BLOCK, OFFLOAD, ONBOARD, PIECE, Outcome, run
+from beluga_bench.orders import Fair
+
+from beluga.transfer.bucket import TokenBucket
+from beluga.transfer.cost import Speed
+from beluga.transfer.fair import BURST, TAU_NS, Queue, Way
+
+RATE = 26_000_000_000
+MS = 1_000_000
+S = 1000 * MS
+MIB = 1 << 20
+
+
+def p99(outcome: Outcome) -> float:
+    return float(np.percentile(outcome.latencies_ns, 99))
+
+
+@pytest.mark.parametrize("regular", [True, False])
+@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize("capped", [True, False])
+def test_onboards_hardly_notice_endless_offloads(
+    capped: bool, processes: int, regular: bool
+) -> None:
+    """Judged: onboards ask for 30 % in blocks of 2.5 MiB, shares are 8 to 1.
+
+    A bucket that is not capped (ours are) lets the burst of each process stand in the link.
+    """
+    outcomes = [
+        run(
+            Fair(RATE, capped=capped, processes=processes),
+            bytes_per_s=RATE,
+            onboard_share=0.3,
+            offload=offload,
+            duration_ns=60 * MS,
+            regular=regular,
+        )
+        for offload in (False, True)
+    ]
+    idle, loaded = outcomes
+    assert len(loaded.latencies_ns) > 150
+    assert p99(loaded) <= (1.3 if capped or processes == 1 else 1.6) * p99(idle)
+    assert loaded.utilisation >= 0.95
+    carried = sum(loaded.bytes.values()) / (RATE * 0.06)
+    assert carried >= 0.95
+    assert loaded.bytes[OFFLOAD] >= 0.95 * (sum(loaded.bytes.values()) - idle.bytes[ONBOARD])
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_shares_hold_when_both_have_more_than_the_link_can_carry(processes: int) -> None:
+    loaded = run(
+        Fair(RATE, processes=processes),
+        bytes_per_s=RATE,
+        onboard_share=3,
+        offload=True,
+        duration_ns=100 * MS,
+        regular=True,
+    )
+    after = [(kind, size) for now, kind, size in loaded.trace if now > 20 * MS]
+    totals = {kind: sum(s for k, s in after if k == kind) for kind in (ONBOARD, OFFLOAD)}
+    assert totals[ONBOARD] / totals[OFFLOAD] == pytest.approx(8, rel=0.05)
+
+
+@pytest.mark.parametrize("woken", [ONBOARD, OFFLOAD])
+def test_who_wakes_has_the_link_alone_for_tau_at_most(woken: int) -> None:
+    """One class has the link for a while; then the other comes with more than it can carry."""
+    order = Fair(RATE)
+    other = ONBOARD + OFFLOAD - woken
+    for block in range(400):
+        order.submit(other, block, 0)
+    now, ends = 0, []
+    woke = 20 * MS
+    submitted = False
+    while now < 40 * MS:
+        piece = order.start(now)
+        if piece is None:
+            now += max(1, min(order.wait_ns, MS))
+            continue
+        now += int(piece.size * 1e9 / RATE)
+        order.finish(piece, now)
+        ends.append((now, piece.kind))
+        if now >= woke and not submitted:
+            submitted = True
+            for block in range(400, 800):
+                order.submit(woken, block, now)
+    alone = [at for at, kind in ends if kind == other and at > woke + MS // 10]
+    piece_ns = PIECE * 1e9 / RATE
+    gaps = np.diff([woke, *alone])
+    assert max(gaps) <= TAU_NS + 10 * piece_ns
+    assert sum(kind == woken for _, kind in ends) > 100
+
+
+class Limited:
+    """A way whose classes are limited, emptied as fast as it goes, in steps of a millisecond."""
+
+    def __init__(self) -> None:
+        self.speed = Speed(10 << 30)
+        self.way = Way(limit=int(self.speed.tokens(2 << 20)), now_ns=0)
+        self.queue = Queue(self.way, now_ns=0)
+        self.moved: dict[int, int] = {}
+
+    def run(self, nodes: list[int], duration_ns: int, *, size: int = 128 << 10) -> None:
+        now = 0
+        waiting = dict.fromkeys(nodes, 0)
+        self.moved = dict.fromkeys(nodes, 0)
+        while now < duration_ns:
+            for node in nodes:
+                while waiting[node] < 4:
+                    tokens = int(self.speed.tokens(size))
+                    self.queue.push(node, tokens, node, size=size, now_ns=now)
+                    waiting[node] += 1
+            if (piece := self.queue.poll(now)) is not None:
+                waiting[piece.id] -= 1
+                self.moved[piece.id] += size
+                self.queue.complete(piece.handle, now)
+            else:
+                now += max(self.queue.wait_ns, 1000)
+
+
+LIMIT = 100 * MIB
+SLACK = BURST + (128 << 10)
+
+
+def test_a_limited_class_goes_no_faster() -> None:
+    limited = Limited()
+    node = limited.way.add(10)
+    limited.way.limit(node, LIMIT, now_ns=0)
+    limited.run([node], 4 * S)
+    assert 0.97 * 4 * LIMIT <= limited.moved[node] <= 1.15 * 4 * LIMIT
+
+
+def test_a_limited_group_goes_no_faster() -> None:
+    limited = Limited()
+    group = limited.way.add(10)
+    nodes = [limited.way.add(10, parent=group) for _ in range(3)]
+    limited.way.limit(group, LIMIT, now_ns=0)
+    limited.run(nodes, 2 * S)
+    assert 0.97 * 2 * LIMIT <= sum(limited.moved.values()) <= 2 * LIMIT + SLACK
+
+
+def test_limited_classes_in_a_limited_group() -> None:
+    limited = Limited()
+    group = limited.way.add(10)
+    nodes = [limited.way.add(10, parent=group) for _ in range(2)]
+    for node in nodes:
+        limited.way.limit(node, 70 * MIB, now_ns=0)
+    limited.way.limit(group, LIMIT, now_ns=0)
+    limited.run(nodes, 2 * S)
+    for moved in limited.moved.values():
+        assert moved <= 2 * 70 * MIB + SLACK
+    assert 0.97 * 2 * LIMIT <= sum(limited.moved.values()) <= 2 * LIMIT + SLACK
+
+
+def test_shares_hold_under_a_limited_group() -> None:
+    limited = Limited()
+    group = limited.way.add(10)
+    nodes = [limited.way.add(shares, parent=group) for shares in (400, 100)]
+    limited.way.limit(group, LIMIT, now_ns=0)
+    limited.run(nodes, 5 * S, size=32 << 10)
+    assert 3.95 <= limited.moved[nodes[0]] / limited.moved[nodes[1]] <= 4.05
+
+
+def test_a_limit_that_is_lifted_binds_no_more() -> None:
+    limited = Limited()
+    node = limited.way.add(10)
+    limited.way.limit(node, LIMIT, now_ns=0)
+    limited.way.limit(node, 0, now_ns=0)
+    limited.run([node], S // 10)
+    assert limited.moved[node] >= 0.95 * (10 << 30) / 10
+
+
+def test_a_slow_device_holds_up_only_what_goes_to_it() -> None:
+    way = Way(limit=10**9, now_ns=0)
+    queue = Queue(way, now_ns=0)
+    fast, slow = (TokenBucket(10**12, 10**9, now_ns=0) for _ in range(2))
+    for device in (slow, fast):
+        device.replenish(0)
+        queue.add_device(device)
+    slow.grab(10**9)  # somebody else's, a millisecond of it
+    a, b = way.add(1000), way.add(1)
+    queue.push(a, 10, 1, device_tokens=[10**6, 0])
+    queue.push(b, 10, 2, device_tokens=[0, 10**6])
+    first = queue.poll(0)
+    assert first is not None
+    assert first.id == 2
+    assert queue.poll(0) is None
+    assert queue.wait_ns == 1000
+    then = queue.poll(1000)
+    assert then is not None
+    assert then.id == 1
+
+
+def test_cancelling_gives_back_what_a_device_had_promised() -> None:
+    way = Way(limit=10**9, now_ns=0)
+    queue = Queue(way, now_ns=0)
+    device = TokenBucket(10**12, 10**9, now_ns=0)
+    queue.add_device(device)
+    node = way.add(1)
+    device.replenish(0)
+    device.grab(10**9)
+    handle = queue.push(node, 10, 1, device_tokens=[10**9])
+    assert queue.poll(0) is None
+    assert queue.cancel(handle)
+    assert queue.poll(0) is None
+    assert queue.stat().queued == 0
+    device.replenish(MS)
+    assert device.lacks(device.grab(10**9)) == 0
+
+
+def test_a_piece_larger_than_the_bucket_goes_and_is_paid_for() -> None:
+    for capped in (False, True):
+        way = Way(limit=MS * 1000, capped=capped, now_ns=0)  # a millisecond
+        queue = Queue(way, now_ns=0)
+        node = way.add(1)
+        for piece in range(10):
+            queue.push(node, 5 * MS * 1000, piece)
+        now, count = 0, 0
+        while count < 10:
+            piece_now = queue.poll(now)
+            if piece_now is None:
+                now += queue.wait_ns
+                continue
+            count += 1
+            queue.complete(piece_now.handle, now)
+        assert 44 * MS <= now <= 47 * MS
+
+
+def test_a_link_that_lags_behind_makes_pieces_dearer() -> None:
+    """Not capped, the flow ratio holds back what is started faster than it is completed."""
+    way = Way(limit=MS * 1000, now_ns=0)
+    queue = Queue(way, goal_ns=MS // 10, now_ns=0)
+    node = way.add(1)
+    flying: list[tuple[int, int]] = []
+    free_ns, now, started = 0, 0, 0
+    ratios = []
+    while now < S:
+        if queue.stat().queued < 4:
+            queue.push(node, 100 * 1000 * 1000, 1)  # 0.1 ms
+        piece = queue.poll(now)
+        if piece is not None:
+            started += 1
+            free_ns = max(free_ns, now) + 2 * 100 * 1000  # the link takes twice as long
+            flying.append((free_ns, piece.handle))
+            continue
+        now += min(queue.wait_ns, MS)
+        while flying and flying[0][0] <= now:
+            queue.complete(flying.pop(0)[1], now)
+        ratios.append(queue.stat().flow_ratio)
+    assert max(ratios) > 1.1
+    assert started < 0.95 * 10_000
+    assert way.handle.used == started * 10**8
+
+
+def test_what_an_engine_may_not_take_now_holds_nobody_up() -> None:
+    """Two engines: the one with the better class is busy, so the other goes on."""
+    way = Way(limit=1000, now_ns=0)
+    better, worse = Queue(way, now_ns=0), Queue(way, now_ns=0)
+    a, b = way.add(1000), way.add(1)
+    for piece in range(8):
+        better.push(a, 1000, piece)
+        worse.push(b, 1000, piece)
+    assert worse.poll(0) is not None
+    assert better.poll(10) is not None
+    assert better.poll(10) is None  # says that it would take more
+    for now in range(20, 40):
+        assert worse.poll(now) is None
+    assert worse.stat().yields > 0
+    better.rest()
+    assert worse.poll(41) is not None
+    worse.rest()
+    while better.poll(50):
+        pass
+    assert better.stat().queued > 0
+    assert worse.poll(60) is None
+    assert worse.poll(10 * MS) is not None  # the better one has not asked for long: it sleeps
+
+
+def test_a_queue_whose_pieces_are_gone_gives_its_reservation_back() -> None:
+    way = Way(limit=1000, capped=True, now_ns=0)
+    queue, other = Queue(way, now_ns=0), Queue(way, now_ns=0)
+    node = way.add(1)
+    first = queue.push(node, 1000, 1)
+    handle = queue.push(node, 1000, 2)
+    assert queue.poll(0) is not None
+    assert queue.poll(0) is None  # reserved, not had
+    assert queue.stat().pending == 1000
+    queue.cancel(handle)
+    queue.poll(1)
+    assert queue.stat().pending == 0
+    queue.complete(first, 2)
+    other.push(node, 1000, 3)
+    assert other.poll(3) or other.poll(MS)
+
+
+def test_blocks_and_pieces_are_what_is_judged() -> None:
+    assert BLOCK == 5 * MIB // 2
+    assert PIECE == 256 << 10

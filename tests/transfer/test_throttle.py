@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""Both generations of throttler, with a clock that only the tests turn; and what pieces cost."""
+
+from __future__ import annotations
+
+from collections import deque
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from beluga._ffi import lib
+from beluga.errors import TransferError
+from beluga.transfer.bucket import Rovers, TokenBucket
+from beluga.transfer.cost import Speed, speed_of
+from beluga.transfer.fair import Way
+
+S = 10**9
+HOUR = 3600 * S
+
+
+def test_ten_tickets_go_and_the_eleventh_waits_for_one_that_ends() -> None:
+    rovers = Rovers(10, 1000)
+    tickets = [rovers.grab(1, 10) for _ in range(11)]
+    assert [rovers.ready(ticket) for ticket in tickets] == [True] * 10 + [False]
+    rovers.complete(1, 10)
+    assert rovers.ready(tickets[10])
+
+
+@given(st.lists(st.tuples(st.integers(1, 4), st.integers(1, 900)), max_size=60), st.randoms())
+def test_rovers_bound_what_is_in_flight_and_serve_in_order(
+    asked: list[tuple[int, int]], random: object
+) -> None:
+    rovers = Rovers(4, 1000)
+    waiting = deque((rovers.grab(*piece), piece) for piece in asked)
+    flying: list[tuple[int, int]] = []
+    while waiting or flying:
+        while waiting and rovers.ready(waiting[0][0]):
+            flying.append(waiting.popleft()[1])
+        assert not any(rovers.ready(ticket) for ticket, _ in waiting)
+        assert sum(weight for weight, _ in flying) <= 4
+        assert sum(size for _, size in flying) <= 1000
+        assert flying  # somebody can always go
+        rovers.complete(*flying.pop(random.randrange(len(flying))))  # type: ignore[attr-defined]
+    assert rovers.ready(rovers.grab(4, 1000))  # all of it is there again
+    assert not rovers.ready(rovers.grab(0, 1))
+
+
+def test_rovers_may_wrap() -> None:
+    rovers = Rovers(2, 100)
+    rovers._rovers.tail = 0xFFFFFFFF_FFFFFFF0
+    rovers._rovers.head = 0x00000001_00000054  # 2 and 100 further on
+    first, second, third = (rovers.grab(1, 50) for _ in range(3))
+    assert rovers.ready(first)
+    assert rovers.ready(second)
+    assert not rovers.ready(third)
+    rovers.complete(1, 50)
+    assert rovers.ready(third)
+
+
+def test_time_fills_the_bucket() -> None:
+    bucket = TokenBucket(1, 1, threshold=0, now_ns=0)
+    assert bucket.lacks(bucket.grab(1)) == 1
+    bucket.replenish(S)
+    assert bucket.lacks(1) == 0
+    ticket = bucket.grab(2)  # one that lies unused, and one that is to come
+    assert bucket.lacks(ticket) == 1
+    bucket.replenish(2 * S)
+    assert bucket.lacks(ticket) == 0
+
+
+def test_time_alone_does_not_fill_a_capped_bucket() -> None:
+    bucket = TokenBucket(1, 1, threshold=0, capped=True, now_ns=0)
+    bucket.grab(1)
+    bucket.replenish(S)
+    ticket = bucket.grab(1)
+    bucket.replenish(2 * S)
+    assert bucket.lacks(ticket) == 1
+    bucket.release(1)
+    assert bucket.lacks(ticket) == 1
+    bucket.replenish(3 * S)
+    assert bucket.lacks(ticket) == 0
+
+
+@pytest.mark.parametrize("capped", [False, True])
+def test_a_bucket_never_holds_more_than_its_limit(capped: bool) -> None:
+    bucket = TokenBucket(1000, 50, capped=capped, now_ns=0)
+    bucket.replenish(HOUR)
+    bucket.replenish(2 * HOUR)
+    assert bucket.lacks(bucket.grab(50)) == 0
+    assert bucket.lacks(bucket.grab(1)) == 1
+
+
+def test_few_tokens_are_not_worth_replenishing() -> None:
+    bucket = TokenBucket(1000, 50, threshold=10, now_ns=0)
+    bucket.replenish(S)
+    ticket = bucket.grab(60)
+    bucket.replenish(S + 9_000_000)
+    assert bucket.lacks(ticket) == 10
+    bucket.replenish(S + 10_000_000)
+    assert bucket.lacks(ticket) == 0
+
+
+def test_what_is_refunded_can_be_had_at_once() -> None:
+    for capped in (False, True):
+        bucket = TokenBucket(1000, 50, capped=capped, now_ns=0)
+        bucket.replenish(0)
+        bucket.grab(50)
+        bucket.refund(20)
+        assert bucket.lacks(bucket.grab(20)) == 0
+        assert bucket.lacks(bucket.grab(1)) == 1
+
+
+def test_clocks_that_stand_still_or_go_back_give_nothing() -> None:
+    bucket = TokenBucket(1000, 50, now_ns=5 * S)
+    bucket.replenish(5 * S)
+    ticket = bucket.grab(60)
+    for now in (5 * S, 0):
+        bucket.replenish(now)
+        assert bucket.lacks(ticket) == 10
+
+
+@pytest.mark.parametrize("capped", [False, True])
+def test_buckets_may_wrap(capped: bool) -> None:
+    bucket = TokenBucket(1000, 50, capped=capped, now_ns=0)
+    start = 2**64 - 75
+    bucket.handle.tail = bucket.handle.head = start
+    bucket.handle.ceil = (start + 50) % 2**64
+    now, used = 0, 0
+    for _ in range(20):
+        now += S // 20
+        bucket.replenish(now)
+        assert bucket.lacks(bucket.grab(50)) == 0
+        bucket.release(50)
+        used += 50
+    assert int(bucket.handle.tail) == (start + used) % 2**64 < 2000
+
+
+@pytest.mark.parametrize(("rate", "limit"), [(0, 1), (1, 0), (2**64 // 3600, 1)])
+def test_a_bucket_that_cannot_be_is_refused(rate: int, limit: int) -> None:
+    with pytest.raises(OSError, match="token bucket"):
+        TokenBucket(rate, limit, now_ns=0)
+
+
+def test_how_long_tokens_take() -> None:
+    assert TokenBucket(1000, 50, now_ns=0).duration_ns(3) == 3_000_000
+    assert TokenBucket(3, 50, now_ns=0).duration_ns(1) == 333_333_334
+
+
+@pytest.mark.parametrize("gib", [1, 2, 4, 8, 16, 32, 64])
+@pytest.mark.parametrize("times", [1, 4, 16])
+def test_costs_give_the_speeds_back(gib: int, times: int) -> None:
+    """Seastar's test_tb_params: what fits into a second is what the link can do, within 5 %."""
+    speed = Speed(gib << 30, 15_000 * times)
+    fixed = int(speed.tokens(1))
+    assert 10**12 / fixed == pytest.approx(15_000 * times, rel=0.05)
+    per_byte = (int(speed.tokens(1 << 24)) - fixed) / ((1 << 24) - 1)
+    assert 10**12 / per_byte == pytest.approx(gib << 30, rel=0.05)
+
+
+def test_the_longest_piece_that_the_limit_pays() -> None:
+    speed = Speed(1 << 30)
+    limit = int(speed.tokens(300_000))
+    assert speed.longest(limit) == 256 << 10
+    assert speed.longest(10**13) == 16 << 20
+    assert speed.longest(0) == 1
+
+
+def test_speeds_are_numbers_or_fields() -> None:
+    assert speed_of(5) == speed_of({"bytes_per_s": 5}) == speed_of(Speed(5)) == Speed(5)
+    assert Speed(10**9).tokens(np.array([0, 1, 1000])).tolist() == [0, 1000, 1_000_000]
+    for wrong in (0, -1, {"bytes_per_s": 1, "ops_per_s": -1}):
+        with pytest.raises(TransferError, match="no speed"):
+            speed_of(wrong)
+
+
+def test_python_and_c_mean_the_same_picosecond() -> None:
+    way = Way(limit=10, now_ns=0)
+    assert int(way.handle.bucket.rate) == 10**12
+    assert lib.bl_way_valid(way.handle)
