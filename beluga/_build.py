@@ -28,6 +28,8 @@ CORE_HEADERS = (
     "api_verify.h",
     "index.h",
 )
+# The simulator has a device of its own.
+DSA_HEADERS = ("dsa_format.h", "api_dsa.h")
 # The simulator also exports the pure structures, so that models can be run against them.
 SIM_HEADERS = (*CORE_HEADERS, "extent.h", "evict.h", "pins.h", "api_sim.h")
 
@@ -68,5 +70,5 @@ def _builder(name: str, headers: tuple[str, ...], macros: list[tuple[str, str]])
     return ffi
 
 
-core = _builder("_core", CORE_HEADERS, [])
+core = _builder("_core", (*CORE_HEADERS, *DSA_HEADERS), [])
 sim = _builder("_sim", SIM_HEADERS, [("BL_SIM", "1")])

@@ -48,7 +48,9 @@ enum bl_cpu_feature {
     BL_CPU_AVX512 = 16,         /* F, with the operating system saving its state */
     BL_CPU_MOVDIR64B = 32,
     BL_CPU_PCLMUL = 64,
-    BL_CPU_VPCLMUL = 128        /* four carry-less products at once; implies AVX512 */
+    BL_CPU_VPCLMUL = 128,       /* four carry-less products at once; implies AVX512 */
+    BL_CPU_ENQCMD = 256,        /* to a device's shared queue */
+    BL_CPU_WAITPKG = 512        /* to sleep until a line is written */
 };
 
 /* Features found and not taken away. */

@@ -81,6 +81,33 @@ static inline void bl_movdir64b(void *target, const void *source)
                      : : "a"(target), "d"(source) : "memory");
 }
 
+/* A descriptor of one line into a device's portal. A dedicated queue says nothing; a shared one
+ * answers 1: taken, or 0: full. */
+static inline void bl_portal_move(void *portal, const void *descriptor)
+{
+    bl_movdir64b(portal, descriptor);
+}
+
+static inline int bl_portal_enqueue(void *portal, const void *descriptor)
+{
+    int full;
+    __asm__ volatile(".byte 0xf2, 0x0f, 0x38, 0xf8, 0x02" /* enqcmd (%%rdx), %%rax */
+                     : "=@ccz"(full) : "a"(portal), "d"(descriptor) : "memory");
+    return !full;
+}
+
+/* Sleep lightly until the line of word is written, while it is value; cycles at most. */
+static inline void bl_monitor(const uint64_t *word, uint64_t value, uint32_t cycles)
+{
+    __asm__ volatile(".byte 0xf3, 0x0f, 0xae, 0xf0" : : "a"(word) : "memory"); /* umonitor %%rax */
+    if (*(const volatile uint64_t *)word != value)
+        return;
+    uint64_t until = __builtin_ia32_rdtsc() + cycles;
+    __asm__ volatile(".byte 0xf2, 0x0f, 0xae, 0xf1" /* umwait %%ecx */
+                     : : "a"((uint32_t)until), "d"((uint32_t)(until >> 32)), "c"(0)
+                     : "memory", "cc");
+}
+
 static inline void bl_clflush(const void *line)
 {
     __asm__ volatile("clflush %0" : "+m"(*(volatile char *)(uintptr_t)line));

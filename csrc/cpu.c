@@ -45,6 +45,10 @@ __attribute__((constructor)) static void bl_cpu_find(void)
             found |= BL_CPU_VPCLMUL;
         if (c & bit_MOVDIR64B)
             found |= BL_CPU_MOVDIR64B;
+        if (c & bit_ENQCMD)
+            found |= BL_CPU_ENQCMD;
+        if (c & bit_WAITPKG)
+            found |= BL_CPU_WAITPKG;
     }
     bl_cpu.found = found;
 }

@@ -21,7 +21,7 @@ EXPORTS: dict[str, str] = {
         "BlockState Grant Lookup MetaClient MetaServer MetaStat Pins Report check_devices "
         "check_pool repair_pool"
     ),
-    "beluga.transfer": "CHUNK CpuEngine Engine PIECE Plan Transfer plan_blocks plan_rows",
+    "beluga.transfer": "CHUNK CpuEngine DsaEngine Engine PIECE Plan Transfer plan_blocks plan_rows",
     "beluga.lease": "EtcdLease KubernetesLease Lease open_lease",
     "beluga.verify": "Finding Machine Report verify_pool",
     "beluga.kvcache": "CHUNK_SIZE GetResult KVCache Namespace PutResult Run fold hash_keys",

@@ -26,6 +26,8 @@ _FEATURES = {
     "movdir64b": lib.BL_CPU_MOVDIR64B,
     "pclmul": lib.BL_CPU_PCLMUL,
     "vpclmul": lib.BL_CPU_VPCLMUL,
+    "enqcmd": lib.BL_CPU_ENQCMD,
+    "waitpkg": lib.BL_CPU_WAITPKG,
 }
 
 

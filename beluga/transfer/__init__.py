@@ -6,7 +6,18 @@ A plan says what goes where; an engine executes it; nothing here knows keys or s
 """
 
 from beluga.transfer.cpu import CpuEngine
+from beluga.transfer.dsa import DsaEngine
 from beluga.transfer.engine import Engine, Transfer
 from beluga.transfer.plan import CHUNK, PIECE, Plan, plan_blocks, plan_rows
 
-__all__ = ["CHUNK", "PIECE", "CpuEngine", "Engine", "Plan", "Transfer", "plan_blocks", "plan_rows"]
+__all__ = [
+    "CHUNK",
+    "PIECE",
+    "CpuEngine",
+    "DsaEngine",
+    "Engine",
+    "Plan",
+    "Transfer",
+    "plan_blocks",
+    "plan_rows",
+]

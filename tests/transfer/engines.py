@@ -20,7 +20,8 @@ from beluga import primitives
 from beluga._ffi import ffi, lib
 from beluga.errors import ChecksumError, LayoutError
 from beluga.pool import Pool
-from beluga.transfer import CpuEngine, Engine, Plan
+from beluga.transfer import CpuEngine, DsaEngine, Engine, Plan
+from beluga.transfer.dsa_sysfs import nearest, why_none, work_queues
 
 Bytes = NDArray[np.uint8]
 
@@ -136,8 +137,16 @@ def _stripes(offset: int, size: int) -> list[tuple[int, int]]:
     return [(at, end - at) for at, end in itertools.pairwise(edges)]
 
 
+def dsa_missing() -> str | None:
+    """Why there is no DSA here, or None."""
+    queues = work_queues()
+    return None if nearest(queues, set()) else why_none(queues)
+
+
 ENGINES: tuple[EngineCase, ...] = (
     EngineCase("reference", ReferenceEngine),
     EngineCase("cpu", lambda pool: CpuEngine(pool, threads=1)),
     EngineCase("cpu-3", lambda pool: CpuEngine(pool, threads=3)),
+    EngineCase("dsa-software", lambda pool: DsaEngine(pool, "software")),
+    EngineCase("dsa", lambda pool: DsaEngine(pool, "device"), missing=dsa_missing),
 )

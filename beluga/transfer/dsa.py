@@ -1,0 +1,253 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""Intel DSA as a copy engine (``csrc/dsa_engine.h``).
+
+Plans become descriptors for a work queue; a transfer goes on whenever it is asked about. Where
+there is no device the software queue executes the same descriptors on a thread of this process: the
+same path, and no speed to be had from it. It dies with its process, as a device's work for a
+process does; either way nothing was published that was not complete.
+
+What the host's cache is owed is the row of the policy table, applied range by range as the copies
+begin and end. To verify a *sparse* read its chunks are fetched whole into a buffer of their own,
+and what was asked for is copied from there.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import os
+import time
+import weakref
+from typing import TYPE_CHECKING, Any
+
+from beluga._ffi import ffi, lib
+from beluga.errors import (
+    BelugaError,
+    ChecksumError,
+    EngineUnavailableError,
+    ForkedSessionError,
+    LayoutError,
+    TransferError,
+    TransferTimeoutError,
+    check,
+)
+from beluga.transfer import policy
+from beluga.transfer.dsa_queue import Portal, open_device, open_software
+
+if TYPE_CHECKING:
+    from beluga.pool import Pool
+    from beluga.transfer.plan import Plan
+
+_SLICE_S = 0.1  # of waiting in C, between which Python hears signals
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class DsaStat:
+    """What an engine has done."""
+
+    descriptors: int  # submitted, those in batches too
+    batches: int
+    full: int  # times that the queue was full
+    faults: int  # page faults, resumed
+    by_hand: int  # descriptors that the CPU executed, because the device could not be got to
+
+
+class DsaTransfer:
+    """A plan on its way; it moves on when :meth:`done` or :meth:`wait` is called."""
+
+    def __init__(self, engine: DsaEngine, plan: Plan, struct: Any, handle: Any, doing: str) -> None:
+        self._engine = engine
+        self._plan, self._struct = plan, struct  # their memory is in use
+        self._handle: Any | None = handle
+        self._doing = doing
+        self._error: BelugaError | OSError | None = None
+
+    def done(self) -> bool:
+        """Has it ended? Sends more out if there is room. Raises ForkedSessionError in a child."""
+        if self._handle is None:
+            return True
+        self._engine.poll()
+        return self._handle is None
+
+    def wait(self, timeout_s: float | None = None) -> None:
+        """Wait until it has ended; see :class:`~beluga.transfer.Transfer`.
+
+        Raises ChecksumError, TransferTimeoutError after ``timeout_s``, DeviceFaultError where a
+        device of the pool failed, TransferError for all else, and ForkedSessionError in a forked
+        child.
+        """
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        while self._handle is not None:
+            left = _SLICE_S if deadline is None else deadline - time.monotonic()
+            self._engine.wait_for(self._handle, min(max(left, 0.0), _SLICE_S))
+            if self._handle is not None and left <= _SLICE_S and deadline is not None:
+                raise TransferTimeoutError(
+                    f"{self._doing}: not ended after {timeout_s} s; it goes on"
+                )
+        if self._error is not None:
+            raise self._error
+
+    def settle(self) -> bool:
+        """For the engine: whether it has ended; then its memory is free."""
+        if self._handle is None or not lib.bl_dsa_ended(self._handle):
+            return self._handle is None
+        self._error = _error_of(lib.bl_dsa_status(self._handle), self._doing)
+        lib.bl_dsa_free(self._handle)
+        self._handle = self._struct = None
+        return True
+
+
+class DsaEngine:
+    """Moves blocks by a DSA work queue.
+
+    ``queue``: None takes a device's queue, or the software queue where there is none that can be
+    used (:attr:`why_software` says why); ``"device"`` insists on a device, ``"software"`` on the
+    software queue. ``device_flushes``: the device flushes the host's cache, by descriptors, where
+    the policy asks for it; else the CPU does. ``cache_control``: what is written to the pool goes
+    to this host's cache first (for measurements). Raises EngineUnavailableError.
+    """
+
+    def __init__(
+        self,
+        pool: Pool,
+        queue: Portal | str | None = None,
+        *,
+        device_flushes: bool = False,
+        cache_control: bool = False,
+        row: policy.Row | None = None,
+    ) -> None:
+        self.why_software: str | None = None
+        portal = queue if isinstance(queue, Portal) else self._choose(pool, queue)
+        row = policy.probe().row("dsa") if row is None else row
+        flush = lib.BL_DSA_FLUSH_DEVICE if device_flushes else lib.BL_DSA_FLUSH_CPU
+        rules = ffi.new(
+            "bl_dsa_rules *",
+            [
+                lib.BL_DSA_FLUSH_NONE if step is policy.Step.FENCE else flush
+                for step in (row.after_write, row.before_read)
+            ]
+            + [cache_control, 0],
+        )
+        out = ffi.new("bl_dsa_engine **")
+        code = lib.bl_dsa_engine_open(pool.handle, portal.handle, portal.limits, rules, out)
+        if code < 0:
+            lib.bl_dsa_queue_close(portal.handle)
+            check(code, "opening the DSA engine")
+        self._handle: Any | None = out[0]
+        self._pool = pool
+        self._process = os.getpid()
+        self._open: list[DsaTransfer] = []
+        self.queue_text = portal.text
+        self.is_device = portal.is_device
+        pool.before_close(self.close)
+        self._finalizer = weakref.finalize(self, _close, out, self._open)
+
+    def _choose(self, pool: Pool, queue: str | None) -> Portal:
+        if queue == "software":
+            return open_software(pool)
+        if queue not in (None, "device"):
+            raise EngineUnavailableError(f"no DSA queue is called {queue!r}: device or software")
+        try:
+            return open_device(pool)
+        except EngineUnavailableError as error:
+            if queue == "device":
+                raise
+            self.why_software = str(error)
+            return open_software(pool)
+
+    @property
+    def name(self) -> str:
+        """``dsa``, or ``dsa-software``."""
+        return "dsa" if self.is_device else "dsa-software"
+
+    @property
+    def handle(self) -> Any:
+        """The ``bl_dsa_engine *``.
+
+        Raises TransferError if it is closed, ForkedSessionError in a forked child.
+        """
+        if self._handle is None:
+            raise TransferError("the DSA engine is closed")
+        if os.getpid() != self._process:
+            raise ForkedSessionError("the DSA engine is the parent process's; open another")
+        return self._handle
+
+    @property
+    def stat(self) -> DsaStat:
+        """What it has done so far."""
+        out = ffi.new("bl_dsa_stat *")
+        lib.bl_dsa_engine_stat(self.handle, out)
+        return DsaStat(out.descriptors, out.batches, out.full, out.faults, out.by_hand)
+
+    def gather_write(self, plan: Plan) -> DsaTransfer:
+        """Scattered memory to the pool; returns when its first descriptors are out.
+
+        Raises LayoutError for a sparse plan, or one that leaves the pool.
+        """
+        return self._start(plan, is_read=False)
+
+    def scatter_read(self, plan: Plan) -> DsaTransfer:
+        """The pool to scattered memory, likewise."""
+        return self._start(plan, is_read=True)
+
+    def poll(self) -> None:
+        """Let all transfers move on. Never waits."""
+        lib.bl_dsa_poll(self.handle)
+        self._settle()
+
+    def wait_for(self, transfer: Any, timeout_s: float) -> None:
+        """Wait for a ``bl_dsa_transfer *``, and settle what has ended."""
+        code = lib.bl_dsa_wait(self.handle, transfer, int(timeout_s * 1e9))
+        if code != -lib.BL_ERROR_TIMEOUT:
+            check(code, "waiting for a DSA transfer")
+        self._settle()
+
+    def close(self) -> None:
+        """Let what is out end, and give the queue back. Transfers that had more to do fail. Twice
+        is fine."""
+        self._handle = None
+        self._finalizer()
+
+    def _start(self, plan: Plan, *, is_read: bool) -> DsaTransfer:
+        doing = "reading by DSA" if is_read else "writing by DSA"
+        struct = plan.struct()
+        out = ffi.new("bl_dsa_transfer **")
+        code = lib.bl_dsa_start(self.handle, struct, is_read, out)
+        if code == -errno.EINVAL:
+            if plan.sparse and not is_read:
+                raise LayoutError("a sparse plan can only be read")
+            plan.refuse_beyond(self._pool.geometry.size)
+            raise LayoutError(f"{doing}: the plan's pieces do not lie in its chunks")
+        check(code, doing)
+        transfer = DsaTransfer(self, plan, struct, out[0], doing)
+        self._open.append(transfer)
+        self._settle()
+        return transfer
+
+    def _settle(self) -> None:
+        self._open[:] = [transfer for transfer in self._open if not transfer.settle()]
+
+
+def _close(handle: Any, transfers: list[DsaTransfer]) -> None:
+    lib.bl_dsa_engine_close(handle[0])
+    for transfer in transfers:
+        transfer.settle()
+    transfers.clear()
+
+
+def _error_of(status: int, doing: str) -> BelugaError | OSError | None:
+    """What a transfer that ended with ``status`` raises."""
+    if status == 0:
+        return None
+    if status == -errno.EBADMSG:
+        return ChecksumError(f"{doing}: bytes are not those that were written")
+    if status == -errno.ECANCELED:
+        return TransferError(f"{doing}: the engine was closed before it had ended")
+    try:
+        check(status, doing)
+    except BelugaError as error:
+        return error
+    except OSError as error:
+        return TransferError(str(error))
+    return None

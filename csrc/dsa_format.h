@@ -1,0 +1,106 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Copyright The Beluga Authors
+ *
+ * What an Intel Data Streaming Accelerator reads and writes: a descriptor of one line, and a
+ * completion record of half a line. The layout is the device's; <linux/idxd.h> has it too, and a
+ * test compares the two. Names are ours: that header's unions say less.
+ */
+#ifndef BL_DSA_FORMAT_H
+#define BL_DSA_FORMAT_H
+
+#include <stdint.h>
+
+enum bl_dsa_opcode {
+    BL_DSA_NOOP = 0x00,
+    BL_DSA_BATCH = 0x01,
+    BL_DSA_DRAIN = 0x02,
+    BL_DSA_MEMMOVE = 0x03,
+    BL_DSA_FILL = 0x04,
+    BL_DSA_COMPARE = 0x05,
+    BL_DSA_DUALCAST = 0x09,
+    BL_DSA_CRCGEN = 0x10,
+    BL_DSA_COPY_CRC = 0x11,
+    BL_DSA_CFLUSH = 0x20
+};
+
+enum bl_dsa_flag {
+    BL_DSA_FENCE = 0x0001,      /* in a batch: after all before it, and only if all went well */
+    BL_DSA_BOF = 0x0002,        /* wait for the page at a page fault; if the queue allows it */
+    BL_DSA_CRAV = 0x0004,       /* the record's address is valid */
+    BL_DSA_RCR = 0x0008,        /* write a record in any case, not only of an error */
+    BL_DSA_CR = 0x0080,         /* of a comparison: also compare its result with what is expected */
+    BL_DSA_CC = 0x0100,         /* what is written goes to the cache; clear: to memory. A flush
+                                   with it writes lines back, and leaves them cached */
+    BL_DSA_STORD = 0x2000,      /* writes in order */
+    BL_DSA_DRDBK = 0x4000,      /* read the target's end back before the record is written */
+    BL_DSA_DSTS = 0x8000,
+    BL_DSA_SEED_READ = 0x10000  /* of the CRC: the seed is at seed_address. Not in that header */
+};
+
+enum bl_dsa_status {
+    BL_DSA_NONE = 0x00,         /* not yet */
+    BL_DSA_SUCCESS = 0x01,
+    BL_DSA_SUCCESS_PRED = 0x02, /* done; the result is not the expected one */
+    BL_DSA_PAGE_FAULT = 0x03,   /* stopped after bytes_completed */
+    BL_DSA_BATCH_FAIL = 0x05,   /* some descriptor did not succeed */
+    BL_DSA_BATCH_PAGE_FAULT = 0x06, /* the list could not be read further */
+    BL_DSA_BAD_OPCODE = 0x10,
+    BL_DSA_INVALID_FLAGS = 0x11,
+    BL_DSA_NOZERO_RESERVE = 0x12,
+    BL_DSA_XFER_ERANGE = 0x13,
+    BL_DSA_DESC_CNT_ERANGE = 0x14,
+    BL_DSA_OVERLAP_BUFFERS = 0x16,
+    BL_DSA_DCAST_ERR = 0x17,
+    BL_DSA_DESCLIST_ALIGN = 0x18,
+    BL_DSA_CRA_ALIGN = 0x1b,
+    BL_DSA_ADDR_ALIGN = 0x1c,
+    BL_DSA_HW_ERR1 = 0x20,
+    BL_DSA_STATUS_MASK = 0x7f,
+    BL_DSA_STATUS_WRITE = 0x80  /* with a page fault: it was a write */
+};
+
+typedef struct bl_dsa_descriptor {
+    uint32_t pasid_privilege;   /* 20 bits, 11 reserved, 1: set by the CPU or the kernel */
+    uint32_t flags_opcode;      /* 24 bits, 8 bits */
+    uint64_t record;            /* address: a multiple of 32 */
+    union {
+        uint64_t source;
+        uint64_t pattern;       /* of a fill */
+        uint64_t list;          /* of a batch: a multiple of 64 */
+    };
+    union {
+        uint64_t target;
+        uint64_t source2;       /* of a comparison */
+    };
+    union {
+        uint32_t size;
+        uint32_t count;         /* of a batch: at least 2 */
+    };
+    uint16_t interrupt;
+    uint16_t reserved;
+    union {
+        uint8_t expected;       /* of a comparison */
+        uint64_t target2;       /* of a dualcast */
+        struct {
+            uint32_t seed;
+            uint32_t seed_reserved;
+            uint64_t seed_address;
+        };
+        uint8_t specific[24];
+    };
+} bl_dsa_descriptor;
+
+typedef struct bl_dsa_record {
+    uint8_t status;
+    uint8_t result;             /* of a comparison: 1: they differ */
+    uint16_t reserved;
+    uint32_t completed;         /* bytes; of a batch, descriptors */
+    uint64_t fault_address;
+    union {
+        uint32_t invalid_flags; /* 24 bits */
+        uint64_t crc;
+        uint8_t specific[16];
+    };
+} bl_dsa_record;
+
+#endif

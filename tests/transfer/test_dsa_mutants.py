@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""Bugs planted in how the DSA engine resumes are found by the schedules of ``dsa_schedule.py``.
+
+Each is a change of one line of a copy of the C core, which is compiled and played.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from cffi import FFI
+from dsa_schedule import Library, Schedule, WrongBytesError, play
+
+from beluga import _build
+from beluga._ffi import ffi
+from beluga.pool import STRIPE_SIZE, Pool
+
+pytestmark = pytest.mark.slow
+
+GCC = shutil.which("gcc") or ""
+TRIES = 40
+
+# What is changed: the file, the line, and what it becomes.
+MUTANTS = {
+    "none": ("dsa_work.c", "", ""),
+    "a resumed copy starts its sum anew": (
+        "dsa_work.c",
+        "work->crc = (uint32_t)record->crc;",
+        "work->crc = bytes < descriptor->size ? 0 : (uint32_t)record->crc;",
+    ),
+    "a resumed copy keeps the seed it began with": (
+        "dsa_work.c",
+        "if (bl_dsa_opcode(descriptor) == BL_DSA_COPY_CRC)",
+        "if (bl_dsa_opcode(descriptor) == BL_DSA_COPY_CRC && bytes == descriptor->size)",
+    ),
+    "a resumed copy skips a byte": (
+        "dsa_work.c",
+        "work->done += bytes;",
+        "work->done += bytes + (bytes > 0 && bytes < descriptor->size);",
+    ),
+    "a resumed copy repeats a byte": (
+        "dsa_work.c",
+        "work->done += bytes;",
+        "work->done += bytes - (bytes > 1 && bytes < descriptor->size);",
+    ),
+    "only the target moves on": (
+        "dsa_work.c",
+        "uint64_t memory = piece->address + work->done;",
+        "uint64_t memory = piece->address;",
+    ),
+    "a fault counts as done": (
+        "dsa_work.c",
+        "if (status == BL_DSA_SUCCESS) {",
+        "if (status == BL_DSA_SUCCESS || status == BL_DSA_PAGE_FAULT) {",
+    ),
+    "what a batch did not reach counts as done": (
+        "dsa_work.c",
+        "if (status == BL_DSA_SUCCESS) {",
+        "if (status == BL_DSA_SUCCESS || status == BL_DSA_NONE) {",
+    ),
+    "a record answers for its neighbour's work": (
+        "dsa_engine.c",
+        "bl_dsa_record record = bl_dsa_record_look(&flight->records[i]);",
+        "bl_dsa_record record = bl_dsa_record_look(&flight->records[i ^ (flight->count > 1 && "
+        "i + 1 < flight->count)]);",
+    ),
+    "the last line is not blanked": (
+        "dsa_work.c",
+        "return transfer->is_read ? 0 : bl_dsa_work_blank(work);",
+        "return 0;",
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def pool(memory_root: Path) -> Iterator[Pool]:
+    folder = Path(tempfile.mkdtemp(prefix="beluga-test-", dir=memory_root))
+    paths = [folder / "a", folder / "b", folder / "c"]
+    try:
+        with Pool.create(
+            paths, device_size=8 * STRIPE_SIZE, discipline="non-coherent", sparse=True
+        ) as made:
+            yield made
+    finally:
+        shutil.rmtree(folder)
+
+
+def built(folder: Path, file: str, line: str, becomes: str) -> Library:
+    source = folder / "csrc"
+    shutil.copytree(_build.CSRC, source)
+    text = (source / file).read_text()
+    if line:
+        assert text.count(line) == 1, f"{file} does not say {line!r} once"
+        (source / file).write_text(text.replace(line, becomes))
+    target = folder / "mutant.so"
+    define = f"-DBL_FORMAT_HASH=0x{_build.format_hash():016x}ull"
+    flags = ["-std=gnu11", "-O1", "-w", "-shared", "-fPIC", "-pthread", define, f"-I{source}"]
+    subprocess.run([GCC, *flags, str(source / "beluga.c"), "-o", str(target)], check=True)
+    own = FFI()
+    own.cdef(_build.cdef((*_build.CORE_HEADERS, *_build.DSA_HEADERS)))
+    return Library(own, own.dlopen(str(target)))
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+@pytest.mark.skipif(not GCC, reason="needs gcc")
+def test_a_planted_bug_is_found(pool: Pool, tmp_path: Path, name: str) -> None:
+    library = built(tmp_path, *MUTANTS[name])
+    handle = library.ffi.new("bl_pool **")
+    mapping = pool._mapping
+    devices = library.of("void *const *", ffi.cast("void **", mapping.addresses))
+    superblocks = library.of("bl_superblock *", mapping.superblocks)
+    assert library.lib.bl_pool_open(superblocks, devices, handle) == 0
+
+    if name == "none":
+        play_all(library, handle[0], pool)
+    else:
+        with pytest.raises(WrongBytesError):
+            play_all(library, handle[0], pool)
+    library.lib.bl_pool_close(handle[0])
+
+
+def play_all(library: Library, handle: Any, pool: Pool) -> None:
+    """Schedules with page faults and batches that end early, by one descriptor and by many."""
+    rng = np.random.default_rng(3)
+    for seed in range(TRIES):
+        schedule = Schedule(
+            seed=seed,
+            sizes=tuple(rng.integers(1, 3000, rng.integers(2, 9)).tolist()),
+            block_count=3,
+            chunk_size=1024,
+            part=10**6,
+            size_max=4096,
+            batch_max=(0, 32)[seed % 2],
+            depth=8,
+            flush=1,
+            weather={"fault": 20_000, "list_fault": 20_000, "reorder": 30_000, "late": 10_000},
+        )
+        play(library, handle, pool, schedule)

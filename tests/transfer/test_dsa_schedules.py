@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""Whatever befalls a DSA queue, the bytes and the checksums are the same."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from dsa_schedule import PRODUCT, Schedule, opened, play, run, schedules
+from dsa_schedule import Scene as DsaScene
+from hypothesis import HealthCheck, given, settings
+
+from beluga._ffi import ffi, lib
+from beluga.pool import STRIPE_SIZE, Pool
+
+
+@pytest.fixture(scope="module")
+def pool(memory_root: Path) -> Iterator[Pool]:
+    folder = Path(tempfile.mkdtemp(prefix="beluga-test-", dir=memory_root))
+    paths = [folder / "a", folder / "b", folder / "c"]
+    try:
+        with Pool.create(
+            paths, device_size=8 * STRIPE_SIZE, discipline="non-coherent", sparse=True
+        ) as made:
+            yield made
+    finally:
+        shutil.rmtree(folder)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@given(schedule=schedules())
+def test_any_schedule_gives_the_same_bytes_and_sums(pool: Pool, schedule: Schedule) -> None:
+    play(PRODUCT, pool.handle, pool, schedule)
+
+
+def storm(**weather: int) -> Schedule:
+    return Schedule(
+        seed=7,
+        sizes=(3000, 20_000, 77),
+        block_count=6,
+        chunk_size=4096,
+        part=10**9,
+        size_max=4096,
+        batch_max=weather.pop("batch_max", 32),
+        depth=8,
+        flush=1,
+        weather=weather,
+    )
+
+
+def stat_of(pool: Pool, schedule: Schedule) -> dict[str, int]:
+    """What an engine does for one write by this schedule."""
+    scene = DsaScene.make(schedule, pool)
+    with opened(PRODUCT, pool.handle, schedule) as engine:
+        assert not any(run(PRODUCT, engine, scene.plan(scene.content), 10**9, is_read=False))
+        out = ffi.new("bl_dsa_stat *")
+        lib.bl_dsa_engine_stat(engine, out)
+        return {name: int(getattr(out, name)) for name in dir(out)}
+
+
+def test_each_kind_of_weather_does_befall(pool: Pool) -> None:
+    """A schedule in which nothing went wrong would show nothing."""
+    calm = stat_of(pool, storm())
+    assert calm["batches"] > 0
+    assert calm["descriptors"] > calm["batches"]
+    assert calm["full"] == calm["faults"] == calm["by_hand"] == 0
+    assert stat_of(pool, storm(full=20_000, full_run=3))["full"] > 0
+    assert stat_of(pool, storm(fault=20_000))["faults"] > 0
+    assert stat_of(pool, storm(error=20_000))["by_hand"] > 0
+    faulty = stat_of(pool, storm(list_fault=40_000))
+    assert faulty["descriptors"] > calm["descriptors"]  # some were asked for again
+    assert stat_of(pool, storm(batch_max=0))["batches"] == 0
+
+
+def test_a_queue_that_stays_full_is_given_up_and_the_cpu_copies(pool: Pool) -> None:
+    full = storm(full=65_536, full_run=1000)
+    stat = stat_of(pool, full)
+    assert stat["descriptors"] == 0
+    assert stat["by_hand"] > 0
+    play(PRODUCT, pool.handle, pool, full)
+
+
+def test_a_page_that_never_comes_is_given_up_and_the_cpu_copies(pool: Pool) -> None:
+    """Nearly every descriptor faults: each brings a few bytes, and some none."""
+    play(PRODUCT, pool.handle, pool, storm(fault=65_000, error=100))
