@@ -12,6 +12,7 @@ BELUGA_FLUSH        how lines are flushed: clflush or clflushopt
 BELUGA_MEMORY       how the pool's memory is mapped: write-back or uncacheable
 BELUGA_DDIO         whether devices write into this host's cache: on, off or unknown
 KUBERNETES_SERVICE_  HOST and _PORT: the API server, as a pod is told by its cluster
+XDG_CACHE_HOME      where what can be made again is kept (measurements); else ~/.cache
 XDG_STATE_HOME      where the mounted default pool is remembered; else ~/.local/state
 XDG_RUNTIME_DIR     where lock files of devdax pools lie if /run/beluga cannot be written
 =================== ==============================================================================
@@ -57,6 +58,12 @@ def state_dir() -> Path:
     """Where this user's choices are kept; it may not exist."""
     home = os.environ.get("XDG_STATE_HOME")
     return (Path(home) if home else Path.home() / ".local/state") / "beluga"
+
+
+def cache_dir() -> Path:
+    """Where what was measured or compiled on this machine is kept; it may not exist."""
+    home = os.environ.get("XDG_CACHE_HOME")
+    return (Path(home) if home else Path.home() / ".cache") / "beluga"
 
 
 def runtime_root() -> Path:

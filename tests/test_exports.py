@@ -22,6 +22,9 @@ EXPORTS: dict[str, str] = {
         "check_pool repair_pool"
     ),
     "beluga.transfer": "CHUNK CpuEngine DsaEngine Engine PIECE Plan Transfer plan_blocks plan_rows",
+    "beluga.transfer.cuda": (
+        "CapturedTransfer CudaEngine CudaStat CupyDriver Driver DriverError HostDriver"
+    ),
     "beluga.lease": "EtcdLease KubernetesLease Lease open_lease",
     "beluga.verify": "Finding Machine Report verify_pool",
     "beluga.kvcache": "CHUNK_SIZE GetResult KVCache Namespace PutResult Run fold hash_keys",

@@ -36,6 +36,7 @@ EXTRAS = {
     "_build": {"cffi"},
     "cli": {"typer", "rich", "msgspec", "beluga_bench"},
     "replay": {"msgspec", "rich"},
+    "transfer": {"cupy", "torch"},
     "kvcache": {"torch"},
     "connectors": {"torch", "vllm", "lmcache", "sglang", "prometheus_client"},
 }

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from beluga import primitives
 from beluga.transfer import Plan, plan_blocks
 from beluga.transfer.cuda import crc
-from beluga.transfer.cuda.tables import SUM, VERDICT, Tables, make_tables, pack
+from beluga.transfer.cuda.tables import SUM, VERDICT, Tables, make_tables, pack, upload_size
 from beluga.transfer.cuda.windows import Bases, Windows
 
 STRIPE = 2 << 20
@@ -106,9 +106,7 @@ class Scene:
 
     def launch(self, plan: Plan, *, write: bool) -> Outcome:
         tables = make_tables(plan, write=write)
-        target = self.process.allocate(
-            pack(tables, self.bases, target=0, crc_tables=0).content.size
-        )
+        target = self.process.allocate(upload_size(tables, self.bases))
         upload = pack(tables, self.bases, target=target, crc_tables=self._crc[tables.lanes])
         self.process.write(target, upload.content.tobytes())
         name = f"bl_{'gather' if write else 'scatter'}{tables.kernel}"

@@ -18,9 +18,10 @@ from numpy.typing import NDArray
 
 from beluga import primitives
 from beluga._ffi import ffi, lib
-from beluga.errors import ChecksumError, LayoutError
+from beluga.errors import ChecksumError, EngineUnavailableError, LayoutError
 from beluga.pool import Pool
 from beluga.transfer import CpuEngine, DsaEngine, Engine, Plan
+from beluga.transfer.cuda import CudaEngine, DriverError, HostDriver
 from beluga.transfer.dsa_sysfs import nearest, why_none, work_queues
 
 Bytes = NDArray[np.uint8]
@@ -143,10 +144,50 @@ def dsa_missing() -> str | None:
     return None if nearest(queues, set()) else why_none(queues)
 
 
+def _kernels_missing() -> str | None:
+    """Why the CUDA kernels can not be compiled for this CPU."""
+    try:
+        HostDriver().close()
+    except EngineUnavailableError as error:
+        return str(error)
+    return None
+
+
+def _host_cuda(path: str, *, refused: int = 0) -> Callable[[Pool], Engine]:
+    """The CUDA engine with the host-compiled kernels, its windows as small as can be; of
+    ``refused`` windows, one is not registered, so copies of it are bounced."""
+
+    def make(pool: Pool) -> Engine:
+        asked = itertools.count(1)
+
+        def refuse(size: int) -> None:
+            if refused and next(asked) % refused == 0:
+                raise DriverError(f"{size} bytes are not registered, as the test wishes")
+
+        driver = HostDriver(before_register=refuse)
+        engine = CudaEngine(
+            pool, path=path, blocks=2, window_size=2 << 20, bounce_size=16 << 20, driver=driver
+        )
+        assert engine.settle(60)
+        return engine
+
+    return make
+
+
+CUDA_ENGINES = (
+    EngineCase("cuda (host-compiled)", _host_cuda("direct"), missing=_kernels_missing),
+    EngineCase(
+        "cuda (host-compiled), staged or bounced",
+        _host_cuda("staged", refused=2),
+        missing=_kernels_missing,
+    ),
+)
+
 ENGINES: tuple[EngineCase, ...] = (
     EngineCase("reference", ReferenceEngine),
     EngineCase("cpu", lambda pool: CpuEngine(pool, threads=1)),
     EngineCase("cpu-3", lambda pool: CpuEngine(pool, threads=3)),
     EngineCase("dsa-software", lambda pool: DsaEngine(pool, "software")),
     EngineCase("dsa", lambda pool: DsaEngine(pool, "device"), missing=dsa_missing),
+    *CUDA_ENGINES,
 )

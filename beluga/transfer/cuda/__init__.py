@@ -1,3 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The CUDA engine: kernels that read and write the mapped pool, or stage in GPU memory."""
+"""The CUDA engine: kernels that read and write the mapped pool, or stage in GPU memory.
+
+``CudaEngine(pool)`` needs a GPU and cupy; ``CudaEngine(pool, driver=HostDriver())`` runs the same
+kernels, compiled for this CPU.
+"""
+
+from beluga.transfer.cuda.capture import CapturedTransfer
+from beluga.transfer.cuda.device import CupyDriver
+from beluga.transfer.cuda.driver import Driver, DriverError
+from beluga.transfer.cuda.engine import CudaEngine
+from beluga.transfer.cuda.host import HostDriver
+from beluga.transfer.cuda.paths import CudaStat
+
+__all__ = [
+    "CapturedTransfer",
+    "CudaEngine",
+    "CudaStat",
+    "CupyDriver",
+    "Driver",
+    "DriverError",
+    "HostDriver",
+]

@@ -43,7 +43,13 @@ def powers(counts: NDArray[np.int64]) -> Words:
 
 def blank(lengths: NDArray[np.int64]) -> Words:
     """The checksums of so many zero bytes."""
-    return multiply(powers(lengths), _ONES) ^ _ONES
+    different, which = np.unique(lengths, return_inverse=True)  # chunks are mostly alike
+    return np.array([_blank(length) for length in different.tolist()], np.uint32)[which]
+
+
+@functools.lru_cache(4096)
+def _blank(length: int) -> int:
+    return int(multiply(powers(np.array([length])), _ONES)[0] ^ _ONES)
 
 
 @functools.cache

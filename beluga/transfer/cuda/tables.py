@@ -166,22 +166,35 @@ def _cut_gaps(
     return gaps
 
 
+def upload_size(tables: Tables, bases: Bases) -> int:
+    """Bytes of :func:`pack`'s content."""
+    return int(_starts(tables, bases)[-1])
+
+
 def pack(tables: Tables, bases: Bases, *, target: int, crc_tables: int) -> Upload:
     """All that one launch reads, laid out for a buffer at GPU address ``target``."""
-    parts = (bases.table, tables.pieces, tables.tiles, _GOOD, tables.sums)
-    sizes = np.array([-(-part.nbytes // 16) * 16 for part in parts])
-    starts = np.cumsum(sizes) - sizes
-    content = np.zeros(int(sizes.sum()), np.uint8)
-    for start, part in zip(starts, parts, strict=True):
+    starts = _starts(tables, bases)
+    content = np.zeros(int(starts[-1]), np.uint8)
+    for start, part in zip(starts.tolist(), _parts(tables, bases), strict=False):
         content[start : start + part.nbytes] = np.ascontiguousarray(part).view(np.uint8).reshape(-1)
-    windows, (base, pieces, tiles, verdict, sums) = bases.windows, (target + starts).tolist()
-    job = np.zeros((), JOB)
-    values = (
-        *(base, windows.device_count, windows.device_stripes, windows.interleaved),
-        *(windows.skipped_stripes, windows.shift, bases.first, bases.table.shape[1]),
-        *(pieces, tiles, sums, verdict, crc_tables, len(tables.tiles), tables.tile_size),
-        tables.chunk_base,
+    windows, (base, pieces, tiles, verdict, sums, _) = bases.windows, (target + starts).tolist()
+    job = np.array(
+        (
+            *(base, windows.device_count, windows.device_stripes, windows.interleaved),
+            *(windows.skipped_stripes, windows.shift, bases.first, bases.table.shape[1]),
+            *(pieces, tiles, sums, verdict, crc_tables, len(tables.tiles), tables.tile_size),
+            tables.chunk_base,
+        ),
+        JOB,
     )
-    for name, value in zip(JOB.names or (), values, strict=True):
-        job[name] = value
     return Upload(content, job, slice(int(starts[3]), len(content)))
+
+
+def _parts(tables: Tables, bases: Bases) -> tuple[NDArray[Any], ...]:
+    return bases.table, tables.pieces, tables.tiles, _GOOD, tables.sums
+
+
+def _starts(tables: Tables, bases: Bases) -> NDArray[np.int64]:
+    """Where each part begins, and where the last ends."""
+    sizes = [-(-part.nbytes // 16) * 16 for part in _parts(tables, bases)]
+    return np.cumsum([0, *sizes])

@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""How much memory all processes of this host may have registered with the driver together.
+
+The driver keeps 16 bytes per 4 KiB page for each process that registers it, in kernel memory, and
+registers for one process at a time with locks that stop the others' CUDA calls. So there is a cap
+for the host, and processes take turns. Each process has a file that says how much it has; a claim
+counts while the file's lock is held, which the kernel drops when the process ends.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+
+class Claims:
+    """This process's share of ``cap`` bytes, kept in ``folder``."""
+
+    def __init__(self, folder: Path, cap: int) -> None:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._folder, self._cap = folder, cap
+        self._path = folder / f"claim-{os.getpid()}-{uuid.uuid4().hex[:8]}"
+        with self._turn():
+            self._file: IO[str] = self._path.open("w+", encoding="ascii")
+            fcntl.flock(self._file, fcntl.LOCK_EX)
+        self._size = 0
+
+    @contextmanager
+    def claimed(self, size: int) -> Iterator[bool]:
+        """This process's turn to register ``size`` bytes, or False where the cap is reached.
+
+        What is raised inside gives the claim up again.
+        """
+        with self._turn():
+            fits = self._others() + self._size + size <= self._cap
+            if fits:
+                self._set(self._size + size)
+            try:
+                yield fits
+            except BaseException:
+                if fits:
+                    self._set(self._size - size)
+                raise
+
+    def give_back(self, size: int) -> None:
+        """So many bytes are not registered any more."""
+        with self._turn():
+            self._set(self._size - size)
+
+    def close(self) -> None:
+        """This process has nothing registered any more."""
+        with self._turn():
+            self._path.unlink(missing_ok=True)
+            self._file.close()
+
+    def _set(self, size: int) -> None:
+        self._size = size
+        self._file.seek(0)
+        self._file.write(f"{size:20d}")
+        self._file.flush()
+
+    def _others(self) -> int:
+        """Bytes that living processes have; files of dead ones are removed."""
+        total = 0
+        for path in self._folder.glob("claim-*"):
+            if path == self._path:
+                continue
+            try:
+                with path.open("r+", encoding="ascii") as file:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    path.unlink()
+            except BlockingIOError:
+                total += int(path.read_text(encoding="ascii") or 0)
+            except FileNotFoundError:
+                pass
+        return total
+
+    @contextmanager
+    def _turn(self) -> Iterator[None]:
+        with (self._folder / "turn").open("w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield

@@ -1,0 +1,215 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""The CUDA engine: blocks between GPU memory and the pool, on the caller's stream.
+
+A plan whose windows are registered is one launch (direct), or a launch and a few large copies
+(staged), without a wait of the CPU; see :mod:`beluga.transfer.cuda.paths`.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+from numpy.typing import NDArray
+
+from beluga import config
+from beluga.errors import LayoutError, TransferError
+from beluga.pool import STRIPE_SIZE, Pool
+from beluga.transfer.cuda.buffers import Buffers
+from beluga.transfer.cuda.calibration import Calibration
+from beluga.transfer.cuda.capture import CapturedTransfer
+from beluga.transfer.cuda.claims import Claims
+from beluga.transfer.cuda.device import CupyDriver
+from beluga.transfer.cuda.driver import Driver
+from beluga.transfer.cuda.interop import StreamLike, stream_handle
+from beluga.transfer.cuda.launch import Launcher
+from beluga.transfer.cuda.parts import select
+from beluga.transfer.cuda.paths import CudaStat, Paths, Way
+from beluga.transfer.cuda.registrar import Registrar
+from beluga.transfer.cuda.tables import Tables, make_tables
+from beluga.transfer.cuda.transfer import CudaTransfer, Part
+from beluga.transfer.cuda.windows import Windows
+from beluga.transfer.plan import Plan
+from beluga.transfer.policy import Care, probe
+
+PATHS = ("auto", "direct", "staged")
+
+
+class CudaEngine:
+    """See :class:`~beluga.transfer.engine.Engine`.
+
+    Work goes on ``stream`` (a handle, or torch's or cupy's), or on the one given with a call;
+    without any on streams of the engine's own, reads' before writes', which wait for nobody: then
+    source and target must not be in use. ``blocks``: how many of the GPU's multiprocessors a copy
+    may take. ``path``: direct or staged always, or what was measured as faster. ``window_size``:
+    bytes registered at a time, a power of two of 2 MiB stripes. ``cap``: bytes that all processes
+    of this host may have registered together. ``bounce_size``: bytes of buffers. ``driver``: who
+    stands in for the GPU.
+
+    Raises :class:`~beluga.errors.EngineUnavailableError` where there is no GPU, or no cupy.
+    """
+
+    def __init__(  # noqa: PLR0913  all but two named
+        self,
+        pool: Pool,
+        device: int = 0,
+        stream: StreamLike | None = None,
+        *,
+        path: str = "auto",
+        blocks: int = 4,
+        window_size: int = 1 << 30,
+        cap: int = 512 << 30,
+        bounce_size: int = 64 << 20,
+        driver: Driver | None = None,
+        care: Care | None = None,
+        calibration: Calibration | None = None,
+    ) -> None:
+        if path not in PATHS:
+            raise ValueError(f"path is {' or '.join(PATHS)}, not {path!r}")
+        while window_size > STRIPE_SIZE and window_size // 2 >= pool.devices[0].size:
+            window_size //= 2
+        windows = Windows.of(pool, window_size)
+        self._pool, self._path, self._windows = pool, path, windows
+        self._driver = driver or CupyDriver(device)
+        self._driver.use()
+        self._stream = None if stream is None else stream_handle(stream)
+        self._own: dict[bool, int] = {}
+        self._buffers = Buffers(self._driver)
+        self._launcher = Launcher(self._driver, self._buffers, blocks=blocks)
+        self._calibration = calibration or Calibration.of(self._launcher)
+        claims = Claims(config.runtime_root() / "cuda-registered", cap)
+        self._registrar = Registrar(self._driver, pool, windows, claims)
+        self._care = care or probe().care("gpu", pool)
+        self._paths = Paths(pool, self._launcher, self._registrar, windows, self._care, bounce_size)
+        self._captured: list[CapturedTransfer] = []
+        pool.before_close(self.close)
+
+    @property
+    def name(self) -> str:
+        return self._driver.name + ("" if self._path == "auto" else f"-{self._path}")
+
+    @property
+    def stat(self) -> CudaStat:
+        """What was done until now."""
+        found = self._paths.stat
+        found.launch_count = self._launcher.count
+        found.registered_bytes, found.fault = self._registrar.size, self._registrar.fault
+        return found
+
+    def settle(self, timeout_s: float | None = None) -> bool:
+        """Wait until all of the pool is registered that can be; whether that was in time."""
+        return self._registrar.settle(timeout_s)
+
+    def gather_write(self, plan: Plan, *, stream: StreamLike | None = None) -> CudaTransfer:
+        """See :meth:`beluga.transfer.engine.Engine.gather_write`."""
+        if plan.sparse:
+            raise LayoutError("a sparse plan can only be read")
+        return self._start(plan, self._way(stream, write=True))
+
+    def scatter_read(self, plan: Plan, *, stream: StreamLike | None = None) -> CudaTransfer:
+        """See :meth:`beluga.transfer.engine.Engine.scatter_read`."""
+        return self._start(plan, self._way(stream, write=False))
+
+    def capture(self, plan: Plan, stream: StreamLike, *, write: bool) -> CapturedTransfer:
+        """Put a copy into the graph that ``stream`` is being captured into.
+
+        Raises :class:`~beluga.errors.TransferError` unless the pool's part is registered and the
+        same copy has been run, and has ended, before: nothing is allocated or registered while a
+        stream is captured.
+        """
+        handle = stream_handle(stream)
+        if not self._driver.capturing(handle):
+            raise TransferError("the stream is not being captured; do not use capture()")
+        if write and plan.sparse:
+            raise LayoutError("a sparse plan can only be read")
+        plan.refuse_beyond(self._pool.geometry.size)
+        tables = make_tables(plan, write=write)
+        if self._missing(tables):
+            raise TransferError("that part of the pool is not registered yet; call settle() before")
+        with self._buffers.only_free():
+            launched = self._launcher.launch(
+                tables, self._paths.bases(tables), write=write, stream=handle
+            )
+        transfer = CapturedTransfer(plan, self._care, launched, write=write)
+        self._captured.append(transfer)
+        return transfer
+
+    def close(self) -> None:
+        """See :meth:`beluga.transfer.engine.Engine.close`. Twice is fine."""
+        if self._buffers.closed:
+            return
+        self._registrar.close()
+        for stream in self._own.values():
+            self._driver.end_stream(stream)
+        for transfer in self._captured:
+            self._launcher.give_back(transfer.launched)
+        self._launcher.close()
+        self._buffers.close()
+        self._driver.close()
+
+    def _way(self, stream: StreamLike | None, *, write: bool) -> Way:
+        if stream is not None:
+            return Way(write, stream_handle(stream))
+        if self._stream is not None:
+            return Way(write, self._stream)
+        if write not in self._own:
+            self._own[write] = self._driver.make_stream(urgent=not write)
+        return Way(write, self._own[write])
+
+    def _start(self, plan: Plan, way: Way) -> CudaTransfer:
+        plan.refuse_beyond(self._pool.geometry.size)
+        if self._driver.capturing(way.stream):
+            raise TransferError("the stream is being captured; use capture()")
+        tables = make_tables(plan, write=way.write)
+        missing = self._missing(tables)
+        if not missing:
+            parts = self._straight(plan, tables, way)
+            return CudaTransfer(self._launcher, parts, lambda: None)
+        self._registrar.want(missing)
+        ready = self._ready_chunks(plan, tables, missing)
+        parts, pairs = [], []
+        for mask in (ready, ~ready):
+            if mask.any():
+                some = select(plan, mask)
+                pairs.append((mask, some))
+                parts += (
+                    self._straight(some, make_tables(some, write=way.write), way)
+                    if mask is ready
+                    else self._paths.bounced(some, way)
+                )
+        gather = functools.partial(_gather_sums, plan, pairs) if way.write else lambda: None
+        return CudaTransfer(self._launcher, parts, gather)
+
+    def _straight(self, plan: Plan, tables: Tables, way: Way) -> list[Part]:
+        """By the GPU alone."""
+        choice = self._path
+        if choice == "auto":
+            choice = self._calibration.choose(
+                write=way.write, size=plan.size, fragments=len(plan.pieces)
+            )
+        if choice == "staged" and self._paths.staged_runs(plan) is not None:
+            return self._paths.staged(plan, way)
+        return self._paths.direct(plan, tables, way)
+
+    def _missing(self, tables: Tables) -> set[tuple[int, int]]:
+        """Windows that a launch would touch and that are not registered."""
+        return self._windows.touched(tables.pieces["offset"]) - self._registrar.ready.keys()
+
+    def _ready_chunks(
+        self, plan: Plan, tables: Tables, missing: set[tuple[int, int]]
+    ) -> NDArray[np.bool_]:
+        """Of each chunk whether it lies in registered windows."""
+        device, window, _ = self._windows.places(tables.pieces["offset"])
+        places = device << 32 | window
+        lacking = np.isin(places, [d << 32 | w for d, w in missing])
+        ready = np.ones(len(plan.chunks), bool)
+        ready[tables.pieces["chunk"][lacking] - plan.chunk_base] = False
+        return ready
+
+
+def _gather_sums(plan: Plan, pairs: list[tuple[NDArray[np.bool_], Plan]]) -> None:
+    """Checksums that parts of a plan computed become the plan's."""
+    for mask, some in pairs:
+        if plan.checksums is not None and some.checksums is not None:
+            plan.checksums[mask] = some.checksums

@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""A plan on its way over a stream, in parts, and what the CPU owes each part when it has ended."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Sequence
+
+from beluga.errors import ChecksumError, TransferTimeoutError
+from beluga.transfer.cuda.driver import Driver
+from beluga.transfer.cuda.launch import Launched, Launcher
+from beluga.transfer.plan import Plan
+
+_NAP_S = 20e-6  # a kernel takes tens of microseconds; a CPU that spins is the application's
+_NAP_MAX_S = 1e-3
+
+
+@dataclasses.dataclass(slots=True, eq=False)
+class Part:
+    """One launch of a plan. ``settle`` is what is left to be done by a CPU: bytes in a pinned
+    buffer go to the pool, or what the GPU wrote is flushed; ``give_back`` frees buffers."""
+
+    plan: Plan
+    write: bool
+    launched: Launched
+    event: int
+    settle: Callable[[], None]
+    give_back: Callable[[], None]
+    settled: bool = False
+    bad_count: int = 0
+
+    def finish(self, launcher: Launcher) -> None:
+        """The event has been seen. Buffers are given back whatever happens."""
+        if self.settled:
+            return
+        self.settled = True
+        try:
+            self.settle()
+            if self.write and self.plan.checksums is not None:
+                self.plan.checksums[:] = self.launched.sums()
+            if not self.write:
+                self.bad_count, _ = self.launched.bad_chunks()
+        finally:
+            launcher.driver.free_event(self.event)
+            launcher.give_back(self.launched)
+            self.give_back()
+
+
+class CudaTransfer:
+    """See :class:`~beluga.transfer.engine.Transfer`. ``gather`` puts what the parts found together
+    once all have ended."""
+
+    def __init__(
+        self, launcher: Launcher, parts: Sequence[Part], gather: Callable[[], None]
+    ) -> None:
+        self._launcher, self._parts, self._gather = launcher, list(parts), gather
+        self._finished = False
+
+    def done(self) -> bool:
+        driver = self._launcher.driver
+        return all(part.settled or driver.ended(part.event) for part in self._parts)
+
+    def wait(self, timeout_s: float | None = None) -> None:
+        until = None if timeout_s is None else time.monotonic() + timeout_s
+        for part in self._parts:
+            if not part.settled:
+                wait_event(self._launcher.driver, part.event, until)
+                part.finish(self._launcher)
+        if not self._finished:
+            self._finished = True
+            self._gather()
+        if bad_count := sum(part.bad_count for part in self._parts):
+            raise ChecksumError(f"{bad_count} chunks are not those that were written")
+
+
+def wait_event(driver: Driver, event: int, until: float | None) -> None:
+    """Wait for an event until a time of the monotonic clock, or for ever.
+
+    Raises :class:`~beluga.errors.TransferTimeoutError` then.
+    """
+    if until is None:
+        driver.wait(event)
+        return
+    nap_s = _NAP_S
+    while not driver.ended(event):
+        if time.monotonic() >= until:
+            raise TransferTimeoutError("the GPU has not got there in time; the copy goes on")
+        time.sleep(nap_s)
+        nap_s = min(2 * nap_s, _NAP_MAX_S)
