@@ -367,6 +367,29 @@ int bl_kv_put(bl_session *session, const bl_kv_batch *batch, uint8_t *states, in
 int64_t bl_kv_get(bl_session *session, const bl_kv_batch *batch, uint8_t *states,
                   uint64_t *mismatch_count);
 
+/* The same for an engine that copies between begin and end; fragments are not looked at. Nobody
+ * else uses the session in between. What begin gave out, end takes back, well or not. */
+typedef struct bl_kv_pending bl_kv_pending;
+
+/* Reserve: 0, and the pool offset of each block whose state is GRANTED; or an error. */
+int bl_kv_put_begin(bl_session *session, const bl_kv_batch *batch, uint8_t *states,
+                    int32_t *statuses, uint64_t *offsets, bl_kv_pending **out);
+
+/* The granted blocks are written, in memory, and these are their vectors, a row for each of the
+ * batch; or written is a negative error, and nothing will write there any more. As bl_kv_put. */
+int bl_kv_put_end(bl_session *session, bl_kv_pending *pending, const uint32_t *vectors, int written,
+                  uint8_t *states, int32_t *statuses);
+
+/* Look up and pin: how many leading blocks there are, or an error. states: HIT if it may be read,
+ * from its offset; vectors, if they are to be verified: a row for each of the batch. */
+int64_t bl_kv_get_begin(bl_session *session, const bl_kv_batch *batch, uint8_t *states,
+                        uint64_t *offsets, uint32_t *vectors, bl_kv_pending **out);
+
+/* The blocks that are HIT were copied, and are what their vectors say; or copied is a negative
+ * error. As bl_kv_get, but nothing is read again: what is not right is a miss. */
+int64_t bl_kv_get_end(bl_session *session, bl_kv_pending *pending, int copied, uint8_t *states,
+                      uint64_t *mismatch_count);
+
 /* Digests of 16 to 64 uniformly random bytes, one behind the other, folded with the digest of their
  * namespace: two words per key. 0, or -EINVAL: another size. */
 int bl_fold_keys(const uint8_t *digests, uint32_t digest_size, uint32_t count,

@@ -113,6 +113,8 @@
 #include "dsa_engine.c"
 #include "keys.c"
 #include "kv.c"
+#include "kv_get.c"
+#include "kv_engine.c"
 
 #ifdef BL_SIM
 #include "api_sim.h"

@@ -2,7 +2,7 @@
  * Copyright The Beluga Authors
  *
  * The block table and the extent table in the pool: one line each, written by the server alone,
- * into its own half. A line's check is keyed with its number. Clients read entries (kv.c), a
+ * into its own half. A line's check is keyed with its number. Clients read entries (kv_get.c), a
  * successor reads both (recover.c).
  */
 #include "meta.h"

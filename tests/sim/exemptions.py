@@ -61,11 +61,11 @@ EXEMPTIONS: dict[Name, str] = {
         "covered: the full fence of bl_server_still() stands between the line and the reply that "
         "relies on it, and a store fence between a takeover's lines and SERVING"
     ),
-    ("kv.c", "bl_kv_store", "fence_store", 0): (
+    ("kv.c", "bl_kv_commit", "fence_store", 0): (
         "covered: a commit never fits into one line, so bl_bulk_send() fences between the payload "
         "and the request; it stays for the day when a commit does fit"
     ),
-    ("kv.c", "bl_vector_read", "fence_full", 1): (
+    ("kv_get.c", "bl_vector_read", "fence_full", 1): (
         "covered: bl_entry_look() fenced after the reply that told of the block, and nothing newer "
         "than that reply is relied on"
     ),

@@ -49,7 +49,7 @@ MUTANTS = {
     "kv_calm": (
         ("bl_gather_direct", "stream", 0),
         ("bl_gather_direct", "stream", 1),
-        ("bl_kv_write", "stream", 0),  # the checksums
+        ("bl_vector_write", "stream", 0),  # the checksums
         ("bl_vector_read", "fetch", 0),
         ("bl_entry_look", "load_line", 0),
     ),
