@@ -21,7 +21,10 @@ EXPORTS: dict[str, str] = {
         "BlockState Grant Lookup MetaClient MetaServer MetaStat Pins Report check_devices "
         "check_pool repair_pool"
     ),
-    "beluga.transfer": "CHUNK CpuEngine DsaEngine Engine PIECE Plan Transfer plan_blocks plan_rows",
+    "beluga.transfer": (
+        "BlockLayout CHUNK CpuEngine DsaEngine Engine Order PIECE Plan Slots Transfer View "
+        "arrangements plan_blocks plan_rows policy"
+    ),
     "beluga.transfer.cuda": (
         "CapturedTransfer CudaEngine CudaStat CupyDriver Driver DriverError HostDriver"
     ),

@@ -5,13 +5,18 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from beluga._ffi import ffi
 from beluga.errors import LayoutError
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike
+
+    from beluga.transfer import BlockLayout
 
 Buffer = Any
 """Anything contiguous: the buffer protocol, a numpy array, or a torch tensor in CPU memory."""
@@ -38,6 +43,16 @@ class Run:
     fragments: NDArray[np.uint64]
     owners: list[Any] = dataclasses.field(default_factory=list)
     start: int = 0
+
+    @classmethod
+    def of(cls, layout: BlockLayout, block_ids: ArrayLike) -> Run:
+        """Blocks of an engine, in the pool's order of its layout. Raises LayoutError."""
+        addresses = layout.addresses(block_ids)
+        fragments = np.empty((*addresses.shape, 2), np.uint64)
+        fragments[:, :, 0], fragments[:, :, 1] = addresses, layout.sizes
+        count, per_block = addresses.shape
+        owners = list(layout.owners)
+        return cls(count, layout.length, per_block, fragments.reshape(-1, 2), owners)
 
     def __len__(self) -> int:
         return self.count

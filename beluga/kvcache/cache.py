@@ -12,18 +12,21 @@ import numpy as np
 from beluga._ffi import ffi, lib
 from beluga.errors import CacheError, LayoutError, check
 from beluga.kvcache.buffers import Run, runs
+from beluga.kvcache.carry import Carrier
 from beluga.kvcache.keys import Namespace, fold
 from beluga.meta import BlockState, MetaClient
 from beluga.rpc import Client
+from beluga.transfer import CpuEngine
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
-    from numpy.typing import NDArray
+    from numpy.typing import ArrayLike, NDArray
 
     from beluga.kvcache.buffers import Blocks
     from beluga.meta import MetaStat, Pins
     from beluga.pool import Pool
+    from beluga.transfer import Engine, Plan, Slots
 
     Digests = Sequence[bytes] | NDArray[np.uint8] | NDArray[np.uint64]
 
@@ -88,7 +91,9 @@ class KVCache:
 
     ``namespace`` says whose blocks these are: two caches with different namespaces never see each
     other's. ``verify`` checks every fetched byte against the checksums it was stored with (entries
-    are always checked). Used by one thread at a time, as its :class:`~beluga.rpc.Client`.
+    are always checked). An ``engine`` copies in place of the CPU; blocks may then lie wherever it
+    reaches, as a :class:`~beluga.kvcache.Run` of addresses. Used by one thread at a time, as its
+    :class:`~beluga.rpc.Client`.
 
     Keys are digests of 16..64 uniformly random bytes (what engines have), as a list of bytes or a
     uint8 array of shape (count, size); or already folded, as a uint64 array of shape (count, 2):
@@ -104,6 +109,7 @@ class KVCache:
         verify: bool = True,
         chunk_size: int = CHUNK_SIZE,
         timeout_s: float = 5.0,
+        engine: Engine | None = None,
     ) -> None:
         if isinstance(pool_or_client, Client):
             self.client, self._own_client = pool_or_client, False
@@ -118,6 +124,8 @@ class KVCache:
         self._chunk_size = chunk_size
         self._timeout_ns = int(timeout_s * 1e9)
         self._meta = MetaClient(self.client)
+        self._engine = engine
+        self._token_engine = engine or CpuEngine(self.client.pool)
 
     def keys(self, digests: Digests) -> NDArray[np.uint64]:
         """Digests folded with the namespace: a uint64 array of shape (count, 2)."""
@@ -142,12 +150,7 @@ class KVCache:
             part = slice(run.start, run.start + run.count)
             with self.client.session() as session:
                 check(
-                    lib.bl_kv_put(
-                        session,
-                        self._batch(run, keys[part]),
-                        ffi.from_buffer("uint8_t[]", states[part], require_writable=True),
-                        ffi.from_buffer("int32_t[]", statuses[part], require_writable=True),
-                    ),
+                    self._put(session, run, keys[part], states[part], statuses[part]),
                     "storing blocks",
                 )
         return PutResult(states, statuses)
@@ -165,18 +168,59 @@ class KVCache:
             part = slice(run.start, run.start + run.count)
             with self.client.session() as session:
                 found = check(
-                    lib.bl_kv_get(
-                        session,
-                        self._batch(run, keys[part]),
-                        ffi.from_buffer("uint8_t[]", states[part], require_writable=True),
-                        mismatches,
-                    ),
+                    self._get(session, run, keys[part], states[part], mismatches),
                     "fetching blocks",
                 )
             hits += found
             if found < run.count:
                 break
         return GetResult(hits, states, mismatches[0])
+
+    def get_tokens(self, digests: Digests, tokens: ArrayLike, targets: Slots) -> GetResult:
+        """Fetch some tokens of the leading blocks that the pool has.
+
+        ``tokens`` are numbers in the one block of ``digests``, or of shape (count, 2): which of
+        ``digests``, and its token. ``targets`` are as many slots of an engine's layout, the one in
+        which the blocks were stored. With ``verify`` the checksums of the chunks that they touch
+        are compared, so those are fetched whole; without it only the tokens are. Rows of blocks
+        that are no hits are undefined. Raises :class:`~beluga.errors.LayoutError` and
+        :class:`~beluga.errors.RpcError`, and what the engine raises.
+        """
+        keys, layout = self.keys(digests), targets.layout
+        wanted = np.asarray(tokens, np.int64)
+        if wanted.ndim == 1 and len(keys) == 1:
+            wanted = np.stack([np.zeros_like(wanted), wanted], axis=1)
+        if wanted.ndim != 2 or wanted.shape[1] != 2 or len(wanted) != len(targets):
+            raise LayoutError(
+                f"tokens of shape {wanted.shape} of {len(keys)} blocks for "
+                f"{len(targets)} slots; give each its block and its token"
+            )
+        if len(wanted) and not (wanted[:, 0].min() >= 0 and wanted[:, 0].max() < len(keys)):
+            raise LayoutError(f"tokens of block {wanted[:, 0].max()} of {len(keys)}")
+        states = np.zeros(len(keys), dtype=np.uint8)
+        mismatches = ffi.new("uint64_t *")
+        run = Run(len(keys), layout.length, 0, np.empty((0, 2), np.uint64))
+        with self.client.session() as session:
+            carrier = self._carrier(self._token_engine, session, run, keys)
+
+            def parts_of(hits: NDArray[np.int64]) -> Iterable[tuple[NDArray[np.int64], Plan]]:
+                some = np.isin(wanted[:, 0], hits)
+                if not some.any():
+                    return
+                yield (
+                    hits,
+                    layout.plan_tokens(
+                        wanted[some, 0],
+                        wanted[some, 1],
+                        np.asarray(targets.slots)[some],
+                        offsets=carrier.offsets,
+                        chunk_size=self._chunk_size,
+                        checksums=carrier.vectors if self._verify and self._chunk_size else None,
+                    ),
+                )
+
+            found = check(carrier.get(states, mismatches, parts_of), "fetching tokens")
+        return GetResult(found, states, mismatches[0])
 
     def lookup(self, digests: Digests) -> int:
         """How many leading blocks the pool has."""
@@ -208,6 +252,40 @@ class KVCache:
         if len(keys) != len(blocks):
             raise LayoutError(f"{len(keys)} keys but {len(blocks)} blocks; give one key per block")
         return keys
+
+    def _put(
+        self,
+        session: Any,
+        run: Run,
+        keys: NDArray[np.uint64],
+        states: NDArray[np.uint8],
+        statuses: NDArray[np.int32],
+    ) -> int:
+        if self._engine is not None:
+            return self._carrier(self._engine, session, run, keys).put(run, states, statuses)
+        told = (
+            ffi.from_buffer("uint8_t[]", states, require_writable=True),
+            ffi.from_buffer("int32_t[]", statuses, require_writable=True),
+        )
+        return int(lib.bl_kv_put(session, self._batch(run, keys), *told))
+
+    def _get(
+        self,
+        session: Any,
+        run: Run,
+        keys: NDArray[np.uint64],
+        states: NDArray[np.uint8],
+        mismatches: Any,
+    ) -> int:
+        if self._engine is not None:
+            carrier = self._carrier(self._engine, session, run, keys)
+            return carrier.get(states, mismatches, carrier.blocks(run))
+        told = ffi.from_buffer("uint8_t[]", states, require_writable=True)
+        return int(lib.bl_kv_get(session, self._batch(run, keys), told, mismatches))
+
+    def _carrier(self, engine: Engine, session: Any, run: Run, keys: NDArray[np.uint64]) -> Carrier:
+        batch = self._batch(run, keys)
+        return Carrier(engine, session, batch, self.client.pool.geometry.size)
 
     def _batch(self, run: Run, keys: NDArray[np.uint64]) -> Any:
         return ffi.new(

@@ -155,12 +155,16 @@ def plan_blocks(
         raise LayoutError(f"offsets and the chunk size are multiples of {LINE_SIZE} bytes")
     length = int(sizes.sum())
     chunk = chunk_size or length
-    starts = np.concatenate([[0], np.cumsum(sizes)[:-1]])
-    cuts = _cuts(starts, np.arange(0, length, chunk), offsets, length)
-    follows = np.concatenate([cuts[:, 1:], np.full((blocks, 1), length)], axis=1)
-    block, column = np.nonzero(follows > cuts)
-    at, end = cuts[block, column], follows[block, column]
-    fragment = np.searchsorted(starts, at, side="right") - 1
+    starts = np.cumsum(sizes) - sizes
+    cuts = np.union1d(starts, np.arange(0, length, chunk))  # of every block, stripes apart
+    block = np.repeat(np.arange(blocks), len(cuts))
+    row, at, end = _cut_at(
+        np.tile(cuts, blocks),
+        np.tile(np.append(cuts[1:], length), blocks),
+        offsets[block].astype(np.int64),
+        STRIPE_SIZE,
+    )
+    block, fragment = block[row], np.searchsorted(starts, cuts, side="right")[row % len(cuts)] - 1
     per_block = -(-length // chunk)
     pieces = np.empty(len(at), PIECE)
     pieces["address"] = addresses[block, fragment] + (at - starts[fragment]).astype(np.uint64)
@@ -171,7 +175,7 @@ def plan_blocks(
     chunks = np.empty(blocks * per_block, CHUNK)
     chunks["offset"] = (offsets[:, None] + places.astype(np.uint64)).reshape(-1)
     chunks["length"] = np.tile(np.minimum(length - places, chunk), blocks)
-    chunks["first"] = np.searchsorted(pieces["chunk"], np.arange(len(chunks)))
+    chunks["first"] = np.flatnonzero(np.diff(pieces["chunk"].astype(np.int64), prepend=-1))
     checksums = np.zeros(len(chunks), np.uint32) if chunk_size else None
     return Plan(pieces, chunks, checksums, owners=owners)
 
@@ -219,10 +223,11 @@ def plan_rows(  # noqa: PLR0913  all but the first four named
             f"checksums need shape {(len(offsets), per_block)}, have {checksums.shape}"
         )
     order = np.lexsort((places, blocks))
-    row, at, end = _cut_rows(
-        places[order], sizes[order], offsets[blocks[order]].astype(np.int64), chunk
-    )
-    row = order[row]
+    start = places[order]
+    of_row, at, end = _cut_at(start, start + sizes[order], np.zeros_like(start), chunk)
+    row = order[of_row]
+    of_part, at, end = _cut_at(at, end, offsets[blocks[row]].astype(np.int64), STRIPE_SIZE)
+    row = row[of_part]
     block = blocks[row]
     keys = block * per_block + at // chunk
     again = np.argsort(keys, kind="stable")  # rows may overlap: chunk by chunk all the same
@@ -242,36 +247,16 @@ def plan_rows(  # noqa: PLR0913  all but the first four named
     return Plan(pieces, chunks, sums, sparse=True, owners=owners)
 
 
-def _cut_rows(
-    places: NDArray[np.int64],
-    sizes: NDArray[np.int64],
-    offsets: NDArray[np.int64],
-    chunk: int,
+def _cut_at(
+    at: NDArray[np.int64], end: NDArray[np.int64], origin: NDArray[np.int64], size: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """Rows cut where chunks and stripes end: of each piece its row, its start and its end."""
-    row, at, end = np.arange(len(places)), places, places + sizes
-    for size, origin in ((chunk, np.zeros_like(offsets)), (STRIPE_SIZE, offsets)):
-        base = origin[row]
-        first, last = (at + base) // size, (end + base - 1) // size
-        count = last - first + 1
-        if (count == 1).all():
-            continue
-        which = np.repeat(np.arange(len(row)), count)
-        step = np.arange(len(which)) - np.repeat(np.cumsum(count) - count, count)
-        edge = (first[which] + step) * size - base[which]
-        at, end = np.maximum(at[which], edge), np.minimum(end[which], edge + size)
-        row = row[which]
-    return row, at, end
-
-
-def _cuts(
-    starts: NDArray[np.int64],
-    chunks: NDArray[np.int64],
-    offsets: NDArray[np.uint64],
-    length: int,
-) -> NDArray[np.int64]:
-    """Where pieces begin in each block's payload, in order; some twice, some at its end."""
-    to_stripe = STRIPE_SIZE - (offsets % np.uint64(STRIPE_SIZE)).astype(np.int64)
-    stripes = to_stripe[:, None] + np.arange(0, length, STRIPE_SIZE)[None, :]
-    common = np.tile(np.concatenate([starts, chunks]), (len(offsets), 1))
-    return np.sort(np.minimum(np.concatenate([common, stripes], axis=1), length), axis=1)
+    """Ranges cut where ``origin`` + at is a multiple of ``size``: of each part the range that it is
+    of, its start and its end."""
+    first, last = (at + origin) // size, (end + origin - 1) // size
+    if (first == last).all():
+        return np.arange(len(at)), at, end
+    count = last - first + 1
+    row = np.repeat(np.arange(len(at)), count)
+    step = np.arange(len(row)) - np.repeat(np.cumsum(count) - count, count)
+    edge = (first[row] + step) * size - origin[row]
+    return row, np.maximum(at[row], edge), np.minimum(end[row], edge + size)

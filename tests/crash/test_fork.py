@@ -113,6 +113,7 @@ def c_calls(session: Any) -> dict[str, Callable[[], int]]:
             "length": 4096,
         },
     )
+    pending = ffi.new("bl_kv_pending **")
     t = TIMEOUT_NS
     return {
         "bl_session_call": lambda: lib.bl_session_call(session, message, t),
@@ -126,6 +127,12 @@ def c_calls(session: Any) -> dict[str, Callable[[], int]]:
         "bl_meta_ask_stat": lambda: lib.bl_meta_ask_stat(session, ffi.new("bl_meta_stat *"), t),
         "bl_kv_put": lambda: lib.bl_kv_put(session, batch, states, statuses),
         "bl_kv_get": lambda: lib.bl_kv_get(session, batch, states, count),
+        "bl_kv_put_begin": lambda: lib.bl_kv_put_begin(
+            session, batch, states, statuses, count, pending
+        ),
+        "bl_kv_get_begin": lambda: lib.bl_kv_get_begin(
+            session, batch, states, count, word, pending
+        ),
     }
 
 

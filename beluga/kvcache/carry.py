@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""Puts and gets whose bytes a copy engine moves: begin, plan, copy, end (``csrc/kv_engine.c``).
+
+Space is given back only when nothing writes there any more: whatever happens, transfers that were
+started have ended before the end of a put or get is told.
+"""
+
+from __future__ import annotations
+
+import errno
+import time
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from beluga._ffi import ffi, lib
+from beluga.errors import ChecksumError
+from beluga.meta import BlockState
+from beluga.transfer import Plan, plan_blocks
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from numpy.typing import NDArray
+
+    from beluga.kvcache.buffers import Run
+    from beluga.transfer import Engine, Transfer
+
+    Part = tuple[NDArray[np.int64], Plan]  # blocks of a batch, and their plan
+
+_POLL_S = 0.0005
+
+
+class Carrier:
+    """One batch of a session, and the engine that moves it."""
+
+    def __init__(self, engine: Engine, session: Any, batch: Any, pool_size: int) -> None:
+        self._engine, self._session, self._batch = engine, session, batch
+        self._pool_size = pool_size
+        count, chunk_size = batch.count, batch.chunk_size
+        chunks = -(-batch.length // chunk_size) if chunk_size else 0
+        self.offsets = np.zeros(count, np.uint64)
+        self.vectors = np.zeros((count, chunks), np.uint32)
+        self._pending = ffi.new("bl_kv_pending **")
+
+    def put(self, run: Run, states: NDArray[np.uint8], statuses: NDArray[np.int32]) -> int:
+        """As ``bl_kv_put``. Raises what the engine raises; then nothing is stored."""
+        told = (_pointer("uint8_t[]", states), _pointer("int32_t[]", statuses))
+        code = lib.bl_kv_put_begin(self._session, self._batch, *told, *self._out(vectors=False))
+        if code < 0:
+            return int(code)
+        written = -errno.ECANCELED
+        try:
+            granted = np.flatnonzero(states == BlockState.GRANTED)
+            parts = [*self._parts(run, granted)] if len(granted) else []
+            _move(self._engine.gather_write, [plan for _, plan in parts])
+            for blocks, plan in parts:
+                if plan.checksums is not None:
+                    self.vectors[blocks] = plan.checksums.reshape(len(blocks), -1)
+            written = 0
+        finally:
+            vectors = _pointer("uint32_t[]", self.vectors)
+            code = lib.bl_kv_put_end(self._session, self._pending[0], vectors, written, *told)
+        return int(code)
+
+    def get(
+        self,
+        states: NDArray[np.uint8],
+        mismatches: Any,
+        parts_of: Callable[[NDArray[np.int64]], Iterable[Part]],
+    ) -> int:
+        """As ``bl_kv_get``. ``parts_of`` plans the blocks of the batch that may be read, with
+        their checksums; blocks whose bytes are not theirs are misses."""
+        told = _pointer("uint8_t[]", states)
+        code = lib.bl_kv_get_begin(self._session, self._batch, told, *self._out(vectors=True))
+        if code < 0:
+            return int(code)
+        copied = -errno.ECANCELED
+        try:
+            hits = np.flatnonzero(states[:code] == BlockState.HIT)
+            for blocks in self._read(hits, parts_of):
+                states[blocks] = BlockState.MISS
+            copied = 0
+        finally:
+            code = lib.bl_kv_get_end(self._session, self._pending[0], copied, told, mismatches)
+        return int(code)
+
+    def _read(
+        self,
+        hits: NDArray[np.int64],
+        parts_of: Callable[[NDArray[np.int64]], Iterable[Part]],
+    ) -> list[int]:
+        """Those of the blocks whose bytes are not theirs: found one by one, read once more."""
+        if len(hits) == 0:
+            return []
+        parts = [*parts_of(hits)]
+        try:
+            _move(self._engine.scatter_read, [plan for _, plan in parts])
+        except ChecksumError:
+            if len(hits) == 1:
+                return [int(hits[0])]
+            return [block for hit in hits for block in self._read(np.array([hit]), parts_of)]
+        return []
+
+    def blocks(self, run: Run) -> Callable[[NDArray[np.int64]], Iterable[Part]]:
+        """Plans for whole blocks of a run that are read."""
+        verify = bool(self._batch.verify) and self.vectors.shape[1] > 0
+
+        def parts_of(hits: NDArray[np.int64]) -> Iterable[Part]:
+            for blocks, plan in self._parts(run, hits, summed=verify):
+                if plan.checksums is not None:
+                    plan.checksums[:] = self.vectors[blocks].reshape(-1)
+                yield blocks, plan
+
+        return parts_of
+
+    def _parts(self, run: Run, blocks: NDArray[np.int64], *, summed: bool = True) -> Iterable[Part]:
+        """A plan for those of the blocks that are fragmented alike."""
+        fragments = run.fragments.reshape(run.count, run.fragment_count, 2)
+        sizes = fragments[:, :, 1]
+        shapes, which = np.unique(sizes[blocks], axis=0, return_inverse=True)
+        for index, shape in enumerate(shapes):
+            alike = blocks[which.reshape(-1) == index]
+            filled = shape > 0
+            plan = plan_blocks(
+                fragments[alike, :, 0][:, filled],
+                shape[filled].astype(np.int64),
+                self.offsets[alike],
+                chunk_size=int(self._batch.chunk_size) if summed else 0,
+                owners=tuple(run.owners),
+            )
+            plan.refuse_beyond(self._pool_size)
+            yield alike, plan
+
+    def _out(self, *, vectors: bool) -> tuple[Any, ...]:
+        found = [_pointer("uint64_t[]", self.offsets)]
+        if vectors:
+            found.append(_pointer("uint32_t[]", self.vectors))
+        return (*found, self._pending)
+
+
+def _pointer(kind: str, array: NDArray[Any]) -> Any:
+    return ffi.from_buffer(kind, array, require_writable=True)
+
+
+def _move(start: Callable[[Plan], Transfer], plans: list[Plan]) -> None:
+    """Execute plans, at once; none is under way when this ends, well or not."""
+    transfers: list[Transfer] = []
+    try:
+        transfers.extend(start(plan) for plan in plans)
+        for transfer in transfers:
+            transfer.wait()
+    finally:
+        for transfer in transfers:
+            while not transfer.done():
+                time.sleep(_POLL_S)

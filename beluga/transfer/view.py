@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""Engine memory as plans see it: addresses by index, and an end that nobody steps over.
+
+A view is made of a numpy array, of a torch or cupy array (by its pointer, neither is imported), or
+of a bare pointer of any device with whatever owns it. It is checked when it is made: whatever index
+is in its shape is in its memory.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from beluga.errors import LayoutError
+
+if TYPE_CHECKING:
+    from beluga.transfer.plan import Plan
+
+DTYPE_SIZES = {"F32": 4, "F16": 2, "BF16": 2, "FP8": 1, "U8": 1}
+"""Bytes of an element, by what engines call its type."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class View:
+    """Elements of ``item_size`` bytes at ``start``, of ``shape``, ``strides`` bytes apart.
+
+    ``memory`` is the address and the size in bytes of what may be touched; ``owner`` keeps it
+    alive. Raises :class:`~beluga.errors.LayoutError` if an element lies outside of it.
+    """
+
+    start: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    item_size: int
+    memory: tuple[int, int]
+    owner: Any = None
+
+    def __post_init__(self) -> None:
+        if len(self.shape) != len(self.strides) or any(size < 1 for size in self.shape):
+            raise LayoutError(f"shape {self.shape} with strides {self.strides} is no view")
+        spans = [(size - 1) * step for size, step in zip(self.shape, self.strides, strict=True)]
+        low = self.start + sum(span for span in spans if span < 0)
+        high = self.start + sum(span for span in spans if span > 0) + self.item_size
+        begin, room = self.memory
+        if low < begin or high > begin + room:
+            raise LayoutError(
+                f"shape {self.shape} needs bytes {low - begin} to {high - begin}, "
+                f"the memory has {room}"
+            )
+
+    @classmethod
+    def of(cls, array: Any) -> View:
+        """The whole of a numpy array, or of a torch or cupy array on any device."""
+        if hasattr(array, "data_ptr"):
+            item = array.element_size()
+            shape, strides = tuple(array.shape), tuple(step * item for step in array.stride())
+            return cls._of(array.data_ptr(), shape, strides, item, array)
+        if isinstance(array, np.ndarray):
+            return cls._of(array.ctypes.data, array.shape, array.strides, array.itemsize, array)
+        if hasattr(array, "__cuda_array_interface__"):
+            start = array.__cuda_array_interface__["data"][0]
+            return cls._of(start, array.shape, array.strides, array.dtype.itemsize, array)
+        raise LayoutError(f"a {type(array).__name__} is no array whose memory beluga can find")
+
+    @classmethod
+    def _of(
+        cls, start: int, shape: Sequence[int], strides: Sequence[int], item: int, owner: Any
+    ) -> View:
+        """An array's memory is what its elements span."""
+        spans = [(size - 1) * step for size, step in zip(shape, strides, strict=True)]
+        low = sum(span for span in spans if span < 0)
+        room = sum(map(abs, spans)) + item
+        return cls(start, tuple(shape), tuple(strides), item, (start + low, room), owner)
+
+    @classmethod
+    def foreign(  # noqa: PLR0913  all but the first two named
+        cls,
+        address: int,
+        size: int,
+        *,
+        shape: Sequence[int],
+        dtype: str,
+        element_strides: Sequence[int] | None = None,
+        offset: int = 0,
+        owner: Any = None,
+    ) -> View:
+        """``shape`` elements of a :data:`DTYPE_SIZES` type, ``offset`` bytes into ``size`` bytes at
+        ``address`` of any device. Without ``element_strides`` they are C-contiguous."""
+        if dtype not in DTYPE_SIZES:
+            raise LayoutError(f"elements of type {dtype}; known are {', '.join(DTYPE_SIZES)}")
+        item = DTYPE_SIZES[dtype]
+        steps = (
+            [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
+            if element_strides is None
+            else element_strides
+        )
+        strides = tuple(step * item for step in steps)
+        return cls(address + offset, tuple(shape), strides, item, (address, size), owner)
+
+    def address(self, *index: int) -> int:
+        """Where an element lies; axes that are not named are at 0."""
+        if len(index) > len(self.shape) or not all(
+            0 <= at < size for at, size in zip(index, self.shape, strict=False)
+        ):
+            raise LayoutError(f"shape {self.shape} needs an index in it, has {index}")
+        return self.start + sum(at * step for at, step in zip(index, self.strides, strict=False))
+
+    def slice(self, axis: int, start: int, stop: int) -> View:
+        """Elements [start, stop) of one axis."""
+        if not (0 <= axis < len(self.shape) and 0 <= start < stop <= self.shape[axis]):
+            raise LayoutError(f"shape {self.shape} needs a slice in it, has {start}:{stop}")
+        shape = (*self.shape[:axis], stop - start, *self.shape[axis + 1 :])
+        return dataclasses.replace(self, start=self.start + start * self.strides[axis], shape=shape)
+
+    def split(self, axis: int, size: int) -> View:
+        """One axis as two: runs of ``size``, and the elements of each."""
+        runs, rest = divmod(self.shape[axis], size) if size > 0 else (0, 1)
+        if rest or not runs:
+            raise LayoutError(f"axis {axis} of shape {self.shape} needs runs of {size}")
+        step = self.strides[axis]
+        return dataclasses.replace(
+            self,
+            shape=(*self.shape[:axis], runs, size, *self.shape[axis + 1 :]),
+            strides=(*self.strides[:axis], step * size, step, *self.strides[axis + 1 :]),
+        )
+
+
+def refuse_outside(plan: Plan, views: Iterable[View]) -> None:
+    """Raise :class:`~beluga.errors.LayoutError` if a byte of ``plan`` is not in the views' memory.
+
+    For plans whose addresses did not come from these views' layout, which are in it anyway.
+    """
+    rooms = sorted({view.memory for view in views})
+    starts = np.array([start for start, _ in rooms], np.uint64)
+    ends = np.maximum.accumulate(np.array([start + size for start, size in rooms], np.uint64))
+    first = plan.pieces["address"]
+    last = first + plan.pieces["length"]
+    which = np.searchsorted(starts, first, side="right") - 1
+    wrong = (which < 0) | (last > ends[which]) | (last < first)
+    if wrong.any():
+        piece = plan.pieces[int(np.argmax(wrong))]
+        raise LayoutError(
+            f"a piece needs {piece['length']} bytes at {piece['address']:#x}; "
+            f"the registered memory has {', '.join(f'{n} at {at:#x}' for at, n in rooms)}"
+        )

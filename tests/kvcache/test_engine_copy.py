@@ -1,0 +1,320 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""Puts and gets whose bytes an engine moves: the same blocks and misses, nothing half done."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from beluga import KVCache, MetaServer, Pool
+from beluga._ffi import ffi, lib
+from beluga.errors import LayoutError
+from beluga.kvcache import CHUNK_SIZE, Run
+from beluga.meta import BlockState, MetaClient, check_pool
+from beluga.transfer import (
+    BlockLayout,
+    CpuEngine,
+    Engine,
+    Order,
+    Plan,
+    Slots,
+    Transfer,
+    View,
+    arrangements,
+)
+from tests.kvcache.conftest import digests, payload
+
+
+class Hooked:
+    """The CPU engine, with something done before each plan; ``late``: by another thread, later."""
+
+    name = "cpu-hooked"
+
+    def __init__(self, pool: Pool, before: Callable[[Plan], None], *, late: bool = False) -> None:
+        self._cpu, self._before, self._late = CpuEngine(pool, threads=1), before, late
+        self.transfers: list[Later] = []
+
+    def gather_write(self, plan: Plan) -> Transfer:
+        return self._start(self._cpu.gather_write, plan)
+
+    def scatter_read(self, plan: Plan) -> Transfer:
+        return self._start(self._cpu.scatter_read, plan)
+
+    def close(self) -> None:
+        pass
+
+    def _start(self, move: Callable[[Plan], Transfer], plan: Plan) -> Transfer:
+        self._before(plan)
+        if not self._late:
+            return move(plan)
+        self.transfers.append(Later(lambda: move(plan)))
+        return self.transfers[-1]
+
+
+class Later:
+    """A transfer that starts a while after it was given out."""
+
+    def __init__(self, move: Callable[[], Transfer]) -> None:
+        self._move, self._ended = move, threading.Event()
+        self._made: list[Transfer] = []
+        threading.Timer(0.05, self._run).start()
+
+    def _run(self) -> None:
+        self._made.append(self._move())
+        self._ended.set()
+
+    def done(self) -> bool:
+        return self._ended.is_set()
+
+    def wait(self, timeout_s: float | None = None) -> None:
+        assert self._ended.wait(timeout_s or 60)
+        self._made[0].wait()
+
+
+@pytest.fixture
+def caches(pool: Pool, server: MetaServer) -> Iterator[Callable[[Engine | None], KVCache]]:
+    made: list[KVCache] = []
+
+    def make(engine: Engine | None = None, *, verify: bool = True) -> KVCache:
+        made.append(KVCache(pool, namespace="test", engine=engine, verify=verify))
+        return made[-1]
+
+    yield make
+    for cache in made:
+        cache.close()
+
+
+def flip(pool: Pool, offset: int) -> None:
+    """Damage one byte in the pool."""
+    address = ffi.cast("uint8_t *", lib.bl_pool_address(pool.handle, offset))
+    address[0] ^= 0x40
+    lib.bl_drop(address, 1)
+
+
+def place(cache: KVCache, digest: bytes) -> int:
+    """Pool offset of a block."""
+    return MetaClient(cache.client).lookup(cache.keys([digest])).hits[0].offset
+
+
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("length", [1, 63, 4096, CHUNK_SIZE + 1, 3 * CHUNK_SIZE - 7, 5 << 19])
+def test_an_engine_and_the_one_call_read_each_other(
+    pool: Pool, caches: Callable[..., KVCache], length: int, *, late: bool
+) -> None:
+    engine = Hooked(pool, lambda _: None, late=late)
+    by_engine, by_call = caches(engine), caches()
+    blocks = payload(6, length)
+    assert by_engine.put(digests(3), blocks[:3]).stored == 3
+    assert by_call.put(digests(3, start=3), blocks[3:]).stored == 3
+    again = by_engine.put(digests(6), blocks)
+    assert (again.stored, again.present) == (0, 6)
+    for cache in (by_engine, by_call, caches(engine, verify=False)):
+        targets = np.zeros_like(blocks)
+        result = cache.get(digests(6), targets)
+        assert (result.hits, result.mismatches) == (6, 0)
+        assert np.array_equal(blocks, targets)
+    short = by_engine.get(digests(7), np.zeros((7, length), np.uint8))
+    assert (short.hits, short.states[6]) == (6, BlockState.MISS)
+    assert check_pool(pool, payload=True).finding_count == 0
+
+
+def test_blocks_of_different_fragments_go_in_one_batch(
+    pool: Pool, caches: Callable[..., KVCache]
+) -> None:
+    cache = caches(CpuEngine(pool))
+    blocks = payload(4, 50_000)
+    cuts = (0, 20_000, 50_000), (0, 7, 50_000), (0, 20_000, 50_000), (0, 49_999, 50_000)
+    pieces = [[block[a:b], block[b:c]] for block, (a, b, c) in zip(blocks, cuts, strict=True)]
+    assert cache.put(digests(4), pieces).stored == 4
+    targets = np.zeros_like(blocks)
+    assert caches().get(digests(4), targets).hits == 4
+    assert np.array_equal(blocks, targets)
+    targets[:] = 0
+    scattered = [
+        [target[a:b], target[b:c]] for target, (a, b, c) in zip(targets, cuts[::-1], strict=True)
+    ]
+    assert cache.get(digests(4), scattered).hits == 4
+    assert np.array_equal(blocks, targets)
+
+
+@pytest.mark.parametrize("wrong", [0, 2, 4])
+def test_a_damaged_block_is_a_miss_and_no_other(
+    pool: Pool, caches: Callable[..., KVCache], wrong: int
+) -> None:
+    cache = caches(CpuEngine(pool))
+    blocks = payload(5, 40_000)
+    cache.put(digests(5), blocks)
+    flip(pool, place(cache, digests(5)[wrong]) + 39_999)
+    targets = np.zeros_like(blocks)
+    result = cache.get(digests(5), targets)
+    assert (result.hits, result.mismatches) == (wrong, 1)
+    assert np.array_equal(blocks[:wrong], targets[:wrong])
+    assert [state == BlockState.HIT for state in result.states] == [i != wrong for i in range(5)]
+
+
+def test_a_damaged_vector_is_a_miss(pool: Pool, caches: Callable[..., KVCache]) -> None:
+    cache = caches(CpuEngine(pool))
+    cache.put(digests(2), payload(2, 40_000))
+    flip(pool, place(cache, digests(2)[1]) + 40_000)  # it stands behind the payload
+    targets = np.zeros((2, 40_000), np.uint8)
+    assert cache.get(digests(2), targets).hits == 1
+
+
+def test_a_block_that_goes_while_it_is_read_is_a_miss(
+    pool: Pool, caches: Callable[..., KVCache]
+) -> None:
+    other = caches()
+    first = digests(3)[0]
+    cache = caches(Hooked(pool, lambda _: other.remove([first]) and None))
+    blocks = payload(3, 5000)
+    other.put(digests(3), blocks)
+    result = cache.get(digests(3), np.zeros_like(blocks))
+    assert (result.hits, result.mismatches) == (0, 1)
+    assert result.states[1] == BlockState.HIT
+
+
+class BrokenError(Exception):
+    """What an engine may raise."""
+
+
+def breaks_at(number: int) -> Callable[[Plan], None]:
+    left = [number]
+
+    def before(plan: Plan) -> None:
+        del plan
+        left[0] -= 1
+        if left[0] == 0:
+            raise BrokenError
+
+    return before
+
+
+def test_what_an_engine_could_not_write_is_given_back(
+    pool: Pool, caches: Callable[..., KVCache]
+) -> None:
+    cache = caches(Hooked(pool, breaks_at(1)))
+    blocks = payload(3, 5000)
+    with pytest.raises(BrokenError):
+        cache.put(digests(3), blocks)
+    stat = cache.stat()
+    assert (stat.grant_count, stat.abort_count, stat.block_count) == (0, 3, 0)
+    assert cache.put(digests(3), blocks).stored == 3
+    assert check_pool(pool, payload=True).finding_count == 0
+
+
+def test_nothing_is_given_back_while_something_still_writes_there(
+    pool: Pool, caches: Callable[..., KVCache]
+) -> None:
+    engine = Hooked(pool, breaks_at(2), late=True)
+    cache = caches(engine)
+    block = payload(1, 5000)[0]
+    with pytest.raises(BrokenError):
+        cache.put(digests(2), [[block[:9], block[9:]], [block[:10], block[10:]]])
+    assert [transfer.done() for transfer in engine.transfers] == [True]
+    assert cache.stat().abort_count == 2
+
+
+def test_pins_are_dropped_when_an_engine_could_not_read(
+    pool: Pool, caches: Callable[..., KVCache]
+) -> None:
+    cache = caches(Hooked(pool, breaks_at(2)))
+    blocks = payload(3, 5000)
+    cache.put(digests(3), blocks)
+    with pytest.raises(BrokenError):
+        cache.get(digests(3), np.zeros_like(blocks))
+    assert cache.stat().pinned_count == 0
+    assert cache.get(digests(3), np.zeros_like(blocks)).hits == 3
+
+
+def test_a_session_that_was_lost_in_between_stores_nothing(
+    pool: Pool, caches: Callable[..., KVCache]
+) -> None:
+    """The end of a put of another session's nonce: it may write nothing there any more."""
+    cache = caches()
+    keys = cache.keys(digests(1))
+    batch = ffi.new(
+        "bl_kv_batch *",
+        {
+            "keys": ffi.from_buffer("uint64_t[]", keys),
+            "timeout_ns": 10**9,
+            "count": 1,
+            "length": 4096,
+        },
+    )
+    told = ffi.new("uint8_t[1]"), ffi.new("int32_t[1]")
+    offsets, pending = ffi.new("uint64_t[1]"), ffi.new("bl_kv_pending **")
+    other = caches()
+    with cache.client.session() as session, other.client.session() as stranger:
+        assert lib.bl_kv_put_begin(session, batch, *told, offsets, pending) == 0
+        assert told[0][0] == BlockState.GRANTED
+        code = lib.bl_kv_put_end(stranger, pending[0], ffi.NULL, 0, *told)
+    assert code == -lib.BL_ERROR_SESSION_LOST
+    assert cache.lookup(digests(1)) == 0
+
+
+LAYERS, BLOCKS, BLOCK_SIZE, HEADS, HEAD_SIZE = 3, 7, 16, 4, 80
+
+
+def tensors(seed: int) -> list[NDArray[np.uint16]]:
+    rng = np.random.default_rng(seed)
+    shape = (2, BLOCKS, BLOCK_SIZE, HEADS, HEAD_SIZE)
+    return [rng.integers(0, 65536, shape).astype(np.uint16) for _ in range(LAYERS)]
+
+
+def layout_of(arrays: list[NDArray[np.uint16]], order: Order | None) -> BlockLayout:
+    return arrangements.vllm([View.of(array) for array in arrays], order=order)
+
+
+@pytest.mark.parametrize("verify", [False, True])
+@pytest.mark.parametrize("order", [Order.DENSE, Order.TOKENS])
+@pytest.mark.parametrize("engine", [False, True])
+def test_tokens_are_read_by_themselves(
+    pool: Pool, caches: Callable[..., KVCache], order: Order, *, engine: bool, verify: bool
+) -> None:
+    cache = caches(CpuEngine(pool) if engine else None, verify=verify)
+    source, target = tensors(1), tensors(2)
+    stored = [5, 0, 3]
+    assert cache.put(digests(3), Run.of(layout_of(source, order), stored)).stored == 3
+    wanted = [(0, 3), (2, 15), (1, 0), (0, 4), (2, 3)]
+    slots = [6 * BLOCK_SIZE + 1, 0, 2 * BLOCK_SIZE + 15, 40, 41]
+    expected = [array.copy() for array in target]
+    for (block, token), slot in zip(wanted, slots, strict=True):
+        for into, out_of in zip(expected, source, strict=True):
+            into[:, slot // BLOCK_SIZE, slot % BLOCK_SIZE] = out_of[:, stored[block], token]
+    targets = Slots(layout_of(target, order), slots)
+    assert cache.get_tokens(digests(3), wanted, targets).hits == 3
+    assert all(np.array_equal(a, b) for a, b in zip(target, expected, strict=True))
+    one = cache.get_tokens(digests(1), [7], Slots(layout_of(target, order), [17]))
+    assert one.hits == 1
+    assert np.array_equal(target[0][:, 1, 1], source[0][:, 5, 7])
+    assert cache.get_tokens(digests(4), wanted, targets).hits == 3
+    for tokens in ([(3, 0)], [(0, 16)], [(-1, 0)], [(0, 0), (0, 1)], [0]):
+        with pytest.raises(LayoutError):
+            cache.get_tokens(digests(3), tokens, Slots(layout_of(target, order), [0]))
+    assert cache.stat().pinned_count == 0
+
+
+def test_only_chunks_that_tokens_touch_are_verified(
+    pool: Pool, caches: Callable[..., KVCache]
+) -> None:
+    cache, bare = caches(), caches(verify=False)
+    layout = layout_of(tensors(1), Order.TOKENS)
+    cache.put(digests(2), Run.of(layout, [0, 1]))
+    per_token = layout.length // BLOCK_SIZE
+    touched = 8 * per_token // CHUNK_SIZE
+    start = place(cache, digests(2)[1])
+    target = Slots(layout_of(tensors(2), Order.TOKENS), [5, 6])
+    tokens = [(0, 2), (1, 8)]
+    for at in range(0, layout.length, CHUNK_SIZE // 2):
+        flip(pool, start + at)
+        chunk = at // CHUNK_SIZE
+        hit = not touched <= chunk <= (9 * per_token - 1) // CHUNK_SIZE
+        result = cache.get_tokens(digests(2), tokens, target)
+        assert (result.hits, result.mismatches) == ((2, 0) if hit else (1, 1))
+        assert bare.get_tokens(digests(2), tokens, target).hits == 2
+        flip(pool, start + at)
