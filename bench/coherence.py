@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""What each way of writing and reading 16 KiB costs (the CPU's part of the paper's Table 4).
+"""What each way of writing and reading 16 KiB costs (the paper's Table 4).
 
 Stores followed by each kind of flush, streamed stores, a read after a flush, a cached read; on
-devdax, for root, also plain stores and loads through an uncacheable mapping.
+devdax, for root, also plain stores and loads through an uncacheable mapping; copies by DSA if there
+is one.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from beluga.pool import Pool
 from . import drive
 from ._limit import lib
 from .drive import Driver, Load
+from .dsa import dsa_coherence
 from .ground import discipline_of, ground
 from .latency import count_of
 from .machine import cores, memory_of, pinned
@@ -56,6 +58,7 @@ def bench_coherence(options: Options) -> list[Row]:
         cached = region.limit("load", np.zeros(1, np.uint64), SIZE)
         rows.append(_bare(recorder, "read cached", cached))
         rows += _uncacheable(recorder, region)
+        rows += dsa_coherence(recorder, region, SIZE)
     return rows
 
 

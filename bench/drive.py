@@ -17,6 +17,7 @@ from beluga._ffi import ffi as core_ffi
 from beluga._ffi import lib as core_lib
 from beluga.errors import check
 from beluga.pool import Pool
+from beluga.transfer import DsaEngine
 
 from ._limit import ffi, lib
 from .pace import Paces
@@ -38,6 +39,12 @@ def ours(pool: Pool, verb: str) -> Operation:
     """The pool's "read" (invalidate, load out) or "write" (stream, fence)."""
     function = core_ffi.addressof(core_lib, f"bl_pool_{verb}")
     return Operation(_address(core_ffi, function), _address(core_ffi, pool.handle))
+
+
+def by_dsa(engine: DsaEngine, verb: str) -> Operation:
+    """A whole "read" or "write" by this engine, its policy's row included."""
+    function = core_ffi.addressof(core_lib, f"bl_dsa_{verb}_one")
+    return Operation(_address(core_ffi, function), _address(core_ffi, engine.handle))
 
 
 def bare(name: str, base: int) -> Operation:

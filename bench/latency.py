@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from . import drive
 from .drive import Driver, Load
+from .dsa import dsa_latency
 from .ground import discipline_of, ground
 from .machine import cores, memory_of, node_cpus, nodes, pinned
 from .options import NON_COHERENT, Options
@@ -50,6 +51,8 @@ def bench_latency(options: Options) -> list[Row]:
                 },
             )
             rows = [_row(recorder, region, verb, size) for verb in VERBS for size in sizes]
+            if options.pace is None:
+                rows += dsa_latency(recorder, region, sizes, rows)
         if options.pace is None:
             rows += _private_rows(options, sizes)
     return rows

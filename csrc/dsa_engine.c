@@ -17,6 +17,7 @@
 #include "dsa_execute.h"
 #include "guard.h"
 #include "pool.h"
+#include "transfer.h"
 #include "wait.h"
 
 int bl_dsa_engine_open(const bl_pool *pool, bl_dsa_queue *queue, const bl_dsa_limits *limits,
@@ -45,32 +46,6 @@ int bl_dsa_engine_open(const bl_pool *pool, bl_dsa_queue *queue, const bl_dsa_li
     return 0;
 }
 
-static int bl_dsa_plan_good(const bl_dsa_engine *engine, const bl_plan *plan, uint32_t is_read)
-{
-    uint64_t size = engine->memory->size, last = 0;
-    if (plan->sparse && !is_read)
-        return 0;
-    for (uint32_t i = 0; i < plan->chunk_count; i++) {
-        const bl_chunk *chunk = &plan->chunks[i];
-        uint64_t first = (uint64_t)chunk->first - plan->piece_base;
-        if (chunk->offset % BL_LINE_SIZE > 0 || chunk->offset > size ||
-            chunk->length > size - chunk->offset || first < last || first >= plan->piece_count)
-            return 0;
-        last = first;
-    }
-    for (uint32_t i = 0; i < plan->piece_count; i++) {
-        const bl_piece *piece = &plan->pieces[i];
-        if (piece->chunk - plan->chunk_base >= plan->chunk_count || piece->length == 0)
-            return 0;
-        const bl_chunk *chunk = &plan->chunks[piece->chunk - plan->chunk_base];
-        uint64_t at = piece->offset - chunk->offset;
-        if (piece->offset < chunk->offset || at > chunk->length ||
-            piece->length > chunk->length - at)
-            return 0;
-    }
-    return 1;
-}
-
 static int bl_dsa_forked(const bl_dsa_engine *engine) { return engine->process != getpid(); }
 
 int bl_dsa_start(bl_dsa_engine *engine, const bl_plan *plan, uint32_t is_read,
@@ -78,7 +53,7 @@ int bl_dsa_start(bl_dsa_engine *engine, const bl_plan *plan, uint32_t is_read,
 {
     if (bl_dsa_forked(engine))
         return -BL_ERROR_FORKED;
-    if (!bl_dsa_plan_good(engine, plan, is_read))
+    if ((plan->sparse && !is_read) || !bl_plan_valid(engine->memory, plan))
         return -EINVAL;
     bl_dsa_transfer *transfer = calloc(1, sizeof *transfer);
     if (transfer == NULL)

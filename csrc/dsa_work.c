@@ -78,12 +78,15 @@ int bl_dsa_work_begin(bl_dsa_engine *engine, bl_dsa_transfer *transfer, bl_dsa_w
     return 0;
 }
 
-/* Bytes between the end of a chunk that this work ends, and the end of that line. */
+/* Bytes between the end of a block that this work ends, and the end of that line. */
 static uint32_t bl_dsa_work_blank(const bl_dsa_work *work)
 {
-    const bl_chunk *chunk = &work->transfer->plan.chunks[work->chunk];
+    const bl_plan *plan = &work->transfer->plan;
+    const bl_chunk *chunk = &plan->chunks[work->chunk];
     uint64_t end = work->offset + work->length;
-    return end == chunk->offset + chunk->length ? (uint32_t)(-end % BL_LINE_SIZE) : 0;
+    int ends_chunk = end == chunk->offset + chunk->length;
+    int ends_block = work->chunk + 1 == plan->chunk_count || chunk[1].offset != end;
+    return ends_chunk && ends_block ? (uint32_t)(-end % BL_LINE_SIZE) : 0;
 }
 
 static uint32_t bl_dsa_step_size(const bl_dsa_engine *engine, const bl_dsa_work *work)
@@ -93,10 +96,6 @@ static uint32_t bl_dsa_step_size(const bl_dsa_engine *engine, const bl_dsa_work 
     switch (work->step) {
     case BL_DSA_STEP_DROP:
         return transfer->is_read && rules->before_read == BL_DSA_FLUSH_DEVICE ? work->length : 0;
-    case BL_DSA_STEP_COPY:
-        return !bl_dsa_bounces(transfer) && work->piece < work->piece_end
-                   ? transfer->plan.pieces[work->piece].length
-                   : 0;
     case BL_DSA_STEP_BOUNCE:
         return bl_dsa_bounces(transfer) ? work->length : 0;
     case BL_DSA_STEP_BLANK:
@@ -106,16 +105,27 @@ static uint32_t bl_dsa_step_size(const bl_dsa_engine *engine, const bl_dsa_work 
     }
 }
 
+/* On to a piece that is not done: its size; 0: all are. */
+static uint32_t bl_dsa_piece_size(bl_dsa_work *work)
+{
+    const bl_piece *pieces = work->transfer->plan.pieces;
+    for (; work->piece < work->piece_end; work->piece++, work->done = 0)
+        if (work->done < pieces[work->piece].length)
+            return pieces[work->piece].length;
+    return 0;
+}
+
 /* On to what is not done: the bytes of it that are left; 0: through. */
 static uint32_t bl_dsa_work_advance(const bl_dsa_engine *engine, bl_dsa_work *work)
 {
-    while (work->step < BL_DSA_STEP_END) {
-        uint32_t size = bl_dsa_step_size(engine, work);
+    for (; work->step < BL_DSA_STEP_END; work->step++, work->done = 0) {
+        uint32_t size = 0;
+        if (work->step != BL_DSA_STEP_COPY)
+            size = bl_dsa_step_size(engine, work);
+        else if (!bl_dsa_bounces(work->transfer))
+            size = bl_dsa_piece_size(work);
         if (work->done < size)
             return size - work->done;
-        work->done = 0;
-        if (work->step != BL_DSA_STEP_COPY || size == 0 || ++work->piece == work->piece_end)
-            work->step++;
     }
     return 0;
 }

@@ -63,7 +63,7 @@ static int bl_plan_piece_valid(const bl_memory *memory, const bl_plan *plan, uin
                                                     bl_piece_end(piece) == bl_chunk_end(chunk)));
 }
 
-static int bl_plan_valid(const bl_memory *memory, const bl_plan *plan)
+int bl_plan_valid(const bl_memory *memory, const bl_plan *plan)
 {
     for (uint32_t i = 0; i < plan->piece_count; i++)
         if (!bl_plan_piece_valid(memory, plan, i,

@@ -25,6 +25,9 @@ typedef struct bl_gather {
     _Alignas(BL_LINE_SIZE) uint8_t stage[BL_STAGE_SIZE];
 } bl_gather;
 
+/* Do a plan's pieces lie in its chunks, tile them if they must, and all of it in the pool? */
+int bl_plan_valid(const bl_memory *memory, const bl_plan *plan);
+
 /* A plan (plan.c): 0, -EINVAL: it is none, -EBADMSG: a read's checksum differs, -ENOMEM or
  * -BL_ERROR_DEVICE_FAULT. A write does not fence for this thread: one bl_fence_store covers a
  * batch. */

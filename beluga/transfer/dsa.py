@@ -218,7 +218,7 @@ class DsaEngine:
             if plan.sparse and not is_read:
                 raise LayoutError("a sparse plan can only be read")
             plan.refuse_beyond(self._pool.geometry.size)
-            raise LayoutError(f"{doing}: the plan's pieces do not lie in its chunks")
+            raise LayoutError(f"{doing}: the plan's pieces do not tile its chunks")
         check(code, doing)
         transfer = DsaTransfer(self, plan, struct, out[0], doing)
         self._open.append(transfer)

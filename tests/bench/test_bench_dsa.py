@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""The rows of a DSA: one that says why where there is none, and the path itself by a stand-in."""
+
+from __future__ import annotations
+
+import pytest
+from beluga_bench import Options
+from beluga_bench.dsa import CASES, crossover, dsa_coherence, dsa_latency
+from beluga_bench.ground import ground
+from beluga_bench.region import region_of
+from beluga_bench.row import Recorder
+
+from beluga.transfer.dsa_sysfs import nearest, work_queues
+
+SIZES = (4096, 16384)
+
+
+def test_without_a_device_every_row_says_why() -> None:
+    if nearest(work_queues(), set()):
+        pytest.skip("there is a DSA")
+    with ground(Options(smoke=True), devices=1) as pool:
+        recorder, region = Recorder("coherence", Options(smoke=True), {}), region_of(pool)
+        rows = dsa_coherence(recorder, region, 16384)
+        rows += dsa_latency(recorder, region, SIZES, [])
+    assert [row["case"] for row in rows] == [*CASES, "dsa read", "dsa write"]
+    assert all(str(row["note"]).startswith("skipped: ") for row in rows)
+    assert all(row["ops_per_s"] is None for row in rows)
+
+
+def test_with_a_stand_in_every_row_is_measured_and_named_so() -> None:
+    with ground(Options(smoke=True), devices=1) as pool:
+        recorder, region = Recorder("coherence", Options(smoke=True), {}), region_of(pool)
+        rows = dsa_coherence(recorder, region, 16384, queue="software")
+        rows += dsa_latency(recorder, region, SIZES, [], queue="software")
+    assert len(rows) == len(CASES) + 2 * len(SIZES)
+    for row in rows:
+        assert str(row["note"]).startswith("software queue")
+        assert float(str(row["ops_per_s"])) > 0
+
+
+@pytest.mark.parametrize(
+    ("cpu", "device", "says"),
+    [
+        ({64: 1, 4096: 2, 16384: 6}, {64: 3, 4096: 3, 16384: 5}, "from 16384 bytes"),
+        ({64: 1, 4096: 4, 16384: 6}, {64: 3, 4096: 3, 16384: 5}, "from 4096 bytes"),
+        ({64: 9, 4096: 2, 16384: 6}, {64: 3, 4096: 3, 16384: 5}, "from 16384 bytes"),
+        ({64: 1, 4096: 2}, {64: 3, 4096: 3}, "never"),
+        ({64: 1}, {}, "never"),
+    ],
+)
+def test_the_crossover_is_where_it_stays_ahead(
+    cpu: dict[int, float], device: dict[int, float], says: str
+) -> None:
+    assert says in crossover(cpu, device)
