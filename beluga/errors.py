@@ -48,7 +48,8 @@ BelugaError
 ├── TransferError                 a copy engine failed
 │   ├── EngineUnavailableError    this machine has not what the engine needs
 │   ├── ChecksumError             bytes that were read are not those that were written
-│   └── TransferTimeoutError      a transfer has not ended in time; it goes on
+│   ├── TransferTimeoutError      a transfer has not ended in time; it goes on
+│   └── TransferCancelledError    a transfer was dropped before it had ended
 ├── ConnectorError                an engine's settings, or its KV layout, cannot be served
 └── ReplayError                   replaying a trace: a process of it failed
     └── TraceError                the trace cannot be read
@@ -199,6 +200,9 @@ class ChecksumError(TransferError): ...
 
 
 class TransferTimeoutError(TransferError): ...
+
+
+class TransferCancelledError(TransferError): ...
 
 
 class ConnectorError(BelugaError): ...

@@ -15,7 +15,8 @@
 #include "queue.h"
 
 static const uint64_t BL_YIELD_NS = 20000;      /* until asking anew for a turn left to others */
-static const uint64_t BL_WAIT_NS = 1000000;     /* less than BL_DEMAND_NS: demand is kept fresh */
+static const uint64_t BL_WAIT_NS = 1000000;     /* it is asked at least so often, while any waits */
+static const uint64_t BL_DEMAND_NS = 2000000;   /* a free engine that does not is not waited for */
 static const double BL_FLOW_MOST = 1.1;         /* Seastar's: a ratio above it makes costs dearer */
 
 /* Somebody took this seat for dead, and gave back what it held: take another. */
@@ -151,11 +152,19 @@ static void bl_queue_spend(bl_queue *queue, uint64_t price)
     bl_host_store(&queue->seat->pending, queue->pending);
 }
 
+/* Say what waits here, of the classes in a mask. */
+static uint32_t bl_queue_say(bl_queue *queue, uint32_t mask, uint64_t until_ns)
+{
+    uint32_t demand = bl_fair_mask(&queue->fair) & mask;
+    bl_host_store(&queue->seat->until_ns, until_ns);
+    bl_host_exchange(&queue->seat->demand, demand);
+    return demand;
+}
+
 static int bl_queue_next(bl_queue *queue, uint64_t now_ns, bl_admission *admission,
                          uint64_t *wait_ns)
 {
-    uint32_t demand = bl_fair_mask(&queue->fair) & ~queue->gated;
-    bl_host_exchange(&queue->seat->demand, demand);
+    uint32_t demand = bl_queue_say(queue, ~queue->gated, now_ns + BL_DEMAND_NS);
     bl_tokens_replenish(&queue->way->bucket, now_ns);
     queue->gated = 0;
     for (uint32_t node; (node = bl_queue_top(queue, queue->gated)) != 0;) {
@@ -169,9 +178,11 @@ static int bl_queue_next(bl_queue *queue, uint64_t now_ns, bl_admission *admissi
             return -EAGAIN;
         bl_queue_spend(queue, price);
         bl_queue_admit(queue, node, price, queue->owner, now_ns, admission);
+        uint64_t taken = bl_tokens_duration_ns(&queue->way->bucket, price);
+        bl_queue_say(queue, ~queue->gated, now_ns + taken + taken / 2);
         return 0;
     }
-    bl_host_store(&queue->seat->demand, demand & ~queue->gated);
+    bl_queue_say(queue, ~queue->gated, now_ns + BL_DEMAND_NS);
     return -EAGAIN;
 }
 

@@ -88,6 +88,7 @@ typedef struct bl_seat {
     uint64_t held;              /* tokens asked for and neither refunded nor released */
     uint64_t pending;           /* of these, not used yet */
     uint64_t demand;            /* bit per class: an engine is free, and work for it waits */
+    uint64_t until_ns;          /* when that is not believed any more */
 } bl_seat;
 
 typedef struct bl_way {
@@ -131,7 +132,7 @@ typedef struct bl_queue bl_queue;
 
 typedef struct bl_admission {
     uint64_t id;                /* the piece's */
-    uint64_t waiter;             /* to be told to bl_queue_complete */
+    uint64_t waiter;            /* its handle, to be told to bl_queue_complete */
     uint64_t queued_ns;         /* when it was pushed */
 } bl_admission;
 
@@ -153,7 +154,7 @@ void bl_queue_destroy(bl_queue *queue);
 int bl_queue_add_device(bl_queue *queue, bl_tokens *bucket);
 
 /* Put a piece of a class behind the others. device_tokens has one for each device, or is NULL.
- * Returns its waiter, or a negative errno. */
+ * Returns its handle, or a negative errno. */
 int64_t bl_queue_push(bl_queue *queue, uint32_t node, uint64_t tokens, uint64_t bytes,
                       const uint64_t *device_tokens, uint64_t id, uint64_t now_ns);
 
@@ -168,10 +169,12 @@ int bl_queue_pop(bl_queue *queue, uint64_t now_ns, bl_admission *admission);
 int bl_queue_plug(bl_queue *queue, uint32_t node, int plugged);
 
 /* The next piece that may start now: 0, or -EAGAIN and after how long to ask again (UINT64_MAX:
- * nothing waits). Says that the engine is free, until bl_queue_rest. */
+ * nothing waits). It also says what else waits here, so that others leave it its turn: for a
+ * while if the engine is free, else for as long as the link takes for the piece, and half as long
+ * again. An engine that is back by then has its turn; a slower one leaves the link to others. */
 int bl_queue_poll(bl_queue *queue, uint64_t now_ns, bl_admission *admission, uint64_t *wait_ns);
 
-/* The engine is busy: what waits here does not hold others back. */
+/* The engine is busy with something else: what waits here does not hold others back. */
 void bl_queue_rest(bl_queue *queue);
 
 /* A piece has been copied, or will not be. */
@@ -191,7 +194,7 @@ void bl_port_destroy(bl_port *port);
 int bl_port_add_device(bl_port *port, bl_tokens *bucket);
 
 /* A job's pieces, in order, with ids that count up. direction 0 is read, 1 write. device_tokens has
- * one for each piece and device, or is NULL. Fills in their waiters. All are pushed, or none. */
+ * one for each piece and device, or is NULL. Fills in their handles. All are pushed, or none. */
 int bl_port_push(bl_port *port, int direction, uint32_t node, uint32_t count,
                  const uint64_t *tokens, const uint64_t *bytes, const uint64_t *device_tokens,
                  uint64_t first_id, uint64_t *waiters);

@@ -21,9 +21,6 @@ static const uint64_t BL_LINK_MAGIC = 0x3177676c65626262; /* of version 1 */
 /* Tokens are picoseconds: this is no rate of the link's, only of time. */
 static const uint64_t BL_LINK_RATE = 1000000000000;
 
-/* An engine that has not asked for so long has no say in whose turn it is. */
-static const uint64_t BL_DEMAND_NS = 2000000;
-
 /* Seats are looked over so often. What one holds that was not heard of for so long (a process
  * that is stopped, or of another pid namespace and dead) is given back; its owner takes another. */
 static const uint64_t BL_REAP_NS = 10000000;
@@ -234,7 +231,7 @@ uint32_t bl_way_demand(const bl_way *way, const bl_seat *own, uint64_t now_ns,
         const bl_seat *seat = &way->seats[i];
         uint32_t demand = (uint32_t)bl_host_load(&seat->demand);
         if (seat == own || demand == 0 ||
-            bl_host_ahead(now_ns, bl_host_load(&seat->seen_ns)) > (int64_t)BL_DEMAND_NS)
+            bl_host_ahead(now_ns, bl_host_load(&seat->until_ns)) > 0)
             continue;
         mask |= demand;
         ++*engines;

@@ -24,7 +24,7 @@ void bl_seat_refund(bl_way *way, bl_seat *seat, uint64_t tokens);
 void bl_seat_release(bl_way *way, bl_seat *seat, uint64_t tokens);
 
 /* The classes that free engines wait for, this one's apart, and how many engines there are with
- * work to do, this one included. Those that have not asked for a while do not count. */
+ * work to do, this one included. Those that have not asked in time do not count. */
 uint32_t bl_way_demand(const bl_way *way, const bl_seat *own, uint64_t now_ns,
                           uint32_t *engines);
 

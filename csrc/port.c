@@ -163,8 +163,6 @@ int bl_port_take(bl_port *port, uint64_t timeout_ns, bl_admission *admission, ui
         port->woken = port->woken == 2 ? 2 : 0;
     }
     port->woken = 0;
-    for (int i = 0; i < port->count; i++)
-        bl_queue_rest(port->queues[i]);
     pthread_mutex_unlock(&port->lock);
     return status;
 }

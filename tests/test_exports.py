@@ -22,8 +22,9 @@ EXPORTS: dict[str, str] = {
         "check_pool repair_pool"
     ),
     "beluga.transfer": (
-        "BlockLayout CHUNK CpuEngine DsaEngine Engine Order PIECE Plan Slots Transfer View "
-        "arrangements plan_blocks plan_rows policy"
+        "BlockLayout CHUNK CpuEngine Direction DsaEngine Engine Job Link LinkSettings Order "
+        "PIECE Plan Scheduler Slots Speed Transfer TransferClass View arrangements "
+        "plan_blocks plan_rows policy"
     ),
     "beluga.transfer.cuda": (
         "CapturedTransfer CudaEngine CudaStat CupyDriver Driver DriverError HostDriver"

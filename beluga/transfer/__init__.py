@@ -6,11 +6,15 @@ A plan says what goes where; an engine executes it; nothing here knows keys or s
 """
 
 from beluga.transfer import arrangements, policy
+from beluga.transfer.cost import Speed
 from beluga.transfer.cpu import CpuEngine
 from beluga.transfer.dsa import DsaEngine
 from beluga.transfer.engine import Engine, Transfer
+from beluga.transfer.job import Job
 from beluga.transfer.layout import BlockLayout, Order, Slots
+from beluga.transfer.link import Direction, Link, LinkSettings, TransferClass
 from beluga.transfer.plan import CHUNK, PIECE, Plan, plan_blocks, plan_rows
+from beluga.transfer.scheduler import Scheduler
 from beluga.transfer.view import View
 
 __all__ = [
@@ -18,12 +22,19 @@ __all__ = [
     "PIECE",
     "BlockLayout",
     "CpuEngine",
+    "Direction",
     "DsaEngine",
     "Engine",
+    "Job",
+    "Link",
+    "LinkSettings",
     "Order",
     "Plan",
+    "Scheduler",
     "Slots",
+    "Speed",
     "Transfer",
+    "TransferClass",
     "View",
     "arrangements",
     "plan_blocks",

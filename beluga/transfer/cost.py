@@ -18,11 +18,6 @@ from beluga.errors import TransferError
 
 PICOSECONDS = 10**12  # tokens that a link has per second; as in csrc/link.c
 
-# Of the Beluga paper: a CXL adapter of 16 lanes, read and written by CPUs; a memory device.
-READ_BYTES_PER_S = 46_200_000_000
-WRITE_BYTES_PER_S = 33_000_000_000
-DEVICE_BYTES_PER_S = 22_500_000_000
-
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Speed:
@@ -61,3 +56,9 @@ def speed_of(value: Speed | int | dict[str, Any]) -> Speed:
     if isinstance(value, Speed):
         return value
     return Speed(**value) if isinstance(value, dict) else Speed(value)
+
+
+# Of the Beluga paper: a CXL adapter of 16 lanes, read and written by CPUs; a memory device.
+READ_SPEED = Speed(46_200_000_000)
+WRITE_SPEED = Speed(33_000_000_000)
+DEVICE_SPEED = Speed(22_500_000_000)

@@ -1,0 +1,204 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""One engine's place at a link, and the thread that uses the engine (``csrc/port.c``)."""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import itertools
+import threading
+import time
+from collections import deque
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from beluga._ffi import ffi, lib
+from beluga.errors import BelugaError, TransferError, check
+from beluga.transfer.fair import GOAL_NS, QueueStat, queue_stat
+from beluga.transfer.link import Direction, Link, TransferClass
+
+if TYPE_CHECKING:
+    from beluga.transfer.engine import Engine, Transfer
+    from beluga.transfer.job import Job
+
+_IDLE_NS = 1_000_000_000
+_PAUSE_S = 0.1  # before a link that had no place is asked again
+_NUMBER_BITS = 32
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Delay:
+    """How long pieces waited, in nanoseconds."""
+
+    count: int = 0
+    total_ns: int = 0
+    longest_ns: int = 0
+
+    def plus(self, other: Delay) -> Delay:
+        """Of both."""
+        return Delay(
+            self.count + other.count,
+            self.total_ns + other.total_ns,
+            max(self.longest_ns, other.longest_ns),
+        )
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Flight:
+    """A piece that is being copied."""
+
+    job: Job
+    handle: int
+    transfer: Transfer
+
+
+class Port:
+    """Jobs in, pieces out to the engine, in the link's order."""
+
+    def __init__(self, link: Link, engine: Engine, depth: int) -> None:
+        self.delays: dict[TransferClass, Delay] = {}
+        self._link, self._engine, self._depth = link, engine, depth
+        made = ffi.new("bl_port **")
+        read, write = (way.handle for way in link.ways)
+        check(lib.bl_port_create(made, read, write, GOAL_NS), "taking a place at the link")
+        self._handle = made[0]
+        for device in link.devices:
+            check(lib.bl_port_add_device(self._handle, device), "adding a device")
+        self._numbers = itertools.count()
+        self._jobs: dict[int, Job] = {}
+        self._flying: deque[_Flight] = deque()
+        self._dropped: deque[Job] = deque()
+        self._closing = False
+        self._life = threading.RLock()  # of the handle
+        name = f"beluga-port-{link.name}-{engine.name}"
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def push(self, job: Job) -> None:
+        """Put a job's pieces in line."""
+        count = len(job.parts)
+        if count == 0:
+            return
+        link, job.number = self._link, next(self._numbers)
+        tokens = np.array([link.tokens(part, job.direction) for part in job.parts], np.uint64)
+        sizes = np.array([part.size for part in job.parts], np.uint64)
+        devices = np.array([link.device_tokens(part) for part in job.parts], np.uint64)
+        handles = ffi.new("uint64_t[]", count)
+        self._jobs[job.number] = job
+        status = lib.bl_port_push(
+            self._handle,
+            job.direction,
+            job.kind,
+            count,
+            ffi.from_buffer("uint64_t[]", tokens),
+            ffi.from_buffer("uint64_t[]", sizes),
+            ffi.from_buffer("uint64_t[]", devices) if devices.size else ffi.NULL,
+            job.number << _NUMBER_BITS,
+            handles,
+        )
+        check(status, "queueing a transfer")
+        job.handles = list(handles)
+        job.attach(self)
+
+    def stat(self, direction: Direction) -> QueueStat:
+        """Counters of one of its queues."""
+        found = ffi.new("bl_queue_stat *")
+        lib.bl_port_stat(self._handle, direction, found)
+        return queue_stat(found)
+
+    def close(self) -> None:
+        """Drop what waits and wait for what is under way."""
+        self._closing = True
+        for job in list(self._jobs.values()):
+            job.cancel()
+        lib.bl_port_wake(self._handle)
+        self._thread.join()
+        with self._life:
+            lib.bl_port_destroy(self._handle)
+            self._handle = ffi.NULL
+
+    def withdraw(self, job: Job) -> int:
+        """Take back the pieces of a job that wait; how many there were."""
+        with self._life:
+            if not self._handle:
+                return 0
+            cancel, handle = lib.bl_port_cancel, self._handle
+            return sum(cancel(handle, job.direction, piece) == 0 for piece in job.handles)
+
+    def drop(self, job: Job) -> None:
+        """Cancel it soon, in the engine's thread."""
+        self._dropped.append(job)
+        with self._life:
+            if self._handle:
+                lib.bl_port_wake(self._handle)
+
+    def forget(self, job: Job) -> None:
+        """It has ended."""
+        self._jobs.pop(job.number, None)
+
+    # ---- the engine's thread
+
+    def _run(self) -> None:
+        admission, delay = ffi.new("bl_admission *"), ffi.new("uint64_t *")
+        while not (self._closing and not self._flying):
+            while self._dropped:
+                self._dropped.popleft().cancel()
+            started = False
+            if len(self._flying) < self._depth and not self._closing:
+                idle_ns = 0 if self._flying else _IDLE_NS
+                status = lib.bl_port_take(self._handle, idle_ns, admission, delay)
+                if status >= 0:
+                    self._start(int(admission.id), int(admission.waiter), int(delay[0]))
+                    started = True
+                elif status != -errno.EAGAIN:
+                    self._give_up(status)
+            if self._flying and (not started or self._flying[0].transfer.done()):
+                self._land(self._flying.popleft())
+
+    def _start(self, piece: int, handle: int, delay_ns: int) -> None:
+        number, index = piece >> _NUMBER_BITS, piece & (1 << _NUMBER_BITS) - 1
+        job = self._jobs[number]
+        own = self.delays.get(job.kind, Delay())
+        self.delays[job.kind] = own.plus(Delay(1, delay_ns, delay_ns))
+        if not job.wanted():
+            job.cancel()
+            self._end(job, handle)
+            return
+        engine = self._engine
+        copy = engine.scatter_read if job.direction == Direction.READ else engine.gather_write
+        try:
+            transfer = copy(job.parts[index])
+        except BelugaError as error:
+            self._end(job, handle, error)
+        except Exception as error:
+            self._end(job, handle, TransferError(f"{engine.name} failed: {error!r}"))
+        else:
+            self._flying.append(_Flight(job, handle, transfer))
+
+    def _land(self, flight: _Flight) -> None:
+        try:
+            flight.transfer.wait()
+        except BelugaError as error:
+            self._end(flight.job, flight.handle, error)
+        except Exception as error:
+            failed = TransferError(f"{self._engine.name} failed: {error!r}")
+            self._end(flight.job, flight.handle, failed)
+        else:
+            self._end(flight.job, flight.handle)
+
+    def _end(self, job: Job, handle: int, error: BelugaError | None = None) -> None:
+        lib.bl_port_complete(self._handle, job.direction, handle)
+        if error is not None:
+            job.fail(error)
+        job.finish(1)
+
+    def _give_up(self, status: int) -> None:
+        """The link has no place for this engine (any more)."""
+        try:
+            check(status, "waiting for the link")
+        except (BelugaError, OSError) as error:
+            for job in list(self._jobs.values()):
+                job.fail(TransferError(str(error)))
+            time.sleep(_PAUSE_S)

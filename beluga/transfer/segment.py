@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""Memory that the processes of one host share about a link: a small file, mapped by all of them.
+
+It is this host's own coherent memory, never the pool's. Whoever comes first makes it; it is never
+seen half made, and stays when its maker leaves.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import stat
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from beluga import config
+from beluga._ffi import ffi
+from beluga.errors import TransferError
+
+_SHM = Path("/dev/shm")  # noqa: S108  links_directory refuses what others prepared there
+
+
+def links_directory() -> Path:
+    """Where this user's links meet: in memory; made if need be.
+
+    Engines of several users that share a link name a directory of their own choice. Raises
+    TransferError if somebody else prepared it.
+    """
+    root = _SHM if os.access(_SHM, os.W_OK) else config.runtime_root()
+    path = root / f"beluga-links-{os.geteuid()}"
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    found = path.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
+        raise TransferError(f"{path} belongs to another user; remove it")
+    return path
+
+
+def share(path: Path, size: int, fill: Callable[[mmap.mmap], None]) -> mmap.mmap:
+    """The file's memory, of ``size`` bytes; ``fill`` makes it if nobody has. Raises TransferError.
+
+    The mode of a new file is its directory's, without the right to execute.
+    """
+    try:
+        return _map(path, size)
+    except FileNotFoundError:
+        pass
+    handle, name = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
+    made = Path(name)
+    try:
+        os.fchmod(handle, path.parent.stat().st_mode & 0o666)
+        os.ftruncate(handle, size)
+        with mmap.mmap(handle, size) as memory:
+            fill(memory)
+        with contextlib.suppress(FileExistsError):  # somebody was faster: his is the one
+            os.link(made, path)
+    finally:
+        os.close(handle)
+        made.unlink()
+    return _map(path, size)
+
+
+def _map(path: Path, size: int) -> mmap.mmap:
+    handle = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        found = os.fstat(handle)
+        if not stat.S_ISREG(found.st_mode) or found.st_size != size:
+            raise TransferError(
+                f"{path} is not of this version of Beluga; stop who uses it, and remove it"
+            )
+        return mmap.mmap(handle, size)
+    finally:
+        os.close(handle)
+
+
+def at(memory: mmap.mmap, kind: str, offset: int) -> Any:
+    """A C struct in it; ``memory`` must stay."""
+    return ffi.cast(f"{kind} *", ffi.from_buffer("uint8_t[]", memory) + offset)
