@@ -23,7 +23,7 @@ typedef struct bl_engine {
     uint32_t writes;            /* 1: the writer's payload goes by DMA */
     uint32_t reads;             /* 1: the readers' does */
     uint32_t dsa;               /* 1: a job's target is drawn once, not for each line */
-    uint32_t to_memory;         /* 1: it is always memory */
+    uint32_t to_memory;         /* 1: it is always memory, and nothing is flushed */
     uint32_t hasty;             /* 1: who finds the writer dead does not ask for proof */
     uint32_t owner;             /* process */
 } bl_engine;
@@ -38,13 +38,15 @@ static enum bl_sim_target bl_engine_target(const bl_engine *engine)
 }
 
 /* Device to pool, up to what must stand before the publication. */
-static void bl_engine_write(const bl_engine *engine, const bl_memory *memory, const void *payload)
+static void bl_engine_write(const bl_engine *engine, const bl_pool *pool, const void *payload)
 {
+    const bl_memory *memory = &pool->memory;
     uint64_t offset = engine->litmus.payload;
     if (engine->writes) {
         bl_sim_device_wait(memory, bl_sim_device_write(memory, offset, payload, BL_ENGINE_SIZE,
                                                        bl_engine_target(engine)));
-        bl_device_written(memory, offset, BL_ENGINE_SIZE);
+        bl_range_care(pool, offset, BL_ENGINE_SIZE,
+                      engine->to_memory ? BL_CARE_FENCE : BL_CARE_FLUSH);
     } else {
         bl_stream(memory, offset, payload, BL_ENGINE_SIZE);
         bl_fence_store(memory);
@@ -52,11 +54,12 @@ static void bl_engine_write(const bl_engine *engine, const bl_memory *memory, co
 }
 
 /* Pool to device, after the look that said what stands there. */
-static void bl_engine_read(const bl_engine *engine, const bl_memory *memory, void *payload)
+static void bl_engine_read(const bl_engine *engine, const bl_pool *pool, void *payload)
 {
+    const bl_memory *memory = &pool->memory;
     uint64_t offset = engine->litmus.payload;
     if (engine->reads) {
-        bl_device_reads(memory, offset, BL_ENGINE_SIZE);
+        bl_range_care(pool, offset, BL_ENGINE_SIZE, BL_CARE_INVALIDATE);
         bl_sim_device_wait(memory, bl_sim_device_read(memory, offset, payload, BL_ENGINE_SIZE));
     } else {
         bl_refetch(memory, offset, BL_ENGINE_SIZE);
@@ -76,7 +79,7 @@ static int bl_engine_writer(bl_pool *pool, void *argument)
         bl_publish_line(memory, engine->litmus.flag, &line);
         bl_fence_full(memory); /* before a device overtakes it */
         memset(payload, (int)number, sizeof payload);
-        bl_engine_write(engine, memory, payload);
+        bl_engine_write(engine, pool, payload);
         line = bl_litmus_line(number, BL_ENTRY_COMMITTED);
         bl_publish_line(memory, engine->litmus.flag, &line);
         for (uint64_t wait = bl_sim_below(engine->litmus.world, 30); wait > 0; wait--)
@@ -88,14 +91,15 @@ static int bl_engine_writer(bl_pool *pool, void *argument)
 }
 
 /* One look: 1 if a payload was read and confirmed, 0 if not, or -EBADMSG. */
-static int bl_engine_look(const bl_engine *engine, const bl_memory *memory)
+static int bl_engine_look(const bl_engine *engine, const bl_pool *pool)
 {
+    const bl_memory *memory = &pool->memory;
     uint8_t payload[BL_ENGINE_SIZE];
     uint64_t flag = engine->litmus.flag;
     bl_entry line, again;
     if (!bl_litmus_look(memory, flag, &line) || line.state != BL_ENTRY_COMMITTED)
         return 0;
-    bl_engine_read(engine, memory, payload);
+    bl_engine_read(engine, pool, payload);
     bl_litmus_look(memory, flag, &again);
     if (memcmp(&line, &again, sizeof line) != 0)
         return 0;
@@ -112,7 +116,7 @@ static int bl_engine_reader(bl_pool *pool, void *argument)
     const bl_engine *engine = argument;
     int status = 0;
     while (!engine->litmus.finished && status >= 0)
-        status = bl_engine_look(engine, &pool->memory);
+        status = bl_engine_look(engine, pool);
     return status < 0 ? status : 0;
 }
 
@@ -192,13 +196,13 @@ static int bl_engine_heir(bl_pool *pool, void *argument)
     while (!bl_litmus_look(memory, engine->litmus.flag, &line))
         bl_pause(memory);
     memset(payload, 2, sizeof payload);
-    bl_engine_write(engine, memory, payload);
+    bl_engine_write(engine, pool, payload);
     line = bl_litmus_line(2, BL_ENTRY_COMMITTED);
     bl_publish_line(memory, engine->litmus.flag, &line);
     bl_fence_full(memory);
     engine->litmus.finished = 1;
     for (uint32_t i = 0; i < BL_ENGINE_LOOKS; i++) {
-        int status = bl_engine_look(engine, memory);
+        int status = bl_engine_look(engine, pool);
         if (status < 0)
             return status;
     }

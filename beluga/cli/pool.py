@@ -15,6 +15,7 @@ from beluga.cli.output import print_facts, print_json, print_table, progress, sa
 from beluga.errors import NoDefaultPoolError, PoolError
 from beluga.meta import check_devices, repair_pool
 from beluga.pool import Pool, default_specs, emulated_paths, forget, remember, show_size
+from beluga.transfer import policy
 
 app = typer.Typer(help="Create, look at and destroy pools.", no_args_is_help=True)
 
@@ -158,7 +159,11 @@ def umount() -> None:
 
 
 def _describe(pool: Pool, json: bool) -> None:
-    geometry = pool.geometry
+    geometry, known = pool.geometry, policy.probe()
+    rows = {
+        str(initiator): {step: str(what) for step, what in asdict(known.row(initiator)).items()}
+        for initiator in policy.Initiator
+    }
     if json:
         print_json(
             {
@@ -166,6 +171,7 @@ def _describe(pool: Pool, json: bool) -> None:
                 "created_s": pool.created_s,
                 "geometry": asdict(geometry),
                 "devices": [asdict(device) for device in pool.devices],
+                "policy": asdict(known) | {"rows": rows},
             }
         )
         return
@@ -176,6 +182,8 @@ def _describe(pool: Pool, json: bool) -> None:
             "max blocks": geometry.block_count_max,
             "lanes": f"{geometry.lane_count} of {geometry.slot_count} slots",
             "stripes": "interleaved" if geometry.interleaved else "device after device",
+            "memory": f"{known.memory} ({known.memory_source})",
+            "DDIO": f"{known.ddio} ({known.ddio_source})",
         }
     )
     print_table(
@@ -193,4 +201,8 @@ def _describe(pool: Pool, json: bool) -> None:
             ]
             for device in pool.devices
         ],
+    )
+    print_table(
+        ["copies by", "before a read", "after a write"],
+        [[name, row["before_read"], row["after_write"]] for name, row in rows.items()],
     )

@@ -222,7 +222,7 @@ def plan_rows(  # noqa: PLR0913  all but the first four named
         raise LayoutError(
             f"checksums need shape {(len(offsets), per_block)}, have {checksums.shape}"
         )
-    order = np.lexsort((places, blocks))
+    order = np.argsort(blocks * length + places, kind="stable")
     start = places[order]
     of_row, at, end = _cut_at(start, start + sizes[order], np.zeros_like(start), chunk)
     row = order[of_row]
@@ -230,14 +230,17 @@ def plan_rows(  # noqa: PLR0913  all but the first four named
     row = row[of_part]
     block = blocks[row]
     keys = block * per_block + at // chunk
-    again = np.argsort(keys, kind="stable")  # rows may overlap: chunk by chunk all the same
-    row, at, end, block, keys = row[again], at[again], end[again], block[again], keys[again]
-    touched, firsts, chunk_of = np.unique(keys, return_index=True, return_inverse=True)
+    if (keys[1:] < keys[:-1]).any():  # rows overlap; chunk by chunk all the same
+        again = np.argsort(keys, kind="stable")
+        row, at, end, block, keys = row[again], at[again], end[again], block[again], keys[again]
+    new = np.diff(keys, prepend=-1) > 0
+    firsts = np.flatnonzero(new)
+    touched = keys[firsts]
     pieces = np.empty(len(row), PIECE)
     pieces["address"] = addresses[row] + (at - places[row]).astype(np.uint64)
     pieces["offset"] = offsets[block] + at.astype(np.uint64)
     pieces["length"] = end - at
-    pieces["chunk"] = chunk_of
+    pieces["chunk"] = np.cumsum(new) - 1
     starts = touched % per_block * chunk
     chunks = np.empty(len(touched), CHUNK)
     chunks["offset"] = offsets[touched // per_block] + starts.astype(np.uint64)

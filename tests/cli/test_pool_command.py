@@ -30,6 +30,19 @@ def test_mount_shows_the_mapping_and_remembers_the_pool(run: Run, paths: list[st
     assert info["devices"][0]["stripe_count"] == 8
 
 
+def test_info_shows_what_copies_owe_the_caches(
+    run: Run, paths: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("BELUGA_DDIO", raising=False)
+    monkeypatch.delenv("BELUGA_MEMORY", raising=False)
+    created = run("mount", *paths, "--create", "--size", "16M")
+    assert "unknown" in created.stdout
+    policy = json.loads(run("pool", "info", "--json").stdout)["policy"]
+    assert (policy["memory"], policy["ddio"]) == ("write-back", "unknown")
+    assert policy["rows"]["gpu"] == {"before_read": "invalidate", "after_write": "flush"}
+    assert policy["rows"]["cpu"] == {"before_read": "invalidate", "after_write": "fence"}
+
+
 def test_mounting_again_keeps_the_pool(run: Run, paths: list[str]) -> None:
     first = json.loads(run("mount", *paths, "--create", "--size", "16M", "--json").stdout)
     again = json.loads(run("mount", *reversed(paths), "--json").stdout)
