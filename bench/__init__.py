@@ -20,6 +20,7 @@ from .plot import plot
 from .recovery import bench_recovery
 from .row import FIELDS, Bench, Row
 from .rpc import bench_rpc
+from .scheduler import bench_scheduler
 
 BENCHES: dict[str, Bench] = {
     "coherence": bench_coherence,
@@ -27,6 +28,7 @@ BENCHES: dict[str, Bench] = {
     "bandwidth": bench_bandwidth,
     "rpc": bench_rpc,
     "recovery": bench_recovery,
+    "scheduler": bench_scheduler,
 }
 
 __all__ = ["BENCHES", "FIELDS", "Bench", "Options", "Row", "plot"]

@@ -91,10 +91,18 @@ def _recovery(axes: Any, rows: list[Row]) -> None:
     axes.set_xlabel(f"median, ns, {rows[0]['memory']}")
 
 
+def _scheduler(axes: Any, rows: list[Row]) -> None:
+    virtual = [row for row in rows if row["memory"] == "virtual time"]
+    _bars(axes, virtual, "p99_ns", lambda row: str(row["case"]))
+    axes.set_xscale("log")
+    axes.set_xlabel(f"p99 of onboards of {virtual[0]['bytes']} bytes, ns, in virtual time")
+
+
 _CHARTS: dict[str, Callable[[Any, list[Row]], None]] = {
     "coherence": _coherence,
     "latency": _latency,
     "bandwidth": _bandwidth,
     "rpc": _rpc,
     "recovery": _recovery,
+    "scheduler": _scheduler,
 }

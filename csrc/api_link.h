@@ -96,6 +96,7 @@ typedef struct bl_way {
     uint64_t node_count;        /* the root with them */
     uint64_t forgiving;         /* head start of a class that wakes, times its shares */
     uint64_t owner_count;       /* numbers given to seats so far */
+    uint64_t seat_count;        /* no seat from here on was ever taken */
     uint64_t suspect;           /* seats cleared since the capped bucket was audited */
     uint64_t reaped_ns;         /* when the seats were last looked over */
     uint64_t used;              /* tokens of the pieces admitted so far */

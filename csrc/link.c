@@ -16,7 +16,8 @@
 
 #include "host_atomic.h"
 
-static const uint64_t BL_LINK_MAGIC = 0x3177676c65626262; /* of version 1 */
+/* With the size: whoever was built with other structs does not take it for his. */
+static const uint64_t BL_LINK_MAGIC = 0x3177676c65626262 + sizeof(bl_way);
 
 /* Tokens are picoseconds: this is no rate of the link's, only of time. */
 static const uint64_t BL_LINK_RATE = 1000000000000;
@@ -126,6 +127,13 @@ static int bl_seat_gone(const bl_seat *seat, uint64_t owner, uint64_t pids, uint
 
 /* ---- Seats */
 
+/* Those that anybody has ever had, and no more than there are. */
+static uint32_t bl_seat_count(const bl_way *way)
+{
+    uint64_t count = bl_host_load(&way->seat_count);
+    return count < BL_LINK_SEATS ? (uint32_t)count : BL_LINK_SEATS;
+}
+
 /* A number for a seat's new owner, or for who clears it, that no seat has. */
 static uint64_t bl_owner_make(bl_way *way)
 {
@@ -139,7 +147,10 @@ int bl_seat_take(bl_way *way, uint64_t now_ns, uint64_t *owner)
     for (int attempt = 0; attempt < 2; attempt++) {
         for (uint32_t i = 0; i < BL_LINK_SEATS; i++) {
             bl_seat *seat = &way->seats[i];
-            if (bl_host_load(&seat->owner) != 0 || !bl_host_swap(&seat->owner, 0, *owner))
+            if (bl_host_load(&seat->owner) != 0)
+                continue;
+            bl_host_raise(&way->seat_count, i + 1);
+            if (!bl_host_swap(&seat->owner, 0, *owner))
                 continue;
             bl_host_store(&seat->pids, pids);
             bl_host_store(&seat->seen_ns, now_ns);
@@ -179,8 +190,9 @@ void bl_seat_drop(bl_way *way, uint32_t index, uint64_t owner)
 int bl_way_reap(bl_way *way, uint64_t now_ns)
 {
     uint64_t pids = bl_pid_namespace();
-    int count = 0;
-    for (uint32_t i = 0; i < BL_LINK_SEATS; i++) {
+    uint32_t count = bl_seat_count(way);
+    int freed = 0;
+    for (uint32_t i = 0; i < count; i++) {
         bl_seat *seat = &way->seats[i];
         uint64_t owner = bl_host_load(&seat->owner);
         if (owner == 0 || !bl_seat_gone(seat, owner, pids, now_ns))
@@ -189,10 +201,10 @@ int bl_way_reap(bl_way *way, uint64_t now_ns)
         if (bl_host_swap(&seat->owner, owner, bl_owner_make(way))) {
             bl_seat_clear(way, seat);
             bl_host_add(&way->reaped, 1);
-            count++;
+            freed++;
         }
     }
-    return count;
+    return freed;
 }
 
 uint64_t bl_seat_grab(bl_way *way, bl_seat *seat, uint64_t tokens)
@@ -225,9 +237,9 @@ void bl_seat_release(bl_way *way, bl_seat *seat, uint64_t tokens)
 uint32_t bl_way_demand(const bl_way *way, const bl_seat *own, uint64_t now_ns,
                           uint32_t *engines)
 {
-    uint32_t mask = 0;
+    uint32_t mask = 0, count = bl_seat_count(way);
     *engines = 1;
-    for (uint32_t i = 0; i < BL_LINK_SEATS; i++) {
+    for (uint32_t i = 0; i < count; i++) {
         const bl_seat *seat = &way->seats[i];
         uint32_t demand = (uint32_t)bl_host_load(&seat->demand);
         if (seat == own || demand == 0 ||
@@ -246,8 +258,9 @@ static void bl_way_audit(bl_way *way)
 {
     uint64_t turns[BL_LINK_SEATS], owners[BL_LINK_SEATS], held = 0;
     uint64_t suspect = bl_host_load(&way->suspect);
+    uint32_t count = bl_seat_count(way);
     uint64_t tail = bl_host_load(&way->bucket.tail), ceil = bl_host_load(&way->bucket.ceil);
-    for (uint32_t i = 0; i < BL_LINK_SEATS; i++) {
+    for (uint32_t i = 0; i < count; i++) {
         const bl_seat *seat = &way->seats[i];
         owners[i] = bl_host_load(&seat->owner);
         turns[i] = bl_host_load(&seat->turn);
@@ -255,7 +268,7 @@ static void bl_way_audit(bl_way *way)
             return;
         held += bl_host_load(&seat->held);
     }
-    for (uint32_t i = 0; i < BL_LINK_SEATS; i++)
+    for (uint32_t i = 0; i < count; i++)
         if (bl_host_load(&way->seats[i].turn) != turns[i] ||
             bl_host_load(&way->seats[i].owner) != owners[i])
             return;

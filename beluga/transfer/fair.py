@@ -105,18 +105,18 @@ class Queue:
         made = ffi.new("bl_queue **")
         check(lib.bl_queue_create(made, way.handle, goal_ns, now_ns), "making a queue")
         self.way, self.wait_ns = way, 0
-        self._handle = made[0]
+        self.handle: Any = made[0]
         self._admission, self._wait = ffi.new("bl_admission *"), ffi.new("uint64_t *")
         self._devices: list[TokenBucket] = []
 
     def close(self) -> None:
         """Give back what it holds; its pieces are forgotten."""
-        lib.bl_queue_destroy(self._handle)
-        self._handle = ffi.NULL
+        lib.bl_queue_destroy(self.handle)
+        self.handle = ffi.NULL
 
     def add_device(self, device: TokenBucket) -> None:
         """A memory device behind the link, whose tokens pieces take as well."""
-        check(lib.bl_queue_add_device(self._handle, device.handle), "adding a device")
+        check(lib.bl_queue_add_device(self.handle, device.handle), "adding a device")
         self._devices.append(device)
 
     def push(  # noqa: PLR0913  what a piece is
@@ -131,40 +131,40 @@ class Queue:
     ) -> int:
         """Put a piece of ``size`` bytes behind the others of its class; its handle."""
         own = ffi.NULL if device_tokens is None else device_tokens
-        status = lib.bl_queue_push(self._handle, node, tokens, size, own, piece, now_ns)
+        status = lib.bl_queue_push(self.handle, node, tokens, size, own, piece, now_ns)
         return check(status, "queueing a piece")
 
     def cancel(self, handle: int) -> bool:
         """It costs nothing any more and will not come; False if it has been admitted."""
-        return int(lib.bl_queue_cancel(self._handle, handle)) == 0
+        return int(lib.bl_queue_cancel(self.handle, handle)) == 0
 
     def pop(self, *, now_ns: int = 0) -> Admission | None:
         """Who is next by fairness alone."""
-        status = lib.bl_queue_pop(self._handle, now_ns, self._admission)
+        status = lib.bl_queue_pop(self.handle, now_ns, self._admission)
         return self._admitted() if status == 0 else None
 
     def plug(self, node: int, *, plugged: bool) -> None:
         """Stop a class, or let it go on."""
-        check(lib.bl_queue_plug(self._handle, node, plugged), "plugging a class")
+        check(lib.bl_queue_plug(self.handle, node, plugged), "plugging a class")
 
     def poll(self, now_ns: int) -> Admission | None:
         """Who may start now; if nobody may, :attr:`wait_ns` says when to ask again."""
-        status = lib.bl_queue_poll(self._handle, now_ns, self._admission, self._wait)
+        status = lib.bl_queue_poll(self.handle, now_ns, self._admission, self._wait)
         self.wait_ns = int(self._wait[0])
         return self._admitted() if status == 0 else None
 
     def rest(self) -> None:
         """Its engine is busy: what waits here holds nobody back."""
-        lib.bl_queue_rest(self._handle)
+        lib.bl_queue_rest(self.handle)
 
     def complete(self, handle: int, now_ns: int) -> None:
         """A piece has been copied, or will not be."""
-        lib.bl_queue_complete(self._handle, handle, now_ns)
+        lib.bl_queue_complete(self.handle, handle, now_ns)
 
     def stat(self) -> QueueStat:
         """Counters."""
         found = ffi.new("bl_queue_stat *")
-        lib.bl_queue_stat_read(self._handle, found)
+        lib.bl_queue_stat_read(self.handle, found)
         return queue_stat(found)
 
     def _admitted(self) -> Admission:

@@ -122,10 +122,10 @@ class Link:
         self.devices: list[Any] = [] if pool is None else self._attach_devices(where, pool)
         self._since = (time.monotonic(), tuple(int(way.handle.used) for way in self.ways))
 
-    def tokens(self, plan: Plan, direction: Direction) -> int:
-        """What a plan costs as one operation."""
+    def tokens(self, sizes: NDArray[np.uint64], direction: Direction) -> NDArray[np.uint64]:
+        """What copies of so many bytes cost, each as one operation."""
         speed = self.settings.read if direction == Direction.READ else self.settings.write
-        return int(speed.tokens(plan.size))
+        return speed.tokens(sizes)
 
     def device_tokens(self, plan: Plan) -> NDArray[np.uint64]:
         """What it costs each of the memory devices."""

@@ -82,8 +82,8 @@ class Port:
         if count == 0:
             return
         link, job.number = self._link, next(self._numbers)
-        tokens = np.array([link.tokens(part, job.direction) for part in job.parts], np.uint64)
         sizes = np.array([part.size for part in job.parts], np.uint64)
+        tokens = link.tokens(sizes, job.direction)
         devices = np.array([link.device_tokens(part) for part in job.parts], np.uint64)
         handles = ffi.new("uint64_t[]", count)
         self._jobs[job.number] = job

@@ -118,7 +118,7 @@ def test_a_death_between_any_two_counters_is_put_right(
     way.add(1)
     seat, bucket = way.handle.seats[3], way.handle.bucket
     seat.owner, seat.started = 5 << 32 | dead_pid(), 1234
-    seat.turn, seat.pids = 7, PIDS
+    seat.turn, seat.pids, way.handle.seat_count = 7, PIDS, 4
     if step != "grab":
         bucket.tail, seat.held = 400, 400
     if step == "grab" and moved:
@@ -142,7 +142,7 @@ def test_what_a_dead_process_had_reserved_comes_back() -> None:
     way.handle.bucket.tail += 10**15  # a quarter of an hour
     seat = way.handle.seats[0]
     seat.owner, seat.started = 1 << 32 | dead_pid(), 99
-    seat.pids = PIDS
+    seat.pids, way.handle.seat_count = PIDS, 1
     seat.held = seat.pending = 10**15
     assert way.reap(0) == 1
     assert drain(way, start_ns=0) <= 60

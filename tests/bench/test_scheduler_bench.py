@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""The benchmark of the link scheduler: its rows, and that its model of a link is one."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from beluga_bench import BENCHES, Options, Row
+from beluga_bench.linkmodel import ONBOARD, Piece, Shared, run
+from beluga_bench.orders import Fifo, orders
+from beluga_bench.scheduler import RATE
+
+from beluga.errors import BelugaError
+
+MB = 1_000_000
+GB = 1_000_000_000
+
+
+@pytest.fixture(scope="module")
+def rows() -> dict[str, Row]:
+    return {str(row["case"]): row for row in BENCHES["scheduler"](Options(smoke=True))}
+
+
+def test_there_is_a_row_for_every_order_and_a_decision(rows: dict[str, Row]) -> None:
+    virtual = {f"{name}, {how}" for name in orders(RATE) for how in ("at random", "evenly")}
+    assert rows.keys() == virtual | {"decision", "real, ours", "real, one queue"}
+    for case in virtual:
+        assert rows[case]["memory"] == "virtual time"
+        assert float(str(rows[case]["ratio_to_limit"])) > 0.95
+        assert "without offloads: p50" in str(rows[case]["note"])
+    assert "queue delay" in str(rows["real, ours"]["note"])
+    assert "only reads the clock" in str(rows["decision"]["note"])
+
+
+def test_our_order_keeps_onboards_short_and_others_do_not(rows: dict[str, Row]) -> None:
+    longer = {
+        case: float(found[1])
+        for case, row in rows.items()
+        if (found := re.search(r"p99 ([\d.]+) times as long", str(row["note"])))
+    }
+    for how in ("at random", "evenly"):
+        assert longer[f"ours, {how}"] <= 1.3
+        for other in ("FIFO", "shared counter", "copy first"):
+            assert longer[f"{other}, {how}"] > 1.5
+
+
+def test_virtual_rows_are_the_same_in_every_run(rows: dict[str, Row]) -> None:
+    def made() -> list[int]:
+        order = orders(RATE)["ours"]
+        return run(
+            order, bytes_per_s=RATE, onboard_share=0.5, offload=True, duration_ns=5 * MB, seed=3
+        ).latencies_ns
+
+    assert made() == made()
+
+
+def test_a_pace_is_refused() -> None:
+    with pytest.raises(BelugaError, match="pace"):
+        BENCHES["scheduler"](Options(smoke=True, pace="device=1GB/s"))
+
+
+@pytest.mark.parametrize(
+    ("starts_us", "ends_us"),
+    [
+        ([0], [1000]),
+        ([0, 0], [2000, 2000]),
+        ([0, 500], [1500, 2000]),
+        ([0] * 10, [10_000] * 10),
+    ],
+)
+def test_the_link_shares_its_bandwidth_evenly(starts_us: list[int], ends_us: list[int]) -> None:
+    """Dynamo's vectors for its own model: a megabyte each, over 1 GB/s."""
+    link = Shared(GB)
+    waiting = [(start * 1000, Piece(ONBOARD, key, MB)) for key, start in enumerate(starts_us)]
+    ended: dict[int, int] = {}
+    while len(ended) < len(starts_us):
+        now = min([link.next_ns(), *(start for start, _ in waiting)])
+        for piece in link.end(round(now)):
+            ended[piece.block] = round(now / 1000)
+        while waiting and waiting[0][0] <= now:
+            link.start(waiting.pop(0)[1], round(now))
+    assert [ended[key] for key in range(len(starts_us))] == ends_us
+
+
+def test_an_idle_link_takes_as_long_as_the_block_is() -> None:
+    outcome = run(
+        Fifo(), bytes_per_s=GB, onboard_share=0.3, offload=False, duration_ns=100 * MB, regular=True
+    )
+    expected = (5 << 19) / GB * 1e9
+    assert all(abs(took - expected) < 100 for took in outcome.latencies_ns)
+    assert outcome.utilisation == pytest.approx(0.3, abs=0.05)
