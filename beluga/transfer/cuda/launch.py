@@ -56,17 +56,24 @@ class Launcher:
     def launch(self, tables: Tables, bases: Bases, *, write: bool, stream: int) -> Launched:
         """Gather or scatter: one launch, whatever the number of blocks."""
         size = upload_size(tables, bases)
-        pinned, device = self.buffers.take_pinned(size), self.buffers.take(size)
+        pinned, device = self.buffers.take_pinned(2 * size), self.buffers.take(size)
         upload = pack(tables, bases, target=device, crc_tables=self._crc[tables.lanes])
         pinned.array[:size] = upload.content
-        self.driver.copy(device, pinned.array.ctypes.data, size, stream)
+        host, result = pinned.array.ctypes.data, upload.result
+        self.driver.copy(device, host, size, stream)
         name = f"bl_{'gather' if write else 'scatter'}{tables.kernel}"
         self.driver.launch(name, self.grid, upload.job, stream)
         self.count += 1
-        launched = Launched(pinned, device, upload.result, len(tables.sums) > 0)
-        if launched.has_sums:
-            start = upload.result.start
-            self.driver.copy(pinned.array.ctypes.data + start, device + start, size - start, stream)
+        launched = Launched(
+            pinned, device, slice(size + result.start, size + result.stop), len(tables.sums) > 0
+        )
+        if launched.has_sums:  # not over what a graph's replay uploads again
+            self.driver.copy(
+                host + launched.result.start,
+                device + result.start,
+                result.stop - result.start,
+                stream,
+            )
         return launched
 
     def give_back(self, launched: Launched) -> None:

@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""A small pool, and what stands in for a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from cuda_gpu import STRIPE, Gpu
+
+from beluga.errors import EngineUnavailableError
+from beluga.pool import Pool
+from beluga.transfer.cuda import HostDriver
+
+
+@pytest.fixture(scope="session")
+def compiled() -> None:
+    """The kernels can be compiled for this CPU, or the test is skipped."""
+    try:
+        HostDriver().close()
+    except EngineUnavailableError as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture
+def pool(shm: Path) -> Iterator[Pool]:
+    """Of two devices, of 16 stripes each; modules have their own where they need another."""
+    paths = [shm / "a", shm / "b"]
+    with Pool.create(paths, device_size=16 * STRIPE, discipline="non-coherent", sparse=True) as it:
+        yield it
+
+
+@pytest.fixture
+def gpu() -> Iterator[Gpu]:
+    driver = Gpu()
+    yield driver
+    driver.gate.set()

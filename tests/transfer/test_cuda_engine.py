@@ -1,0 +1,231 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""The CUDA engine's own logic, with the host-compiled kernels on worker threads in place of a GPU.
+
+What it moves is tested with the other engines (``test_conformance.py``), the kernels by
+themselves in ``test_cuda_kernels.py``.
+"""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+from cuda_gpu import PATIENCE_S, STRIPE, Blocks, Gpu, engine_on
+from engines import peek, poke
+
+from beluga import primitives
+from beluga.errors import (
+    ChecksumError,
+    EngineUnavailableError,
+    LayoutError,
+    TransferTimeoutError,
+)
+from beluga.pool import Pool
+from beluga.transfer import Plan, plan_blocks
+from beluga.transfer.cuda import CupyDriver, DriverError
+from beluga.transfer.cuda.paths import STAGED_RUN_MIN
+from beluga.transfer.policy import probe
+
+pytestmark = pytest.mark.usefixtures("compiled")
+
+
+def test_a_batch_is_one_launch_and_nobody_waits_for_it(pool: Pool, gpu: Gpu) -> None:
+    engine, blocks = engine_on(pool, gpu), Blocks.make(pool, 5)
+    assert engine.settle(PATIENCE_S)
+    for start in (engine.gather_write, engine.scatter_read):
+        before = len(gpu.launches)
+        gpu.gate.clear()
+        transfer = start(blocks.plan)
+        assert len(gpu.launches) == before + 1
+        assert not transfer.done()
+        with pytest.raises(TransferTimeoutError):
+            transfer.wait(0.01)
+        gpu.gate.set()
+        transfer.wait(PATIENCE_S)
+        assert transfer.done()
+    assert blocks.stored(pool)
+    assert engine.stat.bounced_bytes == 0
+    assert engine.stat.direct_bytes == 2 * blocks.plan.size
+
+
+def test_what_a_gpu_wrote_is_flushed_before_it_may_be_published(pool: Pool) -> None:
+    seen: list[str] = []
+    blocks = Blocks.make(pool)
+    gpu = Gpu()
+    real = probe().care("gpu", pool)
+
+    class Care:
+        def before_read(self, plan: Plan) -> None:
+            seen.append(f"drop {len(gpu.launches)}")
+            real.before_read(plan)
+
+        def after_write(self, plan: Plan) -> None:
+            assert blocks.stored(pool)  # the completion has been seen
+            assert plan.checksums is not None
+            assert not plan.checksums.any()  # and nothing says yet that it is done
+            seen.append(f"flush {len(gpu.launches)}")
+            real.after_write(plan)
+
+    for path in ("direct", "staged"):
+        seen.clear()
+        gpu.launches.clear()
+        engine = engine_on(
+            pool, gpu if path == "direct" else (gpu := Gpu()), path=path, care=Care()
+        )
+        assert engine.settle(PATIENCE_S)
+        assert blocks.plan.checksums is not None
+        blocks.plan.checksums[:] = 0
+        transfer = engine.gather_write(blocks.plan)
+        while not transfer.done():
+            pass
+        assert seen == []
+        transfer.wait()
+        assert seen == ["flush 1"]
+        assert blocks.plan.checksums.all()
+        engine.scatter_read(blocks.plan).wait()
+        assert seen == ["flush 1", "drop 1"]  # before the read was launched
+        engine.close()
+
+
+def test_no_copy_waits_for_a_registration(pool: Pool) -> None:
+    let = threading.Event()
+    gpu = Gpu(before_register=lambda _: let.wait(PATIENCE_S) and None)
+    engine, blocks = engine_on(pool, gpu), Blocks.make(pool)
+    engine.gather_write(blocks.plan).wait(PATIENCE_S)
+    assert blocks.stored(pool)
+    blocks.memory[:] = 0
+    engine.scatter_read(blocks.plan).wait(PATIENCE_S)
+    assert blocks.stored(pool)
+    stat = engine.stat
+    assert (stat.bounce_count, stat.bounced_bytes) == (2, 2 * blocks.plan.size)
+    assert (stat.direct_bytes, stat.registered_bytes) == (0, 0)
+    let.set()
+    assert engine.settle(PATIENCE_S)
+    engine.gather_write(blocks.plan).wait(PATIENCE_S)
+    assert engine.stat.bounce_count == 2
+    assert engine.stat.registered_bytes == 2 * 16 * STRIPE
+
+
+def test_windows_that_are_wanted_are_registered_first(pool: Pool) -> None:
+    gate = threading.Event()
+    order: list[int] = []
+
+    class Noting(Gpu):
+        def register(self, address: int, size: int) -> int:
+            order.append(address)
+            return super().register(address, size)
+
+    gpu = Noting(before_register=lambda _: gate.wait(PATIENCE_S) and None)
+    engine, blocks = engine_on(pool, gpu), Blocks.make(pool, 1, stripe=24)
+    engine.gather_write(blocks.plan).wait(PATIENCE_S)
+    gate.set()
+    assert engine.settle(PATIENCE_S)
+    (wanted,) = engine._windows.touched(blocks.plan.pieces["offset"])
+    place = order.index(engine._registrar._range(wanted).address)
+    assert place == 1  # one had begun before it was known
+    rest = order[:1] + order[2:]
+    lowest = {engine._registrar._range((d, 0)).address for d in (0, 1)}
+    assert set(rest[:2]) == lowest  # low offsets first
+
+
+def test_a_refused_registration_is_said_and_bounced_for_ever(pool: Pool) -> None:
+    def refuse(_: int) -> None:
+        raise DriverError("cudaErrorMemoryAllocation: out of memory")
+
+    engine, blocks = engine_on(pool, Gpu(before_register=refuse)), Blocks.make(pool)
+    assert engine.settle(PATIENCE_S)
+    engine.gather_write(blocks.plan).wait(PATIENCE_S)
+    assert blocks.stored(pool)
+    assert engine.stat.fault is not None
+    assert "out of memory" in engine.stat.fault
+    assert engine.stat.registered_bytes == 0
+
+
+def test_the_host_has_a_cap_that_processes_share(
+    pool: Pool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("beluga.config.runtime_root", lambda: tmp_path)
+    first = engine_on(pool, Gpu(), cap=20 * STRIPE)
+    assert first.settle(PATIENCE_S)
+    assert first.stat.registered_bytes == 20 * STRIPE
+    assert "cap" in str(first.stat.fault)
+    second = engine_on(pool, Gpu(), cap=24 * STRIPE)
+    assert second.settle(PATIENCE_S)
+    assert second.stat.registered_bytes == 4 * STRIPE
+    first.close()
+    third = engine_on(pool, Gpu(), cap=24 * STRIPE)
+    assert third.settle(PATIENCE_S)
+    assert third.stat.registered_bytes == 20 * STRIPE
+    (tmp_path / "cuda-registered" / "claim-1-dead").write_text(f"{1 << 40}")  # nobody locks it
+    third.close()
+    fourth = engine_on(pool, Gpu(), cap=24 * STRIPE)
+    assert fourth.settle(PATIENCE_S)
+    assert fourth.stat.registered_bytes == 20 * STRIPE
+
+
+def test_bounces_of_more_than_their_buffers_wait_for_the_oldest(pool: Pool) -> None:
+    def refuse(_: int) -> None:
+        raise DriverError("no")
+
+    engine = engine_on(pool, Gpu(before_register=refuse), bounce_size=256 << 10)
+    blocks = Blocks.make(pool, 8)
+    engine.gather_write(blocks.plan).wait(PATIENCE_S)
+    assert blocks.stored(pool)
+    blocks.memory[:] = 0
+    engine.scatter_read(blocks.plan).wait(PATIENCE_S)
+    assert blocks.stored(pool)
+    assert blocks.memory.any()
+
+
+def test_short_copies_out_of_the_pool_are_a_kernels(pool: Pool, gpu: Gpu) -> None:
+    """The driver would do them by the CPU, which is slow and reads what it must not cache."""
+    engine = engine_on(pool, gpu, path="staged")
+    assert engine.settle(PATIENCE_S)
+    memory = np.zeros(20480, np.uint8)
+    offset = np.array([pool.geometry.data_offset], np.uint64)
+    short = plan_blocks(np.array([[memory.ctypes.data]], np.uint64), np.array([20480]), offset)
+    gpu.copies.clear()
+    engine.scatter_read(short).wait(PATIENCE_S)
+    windows = engine._registrar.ready.values()
+    ours = [c for c in gpu.copies if any(w <= c[1] < w + STRIPE for w in windows)]
+    assert ours == []
+    assert engine.stat.staged_bytes == 0
+    blocks = Blocks.make(pool)
+    engine.gather_write(blocks.plan).wait(PATIENCE_S)
+    gpu.copies.clear()
+    engine.scatter_read(blocks.plan).wait(PATIENCE_S)
+    ours = [c for c in gpu.copies if any(w <= c[1] < w + STRIPE for w in windows)]
+    assert ours
+    assert all(size >= STAGED_RUN_MIN for _, _, size in ours)
+    assert engine.stat.staged_bytes == 2 * blocks.plan.size
+
+
+def test_a_wrong_chunk_is_found_by_the_gpu(pool: Pool, gpu: Gpu) -> None:
+    engine, blocks = engine_on(pool, gpu), Blocks.make(pool)
+    assert engine.settle(PATIENCE_S)
+    engine.gather_write(blocks.plan).wait(PATIENCE_S)
+    assert blocks.plan.checksums is not None
+    assert blocks.plan.checksums[0] == primitives.crc32c(blocks.memory[:16384].tobytes())
+    offset = int(blocks.plan.chunks["offset"][2])
+    poke(pool, offset, peek(pool, offset, 1) ^ 1)
+    with pytest.raises(ChecksumError, match="1 chunks"):
+        engine.scatter_read(blocks.plan).wait(PATIENCE_S)
+
+
+def test_plans_that_leave_the_pool_are_refused(pool: Pool, gpu: Gpu) -> None:
+    engine, blocks = engine_on(pool, gpu), Blocks.make(pool)
+    blocks.plan.pieces["offset"] += np.uint64(pool.geometry.size)
+    with pytest.raises(LayoutError):
+        engine.gather_write(blocks.plan)
+    assert gpu.launches == []
+
+
+def test_without_a_gpu_one_line_says_what_is_missing() -> None:
+    try:
+        CupyDriver().close()
+    except EngineUnavailableError as error:
+        assert "\n" not in str(error)
+        assert "cupy" in str(error) or "GPU" in str(error)

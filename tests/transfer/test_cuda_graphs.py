@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""The CUDA engine among others' work: graphs, streams, failures, and what was measured."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from cuda_gpu import PATIENCE_S, Blocks, Gpu, engine_on
+from engines import poke
+
+from beluga import primitives
+from beluga.errors import ChecksumError, TransferError
+from beluga.pool import Pool
+from beluga.transfer.cuda.calibration import Calibration, Point, measure
+
+pytestmark = pytest.mark.usefixtures("compiled")
+
+
+class TestGraphs:
+    def test_a_captured_copy_runs_at_each_replay(self, pool: Pool, gpu: Gpu) -> None:
+        engine, blocks = engine_on(pool, gpu), Blocks.make(pool)
+        assert engine.settle(PATIENCE_S)
+        stream, event = gpu.make_stream(urgent=True), gpu.make_event()
+        engine.gather_write(blocks.plan, stream=stream).wait(PATIENCE_S)
+        gpu.begin_capture(stream)
+        transfer = engine.capture(blocks.plan, stream, write=True)
+        graph = gpu.end_capture(stream)
+        for value in (1, 2):
+            blocks.memory[:] = value
+            transfer.prepare()
+            gpu.replay(graph, stream)
+            gpu.record(event, stream)
+            gpu.wait(event)
+            transfer.wait()
+            assert blocks.stored(pool)
+            assert blocks.plan.checksums is not None
+            assert blocks.plan.checksums[0] == primitives.crc32c(bytes([value]) * 16384)
+        engine.scatter_read(blocks.plan, stream=stream).wait(PATIENCE_S)
+        gpu.begin_capture(stream)
+        reading = engine.capture(blocks.plan, stream, write=False)
+        graph = gpu.end_capture(stream)
+        for spoilt in (False, True):
+            if spoilt:
+                poke(pool, int(blocks.plan.chunks["offset"][1]), np.zeros(1, np.uint8))
+            reading.prepare()
+            gpu.replay(graph, stream)
+            gpu.record(event, stream)
+            gpu.wait(event)
+            if spoilt:
+                with pytest.raises(ChecksumError):
+                    reading.wait()
+            else:
+                reading.wait()
+
+    def test_nothing_else_is_done_on_a_stream_that_is_captured(self, pool: Pool, gpu: Gpu) -> None:
+        engine, blocks = engine_on(pool, gpu), Blocks.make(pool)
+        assert engine.settle(PATIENCE_S)
+        stream = gpu.make_stream(urgent=True)
+        with pytest.raises(TransferError, match="not being captured"):
+            engine.capture(blocks.plan, stream, write=True)
+        gpu.begin_capture(stream)
+        for start in (engine.gather_write, engine.scatter_read):
+            with pytest.raises(TransferError, match="captured"):
+                start(blocks.plan, stream=stream)
+        with pytest.raises(TransferError, match="once"):  # it would have to allocate
+            engine.capture(Blocks.make(pool, 6).plan, stream, write=True)
+        assert gpu.end_capture(stream) == []
+
+    def test_unregistered_memory_is_not_captured(self, pool: Pool) -> None:
+        let = threading.Event()
+        gpu = Gpu(before_register=lambda _: let.wait(PATIENCE_S) and None)
+        engine, blocks = engine_on(pool, gpu), Blocks.make(pool)
+        stream = gpu.make_stream(urgent=True)
+        gpu.begin_capture(stream)
+        with pytest.raises(TransferError, match="not registered yet"):
+            engine.capture(blocks.plan, stream, write=True)
+        let.set()
+
+
+def test_streams_of_torch_and_cupy_are_taken_by_their_handle(pool: Pool, gpu: Gpu) -> None:
+    engine, blocks = engine_on(pool, gpu), Blocks.make(pool)
+    assert engine.settle(PATIENCE_S)
+    handle = gpu.make_stream(urgent=False)
+    foreign = type("Foreign", (), {"__cuda_stream__": lambda self: (0, handle)})()
+    for stream in (SimpleNamespace(cuda_stream=handle), SimpleNamespace(ptr=handle), foreign):
+        engine.gather_write(blocks.plan, stream=stream).wait(PATIENCE_S)
+    with pytest.raises(TransferError, match="no CUDA stream"):
+        engine.gather_write(blocks.plan, stream="0")  # type: ignore[arg-type]
+
+
+def test_a_failed_kernel_is_the_transfers_error(pool: Pool, gpu: Gpu) -> None:
+    engine, blocks = engine_on(pool, gpu), Blocks.make(pool)
+    assert engine.settle(PATIENCE_S)
+    stream = gpu.make_stream(urgent=True)
+    gpu._streams[stream].put(lambda: 1 // 0 and None)
+    transfer = engine.gather_write(blocks.plan, stream=stream)
+    with pytest.raises(TransferError, match="failed"):
+        transfer.wait(PATIENCE_S)
+    engine.gather_write(blocks.plan).wait(PATIENCE_S)  # other streams go on
+    assert blocks.stored(pool)
+
+
+def test_the_faster_way_is_chosen_by_what_was_measured(pool: Pool, gpu: Gpu) -> None:
+    points = (
+        Point(write=True, size=1 << 16, fragments=64, direct_s=1, staged_s=2),
+        Point(write=True, size=1 << 22, fragments=64, direct_s=2, staged_s=1),
+        Point(write=False, size=1 << 22, fragments=64, direct_s=1.0, staged_s=0.95),
+    )
+    calibration = Calibration(points)
+    assert calibration.choose(write=True, size=40000, fragments=100) == "direct"
+    assert calibration.choose(write=True, size=3 << 20, fragments=100) == "staged"
+    assert calibration.choose(write=False, size=3 << 20, fragments=100) == "direct"  # not by enough
+    engine = engine_on(pool, gpu, path="auto", calibration=calibration)
+    assert engine.settle(PATIENCE_S)
+    assert engine.name == "cuda-host"
+    blocks = Blocks.make(pool, 8)
+    engine.gather_write(blocks.plan).wait(PATIENCE_S)
+    engine.scatter_read(blocks.plan).wait(PATIENCE_S)
+    assert (engine.stat.staged_bytes, engine.stat.direct_bytes) == (blocks.plan.size,) * 2
+
+
+def test_a_measurement_tries_both_ways_and_is_kept(
+    pool: Pool, gpu: Gpu, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    engine = engine_on(pool, gpu)
+    points = measure(engine._launcher, 2)
+    assert {point.write for point in points} == {True, False}
+    assert all(point.direct_s > 0 and point.staged_s > 0 for point in points)
+    monkeypatch.setattr("beluga.config.cache_dir", lambda: tmp_path / "cache")
+    monkeypatch.setattr("beluga.transfer.cuda.calibration.REPETITIONS", 1)
+    monkeypatch.setattr(gpu, "name", "cuda")  # as if it were one
+    first = Calibration.of(engine._launcher)
+    launches = len(gpu.launches)
+    assert Calibration.of(engine._launcher).points == first.points
+    assert len(gpu.launches) == launches
