@@ -21,9 +21,7 @@ enum bl_crc_table {
 BL_DEVICE uint32_t bl_crc_multiply(uint32_t a, uint32_t b)
 {
     uint32_t product = 0;
-#ifdef __CUDACC__
-#pragma unroll 4
-#endif
+#pragma unroll 1
     for (int bit = 31; bit >= 0; bit--) {
         product ^= b & (0u - ((a >> bit) & 1));
         b = (b >> 1) ^ (0x82f63b78u & (0u - (b & 1)));
@@ -45,7 +43,7 @@ BL_DEVICE uint32_t bl_crc_power(const uint32_t *tables, uint32_t count)
 template <int WIDTH> BL_DEVICE uint32_t bl_crc_word(const uint32_t *tables, bl_word<WIDTH> word)
 {
     uint32_t crc = 0;
-#pragma GCC unroll 16
+#pragma unroll
     for (int byte = 0; byte < WIDTH; byte++) {
         uint32_t value = (word.part[byte / 4] >> (8 * (byte % 4))) & 0xff;
         crc ^= tables[(WIDTH - 1 - byte) * 256 + value];
@@ -53,12 +51,18 @@ template <int WIDTH> BL_DEVICE uint32_t bl_crc_word(const uint32_t *tables, bl_w
     return crc;
 }
 
+/* x^(8 * the bytes of a word of each lane), where no table has that product. */
+template <int LANES, int WIDTH> BL_DEVICE uint32_t bl_crc_stride(const uint32_t *tables)
+{
+    return WIDTH == 16 ? 0 : bl_crc_power(tables, LANES * WIDTH);
+}
+
 /* A sum moved over the words of the other lanes. */
-template <int LANES, int WIDTH>
-BL_DEVICE uint32_t bl_crc_advance(const uint32_t *tables, uint32_t crc)
+template <int WIDTH>
+BL_DEVICE uint32_t bl_crc_advance(const uint32_t *tables, uint32_t crc, uint32_t stride)
 {
     if (WIDTH < 16)
-        return bl_crc_multiply(crc, bl_crc_power(tables, LANES * WIDTH));
+        return bl_crc_multiply(crc, stride);
     const uint32_t *advance = tables + BL_CRC_ADVANCE;
     return advance[crc & 0xff] ^ advance[256 + ((crc >> 8) & 0xff)] ^
            advance[512 + ((crc >> 16) & 0xff)] ^ advance[768 + (crc >> 24)];

@@ -53,6 +53,7 @@ template <int LANES, int WIDTH, bool TO_POOL, bool SUM>
 BL_DEVICE uint32_t bl_move(bl_span span, const uint32_t *tables)
 {
     uint32_t count = span.length / WIDTH, crc = 0, next = span.lane, first = 0;
+    uint32_t stride = SUM ? bl_crc_stride<LANES, WIDTH>(tables) : 0;
     bl_word<WIDTH> words[BL_UNROLL];
 #pragma unroll 1
     for (; first + LANES * BL_UNROLL <= count; first += LANES * BL_UNROLL) {
@@ -68,8 +69,8 @@ BL_DEVICE uint32_t bl_move(bl_span span, const uint32_t *tables)
         if (SUM) {
 #pragma unroll
             for (int i = 0; i < BL_UNROLL; i++)
-                crc = bl_crc_advance<LANES, WIDTH>(tables, crc) ^ bl_crc_word<WIDTH>(tables,
-                                                                                     words[i]);
+                crc = bl_crc_advance<WIDTH>(tables, crc, stride) ^
+                      bl_crc_word<WIDTH>(tables, words[i]);
         }
         next += LANES * BL_UNROLL;
     }
@@ -91,7 +92,8 @@ BL_DEVICE uint32_t bl_move(bl_span span, const uint32_t *tables)
 #pragma unroll
     for (int i = 0; i < BL_UNROLL; i++)
         if (next + i * LANES < count)
-            crc = bl_crc_advance<LANES, WIDTH>(tables, crc) ^ bl_crc_word<WIDTH>(tables, words[i]);
+            crc = bl_crc_advance<WIDTH>(tables, crc, stride) ^
+                  bl_crc_word<WIDTH>(tables, words[i]);
     if (count <= span.lane)
         return tail;
     uint32_t words_after = (count - 1 - span.lane) % LANES, ragged = span.length - count * WIDTH;

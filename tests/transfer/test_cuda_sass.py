@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""The kernels as NVRTC compiles them for three generations of GPUs, and their machine code.
+
+Needs no GPU: ``scripts/setup-cuda-tools`` gets the compiler and the disassembler.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+from nvrtc import Kernel, Nvrtc
+
+from beluga.transfer.cuda import source
+from beluga.transfer.cuda.tables import UNROLL
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+ROOT = Path(__file__).resolve().parents[2]
+REGISTERS_MAX = 128  # 512 threads of them are one multiprocessor's, whole
+ARCHITECTURES = (80, 90, 100)
+
+
+@pytest.fixture(scope="module", params=ARCHITECTURES, ids=lambda number: f"sm_{number}")
+def kernels(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Kernel]:
+    setup = ROOT / "scripts" / "setup-cuda-tools"
+    found = subprocess.run([setup], capture_output=True, text=True, check=False)
+    if found.returncode == 77:
+        pytest.skip(found.stderr.strip())
+    assert found.returncode == 0, found.stderr
+    tools = Nvrtc(Path(found.stdout.strip()))
+    cubin = tmp_path_factory.mktemp("cubin") / "kv_copy.cubin"
+    cubin.write_bytes(tools.compile(request.param))
+    return tools.kernels(cubin)
+
+
+def test_every_kernel_that_the_engine_launches_is_there(kernels: dict[str, Kernel]) -> None:
+    assert set(kernels) == set(source.KERNELS)
+    assert all(len(kernel.instructions) > 100 for kernel in kernels.values())
+
+
+def test_words_are_16_bytes_and_enough_are_in_flight(kernels: dict[str, Kernel]) -> None:
+    for name, kernel in kernels.items():
+        assert kernel.loads_ahead() >= UNROLL, name
+        assert len(kernel.named(r"\bSTG\S*\.128\b")) >= UNROLL, name
+
+
+def test_nothing_is_spilled(kernels: dict[str, Kernel]) -> None:
+    for name, kernel in kernels.items():
+        assert kernel.named(r"\b(LDL|STL)\b") == [], name
+        assert kernel.registers <= REGISTERS_MAX, name
+
+
+def test_hints_are_the_ones_that_were_asked_for(kernels: dict[str, Kernel]) -> None:
+    for name, kernel in kernels.items():
+        loads, stores = kernel.named(r"\bLDG\S*\.128\b"), kernel.named(r"\bSTG\S*\.128\b")
+        assert all("NA" in text and "CONSTANT" in text for text in loads), name
+        assert all(("EF" in text) == name.startswith("bl_gather") for text in stores), name
+        assert kernel.named("STRONG.SYS") == [], name
+
+
+def test_only_sums_use_shared_memory_and_atomics(kernels: dict[str, Kernel]) -> None:
+    for name, kernel in kernels.items():
+        used = kernel.named(r"\b(LDS|ATOMG|RED|REDG|REDUX)\b")
+        assert bool(used) == name.endswith("_sum"), name
