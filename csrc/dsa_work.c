@@ -153,7 +153,7 @@ int bl_dsa_work_ask(const bl_dsa_engine *engine, bl_dsa_work *work, bl_dsa_descr
         const bl_piece *piece = &transfer->plan.pieces[work->piece];
         uint64_t memory = piece->address + work->done;
         uint64_t pool = bl_dsa_range_run(engine, work, piece->offset, &size);
-        opcode = copy;
+        opcode = copy; /* what is read goes to the cache of this host, which asked for it */
         flags |= transfer->is_read || engine->rules.write_to_cache ? BL_DSA_CC : 0;
         out->source = transfer->is_read ? pool : memory;
         out->target = transfer->is_read ? memory : pool;

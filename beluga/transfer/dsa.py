@@ -105,7 +105,8 @@ class DsaEngine:
     used (:attr:`why_software` says why); ``"device"`` insists on a device, ``"software"`` on the
     software queue. ``device_flushes``: the device flushes the host's cache, by descriptors, where
     the policy asks for it; else the CPU does. ``cache_control``: what is written to the pool goes
-    to this host's cache first (for measurements). Raises EngineUnavailableError.
+    to this host's cache first, and is flushed after (for measurements). ``row`` stands in for the
+    policy's. Raises EngineUnavailableError.
     """
 
     def __init__(
@@ -121,14 +122,11 @@ class DsaEngine:
         portal = queue if isinstance(queue, Portal) else self._choose(pool, queue)
         row = policy.probe().row("dsa") if row is None else row
         flush = lib.BL_DSA_FLUSH_DEVICE if device_flushes else lib.BL_DSA_FLUSH_CPU
-        rules = ffi.new(
-            "bl_dsa_rules *",
-            [
-                lib.BL_DSA_FLUSH_NONE if step is policy.Step.FENCE else flush
-                for step in (row.after_write, row.before_read)
-            ]
-            + [cache_control, 0],
-        )
+        rules = ffi.new("bl_dsa_rules *", {"write_to_cache": cache_control})
+        if cache_control or row.after_write is not policy.Step.FENCE:
+            rules.after_write = flush
+        if row.before_read is not policy.Step.FENCE:
+            rules.before_read = flush
         out = ffi.new("bl_dsa_engine **")
         code = lib.bl_dsa_engine_open(pool.handle, portal.handle, portal.limits, rules, out)
         if code < 0:

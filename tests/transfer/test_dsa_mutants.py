@@ -102,7 +102,7 @@ def built(folder: Path, file: str, line: str, becomes: str) -> Library:
         (source / file).write_text(text.replace(line, becomes))
     target = folder / "mutant.so"
     define = f"-DBL_FORMAT_HASH=0x{_build.format_hash():016x}ull"
-    flags = ["-std=gnu11", "-O1", "-w", "-shared", "-fPIC", "-pthread", define, f"-I{source}"]
+    flags = ["-std=gnu11", "-O0", "-w", "-shared", "-fPIC", "-pthread", define, f"-I{source}"]
     subprocess.run([GCC, *flags, str(source / "beluga.c"), "-o", str(target)], check=True)
     own = FFI()
     own.cdef(_build.cdef((*_build.CORE_HEADERS, *_build.DSA_HEADERS)))

@@ -31,7 +31,7 @@ def pool(memory_root: Path) -> Iterator[Pool]:
         shutil.rmtree(folder)
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
 @given(schedule=schedules())
 def test_any_schedule_gives_the_same_bytes_and_sums(pool: Pool, schedule: Schedule) -> None:
     play(PRODUCT, pool.handle, pool, schedule)
