@@ -23,7 +23,7 @@ EXPORTS: dict[str, str] = {
     ),
     "beluga.transfer": (
         "BlockLayout CHUNK CpuEngine Direction DsaEngine Engine Job Link LinkSettings Order "
-        "PIECE Plan Scheduler Slots Speed Transfer TransferClass View arrangements "
+        "PIECE Plan ScheduledEngine Scheduler Slots Speed Transfer TransferClass View arrangements "
         "plan_blocks plan_rows policy"
     ),
     "beluga.transfer.cuda": (

@@ -14,7 +14,7 @@ from beluga.transfer.job import Job
 from beluga.transfer.layout import BlockLayout, Order, Slots
 from beluga.transfer.link import Direction, Link, LinkSettings, TransferClass
 from beluga.transfer.plan import CHUNK, PIECE, Plan, plan_blocks, plan_rows
-from beluga.transfer.scheduler import Scheduler
+from beluga.transfer.scheduler import ScheduledEngine, Scheduler
 from beluga.transfer.view import View
 
 __all__ = [
@@ -30,6 +30,7 @@ __all__ = [
     "LinkSettings",
     "Order",
     "Plan",
+    "ScheduledEngine",
     "Scheduler",
     "Slots",
     "Speed",

@@ -14,6 +14,7 @@ from beluga.errors import (
     TransferError,
     TransferTimeoutError,
 )
+from beluga.transfer.finer import finer
 
 if TYPE_CHECKING:
     from beluga.transfer.link import Direction, TransferClass
@@ -45,7 +46,7 @@ class Job:
         if any(blocks is owner for owner in plan.owners):
             raise TransferError("blocks that the plan owns cannot go before it has ended")
         self.direction, self.kind = direction, kind
-        self.parts: list[Plan] = list(plan.cut(piece_size))
+        self.parts: list[Plan] = list(finer(plan, piece_size).cut(piece_size))
         self.handles: list[int] = []
         self.number = 0
         self._blocks = None if blocks is None else weakref.ref(blocks, lambda _: self._gone())

@@ -8,8 +8,10 @@
     with Scheduler(link) as scheduler:
         job = scheduler.submit(plan, engine, Direction.READ, TransferClass.ONBOARD)
         job.wait()
+        cache = KVCache(engine=scheduler.engine(engine))  # all that it puts and gets
 
-A plan is cut into pieces, and a piece is let onto the link *before* its copy starts. Every engine
+A plan is cut into pieces (at its chunks if it has checksums), and a piece is let onto the link
+*before* its copy starts. Every engine
 has a thread here, and is used by no other. The choice itself is C without the GIL
 (``csrc/admit.c``); Python only hands pieces over.
 """
@@ -20,7 +22,7 @@ import os
 import threading
 from types import TracebackType
 
-from beluga.errors import TransferError
+from beluga.errors import LayoutError, TransferError
 from beluga.transfer.engine import Engine
 from beluga.transfer.job import Job
 from beluga.transfer.link import Direction, Link, TransferClass
@@ -76,6 +78,23 @@ class Scheduler:
             port.push(job)
         return job
 
+    def engine(
+        self,
+        engine: Engine,
+        *,
+        read: TransferClass = TransferClass.ONBOARD,
+        write: TransferClass = TransferClass.OFFLOAD,
+    ) -> ScheduledEngine:
+        """The engine as one whose every copy waits for its turn, in these classes."""
+        return ScheduledEngine(self, engine, read, write)
+
+    def release(self, engine: Engine) -> None:
+        """Drop what waits for an engine, wait for what is under way, and use it no more."""
+        with self._lock:
+            port = self._ports.pop(id(engine), None)
+        if port is not None:
+            port.close()
+
     def delays(self) -> dict[TransferClass, Delay]:
         """How long the pieces of each class have waited before they were let onto the link."""
         with self._lock:
@@ -104,3 +123,38 @@ class Scheduler:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+class ScheduledEngine:
+    """An engine behind a scheduler: to whoever has it, an engine like any other.
+
+    Its transfers are jobs. What an engine of this kind refuses without knowing the machine is
+    refused at once; what only the engine itself can tell is raised by the job's ``wait``.
+    """
+
+    def __init__(
+        self, scheduler: Scheduler, engine: Engine, read: TransferClass, write: TransferClass
+    ) -> None:
+        self.name = f"{engine.name}-scheduled"
+        self._scheduler, self._engine = scheduler, engine
+        self._read, self._write = read, write
+
+    def gather_write(self, plan: Plan) -> Job:
+        """Scattered engine memory to the pool, when its turn is. Raises LayoutError."""
+        if plan.sparse:
+            raise LayoutError("a sparse plan can only be read")
+        return self._submit(plan, Direction.WRITE, self._write)
+
+    def scatter_read(self, plan: Plan) -> Job:
+        """The pool to scattered engine memory, when its turn is. Raises LayoutError."""
+        return self._submit(plan, Direction.READ, self._read)
+
+    def close(self) -> None:
+        """Close the engine; the scheduler stays."""
+        self._scheduler.release(self._engine)
+        self._engine.close()
+
+    def _submit(self, plan: Plan, direction: Direction, kind: TransferClass) -> Job:
+        if (pool := self._scheduler.link.pool) is not None:
+            plan.refuse_beyond(pool.geometry.size)
+        return self._scheduler.submit(plan, self._engine, direction, kind)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import itertools
+import os
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -20,7 +21,16 @@ from beluga import primitives
 from beluga._ffi import ffi, lib
 from beluga.errors import ChecksumError, EngineUnavailableError, LayoutError
 from beluga.pool import Pool
-from beluga.transfer import CpuEngine, DsaEngine, Engine, Plan
+from beluga.transfer import (
+    CpuEngine,
+    DsaEngine,
+    Engine,
+    Link,
+    LinkSettings,
+    Plan,
+    Scheduler,
+    Speed,
+)
 from beluga.transfer.cuda import CudaEngine, DriverError, HostDriver
 from beluga.transfer.dsa_sysfs import nearest, why_none, work_queues
 
@@ -183,10 +193,21 @@ CUDA_ENGINES = (
     ),
 )
 
+
+def _scheduled(pool: Pool) -> Engine:
+    """Pieces of 4 KiB over a link of its own, which is as fast as this machine."""
+    speed = Speed(1 << 40)
+    settings = LinkSettings(read=speed, write=speed, device=speed, piece_size=4096)
+    where = pool.devices[0].path.parent
+    link = Link(f"conformance-{os.getpid()}", settings, pool=pool, directory=where)
+    return Scheduler(link).engine(CpuEngine(pool, threads=1))
+
+
 ENGINES: tuple[EngineCase, ...] = (
     EngineCase("reference", ReferenceEngine),
     EngineCase("cpu", lambda pool: CpuEngine(pool, threads=1)),
     EngineCase("cpu-3", lambda pool: CpuEngine(pool, threads=3)),
+    EngineCase("cpu, scheduled", _scheduled),
     EngineCase("dsa-software", lambda pool: DsaEngine(pool, "software")),
     EngineCase("dsa", lambda pool: DsaEngine(pool, "device"), missing=dsa_missing),
     *CUDA_ENGINES,

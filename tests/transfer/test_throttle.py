@@ -8,7 +8,7 @@ from collections import deque
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from beluga._ffi import lib
@@ -29,6 +29,7 @@ def test_ten_tickets_go_and_the_eleventh_waits_for_one_that_ends() -> None:
     assert rovers.ready(tickets[10])
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(1, 4), st.integers(1, 900)), max_size=60), st.randoms())
 def test_rovers_bound_what_is_in_flight_and_serve_in_order(
     asked: list[tuple[int, int]], random: object

@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""Puts and gets over a link: the bytes are the same, and the link has seen all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from beluga import KVCache, MetaServer, Pool
+from beluga.transfer import CpuEngine, Link, LinkSettings, Scheduler, Speed, TransferClass
+from tests.kvcache.conftest import digests, payload
+
+LENGTH = 5 << 18
+
+
+@pytest.fixture
+def scheduler(pool: Pool, shm: Path) -> Iterator[Scheduler]:
+    speed = Speed(16 << 30)
+    settings = LinkSettings(read=speed, write=speed, device=speed)
+    with Scheduler(Link("cache", settings, pool=pool, directory=shm)) as made:
+        yield made
+
+
+@pytest.mark.parametrize("verify", [True, False])
+def test_a_cache_behind_a_link(
+    pool: Pool, server: MetaServer, scheduler: Scheduler, *, verify: bool
+) -> None:
+    engine = scheduler.engine(CpuEngine(pool, 1), read=TransferClass.PREFETCH)
+    blocks = payload(4, LENGTH)
+    targets = np.zeros_like(blocks)
+    with KVCache(pool, namespace="test", engine=engine, verify=verify) as cache:
+        assert cache.put(digests(4), blocks).stored == 4
+        found = cache.get(digests(4), targets)
+    assert (found.hits, found.mismatches) == (4, 0)
+    assert np.array_equal(blocks, targets)
+    assert scheduler.link.bytes_of(TransferClass.OFFLOAD) == (0, 4 * LENGTH)
+    assert scheduler.link.bytes_of(TransferClass.PREFETCH) == (4 * LENGTH, 0)
+    assert scheduler.delays()[TransferClass.PREFETCH].count >= 4 * LENGTH // (256 << 10)
+    engine.close()
