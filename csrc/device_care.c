@@ -29,7 +29,7 @@ static void bl_care_take(const bl_memory *memory, bl_care_range range, uint32_t 
     else if (care == BL_CARE_FLUSH)
         bl_device_written(memory, range.offset, range.end - range.offset);
     else
-        bl_fence_full(memory);
+        bl_device_ordered(memory);
 }
 
 /* The whole lines of the plan's range i: pieces where a read asks for no more, else chunks. */

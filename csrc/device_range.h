@@ -33,6 +33,12 @@ static inline void bl_device_written(const bl_memory *memory, uint64_t offset, u
     bl_fence_full(memory); /* the flushes are done before the publication */
 }
 
+/* The same of a device whose writes are known to pass no cache: there is nothing to flush. */
+static inline void bl_device_ordered(const bl_memory *memory)
+{
+    bl_fence_full(memory); /* no publication before the load that saw the completion */
+}
+
 /* A device will read this range, which the entry has just been seen to name: it finds nothing in
  * the cache that is older than that look. */
 static inline void bl_device_reads(const bl_memory *memory, uint64_t offset, uint64_t size)

@@ -14,6 +14,7 @@
 #include <unistd.h>
 
 #include "coherence.h"
+#include "device_range.h"
 #include "dsa_execute.h"
 #include "guard.h"
 #include "pool.h"
@@ -277,7 +278,7 @@ int bl_dsa_wait(bl_dsa_engine *engine, const bl_dsa_transfer *transfer, uint64_t
             wait.waited_ns = 0, wait.start_ns = bl_now_ns(engine->memory);
         in_time = bl_dsa_ended(transfer) || bl_dsa_rest(engine, &wait);
     }
-    bl_fence_full(engine->memory); /* whatever this thread streams now comes after */
+    bl_device_ordered(engine->memory); /* whatever this thread streams now comes after */
     return 0;
 }
 

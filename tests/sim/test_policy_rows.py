@@ -50,7 +50,7 @@ def test_rows_of_devices_on_write_back_memory(
     found = row(initiator, Memory.WRITE_BACK, ddio)
     if found.after_write == Step.FENCE:  # all that its scenario runs
         assert failures([play(puts, seed) for seed in range(SEEDS)]) == []
-        assert caught(puts, site("bl_care_take", "fence_full"), seeds=HUNT)
+        assert caught(puts, site("bl_device_ordered", "fence_full"), seeds=HUNT)
     else:
         judge(found.after_write, puts, WRITTEN)
     judge(found.before_read, gets, READS)
