@@ -32,6 +32,7 @@ from beluga.transfer import (
     Speed,
 )
 from beluga.transfer.cuda import CudaEngine, DriverError, HostDriver
+from beluga.transfer.dsa_queue import open_software
 from beluga.transfer.dsa_sysfs import nearest, why_none, work_queues
 
 Bytes = NDArray[np.uint8]
@@ -203,12 +204,20 @@ def _scheduled(pool: Pool) -> Engine:
     return Scheduler(link).engine(CpuEngine(pool, threads=1))
 
 
+def stormy_dsa(pool: Pool) -> Engine:
+    """The software queue with everything going wrong now and then."""
+    kinds = ("full", "fault", "list_fault", "error", "reorder", "late")
+    weather = dict.fromkeys(kinds, 6000) | {"seed": 11, "full_run": 3}
+    return DsaEngine(pool, open_software(pool, weather=weather))
+
+
 ENGINES: tuple[EngineCase, ...] = (
     EngineCase("reference", ReferenceEngine),
     EngineCase("cpu", lambda pool: CpuEngine(pool, threads=1)),
     EngineCase("cpu-3", lambda pool: CpuEngine(pool, threads=3)),
     EngineCase("cpu, scheduled", _scheduled),
     EngineCase("dsa-software", lambda pool: DsaEngine(pool, "software")),
+    EngineCase("dsa-stormy", stormy_dsa),
     EngineCase("dsa", lambda pool: DsaEngine(pool, "device"), missing=dsa_missing),
     *CUDA_ENGINES,
 )

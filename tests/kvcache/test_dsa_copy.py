@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""Puts and gets by the DSA engine on its software queue, whatever befalls the queue or its process.
+
+The software queue dies with its process, as what a device does for a process ends with it; what it
+had not completed was not published.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from beluga import KVCache, MetaServer, Pool
+from beluga.kvcache import CHUNK_SIZE
+from beluga.meta import BlockState, check_pool
+from beluga.transfer import DsaEngine
+from beluga.transfer.dsa_queue import open_software
+from tests.kvcache.conftest import digests, payload
+
+ROOT = Path(__file__).resolve().parents[2]
+TIMEOUT_S = 60.0
+STORM = {"fault": 9000, "list_fault": 9000, "full": 9000, "full_run": 4, "error": 2000}
+
+
+@pytest.mark.parametrize("length", [63, 3 * CHUNK_SIZE - 7, 5 << 19])
+def test_the_cpu_and_a_stormy_dsa_read_each_other(
+    pool: Pool, server: MetaServer, cache: KVCache, length: int
+) -> None:
+    weather = {"seed": length, "reorder": 30_000, "late": 9000, **STORM}
+    engine = DsaEngine(pool, open_software(pool, weather=weather))
+    blocks = payload(6, length)
+    with KVCache(pool, namespace="test", engine=engine) as by_dsa:
+        assert by_dsa.put(digests(3), blocks[:3]).stored == 3
+        assert cache.put(digests(3, start=3), blocks[3:]).stored == 3
+        for reader in (by_dsa, cache):
+            targets = np.zeros_like(blocks)
+            result = reader.get(digests(6), targets)
+            assert (result.hits, result.mismatches) == (6, 0)
+            assert np.array_equal(blocks, targets)
+    engine.close()
+    assert check_pool(pool, payload=True).finding_count == 0
+
+
+VICTIM = """
+import sys
+import numpy as np
+from beluga import KVCache, Pool
+from beluga.transfer import DsaEngine
+from beluga.transfer.dsa_queue import open_software
+from tests.kvcache.conftest import digests
+pool = Pool.open(sys.argv[1:])
+engine = DsaEngine(pool, open_software(pool, weather={"delay_us": 500_000}))
+gather_write = engine.gather_write
+def tell(plan):
+    transfer = gather_write(plan)
+    print("out", flush=True)
+    return transfer
+engine.gather_write = tell
+with KVCache(pool, namespace="test", engine=engine) as cache:
+    cache.put(digests(2), np.ones((2, 4 << 20), np.uint8))
+print("stored", flush=True)
+"""
+
+
+def test_what_a_killed_process_had_in_flight_is_never_seen(
+    pool: Pool, server: MetaServer, cache: KVCache
+) -> None:
+    paths = [str(device.path) for device in pool.devices]
+    victim = subprocess.Popen(
+        [sys.executable, "-c", VICTIM, *paths], cwd=ROOT, stdout=subprocess.PIPE, text=True
+    )
+    assert victim.stdout is not None
+    assert victim.stdout.readline() == "out\n"
+    states = cache.get(digests(2), np.zeros((2, 4 << 20), np.uint8)).states
+    assert BlockState.HIT not in set(states.tolist())
+    victim.kill()
+    assert victim.communicate()[0] == ""  # it had not come to its end
+    blocks = payload(2, 4 << 20)
+    deadline = time.monotonic() + TIMEOUT_S
+    while True:
+        result = cache.put(digests(2), blocks)
+        if result.stored + result.present == 2:
+            break
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    targets = np.zeros_like(blocks)
+    assert cache.get(digests(2), targets).hits == 2
+    assert np.array_equal(targets, blocks)
+    assert check_pool(pool, payload=True).finding_count == 0
