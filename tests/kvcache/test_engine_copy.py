@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,17 +14,23 @@ from numpy.typing import NDArray
 
 from beluga import KVCache, MetaServer, Pool
 from beluga._ffi import ffi, lib
-from beluga.errors import LayoutError
+from beluga.errors import LayoutError, TransferError
 from beluga.kvcache import CHUNK_SIZE, Run
 from beluga.meta import BlockState, MetaClient, check_pool
 from beluga.transfer import (
     BlockLayout,
     CpuEngine,
     Engine,
+    Link,
+    LinkSettings,
     Order,
     Plan,
+    ScheduledEngine,
+    Scheduler,
     Slots,
+    Speed,
     Transfer,
+    TransferClass,
     View,
     arrangements,
 )
@@ -121,6 +128,26 @@ def test_an_engine_and_the_one_call_read_each_other(
     short = by_engine.get(digests(7), np.zeros((7, length), np.uint8))
     assert (short.hits, short.states[6]) == (6, BlockState.MISS)
     assert check_pool(pool, payload=True).finding_count == 0
+
+
+def test_puts_and_gets_take_turns_on_a_link(
+    pool: Pool, caches: Callable[..., KVCache], tmp_path: Path
+) -> None:
+    fast = Speed(8 << 30)
+    settings = LinkSettings(read=fast, write=fast, device=fast)
+    link = Link("kv", settings, pool=pool, directory=tmp_path)
+    blocks, targets = payload(3, 600_000), np.zeros((3, 600_000), np.uint8)
+    with Scheduler(link) as scheduler:
+        kinds = TransferClass.ONBOARD, TransferClass.OFFLOAD
+        cache = caches(ScheduledEngine(scheduler, CpuEngine(pool, threads=1), *kinds))
+        assert cache.put(digests(3), blocks).stored == 3
+        assert link.bytes_of(TransferClass.OFFLOAD) == (0, blocks.nbytes)
+        assert cache.get(digests(3), targets).hits == 3
+        assert link.bytes_of(TransferClass.ONBOARD) == (blocks.nbytes, 0)
+    assert np.array_equal(blocks, targets)
+    with pytest.raises(TransferError, match="closed"):
+        cache.get(digests(3), targets)
+    assert caches().get(digests(3), targets).hits == 3
 
 
 def test_blocks_of_different_fragments_go_in_one_batch(
