@@ -17,6 +17,8 @@
 static const uint64_t BL_YIELD_NS = 20000;      /* until asking anew for a turn left to others */
 static const uint64_t BL_WAIT_NS = 1000000;     /* it is asked at least so often, while any waits */
 static const uint64_t BL_DEMAND_NS = 2000000;   /* a free engine that does not is not waited for */
+static const uint64_t BL_EAGER_NS = 200000;     /* then a queue asks no more often than seldom */
+static const uint64_t BL_SELDOM_NS = 60000;     /* longer than a timer is late */
 static const double BL_FLOW_MOST = 1.1;         /* Seastar's: a ratio above it makes costs dearer */
 
 /* Somebody took this seat for dead, and gave back what it held: take another. */
@@ -186,6 +188,20 @@ static int bl_queue_next(bl_queue *queue, uint64_t now_ns, bl_admission *admissi
     return -EAGAIN;
 }
 
+/* Who waits for a short while asks often, so that the link does not wait for him; then seldom. */
+static void bl_queue_patience(bl_queue *queue, int status, uint64_t now_ns, uint64_t *wait_ns)
+{
+    if (status == 0 || queue->stat.queued == 0) {
+        queue->blocked_ns = 0;
+        return;
+    }
+    if (queue->blocked_ns == 0)
+        queue->blocked_ns = now_ns;
+    if (bl_host_ahead(now_ns, queue->blocked_ns) > (int64_t)BL_EAGER_NS && *wait_ns < BL_SELDOM_NS)
+        *wait_ns = BL_SELDOM_NS;
+    *wait_ns = *wait_ns < BL_WAIT_NS ? *wait_ns : BL_WAIT_NS;
+}
+
 int bl_queue_poll(bl_queue *queue, uint64_t now_ns, bl_admission *admission, uint64_t *wait_ns)
 {
     *wait_ns = UINT64_MAX;
@@ -201,8 +217,7 @@ int bl_queue_poll(bl_queue *queue, uint64_t now_ns, bl_admission *admission, uin
         bl_seat_refund(queue->way, queue->seat, queue->pending);
         queue->pending = 0;
     }
-    if (queue->stat.queued > 0 && *wait_ns > BL_WAIT_NS)
-        *wait_ns = BL_WAIT_NS;
+    bl_queue_patience(queue, status, now_ns, wait_ns);
     return status;
 }
 

@@ -43,8 +43,14 @@ int bl_way_init(bl_way *way, uint64_t limit, uint64_t forgiving, int capped,
 
 int bl_way_valid(const bl_way *way)
 {
-    return bl_host_load(&way->magic) == BL_LINK_MAGIC && way->node_count >= 1 &&
-           way->node_count <= BL_LINK_NODES && way->bucket.rate == BL_LINK_RATE;
+    if (bl_host_load(&way->magic) != BL_LINK_MAGIC || way->node_count < 1 ||
+        way->node_count > BL_LINK_NODES || way->bucket.rate != BL_LINK_RATE ||
+        way->bucket.limit == 0)
+        return 0;
+    for (uint32_t i = 1; i < way->node_count; i++)
+        if (way->nodes[i].shares == 0 || way->nodes[i].parent >= i)
+            return 0;
+    return 1;
 }
 
 int bl_way_add(bl_way *way, uint32_t parent, uint32_t shares)

@@ -32,6 +32,7 @@ struct bl_queue {
     uint32_t device_count;
     bl_queue_stat stat;
     uint64_t goal_ns, flow_ns;
+    uint64_t blocked_ns;        /* since when pieces wait and none is admitted; 0: not so */
     uint64_t started, completed;    /* tokens, since flow_ns */
     uint32_t gated;             /* classes whose next piece waited for its device */
     bl_waiter *waiters;

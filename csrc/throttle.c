@@ -112,6 +112,7 @@ void bl_tokens_release(bl_tokens *bucket, uint64_t tokens)
 
 uint64_t bl_tokens_duration_ns(const bl_tokens *bucket, uint64_t tokens)
 {
-    unsigned __int128 scaled = (unsigned __int128)tokens * BL_SECOND_NS + bucket->rate - 1;
-    return (uint64_t)(scaled / bucket->rate);
+    uint64_t rate = bl_host_load(&bucket->rate); /* 0: a limit was lifted just now */
+    unsigned __int128 scaled = (unsigned __int128)tokens * BL_SECOND_NS + rate;
+    return rate == 0 ? 0 : (uint64_t)((scaled - 1) / rate);
 }

@@ -58,7 +58,7 @@ class Port:
     """Jobs in, pieces out to the engine, in the link's order."""
 
     def __init__(self, link: Link, engine: Engine, depth: int) -> None:
-        self.delays: dict[TransferClass, Delay] = {}
+        self.delays = {kind: Delay() for kind in TransferClass}
         self._link, self._engine, self._depth = link, engine, depth
         made = ffi.new("bl_port **")
         read, write = (way.handle for way in link.ways)
@@ -160,8 +160,7 @@ class Port:
     def _start(self, piece: int, handle: int, delay_ns: int) -> None:
         number, index = piece >> _NUMBER_BITS, piece & (1 << _NUMBER_BITS) - 1
         job = self._jobs[number]
-        own = self.delays.get(job.kind, Delay())
-        self.delays[job.kind] = own.plus(Delay(1, delay_ns, delay_ns))
+        self.delays[job.kind] = self.delays[job.kind].plus(Delay(1, delay_ns, delay_ns))
         if not job.wanted():
             job.cancel()
             self._end(job, handle)

@@ -289,6 +289,14 @@ def test_a_file_of_something_else_is_refused(shm: Path) -> None:
             Link(name, directory=shm)
 
 
+@pytest.mark.parametrize(("field", "value"), [("parent", 31), ("shares", 0)])
+def test_a_tree_that_is_none_is_refused(shm: Path, field: str, value: int) -> None:
+    link = Link("tree", directory=shm)
+    setattr(link.way(Direction.WRITE).handle.nodes[2], field, value)
+    with pytest.raises(TransferError, match="damaged"):
+        Link("tree", directory=shm)
+
+
 def test_a_link_to_a_file_is_refused(shm: Path) -> None:
     target = Link("target", directory=shm).path
     (shm / "link-symbolic").symlink_to(target)

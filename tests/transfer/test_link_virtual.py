@@ -285,6 +285,21 @@ def test_what_an_engine_may_not_take_now_holds_nobody_up() -> None:
     assert worse.poll(10 * MS) is not None  # the better one has not asked for long: it sleeps
 
 
+def test_who_waits_long_asks_seldom() -> None:
+    way = Way(limit=1000, capped=True, now_ns=0)
+    busy, queue = Queue(way, now_ns=0), Queue(way, now_ns=0)
+    node = way.add(1)
+    handle = busy.push(node, 1000, 1)
+    assert busy.poll(0) is not None
+    queue.push(node, 1000, 2)
+    assert queue.poll(1000) is None
+    assert queue.wait_ns < 50_000  # soon: the other may be done at any time
+    assert queue.poll(300_000) is None
+    assert queue.wait_ns >= 60_000
+    busy.complete(handle, 300_000)
+    assert queue.poll(300_001) or queue.poll(300_010)
+
+
 def test_a_queue_whose_pieces_are_gone_gives_its_reservation_back() -> None:
     way = Way(limit=1000, capped=True, now_ns=0)
     queue, other = Queue(way, now_ns=0), Queue(way, now_ns=0)

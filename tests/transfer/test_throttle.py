@@ -147,7 +147,10 @@ def test_a_bucket_that_cannot_be_is_refused(rate: int, limit: int) -> None:
 
 def test_how_long_tokens_take() -> None:
     assert TokenBucket(1000, 50, now_ns=0).duration_ns(3) == 3_000_000
-    assert TokenBucket(3, 50, now_ns=0).duration_ns(1) == 333_333_334
+    bucket = TokenBucket(3, 50, now_ns=0)
+    assert bucket.duration_ns(1) == 333_333_334
+    bucket.handle.rate = 0  # a limit that was lifted meanwhile
+    assert bucket.duration_ns(1) == 0
 
 
 @pytest.mark.parametrize("gib", [1, 2, 4, 8, 16, 32, 64])
