@@ -3,8 +3,8 @@
 """What each way of writing and reading 16 KiB costs (the paper's Table 4).
 
 Stores followed by each kind of flush, streamed stores, a read after a flush, a cached read; on
-devdax, for root, also plain stores and loads through an uncacheable mapping; copies by DSA if there
-is one.
+devdax, for root, also plain stores and loads through an uncacheable mapping; copies by DSA and by a
+GPU if there is one.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from . import drive
 from ._limit import lib
 from .drive import Driver, Load
 from .dsa import dsa_coherence
+from .gpu import gpu_coherence
 from .ground import discipline_of, ground
 from .latency import count_of
 from .machine import cores, memory_of, pinned
@@ -59,6 +60,7 @@ def bench_coherence(options: Options) -> list[Row]:
         rows.append(_bare(recorder, "read cached", cached))
         rows += _uncacheable(recorder, region)
         rows += dsa_coherence(recorder, region, SIZE)
+        rows += gpu_coherence(recorder, region, SIZE)
     return rows
 
 

@@ -67,7 +67,7 @@ def dsa_latency(
                     for size in sizes
                     if size * 2 <= region.size_for(size)
                 ]
-                own[0]["note"] = f"{own[0]['note']}; {crossover(_costs(cpu, verb), _costs(own))}"
+                own[0]["note"] = f"{own[0]['note']}; {crossover(costs(cpu, verb), costs(own))}"
                 rows += own
     except EngineUnavailableError as error:
         return [recorder.skipped(f"dsa {verb}", str(error)) for verb in ("read", "write")]
@@ -117,7 +117,7 @@ def _measured(
     )
 
 
-def _costs(rows: list[Row], case: str | None = None) -> dict[int, float]:
+def costs(rows: list[Row], case: str | None = None) -> dict[int, float]:
     """p50 by size, of the rows that were measured."""
     return {
         int(str(row["bytes"])): float(str(row["p50_ns"]))

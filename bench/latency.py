@@ -11,6 +11,7 @@ from __future__ import annotations
 from . import drive
 from .drive import Driver, Load
 from .dsa import dsa_latency
+from .gpu import gpu_latency
 from .ground import discipline_of, ground
 from .machine import cores, memory_of, node_cpus, nodes, pinned
 from .options import NON_COHERENT, Options
@@ -52,7 +53,9 @@ def bench_latency(options: Options) -> list[Row]:
             )
             rows = [_row(recorder, region, verb, size) for verb in VERBS for size in sizes]
             if options.pace is None:
-                rows += dsa_latency(recorder, region, sizes, rows)
+                cpu = list(rows)
+                rows += dsa_latency(recorder, region, sizes, cpu)
+                rows += gpu_latency(recorder, region, sizes, cpu)
         if options.pace is None:
             rows += _private_rows(options, sizes)
     return rows

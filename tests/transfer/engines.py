@@ -31,7 +31,7 @@ from beluga.transfer import (
     Scheduler,
     Speed,
 )
-from beluga.transfer.cuda import CudaEngine, DriverError, HostDriver
+from beluga.transfer.cuda import CudaEngine, CupyDriver, DriverError, HostDriver
 from beluga.transfer.dsa_queue import open_software
 from beluga.transfer.dsa_sysfs import nearest, why_none, work_queues
 
@@ -185,7 +185,41 @@ def _host_cuda(path: str, *, refused: int = 0) -> Callable[[Pool], Engine]:
     return make
 
 
+class GpuMemory:
+    """A GPU's memory, by cupy."""
+
+    def __init__(self, content: Bytes) -> None:
+        import cupy
+
+        self._array = cupy.asarray(content)
+        self.address = int(self._array.data.ptr)
+
+    def content(self) -> Bytes:
+        found: Bytes = self._array.get()
+        return found
+
+
+def _gpu_missing() -> str | None:
+    """Why there is no GPU to be used here."""
+    try:
+        CupyDriver().close()
+    except EngineUnavailableError as error:
+        return str(error)
+    return None
+
+
+def _real_cuda(path: str) -> Callable[[Pool], Engine]:
+    def make(pool: Pool) -> Engine:
+        engine = CudaEngine(pool, path=path, window_size=2 << 20, bounce_size=16 << 20)
+        engine.settle(60)
+        return engine
+
+    return make
+
+
 CUDA_ENGINES = (
+    EngineCase("cuda", _real_cuda("direct"), GpuMemory, missing=_gpu_missing),
+    EngineCase("cuda, staged", _real_cuda("staged"), GpuMemory, missing=_gpu_missing),
     EngineCase("cuda (host-compiled)", _host_cuda("direct"), missing=_kernels_missing),
     EngineCase(
         "cuda (host-compiled), staged or bounced",

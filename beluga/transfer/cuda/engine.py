@@ -135,6 +135,12 @@ class CudaEngine:
         self._captured.append(transfer)
         return transfer
 
+    def runs(self, plan: Plan) -> list[tuple[int, int, int]]:
+        """A plan's bytes of the pool in as few runs as copy engines may take: GPU address, byte of
+        the plan's chunks end to end, length. All of it is registered (benchmarks)."""
+        found: list[tuple[int, int, int]] = self._paths.gpu_runs(plan).tolist()
+        return found
+
     def close(self) -> None:
         """See :meth:`beluga.transfer.engine.Engine.close`. Twice is fine."""
         if self._buffers.closed:
@@ -188,7 +194,7 @@ class CudaEngine:
             choice = self._calibration.choose(
                 write=way.write, size=plan.size, fragments=len(plan.pieces)
             )
-        if choice == "staged" and self._paths.staged_runs(plan) is not None:
+        if choice == "staged" and self._paths.can_stage(plan):
             return self._paths.staged(plan, way)
         return self._paths.direct(plan, tables, way)
 

@@ -92,10 +92,13 @@ class Paths:
         )
         return [self._part(plan, way, launched)]
 
-    def staged_runs(self, plan: Plan) -> NDArray[Any] | None:
-        """What copy engines would move, or None: a run is too short."""
-        runs = self._gpu_runs(pack_chunks(plan))
-        return runs if (runs["size"] >= STAGED_RUN_MIN).all() else None
+    def gpu_runs(self, plan: Plan) -> NDArray[Any]:
+        """What copy engines would move, of type RUN; ``offset`` is a GPU address."""
+        return self._gpu_runs(pack_chunks(plan))
+
+    def can_stage(self, plan: Plan) -> bool:
+        """Is no run too short for a copy engine?"""
+        return bool((self.gpu_runs(plan)["size"] >= STAGED_RUN_MIN).all())
 
     def staged(self, plan: Plan, way: Way) -> list[Part]:
         """A launch and a few copies, for each part that fits."""

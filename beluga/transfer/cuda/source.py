@@ -2,8 +2,8 @@
 # Copyright The Beluga Authors
 """The kernels' source, and how a C++ compiler and NVRTC are told to compile it.
 
-``csrc/`` beside the package, or in an installed one the folder ``source`` that ``setup.py`` makes
-of what the kernels need.
+``csrc/`` beside the package, or in an installed one the folder ``kernels`` that ``setup.py`` makes
+of what they need.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 from beluga.errors import EngineUnavailableError
 
 _HERE = Path(__file__).resolve().parent
-_INSTALLED = _HERE / "source"
+_INSTALLED = _HERE / "kernels"
 ROOT = _INSTALLED if _INSTALLED.is_dir() else _HERE.parents[2] / "csrc"
 
 KERNELS = tuple(

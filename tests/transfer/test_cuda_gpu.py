@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""The CUDA engine on a GPU, beside what the conformance tests try there: streams, graphs, CUDA's
+own errors. Skipped, with the reason, where there is none; ``scripts/gpu`` runs these."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from engines import peek, poke
+
+from beluga.errors import ChecksumError, EngineUnavailableError
+from beluga.pool import Pool
+from beluga.transfer import Plan, plan_blocks
+from beluga.transfer.cuda import CudaEngine, CupyDriver, DriverError
+from beluga.transfer.cuda.calibration import measure
+
+pytestmark = pytest.mark.gpu
+
+STRIPE = 2 << 20
+FRAGMENT = 20480
+
+
+@pytest.fixture
+def cupy() -> Any:
+    try:
+        CupyDriver().close()
+    except EngineUnavailableError as error:
+        pytest.skip(str(error))
+    return pytest.importorskip("cupy")
+
+
+@pytest.fixture
+def pool(shm: Path) -> Iterator[Pool]:
+    paths = [shm / "a", shm / "b"]
+    with Pool.create(paths, device_size=32 * STRIPE, discipline="non-coherent") as made:
+        yield made
+
+
+def plan_of(memory: Any, pool: Pool, blocks: int = 4) -> Plan:
+    fragments = memory.nbytes // FRAGMENT // blocks
+    at = int(memory.data.ptr) + np.arange(blocks * fragments, dtype=np.uint64) * FRAGMENT
+    offsets = pool.geometry.data_offset + np.arange(blocks) * fragments * FRAGMENT
+    return plan_blocks(
+        at.reshape(blocks, fragments),
+        np.full(fragments, FRAGMENT),
+        offsets.astype(np.uint64),
+        chunk_size=16384,
+    )
+
+
+@pytest.mark.parametrize("path", ["direct", "staged"])
+def test_blocks_come_back_and_damage_is_found(cupy: Any, pool: Pool, path: str) -> None:
+    engine = CudaEngine(pool, path=path, window_size=8 * STRIPE)
+    assert engine.settle(120)
+    assert engine.stat.fault is None, engine.stat.fault
+    memory = cupy.random.randint(0, 256, 4 * 128 * FRAGMENT, dtype=cupy.uint8)
+    before, plan = memory.get(), plan_of(memory, pool)
+    cupy.cuda.runtime.deviceSynchronize()
+    stream = cupy.cuda.Stream(non_blocking=True)
+    engine.gather_write(plan, stream=stream).wait(60)
+    assert (peek(pool, int(plan.chunks["offset"][0]), len(before)) == before).all()
+    memory[:] = 0
+    cupy.cuda.runtime.deviceSynchronize()
+    engine.scatter_read(plan, stream=stream).wait(60)
+    assert (memory.get() == before).all()
+    assert engine.stat.bounced_bytes == 0
+    offset = int(plan.chunks["offset"][5])
+    poke(pool, offset, peek(pool, offset, 1) ^ 1)
+    with pytest.raises(ChecksumError):
+        engine.scatter_read(plan, stream=stream).wait(60)
+
+
+def test_a_graph_replays_a_copy(cupy: Any, pool: Pool) -> None:
+    engine = CudaEngine(pool, path="direct", window_size=8 * STRIPE)
+    assert engine.settle(120)
+    memory = cupy.zeros(4 * 16 * FRAGMENT, cupy.uint8)
+    plan, stream = plan_of(memory, pool), cupy.cuda.Stream(non_blocking=True)
+    cupy.cuda.runtime.deviceSynchronize()
+    engine.gather_write(plan, stream=stream).wait(60)
+    stream.begin_capture()
+    transfer = engine.capture(plan, stream, write=True)
+    graph = stream.end_capture()
+    for value in (3, 4):
+        memory[:] = value
+        cupy.cuda.runtime.deviceSynchronize()
+        graph.launch(stream)
+        stream.synchronize()
+        transfer.wait()
+        assert (peek(pool, int(plan.chunks["offset"][0]), memory.nbytes) == value).all()
+
+
+def test_a_refused_registration_leaves_no_error_behind(cupy: Any) -> None:
+    driver = CupyDriver()
+    with pytest.raises(DriverError):
+        driver.register(1 << 40, STRIPE)  # nobody's memory
+    assert int(cupy.arange(10).sum()) == 45
+
+
+def test_both_ways_are_measured(cupy: Any, pool: Pool) -> None:
+    del cupy
+    engine = CudaEngine(pool, path="direct")
+    points = measure(engine._launcher, 3)
+    assert all(point.direct_s > 0 and point.staged_s > 0 for point in points)
