@@ -229,13 +229,13 @@ CUDA_ENGINES = (
 )
 
 
-def _scheduled(pool: Pool) -> Engine:
+def _scheduled(engine: Engine, pool: Pool) -> Engine:
     """Pieces of 4 KiB over a link of its own, which is as fast as this machine."""
     speed = Speed(1 << 40)
     settings = LinkSettings(read=speed, write=speed, device=speed, piece_size=4096)
     where = pool.devices[0].path.parent
-    link = Link(f"conformance-{os.getpid()}", settings, pool=pool, directory=where)
-    return Scheduler(link).engine(CpuEngine(pool, threads=1))
+    link = Link(f"conformance-{engine.name}-{os.getpid()}", settings, pool=pool, directory=where)
+    return Scheduler(link).engine(engine)
 
 
 def stormy_dsa(pool: Pool) -> Engine:
@@ -249,9 +249,10 @@ ENGINES: tuple[EngineCase, ...] = (
     EngineCase("reference", ReferenceEngine),
     EngineCase("cpu", lambda pool: CpuEngine(pool, threads=1)),
     EngineCase("cpu-3", lambda pool: CpuEngine(pool, threads=3)),
-    EngineCase("cpu, scheduled", _scheduled),
+    EngineCase("cpu, scheduled", lambda pool: _scheduled(CpuEngine(pool, threads=1), pool)),
     EngineCase("dsa-software", lambda pool: DsaEngine(pool, "software")),
     EngineCase("dsa-stormy", stormy_dsa),
+    EngineCase("dsa-stormy, scheduled", lambda pool: _scheduled(stormy_dsa(pool), pool)),
     EngineCase("dsa", lambda pool: DsaEngine(pool, "device"), missing=dsa_missing),
     *CUDA_ENGINES,
 )
