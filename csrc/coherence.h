@@ -165,6 +165,15 @@ static inline uint64_t bl_shared_add(uint64_t *word, uint64_t amount)
     return __atomic_fetch_add(word, amount, __ATOMIC_RELAXED);
 }
 
+/* Ask for private memory that a streaming copy will take, into the cache that feeds the first one:
+ * the buffers of the first are busy with what goes out. */
+static inline void bl_prefetch_source(const void *address, size_t size)
+{
+    for (size_t at = 0; at < size; at += BL_LINE_SIZE)
+        _mm_prefetch((const char *)address + at, _MM_HINT_T1);
+    bl_compiler_barrier();
+}
+
 /* ---- Sites. */
 
 #define BL_ALL_WRITES UINT64_MAX   /* for bl_ordered() */
@@ -266,8 +275,7 @@ static inline void bl_fetch(const bl_memory *memory, uint64_t offset, void *targ
     bl_compiler_barrier();
 }
 
-/* bl_stream and bl_fetch that return the CRC-32C of the bytes as well; seed is that of those
- * before. Of a fetch it is the sum of what has come to lie in target: the pool is read once. */
+/* bl_stream that returns the CRC-32C of the bytes as well; seed is that of those before. */
 static inline uint32_t bl_stream_crc(const bl_memory *memory, uint64_t offset, const void *source,
                                      uint64_t size, uint32_t seed)
 {
@@ -280,18 +288,19 @@ static inline uint32_t bl_stream_crc(const bl_memory *memory, uint64_t offset, c
     return seed;
 }
 
-static inline uint32_t bl_fetch_crc(const bl_memory *memory, uint64_t offset, void *target,
-                                    uint64_t size, uint32_t seed)
+/* bl_fetch as how (copy.h) says. crc, if it is not NULL: of the bytes before, and then of what has
+ * come to lie in target as well: the pool is read once. */
+static inline void bl_fetch_run(const bl_memory *memory, uint64_t offset, void *target,
+                                uint64_t size, uint32_t *crc, enum bl_copy_how how)
 {
     uint8_t *next = target;
     bl_compiler_barrier();
     while (size > 0) {
         uint64_t piece = bl_stripe_rest(offset) < size ? bl_stripe_rest(offset) : size;
-        seed = bl_copy_crc(seed, next, bl_address(memory, offset), piece);
+        bl_copy_out(next, bl_address(memory, offset), piece, crc, how);
         offset += piece, next += piece, size -= piece;
     }
     bl_compiler_barrier();
-    return seed;
 }
 
 /* Drop this host's copies of a range, without a fence: bl_fence_full completes a batch of them. */

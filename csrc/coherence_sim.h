@@ -7,6 +7,8 @@
 #ifndef BL_COHERENCE_SIM_H
 #define BL_COHERENCE_SIM_H
 
+#include "copy.h"
+
 /* One for each place in the source; the linker gathers them. */
 #define BL_SITE(name)                                                                              \
     (__extension__({                                                                               \
@@ -62,8 +64,9 @@ void bl_sim_store_here(const bl_memory *memory, uint64_t offset, const void *sou
     bl_sim_fetch(memory, offset, target, size, BL_SITE("fetch"))
 #define bl_stream_crc(memory, offset, source, size, seed) \
     (bl_stream(memory, offset, source, size), bl_crc32c(seed, source, size))
-#define bl_fetch_crc(memory, offset, target, size, seed) \
-    (bl_fetch(memory, offset, target, size), bl_crc32c(seed, target, size))
+#define bl_fetch_run(memory, offset, target, size, crc, how) \
+    ((void)(how), bl_fetch(memory, offset, target, size), \
+     (crc) != NULL ? (void)(*(crc) = bl_crc32c(*(crc), target, size)) : (void)0)
 #define bl_invalidate(memory, offset, size) \
     bl_sim_invalidate(memory, offset, size, BL_SITE("invalidate"))
 #define bl_fence_store(memory) bl_sim_fence_store(memory, BL_SITE("fence_store"))

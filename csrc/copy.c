@@ -12,6 +12,7 @@
 #include <string.h>
 
 #include "api.h"
+#include "coherence.h"
 
 /* Summed and copied at once where both cannot be done with one load: stays in the first cache. */
 enum { BL_COPY_PIECE_SIZE = 4 << 10 };
@@ -59,6 +60,37 @@ uint32_t bl_copy_crc(uint32_t seed, void *target, const void *source, size_t siz
     }
     return seed;
 }
+
+static void bl_copy_near(void *target, const void *source, size_t size, uint32_t *crc)
+{
+    if (crc != NULL)
+        *crc = bl_copy_crc(*crc, target, source, size);
+    else
+        memcpy(target, source, size);
+}
+
+/* A sum that is not taken of the very loads that are stored must be taken of the copy, and then the
+ * copy is better off cached. */
+void bl_copy_out(void *target, const void *source, size_t size, uint32_t *crc,
+                 enum bl_copy_how how)
+{
+    uint8_t *to = target;
+    const uint8_t *from = source;
+    size_t head = -(uintptr_t)to & (BL_LINE_SIZE - 1);
+    size_t lines = size > head ? (size - head) & ~(size_t)(BL_LINE_SIZE - 1) : 0;
+    if (how == BL_COPY_CACHED || lines == 0 || (crc != NULL && !bl_crc_is_wide(lines))) {
+        bl_copy_near(to, from, size, crc);
+        return;
+    }
+    bl_copy_near(to, from, head, crc);
+    if (crc != NULL)
+        *crc = bl_copy_stream_crc(*crc, to + head, from + head, lines);
+    else
+        bl_copy_stream(to + head, from + head, lines);
+    bl_copy_near(to + head + lines, from + head + lines, size - head - lines, crc);
+}
+
+void bl_copy_settle(void) { bl_store_fence_now(); }
 
 const char *bl_copy_isa(void)
 {

@@ -20,4 +20,19 @@ uint32_t bl_copy_stream_crc(uint32_t seed, void *target, const void *source, siz
  * whatever becomes of source meanwhile. */
 uint32_t bl_copy_crc(uint32_t seed, void *target, const void *source, size_t size);
 
+/* How bytes come to lie in private memory. */
+enum bl_copy_how {
+    BL_COPY_CACHED,             /* for who reads them next */
+    BL_COPY_PAST                /* round the cache, which they would fill and which is not asked for
+                                 * lines that are written over; bl_copy_settle() ends it */
+};
+
+/* Out of the pool, of any size and alignment. crc, if it is not NULL: of the bytes before, then of
+ * what has come to lie in target too, whatever becomes of source meanwhile. */
+void bl_copy_out(void *target, const void *source, size_t size, uint32_t *crc,
+                 enum bl_copy_how how);
+
+/* Other threads of this process see what was copied past the cache. */
+void bl_copy_settle(void);
+
 #endif

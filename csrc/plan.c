@@ -16,10 +16,13 @@
 enum bl_plan_constant {
     BL_PART_SIZE_LEAST = 64 << 10, /* of a thread's part: less is not worth waking anybody */
     BL_PARTS_PER_THREAD = 4,    /* so that a slow one is waited for a quarter of its time */
+    BL_STEP_SIZE = 2 << 10,     /* read between two drops of the next window's lines */
+    BL_HEAD_SIZE = 512,         /* of the next piece, asked for while this one is written */
+    BL_PAST_SIZE = 256 << 10,   /* a plan that would take so much of the cache goes past it */
 #ifdef BL_SIM
     BL_WINDOW_SIZE = 256        /* its blocks are small, and have several windows too */
 #else
-    BL_WINDOW_SIZE = 256 << 10
+    BL_WINDOW_SIZE = 64 << 10
 #endif
 };
 
@@ -77,6 +80,28 @@ int bl_plan_valid(const bl_memory *memory, const bl_plan *plan)
 
 /* ---- Pieces [first, end) of a plan, by this thread. */
 
+/* A place in the bytes of a plan, ahead of where they are copied. */
+typedef struct bl_ahead {
+    const bl_plan *plan;
+    uint32_t piece;
+    uint32_t end;
+    uint64_t used;              /* bytes of the piece that are behind */
+} bl_ahead;
+
+/* The next run of at most size bytes, in one piece: its length, 0 at the end. */
+static uint64_t bl_ahead_take(bl_ahead *ahead, uint64_t size, bl_piece *run)
+{
+    if (ahead->piece == ahead->end)
+        return 0;
+    *run = ahead->plan->pieces[ahead->piece];
+    run->address += ahead->used, run->offset += ahead->used;
+    run->length = (uint32_t)bl_least(run->length - ahead->used, size);
+    ahead->used += run->length;
+    if (ahead->used == ahead->plan->pieces[ahead->piece].length)
+        ahead->piece++, ahead->used = 0;
+    return run->length;
+}
+
 static int bl_plan_gather(const bl_memory *memory, const bl_plan *plan, uint32_t first,
                           uint32_t end)
 {
@@ -86,6 +111,9 @@ static int bl_plan_gather(const bl_memory *memory, const bl_plan *plan, uint32_t
     bl_gather_begin(&gather, memory, at);
     for (uint32_t i = first; i < end; i++) {
         const bl_piece *piece = &plan->pieces[i];
+        if (i + 1 < end) /* the hardware finds the rest, but not where the next one begins */
+            bl_prefetch_source((const void *)piece[1].address,
+                               bl_least(piece[1].length, BL_HEAD_SIZE));
         if (piece->offset != at) { /* another block's */
             bl_gather_end(&gather);
             bl_gather_begin(&gather, memory, piece->offset);
@@ -103,14 +131,16 @@ static int bl_plan_gather(const bl_memory *memory, const bl_plan *plan, uint32_t
     return 0;
 }
 
-/* Reading: lines are dropped a window ahead of who fetches, for it takes a full fence to have them
- * dropped, and with a fence every few lines the hardware would start its prefetching anew each
- * time. */
+/* Reading: the lines of the next window are dropped between the copies of this one's, so that the
+ * memory always has both to do; and it takes a full fence to have lines dropped, so a window is not
+ * small. */
 typedef struct bl_scatter {
     const bl_memory *memory;
     const bl_plan *plan;
     uint8_t *scratch;           /* for a chunk of which some is wanted; or NULL */
+    enum bl_copy_how how;
     uint32_t crc;               /* of this chunk's bytes before */
+    bl_ahead drop;              /* where the next window is not dropped yet */
 } bl_scatter;
 
 /* The end of the window of pieces that begins at first; between chunks, if they come whole. */
@@ -125,94 +155,95 @@ static uint32_t bl_window_end(const bl_scatter *scatter, uint32_t first, uint32_
     return i;
 }
 
-/* Drop the lines of a window: what follows in one run on the pool's side at once. */
-static void bl_window_drop(const bl_scatter *scatter, uint32_t first, uint32_t end)
+/* Drop size bytes more of the next window; where chunks come whole, a chunk with its first piece. */
+static void bl_window_drop(bl_scatter *scatter, uint64_t size)
 {
-    const bl_plan *plan = scatter->plan;
-    uint64_t from = 0, to = 0;
-    for (uint32_t i = first; i <= end; i++) {
-        uint64_t next = UINT64_MAX, next_end = 0;
-        if (i < end) {
-            const bl_piece *piece = &plan->pieces[i];
-            const bl_chunk *chunk = bl_plan_chunk(plan, piece);
-            next = scatter->scratch ? chunk->offset : piece->offset;
-            next_end = scatter->scratch ? bl_chunk_end(chunk) : bl_piece_end(piece);
-        }
-        if (next >= from && next <= to) {
-            to = next_end > to ? next_end : to;
-            continue;
-        }
-        if (to > from)
-            bl_invalidate(scatter->memory, from, to - from);
-        from = next, to = next_end;
+    bl_piece run;
+    while (size > 0 && bl_ahead_take(&scatter->drop, size, &run) > 0) {
+        const bl_chunk *chunk = bl_plan_chunk(scatter->plan, &run);
+        size -= run.length;
+        if (scatter->scratch == NULL)
+            bl_invalidate(scatter->memory, run.offset, run.length);
+        else if (run.offset == scatter->plan->pieces[chunk->first - scatter->plan->piece_base].offset)
+            bl_invalidate(scatter->memory, chunk->offset, chunk->length);
     }
 }
 
-/* The chunk of a piece that is its first: into the scratch. */
-static int bl_chunk_fetch(const bl_scatter *scatter, const bl_piece *piece)
+static int bl_chunk_differs(const bl_scatter *scatter, const bl_piece *piece, uint32_t crc)
 {
     const bl_plan *plan = scatter->plan;
-    const bl_chunk *chunk = bl_plan_chunk(plan, piece);
-    uint32_t crc = bl_fetch_crc(scatter->memory, chunk->offset, scatter->scratch, chunk->length, 0);
     return bl_verify(scatter->memory, crc == plan->checksums[piece->chunk - plan->chunk_base])
                ? 0
                : -EBADMSG;
+}
+
+/* A piece whose chunk comes whole: the chunk first, into the scratch. */
+static int bl_piece_pick(bl_scatter *scatter, const bl_piece *piece, int begins_chunk)
+{
+    const bl_chunk *chunk = bl_plan_chunk(scatter->plan, piece);
+    int status = 0;
+    bl_window_drop(scatter, piece->length);
+    if (begins_chunk) {
+        uint32_t crc = 0;
+        bl_fetch_run(scatter->memory, chunk->offset, scatter->scratch, chunk->length, &crc,
+                     BL_COPY_CACHED);
+        status = bl_chunk_differs(scatter, piece, crc);
+    }
+    if (status == 0)
+        memcpy((void *)piece->address, scatter->scratch + (piece->offset - chunk->offset),
+               piece->length);
+    return status;
 }
 
 static int bl_piece_fetch(bl_scatter *scatter, const bl_piece *piece, int ends_chunk)
 {
-    const bl_plan *plan = scatter->plan;
-    void *target = (void *)piece->address;
-    if (plan->checksums == NULL) {
-        bl_fetch(scatter->memory, piece->offset, target, piece->length);
-        return 0;
+    uint32_t *crc = scatter->plan->checksums ? &scatter->crc : NULL;
+    for (uint64_t done = 0, step; done < piece->length; done += step) {
+        step = bl_least(piece->length - done, BL_STEP_SIZE);
+        bl_window_drop(scatter, step);
+        bl_fetch_run(scatter->memory, piece->offset + done, (uint8_t *)piece->address + done, step,
+                     crc, scatter->how);
     }
-    uint32_t crc = bl_fetch_crc(scatter->memory, piece->offset, target, piece->length,
-                                scatter->crc);
-    scatter->crc = ends_chunk ? 0 : crc;
-    if (!ends_chunk)
+    if (crc == NULL || !ends_chunk)
         return 0;
     bl_crash_point("payload.chunk_fetched");
-    return bl_verify(scatter->memory, crc == plan->checksums[piece->chunk - plan->chunk_base])
-               ? 0
-               : -EBADMSG;
+    uint32_t whole = *crc;
+    *crc = 0;
+    return bl_chunk_differs(scatter, piece, whole);
 }
 
 static int bl_window_fetch(bl_scatter *scatter, uint32_t first, uint32_t end)
 {
     const bl_plan *plan = scatter->plan;
     int status = 0;
-    for (uint32_t i = first; i < end && status == 0; i++) {
-        const bl_piece *piece = &plan->pieces[i];
-        if (scatter->scratch == NULL) {
-            status = bl_piece_fetch(scatter, piece, bl_plan_ends_chunk(plan, i));
-            continue;
-        }
-        if (i == first || bl_plan_ends_chunk(plan, i - 1))
-            status = bl_chunk_fetch(scatter, piece);
-        if (status == 0)
-            memcpy((void *)piece->address,
-                   scatter->scratch + (piece->offset - bl_plan_chunk(plan, piece)->offset),
-                   piece->length);
-    }
+    for (uint32_t i = first; i < end && status == 0; i++)
+        if (scatter->scratch != NULL)
+            status = bl_piece_pick(scatter, &plan->pieces[i],
+                                   i == first || bl_plan_ends_chunk(plan, i - 1));
+        else
+            status = bl_piece_fetch(scatter, &plan->pieces[i], bl_plan_ends_chunk(plan, i));
     return status;
 }
 
 static int bl_plan_scatter(const bl_memory *memory, const bl_plan *plan, uint8_t *scratch,
-                           uint32_t first, uint32_t end)
+                           enum bl_copy_how how, uint32_t first, uint32_t end)
 {
-    bl_scatter scatter = {memory, plan, scratch, 0};
-    int status = 0;
-    bl_fence_full(memory); /* no drop before the look that told the caller to read */
+    bl_scatter scatter = {.memory = memory, .plan = plan, .scratch = scratch, .how = how};
     uint32_t next = bl_window_end(&scatter, first, end);
-    bl_window_drop(&scatter, first, next);
+    int status = 0;
+    scatter.drop = (bl_ahead){plan, first, next, 0};
+    bl_fence_full(memory); /* no drop before the look that told the caller to read */
+    bl_window_drop(&scatter, UINT64_MAX);
     while (first < end && status == 0) {
-        bl_fence_full(memory); /* what was dropped is gone; the loads below go to memory */
         uint32_t after = bl_window_end(&scatter, next, end);
-        bl_window_drop(&scatter, next, after);
+        scatter.drop = (bl_ahead){plan, next, after, 0};
+        bl_fence_full(memory); /* what was dropped is gone; the loads below go to memory */
         status = bl_window_fetch(&scatter, first, next);
+        bl_window_drop(&scatter, UINT64_MAX);
         first = next, next = after;
     }
+    if (how == BL_COPY_PAST)
+        bl_copy_settle();
     return status;
 }
 
@@ -223,6 +254,7 @@ typedef struct bl_plan_run {
     const bl_plan *plan;
     const uint32_t *firsts;     /* part k: pieces [firsts[k], firsts[k + 1]) */
     uint32_t scratch_size;      /* 0: none is needed */
+    enum bl_copy_how how;
     uint32_t write;
 } bl_plan_run;
 
@@ -239,7 +271,8 @@ static int bl_plan_part_guarded(void *context)
     const bl_plan_run *run = part->run;
     if (run->write)
         return bl_plan_gather(run->memory, run->plan, part->first, part->end);
-    return bl_plan_scatter(run->memory, run->plan, part->scratch, part->first, part->end);
+    return bl_plan_scatter(run->memory, run->plan, part->scratch, run->how, part->first,
+                           part->end);
 }
 
 static int bl_plan_do(void *context, uint32_t item)
@@ -272,25 +305,31 @@ static uint32_t bl_plan_cut(const bl_plan *plan, uint64_t size, uint32_t *firsts
     return count;
 }
 
+static uint64_t bl_plan_size(const bl_plan *plan)
+{
+    uint64_t size = 0;
+    for (uint32_t i = 0; i < plan->piece_count; i++)
+        size += plan->pieces[i].length;
+    return size;
+}
+
 int bl_plan_execute(const bl_memory *memory, const bl_plan *plan, uint32_t threads, int write)
 {
     enum { ROOM = BL_PARTS_PER_THREAD * (BL_CREW_MAX + 1) };
-    uint32_t firsts[ROOM + 1] = {0, plan->piece_count}, parts = 1;
+    uint32_t firsts[ROOM + 1] = {0, plan->piece_count};
     if (!bl_plan_valid(memory, plan) || (write && plan->sparse))
         return -EINVAL;
-    bl_plan_run run = {memory, plan, firsts, 0, (uint32_t)write};
+    uint64_t size = bl_plan_size(plan);
+    bl_plan_run run = {memory, plan, firsts, 0,
+                       size < BL_PAST_SIZE ? BL_COPY_CACHED : BL_COPY_PAST, (uint32_t)write};
     for (uint32_t i = 0; plan->sparse && plan->checksums && i < plan->chunk_count; i++)
         if (plan->chunks[i].length > run.scratch_size)
             run.scratch_size = plan->chunks[i].length;
-    if (threads > 1) {
-        uint64_t size = 0;
-        for (uint32_t i = 0; i < plan->piece_count; i++)
-            size += plan->pieces[i].length;
-        uint64_t share = size / threads / BL_PARTS_PER_THREAD;
-        share = share < BL_PART_SIZE_LEAST ? BL_PART_SIZE_LEAST : share;
-        parts = bl_plan_cut(plan, share, firsts, ROOM);
-    }
-    return bl_crew_run(threads, parts, bl_plan_do, &run);
+    if (threads <= 1 || size < 2 * BL_PART_SIZE_LEAST)
+        return bl_plan_do(&run, 0);
+    uint64_t share = size / threads / BL_PARTS_PER_THREAD;
+    share = share < BL_PART_SIZE_LEAST ? BL_PART_SIZE_LEAST : share;
+    return bl_crew_run(threads, bl_plan_cut(plan, share, firsts, ROOM), bl_plan_do, &run);
 }
 
 int bl_plan_write(const bl_pool *pool, const bl_plan *plan, uint32_t threads)
