@@ -354,7 +354,7 @@ typedef struct bl_kv_batch {
     uint32_t length;            /* payload bytes of each block */
     uint32_t chunk_size;        /* payload bytes per checksum; 0: none */
     uint32_t verify;            /* get: compare the checksums */
-    uint32_t reserved;
+    uint32_t threads;           /* get: that copy, this one among them; 0 is 1 */
 } bl_kv_batch;
 
 /* Store a batch. states: per block bl_block_state, GRANTED if it was stored now; statuses: 0 or why

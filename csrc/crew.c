@@ -41,6 +41,7 @@ int bl_crew_run(uint32_t threads, uint32_t count, bl_crew_work work, void *conte
 #else
 
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 
 typedef struct bl_crew_state {
@@ -57,6 +58,14 @@ typedef struct bl_crew_state {
     {PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, PTHREAD_COND_INITIALIZER, NULL, 0, 0, 0}
 
 static bl_crew_state bl_crew = BL_CREW_NEW;
+static cpu_set_t bl_crew_cpus;
+
+/* What the process may use: an engine ties the thread that asks for help to a core later on. */
+__attribute__((constructor)) static void bl_crew_find_cpus(void)
+{
+    sched_getaffinity(0, sizeof bl_crew_cpus, &bl_crew_cpus);
+}
+
 static pthread_once_t bl_crew_once = PTHREAD_ONCE_INIT;
 
 /* The parent's threads are not in the child, whatever they were doing. */
@@ -97,8 +106,9 @@ static void bl_crew_hire(uint32_t count)
     for (pthread_t hand; bl_crew.hand_count < count; bl_crew.hand_count++) {
         if (pthread_create(&hand, NULL, bl_crew_hand, NULL) != 0)
             break;
-        pthread_detach(hand);
         pthread_setname_np(hand, "beluga-copy");
+        pthread_setaffinity_np(hand, sizeof bl_crew_cpus, &bl_crew_cpus);
+        pthread_detach(hand);
     }
     pthread_sigmask(SIG_SETMASK, &before, NULL);
 }

@@ -15,6 +15,7 @@
 #include <stdlib.h>
 
 #include "crash_point.h"
+#include "crew.h"
 #include "guard.h"
 #include "kv.h"
 #include "transfer.h"
@@ -206,15 +207,32 @@ static int bl_kv_judge_guarded(void *context)
     return read->work->fault;
 }
 
-static int bl_kv_hits_guarded(void *context)
+/* One hit of a batch, of which several are read at once: each has a vector and a fault of its own. */
+static int bl_kv_hit_read(void *context, uint32_t i)
 {
     const bl_kv_hits *read = context;
-    bl_kv_work *work = read->work;
-    bl_kv_first_look(read->session, read->batch, work, read->states);
-    for (uint32_t i = 0; i < work->count; i++)
-        if (read->states[i] == BL_BLOCK_HIT && bl_kv_read(read->session, read->batch, i, work) < 0)
-            read->states[i] = BL_BLOCK_MISS;
-    return bl_kv_judge_guarded(context);
+    bl_kv_work own = *read->work;
+    if (read->states[i] != BL_BLOCK_HIT)
+        return 0;
+    own.vector = malloc(bl_vector_lines(own.chunk_count) + BL_LINE_SIZE);
+    if (own.vector == NULL)
+        return -ENOMEM;
+    if (bl_kv_read(read->session, read->batch, i, &own) < 0)
+        read->states[i] = BL_BLOCK_MISS;
+    free(own.vector);
+    return own.fault;
+}
+
+static int bl_kv_hits_guarded(void *context)
+{
+    bl_kv_hits *read = context;
+    const bl_kv_batch *batch = read->batch;
+    bl_kv_first_look(read->session, batch, read->work, read->states);
+    uint32_t threads = batch->length * (uint64_t)read->work->count < BL_PART_SIZE_LEAST
+                           ? 1
+                           : batch->threads;
+    int status = bl_crew_run(threads, read->work->count, bl_kv_hit_read, read);
+    return status < 0 ? status : bl_kv_judge_guarded(context);
 }
 
 /* The end of a get whose hits were read, or -error: 0 or an error. */

@@ -14,7 +14,6 @@
 #include "transfer.h"
 
 enum bl_plan_constant {
-    BL_PART_SIZE_LEAST = 64 << 10, /* of a thread's part: less is not worth waking anybody */
     BL_PARTS_PER_THREAD = 4,    /* so that a slow one is waited for a quarter of its time */
     BL_STEP_SIZE = 2 << 10,     /* read between two drops of the next window's lines */
     BL_HEAD_SIZE = 512,         /* of the next piece, asked for while this one is written */

@@ -15,7 +15,10 @@
 #include "api_transfer.h"
 #include "memory.h"
 
-enum { BL_STAGE_SIZE = 4 << 10 }; /* of small runs put together before they are streamed */
+enum bl_transfer_constant {
+    BL_STAGE_SIZE = 4 << 10,    /* of small runs put together before they are streamed */
+    BL_PART_SIZE_LEAST = 64 << 10 /* of a thread's part: less is not worth waking anybody */
+};
 
 /* Runs of private memory on their way into one range of the pool (gather.c). */
 typedef struct bl_gather {

@@ -23,8 +23,8 @@ EXPORTS: dict[str, str] = {
     ),
     "beluga.transfer": (
         "BlockLayout CHUNK CpuEngine Direction DsaEngine Engine Job Link LinkSettings Order "
-        "PIECE Plan ScheduledEngine Scheduler Slots Speed Transfer TransferClass View arrangements "
-        "plan_blocks plan_rows policy"
+        "PIECE Plan ScheduledEngine Scheduler Slots Speed Transfer TransferClass View "
+        "arrangements default_threads plan_blocks plan_rows policy"
     ),
     "beluga.transfer.cuda": (
         "CapturedTransfer CudaEngine CudaStat CupyDriver Driver DriverError HostDriver"

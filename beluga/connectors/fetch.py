@@ -14,14 +14,14 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from beluga.kvcache import KVCache
+    from beluga.kvcache import GetResult, KVCache, Run
 
 
 def fetch(
-    cache: KVCache, keys: NDArray[np.uint8] | NDArray[np.uint64], targets: Sequence[Any]
-) -> int:
-    """Fetch the leading blocks that the pool has whole: how many. Raises what the cache does."""
+    cache: KVCache, keys: NDArray[np.uint8] | NDArray[np.uint64], targets: Sequence[Any] | Run
+) -> GetResult:
+    """Fetch the leading blocks that the pool has whole. Raises what the cache does."""
     result = cache.get(keys, targets)
     if result.mismatches and result.hits < len(keys):
         cache.remove(keys[result.hits : result.hits + 1])
-    return result.hits
+    return result

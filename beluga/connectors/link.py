@@ -19,6 +19,7 @@ from beluga.errors import BelugaError, CacheError, QuotaError
 from beluga.kvcache import KVCache, Namespace
 from beluga.pool import Pool
 from beluga.rpc import Client
+from beluga.transfer import default_threads
 
 if TYPE_CHECKING:
     import logging
@@ -56,6 +57,7 @@ class Attachment:
                 namespace=namespace,
                 verify=self._settings.verify,
                 timeout_s=self.client.timeout_s,
+                threads=self._settings.load_threads or default_threads(),
             )
             self._caches[namespace.digest] = found
         return found

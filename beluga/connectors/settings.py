@@ -22,7 +22,8 @@ class PoolSettings:
     number, for devdax. ``timeout_ms`` bounds every wait of the engine for the pool's server.
     ``retry_s``: after a failure the pool is left alone for this long, and every lookup is a miss.
     ``salt``: a tenant's secret: blocks are shared among engines that have the same. ``verify``:
-    check every loaded byte.
+    check every loaded byte. ``load_threads`` share the copying of a load; None for one per core, 4
+    at most. Saves are in nobody's way and take one.
     """
 
     pool: str | None = None
@@ -31,10 +32,13 @@ class PoolSettings:
     retry_s: float = 1.0
     salt: str = ""
     verify: bool = True
+    load_threads: int | None = None
 
     def __post_init__(self) -> None:
         if self.timeout_ms <= 0 or self.retry_s <= 0:
             raise ConnectorError("timeout_ms and retry_s must be greater than 0")
+        if self.load_threads is not None and self.load_threads <= 0:
+            raise ConnectorError("load_threads must be greater than 0")
 
 
 def settings_of(kind: type[T], given: Mapping[str, Any]) -> T:

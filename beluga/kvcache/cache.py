@@ -92,8 +92,8 @@ class KVCache:
     ``namespace`` says whose blocks these are: two caches with different namespaces never see each
     other's. ``verify`` checks every fetched byte against the checksums it was stored with (entries
     are always checked). An ``engine`` copies in place of the CPU; blocks may then lie wherever it
-    reaches, as a :class:`~beluga.kvcache.Run` of addresses. Used by one thread at a time, as its
-    :class:`~beluga.rpc.Client`.
+    reaches, as a :class:`~beluga.kvcache.Run` of addresses. ``threads`` share the copying of a get;
+    a put is one thread's. Used by one thread at a time, as its :class:`~beluga.rpc.Client`.
 
     Keys are digests of 16..64 uniformly random bytes (what engines have), as a list of bytes or a
     uint8 array of shape (count, size); or already folded, as a uint64 array of shape (count, 2):
@@ -110,6 +110,7 @@ class KVCache:
         chunk_size: int = CHUNK_SIZE,
         timeout_s: float = 5.0,
         engine: Engine | None = None,
+        threads: int = 1,
     ) -> None:
         if isinstance(pool_or_client, Client):
             self.client, self._own_client = pool_or_client, False
@@ -125,6 +126,7 @@ class KVCache:
         self._timeout_ns = int(timeout_s * 1e9)
         self._meta = MetaClient(self.client)
         self._engine = engine
+        self._threads = threads
         self._token_engine = engine or CpuEngine(self.client.pool)
 
     def keys(self, digests: Digests) -> NDArray[np.uint64]:
@@ -300,6 +302,7 @@ class KVCache:
                 "length": run.length,
                 "chunk_size": self._chunk_size,
                 "verify": self._verify,
+                "threads": self._threads,
             },
         )
 

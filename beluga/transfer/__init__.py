@@ -7,7 +7,7 @@ A plan says what goes where; an engine executes it; nothing here knows keys or s
 
 from beluga.transfer import arrangements, policy
 from beluga.transfer.cost import Speed
-from beluga.transfer.cpu import CpuEngine
+from beluga.transfer.cpu import CpuEngine, default_threads
 from beluga.transfer.dsa import DsaEngine
 from beluga.transfer.engine import Engine, Transfer
 from beluga.transfer.job import Job
@@ -38,6 +38,7 @@ __all__ = [
     "TransferClass",
     "View",
     "arrangements",
+    "default_threads",
     "plan_blocks",
     "plan_rows",
     "policy",

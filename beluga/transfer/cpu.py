@@ -20,9 +20,13 @@ _THREADS_DEFAULT = 4
 """Enough to fill a memory link where one thread does not; more only take cores from the engine."""
 
 
+_CORES = len(os.sched_getaffinity(0))
+"""As the process began: an engine may tie the thread that copies to one of them later on."""
+
+
 def default_threads() -> int:
-    """Threads of an engine that is not told how many: at most 4, of the cores it may use."""
-    return min(_THREADS_DEFAULT, len(os.sched_getaffinity(0)))
+    """Threads of an engine that is not told how many: at most 4, of the cores there are."""
+    return min(_THREADS_DEFAULT, _CORES)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from beluga import KVCache, Pool
+from beluga._ffi import ffi, lib
 from beluga.errors import LayoutError
 from beluga.kvcache import Run
-from beluga.meta import MetaServer
+from beluga.meta import BlockState, MetaClient, MetaServer
 from tests.kvcache.conftest import digests, payload
 
 COUNT, PARTS, SIZE = 5, 3, 4096
@@ -31,6 +32,25 @@ def test_a_run_is_gathered_and_scattered(cache: KVCache) -> None:
     assert cache.put(digests(COUNT), scattered(source)).stored == COUNT
     assert cache.get(digests(COUNT), scattered(target)).hits == COUNT
     assert (source == target).all()
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_several_threads_read_and_find_the_block_that_is_wrong(
+    pool: Pool, server: MetaServer, threads: int
+) -> None:
+    count, size = 12, 100_000
+    source = payload(count, size)
+    target = np.zeros_like(source)
+    with KVCache(pool, namespace="threads", threads=threads) as cache:
+        assert cache.put(digests(count), source).stored == count
+        assert cache.get(digests(count), target).hits == count
+        assert (source == target).all()
+        place = MetaClient(cache.client).lookup(cache.keys(digests(count))).hits[7].offset
+        ffi.cast("uint8_t *", lib.bl_pool_address(pool.handle, place + 64))[0] ^= 1
+        result = cache.get(digests(count), target)
+        assert (result.hits, result.mismatches) == (7, 1)
+        hit, miss = BlockState.HIT, BlockState.MISS
+        assert result.states.tolist() == [hit] * 7 + [miss] + [hit] * 4
 
 
 def test_a_run_needs_a_key_for_each_block(cache: KVCache) -> None:

@@ -93,7 +93,7 @@ def load(attachment: Attachment, items: Sequence[Item], targets: Sequence[Any]) 
         cache, end = attachment.cache(namespace), start + len(digests)
         keys, at = cache.keys(digests), start
         while at < end:
-            hits = fetch(cache, keys[at - start :], targets[at:end])
+            hits = fetch(cache, keys[at - start :], targets[at:end]).hits
             done[at : at + hits] = [True] * hits
             at += hits + 1
     return done

@@ -112,7 +112,9 @@ class Pages:
 
     def fetch(self, form: str, keys: Sequence[str], targets: Callable[[], Sequence[Any]]) -> int:
         """Fetch the leading pages that the pool has: how many; the other targets are undefined."""
-        found = self._read(form, "loading", lambda cache: fetch(cache, hash_keys(keys), targets()))
+        found = self._read(
+            form, "loading", lambda cache: fetch(cache, hash_keys(keys), targets()).hits
+        )
         return found or 0
 
     def store(

@@ -14,6 +14,8 @@ import time
 from collections import Counter, deque
 from typing import TYPE_CHECKING
 
+from beluga.connectors.fetch import fetch
+
 if TYPE_CHECKING:
     from beluga.connectors.link import Attachment, Link
     from beluga.connectors.vllm.counters import Counters
@@ -62,12 +64,8 @@ class Loads:
         packed = one.packed()
 
         def get(attachment: Attachment) -> GetResult:
-            cache = attachment.cache(self._namespace)
             with self._source.write(one.block_ids) as run:
-                result = cache.get(packed, run)
-            if result.mismatches and result.hits < len(packed):
-                cache.remove(packed[result.hits : result.hits + 1])
-            return result
+                return fetch(attachment.cache(self._namespace), packed, run)
 
         started = time.perf_counter()
         result = self._link.attempt("loading blocks", get)
