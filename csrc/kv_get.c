@@ -207,7 +207,7 @@ static int bl_kv_judge_guarded(void *context)
     return read->work->fault;
 }
 
-/* One hit of a batch, of which several are read at once: each has a vector and a fault of its own. */
+/* One hit of several that are read at once: each has a vector and a fault of its own. */
 static int bl_kv_hit_read(void *context, uint32_t i)
 {
     const bl_kv_hits *read = context;

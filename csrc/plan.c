@@ -154,16 +154,17 @@ static uint32_t bl_window_end(const bl_scatter *scatter, uint32_t first, uint32_
     return i;
 }
 
-/* Drop size bytes more of the next window; where chunks come whole, a chunk with its first piece. */
+/* Drop size bytes more of the next window; where chunks come whole, one with its first piece. */
 static void bl_window_drop(bl_scatter *scatter, uint64_t size)
 {
     bl_piece run;
     while (size > 0 && bl_ahead_take(&scatter->drop, size, &run) > 0) {
-        const bl_chunk *chunk = bl_plan_chunk(scatter->plan, &run);
+        const bl_plan *plan = scatter->plan;
+        const bl_chunk *chunk = bl_plan_chunk(plan, &run);
         size -= run.length;
         if (scatter->scratch == NULL)
             bl_invalidate(scatter->memory, run.offset, run.length);
-        else if (run.offset == scatter->plan->pieces[chunk->first - scatter->plan->piece_base].offset)
+        else if (run.offset == plan->pieces[chunk->first - plan->piece_base].offset)
             bl_invalidate(scatter->memory, chunk->offset, chunk->length);
     }
 }
