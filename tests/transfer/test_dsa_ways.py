@@ -110,10 +110,10 @@ def test_a_dedicated_queue_is_sent_lines_in_turn_and_no_more_than_it_holds(pool:
         while not stop.is_set():
             waiting = sum(any(portal[at : at + LINE]) for at in range(0, PAGE, LINE))
             most = max(most, waiting)
-            raw = portal[slot : slot + LINE]
-            if not any(raw):
+            if not any(portal[slot : slot + LINE]):
                 time.sleep(0.0002)
                 continue
+            raw = portal[slot : slot + LINE]  # whole, now that some of it is there
             portal[slot : slot + LINE] = bytes(LINE)
             slot = (slot + LINE) % PAGE
             soft.hand_on(raw)
