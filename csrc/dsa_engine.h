@@ -10,6 +10,10 @@
  * batch where there are several. It lands when all have ended; works that are through leave, and
  * others board. Several flights are out at once. Descriptors of a flight are of different works and
  * need no order among them: no fence, and the device may take them as it likes.
+ *
+ * Pieces may begin and end within a line. The device and its host's caches are coherent with each
+ * other, so parts of a line add up in whatever order they come; when a block's works are through,
+ * and its last line is blanked, every line of it has been written whole.
  */
 #ifndef BL_DSA_ENGINE_H
 #define BL_DSA_ENGINE_H
