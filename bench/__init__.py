@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from .bandwidth import bench_bandwidth
 from .coherence import bench_coherence
+from .copy import bench_copy
 from .latency import bench_latency
 from .options import Options
 from .plot import plot
@@ -28,6 +29,7 @@ BENCHES: dict[str, Bench] = {
     "bandwidth": bench_bandwidth,
     "rpc": bench_rpc,
     "recovery": bench_recovery,
+    "copy": bench_copy,
     "scheduler": bench_scheduler,
 }
 

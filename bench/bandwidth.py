@@ -64,7 +64,7 @@ def bench_bandwidth(options: Options) -> list[Row]:
         with ground(options, interleave=interleave) as pool, paced(options.pace, pool) as clocks:
             setting = _setting(options, pool, region_of(pool, clocks))
             for verb, size, pattern in product(VERBS, SIZES, PATTERNS):
-                for count in _thread_counts(options):
+                for count in thread_counts(options):
                     rows.append(_row(setting, verb, size, pattern, count))
             if interleave is layouts[-1]:
                 rows += _opposed(setting)
@@ -82,7 +82,7 @@ def _setting(options: Options, pool: Pool, region: Region) -> _Setting:
     return _Setting(region, Recorder("bandwidth", options, fixed), layout)
 
 
-def _thread_counts(options: Options) -> list[int]:
+def thread_counts(options: Options) -> list[int]:
     """1, 2, 4, ... and the most: one per core, or what was asked for."""
     most = options.threads or len(cores())
     return sorted({*(1 << step for step in range(most.bit_length()) if 1 << step <= most), most})

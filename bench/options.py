@@ -18,7 +18,8 @@ class Options:
     ``pool`` names the devices of an empty pool whose blocks may be written over; without it each
     benchmark makes an emulated one and removes it. ``discipline`` is "coherent" or "non-coherent";
     the benchmarks stand beside the paper, so they take the latter. ``pace`` slows devices down, as
-    "device=22.5GB/s,latency=650ns" (see ``pace.py``). ``threads`` is the most that bandwidth uses.
+    "device=22.5GB/s,latency=650ns" (see ``pace.py``). ``threads`` is the most that bandwidth and
+    copy use.
     ``progress`` is told what is measured next.
     """
 

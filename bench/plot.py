@@ -98,11 +98,24 @@ def _scheduler(axes: Any, rows: list[Row]) -> None:
     axes.set_xlabel(f"p99 of onboards of {virtual[0]['bytes']} bytes, ns, in virtual time")
 
 
+def _copy(axes: Any, rows: list[Row]) -> None:
+    own = [row for row in rows if row["note"] != "map"]
+    _bars(axes, own, "gb_per_s", _copy_label)
+    axes.set_xlabel(f"GB/s, {rows[0]['memory']}")
+
+
+def _copy_label(row: Row) -> str:
+    crc = ", checksums" if row["crc"] else ""
+    shape = f"{row['fragments']} x {row['fragment_bytes']}"
+    return f"{row['case']}, {row['engine'] or row['peer']}, {shape}, {row['threads']} threads{crc}"
+
+
 _CHARTS: dict[str, Callable[[Any, list[Row]], None]] = {
     "coherence": _coherence,
     "latency": _latency,
     "bandwidth": _bandwidth,
     "rpc": _rpc,
     "recovery": _recovery,
+    "copy": _copy,
     "scheduler": _scheduler,
 }

@@ -19,6 +19,11 @@ Row = dict[str, object]
 FIELDS = (
     "bench",
     "case",
+    "engine",  # what copied: cpu, dsa, cuda
+    "peer",  # what else did
+    "crc",  # with checksums?
+    "fragment_bytes",  # of each of an operation's fragments
+    "fragments",
     "bytes",  # of each operation
     "depth",  # operations out at a time
     "threads",
@@ -33,6 +38,7 @@ FIELDS = (
     "ratio_to_limit",  # 1.0: as fast as the limit
     "ratio_q1",
     "ratio_q3",
+    "ratio_to_peer",  # ours / the peer's speed
     "noisy",  # the limit varied by more than a quarter over the pairs, even when tried again
     "paper",  # the paper's figure, on a real CXL switch
     "note",

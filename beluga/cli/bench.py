@@ -26,10 +26,15 @@ Pace = Annotated[
     str | None,
     typer.Option(help="Slow devices down, such as device=22.5GB/s,latency=650ns."),
 ]
-Threads = Annotated[int | None, typer.Option(min=1, help="The most that bandwidth uses.")]
+Threads = Annotated[int | None, typer.Option(min=1, help="The most that bandwidth and copy use.")]
 
 _COLUMNS = {
     "case": "case",
+    "engine": "engine",
+    "peer": "peer",
+    "crc": "crc",
+    "fragment_bytes": "fragment",
+    "fragments": "fragments",
     "bytes": "bytes",
     "depth": "depth",
     "threads": "threads",
@@ -39,6 +44,7 @@ _COLUMNS = {
     "gb_per_s": "GB/s",
     "limit": "limit",
     "ratio_to_limit": "ratio",
+    "ratio_to_peer": "ratio to peer",
     "paper": "paper",
 }
 

@@ -6,6 +6,7 @@ A plan says what goes where; an engine executes it; nothing here knows keys or s
 """
 
 from beluga.transfer import arrangements, policy
+from beluga.transfer.calibration import calibrated
 from beluga.transfer.cost import Speed
 from beluga.transfer.cpu import CpuEngine, default_threads
 from beluga.transfer.dsa import DsaEngine
@@ -14,6 +15,7 @@ from beluga.transfer.job import Job
 from beluga.transfer.layout import BlockLayout, Order, Slots
 from beluga.transfer.link import Direction, Link, LinkSettings, TransferClass
 from beluga.transfer.plan import CHUNK, PIECE, Plan, plan_blocks, plan_rows
+from beluga.transfer.planner import Course, Planner, Way
 from beluga.transfer.scheduler import ScheduledEngine, Scheduler
 from beluga.transfer.view import View
 
@@ -21,6 +23,7 @@ __all__ = [
     "CHUNK",
     "PIECE",
     "BlockLayout",
+    "Course",
     "CpuEngine",
     "Direction",
     "DsaEngine",
@@ -30,6 +33,7 @@ __all__ = [
     "LinkSettings",
     "Order",
     "Plan",
+    "Planner",
     "ScheduledEngine",
     "Scheduler",
     "Slots",
@@ -37,7 +41,9 @@ __all__ = [
     "Transfer",
     "TransferClass",
     "View",
+    "Way",
     "arrangements",
+    "calibrated",
     "default_threads",
     "plan_blocks",
     "plan_rows",

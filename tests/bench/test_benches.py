@@ -41,6 +41,7 @@ JUDGED = {
     "bandwidth": ["read, uniform, interleaved", "write, skewed, not interleaved"],
     "rpc": ["c", "python"],
     "recovery": ["restart"],
+    "copy": ["gather_write", "scatter_read", "sparse_read"],
     "scheduler": [],  # see test_scheduler_bench.py
 }
 
