@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from beluga._ffi import ffi, lib
-from beluga.errors import ChecksumError
+from beluga.errors import ChecksumError, DeviceFaultError
 from beluga.meta import BlockState
 from beluga.transfer import Plan, plan_blocks
 
@@ -60,6 +60,9 @@ class Carrier:
                 if plan.checksums is not None:
                     self.vectors[blocks] = plan.checksums.reshape(len(blocks), -1)
             written = 0
+        except DeviceFaultError:
+            written = -lib.BL_ERROR_DEVICE_FAULT  # the server is told which memory it was
+            raise
         finally:
             vectors = _pointer("uint32_t[]", self.vectors)
             code = lib.bl_kv_put_end(self._session, self._pending[0], vectors, written, *told)
@@ -83,6 +86,9 @@ class Carrier:
             for blocks in self._read(hits, parts_of):
                 states[blocks] = BlockState.MISS
             copied = 0
+        except DeviceFaultError:
+            copied = -lib.BL_ERROR_DEVICE_FAULT
+            raise
         finally:
             code = lib.bl_kv_get_end(self._session, self._pending[0], copied, told, mismatches)
         return int(code)

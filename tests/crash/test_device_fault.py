@@ -207,6 +207,15 @@ def test_a_client_lives_and_reads_what_is_left(paths: list[Path], options: tuple
     assert "Bus error" not in ended.stderr
 
 
+@pytest.mark.parametrize("settings", ["", ", verify=False"], ids=["verified", "bare"])
+def test_an_engine_meets_what_failed_as_the_one_call_does(paths: list[Path], settings: str) -> None:
+    made = 'KVCache(pool, namespace="fault"'
+    code = CLIENT.replace(made, f"{made}, engine=CpuEngine(pool, threads=2){settings}")
+    with Process("serve_index", paths):
+        ended = run(f"from beluga.transfer import CpuEngine\n{code}", paths)
+    assert (ended.returncode, ended.stdout.strip()) == (0, ALIVE), ended.stderr
+
+
 def test_what_failed_stays_retired_under_the_next_server(paths: list[Path]) -> None:
     with Process("serve_index", paths):
         ended = run(CLIENT, paths)
