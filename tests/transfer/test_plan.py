@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from beluga.errors import LayoutError
@@ -27,6 +27,7 @@ def bytes_of(plan: Plan) -> dict[int, tuple[int, int]]:
     return found
 
 
+@settings(deadline=None)
 @given(
     sizes=st.lists(st.integers(1, 300), min_size=1, max_size=6),
     places=st.lists(st.integers(0, 40), min_size=1, max_size=3, unique=True),
@@ -59,6 +60,7 @@ def test_every_byte_of_every_block_is_in_one_piece(
     assert (plan.checksums is None) == (chunk_size == 0)
 
 
+@settings(deadline=None)
 @given(blocks=st.integers(1, 5), size=st.integers(1, 5000))
 def test_parts_are_the_whole_and_share_its_checksums(blocks: int, size: int) -> None:
     addresses = np.arange(blocks * 3, dtype=np.uint64).reshape(blocks, 3) << 20
@@ -95,6 +97,7 @@ def test_what_is_no_plan_is_refused(
         plan_blocks(np.array(addresses), np.array(sizes), np.array(offsets), chunk_size=chunk_size)
 
 
+@settings(deadline=None)
 @given(
     length=st.integers(1, 900),
     chunk_lines=st.integers(1, 4),

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from beluga.errors import LayoutError
@@ -17,6 +17,7 @@ from beluga.transfer import View, plan_blocks
 from beluga.transfer.view import DTYPE_SIZES, refuse_outside
 
 
+@settings(deadline=None)
 @given(
     shape=st.lists(st.integers(1, 5), min_size=1, max_size=4),
     order=st.randoms(use_true_random=False),
@@ -32,6 +33,7 @@ def test_addresses_are_those_of_the_elements(shape: list[int], order: Any, item:
         assert np.frombuffer(raw, item)[0] == array[index]
 
 
+@settings(deadline=None)
 @given(data=st.data())
 def test_slices_and_splits_are_those_of_numpy(data: st.DataObject) -> None:
     array = np.arange(4 * 6 * 5, dtype=np.uint16).reshape(4, 6, 5)
@@ -73,6 +75,7 @@ def test_sizes_of_elements_are_those_of_their_types() -> None:
         View.foreign(4096, 48, shape=(2, 3), dtype="I64")
 
 
+@settings(deadline=None)
 @given(
     shape=st.lists(st.integers(1, 6), min_size=1, max_size=3),
     strides=st.lists(st.integers(0, 50), min_size=3, max_size=3),
