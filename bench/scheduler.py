@@ -3,16 +3,14 @@
 """How long onboards wait for a link that offloads fill, in our order and in those of others.
 
 In virtual time first (``linkmodel.py``), so that the orders alone differ; then really, by the CPU
-engine over a link that is said to be slower than memory; and what one decision costs.
+engine over a link that is said to be slower than memory, with onboards in a class of their own and
+in that of the offloads; and what one decision costs.
 """
 
 from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -24,6 +22,7 @@ from beluga.pool import Pool
 from beluga.transfer import (
     CpuEngine,
     Direction,
+    Job,
     Link,
     LinkSettings,
     Plan,
@@ -43,12 +42,13 @@ from .row import Recorder, Row, percentiles
 
 RATE = 26_000_000_000  # bytes per second: a GPU's way from the pool, in the paper
 SHARE = 0.3  # of the link, asked for by onboards
-REAL_RATE = 2_000_000_000  # slow enough for a busy machine's memory
+REAL_RATE = 500_000_000  # so slow that the link, not a busy machine, is what is waited for
 FRAGMENT = 20 << 10
+_LOOK_S = 0.0005  # a tenth of what a block takes
 
 
 def bench_scheduler(options: Options) -> list[Row]:
-    """Orders in virtual time, ours and a plain queue really, and the cost of a decision."""
+    """Orders in virtual time, ours and one class for all really, and the cost of a decision."""
     if options.pace is not None:
         raise BelugaError("scheduler says itself how fast its link is; leave --pace out")
     rows = _virtual(options)
@@ -62,7 +62,7 @@ def bench_scheduler(options: Options) -> list[Row]:
 
 
 def _virtual(options: Options) -> list[Row]:
-    duration_ns = 20_000_000 if options.smoke else 1_000_000_000
+    duration_ns = 20_000_000 if options.smoke else 500_000_000
     fixed: Row = {"memory": "virtual time", "bytes": BLOCK, "threads": 1}
     recorder = Recorder("scheduler", options, fixed)
     rows = []
@@ -157,7 +157,7 @@ def _bare_call_ns(count: int) -> float:
 
 
 def _real(options: Options) -> list[Row]:
-    """Onboards at random, alone and beside offloads that never end: ours, and one plain queue."""
+    """Onboards at random, alone and beside offloads that never end; in classes, and all in one."""
     rows = []
     with ground(options) as pool:
         fixed: Row = {
@@ -168,9 +168,9 @@ def _real(options: Options) -> list[Row]:
         }
         recorder = Recorder("scheduler", options, fixed)
         onboard, offload = (_plan(pool, place) for place in range(2))
-        for name, driver in (("ours", _Ours), ("one queue", _OneQueue)):
-            idle, _ = _measure(options, pool, driver, onboard, None)
-            loaded, note = _measure(options, pool, driver, onboard, offload)
+        for name, kind in (("ours", TransferClass.ONBOARD), ("one class", TransferClass.OFFLOAD)):
+            idle, _ = _measure(options, pool, kind, onboard, None)
+            loaded, note = _measure(options, pool, kind, onboard, offload)
             alone, beside = _times(idle), _times(loaded)
             rows.append(
                 recorder.row(
@@ -185,11 +185,11 @@ def _real(options: Options) -> list[Row]:
 
 
 def _duration_s(options: Options) -> float:
-    return 0.3 if options.smoke else 5.0
+    return 0.3 if options.smoke else 10.0
 
 
 def _plan(pool: Pool, place: int) -> Plan:
-    """A block of fragments, like those of a 32B model; the limit of 128 apart."""
+    """A block of fragments, like those of a 32B model."""
     memory = np.ones(BLOCK, np.uint8)
     starts = memory.ctypes.data + np.arange(0, BLOCK, FRAGMENT)
     first = -(-pool.geometry.data_offset // BLOCK) * BLOCK
@@ -202,90 +202,57 @@ def _plan(pool: Pool, place: int) -> Plan:
     )
 
 
-class _Ours:
-    """Through the scheduler; the link is not duplex, so that offloads are in the way."""
-
-    def __init__(self, pool: Pool, directory: Path) -> None:
-        speed = Speed(REAL_RATE)
-        settings = LinkSettings(read=speed, write=speed, duplex=False)
-        self._scheduler = Scheduler(Link("bench", settings, directory=directory))
-        self._engine = CpuEngine(pool, 1)
-        self._busy = self._scheduler.link.utilisation
-
-    def onboard(self, plan: Plan) -> Callable[[], None]:
-        kind = TransferClass.ONBOARD
-        return self._scheduler.submit(plan, self._engine, Direction.READ, kind).wait
-
-    def offload(self, plan: Plan) -> Callable[[], bool]:
-        kind = TransferClass.OFFLOAD
-        return self._scheduler.submit(plan, self._engine, Direction.WRITE, kind).done
-
-    def close(self) -> str:
-        delay = self._scheduler.delays()[TransferClass.ONBOARD]
-        share = self._busy()[0]
-        self._scheduler.close()
-        mean = delay.total_ns // max(delay.count, 1)
-        return (
-            f"; queue delay of onboards' pieces {mean} ns, {delay.longest_ns} ns at most; "
-            f"the link was used for {share:.2f} of the time"
-        )
-
-
-class _OneQueue:
-    """Whole blocks, one after the other, as they come: as fast as the engine goes."""
-
-    def __init__(self, pool: Pool, directory: Path) -> None:
-        self._engine = CpuEngine(pool, 1)
-        self._line = ThreadPoolExecutor(1)
-
-    def onboard(self, plan: Plan) -> Callable[[], None]:
-        future = self._line.submit(lambda: self._engine.scatter_read(plan).wait())
-        return future.result
-
-    def offload(self, plan: Plan) -> Callable[[], bool]:
-        return self._line.submit(lambda: self._engine.gather_write(plan).wait()).done
-
-    def close(self) -> str:
-        self._line.shutdown(cancel_futures=True)
-        return ""
-
-
-@contextmanager
-def _driver(
-    pool: Pool, kind: type[_Ours] | type[_OneQueue]
-) -> Iterator[tuple[_Ours | _OneQueue, list[str]]]:
-    """A driver, and what it has to say in the end."""
-    notes: list[str] = []
-    with TemporaryDirectory(prefix="beluga-bench-link-") as directory:
-        driver = kind(pool, Path(directory))
-        try:
-            yield driver, notes
-        finally:
-            notes.append(driver.close())
-
-
 def _measure(
-    options: Options,
-    pool: Pool,
-    kind: type[_Ours] | type[_OneQueue],
-    onboard: Plan,
-    offload: Plan | None,
+    options: Options, pool: Pool, kind: TransferClass, onboard: Plan, offload: Plan | None
 ) -> tuple[list[int], str]:
-    """How long each onboard took, from when it was due, in nanoseconds; and a note."""
+    """How long each onboard took, from when it was due, in nanoseconds; and a note.
+
+    The link is not duplex, so that offloads are in the way.
+    """
+    engine, speed = CpuEngine(pool, 1), Speed(REAL_RATE)
+    engine.gather_write(onboard).wait()  # so that its checksums are right
+    settings = LinkSettings(read=speed, write=speed, duplex=False)
+    with TemporaryDirectory(prefix="beluga-bench-link-") as directory:
+        link = Link("bench", settings, directory=Path(directory))
+        with Scheduler(link) as scheduler:
+            took = _arrive(options, scheduler, engine, kind, (onboard, offload))
+            delay, used = scheduler.delays()[kind], link.utilisation()[0]
+    mean = delay.total_ns // max(delay.count, 1)
+    return took, (
+        f"; queue delay of a piece {mean} ns, {delay.longest_ns} ns at most; "
+        f"the link was used for {used:.2f} of the time"
+    )
+
+
+def _arrive(
+    options: Options,
+    scheduler: Scheduler,
+    engine: CpuEngine,
+    kind: TransferClass,
+    plans: tuple[Plan, Plan | None],
+) -> list[int]:
+    """Onboards at random, an offload for every one that has ended."""
     rng = random.Random(options.seed + 1)  # noqa: S311  arrivals, not secrets
+    onboard, offload = plans
     mean_s = BLOCK / REAL_RATE / SHARE
     took: list[int] = []
-    CpuEngine(pool, 1).gather_write(onboard).wait()  # so that its checksums are right
-    with _driver(pool, kind) as (driver, notes):
-        waiting: list[Callable[[], bool]] = []
-        due = time.monotonic() + mean_s
-        end = time.monotonic() + _duration_s(options)
-        while due < end:
-            while offload is not None and len(waiting) < BACKLOG:
-                waiting.append(driver.offload(offload))
-            time.sleep(max(0.0, due - time.monotonic()))
-            driver.onboard(onboard)()
-            took.append(round((time.monotonic() - due) * 1e9))
-            waiting = [done for done in waiting if not done()]
+    waiting: list[Job] = []
+    onboards: list[tuple[float, Job]] = []
+    due = time.monotonic() + mean_s
+    end = time.monotonic() + _duration_s(options)
+    while due < end or onboards:
+        while offload is not None and len(waiting) < BACKLOG:
+            best_effort = TransferClass.OFFLOAD
+            waiting.append(scheduler.submit(offload, engine, Direction.WRITE, best_effort))
+        now = time.monotonic()
+        while due < min(now, end):
+            onboards.append((due, scheduler.submit(onboard, engine, Direction.READ, kind)))
             due += rng.expovariate(1 / mean_s)
-    return took, notes[0]
+        ended = [(since, job) for since, job in onboards if job.done()]
+        for since, job in ended:
+            job.wait()  # raises what went wrong
+            took.append(round((now - since) * 1e9))
+        onboards = [pair for pair in onboards if pair not in ended]
+        waiting = [job for job in waiting if not job.done()]
+        time.sleep(_LOOK_S)
+    return took
