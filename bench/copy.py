@@ -19,6 +19,7 @@ from beluga.transfer import CpuEngine, DsaEngine, Engine
 from .bandwidth import thread_counts
 from .copy_peers import PEERS, Peer
 from .drive import together
+from .gpu_copy import gpu_copy
 from .ground import discipline_of, ground
 from .machine import cores, memory_of, pinned
 from .options import Options
@@ -98,8 +99,7 @@ def dsa_rows(setting: Setting) -> list[Row]:
 
 def cuda_rows(setting: Setting) -> list[Row]:
     """Of a machine with a GPU."""
-    why = "it copies between the pool and a GPU's memory, and there is none of that here"
-    return [setting.recorder.skipped(case, why, engine="cuda") for case in CASES]
+    return gpu_copy(setting.recorder, setting.scene.pool)
 
 
 ENGINES: dict[str, Callable[[Setting], list[Row]]] = {

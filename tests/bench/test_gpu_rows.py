@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from beluga_bench.gpu import CASES, gpu_coherence, gpu_latency
+from beluga_bench.gpu_copy import gpu_copy
 from beluga_bench.options import Options
 from beluga_bench.region import region_of
 from beluga_bench.row import Recorder
@@ -55,3 +56,27 @@ def test_the_rows_are_measured_where_kernels_run(shm: Path) -> None:
         "gpu read by memcpy": "ahead of the CPU from 64 bytes on",
         "gpu write": "never ahead of the CPU",
     }
+
+
+def test_copies_are_measured_beside_a_copy_engine_and_peers(shm: Path) -> None:
+    try:
+        HostDriver().close()
+    except EngineUnavailableError as error:
+        pytest.skip(str(error))
+    with Pool.create([shm / "a"], device_size=32 << 20, sparse=True) as pool:
+        recorder = Recorder("copy", Options(smoke=True), dict(FIXED))
+        rows = gpu_copy(recorder, pool, HostDriver)
+        without = gpu_copy(recorder, pool, no_gpu)
+    measured = [row for row in rows if row["ratio_to_limit"]]
+    found = {(row["note"], row["case"], row["crc"]) for row in measured if row["engine"] == "cuda"}
+    for path in ("direct", "staged"):
+        for case in ("gather_write", "scatter_read"):
+            assert {(path, case, False), (path, case, True)} <= found
+    assert ("direct", "sparse_read", False) in found
+    peers = {(row["peer"], row["case"]) for row in measured if row["peer"]}
+    name = "cudaMemcpyAsync per fragment"
+    assert peers == {(name, "gather_write"), (name, "scatter_read")}
+    batch = [row["note"] for row in rows if row["peer"] == "cudaMemcpyBatchAsync"]
+    assert batch == ["skipped: what stands in for the GPU has no such call"] * 2
+    assert {row["case"] for row in without} == {"gather_write", "scatter_read", "sparse_read"}
+    assert all("skipped: " in str(row["note"]) for row in without)
