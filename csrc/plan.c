@@ -16,8 +16,8 @@
 enum bl_plan_constant {
     BL_PARTS_PER_THREAD = 4,    /* so that a slow one is waited for a quarter of its time */
     BL_STEP_SIZE = 2 << 10,     /* read between two drops of the next window's lines */
-    BL_HEAD_SIZE = 512,         /* of the next piece, asked for while this one is written */
-    BL_PAST_SIZE = 256 << 10,   /* a plan that would take so much of the cache goes past it */
+    BL_HEAD_SIZE = 2 << 10,     /* of the next piece, asked for while this one is written */
+    BL_PAST_SIZE = 256 << 10,   /* a dense plan that would take so much cache goes past it */
 #ifdef BL_SIM
     BL_WINDOW_SIZE = 256        /* its blocks are small, and have several windows too */
 #else
@@ -321,7 +321,8 @@ int bl_plan_execute(const bl_memory *memory, const bl_plan *plan, uint32_t threa
         return -EINVAL;
     uint64_t size = bl_plan_size(plan);
     bl_plan_run run = {memory, plan, firsts, 0,
-                       size < BL_PAST_SIZE ? BL_COPY_CACHED : BL_COPY_PAST, (uint32_t)write};
+                       plan->sparse || size < BL_PAST_SIZE ? BL_COPY_CACHED : BL_COPY_PAST,
+                       (uint32_t)write};
     for (uint32_t i = 0; plan->sparse && plan->checksums && i < plan->chunk_count; i++)
         if (plan->chunks[i].length > run.scratch_size)
             run.scratch_size = plan->chunks[i].length;

@@ -67,9 +67,9 @@ class Plan:
         return ffi.new(
             "bl_plan *",
             [
-                ffi.cast("bl_piece *", self.pieces.ctypes.data),
-                ffi.cast("bl_chunk *", self.chunks.ctypes.data),
-                ffi.NULL if sums is None else ffi.cast("uint32_t *", sums.ctypes.data),
+                ffi.cast("bl_piece *", ffi.from_buffer(self.pieces)),
+                ffi.cast("bl_chunk *", ffi.from_buffer(self.chunks)),
+                ffi.NULL if sums is None else ffi.cast("uint32_t *", ffi.from_buffer(sums)),
                 len(self.pieces),
                 len(self.chunks),
                 self.piece_base,
