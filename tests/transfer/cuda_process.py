@@ -5,7 +5,9 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
+import shutil
 import struct
 import subprocess
 from pathlib import Path
@@ -36,12 +38,23 @@ class Grid:
     threads: int
 
 
+@functools.cache
+def _fixed_addresses() -> tuple[str, ...]:
+    """What to start a program with so that the sanitizer finds its shadow's place free: some
+    kernels spread addresses more than it was built for."""
+    command = ("setarch", "-R")
+    if shutil.which(command[0]) is None:
+        return ()
+    allowed = subprocess.run([*command, "true"], capture_output=True, check=False)
+    return command if allowed.returncode == 0 else ()
+
+
 class KernelProcess:
     """Memory and kernels of a process that ends at the first bad access."""
 
     def __init__(self, program: Path) -> None:
         self._process = subprocess.Popen(
-            [program],
+            [*_fixed_addresses(), program],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -125,8 +125,8 @@ def test_windows_that_are_wanted_are_registered_first(pool: Pool) -> None:
     assert engine.settle(PATIENCE_S)
     (wanted,) = engine._windows.touched(blocks.plan.pieces["offset"])
     place = order.index(engine._registrar._range(wanted).address)
-    assert place == 1  # one had begun before it was known
-    rest = order[:1] + order[2:]
+    assert place <= 1  # one may have begun before it was known
+    rest = order[:place] + order[place + 1 :]
     lowest = {engine._registrar._range((d, 0)).address for d in (0, 1)}
     assert set(rest[:2]) == lowest  # low offsets first
 
