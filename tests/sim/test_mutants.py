@@ -20,7 +20,7 @@ COMPOUND = {
     "publish_line": ("stream_line", "fence_store"),
     "refetch": ("fence_full", "invalidate", "fence_full"),
     "stream_crc": ("stream",),
-    "fetch_crc": ("fetch",),
+    "fetch_run": ("fetch",),
 }
 SIMPLE = (
     *("load64", "prefetch_line", "load_line", "fetch", "stream_line", "stream"),
