@@ -9,6 +9,7 @@ from beluga.transfer import arrangements, policy
 from beluga.transfer.calibration import calibrated
 from beluga.transfer.cost import Speed
 from beluga.transfer.cpu import CpuEngine, default_threads
+from beluga.transfer.cuda import CudaEngine
 from beluga.transfer.dsa import DsaEngine
 from beluga.transfer.engine import Engine, Transfer
 from beluga.transfer.job import Job
@@ -25,6 +26,7 @@ __all__ = [
     "BlockLayout",
     "Course",
     "CpuEngine",
+    "CudaEngine",
     "Direction",
     "DsaEngine",
     "Engine",
