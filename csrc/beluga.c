@@ -139,6 +139,7 @@
 #include "sim_kv.c"
 #include "sim_takeover.c"
 #include "sim_range.c"
+#include "sim_plan.c"
 #include "sim_engine.c"
 #include "sim_engine_kv.c"
 #include "sim_register.c"

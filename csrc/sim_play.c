@@ -48,6 +48,7 @@ static const bl_sim_scenario bl_sim_scenarios[] = {
     {"kv_silent", bl_path_kv_silent, 0},
     {"kv_calm", bl_path_kv_calm, 0},
     {"range", bl_path_range, 0},
+    {"rows", bl_rows_run, 0},
     {"device_put", bl_engine_put_only, 0},
     {"device_get", bl_engine_get_only, 0},
     {"device_dsa", bl_engine_dsa, 0},

@@ -46,6 +46,14 @@ MUTANTS = {
         ("bl_entry_clear", "stream_line", 0),  # what the second look sees
         ("bl_window_drop", "invalidate", 0),  # the payload is not taken from the cache
     ),
+    "rows": (
+        ("bl_window_drop", "invalidate", 0),  # rows are not taken from the cache
+        ("bl_window_drop", "invalidate", 1),  # nor the chunks whose checksums are asked for
+        ("bl_piece_pick", "fetch", 0),
+        ("bl_piece_fetch", "fetch", 0),
+        ("bl_plan_scatter", "fence_full", 1),  # dropped before they are fetched
+        ("bl_plan_write", "fence_store", 0),  # the bytes are out before their line
+    ),
     "kv_calm": (
         ("bl_gather_direct", "stream", 0),
         ("bl_gather_direct", "stream", 1),
