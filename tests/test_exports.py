@@ -25,6 +25,7 @@ EXPORTS: dict[str, str] = {
         "BlockLayout CHUNK CpuEngine Direction DsaEngine Engine Job Link LinkSettings Order "
         "PIECE Plan ScheduledEngine Scheduler Slots Speed Transfer TransferClass View "
         "arrangements calibrated Course CudaEngine default_threads plan_blocks plan_rows Planner "
+        "PlannedEngine "
         "policy Way"
     ),
     "beluga.transfer.cuda": (

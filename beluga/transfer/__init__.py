@@ -16,6 +16,7 @@ from beluga.transfer.job import Job
 from beluga.transfer.layout import BlockLayout, Order, Slots
 from beluga.transfer.link import Direction, Link, LinkSettings, TransferClass
 from beluga.transfer.plan import CHUNK, PIECE, Plan, plan_blocks, plan_rows
+from beluga.transfer.planned import PlannedEngine
 from beluga.transfer.planner import Course, Planner, Way
 from beluga.transfer.scheduler import ScheduledEngine, Scheduler
 from beluga.transfer.view import View
@@ -35,6 +36,7 @@ __all__ = [
     "LinkSettings",
     "Order",
     "Plan",
+    "PlannedEngine",
     "Planner",
     "ScheduledEngine",
     "Scheduler",

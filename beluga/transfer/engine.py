@@ -44,7 +44,8 @@ class Engine(Protocol):
 
     @property
     def name(self) -> str:
-        """``cpu``, ``dsa`` or ``cuda``; with what tells two of a kind apart, after a hyphen."""
+        """``cpu``, ``dsa`` or ``cuda``, with what tells two of a kind apart after a hyphen; or
+        ``planned``: one of several, as each plan is best served."""
         ...
 
     def gather_write(self, plan: Plan) -> Transfer:

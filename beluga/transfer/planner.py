@@ -14,8 +14,10 @@ import enum
 from collections.abc import Collection, Mapping
 
 
-class Way(enum.StrEnum):
+class Way(str, enum.Enum):
     """An engine, and how it goes about it."""
+
+    __str__ = str.__str__
 
     CPU = "cpu"
     DSA = "dsa"
@@ -23,8 +25,10 @@ class Way(enum.StrEnum):
     CUDA_STAGED = "cuda-staged"
 
 
-class Course(enum.StrEnum):
+class Course(str, enum.Enum):
     """The two directions, as an engine's methods are called."""
+
+    __str__ = str.__str__
 
     GATHER_WRITE = "gather_write"
     SCATTER_READ = "scatter_read"

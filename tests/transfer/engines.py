@@ -28,8 +28,11 @@ from beluga.transfer import (
     Link,
     LinkSettings,
     Plan,
+    PlannedEngine,
+    Planner,
     Scheduler,
     Speed,
+    Way,
 )
 from beluga.transfer.cuda import CudaEngine, CupyDriver, DriverError, HostDriver
 from beluga.transfer.dsa_queue import open_software
@@ -245,11 +248,17 @@ def stormy_dsa(pool: Pool) -> Engine:
     return DsaEngine(pool, open_software(pool, weather=weather))
 
 
+def _planned(pool: Pool) -> Engine:
+    engines = {Way.CPU: CpuEngine(pool, threads=1), Way.DSA: DsaEngine(pool, "software")}
+    return PlannedEngine(Planner(), engines)
+
+
 ENGINES: tuple[EngineCase, ...] = (
     EngineCase("reference", ReferenceEngine),
     EngineCase("cpu", lambda pool: CpuEngine(pool, threads=1)),
     EngineCase("cpu-3", lambda pool: CpuEngine(pool, threads=3)),
     EngineCase("cpu, scheduled", lambda pool: _scheduled(CpuEngine(pool, threads=1), pool)),
+    EngineCase("cpu or dsa-software, planned", _planned),
     EngineCase("dsa-software", lambda pool: DsaEngine(pool, "software")),
     EngineCase("dsa-stormy", stormy_dsa),
     EngineCase("dsa-stormy, scheduled", lambda pool: _scheduled(stormy_dsa(pool), pool)),

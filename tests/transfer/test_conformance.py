@@ -376,5 +376,5 @@ def test_a_plan_that_cannot_be_is_refused_and_moves_nothing(
 
 def test_an_engine_says_its_kind(case: EngineCase, engine: Engine) -> None:
     kind = engine.name.split("-")[0]
-    assert kind in ("reference", "cpu", "dsa", "cuda")
+    assert kind in ("reference", "cpu", "dsa", "cuda", "planned")
     assert case.name.startswith(kind)

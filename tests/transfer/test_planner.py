@@ -14,9 +14,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from beluga.errors import LayoutError
 from beluga.pool import STRIPE_SIZE, Pool
-from beluga.transfer import Course, CpuEngine, Planner, Way, calibrated
+from beluga.transfer import (
+    Course,
+    CpuEngine,
+    Plan,
+    PlannedEngine,
+    Planner,
+    Way,
+    calibrated,
+    plan_blocks,
+)
 from beluga.transfer.calibration import fit, keep, kept, load
+from beluga.transfer.cpu import CpuTransfer
 from beluga.transfer.planner import DEFAULT, Cost
 
 KIB = 1024
@@ -51,6 +62,47 @@ def test_many_small_fragments_cost_what_the_table_says_of_them() -> None:
     planner = Planner(table)
     assert planner.choose(Course.SCATTER_READ, 1 << 20, 1, HOST) == Way.DSA
     assert planner.choose(Course.SCATTER_READ, 1 << 20, 1024, HOST) == Way.CPU
+
+
+class Noted:
+    """Says who was asked, and for what."""
+
+    def __init__(self, name: str, asked: list[tuple[str, Course, int]]) -> None:
+        self.name, self._asked = name, asked
+
+    def gather_write(self, plan: Plan) -> CpuTransfer:
+        self._asked.append((self.name, Course.GATHER_WRITE, plan.size))
+        return CpuTransfer(None)
+
+    def scatter_read(self, plan: Plan) -> CpuTransfer:
+        self._asked.append((self.name, Course.SCATTER_READ, plan.size))
+        return CpuTransfer(None)
+
+    def close(self) -> None:
+        self._asked.append((self.name, Course.GATHER_WRITE, -1))
+
+
+def test_each_plan_goes_to_the_engine_that_is_cheapest_for_it() -> None:
+    asked: list[tuple[str, Course, int]] = []
+    engine = PlannedEngine(Planner(), {way: Noted(str(way), asked) for way in HOST})
+    small, large = (
+        plan_blocks(np.array([[4096]], np.uint64), np.array([size]), np.array([0]))
+        for size in (2048, 1 << 20)
+    )
+    engine.gather_write(small).wait()
+    engine.scatter_read(large).wait()
+    engine.close()
+    assert asked == [
+        ("cpu", Course.GATHER_WRITE, 2048),
+        ("dsa", Course.SCATTER_READ, 1 << 20),
+        ("cpu", Course.GATHER_WRITE, -1),
+        ("dsa", Course.GATHER_WRITE, -1),
+    ]
+    with pytest.raises(LayoutError, match="none of cuda-direct"):
+        PlannedEngine(
+            Planner({key: cost for key, cost in DEFAULT.items() if key[0] in HOST}),
+            {Way.CUDA_DIRECT: Noted("cuda-direct", asked)},
+        )
 
 
 @given(
