@@ -258,7 +258,7 @@ ENGINES: tuple[EngineCase, ...] = (
     EngineCase("cpu", lambda pool: CpuEngine(pool, threads=1)),
     EngineCase("cpu-3", lambda pool: CpuEngine(pool, threads=3)),
     EngineCase("cpu, scheduled", lambda pool: _scheduled(CpuEngine(pool, threads=1), pool)),
-    EngineCase("cpu or dsa-software, planned", _planned),
+    EngineCase("planned: cpu or dsa-software", _planned),
     EngineCase("dsa-software", lambda pool: DsaEngine(pool, "software")),
     EngineCase("dsa-stormy", stormy_dsa),
     EngineCase("dsa-stormy, scheduled", lambda pool: _scheduled(stormy_dsa(pool), pool)),
