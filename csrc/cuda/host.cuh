@@ -16,14 +16,6 @@
 
 #define BL_DEVICE static inline
 
-template <int WIDTH> struct bl_word {
-    uint32_t part[(WIDTH + 3) / 4];
-};
-
-typedef struct bl_thread {
-    uint32_t block, block_count, thread, thread_count;
-} bl_thread;
-
 /* One access. The n-th of each lane for one tile, of one kind, are a step of the group. */
 typedef struct bl_access {
     uint64_t address;

@@ -41,6 +41,15 @@ enum bl_cuda_constant {
     BL_TABLE_WORDS = (BL_SLICES + 4) * 256 + 64
 };
 
+/* As many bytes as one access moves. */
+template <int WIDTH> struct bl_word {
+    uint32_t part[(WIDTH + 3) / 4];
+};
+
+typedef struct bl_thread {
+    uint32_t block, block_count, thread, thread_count;
+} bl_thread;
+
 typedef struct bl_tile {
     uint32_t piece;             /* of the launch's pieces */
     uint32_t start;             /* byte of the piece */

@@ -13,14 +13,6 @@
 
 #define BL_DEVICE __device__ __forceinline__
 
-template <int WIDTH> struct bl_word {
-    uint32_t part[(WIDTH + 3) / 4];
-};
-
-typedef struct bl_thread {
-    uint32_t block, block_count, thread, thread_count;
-} bl_thread;
-
 BL_DEVICE void bl_tile_note(uint64_t) {} /* host.cuh writes it down */
 
 BL_DEVICE bl_word<16> bl_load(uint64_t address, bl_word<16> word)
