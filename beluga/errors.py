@@ -51,6 +51,13 @@ BelugaError
 │   ├── TransferTimeoutError      a transfer has not ended in time; it goes on
 │   └── TransferCancelledError    a transfer was dropped before it had ended
 ├── ConnectorError                an engine's settings, or its KV layout, cannot be served
+├── RouterError                   sending requests to workers
+│   ├── NoWorkersError            none is registered for the model, or none is healthy
+│   ├── AllWorkersBusyError       each is full; wait, or answer 503
+│   ├── EventError                a KV event that cannot be applied
+│   ├── QueueError                the prefill queue cannot be reached, or refused a task
+│   └── WorkerError               an engine failed a request: down, stalled, broken off
+├── SimulateError                 a simulation's options make no sense
 └── ReplayError                   replaying a trace: a process of it failed
     └── TraceError                the trace cannot be read
 """
@@ -206,6 +213,27 @@ class TransferCancelledError(TransferError): ...
 
 
 class ConnectorError(BelugaError): ...
+
+
+class RouterError(BelugaError): ...
+
+
+class NoWorkersError(RouterError): ...
+
+
+class AllWorkersBusyError(RouterError): ...
+
+
+class EventError(RouterError): ...
+
+
+class QueueError(RouterError): ...
+
+
+class WorkerError(RouterError): ...
+
+
+class SimulateError(BelugaError): ...
 
 
 class ReplayError(BelugaError): ...

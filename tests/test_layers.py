@@ -25,7 +25,10 @@ LAYERS = (
     ("transfer",),
     ("kvcache",),
     ("connectors",),
+    ("router",),
+    ("disagg",),
     ("replay",),
+    ("route", "simulate"),
     ("cli",),
 )
 EXTENSIONS = ("_core", "_sim")
@@ -35,7 +38,11 @@ LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 EXTRAS = {
     "_build": {"cffi"},
     "cli": {"typer", "rich", "msgspec", "beluga_bench"},
+    "router": {"msgspec", "xxhash"},
+    "disagg": {"msgspec", "nats"},
     "replay": {"msgspec", "rich"},
+    "route": {"aiohttp", "msgspec", "prometheus_client", "tokenizers", "transformers", "zmq"},
+    "simulate": {"matplotlib", "msgspec", "rich"},
     "transfer": {"cupy", "torch"},
     "kvcache": {"torch"},
     "connectors": {"torch", "vllm", "lmcache", "sglang", "prometheus_client"},

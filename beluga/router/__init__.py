@@ -1,0 +1,8 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""L7: which worker a request goes to. Pure: the proxy and the simulator call the same code."""
+
+from beluga.router.policy import Candidate, Choice, Policy, Query
+from beluga.router.worker import Load, Overlap, Worker
+
+__all__ = ["Candidate", "Choice", "Load", "Overlap", "Policy", "Query", "Worker"]
