@@ -23,6 +23,7 @@ class Query:
     isl: int  # input sequence length, tokens
     block_size: int  # tokens
     hashes: Sequence[int] = ()  # local hashes of its full blocks, 64 bits each
+    sequence: Sequence[int] = ()  # hashes of each of them with all before it
     priority_jump: float = 0.0  # seconds that it goes ahead in a queue
 
 
