@@ -34,7 +34,9 @@ EXPORTS: dict[str, str] = {
     "beluga.lease": "EtcdLease KubernetesLease Lease open_lease",
     "beluga.verify": "Finding Machine Report verify_pool",
     "beluga.kvcache": "CHUNK_SIZE GetResult KVCache Namespace PutResult Run fold hash_keys",
-    "beluga.router": ("Candidate Choice Load Overlap POLICIES Policy Query Worker make_policy"),
+    "beluga.router": (
+        "Candidate Choice Load Overlap POLICIES Policy Query Worker costs make_policy"
+    ),
     "beluga.replay": (
         "Conversations Options Request Result ideal_hit_rate make_workload read_trace replay "
         "write_trace"

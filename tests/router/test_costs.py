@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""Cost constants: what the reference says of them, recomputed."""
+
+from __future__ import annotations
+
+import pytest
+
+from beluga.errors import RouterError
+from beluga.router import costs
+
+QWEN = costs.MODELS["qwen3-32b-h200"]
+
+
+def test_prefill_is_linear_with_a_quadratic_tail() -> None:
+    assert QWEN.prefill_ms(1000) == pytest.approx(7.19 + 76.63 + 1.521e-6 * 1000 * 500)
+    assert QWEN.prefill_ms(1000, 9000) == pytest.approx(7.19 + 76.63 + 1.521e-6 * 1000 * 9500)
+
+
+def test_what_is_cached_whole_costs_nothing() -> None:
+    assert QWEN.prefill_ms(0, 5000) == 0
+
+
+def test_a_prompt_in_two_chunks_costs_one_a_more() -> None:
+    whole = QWEN.prefill_ms(4096)
+    assert QWEN.prefill_ms(2048) + QWEN.prefill_ms(2048, 2048) == pytest.approx(whole + QWEN.a)
+
+
+def test_a_block_of_512_tokens_of_qwen3_is_128_mib() -> None:
+    assert QWEN.kv_bytes_per_token * 512 == 128 << 20
+    assert QWEN.hbm_bytes == 470 * (128 << 20)
+
+
+@pytest.mark.parametrize(("path", "gain"), [(26e9, 7.6), (5e9, 1.5), (3.42e9, 1.0)])
+def test_onboarding_pays_as_the_reference_says(path: float, gain: float) -> None:
+    onboard_ms = QWEN.kv_bytes_per_token / path * 1e3
+    assert QWEN.b / onboard_ms == pytest.approx(gain, rel=0.05)
+
+
+def test_every_model_has_a_source_and_room() -> None:
+    for name, model in costs.MODELS.items():
+        assert model.name == name
+        assert model.source
+        assert model.hbm_bytes > 1e9
+        assert model.decode_ms(1, 1000) > model.e > 0
+
+
+def test_an_unknown_model_is_refused() -> None:
+    with pytest.raises(RouterError, match="no costs for model 'gpt'; there are qwen3-32b-h200"):
+        costs.model_costs("gpt")
