@@ -54,6 +54,8 @@ BelugaError
 ├── RouterError                   sending requests to workers
 │   ├── NoWorkersError            none is registered for the model, or none is healthy
 │   ├── AllWorkersBusyError       each is full; wait, or answer 503
+│   │   └── WorkersOverloadedError  each that may take the request is over the busy thresholds
+│   ├── ObjectiveError            no worker could answer in time; answer 429
 │   ├── EventError                a KV event that cannot be applied
 │   ├── QueueError                the prefill queue cannot be reached, or refused a task
 │   └── WorkerError               an engine failed a request: down, stalled, broken off
@@ -222,6 +224,12 @@ class NoWorkersError(RouterError): ...
 
 
 class AllWorkersBusyError(RouterError): ...
+
+
+class WorkersOverloadedError(AllWorkersBusyError): ...
+
+
+class ObjectiveError(RouterError): ...
 
 
 class EventError(RouterError): ...

@@ -35,7 +35,9 @@ EXPORTS: dict[str, str] = {
     "beluga.verify": "Finding Machine Report verify_pool",
     "beluga.kvcache": "CHUNK_SIZE GetResult KVCache Namespace PutResult Run fold hash_keys",
     "beluga.router": (
-        "Candidate Choice Load Overlap POLICIES Policy Query Worker costs make_policy"
+        "ActiveLoad BusyThresholds Candidate Choice Constraints Estimate Estimator FindMatches "
+        "Load LoadTracker Matches MetricsAggregator MetricsPublisher Overlap POLICIES Policy "
+        "Query Router Worker WorkerMetrics costs make_policy"
     ),
     "beluga.replay": (
         "Conversations Options Request Result ideal_hit_rate make_workload read_trace replay "

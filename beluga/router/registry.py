@@ -8,14 +8,33 @@ import inspect
 from collections.abc import Callable
 
 from beluga.errors import RouterError
+from beluga.router.alpha_gamma import AlphaGamma
+from beluga.router.cache_aware import CacheAware, CacheAwareTree
 from beluga.router.least_tokens import LeastTokens
+from beluga.router.linear import Linear
+from beluga.router.lmetric import LMetric
+from beluga.router.logit2 import Logit2
+from beluga.router.min_ttft import MinTtft
 from beluga.router.policy import Policy
 from beluga.router.random_worker import RandomWorker
 from beluga.router.round_robin import RoundRobin
 from beluga.router.two_choices import TwoChoices
 
 _POLICIES: dict[str, Callable[..., Policy]] = {
-    kind.name: kind for kind in (RoundRobin, RandomWorker, TwoChoices, LeastTokens)
+    kind.name: kind
+    for kind in (
+        RoundRobin,
+        RandomWorker,
+        TwoChoices,
+        LeastTokens,
+        Logit2,
+        AlphaGamma,
+        Linear,
+        LMetric,
+        CacheAware,
+        CacheAwareTree,
+        MinTtft,
+    )
 }
 POLICIES = tuple(_POLICIES)
 

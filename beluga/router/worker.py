@@ -48,6 +48,11 @@ class Overlap:
     shared: int = 0  # the pool's, which every worker reaches
 
     @property
+    def held(self) -> int:
+        """Leading blocks that the worker itself holds."""
+        return self.device + self.host + self.disk
+
+    @property
     def blocks(self) -> int:
         """All leading blocks that need not be computed."""
         return self.device + self.host + self.disk + self.shared

@@ -8,8 +8,15 @@ from collections import Counter
 
 import pytest
 
-from beluga.errors import NoWorkersError, RouterError
-from beluga.router import POLICIES, Candidate, Load, Overlap, Query, Worker, make_policy
+from beluga.errors import NoWorkersError
+from beluga.router import (
+    Candidate,
+    Load,
+    Overlap,
+    Query,
+    Worker,
+    make_policy,
+)
 
 QUERY = Query(isl=160, block_size=16)
 
@@ -63,26 +70,3 @@ def test_least_tokens_among_equals_goes_by_requests_and_then_by_chance() -> None
     assert set(chosen_ids("least-tokens", states)) == {1, 2, 3}
     states[0].load.active_requests = 4
     assert set(chosen_ids("least-tokens", states)) == {2, 3}
-
-
-@pytest.mark.parametrize("name", POLICIES)
-def test_the_same_seed_makes_the_same_choices(name: str) -> None:
-    states = candidates(0, 0, 0, 0)
-    first, second = (make_policy(name, seed=5) for _ in range(2))
-    for _ in range(50):
-        assert first.choose(QUERY, states) == second.choose(QUERY, states)
-
-
-@pytest.mark.parametrize("name", POLICIES)
-def test_a_choice_says_what_the_cache_will_save(name: str) -> None:
-    only = Candidate(Worker(7), Load(), Overlap(device=2, shared=3))
-    choice = make_policy(name).choose(QUERY, [only])
-    assert choice.worker == Worker(7)
-    assert choice.hit_rate == pytest.approx(5 * 16 / 160)
-
-
-def test_a_wrong_name_or_setting_is_named() -> None:
-    with pytest.raises(RouterError, match=r"'fastest'.*least-tokens"):
-        make_policy("fastest")
-    with pytest.raises(RouterError, match=r"least-tokens has no setting 'decay'"):
-        make_policy("least-tokens", decay=1)

@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""The distinct blocks that the active requests of one worker hold, counted once however many share.
+
+Blocks are named by sequence hashes, each of which stands for its whole prefix. So what is held is
+closed under prefixes, and reference counts never grow along a request: both are searched, not
+walked.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+
+
+class ActiveBlocks:
+    def __init__(self) -> None:
+        self._counts: dict[int, int] = {}
+        self._faded: dict[
+            int, float
+        ] = {}  # blocks of one request only: what they weigh less than 1
+
+    def __len__(self) -> int:
+        """Distinct blocks, the faded ones at their weight; rounded."""
+        if self._faded:
+            return round(len(self._counts) - sum(self._faded.values()))
+        return len(self._counts)
+
+    def held(self, sequence: Sequence[int]) -> int:
+        """How many leading blocks of a request are held already."""
+        counts = self._counts
+        if not sequence or sequence[0] not in counts:
+            return 0
+        return bisect_left(range(len(sequence)), True, key=lambda at: sequence[at] not in counts)
+
+    def add(self, sequence: Sequence[int]) -> None:
+        counts = self._counts
+        for block in sequence:
+            counts[block] = counts.get(block, 0) + 1
+        if self._faded:
+            for block in sequence:
+                self._faded.pop(block, None)
+
+    def remove(self, sequence: Sequence[int]) -> None:
+        counts = self._counts
+        for block in sequence:
+            left = counts[block] - 1
+            if left:
+                counts[block] = left
+            else:
+                del counts[block]
+        if self._faded:
+            for block in sequence:
+                self._faded.pop(block, None)
+
+    def fade(self, sequence: Sequence[int], weight: float) -> None:
+        """Let the blocks that this request alone holds, its exclusive suffix, weigh 0..1 each."""
+        for block in reversed(sequence):
+            if self._counts[block] > 1:
+                break
+            self._faded[block] = 1 - weight

@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""Which workers may take a request at all, before any policy compares them.
+
+Dynamo's hard filters, in its order: the request's own demands first; then workers over the busy
+thresholds drop out. A request that is pinned to such a worker is refused, never sent elsewhere.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+
+from beluga.router.worker import Load, Worker
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Constraints:
+    """A request's demands; the default demands nothing."""
+
+    pin: Worker | None = None
+    allowed: frozenset[int] | None = None  # worker ids
+    ranks: range | None = None  # dp ranks
+    required_taints: frozenset[str] = frozenset()  # a worker must have each
+    preferred_taints: Mapping[str, float] = dataclasses.field(default_factory=dict)  # its weight
+
+    def admit(self, worker: Worker, taints: frozenset[str]) -> bool:
+        return (
+            (self.pin is None or worker == self.pin)
+            and (self.allowed is None or worker.worker_id in self.allowed)
+            and (self.ranks is None or worker.dp_rank in self.ranks)
+            and self.required_taints <= taints
+        )
+
+    def taint_weight(self, taints: frozenset[str]) -> float:
+        """The sum of the preferred taints that a worker has."""
+        return math.fsum(
+            weight for taint, weight in self.preferred_taints.items() if taint in taints
+        )
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class BusyThresholds:
+    """When a worker is overloaded; None switches a test off. Hot-changeable: replace the whole."""
+
+    decode_blocks: float | None = None  # share of kv_total_blocks, if the worker published them
+    prefill_tokens: int | None = None
+    prefill_batches: float | None = None  # in multiples of max_num_batched_tokens
+    max_num_batched_tokens: int = 8192
+
+    def overloaded(self, load: Load) -> bool:
+        tokens = load.active_prefill_tokens
+        total = load.kv_total_blocks
+        return (
+            (self.prefill_tokens is not None and tokens > self.prefill_tokens)
+            or (
+                self.prefill_batches is not None
+                and tokens > self.prefill_batches * self.max_num_batched_tokens
+            )
+            or (
+                self.decode_blocks is not None
+                and total > 0
+                and load.active_decode_blocks > self.decode_blocks * total
+            )
+        )

@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""What a worker publishes of itself, with Dynamo's fields; how it is packed, gathered and aged.
+
+Pure: ``send`` and the arrival of a message are the transport's.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+from beluga.errors import RouterError
+from beluga.router.worker import Load, Worker
+
+STALE_S = 10.0  # a worker that is silent for longer counts as one that never spoke
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class WorkerMetrics:
+    """The fields of Dynamo's first KvMetricsPublisher, in the order of its positional call."""
+
+    request_active_slots: int = 0
+    request_total_slots: int = 0
+    kv_active_blocks: int = 0
+    kv_total_blocks: int = 0
+    num_requests_waiting: int = 0
+    gpu_cache_usage_perc: float = 0.0  # 0..1
+    gpu_prefix_cache_hit_rate: float = 0.0  # 0..1
+
+    def write(self, load: Load) -> None:
+        load.request_active_slots = self.request_active_slots
+        load.request_total_slots = self.request_total_slots
+        load.kv_active_blocks = self.kv_active_blocks
+        load.kv_total_blocks = self.kv_total_blocks
+        load.num_requests_waiting = self.num_requests_waiting
+        load.gpu_cache_usage_perc = self.gpu_cache_usage_perc
+        load.gpu_prefix_cache_hit_rate = self.gpu_prefix_cache_hit_rate
+
+
+# What Dynamo's publisher says first, before its engine has run.
+FIRST = WorkerMetrics(0, 1024, 0, 1024, 0, 0.0, 0.0)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ActiveLoad:
+    """What today's Dynamo workers publish: the engine's own figures, each if it has them."""
+
+    active_decode_blocks: int | None = None
+    active_prefill_tokens: int | None = None
+    kv_used_blocks: int | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Message:
+    worker_id: int
+    dp_rank: int
+    metrics: WorkerMetrics
+    active: ActiveLoad | None = None
+
+
+class MetricsPublisher:
+    """A worker's side: packs what the engine reports and hands it to ``send``. The first message
+    goes out at once, so that routers know the worker before it has work.
+    """
+
+    def __init__(self, worker: Worker, send: Callable[[bytes], None]) -> None:
+        self._worker = worker
+        self._send = send
+        self.publish(FIRST)
+
+    def publish(self, metrics: WorkerMetrics, active: ActiveLoad | None = None) -> None:
+        import msgspec
+
+        self._send(msgspec.msgpack.encode(_Message(*self._worker, metrics, active)))
+
+
+class MetricsAggregator:
+    """A router's side: the latest word of every worker, forgotten when it is stale."""
+
+    def __init__(self, stale_s: float = STALE_S) -> None:
+        self._stale_s = stale_s
+        self._latest: dict[Worker, tuple[float, WorkerMetrics, ActiveLoad]] = {}
+
+    def receive(self, message: bytes, now: float) -> tuple[Worker, WorkerMetrics]:
+        """Take in one message. Raises RouterError if it is none."""
+        import msgspec
+
+        try:
+            found = msgspec.msgpack.decode(message, type=_Message)
+        except (msgspec.DecodeError, msgspec.ValidationError) as error:
+            raise RouterError(f"a worker's metrics cannot be read: {error}") from None
+        worker = Worker(found.worker_id, found.dp_rank)
+        self._latest[worker] = (now, found.metrics, found.active or ActiveLoad())
+        return worker, found.metrics
+
+    def metrics(self, worker: Worker, now: float) -> WorkerMetrics | None:
+        """None if the worker has said nothing for too long."""
+        found = self._fresh(worker, now)
+        return found[1] if found else None
+
+    def active(self, worker: Worker, now: float) -> ActiveLoad:
+        """Empty if the worker has said nothing for too long."""
+        found = self._fresh(worker, now)
+        return found[2] if found else ActiveLoad()
+
+    def stale(self, now: float) -> list[Worker]:
+        """The workers that have been silent for too long, each named once."""
+        gone = [worker for worker in self._latest if not self._fresh(worker, now)]
+        for worker in gone:
+            del self._latest[worker]
+        return gone
+
+    def _fresh(self, worker: Worker, now: float) -> tuple[float, WorkerMetrics, ActiveLoad] | None:
+        found = self._latest.get(worker)
+        return found if found and now - found[0] <= self._stale_s else None

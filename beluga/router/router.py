@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""From a request to a worker: candidates from index and loads, a policy's choice, the account.
+
+The proxy and the simulator route with this one object. It does no I/O and reads no clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable
+
+from beluga.errors import NoWorkersError, WorkersOverloadedError
+from beluga.router.constraints import BusyThresholds, Constraints
+from beluga.router.load import LoadTracker
+from beluga.router.matches import FindMatches, Matches
+from beluga.router.policy import Candidate, Choice, Policy, Query
+from beluga.router.worker import Worker
+
+_NO_DEMANDS = Constraints()
+
+
+class Router:
+    """Routes the requests of one model.
+
+    ``find_matches`` is asked if the policy looks at overlap, or always with ``always_match`` (a
+    disaggregation decision wants the hit rate under every policy). If it raises, the request is
+    routed as if nothing were cached: ``index_errors`` counts that, ``on_index_error`` hears of it.
+    """
+
+    def __init__(  # noqa: PLR0913  its parts, by name
+        self,
+        policy: Policy,
+        *,
+        tracker: LoadTracker | None = None,
+        find_matches: FindMatches | None = None,
+        always_match: bool = False,
+        thresholds: BusyThresholds | None = None,
+        on_index_error: Callable[[Exception], None] | None = None,
+    ) -> None:
+        self.policy = policy
+        self.tracker = tracker or LoadTracker()
+        self.thresholds = thresholds
+        self.index_errors = 0
+        self._find_matches = find_matches
+        self._always_match = always_match
+        self._on_index_error = on_index_error
+        self._taints: dict[Worker, frozenset[str]] = {}
+        self._suspended: set[Worker] = set()
+
+    @property
+    def workers(self) -> list[Worker]:
+        """All that were added, suspended ones too."""
+        return list(self._taints)
+
+    def add_worker(self, worker: Worker, taints: Iterable[str] = ()) -> None:
+        """Let a worker have requests; one that is there gets these taints."""
+        self._taints[worker] = frozenset(taints)
+        self.tracker.add_worker(worker)
+
+    def remove_worker(self, worker: Worker) -> None:
+        """Forget a worker and its load."""
+        self._taints.pop(worker, None)
+        self._suspended.discard(worker)
+        self.tracker.remove_worker(worker)
+
+    def suspend(self, worker: Worker) -> None:
+        """Send it nothing more, but go on accounting for what it has (draining, or unwell)."""
+        if worker in self._taints:
+            self._suspended.add(worker)
+
+    def resume(self, worker: Worker) -> None:
+        self._suspended.discard(worker)
+
+    def candidates(
+        self, query: Query, constraints: Constraints = _NO_DEMANDS, now: float = 0.0
+    ) -> list[Candidate]:
+        """The workers that may take a request, with what they hold of it.
+
+        Raises NoWorkersError if none fits its demands, WorkersOverloadedError if each of those is
+        over the thresholds.
+        """
+        tracker = self.tracker
+        tracker.refresh(now)
+        workers = self._eligible(constraints)
+        blind = not self.policy.uses_overlap
+        matches = Matches() if blind and not self._always_match else self._matches(query)
+        taints = self._taints if constraints.preferred_taints else None
+        return [
+            Candidate(
+                worker,
+                tracker.load(worker),
+                matches.of(worker),
+                0 if blind else tracker.new_blocks(worker, query.sequence),
+                constraints.taint_weight(taints[worker]) if taints else 0.0,
+            )
+            for worker in workers
+        ]
+
+    def choose(
+        self, query: Query, constraints: Constraints = _NO_DEMANDS, now: float = 0.0
+    ) -> Choice:
+        """A choice that is not accounted for. Raises as candidates() and the policy do."""
+        return self.policy.choose(query, self.candidates(query, constraints, now))
+
+    def route(  # noqa: PLR0913  a request's particulars, by name
+        self,
+        request: Hashable,
+        query: Query,
+        constraints: Constraints = _NO_DEMANDS,
+        *,
+        now: float = 0.0,
+        expected_output: int = 0,
+        prefill_s: float | None = None,
+    ) -> Choice:
+        """Choose, and account for the request until tracker.free(request).
+
+        Raises as choose() and LoadTracker.add() do; then nothing is accounted for.
+        """
+        choice = self.choose(query, constraints, now)
+        self.tracker.add(
+            request,
+            choice.worker,
+            query,
+            choice.overlap,
+            now=now,
+            expected_output=expected_output,
+            prefill_s=prefill_s,
+        )
+        return choice
+
+    def _eligible(self, constraints: Constraints) -> list[Worker]:
+        workers = [worker for worker in self._taints if worker not in self._suspended]
+        if constraints is not _NO_DEMANDS:
+            workers = [w for w in workers if constraints.admit(w, self._taints[w])]
+        if not workers:
+            raise NoWorkersError(
+                f"none of the {len(self._taints)} workers is well and fits the request"
+            )
+        thresholds = self.thresholds
+        if thresholds is not None:
+            load = self.tracker.load
+            well = [worker for worker in workers if not thresholds.overloaded(load(worker))]
+            if not well:
+                raise WorkersOverloadedError(
+                    f"each of {len(workers)} workers is over the busy thresholds; try again later"
+                )
+            workers = well
+        return workers
+
+    def _matches(self, query: Query) -> Matches:
+        if self._find_matches is None:
+            return Matches()
+        try:
+            return self._find_matches(query)
+        except Exception as error:  # whatever is wrong with the index, the request is served
+            self.index_errors += 1
+            if self._on_index_error is not None:
+                self._on_index_error(error)
+            return Matches()

@@ -1,0 +1,236 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""The router's account of its requests: against a naive model, and rule by rule."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from beluga.errors import NoWorkersError, RouterError
+from beluga.router import (
+    ActiveLoad,
+    Load,
+    LoadTracker,
+    MetricsAggregator,
+    MetricsPublisher,
+    Overlap,
+    Query,
+    Worker,
+    WorkerMetrics,
+)
+
+A, B = Worker(1), Worker(2)
+NOTHING = Overlap()
+
+
+def query(*sequence: int, isl: int = 0) -> Query:
+    return Query(isl=isl or 16 * len(sequence), block_size=16, sequence=sequence)
+
+
+def test_a_request_is_added_prefilled_and_freed() -> None:
+    tracker = LoadTracker([A, B])
+    tracker.add("x", A, query(1, 2, 3, isl=50), Overlap(device=1, shared=1))
+    assert tracker.load(A) == Load(1, 50 - 32, 3, 50)
+    assert tracker.load(B) == Load()
+    assert tracker.prefill_done("x")
+    assert not tracker.prefill_done("x")
+    assert tracker.load(A) == Load(1, 0, 3, 0)
+    assert tracker.free("x")
+    assert not tracker.free("x")
+    assert tracker.load(A) == Load()
+
+
+def test_a_request_may_end_before_its_first_token() -> None:
+    tracker = LoadTracker([A])
+    tracker.add("x", A, query(1, 2), NOTHING)
+    tracker.free("x")
+    assert tracker.load(A) == Load()
+    assert not tracker.prefill_done("x")
+
+
+def test_shared_prefixes_count_once() -> None:
+    tracker = LoadTracker([A])
+    tracker.add(1, A, query(1, 2, 3), NOTHING)
+    assert tracker.new_blocks(A, (1, 2, 4, 5)) == 2
+    tracker.add(2, A, query(1, 2, 4, 5), NOTHING)
+    assert tracker.load(A).active_decode_blocks == 5
+    tracker.free(1)
+    assert tracker.load(A).active_decode_blocks == 4
+
+
+def test_without_kv_reuse_nothing_is_shared() -> None:
+    tracker = LoadTracker([A], assume_kv_reuse=False)
+    tracker.add(1, A, query(1, 2, 3), NOTHING)
+    assert tracker.new_blocks(A, (1, 2, 3)) == 3
+    tracker.add(2, A, query(1, 2, 3), NOTHING)
+    assert tracker.load(A).active_decode_blocks == 6
+    tracker.free(1)
+    tracker.free(2)
+    assert tracker.load(A) == Load()
+
+
+def test_output_blocks_grow_and_fade() -> None:
+    tracker = LoadTracker([A])
+    tracker.add("plain", A, query(1, 2), NOTHING)
+    assert tracker.output("plain", 16)
+    assert tracker.load(A).active_decode_blocks == 3
+    tracker.free("plain")
+    tracker.add("fading", A, query(1, 2, 3, 4), NOTHING, expected_output=64)
+    tracker.add("other", A, query(1, 2), NOTHING)
+    tracker.output("fading", 32)  # blocks 3, 4 and the output's weigh a half each
+    assert tracker.load(A).active_decode_blocks == round(2 + 3 * 0.5)
+    tracker.output("fading", 640)
+    assert tracker.load(A).active_decode_blocks == 2
+    tracker.add("third", A, query(1, 2, 3, 4), NOTHING)  # no longer exclusive
+    assert tracker.load(A).active_decode_blocks == 4
+    for request in ("fading", "other", "third"):
+        tracker.free(request)
+    assert tracker.load(A) == Load()
+    assert not tracker.output("fading", 700)
+
+
+def test_names_and_workers_are_checked() -> None:
+    tracker = LoadTracker([A])
+    tracker.add("x", A, query(1), NOTHING)
+    with pytest.raises(ValueError, match="'x'"):
+        tracker.add("x", A, query(1), NOTHING)
+    with pytest.raises(NoWorkersError, match="add it first"):
+        tracker.add("y", B, query(1), NOTHING)
+    assert tracker.load(A).active_requests == 1
+    assert not tracker.free("y")
+
+
+def test_a_worker_that_comes_back_begins_at_nothing() -> None:
+    tracker = LoadTracker([A])
+    tracker.add("x", A, query(1, 2), NOTHING)
+    tracker.remove_worker(A)
+    assert A not in tracker.loads
+    tracker.add_worker(A)
+    assert tracker.load(A) == Load()
+    tracker.free("x")
+    assert tracker.load(A) == Load()
+
+
+def test_only_what_may_expire_does_and_not_at_every_call() -> None:
+    tracker = LoadTracker([A])
+    tracker.add("mine", A, query(1), NOTHING, now=0)
+    tracker.add("theirs", A, query(2), NOTHING, now=0, expires=300)
+    assert tracker.sweep(299) == []
+    assert tracker.sweep(301) == []  # 60 s have not passed since the last sweep
+    assert tracker.sweep(360) == ["theirs"]
+    assert tracker.load(A).active_requests == 1
+
+
+def test_prefills_get_on_at_the_oldest_ones_pace() -> None:
+    tracker = LoadTracker([A])
+    tracker.add("first", A, query(isl=100), NOTHING, now=10, prefill_s=2.0)
+    tracker.add("second", A, query(isl=50), NOTHING, now=11, prefill_s=1.0)
+    tracker.refresh(11)
+    assert tracker.load(A).active_prefill_tokens == 150 - 50
+    tracker.refresh(12.5)  # late: it spills over onto the second
+    assert tracker.load(A).active_prefill_tokens == 150 - 125
+    tracker.refresh(90)
+    assert tracker.load(A).active_prefill_tokens == 0
+    tracker.prefill_done("first", 12.5)
+    assert tracker.load(A).active_prefill_tokens == 50
+    tracker.refresh(13)
+    assert tracker.load(A).active_prefill_tokens == 25
+
+
+def test_a_prefill_without_a_prediction_stops_the_spill_over() -> None:
+    tracker = LoadTracker([A])
+    tracker.add("first", A, query(isl=100), NOTHING, now=0, prefill_s=2.0)
+    tracker.add("second", A, query(isl=50), NOTHING, now=0)
+    tracker.refresh(9)
+    assert tracker.load(A).active_prefill_tokens == 50
+    tracker.prefill_done("first", 9)
+    tracker.refresh(20)
+    assert tracker.load(A).active_prefill_tokens == 50
+
+
+def naive(active: dict[int, tuple[Worker, Sequence[int], int, bool]], worker: Worker) -> Load:
+    mine = [entry for entry in active.values() if entry[0] == worker]
+    return Load(
+        active_requests=len(mine),
+        active_prefill_tokens=sum(isl for _, _, isl, waiting in mine if waiting),
+        active_decode_blocks=len({block for _, blocks, _, _ in mine for block in blocks}),
+        outstanding_tokens=sum(isl for _, _, isl, waiting in mine if waiting),
+    )
+
+
+@settings(max_examples=60)
+@given(seed=st.integers(0, 1 << 32))
+def test_any_lifecycle_agrees_with_a_naive_model(seed: int) -> None:
+    chance = random.Random(seed)
+    tracker = LoadTracker([A, B])
+    active: dict[int, tuple[Worker, Sequence[int], int, bool]] = {}
+    for request in range(60):
+        act = chance.random()
+        if act < 0.5:
+            root = chance.randrange(3)  # prefixes of three chains
+            blocks = tuple(range(100 * root, 100 * root + chance.randrange(8)))
+            worker = chance.choice((A, B))
+            held = tracker.new_blocks(worker, blocks)
+            before = tracker.load(worker).active_decode_blocks
+            tracker.add(request, worker, query(*blocks, isl=7 * request), NOTHING)
+            assert tracker.load(worker).active_decode_blocks == before + held
+            active[request] = (worker, blocks, 7 * request or 16 * len(blocks), True)
+        elif active:
+            one = chance.choice(list(active))
+            if act < 0.75:
+                assert tracker.prefill_done(one) is active[one][3]
+                active[one] = (*active[one][:3], False)
+            else:
+                assert tracker.free(one)
+                del active[one]
+        assert tracker.loads == {worker: naive(active, worker) for worker in (A, B)}
+
+
+def test_published_metrics_reach_the_load_and_are_guessed_on() -> None:
+    tracker = LoadTracker([A])
+    said = WorkerMetrics(3, 8, 40, 100, 2, 0.4, 0.5)
+    tracker.publish(A, said)
+    tracker.add("x", A, query(1, 2, 3), Overlap(device=1))
+    load = tracker.load(A)
+    assert (load.request_active_slots, load.kv_active_blocks, load.num_requests_waiting) == (
+        *(4, 42),
+        3,
+    )
+    tracker.publish(A, said)
+    assert (load.request_active_slots, load.kv_active_blocks, load.num_requests_waiting) == (
+        *(3, 40),
+        2,
+    )
+    tracker.publish(A, None)
+    tracker.free("x")
+    assert tracker.load(A) == Load()
+    tracker.publish(B, said)  # not there (any more): nothing happens
+
+
+def test_metrics_travel_and_go_stale() -> None:
+    sent: list[bytes] = []
+    publisher = MetricsPublisher(A, sent.append)
+    gathered = MetricsAggregator(stale_s=10)
+    assert gathered.receive(sent.pop(), now=0) == (A, WorkerMetrics(0, 1024, 0, 1024, 0, 0.0, 0.0))
+    said = WorkerMetrics(1, 8, 5, 100, 2, 0.05, 0.5)
+    publisher.publish(said, ActiveLoad(kv_used_blocks=5))
+    assert gathered.receive(sent.pop(), now=1) == (A, said)
+    assert gathered.metrics(A, now=11) == said
+    assert gathered.active(A, now=11) == ActiveLoad(kv_used_blocks=5)
+    assert gathered.stale(now=11) == []
+    assert gathered.metrics(A, now=12) is None
+    assert gathered.active(A, now=12) == ActiveLoad()
+    assert gathered.stale(now=12) == [A]
+    assert gathered.stale(now=12) == []
+    assert gathered.metrics(B, now=0) is None
+
+
+@pytest.mark.parametrize("message", [b"", b"\xc1", b"\x90", b"\x81\xa9worker_id\xa1x"])
+def test_a_message_that_is_none_is_refused(message: bytes) -> None:
+    with pytest.raises(RouterError, match="metrics cannot be read"):
+        MetricsAggregator().receive(message, now=0)

@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""What holds of every policy, and the registry they are made by."""
+
+from __future__ import annotations
+
+import pytest
+
+from beluga.errors import NoWorkersError, RouterError
+from beluga.router import (
+    POLICIES,
+    Candidate,
+    Estimate,
+    Load,
+    Overlap,
+    Policy,
+    Query,
+    Worker,
+    make_policy,
+)
+
+QUERY = Query(isl=160, block_size=16, hashes=range(10), sequence=range(10))
+
+
+def estimate(query: Query, candidate: Candidate, fetched: int) -> Estimate:
+    return Estimate(candidate.load.outstanding_tokens, query.isl, fetched)
+
+
+def policy(name: str, seed: int = 0) -> Policy:
+    settings = {"estimator": estimate} if name == "min-ttft" else {}
+    return make_policy(name, seed=seed, **settings)
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_the_same_seed_makes_the_same_choices(name: str) -> None:
+    states = [Candidate(Worker(place), Load(), Overlap()) for place in range(4)]
+    first, second = (policy(name, seed=5) for _ in range(2))
+    assert first.name == name
+    for _ in range(50):
+        assert first.choose(QUERY, states) == second.choose(QUERY, states)
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_a_choice_says_what_the_cache_will_save(name: str) -> None:
+    only = Candidate(Worker(7), Load(), Overlap(device=2, shared=3))
+    choice = policy(name).choose(QUERY, [only])
+    assert choice.worker == Worker(7)
+    assert choice.hit_rate == pytest.approx(5 * 16 / 160)
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_no_candidates_is_a_typed_error(name: str) -> None:
+    with pytest.raises(NoWorkersError):
+        policy(name).choose(QUERY, [])
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_an_empty_prompt_is_routed(name: str) -> None:
+    states = [Candidate(Worker(place), Load(), Overlap()) for place in range(2)]
+    assert policy(name).choose(Query(isl=0, block_size=16), states).hit_rate == 0
+
+
+def test_a_wrong_name_or_setting_is_named() -> None:
+    with pytest.raises(RouterError, match=r"'fastest'.*least-tokens"):
+        make_policy("fastest")
+    with pytest.raises(RouterError, match=r"least-tokens has no setting 'decay'"):
+        make_policy("least-tokens", decay=1)

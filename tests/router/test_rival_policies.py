@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""SGLang's cache_aware and Mooncake's min-TTFT."""
+
+from __future__ import annotations
+
+import pytest
+
+from beluga.errors import ObjectiveError
+from beluga.router import Candidate, Estimate, Load, Overlap, Query, Worker, make_policy
+from beluga.router.cache_aware import CacheAware, CacheAwareTree
+from beluga.router.min_ttft import MinTtft
+from beluga.router.sent import SentPrefixes
+
+QUERY = Query(isl=64, block_size=16, hashes=(1, 2, 3, 4))
+
+
+def candidate(place: int, requests: int = 0, held: int = 0, **load: float) -> Candidate:
+    state = Load(active_requests=requests, **load)  # type: ignore[arg-type]
+    return Candidate(Worker(place), state, Overlap(device=held))
+
+
+def test_cache_aware_takes_the_longest_match_while_loads_are_level() -> None:
+    states = [candidate(0, 30, held=1), candidate(1, 40, held=3), candidate(2, 20)]
+    assert CacheAware().choose(QUERY, states).worker == Worker(1)
+
+
+@pytest.mark.parametrize(
+    ("requests", "apart"), [((0, 32), False), ((0, 33), True), ((400, 440), False)]
+)
+def test_loads_are_apart_by_both_bounds(requests: tuple[int, int], apart: bool) -> None:
+    states = [candidate(0, requests[0]), candidate(1, requests[1], held=4)]
+    assert CacheAware().imbalanced(states) is apart
+    assert CacheAware().choose(QUERY, states).worker == Worker(0 if apart else 1)
+
+
+def test_cache_usage_may_trip_the_balance_too() -> None:
+    states = [candidate(0, gpu_cache_usage_perc=0.95, held=4), candidate(1, 1)]
+    assert not CacheAware().imbalanced(states)
+    assert CacheAware(usage_spread=0.5).imbalanced(states)
+    assert CacheAware(usage_ceiling=0.9).imbalanced(states)
+    assert CacheAware(usage_ceiling=0.9).choose(QUERY, states).worker == Worker(0)  # least requests
+
+
+def test_equal_matches_go_by_load_and_then_by_the_smaller_tree() -> None:
+    states = [
+        candidate(0, 2, held=2),
+        candidate(1, 1, held=2, kv_active_blocks=9),
+        candidate(2, 1, held=2, kv_active_blocks=5),
+    ]
+    assert CacheAware().choose(QUERY, states).worker == Worker(2)
+
+
+def test_without_a_match_the_least_load_wins() -> None:
+    assert CacheAware().choose(QUERY, [candidate(0, 2), candidate(1, 1)]).worker == Worker(1)
+
+
+def test_the_tree_follows_what_was_sent() -> None:
+    policy = CacheAwareTree()
+    assert policy.choose(QUERY, [candidate(0, 1), candidate(1)]).worker == Worker(1)
+    longer = Query(isl=80, block_size=16, hashes=(1, 2, 3, 4, 5))
+    choice = policy.choose(longer, [candidate(0), candidate(1, 1)])
+    assert choice.worker == Worker(1)
+    assert choice.hit_rate == pytest.approx(4 / 5)
+
+
+def test_a_match_of_half_is_not_enough_for_the_tree() -> None:
+    policy = CacheAwareTree()
+    policy.choose(Query(isl=32, block_size=16, hashes=(1, 2)), [candidate(1)])
+    states = [candidate(0), candidate(1, 1)]
+    assert policy.choose(QUERY, states).worker == Worker(0)
+    longer = Query(isl=48, block_size=16, hashes=(1, 2, 9))
+    assert policy.choose(longer, states).worker == Worker(1)
+
+
+def test_what_was_sent_is_forgotten_from_the_end_of_the_longest_unused() -> None:
+    sent = SentPrefixes(blocks_max=4)
+    first, second = Worker(1), Worker(2)
+    sent.add(first, (1, 2))
+    sent.add(first, (7, 8, 9))
+    assert sent.longest((1, 2), {first}) == (first, 1)
+    assert sent.longest((7, 8, 9), {first}) == (first, 3)
+    sent.add(second, (7,))
+    assert sent.longest((7, 8), {second}) == (second, 1)
+    assert len(sent) == 5
+    sent.forget(first)
+    assert sent.longest((7, 8), {first, second}) == (second, 1)
+    assert sent.longest((8,), {first, second}) == (None, 0)
+
+
+def by_tokens(query: Query, state: Candidate, fetched: int) -> Estimate:
+    """1 s per token to prefill, 2 s per block to fetch, 3 s between tokens."""
+    cached = (state.overlap.blocks + fetched) * query.block_size
+    return Estimate(state.load.outstanding_tokens, query.isl - cached, 2 * fetched, 3)
+
+
+def test_min_ttft_adds_queue_and_prefill() -> None:
+    states = [candidate(0, held=4, outstanding_tokens=50), candidate(1, outstanding_tokens=0)]
+    choice = MinTtft(estimator=by_tokens).choose(QUERY, states)
+    assert (choice.worker, choice.cost) == (Worker(0), 50)
+    states[0].load.outstanding_tokens = 70
+    choice = MinTtft(estimator=by_tokens).choose(QUERY, states)
+    assert (choice.worker, choice.cost) == (Worker(1), 64)
+
+
+def test_min_ttft_may_fetch_the_best_prefix_from_its_holder() -> None:
+    states = [candidate(0, held=4, outstanding_tokens=50), candidate(1, held=1)]
+    fetching = MinTtft(estimator=by_tokens, fetch_threshold=2.0)
+    choice = fetching.choose(QUERY, states)
+    assert (choice.worker, choice.cost) == (Worker(1), 2 * 3)
+    not_worth_it = MinTtft(estimator=by_tokens, fetch_threshold=4.0)
+    assert not_worth_it.choose(QUERY, states).cost == 48
+
+
+def test_min_ttft_rejects_what_would_miss_an_objective() -> None:
+    states = [candidate(0)]
+    with pytest.raises(ObjectiveError, match="first token would take 64 s"):
+        MinTtft(estimator=by_tokens, ttft_objective_s=60).choose(QUERY, states)
+    with pytest.raises(ObjectiveError, match="each token"):
+        MinTtft(estimator=by_tokens, between_tokens_objective_s=2).choose(QUERY, states)
+    kept = make_policy("min-ttft", estimator=by_tokens, ttft_objective_s=64)
+    assert kept.choose(QUERY, states).worker == Worker(0)
