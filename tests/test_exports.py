@@ -39,6 +39,10 @@ EXPORTS: dict[str, str] = {
         "Load LoadTracker Matches MetricsAggregator MetricsPublisher Overlap POLICIES Policy "
         "Query Router Worker WorkerMetrics costs make_policy"
     ),
+    "beluga.disagg": (
+        "Claim MAX_AGE_S PrefillTask QueueSize TASKS_MAX TASK_SIZE_MAX TaskQueue Ticket "
+        "VISIBILITY_S decode_task encode_task open_queue queue_name"
+    ),
     "beluga.replay": (
         "Conversations Options Request Result ideal_hit_rate make_workload read_trace replay "
         "write_trace"
