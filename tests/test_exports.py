@@ -42,8 +42,9 @@ EXPORTS: dict[str, str] = {
         "make_policy salt_seed unsigned"
     ),
     "beluga.disagg": (
-        "Claim MAX_AGE_S PrefillTask QueueSize TASKS_MAX TASK_SIZE_MAX TaskQueue Ticket "
-        "VISIBILITY_S decode_task encode_task open_queue queue_name"
+        "Claim Course Decide MAX_AGE_S PrefillTask PrefillWorker Prefiller QueueSize TASKS_MAX "
+        "TASK_SIZE_MAX TaskQueue Ticket VISIBILITY_S WorkerStat decode_task encode_task open_queue "
+        "queue_name"
     ),
     "beluga.replay": (
         "Conversations Options Request Result ideal_hit_rate make_workload read_trace replay "

@@ -7,6 +7,7 @@ finds it there as a prefix. So what is left to do is to queue prompts (:class:`T
 """
 
 from beluga.disagg.open import open_queue
+from beluga.disagg.prefill import Course, Decide, Prefiller
 from beluga.disagg.queue import (
     TASKS_MAX,
     VISIBILITY_S,
@@ -17,6 +18,7 @@ from beluga.disagg.queue import (
     queue_name,
 )
 from beluga.disagg.task import MAX_AGE_S, TASK_SIZE_MAX, PrefillTask, decode_task, encode_task
+from beluga.disagg.worker import PrefillWorker, WorkerStat
 
 __all__ = [
     "MAX_AGE_S",
@@ -24,10 +26,15 @@ __all__ = [
     "TASK_SIZE_MAX",
     "VISIBILITY_S",
     "Claim",
+    "Course",
+    "Decide",
     "PrefillTask",
+    "PrefillWorker",
+    "Prefiller",
     "QueueSize",
     "TaskQueue",
     "Ticket",
+    "WorkerStat",
     "decode_task",
     "encode_task",
     "open_queue",

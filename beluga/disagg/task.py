@@ -24,15 +24,17 @@ class PrefillTask(msgspec.Struct, frozen=True, kw_only=True, tag="prefill-1"):
     """One prompt to be prefilled into the pool.
 
     ``request_id`` names the request: two tasks of one id are the same work, so whoever sees an id
-    again may do it again or leave it. The whole prompt is exactly one of ``tokens`` (token ids),
-    ``text``, and ``chat_json`` (OpenAI messages, which the engine's own template makes a prompt).
+    again may do it again or leave it. The prompt is exactly one of ``tokens`` (token ids),
+    ``text``, and ``body``: an OpenAI request as its client sent it to ``path``, for what the engine
+    alone can make a prompt of (a chat's template, tools, a cache salt).
     """
 
     request_id: str
     model: str
     tokens: list[int] | None = None
     text: str | None = None
-    chat_json: bytes | None = None
+    body: bytes | None = None
+    path: str = "/v1/completions"
     sampling: dict[str, float | int | str | bool] = {}
     block_keys: list[bytes] = []  # keys of the blocks that the pool is missing, if it is known
     deadline: float = 0.0  # seconds since 1970; nobody waits any more after it; 0: MAX_AGE_S
@@ -48,11 +50,13 @@ _decoder = msgspec.msgpack.Decoder(PrefillTask)
 
 
 def _check(task: PrefillTask) -> None:
-    prompts = sum(prompt is not None for prompt in (task.tokens, task.text, task.chat_json))
+    prompts = sum(prompt is not None for prompt in (task.tokens, task.text, task.body))
     if not task.request_id:
         raise QueueError("a task has no request_id; give each request a name of its own")
+    if not task.path.startswith("/v1/"):
+        raise QueueError(f"a task's path is {task.path[:40]!r}; OpenAI's begin with /v1/")
     if prompts != 1:
-        raise QueueError(f"a task has {prompts} prompts; give one of tokens, text and chat_json")
+        raise QueueError(f"a task has {prompts} prompts; give one of tokens, text and body")
 
 
 def encode_task(task: PrefillTask) -> bytes:

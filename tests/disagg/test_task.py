@@ -33,10 +33,10 @@ def test_a_task_comes_back_as_it_went() -> None:
     assert decode_task(encode_task(task)) == task
 
 
-def test_messages_stay_as_the_client_sent_them() -> None:
-    chat = '[{"role":"user","content":"caf\u00e9"}]'.encode()
-    task = PrefillTask(request_id="r", model="m", chat_json=chat)
-    assert decode_task(encode_task(task)).chat_json == chat
+def test_a_request_stays_as_its_client_sent_it() -> None:
+    body = '{"messages": [{"role":"user","content":"caf\u00e9"}]}'.encode()
+    task = PrefillTask(request_id="r", model="m", body=body, path="/v1/chat/completions")
+    assert decode_task(encode_task(task)) == task
 
 
 @pytest.mark.parametrize(
@@ -47,6 +47,11 @@ def test_messages_stay_as_the_client_sent_them() -> None:
 def test_what_is_no_task_is_refused(data: bytes) -> None:
     with pytest.raises(QueueError, match="not a prefill task"):
         decode_task(data)
+
+
+def test_a_task_goes_to_its_engine_only() -> None:
+    with pytest.raises(QueueError, match="path"):
+        encode_task(PrefillTask(request_id="r", model="m", text="a", path="@elsewhere/"))
 
 
 def test_a_task_has_one_name_and_one_prompt() -> None:
