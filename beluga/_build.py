@@ -27,6 +27,7 @@ CORE_HEADERS = (
     "api_check.h",
     "api_verify.h",
     "index.h",
+    "prefix.h",
 )
 # The simulator has a device of its own.
 DSA_HEADERS = ("dsa_format.h", "api_dsa.h")

@@ -116,6 +116,13 @@
 #include "kv_get.c"
 #include "kv_engine.c"
 
+/* L7 router */
+#include "prefix.h"
+#include "prefix_tree.h"
+#include "prefix_tree.c"
+#include "prefix.c"
+#include "prefix_find.c"
+
 #ifdef BL_SIM
 #include "api_sim.h"
 #include "sim_world.h"

@@ -14,9 +14,11 @@ from beluga.router.worker import Overlap, Worker
 
 @dataclasses.dataclass(slots=True)
 class Matches:
-    """Leading blocks that workers hold, and that the pool holds for all of them."""
+    """Leading blocks that workers hold, and that the pool holds for all of them. An index that
+    knows how far the pool goes on behind a worker's own blocks says so in ``held``.
+    """
 
-    held: Mapping[Worker, Overlap] = dataclasses.field(default_factory=dict)  # without the pool's
+    held: Mapping[Worker, Overlap] = dataclasses.field(default_factory=dict)
     shared: int = 0  # leading blocks in the pool, counted from the first block
 
     def of(self, worker: Worker) -> Overlap:
@@ -24,7 +26,8 @@ class Matches:
         own = self.held.get(worker)
         if own is None:
             return Overlap(shared=self.shared)
-        return Overlap(own.device, own.host, own.disk, max(self.shared - own.held, 0))
+        beyond = own.shared or max(self.shared - own.held, 0)
+        return Overlap(own.device, own.host, own.disk, beyond)
 
 
 FindMatches: TypeAlias = Callable[[Query], Matches]

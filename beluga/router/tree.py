@@ -1,0 +1,186 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""The tree of blocks in C (csrc/prefix.h), by rank number: one call per event, one per request.
+
+Calls give up the interpreter's lock: threads look things up side by side, while changes wait for
+each other in C.
+"""
+
+from __future__ import annotations
+
+import errno
+from array import array
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+from beluga._ffi import ffi, lib
+from beluga.errors import EventError, RouterError, check
+
+SHARED_RANK: int = lib.BL_PREFIX_SHARED
+RANKS_MAX: int = lib.BL_PREFIX_RANKS_MAX - 1
+BLOCKS_MAX: int = lib.BL_PREFIX_BLOCKS_MAX
+
+_U64 = (1 << 64) - 1
+
+
+class Run(NamedTuple):
+    """Where a rank's runs of leading blocks end, tier by tier, all counted from the first block."""
+
+    rank: int
+    device: int
+    host: int
+    disk: int
+    shared: int
+
+
+class Row(NamedTuple):
+    """A block that a rank holds. ``parent`` is the rank's name for the block ``before``, if it
+    holds that too; a first block (``depth`` 1) has none before it.
+    """
+
+    name: int
+    parent: int
+    local: int
+    block: int
+    before: int
+    depth: int
+    tier: int
+
+
+class TreeStat(NamedTuple):
+    """How full the tree is; ``evicted`` counts blocks that were forgotten to make room."""
+
+    blocks: int
+    names: int
+    block_max: int
+    name_max: int
+    evicted: int
+
+
+def words(values: Iterable[int]) -> array[int]:
+    """Hashes as C takes them; negative ones are read as 64 bits without a sign.
+
+    Raises EventError for what is no number.
+    """
+    if isinstance(values, array) and values.typecode == "Q":
+        return values
+    listed = list(values)
+    try:
+        return array("Q", listed)
+    except (OverflowError, TypeError):
+        pass
+    try:
+        return array("Q", [value & _U64 for value in listed])
+    except TypeError:
+        raise EventError("a KV event has a hash that is no number") from None
+
+
+def _pointer(values: array[int] | None) -> Any:
+    return ffi.NULL if values is None else ffi.from_buffer("uint64_t[]", values)
+
+
+class Tree:
+    """Ranks are 1 to ``rank_max``; SHARED_RANK is the pool. Errors of C come back as negative
+    errno, beside what became of the blocks.
+    """
+
+    def __init__(self, *, rank_max: int, block_max: int, name_max: int) -> None:
+        out = ffi.new("bl_prefix **")
+        if not (
+            1 <= rank_max <= RANKS_MAX
+            and 1 <= block_max <= BLOCKS_MAX
+            and 1 <= name_max <= BLOCKS_MAX
+        ):
+            raise RouterError(
+                f"an index has 1 to {RANKS_MAX} workers and 1 to {BLOCKS_MAX} blocks and names"
+            )
+        check(lib.bl_prefix_create(out, rank_max, block_max, name_max), "making an index")
+        self._rank_max = rank_max
+        self._prefix = ffi.gc(out[0], lib.bl_prefix_destroy)
+
+    def store(  # noqa: PLR0913, PLR0917  a C call's arguments
+        self,
+        rank: int,
+        tier: int,
+        speaker: int,
+        parent: int | None,
+        names: array[int],
+        locals_: array[int] | None,
+        outcome: Any,
+    ) -> int:
+        """Blocks behind the one that ``rank``, or else ``speaker``, names ``parent``; without
+        ``locals_``, blocks that they have names for already.
+        """
+        if locals_ is None:
+            return int(
+                lib.bl_prefix_hold(
+                    self._prefix, rank, tier, speaker, _pointer(names), len(names), outcome
+                )
+            )
+        if len(names) != len(locals_):
+            return -errno.EINVAL
+        before = ffi.NULL if parent is None else ffi.new("uint64_t *", parent & _U64)
+        return int(
+            lib.bl_prefix_store(
+                self._prefix,
+                rank,
+                tier,
+                speaker,
+                before,
+                _pointer(names),
+                _pointer(locals_),
+                len(names),
+                outcome,
+            )
+        )
+
+    def remove(self, rank: int, tier: int, names: array[int], outcome: Any) -> int:
+        """Blocks that leave one tier of a rank."""
+        return int(
+            lib.bl_prefix_remove(self._prefix, rank, tier, _pointer(names), len(names), outcome)
+        )
+
+    def clear(self, rank: int, outcome: Any) -> int:
+        """All that a rank holds, in every tier."""
+        return int(lib.bl_prefix_clear(self._prefix, rank, outcome))
+
+    def find(self, locals_: array[int], early_exit: bool) -> tuple[list[Run], int]:
+        """Ranks that hold the first block, and how many leading blocks the pool holds."""
+        matches = ffi.new("bl_prefix_match[]", self._rank_max)
+        shared = ffi.new("uint32_t *")
+        count = lib.bl_prefix_find(
+            self._prefix, _pointer(locals_), len(locals_), early_exit, matches, shared
+        )
+        flat = ffi.unpack(ffi.cast("uint32_t *", matches), 5 * count)
+        return [Run(*flat[at : at + 5]) for at in range(0, 5 * count, 5)], int(shared[0])
+
+    def held(self, rank: int, tier: int) -> int:
+        """Names that a rank has in a tier."""
+        return int(lib.bl_prefix_held(self._prefix, rank, tier))
+
+    def paths(self, locals_: array[int]) -> array[int]:
+        """A hash of each block's whole path: names for blocks of which no engine tells."""
+        paths = array("Q", bytes(8 * len(locals_)))
+        lib.bl_prefix_paths(self._prefix, _pointer(locals_), len(locals_), _pointer(paths))
+        return paths
+
+    def rows(self, rank: int) -> list[Row]:
+        """All that a rank holds, parents first."""
+        room = 0
+        while True:
+            rows = ffi.new("bl_prefix_row[]", room)
+            count = lib.bl_prefix_dump(self._prefix, rank, rows, room)
+            if count <= room:
+                break
+            room = count + count // 8  # others may store meanwhile
+        found = [
+            Row(r.name, r.parent, r.local, r.block, r.before, r.depth, r.tier)
+            for r in rows[0:count]
+        ]
+        return sorted(found, key=lambda row: row.depth)
+
+    def stat(self) -> TreeStat:
+        """How full it is."""
+        stat = ffi.new("bl_prefix_stat *")
+        lib.bl_prefix_stat_read(self._prefix, stat)
+        return TreeStat(stat.blocks, stat.names, stat.block_max, stat.name_max, stat.evicted)
