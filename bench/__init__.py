@@ -19,6 +19,7 @@ from .latency import bench_latency
 from .options import Options
 from .plot import plot
 from .recovery import bench_recovery
+from .route import bench_route
 from .row import FIELDS, Bench, Row
 from .rpc import bench_rpc
 from .scheduler import bench_scheduler
@@ -31,6 +32,7 @@ BENCHES: dict[str, Bench] = {
     "recovery": bench_recovery,
     "copy": bench_copy,
     "scheduler": bench_scheduler,
+    "route": bench_route,
 }
 
 __all__ = ["BENCHES", "FIELDS", "Bench", "Options", "Row", "plot"]

@@ -91,6 +91,11 @@ def _recovery(axes: Any, rows: list[Row]) -> None:
     axes.set_xlabel(f"median, ns, {rows[0]['memory']}")
 
 
+def _route(axes: Any, rows: list[Row]) -> None:
+    _bars(axes, rows, "p50_ns", lambda row: str(row["case"]))
+    axes.set_xlabel("p50 ns")
+
+
 def _scheduler(axes: Any, rows: list[Row]) -> None:
     virtual = [row for row in rows if row["memory"] == "virtual time"]
     _bars(axes, virtual, "p99_ns", lambda row: str(row["case"]))
@@ -118,4 +123,5 @@ _CHARTS: dict[str, Callable[[Any, list[Row]], None]] = {
     "recovery": _recovery,
     "copy": _copy,
     "scheduler": _scheduler,
+    "route": _route,
 }

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import typer
 
-from beluga.cli import bench, block, pool, replay, serve, verify
+from beluga.cli import bench, block, pool, replay, route, serve, verify
 
 app = typer.Typer(
     help="A shared KV-cache pool for LLM inference on CXL memory, or on the memory you have.",
@@ -23,5 +23,6 @@ app.command()(serve.stat)
 app.command()(block.put)
 app.command()(block.get)
 app.command()(replay.replay)
+app.command()(route.route)
 app.command()(verify.verify)
 app.command()(bench.bench)

@@ -1,0 +1,179 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""A router that runs: its parts put together, its listeners, its end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+from collections.abc import Callable, Mapping
+
+import aiohttp
+from aiohttp import web
+
+from beluga.errors import RouterError
+from beluga.route.admin import Admin
+from beluga.route.director import Director, Placement
+from beluga.route.fleet import Fleet
+from beluga.route.front import Front, refusals
+from beluga.route.health import Checker
+from beluga.route.meter import Meter
+from beluga.route.proxy import Proxy
+from beluga.route.report import Reports
+from beluga.route.settings import Address, Settings
+from beluga.route.tokenizer import load_tokenizer
+from beluga.route.waiting import Room
+from beluga.route.workers_file import WorkersFile
+from beluga.router import Load, Router, Worker, make_policy
+
+log = logging.getLogger(__name__)
+
+_IDLE_CONNECTION_S = 4.0  # vLLM's server closes an idle one after 5
+_POLL_S = 0.02
+
+
+class Service:
+    """One router. Entered, it serves; left, it drains: nothing new is taken, what is under way has
+    ``Limits.drain_s`` to end, and what has not is broken off.
+
+    ``address`` and ``admin_address`` say where it listens. Entering raises RouterError, OSError.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._cleanup = contextlib.AsyncExitStack()
+        self.fleet = Fleet()
+        self.meter = Meter()
+        self.address = settings.listen
+        self.admin_address = settings.admin
+
+    async def __aenter__(self) -> Service:
+        async with contextlib.AsyncExitStack() as stack:
+            await self._start(stack)
+            self._cleanup = stack.pop_all()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        try:
+            await self.drain()
+        finally:
+            await self._cleanup.aclose()
+
+    async def _start(self, stack: contextlib.AsyncExitStack) -> None:
+        settings, limits = self._settings, self._settings.limits
+        tokenizer = load_tokenizer(settings.tokenizer) if settings.tokenizer else None
+        connector = aiohttp.TCPConnector(
+            limit=0, keepalive_timeout=_IDLE_CONNECTION_S, ttl_dns_cache=30
+        )
+        client = await stack.enter_async_context(
+            aiohttp.ClientSession(
+                connector=connector,
+                auto_decompress=False,
+                cookie_jar=aiohttp.DummyCookieJar(),
+                trust_env=False,
+            )
+        )
+        policy = make_policy(settings.policy, seed=settings.seed or 0)
+        self._room: Room[Placement] = Room(limits.queued_max, give_back=Placement.end)
+        self._router = Router(policy)
+        self._director = Director(
+            fleet=self.fleet,
+            router=self._router,
+            block_size=settings.block_size,
+            meter=self.meter,
+            limits=limits,
+            room=self._room,
+        )
+        reports = Reports(client, self._router.tracker, limits)
+        checker = Checker(self.fleet, client, limits, up=self._room.look, also=reports.read)
+        stack.push_async_callback(checker.close)
+        proxy = Proxy(
+            director=self._director,
+            client=client,
+            meter=self.meter,
+            limits=limits,
+            tokenizer=tokenizer,
+        )
+        self._front = Front(fleet=self.fleet, proxy=proxy, meter=self.meter, scrape=self._scrape)
+        await self._join(stack)
+        self.address = await self._listen(stack, settings.listen, self._front.routes())
+        if settings.admin is not None:
+            admin = Admin(self.fleet)
+            self.admin_address = await self._listen(stack, settings.admin, admin.routes())
+
+    async def _join(self, stack: contextlib.AsyncExitStack) -> None:
+        """The workers that are known at the start."""
+        for spec in self._settings.engines:
+            self.fleet.add(spec)
+        if self._settings.workers_file is not None:
+            watched = WorkersFile(self._settings.workers_file, self.fleet)
+            watched.read()
+            task = asyncio.get_running_loop().create_task(watched.watch())
+            stack.push_async_callback(_cancel, task)
+        elif not self._settings.engines and self._settings.admin is None:
+            raise RouterError("no worker is named, and no file and no admin API to name one later")
+
+    async def _listen(
+        self, stack: contextlib.AsyncExitStack, address: Address, routes: list[web.RouteDef]
+    ) -> Address:
+        """Serve these routes there: where it is really. Raises OSError."""
+        app = web.Application(
+            client_max_size=self._settings.limits.body_size_max,
+            middlewares=[refusals(self.meter)],
+        )
+        app.add_routes(routes)
+        runner = web.AppRunner(
+            app, access_log=None, handler_cancellation=True, shutdown_timeout=1.0
+        )
+        await runner.setup()
+        stack.push_async_callback(runner.cleanup)
+        await web.TCPSite(runner, *address).start()
+        host, port = runner.addresses[0][:2]
+        return Address(host, port)
+
+    async def drain(self) -> None:
+        """Take nothing new, and give what is under way its time."""
+        self._front.stopping = True
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._settings.limits.drain_s
+        while (left := self.pending() + self._director.placed) and loop.time() < deadline:
+            await asyncio.sleep(_POLL_S)
+        if left:
+            log.warning("%d requests had not ended after %g s", left, self._settings.limits.drain_s)
+
+    def loads(self) -> Mapping[Worker, Load]:
+        """What each worker has to do, by the router's own account and by the worker's."""
+        return self._router.tracker.loads
+
+    def pending(self) -> int:
+        """Requests that wait for a worker."""
+        return len(self._room)
+
+    def _scrape(self) -> None:
+        """Bring the gauges up to date."""
+        self.meter.pending.set(self.pending())
+        loads = self.loads()
+        for engine in self.fleet:
+            load = loads[engine.worker]
+            self.meter.state(engine, load)
+
+
+async def _cancel(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+async def serve(settings: Settings, started: Callable[[Service], None]) -> None:
+    """Run a router until SIGTERM or SIGINT, then drain. Raises RouterError, OSError."""
+    told = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, told.set)
+    async with Service(settings) as service:
+        started(service)
+        await told.wait()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(number)  # a second one ends it at once
+        log.info("stopping; requests under way have %g s", settings.limits.drain_s)

@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""An engine without a model that speaks the real protocol, and can misbehave on demand.
+
+It answers as vLLM does: chat and completions, whole or as a stream of events that ends with
+``[DONE]``, errors in its shape, ``/health``, ``/v1/models``, ``/tokenize``, ``/metrics``. What goes
+wrong is set on the object, by the test that runs it on its own event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+from aiohttp import web
+
+WORDS = ("Grüße", " aus", " 日本", " 🐋", " ok")
+
+
+@dataclasses.dataclass
+class Faults:
+    """What the engine does wrong; the default is nothing."""
+
+    status: int = 0  # instead of an answer
+    retry_after: str | None = None  # with that status
+    healthy: bool = True
+    drop_after: int | None = None  # bytes of the stream, then the connection is cut
+    drop_first: int = 0  # so many requests are cut before any byte
+    split: bool = False  # every byte of the stream in a chunk of its own
+    hold: asyncio.Event | None = None  # nothing more is sent after the first event until it is set
+    hold_first: asyncio.Event | None = None  # nor the first event
+    pause_s: float = 0.0  # between events
+
+
+class FakeEngine:
+    """Runs within ``async with``; ``url`` says where."""
+
+    def __init__(self, *models: str, words: tuple[str, ...] = WORDS) -> None:
+        self.models = models or ("fake",)
+        self.words = words
+        self.faults = Faults()
+        self.seen: list[dict[str, Any]] = []  # bodies of chat and completions
+        self.headers: list[dict[str, str]] = []
+        self.cancelled = 0
+        self.under_way = 0
+        self.metrics = ""
+        self.url = ""
+        self._runner: web.AppRunner | None = None
+        self._port = 0
+
+    async def __aenter__(self) -> FakeEngine:
+        app = web.Application(client_max_size=1 << 30)
+        app.add_routes(
+            [
+                web.get("/health", self._health),
+                web.get("/v1/models", self._models),
+                web.get("/metrics", self._metrics),
+                web.post("/v1/chat/completions", self._generate),
+                web.post("/v1/completions", self._generate),
+                web.post("/v1/embeddings", self._embed),
+                web.post("/tokenize", self._tokenize),
+            ]
+        )
+        self._runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
+        await self._runner.setup()
+        await web.TCPSite(self._runner, "127.0.0.1", self._port).start()
+        self._port = self._runner.addresses[0][1]
+        self.url = f"http://127.0.0.1:{self._port}"
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        assert self._runner
+        await self._runner.cleanup()
+
+    async def _health(self, _: web.Request) -> web.Response:
+        return web.Response(status=200 if self.faults.healthy else 503)
+
+    async def _models(self, _: web.Request) -> web.Response:
+        cards = [{"id": name, "object": "model", "owned_by": "vllm"} for name in self.models]
+        return web.json_response({"object": "list", "data": cards})
+
+    async def _metrics(self, _: web.Request) -> web.Response:
+        return web.Response(text=self.metrics)
+
+    async def _embed(self, request: web.Request) -> web.Response:
+        asked = await request.json()
+        return web.json_response({"object": "list", "data": [], "model": asked["model"]})
+
+    async def _tokenize(self, request: web.Request) -> web.Response:
+        asked = await request.json()
+        return web.json_response({"tokens": list(asked["prompt"].encode()), "at": self.url})
+
+    async def _generate(self, request: web.Request) -> web.StreamResponse:
+        asked = await request.json()
+        self.seen.append(asked)
+        self.headers.append({name.lower(): value for name, value in request.headers.items()})
+        faults = self.faults
+        if faults.drop_first > 0:
+            faults.drop_first -= 1
+            assert request.transport
+            request.transport.abort()
+            return web.Response()
+        if faults.status:
+            headers = {"Retry-After": faults.retry_after} if faults.retry_after else {}
+            error = {"message": "no", "type": "Fault", "param": None, "code": faults.status}
+            return web.json_response({"error": error}, status=faults.status, headers=headers)
+        self.under_way += 1
+        try:
+            if asked.get("stream"):
+                return await self._stream(request, asked)
+            if faults.hold_first:
+                await faults.hold_first.wait()
+            text = "".join(self.words)
+            choice = {"index": 0, "text": text, "message": {"content": text}}
+            return web.json_response({"model": asked.get("model"), "choices": [choice]})
+        except (asyncio.CancelledError, ConnectionError):
+            self.cancelled += 1
+            raise
+        finally:
+            self.under_way -= 1
+
+    async def _stream(self, request: web.Request, asked: dict[str, Any]) -> web.StreamResponse:
+        target = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
+        await target.prepare(request)  # as vLLM does: long before the first token
+        sent = 0
+        async for event in self._events(asked):
+            for part in [bytes([byte]) for byte in event] if self.faults.split else [event]:
+                left = len(part)
+                if self.faults.drop_after is not None:
+                    left = min(left, self.faults.drop_after - sent)
+                if left:
+                    await target.write(part[:left])
+                sent += left
+                if sent == self.faults.drop_after:
+                    await asyncio.sleep(0.01)  # let it go out
+                    assert request.transport
+                    request.transport.abort()
+                    return target
+                if self.faults.split:
+                    await asyncio.sleep(0)
+        await target.write_eof()
+        return target
+
+    async def _events(self, asked: dict[str, Any]) -> AsyncIterator[bytes]:
+        for number, event in enumerate(self.events(asked)):
+            hold = self.faults.hold if number else self.faults.hold_first
+            if hold:
+                await hold.wait()
+            if number and self.faults.pause_s:
+                await asyncio.sleep(self.faults.pause_s)
+            yield event
+
+    def events(self, asked: dict[str, Any]) -> list[bytes]:
+        """All bytes of a stream, event by event."""
+        found = [
+            b"data: %s\n\n"
+            % json.dumps(
+                {"model": asked.get("model"), "choices": [{"index": 0, "text": word}]},
+                ensure_ascii=False,
+            ).encode()
+            for word in self.words
+        ]
+        return [*found, b"data: [DONE]\n\n"]

@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""Workers come, go and drain while the router runs."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("aiohttp", reason="the router's packages are not installed")
+
+from fake_engine import FakeEngine
+from routed import routed, run, until
+
+
+def test_a_worker_joins_and_leaves() -> None:
+    async def scenario() -> None:
+        late = FakeEngine()
+        async with late, routed(FakeEngine()) as site:
+            workers = f"{site.admin}/workers"
+            async with site.client.post(workers, json={"url": late.url + "/v1/"}) as answer:
+                assert answer.status == 201
+                number = (await answer.json())["id"]
+            await site.up(2)
+            for _ in range(4):
+                assert (await site.completed())[0] == 200
+            assert len(late.seen) == 2
+            async with site.client.delete(f"{workers}/{number}") as answer:
+                assert answer.status == 200
+            for _ in range(2):
+                assert (await site.completed())[0] == 200
+            assert len(late.seen) == 2
+            assert [worker["requests"] for worker in await site.workers()] == [0]
+            assert late.url not in await site.text("/metrics")
+
+    run(scenario)
+
+
+def test_a_drained_worker_ends_what_it_has_and_gets_nothing_new() -> None:
+    async def scenario() -> None:
+        a, b = FakeEngine(), FakeEngine()
+        a.faults.hold = asyncio.Event()
+        async with routed(a, b) as site:
+            asked = asyncio.create_task(site.completed())
+            await until(lambda: a.under_way == 1)
+            number = (await site.workers())[0]["id"]
+            async with site.client.post(f"{site.admin}/workers/{number}/drain") as answer:
+                assert (await answer.json())["draining"] is True
+            for _ in range(3):
+                assert (await site.completed())[0] == 200
+            assert site.counts() == [1, 3]
+            assert len(await site.workers()) == 2
+            a.faults.hold.set()
+            assert (await asked)[1].endswith(b"[DONE]\n\n")
+            await until(lambda: len(site.service.fleet) == 1)
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        ({"url": "nonsense"}, 400),
+        ({"url": "http://127.0.0.1:1", "more": 1}, 400),
+        ({}, 400),
+    ],
+)
+def test_nonsense_is_refused(body: dict[str, object], status: int) -> None:
+    async def scenario() -> None:
+        async with routed(FakeEngine()) as site:
+            async with site.client.post(f"{site.admin}/workers", json=body) as answer:
+                assert answer.status == status
+                assert (await answer.json())["error"]["message"]
+            async with site.client.post(
+                f"{site.admin}/workers", data=b'{"url": "http://127.0.0.1:1"}'
+            ) as answer:
+                assert answer.status == 415  # what a web page could make a browser send
+            async with site.client.delete(f"{site.admin}/workers/99") as answer:
+                assert answer.status == 404
+            assert len(await site.workers()) == 1
+            async with site.client.get(f"{site.base}/workers") as answer:
+                assert answer.status == 404  # not for clients
+
+    run(scenario)
+
+
+def test_a_workers_file_is_followed(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        a, b = FakeEngine(), FakeEngine()
+        path = tmp_path / "workers"
+        async with a, b:
+            path.write_text(f"# ours\n{a.url}  # the first\n")
+            async with routed(engines=(), workers_file=path) as site:
+                await site.up(1)
+                assert (await site.completed())[0] == 200
+                path.write_text(f"{b.url} model=fake\n")
+                await until(lambda: [e.url for e in site.service.fleet] == [b.url])
+                await site.up(1)
+                assert (await site.completed())[0] == 200
+                path.write_text("not a url\n")
+                await asyncio.sleep(1.2)
+                assert (await site.completed())[0] == 200
+                assert (len(a.seen), len(b.seen)) == (1, 2)
+
+    run(scenario)
+
+
+def test_alert_rules_carry_the_articles_targets() -> None:
+    async def scenario() -> None:
+        async with (
+            routed(FakeEngine()) as site,
+            site.client.get(f"{site.admin}/alerts") as answer,
+        ):
+            text = await answer.text()
+            for target in ("avg(dynamo_kv_hit_rate) < 0.30", "> 0.005", "> 0.2"):
+                assert target in text
+
+    run(scenario)
