@@ -95,6 +95,7 @@ def _operation(
     )
     if not engine.settle(_SETTLE_S) or engine.stat.fault is not None:
         engine.close()
+        driver.close()
         raise EngineUnavailableError(f"the pool is not registered: {engine.stat.fault}")
     memory = driver.allocate(size)
     stream, event = driver.make_stream(urgent=True), driver.make_event()
@@ -120,6 +121,7 @@ def _operation(
         driver.end_stream(stream)
         driver.free(memory)
         engine.close()
+        driver.close()
 
 
 def _measured(recorder: Recorder, region: Region, run: Operation, case: str, size: int) -> Row:

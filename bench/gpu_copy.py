@@ -9,6 +9,7 @@ cudaMemcpyBatchAsync. Where there is no GPU the rows say so.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable
 
@@ -42,16 +43,13 @@ def gpu_copy(recorder: Recorder, pool: Pool, make: Callable[[], Driver] = CupyDr
         cases = ("gather_write", "scatter_read", "sparse_read")
         return [recorder.skipped(case, str(error), engine="cuda") for case in cases]
     rows = []
-    for path in _PATHS:
-        engine = CudaEngine(pool, path=path, window_size=_WINDOW_SIZE, driver=driver)
-        try:
-            if not engine.settle(_SETTLE_S) or engine.stat.fault is not None:
-                return [recorder.skipped("gather_write", str(engine.stat.fault), engine="cuda")]
-            rows += _Bench(recorder, pool, driver, engine).rows(path)
-        finally:
-            engine.close()
-        driver = make()
-    driver.close()
+    with contextlib.closing(driver):
+        for path in _PATHS:
+            engine = CudaEngine(pool, path=path, window_size=_WINDOW_SIZE, driver=driver)
+            with contextlib.closing(engine):
+                if not engine.settle(_SETTLE_S) or engine.stat.fault is not None:
+                    return [recorder.skipped("gather_write", str(engine.stat.fault), engine="cuda")]
+                rows += _Bench(recorder, pool, driver, engine).rows(path)
     return rows
 
 

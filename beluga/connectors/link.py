@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from beluga.connectors.settings import PoolSettings
+    from beluga.transfer import Engine
 
 T = TypeVar("T")
 
@@ -48,8 +49,11 @@ class Attachment:
             raise
         self._caches: dict[bytes, KVCache] = {}
 
-    def cache(self, namespace: Namespace) -> KVCache:
-        """The cache of a namespace on this session."""
+    def cache(
+        self, namespace: Namespace, engine: Callable[[Pool], Engine | None] = lambda _: None
+    ) -> KVCache:
+        """The cache of a namespace on this session; ``engine``, given the pool, makes who copies
+        for it, or None if the CPU does."""
         found = self._caches.get(namespace.digest)
         if found is None:
             found = KVCache(
@@ -58,6 +62,7 @@ class Attachment:
                 verify=self._settings.verify,
                 timeout_s=self.client.timeout_s,
                 threads=self._settings.load_threads or default_threads(),
+                engine=engine(self.pool),
             )
             self._caches[namespace.digest] = found
         return found

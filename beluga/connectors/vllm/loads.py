@@ -65,7 +65,7 @@ class Loads:
 
         def get(attachment: Attachment) -> GetResult:
             with self._source.write(one.block_ids) as run:
-                return fetch(attachment.cache(self._namespace), packed, run)
+                return fetch(attachment.cache(self._namespace, self._source.engine), packed, run)
 
         started = time.perf_counter()
         result = self._link.attempt("loading blocks", get)
@@ -101,6 +101,7 @@ class AsyncLoads(Loads):
 
     def load(self, ranges: list[BlockRange]) -> None:
         """Queue them."""
+        self._source.mark()
         with self._changed:
             self._queue.extend(ranges)
             self._changed.notify_all()

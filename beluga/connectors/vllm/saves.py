@@ -135,8 +135,9 @@ class Saves:
             ids, digests = one.block_ids[part], packed[part]
 
             def put(attachment: Attachment) -> PutResult:
+                cache = attachment.cache(self._namespace, self._source.engine)
                 run = self._source.read(ids)  # noqa: B023  called here and now
-                return attachment.cache(self._namespace).put(digests, run)  # noqa: B023
+                return cache.put(digests, run)  # noqa: B023
 
             started, cpu_started = time.perf_counter(), time.thread_time()
             result = self._link.attempt("saving blocks", put)

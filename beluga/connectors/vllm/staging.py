@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The engine's blocks as memory that the CPU engine copies from and to.
+"""The engine's blocks as memory that the pool's engines copy from and to.
 
-On a CPU they are that. On an accelerator they go through a buffer in pinned host memory: a copy
-more than the pool's own CUDA engine will need, and the same bytes. What a step has computed is
-complete when its stream has passed the mark set after it; what is loaded is there before anything
-that the engine queues on its stream later.
+On a CPU they are that. On a GPU that the CUDA engine can drive they are too (``device.py``); on any
+other accelerator they go through a buffer in pinned host memory: a copy more, and the same bytes.
+What a step has computed is complete when its stream has passed the mark set after it; what is
+loaded is there before anything that the engine queues on its stream later.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from beluga.connectors.vllm.layout import BlockLayout
+    from beluga.pool import Pool
+    from beluga.transfer import Engine
 
 
 class Source:
@@ -31,7 +33,12 @@ class Source:
         self.block_size = layout.block_size
 
     def mark(self) -> None:
-        """A step has been given to the device: what is read from now on waits for its end."""
+        """A step has been given to the device: what is moved from now on waits for its end."""
+
+    def engine(self, pool: Pool) -> Engine | None:
+        """Who copies between the runs and this pool; None for the CPU."""
+        del pool
+        return None
 
     def read(self, block_ids: Sequence[int]) -> Run:
         """Their bytes, as they are now."""
@@ -41,6 +48,9 @@ class Source:
     def write(self, block_ids: Sequence[int]) -> Iterator[Run]:
         """Memory to be filled with their bytes; the engine has them after the block."""
         yield self.layout.run(block_ids)
+
+    def close(self) -> None:
+        """Give back what is the device's; nothing is being moved."""
 
 
 class StagedSource(Source):
@@ -129,8 +139,3 @@ class StagedSource(Source):
         fragments[:, 0] = host.data_ptr() + np.arange(count, dtype=np.uint64) * self.block_size
         fragments[:, 1] = self.block_size
         return Run(count, self.block_size, 1, fragments, [host])
-
-
-def source_of(layout: BlockLayout, *, own_stream: bool) -> Source:
-    """The source for the device that holds the blocks."""
-    return Source(layout) if layout.device == "cpu" else StagedSource(layout, own_stream=own_stream)

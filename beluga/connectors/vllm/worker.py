@@ -7,9 +7,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from beluga.connectors.link import Link
+from beluga.connectors.vllm.device import source_of
 from beluga.connectors.vllm.loads import AsyncLoads, Loads
 from beluga.connectors.vllm.saves import Saves
-from beluga.connectors.vllm.staging import source_of
 from beluga.connectors.vllm.steps import Report
 
 if TYPE_CHECKING:
@@ -36,17 +36,14 @@ class Worker:
         asynchronous = settings.load == "async"
         kind = AsyncLoads if asynchronous else Loads
         self.load_link = Link(settings, name="loads", logger=logger, prefault=True)
-        self.loads = kind(
-            source_of(layout, own_stream=asynchronous), namespace, self.load_link, counters
-        )
+        load_source = source_of(layout, urgent=True, own_stream=asynchronous, logger=logger)
+        self.loads = kind(load_source, namespace, self.load_link, counters)
         self.save_link = Link(settings, name="saves", logger=logger, prefault=settings.save)
+        save_source = source_of(layout, urgent=False, own_stream=True, logger=logger)
         self.saves = Saves(
-            source_of(layout, own_stream=True),
-            namespace,
-            self.save_link,
-            counters,
-            room=settings.save_queue,
+            save_source, namespace, self.save_link, counters, room=settings.save_queue
         )
+        self._sources = (load_source, save_source)
 
     def load(self, orders: Orders) -> None:
         """Before the forward, or beside it."""
@@ -71,3 +68,5 @@ class Worker:
         self.saves.close()
         self.load_link.close()
         self.save_link.close()
+        for source in self._sources:
+            source.close()

@@ -114,6 +114,9 @@ class CupyDriver:
     def record(self, event: int, stream: int) -> None:
         self._call(self._runtime.eventRecord, event, stream)
 
+    def follow(self, stream: int, event: int) -> None:
+        self._call(self._runtime.streamWaitEvent, stream, event)
+
     def ended(self, event: int) -> bool:
         status = int(self._runtime.eventQuery(event))
         try:

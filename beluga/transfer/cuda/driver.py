@@ -94,6 +94,11 @@ class Driver(Protocol):
 
     def record(self, event: int, stream: int) -> None: ...
 
+    def follow(self, stream: int, event: int) -> None:
+        """What is put on ``stream`` from now on waits for the event as it was recorded last, which
+        may be freed or recorded anew meanwhile."""
+        ...
+
     def ended(self, event: int) -> bool:
         """Has all before it ended? Raises :class:`DriverError` if any of it failed."""
         ...

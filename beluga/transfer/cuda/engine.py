@@ -44,8 +44,8 @@ class CudaEngine:
     source and target must not be in use. ``blocks``: how many of the GPU's multiprocessors a copy
     may take. ``path``: direct or staged always, or what was measured as faster. ``window_size``:
     bytes registered at a time, a power of two of 2 MiB stripes. ``cap``: bytes that all processes
-    of this host may have registered together. ``bounce_size``: bytes of buffers. ``driver``: who
-    stands in for the GPU.
+    of this host may have registered together. ``bounce_size``: bytes of buffers. ``driver``: the
+    GPU's, or of what stands in for one; whoever gives it closes it, after the engine.
 
     Raises :class:`~beluga.errors.EngineUnavailableError` where there is no GPU, or no cupy.
     """
@@ -71,6 +71,7 @@ class CudaEngine:
             window_size //= 2
         windows = Windows.of(pool, window_size)
         self._pool, self._path, self._windows = pool, path, windows
+        self._own_driver = driver is None
         self._driver = driver or CupyDriver(device)
         self._driver.use()
         self._stream = None if stream is None else stream_handle(stream)
@@ -145,6 +146,7 @@ class CudaEngine:
         """See :meth:`beluga.transfer.engine.Engine.close`. Twice is fine."""
         if self._buffers.closed:
             return
+        self._driver.use()  # whoever closes
         self._registrar.close()
         for stream in self._own.values():
             self._driver.end_stream(stream)
@@ -152,7 +154,8 @@ class CudaEngine:
             self._launcher.give_back(transfer.launched)
         self._launcher.close()
         self._buffers.close()
-        self._driver.close()
+        if self._own_driver:
+            self._driver.close()
 
     def _way(self, stream: StreamLike | None, *, write: bool) -> Way:
         if stream is not None:

@@ -18,6 +18,7 @@ import queue
 import tempfile
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -39,14 +40,24 @@ class _CGrid(ctypes.Structure):
     _fields_ = (("block_count", ctypes.c_uint32), ("thread_count", ctypes.c_uint32))
 
 
-class _Event:
-    """Ends when its stream gets there."""
+class _Mark:
+    """One recording of an event: reached when its stream gets there."""
 
     def __init__(self) -> None:
         self.reached = threading.Event()
-        self.reached.set()
-        self.error: BaseException | None = None
+        self.error: Exception | None = None
         self.at_s = 0.0
+
+
+class _Event:
+    """What was recorded last; at first nothing, which has been reached."""
+
+    def __init__(self) -> None:
+        self.last = _Mark()
+        self.last.reached.set()
+
+
+_Queue = queue.SimpleQueue["Work | _Mark | None"]
 
 
 class _Stream:
@@ -54,9 +65,12 @@ class _Stream:
 
     def __init__(self) -> None:
         self.graph: list[Work] | None = None  # what is being captured
-        self._work: queue.SimpleQueue[Work | _Event | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name="beluga-cuda-host", daemon=True)
+        self._work: _Queue = queue.SimpleQueue()
+        self._thread = threading.Thread(
+            target=_work_off, args=(self._work,), name="beluga-cuda-host", daemon=True
+        )
         self._thread.start()
+        weakref.finalize(self, self._work.put, None)
 
     def put(self, work: Work) -> None:
         if self.graph is None:
@@ -65,24 +79,25 @@ class _Stream:
             self.graph.append(work)
 
     def mark(self, event: _Event) -> None:
-        event.reached.clear()
-        self._work.put(event)
+        event.last = _Mark()
+        self._work.put(event.last)
 
     def end(self) -> None:
         self._work.put(None)
         self._thread.join()
 
-    def _run(self) -> None:
-        failed: Exception | None = None
-        while (work := self._work.get()) is not None:
-            if isinstance(work, _Event):
-                work.error, work.at_s = failed, time.perf_counter()
-                work.reached.set()
-            elif failed is None:
-                try:
-                    work()
-                except Exception as error:
-                    failed = error
+
+def _work_off(work: _Queue) -> None:
+    failed: Exception | None = None
+    while (one := work.get()) is not None:
+        if isinstance(one, _Mark):
+            one.error, one.at_s = failed, time.perf_counter()
+            one.reached.set()
+        elif failed is None:
+            try:
+                one()
+            except Exception as error:
+                failed = error
 
 
 class HostDriver:
@@ -189,8 +204,18 @@ class HostDriver:
             raise DriverError("an event of another stream's is recorded on a capturing stream")
         self._streams[stream].mark(self._events[event])
 
+    def follow(self, stream: int, event: int) -> None:
+        mark = self._events[event].last
+
+        def stand() -> None:
+            mark.reached.wait()
+            if mark.error is not None:
+                raise mark.error
+
+        self._streams[stream].put(stand)
+
     def ended(self, event: int) -> bool:
-        found = self._events[event]
+        found = self._events[event].last
         if not found.reached.is_set():
             return False
         if found.error is not None:
@@ -198,11 +223,11 @@ class HostDriver:
         return True
 
     def wait(self, event: int) -> None:
-        self._events[event].reached.wait()
+        self._events[event].last.reached.wait()
         self.ended(event)
 
     def elapsed_s(self, first: int, second: int) -> float:
-        return self._events[second].at_s - self._events[first].at_s
+        return self._events[second].last.at_s - self._events[first].last.at_s
 
     def close(self) -> None:
         for stream in self._streams.values():

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -11,8 +12,9 @@ import numpy as np
 import pytest
 
 from beluga import KVCache, MetaServer, Pool
+from beluga.connectors.vllm.device import source_of
 from beluga.connectors.vllm.layout import BlockLayout
-from beluga.connectors.vllm.staging import Source, StagedSource, source_of
+from beluga.connectors.vllm.staging import Source, StagedSource
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
@@ -69,7 +71,7 @@ def _same(wanted: Any, found: Any, make: Any) -> None:
 def test_a_cpu_needs_no_buffer() -> None:
     _, tensors = layer_major()
     layout = BlockLayout(tensors, block_count=BLOCKS, page_sizes={})
-    source = source_of(layout, own_stream=True)
+    source = source_of(layout, urgent=True, own_stream=True, logger=logging.getLogger("test"))
     assert type(source) is Source
     assert source.read([1, 2]).fragment_count == LAYERS
     assert np.array_equal(

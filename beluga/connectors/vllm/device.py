@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""The engine's blocks in a GPU's memory, moved by the pool's CUDA engine: no copy in between.
+
+Blocks are told by their GPU addresses; kernels gather them into the pool and scatter them out of
+it, on a stream of the connector's own, beside the engine's. Until the pool's windows are registered
+(in the background) the CUDA engine bounces; no request waits for that. What is stored is published
+after the CPU has done what the policy table says of a GPU's writes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING
+
+from beluga.connectors.vllm.staging import Source, StagedSource
+from beluga.errors import EngineUnavailableError
+from beluga.transfer import CudaEngine
+from beluga.transfer.cuda import CupyDriver
+
+if TYPE_CHECKING:
+    import logging
+    from collections.abc import Iterator, Sequence
+
+    from beluga.connectors.vllm.layout import BlockLayout
+    from beluga.kvcache import Run
+    from beluga.pool import Pool
+    from beluga.transfer.cuda import Driver
+
+
+class DeviceSource(Source):
+    """Blocks that the CUDA engine reaches. ``urgent``: its stream is served before others.
+    ``beside``: a load waits for what the engine had queued at the last :meth:`mark`, else for all
+    that it has queued when the load begins. ``driver`` is the source's to close."""
+
+    def __init__(self, layout: BlockLayout, driver: Driver, *, urgent: bool, beside: bool) -> None:
+        super().__init__(layout)
+        self._driver, self._beside = driver, beside
+        self._device = layout.tensors[0].device
+        self._stream = driver.make_stream(urgent=urgent)
+        self._marked = driver.make_event()
+
+    def engine(self, pool: Pool) -> CudaEngine:
+        """One per pool, which closes it. Raises :class:`~beluga.errors.TransferError`."""
+        return CudaEngine(pool, stream=self._stream, driver=self._driver)
+
+    def mark(self) -> None:
+        """Remember how far the engine's stream has to get."""
+        self._driver.record(self._marked, engine_stream(self._device))
+
+    def read(self, block_ids: Sequence[int]) -> Run:
+        """Where they lie; a copy from there comes after the mark."""
+        self._driver.follow(self._stream, self._marked)
+        return self.layout.run(block_ids)
+
+    @contextlib.contextmanager
+    def write(self, block_ids: Sequence[int]) -> Iterator[Run]:
+        """Where they lie; a copy to there comes after what the engine still does with them."""
+        if not self._beside:
+            self.mark()
+        self._driver.follow(self._stream, self._marked)
+        yield self.layout.run(block_ids)
+
+    def close(self) -> None:
+        """Nothing is under way, and the pools are closed."""
+        self._driver.free_event(self._marked)
+        self._driver.end_stream(self._stream)
+        self._driver.close()
+
+
+def engine_stream(device: object) -> int:
+    """The stream on which the engine computes, in the thread that asks."""
+    from torch.cuda import current_stream
+
+    return int(current_stream(device).cuda_stream)
+
+
+def source_of(
+    layout: BlockLayout, *, urgent: bool, own_stream: bool, logger: logging.Logger
+) -> Source:
+    """The source for the device that holds the blocks. ``own_stream``: copy beside the engine;
+    else it waits for the copies. ``urgent``: somebody waits for them.
+
+    A GPU without cupy is staged through host memory, and a warning says so.
+    """
+    if layout.device == "cpu":
+        return Source(layout)
+    if layout.device == "cuda":
+        try:
+            driver = CupyDriver(layout.tensors[0].device.index or 0)
+        except EngineUnavailableError as error:
+            logger.warning("beluga: blocks are staged in host memory: %s", error)
+        else:
+            return DeviceSource(layout, driver, urgent=urgent, beside=own_stream)
+    return StagedSource(layout, own_stream=own_stream)

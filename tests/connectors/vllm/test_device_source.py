@@ -1,0 +1,226 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""Blocks in a GPU's memory, by the CUDA engine: host-compiled kernels stand in for the GPU."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from vllm_parts import Tensor, layer_major
+
+from beluga import MetaServer, Namespace
+from beluga.connectors.vllm import device
+from beluga.connectors.vllm.counters import Counters
+from beluga.connectors.vllm.layout import BlockLayout
+from beluga.connectors.vllm.settings import VllmSettings
+from beluga.connectors.vllm.steps import BlockRange, Orders
+from beluga.connectors.vllm.worker import Worker
+from beluga.errors import EngineUnavailableError
+from beluga.transfer import CudaEngine
+from beluga.transfer.cuda import HostDriver
+
+BLOCKS, LAYERS, ITEMS = 40, 3, 2048
+LONG_S = 60.0
+ENGINE_STREAM = 0  # on which the engine computes; every driver has one
+IDS = list(range(5, 30))
+DIGESTS = b"".join(bytes([i + 1]) * 32 for i in range(len(IDS)))
+
+
+class Machine:
+    """Where vLLM's tensors are CUDA tensors, and a driver's calls go to the host's kernels."""
+
+    def __init__(self) -> None:
+        self.drivers: list[HostDriver] = []
+        self.engines: list[CudaEngine] = []
+        self.before_register: Callable[[int], None] | None = None
+
+    def driver(self, index: int) -> HostDriver:
+        assert index == 1
+        self.drivers.append(HostDriver(before_register=self.before_register))
+        return self.drivers[-1]
+
+    def engine(self, pool: Any, **options: Any) -> CudaEngine:
+        self.engines.append(CudaEngine(pool, window_size=16 << 20, **options))
+        return self.engines[-1]
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
+    try:
+        HostDriver().close()
+    except EngineUnavailableError as error:
+        pytest.skip(str(error))
+    machine = Machine()
+    monkeypatch.setattr(device, "CupyDriver", machine.driver)
+    monkeypatch.setattr(device, "CudaEngine", machine.engine)
+    monkeypatch.setattr(device, "engine_stream", lambda _: ENGINE_STREAM)
+    return machine
+
+
+class Side:
+    """A worker over three layers, on a GPU or not."""
+
+    def __init__(self, pool_name: str, *, gpu: bool, load: str = "sync") -> None:
+        tensors, self.memory = layer_major(LAYERS, BLOCKS, ITEMS)
+        for tensor in tensors.values() if gpu else ():
+            tensor.device = SimpleNamespace(type="cuda", index=1)
+        layout = BlockLayout(tensors, block_count=BLOCKS, page_sizes={})
+        self.size = layout.block_size
+        settings = VllmSettings(pool=pool_name, timeout_ms=5000, retry_s=0.05, load=load)
+        logger = logging.getLogger("test")
+        self.worker = Worker(settings, layout, Namespace.of("gpu"), Counters(), logger)
+        assert self.worker.load_link.wait(LONG_S)
+        assert self.worker.save_link.wait(LONG_S)
+
+    def fill(self, seed: int) -> None:
+        shape = self.memory.shape
+        self.memory[...] = np.random.default_rng(seed).integers(0, 1 << 16, shape, np.uint16)
+
+    def save(self) -> None:
+        self.worker.save(Orders(saves=[BlockRange("r", DIGESTS, IDS)]))
+
+    def saved(self) -> None:
+        _wait_until(lambda: "r" in self.worker.saves.ended({"r"}))
+
+    def load(self) -> None:
+        self.worker.load(Orders(loads=[BlockRange("s", DIGESTS, IDS)]))
+
+    def loaded(self) -> None:
+        _wait_until(lambda: "s" in self.worker.loads.loaded())
+        assert self.worker.loads.failed() == set()
+
+    def blocks(self) -> Any:
+        return self.memory[:, IDS]
+
+
+def _wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + LONG_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+@pytest.fixture
+def make_side(
+    machine: Machine, server: MetaServer, pool_name: str
+) -> Iterator[Callable[..., Side]]:
+    made: list[Side] = []
+
+    def make(**options: Any) -> Side:
+        made.append(Side(pool_name, **options))
+        return made[-1]
+
+    yield make
+    for side in made:
+        side.worker.close()
+
+
+@pytest.mark.parametrize("load", ["sync", "async"])
+def test_a_gpu_saves_what_others_load_and_loads_what_others_saved(
+    make_side: Callable[..., Side], machine: Machine, load: str
+) -> None:
+    gpu, cpu = make_side(gpu=True, load=load), make_side(gpu=False)
+    gpu.fill(1)
+    gpu.save()
+    gpu.saved()
+    cpu.load()
+    cpu.loaded()
+    assert np.array_equal(cpu.blocks(), gpu.blocks())
+    before = gpu.memory.copy()
+    gpu.memory[...] = 0
+    gpu.load()
+    gpu.loaded()
+    assert np.array_equal(gpu.blocks(), before[:, IDS])
+    assert not np.delete(gpu.memory, IDS, axis=1).any()
+    stats = [engine.stat for engine in machine.engines]
+    moved = [one.direct_bytes + one.staged_bytes + one.bounced_bytes for one in stats]
+    assert moved == [len(IDS) * gpu.size] * 2  # one engine saves, one loads, and nobody else
+    assert [len(driver.launches) > 0 for driver in machine.drivers] == [True, True]
+
+
+def test_a_save_waits_for_the_step_that_computes_the_blocks(
+    make_side: Callable[..., Side], machine: Machine
+) -> None:
+    gpu = make_side(gpu=True)
+    gate = threading.Event()
+    _, saving = machine.drivers
+
+    def compute() -> None:
+        gate.wait(LONG_S)
+        gpu.fill(2)
+
+    saving._streams[ENGINE_STREAM].put(compute)
+    gpu.save()
+    time.sleep(0.1)
+    gate.set()
+    gpu.saved()
+    computed = gpu.blocks().copy()
+    gpu.memory[...] = 0
+    gpu.load()
+    gpu.loaded()
+    assert np.array_equal(gpu.blocks(), computed)
+
+
+@pytest.mark.parametrize("load", ["sync", "async"])
+def test_a_load_waits_for_what_the_engine_still_does_with_the_blocks(
+    make_side: Callable[..., Side], machine: Machine, load: str
+) -> None:
+    gpu = make_side(gpu=True, load=load)
+    gpu.fill(3)
+    gpu.save()
+    gpu.saved()
+    before = gpu.blocks().copy()
+    gate = threading.Event()
+    loading, _ = machine.drivers
+
+    def compute() -> None:
+        gate.wait(LONG_S)
+        gpu.memory[...] = 7
+
+    loading._streams[ENGINE_STREAM].put(compute)
+    threading.Timer(0.1, gate.set).start()
+    gpu.load()
+    gpu.loaded()
+    assert np.array_equal(gpu.blocks(), before)
+
+
+def test_no_request_waits_for_a_registration(
+    make_side: Callable[..., Side], machine: Machine
+) -> None:
+    let = threading.Event()
+    machine.before_register = lambda _: let.wait(LONG_S) and None
+    gpu = make_side(gpu=True)
+    gpu.fill(4)
+    gpu.save()
+    gpu.saved()
+    before = gpu.memory.copy()
+    gpu.memory[...] = 0
+    gpu.load()
+    gpu.loaded()
+    assert np.array_equal(gpu.blocks(), before[:, IDS])
+    assert [engine.stat.bounced_bytes for engine in machine.engines] == [len(IDS) * gpu.size] * 2
+    let.set()
+
+
+def test_without_cupy_blocks_are_staged_and_a_warning_says_so(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def missing(_: int) -> None:
+        raise EngineUnavailableError("the CUDA engine needs cupy: made up")
+
+    monkeypatch.setattr(device, "CupyDriver", missing)
+    monkeypatch.setattr(device, "StagedSource", lambda _, own_stream: ("staged", own_stream))
+    tensor = Tensor(np.zeros((4, 64), np.uint16))
+    tensor.device = SimpleNamespace(type="cuda", index=0)
+    layout = BlockLayout({"layer.0": tensor}, block_count=4, page_sizes={})
+    logger = logging.getLogger("beluga.test")
+    found: Any = device.source_of(layout, urgent=True, own_stream=False, logger=logger)
+    assert found == ("staged", False)
+    assert "staged in host memory: the CUDA engine needs cupy" in caplog.text
