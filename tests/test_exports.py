@@ -24,9 +24,8 @@ EXPORTS: dict[str, str] = {
     "beluga.transfer": (
         "BlockLayout CHUNK CpuEngine Direction DsaEngine Engine Job Link LinkSettings Order "
         "PIECE Plan ScheduledEngine Scheduler Slots Speed Transfer TransferClass View "
-        "arrangements calibrated Course CudaEngine default_threads plan_blocks plan_rows Planner "
-        "PlannedEngine "
-        "policy Way"
+        "arrangements calibrated Course CudaDriver CudaEngine CupyDriver default_threads "
+        "HostDriver plan_blocks plan_rows Planner PlannedEngine policy Way"
     ),
     "beluga.transfer.cuda": (
         "CapturedTransfer CudaEngine CudaStat CupyDriver Driver DriverError HostDriver"

@@ -9,7 +9,8 @@ from beluga.transfer import arrangements, policy
 from beluga.transfer.calibration import calibrated
 from beluga.transfer.cost import Speed
 from beluga.transfer.cpu import CpuEngine, default_threads
-from beluga.transfer.cuda import CudaEngine
+from beluga.transfer.cuda import CudaEngine, CupyDriver, HostDriver
+from beluga.transfer.cuda import Driver as CudaDriver
 from beluga.transfer.dsa import DsaEngine
 from beluga.transfer.engine import Engine, Transfer
 from beluga.transfer.job import Job
@@ -27,10 +28,13 @@ __all__ = [
     "BlockLayout",
     "Course",
     "CpuEngine",
+    "CudaDriver",
     "CudaEngine",
+    "CupyDriver",
     "Direction",
     "DsaEngine",
     "Engine",
+    "HostDriver",
     "Job",
     "Link",
     "LinkSettings",

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING
 
 from beluga.connectors.vllm.staging import Source, StagedSource
 from beluga.errors import EngineUnavailableError
-from beluga.transfer import CudaEngine
-from beluga.transfer.cuda import CupyDriver
+from beluga.transfer import CudaEngine, CupyDriver
 
 if TYPE_CHECKING:
     import logging
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
     from beluga.connectors.vllm.layout import BlockLayout
     from beluga.kvcache import Run
     from beluga.pool import Pool
-    from beluga.transfer.cuda import Driver
+    from beluga.transfer import CudaDriver
 
 
 class DeviceSource(Source):
@@ -33,7 +32,9 @@ class DeviceSource(Source):
     ``beside``: a load waits for what the engine had queued at the last :meth:`mark`, else for all
     that it has queued when the load begins. ``driver`` is the source's to close."""
 
-    def __init__(self, layout: BlockLayout, driver: Driver, *, urgent: bool, beside: bool) -> None:
+    def __init__(
+        self, layout: BlockLayout, driver: CudaDriver, *, urgent: bool, beside: bool
+    ) -> None:
         super().__init__(layout)
         self._driver, self._beside = driver, beside
         self._device = layout.tensors[0].device

@@ -4,8 +4,9 @@
 
 The driver keeps 16 bytes per 4 KiB page for each process that registers it, in kernel memory, and
 registers for one process at a time with locks that stop the others' CUDA calls. So there is a cap
-for the host, and processes take turns. Each process has a file that says how much it has; a claim
-counts while the file's lock is held, which the kernel drops when the process ends.
+for the host, and processes take turns (a lock that is held while the driver works). Each process
+has a file that says how much it has; a claim counts while the file's lock is held, which the kernel
+drops when the process ends. Files are read and written under a lock of their own, never for long.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ class Claims:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._folder, self._cap = folder, cap
         self._path = folder / f"claim-{os.getpid()}-{uuid.uuid4().hex[:8]}"
-        with self._turn():
+        with self._locked("book"):
             self._file: IO[str] = self._path.open("w+", encoding="ascii")
             fcntl.flock(self._file, fcntl.LOCK_EX)
         self._size = 0
@@ -37,25 +38,26 @@ class Claims:
 
         What is raised inside gives the claim up again.
         """
-        with self._turn():
-            fits = self._others() + self._size + size <= self._cap
-            if fits:
-                self._set(self._size + size)
+        with self._locked("turn"):
+            with self._locked("book"):
+                fits = self._others() + self._size + size <= self._cap
+                if fits:
+                    self._set(self._size + size)
             try:
                 yield fits
             except BaseException:
                 if fits:
-                    self._set(self._size - size)
+                    self.give_back(size)
                 raise
 
     def give_back(self, size: int) -> None:
         """So many bytes are not registered any more."""
-        with self._turn():
+        with self._locked("book"):
             self._set(self._size - size)
 
     def close(self) -> None:
         """This process has nothing registered any more."""
-        with self._turn():
+        with self._locked("book"):
             self._path.unlink(missing_ok=True)
             self._file.close()
 
@@ -82,7 +84,7 @@ class Claims:
         return total
 
     @contextmanager
-    def _turn(self) -> Iterator[None]:
-        with (self._folder / "turn").open("w") as file:
+    def _locked(self, name: str) -> Iterator[None]:
+        with (self._folder / name).open("w") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield

@@ -23,8 +23,7 @@ from beluga.connectors.vllm.settings import VllmSettings
 from beluga.connectors.vllm.steps import BlockRange, Orders
 from beluga.connectors.vllm.worker import Worker
 from beluga.errors import EngineUnavailableError
-from beluga.transfer import CudaEngine
-from beluga.transfer.cuda import HostDriver
+from beluga.transfer import CudaEngine, HostDriver
 
 BLOCKS, LAYERS, ITEMS = 40, 3, 2048
 LONG_S = 60.0
