@@ -58,6 +58,7 @@ BelugaError
 │   ├── ObjectiveError            no worker could answer in time; answer 429
 │   ├── EventError                a KV event that cannot be applied
 │   ├── QueueError                the prefill queue cannot be reached, or refused a task
+│   │   └── QueueFullError        it has as many tasks as it may have
 │   └── WorkerError               an engine failed a request: down, stalled, broken off
 ├── SimulateError                 a simulation's options make no sense
 └── ReplayError                   replaying a trace: a process of it failed
@@ -236,6 +237,9 @@ class EventError(RouterError): ...
 
 
 class QueueError(RouterError): ...
+
+
+class QueueFullError(QueueError): ...
 
 
 class WorkerError(RouterError): ...

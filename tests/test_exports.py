@@ -34,10 +34,16 @@ EXPORTS: dict[str, str] = {
     "beluga.verify": "Finding Machine Report verify_pool",
     "beluga.kvcache": "CHUNK_SIZE GetResult KVCache Namespace PutResult Run fold hash_keys",
     "beluga.router": (
-        "ActiveLoad BusyThresholds Candidate Choice Constraints Estimate Estimator FindMatches "
-        "Load LoadTracker Matches MetricsAggregator MetricsPublisher Overlap POLICIES Policy "
-        "Query Router Worker WorkerMetrics costs make_policy "
-        "Cleared Indexer Removed RouterEvent Stored Tier"
+        "ActiveLoad Advice BlockHasher BusyThresholds Candidate Choice Constraints CostEstimator "
+        "Decision Era Estimate Estimator FindMatches Goals Load LoadTracker Matches "
+        "MetricsAggregator MetricsPublisher ORDERS Overlap POLICIES Policy Prompt Query RULES "
+        "ReplicaSync Role Router RouterQueue Seen Tokens Worker WorkerMetrics advise costs "
+        "make_policy salt_seed unsigned Cleared Indexer Removed RouterEvent Stored Tier"
+    ),
+    "beluga.disagg": (
+        "Claim Course Decide MAX_AGE_S PrefillTask PrefillWorker Prefiller QueueSize TASKS_MAX "
+        "TASK_SIZE_MAX TaskQueue Ticket VISIBILITY_S WorkerStat decode_task encode_task open_queue "
+        "queue_name"
     ),
     "beluga.replay": (
         "Conversations Options Request Result ideal_hit_rate make_workload read_trace replay "

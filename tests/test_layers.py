@@ -39,7 +39,7 @@ EXTRAS = {
     "_build": {"cffi"},
     "cli": {"typer", "rich", "msgspec", "beluga_bench"},
     "router": {"msgspec", "xxhash"},
-    "disagg": {"msgspec", "nats"},
+    "disagg": {"aiohttp", "msgspec", "nats"},
     "replay": {"msgspec", "rich"},
     "route": {"aiohttp", "msgspec", "prometheus_client", "tokenizers", "transformers", "zmq"},
     "simulate": {"matplotlib", "msgspec", "rich"},

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import typer
 
-from beluga.cli import bench, block, pool, replay, route, serve, verify
+from beluga.cli import bench, block, pool, prefill_worker, replay, route, serve, verify
 
 app = typer.Typer(
     help="A shared KV-cache pool for LLM inference on CXL memory, or on the memory you have.",
@@ -22,6 +22,7 @@ app.command()(serve.ping)
 app.command()(serve.stat)
 app.command()(block.put)
 app.command()(block.get)
+app.command()(prefill_worker.prefill_worker)
 app.command()(replay.replay)
 app.command()(route.route)
 app.command()(verify.verify)

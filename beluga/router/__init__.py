@@ -4,28 +4,42 @@
 
 from beluga.router import costs
 from beluga.router.constraints import BusyThresholds, Constraints
+from beluga.router.decision import RULES, Decision, Prompt
+from beluga.router.estimate import CostEstimator, Estimate
 from beluga.router.events import Cleared, Removed, RouterEvent, Stored, Tier
+from beluga.router.hashing import BlockHasher, Era, Tokens, salt_seed, unsigned
 from beluga.router.indexer import Indexer
 from beluga.router.load import LoadTracker
 from beluga.router.matches import FindMatches, Matches
 from beluga.router.metrics import ActiveLoad, MetricsAggregator, MetricsPublisher, WorkerMetrics
-from beluga.router.min_ttft import Estimate, Estimator
+from beluga.router.min_ttft import Estimator
+from beluga.router.planner import Advice, Goals, Role, Seen, advise
 from beluga.router.policy import Candidate, Choice, Policy, Query
+from beluga.router.queue import ORDERS, RouterQueue
 from beluga.router.registry import POLICIES, make_policy
 from beluga.router.router import Router
+from beluga.router.sync import ReplicaSync
 from beluga.router.worker import Load, Overlap, Worker
 
 __all__ = [
+    "ORDERS",
     "POLICIES",
+    "RULES",
     "ActiveLoad",
+    "Advice",
+    "BlockHasher",
     "BusyThresholds",
     "Candidate",
     "Choice",
     "Cleared",
     "Constraints",
+    "CostEstimator",
+    "Decision",
+    "Era",
     "Estimate",
     "Estimator",
     "FindMatches",
+    "Goals",
     "Indexer",
     "Load",
     "LoadTracker",
@@ -34,14 +48,23 @@ __all__ = [
     "MetricsPublisher",
     "Overlap",
     "Policy",
+    "Prompt",
     "Query",
     "Removed",
+    "ReplicaSync",
+    "Role",
     "Router",
     "RouterEvent",
+    "RouterQueue",
+    "Seen",
     "Stored",
     "Tier",
+    "Tokens",
     "Worker",
     "WorkerMetrics",
+    "advise",
     "costs",
     "make_policy",
+    "salt_seed",
+    "unsigned",
 ]

@@ -2,7 +2,7 @@
 # Copyright The Beluga Authors
 """Mooncake's min-TTFT (its FAST '25 paper, algorithm 1): the worker whose first token comes first.
 
-How long things take is an estimator's to say: the simulator's own cost model, or a router's guess.
+How long things take is an estimator's to say: a caller's own model, or a router's guess.
 """
 
 from __future__ import annotations
@@ -10,24 +10,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from random import Random
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from beluga.errors import ObjectiveError
+from beluga.router.estimate import CostEstimator, Estimate
 from beluga.router.pick import chosen, generator, lowest, some
 from beluga.router.policy import Candidate, Choice, Query
-
-
-class Estimate(NamedTuple):
-    """Seconds until a first token, in its parts, and between the tokens after it."""
-
-    queue_s: float
-    prefill_s: float
-    transfer_s: float
-    between_tokens_s: float = 0.0
-
-    @property
-    def ttft_s(self) -> float:
-        return self.queue_s + self.prefill_s + self.transfer_s
 
 
 class Estimator(Protocol):
@@ -48,7 +36,7 @@ class MinTtft:
     ``between_tokens_objective_s``: Mooncake rejects such a request early.
     """
 
-    estimator: Estimator
+    estimator: Estimator = dataclasses.field(default_factory=CostEstimator)
     seed: int = 0
     fetch_threshold: float | None = None
     ttft_objective_s: float | None = None

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable
 
-from beluga.errors import NoWorkersError, WorkersOverloadedError
+from beluga.errors import AllWorkersBusyError, NoWorkersError, WorkersOverloadedError
 from beluga.router.constraints import BusyThresholds, Constraints
 from beluga.router.load import LoadTracker
 from beluga.router.matches import FindMatches, Matches
@@ -25,6 +25,9 @@ class Router:
     ``find_matches`` is asked if the policy looks at overlap, or always with ``always_match`` (a
     disaggregation decision wants the hit rate under every policy). If it raises, the request is
     routed as if nothing were cached: ``index_errors`` counts that, ``on_index_error`` hears of it.
+
+    While every worker that may take a request is over ``wait_above`` (Dynamo: 16 prefill batches)
+    the request has to wait; a worker that alone is over ``thresholds`` is passed over.
     """
 
     def __init__(  # noqa: PLR0913  its parts, by name
@@ -35,11 +38,13 @@ class Router:
         find_matches: FindMatches | None = None,
         always_match: bool = False,
         thresholds: BusyThresholds | None = None,
+        wait_above: BusyThresholds | None = None,
         on_index_error: Callable[[Exception], None] | None = None,
     ) -> None:
         self.policy = policy
         self.tracker = tracker or LoadTracker()
         self.thresholds = thresholds
+        self.wait_above = wait_above
         self.index_errors = 0
         self._find_matches = find_matches
         self._always_match = always_match
@@ -76,8 +81,8 @@ class Router:
     ) -> list[Candidate]:
         """The workers that may take a request, with what they hold of it.
 
-        Raises NoWorkersError if none fits its demands, WorkersOverloadedError if each of those is
-        over the thresholds.
+        Raises NoWorkersError if none fits its demands, AllWorkersBusyError if it has to wait,
+        WorkersOverloadedError if each that fits is over the thresholds.
         """
         tracker = self.tracker
         tracker.refresh(now)
@@ -136,9 +141,13 @@ class Router:
             raise NoWorkersError(
                 f"none of the {len(self._taints)} workers is well and fits the request"
             )
+        load, waiting = self.tracker.load, self.wait_above
+        if waiting is not None and all(waiting.overloaded(load(worker)) for worker in workers):
+            raise AllWorkersBusyError(
+                f"each of {len(workers)} workers has a full queue of prefills; wait for one"
+            )
         thresholds = self.thresholds
         if thresholds is not None:
-            load = self.tracker.load
             well = [worker for worker in workers if not thresholds.overloaded(load(worker))]
             if not well:
                 raise WorkersOverloadedError(

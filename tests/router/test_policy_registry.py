@@ -10,10 +10,8 @@ from beluga.errors import NoWorkersError, RouterError
 from beluga.router import (
     POLICIES,
     Candidate,
-    Estimate,
     Load,
     Overlap,
-    Policy,
     Query,
     Worker,
     make_policy,
@@ -22,19 +20,10 @@ from beluga.router import (
 QUERY = Query(isl=160, block_size=16, hashes=range(10), sequence=range(10))
 
 
-def estimate(query: Query, candidate: Candidate, fetched: int) -> Estimate:
-    return Estimate(candidate.load.outstanding_tokens, query.isl, fetched)
-
-
-def policy(name: str, seed: int = 0) -> Policy:
-    settings = {"estimator": estimate} if name == "min-ttft" else {}
-    return make_policy(name, seed=seed, **settings)
-
-
 @pytest.mark.parametrize("name", POLICIES)
 def test_the_same_seed_makes_the_same_choices(name: str) -> None:
     states = [Candidate(Worker(place), Load(), Overlap()) for place in range(4)]
-    first, second = (policy(name, seed=5) for _ in range(2))
+    first, second = (make_policy(name, seed=5) for _ in range(2))
     assert first.name == name
     for _ in range(50):
         assert first.choose(QUERY, states) == second.choose(QUERY, states)
@@ -43,7 +32,7 @@ def test_the_same_seed_makes_the_same_choices(name: str) -> None:
 @pytest.mark.parametrize("name", POLICIES)
 def test_a_choice_says_what_the_cache_will_save(name: str) -> None:
     only = Candidate(Worker(7), Load(), Overlap(device=2, shared=3))
-    choice = policy(name).choose(QUERY, [only])
+    choice = make_policy(name).choose(QUERY, [only])
     assert choice.worker == Worker(7)
     assert choice.hit_rate == pytest.approx(5 * 16 / 160)
 
@@ -51,13 +40,13 @@ def test_a_choice_says_what_the_cache_will_save(name: str) -> None:
 @pytest.mark.parametrize("name", POLICIES)
 def test_no_candidates_is_a_typed_error(name: str) -> None:
     with pytest.raises(NoWorkersError):
-        policy(name).choose(QUERY, [])
+        make_policy(name).choose(QUERY, [])
 
 
 @pytest.mark.parametrize("name", POLICIES)
 def test_an_empty_prompt_is_routed(name: str) -> None:
     states = [Candidate(Worker(place), Load(), Overlap()) for place in range(2)]
-    assert policy(name).choose(Query(isl=0, block_size=16), states).hit_rate == 0
+    assert make_policy(name).choose(Query(isl=0, block_size=16), states).hit_rate == 0
 
 
 def test_a_wrong_name_or_setting_is_named() -> None:

@@ -7,8 +7,18 @@ from __future__ import annotations
 import pytest
 
 from beluga.errors import ObjectiveError
-from beluga.router import Candidate, Estimate, Load, Overlap, Query, Worker, make_policy
+from beluga.router import (
+    Candidate,
+    CostEstimator,
+    Estimate,
+    Load,
+    Overlap,
+    Query,
+    Worker,
+    make_policy,
+)
 from beluga.router.cache_aware import CacheAware, CacheAwareTree
+from beluga.router.costs import ModelCosts
 from beluga.router.min_ttft import MinTtft
 from beluga.router.sent import SentPrefixes
 
@@ -120,3 +130,14 @@ def test_min_ttft_rejects_what_would_miss_an_objective() -> None:
         MinTtft(estimator=by_tokens, between_tokens_objective_s=2).choose(QUERY, states)
     kept = make_policy("min-ttft", estimator=by_tokens, ttft_objective_s=64)
     assert kept.choose(QUERY, states).worker == Worker(0)
+
+
+def test_the_default_estimate_comes_from_published_costs() -> None:
+    costs = ModelCosts("flat", 0, 1000, 0, 5000, 0, 0, 0, 100, 1, "made up")
+    estimator = CostEstimator(costs=costs, bytes_per_s=100 * 16)
+    state = candidate(0, held=1, active_prefill_tokens=7)
+    state.overlap.shared = 2
+    assert estimator(QUERY, state, 0) == Estimate(7.0, 16.0, 2.0, 5.0)
+    assert estimator(QUERY, state, 1) == Estimate(7.0, 0.0, 3.0, 5.0)
+    choice = MinTtft().choose(QUERY, [candidate(0), candidate(1, held=4)])
+    assert (choice.worker, choice.cost) == (Worker(1), 0.0)

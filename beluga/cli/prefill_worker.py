@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""``beluga prefill-worker``: one engine, fed from a prefill queue."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from typing import Annotated
+
+import typer
+
+from beluga.cli.output import say
+
+
+def prefill_worker(
+    engine: Annotated[str, typer.Option(help="The engine, as http://HOST:PORT.")],
+    queue: Annotated[str, typer.Option(help="The prefill queue, as nats://HOST:PORT.")],
+    name: Annotated[str, typer.Option(help="The queue's name: the model's, as the router has it.")],
+    concurrency: Annotated[int, typer.Option(min=1, help="Prompts in the engine at a time.")] = 2,
+    visibility: Annotated[
+        float, typer.Option(min=1, help="Seconds after which a dead worker's task goes to another.")
+    ] = 30.0,
+    timeout: Annotated[float, typer.Option(min=1, help="Seconds that a prefill may take.")] = 120.0,
+) -> None:
+    """Prefill what a router queues, into the pool, until SIGTERM or Ctrl-C."""
+    asyncio.run(_work(engine, queue, name, concurrency, visibility, timeout))
+
+
+async def _work(
+    engine: str, url: str, name: str, concurrency: int, visibility_s: float, timeout_s: float
+) -> None:
+    from beluga.disagg import PrefillWorker, open_queue
+
+    opened = await open_queue(url, name, visibility_s=visibility_s)
+    worker = PrefillWorker(
+        opened,
+        engine,
+        visibility_s=visibility_s,
+        concurrency=concurrency,
+        timeout_s=timeout_s,
+    )
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, worker.stop)
+    say(f"prefilling on {engine}; stop with Ctrl-C")
+    try:
+        await worker.run()
+    finally:
+        await opened.close()
+    stat = worker.stat
+    say(f"stopped: {stat.done} done, {stat.refused} refused, {stat.given_back} given back")

@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""L7: prefill and decode on different engines, with the pool between them.
+
+A prefill engine computes a prompt's KV and its connector saves it into the pool; the decode engine
+finds it there as a prefix. So what is left to do is to queue prompts (:class:`TaskQueue`).
+"""
+
+from beluga.disagg.open import open_queue
+from beluga.disagg.prefill import Course, Decide, Prefiller
+from beluga.disagg.queue import (
+    TASKS_MAX,
+    VISIBILITY_S,
+    Claim,
+    QueueSize,
+    TaskQueue,
+    Ticket,
+    queue_name,
+)
+from beluga.disagg.task import MAX_AGE_S, TASK_SIZE_MAX, PrefillTask, decode_task, encode_task
+from beluga.disagg.worker import PrefillWorker, WorkerStat
+
+__all__ = [
+    "MAX_AGE_S",
+    "TASKS_MAX",
+    "TASK_SIZE_MAX",
+    "VISIBILITY_S",
+    "Claim",
+    "Course",
+    "Decide",
+    "PrefillTask",
+    "PrefillWorker",
+    "Prefiller",
+    "QueueSize",
+    "TaskQueue",
+    "Ticket",
+    "WorkerStat",
+    "decode_task",
+    "encode_task",
+    "open_queue",
+    "queue_name",
+]

@@ -1,0 +1,270 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""The prefill queue on NATS JetStream: across racks, where no memory is shared.
+
+Stream and names are Dynamo's: subjects ``<stream>.*``, published to ``<stream>.queue``, one durable
+pull consumer ``worker-group``, tasks no older than 10 minutes. Unlike there a task is acknowledged
+when it is done; ``ack_wait`` is how long a claim holds. The stream is kept in files: a nats-server
+that is killed and started again has every task, and may have some that were acknowledged: it writes
+that down a little later. (Nor does it wait for the disk: tasks of the last moments may go with a
+whole *host*, unless the stream has replicas.)
+
+Whoever waits for a task hears of its end by a message to an inbox, which may be lost: a wait that
+times out means nothing for the task.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Callable
+from typing import TYPE_CHECKING
+
+import nats
+import nats.errors
+from nats.js import api
+from nats.js.errors import APIError, NoStreamResponseError, ServiceUnavailableError
+from nats.js.errors import Error as JetStreamError
+
+from beluga.disagg.queue import TASKS_MAX, VISIBILITY_S, QueueSize, queue_name
+from beluga.disagg.task import MAX_AGE_S, PrefillTask, decode_task, encode_task
+from beluga.errors import QueueError, QueueFullError
+
+if TYPE_CHECKING:
+    from nats.aio.client import Client
+    from nats.aio.msg import Msg
+    from nats.js import JetStreamContext
+
+logger = logging.getLogger(__name__)
+
+CONSUMER = "worker-group"
+_DONE_HEADER = "Beluga-Done"  # where to say that it is done
+_STREAM_FULL = (10047, 10077)  # JetStream error codes: no room, too many messages
+_STREAM_OTHER = 10058  # another configuration stands under the name
+_CONNECT_S = 5.0
+_RECONNECT_S = 0.2
+
+
+@contextlib.asynccontextmanager
+async def _reaching(url: str) -> AsyncIterator[None]:
+    """What NATS raises becomes a QueueError."""
+    try:
+        yield
+    except APIError as error:
+        if error.err_code in _STREAM_FULL:
+            raise QueueFullError(
+                f"the prefill queue at {url} is full; start prefill workers, or prefill locally"
+            ) from error
+        raise QueueError(f"NATS at {url} refused: {error.description}") from error
+    except (NoStreamResponseError, ServiceUnavailableError) as error:
+        raise QueueError(f"NATS at {url} has no JetStream; start nats-server with -js") from error
+    except (nats.errors.Error, JetStreamError, OSError, asyncio.TimeoutError) as error:
+        raise QueueError(
+            f"NATS at {url} does not answer ({error}); is nats-server running?"
+        ) from error
+
+
+class NatsQueue:
+    """A :class:`~beluga.disagg.TaskQueue` in a stream; used by one event loop."""
+
+    def __init__(
+        self, url: str, client: Client, jetstream: JetStreamContext, stream: str, timeout_s: float
+    ) -> None:
+        """Use :meth:`open`."""
+        self._url = url
+        self._client = client
+        self._jetstream = jetstream
+        self._stream = stream
+        self._timeout_s = timeout_s
+        self._pull: JetStreamContext.PullSubscription | None = None
+        self._inbox = client.new_inbox()
+        self._waiting: dict[str, asyncio.Event] = {}
+
+    @classmethod
+    async def open(  # noqa: PLR0913  all but the first two named
+        cls,
+        url: str,
+        name: str,
+        *,
+        visibility_s: float = VISIBILITY_S,
+        tasks_max: int = TASKS_MAX,
+        max_age_s: float = MAX_AGE_S,
+        timeout_s: float = _CONNECT_S,
+    ) -> NatsQueue:
+        """The queue ``name`` at ``url`` (``nats://host:port``), made if it is not there.
+
+        Whoever comes last sets visibility and bounds for all. The connection heals by itself.
+        Raises QueueError.
+        """
+        stream = queue_name(name)
+        async with _reaching(url):
+            client = await nats.connect(
+                url,
+                connect_timeout=timeout_s,
+                max_reconnect_attempts=1,
+                reconnect_time_wait=_RECONNECT_S,
+                error_cb=_note,
+                disconnected_cb=_tell_gone,
+            )
+        client.options["max_reconnect_attempts"] = -1  # who was there once is waited for
+        try:
+            async with _reaching(url):
+                jetstream = client.jetstream(timeout=timeout_s)
+                await _make_stream(
+                    jetstream,
+                    api.StreamConfig(
+                        name=stream,
+                        subjects=[f"{stream}.*"],
+                        retention=api.RetentionPolicy.WORK_QUEUE,
+                        storage=api.StorageType.FILE,
+                        discard=api.DiscardPolicy.NEW,
+                        max_msgs=tasks_max,
+                        max_age=max_age_s,
+                    ),
+                )
+                await jetstream.add_consumer(
+                    stream,
+                    api.ConsumerConfig(
+                        durable_name=CONSUMER,
+                        ack_policy=api.AckPolicy.EXPLICIT,
+                        ack_wait=visibility_s,
+                        max_ack_pending=tasks_max,
+                        filter_subject=f"{stream}.queue",
+                    ),
+                )
+                queue = cls(url, client, jetstream, stream, timeout_s)
+                await client.subscribe(f"{queue._inbox}.*", cb=queue._hear_done)
+                return queue
+        except QueueError:
+            await client.close()
+            raise
+
+    async def enqueue_task(self, task: PrefillTask) -> NatsTicket:
+        """See :class:`~beluga.disagg.TaskQueue`. One that is sent again within two minutes under
+        its ``request_id`` is in the queue once.
+        """
+        token = self._client._nuid.next().decode()
+        data = encode_task(task)
+        event = self._waiting[token] = asyncio.Event()
+        try:
+            async with _reaching(self._url):
+                await self._jetstream.publish(
+                    f"{self._stream}.queue",
+                    data,
+                    stream=self._stream,
+                    headers={
+                        api.Header.MSG_ID: task.request_id,
+                        _DONE_HEADER: f"{self._inbox}.{token}",
+                    },
+                )
+        except QueueError:
+            del self._waiting[token]
+            raise
+        return NatsTicket(event, lambda: self._waiting.pop(token, None))
+
+    async def dequeue_task(self, timeout: float = 1.0) -> NatsClaim | None:
+        """See :class:`~beluga.disagg.TaskQueue`."""
+        loop = asyncio.get_running_loop()
+        end = loop.time() + timeout
+        while (left := end - loop.time()) > 0:
+            async with _reaching(self._url):
+                if self._pull is None:
+                    self._pull = await self._jetstream.pull_subscribe_bind(
+                        CONSUMER, stream=self._stream
+                    )
+                try:
+                    [message] = await self._pull.fetch(1, timeout=left)
+                except nats.errors.TimeoutError:
+                    return None
+            try:
+                return NatsClaim(self._url, self._client, message, self._timeout_s)
+            except QueueError as error:
+                logger.warning("dropped from the prefill queue: %s", error)
+                async with _reaching(self._url):
+                    await message.term()
+        return None
+
+    async def get_queue_size(self) -> QueueSize:
+        """See :class:`~beluga.disagg.TaskQueue`. A task whose claim ran out counts as claimed until
+        it is given out again.
+        """
+        async with _reaching(self._url):
+            info = await self._jetstream.consumer_info(self._stream, CONSUMER)
+        return QueueSize(info.num_pending or 0, info.num_ack_pending or 0)
+
+    async def close(self) -> None:
+        """See :class:`~beluga.disagg.TaskQueue`."""
+        await self._client.close()
+
+    async def _hear_done(self, message: Msg) -> None:
+        if event := self._waiting.get(message.subject.rpartition(".")[2]):
+            event.set()
+
+
+class NatsTicket:
+    """A :class:`~beluga.disagg.Ticket`; waited for once."""
+
+    def __init__(self, event: asyncio.Event, forget: Callable[[], object]) -> None:
+        self._event = event
+        self._forget = forget
+
+    async def done(self, timeout: float) -> bool:
+        """See :class:`~beluga.disagg.Ticket`."""
+        try:
+            await asyncio.wait_for(self._event.wait(), timeout)
+        except asyncio.TimeoutError:
+            return False
+        finally:
+            self._forget()
+        return True
+
+
+class NatsClaim:
+    """A :class:`~beluga.disagg.Claim`. Raises QueueError where the message is no task."""
+
+    def __init__(self, url: str, client: Client, message: Msg, timeout_s: float) -> None:
+        self.task = decode_task(message.data)
+        self.deliveries = message.metadata.num_delivered or 1
+        self._url = url
+        self._client = client
+        self._message = message
+        self._timeout_s = timeout_s
+
+    async def ack(self) -> bool:
+        """See :class:`~beluga.disagg.Claim`; JetStream does not say who was first: True."""
+        async with _reaching(self._url):
+            if inbox := (self._message.headers or {}).get(_DONE_HEADER):
+                await self._client.publish(inbox)
+            await self._message.ack_sync(self._timeout_s)
+        return True
+
+    async def extend(self) -> bool:
+        """See :class:`~beluga.disagg.Claim`; JetStream does not say that it ran out: True."""
+        async with _reaching(self._url):
+            await self._message.in_progress()
+        return True
+
+    async def nack(self, delay: float = 0.0) -> None:
+        """See :class:`~beluga.disagg.Claim`."""
+        async with _reaching(self._url):
+            await self._message.nak(delay)
+            await self._client.flush()
+
+
+async def _make_stream(jetstream: JetStreamContext, config: api.StreamConfig) -> None:
+    """Make it, or give it these bounds."""
+    try:
+        await jetstream.add_stream(config)
+    except APIError as error:
+        if error.err_code != _STREAM_OTHER:
+            raise
+        await jetstream.update_stream(config)
+
+
+async def _note(error: Exception) -> None:
+    logger.debug("NATS: %s", error)
+
+
+async def _tell_gone() -> None:
+    logger.warning("the NATS server is gone; waiting for it to come back")

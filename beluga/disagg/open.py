@@ -1,0 +1,25 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""A prefill queue by its address, as people write it on a command line."""
+
+from __future__ import annotations
+
+from beluga.disagg.queue import VISIBILITY_S, TaskQueue
+from beluga.errors import QueueError
+
+
+async def open_queue(url: str, name: str, *, visibility_s: float = VISIBILITY_S) -> TaskQueue:
+    """The queue ``name`` at ``nats://host:port``, made if it is not there.
+
+    Raises QueueError: another address, nobody answers there, or a package is missing.
+    """
+    scheme = url.partition(":")[0]
+    if scheme == "nats":
+        try:
+            from beluga.disagg.nats_queue import NatsQueue
+        except ImportError as error:
+            raise QueueError(
+                f"{error.name} is missing; install it with: pip install 'beluga[router]'"
+            ) from error
+        return await NatsQueue.open(url, name, visibility_s=visibility_s)
+    raise QueueError(f"{url!r} is no prefill queue; give nats://HOST:PORT")

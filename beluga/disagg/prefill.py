@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""What a router does before it sends a request to its decode engine: have it prefilled, or not.
+
+    decide --local--> nothing: the decode engine prefills
+           --remote-> enqueue, wait until it is done; KV is in the pool then
+
+Nothing here can fail a request. A queue that is full or away, a prefill that takes too long: the
+decode engine prefills what the pool does not have, as it would without any of this.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import logging
+import time
+from collections.abc import Callable
+
+from beluga.disagg.queue import QueueSize, TaskQueue
+from beluga.disagg.task import PrefillTask
+from beluga.errors import QueueError, QueueFullError
+
+logger = logging.getLogger(__name__)
+
+_WARN_EVERY_S = 60.0
+_AWAY_S = 5.0  # a queue that could not be reached is not asked again for so long
+_SIZE_FRESH_S = 0.02  # how old the queue's size may be when it is decided by
+
+
+class Course(enum.Enum):
+    """What became of a request's prefill; a metric's label."""
+
+    LOCAL = "local"  # so it was decided
+    REMOTE = "remote"  # a prefill worker has done it
+    LATE = "late"  # not done in time
+    UNQUEUED = "unqueued"  # the queue is full, or away
+
+
+Decide = Callable[[int, int, QueueSize], bool]
+"""(prompt tokens, tokens of them that need not be computed, the queue) -> prefill it remotely."""
+
+
+class Prefiller:
+    """Sends prompts to prefill workers; used by one event loop."""
+
+    def __init__(self, queue: TaskQueue, decide: Decide, *, timeout_s: float = 60.0) -> None:
+        """``timeout_s``: how long a request waits for its prefill at most."""
+        self._queue = queue
+        self._decide = decide
+        self._timeout_s = timeout_s
+        self._size = QueueSize(0, 0)
+        self._size_at = -1.0
+        self._warned_at = -_WARN_EVERY_S
+        self._away_until = 0.0
+
+    async def prefill(
+        self, task: Callable[[float], PrefillTask], *, prompt_tokens: int, cached_tokens: int
+    ) -> Course:
+        """Prefill a request remotely, if that is decided, and wait for it. Raises nothing.
+
+        ``task`` makes the task from its deadline (seconds since 1970), and is called if there is
+        to be one; ``cached_tokens`` of the prompt are held by the decode engine, or the pool.
+        """
+        if time.monotonic() < self._away_until:
+            return Course.UNQUEUED
+        try:
+            if not self._decide(prompt_tokens, cached_tokens, await self._queue_size()):
+                return Course.LOCAL
+            ticket = await self._queue.enqueue_task(task(time.time() + self._timeout_s))
+            done = await ticket.done(self._timeout_s)
+        except QueueFullError as error:
+            self._warn("prefilling locally: %s", error)
+            return Course.UNQUEUED
+        except QueueError as error:
+            self._away_until = time.monotonic() + _AWAY_S
+            self._warn("prefilling locally: %s", error)
+            return Course.UNQUEUED
+        if done:
+            return Course.REMOTE
+        self._warn("a prefill was not done in %g s; are prefill workers running?", self._timeout_s)
+        return Course.LATE
+
+    async def close(self) -> None:
+        """Let go of the queue."""
+        await self._queue.close()
+
+    async def _queue_size(self) -> QueueSize:
+        now = asyncio.get_running_loop().time()
+        if now - self._size_at > _SIZE_FRESH_S:
+            self._size = await self._queue.get_queue_size()
+            self._size_at = now
+        return self._size
+
+    def _warn(self, text: str, value: object) -> None:
+        if time.monotonic() - self._warned_at >= _WARN_EVERY_S:
+            self._warned_at = time.monotonic()
+            logger.warning(text, value)

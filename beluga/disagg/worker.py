@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""The prefill worker: claims prompts, has its engine compute them, and acknowledges.
+
+The engine is asked for one token, which is thrown away: what stays is the prompt's KV, saved into
+the pool by the engine's connector before it answers. So the worker may die at any point, and
+another's engine finds what is already done.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import logging
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from beluga.disagg.queue import VISIBILITY_S
+from beluga.errors import QueueError, WorkerError
+
+if TYPE_CHECKING:
+    import aiohttp
+
+    from beluga.disagg.queue import Claim, TaskQueue
+    from beluga.disagg.task import PrefillTask
+
+logger = logging.getLogger(__name__)
+
+_BACK_OFF_S = 1.0  # after a failure, before the next task
+_DEQUEUE_S = 5.0
+_CLIENT_ERROR, _SERVER_ERROR, _BUSY = 400, 500, 429
+
+# What asks for more than one answer of one token, or contradicts it.
+_DROPPED = ("stream_options", "min_tokens", "best_of", "max_completion_tokens", "logprobs")
+
+
+@dataclasses.dataclass(slots=True)
+class WorkerStat:
+    """What became of the tasks that were claimed."""
+
+    done: int = 0
+    expired: int = 0  # nobody waited for them any more
+    refused: int = 0  # by the engine: the request makes no sense, and the decode engine will say so
+    given_back: int = 0  # the engine failed; for another worker
+    dropped: int = 0  # given out too often
+
+
+def prefill_request(task: PrefillTask) -> tuple[str, bytes]:
+    """Path and JSON body that make an OpenAI engine prefill a task.
+
+    Raises WorkerError if the client's request cannot be read.
+    """
+    if task.body is None:
+        prompt = task.text if task.tokens is None else task.tokens
+        body: dict[str, Any] = {**task.sampling, "model": task.model, "prompt": prompt}
+    else:
+        try:
+            body = msgspec.json.decode(task.body, type=dict[str, Any])
+        except msgspec.MsgspecError as error:
+            raise WorkerError(f"request {task.request_id} is no JSON object: {error}") from error
+    for name in _DROPPED:
+        body.pop(name, None)
+    body |= {"max_tokens": 1, "n": 1, "stream": False}
+    return task.path, msgspec.json.encode(body)
+
+
+class PrefillWorker:
+    """Feeds one engine from a queue, ``concurrency`` prompts at a time."""
+
+    def __init__(  # noqa: PLR0913  all but the first two named
+        self,
+        queue: TaskQueue,
+        engine_url: str,
+        *,
+        visibility_s: float = VISIBILITY_S,
+        concurrency: int = 2,
+        deliveries_max: int = 5,
+        timeout_s: float = 120.0,
+    ) -> None:
+        """``visibility_s`` is the queue's; ``deliveries_max``: a task that was given out more often
+        is dropped, for it may be what kills engines; ``timeout_s``: for a prefill.
+        """
+        self.stat = WorkerStat()
+        self._queue = queue
+        self._engine_url = engine_url.rstrip("/")
+        self._visibility_s = visibility_s
+        self._concurrency = concurrency
+        self._deliveries_max = deliveries_max
+        self._timeout_s = timeout_s
+        self._stopping = asyncio.Event()
+
+    def stop(self) -> None:
+        """Claim nothing more; :meth:`run` returns when what was claimed is done."""
+        self._stopping.set()
+
+    async def run(self) -> None:
+        """Work until :meth:`stop`. A queue or an engine that is away is waited for."""
+        import aiohttp
+
+        timeout = aiohttp.ClientTimeout(total=self._timeout_s, sock_connect=5)
+        async with aiohttp.ClientSession(timeout=timeout) as session:
+            await asyncio.gather(*(self._work(session) for _ in range(self._concurrency)))
+
+    async def _work(self, session: aiohttp.ClientSession) -> None:
+        while not self._stopping.is_set():
+            try:
+                claim = await self._next()
+                if claim is not None and not await self._handle(session, claim):
+                    await self._pause()
+            except QueueError as error:
+                logger.warning("%s", error)
+                await self._pause()
+
+    async def _pause(self) -> None:
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self._stopping.wait(), _BACK_OFF_S)
+
+    async def _next(self) -> Claim | None:
+        """A claim; None when there is none for a while, or the worker is to stop."""
+        dequeue = asyncio.ensure_future(self._queue.dequeue_task(_DEQUEUE_S))
+        stopping = asyncio.ensure_future(self._stopping.wait())
+        await asyncio.wait({dequeue, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        stopping.cancel()
+        if dequeue.done():
+            return dequeue.result()
+        dequeue.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            if claim := await dequeue:
+                await claim.nack()
+        return None
+
+    async def _handle(self, session: aiohttp.ClientSession, claim: Claim) -> bool:
+        """Do a task: False if the engine did not, so that it should be left alone for a moment."""
+        task = claim.task
+        if task.expired:
+            self.stat.expired += 1
+        elif claim.deliveries > self._deliveries_max:
+            logger.warning("dropped %s: given out %d times", task.request_id, claim.deliveries)
+            self.stat.dropped += 1
+        else:
+            keeper = asyncio.create_task(self._keep(claim))
+            try:
+                refusal = await self._ask(session, task)
+            except WorkerError as error:
+                logger.warning("%s", error)
+                self.stat.given_back += 1
+                await claim.nack(_BACK_OFF_S)
+                return False
+            finally:
+                keeper.cancel()
+            if refusal is None:
+                self.stat.done += 1
+            else:
+                logger.info("the engine refused %s: %s", task.request_id, refusal)
+                self.stat.refused += 1
+        await claim.ack()
+        return True
+
+    async def _keep(self, claim: Claim) -> None:
+        """Extend a claim while it is worked on."""
+        while True:
+            await asyncio.sleep(self._visibility_s / 3)
+            with contextlib.suppress(QueueError):  # then it runs out, and is done twice
+                await claim.extend()
+
+    async def _ask(self, session: aiohttp.ClientSession, task: PrefillTask) -> str | None:
+        """Have a prompt prefilled: None, or why the engine refuses it for good.
+
+        Raises WorkerError if the engine is down, or busy.
+        """
+        import aiohttp
+
+        try:
+            path, body = prefill_request(task)
+        except WorkerError as error:
+            return str(error)
+        headers = {"Content-Type": "application/json"}
+        url = self._engine_url + path
+        try:
+            async with session.post(url, data=body, headers=headers) as answer:
+                text = await answer.text(errors="replace")
+        except (aiohttp.ClientError, OSError, asyncio.TimeoutError) as error:
+            raise WorkerError(f"{url} does not answer: {error or type(error).__name__}") from error
+        if answer.status >= _SERVER_ERROR or answer.status == _BUSY:
+            raise WorkerError(f"{url} answers {answer.status}: {text[:200]}")
+        return text[:200] if answer.status >= _CLIENT_ERROR else None

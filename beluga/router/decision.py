@@ -1,0 +1,203 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""Whether a prompt is prefilled by a prefill worker (remote) or where it will be decoded (local).
+
+Each rule is a set of thresholds, Dynamo's of some time; the defaults are its own. Through a
+:class:`Decision` they change while requests are decided.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+from beluga.errors import RouterError
+from beluga.router.constraints import BusyThresholds
+from beluga.router.policy import Choice, Query
+from beluga.router.worker import Load
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Prompt:
+    """What the rules look at. What is not known (None) speaks against nothing."""
+
+    tokens: int
+    cached: int = 0  # tokens that the best decode worker finds in caches
+    queue_size: int = 0  # of the prefill queue
+    prefill: Load | None = None  # of the prefill worker that would have it
+    decode: Load | None = None  # of the decode worker that will have it
+    decode_queue_blocks: int = 0  # waiting for that worker
+
+    @classmethod
+    def of(cls, query: Query, choice: Choice, **known: Any) -> Prompt:
+        """From a request and the choice of its decode worker."""
+        cached = choice.overlap.blocks * query.block_size
+        return cls(tokens=query.isl, cached=cached, **known)
+
+    @property
+    def effective(self) -> int:
+        """Tokens that someone must compute."""
+        return max(self.tokens - self.cached, 0)
+
+
+class Rule(Protocol):
+    def remote(self, prompt: Prompt) -> bool: ...
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class AlwaysRemote:
+    """What Dynamo does with its disaggregation router switched off."""
+
+    def remote(self, prompt: Prompt) -> bool:
+        return True
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class LengthAndQueue:
+    """The article's (examples/llm disagg_router.py): long after hits, and the queue is short."""
+
+    max_local_prefill_length: int = 1000
+    max_prefill_queue_size: int = 2
+
+    def remote(self, prompt: Prompt) -> bool:
+        return (
+            prompt.effective > self.max_local_prefill_length
+            and prompt.queue_size < self.max_prefill_queue_size
+        )
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Length:
+    """Its Rust variant (disagg_router.rs): long after hits."""
+
+    max_local_prefill_length: int = 1000
+
+    def remote(self, prompt: Prompt) -> bool:
+        return prompt.effective > self.max_local_prefill_length
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Veto:
+    """A decode worker whose active blocks are more than this share of all never prefills."""
+
+    decode_blocks_max: float | None = None
+
+    def full(self, decode: Load | None) -> bool:
+        share = self.decode_blocks_max
+        if share is None or decode is None or not decode.kv_total_blocks:
+            return False
+        return decode.active_decode_blocks > share * decode.kv_total_blocks
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class IslBounding(_Veto):
+    """Today's (conditional_disagg.rs): local if little is left, and much of it was cached."""
+
+    effective_max: int = 2048
+    ratio_max: float = 0.7
+
+    def remote(self, prompt: Prompt) -> bool:
+        return self.full(prompt.decode) or not self.short(prompt)
+
+    def short(self, prompt: Prompt) -> bool:
+        ratio = prompt.effective / max(prompt.tokens, 1)
+        return prompt.effective < self.effective_max and ratio < self.ratio_max
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PrefillLoad(_Veto):
+    """Today's: local if the prefill worker is busy."""
+
+    prefill_batches: float = 16.0  # busy above so many times max_num_batched_tokens
+    max_num_batched_tokens: int = 8192
+
+    def remote(self, prompt: Prompt) -> bool:
+        return self.full(prompt.decode) or not self.busy(prompt)
+
+    def busy(self, prompt: Prompt) -> bool:
+        limits = BusyThresholds(
+            prefill_batches=self.prefill_batches,
+            max_num_batched_tokens=self.max_num_batched_tokens,
+        )
+        return prompt.prefill is not None and limits.overloaded(prompt.prefill)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class IslOrLoad(IslBounding, PrefillLoad):
+    """Today's: local if either of the two says so."""
+
+    def remote(self, prompt: Prompt) -> bool:
+        return self.full(prompt.decode) or not (self.short(prompt) or self.busy(prompt))
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Roomy:
+    """An earlier one (config.rs): local if little is left and the decode worker has room. Long
+    prompts are remote whatever was cached.
+    """
+
+    effective_max: int = 5000
+    force_remote_above: int = 16384  # tokens of the prompt
+    free_ratio_min: float = 0.5
+    queued_blocks_max: int = 0
+
+    def remote(self, prompt: Prompt) -> bool:
+        if prompt.tokens > self.force_remote_above:
+            return True
+        return prompt.effective > self.effective_max or not self.roomy(prompt)
+
+    def roomy(self, prompt: Prompt) -> bool:
+        decode, free = prompt.decode, 1.0
+        if decode is not None and decode.kv_total_blocks:
+            free = 1 - decode.active_decode_blocks / decode.kv_total_blocks
+        return free >= self.free_ratio_min and prompt.decode_queue_blocks <= self.queued_blocks_max
+
+
+_RULES: dict[str, Callable[..., Rule]] = {
+    "always-remote": AlwaysRemote,
+    "length-and-queue": LengthAndQueue,
+    "length": Length,
+    "isl-bounding": IslBounding,
+    "prefill-load": PrefillLoad,
+    "isl-or-load": IslOrLoad,
+    "roomy": Roomy,
+}
+RULES = tuple(_RULES)
+
+
+class Decision:
+    """A rule by its name, whose settings may change at any time.
+
+    Raises RouterError for a name that is none of RULES, or a setting that the rule has not.
+    """
+
+    def __init__(self, name: str, **settings: object) -> None:
+        if name not in _RULES:
+            raise RouterError(f"there is no rule {name!r}; choose one of {', '.join(RULES)}")
+        self.name = name
+        self._settings = settings
+        self.rule = self._make(settings)
+
+    def remote(self, prompt: Prompt) -> bool:
+        """Whether a prefill worker should have the prompt."""
+        return self.rule.remote(prompt)
+
+    def update(self, settings: Mapping[str, object] | None) -> None:
+        """Decide by these settings over the first ones; None: by the first ones again, as when the
+        key in etcd is deleted. Raises RouterError, and then nothing has changed.
+        """
+        self.rule = self._make({**self._settings, **(settings or {})})
+
+    def _make(self, settings: Mapping[str, object]) -> Rule:
+        make = _RULES[self.name]
+        known = inspect.signature(make).parameters
+        for name, value in settings.items():
+            if name not in known:
+                has = ", ".join(known) or "no settings"
+                raise RouterError(f"rule {self.name} has no setting {name!r}; it has {has}")
+            number = isinstance(value, int | float) and not isinstance(value, bool)
+            if not number and not (value is None and known[name].default is None):
+                raise RouterError(f"setting {name} of rule {self.name} is a number, not {value!r}")
+        return make(**settings)

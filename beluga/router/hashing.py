@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""Names of blocks as Dynamo gives them: a local hash of what is in a block, a sequence hash of it
+and all before it.
+
+There are two eras. In A (2025) both are XXH3-64 with seed 1337, and a LoRA adapter's name is hashed
+behind the tokens. In B (today) the local hash's seed is the XXH3-64 of a JSON salt, and sequences
+are chained with seed 0. Tokens are unsigned 32-bit, little-endian; a tail that fills no block is
+dropped. An engine's own hashes are opaque: they are never computed here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import struct
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+import numpy as np
+
+from beluga.errors import RouterError
+from beluga.router.policy import Query
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+Tokens: TypeAlias = "Sequence[int] | NDArray[np.uint32]"
+Era: TypeAlias = Literal["a", "b"]
+
+SEED_A = 1337
+_U64 = (1 << 64) - 1
+
+
+def unsigned(value: int) -> int:
+    """A hash that came as a signed 64-bit number, its bits taken as unsigned."""
+    return value & _U64
+
+
+def salt_seed(salt: str = "", lora_name: str = "") -> int:
+    """Era B's seed of local hashes; what is empty is left out of the JSON."""
+    from xxhash import xxh3_64_intdigest
+
+    fields = {"salt": salt, "lora_name": lora_name}
+    named = {name: value for name, value in fields.items() if value}
+    text = json.dumps(named, separators=(",", ":"), ensure_ascii=False)
+    return int(xxh3_64_intdigest(text.encode()))
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class BlockHasher:
+    """Hashes prompts of one model, adapter and tenant.
+
+    With ``eagle`` (speculative decoding) a block's hash covers the token after it too. Raises
+    RouterError for an era that is none, or a salt in era A, which has none.
+    """
+
+    block_size: int  # tokens
+    era: Era = "b"
+    salt: str = ""
+    lora_name: str = ""
+    eagle: bool = False
+    _seed: int = dataclasses.field(init=False, repr=False)
+    _suffix: bytes = dataclasses.field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.era not in ("a", "b"):
+            raise RouterError(f"there is no hash era {self.era!r}; choose a or b")
+        if self.block_size <= 0:
+            raise RouterError(f"a block has at least one token, not {self.block_size}")
+        if self.era == "a" and self.salt:
+            raise RouterError("hash era a has no salt; choose era b")
+        seed, suffix = SEED_A, b""
+        if self.era == "b":
+            seed = salt_seed(self.salt, self.lora_name)
+        elif self.lora_name:  # the width of the length is this project's reading: 32 bits
+            name = self.lora_name.encode()
+            suffix = struct.pack("<I", len(name)) + name
+        object.__setattr__(self, "_seed", seed)
+        object.__setattr__(self, "_suffix", suffix)
+
+    def local(
+        self, tokens: Tokens, multimodal: Mapping[int, Sequence[int]] | None = None
+    ) -> list[int]:
+        """The local hash of every full block.
+
+        ``multimodal`` gives the hashes (64 bits) of the objects that a block shows, by the block's
+        place; their order does not matter. Raises RouterError for tokens that are not 32-bit.
+        """
+        from xxhash import xxh3_64_intdigest
+
+        data = memoryview(_token_bytes(tokens))
+        stride = 4 * self.block_size
+        window = stride + 4 * self.eagle
+        seed, suffix = self._seed, self._suffix
+        starts = range(0, len(data) - window + 1, stride)
+        if not suffix and not multimodal:
+            return [xxh3_64_intdigest(data[at : at + window], seed) for at in starts]
+        shown = multimodal or {}
+        return [
+            xxh3_64_intdigest(
+                b"".join((data[at : at + window], _packed(shown.get(place, ())), suffix)), seed
+            )
+            for place, at in enumerate(starts)
+        ]
+
+    def sequence(self, local: Sequence[int]) -> list[int]:
+        """The sequence hash of every block, from the local hashes."""
+        from xxhash import xxh3_64_intdigest
+
+        pack = struct.Struct("<QQ").pack
+        seed = SEED_A if self.era == "a" else 0
+        chained = list(local[:1])
+        for block in local[1:]:
+            chained.append(xxh3_64_intdigest(pack(chained[-1], block), seed))
+        return chained
+
+    def query(self, tokens: Tokens, *, priority_jump: float = 0.0) -> Query:
+        """A prompt as policies see it."""
+        local = self.local(tokens)
+        return Query(len(tokens), self.block_size, local, self.sequence(local), priority_jump)
+
+
+def _token_bytes(tokens: Tokens) -> bytes:
+    try:
+        wide = np.asarray(tokens, dtype=np.int64)
+    except (OverflowError, TypeError, ValueError) as error:
+        raise RouterError(f"a prompt's tokens are whole numbers of 32 bits: {error}") from None
+    if wide.size and (wide.min() < 0 or wide.max() >> 32):
+        raise RouterError("a prompt's tokens are whole numbers of 32 bits, from 0 up")
+    return wide.astype("<u4").tobytes()
+
+
+def _packed(hashes: Sequence[int]) -> bytes:
+    return struct.pack(f"<{len(hashes)}Q", *sorted(hashes))

@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""Advice on how many workers of each role there should be, from queues, KV usage and objectives.
+
+It only advises: the simulator may follow, ``beluga route`` prints. Thresholds are the defaults of
+Dynamo's load planner; on a pool a worker that changes its role leaves no KV behind, so what one
+role can spare goes to the other first.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal, TypeAlias
+
+Role: TypeAlias = Literal["prefill", "decode", "both"]
+Need: TypeAlias = Literal["more", "fewer", "as it is"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Goals:
+    """What the planner keeps to; None switches an objective off."""
+
+    ttft_s: float | None = None
+    between_tokens_s: float | None = None
+    queue_high: float = 5.0  # waiting prompts per prefill worker, on average
+    queue_low: float = 0.2
+    usage_high: float = 0.9  # of the decode workers' KV memory
+    usage_low: float = 0.5
+    workers_min: int = 1  # of a role
+    workers_max: int = 1 << 20  # of all roles together
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """One role over the last interval, averaged. Times are 0 if nothing was served.
+
+    Workers that do both are one role, "both": all fields count.
+    """
+
+    workers: int
+    queued: float = 0.0  # prompts that wait for a prefill
+    usage: float = 0.0  # of KV memory, 0..1
+    ttft_s: float = 0.0
+    between_tokens_s: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Advice:
+    """Do this with one worker, and why."""
+
+    action: Literal["grow", "shrink", "re-role"]
+    role: Role  # that grows or shrinks; for a re-role, the role it should have
+    reason: str
+
+    def __str__(self) -> str:
+        what = {
+            "grow": f"add a {self.role} worker",
+            "shrink": f"take a {self.role} worker away",
+            "re-role": f"make one a {self.role} worker",
+        }
+        return f"{what[self.action]}: {self.reason}"
+
+
+def advise(seen: dict[Role, Seen], goals: Goals) -> list[Advice]:
+    """At most one step per role: a worker more, one fewer, or one from the other role."""
+    needs = {role: _need(role, state, goals) for role, state in seen.items()}
+    total = sum(state.workers for state in seen.values())
+    wanting = [role for role, (need, _) in needs.items() if need == "more"]
+    sparing = [role for role, (need, _) in needs.items() if need == "fewer"]
+    advice = []
+    for role in wanting:
+        reason = needs[role][1]
+        if sparing:
+            giver = sparing.pop()
+            advice.append(Advice("re-role", role, f"{reason}; {giver} can spare one"))
+        elif total < goals.workers_max:
+            total += 1
+            advice.append(Advice("grow", role, reason))
+    advice += [Advice("shrink", role, needs[role][1]) for role in sparing]
+    return advice
+
+
+def _need(role: Role, state: Seen, goals: Goals) -> tuple[Need, str]:
+    high, low = [], []
+    waiting = state.queued / state.workers if state.workers else state.queued
+    if role != "decode":
+        if waiting > goals.queue_high or (not state.workers and state.queued):
+            high.append(f"{waiting:.3g} prompts wait per worker")
+        elif goals.ttft_s is not None and state.ttft_s > goals.ttft_s:
+            high.append(f"TTFT is {state.ttft_s:.3g} s, the objective {goals.ttft_s:.3g} s")
+        low.append((waiting < goals.queue_low, f"{waiting:.3g} prompts wait per worker"))
+    if role != "prefill":
+        if state.usage > goals.usage_high:
+            high.append(f"{state.usage:.0%} of KV memory is in use")
+        elif goals.between_tokens_s is not None and state.between_tokens_s > goals.between_tokens_s:
+            high.append(
+                f"{state.between_tokens_s:.3g} s between tokens, the objective is "
+                f"{goals.between_tokens_s:.3g} s"
+            )
+        low.append((state.usage < goals.usage_low, f"{state.usage:.0%} of KV memory is in use"))
+    if high:
+        return "more", "; ".join(high)
+    if state.workers > goals.workers_min and all(idle for idle, _ in low):
+        return "fewer", "; ".join(why for _, why in low)
+    return "as it is", ""

@@ -1,0 +1,223 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""Having a prompt prefilled, and doing it: the router's side and the worker's."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+
+pytest.importorskip("aiohttp", reason="aiohttp is not installed")
+
+from fake_engine import FakeEngine
+from list_queue import ListQueue
+
+from beluga.disagg import Course, Prefiller, PrefillTask, PrefillWorker, QueueSize
+from beluga.errors import QueueError, QueueFullError
+
+LONG_S = 60.0
+
+
+def task(name: str = "r", deadline: float = 0.0) -> PrefillTask:
+    return PrefillTask(request_id=name, model="m", tokens=[1, 2], deadline=deadline)
+
+
+def made(deadline: float) -> PrefillTask:
+    return task(deadline=deadline)
+
+
+async def eventually(condition: Callable[[], bool]) -> None:
+    async def look() -> None:
+        while not condition():
+            await asyncio.sleep(0.005)
+
+    await asyncio.wait_for(look(), LONG_S)
+
+
+@asynccontextmanager
+async def working(
+    queue: ListQueue, engine: FakeEngine, **options: float
+) -> AsyncIterator[PrefillWorker]:
+    worker = PrefillWorker(queue, engine.url, **options)  # type: ignore[arg-type]
+    running = asyncio.create_task(worker.run())
+    try:
+        yield worker
+    finally:
+        worker.stop()
+        await asyncio.wait_for(running, LONG_S)
+
+
+def remotely(tokens: int, cached: int, size: QueueSize) -> bool:
+    return tokens - cached > 100 and size.waiting < 2
+
+
+def test_a_long_prompt_is_prefilled_by_a_worker() -> None:
+    async def play() -> None:
+        queue = ListQueue()
+        prefiller = Prefiller(queue, remotely, timeout_s=LONG_S)
+        async with FakeEngine().serving() as engine, working(queue, engine) as worker:
+            course = await prefiller.prefill(made, prompt_tokens=500, cached_tokens=100)
+            assert course is Course.REMOTE
+            await eventually(lambda: worker.stat.done == 1)
+            path, body = engine.asked[0]
+            assert path == "/v1/completions"
+            assert body == {
+                "model": "m", "prompt": [1, 2], "max_tokens": 1, "n": 1, "stream": False,
+            }  # fmt: skip
+            local = await prefiller.prefill(made, prompt_tokens=500, cached_tokens=400)
+            assert local is Course.LOCAL
+            assert len(engine.asked) == 1
+
+    asyncio.run(play())
+
+
+def test_the_engine_sees_the_clients_request_but_for_one_token() -> None:
+    async def play() -> None:
+        queue = ListQueue()
+        sent = {
+            "model": "m",
+            "messages": [{"role": "user", "content": "caf\u00e9"}],
+            "tools": [{"type": "function"}],
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            "max_completion_tokens": 500,
+            "min_tokens": 20,
+        }
+        await queue.enqueue_task(
+            PrefillTask(
+                request_id="r",
+                model="m",
+                body=json.dumps(sent).encode(),
+                path="/v1/chat/completions",
+            )
+        )
+        async with FakeEngine().serving() as engine, working(queue, engine) as worker:
+            await eventually(lambda: worker.stat.done == 1)
+            path, body = engine.asked[0]
+            assert path == "/v1/chat/completions"
+            assert body == {
+                "model": "m",
+                "messages": sent["messages"],
+                "tools": sent["tools"],
+                "max_tokens": 1,
+                "n": 1,
+                "stream": False,
+            }
+
+    asyncio.run(play())
+
+
+def test_a_prefill_that_nobody_does_is_late() -> None:
+    async def play() -> None:
+        prefiller = Prefiller(ListQueue(), remotely, timeout_s=0.1)
+        course = await prefiller.prefill(made, prompt_tokens=500, cached_tokens=0)
+        assert course is Course.LATE
+
+    asyncio.run(play())
+
+
+def test_a_queue_that_is_away_fails_nothing_and_is_left_alone() -> None:
+    class Counting(ListQueue):
+        asked = 0
+
+        async def get_queue_size(self) -> QueueSize:
+            self.asked += 1
+            raise QueueError("away")
+
+    async def play() -> None:
+        queue = Counting()
+        prefiller = Prefiller(queue, remotely)
+        for _ in range(3):
+            course = await prefiller.prefill(made, prompt_tokens=500, cached_tokens=0)
+            assert course is Course.UNQUEUED
+        assert queue.asked == 1
+
+    asyncio.run(play())
+
+
+def test_a_full_queue_is_asked_again() -> None:
+    class Full(ListQueue):
+        asked = 0
+
+        async def enqueue_task(self, task: PrefillTask) -> object:  # type: ignore[override]
+            self.asked += 1
+            raise QueueFullError("full")
+
+    async def play() -> None:
+        queue = Full()
+        prefiller = Prefiller(queue, remotely)
+        for _ in range(3):
+            course = await prefiller.prefill(made, prompt_tokens=500, cached_tokens=0)
+            assert course is Course.UNQUEUED
+        assert queue.asked == 3
+
+    asyncio.run(play())
+
+
+def test_an_engine_that_fails_gives_the_task_back() -> None:
+    async def play() -> None:
+        queue = ListQueue()
+        await queue.enqueue_task(task())
+        async with FakeEngine().serving() as engine:
+            engine.status = 503
+            async with working(queue, engine) as worker:
+                await eventually(lambda: worker.stat.given_back == 1)
+                assert queue.acked == []
+                engine.status = 200
+                await eventually(lambda: worker.stat.done == 1)
+        assert queue.acked == ["r"]
+
+    asyncio.run(play())
+
+
+def test_what_no_engine_will_do_leaves_the_queue() -> None:
+    async def play() -> None:
+        queue = ListQueue()
+        for name, deadline in (("refused", 0.0), ("expired", 1.0)):
+            await queue.enqueue_task(task(name, deadline))
+        await queue.enqueue_task(PrefillTask(request_id="odd", model="m", body=b"{"))
+        queue.waiting.append((task("deadly"), (await queue.enqueue_task(task("x"))), 9))
+        async with FakeEngine().serving() as engine:
+            engine.status = 400
+            async with working(queue, engine) as worker:
+                await eventually(lambda: len(queue.acked) == 5)
+            assert (worker.stat.refused, worker.stat.expired, worker.stat.dropped) == (3, 1, 1)
+            assert len(engine.asked) == 2
+
+    asyncio.run(play())
+
+
+def test_a_claim_is_extended_while_the_engine_works() -> None:
+    async def play() -> None:
+        queue = ListQueue()
+        await queue.enqueue_task(task())
+        async with FakeEngine().serving() as engine:
+            engine.gate.clear()
+            async with working(queue, engine, visibility_s=0.03):
+                await eventually(lambda: bool(queue.held) and queue.held[0].extended >= 3)
+                engine.gate.set()
+
+    asyncio.run(play())
+
+
+def test_a_stopped_worker_ends_what_it_began() -> None:
+    async def play() -> None:
+        queue = ListQueue()
+        await queue.enqueue_task(task())
+        async with FakeEngine().serving() as engine:
+            engine.gate.clear()
+            async with working(queue, engine) as worker:
+                await eventually(lambda: len(engine.asked) == 1)
+                worker.stop()
+                await asyncio.sleep(0.1)  # what it may have been about to claim
+                await queue.enqueue_task(task("later"))
+                await asyncio.sleep(0.1)
+                engine.gate.set()
+        assert queue.acked == ["r"]
+        assert worker.stat.done == 1
+
+    asyncio.run(play())

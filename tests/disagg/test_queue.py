@@ -1,0 +1,186 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""What every prefill queue does, whatever it stands on: order, claims, and no task lost."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from beluga.disagg import Claim, PrefillTask, TaskQueue, open_queue
+from beluga.errors import QueueError, QueueFullError
+
+if TYPE_CHECKING:
+    from conftest import Backend
+
+LONG_S = 60.0  # for what must come
+
+
+def task(name: str) -> PrefillTask:
+    return PrefillTask(request_id=name, model="m", tokens=[1, 2, 3])
+
+
+@asynccontextmanager
+async def opened(backend: Backend, visibility_s: float = LONG_S) -> AsyncIterator[TaskQueue]:
+    queue = await open_queue(backend.url, "org/model", visibility_s=visibility_s)
+    try:
+        yield queue
+    finally:
+        await queue.close()
+
+
+async def claimed(queue: TaskQueue) -> Claim:
+    claim = await queue.dequeue_task(timeout=LONG_S)
+    assert claim is not None
+    return claim
+
+
+async def persistently(ask: Callable[[], Coroutine[None, None, object]]) -> object:
+    """Ask until it can be answered: a server that was killed comes back some time."""
+    for _ in range(600):
+        try:
+            if (answer := await ask()) is not None:
+                return answer
+        except QueueError:
+            pass
+        await asyncio.sleep(0.1)
+    raise AssertionError("no answer for a minute")
+
+
+def test_first_come_first_served(backend: Backend) -> None:
+    async def play() -> None:
+        async with opened(backend) as sender, opened(backend) as worker:
+            for name in "abc":
+                await sender.enqueue_task(task(name))
+            assert await sender.get_queue_size() == (3, 0)
+            claims = [await claimed(worker) for _ in range(3)]
+            assert [claim.task for claim in claims] == [task(name) for name in "abc"]
+            assert [claim.deliveries for claim in claims] == [1, 1, 1]
+            assert await worker.dequeue_task(timeout=0.2) is None
+            assert await sender.get_queue_size() == (0, 3)
+            for claim in claims:
+                assert await claim.ack()
+            assert await sender.get_queue_size() == (0, 0)
+
+    asyncio.run(play())
+
+
+def test_a_ticket_tells_of_the_end(backend: Backend) -> None:
+    async def play() -> None:
+        async with opened(backend) as sender, opened(backend) as worker:
+            one, other = [await sender.enqueue_task(task(name)) for name in "ab"]
+            claim = await claimed(worker)
+            waiting = asyncio.create_task(one.done(LONG_S))
+            assert not await other.done(0.2)
+            await claim.ack()
+            assert await waiting
+
+    asyncio.run(play())
+
+
+def test_what_is_given_back_goes_to_another(backend: Backend) -> None:
+    async def play() -> None:
+        async with opened(backend) as one, opened(backend) as other:
+            await one.enqueue_task(task("a"))
+            await (await claimed(one)).nack()
+            again = await claimed(other)
+            assert again.task == task("a")
+            assert again.deliveries == 2
+            await again.ack()
+
+    asyncio.run(play())
+
+
+def test_a_claim_runs_out_unless_it_is_extended(backend: Backend) -> None:
+    async def play() -> None:
+        async with opened(backend, 1.5) as one, opened(backend, 1.5) as other:
+            await one.enqueue_task(task("a"))
+            claim = await claimed(one)
+            for _ in range(8):  # beyond its visibility in all, never at a time
+                assert await other.dequeue_task(timeout=0.3) is None
+                await claim.extend()
+            assert (await claimed(other)).deliveries == 2
+
+    asyncio.run(play())
+
+
+def test_a_killed_worker_task_is_done_by_another(backend: Backend) -> None:
+    async def play() -> None:
+        async with AsyncExitStack() as stack:
+            queue = await stack.enter_async_context(opened(backend, 2.0))
+            ticket = await queue.enqueue_task(task("a"))
+            victim = subprocess.Popen(
+                [
+                    sys.executable,
+                    str(Path(__file__).with_name("claimer.py")),
+                    backend.url,
+                    "org/model",
+                    "2.0",
+                ],
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            try:
+                assert victim.stdout
+                assert await asyncio.to_thread(victim.stdout.readline) == "a\n"
+            finally:
+                victim.kill()
+                victim.communicate()
+            claim = await claimed(queue)
+            assert claim.task == task("a")
+            assert claim.deliveries == 2
+            await claim.ack()
+            assert await ticket.done(LONG_S)
+            assert (await queue.get_queue_size()).total == 0
+
+    asyncio.run(play())
+
+
+def test_a_killed_server_loses_no_task(backend: Backend) -> None:
+    async def play() -> None:
+        async with opened(backend, 2.0) as queue:
+            for number in range(20):
+                await queue.enqueue_task(task(str(number)))
+            for _ in range(3):
+                await (await claimed(queue)).ack()
+            held = [await claimed(queue) for _ in range(4)]
+            backend.kill()
+            with pytest.raises(QueueError):
+                await queue.enqueue_task(task("lost"))
+            backend.start()
+            missing = {str(number) for number in range(3, 20)}  # those of the claims, again
+            while missing:  # more may come: at least once
+                claim = await persistently(lambda: queue.dequeue_task(timeout=1))
+                assert isinstance(claim, type(held[0]))
+                await claim.ack()
+                missing.discard(claim.task.request_id)
+
+    asyncio.run(play())
+
+
+def test_a_full_queue_says_so(backend: Backend) -> None:
+    async def play() -> None:
+        async with opened(backend) as queue:
+            with pytest.raises(QueueFullError, match="full"):
+                for number in range(1025):
+                    await queue.enqueue_task(task(str(number)))
+            size = await queue.get_queue_size()
+            assert 0 < size.waiting <= 1024
+            await (await claimed(queue)).ack()
+            await queue.enqueue_task(task("fits again"))
+
+    asyncio.run(play())
+
+
+def test_nobody_there_is_one_clear_line() -> None:
+    with pytest.raises(QueueError, match="is nats-server running"):
+        asyncio.run(open_queue("nats://127.0.0.1:1", "q"))
+    with pytest.raises(QueueError, match="no prefill queue"):
+        asyncio.run(open_queue("amqp://there", "q"))

@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""Prefill tasks on the wire, and names of queues."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from beluga.errors import QueueError
+
+pytest.importorskip("msgspec", reason="msgspec is not installed")
+
+from beluga.disagg import (
+    TASK_SIZE_MAX,
+    PrefillTask,
+    decode_task,
+    encode_task,
+    queue_name,
+)
+
+
+def test_a_task_comes_back_as_it_went() -> None:
+    task = PrefillTask(
+        request_id="r",
+        model="m",
+        tokens=[1, 2, 128_000],
+        sampling={"temperature": 0.5, "seed": 7, "stop": "\n"},
+        block_keys=[b"\0" * 16],
+        deadline=12.5,
+    )
+    assert decode_task(encode_task(task)) == task
+
+
+def test_a_request_stays_as_its_client_sent_it() -> None:
+    body = '{"messages": [{"role":"user","content":"caf\u00e9"}]}'.encode()
+    task = PrefillTask(request_id="r", model="m", body=body, path="/v1/chat/completions")
+    assert decode_task(encode_task(task)) == task
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"", b"\x80", b"not a task", b"\xc1", b"\x93\x01\x02\x03"],
+    ids=["nothing", "an empty map", "text", "no MessagePack", "a list"],
+)
+def test_what_is_no_task_is_refused(data: bytes) -> None:
+    with pytest.raises(QueueError, match="not a prefill task"):
+        decode_task(data)
+
+
+def test_a_task_goes_to_its_engine_only() -> None:
+    with pytest.raises(QueueError, match="path"):
+        encode_task(PrefillTask(request_id="r", model="m", text="a", path="@elsewhere/"))
+
+
+def test_a_task_has_one_name_and_one_prompt() -> None:
+    for task in (
+        PrefillTask(request_id="r", model="m"),
+        PrefillTask(request_id="r", model="m", tokens=[1], text="a"),
+        PrefillTask(request_id="", model="m", tokens=[1]),
+    ):
+        with pytest.raises(QueueError, match="give"):
+            encode_task(task)
+
+
+def test_a_task_is_bounded() -> None:
+    with pytest.raises(QueueError, match="prefill that prompt locally"):
+        encode_task(PrefillTask(request_id="r", model="m", text="a" * TASK_SIZE_MAX))
+
+
+def test_a_task_expires() -> None:
+    def task(deadline: float) -> PrefillTask:
+        return PrefillTask(request_id="r", model="m", text="a", deadline=deadline)
+
+    assert not task(0).expired
+    assert not task(time.time() + 60).expired
+    assert task(time.time() - 60).expired
+
+
+def test_names_of_models_are_names_of_queues() -> None:
+    assert queue_name("Qwen/Qwen3-0.6B") == "Qwen_Qwen3-0_6B"
+    assert queue_name("a\\b c>*") == "a_b_c__"

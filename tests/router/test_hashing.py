@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""Block hashes of both eras: the reference's vectors, and what goes into a hash."""
+
+from __future__ import annotations
+
+import struct
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from xxhash import xxh3_64_intdigest
+
+from beluga.errors import RouterError
+from beluga.router import BlockHasher, salt_seed, unsigned
+
+TOKENS = list(range(1, 9))
+
+
+def packed(*tokens: int) -> bytes:
+    return struct.pack(f"<{len(tokens)}I", *tokens)
+
+
+def test_vectors_of_era_a() -> None:
+    hasher = BlockHasher(block_size=4, era="a")
+    local = hasher.local(TOKENS)
+    assert local == [14643705804678351452, 16777012769546811212]
+    assert hasher.sequence(local) == [14643705804678351452, 4945711292740353085]
+
+
+def test_vectors_of_era_b() -> None:
+    assert salt_seed() == 1389868326933519382
+    hasher = BlockHasher(block_size=4)
+    local = hasher.local(TOKENS)
+    assert local == [8026409477313730465, 4932910930253085737]
+    assert hasher.sequence(local) == [8026409477313730465, 12668468526058386974]
+
+
+def test_a_tail_that_fills_no_block_is_dropped() -> None:
+    for hasher in (BlockHasher(block_size=4), BlockHasher(block_size=4, era="a")):
+        assert hasher.local(TOKENS[:7]) == hasher.local(TOKENS)[:1]
+        assert hasher.local(TOKENS[:3]) == []
+        assert hasher.sequence([]) == []
+
+
+def test_a_salt_is_compact_json_without_what_is_empty() -> None:
+    assert salt_seed("", "") == xxh3_64_intdigest(b"{}")
+    assert salt_seed("t") == xxh3_64_intdigest(b'{"salt":"t"}')
+    assert salt_seed("", "a") == xxh3_64_intdigest(b'{"lora_name":"a"}')
+    assert salt_seed("t", "é") == xxh3_64_intdigest('{"salt":"t","lora_name":"é"}'.encode())
+    salted = BlockHasher(block_size=4, salt="t", lora_name="a").local(TOKENS)
+    assert salted[0] == xxh3_64_intdigest(packed(1, 2, 3, 4), salt_seed("t", "a"))
+
+
+def test_an_adapter_of_era_a_is_hashed_behind_the_tokens() -> None:
+    local = BlockHasher(block_size=4, era="a", lora_name="ab").local(TOKENS)
+    assert local[0] == xxh3_64_intdigest(packed(1, 2, 3, 4) + b"\x02\0\0\0ab", 1337)
+
+
+@pytest.mark.parametrize("era", ["a", "b"])
+def test_multimodal_objects_count_in_any_order(era: str) -> None:
+    hasher = BlockHasher(block_size=4, era=era)  # type: ignore[arg-type]
+    plain = hasher.local(TOKENS)
+    shown = hasher.local(TOKENS, {1: [9, 3]})
+    assert shown[0] == plain[0]
+    assert shown[1] != plain[1]
+    assert shown == hasher.local(TOKENS, {1: [3, 9]})
+    seed = 1337 if era == "a" else salt_seed()
+    assert shown[1] == xxh3_64_intdigest(packed(5, 6, 7, 8) + struct.pack("<2Q", 3, 9), seed)
+
+
+def test_eagle_windows_reach_one_token_further() -> None:
+    local = BlockHasher(block_size=4, eagle=True).local([*TOKENS, 9])
+    seed = salt_seed()
+    assert local == [
+        xxh3_64_intdigest(packed(1, 2, 3, 4, 5), seed),
+        xxh3_64_intdigest(packed(5, 6, 7, 8, 9), seed),
+    ]
+    assert BlockHasher(block_size=4, eagle=True).local(TOKENS) == local[:1]
+
+
+@given(st.lists(st.integers(0, (1 << 32) - 1), max_size=40), st.integers(1, 9))
+def test_lists_and_arrays_hash_alike(tokens: list[int], block_size: int) -> None:
+    hasher = BlockHasher(block_size=block_size)
+    local = hasher.local(tokens)
+    assert local == hasher.local(np.array(tokens, dtype=np.uint32))
+    assert local == [
+        xxh3_64_intdigest(packed(*tokens[at : at + block_size]), salt_seed())
+        for at in range(0, len(tokens) - block_size + 1, block_size)
+    ]
+
+
+def test_a_query_has_both_hashes() -> None:
+    query = BlockHasher(block_size=4).query(TOKENS, priority_jump=2.0)
+    assert (query.isl, query.block_size, query.priority_jump) == (8, 4, 2.0)
+    assert query.hashes == [8026409477313730465, 4932910930253085737]
+    assert query.sequence == [8026409477313730465, 12668468526058386974]
+
+
+def test_signed_hashes_are_the_same_bits() -> None:
+    assert unsigned(-1) == (1 << 64) - 1
+    assert unsigned(-(1 << 63)) == 1 << 63
+    assert unsigned(5) == 5
+
+
+@pytest.mark.parametrize("tokens", [[-1], [1 << 32], [1 << 70], ["a"]])
+def test_what_is_no_token_is_refused(tokens: list[int]) -> None:
+    with pytest.raises(RouterError, match="32 bits"):
+        BlockHasher(block_size=1).local(tokens)
+
+
+def test_settings_that_make_no_sense_are_refused() -> None:
+    with pytest.raises(RouterError, match="era 'c'"):
+        BlockHasher(block_size=4, era="c")  # type: ignore[arg-type]
+    with pytest.raises(RouterError, match="no salt"):
+        BlockHasher(block_size=4, era="a", salt="x")
+    with pytest.raises(RouterError, match="at least one token"):
+        BlockHasher(block_size=0)

@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""The planner's advice: thresholds, objectives, and what one role gives the other."""
+
+from __future__ import annotations
+
+import pytest
+
+from beluga.router import Goals, Role, Seen, advise
+
+CALM = {"prefill": Seen(workers=2, queued=2.0), "decode": Seen(workers=2, usage=0.7)}
+
+
+def actions(goals: Goals | None = None, **roles: Seen) -> list[tuple[str, str]]:
+    seen: dict[Role, Seen] = {**CALM, **roles}  # type: ignore[dict-item]
+    return [(advice.action, advice.role) for advice in advise(seen, goals or Goals())]
+
+
+def test_a_calm_fleet_is_left_alone() -> None:
+    assert actions() == []
+
+
+def test_queues_and_memory_make_roles_grow() -> None:
+    assert actions(prefill=Seen(workers=2, queued=11)) == [("grow", "prefill")]
+    assert actions(prefill=Seen(workers=2, queued=10)) == []
+    assert actions(decode=Seen(workers=2, usage=0.91)) == [("grow", "decode")]
+
+
+def test_missed_objectives_make_roles_grow() -> None:
+    goals = Goals(ttft_s=0.5, between_tokens_s=0.05)
+    late = Seen(workers=2, queued=2.0, ttft_s=0.6)
+    assert actions(goals, prefill=late) == [("grow", "prefill")]
+    assert actions(prefill=late) == []
+    slow = Seen(workers=2, usage=0.7, between_tokens_s=0.06)
+    assert actions(goals, decode=slow) == [("grow", "decode")]
+
+
+def test_idle_roles_shrink_but_not_to_nothing() -> None:
+    assert actions(prefill=Seen(workers=2)) == [("shrink", "prefill")]
+    assert actions(decode=Seen(workers=2, usage=0.4)) == [("shrink", "decode")]
+    assert actions(prefill=Seen(workers=1)) == []
+
+
+def test_what_one_role_can_spare_goes_to_the_other() -> None:
+    found = actions(prefill=Seen(workers=2, queued=20), decode=Seen(workers=2, usage=0.1))
+    assert found == [("re-role", "prefill")]
+    both = actions(prefill=Seen(workers=2), decode=Seen(workers=2, usage=0.95))
+    assert both == [("re-role", "decode")]
+
+
+def test_a_fleet_has_an_end() -> None:
+    goals = Goals(workers_max=5)
+    full = {"prefill": Seen(workers=2, queued=20), "decode": Seen(workers=2, usage=0.95)}
+    assert actions(goals, **full) == [("grow", "prefill")]
+    assert actions(Goals(workers_max=4), **full) == []
+
+
+@pytest.mark.parametrize(
+    ("state", "expected"),
+    [
+        (Seen(workers=2, queued=20), ["add a both worker: 10 prompts wait per worker"]),
+        (Seen(workers=2, queued=0, usage=0.7), []),
+        (
+            Seen(workers=2, queued=0, usage=0.1),
+            ["take a both worker away: 0 prompts wait per worker; 10% of KV memory is in use"],
+        ),
+        (Seen(workers=0, queued=1), ["add a both worker: 1 prompts wait per worker"]),
+    ],
+)
+def test_workers_that_do_both_are_one_role(state: Seen, expected: list[str]) -> None:
+    assert [str(advice) for advice in advise({"both": state}, Goals())] == expected
