@@ -38,7 +38,8 @@ EXPORTS: dict[str, str] = {
         "Decision Era Estimate Estimator FindMatches Goals Load LoadTracker Matches "
         "MetricsAggregator MetricsPublisher ORDERS Overlap POLICIES Policy Prompt Query RULES "
         "ReplicaSync Role Router RouterQueue Seen Tokens Worker WorkerMetrics advise costs "
-        "make_policy salt_seed unsigned Cleared Indexer Removed RouterEvent Stored Tier"
+        "make_policy salt_seed unsigned Cleared Indexer Removed RouterEvent Stored Tier "
+        "ApproximateIndexer PredictiveIndexer Publisher Subscription WireDecoder hash_blocks_by"
     ),
     "beluga.disagg": (
         "Claim Course Decide MAX_AGE_S PrefillTask PrefillWorker Prefiller QueueSize TASKS_MAX "

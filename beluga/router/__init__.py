@@ -3,6 +3,7 @@
 """L7: which worker a request goes to. Pure: the proxy and the simulator call the same code."""
 
 from beluga.router import costs
+from beluga.router.approximate import ApproximateIndexer, PredictiveIndexer
 from beluga.router.constraints import BusyThresholds, Constraints
 from beluga.router.decision import RULES, Decision, Prompt
 from beluga.router.estimate import CostEstimator, Estimate
@@ -15,10 +16,13 @@ from beluga.router.metrics import ActiveLoad, MetricsAggregator, MetricsPublishe
 from beluga.router.min_ttft import Estimator
 from beluga.router.planner import Advice, Goals, Role, Seen, advise
 from beluga.router.policy import Candidate, Choice, Policy, Query
+from beluga.router.publisher import Publisher
 from beluga.router.queue import ORDERS, RouterQueue
 from beluga.router.registry import POLICIES, make_policy
 from beluga.router.router import Router
+from beluga.router.subscription import Subscription
 from beluga.router.sync import ReplicaSync
+from beluga.router.wire import WireDecoder, hash_blocks_by
 from beluga.router.worker import Load, Overlap, Worker
 
 __all__ = [
@@ -27,6 +31,7 @@ __all__ = [
     "RULES",
     "ActiveLoad",
     "Advice",
+    "ApproximateIndexer",
     "BlockHasher",
     "BusyThresholds",
     "Candidate",
@@ -48,7 +53,9 @@ __all__ = [
     "MetricsPublisher",
     "Overlap",
     "Policy",
+    "PredictiveIndexer",
     "Prompt",
+    "Publisher",
     "Query",
     "Removed",
     "ReplicaSync",
@@ -58,12 +65,15 @@ __all__ = [
     "RouterQueue",
     "Seen",
     "Stored",
+    "Subscription",
     "Tier",
     "Tokens",
+    "WireDecoder",
     "Worker",
     "WorkerMetrics",
     "advise",
     "costs",
+    "hash_blocks_by",
     "make_policy",
     "salt_seed",
     "unsigned",

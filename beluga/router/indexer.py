@@ -81,6 +81,7 @@ class Indexer:
             block_max=blocks,
             name_max=NAMES_PER_BLOCK * blocks if names is None else names,
         )
+        self.workers_max = workers
         self.counts = Counts()
         self._outcome = ffi.new("bl_prefix_outcome *")
         self._lock = threading.Lock()  # changes: the tables of workers, numbers and counts

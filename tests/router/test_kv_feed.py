@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""Order out of what a publisher sends, and what a worker sends."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from beluga.errors import RouterError
+from beluga.router import Cleared, Indexer, Removed, RouterEvent, Stored, Tier, Worker
+from beluga.router.feed import Feed
+from beluga.router.publisher import Publisher
+
+A = Worker(1)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_replay_and_live_items_come_out_in_order(seed: int) -> None:
+    rng = random.Random(seed)
+    feed: Feed[int] = Feed()
+    out: list[int] = []
+    kept: list[int] = []
+    for number in range(300):
+        kept.append(number)
+        if rng.random() < 0.2:
+            continue  # lost on the way
+        ready = feed.offer(number, number, float(number))
+        assert not ready.restarted
+        out += ready.items
+        if feed.wanted is not None and rng.random() < 0.3:
+            for old in kept[feed.wanted :]:
+                out += feed.replayed(old, old)
+            out += feed.give_up()
+    assert out == list(range(len(out)))
+    assert (feed.lost, feed.restarts) == (0, 0)
+    assert len(out) > 200
+
+
+def test_what_nobody_sends_again_is_lost() -> None:
+    feed: Feed[str] = Feed()
+    assert feed.offer(2, "c", 1.0).items == []
+    assert feed.wanted == 0
+    assert feed.replayed(1, "b") == []
+    assert feed.give_up() == ["b", "c"]
+    assert (feed.lost, feed.wanted) == (1, None)
+    assert feed.offer(3, "d", 2.0).items == ["d"]
+
+
+def test_held_items_are_bounded() -> None:
+    feed: Feed[int] = Feed(held_max=10)
+    out: list[int] = []
+    for number in range(5, 30):
+        out += feed.offer(number, number, float(number)).items
+    assert out == list(range(5, 30))
+    assert feed.lost == 5
+    assert feed.offer((1 << 64) - 2, 0, 99.0).items == []
+    assert feed.give_up() == [0]
+    assert feed.offer(30, 30, 100.0).restarted  # an absurd number is not held against it for ever
+
+
+def test_live_repetition_of_what_was_sent_again_is_no_restart() -> None:
+    feed: Feed[int] = Feed()
+    feed.offer(1, 1, 1.0)
+    assert feed.replayed(0, 0) == [0, 1]
+    assert feed.replayed(2, 2) == [2]
+    ready = feed.offer(2, 2, 1.0)
+    assert (ready.items, ready.restarted, feed.repeated) == ([], False, 1)
+
+
+def test_removals_pass_when_as_many_as_stores() -> None:
+    publisher = Publisher(A)
+    assert publisher.stored([1, 2], [1, 2]).event_id == 0
+    publisher.stored([1], [1])
+    assert publisher.removed([1]) is None
+    event = publisher.removed([1, 2, 3])  # 3 was never stored: passes
+    assert event == RouterEvent(A, Removed([1, 2, 3]), 2)
+    publisher.stored([1], [1])
+    publisher.stored([1], None, tier=Tier.HOST)
+    assert publisher.removed([1], tier=Tier.HOST) == RouterEvent(A, Removed([1]), 5, Tier.HOST)
+    assert publisher.suppressed == 1
+
+
+def test_cleared_forgets_references_of_all_own_tiers() -> None:
+    publisher = Publisher(A)
+    for tier in (Tier.DEVICE, Tier.HOST, Tier.SHARED):
+        publisher.stored([1], [1], tier=tier)
+        publisher.stored([1], [1], tier=tier)
+    assert publisher.cleared().data == Cleared()
+    publisher.stored([1], [1], tier=Tier.HOST)
+    assert publisher.removed([1], tier=Tier.HOST) is not None
+    assert publisher.removed([1], tier=Tier.SHARED) is None
+    assert publisher.next_id == 9
+
+
+def test_ring_replays_what_it_has() -> None:
+    publisher = Publisher(A, ring=4)
+    for name in range(10):
+        publisher.stored([name], [name])
+    assert [event.event_id for event in publisher.replay(8).events] == [8, 9]
+    kept = publisher.replay(3)
+    assert ([event.event_id for event in kept.events], kept.missed) == ([6, 7, 8, 9], 3)
+    assert publisher.replay(10) == ([], 0)
+    with pytest.raises(RouterError, match="at least one"):
+        Publisher(A, ring=0)
+
+
+def test_router_that_missed_events_catches_up_from_the_ring() -> None:
+    publisher, index = Publisher(A), Indexer(workers=2, blocks=100)
+    events = [
+        publisher.stored([1], [1]),
+        publisher.stored([2], [2], 1),
+        publisher.stored([3], [3], 2),
+    ]
+    index.apply(events[0])
+    index.apply_all([events[2]])
+    assert index.missing() == {A: (1, 1)}
+    assert index.restore(A, publisher.replay(0).events, publisher.next_id - 1) == 0
+    assert index.find_matches([1, 2, 3]).held[A].device == 3
+    index.apply(publisher.stored([4], [4], 3))
+    assert index.find_matches([1, 2, 3, 4]).held[A].device == 4
+    assert isinstance(events[1].data, Stored)
