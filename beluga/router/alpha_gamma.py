@@ -4,8 +4,8 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from statistics import fmean, pstdev
 
 from beluga.errors import AllWorkersBusyError
 from beluga.router.pick import chosen, some
@@ -35,8 +35,9 @@ class AlphaGamma:
                 f"each of {len(candidates)} workers has its slots or blocks used up; wait for one"
             )
         loads = [_share(c.load.kv_active_blocks, c.load.kv_total_blocks) for c in free]
-        mean = fmean(loads)
-        alpha = ALPHA_BALANCE if pstdev(loads, mean) > APART * mean else ALPHA_REUSE
+        mean = sum(loads) / len(loads)
+        spread = math.sqrt(sum((load - mean) ** 2 for load in loads) / len(loads))
+        alpha = ALPHA_BALANCE if spread > APART * mean else ALPHA_REUSE
         isl = max(query.isl, 1)
         costs = [
             alpha * (load - mean)

@@ -10,7 +10,16 @@ walked.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
+
+
+def leading(chain: Sequence[int], held: Container[int]) -> int:
+    """How many leading elements of a chain are in a set that is closed under prefixes."""
+    if not chain or chain[0] not in held:
+        return 0
+    if chain[-1] in held:
+        return len(chain)
+    return bisect_left(range(len(chain)), True, key=lambda at: chain[at] not in held)
 
 
 class ActiveBlocks:
@@ -28,10 +37,7 @@ class ActiveBlocks:
 
     def held(self, sequence: Sequence[int]) -> int:
         """How many leading blocks of a request are held already."""
-        counts = self._counts
-        if not sequence or sequence[0] not in counts:
-            return 0
-        return bisect_left(range(len(sequence)), True, key=lambda at: sequence[at] not in counts)
+        return leading(sequence, self._counts)
 
     def add(self, sequence: Sequence[int]) -> None:
         counts = self._counts

@@ -15,7 +15,7 @@ from random import Random
 from beluga.router.pick import chosen, generator, lowest, some
 from beluga.router.policy import Candidate, Choice, Query
 from beluga.router.sent import SentPrefixes
-from beluga.router.worker import Overlap
+from beluga.router.worker import Overlap, Worker
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -86,6 +86,9 @@ class CacheAwareTree(CacheAware):
         choice = self._choose(query, candidates)
         self.sent.add(choice.worker, query.hashes)
         return choice
+
+    def forget(self, worker: Worker) -> None:
+        self.sent.forget(worker)
 
     def _choose(self, query: Query, candidates: Sequence[Candidate]) -> Choice:
         if not self.imbalanced(candidates) and query.hashes:

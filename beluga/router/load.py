@@ -76,8 +76,20 @@ class LoadTracker:
 
     def new_blocks(self, worker: Worker, sequence: Sequence[int]) -> int:
         """Distinct blocks that a request would add to those active on a worker."""
-        held = self._account(worker).blocks.held(sequence) if self._reuse else 0
-        return len(sequence) - held
+        return self.states([worker], sequence)[0][1]
+
+    def states(
+        self, workers: Sequence[Worker], sequence: Sequence[int] = ()
+    ) -> list[tuple[Load, int]]:
+        """Of each worker its load, and the distinct blocks that a request would add to it.
+
+        Raises NoWorkersError for a worker that was not added.
+        """
+        length = len(sequence)
+        accounts = [self._account(worker) for worker in workers]
+        if not length or not self._reuse:
+            return [(account.load, length) for account in accounts]
+        return [(account.load, length - account.blocks.held(sequence)) for account in accounts]
 
     def add(  # noqa: PLR0913  a request's particulars, by name
         self,

@@ -23,11 +23,12 @@ class Matches:
 
     def of(self, worker: Worker) -> Overlap:
         """The overlap of one worker, the pool's blocks beyond its own included."""
-        own = self.held.get(worker)
+        own, shared = self.held.get(worker), self.shared
         if own is None:
-            return Overlap(shared=self.shared)
-        beyond = own.shared or max(self.shared - own.held, 0)
-        return Overlap(own.device, own.host, own.disk, beyond)
+            return Overlap(0, 0, 0, shared)
+        if not own.shared and shared:
+            return Overlap(own.device, own.host, own.disk, max(shared - own.held, 0))
+        return own
 
 
 FindMatches: TypeAlias = Callable[[Query], Matches]

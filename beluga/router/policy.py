@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from beluga.router.worker import Load, Overlap, Worker
 
@@ -65,4 +65,13 @@ class Policy(Protocol):
         """One of the candidates. Raises NoWorkersError if there are none, AllWorkersBusyError if
         each of them is full by the policy's own rule.
         """
+        ...
+
+
+@runtime_checkable
+class Remembers(Protocol):
+    """A policy that guesses at caches by what it sent where."""
+
+    def forget(self, worker: Worker) -> None:
+        """The worker has gone; should it come back, its cache is empty."""
         ...

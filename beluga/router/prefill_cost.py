@@ -61,12 +61,8 @@ class PrefillCost:
         if not self.track_prefill:
             return [0.0] * len(candidates)
         size, isl = query.block_size, query.isl
-        return [
-            max(
-                (candidate.load.active_prefill_tokens + max(isl, candidate.overlap.blocks * size))
-                / size
-                - credit,
-                0.0,
-            )
-            for candidate, credit in zip(candidates, credits_, strict=True)
+        raw = [
+            candidate.load.active_prefill_tokens + max(isl, candidate.overlap.blocks * size)
+            for candidate in candidates
         ]
+        return [max(tokens / size - c, 0.0) for tokens, c in zip(raw, credits_, strict=True)]

@@ -13,8 +13,8 @@ from beluga.errors import AllWorkersBusyError, NoWorkersError, WorkersOverloaded
 from beluga.router.constraints import BusyThresholds, Constraints
 from beluga.router.load import LoadTracker
 from beluga.router.matches import FindMatches, Matches
-from beluga.router.policy import Candidate, Choice, Policy, Query
-from beluga.router.worker import Worker
+from beluga.router.policy import Candidate, Choice, Policy, Query, Remembers
+from beluga.router.worker import Overlap, Worker
 
 _NO_DEMANDS = Constraints()
 
@@ -63,7 +63,9 @@ class Router:
         self.tracker.add_worker(worker)
 
     def remove_worker(self, worker: Worker) -> None:
-        """Forget a worker and its load."""
+        """Forget a worker and its load, and have the policy forget it if it remembers any."""
+        if isinstance(self.policy, Remembers):
+            self.policy.forget(worker)
         self._taints.pop(worker, None)
         self._suspended.discard(worker)
         self.tracker.remove_worker(worker)
@@ -84,22 +86,24 @@ class Router:
         Raises NoWorkersError if none fits its demands, AllWorkersBusyError if it has to wait,
         WorkersOverloadedError if each that fits is over the thresholds.
         """
-        tracker = self.tracker
-        tracker.refresh(now)
+        self.tracker.refresh(now)
         workers = self._eligible(constraints)
         blind = not self.policy.uses_overlap
-        matches = Matches() if blind and not self._always_match else self._matches(query)
-        taints = self._taints if constraints.preferred_taints else None
-        return [
-            Candidate(
-                worker,
-                tracker.load(worker),
-                matches.of(worker),
-                0 if blind else tracker.new_blocks(worker, query.sequence),
-                constraints.taint_weight(taints[worker]) if taints else 0.0,
-            )
-            for worker in workers
+        states = self.tracker.states(workers, () if blind else query.sequence)
+        if blind and not self._always_match:
+            overlaps = [Overlap()] * len(workers)
+        else:
+            matches = self._matches(query)
+            overlaps = [matches.of(worker) for worker in workers]
+        found = [
+            Candidate(worker, load, overlap, new)
+            for worker, (load, new), overlap in zip(workers, states, overlaps, strict=True)
         ]
+        if constraints.preferred_taints:
+            for candidate in found:
+                taints = self._taints[candidate.worker]
+                candidate.taint_weight = constraints.taint_weight(taints)
+        return found
 
     def choose(
         self, query: Query, constraints: Constraints = _NO_DEMANDS, now: float = 0.0

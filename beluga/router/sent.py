@@ -3,14 +3,16 @@
 """Which prefixes were sent to which workers, as far as a bounded memory goes.
 
 A chain of blocks is named here by Python's hash of (name of the chain before it, local hash), so a
-worker's blocks stand in one ordered dictionary, and the least recently sent leave it first.
+worker's blocks stand in one ordered dictionary, and the least recently sent leave it first. A
+prefix is always younger than what follows it, so what is remembered is closed under prefixes.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Container, Sequence
 
+from beluga.router.blocks import leading
 from beluga.router.worker import Worker
 
 
@@ -25,7 +27,7 @@ class SentPrefixes:
 
     def add(self, worker: Worker, hashes: Sequence[int]) -> None:
         blocks = self._sent.setdefault(worker, OrderedDict())
-        for chain in reversed(list(_chains(hashes))):  # so that a prefix leaves after its end
+        for chain in reversed(_chains(hashes)):  # so that a prefix leaves after its end
             blocks[chain] = None
             blocks.move_to_end(chain)
         while len(blocks) > self._blocks_max:
@@ -35,21 +37,20 @@ class SentPrefixes:
         self, hashes: Sequence[int], workers: Container[Worker]
     ) -> tuple[Worker | None, int]:
         """Of these workers the one that was sent most of a request, and how many blocks."""
-        holders = [(worker, blocks) for worker, blocks in self._sent.items() if worker in workers]
+        chains = _chains(hashes)
         best, matched = None, 0
-        for chain in _chains(hashes):
-            holders = [(worker, blocks) for worker, blocks in holders if chain in blocks]
-            if not holders:
-                break
-            best, matched = holders[0][0], matched + 1
+        for worker, blocks in self._sent.items():
+            if worker in workers and matched < len(chains) and chains[matched] in blocks:
+                best, matched = worker, leading(chains, blocks)
         return best, matched
 
     def forget(self, worker: Worker) -> None:
         self._sent.pop(worker, None)
 
 
-def _chains(hashes: Sequence[int]) -> Iterator[int]:
-    chain = 0
+def _chains(hashes: Sequence[int]) -> list[int]:
+    chains, chain = [], 0
     for block in hashes:
         chain = hash((chain, block))
-        yield chain
+        chains.append(chain)
+    return chains

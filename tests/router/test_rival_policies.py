@@ -5,6 +5,8 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from beluga.errors import ObjectiveError
 from beluga.router import (
@@ -14,6 +16,7 @@ from beluga.router import (
     Load,
     Overlap,
     Query,
+    Router,
     Worker,
     make_policy,
 )
@@ -96,6 +99,34 @@ def test_what_was_sent_is_forgotten_from_the_end_of_the_longest_unused() -> None
     sent.forget(first)
     assert sent.longest((7, 8), {first, second}) == (second, 1)
     assert sent.longest((8,), {first, second}) == (None, 0)
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 2), st.integers(0, 6))))
+def test_what_was_sent_agrees_with_a_naive_model(requests: list[tuple[int, int, int]]) -> None:
+    sent, naive = SentPrefixes(blocks_max=1000), {Worker(place): set() for place in range(3)}
+    for place, root, length in requests:
+        blocks = tuple(range(root, root + length))
+        sent.add(Worker(place), blocks)
+        naive[Worker(place)] |= {blocks[:end] for end in range(1, length + 1)}
+    for root in range(3):
+        blocks = tuple(range(root, root + 7))
+        held = {
+            w: max((len(p) for p in all_ if p == blocks[: len(p)]), default=0)
+            for w, all_ in naive.items()
+        }
+        worker, matched = sent.longest(blocks, naive)
+        assert matched == max(held.values())
+        assert worker is None if matched == 0 else held[worker] == matched
+
+
+def test_a_worker_that_left_and_came_back_has_an_empty_cache() -> None:
+    router = Router(make_policy("cache-aware-tree"))
+    router.add_worker(Worker(0))
+    router.route("first", QUERY)
+    assert router.choose(QUERY).hit_rate == 1
+    router.remove_worker(Worker(0))
+    router.add_worker(Worker(0))
+    assert router.choose(QUERY).hit_rate == 0
 
 
 def by_tokens(query: Query, state: Candidate, fetched: int) -> Estimate:
