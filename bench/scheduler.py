@@ -216,10 +216,10 @@ def _measure(
         link = Link("bench", settings, directory=Path(directory))
         with Scheduler(link) as scheduler:
             took = _arrive(options, scheduler, engine, kind, (onboard, offload))
-            delay, used = scheduler.delays()[kind], link.utilisation()[0]
-    mean = delay.total_ns // max(delay.count, 1)
+            carried, used = scheduler.carried()[kind], link.utilisation()[0]
+    mean = carried.waited_ns // max(carried.pieces, 1)
     return took, (
-        f"; queue delay of a piece {mean} ns, {delay.longest_ns} ns at most; "
+        f"; queue delay of a piece {mean} ns, {carried.longest_ns} ns at most; "
         f"the link was used for {used:.2f} of the time"
     )
 

@@ -36,12 +36,13 @@ static int bl_queue_keep(bl_queue *queue, uint64_t now_ns)
     return 0;
 }
 
-
 /* The instant ratio of what was started to what was completed, smoothed: Seastar's constants. */
 static void bl_queue_flow(bl_queue *queue, uint64_t now_ns)
 {
     if (bl_host_ahead(now_ns, queue->flow_ns) < (int64_t)(100 * queue->goal_ns))
         return;
+    if (queue->stat.stall_ns > BL_STALL_NS)
+        queue->stat.stall_ns -= BL_STALL_STEP_NS;
     if (queue->completed > 0) {
         double instant = (double)queue->started / (double)queue->completed;
         queue->stat.flow_ratio = 0.95 * queue->stat.flow_ratio + 0.05 * instant;
@@ -154,12 +155,14 @@ static void bl_queue_spend(bl_queue *queue, uint64_t price)
     bl_host_store(&queue->seat->pending, queue->pending);
 }
 
-/* Say what waits here, of the classes in a mask. */
+/* Say what waits here, of the classes in a mask, and what will be back. */
 static uint32_t bl_queue_say(bl_queue *queue, uint32_t mask, uint64_t until_ns)
 {
-    uint32_t demand = bl_fair_mask(&queue->fair) & mask;
+    uint32_t demand = bl_fair_mask(&queue->fair) & mask, coming = 0;
+    for (uint32_t i = 1; i < queue->way->node_count; i++)
+        coming |= (uint32_t)(queue->coming[i] > 0 && !queue->fair.unplugged[i]) << i;
     bl_host_store(&queue->seat->until_ns, until_ns);
-    bl_host_exchange(&queue->seat->demand, demand);
+    bl_host_exchange(&queue->seat->demand, demand | (coming & mask));
     return demand;
 }
 
@@ -181,6 +184,8 @@ static int bl_queue_next(bl_queue *queue, uint64_t now_ns, bl_admission *admissi
         bl_queue_spend(queue, price);
         bl_queue_admit(queue, node, price, queue->owner, now_ns, admission);
         uint64_t taken = bl_tokens_duration_ns(&queue->way->bucket, price);
+        uint64_t took = queue->took_ns < BL_DEMAND_NS ? queue->took_ns : BL_DEMAND_NS;
+        taken = taken > took ? taken : took; /* it may be slower than it is said to be */
         bl_queue_say(queue, ~queue->gated, now_ns + taken + taken / 2);
         return 0;
     }
@@ -209,7 +214,6 @@ int bl_queue_poll(bl_queue *queue, uint64_t now_ns, bl_admission *admission, uin
     int status = bl_queue_keep(queue, now_ns);
     if (status < 0)
         return status;
-    bl_way_watch(queue->way, now_ns);
     bl_queue_flow(queue, now_ns);
     bl_queue_plug_due(queue, now_ns, wait_ns);
     status = bl_queue_next(queue, now_ns, admission, wait_ns);
@@ -217,6 +221,8 @@ int bl_queue_poll(bl_queue *queue, uint64_t now_ns, bl_admission *admission, uin
         bl_seat_refund(queue->way, queue->seat, queue->pending);
         queue->pending = 0;
     }
+    if (status < 0) /* whoever died is in somebody's way now, or in nobody's */
+        bl_way_watch(queue->way, now_ns);
     bl_queue_patience(queue, status, now_ns, wait_ns);
     return status;
 }
@@ -237,5 +243,10 @@ void bl_queue_complete(bl_queue *queue, uint64_t handle, uint64_t now_ns)
         bl_seat_release(queue->way, queue->seat, waiter->tokens);
     }
     queue->stat.in_flight--, queue->completed += waiter->tokens;
+    queue->took_ns = now_ns - waiter->since_ns;
+    if (queue->took_ns > queue->stat.stall_ns) {
+        queue->stat.stalls++, queue->stat.stalled_ns = queue->took_ns;
+        queue->stat.stall_ns *= 2;
+    }
     bl_waiter_free(queue, (uint32_t)handle);
 }

@@ -342,8 +342,8 @@ int bl_transfer_read(const bl_pool *pool, uint64_t offset, const bl_fragment *fr
 
 /* ---- L6 kvcache */
 
-/* A batch of blocks of one length, each made of fragment_count fragments that stand end to end in
- * the pool. */
+typedef struct bl_port bl_port; /* an engine's place at a link (api_link.h) */
+/* A batch of blocks of one length; each has fragment_count fragments, end to end in the pool. */
 typedef struct bl_kv_batch {
     const uint64_t *keys;       /* count * 2 words */
     const bl_fragment *fragments; /* count * fragment_count, block after block */
@@ -355,6 +355,8 @@ typedef struct bl_kv_batch {
     uint32_t chunk_size;        /* payload bytes per checksum; 0: none */
     uint32_t verify;            /* get: compare the checksums */
     uint32_t threads;           /* get: that copy, this one among them; 0 is 1 */
+    bl_port *port;              /* of the link whose leave each piece needs; or NULL */
+    uint32_t transfer_class;    /* there */
 } bl_kv_batch;
 
 /* Store a batch. states: per block bl_block_state, GRANTED if it was stored now; statuses: 0 or why

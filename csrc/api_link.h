@@ -135,6 +135,8 @@ typedef struct bl_admission {
     uint64_t id;                /* the piece's */
     uint64_t waiter;            /* its handle, to be told to bl_queue_complete */
     uint64_t queued_ns;         /* when it was pushed */
+    uint64_t bytes;
+    uint64_t node;              /* its class */
 } bl_admission;
 
 typedef struct bl_queue_stat {
@@ -144,6 +146,9 @@ typedef struct bl_queue_stat {
     uint64_t polls;
     uint64_t yields;            /* polls that left their turn to another engine's class */
     uint64_t lost;              /* times that somebody took this seat for dead */
+    uint64_t stalls;            /* pieces that were under way for longer than the threshold */
+    uint64_t stalled_ns;        /* how long the last of them was */
+    uint64_t stall_ns;          /* the threshold: doubles with each, and comes down with time */
     double flow_ratio;          /* how much faster pieces were started than completed */
 } bl_queue_stat;
 
@@ -185,28 +190,55 @@ void bl_queue_stat_read(const bl_queue *queue, bl_queue_stat *stat);
 
 /* ---- A port: an engine's two queues, with a clock and a lock (port.c) */
 
-typedef struct bl_port bl_port;
+/* What pieces take: picoseconds for each byte and each piece, of the link by direction, and of a
+ * memory device. */
+typedef struct bl_price {
+    double byte_ps[2];
+    double piece_ps[2];
+    double device_byte_ps;
+    double device_piece_ps;
+    uint64_t piece_size;        /* bytes that are let on in one go, at most */
+    uint64_t piece_count;       /* such pieces that may be under way in each direction */
+} bl_price;
 
-/* Both ways may be one, where a link is not duplex: then there is one queue. */
-int bl_port_create(bl_port **port, bl_way *read, bl_way *write, uint64_t goal_ns);
+/* What an engine was let on for, of one class. */
+typedef struct bl_carried {
+    uint64_t pieces;
+    uint64_t bytes;
+    uint64_t waited_ns;         /* before they were let on */
+    uint64_t longest_ns;        /* of that: one piece, at most */
+    uint64_t astray;            /* pieces that went without leave: no seat, or a second's wait */
+} bl_carried;
+
+/* Both ways may be one, where a link is not duplex: then there is one queue. The memory devices are
+ * those of the pool, in its order; no pool: none. */
+int bl_port_create(bl_port **port, bl_way *read, bl_way *write, uint64_t goal_ns,
+                   const bl_price *price, const bl_pool *pool);
 void bl_port_destroy(bl_port *port);
 
-/* For both directions. */
+/* A memory device of the pool's. For both directions. */
 int bl_port_add_device(bl_port *port, bl_tokens *bucket);
 
-/* A job's pieces, in order, with ids that count up. direction 0 is read, 1 write. device_tokens has
+/* A job's pieces, in order, with ids that count up. direction 0 is read, 1 write. device_bytes has
  * one for each piece and device, or is NULL. Fills in their handles. All are pushed, or none. */
 int bl_port_push(bl_port *port, int direction, uint32_t node, uint32_t count,
-                 const uint64_t *tokens, const uint64_t *bytes, const uint64_t *device_tokens,
-                 uint64_t first_id, uint64_t *waiters);
+                 const uint64_t *bytes, const uint64_t *device_bytes, uint64_t first_id,
+                 uint64_t *waiters);
 int bl_port_cancel(bl_port *port, int direction, uint64_t waiter);
 
-/* Wait until a piece may start: its direction, or -EAGAIN after timeout_ns, or once woken. Its
- * delay_ns is how long it waited. One thread at a time. */
-int bl_port_take(bl_port *port, uint64_t timeout_ns, bl_admission *admission, uint64_t *delay_ns);
+/* Wait until a piece may start: its direction, or -EAGAIN after timeout_ns, or once woken. One
+ * thread at a time, and of a port whose pieces were pushed. */
+int bl_port_take(bl_port *port, uint64_t timeout_ns, bl_admission *admission);
 void bl_port_wake(bl_port *port);
 void bl_port_complete(bl_port *port, int direction, uint64_t waiter);
 void bl_port_stat(bl_port *port, int direction, bl_queue_stat *stat);
+/* In both directions. */
+uint64_t bl_port_stalls(bl_port *port);
+void bl_port_carried(bl_port *port, uint32_t node, bl_carried *carried);
+
+/* Threads that copy by themselves (toll.h) and wait here, or come for their next piece, go no
+ * further: -ECANCELED, until this is taken back. */
+void bl_port_stop(bl_port *port, int stopped);
 
 /* CLOCK_MONOTONIC, which the processes of a host share. */
 uint64_t bl_port_now_ns(void);

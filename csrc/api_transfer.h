@@ -52,8 +52,11 @@ int bl_range_care(const bl_pool *pool, uint64_t offset, uint64_t size, uint32_t 
 
 /* Execute a plan by the CPU, with up to threads threads: 0, or -EINVAL: it is no plan of this pool,
  * and nothing has moved; -BL_ERROR_DEVICE_FAULT; of a read -EBADMSG: bytes are not those that were
- * written. After a write all is in the pool's memory, ahead of what this thread streams next. */
-int bl_plan_write(const bl_pool *pool, const bl_plan *plan, uint32_t threads);
-int bl_plan_read(const bl_pool *pool, const bl_plan *plan, uint32_t threads);
+ * written. After a write all is in the pool's memory, ahead of what this thread streams next. With
+ * a port, bytes move as its link lets them on, in this class; -ECANCELED once it is stopped. */
+int bl_plan_write(const bl_pool *pool, const bl_plan *plan, uint32_t threads, bl_port *port,
+                  uint32_t transfer_class);
+int bl_plan_read(const bl_pool *pool, const bl_plan *plan, uint32_t threads, bl_port *port,
+                 uint32_t transfer_class);
 
 #endif

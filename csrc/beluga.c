@@ -101,6 +101,7 @@
 #include "queue.c"
 #include "admit.c"
 #include "port.c"
+#include "toll.c"
 #include "device_range.h"
 #include "device_care.c"
 #include "gather.c"

@@ -12,8 +12,6 @@
 
 enum { BL_DIRECT_SIZE = 256 };  /* a run this long is streamed from where it lies */
 
-static inline uint64_t bl_least(uint64_t a, uint64_t b) { return a < b ? a : b; }
-
 static void bl_gather_begin(bl_gather *gather, const bl_memory *memory, uint64_t offset)
 {
     gather->memory = memory, gather->offset = offset, gather->staged = 0;

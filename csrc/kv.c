@@ -70,27 +70,22 @@ static uint32_t bl_vector_write(const bl_memory *memory, uint64_t offset, const 
     return bl_vector_check(work->vector, work->chunk_count);
 }
 
-/* Stream one granted block: 0, and the check of its vector; or what the engine said. */
-static int bl_kv_write(const bl_session *session, const bl_kv_batch *batch, uint32_t i,
-                       bl_kv_work *work, uint32_t *check)
-{
-    const bl_memory *memory = &session->pool->memory;
-    uint64_t offset = work->records[i].offset;
-    const bl_fragment *fragments = batch->fragments + (size_t)i * batch->fragment_count;
-    int status = bl_gather_write(memory, offset, fragments, batch->fragment_count, batch->length,
-                                 batch->chunk_size, work->vector);
-    if (status < 0)
-        return status;
-    bl_crash_point("put.payload_streamed");
-    *check = bl_vector_write(memory, offset, batch, work);
-    return 0;
-}
-
-/* The same, or -BL_ERROR_DEVICE_FAULT: the grants can still be given back. */
+/* Stream one granted block: 0, and the check of its vector; or what the engine said, or
+ * -BL_ERROR_DEVICE_FAULT: the grants can still be given back. */
 static int bl_kv_write_guarded(void *context)
 {
     const bl_kv_copy *copy = context;
-    return bl_kv_write(copy->session, copy->batch, copy->i, copy->work, copy->check);
+    const bl_memory *memory = &copy->session->pool->memory;
+    const bl_kv_batch *batch = copy->batch;
+    uint64_t offset = copy->work->records[copy->i].offset;
+    const bl_fragment *fragments = batch->fragments + (size_t)copy->i * batch->fragment_count;
+    int status = bl_gather_write(memory, offset, fragments, batch->fragment_count, batch->length,
+                                 batch->chunk_size, copy->work->vector, copy->toll);
+    if (status < 0)
+        return status;
+    bl_crash_point("put.payload_streamed");
+    *copy->check = bl_vector_write(memory, offset, batch, copy->work);
+    return 0;
 }
 
 /* What the server said of each block, and a commit for each that was granted: their number. */
@@ -132,10 +127,14 @@ static int bl_kv_reserve(bl_session *session, const bl_kv_batch *batch, bl_kv_wo
 static int bl_kv_store(const bl_session *session, const bl_kv_batch *batch, bl_kv_work *work)
 {
     int status = 0;
+    bl_toll toll = bl_toll_make(batch->port, 1, batch->transfer_class,
+                                (uint64_t)work->count * batch->length, 1);
     for (uint32_t k = 0; k < work->count && status == 0; k++) {
-        bl_kv_copy copy = {session, batch, work, &work->commits[k].vector_check, work->index[k]};
+        bl_kv_copy copy = {session, batch, work, &work->commits[k].vector_check, &toll,
+                           work->index[k]};
         status = bl_guarded(&session->pool->memory, bl_kv_write_guarded, &copy);
     }
+    bl_toll_end(&toll);
     return status;
 }
 

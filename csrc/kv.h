@@ -8,6 +8,7 @@
 #define BL_KV_H
 
 #include "session.h"
+#include "toll.h"
 
 /* What one batch needs besides the caller's arrays. */
 typedef struct bl_kv_work {
@@ -22,15 +23,16 @@ typedef struct bl_kv_work {
     uint32_t count;             /* of the blocks that were granted, or of the leading hits */
     uint32_t half;              /* get: of the server that was asked */
     uint32_t after;             /* get: state of the key after the hits */
-    int fault;                  /* 0, or -BL_ERROR_DEVICE_FAULT: a copy met it */
+    int fault;                  /* 0, or -error: a copy met what ends the whole call */
 } bl_kv_work;
 
-/* The copy of one block. */
+/* The copy of one block. The toll is of several, or its own. */
 typedef struct bl_kv_copy {
     const bl_session *session;
     const bl_kv_batch *batch;
     bl_kv_work *work;
     uint32_t *check;            /* of its vector, when it is written */
+    bl_toll *toll;
     uint32_t i;
 } bl_kv_copy;
 

@@ -92,16 +92,20 @@ static int bl_kv_read_guarded(void *context)
         return status;
     return bl_scatter_read(&session->pool->memory, entry->offset, fragments,
                            batch->fragment_count, batch->length, batch->chunk_size,
-                           verify ? work->vector : NULL);
+                           verify ? work->vector : NULL, copy->toll);
 }
 
-/* The same, or -BL_ERROR_DEVICE_FAULT, which the whole call reports. */
+/* The same; what ends the whole call, a fault or that it was stopped, stands in work then. A toll
+ * of its own if there is none for several. */
 static int bl_kv_read(const bl_session *session, const bl_kv_batch *batch, uint32_t i,
-                      bl_kv_work *work)
+                      bl_kv_work *work, bl_toll *toll)
 {
-    bl_kv_copy copy = {session, batch, work, NULL, i};
+    bl_toll own = bl_toll_make(batch->port, 0, batch->transfer_class, batch->length,
+                               batch->threads);
+    bl_kv_copy copy = {session, batch, work, NULL, toll != NULL ? toll : &own, i};
     int status = bl_guarded(&session->pool->memory, bl_kv_read_guarded, &copy);
-    if (status == -BL_ERROR_DEVICE_FAULT)
+    bl_toll_end(&own);
+    if (status == -BL_ERROR_DEVICE_FAULT || status == -ECANCELED)
         work->fault = status;
     return status;
 }
@@ -126,7 +130,7 @@ static int bl_kv_read_again(const bl_session *session, const bl_kv_batch *batch,
     bl_entry after;
     bl_entry_look(session, work, i, 1, &work->entries[i]);
     if (!bl_entry_agrees(session, batch, i, work, &work->entries[i]) ||
-        bl_kv_read(session, batch, i, work) < 0)
+        bl_kv_read(session, batch, i, work, NULL) < 0)
         return 0;
     bl_entry_look(session, work, i, 1, &after);
     if (!bl_entry_agrees(session, batch, i, work, &after) || !bl_epoch_stands(session))
@@ -196,6 +200,7 @@ typedef struct bl_kv_hits {
     bl_kv_work *work;
     uint8_t *states;
     uint64_t *mismatch_count;
+    bl_toll *toll;              /* where one thread copies all */
     uint32_t leading;           /* out: how many are right */
 } bl_kv_hits;
 
@@ -217,7 +222,7 @@ static int bl_kv_hit_read(void *context, uint32_t i)
     own.vector = malloc(bl_vector_lines(own.chunk_count) + BL_LINE_SIZE);
     if (own.vector == NULL)
         return -ENOMEM;
-    if (bl_kv_read(read->session, read->batch, i, &own) < 0)
+    if (bl_kv_read(read->session, read->batch, i, &own, read->toll) < 0)
         read->states[i] = BL_BLOCK_MISS;
     free(own.vector);
     return own.fault;
@@ -231,7 +236,11 @@ static int bl_kv_hits_guarded(void *context)
     uint32_t threads = batch->length * (uint64_t)read->work->count < BL_PART_SIZE_LEAST
                            ? 1
                            : batch->threads;
+    bl_toll toll = bl_toll_make(batch->port, 0, batch->transfer_class,
+                                (uint64_t)read->work->count * batch->length, 1);
+    read->toll = threads <= 1 ? &toll : NULL;
     int status = bl_crew_run(threads, read->work->count, bl_kv_hit_read, read);
+    bl_toll_end(&toll);
     return status < 0 ? status : bl_kv_judge_guarded(context);
 }
 
@@ -259,7 +268,7 @@ int64_t bl_kv_get(bl_session *session, const bl_kv_batch *batch, uint8_t *states
                   uint64_t *mismatch_count)
 {
     bl_kv_work work;
-    bl_kv_hits read = {session, batch, &work, states, mismatch_count, 0};
+    bl_kv_hits read = {session, batch, &work, states, mismatch_count, NULL, 0};
     int status = bl_kv_work_make(batch, &work);
     if (status < 0)
         return status;

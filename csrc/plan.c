@@ -101,14 +101,29 @@ static uint64_t bl_ahead_take(bl_ahead *ahead, uint64_t size, bl_piece *run)
     return run->length;
 }
 
+/* One piece: as a whole, or in steps that are paid for. */
+static int bl_piece_gather(bl_gather *gather, const bl_piece *piece, uint32_t *crc, bl_toll *toll)
+{
+    int status = 0;
+    uint64_t most = toll == NULL ? piece->length : BL_TOLL_STEP;
+    for (uint64_t done = 0, step; done < piece->length && status == 0; done += step) {
+        step = bl_least(piece->length - done, most);
+        status = bl_toll_pay(toll, piece->offset + done, step);
+        if (status == 0)
+            bl_gather_put(gather, (const uint8_t *)piece->address + done, step, crc);
+    }
+    return status;
+}
+
 static int bl_plan_gather(const bl_memory *memory, const bl_plan *plan, uint32_t first,
-                          uint32_t end)
+                          uint32_t end, bl_toll *toll)
 {
     bl_gather gather;
     uint32_t crc = 0;
+    int status = 0;
     uint64_t at = first < end ? plan->pieces[first].offset : 0;
     bl_gather_begin(&gather, memory, at);
-    for (uint32_t i = first; i < end; i++) {
+    for (uint32_t i = first; i < end && status == 0; i++) {
         const bl_piece *piece = &plan->pieces[i];
         if (i + 1 < end) /* the hardware finds the rest, but not where the next one begins */
             bl_prefetch_source((const void *)piece[1].address,
@@ -117,8 +132,7 @@ static int bl_plan_gather(const bl_memory *memory, const bl_plan *plan, uint32_t
             bl_gather_end(&gather);
             bl_gather_begin(&gather, memory, piece->offset);
         }
-        bl_gather_put(&gather, (const uint8_t *)piece->address, piece->length,
-                      plan->checksums ? &crc : NULL);
+        status = bl_piece_gather(&gather, piece, plan->checksums ? &crc : NULL, toll);
         at = bl_piece_end(piece);
         if (plan->checksums && bl_plan_ends_chunk(plan, i)) {
             plan->checksums[piece->chunk - plan->chunk_base] = crc;
@@ -127,7 +141,7 @@ static int bl_plan_gather(const bl_memory *memory, const bl_plan *plan, uint32_t
         }
     }
     bl_gather_end(&gather);
-    return 0;
+    return status;
 }
 
 /* Reading: the lines of the next window are dropped between the copies of this one's, so that the
@@ -137,6 +151,7 @@ typedef struct bl_scatter {
     const bl_memory *memory;
     const bl_plan *plan;
     uint8_t *scratch;           /* for a chunk of which some is wanted; or NULL */
+    bl_toll *toll;
     enum bl_copy_how how;
     uint32_t crc;               /* of this chunk's bytes before */
     bl_ahead drop;              /* where the next window is not dropped yet */
@@ -183,7 +198,9 @@ static int bl_piece_pick(bl_scatter *scatter, const bl_piece *piece, int begins_
     const bl_chunk *chunk = bl_plan_chunk(scatter->plan, piece);
     int status = 0;
     bl_window_drop(scatter, piece->length);
-    if (begins_chunk) {
+    if (begins_chunk)
+        status = bl_toll_pay(scatter->toll, chunk->offset, chunk->length);
+    if (begins_chunk && status == 0) {
         uint32_t crc = 0;
         bl_fetch_run(scatter->memory, chunk->offset, scatter->scratch, chunk->length, &crc,
                      BL_COPY_CACHED);
@@ -200,6 +217,9 @@ static int bl_piece_fetch(bl_scatter *scatter, const bl_piece *piece, int ends_c
     uint32_t *crc = scatter->plan->checksums ? &scatter->crc : NULL;
     for (uint64_t done = 0, step; done < piece->length; done += step) {
         step = bl_least(piece->length - done, BL_STEP_SIZE);
+        int status = bl_toll_pay(scatter->toll, piece->offset + done, step);
+        if (status < 0)
+            return status;
         bl_window_drop(scatter, step);
         bl_fetch_run(scatter->memory, piece->offset + done, (uint8_t *)piece->address + done, step,
                      crc, scatter->how);
@@ -225,10 +245,11 @@ static int bl_window_fetch(bl_scatter *scatter, uint32_t first, uint32_t end)
     return status;
 }
 
-static int bl_plan_scatter(const bl_memory *memory, const bl_plan *plan, uint8_t *scratch,
-                           enum bl_copy_how how, uint32_t first, uint32_t end)
+/* scatter: all but where. */
+static int bl_plan_scatter(bl_scatter scatter, uint32_t first, uint32_t end)
 {
-    bl_scatter scatter = {.memory = memory, .plan = plan, .scratch = scratch, .how = how};
+    const bl_memory *memory = scatter.memory;
+    const bl_plan *plan = scatter.plan;
     uint32_t next = bl_window_end(&scatter, first, end);
     int status = 0;
     scatter.drop = (bl_ahead){plan, first, next, 0};
@@ -242,12 +263,20 @@ static int bl_plan_scatter(const bl_memory *memory, const bl_plan *plan, uint8_t
         bl_window_drop(&scatter, UINT64_MAX);
         first = next, next = after;
     }
-    if (how == BL_COPY_PAST)
+    if (scatter.how == BL_COPY_PAST)
         bl_copy_settle();
     return status;
 }
 
 /* ---- The whole plan, by several threads. */
+
+static uint64_t bl_pieces_size(const bl_plan *plan, uint32_t first, uint32_t end)
+{
+    uint64_t size = 0;
+    for (uint32_t i = first; i < end; i++)
+        size += plan->pieces[i].length;
+    return size;
+}
 
 typedef struct bl_plan_run {
     const bl_memory *memory;
@@ -256,11 +285,14 @@ typedef struct bl_plan_run {
     uint32_t scratch_size;      /* 0: none is needed */
     enum bl_copy_how how;
     uint32_t write;
+    uint32_t part_count;
+    bl_toll *toll;
 } bl_plan_run;
 
 typedef struct bl_plan_part {
     const bl_plan_run *run;
     uint8_t *scratch;
+    bl_toll *toll;
     uint32_t first;
     uint32_t end;
 } bl_plan_part;
@@ -270,19 +302,32 @@ static int bl_plan_part_guarded(void *context)
     const bl_plan_part *part = context;
     const bl_plan_run *run = part->run;
     if (run->write)
-        return bl_plan_gather(run->memory, run->plan, part->first, part->end);
-    return bl_plan_scatter(run->memory, run->plan, part->scratch, run->how, part->first,
-                           part->end);
+        return bl_plan_gather(run->memory, run->plan, part->first, part->end, part->toll);
+    bl_scatter scatter = {.memory = run->memory, .plan = run->plan, .scratch = part->scratch,
+                          .toll = part->toll, .how = run->how};
+    return bl_plan_scatter(scatter, part->first, part->end);
 }
 
-static int bl_plan_do(void *context, uint32_t item)
+static int bl_plan_part_do(const bl_plan_run *run, bl_toll *toll, uint32_t item)
 {
-    const bl_plan_run *run = context;
-    bl_plan_part part = {run, NULL, run->firsts[item], run->firsts[item + 1]};
+    bl_plan_part part = {run, NULL, toll, run->firsts[item], run->firsts[item + 1]};
     if (run->scratch_size > 0 && (part.scratch = malloc(run->scratch_size)) == NULL)
         return -ENOMEM;
     int status = bl_guarded(run->memory, bl_plan_part_guarded, &part);
     free(part.scratch);
+    return status;
+}
+
+/* Several threads have a toll each. */
+static int bl_plan_do(void *context, uint32_t item)
+{
+    const bl_plan_run *run = context;
+    if (run->toll == NULL || run->part_count == 1)
+        return bl_plan_part_do(run, run->toll, item);
+    bl_toll toll = bl_toll_part(run->toll, bl_pieces_size(run->plan, run->firsts[item],
+                                                          run->firsts[item + 1]));
+    int status = bl_plan_part_do(run, &toll, item);
+    bl_toll_end(&toll);
     return status;
 }
 
@@ -305,24 +350,17 @@ static uint32_t bl_plan_cut(const bl_plan *plan, uint64_t size, uint32_t *firsts
     return count;
 }
 
-static uint64_t bl_plan_size(const bl_plan *plan)
-{
-    uint64_t size = 0;
-    for (uint32_t i = 0; i < plan->piece_count; i++)
-        size += plan->pieces[i].length;
-    return size;
-}
-
-int bl_plan_execute(const bl_memory *memory, const bl_plan *plan, uint32_t threads, int write)
+int bl_plan_execute(const bl_memory *memory, const bl_plan *plan, uint32_t threads, int write,
+                    bl_toll *toll)
 {
     enum { ROOM = BL_PARTS_PER_THREAD * (BL_CREW_MAX + 1) };
     uint32_t firsts[ROOM + 1] = {0, plan->piece_count};
     if (!bl_plan_valid(memory, plan) || (write && plan->sparse))
         return -EINVAL;
-    uint64_t size = bl_plan_size(plan);
+    uint64_t size = bl_pieces_size(plan, 0, plan->piece_count);
     bl_plan_run run = {memory, plan, firsts, 0,
                        plan->sparse || size < BL_PAST_SIZE ? BL_COPY_CACHED : BL_COPY_PAST,
-                       (uint32_t)write};
+                       (uint32_t)write, 1, toll};
     for (uint32_t i = 0; plan->sparse && plan->checksums && i < plan->chunk_count; i++)
         if (plan->chunks[i].length > run.scratch_size)
             run.scratch_size = plan->chunks[i].length;
@@ -330,17 +368,33 @@ int bl_plan_execute(const bl_memory *memory, const bl_plan *plan, uint32_t threa
         return bl_plan_do(&run, 0);
     uint64_t share = size / threads / BL_PARTS_PER_THREAD;
     share = share < BL_PART_SIZE_LEAST ? BL_PART_SIZE_LEAST : share;
-    return bl_crew_run(threads, bl_plan_cut(plan, share, firsts, ROOM), bl_plan_do, &run);
+    run.part_count = bl_plan_cut(plan, share, firsts, ROOM);
+    return bl_crew_run(threads, run.part_count, bl_plan_do, &run);
 }
 
-int bl_plan_write(const bl_pool *pool, const bl_plan *plan, uint32_t threads)
+/* By a toll of its own. */
+static int bl_plan_pass(const bl_pool *pool, const bl_plan *plan, uint32_t threads, int write,
+                        bl_port *port, uint32_t transfer_class)
 {
-    int status = bl_plan_execute(&pool->memory, plan, threads, 1);
+    if (port == NULL)
+        return bl_plan_execute(&pool->memory, plan, threads, write, NULL);
+    uint64_t size = bl_pieces_size(plan, 0, plan->piece_count);
+    bl_toll toll = bl_toll_make(port, write, transfer_class, size, threads);
+    int status = bl_plan_execute(&pool->memory, plan, threads, write, &toll);
+    bl_toll_end(&toll);
+    return status;
+}
+
+int bl_plan_write(const bl_pool *pool, const bl_plan *plan, uint32_t threads, bl_port *port,
+                  uint32_t transfer_class)
+{
+    int status = bl_plan_pass(pool, plan, threads, 1, port, transfer_class);
     bl_fence_store(&pool->memory);
     return status;
 }
 
-int bl_plan_read(const bl_pool *pool, const bl_plan *plan, uint32_t threads)
+int bl_plan_read(const bl_pool *pool, const bl_plan *plan, uint32_t threads, bl_port *port,
+                 uint32_t transfer_class)
 {
-    return bl_plan_execute(&pool->memory, plan, threads, 0);
+    return bl_plan_pass(pool, plan, threads, 0, port, transfer_class);
 }

@@ -67,6 +67,7 @@ int bl_queue_create(bl_queue **queue, bl_way *way, uint64_t goal_ns, uint64_t no
     made->per_tick = way->bucket.limit;
     made->goal_ns = goal_ns, made->flow_ns = now_ns;
     made->stat.flow_ratio = 1;
+    made->stat.stall_ns = BL_STALL_NS;
     *queue = made;
     return 0;
 }
@@ -108,7 +109,7 @@ int64_t bl_queue_push(bl_queue *queue, uint32_t node, uint64_t tokens, uint64_t 
     if (index == 0)
         return -ENOMEM;
     bl_waiter *waiter = &queue->waiters[index];
-    *waiter = (bl_waiter){.tokens = tokens, .bytes = bytes, .id = id, .queued_ns = now_ns,
+    *waiter = (bl_waiter){.tokens = tokens, .bytes = bytes, .id = id, .since_ns = now_ns,
                         .generation = waiter->generation & 0x7fffffff, .state = BL_WAITER_QUEUED,
                         .node = (uint8_t)node};
     for (uint32_t i = 0; i < queue->device_count && device_tokens != NULL; i++)
@@ -174,20 +175,52 @@ static void bl_queue_limit(bl_queue *queue, uint32_t node, uint64_t bytes, uint6
     }
 }
 
+/* What a class is let on for, in the accounts that all see. */
+static void bl_queue_account(bl_queue *queue, uint32_t node, uint64_t bytes, uint64_t pieces,
+                             uint64_t tokens)
+{
+    bl_node *class = &queue->way->nodes[node];
+    bl_host_add(&class->bytes, bytes), bl_host_add(&class->pieces, pieces);
+    bl_host_add(&queue->way->used, tokens);
+}
+
 void bl_queue_admit(bl_queue *queue, uint32_t node, uint64_t price, uint64_t owner,
                     uint64_t now_ns, bl_admission *admission)
 {
     uint32_t index = queue->first[node];
     bl_waiter *waiter = &queue->waiters[index];
-    bl_node *class = &queue->way->nodes[node];
     bl_queue_unlink(queue, node);
     bl_fair_charge(&queue->fair, node, price);
     bl_queue_limit(queue, node, waiter->bytes, now_ns);
-    bl_host_add(&class->bytes, waiter->bytes), bl_host_add(&class->pieces, 1);
-    bl_host_add(&queue->way->used, waiter->tokens);
-    *admission = (bl_admission){waiter->id, bl_waiter_handle(queue, index), waiter->queued_ns};
-    waiter->tokens = price, waiter->owner = owner, waiter->state = BL_WAITER_ADMITTED;
+    bl_queue_account(queue, node, waiter->bytes, 1, waiter->tokens);
+    *admission = (bl_admission){waiter->id, bl_waiter_handle(queue, index), waiter->since_ns,
+                                waiter->bytes, node};
+    waiter->tokens = price, waiter->owner = owner, waiter->since_ns = now_ns;
+    waiter->state = BL_WAITER_ADMITTED;
     queue->stat.in_flight++, queue->started += price;
+}
+
+void bl_queue_renewed(bl_queue *queue, uint64_t handle, uint64_t bytes, uint32_t pieces,
+                      uint64_t tokens, uint32_t device, uint64_t device_tokens, uint64_t now_ns)
+{
+    bl_waiter *waiter = bl_waiter_find(queue, handle, BL_WAITER_ADMITTED);
+    if (waiter == NULL)
+        return;
+    bl_fair_charge(&queue->fair, waiter->node, tokens);
+    bl_queue_account(queue, waiter->node, bytes, pieces, tokens);
+    if (device < queue->device_count)
+        bl_tokens_grab(queue->devices[device], device_tokens);
+    queue->started += tokens, queue->completed += tokens;
+    waiter->since_ns = now_ns;
+}
+
+int bl_queue_limited(const bl_queue *queue, uint32_t node)
+{
+    for (; node != 0; node = (uint32_t)queue->way->nodes[node].parent)
+        if (queue->fair.unplugged[node] ||
+            bl_host_load(&queue->way->nodes[node].bandwidth.rate) != 0)
+            return 1;
+    return 0;
 }
 
 int bl_queue_pop(bl_queue *queue, uint64_t now_ns, bl_admission *admission)

@@ -14,6 +14,7 @@
 
 #include "api_transfer.h"
 #include "memory.h"
+#include "toll.h"
 
 enum bl_transfer_constant {
     BL_STAGE_SIZE = 4 << 10,    /* of small runs put together before they are streamed */
@@ -33,18 +34,21 @@ int bl_plan_valid(const bl_memory *memory, const bl_plan *plan);
 
 /* A plan (plan.c): 0, -EINVAL: it is none, -EBADMSG: a read's checksum differs, -ENOMEM or
  * -BL_ERROR_DEVICE_FAULT. A write does not fence for this thread: one bl_fence_store covers a
- * batch. */
-int bl_plan_execute(const bl_memory *memory, const bl_plan *plan, uint32_t threads, int write);
+ * batch. With a toll the bytes are paid for (-ECANCELED); one thread leaves it open. */
+int bl_plan_execute(const bl_memory *memory, const bl_plan *plan, uint32_t threads, int write,
+                    bl_toll *toll);
 
 /* Stream the fragments to the pool, the last line filled up with zeros, and fill in the vector. No
  * fence: one bl_fence_store covers a batch. No checksums if chunk_size is 0 or vector NULL. */
 int bl_gather_write(const bl_memory *memory, uint64_t offset, const bl_fragment *fragments,
-                    uint32_t count, uint64_t length, uint32_t chunk_size, uint32_t *vector);
+                    uint32_t count, uint64_t length, uint32_t chunk_size, uint32_t *vector,
+                    bl_toll *toll);
 
 /* Drop what this host holds of the range, copy it to the fragments, and compare the copy (never
  * the pool's bytes, which may change under the reader) with the vector: -EBADMSG if they
  * differ. Nothing is compared if chunk_size is 0 or vector NULL. */
 int bl_scatter_read(const bl_memory *memory, uint64_t offset, const bl_fragment *fragments,
-                    uint32_t count, uint64_t length, uint32_t chunk_size, const uint32_t *vector);
+                    uint32_t count, uint64_t length, uint32_t chunk_size, const uint32_t *vector,
+                    bl_toll *toll);
 
 #endif

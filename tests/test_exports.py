@@ -24,8 +24,9 @@ EXPORTS: dict[str, str] = {
     "beluga.transfer": (
         "BlockLayout CHUNK CpuEngine Direction DsaEngine Engine Job Link LinkSettings Order "
         "PIECE Plan ScheduledEngine Scheduler Slots Speed Transfer TransferClass View "
-        "arrangements calibrated Course CudaDriver CudaEngine CupyDriver default_threads "
-        "HostDriver plan_blocks plan_rows Planner PlannedEngine policy Way"
+        "arrangements calibrated Carried Course CudaDriver CudaEngine CupyDriver default_threads "
+        "HostDriver host_link Place plan_blocks plan_rows Planner PlannedEngine policy "
+        "settings_for settings_said Way"
     ),
     "beluga.transfer.cuda": (
         "CapturedTransfer CudaEngine CudaStat CupyDriver Driver DriverError HostDriver"

@@ -11,19 +11,29 @@ a failure: the session finds its successor within the call.)
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import logging
 import threading
 import time
 from typing import TYPE_CHECKING, TypeVar
 
-from beluga.errors import BelugaError, CacheError, QuotaError
+from beluga.connectors.settings import LINK_OFF
+from beluga.errors import BelugaError, CacheError, QuotaError, TransferError
 from beluga.kvcache import KVCache, Namespace
 from beluga.pool import Pool
 from beluga.rpc import Client
-from beluga.transfer import default_threads
+from beluga.transfer import (
+    Carried,
+    Place,
+    TransferClass,
+    default_threads,
+    host_link,
+    settings_said,
+)
 
 if TYPE_CHECKING:
-    import logging
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from beluga.connectors.settings import PoolSettings
     from beluga.transfer import Engine
@@ -35,10 +45,17 @@ _CALL_ERRORS = (CacheError, QuotaError)  # of one call; the session is as good a
 
 
 class Attachment:
-    """A pool, a session and its caches, from attaching to the first failure."""
+    """A pool, a session, its caches and their place at the host's link, from attaching to the first
+    failure. ``read_class`` is what gets are on the link."""
 
-    def __init__(self, settings: PoolSettings) -> None:
-        self._settings = settings
+    def __init__(
+        self,
+        settings: PoolSettings,
+        *,
+        read_class: TransferClass = TransferClass.ONBOARD,
+        logger: logging.Logger | None = None,
+    ) -> None:
+        self._settings, self._read_class = settings, read_class
         timeout_s = settings.timeout_ms / 1000
         paths = [path for path in (settings.pool or "").split(":") if path]
         self.pool = Pool.open(paths) if paths else Pool.mount()
@@ -48,6 +65,23 @@ class Attachment:
             self.pool.close()
             raise
         self._caches: dict[bytes, KVCache] = {}
+        self.place = self._placed(logger or logging.getLogger(__name__))
+
+    def _placed(self, logger: logging.Logger) -> Place | None:
+        """A link that cannot be used is not waited for: what it is for is to be quick."""
+        if self._settings.link == LINK_OFF:
+            return None
+        try:
+            return Place(host_link(self.pool, settings_said(self._settings.link)))
+        except (TransferError, OSError) as error:
+            logger.warning("beluga: copies are not scheduled: %s", error)
+            return None
+
+    def carried(self) -> dict[TransferClass, Carried]:
+        """What was let onto the link for this session, by class."""
+        if self.place is None:
+            return {}
+        return {kind: self.place.carried(kind) for kind in TransferClass}
 
     def cache(
         self, namespace: Namespace, engine: Callable[[Pool], Engine | None] = lambda _: None
@@ -63,6 +97,8 @@ class Attachment:
                 timeout_s=self.client.timeout_s,
                 threads=self._settings.load_threads or default_threads(),
                 engine=engine(self.pool),
+                link=self.place,
+                read_class=self._read_class,
             )
             self._caches[namespace.digest] = found
         return found
@@ -70,21 +106,33 @@ class Attachment:
     def close(self) -> None:
         """End the session and unmap the pool; waits for a call that is under way."""
         self.pool.close()
+        if self.place is not None:
+            self.place.close()
+            self.place.link.close()
 
 
 class Link:
     """Attaches to the pool, stays attached, and says None where it cannot. One user thread.
 
     ``name`` is what warnings call it. ``prefault``: touch the whole pool after attaching, in the
-    link's own thread, so that the first copies are as fast as the others.
+    link's own thread, so that the first copies are as fast as the others. ``read_class`` is what
+    gets are on the host's link to the pool.
     """
 
     def __init__(
-        self, settings: PoolSettings, *, name: str, logger: logging.Logger, prefault: bool = False
+        self,
+        settings: PoolSettings,
+        *,
+        name: str,
+        logger: logging.Logger,
+        prefault: bool = False,
+        read_class: TransferClass = TransferClass.ONBOARD,
     ) -> None:
         self.failure_count = 0
         self._settings = settings
         self._name, self._logger, self._prefault = name, logger, prefault
+        self._read_class = read_class
+        self._carried = {kind: Carried() for kind in TransferClass}  # for sessions that are over
         self._attachment: Attachment | None = None
         self._broken: list[Attachment] = []  # to be closed by the thread: that may wait
         self._lock = threading.Lock()
@@ -126,6 +174,34 @@ class Link:
             self._fail(doing, error)
         return None
 
+    def carried(self) -> dict[TransferClass, Carried]:
+        """What the host's link let on for this session and those before it, by class, and how long
+        its pieces waited for that."""
+        with self._lock:
+            now = {} if self._attachment is None else self._attachment.carried()
+            ended = [attachment.carried() for attachment in self._broken]
+            return {
+                kind: functools.reduce(
+                    Carried.plus, (part[kind] for part in (now, *ended) if part), before
+                )
+                for kind, before in self._carried.items()
+            }
+
+    @contextlib.contextmanager
+    def stopped(self) -> Iterator[None]:
+        """Meanwhile a copy that is under way ends at its next piece, and none begins: each raises
+        TransferCancelledError."""
+        attachment = self._attachment
+        place = None if attachment is None else attachment.place
+        if place is None:
+            yield
+            return
+        place.stop()
+        try:
+            yield
+        finally:
+            place.resume()
+
     def close(self) -> None:
         """Give the session back."""
         with self._changed:
@@ -148,7 +224,9 @@ class Link:
         while not self._closing:
             self._end_broken()
             try:
-                attachment = Attachment(self._settings)
+                attachment = Attachment(
+                    self._settings, read_class=self._read_class, logger=self._logger
+                )
             except (BelugaError, OSError) as error:
                 self._fail("attaching to the pool", error)
             else:
@@ -169,4 +247,10 @@ class Link:
 
     def _end_broken(self) -> None:
         while self._broken:
-            self._broken.pop().close()
+            ended = self._broken[-1]
+            ended.pool.close()  # nobody copies any more
+            with self._lock:
+                for kind, carried in ended.carried().items():
+                    self._carried[kind] = self._carried[kind].plus(carried)
+                self._broken.remove(ended)
+            ended.close()

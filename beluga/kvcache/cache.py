@@ -5,18 +5,20 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
 from beluga._ffi import ffi, lib
-from beluga.errors import CacheError, LayoutError, check
+from beluga.errors import CacheError, LayoutError, TransferCancelledError, check
 from beluga.kvcache.buffers import Run, runs
 from beluga.kvcache.carry import Carrier
 from beluga.kvcache.keys import Namespace, fold
+from beluga.kvcache.leave import Leave
 from beluga.meta import BlockState, MetaClient
 from beluga.rpc import Client
-from beluga.transfer import CpuEngine
+from beluga.transfer import TransferClass
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
     from beluga.kvcache.buffers import Blocks
     from beluga.meta import MetaStat, Pins
     from beluga.pool import Pool
-    from beluga.transfer import Engine, Plan, Slots
+    from beluga.transfer import Carried, Engine, Link, LinkSettings, Place, Plan, Slots
 
     Digests = Sequence[bytes] | NDArray[np.uint8] | NDArray[np.uint64]
 
@@ -93,7 +95,10 @@ class KVCache:
     other's. ``verify`` checks every fetched byte against the checksums it was stored with (entries
     are always checked). An ``engine`` copies in place of the CPU; blocks may then lie wherever it
     reaches, as a :class:`~beluga.kvcache.Run` of addresses. ``threads`` share the copying of a get;
-    a put is one thread's. Used by one thread at a time, as its :class:`~beluga.rpc.Client`.
+    a put is one thread's. With a ``link`` (a :class:`~beluga.transfer.Link`, a place at one, or the
+    settings of this host's link to the pool) bytes move in turns with all who use it, puts in the
+    class ``write_class`` and gets in ``read_class``; None: as fast as they can. Used by one thread
+    at a time, as its :class:`~beluga.rpc.Client`.
 
     Keys are digests of 16..64 uniformly random bytes (what engines have), as a list of bytes or a
     uint8 array of shape (count, size); or already folded, as a uint64 array of shape (count, 2):
@@ -111,6 +116,9 @@ class KVCache:
         timeout_s: float = 5.0,
         engine: Engine | None = None,
         threads: int = 1,
+        link: Link | LinkSettings | Place | None = None,
+        read_class: TransferClass = TransferClass.ONBOARD,
+        write_class: TransferClass = TransferClass.OFFLOAD,
     ) -> None:
         if isinstance(pool_or_client, Client):
             self.client, self._own_client = pool_or_client, False
@@ -125,9 +133,13 @@ class KVCache:
         self._chunk_size = chunk_size
         self._timeout_ns = int(timeout_s * 1e9)
         self._meta = MetaClient(self.client)
-        self._engine = engine
         self._threads = threads
-        self._token_engine = engine or CpuEngine(self.client.pool)
+        self._read_class, self._write_class = read_class, write_class
+        try:
+            self._leave = Leave(self.client.pool, link, engine, read_class, write_class)
+        except BaseException:
+            self._end_session()
+            raise
 
     def keys(self, digests: Digests) -> NDArray[np.uint64]:
         """Digests folded with the namespace: a uint64 array of shape (count, 2)."""
@@ -203,7 +215,7 @@ class KVCache:
         mismatches = ffi.new("uint64_t *")
         run = Run(len(keys), layout.length, 0, np.empty((0, 2), np.uint64))
         with self.client.session() as session:
-            carrier = self._carrier(self._token_engine, session, run, keys)
+            carrier = self._carrier(self._leave.token_engine, session, run, keys)
 
             def parts_of(hits: NDArray[np.int64]) -> Iterable[tuple[NDArray[np.int64], Plan]]:
                 some = np.isin(wanted[:, 0], hits)
@@ -244,8 +256,17 @@ class KVCache:
         """The server's counters."""
         return self._meta.stat()
 
+    def carried(self) -> dict[TransferClass, Carried]:
+        """What was let onto the link for this cache, by class, and how long its pieces waited; of a
+        place that several caches share, for all of them."""
+        return self._leave.carried()
+
     def close(self) -> None:
-        """End the session, if the cache made it."""
+        """End the session, if the cache made it, and give its place at the link back."""
+        self._end_session()
+        self._leave.close()
+
+    def _end_session(self) -> None:
         if self._own_client:
             self.client.close()
 
@@ -263,13 +284,14 @@ class KVCache:
         states: NDArray[np.uint8],
         statuses: NDArray[np.int32],
     ) -> int:
-        if self._engine is not None:
-            return self._carrier(self._engine, session, run, keys).put(run, states, statuses)
+        if (engine := self._leave.engine) is not None:
+            return self._carrier(engine, session, run, keys).put(run, states, statuses)
         told = (
             ffi.from_buffer("uint8_t[]", states, require_writable=True),
             ffi.from_buffer("int32_t[]", statuses, require_writable=True),
         )
-        return int(lib.bl_kv_put(session, self._batch(run, keys), *told))
+        code = lib.bl_kv_put(session, self._batch(run, keys, self._write_class), *told)
+        return self._ended(code, "storing blocks")
 
     def _get(
         self,
@@ -279,17 +301,24 @@ class KVCache:
         states: NDArray[np.uint8],
         mismatches: Any,
     ) -> int:
-        if self._engine is not None:
-            carrier = self._carrier(self._engine, session, run, keys)
+        if (engine := self._leave.engine) is not None:
+            carrier = self._carrier(engine, session, run, keys)
             return carrier.get(states, mismatches, carrier.blocks(run))
         told = ffi.from_buffer("uint8_t[]", states, require_writable=True)
-        return int(lib.bl_kv_get(session, self._batch(run, keys), told, mismatches))
+        code = lib.bl_kv_get(session, self._batch(run, keys, self._read_class), told, mismatches)
+        return self._ended(code, "fetching blocks")
+
+    def _ended(self, code: int, doing: str) -> int:
+        self._leave.watch()
+        if code == -errno.ECANCELED:
+            raise TransferCancelledError(f"{doing}: it was stopped")
+        return int(code)
 
     def _carrier(self, engine: Engine, session: Any, run: Run, keys: NDArray[np.uint64]) -> Carrier:
-        batch = self._batch(run, keys)
+        batch = self._batch(run, keys, self._read_class)
         return Carrier(engine, session, batch, self.client.pool.geometry.size)
 
-    def _batch(self, run: Run, keys: NDArray[np.uint64]) -> Any:
+    def _batch(self, run: Run, keys: NDArray[np.uint64], kind: TransferClass) -> Any:
         return ffi.new(
             "bl_kv_batch *",
             {
@@ -303,6 +332,8 @@ class KVCache:
                 "chunk_size": self._chunk_size,
                 "verify": self._verify,
                 "threads": self._threads,
+                "port": self._leave.port,
+                "transfer_class": kind,
             },
         )
 

@@ -13,9 +13,11 @@ from beluga.transfer.cuda import CudaEngine, CupyDriver, HostDriver
 from beluga.transfer.cuda import Driver as CudaDriver
 from beluga.transfer.dsa import DsaEngine
 from beluga.transfer.engine import Engine, Transfer
+from beluga.transfer.hostlink import host_link, settings_for, settings_said
 from beluga.transfer.job import Job
 from beluga.transfer.layout import BlockLayout, Order, Slots
 from beluga.transfer.link import Direction, Link, LinkSettings, TransferClass
+from beluga.transfer.place import Carried, Place
 from beluga.transfer.plan import CHUNK, PIECE, Plan, plan_blocks, plan_rows
 from beluga.transfer.planned import PlannedEngine
 from beluga.transfer.planner import Course, Planner, Way
@@ -26,6 +28,7 @@ __all__ = [
     "CHUNK",
     "PIECE",
     "BlockLayout",
+    "Carried",
     "Course",
     "CpuEngine",
     "CudaDriver",
@@ -39,6 +42,7 @@ __all__ = [
     "Link",
     "LinkSettings",
     "Order",
+    "Place",
     "Plan",
     "PlannedEngine",
     "Planner",
@@ -53,7 +57,10 @@ __all__ = [
     "arrangements",
     "calibrated",
     "default_threads",
+    "host_link",
     "plan_blocks",
     "plan_rows",
     "policy",
+    "settings_for",
+    "settings_said",
 ]

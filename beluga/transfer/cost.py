@@ -33,13 +33,18 @@ class Speed:
         if self.bytes_per_s <= 0 or self.ops_per_s < 0:
             raise TransferError(f"{self} is no speed; bytes_per_s has to be greater than 0")
 
+    @property
+    def operation_ps(self) -> float:
+        """What an operation takes, apart from its bytes."""
+        return PICOSECONDS / self.ops_per_s if self.ops_per_s else 0.0
+
     def tokens(self, sizes: ArrayLike, *, operations: int = 1) -> NDArray[np.uint64]:
         """Picoseconds that copies of ``sizes`` bytes take, each of so many operations.
 
         0 bytes take 0: nothing is asked of the link.
         """
         size = np.asarray(sizes, np.float64)
-        fixed = operations * PICOSECONDS / self.ops_per_s if self.ops_per_s else 0
+        fixed = operations * self.operation_ps
         taken = np.rint(size * (PICOSECONDS / self.bytes_per_s) + fixed * (size > 0))
         return taken.astype(np.uint64)
 

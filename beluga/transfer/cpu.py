@@ -9,11 +9,19 @@ import errno
 import os
 from typing import TYPE_CHECKING, Any
 
-from beluga._ffi import lib
-from beluga.errors import BelugaError, ChecksumError, LayoutError, check
+from beluga._ffi import ffi, lib
+from beluga.errors import (
+    BelugaError,
+    ChecksumError,
+    LayoutError,
+    TransferCancelledError,
+    check,
+)
+from beluga.transfer.link import TransferClass
 
 if TYPE_CHECKING:
     from beluga.pool import Pool
+    from beluga.transfer.place import Place
     from beluga.transfer.plan import Plan
 
 _THREADS_DEFAULT = 4
@@ -52,12 +60,24 @@ class CpuEngine:
     Non-temporal stores write, an invalidation ahead of cached loads reads, and checksums are
     computed on the way. The helpers are the process's, parked between plans; a plan whose share
     for each is too small to wake one up is copied alone.
+
+    With a ``place`` at a link, bytes move as the link lets them on, 256 KiB at a time, in the
+    classes ``read`` and ``write``.
     """
 
     name = "cpu"
 
-    def __init__(self, pool: Pool, threads: int | None = None) -> None:
-        self._pool = pool
+    def __init__(
+        self,
+        pool: Pool,
+        threads: int | None = None,
+        *,
+        place: Place | None = None,
+        read: TransferClass = TransferClass.ONBOARD,
+        write: TransferClass = TransferClass.OFFLOAD,
+    ) -> None:
+        self._pool, self._place = pool, place
+        self._read, self._write = read, write
         self.threads = default_threads() if threads is None else threads
         if self.threads < 1:
             raise LayoutError(f"an engine of {threads} threads; give it at least one")
@@ -66,21 +86,26 @@ class CpuEngine:
         """Scattered memory to the pool; ended when it returns. Raises LayoutError."""
         if plan.sparse:
             raise LayoutError("a sparse plan can only be read")
-        return self._execute(lib.bl_plan_write, plan, "writing a plan")
+        return self._execute(lib.bl_plan_write, plan, self._write, "writing a plan")
 
     def scatter_read(self, plan: Plan) -> CpuTransfer:
         """The pool to scattered memory; ended when it returns. Raises LayoutError."""
-        return self._execute(lib.bl_plan_read, plan, "reading a plan")
+        return self._execute(lib.bl_plan_read, plan, self._read, "reading a plan")
 
     def close(self) -> None:
         """Nothing is held."""
 
-    def _execute(self, function: Any, plan: Plan, doing: str) -> CpuTransfer:
-        code = function(self._pool.handle, plan.struct(), self.threads)
+    def _execute(self, function: Any, plan: Plan, kind: TransferClass, doing: str) -> CpuTransfer:
+        port = ffi.NULL if self._place is None else self._place.port
+        code = function(self._pool.handle, plan.struct(), self.threads, port, kind)
+        if self._place is not None:
+            self._place.watch()
         if code == -errno.EINVAL:
             raise LayoutError(f"{doing}: its pieces leave the pool, or do not tile their chunks")
         if code == -errno.EBADMSG:
             return CpuTransfer(ChecksumError(f"{doing}: bytes are not those that were written"))
+        if code == -errno.ECANCELED:
+            return CpuTransfer(TransferCancelledError(f"{doing}: it was stopped"))
         try:
             check(code, doing)
         except BelugaError as error:

@@ -29,6 +29,9 @@ class QueueStat:
     polls: int
     yields: int
     lost: int
+    stalls: int
+    stalled_ns: int
+    stall_ns: int
     flow_ratio: float
 
 

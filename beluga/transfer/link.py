@@ -35,6 +35,8 @@ from beluga.transfer.fair import TAU_NS, Way
 from beluga.transfer.segment import at, links_directory, share
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from beluga.pool import Pool
     from beluga.transfer.plan import Plan
 
@@ -71,23 +73,28 @@ class Direction(enum.IntEnum):
 class LinkSettings:
     """How fast a link is and who may have how much of it; the paper's speeds if nobody says.
 
-    ``piece_size`` is the most that is let onto it in one go, in bytes; two such pieces may be
-    under way in each direction. ``shares`` has one number per :class:`TransferClass`, in order.
+    ``piece_size`` is the most that is let onto it in one go, in bytes; ``pieces`` of that size may
+    be under way in each direction. ``device`` is the speed of each memory device behind it; None if
+    they are no narrower than the link. ``shares`` has one number per :class:`TransferClass`, in
+    order.
     ``capped``: what completes makes room, so a link that is slower than it is said to be is not
     flooded; else time alone does, and costs grow where the link lags behind (the flow ratio).
     """
 
     read: Speed = READ_SPEED
     write: Speed = WRITE_SPEED
-    device: Speed = DEVICE_SPEED
+    device: Speed | None = DEVICE_SPEED
     duplex: bool = True
     piece_size: int = 256 << 10
+    pieces: int = 2
     shares: tuple[int, ...] = SHARES
     tau_ns: int = TAU_NS
     capped: bool = True
 
     def __post_init__(self) -> None:
-        if self.piece_size <= 0 or self.tau_ns < 0 or len(self.shares) != len(TransferClass):
+        if min(self.piece_size, self.pieces) <= 0 or self.tau_ns < 0:
+            raise TransferError(f"settings that no link can have: {self}")
+        if len(self.shares) != len(TransferClass):
             raise TransferError(f"settings that no link can have: {self}")
         if any(not 0 < share < 1 << 31 for share in self.shares):
             raise TransferError(f"shares are whole numbers from 1 on, not {self.shares}")
@@ -96,7 +103,8 @@ class LinkSettings:
 class Link:
     """A link of this host, attached to by name.
 
-    The first process's ``settings`` hold for all; :attr:`settings` says which they are. With a
+    The first process's ``settings`` hold for all (given as a function, they are only made by it);
+    :attr:`settings` says which they are. With a
     ``pool``, what is copied counts for the memory devices that it lies on as well. Raises
     TransferError if the shared file is not usable.
     """
@@ -104,7 +112,7 @@ class Link:
     def __init__(
         self,
         name: str,
-        settings: LinkSettings | None = None,
+        settings: LinkSettings | Callable[[], LinkSettings] | None = None,
         *,
         node: int | None = None,
         pool: Pool | None = None,
@@ -113,23 +121,38 @@ class Link:
         where = links_directory() if directory is None else directory
         self.name = name
         self.path = where / f"link-{_file_name(name)}{'' if node is None else f'-node{node}'}"
-        wanted = settings or LinkSettings()
-        self._memory = share(self.path, _HEADER + 2 * _WAY, lambda memory: _fill(memory, wanted))
+
+        def fill(memory: mmap.mmap) -> None:
+            _fill(memory, settings() if callable(settings) else settings or LinkSettings())
+
+        self._shared = [share(self.path, _HEADER + 2 * _WAY, fill)]
+        self._memory = self._shared[0].memory
         self.settings = _read(self._memory, self.path)
         self.ways = self._find_ways()
         self.pool = pool
-        self._shared: list[mmap.mmap] = [self._memory]
         self.devices: list[Any] = [] if pool is None else self._attach_devices(where, pool)
         self._since = (time.monotonic(), tuple(int(way.handle.used) for way in self.ways))
 
-    def tokens(self, sizes: NDArray[np.uint64], direction: Direction) -> NDArray[np.uint64]:
-        """What copies of so many bytes cost, each as one operation."""
-        speed = self.settings.read if direction == Direction.READ else self.settings.write
-        return speed.tokens(sizes)
+    def price(self) -> Any:
+        """What pieces take: a ``bl_price *``, which stays with whoever has it."""
+        settings = self.settings
+        speeds = (settings.read, settings.write)
+        device = settings.device
+        return ffi.new(
+            "bl_price *",
+            {
+                "byte_ps": [PICOSECONDS / speed.bytes_per_s for speed in speeds],
+                "piece_ps": [speed.operation_ps for speed in speeds],
+                "device_byte_ps": 0.0 if device is None else PICOSECONDS / device.bytes_per_s,
+                "device_piece_ps": 0.0 if device is None else device.operation_ps,
+                "piece_size": settings.piece_size,
+                "piece_count": settings.pieces,
+            },
+        )
 
-    def device_tokens(self, plan: Plan) -> NDArray[np.uint64]:
-        """What it costs each of the memory devices."""
-        if self.pool is None:
+    def device_bytes(self, plan: Plan) -> NDArray[np.uint64]:
+        """What of a plan lies on each of the memory devices."""
+        if self.pool is None or not self.devices:
             return np.empty(0, np.uint64)
         geometry = self.pool.geometry
         stripes = plan.pieces["offset"] // STRIPE_SIZE
@@ -140,7 +163,13 @@ class Link:
         sizes = np.bincount(
             device.astype(np.int64), plan.pieces["length"], minlength=len(self.devices)
         )
-        return self.settings.device.tokens(sizes)
+        return sizes.astype(np.uint64)
+
+    def close(self) -> None:
+        """Let go of what is shared; places at the link have been closed. The last process of the
+        host to do so removes it."""
+        for segment in self._shared:
+            segment.release()
 
     def way(self, direction: Direction) -> Way:
         """One of its directions."""
@@ -178,20 +207,24 @@ class Link:
         return (found[0], found[1]) if self.settings.duplex else (found[0], found[0])
 
     def _attach_devices(self, where: Path, pool: Pool) -> list[Any]:
+        if self.settings.device is None:
+            return []
         if len(pool.devices) > lib.BL_LINK_DEVICES:
             raise TransferError(f"a link leads to {lib.BL_LINK_DEVICES} devices at most")
         found = []
         for device in pool.devices:
             path = where / f"device-{_file_name(str(device.path.resolve()))}"
             self._shared.append(share(path, _PAGE, self._fill_device))
-            bucket = at(self._shared[-1], "bl_tokens", 0)
+            bucket = at(self._shared[-1].memory, "bl_tokens", 0)
             if bucket.rate != PICOSECONDS:
                 raise TransferError(f"{path} is damaged; stop who uses it, and remove it")
             found.append(bucket)
         return found
 
     def _fill_device(self, memory: mmap.mmap) -> None:
-        limit = 2 * int(self.settings.device.tokens(self.settings.piece_size))
+        settings = self.settings
+        assert settings.device is not None  # noqa: S101  else there are none
+        limit = settings.pieces * int(settings.device.tokens(settings.piece_size))
         bucket = at(memory, "bl_tokens", 0)
         status = lib.bl_tokens_init(bucket, PICOSECONDS, limit, 1, 0, lib.bl_port_now_ns())
         check(status, "making a device's bucket")
@@ -202,7 +235,7 @@ def _fill(memory: mmap.mmap, settings: LinkSettings) -> None:
     for place, speed in zip(Direction, (settings.read, settings.write), strict=True):
         way = Way(
             at(memory, "bl_way", _HEADER + place * _WAY),
-            limit=2 * int(speed.tokens(settings.piece_size)),
+            limit=settings.pieces * int(speed.tokens(settings.piece_size)),
             forgiving=settings.tau_ns * (PICOSECONDS // 10**9),
             capped=settings.capped,
             now_ns=lib.bl_port_now_ns(),
@@ -217,7 +250,7 @@ def _read(memory: mmap.mmap, path: Path) -> LinkSettings:
     try:
         fields = json.loads(memory[:_HEADER].rstrip(b"\0"))
         for name in ("read", "write", "device"):
-            fields[name] = speed_of(fields[name])
+            fields[name] = None if fields[name] is None else speed_of(fields[name])
         return LinkSettings(**{**fields, "shares": tuple(fields["shares"])})
     except (ValueError, TypeError, KeyError) as error:
         raise TransferError(f"{path} is damaged; stop who uses it, and remove it") from error

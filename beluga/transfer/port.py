@@ -16,8 +16,8 @@ import numpy as np
 
 from beluga._ffi import ffi, lib
 from beluga.errors import BelugaError, TransferError, check
-from beluga.transfer.fair import GOAL_NS, QueueStat, queue_stat
-from beluga.transfer.link import Direction, Link, TransferClass
+from beluga.transfer.link import Direction, Link
+from beluga.transfer.place import Place
 
 if TYPE_CHECKING:
     from beluga.transfer.engine import Engine, Transfer
@@ -26,23 +26,6 @@ if TYPE_CHECKING:
 _IDLE_NS = 1_000_000_000
 _PAUSE_S = 0.1  # before a link that had no place is asked again
 _NUMBER_BITS = 32
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Delay:
-    """How long pieces waited, in nanoseconds."""
-
-    count: int = 0
-    total_ns: int = 0
-    longest_ns: int = 0
-
-    def plus(self, other: Delay) -> Delay:
-        """Of both."""
-        return Delay(
-            self.count + other.count,
-            self.total_ns + other.total_ns,
-            max(self.longest_ns, other.longest_ns),
-        )
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -58,14 +41,9 @@ class Port:
     """Jobs in, pieces out to the engine, in the link's order."""
 
     def __init__(self, link: Link, engine: Engine, depth: int) -> None:
-        self.delays = {kind: Delay() for kind in TransferClass}
+        self.place = Place(link)
+        self._handle = self.place.handle
         self._link, self._engine, self._depth = link, engine, depth
-        made = ffi.new("bl_port **")
-        read, write = (way.handle for way in link.ways)
-        check(lib.bl_port_create(made, read, write, GOAL_NS), "taking a place at the link")
-        self._handle = made[0]
-        for device in link.devices:
-            check(lib.bl_port_add_device(self._handle, device), "adding a device")
         self._numbers = itertools.count()
         self._jobs: dict[int, Job] = {}
         self._flying: deque[_Flight] = deque()
@@ -83,8 +61,7 @@ class Port:
             return
         link, job.number = self._link, next(self._numbers)
         sizes = np.array([part.size for part in job.parts], np.uint64)
-        tokens = link.tokens(sizes, job.direction)
-        devices = np.array([link.device_tokens(part) for part in job.parts], np.uint64)
+        devices = np.array([link.device_bytes(part) for part in job.parts], np.uint64)
         handles = ffi.new("uint64_t[]", count)
         self._jobs[job.number] = job
         status = lib.bl_port_push(
@@ -92,7 +69,6 @@ class Port:
             job.direction,
             job.kind,
             count,
-            ffi.from_buffer("uint64_t[]", tokens),
             ffi.from_buffer("uint64_t[]", sizes),
             ffi.from_buffer("uint64_t[]", devices) if devices.size else ffi.NULL,
             job.number << _NUMBER_BITS,
@@ -102,12 +78,6 @@ class Port:
         job.handles = list(handles)
         job.attach(self)
 
-    def stat(self, direction: Direction) -> QueueStat:
-        """Counters of one of its queues."""
-        found = ffi.new("bl_queue_stat *")
-        lib.bl_port_stat(self._handle, direction, found)
-        return queue_stat(found)
-
     def close(self) -> None:
         """Drop what waits and wait for what is under way."""
         self._closing = True
@@ -116,7 +86,7 @@ class Port:
         lib.bl_port_wake(self._handle)
         self._thread.join()
         with self._life:
-            lib.bl_port_destroy(self._handle)
+            self.place.close()
             self._handle = ffi.NULL
 
     def withdraw(self, job: Job) -> int:
@@ -141,26 +111,25 @@ class Port:
     # ---- the engine's thread
 
     def _run(self) -> None:
-        admission, delay = ffi.new("bl_admission *"), ffi.new("uint64_t *")
+        admission = ffi.new("bl_admission *")
         while not (self._closing and not self._flying):
             while self._dropped:
                 self._dropped.popleft().cancel()
             started = False
             if len(self._flying) < self._depth and not self._closing:
                 idle_ns = 0 if self._flying else _IDLE_NS
-                status = lib.bl_port_take(self._handle, idle_ns, admission, delay)
+                status = lib.bl_port_take(self._handle, idle_ns, admission)
                 if status >= 0:
-                    self._start(int(admission.id), int(admission.waiter), int(delay[0]))
+                    self._start(int(admission.id), int(admission.waiter))
                     started = True
                 elif status != -errno.EAGAIN:
                     self._give_up(status)
             if self._flying and (not started or self._flying[0].transfer.done()):
                 self._land(self._flying.popleft())
 
-    def _start(self, piece: int, handle: int, delay_ns: int) -> None:
+    def _start(self, piece: int, handle: int) -> None:
         number, index = piece >> _NUMBER_BITS, piece & (1 << _NUMBER_BITS) - 1
         job = self._jobs[number]
-        self.delays[job.kind] = self.delays[job.kind].plus(Delay(1, delay_ns, delay_ns))
         if not job.wanted():
             job.cancel()
             self._end(job, handle)
@@ -189,6 +158,7 @@ class Port:
 
     def _end(self, job: Job, handle: int, error: BelugaError | None = None) -> None:
         lib.bl_port_complete(self._handle, job.direction, handle)
+        self.place.watch()
         if error is not None:
             job.fail(error)
         job.finish(1)

@@ -26,8 +26,9 @@ from beluga.errors import LayoutError, TransferError
 from beluga.transfer.engine import Engine
 from beluga.transfer.job import Job
 from beluga.transfer.link import Direction, Link, TransferClass
+from beluga.transfer.place import Carried
 from beluga.transfer.plan import Plan
-from beluga.transfer.port import Delay, Port
+from beluga.transfer.port import Port
 
 
 class Scheduler:
@@ -95,14 +96,14 @@ class Scheduler:
         if port is not None:
             port.close()
 
-    def delays(self) -> dict[TransferClass, Delay]:
-        """How long the pieces of each class have waited before they were let onto the link."""
+    def carried(self) -> dict[TransferClass, Carried]:
+        """What this process's engines were let on for here, by class, and how long it waited."""
         with self._lock:
-            ports = list(self._ports.values())
-        total = {kind: Delay() for kind in TransferClass}
-        for port in ports:
-            for kind, delay in port.delays.items():
-                total[kind] = total[kind].plus(delay)
+            places = [port.place for port in self._ports.values()]
+        total = {kind: Carried() for kind in TransferClass}
+        for place in places:
+            for kind in TransferClass:
+                total[kind] = total[kind].plus(place.carried(kind))
         return total
 
     def close(self) -> None:

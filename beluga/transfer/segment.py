@@ -9,6 +9,7 @@ seen half made, and stays when its maker leaves.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import mmap
 import os
 import stat
@@ -39,31 +40,51 @@ def links_directory() -> Path:
     return path
 
 
-def share(path: Path, size: int, fill: Callable[[mmap.mmap], None]) -> mmap.mmap:
+class Segment:
+    """The file's memory, and a hold on the file: the last one to let go removes it."""
+
+    def __init__(self, path: Path, handle: int, memory: mmap.mmap) -> None:
+        self.memory = memory
+        self._path, self._handle = path, handle
+
+    def release(self) -> None:
+        """Let go. Who was killed has: the kernel sees to it. The memory stays as long as it is
+        referred to."""
+        if self._handle < 0:
+            return
+        with contextlib.suppress(OSError):  # others have it still, or somebody removed it
+            fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._path.unlink()
+        os.close(self._handle)
+        self._handle = -1
+
+
+def share(path: Path, size: int, fill: Callable[[mmap.mmap], None]) -> Segment:
     """The file's memory, of ``size`` bytes; ``fill`` makes it if nobody has. Raises TransferError.
 
     The mode of a new file is its directory's, without the right to execute.
     """
-    try:
-        return _map(path, size)
-    except FileNotFoundError:
-        pass
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
-    made = Path(name)
-    try:
-        os.fchmod(handle, path.parent.stat().st_mode & 0o666)
-        os.ftruncate(handle, size)
-        with mmap.mmap(handle, size) as memory:
-            fill(memory)
-        with contextlib.suppress(FileExistsError):  # somebody was faster: his is the one
-            os.link(made, path)
-    finally:
-        os.close(handle)
-        made.unlink()
-    return _map(path, size)
+    while True:
+        with contextlib.suppress(FileNotFoundError):
+            if (found := _map(path, size)) is not None:
+                return found
+            continue
+        handle, name = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
+        made = Path(name)
+        try:
+            os.fchmod(handle, path.parent.stat().st_mode & 0o666)
+            os.ftruncate(handle, size)
+            with mmap.mmap(handle, size) as memory:
+                fill(memory)
+            with contextlib.suppress(FileExistsError):  # somebody was faster: his is the one
+                os.link(made, path)
+        finally:
+            os.close(handle)
+            made.unlink()
 
 
-def _map(path: Path, size: int) -> mmap.mmap:
+def _map(path: Path, size: int) -> Segment | None:
+    """None: its last user has just let go of it."""
     handle = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         found = os.fstat(handle)
@@ -71,9 +92,14 @@ def _map(path: Path, size: int) -> mmap.mmap:
             raise TransferError(
                 f"{path} is not of this version of Beluga; stop who uses it, and remove it"
             )
-        return mmap.mmap(handle, size)
-    finally:
+        fcntl.flock(handle, fcntl.LOCK_SH)
+        if os.fstat(handle).st_nlink == 0:
+            os.close(handle)
+            return None
+        return Segment(path, handle, mmap.mmap(handle, size))
+    except BaseException:
         os.close(handle)
+        raise
 
 
 def at(memory: mmap.mmap, kind: str, offset: int) -> Any:

@@ -39,5 +39,5 @@ def test_a_cache_behind_a_link(
     assert np.array_equal(blocks, targets)
     assert scheduler.link.bytes_of(TransferClass.OFFLOAD) == (0, 4 * LENGTH)
     assert scheduler.link.bytes_of(TransferClass.PREFETCH) == (4 * LENGTH, 0)
-    assert scheduler.delays()[TransferClass.PREFETCH].count >= 4 * LENGTH // (256 << 10)
+    assert scheduler.carried()[TransferClass.PREFETCH].pieces >= 4 * LENGTH // (256 << 10)
     engine.close()

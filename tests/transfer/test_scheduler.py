@@ -137,9 +137,10 @@ def test_what_is_written_can_be_read_back(scheduler: Scheduler, pool: Pool) -> N
     assert (source.memory == target.memory).all()
     assert scheduler.link.bytes_of(TransferClass.OFFLOAD) == (0, 6 * BLOCK)
     assert scheduler.link.bytes_of(TransferClass.ONBOARD) == (6 * BLOCK, 0)
-    delay = scheduler.delays()[TransferClass.ONBOARD]
-    assert delay.count == len(job.parts) == 6 * BLOCK // (256 << 10)
-    assert 0 <= delay.longest_ns <= delay.total_ns
+    carried = scheduler.carried()[TransferClass.ONBOARD]
+    assert carried.pieces == len(job.parts) == 6 * BLOCK // (256 << 10)
+    assert carried.bytes == 6 * BLOCK
+    assert 0 <= carried.longest_ns <= carried.waited_ns
     assert max(scheduler.link.utilisation()) > 0
 
 
@@ -347,9 +348,7 @@ def test_bytes_count_for_the_devices_they_lie_on(shm: Path, pool: Pool) -> None:
     link = Link("devices", FAST, pool=pool, directory=shm)
     offsets = [(8 << 20) + place * (2 << 20) for place in range(3)]  # stripes 4, 5, 6
     plan = Blocks(offsets).plan
-    tokens = link.device_tokens(plan).tolist()
-    whole = int(FAST.device.tokens(BLOCK))
-    assert tokens == [int(FAST.device.tokens(2 * BLOCK)), whole]
+    assert link.device_bytes(plan).tolist() == [2 * BLOCK, BLOCK]
     other = Link("elsewhere", FAST, pool=pool, directory=shm)
     link.devices[0].tail += 7
     assert other.devices[0].tail == link.devices[0].tail

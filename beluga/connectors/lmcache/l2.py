@@ -28,6 +28,7 @@ from beluga.connectors.naming import EngineSettings, namespace_of
 from beluga.connectors.settings import settings_of
 from beluga.kvcache import Namespace
 from beluga.meta import BlockState, Grant
+from beluga.transfer import Carried, TransferClass
 
 logger = init_logger(__name__)
 T = TypeVar("T")
@@ -77,6 +78,11 @@ class BelugaL2Adapter(L2AdapterInterface):
         timeout_s = self._settings.timeout_ms / 1000
         self._reader.link.wait(timeout_s)
         self._writer.link.wait(timeout_s)
+
+    def carried(self) -> dict[TransferClass, Carried]:
+        """What the host's link to the pool let on, by class, and how long it waited for that."""
+        read, written = self._reader.link.carried(), self._writer.link.carried()
+        return {kind: read[kind].plus(written[kind]) for kind in TransferClass}
 
     def get_store_event_fd(self) -> int:
         """Readable when stores have ended."""

@@ -28,6 +28,7 @@ from beluga.connectors.settings import settings_of
 from beluga.errors import ConnectorError
 from beluga.kvcache import Namespace
 from beluga.meta import BlockState, Grant
+from beluga.transfer import Carried, TransferClass
 
 logger = init_logger(__name__)
 T = TypeVar("T")
@@ -72,6 +73,11 @@ class BelugaBackend(StoragePluginInterface):
     def attached(self) -> bool:
         """Whether the pool is there now; it comes and goes."""
         return self._reader.attached and self._writer.link.attached
+
+    def carried(self) -> dict[TransferClass, Carried]:
+        """What the host's link to the pool let on, by class, and how long it waited for that."""
+        read, written = self._reader.carried(), self._writer.link.carried()
+        return {kind: read[kind].plus(written[kind]) for kind in TransferClass}
 
     def contains(self, key: Any, pin: bool = False) -> bool:
         """Whether the pool has a chunk now; pins are not for this backend, a get may yet miss."""

@@ -14,6 +14,7 @@ from beluga.connectors.naming import EngineSettings
 from beluga.connectors.settings import settings_of
 from beluga.connectors.sglang.pages import DIRECT, FLAT, Pages, page_buffers, pool_namespace
 from beluga.errors import ConnectorError
+from beluga.transfer import Carried, TransferClass
 
 _SGLANGS = ("backend_name", "module_path", "class_name", "interface_v1")  # not settings of ours
 
@@ -43,6 +44,10 @@ class BelugaHiCache(HiCacheStorage):
     def failure_count(self) -> int:
         """Calls of the pool that failed, and were misses for it."""
         return self._pages.failure_count
+
+    def carried(self) -> dict[TransferClass, Carried]:
+        """What the host's link to the pool let on, by class, and how long it waited for that."""
+        return self._pages.carried()
 
     def register_mem_pool_host(self, mem_pool_host: Any) -> None:
         """Learn where SGLang's pages lie, and so which bytes they have."""

@@ -20,6 +20,7 @@ from beluga.connectors.naming import EngineSettings, Fields, namespace_of
 from beluga.errors import ConnectorError, LayoutError
 from beluga.kvcache import KVCache, Namespace, hash_keys
 from beluga.meta import BlockState
+from beluga.transfer import Carried, TransferClass
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -80,12 +81,15 @@ def page_buffers(host_pool: Any, host_indices: Any, count: int) -> list[list[Any
 class Pages:
     """Pages in the pool; whatever fails is a miss. Used by several threads.
 
-    Writing has a session of its own, so that no read waits behind it.
+    Writing has a session of its own, so that no read waits behind it. What is read is a prefetch:
+    SGLang fetches pages to its host memory while their request waits in its queue.
     """
 
     def __init__(self, settings: EngineSettings) -> None:
         self.namespaces: dict[str, Namespace] = {}
-        self._reader = Link(settings, name="sglang-get", logger=logger)
+        self._reader = Link(
+            settings, name="sglang-get", logger=logger, read_class=TransferClass.PREFETCH
+        )
         self._writer = Link(settings, name="sglang-set", logger=logger)
         self._reading, self._writing = threading.Lock(), threading.Lock()
         for link in (self._reader, self._writer):
@@ -100,6 +104,11 @@ class Pages:
     def failure_count(self) -> int:
         """Calls that failed, and are misses for it."""
         return self._reader.failure_count + self._writer.failure_count
+
+    def carried(self) -> dict[TransferClass, Carried]:
+        """What the host's link let on, by class, and how long its pieces waited for that."""
+        read, written = self._reader.carried(), self._writer.carried()
+        return {kind: read[kind].plus(written[kind]) for kind in TransferClass}
 
     def register(self, namespace: Namespace) -> None:
         """Whose pages are meant from now on. Those moved in one way are not for the other."""

@@ -6,6 +6,12 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict
+from typing import TYPE_CHECKING
+
+from beluga.transfer import Carried, TransferClass
+
+if TYPE_CHECKING:
+    from beluga.connectors.link import Link
 
 NAMES: dict[str, str] = {
     "lookups": "requests looked up in the pool",
@@ -26,6 +32,13 @@ NAMES: dict[str, str] = {
     "save_hook_s": "seconds the engine waited in hooks that save",
     "hook_s": "seconds the engine waited in hooks of the connector, loads included",
     "failures": "calls to the pool that failed",
+    "link_onboard_pieces": "pieces of loads that the host's link let on",
+    "link_onboard_bytes": "bytes of loads that the host's link let on",
+    "link_onboard_wait_s": "seconds that pieces of loads waited for the host's link",
+    "link_offload_pieces": "pieces of saves that the host's link let on",
+    "link_offload_bytes": "bytes of saves that the host's link let on",
+    "link_offload_wait_s": "seconds that pieces of saves waited for the host's link",
+    "link_astray_pieces": "pieces that went without the leave of the host's link",
 }
 
 _process: defaultdict[str, float] = defaultdict(float)
@@ -50,6 +63,31 @@ class Counters:
         with _lock:
             taken, self._since = self._since, defaultdict(float)
         return dict(taken)
+
+
+class LinkFigures:
+    """What a link's pieces add to the counters; asked by the thread that copies."""
+
+    def __init__(self, link: Link, counters: Counters) -> None:
+        self._link, self._counters = link, counters
+        self._before = {kind: Carried() for kind in TransferClass}
+
+    def add(self) -> None:
+        """Since the last time."""
+        now = self._link.carried()
+        for kind, name in ((TransferClass.ONBOARD, "onboard"), (TransferClass.OFFLOAD, "offload")):
+            new, old = now[kind], self._before[kind]
+            if new.pieces == old.pieces and new.astray == old.astray:
+                continue
+            self._counters.add(
+                **{
+                    f"link_{name}_pieces": new.pieces - old.pieces,
+                    f"link_{name}_bytes": new.bytes - old.bytes,
+                    f"link_{name}_wait_s": (new.waited_ns - old.waited_ns) / 1e9,
+                    "link_astray_pieces": new.astray - old.astray,
+                }
+            )
+        self._before = now
 
 
 def figures() -> dict[str, float]:

@@ -15,6 +15,7 @@ from collections import Counter, deque
 from typing import TYPE_CHECKING
 
 from beluga.connectors.fetch import fetch
+from beluga.connectors.vllm.counters import LinkFigures
 
 if TYPE_CHECKING:
     from beluga.connectors.link import Attachment, Link
@@ -32,6 +33,7 @@ class Loads:
     ) -> None:
         self._source, self._namespace = source, namespace
         self._link, self._counters = link, counters
+        self._figures = LinkFigures(link, counters)
         self._lock = threading.Lock()
         self._failed: set[int] = set()
         self._loaded: Counter[str] = Counter()
@@ -80,6 +82,7 @@ class Loads:
             mismatches=result.mismatches if result is not None else 0,
             failures=int(result is None),
         )
+        self._figures.add()
         with self._lock:
             self._failed.update(missing)
             self._loaded[one.request] += 1

@@ -4,7 +4,8 @@
 
 Best effort: what finds no room in the queue or the pool, or no server, is not saved. The engine
 keeps a request's blocks until :meth:`Saves.ended` names it, and waits only when it takes blocks
-away from a request that it preempts: then for the batch that is being copied, no longer.
+away from a request that it preempts: then for the piece that is being copied (256 KiB; without a
+link, for the batch), no longer.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ import time
 from collections import Counter, deque
 from typing import TYPE_CHECKING
 
+from beluga.connectors.vllm.counters import LinkFigures
 from beluga.connectors.vllm.steps import BlockRange, Stored
+from beluga.errors import TransferCancelledError
 from beluga.meta import BlockState
 
 if TYPE_CHECKING:
@@ -24,7 +27,7 @@ if TYPE_CHECKING:
     from beluga.connectors.vllm.staging import Source
     from beluga.kvcache import Namespace, PutResult
 
-BATCH_BLOCKS = 16  # put at a time: what a preemption may have to wait for
+BATCH_BLOCKS = 16  # put at a time
 NICENESS = 10  # the engine's threads come first, by ten to one
 
 
@@ -36,6 +39,7 @@ class Saves:
     ) -> None:
         self._source, self._namespace = source, namespace
         self._link, self._counters = link, counters
+        self._figures = LinkFigures(link, counters)
         self._room = room  # blocks
         self._queue: deque[BlockRange] = deque()
         self._waiting: Counter[str] = Counter()  # ranges of a request that are not done
@@ -74,9 +78,13 @@ class Saves:
                 if one.request in names:
                     self._done(one, skipped=len(one.block_ids))
             self._queue = kept
+            if self._copying not in names:
+                return
             self._cancelled |= names
-            self._changed.wait_for(lambda: self._copying not in names)
+            with self._link.stopped():
+                self._changed.wait_for(lambda: self._copying not in names)
             self._cancelled -= names
+            self._changed.notify_all()
 
     def ended(self, finished: set[str]) -> set[str]:
         """Of the requests that the engine has ever said to be finished: whose saves have ended."""
@@ -112,7 +120,10 @@ class Saves:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._queue or self._closing)
+                # Nothing new while all copying is stopped.
+                self._changed.wait_for(
+                    lambda: (self._queue and not self._cancelled) or self._closing
+                )
                 if self._closing:
                     return
                 one = self._queue.popleft()
@@ -134,18 +145,24 @@ class Saves:
             part = slice(start, start + BATCH_BLOCKS)
             ids, digests = one.block_ids[part], packed[part]
 
-            def put(attachment: Attachment) -> PutResult:
+            def put(attachment: Attachment) -> PutResult | None:
                 cache = attachment.cache(self._namespace, self._source.engine)
                 run = self._source.read(ids)  # noqa: B023  called here and now
-                return cache.put(digests, run)  # noqa: B023
+                try:
+                    return cache.put(digests, run)  # noqa: B023
+                except TransferCancelledError:
+                    return None
 
             started, cpu_started = time.perf_counter(), time.thread_time()
             result = self._link.attempt("saving blocks", put)
             self._counters.add(
                 save_s=time.perf_counter() - started, save_cpu_s=time.thread_time() - cpu_started
             )
+            self._figures.add()
             if result is None:
-                self._counters.add(failures=1, save_skipped_blocks=len(one.block_ids) - start)
+                failures = int(one.request not in self._cancelled)
+                skipped = len(one.block_ids) - start
+                self._counters.add(failures=failures, save_skipped_blocks=skipped)
                 return
             self._account(digests.tobytes(), len(ids), result)
 

@@ -1,0 +1,223 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""A cache on its host's link: the same bytes, counted by class; stopped between two pieces."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from beluga import KVCache, MetaServer, Pool
+from beluga.errors import TransferCancelledError, TransferError
+from beluga.transfer import (
+    CpuEngine,
+    Direction,
+    Link,
+    LinkSettings,
+    Place,
+    Speed,
+    TransferClass,
+    host_link,
+    settings_for,
+    settings_said,
+)
+from beluga.transfer.fair import Queue
+from tests.kvcache.conftest import digests, payload
+
+LENGTH = 5 << 18
+PIECE = 256 << 10
+FAST = LinkSettings(read=Speed(10**12), write=Speed(10**12), device=None, duplex=False)
+SLOW = LinkSettings(read=Speed(4 << 20), write=Speed(4 << 20), device=None, duplex=False)
+WAIT_S = 60
+
+
+@pytest.fixture
+def link(pool: Pool, shm: Path) -> Iterator[Link]:
+    made = Link("cache", FAST, pool=pool, directory=shm)
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("verify", [True, False])
+@pytest.mark.parametrize("fragments", [1, 7])
+def test_the_same_bytes_counted_by_class(
+    pool: Pool, server: MetaServer, link: Link, *, threads: int, verify: bool, fragments: int
+) -> None:
+    """Fragments of odd lengths: a piece ends in the midst of one, and of a chunk."""
+    blocks = payload(4, LENGTH)
+    targets = np.zeros_like(blocks)
+    cuts = np.linspace(0, LENGTH, fragments + 1).astype(int)[1:-1]
+    with KVCache(pool, namespace="test", link=link, threads=threads, verify=verify) as cache:
+        assert cache.put(digests(4), [np.split(block, cuts) for block in blocks]).stored == 4
+        found = cache.get(digests(4), [np.split(target, cuts) for target in targets])
+        carried = cache.carried()
+    assert (found.hits, found.mismatches) == (4, 0)
+    assert np.array_equal(blocks, targets)
+    assert carried[TransferClass.OFFLOAD].bytes == 4 * LENGTH
+    assert carried[TransferClass.ONBOARD].bytes == 4 * LENGTH
+    assert carried[TransferClass.ONBOARD].pieces >= 4 * LENGTH // PIECE
+    assert carried[TransferClass.ONBOARD].astray == 0
+    assert link.bytes_of(TransferClass.ONBOARD)[0] == 4 * LENGTH
+    assert all(seat.owner == 0 for seat in link.way(Direction.READ).handle.seats)
+    bucket = link.way(Direction.READ).handle.bucket
+    assert (int(bucket.ceil) - int(bucket.tail) - int(bucket.limit)) % 2**64 == 0
+
+
+def test_blocks_stored_with_a_link_are_found_without(
+    pool: Pool, server: MetaServer, link: Link
+) -> None:
+    blocks = payload(2, LENGTH)
+    targets = np.zeros_like(blocks)
+    kind = TransferClass.PREFETCH
+    with (
+        KVCache(pool, namespace="test", link=link, write_class=TransferClass.SCRUB) as linked,
+        KVCache(linked.client, namespace="test") as bare,
+        KVCache(linked.client, namespace="test", link=link, read_class=kind) as ahead,
+    ):
+        linked.put(digests(2), blocks)
+        assert bare.get(digests(2), targets).hits == 2
+        assert np.array_equal(blocks, targets)
+        assert ahead.get(digests(2), targets).hits == 2
+        assert not any(one.pieces for one in bare.carried().values())
+    assert link.bytes_of(kind)[0] == link.bytes_of(TransferClass.SCRUB)[0] == 2 * LENGTH
+
+
+def test_an_engine_of_a_cache_is_on_the_link_too(
+    pool: Pool, server: MetaServer, link: Link
+) -> None:
+    blocks = payload(2, LENGTH)
+    targets = np.zeros_like(blocks)
+    with KVCache(pool, namespace="test", link=link, engine=CpuEngine(pool, 1)) as cache:
+        assert cache.put(digests(2), blocks).stored == 2
+        assert cache.get(digests(2), targets).hits == 2
+        assert cache.carried()[TransferClass.OFFLOAD].bytes == 2 * LENGTH
+    assert np.array_equal(blocks, targets)
+
+
+def test_a_put_that_is_stopped_ends_at_the_next_piece(
+    pool: Pool, server: MetaServer, shm: Path
+) -> None:
+    """4 MiB/s: the put would take some seconds, and may have the link for a piece every 60 ms."""
+    blocks = payload(4, LENGTH)
+    link = Link("slow", SLOW, pool=pool, directory=shm)
+    place = Place(link)
+    with KVCache(pool, namespace="test", link=place) as cache:
+        way = link.way(Direction.WRITE)
+        stop = threading.Thread(target=lambda: (_moved(way), place.stop()))
+        stop.start()
+        with pytest.raises(TransferCancelledError, match="stopped"):
+            cache.put(digests(4), blocks)
+        stop.join()
+        assert way.bytes_of(TransferClass.OFFLOAD) < 4 * LENGTH
+        with pytest.raises(TransferCancelledError):
+            cache.put(digests(4), blocks)
+        place.resume()
+        assert cache.lookup(digests(4)) == 0  # nothing of it was published
+        assert cache.put(digests(1), blocks[:1]).stored == 1
+        targets = np.zeros_like(blocks[:1])
+        place.stop()
+        with pytest.raises(TransferCancelledError):
+            cache.get(digests(1), targets)
+        place.resume()
+        assert cache.get(digests(1), targets).hits == 1
+        assert np.array_equal(blocks[:1], targets)
+    place.close()
+    link.close()
+
+
+def _moved(way: object) -> None:
+    end = time.monotonic() + WAIT_S
+    while way.bytes_of(TransferClass.OFFLOAD) < 2 * PIECE and time.monotonic() < end:  # type: ignore[attr-defined]
+        time.sleep(0.002)
+
+
+def test_who_waits_too_long_goes_without_leave(pool: Pool, server: MetaServer, link: Link) -> None:
+    """Somebody has all of the link, and does not let go: a process that stands still."""
+    held = Queue(link.way(Direction.READ), now_ns=time.monotonic_ns())
+    limit = int(link.way(Direction.READ).handle.bucket.limit)
+    held.push(TransferClass.OFFLOAD, limit, 1)
+    assert held.poll(time.monotonic_ns()) is not None
+    blocks = payload(1, PIECE)
+    with KVCache(pool, namespace="test", link=link) as cache:
+        assert cache.put(digests(1), blocks).stored == 1
+        carried = cache.carried()[TransferClass.OFFLOAD]
+    assert (carried.astray, carried.pieces) == (1, 0)
+    held.close()
+
+
+def test_a_full_link_is_gone_without(
+    pool: Pool, server: MetaServer, link: Link, caplog: pytest.LogCaptureFixture
+) -> None:
+    way = link.way(Direction.READ)
+    queues = []
+    while True:
+        try:
+            queues.append(Queue(way, now_ns=0))
+        except OSError:
+            break
+    blocks = payload(1, PIECE)
+    with KVCache(pool, namespace="test", link=link) as cache:
+        assert cache.put(digests(1), blocks).stored == 1
+        assert cache.get(digests(1), np.zeros_like(blocks)).hits == 1
+    assert caplog.text.count("go without its leave") == 1
+    for queue in queues:
+        queue.close()
+
+
+# ---- The host's link
+
+
+def test_the_hosts_link_is_one_for_a_pool_and_goes_with_its_last_user(
+    pool: Pool, shm: Path
+) -> None:
+    first = host_link(pool, directory=shm)
+    second = host_link(pool, LinkSettings(), directory=shm)
+    assert second.path == first.path
+    assert pool.id in first.path.name
+    assert second.settings == first.settings != LinkSettings()
+    assert not first.settings.duplex  # files lie in this host's memory
+    assert first.settings.pieces >= 2
+    first.close()
+    assert second.path.exists()
+    second.close()
+    assert not second.path.exists()
+    third = host_link(pool, LinkSettings(), directory=shm)
+    assert third.settings == LinkSettings()
+    third.close()
+
+
+def test_a_cache_makes_the_hosts_link(pool: Pool, server: MetaServer) -> None:
+    blocks = payload(1, LENGTH)
+    with KVCache(pool, namespace="test", link=FAST) as cache:
+        link = host_link(pool)
+        assert link.settings == FAST
+        assert cache.put(digests(1), blocks).stored == 1
+        assert link.bytes_of(TransferClass.OFFLOAD)[0] == LENGTH
+    link.close()
+    assert not link.path.exists()
+
+
+def test_memory_is_measured(pool: Pool) -> None:
+    measured = settings_for(pool)
+    assert measured.read == measured.write
+    assert measured.read.bytes_per_s > 10**8
+    assert measured.device is None
+
+
+def test_what_users_say_of_a_link() -> None:
+    assert settings_said("auto") is None
+    both, apart = settings_said("20"), settings_said("46.2/33")
+    assert both is not None
+    assert apart is not None
+    assert (both.read, both.duplex) == (Speed(20_000_000_000), False)
+    assert (apart.read, apart.write) == (Speed(46_200_000_000), Speed(33_000_000_000))
+    assert apart.duplex
+    for wrong in ("", "fast", "1/2/3", "-1", "0", "nan", "inf"):
+        with pytest.raises(TransferError):
+            settings_said(wrong)
