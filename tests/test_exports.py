@@ -25,8 +25,8 @@ EXPORTS: dict[str, str] = {
         "BlockLayout CHUNK CpuEngine Direction DsaEngine Engine Job Link LinkSettings Order "
         "PIECE Plan ScheduledEngine Scheduler Slots Speed Transfer TransferClass View "
         "arrangements calibrated Carried Course CudaDriver CudaEngine CupyDriver default_threads "
-        "HostDriver host_link Place plan_blocks plan_rows Planner PlannedEngine policy "
-        "settings_for settings_said Way"
+        "DEVICE_SPEED HostDriver host_link Place plan_blocks plan_rows Planner PlannedEngine "
+        "policy settings_for settings_said Way"
     ),
     "beluga.transfer.cuda": (
         "CapturedTransfer CudaEngine CudaStat CupyDriver Driver DriverError HostDriver"

@@ -65,6 +65,7 @@ class Attachment:
             self.pool.close()
             raise
         self._caches: dict[bytes, KVCache] = {}
+        self._driven: list[KVCache] = []  # by engines, each with a place of its own
         self.place = self._placed(logger or logging.getLogger(__name__))
 
     def _placed(self, logger: logging.Logger) -> Place | None:
@@ -81,7 +82,10 @@ class Attachment:
         """What was let onto the link for this session, by class."""
         if self.place is None:
             return {}
-        return {kind: self.place.carried(kind) for kind in TransferClass}
+        found = {kind: self.place.carried(kind) for kind in TransferClass}
+        for cache in self._driven:
+            found = {kind: found[kind].plus(more) for kind, more in cache.carried().items()}
+        return found
 
     def cache(
         self, namespace: Namespace, engine: Callable[[Pool], Engine | None] = lambda _: None
@@ -90,22 +94,27 @@ class Attachment:
         for it, or None if the CPU does."""
         found = self._caches.get(namespace.digest)
         if found is None:
+            driver = engine(self.pool)
             found = KVCache(
                 self.client,
                 namespace=namespace,
                 verify=self._settings.verify,
                 timeout_s=self.client.timeout_s,
                 threads=self._settings.load_threads or default_threads(),
-                engine=engine(self.pool),
+                engine=driver,
                 link=self.place,
                 read_class=self._read_class,
             )
+            if driver is not None:
+                self._driven.append(found)
             self._caches[namespace.digest] = found
         return found
 
     def close(self) -> None:
         """End the session and unmap the pool; waits for a call that is under way."""
         self.pool.close()
+        for cache in self._caches.values():
+            cache.close()
         if self.place is not None:
             self.place.close()
             self.place.link.close()

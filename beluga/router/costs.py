@@ -16,7 +16,7 @@ from __future__ import annotations
 import dataclasses
 
 from beluga.errors import RouterError
-from beluga.transfer import LinkSettings
+from beluga.transfer import DEVICE_SPEED, LinkSettings
 
 # Least-squares fits to operator tables measured by others, contexts up to 16 k tokens: what they
 # say of longer ones is extrapolated.
@@ -96,7 +96,7 @@ GPU_PATHS = {"root-complex": 26e9, "switch": 55e9}
 # The paper again (LinkSettings): an adapter of 16 lanes, each way, and one memory device.
 ADAPTER_READ = float(LinkSettings().read.bytes_per_s)
 ADAPTER_WRITE = float(LinkSettings().write.bytes_per_s)
-DEVICE = float(LinkSettings().device.bytes_per_s)
+DEVICE = float(DEVICE_SPEED.bytes_per_s)
 SWITCH = 1e12  # XConn XC50256, as the paper has it
 DEVICE_BYTES = 256 << 30  # assumed of one memory device: the paper has 8 TB behind one switch
 # Assumed in the reference's replay of a worker's own DRAM: PCIe 5.0 x16 from pinned memory.

@@ -7,7 +7,7 @@ A plan says what goes where; an engine executes it; nothing here knows keys or s
 
 from beluga.transfer import arrangements, policy
 from beluga.transfer.calibration import calibrated
-from beluga.transfer.cost import Speed
+from beluga.transfer.cost import DEVICE_SPEED, Speed
 from beluga.transfer.cpu import CpuEngine, default_threads
 from beluga.transfer.cuda import CudaEngine, CupyDriver, HostDriver
 from beluga.transfer.cuda import Driver as CudaDriver
@@ -26,6 +26,7 @@ from beluga.transfer.view import View
 
 __all__ = [
     "CHUNK",
+    "DEVICE_SPEED",
     "PIECE",
     "BlockLayout",
     "Carried",

@@ -39,7 +39,8 @@ class Engine(Protocol):
     """Moves bytes between an engine's scattered memory and the pool.
 
     Plans were checked when they were made; an engine that can not take one raises
-    :class:`~beluga.errors.LayoutError` and has moved nothing. Used by one thread at a time.
+    :class:`~beluga.errors.LayoutError` and has moved nothing. Used by one thread at a time. One
+    that is slow to start may have a ``piece_size``: bytes that a link lets on in one go, at least.
     """
 
     @property

@@ -69,7 +69,8 @@ class Scheduler:
         """
         if os.getpid() != self._pid:
             raise TransferError("this scheduler is the parent process's; make another one")
-        job = Job(plan, direction, kind, self.link.settings.piece_size, blocks)
+        least = getattr(engine, "piece_size", 0)  # of one that is slow to start
+        job = Job(plan, direction, kind, max(least, self.link.settings.piece_size), blocks)
         with self._lock:
             if self._closed:
                 raise TransferError("the scheduler is closed")

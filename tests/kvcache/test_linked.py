@@ -26,7 +26,7 @@ from beluga.transfer import (
     settings_for,
     settings_said,
 )
-from beluga.transfer.fair import Queue
+from beluga.transfer.fair import Queue, Way
 from tests.kvcache.conftest import digests, payload
 
 LENGTH = 5 << 18
@@ -131,9 +131,9 @@ def test_a_put_that_is_stopped_ends_at_the_next_piece(
     link.close()
 
 
-def _moved(way: object) -> None:
+def _moved(way: Way) -> None:
     end = time.monotonic() + WAIT_S
-    while way.bytes_of(TransferClass.OFFLOAD) < 2 * PIECE and time.monotonic() < end:  # type: ignore[attr-defined]
+    while way.bytes_of(TransferClass.OFFLOAD) < 2 * PIECE and time.monotonic() < end:
         time.sleep(0.002)
 
 

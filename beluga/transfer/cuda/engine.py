@@ -86,6 +86,9 @@ class CudaEngine:
         self._captured: list[CapturedTransfer] = []
         pool.before_close(self.close)
 
+    piece_size = 4 << 20
+    """What a link should let on in one go, in bytes: less takes as long to start as to move."""
+
     @property
     def name(self) -> str:
         return self._driver.name + ("" if self._path == "auto" else f"-{self._path}")
@@ -167,6 +170,7 @@ class CudaEngine:
         return Way(write, self._own[write])
 
     def _start(self, plan: Plan, way: Way) -> CudaTransfer:
+        self._driver.use()  # a link's thread, or the caller's
         plan.refuse_beyond(self._pool.geometry.size)
         if self._driver.capturing(way.stream):
             raise TransferError("the stream is being captured; use capture()")
