@@ -8,7 +8,7 @@ import struct
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from xxhash import xxh3_64_intdigest
 
@@ -80,6 +80,7 @@ def test_eagle_windows_reach_one_token_further() -> None:
     assert BlockHasher(block_size=4, eagle=True).local(TOKENS) == local[:1]
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(0, (1 << 32) - 1), max_size=40), st.integers(1, 9))
 def test_lists_and_arrays_hash_alike(tokens: list[int], block_size: int) -> None:
     hasher = BlockHasher(block_size=block_size)

@@ -163,7 +163,7 @@ def naive(active: dict[int, tuple[Worker, Sequence[int], int, bool]], worker: Wo
     )
 
 
-@settings(max_examples=60)
+@settings(max_examples=60, deadline=None)
 @given(seed=st.integers(0, 1 << 32))
 def test_any_lifecycle_agrees_with_a_naive_model(seed: int) -> None:
     chance = random.Random(seed)

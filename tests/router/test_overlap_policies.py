@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from beluga.errors import AllWorkersBusyError
@@ -117,6 +117,7 @@ def pool_states(draw: st.DrawFn) -> tuple[Query, list[Candidate], int]:
     return Query(isl=blocks * 16, block_size=16), states, device + shared
 
 
+@settings(deadline=None)
 @given(pool_states())
 def test_on_a_pool_as_good_as_local_memory_linear_only_balances_load(
     drawn: tuple[Query, list[Candidate], int],

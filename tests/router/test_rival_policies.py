@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from beluga.errors import ObjectiveError
@@ -101,6 +101,7 @@ def test_what_was_sent_is_forgotten_from_the_end_of_the_longest_unused() -> None
     assert sent.longest((8,), {first, second}) == (None, 0)
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 2), st.integers(0, 6))))
 def test_what_was_sent_agrees_with_a_naive_model(requests: list[tuple[int, int, int]]) -> None:
     sent, naive = SentPrefixes(blocks_max=1000), {Worker(place): set() for place in range(3)}
