@@ -16,8 +16,10 @@ from beluga.transfer.plan import CHUNK, LINE_SIZE, Plan
 def finer(plan: Plan, size: int) -> Plan:
     """The same bytes in chunks of at most ``size``, for :meth:`~beluga.transfer.Plan.cut`.
 
-    A plan with checksums stays as it is. A chunk begins with a line, so fragments that end
-    anywhere are cut only where one happens to end with a line.
+    A plan with checksums stays as it is: an engine that sums a chunk does so in one go, so with it
+    the most that a link lets on is a chunk (16 KiB, or a fragment), if that is more than ``size``.
+    The CPU, which asks for leave as it copies, stops in the midst of one. A chunk begins with a
+    line, so fragments that end anywhere are cut only where one happens to end with a line.
     """
     if plan.checksums is not None or len(plan.pieces) == 0:
         return plan

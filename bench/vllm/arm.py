@@ -38,7 +38,7 @@ class Setting:
 
     ``tokens`` is the length of the longest prompt, ``pool_tokens`` how many a pool has room for: of
     several prompts, if nothing is said. ``interleave`` is for a pool on several devices, and
-    ``timeout_ms`` bounds our connector's waits for its server.
+    ``timeout_ms`` bounds our connector's waits for its server; ``link`` is its setting so named.
     """
 
     folder: Path
@@ -50,6 +50,7 @@ class Setting:
     pool_tokens: int | None = None
     interleave: bool = True
     timeout_ms: int = 500
+    link: str = "auto"
 
     @property
     def size(self) -> Size:
@@ -125,12 +126,14 @@ def beluga_arm(setting: Setting) -> Iterator[Arm]:
         yield Arm(
             name="beluga",
             setting=setting,
-            connector=beluga_connector(paths, setting.timeout_ms),
+            connector=beluga_connector(paths, setting.timeout_ms, setting.link),
             wait=lambda engine, before, tokens: _wait_for_save(engine, before, tokens, setting),
         )
 
 
-def beluga_connector(paths: Sequence[Path], timeout_ms: int = 500) -> dict[str, Any]:
+def beluga_connector(
+    paths: Sequence[Path], timeout_ms: int = 500, link: str = "auto"
+) -> dict[str, Any]:
     """The value of vLLM's ``--kv-transfer-config`` for a pool on these devices."""
     return {
         "kv_connector": "BelugaConnector",
@@ -139,6 +142,7 @@ def beluga_connector(paths: Sequence[Path], timeout_ms: int = 500) -> dict[str, 
         "kv_connector_extra_config": {
             "pool": ":".join(map(str, paths)),
             "timeout_ms": timeout_ms,
+            "link": link,
         },
     }
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Other sizes of blocks, and a pool that is not interleaved (the paper's Exp 8), beside the usual.
+"""Other sizes of blocks, a pool that is not interleaved (the paper's Exp 8), and copies that no
+link schedules, beside the usual.
 
 Each variant has an engine and a pool of its own. Prompt by prompt it takes turns with an engine of
 blocks of 128 tokens on an interleaved pool: computed and saved, found in the pool, found in the
@@ -27,6 +28,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "blocks-32": {"block_tokens": 32},
     "blocks-256": {"block_tokens": 256},
     "not-interleaved": {"interleave": False},
+    "link-off": {"link": "off"},
 }
 _WARMUPS = 1  # prompts that touch an engine's memory once
 

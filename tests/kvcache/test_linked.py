@@ -45,15 +45,23 @@ def link(pool: Pool, shm: Path) -> Iterator[Link]:
 
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize("verify", [True, False])
-@pytest.mark.parametrize("fragments", [1, 7])
+@pytest.mark.parametrize(("fragments", "chunk_size"), [(1, 16 << 10), (1, LENGTH), (7, LENGTH)])
 def test_the_same_bytes_counted_by_class(
-    pool: Pool, server: MetaServer, link: Link, *, threads: int, verify: bool, fragments: int
+    pool: Pool,
+    server: MetaServer,
+    link: Link,
+    *,
+    threads: int,
+    verify: bool,
+    fragments: int,
+    chunk_size: int,
 ) -> None:
     """Fragments of odd lengths: a piece ends in the midst of one, and of a chunk."""
     blocks = payload(4, LENGTH)
     targets = np.zeros_like(blocks)
     cuts = np.linspace(0, LENGTH, fragments + 1).astype(int)[1:-1]
-    with KVCache(pool, namespace="test", link=link, threads=threads, verify=verify) as cache:
+    settings = {"threads": threads, "verify": verify, "chunk_size": chunk_size}
+    with KVCache(pool, namespace="test", link=link, **settings) as cache:  # type: ignore[arg-type]
         assert cache.put(digests(4), [np.split(block, cuts) for block in blocks]).stored == 4
         found = cache.get(digests(4), [np.split(target, cuts) for target in targets])
         carried = cache.carried()

@@ -27,6 +27,7 @@ from beluga.transfer import (
     Engine,
     Link,
     LinkSettings,
+    Place,
     Plan,
     PlannedEngine,
     Planner,
@@ -232,13 +233,22 @@ CUDA_ENGINES = (
 )
 
 
-def _scheduled(engine: Engine, pool: Pool) -> Engine:
-    """Pieces of 4 KiB over a link of its own, which is as fast as this machine."""
+def _link(name: str, pool: Pool) -> Link:
+    """Pieces of 4 KiB, as fast as this machine."""
     speed = Speed(1 << 40)
     settings = LinkSettings(read=speed, write=speed, device=speed, piece_size=4096)
     where = pool.devices[0].path.parent
-    link = Link(f"conformance-{engine.name}-{os.getpid()}", settings, pool=pool, directory=where)
-    return Scheduler(link).engine(engine)
+    return Link(f"conformance-{name}-{os.getpid()}", settings, pool=pool, directory=where)
+
+
+def _scheduled(engine: Engine, pool: Pool) -> Engine:
+    """Over a link of its own."""
+    return Scheduler(_link(engine.name, pool)).engine(engine)
+
+
+def _linked(pool: Pool, threads: int) -> Engine:
+    """The same, by threads that ask for leave themselves, in the midst of chunks."""
+    return CpuEngine(pool, threads, place=Place(_link(f"cpu-{threads}", pool)))
 
 
 def stormy_dsa(pool: Pool) -> Engine:
@@ -258,6 +268,8 @@ ENGINES: tuple[EngineCase, ...] = (
     EngineCase("cpu", lambda pool: CpuEngine(pool, threads=1)),
     EngineCase("cpu-3", lambda pool: CpuEngine(pool, threads=3)),
     EngineCase("cpu, scheduled", lambda pool: _scheduled(CpuEngine(pool, threads=1), pool)),
+    EngineCase("cpu, on a link", lambda pool: _linked(pool, 1)),
+    EngineCase("cpu-3, on a link", lambda pool: _linked(pool, 3)),
     EngineCase("planned: cpu or dsa-software", _planned),
     EngineCase("dsa-software", lambda pool: DsaEngine(pool, "software")),
     EngineCase("dsa-stormy", stormy_dsa),

@@ -320,3 +320,38 @@ def test_a_queue_whose_pieces_are_gone_gives_its_reservation_back() -> None:
 def test_blocks_and_pieces_are_what_is_judged() -> None:
     assert BLOCK == 5 * MIB // 2
     assert PIECE == 256 << 10
+
+
+def test_a_piece_that_is_under_way_for_long_is_a_stall() -> None:
+    """100 ms, doubled each time, and a millisecond less with every look at the flow ratio."""
+    way = Way(limit=1000, now_ns=0)
+    node = way.add(1)
+    queue = Queue(way, now_ns=0)
+    now = 0
+
+    def take(took_ms: int) -> None:
+        nonlocal now
+        handle = queue.push(node, 10, 1, now_ns=now)
+        assert queue.poll(now) is not None
+        now += took_ms * MS
+        queue.complete(handle, now)
+
+    take(100)
+    assert queue.stat().stalls == 0
+    take(101)
+    assert (queue.stat().stalls, queue.stat().stalled_ns) == (1, 101 * MS)
+    assert queue.stat().stall_ns == 200 * MS
+    take(199)
+    assert queue.stat().stalls == 1
+    take(250)
+    assert (queue.stat().stalls, queue.stat().stalled_ns) == (2, 250 * MS)
+    raised = queue.stat().stall_ns
+    for _ in range(10):  # so often is the ratio looked at
+        now += 75 * MS
+        queue.poll(now)
+    assert queue.stat().stall_ns == raised - 10 * MS
+    for _ in range(1000):
+        now += 75 * MS
+        queue.poll(now)
+    assert queue.stat().stall_ns == 100 * MS
+    queue.close()

@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""Two processes, a cache each, one link: gets have their share beside puts without end, and go on
+when the other process is killed in the midst of a copy."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from beluga import KVCache, MetaServer, Pool
+from beluga.transfer import Direction, Link, TransferClass
+from tests.kvcache.linked_process import COUNT, LENGTH, PIECE, RATE, SLOW, digests
+
+PROGRAM = Path(__file__).with_name("linked_process.py")
+ROOT = PROGRAM.parent.parent.parent
+KINDS = (TransferClass.ONBOARD, TransferClass.OFFLOAD)
+WAIT_S = 60
+
+Start = Callable[[str], "subprocess.Popen[str]"]
+
+
+@pytest.fixture
+def link(pool: Pool, server: MetaServer, shm: Path) -> Iterator[Link]:
+    """With the blocks that are got, put without it."""
+    with KVCache(pool, namespace="test") as cache:
+        assert cache.put(digests(0), np.ones((COUNT, LENGTH), np.uint8)).stored == COUNT
+    made = Link("host", SLOW, pool=pool, directory=shm)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def process(pool: Pool, link: Link, shm: Path) -> Iterator[Start]:
+    started: list[subprocess.Popen[str]] = []
+    paths = ":".join(str(device.path) for device in pool.devices)
+
+    def start(what: str) -> subprocess.Popen[str]:
+        child = subprocess.Popen(
+            [sys.executable, "-m", "tests.kvcache.linked_process", str(shm), paths, what],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=ROOT,
+        )
+        started.append(child)
+        assert child.stdout is not None
+        assert child.stdout.readline() == "ready\n"
+        return child
+
+    yield start
+    for child in started:
+        child.kill()
+        child.communicate()
+
+
+def moved(link: Link, seconds: float) -> tuple[list[int], float]:
+    """Bytes of each class in that time."""
+    before, start = [link.bytes_of(kind)[0] for kind in KINDS], time.monotonic()
+    time.sleep(seconds)
+    after, end = [link.bytes_of(kind)[0] for kind in KINDS], time.monotonic()
+    return [b - a for a, b in zip(before, after, strict=True)], end - start
+
+
+def test_gets_have_their_share_beside_puts_without_end(link: Link, process: Start) -> None:
+    """8 to 1, of a link that both together would fill many times over."""
+    for what in ("get", "put"):
+        process(what)
+    seen = []
+    for _ in range(10):  # a machine that is busy for a while may starve either
+        (onboard, offload), took_s = moved(link, 1)
+        assert onboard + offload <= 1.1 * RATE * took_s + 16 * PIECE
+        seen.append((onboard, offload))
+        if offload > 0 and 3 < onboard / offload < 20:
+            return
+    pytest.fail(f"never 8 to 1: {seen}")
+
+
+def test_who_is_killed_in_the_midst_holds_nobody_up(link: Link, process: Start) -> None:
+    getter, putter = process("get"), process("put")
+    way = link.way(Direction.READ)
+    end = time.monotonic() + WAIT_S
+    while time.monotonic() < end and not all(way.bytes_of(kind) for kind in KINDS):
+        time.sleep(0.01)
+    putter.kill()
+    putter.wait()
+    most = 0.0
+    for _ in range(10):
+        (onboard, _), took_s = moved(link, 0.5)
+        most = max(most, onboard / took_s)
+        if most > 0.7 * RATE:
+            break
+    assert most > 0.7 * RATE  # all of the link, or nearly
+    seats = [seat for seat in way.handle.seats if seat.owner != 0]
+    assert [int(seat.owner) & 0xFFFFFFFF for seat in seats] == [getter.pid]
+    answer, _ = getter.communicate()
+    assert answer == "0\n"  # nothing had to go without leave
