@@ -4,7 +4,8 @@
 
 In virtual time first (``linkmodel.py``), so that the orders alone differ; then really, by the CPU
 engine over a link that is said to be slower than memory, with onboards in a class of their own and
-in that of the offloads; and what one decision costs.
+in that of the offloads; then by several processes' caches (``linkpath.py``); and what one decision
+costs.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from beluga.transfer.fair import Queue, Way
 
 from .ground import discipline_of, ground
 from .linkmodel import BACKLOG, BLOCK, OFFLOAD, PIECE, Outcome, run
+from .linkpath import decision_rows, path_rows
 from .machine import memory_of
 from .options import Options
 from .orders import orders
@@ -54,8 +56,12 @@ def bench_scheduler(options: Options) -> list[Row]:
     rows = _virtual(options)
     options.say("scheduler: decisions")
     rows.append(_decision(options))
+    with ground(options) as pool:
+        rows += decision_rows(options, pool)
     options.say("scheduler: really")
-    return [*rows, *_real(options)]
+    rows += _real(options)
+    with ground(options) as pool:
+        return [*rows, *path_rows(options, pool)]
 
 
 # ---- In virtual time

@@ -25,7 +25,14 @@ def rows() -> dict[str, Row]:
 
 def test_there_is_a_row_for_every_order_and_a_decision(rows: dict[str, Row]) -> None:
     virtual = {f"{name}, {how}" for name in orders(RATE) for how in ("at random", "evenly")}
-    assert rows.keys() == virtual | {"decision", "real, ours", "real, one class"}
+    decisions = {"decision", "decision, in C, alone", "decision, in C, beside another"}
+    link = {f"caches, slow link, {how}" for how in ("ours", "one class")}
+    memory = {f"caches, memory, {what}" for what in ("host's link", "no link")}
+    real = {"real, ours", "real, one class"}
+    assert rows.keys() == virtual | decisions | link | memory | real
+    for case in link | memory:
+        assert "processes that put" in str(rows[case]["note"])
+        assert ("a piece waited" in str(rows[case]["note"])) == (case != "caches, memory, no link")
     for case in virtual:
         assert rows[case]["memory"] == "virtual time"
         assert float(str(rows[case]["ratio_to_limit"])) > 0.95

@@ -1,0 +1,243 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""Onboards beside offloads on the product's own path: processes with a KVCache each, one pool.
+
+This process gets blocks at random moments, others put without end. Over a link that is said to be
+slow, by classes and all in one class; and over this machine's memory, with the host's link as it is
+by default and without. ``python -m beluga_bench.linkpath`` is one of the others.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import os
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+
+from beluga._ffi import lib
+from beluga.errors import BelugaError
+from beluga.kvcache import KVCache
+from beluga.meta import MetaServer
+from beluga.pool import Pool
+from beluga.transfer import (
+    CpuEngine,
+    Direction,
+    Link,
+    LinkSettings,
+    Place,
+    Speed,
+    TransferClass,
+    plan_blocks,
+    settings_for,
+)
+from beluga.transfer.fair import Queue
+
+from .linkmodel import BLOCK
+from .machine import memory_of
+from .options import Options
+from .row import Recorder, Row, percentiles
+
+FLOODS = 2  # processes that put
+SHARE = 0.3  # of the slow link, asked for by gets
+SLOW = Speed(500_000_000)  # so slow that the link, not a busy machine, is what is waited for
+_NAMESPACE = "beluga-bench"
+_BATCH = 4  # blocks of a put
+_PIECE = 4096  # of the plan whose pieces' cost is measured
+_STAY = 1 << 62
+_END_TIMEOUT_S = 30.0
+
+
+@dataclasses.dataclass(frozen=True)
+class _Case:
+    """``settings`` None: no link. ``read`` is what gets are on it; ``mean_s`` lies between two."""
+
+    name: str
+    settings: LinkSettings | None
+    read: TransferClass
+    mean_s: float
+
+
+def path_rows(options: Options, pool: Pool) -> list[Row]:
+    """A row for each case; gets without offloads stand in its note."""
+    slow = LinkSettings(read=SLOW, write=SLOW, device=None, duplex=False)
+    slow_mean_s = BLOCK / SLOW.bytes_per_s / SHARE
+    onboard, offload = TransferClass.ONBOARD, TransferClass.OFFLOAD
+    cases = (
+        _Case("caches, slow link, ours", slow, onboard, slow_mean_s),
+        _Case("caches, slow link, one class", slow, offload, slow_mean_s),
+        _Case("caches, memory, host's link", settings_for(pool), onboard, 0.003),
+        _Case("caches, memory, no link", None, onboard, 0.003),
+    )
+    fixed: Row = {"memory": memory_of(pool), "bytes": BLOCK, "threads": 1}
+    recorder = Recorder("scheduler", options, fixed)
+    with MetaServer(pool):
+        return [_row(options, recorder, pool, case) for case in cases]
+
+
+def _row(options: Options, recorder: Recorder, pool: Pool, case: _Case) -> Row:
+    options.say(f"scheduler: {case.name}")
+    duration_s = 0.3 if options.smoke else 8.0
+    with TemporaryDirectory(prefix="beluga-bench-link-", dir=pool.devices[0].path.parent) as name:
+        directory = Path(name)
+        link = case.settings and Link("bench", case.settings, pool=pool, directory=directory)
+        with KVCache(pool, namespace=_NAMESPACE, link=link, read_class=case.read) as cache:
+            alone = _gets(options, cache, case.mean_s, duration_s)
+            with _floods(pool, directory if link else None):
+                start, before = time.monotonic(), cache.stat().commit_count
+                beside = _gets(options, cache, case.mean_s, duration_s)
+                put = (cache.stat().commit_count - before) * BLOCK / (time.monotonic() - start)
+            carried = cache.carried()[case.read]
+    wait = f"; a piece waited {carried.waited_ns // carried.pieces} ns" if carried.pieces else ""
+    idle = percentiles(np.array(alone, np.uint64))
+    return recorder.row(
+        case.name,
+        **percentiles(np.array(beside, np.uint64)),
+        ops_per_s=round(len(beside) / duration_s),
+        note=f"gets beside {FLOODS} processes that put {put / 1e9:.2f} GB/s; without them "
+        f"p50 {idle['p50_ns']} ns, p99 {idle['p99_ns']} ns{wait}",
+    )
+
+
+def _digest(number: int) -> list[bytes]:
+    return [b"%032d" % number]
+
+
+def _gets(options: Options, cache: KVCache, mean_s: float, duration_s: float) -> list[int]:
+    """How long each took from when it was due, in nanoseconds."""
+    block = np.ones((1, BLOCK), np.uint8)
+    cache.put(_digest(0), block)
+    rng = random.Random(options.seed + 1)  # noqa: S311  arrivals, not secrets
+    took: list[int] = []
+    due = time.monotonic()
+    end = due + duration_s
+    while due < end or not took:
+        time.sleep(max(0.0, due - time.monotonic()))
+        if cache.get(_digest(0), block).hits != 1:
+            raise BelugaError("a block was not found that was just put")
+        took.append(round((time.monotonic() - due) * 1e9))
+        due += rng.expovariate(1 / mean_s)
+        due = max(due, time.monotonic() - 0.1)  # a get that took ages does not delay all others
+    return took
+
+
+@contextmanager
+def _floods(pool: Pool, directory: Path | None) -> Iterator[None]:
+    with ExitStack() as stack:
+        children = [
+            stack.enter_context(_flood(pool, directory, number)) for number in range(FLOODS)
+        ]
+        for child in children:
+            assert child.stdout is not None  # noqa: S101  a pipe
+            if child.stdout.readline() != "ready\n":
+                raise BelugaError("the benchmark's other process has ended; see above")
+        yield
+
+
+@contextmanager
+def _flood(pool: Pool, directory: Path | None, number: int) -> Iterator[subprocess.Popen[str]]:
+    paths = [f"{device.path}@{device.offset}+{device.size}" for device in pool.devices]
+    wanted = json.dumps([str(directory) if directory else None, number, paths])
+    child = subprocess.Popen(
+        [sys.executable, "-m", __name__, wanted],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        yield child
+    finally:
+        assert child.stdin is not None  # noqa: S101  a pipe
+        child.stdin.close()
+        try:
+            child.wait(_END_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.wait()
+
+
+def main(directory: str | None, number: int, paths: list[str]) -> None:
+    """Put until the input ends; what is put is removed, so that there is room for ever."""
+    blocks = np.ones((_BATCH, BLOCK), np.uint8)
+    ends = sys.stdin.fileno()
+    os.set_blocking(ends, False)
+    with Pool.open(paths) as pool:
+        link = directory and Link("bench", pool=pool, directory=Path(directory))
+        with KVCache(pool, namespace=_NAMESPACE, link=link or None) as cache:
+            print("ready", flush=True)
+            for turn in itertools.count(1):
+                if _ended(ends):
+                    return
+                names = [_digest(number << 60 | turn << 8 | place)[0] for place in range(_BATCH)]
+                cache.put(names, blocks)
+                cache.remove(names)
+
+
+def _ended(handle: int) -> bool:
+    try:
+        return os.read(handle, 1) == b""
+    except BlockingIOError:
+        return False
+
+
+# ---- What a decision costs where threads ask for themselves
+
+
+def decision_rows(options: Options, pool: Pool) -> list[Row]:
+    """A piece's share of a copy, asked for in C: renewed by who is alone, and decided beside
+    another engine; as the difference to the same copy without a link."""
+    recorder = Recorder("scheduler", options, {"memory": memory_of(pool), "threads": 1})
+    size = (1 if options.smoke else 8) << 20
+    memory = np.ones(size, np.uint8)
+    first = -(-pool.geometry.data_offset // size) * size
+    plan = plan_blocks(
+        np.array([[memory.ctypes.data]], np.uint64),
+        np.array([size]),
+        np.array([first], np.uint64),
+        owners=(memory,),
+    )
+    fast = Speed(10**12)
+    settings = LinkSettings(read=fast, write=fast, device=None, piece_size=_PIECE)
+    rows = []
+    with TemporaryDirectory(prefix="beluga-bench-link-", dir=pool.devices[0].path.parent) as name:
+        link = Link("bench", settings, pool=pool, directory=Path(name))
+        place = Place(link)
+        bare, asking = CpuEngine(pool, 1), CpuEngine(pool, 1, place=place)
+        way = link.way(Direction.READ)
+        for case in ("in C, alone", "in C, beside another"):
+            other = Queue(way, now_ns=lib.bl_port_now_ns())
+            if case != "in C, alone":  # it wants the same, and does not take it
+                seat = next(s for s in way.handle.seats if s.owner and not s.demand)
+                seat.demand, seat.until_ns = 1 << TransferClass.ONBOARD, _STAY
+            costs = []
+            for _ in range(9):
+                times = []
+                for engine in (bare, asking):
+                    start = time.perf_counter_ns()
+                    engine.scatter_read(plan).wait()
+                    times.append(time.perf_counter_ns() - start)
+                costs.append(max(0, times[1] - times[0]) * _PIECE // size)
+            other.close()
+            rows.append(
+                recorder.row(
+                    f"decision, {case}",
+                    p50_ns=int(np.median(costs)),
+                    note="per piece; what a copy in pieces of 4 KiB takes longer than without",
+                )
+            )
+        place.close()
+        link.close()
+    return rows
+
+
+if __name__ == "__main__":
+    main(*json.loads(sys.argv[1]))
