@@ -206,6 +206,9 @@ def test_published_metrics_reach_the_load_and_are_guessed_on() -> None:
         *(3, 40),
         2,
     )
+    tracker.add("hit", A, query(1, 2), Overlap(shared=2))
+    assert load.kv_active_blocks == 40
+    tracker.free("hit")
     tracker.publish(A, None)
     tracker.free("x")
     assert tracker.load(A) == Load()

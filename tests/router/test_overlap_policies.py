@@ -178,7 +178,12 @@ def test_alpha_gamma_weighs_load_more_when_loads_are_apart() -> None:
     assert choice.worker == Worker(1)  # 0.7 * -0.4 + 0.3 * 1 = 0.02 against 0.7 * 0.4 = 0.28
     assert choice.cost == pytest.approx(0.02)
     states[0].load.kv_active_blocks = states[1].load.kv_active_blocks = 50
-    assert make_policy("alpha-gamma").choose(ISL_64, states).cost == pytest.approx(0.0)
+    states[0].overlap.device = 2
+    level = make_policy("alpha-gamma").choose(ISL_64, states)
+    assert (level.worker, level.cost) == (Worker(0), pytest.approx(0.7 * 0.5))
+    states[0].load.request_active_slots, states[0].load.request_total_slots = 1, 4
+    slots = make_policy("alpha-gamma").choose(ISL_64, states)
+    assert slots.cost == pytest.approx(0.7 * 0.5 + 0.1 * 0.25)
 
 
 def test_alpha_gamma_passes_over_full_workers() -> None:

@@ -165,11 +165,12 @@ def test_min_ttft_rejects_what_would_miss_an_objective() -> None:
 
 
 def test_the_default_estimate_comes_from_published_costs() -> None:
-    costs = ModelCosts("flat", 0, 1000, 0, 5000, 0, 0, 0, 100, 1, "made up")
+    costs = ModelCosts("flat", 0, 1000, 0, 5000, 10, 1, 5, 100, 1, "made up")
     estimator = CostEstimator(costs=costs, bytes_per_s=100 * 16)
-    state = candidate(0, held=1, active_prefill_tokens=7)
+    state = candidate(0, 2, held=1, active_prefill_tokens=7, active_decode_blocks=4)
     state.overlap.shared = 2
-    assert estimator(QUERY, state, 0) == Estimate(7.0, 16.0, 2.0, 5.0)
-    assert estimator(QUERY, state, 1) == Estimate(7.0, 0.0, 3.0, 5.0)
+    step = (5000 + 3 * 10 + 4 * 16 * 1 + 5) / 1e3
+    assert estimator(QUERY, state, 0) == Estimate(7.0, 16.0, 2.0, step)
+    assert estimator(QUERY, state, 1) == Estimate(7.0, 0.0, 3.0, step)
     choice = MinTtft().choose(QUERY, [candidate(0), candidate(1, held=4)])
     assert (choice.worker, choice.cost) == (Worker(1), 0.0)
