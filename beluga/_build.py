@@ -28,6 +28,7 @@ CORE_HEADERS = (
     "api_verify.h",
     "index.h",
     "prefix.h",
+    "tier.h",
 )
 # The simulator has a device of its own.
 DSA_HEADERS = ("dsa_format.h", "api_dsa.h")

@@ -47,6 +47,10 @@ EXPORTS: dict[str, str] = {
         "TASK_SIZE_MAX TaskQueue Ticket VISIBILITY_S WorkerStat decode_task encode_task open_queue "
         "queue_name"
     ),
+    "beluga.simulate": (
+        "ENGINES FORMATS MEMORIES ORDERS Options PRESETS Prompt Row Scale Spread Trace "
+        "check_report load_trace make_trace simulate write_report"
+    ),
     "beluga.replay": (
         "Conversations Options Request Result ideal_hit_rate make_workload read_trace replay "
         "write_trace"

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import typer
 
-from beluga.cli import bench, block, pool, prefill_worker, replay, route, serve, verify
+from beluga.cli import bench, block, pool, prefill_worker, replay, route, serve, simulate, verify
 
 app = typer.Typer(
     help="A shared KV-cache pool for LLM inference on CXL memory, or on the memory you have.",
@@ -25,5 +25,6 @@ app.command()(block.get)
 app.command()(prefill_worker.prefill_worker)
 app.command()(replay.replay)
 app.command()(route.route)
+app.command()(simulate.simulate)
 app.command()(verify.verify)
 app.command()(bench.bench)

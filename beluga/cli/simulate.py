@@ -1,0 +1,259 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""``beluga simulate``: routing policies beside each other on a trace."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from beluga.cli.options import Json, size
+from beluga.cli.output import print_json, print_table, progress, say
+from beluga.errors import SimulateError
+from beluga.pool import show_size
+from beluga.router import POLICIES, costs
+from beluga.simulate import (
+    ENGINES,
+    FORMATS,
+    MEMORIES,
+    ORDERS,
+    PRESETS,
+    Options,
+    Row,
+    Scale,
+    Trace,
+    check_report,
+    load_trace,
+    write_report,
+)
+from beluga.simulate import simulate as run_simulation
+
+_DECIMAL = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([KMGT])B", re.IGNORECASE)
+_SCALE = re.compile(r"([0-9]+(?:\.[0-9]+)?):([+-][1-9][0-9]*)")
+_COLUMNS = {
+    "ttft_mean_s": "TTFT s",
+    "ttft_p50_s": "p50",
+    "ttft_p90_s": "p90",
+    "ttft_p99_s": "p99",
+    "tpot_mean_ms": "TPOT ms",
+    "hit_rate": "hits",
+    "hit_rate_hbm": "HBM",
+    "hit_rate_pool": "pool",
+    "hit_rate_local": "DRAM",
+    "load_imbalance": "imbalance",
+    "rejects": "rejects",
+    "link_read_utilisation": "link",
+    "onboard_queue_ms": "queue ms",
+}
+_SCALED = {
+    "hit_rate_before": "hits before",
+    "hit_rate_after": "hits after",
+    "ttft_mean_before_s": "TTFT before",
+    "ttft_mean_after_s": "TTFT after",
+}
+_BAR_WIDTH = 60  # characters
+
+
+def _capacity(text: str | int) -> int:
+    """Bytes; beside what other commands take, 2TB and 1.5GB as makers count."""
+    if match := _DECIMAL.fullmatch(str(text).strip()):
+        return int(float(match[1]) * 1000 ** ("KMGT".index(match[2].upper()) + 1))
+    return size(text)
+
+
+def _names(text: str, known: Sequence[str]) -> list[str]:
+    return list(known) if text == "all" else [name.strip() for name in text.split(",")]
+
+
+TraceFile = Annotated[Path, typer.Argument(help="A file, or a directory of weka's sessions.")]
+Policies = Annotated[
+    str, typer.Option(metavar="P[,P...]", help=f"Of {', '.join(POLICIES)}; or all.")
+]
+Workers = Annotated[int, typer.Option(help="GPUs, or groups of them, with an engine each.")]
+PoolBytes = Annotated[
+    int | None,
+    typer.Option(parser=_capacity, metavar="BYTES", help="The shared pool; else 1950 GiB."),
+]
+LocalBytes = Annotated[
+    int | None,
+    typer.Option(
+        parser=_capacity,
+        metavar="BYTES",
+        help="Each worker's own DRAM, where there is no pool; else its part of as much.",
+    ),
+]
+HbmBytes = Annotated[
+    int | None, typer.Option(parser=_capacity, metavar="BYTES", help="Each worker's, for KV.")
+]
+Memory = Annotated[str, typer.Option(help="pool, split or both.")]
+Bandwidth = Annotated[
+    float | None,
+    typer.Option(metavar="GB/s", help="Pool to one worker; else what --gpu-path gives."),
+]
+LocalBandwidth = Annotated[
+    float, typer.Option(metavar="GB/s", help="A worker's own DRAM to its GPU.")
+]
+GpuPath = Annotated[
+    str, typer.Option(help="root-complex (26 GB/s) or switch (55 GB/s): the paper's O7.")
+]
+Adapters = Annotated[
+    int | None, typer.Option(help="CXL adapters in all (O8); else one for two workers.")
+]
+Devices = Annotated[
+    int | None, typer.Option(help="Memory devices of the pool; else one for 256 GiB.")
+]
+Speed = Annotated[float, typer.Option(help="Arrivals, times the trace's own speed.")]
+Model = Annotated[str, typer.Option(help=f"On which GPU; of {', '.join(costs.MODELS)}.")]
+Engine = Annotated[str, typer.Option(help=f"{' or '.join(ENGINES)}; serial ones prefill only.")]
+Eviction = Annotated[str, typer.Option(help=f"{' or '.join(ORDERS)}.")]
+Seeds = Annotated[int, typer.Option(help="Runs of each; see spread in --json.")]
+ScaleAt = Annotated[
+    str | None, typer.Option(metavar="T:+N", help="N workers more (or -N) from second T on.")
+]
+Slo = Annotated[
+    float | None, typer.Option(metavar="S", help="min-ttft refuses what would take longer.")
+]
+SharedCredit = Annotated[
+    float, typer.Option(help="What linear and lmetric credit a block in the pool with, 0 to 1.")
+]
+Format = Annotated[
+    str | None, typer.Option("--format", help=f"{', '.join(FORMATS)}; else by its looks.")
+]
+Rate = Annotated[float, typer.Option(help="Requests/s, for traces without times.")]
+Preset = Annotated[
+    str | None,
+    typer.Option(help="feasibility: the set-up of the reference replay; overrides others."),
+]
+Plot = Annotated[bool, typer.Option("--plot", help="Bars of the mean TTFT, too.")]
+Report = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Write all policies at a glance: .html or .png.")
+]
+
+
+def simulate(
+    trace: TraceFile,
+    policy: Policies = "all",
+    workers: Workers = 8,
+    pool: PoolBytes = None,
+    local: LocalBytes = None,
+    hbm: HbmBytes = None,
+    memory: Memory = "both",
+    bandwidth: Bandwidth = None,
+    local_bandwidth: LocalBandwidth = costs.LOCAL_DRAM / 1e9,
+    gpu_path: GpuPath = "root-complex",
+    adapters: Adapters = None,
+    devices: Devices = None,
+    speed: Speed = 1.0,
+    model: Model = costs.DEFAULT_MODEL,
+    engine: Engine = "chunked",
+    eviction: Eviction = "lru",
+    seeds: Seeds = 1,
+    scale_at: ScaleAt = None,
+    slo: Slo = None,
+    shared_credit: SharedCredit = 0.5,
+    form: Format = None,
+    rate: Rate = 1.0,
+    preset: Preset = None,
+    plot: Plot = False,
+    report: Report = None,
+    json: Json = False,
+) -> None:
+    """Replay a trace on a computed cluster, under every policy, with a pool and without."""
+    options = Options(
+        workers=workers,
+        model=costs.model_costs(model),
+        engine=engine,
+        hbm=hbm,
+        pool=pool,
+        local=local,
+        eviction=eviction,
+        gpu_path=gpu_path,
+        bandwidth=None if bandwidth is None else bandwidth * 1e9,
+        local_bandwidth=local_bandwidth * 1e9,
+        adapters=adapters,
+        devices=devices,
+        speed=speed,
+        shared_credit=shared_credit,
+        slo_s=slo,
+        scale=_scale(scale_at),
+    )
+    if preset is not None:
+        options = _with_preset(preset, options)
+    if report is not None:
+        check_report(report)
+    _warn(options)
+    loaded = load_trace(trace, form, rate=rate)
+    rows = _rows(loaded, options, policy, memory, seeds=seeds, quiet=json)
+    if report is not None:
+        write_report(report, loaded, options, rows)
+    if json:
+        print_json(rows)
+        return
+    means = [row for row in rows if row.seed is None]
+    title = f"{loaded.name}: {len(loaded)} requests at {speed:g}x, {seeds} seed(s)"
+    _show(title, means, scaled=options.scale is not None)
+    if plot:
+        _plot(means)
+
+
+def _rows(
+    trace: Trace, options: Options, policy: str, memory: str, *, seeds: int, quiet: bool
+) -> list[Row]:
+    with progress("simulating", shown=not quiet) as advance:
+        return run_simulation(
+            trace,
+            options,
+            policies=_names(policy, POLICIES),
+            memories=_memories(memory),
+            seeds=seeds,
+            advance=advance,
+        )
+
+
+def _show(title: str, rows: Sequence[Row], *, scaled: bool) -> None:
+    columns = {**_COLUMNS, **(_SCALED if scaled else {})}
+    print_table(
+        ["policy", "memory", *columns.values()],
+        [[row.policy, row.memory, *(getattr(row, name) for name in columns)] for row in rows],
+        title=title,
+    )
+
+
+def _memories(text: str) -> Sequence[str]:
+    if text not in (*MEMORIES, "both"):
+        raise SimulateError(f"memory is pool, split or both, not {text!r}")
+    return MEMORIES if text == "both" else (text,)
+
+
+def _with_preset(name: str, options: Options) -> Options:
+    if name not in PRESETS:
+        raise SimulateError(f"no preset {name!r}; there is {', '.join(PRESETS)}")
+    return PRESETS[name](options)
+
+
+def _scale(text: str | None) -> Scale | None:
+    if text is None:
+        return None
+    match = _SCALE.fullmatch(text)
+    if match is None:
+        raise SimulateError(f"--scale-at {text!r} is not T:+N; write 600:+2 or 600:-1")
+    return Scale(float(match[1]), int(match[2]))
+
+
+def _warn(options: Options) -> None:
+    """A pool that wins by its size alone says nothing."""
+    whole, split = options.pool_bytes, options.local_bytes * options.workers
+    if abs(whole - split) > 0.01 * whole:
+        say(f"not equal: the pool has {show_size(whole)}, all DRAM together {show_size(split)}")
+
+
+def _plot(rows: Sequence[Row]) -> None:
+    longest = max((row.ttft_mean_s or 0.0 for row in rows), default=0.0)
+    for row in rows:
+        if row.ttft_mean_s is not None and longest:
+            bar = "#" * max(1, round(_BAR_WIDTH * row.ttft_mean_s / longest))
+            typer.echo(f"{row.policy:>16} {row.memory:5} {bar} {row.ttft_mean_s:.3g} s")

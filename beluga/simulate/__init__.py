@@ -1,0 +1,34 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""L7: what routing policies would make of a trace, on a cluster that is computed, not run.
+
+The policies, the router's account of loads and the code that evicts are the real ones; prefill,
+decode and copies take the time that beluga/router/costs.py says.
+"""
+
+from beluga.simulate.formats import FORMATS, load_trace
+from beluga.simulate.options import ENGINES, MEMORIES, PRESETS, Options, Scale
+from beluga.simulate.report import check_report, write_report
+from beluga.simulate.result import Row, Spread
+from beluga.simulate.run import simulate
+from beluga.simulate.tier import ORDERS
+from beluga.simulate.trace import Prompt, Trace, make_trace
+
+__all__ = [
+    "ENGINES",
+    "FORMATS",
+    "MEMORIES",
+    "ORDERS",
+    "PRESETS",
+    "Options",
+    "Prompt",
+    "Row",
+    "Scale",
+    "Spread",
+    "Trace",
+    "check_report",
+    "load_trace",
+    "make_trace",
+    "simulate",
+    "write_report",
+]

@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""Simulated time: what happens next."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from heapq import heappop, heappush
+from typing import Any
+
+from beluga.simulate.links import Links
+
+
+class Clock:
+    """Events in the order of their times, and of their making where times are equal."""
+
+    __slots__ = ("_events", "_made", "_networks")
+
+    def __init__(self, networks: Sequence[Links]) -> None:
+        self._events: list[tuple[float, int, Callable[[float, Any], None], Any]] = []
+        self._made = 0
+        self._networks = networks
+
+    def at(self, when: float, then: Callable[[float, Any], None], what: Any) -> None:
+        """``then(when, what)`` is called when it is time."""
+        self._made += 1
+        heappush(self._events, (when, self._made, then, what))
+
+    def run(self, arrivals: Iterator[tuple[float, Any]], arrive: Callable[..., None]) -> float:
+        """Until nothing is left to happen; the last time."""
+        events, networks, never = self._events, self._networks, float("inf")
+        now = 0.0
+        arrival, request = next(arrivals, (never, None))
+        while True:
+            when = events[0][0] if events else never
+            network = None
+            for links in networks:
+                if links.finish < when:
+                    when, network = links.finish, links
+            if arrival <= when:
+                if arrival == never:
+                    return now
+                now = arrival
+                arrive(now, request)
+                arrival, request = next(arrivals, (never, None))
+            elif network is not None:
+                now = when
+                network.end(now)
+            else:
+                now, _, then, what = heappop(events)
+                then(now, what)

@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""One run: a trace through a router and its workers. The router, its policies and its account of
+loads are the real ones (beluga/router), and so is the code that evicts (csrc/evict.h).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from random import Random
+from typing import Any
+
+from beluga._ffi import ffi
+from beluga.errors import AllWorkersBusyError, ObjectiveError
+from beluga.router import Matches, Overlap, Query, Router, Worker, make_policy
+from beluga.simulate.clock import Clock
+from beluga.simulate.engine import ChunkedEngine
+from beluga.simulate.forecast import Forecast
+from beluga.simulate.memory import Network
+from beluga.simulate.options import Options
+from beluga.simulate.request import Request
+from beluga.simulate.serial import SerialEngine
+from beluga.simulate.tier import Leads, Tier
+from beluga.simulate.trace import Trace
+
+
+class Cluster:
+    """Workers with ``memory`` behind them (``pool`` or ``split``), and a router with a policy.
+
+    The seed decides between workers that are alike, and the order of requests that arrive at one
+    moment: the traces' clocks are coarse.
+    """
+
+    def __init__(
+        self, trace: Trace, options: Options, *, policy: str, memory: str, seed: int = 0
+    ) -> None:
+        self.trace, self.options, self.memory = trace, options, memory
+        self.block_bytes = trace.block_tokens * options.model.kv_bytes_per_token
+        self.network = Network(options, memory, self.block_bytes)
+        self.clock = Clock((self.network.read, self.network.write))
+        self.forecast = Forecast(options, self.block_bytes)
+        self.router = Router(self._policy(policy, seed), find_matches=self._matches)
+        self.requests = self._make_requests(seed)
+        self.refused = 0  # too long for a worker, or the policy's objective would be missed
+        self.engines: list[ChunkedEngine | SerialEngine] = []
+        self.end_s = 0.0
+        self._hbm: list[Tier] = []
+        self._own: list[Tier] = []  # each worker's DRAM; or the pool alone
+        self._hashes = trace.blocks()
+        self._held: deque[Request] = deque()  # every worker was busy
+        self._asked = self.requests[0]
+        if memory == "pool":
+            self._own.append(self._tier(options.pool_bytes))
+        for _ in range(options.workers):
+            self._add_worker()
+
+    def run(self) -> None:
+        """Until every request is done or refused."""
+        scale = self.options.scale
+        if scale:
+            self.clock.at(scale.at_s, self._scale, scale.count)
+        self.end_s = self.clock.run(self._arrivals(), self._arrive)
+        self.refused += len(self._held)
+
+    def _policy(self, name: str, seed: int) -> Any:
+        if name == "min-ttft":
+            limit = self.options.slo_s
+            return make_policy(name, seed=seed, estimator=self.forecast, ttft_objective_s=limit)
+        if name in ("linear", "lmetric"):
+            host, shared = self.options.host_credit, self.options.shared_credit
+            return make_policy(name, seed=seed, host_credit=host, shared_credit=shared)
+        return make_policy(name, seed=seed)
+
+    def _make_requests(self, seed: int) -> list[Request]:
+        trace, speed = self.trace, self.options.speed
+        base = ffi.from_buffer("uint32_t[]", trace.ids)
+        made = []
+        for index, arrival in enumerate(trace.arrival_s):
+            tokens = (trace.input_tokens[index], trace.output_tokens[index], trace.block_tokens)
+            request = Request(index, arrival / speed, tokens, base + trace.first[index])
+            request.blocks = trace.count[index]
+            request.reusable = min(request.blocks, (request.input - 1) // trace.block_tokens)
+            made.append(request)
+        chance = Random(seed)  # noqa: S311  the order of equals, not secrets
+        if not self.options.shuffle:
+            return made
+        return sorted(made, key=lambda request: (request.arrival, chance.random()))
+
+    def _arrivals(self) -> Iterator[tuple[float, Request]]:
+        return ((request.arrival, request) for request in self.requests)
+
+    def _tier(self, size: int) -> Tier:
+        capacity = min(size // self.block_bytes, 0xFFFFFFFF)
+        return Tier(self.trace.id_count, capacity, self.options.eviction)
+
+    def _add_worker(self) -> None:
+        number, options = len(self.engines), self.options
+        if self.memory == "split":
+            self._own.append(self._tier(options.local_bytes))
+        hbm = self._tier(options.hbm_bytes)
+        far = self.network.join(self._own[-1])
+        kind: type[ChunkedEngine | SerialEngine]
+        kind = ChunkedEngine if options.engine == "chunked" else SerialEngine
+        engine = kind(self.clock, options, hbm, far, self.trace.block_tokens)
+        engine.first_token, engine.done = self._first_token, self._done
+        self.engines.append(engine)
+        self._hbm.append(hbm)
+        self._leads = Leads([*self._hbm, *self._own])
+        self.router.add_worker(Worker(number))
+        self._publish(number)
+
+    def _scale(self, now: float, count: int) -> None:
+        """Workers come, empty; or the last ones get nothing more, and end what they have."""
+        for _ in range(count):
+            self._add_worker()
+        for worker in self.router.workers[count:] if count < 0 else ():
+            self.router.suspend(worker)
+
+    def _arrive(self, now: float, request: Request) -> None:
+        if request.slots > self._hbm[0].capacity:
+            self.refused += 1
+        elif self._held or not self._send(now, request):
+            self._held.append(request)
+
+    def _send(self, now: float, request: Request) -> bool:
+        """False if every worker is busy."""
+        hashes = self._hashes[request.index]
+        query = Query(request.input, self.trace.block_tokens, hashes, hashes)
+        self._asked = request
+        self.forecast.now = now
+        try:
+            choice = self.router.route(request.index, query, now=now)
+        except AllWorkersBusyError:
+            return False
+        except ObjectiveError:
+            self.refused += 1
+            return True
+        request.worker = number = choice.worker.worker_id
+        self.forecast.sent(request.index, number, query, choice.overlap)
+        self.engines[number].submit(now, request)
+        return True
+
+    def _matches(self, query: Query) -> Matches:
+        """What each worker holds of the request that is asked about."""
+        request = self._asked
+        leads = self._leads(request.ids, request.reusable)
+        count = len(self.engines)
+        if self.memory == "pool":
+            held = {Worker(number): Overlap(device) for number, device in enumerate(leads[:count])}
+            return Matches(held, leads[count])
+        pairs = enumerate(zip(leads[:count], leads[count:], strict=True))
+        return Matches({Worker(n): Overlap(d, max(o - d, 0)) for n, (d, o) in pairs})
+
+    def _first_token(self, now: float, request: Request) -> None:
+        self.router.tracker.prefill_done(request.index, now)
+        self.forecast.prefilled(request.index, request.worker, now)
+        self._publish(request.worker)
+
+    def _done(self, now: float, request: Request) -> None:
+        self.router.tracker.free(request.index, now)
+        self._publish(request.worker)
+        while self._held and self._send(now, self._held[0]):
+            self._held.popleft()
+
+    def _publish(self, number: int) -> None:
+        self.router.tracker.publish(Worker(number), self.engines[number].metrics())

@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""What is simulated: the workers, their memory, the links between them, and how long."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+from beluga.errors import SimulateError
+from beluga.router import costs
+from beluga.simulate.tier import ORDERS
+
+MEMORIES = ("pool", "split")
+ENGINES = ("chunked", "serial")
+GIB = 1 << 30
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Scale:
+    """``count`` workers more (or fewer, if negative) from ``at_s`` of the replay on."""
+
+    at_s: float
+    count: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Options:
+    """A cluster. Sizes are in bytes, speeds in bytes per second; None: what follows from the rest.
+
+    ``pool`` is the shared pool of the ``pool`` memory, ``local`` each worker's own DRAM of the
+    ``split`` memory; by default each has an equal part of what the pool would have.
+
+    ``chunked`` engines batch as vLLM does: a step has at most ``step_tokens``, of all that decode
+    and of prompts in pieces. ``serial`` ones prefill one prompt after another and do not decode.
+    """
+
+    workers: int = 8
+    model: costs.ModelCosts = costs.MODELS[costs.DEFAULT_MODEL]
+    engine: str = "chunked"
+    hbm: int | None = None  # of each worker, for KV; the model's
+    pool: int | None = None  # 1950 GiB, or what the local ones come to
+    local: int | None = None
+    eviction: str = "lru"
+    gpu_path: str = "root-complex"
+    bandwidth: float | None = None  # from the pool to one worker, each way; the GPU path's
+    local_bandwidth: float = costs.LOCAL_DRAM
+    adapters: int | None = None  # that all workers share; one for two workers
+    devices: int | None = None  # that the pool lies on; one for 256 GiB
+    step_tokens: int = 8192  # vLLM's max_num_batched_tokens on large GPUs
+    slots: int = 256  # requests that a worker runs at once; vLLM's max_num_seqs
+    offload: bool = True  # writing to the pool takes the link's time
+    speed: float = 1.0  # arrivals, times the trace's own
+    shared_credit: float = 0.5  # m of linear and lmetric on a pool; Dynamo's with a shared cache
+    host_credit: float = 0.75  # of a worker's own DRAM; Dynamo's default
+    shuffle: bool = True  # by seed, the requests that the trace has at one moment
+    slo_s: float | None = None  # a request whose TTFT would be longer is refused (min-ttft)
+    scale: Scale | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("workers", "step_tokens", "slots"):
+            if getattr(self, name) < 1:
+                raise SimulateError(f"{name} has to be at least 1, not {getattr(self, name)}")
+        for name in ("hbm", "pool", "local", "adapters", "devices"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise SimulateError(f"{name} has to be at least 1, not {value}")
+        for name in ("bandwidth", "local_bandwidth", "speed", "slo_s"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < math.inf:
+                raise SimulateError(f"{name} has to be greater than 0, not {value}")
+        for name, known in (
+            ("engine", ENGINES),
+            ("eviction", tuple(ORDERS)),
+            ("gpu_path", tuple(costs.GPU_PATHS)),
+        ):
+            if getattr(self, name) not in known:
+                raise SimulateError(
+                    f"{name} is one of {', '.join(known)}, not {getattr(self, name)!r}"
+                )
+        if self.scale and self.workers + self.scale.count < 1:
+            raise SimulateError(f"scaling by {self.scale.count} leaves no worker")
+
+    @property
+    def pool_bytes(self) -> int:
+        """Of the shared pool."""
+        if self.pool is not None:
+            return self.pool
+        return 1950 * GIB if self.local is None else self.local * self.workers
+
+    @property
+    def local_bytes(self) -> int:
+        """Of each worker's own DRAM, where there is no pool."""
+        return self.pool_bytes // self.workers if self.local is None else self.local
+
+    @property
+    def hbm_bytes(self) -> int:
+        """Of each worker, for KV."""
+        return self.model.hbm_bytes if self.hbm is None else self.hbm
+
+    @property
+    def path_speed(self) -> float:
+        """Between the pool and one worker's GPU."""
+        return costs.GPU_PATHS[self.gpu_path] if self.bandwidth is None else self.bandwidth
+
+    @property
+    def adapter_count(self) -> int:
+        """Of all workers together."""
+        return max(1, self.workers // 2) if self.adapters is None else self.adapters
+
+    @property
+    def device_count(self) -> int:
+        """Of the pool."""
+        return self.devices or -(-self.pool_bytes // costs.DEVICE_BYTES)
+
+    @property
+    def step_s(self) -> float:
+        """What each step of an engine costs beside its work."""
+        return self.model.h / 1e3 if self.engine == "chunked" else 0.0
+
+
+def feasibility(options: Options) -> Options:
+    """The set-up of the reference's feasibility replay (scheduling.md, 7): serial prefill, decode
+    ignored, 470 blocks of HBM, 15,600 blocks in all, 26 GB/s for each worker whatever the others
+    do, DRAM at 50 GB/s, writing free, requests in the file's order. That ``linear`` counted DRAM
+    like HBM there is a guess: its figures come out so.
+    """
+    block = 512 * costs.MODELS["qwen3-32b-h200"].kv_bytes_per_token
+    return dataclasses.replace(
+        options,
+        workers=8,
+        model=costs.MODELS["qwen3-32b-h200"],
+        engine="serial",
+        hbm=470 * block,
+        pool=8 * 1950 * block,
+        local=1950 * block,
+        adapters=8,
+        devices=1000,
+        offload=False,
+        shuffle=False,
+        host_credit=1.0,
+    )
+
+
+PRESETS = {"feasibility": feasibility}

@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""What came of runs: a row for each, and one that stands for all seeds."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from statistics import fmean, pstdev
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from beluga.simulate.cluster import Cluster
+from beluga.simulate.request import Request
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Spread:
+    """Of one figure over the seeds."""
+
+    min: float
+    max: float
+    std: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """A policy on a memory. Rates are 0..1; hit rates count blocks, each request's tail too.
+
+    Where workers came or went, ``*_before`` are of the requests that arrived before, and
+    ``*_after`` of those after. A figure that there is none of is None.
+    """
+
+    policy: str
+    memory: str
+    seed: int | None  # None: the mean over the seeds
+    requests: int
+    rejects: float
+    ttft_mean_s: float | None
+    ttft_p50_s: float | None
+    ttft_p90_s: float | None
+    ttft_p99_s: float | None
+    tpot_mean_ms: float | None
+    tpot_p99_ms: float | None
+    hit_rate: float
+    hit_rate_hbm: float
+    hit_rate_pool: float
+    hit_rate_local: float  # of workers' own DRAM
+    hit_rate_tokens: float
+    hit_rate_before: float | None
+    hit_rate_after: float | None
+    ttft_mean_before_s: float | None
+    ttft_mean_after_s: float | None
+    load_imbalance: float  # the busiest worker's time / the mean
+    throughput_per_s: float  # requests done
+    link_read_utilisation: float  # of a worker's link, on average
+    link_write_utilisation: float
+    onboard_ms: float  # of a request that fetches
+    onboard_queue_ms: float  # of that: what sharing links cost it
+    workers: int
+    capacity_bytes: int  # of the pool, or of all DRAM that stands for it, as the run began
+    spread: dict[str, Spread] | None = None
+
+
+def make_row(cluster: Cluster, *, policy: str, seed: int) -> Row:
+    """Of a run that has ended."""
+    requests, size = cluster.requests, cluster.trace.block_tokens
+    served = [request for request in requests if not math.isnan(request.first_token)]
+    first = np.array([request.first_token - request.arrival for request in served])
+    between = np.array(
+        [
+            1e3 * (request.done - request.first_token) / (request.output - 1)
+            for request in served
+            if request.output > 1 and request.done > request.first_token
+        ]
+    )
+    busy = [engine.busy_s for engine in cluster.engines]
+    network, options = cluster.network, cluster.options
+    read, write = network.utilisation(cluster.end_s)
+    copies = max(network.read.count, 1)
+    scale = options.scale
+    early = [r for r in served if scale and r.arrival < scale.at_s]
+    late = [r for r in served if scale and r.arrival >= scale.at_s]
+    far = _share(served, lambda r: r.far, size)
+    local = options.local_bytes * options.workers
+    return Row(
+        policy=policy,
+        memory=cluster.memory,
+        seed=seed,
+        requests=len(requests),
+        rejects=cluster.refused,
+        ttft_mean_s=_figure(first, np.mean),
+        ttft_p50_s=_percentile(first, 50),
+        ttft_p90_s=_percentile(first, 90),
+        ttft_p99_s=_percentile(first, 99),
+        tpot_mean_ms=_figure(between, np.mean),
+        tpot_p99_ms=_percentile(between, 99),
+        hit_rate=_hit_rate(served, size),
+        hit_rate_hbm=_share(served, lambda r: r.device, size),
+        hit_rate_pool=far if cluster.memory == "pool" else 0.0,
+        hit_rate_local=far if cluster.memory == "split" else 0.0,
+        hit_rate_tokens=(
+            sum((r.device + r.far) * size for r in served) / max(1, sum(r.input for r in served))
+        ),
+        hit_rate_before=_hit_rate(early, size) if early else None,
+        hit_rate_after=_hit_rate(late, size) if late else None,
+        ttft_mean_before_s=_mean_ttft(early),
+        ttft_mean_after_s=_mean_ttft(late),
+        load_imbalance=max(busy) / fmean(busy) if any(busy) else 1.0,
+        throughput_per_s=len(served) / cluster.end_s if cluster.end_s else 0.0,
+        link_read_utilisation=read,
+        link_write_utilisation=write,
+        onboard_ms=1e3 * network.read.busy_s / copies,
+        onboard_queue_ms=1e3 * network.read.waited_s / copies,
+        workers=options.workers,
+        capacity_bytes=options.pool_bytes if cluster.memory == "pool" else local,
+    )
+
+
+def mean_row(rows: Sequence[Row]) -> Row:
+    """Of the same run with several seeds."""
+    means: dict[str, Any] = {}
+    spread = {}
+    for field in dataclasses.fields(Row):
+        values = [getattr(row, field.name) for row in rows]
+        if all(isinstance(value, int | float) for value in values):
+            if field.name in ("requests", "workers", "capacity_bytes"):
+                continue
+            means[field.name] = fmean(values)
+            spread[field.name] = Spread(min(values), max(values), pstdev(values))
+    del spread["seed"], means["seed"]
+    return dataclasses.replace(rows[0], **means, seed=None, spread=spread)
+
+
+def _share(requests: Sequence[Request], count: Callable[[Request], int], size: int) -> float:
+    asked = sum(-(-request.input // size) for request in requests)
+    return sum(count(request) for request in requests) / max(1, asked)
+
+
+def _hit_rate(requests: Sequence[Request], size: int) -> float:
+    return _share(requests, lambda request: request.device + request.far, size)
+
+
+def _mean_ttft(requests: Sequence[Request]) -> float | None:
+    return fmean(r.first_token - r.arrival for r in requests) if requests else None
+
+
+def _figure(values: NDArray[np.float64], of: Callable[[Any], Any]) -> float | None:
+    return float(of(values)) if len(values) else None
+
+
+def _percentile(values: NDArray[np.float64], percent: int) -> float | None:
+    return _figure(values, lambda found: np.percentile(found, percent))

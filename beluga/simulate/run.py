@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""Policies beside each other: every one on every memory, with every seed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from beluga.errors import SimulateError
+from beluga.router import POLICIES
+from beluga.simulate.cluster import Cluster
+from beluga.simulate.options import MEMORIES, Options
+from beluga.simulate.result import Row, make_row, mean_row
+from beluga.simulate.trace import Trace
+
+
+def simulate(  # noqa: PLR0913  what to compare, by name
+    trace: Trace,
+    options: Options,
+    *,
+    policies: Sequence[str],
+    memories: Sequence[str] = MEMORIES,
+    seeds: int = 1,
+    advance: Callable[[int, int], None] = lambda done, total: None,
+) -> list[Row]:
+    """For each policy and memory a row per seed, and behind them their mean (seed None).
+
+    Raises SimulateError for a name that is none, or if a worker has no room for a single block.
+    """
+    if unknown := [name for name in policies if name not in POLICIES]:
+        raise SimulateError(f"no policy {unknown[0]!r}; choose of {', '.join(POLICIES)}, or all")
+    if not policies or not memories or seeds < 1:
+        raise SimulateError("nothing to simulate; name a policy and a memory, and at least 1 seed")
+    block = trace.block_tokens * options.model.kv_bytes_per_token
+    if options.hbm_bytes < block:
+        raise SimulateError(f"HBM of {options.hbm_bytes} bytes has no room for a block of {block}")
+    rows: list[Row] = []
+    total, done = len(policies) * len(memories) * seeds, 0
+    for policy in policies:
+        for memory in memories:
+            found = []
+            for seed in range(seeds):
+                cluster = Cluster(trace, options, policy=policy, memory=memory, seed=seed)
+                cluster.run()
+                found.append(make_row(cluster, policy=policy, seed=seed))
+                done += 1
+                advance(done, total)
+            rows += [*found, mean_row(found)]
+    return rows

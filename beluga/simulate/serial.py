@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""The worker of the reference's feasibility replay: one prompt after another, fetched and then
+computed; answers are left to others. What a prompt finds, and leaves, is settled when it is sent,
+as that replay did: later ones find it though it waits still.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from functools import partial
+
+from beluga.router import WorkerMetrics
+from beluga.simulate.clock import Clock
+from beluga.simulate.engine import Told, unheard
+from beluga.simulate.memory import Far
+from beluga.simulate.options import Options
+from beluga.simulate.request import Request
+from beluga.simulate.tier import Tier
+
+
+class SerialEngine:
+    """First come, first served; ``tokens`` are a block's."""
+
+    def __init__(self, clock: Clock, options: Options, hbm: Tier, far: Far, tokens: int) -> None:
+        self.clock, self.model, self.hbm, self.far = clock, options.model, hbm, far
+        self.block_tokens = tokens
+        self.first_token: Told = unheard
+        self.done: Told = unheard
+        self.busy_s = 0.0
+        self._queue: deque[Request] = deque()
+        self._current: Request | None = None
+        self._from = 0.0
+
+    def submit(self, now: float, request: Request) -> None:
+        """A request that the router sent here."""
+        hbm, tier, ids, blocks = self.hbm, self.far.tier, request.ids, request.blocks
+        request.device = hbm.lead(ids, request.reusable)
+        request.far = max(tier.lead(ids, request.reusable) - request.device, 0)
+        request.begin(self.block_tokens)
+        hbm.put(ids, blocks)
+        self.far.offload(now, request)
+        self._queue.append(request)
+        if self._current is None:
+            self._next(now)
+
+    def metrics(self) -> WorkerMetrics:
+        """What the worker would publish: how many wait."""
+        return WorkerMetrics(
+            request_active_slots=int(self._current is not None),
+            num_requests_waiting=len(self._queue),
+        )
+
+    def _next(self, now: float) -> None:
+        self._from = now
+        request = self._current = self._queue.popleft()
+        if request.far:
+            self.far.onboard(now, request.far, partial(self._loaded, request))
+        else:
+            self._loaded(request, now)
+
+    def _loaded(self, request: Request, now: float) -> None:
+        seconds = self.model.prefill_ms(request.left, request.kv) / 1e3
+        self.clock.at(now + seconds, self._prefilled, request)
+
+    def _prefilled(self, now: float, request: Request) -> None:
+        self.busy_s += now - self._from
+        self._current = None
+        request.first_token = request.done = now
+        self.first_token(now, request)
+        self.done(now, request)
+        if self._queue and self._current is None:
+            self._next(now)

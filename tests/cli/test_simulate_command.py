@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""``beluga simulate``: rows for machines, tables and reports for people, errors in a line."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from beluga.replay import Conversations, make_workload, write_trace
+
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture(scope="module")
+def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("trace") / "trace.jsonl"
+    write_trace(make_workload(Conversations(conversation_count=10, turn_count=3)), path)
+    return path
+
+
+def test_rows_have_both_memories_each_seed_and_the_mean(run: Run, trace: Path) -> None:
+    done = run("simulate", trace, "--policy", "least-tokens,linear", "--seeds", 2, "--json")
+    rows = json.loads(done.stdout)
+    assert [(row["policy"], row["memory"], row["seed"]) for row in rows] == [
+        (policy, memory, seed)
+        for policy in ("least-tokens", "linear")
+        for memory in ("pool", "split")
+        for seed in (0, 1, None)
+    ]
+    for row in rows:
+        assert row["requests"] == 30
+        assert 0 < row["ttft_p50_s"] <= row["ttft_p99_s"]
+        assert 0 < row["hit_rate"] < 1
+        assert row["ttft_mean_s"] > 0
+
+
+def test_people_get_a_table_bars_and_a_report(run: Run, trace: Path, tmp_path: Path) -> None:
+    report = tmp_path / "report.html"
+    options = ("--policy", "all", "--speed", 4, "--plot", "--report", report)
+    done = run("simulate", trace, *options, "--pool", "1TB", "--memory", "pool")
+    assert "TTFT" in done.stdout
+    assert "####" in done.stdout
+    page = report.read_text()
+    assert page.count("<svg") == 5
+    assert "min-ttft" in page
+    assert "http" not in page
+
+
+def test_a_report_may_be_a_picture(run: Run, trace: Path, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    picture = tmp_path / "report.png"
+    run("simulate", trace, "--policy", "random", "--report", picture)
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_other_set_ups_are_taken(run: Run, trace: Path) -> None:
+    options = ("--workers", 2, "--local", "64GiB", "--bandwidth", 5, "--gpu-path", "switch",
+               "--adapters", 1, "--model", "llama-3.1-8b-h200", "--engine", "serial",
+               "--eviction", "fifo", "--scale-at", "0:+2", "--policy", "min-ttft", "--slo", 60,
+               "--format", "mooncake")  # fmt: skip
+    done = run("simulate", trace, *options, "--json")
+    rows = json.loads(done.stdout)
+    assert {row["capacity_bytes"] for row in rows} == {128 << 30}
+    assert all(row["hit_rate_after"] is not None for row in rows)
+
+
+def test_the_preset_is_the_references_set_up(run: Run, trace: Path) -> None:
+    done = run("simulate", trace, "--preset", "feasibility", "--policy", "random", "--json")
+    assert {row["capacity_bytes"] for row in json.loads(done.stdout)} == {1950 << 30}
+
+
+def test_pools_of_unequal_size_are_remarked_on(run: Run, trace: Path) -> None:
+    done = run("simulate", trace, "--policy", "random", "--pool", "1TiB", "--local", "8GiB")
+    assert "not equal: the pool has 1 TiB, all DRAM together 64 GiB" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "what"),
+    [
+        (("--policy", "x"), "no policy 'x'; choose of round-robin"),
+        (("--model", "x"), "no costs for model 'x'"),
+        (("--memory", "x"), "memory is pool, split or both"),
+        (("--scale-at", "soon"), "is not T:+N; write 600:+2"),
+        (("--preset", "x"), "no preset 'x'; there is feasibility"),
+        (("--format", "x"), "there is no format 'x'"),
+        (("--format", "azure"), "no columns TIMESTAMP"),
+        (("--speed", "0"), "speed has to be greater than 0"),
+        (("--seeds", "0"), "at least 1 seed"),
+        (("--policy", "random", "--report", "x.pdf"), "a report is .html or .png"),
+    ],
+)
+def test_nonsense_is_refused_in_a_line(
+    run: Run, trace: Path, options: tuple[str, ...], what: str
+) -> None:
+    done = run("simulate", trace, *options)
+    assert done.returncode != 0
+    [line] = [line for line in done.stderr.splitlines() if line.startswith("beluga: error: ")]
+    assert what in line
+    assert done.stdout == ""

@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""Simulated workers: what a request costs alone, and that nothing is lost in a crowd."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import pytest
+
+from beluga.router import costs
+from beluga.simulate import Options, Prompt, Trace, make_trace
+from beluga.simulate.cluster import Cluster
+
+QWEN = costs.MODELS["qwen3-32b-h200"]
+ONE = Options(workers=1)
+
+
+def trace_of(*prompts: Prompt) -> Trace:
+    return make_trace("made", 512, prompts, 1.0)
+
+
+def run(trace: Trace, options: Options, memory: str = "pool") -> Cluster:
+    cluster = Cluster(trace, options, policy="least-tokens", memory=memory)
+    cluster.run()
+    return cluster
+
+
+def decode_s(steps: int, context: int) -> float:
+    return sum(QWEN.h + QWEN.decode_ms(1, context + step) for step in range(steps)) / 1e3
+
+
+def test_a_request_alone_takes_what_the_costs_say() -> None:
+    [request] = run(trace_of(Prompt(0, 6000, 101, ())), ONE).requests
+    assert request.first_token == pytest.approx((QWEN.h + QWEN.prefill_ms(6000)) / 1e3)
+    assert request.done - request.first_token == pytest.approx(decode_s(100, 6001))
+
+
+def test_a_long_prompt_goes_in_steps_of_bounded_size() -> None:
+    [request] = run(trace_of(Prompt(0, 20000, 1, ())), ONE).requests
+    expected = sum(
+        QWEN.h + QWEN.prefill_ms(tokens, before)
+        for tokens, before in ((8192, 0), (8192, 8192), (3616, 16384))
+    )
+    assert request.first_token == pytest.approx(expected / 1e3)
+    assert request.done == request.first_token
+
+
+def test_what_the_pool_holds_is_copied_and_not_computed() -> None:
+    blocks = list(range(10))
+    first, second = Prompt(0, 5200, 1, blocks), Prompt(100, 5200, 1, blocks)
+    options = dataclasses.replace(ONE, workers=2)
+    one, two = run(trace_of(first, second), options).requests
+    if one.worker == two.worker:  # chance; then HBM has it
+        assert two.device == 10
+        return
+    assert (two.device, two.far) == (0, 10)
+    copied = 10 * 512 * QWEN.kv_bytes_per_token / 26e9
+    expected = copied + (QWEN.h + QWEN.prefill_ms(80, 5120)) / 1e3
+    assert two.first_token - 100 == pytest.approx(expected, rel=1e-6)
+
+
+def test_hbm_hits_are_free_and_own_dram_is_slower() -> None:
+    blocks = list(range(10))
+    prompts = [Prompt(100 * n, 5200, 1, blocks) for n in range(2)]
+    _, again = run(trace_of(*prompts), ONE, "split").requests
+    assert (again.device, again.far) == (10, 0)
+    assert again.first_token - 100 == pytest.approx((QWEN.h + QWEN.prefill_ms(80, 5120)) / 1e3)
+    others = [Prompt(10 + n, 5200, 1, range(100 * n + 10, 100 * n + 20)) for n in range(50)]
+    cluster = run(trace_of(prompts[0], *others, prompts[1]), ONE, "split")
+    assert (cluster.requests[-1].device, cluster.requests[-1].far) == (0, 10)
+
+
+def test_a_prompt_waits_for_no_more_than_the_decode_step_under_way() -> None:
+    alone = run(trace_of(Prompt(0, 100, 1000, ())), ONE).requests[0]
+    first, second = run(trace_of(Prompt(0, 100, 1000, ()), Prompt(5, 2000, 1, ())), ONE).requests
+    step = (QWEN.h + QWEN.decode_ms(1, 1100)) / 1e3
+    prefill = (QWEN.h + QWEN.prefill_ms(2000) + QWEN.f + QWEN.g * 1100) / 1e3
+    assert prefill * 0.99 <= second.first_token - 5 <= step + prefill
+    # the decoding one is held up by the prompt's step, and loses none of its own
+    assert first.done - alone.done == pytest.approx(prefill - step, abs=1e-3)
+
+
+def test_decoding_together_costs_each_the_sum_of_contexts() -> None:
+    prompts = [Prompt(0, 8192, 1, ()), *[Prompt(0.01, 512, 50, ())] * 4]
+    requests = run(trace_of(*prompts), ONE).requests[1:]
+    assert len({request.done for request in requests}) == 1
+    steps = sum(QWEN.h + QWEN.decode_ms(4, 4 * (513 + step)) for step in range(49)) / 1e3
+    assert requests[0].done - requests[0].first_token == pytest.approx(steps)
+
+
+def test_hbm_bounds_what_runs_at_once_and_gets_it_all_back() -> None:
+    options = dataclasses.replace(ONE, hbm=12 * 512 * QWEN.kv_bytes_per_token)
+    prompts = [Prompt(0, 4096, 200, range(n * 8, n * 8 + 8)) for n in range(5)]
+    cluster = run(trace_of(*prompts), options)
+    finished = sorted(request.done for request in cluster.requests)
+    begun = sorted(request.first_token for request in cluster.requests)
+    assert all(start >= end for start, end in zip(begun[1:], finished, strict=False))
+    [engine] = cluster.engines
+    assert engine.hbm.used == 0
+    assert engine.hbm.stat.present <= 12
+
+
+def test_a_request_that_fits_no_worker_is_refused() -> None:
+    options = dataclasses.replace(ONE, hbm=4 * 512 * QWEN.kv_bytes_per_token)
+    cluster = run(trace_of(Prompt(0, 2048, 10, ()), Prompt(1, 100, 10, ())), options)
+    assert cluster.refused == 1
+    assert [math.isnan(request.done) for request in cluster.requests] == [True, False]
+
+
+def test_serial_workers_fetch_and_then_compute_one_after_another() -> None:
+    prompts = [Prompt(0, 1024, 9, (1, 2)), Prompt(0, 1100, 9, (1, 2))]
+    one, two = run(trace_of(*prompts), dataclasses.replace(ONE, engine="serial")).requests
+    begin, end = sorted([one, two], key=lambda request: request.first_token)
+    assert begin.first_token == pytest.approx(QWEN.prefill_ms(begin.left) / 1e3)
+    waited = end.first_token - begin.first_token
+    assert waited == pytest.approx(QWEN.prefill_ms(end.left, end.kv) / 1e3)
+    assert end.done == end.first_token

@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""Formats of traces: told by their looks, read, and refused in one line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from beluga.errors import TraceError
+from beluga.simulate import FORMATS, load_trace
+
+TRACES = Path(__file__).resolve().parent.parent.parent.parent / "shared/traces"
+
+
+def real(name: str) -> Path:
+    if not (TRACES / name).exists():
+        pytest.skip(f"no {name} beside the checkout")
+    return TRACES / name
+
+
+def session(first: int, *, size: int = 64) -> str:
+    requests = [
+        {"t": 0.0, "in": 2 * size, "out": 5, "hash_ids": [first, first + 1]},
+        {"t": 9.0, "in": 3 * size + 1, "out": 5, "hash_ids": [first, first + 1, 7, 8]},
+    ]
+    return json.dumps({"block_size": size, "hash_id_scope": "local", "requests": requests})
+
+
+def test_mooncake_tails_are_no_blocks(tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    rows = [
+        {"timestamp": 3000, "input_length": 1025, "output_length": 1, "hash_ids": [9, 5, 6]},
+        {"timestamp": 1000, "input_length": 1024, "output_length": 0, "hash_ids": [9, 5]},
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    trace = load_trace(path)
+    assert trace.block_tokens == 512
+    assert trace.arrival_s == [0, 2]
+    assert trace.blocks() == [[0, 1], [0, 1]]
+    assert trace.output_tokens == [1, 1]
+
+
+def test_mooncake_blocks_may_be_of_another_size(tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    row = {"timestamp": 0, "input_length": 33, "output_length": 1, "hash_ids": [1, 2, 3]}
+    path.write_text(json.dumps(row))
+    assert load_trace(path).block_tokens == 16
+
+
+def test_weka_ids_mean_something_in_their_file_only(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.json").write_text(session(1))
+    trace = load_trace(tmp_path)
+    assert trace.block_tokens == 64
+    # the two sessions share nothing, a session's second request its first one's blocks
+    assert sorted(map(tuple, trace.blocks())) == [(0, 1), (0, 1, 4), (2, 3), (2, 3, 5)]
+
+
+def test_weka_blocks_of_two_sizes_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text(session(1))
+    (tmp_path / "b.json").write_text(session(1, size=32))
+    with pytest.raises(TraceError, match=r"blocks of \[32, 64\] tokens"):
+        load_trace(tmp_path)
+
+
+def test_azure_has_lengths_only(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text(
+        "TIMESTAMP,ContextTokens,GeneratedTokens\n"
+        "2023-11-16 18:17:03.9799600,4808,10\n2023-11-16 18:17:04.0319600,3180,8\n"
+    )
+    trace = load_trace(path)
+    assert trace.arrival_s == pytest.approx([0, 0.052])
+    assert (trace.input_tokens, trace.blocks()) == ([4808, 3180], [[], []])
+
+
+def test_token_ids_share_what_they_begin_with_alike(tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    tokens = [list(range(40)), [*range(16), *range(100, 120)], [1, *range(1, 40)]]
+    rows = [
+        {"input_tok_ids": ids, "output_toks": 3, "arrival_time_ns": at * 10**9}
+        for at, ids in enumerate(tokens)
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    trace = load_trace(path)
+    assert trace.blocks() == [[0, 1], [0, 2], [3, 4]]
+    assert trace.arrival_s == [0, 1, 2]
+
+
+def test_prompts_without_times_come_at_a_rate(tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    path.write_text((json.dumps({"prompt": "word" * 40, "output_tokens": 7}) + "\n") * 500)
+    trace = load_trace(path, rate=10)
+    assert trace.duration_s == pytest.approx(50, rel=0.2)
+    assert (trace.input_tokens[0], trace.output_tokens[0]) == (40, 7)
+    assert trace.blocks()[0] == trace.blocks()[-1] == [0, 1]
+
+
+def test_sharegpt_is_asked_and_answered(tmp_path: Path) -> None:
+    turns = [{"from": "human", "value": "abcd" * 20}, {"from": "gpt", "value": "x" * 40}]
+    path = tmp_path / "t.json"
+    path.write_text(json.dumps([{"id": 1, "conversations": turns}, {"conversations": []}]))
+    trace = load_trace(path)
+    assert (trace.input_tokens, trace.output_tokens) == ([20], [10])
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "what"),
+    [
+        ("t.jsonl", '{"timestamp": 1}\n', r"t\.jsonl:1: .*missing required field"),
+        ("t.jsonl", '{"prompt": 3}\n', r"t\.jsonl:1: "),
+        ("t.jsonl", '{"prompt": ""}\n', "neither input_tok_ids nor a prompt"),
+        ("t.jsonl", "", "holds no requests"),
+        ("t.json", '{"block_size": 64}', "missing required field"),
+        ("t.json", "[3]", "a list of objects with conversations"),
+        ("t.json", "[]", "holds no requests"),
+        ("t.csv", "a,b\n1,2\n", "no columns TIMESTAMP"),
+        ("t.csv", "TIMESTAMP,ContextTokens,GeneratedTokens\nx,1,2\n", r"t\.csv:2: "),
+        ("t.csv", "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03.1,1\n", ":2: "),
+    ],
+)
+def test_what_is_no_trace_is_refused_in_a_line(
+    tmp_path: Path, name: str, text: str, what: str
+) -> None:
+    (tmp_path / name).write_text(text)
+    with pytest.raises(TraceError, match=what) as caught:
+        load_trace(tmp_path / name)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("length", [0, -5])
+def test_a_request_without_a_prompt_is_refused(tmp_path: Path, length: int) -> None:
+    path = tmp_path / "t.jsonl"
+    row = {"timestamp": 0, "input_length": length, "output_length": 1, "hash_ids": []}
+    path.write_text(json.dumps(row))
+    with pytest.raises(TraceError, match=f"has {length} tokens in"):
+        load_trace(path)
+
+
+def test_missing_files_and_unknown_formats_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(TraceError, match="No such file"):
+        load_trace(tmp_path / "none")
+    with pytest.raises(TraceError, match="has no"):
+        load_trace(tmp_path)
+    with pytest.raises(TraceError, match=f"no format 'x'; choose one of {FORMATS[0]}"):
+        load_trace(tmp_path, "x")
+
+
+@pytest.mark.parametrize(
+    ("name", "requests", "ideal"),
+    [
+        ("mooncake/conversation_trace.jsonl", 12031, 0.366),
+        ("weka", 950, 0.963),
+        ("azure/AzureLLMInferenceTrace_code.csv", 8819, 0.0),
+        ("llmservingsim/sharegpt-qwen3-32b-300-sps10.jsonl", 300, 0.08),
+    ],
+)
+def test_real_traces_have_the_reuse_that_the_reference_says(
+    name: str, requests: int, ideal: float
+) -> None:
+    trace = load_trace(real(name))
+    assert len(trace) == requests
+    assert trace.ideal_hit_rate == pytest.approx(ideal, abs=0.003)

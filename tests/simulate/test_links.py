@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""Links that copies share: the reference's vectors (scheduling.md, 6.4), and conservation."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+
+from beluga.simulate.clock import Clock
+from beluga.simulate.links import Links
+
+GB, MB = 1e9, 1e6
+
+
+def ends(speeds: list[float], copies: list[tuple[float, float, tuple[int, ...]]]) -> list[float]:
+    """When copies of (start, bytes, links) end, in their order."""
+    links = Links(speeds)
+    ended = [0.0] * len(copies)
+
+    def start(now: float, number: int) -> None:
+        def then(when: float) -> None:
+            ended[number] = when
+
+        links.start(now, copies[number][1], copies[number][2], then)
+
+    arrivals = sorted((at, number) for number, (at, _, _) in enumerate(copies))
+    Clock((links,)).run(iter(arrivals), start)
+    return ended
+
+
+@pytest.mark.parametrize(
+    ("copies", "expected_ms"),
+    [
+        ([(0.0, MB)], [1]),
+        ([(0.0, MB)] * 2, [2, 2]),
+        ([(0.0, MB), (0.0005, MB)], [1.5, 2]),
+        ([(0.0, MB)] * 10, [10] * 10),
+    ],
+)
+def test_vectors_of_processor_sharing(
+    copies: list[tuple[float, float]], expected_ms: list[float]
+) -> None:
+    found = ends([GB], [(at, size, (0,)) for at, size in copies])
+    assert [1e3 * at for at in found] == pytest.approx(expected_ms, rel=1e-3)
+
+
+def test_the_time_left_is_the_sum_of_what_others_have_left_up_to_it() -> None:
+    """deadline of r = sum over j of min(r_j, r) / B"""
+    random = Random(1)
+    sizes = [random.uniform(1, 50) * MB for _ in range(12)]
+    expected = [sum(min(other, size) for other in sizes) / GB for size in sizes]
+    assert ends([GB], [(0.0, size, (0,)) for size in sizes]) == pytest.approx(expected, rel=1e-3)
+
+
+def test_copies_are_as_fast_as_their_tightest_link_lets_them() -> None:
+    # two on the slow shared link 0; the third has link 1 but for what the second takes of it
+    found = ends([2 * GB, 4 * GB], [(0, GB, (0,)), (0, GB, (0, 1)), (0, 3 * GB, (1,))])
+    assert found == pytest.approx([1, 1, 1], rel=1e-3)
+
+
+def test_links_move_what_they_can_while_they_have_work() -> None:
+    random = Random(2)
+    copies = [(random.uniform(0, 0.01), random.uniform(1, 9) * MB, (0,)) for _ in range(200)]
+    found = ends([GB], copies)
+    assert max(found) == pytest.approx(sum(size for _, size, _ in copies) / GB, abs=0.011)
+    assert all(
+        end - at >= size / GB * 0.999 for end, (at, size, _) in zip(found, copies, strict=True)
+    )

@@ -1,0 +1,187 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""Whole runs: nothing is lost, seeds decide, memories are of one size, workers come and go."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from random import Random
+
+import pytest
+
+from beluga.errors import SimulateError
+from beluga.router import POLICIES
+from beluga.simulate import MEMORIES, Options, Prompt, Scale, Trace, make_trace, simulate
+from beluga.simulate.cluster import Cluster
+
+GIB = 1 << 30
+
+
+def conversations(count: int = 60, turns: int = 4, gap_s: float = 4.0) -> Trace:
+    """Chats that grow: each turn's prompt begins with the one before, all with the same block."""
+    random = Random(5)
+    prompts, fresh = [], 1
+    for chat in range(count):
+        blocks, start = [0], chat * gap_s / 2
+        for turn in range(turns):
+            added = random.randint(1, 8)
+            blocks = [*blocks, *range(fresh, fresh + added)]
+            fresh += added
+            tokens = len(blocks) * 512 + random.randint(0, 511)
+            prompts.append(Prompt(start + turn * 20, tokens, random.randint(1, 200), blocks))
+    return make_trace("conversations", 512, prompts, 1.0)
+
+
+TRACE = conversations()
+OPTIONS = Options(workers=3, pool=64 * GIB, hbm=16 * GIB)
+
+
+@pytest.mark.parametrize("memory", MEMORIES)
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("engine", ["chunked", "serial"])
+def test_every_request_is_served_in_order_and_nothing_is_left(
+    policy: str, memory: str, engine: str
+) -> None:
+    options = dataclasses.replace(OPTIONS, engine=engine)
+    cluster = Cluster(TRACE, options, policy=policy, memory=memory, seed=3)
+    cluster.run()
+    assert cluster.refused == 0
+    assert sorted(request.index for request in cluster.requests) == list(range(len(TRACE)))
+    for request in cluster.requests:
+        assert request.arrival < request.first_token <= request.done <= cluster.end_s
+        assert 0 <= request.device + request.far <= request.reusable
+        assert request.left == 0 or engine == "serial"
+    for load in cluster.router.tracker.loads.values():
+        assert load.active_requests == load.outstanding_tokens == load.active_prefill_tokens == 0
+        assert load.active_decode_blocks == 0
+    assert cluster.network.read.copies == cluster.network.write.copies == []
+    for worker in cluster.engines:
+        assert worker.hbm.used == 0
+        assert worker.hbm.stat.present <= worker.hbm.capacity
+        assert worker.far.tier.stat.present <= worker.far.tier.capacity
+    fetched = sum(request.far for request in cluster.requests) * cluster.block_bytes
+    paths = cluster.network.paths
+    assert sum(cluster.network.read.moved[path] for path in paths) == fetched
+
+
+def test_both_memories_are_of_one_size_unless_told() -> None:
+    assert OPTIONS.local_bytes * OPTIONS.workers == pytest.approx(OPTIONS.pool_bytes, abs=3)
+    assert Options(local=10 * GIB, workers=4).pool_bytes == 40 * GIB
+    rows = simulate(TRACE, OPTIONS, policies=["random"])
+    sizes = {row.memory: row.capacity_bytes for row in rows}
+    assert sizes["pool"] == pytest.approx(sizes["split"], abs=3)
+
+
+def test_a_seed_says_it_all() -> None:
+    def run(seeds: int) -> list[object]:
+        return list(simulate(TRACE, OPTIONS, policies=["two-choices", "linear"], seeds=seeds))
+
+    assert run(2) == run(2)
+    first, second, mean = (row for row in run(2)[:3])
+    assert first.ttft_mean_s != second.ttft_mean_s
+    assert (first.seed, second.seed, mean.seed) == (0, 1, None)
+    assert mean.ttft_mean_s == pytest.approx((first.ttft_mean_s + second.ttft_mean_s) / 2)
+    spread = mean.spread["ttft_mean_s"]
+    assert {spread.min, spread.max} == {first.ttft_mean_s, second.ttft_mean_s}
+    assert first.spread is None
+
+
+def test_a_pool_finds_what_all_workers_left_and_split_dram_does_not() -> None:
+    rows = simulate(TRACE, OPTIONS, policies=["least-tokens"])
+    hits = {row.memory: row.hit_rate for row in rows}
+    assert hits["pool"] == pytest.approx(TRACE.ideal_hit_rate, abs=0.02)
+    assert hits["split"] < hits["pool"] - 0.05
+    for row in rows:
+        assert row.hit_rate == pytest.approx(
+            row.hit_rate_hbm + row.hit_rate_pool + row.hit_rate_local
+        )
+        assert 1 <= row.load_imbalance <= 3
+        assert 0 <= row.link_read_utilisation < 1
+
+
+def test_slower_links_take_longer_and_queue() -> None:
+    def row(**change: object) -> object:
+        options = dataclasses.replace(OPTIONS, **change)
+        return simulate(TRACE, options, policies=["random"], memories=["pool"])[-1]
+
+    # OPTIONS' small pool lies on one memory device, which would hide all else
+    base, slow = row(devices=100), row(bandwidth=2e9)
+    assert slow.onboard_ms > 5 * base.onboard_ms
+    assert slow.ttft_mean_s > base.ttft_mean_s
+    assert row(gpu_path="switch", devices=100).onboard_ms < base.onboard_ms  # O7
+    wide = {"gpu_path": "switch", "devices": 100}
+    few, many = row(adapters=1, **wide), row(adapters=3, **wide)
+    assert many.onboard_queue_ms < few.onboard_queue_ms  # O8
+
+
+@pytest.mark.parametrize("count", [2, -1])
+def test_workers_come_and_go_in_the_middle(count: int) -> None:
+    options = dataclasses.replace(OPTIONS, scale=Scale(60.0, count))
+    for memory in MEMORIES:
+        cluster = Cluster(TRACE, options, policy="least-tokens", memory=memory)
+        cluster.run()
+        assert cluster.refused == 0
+        late = {request.worker for request in cluster.requests if request.arrival > 60}
+        assert late == set(range(3 + count))
+        row = simulate(TRACE, options, policies=["least-tokens"], memories=[memory])[-1]
+        assert 0 < row.hit_rate_before < 1
+        assert 0 < row.hit_rate_after < 1
+
+
+def test_new_workers_find_the_pool_full_and_their_own_dram_empty() -> None:
+    def after(memory: str, scale: Scale | None) -> float:
+        # with room for all, so that it is not what new workers add that counts
+        options = dataclasses.replace(OPTIONS, scale=scale, pool=1024 * GIB)
+        cluster = Cluster(TRACE, options, policy="random", memory=memory)
+        cluster.run()
+        late = [request for request in cluster.requests if request.arrival >= 60]
+        found = sum(request.device + request.far for request in late)
+        return found / sum(request.blocks for request in late)
+
+    more = Scale(60.0, 3)
+    assert after("pool", more) == pytest.approx(after("pool", None), abs=0.02)
+    assert after("split", more) < after("split", None) - 0.02
+
+
+def test_min_ttft_refuses_what_would_take_too_long() -> None:
+    crowd = make_trace("crowd", 512, [Prompt(0, 20000, 10, ())] * 30, 1.0)
+    options = dataclasses.replace(OPTIONS, slo_s=10.0)
+    row = simulate(crowd, options, policies=["min-ttft"], memories=["pool"])[-1]
+    assert 0 < row.rejects < 30
+    assert row.ttft_p99_s < 15
+
+
+def test_busy_workers_hold_requests_back_and_lose_none() -> None:
+    options = dataclasses.replace(OPTIONS, slots=1)
+    [row, _] = simulate(TRACE, options, policies=["alpha-gamma"], memories=["pool"])
+    assert row.rejects == 0
+    assert row.ttft_p99_s > 10
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        ({"workers": 0}, "workers has to be at least 1"),
+        ({"pool": 0}, "pool has to be at least 1"),
+        ({"speed": 0.0}, "speed has to be greater than 0"),
+        ({"speed": math.nan}, "speed has to be greater than 0"),
+        ({"bandwidth": -1.0}, "bandwidth has to be greater than 0"),
+        ({"engine": "steam"}, "engine is one of chunked, serial"),
+        ({"gpu_path": "x"}, "gpu_path is one of root-complex, switch"),
+        ({"eviction": "x"}, "eviction is one of lru, fifo"),
+        ({"scale": Scale(1, -8)}, "leaves no worker"),
+    ],
+)
+def test_options_without_sense_are_refused(change: dict[str, object], what: str) -> None:
+    with pytest.raises(SimulateError, match=what):
+        Options(**change)
+
+
+def test_runs_without_sense_are_refused() -> None:
+    with pytest.raises(SimulateError, match="no policy 'x'; choose of"):
+        simulate(TRACE, OPTIONS, policies=["x"])
+    with pytest.raises(SimulateError, match="name a policy"):
+        simulate(TRACE, OPTIONS, policies=[])
+    with pytest.raises(SimulateError, match="no room for a block"):
+        simulate(TRACE, dataclasses.replace(OPTIONS, hbm=1000), policies=["random"])
