@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""The simulator's judged runs on one trace: ``python -m beluga_bench.simulation TRACE OUT.json``.
+
+Computed, not measured: the machine says only how long it took. Each case has the means over its
+seeds, with their spread.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from random import Random
+from typing import NamedTuple
+
+import msgspec
+from beluga_bench.machine import cpu_model, version
+
+from beluga.router import POLICIES
+from beluga.simulate import (
+    MEMORIES,
+    PRESETS,
+    Options,
+    Prompt,
+    Scale,
+    Trace,
+    load_trace,
+    make_trace,
+    simulate,
+)
+
+_FEW = ("round-robin", "least-tokens", "linear", "cache-aware", "min-ttft")
+_REFERENCE = ("round-robin", "least-tokens", "linear", "min-ttft")
+
+
+class Case(NamedTuple):
+    """Runs that stand beside each other."""
+
+    name: str
+    trace: Trace
+    options: Options
+    policies: Sequence[str] = _FEW
+    memories: Sequence[str] = MEMORIES
+    seeds: int = 1
+
+
+def cases(trace: Trace) -> Iterator[Case]:
+    """What the claim is tried on, and where it should fail."""
+    for speed in (2.0, 2.5):
+        yield Case(f"judged {speed:g}x", trace, Options(speed=speed), POLICIES, MEMORIES, 5)
+    yield Case("1x", trace, Options(), POLICIES, MEMORIES, 2)
+    for speed in (1.0, 2.0, 2.5):
+        options = PRESETS["feasibility"](Options(speed=speed))
+        yield Case(f"reference {speed:g}x", trace, options, _REFERENCE, MEMORIES, 5)
+    slow = PRESETS["feasibility"](Options(speed=2.0, bandwidth=5e9))
+    yield Case("reference 2x, 5 GB/s", trace, slow, _REFERENCE, ("pool",), 5)
+    for speed in (5e9, 2e9):
+        name = f"1x, {speed / 1e9:g} GB/s"
+        yield Case(name, trace, Options(bandwidth=speed), _FEW, ("pool",))
+    yield Case("1x, one device", trace, Options(devices=1), ("least-tokens",), ("pool",))
+    for path in ("root-complex", "switch"):
+        for adapters in (1, 2, 4, 8):
+            options = Options(gpu_path=path, adapters=adapters)
+            name = f"1x, {path}, {adapters} adapters"
+            yield Case(name, trace, options, ("least-tokens",), ("pool",))
+    for scale in (None, Scale(1200.0, 4)):
+        name = "1x, 6 workers" + (", 4 more from 1200 s on" if scale else "")
+        options = Options(workers=6, scale=scale)
+        yield Case(name, trace, options, ("least-tokens", "linear", "cache-aware"))
+    yield Case("one hot prefix", hot_prefix(), Options(), _FEW)
+
+
+def hot_prefix() -> Trace:
+    """Everybody asks about the same 32 blocks, and little else: each worker's HBM soon has them."""
+    chance = Random(0)  # noqa: S311  arrivals, not secrets
+    now, prompts = 0.0, []
+    for number in range(4000):
+        now += chance.expovariate(8.0)
+        own = range(1000 + 4 * number, 1004 + 4 * number)
+        prompts.append(Prompt(now, 36 * 512 + 100, 200, [*range(32), *own]))
+    return make_trace("hot prefix", 512, prompts, 1.0)
+
+
+def main(source: str, target: str) -> None:
+    """Run all cases and write what came of them."""
+    report = {
+        "what": "simulated",
+        "machine": cpu_model(),
+        "commit": version(),
+        "date": datetime.datetime.now(tz=datetime.timezone.utc).date().isoformat(),
+        "command": f"python -m beluga_bench.simulation {Path(source).name} {Path(target).name}",
+    }
+    found = []
+    for case in cases(load_trace(Path(source))):
+        begun = time.perf_counter()
+        rows = simulate(
+            case.trace,
+            case.options,
+            policies=case.policies,
+            memories=case.memories,
+            seeds=case.seeds,
+        )
+        seconds = time.perf_counter() - begun
+        runs = len(case.policies) * len(case.memories) * case.seeds
+        found.append(
+            {
+                "case": case.name,
+                "trace": case.trace.name,
+                "options": dataclasses.asdict(case.options),
+                "seeds": case.seeds,
+                "requests_per_minute": round(60 * runs * len(case.trace) / seconds),
+                "rows": [row for row in rows if row.seed is None],
+            }
+        )
+        print(f"{case.name}: {runs} runs in {seconds:.0f} s", file=sys.stderr)
+    text = msgspec.json.format(msgspec.json.encode({**report, "cases": found}), indent=1)
+    Path(target).write_bytes(text + b"\n")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
