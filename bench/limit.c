@@ -280,3 +280,28 @@ int limit_scan(const limit_table *table)
     }
     return 0;
 }
+
+/* ---- A hash table. */
+
+static limit_slot *slot_of(const limit_hash *hash, uint64_t key)
+{
+    uint64_t at = (key * 0x9e3779b97f4a7c15) >> 32;
+    limit_slot *found = &hash->slot[at & (hash->slots - 1)];
+    while (found->key && found->key != key)
+        found = &hash->slot[++at & (hash->slots - 1)];
+    return found;
+}
+
+void limit_hash_put(const limit_hash *hash, const uint64_t *keys, uint64_t count)
+{
+    for (uint64_t i = 0; i < count; i++)
+        *slot_of(hash, keys[i]) = (limit_slot){keys[i], i};
+}
+
+uint64_t limit_hash_walk(const limit_hash *hash, const uint64_t *keys, uint64_t count)
+{
+    uint64_t sum = 0;
+    for (uint64_t i = 0; i < count; i++)
+        sum += slot_of(hash, keys[i])->value;
+    return sum;
+}

@@ -71,4 +71,21 @@ typedef struct limit_table {
 /* 0, or the first error of insert. */
 int limit_scan(const limit_table *table);
 
+/* A hash table of 64-bit keys as plain as can be: open addressing, the next slot when one is taken.
+ * 0 is no key. */
+typedef struct limit_slot {
+    uint64_t key;
+    uint64_t value;
+} limit_slot;
+
+typedef struct limit_hash {
+    limit_slot *slot;           /* zeroed */
+    uint64_t slots;             /* a power of two, more than there are keys */
+} limit_hash;
+
+void limit_hash_put(const limit_hash *hash, const uint64_t *keys, uint64_t count);
+
+/* Look up one key after the other: the sum of the values found. */
+uint64_t limit_hash_walk(const limit_hash *hash, const uint64_t *keys, uint64_t count);
+
 #endif

@@ -119,3 +119,17 @@ def test_each_operation_is_timed(memory: np.ndarray) -> None:
     samples = Driver(Load(drive.bare("read", memory.ctypes.data), places, SIZE)).sample(50)
     assert len(samples) == 50
     assert (samples > 0).all()
+
+
+def test_hash_finds_what_was_put() -> None:
+    keys = np.random.default_rng(5).integers(1, 1 << 63, 700, dtype=np.uint64)
+    slots = np.zeros(2 * 1024, np.uint64)
+    table = ffi.new("limit_hash *", {"slot": ffi.cast("limit_slot *", slots.ctypes.data)})
+    table.slots = 1024
+    lib.limit_hash_put(table, ffi.cast("uint64_t *", keys.ctypes.data), 600)
+    for first, last in ((0, 1), (10, 20), (590, 600)):
+        asked = np.ascontiguousarray(keys[first:last])
+        walked = lib.limit_hash_walk(table, ffi.cast("uint64_t *", asked.ctypes.data), len(asked))
+        assert walked == sum(range(first, last))
+    absent = np.ascontiguousarray(keys[600:])
+    assert lib.limit_hash_walk(table, ffi.cast("uint64_t *", absent.ctypes.data), 100) == 0
