@@ -82,9 +82,9 @@ class ApproximateIndexer:
         workers = self._workers
         return Matches(
             {
-                worker: Overlap(device=run.device)
-                for run in runs
-                if (worker := workers[run.rank]) is not None
+                worker: Overlap(device)
+                for rank, device, _, _, _ in runs
+                if (worker := workers[rank]) is not None
             }
         )
 

@@ -21,16 +21,7 @@ RANKS_MAX: int = lib.BL_PREFIX_RANKS_MAX - 1
 BLOCKS_MAX: int = lib.BL_PREFIX_BLOCKS_MAX
 
 _U64 = (1 << 64) - 1
-
-
-class Run(NamedTuple):
-    """Where a rank's runs of leading blocks end, tier by tier, all counted from the first block."""
-
-    rank: int
-    device: int
-    host: int
-    disk: int
-    shared: int
+_MATCH_WORDS = ffi.sizeof("bl_prefix_match") // 4
 
 
 class Row(NamedTuple):
@@ -64,7 +55,7 @@ def words(values: Iterable[int]) -> array[int]:
     """
     if isinstance(values, array) and values.typecode == "Q":
         return values
-    listed = list(values)
+    listed = values if isinstance(values, list | tuple) else list(values)
     try:
         return array("Q", listed)
     except (OverflowError, TypeError):
@@ -144,15 +135,24 @@ class Tree:
         """All that a rank holds, in every tier."""
         return int(lib.bl_prefix_clear(self._prefix, rank, outcome))
 
-    def find(self, locals_: array[int], early_exit: bool) -> tuple[list[Run], int]:
-        """Ranks that hold the first block, and how many leading blocks the pool holds."""
-        matches = ffi.new("bl_prefix_match[]", self._rank_max)
+    def find(
+        self, locals_: array[int], early_exit: bool
+    ) -> tuple[Iterable[tuple[int, int, int, int, int]], int]:
+        """Ranks that hold the first block, each with where its runs end (device, host, disk,
+        shared), all counted from the first block; and how many leading blocks the pool holds.
+        """
+        matches = ffi.new("uint32_t[]", _MATCH_WORDS * self._rank_max)
         shared = ffi.new("uint32_t *")
         count = lib.bl_prefix_find(
-            self._prefix, _pointer(locals_), len(locals_), early_exit, matches, shared
+            self._prefix,
+            _pointer(locals_),
+            len(locals_),
+            early_exit,
+            ffi.cast("bl_prefix_match *", matches),
+            shared,
         )
-        flat = ffi.unpack(ffi.cast("uint32_t *", matches), 5 * count)
-        return [Run(*flat[at : at + 5]) for at in range(0, 5 * count, 5)], int(shared[0])
+        numbers = iter(ffi.unpack(matches, _MATCH_WORDS * count))
+        return zip(numbers, numbers, numbers, numbers, numbers, strict=True), shared[0]
 
     def held(self, rank: int, tier: int) -> int:
         """Names that a rank has in a tier."""
