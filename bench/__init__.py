@@ -15,6 +15,7 @@ from __future__ import annotations
 from .bandwidth import bench_bandwidth
 from .coherence import bench_coherence
 from .copy import bench_copy
+from .indexer import bench_indexer
 from .latency import bench_latency
 from .options import Options
 from .plot import plot
@@ -33,6 +34,7 @@ BENCHES: dict[str, Bench] = {
     "copy": bench_copy,
     "scheduler": bench_scheduler,
     "route": bench_route,
+    "indexer": bench_indexer,
 }
 
 __all__ = ["BENCHES", "FIELDS", "Bench", "Options", "Row", "plot"]

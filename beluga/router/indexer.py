@@ -23,6 +23,7 @@ import errno
 import logging
 import threading
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 from beluga._ffi import ffi
 from beluga.errors import EventError
@@ -197,6 +198,11 @@ class Indexer:
         """All that were heard of and not removed."""
         with self._lock:
             return list(self._ranks)
+
+    @property
+    def handle(self) -> Any:
+        """The tree as C knows it, for benchmarks."""
+        return self._tree.handle
 
     def stat(self) -> TreeStat:
         """How full the index is."""

@@ -87,7 +87,7 @@ class Tree:
             )
         check(lib.bl_prefix_create(out, rank_max, block_max, name_max), "making an index")
         self._rank_max = rank_max
-        self._prefix = ffi.gc(out[0], lib.bl_prefix_destroy)
+        self.handle: Any = ffi.gc(out[0], lib.bl_prefix_destroy)
 
     def store(  # noqa: PLR0913, PLR0917  a C call's arguments
         self,
@@ -105,7 +105,7 @@ class Tree:
         if locals_ is None:
             return int(
                 lib.bl_prefix_hold(
-                    self._prefix, rank, tier, speaker, _pointer(names), len(names), outcome
+                    self.handle, rank, tier, speaker, _pointer(names), len(names), outcome
                 )
             )
         if len(names) != len(locals_):
@@ -113,7 +113,7 @@ class Tree:
         before = ffi.NULL if parent is None else ffi.new("uint64_t *", parent & _U64)
         return int(
             lib.bl_prefix_store(
-                self._prefix,
+                self.handle,
                 rank,
                 tier,
                 speaker,
@@ -128,12 +128,12 @@ class Tree:
     def remove(self, rank: int, tier: int, names: array[int], outcome: Any) -> int:
         """Blocks that leave one tier of a rank."""
         return int(
-            lib.bl_prefix_remove(self._prefix, rank, tier, _pointer(names), len(names), outcome)
+            lib.bl_prefix_remove(self.handle, rank, tier, _pointer(names), len(names), outcome)
         )
 
     def clear(self, rank: int, outcome: Any) -> int:
         """All that a rank holds, in every tier."""
-        return int(lib.bl_prefix_clear(self._prefix, rank, outcome))
+        return int(lib.bl_prefix_clear(self.handle, rank, outcome))
 
     def find(
         self, locals_: array[int], early_exit: bool
@@ -144,7 +144,7 @@ class Tree:
         matches = ffi.new("uint32_t[]", _MATCH_WORDS * self._rank_max)
         shared = ffi.new("uint32_t *")
         count = lib.bl_prefix_find(
-            self._prefix,
+            self.handle,
             _pointer(locals_),
             len(locals_),
             early_exit,
@@ -156,12 +156,12 @@ class Tree:
 
     def held(self, rank: int, tier: int) -> int:
         """Names that a rank has in a tier."""
-        return int(lib.bl_prefix_held(self._prefix, rank, tier))
+        return int(lib.bl_prefix_held(self.handle, rank, tier))
 
     def paths(self, locals_: array[int]) -> array[int]:
         """A hash of each block's whole path: names for blocks of which no engine tells."""
         paths = array("Q", bytes(8 * len(locals_)))
-        lib.bl_prefix_paths(self._prefix, _pointer(locals_), len(locals_), _pointer(paths))
+        lib.bl_prefix_paths(self.handle, _pointer(locals_), len(locals_), _pointer(paths))
         return paths
 
     def rows(self, rank: int) -> list[Row]:
@@ -169,7 +169,7 @@ class Tree:
         room = 0
         while True:
             rows = ffi.new("bl_prefix_row[]", room)
-            count = lib.bl_prefix_dump(self._prefix, rank, rows, room)
+            count = lib.bl_prefix_dump(self.handle, rank, rows, room)
             if count <= room:
                 break
             room = count + count // 8  # others may store meanwhile
@@ -182,5 +182,5 @@ class Tree:
     def stat(self) -> TreeStat:
         """How full it is."""
         stat = ffi.new("bl_prefix_stat *")
-        lib.bl_prefix_stat_read(self._prefix, stat)
+        lib.bl_prefix_stat_read(self.handle, stat)
         return TreeStat(stat.blocks, stat.names, stat.block_max, stat.name_max, stat.evicted)

@@ -42,6 +42,7 @@ JUDGED = {
     "rpc": ["c", "python"],
     "recovery": ["restart"],
     "copy": ["gather_write", "scatter_read", "sparse_read"],
+    "indexer": [],  # see test_indexer_bench.py
     "route": [],  # see test_route_bench.py
     "scheduler": [],  # see test_scheduler_bench.py
 }

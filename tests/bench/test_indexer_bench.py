@@ -1,0 +1,22 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""``beluga bench indexer``: what it races has a ratio, what it times has percentiles."""
+
+from __future__ import annotations
+
+import pytest
+from beluga_bench import Options
+from beluga_bench.indexer import LENGTH, bench_indexer
+
+pytest.importorskip("xxhash", reason="xxhash is not installed (the extra 'router')")
+
+
+def test_lookups_have_a_ratio_and_the_rest_percentiles() -> None:
+    rows = {str(row["case"]): row for row in bench_indexer(Options(smoke=True))}
+    for case in ("find_matches, c", "find_matches, python"):
+        row = rows[case]
+        assert row["memory"] == "DRAM (private)"
+        assert row["fragments"] == LENGTH
+        assert 0 < row["ratio_q1"] <= row["ratio_to_limit"] <= row["ratio_q3"]
+    assert {"stored", "removed", "decision, least-tokens", "decision, linear"} <= rows.keys()
+    assert all(0 < row["p50_ns"] <= row["p99_ns"] for row in rows.values())
