@@ -148,18 +148,20 @@ def test_a_save_waits_for_the_step_that_computes_the_blocks(
     make_side: Callable[..., Side], machine: Machine
 ) -> None:
     gpu = make_side(gpu=True)
-    gate = threading.Event()
+    gate, ended = threading.Event(), threading.Event()
     _, saving = machine.drivers
 
     def compute() -> None:
         gate.wait(LONG_S)
         gpu.fill(2)
+        ended.set()
 
     saving._streams[ENGINE_STREAM].put(compute)
     gpu.save()
     time.sleep(0.1)
     gate.set()
     gpu.saved()
+    assert ended.wait(LONG_S)
     computed = gpu.blocks().copy()
     gpu.memory[...] = 0
     gpu.load()
@@ -176,17 +178,19 @@ def test_a_load_waits_for_what_the_engine_still_does_with_the_blocks(
     gpu.save()
     gpu.saved()
     before = gpu.blocks().copy()
-    gate = threading.Event()
+    gate, ended = threading.Event(), threading.Event()
     loading, _ = machine.drivers
 
     def compute() -> None:
         gate.wait(LONG_S)
         gpu.memory[...] = 7
+        ended.set()
 
     loading._streams[ENGINE_STREAM].put(compute)
     threading.Timer(0.1, gate.set).start()
     gpu.load()
     gpu.loaded()
+    assert ended.wait(LONG_S)
     assert np.array_equal(gpu.blocks(), before)
 
 
