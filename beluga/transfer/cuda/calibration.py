@@ -18,6 +18,8 @@ import numpy as np
 
 from beluga import config
 from beluga.transfer.cuda.launch import Launcher
+from beluga.transfer.cuda.parts import RUN, pack_chunks
+from beluga.transfer.cuda.staged import Staging, Way, after
 from beluga.transfer.cuda.tables import make_tables
 from beluga.transfer.cuda.windows import Bases
 from beluga.transfer.plan import Plan, plan_blocks
@@ -84,24 +86,25 @@ class Calibration:
 def measure(launcher: Launcher, repetitions: int) -> tuple[Point, ...]:
     """Both ways, both directions, each size by each fragment: some milliseconds per point."""
     driver, buffers = launcher.driver, launcher.buffers
-    pinned, engine, staging = (
+    pinned, engine, buffer = (
         buffers.take_pinned(SIZES[-1]),
         buffers.take(SIZES[-1]),
         buffers.take(SIZES[-1]),
     )
-    stream = driver.make_stream(urgent=True)
+    stream, staging = driver.make_stream(urgent=True), Staging(launcher)
+    places = (pinned.address, buffer)
     points = [
-        _point(launcher, stream, write, _plan(engine, size, fragment), (pinned.address, staging),
-               repetitions)
+        _point(launcher, staging, stream, write, _plan(engine, size, fragment), places, repetitions)
         for write in (True, False)
         for size in SIZES
         for fragment in FRAGMENTS
         if fragment <= size
-    ]  # fmt: skip
+    ]
     driver.end_stream(stream)
+    staging.close()
     buffers.give_pinned(pinned)
     buffers.give(engine)
-    buffers.give(staging)
+    buffers.give(buffer)
     return tuple(points)
 
 
@@ -113,24 +116,27 @@ def _plan(engine: int, size: int, fragment: int) -> Plan:
 
 def _point(  # noqa: PLR0913, PLR0917  one measurement's own
     launcher: Launcher,
+    staging: Staging,
     stream: int,
     write: bool,
     plan: Plan,
     places: tuple[int, int],
     repetitions: int,
 ) -> Point:
-    tables, (pool, staging) = make_tables(plan, write=write), places
-    driver, size = launcher.driver, plan.size
+    tables, (pool, buffer) = make_tables(plan, write=write), places
+    driver, packed = launcher.driver, pack_chunks(plan)
+    runs = np.array([(pool, 0, packed.size)], RUN)
 
     def direct() -> None:
         launcher.give_back(launcher.launch(tables, Bases.flat(pool), write=write, stream=stream))
 
     def staged() -> None:
+        copies = staging.copies(write=write)
         if not write:
-            driver.copy(staging, pool, size, stream)
-        launcher.give_back(launcher.launch(tables, Bases.flat(staging), write=write, stream=stream))
+            after(driver, stream, copies)
+        launcher.give_back(staging.move(packed, runs, buffer, Way(write, stream)))
         if write:
-            driver.copy(pool, staging, size, stream)
+            after(driver, copies, stream)
 
     times: dict[str, list[float]] = {"direct": [], "staged": []}
     first, last = driver.make_event(), driver.make_event()
@@ -144,4 +150,4 @@ def _point(  # noqa: PLR0913, PLR0917  one measurement's own
     driver.free_event(first)
     driver.free_event(last)
     medians = {name: statistics.median(found[1:]) for name, found in times.items()}
-    return Point(write, size, len(plan.pieces), medians["direct"], medians["staged"])
+    return Point(write, plan.size, len(plan.pieces), medians["direct"], medians["staged"])

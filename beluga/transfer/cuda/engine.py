@@ -22,11 +22,13 @@ from beluga.transfer.cuda.capture import CapturedTransfer
 from beluga.transfer.cuda.claims import Claims
 from beluga.transfer.cuda.device import CupyDriver
 from beluga.transfer.cuda.driver import Driver
+from beluga.transfer.cuda.holds import Hold, Place
 from beluga.transfer.cuda.interop import StreamLike, stream_handle
 from beluga.transfer.cuda.launch import Launcher
 from beluga.transfer.cuda.parts import select
-from beluga.transfer.cuda.paths import CudaStat, Paths, Way
+from beluga.transfer.cuda.paths import CudaStat, Paths
 from beluga.transfer.cuda.registrar import Registrar
+from beluga.transfer.cuda.staged import Way
 from beluga.transfer.cuda.tables import Tables, make_tables
 from beluga.transfer.cuda.transfer import CudaTransfer, Part
 from beluga.transfer.cuda.windows import Windows
@@ -82,7 +84,7 @@ class CudaEngine:
         claims = Claims(config.runtime_root() / "cuda-registered", cap)
         self._registrar = Registrar(self._driver, pool, windows, claims)
         self._care = care or probe().care("gpu", pool)
-        self._paths = Paths(pool, self._launcher, self._registrar, windows, self._care, bounce_size)
+        self._paths = Paths(pool, self._launcher, windows, self._care, bounce_size)
         self._captured: list[CapturedTransfer] = []
         pool.before_close(self.close)
 
@@ -99,6 +101,8 @@ class CudaEngine:
         found = self._paths.stat
         found.launch_count = self._launcher.count
         found.registered_bytes, found.fault = self._registrar.size, self._registrar.fault
+        found.unregistered_count = self._registrar.unregistered_count
+        found.refused_count = self._registrar.refused_count
         return found
 
     def settle(self, timeout_s: float | None = None) -> bool:
@@ -129,20 +133,20 @@ class CudaEngine:
             raise LayoutError("a sparse plan can only be read")
         plan.refuse_beyond(self._pool.geometry.size)
         tables = make_tables(plan, write=write)
-        if self._missing(tables):
-            raise TransferError("that part of the pool is not registered yet; call settle() before")
+        offsets = tables.pieces["offset"]
+        bases = self._paths.bases(offsets, self._registrar.keep(self._windows.touched(offsets)))
         with self._buffers.only_free():
-            launched = self._launcher.launch(
-                tables, self._paths.bases(tables), write=write, stream=handle
-            )
+            launched = self._launcher.launch(tables, bases, write=write, stream=handle)
         transfer = CapturedTransfer(plan, self._care, launched, write=write)
         self._captured.append(transfer)
         return transfer
 
     def runs(self, plan: Plan) -> list[tuple[int, int, int]]:
         """A plan's bytes of the pool in as few runs as copy engines may take: GPU address, byte of
-        the plan's chunks end to end, length. All of it is registered (benchmarks)."""
-        found: list[tuple[int, int, int]] = self._paths.gpu_runs(plan).tolist()
+        the plan's chunks end to end, length. All of it is registered, and stays so (benchmarks)."""
+        edges = np.concatenate([plan.chunks["offset"], plan.pieces["offset"]])
+        addresses = self._registrar.keep(self._windows.touched(edges))
+        found: list[tuple[int, int, int]] = self._paths.gpu_runs(plan, addresses).tolist()
         return found
 
     def close(self) -> None:
@@ -153,6 +157,7 @@ class CudaEngine:
         self._registrar.close()
         for stream in self._own.values():
             self._driver.end_stream(stream)
+        self._paths.close()
         for transfer in self._captured:
             self._launcher.give_back(transfer.launched)
         self._launcher.close()
@@ -175,43 +180,44 @@ class CudaEngine:
         if self._driver.capturing(way.stream):
             raise TransferError("the stream is being captured; use capture()")
         tables = make_tables(plan, write=way.write)
-        missing = self._missing(tables)
-        if not missing:
-            parts = self._straight(plan, tables, way)
-            return CudaTransfer(self._launcher, parts, lambda: None)
-        self._registrar.want(missing)
+        touched = self._windows.touched(tables.pieces["offset"])
+        with self._registrar.hold(touched) as hold:
+            missing = touched - hold.addresses.keys()
+            if not missing:
+                parts = self._straight(plan, tables, way, hold)
+                return CudaTransfer(self._launcher, parts, lambda: None)
+            return self._mixed(plan, tables, way, hold, missing)
+
+    def _mixed(
+        self, plan: Plan, tables: Tables, way: Way, hold: Hold, missing: set[Place]
+    ) -> CudaTransfer:
+        """What lies in ``missing`` windows is bounced."""
         ready = self._ready_chunks(plan, tables, missing)
         parts, pairs = [], []
         for mask in (ready, ~ready):
             if mask.any():
                 some = select(plan, mask)
                 pairs.append((mask, some))
-                parts += (
-                    self._straight(some, make_tables(some, write=way.write), way)
-                    if mask is ready
-                    else self._paths.bounced(some, way)
-                )
+                if mask is ready:
+                    parts += self._straight(some, make_tables(some, write=way.write), way, hold)
+                else:
+                    self._registrar.want(missing, some.size)
+                    parts += self._paths.bounced(some, way)
         gather = functools.partial(_gather_sums, plan, pairs) if way.write else lambda: None
         return CudaTransfer(self._launcher, parts, gather)
 
-    def _straight(self, plan: Plan, tables: Tables, way: Way) -> list[Part]:
+    def _straight(self, plan: Plan, tables: Tables, way: Way, hold: Hold) -> list[Part]:
         """By the GPU alone."""
         choice = self._path
         if choice == "auto":
             choice = self._calibration.choose(
                 write=way.write, size=plan.size, fragments=len(plan.pieces)
             )
-        if choice == "staged" and self._paths.can_stage(plan):
-            return self._paths.staged(plan, way)
-        return self._paths.direct(plan, tables, way)
+        if choice == "staged" and self._paths.can_stage(plan, hold.addresses):
+            return self._paths.staged(plan, way, hold)
+        return self._paths.direct(plan, tables, way, hold)
 
-    def _missing(self, tables: Tables) -> set[tuple[int, int]]:
-        """Windows that a launch would touch and that are not registered."""
-        return self._windows.touched(tables.pieces["offset"]) - self._registrar.ready.keys()
-
-    def _ready_chunks(
-        self, plan: Plan, tables: Tables, missing: set[tuple[int, int]]
-    ) -> NDArray[np.bool_]:
+    def _ready_chunks(self, plan: Plan, tables: Tables, missing: set[Place]) -> NDArray[np.bool_]:
         """Of each chunk whether it lies in registered windows."""
         device, window, _ = self._windows.places(tables.pieces["offset"])
         places = device << 32 | window

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""One launch: its tables go to the GPU, its result comes back, in stream order."""
+"""Launches: their tables go to the GPU, their result comes back, in stream order."""
 
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 from beluga.transfer.cuda import crc
 from beluga.transfer.cuda.buffers import Buffers
 from beluga.transfer.cuda.driver import Driver, Grid, Pinned
-from beluga.transfer.cuda.tables import SUM, VERDICT, Tables, pack, upload_size
+from beluga.transfer.cuda.tables import SUM, TILE, VERDICT, Tables, pack, upload_size
 from beluga.transfer.cuda.windows import Bases
 
 THREADS = 512  # of a block; with 8 words of 16 bytes in flight each, 64 KiB a block
@@ -20,11 +21,15 @@ THREADS = 512  # of a block; with 8 words of 16 bytes in flight each, 64 KiB a b
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Launched:
-    """What a launch holds until it has ended, and where its result will be."""
+    """What a launch, or several of the same tables, hold until they have ended, and where their
+    result will be: ``result`` of the pinned buffer, and at ``found`` in GPU memory."""
 
+    kernel: str
+    job: NDArray[Any]
     pinned: Pinned
     device: int
     result: slice
+    found: int
     has_sums: bool
 
     def bad_chunks(self) -> tuple[int, int]:
@@ -55,26 +60,45 @@ class Launcher:
 
     def launch(self, tables: Tables, bases: Bases, *, write: bool, stream: int) -> Launched:
         """Gather or scatter: one launch, whatever the number of blocks."""
+        launched = self.load(tables, bases, write=write, stream=stream)
+        self.run(launched, 0, len(tables.tiles), stream=stream)
+        self.fetch(launched, stream=stream)
+        return launched
+
+    def load(self, tables: Tables, bases: Bases, *, write: bool, stream: int) -> Launched:
+        """The tables go to the GPU."""
         size = upload_size(tables, bases)
         pinned, device = self.buffers.take_pinned(2 * size), self.buffers.take(size)
         upload = pack(tables, bases, target=device, crc_tables=self._crc[tables.lanes])
         pinned.array[:size] = upload.content
-        host, result = pinned.array.ctypes.data, upload.result
-        self.driver.copy(device, host, size, stream)
-        name = f"bl_{'gather' if write else 'scatter'}{tables.kernel}"
-        self.driver.launch(name, self.grid, upload.job, stream)
-        self.count += 1
-        launched = Launched(
-            pinned, device, slice(size + result.start, size + result.stop), len(tables.sums) > 0
+        self.driver.copy(device, pinned.array.ctypes.data, size, stream)
+        return Launched(
+            f"bl_{'gather' if write else 'scatter'}{tables.kernel}",
+            upload.job,
+            pinned,
+            device,
+            # not over what a graph's replay uploads again
+            slice(size + upload.result.start, size + upload.result.stop),
+            device + upload.result.start,
+            len(tables.sums) > 0,
         )
-        if launched.has_sums:  # not over what a graph's replay uploads again
-            self.driver.copy(
-                host + launched.result.start,
-                device + result.start,
-                result.stop - result.start,
-                stream,
-            )
-        return launched
+
+    def run(self, launched: Launched, first: int, last: int, *, stream: int) -> None:
+        """A launch of the kernel for tiles ``first`` to ``last`` of the tables."""
+        if first == last:
+            return
+        job = launched.job.copy()
+        job["tiles"] += np.uint64(first * TILE.itemsize)
+        job["tile_count"] = last - first
+        self.driver.launch(launched.kernel, self.grid, job, stream)
+        self.count += 1
+
+    def fetch(self, launched: Launched, *, stream: int) -> None:
+        """The result comes back, if there is one."""
+        if launched.has_sums:
+            target = launched.pinned.array.ctypes.data + launched.result.start
+            size = launched.result.stop - launched.result.start
+            self.driver.copy(target, launched.found, size, stream)
 
     def give_back(self, launched: Launched) -> None:
         """The launch has ended, and its result was looked at."""

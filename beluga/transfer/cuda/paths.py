@@ -3,9 +3,9 @@
 """The three ways over which a plan's bytes go: direct, staged in GPU memory, and bounced.
 
 direct  a kernel reads or writes the registered pool
-staged  a kernel gathers into, or scatters from, one buffer in GPU memory; between it and the pool
-        a copy engine moves whole runs. None is short: the driver copies short ones to the GPU
-        by the CPU, slowly, and fills its cache with lines of the pool
+staged  kernels gather into, or scatter from, a buffer in GPU memory (staged.py); between it and
+        the pool a copy engine moves whole runs. None is short: the driver copies short ones to
+        the GPU by the CPU, slowly, and fills its cache with lines of the pool
 bounced while a window is not registered: by a pinned buffer, between which and the pool the CPU
         copies, by the rules of a CPU
 """
@@ -15,7 +15,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -24,15 +24,17 @@ from numpy.typing import NDArray
 from beluga._ffi import ffi, lib
 from beluga.errors import check
 from beluga.pool import Pool
+from beluga.transfer.cuda.holds import Hold, Place
 from beluga.transfer.cuda.launch import Launched, Launcher
 from beluga.transfer.cuda.parts import Packed, cut_at_stripes, pack_chunks
-from beluga.transfer.cuda.registrar import Registrar
+from beluga.transfer.cuda.staged import Staging, Way, after
 from beluga.transfer.cuda.tables import Tables, make_tables
 from beluga.transfer.cuda.transfer import Part
 from beluga.transfer.cuda.windows import Bases, Windows
 from beluga.transfer.plan import Plan
 from beluga.transfer.policy import Care
 
+_BUFFERS = 2  # of a staged plan
 STAGED_RUN_MIN = 32 << 10  # above the cliff at 24 to 28 KiB of host-to-device copies
 
 
@@ -46,90 +48,90 @@ class CudaStat:
     bounce_count: int = 0  # transfers that had to
     launch_count: int = 0
     registered_bytes: int = 0
+    unregistered_count: int = 0  # windows that made room for others
+    refused_count: int = 0  # windows that were wanted, and found no room under the cap
     fault: str | None = None
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Way:
-    """Where a part of a plan goes: ``write`` gathers, else it scatters; on a stream."""
-
-    write: bool
-    stream: int
 
 
 class Paths:
     """Starts parts of plans; used by one thread. ``limit`` bounds the bytes that lie in buffers of
     each kind: a part that would exceed it waits for the oldest."""
 
-    def __init__(  # noqa: PLR0913, PLR0917  an engine's own
+    def __init__(
         self,
         pool: Pool,
         launcher: Launcher,
-        registrar: Registrar,
         windows: Windows,
         care: Care,
         limit: int,
     ) -> None:
-        self._pool, self._launcher, self._registrar = pool, launcher, registrar
+        self._pool, self._launcher, self._staging = pool, launcher, Staging(launcher)
         self._windows, self._care, self._limit = windows, care, limit
         self._driver, self._buffers = launcher.driver, launcher.buffers
         self._waiting: collections.deque[tuple[Part, int]] = collections.deque()
         self._held = 0  # bytes of those
         self.stat = CudaStat()
 
-    def bases(self, tables: Tables) -> Bases:
-        """Of the windows that a launch touches, all of which are ready."""
-        touched = self._windows.touched(tables.pieces["offset"])
-        return Bases.of(self._windows, {place: self._registrar.ready[place] for place in touched})
+    def bases(self, offsets: NDArray[np.uint64], addresses: Mapping[Place, int]) -> Bases:
+        """Of the windows in which these offsets lie, all of which are ready."""
+        touched = self._windows.touched(offsets)
+        return Bases.of(self._windows, {place: addresses[place] for place in touched})
 
-    def direct(self, plan: Plan, tables: Tables, way: Way) -> list[Part]:
+    def direct(self, plan: Plan, tables: Tables, way: Way, hold: Hold) -> list[Part]:
         """One launch."""
         if not way.write:
             self._care.before_read(plan)
         self.stat.direct_bytes += plan.size
-        launched = self._launcher.launch(
-            tables, self.bases(tables), write=way.write, stream=way.stream
-        )
-        return [self._part(plan, way, launched)]
+        bases = self.bases(tables.pieces["offset"], hold.addresses)
+        launched = self._launcher.launch(tables, bases, write=way.write, stream=way.stream)
+        return [self._part(plan, way.write, launched, way.stream, hold)]
 
-    def gpu_runs(self, plan: Plan) -> NDArray[Any]:
+    def gpu_runs(self, plan: Plan, addresses: Mapping[Place, int]) -> NDArray[Any]:
         """What copy engines would move, of type RUN; ``offset`` is a GPU address."""
-        return self._gpu_runs(pack_chunks(plan))
+        return self._gpu_runs(pack_chunks(plan), addresses)
 
-    def can_stage(self, plan: Plan) -> bool:
+    def can_stage(self, plan: Plan, addresses: Mapping[Place, int]) -> bool:
         """Is no run too short for a copy engine?"""
-        return bool((self.gpu_runs(plan)["size"] >= STAGED_RUN_MIN).all())
+        return bool((self.gpu_runs(plan, addresses)["size"] >= STAGED_RUN_MIN).all())
 
-    def staged(self, plan: Plan, way: Way) -> list[Part]:
-        """A launch and a few copies, for each part that fits."""
+    def staged(self, plan: Plan, way: Way, hold: Hold) -> list[Part]:
+        """Launches and copies beside each other, by way of two buffers at most."""
         if not way.write:
             self._care.before_read(plan)
         self.stat.staged_bytes += plan.size
-        return list(self._staged(plan, way))
+        packs = [(piece, pack_chunks(piece)) for piece in plan.cut(self._limit // 4)]
+        size = max(packed.size for _, packed in packs)
+        buffers = []
+        for _ in packs[:_BUFFERS]:
+            self._make_room(size)
+            buffers.append(self._buffers.take(size))
+        copies = self._staging.copies(write=way.write)
+        if not way.write:
+            after(self._driver, way.stream, copies)
+        parts: list[Part] = []
+        for number, (piece, packed) in enumerate(packs):
+            buffer = buffers[number % len(buffers)]
+            if number >= len(buffers):  # its last use has ended, on the stream that fills it
+                filling = way.stream if way.write else copies
+                self._driver.follow(filling, parts[number - len(buffers)].event)
+            runs = self._gpu_runs(packed, hold.addresses)
+            launched = self._staging.move(packed, runs, buffer, way)
+            parts.append(
+                self._part(piece, way.write, launched, copies if way.write else way.stream, hold)
+            )
+        for number in range(len(parts) - len(buffers), len(parts)):  # the last to use theirs
+            buffer = buffers[number % len(buffers)]
+            parts[number].give_back = functools.partial(self._buffers.give, buffer)
+            self._waiting.append((parts[number], size))
+        if way.write:
+            self._driver.follow(way.stream, parts[-1].event)
+        return parts
 
     def bounced(self, plan: Plan, way: Way) -> list[Part]:
         """A launch for each part that fits, and copies by the CPU."""
         self.stat.bounced_bytes += plan.size
         self.stat.bounce_count += 1
         return list(self._bounced(plan, way))
-
-    def _staged(self, plan: Plan, way: Way) -> Iterator[Part]:
-        for piece in plan.cut(self._limit // 4):
-            packed = pack_chunks(piece)
-            self._make_room(packed.size)
-            buffer = self._buffers.take(packed.size)
-            runs = self._gpu_runs(packed)
-            if not way.write:
-                for at, place, size in runs.tolist():
-                    self._driver.copy(buffer + place, at, size, way.stream)
-            launched = self._launch(packed, buffer, way)
-            if way.write:
-                for at, place, size in runs.tolist():
-                    self._driver.copy(at, buffer + place, size, way.stream)
-            part = self._part(piece, way, launched)
-            part.give_back = functools.partial(self._buffers.give, buffer)
-            self._waiting.append((part, packed.size))
-            yield part
 
     def _bounced(self, plan: Plan, way: Way) -> Iterator[Part]:
         for piece in plan.cut(self._limit // 4):
@@ -138,8 +140,11 @@ class Paths:
             pinned = self._buffers.take_pinned(packed.size)
             if not way.write:
                 self._between(packed, pinned.array, write=False)
-            launched = self._launch(packed, pinned.address, way)
-            part = self._part(piece, way, launched)
+            tables = make_tables(packed.plan, write=way.write)
+            launched = self._launcher.launch(
+                tables, Bases.flat(pinned.address), write=way.write, stream=way.stream
+            )
+            part = self._part(piece, way.write, launched, way.stream, None)
             part.settle = _nothing
             if way.write:
                 part.settle = functools.partial(self._between, packed, pinned.array, write=True)
@@ -147,18 +152,16 @@ class Paths:
             self._waiting.append((part, packed.size))
             yield part
 
-    def _launch(self, packed: Packed, address: int, way: Way) -> Launched:
-        tables = make_tables(packed.plan, write=way.write)
-        return self._launcher.launch(
-            tables, Bases.flat(address), write=way.write, stream=way.stream
-        )
-
-    def _part(self, plan: Plan, way: Way, launched: Launched) -> Part:
-        """Of what the GPU reads or writes itself."""
+    def _part(
+        self, plan: Plan, write: bool, launched: Launched, stream: int, hold: Hold | None
+    ) -> Part:
+        """Ends when the stream gets there. What the GPU writes itself is looked after."""
         event = self._driver.make_event()
-        self._driver.record(event, way.stream)
-        settle = functools.partial(self._care.after_write, plan) if way.write else _nothing
-        return Part(plan, way.write, launched, event, settle, _nothing)
+        self._driver.record(event, stream)
+        if hold is not None:
+            hold.until(event)
+        settle = functools.partial(self._care.after_write, plan) if write else _nothing
+        return Part(plan, write, launched, event, settle, _nothing, hold)
 
     def _between(self, packed: Packed, array: NDArray[np.uint8], *, write: bool) -> None:
         """Copy between a pinned buffer and the pool."""
@@ -167,11 +170,10 @@ class Paths:
         for offset, place, size in packed.runs.tolist():
             check(move(self._pool.handle, offset, buffer + place, size), "bouncing a copy")
 
-    def _gpu_runs(self, packed: Packed) -> NDArray[Any]:
+    def _gpu_runs(self, packed: Packed, addresses: Mapping[Place, int]) -> NDArray[Any]:
         """The runs by GPU addresses, none over the end of a window."""
         runs = cut_at_stripes(packed.runs)
-        touched = self._windows.touched(runs["offset"])
-        bases = Bases.of(self._windows, {place: self._registrar.ready[place] for place in touched})
+        bases = self.bases(runs["offset"], addresses)
         device, window, _ = self._windows.places(runs["offset"])
         runs["offset"] = bases.addresses(runs["offset"])
         follows = runs["offset"][1:] == (runs["offset"] + runs["size"])[:-1]
@@ -181,6 +183,9 @@ class Paths:
         joined: NDArray[Any] = runs[starts].copy()
         joined["size"] = np.add.reduceat(runs["size"], starts)
         return joined
+
+    def close(self) -> None:
+        self._staging.close()
 
     def _make_room(self, size: int) -> None:
         """See to it that so many more bytes may lie in buffers."""

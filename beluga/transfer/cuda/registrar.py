@@ -4,22 +4,28 @@
 
 Windows that a copy wanted come first, then low offsets, which the allocator fills first. What can
 not be registered is left alone: copies of it go through a bounce buffer, for ever.
+
+Where the host's cap is reached nothing more is registered ahead of need. A window that copies have
+missed then takes the place of this process's least recently used one that nothing is using, once as
+many bytes of it were bounced as it has: to register costs about as much as to bounce those (0.1
+s/GB), so windows that take turns cost twice the best that could have been done, at most.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import os
 import threading
-from collections.abc import Iterable
+from collections.abc import Collection, Mapping
 
 from beluga._ffi import ffi, lib
+from beluga.errors import TransferError
 from beluga.pool import STRIPE_SIZE, Pool, filesystem
 from beluga.transfer.cuda.claims import Claims
 from beluga.transfer.cuda.driver import Driver, DriverError
+from beluga.transfer.cuda.holds import Hold, Holds, Place
 from beluga.transfer.cuda.windows import Windows
-
-Place = tuple[int, int]  # device, window on that device
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -33,24 +39,64 @@ class Registrar:
 
     def __init__(self, driver: Driver, pool: Pool, windows: Windows, claims: Claims) -> None:
         self._driver, self._pool, self._windows, self._claims = driver, pool, windows, claims
-        self.ready: dict[Place, int] = {}  # only added to, until the end
+        self.ready: dict[Place, int] = {}
         self.fault: str | None = None  # why the last window that failed did
+        self.unregistered_count = 0  # that made room for others
+        self.refused_count = 0  # that were wanted and found no room
         self._changed = threading.Condition()
+        self._holds = Holds(driver, self._changed)
+        self._kept: set[Place] = set()  # until the end
+        self._uses = itertools.count()
+        self._used: dict[Place, int] = {}  # when last, of those that are ready
+        self._missed: dict[Place, int] = {}  # bytes that were bounced
         self._wanted: list[Place] = []
+        self._refused: set[Place] = set()  # for want of room; they may take another's place
         self._left = self._all()
+        self._working = False
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="beluga-register", daemon=True)
         self._thread.start()
 
-    def want(self, places: Iterable[Place]) -> None:
-        """Copies wait for none of these, but would like them."""
+    def hold(self, places: Collection[Place]) -> Hold:
+        """Those of the windows that are ready, which stay so while the hold is in use."""
         with self._changed:
-            self._wanted = [place for place in sorted(places) if place in self._left]
+            now = next(self._uses)
+            found = {place: self.ready[place] for place in places if place in self.ready}
+            self._used.update(dict.fromkeys(found, now))
+            return self._holds.make(found)
+
+    def keep(self, places: Collection[Place]) -> Mapping[Place, int]:
+        """The windows, ready until the end.
+
+        Raises :class:`~beluga.errors.TransferError` unless all are ready now.
+        """
+        with self._changed:
+            if not self.ready.keys() >= set(places):
+                raise TransferError(
+                    "that part of the pool is not registered yet; call settle() before"
+                )
+            self._kept.update(places)
+            return {place: self.ready[place] for place in places}
+
+    def want(self, places: Collection[Place], size: int) -> None:
+        """Copies of ``size`` bytes wait for none of these, but would like them."""
+        with self._changed:
+            for place in places:
+                self._missed[place] = self._missed.get(place, 0) + size // len(places)
+            self._wanted = [
+                place
+                for place in sorted(places)
+                if place in self._left
+                or (place in self._refused and self._missed[place] >= self._range(place).size)
+            ]
+            self._changed.notify_all()
 
     def settle(self, timeout_s: float | None = None) -> bool:
         """Wait until nothing is left to register (or can be); whether that was in time."""
         with self._changed:
-            return self._changed.wait_for(lambda: not self._left, timeout_s)
+            return self._changed.wait_for(
+                lambda: not (self._left or self._wanted or self._working), timeout_s
+            )
 
     @property
     def size(self) -> int:
@@ -61,9 +107,10 @@ class Registrar:
         """Register no more, and unregister all: no copy is running."""
         with self._changed:
             self._closing = True
+            self._changed.notify_all()
         self._thread.join()
         for place in list(self.ready):
-            self._driver.unregister(self._range(place).address)
+            self._unregister(place)
         self.ready.clear()
         self._claims.close()
 
@@ -79,41 +126,87 @@ class Registrar:
     def _run(self) -> None:
         try:
             self._driver.use()
-            self._register_all()
+            while (found := self._next()) is not None:
+                self._register(*found)
         except Exception as error:  # a copy must not wait for a thread that is no more
             self.fault = f"registering: {error}"
         with self._changed:
             self._left.clear()
+            self._wanted.clear()
+            self._working = False
             self._changed.notify_all()
 
-    def _register_all(self) -> None:
-        while True:
-            with self._changed:
-                if self._closing or not self._left:
-                    return
-                place = self._wanted.pop(0) if self._wanted else next(iter(self._left))
-            more = self._register(place)
-            with self._changed:
-                if not more:
-                    return
-                self._left.pop(place, None)
+    def _next(self) -> tuple[Place, bool] | None:
+        """The next window to register, and whether copies want it; None at the end."""
+        with self._changed:
+            self._working = False
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: self._closing or self._left or self._wanted)
+            if self._closing:
+                return None
+            self._working = True
+            if self._wanted:
+                return self._wanted.pop(0), True
+            return next(iter(self._left)), False
 
-    def _register(self, place: Place) -> bool:
-        """Whether others are worth trying."""
+    def _register(self, place: Place, wanted: bool) -> None:
         span = self._range(place)
         try:
-            with self._claims.claimed(span.size) as fits:
-                if not fits:
-                    self.fault = (
-                        "this host's processes have as much memory registered as they may; "
-                        "give the engine a higher cap"
-                    )
-                    return False
-                self._populate(place, span)
-                self.ready[place] = self._driver.register(span.address, span.size)
+            while not self._registered(place, span):
+                if self._missed.get(place, 0) < span.size or not self._unregister_one():
+                    self.refused_count += wanted
+                    self._stop_filling()
+                    return
         except DriverError as error:
             self.fault = f"{error}; {self._advice(place)}"
+        with self._changed:
+            self._left.pop(place, None)
+            self._refused.discard(place)
+
+    def _registered(self, place: Place, span: _Range) -> bool:
+        """False where the cap leaves no room for it."""
+        with self._claims.claimed(span.size) as fits:
+            if fits:
+                self._populate(place, span)
+                address = self._driver.register(span.address, span.size)
+                with self._changed:
+                    self.ready[place] = address
+                    self._used[place] = next(self._uses)
+                    self._missed.pop(place, None)
+        return fits
+
+    def _unregister_one(self) -> bool:
+        """The window that was not used for longest, of those that nothing uses; False: none."""
+        with self._changed:
+            idle = self.ready.keys() - self._kept - self._holds.used()
+            if not idle:
+                return False
+            place = min(idle, key=self._used.__getitem__)
+            del self.ready[place]
+        if self._unregister(place):
+            self._claims.give_back(self._range(place).size)
+            with self._changed:
+                self._refused.add(place)
+            self.unregistered_count += 1
         return True
+
+    def _unregister(self, place: Place) -> bool:
+        """False if the driver fails: then the memory counts as registered, and is used no more."""
+        try:
+            self._driver.unregister(self._range(place).address)
+        except DriverError as error:
+            self.fault = f"unregistering: {error}"
+            return False
+        return True
+
+    def _stop_filling(self) -> None:
+        self.fault = (
+            "this host's processes have as much memory registered as they may; "
+            "give the engine a higher cap"
+        )
+        with self._changed:
+            self._refused.update(self._left)
+            self._left.clear()
 
     def _populate(self, place: Place, span: _Range) -> None:
         """Fault files in first: the driver would do it page by page, with its locks held."""

@@ -89,6 +89,14 @@ def make_tables(plan: Plan, *, write: bool) -> Tables:
     return Tables(pieces, tiles, sums, lanes, plan.chunk_base)
 
 
+def tile_spans(tables: Tables) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Where each tile starts and ends: offsets in the pool, or in the buffer in its place."""
+    pieces = tables.pieces[tables.tiles["piece"]]
+    at = tables.tiles["start"].astype(np.int64)
+    start = pieces["offset"].astype(np.int64) + at
+    return start, start + np.minimum(pieces["length"].astype(np.int64) - at, tables.tile_size)
+
+
 def _tiles(
     plan: Plan, pieces: NDArray[Any], summed: NDArray[np.bool_] | None, lanes: int, write: bool
 ) -> NDArray[Any]:

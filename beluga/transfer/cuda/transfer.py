@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 
 from beluga.errors import ChecksumError, TransferTimeoutError
 from beluga.transfer.cuda.driver import Driver
+from beluga.transfer.cuda.holds import Hold
 from beluga.transfer.cuda.launch import Launched, Launcher
 from beluga.transfer.plan import Plan
 
@@ -28,6 +29,7 @@ class Part:
     event: int
     settle: Callable[[], None]
     give_back: Callable[[], None]
+    hold: Hold | None = None  # on windows that the event ends
     settled: bool = False
     bad_count: int = 0
 
@@ -43,6 +45,8 @@ class Part:
             if not self.write:
                 self.bad_count, _ = self.launched.bad_chunks()
         finally:
+            if self.hold is not None:
+                self.hold.end(self.event)
             launcher.driver.free_event(self.event)
             launcher.give_back(self.launched)
             self.give_back()

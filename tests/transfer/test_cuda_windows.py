@@ -1,0 +1,186 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""Windows under a cap: the least recently used one makes room, and never one that is in use."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from cuda_gpu import PATIENCE_S, STRIPE, Blocks, Gpu, engine_on
+
+from beluga.errors import TransferError
+from beluga.pool import Pool
+from beluga.transfer.cuda import CudaEngine, DriverError
+
+pytestmark = pytest.mark.usefixtures("compiled")
+
+CAP = 6  # windows; the pool has 32: three of no blocks, and those of the first stripes of blocks
+NEAR = 3  # stripes of blocks that are registered at first
+FAR = 20  # a stripe that is not
+
+
+@pytest.fixture(autouse=True)
+def own_claims(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """No other process counts."""
+    monkeypatch.setattr("beluga.config.runtime_root", lambda: tmp_path)
+
+
+@pytest.fixture
+def engine(pool: Pool, gpu: Gpu) -> CudaEngine:
+    return capped(pool, gpu)
+
+
+def capped(pool: Pool, gpu: Gpu) -> CudaEngine:
+    engine = engine_on(pool, gpu, cap=CAP * STRIPE)
+    assert engine.settle(PATIENCE_S)
+    assert engine.stat.registered_bytes == CAP * STRIPE
+    return engine
+
+
+def move(engine: CudaEngine, blocks: Blocks, stream: int | None = None) -> None:
+    engine.gather_write(blocks.plan, stream=stream).wait(PATIENCE_S)
+    assert engine.settle(PATIENCE_S)
+
+
+def windows_of(engine: CudaEngine, blocks: Blocks) -> set[tuple[int, int]]:
+    return engine._windows.touched(blocks.plan.pieces["offset"])
+
+
+def ready(engine: CudaEngine) -> set[tuple[int, int]]:
+    return set(engine._registrar.ready)
+
+
+def until(engine: CudaEngine, blocks: Blocks, condition: Callable[[], bool]) -> None:
+    """Copy the blocks until that is so."""
+    for _ in range(100):
+        if condition():
+            return
+        move(engine, blocks)
+    raise AssertionError("not after a hundred copies")
+
+
+def test_a_window_that_was_missed_often_takes_the_place_of_an_idle_one(
+    pool: Pool, engine: CudaEngine
+) -> None:
+    blocks = Blocks.make(pool, stripe=FAR)
+    (wanted,) = windows_of(engine, blocks)
+    before = ready(engine)
+    move(engine, blocks)
+    assert ready(engine) == before  # registering costs more than one copy gains
+    until(engine, blocks, lambda: wanted in ready(engine))
+    stat = engine.stat
+    assert stat.bounced_bytes >= STRIPE  # as many bytes as the window has
+    assert stat.bounced_bytes < STRIPE + 2 * blocks.plan.size
+    assert (stat.unregistered_count, stat.registered_bytes) == (1, CAP * STRIPE)
+    move(engine, blocks)
+    assert engine.stat.bounce_count == stat.bounce_count
+    assert blocks.stored(pool)
+
+
+def registered(engine: CudaEngine, pool: Pool, stripe: int) -> None:
+    """Copy blocks of that stripe until its window is registered."""
+    blocks = Blocks.make(pool, stripe=stripe)
+    until(engine, blocks, lambda: windows_of(engine, blocks) <= ready(engine))
+
+
+def test_the_least_recently_used_window_goes(pool: Pool, engine: CudaEngine) -> None:
+    near = [Blocks.make(pool, stripe=stripe) for stripe in range(NEAR)]
+    of_blocks = [windows_of(engine, blocks) for blocks in near]
+    for stripe in (1, 0, 2):
+        move(engine, near[stripe])
+    assert engine.stat.bounced_bytes == 0
+    gone = []
+    for far in range(FAR - CAP, FAR):
+        before = ready(engine)
+        registered(engine, pool, far)
+        gone.append(before - ready(engine))
+    assert not set.union(*gone[:NEAR]) & set.union(*of_blocks)  # never used: these go first
+    assert gone[NEAR:] == [of_blocks[1], of_blocks[0], of_blocks[2]]
+
+
+def test_a_window_in_use_stays_until_its_event_has_ended(
+    pool: Pool, gpu: Gpu, engine: CudaEngine
+) -> None:
+    near = Blocks.make(pool, 13)  # two stripes of blocks, and a little
+    used = windows_of(engine, near)
+    assert len(used) == NEAR
+    stream, gate = gpu.make_stream(urgent=False), threading.Event()
+    gpu._streams[stream].put(lambda: gate.wait(PATIENCE_S) and None)
+    started = engine.gather_write(near.plan, stream=stream)
+    for stripe in range(FAR, FAR + 4):  # one more than there are idle ones
+        registered(engine, pool, stripe)
+        assert used <= ready(engine)
+    with engine._registrar.hold(ready(engine)):  # as if copies of them all were being started
+        blocks = Blocks.make(pool, stripe=FAR - 1)
+        until(engine, blocks, lambda: engine.stat.refused_count > 1)
+    assert used <= ready(engine)
+    assert "cap" in str(engine.stat.fault)
+    gate.set()
+    event = gpu.make_event()
+    gpu.record(event, stream)
+    gpu.wait(event)  # the copy has ended, and nobody has waited for it
+    for stripe in range(FAR - CAP, FAR):
+        registered(engine, pool, stripe)
+    assert not used & ready(engine)
+    started.wait(PATIENCE_S)
+    assert near.stored(pool)
+
+
+def test_a_window_that_the_driver_keeps_is_not_used_again(pool: Pool) -> None:
+    class Stuck(Gpu):
+        failures = 1
+
+        def unregister(self, address: int) -> None:
+            if self.failures:
+                self.failures -= 1
+                raise DriverError("cudaErrorHostMemoryNotRegistered: made up")
+            super().unregister(address)
+
+    engine = capped(pool, Stuck())
+    before, blocks = ready(engine), Blocks.make(pool, stripe=FAR)
+    registered(engine, pool, FAR)
+    move(engine, blocks)
+    assert "cudaErrorHostMemoryNotRegistered" in str(engine.stat.fault)
+    assert len(before - ready(engine)) == 2  # one is lost, and one has made room
+    assert engine.stat.unregistered_count == 1
+    assert engine.stat.registered_bytes == (CAP - 1) * STRIPE
+    assert blocks.stored(pool)
+
+
+def test_what_cannot_be_registered_is_not_tried_again(pool: Pool) -> None:
+    tried: list[int] = []
+
+    def refuse(size: int) -> None:
+        tried.append(size)
+        raise DriverError("cudaErrorMemoryAllocation: made up")
+
+    engine, blocks = engine_on(pool, Gpu(before_register=refuse)), Blocks.make(pool)
+    assert engine.settle(PATIENCE_S)
+    count = len(tried)
+    for _ in range(10):
+        move(engine, blocks)
+    assert len(tried) == count == 32
+    assert blocks.stored(pool)
+
+
+def test_a_graph_keeps_its_windows(pool: Pool, gpu: Gpu, engine: CudaEngine) -> None:
+    near, stream = Blocks.make(pool), gpu.make_stream(urgent=True)
+    move(engine, near, stream)
+    gpu.begin_capture(stream)
+    transfer = engine.capture(near.plan, stream, write=True)
+    graph = gpu.end_capture(stream)
+    for stripe in range(FAR - CAP, FAR):
+        registered(engine, pool, stripe)
+    assert windows_of(engine, near) <= ready(engine)
+    near.memory[:] = 7
+    event = gpu.make_event()
+    gpu.replay(graph, stream)
+    gpu.record(event, stream)
+    gpu.wait(event)
+    transfer.wait()
+    assert near.stored(pool)
+    with pytest.raises(TransferError, match="not registered"):
+        engine.runs(Blocks.make(pool, stripe=28).plan)
