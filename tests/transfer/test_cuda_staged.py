@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from cuda_gpu import PATIENCE_S, Blocks, Gpu, engine_on
 
+from beluga import primitives
 from beluga.pool import Pool
 from beluga.transfer.cuda import CudaEngine, staged
 
@@ -28,9 +29,12 @@ class Observed(Gpu):
     def __init__(self) -> None:
         super().__init__()
         self.watched = -1
+        self.pause_s = 0.0  # before tables go to the GPU, and what it found comes back
         self.ended_work: list[tuple[str, int]] = []
 
     def copy(self, target: int, source: int, size: int, stream: int) -> None:
+        if stream != self.watched:
+            self._streams[stream].put(lambda: time.sleep(self.pause_s))
         super().copy(target, source, size, stream)
         if stream == self.watched:
             self._note(stream, "copy", size)
@@ -186,6 +190,17 @@ def test_a_stream_goes_on_when_its_copies_have_ended(
     writing.wait(PATIENCE_S)
     reading.wait(PATIENCE_S)
     assert (blocks.memory == before).all()
+
+
+def test_a_write_has_ended_when_its_checksums_are_there(
+    pool: Pool, watched: Callable[..., Any]
+) -> None:
+    engine, gpu = watched(write=True)
+    blocks = Blocks.make(pool, 8)
+    gpu.pause_s = 0.05
+    engine.gather_write(blocks.plan).wait(PATIENCE_S)
+    assert blocks.plan.checksums is not None
+    assert blocks.plan.checksums[-1] == primitives.crc32c(blocks.memory[-16384:].tobytes())
 
 
 def test_long_runs_are_cut_alike_and_short_ones_go_together() -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -68,8 +68,8 @@ class Staging:
         for group in groups(runs):
             _, place, size = group[-1]
             # Gathered: all that begins in the group. Scattered: all that is there to its end.
-            side = "left" if way.write else "right"
-            last = int(np.searchsorted(edges, place + size, side=side))  # type: ignore[call-overload]
+            side: Literal["left", "right"] = "left" if way.write else "right"
+            last = int(np.searchsorted(edges, place + size, side=side))
             if way.write:
                 launcher.run(launched, first, last, stream=way.stream)
                 after(self._driver, way.stream, copies)
