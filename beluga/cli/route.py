@@ -13,7 +13,7 @@ import typer
 
 from beluga.cli.output import say
 from beluga.errors import RouterError
-from beluga.router import POLICIES
+from beluga.router import POLICIES, Goals
 
 if TYPE_CHECKING:
     from beluga.route import Service
@@ -58,6 +58,15 @@ def route(
     drain: Annotated[float, typer.Option(min=0, help="Seconds for requests at SIGTERM.")] = 30.0,
     max_body: Annotated[int, typer.Option(min=1, help="Bytes of a request's body.")] = 64 << 20,
     seed: Annotated[int, typer.Option(help="Of the policy's chance.")] = 0,
+    advise: Annotated[
+        float, typer.Option(min=0, help="Seconds between advice on the number of engines; 0: none.")
+    ] = 180.0,
+    ttft_goal: Annotated[
+        float | None, typer.Option(min=0, help="Seconds to a first token that advice keeps to.")
+    ] = None,
+    token_goal: Annotated[
+        float | None, typer.Option(min=0, help="Seconds between tokens that advice keeps to.")
+    ] = None,
 ) -> None:
     """Send requests of OpenAI's API to engines, until SIGTERM or Ctrl-C."""
     try:
@@ -74,6 +83,8 @@ def route(
         tokenizer=tokenizer,
         block_size=block_size,
         seed=seed,
+        advise_s=advise,
+        goals=Goals(ttft_s=ttft_goal, between_tokens_s=token_goal),
         limits=routing.Limits(
             queue_s=queue,
             inflight_max=max_inflight,

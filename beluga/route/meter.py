@@ -9,6 +9,8 @@ request was read to the choice. Tokens of answers are counted by their events.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from beluga.route.ask import Ask
@@ -21,6 +23,13 @@ _FIRST_TOKEN_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 3
 _NEXT_TOKEN_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.035, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0)
 _TOKENS = tuple(float(1 << power) for power in range(4, 21, 2))
 _SHARE = tuple(step / 10 for step in range(11))
+
+
+class Latency(NamedTuple):
+    """So many took so long in all."""
+
+    seconds: float
+    times: float
 
 
 class Meter:
@@ -140,6 +149,10 @@ class Meter:
             between.observe(seconds)
         self._last_next.labels(engine.url).set(seconds)
 
+    def latencies(self) -> tuple[Latency, Latency]:
+        """Of first tokens, and of those after them, of all models since the start."""
+        return _latency(self._first), _latency(self._next)
+
     def ended(self, ask: Ask, status: str, tokens: int) -> None:
         """A request has ended: an HTTP status, ``broken`` or ``cancelled``."""
         self._requests.labels(ask.model or "", status).inc()
@@ -176,3 +189,9 @@ class Meter:
     def text(self) -> bytes:
         """All of it, as Prometheus reads it."""
         return bytes(generate_latest(self.registry))
+
+
+def _latency(histogram: Histogram) -> Latency:
+    samples = [sample for metric in histogram.collect() for sample in metric.samples]
+    sums = (sum(s.value for s in samples if s.name.endswith(end)) for end in ("_sum", "_count"))
+    return Latency(*sums)

@@ -15,6 +15,7 @@ from aiohttp import web
 
 from beluga.errors import RouterError
 from beluga.route.admin import Admin
+from beluga.route.advice import Adviser
 from beluga.route.director import Director, Placement
 from beluga.route.fleet import Fleet
 from beluga.route.front import Front, refusals
@@ -98,6 +99,16 @@ class Service:
         )
         self._front = Front(fleet=self.fleet, proxy=proxy, meter=self.meter, scrape=self._scrape)
         await self._join(stack)
+        if settings.advise_s:
+            adviser = Adviser(
+                fleet=self.fleet,
+                meter=self.meter,
+                loads=self.loads,
+                pending=self.pending,
+                goals=settings.goals,
+            )
+            task = asyncio.get_running_loop().create_task(adviser.run(settings.advise_s))
+            stack.push_async_callback(_cancel, task)
         self.address = await self._listen(stack, settings.listen, self._front.routes())
         if settings.admin is not None:
             admin = Admin(self.fleet)

@@ -11,6 +11,7 @@ from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from beluga.errors import RouterError
+from beluga.router import Goals
 
 _SCHEMES = ("http", "https")
 MIB = 1 << 20
@@ -81,6 +82,8 @@ class Settings:
     index_ttl_s: float = 120.0  # of what is assumed of engines that announce no events
     seed: int | None = None
     limits: Limits = Limits()
+    advise_s: float = 180.0  # between two pieces of the planner's advice (Dynamo's); 0: none
+    goals: Goals = dataclasses.field(default_factory=Goals)
 
 
 def read_url(text: str) -> str:

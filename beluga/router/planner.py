@@ -32,14 +32,15 @@ class Goals:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """One role over the last interval, averaged. Times are 0 if nothing was served.
+    """One role over the last interval, averaged. Times are 0 if nothing was served; a usage that
+    is not known (None) neither makes a role grow nor lets it shrink.
 
     Workers that do both are one role, "both": all fields count.
     """
 
     workers: int
     queued: float = 0.0  # prompts that wait for a prefill
-    usage: float = 0.0  # of KV memory, 0..1
+    usage: float | None = None  # of KV memory, 0..1
     ttft_s: float = 0.0
     between_tokens_s: float = 0.0
 
@@ -53,10 +54,11 @@ class Advice:
     reason: str
 
     def __str__(self) -> str:
+        worker = "worker" if self.role == "both" else f"{self.role} worker"
         what = {
-            "grow": f"add a {self.role} worker",
-            "shrink": f"take a {self.role} worker away",
-            "re-role": f"make one a {self.role} worker",
+            "grow": f"add a {worker}",
+            "shrink": f"take a {worker} away",
+            "re-role": f"make one a {worker}",
         }
         return f"{what[self.action]}: {self.reason}"
 
@@ -90,14 +92,16 @@ def _need(role: Role, state: Seen, goals: Goals) -> tuple[Need, str]:
             high.append(f"TTFT is {state.ttft_s:.3g} s, the objective {goals.ttft_s:.3g} s")
         low.append((waiting < goals.queue_low, f"{waiting:.3g} prompts wait per worker"))
     if role != "prefill":
-        if state.usage > goals.usage_high:
-            high.append(f"{state.usage:.0%} of KV memory is in use")
+        usage = state.usage
+        in_use = "" if usage is None else f"{usage:.0%} of KV memory is in use"
+        if usage is not None and usage > goals.usage_high:
+            high.append(in_use)
         elif goals.between_tokens_s is not None and state.between_tokens_s > goals.between_tokens_s:
             high.append(
                 f"{state.between_tokens_s:.3g} s between tokens, the objective is "
                 f"{goals.between_tokens_s:.3g} s"
             )
-        low.append((state.usage < goals.usage_low, f"{state.usage:.0%} of KV memory is in use"))
+        low.append((usage is not None and usage < goals.usage_low, in_use))
     if high:
         return "more", "; ".join(high)
     if state.workers > goals.workers_min and all(idle for idle, _ in low):

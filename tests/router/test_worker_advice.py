@@ -39,11 +39,18 @@ def test_idle_roles_shrink_but_not_to_nothing() -> None:
     assert actions(prefill=Seen(workers=2)) == [("shrink", "prefill")]
     assert actions(decode=Seen(workers=2, usage=0.4)) == [("shrink", "decode")]
     assert actions(prefill=Seen(workers=1)) == []
+    assert actions(decode=Seen(workers=2)) == []  # nobody knows how full it is
 
 
 def test_what_one_role_can_spare_goes_to_the_other() -> None:
     found = actions(prefill=Seen(workers=2, queued=20), decode=Seen(workers=2, usage=0.1))
     assert found == [("re-role", "prefill")]
+    seen: dict[Role, Seen] = {
+        "prefill": Seen(workers=2, queued=20),
+        "decode": Seen(workers=2, usage=0.1),
+    }
+    said = "make one a prefill worker: 10 prompts wait per worker; decode can spare one"
+    assert [str(advice) for advice in advise(seen, Goals())] == [said]
     both = actions(prefill=Seen(workers=2), decode=Seen(workers=2, usage=0.95))
     assert both == [("re-role", "decode")]
 
@@ -58,13 +65,13 @@ def test_a_fleet_has_an_end() -> None:
 @pytest.mark.parametrize(
     ("state", "expected"),
     [
-        (Seen(workers=2, queued=20), ["add a both worker: 10 prompts wait per worker"]),
+        (Seen(workers=2, queued=20), ["add a worker: 10 prompts wait per worker"]),
         (Seen(workers=2, queued=0, usage=0.7), []),
         (
             Seen(workers=2, queued=0, usage=0.1),
-            ["take a both worker away: 0 prompts wait per worker; 10% of KV memory is in use"],
+            ["take a worker away: 0 prompts wait per worker; 10% of KV memory is in use"],
         ),
-        (Seen(workers=0, queued=1), ["add a both worker: 1 prompts wait per worker"]),
+        (Seen(workers=0, queued=1), ["add a worker: 1 prompts wait per worker"]),
     ],
 )
 def test_workers_that_do_both_are_one_role(state: Seen, expected: list[str]) -> None:
