@@ -81,10 +81,11 @@ typedef struct bl_check_report {
     uint32_t serving;           /* 1: a server serves, or died without a word */
 } bl_check_report;
 
-/* Look over what the serving half of a pool says; read-only. payload: every checksum too. 0 or
- * -ENOMEM, or -EAGAIN: servers follow each other faster than the pool can be looked over. */
+/* Look over what the serving half of a pool says; read-only. payload: every checksum too, of bytes
+ * that a port's link lets on in this class, if there is one. 0 or -ENOMEM, or -EAGAIN: servers
+ * follow each other faster than the pool can be looked over. */
 int bl_check_pool(const bl_pool *pool, int payload, bl_finding *findings, uint32_t count_max,
-                  bl_check_report *report);
+                  bl_check_report *report, bl_port *port, uint32_t transfer_class);
 
 /* Drop what a finding is about, of a pool that nobody uses: 0, or -EINVAL. An epoch line is written
  * anew from what is left of it. What hangs on a dropped line is found by the next look. */

@@ -38,10 +38,19 @@
 #include "guard.c"
 #include "crew.c"
 
-/* L2 pool */
+/* L2 pool, and whose bytes go over the link to it next */
 #include "pool.h"
 #include "superblock.c"
 #include "pool.c"
+#include "host_atomic.h"
+#include "throttle.c"
+#include "fair.c"
+#include "link.c"
+#include "queue.h"
+#include "queue.c"
+#include "admit.c"
+#include "port.c"
+#include "toll.c"
 
 /* L3 rpc */
 #include "line.h"
@@ -95,15 +104,6 @@
 #include "verify.c"
 
 /* L5 transfer, L6 kvcache */
-#include "host_atomic.h"
-#include "throttle.c"
-#include "fair.c"
-#include "link.c"
-#include "queue.h"
-#include "queue.c"
-#include "admit.c"
-#include "port.c"
-#include "toll.c"
 #include "device_range.h"
 #include "device_care.c"
 #include "gather.c"

@@ -41,8 +41,10 @@ static int bl_check_same_server(bl_check *check)
 
 int bl_check_stands(bl_check *check, bl_check_line *lines, uint32_t count)
 {
-    if (check->suspicions++ < BL_CHECK_PATIENCE)
+    if (check->suspicions++ < BL_CHECK_PATIENCE) {
+        bl_toll_end(&check->toll);
         bl_nap(&check->pool->memory, BL_CHECK_NAP_NS);
+    }
     int same = 1;
     for (uint32_t i = 0; i < count; i++) {
         uint64_t before[8];
@@ -130,13 +132,14 @@ static int bl_check_round(bl_check *check)
 static int bl_check_guarded(void *check) { return bl_check_round(check); }
 
 int bl_check_pool(const bl_pool *pool, int payload, bl_finding *findings, uint32_t count_max,
-                  bl_check_report *report)
+                  bl_check_report *report, bl_port *port, uint32_t transfer_class)
 {
     bl_check check = {.pool = pool,
                       .payload = payload,
                       .findings = findings,
                       .count_max = count_max,
-                      .report = report};
+                      .report = report,
+                      .toll = bl_toll_make(port, 0, transfer_class, UINT64_MAX, 1)};
     check.sessions = calloc(pool->geometry.lane_count, sizeof *check.sessions);
     if (check.sessions == NULL)
         return -ENOMEM;
@@ -144,6 +147,7 @@ int bl_check_pool(const bl_pool *pool, int payload, bl_finding *findings, uint32
     do
         status = bl_guarded(&pool->memory, bl_check_guarded, &check);
     while (status == 0 && check.moved && ++round < BL_CHECK_ROUNDS);
+    bl_toll_end(&check.toll);
     free(check.sessions);
     free(check.chunk);
     return status == 0 && check.moved ? -EAGAIN : status;

@@ -19,6 +19,7 @@
 
 #include "api_check.h"
 #include "meta.h"
+#include "toll.h"
 
 enum {
     BL_CHECK_LOOKS = 3,             /* the same so often: a finding */
@@ -40,7 +41,8 @@ typedef struct bl_check {
     bl_session_line *sessions;      /* as read, per lane; not whole: zeros */
     bl_extents *extents;            /* as read */
     bl_index *keys, *places, *generations; /* of the entries that are right by themselves */
-    uint8_t *chunk;                 /* room for a chunk of payload */
+    bl_toll toll;                   /* for payload */
+    uint8_t *chunk;                 /* room for a chunk of it */
     uint32_t chunk_size;
 } bl_check;
 
@@ -99,6 +101,6 @@ void bl_check_extents(bl_check *check);
 int bl_check_entries(bl_check *check);
 
 /* check_payload.c: 0 or what is wrong with the bytes of a block. The chunk has room. */
-uint32_t bl_check_bytes(const bl_check *check, const bl_entry *entry);
+uint32_t bl_check_bytes(bl_check *check, const bl_entry *entry);
 
 #endif

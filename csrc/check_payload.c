@@ -22,7 +22,7 @@ static int bl_check_vector(const bl_check *check, const bl_entry *entry, uint32_
     return sum == entry->vector_check;
 }
 
-uint32_t bl_check_bytes(const bl_check *check, const bl_entry *entry)
+uint32_t bl_check_bytes(bl_check *check, const bl_entry *entry)
 {
     const bl_memory *memory = &check->pool->memory;
     uint32_t count = (uint32_t)(((uint64_t)entry->length + entry->chunk_size - 1) /
@@ -34,6 +34,7 @@ uint32_t bl_check_bytes(const bl_check *check, const bl_entry *entry)
         uint64_t rest = entry->length - done;
         uint32_t size = (uint32_t)(rest < entry->chunk_size ? rest : entry->chunk_size);
         uint32_t wanted = entry->vector_check;
+        bl_toll_pay(&check->toll, entry->offset + done, size);
         bl_refetch(memory, entry->offset + done, size);
         bl_fetch(memory, entry->offset + done, check->chunk, size);
         if (count > 1)

@@ -188,7 +188,7 @@ static int bl_system_judge(bl_system *system, bl_pool *pool)
 {
     bl_finding findings[BL_SYSTEM_FINDINGS];
     bl_check_report report;
-    int status = bl_check_pool(pool, 1, findings, BL_SYSTEM_FINDINGS, &report);
+    int status = bl_check_pool(pool, 1, findings, BL_SYSTEM_FINDINGS, &report, NULL, 0);
     if (status < 0)
         return status;
     if (report.finding_count > 1 ||

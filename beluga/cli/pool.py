@@ -12,6 +12,7 @@ import typer
 
 from beluga.cli.options import Json, PoolPaths, open_pool, size
 from beluga.cli.output import print_facts, print_json, print_table, progress, say
+from beluga.cli.scrub import scrub_leave
 from beluga.errors import NoDefaultPoolError, PoolError
 from beluga.meta import check_devices, repair_pool
 from beluga.pool import Pool, default_specs, emulated_paths, forget, remember, show_size
@@ -99,7 +100,12 @@ def check(
         for act in acts:
             say(act)
     else:
-        report = check_devices(pool or default_specs(), payload=payload)
+        specs = pool or default_specs()
+        report = (
+            check_devices(specs, payload=True, leave=scrub_leave)
+            if payload
+            else check_devices(specs)
+        )
     if json:
         print_json(report)
     else:

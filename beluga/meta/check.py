@@ -5,7 +5,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 from beluga._ffi import ffi, lib
 from beluga.errors import check
@@ -13,6 +15,8 @@ from beluga.meta.findings import describe
 from beluga.pool import Pool, SpecLike, survey
 
 FINDINGS_MAX = 1000
+
+Leave = tuple[Any, int]  # a place at a link, for C, and a class of transfers there
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -29,17 +33,18 @@ class Report:
     findings: tuple[str, ...]
 
 
-def check_pool(pool: Pool, *, payload: bool = False) -> Report:
+def check_pool(pool: Pool, *, payload: bool = False, leave: Leave | None = None) -> Report:
     """Check what the serving half of the pool says, read-only, live or dead.
 
-    ``payload`` compares every block with its checksums too. Damage is reported, not raised.
-    Raises OSError when servers follow each other faster than the pool can be looked over.
+    ``payload`` compares every block with its checksums too, read as the link of ``leave`` lets its
+    bytes on: a place there, as C knows it, and a class of transfers. Damage is reported, not
+    raised. Raises OSError when servers follow each other faster than the pool can be looked over.
     """
     findings = ffi.new("bl_finding[]", FINDINGS_MAX)
     report = ffi.new("bl_check_report *")
-    check(
-        lib.bl_check_pool(pool.handle, payload, findings, FINDINGS_MAX, report), "checking a pool"
-    )
+    port, kind = leave or (ffi.NULL, 0)
+    code = lib.bl_check_pool(pool.handle, payload, findings, FINDINGS_MAX, report, port, kind)
+    check(code, "checking a pool")
     shown = min(report.finding_count, FINDINGS_MAX)
     return Report(
         epoch=report.epoch,
@@ -53,13 +58,19 @@ def check_pool(pool: Pool, *, payload: bool = False) -> Report:
     )
 
 
-def check_devices(paths: Sequence[SpecLike], *, payload: bool = False) -> Report:
+def check_devices(
+    paths: Sequence[SpecLike],
+    *,
+    payload: bool = False,
+    leave: Callable[[Pool], AbstractContextManager[Leave | None]] = lambda _: nullcontext(),
+) -> Report:
     """Check the pool on ``paths``, its superblocks first; if they are damaged, nothing else can be.
 
+    ``leave`` is made for the pool, once it is open, as :func:`check_pool` takes it.
     Raises a PoolError for what is no device, or cannot be opened.
     """
     findings = survey(paths)
     if findings:
         return Report(0, False, 0, 0, 0, 0, len(findings), tuple(findings))
-    with Pool.open(paths) as pool:
-        return check_pool(pool, payload=payload)
+    with Pool.open(paths) as pool, leave(pool) as made:
+        return check_pool(pool, payload=payload, leave=made)

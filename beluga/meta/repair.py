@@ -34,7 +34,8 @@ def repair_pool(
     for _ in range(ROUNDS):
         findings = ffi.new("bl_finding[]", FINDINGS_MAX)
         report = ffi.new("bl_check_report *")
-        check(lib.bl_check_pool(pool.handle, payload, findings, FINDINGS_MAX, report), "checking")
+        code = lib.bl_check_pool(pool.handle, payload, findings, FINDINGS_MAX, report, ffi.NULL, 0)
+        check(code, "checking")
         found = list(findings[0 : min(report.finding_count, FINDINGS_MAX)])
         if not found:
             break

@@ -35,8 +35,6 @@ from beluga.transfer.fair import TAU_NS, Way
 from beluga.transfer.segment import at, links_directory, share
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from beluga.pool import Pool
     from beluga.transfer.plan import Plan
 
@@ -103,8 +101,7 @@ class LinkSettings:
 class Link:
     """A link of this host, attached to by name.
 
-    The first process's ``settings`` hold for all (given as a function, they are only made by it);
-    :attr:`settings` says which they are. With a
+    The first process's ``settings`` hold for all; :attr:`settings` says which they are. With a
     ``pool``, what is copied counts for the memory devices that it lies on as well. Raises
     TransferError if the shared file is not usable.
     """
@@ -112,7 +109,7 @@ class Link:
     def __init__(
         self,
         name: str,
-        settings: LinkSettings | Callable[[], LinkSettings] | None = None,
+        settings: LinkSettings | None = None,
         *,
         node: int | None = None,
         pool: Pool | None = None,
@@ -121,11 +118,8 @@ class Link:
         where = links_directory() if directory is None else directory
         self.name = name
         self.path = where / f"link-{_file_name(name)}{'' if node is None else f'-node{node}'}"
-
-        def fill(memory: mmap.mmap) -> None:
-            _fill(memory, settings() if callable(settings) else settings or LinkSettings())
-
-        self._shared = [share(self.path, _HEADER + 2 * _WAY, fill)]
+        wanted = settings or LinkSettings()
+        self._shared = [share(self.path, _HEADER + 2 * _WAY, lambda memory: _fill(memory, wanted))]
         self._memory = self._shared[0].memory
         self.settings = _read(self._memory, self.path)
         self.ways = self._find_ways()

@@ -14,6 +14,7 @@ import pytest
 
 from beluga import KVCache, MetaServer, Pool
 from beluga.errors import TransferCancelledError, TransferError
+from beluga.meta import check_pool
 from beluga.transfer import (
     CpuEngine,
     Direction,
@@ -178,6 +179,21 @@ def test_a_full_link_is_gone_without(
         queue.close()
 
 
+def test_a_check_of_payload_is_scrubbing(pool: Pool, server: MetaServer, link: Link) -> None:
+    place = Place(link)
+    with KVCache(pool, namespace="test") as cache:
+        cache.put(digests(2), payload(2, LENGTH))
+        leave = (place.port, TransferClass.SCRUB)
+        report = check_pool(pool, payload=True, leave=leave)
+        assert (report.block_count, report.finding_count) == (2, 0)
+        carried = place.carried(TransferClass.SCRUB)
+        assert carried.bytes >= 2 * LENGTH
+        assert carried.pieces >= 2 * LENGTH // PIECE
+        check_pool(pool, leave=leave)  # of lines alone
+        assert place.carried(TransferClass.SCRUB) == carried
+    place.close()
+
+
 # ---- The host's link
 
 
@@ -190,6 +206,7 @@ def test_the_hosts_link_is_one_for_a_pool_and_goes_with_its_last_user(
     assert pool.id in first.path.name
     assert second.settings == first.settings != LinkSettings()
     assert not first.settings.duplex  # files lie in this host's memory
+    assert first.settings == settings_for(pool)
     assert first.settings.pieces >= 2
     first.close()
     assert second.path.exists()
@@ -209,13 +226,6 @@ def test_a_cache_makes_the_hosts_link(pool: Pool, server: MetaServer) -> None:
         assert link.bytes_of(TransferClass.OFFLOAD)[0] == LENGTH
     link.close()
     assert not link.path.exists()
-
-
-def test_memory_is_measured(pool: Pool) -> None:
-    measured = settings_for(pool)
-    assert measured.read == measured.write
-    assert measured.read.bytes_per_s > 10**8
-    assert measured.device is None
 
 
 def test_what_users_say_of_a_link() -> None:
