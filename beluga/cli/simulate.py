@@ -15,7 +15,7 @@ from beluga.cli.options import Json, size
 from beluga.cli.output import print_json, print_table, progress, say
 from beluga.errors import SimulateError
 from beluga.pool import show_size
-from beluga.router import POLICIES, costs
+from beluga.router import POLICIES, Goals, costs
 from beluga.simulate import (
     ENGINES,
     FORMATS,
@@ -55,6 +55,7 @@ _SCALED = {
     "ttft_mean_before_s": "TTFT before",
     "ttft_mean_after_s": "TTFT after",
 }
+_PLANNED = {"workers_most": "workers", "worker_hours": "worker hours"}
 _BAR_WIDTH = 60  # characters
 
 
@@ -114,8 +115,15 @@ Seeds = Annotated[int, typer.Option(help="Runs of each; see spread in --json.")]
 ScaleAt = Annotated[
     str | None, typer.Option(metavar="T:+N", help="N workers more (or -N) from second T on.")
 ]
+PlannerOption = Annotated[
+    int | None,
+    typer.Option(
+        "--planner", metavar="N", help="The planner adds workers, up to N, and stops them."
+    ),
+]
 Slo = Annotated[
-    float | None, typer.Option(metavar="S", help="min-ttft refuses what would take longer.")
+    float | None,
+    typer.Option(metavar="S", help="TTFT: min-ttft refuses what would take longer, planners grow."),
 ]
 SharedCredit = Annotated[
     float, typer.Option(help="What linear and lmetric credit a block in the pool with, 0 to 1.")
@@ -153,6 +161,7 @@ def simulate(
     eviction: Eviction = "lru",
     seeds: Seeds = 1,
     scale_at: ScaleAt = None,
+    planner: PlannerOption = None,
     slo: Slo = None,
     shared_credit: SharedCredit = 0.5,
     form: Format = None,
@@ -180,6 +189,7 @@ def simulate(
         shared_credit=shared_credit,
         slo_s=slo,
         scale=_scale(scale_at),
+        goals=None if planner is None else Goals(ttft_s=slo, workers_max=planner),
     )
     if preset is not None:
         options = _with_preset(preset, options)
@@ -195,7 +205,7 @@ def simulate(
         return
     means = [row for row in rows if row.seed is None]
     title = f"{loaded.name}: {len(loaded)} requests at {speed:g}x, {seeds} seed(s)"
-    _show(title, means, scaled=options.scale is not None)
+    _show(title, means, options)
     if plot:
         _plot(means)
 
@@ -214,8 +224,12 @@ def _rows(
         )
 
 
-def _show(title: str, rows: Sequence[Row], *, scaled: bool) -> None:
-    columns = {**_COLUMNS, **(_SCALED if scaled else {})}
+def _show(title: str, rows: Sequence[Row], options: Options) -> None:
+    columns = {
+        **_COLUMNS,
+        **(_SCALED if options.scale else {}),
+        **(_PLANNED if options.goals else {}),
+    }
     print_table(
         ["policy", "memory", *columns.values()],
         [[row.policy, row.memory, *(getattr(row, name) for name in columns)] for row in rows],

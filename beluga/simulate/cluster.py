@@ -19,6 +19,7 @@ from beluga.simulate.engine import ChunkedEngine
 from beluga.simulate.forecast import Forecast
 from beluga.simulate.memory import Network
 from beluga.simulate.options import Options
+from beluga.simulate.planning import INTERVAL_S, Planning
 from beluga.simulate.request import Request
 from beluga.simulate.serial import SerialEngine
 from beluga.simulate.tier import Leads, Tier
@@ -50,17 +51,25 @@ class Cluster:
         self._hashes = trace.blocks()
         self._held: deque[Request] = deque()  # every worker was busy
         self._asked = self.requests[0]
+        self.active = 0  # the first so many workers get requests
+        self.worker_s = 0.0  # workers times the seconds that they were there
+        self._since = 0.0
+        goals = options.goals
+        self.planning = Planning(goals) if goals else None
+        self._open = len(self.requests)  # neither refused nor done
         if memory == "pool":
             self._own.append(self._tier(options.pool_bytes))
-        for _ in range(options.workers):
-            self._add_worker()
+        self._scale(0.0, options.workers)
 
     def run(self) -> None:
         """Until every request is done or refused."""
         scale = self.options.scale
         if scale:
             self.clock.at(scale.at_s, self._scale, scale.count)
+        if self.planning:
+            self.clock.at(INTERVAL_S, self._plan, self.planning)
         self.end_s = self.clock.run(self._arrivals(), self._arrive)
+        self._scale(self.end_s, 0)
         self.refused += len(self._held)
 
     def _policy(self, name: str, seed: int) -> Any:
@@ -111,15 +120,32 @@ class Cluster:
         self._publish(number)
 
     def _scale(self, now: float, count: int) -> None:
-        """Workers come, empty; or the last ones get nothing more, and end what they have."""
+        """Workers come, those first that left before; or the last ones get nothing more, and end
+        what they have.
+        """
+        self.worker_s += self.active * (now - self._since)
+        self._since = now
         for _ in range(count):
-            self._add_worker()
-        for worker in self.router.workers[count:] if count < 0 else ():
-            self.router.suspend(worker)
+            if self.active == len(self.engines):
+                self._add_worker()
+            self.router.resume(Worker(self.active))
+            self.active += 1
+        for _ in range(-count):
+            self.active -= 1
+            self.router.suspend(Worker(self.active))
+
+    def _plan(self, now: float, planning: Planning) -> None:
+        if self._open:
+            self._scale(now, planning.look(now, self.engines[: self.active]))
+            self.clock.at(now + INTERVAL_S, self._plan, planning)
+
+    def _refuse(self) -> None:
+        self.refused += 1
+        self._open -= 1
 
     def _arrive(self, now: float, request: Request) -> None:
         if request.slots > self._hbm[0].capacity:
-            self.refused += 1
+            self._refuse()
         elif self._held or not self._send(now, request):
             self._held.append(request)
 
@@ -134,7 +160,7 @@ class Cluster:
         except AllWorkersBusyError:
             return False
         except ObjectiveError:
-            self.refused += 1
+            self._refuse()
             return True
         request.worker = number = choice.worker.worker_id
         self.forecast.sent(request.index, number, query, choice.overlap)
@@ -155,9 +181,12 @@ class Cluster:
     def _first_token(self, now: float, request: Request) -> None:
         self.router.tracker.prefill_done(request.index, now)
         self.forecast.prefilled(request.index, request.worker, now)
+        if self.planning:
+            self.planning.served(request)
         self._publish(request.worker)
 
     def _done(self, now: float, request: Request) -> None:
+        self._open -= 1
         self.router.tracker.free(request.index, now)
         self._publish(request.worker)
         while self._held and self._send(now, self._held[0]):

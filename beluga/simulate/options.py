@@ -8,7 +8,7 @@ import dataclasses
 import math
 
 from beluga.errors import SimulateError
-from beluga.router import costs
+from beluga.router import Goals, costs
 from beluga.simulate.tier import ORDERS
 
 MEMORIES = ("pool", "split")
@@ -56,6 +56,7 @@ class Options:
     shuffle: bool = True  # by seed, the requests that the trace has at one moment
     slo_s: float | None = None  # a request whose TTFT would be longer is refused (min-ttft)
     scale: Scale | None = None
+    goals: Goals | None = None  # followed as the planner advises
 
     def __post_init__(self) -> None:
         for name in ("workers", "step_tokens", "slots"):
@@ -78,6 +79,8 @@ class Options:
                 raise SimulateError(
                     f"{name} is one of {', '.join(known)}, not {getattr(self, name)!r}"
                 )
+        if self.scale and self.goals:
+            raise SimulateError("workers come either at a time or by the planner; choose one")
         if self.scale and self.workers + self.scale.count < 1:
             raise SimulateError(f"scaling by {self.scale.count} leaves no worker")
 

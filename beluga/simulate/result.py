@@ -60,7 +60,9 @@ class Row:
     link_write_utilisation: float
     onboard_ms: float  # of a request that fetches
     onboard_queue_ms: float  # of that: what sharing links cost it
-    workers: int
+    workers: int  # as the run began
+    workers_most: int  # that were there at any time
+    worker_hours: float
     capacity_bytes: int  # of the pool, or of all DRAM that stands for it, as the run began
     spread: dict[str, Spread] | None = None
 
@@ -116,6 +118,8 @@ def make_row(cluster: Cluster, *, policy: str, seed: int) -> Row:
         onboard_ms=1e3 * network.read.busy_s / copies,
         onboard_queue_ms=1e3 * network.read.waited_s / copies,
         workers=options.workers,
+        workers_most=len(cluster.engines),
+        worker_hours=cluster.worker_s / 3600,
         capacity_bytes=options.pool_bytes if cluster.memory == "pool" else local,
     )
 

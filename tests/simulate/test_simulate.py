@@ -11,7 +11,7 @@ from random import Random
 import pytest
 
 from beluga.errors import SimulateError
-from beluga.router import POLICIES
+from beluga.router import POLICIES, Goals
 from beluga.simulate import MEMORIES, Options, Prompt, Scale, Trace, make_trace, simulate
 from beluga.simulate.cluster import Cluster
 
@@ -144,6 +144,26 @@ def test_new_workers_find_the_pool_full_and_their_own_dram_empty() -> None:
     assert after("split", more) < after("split", None) - 0.02
 
 
+@pytest.mark.parametrize("engine", ["chunked", "serial"])
+def test_the_planner_adds_workers_where_prompts_wait_and_stops_idle_ones(engine: str) -> None:
+    crowd = [Prompt(0.5 * n, 20000, 10, ()) for n in range(400)]
+    calm = [Prompt(400.0 + 20 * n, 1000, 10, ()) for n in range(40)]
+    trace = make_trace("crowd", 512, [*crowd, *calm], 1.0)
+    options = dataclasses.replace(OPTIONS, workers=2, goals=Goals(workers_max=5), engine=engine)
+    [row, _] = simulate(trace, options, policies=["least-tokens"], memories=["pool"])
+    [alone, _] = simulate(
+        trace,
+        dataclasses.replace(options, goals=None),
+        policies=["least-tokens"],
+        memories=["pool"],
+    )
+    assert row.workers_most > 2
+    assert row.workers_most <= 5
+    assert row.ttft_mean_s < alone.ttft_mean_s
+    assert row.worker_hours < alone.worker_hours  # one worker does for the calm part
+    assert alone.workers_most == 2
+
+
 def test_min_ttft_refuses_what_would_take_too_long() -> None:
     crowd = make_trace("crowd", 512, [Prompt(0, 20000, 10, ())] * 30, 1.0)
     options = dataclasses.replace(OPTIONS, slo_s=10.0)
@@ -171,6 +191,7 @@ def test_busy_workers_hold_requests_back_and_lose_none() -> None:
         ({"gpu_path": "x"}, "gpu_path is one of root-complex, switch"),
         ({"eviction": "x"}, "eviction is one of lru, fifo"),
         ({"scale": Scale(1, -8)}, "leaves no worker"),
+        ({"scale": Scale(1, 1), "goals": Goals()}, "either at a time or by the planner"),
     ],
 )
 def test_options_without_sense_are_refused(change: dict[str, object], what: str) -> None:
