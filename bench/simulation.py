@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The simulator's judged runs on one trace: ``python -m beluga_bench.simulation TRACE OUT.json [PROCESSES]``.
+"""The simulator's judged runs: ``python -m beluga_bench.simulation TRACE OUT [PROCESSES]``.
 
 Computed, not measured: the machine says only how long it took. Each case has the means over its
 seeds, with their spread.
@@ -35,6 +35,7 @@ from beluga.simulate import (
     simulate,
 )
 
+_NAMED = tuple(name for name in POLICIES if name != "cache-aware-tree")  # a guess at cache-aware
 _FEW = ("round-robin", "least-tokens", "linear", "cache-aware", "min-ttft")
 _REFERENCE = ("round-robin", "least-tokens", "linear", "min-ttft")
 
@@ -53,8 +54,8 @@ class Case(NamedTuple):
 def cases(trace: Trace) -> Iterator[Case]:
     """What the claim is tried on, and where it should fail."""
     for speed in (2.0, 2.5):
-        yield Case(f"judged {speed:g}x", trace, Options(speed=speed), POLICIES, MEMORIES, 5)
-    yield Case("1x", trace, Options(), POLICIES)
+        yield Case(f"judged {speed:g}x", trace, Options(speed=speed), _NAMED, MEMORIES, 5)
+    yield Case("1x", trace, Options(), _NAMED)
     for speed in (1.0, 2.0, 2.5):
         options = PRESETS["feasibility"](Options(speed=speed))
         yield Case(f"reference {speed:g}x", trace, options, _REFERENCE, MEMORIES, 5)
@@ -98,7 +99,7 @@ def _run(task: tuple[Case, str]) -> tuple[list[Row], float]:
 
 
 def main(source: str, target: str, processes: str = "1") -> None:
-    """Run all cases, several at once, and write what came of them."""
+    """Run all cases, several at once, and write what came of them, after each."""
     report = {
         "what": "simulated",
         "machine": cpu_model(),
@@ -123,8 +124,8 @@ def main(source: str, target: str, processes: str = "1") -> None:
                 }
             )
             print(f"{case.name}: {runs} runs in {seconds:.0f} s of CPU", file=sys.stderr)
-    text = msgspec.json.format(msgspec.json.encode({**report, "cases": found}), indent=1)
-    Path(target).write_bytes(text + b"\n")
+            text = msgspec.json.format(msgspec.json.encode({**report, "cases": found}), indent=1)
+            Path(target).write_bytes(text + b"\n")
 
 
 if __name__ == "__main__":
