@@ -25,6 +25,7 @@ CORE_HEADERS = (
     "api_transfer.h",
     "api_link.h",
     "api_check.h",
+    "api_task.h",
     "api_verify.h",
     "index.h",
     "prefix.h",
@@ -33,7 +34,7 @@ CORE_HEADERS = (
 # The simulator has a device of its own.
 DSA_HEADERS = ("dsa_format.h", "api_dsa.h")
 # The simulator also exports the pure structures, so that models can be run against them.
-SIM_HEADERS = (*CORE_HEADERS, "extent.h", "evict.h", "pins.h", "api_sim.h")
+SIM_HEADERS = (*CORE_HEADERS, "extent.h", "evict.h", "pins.h", "tasks.h", "api_sim.h")
 
 WARNINGS = ["-Wall", "-Wextra", "-Wundef", "-Wvla", "-Wno-unused-function"]
 

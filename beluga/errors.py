@@ -295,6 +295,10 @@ CODES: tuple[tuple[type[BelugaError], str], ...] = (
         DeviceFaultError,
         "a device of the pool cannot be read or written: is it poisoned, unplugged or truncated?",
     ),
+    (
+        QueueFullError,
+        "the queue is full: the pool holds as many tasks as it may; are workers running?",
+    ),
 )
 
 

@@ -35,7 +35,8 @@ enum bl_error {
     BL_ERROR_SECOND_HOST,       /* the pool is coherent, that is one host's, and not this one's */
     BL_ERROR_LOBBY_BUSY,        /* another process of this host attaches and does not get done */
     BL_ERROR_QUOTA,             /* the session has its share, or calls too often */
-    BL_ERROR_DEVICE_FAULT       /* a device failed: poisoned, gone, cut short */
+    BL_ERROR_DEVICE_FAULT,      /* a device failed: poisoned, gone, cut short */
+    BL_ERROR_QUEUE_FULL         /* as many tasks as may be, or as much space for them */
 };
 
 /* ---- L1 primitives (beluga.primitives) */
@@ -197,7 +198,6 @@ typedef struct bl_server_stat {
 
 int bl_server_create(const bl_pool *pool, const char *directory, uint32_t host, bl_server **out);
 void bl_server_destroy(bl_server *server);
-
 /* How long another host's beat may stand still before its session is in doubt; 0: 5 s. */
 void bl_server_beat_lost(bl_server *server, uint64_t ns);
 
@@ -318,7 +318,6 @@ int64_t bl_release_blocks(bl_session *session, const bl_commit *commits, uint32_
                           uint64_t timeout_ns);
 int64_t bl_remove_blocks(bl_session *session, const uint64_t *keys, uint32_t count,
                          uint64_t timeout_ns);
-
 int bl_meta_ask_stat(bl_session *session, bl_meta_stat *out, uint64_t timeout_ns);
 
 /* A device failed at offset, in the data stripes: how many stripes the server retired now. */
@@ -357,6 +356,7 @@ typedef struct bl_kv_batch {
     uint32_t threads;           /* get: that copy, this one among them; 0 is 1 */
     bl_port *port;              /* of the link whose leave each piece needs; or NULL */
     uint32_t transfer_class;    /* there */
+    uint32_t kept;              /* put: tasks of the queue whose number is the layout */
 } bl_kv_batch;
 
 /* Store a batch. states: per block bl_block_state, GRANTED if it was stored now; statuses: 0 or why

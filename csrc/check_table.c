@@ -137,7 +137,7 @@ static uint32_t bl_judge_entry(bl_check *check, const bl_check_line *line)
         return 0;
     if (!bl_table_whole(&entry, line->number))
         return BL_FINDING_ENTRY_DAMAGED;
-    if (entry.reserved != 0)
+    if (entry.flags & ~(uint32_t)BL_ENTRY_KEPT)
         return BL_FINDING_RESERVED;
     if (bl_generation_future(check, entry.generation))
         return BL_FINDING_ENTRY_FUTURE;

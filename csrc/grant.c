@@ -45,10 +45,6 @@ static int64_t bl_grant(bl_meta *meta, uint32_t lane, const uint64_t key[2],
         return number;
     bl_crash_point("grant.number_taken");
     int status = bl_space_take(meta, bl_stored_size(head->length, head->chunk_size), &offset);
-    if (status == 0 && bl_index_add(meta->index, key, (uint32_t)number) < 0) {
-        bl_extents_give(meta->extents, offset);
-        status = -BL_ERROR_TABLE_FULL;
-    }
     if (status < 0) {
         bl_number_give(meta, (uint32_t)number);
         return status;
@@ -63,6 +59,17 @@ static int64_t bl_grant(bl_meta *meta, uint32_t lane, const uint64_t key[2],
         .state = BL_NUMBER_GRANTED,
         .lane = lane,
     };
+    if (head->flags & BL_RESERVE_KEPT)
+        status = bl_block_keep(meta, (uint32_t)number);
+    if (status == 0 && bl_index_add(meta->index, key, (uint32_t)number) < 0)
+        status = -BL_ERROR_TABLE_FULL;
+    if (status < 0) {
+        bl_block_unkeep(meta, (uint32_t)number);
+        bl_extents_give(meta->extents, offset);
+        bl_extent_return(meta, offset);
+        bl_number_give(meta, (uint32_t)number);
+        return status;
+    }
     bl_list_add(meta, bl_extent_list(meta, offset), BL_LIST_EXTENT, (uint32_t)number);
     bl_list_add(meta, &meta->lane_blocks[lane], BL_LIST_LANE, (uint32_t)number);
     meta->holds[lane].bytes += head->length;
@@ -113,8 +120,11 @@ int bl_handle_reserve(void *context, bl_call *call)
     bl_block_request head;
     const uint8_t *keys = bl_meta_items(call, 2 * sizeof(uint64_t), &head);
     if (keys == NULL || !bl_meta_fits(call, head.count) || head.length == 0 ||
-        (head.chunk_size != 0 && head.chunk_size < BL_LINE_SIZE))
+        (head.chunk_size != 0 && head.chunk_size < BL_LINE_SIZE) ||
+        (head.flags & ~(uint32_t)BL_RESERVE_KEPT) != 0)
         return -BL_ERROR_BAD_REQUEST;
+    if (head.flags & BL_RESERVE_KEPT)
+        bl_tasks_age(meta);
     for (uint32_t i = 0; i < head.count; i++) {
         uint64_t key[2];
         bl_block_record record;
@@ -150,12 +160,17 @@ static int bl_commit_one(bl_meta *meta, uint32_t lane, const bl_commit *commit)
         return 0; /* said before, perhaps to an earlier server */
     if (block->state != BL_NUMBER_GRANTED || block->lane != lane)
         return -BL_ERROR_NO_GRANT;
+    int status = block->task ? bl_task_enqueue(meta, (uint32_t)number) : 0;
+    if (status < 0) {
+        bl_grant_end(meta, (uint32_t)number, BL_END_GONE);
+        return status;
+    }
     bl_list_remove(meta, &meta->lane_blocks[lane], BL_LIST_LANE, (uint32_t)number);
     block->state = BL_NUMBER_COMMITTED;
     bl_crash_point("commit.claimed");
     bl_entry_write(meta, (uint32_t)number, commit->vector_check);
     bl_crash_point("commit.entered");
-    bl_evict_touch(meta->order, (uint32_t)number);
+    bl_block_touch(meta, (uint32_t)number);
     bl_grant_leave(meta, block);
     meta->stat.commit_count++;
     meta->stat.block_count++;
@@ -169,6 +184,7 @@ void bl_grant_end(bl_meta *meta, uint32_t number, enum bl_end end)
     bl_block *block = &meta->blocks[number];
     if (block->state == BL_NUMBER_GRANTED) {
         bl_index_remove(meta->index, block->key);
+        bl_block_unkeep(meta, number);
         bl_crash_point("abort.unindexed");
         bl_grant_leave(meta, block);
         meta->stat.abort_count++;
@@ -195,6 +211,7 @@ int bl_handle_commit(void *context, bl_call *call)
 {
     bl_meta *meta = context;
     bl_block_request head;
+    int kept = 0;
     const uint8_t *items = bl_meta_items(call, sizeof(bl_commit), &head);
     if (items == NULL || !bl_meta_fits(call, head.count))
         return -BL_ERROR_BAD_REQUEST;
@@ -209,9 +226,13 @@ int bl_handle_commit(void *context, bl_call *call)
             .status = status,
         };
         bl_meta_record(call, i, &record);
+        kept |= status == 0 && meta->blocks[commit.block].task != 0;
     }
-    bl_meta_reply(call, head.count, 0, head.count);
-    return 0;
+    bl_crash_point("commit.done");
+    int status = kept ? bl_server_still(meta->server) : 0; /* SYNC task.commit: entered before */
+    if (status == 0)
+        bl_meta_reply(call, head.count, 0, head.count);
+    return status;
 }
 
 static int bl_abort_one(bl_meta *meta, uint32_t lane, const bl_commit *commit)

@@ -40,7 +40,7 @@ void bl_unpin(bl_meta *meta, uint32_t number, uint32_t count)
         return;
     meta->stat.pinned_count--;
     if (block->state == BL_NUMBER_COMMITTED) {
-        bl_evict_touch(meta->order, number);
+        bl_block_touch(meta, number);
     } else { /* DOOMED: it was removed while somebody read it */
         bl_crash_point("release.doomed");
         bl_space_give(meta, number);
@@ -109,7 +109,7 @@ int bl_handle_lookup(void *context, bl_call *call)
         }
     for (uint32_t i = hits; i-- > 0;) /* deepest first: a parent is newer than its child */
         if (meta->blocks[bl_record_block(call, i)].pin_count == 0)
-            bl_evict_touch(meta->order, bl_record_block(call, i));
+            bl_block_touch(meta, bl_record_block(call, i));
     meta->stat.hit_count += hits;
     bl_crash_point("lookup.pinned");
     bl_meta_reply(call, hits, state, hits);
@@ -147,6 +147,7 @@ void bl_block_drop(bl_meta *meta, uint32_t number)
     bl_entry_clear(meta, number);
     bl_crash_point("remove.cleared");
     bl_index_remove(meta->index, block->key);
+    bl_block_unkeep(meta, number);
     block->state = BL_NUMBER_DOOMED;
     bl_crash_point("remove.doomed");
     meta->stat.block_count--;

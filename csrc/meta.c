@@ -15,6 +15,7 @@ static void bl_meta_ended(void *context, uint32_t lane, enum bl_end end)
 {
     bl_meta *meta = context;
     uint32_t count;
+    bl_tasks_lane_gone(meta->tasks, lane);
     for (int64_t n = bl_pins_pop(meta->pins[lane], &count); n >= 0;
          n = bl_pins_pop(meta->pins[lane], &count)) {
         meta->holds[lane].bytes -= meta->blocks[n].length;
@@ -71,7 +72,9 @@ int bl_meta_serve(bl_meta *meta, int declared_gone)
         {BL_METHOD_RESERVE, bl_handle_reserve}, {BL_METHOD_COMMIT, bl_handle_commit},
         {BL_METHOD_ABORT, bl_handle_abort},    {BL_METHOD_RELEASE, bl_handle_release},
         {BL_METHOD_REMOVE, bl_handle_remove},  {BL_METHOD_STAT, bl_handle_stat},
-        {BL_METHOD_RETIRE, bl_handle_retire},
+        {BL_METHOD_RETIRE, bl_handle_retire},  {BL_METHOD_TASK_CLAIM, bl_handle_task_claim},
+        {BL_METHOD_TASK_EXTEND, bl_handle_task_extend},
+        {BL_METHOD_TASK_COUNT, bl_handle_task_count},
     };
     for (size_t i = 0; i < sizeof calls / sizeof calls[0]; i++)
         bl_server_handle_method(meta->server, calls[i].method, calls[i].handler, meta);
@@ -93,11 +96,15 @@ int bl_meta_create(bl_server *server, bl_meta **out)
     meta->holds = calloc(g->lane_count, sizeof *meta->holds);
     meta->lane_blocks = malloc(g->lane_count * sizeof *meta->lane_blocks);
     meta->extent_blocks = bl_lazy_map_dense(g->stripe_count * sizeof *meta->extent_blocks);
+    meta->kept = bl_lazy_map_dense(g->stripe_count * sizeof *meta->kept);
     int status = -ENOMEM;
-    if (meta->blocks && meta->pins && meta->holds && meta->lane_blocks && meta->extent_blocks)
+    if (meta->blocks && meta->pins && meta->holds && meta->lane_blocks && meta->extent_blocks &&
+        meta->kept)
         status = bl_index_create(&meta->index, g->block_count_max);
     if (status == 0)
         status = bl_evict_create(&meta->order, g->block_count_max);
+    if (status == 0)
+        status = bl_tasks_create(&meta->tasks, bl_tasks_max(meta->pool));
     if (status == 0)
         status = bl_extents_create(&meta->extents, g->data_offset, g->stripe_count);
     for (uint32_t lane = 0; status == 0 && lane < g->lane_count; lane++)
@@ -129,6 +136,8 @@ void bl_meta_destroy(bl_meta *meta)
     free(meta->pins);
     free(meta->holds);
     free(meta->lane_blocks);
+    bl_tasks_destroy(meta->tasks);
+    bl_lazy_unmap(meta->kept, meta->pool->geometry.stripe_count * sizeof *meta->kept);
     bl_lazy_unmap(meta->extent_blocks,
                   meta->pool->geometry.stripe_count * sizeof *meta->extent_blocks);
     free(meta);

@@ -22,6 +22,7 @@
 #include "index.h"
 #include "pins.h"
 #include "server.h"
+#include "tasks.h"
 
 enum {
     BL_PINS_PER_SESSION = 16384,
@@ -55,6 +56,7 @@ typedef struct bl_block {
     uint32_t state;             /* bl_number_state */
     uint32_t pin_count;
     uint32_t lane;              /* of the grant */
+    uint32_t task;              /* 1 + its place among the tasks; 0: it may be evicted */
     bl_link links[2];           /* bl_list */
 } bl_block;
 
@@ -74,6 +76,9 @@ struct bl_meta {
     bl_pins **pins;             /* per lane */
     bl_hold *holds;             /* per lane */
     uint32_t *lane_blocks;      /* per lane: first of its granted and held blocks */
+    bl_tasks *tasks;
+    uint32_t *kept;             /* per stripe: kept blocks of the extent that starts there */
+    uint64_t kept_stripes;      /* of extents that have any */
     uint32_t *extent_blocks;    /* per stripe: first block of the extent that starts there */
     uint32_t free_number;       /* first of the numbers given back */
     uint32_t fresh_number;      /* numbers from here on were never used */
@@ -114,6 +119,26 @@ void bl_block_evict(bl_meta *meta, uint32_t number);
 /* A committed block goes at once for lookups; its space when nobody reads it any more. */
 void bl_block_drop(bl_meta *meta, uint32_t number);
 
+/* task_call.c */
+
+/* The most tasks that a pool's server keeps. */
+uint32_t bl_tasks_max(const bl_pool *pool);
+
+/* A block that has space is never to be evicted, until it goes: 0, or -BL_ERROR_QUEUE_FULL. */
+int bl_block_keep(bl_meta *meta, uint32_t number);
+
+/* It goes; nothing happens if it was not kept. While its extent is known. */
+void bl_block_unkeep(bl_meta *meta, uint32_t number);
+
+/* A kept block is committed: its task waits. 0, or -BL_ERROR_QUEUE_FULL: too many queues. */
+int bl_task_enqueue(bl_meta *meta, uint32_t number);
+
+/* Drop some that have waited too long. */
+void bl_tasks_age(bl_meta *meta);
+int bl_handle_task_claim(void *meta, bl_call *call);
+int bl_handle_task_extend(void *meta, bl_call *call);
+int bl_handle_task_count(void *meta, bl_call *call);
+
 /* retire.c */
 int bl_handle_retire(void *meta, bl_call *call);
 
@@ -151,6 +176,13 @@ static inline int bl_hold_full(const bl_meta *meta, uint32_t lane, uint32_t leng
 static inline uint64_t bl_generation_new(bl_meta *meta)
 {
     return meta->server->epoch << BL_GENERATION_SHIFT | ++meta->generation;
+}
+
+/* It was asked for: newest of all that may be evicted. */
+static inline void bl_block_touch(bl_meta *meta, uint32_t number)
+{
+    if (meta->blocks[number].task == 0)
+        bl_evict_touch(meta->order, number);
 }
 
 /* What a mark says of its extent; to be believed by bl_extents_adopt() alone. */

@@ -41,7 +41,7 @@
 #include <stdint.h>
 
 enum bl_format_constant {
-    BL_FORMAT_VERSION = 2,
+    BL_FORMAT_VERSION = 3,
     BL_LINE_SIZE = 64,
     BL_POLL_STRIDE = 128,
     BL_PAGE_SIZE = 4096,
@@ -255,10 +255,15 @@ enum bl_method {
     BL_METHOD_REMOVE = 6,       /* bl_block_request, keys -> bl_block_reply */
     BL_METHOD_STAT = 7,         /* -> bl_meta_stat */
     BL_METHOD_RETIRE = 8,       /* bl_retire_request -> bl_block_reply, count: stripes retired */
+    BL_METHOD_TASK_CLAIM = 9,   /* bl_task_request -> bl_task */
+    BL_METHOD_TASK_EXTEND = 10, /* bl_task_request -> */
+    BL_METHOD_TASK_COUNT = 11,  /* bl_task_request -> bl_task_counts */
     BL_METHOD_USER = 64
 };
 
 enum bl_lookup_flag { BL_LOOKUP_PIN = 1 };
+
+enum bl_reserve_flag { BL_RESERVE_KEPT = 1 }; /* a task of the queue that is its layout */
 
 /* What the server says of a key. */
 enum bl_block_state {
@@ -274,8 +279,32 @@ typedef struct bl_block_request {
     uint32_t length;            /* reserve: payload bytes of every block */
     uint32_t chunk_size;        /* reserve: payload bytes per checksum, or 0 */
     uint32_t count;             /* of what follows */
-    uint32_t flags;             /* bl_lookup_flag */
+    uint32_t flags;             /* bl_lookup_flag, bl_reserve_flag */
 } bl_block_request;
+
+/* Of a queue of tasks: which, and how long a claim is to hide its task from others. */
+enum bl_task_limit { BL_TASK_VISIBLE_MAX_MS = 600000 };
+
+typedef struct bl_task_request {
+    uint64_t queue;             /* claim, count */
+    uint64_t generation;        /* extend: of the task that was claimed */
+    uint32_t block;             /* extend: likewise */
+    uint32_t visible_ms;        /* claim, extend; extend 0: it waits again at once */
+} bl_task_request;
+
+typedef struct bl_task {
+    uint64_t key[2];
+    uint64_t generation;
+    uint32_t block;
+    uint32_t length;
+    uint32_t deliveries;        /* how often it was claimed, this time included; 0: no task */
+    uint32_t reserved;
+} bl_task;
+
+typedef struct bl_task_counts {
+    uint32_t waiting;
+    uint32_t claimed;
+} bl_task_counts;
 
 /* A device failed here. The server looks for itself. */
 typedef struct bl_retire_request {
@@ -330,8 +359,10 @@ typedef struct bl_meta_stat {
 /* A block's entry. Valid only if its check is right: a torn or stale line is read again.
  *
  *   FREE --commit--> COMMITTED --evict or remove--> FREE      (a granted block has no entry yet)
- */
+ *
+ * One that is KEPT is a task, which nothing evicts. */
 enum bl_entry_state { BL_ENTRY_FREE = 0, BL_ENTRY_COMMITTED = 1 };
+enum bl_entry_flag { BL_ENTRY_KEPT = 1 };
 
 typedef struct bl_entry {
     uint64_t key[2];
@@ -342,7 +373,7 @@ typedef struct bl_entry {
     uint32_t chunk_size;        /* payload bytes per checksum; 0: no checksums */
     uint32_t vector_check;      /* CRC-32C of the checksum vector */
     uint32_t state;             /* bl_entry_state */
-    uint32_t reserved;
+    uint32_t flags;             /* bl_entry_flag */
     uint32_t check;
 } bl_entry;
 

@@ -157,6 +157,24 @@ BL_FIELD(bl_block_request, chunk_size, 12);
 BL_FIELD(bl_block_request, count, 16);
 BL_FIELD(bl_block_request, flags, 20);
 
+BL_SIZE(bl_task_request, 24);
+BL_FIELD(bl_task_request, queue, 0);
+BL_FIELD(bl_task_request, generation, 8);
+BL_FIELD(bl_task_request, block, 16);
+BL_FIELD(bl_task_request, visible_ms, 20);
+
+BL_SIZE(bl_task, 40);
+BL_FIELD(bl_task, key, 0);
+BL_FIELD(bl_task, generation, 16);
+BL_FIELD(bl_task, block, 24);
+BL_FIELD(bl_task, length, 28);
+BL_FIELD(bl_task, deliveries, 32);
+BL_FIELD(bl_task, reserved, 36);
+
+BL_SIZE(bl_task_counts, 8);
+BL_FIELD(bl_task_counts, waiting, 0);
+BL_FIELD(bl_task_counts, claimed, 4);
+
 BL_SIZE(bl_retire_request, 8);
 BL_FIELD(bl_retire_request, offset, 0);
 
@@ -210,7 +228,7 @@ BL_FIELD(bl_entry, length, 40);
 BL_FIELD(bl_entry, chunk_size, 44);
 BL_FIELD(bl_entry, vector_check, 48);
 BL_FIELD(bl_entry, state, 52);
-BL_FIELD(bl_entry, reserved, 56);
+BL_FIELD(bl_entry, flags, 56);
 BL_FIELD(bl_entry, check, 60);
 
 BL_SIZE(bl_extent_line, 64);

@@ -86,6 +86,7 @@ void bl_block_evict(bl_meta *meta, uint32_t number)
     bl_crash_point("evict.fenced");
     bl_index_remove(meta->index, block->key);
     bl_evict_remove(meta->order, number);
+    bl_block_unkeep(meta, number);
     bl_space_give(meta, number);
     meta->stat.block_count--;
     meta->stat.block_bytes -= block->length;
@@ -99,7 +100,7 @@ static int bl_extent_may_go(const bl_meta *meta, const bl_extent_view *view)
     uint32_t n = meta->extent_blocks[view->first_stripe];
     for (; n != BL_NO_NUMBER; n = meta->blocks[n].links[BL_LIST_EXTENT].next)
         if (!bl_evict_has(meta->order, n))
-            return 0; /* pinned, or being written */
+            return 0; /* pinned, kept, or being written */
     return view->held_count == 0 && !view->retired;
 }
 

@@ -28,6 +28,8 @@ const char *bl_entry_invalid(const bl_geometry *g, const bl_entry *entry)
         return "no bytes";
     if (entry->chunk_size != 0 && entry->chunk_size < BL_LINE_SIZE)
         return "chunks smaller than a line";
+    if (entry->flags & ~(uint32_t)BL_ENTRY_KEPT)
+        return "unknown flags";
     if (entry->offset < g->data_offset || entry->offset % BL_PAGE_SIZE != 0)
         return "not in the data stripes";
     if (bl_stored_size(entry->length, entry->chunk_size) > end - entry->offset)
@@ -99,6 +101,7 @@ static uint32_t bl_recover_entries(bl_meta *meta, bl_recovered *recovered)
         bl_entry entry;
         bl_scan_refetch(memory, offset, number, g->block_count_max);
         /* SYNC entry.reuse: what was cleared before the epoch was out is seen cleared */
+        /* SYNC task.commit: and a task that was answered for before that is seen */
         bl_load_line(memory, offset, &entry); /* SYNC entry */
         bl_ordered(memory, offset, bl_epoch_offset(half));
         int whole = bl_verify(memory, bl_table_whole(&entry, number));
@@ -113,6 +116,7 @@ static uint32_t bl_recover_entries(bl_meta *meta, bl_recovered *recovered)
                 .length = entry.length,
                 .chunk_size = entry.chunk_size,
                 .state = BL_NUMBER_COMMITTED,
+                .task = entry.flags & BL_ENTRY_KEPT, /* until it has its place */
             };
             recovered[count++] = (bl_recovered){entry.generation, number};
             bl_stream_line(memory, bl_entry_offset(g, number, half), &entry);
@@ -131,6 +135,8 @@ static void bl_recover_block(bl_meta *meta, uint32_t number)
 {
     bl_block *block = &meta->blocks[number];
     uint32_t block_size = bl_block_size(bl_stored_size(block->length, block->chunk_size));
+    uint32_t kept = block->task;
+    block->task = 0;
     int claimed = bl_extents_claim(meta->extents, block->offset, block_size) == 0;
     if (!claimed || bl_index_add(meta->index, block->key, number) < 0) {
         if (claimed)
@@ -141,7 +147,12 @@ static void bl_recover_block(bl_meta *meta, uint32_t number)
         return;
     }
     bl_list_add(meta, bl_extent_list(meta, block->offset), BL_LIST_EXTENT, number);
-    bl_evict_cool(meta->order, number);
+    if (!kept || bl_block_keep(meta, number) < 0) {
+        bl_evict_cool(meta->order, number);
+    } else if (bl_task_enqueue(meta, number) < 0) {
+        bl_block_unkeep(meta, number);
+        bl_evict_cool(meta->order, number);
+    }
     meta->stat.block_count++;
     meta->stat.block_bytes += block->length;
 }

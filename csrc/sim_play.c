@@ -43,6 +43,8 @@ static const bl_sim_scenario bl_sim_scenarios[] = {
     {"rivals", bl_takeover_rivals, 0},
     {"late", bl_takeover_late, 0},
     {"zombies", bl_takeover_zombies, 0},
+    {"tasks", bl_tasks_deaths, 0},
+    {"tasks_rivals", bl_tasks_rivals, 0},
     {"kv", bl_path_kv, 0},
     {"kv_stops", bl_path_kv_stops, 0},
     {"kv_silent", bl_path_kv_silent, 0},

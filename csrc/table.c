@@ -19,6 +19,7 @@ void bl_entry_write(bl_meta *meta, uint32_t number, uint32_t vector_check)
         .chunk_size = block->chunk_size,
         .vector_check = vector_check,
         .state = BL_ENTRY_COMMITTED,
+        .flags = block->task ? BL_ENTRY_KEPT : 0,
     };
     bl_table_seal(&entry, number);
     bl_stream_line(&meta->pool->memory,

@@ -18,8 +18,8 @@ EXPORTS: dict[str, str] = {
     ),
     "beluga.rpc": "Client ClientStat Keeper METHOD_USER Quota SILENT_S Server ServerStat stand_by",
     "beluga.meta": (
-        "BlockState Grant Lookup MetaClient MetaServer MetaStat Pins Report check_devices "
-        "check_pool repair_pool"
+        "BlockState Grant Lookup MetaClient MetaServer MetaStat Pins Report TaskClient TaskRecord "
+        "check_devices check_pool repair_pool"
     ),
     "beluga.transfer": (
         "BlockLayout CHUNK CpuEngine Direction DsaEngine Engine Job Link LinkSettings Order "

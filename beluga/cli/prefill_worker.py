@@ -15,7 +15,7 @@ from beluga.cli.output import say
 
 def prefill_worker(
     engine: Annotated[str, typer.Option(help="The engine, as http://HOST:PORT.")],
-    queue: Annotated[str, typer.Option(help="The prefill queue, as nats://HOST:PORT.")],
+    queue: Annotated[str, typer.Option(help="nats://HOST:PORT, pool, or pool:PATH:PATH.")],
     name: Annotated[str, typer.Option(help="The queue's name: the model's, as the router has it.")],
     concurrency: Annotated[int, typer.Option(min=1, help="Prompts in the engine at a time.")] = 2,
     visibility: Annotated[

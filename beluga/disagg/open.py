@@ -9,7 +9,8 @@ from beluga.errors import QueueError
 
 
 async def open_queue(url: str, name: str, *, visibility_s: float = VISIBILITY_S) -> TaskQueue:
-    """The queue ``name`` at ``nats://host:port``, made if it is not there.
+    """The queue ``name`` at ``nats://host:port``, or in a pool: ``pool`` (the mounted one), or
+    ``pool:/dev/shm/a:/dev/shm/b`` (its devices). Made if it is not there.
 
     Raises QueueError: another address, nobody answers there, or a package is missing.
     """
@@ -22,4 +23,9 @@ async def open_queue(url: str, name: str, *, visibility_s: float = VISIBILITY_S)
                 f"{error.name} is missing; install it with: pip install 'beluga[router]'"
             ) from error
         return await NatsQueue.open(url, name, visibility_s=visibility_s)
-    raise QueueError(f"{url!r} is no prefill queue; give nats://HOST:PORT")
+    if scheme == "pool":
+        from beluga.disagg.pool_queue import PoolQueue
+
+        paths = url.partition(":")[2]
+        return await PoolQueue.open(paths, name, visibility_s=visibility_s)
+    raise QueueError(f"{url!r} is no prefill queue; give nats://HOST:PORT, pool, or pool:PATH:PATH")

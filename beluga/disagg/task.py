@@ -14,8 +14,9 @@ import msgspec
 
 from beluga.errors import QueueError
 
-# A prompt of 128 k tokens, packed in at most 5 bytes each, with room for its sampling parameters.
-TASK_SIZE_MAX = 1 << 20
+# A prompt of 128 k tokens, packed in at most 5 bytes each, with room for its sampling parameters;
+# with what a queue puts before it no more than 1 MiB.
+TASK_SIZE_MAX = (1 << 20) - 64
 
 MAX_AGE_S = 600.0  # Dynamo's JetStream streams: 10 minutes (lib/runtime/src/transports/nats.rs)
 

@@ -97,8 +97,10 @@ class KVCache:
     reaches, as a :class:`~beluga.kvcache.Run` of addresses. ``threads`` share the copying of a get;
     a put is one thread's. With a ``link`` (a :class:`~beluga.transfer.Link`, a place at one, or the
     settings of this host's link to the pool) bytes move in turns with all who use it, puts in the
-    class ``write_class`` and gets in ``read_class``; None: as fast as they can. Used by one thread
-    at a time, as its :class:`~beluga.rpc.Client`.
+    class ``write_class`` and gets in ``read_class``; None: as fast as they can. ``kept`` blocks are
+    never evicted: tasks of the queue whose number is :attr:`layout`, few and bounded
+    (:class:`beluga.meta.TaskClient`). Used by one thread at a time, as its
+    :class:`~beluga.rpc.Client`.
 
     Keys are digests of 16..64 uniformly random bytes (what engines have), as a list of bytes or a
     uint8 array of shape (count, size); or already folded, as a uint64 array of shape (count, 2):
@@ -119,6 +121,7 @@ class KVCache:
         link: Link | LinkSettings | Place | None = None,
         read_class: TransferClass = TransferClass.ONBOARD,
         write_class: TransferClass = TransferClass.OFFLOAD,
+        kept: bool = False,
     ) -> None:
         if isinstance(pool_or_client, Client):
             self.client, self._own_client = pool_or_client, False
@@ -134,6 +137,7 @@ class KVCache:
         self._timeout_ns = int(timeout_s * 1e9)
         self._meta = MetaClient(self.client)
         self._threads = threads
+        self._kept = kept
         self._read_class, self._write_class = read_class, write_class
         try:
             self._leave = Leave(self.client.pool, link, engine, read_class, write_class)
@@ -146,6 +150,11 @@ class KVCache:
         if isinstance(digests, np.ndarray) and digests.dtype == np.uint64:
             return np.ascontiguousarray(digests, dtype=np.uint64)
         return fold(self.namespace, cast("Sequence[bytes] | NDArray[np.uint8]", digests))
+
+    @property
+    def layout(self) -> int:
+        """What blocks of this namespace mean, as their entries in the pool say it: 64 bits."""
+        return self._layout
 
     def put(self, digests: Digests, sources: Blocks) -> PutResult:
         """Store ``sources[i]`` under ``digests[i]``: what is there already is not written again.
@@ -334,6 +343,7 @@ class KVCache:
                 "threads": self._threads,
                 "port": self._leave.port,
                 "transfer_class": kind,
+                "kept": self._kept,
             },
         )
 

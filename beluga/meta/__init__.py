@@ -11,6 +11,7 @@ from beluga.meta.client import BlockState, Grant, Lookup, MetaClient, Pins
 from beluga.meta.repair import repair_pool
 from beluga.meta.server import MetaServer
 from beluga.meta.stat import MetaStat
+from beluga.meta.tasks import TaskClient, TaskRecord
 
 __all__ = [
     "BlockState",
@@ -21,6 +22,8 @@ __all__ = [
     "MetaStat",
     "Pins",
     "Report",
+    "TaskClient",
+    "TaskRecord",
     "check_devices",
     "check_pool",
     "repair_pool",

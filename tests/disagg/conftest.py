@@ -10,6 +10,9 @@ from typing import Protocol
 
 import pytest
 from nats_server import NatsServer, need_nats_server
+from processes import Process
+
+from beluga.pool import Pool
 
 pytest.importorskip("msgspec", reason="msgspec is not installed")
 
@@ -37,7 +40,29 @@ def nats_backend(directory: Path) -> Backend:
     return NatsServer(directory)
 
 
-BACKENDS = {"nats": nats_backend}
+class PoolBackend:
+    """A pool with a server of its own process."""
+
+    def __init__(self, directory: Path) -> None:
+        self.paths = [directory / name for name in "ab"]
+        Pool.create(self.paths, device_size=64 << 20, sparse=True).close()
+        self.start()
+
+    @property
+    def url(self) -> str:
+        return ":".join(map(str, ["pool", *self.paths]))
+
+    def start(self) -> None:
+        self._server = Process("serve_index", self.paths)
+
+    def kill(self) -> None:
+        self._server.kill()
+
+    def end(self) -> None:
+        self.kill()
+
+
+BACKENDS = {"nats": nats_backend, "pool": PoolBackend}
 
 
 @pytest.fixture(params=BACKENDS)

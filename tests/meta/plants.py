@@ -271,7 +271,7 @@ PLANTS = (
     Plant("reserved", _reserved("bl_epoch_line", lambda g: g.epoch(HISTORY), HISTORY)),
     Plant("reserved", _reserved("bl_session_line", lambda g: g.session(0), 0)),
     Plant("reserved", _reserved("bl_extent_line", lambda g: g.mark(0), 0), HOMELESS),
-    Plant("reserved", _reserved("bl_entry", lambda g: g.entry(8), 8)),
+    Plant("reserved", lambda g: g.forge_table("bl_entry", g.entry(8), 8, flags=2)),
     Plant("reserved", lambda g: g.forge_slot(REQUEST, g.request(3), reserved=1)),
     Plant("stray", _stray(lambda g: g.beat() + LINE)),
     Plant("stray", _stray(lambda _: LOBBY + LINE)),

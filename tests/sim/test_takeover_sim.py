@@ -38,7 +38,9 @@ MUTANTS = {
 
 
 @pytest.mark.parametrize("coherent", [False, True])
-@pytest.mark.parametrize("scenario", ["takeover", "watch", "rivals", "zombies"])
+@pytest.mark.parametrize(
+    "scenario", ["takeover", "watch", "rivals", "zombies", "tasks", "tasks_rivals"]
+)
 def test_servers_and_writers_that_are_not_dead_do_no_harm(scenario: str, coherent: bool) -> None:
     runs = [play(scenario, seed, coherent=coherent) for seed in range(SEEDS)]
     assert failures(runs) == []

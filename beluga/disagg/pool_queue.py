@@ -1,0 +1,261 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""The prefill queue in the pool itself: within a rack, with no server but the pool's.
+
+A task is a block that is kept until it is done (``csrc/task_call.c``). It is in the pool before
+:meth:`PoolQueue.enqueue_task` returns, and the pool's next server finds it there; claims end with
+their server, or with the session of who made them, the moment the server learns of that. Tasks of
+one ``request_id`` are one task.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
+
+import numpy as np
+
+from beluga.disagg.queue import VISIBILITY_S, QueueSize, queue_name
+from beluga.disagg.task import PrefillTask, decode_task, encode_task
+from beluga.errors import BelugaError, QueueError
+from beluga.kvcache import KVCache, Namespace, hash_keys
+from beluga.meta import BlockState, MetaClient, TaskClient, TaskRecord
+from beluga.pool import Pool, default_specs
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_SIZE_BYTES = 4  # before a task's bytes: how many they are
+_BLOCK_SIZE_MIN = 4096  # sizes are powers of two from here: the pool has few classes of blocks
+_CHUNK_SIZE = 2 << 20  # one checksum, which takes no room behind the bytes
+_POLL_S = (0.001, 0.02)  # between two looks for a task: at first, and at most
+_WATCH_S = 0.003  # between two looks whether tasks are done
+_READS_MAX = 3  # a task that cannot be read so often is damaged
+
+
+def _packed(data: bytes) -> NDArray[np.uint8]:
+    size = _SIZE_BYTES + len(data)
+    block = np.zeros(max(_BLOCK_SIZE_MIN, 1 << (size - 1).bit_length()), np.uint8)
+    block[:size] = np.frombuffer(len(data).to_bytes(_SIZE_BYTES, "little") + data, np.uint8)
+    return block
+
+
+def _unpacked(block: NDArray[np.uint8]) -> bytes:
+    size = int.from_bytes(block[:_SIZE_BYTES].tobytes(), "little")
+    return block[_SIZE_BYTES : _SIZE_BYTES + size].tobytes()
+
+
+@contextlib.asynccontextmanager
+async def _reaching() -> AsyncIterator[None]:
+    """What the pool raises becomes a QueueError; one that is full is said so by the server."""
+    try:
+        yield
+    except QueueError:
+        raise
+    except BelugaError as error:
+        raise QueueError(f"the prefill queue in the pool: {error}") from error
+
+
+class PoolQueue:
+    """A :class:`~beluga.disagg.TaskQueue` in a pool; takes one lane."""
+
+    def __init__(self, pool: Pool, name: str, visibility_s: float, timeout_s: float) -> None:
+        """Use :meth:`open`. Raises what attaching to a pool's server does."""
+        self._pool = pool
+        self._visibility_s = visibility_s
+        self._timeout_s = timeout_s
+        self._cache = KVCache(
+            pool,
+            namespace=Namespace({"prefill queue": queue_name(name)}),
+            timeout_s=timeout_s,
+            chunk_size=_CHUNK_SIZE,
+            kept=True,
+        )
+        self._tasks = TaskClient(self._cache.client)
+        self._meta = MetaClient(self._cache.client)
+        self._thread = ThreadPoolExecutor(1, "beluga-queue")  # a session is one thread's
+        self._awaited: dict[bytes, asyncio.Event] = {}
+        self._watcher: asyncio.Task[None] | None = None
+
+    @classmethod
+    async def open(
+        cls,
+        paths: str,
+        name: str,
+        *,
+        visibility_s: float = VISIBILITY_S,
+        timeout_s: float = 5.0,
+    ) -> PoolQueue:
+        """The queue ``name`` in the pool on ``paths`` (joined by ``:``; "": the mounted one).
+
+        Raises QueueError.
+        """
+
+        def attach() -> PoolQueue:
+            pool = Pool.open(paths.split(":") if paths else default_specs())
+            try:
+                return cls(pool, name, visibility_s, timeout_s)
+            except BaseException:
+                pool.close()
+                raise
+
+        async with _reaching():
+            return await asyncio.to_thread(attach)
+
+    async def enqueue_task(self, task: PrefillTask) -> PoolTicket:
+        """See :class:`~beluga.disagg.TaskQueue`."""
+        block = _packed(encode_task(task))
+        key = self._cache.keys(hash_keys([task.request_id]))
+        end = time.monotonic() + self._timeout_s
+
+        def put() -> bool:
+            """Whether it is in the queue; if not, it may be next time."""
+            result = self._cache.put(key, [block])
+            result.raise_for_refused()
+            return result.pending == 0
+
+        while not await self._ask(put):  # a session that was lost in the middle wrote it
+            if time.monotonic() > end:
+                raise QueueError("a task of this request is being enqueued and does not get done")
+            await asyncio.sleep(_POLL_S[1])
+        return PoolTicket(self, key)
+
+    async def dequeue_task(self, timeout: float = 1.0) -> PoolClaim | None:
+        """See :class:`~beluga.disagg.TaskQueue`."""
+        end = time.monotonic() + timeout
+        pause = _POLL_S[0]
+        while True:
+            record = await self._ask(
+                lambda: self._tasks.claim(self._cache.layout, visible_s=self._visibility_s)
+            )
+            if record is None:
+                left = end - time.monotonic()
+                if left <= 0:
+                    return None
+                await asyncio.sleep(min(pause, left))
+                pause = min(2 * pause, _POLL_S[1])
+            elif claim := await self._read(record):
+                return claim
+
+    async def get_queue_size(self) -> QueueSize:
+        """See :class:`~beluga.disagg.TaskQueue`."""
+        return QueueSize(*await self._ask(lambda: self._tasks.count(self._cache.layout)))
+
+    async def close(self) -> None:
+        """See :class:`~beluga.disagg.TaskQueue`. Claims end at once."""
+        if self._watcher is not None:
+            self._watcher.cancel()
+        await asyncio.to_thread(self._close)
+
+    def _close(self) -> None:
+        self._thread.shutdown()
+        self._cache.close()
+        self._pool.close()
+
+    async def remove(self, key: NDArray[np.uint64]) -> bool:
+        """It is done: whether it was in the queue."""
+        return await self._ask(lambda: self._cache.remove(key)) > 0
+
+    async def extend(self, record: TaskRecord, visible_s: float | None = None) -> bool:
+        """Keep a claim for so long; None: as the queue's claims are."""
+        seconds = self._visibility_s if visible_s is None else visible_s
+        return await self._ask(lambda: self._tasks.extend(record, visible_s=seconds))
+
+    async def left(self, key: NDArray[np.uint64], timeout: float) -> bool:
+        """Wait until a task has left the queue: whether it has, in time."""
+        event = self._awaited.setdefault(key.tobytes(), asyncio.Event())
+        if self._watcher is None or self._watcher.done():
+            self._watcher = asyncio.create_task(self._watch())
+        try:
+            await asyncio.wait_for(event.wait(), timeout)
+        except asyncio.TimeoutError:
+            return False
+        finally:
+            self._awaited.pop(key.tobytes(), None)
+        return True
+
+    async def _watch(self) -> None:
+        """Look, for all who wait together, while anybody does."""
+        while self._awaited:
+            awaited = dict(self._awaited)
+            try:
+                gone = await self._ask(partial(self._gone, tuple(awaited)))
+            except QueueError as error:
+                logger.debug("%s", error)
+                gone = []
+            for key in gone:
+                awaited[key].set()
+            await asyncio.sleep(_WATCH_S)
+
+    def _gone(self, keys: tuple[bytes, ...]) -> list[bytes]:
+        def there(key: bytes) -> bool:
+            words = np.frombuffer(key, np.uint64).reshape(1, 2)
+            return self._meta.lookup(words).state is not BlockState.MISS
+
+        return [key for key in keys if not there(key)]
+
+    async def _read(self, record: TaskRecord) -> PoolClaim | None:
+        """The task that was claimed; None if it is done already, or cannot be read."""
+        block = np.empty(record.length, np.uint8)
+        result = await self._ask(lambda: self._cache.get(record.key, [block]))
+        why = "it cannot be read"
+        if result.hits:
+            try:
+                return PoolClaim(self, record, decode_task(_unpacked(block)))
+            except QueueError as error:
+                why = str(error)
+        if result.hits or record.deliveries >= _READS_MAX:
+            logger.warning("dropped from the prefill queue: %s", why)
+            await self.remove(record.key)
+        else:
+            await self.extend(record, 0)
+        return None
+
+    async def _ask(self, call: Callable[[], T]) -> T:
+        """Ask the pool's server, on this queue's thread. Raises QueueError."""
+        async with _reaching():
+            return await asyncio.get_running_loop().run_in_executor(self._thread, call)
+
+
+class PoolTicket:
+    """A :class:`~beluga.disagg.Ticket`."""
+
+    def __init__(self, queue: PoolQueue, key: NDArray[np.uint64]) -> None:
+        self._queue = queue
+        self._key = key
+
+    async def done(self, timeout: float) -> bool:
+        """See :class:`~beluga.disagg.Ticket`."""
+        return await self._queue.left(self._key, timeout)
+
+
+class PoolClaim:
+    """A :class:`~beluga.disagg.Claim`."""
+
+    def __init__(self, queue: PoolQueue, record: TaskRecord, task: PrefillTask) -> None:
+        self.task = task
+        self.deliveries = record.deliveries
+        self._queue = queue
+        self._record = record
+
+    async def ack(self) -> bool:
+        """See :class:`~beluga.disagg.Claim`."""
+        return await self._queue.remove(self._record.key)
+
+    async def extend(self) -> bool:
+        """See :class:`~beluga.disagg.Claim`."""
+        return await self._queue.extend(self._record)
+
+    async def nack(self, delay: float = 0.0) -> None:
+        """See :class:`~beluga.disagg.Claim`."""
+        await self._queue.extend(self._record, delay)

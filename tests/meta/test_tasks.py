@@ -1,0 +1,237 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""Queues of tasks against a model, and kept blocks in a pool: claimed in order, evicted never."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from beluga._sim import ffi as sim_ffi
+from beluga._sim import lib as sim_lib
+from blocks import eventually
+from hypothesis import given
+from hypothesis import strategies as st
+from models.tasks import Tasks
+from processes import Process
+
+from beluga._ffi import lib
+from beluga.errors import BadRequestError, NoGrantError, QueueFullError
+from beluga.kvcache import KVCache, hash_keys
+from beluga.meta import MetaServer, TaskClient
+from beluga.pool import Pool
+from beluga.rpc import Client
+
+PLACES, QUEUES, LANES = 6, 3, 3
+LONG_S = 500.0
+TASK_SIZE = 4096
+
+
+def create(count: int) -> Any:
+    out = sim_ffi.new("bl_tasks **")
+    assert sim_lib.bl_tasks_create(out, count) == 0
+    return sim_ffi.gc(out[0], sim_lib.bl_tasks_destroy)
+
+
+STEP = st.tuples(
+    st.sampled_from(["add", "add", "remove", "claim", "claim", "extend", "gone", "count"]),
+    st.integers(0, PLACES - 1),  # a task, or the place of a generation among others
+    st.integers(0, QUEUES - 1),
+    st.integers(0, LANES - 1),
+    st.integers(0, 4),  # time that goes by
+    st.integers(0, 6),  # time that a claim holds
+)
+
+
+@given(st.lists(STEP, max_size=60))
+def test_tasks_agree_with_a_sorted_dictionary(steps: list[Any]) -> None:
+    tasks, model, now, made = create(PLACES), Tasks(), 1, 0
+    for name, which, queue, lane, passing, holding in steps:
+        now += passing
+        live = sorted(model.tasks)
+        if name == "add":
+            place = sim_lib.bl_tasks_take(tasks, which)
+            assert (place < 0) == (len(live) == PLACES)
+            if place >= 0:
+                made += 1
+                generation = 100 + 10 * made - 25 * (which == 0)  # some commit later than others
+                assert sim_lib.bl_tasks_add(tasks, place, queue, generation, now) == 0
+                model.add(place, queue, generation, now)
+                assert sim_lib.bl_tasks_block(tasks, place) == which
+        elif name == "claim":
+            place = sim_lib.bl_tasks_claim(tasks, queue, lane, now, now + holding)
+            assert place == model.claim(queue, lane, now, now + holding)
+            if place >= 0:
+                deliveries = sim_lib.bl_tasks_deliveries(tasks, place)
+                assert deliveries == model.tasks[place].deliveries
+        elif name == "gone":
+            sim_lib.bl_tasks_lane_gone(tasks, lane)
+            model.lane_gone(lane)
+        elif name == "count":
+            waiting, claimed = sim_ffi.new("uint32_t *"), sim_ffi.new("uint32_t *")
+            sim_lib.bl_tasks_count(tasks, queue, now, waiting, claimed)
+            assert (waiting[0], claimed[0]) == model.count(queue, now)
+        elif live and name == "remove":
+            sim_lib.bl_tasks_remove(tasks, live[which % len(live)])
+            model.remove(live[which % len(live)])
+        elif live:
+            place = live[which % len(live)]
+            extended = sim_lib.bl_tasks_extend(tasks, place, lane, now, now + holding) == 0
+            assert extended == model.extend(place, lane, now, now + holding)
+
+
+def test_too_many_queues_are_refused_and_what_is_old_is_found() -> None:
+    tasks = create(100)
+    for queue in range(65):
+        place = sim_lib.bl_tasks_take(tasks, queue)
+        added = sim_lib.bl_tasks_add(tasks, place, 1000 + queue, queue, 10 + queue)
+        assert (added == 0) == (queue < 64)
+    assert sim_lib.bl_tasks_older(tasks, 10) == -1
+    assert sim_lib.bl_tasks_older(tasks, 11) == 0
+    sim_lib.bl_tasks_remove(tasks, 0)
+    assert sim_lib.bl_tasks_older(tasks, 11) == -1
+
+
+class Queue:
+    """A queue of tasks by a session of its own."""
+
+    def __init__(self, pool: Pool) -> None:
+        self.client = Client(pool)
+        self.cache = KVCache(self.client, namespace="tasks", kept=True, chunk_size=2 << 20)
+        self.tasks = TaskClient(self.client)
+
+    def key(self, name: str) -> Any:
+        return self.cache.keys(hash_keys([name]))
+
+    def put(self, name: str, size: int = TASK_SIZE) -> None:
+        payload = np.full(size, len(name), np.uint8)
+        self.cache.put(self.key(name), [payload]).raise_for_refused()
+
+    def claim(self, visible_s: float = LONG_S) -> Any:
+        return self.tasks.claim(self.cache.layout, visible_s=visible_s)
+
+    def named(self, visible_s: float = LONG_S, names: str = "abcdef") -> str:
+        """The name of the task that is claimed."""
+        record = self.claim(visible_s)
+        return next((name for name in names if record and (self.key(name) == record.key).all()), "")
+
+    def count(self) -> tuple[int, int]:
+        return self.tasks.count(self.cache.layout)
+
+
+@pytest.fixture
+def queues(pool: Pool, server: MetaServer) -> Iterator[tuple[Queue, Queue]]:
+    with ExitStack() as stack:
+        made = Queue(pool), Queue(pool)
+        for queue in made:
+            stack.callback(queue.client.close)
+        yield made
+
+
+def test_each_task_goes_to_one_worker_in_order(queues: tuple[Queue, Queue]) -> None:
+    one, other = queues
+    for name in "abc":
+        one.put(name)
+    assert one.count() == (3, 0)
+    assert [one.named(), other.named(), one.named(), other.named()] == ["a", "b", "c", ""]
+    assert other.count() == (0, 3)
+    assert one.cache.remove(one.key("b")) == 1
+    assert one.count() == (0, 2)
+
+
+def test_a_claim_is_its_sessions(queues: tuple[Queue, Queue]) -> None:
+    one, other = queues
+    one.put("a")
+    record = one.claim()
+    assert not other.tasks.extend(record, visible_s=LONG_S)
+    assert one.tasks.extend(record, visible_s=LONG_S)
+    one.client.close()
+    assert eventually(lambda: other.named() == "a")
+
+
+def test_a_claim_runs_out(queues: tuple[Queue, Queue]) -> None:
+    one, other = queues
+    one.put("a")
+    record = one.claim(visible_s=0.05)
+    assert eventually(lambda: other.named() == "a")
+    assert not one.tasks.extend(record, visible_s=LONG_S)
+
+
+def test_tasks_stay_while_blocks_come_and_go(pool: Pool, queues: tuple[Queue, Queue]) -> None:
+    queue, _ = queues
+    for name in "abc":
+        queue.put(name)
+    with KVCache(pool, namespace="blocks") as blocks:
+        payload = np.zeros((8, 256 << 10), np.uint8)
+        for batch in range(60):  # twice what the pool holds, more than its table has lines
+            names = [f"{batch} {i}" for i in range(8)]
+            blocks.put(blocks.keys(hash_keys(names)), payload)
+            assert queue.cache.lookup(queue.key("b")) == 1  # nor does being asked for harm it
+        assert blocks.stat().evict_count > 0
+    assert [queue.named() for _ in "abc"] == ["a", "b", "c"]
+
+
+def test_tasks_stay_over_servers(pool: Pool, paths: list[Path]) -> None:
+    server = Process("serve_index", paths)
+    queue = Queue(pool)
+    for name in "abc":
+        queue.put(name)
+    assert queue.named() == "a"
+    for _ in range(3):
+        server.kill()
+        server = Process("serve_index", paths)
+    assert queue.count() == (3, 0)  # the claim was the first server's
+    with KVCache(pool, namespace="blocks") as blocks:
+        payload = np.zeros((8, 256 << 10), np.uint8)
+        for batch in range(60):
+            blocks.put(blocks.keys(hash_keys([f"{batch} {i}" for i in range(8)])), payload)
+    assert [queue.named() for _ in "abc"] == ["a", "b", "c"]
+    queue.client.close()
+    server.kill()
+
+
+def test_tasks_cannot_fill_the_pool(pool: Pool, queues: tuple[Queue, Queue]) -> None:
+    queue, _ = queues
+    with pytest.raises(QueueFullError, match="full"):
+        for number in range(30):
+            queue.put(str(number), size=1 << 20)  # two in an extent
+    waiting, _ = queue.count()
+    assert waiting == pool.geometry.stripe_count // 8 * 2
+    queue.cache.remove(queue.key("0"))
+    with pytest.raises(QueueFullError, match="full"):
+        for number in range(1000):
+            queue.put(f"small {number}")
+    assert queue.count()[0] <= 64  # a quarter of the table's lines
+    with KVCache(pool, namespace="blocks") as blocks:
+        put = blocks.put(blocks.keys(hash_keys(["block"])), [np.zeros(1 << 20, np.uint8)])
+        assert put.stored == 1
+
+
+@pytest.mark.parametrize("method", [9, 10, 11])
+@pytest.mark.parametrize(
+    "request_bytes",
+    [
+        b"",
+        b"x" * 23,
+        struct.pack("<QQII", 1, 1, 1, lib.BL_TASK_VISIBLE_MAX_MS + 1),
+        b"\xff" * 24,
+    ],
+    ids=["nothing", "short", "for too long", "ones"],
+)
+def test_foreign_requests_are_refused(
+    pool: Pool, server: MetaServer, method: int, request_bytes: bytes
+) -> None:
+    with Client(pool) as client, pytest.raises(BadRequestError):
+        client.call(method, request_bytes)
+
+
+def test_a_claim_of_nothing_cannot_be_extended(pool: Pool, server: MetaServer) -> None:
+    with Client(pool) as client:
+        for block in (0, 255, 256, 2**32 - 1):
+            with pytest.raises((NoGrantError, BadRequestError)):
+                client.call(10, struct.pack("<QQII", 1, 0, block, 1))
