@@ -7,7 +7,7 @@
 #include "prefix_tree.h"
 
 enum {
-    BL_PREFIX_AHEAD = 12,       /* blocks between two stages of a walk: their misses overlap */
+    BL_PREFIX_AHEAD = 15,       /* blocks between two stages of a walk: their misses overlap */
     BL_PREFIX_RING = 32,        /* a power of two, more than two stages */
     BL_PREFIX_POOL = 3,         /* the phase behind the last tier: blocks of the pool */
     BL_PREFIX_PHASES = 4,
@@ -21,13 +21,13 @@ typedef struct bl_prefix_walk {
 } bl_prefix_walk;
 
 /* At a block, 64 ranks of which some are not where they were at the one before. */
-static void bl_prefix_shift(bl_prefix_walk *walk, const uint64_t *held, uint32_t word,
-                            uint32_t depth)
+static void bl_prefix_shift(bl_prefix_walk *walk, const uint64_t *held, uint32_t words,
+                            uint32_t word, uint32_t depth)
 {
     uint64_t leaving = 0, pool = held[0] & 1u << BL_PREFIX_SHARED ? UINT64_MAX : 0;
     for (uint32_t phase = 0; phase < BL_PREFIX_PHASES; phase++) {
         uint64_t here = walk->phase[phase][word] | leaving;
-        uint64_t has = phase == BL_PREFIX_POOL ? pool : held[phase * walk->prefix->words + word];
+        uint64_t has = phase == BL_PREFIX_POOL ? pool : held[phase * words + word];
         walk->phase[phase][word] = here & has;
         leaving = here & ~has;
         for (uint64_t left = leaving; left; left &= left - 1)
@@ -36,15 +36,16 @@ static void bl_prefix_shift(bl_prefix_walk *walk, const uint64_t *held, uint32_t
 }
 
 /* Does anybody go on? With early, does a second one, blocks of the pool apart? */
-static int bl_prefix_step(bl_prefix_walk *walk, const uint64_t *held, uint32_t depth, int early)
+static inline int bl_prefix_step(bl_prefix_walk *walk, const uint64_t *held, uint32_t words,
+                                 uint32_t depth, int early)
 {
     uint64_t any = 0;
     uint32_t own = 0;
-    for (uint32_t word = 0; word < walk->prefix->words; word++) {
+    for (uint32_t word = 0; word < words; word++) {
         uint64_t device = walk->phase[0][word];
         uint64_t later = walk->phase[1][word] | walk->phase[2][word] | walk->phase[3][word];
         if (device & ~held[word] || later)
-            bl_prefix_shift(walk, held, word, depth);
+            bl_prefix_shift(walk, held, words, word, depth);
         uint64_t mine = walk->phase[0][word] | walk->phase[1][word] | walk->phase[2][word];
         any |= mine | walk->phase[BL_PREFIX_POOL][word];
         if (early)
@@ -68,8 +69,8 @@ static void bl_prefix_finish(bl_prefix_walk *walk, uint32_t depth)
 
 /* Three stages, each some blocks behind the one before: where a block would lie; who lies there;
  * is it the one, and who holds it. Returns how many blocks were looked at with somebody on it. */
-static uint32_t bl_prefix_follow(bl_prefix_walk *walk, const uint64_t *locals, uint32_t count,
-                                 int early)
+static inline uint32_t bl_prefix_follow(bl_prefix_walk *walk, const uint64_t *locals,
+                                        uint32_t count, uint32_t words, int early)
 {
     const bl_prefix *prefix = walk->prefix;
     const bl_prefix_table *table = &prefix->block_table;
@@ -98,7 +99,7 @@ static uint32_t bl_prefix_follow(bl_prefix_walk *walk, const uint64_t *locals, u
             number = bl_prefix_child(prefix, parent, locals[depth]);    /* the tag was another's */
         if (!number)
             return depth;
-        if (!bl_prefix_step(walk, bl_prefix_block_at(prefix, number)->held, depth, early))
+        if (!bl_prefix_step(walk, bl_prefix_block_at(prefix, number)->held, words, depth, early))
             return depth + 1;
         parent = number;
     }
@@ -114,7 +115,11 @@ int bl_prefix_find(bl_prefix *prefix, const uint64_t *locals, uint32_t count, in
     pthread_rwlock_rdlock(&prefix->lock);
     memset(walk.phase, 0, sizeof walk.phase);
     memcpy(walk.phase[0], prefix->active, prefix->words * sizeof *prefix->active);
-    bl_prefix_finish(&walk, bl_prefix_follow(&walk, locals, count, early_exit));
+    /* Most have one word of ranks, and want no early exit: the compiler makes that path short. */
+    uint32_t depth = prefix->words == 1 && !early_exit
+                         ? bl_prefix_follow(&walk, locals, count, 1, 0)
+                         : bl_prefix_follow(&walk, locals, count, prefix->words, early_exit);
+    bl_prefix_finish(&walk, depth);
     *shared = prefix->active[0] & 1u << BL_PREFIX_SHARED ? walk.end[BL_PREFIX_SHARED][0] : 0;
     for (uint32_t word = 0; word < prefix->words; word++) {
         uint64_t left = prefix->active[word] & ~(word ? 0 : 1ull << BL_PREFIX_SHARED);
