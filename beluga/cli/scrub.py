@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from beluga.errors import TransferError
+from beluga.errors import PoolError, TransferError
 from beluga.pool import Pool
 from beluga.transfer import Place, TransferClass, host_link
 
@@ -18,7 +18,7 @@ def scrub_leave(pool: Pool) -> Iterator[tuple[Any, int] | None]:
     """The least of classes at this host's link to the pool; None where that cannot be used."""
     try:
         link = host_link(pool)
-    except (TransferError, OSError):
+    except (TransferError, PoolError, OSError):
         yield None
         return
     place = Place(link)

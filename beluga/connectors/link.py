@@ -19,7 +19,7 @@ import time
 from typing import TYPE_CHECKING, TypeVar
 
 from beluga.connectors.settings import LINK_OFF
-from beluga.errors import BelugaError, CacheError, QuotaError, TransferError
+from beluga.errors import BelugaError, CacheError, PoolError, QuotaError, TransferError
 from beluga.kvcache import KVCache, Namespace
 from beluga.pool import Pool
 from beluga.rpc import Client
@@ -74,7 +74,7 @@ class Attachment:
             return None
         try:
             return Place(host_link(self.pool, settings_said(self._settings.link)))
-        except (TransferError, OSError) as error:
+        except (TransferError, PoolError, OSError) as error:
             logger.warning("beluga: copies are not scheduled: %s", error)
             return None
 

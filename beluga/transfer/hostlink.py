@@ -33,7 +33,9 @@ def host_link(
     pool: Pool, settings: LinkSettings | None = None, *, directory: Path | None = None
 ) -> Link:
     """This host's link to a pool, which all its processes share. The first one's settings hold;
-    None: those of :func:`settings_for`. Raises TransferError if the shared file is not usable."""
+    None: those of :func:`settings_for`. A pool's own link lies with its lock files, and goes with
+    them. Raises TransferError if the shared file is not usable, and a PoolError if that place is
+    not."""
     adapters = {device.link for device in pool.devices}
     nodes = {device.node for device in pool.devices}
     adapter = adapters.pop() if len(adapters) == 1 else None
@@ -42,7 +44,7 @@ def host_link(
         settings or settings_for(pool),
         node=nodes.pop() if len(nodes) == 1 else None,
         pool=pool,
-        directory=directory,
+        directory=directory or (None if adapter else pool.runtime_dir),
     )
 
 

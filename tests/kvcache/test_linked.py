@@ -222,6 +222,7 @@ def test_a_cache_makes_the_hosts_link(pool: Pool, server: MetaServer) -> None:
     with KVCache(pool, namespace="test", link=FAST) as cache:
         link = host_link(pool)
         assert link.settings == FAST
+        assert link.path.parent == pool.runtime_dir
         assert cache.put(digests(1), blocks).stored == 1
         assert link.bytes_of(TransferClass.OFFLOAD)[0] == LENGTH
     link.close()
