@@ -13,7 +13,7 @@ import typer
 
 from beluga.cli.output import say
 from beluga.errors import RouterError
-from beluga.router import POLICIES, Goals
+from beluga.router import ORDERS, POLICIES, Goals
 
 if TYPE_CHECKING:
     from beluga.route import Service
@@ -50,7 +50,11 @@ def route(
         Path | None, typer.Option(help="The engines' tokenizer.json, or their model's directory.")
     ] = None,
     block_size: Annotated[int, typer.Option(min=1, help="Tokens of a block, as engines say.")] = 16,
-    queue: Annotated[float, typer.Option(min=0, help="Seconds to wait for a worker.")] = 60.0,
+    queue: Annotated[str, typer.Option(help=f"Order of waiting: {', '.join(ORDERS)}.")] = "fcfs",
+    queue_threshold: Annotated[
+        float, typer.Option(min=0, help="Wait above so many batches of prefill; 0: never.")
+    ] = 16.0,
+    queue_wait: Annotated[float, typer.Option(min=0, help="Seconds to wait at most.")] = 60.0,
     max_inflight: Annotated[int, typer.Option(min=0, help="Requests per worker; 0: any.")] = 0,
     retries: Annotated[int, typer.Option(min=0, help="Other workers tried.")] = 2,
     stall: Annotated[float, typer.Option(min=0.1, help="Seconds of silence of an engine.")] = 600.0,
@@ -85,8 +89,10 @@ def route(
         seed=seed,
         advise_s=advise,
         goals=Goals(ttft_s=ttft_goal, between_tokens_s=token_goal),
+        queue=queue,
+        queue_threshold=queue_threshold,
         limits=routing.Limits(
-            queue_s=queue,
+            queue_s=queue_wait,
             inflight_max=max_inflight,
             retries=retries,
             stall_s=stall,

@@ -12,6 +12,7 @@ from types import TracebackType
 from beluga.errors import AllWorkersBusyError, ObjectiveError
 from beluga.route.answers import Refusal
 from beluga.route.ask import Ask
+from beluga.route.cache import Cache
 from beluga.route.engine import Engine
 from beluga.route.fleet import Fleet
 from beluga.route.meter import Meter
@@ -80,7 +81,7 @@ class Director:
         *,
         fleet: Fleet,
         router: Router,
-        block_size: int,
+        cache: Cache,
         meter: Meter,
         limits: Limits,
         room: Room[Placement],
@@ -88,7 +89,7 @@ class Director:
         self.meter = meter
         self._fleet = fleet
         self._router = router
-        self._block_size = block_size
+        self._cache = cache
         self._limits = limits
         self._room = room
         self.placed = 0  # requests on workers
@@ -110,13 +111,15 @@ class Director:
         """A worker for a request, once there is one with room; ``tried`` are those that have just
         failed it, taken only where there is no other. Raises Refusal.
         """
-        query = Query(ask.isl, self._block_size)
+        query = self._cache.query_of(ask)
         placed = None if self._room.waiting(ask.model) else self._try(ask, query, tried)
         decided = time.perf_counter()
         if placed is None:
             placed = await self._room.wait(
                 ask.model,
+                query,
                 lambda: self._try(ask, query, tried),
+                overlap=self._cache.longest(query),
                 patience_s=self._patience(ask.model, tried),
             )
         self.meter.routed(ask, query, placed.choice, placed.engine, decided - arrived)
@@ -130,6 +133,7 @@ class Director:
             self._none(engines, tried)
             return None
         name = next(self._names)
+        started = time.perf_counter()
         try:
             choice = self._router.route(
                 name, query, Constraints(allowed=allowed), now=time.monotonic()
@@ -138,10 +142,12 @@ class Director:
             return None
         except ObjectiveError as error:
             raise Refusal(429, str(error), retry_after_s=1) from None
+        self.meter.part("scheduling", time.perf_counter() - started)
         placed = Placement(self, name, ask, choice)
         self.placed += 1
         placed.engine.inflight += 1
         placed.engine.expected(choice.hit_rate, query.isl)
+        self._cache.routed(query, choice)
         return placed
 
     def _known(self, model: str | None) -> list[Engine]:

@@ -49,8 +49,12 @@ class Fleet:
             raise RouterError(f"{spec.url} is a worker already")
         engine = Engine(Worker(next(self._numbers)), spec)
         self._engines[engine.worker.worker_id] = engine
-        for joined in self._joined:
-            joined(engine)
+        try:
+            for joined in self._joined:
+                joined(engine)
+        except RouterError:
+            self.remove(engine)
+            raise
         return engine
 
     def remove(self, engine: Engine) -> None:
@@ -95,6 +99,10 @@ class Fleet:
                 card = {"id": name, "object": "model", "owned_by": "beluga", **cards.get(name, {})}
                 found.setdefault(name, card)
         return found
+
+    def is_adapter(self, model: str) -> bool:
+        """Whether a model is an adapter of another one, as vLLM lists them."""
+        return any(card.get("id") == model and card.get("parent") for e in self for card in e.cards)
 
     def serving(self, model: str | None) -> list[Engine]:
         """The engines that have this model, whatever their health. Without a name: all, where they

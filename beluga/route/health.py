@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 
 import aiohttp
 import msgspec
@@ -49,18 +49,17 @@ class Checker:
         self._tasks[engine.worker.worker_id] = task
 
     def _leave(self, engine: Engine) -> None:
-        self._tasks.pop(engine.worker.worker_id).cancel()
+        if (task := self._tasks.pop(engine.worker.worker_id, None)) is not None:
+            task.cancel()
 
     async def close(self) -> None:
         """End all checks."""
         tasks = list(self._tasks.values())
         self._tasks.clear()
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end_tasks(tasks)
 
     async def _run(self, engine: Engine) -> None:
-        while True:
+        while self._tasks.get(engine.worker.worker_id) is asyncio.current_task():
             engine.look.clear()
             if await self.check(engine):
                 with contextlib.suppress(*FAILURES):
@@ -115,6 +114,16 @@ def _cards(body: bytes) -> list[dict[str, object]]:
     if not isinstance(listed, list):
         raise ValueError("/v1/models answers something else than a list of models")
     return [card for card in listed if isinstance(card, dict)]
+
+
+async def end_tasks(tasks: Collection[asyncio.Task[None]]) -> None:
+    """Cancel tasks until they have ended: before Python 3.12 ``wait_for`` may lose a cancellation
+    that comes as its time is up.
+    """
+    while left := [task for task in tasks if not task.done()]:
+        for task in left:
+            task.cancel()
+        await asyncio.wait(left, timeout=0.1)
 
 
 def words_of(error: BaseException) -> str:

@@ -9,13 +9,13 @@ request was read to the choice. Tokens of answers are counted by their events.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from beluga.route.ask import Ask
 from beluga.route.engine import Engine
-from beluga.router import Choice, Load, Query
+from beluga.router import Choice, Indexer, Load, Query
 
 _LATENCY_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 1.0)
 _OVERHEAD_MS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 50.0, 100.0)
@@ -39,6 +39,7 @@ class Meter:
         self.registry = CollectorRegistry(auto_describe=True)
         self._by_router()
         self._by_worker()
+        self._children: dict[tuple[object, str], Any] = {}
 
     def _by_router(self) -> None:
         known = self.registry
@@ -75,9 +76,9 @@ class Meter:
         self._total = Histogram(
             "dynamo_router_overhead_total_ms", "Routing", buckets=_OVERHEAD_MS, registry=known
         )
-        self.events = Gauge(
+        self._events = Gauge(
             "dynamo_component_kv_cache_events_applied",
-            "KV events by kind and outcome",
+            "Blocks of KV events by kind and outcome",
             ("event_type", "status"),
             registry=known,
         )
@@ -121,17 +122,24 @@ class Meter:
             self._inflight,
         )
 
+    def _of(self, metric: Any, label: str) -> Any:
+        """A metric's child for one label; the package looks it up at more cost than it counts."""
+        child = self._children.get((metric, label))
+        if child is None:
+            child = self._children[metric, label] = metric.labels(label)
+        return child
+
     def routed(
         self, ask: Ask, query: Query, choice: Choice, engine: Engine, seconds: float
     ) -> None:
         """A worker was chosen, so long after the request was read."""
-        self._sent.labels(engine.url).inc(query.isl)
+        self._of(self._sent, engine.url).inc(query.isl)
         model = ask.model or ""
         self._routing.observe(seconds)
         self._total.observe(seconds * 1e3)
-        self._input.labels(model).observe(query.isl)
-        self._hits.labels(model).observe(choice.hit_rate)
-        self._cached.labels(model).observe(choice.hit_rate * query.isl)
+        self._of(self._input, model).observe(query.isl)
+        self._of(self._hits, model).observe(choice.hit_rate)
+        self._of(self._cached, model).observe(choice.hit_rate * query.isl)
 
     def part(self, name: str, seconds: float) -> None:
         """A part of routing took so long."""
@@ -139,15 +147,15 @@ class Meter:
 
     def first_token(self, ask: Ask, engine: Engine, seconds: float) -> None:
         """The first byte of an answer has come, so long after it was asked for."""
-        self._first.labels(ask.model or "").observe(seconds)
-        self._last_first.labels(engine.url).set(seconds)
+        self._of(self._first, ask.model or "").observe(seconds)
+        self._of(self._last_first, engine.url).set(seconds)
 
     def tokens(self, ask: Ask, engine: Engine, seconds: float, count: int) -> None:
         """More tokens have come, each after so long."""
-        between = self._next.labels(ask.model or "")
+        between = self._of(self._next, ask.model or "")
         for _ in range(count):
             between.observe(seconds)
-        self._last_next.labels(engine.url).set(seconds)
+        self._of(self._last_next, engine.url).set(seconds)
 
     def latencies(self) -> tuple[Latency, Latency]:
         """Of first tokens, and of those after them, of all models since the start."""
@@ -157,7 +165,7 @@ class Meter:
         """A request has ended: an HTTP status, ``broken`` or ``cancelled``."""
         self._requests.labels(ask.model or "", status).inc()
         if tokens:
-            self._output.labels(ask.model or "").observe(tokens)
+            self._of(self._output, ask.model or "").observe(tokens)
 
     def refused(self, status: int) -> None:
         """A request has got an answer of the router's own."""
@@ -165,7 +173,7 @@ class Meter:
 
     def retried(self, engine: Engine) -> None:
         """An engine has not answered; another is tried."""
-        self._retries.labels(engine.url).inc()
+        self._of(self._retries, engine.url).inc()
 
     def state(self, engine: Engine, load: Load) -> None:
         """A worker as it stands now."""
@@ -181,10 +189,26 @@ class Meter:
         ):
             gauge.labels(engine.url).set(value)
 
+    def kv_events(self, indexer: Indexer, lost: int) -> None:
+        """What became of the blocks in KV events, so far; ``lost`` messages never came."""
+        counts = indexer.counts
+        for kind, status, count in (
+            ("stored", "ok", counts.stored),
+            ("stored", "duplicate", counts.repeated),
+            ("stored", "parent_block_not_found", counts.parent_not_found),
+            ("stored", "invalid_block", counts.invalid),
+            ("stored", "no_room", counts.refused),
+            ("removed", "ok", counts.removed),
+            ("removed", "block_not_found", counts.unknown),
+            ("message", "lost", lost),
+        ):
+            self._events.labels(kind, status).set(count)
+
     def forget(self, engine: Engine) -> None:
         """A worker has gone, and with it its figures."""
         for metric in self._of_worker:
             metric.remove(engine.url)
+            self._children.pop((metric, engine.url), None)
 
     def text(self) -> bytes:
         """All of it, as Prometheus reads it."""

@@ -119,12 +119,6 @@ class Proxy:
                 engine.cool_down(retry_after_s(response.headers, self._limits.cool_down_max_s))
                 raise _UnansweredError(response.status, f"it answers {response.status}")
             source = Source(response)
-            try:
-                first = await source.next()
-            except BrokenOffError as error:
-                engine.fail(str(error))
-                raise _UnansweredError(502, str(error)) from error
-            placement.first_token()
             target = web.StreamResponse(
                 status=response.status,
                 reason=response.reason,
@@ -132,6 +126,12 @@ class Proxy:
             )
             if response.content_length is not None:
                 target.content_length = response.content_length
+            try:
+                first = await source.next()
+            except BrokenOffError as error:
+                engine.fail(str(error))
+                raise _UnansweredError(502, str(error)) from error
+            placement.first_token()
             await self._pass_on(request, source, first, target, placement)
             return target
 

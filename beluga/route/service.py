@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import signal
 from collections.abc import Callable, Mapping
@@ -16,10 +17,11 @@ from aiohttp import web
 from beluga.errors import RouterError
 from beluga.route.admin import Admin
 from beluga.route.advice import Adviser
+from beluga.route.cache import Cache
 from beluga.route.director import Director, Placement
 from beluga.route.fleet import Fleet
 from beluga.route.front import Front, refusals
-from beluga.route.health import Checker
+from beluga.route.health import Checker, end_tasks
 from beluga.route.meter import Meter
 from beluga.route.proxy import Proxy
 from beluga.route.report import Reports
@@ -27,7 +29,14 @@ from beluga.route.settings import Address, Settings
 from beluga.route.tokenizer import load_tokenizer
 from beluga.route.waiting import Room
 from beluga.route.workers_file import WorkersFile
-from beluga.router import Load, Router, Worker, make_policy
+from beluga.router import (
+    BusyThresholds,
+    Load,
+    PredictiveIndexer,
+    Router,
+    Worker,
+    make_policy,
+)
 
 log = logging.getLogger(__name__)
 
@@ -77,16 +86,32 @@ class Service:
             )
         )
         policy = make_policy(settings.policy, seed=settings.seed or 0)
-        self._room: Room[Placement] = Room(limits.queued_max, give_back=Placement.end)
-        self._router = Router(policy)
+        self._cache = Cache(
+            wanted=policy.uses_overlap,
+            block_size=settings.block_size,
+            announced=any(spec.events for spec in settings.engines),
+            is_adapter=self.fleet.is_adapter,
+            meter=self.meter,
+        )
+        stack.callback(self._cache.close)
+        self._room: Room[Placement] = Room(
+            limits.queued_max, order=settings.queue, give_back=Placement.end
+        )
+        self._router = Router(
+            policy,
+            find_matches=self._cache.find_matches,
+            wait_above=BusyThresholds(prefill_batches=settings.queue_threshold or None),
+            on_index_error=lambda error: log.warning("the index failed: %s", error),
+        )
         self._director = Director(
             fleet=self.fleet,
             router=self._router,
-            block_size=settings.block_size,
+            cache=self._cache,
             meter=self.meter,
             limits=limits,
             room=self._room,
         )
+        self.fleet.on_change(joined=self._cache.joined, left=self._cache.left)
         reports = Reports(client, self._router.tracker, limits)
         checker = Checker(self.fleet, client, limits, up=self._room.look, also=reports.read)
         stack.push_async_callback(checker.close)
@@ -108,7 +133,7 @@ class Service:
                 goals=settings.goals,
             )
             task = asyncio.get_running_loop().create_task(adviser.run(settings.advise_s))
-            stack.push_async_callback(_cancel, task)
+            stack.push_async_callback(end_tasks, [task])
         self.address = await self._listen(stack, settings.listen, self._front.routes())
         if settings.admin is not None:
             admin = Admin(self.fleet)
@@ -122,7 +147,7 @@ class Service:
             watched = WorkersFile(self._settings.workers_file, self.fleet)
             watched.read()
             task = asyncio.get_running_loop().create_task(watched.watch())
-            stack.push_async_callback(_cancel, task)
+            stack.push_async_callback(end_tasks, [task])
         elif not self._settings.engines and self._settings.admin is None:
             raise RouterError("no worker is named, and no file and no admin API to name one later")
 
@@ -158,6 +183,12 @@ class Service:
         """What each worker has to do, by the router's own account and by the worker's."""
         return self._router.tracker.loads
 
+    def index(self) -> PredictiveIndexer:
+        """What caches hold. Raises RouterError if the policy is blind to them."""
+        if self._cache.index is None:
+            raise RouterError(f"policy {self._settings.policy} looks at no caches")
+        return self._cache.index
+
     def pending(self) -> int:
         """Requests that wait for a worker."""
         return len(self._room)
@@ -165,15 +196,11 @@ class Service:
     def _scrape(self) -> None:
         """Bring the gauges up to date."""
         self.meter.pending.set(self.pending())
+        self._cache.scrape()
         loads = self.loads()
         for engine in self.fleet:
             load = loads[engine.worker]
             self.meter.state(engine, load)
-
-
-async def _cancel(task: asyncio.Task[None]) -> None:
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
 
 
 async def serve(settings: Settings, started: Callable[[Service], None]) -> None:
@@ -183,6 +210,8 @@ async def serve(settings: Settings, started: Callable[[Service], None]) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, told.set)
     async with Service(settings) as service:
+        gc.collect()
+        gc.freeze()  # what is here now stays: collections need not look at it again and again
         started(service)
         await told.wait()
         for number in (signal.SIGTERM, signal.SIGINT):

@@ -78,8 +78,8 @@ class Settings:
     admin: Address | None = _ADMIN
     tokenizer: Path | None = None
     block_size: int = 16  # tokens, as the engines have it
-    queue: str = "fcfs"
-    index_ttl_s: float = 120.0  # of what is assumed of engines that announce no events
+    queue: str = "fcfs"  # the order in which requests wait
+    queue_threshold: float = 16.0  # batches of prefill on every worker; above, requests wait; 0: no
     seed: int | None = None
     limits: Limits = Limits()
     advise_s: float = 180.0  # between two pieces of the planner's advice (Dynamo's); 0: none
