@@ -1,0 +1,236 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""``scripts/demo-gpu``: two workers with GPU memory, one pool, and a router that knows no caches.
+
+Conversations go to the worker with the fewest tokens outstanding, wherever their last turn was
+served; its blocks come out of the pool into GPU memory, by the CUDA kernels, and every byte is
+checked. Without a GPU the kernels compiled for this CPU do it, and the output says so.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import multiprocessing
+import shutil
+import sys
+import tempfile
+import time
+from contextlib import ExitStack
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+
+from beluga.cli.output import print_facts, print_json
+from beluga.errors import BelugaError, ReplayError
+from beluga.meta import MetaServer
+from beluga.pool import Pool
+from beluga.replay import Conversations, Request, make_workload
+from beluga.router import Query, Router, Worker, make_policy
+
+from .gpu_demo_worker import BLOCK_SIZE, Closing, Served, work
+
+POLICY = "least-tokens"
+_WORKERS = 2
+_OUTSTANDING = 2 * _WORKERS  # requests that are under way at a time
+_DEVICE_SIZE = 96 << 20
+_BLOCK_TOKENS = 16
+_START_S = 300.0  # a first start compiles the kernels
+_END_S = 10.0
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Report:
+    """What came of it. ``crossed``: blocks that came from the pool where the other worker had put
+    them; ``requests`` by worker."""
+
+    gpu: bool
+    copied_by: str
+    why_no_gpu: str
+    policy: str
+    requests: list[int]
+    blocks_from_pool: int
+    crossed: int
+    blocks_looked_up: int
+    blocks_stored: int
+    bytes_from_pool: int
+    bytes_bounced: int
+    kernel_launches: int
+    wrong_blocks: int
+    seconds: float
+
+
+def run(shape: Conversations) -> Report:
+    """The demo, in a pool of its own, of which nothing is left.
+
+    Raises BelugaError if a worker fails or dies.
+    """
+    requests = make_workload(shape)
+    capacity = max(len(request.hash_ids) for request in requests)
+    memory = Path("/dev/shm")  # noqa: S108  a fresh directory of mode 0700
+    with ExitStack() as stack:
+        folder = tempfile.mkdtemp(
+            prefix="beluga-demo-gpu-", dir=memory if memory.is_dir() else None
+        )
+        stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        devices = [str(Path(folder) / name) for name in ("a", "b")]
+        pool = stack.enter_context(Pool.create(devices, device_size=_DEVICE_SIZE, sparse=True))
+        stack.enter_context(MetaServer(pool))
+        crew = [_start(stack, devices, capacity) for _ in range(_WORKERS)]
+        for connection in crew:
+            _receive(connection, _START_S)
+        started = time.monotonic()
+        counts = _serve(requests, crew)
+        seconds = time.monotonic() - started
+        closings = [_close(connection) for connection in crew]
+    return Report(
+        gpu=all(closing.driver == "cuda" for closing in closings),
+        copied_by=_copied_by(closings[0]),
+        why_no_gpu=closings[0].reason,
+        policy=POLICY,
+        requests=counts.requests,
+        blocks_from_pool=counts.hits,
+        crossed=counts.crossed,
+        blocks_looked_up=counts.looked_up,
+        blocks_stored=len(counts.stored_by),
+        bytes_from_pool=counts.hits * BLOCK_SIZE,
+        bytes_bounced=sum(closing.bounced_bytes for closing in closings),
+        kernel_launches=sum(closing.launches for closing in closings),
+        wrong_blocks=counts.wrong,
+        seconds=round(seconds, 3),
+    )
+
+
+class _Counts:
+    """What the workers said, request by request."""
+
+    def __init__(self) -> None:
+        self.requests = [0] * _WORKERS
+        self.hits = self.crossed = self.looked_up = self.wrong = 0
+        self.stored_by: dict[int, int] = {}
+
+    def add(self, worker: int, request: Request, served: Served) -> None:
+        self.requests[worker] += 1
+        self.hits += served.hits
+        self.looked_up += served.looked_up
+        self.wrong += served.wrong
+        ids = request.hash_ids[: served.hits]
+        self.crossed += sum(self.stored_by.get(one, worker) != worker for one in ids)
+        self.stored_by.update(dict.fromkeys(served.stored, worker))
+
+
+def _serve(requests: list[Request], crew: list[Connection]) -> _Counts:
+    router = Router(make_policy(POLICY))
+    for index in range(len(crew)):
+        router.add_worker(Worker(index))
+    counts, under_way = _Counts(), dict[int, list[int]]()
+    ahead = iter(enumerate(requests))
+    while True:
+        while sum(map(len, under_way.values())) < _OUTSTANDING:
+            number, request = next(ahead, (None, None))
+            if number is None or request is None:
+                break
+            query = Query(request.input_length, _BLOCK_TOKENS)
+            index = router.route(number, query).worker.worker_id
+            crew[index].send(list(request.hash_ids))
+            under_way.setdefault(index, []).append(number)
+        if not any(under_way.values()):
+            return counts
+        for ready in wait(crew):
+            index = crew.index(ready)  # type: ignore[arg-type]
+            served = _receive(crew[index], 0.0)
+            number = under_way[index].pop(0)
+            router.tracker.prefill_done(number)
+            router.tracker.free(number)
+            assert isinstance(served, Served)  # noqa: S101  one answer for each list of ids
+            counts.add(index, requests[number], served)
+
+
+def _start(stack: ExitStack, devices: list[str], capacity: int) -> Connection:
+    spawn = multiprocessing.get_context("spawn")
+    ours, theirs = spawn.Pipe()
+    process = spawn.Process(target=work, args=(theirs, devices, capacity), daemon=True)
+    process.start()
+    theirs.close()
+
+    def end() -> None:
+        ours.close()
+        process.join(_END_S)
+        if process.is_alive():
+            process.kill()
+            process.join()
+
+    stack.callback(end)
+    return ours
+
+
+def _receive(connection: Connection, timeout_s: float) -> object:
+    """The worker's next message. Raises ReplayError if it failed, or died."""
+    try:
+        if timeout_s and not connection.poll(timeout_s):
+            raise ReplayError(f"a worker was not ready within {timeout_s:.0f} s")
+        message = connection.recv()
+    except (EOFError, ConnectionError):
+        raise ReplayError("a worker ended before its work did") from None
+    if isinstance(message, str) and message != "ready":
+        raise ReplayError(f"a worker: {message}")
+    return message
+
+
+def _close(connection: Connection) -> Closing:
+    connection.send(None)
+    closing = _receive(connection, _START_S)
+    assert isinstance(closing, Closing)  # noqa: S101  the answer to None
+    return closing
+
+
+def _copied_by(closing: Closing) -> str:
+    if closing.driver == "cuda":
+        return f"CUDA kernels on {closing.device}"
+    return "the CUDA kernels, compiled for this CPU: NOT a GPU"
+
+
+def _facts(report: Report) -> dict[str, object]:
+    return {
+        "blocks are copied by": report.copied_by,
+        "routing policy": f"{report.policy} (knows nothing of caches)",
+        "requests, by worker": " + ".join(map(str, report.requests)),
+        "blocks from pool to GPU memory": (
+            f"{report.blocks_from_pool:,} of {report.blocks_looked_up:,} looked up"
+        ),
+        "of them put there by the other worker": f"{report.crossed:,}",
+        "blocks from GPU memory to pool": f"{report.blocks_stored:,}",
+        "kernel launches": f"{report.kernel_launches:,}",
+        "wrong blocks": report.wrong_blocks,
+        "seconds": report.seconds,
+    }
+
+
+def main() -> None:
+    """Run it, and fail if a byte was wrong or nothing came from the pool."""
+    parser = argparse.ArgumentParser(prog="demo-gpu", description=__doc__)
+    parser.add_argument("--conversations", type=int, default=16, metavar="N")
+    parser.add_argument("--turns", type=int, default=6, metavar="N")
+    parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
+    given = parser.parse_args()
+    if min(given.conversations, given.turns) < 1 or given.conversations * given.turns > 200:
+        parser.error("give 1 to 200 turns in all")
+    try:
+        report = run(Conversations(conversation_count=given.conversations, turn_count=given.turns))
+    except BelugaError as error:
+        sys.exit(f"demo-gpu: {error}")
+    if given.json:
+        print_json(dataclasses.asdict(report))
+    else:
+        print_facts(_facts(report))
+    if not report.gpu:
+        sys.stderr.write(
+            f"demo-gpu: no GPU was used ({report.why_no_gpu}): no time here says anything of one\n"
+        )
+    if report.wrong_blocks:
+        sys.exit(f"demo-gpu: {report.wrong_blocks} blocks came with wrong bytes")
+    if not report.blocks_from_pool:
+        sys.exit("demo-gpu: no block came from the pool")
+
+
+if __name__ == "__main__":
+    main()

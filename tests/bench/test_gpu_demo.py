@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""The demo of GPU workers: without a GPU by host-compiled kernels, and it says so."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from beluga_bench import gpu_demo
+from beluga_bench.gpu_demo import Report, _Counts
+from beluga_bench.gpu_demo_worker import Served
+
+from beluga.errors import EngineUnavailableError
+from beluga.replay import Request
+from beluga.transfer import CupyDriver, HostDriver
+
+TIMEOUT_S = 300
+SMALL = ("--conversations", "6", "--turns", "4")
+
+
+@pytest.fixture
+def compiled() -> None:
+    try:
+        HostDriver().close()
+    except EngineUnavailableError as error:
+        pytest.skip(str(error))
+
+
+def has_gpu() -> bool:
+    try:
+        CupyDriver().close()
+    except EngineUnavailableError:
+        return False
+    return True
+
+
+def demo(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "beluga_bench.gpu_demo", *arguments]
+    return subprocess.run(command, check=False, capture_output=True, text=True, timeout=TIMEOUT_S)
+
+
+@pytest.mark.usefixtures("compiled")
+def test_two_workers_share_what_either_has_stored() -> None:
+    before = leftovers()
+    found = demo(*SMALL, "--json")
+    assert found.returncode == 0, found.stderr
+    report: dict[str, Any] = json.loads(found.stdout)
+    assert report["policy"] == "least-tokens"
+    assert sum(report["requests"]) == 24
+    assert min(report["requests"]) > 0
+    assert report["wrong_blocks"] == 0
+    assert 0 < report["crossed"] <= report["blocks_from_pool"] < report["blocks_looked_up"]
+    assert report["blocks_from_pool"] + report["blocks_stored"] <= report["blocks_looked_up"]
+    assert report["kernel_launches"] > 0
+    assert report["bytes_bounced"] == 0  # every window was registered
+    assert report["gpu"] == has_gpu()
+    if not report["gpu"]:
+        assert "NOT a GPU" in report["copied_by"]
+        assert "no time here says anything of one" in found.stderr
+    assert leftovers() == before
+
+
+@pytest.mark.usefixtures("compiled")
+def test_a_person_reads_who_copied() -> None:
+    found = demo("--conversations", "2", "--turns", "3")
+    assert found.returncode == 0, found.stderr
+    assert "knows nothing of caches" in found.stdout
+    assert ("NOT a GPU" in found.stdout) != has_gpu()
+
+
+def test_a_demo_that_is_too_long_is_refused() -> None:
+    found = demo("--conversations", "100", "--turns", "3")
+    assert found.returncode == 2
+    assert "1 to 200 turns" in found.stderr
+
+
+def test_blocks_of_the_other_worker_are_counted_apart() -> None:
+    counts = _Counts()
+    request = Request(timestamp=0, input_length=48, output_length=1, hash_ids=[1, 2, 3])
+    counts.add(0, request, Served(3, 0, 0, [1, 2]))
+    counts.add(1, request, Served(3, 2, 0, [3]))
+    counts.add(1, request, Served(3, 3, 1, []))
+    assert (counts.hits, counts.looked_up, counts.wrong) == (5, 9, 1)
+    assert counts.crossed == 4  # blocks 1 and 2, twice
+    assert counts.requests == [1, 2]
+
+
+def test_wrong_blocks_fail_the_demo(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    report = Report(True, "made up", "", "", [1, 1], 9, 4, 9, 9, 9, 0, 9, 2, 1.0)
+    monkeypatch.setattr(gpu_demo, "run", lambda _: report)
+    monkeypatch.setattr(sys, "argv", ["demo-gpu"])
+    with pytest.raises(SystemExit, match="2 blocks came with wrong bytes"):
+        gpu_demo.main()
+    assert "GPU" not in capsys.readouterr().err
+
+
+def leftovers() -> set[str]:
+    roots = (Path("/dev/shm"), Path(tempfile.gettempdir()))
+    return {str(path) for root in roots for path in root.glob("beluga-demo-gpu-*")}
