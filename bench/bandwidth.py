@@ -4,7 +4,8 @@
 
 Threads on cores of their own read or write at places all over the region, or mostly in a hot set
 that lies on the first device unless the pool is interleaved. Then one thread works while another
-process holds a fixed rate on the same device, in the same or the opposite direction.
+process holds a fixed rate on the same device, in the same or the opposite direction. Then several
+GPUs, if there are any, on one device and on one NUMA node (Fig. 6).
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import numpy as np
 from beluga.pool import Pool
 
 from .drive import Driver, Offsets, together
+from .gpu_many import gpu_bandwidth
 from .ground import discipline_of, ground
 from .latency import VERBS
 from .machine import cores, memory_of, pinned
@@ -68,16 +70,18 @@ def bench_bandwidth(options: Options) -> list[Row]:
                     rows.append(_row(setting, verb, size, pattern, count))
             if interleave is layouts[-1]:
                 rows += _opposed(setting)
+    if options.pace is None:
+        with ground(options, devices=1) as pool:
+            rows += gpu_bandwidth(Recorder("bandwidth", options, _fixed(pool)), pool)
     return rows
 
 
+def _fixed(pool: Pool) -> Row:
+    return {"memory": memory_of(pool), "discipline": discipline_of(pool), "depth": 1}
+
+
 def _setting(options: Options, pool: Pool, region: Region) -> _Setting:
-    paced_memory = region.pace_file is not None
-    fixed: Row = {
-        "memory": "paced" if paced_memory else memory_of(pool),
-        "discipline": discipline_of(pool),
-        "depth": 1,
-    }
+    fixed = _fixed(pool) | ({} if region.pace_file is None else {"memory": "paced"})
     layout = "interleaved" if pool.geometry.interleaved else "not interleaved"
     return _Setting(region, Recorder("bandwidth", options, fixed), layout)
 

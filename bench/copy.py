@@ -19,6 +19,7 @@ from beluga.transfer import CpuEngine, DsaEngine, Engine
 from .bandwidth import thread_counts
 from .copy_peers import PEERS, Peer
 from .drive import together
+from .gpu_beside import gpu_beside
 from .gpu_copy import gpu_copy
 from .ground import discipline_of, ground
 from .machine import cores, memory_of, pinned
@@ -99,7 +100,8 @@ def dsa_rows(setting: Setting) -> list[Row]:
 
 def cuda_rows(setting: Setting) -> list[Row]:
     """Of a machine with a GPU."""
-    return gpu_copy(setting.recorder, setting.scene.pool)
+    pool = setting.scene.pool
+    return gpu_copy(setting.recorder, pool) + gpu_beside(setting.recorder, pool)
 
 
 ENGINES: dict[str, Callable[[Setting], list[Row]]] = {

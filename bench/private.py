@@ -19,9 +19,13 @@ _POLICY_DEFAULT, _POLICY_BIND = 0, 2
 
 
 @contextmanager
-def private(size: int, node: int | None = None) -> Iterator[int]:
-    """The address of ``size`` bytes of anonymous memory; raises BelugaError if the node refuses."""
-    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+def private(size: int, node: int | None = None, *, shared: bool = False) -> Iterator[int]:
+    """The address of ``size`` bytes of anonymous memory; raises BelugaError if the node refuses.
+
+    ``shared``: such as can be mapped a second time.
+    """
+    kind = mmap.MAP_SHARED if shared else mmap.MAP_PRIVATE
+    memory = mmap.mmap(-1, size, flags=kind | mmap.MAP_ANONYMOUS)
     view = (ctypes.c_char * size).from_buffer(memory)
     try:
         if node is not None:
