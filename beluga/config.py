@@ -10,6 +10,7 @@ BELUGA_ISA          widest instructions to copy with: sse2, avx2, avx512 or movd
 BELUGA_CRASH        tests: the crash point to die at, ``NAME[:PASSAGE][:kill|stop]``
 BELUGA_FLUSH        how lines are flushed: clflush or clflushopt
 BELUGA_MEMORY       how the pool's memory is mapped: write-back or uncacheable
+BELUGA_TUNING       off: copy as on a machine that was never measured
 BELUGA_DDIO         whether devices write into this host's cache: on, off or unknown
 KUBERNETES_SERVICE_  HOST and _PORT: the API server, as a pod is told by its cluster
 XDG_CACHE_HOME      where what can be made again is kept (measurements); else ~/.cache
@@ -47,6 +48,11 @@ def memory_type() -> str | None:
 def ddio() -> str | None:
     """What BELUGA_DDIO says, unchecked."""
     return os.environ.get("BELUGA_DDIO") or None
+
+
+def tuning() -> bool:
+    """Whether copying is tuned to the machine: unless BELUGA_TUNING says off."""
+    return os.environ.get("BELUGA_TUNING") != "off"
 
 
 def crash() -> str | None:

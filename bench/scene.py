@@ -123,7 +123,9 @@ class Scene:
         self.span = min(span, region.piece)
         self._data, self._base = pool.geometry.data_offset, region.base
         generator = np.random.default_rng(_PRIVATE_SEED)
-        self.memory: NDArray[np.uint8] = generator.integers(0, 256, self.span, np.uint8)
+        raw = generator.integers(0, 256, self.span + 4096, np.uint8)
+        start = -raw.ctypes.data % 4096  # as tensors do, it begins with a line
+        self.memory: NDArray[np.uint8] = raw[start : start + self.span]
         pool.prefault()
 
     def dense(self, case: str, fragment: int, count: int, chunk_size: int = 0) -> Work:

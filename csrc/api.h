@@ -342,6 +342,7 @@ int bl_transfer_read(const bl_pool *pool, uint64_t offset, const bl_fragment *fr
 /* ---- L6 kvcache */
 
 typedef struct bl_port bl_port; /* an engine's place at a link (api_link.h) */
+typedef struct bl_copy_settings bl_copy_settings; /* (api_transfer.h) */
 /* A batch of blocks of one length; each has fragment_count fragments, end to end in the pool. */
 typedef struct bl_kv_batch {
     const uint64_t *keys;       /* count * 2 words */
@@ -353,7 +354,7 @@ typedef struct bl_kv_batch {
     uint32_t length;            /* payload bytes of each block */
     uint32_t chunk_size;        /* payload bytes per checksum; 0: none */
     uint32_t verify;            /* get: compare the checksums */
-    uint32_t threads;           /* get: that copy, this one among them; 0 is 1 */
+    const bl_copy_settings *settings; /* NULL: the default; a put is by one thread all the same */
     bl_port *port;              /* of the link whose leave each piece needs; or NULL */
     uint32_t transfer_class;    /* there */
     uint32_t kept;              /* put: tasks of the queue whose number is the layout */
@@ -363,9 +364,8 @@ typedef struct bl_kv_batch {
  * it was refused. 0, or an error of the call (the blocks are then not stored). */
 int bl_kv_put(bl_session *session, const bl_kv_batch *batch, uint8_t *states, int32_t *statuses);
 
-/* Fetch leading blocks: their number, or an error. states: HIT where the bytes are right;
- * mismatch_count grows by the blocks that had to be read again; not if another server has taken
- * over: then all are misses, whatever their bytes. */
+/* Fetch leading blocks: their number, or an error. states: HIT where the bytes are right; none if
+ * another server has taken over. mismatch_count grows by the blocks that were read again. */
 int64_t bl_kv_get(bl_session *session, const bl_kv_batch *batch, uint8_t *states,
                   uint64_t *mismatch_count);
 

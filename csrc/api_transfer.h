@@ -50,13 +50,30 @@ enum bl_care {
 int bl_plan_care(const bl_pool *pool, const bl_plan *plan, uint32_t care);
 int bl_range_care(const bl_pool *pool, uint64_t offset, uint64_t size, uint32_t care);
 
-/* Execute a plan by the CPU, with up to threads threads: 0, or -EINVAL: it is no plan of this pool,
- * and nothing has moved; -BL_ERROR_DEVICE_FAULT; of a read -EBADMSG: bytes are not those that were
- * written. After a write all is in the pool's memory, ahead of what this thread streams next. With
- * a port, bytes move as its link lets them on, in this class; -ECANCELED once it is stopped. */
-int bl_plan_write(const bl_pool *pool, const bl_plan *plan, uint32_t threads, bl_port *port,
-                  uint32_t transfer_class);
-int bl_plan_read(const bl_pool *pool, const bl_plan *plan, uint32_t threads, bl_port *port,
-                 uint32_t transfer_class);
+/* How the CPU copies, in bytes but for threads: measured on the machine
+ * (beluga/transfer/tuning.py). Any numbers give the same bytes and checksums. */
+struct bl_copy_settings {
+    uint32_t threads;           /* that copy, the caller's among them; 0 is 1 */
+    uint32_t part;              /* of a thread at least: less is not worth waking anybody */
+    uint32_t window;            /* reading: lines are dropped, and fenced, so many at a time */
+    uint32_t step;              /* reading: copied between two drops of the next window's lines */
+    uint32_t ahead;             /* reading: asked for so far ahead of what is copied; 0: nothing */
+    uint32_t past;              /* reading: a dense plan of so many goes past the cache */
+    uint32_t head;              /* writing: asked for of the next piece, while this one goes out */
+    uint32_t direct;            /* writing: a run this long is streamed from where it lies */
+};
+
+/* Those of a machine that was not measured; one thread. */
+void bl_copy_defaults(bl_copy_settings *settings);
+
+/* Execute a plan by the CPU: 0, or -EINVAL: it is no plan of this pool, and nothing has moved;
+ * -BL_ERROR_DEVICE_FAULT; of a read -EBADMSG: bytes are not those that were written. After a write
+ * all is in the pool's memory, ahead of what this thread streams next. settings: NULL is the
+ * default. With a port, bytes move as its link lets them on, in this class; -ECANCELED once it is
+ * stopped. */
+int bl_plan_write(const bl_pool *pool, const bl_plan *plan, const bl_copy_settings *settings,
+                  bl_port *port, uint32_t transfer_class);
+int bl_plan_read(const bl_pool *pool, const bl_plan *plan, const bl_copy_settings *settings,
+                 bl_port *port, uint32_t transfer_class);
 
 #endif

@@ -112,6 +112,7 @@
 #include "device_range.h"
 #include "device_care.c"
 #include "gather.c"
+#include "plan_part.c"
 #include "plan.c"
 #include "cpu_engine.c"
 #include "dsa_queue.c"

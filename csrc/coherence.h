@@ -174,6 +174,17 @@ static inline void bl_prefetch_source(const void *address, size_t size)
     bl_compiler_barrier();
 }
 
+/* Ask for the lines at both ends of a run that is written next: streams would wait for those. */
+static inline void bl_prefetch_edges(const void *address, size_t size)
+{
+    uintptr_t start = (uintptr_t)address, end = start + size;
+    if (start % BL_LINE_SIZE > 0)
+        __builtin_prefetch(address, 1);
+    if (end % BL_LINE_SIZE > 0)
+        __builtin_prefetch((const void *)end, 1);
+    bl_compiler_barrier();
+}
+
 /* ---- Sites. */
 
 #define BL_ALL_WRITES UINT64_MAX   /* for bl_ordered() */
@@ -211,6 +222,10 @@ static inline void bl_prefetch_line(const bl_memory *memory, uint64_t offset)
 {
     _mm_prefetch((const char *)bl_address(memory, offset), _MM_HINT_T0);
 }
+
+/* The same for bytes of a payload, into the cache that feeds the first one: in one stripe. */
+#define bl_prefetch_range(memory, offset, size)                                                    \
+    bl_prefetch_source(bl_address(memory, offset), size)
 
 /* A private copy of a line: looked at once, so that nothing changes under the one who checks it. */
 static inline void bl_load_line(const bl_memory *memory, uint64_t offset, void *line)

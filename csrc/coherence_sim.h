@@ -26,6 +26,8 @@
 
 uint64_t bl_sim_load64(const bl_memory *memory, uint64_t offset, const bl_site *site);
 void bl_sim_prefetch_line(const bl_memory *memory, uint64_t offset, const bl_site *site);
+void bl_sim_prefetch_range(const bl_memory *memory, uint64_t offset, uint64_t size,
+                           const bl_site *site);
 void bl_sim_load_line(const bl_memory *memory, uint64_t offset, void *line, const bl_site *site);
 void bl_sim_stream(const bl_memory *memory, uint64_t offset, const void *source, uint64_t size,
                    const bl_site *site);
@@ -54,6 +56,8 @@ void bl_sim_store_here(const bl_memory *memory, uint64_t offset, const void *sou
 #define bl_load64(memory, offset) bl_sim_load64(memory, offset, BL_SITE("load64"))
 #define bl_prefetch_line(memory, offset) \
     bl_sim_prefetch_line(memory, offset, BL_SITE("prefetch_line"))
+#define bl_prefetch_range(memory, offset, size) \
+    bl_sim_prefetch_range(memory, offset, size, BL_SITE("prefetch_range"))
 #define bl_load_line(memory, offset, line) \
     bl_sim_load_line(memory, offset, line, BL_SITE("load_line"))
 #define bl_stream_line(memory, offset, line) \

@@ -47,7 +47,7 @@ static bl_plan bl_block_cut(uint64_t offset, const bl_fragment *fragments, uint6
 
 static int bl_transfer(const bl_memory *memory, uint64_t offset, const bl_fragment *fragments,
                        uint32_t count, uint64_t length, uint32_t chunk_size, uint32_t *vector,
-                       bl_toll *toll, int write)
+                       const bl_copy_settings *settings, bl_toll *toll, int write)
 {
     if (!bl_transfer_valid(memory, offset, fragments, count, length))
         return -EINVAL;
@@ -65,7 +65,7 @@ static int bl_transfer(const bl_memory *memory, uint64_t offset, const bl_fragme
     if (pieces && chunks) {
         bl_plan plan = bl_block_cut(offset, fragments, length, summed, pieces, chunks);
         plan.checksums = summed ? vector : NULL;
-        status = bl_plan_execute(memory, &plan, 1, write, toll);
+        status = bl_plan_execute(memory, &plan, settings, write, toll);
     }
     free(pieces);
     free(chunks);
@@ -74,24 +74,25 @@ static int bl_transfer(const bl_memory *memory, uint64_t offset, const bl_fragme
 
 int bl_gather_write(const bl_memory *memory, uint64_t offset, const bl_fragment *fragments,
                     uint32_t count, uint64_t length, uint32_t chunk_size, uint32_t *vector,
-                    bl_toll *toll)
+                    const bl_copy_settings *settings, bl_toll *toll)
 {
-    return bl_transfer(memory, offset, fragments, count, length, chunk_size, vector, toll, 1);
+    return bl_transfer(memory, offset, fragments, count, length, chunk_size, vector, settings,
+                       toll, 1);
 }
 
 int bl_scatter_read(const bl_memory *memory, uint64_t offset, const bl_fragment *fragments,
                     uint32_t count, uint64_t length, uint32_t chunk_size, const uint32_t *vector,
-                    bl_toll *toll)
+                    const bl_copy_settings *settings, bl_toll *toll)
 {
     return bl_transfer(memory, offset, fragments, count, length, chunk_size, (uint32_t *)vector,
-                       toll, 0);
+                       settings, toll, 0);
 }
 
 int bl_transfer_write(const bl_pool *pool, uint64_t offset, const bl_fragment *fragments,
                       uint32_t count, uint64_t length, uint32_t chunk_size, uint32_t *vector)
 {
     int status = bl_gather_write(&pool->memory, offset, fragments, count, length, chunk_size,
-                                 vector, NULL);
+                                 vector, NULL, NULL);
     bl_fence_store(&pool->memory);
     return status;
 }
@@ -100,5 +101,5 @@ int bl_transfer_read(const bl_pool *pool, uint64_t offset, const bl_fragment *fr
                      uint32_t count, uint64_t length, uint32_t chunk_size, const uint32_t *vector)
 {
     return bl_scatter_read(&pool->memory, offset, fragments, count, length, chunk_size, vector,
-                           NULL);
+                           NULL, NULL);
 }

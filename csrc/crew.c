@@ -44,18 +44,30 @@ int bl_crew_run(uint32_t threads, uint32_t count, bl_crew_work work, void *conte
 #include <sched.h>
 #include <signal.h>
 
+/* To be woken takes as long as to copy 200 KB. So who waits for the next job, or for the last item
+ * of this one, looks for a moment before it sleeps. */
+enum { BL_CREW_LOOK_NS = 50 * 1000 };
+
 typedef struct bl_crew_state {
     pthread_mutex_t lock;       /* of all that follows */
     pthread_cond_t wanted;      /* there are seats */
     pthread_cond_t left;        /* nobody is active */
     bl_crew_job *job;           /* or NULL */
-    uint32_t hand_count;        /* threads of the crew */
-    uint32_t seats;             /* that may still join the job */
-    uint32_t active;            /* that did, and are not done */
+    uint64_t hand_count;        /* threads of the crew */
+    uint64_t seats;             /* that may still join the job; looked at without the lock too */
+    uint64_t active;            /* that did, and are not done; likewise */
 } bl_crew_state;
 
 #define BL_CREW_NEW                                                                                \
     {PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, PTHREAD_COND_INITIALIZER, NULL, 0, 0, 0}
+
+/* Look at a word until it is 0, or is not (wanted), for a moment. */
+static void bl_crew_look(const uint64_t *word, int wanted)
+{
+    uint64_t until = bl_now_ns(NULL) + BL_CREW_LOOK_NS;
+    while ((bl_shared_load(word) != 0) != wanted && bl_now_ns(NULL) < until)
+        bl_pause(NULL);
+}
 
 static bl_crew_state bl_crew = BL_CREW_NEW;
 static cpu_set_t bl_crew_cpus;
@@ -81,15 +93,20 @@ static void *bl_crew_hand(void *argument)
         while (bl_crew.seats == 0)
             pthread_cond_wait(&bl_crew.wanted, &bl_crew.lock);
         bl_crew_job *job = bl_crew.job;
-        bl_crew.seats--, bl_crew.active++;
+        bl_shared_store(&bl_crew.active, bl_crew.active + 1);
+        bl_shared_store(&bl_crew.seats, bl_crew.seats - 1);
         pthread_mutex_unlock(&bl_crew.lock);
         int status = bl_crew_share(job);
         bl_store_fence_now(); /* the caller's fence does not cover what this thread streamed */
         pthread_mutex_lock(&bl_crew.lock);
         if (status < 0 && job->status == 0)
             job->status = status, job->fault = bl_guard_address();
-        if (--bl_crew.active == 0)
+        bl_shared_store(&bl_crew.active, bl_crew.active - 1);
+        if (bl_crew.active == 0)
             pthread_cond_signal(&bl_crew.left);
+        pthread_mutex_unlock(&bl_crew.lock);
+        bl_crew_look(&bl_crew.seats, 1);
+        pthread_mutex_lock(&bl_crew.lock);
     }
     return NULL;
 }
@@ -123,7 +140,7 @@ static int bl_crew_offer(bl_crew_job *job, uint32_t seats)
         if (bl_crew.hand_count < seats)
             bl_crew_hire(seats);
         bl_crew.job = job;
-        bl_crew.seats = seats < bl_crew.hand_count ? seats : bl_crew.hand_count;
+        bl_shared_store(&bl_crew.seats, seats < bl_crew.hand_count ? seats : bl_crew.hand_count);
         pthread_cond_broadcast(&bl_crew.wanted);
     }
     pthread_mutex_unlock(&bl_crew.lock);
@@ -134,7 +151,10 @@ static int bl_crew_offer(bl_crew_job *job, uint32_t seats)
 static void bl_crew_dismiss(void)
 {
     pthread_mutex_lock(&bl_crew.lock);
-    bl_crew.seats = 0;
+    bl_shared_store(&bl_crew.seats, 0);
+    pthread_mutex_unlock(&bl_crew.lock);
+    bl_crew_look(&bl_crew.active, 0);
+    pthread_mutex_lock(&bl_crew.lock);
     while (bl_crew.active > 0)
         pthread_cond_wait(&bl_crew.left, &bl_crew.lock);
     bl_crew.job = NULL;

@@ -10,11 +10,11 @@
 
 #include "coherence.h"
 
-enum { BL_DIRECT_SIZE = 256 };  /* a run this long is streamed from where it lies */
-
-static void bl_gather_begin(bl_gather *gather, const bl_memory *memory, uint64_t offset)
+static void bl_gather_begin(bl_gather *gather, const bl_memory *memory, uint64_t offset,
+                            uint32_t direct)
 {
-    gather->memory = memory, gather->offset = offset, gather->staged = 0;
+    gather->memory = memory, gather->offset = offset;
+    gather->direct = direct, gather->staged = 0;
 }
 
 static void bl_gather_flush(bl_gather *gather)
@@ -53,7 +53,7 @@ static void bl_gather_put(bl_gather *gather, const uint8_t *next, uint64_t size,
 {
     for (uint64_t piece; size > 0; next += piece, size -= piece) {
         uint32_t ragged = gather->staged % BL_LINE_SIZE;
-        if (size >= BL_DIRECT_SIZE && ragged == 0) {
+        if (size >= gather->direct && ragged == 0) {
             piece = size & ~(uint64_t)(BL_LINE_SIZE - 1);
             bl_gather_direct(gather, next, piece, crc);
         } else {

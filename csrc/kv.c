@@ -79,8 +79,10 @@ static int bl_kv_write_guarded(void *context)
     const bl_kv_batch *batch = copy->batch;
     uint64_t offset = copy->work->records[copy->i].offset;
     const bl_fragment *fragments = batch->fragments + (size_t)copy->i * batch->fragment_count;
+    bl_copy_settings settings = bl_copy_settings_of(batch->settings);
+    settings.threads = 1; /* the other cores are the engine's: nobody waits for a put */
     int status = bl_gather_write(memory, offset, fragments, batch->fragment_count, batch->length,
-                                 batch->chunk_size, copy->work->vector, copy->toll);
+                                 batch->chunk_size, copy->work->vector, &settings, copy->toll);
     if (status < 0)
         return status;
     bl_crash_point("put.payload_streamed");

@@ -92,7 +92,7 @@ static int bl_kv_read_guarded(void *context)
         return status;
     return bl_scatter_read(&session->pool->memory, entry->offset, fragments,
                            batch->fragment_count, batch->length, batch->chunk_size,
-                           verify ? work->vector : NULL, copy->toll);
+                           verify ? work->vector : NULL, batch->settings, copy->toll);
 }
 
 /* The same; what ends the whole call, a fault or that it was stopped, stands in work then. A toll
@@ -101,7 +101,7 @@ static int bl_kv_read(const bl_session *session, const bl_kv_batch *batch, uint3
                       bl_kv_work *work, bl_toll *toll)
 {
     bl_toll own = bl_toll_make(batch->port, 0, batch->transfer_class, batch->length,
-                               batch->threads);
+                               bl_copy_settings_of(batch->settings).threads);
     bl_kv_copy copy = {session, batch, work, NULL, toll != NULL ? toll : &own, i};
     int status = bl_guarded(&session->pool->memory, bl_kv_read_guarded, &copy);
     bl_toll_end(&own);
@@ -228,18 +228,27 @@ static int bl_kv_hit_read(void *context, uint32_t i)
     return own.fault;
 }
 
+/* How many threads take whole blocks: one if there are few or little of them. Then each is dealt
+ * out where it is copied. */
+static uint32_t bl_kv_block_threads(const bl_kv_batch *batch, uint32_t count)
+{
+    bl_copy_settings settings = bl_copy_settings_of(batch->settings);
+    uint64_t part = settings.part, size = batch->length * (uint64_t)count;
+    int few = count < BL_PARTS_PER_THREAD * (uint64_t)settings.threads && batch->length >= 2 * part;
+    return few || size < part ? 1 : settings.threads;
+}
+
 static int bl_kv_hits_guarded(void *context)
 {
     bl_kv_hits *read = context;
     const bl_kv_batch *batch = read->batch;
     bl_kv_first_look(read->session, batch, read->work, read->states);
-    uint32_t threads = batch->length * (uint64_t)read->work->count < BL_PART_SIZE_LEAST
-                           ? 1
-                           : batch->threads;
+    uint32_t count = read->work->count, all = bl_copy_settings_of(batch->settings).threads;
+    uint32_t threads = bl_kv_block_threads(batch, count);
     bl_toll toll = bl_toll_make(batch->port, 0, batch->transfer_class,
-                                (uint64_t)read->work->count * batch->length, 1);
+                                (uint64_t)count * batch->length, threads > 1 ? 1 : all);
     read->toll = threads <= 1 ? &toll : NULL;
-    int status = bl_crew_run(threads, read->work->count, bl_kv_hit_read, read);
+    int status = bl_crew_run(threads, count, bl_kv_hit_read, read);
     bl_toll_end(&toll);
     return status < 0 ? status : bl_kv_judge_guarded(context);
 }

@@ -57,7 +57,7 @@ static int bl_rows_write(bl_pool *pool, void *argument)
         bl_entry line = bl_litmus_line(number, BL_ENTRY_FREE);
         bl_publish_line(memory, litmus->flag, &line); /* before the old bytes go */
         memset(rows.payload, (int)number, sizeof rows.payload);
-        status = bl_plan_write(pool, &rows.plan, 1, NULL, 0);
+        status = bl_plan_write(pool, &rows.plan, NULL, NULL, 0);
         line = bl_litmus_line(number, BL_ENTRY_COMMITTED);
         bl_publish_line(memory, litmus->flag, &line);
         for (uint64_t wait = bl_sim_below(litmus->world, 30); wait > 0; wait--)
@@ -81,7 +81,7 @@ static int bl_rows_look(bl_rows *rows, bl_pool *pool, int summed)
     for (uint32_t c = 0; c < BL_ROWS_CHUNKS; c++)
         rows->checksums[c] = bl_crc32c(0, whole, sizeof whole);
     rows->plan.checksums = summed ? rows->checksums : NULL;
-    if (bl_plan_read(pool, &rows->plan, 1, NULL, 0) < 0)
+    if (bl_plan_read(pool, &rows->plan, NULL, NULL, 0) < 0)
         return 0;
     bl_litmus_look(memory, flag, &again);
     if (memcmp(&line, &again, sizeof line) != 0)

@@ -94,6 +94,14 @@ void bl_sim_prefetch_line(const bl_memory *memory, uint64_t offset, const bl_sit
                      bl_sim_site_number(site), &versions);
 }
 
+void bl_sim_prefetch_range(const bl_memory *memory, uint64_t offset, uint64_t size,
+                           const bl_site *site)
+{
+    for (uint64_t at = offset & ~(uint64_t)(BL_LINE_SIZE - 1); at < offset + size;
+         at += BL_LINE_SIZE)
+        bl_sim_prefetch_line(memory, at, site);
+}
+
 /* A line is loaded in pieces (A1): now and then much happens between two of them. */
 void bl_sim_load_line(const bl_memory *memory, uint64_t offset, void *line, const bl_site *site)
 {

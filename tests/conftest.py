@@ -21,6 +21,9 @@ ROOT = Path(__file__).resolve().parent.parent
 # commands that are tested must hear it all the same.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# Copies go the same ways on every machine; tests/transfer/test_tuning.py has them tuned.
+os.environ["BELUGA_TUNING"] = "off"
+
 ROOM = 512 << 20  # more than the pools of any one test
 
 

@@ -24,9 +24,9 @@ EXPORTS: dict[str, str] = {
     "beluga.transfer": (
         "BlockLayout CHUNK CpuEngine Direction DsaEngine Engine Job Link LinkSettings Order "
         "PIECE Plan ScheduledEngine Scheduler Slots Speed Transfer TransferClass View "
-        "arrangements calibrated Carried Course CudaDriver CudaEngine CupyDriver default_threads "
-        "DEVICE_SPEED HostDriver host_link Place plan_blocks plan_rows Planner PlannedEngine "
-        "policy settings_for settings_said Way"
+        "arrangements calibrated Carried CopySettings CudaDriver CudaEngine CupyDriver "
+        "default_threads DEVICE_SPEED EngineKind HostDriver host_link Place plan_blocks plan_rows "
+        "Planner PlannedEngine policy settings_for settings_said tuned"
     ),
     "beluga.transfer.cuda": (
         "CapturedTransfer CudaEngine CudaStat CupyDriver Driver DriverError HostDriver"

@@ -18,7 +18,7 @@ from beluga.kvcache.keys import Namespace, fold
 from beluga.kvcache.leave import Leave
 from beluga.meta import BlockState, MetaClient
 from beluga.rpc import Client
-from beluga.transfer import TransferClass
+from beluga.transfer import TransferClass, tuned
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -138,6 +138,7 @@ class KVCache:
         self._meta = MetaClient(self.client)
         self._threads = threads
         self._kept = kept
+        self._settings: Any | None = None  # for C; found out before the first copy
         self._read_class, self._write_class = read_class, write_class
         try:
             self._leave = Leave(self.client.pool, link, engine, read_class, write_class)
@@ -328,6 +329,8 @@ class KVCache:
         return Carrier(engine, session, batch, self.client.pool.geometry.size)
 
     def _batch(self, run: Run, keys: NDArray[np.uint64], kind: TransferClass) -> Any:
+        if self._settings is None:
+            self._settings = tuned(self.client.pool).struct(self._threads)
         return ffi.new(
             "bl_kv_batch *",
             {
@@ -340,7 +343,7 @@ class KVCache:
                 "length": run.length,
                 "chunk_size": self._chunk_size,
                 "verify": self._verify,
-                "threads": self._threads,
+                "settings": self._settings,
                 "port": self._leave.port,
                 "transfer_class": kind,
                 "kept": self._kept,

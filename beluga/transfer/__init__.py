@@ -12,16 +12,17 @@ from beluga.transfer.cpu import CpuEngine, default_threads
 from beluga.transfer.cuda import CudaEngine, CupyDriver, HostDriver
 from beluga.transfer.cuda import Driver as CudaDriver
 from beluga.transfer.dsa import DsaEngine
-from beluga.transfer.engine import Engine, Transfer
+from beluga.transfer.engine import Direction, Engine, Transfer
 from beluga.transfer.hostlink import host_link, settings_for, settings_said
 from beluga.transfer.job import Job
 from beluga.transfer.layout import BlockLayout, Order, Slots
-from beluga.transfer.link import Direction, Link, LinkSettings, TransferClass
+from beluga.transfer.link import Link, LinkSettings, TransferClass
 from beluga.transfer.place import Carried, Place
 from beluga.transfer.plan import CHUNK, PIECE, Plan, plan_blocks, plan_rows
 from beluga.transfer.planned import PlannedEngine
-from beluga.transfer.planner import Course, Planner, Way
+from beluga.transfer.planner import EngineKind, Planner
 from beluga.transfer.scheduler import ScheduledEngine, Scheduler
+from beluga.transfer.tuning import CopySettings, tuned
 from beluga.transfer.view import View
 
 __all__ = [
@@ -30,7 +31,7 @@ __all__ = [
     "PIECE",
     "BlockLayout",
     "Carried",
-    "Course",
+    "CopySettings",
     "CpuEngine",
     "CudaDriver",
     "CudaEngine",
@@ -38,6 +39,7 @@ __all__ = [
     "Direction",
     "DsaEngine",
     "Engine",
+    "EngineKind",
     "HostDriver",
     "Job",
     "Link",
@@ -54,7 +56,6 @@ __all__ = [
     "Transfer",
     "TransferClass",
     "View",
-    "Way",
     "arrangements",
     "calibrated",
     "default_threads",
@@ -64,4 +65,5 @@ __all__ = [
     "policy",
     "settings_for",
     "settings_said",
+    "tuned",
 ]

@@ -18,11 +18,13 @@ from beluga.errors import (
     check,
 )
 from beluga.transfer.link import TransferClass
+from beluga.transfer.tuning import tuned
 
 if TYPE_CHECKING:
     from beluga.pool import Pool
     from beluga.transfer.place import Place
     from beluga.transfer.plan import Plan
+    from beluga.transfer.tuning import CopySettings
 
 _THREADS_DEFAULT = 4
 """Enough to fill a memory link where one thread does not; more only take cores from the engine."""
@@ -59,7 +61,9 @@ class CpuEngine:
 
     Non-temporal stores write, an invalidation ahead of cached loads reads, and checksums are
     computed on the way. The helpers are the process's, parked between plans; a plan whose share
-    for each is too small to wake one up is copied alone.
+    for each is too small to wake one up is copied alone. ``settings`` say from which sizes on it
+    goes which way; None takes this machine's, which are measured before its first copy if they
+    never were (``tuning.py``).
 
     With a ``place`` at a link, bytes move as the link lets them on, 256 KiB at a time, in the
     classes ``read`` and ``write``.
@@ -67,17 +71,20 @@ class CpuEngine:
 
     name = "cpu"
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  all but the first two named
         self,
         pool: Pool,
         threads: int | None = None,
         *,
+        settings: CopySettings | None = None,
         place: Place | None = None,
         read: TransferClass = TransferClass.ONBOARD,
         write: TransferClass = TransferClass.OFFLOAD,
     ) -> None:
         self._pool, self._place = pool, place
         self._read, self._write = read, write
+        self._settings = settings
+        self._struct: Any | None = None
         self.threads = default_threads() if threads is None else threads
         if self.threads < 1:
             raise LayoutError(f"an engine of {threads} threads; give it at least one")
@@ -96,8 +103,10 @@ class CpuEngine:
         """Nothing is held."""
 
     def _execute(self, function: Any, plan: Plan, kind: TransferClass, doing: str) -> CpuTransfer:
+        if self._struct is None:
+            self._struct = (self._settings or tuned(self._pool)).struct(self.threads)
         port = ffi.NULL if self._place is None else self._place.port
-        code = function(self._pool.handle, plan.struct(), self.threads, port, kind)
+        code = function(self._pool.handle, plan.struct(), self._struct, port, kind)
         if self._place is not None:
             self._place.watch()
         if code == -errno.EINVAL:

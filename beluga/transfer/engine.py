@@ -7,10 +7,20 @@ Every engine passes the same tests (``tests/transfer/test_conformance.py``).
 
 from __future__ import annotations
 
+import enum
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from beluga.transfer.plan import Plan
+
+
+class Direction(enum.IntEnum):
+    """Of the bytes, seen from the engine."""
+
+    READ = 0
+    """``scatter_read``"""
+    WRITE = 1
+    """``gather_write``"""
 
 
 class Transfer(Protocol):

@@ -17,7 +17,8 @@ from beluga.errors import (
 from beluga.transfer.finer import finer
 
 if TYPE_CHECKING:
-    from beluga.transfer.link import Direction, TransferClass
+    from beluga.transfer.engine import Direction
+    from beluga.transfer.link import TransferClass
     from beluga.transfer.plan import Plan
 
 

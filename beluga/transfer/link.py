@@ -31,6 +31,7 @@ from beluga.transfer.cost import (
     Speed,
     speed_of,
 )
+from beluga.transfer.engine import Direction
 from beluga.transfer.fair import TAU_NS, Way
 from beluga.transfer.segment import at, links_directory, share
 
@@ -58,13 +59,6 @@ class TransferClass(enum.IntEnum):
 
 
 SHARES = (1000, 200, 100, 10)
-
-
-class Direction(enum.IntEnum):
-    """Of the bytes, seen from the engine."""
-
-    READ = 0
-    WRITE = 1
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from beluga._ffi import ffi, lib
 from beluga.errors import check
+from beluga.transfer.engine import Direction
 from beluga.transfer.fair import GOAL_NS, QueueStat, queue_stat
-from beluga.transfer.link import Direction, TransferClass
+from beluga.transfer.link import TransferClass
 
 if TYPE_CHECKING:
     from beluga.transfer.link import Link

@@ -3,7 +3,7 @@
 """Which engine copies: chosen by direction, bytes and fragments, from what was measured.
 
 A cost is a line: so long to start, so long for each fragment, so long for each byte. The table has
-one for each way of copying and direction; the cheapest one of those at hand is taken. Pure: who
+one for each kind of engine and direction; the cheapest one of those at hand is taken. Pure: who
 measures is ``calibration.py``, who copies are the engines.
 """
 
@@ -13,8 +13,10 @@ import dataclasses
 import enum
 from collections.abc import Collection, Mapping
 
+from beluga.transfer.engine import Direction
 
-class Way(str, enum.Enum):
+
+class EngineKind(str, enum.Enum):
     """An engine, and how it goes about it."""
 
     __str__ = str.__str__
@@ -23,15 +25,6 @@ class Way(str, enum.Enum):
     DSA = "dsa"
     CUDA_DIRECT = "cuda-direct"
     CUDA_STAGED = "cuda-staged"
-
-
-class Course(str, enum.Enum):
-    """The two directions, as an engine's methods are called."""
-
-    __str__ = str.__str__
-
-    GATHER_WRITE = "gather_write"
-    SCATTER_READ = "scatter_read"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -47,45 +40,47 @@ class Cost:
         return self.start_ns + self.fragment_ns * fragments + self.byte_ns * size
 
 
-Table = Mapping[tuple[Way, Course], Cost]
+Table = Mapping[tuple[EngineKind, Direction], Cost]
 
 # The Beluga paper's words before anything was measured: the CPU below 4 KiB, DSA ahead from 16 KiB
 # (Exp 1, 2: 16 KiB written in 2.41 us, flushed and read in 5.98 us), a kernel of one's own up to
 # 24 KB, a copy engine's 10.55 us for 16 KB of which 2.68 us are data.
 _KIB = 1024
 DEFAULT: Table = {
-    (Way.CPU, Course.GATHER_WRITE): Cost(200, 20, 2200 / (16 * _KIB)),
-    (Way.CPU, Course.SCATTER_READ): Cost(500, 20, 5400 / (16 * _KIB)),
-    (Way.DSA, Course.GATHER_WRITE): Cost(1550, 60, 1 / 30),
-    (Way.DSA, Course.SCATTER_READ): Cost(2000, 60, 1 / 30),
-    (Way.CUDA_DIRECT, Course.GATHER_WRITE): Cost(5000, 5, 1 / 23),
-    (Way.CUDA_DIRECT, Course.SCATTER_READ): Cost(5000, 5, 1 / 23),
-    (Way.CUDA_STAGED, Course.GATHER_WRITE): Cost(5120, 5, 1 / 26),
-    (Way.CUDA_STAGED, Course.SCATTER_READ): Cost(5120, 5, 1 / 26),
+    (EngineKind.CPU, Direction.WRITE): Cost(200, 20, 2200 / (16 * _KIB)),
+    (EngineKind.CPU, Direction.READ): Cost(500, 20, 5400 / (16 * _KIB)),
+    (EngineKind.DSA, Direction.WRITE): Cost(1550, 60, 1 / 30),
+    (EngineKind.DSA, Direction.READ): Cost(2000, 60, 1 / 30),
+    (EngineKind.CUDA_DIRECT, Direction.WRITE): Cost(5000, 5, 1 / 23),
+    (EngineKind.CUDA_DIRECT, Direction.READ): Cost(5000, 5, 1 / 23),
+    (EngineKind.CUDA_STAGED, Direction.WRITE): Cost(5120, 5, 1 / 26),
+    (EngineKind.CUDA_STAGED, Direction.READ): Cost(5120, 5, 1 / 26),
 }
 
 
 class Planner:
-    """Chooses among ways of copying. A way that the table does not have is never chosen."""
+    """Chooses among kinds of engines. One that the table does not have is never chosen."""
 
     def __init__(self, table: Table = DEFAULT) -> None:
         self._table = dict(table)
 
     def choose(
-        self, course: Course, size: int, fragments: int, among: Collection[Way]
-    ) -> Way | None:
+        self, direction: Direction, size: int, fragments: int, among: Collection[EngineKind]
+    ) -> EngineKind | None:
         """The cheapest of ``among`` for ``size`` bytes in ``fragments`` pieces; None if the table
-        has none of them. Of equals the one that :class:`Way` names first."""
+        has none of them. Of equals the one that :class:`EngineKind` names first."""
         costs = {
-            way: self._table[way, course].of(size, fragments)
-            for way in Way
-            if way in among and (way, course) in self._table
+            kind: self._table[kind, direction].of(size, fragments)
+            for kind in EngineKind
+            if kind in among and (kind, direction) in self._table
         }
         return min(costs, key=costs.__getitem__) if costs else None
 
-    def crossover(self, course: Course, before: Way, after: Way, fragments: int = 1) -> int | None:
+    def crossover(
+        self, direction: Direction, before: EngineKind, after: EngineKind, fragments: int = 1
+    ) -> int | None:
         """From how many bytes on ``after`` is the cheaper: 0 always, None never."""
-        first, second = self._table[before, course], self._table[after, course]
+        first, second = self._table[before, direction], self._table[after, direction]
         ahead = second.of(0, fragments) - first.of(0, fragments)
         gain = first.byte_ns - second.byte_ns
         if ahead <= 0:

@@ -16,7 +16,8 @@ import numpy as np
 
 from beluga._ffi import ffi, lib
 from beluga.errors import BelugaError, TransferError, check
-from beluga.transfer.link import Direction, Link
+from beluga.transfer.engine import Direction
+from beluga.transfer.link import Link
 from beluga.transfer.place import Place
 
 if TYPE_CHECKING:

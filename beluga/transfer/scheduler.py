@@ -23,9 +23,9 @@ import threading
 from types import TracebackType
 
 from beluga.errors import LayoutError, TransferError
-from beluga.transfer.engine import Engine
+from beluga.transfer.engine import Direction, Engine
 from beluga.transfer.job import Job
-from beluga.transfer.link import Direction, Link, TransferClass
+from beluga.transfer.link import Link, TransferClass
 from beluga.transfer.place import Carried
 from beluga.transfer.plan import Plan
 from beluga.transfer.port import Port

@@ -41,6 +41,7 @@ EXEMPTIONS: dict[Name, str] = {
     ),
     ("server.c", "bl_lane_gather", "prefetch_line", 0): _HINT,
     ("lane.c", "bl_lane_take", "prefetch_line", 0): _HINT,
+    ("plan_part.c", "bl_part_ask", "prefetch_range", 0): _HINT,
     ("pool.c", "bl_pool_format", "stream", 0): _ALONE,
     ("pool.c", "bl_pool_format", "fence_store", 0): _ALONE,
     ("house.c", "bl_lobby_look", "fence_full", 0): _POLLED,

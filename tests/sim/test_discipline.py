@@ -20,7 +20,7 @@ MUTANTS = (
     ("lane", "bl_reply_decode", "invalidate", 0, "stale"),
     ("meta", "bl_blocks_read", "invalidate", 0, "stale"),
     ("meta", "bl_register_read", "invalidate", 0, "early look"),
-    ("kv", "bl_window_drop", "invalidate", 0, "stale"),
+    ("kv", "bl_part_drop", "invalidate", 0, "stale"),
     ("kv", "bl_vector_read", "invalidate", 0, "stale"),
     ("kv", "bl_entry_look", "invalidate", 0, "late look"),
 )

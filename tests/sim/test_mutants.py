@@ -23,7 +23,7 @@ COMPOUND = {
     "fetch_run": ("fetch",),
 }
 SIMPLE = (
-    *("load64", "prefetch_line", "load_line", "fetch", "stream_line", "stream"),
+    *("load64", "prefetch_line", "prefetch_range", "load_line", "fetch", "stream_line", "stream"),
     *("invalidate", "fence_store", "fence_full", "verify"),
 )
 USE = re.compile(rf"\bbl_({'|'.join([*SIMPLE, *COMPOUND])})\(")

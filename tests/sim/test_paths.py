@@ -44,14 +44,15 @@ MUTANTS = {
     "kv": (
         ("bl_gather_flush", "stream", 0),
         ("bl_entry_clear", "stream_line", 0),  # what the second look sees
-        ("bl_window_drop", "invalidate", 0),  # the payload is not taken from the cache
+        ("bl_part_drop", "invalidate", 0),  # the payload is not taken from the cache
     ),
     "rows": (
-        ("bl_window_drop", "invalidate", 0),  # rows are not taken from the cache
-        ("bl_window_drop", "invalidate", 1),  # nor the chunks whose checksums are asked for
-        ("bl_piece_pick", "fetch", 0),
-        ("bl_piece_fetch", "fetch", 0),
-        ("bl_plan_scatter", "fence_full", 1),  # dropped before they are fetched
+        ("bl_part_drop", "invalidate", 0),  # rows are not taken from the cache
+        ("bl_chunk_drop", "invalidate", 0),  # nor the chunks whose checksums are asked for
+        ("bl_chunk_pick", "fetch", 0),
+        ("bl_part_step", "fetch", 0),
+        ("bl_part_scatter", "fence_full", 1),  # dropped before they are fetched
+        ("bl_part_pick", "fence_full", 1),
         ("bl_plan_write", "fence_store", 0),  # the bytes are out before their line
     ),
     "kv_calm": (

@@ -22,9 +22,11 @@ from beluga._ffi import ffi, lib
 from beluga.errors import ChecksumError, EngineUnavailableError, LayoutError
 from beluga.pool import Pool
 from beluga.transfer import (
+    CopySettings,
     CpuEngine,
     DsaEngine,
     Engine,
+    EngineKind,
     Link,
     LinkSettings,
     Place,
@@ -33,13 +35,13 @@ from beluga.transfer import (
     Planner,
     Scheduler,
     Speed,
-    Way,
 )
 from beluga.transfer.cuda import CudaEngine, CupyDriver, DriverError, HostDriver
 from beluga.transfer.dsa_queue import open_software
 from beluga.transfer.dsa_sysfs import nearest, why_none, work_queues
 
 Bytes = NDArray[np.uint8]
+ODD = CopySettings(part=64, window=100, step=65, ahead=3, past=0, head=9, direct=1000)
 
 
 class EngineMemory(Protocol):
@@ -259,7 +261,10 @@ def stormy_dsa(pool: Pool) -> Engine:
 
 
 def _planned(pool: Pool) -> Engine:
-    engines = {Way.CPU: CpuEngine(pool, threads=1), Way.DSA: DsaEngine(pool, "software")}
+    engines = {
+        EngineKind.CPU: CpuEngine(pool, threads=1),
+        EngineKind.DSA: DsaEngine(pool, "software"),
+    }
     return PlannedEngine(Planner(), engines)
 
 
@@ -267,6 +272,7 @@ ENGINES: tuple[EngineCase, ...] = (
     EngineCase("reference", ReferenceEngine),
     EngineCase("cpu", lambda pool: CpuEngine(pool, threads=1)),
     EngineCase("cpu-3", lambda pool: CpuEngine(pool, threads=3)),
+    EngineCase("cpu-3, oddly set", lambda pool: CpuEngine(pool, 3, settings=ODD)),
     EngineCase("cpu, scheduled", lambda pool: _scheduled(CpuEngine(pool, threads=1), pool)),
     EngineCase("cpu, on a link", lambda pool: _linked(pool, 1)),
     EngineCase("cpu-3, on a link", lambda pool: _linked(pool, 3)),
