@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 msgspec = pytest.importorskip("msgspec", reason="msgspec is not installed (the extra 'router')")
@@ -190,7 +190,7 @@ names = st.sampled_from(["BlockStored", "BlockRemoved", "AllBlocksCleared"])
 fields = st.sampled_from(["block_hashes", "parent_block_hash", "token_ids", "block_size", "medium"])
 
 
-@settings(deadline=None)
+@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     st.binary()
     | st.lists(
