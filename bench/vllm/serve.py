@@ -35,8 +35,8 @@ class Server:
 
     def __init__(self, child: Child, port: int, model: str) -> None:
         self._child = child
-        self._base = f"http://{HOST}:{port}"
-        self._model = model
+        self.url = f"http://{HOST}:{port}"
+        self.model = model
 
     def ready(self) -> None:
         """Wait until it answers; raises ChildError if it ends instead."""
@@ -45,7 +45,7 @@ class Server:
     def complete(self, tokens: list[int], max_tokens: int = 8) -> dict[str, Any]:
         """Stream a completion: seconds to its first token, its text, the first token's logprobs."""
         asked = {
-            "model": self._model,
+            "model": self.model,
             "prompt": tokens,
             "max_tokens": max_tokens,
             "temperature": 0.0,
@@ -54,7 +54,7 @@ class Server:
             "stream": True,
         }
         request = urllib.request.Request(  # noqa: S310  a loopback address, made here
-            f"{self._base}/v1/completions",
+            f"{self.url}/v1/completions",
             json.dumps(asked).encode(),
             {"Content-Type": "application/json"},
         )
@@ -80,7 +80,7 @@ class Server:
         return sum(float(row.rpartition(" ")[2]) for row in rows if label in row)
 
     def _get(self, path: str) -> str:
-        with urllib.request.urlopen(self._base + path, timeout=10) as answer:  # noqa: S310
+        with urllib.request.urlopen(self.url + path, timeout=10) as answer:  # noqa: S310
             return str(answer.read().decode())
 
     def _healthy(self) -> bool:

@@ -1,0 +1,30 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""Prefill and decode on two real engines with the pool and its queue between them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+
+import pytest
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]  # the packages may have to be installed
+
+
+def test_a_decode_engine_finds_what_a_prefill_engine_computed(vllm_python: str) -> None:
+    small = ("--model", "tiny", "--tokens", "641", "--requests", "2", "--turns", "1")
+    done = subprocess.run(
+        [vllm_python, "-m", "beluga_bench.vllm.disagg", *small],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=1200,
+    )
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    one, pair = report["arms"]
+    assert one["courses"] == {"local": 2}
+    assert pair["courses"] == {"remote": 2}
+    assert report["decode_hit_part"] > 0.9
+    assert min(arm["qps"] for arm in report["arms"]) > 0
