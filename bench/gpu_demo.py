@@ -23,7 +23,7 @@ from pathlib import Path
 from beluga.cli.output import print_facts, print_json
 from beluga.errors import BelugaError, ReplayError
 from beluga.meta import MetaServer
-from beluga.pool import Pool
+from beluga.pool import Pool, room
 from beluga.replay import Conversations, Request, make_workload
 from beluga.router import Query, Router, Worker, make_policy
 
@@ -32,7 +32,7 @@ from .gpu_demo_worker import BLOCK_SIZE, Closing, Served, work
 POLICY = "least-tokens"
 _WORKERS = 2
 _OUTSTANDING = 2 * _WORKERS  # requests that are under way at a time
-_DEVICE_SIZE = 96 << 20
+_DEVICES, _DEVICE_SIZE = ("a", "b"), 96 << 20
 _BLOCK_TOKENS = 16
 _START_S = 300.0  # a first start compiles the kernels
 _END_S = 10.0
@@ -67,12 +67,11 @@ def run(shape: Conversations) -> Report:
     requests = make_workload(shape)
     capacity = max(len(request.hash_ids) for request in requests)
     memory = Path("/dev/shm")  # noqa: S108  a fresh directory of mode 0700
+    fits = memory.is_dir() and room(memory).size >= len(_DEVICES) * _DEVICE_SIZE
     with ExitStack() as stack:
-        folder = tempfile.mkdtemp(
-            prefix="beluga-demo-gpu-", dir=memory if memory.is_dir() else None
-        )
+        folder = tempfile.mkdtemp(prefix="beluga-demo-gpu-", dir=memory if fits else None)
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
-        devices = [str(Path(folder) / name) for name in ("a", "b")]
+        devices = [str(Path(folder) / name) for name in _DEVICES]
         pool = stack.enter_context(Pool.create(devices, device_size=_DEVICE_SIZE, sparse=True))
         stack.enter_context(MetaServer(pool))
         crew = [_start(stack, devices, capacity) for _ in range(_WORKERS)]
