@@ -27,8 +27,8 @@ class PoolSettings:
     ``salt``: a tenant's secret: blocks are shared among engines that have the same. ``verify``:
     check every loaded byte. ``load_threads`` share the copying of a load; None for one per core, 4
     at most. Saves are in nobody's way and take one. ``link``: all engine processes of this host let
-    loads onto its link to the pool before saves; ``auto`` for a link as fast as
-    such memory is, a speed in GB/s (``20``, or ``46.2/33`` for loads and saves apart), or ``off``.
+    loads onto its link to the pool before saves; ``auto`` for a link as fast as such memory is, a
+    speed in GB/s (``20``, or ``46.2/33`` for loads and saves apart), or ``off``.
     """
 
     pool: str | None = None
