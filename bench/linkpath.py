@@ -4,15 +4,13 @@
 
 This process gets blocks at random moments, others put without end. Over a link that is said to be
 slow, by classes and all in one class; and over this machine's memory, with the host's link as it is
-by default and without. ``python -m beluga_bench.linkpath`` is one of the others.
+by default and without. The others run ``linkflood.py``.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import json
-import os
 import random
 import subprocess
 import sys
@@ -50,8 +48,7 @@ from .row import Recorder, Row, percentiles
 FLOODS = 2  # processes that put
 SHARE = 0.3  # of the slow link, asked for by gets
 SLOW = Speed(500_000_000)  # so slow that the link, not a busy machine, is what is waited for
-_NAMESPACE = "beluga-bench"
-_BATCH = 4  # blocks of a put
+NAMESPACE = "beluga-bench"
 _PIECE = 4096  # of the plan whose pieces' cost is measured
 _STAY = 1 << 62
 _END_TIMEOUT_S = 30.0
@@ -90,7 +87,7 @@ def _row(options: Options, recorder: Recorder, pool: Pool, case: _Case) -> Row:
     with TemporaryDirectory(prefix="beluga-bench-link-", dir=pool.devices[0].path.parent) as name:
         directory = Path(name)
         link = case.settings and Link("bench", case.settings, pool=pool, directory=directory)
-        with KVCache(pool, namespace=_NAMESPACE, link=link, read_class=case.read) as cache:
+        with KVCache(pool, namespace=NAMESPACE, link=link, read_class=case.read) as cache:
             alone = _gets(options, cache, case.mean_s, duration_s)
             with _floods(pool, directory if link else None):
                 start, before = time.monotonic(), cache.stat().commit_count
@@ -108,21 +105,22 @@ def _row(options: Options, recorder: Recorder, pool: Pool, case: _Case) -> Row:
     )
 
 
-def _digest(number: int) -> list[bytes]:
+def digest(number: int) -> list[bytes]:
+    """Of one block."""
     return [b"%032d" % number]
 
 
 def _gets(options: Options, cache: KVCache, mean_s: float, duration_s: float) -> list[int]:
     """How long each took from when it was due, in nanoseconds."""
     block = np.ones((1, BLOCK), np.uint8)
-    cache.put(_digest(0), block)
+    cache.put(digest(0), block)
     rng = random.Random(options.seed + 1)  # noqa: S311  arrivals, not secrets
     took: list[int] = []
     due = time.monotonic()
     end = due + duration_s
     while due < end or not took:
         time.sleep(max(0.0, due - time.monotonic()))
-        if cache.get(_digest(0), block).hits != 1:
+        if cache.get(digest(0), block).hits != 1:
             raise BelugaError("a block was not found that was just put")
         took.append(round((time.monotonic() - due) * 1e9))
         due += rng.expovariate(1 / mean_s)
@@ -148,7 +146,7 @@ def _flood(pool: Pool, directory: Path | None, number: int) -> Iterator[subproce
     paths = [f"{device.path}@{device.offset}+{device.size}" for device in pool.devices]
     wanted = json.dumps([str(directory) if directory else None, number, paths])
     child = subprocess.Popen(
-        [sys.executable, "-m", __name__, wanted],
+        [sys.executable, "-m", f"{__package__}.linkflood", wanted],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -163,30 +161,6 @@ def _flood(pool: Pool, directory: Path | None, number: int) -> Iterator[subproce
         except subprocess.TimeoutExpired:
             child.kill()
             child.wait()
-
-
-def main(directory: str | None, number: int, paths: list[str]) -> None:
-    """Put until the input ends; what is put is removed, so that there is room for ever."""
-    blocks = np.ones((_BATCH, BLOCK), np.uint8)
-    ends = sys.stdin.fileno()
-    os.set_blocking(ends, False)
-    with Pool.open(paths) as pool:
-        link = directory and Link("bench", pool=pool, directory=Path(directory))
-        with KVCache(pool, namespace=_NAMESPACE, link=link or None) as cache:
-            print("ready", flush=True)
-            for turn in itertools.count(1):
-                if _ended(ends):
-                    return
-                names = [_digest(number << 60 | turn << 8 | place)[0] for place in range(_BATCH)]
-                cache.put(names, blocks)
-                cache.remove(names)
-
-
-def _ended(handle: int) -> bool:
-    try:
-        return os.read(handle, 1) == b""
-    except BlockingIOError:
-        return False
 
 
 # ---- What a decision costs where threads ask for themselves
@@ -237,7 +211,3 @@ def decision_rows(options: Options, pool: Pool) -> list[Row]:
         place.close()
         link.close()
     return rows
-
-
-if __name__ == "__main__":
-    main(*json.loads(sys.argv[1]))
