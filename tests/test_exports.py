@@ -51,6 +51,10 @@ EXPORTS: dict[str, str] = {
         "ENGINES FORMATS MEMORIES ORDERS Options PRESETS Prompt Row Scale Spread Trace "
         "check_report load_trace make_trace simulate write_report"
     ),
+    "beluga.route": (
+        "Address EngineSpec Limits Prefill Service Settings read_engines read_queues "
+        "read_workers_file serve"
+    ),
     "beluga.replay": (
         "Conversations Options Request Result ideal_hit_rate make_workload read_trace replay "
         "write_trace"

@@ -13,7 +13,7 @@ import typer
 
 from beluga.cli.output import say
 from beluga.errors import RouterError
-from beluga.router import ORDERS, POLICIES, Goals
+from beluga.router import ORDERS, POLICIES, RULES, Goals
 
 if TYPE_CHECKING:
     from beluga.route import Service
@@ -33,6 +33,27 @@ Events = Annotated[
 ]
 
 
+Queues = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--prefill-queue",
+        metavar="MODEL=QUEUE",
+        help="Where a model's prompts wait for `beluga prefill-worker`.",
+    ),
+]
+
+RuleName = Annotated[str, typer.Option(help=f"Remote prefill by rule: {', '.join(RULES)}.")]
+Admin = Annotated[
+    str, typer.Option(metavar="HOST:PORT", help="Where operators come; empty: nowhere.")
+]
+WorkersFile = Annotated[
+    Path | None, typer.Option(help="A file that names workers, a line each; it is watched.")
+]
+TokenizerPath = Annotated[
+    Path | None, typer.Option(help="The engines' tokenizer.json, or their model's directory.")
+]
+
+
 def route(
     worker: Workers = None,
     model: Models = None,
@@ -40,15 +61,9 @@ def route(
     policy: Annotated[str, typer.Option(help=f"One of {', '.join(POLICIES)}.")] = "least-tokens",
     host: Annotated[str, typer.Option(help="Where clients come.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0: any that is free.")] = 8080,
-    admin: Annotated[
-        str, typer.Option(metavar="HOST:PORT", help="Where operators come; empty: nowhere.")
-    ] = "127.0.0.1:8081",
-    workers_file: Annotated[
-        Path | None, typer.Option(help="A file that names workers, a line each; it is watched.")
-    ] = None,
-    tokenizer: Annotated[
-        Path | None, typer.Option(help="The engines' tokenizer.json, or their model's directory.")
-    ] = None,
+    admin: Admin = "127.0.0.1:8081",
+    workers_file: WorkersFile = None,
+    tokenizer: TokenizerPath = None,
     block_size: Annotated[int, typer.Option(min=1, help="Tokens of a block, as engines say.")] = 16,
     queue: Annotated[str, typer.Option(help=f"Order of waiting: {', '.join(ORDERS)}.")] = "fcfs",
     queue_threshold: Annotated[
@@ -62,6 +77,9 @@ def route(
     drain: Annotated[float, typer.Option(min=0, help="Seconds for requests at SIGTERM.")] = 30.0,
     max_body: Annotated[int, typer.Option(min=1, help="Bytes of a request's body.")] = 64 << 20,
     seed: Annotated[int, typer.Option(help="Of the policy's chance.")] = 0,
+    prefill_queue: Queues = None,
+    prefill_when: RuleName = "isl-bounding",
+    prefill_wait: Annotated[float, typer.Option(min=0, help="Seconds for a prefill.")] = 60.0,
     advise: Annotated[
         float, typer.Option(min=0, help="Seconds between advice on the number of engines; 0: none.")
     ] = 180.0,
@@ -89,6 +107,9 @@ def route(
         seed=seed,
         advise_s=advise,
         goals=Goals(ttft_s=ttft_goal, between_tokens_s=token_goal),
+        prefill=routing.Prefill(
+            routing.read_queues(prefill_queue or ()), prefill_when, prefill_wait
+        ),
         queue=queue,
         queue_threshold=queue_threshold,
         limits=routing.Limits(

@@ -10,8 +10,10 @@ from beluga.route.settings import (
     Address,
     EngineSpec,
     Limits,
+    Prefill,
     Settings,
     read_engines,
+    read_queues,
     read_workers_file,
 )
 
@@ -19,9 +21,11 @@ __all__ = [
     "Address",
     "EngineSpec",
     "Limits",
+    "Prefill",
     "Service",
     "Settings",
     "read_engines",
+    "read_queues",
     "read_workers_file",
     "serve",
 ]

@@ -89,6 +89,13 @@ class Meter:
             "beluga_route_refused", "Requests that got no worker", ("status",), registry=known
         )
 
+        self._prefills = Counter(
+            "beluga_route_prefills",
+            "Prompts by where they were prefilled: beluga.disagg.Course",
+            ("model", "course"),
+            registry=known,
+        )
+
     def _by_worker(self) -> None:
         def gauge(name: str, what: str) -> Gauge:
             return Gauge(name, what, ("worker",), registry=self.registry)
@@ -166,6 +173,10 @@ class Meter:
         self._requests.labels(ask.model or "", status).inc()
         if tokens:
             self._of(self._output, ask.model or "").observe(tokens)
+
+    def prefilled(self, ask: Ask, course: str) -> None:
+        """It was decided where a prompt is prefilled, and done."""
+        self._prefills.labels(ask.model or "", course).inc()
 
     def refused(self, status: int) -> None:
         """A request has got an answer of the router's own."""

@@ -23,6 +23,7 @@ from beluga.route.headers import for_client, for_engine, retry_after_s
 from beluga.route.health import FAILURES, words_of
 from beluga.route.meter import Meter
 from beluga.route.relay import BrokenOffError, ClientGoneError, Source, relay
+from beluga.route.remote import Remote
 from beluga.route.settings import Limits
 from beluga.route.tokenizer import Tokenizer
 
@@ -43,7 +44,7 @@ class _UnansweredError(Exception):
 class Proxy:
     """Handles what clients ask of engines."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  its parts, by name
         self,
         *,
         director: Director,
@@ -51,7 +52,9 @@ class Proxy:
         meter: Meter,
         limits: Limits,
         tokenizer: Tokenizer | None,
+        remote: Remote,
     ) -> None:
+        self._remote = remote
         self._director = director
         self._client = client
         self._meter = meter
@@ -70,6 +73,8 @@ class Proxy:
             placement = await self._director.place(ask, tried, arrived)
             try:
                 async with placement:
+                    if not tried:
+                        await self._remote.prefill(ask, placement.choice)
                     return await self._exchange(request, ask, placement)
             except _UnansweredError as error:
                 tried.add(placement.engine.worker.worker_id)

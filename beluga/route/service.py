@@ -24,6 +24,7 @@ from beluga.route.front import Front, refusals
 from beluga.route.health import Checker, end_tasks
 from beluga.route.meter import Meter
 from beluga.route.proxy import Proxy
+from beluga.route.remote import Remote
 from beluga.route.report import Reports
 from beluga.route.settings import Address, Settings
 from beluga.route.tokenizer import load_tokenizer
@@ -73,7 +74,6 @@ class Service:
 
     async def _start(self, stack: contextlib.AsyncExitStack) -> None:
         settings, limits = self._settings, self._settings.limits
-        tokenizer = load_tokenizer(settings.tokenizer) if settings.tokenizer else None
         connector = aiohttp.TCPConnector(
             limit=0, keepalive_timeout=_IDLE_CONNECTION_S, ttl_dns_cache=30
         )
@@ -86,8 +86,9 @@ class Service:
             )
         )
         policy = make_policy(settings.policy, seed=settings.seed or 0)
+        apart = bool(settings.prefill.queues)  # the rule asks what is cached under every policy
         self._cache = Cache(
-            wanted=policy.uses_overlap,
+            wanted=policy.uses_overlap or apart,
             block_size=settings.block_size,
             announced=any(spec.events for spec in settings.engines),
             is_adapter=self.fleet.is_adapter,
@@ -100,6 +101,7 @@ class Service:
         self._router = Router(
             policy,
             find_matches=self._cache.find_matches,
+            always_match=apart,
             wait_above=BusyThresholds(prefill_batches=settings.queue_threshold or None),
             on_index_error=lambda error: log.warning("the index failed: %s", error),
         )
@@ -112,17 +114,7 @@ class Service:
             room=self._room,
         )
         self.fleet.on_change(joined=self._cache.joined, left=self._cache.left)
-        reports = Reports(client, self._router.tracker, limits)
-        checker = Checker(self.fleet, client, limits, up=self._room.look, also=reports.read)
-        stack.push_async_callback(checker.close)
-        proxy = Proxy(
-            director=self._director,
-            client=client,
-            meter=self.meter,
-            limits=limits,
-            tokenizer=tokenizer,
-        )
-        self._front = Front(fleet=self.fleet, proxy=proxy, meter=self.meter, scrape=self._scrape)
+        await self._open_front(stack, client)
         await self._join(stack)
         if settings.advise_s:
             adviser = Adviser(
@@ -138,6 +130,28 @@ class Service:
         if settings.admin is not None:
             admin = Admin(self.fleet)
             self.admin_address = await self._listen(stack, settings.admin, admin.routes())
+
+    async def _open_front(
+        self, stack: contextlib.AsyncExitStack, client: aiohttp.ClientSession
+    ) -> None:
+        """What clients ask goes by, and what looks after the engines."""
+        settings = self._settings
+        reports = Reports(client, self._router.tracker, settings.limits)
+        checker = Checker(
+            self.fleet, client, settings.limits, up=self._room.look, also=reports.read
+        )
+        stack.push_async_callback(checker.close)
+        remote = await Remote.open(settings.prefill, self.meter)
+        stack.push_async_callback(remote.close)
+        proxy = Proxy(
+            director=self._director,
+            client=client,
+            meter=self.meter,
+            limits=settings.limits,
+            tokenizer=load_tokenizer(settings.tokenizer) if settings.tokenizer else None,
+            remote=remote,
+        )
+        self._front = Front(fleet=self.fleet, proxy=proxy, meter=self.meter, scrape=self._scrape)
 
     async def _join(self, stack: contextlib.AsyncExitStack) -> None:
         """The workers that are known at the start."""

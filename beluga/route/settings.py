@@ -68,6 +68,15 @@ class Limits:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class Prefill:
+    """Prefill apart from decode: see ``beluga.router.RULES`` and ``beluga.disagg.open_queue``."""
+
+    queues: tuple[tuple[str, str], ...] = ()  # model, address of its queue
+    rule: str = "isl-bounding"  # today's Dynamo
+    wait_s: float = 60.0  # for a prefill, at most; then the decode engine does it
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Settings:
     """All of it; see ``beluga route --help``."""
 
@@ -84,6 +93,7 @@ class Settings:
     limits: Limits = Limits()
     advise_s: float = 180.0  # between two pieces of the planner's advice (Dynamo's); 0: none
     goals: Goals = dataclasses.field(default_factory=Goals)
+    prefill: Prefill = Prefill()
 
 
 def read_url(text: str) -> str:
@@ -127,6 +137,19 @@ def read_engines(
         EngineSpec(url, tuple(names), *announced.get(url, (None, None)))
         for url, names in served.items()
     )
+
+
+def read_queues(texts: Iterable[str]) -> tuple[tuple[str, str], ...]:
+    """Prefill queues of a command line, ``MODEL=QUEUE`` each. Raises RouterError."""
+    queues: dict[str, str] = {}
+    for text in texts:
+        model, equals, url = text.partition("=")
+        if not equals or not model or not url:
+            raise RouterError(f"'{text}' is no MODEL=QUEUE; a queue is pool, or nats://HOST:PORT")
+        if model in queues:
+            raise RouterError(f"model {model} has two prefill queues; name one")
+        queues[model] = url
+    return tuple(queues.items())
 
 
 def read_workers_file(path: Path) -> tuple[EngineSpec, ...]:

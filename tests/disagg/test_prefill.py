@@ -13,8 +13,8 @@ import pytest
 
 pytest.importorskip("aiohttp", reason="aiohttp is not installed")
 
-from fake_engine import FakeEngine
 from list_queue import ListQueue
+from prefill_engine import FakeEngine
 
 from beluga.disagg import Course, Prefiller, PrefillTask, PrefillWorker, QueueSize
 from beluga.errors import QueueError, QueueFullError
