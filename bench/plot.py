@@ -86,14 +86,9 @@ def _coherence(axes: Any, rows: list[Row]) -> None:
     axes.set_xlabel(f"median of {rows[0]['bytes']} bytes, ns, {rows[0]['memory']}")
 
 
-def _recovery(axes: Any, rows: list[Row]) -> None:
+def _medians(axes: Any, rows: list[Row]) -> None:
     _bars(axes, rows, "p50_ns", lambda row: str(row["case"]))
     axes.set_xlabel(f"median, ns, {rows[0]['memory']}")
-
-
-def _route(axes: Any, rows: list[Row]) -> None:
-    _bars(axes, rows, "p50_ns", lambda row: str(row["case"]))
-    axes.set_xlabel("p50 ns")
 
 
 def _scheduler(axes: Any, rows: list[Row]) -> None:
@@ -120,8 +115,9 @@ _CHARTS: dict[str, Callable[[Any, list[Row]], None]] = {
     "latency": _latency,
     "bandwidth": _bandwidth,
     "rpc": _rpc,
-    "recovery": _recovery,
+    "recovery": _medians,
     "copy": _copy,
     "scheduler": _scheduler,
-    "route": _route,
+    "indexer": _medians,
+    "route": _medians,
 }
