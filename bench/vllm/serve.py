@@ -30,6 +30,37 @@ _STILL_S = 1.0
 _ANSWER_S = 600.0
 
 
+def complete(url: str, model: str, tokens: list[int], max_tokens: int) -> dict[str, Any]:
+    """Stream a completion: seconds to its first token, its text, the first token's logprobs."""
+    asked = {
+        "model": model,
+        "prompt": tokens,
+        "max_tokens": max_tokens,
+        "temperature": 0.0,
+        "logprobs": 5,
+        "ignore_eos": True,
+        "stream": True,
+    }
+    request = urllib.request.Request(  # noqa: S310  a loopback address, made here
+        f"{url}/v1/completions",
+        json.dumps(asked).encode(),
+        {"Content-Type": "application/json"},
+    )
+    started = time.perf_counter()
+    first_s = 0.0
+    choices: list[dict[str, Any]] = []
+    with urllib.request.urlopen(request, timeout=_ANSWER_S) as answer:  # noqa: S310
+        for line in answer:
+            if line.startswith(b"data: {"):
+                first_s = first_s or time.perf_counter() - started
+                choices += json.loads(line[6:])["choices"]
+    return {
+        "ttft_s": first_s,
+        "text": "".join(choice["text"] for choice in choices),
+        "logprobs": choices[0]["logprobs"]["top_logprobs"][0],
+    }
+
+
 class Server:
     """A running ``vllm serve``."""
 
@@ -43,34 +74,12 @@ class Server:
         self._child.wait_for(self._healthy, READY_S, "answer over HTTP")
 
     def complete(self, tokens: list[int], max_tokens: int = 8) -> dict[str, Any]:
-        """Stream a completion: seconds to its first token, its text, the first token's logprobs."""
-        asked = {
-            "model": self.model,
-            "prompt": tokens,
-            "max_tokens": max_tokens,
-            "temperature": 0.0,
-            "logprobs": 5,
-            "ignore_eos": True,
-            "stream": True,
-        }
-        request = urllib.request.Request(  # noqa: S310  a loopback address, made here
-            f"{self.url}/v1/completions",
-            json.dumps(asked).encode(),
-            {"Content-Type": "application/json"},
-        )
-        started = time.perf_counter()
-        first_s = 0.0
-        choices: list[dict[str, Any]] = []
-        with urllib.request.urlopen(request, timeout=_ANSWER_S) as answer:  # noqa: S310
-            for line in answer:
-                if line.startswith(b"data: {"):
-                    first_s = first_s or time.perf_counter() - started
-                    choices += json.loads(line[6:])["choices"]
-        return {
-            "ttft_s": first_s,
-            "text": "".join(choice["text"] for choice in choices),
-            "logprobs": choices[0]["logprobs"]["top_logprobs"][0],
-        }
+        """See :func:`complete`."""
+        return complete(self.url, self.model, tokens, max_tokens)
+
+    def kill(self) -> None:
+        """End it without a word, as a crash does."""
+        self._child.kill()
 
     def metric(self, name: str) -> float:
         """The sum of a counter over its labels, or of one ``name{label="value"}``; else 0."""
@@ -125,7 +134,7 @@ def compare_servers(setting: Setting, *, seed: int, say: Callable[[str], None]) 
             each.complete(prompt(20, seed + 1))  # the first request of all is slow
         tokens = prompt(setting.tokens, seed)
         miss = a.complete(tokens)
-        _wait_until_saved(paths)
+        wait_until_saved(paths)
         hit = b.complete(tokens)
         counted = {name: b.metric(name) for name in (EXTERNAL_HITS, TRANSFERRED)}
         local = b.complete(tokens)
@@ -145,7 +154,7 @@ def compare_servers(setting: Setting, *, seed: int, say: Callable[[str], None]) 
     return report
 
 
-def _wait_until_saved(paths: Sequence[Path]) -> None:
+def wait_until_saved(paths: Sequence[Path]) -> None:
     """Until the pool has blocks, and no new ones for a while."""
     deadline = time.monotonic() + _SAVED_S
     with Pool.open(paths) as pool, Client(pool) as client:
