@@ -134,7 +134,7 @@ async def _play(
         limits=Limits(health_interval_s=0.2),
     )
     async with Service(settings) as service:
-        play = Play(service, engines, paths, setting.tokens // (turns + 1))
+        play = Play(service, engines, paths, (setting.tokens - _LONG_ANSWER_TOKENS) // (turns + 1))
         await play.up(2)
         play.begin(conversations, seed=1)
         rows = [await play.turn(number) for number in range(turns)]
