@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import time
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -19,7 +18,7 @@ from beluga.errors import BelugaError, EngineUnavailableError
 from beluga.pool import Pool
 from beluga.transfer import CudaDriver, CudaEngine, CupyDriver, Plan, plan_blocks
 
-from .ratio import race
+from .ratio import Once, race, rate
 from .row import Recorder, Row, calls
 
 FRAGMENTS, FRAGMENT_SIZE = 128, 20 << 10
@@ -28,8 +27,6 @@ CASES = ("gather_write", "scatter_read")
 _ORDER = 8192
 _WINDOW_SIZE = 64 << 20
 _SETTLE_S = 120.0
-
-Once = Callable[[], None]
 
 
 def cupy_product() -> Once:
@@ -94,10 +91,10 @@ def _row(  # noqa: PLR0913, PLR0917  one row's own
 
         def beside() -> float:
             with _copying(driver, engine, case, plan, copied):
-                return _speed(once, count)
+                return rate(once, count)
 
         found = race(
-            lambda: _speed(once, count),
+            lambda: rate(once, count),
             beside,
             pair_count=options.pair_count,
             retry_count=options.retry_count,
@@ -150,12 +147,3 @@ def _copying(
         thread.join()
     if errors:
         raise errors[0]
-
-
-def _speed(once: Once, count: int) -> float:
-    """Products per second."""
-    once()
-    before = time.perf_counter()
-    for _ in range(count):
-        once()
-    return count / (time.perf_counter() - before)

@@ -10,7 +10,6 @@ cudaMemcpyBatchAsync. Where there is no GPU the rows say so.
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Callable
 
 import numpy as np
@@ -21,7 +20,7 @@ from beluga.transfer import Plan, plan_blocks, plan_rows
 from beluga.transfer.cuda import CudaEngine, CupyDriver, Driver, DriverError
 
 from .gpu_batch import MemcpyBatch
-from .ratio import race
+from .ratio import Once, race, rate
 from .row import Recorder, Row, copies
 
 FRAGMENTS, FRAGMENT_SIZE = 128, 20 << 10  # of a block of 16 tokens of a 32B model
@@ -31,8 +30,6 @@ CHUNK_SIZE = 16 << 10
 _WINDOW_SIZE = 64 << 20
 _SETTLE_S = 120.0
 _PATHS = ("direct", "staged")
-
-Once = Callable[[], None]
 
 
 def gpu_copy(recorder: Recorder, pool: Pool, make: Callable[[], Driver] = CupyDriver) -> list[Row]:
@@ -167,8 +164,8 @@ class _Bench:
         options.say(f"copy {case}, {fields}")
         count = 3 if options.smoke else 200
         found = race(
-            lambda: _speed(lambda: self._ceiling(size, write=write), count),
-            lambda: _speed(once, count),
+            lambda: rate(lambda: self._ceiling(size, write=write), count),
+            lambda: rate(once, count),
             pair_count=options.pair_count,
             retry_count=options.retry_count,
         )
@@ -181,12 +178,3 @@ class _Bench:
             **fields,
             **copies(found, size),
         )
-
-
-def _speed(once: Once, count: int) -> float:
-    """Operations per second."""
-    once()
-    before = time.perf_counter()
-    for _ in range(count):
-        once()
-    return count / (time.perf_counter() - before)

@@ -4,12 +4,25 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import median, quantiles
 
 NOISY_SPREAD = 0.25
 """Of the limit over the pairs, as a share of its median: more is noise."""
+
+
+Once = Callable[[], None]
+
+
+def rate(once: Once, count: int) -> float:
+    """How often a second ``once`` runs, after one run that does not count."""
+    once()
+    before = time.perf_counter()
+    for _ in range(count):
+        once()
+    return count / (time.perf_counter() - before)
 
 
 @dataclass(frozen=True, slots=True)
