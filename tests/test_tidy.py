@@ -82,6 +82,12 @@ def test_there_is_something_to_check() -> None:
     assert len(sources()) > 40
 
 
+def test_no_two_test_files_have_one_name() -> None:
+    """pytest imports them by that name alone."""
+    names = Counter(path.name for path in tracked(".py") if path.name.startswith("test_"))
+    assert [name for name, count in names.items() if count > 1] == []
+
+
 def test_lines_are_narrow() -> None:
     wrong = [
         f"{name_of(path)}:{number}"
