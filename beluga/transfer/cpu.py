@@ -56,6 +56,9 @@ class CpuTransfer:
             raise self.error
 
 
+_MOVED = CpuTransfer(None)
+
+
 class CpuEngine:
     """Copies in the caller's thread, without the GIL, helped by up to ``threads - 1`` others.
 
@@ -109,6 +112,8 @@ class CpuEngine:
         code = function(self._pool.handle, plan.struct(), self._struct, port, kind)
         if self._place is not None:
             self._place.watch()
+        if code == 0:
+            return _MOVED
         if code == -errno.EINVAL:
             raise LayoutError(f"{doing}: its pieces leave the pool, or do not tile their chunks")
         if code == -errno.EBADMSG:
@@ -119,4 +124,4 @@ class CpuEngine:
             check(code, doing)
         except BelugaError as error:
             return CpuTransfer(error)
-        return CpuTransfer(None)
+        return _MOVED

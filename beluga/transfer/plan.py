@@ -42,6 +42,7 @@ class Plan:
     owners: tuple[Any, ...] = ()
     piece_base: int = 0
     chunk_base: int = 0
+    _struct: Any = dataclasses.field(default=None, init=False, repr=False, compare=False)
 
     @property
     def size(self) -> int:
@@ -51,8 +52,15 @@ class Plan:
     def struct(self) -> Any:
         """The ``bl_plan *`` for C; valid while this plan lives.
 
-        Raises :class:`~beluga.errors.LayoutError` for arrays that are not what C takes them for.
+        Made once: to look at the arrays again after a copy has emptied the caches costs as much as
+        a tenth of copying a block. Raises :class:`~beluga.errors.LayoutError` for arrays that are
+        not what C takes them for.
         """
+        if self._struct is None:
+            object.__setattr__(self, "_struct", self._made_struct())
+        return self._struct
+
+    def _made_struct(self) -> Any:
         for array, kind in ((self.pieces, PIECE), (self.chunks, CHUNK)):
             if array.dtype != kind or array.ndim != 1 or not array.flags.c_contiguous:
                 raise LayoutError("a plan's pieces and chunks are contiguous arrays of their types")
