@@ -37,38 +37,42 @@ class Course(enum.Enum):
     UNQUEUED = "unqueued"  # the queue is full, or away
 
 
-Decide = Callable[[int, int, QueueSize], bool]
-"""(prompt tokens, tokens of them that need not be computed, the queue) -> prefill it remotely."""
+Decide = Callable[[QueueSize, int], bool]
+"""(the queue, tokens that it has of this prefiller's and that are not done) -> prefill remotely."""
 
 
 class Prefiller:
     """Sends prompts to prefill workers; used by one event loop."""
 
-    def __init__(self, queue: TaskQueue, decide: Decide, *, timeout_s: float = 60.0) -> None:
+    def __init__(self, queue: TaskQueue, *, timeout_s: float = 60.0) -> None:
         """``timeout_s``: how long a request waits for its prefill at most."""
         self._queue = queue
-        self._decide = decide
         self._timeout_s = timeout_s
         self._size = QueueSize(0, 0)
         self._size_at = -1.0
         self._warned_at = -_WARN_EVERY_S
         self._away_until = 0.0
+        self._tokens = 0  # sent to the queue and not done yet
 
     async def prefill(
-        self, task: Callable[[float], PrefillTask], *, prompt_tokens: int, cached_tokens: int
+        self, task: Callable[[float], PrefillTask], decide: Decide, *, tokens: int
     ) -> Course:
-        """Prefill a request remotely, if that is decided, and wait for it. Raises nothing.
+        """Prefill a request remotely, if ``decide`` says so, and wait for it. Raises nothing.
 
         ``task`` makes the task from its deadline (seconds since 1970), and is called if there is
-        to be one; ``cached_tokens`` of the prompt are held by the decode engine, or the pool.
+        to be one; ``tokens`` of the prompt are to be computed.
         """
         if time.monotonic() < self._away_until:
             return Course.UNQUEUED
         try:
-            if not self._decide(prompt_tokens, cached_tokens, await self._queue_size()):
+            if not decide(await self._queue_size(), self._tokens):
                 return Course.LOCAL
-            ticket = await self._queue.enqueue_task(task(time.time() + self._timeout_s))
-            done = await ticket.done(self._timeout_s)
+            self._tokens += tokens
+            try:
+                ticket = await self._queue.enqueue_task(task(time.time() + self._timeout_s))
+                done = await ticket.done(self._timeout_s)
+            finally:
+                self._tokens -= tokens
         except QueueFullError as error:
             self._warn("prefilling locally: %s", error)
             return Course.UNQUEUED

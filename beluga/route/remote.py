@@ -9,13 +9,14 @@ in time: then that engine prefills, as it would without any of this.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from beluga.disagg import Prefiller, PrefillTask, QueueSize, open_queue
+from beluga.errors import NoWorkersError
 from beluga.route.ask import Ask
 from beluga.route.meter import Meter
 from beluga.route.settings import Prefill
-from beluga.router import Choice, Decision, Prompt
+from beluga.router import Choice, Decision, Load, Prompt, Worker
 
 _PATHS = ("/v1/completions", "/v1/chat/completions")
 
@@ -23,24 +24,32 @@ _PATHS = ("/v1/completions", "/v1/chat/completions")
 class Remote:
     """The prefill queues of a router, by model."""
 
-    def __init__(self, prefillers: Mapping[str, Prefiller], meter: Meter) -> None:
+    def __init__(
+        self,
+        prefillers: Mapping[str, Prefiller],
+        decision: Decision,
+        load_of: Callable[[Worker], Load],
+        meter: Meter,
+    ) -> None:
         self._prefillers = prefillers
+        self._decision = decision
+        self._load_of = load_of
         self._meter = meter
 
     @classmethod
-    async def open(cls, settings: Prefill, meter: Meter) -> Remote:
-        """Reach the queues. Raises RouterError for an unknown rule, QueueError."""
-        decision = Decision(settings.rule)
+    async def open(
+        cls, settings: Prefill, load_of: Callable[[Worker], Load], meter: Meter
+    ) -> Remote:
+        """Reach the queues. ``load_of`` a decode engine raises NoWorkersError when that has left.
 
-        def decide(tokens: int, cached: int, size: QueueSize) -> bool:
-            return decision.remote(Prompt(tokens=tokens, cached=cached, queue_size=size.waiting))
-
+        Raises RouterError for an unknown rule, QueueError.
+        """
         prefillers: dict[str, Prefiller] = {}
-        remote = cls(prefillers, meter)
+        remote = cls(prefillers, Decision(settings.rule), load_of, meter)
         try:
             for model, url in settings.queues:
                 queue = await open_queue(url, model)
-                prefillers[model] = Prefiller(queue, decide, timeout_s=settings.wait_s)
+                prefillers[model] = Prefiller(queue, timeout_s=settings.wait_s)
         except BaseException:
             await remote.close()
             raise
@@ -51,20 +60,45 @@ class Remote:
         prefiller = self._prefillers.get(ask.model or "")
         if prefiller is None or ask.path not in _PATHS or not ask.body:
             return
-        course = await prefiller.prefill(
-            lambda deadline: PrefillTask(
+        cached = int(choice.hit_rate * ask.isl)
+
+        def decide(size: QueueSize, sent: int) -> bool:
+            return self._decision.remote(
+                Prompt(
+                    tokens=ask.isl,
+                    cached=cached,
+                    queue_size=size.waiting,
+                    prefill=_prefill_load(size, sent),
+                    decode=self._decode_load(choice.worker),
+                )
+            )
+
+        def task(deadline: float) -> PrefillTask:
+            return PrefillTask(
                 request_id=uuid.uuid4().hex,
                 model=ask.model or "",
                 body=ask.body,
                 path=ask.path,
                 deadline=deadline,
-            ),
-            prompt_tokens=ask.isl,
-            cached_tokens=int(choice.hit_rate * ask.isl),
-        )
+            )
+
+        course = await prefiller.prefill(task, decide, tokens=ask.isl - cached)
         self._meter.prefilled(ask, course.value)
 
     async def close(self) -> None:
         """Let go of the queues."""
         for prefiller in self._prefillers.values():
             await prefiller.close()
+
+    def _decode_load(self, worker: Worker) -> Load | None:
+        try:
+            return self._load_of(worker)
+        except NoWorkersError:  # it has left meanwhile
+            return None
+
+
+def _prefill_load(size: QueueSize, sent: int) -> Load:
+    """Of the worker that would have a prompt. Which one that is shows when it takes the task, so:
+    its share of what this router has sent, ``sent`` tokens, if each worker at work has one task.
+    """
+    return Load(active_prefill_tokens=sent // max(size.claimed, 1))

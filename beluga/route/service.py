@@ -141,7 +141,7 @@ class Service:
             self.fleet, client, settings.limits, up=self._room.look, also=reports.read
         )
         stack.push_async_callback(checker.close)
-        remote = await Remote.open(settings.prefill, self.meter)
+        remote = await Remote.open(settings.prefill, self._router.tracker.load, self.meter)
         stack.push_async_callback(remote.close)
         proxy = Proxy(
             director=self._director,

@@ -12,7 +12,7 @@ from beluga.router.hashing import BlockHasher, Era, Tokens, salt_seed, unsigned
 from beluga.router.indexer import Indexer
 from beluga.router.load import LoadTracker
 from beluga.router.matches import FindMatches, Matches
-from beluga.router.metrics import ActiveLoad, MetricsAggregator, MetricsPublisher, WorkerMetrics
+from beluga.router.metrics import ActiveLoad, MetricsAggregator, MetricsPublisher
 from beluga.router.min_ttft import Estimator
 from beluga.router.planner import Advice, Goals, Role, Seen, advise
 from beluga.router.policy import Candidate, Choice, Policy, Query
@@ -23,7 +23,7 @@ from beluga.router.router import Router
 from beluga.router.subscription import Subscription
 from beluga.router.sync import ReplicaSync
 from beluga.router.wire import WireDecoder, hash_blocks_by
-from beluga.router.worker import Load, Overlap, Worker
+from beluga.router.worker import Load, Overlap, Worker, WorkerMetrics
 
 __all__ = [
     "ORDERS",

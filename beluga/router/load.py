@@ -14,10 +14,9 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 
 from beluga.errors import NoWorkersError
 from beluga.router.blocks import ActiveBlocks
-from beluga.router.metrics import WorkerMetrics
 from beluga.router.policy import Query
 from beluga.router.prefill import ActivePrefills
-from beluga.router.worker import Load, Overlap, Worker
+from beluga.router.worker import Load, Overlap, Worker, WorkerMetrics
 
 SWEEP_S = 60.0  # how often requests that nobody freed are looked for (Dynamo's)
 
@@ -182,7 +181,7 @@ class LoadTracker:
         account = self._accounts.get(worker)
         if account is not None:
             account.published = metrics is not None
-            (metrics or WorkerMetrics()).write(account.load)
+            account.load.publish(metrics or WorkerMetrics())
 
     def refresh(self, now: float) -> None:
         """Let the prefills with a predicted duration get on, to this moment."""

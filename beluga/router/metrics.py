@@ -11,31 +11,9 @@ import dataclasses
 from collections.abc import Callable
 
 from beluga.errors import RouterError
-from beluga.router.worker import Load, Worker
+from beluga.router.worker import Worker, WorkerMetrics
 
 STALE_S = 10.0  # a worker that is silent for longer counts as one that never spoke
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class WorkerMetrics:
-    """The fields of Dynamo's first KvMetricsPublisher, in the order of its positional call."""
-
-    request_active_slots: int = 0
-    request_total_slots: int = 0
-    kv_active_blocks: int = 0
-    kv_total_blocks: int = 0
-    num_requests_waiting: int = 0
-    gpu_cache_usage_perc: float = 0.0  # 0..1
-    gpu_prefix_cache_hit_rate: float = 0.0  # 0..1
-
-    def write(self, load: Load) -> None:
-        load.request_active_slots = self.request_active_slots
-        load.request_total_slots = self.request_total_slots
-        load.kv_active_blocks = self.kv_active_blocks
-        load.kv_total_blocks = self.kv_total_blocks
-        load.num_requests_waiting = self.num_requests_waiting
-        load.gpu_cache_usage_perc = self.gpu_cache_usage_perc
-        load.gpu_prefix_cache_hit_rate = self.gpu_prefix_cache_hit_rate
 
 
 # What Dynamo's publisher says first, before its engine has run.

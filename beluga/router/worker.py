@@ -16,16 +16,10 @@ class Worker(NamedTuple):
 
 
 @dataclasses.dataclass(slots=True)
-class Load:
-    """What a worker has to do. The first group is the router's own account of the requests it sent
-    and has not seen end; the second is what the worker last published (Dynamo's seven fields), 0
-    until it has.
+class WorkerMetrics:
+    """What a worker publishes of itself: the fields of Dynamo's first KvMetricsPublisher, in the
+    order of its positional call.
     """
-
-    active_requests: int = 0
-    active_prefill_tokens: int = 0  # not yet prefilled, cached ones not counted
-    active_decode_blocks: int = 0  # distinct blocks of active requests
-    outstanding_tokens: int = 0  # prompt tokens of requests before their first token; cache-blind
 
     request_active_slots: int = 0
     request_total_slots: int = 0
@@ -34,6 +28,23 @@ class Load:
     num_requests_waiting: int = 0
     gpu_cache_usage_perc: float = 0.0  # 0..1
     gpu_prefix_cache_hit_rate: float = 0.0  # 0..1
+
+
+@dataclasses.dataclass(slots=True)
+class Load(WorkerMetrics):
+    """What a worker has to do: what it last published, 0 until it has, and the router's own account
+    of the requests it sent there and has not seen end.
+    """
+
+    active_requests: int = 0
+    active_prefill_tokens: int = 0  # not yet prefilled, cached ones not counted
+    active_decode_blocks: int = 0  # distinct blocks of active requests
+    outstanding_tokens: int = 0  # prompt tokens of requests before their first token; cache-blind
+
+    def publish(self, metrics: WorkerMetrics) -> None:
+        """Take over what the worker says of itself."""
+        for field in dataclasses.fields(WorkerMetrics):
+            setattr(self, field.name, getattr(metrics, field.name))
 
 
 @dataclasses.dataclass(slots=True)

@@ -77,8 +77,8 @@ async def _run(
                         tokens=tokens,
                         deadline=deadline,
                     ),
-                    prompt_tokens=len(tokens),
-                    cached_tokens=0,
+                    lambda *_: True,
+                    tokens=len(tokens),
                 )
             waited = time.perf_counter() - asked
             answer = await asyncio.to_thread(decode.complete, tokens, ANSWER_TOKENS)
@@ -100,7 +100,7 @@ async def _both(
     sender, taker = [await open_queue(url, "model") for _ in range(2)]
     worker = PrefillWorker(taker, one.url, concurrency=1)
     working = asyncio.create_task(worker.run())
-    prefiller = Prefiller(sender, lambda *_: True, timeout_s=300)
+    prefiller = Prefiller(sender, timeout_s=300)
     rows = []
     for turn in range(0, len(prompts), 2):
         rows.append(await _run("one engine", one, None, prompts[turn]))

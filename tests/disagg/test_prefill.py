@@ -51,16 +51,20 @@ async def working(
         await asyncio.wait_for(running, LONG_S)
 
 
-def remotely(tokens: int, cached: int, size: QueueSize) -> bool:
-    return tokens - cached > 100 and size.waiting < 2
+def remotely(size: QueueSize, sent: int) -> bool:
+    return size.waiting < 2 and sent < 1000
+
+
+def locally(size: QueueSize, sent: int) -> bool:
+    return False
 
 
 def test_a_long_prompt_is_prefilled_by_a_worker() -> None:
     async def play() -> None:
         queue = ListQueue()
-        prefiller = Prefiller(queue, remotely, timeout_s=LONG_S)
+        prefiller = Prefiller(queue, timeout_s=LONG_S)
         async with FakeEngine().serving() as engine, working(queue, engine) as worker:
-            course = await prefiller.prefill(made, prompt_tokens=500, cached_tokens=100)
+            course = await prefiller.prefill(made, remotely, tokens=400)
             assert course is Course.REMOTE
             await eventually(lambda: worker.stat.done == 1)
             path, body = engine.asked[0]
@@ -68,7 +72,7 @@ def test_a_long_prompt_is_prefilled_by_a_worker() -> None:
             assert body == {
                 "model": "m", "prompt": [1, 2], "max_tokens": 1, "n": 1, "stream": False,
             }  # fmt: skip
-            local = await prefiller.prefill(made, prompt_tokens=500, cached_tokens=400)
+            local = await prefiller.prefill(made, locally, tokens=100)
             assert local is Course.LOCAL
             assert len(engine.asked) == 1
 
@@ -113,9 +117,26 @@ def test_the_engine_sees_the_clients_request_but_for_one_token() -> None:
 
 def test_a_prefill_that_nobody_does_is_late() -> None:
     async def play() -> None:
-        prefiller = Prefiller(ListQueue(), remotely, timeout_s=0.1)
-        course = await prefiller.prefill(made, prompt_tokens=500, cached_tokens=0)
+        prefiller = Prefiller(ListQueue(), timeout_s=0.1)
+        course = await prefiller.prefill(made, remotely, tokens=500)
         assert course is Course.LATE
+
+    asyncio.run(play())
+
+
+def test_it_is_decided_by_the_tokens_that_are_not_done() -> None:
+    async def play() -> None:
+        queue, told = ListQueue(), []
+
+        def noted(size: QueueSize, sent: int) -> bool:
+            told.append((size, sent))
+            return len(told) < 3
+
+        prefiller = Prefiller(queue, timeout_s=0.2)
+        calls = [prefiller.prefill(made, noted, tokens=tokens) for tokens in (500, 70)]
+        assert await asyncio.gather(*calls) == [Course.LATE, Course.LATE]
+        assert await prefiller.prefill(made, noted, tokens=1) is Course.LOCAL
+        assert [sent for _, sent in told] == [0, 500, 0]
 
     asyncio.run(play())
 
@@ -130,9 +151,9 @@ def test_a_queue_that_is_away_fails_nothing_and_is_left_alone() -> None:
 
     async def play() -> None:
         queue = Counting()
-        prefiller = Prefiller(queue, remotely)
+        prefiller = Prefiller(queue)
         for _ in range(3):
-            course = await prefiller.prefill(made, prompt_tokens=500, cached_tokens=0)
+            course = await prefiller.prefill(made, remotely, tokens=500)
             assert course is Course.UNQUEUED
         assert queue.asked == 1
 
@@ -149,9 +170,9 @@ def test_a_full_queue_is_asked_again() -> None:
 
     async def play() -> None:
         queue = Full()
-        prefiller = Prefiller(queue, remotely)
+        prefiller = Prefiller(queue)
         for _ in range(3):
-            course = await prefiller.prefill(made, prompt_tokens=500, cached_tokens=0)
+            course = await prefiller.prefill(made, remotely, tokens=500)
             assert course is Course.UNQUEUED
         assert queue.asked == 3
 

@@ -5,6 +5,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -16,9 +18,13 @@ from list_queue import ListQueue
 from routed import routed, run
 
 from beluga.disagg import PrefillWorker
-from beluga.errors import QueueError, RouterError
+from beluga.errors import NoWorkersError, QueueError, RouterError
 from beluga.route import Prefill, read_queues
 from beluga.route import remote as remote_module
+from beluga.route.ask import Ask
+from beluga.route.meter import Meter
+from beluga.route.remote import Remote
+from beluga.router import Choice, Load, Overlap, Worker
 
 LONG = "a long prompt " * 400
 
@@ -91,6 +97,75 @@ def test_a_prefill_that_nobody_does_costs_time_and_no_request(queue: ListQueue) 
             assert courses(await site.text("/metrics")) == {"late": 1, "unqueued": 1}
 
     run(play)
+
+
+ENGINE = Worker(1)
+
+
+def choice(hit_rate: float = 0.0) -> Choice:
+    return Choice(ENGINE, Overlap(), hit_rate)
+
+
+def ask(tokens: int) -> Ask:
+    return Ask("/v1/completions", b"{}", model="fake", isl=tokens)
+
+
+@asynccontextmanager
+async def remote_by(rule: str, load: Load | None) -> AsyncIterator[tuple[Remote, list[str]]]:
+    """A router's queues, and what came of each prompt."""
+    meter, came = Meter(), []
+    meter.prefilled = lambda ask, course: came.append(course)  # type: ignore[method-assign]
+
+    def load_of(worker: Worker) -> Load:
+        assert worker == ENGINE
+        if load is None:
+            raise NoWorkersError("it has left")
+        return load
+
+    remote = await Remote.open(apart(rule=rule, wait_s=60), load_of, meter)
+    yield remote, came
+    await remote.close()
+
+
+def test_prefill_workers_that_have_enough_to_do_get_no_more(queue: ListQueue) -> None:
+    """16 batches of 8,192 tokens, Dynamo's bound; what is cached is nothing to do."""
+
+    async def play() -> None:
+        async with remote_by("prefill-load", Load()) as (remote, came):
+            sent = []
+            for tokens, hit_rate in ((200_000, 0.5), (50_000, 0.0)):
+                before = len(queue.waiting)
+                sent.append(asyncio.create_task(remote.prefill(ask(tokens), choice(hit_rate))))
+                while len(queue.waiting) == before:
+                    await asyncio.sleep(0.001)
+            await remote.prefill(ask(10), choice())
+            assert came == ["local"]
+            for task in sent:
+                task.cancel()
+            await asyncio.gather(*sent, return_exceptions=True)
+            again = asyncio.create_task(remote.prefill(ask(10), choice()))
+            while len(queue.waiting) < 3:
+                await asyncio.sleep(0.001)
+            again.cancel()
+
+    run(play)
+
+
+def test_a_decode_engine_without_room_has_its_prompts_prefilled(queue: ListQueue) -> None:
+    async def play(blocks: int | None, sent: bool) -> None:
+        load = None if blocks is None else Load(kv_total_blocks=100, active_decode_blocks=blocks)
+        async with remote_by("roomy", load) as (remote, came):
+            task = asyncio.create_task(remote.prefill(ask(100), choice()))
+            while not (queue.waiting or task.done()):
+                await asyncio.sleep(0.001)
+            assert (len(queue.waiting), came) == ((1, []) if sent else (0, ["local"]))
+            queue.waiting.clear()
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    run(lambda: play(50, sent=False))
+    run(lambda: play(51, sent=True))
+    run(lambda: play(None, sent=False))
 
 
 def test_other_models_and_other_calls_go_straight_to_their_engine(queue: ListQueue) -> None:

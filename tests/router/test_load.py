@@ -28,6 +28,16 @@ A, B = Worker(1), Worker(2)
 NOTHING = Overlap()
 
 
+def account(requests: int, prefill: int, blocks: int, outstanding: int) -> Load:
+    """A load of which nothing was published."""
+    return Load(
+        active_requests=requests,
+        active_prefill_tokens=prefill,
+        active_decode_blocks=blocks,
+        outstanding_tokens=outstanding,
+    )
+
+
 def query(*sequence: int, isl: int = 0) -> Query:
     return Query(isl=isl or 16 * len(sequence), block_size=16, sequence=sequence)
 
@@ -35,11 +45,11 @@ def query(*sequence: int, isl: int = 0) -> Query:
 def test_a_request_is_added_prefilled_and_freed() -> None:
     tracker = LoadTracker([A, B])
     tracker.add("x", A, query(1, 2, 3, isl=50), Overlap(device=1, shared=1))
-    assert tracker.load(A) == Load(1, 50 - 32, 3, 50)
+    assert tracker.load(A) == account(1, 50 - 32, 3, 50)
     assert tracker.load(B) == Load()
     assert tracker.prefill_done("x")
     assert not tracker.prefill_done("x")
-    assert tracker.load(A) == Load(1, 0, 3, 0)
+    assert tracker.load(A) == account(1, 0, 3, 0)
     assert tracker.free("x")
     assert not tracker.free("x")
     assert tracker.load(A) == Load()

@@ -32,7 +32,12 @@ def test_a_lifecycle_is_told_in_batches() -> None:
     assert one.sent == []
     assert one.sync.flush(1.002) is None
     two.hear(one)
-    assert two.tracker.load(WORKER) == Load(1, 48, 4, 64)
+    assert two.tracker.load(WORKER) == Load(
+        active_requests=1,
+        active_prefill_tokens=48,
+        active_decode_blocks=4,
+        outstanding_tokens=64,
+    )
     one.sync.tell_prefilled("x", 2.0)
     one.sync.tell_free("x", 2.0)
     one.sync.flush(3.0)
