@@ -14,6 +14,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from fake_cupy import FakeCuda
+
+from beluga.errors import EngineUnavailableError
+from beluga.transfer.cuda.calibration import Calibration
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -87,3 +91,15 @@ def run(start: Start) -> Run:
         return subprocess.CompletedProcess(child.args, child.returncode, stdout, stderr)
 
     return run
+
+
+@pytest.fixture
+def fake_cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
+    """What stands in for cupy and a GPU is what is imported; nothing is measured of it."""
+    try:
+        made = FakeCuda()
+    except EngineUnavailableError as error:
+        pytest.skip(str(error))
+    made.install(monkeypatch)
+    monkeypatch.setattr(Calibration, "of", classmethod(lambda cls, _: cls()))
+    return made

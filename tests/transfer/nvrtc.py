@@ -13,6 +13,8 @@ from typing import Any
 
 from beluga.transfer.cuda import source
 
+CUPY_ADDS = ("-ftz=true", "--device-as-default-execution-space")  # cupy 13 and 14
+
 
 @dataclasses.dataclass
 class Kernel:
@@ -44,11 +46,11 @@ class Nvrtc:
         self._disassembler = next(folder.glob("nvidia/*/bin/nvdisasm"))
 
     def compile(self, architecture: int) -> bytes:
-        """A cubin, by the very options that the engine gives to cupy."""
+        """A cubin, by the very options that the engine gives to cupy, and those that cupy adds."""
         program, size = ctypes.c_void_p(), ctypes.c_size_t()
-        text = source.kernel_path().read_bytes()
+        text = source.kernel_text().encode()
         self._call("CreateProgram", ctypes.byref(program), text, b"kv_copy.cu", 0, None, None)
-        options = [*source.NVRTC_OPTIONS, f"--gpu-architecture=sm_{architecture}"]
+        options = [*source.NVRTC_OPTIONS, *CUPY_ADDS, f"-arch=sm_{architecture}"]
         given = (ctypes.c_char_p * len(options))(*[option.encode() for option in options])
         status = self._library.nvrtcCompileProgram(program, len(options), given)
         if status:

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The CUDA engine on a GPU, beside what the conformance tests try there: streams, graphs, CUDA's
-own errors. Skipped, with the reason, where there is none; ``scripts/gpu`` runs these."""
+"""The CUDA engine by way of cupy, beside what the conformance tests try there: streams, graphs,
+CUDA's own errors. On a GPU, or skipped with the reason (``scripts/gpu`` runs these); and on what
+stands in for cupy, which shows that the calls are right, and nothing of a GPU."""
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,21 +14,22 @@ from typing import Any
 import numpy as np
 import pytest
 from engines import peek, poke
+from fake_cupy import FakeCuda
 
 from beluga.errors import ChecksumError, EngineUnavailableError
 from beluga.pool import Pool
 from beluga.transfer import Plan, plan_blocks
-from beluga.transfer.cuda import CudaEngine, CupyDriver, DriverError
+from beluga.transfer.cuda import CudaEngine, CupyDriver, DriverError, source
 from beluga.transfer.cuda.calibration import measure
-
-pytestmark = pytest.mark.gpu
 
 STRIPE = 2 << 20
 FRAGMENT = 20480
 
 
-@pytest.fixture
-def cupy() -> Any:
+@pytest.fixture(params=[pytest.param("gpu", marks=pytest.mark.gpu), "fake"])
+def cupy(request: pytest.FixtureRequest) -> Any:
+    if request.param == "fake":
+        request.getfixturevalue("fake_cuda")
     try:
         CupyDriver().close()
     except EngineUnavailableError as error:
@@ -58,7 +61,8 @@ def test_blocks_come_back_and_damage_is_found(cupy: Any, pool: Pool, path: str) 
     engine = CudaEngine(pool, path=path, window_size=8 * STRIPE)
     assert engine.settle(120)
     assert engine.stat.fault is None, engine.stat.fault
-    memory = cupy.random.randint(0, 256, 4 * 128 * FRAGMENT, dtype=cupy.uint8)
+    content = np.random.default_rng(3).integers(0, 256, 4 * 128 * FRAGMENT, np.uint8)
+    memory = cupy.asarray(content)
     before, plan = memory.get(), plan_of(memory, pool)
     cupy.cuda.runtime.deviceSynchronize()
     stream = cupy.cuda.Stream(non_blocking=True)
@@ -106,3 +110,41 @@ def test_both_ways_are_measured(cupy: Any, pool: Pool) -> None:
     engine = CudaEngine(pool, path="direct")
     points = measure(engine._launcher, 3)
     assert all(point.direct_s > 0 and point.staged_s > 0 for point in points)
+
+
+def test_what_is_compiled_names_what_it_includes(fake_cuda: FakeCuda, tmp_path: Path) -> None:
+    CupyDriver().close()
+    assert not any(
+        "default" in option for option in fake_cuda.options
+    )  # cupy says so; once is enough
+    text = source.kernel_text()
+    shutil.copytree(source.ROOT / "cuda", tmp_path / "cuda")
+    (tmp_path / "cuda" / "crc32c.cuh").write_text("changed")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(source, "ROOT", tmp_path)
+        assert source.kernel_text() != text
+
+
+def test_kernels_that_do_not_compile_are_no_engine(fake_cuda: FakeCuda) -> None:
+    fake_cuda.compile_error = "kv_copy.cu(1): error: made up\nmore"
+    with pytest.raises(EngineUnavailableError, match=r"compiled: kv_copy.cu\(1\): error: made up$"):
+        CupyDriver()
+
+
+def test_a_capture_of_another_thread_refuses_nothing(fake_cuda: FakeCuda, pool: Pool) -> None:
+    fake_cuda.capturing_elsewhere = True
+    memory = np.arange(4 * 16 * FRAGMENT, dtype=np.uint8)
+    at = memory.ctypes.data + np.arange(64, dtype=np.uint64) * FRAGMENT
+    plan = plan_blocks(
+        at.reshape(1, 64), np.full(64, FRAGMENT), np.array([pool.geometry.data_offset], np.uint64)
+    )
+    engine = CudaEngine(pool, window_size=8 * STRIPE)
+    assert engine.settle(120)
+    assert engine.stat.fault is None, engine.stat.fault
+    for start in (engine.gather_write, engine.scatter_read):
+        start(plan).wait(60)
+        start(plan).wait()
+    with pytest.raises(RuntimeError):  # as anybody else would be
+        fake_cuda.runtime.malloc(1)
+    assert engine.stat.bounced_bytes == 0
+    engine.close()

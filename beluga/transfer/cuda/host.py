@@ -260,11 +260,9 @@ def _map(size: int) -> tuple[mmap.mmap, int]:
 def _library() -> Path:
     """The kernels as a library of this CPU: compiled once, kept in this user's cache."""
     kernels = source.kernel_path()
-    digest = hashlib.sha256(" ".join(source.HOST_OPTIONS).encode())
-    for path in sorted((source.ROOT / "cuda").glob("*.cu*")):
-        digest.update(path.read_bytes())
-    digest.update((source.ROOT / "api_transfer.h").read_bytes())
-    target = config.cache_dir() / f"kernels-{digest.hexdigest()[:16]}.so"
+    told = " ".join((source.digest(), *source.HOST_OPTIONS))
+    digest = hashlib.sha256(told.encode()).hexdigest()
+    target = config.cache_dir() / f"kernels-{digest[:16]}.so"
     if not target.exists():
         target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=target.parent) as folder:

@@ -8,6 +8,7 @@ of what they need.
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 import subprocess
 from pathlib import Path
@@ -24,13 +25,15 @@ KERNELS = tuple(
     for half in ("", "_half")
     for total in ("", "_sum")
 )
+# cupy adds --device-as-default-execution-space, without which the shared headers' prototypes of the
+# C core would be refused; given twice, NVRTC refuses that (12.4 does, 12.9 and 13 do not).
 NVRTC_OPTIONS = (
     "--std=c++17",
-    "-default-device",  # the shared headers have prototypes of the C core, which nobody calls here
     f"-I{ROOT}",
     f"-I{ROOT / 'cuda'}",
     f"-I{ROOT / 'cuda' / 'nvrtc'}",
 )
+SHARED = tuple(ROOT / name for name in ("api.h", "api_transfer.h", "pool_format.h"))
 HOST_OPTIONS = ("-x", "c++", "-std=c++17", "-Wall", "-Wextra", "-Wno-unknown-pragmas")
 
 
@@ -40,6 +43,20 @@ def kernel_path() -> Path:
     if not path.exists():
         raise EngineUnavailableError(f"the kernels' source is not installed ({path} is missing)")
     return path
+
+
+def kernel_text() -> str:
+    """What NVRTC is given. cupy keeps what it compiled under this text alone, whatever the headers
+    say: so the text names their content. Raises as :func:`kernel_path` does."""
+    return f"/* {digest()} */\n{kernel_path().read_text(encoding='utf-8')}"
+
+
+def digest() -> str:
+    """Of all that the kernels are compiled of."""
+    found = hashlib.sha256()
+    for path in sorted([*(ROOT / "cuda").rglob("*.[ch]*"), *SHARED]):
+        found.update(path.read_bytes())
+    return found.hexdigest()
 
 
 def compile_host(source: Path, target: Path, *flags: str) -> None:
