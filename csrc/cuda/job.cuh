@@ -31,7 +31,8 @@ enum bl_plant {
     BL_PLANT_CHUNK,             /* the checksum of another chunk */
     BL_PLANT_TWICE,             /* a word is written twice */
     BL_PLANT_STRIDED,           /* right bytes, but neighbours in a warp do not touch neighbours */
-    BL_PLANT_PAD                /* the last line is not filled up */
+    BL_PLANT_PAD,               /* the last line is not filled up */
+    BL_PLANT_AGAIN              /* bytes that two rows want are read once more for the second */
 };
 
 enum bl_cuda_constant {
@@ -53,8 +54,9 @@ typedef struct bl_thread {
 typedef struct bl_tile {
     uint32_t piece;             /* of the launch's pieces */
     uint32_t start;             /* byte of the piece */
-    uint32_t power;             /* x^(8n) mod P, n bytes of the chunk after it; 0: not summed */
-    uint32_t pad;               /* zeros to write after it, to the end of the line */
+    uint32_t power;             /* x^(8n) mod P, n bytes of the chunk after it */
+    uint32_t extra;             /* gather: zeros to write after it, to the end of the line;
+                                 * scatter: pieces after its own that take the same bytes */
 } bl_tile;
 
 /* A chunk's checksum in the making. */

@@ -5,7 +5,9 @@
  * Raw pointers and a stream; a whole batch is one launch of few blocks, which stay: each group of
  * lanes takes every so-manieth tile, has the next one's description loaded ahead, and BL_UNROLL
  * words of each lane in flight. Where source, target or length are not aligned to 16 bytes, words
- * are 8, 4 or 1. In a scatter a piece without an address is only summed.
+ * are 8, 4 or 1. In a scatter a piece without an address is only summed; where rows that are summed
+ * overlap, a word is loaded once and stored wherever it is wanted: what is delivered is what was
+ * summed, whatever becomes of the pool meanwhile.
  *
  * Compiled three ways: by NVRTC; by a C++ compiler, to be run by a CPU (host.cuh, run.cuh); and
  * that with sanitizers, for tests (harness.cu).
@@ -46,6 +48,21 @@ BL_DEVICE uint32_t bl_move_tail(bl_span span, uint32_t start, const uint32_t *ta
         return 0;
     uint32_t after = span.length - 1 - place;
     return bl_crc_multiply(bl_crc_word<1>(tables, byte), bl_crc_power(tables, after));
+}
+
+/* The sum of a lane's words, moved over what follows them in the tile. */
+template <int LANES, int WIDTH>
+BL_DEVICE uint32_t bl_move_sum(bl_span span, uint32_t crc, const uint32_t *tables)
+{
+    uint32_t count = span.length / WIDTH, ragged = span.length - count * WIDTH;
+    if (count <= span.lane)
+        return 0;
+    uint32_t words_after = (count - 1 - span.lane) % LANES;
+    uint32_t power = WIDTH == 16 ? tables[BL_CRC_WORDS + words_after]
+                                 : bl_crc_power(tables, words_after * WIDTH);
+    if (ragged > 0)
+        power = bl_crc_multiply(power, bl_crc_power(tables, ragged));
+    return bl_crc_multiply(crc, power);
 }
 
 /* Copy a tile in words of WIDTH; what this lane adds to the tile's checksum. */
@@ -94,14 +111,42 @@ BL_DEVICE uint32_t bl_move(bl_span span, const uint32_t *tables)
         if (next + i * LANES < count)
             crc = bl_crc_advance<WIDTH>(tables, crc, stride) ^
                   bl_crc_word<WIDTH>(tables, words[i]);
-    if (count <= span.lane)
-        return tail;
-    uint32_t words_after = (count - 1 - span.lane) % LANES, ragged = span.length - count * WIDTH;
-    uint32_t power = WIDTH == 16 ? tables[BL_CRC_WORDS + words_after]
-                                 : bl_crc_power(tables, words_after * WIDTH);
-    if (ragged > 0)
-        power = bl_crc_multiply(power, bl_crc_power(tables, ragged));
-    return bl_crc_multiply(crc, power) ^ tail;
+    return bl_move_sum<LANES, WIDTH>(span, crc, tables) ^ tail;
+}
+
+/* The same for a tile with several targets: of its piece, and of so many after it. */
+template <int LANES, int WIDTH>
+BL_DEVICE uint32_t bl_spread(bl_span span, const bl_piece *piece, uint32_t others,
+                             const uint32_t *tables)
+{
+    uint32_t count = span.length / WIDTH, crc = 0;
+    uint32_t stride = bl_crc_stride<LANES, WIDTH>(tables);
+#pragma unroll 1
+    for (uint32_t at = span.lane; at < count; at += LANES) {
+        uint64_t place = (uint64_t)at * WIDTH;
+        bl_word<WIDTH> word = bl_load(span.source + place, bl_word<WIDTH>());
+#pragma unroll 1
+        for (uint32_t other = 0; other <= others; other++) {
+            uint64_t target = span.target + (piece[other].address - piece->address);
+            bl_store<false>(target + place, word);
+            if (BL_PLANT == BL_PLANT_AGAIN)
+                word = bl_load(span.source + place, word);
+        }
+        crc = bl_crc_advance<WIDTH>(tables, crc, stride) ^ bl_crc_word<WIDTH>(tables, word);
+    }
+    return bl_move_sum<LANES, WIDTH>(span, crc, tables);
+}
+
+template <int LANES>
+BL_DEVICE uint32_t bl_spread_any(bl_span span, const bl_piece *piece, uint32_t others,
+                                 const uint32_t *tables)
+{
+    uint64_t places = span.source | span.length;
+#pragma unroll 1
+    for (uint32_t other = 0; other <= others; other++)
+        places |= piece[other].address;
+    return places % 16 == 0 ? bl_spread<LANES, 16>(span, piece, others, tables)
+                            : bl_spread<LANES, 1>(span, piece, others, tables);
 }
 
 template <int LANES, bool TO_POOL, bool SUM>
@@ -136,11 +181,13 @@ BL_DEVICE void bl_copy_tile(const bl_job *job, bl_tile tile, bl_piece piece, uin
     uint64_t pool = bl_window_address(&job->windows, piece.offset) + start;
     uint64_t engine = piece.address ? piece.address + start : 0;
     bl_span span = {TO_POOL ? engine : pool, TO_POOL ? pool : engine, length, lane};
-    uint32_t value = bl_move_any<LANES, TO_POOL, SUM>(span, tables);
+    uint32_t value = !TO_POOL && SUM && tile.extra > 0
+                         ? bl_spread_any<LANES>(span, job->pieces + tile.piece, tile.extra, tables)
+                         : bl_move_any<LANES, TO_POOL, SUM>(span, tables);
     if (TO_POOL && BL_PLANT != BL_PLANT_PAD)
-        for (uint32_t i = lane; i < tile.pad; i += LANES)
+        for (uint32_t i = lane; i < tile.extra; i += LANES)
             bl_store<TO_POOL>(pool + length + i, bl_word<1>());
-    if (SUM && tile.power)
+    if (SUM)
         bl_sum_tile<LANES, TO_POOL>(job, &tile, piece.chunk - (uint32_t)job->chunk_base, value,
                                     lane);
 }

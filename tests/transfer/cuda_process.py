@@ -25,7 +25,7 @@ ACCESS = np.dtype(
 SANITIZE = ("-O0", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 # The order of bl_kernels in the harness.
 KERNELS = source.KERNELS
-BUGS = ("tile", "stride", "swap", "tail", "chunk", "twice", "strided", "pad")
+BUGS = ("tile", "stride", "swap", "tail", "chunk", "twice", "strided", "pad", "again")
 
 
 class SanitizerError(Exception):

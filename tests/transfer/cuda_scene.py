@@ -159,7 +159,7 @@ class Scene:
 
     def check_accesses(self, outcome: Outcome, *, write: bool) -> None:
         """Every byte once on either side, aligned words, and warps that touch whole lines."""
-        plan, pads = self.plan, outcome.tables.tiles["pad"]
+        plan, pads = self.plan, outcome.tables.tiles["extra"]
         pool = runs(self.bases.addresses(plan.pieces["offset"]), plan.pieces["length"])
         engine = runs(plan.pieces["address"], plan.pieces["length"])
         if write:
@@ -172,6 +172,20 @@ class Scene:
         assert joined(runs(loads["address"], loads["size"])) == joined(engine if write else pool)
         assert joined(runs(stores["address"], stores["size"])) == joined(pool if write else engine)
         check_coalescing(outcome)
+
+    def check_rows(self, plan: Plan, outcome: Outcome) -> None:
+        """Rows are written once each; where sums are compared, chunks are read once and whole."""
+        loads = outcome.accesses[outcome.accesses["store"] == 0]
+        stores = outcome.accesses[outcome.accesses["store"] == 1]
+        rows = runs(plan.pieces["address"], plan.pieces["length"])
+        assert joined(runs(stores["address"], stores["size"])) == joined(rows)
+        if plan.checksums is not None:
+            chunks = [
+                run
+                for offset, length, _ in plan.chunks.tolist()
+                for run in self._runs(offset, length)
+            ]
+            assert joined(runs(loads["address"], loads["size"])) == joined(chunks)
 
     def _runs(self, offset: int, size: int) -> list[tuple[int, int]]:
         edges = [offset, *range((offset // STRIPE + 1) * STRIPE, offset + size, STRIPE)]

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 from beluga import primitives
 from beluga.errors import EngineUnavailableError
-from beluga.transfer import plan_rows
+from beluga.transfer import Plan, plan_rows
 from beluga.transfer.cuda import crc, source
 from beluga.transfer.cuda.tables import UNROLL
 from beluga.transfer.cuda.windows import Bases, Windows
@@ -137,6 +137,43 @@ def test_rows_are_read_and_the_chunks_they_touch_are_summed(
     if not spoil:
         for target, (block, place, size) in zip(targets, rows, strict=True):
             assert process.read(target, size) == payloads[block][place : place + size]
+    scene.check_rows(plan, outcome)
+
+
+def overlapping(process: KernelProcess, ragged: int) -> tuple[Scene, Plan, list[int], bytes]:
+    """Rows that lie in each other, are the same, and end in each other, over the end of a stripe,
+    and a row of one byte; what each of them wants is at its place of the payload."""
+    length, offset = 9000, 2 * STRIPE - 4096
+    scene = Scene(process, Shape((length,), (offset,), THREE))
+    (payload,) = scene.content(3)
+    scene.fill_pool(offset, payload)
+    sums = [primitives.crc32c(payload[at : at + 8192]) for at in (0, 8192)]
+    targets = [process.allocate(size, ragged) for _, size in OVERLAPPING]
+    places, sizes = (np.array(column) for column in zip(*OVERLAPPING, strict=True))
+    plan = plan_rows(
+        np.array(targets, np.uint64),
+        *(np.zeros(len(places), np.int64), places, sizes),
+        offsets=np.array([offset], np.uint64),
+        length=length,
+        chunk_size=8192,
+        checksums=np.array([sums], np.uint32),
+    )
+    return scene, plan, targets, payload
+
+
+OVERLAPPING = ((0, 8000), (0, 8000), (100, 4000), (1000, 6100), (1000, 1), (4095, 2), (7999, 1001))
+
+
+@pytest.mark.parametrize("ragged", [0, 1, 8])
+def test_bytes_that_several_rows_want_are_read_and_summed_once(
+    process: KernelProcess, ragged: int
+) -> None:
+    scene, plan, targets, payload = overlapping(process, ragged)
+    outcome = scene.launch(plan, write=False)
+    assert outcome.verdict["bad_count"] == 0
+    for target, (place, size) in zip(targets, OVERLAPPING, strict=True):
+        assert process.read(target, size) == payload[place : place + size]
+    scene.check_rows(plan, outcome)
 
 
 def test_a_scatter_names_the_chunk_that_is_not_what_was_written(process: KernelProcess) -> None:
@@ -188,7 +225,18 @@ def test_sums_do_not_depend_on_the_order(lanes: int) -> None:
 PLANTED = Shape((4099, 4099), (3 * STRIPE - 8192,), THREE, chunk_size=1024)
 
 
-@pytest.mark.parametrize("bug", BUGS)
+def test_rows_that_are_read_again_are_found(program: Path) -> None:
+    process = KernelProcess(program)
+    try:
+        process.plant("again")
+        scene, plan, _, _ = overlapping(process, 0)
+        with pytest.raises(AssertionError, match="twice"):
+            scene.check_rows(plan, scene.launch(plan, write=False))
+    finally:
+        process.end()
+
+
+@pytest.mark.parametrize("bug", [bug for bug in BUGS if bug != "again"])
 def test_a_planted_bug_is_found(program: Path, bug: str) -> None:
     process = KernelProcess(program)
     try:

@@ -11,10 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from beluga.transfer.cuda import crc
-from beluga.transfer.cuda.windows import STRIPE_SHIFT, Bases
-from beluga.transfer.plan import LINE_SIZE, PIECE, Plan
+from beluga.transfer.cuda.rows import runs_of
+from beluga.transfer.cuda.windows import Bases
+from beluga.transfer.plan import LINE_SIZE, Plan
 
-TILE = np.dtype([("piece", "<u4"), ("start", "<u4"), ("power", "<u4"), ("pad", "<u4")])
+TILE = np.dtype([("piece", "<u4"), ("start", "<u4"), ("power", "<u4"), ("extra", "<u4")])
 SUM = np.dtype([("crc", "<u4"), ("left", "<u4"), ("expected", "<u4"), ("reserved", "<u4")])
 VERDICT = np.dtype([("bad_count", "<u4"), ("first_bad", "<u4"), ("reserved", "<u4", 2)])
 # bl_job: every field is 8 bytes.
@@ -67,20 +68,15 @@ class Upload:
 def make_tables(plan: Plan, *, write: bool) -> Tables:
     """The tables of a plan; a piece without an address is one that is only summed."""
     lanes = 16 if plan.pieces["length"].mean() < HALF_BELOW else 32
-    pieces = plan.pieces
+    pieces, extra = plan.pieces, np.zeros(len(plan.pieces), np.int64)
     if plan.checksums is None:
-        return Tables(
-            pieces,
-            _tiles(plan, pieces, None, lanes, write),
-            np.empty(0, SUM),
-            lanes,
-            plan.chunk_base,
-        )
-    summed = np.ones(len(pieces), bool)
+        tiles = _tiles(plan, pieces, extra, lanes, write)
+        return Tables(pieces, tiles, np.empty(0, SUM), lanes, plan.chunk_base)
     if plan.sparse:
-        pieces, summed = _with_gaps(plan)
-    tiles = _tiles(plan, pieces, summed, lanes, write)
-    chunk = pieces["chunk"][tiles["piece"][tiles["power"] != 0]] - plan.chunk_base
+        runs = runs_of(plan)
+        pieces, extra = runs.pieces, runs.extra
+    tiles = _tiles(plan, pieces, extra, lanes, write)
+    chunk = pieces["chunk"][tiles["piece"]] - plan.chunk_base
     sums = np.zeros(len(plan.chunks), SUM)
     sums["crc"] = crc.blank(plan.chunks["length"])
     sums["left"] = np.bincount(chunk, minlength=len(sums)) * lanes
@@ -98,80 +94,30 @@ def tile_spans(tables: Tables) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
 
 
 def _tiles(
-    plan: Plan, pieces: NDArray[Any], summed: NDArray[np.bool_] | None, lanes: int, write: bool
+    plan: Plan, pieces: NDArray[Any], extra: NDArray[np.int64], lanes: int, write: bool
 ) -> NDArray[Any]:
+    """``extra``: as :class:`~beluga.transfer.cuda.rows.Runs` has it; what is -1 has no tiles."""
     size = lanes * WORD_SIZE * UNROLL
     lengths = pieces["length"].astype(np.int64)
-    counts = -(-lengths // size)
+    counts = np.where(extra < 0, 0, -(-lengths // size))
     tiles = np.zeros(int(counts.sum()), TILE)
     piece = np.repeat(np.arange(len(pieces)), counts)
     start = (np.arange(len(tiles)) - np.repeat(np.cumsum(counts) - counts, counts)) * size
     tiles["piece"], tiles["start"] = piece, start
-    if not write and summed is None:
+    if not write and plan.checksums is None:
         return tiles
     chunks = plan.chunks[pieces["chunk"] - plan.chunk_base]
     until = pieces["offset"] - chunks["offset"]
     after = chunks["length"][piece] - until[piece].astype(np.int64)
     after -= np.minimum(start + size, lengths[piece])
-    if summed is not None:
-        tiles["power"] = np.where(summed[piece], crc.powers(after), 0)
+    if plan.checksums is not None:
+        tiles["power"] = crc.powers(after)
     if write:
         blanks = -chunks["length"].astype(np.int64) % LINE_SIZE
-        tiles["pad"] = np.where(after == 0, blanks[piece], 0)
+        tiles["extra"] = np.where(after == 0, blanks[piece], 0)
+    else:
+        tiles["extra"] = extra[piece]
     return tiles
-
-
-def _with_gaps(plan: Plan) -> tuple[NDArray[Any], NDArray[np.bool_]]:
-    """A sparse plan's pieces, and pieces for what they leave out, so that all is summed once.
-
-    Where rows overlap the chunk is summed apart from them. Of each piece, whether it is summed.
-    """
-    chunk = (plan.pieces["chunk"] - plan.chunk_base).astype(np.int64)
-    start = (plan.pieces["offset"] - plan.chunks["offset"][chunk]).astype(np.int64)
-    order = np.argsort(chunk << 33 | start, kind="stable")
-    pieces, chunk, start = plan.pieces[order], chunk[order], start[order]
-    end = start + pieces["length"]
-    reached = np.maximum.accumulate(chunk << 33 | end)
-    before = np.concatenate([[0], reached[:-1]])
-    first = np.concatenate([[True], chunk[1:] != chunk[:-1]])
-    before = np.where(first, 0, before & ((1 << 33) - 1))
-    overlaps = np.zeros(len(plan.chunks), bool)
-    overlaps[chunk[start < before]] = True
-    last = np.append(first[1:], True)
-    lengths = plan.chunks["length"].astype(np.int64)
-    gap_chunk = np.concatenate([chunk, chunk[last]])
-    gap_start = np.concatenate([before, (reached & ((1 << 33) - 1))[last]])
-    gap_end = np.concatenate([start, lengths[chunk[last]]])
-    there = (gap_end > gap_start) & ~overlaps[gap_chunk]
-    apart = np.flatnonzero(overlaps)
-    gaps = _cut_gaps(
-        plan,
-        np.concatenate([gap_chunk[there], apart]),
-        np.concatenate([gap_start[there], np.zeros(len(apart), np.int64)]),
-        np.concatenate([gap_end[there], lengths[apart]]),
-    )
-    summed = np.concatenate([~overlaps[chunk], np.ones(len(gaps), bool)])
-    return np.concatenate([pieces, gaps]), summed
-
-
-def _cut_gaps(
-    plan: Plan,
-    chunk: NDArray[np.int64],
-    start: NDArray[np.int64],
-    end: NDArray[np.int64],
-) -> NDArray[Any]:
-    """Runs of chunks as pieces without an address, cut where stripes end."""
-    origin = plan.chunks["offset"][chunk].astype(np.int64)
-    first, last = (origin + start) >> STRIPE_SHIFT, (origin + end - 1) >> STRIPE_SHIFT
-    counts = last - first + 1
-    which = np.repeat(np.arange(len(chunk)), counts)
-    stripe = first[which] + np.arange(len(which)) - np.repeat(np.cumsum(counts) - counts, counts)
-    at = np.maximum((origin + start)[which], stripe << STRIPE_SHIFT)
-    until = np.minimum((origin + end)[which], (stripe + 1) << STRIPE_SHIFT)
-    gaps = np.zeros(len(which), PIECE)
-    gaps["offset"], gaps["length"] = at, until - at
-    gaps["chunk"] = chunk[which] + plan.chunk_base
-    return gaps
 
 
 def upload_size(tables: Tables, bases: Bases) -> int:
