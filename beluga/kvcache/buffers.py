@@ -34,7 +34,7 @@ class Run:
 
     ``fragments`` is a C-contiguous uint64 array of shape (count * fragment_count, 2): address,
     size. ``length`` is a block's, in bytes. ``owners`` keeps the memory alive; ``start`` is the
-    first block's place in the batch that the run was cut from.
+    first block's place in the batch that the run was cut from; ``read_only`` blocks are no targets.
     """
 
     count: int
@@ -43,6 +43,7 @@ class Run:
     fragments: NDArray[np.uint64]
     owners: list[Any] = dataclasses.field(default_factory=list)
     start: int = 0
+    read_only: bool = False
 
     @classmethod
     def of(cls, layout: BlockLayout, block_ids: ArrayLike) -> Run:
@@ -51,8 +52,8 @@ class Run:
         fragments = np.empty((*addresses.shape, 2), np.uint64)
         fragments[:, :, 0], fragments[:, :, 1] = addresses, layout.sizes
         count, per_block = addresses.shape
-        owners = list(layout.owners)
-        return cls(count, layout.length, per_block, fragments.reshape(-1, 2), owners)
+        owners, rows = list(layout.owners), fragments.reshape(-1, 2)
+        return cls(count, layout.length, per_block, rows, owners, read_only=layout.read_only)
 
     def __len__(self) -> int:
         return self.count
@@ -86,6 +87,8 @@ def runs(blocks: Blocks, *, writable: bool) -> list[Run]:
     if len(blocks) == 0:
         return []
     if isinstance(blocks, Run):
+        if writable and blocks.read_only:
+            raise LayoutError("the target blocks' memory is read-only")
         return [blocks]
     if isinstance(blocks, np.ndarray):
         return [_matrix_run(blocks, writable=writable)]
@@ -119,6 +122,8 @@ def _list_run(
 def _matrix_run(blocks: NDArray[Any], *, writable: bool) -> Run:
     if not _is_matrix(blocks):
         raise LayoutError("an array of blocks needs two axes, and each block must be contiguous")
+    if blocks.dtype.hasobject:
+        raise LayoutError("an array of Python's objects has no bytes to be stored")
     if writable and not blocks.flags.writeable:
         raise LayoutError("the target array is read-only")
     count, length = len(blocks), blocks[0].nbytes

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     Digests = Sequence[bytes] | NDArray[np.uint8] | NDArray[np.uint64]
 
 CHUNK_SIZE: int = lib.BL_CHUNK_SIZE
+_LINE_SIZE: int = lib.BL_LINE_SIZE
 _BLOCK_SIZE_MAX: int = lib.BL_EXTENT_STRIPES_MAX * lib.BL_STRIPE_SIZE
 
 
@@ -105,6 +106,7 @@ class KVCache:
     Keys are digests of 16..64 uniformly random bytes (what engines have), as a list of bytes or a
     uint8 array of shape (count, size); or already folded, as a uint64 array of shape (count, 2):
     then the namespace is not in them, and a block of another one is present to put but misses get.
+    Raises :class:`~beluga.errors.LayoutError` for chunks that are not whole lines, or no threads.
     """
 
     def __init__(  # noqa: PLR0913  all but the first two named
@@ -123,6 +125,12 @@ class KVCache:
         write_class: TransferClass = TransferClass.OFFLOAD,
         kept: bool = False,
     ) -> None:
+        if threads < 1:
+            raise LayoutError(f"a cache of {threads} threads; give it at least one")
+        if chunk_size < 0 or chunk_size % _LINE_SIZE:
+            raise LayoutError(
+                f"chunks of {chunk_size} bytes; give whole lines of 64, or 0 for none"
+            )
         if isinstance(pool_or_client, Client):
             self.client, self._own_client = pool_or_client, False
         else:
@@ -141,7 +149,8 @@ class KVCache:
         self._settings: Any | None = None  # for C; found out before the first copy
         self._read_class, self._write_class = read_class, write_class
         try:
-            self._leave = Leave(self.client.pool, link, engine, read_class, write_class)
+            classes = read_class, write_class
+            self._leave = Leave(self.client.pool, link, engine, *classes, threads=threads)
         except BaseException:
             self._end_session()
             raise
@@ -149,7 +158,9 @@ class KVCache:
     def keys(self, digests: Digests) -> NDArray[np.uint64]:
         """Digests folded with the namespace: a uint64 array of shape (count, 2)."""
         if isinstance(digests, np.ndarray) and digests.dtype == np.uint64:
-            return np.ascontiguousarray(digests, dtype=np.uint64)
+            if digests.ndim != 2 or digests.shape[1] != 2:
+                raise ValueError(f"keys have shape (count, 2), these have {digests.shape}")
+            return np.ascontiguousarray(digests)
         return fold(self.namespace, cast("Sequence[bytes] | NDArray[np.uint8]", digests))
 
     @property
@@ -211,16 +222,7 @@ class KVCache:
         :class:`~beluga.errors.RpcError`, and what the engine raises.
         """
         keys, layout = self.keys(digests), targets.layout
-        wanted = np.asarray(tokens, np.int64)
-        if wanted.ndim == 1 and len(keys) == 1:
-            wanted = np.stack([np.zeros_like(wanted), wanted], axis=1)
-        if wanted.ndim != 2 or wanted.shape[1] != 2 or len(wanted) != len(targets):
-            raise LayoutError(
-                f"tokens of shape {wanted.shape} of {len(keys)} blocks for "
-                f"{len(targets)} slots; give each its block and its token"
-            )
-        if len(wanted) and not (wanted[:, 0].min() >= 0 and wanted[:, 0].max() < len(keys)):
-            raise LayoutError(f"tokens of block {wanted[:, 0].max()} of {len(keys)}")
+        rows = targets.rows(tokens, len(keys))
         states = np.zeros(len(keys), dtype=np.uint8)
         mismatches = ffi.new("uint64_t *")
         run = Run(len(keys), layout.length, 0, np.empty((0, 2), np.uint64))
@@ -228,20 +230,18 @@ class KVCache:
             carrier = self._carrier(self._leave.token_engine, session, run, keys)
 
             def parts_of(hits: NDArray[np.int64]) -> Iterable[tuple[NDArray[np.int64], Plan]]:
-                some = np.isin(wanted[:, 0], hits)
-                if not some.any():
-                    return
-                yield (
-                    hits,
-                    layout.plan_tokens(
-                        wanted[some, 0],
-                        wanted[some, 1],
-                        np.asarray(targets.slots)[some],
-                        offsets=carrier.offsets,
-                        chunk_size=self._chunk_size,
-                        checksums=carrier.vectors if self._verify and self._chunk_size else None,
-                    ),
-                )
+                some = rows if len(hits) == len(keys) else rows.of(hits)
+                if len(some.sizes):
+                    sums = carrier.vectors if self._verify and self._chunk_size else None
+                    yield (
+                        hits,
+                        layout.plan_rows(
+                            some,
+                            offsets=carrier.offsets,
+                            chunk_size=self._chunk_size,
+                            checksums=sums,
+                        ),
+                    )
 
             found = check(carrier.get(states, mismatches, parts_of), "fetching tokens")
         return GetResult(found, states, mismatches[0])

@@ -27,16 +27,19 @@ class Leave:
     """``link`` is a link, a place at one that several caches share, or the settings of this host's
     link to the pool; None: nothing is asked. ``engine`` copies, or None: C does, in the put or get.
 
-    ``engine`` and ``token_engine`` (for rows of tokens) are to be used instead of the one given.
+    ``engine`` and ``token_engine`` (for rows of tokens, by ``threads`` if it is the CPU) are to be
+    used instead of the one given.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  all but the first five named
         self,
         pool: Pool,
         link: Link | LinkSettings | Place | None,
         engine: Engine | None,
         read: TransferClass,
         write: TransferClass,
+        *,
+        threads: int,
     ) -> None:
         self._own_link = host_link(pool, link) if isinstance(link, LinkSettings) else None
         self._own_place: Place | None = None
@@ -51,7 +54,9 @@ class Leave:
         else:
             self._place = found
         self.engine = engine
-        self.token_engine = engine or CpuEngine(pool, place=self._place, read=read, write=write)
+        self.token_engine = engine or CpuEngine(
+            pool, threads, place=self._place, read=read, write=write
+        )
 
     @property
     def port(self) -> Any:

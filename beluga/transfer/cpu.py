@@ -94,12 +94,12 @@ class CpuEngine:
 
     def gather_write(self, plan: Plan) -> CpuTransfer:
         """Scattered memory to the pool; ended when it returns. Raises LayoutError."""
-        if plan.sparse:
-            raise LayoutError("a sparse plan can only be read")
+        plan.refuse_direction(write=True)
         return self._execute(lib.bl_plan_write, plan, self._write, "writing a plan")
 
     def scatter_read(self, plan: Plan) -> CpuTransfer:
         """The pool to scattered memory; ended when it returns. Raises LayoutError."""
+        plan.refuse_direction(write=False)
         return self._execute(lib.bl_plan_read, plan, self._read, "reading a plan")
 
     def close(self) -> None:

@@ -187,6 +187,7 @@ class DsaEngine:
 
     def scatter_read(self, plan: Plan) -> DsaTransfer:
         """The pool to scattered memory, likewise."""
+        plan.refuse_direction(write=False)
         return self._start(plan, is_read=True)
 
     def poll(self) -> None:

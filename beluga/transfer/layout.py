@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from beluga.errors import LayoutError
-from beluga.transfer.plan import Plan, plan_blocks, plan_rows
+from beluga.transfer.plan import Plan, plan_blocks, plan_rows, whole_numbers
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
@@ -48,6 +48,13 @@ class Rows(NamedTuple):
     places: NDArray[np.int64]
     sizes: NDArray[np.int64]
 
+    def of(self, blocks: ArrayLike) -> Rows:
+        """Those of some blocks."""
+        chosen = np.isin(self.blocks, blocks)
+        return Rows(
+            self.addresses[chosen], self.blocks[chosen], self.places[chosen], self.sizes[chosen]
+        )
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Slots:
@@ -56,8 +63,23 @@ class Slots:
     layout: BlockLayout
     slots: ArrayLike
 
-    def __len__(self) -> int:
-        return len(np.asarray(self.slots))
+    def rows(self, tokens: ArrayLike, block_count: int) -> Rows:
+        """The rows of ``tokens``, numbers in the one block, or of shape (count, 2): which of so
+        many blocks, and its token; one for each slot. Raises LayoutError."""
+        wanted, slots = whole_numbers(tokens, "tokens"), whole_numbers(self.slots, "slots")
+        if wanted.ndim == 1 and (block_count == 1 or not wanted.size):
+            wanted = np.stack([np.zeros_like(wanted), wanted], axis=1)
+        if wanted.ndim != 2 or wanted.shape[1] != 2 or slots.shape != (len(wanted),):
+            raise LayoutError(
+                f"tokens of shape {wanted.shape} of {block_count} blocks for slots of shape "
+                f"{slots.shape}; give each its block and its token"
+            )
+        blocks = wanted[:, 0]
+        if blocks.size and not (blocks.min() >= 0 and blocks.max() < block_count):
+            raise LayoutError(f"tokens of blocks {blocks.min()} to {blocks.max()} of {block_count}")
+        if self.layout.read_only:
+            raise LayoutError("the target slots' memory is read-only")
+        return self.layout.rows(blocks, wanted[:, 1], slots)
 
 
 class BlockLayout:
@@ -81,12 +103,14 @@ class BlockLayout:
         axes = tuple(axes)
         if len(axes) != len(first.shape) or len(set(axes)) < len(axes) or not {*axes} <= {*AXES}:
             raise LayoutError(f"shape {first.shape} needs as many axes of {AXES}, has {axes}")
-        if axes[-1] != "dim" or first.strides[-1] != first.item_size or "block" not in axes:
+        dense = first.shape[-1] == 1 or first.strides[-1] == first.item_size
+        if axes[-1] != "dim" or not dense or "block" not in axes:
             raise LayoutError(f"axes {axes} with strides {first.strides}: dim is last and dense")
         if len(views) > 1 and "layer" in axes:
             raise LayoutError("layers are an axis of one view, or have a view each")
         self.views = tuple(views)
         self.owners = tuple(view.owner for view in views)
+        self.read_only = any(view.read_only for view in views)
         self._steps = _steps(first, axes)
         self._offsets = {
             axis: np.arange(count, dtype=np.int64) * step
@@ -128,6 +152,8 @@ class BlockLayout:
     def addresses(self, block_ids: ArrayLike) -> NDArray[np.uint64]:
         """Where each fragment of each block lies: shape (blocks, fragments)."""
         ids = self._within(block_ids, self.block_count, "block")
+        if ids.ndim != 1:
+            raise LayoutError(f"blocks are a list of numbers, have shape {ids.shape}")
         start = self._start + ids * self._steps["block"][1]
         return (start[:, None] + self._fragments[0][None, :]).astype(np.uint64)
 
@@ -136,16 +162,17 @@ class BlockLayout:
         return plan_blocks(
             self.addresses(block_ids),
             self.sizes,
-            np.asarray(offsets, np.uint64),
+            offsets,
             chunk_size=chunk_size,
             owners=self.owners,
+            read_only=self.read_only,
         )
 
     def rows(self, blocks: ArrayLike, tokens: ArrayLike, slots: ArrayLike) -> Rows:
         """Token ``tokens[i]`` of the pool's block ``blocks[i]`` of a list, to the engine's
         ``slots[i]``: its block * :attr:`block_size` + its token."""
         size = self.block_size
-        which = np.asarray(blocks, np.int64)
+        which = whole_numbers(blocks, "blocks")
         token = self._within(tokens, size, "token")
         slot = self._within(slots, size * self.block_count, "slot")
         if not which.shape == token.shape == slot.shape or which.ndim != 1:
@@ -174,14 +201,31 @@ class BlockLayout:
         checksums: NDArray[np.uint32] | None = None,
     ) -> Plan:
         """Some tokens of the blocks at ``offsets`` of the pool: see :meth:`rows`, and
-        :func:`plan_rows` for what is compared."""
+        :func:`~beluga.transfer.plan.plan_rows` for what is compared."""
+        return self.plan_rows(
+            self.rows(blocks, tokens, slots),
+            offsets=offsets,
+            chunk_size=chunk_size,
+            checksums=checksums,
+        )
+
+    def plan_rows(
+        self,
+        rows: Rows,
+        *,
+        offsets: ArrayLike,
+        chunk_size: int = 0,
+        checksums: NDArray[np.uint32] | None = None,
+    ) -> Plan:
+        """The same of what :meth:`rows` has found."""
         return plan_rows(
-            *self.rows(blocks, tokens, slots),
-            offsets=np.asarray(offsets, np.uint64),
+            *rows,
+            offsets=offsets,
             length=self.length,
             chunk_size=chunk_size,
             checksums=checksums,
             owners=self.owners,
+            read_only=self.read_only,
         )
 
     def _as_it_lies(self) -> Order:
@@ -189,7 +233,7 @@ class BlockLayout:
         return Order.HEADS if heads[0] > 1 and heads[1] > tokens[1] else Order.DENSE
 
     def _within(self, numbers: ArrayLike, count: int, what: str) -> NDArray[np.int64]:
-        found = np.asarray(numbers, np.int64)
+        found = whole_numbers(numbers, f"{what}s")
         if found.size and (found.min() < 0 or found.max() >= count):
             raise LayoutError(
                 f"{what}s {found.min()} to {found.max()} are needed; shape "

@@ -14,13 +14,15 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from beluga._ffi import ffi
 from beluga.errors import LayoutError
 
 LINE_SIZE = 64
 STRIPE_SIZE = 2 << 20
+_LENGTH_MAX = 2**32 - 1  # of a piece or a chunk, as C counts
+_POOL_SIZE_MAX = 1 << 62  # so that no sum leaves 64 bits; a CPU addresses 2**57 bytes
 
 PIECE = np.dtype([("address", "<u8"), ("offset", "<u8"), ("length", "<u4"), ("chunk", "<u4")])
 CHUNK = np.dtype([("offset", "<u8"), ("length", "<u4"), ("first", "<u4")])
@@ -32,7 +34,8 @@ class Plan:
 
     ``checksums`` has a CRC-32C per chunk (uint32): filled in by a write, compared by a read; None
     where nothing is summed. ``sparse``: pieces do not tile their chunks, so it can only be read,
-    and to compare a checksum the whole chunk is fetched. ``owners`` keep the memory alive.
+    and to compare a checksum the whole chunk is fetched. ``owners`` keep the memory alive;
+    ``read_only``: some of it may not be written, so the plan can only write the pool.
     """
 
     pieces: NDArray[Any]
@@ -42,6 +45,7 @@ class Plan:
     owners: tuple[Any, ...] = ()
     piece_base: int = 0
     chunk_base: int = 0
+    read_only: bool = False
     _struct: Any = dataclasses.field(default=None, init=False, repr=False, compare=False)
 
     @property
@@ -53,17 +57,21 @@ class Plan:
         """The ``bl_plan *`` for C; valid while this plan lives.
 
         Made once: to look at the arrays again after a copy has emptied the caches costs as much as
-        a tenth of copying a block. Raises :class:`~beluga.errors.LayoutError` for arrays that are
-        not what C takes them for.
+        a tenth of copying a block. Its buffers are held with it, so that no array can be resized
+        under it. Raises :class:`~beluga.errors.LayoutError` for arrays that are not what C takes
+        them for.
         """
         if self._struct is None:
             object.__setattr__(self, "_struct", self._made_struct())
-        return self._struct
+        return self._struct[0]
 
-    def _made_struct(self) -> Any:
+    def _made_struct(self) -> tuple[Any, ...]:
+        """For C, and the buffers that it points to."""
         for array, kind in ((self.pieces, PIECE), (self.chunks, CHUNK)):
             if array.dtype != kind or array.ndim != 1 or not array.flags.c_contiguous:
                 raise LayoutError("a plan's pieces and chunks are contiguous arrays of their types")
+        if not self.pieces["length"].all():  # C would take it for the last one
+            raise LayoutError("a plan has a piece without bytes")
         sums = self.checksums
         if sums is not None and (
             sums.dtype != np.uint32
@@ -72,12 +80,15 @@ class Plan:
             or not sums.flags.writeable
         ):
             raise LayoutError("a plan has a checksum, a uint32, for each of its chunks")
-        return ffi.new(
+        buffers = (
+            ffi.from_buffer("bl_piece[]", self.pieces),
+            ffi.from_buffer("bl_chunk[]", self.chunks),
+            ffi.NULL if sums is None else ffi.from_buffer("uint32_t[]", sums),
+        )
+        struct = ffi.new(
             "bl_plan *",
             [
-                ffi.cast("bl_piece *", ffi.from_buffer(self.pieces)),
-                ffi.cast("bl_chunk *", ffi.from_buffer(self.chunks)),
-                ffi.NULL if sums is None else ffi.cast("uint32_t *", ffi.from_buffer(sums)),
+                *buffers,
                 len(self.pieces),
                 len(self.chunks),
                 self.piece_base,
@@ -85,6 +96,14 @@ class Plan:
                 self.sparse,
             ],
         )
+        return struct, *buffers
+
+    def refuse_direction(self, *, write: bool) -> None:
+        """Raise :class:`~beluga.errors.LayoutError` if it can only go the other way."""
+        if write and self.sparse:
+            raise LayoutError("a sparse plan can only be read")
+        if not write and self.read_only:
+            raise LayoutError("this plan's memory is read-only: it can only be written from")
 
     def refuse_beyond(self, pool_size: int) -> None:
         """Raise :class:`~beluga.errors.LayoutError` if a byte of it lies beyond the pool's end.
@@ -134,13 +153,14 @@ class Plan:
         )
 
 
-def plan_blocks(
+def plan_blocks(  # noqa: PLR0913  all but the first three named
     addresses: NDArray[np.uint64],
     sizes: NDArray[np.int64],
-    offsets: NDArray[np.uint64],
+    offsets: ArrayLike,
     *,
     chunk_size: int = 0,
     owners: tuple[Any, ...] = (),
+    read_only: bool = False,
 ) -> Plan:
     """A plan for whole blocks that are all fragmented alike.
 
@@ -150,7 +170,7 @@ def plan_blocks(
     checksum. Raises :class:`~beluga.errors.LayoutError` for anything else.
     """
     addresses = np.atleast_2d(np.asarray(addresses, np.uint64))
-    sizes, offsets = np.asarray(sizes, np.int64), np.asarray(offsets, np.uint64)
+    sizes, offsets = np.asarray(sizes, np.int64), _pool_offsets(offsets)
     blocks, fragments = addresses.shape
     if sizes.shape != (fragments,) or offsets.shape != (blocks,):
         raise LayoutError(
@@ -163,6 +183,7 @@ def plan_blocks(
         raise LayoutError(f"offsets and the chunk size are multiples of {LINE_SIZE} bytes")
     length = int(sizes.sum())
     chunk = chunk_size or length
+    _refuse_long(min(chunk, length))
     starts = np.cumsum(sizes) - sizes
     cuts = np.union1d(starts, np.arange(0, length, chunk))  # of every block, stripes apart
     block = np.repeat(np.arange(blocks), len(cuts))
@@ -185,7 +206,7 @@ def plan_blocks(
     chunks["length"] = np.tile(np.minimum(length - places, chunk), blocks)
     chunks["first"] = np.flatnonzero(np.diff(pieces["chunk"].astype(np.int64), prepend=-1))
     checksums = np.zeros(len(chunks), np.uint32) if chunk_size else None
-    return Plan(pieces, chunks, checksums, owners=owners)
+    return Plan(pieces, chunks, checksums, owners=owners, read_only=read_only)
 
 
 def plan_rows(  # noqa: PLR0913  all but the first four named
@@ -194,11 +215,12 @@ def plan_rows(  # noqa: PLR0913  all but the first four named
     places: NDArray[np.int64],
     sizes: NDArray[np.int64],
     *,
-    offsets: NDArray[np.uint64],
+    offsets: ArrayLike,
     length: int,
     chunk_size: int = 0,
     checksums: NDArray[np.uint32] | None = None,
     owners: tuple[Any, ...] = (),
+    read_only: bool = False,
 ) -> Plan:
     """A plan that reads some bytes of some blocks.
 
@@ -209,7 +231,7 @@ def plan_rows(  # noqa: PLR0913  all but the first four named
     touches are compared. None compares nothing. Raises :class:`~beluga.errors.LayoutError` for
     anything else.
     """
-    addresses, offsets = np.asarray(addresses, np.uint64), np.asarray(offsets, np.uint64)
+    addresses, offsets = np.asarray(addresses, np.uint64), _pool_offsets(offsets)
     blocks, places = np.asarray(blocks, np.int64), np.asarray(places, np.int64)
     sizes = np.asarray(sizes, np.int64)
     chunk = chunk_size if checksums is not None else length
@@ -225,6 +247,7 @@ def plan_rows(  # noqa: PLR0913  all but the first four named
         raise LayoutError(f"rows of blocks {blocks.min()} to {blocks.max()} of {len(offsets)}")
     if places.min() < 0 or (places + sizes).max() > length:
         raise LayoutError(f"a row needs {(places + sizes).max()} bytes; a block has {length}")
+    _refuse_long(min(chunk, length))
     per_block = -(-length // chunk)
     if checksums is not None and checksums.shape != (len(offsets), per_block):
         raise LayoutError(
@@ -255,7 +278,33 @@ def plan_rows(  # noqa: PLR0913  all but the first four named
     chunks["length"] = np.minimum(length - starts, chunk)
     chunks["first"] = firsts
     sums = None if checksums is None else checksums.reshape(-1)[touched]
-    return Plan(pieces, chunks, sums, sparse=True, owners=owners)
+    return Plan(pieces, chunks, sums, sparse=True, owners=owners, read_only=read_only)
+
+
+def whole_numbers(values: ArrayLike, what: str) -> NDArray[np.int64]:
+    """Numbers of ``what``; a mask, say, or fractions would be taken for others. Raises
+    :class:`~beluga.errors.LayoutError`."""
+    try:
+        found = np.asarray(values)
+    except ValueError:
+        raise LayoutError(f"{what} are a list of whole numbers, not one of lists") from None
+    if found.dtype.kind not in "iu" and found.size:
+        raise LayoutError(f"{what} are whole numbers, have an array of {found.dtype}")
+    return found.astype(np.int64, copy=False)
+
+
+def _pool_offsets(offsets: ArrayLike) -> NDArray[np.uint64]:
+    found = whole_numbers(offsets, "offsets")
+    if found.size and (found.min() < 0 or found.max() >= _POOL_SIZE_MAX):
+        raise LayoutError(f"offsets {found.min()} to {found.max()} are in no pool")
+    return found.view(np.uint64)
+
+
+def _refuse_long(chunk: int) -> None:
+    if chunk > _LENGTH_MAX:
+        raise LayoutError(
+            f"a chunk of {chunk} bytes; it has {_LENGTH_MAX} at most, give a smaller chunk size"
+        )
 
 
 def _cut_at(

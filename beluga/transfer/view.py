@@ -30,7 +30,8 @@ class View:
     """Elements of ``item_size`` bytes at ``start``, of ``shape``, ``strides`` bytes apart.
 
     ``memory`` is the address and the size in bytes of what may be touched; ``owner`` keeps it
-    alive. Raises :class:`~beluga.errors.LayoutError` if an element lies outside of it.
+    alive; ``read_only``: it may not be written, so no plan is read into it. Raises
+    :class:`~beluga.errors.LayoutError` if an element lies outside of it.
     """
 
     start: int
@@ -39,6 +40,7 @@ class View:
     item_size: int
     memory: tuple[int, int]
     owner: Any = None
+    read_only: bool = False
 
     def __post_init__(self) -> None:
         if len(self.shape) != len(self.strides) or any(size < 1 for size in self.shape):
@@ -60,22 +62,33 @@ class View:
             item = array.element_size()
             shape, strides = tuple(array.shape), tuple(step * item for step in array.stride())
             return cls._of(array.data_ptr(), shape, strides, item, array)
-        if isinstance(array, np.ndarray):
-            return cls._of(array.ctypes.data, array.shape, array.strides, array.itemsize, array)
+        if isinstance(array, np.ndarray) and not array.dtype.hasobject:
+            start, read_only = array.ctypes.data, not array.flags.writeable
+            item = array.itemsize
+            return cls._of(start, array.shape, array.strides, item, array, read_only=read_only)
         if hasattr(array, "__cuda_array_interface__"):
-            start = array.__cuda_array_interface__["data"][0]
-            return cls._of(start, array.shape, array.strides, array.dtype.itemsize, array)
+            start, read_only = array.__cuda_array_interface__["data"]
+            item = array.dtype.itemsize
+            return cls._of(start, array.shape, array.strides, item, array, read_only=read_only)
         raise LayoutError(f"a {type(array).__name__} is no array whose memory beluga can find")
 
     @classmethod
-    def _of(
-        cls, start: int, shape: Sequence[int], strides: Sequence[int], item: int, owner: Any
+    def _of(  # noqa: PLR0913  an array's parts
+        cls,
+        start: int,
+        shape: Sequence[int],
+        strides: Sequence[int],
+        item: int,
+        owner: Any,
+        *,
+        read_only: bool = False,
     ) -> View:
         """An array's memory is what its elements span."""
         spans = [(size - 1) * step for size, step in zip(shape, strides, strict=True)]
         low = sum(span for span in spans if span < 0)
         room = sum(map(abs, spans)) + item
-        return cls(start, tuple(shape), tuple(strides), item, (start + low, room), owner)
+        memory = start + low, room
+        return cls(start, tuple(shape), tuple(strides), item, memory, owner, read_only)
 
     @classmethod
     def foreign(  # noqa: PLR0913  all but the first two named

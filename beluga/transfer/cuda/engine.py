@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from beluga import config
-from beluga.errors import LayoutError, TransferError
+from beluga.errors import TransferError
 from beluga.pool import STRIPE_SIZE, Pool
 from beluga.transfer.cuda.buffers import Buffers
 from beluga.transfer.cuda.calibration import Calibration
@@ -111,12 +111,12 @@ class CudaEngine:
 
     def gather_write(self, plan: Plan, *, stream: StreamLike | None = None) -> CudaTransfer:
         """See :meth:`beluga.transfer.engine.Engine.gather_write`."""
-        if plan.sparse:
-            raise LayoutError("a sparse plan can only be read")
+        plan.refuse_direction(write=True)
         return self._start(plan, self._way(stream, write=True))
 
     def scatter_read(self, plan: Plan, *, stream: StreamLike | None = None) -> CudaTransfer:
         """See :meth:`beluga.transfer.engine.Engine.scatter_read`."""
+        plan.refuse_direction(write=False)
         return self._start(plan, self._way(stream, write=False))
 
     def capture(self, plan: Plan, stream: StreamLike, *, write: bool) -> CapturedTransfer:
@@ -129,8 +129,7 @@ class CudaEngine:
         handle = stream_handle(stream)
         if not self._driver.capturing(handle):
             raise TransferError("the stream is not being captured; do not use capture()")
-        if write and plan.sparse:
-            raise LayoutError("a sparse plan can only be read")
+        plan.refuse_direction(write=write)
         plan.refuse_beyond(self._pool.geometry.size)
         tables = make_tables(plan, write=write)
         offsets = tables.pieces["offset"]
