@@ -2,9 +2,11 @@
 # Copyright The Beluga Authors
 """Blocks of a model between a GPU and the pool: the GPU's rows of ``copy``.
 
-The limit is one large copy of as many bytes by a copy engine, between pinned memory and the GPU.
-Peers, in the same run: cudaMemcpyAsync for each fragment, and all fragments in one
-cudaMemcpyBatchAsync. Where there is no GPU the rows say so.
+What is timed is the GPU's work, between two events: the tables' upload, the launches, the copies.
+The host's (plans, and what coherence asks of the CPU) is in ``coherence`` and ``latency``. The
+limit is one large copy of as many bytes by a copy engine between pinned memory and the GPU, in
+turns with ours. How fast that is in the pool's own memory is a row too. Where there is no GPU the
+rows say so.
 """
 
 from __future__ import annotations
@@ -14,167 +16,169 @@ from collections.abc import Callable
 
 import numpy as np
 
-from beluga.errors import EngineUnavailableError
+from beluga.errors import BelugaError, EngineUnavailableError
 from beluga.pool import Pool
 from beluga.transfer import Plan, plan_blocks, plan_rows
-from beluga.transfer.cuda import CudaEngine, CupyDriver, Driver, DriverError
+from beluga.transfer.cuda import CudaEngine, CupyDriver, Driver
+from beluga.transfer.policy import Care, Step
+from beluga.transfer.policy import Row as Steps
 
-from .gpu_batch import MemcpyBatch
-from .ratio import Once, race, rate
-from .row import Recorder, Row, copies
+from .gpu_clock import StreamClock
+from .gpu_peers import peer_rows
+from .row import Recorder, Row
+from .tokens import MODELS, Model, selection
 
 FRAGMENTS, FRAGMENT_SIZE = 128, 20 << 10  # of a block of 16 tokens of a 32B model
-ROW_SIZE = 1280
+BLOCK_SIZE = FRAGMENTS * FRAGMENT_SIZE
 CHUNK_SIZE = 16 << 10
+CASES = ("gather_write", "scatter_read")
+BATCHES, SMOKE_BATCHES = (1, 16), (1, 4)  # blocks of one call
 
 _WINDOW_SIZE = 64 << 20
 _SETTLE_S = 120.0
 _PATHS = ("direct", "staged")
+_APART = Steps(Step.FENCE, Step.FENCE)
 
 
 def gpu_copy(recorder: Recorder, pool: Pool, make: Callable[[], Driver] = CupyDriver) -> list[Row]:
     """Rows of dense and sparse copies by either way, and of the peers."""
-    try:
-        driver = make()
-    except EngineUnavailableError as error:
-        cases = ("gather_write", "scatter_read", "sparse_read")
-        return [recorder.skipped(case, str(error), engine="cuda") for case in cases]
     rows = []
-    with contextlib.closing(driver):
-        for path in _PATHS:
-            engine = CudaEngine(pool, path=path, window_size=_WINDOW_SIZE, driver=driver)
-            with contextlib.closing(engine):
-                if not engine.settle(_SETTLE_S) or engine.stat.fault is not None:
-                    return [recorder.skipped("gather_write", str(engine.stat.fault), engine="cuda")]
-                rows += _Bench(recorder, pool, driver, engine).rows(path)
+    try:
+        with contextlib.closing(make()) as driver:
+            for path in _PATHS:
+                with (
+                    contextlib.closing(_engine(pool, path, driver)) as engine,
+                    contextlib.closing(_Bench(recorder, pool, driver, engine)) as bench,
+                ):
+                    rows += bench.rows(path)
+    except BelugaError as error:
+        cases = (*CASES, "sparse_read")
+        rows += [recorder.skipped(case, str(error), engine="cuda") for case in cases]
     return rows
 
 
+def _engine(pool: Pool, path: str, driver: Driver) -> CudaEngine:
+    care = Care(pool, _APART)
+    engine = CudaEngine(pool, path=path, window_size=_WINDOW_SIZE, driver=driver, care=care)
+    if not engine.settle(_SETTLE_S) or engine.stat.fault is not None:
+        fault = engine.stat.fault
+        engine.close()
+        raise EngineUnavailableError(f"the pool is not registered: {fault}")
+    return engine
+
+
 class _Bench:
-    """One engine, one block, and memory of the GPU and pinned memory of its size."""
+    """One engine; memory of the GPU and pinned memory for the largest batch."""
 
     def __init__(self, recorder: Recorder, pool: Pool, driver: Driver, engine: CudaEngine) -> None:
         self._recorder, self._pool, self._driver, self._engine = recorder, pool, driver, engine
-        self._size = FRAGMENTS * FRAGMENT_SIZE
-        self._memory, self._pinned = driver.allocate(self._size), driver.pin(self._size)
-        self._stream, self._event = driver.make_stream(urgent=True), driver.make_event()
-        self._offset = np.array([pool.geometry.data_offset], np.uint64)
+        self._batches = SMOKE_BATCHES if recorder.options.smoke else BATCHES
+        size = self._batches[-1] * BLOCK_SIZE
+        self._memory, self._pinned = driver.allocate(size), driver.pin(size)
+        self._clock = StreamClock(driver)
 
     def rows(self, path: str) -> list[Row]:
         rows = []
-        for crc in (False, True):
-            plan = self._dense(crc=crc)
-            for case, start in (
-                ("gather_write", self._engine.gather_write),
-                ("scatter_read", self._engine.scatter_read),
-            ):
-                write = case == "gather_write"
-
-                def once(start: Callable[..., object] = start, plan: Plan = plan) -> None:
-                    start(plan, stream=self._stream).wait()  # type: ignore[attr-defined]
-
-                rows.append(
-                    self._row(case, once, plan.size, write, engine="cuda", crc=crc, note=path)
-                )
+        for blocks in self._batches:
+            for chunk_size in (0, CHUNK_SIZE):
+                plan = self._dense(blocks, chunk_size)
+                rows += [self._row(case, plan, path, FRAGMENTS * blocks) for case in CASES]
         if path == "direct":
-            sparse = self._sparse()
-            rows.append(
-                self._row(
-                    "sparse_read",
-                    lambda: self._engine.scatter_read(sparse, stream=self._stream).wait(),
-                    sparse.size,
-                    False,
-                    engine="cuda",
-                    crc=False,
-                    note=path,
-                )
+            for model in MODELS:
+                plan = self._sparse(model)
+                note = f"{path}; {model.name}, 16 tokens"
+                rows.append(self._row("sparse_read", plan, note, len(plan.pieces)))
+            rows += [self._of_pool(case) for case in CASES]
+            for blocks in self._batches:
+                plan = self._dense(blocks, 0)
+                rows += peer_rows(self._recorder, self._driver, self._engine, self._pinned, plan)
+            rows += peer_rows(
+                self._recorder, self._driver, self._engine, self._pinned, self._sparse(MODELS[0])
             )
-            rows += self._peers()
-        self._driver.free_event(self._event)
-        self._driver.end_stream(self._stream)
+        return rows
+
+    def close(self) -> None:
+        """Nothing is under way."""
+        self._clock.close()
         self._driver.unpin(self._pinned)
         self._driver.free(self._memory)
-        return rows
 
-    def _dense(self, *, crc: bool) -> Plan:
-        addresses = self._memory + np.arange(FRAGMENTS, dtype=np.uint64) * np.uint64(FRAGMENT_SIZE)
-        sizes = np.full(FRAGMENTS, FRAGMENT_SIZE)
+    def _dense(self, blocks: int, chunk_size: int) -> Plan:
+        at = np.arange(blocks * FRAGMENTS, dtype=np.uint64) * np.uint64(FRAGMENT_SIZE)
         return plan_blocks(
-            addresses[None, :], sizes, self._offset, chunk_size=CHUNK_SIZE if crc else 0
+            (np.uint64(self._memory) + at).reshape(blocks, FRAGMENTS),
+            np.full(FRAGMENTS, FRAGMENT_SIZE),
+            self._offsets(blocks, BLOCK_SIZE),
+            chunk_size=chunk_size,
         )
 
-    def _sparse(self) -> Plan:
-        """One token of a block: a row of each fragment."""
-        places = np.arange(FRAGMENTS, dtype=np.int64) * FRAGMENT_SIZE
+    def _sparse(self, model: Model) -> Plan:
+        """Rows of 16 tokens of as many blocks as a batch has, most of which stand alone."""
+        blocks = self._batches[-1]
+        tokens = selection(0, blocks * model.block_tokens)
+        which = np.repeat(tokens // model.block_tokens, model.row_count)
+        at = (tokens % model.block_tokens * model.row_size)[:, None]
+        inside = (np.arange(model.row_count) * model.fragment_size + at).reshape(-1)
+        targets = np.uint64(self._memory) + np.arange(len(inside), dtype=np.uint64) * np.uint64(
+            model.row_size
+        )
         return plan_rows(
-            (self._memory + np.arange(FRAGMENTS) * ROW_SIZE).astype(np.uint64),
-            np.zeros(FRAGMENTS, np.int64),
-            places,
-            np.full(FRAGMENTS, ROW_SIZE),
-            offsets=self._offset,
-            length=self._size,
+            targets,
+            which,
+            inside,
+            np.full(len(inside), model.row_size),
+            offsets=self._offsets(blocks, model.block_size),
+            length=model.block_size,
         )
 
-    def _peers(self) -> list[Row]:
-        """Fragment by fragment, to and from pinned memory: no pool, no flush, no checksum."""
-        rows = []
-        for case, write in (("gather_write", True), ("scatter_read", False)):
-            pairs = [
-                (self._pinned.array.ctypes.data + at, self._memory + at)
-                for at in range(0, self._size, FRAGMENT_SIZE)
-            ]
-            pairs = pairs if write else [(target, source) for source, target in pairs]
+    def _offsets(self, blocks: int, size: int) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
+        first = np.uint64(self._pool.geometry.data_offset)
+        return first + np.arange(blocks, dtype=np.uint64) * np.uint64(size)
 
-            def each(pairs: list[tuple[int, int]] = pairs) -> None:
-                for target, source in pairs:
-                    self._driver.copy(target, source, FRAGMENT_SIZE, self._stream)
-                self._finish()
-
-            name = "cudaMemcpyAsync per fragment"
-            rows.append(self._row(case, each, self._size, write, peer=name, crc=False))
-            name = "cudaMemcpyBatchAsync"
-            try:
-                if self._driver.name != "cuda":
-                    raise DriverError("what stands in for the GPU has no such call")
-                batch = MemcpyBatch(pairs, FRAGMENT_SIZE)
-
-                def together(batch: MemcpyBatch = batch) -> None:
-                    batch.start(self._stream)
-                    self._finish()
-
-                together()
-                rows.append(self._row(case, together, self._size, write, peer=name, crc=False))
-            except (OSError, DriverError) as error:
-                rows.append(self._recorder.skipped(case, str(error), peer=name))
-        return rows
-
-    def _ceiling(self, size: int, *, write: bool) -> None:
+    def _ceiling(self, write: bool, size: int) -> Callable[[int], None]:
         """One copy by a copy engine."""
-        host = self._pinned.array.ctypes.data
-        target, source = (host, self._memory) if write else (self._memory, host)
-        self._driver.copy(target, source, size, self._stream)
-        self._finish()
+        host = int(self._pinned.array.ctypes.data)
+        pair = (host, self._memory) if write else (self._memory, host)
+        return lambda stream: self._driver.copy(*pair, size, stream)
 
-    def _finish(self) -> None:
-        self._driver.record(self._event, self._stream)
-        self._driver.wait(self._event)
+    def _of_pool(self, case: str) -> Row:
+        """The same in the pool's memory: what its registered pages allow."""
+        write, plan = case == "gather_write", self._dense(self._batches[-1], 0)
+        runs = self._engine.runs(plan)
 
-    def _row(self, case: str, once: Once, size: int, write: bool, **fields: object) -> Row:
-        options = self._recorder.options
-        options.say(f"copy {case}, {fields}")
-        count = 3 if options.smoke else 200
-        found = race(
-            lambda: rate(lambda: self._ceiling(size, write=write), count),
-            lambda: rate(once, count),
-            pair_count=options.pair_count,
-            retry_count=options.retry_count,
+        def enqueue(stream: int) -> None:
+            for address, place, length in runs:
+                near = self._memory + place
+                pair = (address, near) if write else (near, address)
+                self._driver.copy(*pair, length, stream)
+
+        found = self._clock.race(
+            self._ceiling(write, plan.size), enqueue, plan.size, self._recorder.options
         )
+        peer = "copy engine, the pool's memory"
+        return self._recorder.row(case, peer=peer, crc=False, bytes=plan.size, **found)
+
+    def _row(self, case: str, plan: Plan, note: str, fragments: int) -> Row:
+        options, write = self._recorder.options, case == "gather_write"
+        crc = plan.checksums is not None
+        options.say(f"copy {case}, cuda, {note}, {plan.size} bytes{', checksums' if crc else ''}")
+        start = self._engine.gather_write if write else self._engine.scatter_read
+        found = self._clock.race(
+            self._ceiling(write, plan.size),
+            lambda stream: start(plan, stream=stream),
+            plan.size,
+            options,
+        )
+        if self._clock.exposed:
+            note += f"; {self._clock.exposed} samples hold some of the host's time"
         return self._recorder.row(
             case,
-            bytes=size,
+            engine="cuda",
+            crc=crc,
+            bytes=plan.size,
             threads=1,
-            fragment_bytes=size // FRAGMENTS,
-            fragments=FRAGMENTS,
-            **fields,
-            **copies(found, size),
+            fragment_bytes=plan.size // fragments,
+            fragments=fragments,
+            note=note,
+            **found,
         )

@@ -10,10 +10,11 @@ the path carries, whoever copies. ``threads`` of a row is the number of GPUs.
 from __future__ import annotations
 
 import functools
+import itertools
 import statistics
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
 import numpy as np
@@ -24,7 +25,7 @@ from beluga.transfer import CudaDriver, CudaEngine, CupyDriver, plan_blocks
 
 from .machine import nodes
 from .private import private
-from .row import Recorder, Row, speed
+from .row import Recorder, Row, percentiles, speed
 
 VERBS = ("read", "write")
 
@@ -83,15 +84,32 @@ class _Feeder:
         self._driver, self._places = driver, places
         self.memory = driver.allocate(STRIPE_SIZE)
         self.stream, self.event = driver.make_stream(urgent=True), driver.make_event()
+        self.times: list[float] = []
 
     def run(self, verb: str, count: int) -> None:
         self._driver.use()
         for index in range(count):
-            place = self._places[index % len(self._places)]
-            pair = (place, self.memory) if verb == "write" else (self.memory, place)
-            self._driver.copy(*pair, STRIPE_SIZE, self.stream)
+            self._copy(verb, index)
         self._driver.record(self.event, self.stream)
         self._driver.wait(self.event)
+
+    def sample(self, verb: str, count: int) -> None:
+        """Seconds of each of ``count`` copies by the GPU's clock: ``times``."""
+        self._driver.use()
+        events = [self._driver.make_event() for _ in range(count + 1)]
+        self._driver.record(events[0], self.stream)
+        for index, event in enumerate(events[1:]):
+            self._copy(verb, index)
+            self._driver.record(event, self.stream)
+        self._driver.wait(events[-1])
+        self.times = [self._driver.elapsed_s(*pair) for pair in itertools.pairwise(events)]
+        for event in events:
+            self._driver.free_event(event)
+
+    def _copy(self, verb: str, index: int) -> None:
+        place = self._places[index % len(self._places)]
+        pair = (place, self.memory) if verb == "write" else (self.memory, place)
+        self._driver.copy(*pair, STRIPE_SIZE, self.stream)
 
 
 @contextmanager
@@ -132,23 +150,27 @@ def _row(recorder: Recorder, case: str, feeders: list[_Feeder], verb: str) -> Ro
     options = recorder.options
     options.say(f"bandwidth {case}, {len(feeders)} GPUs")
     count = 3 if options.smoke else 200
-    _together(feeders, verb, count)
-    found = statistics.median(_together(feeders, verb, count) for _ in range(options.pair_count))
+    runs = [functools.partial(feeder.run, verb, count) for feeder in feeders]
+    _together(runs)
+    took_s = statistics.median(_together(runs) for _ in range(options.pair_count))
+    _together([functools.partial(feeder.sample, verb, count) for feeder in feeders])
+    times = np.concatenate([feeder.times for feeder in feeders])
     return recorder.row(
         case,
         engine="cuda",
         bytes=STRIPE_SIZE,
         threads=len(feeders),
-        **speed(found, STRIPE_SIZE),
+        **speed(count * len(feeders) / took_s, STRIPE_SIZE),
+        **percentiles((times * 1e9).astype(np.uint64)),
     )
 
 
-def _together(feeders: list[_Feeder], verb: str, count: int) -> float:
-    """Copies per second of all of them."""
-    threads = [threading.Thread(target=feeder.run, args=(verb, count)) for feeder in feeders]
+def _together(runs: Sequence[Callable[[], None]]) -> float:
+    """Seconds that all of them take, a thread each."""
+    threads = [threading.Thread(target=run) for run in runs]
     before = time.perf_counter()
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    return count * len(feeders) / (time.perf_counter() - before)
+    return time.perf_counter() - before

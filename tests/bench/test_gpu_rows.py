@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The GPU's rows: a reason where there is no GPU; the code itself with host-compiled kernels."""
+"""The GPU's rows: a reason where there is no GPU; the code itself with host-compiled kernels, by
+their own driver and by the real one on what stands in for cupy."""
 
 from __future__ import annotations
 
@@ -8,19 +9,30 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from beluga_bench import gpu_beside as beside
+from beluga_bench import gpu_clock
 from beluga_bench.gpu import CASES, gpu_coherence, gpu_latency
 from beluga_bench.gpu_beside import gpu_beside
-from beluga_bench.gpu_copy import gpu_copy
-from beluga_bench.gpu_many import gpu_bandwidth
+from beluga_bench.gpu_clock import StreamClock
+from beluga_bench.gpu_copy import BATCHES, BLOCK_SIZE, SMOKE_BATCHES, gpu_copy
+from beluga_bench.gpu_many import all_gpus, gpu_bandwidth
+from beluga_bench.gpu_peers import BATCH, EACH
 from beluga_bench.options import Options
 from beluga_bench.region import region_of
-from beluga_bench.row import Recorder
+from beluga_bench.row import Recorder, Row
 
 from beluga.errors import EngineUnavailableError
 from beluga.pool import Pool
-from beluga.transfer import CudaDriver, HostDriver
+from beluga.transfer import CudaDriver, CupyDriver, HostDriver
 
+DENSE = ("gather_write", "scatter_read")
 FIXED = {"memory": "made up", "discipline": "non-coherent", "depth": 1, "threads": 1}
+
+
+@pytest.fixture(autouse=True)
+def little_ballast(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A CPU copies no faster than it plans copies."""
+    monkeypatch.setattr(gpu_clock, "_BALLAST_SIZE", 8 << 20)
 
 
 @pytest.fixture
@@ -67,25 +79,97 @@ def test_the_rows_are_measured_where_kernels_run(shm: Path) -> None:
     }
 
 
+def spread(rows: list[Row]) -> None:
+    """What tests/bench/test_benches.py asks of every row that is measured."""
+    for row in rows:
+        measured = row["ops_per_s"] is not None
+        assert measured != str(row["note"]).startswith("skipped: ")
+        assert not measured or 0 < float(str(row["p50_ns"])) <= float(str(row["p99_ns"]))
+
+
 @pytest.mark.usefixtures("compiled")
 def test_copies_are_measured_beside_a_copy_engine_and_peers(shm: Path) -> None:
-    with Pool.create([shm / "a"], device_size=32 << 20, sparse=True) as pool:
+    with Pool.create([shm / "a"], device_size=64 << 20, sparse=True) as pool:
         recorder = Recorder("copy", Options(smoke=True), dict(FIXED))
         rows = gpu_copy(recorder, pool, HostDriver)
         without = gpu_copy(recorder, pool, no_gpu)
-    measured = [row for row in rows if row["ratio_to_limit"]]
-    found = {(row["note"], row["case"], row["crc"]) for row in measured if row["engine"] == "cuda"}
+    spread(rows + without)
+    ours = [row for row in rows if row["engine"] == "cuda"]
+    assert all(float(str(row["ratio_to_limit"])) > 0 for row in ours)
+    found = {
+        (str(row["note"]).split(";")[0], row["case"], row["crc"], row["bytes"]) for row in ours
+    }
     for path in ("direct", "staged"):
         for case in ("gather_write", "scatter_read"):
-            assert {(path, case, False), (path, case, True)} <= found
-    assert ("direct", "sparse_read", False) in found
-    peers = {(row["peer"], row["case"]) for row in measured if row["peer"]}
-    name = "cudaMemcpyAsync per fragment"
-    assert peers == {(name, "gather_write"), (name, "scatter_read")}
-    batch = [row["note"] for row in rows if row["peer"] == "cudaMemcpyBatchAsync"]
-    assert batch == ["skipped: what stands in for the GPU has no such call"] * 2
-    assert {row["case"] for row in without} == {"gather_write", "scatter_read", "sparse_read"}
+            for blocks in SMOKE_BATCHES:
+                for crc in (False, True):
+                    assert (path, case, crc, blocks * BLOCK_SIZE) in found
+    sparse = [row for row in ours if row["case"] == "sparse_read"]
+    assert {row["fragment_bytes"] for row in sparse} == {1280, 2048}
+    assert {row["bytes"] for row in sparse} == {16 * 128 * 1280, 16 * 64 * 2048}
+    peers = {(row["peer"], row["case"], row["bytes"]) for row in rows if row["ratio_to_peer"]}
+    dense = {(EACH, case, b * BLOCK_SIZE) for case in DENSE for b in SMOKE_BATCHES}
+    assert peers == dense | {(EACH, "sparse_read", 16 * 128 * 1280)}
+    batch = [row["note"] for row in rows if row["peer"] == BATCH]
+    assert batch == ["skipped: what stands in for the GPU has no such call"] * 5
+    assert [row["case"] for row in rows if "pool's memory" in str(row["peer"])] == list(DENSE)
+    assert {row["case"] for row in without} == {*DENSE, "sparse_read"}
     assert all("skipped: " in str(row["note"]) for row in without)
+
+
+@pytest.mark.usefixtures("fake_cuda")
+def test_every_call_that_a_gpu_gets_is_one_that_cupy_has(
+    shm: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(beside, "_ORDER", 8)
+    with Pool.create([shm / "a"], device_size=64 << 20, sparse=True) as pool:
+        recorder = Recorder("copy", Options(smoke=True), dict(FIXED))
+        copied = gpu_copy(recorder, pool, CupyDriver)
+        slowed = gpu_beside(recorder, pool, CupyDriver)
+        shared = gpu_bandwidth(recorder, pool, all_gpus)
+        waited = gpu_coherence(recorder, region_of(pool), 16384, CupyDriver)
+        waited += gpu_latency(recorder, region_of(pool), (64, 16384), [], CupyDriver)
+    rows = copied + slowed + shared + waited
+    spread(rows)
+    assert [row["note"] for row in rows if "skipped" in str(row["note"])] == []
+    peers = [row["case"] for row in copied if row["peer"] == BATCH]
+    assert peers == [*DENSE, *DENSE, "sparse_read"]
+
+
+def test_a_full_run_times_large_batches() -> None:
+    assert BATCHES[0] == 1  # a block alone, and enough that starting them is nothing
+    assert BATCHES[-1] * BLOCK_SIZE >= 32 << 20
+
+
+@pytest.mark.usefixtures("compiled")
+@pytest.mark.parametrize(("tries", "ballast"), [(0, 1), (2, 1 + 2 + 4), (9, 1 + 2 + 4 + 8)])
+def test_the_clock_hides_the_host_behind_as_much_as_it_takes(
+    monkeypatch: pytest.MonkeyPatch, tries: int, ballast: int
+) -> None:
+    class Early(HostDriver):
+        """Its ballast has ended already, when it is asked for the first few times."""
+
+        asked = copied = 0
+
+        def ended(self, event: int) -> bool:
+            self.asked += 1
+            return self.asked <= tries
+
+        def wait(self, event: int) -> None:
+            self._events[event].last.reached.wait()
+
+        def copy(self, target: int, source: int, size: int, stream: int) -> None:
+            self.copied += 1
+            super().copy(target, source, size, stream)
+
+    monkeypatch.setattr(gpu_clock, "_BALLAST_MAX", 8)
+    driver = Early()
+    clock = StreamClock(driver)
+    assert clock.seconds(lambda _: None) >= 0
+    assert driver.copied == ballast
+    assert clock.exposed == (tries == 9)
+    clock.close()
+    driver.close()
 
 
 @pytest.mark.usefixtures("compiled")
@@ -103,6 +187,7 @@ def test_several_gpus_share_a_device_and_a_node(shm: Path) -> None:
     assert any(target.startswith("DRAM of NUMA node ") for target in targets)
     measured = [(row["case"], row["threads"]) for row in rows]
     assert len(set(measured)) == len(measured) == len(targets) * 2 * 2
+    spread(rows + without)
     assert all(float(str(row["gb_per_s"])) > 0 for row in rows)
     assert {row["memory"] for row in rows if "pool" in str(row["case"])} == {"made up"}
     assert all(str(row["memory"]) in str(row["case"]) for row in rows if "node" in str(row["case"]))
@@ -119,10 +204,10 @@ def test_a_product_is_measured_alone_and_beside_copies(shm: Path) -> None:
         without = gpu_beside(recorder, pool, no_gpu, lambda: lambda: None)
     assert [row["case"] for row in rows] == [row["case"] for row in without]
     assert {row["engine"] for row in rows} == {"cuda"}
+    spread(rows + without)
     for row in rows:
         assert float(str(row["ratio_to_limit"])) > 0
-        blocks = int(str(row["note"]).split()[-2])
-        assert blocks >= 3  # one beside each measurement, at least
+        assert float(str(row["note"]).split(" GB/s")[0].split()[-1]) > 0
     assert all(row["note"] == "skipped: there is no usable GPU here: made up" for row in without)
 
 
