@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import errno
 import os
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -25,7 +26,8 @@ class Member:
 
 
 class Mapping:
-    """Maps on construction, unmaps on :meth:`close`. A forked child has nothing mapped."""
+    """Maps on construction, unmaps when everybody who keeps it has closed it. A forked child has
+    nothing mapped."""
 
     def __init__(self, members: Sequence[Member]) -> None:
         self.members = tuple(members)
@@ -34,6 +36,7 @@ class Mapping:
         self.addresses = ffi.new("void *[]", len(members))
         self._handle = ffi.NULL
         self._pid = os.getpid()
+        self._keepers, self._lock = 1, threading.Lock()
         try:
             for index, member in enumerate(members):
                 ffi.memmove(self.superblocks + index, member.superblock.raw, SUPERBLOCK_SIZE)
@@ -69,8 +72,18 @@ class Mapping:
             raise ForkedSessionError("the parent process mapped this pool; open it anew after fork")
         return self._handle
 
+    def keep(self) -> Mapping:
+        """This, to be closed once more before it is unmapped."""
+        with self._lock:
+            self._keepers += 1
+        return self
+
     def close(self) -> None:
-        """Unmap. Nobody may use the pool's memory any more."""
+        """Unmap, if nobody else keeps it: then nobody may use the pool's memory any more."""
+        with self._lock:
+            self._keepers -= 1
+            if self._keepers > 0:
+                return
         if self._handle != ffi.NULL:
             lib.bl_pool_close(self._handle)
             self._handle = ffi.NULL

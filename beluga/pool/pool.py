@@ -45,6 +45,7 @@ class Pool:
 
     def __init__(self, mapping: Mapping) -> None:
         self._mapping = mapping
+        self._closed = False
         self._ends: list[weakref.WeakMethod[Callable[[], None]]] = []
         first = mapping.members[0].superblock
         self.id: str = first.pool_id
@@ -127,6 +128,8 @@ class Pool:
     @property
     def handle(self) -> Any:
         """The ``bl_pool *`` for C. Raises ForkedSessionError in a forked child."""
+        if self._closed:
+            raise ValueError("the pool is closed")
         return self._mapping.handle
 
     @property
@@ -175,7 +178,14 @@ class Pool:
             end = self._ends.pop()()
             if end is not None:
                 end()
-        self._mapping.close()
+        if not self._closed:
+            self._closed = True
+            self._mapping.close()
+
+    def keep_mapped(self) -> Mapping:
+        """The devices stay mapped after :meth:`close`, until this is closed too: for a driver in
+        which their addresses are registered."""
+        return self._mapping.keep()
 
     def __enter__(self) -> Pool:
         return self

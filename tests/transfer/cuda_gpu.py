@@ -21,10 +21,14 @@ PATIENCE_S = 60
 
 
 class Gpu(HostDriver):
-    """Remembers every copy; while ``gate`` is closed its streams stand still."""
+    """Remembers every copy; while ``gate`` is closed its streams stand still. Each is another GPU,
+    or with an ``identity`` that one."""
 
-    def __init__(self, before_register: Callable[[int], None] | None = None) -> None:
+    def __init__(
+        self, before_register: Callable[[int], None] | None = None, *, identity: str | None = None
+    ) -> None:
         super().__init__(before_register=before_register)
+        self.identity = identity or f"host-{id(self)}"
         self.gate = threading.Event()
         self.gate.set()
         self.copies: list[tuple[int, int, int]] = []

@@ -113,7 +113,7 @@ def test_a_window_in_use_stays_until_its_event_has_ended(
     for stripe in range(FAR, FAR + 4):  # one more than there are idle ones
         registered(engine, pool, stripe)
         assert used <= ready(engine)
-    with engine._registrar.hold(ready(engine)):  # as if copies of them all were being started
+    with engine._registrar.hold(ready(engine), gpu):  # as if copies of them all were being started
         blocks = Blocks.make(pool, stripe=FAR - 1)
         until(engine, blocks, lambda: engine.stat.refused_count > 1)
     assert used <= ready(engine)

@@ -65,10 +65,13 @@ class Driver(Protocol):
     def unpin(self, pinned: Pinned) -> None: ...
 
     def register(self, address: int, size: int) -> int:
-        """Map memory of this process, page-locked, for the GPU: its address there."""
+        """Map memory of this process, page-locked, for the GPU: its address there, for every driver
+        of that GPU. It stays when this one is closed."""
         ...
 
-    def unregister(self, address: int) -> None: ...
+    def unregister(self, address: int) -> None:
+        """No more. This too can be called on a driver that is closed."""
+        ...
 
     def copy(self, target: int, source: int, size: int, stream: int) -> None:
         """By a copy engine, in stream order."""

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from beluga import config
 from beluga.errors import TransferError
 from beluga.pool import STRIPE_SIZE, Pool
+from beluga.transfer.cuda import shared
 from beluga.transfer.cuda.buffers import Buffers
 from beluga.transfer.cuda.calibration import Calibration
 from beluga.transfer.cuda.capture import CapturedTransfer
@@ -46,8 +47,9 @@ class CudaEngine:
     source and target must not be in use. ``blocks``: how many of the GPU's multiprocessors a copy
     may take. ``path``: direct or staged always, or what was measured as faster. ``window_size``:
     bytes registered at a time, a power of two of 2 MiB stripes. ``cap``: bytes that all processes
-    of this host may have registered together. ``bounce_size``: bytes of buffers. ``driver``: the
-    GPU's, or of what stands in for one; whoever gives it closes it, after the engine.
+    of this host may have registered together. Engines of one process for one pool and GPU share
+    what is registered: the first of them says both. ``bounce_size``: bytes of buffers. ``driver``:
+    the GPU's, or of what stands in for one; whoever gives it closes it, after the engine.
 
     Raises :class:`~beluga.errors.EngineUnavailableError` where there is no GPU, or no cupy.
     """
@@ -72,7 +74,7 @@ class CudaEngine:
         while window_size > STRIPE_SIZE and window_size // 2 >= pool.devices[0].size:
             window_size //= 2
         windows = Windows.of(pool, window_size)
-        self._pool, self._path, self._windows = pool, path, windows
+        self._pool, self._path = pool, path
         self._own_driver = driver is None
         self._driver = driver or CupyDriver(device)
         self._driver.use()
@@ -81,10 +83,15 @@ class CudaEngine:
         self._buffers = Buffers(self._driver)
         self._launcher = Launcher(self._driver, self._buffers, blocks=blocks)
         self._calibration = calibration or Calibration.of(self._launcher)
-        claims = Claims(config.runtime_root() / "cuda-registered", cap)
-        self._registrar = Registrar(self._driver, pool, windows, claims)
         self._care = care or probe().care("gpu", pool)
-        self._paths = Paths(pool, self._launcher, windows, self._care, bounce_size)
+
+        def register() -> Registrar:
+            claims = Claims(config.runtime_root() / "cuda-registered", cap)
+            return Registrar(self._driver, pool, windows, claims)
+
+        self._registrar = shared.join(self._driver, pool, self, register)
+        self._windows = self._registrar.windows
+        self._paths = Paths(pool, self._launcher, self._windows, self._care, bounce_size)
         self._captured: list[CapturedTransfer] = []
         pool.before_close(self.close)
 
@@ -97,7 +104,7 @@ class CudaEngine:
 
     @property
     def stat(self) -> CudaStat:
-        """What was done until now."""
+        """What was done until now; of windows, by all engines that share them."""
         found = self._paths.stat
         found.launch_count = self._launcher.count
         found.registered_bytes, found.fault = self._registrar.size, self._registrar.fault
@@ -133,7 +140,9 @@ class CudaEngine:
         plan.refuse_beyond(self._pool.geometry.size)
         tables = make_tables(plan, write=write)
         offsets = tables.pieces["offset"]
-        bases = self._paths.bases(offsets, self._registrar.keep(self._windows.touched(offsets)))
+        bases = self._paths.bases(
+            offsets, self._registrar.keep(self._windows.touched(offsets), self)
+        )
         with self._buffers.only_free():
             launched = self._launcher.launch(tables, bases, write=write, stream=handle)
         transfer = CapturedTransfer(plan, self._care, launched, write=write)
@@ -144,7 +153,7 @@ class CudaEngine:
         """A plan's bytes of the pool in as few runs as copy engines may take: GPU address, byte of
         the plan's chunks end to end, length. All of it is registered, and stays so (benchmarks)."""
         edges = np.concatenate([plan.chunks["offset"], plan.pieces["offset"]])
-        addresses = self._registrar.keep(self._windows.touched(edges))
+        addresses = self._registrar.keep(self._windows.touched(edges), self)
         found: list[tuple[int, int, int]] = self._paths.gpu_runs(plan, addresses).tolist()
         return found
 
@@ -153,7 +162,7 @@ class CudaEngine:
         if self._buffers.closed:
             return
         self._driver.use()  # whoever closes
-        self._registrar.close()
+        shared.leave(self._registrar, self)
         for stream in self._own.values():
             self._driver.end_stream(stream)
         self._paths.close()
@@ -180,7 +189,7 @@ class CudaEngine:
             raise TransferError("the stream is being captured; use capture()")
         tables = make_tables(plan, write=way.write)
         touched = self._windows.touched(tables.pieces["offset"])
-        with self._registrar.hold(touched) as hold:
+        with self._registrar.hold(touched, self._driver) as hold:
             missing = touched - hold.addresses.keys()
             if not missing:
                 parts = self._straight(plan, tables, way, hold)

@@ -23,7 +23,8 @@ class Hold:
     A context: events of what is started in it are added with :meth:`until`.
     """
 
-    def __init__(self, holds: Holds, addresses: Mapping[Place, int]) -> None:
+    def __init__(self, holds: Holds, driver: Driver, addresses: Mapping[Place, int]) -> None:
+        self.driver = driver  # whose the events are
         self.addresses = addresses
         self.events: set[int] = set()
         self.starting = True
@@ -57,14 +58,13 @@ class Hold:
 class Holds:
     """All that are there. ``lock`` guards them, and the windows that they are of."""
 
-    def __init__(self, driver: Driver, lock: threading.Condition) -> None:
+    def __init__(self, lock: threading.Condition) -> None:
         self.lock = lock
-        self._driver = driver
         self._all: set[Hold] = set()
 
-    def make(self, addresses: Mapping[Place, int]) -> Hold:
-        """A hold on these windows. The lock is held."""
-        hold = Hold(self, addresses)
+    def make(self, driver: Driver, addresses: Mapping[Place, int]) -> Hold:
+        """A hold on these windows, until events of the driver's. The lock is held."""
+        hold = Hold(self, driver, addresses)
         self._all.add(hold)
         return hold
 
@@ -79,6 +79,6 @@ class Holds:
 
     def _busy(self, hold: Hold) -> bool:
         try:
-            return hold.starting or not all(self._driver.ended(event) for event in hold.events)
+            return hold.starting or not all(hold.driver.ended(event) for event in hold.events)
         except DriverError:  # its owner is told; who knows what still runs
             return True

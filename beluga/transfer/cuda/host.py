@@ -118,7 +118,8 @@ class HostDriver:
         self._libc = ctypes.CDLL(None, use_errno=True)
         self._libc.mremap.restype = ctypes.c_void_p
         self._maps: dict[int, mmap.mmap] = {}
-        self._aliases: dict[int, tuple[int, int]] = {}  # by the CPU's address
+        self._pinned: dict[int, tuple[int, int]] = {}  # aliases, by the CPU's address
+        self._registered: dict[int, tuple[int, int]] = {}
         self._handles = itertools.count(1)
         self._events: dict[int, _Event] = {}
         self._streams: dict[int, _Stream] = {0: _Stream()}
@@ -137,22 +138,24 @@ class HostDriver:
     def pin(self, size: int) -> Pinned:
         memory, address = _map(size)
         self._maps[address] = memory
-        return Pinned(np.frombuffer(memory, np.uint8), self._alias(address, size))
+        alias = self._pinned[address] = self._alias(address, size)
+        return Pinned(np.frombuffer(memory, np.uint8), alias[0])
 
     def unpin(self, pinned: Pinned) -> None:
         address = pinned.array.ctypes.data
-        self._end_alias(address)
+        self._end_alias(self._pinned.pop(address))
         del self._maps[address]
 
     def register(self, address: int, size: int) -> int:
         if self.before_register is not None:
             self.before_register(size)
-        if address in self._aliases:
+        if address in self._registered:
             raise DriverError(f"{address:#x} is registered already")
-        return self._alias(address, size)
+        alias = self._registered[address] = self._alias(address, size)
+        return alias[0]
 
     def unregister(self, address: int) -> None:
-        self._end_alias(address)
+        self._end_alias(self._registered.pop(address))
 
     def copy(self, target: int, source: int, size: int, stream: int) -> None:
         def move() -> None:
@@ -233,23 +236,22 @@ class HostDriver:
         for stream in self._streams.values():
             stream.end()
         self._streams.clear()
-        for address in list(self._aliases):
-            self._end_alias(address)
+        for alias in self._pinned.values():
+            self._end_alias(alias)
+        self._pinned.clear()
         self._maps.clear()
 
-    def _alias(self, address: int, size: int) -> int:
-        """Map the pages that are shared there once more."""
+    def _alias(self, address: int, size: int) -> tuple[int, int]:
+        """Map the pages that are shared there once more: where, and how many bytes."""
         found = self._libc.mremap(
             ctypes.c_void_p(address), ctypes.c_size_t(0), ctypes.c_size_t(size), _MREMAP_MAYMOVE
         )
         if found in (None, _FAILED):
             raise DriverError(f"registering {size} bytes: {os.strerror(ctypes.get_errno())}")
-        self._aliases[address] = (found, size)
-        return int(found)
+        return int(found), size
 
-    def _end_alias(self, address: int) -> None:
-        alias, size = self._aliases.pop(address)
-        self._libc.munmap(ctypes.c_void_p(alias), ctypes.c_size_t(size))
+    def _end_alias(self, alias: tuple[int, int]) -> None:
+        self._libc.munmap(ctypes.c_void_p(alias[0]), ctypes.c_size_t(alias[1]))
 
 
 def _map(size: int) -> tuple[mmap.mmap, int]:

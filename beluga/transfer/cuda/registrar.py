@@ -35,17 +35,24 @@ class _Range:
 
 
 class Registrar:
-    """Ready windows and their GPU addresses; a thread makes more of them until :meth:`close`."""
+    """Ready windows and their GPU addresses; a thread makes more of them until :meth:`close`.
+
+    Several engines may use it (:mod:`~beluga.transfer.cuda.shared`): it keeps the mapping of the
+    ``pool`` that it was made for, and calls ``driver`` when that is closed too.
+    """
 
     def __init__(self, driver: Driver, pool: Pool, windows: Windows, claims: Claims) -> None:
-        self._driver, self._pool, self._windows, self._claims = driver, pool, windows, claims
+        self._driver, self._devices, self._claims = driver, pool.devices, claims
+        self.windows = windows
+        self._mapping = pool.keep_mapped()
+        self._bases = [_base(pool, windows, device) for device in range(len(pool.devices))]
         self.ready: dict[Place, int] = {}
         self.fault: str | None = None  # why the last window that failed did
         self.unregistered_count = 0  # that made room for others
         self.refused_count = 0  # that were wanted and found no room
         self._changed = threading.Condition()
-        self._holds = Holds(driver, self._changed)
-        self._kept: set[Place] = set()  # until the end
+        self._holds = Holds(self._changed)
+        self._kept: dict[object, set[Place]] = {}  # by whom, until he is forgotten
         self._uses = itertools.count()
         self._used: dict[Place, int] = {}  # when last, of those that are ready
         self._missed: dict[Place, int] = {}  # bytes that were bounced
@@ -57,16 +64,17 @@ class Registrar:
         self._thread = threading.Thread(target=self._run, name="beluga-register", daemon=True)
         self._thread.start()
 
-    def hold(self, places: Collection[Place]) -> Hold:
-        """Those of the windows that are ready, which stay so while the hold is in use."""
+    def hold(self, places: Collection[Place], driver: Driver) -> Hold:
+        """Those of the windows that are ready, which stay so while the hold is in use: until the
+        events of ``driver`` that are put in it have ended."""
         with self._changed:
             now = next(self._uses)
             found = {place: self.ready[place] for place in places if place in self.ready}
             self._used.update(dict.fromkeys(found, now))
-            return self._holds.make(found)
+            return self._holds.make(driver, found)
 
-    def keep(self, places: Collection[Place]) -> Mapping[Place, int]:
-        """The windows, ready until the end.
+    def keep(self, places: Collection[Place], user: object) -> Mapping[Place, int]:
+        """The windows, ready until :meth:`forget`.
 
         Raises :class:`~beluga.errors.TransferError` unless all are ready now.
         """
@@ -75,8 +83,13 @@ class Registrar:
                 raise TransferError(
                     "that part of the pool is not registered yet; call settle() before"
                 )
-            self._kept.update(places)
+            self._kept.setdefault(user, set()).update(places)
             return {place: self.ready[place] for place in places}
+
+    def forget(self, user: object) -> None:
+        """He keeps no windows any more."""
+        with self._changed:
+            self._kept.pop(user, None)
 
     def want(self, places: Collection[Place], size: int) -> None:
         """Copies of ``size`` bytes wait for none of these, but would like them."""
@@ -113,13 +126,14 @@ class Registrar:
             self._unregister(place)
         self.ready.clear()
         self._claims.close()
+        self._mapping.close()
 
     def _all(self) -> dict[Place, None]:
         """Every window, low offsets first."""
-        stripes = self._pool.devices[0].stripe_count
-        count = -(-stripes // (1 << self._windows.shift))
-        devices = range(self._windows.device_count)
-        if self._windows.interleaved:
+        stripes = self._devices[0].stripe_count
+        count = -(-stripes // (1 << self.windows.shift))
+        devices = range(self.windows.device_count)
+        if self.windows.interleaved:
             return dict.fromkeys((d, w) for w in range(count) for d in devices)
         return dict.fromkeys((d, w) for d in devices for w in range(count))
 
@@ -178,7 +192,7 @@ class Registrar:
     def _unregister_one(self) -> bool:
         """The window that was not used for longest, of those that nothing uses; False: none."""
         with self._changed:
-            idle = self.ready.keys() - self._kept - self._holds.used()
+            idle = self.ready.keys() - set().union(*self._kept.values()) - self._holds.used()
             if not idle:
                 return False
             place = min(idle, key=self._used.__getitem__)
@@ -210,7 +224,7 @@ class Registrar:
 
     def _populate(self, place: Place, span: _Range) -> None:
         """Fault files in first: the driver would do it page by page, with its locks held."""
-        device = self._pool.devices[place[0]]
+        device = self._devices[place[0]]
         if device.kind == "file" and not device.sparse:
             code = lib.bl_device_populate(ffi.cast("void *", span.address), span.size)
             if code < 0:
@@ -218,19 +232,20 @@ class Registrar:
 
     def _range(self, place: Place) -> _Range:
         device, window = place
-        start = window * self._windows.size
-        size = min(self._windows.size, self._pool.devices[device].size - start)
-        return _Range(self._base(device) + start, size)
-
-    def _base(self, device: int) -> int:
-        """Where the device is mapped: its superblock's stripe, then its share of the range."""
-        stripes = device if self._windows.interleaved else device * self._windows.device_stripes
-        address = lib.bl_pool_address(self._pool.handle, stripes * STRIPE_SIZE)
-        return int(ffi.cast("uintptr_t", address)) - STRIPE_SIZE
+        start = window * self.windows.size
+        size = min(self.windows.size, self._devices[device].size - start)
+        return _Range(self._bases[device] + start, size)
 
     def _advice(self, place: Place) -> str:
-        device = self._pool.devices[place[0]]
+        device = self._devices[place[0]]
         if device.kind == "devdax":
             return "is the locked-memory limit (ulimit -l) below the pool's size?"
         kind = filesystem(device.path)
         return f"{device.path} is on {kind}: only devdax and memory in /dev/shm can be registered"
+
+
+def _base(pool: Pool, windows: Windows, device: int) -> int:
+    """Where a device is mapped: its superblock's stripe, then its share of the range."""
+    stripes = device if windows.interleaved else device * windows.device_stripes
+    address = lib.bl_pool_address(pool.handle, stripes * STRIPE_SIZE)
+    return int(ffi.cast("uintptr_t", address)) - STRIPE_SIZE

@@ -38,12 +38,17 @@ class Machine:
     def __init__(self) -> None:
         self.drivers: list[HostDriver] = []
         self.engines: list[CudaEngine] = []
-        self.before_register: Callable[[int], None] | None = None
+        self.before_register: Callable[[int], None] = lambda _: None
+        self.registered: list[int] = []  # sizes
 
     def driver(self, index: int) -> HostDriver:
         assert index == 1
-        self.drivers.append(HostDriver(before_register=self.before_register))
+        self.drivers.append(HostDriver(before_register=self._register))
         return self.drivers[-1]
+
+    def _register(self, size: int) -> None:
+        self.before_register(size)
+        self.registered.append(size)
 
     def engine(self, pool: Any, **options: Any) -> CudaEngine:
         self.engines.append(CudaEngine(pool, window_size=16 << 20, **options))
@@ -142,6 +147,11 @@ def test_a_gpu_saves_what_others_load_and_loads_what_others_saved(
     moved = [one.direct_bytes + one.staged_bytes + one.bounced_bytes for one in stats]
     assert moved == [len(IDS) * gpu.size] * 2  # one engine saves, one loads, and nobody else
     assert [len(driver.launches) > 0 for driver in machine.drivers] == [True, True]
+    assert all(engine.settle(LONG_S) for engine in machine.engines)
+    assert [engine.stat.registered_bytes for engine in machine.engines] == [
+        sum(machine.registered)  # once for both
+    ] * 2
+    assert machine.registered
 
 
 def test_a_save_waits_for_the_step_that_computes_the_blocks(
