@@ -16,7 +16,7 @@ from beluga.cli.scrub import scrub_leave
 from beluga.errors import NoDefaultPoolError, PoolError
 from beluga.meta import check_devices, repair_pool
 from beluga.pool import Pool, default_specs, emulated_paths, forget, remember, show_size
-from beluga.transfer import policy
+from beluga.transfer import Crossovers, crossovers, default_threads, policy
 
 app = typer.Typer(help="Create, look at and destroy pools.", no_args_is_help=True)
 
@@ -166,6 +166,7 @@ def umount() -> None:
 
 def _describe(pool: Pool, json: bool) -> None:
     geometry, known = pool.geometry, policy.probe()
+    copies = crossovers(pool, default_threads())
     rows = {
         str(initiator): {step: str(what) for step, what in asdict(known.row(initiator)).items()}
         for initiator in policy.Initiator
@@ -178,6 +179,7 @@ def _describe(pool: Pool, json: bool) -> None:
                 "geometry": asdict(geometry),
                 "devices": [asdict(device) for device in pool.devices],
                 "policy": asdict(known) | {"rows": rows},
+                "dsa": asdict(copies),
             }
         )
         return
@@ -190,6 +192,7 @@ def _describe(pool: Pool, json: bool) -> None:
             "stripes": "interleaved" if geometry.interleaved else "device after device",
             "memory": f"{known.memory} ({known.memory_source})",
             "DDIO": f"{known.ddio} ({known.ddio_source})",
+            "engines": _engines(copies),
         }
     )
     print_table(
@@ -212,3 +215,15 @@ def _describe(pool: Pool, json: bool) -> None:
         ["copies by", "before a read", "after a write"],
         [[name, row["before_read"], row["after_write"]] for name, row in rows.items()],
     )
+
+
+def _engines(found: Crossovers) -> str:
+    """Who copies what lies in host memory, in a line."""
+    if found.queue is None:
+        return "cpu (there is no DSA that can be used; --json says why)"
+    sizes = [
+        f"never {what}" if size is None else f"from {show_size(size)} {what}"
+        for what, size in (("written", found.written), ("read", found.read))
+    ]
+    source = "as measured" if found.measured else "as in the paper, not measured yet"
+    return f"cpu; dsa ({found.queue}) {', '.join(sizes)}, {source}"

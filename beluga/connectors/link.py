@@ -27,6 +27,7 @@ from beluga.transfer import (
     Carried,
     Place,
     TransferClass,
+    choose,
     default_threads,
     host_link,
     settings_said,
@@ -56,16 +57,17 @@ class Attachment:
         logger: logging.Logger | None = None,
     ) -> None:
         self._settings, self._read_class = settings, read_class
+        self._threads = settings.load_threads or default_threads()
         timeout_s = settings.timeout_ms / 1000
         paths = [path for path in (settings.pool or "").split(":") if path]
         self.pool = Pool.open(paths) if paths else Pool.mount()
         try:
+            choose(self.pool, settings.choice, self._threads).close()  # what caches need is kept
             self.client = Client(self.pool, host=settings.host, timeout_s=timeout_s)
         except BaseException:
             self.pool.close()
             raise
         self._caches: dict[bytes, KVCache] = {}
-        self._driven: list[KVCache] = []  # by engines, each with a place of its own
         self.place = self._placed(logger or logging.getLogger(__name__))
 
     def _placed(self, logger: logging.Logger) -> Place | None:
@@ -83,15 +85,16 @@ class Attachment:
         if self.place is None:
             return {}
         found = {kind: self.place.carried(kind) for kind in TransferClass}
-        for cache in self._driven:
-            found = {kind: found[kind].plus(more) for kind, more in cache.carried().items()}
+        for cache in self._caches.values():
+            more = cache.carried(own=True)  # by engines, each with a place of its own
+            found = {kind: found[kind].plus(more[kind]) for kind in TransferClass}
         return found
 
     def cache(
         self, namespace: Namespace, engine: Callable[[Pool], Engine | None] = lambda _: None
     ) -> KVCache:
         """The cache of a namespace on this session; ``engine``, given the pool, makes who copies
-        for it, or None if the CPU does."""
+        for it, or None if its blocks lie in host memory."""
         found = self._caches.get(namespace.digest)
         if found is None:
             driver = engine(self.pool)
@@ -100,13 +103,11 @@ class Attachment:
                 namespace=namespace,
                 verify=self._settings.verify,
                 timeout_s=self.client.timeout_s,
-                threads=self._settings.load_threads or default_threads(),
-                engine=driver,
+                threads=self._threads,
+                engine=driver or self._settings.choice,
                 link=self.place,
                 read_class=self._read_class,
             )
-            if driver is not None:
-                self._driven.append(found)
             self._caches[namespace.digest] = found
         return found
 

@@ -7,10 +7,10 @@ from __future__ import annotations
 import dataclasses
 import typing
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 from beluga.errors import ConnectorError, TransferError
-from beluga.transfer import settings_said
+from beluga.transfer import CHOICES, EngineChoice, settings_said, why_no_dsa
 
 T = typing.TypeVar("T")
 
@@ -28,7 +28,9 @@ class PoolSettings:
     check every loaded byte. ``load_threads`` share the copying of a load; None for one per core, 4
     at most. Saves are in nobody's way and take one. ``link``: all engine processes of this host let
     loads onto its link to the pool before saves; ``auto`` for a link as fast as such memory is, a
-    speed in GB/s (``20``, or ``46.2/33`` for loads and saves apart), or ``off``.
+    speed in GB/s (``20``, or ``46.2/33`` for loads and saves apart), or ``off``. ``engine`` copies
+    blocks in host memory: ``cpu``; ``auto``, the CPU and a DSA for what that is faster at, if the
+    machine has one; or ``dsa``. Blocks in a GPU's memory are copied by the GPU.
     """
 
     pool: str | None = None
@@ -39,6 +41,7 @@ class PoolSettings:
     verify: bool = True
     load_threads: int | None = None
     link: str = "auto"
+    engine: str = "auto"
 
     def __post_init__(self) -> None:
         if self.timeout_ms <= 0 or self.retry_s <= 0:
@@ -50,6 +53,17 @@ class PoolSettings:
                 settings_said(self.link)
             except TransferError as error:
                 raise ConnectorError(f"beluga's setting link: {error}") from None
+        if self.engine not in CHOICES:
+            raise ConnectorError(
+                f"beluga's setting engine is {self.engine!r}; it must be {' or '.join(CHOICES)}"
+            )
+        if self.engine == "dsa" and (why := why_no_dsa()) is not None:
+            raise ConnectorError(f"beluga's setting engine is dsa, but {why}")
+
+    @property
+    def choice(self) -> EngineChoice:
+        """``engine``, looked at."""
+        return cast("EngineChoice", self.engine)
 
 
 def settings_of(kind: type[T], given: Mapping[str, Any]) -> T:

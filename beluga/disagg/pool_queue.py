@@ -80,6 +80,7 @@ class PoolQueue:
             timeout_s=timeout_s,
             chunk_size=_CHUNK_SIZE,
             kept=True,
+            engine="cpu",  # tasks are small
         )
         self._tasks = TaskClient(self._cache.client)
         self._meta = MetaClient(self._cache.client)

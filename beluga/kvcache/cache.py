@@ -18,7 +18,7 @@ from beluga.kvcache.keys import Namespace, fold
 from beluga.kvcache.leave import Leave
 from beluga.meta import BlockState, MetaClient
 from beluga.rpc import Client
-from beluga.transfer import TransferClass, tuned
+from beluga.transfer import Direction, TransferClass, choose, tuned
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -28,7 +28,16 @@ if TYPE_CHECKING:
     from beluga.kvcache.buffers import Blocks
     from beluga.meta import MetaStat, Pins
     from beluga.pool import Pool
-    from beluga.transfer import Carried, Engine, Link, LinkSettings, Place, Plan, Slots
+    from beluga.transfer import (
+        Carried,
+        Engine,
+        EngineChoice,
+        Link,
+        LinkSettings,
+        Place,
+        Plan,
+        Slots,
+    )
 
     Digests = Sequence[bytes] | NDArray[np.uint8] | NDArray[np.uint64]
 
@@ -94,10 +103,12 @@ class KVCache:
 
     ``namespace`` says whose blocks these are: two caches with different namespaces never see each
     other's. ``verify`` checks every fetched byte against the checksums it was stored with (entries
-    are always checked). An ``engine`` copies in place of the CPU; blocks may then lie wherever it
-    reaches, as a :class:`~beluga.kvcache.Run` of addresses. ``threads`` share the copying of a get;
-    a put is one thread's. With a ``link`` (a :class:`~beluga.transfer.Link`, a place at one, or the
-    settings of this host's link to the pool) bytes move in turns with all who use it, puts in the
+    are always checked). ``engine`` copies: ``cpu``; ``auto``, the CPU and a DSA for what that is
+    faster at, if this machine has one; ``dsa``; or one of yours, and blocks may then lie wherever
+    it reaches, as a :class:`~beluga.kvcache.Run` of addresses. ``threads`` of the CPU share the
+    copying of a get; a put is one thread's. With a ``link`` (a :class:`~beluga.transfer.Link`, a
+    place at one, or the settings of this host's link to the pool) bytes move in turns with all who
+    use it, puts in the
     class ``write_class`` and gets in ``read_class``; None: as fast as they can. ``kept`` blocks are
     never evicted: tasks of the queue whose number is :attr:`layout`, few and bounded
     (:class:`beluga.meta.TaskClient`). Used by one thread at a time, as its
@@ -118,7 +129,7 @@ class KVCache:
         verify: bool = True,
         chunk_size: int = CHUNK_SIZE,
         timeout_s: float = 5.0,
-        engine: Engine | None = None,
+        engine: Engine | EngineChoice = "auto",
         threads: int = 1,
         link: Link | LinkSettings | Place | None = None,
         read_class: TransferClass = TransferClass.ONBOARD,
@@ -149,8 +160,9 @@ class KVCache:
         self._settings: Any | None = None  # for C; found out before the first copy
         self._read_class, self._write_class = read_class, write_class
         try:
+            self._chosen = choose(self.client.pool, engine, threads)
             classes = read_class, write_class
-            self._leave = Leave(self.client.pool, link, engine, *classes, threads=threads)
+            self._leave = Leave(self.client.pool, link, self._chosen, *classes, threads=threads)
         except BaseException:
             self._end_session()
             raise
@@ -266,15 +278,22 @@ class KVCache:
         """The server's counters."""
         return self._meta.stat()
 
-    def carried(self) -> dict[TransferClass, Carried]:
+    @property
+    def engine(self) -> Engine | None:
+        """Who copies what C does not; None: C copies everything."""
+        return self._leave.engine
+
+    def carried(self, *, own: bool = False) -> dict[TransferClass, Carried]:
         """What was let onto the link for this cache, by class, and how long its pieces waited; of a
-        place that several caches share, for all of them."""
-        return self._leave.carried()
+        place that several caches share, for all of them, or (``own``) nothing."""
+        return self._leave.carried(own=own)
 
     def close(self) -> None:
-        """End the session, if the cache made it, and give its place at the link back."""
+        """End the session, if the cache made it, and give back its place at the link, and the DSA
+        if it found one."""
         self._end_session()
         self._leave.close()
+        self._chosen.close()
 
     def _end_session(self) -> None:
         if self._own_client:
@@ -294,7 +313,7 @@ class KVCache:
         states: NDArray[np.uint8],
         statuses: NDArray[np.int32],
     ) -> int:
-        if (engine := self._leave.engine) is not None:
+        if (engine := self._engine_for(Direction.WRITE, run)) is not None:
             return self._carrier(engine, session, run, keys).put(run, states, statuses)
         told = (
             ffi.from_buffer("uint8_t[]", states, require_writable=True),
@@ -311,12 +330,16 @@ class KVCache:
         states: NDArray[np.uint8],
         mismatches: Any,
     ) -> int:
-        if (engine := self._leave.engine) is not None:
+        if (engine := self._engine_for(Direction.READ, run)) is not None:
             carrier = self._carrier(engine, session, run, keys)
             return carrier.get(states, mismatches, carrier.blocks(run))
         told = ffi.from_buffer("uint8_t[]", states, require_writable=True)
         code = lib.bl_kv_get(session, self._batch(run, keys, self._read_class), told, mismatches)
         return self._ended(code, "fetching blocks")
+
+    def _engine_for(self, direction: Direction, run: Run) -> Engine | None:
+        size, fragments = run.count * run.length, run.count * run.fragment_count
+        return self._leave.engine_for(direction, size, fragments)
 
     def _ended(self, code: int, doing: str) -> int:
         self._leave.watch()

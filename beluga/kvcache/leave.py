@@ -10,9 +10,11 @@ from beluga._ffi import ffi
 from beluga.transfer import (
     Carried,
     CpuEngine,
+    EngineKind,
     Link,
     LinkSettings,
     Place,
+    PlannedEngine,
     Scheduler,
     TransferClass,
     host_link,
@@ -20,43 +22,52 @@ from beluga.transfer import (
 
 if TYPE_CHECKING:
     from beluga.pool import Pool
-    from beluga.transfer import Engine
+    from beluga.transfer import Chosen, Direction, Engine
 
 
 class Leave:
     """``link`` is a link, a place at one that several caches share, or the settings of this host's
-    link to the pool; None: nothing is asked. ``engine`` copies, or None: C does, in the put or get.
+    link to the pool; None: nothing is asked. ``chosen`` copies.
 
     ``engine`` and ``token_engine`` (for rows of tokens, by ``threads`` if it is the CPU) are to be
-    used instead of the one given.
+    used instead of the one chosen; where ``engine`` is None, C copies in the put or get.
     """
 
     def __init__(  # noqa: PLR0913  all but the first five named
         self,
         pool: Pool,
         link: Link | LinkSettings | Place | None,
-        engine: Engine | None,
+        chosen: Chosen,
         read: TransferClass,
         write: TransferClass,
         *,
         threads: int,
     ) -> None:
         self._own_link = host_link(pool, link) if isinstance(link, LinkSettings) else None
-        self._own_place: Place | None = None
-        self._scheduler: Scheduler | None = None
         found = self._own_link if isinstance(link, LinkSettings) else link
-        self._place: Place | None = None
+        self._scheduler: Scheduler | None = None
+        engine, planner = chosen.engine, chosen.planner
         if engine is not None and found is not None:
             self._scheduler = Scheduler(found.link if isinstance(found, Place) else found)
             engine = self._scheduler.engine(engine, read=read, write=write)
-        elif isinstance(found, Link):
-            self._place = self._own_place = Place(found)
-        else:
-            self._place = found
-        self.engine = engine
-        self.token_engine = engine or CpuEngine(
-            pool, threads, place=self._place, read=read, write=write
-        )
+        self._own_place: Place | None = None
+        self._place: Place | None = None
+        if engine is None or planner is not None:  # the CPU copies, too
+            self._own_place = Place(found) if isinstance(found, Link) else None
+            self._place = found if isinstance(found, Place) else self._own_place
+        cpu = CpuEngine(pool, threads, place=self._place, read=read, write=write)
+        self._planned: PlannedEngine | None = None
+        if engine is not None and planner is not None:
+            self._planned = PlannedEngine(planner, {EngineKind.CPU: cpu, EngineKind.DSA: engine})
+        self.engine = self._planned or engine
+        self.token_engine = cpu if engine is None or self._planned else engine
+
+    def engine_for(self, direction: Direction, size: int, fragments: int) -> Engine | None:
+        """Who copies ``size`` bytes or less in ``fragments`` pieces; None: C does."""
+        planned = self._planned
+        if planned and planned.choose(direction, size, fragments) is EngineKind.CPU:
+            return None
+        return self.engine
 
     @property
     def port(self) -> Any:
@@ -68,13 +79,16 @@ class Leave:
         if self._place is not None:
             self._place.watch()
 
-    def carried(self) -> dict[TransferClass, Carried]:
-        """What was let onto the link so far, by class."""
+    def carried(self, *, own: bool = False) -> dict[TransferClass, Carried]:
+        """What was let onto the link so far, by class. ``own``: apart from a place that was
+        given."""
+        total = {kind: Carried() for kind in TransferClass}
         if self._scheduler is not None:
-            return self._scheduler.carried()
-        if self._place is None:
-            return {kind: Carried() for kind in TransferClass}
-        return {kind: self._place.carried(kind) for kind in TransferClass}
+            total = self._scheduler.carried()
+        place = self._own_place if own else self._place
+        if place is not None:
+            total = {kind: total[kind].plus(place.carried(kind)) for kind in TransferClass}
+        return total
 
     def close(self) -> None:
         """Give back what this has made. The engine stays open; nobody copies."""

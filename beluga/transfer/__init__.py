@@ -7,6 +7,15 @@ A plan says what goes where; an engine executes it; nothing here knows keys or s
 
 from beluga.transfer import arrangements, policy
 from beluga.transfer.calibration import calibrated
+from beluga.transfer.choice import (
+    CHOICES,
+    Chosen,
+    Crossovers,
+    EngineChoice,
+    choose,
+    crossovers,
+    why_no_dsa,
+)
 from beluga.transfer.cost import DEVICE_SPEED, Speed
 from beluga.transfer.cpu import CpuEngine, default_threads
 from beluga.transfer.cuda import CudaEngine, CupyDriver, HostDriver
@@ -19,26 +28,30 @@ from beluga.transfer.layout import BlockLayout, Order, Slots
 from beluga.transfer.link import Link, LinkSettings, TransferClass
 from beluga.transfer.place import Carried, Place
 from beluga.transfer.plan import CHUNK, PIECE, Plan, plan_blocks, plan_rows
-from beluga.transfer.planned import PlannedEngine
+from beluga.transfer.planned import PlannedEngine, PlannedStat
 from beluga.transfer.planner import EngineKind, Planner
 from beluga.transfer.scheduler import ScheduledEngine, Scheduler
 from beluga.transfer.tuning import CopySettings, tuned
 from beluga.transfer.view import View
 
 __all__ = [
+    "CHOICES",
     "CHUNK",
     "DEVICE_SPEED",
     "PIECE",
     "BlockLayout",
     "Carried",
+    "Chosen",
     "CopySettings",
     "CpuEngine",
+    "Crossovers",
     "CudaDriver",
     "CudaEngine",
     "CupyDriver",
     "Direction",
     "DsaEngine",
     "Engine",
+    "EngineChoice",
     "EngineKind",
     "HostDriver",
     "Job",
@@ -48,6 +61,7 @@ __all__ = [
     "Place",
     "Plan",
     "PlannedEngine",
+    "PlannedStat",
     "Planner",
     "ScheduledEngine",
     "Scheduler",
@@ -58,6 +72,8 @@ __all__ = [
     "View",
     "arrangements",
     "calibrated",
+    "choose",
+    "crossovers",
     "default_threads",
     "host_link",
     "plan_blocks",
@@ -66,4 +82,5 @@ __all__ = [
     "settings_for",
     "settings_said",
     "tuned",
+    "why_no_dsa",
 ]

@@ -3,82 +3,103 @@
 """What copying costs on this machine: measured once, in a fraction of a second, and kept.
 
 Nothing here runs in a request's path: who wants a measured table asks for it when the engine
-starts.
+starts. What is timed are copies as caches make them: of memory that is in no cache, with checksums.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 import time
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
+from beluga import config
+from beluga._ffi import ffi, lib
+from beluga.errors import TransferError
 from beluga.transfer.engine import Direction
 from beluga.transfer.kept import Kept
 from beluga.transfer.plan import plan_blocks
-from beluga.transfer.planner import DEFAULT, Cost, EngineKind, Table
+from beluga.transfer.planner import Cost, EngineKind, Table
+from beluga.transfer.scratch import scratch_pool
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
     from beluga.pool import Pool
     from beluga.transfer.engine import Engine
 
+    Engines = Mapping[tuple[EngineKind, Direction], Engine]
+
 _REPETITIONS = 9
 _SHAPES = ((4096, 1), (4096, 64), (65536, 1), (65536, 4), (65536, 16))
 """Fragments of so many bytes, and how many: enough to tell the three parts of a cost apart."""
+_SPAN = max(fragment * count for fragment, count in _SHAPES)
+
+
+def kept_table(pool: Pool, setup: str) -> Table:
+    """What was measured on this machine for a pool's kind of memory, and kept: nothing, if nothing
+    was. ``setup`` is all that the costs depend on and the machine does not say: how many threads
+    the CPU copies with, how a device's queue is reached."""
+    return table_of(Kept(pool).read(_part(setup)))
+
+
+def _part(setup: str) -> str:
+    return f"costs: {setup}"
 
 
 def table_of(content: object) -> Table:
     """What a file says; of what is something else, nothing."""
     try:
-        return {
+        table = {
             (EngineKind(row["engine"]), Direction[row["direction"]]): Cost(*map(float, row["cost"]))
             for row in cast("Sequence[dict[str, Any]]", content or ())
         }
     except (ValueError, KeyError, TypeError):
         return {}
+    costs = [part for cost in table.values() for part in dataclasses.astuple(cost)]
+    return table if all(math.isfinite(part) and part >= 0 for part in costs) else {}
 
 
-def calibrated(pool: Pool, offset: int, size: int, engines: dict[EngineKind, Engine]) -> Table:
-    """The table of this machine: kept, or measured with these engines and kept from now on.
+def calibrated(pool: Pool, setup: str, engines_of: Callable[[Pool], Engines]) -> Table:
+    """The table of this machine: kept, or measured now and kept from now on.
 
-    A measurement writes over ``size`` bytes of the pool at ``offset``, 1 MiB at least, which are
-    the caller's to write. Kinds that were not measured have their default. It takes under half a
-    second for each engine; where it cannot be kept it is measured again the next time.
+    ``engines_of``, given a scratch pool, makes the engines that are measured there. It takes under
+    half a second for each. Where ``BELUGA_TUNING`` is off or nothing can be kept, nothing is
+    measured, and the table is empty. Raises what the engines raise, TransferError for one that has
+    a fault, and OSError or a :class:`~beluga.errors.BelugaError` where there is no room.
     """
     kept = Kept(pool)
-    table = dict(table_of(kept.read("costs")))
-    missing = {
-        kind: engine for kind, engine in engines.items() if (kind, Direction.WRITE) not in table
-    }
-    for kind, engine in missing.items():
-        table |= measure(kind, engine, offset, size)
-    if missing:
-        rows = [
-            {"engine": kind, "direction": direction.name, "cost": dataclasses.astuple(cost)}
-            for (kind, direction), cost in table.items()
-        ]
-        with contextlib.suppress(OSError):
-            kept.write("costs", rows)
-    return {**DEFAULT, **table}
+    table = kept_table(pool, setup)
+    if table or not config.tuning() or not kept.can_write():
+        return table
+    with scratch_pool(like=pool) as scratch:
+        engines, offset = engines_of(scratch), scratch.geometry.data_offset
+        table = {key: measure(engine, key[1], offset) for key, engine in engines.items()}
+        for engine in engines.values():
+            if (fault := getattr(engine, "fault", None)) is not None:
+                raise TransferError(f"{engine.name} was not measured: {fault}")
+    rows = [
+        {"engine": kind, "direction": direction.name, "cost": dataclasses.astuple(cost)}
+        for (kind, direction), cost in table.items()
+    ]
+    with contextlib.suppress(OSError):
+        kept.write(_part(setup), rows)
+    return table
 
 
-def measure(kind: EngineKind, engine: Engine, offset: int, size: int) -> Table:
-    """What an engine's copies cost, by least squares over a few shapes."""
-    memory = np.ones(2 * size, np.uint8)
-    shapes = [(fragment, count) for fragment, count in _SHAPES if fragment * count <= size]
-    return {
-        (kind, direction): fit(
-            [(fragment * count, count) for fragment, count in shapes],
-            [_time(engine, direction, memory, offset, shape) for shape in shapes],
-        )
-        for direction in Direction
-    }
+def measure(engine: Engine, direction: Direction, offset: int) -> Cost:
+    """What an engine's copies cost, by least squares over a few shapes. 1 MiB of its pool from
+    ``offset`` on is written over."""
+    memory = np.ones(2 * _SPAN, np.uint8)
+    return fit(
+        [(fragment * count, count) for fragment, count in _SHAPES],
+        [_time(engine, direction, memory, offset, shape) for shape in _SHAPES],
+    )
 
 
 def fit(shapes: Sequence[tuple[int, int]], times_ns: Sequence[float]) -> Cost:
@@ -100,12 +121,20 @@ def _time(
     """Nanoseconds of one copy of (fragment, count): the median of several."""
     fragment, count = shape
     places = memory.ctypes.data + 2 * fragment * np.arange(count)
-    plan = plan_blocks(places[None].astype(np.uint64), np.full(count, fragment), np.array([offset]))
+    plan = plan_blocks(
+        places[None].astype(np.uint64),
+        np.full(count, fragment),
+        np.array([offset]),
+        chunk_size=lib.BL_CHUNK_SIZE,
+    )
+    engine.gather_write(plan).wait()  # what a read finds there, and its checksums
     move: Callable[[Any], Any] = (
         engine.gather_write if direction is Direction.WRITE else engine.scatter_read
     )
     times = []
     for _ in range(_REPETITIONS):
+        lib.bl_flush(ffi.from_buffer(memory), memory.size)
+        lib.bl_fence()
         start = time.perf_counter_ns()
         move(plan).wait()
         times.append(time.perf_counter_ns() - start)

@@ -28,6 +28,7 @@ from beluga.errors import (
     EngineUnavailableError,
     ForkedSessionError,
     LayoutError,
+    TransferCancelledError,
     TransferError,
     TransferTimeoutError,
     check,
@@ -40,6 +41,10 @@ if TYPE_CHECKING:
     from beluga.transfer.plan import Plan
 
 _SLICE_S = 0.1  # of waiting in C, between which Python hears signals
+_SILENCE_S = (
+    5.0  # of a device in which nothing ends: all it holds at a time is below a second's work
+)
+_WINDOW = 64  # descriptors; enough to tell a device that fails from one that failed
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -74,8 +79,10 @@ class DsaTransfer:
         """Wait until it has ended; see :class:`~beluga.transfer.Transfer`.
 
         Raises ChecksumError, TransferTimeoutError after ``timeout_s``, DeviceFaultError where a
-        device of the pool failed, TransferError for all else, and ForkedSessionError in a forked
-        child.
+        device of the pool failed, TransferCancelledError if the engine was closed before,
+        TransferError for all else, and ForkedSessionError in a forked child. A device in which
+        nothing ends for 5 seconds is given up: its queue is closed, and the kernel sees to it that
+        nothing moves any more.
         """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while self._handle is not None:
@@ -85,6 +92,7 @@ class DsaTransfer:
                 raise TransferTimeoutError(
                     f"{self._doing}: not ended after {timeout_s} s; it goes on"
                 )
+            self._engine.listen()
         if self._error is not None:
             raise self._error
 
@@ -92,7 +100,7 @@ class DsaTransfer:
         """For the engine: whether it has ended; then its memory is free."""
         if self._handle is None or not lib.bl_dsa_ended(self._handle):
             return self._handle is None
-        self._error = _error_of(lib.bl_dsa_status(self._handle), self._doing)
+        self._error = _error_of(lib.bl_dsa_status(self._handle), self._doing, self._engine.fault)
         lib.bl_dsa_free(self._handle)
         self._handle = self._struct = None
         return True
@@ -136,6 +144,9 @@ class DsaEngine:
         self._pool = pool
         self._process = os.getpid()
         self._open: list[DsaTransfer] = []
+        self._fault: str | None = None
+        self._judged = self._heard = self.stat
+        self._heard_s = 0.0
         self.queue_text = portal.text
         self.is_device = portal.is_device
         pool.before_close(self.close)
@@ -178,6 +189,18 @@ class DsaEngine:
         lib.bl_dsa_engine_stat(self.handle, out)
         return DsaStat(out.descriptors, out.batches, out.full, out.faults, out.by_hand)
 
+    @property
+    def fault(self) -> str | None:
+        """Why it is better left alone: the device is silent, or the CPU does most of its work."""
+        if self._fault is None and self._handle is not None:
+            stat, judged = self.stat, self._judged
+            asked, by_hand = stat.descriptors - judged.descriptors, stat.by_hand - judged.by_hand
+            if asked + by_hand >= _WINDOW:
+                self._judged = stat
+                if 2 * by_hand >= asked:
+                    self._fault = "the CPU has to execute most descriptors that it is given"
+        return self._fault
+
     def gather_write(self, plan: Plan) -> DsaTransfer:
         """Scattered memory to the pool; returns when its first descriptors are out.
 
@@ -202,6 +225,15 @@ class DsaEngine:
             check(code, "waiting for a DSA transfer")
         self._settle()
 
+    def listen(self) -> None:
+        """While somebody waits: close the queue of a device in which nothing ends any more."""
+        stat, now_s = self.stat, time.monotonic()
+        if stat != self._heard:
+            self._heard, self._heard_s = stat, now_s
+        elif self.is_device and now_s - self._heard_s > _SILENCE_S:
+            self._fault = f"the device has ended nothing for {_SILENCE_S:g} s"
+            self.close()
+
     def close(self) -> None:
         """Let what is out end, and give the queue back. Transfers that had more to do fail. Twice
         is fine."""
@@ -212,6 +244,7 @@ class DsaEngine:
         doing = "reading by DSA" if is_read else "writing by DSA"
         struct = plan.struct()
         out = ffi.new("bl_dsa_transfer **")
+        self._heard_s = time.monotonic()
         code = lib.bl_dsa_start(self.handle, struct, is_read, out)
         if code == -errno.EINVAL:
             if plan.sparse and not is_read:
@@ -235,14 +268,15 @@ def _close(handle: Any, transfers: list[DsaTransfer]) -> None:
     transfers.clear()
 
 
-def _error_of(status: int, doing: str) -> BelugaError | OSError | None:
-    """What a transfer that ended with ``status`` raises."""
+def _error_of(status: int, doing: str, fault: str | None) -> BelugaError | OSError | None:
+    """What a transfer raises that ended with ``status``, of an engine with that fault."""
     if status == 0:
         return None
     if status == -errno.EBADMSG:
         return ChecksumError(f"{doing}: bytes are not those that were written")
     if status == -errno.ECANCELED:
-        return TransferError(f"{doing}: the engine was closed before it had ended")
+        closed = TransferCancelledError(f"{doing}: the engine was closed before it had ended")
+        return closed if fault is None else TransferError(f"{doing}: {fault}")
     try:
         check(status, doing)
     except BelugaError as error:

@@ -51,6 +51,7 @@ class Engine(Protocol):
     Plans were checked when they were made; an engine that can not take one raises
     :class:`~beluga.errors.LayoutError` and has moved nothing. Used by one thread at a time. One
     that is slow to start may have a ``piece_size``: bytes that a link lets on in one go, at least.
+    One that leaves its work to others may have a ``fault``: why it is better not used, or None.
     """
 
     @property

@@ -141,6 +141,12 @@ class ScheduledEngine:
         self._scheduler, self._engine = scheduler, engine
         self._read, self._write = read, write
 
+    @property
+    def fault(self) -> str | None:
+        """The engine's, if it tells of any."""
+        found: str | None = getattr(self._engine, "fault", None)
+        return found
+
     def gather_write(self, plan: Plan) -> Job:
         """Scattered engine memory to the pool, when its turn is. Raises LayoutError."""
         if plan.sparse:

@@ -2,10 +2,8 @@
 # Copyright The Beluga Authors
 """Which way the CPU copies runs of which size: measured once on a machine, and kept.
 
-Measured in a scratch pool of this host's memory, of the same discipline, so that no pool is
-written over and nobody's blocks are in the way; it takes a few tenths of a second, when a process
-copies for the first time and nothing is kept. A CXL device is further away than that memory: what
-is kept is right there too, if not the best. ``BELUGA_TUNING=off`` measures nothing and takes the
+Measured in a scratch pool (``scratch.py``); it takes a few tenths of a second, when a process
+copies for the first time and nothing is kept. ``BELUGA_TUNING=off`` measures nothing and takes the
 defaults, and so does who could not keep what he measured.
 """
 
@@ -15,9 +13,7 @@ import contextlib
 import dataclasses
 import os
 import statistics
-import tempfile
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,17 +21,19 @@ import numpy as np
 from beluga import config
 from beluga._ffi import ffi, lib
 from beluga.errors import BelugaError, check
-from beluga.pool import STRIPE_SIZE, Pool
 from beluga.transfer.kept import Kept
 from beluga.transfer.plan import Plan, plan_blocks
+from beluga.transfer.scratch import scratch_pool
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
+
+    from beluga.pool import Pool
 
 _KIB = 1024
 _SPAN = 1 << 20  # bytes of the largest copy that is timed
 _ROUNDS = 7
-_SCRATCH_STRIPES = 16
 _BUDGET_S = 0.5  # what is not measured by then has its default
 _GAIN = 0.95  # of the time: what is not faster by so much is no reason to leave a default
 _ALWAYS, _NEVER = 0, 0xFFFFFFFF
@@ -92,28 +90,16 @@ def tuned(pool: Pool) -> CopySettings:
         return CopySettings.default()
     kept = Kept(pool)
     if kept.path not in _FOUND:
-        coherent = all(device.discipline == "coherent" for device in pool.devices)
         found = CopySettings.of(kept.read("settings"))
-        _FOUND[kept.path] = found or _measured(kept, "coherent" if coherent else "non-coherent")
+        _FOUND[kept.path] = found or _measured(kept, pool)
     return _FOUND[kept.path]
 
 
-def _measured(kept: Kept, discipline: str) -> CopySettings:
+def _measured(kept: Kept, pool: Pool) -> CopySettings:
     if not kept.can_write():
         return CopySettings.default()
-    shared = Path("/dev/shm")  # noqa: S108  memory, where there is one
     try:
-        with (
-            tempfile.TemporaryDirectory(
-                prefix="beluga-scratch-", dir=shared if os.access(shared, os.W_OK) else None
-            ) as folder,
-            Pool.create(
-                [Path(folder) / "scratch"],
-                device_size=_SCRATCH_STRIPES * STRIPE_SIZE,
-                discipline=discipline,
-                sparse=True,
-            ) as scratch,
-        ):
+        with scratch_pool(like=pool) as scratch:
             found = measure(scratch, scratch.geometry.data_offset)
     except (BelugaError, OSError):  # no room, say: the defaults are right as well
         return CopySettings.default()

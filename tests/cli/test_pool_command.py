@@ -11,6 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from beluga.cli import pool as commands
+from beluga.pool import Pool
+from beluga.transfer import why_no_dsa
+from tests.transfer import stand_in
+
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
@@ -41,6 +46,21 @@ def test_info_shows_what_copies_owe_the_caches(
     assert (policy["memory"], policy["ddio"]) == ("write-back", "unknown")
     assert policy["rows"]["gpu"] == {"before_read": "invalidate", "after_write": "flush"}
     assert policy["rows"]["cpu"] == {"before_read": "invalidate", "after_write": "fence"}
+
+
+def test_info_shows_who_copies(run: Run, paths: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    if why_no_dsa() is not None:
+        assert "cpu (there is no DSA" in run("mount", *paths, "--create", "--size", "16M").stdout
+        assert json.loads(run("pool", "info", "--json").stdout)["dsa"]["why_none"] == why_no_dsa()
+    stand_in.install(monkeypatch)
+    shown = []
+    monkeypatch.setattr(commands, "print_facts", shown.append)
+    with Pool.create(paths, device_size=16 << 20, force=True) as pool:
+        commands._describe(pool, json=False)
+    assert shown[0]["engines"] == (
+        "cpu; dsa (stand-in) from 13.4 KiB written, from 5.1 KiB read, as in the paper, not "
+        "measured yet"
+    )
 
 
 def test_mounting_again_keeps_the_pool(run: Run, paths: list[str]) -> None:

@@ -15,6 +15,8 @@ from beluga import MetaServer, Namespace, Pool
 from beluga.connectors.link import Attachment, Link
 from beluga.connectors.settings import PoolSettings, settings_of
 from beluga.errors import ConnectorError, NoSpaceError
+from beluga.transfer import EngineKind, PlannedEngine, TransferClass, why_no_dsa
+from tests.transfer import stand_in
 
 NAMESPACE = Namespace.of("test")
 DIGESTS = [bytes([i]) * 32 for i in range(4)]
@@ -114,3 +116,29 @@ def test_settings_are_checked() -> None:
         settings_of(PoolSettings, {"timeout_ms": True})
     with pytest.raises(ConnectorError, match="greater than 0"):
         settings_of(PoolSettings, {"timeout_ms": 0})
+    with pytest.raises(ConnectorError, match="engine is 'gpu'; it must be auto or cpu or dsa"):
+        settings_of(PoolSettings, {"engine": "gpu"})
+
+
+def test_an_engine_that_is_not_there_is_refused_at_start() -> None:
+    if why_no_dsa() is None:
+        pytest.skip("there is a DSA")
+    with pytest.raises(ConnectorError, match="setting engine is dsa, but ") as caught:
+        settings_of(PoolSettings, {"engine": "dsa"})
+    assert "\n" not in str(caught.value)
+
+
+def test_a_link_counts_what_a_dsa_carries_once(
+    server: MetaServer, pool_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stand_in.install(monkeypatch)
+    small, large = np.ones((1, 1000), np.uint8), np.ones((3, 300_000), np.uint8)
+    attachment = Attachment(PoolSettings(pool=pool_name, timeout_ms=5000))
+    cache = attachment.cache(NAMESPACE)
+    assert isinstance(cache.engine, PlannedEngine)
+    assert cache.put(DIGESTS[:1], small).stored == 1
+    assert cache.put(DIGESTS[1:], large).stored == 3
+    assert attachment.cache(Namespace.of("another")).lookup(DIGESTS) == 0
+    assert attachment.carried()[TransferClass.OFFLOAD].bytes == small.nbytes + large.nbytes
+    assert cache.engine.stat.plans[EngineKind.DSA] == 1
+    attachment.close()

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -15,19 +16,29 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from beluga.errors import LayoutError
+from beluga.errors import (
+    BelugaError,
+    ChecksumError,
+    DeviceFaultError,
+    LayoutError,
+    TransferCancelledError,
+    TransferError,
+    TransferTimeoutError,
+)
 from beluga.pool import STRIPE_SIZE, Pool
 from beluga.transfer import (
     CpuEngine,
     Direction,
+    Engine,
     EngineKind,
     Plan,
     PlannedEngine,
+    PlannedStat,
     Planner,
     calibrated,
     plan_blocks,
 )
-from beluga.transfer.calibration import fit, table_of
+from beluga.transfer.calibration import fit, kept_table
 from beluga.transfer.cpu import CpuTransfer
 from beluga.transfer.kept import Kept
 from beluga.transfer.planner import DEFAULT, Cost
@@ -143,6 +154,7 @@ def test_a_line_is_found_again() -> None:
 def pool(memory_root: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pool]:
     folder = Path(tempfile.mkdtemp(prefix="beluga-test-", dir=memory_root))
     monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
+    monkeypatch.delenv("BELUGA_TUNING", raising=False)
     try:
         with Pool.create([folder / "a"], device_size=8 * STRIPE_SIZE, sparse=True) as made:
             yield made
@@ -151,26 +163,43 @@ def pool(memory_root: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pool]:
 
 
 class Counted(CpuEngine):
-    """How often it was asked."""
+    """How often any was asked."""
 
     copies = 0
 
     def gather_write(self, plan):  # type: ignore[no-untyped-def]
-        self.copies += 1
+        Counted.copies += 1
         return super().gather_write(plan)
 
 
+def cpu_of(scratch: Pool) -> dict[tuple[EngineKind, Direction], Engine]:
+    engine = Counted(scratch, threads=1)
+    return {(EngineKind.CPU, direction): engine for direction in Direction}
+
+
 def test_a_machine_is_measured_once(pool: Pool) -> None:
-    offset = pool.geometry.data_offset
-    engine = Counted(pool, threads=1)
-    table = calibrated(pool, offset, 1 << 20, {EngineKind.CPU: engine})
-    measured = engine.copies
-    assert measured > 0
-    assert calibrated(pool, offset, 1 << 20, {EngineKind.CPU: engine}) == table
-    assert engine.copies == measured
-    for direction in Direction:
-        assert table[EngineKind.CPU, direction].of(1 << 20, 16) > 0
-        assert table[EngineKind.DSA, direction] == DEFAULT[EngineKind.DSA, direction]
+    before = Counted.copies
+    table = calibrated(pool, "1 thread", cpu_of)
+    measured = Counted.copies
+    assert measured > before
+    assert calibrated(pool, "1 thread", cpu_of) == table == kept_table(pool, "1 thread")
+    assert Counted.copies == measured
+    assert kept_table(pool, "2 threads") == {}
+    assert set(table) == {(EngineKind.CPU, direction) for direction in Direction}
+    for cost in table.values():
+        assert cost.of(1 << 20, 16) > 0
+
+
+def test_what_cannot_be_kept_or_shall_not_be_is_not_measured(
+    pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = Counted.copies
+    with monkeypatch.context() as patch:
+        patch.setenv("BELUGA_TUNING", "off")
+        assert calibrated(pool, "", cpu_of) == {}
+    monkeypatch.setattr(Kept, "can_write", lambda _: False)
+    assert calibrated(pool, "", cpu_of) == {}
+    assert Counted.copies == before
 
 
 @pytest.mark.parametrize(
@@ -181,22 +210,104 @@ def test_a_machine_is_measured_once(pool: Pool) -> None:
         "[]",
         "{}",
         "null",
-        '{"version": 0, "machine": [], "costs": []}',
-        '{"version": 2, "machine": ["of somebody else"], "costs": []}',
+        '{"version": 0, "machine": [], "costs: ": []}',
+        '{"version": 2, "machine": ["of somebody else"], "costs: ": []}',
         "costs: [{}]",
         'costs: [{"engine": "x"}]',
         'costs: {"engine": "cpu"}',
         "costs: 7",
+        'costs: [{"engine": "cpu", "direction": "READ", "cost": [1, 2, NaN]}]',
+        'costs: [{"engine": "cpu", "direction": "READ", "cost": [1, -2, 3]}]',
     ],
 )
 def test_a_damaged_or_foreign_file_is_measured_again(pool: Pool, damage: str) -> None:
-    offset, kept = pool.geometry.data_offset, Kept(pool)
+    kept, before = Kept(pool), Counted.copies
     if damage.startswith("costs: "):  # of this machine and version, but no table
-        kept.write("costs", json.loads(damage.removeprefix("costs: ")))
+        kept.write("costs: ", json.loads(damage.removeprefix("costs: ")))
     else:
         kept.path.parent.mkdir(parents=True)
         kept.path.write_text(damage)
-    engine = Counted(pool, threads=1)
-    calibrated(pool, offset, 1 << 20, {EngineKind.CPU: engine})
-    assert engine.copies > 0
-    assert len(table_of(Kept(pool).read("costs"))) == len(Direction)
+    calibrated(pool, "", cpu_of)
+    assert Counted.copies > before
+    assert len(kept_table(pool, "")) == len(Direction)
+
+
+class Failing(Noted):
+    """Does as it is told, up to a point."""
+
+    fault: str | None = None
+
+    def __init__(self, *, starts: BelugaError | None = None, ends: BelugaError | None = None):
+        super().__init__("dsa", [])
+        self._starts, self._ends = starts, ends
+
+    def gather_write(self, plan: Plan) -> CpuTransfer:
+        if self._starts is not None:
+            raise self._starts
+        return CpuTransfer(self._ends)
+
+
+LARGE = plan_blocks(np.array([[4096]], np.uint64), np.array([1 << 20]), np.array([0]))
+
+
+@pytest.mark.parametrize(
+    "failing",
+    [
+        Failing(starts=TransferError("it is gone")),
+        Failing(ends=TransferError("it is gone")),
+    ],
+    ids=["starting", "ending"],
+)
+def test_the_cpu_does_what_another_fails_to_do(
+    failing: Failing, caplog: pytest.LogCaptureFixture
+) -> None:
+    asked: list[tuple[str, Direction, int]] = []
+    engine = PlannedEngine(
+        Planner(), {EngineKind.CPU: Noted("cpu", asked), EngineKind.DSA: failing}
+    )
+    with caplog.at_level(logging.WARNING):
+        for _ in range(3):
+            transfer = engine.gather_write(LARGE)
+            transfer.wait()
+            transfer.wait()
+            assert transfer.done()
+    assert asked == [("cpu", Direction.WRITE, 1 << 20)] * 3
+    assert [record.getMessage() for record in caplog.records] == [
+        "beluga: dsa is left alone, the CPU copies: it is gone"
+    ]
+    assert engine.stat == PlannedStat(
+        {EngineKind.CPU: 2, EngineKind.DSA: 1}, 1, {EngineKind.DSA: "it is gone"}
+    )
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ChecksumError("other bytes"),
+        TransferCancelledError("stopped"),
+        TransferTimeoutError("it goes on"),
+        DeviceFaultError("the pool's memory"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_what_is_not_the_engines_fault_is_raised(error: BelugaError) -> None:
+    asked: list[tuple[str, Direction, int]] = []
+    engine = PlannedEngine(
+        Planner(), {EngineKind.CPU: Noted("cpu", asked), EngineKind.DSA: Failing(ends=error)}
+    )
+    with pytest.raises(type(error)):
+        engine.gather_write(LARGE).wait()
+    assert asked == []
+    assert engine.stat.faults == {}
+
+
+def test_one_whose_work_others_do_is_left_alone(caplog: pytest.LogCaptureFixture) -> None:
+    failing = Failing()
+    engine = PlannedEngine(Planner(), {EngineKind.CPU: Noted("cpu", []), EngineKind.DSA: failing})
+    engine.gather_write(LARGE).wait()
+    assert engine.choose(Direction.WRITE, 1 << 20, 1) == EngineKind.DSA
+    failing.fault = "the CPU does it"
+    engine.gather_write(LARGE).wait()
+    assert engine.choose(Direction.WRITE, 1 << 20, 1) == EngineKind.CPU
+    assert engine.stat.replayed == 0
+    assert "the CPU does it" in caplog.text

@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""A pool to measure copies in, so that no pool is written over and nobody's blocks are in the way.
+
+It lies in this host's memory. A CXL device is further away than that: what is measured here is
+right there too, if not the best.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from beluga.pool import STRIPE_SIZE, Pool
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_STRIPES = 16
+
+
+@contextlib.contextmanager
+def scratch_pool(like: Pool) -> Iterator[Pool]:
+    """A small pool of the discipline of ``like``, for so long. Raises OSError or a
+    :class:`~beluga.errors.BelugaError` where there is no room."""
+    coherent = all(device.discipline == "coherent" for device in like.devices)
+    shared = Path("/dev/shm")  # noqa: S108  memory, where there is one
+    with (
+        tempfile.TemporaryDirectory(
+            prefix="beluga-scratch-", dir=shared if os.access(shared, os.W_OK) else None
+        ) as folder,
+        Pool.create(
+            [Path(folder) / "scratch"],
+            device_size=_STRIPES * STRIPE_SIZE,
+            discipline="coherent" if coherent else "non-coherent",
+            sparse=True,
+        ) as scratch,
+    ):
+        yield scratch

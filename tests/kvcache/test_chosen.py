@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""Caches that choose who copies, on a machine that passes for one with a DSA."""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from beluga import KVCache, MetaServer, Pool
+from beluga.errors import EngineUnavailableError
+from beluga.transfer import (
+    DsaEngine,
+    EngineKind,
+    LinkSettings,
+    PlannedEngine,
+    PlannedStat,
+    TransferClass,
+    dsa,
+    why_no_dsa,
+)
+from tests.kvcache.conftest import digests, payload
+from tests.transfer import stand_in
+
+SMALL, LARGE = (
+    1000,
+    300_000,
+)  # bytes of a block; tests take the paper's table, which crosses between
+
+
+def stat_of(cache: KVCache) -> PlannedStat:
+    assert isinstance(cache.engine, PlannedEngine)
+    return cache.engine.stat
+
+
+def fetched(cache: KVCache, start: int, blocks: NDArray[np.uint8]) -> bool:
+    targets = np.zeros_like(blocks)
+    result = cache.get(digests(len(blocks), start=start), targets)
+    return (result.hits, result.mismatches) == (len(blocks), 0) and np.array_equal(targets, blocks)
+
+
+@pytest.mark.parametrize("linked", [False, True], ids=["alone", "linked"])
+def test_small_batches_go_by_the_cpu_and_large_ones_by_the_dsa(
+    pool: Pool,
+    server: MetaServer,
+    cache: KVCache,
+    linked: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stand_in.install(monkeypatch)
+    link = LinkSettings() if linked else None
+    small, large = payload(2, SMALL), payload(3, LARGE)
+    with KVCache(pool, namespace="test", link=link, threads=2) as chosen:
+        assert chosen.put(digests(2), small).stored == 2
+        assert fetched(chosen, 0, small)
+        assert stat_of(chosen).plans == {EngineKind.CPU: 0, EngineKind.DSA: 0}  # C did it
+        assert chosen.put(digests(3, start=2), large).stored == 3
+        assert fetched(chosen, 2, large)
+        assert stat_of(chosen) == PlannedStat({EngineKind.CPU: 0, EngineKind.DSA: 2})
+        if linked:
+            carried = chosen.carried()
+            for kind in (TransferClass.OFFLOAD, TransferClass.ONBOARD):
+                assert carried[kind].bytes == small.nbytes + large.nbytes
+    assert fetched(cache, 0, small)
+    assert fetched(cache, 2, large)
+
+
+def test_a_dsa_that_dies_is_left_alone(
+    pool: Pool,
+    server: MetaServer,
+    cache: KVCache,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    stand_in.install(monkeypatch, stand_in.refusing)
+    blocks = payload(6, LARGE)
+    with KVCache(pool, namespace="test") as chosen, caplog.at_level(logging.WARNING):
+        for index in range(6):
+            block = blocks[index : index + 1]
+            assert chosen.put(digests(1, start=index), block).stored == 1
+            assert fetched(chosen, index, block)
+        stat = stat_of(chosen)
+    assert fetched(cache, 0, blocks)
+    assert stat.plans[EngineKind.DSA] < 6
+    assert list(stat.faults) == [EngineKind.DSA]
+    assert [record.getMessage() for record in caplog.records] == [
+        "beluga: dsa is left alone, the CPU copies: the CPU has to execute most descriptors that "
+        "it is given"
+    ]
+
+
+@pytest.mark.parametrize("pool", ["coherent"], indirect=True)  # it takes seconds
+def test_a_dsa_that_falls_silent_is_given_up(
+    pool: Pool,
+    server: MetaServer,
+    cache: KVCache,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Its descriptors have gone out and never end: it is waited for, twice, and no longer."""
+    stand_in.install(monkeypatch, stand_in.silent)
+    monkeypatch.setattr(dsa, "_SILENCE_S", 0.3)
+    blocks = payload(2, LARGE)
+    with KVCache(pool, namespace="test") as chosen, caplog.at_level(logging.WARNING):
+        assert chosen.put(digests(2), blocks).stored == 2
+        assert fetched(chosen, 0, blocks)
+        assert stat_of(chosen).replayed == 1
+    assert fetched(cache, 0, blocks)
+    assert len(caplog.records) == 1
+    assert "has ended nothing for 0.3 s" in caplog.text
+
+
+def test_names_are_what_they_say(pool: Pool, server: MetaServer) -> None:
+    if why_no_dsa() is None:
+        pytest.skip("there is a DSA")
+    for name in ("auto", "cpu"):
+        with KVCache(pool, namespace="test", engine=name) as cache:  # type: ignore[arg-type]
+            assert cache.engine is None
+    for name in ("dsa", "gpu"):
+        with pytest.raises(EngineUnavailableError):
+            KVCache(pool, namespace="test", engine=name)  # type: ignore[arg-type]
+
+
+def test_by_name_the_dsa_copies_alone(
+    pool: Pool, server: MetaServer, cache: KVCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stand_in.install(monkeypatch)
+    small = payload(2, SMALL)
+    with KVCache(pool, namespace="test", engine="dsa") as chosen:
+        engine = chosen.engine
+        assert isinstance(engine, DsaEngine)
+        assert chosen.put(digests(2), small).stored == 2
+        assert engine.stat.descriptors >= 2
+    assert fetched(cache, 0, small)

@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""A machine with a DSA, for who chooses engines: a queue that passes for a device's."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable
+
+import pytest
+
+from beluga._ffi import ffi, lib
+from beluga.pool import STRIPE_SIZE, Pool
+from beluga.transfer import DsaEngine, choice
+from beluga.transfer.dsa_queue import Portal, limits_of, open_software
+from beluga.transfer.dsa_sysfs import WorkQueue
+
+QUEUE = WorkQueue("wq0.0", "shared", "user", "enabled", 16, 1 << 21, 32, False, None)
+
+
+def working(pool: Pool) -> DsaEngine:
+    """The software queue, under another name."""
+    soft = open_software(pool)
+    return DsaEngine(pool, Portal(soft.handle, soft.limits, is_device=True, text="stand-in"))
+
+
+def refusing(pool: Pool) -> DsaEngine:
+    """A queue that takes no descriptor."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    return _written_to(pool, writing)
+
+
+def silent(pool: Pool) -> DsaEngine:
+    """A queue that takes some descriptors, and no more is heard of them."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    engine = _written_to(pool, os.dup(ours.fileno()))
+    ours.close()
+    _ENDS.append(theirs)
+    return engine
+
+
+_ENDS: list[socket.socket] = []
+
+
+def _written_to(pool: Pool, file: int) -> DsaEngine:
+    limits = limits_of(size_max=STRIPE_SIZE, batch_max=0, depth=4)
+    out = ffi.new("bl_dsa_queue **")
+    assert lib.bl_dsa_queue_open(file, lib.BL_DSA_WRITE, limits, out) == 0
+    return DsaEngine(pool, Portal(out[0], limits, is_device=True, text="stand-in"))
+
+
+def install(patch: pytest.MonkeyPatch, opened: Callable[[Pool], DsaEngine] = working) -> None:
+    """From now on this machine has that queue."""
+    patch.setattr(choice, "work_queues", lambda: [QUEUE])
+    patch.setattr(choice, "open_dsa", opened)

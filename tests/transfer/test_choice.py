@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""Who is chosen to copy, by what this machine has, and that nothing about a DSA is in the way."""
+
+from __future__ import annotations
+
+import functools
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from beluga import config
+from beluga.errors import EngineUnavailableError
+from beluga.pool import Pool
+from beluga.transfer import (
+    CpuEngine,
+    Direction,
+    EngineKind,
+    calibration,
+    choice,
+    choose,
+    crossovers,
+    dsa,
+    why_no_dsa,
+)
+from beluga.transfer.dsa_queue import open_device
+from beluga.transfer.dsa_sysfs import work_queues
+from beluga.transfer.kept import Kept
+from beluga.transfer.planner import DEFAULT, Cost
+from tests.transfer import stand_in
+
+HOST = (EngineKind.CPU, EngineKind.DSA)
+
+
+@pytest.fixture
+def measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Direction, int]]:
+    """Nothing is kept, and costs are made up: which engines they are asked of, with what threads.
+    The CPU's are 1 ns a byte, others' 100 us, and nothing for bytes."""
+    asked: list[tuple[str, Direction, int]] = []
+
+    def measure(engine: Any, direction: Direction, offset: int) -> Cost:
+        threads = engine.threads if isinstance(engine, CpuEngine) else 0
+        asked.append((engine.name, direction, threads))
+        return Cost(0, 0, 1) if engine.name == "cpu" else Cost(100_000, 0, 0)
+
+    monkeypatch.setattr(calibration, "measure", measure)
+    monkeypatch.setattr(config, "cache_dir", lambda: tmp_path / "cache")
+    monkeypatch.delenv("BELUGA_TUNING")
+    return asked
+
+
+def test_without_a_dsa_the_cpu_copies_and_nothing_is_measured(
+    pool: Pool, measured: list[object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(choice, "work_queues", list)
+    for name in ("auto", "cpu"):
+        assert choose(pool, name, 1).engine is None  # type: ignore[arg-type]
+    assert measured == []
+    assert not Kept(pool).path.exists()
+    found = crossovers(pool, 1)
+    assert found.queue is None
+    assert found.why_none is not None
+
+
+def test_an_engine_that_is_asked_for_and_not_there_is_an_error(pool: Pool) -> None:
+    if why_no_dsa() is None:
+        pytest.skip("there is a DSA")
+    with pytest.raises(EngineUnavailableError, match="DSA"):
+        choose(pool, "dsa", 1)
+    with pytest.raises(EngineUnavailableError, match="there are auto, cpu, dsa"):
+        choose(pool, "software", 1)  # type: ignore[arg-type]
+    mine = CpuEngine(pool, 1)
+    assert choose(pool, mine, 1) == choice.Chosen(mine)
+
+
+def test_a_dsa_is_measured_once_for_each_number_of_threads(
+    pool: Pool, measured: list[tuple[str, Direction, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stand_in.install(monkeypatch)
+    for threads in (1, 3, 1, 3):
+        chosen = choose(pool, "auto", threads)
+        assert chosen.engine is not None
+        assert chosen.planner is not None
+        assert chosen.planner.choose(Direction.WRITE, 99_000, 1, HOST) == EngineKind.CPU
+        assert chosen.planner.choose(Direction.READ, 101_000, 1, HOST) == EngineKind.DSA
+        chosen.close()
+    cpu = [(direction, threads) for name, direction, threads in measured if name == "cpu"]
+    put, get = Direction.WRITE, Direction.READ
+    assert cpu == [(put, 1), (get, 1), (put, 1), (get, 3)]  # a put is one thread's
+    found = crossovers(pool, 3)
+    assert (found.queue, found.measured, found.written, found.read) == (
+        ("stand-in", True, 100_000, 100_000)
+    )
+    assert not crossovers(pool, 2).measured
+    assert len(measured) == 8
+
+
+def test_another_machines_table_is_not_taken(
+    pool: Pool, measured: list[object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stand_in.install(monkeypatch)
+    choose(pool, "auto", 1).close()
+    whole = json.loads(Kept(pool).path.read_text())
+    whole["machine"][0] = "another CPU"
+    Kept(pool).path.write_text(json.dumps(whole))
+    assert not crossovers(pool, 1).measured
+    choose(pool, "auto", 1).close()
+    assert len(measured) == 8
+
+
+def test_what_is_not_to_be_measured_has_the_papers_values(
+    pool: Pool, measured: list[object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stand_in.install(monkeypatch)
+    monkeypatch.setenv("BELUGA_TUNING", "off")
+    chosen = choose(pool, "auto", 1)
+    assert chosen.planner is not None
+    for size, kind in ((4096, EngineKind.CPU), (16384, EngineKind.DSA)):
+        assert chosen.planner.choose(Direction.READ, size, 1, HOST) == kind
+    chosen.close()
+    assert measured == []
+    assert DEFAULT[EngineKind.DSA, Direction.READ]
+
+
+def broken(pool: Pool) -> Any:
+    raise RuntimeError("as no engine should")
+
+
+@pytest.mark.parametrize("opened", [stand_in.refusing, broken], ids=["refusing", "broken"])
+def test_whatever_is_wrong_with_the_dsa_the_cpu_copies(
+    pool: Pool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    opened: Any,
+) -> None:
+    """Measured for real: that the CPU does the work of a queue is not taken for its speed."""
+    stand_in.install(monkeypatch, opened)
+    monkeypatch.setattr(config, "cache_dir", lambda: tmp_path / "cache")
+    monkeypatch.delenv("BELUGA_TUNING")
+    with caplog.at_level(logging.WARNING):
+        assert choose(pool, "auto", 1) == choice.Chosen(None)
+    (record,) = caplog.records
+    assert "the CPU copies without the DSA" in record.getMessage()
+    kept = Kept(pool).path
+    assert "costs" not in (kept.read_text() if kept.exists() else "")
+
+
+def test_a_work_queue_that_does_not_open_is_warned_of(
+    pool: Pool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Through sysfs and the device file, as on a machine that has one."""
+    folder = tmp_path / "sys" / "wq0.0"
+    folder.mkdir(parents=True)
+    for name, text in (
+        ("mode", "shared"),
+        ("type", "user"),
+        ("state", "enabled"),
+        ("size", "16"),
+        ("max_transfer_size", "2097152"),
+    ):
+        (folder / name).write_text(text)
+    monkeypatch.setattr(choice, "work_queues", lambda: work_queues(tmp_path / "sys"))
+    opened = functools.partial(open_device, sysfs=tmp_path / "sys", devices=tmp_path / "dev")
+    monkeypatch.setattr(dsa, "open_device", opened)
+    with caplog.at_level(logging.WARNING):
+        assert choose(pool, "auto", 1) == choice.Chosen(None)
+    assert "wq0.0: No such file or directory; give this user the device file" in caplog.text
+    with pytest.raises(EngineUnavailableError, match="No such file"):
+        choose(pool, "dsa", 1)
+    assert "No such file" in str(crossovers(pool, 1).why_none)
