@@ -155,6 +155,31 @@ def test_a_stopped_client_keeps_its_session(pool: Pool, server: Server, paths: l
         assert server.stat().attach_count == 1
 
 
+@pytest.mark.parametrize("discipline", ["coherent"], indirect=True)
+def test_a_client_that_sleeps_past_its_deadline_finds_what_came_meanwhile(
+    pool: Pool, paths: list[Path]
+) -> None:
+    asked, gate = threading.Event(), threading.Event()
+
+    def wait(request: bytes) -> bytes:
+        asked.set()
+        gate.wait(60)
+        return request
+
+    with Server(pool) as server, Process("call", paths) as process:
+        server.handle(METHOD_USER, wait)
+        process.say("call 1")
+        assert asked.wait(60)
+        time.sleep(0.1)  # it naps now, and looks, and naps
+        process.signal(signal.SIGSTOP)
+        assert process.stopped()
+        gate.set()
+        time.sleep(5.5)  # longer than its timeout
+        process.signal(signal.SIGCONT)
+        assert process.hear(60) == "1"
+        assert server.stat().attach_count == 1
+
+
 def in_child(work: Callable[[], str]) -> str:
     """What ``work`` says in a forked child; the name of the exception if it raised one."""
     read, write = os.pipe()
