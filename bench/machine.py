@@ -4,10 +4,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import cache
 from importlib import metadata
 from pathlib import Path
@@ -30,7 +30,8 @@ def cpu_model() -> str:
 
 @cache
 def version() -> str:
-    """The commit of the checkout these files are in, or the version of the installed package."""
+    """The commit of the checkout these files are in, or the version of the installed package;
+    "unknown" for a bare copy of the sources."""
     here = Path(__file__).resolve()
     command = ["git", "-C", str(here.parent)]
     try:
@@ -45,7 +46,9 @@ def version() -> str:
         )
         return commit.stdout.strip()
     except (OSError, subprocess.CalledProcessError):
-        return metadata.version("beluga")
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            return metadata.version("beluga")
+        return "unknown"
 
 
 def memory_of(pool: Pool) -> str:
@@ -94,7 +97,7 @@ def node_cpus(node: int) -> list[int]:
     return _numbers(path.read_text()) if path.exists() else []
 
 
-@contextmanager
+@contextlib.contextmanager
 def pinned(cpu: int) -> Iterator[None]:
     """This thread, and the threads it starts, on one CPU."""
     before = os.sched_getaffinity(0)

@@ -5,12 +5,15 @@ their own driver and by the real one on what stands in for cupy."""
 
 from __future__ import annotations
 
+import json
+import shutil
+import subprocess
 from pathlib import Path
 
 import numpy as np
 import pytest
+from beluga_bench import gpu_all, gpu_clock
 from beluga_bench import gpu_beside as beside
-from beluga_bench import gpu_clock
 from beluga_bench.gpu import CASES, gpu_coherence, gpu_latency
 from beluga_bench.gpu_beside import gpu_beside
 from beluga_bench.gpu_clock import StreamClock
@@ -25,6 +28,7 @@ from beluga.errors import EngineUnavailableError
 from beluga.pool import Pool
 from beluga.transfer import CudaDriver, CupyDriver, HostDriver
 
+ROOT = Path(__file__).resolve().parents[2]
 DENSE = ("gather_write", "scatter_read")
 FIXED = {"memory": "made up", "discipline": "non-coherent", "depth": 1, "threads": 1}
 
@@ -209,6 +213,35 @@ def test_a_product_is_measured_alone_and_beside_copies(shm: Path) -> None:
         assert float(str(row["ratio_to_limit"])) > 0
         assert float(str(row["note"]).split(" GB/s")[0].split()[-1]) > 0
     assert all(row["note"] == "skipped: there is no usable GPU here: made up" for row in without)
+
+
+def test_rows_are_kept_when_a_stage_fails(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fails(options: Options) -> list[Row]:
+        raise RuntimeError(f"made up {options.smoke}")
+
+    stages = {"a": lambda _: [{"commit": "unknown", "machine": "CPU"}], "b": fails}
+    monkeypatch.setattr(gpu_all, "STAGES", stages)
+    target = tmp_path / "rows.json"
+    assert gpu_all.measure(Options(smoke=True), target, "abc", "NVIDIA H200") == ["b"]
+    assert json.loads(target.read_text()) == [{"commit": "abc", "machine": "CPU, NVIDIA H200"}]
+    assert "made up True" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("given", "status", "words"),
+    [(["all"], 1, "no part or option 'all'"), (["--out"], 1, "--out needs a value"), ([], 77, "")],
+)
+def test_the_script_says_what_it_lacks(given: list[str], status: int, words: str) -> None:
+    if status == 77 and shutil.which("nvidia-smi"):
+        pytest.skip("there is an NVIDIA driver here")
+    found = subprocess.run(
+        [ROOT / "scripts" / "gpu", *given], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert found.returncode == status
+    assert len(found.stderr.splitlines()) == 1
+    assert words in found.stderr
 
 
 def _ignore(_: object) -> None:

@@ -198,6 +198,7 @@ class GpuMemory:
         import cupy
 
         self._array = cupy.asarray(content)
+        cupy.cuda.runtime.deviceSynchronize()  # engines' streams wait for no other
         self.address = int(self._array.data.ptr)
 
     def content(self) -> Bytes:
