@@ -37,6 +37,10 @@ typedef struct bl_plan {
     uint32_t reserved;
 } bl_plan;
 
+/* For an engine that is not in C: 0, or -EINVAL: its pieces are not of its chunks, or these not in
+ * the pool, or a dense plan's pieces do not tile them. */
+int bl_plan_check(const bl_pool *pool, const bl_plan *plan);
+
 /* What the CPU does for a device before it reads the pool or after it has written
  * (beluga/transfer/policy.py). */
 enum bl_care {

@@ -83,6 +83,11 @@ int bl_plan_valid(const bl_memory *memory, const bl_plan *plan)
                      plan->chunk_count;
 }
 
+int bl_plan_check(const bl_pool *pool, const bl_plan *plan)
+{
+    return bl_plan_valid(&pool->memory, plan) ? 0 : -EINVAL;
+}
+
 /* ---- The whole plan, by several threads. */
 
 typedef struct bl_plan_run {

@@ -8,13 +8,15 @@ A plan whose windows are registered is one launch (direct), or a launch and a fe
 
 from __future__ import annotations
 
+import contextlib
 import functools
 
 import numpy as np
 from numpy.typing import NDArray
 
 from beluga import config
-from beluga.errors import TransferError
+from beluga._ffi import lib
+from beluga.errors import BelugaError, LayoutError, TransferError
 from beluga.pool import STRIPE_SIZE, Pool
 from beluga.transfer.cuda import shared
 from beluga.transfer.cuda.buffers import Buffers
@@ -137,7 +139,9 @@ class CudaEngine:
         if not self._driver.capturing(handle):
             raise TransferError("the stream is not being captured; do not use capture()")
         plan.refuse_direction(write=write)
-        plan.refuse_beyond(self._pool.geometry.size)
+        self._refuse(plan)
+        if len(plan.pieces) == 0:
+            raise LayoutError("a plan without pieces is nothing to be captured")
         tables = make_tables(plan, write=write)
         offsets = tables.pieces["offset"]
         bases = self._paths.bases(
@@ -183,10 +187,12 @@ class CudaEngine:
         return Way(write, self._own[write])
 
     def _start(self, plan: Plan, way: Way) -> CudaTransfer:
+        self._refuse(plan)
         self._driver.use()  # a link's thread, or the caller's
-        plan.refuse_beyond(self._pool.geometry.size)
         if self._driver.capturing(way.stream):
             raise TransferError("the stream is being captured; use capture()")
+        if len(plan.pieces) == 0:
+            return CudaTransfer(self._launcher, [], lambda: None)
         tables = make_tables(plan, write=way.write)
         touched = self._windows.touched(tables.pieces["offset"])
         with self._registrar.hold(touched, self._driver) as hold:
@@ -196,21 +202,39 @@ class CudaEngine:
                 return CudaTransfer(self._launcher, parts, lambda: None)
             return self._mixed(plan, tables, way, hold, missing)
 
+    def _refuse(self, plan: Plan) -> None:
+        """A kernel that is led astray ends everything that its process has on the GPU."""
+        if self._buffers.closed:
+            raise TransferError("the CUDA engine is closed")
+        struct = plan.struct()
+        plan.refuse_beyond(self._pool.geometry.size)
+        if lib.bl_plan_check(self._pool.handle, struct) < 0:
+            raise LayoutError("the plan's pieces are not of its chunks, or do not tile them")
+        ends = plan.pieces["offset"] + plan.pieces["length"] - 1
+        if ((plan.pieces["offset"] ^ ends) >= STRIPE_SIZE).any():
+            raise LayoutError("a piece of the plan lies in two stripes; cut it where they end")
+
     def _mixed(
         self, plan: Plan, tables: Tables, way: Way, hold: Hold, missing: set[Place]
     ) -> CudaTransfer:
         """What lies in ``missing`` windows is bounced."""
         ready = self._ready_chunks(plan, tables, missing)
-        parts, pairs = [], []
-        for mask in (ready, ~ready):
-            if mask.any():
-                some = select(plan, mask)
-                pairs.append((mask, some))
-                if mask is ready:
-                    parts += self._straight(some, make_tables(some, write=way.write), way, hold)
-                else:
-                    self._registrar.want(missing, some.size)
-                    parts += self._paths.bounced(some, way)
+        parts: list[Part] = []
+        pairs = []
+        if ready.any():
+            some = select(plan, ready)
+            pairs.append((ready, some))
+            parts += self._straight(some, make_tables(some, write=way.write), way, hold)
+        rest = select(plan, ~ready)
+        pairs.append((~ready, rest))
+        self._registrar.want(missing, rest.size)
+        try:
+            for part in self._paths.bounced(rest, way):
+                parts.append(part)
+        except BelugaError:  # nobody would know that these are under way
+            with contextlib.suppress(BelugaError):
+                CudaTransfer(self._launcher, parts, lambda: None).wait()
+            raise
         gather = functools.partial(_gather_sums, plan, pairs) if way.write else lambda: None
         return CudaTransfer(self._launcher, parts, gather)
 

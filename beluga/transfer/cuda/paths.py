@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from beluga._ffi import ffi, lib
-from beluga.errors import check
+from beluga.errors import BelugaError, check
 from beluga.pool import Pool
 from beluga.transfer.cuda.holds import Hold, Place
 from beluga.transfer.cuda.launch import Launched, Launcher
@@ -127,19 +127,24 @@ class Paths:
             self._driver.follow(way.stream, parts[-1].event)
         return parts
 
-    def bounced(self, plan: Plan, way: Way) -> list[Part]:
-        """A launch for each part that fits, and copies by the CPU."""
+    def bounced(self, plan: Plan, way: Way) -> Iterator[Part]:
+        """A launch for each part that fits, and copies by the CPU.
+
+        Raises :class:`~beluga.errors.DeviceFaultError`; parts before that are under way.
+        """
         self.stat.bounced_bytes += plan.size
         self.stat.bounce_count += 1
-        return list(self._bounced(plan, way))
-
-    def _bounced(self, plan: Plan, way: Way) -> Iterator[Part]:
         for piece in plan.cut(self._limit // 4):
             packed = pack_chunks(piece)
             self._make_room(packed.size)
             pinned = self._buffers.take_pinned(packed.size)
             if not way.write:
-                self._between(packed, pinned.array, write=False)
+                try:
+                    self._between(packed, pinned.array, write=False)
+                except BelugaError:
+                    self._held -= packed.size
+                    self._buffers.give_pinned(pinned)
+                    raise
             tables = make_tables(packed.plan, write=way.write)
             launched = self._launcher.launch(
                 tables, Bases.flat(pinned.address), write=way.write, stream=way.stream

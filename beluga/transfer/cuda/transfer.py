@@ -8,7 +8,7 @@ import dataclasses
 import time
 from collections.abc import Callable, Sequence
 
-from beluga.errors import ChecksumError, TransferTimeoutError
+from beluga.errors import BelugaError, ChecksumError, TransferTimeoutError
 from beluga.transfer.cuda.driver import Driver
 from beluga.transfer.cuda.holds import Hold
 from beluga.transfer.cuda.launch import Launched, Launcher
@@ -32,9 +32,14 @@ class Part:
     hold: Hold | None = None  # on windows that the event ends
     settled: bool = False
     bad_count: int = 0
+    error: BelugaError | OSError | None = None
 
     def finish(self, launcher: Launcher) -> None:
-        """The event has been seen. Buffers are given back whatever happens."""
+        """The event has been seen. Buffers are given back whatever happens.
+
+        What fails is kept for the transfer that this is a part of: another one that needs the
+        buffers may be who sees to it that this has ended.
+        """
         if self.settled:
             return
         self.settled = True
@@ -44,6 +49,8 @@ class Part:
                 self.plan.checksums[:] = self.launched.sums()
             if not self.write:
                 self.bad_count, _ = self.launched.bad_chunks()
+        except (BelugaError, OSError) as error:
+            self.error = error
         finally:
             if self.hold is not None:
                 self.hold.end(self.event)
@@ -72,6 +79,9 @@ class CudaTransfer:
             if not part.settled:
                 wait_event(self._launcher.driver, part.event, until)
                 part.finish(self._launcher)
+        for part in self._parts:
+            if part.error is not None:
+                raise part.error
         if not self._finished:
             self._finished = True
             self._gather()

@@ -1,0 +1,224 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""What must not be given to a GPU, and what fails beside it: refused, or told to its owner."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from cuda_gpu import PATIENCE_S, STRIPE, Blocks, Gpu, engine_on
+
+from beluga.errors import DeviceFaultError, ForkedSessionError, LayoutError, TransferError
+from beluga.pool import Pool
+from beluga.transfer import CHUNK, PIECE, Plan, plan_blocks, plan_rows
+from beluga.transfer.cuda import CudaEngine, DriverError
+
+pytestmark = pytest.mark.usefixtures("compiled")
+
+
+@pytest.mark.parametrize("path", ["direct", "staged"])
+def test_a_plan_of_nothing_has_ended(pool: Pool, gpu: Gpu, path: str) -> None:
+    engine = engine_on(pool, gpu, path=path)
+    nothing = Plan(np.empty(0, PIECE), np.empty(0, CHUNK))
+    for start in (engine.gather_write, engine.scatter_read):
+        transfer = start(nothing)
+        transfer.wait(PATIENCE_S)
+        assert transfer.done()
+    assert gpu.launches == []
+    stream = gpu.make_stream(urgent=False)
+    gpu.begin_capture(stream)
+    with pytest.raises(LayoutError, match="nothing"):
+        engine.capture(nothing, stream, write=True)
+
+
+def of_another_chunk(plan: Plan) -> None:
+    plan.pieces["chunk"][-1] = 10**6
+
+
+def leaving_a_gap(plan: Plan) -> None:
+    plan.pieces["offset"][3] += 64
+
+
+def backwards(plan: Plan) -> None:
+    plan.pieces[:] = plan.pieces[::-1].copy()
+
+
+def wrong_first(plan: Plan) -> None:
+    plan.chunks["first"][2] += 1
+
+
+@pytest.mark.parametrize("spoil", [of_another_chunk, leaving_a_gap, backwards, wrong_first])
+def test_a_plan_that_would_lead_a_kernel_astray_is_refused(
+    pool: Pool, gpu: Gpu, spoil: Callable[[Plan], None]
+) -> None:
+    engine, plan = engine_on(pool, gpu), Blocks.make(pool).plan
+    spoil(plan)
+    for start in (engine.gather_write, engine.scatter_read):
+        with pytest.raises(LayoutError, match="pieces"):
+            start(plan)
+    assert gpu.launches == []
+
+
+def test_a_piece_that_leaves_its_stripe_is_refused(pool: Pool, gpu: Gpu) -> None:
+    """It would leave its window, which ends with a stripe."""
+    engine, memory = engine_on(pool, gpu), np.zeros(8192, np.uint8)
+    start = pool.geometry.data_offset + STRIPE - 4096
+    plan = Plan(
+        np.array([(memory.ctypes.data, start, 8192, 0)], PIECE),
+        np.array([(start, 8192, 0)], CHUNK),
+    )
+    for begin in (engine.gather_write, engine.scatter_read):
+        with pytest.raises(LayoutError, match="stripes"):
+            begin(plan)
+    assert gpu.launches == []
+
+
+def test_a_closed_engine_says_so(pool: Pool, gpu: Gpu) -> None:
+    engine, blocks = engine_on(pool, gpu), Blocks.make(pool)
+    engine.close()
+    with pytest.raises(TransferError, match="closed"):
+        engine.gather_write(blocks.plan)
+
+
+def test_a_forked_child_is_told_to_open_the_pool_anew(pool: Pool, gpu: Gpu) -> None:
+    engine, blocks = engine_on(pool, gpu), Blocks.make(pool)
+    child = os.fork()
+    if child == 0:
+        code = 1
+        with contextlib.suppress(BaseException):
+            try:
+                engine.gather_write(blocks.plan)
+            except ForkedSessionError:
+                code = 0
+        os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+class FailingOnce:
+    """The CPU's care; the first flush meets a fault."""
+
+    def __init__(self) -> None:
+        self.failed = False
+
+    def before_read(self, plan: Plan) -> None:
+        pass
+
+    def after_write(self, plan: Plan) -> None:
+        if not self.failed:
+            self.failed = True
+            raise DeviceFaultError("made up")
+
+
+def test_a_failed_flush_is_told_as_often_as_it_is_asked_for(pool: Pool, gpu: Gpu) -> None:
+    engine = engine_on(pool, gpu, care=FailingOnce())
+    assert engine.settle(PATIENCE_S)
+    transfer = engine.gather_write(Blocks.make(pool).plan)
+    for _ in range(2):  # what was not flushed is never published
+        with pytest.raises(DeviceFaultError):
+            transfer.wait(PATIENCE_S)
+
+
+def test_a_failed_flush_is_not_told_to_who_needs_the_buffers(pool: Pool, gpu: Gpu) -> None:
+    engine = engine_on(pool, gpu, care=FailingOnce(), path="staged", bounce_size=1 << 20)
+    assert engine.settle(PATIENCE_S)
+    blocks = [Blocks.make(pool, stripe=stripe) for stripe in (0, 4, 8)]
+    failed, *others = [engine.gather_write(one.plan) for one in blocks]
+    for transfer in others:  # the last of them needed the first one's buffers
+        transfer.wait(PATIENCE_S)
+    assert all(one.stored(pool) for one in blocks[1:])
+    with pytest.raises(DeviceFaultError):
+        failed.wait(PATIENCE_S)
+
+
+def every_other_window() -> Callable[[int], None]:
+    asked: list[int] = []
+
+    def refuse(size: int) -> None:
+        asked.append(size)
+        if len(asked) % 2:
+            raise DriverError("made up")
+
+    return refuse
+
+
+def test_a_fault_while_bouncing_leaves_nothing_under_way(
+    pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever is told of it may free what the GPU was about to fill."""
+    gpu = Gpu(before_register=every_other_window())
+    engine = engine_on(pool, gpu, bounce_size=512 << 10)
+    assert engine.settle(PATIENCE_S)
+    blocks = Blocks.make(pool, 24)  # over more than three stripes
+    engine.gather_write(blocks.plan).wait(PATIENCE_S)
+    assert engine.stat.direct_bytes > 0 < engine.stat.bounced_bytes
+    real, calls = engine._paths._between, []
+
+    def fail_later(packed: Any, array: Any, *, write: bool) -> None:
+        calls.append(write)
+        if len(calls) > 2:
+            raise DeviceFaultError("made up")
+        real(packed, array, write=write)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine._paths, "_between", fail_later)
+        with pytest.raises(DeviceFaultError):
+            engine.scatter_read(blocks.plan)
+    assert nothing_under_way(engine)
+    blocks.memory[:] = 0
+    engine.scatter_read(blocks.plan).wait(PATIENCE_S)
+    assert blocks.memory.any()
+    assert blocks.stored(pool)
+    assert nothing_under_way(engine)
+
+
+def nothing_under_way(engine: CudaEngine) -> bool:
+    return engine._buffers._pinned.sizes == {} and engine._registrar._holds.used() == set()
+
+
+@pytest.mark.parametrize("path", ["direct", "staged"])
+def test_rows_of_a_chunk_of_several_stripes(pool: Pool, path: str) -> None:
+    engine = engine_on(pool, Gpu(), path=path)
+    assert engine.settle(PATIENCE_S)
+    length, random = (3 << 20) + 100, np.random.default_rng(1)
+    whole = random.integers(0, 256, length, np.uint8)
+    offsets = np.array([pool.geometry.data_offset + STRIPE - 4096], np.uint64)
+    writing = plan_blocks(
+        np.array([[whole.ctypes.data]], np.uint64),
+        np.array([length]),
+        offsets,
+        chunk_size=3 << 20,
+    )
+    engine.gather_write(writing).wait(PATIENCE_S)
+    sizes = random.integers(1, 9000, 200)
+    places = random.integers(0, length - sizes)  # many of them overlap
+    rows = np.zeros((200, 9000), np.uint8)
+    assert writing.checksums is not None
+    plan = plan_rows(
+        (rows.ctypes.data + np.arange(200) * 9000).astype(np.uint64),
+        *(np.zeros(200, np.int64), places, sizes),
+        offsets=offsets,
+        length=length,
+        chunk_size=3 << 20,
+        checksums=writing.checksums.reshape(1, -1),
+    )
+    engine.scatter_read(plan).wait(PATIENCE_S)
+    for row, place, size in zip(rows, places, sizes, strict=True):
+        assert (row[:size] == whole[place : place + size]).all()
+        assert not row[size:].any()
+
+
+def test_parts_of_a_plan_are_plans(pool: Pool, gpu: Gpu) -> None:
+    """Parts count pieces and chunks from the whole plan's first."""
+    engine, blocks = engine_on(pool, gpu), Blocks.make(pool)
+    assert engine.settle(PATIENCE_S)
+    parts = list(blocks.plan.cut(100_000))
+    assert len(parts) > 3
+    for part in parts[1:]:
+        engine.gather_write(part).wait(PATIENCE_S)
+    engine.gather_write(parts[0]).wait(PATIENCE_S)
+    assert blocks.stored(pool)
