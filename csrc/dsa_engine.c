@@ -132,6 +132,8 @@ static void bl_dsa_settle(bl_dsa_engine *engine, bl_dsa_work *work, int status)
         status = bl_dsa_work_end(engine, work);
     if (status < 0)
         bl_dsa_fail(transfer, status);
+    if (bl_dsa_ended(transfer)) /* its caller may find out by polling, too */
+        bl_device_ordered(engine->memory); /* whatever this thread streams now comes after */
 }
 
 /* The next descriptors of all aboard: how many. */
@@ -278,7 +280,6 @@ int bl_dsa_wait(bl_dsa_engine *engine, const bl_dsa_transfer *transfer, uint64_t
             wait.waited_ns = 0, wait.start_ns = bl_now_ns(engine->memory);
         in_time = bl_dsa_ended(transfer) || bl_dsa_rest(engine, &wait);
     }
-    bl_device_ordered(engine->memory); /* whatever this thread streams now comes after */
     return 0;
 }
 

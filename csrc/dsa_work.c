@@ -184,8 +184,9 @@ static int bl_dsa_mend(const bl_dsa_engine *engine, const bl_dsa_descriptor *des
                        const bl_dsa_record *record)
 {
     enum { POPULATE_READ = 22, POPULATE_WRITE = 23 }; /* MADV_..., Linux 5.14 */
-    uint32_t is_write = record->status & BL_DSA_STATUS_WRITE;
-    uint64_t start = is_write ? descriptor->target : descriptor->source;
+    uint32_t is_write = record->status & BL_DSA_STATUS_WRITE, opcode = bl_dsa_opcode(descriptor);
+    int has_source = opcode == BL_DSA_MEMMOVE || opcode == BL_DSA_COPY_CRC;
+    uint64_t start = is_write || !has_source ? descriptor->target : descriptor->source;
     uint64_t page = record->fault_address & ~(uint64_t)(BL_PAGE_SIZE - 1);
     if (page + BL_PAGE_SIZE <= start || page >= start + descriptor->size)
         return 1;

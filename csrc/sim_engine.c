@@ -37,6 +37,18 @@ static enum bl_sim_target bl_engine_target(const bl_engine *engine)
     return bl_sim_below(engine->litmus.world, 2) ? BL_SIM_TARGET_MEMORY : BL_SIM_TARGET_CACHE;
 }
 
+/* As for a plan whose chunks are not in order, and end within lines: two ranges. */
+static void bl_engine_care(const bl_engine *engine, const bl_pool *pool, uint32_t care)
+{
+    enum { LAST = 3 * BL_LINE_SIZE, MIDDLE = 2 * BL_LINE_SIZE };
+    uint64_t offset = engine->litmus.payload;
+    bl_chunk chunks[] = {{offset + LAST, BL_ENGINE_SIZE - LAST, 0},
+                         {offset, MIDDLE - 1, 0},
+                         {offset + MIDDLE, LAST - MIDDLE, 0}};
+    bl_plan plan = {.chunks = chunks, .chunk_count = sizeof chunks / sizeof *chunks};
+    bl_plan_care(pool, &plan, care);
+}
+
 /* Device to pool, up to what must stand before the publication. */
 static void bl_engine_write(const bl_engine *engine, const bl_pool *pool, const void *payload)
 {
@@ -45,8 +57,7 @@ static void bl_engine_write(const bl_engine *engine, const bl_pool *pool, const 
     if (engine->writes) {
         bl_sim_device_wait(memory, bl_sim_device_write(memory, offset, payload, BL_ENGINE_SIZE,
                                                        bl_engine_target(engine)));
-        bl_range_care(pool, offset, BL_ENGINE_SIZE,
-                      engine->to_memory ? BL_CARE_FENCE : BL_CARE_FLUSH);
+        bl_engine_care(engine, pool, engine->to_memory ? BL_CARE_FENCE : BL_CARE_FLUSH);
     } else {
         bl_stream(memory, offset, payload, BL_ENGINE_SIZE);
         bl_fence_store(memory);
@@ -59,7 +70,7 @@ static void bl_engine_read(const bl_engine *engine, const bl_pool *pool, void *p
     const bl_memory *memory = &pool->memory;
     uint64_t offset = engine->litmus.payload;
     if (engine->reads) {
-        bl_range_care(pool, offset, BL_ENGINE_SIZE, BL_CARE_INVALIDATE);
+        bl_engine_care(engine, pool, BL_CARE_INVALIDATE);
         bl_sim_device_wait(memory, bl_sim_device_read(memory, offset, payload, BL_ENGINE_SIZE));
     } else {
         bl_refetch(memory, offset, BL_ENGINE_SIZE);

@@ -17,6 +17,7 @@ typedef struct bl_grid {
     {                                                                                              \
         uint32_t tables[SUM ? BL_TABLE_WORDS : 1];                                                 \
         bl_thread me = {0, grid.block_count, 0, grid.thread_count};                                \
+        memset(tables, 0xa5, sizeof tables); /* as a GPU finds them: with anything */              \
         for (; me.block < grid.block_count; me.block++) {                                          \
             for (me.thread = 0; SUM && me.thread < grid.thread_count; me.thread++)                 \
                 bl_fill_tables(job, tables, me);                                                   \

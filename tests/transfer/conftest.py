@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+import shutil
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -30,6 +32,20 @@ def pool(shm: Path) -> Iterator[Pool]:
     paths = [shm / "a", shm / "b"]
     with Pool.create(paths, device_size=16 * STRIPE, discipline="non-coherent", sparse=True) as it:
         yield it
+
+
+@pytest.fixture(scope="module")
+def long_pool(memory_root: Path) -> Iterator[Pool]:
+    """Of three devices, for all tests of a module."""
+    folder = Path(tempfile.mkdtemp(prefix="beluga-test-", dir=memory_root))
+    paths = [folder / "a", folder / "b", folder / "c"]
+    try:
+        with Pool.create(
+            paths, device_size=8 * STRIPE, discipline="non-coherent", sparse=True
+        ) as made:
+            yield made
+    finally:
+        shutil.rmtree(folder)
 
 
 @pytest.fixture

@@ -137,6 +137,8 @@ class Scene:
                 for at in range(0, size, step)
             ]
             assert outcome.sums["crc"].tolist() == sums
+            assert not outcome.sums["left"].any()
+        assert (outcome.verdict["bad_count"], outcome.verdict["first_bad"]) == (0, 0xFFFFFFFF)
         self.check_accesses(outcome, write=True)
         return outcome
 

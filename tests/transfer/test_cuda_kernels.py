@@ -184,6 +184,38 @@ def test_a_scatter_names_the_chunk_that_is_not_what_was_written(process: KernelP
     assert (outcome.verdict["bad_count"], outcome.verdict["first_bad"]) == (1, 5056 // 1024)
 
 
+def test_a_part_of_a_plan_counts_its_own_chunks(process: KernelProcess) -> None:
+    """A long plan is launched in parts; a part's chunks and pieces are numbered in the whole."""
+    shape = Shape((1500, 3500), (STRIPE - 5056, 3 * STRIPE), THREE, chunk_size=1024)
+    scene = Scene(process, shape)
+    payloads = scene.content(3)
+    scene.fill_fragments(payloads)
+    sums = [primitives.crc32c(p[at : at + 1024]) for p in payloads for at in range(0, 5000, 1024)]
+    parts = list(scene.plan.cut(2048))
+    assert parts[-1].chunk_base > 0
+    for part in parts:
+        base, count = part.chunk_base, len(part.chunks)
+        outcome = scene.launch(part, write=True)
+        assert outcome.sums["crc"].tolist() == sums[base : base + count]
+        assert part.checksums is not None
+        part.checksums[:] = outcome.sums["crc"]
+        assert scene.launch(part, write=False).verdict["bad_count"] == 0
+        last = int(part.chunks["offset"][-1])
+        scene.fill_pool(last, bytes([scene.pool(last, 1)[0] ^ 1]))
+        verdict = scene.launch(part, write=False).verdict
+        assert (verdict["bad_count"], verdict["first_bad"]) == (1, count - 1)
+
+
+@pytest.mark.parametrize("chunk_size", [0, 16384])
+def test_a_fragment_as_long_as_stripes_comes_and_goes_whole(
+    process: KernelProcess, chunk_size: int
+) -> None:
+    shape = Shape((81_936, STRIPE + 1280), (STRIPE + 256,), THREE, chunk_size=chunk_size)
+    scene = Scene(process, shape)
+    scene.gathered()
+    scene.scattered()
+
+
 @given(st.integers(0, 191 << 21))
 def test_addresses_are_the_same_in_c_and_python(process: KernelProcess, offset: int) -> None:
     process.free()

@@ -7,30 +7,23 @@ Each is a change of one line of a copy of the C core, which is compiled and play
 
 from __future__ import annotations
 
-import shutil
-import subprocess
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from cffi import FFI
+from dsa_build import GCC, built, opened_pool
 from dsa_schedule import Library, Schedule, WrongBytesError, play
 
-from beluga import _build
-from beluga._ffi import ffi
-from beluga.pool import STRIPE_SIZE, Pool
+from beluga.pool import Pool
 
 pytestmark = pytest.mark.slow
 
-GCC = shutil.which("gcc") or ""
 TRIES = 40
 
 # What is changed: the file, the line, and what it becomes.
 MUTANTS = {
-    "none": ("dsa_work.c", "", ""),
+    "none": ("", "", ""),
     "a resumed copy starts its sum anew": (
         "dsa_work.c",
         "work->crc = (uint32_t)record->crc;",
@@ -80,51 +73,16 @@ MUTANTS = {
 }
 
 
-@pytest.fixture(scope="module")
-def pool(memory_root: Path) -> Iterator[Pool]:
-    folder = Path(tempfile.mkdtemp(prefix="beluga-test-", dir=memory_root))
-    paths = [folder / "a", folder / "b", folder / "c"]
-    try:
-        with Pool.create(
-            paths, device_size=8 * STRIPE_SIZE, discipline="non-coherent", sparse=True
-        ) as made:
-            yield made
-    finally:
-        shutil.rmtree(folder)
-
-
-def built(folder: Path, file: str, line: str, becomes: str) -> Library:
-    source = folder / "csrc"
-    shutil.copytree(_build.CSRC, source)
-    text = (source / file).read_text()
-    if line:
-        assert text.count(line) == 1, f"{file} does not say {line!r} once"
-        (source / file).write_text(text.replace(line, becomes))
-    target = folder / "mutant.so"
-    define = f"-DBL_FORMAT_HASH=0x{_build.format_hash():016x}ull"
-    flags = ["-std=gnu11", "-O0", "-w", "-shared", "-fPIC", "-pthread", define, f"-I{source}"]
-    subprocess.run([GCC, *flags, str(source / "beluga.c"), "-o", str(target)], check=True)
-    own = FFI()
-    own.cdef(_build.cdef((*_build.CORE_HEADERS, *_build.DSA_HEADERS)))
-    return Library(own, own.dlopen(str(target)))
-
-
 @pytest.mark.parametrize("name", MUTANTS)
 @pytest.mark.skipif(not GCC, reason="needs gcc")
-def test_a_planted_bug_is_found(pool: Pool, tmp_path: Path, name: str) -> None:
-    library = built(tmp_path, *MUTANTS[name])
-    handle = library.ffi.new("bl_pool **")
-    mapping = pool._mapping
-    devices = library.of("void *const *", ffi.cast("void **", mapping.addresses))
-    superblocks = library.of("bl_superblock *", mapping.superblocks)
-    assert library.lib.bl_pool_open(superblocks, devices, handle) == 0
-
-    if name == "none":
-        play_all(library, handle[0], pool)
-    else:
-        with pytest.raises(WrongBytesError):
-            play_all(library, handle[0], pool)
-    library.lib.bl_pool_close(handle[0])
+def test_a_planted_bug_is_found(long_pool: Pool, tmp_path: Path, name: str) -> None:
+    library = built(tmp_path, [MUTANTS[name]] if name != "none" else [])
+    with opened_pool(library, long_pool) as handle:
+        if name == "none":
+            play_all(library, handle, long_pool)
+        else:
+            with pytest.raises(WrongBytesError):
+                play_all(library, handle, long_pool)
 
 
 def play_all(library: Library, handle: Any, pool: Pool) -> None:

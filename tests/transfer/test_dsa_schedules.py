@@ -4,37 +4,18 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
-from collections.abc import Iterator
-from pathlib import Path
-
-import pytest
 from dsa_schedule import PRODUCT, Schedule, opened, play, run, schedules
 from dsa_schedule import Scene as DsaScene
 from hypothesis import HealthCheck, given, settings
 
 from beluga._ffi import ffi, lib
-from beluga.pool import STRIPE_SIZE, Pool
-
-
-@pytest.fixture(scope="module")
-def pool(memory_root: Path) -> Iterator[Pool]:
-    folder = Path(tempfile.mkdtemp(prefix="beluga-test-", dir=memory_root))
-    paths = [folder / "a", folder / "b", folder / "c"]
-    try:
-        with Pool.create(
-            paths, device_size=8 * STRIPE_SIZE, discipline="non-coherent", sparse=True
-        ) as made:
-            yield made
-    finally:
-        shutil.rmtree(folder)
+from beluga.pool import Pool
 
 
 @settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
 @given(schedule=schedules())
-def test_any_schedule_gives_the_same_bytes_and_sums(pool: Pool, schedule: Schedule) -> None:
-    play(PRODUCT, pool.handle, pool, schedule)
+def test_any_schedule_gives_the_same_bytes_and_sums(long_pool: Pool, schedule: Schedule) -> None:
+    play(PRODUCT, long_pool.handle, long_pool, schedule)
 
 
 def storm(**weather: int) -> Schedule:
@@ -62,28 +43,28 @@ def stat_of(pool: Pool, schedule: Schedule) -> dict[str, int]:
         return {name: int(getattr(out, name)) for name in dir(out)}
 
 
-def test_each_kind_of_weather_does_befall(pool: Pool) -> None:
+def test_each_kind_of_weather_does_befall(long_pool: Pool) -> None:
     """A schedule in which nothing went wrong would show nothing."""
-    calm = stat_of(pool, storm())
+    calm = stat_of(long_pool, storm())
     assert calm["batches"] > 0
     assert calm["descriptors"] > calm["batches"]
     assert calm["full"] == calm["faults"] == calm["by_hand"] == 0
-    assert stat_of(pool, storm(full=20_000, full_run=3))["full"] > 0
-    assert stat_of(pool, storm(fault=20_000))["faults"] > 0
-    assert stat_of(pool, storm(error=20_000))["by_hand"] > 0
-    faulty = stat_of(pool, storm(list_fault=40_000))
+    assert stat_of(long_pool, storm(full=20_000, full_run=3))["full"] > 0
+    assert stat_of(long_pool, storm(fault=20_000))["faults"] > 0
+    assert stat_of(long_pool, storm(error=20_000))["by_hand"] > 0
+    faulty = stat_of(long_pool, storm(list_fault=40_000))
     assert faulty["descriptors"] > calm["descriptors"]  # some were asked for again
-    assert stat_of(pool, storm(batch_max=0))["batches"] == 0
+    assert stat_of(long_pool, storm(batch_max=0))["batches"] == 0
 
 
-def test_a_queue_that_stays_full_is_given_up_and_the_cpu_copies(pool: Pool) -> None:
+def test_a_queue_that_stays_full_is_given_up_and_the_cpu_copies(long_pool: Pool) -> None:
     full = storm(full=65_536, full_run=1000)
-    stat = stat_of(pool, full)
+    stat = stat_of(long_pool, full)
     assert stat["descriptors"] == 0
     assert stat["by_hand"] > 0
-    play(PRODUCT, pool.handle, pool, full)
+    play(PRODUCT, long_pool.handle, long_pool, full)
 
 
-def test_a_page_that_never_comes_is_given_up_and_the_cpu_copies(pool: Pool) -> None:
+def test_a_page_that_never_comes_is_given_up_and_the_cpu_copies(long_pool: Pool) -> None:
     """Nearly every descriptor faults: each brings a few bytes, and some none."""
-    play(PRODUCT, pool.handle, pool, storm(fault=65_000, error=100))
+    play(PRODUCT, long_pool.handle, long_pool, storm(fault=65_000, error=100))

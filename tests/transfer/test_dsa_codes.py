@@ -1,0 +1,213 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""Whatever a device says of a descriptor, the bytes and the sums are right: every status that the
+kernel's header names, faults at every place, addresses that mean nothing, batches half done.
+
+And what it is sent keeps the limits of its queue: a device in Python looks at every descriptor.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+from dsa_device import End, Sent, WriteDevice
+from engines import Bytes, peek
+
+from beluga import primitives
+from beluga._ffi import lib
+from beluga.pool import STRIPE_SIZE, Pool
+from beluga.transfer import DsaEngine, Plan, plan_blocks
+
+TIMEOUT_S = 60.0
+SIZES = np.array([1500, 1, 2999])
+LENGTH = 4500
+CHUNK = 1024
+
+# enum dsa_completion_status of <linux/idxd.h>: all but success and the page fault that is resumed.
+STATUSES = (0x02, *range(0x04, 0x0C), *range(0x10, 0x1E), *range(0x20, 0x25), 0x7F)
+
+
+@contextmanager
+def engine_on(pool: Pool, device: WriteDevice, **rules: bool) -> Iterator[DsaEngine]:
+    engine = DsaEngine(pool, device.portal, **rules)  # type: ignore[arg-type]
+    try:
+        yield engine
+    finally:
+        engine.close()
+        device.close()
+
+
+def plan_of(pool: Pool, memory: Bytes) -> Plan:
+    """Two blocks that lie over the end of a stripe."""
+    start = pool.geometry.data_offset + STRIPE_SIZE - 2048
+    starts = np.array([0, 1503, 1507]) + np.array([[0], [LENGTH + 20]])
+    return plan_blocks(
+        (starts + memory.ctypes.data).astype(np.uint64),
+        SIZES,
+        np.array([start, start + 4544], np.uint64),
+        chunk_size=CHUNK,
+        owners=(memory,),
+    )
+
+
+def there_and_back(pool: Pool, engine: DsaEngine, seed: int = 1) -> None:
+    source = np.random.default_rng(seed).integers(0, 256, 2 * LENGTH + 40, np.uint8)
+    before, plan = source.copy(), plan_of(pool, source)
+    engine.gather_write(plan).wait(TIMEOUT_S)
+    sums, start = [], int(plan.chunks["offset"][0])
+    for block in range(2):
+        at = block * (LENGTH + 20)
+        payload = np.concatenate(
+            [source[at : at + 1500], source[at + 1503 : at + 1504], source[at + 1507 : at + 4506]]
+        )
+        found = peek(pool, start + block * 4544, 4544)
+        assert np.array_equal(found[:LENGTH], payload)
+        assert not found[LENGTH:].any()
+        sums += [primitives.crc32c(payload[i : i + CHUNK].tobytes()) for i in range(0, 4500, CHUNK)]
+    assert plan.checksums is not None
+    assert plan.checksums.tolist() == sums
+    target = np.zeros_like(source)
+    back = plan_of(pool, target)
+    assert back.checksums is not None
+    back.checksums[:] = sums
+    engine.scatter_read(back).wait(TIMEOUT_S)
+    for row in (0, LENGTH + 20):
+        for start, size in ((0, 1500), (1503, 1), (1507, 2999)):
+            at = slice(row + start, row + start + size)
+            assert np.array_equal(target[at], source[at])
+    assert np.array_equal(source, before)
+
+
+def well(_: random.Random, sent: Sent) -> End:
+    return End(sent.size)
+
+
+@pytest.mark.parametrize("device_flushes", [False, True])
+@pytest.mark.parametrize(
+    ("size_max", "batch_max", "depth"), [(64, 2, 1), (1000, 5, 3), (1 << 31, 0, 2), (4096, 64, 1)]
+)
+def test_a_queue_is_sent_no_more_than_it_is_configured_for(
+    pool: Pool, size_max: int, batch_max: int, depth: int, *, device_flushes: bool
+) -> None:
+    device = WriteDevice(well, size_max=size_max, batch_max=batch_max, depth=depth)
+    with engine_on(pool, device, device_flushes=device_flushes) as engine:
+        there_and_back(pool, engine)
+        assert engine.stat.by_hand == 0
+        assert bool(engine.stat.batches) == (batch_max > 1)
+    writes = [sent for sent in device.sent if sent.opcode == lib.BL_DSA_FILL]
+    assert writes
+    assert not any(sent.flags & lib.BL_DSA_CC for sent in writes)
+    flushes = [sent for sent in device.sent if sent.opcode == lib.BL_DSA_CFLUSH]
+    assert bool(flushes) == device_flushes
+
+
+@pytest.mark.parametrize("batch_max", [0, 8], ids=["single", "batches"])
+@pytest.mark.parametrize("moved", ["nothing", "some", "all"])
+def test_what_a_device_could_not_do_is_done_by_hand(pool: Pool, moved: str, batch_max: int) -> None:
+    """Every status in turn; what such a record says besides means nothing."""
+    codes = iter([code | bit for code in STATUSES for bit in (0, lib.BL_DSA_STATUS_WRITE)] * 50)
+
+    def fate(dice: random.Random, sent: Sent) -> End:
+        done = {"nothing": 0, "some": dice.randrange(sent.size), "all": sent.size}[moved]
+        lies = dice.choice([0, done, sent.size, 2**32 - 1])
+        return End(done, next(codes), dice.getrandbits(64), lies)
+
+    device = WriteDevice(fate, batch_max=batch_max)
+    with engine_on(pool, device) as engine:
+        for seed in range(4):
+            there_and_back(pool, engine, seed)
+        assert engine.stat.by_hand >= 2 * len(STATUSES)
+        assert engine.stat.faults == 0
+
+
+def fault_addresses(sent: Sent, done: int, dice: random.Random) -> list[int]:
+    ends = [sent.source, sent.target]
+    return [
+        *(end + done for end in ends),
+        *((end + done) & ~4095 for end in ends),
+        *(end + sent.size for end in ends),
+        *(0, 4096, 2**64 - 1, 2**64 - 4096, dice.getrandbits(64)),
+    ]
+
+
+@pytest.mark.parametrize("device_flushes", [False, True])
+@pytest.mark.parametrize("batch_max", [0, 8], ids=["single", "batches"])
+def test_page_faults_at_every_place_with_any_address(
+    pool: Pool, batch_max: int, *, device_flushes: bool
+) -> None:
+    """An address that the descriptor has nothing to do with mends nothing, and hurts nobody: a
+    fill and a flush have no source, so a fault of theirs near zero is none of an address."""
+
+    def fate(dice: random.Random, sent: Sent) -> End:
+        if dice.random() < 0.3:
+            return End(sent.size)
+        done = dice.choice([0, 1, sent.size - 1, sent.size, dice.randrange(sent.size + 1)])
+        status = lib.BL_DSA_PAGE_FAULT | dice.choice([0, lib.BL_DSA_STATUS_WRITE])
+        says = 2**32 - 1 if done == sent.size else min(done, sent.size)
+        done = min(done, sent.size)
+        return End(done, status, dice.choice(fault_addresses(sent, done, dice)), says)
+
+    device = WriteDevice(fate, size_max=777, batch_max=batch_max)
+    with engine_on(pool, device, device_flushes=device_flushes) as engine:
+        for seed in range(6):
+            there_and_back(pool, engine, seed)
+        assert engine.stat.faults > 0
+        assert engine.stat.by_hand > 0
+
+
+def test_a_fault_at_a_known_place_is_mended_and_the_device_goes_on(pool: Pool) -> None:
+    def fate(dice: random.Random, sent: Sent) -> End:
+        if sent.size < 2 or dice.random() < 0.3:
+            return End(sent.size)
+        done = dice.randrange(1, sent.size)
+        is_write = sent.source == 0 or dice.random() < 0.5
+        status = lib.BL_DSA_PAGE_FAULT | (lib.BL_DSA_STATUS_WRITE if is_write else 0)
+        return End(done, status, (sent.target if is_write else sent.source) + done)
+
+    device = WriteDevice(fate, batch_max=8)
+    with engine_on(pool, device) as engine:
+        there_and_back(pool, engine)
+        assert engine.stat.faults > 0
+        assert engine.stat.by_hand == 0
+
+
+def test_a_flush_that_faults_is_resumed_by_the_device(pool: Pool) -> None:
+    """It reads, as far as its record says, and yet names its target."""
+
+    def fate(_: random.Random, sent: Sent) -> End:
+        if sent.opcode == lib.BL_DSA_CFLUSH and sent.size > 64:
+            return End(64, lib.BL_DSA_PAGE_FAULT, sent.target + 64)
+        return End(sent.size)
+
+    device = WriteDevice(fate)
+    with engine_on(pool, device, device_flushes=True) as engine:
+        there_and_back(pool, engine)
+        assert engine.stat.faults > 0
+        assert engine.stat.by_hand == 0
+
+
+REACHES: dict[str, Callable[[random.Random, int], int]] = {
+    "none": lambda _dice, _count: 0,
+    "some": lambda dice, count: dice.randrange(count + 1),
+    "all-but-one": lambda _dice, count: count - 1,
+}
+
+
+@pytest.mark.parametrize("reach", REACHES)
+@pytest.mark.parametrize("fails", [False, True])
+def test_what_a_batch_left_out_is_asked_for_again(pool: Pool, reach: str, *, fails: bool) -> None:
+    def fate(dice: random.Random, sent: Sent) -> End:
+        if fails and dice.random() < 0.4:
+            return End(dice.randrange(sent.size + 1), lib.BL_DSA_HW_ERR1)
+        return End(sent.size)
+
+    device = WriteDevice(fate, batch_max=8, reach=REACHES[reach])
+    with engine_on(pool, device) as engine:
+        there_and_back(pool, engine)
+        assert engine.stat.batches > 0
+        if reach == "none":
+            assert engine.stat.by_hand > 0
