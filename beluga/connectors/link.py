@@ -166,22 +166,24 @@ class Link:
     def attempt(self, doing: str, call: Callable[[Attachment], T]) -> T | None:
         """What ``call`` returns; None if the pool is not there, or failed ``call``.
 
-        ``doing`` stands in the warning, of which there is one a minute.
+        ``doing`` stands in the warning, of which there is one a minute; it says why, and after how
+        long.
         """
         attachment = self._attachment
         if attachment is None:
             return None
+        started_s = time.monotonic()
         try:
             return call(attachment)
         except _CALL_ERRORS as error:
-            self._fail(doing, error)
+            self._fail(doing, error, started_s)
         except (BelugaError, OSError) as error:
             with self._changed:
                 if self._attachment is attachment:
                     self._attachment = None
                     self._broken.append(attachment)
                     self._changed.notify_all()
-            self._fail(doing, error)
+            self._fail(doing, error, started_s)
         return None
 
     def carried(self) -> dict[TransferClass, Carried]:
@@ -219,26 +221,28 @@ class Link:
             self._changed.notify_all()
         self._thread.join()
 
-    def _fail(self, doing: str, error: Exception) -> None:
+    def _fail(self, doing: str, error: Exception, started_s: float) -> None:
         self.failure_count += 1
         now = time.monotonic()
         if now - self._warned_s < WARNING_INTERVAL_S:
             self._unsaid += 1
             return
-        more = f" ({self._unsaid} more like this since the last warning)" if self._unsaid else ""
-        self._logger.warning("beluga %s: %s: %s%s", self._name, doing, error, more)
+        took = f"after {1000 * (now - started_s):.0f} ms"
+        more = f", and {self._unsaid} more since the last warning" if self._unsaid else ""
+        self._logger.warning("beluga %s: %s: %s (%s%s)", self._name, doing, error, took, more)
         self._warned_s, self._unsaid = now, 0
 
     def _keep(self) -> None:
         """The thread: attach, wait until that has failed, again."""
         while not self._closing:
             self._end_broken()
+            started_s = time.monotonic()
             try:
                 attachment = Attachment(
                     self._settings, read_class=self._read_class, logger=self._logger
                 )
             except (BelugaError, OSError) as error:
-                self._fail("attaching to the pool", error)
+                self._fail("attaching to the pool", error, started_s)
             else:
                 with self._changed:
                     self._attachment = attachment

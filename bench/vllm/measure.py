@@ -14,7 +14,8 @@ from dataclasses import dataclass, field, replace
 from statistics import median, quantiles
 from typing import Any
 
-from .arm import Arm
+from .arm import Arm, Setting
+from .likeness import faults, found_tokens, identical, warnings
 from .process import Engine
 
 Reply = dict[str, Any]
@@ -22,6 +23,7 @@ Say = Callable[[str], None]
 
 TRIES = 3
 _SHORT = list(range(10, 30))
+_SAID_MAX = 4  # lines of logs
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,16 +40,27 @@ class Sample:
     saving: dict[str, float] = field(default_factory=dict)
     tries: int = 1
 
-    def whole(self, tokens: int) -> bool:
-        """Whether the hit, if there is one, is of all that can be found."""
-        return self.hit is None or self.hit["cached_tokens"] >= tokens
+    def found(self, setting: Setting) -> int:
+        """Tokens that were loaded; without a pool, all that it could have had."""
+        if self.hit is None:
+            return setting.hit_tokens
+        return found_tokens(self.hit, setting.block_tokens)
 
-    @property
-    def identical(self) -> bool:
-        """Tokens and first-token logprobs of the hit are those of the local hit, bit for bit."""
+    def whole(self, setting: Setting) -> bool:
+        """Whether the hit, if there is one, is of all that can be found."""
+        return self.found(setting) >= setting.hit_tokens
+
+    def identical(self, setting: Setting) -> bool | None:
+        """Whether the hit is what the same computation gives, bit for bit; None: cannot be said."""
         if self.hit is None:
             return True
-        return all(self.hit[part] == self.local[part] for part in ("tokens", "logprobs"))
+        return identical(
+            self.hit,
+            found=self.found(setting),
+            whole=setting.hit_tokens,
+            miss=self.miss,
+            local=self.local,
+        )
 
 
 class Pair:
@@ -75,6 +88,14 @@ class Pair:
         local = awake(self._b).generate(prompt)
         saving = {name: value - before.get(name, 0) for name, value in after.items()}
         return Sample(miss, local, hit, saving)
+
+    def explain(self, sample: Sample) -> list[str]:
+        """Why a prompt was not found whole: what was counted, and the last that the logs have."""
+        figures = [sample.saving] + ([sample.hit["figures"]] if sample.hit else [])
+        setting = self.arm.setting
+        first = f"{sample.found(setting)} of {setting.hit_tokens} tokens were found: "
+        said = [line for engine in (self._a, self._b) for line in warnings(engine.log())]
+        return [first + str(faults(*figures) or "nothing counted"), *said[-_SAID_MAX:]]
 
     def _figures(self) -> dict[str, float]:
         found: dict[str, float] = self._a.ask("figures")["figures"]
@@ -114,9 +135,11 @@ def run(
         for pair in [*pairs[first:], *pairs[:first]]:
             sample = pair.run(prompt)
             for _ in range(TRIES - 1):
-                if sample.whole(pair.arm.setting.hit_tokens):
+                if sample.whole(pair.arm.setting):
                     break
-                say(f"{pair.name}: only part of a prompt was found; again")
+                for line in pair.explain(sample):
+                    say(f"{pair.name}: {line}")
+                say(f"{pair.name}: another prompt")
                 sample = replace(pair.run(next(prompts)), tries=sample.tries + 1)
             samples[pair.name].append(sample)
             say(f"{number + 1}/{count} {pair.name}: {_brief(sample)}")

@@ -10,6 +10,7 @@ from typing import Any
 
 from ..machine import cores, cpu_model, version
 from .arm import Setting
+from .likeness import agreed
 from .measure import Sample, medians, quartiles, ttfts
 
 Report = dict[str, Any]
@@ -33,16 +34,16 @@ def report_of(
     figures |= {name: [sample.saving.get(name, 0) for sample in own] for name in _SAVING}
     return {
         "prompt_tokens": setting.tokens,
-        "hit_tokens": _hit_tokens(own),
+        "hit_tokens": _hit_tokens(own, setting),
         "repetitions": len(own),
         **medians(times),
         "ttft_recompute_s": median(everyone["plain"]["ttft_miss_s"]),
-        "outputs_identical": all(sample.identical for sample in own),
+        "outputs_identical": agreed(sample.identical(setting) for sample in own),
         **medians(figures),
         "load_limit_s": median(limits) * median(figures["load_bytes"]) / setting.hit_bytes,
         "limit_bytes_per_s": setting.hit_bytes / median(limits),
         "peers": {name: median(found["ttft_hit_s"]) for name, found in peers.items()},
-        "peers_hit_tokens": {name: _hit_tokens(samples[name]) for name in peers},
+        "peers_hit_tokens": {name: _hit_tokens(samples[name], setting) for name in peers},
         "peers_skipped": dict(skipped),
         "tried_again": {
             name: sum(sample.tries - 1 for sample in found) for name, found in samples.items()
@@ -70,9 +71,9 @@ def _is_peer(name: str) -> bool:
     return name not in ("beluga", "plain")
 
 
-def _hit_tokens(samples: Sequence[Sample]) -> int:
+def _hit_tokens(samples: Sequence[Sample], setting: Setting) -> int:
     """The fewest of any repetition: one miss among hits must not hide in a median."""
-    return min(int(sample.hit["cached_tokens"]) for sample in samples if sample.hit)
+    return min(sample.found(setting) for sample in samples)
 
 
 def print_table(report: Report) -> None:

@@ -10,6 +10,7 @@ from contextlib import ExitStack
 from typing import Any
 
 from .arm import Arm
+from .likeness import warnings
 from .measure import awake
 from .stream import Reply
 
@@ -24,6 +25,7 @@ class Station:
         """Start the engine; :meth:`ready` waits for it. ``stack`` ends it."""
         self.arm = arm
         self._engine = stack.enter_context(arm.engine("engine"))
+        self._warned = 0
 
     @property
     def name(self) -> str:
@@ -46,6 +48,12 @@ class Station:
         """What the connector has counted since the engine started."""
         found: dict[str, float] = self._engine.ask("figures")["figures"]
         return found
+
+    def warnings(self) -> list[str]:
+        """What the connector has warned of since the last time."""
+        said = warnings(self._engine.log())
+        new, self._warned = said[self._warned :], len(said)
+        return new
 
     def wait(self, before: dict[str, float], tokens: int) -> None:
         """Wait until so many tokens can be found that were computed since; raises ChildError."""

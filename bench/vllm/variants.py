@@ -17,6 +17,7 @@ from statistics import median
 from typing import Any
 
 from .arm import MEMORY, Setting, beluga_arm
+from .likeness import agreed, faults, found_tokens, identical
 from .limit import limit_loop
 from .load import Say
 from .prompts import prompts
@@ -55,6 +56,7 @@ def compare(
                     limits.append(loop.seconds())
                     for station in in_turn([usual, other], number):
                         sample = _sample(station, prompt)
+                        _explain(station, sample, say)
                         if number >= 0:
                             found[station.name].append(sample)
                 for station in (usual, other):
@@ -76,8 +78,39 @@ def _sample(station: Station, prompt: list[int]) -> dict[str, Reply]:
     station.empty()
     miss = station.one(prompt)
     station.wait(before, station.arm.setting.hit_tokens)
+    after = station.figures()
     station.empty()
-    return {"miss": miss, "hit": station.one(prompt), "local": station.one(prompt)}
+    return {
+        "miss": miss,
+        "hit": station.one(prompt),
+        "local": station.one(prompt),
+        "saving": {name: value - before[name] for name, value in after.items()},
+    }
+
+
+def _found(station: Station, sample: dict[str, Reply]) -> int:
+    return found_tokens(sample["hit"], station.arm.setting.block_tokens)
+
+
+def _identical(station: Station, sample: dict[str, Reply]) -> bool | None:
+    return identical(
+        sample["hit"],
+        found=_found(station, sample),
+        whole=station.arm.setting.hit_tokens,
+        miss=sample["miss"],
+        local=sample["local"],
+    )
+
+
+def _explain(station: Station, sample: dict[str, Reply], say: Say) -> None:
+    """Say why a prompt was not found whole: what was counted, and what the engine's log has."""
+    whole, found = station.arm.setting.hit_tokens, _found(station, sample)
+    if found >= whole:
+        return
+    counted = faults(sample["saving"], sample["hit"]["figures"])
+    say(f"{station.name}: {found} of {whole} tokens were found: {counted or 'nothing counted'}")
+    for line in station.warnings():
+        say(f"    {line}")
 
 
 def _row(
@@ -88,6 +121,7 @@ def _row(
 
     setting = station.arm.setting
     loads = [sample["hit"]["figures"] for sample in samples]
+    likeness = [_identical(station, sample) for sample in samples]
     return {
         "variant": variant,
         "arm": station.name,
@@ -96,16 +130,15 @@ def _row(
         "length": setting.tokens,
         "repetitions": len(samples),
         "full_tokens": setting.hit_tokens,
-        "hit_tokens": min(values("hit", "cached_tokens")),
+        "hit_tokens": min(_found(station, sample) for sample in samples),
         "ttft_miss_s": median(values("miss", "ttft_s")),
         "ttft_hit_s": median(values("hit", "ttft_s")),
         "ttft_local_hit_s": median(values("local", "ttft_s")),
         "load_s": median(figures["load_s"] for figures in loads),
         "load_bytes": median(figures["load_bytes"] for figures in loads),
         "load_limit_s": limit_s,
-        "outputs_identical": all(
-            sample["hit"][part] == sample["local"][part]
-            for sample in samples
-            for part in ("tokens", "logprobs")
+        "outputs_identical": agreed(likeness),
+        "faults": faults(
+            *(part for one in samples for part in (one["saving"], one["hit"]["figures"]))
         ),
     }

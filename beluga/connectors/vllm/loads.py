@@ -80,7 +80,7 @@ class Loads:
             load_bytes=hits * self._source.block_size,
             load_failed_blocks=len(missing),
             mismatches=result.mismatches if result is not None else 0,
-            failures=int(result is None),
+            load_failures=int(result is None),
         )
         self._figures.add()
         with self._lock:

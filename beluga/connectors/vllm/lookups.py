@@ -69,7 +69,7 @@ class Lookups:
         pins = self._link.attempt("looking blocks up", ask)
         self._counters.add(lookups=1, lookup_s=time.perf_counter() - started)
         if pins is None:
-            self._counters.add(failures=1)
+            self._counters.add(lookup_failures=1)
             return 0, None
         return pins.count // len(self.ranks), pins
 

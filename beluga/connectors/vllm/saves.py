@@ -162,7 +162,7 @@ class Saves:
             if result is None:
                 failures = int(one.request not in self._cancelled)
                 skipped = len(one.block_ids) - start
-                self._counters.add(failures=failures, save_skipped_blocks=skipped)
+                self._counters.add(save_failures=failures, save_skipped_blocks=skipped)
                 return
             self._account(digests.tobytes(), len(ids), result)
 

@@ -41,6 +41,9 @@ class Played:
             "figures": {"load_bytes": 2.0 * loaded, "load_s": loaded / 1000},
         }
 
+    def log(self) -> str:
+        return "WARNING beluga lookups: looking blocks up: nobody answered (after 500 ms)"
+
     def ask(self, do: str, **_: Any) -> dict[str, Any]:
         assert do == "figures"
         return {"figures": {"save_bytes": self.saved, "save_cpu_s": 0.5 * self.saved}}
@@ -127,7 +130,10 @@ def test_a_hit_of_a_part_is_tried_again_and_told(tmp_path: Path) -> None:
 
     engine.generate = forgetful
     fresh = prompts(1025, seed=1)
-    samples, limits = run(pairs, fresh, count=2, limit=lambda: 0.25, say=lambda _: None)
+    said: list[str] = []
+    samples, limits = run(pairs, fresh, count=2, limit=lambda: 0.25, say=said.append)
+    assert "beluga: 0 of 1024 tokens were found: nothing counted" in said
+    assert any("nobody answered (after 500 ms)" in line for line in said)
     report = report_of(setting_of(tmp_path), samples, limits, {})
     assert report["hit_tokens"] == 1024
     assert report["tried_again"] == {"plain": 0, "beluga": 1}
