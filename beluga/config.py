@@ -10,7 +10,7 @@ BELUGA_ISA          widest instructions to copy with: sse2, avx2, avx512 or movd
 BELUGA_CRASH        tests: the crash point to die at, ``NAME[:PASSAGE][:kill|stop]``
 BELUGA_FLUSH        how lines are flushed: clflush or clflushopt
 BELUGA_MEMORY       how the pool's memory is mapped: write-back or uncacheable
-BELUGA_TUNING       off: copy as on a machine that was never measured
+BELUGA_TUNING       off: copy as on a machine that was never measured; else on
 BELUGA_DDIO         whether devices write into this host's cache: on, off or unknown
 KUBERNETES_SERVICE_  HOST and _PORT: the API server, as a pod is told by its cluster
 XDG_CACHE_HOME      where what can be made again is kept (measurements); else ~/.cache
@@ -50,9 +50,9 @@ def ddio() -> str | None:
     return os.environ.get("BELUGA_DDIO") or None
 
 
-def tuning() -> bool:
-    """Whether copying is tuned to the machine: unless BELUGA_TUNING says off."""
-    return os.environ.get("BELUGA_TUNING") != "off"
+def tuning() -> str | None:
+    """What BELUGA_TUNING says, unchecked."""
+    return os.environ.get("BELUGA_TUNING") or None
 
 
 def crash() -> str | None:
@@ -60,16 +60,24 @@ def crash() -> str | None:
     return os.environ.get("BELUGA_CRASH") or None
 
 
+def _home() -> Path:
+    """This user's; of one without a name, as containers have them, /, as without a HOME there."""
+    try:
+        return Path.home()
+    except RuntimeError:
+        return Path("/")
+
+
 def state_dir() -> Path:
     """Where this user's choices are kept; it may not exist."""
     home = os.environ.get("XDG_STATE_HOME")
-    return (Path(home) if home else Path.home() / ".local/state") / "beluga"
+    return (Path(home) if home else _home() / ".local/state") / "beluga"
 
 
 def cache_dir() -> Path:
     """Where what was measured or compiled on this machine is kept; it may not exist."""
     home = os.environ.get("XDG_CACHE_HOME")
-    return (Path(home) if home else Path.home() / ".cache") / "beluga"
+    return (Path(home) if home else _home() / ".cache") / "beluga"
 
 
 def runtime_root() -> Path:

@@ -63,7 +63,7 @@ class Kept:
         try:
             found = json.loads(self.path.read_text())
             right = (found.pop("version"), found.pop("machine")) == (_VERSION, self._machine)
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
             return {}
         return dict(found) if right else {}
 

@@ -20,7 +20,7 @@ import numpy as np
 
 from beluga import config
 from beluga._ffi import ffi, lib
-from beluga.errors import BelugaError, check
+from beluga.errors import BelugaError, EngineUnavailableError, check
 from beluga.transfer.kept import Kept
 from beluga.transfer.plan import Plan, plan_blocks
 from beluga.transfer.scratch import scratch_pool
@@ -85,8 +85,15 @@ _FOUND: dict[Path, CopySettings] = {}
 
 
 def tuned(pool: Pool) -> CopySettings:
-    """The settings of this machine for a pool's kind of memory: kept, or measured now and kept."""
-    if not config.tuning():
+    """The settings of this machine for a pool's kind of memory: kept, or measured now and kept.
+
+    Raises :class:`~beluga.errors.EngineUnavailableError` for a BELUGA_TUNING that is neither on nor
+    off.
+    """
+    told = config.tuning()
+    if told not in (None, "on", "off"):
+        raise EngineUnavailableError(f"BELUGA_TUNING={told} is not on or off")
+    if told == "off":
         return CopySettings.default()
     kept = Kept(pool)
     if kept.path not in _FOUND:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from beluga import config, primitives
 from beluga._ffi import lib
-from beluga.errors import ChecksumError
+from beluga.errors import ChecksumError, EngineUnavailableError
 from beluga.kvcache import KVCache
 from beluga.meta import MetaServer
 from beluga.pool import Pool
@@ -182,6 +182,42 @@ def test_what_cannot_be_kept_is_not_measured(
     monkeypatch.setenv("BELUGA_TUNING", "off")
     assert tuned(pool) == DEFAULT
     assert not cache.exists()
+
+
+def test_a_word_that_is_neither_on_nor_off_is_told(
+    pool: Pool, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BELUGA_TUNING", "of")
+    with pytest.raises(EngineUnavailableError, match="BELUGA_TUNING=of is not on or off"):
+        tuned(pool)
+
+
+def test_a_user_without_a_home_copies(
+    pool: Pool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def homeless() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.delenv("XDG_STATE_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", homeless)
+    monkeypatch.setattr(Kept, "can_write", lambda _: False)  # a / that is not this user's
+    monkeypatch.setattr(tuning, "_FOUND", {})
+    assert tuned(pool) == DEFAULT
+    assert (config.cache_dir(), config.state_dir()) == (
+        Path("/.cache/beluga"),
+        Path("/.local/state/beluga"),
+    )
+
+
+@pytest.mark.parametrize("content", ["", "[", "[]", "null", '{"version": 2}', "[" * 100_000])
+def test_a_file_that_is_damaged_counts_as_none(pool: Pool, cache: Path, content: str) -> None:
+    kept = Kept(pool)
+    kept.write("settings", {})
+    kept.path.write_text(content)
+    assert kept.read("settings") is None
+    kept.write("settings", {"a": 1})
+    assert kept.read("settings") == {"a": 1}
 
 
 @pytest.mark.parametrize(
