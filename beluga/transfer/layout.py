@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from beluga.errors import LayoutError
-from beluga.transfer.plan import Plan, plan_blocks, plan_rows, whole_numbers
+from beluga.transfer.cuts import whole_numbers
+from beluga.transfer.plan import Plan, plan_blocks, plan_rows
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray

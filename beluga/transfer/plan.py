@@ -18,9 +18,9 @@ from numpy.typing import ArrayLike, NDArray
 
 from beluga._ffi import ffi
 from beluga.errors import LayoutError
+from beluga.transfer.cuts import cut_at, first_places, merged, striped, whole_numbers
 
 LINE_SIZE = 64
-STRIPE_SIZE = 2 << 20
 _LENGTH_MAX = 2**32 - 1  # of a piece or a chunk, as C counts
 _POOL_SIZE_MAX = 1 << 62  # so that no sum leaves 64 bits; a CPU addresses 2**57 bytes
 
@@ -184,27 +184,22 @@ def plan_blocks(  # noqa: PLR0913  all but the first three named
     length = int(sizes.sum())
     chunk = chunk_size or length
     _refuse_long(min(chunk, length))
-    starts = np.cumsum(sizes) - sizes
-    cuts = np.union1d(starts, np.arange(0, length, chunk))  # of every block, stripes apart
-    block = np.repeat(np.arange(blocks), len(cuts))
-    row, at, end = _cut_at(
-        np.tile(cuts, blocks),
-        np.tile(np.append(cuts[1:], length), blocks),
-        offsets[block].astype(np.int64),
-        STRIPE_SIZE,
-    )
-    block, fragment = block[row], np.searchsorted(starts, cuts, side="right")[row % len(cuts)] - 1
     per_block = -(-length // chunk)
-    pieces = np.empty(len(at), PIECE)
-    pieces["address"] = addresses[block, fragment] + (at - starts[fragment]).astype(np.uint64)
-    pieces["offset"] = offsets[block] + at.astype(np.uint64)
-    pieces["length"] = end - at
-    pieces["chunk"] = block * per_block + at // chunk
+    starts = np.cumsum(sizes) - sizes
     places = np.arange(per_block) * chunk
-    chunks = np.empty(blocks * per_block, CHUNK)
-    chunks["offset"] = (offsets[:, None] + places.astype(np.uint64)).reshape(-1)
-    chunks["length"] = np.tile(np.minimum(length - places, chunk), blocks)
-    chunks["first"] = np.flatnonzero(np.diff(pieces["chunk"].astype(np.int64), prepend=-1))
+    cuts, fragment = merged(starts, places)  # the same of every block, but for stripes
+    inner = (cuts - starts[fragment]).view(np.uint64)
+    whole = np.empty((blocks, len(cuts)), PIECE)
+    np.add(addresses[:, fragment], inner, out=whole["address"])
+    np.add(offsets[:, None], cuts.view(np.uint64), out=whole["offset"])
+    whole["length"][:, :-1], whole["length"][:, -1] = np.diff(cuts), length - cuts[-1]
+    whole["chunk"] = np.arange(blocks)[:, None] * per_block + cuts // chunk
+    pieces = striped(whole.reshape(-1))
+    sums = np.empty((blocks, per_block), CHUNK)
+    np.add(offsets[:, None], places.view(np.uint64), out=sums["offset"])
+    sums["length"] = np.minimum(length - places, chunk)
+    chunks = sums.reshape(-1)
+    chunks["first"] = first_places(pieces["chunk"])
     checksums = np.zeros(len(chunks), np.uint32) if chunk_size else None
     return Plan(pieces, chunks, checksums, owners=owners, read_only=read_only)
 
@@ -255,42 +250,28 @@ def plan_rows(  # noqa: PLR0913  all but the first four named
         )
     order = np.argsort(blocks * length + places, kind="stable")
     start = places[order]
-    of_row, at, end = _cut_at(start, start + sizes[order], np.zeros_like(start), chunk)
+    of_row, at, end = cut_at(start, start + sizes[order], chunk)
     row = order[of_row]
-    of_part, at, end = _cut_at(at, end, offsets[blocks[row]].astype(np.int64), STRIPE_SIZE)
-    row = row[of_part]
     block = blocks[row]
     keys = block * per_block + at // chunk
     if (keys[1:] < keys[:-1]).any():  # rows overlap; chunk by chunk all the same
         again = np.argsort(keys, kind="stable")
         row, at, end, block, keys = row[again], at[again], end[again], block[again], keys[again]
-    new = np.diff(keys, prepend=-1) > 0
-    firsts = np.flatnonzero(new)
-    touched = keys[firsts]
+    heads = first_places(keys)
+    touched = keys[heads]
     pieces = np.empty(len(row), PIECE)
     pieces["address"] = addresses[row] + (at - places[row]).astype(np.uint64)
     pieces["offset"] = offsets[block] + at.astype(np.uint64)
     pieces["length"] = end - at
-    pieces["chunk"] = np.cumsum(new) - 1
+    pieces["chunk"] = np.repeat(np.arange(len(heads)), np.diff(heads, append=len(row)))
+    pieces = striped(pieces)
     starts = touched % per_block * chunk
     chunks = np.empty(len(touched), CHUNK)
     chunks["offset"] = offsets[touched // per_block] + starts.astype(np.uint64)
     chunks["length"] = np.minimum(length - starts, chunk)
-    chunks["first"] = firsts
+    chunks["first"] = first_places(pieces["chunk"])
     sums = None if checksums is None else checksums.reshape(-1)[touched]
     return Plan(pieces, chunks, sums, sparse=True, owners=owners, read_only=read_only)
-
-
-def whole_numbers(values: ArrayLike, what: str) -> NDArray[np.int64]:
-    """Numbers of ``what``; a mask, say, or fractions would be taken for others. Raises
-    :class:`~beluga.errors.LayoutError`."""
-    try:
-        found = np.asarray(values)
-    except ValueError:
-        raise LayoutError(f"{what} are a list of whole numbers, not one of lists") from None
-    if found.dtype.kind not in "iu" and found.size:
-        raise LayoutError(f"{what} are whole numbers, have an array of {found.dtype}")
-    return found.astype(np.int64, copy=False)
 
 
 def _pool_offsets(offsets: ArrayLike) -> NDArray[np.uint64]:
@@ -305,18 +286,3 @@ def _refuse_long(chunk: int) -> None:
         raise LayoutError(
             f"a chunk of {chunk} bytes; it has {_LENGTH_MAX} at most, give a smaller chunk size"
         )
-
-
-def _cut_at(
-    at: NDArray[np.int64], end: NDArray[np.int64], origin: NDArray[np.int64], size: int
-) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """Ranges cut where ``origin`` + at is a multiple of ``size``: of each part the range that it is
-    of, its start and its end."""
-    first, last = (at + origin) // size, (end + origin - 1) // size
-    if (first == last).all():
-        return np.arange(len(at)), at, end
-    count = last - first + 1
-    row = np.repeat(np.arange(len(at)), count)
-    step = np.arange(len(row)) - np.repeat(np.cumsum(count) - count, count)
-    edge = (first[row] + step) * size - origin[row]
-    return row, np.maximum(at[row], edge), np.minimum(end[row], edge + size)

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -196,3 +197,29 @@ def test_a_plan_that_leaves_the_pool_is_refused() -> None:
     plan.refuse_beyond((1 << 20) + 1000)
     with pytest.raises(LayoutError, match="1049576 bytes; the pool has 1049575"):
         plan.refuse_beyond((1 << 20) + 999)
+
+
+@pytest.mark.parametrize("size", [1, STRIPE - 1, STRIPE, STRIPE + 1, 3 * STRIPE + 5, 70 << 20])
+@pytest.mark.parametrize("chunk_size", [0, 16384, STRIPE + 64])
+def test_long_fragments_are_cut_at_each_stripe(size: int, chunk_size: int) -> None:
+    sizes = np.array([7, size, 64])
+    offsets = np.array([STRIPE - 64, 60 * STRIPE, 101 * STRIPE + 640])
+    addresses = (np.arange(9, dtype=np.uint64).reshape(3, 3) << 30) + np.uint64(1)
+    plan = plan_blocks(addresses, sizes, offsets, chunk_size=chunk_size)
+    length, chunk = int(sizes.sum()), chunk_size or int(sizes.sum())
+    starts = np.cumsum(sizes) - sizes
+    wanted = [
+        (int(addresses[block, part]) + at - int(starts[part]), int(offset) + at, end - at)
+        for block, offset in enumerate(offsets)
+        for edges in [
+            sorted(
+                {*starts.tolist(), *range(0, length, chunk), length}
+                | {*range(-int(offset) % STRIPE, length, STRIPE)}
+            )
+        ]
+        for at, end in itertools.pairwise(edges)
+        for part in [int(np.searchsorted(starts, at, side="right")) - 1]
+    ]
+    found = [tuple(piece)[:3] for piece in plan.pieces.tolist()]
+    assert found == wanted
+    assert plan.pieces["chunk"][plan.chunks["first"]].tolist() == [*range(len(plan.chunks))]

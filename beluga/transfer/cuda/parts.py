@@ -15,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from beluga.transfer.cuda.windows import STRIPE_SHIFT
-from beluga.transfer.plan import CHUNK, LINE_SIZE, STRIPE_SIZE, Plan
+from beluga.transfer.cuts import STRIPE_SIZE
+from beluga.transfer.plan import CHUNK, LINE_SIZE, Plan
 
 RUN = np.dtype([("offset", "<u8"), ("place", "<u8"), ("size", "<u8")])
 

@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""Arithmetic of plans: ranges cut where fragments, chunks and stripes end, by array operations."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from beluga.errors import LayoutError
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike, NDArray
+
+STRIPE_SIZE = 2 << 20
+
+
+def whole_numbers(values: ArrayLike, what: str) -> NDArray[np.int64]:
+    """Numbers of ``what``; a mask, say, or fractions would be taken for others. Raises
+    :class:`~beluga.errors.LayoutError`."""
+    try:
+        found = np.asarray(values)
+    except ValueError:
+        raise LayoutError(f"{what} are a list of whole numbers, not one of lists") from None
+    if found.dtype.kind not in "iu" and found.size:
+        raise LayoutError(f"{what} are whole numbers, have an array of {found.dtype}")
+    return found.astype(np.int64, copy=False)
+
+
+def merged(
+    starts: NDArray[np.int64], places: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Where fragments or chunks start, each once, in order; and the fragment that is there."""
+    if len(places) == 1:
+        return starts, np.arange(len(starts))
+    both = np.concatenate([starts, places])
+    both.sort(kind="stable")  # two runs, which are merged
+    cuts = both[first_places(both)]
+    return cuts, np.searchsorted(starts, cuts, side="right") - 1
+
+
+def first_places(numbers: NDArray[Any]) -> NDArray[np.int64]:
+    """Where in a sorted array each number is met first."""
+    new = np.empty(len(numbers), bool)
+    new[:1] = True
+    np.not_equal(numbers[1:], numbers[:-1], out=new[1:])
+    return np.flatnonzero(new)
+
+
+def cut_at(
+    at: NDArray[np.int64], end: NDArray[np.int64], size: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """Ranges cut at multiples of ``size``: of each part the range that it is of, its start and its
+    end."""
+    first, last = at // size, (end - 1) // size
+    if (first == last).all():
+        return np.arange(len(at)), at, end
+    row, step = parts(last - first + 1)
+    edge = (first[row] + step) * size
+    return row, np.maximum(at[row], edge), np.minimum(end[row], edge + size)
+
+
+def parts(counts: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Of so many parts of each of a list: which one of the list it is of, and of its parts."""
+    row = np.repeat(np.arange(len(counts)), counts)
+    return row, np.arange(len(row)) - (np.cumsum(counts) - counts)[row]
+
+
+def striped(pieces: NDArray[Any]) -> NDArray[Any]:
+    """Those that lie over the end of a stripe, which are few, cut there."""
+    offset = pieces["offset"].view(np.int64)
+    end = offset + pieces["length"]
+    stripe = offset // STRIPE_SIZE
+    counts = (end - 1) // STRIPE_SIZE - stripe + 1
+    over = np.flatnonzero(counts > 1)
+    if len(over) == 0:
+        return pieces
+    of, step = parts(counts[over])
+    row = over[of]
+    edge = (stripe[row] + step) * STRIPE_SIZE
+    begin = np.maximum(offset[row], edge)
+    where = (np.cumsum(counts) - counts)[row] + step
+    cut = np.repeat(pieces, counts)
+    cut["address"][where] += (begin - offset[row]).view(np.uint64)
+    cut["offset"][where] = begin
+    cut["length"][where] = np.minimum(end[row], edge + STRIPE_SIZE) - begin
+    return cut
