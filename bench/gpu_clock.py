@@ -22,7 +22,7 @@ from .row import Row, copies, percentiles
 
 Enqueue = Callable[[int], Transfer | None]  # puts work on this stream, and does not wait for it
 
-_BALLAST_SIZE = 64 << 20  # twice that is more than an H200's second-level cache
+_BALLAST_SIZE = 256 << 20  # 0.1 ms of an H200, many times what it takes to ask for it
 _BALLAST_MAX = 256  # copies; a stream takes a thousand before whoever gives it more has to wait
 _SAMPLES = 5  # behind each speed
 

@@ -20,6 +20,7 @@ from beluga.errors import BelugaError, EngineUnavailableError
 from beluga.pool import Pool
 from beluga.transfer import Plan, plan_blocks, plan_rows
 from beluga.transfer.cuda import CudaEngine, CupyDriver, Driver
+from beluga.transfer.cuda.calibration import Calibration
 from beluga.transfer.policy import Care, Step
 from beluga.transfer.policy import Row as Steps
 
@@ -32,7 +33,8 @@ FRAGMENTS, FRAGMENT_SIZE = 128, 20 << 10  # of a block of 16 tokens of a 32B mod
 BLOCK_SIZE = FRAGMENTS * FRAGMENT_SIZE
 CHUNK_SIZE = 16 << 10
 CASES = ("gather_write", "scatter_read")
-BATCHES, SMOKE_BATCHES = (1, 16), (1, 4)  # blocks of one call
+BATCHES, SMOKE_BATCHES = (1, 16), (1, 2)  # blocks of one call
+SHARES, SMOKE_SHARES = (1, 2, 8, 16, 32), (8,)  # multiprocessors beside the engine's 4
 
 _WINDOW_SIZE = 64 << 20
 _SETTLE_S = 120.0
@@ -51,15 +53,28 @@ def gpu_copy(recorder: Recorder, pool: Pool, make: Callable[[], Driver] = CupyDr
                     contextlib.closing(_Bench(recorder, pool, driver, engine)) as bench,
                 ):
                     rows += bench.rows(path)
+            for share in SMOKE_SHARES if recorder.options.smoke else SHARES:
+                with (
+                    contextlib.closing(_engine(pool, "direct", driver, share)) as engine,
+                    contextlib.closing(_Bench(recorder, pool, driver, engine)) as bench,
+                ):
+                    rows += bench.large(f"direct, {share} multiprocessors")
     except BelugaError as error:
         cases = (*CASES, "sparse_read")
         rows += [recorder.skipped(case, str(error), engine="cuda") for case in cases]
     return rows
 
 
-def _engine(pool: Pool, path: str, driver: Driver) -> CudaEngine:
-    care = Care(pool, _APART)
-    engine = CudaEngine(pool, path=path, window_size=_WINDOW_SIZE, driver=driver, care=care)
+def _engine(pool: Pool, path: str, driver: Driver, share: int = 4) -> CudaEngine:
+    engine = CudaEngine(
+        pool,
+        path=path,
+        blocks=share,
+        window_size=_WINDOW_SIZE,
+        driver=driver,
+        care=Care(pool, _APART),
+        calibration=Calibration(),  # the path is given
+    )
     if not engine.settle(_SETTLE_S) or engine.stat.fault is not None:
         fault = engine.stat.fault
         engine.close()
@@ -96,6 +111,12 @@ class _Bench:
                 self._recorder, self._driver, self._engine, self._pinned, self._sparse(MODELS[0])
             )
         return rows
+
+    def large(self, note: str) -> list[Row]:
+        """The largest batch alone."""
+        blocks = self._batches[-1]
+        plans = [self._dense(blocks, chunk_size) for chunk_size in (0, CHUNK_SIZE)]
+        return [self._row(case, plan, note, FRAGMENTS * blocks) for plan in plans for case in CASES]
 
     def close(self) -> None:
         """Nothing is under way."""

@@ -108,6 +108,8 @@ def test_copies_are_measured_beside_a_copy_engine_and_peers(shm: Path) -> None:
             for blocks in SMOKE_BATCHES:
                 for crc in (False, True):
                     assert (path, case, crc, blocks * BLOCK_SIZE) in found
+    shares = [row["case"] for row in ours if row["note"] == "direct, 8 multiprocessors"]
+    assert shares == [*DENSE, *DENSE]
     sparse = [row for row in ours if row["case"] == "sparse_read"]
     assert {row["fragment_bytes"] for row in sparse} == {1280, 2048}
     assert {row["bytes"] for row in sparse} == {16 * 128 * 1280, 16 * 64 * 2048}
