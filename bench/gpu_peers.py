@@ -81,7 +81,7 @@ def _row(  # noqa: PLR0913, PLR0917  one row's own
 ) -> Row:
     options = recorder.options
     options.say(f"copy {case}, {name}, {plan.size} bytes")
-    count = 3 if options.smoke else 20
+    count = 1 if options.smoke else 20
     found = race(
         lambda: rate(peer, count),
         lambda: rate(ours, count),
