@@ -26,6 +26,7 @@ FLAGS = {
     lib.BL_DSA_FILL: _MAY_CACHE,
     lib.BL_DSA_CFLUSH: RECORD,
     lib.BL_DSA_BATCH: RECORD,
+    lib.BL_DSA_NOOP: RECORD,
 }
 
 
@@ -91,11 +92,15 @@ class WriteDevice:
         self._in_hand: list[bytes] = []
         self._late: list[tuple[int, bytes]] = []
         ours, self._socket = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        out = ffi.new("bl_dsa_queue **")
-        assert lib.bl_dsa_queue_open(ours.detach(), lib.BL_DSA_WRITE, self.limits, out) == 0
-        self.portal = Portal(out[0], self.limits, is_device=True, text="in Python")
+        self.descriptor = ours.detach()  # whoever opens the queue closes it
         self._thread = threading.Thread(target=self._serve)
         self._thread.start()
+
+    def portal(self) -> Portal:
+        """Its queue, opened."""
+        out = ffi.new("bl_dsa_queue **")
+        assert lib.bl_dsa_queue_open(self.descriptor, lib.BL_DSA_WRITE, self.limits, out) == 0
+        return Portal(out[0], self.limits, is_device=True, text="in Python")
 
     def close(self) -> None:
         """After the engine, whose queue is the other end: nothing wrong was sent."""
@@ -130,7 +135,8 @@ class WriteDevice:
             self._show(*self._late.pop(self._random.randrange(len(self._late))))
 
     def _one(self, sent: Sent) -> bytes:
-        assert 0 < sent.size <= self.limits.size_max, f"{sent.size} bytes at once"
+        moves = sent.opcode != lib.BL_DSA_NOOP
+        assert int(moves) <= sent.size <= moves * self.limits.size_max, f"{sent.size} bytes at once"
         self.sent.append(sent)
         end, crc = self._fate(self._random, sent), sent.seed
         if sent.opcode in COPIES:

@@ -33,7 +33,7 @@ STATUSES = (0x02, *range(0x04, 0x0C), *range(0x10, 0x1E), *range(0x20, 0x25), 0x
 
 @contextmanager
 def engine_on(pool: Pool, device: WriteDevice, **rules: bool) -> Iterator[DsaEngine]:
-    engine = DsaEngine(pool, device.portal, **rules)  # type: ignore[arg-type]
+    engine = DsaEngine(pool, device.portal(), **rules)  # type: ignore[arg-type]
     try:
         yield engine
     finally:

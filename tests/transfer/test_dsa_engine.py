@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from beluga._ffi import lib
 from beluga.errors import (
     DeviceFaultError,
     ForkedSessionError,
@@ -24,7 +25,7 @@ from beluga.errors import (
     TransferTimeoutError,
 )
 from beluga.pool import STRIPE_SIZE, Pool
-from beluga.transfer import CHUNK, PIECE, DsaEngine, Plan, plan_blocks, policy
+from beluga.transfer import CHUNK, PIECE, DsaEngine, Plan, dsa, plan_blocks, policy
 from beluga.transfer.dsa_queue import open_software
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -161,6 +162,43 @@ def test_every_row_of_the_policy_moves_the_same_bytes(
     engine.close()
 
 
+@pytest.mark.parametrize("device_flushes", [False, True])
+@pytest.mark.parametrize("cache_control", [False, True])
+@pytest.mark.parametrize("memory", list(policy.Memory))
+@pytest.mark.parametrize("ddio", list(policy.Ddio))
+def test_the_machines_row_is_what_the_engine_is_told(
+    pool: Pool,
+    monkeypatch: pytest.MonkeyPatch,
+    ddio: str,
+    memory: str,
+    *,
+    cache_control: bool,
+    device_flushes: bool,
+) -> None:
+    """What goes to the cache is flushed, whatever the row says of what goes past it."""
+    seen = []
+
+    class Lib:
+        def bl_dsa_engine_open(
+            self, pool: Any, queue: Any, limits: Any, rules: Any, out: Any
+        ) -> int:
+            seen.append((rules.before_read, rules.after_write, rules.write_to_cache))
+            return int(lib.bl_dsa_engine_open(pool, queue, limits, rules, out))
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(lib, name)
+
+    monkeypatch.setenv("BELUGA_MEMORY", memory)
+    monkeypatch.setenv("BELUGA_DDIO", ddio)
+    monkeypatch.setattr(dsa, "lib", Lib())
+    DsaEngine(pool, "software", device_flushes=device_flushes, cache_control=cache_control).close()
+    row = policy.row("dsa", memory, ddio)
+    flush = lib.BL_DSA_FLUSH_DEVICE if device_flushes else lib.BL_DSA_FLUSH_CPU
+    drops = row.before_read == policy.Step.INVALIDATE
+    flushes = cache_control or row.after_write == policy.Step.FLUSH
+    assert seen == [(flush * drops, flush * flushes, cache_control)]
+
+
 def test_a_device_that_is_cut_short_is_an_error_of_the_transfer(shm: Path) -> None:
     path = shm / "short"
     with Pool.create([path], device_size=8 * STRIPE_SIZE, discipline="non-coherent") as pool:
@@ -181,9 +219,10 @@ def test_a_forked_child_has_no_engine(pool: Pool) -> None:
     engine = slow(pool, 20_000)
     memory = np.ones(BLOCK, np.uint8)
     transfer = engine.gather_write(block(pool, memory))
+    raw, forked = (engine.handle, transfer._handle), -lib.BL_ERROR_FORKED
     child = os.fork()
     if child == 0:
-        failures = 0
+        failures = int(lib.bl_dsa_wait(*raw, 0) != forked) + lib.bl_dsa_poll(raw[0])
         for act in (transfer.done, transfer.wait, lambda: engine.stat):
             try:
                 act()

@@ -9,10 +9,12 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from beluga._ffi import lib
 from beluga.errors import EngineUnavailableError
 from beluga.pool import STRIPE_SIZE, Pool
 from beluga.transfer import Plan, plan_blocks, plan_rows, policy
@@ -120,6 +122,36 @@ def test_care_is_taken_of_plans_within_the_pool(
             for take in (care.before_read, care.after_write):
                 with pytest.raises(OSError, match="argument"):
                     take(plan)
+
+
+def test_each_step_is_told_to_c_as_what_it_is(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[int] = []
+
+    class Lib:
+        def bl_plan_care(self, _pool: Any, _plan: Any, care: int) -> int:
+            told.append(care)
+            return 0
+
+        def bl_range_care(self, _pool: Any, _offset: int, _size: int, care: int) -> int:
+            return self.bl_plan_care(None, None, care)
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(lib, name)
+
+    monkeypatch.setattr(policy, "lib", Lib())
+    plan = plans(pool.geometry.data_offset)[0]
+    number = {step: getattr(lib, f"BL_CARE_{step.name}") for step in Step}
+    assert len(set(number.values())) == len(Step)
+    for before, after in itertools.product(Step, Step):
+        told.clear()
+        care = policy.Care(pool, policy.Row(before_read=before, after_write=after))
+        care.before_read(plan)
+        care.after_write(plan)
+        assert told == [number[before], number[after]]
+    told.clear()
+    policy.flush_written(pool, 0, 64)
+    policy.drop_before_read(pool, 0, 64)
+    assert told == [number[Step.FLUSH], number[Step.INVALIDATE]]
 
 
 def test_a_range_is_flushed_or_dropped(pool: Pool) -> None:
