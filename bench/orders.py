@@ -45,13 +45,17 @@ class Fair:
         self.wait_ns = NEVER
 
     def submit(self, kind: int, block: int, now_ns: int) -> None:
-        queue = self.queues[kind % len(self.queues)]
+        queue = self.queue_of(kind, block)
         for piece in pieces(kind, block):
             self._count += 1
             tokens = int(self._speed.tokens(piece.size))
             node = self._node[kind]
             handle = queue.push(node, tokens, self._count, size=piece.size, now_ns=now_ns)
             self._pieces[self._count] = (piece._replace(key=self._count), queue, handle)
+
+    def queue_of(self, kind: int, block: int) -> Queue:
+        """The process that a block is of."""
+        return self.queues[kind % len(self.queues)]
 
     def start(self, now_ns: int) -> Piece | None:
         self.wait_ns = NEVER

@@ -99,25 +99,40 @@ static int bl_queue_gate(bl_queue *queue, uint32_t node, uint64_t now_ns, uint64
     return 0;
 }
 
-/* Reserve for what waits here, if it is the turn of a class that waits here. */
-static int bl_queue_reserve(bl_queue *queue, uint64_t need, uint32_t demand, uint64_t now_ns)
+static void bl_queue_give_back(bl_queue *queue)
+{
+    if (queue->pending > 0)
+        bl_seat_refund(queue->way, queue->seat, queue->pending);
+    queue->pending = 0;
+}
+
+/* Among all engines that are free, is it the turn of a class that waits here? If it is another's,
+ * and he may have more than all who stand in line take in, then he has just woken, and may stand
+ * behind all of them: what is reserved here is given back, so that he moves up. */
+static int bl_queue_turn(bl_queue *queue, uint32_t demand, uint64_t now_ns)
 {
     uint32_t engines, others = bl_way_demand(queue->way, queue->seat, now_ns, &engines);
     uint64_t limit = queue->way->bucket.limit;
-    if (others != 0 && !(demand >> bl_fair_first(queue->way, demand | others) & 1)) {
-        queue->stat.yields++;
-        return 0;
-    }
     queue->per_tick = limit / engines > 0 ? limit / engines : 1;
+    uint32_t first = others != 0 ? bl_fair_first(queue->way, demand | others) : 0;
+    if (first == 0 || demand >> first & 1)
+        return 1;
+    if (bl_fair_lag(queue->way, first, bl_fair_first(queue->way, demand)) > engines * limit)
+        bl_queue_give_back(queue);
+    return 0;
+}
+
+/* Reserve for what waits here. */
+static void bl_queue_reserve(bl_queue *queue, uint64_t need)
+{
+    uint64_t limit = queue->way->bucket.limit;
     uint64_t amount = queue->pending + queue->per_tick;
     amount = amount < queue->queued_tokens ? amount : queue->queued_tokens;
     amount = amount < limit ? amount : limit;
     amount = amount > need ? amount : need;
-    if (queue->pending > 0)
-        bl_seat_refund(queue->way, queue->seat, queue->pending);
+    bl_queue_give_back(queue);
     queue->want = bl_seat_grab(queue->way, queue->seat, amount);
     queue->pending = amount;
-    return 1;
 }
 
 /* Has the bucket so many for this queue? Else in *wait_ns after how long to ask again. */
@@ -125,23 +140,23 @@ static int bl_queue_may(bl_queue *queue, uint64_t need, uint32_t demand, uint64_
                         uint64_t *wait_ns)
 {
     bl_tokens *bucket = &queue->way->bucket;
-    for (;;) {
-        uint64_t lacks = queue->pending > 0 ? bl_tokens_lacks(bucket, queue->want) : 0;
-        if (queue->pending >= need && lacks <= queue->pending - need)
-            return 1;
-        uint64_t missing = lacks;
-        if (queue->pending >= need)
-            missing = lacks - (queue->pending - need);
-        else if (lacks <= queue->pending && lacks < queue->per_tick) {
-            if (bl_queue_reserve(queue, need, demand, now_ns))
-                continue;
-            missing = 0;
+    int turn = bl_queue_turn(queue, demand, now_ns);
+    uint64_t lacks = queue->pending > 0 ? bl_tokens_lacks(bucket, queue->want) : 0;
+    if (queue->pending < need && lacks <= queue->pending && lacks < queue->per_tick) {
+        if (!turn) {
+            queue->stat.yields++;
+            *wait_ns = BL_YIELD_NS < *wait_ns ? BL_YIELD_NS : *wait_ns;
+            return 0;
         }
-        uint64_t wait = bl_tokens_duration_ns(bucket, missing);
-        wait = wait > BL_YIELD_NS || missing > 0 ? wait : BL_YIELD_NS;
-        *wait_ns = wait < *wait_ns ? wait : *wait_ns;
-        return 0;
+        bl_queue_reserve(queue, need);
+        lacks = bl_tokens_lacks(bucket, queue->want);
     }
+    uint64_t spare = queue->pending > need ? queue->pending - need : 0;
+    if (queue->pending >= need && lacks <= spare)
+        return 1;
+    uint64_t wait = bl_tokens_duration_ns(bucket, lacks > spare ? lacks - spare : 0);
+    *wait_ns = wait < *wait_ns ? wait : *wait_ns;
+    return 0;
 }
 
 /* A piece may go: use what was reserved for it. One that costs more than the bucket holds goes
@@ -217,10 +232,8 @@ int bl_queue_poll(bl_queue *queue, uint64_t now_ns, bl_admission *admission, uin
     bl_queue_flow(queue, now_ns);
     bl_queue_plug_due(queue, now_ns, wait_ns);
     status = bl_queue_next(queue, now_ns, admission, wait_ns);
-    if (queue->queued_tokens == 0 && queue->pending > 0) {
-        bl_seat_refund(queue->way, queue->seat, queue->pending);
-        queue->pending = 0;
-    }
+    if (queue->queued_tokens == 0)
+        bl_queue_give_back(queue);
     if (status < 0) /* whoever died is in somebody's way now, or in nobody's */
         bl_way_watch(queue->way, now_ns);
     bl_queue_patience(queue, status, now_ns, wait_ns);

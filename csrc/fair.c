@@ -117,3 +117,16 @@ uint32_t bl_fair_first(const bl_way *way, uint32_t mask)
         group = best;
     }
 }
+
+uint64_t bl_fair_lag(const bl_way *way, uint32_t node, uint32_t other)
+{
+    const bl_node *nodes = way->nodes;
+    while (nodes[node].parent != nodes[other].parent) /* children stand behind */
+        if (node > other)
+            node = (uint32_t)nodes[node].parent;
+        else
+            other = (uint32_t)nodes[other].parent;
+    int64_t lag = bl_host_ahead(bl_host_load(&nodes[other].accumulated),
+                                bl_host_load(&nodes[node].accumulated));
+    return lag > 0 ? (uint64_t)lag * bl_host_load(&nodes[node].shares) : 0;
+}

@@ -56,6 +56,34 @@ def test_onboards_hardly_notice_endless_offloads(
     assert loaded.bytes[OFFLOAD] >= 0.95 * (sum(loaded.bytes.values()) - idle.bytes[ONBOARD])
 
 
+class Spread(Fair):
+    """Each process has blocks of both classes."""
+
+    def queue_of(self, kind: int, block: int) -> Queue:
+        return self.queues[block % len(self.queues)]
+
+
+@pytest.mark.parametrize("regular", [True, False])
+@pytest.mark.parametrize("processes", [3, 8])
+def test_onboards_hardly_notice_the_offloads_of_many_processes(
+    processes: int, regular: bool
+) -> None:
+    """Each may have reserved a piece when an onboard comes, which is more than may be under way."""
+    idle, loaded = (
+        run(
+            Spread(RATE, processes=processes),
+            bytes_per_s=RATE,
+            onboard_share=0.3,
+            offload=offload,
+            duration_ns=60 * MS,
+            regular=regular,
+        )
+        for offload in (False, True)
+    )
+    assert p99(loaded) <= 1.3 * p99(idle)
+    assert sum(loaded.bytes.values()) >= 0.95 * RATE * 0.06
+
+
 @pytest.mark.parametrize("processes", [1, 2])
 def test_shares_hold_when_both_have_more_than_the_link_can_carry(processes: int) -> None:
     loaded = run(
