@@ -14,16 +14,17 @@ typedef struct bl_crew_job {
     void *context;
     uint64_t count;
     uint64_t next;              /* item; shared */
+    uint32_t hands;             /* that have joined */
     int status;
     const void *fault;          /* where, if the status is of a fault */
 } bl_crew_job;
 
 /* Take items until there are none: 0, or the first error. */
-static int bl_crew_share(bl_crew_job *job)
+static int bl_crew_share(bl_crew_job *job, uint32_t hand)
 {
     int status = 0;
     for (uint64_t item; status == 0 && (item = bl_shared_add(&job->next, 1)) < job->count;)
-        status = job->work(job->context, (uint32_t)item);
+        status = job->work(job->context, (uint32_t)item, hand);
     if (status < 0)
         bl_shared_store(&job->next, job->count);
     return status;
@@ -35,7 +36,7 @@ int bl_crew_run(uint32_t threads, uint32_t count, bl_crew_work work, void *conte
 {
     bl_crew_job job = {.work = work, .context = context, .count = count};
     (void)threads;
-    return bl_crew_share(&job);
+    return bl_crew_share(&job, 0);
 }
 
 #else
@@ -93,10 +94,11 @@ static void *bl_crew_hand(void *argument)
         while (bl_crew.seats == 0)
             pthread_cond_wait(&bl_crew.wanted, &bl_crew.lock);
         bl_crew_job *job = bl_crew.job;
+        uint32_t hand = ++job->hands;
         bl_shared_store(&bl_crew.active, bl_crew.active + 1);
         bl_shared_store(&bl_crew.seats, bl_crew.seats - 1);
         pthread_mutex_unlock(&bl_crew.lock);
-        int status = bl_crew_share(job);
+        int status = bl_crew_share(job, hand);
         bl_store_fence_now(); /* the caller's fence does not cover what this thread streamed */
         pthread_mutex_lock(&bl_crew.lock);
         if (status < 0 && job->status == 0)
@@ -167,7 +169,7 @@ int bl_crew_run(uint32_t threads, uint32_t count, bl_crew_work work, void *conte
     uint32_t seats = threads < count ? threads : count;
     seats = seats == 0 ? 0 : seats - 1 < BL_CREW_MAX ? seats - 1 : BL_CREW_MAX;
     int offered = seats > 0 && bl_crew_offer(&job, seats);
-    int status = bl_crew_share(&job);
+    int status = bl_crew_share(&job, 0);
     if (offered)
         bl_crew_dismiss();
     if (status == 0 && job.status < 0) {

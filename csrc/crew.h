@@ -11,10 +11,14 @@
 
 #include <stdint.h>
 
-enum { BL_CREW_MAX = 63 };      /* threads besides the caller's */
+enum {
+    BL_CREW_MAX = 63,           /* threads besides the caller's */
+    BL_CREW_HANDS = BL_CREW_MAX + 1 /* the caller is 0 */
+};
 
-/* 0, or a negative error: then no further item is begun. Draws its own guarded region. */
-typedef int (*bl_crew_work)(void *context, uint32_t item);
+/* 0, or a negative error: then no further item is begun. Draws its own guarded region. A hand is
+ * one thread's number in this job, less than BL_CREW_HANDS: no two have the same at a time. */
+typedef int (*bl_crew_work)(void *context, uint32_t item, uint32_t hand);
 
 /* Do items 0 .. count - 1, begun in this order, by at most threads threads, the caller's among
  * them: 0, or an error that an item had. What the others streamed is in memory by then, ahead of

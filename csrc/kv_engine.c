@@ -149,7 +149,7 @@ int64_t bl_kv_get_end(bl_session *session, bl_kv_pending *pending, int copied, u
                       uint64_t *mismatch_count)
 {
     bl_kv_work *work = &pending->work;
-    bl_kv_hits read = {session, &pending->batch, work, states, mismatch_count, NULL, 0};
+    bl_kv_hits read = {session, &pending->batch, work, states, mismatch_count, NULL, 0, 0};
     int status = copied < 0 ? copied : bl_kv_held(session, work);
     if (status == 0 && work->count > 0)
         status = bl_guarded(&session->pool->memory, bl_kv_judge_guarded, &read);

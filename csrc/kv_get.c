@@ -200,7 +200,8 @@ typedef struct bl_kv_hits {
     bl_kv_work *work;
     uint8_t *states;
     uint64_t *mismatch_count;
-    bl_toll *toll;              /* where one thread copies all */
+    bl_toll *tolls;             /* of each thread */
+    uint32_t threads;
     uint32_t leading;           /* out: how many are right */
 } bl_kv_hits;
 
@@ -213,7 +214,7 @@ static int bl_kv_judge_guarded(void *context)
 }
 
 /* One hit of several that are read at once: each has a vector and a fault of its own. */
-static int bl_kv_hit_read(void *context, uint32_t i)
+static int bl_kv_hit_read(void *context, uint32_t i, uint32_t hand)
 {
     const bl_kv_hits *read = context;
     bl_kv_work own = *read->work;
@@ -222,8 +223,13 @@ static int bl_kv_hit_read(void *context, uint32_t i)
     own.vector = malloc(bl_vector_lines(own.chunk_count) + BL_LINE_SIZE);
     if (own.vector == NULL)
         return -ENOMEM;
-    if (bl_kv_read(read->session, read->batch, i, &own, read->toll) < 0)
+    int last = hand > 0 && i + read->threads >= read->work->count;
+    if (read->threads > 1)
+        bl_toll_begin(&read->tolls[hand], read->batch->length, !last);
+    if (bl_kv_read(read->session, read->batch, i, &own, &read->tolls[hand]) < 0)
         read->states[i] = BL_BLOCK_MISS;
+    if (last)
+        bl_toll_end(&read->tolls[hand]);
     free(own.vector);
     return own.fault;
 }
@@ -245,11 +251,16 @@ static int bl_kv_hits_guarded(void *context)
     bl_kv_first_look(read->session, batch, read->work, read->states);
     uint32_t count = read->work->count, all = bl_copy_settings_of(batch->settings).threads;
     uint32_t threads = bl_kv_block_threads(batch, count);
-    bl_toll toll = bl_toll_make(batch->port, 0, batch->transfer_class,
-                                (uint64_t)count * batch->length, threads > 1 ? 1 : all);
-    read->toll = threads <= 1 ? &toll : NULL;
+    uint32_t hands = threads < BL_CREW_HANDS ? threads : BL_CREW_HANDS;
+    bl_toll tolls[BL_CREW_HANDS];
+    tolls[0] = bl_toll_make(batch->port, 0, batch->transfer_class, (uint64_t)count * batch->length,
+                            all);
+    for (uint32_t i = 1; i < hands; i++)
+        tolls[i] = bl_toll_other(&tolls[0]);
+    read->tolls = tolls, read->threads = threads;
     int status = bl_crew_run(threads, count, bl_kv_hit_read, read);
-    bl_toll_end(&toll);
+    for (uint32_t i = 0; i < hands; i++)
+        bl_toll_end(&tolls[i]);
     return status < 0 ? status : bl_kv_judge_guarded(context);
 }
 
@@ -277,7 +288,7 @@ int64_t bl_kv_get(bl_session *session, const bl_kv_batch *batch, uint8_t *states
                   uint64_t *mismatch_count)
 {
     bl_kv_work work;
-    bl_kv_hits read = {session, batch, &work, states, mismatch_count, NULL, 0};
+    bl_kv_hits read = {session, batch, &work, states, mismatch_count, NULL, 0, 0};
     int status = bl_kv_work_make(batch, &work);
     if (status < 0)
         return status;

@@ -93,7 +93,9 @@ int bl_plan_check(const bl_pool *pool, const bl_plan *plan)
 typedef struct bl_plan_run {
     bl_plan_part *parts;
     uint32_t part_count;
-    bl_toll *toll;
+    bl_toll *toll;              /* of the calling thread, or NULL */
+    bl_toll *tolls;             /* of the others, by hand */
+    uint32_t threads;
     uint32_t scratch_size;      /* 0: none is needed */
     enum bl_copy_how how;
     int write;
@@ -132,15 +134,32 @@ static uint64_t bl_part_size(const bl_plan_part *part)
     return size;
 }
 
-/* Several threads have a toll each. */
-static int bl_plan_do(void *context, uint32_t number)
+/* Several threads have a toll each, which lasts from part to part, to where none may be left. */
+static int bl_plan_do(void *context, uint32_t number, uint32_t hand)
 {
     const bl_plan_run *run = context;
     if (run->toll == NULL || run->part_count == 1)
         return bl_plan_part_do(run, number, run->toll);
-    bl_toll toll = bl_toll_part(run->toll, bl_part_size(&run->parts[number]));
-    int status = bl_plan_part_do(run, number, &toll);
-    bl_toll_end(&toll);
+    int last = hand > 0 && number + run->threads >= run->part_count;
+    bl_toll *toll = hand > 0 ? &run->tolls[hand] : run->toll;
+    bl_toll_begin(toll, bl_part_size(&run->parts[number]), !last);
+    int status = bl_plan_part_do(run, number, toll);
+    if (last)
+        bl_toll_end(toll);
+    return status;
+}
+
+/* Deal the parts out. */
+static int bl_plan_deal(bl_plan_run *run)
+{
+    bl_toll tolls[BL_CREW_HANDS];
+    uint32_t hands = run->threads < BL_CREW_HANDS ? run->threads : BL_CREW_HANDS;
+    for (uint32_t i = 1; i < hands && run->toll != NULL; i++)
+        tolls[i] = bl_toll_other(run->toll);
+    run->tolls = tolls;
+    int status = bl_crew_run(run->threads, run->part_count, bl_plan_do, run);
+    for (uint32_t i = 1; i < hands && run->toll != NULL; i++)
+        bl_toll_end(&tolls[i]);
     return status;
 }
 
@@ -199,17 +218,17 @@ int bl_plan_execute(const bl_memory *memory, const bl_plan *plan, const bl_copy_
     if (!bl_plan_valid(memory, plan) || (write && plan->sparse))
         return -EINVAL;
     uint64_t size = bl_part_size(&whole);
-    bl_plan_run run = {parts, 1, toll, bl_plan_scratch_size(plan),
+    bl_plan_run run = {parts, 1, toll, NULL, settings.threads, bl_plan_scratch_size(plan),
                        plan->sparse || size < settings.past ? BL_COPY_CACHED : BL_COPY_PAST, write};
     if (size == 0)
         return 0;
     parts[0] = whole;
     if (settings.threads <= 1 || size < 2 * (uint64_t)settings.part)
-        return bl_plan_do(&run, 0);
+        return bl_plan_do(&run, 0, 0);
     uint64_t share = size / settings.threads / BL_PARTS_PER_THREAD;
     share = share < settings.part ? settings.part : share;
     run.part_count = bl_plan_cut(&whole, share, parts, ROOM);
-    return bl_crew_run(settings.threads, run.part_count, bl_plan_do, &run);
+    return bl_plan_deal(&run);
 }
 
 /* By a toll of its own. */

@@ -39,17 +39,22 @@ bl_toll bl_toll_make(bl_port *port, int direction, uint32_t node, uint64_t size,
     return toll;
 }
 
-bl_toll bl_toll_part(const bl_toll *toll, uint64_t size)
+bl_toll bl_toll_other(const bl_toll *toll)
 {
-    bl_toll part = {.port = toll->port, .todo = size, .node = toll->node,
-                    .direction = toll->direction, .piece = toll->piece};
-    return part;
+    bl_toll other = {.port = toll->port, .node = toll->node, .direction = toll->direction,
+                     .piece = toll->piece};
+    return other;
+}
+
+void bl_toll_begin(bl_toll *toll, uint64_t size, int again)
+{
+    toll->todo = size, toll->left = 0, toll->again = (uint8_t)again;
 }
 
 static uint32_t bl_toll_device(const bl_port *port, uint64_t offset)
 {
-    return port->map.device_count > 0 ? bl_interleave_place(&port->map, offset).device
-                                      : BL_LINK_DEVICES;
+    return port->queues[0]->device_count > 0 ? bl_interleave_place(&port->map, offset).device
+                                             : BL_LINK_DEVICES;
 }
 
 /* May the next bytes take the place of those that were under way? They may if nobody else wants the
@@ -163,7 +168,7 @@ int bl_toll_wait(bl_toll *toll, uint64_t offset, uint64_t size)
         bl_queue *queue = bl_port_queue(port, toll->direction);
         uint64_t now_ns = bl_port_now_ns();
         bl_toll_drop(toll, now_ns);
-        bl_toll_say(toll, toll->todo > bytes);
+        bl_toll_say(toll, toll->again || toll->todo > bytes);
         status = bl_toll_queue(toll, offset, bytes, &pass, now_ns);
         if (status >= 0) {
             pass.waiter = (uint64_t)status;

@@ -10,8 +10,9 @@
 
 #include "api_link.h"
 
+/* Of one thread: in lines that no other one's is in. */
 typedef struct bl_toll {
-    bl_port *port;              /* NULL: no link */
+    bl_port *port __attribute__((aligned(128)));    /* NULL: no link */
     uint64_t todo;              /* bytes of the copy that were not asked for yet */
     uint64_t left;              /* bytes that may be moved */
     uint64_t piece;             /* to ask for in one go */
@@ -24,6 +25,7 @@ typedef struct bl_toll {
     uint32_t device;            /* that what is under way lies on */
     uint8_t direction;          /* 0 read, 1 write */
     uint8_t holds;
+    uint8_t again;              /* it may be back for another part, after todo */
     uint8_t coming;             /* others know that it will be back */
 } bl_toll;
 
@@ -34,8 +36,12 @@ enum { BL_TOLL_STEP = 64 << 10 };   /* what is paid for at a time of a long run 
 /* For size bytes by one of so many threads. Nothing is asked for yet. */
 bl_toll bl_toll_make(bl_port *port, int direction, uint32_t node, uint64_t size, uint32_t threads);
 
-/* The same for a part of it, in another thread. */
-bl_toll bl_toll_part(const bl_toll *toll, uint64_t size);
+/* The same for another thread, which is to take parts of it. */
+bl_toll bl_toll_other(const bl_toll *toll);
+
+/* A part of so many bytes is copied next, and maybe another one again. What is under way for the
+ * last one may be renewed for it. */
+void bl_toll_begin(bl_toll *toll, uint64_t size, int again);
 
 /* What was under way has been copied, or will not be. */
 void bl_toll_end(bl_toll *toll);
