@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 import time
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ from beluga import KVCache, MetaServer, Pool
 from beluga.errors import TransferCancelledError, TransferError
 from beluga.meta import check_pool
 from beluga.transfer import (
+    CopySettings,
     CpuEngine,
     Direction,
     Link,
@@ -24,6 +26,7 @@ from beluga.transfer import (
     Speed,
     TransferClass,
     host_link,
+    plan_blocks,
     settings_for,
     settings_said,
 )
@@ -144,6 +147,34 @@ def _moved(way: Way) -> None:
     end = time.monotonic() + WAIT_S
     while way.bytes_of(TransferClass.OFFLOAD) < 2 * PIECE and time.monotonic() < end:
         time.sleep(0.002)
+
+
+def test_threads_that_are_alone_ask_once_for_all_their_parts(pool: Pool, link: Link) -> None:
+    """Eight parts and more: if each asked anew, there would be as many decisions."""
+    place = Place(link)
+    settings = dataclasses.replace(CopySettings.default(), part=64 << 10)
+    engine = CpuEngine(pool, 2, settings=settings, place=place)
+    source, target = payload(1, LENGTH), np.zeros_like(payload(1, LENGTH))
+    first = -(-pool.geometry.data_offset // LENGTH) * LENGTH
+    plans = [
+        plan_blocks(
+            memory.ctypes.data + np.arange(0, LENGTH, 32 << 10, np.uint64)[None, :],
+            np.full(LENGTH >> 15, 32 << 10),
+            np.array([first], np.uint64),
+            owners=(memory,),
+        )
+        for memory in (source, target)
+    ]
+    asked = []
+    for _ in range(20):  # now and then both ask at the same moment
+        before = place.stat(Direction.WRITE).polls
+        engine.gather_write(plans[0]).wait()
+        asked.append(place.stat(Direction.WRITE).polls - before)
+    engine.scatter_read(plans[1]).wait()
+    assert np.array_equal(source, target)
+    assert 1 <= min(asked) <= 4
+    assert place.carried(TransferClass.OFFLOAD).bytes == 20 * LENGTH
+    place.close()
 
 
 def test_who_waits_too_long_goes_without_leave(pool: Pool, server: MetaServer, link: Link) -> None:
