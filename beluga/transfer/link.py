@@ -31,6 +31,7 @@ from beluga.transfer.cost import (
     Speed,
     speed_of,
 )
+from beluga.transfer.cuts import STRIPE_SIZE, cut_at
 from beluga.transfer.engine import Direction
 from beluga.transfer.fair import TAU_NS, Way
 from beluga.transfer.segment import at, links_directory, share
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
     from beluga.pool import Pool
     from beluga.transfer.plan import Plan
 
-STRIPE_SIZE = 2 << 20
 _PAGE = 4096
 _HEADER = _PAGE  # the settings, as JSON
 _WAY = -(-ffi.sizeof("bl_way") // _PAGE) * _PAGE
@@ -139,19 +139,18 @@ class Link:
         )
 
     def device_bytes(self, plan: Plan) -> NDArray[np.uint64]:
-        """What of a plan lies on each of the memory devices."""
+        """How much of what is carried for a plan lies on each of the memory devices."""
         if self.pool is None or not self.devices:
             return np.empty(0, np.uint64)
         geometry = self.pool.geometry
-        stripes = plan.pieces["offset"] // STRIPE_SIZE
+        offsets = plan.carried["offset"].astype(np.int64)
+        _, at, end = cut_at(offsets, offsets + plan.carried["length"], STRIPE_SIZE)
+        stripes = at // STRIPE_SIZE
         if geometry.interleaved:  # as csrc/interleave.h has it
             device = stripes % geometry.device_count
         else:
             device = stripes // (geometry.device_size // STRIPE_SIZE - 1)
-        sizes = np.bincount(
-            device.astype(np.int64), plan.pieces["length"], minlength=len(self.devices)
-        )
-        return sizes.astype(np.uint64)
+        return np.bincount(device, end - at, minlength=len(self.devices)).astype(np.uint64)
 
     def close(self) -> None:
         """Let go of what is shared; places at the link have been closed. The last process of the

@@ -53,6 +53,12 @@ class Plan:
         """Bytes that are moved."""
         return int(self.pieces["length"].sum())
 
+    @property
+    def carried(self) -> NDArray[Any]:
+        """What a link carries for it: pieces, or the whole chunks where rows are verified; of type
+        PIECE or CHUNK, with ``offset`` in the pool and ``length`` in bytes."""
+        return self.chunks if self.sparse and self.checksums is not None else self.pieces
+
     def struct(self) -> Any:
         """The ``bl_plan *`` for C; valid while this plan lives.
 
@@ -121,15 +127,15 @@ class Plan:
                 )
 
     def cut(self, size: int) -> Iterator[Plan]:
-        """The same in parts of at most ``size`` bytes of pieces, or one chunk if that has more.
+        """The same in parts for which a link carries at most ``size`` bytes, or one chunk if that
+        has more.
 
         Parts share this plan's arrays: checksums that a part fills in are this plan's.
         """
-        ends = (
-            np.cumsum(np.add.reduceat(self.pieces["length"], self._firsts(), dtype=np.int64))
-            if len(self.chunks)
-            else np.empty(0, np.int64)
-        )
+        carried = self.carried["length"].astype(np.int64)
+        if len(carried) and self.carried is self.pieces:
+            carried = np.add.reduceat(carried, self._firsts())
+        ends = np.cumsum(carried)
         start, before = 0, 0
         while start < len(self.chunks):
             end = max(int(np.searchsorted(ends, before + size, side="right")), start + 1)

@@ -61,7 +61,7 @@ class Port:
         if count == 0:
             return
         link, job.number = self._link, next(self._numbers)
-        sizes = np.array([part.size for part in job.parts], np.uint64)
+        sizes = np.array([part.carried["length"].sum() for part in job.parts], np.uint64)
         devices = np.array([link.device_bytes(part) for part in job.parts], np.uint64)
         handles = ffi.new("uint64_t[]", count)
         self._jobs[job.number] = job

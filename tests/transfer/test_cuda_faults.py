@@ -222,3 +222,33 @@ def test_parts_of_a_plan_are_plans(pool: Pool, gpu: Gpu) -> None:
         engine.gather_write(part).wait(PATIENCE_S)
     engine.gather_write(parts[0]).wait(PATIENCE_S)
     assert blocks.stored(pool)
+
+
+def test_buffers_are_as_large_as_what_is_fetched(pool: Pool) -> None:
+    """Of verified rows that is their chunks: the bound on what lies in buffers is of those."""
+
+    def refuse(_: int) -> None:
+        raise DriverError("made up")
+
+    gpu = Gpu(before_register=refuse)
+    engine, count, chunk = engine_on(pool, gpu, bounce_size=256 << 10), 64, 16384
+    assert engine.settle(PATIENCE_S)
+    whole = np.random.default_rng(2).integers(0, 256, count * chunk, np.uint8)
+    offsets = np.array([pool.geometry.data_offset], np.uint64)
+    place = np.array([[whole.ctypes.data]], np.uint64)
+    writing = plan_blocks(place, np.array([len(whole)]), offsets, chunk_size=chunk)
+    engine.gather_write(writing).wait(PATIENCE_S)
+    rows = np.zeros((count, 64), np.uint8)
+    assert writing.checksums is not None
+    plan = plan_rows(
+        (rows.ctypes.data + np.arange(count) * 64).astype(np.uint64),
+        *(np.zeros(count, np.int64), np.arange(count) * chunk, np.full(count, 64)),
+        offsets=offsets,
+        length=len(whole),
+        chunk_size=chunk,
+        checksums=writing.checksums.reshape(1, -1),
+    )
+    gpu.launches.clear()
+    engine.scatter_read(plan).wait(PATIENCE_S)
+    assert (rows == whole.reshape(count, chunk)[:, :64]).all()
+    assert len(gpu.launches) == count * chunk // (64 << 10)  # a quarter of the bound each

@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""Verified bytes on a link: rows count as the chunks that are read for them, piece by piece."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from pathlib import Path
+
+import numpy as np
+
+from beluga.kvcache import CHUNK_SIZE
+from beluga.pool import Pool
+from beluga.transfer import (
+    CpuEngine,
+    Direction,
+    Link,
+    LinkSettings,
+    Scheduler,
+    Speed,
+    TransferClass,
+    plan_blocks,
+    plan_rows,
+)
+
+WAIT_S = 60
+COUNT, ROW = 64, 64
+SIZE = COUNT * CHUNK_SIZE
+FAST = LinkSettings(read=Speed(8 << 30), write=Speed(8 << 30), device=Speed(8 << 30))
+
+
+def test_rows_that_are_verified_count_as_their_chunks(pool: Pool, shm: Path) -> None:
+    engine = CpuEngine(pool, 1)
+    whole = np.random.default_rng(1).integers(0, 256, SIZE, np.uint8)
+    offsets = np.array([pool.geometry.data_offset + (2 << 20) - 4096], np.uint64)  # two stripes
+    place = np.array([[whole.ctypes.data]], np.uint64)
+    writing = plan_blocks(place, np.array([SIZE]), offsets, chunk_size=CHUNK_SIZE)
+    engine.gather_write(writing).wait(WAIT_S)
+    assert writing.checksums is not None
+    rows = np.zeros((COUNT, ROW), np.uint8)
+    plan = plan_rows(
+        (rows.ctypes.data + np.arange(COUNT) * ROW).astype(np.uint64),
+        *(np.zeros(COUNT, np.int64), np.arange(COUNT) * CHUNK_SIZE, np.full(COUNT, ROW)),
+        offsets=offsets,
+        length=SIZE,
+        chunk_size=CHUNK_SIZE,
+        checksums=writing.checksums.reshape(1, -1),
+    )
+    link = Link(f"rows-{os.getpid()}", FAST, pool=pool, directory=shm)
+    with Scheduler(link) as scheduler:
+        job = scheduler.submit(plan, engine, Direction.READ, TransferClass.ONBOARD)
+        job.wait(WAIT_S)
+        carried = scheduler.carried()[TransferClass.ONBOARD]
+    assert (rows == whole.reshape(COUNT, CHUNK_SIZE)[:, :ROW]).all()
+    assert all(part.chunks["length"].sum() <= FAST.piece_size for part in job.parts)
+    assert (carried.pieces, carried.bytes) == (SIZE // FAST.piece_size, SIZE)
+    assert link.device_bytes(plan).tolist() in ([4096, SIZE - 4096], [SIZE - 4096, 4096])
+    bare = dataclasses.replace(plan, checksums=None)
+    assert sum(link.device_bytes(bare).tolist()) == COUNT * ROW
+
+
+def test_a_chunk_is_no_longer_than_a_piece() -> None:
+    """So a link lets on no more than a piece of verified bytes, whatever engine copies: chunks are
+    longer only where somebody asks for such ones, and then the CPU stops within them."""
+    assert CHUNK_SIZE <= LinkSettings().piece_size <= 256 << 10
