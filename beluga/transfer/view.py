@@ -83,7 +83,9 @@ class View:
         *,
         read_only: bool = False,
     ) -> View:
-        """An array's memory is what its elements span."""
+        """An array's memory is what its elements span. One of torch's meta device has none."""
+        if start == 0:
+            raise LayoutError(f"a {type(owner).__name__} of shape {tuple(shape)} has no memory")
         spans = [(size - 1) * step for size, step in zip(shape, strides, strict=True)]
         low = sum(span for span in spans if span < 0)
         room = sum(map(abs, spans)) + item

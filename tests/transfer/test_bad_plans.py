@@ -100,7 +100,7 @@ def test_memory_that_may_not_be_written_is_no_target(pool: Pool, make: Any) -> N
     engine.close()
 
 
-def test_a_view_knows_that_it_is_read_only() -> None:
+def test_a_view_knows_that_it_is_read_only_or_nowhere() -> None:
     array = np.zeros(8, np.uint8)
     assert not View.of(array).read_only
     array.flags.writeable = False
@@ -111,6 +111,9 @@ def test_a_view_knows_that_it_is_read_only() -> None:
         __cuda_array_interface__ = {"data": (1 << 40, True)}  # noqa: RUF012  as the protocol has it
 
     assert View.of(Frozen()).read_only
+    Frozen.__cuda_array_interface__ = {"data": (0, False)}
+    with pytest.raises(LayoutError, match=r"shape \(3,\) has no memory"):
+        View.of(Frozen())
     with pytest.raises(LayoutError):
         View.of(np.array([None]))
 
