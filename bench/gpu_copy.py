@@ -44,28 +44,37 @@ _APART = Steps(Step.FENCE, Step.FENCE)
 
 def gpu_copy(recorder: Recorder, pool: Pool, make: Callable[[], Driver] = CupyDriver) -> list[Row]:
     """Rows of dense and sparse copies by either way, and of the peers."""
+    smoke = recorder.options.smoke
+    shares = [("direct", share) for share in (SMOKE_SHARES if smoke else SHARES)]
     rows = []
     try:
         with contextlib.closing(make()) as driver:
-            for path in _PATHS:
-                with (
-                    contextlib.closing(_engine(pool, path, driver)) as engine,
-                    contextlib.closing(_Bench(recorder, pool, driver, engine)) as bench,
-                ):
-                    rows += bench.rows(path)
-            for share in SMOKE_SHARES if recorder.options.smoke else SHARES:
-                with (
-                    contextlib.closing(_engine(pool, "direct", driver, share)) as engine,
-                    contextlib.closing(_Bench(recorder, pool, driver, engine)) as bench,
-                ):
-                    rows += bench.large(f"direct, {share} multiprocessors")
-    except BelugaError as error:
-        cases = (*CASES, "sparse_read")
-        rows += [recorder.skipped(case, str(error), engine="cuda") for case in cases]
+            for path, share in (*((path, None) for path in _PATHS), *shares):
+                rows += _by(recorder, pool, driver, path, share)
+    except EngineUnavailableError as error:
+        rows = _skipped(recorder, error)
     return rows
 
 
-def _engine(pool: Pool, path: str, driver: Driver, share: int = 4) -> CudaEngine:
+def _by(recorder: Recorder, pool: Pool, driver: Driver, path: str, share: int | None) -> list[Row]:
+    """All rows of a way; with another share of the GPU the largest batch's. What fails ends them,
+    and no other's."""
+    try:
+        with (
+            contextlib.closing(_engine(pool, path, driver, share or 4)) as engine,
+            contextlib.closing(_Bench(recorder, pool, driver, engine)) as bench,
+        ):
+            return bench.large(f"{path}, {share} multiprocessors") if share else bench.rows(path)
+    except BelugaError as error:
+        return _skipped(recorder, error)
+
+
+def _skipped(recorder: Recorder, error: BelugaError) -> list[Row]:
+    cases = (*CASES, "sparse_read")
+    return [recorder.skipped(case, str(error), engine="cuda") for case in cases]
+
+
+def _engine(pool: Pool, path: str, driver: Driver, share: int) -> CudaEngine:
     engine = CudaEngine(
         pool,
         path=path,

@@ -14,10 +14,11 @@ import numpy as np
 import pytest
 from beluga_bench import gpu_all, gpu_clock
 from beluga_bench import gpu_beside as beside
+from beluga_bench import gpu_copy as gpu_copy_module
 from beluga_bench.gpu import CASES, gpu_coherence, gpu_latency
 from beluga_bench.gpu_beside import gpu_beside
 from beluga_bench.gpu_clock import StreamClock
-from beluga_bench.gpu_copy import BATCHES, BLOCK_SIZE, SMOKE_BATCHES, gpu_copy
+from beluga_bench.gpu_copy import BATCHES, BLOCK_SIZE, SMOKE_BATCHES, _Bench, gpu_copy
 from beluga_bench.gpu_many import all_gpus, gpu_bandwidth
 from beluga_bench.gpu_peers import BATCH, EACH
 from beluga_bench.options import Options
@@ -27,6 +28,7 @@ from beluga_bench.row import Recorder, Row
 from beluga.errors import EngineUnavailableError
 from beluga.pool import Pool
 from beluga.transfer import CudaDriver, CupyDriver, HostDriver
+from beluga.transfer.cuda import DriverError
 
 ROOT = Path(__file__).resolve().parents[2]
 DENSE = ("gather_write", "scatter_read")
@@ -140,6 +142,25 @@ def test_every_call_that_a_gpu_gets_is_one_that_cupy_has(
     assert [row["note"] for row in rows if "skipped" in str(row["note"])] == []
     peers = [row["case"] for row in copied if row["peer"] == BATCH]
     assert peers == [*DENSE, *DENSE, "sparse_read"]
+
+
+@pytest.mark.usefixtures("compiled")
+def test_a_way_that_fails_leaves_the_others_rows(
+    shm: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried = []
+
+    def fails(self: object, path: str) -> list[Row]:
+        tried.append(path)
+        raise DriverError(f"made up, {path}")
+
+    monkeypatch.setattr(_Bench, "rows", fails)
+    monkeypatch.setattr(gpu_copy_module, "SMOKE_BATCHES", (1,))
+    with Pool.create([shm / "a"], device_size=64 << 20, sparse=True) as pool:
+        recorder = Recorder("copy", Options(smoke=True), dict(FIXED))
+        rows = gpu_copy(recorder, pool, HostDriver)
+    assert tried == ["direct", "staged"]
+    assert [str(row["note"])[:7] for row in rows] == ["skipped"] * 6 + ["direct,"] * 4
 
 
 def test_a_full_run_times_large_batches() -> None:
