@@ -8,17 +8,21 @@ And what it is sent keeps the limits of its queue: a device in Python looks at e
 
 from __future__ import annotations
 
+import ctypes
+import mmap
 import random
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import numpy as np
 import pytest
 from dsa_device import End, Sent, WriteDevice
-from engines import Bytes, peek
+from engines import Bytes, peek, poke
 
 from beluga import primitives
 from beluga._ffi import lib
+from beluga.errors import TransferError
 from beluga.pool import STRIPE_SIZE, Pool
 from beluga.transfer import DsaEngine, Plan, plan_blocks
 
@@ -190,6 +194,45 @@ def test_a_flush_that_faults_is_resumed_by_the_device(pool: Pool) -> None:
         assert engine.stat.by_hand == 0
 
 
+PAGE = 4096
+LIBC = ctypes.CDLL(None, use_errno=True)
+
+
+def is_resident(address: int) -> bool:
+    found = ctypes.create_string_buffer(1)
+    page = ctypes.c_void_p(address & -PAGE)
+    assert LIBC.mincore(page, ctypes.c_size_t(PAGE), found) == 0
+    return bool(found.raw[0] & 1)
+
+
+def test_a_page_that_is_not_there_is_asked_of_the_kernel(pool: Pool) -> None:
+    """The device goes on once it is: nobody else has touched it."""
+    area = mmap.mmap(-1, 16 * PAGE)
+    target = np.frombuffer(area, np.uint8)
+    if LIBC.madvise(ctypes.c_void_p(target.ctypes.data), ctypes.c_size_t(PAGE), 22) != 0:
+        pytest.skip("this kernel has no MADV_POPULATE_READ (Linux 5.14)")
+
+    def fate(_: random.Random, sent: Sent) -> End:
+        ends = [sent.target, *range((sent.target | (PAGE - 1)) + 1, sent.target + sent.size, PAGE)]
+        missing = next((at for at in ends if not is_resident(at)), None)
+        if missing is None:
+            return End(sent.size)
+        status = lib.BL_DSA_PAGE_FAULT | lib.BL_DSA_STATUS_WRITE
+        return End(missing - sent.target, status, missing)
+
+    source = np.random.default_rng(5).integers(0, 256, len(target), np.uint8)
+    offsets = np.array([pool.geometry.data_offset], np.uint64)
+    sizes = np.array([len(target)])
+    poke(pool, pool.geometry.data_offset, source)
+    device = WriteDevice(fate, size_max=3 * PAGE)
+    with engine_on(pool, device) as engine:
+        place = np.array([[target.ctypes.data]], np.uint64)
+        engine.scatter_read(plan_blocks(place, sizes, offsets, chunk_size=0)).wait(TIMEOUT_S)
+        assert np.array_equal(target, source)
+        assert engine.stat.faults > 0
+        assert engine.stat.by_hand == 0
+
+
 REACHES: dict[str, Callable[[random.Random, int], int]] = {
     "none": lambda _dice, _count: 0,
     "some": lambda dice, count: dice.randrange(count + 1),
@@ -211,3 +254,25 @@ def test_what_a_batch_left_out_is_asked_for_again(pool: Pool, reach: str, *, fai
         assert engine.stat.batches > 0
         if reach == "none":
             assert engine.stat.by_hand > 0
+
+
+def test_closing_waits_for_what_a_device_has_out(pool: Pool) -> None:
+    """Else it would write its records into memory that is somebody else's by then."""
+    ended = []
+
+    def fate(_: random.Random, sent: Sent) -> End:
+        time.sleep(0.05)
+        ended.append(sent)
+        return End(sent.size)
+
+    device = WriteDevice(fate)
+    engine = DsaEngine(pool, device.portal())
+    source = np.zeros(2 * LENGTH + 40, np.uint8)
+    transfer = engine.gather_write(plan_of(pool, source))
+    out = engine.stat.descriptors
+    engine.close()
+    assert out > 1
+    assert len(ended) == out
+    with pytest.raises(TransferError, match="closed before"):
+        transfer.wait(TIMEOUT_S)
+    device.close()
