@@ -93,7 +93,7 @@ class WriteDevice:
         self._late: list[tuple[int, bytes]] = []
         ours, self._socket = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.descriptor = ours.detach()  # whoever opens the queue closes it
-        self._thread = threading.Thread(target=self._serve)
+        self._thread = threading.Thread(target=self._serve, daemon=True)
         self._thread.start()
 
     def portal(self) -> Portal:

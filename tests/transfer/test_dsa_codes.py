@@ -22,7 +22,7 @@ from engines import Bytes, peek, poke
 
 from beluga import primitives
 from beluga._ffi import lib
-from beluga.errors import TransferError
+from beluga.errors import ChecksumError, TransferError
 from beluga.pool import STRIPE_SIZE, Pool
 from beluga.transfer import DsaEngine, Plan, plan_blocks
 
@@ -276,3 +276,16 @@ def test_closing_waits_for_what_a_device_has_out(pool: Pool) -> None:
     with pytest.raises(TransferError, match="closed before"):
         transfer.wait(TIMEOUT_S)
     device.close()
+
+
+def test_a_read_that_has_failed_asks_for_no_more(pool: Pool) -> None:
+    device = WriteDevice(well, depth=1)
+    with engine_on(pool, device) as engine:
+        plan = plan_of(pool, np.zeros(2 * LENGTH + 40, np.uint8))
+        engine.gather_write(plan).wait(TIMEOUT_S)
+        before = len(device.sent)
+        assert plan.checksums is not None
+        plan.checksums[0] ^= 1
+        with pytest.raises(ChecksumError):
+            engine.scatter_read(plan).wait(TIMEOUT_S)
+        assert len(device.sent) == before + 1
