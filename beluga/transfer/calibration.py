@@ -16,11 +16,10 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from beluga import config
 from beluga._ffi import ffi, lib
 from beluga.errors import TransferError
 from beluga.transfer.engine import Direction
-from beluga.transfer.kept import Kept
+from beluga.transfer.kept import Kept, may_measure
 from beluga.transfer.plan import plan_blocks
 from beluga.transfer.planner import Cost, EngineKind, Table
 from beluga.transfer.scratch import scratch_pool
@@ -75,7 +74,7 @@ def calibrated(pool: Pool, setup: str, engines_of: Callable[[Pool], Engines]) ->
     """
     kept = Kept(pool)
     table = kept_table(pool, setup)
-    if table or not config.tuning() or not kept.can_write():
+    if table or not may_measure() or not kept.can_write():
         return table
     with scratch_pool(like=pool) as scratch:
         engines, offset = engines_of(scratch), scratch.geometry.data_offset

@@ -18,12 +18,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from beluga import config
+from beluga.errors import EngineUnavailableError
 from beluga.primitives import features, isa
 
 if TYPE_CHECKING:
     from beluga.pool import Pool
 
 _VERSION = 2
+
+
+def may_measure() -> bool:
+    """Unless BELUGA_TUNING is off. Raises :class:`~beluga.errors.EngineUnavailableError` for one
+    that is neither on nor off."""
+    told = config.tuning()
+    if told not in (None, "on", "off"):
+        raise EngineUnavailableError(f"BELUGA_TUNING={told} is not on or off")
+    return told != "off"
 
 
 class Kept:

@@ -18,10 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from beluga import config
 from beluga._ffi import ffi, lib
-from beluga.errors import BelugaError, EngineUnavailableError, check
-from beluga.transfer.kept import Kept
+from beluga.errors import BelugaError, check
+from beluga.transfer.kept import Kept, may_measure
 from beluga.transfer.plan import Plan, plan_blocks
 from beluga.transfer.scratch import scratch_pool
 
@@ -90,10 +89,7 @@ def tuned(pool: Pool) -> CopySettings:
     Raises :class:`~beluga.errors.EngineUnavailableError` for a BELUGA_TUNING that is neither on nor
     off.
     """
-    told = config.tuning()
-    if told not in (None, "on", "off"):
-        raise EngineUnavailableError(f"BELUGA_TUNING={told} is not on or off")
-    if told == "off":
+    if not may_measure():
         return CopySettings.default()
     kept = Kept(pool)
     if kept.path not in _FOUND:
