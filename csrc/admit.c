@@ -21,10 +21,14 @@ static const uint64_t BL_EAGER_NS = 200000;     /* then a queue asks no more oft
 static const uint64_t BL_SELDOM_NS = 60000;     /* longer than a timer is late */
 static const double BL_FLOW_MOST = 1.1;         /* Seastar's: a ratio above it makes costs dearer */
 
-/* Somebody took this seat for dead, and gave back what it held: take another. */
+/* Somebody took this seat for dead, and gave back what it held: take another. Who comes later than
+ * others have believed that he would has slept, and may not have what he did not use meanwhile. */
 static int bl_queue_keep(bl_queue *queue, uint64_t now_ns)
 {
-    if (!bl_queue_owns(queue)) {
+    int owns = bl_queue_owns(queue);
+    if (!owns || bl_host_ahead(now_ns, bl_host_load(&queue->seat->until_ns)) > 0)
+        bl_fair_rouse(&queue->fair);
+    if (!owns) {
         int index = bl_seat_take(queue->way, now_ns, &queue->owner);
         if (index < 0)
             return index;

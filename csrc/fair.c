@@ -23,6 +23,15 @@ void bl_fair_wake(bl_fair *fair, uint32_t node)
     }
 }
 
+void bl_fair_rouse(bl_fair *fair)
+{
+    for (uint32_t i = 1; i < fair->way->node_count; i++)
+        fair->queued[i] = 0;
+    for (uint32_t i = 1; i < fair->way->node_count; i++)
+        if (fair->waiting[i] > 0 && !fair->unplugged[i])
+            bl_fair_wake(fair, i);
+}
+
 static int bl_fair_before(const bl_fair *fair, uint32_t a, uint32_t b)
 {
     const bl_node *nodes = fair->way->nodes;

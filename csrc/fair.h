@@ -21,6 +21,9 @@ typedef struct bl_fair {
 /* A class has one piece more; or was plugged in again, and has some. */
 void bl_fair_wake(bl_fair *fair, uint32_t node);
 
+/* All that waits here comes as if it had just been pushed: nobody has asked for it for long. */
+void bl_fair_rouse(bl_fair *fair);
+
 /* The class whose turn it is, of those not in skip (a bit each); 0 if nobody waits. */
 uint32_t bl_fair_top(bl_fair *fair, uint32_t skip);
 
