@@ -26,13 +26,16 @@ class Counting(Gpu):
     def __init__(self) -> None:
         super().__init__(identity="the one")
         self.count = 0
+        self._counting = threading.Lock()
 
     def register(self, address: int, size: int) -> int:
-        self.count += 1
+        with self._counting:
+            self.count += 1
         return super().register(address, size)
 
     def unregister(self, address: int) -> None:
-        self.count -= 1
+        with self._counting:
+            self.count -= 1
         super().unregister(address)
 
 

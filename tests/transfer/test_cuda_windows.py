@@ -184,3 +184,20 @@ def test_a_graph_keeps_its_windows(pool: Pool, gpu: Gpu, engine: CudaEngine) -> 
     assert near.stored(pool)
     with pytest.raises(TransferError, match="not registered"):
         engine.runs(Blocks.make(pool, stripe=28).plan)
+
+
+def test_a_window_that_is_wanted_while_it_is_registered_is_registered_once(pool: Pool) -> None:
+    begun, gate = threading.Event(), threading.Event()
+
+    def held(_: int) -> None:
+        begun.set()
+        assert gate.wait(PATIENCE_S)
+
+    engine = engine_on(pool, Gpu(before_register=held))
+    assert begun.wait(PATIENCE_S)
+    first = next(iter(engine._registrar._all()))
+    engine._registrar.want([first], STRIPE)
+    gate.set()
+    assert engine.settle(PATIENCE_S)
+    assert engine.stat.fault is None
+    assert first in ready(engine)

@@ -164,6 +164,8 @@ class Registrar:
             return next(iter(self._left)), False
 
     def _register(self, place: Place, wanted: bool) -> None:
+        if place in self.ready:  # it was wanted while it was being registered
+            return
         span = self._range(place)
         try:
             while not self._registered(place, span):
