@@ -101,5 +101,5 @@ def fake_cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
     except EngineUnavailableError as error:
         pytest.skip(str(error))
     made.install(monkeypatch)
-    monkeypatch.setattr(Calibration, "of", classmethod(lambda cls, _: cls()))
+    monkeypatch.setattr(Calibration, "of", classmethod(lambda cls, *_: cls()))
     return made

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import math
 import time
 from typing import TYPE_CHECKING, Any, cast
@@ -102,11 +103,18 @@ def measure(engine: Engine, direction: Direction, offset: int) -> Cost:
 
 
 def fit(shapes: Sequence[tuple[int, int]], times_ns: Sequence[float]) -> Cost:
-    """The cost that comes closest to the times of (bytes, fragments), in proportion to each."""
+    """The cost that comes closest to the times of (bytes, fragments), in proportion to each; no
+    part of it is below 0."""
     wanted = np.array(times_ns, float)
     rows = np.array([[1, fragments, size] for size, fragments in shapes], float)
-    found = np.linalg.lstsq(rows / wanted[:, None], np.ones(len(wanted)), rcond=None)[0]
-    start, fragment, byte = (max(0.0, float(part)) for part in found)
+    rows /= wanted[:, None]
+    fits = []
+    for parts in map(list, itertools.product((False, True), repeat=3)):  # those that are not 0
+        found = np.zeros(3)
+        found[parts] = np.linalg.lstsq(rows[:, parts], np.ones(len(wanted)), rcond=None)[0]
+        if (found >= 0).all():
+            fits.append((float(np.sum((rows @ found - 1) ** 2)), found))
+    start, fragment, byte = map(float, min(fits, key=lambda fit: fit[0])[1])
     return Cost(start, fragment, byte)
 
 

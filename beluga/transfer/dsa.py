@@ -41,9 +41,7 @@ if TYPE_CHECKING:
     from beluga.transfer.plan import Plan
 
 _SLICE_S = 0.1  # of waiting in C, between which Python hears signals
-_SILENCE_S = (
-    5.0  # of a device in which nothing ends: all it holds at a time is below a second's work
-)
+_SILENCE_S = 5.0  # of a device in which nothing ends; what it holds is below a second's work
 _WINDOW = 64  # descriptors; enough to tell a device that fails from one that failed
 
 

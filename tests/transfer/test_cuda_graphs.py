@@ -16,7 +16,7 @@ from engines import poke
 from beluga import primitives
 from beluga.errors import ChecksumError, TransferError
 from beluga.pool import Pool
-from beluga.transfer.cuda.calibration import Calibration, Point, measure
+from beluga.transfer.cuda.calibration import Calibration, Point, measure, points_of
 
 pytestmark = pytest.mark.usefixtures("compiled")
 
@@ -134,7 +134,39 @@ def test_a_measurement_tries_both_ways_and_is_kept(
     monkeypatch.setattr("beluga.config.cache_dir", lambda: tmp_path / "cache")
     monkeypatch.setattr("beluga.transfer.cuda.calibration.REPETITIONS", 1)
     monkeypatch.setattr(gpu, "name", "cuda")  # as if it were one
-    first = Calibration.of(engine._launcher)
+    first = Calibration.of(engine._launcher, pool)
     launches = len(gpu.launches)
-    assert Calibration.of(engine._launcher).points == first.points
+    assert Calibration.of(engine._launcher, pool).points == first.points
     assert len(gpu.launches) == launches
+    nowhere = tmp_path / "file"
+    nowhere.write_text("")
+    monkeypatch.setattr("beluga.config.cache_dir", lambda: nowhere / "cache")
+    assert Calibration.of(engine._launcher, pool).points  # kept or not
+
+
+def test_before_it_was_measured_the_papers_size_divides_the_ways() -> None:
+    for write in (True, False):
+        assert Calibration().choose(write=write, size=23_000, fragments=1) == "direct"
+        assert Calibration().choose(write=write, size=25_000, fragments=1) == "staged"
+
+
+POINT = {"write": True, "size": 65536, "fragments": 3, "direct_s": 1.0, "staged_s": 2.0}
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        None,
+        [],
+        7,
+        [7],
+        [POINT],  # nothing of reads
+        [POINT, POINT | {"write": False, "size": 0}],
+        [POINT, POINT | {"write": False, "direct_s": float("nan")}],
+        [POINT, POINT | {"write": False, "fragments": "3"}],
+        [POINT, POINT | {"write": False, "more": 3}],
+    ],
+)
+def test_what_is_no_measurement_is_refused(content: object) -> None:
+    assert points_of(content) == ()
+    assert len(points_of([POINT, POINT | {"write": False}])) == 2

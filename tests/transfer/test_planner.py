@@ -150,6 +150,16 @@ def test_a_line_is_found_again() -> None:
     assert np.allclose([found.start_ns, found.fragment_ns, found.byte_ns], [300, 25, 0.125])
 
 
+def test_no_part_of_a_cost_is_below_nothing_and_the_others_make_up_for_it() -> None:
+    """As of a CPU for which many fragments are no more work than one."""
+    shapes = [(4096, 1), (262144, 64), (65536, 1), (262144, 4), (1048576, 16)]
+    times = [1000 + size / 8 - 60 * fragments for size, fragments in shapes]
+    found = fit(shapes, times)
+    assert found.fragment_ns == 0
+    for (size, fragments), time in zip(shapes, times, strict=True):
+        assert found.of(size, fragments) == pytest.approx(time, rel=0.1)
+
+
 @pytest.fixture
 def pool(memory_root: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pool]:
     folder = Path(tempfile.mkdtemp(prefix="beluga-test-", dir=memory_root))

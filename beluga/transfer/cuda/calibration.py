@@ -9,21 +9,30 @@ pool: a CXL pool is slower for both alike.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-import json
 import math
 import statistics
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from beluga import config
 from beluga.transfer.cuda.launch import Launcher
 from beluga.transfer.cuda.parts import RUN, pack_chunks
 from beluga.transfer.cuda.staged import Staging, Way, after
 from beluga.transfer.cuda.tables import make_tables
 from beluga.transfer.cuda.windows import Bases
+from beluga.transfer.engine import Direction
+from beluga.transfer.kept import Kept
 from beluga.transfer.plan import Plan, plan_blocks
+from beluga.transfer.planner import EngineKind, Planner
 
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from beluga.pool import Pool
+
+_WAYS = (EngineKind.CUDA_DIRECT, EngineKind.CUDA_STAGED)
 REPETITIONS = 25
 _GAIN = 0.9  # staged takes GPU memory and a second pass over it: it must be faster by a tenth
 
@@ -42,38 +51,32 @@ class Point:
     staged_s: float
 
 
-# Before anything was measured: writes by copy engines, reads of many fragments by the kernel.
-DEFAULT = (
-    *(Point(True, size, 128, 2.0, 1.0) for size in SIZES[1:]),
-    Point(True, SIZES[0], 128, 1.0, 2.0),
-    *(Point(False, size, 128, 1.0, 2.0) for size in SIZES),
-)
-
-
 class Calibration:
-    """The points, and what they say of a copy."""
+    """The points, and what they say of a copy; without any the planner's default does."""
 
-    def __init__(self, points: tuple[Point, ...] = DEFAULT) -> None:
+    def __init__(self, points: tuple[Point, ...] = ()) -> None:
         self.points = points
 
     @classmethod
-    def of(cls, launcher: Launcher) -> Calibration:
-        """Of this machine: as measured before, or now if it is a GPU."""
+    def of(cls, launcher: Launcher, pool: Pool) -> Calibration:
+        """Of this machine: as measured before, or now if it is a GPU. Where it cannot be kept it
+        is measured again the next time."""
         if launcher.driver.name != "cuda":
             return cls()  # what stands in for a GPU says nothing about one
-        path = config.cache_dir() / f"cuda-{launcher.driver.identity}-{launcher.grid.blocks}.json"
-        try:
-            return cls(tuple(Point(**point) for point in json.loads(path.read_text())))
-        except (OSError, ValueError, TypeError):
-            made = cls(measure(launcher, REPETITIONS))
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        draft = path.with_suffix(".new")
-        draft.write_text(json.dumps([dataclasses.asdict(point) for point in made.points]))
-        draft.replace(path)
+        kept, part = Kept(pool), f"{launcher.driver.identity}, {launcher.grid.blocks} blocks"
+        if found := points_of(kept.read(part)):
+            return cls(found)
+        made = cls(measure(launcher, REPETITIONS))
+        with contextlib.suppress(OSError):
+            kept.write(part, [dataclasses.asdict(point) for point in made.points])
         return made
 
     def choose(self, *, write: bool, size: int, fragments: int) -> str:
         """``direct`` or ``staged``: what was faster at the nearest point, sizes by their ratio."""
+        if not self.points:
+            direction = Direction.WRITE if write else Direction.READ
+            kind = Planner().choose(direction, size, fragments, _WAYS)
+            return "staged" if kind is EngineKind.CUDA_STAGED else "direct"
 
         def far(point: Point) -> float:
             by_size = math.log2(point.size / size)
@@ -81,6 +84,22 @@ class Calibration:
 
         nearest = min((point for point in self.points if point.write == write), key=far)
         return "staged" if nearest.staged_s < _GAIN * nearest.direct_s else "direct"
+
+
+def points_of(content: object) -> tuple[Point, ...]:
+    """What a file says, of both directions; of what is something else, nothing."""
+    try:
+        points = tuple(Point(**row) for row in cast("Sequence[dict[str, Any]]", content or ()))
+        right = all(
+            point.size >= 1
+            and point.fragments >= 1
+            and 0 < point.direct_s < math.inf
+            and 0 < point.staged_s < math.inf
+            for point in points
+        )
+    except TypeError:
+        return ()
+    return points if right and {point.write for point in points} == {True, False} else ()
 
 
 def measure(launcher: Launcher, repetitions: int) -> tuple[Point, ...]:

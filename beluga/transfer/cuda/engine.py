@@ -84,7 +84,7 @@ class CudaEngine:
         self._own: dict[bool, int] = {}
         self._buffers = Buffers(self._driver)
         self._launcher = Launcher(self._driver, self._buffers, blocks=blocks)
-        self._calibration = calibration or Calibration.of(self._launcher)
+        self._calibration = calibration or Calibration.of(self._launcher, pool)
         self._care = care or probe().care("gpu", pool)
 
         def register() -> Registrar:
