@@ -43,9 +43,9 @@ _SPAN = max(fragment * count for fragment, count in _SHAPES)
 
 def kept_table(pool: Pool, setup: str) -> Table:
     """What was measured on this machine for a pool's kind of memory, and kept: nothing, if nothing
-    was. ``setup`` is all that the costs depend on and the machine does not say: how many threads
-    the CPU copies with, how a device's queue is reached."""
-    return table_of(Kept(pool).read(_part(setup)))
+    was, or BELUGA_TUNING is off. ``setup`` is all that the costs depend on and the machine does
+    not say: how many threads the CPU copies with, how a device's queue is reached."""
+    return table_of(Kept(pool).read(_part(setup))) if may_measure() else {}
 
 
 def _part(setup: str) -> str:

@@ -210,6 +210,10 @@ def test_what_cannot_be_kept_or_shall_not_be_is_not_measured(
     monkeypatch.setattr(Kept, "can_write", lambda _: False)
     assert calibrated(pool, "", cpu_of) == {}
     assert Counted.copies == before
+    monkeypatch.undo()
+    monkeypatch.setattr(Kept, "read", lambda *_: pytest.fail("what is kept is not asked for"))
+    monkeypatch.setenv("BELUGA_TUNING", "off")
+    assert kept_table(pool, "") == {}
 
 
 @pytest.mark.parametrize(
