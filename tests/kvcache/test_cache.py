@@ -42,7 +42,9 @@ def test_bytes_come_back_as_they_went_in(cache: KVCache, length: int) -> None:
     assert np.array_equal(blocks, targets)
 
 
-@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(
     cuts=st.lists(st.integers(1, 60_000), min_size=1, max_size=12),
     others=st.lists(st.integers(1, 60_000), min_size=1, max_size=12),
