@@ -10,12 +10,36 @@
         with MetaServer(pool), KVCache(pool, namespace="my model") as cache:
             cache.put(keys, blocks)
             cache.get(keys, targets).hits
+
+What is named here is imported when it is asked for: the commands can say in one line what is wrong
+with the environment, though it is looked at when the C core is loaded.
 """
 
-from beluga.errors import BelugaError
-from beluga.kvcache import KVCache, Namespace
-from beluga.meta import MetaServer
-from beluga.pool import Pool
-from beluga.rpc import Client, Server
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from beluga.errors import BelugaError
+    from beluga.kvcache import KVCache, Namespace
+    from beluga.meta import MetaServer
+    from beluga.pool import Pool
+    from beluga.rpc import Client, Server
 
 __all__ = ["BelugaError", "Client", "KVCache", "MetaServer", "Namespace", "Pool", "Server"]
+
+_HOMES = {
+    "BelugaError": "beluga.errors",
+    "Client": "beluga.rpc",
+    "KVCache": "beluga.kvcache",
+    "MetaServer": "beluga.meta",
+    "Namespace": "beluga.kvcache",
+    "Pool": "beluga.pool",
+    "Server": "beluga.rpc",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(_HOMES[name]), name)
+    return value

@@ -37,6 +37,10 @@ def _run(name: str, module: str) -> NoReturn:
         if missing not in _TOOLS:
             raise
         sys.exit(f"{name}: error: the commands need {missing}; pip install 'beluga[tools]'")
+    except BelugaError as error:  # the environment asks for what this CPU has not
+        sys.exit(f"{name}: error: {error}")
+    except KeyboardInterrupt:
+        sys.exit(130)
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) != signal.SIG_IGN:  # as under nohup
             signal.signal(number, lambda number, _: sys.exit(128 + number))  # clean up first
