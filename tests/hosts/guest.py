@@ -179,8 +179,12 @@ class GuestProcess:
         heard = self.hear()
         try:
             answer: dict[str, Any] = json.loads(heard)
-        except ValueError:
-            raise self.guest.error(f"{self.name}, asked '{line}': {heard}") from None
+        except ValueError:  # a traceback
+            lines = [heard]
+            while isinstance(more := self.hear_any(), str):
+                lines.append(more)
+            said = " | ".join(lines[-5:])
+            raise self.guest.error(f"{self.name}, asked '{line}': {said}") from None
         return answer
 
     def end(self) -> None:

@@ -166,6 +166,11 @@ class Run:
     def _attached(self, worker: GuestProcess, epoch: int) -> None:
         told = worker.ask("stat")
         demand(worker.guest, told["epoch"] == epoch, f"{worker.name} is with epoch {told['epoch']}")
+        if told["ran_out"]:
+            print(
+                f"  {worker.name}: {told['ran_out']} calls ran out, and were tried again",
+                flush=True,
+            )
 
 
 def demand(guest: Guest, holds: bool, otherwise: str) -> None:
