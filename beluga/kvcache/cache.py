@@ -108,10 +108,9 @@ class KVCache:
     it reaches, as a :class:`~beluga.kvcache.Run` of addresses. ``threads`` of the CPU share the
     copying of a get; a put is one thread's. With a ``link`` (a :class:`~beluga.transfer.Link`, a
     place at one, or the settings of this host's link to the pool) bytes move in turns with all who
-    use it, puts in the
-    class ``write_class`` and gets in ``read_class``; None: as fast as they can. ``kept`` blocks are
-    never evicted: tasks of the queue whose number is :attr:`layout`, few and bounded
-    (:class:`beluga.meta.TaskClient`). Used by one thread at a time, as its
+    use it, puts in the class ``write_class`` and gets in ``read_class``; None: as fast as they can.
+    ``kept`` blocks are never evicted: tasks of the queue whose number is :attr:`layout`, few and
+    bounded (:class:`beluga.meta.TaskClient`). Used by one thread at a time, as its
     :class:`~beluga.rpc.Client`.
 
     Keys are digests of 16..64 uniformly random bytes (what engines have), as a list of bytes or a

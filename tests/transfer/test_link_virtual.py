@@ -7,6 +7,8 @@ The link is the one of the benchmark: what is under way shares its bandwidth eve
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 from beluga_bench.linkmodel import BLOCK, OFFLOAD, ONBOARD, PIECE, Outcome, run
@@ -26,6 +28,22 @@ def p99(outcome: Outcome) -> float:
     return float(np.percentile(outcome.latencies_ns, 99))
 
 
+def judged(queues: Callable[[], Fair], regular: bool) -> tuple[Outcome, Outcome]:
+    """Onboards that ask for 30 % of the link, alone and beside endless offloads."""
+    idle, loaded = (
+        run(
+            queues(),
+            bytes_per_s=RATE,
+            onboard_share=0.3,
+            offload=offload,
+            duration_ns=60 * MS,
+            regular=regular,
+        )
+        for offload in (False, True)
+    )
+    return idle, loaded
+
+
 @pytest.mark.parametrize("regular", [True, False])
 @pytest.mark.parametrize("processes", [1, 2])
 @pytest.mark.parametrize("capped", [True, False])
@@ -36,18 +54,7 @@ def test_onboards_hardly_notice_endless_offloads(
 
     A bucket that is not capped (ours are) lets the burst of each process stand in the link.
     """
-    outcomes = [
-        run(
-            Fair(RATE, capped=capped, processes=processes),
-            bytes_per_s=RATE,
-            onboard_share=0.3,
-            offload=offload,
-            duration_ns=60 * MS,
-            regular=regular,
-        )
-        for offload in (False, True)
-    ]
-    idle, loaded = outcomes
+    idle, loaded = judged(lambda: Fair(RATE, capped=capped, processes=processes), regular)
     assert len(loaded.latencies_ns) > 150
     assert p99(loaded) <= (1.3 if capped or processes == 1 else 1.6) * p99(idle)
     assert loaded.utilisation >= 0.95
@@ -69,17 +76,7 @@ def test_onboards_hardly_notice_the_offloads_of_many_processes(
     processes: int, regular: bool
 ) -> None:
     """Each may have reserved a piece when an onboard comes, which is more than may be under way."""
-    idle, loaded = (
-        run(
-            Spread(RATE, processes=processes),
-            bytes_per_s=RATE,
-            onboard_share=0.3,
-            offload=offload,
-            duration_ns=60 * MS,
-            regular=regular,
-        )
-        for offload in (False, True)
-    )
+    idle, loaded = judged(lambda: Spread(RATE, processes=processes), regular)
     assert p99(loaded) <= 1.3 * p99(idle)
     assert sum(loaded.bytes.values()) >= 0.95 * RATE * 0.06
 

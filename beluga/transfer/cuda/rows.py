@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from beluga.transfer.cuda.windows import STRIPE_SHIFT
+from beluga.transfer.cuts import parts
 from beluga.transfer.plan import PIECE, Plan
 
 _CHUNK_SHIFT = 33  # bits above a byte's place in its chunk, which has less than 2^32
@@ -50,9 +51,8 @@ def runs_of(plan: Plan) -> Runs:
     until = np.append(edges[1:], 0)
     # Which runs each row has: pairs of both, in order of runs.
     begin, end = np.searchsorted(edges, first), np.searchsorted(edges, last)
-    counts = end - begin
-    row = np.repeat(np.arange(len(first)), counts)
-    run = begin[row] + np.arange(len(row)) - np.repeat(np.cumsum(counts) - counts, counts)
+    row, step = parts(end - begin)
+    run = begin[row] + step
     unwanted = np.flatnonzero(is_run & (np.bincount(run, minlength=len(edges)) == 0))
     address = plan.pieces["address"][row] + (edges[run] - first[row]).astype(np.uint64)
     run = np.concatenate([run, unwanted])
@@ -73,8 +73,6 @@ def runs_of(plan: Plan) -> Runs:
 def _stripe_edges(origin: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[np.int64]:
     """Where stripes end within chunks."""
     stripe = origin >> STRIPE_SHIFT
-    counts = ((origin + lengths - 1) >> STRIPE_SHIFT) - stripe
-    chunk = np.repeat(np.arange(len(origin)), counts)
-    after = 1 + np.arange(len(chunk)) - np.repeat(np.cumsum(counts) - counts, counts)
-    place: NDArray[np.int64] = ((stripe[chunk] + after) << STRIPE_SHIFT) - origin[chunk]
+    chunk, step = parts(((origin + lengths - 1) >> STRIPE_SHIFT) - stripe)
+    place: NDArray[np.int64] = ((stripe[chunk] + 1 + step) << STRIPE_SHIFT) - origin[chunk]
     return place + (chunk << _CHUNK_SHIFT)

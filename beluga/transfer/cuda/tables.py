@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from beluga.transfer.cuda import crc
 from beluga.transfer.cuda.rows import runs_of
 from beluga.transfer.cuda.windows import Bases
+from beluga.transfer.cuts import parts
 from beluga.transfer.plan import LINE_SIZE, Plan
 
 TILE = np.dtype([("piece", "<u4"), ("start", "<u4"), ("power", "<u4"), ("extra", "<u4")])
@@ -100,9 +101,9 @@ def _tiles(
     size = lanes * WORD_SIZE * UNROLL
     lengths = pieces["length"].astype(np.int64)
     counts = np.where(extra < 0, 0, -(-lengths // size))
-    tiles = np.zeros(int(counts.sum()), TILE)
-    piece = np.repeat(np.arange(len(pieces)), counts)
-    start = (np.arange(len(tiles)) - np.repeat(np.cumsum(counts) - counts, counts)) * size
+    piece, step = parts(counts)
+    start = step * size
+    tiles = np.zeros(len(piece), TILE)
     tiles["piece"], tiles["start"] = piece, start
     if not write and plan.checksums is None:
         return tiles
