@@ -17,7 +17,6 @@ ROOT = Path(__file__).resolve().parent.parent
 CSRC = ROOT / "csrc"
 
 LINE_WIDTH_MAX = 100
-FILE_LINES_MAX = 400
 FUNCTION_LINES_MAX = 70
 
 INSTRUCTIONS = re.compile(
@@ -96,11 +95,6 @@ def test_lines_are_narrow() -> None:
         if len(line) > LINE_WIDTH_MAX or line != line.rstrip() or "\t" in line
     ]
     assert wrong == []
-
-
-def test_files_are_short() -> None:
-    counted = {name_of(path): len(path.read_text().splitlines()) for path in sources()}
-    assert {name: count for name, count in counted.items() if count > FILE_LINES_MAX} == {}
 
 
 def test_c_functions_are_short() -> None:
