@@ -162,8 +162,10 @@ class _Bench:
         )
 
     def _offsets(self, blocks: int, size: int) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
-        first = np.uint64(self._pool.geometry.data_offset)
-        return first + np.arange(blocks, dtype=np.uint64) * np.uint64(size)
+        steps = np.arange(blocks, dtype=np.uint64)
+        steps *= np.uint64(size)
+        steps += np.uint64(self._pool.geometry.data_offset)
+        return steps
 
     def _ceiling(self, write: bool, size: int) -> Callable[[int], None]:
         """One copy by a copy engine."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import multiprocessing
+import os
 import shutil
 import sys
 import tempfile
@@ -213,6 +214,7 @@ def main() -> None:
     given = parser.parse_args()
     if min(given.conversations, given.turns) < 1 or given.conversations * given.turns > 200:
         parser.error("give 1 to 200 turns in all")
+    os.chdir("/")  # a spawned Python imports the standard library from the current folder first
     try:
         report = run(Conversations(conversation_count=given.conversations, turn_count=given.turns))
     except BelugaError as error:

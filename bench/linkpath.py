@@ -13,7 +13,6 @@ import dataclasses
 import json
 import random
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -23,6 +22,7 @@ from tempfile import TemporaryDirectory
 import numpy as np
 
 from beluga._ffi import lib
+from beluga.child import command
 from beluga.errors import BelugaError
 from beluga.kvcache import KVCache
 from beluga.meta import MetaServer
@@ -146,7 +146,7 @@ def _flood(pool: Pool, directory: Path | None, number: int) -> Iterator[subproce
     paths = [f"{device.path}@{device.offset}+{device.size}" for device in pool.devices]
     wanted = json.dumps([str(directory) if directory else None, number, paths])
     child = subprocess.Popen(
-        [sys.executable, "-m", f"{__package__}.linkflood", wanted],
+        command(f"{__package__}.linkflood", wanted),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

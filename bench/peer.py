@@ -10,9 +10,9 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
-import sys
 from typing import IO, Any, cast
 
+from beluga.child import command
 from beluga.errors import BelugaError
 from beluga.pool import Pool
 
@@ -26,7 +26,7 @@ class Peer:
     def __init__(self, pool: Pool, cpu: int) -> None:
         paths = [f"{device.path}@{device.offset}+{device.size}" for device in pool.devices]
         self._process = subprocess.Popen(
-            [sys.executable, "-m", _WORKER, str(cpu), *paths],
+            command(_WORKER, str(cpu), *paths),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

@@ -80,7 +80,8 @@ def uniform(region_size: int, size: int, seed: int) -> Offsets:
     """Places for operations of ``size``, in random order."""
     generator = np.random.default_rng(seed)
     places = generator.permutation(region_size // size)[:_PLACE_COUNT_MAX]
-    return places.astype(np.uint64) * np.uint64(size)
+    offsets: Offsets = places.astype(np.uint64) * np.uint64(size)
+    return offsets
 
 
 def skewed(region_size: int, size: int, seed: int) -> Offsets:
@@ -89,7 +90,8 @@ def skewed(region_size: int, size: int, seed: int) -> Offsets:
     everywhere = generator.integers(region_size // size, size=_PLACE_COUNT_MAX, dtype=np.uint64)
     hot = np.uint64(max(1, region_size // _HOT_PART // size))
     in_hot = generator.random(_PLACE_COUNT_MAX) < _HOT_SHARE
-    return np.where(in_hot, everywhere % hot, everywhere) * np.uint64(size)
+    offsets: Offsets = np.where(in_hot, everywhere % hot, everywhere) * np.uint64(size)
+    return offsets
 
 
 def dealt(places: Offsets, count: int) -> Sequence[Offsets]:

@@ -10,7 +10,6 @@ an engine itself. Each of these is a process of its own.
 from __future__ import annotations
 
 import importlib.util
-import sys
 import tempfile
 import urllib.error
 import urllib.request
@@ -21,6 +20,8 @@ from statistics import median, quantiles
 
 import numpy as np
 import numpy.typing as npt
+
+from beluga.child import command
 
 from .options import Options
 from .ratio import Ratio, compare
@@ -67,20 +68,19 @@ def _start(stack: ExitStack) -> dict[str, str]:
     """The processes, up: where each is."""
     folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="beluga-bench-")))
 
-    def child(name: str, *command: str) -> Child:
-        words = [sys.executable, *command]
+    def child(name: str, module: str, *arguments: str) -> Child:
+        words = command(module, *arguments)
         return stack.enter_context(Child(words, log=folder / f"{name}.log"))
 
     ports = [free_port() for _ in range(4)]
     one, two, bare, ours = (f"http://{HOST}:{port}" for port in ports)
     started = [
-        (child("engine-1", "-m", "beluga_bench.route_engine", str(ports[0])), f"{one}/health"),
-        (child("engine-2", "-m", "beluga_bench.route_engine", str(ports[1])), f"{two}/health"),
-        (child("bare", "-m", "beluga_bench.route_bare", str(ports[2]), one, two), f"{bare}/ready"),
+        (child("engine-1", "beluga_bench.route_engine", str(ports[0])), f"{one}/health"),
+        (child("engine-2", "beluga_bench.route_engine", str(ports[1])), f"{two}/health"),
+        (child("bare", "beluga_bench.route_bare", str(ports[2]), one, two), f"{bare}/ready"),
     ]
-    code = "from beluga.cli.main import main; main()"
     words = ["route", "--worker", one, "--worker", two, "--port", str(ports[3]), "--admin", ""]
-    started.append((child("ours", "-c", code, *words), f"{ours}/ready"))
+    started.append((child("ours", "beluga.cli.main", *words), f"{ours}/ready"))
     for process, url in started:
         process.wait_for(lambda url=url: _answers(url), _READY_S, "answer")  # type: ignore[misc]
     return {"engine": one, "bare": bare, "ours": ours}

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 from itertools import groupby
 from typing import Annotated
 
@@ -57,6 +57,7 @@ def verify(
 
 def _show(report: Report) -> None:
     machine = report.machine
+    started = datetime.fromtimestamp(report.started_s, timezone.utc)
     print_facts(
         {
             "pool": report.pool,
@@ -65,7 +66,7 @@ def _show(report: Report) -> None:
             "cpu": machine.cpu,
             "cpu features": " ".join(machine.cpu_features),
             "kernel": machine.kernel,
-            "started": datetime.fromtimestamp(report.started_s, UTC).isoformat(timespec="seconds"),
+            "started": started.isoformat(timespec="seconds"),
             "seconds": report.seconds,
             **{
                 f"device {device.index}": f"{device.path}, {device.kind}, {device.discipline}"

@@ -13,7 +13,7 @@ import os
 import ssl
 import time
 import uuid
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -140,7 +140,7 @@ class KubernetesLease:
         return self._done(*self._ask("PUT", f"{self._list}/{self._name}", body))
 
     def _spec(self, old: dict[str, Any], holder: str) -> dict[str, Any]:
-        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+        now = datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
         changed = old.get("holderIdentity") != holder
         return {
             "holderIdentity": holder,

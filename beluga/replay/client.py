@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""A client process of a replay: ``python -m beluga.replay.client``, its :class:`Job` the argument.
+"""A client process of a replay, run as a program; its :class:`Job` is the argument.
 
 Request numbers come from stdin, a pipe that all clients read: each takes the next one when it is
 done with the last, so that requests begin in order and overlap. Of a request's blocks it gets the

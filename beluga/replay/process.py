@@ -13,6 +13,7 @@ from typing import IO, Any, cast
 
 import msgspec
 
+from beluga.child import command
 from beluga.errors import ReplayError
 
 _STOP_TIMEOUT_S = 10.0
@@ -37,7 +38,7 @@ class Process:
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             self._child = subprocess.Popen(
-                [sys.executable, "-m", module, *arguments], stdin=stdin, stdout=subprocess.PIPE
+                command(module, *arguments), stdin=stdin, stdout=subprocess.PIPE
             )
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)

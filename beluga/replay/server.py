@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The server process of a replay: ``python -m beluga.replay.server DIRECTORY DEVICE...``.
+"""The server process of a replay, run as a program; arguments: DIRECTORY DEVICE...
 
 Says so on stdout once it serves, and ends when its stdin does: with its parent, however that ends.
 Then it removes DIRECTORY, where the devices lie: a parent that was killed cannot.

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from beluga.child import command
 from beluga.pool import STRIPE_SIZE, Pool
 
 from .model import SIZES, Size
@@ -166,7 +167,7 @@ def beluga_pool(setting: Setting) -> Iterator[list[Path]]:
 def _server(setting: Setting, paths: Sequence[Path]) -> Iterator[None]:
     options = [word for path in paths for word in ("--pool", str(path))]
     with Child(
-        [sys.executable, "-m", "beluga.cli.main", "serve", *options],
+        command("beluga.cli.main", "serve", *options),
         log=setting.folder / "beluga-serve.log",
         environment=environment_of(setting.folder),
     ) as child:

@@ -4,7 +4,9 @@
 
 ::
 
-    python -m beluga_bench.vllm.model SIZE FOLDER      # needs torch, transformers and tokenizers
+    python beluga/child.py beluga_bench.vllm.model SIZE FOLDER
+
+This needs torch, transformers and tokenizers.
 
 A size always has the same weights, whoever makes it and wherever.
 """
@@ -20,6 +22,8 @@ import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+
+from beluga.child import command
 
 VOCABULARY = 2048
 _SPECIAL = ("<s>", "</s>", "<pad>")
@@ -61,10 +65,10 @@ def model(size: str, python: str = sys.executable) -> Path:
     home = prefix if os.access(prefix, os.W_OK) else Path(tempfile.gettempdir())
     folder = home / f"beluga-model-{size}-{_SEED}"
     if not folder.is_dir():
-        command = [python, "-m", "beluga_bench.vllm.model", size, str(folder)]
+        words = command("beluga_bench.vllm.model", size, str(folder), python=python)
         with tempfile.TemporaryDirectory() as caches:  # of torch, which leaves them otherwise
             environment = os.environ | {"TORCHINDUCTOR_CACHE_DIR": caches}
-            subprocess.run(command, check=True, capture_output=True, text=True, env=environment)
+            subprocess.run(words, check=True, capture_output=True, text=True, env=environment)
     return folder
 
 

@@ -21,6 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+from beluga.child import command
 from beluga.errors import BelugaError
 
 from ..machine import cores
@@ -152,7 +153,7 @@ class Engine(Child):
         wrapper: Sequence[str] = (),
     ) -> None:
         super().__init__(
-            [*wrapper, python, "-m", "beluga_bench.vllm.engine", json.dumps(options)],
+            [*wrapper, *command("beluga_bench.vllm.engine", json.dumps(options), python=python)],
             log=log,
             environment=environment_of(log.parent) | dict(environment or {}),
             spoken_to=True,

@@ -13,6 +13,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+from beluga.child import command
 from beluga.errors import BelugaError
 from beluga.meta import MetaClient
 from beluga.pool import Pool
@@ -106,16 +107,16 @@ def server(setting: Setting, name: str, connector: dict[str, Any]) -> Iterator[S
     options = options_of(setting.model, setting.size, tokens=setting.tokens, connector=connector)
     model = str(options.pop("model"))
     port = free_port()
-    command: list[str | Path] = [setting.python, "-m", "vllm.entrypoints.cli.main", "serve", model]
-    command += ["--host", HOST, "--port", str(port)]
+    words = command("vllm.entrypoints.cli.main", "serve", model, python=setting.python)
+    words += ["--host", HOST, "--port", str(port)]
     for option, value in options.items():
         flag = f"--{option.replace('_', '-')}"
         if isinstance(value, bool):
-            command += [flag] if value else []  # those that are false are so unless asked for
+            words += [flag] if value else []  # those that are false are so unless asked for
         else:
-            command += [flag, json.dumps(value) if isinstance(value, dict) else str(value)]
+            words += [flag, json.dumps(value) if isinstance(value, dict) else str(value)]
     environment = environment_of(setting.folder) | {"VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
-    with Child(command, log=setting.folder / f"{name}.log", environment=environment) as child:
+    with Child(words, log=setting.folder / f"{name}.log", environment=environment) as child:
         yield Server(child, port, model)
 
 

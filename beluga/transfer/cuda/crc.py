@@ -67,7 +67,7 @@ def tables(lanes: int) -> Words:
 @functools.cache
 def _run(step: int) -> Words:
     """x^(8 * step * n) for n below 2^16, each half from the one before it."""
-    power = _ONE.reshape(1)
+    power: Words = _ONE.reshape(1)
     base = np.array([_byte_power(step)], np.uint32)
     while len(power) < _LOW:
         power = np.concatenate([power, multiply(power, base)])
@@ -82,4 +82,5 @@ def _byte_power(count: int) -> np.uint32:
         if count & 1:
             power = multiply(power, square)
         square, count = multiply(square, square), count >> 1
-    return np.uint32(power[0])
+    found: np.uint32 = power[0]
+    return found

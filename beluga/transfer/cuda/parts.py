@@ -96,6 +96,6 @@ def _join(runs: NDArray[Any]) -> NDArray[Any]:
     """Runs that follow each other, in the pool and in the buffer, are one."""
     ends = runs["offset"] + runs["size"]
     starts = np.flatnonzero(np.concatenate([[True], runs["offset"][1:] != ends[:-1]]))
-    joined = runs[starts].copy()
+    joined: NDArray[Any] = runs[starts].copy()
     joined["size"] = np.add.reduceat(runs["size"], starts)
     return joined

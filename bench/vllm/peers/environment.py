@@ -22,7 +22,7 @@ def peers_python(module: str) -> str:
     python = os.environ.get(_VARIABLE)
     if not python or not Path(python).exists():
         raise PeerUnavailableError("no environment with other people's packages; see setup-peers")
-    command = [python, "-c", f"import {module}"]
+    command = [python, "-Ic", f"import {module}"]
     found = subprocess.run(command, capture_output=True, text=True, check=False)
     if found.returncode:
         lines = found.stderr.strip().splitlines()

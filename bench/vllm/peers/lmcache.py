@@ -13,6 +13,8 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from beluga.child import command
+
 from ..arm import MEMORY, Arm, Setting, wait_a_while
 from ..port import HOST, free_port
 from ..process import Child, environment_of
@@ -30,8 +32,9 @@ def lmcache_arm(setting: Setting) -> Iterator[Arm]:
     name = f"beluga-demo-{port}"
     environment = {"LMCACHE_TRACK_USAGE": "false", "LMCACHE_LOG_LEVEL": "WARNING"}
     gib = -(-setting.pool_bytes // (1 << 30))
-    command = [python, "-m", "lmcache.cli.main", "server", "--host", HOST, "--port", port]
-    command += [
+    words: list[object] = [*command("lmcache.cli.main", python=python), "server"]
+    words += ["--host", HOST, "--port", port]
+    words += [
         "--l1-size-gb",
         gib,
         "--eviction-policy",
@@ -39,11 +42,11 @@ def lmcache_arm(setting: Setting) -> Iterator[Arm]:
         "--chunk-size",
         setting.block_tokens,
     ]
-    command += ["--supported-transfer-mode", "engine_driven", "--shm-name", name]
-    command += ["--http-host", HOST, "--http-port", http_port, "--disable-observability"]
+    words += ["--supported-transfer-mode", "engine_driven", "--shm-name", name]
+    words += ["--http-host", HOST, "--http-port", http_port, "--disable-observability"]
     try:
         with Child(
-            [str(word) for word in command],
+            [str(word) for word in words],
             log=setting.folder / "lmcache-server.log",
             environment=environment_of(setting.folder) | environment,
         ) as child:

@@ -83,7 +83,7 @@ def mooncake_arm(setting: Setting) -> Iterator[Arm]:
         rpc = ("-rpc_address", HOST, "-rpc_port", str(_RPC_PORT))
         metrics = ("-metrics_host", HOST, "-metrics_port", str(_METRICS_PORT))
         segment_size = setting.pool_bytes + (64 << 20)
-        holder = (python, "-c", _HOLDER, HOST, str(segment_size), str(buffer_size), master)
+        holder = (python, "-Ic", _HOLDER, HOST, str(segment_size), str(buffer_size), master)
         with child("master", str(_master(python)), *rpc, *metrics) as server:
             server.wait_for(lambda: _listens(inside), _START_S, "port")
             with child("holder", *holder) as owner:
@@ -111,7 +111,7 @@ def _namespace(setting: Setting) -> Iterator[list[str]]:
     if probe.returncode:
         raise PeerUnavailableError(f"no network of its own: {probe.stderr.strip()}")
     keeper = Child(
-        [*make, "python3", "-c", _NAMESPACE],
+        [*make, "python3", "-Ic", _NAMESPACE],
         log=setting.folder / "mooncake-network.log",
     )
     with keeper:
@@ -129,5 +129,5 @@ def _master(python: str) -> Path:
 
 def _listens(inside: list[str]) -> bool:
     code = f"import socket; socket.create_connection(({HOST!r}, {_RPC_PORT}), 1).close()"
-    command = [*inside, "python3", "-c", code]
+    command = [*inside, "python3", "-Ic", code]
     return subprocess.run(command, capture_output=True, check=False).returncode == 0

@@ -1,0 +1,33 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""Starts a module as a program of its own, which imports nothing from the current folder.
+
+``python -m MODULE`` looks for modules in the current folder first: a folder there that is called
+``beluga`` would be imported and run. ``-P`` prevents that, but Python 3.10 does not have it. So
+this file is the program: ``python .../beluga/child.py MODULE ARGUMENT...``. Scripts start modules
+the same way.
+"""
+
+from __future__ import annotations
+
+import sys
+
+
+def command(module: str, *arguments: str, python: str = sys.executable) -> list[str]:
+    """The command line that runs ``module``; ``python`` is an interpreter that has it."""
+    return [python, __file__, module, *arguments]
+
+
+def _main() -> None:
+    own_folder = __file__.rpartition("/")[0]
+    if sys.path[0] == own_folder:  # Python puts it there, unless PYTHONSAFEPATH is set
+        del sys.path[0]
+    import runpy  # not before: this folder's modules would hide the standard library's
+
+    module = sys.argv[1]
+    del sys.argv[0]
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    _main()
