@@ -103,7 +103,9 @@ class AsyncLoads(Loads):
         self._thread.start()
 
     def load(self, ranges: list[BlockRange]) -> None:
-        """Queue them."""
+        """Queue them. Their blocks may still be in use by the steps that run."""
+        if not ranges:
+            return
         self._source.mark()
         with self._changed:
             self._queue.extend(ranges)

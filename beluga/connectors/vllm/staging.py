@@ -56,8 +56,8 @@ class Source:
 class StagedSource(Source):
     """Blocks in a device's memory, by way of a buffer of this process.
 
-    ``own_stream``: copy beside the engine's stream, and wait for the copies; else the engine's
-    stream does them in its order.
+    ``own_stream``: copy beside the engine's stream, after the mark, and wait for the copies; else
+    the engine's stream does them in its order.
     """
 
     def __init__(self, layout: BlockLayout, *, own_stream: bool) -> None:
@@ -85,8 +85,6 @@ class StagedSource(Source):
         ids = self._torch.as_tensor(block_ids, device=self._device)
         host = self._host(len(block_ids))
         with self._beside():
-            if self._marked is not None and self._stream is not None:
-                self._stream.wait_event(self._marked)
             place = 0
             for view in self._views:
                 part = host[:, place : place + view.shape[1]]
@@ -97,7 +95,7 @@ class StagedSource(Source):
 
     @contextlib.contextmanager
     def write(self, block_ids: Sequence[int]) -> Iterator[Run]:
-        """A buffer to be filled; it is then copied in."""
+        """A buffer to be filled; it is then copied in, after the mark, and waited for."""
         host = self._host(len(block_ids))
         yield self._run(host)
         ids = self._torch.as_tensor(block_ids, device=self._device)
@@ -125,7 +123,14 @@ class StagedSource(Source):
         return self._buffer[:count]
 
     def _beside(self) -> contextlib.AbstractContextManager[Any]:
-        return contextlib.nullcontext() if self._stream is None else self._stream
+        """Where copies run. The steps before the mark still read and write these blocks, so no
+        stream but the engine's own may touch the blocks before it has passed the mark."""
+        if self._stream is None:
+            return contextlib.nullcontext()
+        if self._marked is not None:
+            self._stream.wait_event(self._marked)
+        stream: contextlib.AbstractContextManager[Any] = self._stream
+        return stream
 
     def _wait(self) -> None:
         if self._stream is not None:

@@ -30,6 +30,9 @@ class Tensor:
     def data_ptr(self) -> int:
         return int(self.array.ctypes.data)
 
+    def untyped_storage(self) -> Tensor:
+        return self
+
 
 def layer_major(layers: int, blocks: int, *page: int) -> tuple[dict[str, Tensor], np.ndarray]:
     """One tensor per layer over memory with the axes (layer, block, *page), and that memory."""

@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""Blocks that are staged for want of cupy move in order with what the engine computes on them."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from torch_streams import Machine
+from vllm_parts import layer_major
+
+from beluga import MetaServer, Namespace
+from beluga.connectors.vllm import device
+from beluga.connectors.vllm.counters import Counters
+from beluga.connectors.vllm.layout import BlockLayout
+from beluga.connectors.vllm.settings import VllmSettings
+from beluga.connectors.vllm.steps import BlockRange, Orders
+from beluga.connectors.vllm.worker import Worker
+from beluga.errors import EngineUnavailableError
+
+BLOCKS, LAYERS, ITEMS = 12, 3, 256
+IDS = [7, 2, 5]
+DIGESTS = b"".join(bytes([i + 1]) * 32 for i in IDS)
+LONG_S = 60.0
+
+
+class Rank:
+    """A worker whose blocks an accelerator holds that nothing but torch can reach."""
+
+    def __init__(self, machine: Machine, pool_name: str, load: str) -> None:
+        tensors, self.memory = layer_major(LAYERS, BLOCKS, ITEMS)
+        for tensor in tensors.values():
+            tensor.device = SimpleNamespace(type="cuda", index=0)
+        layout = BlockLayout(tensors, block_count=BLOCKS, page_sizes={})
+        settings = VllmSettings(pool=pool_name, timeout_ms=5000, load=load)
+        self.worker = Worker(
+            settings, layout, Namespace.of("staged"), Counters(), logging.getLogger("test")
+        )
+        assert self.worker.load_link.wait(LONG_S)
+        assert self.worker.save_link.wait(LONG_S)
+        self.engine = machine.engine
+
+    def compute(self, value: int) -> None:
+        """Have the engine's stream write every block, some time."""
+        self.engine.put(lambda: self.memory.fill(value))
+
+    def blocks(self) -> Any:
+        """The bytes when everything that was put on the engine's stream is done."""
+        self.engine.synchronize()
+        return self.memory[:, IDS]
+
+    def save(self) -> None:
+        self.worker.save(Orders(saves=[BlockRange("r", DIGESTS, IDS)]))
+        _wait_until(lambda: "r" in self.worker.saves.ended({"r"}))
+
+    def load(self) -> None:
+        self.worker.load(Orders(loads=[BlockRange("s", DIGESTS, IDS)]))
+        _wait_until(lambda: "s" in self.worker.loads.loaded())
+        assert self.worker.loads.failed() == set()
+
+
+def _wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + LONG_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+@pytest.fixture(params=["sync", "async"])
+def rank(
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+    server: MetaServer,
+    pool_name: str,
+) -> Iterator[Rank]:
+    def missing(_: int) -> None:
+        raise EngineUnavailableError("made up")
+
+    machine = Machine()
+    monkeypatch.setitem(sys.modules, "torch", machine.module())
+    monkeypatch.setattr(device, "CupyDriver", missing)
+    rank = Rank(machine, pool_name, request.param)
+    yield rank
+    rank.worker.close()
+
+
+def test_a_load_comes_after_what_the_engine_still_does_with_the_blocks(rank: Rank) -> None:
+    rank.compute(3)
+    rank.save()
+    rank.compute(7)  # a step that still runs, on blocks that are given to another request
+    rank.load()
+    assert (rank.blocks() == 3).all()
+
+
+def test_a_step_after_a_load_has_the_last_word(rank: Rank) -> None:
+    rank.compute(3)
+    rank.save()
+    rank.load()
+    rank.compute(9)
+    assert (rank.blocks() == 9).all()
+
+
+def test_a_save_reads_what_the_step_before_it_computes_and_no_later_one(rank: Rank) -> None:
+    rank.compute(4)
+    rank.save()
+    rank.compute(8)
+    assert (rank.blocks() == 8).all()
+    rank.load()
+    assert np.array_equal(rank.blocks(), np.full((LAYERS, len(IDS), ITEMS), 4))
