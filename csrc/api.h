@@ -133,6 +133,11 @@ int bl_device_unmap(void *address, uint64_t size);
  * different ranges. 0 or -errno (-EFAULT: the file has no room there). */
 int bl_device_populate(void *address, uint64_t size);
 
+/* The first bytes of a mapped device, as memory has them: whole lines. 0 or
+ * -BL_ERROR_DEVICE_FAULT. */
+int bl_device_read(void *address, void *target, uint64_t size);
+int bl_device_write(void *address, const void *source, uint64_t size);
+
 /* A pool over mapped devices, in superblock order. The devices stay the caller's. */
 int bl_pool_open(const bl_superblock *superblocks, void *const *devices, bl_pool **out);
 void bl_pool_close(bl_pool *pool);

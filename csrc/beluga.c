@@ -36,6 +36,7 @@
 #include "copy_movdir64b.c"
 #include "copy.c"
 #include "primitives.c"
+#include "host_atomic.h"
 #include "guard.c"
 #include "crew.c"
 
@@ -43,7 +44,6 @@
 #include "pool.h"
 #include "superblock.c"
 #include "pool.c"
-#include "host_atomic.h"
 #include "throttle.c"
 #include "fair.c"
 #include "link.c"

@@ -48,6 +48,33 @@ int bl_device_unmap(void *address, uint64_t size)
     return munmap(address, size) == 0 ? 0 : -errno;
 }
 
+/* Bytes at the start of a mapped device that is in no pool yet, or is not known to be. */
+typedef struct bl_device_range {
+    uint8_t *address;
+    uint64_t size;
+    const void *source;
+    void *target;
+} bl_device_range;
+
+static int bl_device_guarded(const bl_device_range *range, bl_guarded_run run)
+{
+    uint64_t stripes = (range->size + BL_STRIPE_SIZE - 1) >> BL_STRIPE_SHIFT;
+    const bl_memory memory = {
+        .map = bl_interleave_make(1, stripes << BL_STRIPE_SHIFT, 0),
+        .base = {range->address},
+    };
+    return bl_guarded(&memory, run, (void *)range);
+}
+
+static int bl_device_touch_guarded(void *context)
+{
+    const bl_device_range *range = context;
+    volatile uint8_t *page = range->address;
+    for (uint64_t at = 0; at < range->size; at += BL_PAGE_SIZE)
+        page[at] = page[at];
+    return 0;
+}
+
 int bl_device_populate(void *address, uint64_t size)
 {
     enum { POPULATE_WRITE = 23 }; /* MADV_POPULATE_WRITE: Linux 5.14, and newer than many headers */
@@ -55,10 +82,37 @@ int bl_device_populate(void *address, uint64_t size)
         return 0;
     if (errno != EINVAL)
         return -errno;
-    volatile uint8_t *page = address; /* an older kernel: nobody else writes to a pool being made */
-    for (uint64_t at = 0; at < size; at += BL_PAGE_SIZE)
-        page[at] = page[at];
+    /* an older kernel: nobody else writes to a pool that is being made */
+    bl_device_range range = {.address = address, .size = size};
+    return bl_device_guarded(&range, bl_device_touch_guarded) < 0 ? -EFAULT : 0;
+}
+
+static int bl_device_read_guarded(void *context)
+{
+    const bl_device_range *range = context;
+    bl_drop(range->address, range->size);
+    memcpy(range->target, range->address, range->size);
     return 0;
+}
+
+int bl_device_read(void *address, void *target, uint64_t size)
+{
+    bl_device_range range = {.address = address, .size = size, .target = target};
+    return bl_device_guarded(&range, bl_device_read_guarded);
+}
+
+static int bl_device_write_guarded(void *context)
+{
+    const bl_device_range *range = context;
+    bl_copy_stream(range->address, range->source, range->size);
+    bl_drop(range->address, range->size);
+    return 0;
+}
+
+int bl_device_write(void *address, const void *source, uint64_t size)
+{
+    bl_device_range range = {.address = address, .size = size, .source = source};
+    return bl_device_guarded(&range, bl_device_write_guarded);
 }
 
 void bl_pool_prefault(const bl_pool *pool, uint64_t offset, uint64_t size)
@@ -123,22 +177,36 @@ static void bl_superblock_write(uint8_t *device, const bl_superblock *superblock
     bl_drop(device, sizeof *superblock);
 }
 
+typedef struct bl_pool_blank {
+    const bl_pool *pool;
+    const bl_superblock *superblocks;
+    uint32_t zeroed;
+} bl_pool_blank;
+
 /* A crash in here leaves a pool that nobody opens: superblocks go first and come back last. */
-int bl_pool_format(bl_pool *pool, const bl_superblock *superblocks, uint32_t zeroed)
+static int bl_pool_format_guarded(void *context)
 {
+    const bl_pool_blank *blank = context;
+    const bl_pool *pool = blank->pool;
     static const bl_superblock no_superblock;
     static const uint8_t zeros[64 << 10] __attribute__((aligned(BL_LINE_SIZE)));
     const bl_memory *memory = &pool->memory;
     _Static_assert(BL_STRIPE_SIZE % sizeof zeros == 0, "data_offset is whole pieces of zeros");
     for (uint32_t i = 0; i < pool->geometry.device_count; i++)
         bl_superblock_write(memory->base[i], &no_superblock);
-    if (!zeroed)
+    if (!blank->zeroed)
         for (uint64_t at = 0; at < pool->geometry.data_offset; at += sizeof zeros)
             bl_stream(memory, at, zeros, sizeof zeros);
     bl_fence_store(memory);
     for (uint32_t i = 0; i < pool->geometry.device_count; i++)
-        bl_superblock_write(memory->base[i], superblocks + i);
+        bl_superblock_write(memory->base[i], blank->superblocks + i);
     return 0;
+}
+
+int bl_pool_format(bl_pool *pool, const bl_superblock *superblocks, uint32_t zeroed)
+{
+    bl_pool_blank blank = {pool, superblocks, zeroed};
+    return bl_guarded(&pool->memory, bl_pool_format_guarded, &blank);
 }
 
 void bl_pool_geometry(const bl_pool *pool, bl_geometry *out)

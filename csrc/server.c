@@ -251,6 +251,7 @@ static int bl_server_loop(void *context)
         else if (++rounds % BL_ROUNDS_PER_CLOCK)
             continue; /* the clock and the house wait while there is work */
         now = bl_now_ns(memory);
+        bl_guard_look(); /* this region lasts as long as the server */
         if (busy > 0)
             busy_ns = now;
         busy = 0;

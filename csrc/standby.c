@@ -9,6 +9,7 @@
  * the caller named. A stopped process of this host is not gone, and still holds this host's server
  * lock: whoever finds it silent goes on without that lock.
  */
+#include "guard.h"
 #include "server.h"
 
 enum { BL_STANDBY_LOOK_NS = 2 * 1000 * 1000 };
@@ -47,9 +48,17 @@ static int bl_watch_silent(bl_server *server, const bl_epoch_line *line, uint64_
     return 0;
 }
 
-/* One look: is it time to try? */
-static int bl_watch_look(bl_server *server, uint64_t lost_ns)
+typedef struct bl_watch_look {
+    bl_server *server;
+    uint64_t lost_ns;
+} bl_watch_look;
+
+/* One look: is it time to try? What it opens stands in the server at once. */
+static int bl_watch_look_guarded(void *context)
 {
+    const bl_watch_look *look = context;
+    bl_server *server = look->server;
+    uint64_t lost_ns = look->lost_ns;
     const bl_memory *memory = &server->pool->memory;
     bl_epoch_line line;
     int status = bl_epoch_read(server->pool, &line);
@@ -69,9 +78,11 @@ static int bl_watch_look(bl_server *server, uint64_t lost_ns)
 int bl_server_watch(bl_server *server, uint64_t lost_ns, uint64_t timeout_ns)
 {
     const bl_memory *memory = &server->pool->memory;
+    bl_watch_look look = {server, lost_ns};
     bl_wait wait = bl_wait_make(memory, timeout_ns);
     int status;
-    while ((status = bl_watch_look(server, lost_ns)) == 0 && bl_wait_left_ns(memory, &wait) > 0)
+    while ((status = bl_guarded(memory, bl_watch_look_guarded, &look)) == 0 &&
+           bl_wait_left_ns(memory, &wait) > 0)
         bl_nap(memory, BL_STANDBY_LOOK_NS);
     if (status != 0)
         bl_watch_end(server); /* a watch that has the proof keeps it from others */

@@ -13,6 +13,7 @@
 #include <errno.h>
 #include <stdlib.h>
 
+#include "guard.h"
 #include "meta.h"
 #include "proof.h"
 
@@ -102,6 +103,13 @@ static int bl_acceptance_list(bl_acceptance *acceptance)
     return 0;
 }
 
+static int bl_acceptance_survey(void *context)
+{
+    bl_acceptance *acceptance = context;
+    return bl_acceptance_idle(acceptance, &acceptance->epoch) ? bl_acceptance_place(acceptance)
+                                                              : -EBUSY;
+}
+
 int bl_acceptance_create(const bl_pool *pool, const bl_acceptance_config *config,
                          bl_acceptance **out)
 {
@@ -113,9 +121,7 @@ int bl_acceptance_create(const bl_pool *pool, const bl_acceptance_config *config
     acceptance->config = *config;
     acceptance->raw_width = BL_LINE_SIZE;
     acceptance->nonce = acceptance->random = bl_new_nonce(&pool->memory);
-    int status = bl_acceptance_idle(acceptance, &acceptance->epoch) ? 0 : -EBUSY;
-    if (status == 0)
-        status = bl_acceptance_place(acceptance);
+    int status = bl_guarded(&acceptance->pool.memory, bl_acceptance_survey, acceptance);
     if (status == 0)
         status = bl_acceptance_list(acceptance);
     *out = acceptance;
@@ -213,18 +219,31 @@ static void bl_acceptance_part(bl_acceptance *acceptance)
     bl_acceptance_fall_silent(acceptance);
 }
 
-int bl_acceptance_run(bl_acceptance *acceptance)
+static int bl_acceptance_play(void *context)
 {
+    bl_acceptance *acceptance = context;
     int status = bl_acceptance_meet(acceptance);
     if (status == 0)
         status = acceptance->config.role == 0 ? bl_acceptance_lead(acceptance)
                                               : bl_acceptance_follow(acceptance);
-    if (status == 0) {
+    if (status == 0)
         bl_acceptance_part(acceptance);
-    } else {
-        bl_acceptance_clear_areas(acceptance);
-        bl_acceptance_fall_silent(acceptance);
-    }
+    return status;
+}
+
+static int bl_acceptance_clear(void *context)
+{
+    bl_acceptance_clear_areas(context);
+    bl_acceptance_fall_silent(context);
+    return 0;
+}
+
+int bl_acceptance_run(bl_acceptance *acceptance)
+{
+    const bl_memory *memory = &acceptance->pool.memory;
+    int status = bl_guarded(memory, bl_acceptance_play, acceptance);
+    if (status < 0)
+        bl_guarded(memory, bl_acceptance_clear, acceptance);
     return status;
 }
 

@@ -105,8 +105,9 @@ def read_first(device: Device, fd: int) -> bytes:
             raise explain(error, device.spec.path) from None
         return raw.ljust(SUPERBLOCK_SIZE, b"\0")
     with _first_stripe(device, fd) as address:
-        lib.bl_drop(address, SUPERBLOCK_SIZE)
-        return bytes(ffi.buffer(address, SUPERBLOCK_SIZE))
+        raw_bytes = ffi.new("uint8_t[]", SUPERBLOCK_SIZE)
+        check(lib.bl_device_read(address, raw_bytes, SUPERBLOCK_SIZE), f"reading {device}")
+        return bytes(ffi.buffer(raw_bytes))
 
 
 def slice_with_pool(device: Device, fd: int) -> int | None:
@@ -133,8 +134,8 @@ def slice_with_pool(device: Device, fd: int) -> int | None:
 def wipe_first(device: Device, fd: int) -> None:
     """Leave zeros where the superblock was; the device has at least a stripe."""
     with _first_stripe(device, fd) as address:
-        lib.bl_ntstore_copy(address, bytes(SUPERBLOCK_SIZE), SUPERBLOCK_SIZE)
-        lib.bl_drop(address, SUPERBLOCK_SIZE)
+        zeros = bytes(SUPERBLOCK_SIZE)
+        check(lib.bl_device_write(address, zeros, SUPERBLOCK_SIZE), f"wiping {device}")
 
 
 @contextlib.contextmanager

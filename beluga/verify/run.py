@@ -104,6 +104,9 @@ def _run(sides: list[tuple[str, Any]]) -> list[tuple[str, int]]:
         go.wait()
         if len(started) == len(sides):
             codes[role] = lib.bl_acceptance_run(side)
+            if codes[role] < 0:  # the others would wait for it
+                for _, other in sides:
+                    lib.bl_acceptance_stop(other)
 
     threads = [threading.Thread(target=run, args=side, daemon=True) for side in sides]
     started: list[threading.Thread] = []

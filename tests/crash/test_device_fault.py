@@ -169,6 +169,44 @@ with open(paths[1], "r+b") as file:
     print(view[4096])
 """
 
+# faulthandler replaces the handler of a process that has used a pool already.
+LATE = CLIENT.replace(
+    "cut(paths[1])\n", "import faulthandler\nfaulthandler.enable()\ncut(paths[1])\n", 1
+)
+
+# Threads are in their regions already when the handler is replaced: a client that waits for an
+# answer, and the server whose handler runs.
+MEANWHILE = """
+import faulthandler, threading
+from beluga import Client, Server
+asked, go, told = threading.Event(), threading.Event(), []
+server = Server(pool)
+server.handle(64, lambda request: (asked.set(), go.wait(), b"")[2])
+server.start()
+client = Client(pool)
+thread = threading.Thread(target=lambda: told.append(faults(lambda: client.call(64))))
+thread.start()
+asked.wait()
+faulthandler.enable()
+cut(paths[0])
+thread.join()
+go.set()
+while server.failure is None:
+    pass
+assert told == [True]
+assert isinstance(server.failure, DeviceFaultError), server.failure
+"""
+
+# Both sides of an acceptance test run here: the fault of one ends the other, too, at once.
+VERIFY = """
+import threading
+from beluga.verify import verify_pool
+timer = threading.Timer(0.3, lambda: cut(paths[1]))
+timer.start()
+assert faults(lambda: verify_pool(pool, seconds=60, patience=60))
+assert faults(lambda: verify_pool(pool))
+"""
+
 SERVER = """
 from beluga import MetaServer
 server = MetaServer(pool)
@@ -233,9 +271,31 @@ def test_a_server_believes_its_own_eyes(paths: list[Path]) -> None:
     assert (ended.returncode, ended.stdout.strip()) == (0, ALIVE), ended.stderr
 
 
-def test_what_is_not_the_pools_still_ends_the_process(paths: list[Path]) -> None:
+def test_a_handler_that_was_replaced_is_put_back(paths: list[Path]) -> None:
     with Process("serve_index", paths):
-        ended = run(FOREIGN, paths)
+        ended = run(LATE, paths)
+    assert (ended.returncode, ended.stdout.strip()) == (0, ALIVE), ended.stderr
+    assert "Bus error" not in ended.stderr
+
+
+def test_a_handler_that_is_replaced_meanwhile_costs_a_report_at_most(paths: list[Path]) -> None:
+    ended = run(MEANWHILE, paths)
+    assert (ended.returncode, ended.stdout.strip()) == (0, ALIVE), ended.stderr
+
+
+# Installed under this handler, or over it.
+ENABLE = "faulthandler.enable()\n"
+USED = "cut(paths[1])\n"
+
+
+@pytest.mark.parametrize(
+    "code",
+    [FOREIGN, FOREIGN.replace(ENABLE, "").replace(USED, ENABLE + USED)],
+    ids=["under", "over"],
+)
+def test_what_is_not_the_pools_still_ends_the_process(paths: list[Path], code: str) -> None:
+    with Process("serve_index", paths):
+        ended = run(code, paths)
     assert ended.returncode == -signal.SIGBUS
     assert "Bus error" in ended.stderr
     assert ALIVE not in ended.stdout
@@ -243,6 +303,11 @@ def test_what_is_not_the_pools_still_ends_the_process(paths: list[Path]) -> None
 
 def test_a_server_ends_and_says_why(paths: list[Path]) -> None:
     ended = run(SERVER, paths)
+    assert (ended.returncode, ended.stdout.strip()) == (0, ALIVE), ended.stderr
+
+
+def test_an_acceptance_test_ends_with_an_error(paths: list[Path]) -> None:
+    ended = run(VERIFY, paths)
     assert (ended.returncode, ended.stdout.strip()) == (0, ALIVE), ended.stderr
 
 

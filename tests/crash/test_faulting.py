@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""Every C function that is given a pool returns an error if its devices fail; none ends the
+process."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import faulting
+
+from beluga._ffi import lib
+
+
+def test_every_function_that_is_given_a_pool_is_called_here() -> None:
+    called = set(faulting.FAULTS) | set(faulting.SURVIVES) | faulting.APART
+    assert faulting.functions() == called & faulting.functions()
+    assert not set(faulting.FAULTS) & set(faulting.SURVIVES)
+
+
+def test_a_failed_device_is_an_error_of_every_function(shm: Path) -> None:
+    ended = subprocess.run(
+        [sys.executable, faulting.__file__, str(shm)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    lines = [json.loads(line) for line in ended.stdout.splitlines()]
+    assert ended.returncode == 0, (lines[-1:], ended.stderr[-2000:])
+    told = {line["name"]: line["status"] for line in lines if "name" in line}
+    fault = -lib.BL_ERROR_DEVICE_FAULT
+    assert told == dict.fromkeys(faulting.FAULTS, fault) | {
+        name: told[name] for name in faulting.SURVIVES
+    }
+    assert {told[name] for name in faulting.SURVIVES} <= {None, 0}
