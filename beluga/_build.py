@@ -56,7 +56,10 @@ def format_hash() -> int:
 CALLBACKS = 'extern "Python" int bl_python_handler(void *context, bl_call *call);'
 
 
-def _builder(name: str, headers: tuple[str, ...], macros: list[tuple[str, str]]) -> FFI:
+def builder(
+    name: str, headers: tuple[str, ...], macros: list[tuple[str, str]], source: Path = CSRC
+) -> FFI:
+    """What makes the extension ``beluga.NAME`` of the C in a folder."""
     ffi = FFI()
     ffi.cdef(cdef(headers))
     ffi.cdef(CALLBACKS)
@@ -64,14 +67,14 @@ def _builder(name: str, headers: tuple[str, ...], macros: list[tuple[str, str]])
     ffi.set_source(
         f"beluga.{name}",
         '#include "beluga.c"\n',
-        include_dirs=[str(CSRC)],
+        include_dirs=[str(source)],
         define_macros=[("BL_FORMAT_HASH", f"0x{format_hash():016x}ull"), *macros],
-        depends=[str(path) for path in sorted(CSRC.glob("*.[ch]"))],
+        depends=[str(path) for path in sorted(source.glob("*.[ch]"))],
         extra_compile_args=["-std=gnu11", "-O2", "-fvisibility=hidden", *WARNINGS, *strict],
         libraries=["pthread"],
     )
     return ffi
 
 
-core = _builder("_core", (*CORE_HEADERS, *DSA_HEADERS), [])
-sim = _builder("_sim", SIM_HEADERS, [("BL_SIM", "1")])
+core = builder("_core", (*CORE_HEADERS, *DSA_HEADERS), [])
+sim = builder("_sim", SIM_HEADERS, [("BL_SIM", "1")])

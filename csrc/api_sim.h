@@ -18,14 +18,32 @@ enum bl_sim_verdict {
 /* How the devices are declared; mixed: every other one coherent, which of them by the seed. */
 enum bl_sim_coherence { BL_SIM_NON_COHERENT = 0, BL_SIM_COHERENT = 1, BL_SIM_MIXED = 2 };
 
+/* What becomes of the site that is not as it should be. A range's first or last line is left out
+ * only if it has more; the other half is that of a structure that the server has twice. */
+enum bl_sim_change {
+    BL_SIM_SKIPPED = 0,         /* does nothing (a check passes, a load finds zeros) */
+    BL_SIM_DEFERRED = 1,        /* what is no load is done after the process's next verb */
+    BL_SIM_FIRST_LINE = 2,      /* leaves out the first line of its range */
+    BL_SIM_LAST_LINE = 3,       /* leaves out the last one */
+    BL_SIM_LINE_MORE = 4,       /* streams its last line once more, behind it */
+    BL_SIM_OTHER_HALF = 5,      /* goes to the same place of the other half */
+    BL_SIM_TRUE = 6,            /* a condition holds, whatever it is: BL_CONDITION() */
+    BL_SIM_FALSE = 7,           /* a condition does not hold */
+    BL_SIM_CHANGE_COUNT = 8
+};
+
 /* One run. Zero means the default where one is named. */
 typedef struct bl_sim_config {
     uint64_t seed;
     uint64_t step_limit;        /* verbs until the run counts as stuck; default: four million */
-    uint32_t skip_site;         /* does nothing (a check passes, a load finds zeros); 0: none */
+    uint32_t skip_site;         /* is changed; 0: none */
+    uint32_t change;            /* how: bl_sim_change */
     uint32_t coherent;          /* bl_sim_coherence */
     uint64_t *idle;             /* if not NULL: by site, how often a fence or an invalidation had
                                  * nothing to do; room for bl_sim_site_count() + 1 */
+    uint64_t *matters;          /* if not NULL: by site and change, how often the change would have
+                                 * made a difference; room for (bl_sim_site_count() + 1) times
+                                 * BL_SIM_CHANGE_COUNT */
 } bl_sim_config;
 
 typedef struct bl_sim_stat {

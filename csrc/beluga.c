@@ -140,6 +140,7 @@
 #include "sim_cache.c"
 #include "sim_device.c"
 #include "sim_world.c"
+#include "sim_change.c"
 #include "sim_verbs.c"
 #include "sim_discipline.c"
 #include "sim_owner.c"

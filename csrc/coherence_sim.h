@@ -38,6 +38,7 @@ void bl_sim_invalidate(const bl_memory *memory, uint64_t offset, uint64_t size,
 void bl_sim_fence_store(const bl_memory *memory, const bl_site *site);
 void bl_sim_fence_full(const bl_memory *memory, const bl_site *site);
 int bl_sim_verify(const bl_memory *memory, int condition, const bl_site *site);
+int bl_sim_condition(int condition, const bl_site *site);
 uint64_t bl_sim_now_ns(const bl_memory *memory);
 void bl_sim_believe(const bl_memory *memory, uint64_t offset, const bl_site *mark);
 void bl_sim_rely(const bl_memory *memory, uint64_t offset, uint64_t size, const bl_site *mark);
@@ -76,6 +77,9 @@ void bl_sim_store_here(const bl_memory *memory, uint64_t offset, const void *sou
 #define bl_fence_store(memory) bl_sim_fence_store(memory, BL_SITE("fence_store"))
 #define bl_fence_full(memory) bl_sim_fence_full(memory, BL_SITE("fence_full"))
 #define bl_verify(memory, condition) bl_sim_verify(memory, (condition) != 0, BL_SITE("verify"))
+/* tests/sim/conditions.py writes this round each condition of a copy of the protocol's source. */
+#define BL_CONDITION(name, condition) bl_sim_condition((condition) != 0, BL_SITE(name))
+
 #define bl_believe(memory, offset) bl_sim_believe(memory, offset, BL_MARK("believe"))
 #define bl_rely(memory, offset, size) bl_sim_rely(memory, offset, size, BL_MARK("rely"))
 #define bl_confirm(memory, look, offset, size) \

@@ -161,6 +161,7 @@ static void bl_sim_main(uint32_t high, uint32_t low)
     bl_sim_world *world = (bl_sim_world *)((uintptr_t)high << 32 | low);
     bl_sim_process *process = world->current;
     int result = process->body(&process->pool, process->argument);
+    bl_sim_catch_up(world);
     process->state = BL_SIM_EXITED;
     if (result < 0)
         bl_sim_stop(world, result);
@@ -249,6 +250,7 @@ void bl_sim_step(bl_sim_world *world, uint32_t line)
 
 void bl_sim_sleep(bl_sim_world *world, uint64_t ns)
 {
+    bl_sim_catch_up(world);
     world->now_ns += 32;
     if (++world->stat.steps > world->config.step_limit)
         bl_sim_stop(world, -ETIME);

@@ -71,6 +71,28 @@ typedef struct bl_sim_store {
     uint8_t plain;
 } bl_sim_store;
 
+/* A verb on its way to memory; of a stream, source is what it writes, of a load, target what it
+ * fills. */
+enum bl_sim_verb_kind {
+    BL_SIM_NO_VERB,
+    BL_SIM_LOAD,                /* of bytes, as they are seen now */
+    BL_SIM_LOAD_LINE,
+    BL_SIM_PREFETCH,
+    BL_SIM_STREAM,
+    BL_SIM_INVALIDATE,
+    BL_SIM_FENCE_STORE,
+    BL_SIM_FENCE_FULL
+};
+
+typedef struct bl_sim_verb {
+    enum bl_sim_verb_kind kind;
+    uint64_t offset;
+    uint64_t size;
+    const void *source;
+    void *target;
+    const bl_site *site;
+} bl_sim_verb;
+
 enum bl_sim_state { BL_SIM_READY, BL_SIM_EXITED, BL_SIM_KILLED };
 
 typedef int bl_sim_body(bl_pool *pool, void *argument);
@@ -92,6 +114,8 @@ typedef struct bl_sim_process {
     uint32_t job_count;         /* of DMA, not yet done */
     bl_sim_store store[BL_SIM_STORE_COUNT];
     uint32_t invalidation[BL_SIM_INVALIDATION_COUNT];
+    bl_sim_verb last_verb;      /* done, or put off; none since it slept */
+    bl_sim_verb deferred;       /* put off until the next verb; its source is its own */
     bl_sim_order order;
     struct bl_beat *beat[BL_SIM_BEAT_COUNT]; /* that its thread keeps up; NULL: none */
     bl_sim_body *body;
@@ -147,6 +171,8 @@ typedef struct bl_sim_world {
     uint32_t lawless;           /* 1: breaks the rules of writing on purpose */
     uint64_t beat_ns;           /* when beats are due */
     const bl_site *last_site;   /* that ran */
+    uint64_t condition_step;    /* when the last condition was asked, */
+    uint64_t condition_count;   /* and how many were in that step */
     struct sigaction fault_before; /* what raw accesses went to before this run, */
     struct bl_sim_world *running_before; /* and which world this thread ran */
     bl_sim_stat stat;
@@ -252,10 +278,34 @@ void bl_sim_owner_returns(bl_sim_world *world, const bl_sim_line *cached);
 
 /* ---- sim_raw.c: addresses of the pool that fault, and who hears of it during a run. */
 
+extern _Thread_local bl_sim_world *bl_sim_running; /* by this thread; NULL: none */
+
 int bl_sim_raw_reserve(bl_sim_world *world);
 void bl_sim_raw_release(bl_sim_world *world);
 void bl_sim_raw_watch(bl_sim_world *world);
 void bl_sim_raw_ignore(bl_sim_world *world);
+
+/* ---- sim_change.c: sites that are not as they should be. */
+
+/* Is site the one that is changed, and like this? */
+int bl_sim_changed(const bl_sim_world *world, const bl_site *site, enum bl_sim_change change);
+
+/* A change that would make a difference where site is now. */
+void bl_sim_matters(bl_sim_world *world, const bl_site *site, enum bl_sim_change change);
+
+/* The same place in the other half of what there is twice; or offset. */
+uint64_t bl_sim_other_half(const bl_geometry *g, uint64_t offset, uint64_t size);
+
+/* Is anything different if the process does the second verb first? */
+int bl_sim_ordered_pair(const bl_memory *memory, const bl_sim_verb *first,
+                        const bl_sim_verb *second);
+
+/* Keep a copy of the verb for later: 0, or -ENOMEM. */
+int bl_sim_defer(bl_sim_process *process, const bl_sim_verb *verb);
+
+/* ---- sim_verbs.c: the process does what it has put off, before it sleeps or ends. */
+
+void bl_sim_catch_up(bl_sim_world *world);
 
 /* ---- sim_acts.c: what a scenario may do to processes and hosts. */
 

@@ -30,7 +30,7 @@ _REVIVED = (
     "cache; in the simulator, as on one machine, a number is one host for ever"
 )
 
-EXEMPTIONS: dict[Name, str] = {
+_LEFT_OUT: dict[Name, str] = {
     ("retire.c", "bl_page_touch", "fence_full", 0): _FAILED,
     ("retire.c", "bl_page_touch", "invalidate", 0): _FAILED,
     ("retire.c", "bl_page_touch", "fence_full", 1): _FAILED,
@@ -99,4 +99,9 @@ EXEMPTIONS: dict[Name, str] = {
         "an old first count makes a dead server seem alive for one more try of its rival, never a "
         "living one dead"
     ),
+}
+
+# By change (simulator.CHANGES).
+EXEMPTIONS: dict[str, dict[Name, str]] = {
+    "left out": _LEFT_OUT,
 }

@@ -1,62 +1,96 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Mutants of the protocol: each leaves out one verb or check, and some scenario must notice it.
+"""Mutants of the protocol: one thing is not as it should be, and some scenario must notice.
 
-Which sites there are is the build's word (``bl_sim_site_get``). A mutant is tried in the scenarios
-in which its site does something, those first in which it does so most often for their time.
+=========== ======================================================================================
+site        its mutants
+=========== ======================================================================================
+verb, check left out
+verb        in the other half, where the server has two of what it reads or writes
+no load     deferred: done after the next verb of its process, where their order can matter
+range       without its first line; without its last line; streams also with a line more
+condition   a plain condition of the protocol's C is dropped: always ``true`` or always ``false``
+=========== ======================================================================================
+
+Which sites there are is the build's word (``bl_sim_site_get``); conditions.py makes the conditions
+sites, too. Where a change could make a difference is what runs without a mutant say. Where a mutant
+was caught is remembered in known_catches.json and tried first, so that most mutants take one run;
+after a change of the protocol, which gives each seed other schedules, the others are hunted for:
+seed after seed in the scenarios in which the change would matter, those first in which it does so
+most often for their time.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import mmap
 import os
+import struct
 import sys
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
 
+import conditions
+import simulator
 from children import Death, answers, still_alive
 from exemptions import EXEMPTIONS, Name
-from simulator import KINDS, Site, play, scenarios, sites, told
+from simulator import CHANGES, KINDS, Site, play, scenarios, sites, told
 
 SEEDS = 2000  # of each scenario and kind, at most
 STEPS = 400_000_000  # of the simulator, for one mutant in all scenarios: half a minute or so
-COVERAGE_SEEDS = 30
+COVERAGE_SEEDS = 10
 NO_PROTOCOL = ("sim_", "verify", "check", "repair")  # how the names of such files begin
 COVERAGE_FIRST = 1_000_000  # other seeds than those that hunt
+KNOWN = Path(__file__).with_name("known_catches.json")
+PLACE = struct.Struct("qq")  # of a run: field and seed
 
-# Where mutants are caught that show in one run of 30 (recover.c) or 250 (house.c): looked for there
-# first, from a seed on that has shown them, and in so many runs that they show even after a change
-# of the protocol that gives each seed other schedules.
-RARE: dict[Name, tuple[str, str, range]] = {
-    ("house.c", "bl_lobby_look", "verify", 0): ("lobby", "coherent", range(380, 1880)),
-    ("recover.c", "bl_recover_extents", "stream_line", 0): (
-        "system",
-        "non-coherent",
-        range(86, 386),
-    ),
-}
+
+@dataclass(frozen=True)
+class Mutant:
+    """A site and how it is changed (``simulator.CHANGES``)."""
+
+    site: Site
+    change: str
+
+    def __str__(self) -> str:
+        return f"{self.site} {self.change}"
+
+    @property
+    def name(self) -> str:
+        """The same after lines moved."""
+        site = self.site
+        return f"{site.file} {site.function} {site.verb} {site.index} {self.change}"
 
 
 @dataclass(frozen=True)
 class Field:
-    """A scenario on a kind of memory; how often each site did something in a second of it."""
+    """A scenario on a kind of memory; by site number and change, in how many runs a second the
+    change would have made a difference."""
 
     scenario: str
     kind: str
     hits: tuple[float, ...]
 
+    def matters(self, mutant: Mutant) -> float:
+        """The same for one mutant."""
+        return self.hits[mutant.site.number * len(CHANGES) + CHANGES[mutant.change]]
+
 
 @dataclass(frozen=True)
 class Catch:
-    """Who noticed a mutant; ``scenario`` is empty if nobody did in all ``runs``."""
+    """Who noticed a mutant; ``scenario`` is empty if nobody did in all ``runs``. ``cut``: there was
+    no time to go on."""
 
     runs: int
     scenario: str = ""
     kind: str = ""
     seed: int = 0
     what: str = ""
+    cut: bool = False
 
 
 def name_of(site: Site) -> Name:
@@ -70,30 +104,56 @@ def protocol_sites() -> list[Site]:
     return [site for site in sites() if not site.file.startswith(NO_PROTOCOL)]
 
 
-def mutants() -> list[Site]:
-    """The sites that somebody has to miss."""
-    return [site for site in protocol_sites() if name_of(site) not in EXEMPTIONS]
+@cache
+def known_catches() -> dict[str, tuple[str, str, int]]:
+    """Scenario, kind and seed that caught a mutant, by its name."""
+    return {name: tuple(run) for name, run in json.loads(KNOWN.read_text()).items()}
+
+
+def mutants(fields: list[Field]) -> list[Mutant]:
+    """All there are: a site can always be left out and a condition dropped; other changes are
+    mutants where they make a difference."""
+    found = []
+    for site in protocol_sites():
+        if site.drop:
+            values = ("true", "false") if site.drop == "either" else (site.drop,)
+            found += [Mutant(site, value) for value in values]
+            continue
+        for change in list(CHANGES)[: CHANGES["true"]]:
+            mutant = Mutant(site, change)
+            if (
+                change == "left out"
+                or mutant.name in known_catches()
+                or any(field.matters(mutant) for field in fields)
+            ):
+                found.append(mutant)
+    return found
+
+
+def exempt(mutant: Mutant) -> bool:
+    """Need nobody miss it?"""
+    return name_of(mutant.site) in EXEMPTIONS.get(mutant.change, {})
 
 
 def survey_one(where: tuple[str, str]) -> Field:
-    """Which sites a scenario reaches: runs without a mutant, which have to come out right."""
+    """What a scenario reaches: runs without a mutant, which have to come out right."""
     scenario, kind = where
     start = time.process_time()
     runs = []
     for seed in range(COVERAGE_FIRST, COVERAGE_FIRST + COVERAGE_SEEDS):
         still_alive()
-        runs.append(play(scenario, seed, kind=kind))
+        runs.append(play(scenario, seed, kind=kind, matters=True))
     wrong = [f"{scenario}:{run.seed}:{kind} {told(run.result)}" for run in runs if run.result]
     if wrong:
         raise RuntimeError(f"fails without a mutant: {', '.join(wrong)}")
     spent = time.process_time() - start
-    reached = (sum(run.hits[number] > 0 for run in runs) for number in range(len(runs[0].hits)))
+    reached = (sum(map(bool, counts)) for counts in zip(*(r.matters for r in runs), strict=True))
     return Field(scenario, kind, tuple(count / spent for count in reached))
 
 
-def survey(processes: int) -> list[Field]:
-    """All scenarios on all kinds of memory."""
-    where = [(scenario, kind) for scenario in scenarios() for kind in KINDS]
+def survey(processes: int, only: str = "") -> list[Field]:
+    """All scenarios, or those whose name contains ``only``, on all kinds of memory."""
+    where = [(scenario, kind) for scenario in scenarios() if only in scenario for kind in KINDS]
     fields = []
     for (scenario, kind), field in answers(where, survey_one, processes=processes):
         if isinstance(field, Death):
@@ -104,25 +164,35 @@ def survey(processes: int) -> list[Field]:
 
 @dataclass(frozen=True)
 class Hunt:
-    """One mutant, where to look for it, and until when (``time.monotonic``; 0: no limit)."""
+    """One mutant, where to look for it, how far, and until when (``time.monotonic``; 0: no limit).
+    ``place`` is shared with the parent: the run that is being tried."""
 
-    site: Site
+    mutant: Mutant
     fields: tuple[Field, ...]
     seeds: int
+    steps: int
     until_s: float
+    place: memoryview
 
 
-def hunts(found: list[Site], fields: list[Field], seeds: int, until_s: float) -> Iterator[Hunt]:
+def hunts(found: list[Mutant], fields: list[Field], options: argparse.Namespace) -> Iterator[Hunt]:
     """The hunt for each mutant."""
-    for site in found:
-        fit = [field for field in fields if field.hits[site.number] > 0]
-        fit.sort(key=lambda field: -field.hits[site.number])
-        yield Hunt(site, tuple(fit), seeds, until_s)
+    until_s = time.monotonic() + options.seconds if options.seconds else 0.0
+    places = memoryview(mmap.mmap(-1, max(1, len(found)) * PLACE.size))
+    for i, mutant in enumerate(found):
+        known = known_catches().get(mutant.name, ("", "", 0))
+        fit = [f for f in fields if f.matters(mutant) or (f.scenario, f.kind) == known[:2]]
+        fit.sort(key=lambda f: ((f.scenario, f.kind) != known[:2], -f.matters(mutant)))
+        place = places[i * PLACE.size : (i + 1) * PLACE.size]
+        yield Hunt(mutant, tuple(fit), options.seeds, options.steps, until_s, place)
 
 
-def attempt(site: Site, scenario: str, kind: str, seed: int) -> tuple[str, int]:
-    """What came of one run without the site, or nothing, and the simulator's steps in it."""
-    run = play(scenario, seed, skip=site.number, kind=kind)
+def attempt(task: Hunt, field: int, seed: int) -> tuple[str, int]:
+    """What came of one run of the mutant, or nothing, and the simulator's steps in it."""
+    mutant, scenario, kind = task.mutant, task.fields[field].scenario, task.fields[field].kind
+    PLACE.pack_into(task.place, 0, field, seed)
+    still_alive()
+    run = play(scenario, seed, skip=mutant.site.number, change=mutant.change, kind=kind)
     if run.result == 0:
         return "", run.stat["steps"] + 1000
     if play(scenario, seed, kind=kind).result != 0:
@@ -131,61 +201,109 @@ def attempt(site: Site, scenario: str, kind: str, seed: int) -> tuple[str, int]:
 
 
 def hunt(task: Hunt) -> Catch:
-    """Seed after seed, until one goes wrong that is right without the mutant. The scenarios share
-    the steps evenly, so the short ones have more seeds; counted in steps, what a hunt finds does
-    not depend on the machine."""
-    if rare := RARE.get(name_of(task.site)):
-        scenario, kind, likely = rare
-        for number, seed in enumerate(likely, 1):
-            still_alive()
-            what, _ = attempt(task.site, scenario, kind, seed)
-            if what:
-                return Catch(number, scenario, kind, seed, what)
+    """The remembered run, then seed after seed, until one goes wrong that is right without the
+    mutant. The scenarios share the steps evenly, so the short ones have more seeds; that which was
+    remembered has as many as all others. Counted in steps, what a hunt finds does not depend on
+    the machine."""
+    known = known_catches().get(task.mutant.name)
+    if known and task.fields and (task.fields[0].scenario, task.fields[0].kind) == known[:2]:
+        what, _ = attempt(task, 0, known[2])
+        if what:
+            return Catch(1, *known, what)
+    weights = [len(task.fields) if known and i == 0 else 1 for i in range(len(task.fields))]
     seeds = [0] * len(task.fields)
     steps = [0] * len(task.fields)
-    while sum(steps) < STEPS:
-        left = [i for i, seed in enumerate(seeds) if seed < task.seeds]
-        if not left or (task.until_s and time.monotonic() > task.until_s):
+    while sum(steps) < task.steps:
+        left = [i for i, seed in enumerate(seeds) if seed < task.seeds * weights[i]]
+        if not left:
             break
-        i = min(left, key=steps.__getitem__)
-        field, seed = task.fields[i], seeds[i]
-        still_alive()
-        what, spent = attempt(task.site, field.scenario, field.kind, seed)
+        if task.until_s and time.monotonic() > task.until_s:
+            return Catch(sum(seeds), cut=True)
+        i = min(left, key=lambda i: steps[i] / weights[i])
+        seed = seeds[i]
+        what, spent = attempt(task, i, seed)
         steps[i] += spent
         seeds[i] += 1
         if what:
-            return Catch(sum(seeds), field.scenario, field.kind, seed, what)
+            return Catch(sum(seeds), task.fields[i].scenario, task.fields[i].kind, seed, what)
     return Catch(sum(seeds))
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """The command line: 0 if all mutants were caught."""
+def caught(task: Hunt, answer: Catch | Death) -> Catch:
+    """What came of a hunt. The survey has shown that no scenario dies without a mutant."""
+    if isinstance(answer, Catch):
+        return answer
+    field, seed = PLACE.unpack_from(task.place)
+    return Catch(0, task.fields[field].scenario, task.fields[field].kind, seed, str(answer))
+
+
+def remember(catches: dict[str, Catch], there: set[str]) -> None:
+    """Write the runs that caught; what is not there any more is forgotten."""
+    known = {name: run for name, run in known_catches().items() if name in there}
+    known |= {name: (c.scenario, c.kind, c.seed) for name, c in catches.items() if c.scenario}
+    lines = [f"  {json.dumps(name)}: {json.dumps(run)}" for name, run in sorted(known.items())]
+    KNOWN.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+
+
+def arguments_of(arguments: list[str] | None) -> argparse.Namespace:
+    """The command line."""
     parser = argparse.ArgumentParser(prog="scripts/mutants", description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--seeds", type=int, default=SEEDS, help="of each scenario (%(default)s)")
+    parser.add_argument("--steps", type=int, default=STEPS, help="for each mutant (%(default)s)")
     parser.add_argument("--seconds", type=float, default=0, help="for all together (no limit)")
-    parser.add_argument("--site", default="", help="only places that contain this text")
+    parser.add_argument("--kind", choices=(*CHANGES, "condition"), help="only mutants like this")
+    parser.add_argument("--site", default="", help="only mutants whose line contains this text")
+    parser.add_argument("--scenario", default="", help="only scenarios whose name contains this")
     parser.add_argument("--processes", type=int, default=min(2, os.cpu_count() or 1))
     parser.add_argument("--json", action="store_true", help="one object per mutant")
-    options = parser.parse_args(arguments)
-    until_s = time.monotonic() + options.seconds if options.seconds else 0.0
-    chosen = [site for site in mutants() if options.site in str(site)]
-    fields = survey(options.processes)
-    count = 0
-    for task, answer in answers(
-        hunts(chosen, fields, options.seeds, until_s), hunt, processes=options.processes
-    ):
-        catch = answer
-        if isinstance(answer, Death):  # the survey has shown that none dies without a mutant
-            catch = Catch(0, task.fields[0].scenario, what=str(answer))
-        count += bool(catch.scenario)
-        if options.json:
-            print(json.dumps({"site": str(task.site), **asdict(catch)}), flush=True)
-        elif not catch.scenario:
-            print(f"survived {catch.runs} runs: {task.site}", flush=True)
+    parser.add_argument("--update", action="store_true", help="remember what was caught where")
+    return parser.parse_args(arguments)
+
+
+def report(
+    options: argparse.Namespace, catches: dict[str, Catch], tried: int, exempted: int
+) -> int:
+    """Print the sums: what the command returns."""
+    count = sum(bool(catch.scenario) for catch in catches.values())
+    cut = sum(catch.cut for catch in catches.values())
     if not options.json:
-        print(f"{len(EXEMPTIONS)} sites are exempt, with reasons, in tests/sim/exemptions.py")
-    print(f"caught {count} of {len(chosen)}")
-    return 0 if count == len(chosen) else 1
+        print(f"{exempted} mutants are exempt, with reasons in tests/sim/exemptions.py")
+        if cut:
+            print(f"no time for {cut}")
+    print(f"caught {count} of {tried - cut}")
+    return 0 if count == tried - cut else 1
+
+
+def run(options: argparse.Namespace) -> int:
+    """Try the mutants that the options choose."""
+    fields = survey(options.processes, options.scenario)
+    everything = mutants(fields)
+    kinds = ("true", "false") if options.kind == "condition" else (options.kind,)
+    chosen = [
+        mutant
+        for mutant in everything
+        if (not options.kind or mutant.change in kinds) and options.site in str(mutant)
+    ]
+    tried = [mutant for mutant in chosen if not exempt(mutant)]
+    catches: dict[str, Catch] = {}
+    for task, answer in answers(hunts(tried, fields, options), hunt, processes=options.processes):
+        catch = catches[task.mutant.name] = caught(task, answer)
+        if options.json:
+            print(json.dumps({"mutant": str(task.mutant), **asdict(catch)}), flush=True)
+        elif not catch.scenario:
+            word = "no time" if catch.cut else "survived"
+            print(f"{word}, {catch.runs} runs: {task.mutant}", flush=True)
+    if options.update:
+        remember(catches, {mutant.name for mutant in everything if not exempt(mutant)})
+    return report(options, catches, len(tried), len(chosen) - len(tried))
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """The command: 0 if all mutants were caught, or there was no time for more."""
+    options = arguments_of(arguments)
+    with simulator.using(conditions.build()):
+        return run(options)
 
 
 if __name__ == "__main__":

@@ -1,15 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Runs scenarios of the simulator, with every site at work or with one skipped."""
+"""Runs scenarios of the simulator, with every site at work or with one changed."""
 
 from __future__ import annotations
 
 import errno
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from types import ModuleType
 
-from beluga._sim import ffi, lib
+from beluga._sim import lib
+
+from beluga import _sim
+
+build: ModuleType = _sim  # whose scenarios and sites these are
 
 WRONG_BYTES = -errno.EBADMSG
 STUCK = -errno.ETIME
@@ -22,6 +29,18 @@ KINDS: dict[str, dict[str, int]] = {
     "non-coherent": {"coherent": lib.BL_SIM_NON_COHERENT},
     "coherent": {"coherent": lib.BL_SIM_COHERENT},
     "mixed": {"coherent": lib.BL_SIM_MIXED},
+}
+
+# What may become of a site: see bl_sim_change.
+CHANGES = {
+    "left out": lib.BL_SIM_SKIPPED,
+    "deferred": lib.BL_SIM_DEFERRED,
+    "without its first line": lib.BL_SIM_FIRST_LINE,
+    "without its last line": lib.BL_SIM_LAST_LINE,
+    "with a line more": lib.BL_SIM_LINE_MORE,
+    "in the other half": lib.BL_SIM_OTHER_HALF,
+    "true": lib.BL_SIM_TRUE,
+    "false": lib.BL_SIM_FALSE,
 }
 
 # Show what a protocol must not do: they are meant to go wrong. By how their names begin.
@@ -37,7 +56,8 @@ WRONG_ON_PURPOSE = (
 
 @dataclass(frozen=True)
 class Site:
-    """A verb or a check in the source; ``index`` counts equal ones in one function."""
+    """A verb or a check in the source, or the text of a condition; ``index`` counts equal ones in
+    one function. ``drop``: which value drops the condition, or "either"; empty for others."""
 
     number: int
     file: str
@@ -45,6 +65,7 @@ class Site:
     function: str
     verb: str
     index: int
+    drop: str = ""
 
     def __str__(self) -> str:
         return f"{self.file}:{self.line} {self.function} {self.verb} {self.index}"
@@ -54,7 +75,8 @@ class Site:
 class Run:
     """What came of one seed: 0 or a negative error, the counters of ``bl_sim_stat``, and by site
     number the stale loads and how often the site did something; what an oracle says of it; and
-    by site how often there was nothing to do."""
+    by site how often there was nothing to do. ``matters``, if asked for: by site number and change,
+    how often it would have made a difference."""
 
     seed: int
     result: int
@@ -63,23 +85,41 @@ class Run:
     hits: tuple[int, ...]
     report: str
     idle: tuple[int, ...]
+    matters: tuple[int, ...] = ()
+
+
+@contextmanager
+def using(other: ModuleType) -> Iterator[None]:
+    """Run this build of the simulator for a while."""
+    global build  # noqa: PLW0603
+    before, build = build, other
+    sites.cache_clear()
+    try:
+        yield
+    finally:
+        build = before
+        sites.cache_clear()
 
 
 @cache
 def sites() -> tuple[Site, ...]:
     """All sites of this build, in the order of their lines."""
+    ffi, lib = build.ffi, build.lib
     views = []
     for number in range(1, lib.bl_sim_site_count() + 1):
         view = ffi.new("bl_sim_site *")
         assert lib.bl_sim_site_get(number, view) == 0
         texts = (Path(ffi.string(view.file).decode()).name, ffi.string(view.function).decode())
-        views.append((*texts, ffi.string(view.verb).decode(), view.line, number))
+        drop, bar, verb = ffi.string(view.verb).decode().partition("|")
+        views.append((*texts, view.line, number, *((drop, verb) if bar else ("", drop))))
     found = []
     seen: dict[tuple[str, str, str], int] = {}
-    for file, function, verb, line, number in sorted(views, key=lambda v: (v[0], v[3], v[4])):
+    for file, function, line, number, drop, verb in sorted(
+        views, key=lambda view: (view[0], view[2], view[3])
+    ):
         index = seen.get((file, function, verb), 0)
         seen[file, function, verb] = index + 1
-        found.append(Site(number, file, line, function, verb, index))
+        found.append(Site(number, file, line, function, verb, index, drop))
     return tuple(found)
 
 
@@ -94,25 +134,40 @@ def site(function: str, verb: str, index: int = 0) -> int:
 def scenarios() -> tuple[str, ...]:
     """The names of all scenarios that have to come out right."""
     names = []
-    while (name := lib.bl_sim_scenario_name(len(names))) != ffi.NULL:
-        names.append(ffi.string(name).decode())
+    while name := build.lib.bl_sim_scenario_name(len(names)):
+        names.append(build.ffi.string(name).decode())
     return tuple(name for name in names if not name.startswith(WRONG_ON_PURPOSE))
 
 
-def play(scenario: str, seed: int, *, skip: int = 0, coherent: bool = False, kind: str = "") -> Run:
-    """One run of a scenario; ``kind`` is one of ``KINDS``."""
+def play(
+    scenario: str,
+    seed: int,
+    *,
+    skip: int = 0,
+    change: str = "left out",
+    coherent: bool = False,
+    kind: str = "",
+    matters: bool = False,
+) -> Run:
+    """One run of a scenario, with the site ``skip`` changed; ``kind`` is one of ``KINDS``."""
+    ffi, lib = build.ffi, build.lib
     kind = kind or ("coherent" if coherent else "non-coherent")
     config = ffi.new("bl_sim_config *", {"seed": seed, "skip_site": skip, **KINDS[kind]})
+    config.change = CHANGES[change]
     stat = ffi.new("bl_sim_stat *")
     idle = ffi.new("uint64_t[]", lib.bl_sim_site_count() + 1)
     config.idle = idle
     stale = ffi.new("uint64_t[]", lib.bl_sim_site_count() + 1)
     hits = ffi.new("uint64_t[]", lib.bl_sim_site_count() + 1)
+    room = (lib.bl_sim_site_count() + 1) * lib.BL_SIM_CHANGE_COUNT if matters else 0
+    matter = ffi.new("uint64_t[]", room)
+    if matters:
+        config.matters = matter
     result = lib.bl_sim_play(scenario.encode(), config, stat, stale, hits)
     names = [name for name, _ in ffi.typeof("bl_sim_stat").fields if name != "report"]
     counters = {name: getattr(stat, name) for name in names}
     text = ffi.string(stat.report).decode()
-    return Run(seed, result, counters, tuple(stale), tuple(hits), text, tuple(idle))
+    return Run(seed, result, counters, tuple(stale), tuple(hits), text, tuple(idle), tuple(matter))
 
 
 def told(result: int) -> str:

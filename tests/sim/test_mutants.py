@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""No verb and no check of the protocol is forgotten by scripts/mutants."""
+"""No verb, check or condition of the protocol is forgotten by scripts/mutants."""
 
 from __future__ import annotations
 
@@ -9,9 +9,12 @@ import re
 from collections import Counter
 from pathlib import Path
 
+import conditions
+import mutants
 import pytest
+import simulator
 from exemptions import EXEMPTIONS
-from mutants import NO_PROTOCOL, main, mutants, name_of, protocol_sites
+from mutants import NO_PROTOCOL, known_catches, main, name_of, protocol_sites
 
 CSRC = Path(__file__).resolve().parents[2] / "csrc"
 
@@ -48,23 +51,104 @@ def test_every_verb_in_the_sources_is_a_site_of_the_build() -> None:
     assert built == written
 
 
-def test_every_site_is_a_mutant_or_exempt_for_a_reason() -> None:
-    assert len(mutants()) >= 25
-    assert {name_of(site) for site in mutants()} | set(EXEMPTIONS) == {
-        name_of(site) for site in protocol_sites()
+def test_every_exemption_names_a_site_and_a_reason() -> None:
+    with simulator.using(conditions.build()):
+        there = {name_of(site): site for site in protocol_sites()}
+    for change, exempt in EXEMPTIONS.items():
+        assert set(exempt) <= set(there)
+        for name, reason in exempt.items():
+            drop = there[name].drop
+            assert drop in (change, "either") if drop else change not in ("true", "false"), name
+            assert len(reason.split()) > 5
+            assert " ".join(map(str, (*name, change))) not in known_catches()
+
+
+CONDITIONS = """
+static int f(int a)
+{
+    /* if (a) */
+    if (a > 1) {
+        g(a);
+        return 1;
     }
-    assert all(len(reason.split()) > 5 for reason in EXEMPTIONS.values())
+    if (b)
+        h(c, d == "e" && e);
+    while (i) j();
+    if (k) l(); else m();
+    return (n || !(o && p)) ? (int)bl_verify(q, r && s) : t;
+}
+enum { U = V && W };
+"""
 
 
-def test_a_mutant_is_caught_and_counted(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--site", "bl_lane_send stream_line", "--seeds", "20", "--json"]) == 0
+def test_a_condition_is_dropped_by_the_value_that_makes_it_pointless() -> None:
+    found = re.findall(
+        r'BL_CONDITION\("(\w+)\|((?:[^"\\]|\\.)*)"', conditions.rewritten(CONDITIONS)
+    )
+    assert found == [
+        ("false", "a > 1"),
+        ("true", "b"),
+        ("true", r"d == \"e\""),
+        ("true", "e"),
+        ("true", "i"),
+        ("either", "k"),
+        ("false", "n"),
+        ("true", "o"),
+        ("true", "p"),
+        ("true", "r"),
+        ("true", "s"),
+    ]
+    bare = re.sub(
+        r'BL_CONDITION\("(?:[^"\\]|\\.)*", ((?:[^()]|\(\))*)\)',
+        r"\1",
+        conditions.rewritten(CONDITIONS),
+    )
+    assert bare == CONDITIONS
+
+
+def test_the_copy_has_the_lines_of_the_source() -> None:
+    for name in conditions.PROTOCOL:
+        source = (CSRC / name).read_text()
+        assert conditions.rewritten(source).count("\n") == source.count("\n")
+        plain = [token.text for token in conditions.tokens_of(source)]
+        kept = iter([token.text for token in conditions.tokens_of(conditions.rewritten(source))])
+        assert all(text in kept for text in plain)  # in this order
+
+
+ONE_OF_EACH = (
+    ("lane", "bl_lane_send stream_line 0 left out"),
+    ("lane", "bl_bulk_send fence_store 0 deferred"),
+    ("lane", "bl_bulk_send stream 0 without its last line"),
+    ("lobby", "bl_lobby_reply_read load_line 0 in the other half"),
+    ("lane", "bl_lane_take reply->sequence != sequence 0 false"),
+    ("lane", "bl_lane_send count > 0 0 true"),
+)
+
+
+@pytest.mark.parametrize(("scenario", "mutant"), ONE_OF_EACH)
+def test_a_mutant_is_caught_and_counted(
+    scenario: str, mutant: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    few = ["--scenario", scenario, "--seeds", "30", "--processes", "1"]
+    assert main([*few, "--site", mutant, "--json"]) == 0
     first, last = capsys.readouterr().out.splitlines()
     assert json.loads(first)["scenario"]
     assert last == "caught 1 of 1"
 
 
-def test_a_survivor_fails_the_run(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--site", "bl_lane_send stream_line", "--seeds", "0"]) == 1
-    *_, survivor, _, last = capsys.readouterr().out.splitlines()
-    assert survivor.startswith("survived 0 runs: lane.c")
+def test_a_survivor_fails_the_run(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mutants, "EXEMPTIONS", {})
+    one = ["--scenario", "lane", "--site", "bl_lane_send size == 0 0 false", "--seeds", "2"]
+    assert main(one) == 1  # copies nothing: nobody can notice
+    survivor, exempt, last = capsys.readouterr().out.splitlines()
+    assert survivor.startswith("survived, 6 runs: lane.c")
+    assert exempt.startswith("0 mutants are exempt")
     assert last == "caught 0 of 1"
+
+
+def test_what_there_was_no_time_for_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    one = ["--scenario", "lane", "--site", "bl_lane_send count > 0 0 true", "--seconds", "1e-9"]
+    assert main(one) == 0
+    assert capsys.readouterr().out.splitlines()[-2:] == ["no time for 1", "caught 0 of 0"]

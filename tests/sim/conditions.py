@@ -1,0 +1,229 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""Makes each plain condition of the protocol's C a site of the simulator, in a copy of the source.
+
+A condition is what stands in ``if``, ``while`` and before ``?``, and each operand of ``&&`` and
+``||``: ``if (a && f(b))`` becomes ``if (BL_CONDITION("true|a", a) && BL_CONDITION("true|f(b)",
+f(b)))``. The name says which value drops the condition. The operand of an ``&&`` is dropped when it
+is always true, that of an ``||`` when it is always false, and so is a condition that guards a
+``return``, ``break``, ``continue`` or ``goto``; what decides between two things (``if`` with an
+``else``, ``?``) is tried with ``either`` value; any other is dropped when it is always true. One
+extension is compiled of the copy, with every condition in it, and a run names the one to force.
+
+Comments, lines of the preprocessor, checks (``bl_verify``, which are sites already) and plain
+conditions of ``for`` stay as they are; so does everything outside of functions.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import re
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+
+ROOT = Path(__file__).resolve().parents[2]
+CSRC = ROOT / "csrc"
+BUILD = ROOT / "build" / "conditions"
+
+# What the hosts of a pool tell each other, and what they rely on: lines, lanes, the lobby, servers,
+# elections; the block index, grants, recovery, tasks; puts and gets; what a device left in caches.
+PROTOCOL = (
+    *("line.h", "message.h", "register.h", "epoch.h", "lobby.c", "lane.c", "session.c", "house.c"),
+    *("server.c", "turn.h", "standby.c", "elect.c", "takeover.c", "table.c", "reclaim.c"),
+    *("lookup.c", "grant.c", "task_call.c", "retire.c", "recover_sort.h", "recover.c", "meta.c"),
+    *("meta_client.c", "task_client.c", "device_range.h", "device_care.c"),
+    *("kv.c", "kv_get.c", "kv_engine.c"),
+)
+
+TOKEN = re.compile(
+    r"""(?P<blank>\s+|/\*.*?\*/|(?<![^\n])[ \t]*\#(?:\\\n|[^\n])*)
+      | (?P<text>"(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*')
+      | (?P<word>\w+)
+      | (?P<sign><<=|>>=|&&|\|\||->|\+\+|--|[-+*/%&|^=!<>]=|<<|>>|.)""",
+    re.DOTALL | re.VERBOSE,
+)
+CLOSING = {"(": ")", "[": "]", "{": "}"}
+ASSIGNMENTS = {"=", "+=", "-=", "*=", "/=", "%=", "&=", "|=", "^=", "<<=", ">>="}
+ENDS = {";", ",", ":", "return", "else", "do", "case", "goto", *ASSIGNMENTS}
+JUMPS = {"return", "break", "continue", "goto"}
+
+
+@dataclass(frozen=True)
+class Token:
+    """A piece of source with the blanks and comments before it."""
+
+    blank: str
+    text: str
+
+
+def tokens_of(source: str) -> list[Token]:
+    """All tokens; the last one is empty and has the blanks at the end."""
+    found = []
+    blank = ""
+    for match in TOKEN.finditer(source):
+        if match.lastgroup == "blank":
+            blank += match.group()
+        else:
+            found.append(Token(blank, match.group()))
+            blank = ""
+    return [*found, Token(blank, "")]
+
+
+class Rewriter:
+    """Finds the conditions of one file."""
+
+    def __init__(self, source: str) -> None:
+        self.tokens = tokens_of(source)
+        self.before: dict[int, str] = {}  # what is written before a token,
+        self.after: dict[int, int] = {}  # and how many parentheses behind it
+        self.partner: dict[int, int] = {}
+        open_: list[int] = []
+        for i, token in enumerate(self.tokens):
+            if token.text in CLOSING:
+                open_.append(i)
+            elif token.text and token.text in CLOSING.values():
+                self.partner[open_.pop()] = i
+
+    def text(self, start: int, end: int) -> str:
+        """Tokens [start, end) with single blanks, as a C string."""
+        words = "".join(
+            (" " if token.blank and i > start else "") + token.text
+            for i, token in enumerate(self.tokens[start:end], start)
+        )
+        return words.replace("\\", "\\\\").replace('"', '\\"')
+
+    def rewritten(self) -> str:
+        """The source with every condition of its functions in a BL_CONDITION()."""
+        i = 0
+        while i < len(self.tokens):
+            if self.tokens[i].text == "{" and i > 0 and self.tokens[i - 1].text == ")":
+                self.body(i + 1, self.partner[i])
+            i = self.partner.get(i, i) + 1
+        return "".join(
+            token.blank + self.before.get(i, "") + token.text + ")" * self.after.get(i, 0)
+            for i, token in enumerate(self.tokens)
+        )
+
+    def drop(self, start: int) -> str:
+        """What drops the condition of an ``if`` whose statement begins at ``start``."""
+        block = self.tokens[start].text == "{"
+        last, end = start, self.partner.get(start, start)
+        for i in self.top(start + 1, end) if block else ():
+            if i == start + 1 or self.tokens[i - 1].text in (";", "}"):
+                last = i
+        if self.tokens[last].text in JUMPS:
+            return "false"
+        while not block and self.tokens[end].text not in (";", "{"):
+            end = self.partner.get(end, end) + 1
+        end = self.partner.get(end, end)
+        return "either" if self.tokens[end + 1].text == "else" else "true"
+
+    def top(self, start: int, end: int) -> Iterator[int]:
+        """Tokens of [start, end) that no bracket there encloses; of brackets, the first."""
+        while start < end:
+            yield start
+            start = self.partner.get(start, start) + 1
+
+    def body(self, start: int, end: int) -> None:
+        """Statements, or what stands in brackets: piece by piece."""
+        piece = start
+        at = start
+        while at < end:
+            text = self.tokens[at].text
+            if text in ("if", "while"):
+                close = self.partner[at + 1]
+                self.condition(at + 2, close, self.drop(close + 1) if text == "if" else "true")
+                at = piece = close + 1
+                continue
+            if text in ("enum", "struct") and self.tokens[at + 1].text == "{":
+                at = piece = self.partner[at + 1] + 1
+                continue
+            if text == "?":
+                self.condition(piece, at, "either")
+                piece = at + 1
+            elif text in ENDS:
+                self.piece(piece, at)
+                piece = at + 1
+            elif text == "{":
+                self.piece(piece, at)
+                self.body(at + 1, self.partner[at])
+                piece = self.partner[at] + 1
+            at = self.partner.get(at, at) + 1
+        self.piece(piece, end)
+
+    def piece(self, start: int, end: int) -> None:
+        """An expression that nobody asks by itself: its operands, and what stands in brackets."""
+        if any(self.tokens[i].text in ("&&", "||") for i in self.top(start, end)):
+            self.condition(start, end, "either")
+        else:
+            self.inside(start, end)
+
+    def inside(self, start: int, end: int) -> None:
+        """The brackets of an expression."""
+        for i in self.top(start, end):
+            if i in self.partner:
+                self.body(i + 1, self.partner[i])
+
+    def condition(self, start: int, end: int, drop: str) -> None:
+        """A condition that is dropped by this value, if it is no more than one."""
+        top = list(self.top(start, end))
+        signs = [self.tokens[i].text for i in top]
+        for sign, value in (("||", "false"), ("&&", "true")):
+            if sign in signs:
+                cuts = [i for i in top if self.tokens[i].text == sign]
+                for a, b in zip([start, *(i + 1 for i in cuts)], [*cuts, end], strict=True):
+                    self.condition(a, b, value)
+                return
+        bracket = start + (signs[0] == "!")
+        inner = self.partner.get(bracket) == end - 1 and self.tokens[bracket].text == "("
+        if inner and not {"?", ",", *ASSIGNMENTS} & {
+            self.tokens[i].text for i in self.top(bracket + 1, end - 1)
+        }:
+            flipped = {"true": "false", "false": "true"}.get(drop, drop)
+            self.condition(bracket + 1, end - 1, flipped if bracket > start else drop)
+            return
+        self.inside(start, end)
+        if self.tokens[bracket].text == "bl_verify":
+            return
+        name = self.text(start, end)
+        self.before[start] = f'BL_CONDITION("{drop}|{name}", ' + self.before.get(start, "")
+        self.after[end - 1] = self.after.get(end - 1, 0) + 1
+
+
+def rewritten(source: str) -> str:
+    """C source with a BL_CONDITION() round each condition."""
+    return Rewriter(source).rewritten()
+
+
+def _stamp() -> str:
+    files = [*sorted(CSRC.glob("*.[ch]")), ROOT / "beluga" / "_build.py", Path(__file__)]
+    return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()[:16]
+
+
+def build() -> ModuleType:
+    """The simulator with all conditions as sites; compiled if no such one is there yet."""
+    from beluga import _build
+
+    folder = BUILD / _stamp()
+    if not folder.exists():
+        shutil.rmtree(BUILD, ignore_errors=True)
+        part = BUILD / "part"
+        shutil.copytree(CSRC, part / "csrc")
+        for name in PROTOCOL:
+            path = part / "csrc" / name
+            path.write_text(rewritten(path.read_text()))
+        made = _build.builder(
+            "_sim_conditions", _build.SIM_HEADERS, [("BL_SIM", "1")], part / "csrc"
+        )
+        made.compile(tmpdir=str(part))
+        part.rename(folder)
+    (library,) = folder.glob("**/_sim_conditions*.so")
+    spec = importlib.util.spec_from_file_location("beluga._sim_conditions", library)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
