@@ -4,14 +4,12 @@
 
 from __future__ import annotations
 
-import json
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
+from json_server import Clock, JsonServer, running
 
 from beluga.errors import LeaseError
 from beluga.lease import KubernetesLease, open_lease
@@ -19,25 +17,16 @@ from beluga.lease import KubernetesLease, open_lease
 LEASES = "/apis/coordination.k8s.io/v1/namespaces/pods/leases"
 
 
-class Api(ThreadingHTTPServer):
+class Api(JsonServer):
     """Leases by name; each change must name the version that it changes."""
 
     def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), Handler)
+        super().__init__()
         self.leases: dict[str, dict[str, Any]] = {}
         self.version = 0
-        self.status = 0  # answer everything with it
-        self.lock = threading.Lock()
-        self.tokens: set[str] = set()
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_port}"
 
     def answer(self, method: str, path: str, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
         name = path.removeprefix(LEASES).strip("/")
-        if self.status:
-            return self.status, {"message": "not today"}
         if method == "GET" or (method == "PUT" and name not in self.leases):
             return (200, self.leases[name]) if name in self.leases else (404, {})
         if method == "POST":
@@ -54,36 +43,17 @@ class Api(ThreadingHTTPServer):
         return 201 if method == "POST" else 200, body
 
 
-class Handler(BaseHTTPRequestHandler):
-    server: Api
-
-    def _answer(self) -> None:
-        size = int(self.headers.get("Content-Length") or 0)
-        body = json.loads(self.rfile.read(size)) if size else {}
-        with self.server.lock:
-            self.server.tokens.add(self.headers.get("Authorization", ""))
-            status, answer = self.server.answer(self.command, self.path, body)
-        data = json.dumps(answer).encode()
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
-
-    do_GET = do_POST = do_PUT = _answer  # noqa: N815
-
-    def log_message(self, *_: object) -> None:
-        """Quietly."""
+@pytest.fixture
+def api() -> Iterator[Api]:
+    with running(Api()) as server:
+        yield server
 
 
 @pytest.fixture
-def api() -> Iterator[Api]:
-    server = Api()
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield server
-    server.shutdown()
-    thread.join()
-    server.server_close()
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr("beluga.lease.kubernetes.time", clock)
+    return clock
 
 
 @pytest.fixture
@@ -112,17 +82,111 @@ def test_one_holds_it_at_a_time(api: Api, account: Path) -> None:
     assert api.tokens == {"Bearer secret"}
 
 
-def test_a_holder_that_stands_still_is_followed(api: Api, account: Path) -> None:
-    one, other = lease(api, account, duration_s=1), lease(api, account)
+def test_a_holder_that_stands_still_is_followed(api: Api, account: Path, clock: Clock) -> None:
+    one, other = lease(api, account, duration_s=10), lease(api, account)
     assert one.acquire(0)
-    assert other.acquire(60)
+    assert not other.acquire(0)  # the first look at this version of the record
+    clock.now_s += 10.0
+    assert not other.acquire(0)  # it has stood still for its duration, and no longer
+    clock.now_s += 0.1
+    assert other.acquire(0)
     assert not one.renew()
 
 
-def test_a_holder_that_renews_is_not_followed(api: Api, account: Path) -> None:
+def test_waiting_ends_in_time(api: Api, account: Path, clock: Clock) -> None:
+    one, other = lease(api, account), lease(api, account)
+    assert one.acquire(0)
+    start = clock.now_s
+    assert not other.acquire(0.5)
+    assert clock.now_s - start == pytest.approx(0.5)
+    assert max(clock.slept) <= 0.2
+
+
+def test_the_record_is_what_other_clients_read(api: Api, account: Path) -> None:
+    one, other = lease(api, account, duration_s=7), lease(api, account, duration_s=8)
+    assert one.acquire(0)
+    first = api.leases["pool"]
+    assert (first["apiVersion"], first["kind"]) == ("coordination.k8s.io/v1", "Lease")
+    assert first["metadata"]["name"] == "pool"
+    assert first["spec"]["holderIdentity"].startswith("beluga-")
+    assert first["spec"]["leaseDurationSeconds"] == 7
+    assert first["spec"]["leaseTransitions"] == 1
+    assert first["spec"]["acquireTime"] == first["spec"]["renewTime"]
+    assert one.renew()
+    again = api.leases["pool"]["spec"]
+    assert again["acquireTime"] == first["spec"]["acquireTime"]  # held all along
+    assert again["renewTime"] > first["spec"]["renewTime"]
+    assert again["leaseTransitions"] == 1
+    one.release()
+    assert api.leases["pool"]["spec"]["leaseTransitions"] == 1  # nobody has it: no transition
+    assert other.acquire(0)
+    taken = api.leases["pool"]["spec"]
+    assert taken["leaseTransitions"] == 2
+    assert taken["acquireTime"] == taken["renewTime"] > first["spec"]["acquireTime"]
+
+
+def test_another_client_s_record_without_a_duration_has_ours(
+    api: Api, account: Path, clock: Clock
+) -> None:
+    api.leases["pool"] = {"metadata": {"resourceVersion": "7"}, "spec": {"holderIdentity": "x"}}
+    one = lease(api, account, duration_s=10)
+    assert not one.acquire(0)
+    clock.now_s += 9.9
+    assert not one.acquire(0)
+    clock.now_s += 0.2
+    assert one.acquire(0)
+    assert api.leases["pool"]["spec"]["leaseTransitions"] == 1
+
+
+@pytest.mark.parametrize("status", [401, 500])
+def test_a_refusal_says_why(api: Api, account: Path, status: int) -> None:
+    api.status = status
+    with pytest.raises(LeaseError, match=f"to show the lease: {status} not today"):
+        lease(api, account).acquire(0)
+
+
+@pytest.mark.parametrize("answer", [{}, {"spec": None}, {"spec": "mine"}, [1]])
+def test_an_answer_that_is_no_lease_is_an_error(api: Api, account: Path, answer: object) -> None:
+    api.answer = lambda *_: (200, answer)  # type: ignore[assignment,method-assign,return-value]
+    with pytest.raises(LeaseError, match="refuses to show the lease: 200"):
+        lease(api, account).acquire(0)
+
+
+def test_who_is_slower_to_make_the_lease_does_not_hold_it(api: Api, account: Path) -> None:
+    one, other = lease(api, account), lease(api, account)
+    assert one.acquire(0)
+    assert other._create() is False
+
+
+def test_a_lease_that_may_not_be_made_is_an_error(api: Api, account: Path) -> None:
+    def refuse(method: str, path: str, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+        return (404, {}) if method == "GET" else (403, {"message": "forbidden"})
+
+    api.answer = refuse  # type: ignore[method-assign]
+    with pytest.raises(LeaseError, match="refuses the lease: 403 forbidden"):
+        lease(api, account).acquire(0)
+
+
+def test_without_a_token_nobody_is_asked(api: Api, tmp_path: Path) -> None:
+    with pytest.raises(LeaseError, match="no token"):
+        lease(api, tmp_path).acquire(0)
+    assert api.tokens == set()
+
+
+def test_giving_up_what_another_holds_changes_nothing(api: Api, account: Path) -> None:
+    one, other = lease(api, account), lease(api, account)
+    assert one.acquire(0)
+    version = api.version
+    other.release()
+    assert api.version == version
+    assert one.renew()
+
+
+def test_a_holder_that_renews_is_not_followed(api: Api, account: Path, clock: Clock) -> None:
     one, other = lease(api, account, duration_s=2), lease(api, account)
     assert one.acquire(0)
     for _ in range(10):
+        clock.now_s += 1.5
         assert not other.acquire(0)  # each look sees another version than the one before
         assert one.renew()
 
@@ -138,15 +202,35 @@ def test_of_two_that_write_at_once_one_wins(api: Api, account: Path) -> None:
     assert other.renew()
 
 
-def test_while_the_api_is_away_it_is_held_to_its_end(api: Api, account: Path) -> None:
+def test_while_the_api_is_away_it_is_held_to_its_end(api: Api, account: Path, clock: Clock) -> None:
     one, brief = lease(api, account), KubernetesLease("pods/x", server=api.url, account=account)
     assert one.acquire(0)
+    clock.now_s += 50.0
+    assert one.renew()
     api.status = 503
+    clock.now_s += 59.9  # of the 60 since it was renewed
     assert one.renew()
     assert not brief.renew()
     with pytest.raises(LeaseError, match="503 not today"):
         brief.acquire(0)
+    clock.now_s += 0.2
+    assert not one.renew()
+
+
+def test_what_was_given_up_is_not_held_while_the_api_is_away(api: Api, account: Path) -> None:
+    one = lease(api, account)
+    assert one.acquire(0)
+    api.status = 503
     one.release()
+    assert not one.renew()
+
+
+def test_what_another_took_is_not_held_while_the_api_is_away(api: Api, account: Path) -> None:
+    one = lease(api, account)
+    assert one.acquire(0)
+    api.leases["pool"]["spec"]["holderIdentity"] = "another"
+    assert not one.renew()
+    api.status = 503
     assert not one.renew()
 
 
@@ -162,7 +246,7 @@ def test_an_api_that_is_not_there_is_an_error(account: Path) -> None:
     ["etcd://", "etcd://host", "k8s://pods", "k8s:///pool", "zk://host/a", "", "etcd://a:b/c"],
 )
 def test_a_url_that_names_no_lease_is_refused(url: str) -> None:
-    with pytest.raises(LeaseError):
+    with pytest.raises(LeaseError, match=r"a lease is etcd://|Port could not"):
         open_lease(url)
 
 

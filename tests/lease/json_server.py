@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""An HTTP server of JSON on loopback, as the services that keep leases are; and a virtual clock."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, TypeVar
+
+
+class JsonServer(ThreadingHTTPServer):
+    """Answers one request at a time with :meth:`answer`; subclasses say what."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.lock = threading.Lock()
+        self.status = 0  # answer everything with it
+        self.tokens: set[str] = set()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}"
+
+    def answer(self, method: str, path: str, body: dict[str, Any]) -> tuple[int, Any]:
+        raise NotImplementedError
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: JsonServer
+
+    def _answer(self) -> None:
+        size = int(self.headers.get("Content-Length") or 0)
+        body = json.loads(self.rfile.read(size)) if size else {}
+        with self.server.lock:
+            self.server.tokens.add(self.headers.get("Authorization", ""))
+            if self.server.status:
+                status, answer = self.server.status, {"message": "not today", "error": "not now"}
+            else:
+                status, answer = self.server.answer(self.command, self.path, body)
+        data = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    do_GET = do_POST = do_PUT = _answer  # noqa: N815
+
+    def log_message(self, *_: object) -> None:
+        """Quietly."""
+
+
+Server = TypeVar("Server", bound=JsonServer)
+
+
+@contextmanager
+def running(server: Server) -> Iterator[Server]:
+    """The server, answering on a thread of its own."""
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+    thread.start()
+    try:
+        yield server
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+class Clock:
+    """Stands for the module ``time``: passes only when somebody sleeps or a test says so."""
+
+    def __init__(self) -> None:
+        self.now_s = 1000.0
+        self.slept: list[float] = []
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+    def sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
+        self.now_s += seconds

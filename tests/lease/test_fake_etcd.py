@@ -1,0 +1,249 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""The lock in etcd against a made-up gateway, on a virtual clock: what test_etcd.py, slow, tries on
+a real one, and answers that a real one does not give on purpose."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from json_server import Clock, JsonServer, running
+
+from beluga.errors import LeaseError
+from beluga.lease import EtcdLease, KubernetesLease, open_lease
+
+
+class Etcd(JsonServer):
+    """Keys that live with their leases, which end by the clock."""
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__()
+        self.clock = clock
+        self.ends: dict[str, tuple[float, int]] = {}  # of each lease, and its TTL
+        self.keys: dict[str, str] = {}  # the lease of each
+        self.asked: list[str] = []
+
+    def answer(self, method: str, path: str, body: dict[str, Any]) -> tuple[int, Any]:
+        assert method == "POST"
+        self.asked.append(path)
+        now = self.clock.now_s
+        for lease in [name for name, (end, _) in self.ends.items() if end <= now]:
+            self._revoke(lease)
+        return 200, getattr(self, "_" + path.rsplit("/", 1)[1])(body)
+
+    def _grant(self, body: dict[str, Any]) -> dict[str, Any]:
+        lease = str(len(self.asked))
+        self.ends[lease] = (self.clock.now_s + body["TTL"], body["TTL"])
+        return {"ID": lease, "TTL": str(body["TTL"])}
+
+    def _keepalive(self, body: dict[str, Any]) -> dict[str, Any]:
+        lease = body["ID"]
+        if lease not in self.ends:
+            return {"result": {"ID": lease}}
+        ttl = self.ends[lease][1]
+        self.ends[lease] = (self.clock.now_s + ttl, ttl)
+        return {"result": {"ID": lease, "TTL": str(ttl)}}
+
+    def _revoke(self, body: dict[str, Any] | str) -> dict[str, Any]:
+        lease = body if isinstance(body, str) else body["ID"]
+        self.ends.pop(lease, None)
+        self.keys = {key: holder for key, holder in self.keys.items() if holder != lease}
+        return {}
+
+    def _txn(self, body: dict[str, Any]) -> dict[str, Any]:
+        (compare,) = body["compare"]
+        assert (compare["target"], compare["result"]) == ("CREATE", "EQUAL")
+        put = body["success"][0]["requestPut"]
+        assert compare["key"] == put["key"]
+        assert put["lease"] in self.ends
+        absent = put["key"] not in self.keys
+        if absent != (compare["create_revision"] == "0"):
+            return {}
+        self.keys[put["key"]] = put["lease"]
+        return {"succeeded": True}
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr("beluga.lease.etcd.time", clock)
+    return clock
+
+
+@pytest.fixture
+def etcd(clock: Clock) -> Iterator[Etcd]:
+    with running(Etcd(clock)) as server:
+        yield server
+
+
+def lease(etcd: Etcd, name: str = "pool", *, ttl_s: int = 30) -> EtcdLease:
+    return EtcdLease(etcd.url, name, ttl_s=ttl_s, timeout_s=20)
+
+
+def test_one_holds_it_at_a_time_in_etcd(etcd: Etcd) -> None:
+    one, other = lease(etcd), lease(etcd)
+    assert one.acquire(0)
+    assert not other.acquire(0)
+    assert one.renew()
+    assert not other.renew()
+    one.release()
+    assert other.acquire(0)
+    assert not one.renew()
+    assert list(etcd.keys) == [base64.b64encode(b"beluga/pool").decode()]
+
+
+def test_who_does_not_get_it_leaves_no_lease_behind(etcd: Etcd) -> None:
+    one, other = lease(etcd), lease(etcd)
+    assert one.acquire(0)
+    assert not other.acquire(0)
+    assert len(etcd.ends) == 1
+
+
+def test_who_asks_again_keeps_its_lease(etcd: Etcd) -> None:
+    one = lease(etcd)
+    assert one.acquire(0)
+    first = dict(etcd.ends)
+    assert not one.acquire(0.3)  # the key is there: its own
+    assert etcd.asked.count("/v3/lease/grant") == 1
+    assert first.keys() != etcd.ends.keys()  # given up, as the one who waited in vain does
+
+
+def test_a_lease_that_has_ended_is_not_kept_alive_again(etcd: Etcd, clock: Clock) -> None:
+    one = lease(etcd, ttl_s=2)
+    assert one.acquire(0)
+    clock.now_s += 3
+    assert not one.renew()
+    asked = len(etcd.asked)
+    assert not one.renew()
+    assert len(etcd.asked) == asked
+
+
+def test_waiting_for_etcd_ends_in_time(etcd: Etcd, clock: Clock) -> None:
+    assert lease(etcd).acquire(0)
+    start = clock.now_s
+    assert not lease(etcd).acquire(0.5)
+    assert clock.now_s - start == pytest.approx(0.5)
+    assert max(clock.slept) <= 0.2
+
+
+def test_who_waits_gets_it_when_the_holder_ends(etcd: Etcd, clock: Clock) -> None:
+    one, other = lease(etcd, ttl_s=2), lease(etcd)
+    assert one.acquire(0)
+    start = clock.now_s
+    assert other.acquire(60)
+    assert clock.now_s - start == pytest.approx(2, abs=0.21)
+    assert not one.renew()
+
+
+def test_what_is_renewed_does_not_end(etcd: Etcd, clock: Clock) -> None:
+    one, other = lease(etcd, ttl_s=2), lease(etcd)
+    assert one.acquire(0)
+    for _ in range(3):
+        clock.now_s += 1.5
+        assert one.renew()
+        assert not other.acquire(0)
+
+
+def test_while_etcd_is_away_it_is_held_to_its_end(etcd: Etcd, clock: Clock) -> None:
+    one = lease(etcd, ttl_s=10)
+    assert one.acquire(0)
+    clock.now_s += 5
+    assert one.renew()
+    etcd.status = 503
+    clock.now_s += 9.9
+    assert one.renew()  # of the ten seconds since it was renewed
+    clock.now_s += 0.2
+    assert not one.renew()
+
+
+def test_taken_and_never_renewed_it_is_held_for_its_first_ttl(etcd: Etcd, clock: Clock) -> None:
+    one = lease(etcd, ttl_s=10)
+    assert one.acquire(0)
+    etcd.status = 503
+    clock.now_s += 9.9
+    assert one.renew()
+    clock.now_s += 0.2
+    assert not one.renew()
+
+
+def test_what_was_given_up_is_not_held_while_etcd_is_away(etcd: Etcd) -> None:
+    one = lease(etcd)
+    assert one.acquire(0)
+    etcd.status = 503
+    one.release()
+    assert not one.renew()
+
+
+def test_what_was_never_held_asks_for_nothing(etcd: Etcd) -> None:
+    one = lease(etcd)
+    one.release()
+    assert not one.renew()
+    assert etcd.asked == []
+
+
+def test_a_lease_that_etcd_has_ended_is_asked_for_anew(etcd: Etcd, clock: Clock) -> None:
+    one = lease(etcd, ttl_s=2)
+    assert one.acquire(0)
+    clock.now_s += 3
+    assert not one.renew()
+    assert one.acquire(0)
+
+
+def test_a_refusal_of_etcd_says_why(etcd: Etcd) -> None:
+    etcd.status = 401
+    with pytest.raises(LeaseError, match="etcd refuses /v3/lease/grant: 401 not now"):
+        lease(etcd).acquire(0)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [{}, {"ID": ""}, [1], b"no json", b"", b'{"ID": "1", "why": "' + b"a" * (1 << 20) + b'"}'],
+)
+def test_an_etcd_that_grants_nothing_is_an_error(etcd: Etcd, answer: object) -> None:
+    etcd.answer = lambda *_: (200, answer)  # type: ignore[method-assign]
+    with pytest.raises(LeaseError, match="granted no lease"):
+        lease(etcd).acquire(0)
+
+
+def test_no_redirection_is_followed(etcd: Etcd) -> None:
+    etcd.answer = lambda *_: (307, {"error": "over there"})  # type: ignore[method-assign]
+    with pytest.raises(LeaseError, match="307 over there"):
+        lease(etcd).acquire(0)
+
+
+def test_no_proxy_is_asked(etcd: Etcd, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    assert lease(etcd).acquire(0)
+
+
+def test_a_url_names_host_port_and_name(etcd: Etcd) -> None:
+    one = open_lease(f"etcd://127.0.0.1:{etcd.server_port}/by-url")
+    assert isinstance(one, EtcdLease)
+    assert one.acquire(0)
+    assert list(etcd.keys) == [base64.b64encode(b"beluga/by-url").decode()]
+
+
+@pytest.mark.parametrize(
+    ("url", "base"),
+    [
+        ("etcd://somewhere/pool", "http://somewhere:2379"),
+        ("etcd://[::1]:4000/pool", "http://[::1]:4000"),
+        ("etcd:///pool", "http://127.0.0.1:2379"),
+    ],
+)
+def test_what_a_url_leaves_out(url: str, base: str) -> None:
+    one = open_lease(url)
+    assert isinstance(one, EtcdLease)
+    assert one._service._base == base
+
+
+def test_a_url_of_kubernetes_names_namespace_and_lease(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(KubernetesLease, "__init__", lambda _, place: asked.append(place))
+    open_lease("k8s://pods/pool/")
+    assert asked == ["pods/pool"]

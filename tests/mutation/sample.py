@@ -1,0 +1,309 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""Do the fast tests notice a change? Draws mutants of ``beluga/`` or ``csrc/`` and runs the tests.
+
+A mutant of Python is tried with the tests that run its line (a first run under ``coverage`` says
+which), at most ``TESTS_MAX`` of them; one of C with the folders that ``FOLDERS`` names for it.
+Works on a copy of the tree, so nothing of yours is touched. Prints the mutants that no test
+noticed: each is a missing test, or changes nothing (look, and say so), or is a needless line.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import shutil
+import sqlite3
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import c_mutants
+import python_mutants
+from python_mutants import Mutant
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+TESTS_MAX = 400
+
+# Which folders or files of tests/ a package, or a C file by how its name begins, is tried with.
+# What stands first is tried first.
+FOLDERS: dict[str, str] = {
+    "cli": "cli replay",
+    "connectors": "connectors",
+    "disagg": "disagg route/test_prefill_apart.py",
+    "kvcache": "kvcache",
+    "lease": "lease rpc/test_keeper.py",
+    "meta": "meta kvcache/test_cache.py",
+    "pool": "pool cli/test_pool_command.py rpc/test_pool_in_use.py",
+    "primitives": "primitives",
+    "replay": "replay",
+    "route": "route",
+    "router": "router route",
+    "rpc": "rpc crash/test_standby.py cli/test_serve_command.py",
+    "simulate": "simulate cli/test_simulate_command.py",
+    "transfer": "transfer kvcache",
+    "verify": "cli/test_verify_command.py sim/test_verify.py",
+}
+C_FOLDERS: dict[str, str] = {
+    "beat elect epoch house lane life line lobby message proof quota register server session "
+    "standby takeover turn wait": "rpc meta crash sim",
+    "check repair": "meta/test_check.py meta/test_check_live.py meta/test_repair.py cli",
+    "admit fair link port queue throttle toll": "transfer kvcache/test_linked.py",
+    "copy cpu crc32c primitives": "primitives transfer/test_cpu_engine.py",
+    "cpu_engine crew device dsa gather plan transfer": "transfer kvcache",
+    "evict extent grant index lookup meta pins reclaim recover retire table task tier": (
+        "meta models kvcache sim/test_paths.py crash"
+    ),
+    "guard crash_point": "crash kvcache",
+    "interleave pool superblock": "pool",
+    "keys kv": "kvcache hostile",
+    "prefix": "router models",
+    "verify": "cli/test_verify_command.py sim/test_verify.py",
+}
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What became of a mutant: caught, survived, or no program at all."""
+
+    mutant: Mutant
+    caught: bool
+    how: str
+
+
+class Copy:
+    """A copy of the tree, with an environment of its own, in which files may be changed."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        skip = shutil.ignore_patterns(
+            ".git", ".venv*", "build", "__pycache__", ".hypothesis", ".mypy_cache", ".pytest_cache"
+        )
+        shutil.copytree(ROOT, root, ignore=skip, dirs_exist_ok=True)
+        # The project's environment finds the sources by an editable install: this comes before it.
+        path = os.pathsep.join([str(root), str(root / "tests")])
+        self.environment = {**os.environ, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"}
+        bench = root / "beluga_bench"
+        if not bench.exists():
+            bench.symlink_to("bench")
+
+    def pytest(self, *arguments: str, timeout_s: float = 1800) -> tuple[int, str]:
+        """The exit status and the output; -9 if it did not end in time."""
+        command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider"]
+        try:
+            done = subprocess.run(
+                [*command, *arguments],
+                cwd=self.root,
+                env=self.environment,
+                capture_output=True,
+                text=True,
+                timeout=timeout_s,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            return -9, "timeout"
+        return done.returncode, done.stdout
+
+    def coverage(self, package: str, tests: list[str]) -> dict[tuple[str, int], list[str]]:
+        """By file and line: the tests that run it."""
+        data = self.root / "build" / f"coverage-{package}"
+        data.parent.mkdir(exist_ok=True)
+        rules = data.with_suffix(".ini")
+        rules.write_text("[run]\ndynamic_context = test_function\n")
+        command = [sys.executable, "-m", "coverage", "run", f"--rcfile={rules}"]
+        command += [f"--data-file={data}", f"--source={self.root}/beluga/{package}"]
+        command += ["-m", "pytest", "-q", "-p", "no:cacheprovider", *tests]
+        done = subprocess.run(
+            command,
+            cwd=self.root,
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        print(done.stdout.strip().splitlines()[-1], file=sys.stderr)
+        return covered(data, self.root)
+
+    def build(self) -> bool:
+        """Compile the C core; False where it does not."""
+        command = [sys.executable, "setup.py", "-q", "build_ext", "--inplace"]
+        environment = {**self.environment, "CFLAGS": "-O1"}
+        done = subprocess.run(
+            command, cwd=self.root, env=environment, capture_output=True, check=False
+        )
+        return done.returncode == 0
+
+
+def covered(data: Path, root: Path) -> dict[tuple[str, int], list[str]]:
+    """What coverage wrote: by file and line, the tests' node names (``module.test``)."""
+    from coverage.numbits import numbits_to_nums
+
+    found: dict[tuple[str, int], list[str]] = {}
+    with sqlite3.connect(data) as base:
+        rows = base.execute(
+            "select file.path, context.context, line_bits.numbits from line_bits"
+            " join file on file.id = line_bits.file_id"
+            " join context on context.id = line_bits.context_id where context.context != ''"
+        )
+        for path, context, bits in rows:
+            name = str(Path(path).relative_to(root))
+            for line in numbits_to_nums(bits):
+                found.setdefault((name, line), []).append(context)
+    return found
+
+
+def python_files(package: str) -> list[Path]:
+    """The files of a package of beluga/, or the single file of that name."""
+    folder = ROOT / "beluga" / package
+    files = sorted(folder.rglob("*.py")) if folder.is_dir() else [folder.with_suffix(".py")]
+    return [path.relative_to(ROOT) for path in files]
+
+
+def c_folders(path: Path) -> list[str]:
+    """Which tests a C file is tried with: the longest beginning of its name that is listed."""
+    fit = [
+        (len(word), folders)
+        for words, folders in C_FOLDERS.items()
+        for word in words.split()
+        if path.name.startswith(word)
+    ]
+    return [f"tests/{name}" for name in max(fit)[1].split()] if fit else []
+
+
+def c_files() -> list[Path]:
+    """The C files with logic of the product."""
+    skip = ("sim_", "api", "heap_sim", "coherence", "pool_format")
+    files = [path for path in (ROOT / "csrc").glob("*.[ch]") if not path.name.startswith(skip)]
+    return [path.relative_to(ROOT) for path in sorted(files) if c_folders(path)]
+
+
+def try_python(copy: Copy, mutant: Mutant, tests: list[str]) -> Verdict:
+    """One mutant of Python against some tests."""
+    path = copy.root / mutant.path
+    source = path.read_text()
+    path.write_text(mutant.apply(source))
+    try:
+        status, output = copy.pytest("--timeout=60", *tests, timeout_s=900)
+    finally:
+        path.write_text(source)
+    failed = [line for line in output.splitlines() if line.startswith(("FAILED", "ERROR"))]
+    return Verdict(mutant, status not in (0, 5), failed[0][:150] if failed else str(status))
+
+
+def try_c(copy: Copy, mutant: Mutant, tests: list[str]) -> Verdict | None:
+    """One mutant of C; None if it does not compile."""
+    path = copy.root / mutant.path
+    source = path.read_text()
+    path.write_text(mutant.apply(source))
+    try:
+        if not copy.build():
+            return None
+        for test in tests:
+            status, output = copy.pytest("--timeout=60", test, timeout_s=900)
+            if status not in (0, 5):
+                failed = [x for x in output.splitlines() if x.startswith(("FAILED", "ERROR"))]
+                return Verdict(mutant, True, failed[0][:150] if failed else f"{test}: {status}")
+    finally:
+        path.write_text(source)
+    return Verdict(mutant, False, "")
+
+
+def names_of(contexts: list[str], copy: Copy) -> list[str]:
+    """Tests as pytest selects them, by file and function, from coverage's ``module.function``."""
+    files = {path.stem: path.relative_to(copy.root) for path in copy.root.glob("tests/**/*.py")}
+    found = []
+    for context in contexts:
+        name = context.rpartition(".")[2]
+        parts = context.split(".")
+        stem = next((part for part in reversed(parts[:-1]) if part in files), "")
+        if not stem or not name.startswith("test_") or not stem.startswith("test_"):
+            continue
+        classes = parts[parts.index(stem) + 1 : -1]
+        found.append("::".join([str(files[stem]), *classes, name]))
+    return sorted(set(found))
+
+
+def sample_python(copy: Copy, package: str, count: int, choice: random.Random) -> list[Verdict]:
+    """Draw and try mutants of one package."""
+    everything = [
+        m for path in python_files(package) for m in python_mutants.mutants_of(ROOT / path, path)
+    ]
+    chosen = choice.sample(everything, min(count, len(everything)))
+    folders = [f"tests/{name}" for name in FOLDERS[package].split()]
+    lines = copy.coverage(package, folders)
+    verdicts = []
+    for mutant in chosen:
+        names = names_of(lines.get((str(mutant.path), mutant.line), []), copy)
+        choice.shuffle(names)
+        verdict = try_python(copy, mutant, names[:TESTS_MAX] or folders)
+        verdicts.append(verdict)
+        tell(verdict)
+    return verdicts
+
+
+def sample_c(copy: Copy, pattern: str, count: int, choice: random.Random) -> list[Verdict]:
+    """Draw and try mutants of C files whose names contain the pattern."""
+    everything = [
+        m
+        for path in c_files()
+        if pattern in path.name
+        for m in c_mutants.mutants_of(ROOT / path, path)
+    ]
+    choice.shuffle(everything)
+    verdicts: list[Verdict] = []
+    for mutant in everything:
+        if len(verdicts) == count:
+            break
+        verdict = try_c(copy, mutant, c_folders(mutant.path))
+        if verdict is not None:
+            verdicts.append(verdict)
+            tell(verdict)
+    copy.build()
+    return verdicts
+
+
+def tell(verdict: Verdict) -> None:
+    """One line as it happens."""
+    word = "caught  " if verdict.caught else "SURVIVED"
+    print(f"{time.strftime('%H:%M:%S')} {word} {verdict.mutant}   {verdict.how}", flush=True)
+
+
+def main() -> int:
+    """The command line: 0 if every mutant was caught."""
+    parser = argparse.ArgumentParser(prog="scripts/mutate", description=__doc__)
+    parser.add_argument("packages", nargs="+", help="of beluga/, or c, or c:PART OF A FILE'S NAME")
+    parser.add_argument("--count", type=int, default=12, help="mutants of each (%(default)s)")
+    parser.add_argument("--seed", default="1", help="which (%(default)s)")
+    parser.add_argument("--json", action="store_true", help="one object at the end")
+    options = parser.parse_args()
+    results: dict[str, list[Verdict]] = {}
+    with tempfile.TemporaryDirectory(prefix="beluga-mutate-") as folder:
+        copy = Copy(Path(folder))
+        for package in options.packages:
+            choice = random.Random(f"{options.seed} {package}")
+            kind, _, pattern = package.partition(":")
+            sample = sample_c if kind == "c" else sample_python
+            what = pattern if kind == "c" else package
+            results[package] = sample(copy, what, options.count, choice)
+    for package, verdicts in results.items():
+        caught = sum(verdict.caught for verdict in verdicts)
+        print(f"{package}: caught {caught} of {len(verdicts)}")
+    if options.json:
+        print(
+            json.dumps(
+                {
+                    name: [str(v.mutant) for v in found if not v.caught]
+                    for name, found in results.items()
+                }
+            )
+        )
+    return 0 if all(v.caught for found in results.values() for v in found) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

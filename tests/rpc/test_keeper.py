@@ -1,0 +1,184 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""A server that stands by, and the lease beside it, with leases and servers that do as told."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from typing import Any, cast
+
+import pytest
+
+from beluga.errors import BelugaError, LeaseError, PoolError, ServerAliveError
+from beluga.rpc import Server
+from beluga.rpc.standby import Keeper, stand_by
+
+
+class FakeLease:
+    """Held, renewed or lost as a test says."""
+
+    def __init__(self, *, acquires: list[bool | Exception] | None = None) -> None:
+        self.acquires = acquires or [True]
+        self.renewals: list[bool | Exception] = []
+        self.calls: list[str] = []
+        self.renewed = threading.Event()
+        self.released = 0
+
+    def acquire(self, timeout_s: float) -> bool:
+        self.calls.append("acquire")
+        return _told(self.acquires)
+
+    def renew(self) -> bool:
+        self.calls.append("renew")
+        if not self.renewals:
+            self.renewed.set()
+            return True
+        return _told(self.renewals)
+
+    def release(self) -> None:
+        self.calls.append("release")
+        self.released += 1
+
+
+def _told(answers: list[bool | Exception]) -> bool:
+    answer = answers.pop(0) if len(answers) > 1 else answers[0]
+    if isinstance(answer, Exception):
+        raise answer
+    return answer
+
+
+class FakeServer:
+    """What :func:`stand_by` and :class:`Keeper` ask of a server."""
+
+    def __init__(
+        self, *, watches: list[bool] | None = None, starts: list[Exception] | None = None
+    ) -> None:
+        self.watches = watches or [True]
+        self.starts = starts or []
+        self.started = 0
+        self.watched: list[tuple[float, float]] = []
+        self.failure: BelugaError | None = None
+        self.failed = threading.Event()
+        self.stopped = 0
+
+    def watch(self, timeout_s: float, *, silent_s: float) -> bool:
+        self.watched.append((timeout_s, silent_s))
+        return self.watches.pop(0) if len(self.watches) > 1 else self.watches[0]
+
+    def start(self) -> None:
+        if self.starts:
+            raise self.starts.pop(0)
+        self.started += 1
+
+    def fail(self, failure: BelugaError) -> None:
+        self.failure = failure
+        self.failed.set()
+
+    def stop(self) -> None:
+        self.stopped += 1
+
+
+def waits(server: FakeServer, lease: FakeLease | None = None, **options: Any) -> bool:
+    return stand_by(cast("Server", server), threading.Event(), lease=lease, **options)
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("beluga.rpc.standby._RENEWALS_PER_S", 1000.0)
+    monkeypatch.setattr("beluga.rpc.standby._RETRY_S", 0.001)
+
+
+def test_it_starts_when_it_is_time() -> None:
+    server = FakeServer(watches=[False, False, True])
+    assert waits(server, silent_s=7.0)
+    assert server.started == 1
+    assert len(server.watched) == 3
+    assert {silent for _, silent in server.watched} == {7.0}
+
+
+def test_told_to_end_it_never_starts() -> None:
+    server, told = FakeServer(), threading.Event()
+    told.set()
+    assert not stand_by(cast("Server", server), told)
+    assert (server.started, server.watched) == (0, [])
+
+
+def test_without_the_lease_it_waits_on() -> None:
+    server, lease = FakeServer(), FakeLease(acquires=[False, False, True])
+    assert waits(server, lease)
+    assert server.started == 1
+    assert lease.calls == ["acquire"] * 3
+
+
+def test_while_it_is_not_time_the_lease_is_left_to_others() -> None:
+    server, lease = FakeServer(watches=[False, True]), FakeLease()
+    assert waits(server, lease)
+    assert lease.calls == ["acquire"]
+
+
+def test_a_lease_that_cannot_be_asked_is_asked_again(caplog: pytest.LogCaptureFixture) -> None:
+    away = LeaseError("etcd does not answer")
+    server, lease = FakeServer(), FakeLease(acquires=[away, away, LeaseError("no"), True])
+    with caplog.at_level(logging.WARNING):
+        assert waits(server, lease)
+    assert lease.calls == ["acquire", "release"] * 3 + ["acquire"]
+    assert [record.getMessage() for record in caplog.records] == [
+        "not taken over yet: etcd does not answer",  # once, however often it is said
+        "not taken over yet: no",
+    ]
+
+
+def test_who_finds_the_server_alive_gives_the_lease_back() -> None:
+    server, lease = FakeServer(starts=[ServerAliveError("it lives")]), FakeLease()
+    assert waits(server, lease)
+    assert lease.calls == ["acquire", "release", "acquire"]
+    assert server.started == 1
+
+
+def test_without_a_lease_a_server_that_lives_is_watched_on() -> None:
+    server = FakeServer(starts=[ServerAliveError("it lives")])
+    assert waits(server)
+    assert len(server.watched) == 2
+
+
+@pytest.mark.parametrize("with_lease", [False, True])
+def test_what_else_goes_wrong_gives_the_lease_back_and_is_raised(with_lease: bool) -> None:
+    server, lease = FakeServer(starts=[PoolError("no pool")]), FakeLease()
+    with pytest.raises(PoolError, match="no pool"):
+        waits(server, lease if with_lease else None)
+    assert lease.released == int(with_lease)
+
+
+def test_a_kept_lease_is_renewed_and_given_back_after_the_server() -> None:
+    server, lease = FakeServer(), FakeLease()
+    with Keeper(cast("Server", server), lease):
+        assert lease.renewed.wait(60)
+        assert server.stopped == 0
+    assert server.failure is None
+    assert (server.stopped, lease.released) == (1, 1)
+    assert lease.calls[-1] == "release"
+
+
+@pytest.mark.parametrize("how", [False, RuntimeError("broken"), LeaseError("away")])
+def test_a_lost_lease_ends_the_server(how: bool | Exception) -> None:
+    server, lease = FakeServer(), FakeLease()
+    lease.renewals = [True, how]
+    with Keeper(cast("Server", server), lease):
+        assert server.failed.wait(60)
+    assert isinstance(server.failure, LeaseError)
+    assert "lost" in str(server.failure)
+    asked = lease.calls.count("renew")
+    assert asked == 2  # whoever has lost it does not ask again
+
+
+def test_a_real_server_stops_when_its_lease_is_lost(pool: Any) -> None:
+    lease = FakeLease()
+    with Server(pool) as server:
+        lease.renewals = [True, True, False]
+        with Keeper(server, lease):
+            thread = server._thread
+            assert thread is not None
+            thread.join(60)
+            assert not thread.is_alive()
+            assert isinstance(server.failure, LeaseError)
