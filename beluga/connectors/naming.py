@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Whose blocks these are: the namespace of an engine that is no connector of ours, but calls one.
+"""Whose blocks these are: names for weights, and the namespace of an engine that calls a plugin.
 
 Such an engine's keys say which tokens, and little more. Whatever else changes the bytes must be in
 the namespace; what the engine does not tell its plugins, its user says (``variant``).
@@ -9,12 +9,17 @@ the namespace; what the engine does not tell its plugins, its user says (``varia
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+from pathlib import Path
 from typing import TypeAlias
 
 from beluga.connectors.settings import PoolSettings
 from beluga.kvcache import Namespace
 
 Fields: TypeAlias = "dict[str, str | int | bytes]"
+
+WEIGHT_FILES = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.gguf")
+SAMPLES, SAMPLE_SIZE = 16, 1 << 16
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,3 +46,27 @@ def namespace_of(settings: EngineSettings, engine: str, version: str, fields: Fi
         "variant": settings.variant,
     }
     return Namespace(always | fields, salt=settings.salt)
+
+
+def model_identity(model: str, revision: str) -> str:
+    """A name for the weights: the hub's name and revision, or a local directory's fingerprint.
+
+    Not a path: two machines may keep the same model in different places, and different models
+    have been kept in the same.
+    """
+    path = Path(model)
+    return f"files {weights_fingerprint(path)}" if path.exists() else f"hub {model}@{revision}"
+
+
+def weights_fingerprint(path: Path) -> str:
+    """A digest of a directory's (or file's) weights: sizes, and samples spread over each file."""
+    files = [path] if path.is_file() else sorted(set().union(*map(path.glob, WEIGHT_FILES)))
+    digest = hashlib.blake2b(digest_size=16, person=b"beluga-weights")
+    for file in files:
+        size = file.stat().st_size
+        digest.update(f"{file.name if path.is_dir() else ''} {size}\n".encode())
+        with file.open("rb") as stream:
+            for sample in range(SAMPLES):
+                stream.seek(max(0, size - SAMPLE_SIZE) * sample // (SAMPLES - 1))
+                digest.update(stream.read(SAMPLE_SIZE))
+    return digest.hexdigest()

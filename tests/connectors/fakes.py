@@ -129,13 +129,63 @@ class HiCacheStorage:
         self.registered_pools = {host_pool_name: host_pool}
 
 
+class SglangSettings:
+    """SGLang's settings, which it changes as it goes."""
+
+    def __init__(self) -> None:
+        self.said: dict[str, Any] = {"weight_version": "default", "model_path": "org/model"}
+
+    def config_leaf(self, name: str) -> Any:
+        if name not in self.said:
+            raise ValueError(f"{name!r} is not a config leaf")
+        return self.said[name]
+
+
 def sglang() -> dict[str, types.ModuleType]:
     """The package sglang."""
+    settings = SglangSettings()
     return modules(
         "sglang",
         {
             "version": {"__version__": "0.5.23"},
             "srt.mem_cache.hicache_storage": {"HiCacheStorage": HiCacheStorage},
+            "srt.runtime_context": {"get_context": lambda: settings},
+        },
+    )
+
+
+def sglang_scheduler(settings: SglangSettings) -> dict[str, types.ModuleType]:
+    """What SGLang's scheduler changes its weights with; ``updater`` is the scheduler's own."""
+
+    class WeightUpdater:
+        def end_weight_update(self, *, run_post_load: bool) -> None:
+            pass
+
+    class SchedulerWeightUpdaterManager:
+        idle = True
+
+        def flush_cache_after_weight_update(
+            self, recv_req: Any, success: bool, message: str
+        ) -> tuple[bool, str]:
+            return (success, message) if self.idle else (False, "requests are running")
+
+        def update(self, version: str | None = None, *, flush_cache: bool = True) -> None:
+            asked = types.SimpleNamespace(weight_version=version, flush_cache=flush_cache)
+            if version is not None:
+                settings.said["weight_version"] = version
+            self.flush_cache_after_weight_update(asked, True, "updated")
+
+    return modules(
+        "sglang",
+        {
+            "srt.managers.scheduler": {},
+            "srt.managers.scheduler_components.weight_updater": {
+                "SchedulerWeightUpdaterManager": SchedulerWeightUpdaterManager,
+                "updater": SchedulerWeightUpdaterManager(),
+            },
+            "srt.model_executor.model_runner_components.weight_updater": {
+                "WeightUpdater": WeightUpdater
+            },
         },
     )
 

@@ -128,3 +128,24 @@ def test_sglang_calls_our_methods_and_gets_its_pages_back(
     assert found["differences"] == []
     assert len(found["trips"]) == 14
     assert [name for name, good in found["trips"].items() if not good] == []
+
+
+def test_sglang_never_finds_kv_of_other_weights_adapters_or_salts(
+    server: MetaServer, start: Callable[..., Role]
+) -> None:
+    role = start("sglang_weights_role.py")
+    found = role.hear()
+    role.end()
+    assert "ConnectorError: SGLang 0.5.19 gives" in found.pop("refusal")
+    assert found == {
+        "put": [4, 4],
+        "adapters and salts": [0, 0, 0],
+        "with salt": [4, 4],
+        "with another salt": [0, 0],
+        "cleared": [0, 0, 0],
+        "put again": [4, 4],
+        "updated": [0, 4, 4],
+        "updated without a name": [0, 0],
+        "updated without a flush": [0, 0],
+        "known again": [0, 4, 4],
+    }

@@ -3,6 +3,7 @@
 """SGLang's HiCache storage (L3) over the pool.
 
 ``pages``    host pages by key: needs nothing of SGLang
+``weights``  which weights SGLang computes with, and when they change
 ``backend``  the HiCacheStorage that SGLang loads by name
 
 Nothing of SGLang is imported before the backend is asked for.

@@ -13,6 +13,7 @@ from sglang.version import __version__ as sglang_version
 from beluga.connectors.naming import EngineSettings
 from beluga.connectors.settings import settings_of
 from beluga.connectors.sglang.pages import DIRECT, FLAT, Pages, page_buffers, pool_namespace
+from beluga.connectors.sglang.weights import WEIGHTS, check_release, model_fields
 from beluga.errors import ConnectorError
 from beluga.transfer import Carried, TransferClass
 
@@ -24,16 +25,19 @@ class BelugaHiCache(HiCacheStorage):
 
     With ``interface_v1`` pages move straight between the pool and SGLang's host memory; without,
     SGLang copies each once more. Settings are the fields of EngineSettings, in SGLang's extra
-    config. Models with several pools (hybrid attention, Mamba) are refused with ConnectorError.
+    config. Models with several pools (hybrid attention, Mamba) are refused with ConnectorError, and
+    releases whose keys do not tell LoRA adapters apart.
     """
 
     def __init__(self, storage_config: Any, kwargs: Any = None) -> None:
+        check_release(sglang_version)
+        WEIGHTS.watch()
         given = dict(storage_config.extra_config or {})
         self._config = storage_config
         self._settings = settings_of(
             EngineSettings, {name: given[name] for name in given if name not in _SGLANGS}
         )
-        self._pages = Pages(self._settings)
+        self._pages = Pages(self._settings, WEIGHTS.version)
 
     @property
     def attached(self) -> bool:
@@ -52,7 +56,9 @@ class BelugaHiCache(HiCacheStorage):
     def register_mem_pool_host(self, mem_pool_host: Any) -> None:
         """Learn where SGLang's pages lie, and so which bytes they have."""
         self._pages.register(
-            pool_namespace(self._settings, sglang_version, self._config, mem_pool_host)
+            pool_namespace(
+                self._settings, sglang_version, self._config, mem_pool_host, model_fields()
+            )
         )
         super().register_mem_pool_host(mem_pool_host)
 
@@ -124,7 +130,9 @@ class BelugaHiCache(HiCacheStorage):
         return self._pages.leading(DIRECT if direct else FLAT, keys)
 
     def clear(self) -> None:
-        """Nothing: others use these pages too; one is forgotten when its room is needed."""
+        """Forget all pages of this model and rank, also those of other engines and versions of the
+        weights. Their room is taken when it is needed."""
+        self._pages.clear()
 
     def get_stats(self) -> None:
         """Nothing that SGLang has a place for."""

@@ -4,15 +4,21 @@
 
 The namespace is made of what SGLang says of itself: model, ranks, and the shape of its host pool.
 KV that all tensor-parallel ranks have alike (MLA) has no rank in it: one writes, all read.
+
+A page's name begins with the version of the weights and with the *era*: random bytes in a record in
+the pool, which all engines of a namespace read before each call. To clear is to remove the record.
+The next call makes another, and no name from before is ever made again. A record that is lost (its
+room was needed) clears, too: pages are missed, and never found when they should not be.
 """
 
 from __future__ import annotations
 
 import ctypes
 import logging
+import os
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from beluga.connectors.fetch import fetch
 from beluga.connectors.link import Attachment, Link
@@ -22,11 +28,19 @@ from beluga.kvcache import KVCache, Namespace, hash_keys
 from beluga.meta import BlockState
 from beluga.transfer import Carried, TransferClass
 
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
+Names: TypeAlias = "NDArray[np.uint8]"
 
 LAYOUTS = ("layer_first", "page_first", "page_first_direct", "page_head", "page_first_kv_split")
 FLAT, DIRECT = "flat", "direct"  # a page as SGLang copies it out, or where it lies in the host pool
+ERA = "era"
+ERA_SIZE = 16
+_RECORD = hash_keys(["era"])
 
 # What of SGLang's host pool decides which bytes a page has; pools have some of it.
 _POOL_FIELDS = (
@@ -39,9 +53,12 @@ _RANK_FIELDS = ("pp_rank", "pp_size", "attn_cp_rank", "attn_cp_size", "dcp_rank"
 
 
 def pool_namespace(
-    settings: EngineSettings, version: str, config: Any, host_pool: Any
+    settings: EngineSettings, version: str, config: Any, host_pool: Any, model: Fields
 ) -> Namespace:
-    """Whose pages these are. Raises ConnectorError for a host pool that is not understood."""
+    """Whose pages these are; ``model`` says with which weights SGLang has begun.
+
+    Raises ConnectorError for a host pool that is not understood.
+    """
     layout = getattr(host_pool, "layout", None)
     if layout not in LAYOUTS:
         raise ConnectorError(f"beluga knows no host pages of the layout {layout!r}, only {LAYOUTS}")
@@ -59,6 +76,7 @@ def pool_namespace(
         fields |= {"tp_size": config.tp_size}
     if not config.is_mla_model:
         fields |= {"tp_rank": config.tp_rank}
+    fields |= {f"model_{name}": value for name, value in model.items()}
     return namespace_of(settings, "sglang", version, fields)
 
 
@@ -82,16 +100,19 @@ class Pages:
     """Pages in the pool; whatever fails is a miss. Used by several threads.
 
     Writing has a session of its own, so that no read waits behind it. What is read is a prefetch:
-    SGLang fetches pages to its host memory while their request waits in its queue.
+    SGLang fetches pages to its host memory while their request waits in its queue. ``version``:
+    which weights SGLang computes with now, or None when nobody can say; then all is a miss.
     """
 
-    def __init__(self, settings: EngineSettings) -> None:
+    def __init__(self, settings: EngineSettings, version: Callable[[], str | None]) -> None:
         self.namespaces: dict[str, Namespace] = {}
+        self._version = version
         self._reader = Link(
             settings, name="sglang-get", logger=logger, read_class=TransferClass.PREFETCH
         )
         self._writer = Link(settings, name="sglang-set", logger=logger)
         self._reading, self._writing = threading.Lock(), threading.Lock()
+        self._clears = self._cleared = 0  # asked for, and done: the pool may not be there
         for link in (self._reader, self._writer):
             link.wait(settings.timeout_ms / 1000)
 
@@ -113,16 +134,17 @@ class Pages:
     def register(self, namespace: Namespace) -> None:
         """Whose pages are meant from now on. Those moved in one way are not for the other."""
         fields = {**namespace.fields, "namespace": namespace.digest}
-        self.namespaces = {form: Namespace({**fields, "form": form}) for form in (FLAT, DIRECT)}
+        forms = (FLAT, DIRECT, ERA)
+        self.namespaces = {form: Namespace({**fields, "form": form}) for form in forms}
 
     def leading(self, form: str, keys: Sequence[str]) -> int:
         """How many leading pages the pool has."""
-        return self._read(form, "looking up", lambda cache: cache.lookup(hash_keys(keys))) or 0
+        return self._read(form, "looking up", keys, lambda cache, names: cache.lookup(names)) or 0
 
     def fetch(self, form: str, keys: Sequence[str], targets: Callable[[], Sequence[Any]]) -> int:
         """Fetch the leading pages that the pool has: how many; the other targets are undefined."""
         found = self._read(
-            form, "loading", lambda cache: fetch(cache, hash_keys(keys), targets()).hits
+            form, "loading", keys, lambda cache, names: fetch(cache, names, targets()).hits
         )
         return found or 0
 
@@ -130,29 +152,76 @@ class Pages:
         self, form: str, keys: Sequence[str], sources: Callable[[], Sequence[Any]]
     ) -> list[bool]:
         """Put pages: of each whether the pool has it now."""
-        namespace = self.namespaces.get(form)
-        if namespace is None or not keys:
-            return [False] * len(keys)
-        with self._writing:
-            result = self._writer.attempt(
-                "storing", lambda a: a.cache(namespace).put(hash_keys(keys), sources())
-            )
+        result = None
+        if keys:
+            with self._writing:
+                result = self._with_names(
+                    self._writer, form, "storing", keys, lambda c, names: c.put(names, sources())
+                )
         if result is None:
             return [False] * len(keys)
-        return [state != BlockState.REFUSED for state in result.states]
+        return [bool(state != BlockState.REFUSED) for state in result.states]
+
+    def clear(self) -> None:
+        """No page that was stored before is found again, by any engine of this namespace. If the
+        pool is not there now, this engine finds none until it is cleared."""
+        self._clears += 1
+        with self._writing:
+            self._attempt(self._writer, "clearing", lambda attachment: None)
 
     def close(self) -> None:
         """Give both sessions back."""
         self._reader.close()
         self._writer.close()
 
-    def _read(self, form: str, doing: str, call: Callable[[KVCache], T]) -> T | None:
-        namespace = self.namespaces.get(form)
-        if namespace is None:
+    def _read(
+        self, form: str, doing: str, keys: Sequence[str], call: Callable[[KVCache, Names], T]
+    ) -> T | None:
+        with self._reading:
+            return self._with_names(self._reader, form, doing, keys, call)
+
+    def _with_names(
+        self,
+        link: Link,
+        form: str,
+        doing: str,
+        keys: Sequence[str],
+        call: Callable[[KVCache, Names], T],
+    ) -> T | None:
+        """``call`` with the form's cache and the pages' names, or None if they cannot be named."""
+        version = self._version()
+        if version is None:
             return None
 
-        def on(attachment: Attachment) -> T:
-            return call(attachment.cache(namespace))
+        def on(attachment: Attachment) -> T | None:
+            era = self._era(attachment)
+            if era is None:
+                return None
+            before = Namespace({"era": era, "weights": version}).digest
+            names = hash_keys(before + key.encode() for key in keys)
+            return call(attachment.cache(self.namespaces[form]), names)
 
-        with self._reading:
-            return self._reader.attempt(doing, on)
+        return self._attempt(link, doing, on)
+
+    def _attempt(self, link: Link, doing: str, call: Callable[[Attachment], T | None]) -> T | None:
+        """What ``call`` returns after a clear that is due."""
+        if not self.namespaces:
+            return None
+
+        def on(attachment: Attachment) -> T | None:
+            clears = self._clears
+            if clears != self._cleared:
+                attachment.cache(self.namespaces[ERA]).remove(_RECORD)
+                self._cleared = clears
+            return call(attachment)
+
+        return link.attempt(doing, on)
+
+    def _era(self, attachment: Attachment) -> bytes | None:
+        """What the record says; a new one if there is none. None if another is writing it."""
+        cache, era = attachment.cache(self.namespaces[ERA]), bytearray(ERA_SIZE)
+        if not fetch(cache, _RECORD, [era]).hits:
+            cache.put(_RECORD, [os.urandom(ERA_SIZE)])
+            if not fetch(cache, _RECORD, [era]).hits:  # the one that came first is everybody's
+                return None
+        return bytes(era)

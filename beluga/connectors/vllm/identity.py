@@ -11,10 +11,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from beluga.connectors.naming import major
+from beluga.connectors.naming import major, model_identity
 from beluga.errors import ConnectorError
 from beluga.kvcache import Namespace
 
@@ -24,8 +23,6 @@ if TYPE_CHECKING:
     from beluga.connectors.vllm.layout import BlockLayout
 
 HASHES = ("sha256", "sha256_cbor")  # the others are seeded by each process
-WEIGHT_FILES = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.gguf")
-SAMPLES, SAMPLE_SIZE = 16, 1 << 16
 
 
 def check_hashing(algorithm: str) -> None:
@@ -78,30 +75,6 @@ def namespace(  # noqa: PLR0913  all named
         },
         salt=salt,
     )
-
-
-def model_identity(model: str, revision: str) -> str:
-    """A name for the weights: the hub's name and revision, or a local directory's fingerprint.
-
-    Not a path: two machines may keep the same model in different places, and different models
-    have been kept in the same.
-    """
-    path = Path(model)
-    return f"files {weights_fingerprint(path)}" if path.exists() else f"hub {model}@{revision}"
-
-
-def weights_fingerprint(path: Path) -> str:
-    """A digest of a directory's (or file's) weights: sizes, and samples spread over each file."""
-    files = [path] if path.is_file() else sorted(set().union(*map(path.glob, WEIGHT_FILES)))
-    digest = hashlib.blake2b(digest_size=16, person=b"beluga-weights")
-    for file in files:
-        size = file.stat().st_size
-        digest.update(f"{file.name if path.is_dir() else ''} {size}\n".encode())
-        with file.open("rb") as stream:
-            for sample in range(SAMPLES):
-                stream.seek(max(0, size - SAMPLE_SIZE) * sample // (SAMPLES - 1))
-                digest.update(stream.read(SAMPLE_SIZE))
-    return digest.hexdigest()
 
 
 def adapter_identity(lora: Any) -> bytes:

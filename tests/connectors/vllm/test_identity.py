@@ -11,15 +11,9 @@ from typing import Any
 import pytest
 from vllm_parts import cache_config, config, layer_major, spec
 
+from beluga.connectors.naming import SAMPLE_SIZE, major, model_identity
 from beluga.connectors.vllm.cachegroup import CacheGroup
-from beluga.connectors.vllm.identity import (
-    SAMPLE_SIZE,
-    adapter_identity,
-    check_hashing,
-    major,
-    model_identity,
-    namespace,
-)
+from beluga.connectors.vllm.identity import adapter_identity, check_hashing, namespace
 from beluga.connectors.vllm.layout import BlockLayout
 from beluga.errors import ConnectorError
 

@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""Stand-ins for what SGLang gives a storage backend, and backends over a pool."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import sys
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import fakes
+import numpy as np
+import pytest
+from blocks import eventually
+
+from beluga.connectors.sglang import weights
+
+PACKAGE = "beluga.connectors.sglang"
+PAGE, LAYERS, WIDTH, PAGES = 16, 4, 64, 12
+LONG_S = 60.0
+
+
+@dataclasses.dataclass
+class Config:
+    """What SGLang says of a rank."""
+
+    tp_rank: int = 0
+    tp_size: int = 2
+    pp_rank: int = 0
+    pp_size: int = 1
+    attn_cp_rank: int = 0
+    attn_cp_size: int = 1
+    is_mla_model: bool = False
+    model_name: str | None = "model"
+    extra_config: dict[str, Any] | None = None
+    dcp_size: int = 1
+    dcp_rank: int = 0
+
+
+class HostPool:
+    """SGLang's host memory: K and V, with layers outside (layer_first) or inside of the pages."""
+
+    def __init__(self, layout: str = "page_first", *, dtype: str = "bfloat16", mla: bool = False):
+        self.layout, self.dtype, self.page_size, self.layer_num = layout, dtype, PAGE, LAYERS
+        halves = 1 if mla else 2
+        shape = (halves, LAYERS, PAGES, PAGE * WIDTH)
+        self.kv_buffer = np.zeros(shape, dtype=np.uint8)
+        if layout != "layer_first":
+            self.kv_buffer = np.zeros((halves, PAGES, LAYERS, PAGE * WIDTH), dtype=np.uint8)
+
+    def page(self, number: int) -> list[Any]:
+        """Views of a page's buffers, in SGLang's order."""
+        if self.layout != "layer_first":
+            return [half[number] for half in self.kv_buffer]
+        return [half[layer][number] for layer in range(LAYERS) for half in self.kv_buffer]
+
+    def get_page_buffer_meta(self, indices: list[int]) -> tuple[list[int], list[int]]:
+        assert len(indices) % PAGE == 0
+        views = [view for i in indices[::PAGE] for view in self.page(i // PAGE)]
+        return [view.ctypes.data for view in views], [view.nbytes for view in views]
+
+
+class Flat:
+    """A flat tensor in CPU memory."""
+
+    device = types.SimpleNamespace(type="cpu")
+
+    def __init__(self, data: Any) -> None:
+        self.data = data
+
+    def data_ptr(self) -> int:
+        return int(self.data.ctypes.data)
+
+    def numel(self) -> int:
+        return int(self.data.size)
+
+    def element_size(self) -> int:
+        return int(self.data.itemsize)
+
+    def is_contiguous(self) -> bool:
+        return bool(self.data.flags.c_contiguous)
+
+    def contiguous(self) -> Flat:
+        return Flat(np.ascontiguousarray(self.data))
+
+
+def indices(pages: list[int]) -> list[int]:
+    """SGLang's host indices: of each token."""
+    return [page * PAGE + token for page in pages for token in range(PAGE)]
+
+
+def keys(count: int) -> list[str]:
+    return [f"{i:064x}" for i in range(count)]
+
+
+Make = Callable[..., Any]
+
+
+def made_backends(monkeypatch: pytest.MonkeyPatch, pool_name: str) -> Iterator[Make]:
+    """What makes backends, each with a host pool; they are closed afterwards."""
+    for name, module in fakes.sglang().items():
+        monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.setattr(weights, "WEIGHTS", weights.Weights())
+    made: list[Any] = []
+
+    def make(
+        host_pool: HostPool | None = None,
+        *,
+        v1: bool = True,
+        attached: bool = True,
+        rank: Config | None = None,
+        **more: Any,
+    ) -> Any:
+        usual = {"backend_name": "beluga", "module_path": PACKAGE, "class_name": "BelugaHiCache"}
+        settings = {"pool": pool_name, "timeout_ms": 5000, "retry_s": 0.05, "interface_v1": int(v1)}
+        config = dataclasses.replace(rank or Config(), extra_config=usual | settings | more)
+        made.append(importlib.import_module(PACKAGE).BelugaHiCache(config, {}))
+        assert eventually(lambda: made[-1].attached == attached, LONG_S)
+        made[-1].register_mem_pool_host(host_pool or HostPool())
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+    sys.modules.pop(f"{PACKAGE}.backend", None)

@@ -1,0 +1,246 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""SGLang never loads KV of weights other than its own, nor any from before it was cleared."""
+
+from __future__ import annotations
+
+import sys
+import types
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import fakes
+import pytest
+from blocks import eventually
+from sglang_parts import LONG_S, Config, HostPool, Make, indices, keys, made_backends
+
+from beluga import MetaServer, Pool
+from beluga.connectors.sglang import weights
+from beluga.errors import ConnectorError
+
+
+@pytest.fixture
+def backend(monkeypatch: pytest.MonkeyPatch, pool_name: str) -> Iterator[Make]:
+    yield from made_backends(monkeypatch, pool_name)
+
+
+@pytest.fixture
+def said(backend: Make) -> dict[str, Any]:
+    """SGLang's settings."""
+    found: dict[str, Any] = sys.modules["sglang.srt.runtime_context"].get_context().said
+    return found
+
+
+@pytest.fixture
+def updater(backend: Make, said: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> Any:
+    """This process has SGLang's scheduler, which can change its weights."""
+    settings = sys.modules["sglang.srt.runtime_context"].get_context()
+    for name, module in fakes.sglang_scheduler(settings).items():
+        if name not in sys.modules:
+            monkeypatch.setitem(sys.modules, name, module)
+    return sys.modules["sglang.srt.managers.scheduler_components.weight_updater"].updater
+
+
+def put(one: Any, count: int = 2) -> list[bool]:
+    found: list[bool] = one.batch_set_v1(keys(count), indices(list(range(count))))
+    return found
+
+
+def finds(one: Any, count: int = 2) -> int:
+    """How many pages it finds; a lookup and a fetch agree."""
+    hits: int = one.batch_exists(keys(count))
+    assert one.batch_get_v1(keys(count), indices(list(range(count)))) == [
+        i < hits for i in range(count)
+    ]
+    return hits
+
+
+def test_what_was_cleared_is_found_by_nobody_and_can_be_put_again(
+    server: MetaServer, backend: Make
+) -> None:
+    one, other = backend(), backend()
+    assert put(one) == [True, True]
+    assert finds(other) == 2
+    one.clear()
+    assert finds(one) == finds(other) == finds(backend()) == 0
+    assert put(other, 1) == [True]
+    assert finds(one) == 1
+
+
+def test_a_clear_leaves_other_models_and_ranks_alone(server: MetaServer, backend: Make) -> None:
+    others = [backend(rank=Config(tp_rank=1)), backend(rank=Config(model_name="other"))]
+    assert [put(other) for other in others] == [[True, True]] * 2
+    backend().clear()
+    assert [finds(other) for other in others] == [2, 2]
+
+
+def test_ranks_that_share_their_pages_may_all_clear(server: MetaServer, backend: Make) -> None:
+    ranks = [
+        backend(HostPool(mla=True), rank=Config(is_mla_model=True, tp_rank=rank)) for rank in (0, 1)
+    ]
+    assert put(ranks[0]) == [True, True]
+    for rank in ranks:
+        rank.clear()
+    assert put(ranks[0]) == [True, True]
+    assert [finds(rank) for rank in ranks] == [2, 2]
+
+
+def test_a_clear_while_the_pool_is_away_is_made_up_for(pool: Pool, backend: Make) -> None:
+    with MetaServer(pool):
+        one, other = backend(timeout_ms=1000), backend(timeout_ms=1000)
+        assert put(one) == [True, True]
+    assert finds(one) == 0
+    one.clear()
+    with MetaServer(pool):
+        assert eventually(lambda: other.batch_exists(keys(2)) == 2, LONG_S)
+        assert eventually(lambda: one.attached, LONG_S)
+        assert finds(one) == 0
+        assert finds(other) == 0
+
+
+def test_weights_of_another_version_are_others(
+    server: MetaServer, backend: Make, said: dict[str, Any]
+) -> None:
+    one = backend()
+    assert put(one) == [True, True]
+    said["weight_version"] = "step-1"
+    assert finds(one) == 0
+    assert put(one, 1) == [True]
+    assert finds(backend()) == 1
+    said["weight_version"] = "default"
+    assert finds(one) == 2
+
+
+def test_a_named_update_begins_anew_and_engines_with_the_same_name_share(
+    server: MetaServer, backend: Make, updater: Any, said: dict[str, Any]
+) -> None:
+    one = backend()
+    assert put(one) == [True, True]
+    updater.update("step-1")
+    assert finds(one) == 0
+    assert put(one) == [True, True]
+    assert finds(backend()) == 2
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda updater: updater.update(),
+        lambda updater: updater.update("step-1", flush_cache=False),
+        lambda updater: (setattr(updater, "idle", False), updater.update("step-1")),
+        lambda updater: (
+            sys.modules[weights._RUNNER[0]].WeightUpdater().end_weight_update(run_post_load=True)
+        ),
+    ],
+    ids=["unnamed", "not flushed", "not idle", "by others' hands"],
+)
+def test_after_a_change_of_unknown_outcome_the_pool_is_not_used_until_one_that_is_known(
+    server: MetaServer,
+    backend: Make,
+    updater: Any,
+    caplog: pytest.LogCaptureFixture,
+    change: Callable[[Any], None],
+) -> None:
+    one = backend()
+    assert put(one) == [True, True]
+    change(updater)
+    assert finds(one) == 0
+    assert put(one) == [False, False]
+    assert "weights were changed without a weight_version, or without" in caplog.text
+    updater.idle = True
+    updater.update("step-2")
+    assert put(one, 1) == [True]
+    assert finds(one) == 1
+
+
+def test_weights_may_be_named_after_they_were_changed(
+    server: MetaServer, backend: Make, updater: Any, said: dict[str, Any]
+) -> None:
+    one = backend()
+    updater.update()
+    assert put(one) == [False, False]
+    said["weight_version"] = "step-1"
+    assert put(one) == [True, True]
+    updater.update(flush_cache=False)
+    said["weight_version"] = "step-2"
+    assert put(one) == [False, False]  # of pages that SGLang still has, nobody knows whose
+
+
+def test_pages_computed_before_a_named_update_are_stored_under_the_old_name(
+    server: MetaServer, backend: Make, updater: Any, said: dict[str, Any]
+) -> None:
+    """Between the new name and the flush, SGLang's threads store what the old weights made."""
+    one = backend()
+    said["weight_version"] = "step-1"
+    assert put(one) == [True, True]
+    updater.update("step-1")
+    assert finds(one) == 0
+
+
+@pytest.mark.parametrize(
+    "difference",
+    [
+        {"model_path": "org/model-2"},
+        {"revision": "abc"},
+        {"kv_cache_dtype": "fp8_e5m2"},
+        {"dtype": "float16"},
+        {"quantization": "awq"},
+        {"json_model_override_args": '{"rope_theta": 1}'},
+        {"lora_paths": [types.SimpleNamespace(lora_name="a", lora_path="org/a")]},
+    ],
+    ids=lambda difference: next(iter(difference)),
+)
+def test_other_weights_of_the_same_name_see_nothing(
+    server: MetaServer, backend: Make, said: dict[str, Any], difference: dict[str, Any]
+) -> None:
+    assert put(backend()) == [True, True]
+    said.update(difference)
+    assert finds(backend()) == 0
+
+
+def test_an_adapter_retrained_in_its_place_is_another(
+    server: MetaServer, backend: Make, said: dict[str, Any], tmp_path: Path
+) -> None:
+    adapter = tmp_path / "adapter.safetensors"
+    adapter.write_bytes(b"one")
+    said["lora_paths"] = [types.SimpleNamespace(lora_name="a", lora_path=str(tmp_path))]
+    assert put(backend()) == [True, True]
+    assert finds(backend()) == 2
+    adapter.write_bytes(b"two")
+    assert finds(backend()) == 0
+
+
+def test_made_up_weights_are_those_of_their_seed(
+    server: MetaServer, backend: Make, said: dict[str, Any]
+) -> None:
+    said |= {"load_format": "dummy", "random_seed": 1}
+    assert put(backend()) == [True, True]
+    said["random_seed"] = 2
+    assert finds(backend()) == 0
+
+
+@pytest.mark.parametrize(
+    "version",
+    ["0.5.19", "0.5.9", "0.4.10.post2", "0.5.20rc1", "0.5.20.dev7+gabc", "0.0.0.dev0", "?"],
+)
+def test_a_release_that_mixes_adapters_is_refused(backend: Make, version: str) -> None:
+    sys.modules["sglang.version"].__version__ = version  # type: ignore[attr-defined]
+    with pytest.raises(ConnectorError, match=r"sglang#38577.*needs SGLang 0\.5\.20 or later"):
+        backend()
+
+
+@pytest.mark.parametrize("version", ["0.5.20", "0.5.20.post1", "0.5.23", "0.6.0", "1.0.0.dev1"])
+def test_a_release_that_tells_adapters_apart_is_not(
+    server: MetaServer, backend: Make, version: str
+) -> None:
+    sys.modules["sglang.version"].__version__ = version  # type: ignore[attr-defined]
+    assert put(backend()) == [True, True]
+
+
+def test_a_scheduler_whose_updates_cannot_be_seen_is_refused(
+    backend: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, weights._SCHEDULER, types.ModuleType("scheduler"))
+    with pytest.raises(ConnectorError, match="does not know how this SGLang changes its weights"):
+        backend()
