@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 LONG_S = 60.0  # for what must come
 
 
-def task(name: str) -> PrefillTask:
-    return PrefillTask(request_id=name, model="m", tokens=[1, 2, 3])
+def task(name: str, tokens: int = 3) -> PrefillTask:
+    return PrefillTask(request_id=name, model="m", tokens=list(range(tokens)))
 
 
 @asynccontextmanager
@@ -69,6 +69,18 @@ def test_first_come_first_served(backend: Backend) -> None:
             for claim in claims:
                 assert await claim.ack()
             assert await sender.get_queue_size() == (0, 0)
+
+    asyncio.run(play())
+
+
+@pytest.mark.parametrize("tokens", [1, 700, 1000, 1500, 40_000])
+def test_a_task_of_any_length_comes_out_whole(backend: Backend, tokens: int) -> None:
+    async def play() -> None:
+        async with opened(backend) as queue:
+            await queue.enqueue_task(task("long", tokens))
+            claim = await claimed(queue)
+            assert claim.task.tokens == list(range(tokens))
+            assert await claim.ack()
 
     asyncio.run(play())
 

@@ -219,6 +219,32 @@ def test_restored_worker_goes_on_from_its_dump(index: Indexer) -> None:
     assert index.missing() == {}
 
 
+def test_restoring_says_what_could_not_be_applied(index: Indexer) -> None:
+    index.apply(RouterEvent(A, Stored([11], [1]), 3))
+    orphan = stored(A, [32], [2], parent=31)
+    assert index.restore(A, [stored(A, [21], [1]), orphan], last_id=None) == 1
+    assert scores(index, 1, 2) == {A: 1}
+    assert index.restore(B, [stored(B, [21], [1])], last_id=4) == 0  # nobody had heard of it
+    assert scores(index, 1) == {A: 1, B: 1}
+
+
+def test_a_gap_before_a_dump_is_missed_no_more(index: Indexer) -> None:
+    index.apply(RouterEvent(A, Stored([11], [1]), 1))
+    index.apply(RouterEvent(A, Stored([12], [1]), 5))
+    assert index.restore(A, [stored(A, [21], [1])], last_id=5) == 0
+    assert index.missing() == {}
+    index.apply(RouterEvent(A, Removed([21]), 6))
+    assert index.missing() == {}
+    assert scores(index, 1) == {}
+
+
+def test_without_a_number_a_dump_lets_every_event_follow(index: Indexer) -> None:
+    index.apply(RouterEvent(A, Stored([11], [1]), 7))
+    assert index.restore(A, [stored(A, [21], [1])], last_id=None) == 0
+    index.apply(RouterEvent(A, Removed([21]), 2))  # an engine that began to count anew
+    assert scores(index, 1) == {}
+
+
 def test_tiers_continue_each_other(index: Indexer) -> None:
     index.apply(stored(A, [11, 12, 13, 14], [1, 2, 3, 4]))
     index.apply(stored(A, [12, 13, 14], None, tier=Tier.HOST))
