@@ -44,6 +44,7 @@
 #include "pool.h"
 #include "superblock.c"
 #include "pool.c"
+#include "process.h"
 #include "throttle.c"
 #include "fair.c"
 #include "link.c"

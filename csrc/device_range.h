@@ -12,10 +12,15 @@
  * lets the device write, waits for its completion, says bl_device_written, and commits. A device
  * writes only whole lines of granted space.
  *
- * A process is proven gone only when its DMA has ended: the kernel tears the device's context down
- * before it lets go of the process's files. What its DMA left in the host's cache is written back
- * later, over whatever is there then. So who finds a writer by device gone says bl_device_written
- * on that host, of all that was granted to it, before anybody is given the space.
+ * A process that has devices is proven gone only when its DMA has ended (proof.c says why, and that
+ * its file lock is no proof of that). What its DMA left in the host's cache is written back later,
+ * over whatever is there then. So before anybody is given the space of a grant that does not end in
+ * a commit, all of it is flushed on the host whose device may have written there:
+ *
+ *   the writer lives    by itself, before it aborts, or gives its session up (bl_kv_put_end)
+ *   it is found gone    by the server, if that is of its host (bl_lane_has_devices)
+ *   another host's      cannot be found gone: its space is held until a server of its host finds
+ *                       it gone, or until that host is off or has booted anew, with empty caches
  *
  * On a device of the pool that is declared coherent nothing is flushed; the fences stay.
  */

@@ -84,6 +84,10 @@ int bl_extents_unhold(bl_extents *extents, uint64_t offset);
 void bl_extents_hold_free(bl_extents *extents);
 void bl_extents_unhold_all(bl_extents *extents);
 
+/* The first held block that starts at *offset of the data stripes or behind it: 0, where, and its
+ * size; or -ENOENT. */
+int bl_extents_next_held(const bl_extents *extents, uint64_t *offset, uint32_t *size);
+
 /* The stripes of an extent without used or held blocks are free again: 0, -EBUSY (one that is
  * retired always is), -EINVAL. */
 int bl_extents_close(bl_extents *extents, uint32_t first_stripe);

@@ -155,6 +155,27 @@ void bl_extents_hold_free(bl_extents *extents)
     bl_extents_turn_all(extents, BL_SPACE_FREE, BL_SPACE_HELD);
 }
 
+int bl_extents_next_held(const bl_extents *extents, uint64_t *offset, uint32_t *size)
+{
+    bl_extent_view view;
+    uint64_t from = *offset - extents->data_offset;
+    int64_t at = bl_extents_first_at(extents, *offset);
+    for (uint64_t stripe = at < 0 ? from / BL_STRIPE_SIZE : (uint64_t)at;
+         bl_extents_next(extents, stripe, &view) == 0;
+         stripe = (uint64_t)view.first_stripe + view.stripe_count) {
+        uint64_t first = view.first_stripe, start = first * BL_STRIPE_SIZE;
+        uint64_t index = from > start ? (from - start + view.block_size - 1) / view.block_size : 0;
+        for (; view.held_count > 0 && index < view.block_count; index++)
+            if (*bl_extent_word(extents, extents->held_bits, first, (uint32_t)(index / 64)) >>
+                    (index % 64) & 1) {
+                *offset = extents->data_offset + start + index * view.block_size;
+                *size = view.block_size;
+                return 0;
+            }
+    }
+    return -ENOENT;
+}
+
 void bl_extents_unhold_all(bl_extents *extents)
 {
     bl_extents_turn_all(extents, BL_SPACE_HELD, BL_SPACE_FREE);

@@ -81,6 +81,18 @@ static void bl_lobby_publish(bl_server *server, uint32_t host)
     bl_publish_line(&server->pool->memory, bl_lobby_reply_offset(host, server->half), reply);
 }
 
+static int bl_lane_here(const bl_server *server, const bl_lane *lane)
+{
+    return lane->boot_id[0] == server->boot_id[0] && lane->boot_id[1] == server->boot_id[1];
+}
+
+int bl_lane_has_devices(const bl_server *server, uint32_t number)
+{
+    const bl_lane *lane = &server->lanes[number];
+    return bl_lane_here(server, lane) &&
+           (lane->proof < 0 || bl_proof_has_devices(&server->pool->memory, lane->proof));
+}
+
 /* A lane's session is over, as far as this server and those above it count. */
 static void bl_lane_over(bl_server *server, uint32_t number, enum bl_end end)
 {
@@ -90,6 +102,8 @@ static void bl_lane_over(bl_server *server, uint32_t number, enum bl_end end)
         bl_live_remove(server, number);
     if (!inherited)
         server->hooks.ended(server->hooks.context, number, end);
+    else if (end == BL_END_GONE && bl_lane_has_devices(server, number))
+        server->inherited_devices = 1;
     lane->state = end == BL_END_GONE ? BL_SESSION_FREE : BL_SESSION_DOUBTFUL;
     server->stat.end_count++;
     if (end == BL_END_GONE && inherited && --server->inherited_count == 0)

@@ -55,12 +55,35 @@ int bl_kv_put_begin(bl_session *session, const bl_kv_batch *batch, uint8_t *stat
     if (status < 0)
         return status;
     bl_kv_work *work = &(*out)->work;
-    status = bl_kv_reserve(session, batch, work, states, statuses);
+    status = bl_session_devices(session);
+    if (status == 0)
+        status = bl_kv_reserve(session, batch, work, states, statuses);
     if (status < 0)
         bl_kv_pending_free(*out);
     for (uint32_t k = 0; status == 0 && k < work->count; k++)
         offsets[work->index[k]] = work->records[work->index[k]].offset;
     return status;
+}
+
+/* Grants, and the memory that they are of. */
+typedef struct bl_kv_grants {
+    const bl_memory *memory;
+    const bl_kv_pending *pending;
+} bl_kv_grants;
+
+/* As bl_device_written(), of all blocks together: the engine has failed, or was interrupted, and
+ * nothing of it is under way. What its device has written until then leaves this host's cache
+ * before the space is given back: later it would overwrite what the next owner has written. */
+static int bl_kv_flush_guarded(void *context)
+{
+    const bl_kv_grants *grants = context;
+    const bl_kv_work *work = &grants->pending->work;
+    bl_fence_full(grants->memory); /* no flush before the load that saw the device's end */
+    for (uint32_t k = 0; k < work->count; k++)
+        bl_invalidate(grants->memory, work->records[work->index[k]].offset,
+                      bl_vector_offset(0, grants->pending->batch.length));
+    bl_fence_full(grants->memory); /* the flushes are done before the abort is asked for */
+    return 0;
 }
 
 /* The vectors of all blocks that were granted. */
@@ -90,6 +113,9 @@ int bl_kv_put_end(bl_session *session, bl_kv_pending *pending, const uint32_t *v
                   uint8_t *states, int32_t *statuses)
 {
     bl_kv_vectors all = {session, pending, vectors};
+    bl_kv_grants grants = {&session->pool->memory, pending};
+    if (written < 0)
+        bl_guarded(grants.memory, bl_kv_flush_guarded, &grants);
     int status = written < 0 ? written : bl_kv_held(session, &pending->work);
     if (status == 0)
         status = bl_guarded(&session->pool->memory, bl_kv_vectors_guarded, &all);

@@ -7,10 +7,11 @@
  *   client: connect, send its nonce --> server: the peer's pidfd, from the kernel --> its end
  *
  * The kernel names the peer of a connection, in whatever pid namespace it lives; a pid is never
- * read from anywhere. The pidfd stands beside the lock file (proof.h), which a successor needs and
+ * read from the pool. The pidfd stands beside the lock file (proof.h), which a successor needs and
  * which says the same a little later: whichever says gone, is believed. The lock alone can be
  * kept by a child that was forked past all hooks; the pidfd alone ends with its server.
- * Nothing here waits: without a socket, or a kernel that helps, the lock file is the proof.
+ * Nothing here waits: without a socket, or a kernel that helps, the lock file is the proof, and for
+ * a session that has devices the process that the file names.
  */
 #ifndef BL_LIFE_H
 #define BL_LIFE_H

@@ -15,6 +15,7 @@
 #include <unistd.h>
 
 #include "host_atomic.h"
+#include "process.h"
 
 /* With the size: whoever was built with other structs does not take it for his. */
 static const uint64_t BL_LINK_MAGIC = 0x3177676c65626262 + sizeof(bl_way);
@@ -88,12 +89,6 @@ int bl_way_limit(bl_way *way, uint32_t node, uint64_t bytes_per_s, uint64_t burs
 }
 
 /* ---- Who lives */
-
-static uint64_t bl_pid_namespace(void)
-{
-    struct stat found;
-    return stat("/proc/self/ns/pid", &found) == 0 ? found.st_ino : 0;
-}
 
 /* When a process was started, in ticks since the machine was; 0 if there is none, 1 if it cannot
  * be told. A number may be given to another process, the two together are not. */

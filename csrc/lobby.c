@@ -161,6 +161,11 @@ int bl_lobby_attach(bl_session *session, uint64_t timeout_ns)
     if (session->proof < 0)
         return session->proof;
     bl_crash_point("attach.proof_held");
+    int marked = session->devices ? bl_proof_devices(memory, session->proof, 1) : 0;
+    if (marked < 0) {
+        bl_proof_end(memory, session->directory, session->nonce, session->proof, 1);
+        return marked;
+    }
     bl_lobby_reply reply;
     uint32_t open = 0;
     int lock = bl_lobby_lock(session, &wait);
@@ -186,8 +191,10 @@ int bl_lobby_attach(bl_session *session, uint64_t timeout_ns)
     session->attached = status == 0;
     if (session->attached)
         session->old_nonce = 0;
-    else /* a lane given after we stopped waiting is found ownerless by this very proof */
+    if (!session->attached) { /* a lane given too late is found ownerless by this very proof */
+        bl_session_rest(session);
         bl_proof_end(memory, session->directory, session->nonce, session->proof, refused);
+    }
     return status;
 }
 
@@ -205,6 +212,7 @@ int bl_lobby_detach(bl_session *session, uint64_t timeout_ns)
     if (lock >= 0)
         bl_host_unlock(memory, lock);
     bl_crash_point("detach.answered");
+    bl_session_rest(session);
     bl_proof_end(memory, session->directory, session->nonce, session->proof, status == 0);
     bl_crash_point("detach.proof_ended");
     session->attached = 0;

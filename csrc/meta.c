@@ -10,11 +10,39 @@
 
 #include "lazy.h"
 
+/* As bl_device_written(), of all that a session was granted: it is gone, with its devices, and what
+ * they wrote may still lie in this host's cache. It leaves that before anybody is given the space:
+ * later it would overwrite what the next owner has written. */
+static void bl_meta_flush(const bl_meta *meta, uint32_t lane)
+{
+    const bl_memory *memory = &meta->pool->memory;
+    bl_fence_full(memory); /* no flush before the proof */
+    for (uint32_t n = meta->lane_blocks[lane]; n != BL_NO_NUMBER;
+         n = meta->blocks[n].links[BL_LIST_LANE].next)
+        bl_invalidate(memory, meta->blocks[n].offset,
+                      bl_vector_offset(0, meta->blocks[n].length));
+    bl_fence_full(memory); /* the flushes are done before the space is granted */
+}
+
+/* The same of a session of an earlier epoch: who knows where it wrote? */
+static void bl_meta_flush_held(const bl_meta *meta)
+{
+    const bl_memory *memory = &meta->pool->memory;
+    uint64_t offset = meta->pool->geometry.data_offset;
+    uint32_t size;
+    bl_fence_full(memory); /* no flush before the proof */
+    for (; bl_extents_next_held(meta->extents, &offset, &size) == 0; offset += size)
+        bl_invalidate(memory, offset, size);
+    bl_fence_full(memory); /* the flushes are done before the space is granted */
+}
+
 /* Drop what a session held. */
 static void bl_meta_ended(void *context, uint32_t lane, enum bl_end end)
 {
     bl_meta *meta = context;
     uint32_t count;
+    if (end == BL_END_GONE && bl_lane_has_devices(meta->server, lane))
+        bl_meta_flush(meta, lane);
     bl_tasks_lane_gone(meta->tasks, lane);
     for (int64_t n = bl_pins_pop(meta->pins[lane], &count); n >= 0;
          n = bl_pins_pop(meta->pins[lane], &count)) {
@@ -33,6 +61,8 @@ static void bl_meta_ended(void *context, uint32_t lane, enum bl_end end)
 static void bl_meta_settled(void *context)
 {
     bl_meta *meta = context;
+    if (meta->server->inherited_devices)
+        bl_meta_flush_held(meta);
     bl_extents_unhold_all(meta->extents);
     for (uint32_t lane = 0; lane < meta->pool->geometry.lane_count; lane++)
         for (uint32_t n = meta->lane_blocks[lane]; n != BL_NO_NUMBER;

@@ -11,12 +11,21 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/file.h>
 #include <sys/random.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <unistd.h>
+
+#include "process.h"
+
+#ifndef SYS_pidfd_open
+#define SYS_pidfd_open 434 /* Linux 5.3 */
+#endif
 
 enum { BL_STILLBORN_S = 10 };   /* nobody takes so long from making a file to locking it */
 
@@ -66,10 +75,66 @@ int bl_proof_watch(const bl_memory *memory, const char *directory, uint64_t nonc
     return bl_proof_open(directory, BL_PROOF_ALIVE, nonce, 0);
 }
 
-int bl_proof_gone(const bl_memory *memory, int descriptor)
+/* In the file of a session that has devices: its process, by a number that only the processes of
+ * its pid namespace know it by. The file is trusted like its lock; the pool never holds a pid. */
+typedef struct bl_proof_process {
+    uint64_t pid_namespace;     /* 0: unknown, so nobody can ask for the process */
+    uint64_t pid;
+} bl_proof_process;
+
+int bl_proof_devices(const bl_memory *memory, int descriptor, int may_write)
 {
     (void)memory;
-    return flock(descriptor, LOCK_EX | LOCK_NB) == 0;
+    bl_proof_process process = {bl_pid_namespace(), (uint64_t)getpid()};
+    if (!may_write)
+        return ftruncate(descriptor, 0) < 0 ? -errno : 0;
+    ssize_t size = pwrite(descriptor, &process, sizeof process, 0);
+    return size == sizeof process ? 0 : size < 0 ? -errno : -EIO;
+}
+
+int bl_proof_has_devices(const bl_memory *memory, int descriptor)
+{
+    (void)memory;
+    struct stat file;
+    return fstat(descriptor, &file) < 0 || file.st_size > 0;
+}
+
+/* Has the process that has devices ended? A process that can be waited for (its pidfd is readable),
+ * or was, has passed exit_notify(), as its last thread. Each thread closes its files before that,
+ * and runs what closing them left to do (exit_files() and exit_task_work() stand before
+ * exit_notify() in do_exit()). A driver's release of a device's file ends what the device does for
+ * it. So the device is at rest. This does not hold for a device's file that another process keeps
+ * open: engines open theirs so that they are closed on exec, and no engine works in a forked child.
+ *
+ * A number that means another process by now makes this one wait for that other one: late, never
+ * wrong. Without pidfd_open(), or where it is forbidden, the process counts as ended when it has
+ * been waited for. In another pid namespace nothing can be asked, and the pidfd that the server got
+ * from the socket (life.h) is the only proof. */
+static int bl_proof_process_ended(const bl_proof_process *process)
+{
+    if (process->pid_namespace == 0 || process->pid_namespace != bl_pid_namespace())
+        return 0;
+    if (kill((pid_t)process->pid, 0) < 0 && errno == ESRCH)
+        return 1;
+    struct pollfd end = {.fd = (int)syscall(SYS_pidfd_open, (pid_t)process->pid, 0),
+                         .events = POLLIN};
+    if (end.fd < 0)
+        return 0;
+    int ended = poll(&end, 1, 0) == 1 && (end.revents & POLLIN) != 0;
+    close(end.fd);
+    return ended;
+}
+
+/* The lock comes first: who has it sees what its holder wrote into the file last. */
+int bl_proof_gone(const bl_memory *memory, int descriptor)
+{
+    bl_proof_process process;
+    if (flock(descriptor, LOCK_EX | LOCK_NB) < 0)
+        return 0;
+    if (!bl_proof_has_devices(memory, descriptor))
+        return 1;
+    return pread(descriptor, &process, sizeof process, 0) == sizeof process &&
+           bl_proof_process_ended(&process);
 }
 
 void bl_proof_end(const bl_memory *memory, const char *directory, uint64_t nonce, int descriptor,

@@ -10,8 +10,14 @@
  * nonce, never by a pid read from the pool. Without the file (another host, another mount
  * namespace) nothing is proven, and silence leads to quarantine only.
  *
+ * A lock that is free is no proof while a device may write for the process: the kernel closes a
+ * dying process's files one after another, and the device's may come after the lock's. A session
+ * whose payload a device writes says so in its file (bl_proof_devices), with the number of its
+ * process, and is gone when that process is (see bl_proof_process_ended). The file is there for a
+ * successor of the server, too.
+ *
  * A forked child shares the lock: it gives its copy up at fork (bl_session_forked). The simulator
- * has its own body (sim_world.c).
+ * has its own body (sim_proof.c).
  */
 #ifndef BL_PROOF_H
 #define BL_PROOF_H
@@ -26,8 +32,15 @@ int bl_proof_hold(const bl_memory *memory, const char *directory, uint64_t nonce
 /* Watch somebody else's: a descriptor, or -ENOENT (nothing can be proven here), or -errno. */
 int bl_proof_watch(const bl_memory *memory, const char *directory, uint64_t nonce);
 
-/* 1 once the watched process is gone for good, 0 before. */
+/* 1 once the watched process is gone for good, and what its devices do for it, too; 0 before. */
 int bl_proof_gone(const bl_memory *memory, int descriptor);
+
+/* Say in a proof that is held that from now on (1), or no more (0), a device may write to the pool
+ * for this process: 0 or -errno. Before its first write, and after its last. */
+int bl_proof_devices(const bl_memory *memory, int descriptor, int may_write);
+
+/* May a device have written for a watched process, until that ended? 1 or 0. */
+int bl_proof_has_devices(const bl_memory *memory, int descriptor);
 
 /* End a watch or a hold. remove: nobody needs this proof any more. */
 void bl_proof_end(const bl_memory *memory, const char *directory, uint64_t nonce, int descriptor,

@@ -88,6 +88,7 @@ struct bl_server {
     uint32_t *served;           /* in this round */
     uint32_t live_count;
     uint32_t inherited_count;   /* DOUBTFUL sessions of earlier epochs */
+    uint32_t inherited_devices; /* 1: some of those that are gone had devices */
     uint32_t lobby_seen[BL_HOST_COUNT]; /* sequence of the last request answered or found */
     bl_lobby_reply lobby[BL_HOST_COUNT]; /* what was last answered */
     bl_work done;               /* since it serves */
@@ -116,6 +117,11 @@ int bl_house_end(bl_server *server, uint32_t lane, enum bl_end end);
  * somebody asks for a later one, owner->epoch; -EAGAIN: disturbed for too long; or
  * -BL_ERROR_EPOCH_DAMAGED. The server has its nonce. One process of a host at a time. */
 int bl_elect(const bl_server *server, uint64_t epoch, bl_candidate_line *owner);
+
+/* May a device have written what was granted to a session of this host? Its writes may lie in this
+ * host's cache (device_range.h). One of another host cannot end but by its own word, which it gives
+ * when it has flushed, or with that host's caches: then there is nothing to flush here. */
+int bl_lane_has_devices(const bl_server *server, uint32_t lane);
 
 /* Write what the own half says of a lane's session. */
 void bl_house_write(bl_server *server, uint32_t lane);

@@ -86,16 +86,33 @@ static int bl_session_ready(bl_session *session, uint64_t timeout_ns)
     return bl_lobby_attach(session, timeout_ns);
 }
 
+void bl_session_rest(const bl_session *session)
+{
+    if (session->devices)
+        bl_proof_devices(&session->pool->memory, session->proof, 0);
+}
+
 /* Give the nonce up; the next call attaches under a new one and says so. */
 static void bl_session_drop(bl_session *session)
 {
     bl_beat_stop(&session->beat);
     bl_crash_point("drop.silent");
+    bl_session_rest(session);
     bl_proof_end(&session->pool->memory, session->directory, session->nonce, session->proof, 0);
     bl_crash_point("drop.proof_ended");
     session->old_nonce = session->nonce;
     session->attached = 0;
     session->stat.reattach_count++;
+}
+
+int bl_session_devices(bl_session *session)
+{
+    int status = 0;
+    if (!session->devices && session->attached)
+        status = bl_proof_devices(&session->pool->memory, session->proof, 1);
+    if (status == 0)
+        session->devices = 1; /* of the sessions that follow this one, too */
+    return status;
 }
 
 typedef struct bl_session_task {

@@ -34,6 +34,7 @@ struct bl_session {
     uint32_t answered;              /* sequence of the last reply taken */
     uint32_t window;                /* reply lines looked at together */
     uint32_t attached;
+    uint32_t devices;           /* 1: a device may write what is granted to it */
     int proof;                      /* descriptor */
     uint8_t *scratch;               /* bulk_size for a request, bulk_size for a reply */
     uint32_t *parent;               /* 1 here; a forked child reads 0 */
@@ -47,6 +48,15 @@ int bl_lobby_attach(bl_session *session, uint64_t timeout_ns);
 
 /* Give the lane back. 0, or an error if no server took notice: it will find the proof. */
 int bl_lobby_detach(bl_session *session, uint64_t timeout_ns);
+
+/* From now on a device may write what is granted to this session: its process is believed dead by
+ * pidfd alone, and what it had been granted is flushed then (D15). Before the grants are asked for.
+ * 0 or -errno. */
+int bl_session_devices(bl_session *session);
+
+/* This session's devices write nothing more that was granted to it, and what they wrote is in
+ * memory: its lock says all there is to say. Before it gives that back alive. */
+void bl_session_rest(const bl_session *session);
 
 /* What a call needs of a lane (lane.c). */
 enum { BL_WINDOW_MAX = 128 };

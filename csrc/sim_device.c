@@ -112,6 +112,8 @@ static void bl_sim_job_read(bl_sim_world *world, const bl_sim_job *job, uint32_t
 static void bl_sim_job_step(bl_sim_world *world, uint32_t index)
 {
     bl_sim_job *job = &world->jobs[index];
+    if (world->now_ns < job->wake_ns)
+        return;
     uint32_t place = (uint32_t)bl_sim_below(world, job->size / BL_LINE_SIZE);
     while (!(job->left >> place & 1))
         place = (place + 1) % BL_SIM_JOB_LINES;
@@ -151,7 +153,13 @@ void bl_sim_device_pass(bl_sim_world *world)
 
 void bl_sim_device_lose(bl_sim_world *world, const bl_sim_process *process)
 {
-    for (uint32_t i = world->job_count; i-- > 0;)
-        if (world->jobs[i].owner == process && bl_sim_below(world, 4) == 0)
+    for (uint32_t i = world->job_count; i-- > 0;) {
+        if (world->jobs[i].owner != process)
+            continue;
+        uint64_t fate = bl_sim_below(world, 4);
+        if (fate == 0)
             bl_sim_job_end(world, i);
+        else if (fate == 1)
+            world->jobs[i].wake_ns = world->now_ns + bl_sim_below(world, BL_SIM_JOB_LATE_NS);
+    }
 }

@@ -9,7 +9,8 @@
  *
  * What is written counts as published when its process has flushed and fenced it, like a plain
  * store, or fenced it, like a streamed one, if its target is memory for certain. A job outlives its
- * process, whole or cut short; the process is gone when its jobs are.
+ * process and the locks of that, whole or cut short, perhaps by longer than a server takes to look
+ * for locks; the process is gone when its jobs are.
  */
 #ifndef BL_SIM_DEVICE_H
 #define BL_SIM_DEVICE_H
@@ -18,7 +19,8 @@
 
 enum {
     BL_SIM_JOB_COUNT = 32,
-    BL_SIM_JOB_LINES = 64
+    BL_SIM_JOB_LINES = 64,
+    BL_SIM_JOB_LATE_NS = 40 * 1000 * 1000 /* a dead process's jobs end within about that */
 };
 
 /* Where writes go: ANY draws it for each line (DDIO of a GPU's writes), the others are DSA's cache
@@ -31,6 +33,7 @@ typedef struct bl_sim_job {
     uint64_t offset;
     uint64_t size;
     uint64_t ticket;
+    uint64_t wake_ns;           /* does nothing until then */
     void *out;                  /* of a read: filled in at completion; NULL: it writes */
     bl_sim_process *owner;
     const bl_site *site;
@@ -53,7 +56,8 @@ void bl_sim_device_wait(const bl_memory *memory, uint64_t ticket);
 void bl_sim_device_happen(bl_sim_world *world);
 void bl_sim_device_pass(bl_sim_world *world);
 
-/* A process has died: of its jobs some end here, with what they have done. */
+/* A process has died: of its jobs some end here, with what they have done, and some stand still for
+ * a while. */
 void bl_sim_device_lose(bl_sim_world *world, const bl_sim_process *process);
 
 #endif

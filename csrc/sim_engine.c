@@ -15,7 +15,9 @@ enum {
     BL_ENGINE_SIZE = 5 * BL_LINE_SIZE,
     BL_ENGINE_LOOKS = 40,
     BL_ENGINE_NONCE = 77,
-    BL_ENGINE_VERBS = 400       /* a doomed writer dies within so many */
+    BL_ENGINE_VERBS = 400,      /* a doomed writer dies within so many */
+    BL_ENGINE_EAGER = 1000,     /* who asks for the proof of that naps after so many looks */
+    BL_ENGINE_NAP_NS = 1000 * 1000
 };
 
 typedef struct bl_engine {
@@ -169,6 +171,8 @@ static int bl_engine_doomed(bl_pool *pool, void *argument)
     const bl_engine *engine = argument;
     uint8_t payload[BL_ENGINE_SIZE];
     int proof = bl_proof_hold(&pool->memory, "", BL_ENGINE_NONCE);
+    if (proof >= 0)
+        bl_proof_devices(&pool->memory, proof, 1);
     memset(payload, 0xee, sizeof payload);
     while (proof >= 0) { /* until it is killed */
         bl_sim_device_write(&pool->memory, engine->litmus.payload, payload, sizeof payload,
@@ -184,14 +188,14 @@ static int bl_engine_reaper(bl_pool *pool, void *argument)
     const bl_engine *engine = argument;
     const bl_memory *memory = &pool->memory;
     bl_sim_world *world = engine->litmus.world;
-    int proof = -ENOENT;
+    int proof = -ENOENT, looks = 0;
     while (proof < 0 && bl_sim_alive(world, engine->owner)) {
         proof = bl_proof_watch(memory, "", BL_ENGINE_NONCE);
         bl_pause(memory);
     }
     while (bl_sim_alive(world, engine->owner) ||
            (proof >= 0 && !engine->hasty && !bl_proof_gone(memory, proof)))
-        bl_pause(memory);
+        looks++ < BL_ENGINE_EAGER ? bl_pause(memory) : bl_nap(memory, BL_ENGINE_NAP_NS);
     bl_device_written(memory, engine->litmus.payload, BL_ENGINE_SIZE);
     bl_entry line = bl_litmus_line(1, BL_ENTRY_FREE); /* the next owner's */
     bl_publish_line(memory, engine->litmus.flag, &line);

@@ -58,6 +58,7 @@ static const bl_sim_scenario bl_sim_scenarios[] = {
     {"device_death", bl_engine_death, 0},
     {"device_zombie", bl_engine_zombie, 0},
     {"device_kv", bl_engine_kv, 0},
+    {"device_kv_death", bl_engine_kv_death, 0},
     {"register", bl_path_register, 0},
     {"first_word", bl_path_first_word, BL_SIM_LANES_MANY},
     {"last_word", bl_path_last_word, 0},

@@ -43,11 +43,29 @@ int bl_proof_watch(const bl_memory *memory, const char *directory, uint64_t nonc
     return bl_sim_proof_find(memory, nonce);
 }
 
+int bl_proof_devices(const bl_memory *memory, int descriptor, int may_write)
+{
+    memory->world->proof[descriptor].has_devices = (uint32_t)may_write;
+    return 0;
+}
+
+int bl_proof_has_devices(const bl_memory *memory, int descriptor)
+{
+    return (int)memory->world->proof[descriptor].has_devices;
+}
+
+/* The kernel frees a lock while devices may still write for its holder. */
+static int bl_sim_unlocked(const bl_sim_process *holder)
+{
+    return holder->state != BL_SIM_READY && holder->store_count == 0;
+}
+
 int bl_proof_gone(const bl_memory *memory, int descriptor)
 {
     bl_sim_world *world = memory->world;
     bl_sim_proof *proof = &world->proof[descriptor];
-    if (proof->holder && !bl_sim_gone(proof->holder))
+    if (proof->holder &&
+        !(proof->has_devices ? bl_sim_gone(proof->holder) : bl_sim_unlocked(proof->holder)))
         return 0;
     if (proof->holder) {
         bl_sim_note_release(proof->holder);
@@ -130,7 +148,7 @@ int bl_host_lock(const bl_memory *memory, const char *directory, const char *nam
         strcpy(lock->name, name);
         lock->host = memory->host;
         world->lock_count++;
-    } else if (lock->holder && !bl_sim_gone(lock->holder)) {
+    } else if (lock->holder && !bl_sim_unlocked(lock->holder)) {
         return -EAGAIN;
     } else if (lock->holder) {
         bl_sim_note_release(lock->holder);

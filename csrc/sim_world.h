@@ -130,6 +130,7 @@ typedef struct bl_sim_proof {
     bl_sim_process *holder;
     uint32_t host;
     uint32_t removed;
+    uint32_t has_devices;
     uint32_t snapshot;          /* of what its process had released when it gave the lock back */
 } bl_sim_proof;
 

@@ -23,6 +23,7 @@ from beluga.kvcache import KVCache
 from beluga.meta import BlockState, Grant, MetaClient, MetaServer
 from beluga.pool import Pool
 from beluga.rpc import METHOD_USER, Client, Server, stand_by
+from beluga.transfer.dsa import DsaEngine
 
 
 def lines() -> Iterator[str]:
@@ -145,6 +146,17 @@ def fetch(pool: Pool) -> None:
             answer(json.dumps([found.hits, wrong, found.mismatches]))
 
 
+def close_a_cache(pool: Pool) -> None:
+    """A cache whose blocks an engine puts: ``put`` one, then ``close``, and live on."""
+    told = lines()
+    with KVCache(pool, namespace="close", engine=DsaEngine(pool, "software")) as cache:
+        next(told)
+        answer(cache.put(keys([1]), [content(1)]).stored)
+        next(told)
+    answer("closed")
+    next(told, "")
+
+
 def churn(pool: Pool) -> None:
     """Puts and gets chains of blocks until it is told to end, and checks every byte that it gets.
 
@@ -179,6 +191,7 @@ def main() -> None:
         "call": call,
         "hold_blocks": hold_blocks,
         "fetch": fetch,
+        "close_a_cache": close_a_cache,
         "churn": churn,
     }
     try:

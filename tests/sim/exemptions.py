@@ -58,6 +58,10 @@ _LEFT_OUT: dict[Name, str] = {
     ("lobby.c", "bl_lobby_next_sequence", "fence_full", 0): _REVIVED,
     ("lobby.c", "bl_lobby_next_sequence", "invalidate", 0): _REVIVED,
     ("lobby.c", "bl_lobby_next_sequence", "fence_full", 1): _REVIVED,
+    ("meta.c", "bl_meta_flush", "fence_full", 0): _PROVEN,
+    ("meta.c", "bl_meta_flush_held", "fence_full", 0): _PROVEN,
+    ("meta.c", "bl_meta_flush", "fence_full", 1): _FLUSHED,
+    ("meta.c", "bl_meta_flush_held", "fence_full", 1): _FLUSHED,
     ("house.c", "bl_house_write", "fence_store", 0): (
         "covered: the full fence of bl_server_still() stands between the line and the reply that "
         "relies on it, and a store fence between a takeover's lines and SERVING"
@@ -101,7 +105,15 @@ _LEFT_OUT: dict[Name, str] = {
     ),
 }
 
-# By change (simulator.CHANGES).
+# By change (simulator.CHANGES)._PROVEN = (
+    "in the simulator no process takes a turn between a server's last full fence and its look at a "
+    "proof, so no device writes between that fence and the proof; on a CPU the order needs it"
+)
+_FLUSHED = (
+    "covered: the full fence of bl_server_still() stands between the end of a session and the next "
+    "grant"
+)
+
 EXEMPTIONS: dict[str, dict[Name, str]] = {
     "left out": _LEFT_OUT,
 }

@@ -16,6 +16,7 @@ SCENARIOS = (
     "device_dsa_memory",
     "device_death",
     "device_kv",
+    "device_kv_death",
 )
 
 RULES = [
@@ -58,3 +59,10 @@ def test_what_a_dead_writer_left_in_the_cache_must_be_flushed() -> None:
 
 def test_space_given_away_before_its_dma_has_ended_is_found_out() -> None:
     assert caught("device_zombie", 0, seeds=HUNT)
+
+
+@pytest.mark.parametrize("function", ["bl_meta_flush", "bl_meta_flush_held", "bl_kv_flush_guarded"])
+def test_space_of_a_dead_writer_or_a_failed_put_is_flushed_before_it_is_granted(
+    function: str,
+) -> None:
+    assert caught("device_kv_death", site(function, "invalidate"), seeds=HUNT)

@@ -1,0 +1,205 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""Writers that have devices: a file lock that is free does not prove that they are gone.
+
+The kernel closes the files of a process that is killed one after another, so its lock may be free
+while its device still writes. The clients here give their locks back while they live, as such a
+process would in the middle of its end.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from blocks import eventually, keys, states
+from processes import Process
+
+from beluga.meta import MetaClient, MetaServer
+from beluga.pool import Pool
+from beluga.rpc import Client, Server
+
+# A session that has nothing, and one that puts blocks by an engine, which is in the middle of that.
+# What it is told to do: give its locks back ("unlock"), or name its process by the number that some
+# other pid namespace has for it ("move").
+WRITER = """
+import fcntl, os, sys
+import numpy as np
+from beluga.kvcache import KVCache
+from beluga.pool import Pool
+from beluga.rpc import Client
+
+def proofs():
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            if "/alive-" in os.readlink(f"/proc/self/fd/{name}"):
+                yield int(name)
+        except FileNotFoundError:
+            pass
+
+class Device:
+    name = "device"
+    fault = None
+    piece_size = 0
+
+    def gather_write(self, plan):
+        print("writing", flush=True)
+        for line in sys.stdin:
+            for proof in proofs():
+                if line == "unlock\\n":
+                    fcntl.flock(proof, fcntl.LOCK_UN)
+                elif os.fstat(proof).st_size:
+                    os.pwrite(proof, (1).to_bytes(8, "little"), 0)
+            print("done", flush=True)
+
+    def close(self):
+        pass
+
+with Pool.open(sys.argv[1:]) as pool, Client(pool) as plain:
+    with KVCache(pool, namespace="", engine=Device()) as cache:
+        words = np.arange(1 << 16, dtype=np.uint64).reshape(1, -1)
+        cache.put(np.array([[7, os.getpid()]], dtype=np.uint64), words)
+"""
+
+
+class Writer:
+    """A process that runs WRITER; it is killed with the test."""
+
+    def __init__(self, paths: list[Path]) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", WRITER, *map(str, paths)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            bufsize=1,
+        )
+
+    def hear(self) -> str:
+        assert self.process.stdout
+        return self.process.stdout.readline().strip()
+
+    def ask(self, what: str) -> None:
+        assert self.process.stdin
+        self.process.stdin.write(what + "\n")
+        assert self.hear() == "done"
+
+    def zombie(self) -> None:
+        """It has ended, but nobody has waited for it."""
+        self.process.kill()
+        os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOWAIT)
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.communicate()
+
+
+@pytest.fixture
+def writer(paths: list[Path]) -> Iterator[Callable[[], Writer]]:
+    """Starts one, and waits until its device writes."""
+    made: list[Writer] = []
+
+    def start() -> Writer:
+        made.append(Writer(paths))
+        assert made[-1].hear() == "writing"
+        return made[-1]
+
+    yield start
+    for one in made:
+        one.end()
+
+
+@pytest.fixture
+def unseen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Servers of this process hold no pidfds: there is nothing to show oneself at."""
+    monkeypatch.setattr("beluga.meta.server.MetaServer.start", _start_unseen)
+
+
+def _start_unseen(server: MetaServer) -> None:
+    Server.start(server)
+    for socket in server._pool.runtime_dir.glob("life-*"):
+        socket.unlink()
+
+
+def test_a_free_lock_ends_no_session_whose_device_may_write(
+    server: MetaServer, meta: MetaClient, writer: Callable[[], Writer]
+) -> None:
+    one = writer()
+    assert server.stat().live_count == 3
+    one.ask("unlock")
+    assert eventually(lambda: server.stat().live_count == 2)  # the session that has no device
+    assert meta.stat().grant_count == 1
+    one.zombie()
+    assert eventually(lambda: server.stat().live_count == 1)
+    assert meta.stat().grant_count == 0
+
+
+@pytest.mark.usefixtures("unseen")
+def test_the_file_names_the_process_for_a_server_that_has_no_pidfd(
+    server: MetaServer, meta: MetaClient, writer: Callable[[], Writer]
+) -> None:
+    one = writer()
+    assert server.stat().watched_count == 0
+    one.ask("unlock")
+    assert eventually(lambda: server.stat().live_count == 2)
+    assert meta.stat().grant_count == 1
+    one.zombie()
+    assert eventually(lambda: server.stat().live_count == 1)
+    assert meta.stat().used_bytes == 0
+
+
+def test_a_successor_knows_of_devices_too(
+    pool: Pool, paths: list[Path], writer: Callable[[], Writer]
+) -> None:
+    with Process("serve_index", paths) as first:
+        one = writer()
+        first.kill()
+    one.ask("unlock")
+    with MetaServer(pool) as server, Client(pool) as client:
+        meta = MetaClient(client)
+        assert eventually(lambda: server.stat().inherited_count == 1)
+        assert meta.stat().held_bytes > 0
+        one.zombie()
+        assert eventually(lambda: server.stat().inherited_count == 0)
+        assert meta.stat().held_bytes == 0
+
+
+def test_who_dies_with_its_server_is_found_gone_by_the_next(
+    pool: Pool, paths: list[Path], writer: Callable[[], Writer]
+) -> None:
+    with Process("serve_index", paths) as first:
+        one = writer()
+        first.signal(signal.SIGSTOP)  # nobody hears of the death
+        one.end()
+        first.kill()
+    with MetaServer(pool) as server, Client(pool) as client:
+        assert eventually(lambda: server.stat().inherited_count == 0)
+        assert states(MetaClient(client).reserve(keys([1]), length=1 << 20)) == ["GRANTED"]
+
+
+def test_a_process_of_another_pid_namespace_stays_in_doubt(
+    pool: Pool, paths: list[Path], writer: Callable[[], Writer]
+) -> None:
+    with Process("serve_index", paths) as first:
+        one, other = writer(), writer()
+        first.kill()
+    one.ask("move")
+    one.end()
+    other.end()
+    with MetaServer(pool) as server, Client(pool) as client:
+        assert eventually(lambda: server.stat().inherited_count == 1)
+        assert MetaClient(client).stat().held_bytes > 0
+
+
+def test_a_session_that_is_closed_leaves_no_doubt(pool: Pool, paths: list[Path]) -> None:
+    """Without a server its lock is given back by a process that lives on: that is its word."""
+    with Process("serve_index", paths) as first, Process("close_a_cache", paths) as client:
+        assert client.ask("put") == "1"
+        first.kill()
+        assert client.ask("close") == "closed"
+        with MetaServer(pool) as server:
+            assert eventually(lambda: server.stat().inherited_count == 0)
