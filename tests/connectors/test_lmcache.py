@@ -275,8 +275,8 @@ class Metadata:
     use_mla = False
     chunk_size = 16
 
-    def __init__(self, layers: int = 4) -> None:
-        self.layers = layers
+    def __init__(self, layers: int = 4, model_name: str = "model") -> None:
+        self.layers, self.model_name = layers, model_name
 
     def get_shapes(self, tokens: int = 16) -> list[tuple[int, ...]]:
         return [(2, self.layers, tokens, 64)]
@@ -302,12 +302,18 @@ def backend(lmcache: Any, pool_name: str) -> Iterator[Callable[..., Any]]:
     made: list[Any] = []
 
     def make(
-        *, attached: bool = True, layers: int = 4, layerwise: bool = False, **settings: Any
+        *,
+        attached: bool = True,
+        layers: int = 4,
+        model_name: str = "model",
+        layerwise: bool = False,
+        **settings: Any,
     ) -> Any:
         usual = {"beluga.pool": pool_name, "beluga.timeout_ms": 5000, "other.thing": 1}
         extra = usual | {f"beluga.{name}": value for name, value in settings.items()}
         config = types.SimpleNamespace(extra_config=extra, use_layerwise=layerwise)
-        made.append(lmcache.BelugaBackend("cpu", config, Metadata(layers), Allocator(), None))
+        metadata = Metadata(layers, model_name)
+        made.append(lmcache.BelugaBackend("cpu", config, metadata, Allocator(), None))
         assert eventually(lambda: made[-1].attached == attached, LONG_S)
         return made[-1]
 
@@ -362,6 +368,27 @@ def test_the_plugin_without_a_server_misses(backend: Callable[..., Any]) -> None
     assert not one.contains(ChunkKey("a"))
     assert one.batched_get_blocking([ChunkKey("a"), ChunkKey("b")]) == [None, None]
     assert eventually(lambda: memory.references == 1)
+
+
+def test_chunks_that_were_cleared_are_found_by_nobody(
+    server: MetaServer, backend: Callable[..., Any]
+) -> None:
+    def put(one: Any) -> None:
+        told: list[ChunkKey] = []
+        one.batched_submit_put_task(keys, [Memory(SHAPE, seed=1)], None, told.append)
+        assert eventually(lambda: told == keys)
+
+    keys = [ChunkKey("a")]
+    one, other, third = backend(), backend(), backend(model_name="other")
+    put(one)
+    put(third)
+    assert other.contains(keys[0])
+    assert one.clear() == 0
+    assert [each.contains(keys[0]) for each in (one, other, backend(), third)] == [False] * 3 + [
+        True
+    ]
+    put(other)
+    assert one.contains(keys[0])
 
 
 def test_layerwise_storing_is_refused(backend: Callable[..., Any]) -> None:

@@ -3,7 +3,8 @@
 """The storage plugin of LMCache inside an engine (``storage_plugins``): whole chunks in the pool.
 
 A chunk's length says how many tokens it has, so the last, shorter one of a request comes back as
-it was; every other part of its layout is in the namespace.
+it was; every other part of its layout is in the namespace. Its name begins with the model's era, so
+that all chunks can be cleared.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from lmcache.logging import init_logger
 from lmcache.v1.memory_management import MemoryFormat
 from lmcache.v1.storage_backend.abstract_backend import StoragePluginInterface
 
+from beluga.connectors.era import Era
 from beluga.connectors.link import Attachment, Link
 from beluga.connectors.lmcache import objects
 from beluga.connectors.lmcache.objects import Item, bytes_of, layout_of
@@ -61,6 +63,8 @@ class BelugaBackend(StoragePluginInterface):
         self._settings = settings_of(EngineSettings, given)
         self._format = MemoryFormat.KV_MLA_FMT if metadata.use_mla else MemoryFormat.KV_2LTD
         self._namespaces: dict[Any, Namespace] = {}
+        fields = {"form": "plugin's era", "model": str(getattr(metadata, "model_name", ""))}
+        self._era = Era(namespace_of(self._settings, "lmcache", lmcache_version, fields))
         self._storing: set[Any] = set()
         self._lock = threading.Lock()
         self._reading = threading.Lock()  # a link is for one thread at a time
@@ -85,7 +89,7 @@ class BelugaBackend(StoragePluginInterface):
 
     def batched_contains(self, keys: list[Any], pin: bool = False) -> int:
         """How many leading chunks the pool has."""
-        found = self._read("looking up", lambda a: objects.find(a, self._items(keys), pin=False))
+        found = self._read("looking up", lambda a: objects.find(a, self._items(a, keys), pin=False))
         return next((i for i, grant in enumerate(found or []) if grant is None), len(found or []))
 
     async def batched_async_contains(
@@ -156,8 +160,15 @@ class BelugaBackend(StoragePluginInterface):
 
     def remove(self, key: Any, force: bool = True) -> bool:
         """Forget a chunk, for everybody; whether it was there."""
-        removed = self._read("removing", lambda a: objects.remove(a, self._items([key])))
+        removed = self._read("removing", lambda a: objects.remove(a, self._items(a, [key])))
         return bool(removed)
+
+    def clear(self) -> int:
+        """Forget all chunks of this model, for everybody. If the pool is not there now, this engine
+        finds none until that is done. LMCache adds up tokens, which nobody has counted here: 0."""
+        self._era.clear()
+        self._read("clearing", self._era.now)
+        return 0
 
     def get_allocator_backend(self) -> Any:
         """Where chunks that are read go."""
@@ -175,7 +186,7 @@ class BelugaBackend(StoragePluginInterface):
         with self._reading:
             return self._reader.attempt(doing, call)
 
-    def _items(self, keys: Sequence[Any]) -> list[Item]:
+    def _items(self, attachment: Attachment, keys: Sequence[Any]) -> list[Item]:
         """A chunk's name is LMCache's own text of its key, with model, ranks, dtype and tags."""
         layout = layout_of(self.metadata.get_shapes(), self.metadata.get_dtypes())
         namespace = self._namespaces.get(layout)
@@ -188,7 +199,8 @@ class BelugaBackend(StoragePluginInterface):
             }
             namespace = namespace_of(self._settings, "lmcache", lmcache_version, fields)
             self._namespaces[layout] = namespace
-        return [(namespace, key.to_string().encode()) for key in keys]
+        era = self._era.now(attachment)
+        return [(namespace, era + key.to_string().encode()) for key in keys]
 
     def _token_size(self) -> int:
         """Bytes of one token in all layers."""
@@ -204,11 +216,12 @@ class BelugaBackend(StoragePluginInterface):
             if memory.get_memory_format() == self._format
             and memory.get_size() % self._token_size() == 0
         ]
-        items = self._items([key for key, _ in fit])
-        states = link.attempt(
-            "storing",
-            lambda a: objects.store(a, items, [bytes_of(memory) for _, memory in fit]),
-        )
+
+        def store(attachment: Attachment) -> list[BlockState]:
+            items = self._items(attachment, [key for key, _ in fit])
+            return objects.store(attachment, items, [bytes_of(memory) for _, memory in fit])
+
+        states = link.attempt("storing", store)
         have = (BlockState.GRANTED, BlockState.HIT)
         return [key for (key, _), state in zip(fit, states or [], strict=False) if state in have]
 
@@ -224,7 +237,7 @@ class BelugaBackend(StoragePluginInterface):
         return self.local_cpu_backend.allocate(shapes, dtypes, self._format, busy_loop=False)
 
     def _get(self, attachment: Attachment, keys: list[Any]) -> list[Any]:
-        items = self._items(keys)
+        items = self._items(attachment, keys)
         memories = [self._allocate(grant) for grant in objects.find(attachment, items, pin=False)]
         there = [i for i, memory in enumerate(memories) if memory is not None]
         done: list[bool] = []

@@ -5,21 +5,18 @@
 The namespace is made of what SGLang says of itself: model, ranks, and the shape of its host pool.
 KV that all tensor-parallel ranks have alike (MLA) has no rank in it: one writes, all read.
 
-A page's name begins with the version of the weights and with the *era*: random bytes in a record in
-the pool, which all engines of a namespace read before each call. To clear is to remove the record.
-The next call makes another, and no name from before is ever made again. A record that is lost (its
-room was needed) clears, too: pages are missed, and never found when they should not be.
+A page's name begins with the era, so that pages can be cleared, and the version of the weights.
 """
 
 from __future__ import annotations
 
 import ctypes
 import logging
-import os
 import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
+from beluga.connectors.era import Era
 from beluga.connectors.fetch import fetch
 from beluga.connectors.link import Attachment, Link
 from beluga.connectors.naming import EngineSettings, Fields, namespace_of
@@ -38,9 +35,6 @@ Names: TypeAlias = "NDArray[np.uint8]"
 
 LAYOUTS = ("layer_first", "page_first", "page_first_direct", "page_head", "page_first_kv_split")
 FLAT, DIRECT = "flat", "direct"  # a page as SGLang copies it out, or where it lies in the host pool
-ERA = "era"
-ERA_SIZE = 16
-_RECORD = hash_keys(["era"])
 
 # What of SGLang's host pool decides which bytes a page has; pools have some of it.
 _POOL_FIELDS = (
@@ -112,7 +106,7 @@ class Pages:
         )
         self._writer = Link(settings, name="sglang-set", logger=logger)
         self._reading, self._writing = threading.Lock(), threading.Lock()
-        self._clears = self._cleared = 0  # asked for, and done: the pool may not be there
+        self._era: Era | None = None
         for link in (self._reader, self._writer):
             link.wait(settings.timeout_ms / 1000)
 
@@ -134,8 +128,8 @@ class Pages:
     def register(self, namespace: Namespace) -> None:
         """Whose pages are meant from now on. Those moved in one way are not for the other."""
         fields = {**namespace.fields, "namespace": namespace.digest}
-        forms = (FLAT, DIRECT, ERA)
-        self.namespaces = {form: Namespace({**fields, "form": form}) for form in forms}
+        self._era = Era(namespace)
+        self.namespaces = {form: Namespace({**fields, "form": form}) for form in (FLAT, DIRECT)}
 
     def leading(self, form: str, keys: Sequence[str]) -> int:
         """How many leading pages the pool has."""
@@ -165,9 +159,10 @@ class Pages:
     def clear(self) -> None:
         """No page that was stored before is found again, by any engine of this namespace. If the
         pool is not there now, this engine finds none until it is cleared."""
-        self._clears += 1
-        with self._writing:
-            self._attempt(self._writer, "clearing", lambda attachment: None)
+        if self._era is not None:
+            self._era.clear()
+            with self._writing:
+                self._writer.attempt("clearing", self._era.now)
 
     def close(self) -> None:
         """Give both sessions back."""
@@ -188,40 +183,14 @@ class Pages:
         keys: Sequence[str],
         call: Callable[[KVCache, Names], T],
     ) -> T | None:
-        """``call`` with the form's cache and the pages' names, or None if they cannot be named."""
-        version = self._version()
-        if version is None:
+        """What ``call`` says of the form's cache and the pages' names; None if it cannot say."""
+        version, era = self._version(), self._era
+        if version is None or era is None:
             return None
 
-        def on(attachment: Attachment) -> T | None:
-            era = self._era(attachment)
-            if era is None:
-                return None
-            before = Namespace({"era": era, "weights": version}).digest
+        def on(attachment: Attachment) -> T:
+            before = Namespace({"era": era.now(attachment), "weights": version}).digest
             names = hash_keys(before + key.encode() for key in keys)
             return call(attachment.cache(self.namespaces[form]), names)
 
-        return self._attempt(link, doing, on)
-
-    def _attempt(self, link: Link, doing: str, call: Callable[[Attachment], T | None]) -> T | None:
-        """What ``call`` returns after a clear that is due."""
-        if not self.namespaces:
-            return None
-
-        def on(attachment: Attachment) -> T | None:
-            clears = self._clears
-            if clears != self._cleared:
-                attachment.cache(self.namespaces[ERA]).remove(_RECORD)
-                self._cleared = clears
-            return call(attachment)
-
         return link.attempt(doing, on)
-
-    def _era(self, attachment: Attachment) -> bytes | None:
-        """What the record says; a new one if there is none. None if another is writing it."""
-        cache, era = attachment.cache(self.namespaces[ERA]), bytearray(ERA_SIZE)
-        if not fetch(cache, _RECORD, [era]).hits:
-            cache.put(_RECORD, [os.urandom(ERA_SIZE)])
-            if not fetch(cache, _RECORD, [era]).hits:  # the one that came first is everybody's
-                return None
-        return bytes(era)

@@ -82,7 +82,8 @@ class Lookups:
         if lora is None:
             return b""
         name = (lora.lora_name, lora.lora_path)
-        found = self._adapters.get(name)
+        # vLLM reads an adapter that is loaded in place anew for each request, whatever is there.
+        found = None if getattr(lora, "load_inplace", False) else self._adapters.get(name)
         if found is None:
             if len(self._adapters) >= ADAPTERS_MAX:
                 self._adapters.clear()

@@ -333,6 +333,19 @@ def test_requests_with_adapters_of_one_name_share_only_if_the_adapter_is_the_sam
     assert set(digests[0]).isdisjoint(request("r", TOKENS).block_hashes)
 
 
+def test_an_adapter_that_is_loaded_in_place_is_looked_at_anew(
+    engine: Engine, tmp_path: Path
+) -> None:
+    adapter = tmp_path / "adapter.safetensors"
+    lora = SimpleNamespace(lora_name="x", lora_path=str(tmp_path), load_inplace=True)
+    made = request("r", TOKENS, lora=lora)
+    adapter.write_bytes(b"1")
+    before = engine.lookups.digests(made, 0, 5)
+    assert engine.lookups.digests(made, 0, 5) == before
+    adapter.write_bytes(b"2")
+    assert set(engine.lookups.digests(made, 0, 5)).isdisjoint(before)
+
+
 def test_a_block_is_announced_when_every_rank_has_stored_it_and_it_is_new(engine: Engine) -> None:
     made = request("r", TOKENS)
     engine.start(made)
