@@ -25,7 +25,7 @@ from beluga.connectors.link import Attachment, Link
 from beluga.connectors.lmcache import objects
 from beluga.connectors.lmcache.objects import Item, bytes_of, layout_of
 from beluga.connectors.lmcache.worker import Worker
-from beluga.connectors.naming import EngineSettings, namespace_of
+from beluga.connectors.naming import EngineSettings, Fields, namespace_of
 from beluga.connectors.settings import settings_of
 from beluga.errors import ConnectorError
 from beluga.kvcache import Namespace
@@ -63,7 +63,8 @@ class BelugaBackend(StoragePluginInterface):
         self._settings = settings_of(EngineSettings, given)
         self._format = MemoryFormat.KV_MLA_FMT if metadata.use_mla else MemoryFormat.KV_2LTD
         self._namespaces: dict[Any, Namespace] = {}
-        fields = {"form": "plugin's era", "model": str(getattr(metadata, "model_name", ""))}
+        model = str(getattr(metadata, "model_name", ""))
+        fields: Fields = {"form": "plugin's era", "model": model}
         self._era = Era(namespace_of(self._settings, "lmcache", lmcache_version, fields))
         self._storing: set[Any] = set()
         self._lock = threading.Lock()
@@ -191,7 +192,7 @@ class BelugaBackend(StoragePluginInterface):
         layout = layout_of(self.metadata.get_shapes(), self.metadata.get_dtypes())
         namespace = self._namespaces.get(layout)
         if namespace is None:  # layer groups are known only when the engine has told its tensors
-            fields = {
+            fields: Fields = {
                 "form": "plugin",
                 "layout": repr(layout),
                 "chunk_tokens": self.metadata.chunk_size,
