@@ -49,7 +49,8 @@ BelugaError
 │   ├── EngineUnavailableError    this machine has not what the engine needs
 │   ├── ChecksumError             bytes that were read are not those that were written
 │   ├── TransferTimeoutError      a transfer has not ended in time; it goes on
-│   └── TransferCancelledError    a transfer was dropped before it had ended
+│   ├── TransferCancelledError    a transfer was dropped before it had ended
+│   └── UnsettledError            nobody can say that a copy writes no more; its space stays taken
 ├── ConnectorError                an engine's settings, or its KV layout, cannot be served
 ├── RouterError                   sending requests to workers
 │   ├── NoWorkersError            none is registered for the model, or none is healthy
@@ -213,6 +214,9 @@ class TransferTimeoutError(TransferError): ...
 
 
 class TransferCancelledError(TransferError): ...
+
+
+class UnsettledError(TransferError): ...
 
 
 class ConnectorError(BelugaError): ...

@@ -112,7 +112,8 @@ class _Calls:
                 "method": lib.BL_METHOD_PING,
             },
         )
-        with self._client.session() as session:
+        with self._client.lock:
+            session = self._client.session
             start_ns = time.perf_counter_ns()
             check(lib.bl_session_pump(session, pump, TIMEOUT_S * 10**9), "calling")
             return count * 1e9 / (time.perf_counter_ns() - start_ns)

@@ -383,7 +383,9 @@ int bl_kv_put_begin(bl_session *session, const bl_kv_batch *batch, uint8_t *stat
                     int32_t *statuses, uint64_t *offsets, bl_kv_pending **out);
 
 /* The granted blocks are written, in memory, and these are their vectors, a row for each of the
- * batch; or written is a negative error, and nothing will write there any more. As bl_kv_put. */
+ * batch; or written is a negative error, and nothing will write there any more. As bl_kv_put.
+ * -EINPROGRESS: something may still write there. The session leaves its nonce, whose grants end
+ * with this process, and takes another one at its next call. */
 int bl_kv_put_end(bl_session *session, bl_kv_pending *pending, const uint32_t *vectors, int written,
                   uint8_t *states, int32_t *statuses);
 

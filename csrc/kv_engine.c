@@ -114,9 +114,12 @@ int bl_kv_put_end(bl_session *session, bl_kv_pending *pending, const uint32_t *v
 {
     bl_kv_vectors all = {session, pending, vectors};
     bl_kv_grants grants = {&session->pool->memory, pending};
-    if (written < 0)
+    int held = bl_kv_held(session, &pending->work);
+    int status = written < 0 ? written : held;
+    if (written == -EINPROGRESS && held == 0)
+        bl_session_leave(session); /* the grants are neither committed nor given back (D15) */
+    else if (written < 0)
         bl_guarded(grants.memory, bl_kv_flush_guarded, &grants);
-    int status = written < 0 ? written : bl_kv_held(session, &pending->work);
     if (status == 0)
         status = bl_guarded(&session->pool->memory, bl_kv_vectors_guarded, &all);
     status = bl_kv_publish(session, &pending->batch, &pending->work, status, states, statuses);

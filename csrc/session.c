@@ -115,6 +115,14 @@ int bl_session_devices(bl_session *session)
     return status;
 }
 
+void bl_session_leave(bl_session *session)
+{
+    bl_beat_stop(&session->beat); /* one per session: the next nonce's */
+    session->old_nonce = 0;
+    session->attached = 0; /* the proof's descriptor stays open: only this process's end frees it */
+    session->stat.reattach_count++;
+}
+
 typedef struct bl_session_task {
     bl_session *session;
     const bl_message *message;  /* of a call */

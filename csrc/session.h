@@ -58,6 +58,10 @@ int bl_session_devices(bl_session *session);
  * memory: its lock says all there is to say. Before it gives that back alive. */
 void bl_session_rest(const bl_session *session);
 
+/* Leave the nonce as it is, with its grants, until this process is proven gone: something may still
+ * be written under it. Nothing is said to the server; the next call attaches under a new nonce. */
+void bl_session_leave(bl_session *session);
+
 /* What a call needs of a lane (lane.c). */
 enum { BL_WINDOW_MAX = 128 };
 

@@ -17,6 +17,7 @@ import pytest
 from fake_cupy import FakeCuda
 
 from beluga.errors import EngineUnavailableError
+from beluga.transfer.cuda import HostDriver
 from beluga.transfer.cuda.calibration import Calibration
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -48,6 +49,15 @@ def shm(memory_root: Path) -> Iterator[Path]:
     path.chmod(0o755)
     yield path
     shutil.rmtree(path)
+
+
+@pytest.fixture(scope="session")
+def compiled() -> None:
+    """The kernels can be compiled for this CPU, or the test is skipped."""
+    try:
+        HostDriver().close()
+    except EngineUnavailableError as error:
+        pytest.skip(str(error))
 
 
 Start = Callable[..., "subprocess.Popen[str]"]

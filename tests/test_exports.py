@@ -26,7 +26,7 @@ EXPORTS: dict[str, str] = {
         "PIECE Plan ScheduledEngine Scheduler Slots Speed Transfer TransferClass View "
         "arrangements calibrated Carried CopySettings CudaDriver CudaEngine CupyDriver "
         "default_threads DEVICE_SPEED EngineKind HostDriver host_link Place plan_blocks plan_rows "
-        "Planner PlannedEngine policy settings_for settings_said tuned CHOICES Chosen Crossovers "
+        "Planner PlannedEngine policy settings_for settings_said settle tuned CHOICES Chosen Crossovers "
         "EngineChoice PlannedStat choose crossovers why_no_dsa"
     ),
     "beluga.transfer.cuda": (

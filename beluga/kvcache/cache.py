@@ -16,16 +16,18 @@ from beluga.kvcache.buffers import Run, runs
 from beluga.kvcache.carry import Carrier
 from beluga.kvcache.keys import Namespace, fold
 from beluga.kvcache.leave import Leave
+from beluga.kvcache.uninterrupted import Uninterrupted
 from beluga.meta import BlockState, MetaClient
 from beluga.rpc import Client
 from beluga.transfer import Direction, TransferClass, choose, tuned
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from numpy.typing import ArrayLike, NDArray
 
     from beluga.kvcache.buffers import Blocks
+    from beluga.kvcache.uninterrupted import Left
     from beluga.meta import MetaStat, Pins
     from beluga.pool import Pool
     from beluga.transfer import (
@@ -157,6 +159,7 @@ class KVCache:
         self._threads = threads
         self._kept = kept
         self._settings: Any | None = None  # for C; found out before the first copy
+        self._batches = Uninterrupted()
         self._read_class, self._write_class = read_class, write_class
         try:
             self._chosen = choose(self.client.pool, engine, threads)
@@ -165,6 +168,7 @@ class KVCache:
         except BaseException:
             self._end_session()
             raise
+        self.client.pool.before_close(self.close)  # before the engine's
 
     def keys(self, digests: Digests) -> NDArray[np.uint64]:
         """Digests folded with the namespace: a uint64 array of shape (count, 2)."""
@@ -194,11 +198,7 @@ class KVCache:
                     f"a block of {run.length} bytes; the pool takes up to {_BLOCK_SIZE_MAX}"
                 )
             part = slice(run.start, run.start + run.count)
-            with self.client.session() as session:
-                check(
-                    self._put(session, run, keys[part], states[part], statuses[part]),
-                    "storing blocks",
-                )
+            check(self._put(run, keys[part], states[part], statuses[part]), "storing blocks")
         return PutResult(states, statuses)
 
     def get(self, digests: Digests, targets: Blocks) -> GetResult:
@@ -212,11 +212,7 @@ class KVCache:
         hits = 0
         for run in runs(targets, writable=True):
             part = slice(run.start, run.start + run.count)
-            with self.client.session() as session:
-                found = check(
-                    self._get(session, run, keys[part], states[part], mismatches),
-                    "fetching blocks",
-                )
+            found = check(self._get(run, keys[part], states[part], mismatches), "fetching blocks")
             hits += found
             if found < run.count:
                 break
@@ -237,9 +233,8 @@ class KVCache:
         states = np.zeros(len(keys), dtype=np.uint8)
         mismatches = ffi.new("uint64_t *")
         run = Run(len(keys), layout.length, 0, np.empty((0, 2), np.uint64))
-        with self.client.session() as session:
-            carrier = self._carrier(self._leave.token_engine, session, run, keys)
 
+        def fetch(carrier: Carrier) -> int:
             def parts_of(hits: NDArray[np.int64]) -> Iterable[tuple[NDArray[np.int64], Plan]]:
                 some = rows if len(hits) == len(keys) else rows.of(hits)
                 if len(some.sizes):
@@ -254,7 +249,9 @@ class KVCache:
                         ),
                     )
 
-            found = check(carrier.get(states, mismatches, parts_of), "fetching tokens")
+            return carrier.get(states, mismatches, parts_of)
+
+        found = check(self._carry(self._leave.token_engine, run, keys, fetch), "fetching tokens")
         return GetResult(found, states, mismatches[0])
 
     def lookup(self, digests: Digests) -> int:
@@ -288,8 +285,9 @@ class KVCache:
         return self._leave.carried(own=own)
 
     def close(self) -> None:
-        """End the session, if the cache made it, and give back its place at the link, and the DSA
-        if it found one."""
+        """Wait for what an interrupt has left behind, end the session, if the cache made it, and
+        give back its place at the link, and the DSA if it found one."""
+        self._batches.close()
         self._end_session()
         self._leave.close()
         self._chosen.close()
@@ -306,34 +304,42 @@ class KVCache:
 
     def _put(
         self,
-        session: Any,
         run: Run,
         keys: NDArray[np.uint64],
         states: NDArray[np.uint8],
         statuses: NDArray[np.int32],
     ) -> int:
         if (engine := self._engine_for(Direction.WRITE, run)) is not None:
-            return self._carrier(engine, session, run, keys).put(run, states, statuses)
+            return self._carry(
+                engine, run, keys, lambda carrier: carrier.put(run, states, statuses)
+            )
         told = (
             ffi.from_buffer("uint8_t[]", states, require_writable=True),
             ffi.from_buffer("int32_t[]", statuses, require_writable=True),
         )
-        code = lib.bl_kv_put(session, self._batch(run, keys, self._write_class), *told)
+        batch = self._batch(run, keys, self._write_class)
+        with self.client.lock:
+            code = lib.bl_kv_put(self.client.session, batch, *told)
         return self._ended(code, "storing blocks")
 
     def _get(
         self,
-        session: Any,
         run: Run,
         keys: NDArray[np.uint64],
         states: NDArray[np.uint8],
         mismatches: Any,
     ) -> int:
         if (engine := self._engine_for(Direction.READ, run)) is not None:
-            carrier = self._carrier(engine, session, run, keys)
-            return carrier.get(states, mismatches, carrier.blocks(run))
+            return self._carry(
+                engine,
+                run,
+                keys,
+                lambda carrier: carrier.get(states, mismatches, carrier.blocks(run)),
+            )
         told = ffi.from_buffer("uint8_t[]", states, require_writable=True)
-        code = lib.bl_kv_get(session, self._batch(run, keys, self._read_class), told, mismatches)
+        batch = self._batch(run, keys, self._read_class)
+        with self.client.lock:
+            code = lib.bl_kv_get(self.client.session, batch, told, mismatches)
         return self._ended(code, "fetching blocks")
 
     def _engine_for(self, direction: Direction, run: Run) -> Engine | None:
@@ -346,9 +352,22 @@ class KVCache:
             raise TransferCancelledError(f"{doing}: it was stopped")
         return int(code)
 
-    def _carrier(self, engine: Engine, session: Any, run: Run, keys: NDArray[np.uint64]) -> Carrier:
-        batch = self._batch(run, keys, self._read_class)
-        return Carrier(engine, session, batch, self.client.pool.geometry.size)
+    def _carry(
+        self,
+        engine: Engine,
+        run: Run,
+        keys: NDArray[np.uint64],
+        move: Callable[[Carrier], int],
+    ) -> int:
+        """What ``move`` returns of a batch, without interrupts."""
+
+        def carry(left: Left) -> int:
+            batch = self._batch(run, keys, self._read_class)
+            with self.client.lock:
+                session, pool_size = self.client.session, self.client.pool.geometry.size
+                return move(Carrier(engine, session, batch, pool_size, left))
+
+        return self._batches.run(carry)
 
     def _batch(self, run: Run, keys: NDArray[np.uint64], kind: TransferClass) -> Any:
         if self._settings is None:

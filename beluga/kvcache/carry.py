@@ -2,23 +2,29 @@
 # Copyright The Beluga Authors
 """Puts and gets whose bytes a copy engine moves: begin, plan, copy, end (``csrc/kv_engine.c``).
 
-Space is given back only when nothing writes there any more: whatever happens, transfers that were
-started have ended before the end of a put or get is told.
+Space is given back only when nothing writes there any more (D15): whatever happens, transfers that
+were started have ended before the end of a put or get is told. Where nobody can say that they have,
+the session leaves its nonce, and the server keeps the space until this process is gone. All of this
+runs where no signal interrupts it (``uninterrupted.py``).
 """
 
 from __future__ import annotations
 
 import errno
-import time
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from beluga._ffi import ffi, lib
-from beluga.errors import ChecksumError, DeviceFaultError
+from beluga.errors import (
+    ChecksumError,
+    DeviceFaultError,
+    TransferCancelledError,
+    UnsettledError,
+)
 from beluga.meta import BlockState
-from beluga.transfer import Plan, plan_blocks
+from beluga.transfer import Plan, plan_blocks, settle
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,19 +32,20 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from beluga.kvcache.buffers import Run
+    from beluga.kvcache.uninterrupted import Left
     from beluga.transfer import Engine, Transfer
 
     Part = tuple[NDArray[np.int64], Plan]  # blocks of a batch, and their plan
 
-_POLL_S = 0.0005
-
 
 class Carrier:
-    """One batch of a session, and the engine that moves it."""
+    """One batch of a session, and the engine that moves it; dropped if ``left`` says so."""
 
-    def __init__(self, engine: Engine, session: Any, batch: Any, pool_size: int) -> None:
+    def __init__(
+        self, engine: Engine, session: Any, batch: Any, pool_size: int, left: Left
+    ) -> None:
         self._engine, self._session, self._batch = engine, session, batch
-        self._pool_size = pool_size
+        self._pool_size, self._left = pool_size, left
         count, chunk_size = batch.count, batch.chunk_size
         chunks = -(-batch.length // chunk_size) if chunk_size else 0
         self.offsets = np.zeros(count, np.uint64)
@@ -48,10 +55,11 @@ class Carrier:
     def put(self, run: Run, states: NDArray[np.uint8], statuses: NDArray[np.int32]) -> int:
         """As ``bl_kv_put``. Raises what the engine raises; then nothing is stored."""
         told = (_pointer("uint8_t[]", states), _pointer("int32_t[]", statuses))
+        vectors = _pointer("uint32_t[]", self.vectors)  # before: the end needs no memory
+        written = -errno.ECANCELED
         code = lib.bl_kv_put_begin(self._session, self._batch, *told, *self._out(vectors=False))
         if code < 0:
             return int(code)
-        written = -errno.ECANCELED
         try:
             granted = np.flatnonzero(states == BlockState.GRANTED)
             parts = [*self._parts(run, granted)] if len(granted) else []
@@ -59,12 +67,16 @@ class Carrier:
             for blocks, plan in parts:
                 if plan.checksums is not None:
                     self.vectors[blocks] = plan.checksums.reshape(len(blocks), -1)
+            if self._left():
+                raise TransferCancelledError("storing blocks: it was interrupted")
             written = 0
         except DeviceFaultError:
             written = -lib.BL_ERROR_DEVICE_FAULT  # the server is told which memory it was
             raise
+        except UnsettledError:
+            written = -errno.EINPROGRESS  # the grants stay
+            raise
         finally:
-            vectors = _pointer("uint32_t[]", self.vectors)
             code = lib.bl_kv_put_end(self._session, self._pending[0], vectors, written, *told)
         return int(code)
 
@@ -152,13 +164,13 @@ def _pointer(kind: str, array: NDArray[Any]) -> Any:
 
 
 def _move(start: Callable[[Plan], Transfer], plans: list[Plan]) -> None:
-    """Execute plans, at once; none is under way when this ends, well or not."""
+    """Execute plans, at once; none is under way when this ends, well or not, unless it raises
+    :class:`~beluga.errors.UnsettledError`."""
     transfers: list[Transfer] = []
     try:
-        transfers.extend(start(plan) for plan in plans)
+        for plan in plans:
+            transfers.append(start(plan))
         for transfer in transfers:
             transfer.wait()
     finally:
-        for transfer in transfers:
-            while not transfer.done():
-                time.sleep(_POLL_S)
+        settle(transfers)

@@ -81,9 +81,11 @@ class MetaClient:
         records = ffi.new("bl_block_record[]", len(keys))
         state = ffi.new("uint32_t *")
         flags = lib.BL_LOOKUP_PIN if pin else 0
-        with self._client.session() as session:
+        with self._client.lock:
             hits = check(
-                lib.bl_lookup(session, words, len(keys), flags, records, state, self._timeout_ns),
+                lib.bl_lookup(
+                    self._client.session, words, len(keys), flags, records, state, self._timeout_ns
+                ),
                 "looking blocks up",
             )
         grants = tuple(_grant(records[i], keys[i]) for i in range(hits))
@@ -94,10 +96,10 @@ class MetaClient:
         words = _words(keys)
         records = np.zeros(len(keys), dtype=_RECORD)
         state = ffi.new("uint32_t *")
-        with self._client.session() as session:
+        with self._client.lock:
             hits = check(
                 lib.bl_lookup(
-                    session,
+                    self._client.session,
                     words,
                     len(keys),
                     lib.BL_LOOKUP_PIN,
@@ -131,9 +133,11 @@ class MetaClient:
         what = ffi.new(
             "bl_block_request *", {"layout": layout, "length": length, "chunk_size": chunk_size}
         )
-        with self._client.session() as session:
+        with self._client.lock:
             check(
-                lib.bl_reserve(session, words, len(keys), what, records, self._timeout_ns),
+                lib.bl_reserve(
+                    self._client.session, words, len(keys), what, records, self._timeout_ns
+                ),
                 "reserving blocks",
             )
         return [_grant(records[i], keys[i]) for i in range(len(keys))]
@@ -142,9 +146,11 @@ class MetaClient:
         """Publish written blocks: per grant 0, or a negative error (the grant was lost)."""
         commits = _commits(grants, vector_check)
         statuses = ffi.new("int32_t[]", len(grants))
-        with self._client.session() as session:
+        with self._client.lock:
             check(
-                lib.bl_commit_blocks(session, commits, len(grants), statuses, self._timeout_ns),
+                lib.bl_commit_blocks(
+                    self._client.session, commits, len(grants), statuses, self._timeout_ns
+                ),
                 "committing blocks",
             )
         return list(statuses)
@@ -164,13 +170,18 @@ class MetaClient:
     def stat(self) -> MetaStat:
         """The server's counters."""
         out = ffi.new("bl_meta_stat *")
-        with self._client.session() as session:
-            check(lib.bl_meta_ask_stat(session, out, self._timeout_ns), "asking for counters")
+        with self._client.lock:
+            check(
+                lib.bl_meta_ask_stat(self._client.session, out, self._timeout_ns),
+                "asking for counters",
+            )
         return MetaStat.of(out)
 
     def _tell(self, function: Any, items: Any, count: int, doing: str) -> int:
-        with self._client.session() as session:
-            return check(function(session, items, count, self._timeout_ns), f"{doing} blocks")
+        with self._client.lock:
+            return check(
+                function(self._client.session, items, count, self._timeout_ns), f"{doing} blocks"
+            )
 
 
 def _struct(name: str, fields: dict[str, str]) -> np.dtype[Any]:

@@ -43,9 +43,11 @@ class TaskClient:
     def claim(self, queue: int, *, visible_s: float) -> TaskRecord | None:
         """The oldest task that waits, hidden from others for ``visible_s`` seconds, 600 at most."""
         out = ffi.new("bl_task *")
-        with self._client.session() as session:
+        with self._client.lock:
             check(
-                lib.bl_task_claim(session, queue, _ms(visible_s), out, self._timeout_ns),
+                lib.bl_task_claim(
+                    self._client.session, queue, _ms(visible_s), out, self._timeout_ns
+                ),
                 "claiming a task",
             )
         if out.deliveries == 0:
@@ -61,10 +63,12 @@ class TaskClient:
     def extend(self, task: TaskRecord, *, visible_s: float) -> bool:
         """Hide it for so long from now; 0: let it wait again. False: the claim has run out."""
         what = ffi.new("bl_task *", {"generation": task.generation, "block": task.block})
-        with self._client.session() as session:
+        with self._client.lock:
             try:
                 check(
-                    lib.bl_task_extend(session, what, _ms(visible_s), self._timeout_ns),
+                    lib.bl_task_extend(
+                        self._client.session, what, _ms(visible_s), self._timeout_ns
+                    ),
                     "extending a claim",
                 )
             except NoGrantError:
@@ -74,9 +78,10 @@ class TaskClient:
     def count(self, queue: int) -> tuple[int, int]:
         """Tasks of a queue that wait, and that are claimed."""
         out = ffi.new("bl_task_counts *")
-        with self._client.session() as session:
+        with self._client.lock:
             check(
-                lib.bl_task_count(session, queue, out, self._timeout_ns), "counting a queue's tasks"
+                lib.bl_task_count(self._client.session, queue, out, self._timeout_ns),
+                "counting a queue's tasks",
             )
         return out.waiting, out.claimed
 

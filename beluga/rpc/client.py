@@ -15,8 +15,6 @@ from beluga._ffi import ffi, lib
 from beluga.errors import BadRequestError, ForkedSessionError, RpcError, check
 
 if TYPE_CHECKING:
-    from contextlib import AbstractContextManager
-
     from beluga.pool import Pool
 
 NS_PER_S = 1_000_000_000
@@ -63,7 +61,7 @@ class Client:
             "attaching to the pool's server",
         )
         self._held.session = out[0]
-        self._end = weakref.finalize(self, self._held.end, EXIT_WAIT_S)
+        self._end = weakref.finalize(self, self._held.end_at_exit)
         _clients.add(self)
         pool.before_close(self.close)
 
@@ -79,8 +77,8 @@ class Client:
                 f"a request has {len(request)} bytes, {len(self._reply)} is the most; create the "
                 "pool with a larger bulk_size"
             )
-        with self.session() as session:
-            message = self._message
+        with self.lock:
+            session, message = self.session, self._message
             data = ffi.from_buffer("uint8_t[]", request)
             message.method = method
             message.request, message.request_size = data, len(request)
@@ -96,15 +94,35 @@ class Client:
         self.call(lib.BL_METHOD_PING, b"", timeout_s=timeout_s)
         return time.perf_counter() - start
 
-    def session(self) -> AbstractContextManager[Any]:
-        """The C session, locked for this thread: ``with client.session() as session: ...``."""
-        return _Locked(self)
+    @property
+    def lock(self) -> threading.Lock:
+        """Of whoever uses the session::
+
+            with client.lock:
+                session = client.session
+
+        Nothing but the lock stands in the ``with``: entered and left in C, it is not left locked
+        by an interrupt. Raises ForkedSessionError in a forked child.
+        """
+        if self._pid != os.getpid():
+            raise ForkedSessionError(
+                "this session belongs to the parent process; make a new Client after fork"
+            )
+        return self._held.lock
+
+    @property
+    def session(self) -> Any:
+        """The ``bl_session *``, for whoever holds the :attr:`lock`. Raises RpcError if this client
+        is closed."""
+        if self._held.session is None:
+            raise RpcError("this client is closed; make a new one")
+        return self._held.session
 
     def stat(self) -> ClientStat:
         """Counters of this session."""
-        with self.session() as session:
+        with self.lock:
             out = ffi.new("bl_session_stat *")
-            lib.bl_session_describe(session, out)
+            lib.bl_session_describe(self.session, out)
             names = (field.name for field in dataclasses.fields(ClientStat))
             return ClientStat(**{name: getattr(out, name) for name in names})
 
@@ -134,36 +152,21 @@ class _Held:
         self.lock = threading.Lock()
         self.session: Any = None
 
-    def end(self, wait_s: float = -1) -> None:
-        """Close the session when nobody uses it; after ``wait_s`` of use (-1: never) leave it."""
-        if self.lock.acquire(timeout=wait_s):
-            session, self.session = self.session, None
-            if session is not None:
-                lib.bl_session_close(session)
+    def end(self) -> None:
+        """Close the session when nobody uses it."""
+        with self.lock:
+            self._close()
+
+    def end_at_exit(self) -> None:
+        """The same, unless a thread uses it that does not get done."""
+        if self.lock.acquire(timeout=EXIT_WAIT_S):
+            self._close()
             self.lock.release()
 
-
-class _Locked:
-    """Holds a client's lock and hands out its session."""
-
-    def __init__(self, client: Client) -> None:
-        self._client = client
-
-    def __enter__(self) -> Any:
-        client = self._client
-        if client._pid != os.getpid():
-            raise ForkedSessionError(
-                "this session belongs to the parent process; make a new Client after fork"
-            )
-        held = client._held
-        held.lock.acquire()
-        if held.session is None:
-            held.lock.release()
-            raise RpcError("this client is closed; make a new one")
-        return held.session
-
-    def __exit__(self, *_: object) -> None:
-        self._client._held.lock.release()
+    def _close(self) -> None:
+        session, self.session = self.session, None
+        if session is not None:
+            lib.bl_session_close(session)
 
 
 _clients: weakref.WeakSet[Client] = weakref.WeakSet()

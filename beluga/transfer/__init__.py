@@ -21,7 +21,7 @@ from beluga.transfer.cpu import CpuEngine, default_threads
 from beluga.transfer.cuda import CudaEngine, CupyDriver, HostDriver
 from beluga.transfer.cuda import Driver as CudaDriver
 from beluga.transfer.dsa import DsaEngine
-from beluga.transfer.engine import Direction, Engine, Transfer
+from beluga.transfer.engine import Direction, Engine, Transfer, settle
 from beluga.transfer.hostlink import host_link, settings_for, settings_said
 from beluga.transfer.job import Job
 from beluga.transfer.layout import BlockLayout, Order, Slots
@@ -81,6 +81,7 @@ __all__ = [
     "policy",
     "settings_for",
     "settings_said",
+    "settle",
     "tuned",
     "why_no_dsa",
 ]

@@ -16,7 +16,9 @@ from __future__ import annotations
 
 import dataclasses
 import errno
+import functools
 import os
+import threading
 import time
 import weakref
 from typing import TYPE_CHECKING, Any
@@ -37,9 +39,12 @@ from beluga.transfer import policy
 from beluga.transfer.dsa_queue import Portal, open_device, open_software
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from beluga.pool import Pool
     from beluga.transfer.plan import Plan
 
+_EXIT_WAIT_S = 1.0
 _SLICE_S = 0.1  # of waiting in C, between which Python hears signals
 _SILENCE_S = 5.0  # of a device in which nothing ends; what it holds is below a second's work
 _WINDOW = 64  # descriptors; enough to tell a device that fails from one that failed
@@ -59,19 +64,19 @@ class DsaStat:
 class DsaTransfer:
     """A plan on its way; it moves on when :meth:`done` or :meth:`wait` is called."""
 
-    def __init__(self, engine: DsaEngine, plan: Plan, struct: Any, handle: Any, doing: str) -> None:
+    def __init__(self, engine: DsaEngine, plan: Plan, doing: str) -> None:
         self._engine = engine
-        self._plan, self._struct = plan, struct  # their memory is in use
-        self._handle: Any | None = handle
+        self._plan, self.struct = plan, plan.struct()  # their memory is in use until it has ended
+        self.out: Any = ffi.new("bl_dsa_transfer **")  # NULL before its start and after its end
         self._doing = doing
         self._error: BelugaError | OSError | None = None
 
     def done(self) -> bool:
         """Has it ended? Sends more out if there is room. Raises ForkedSessionError in a child."""
-        if self._handle is None:
+        if self._ended:
             return True
         self._engine.poll()
-        return self._handle is None
+        return self._ended
 
     def wait(self, timeout_s: float | None = None) -> None:
         """Wait until it has ended; see :class:`~beluga.transfer.Transfer`.
@@ -83,10 +88,10 @@ class DsaTransfer:
         nothing moves any more.
         """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        while self._handle is not None:
+        while not self._ended:
             left = _SLICE_S if deadline is None else deadline - time.monotonic()
-            self._engine.wait_for(self._handle, min(max(left, 0.0), _SLICE_S))
-            if self._handle is not None and left <= _SLICE_S and deadline is not None:
+            self._engine.wait_for(self, min(max(left, 0.0), _SLICE_S))
+            if not self._ended and left <= _SLICE_S and deadline is not None:
                 raise TransferTimeoutError(
                     f"{self._doing}: not ended after {timeout_s} s; it goes on"
                 )
@@ -94,13 +99,17 @@ class DsaTransfer:
         if self._error is not None:
             raise self._error
 
+    @property
+    def _ended(self) -> bool:
+        return not self.out[0]
+
     def settle(self) -> bool:
         """For the engine: whether it has ended; then its memory is free."""
-        if self._handle is None or not lib.bl_dsa_ended(self._handle):
-            return self._handle is None
-        self._error = _error_of(lib.bl_dsa_status(self._handle), self._doing, self._engine.fault)
-        lib.bl_dsa_free(self._handle)
-        self._handle = self._struct = None
+        if self._ended or not lib.bl_dsa_ended(self.out[0]):
+            return self._ended
+        self._error = _error_of(lib.bl_dsa_status(self.out[0]), self._doing, self._engine.fault)
+        handle, self.out[0] = self.out[0], ffi.NULL  # before: it is not freed twice
+        lib.bl_dsa_free(handle)
         return True
 
 
@@ -143,12 +152,14 @@ class DsaEngine:
         self._process = os.getpid()
         self._open: list[DsaTransfer] = []
         self._fault: str | None = None
-        self._judged = self._heard = self.stat
         self._heard_s = 0.0
         self.queue_text = portal.text
         self.is_device = portal.is_device
         pool.before_close(self.close)
-        self._finalizer = weakref.finalize(self, _close, out, self._open)
+        self._lock = threading.RLock()  # of what C knows; a transfer that waits lets go of it
+        self._judged = self._heard = self.stat
+        self._end = functools.partial(_close, out, self._open)
+        self._finalizer = weakref.finalize(self, _close_at_exit, self._lock, self._end)
 
     def _choose(self, pool: Pool, queue: str | None) -> Portal:
         if queue == "software":
@@ -176,15 +187,16 @@ class DsaEngine:
         """
         if self._handle is None:
             raise TransferError("the DSA engine is closed")
-        if os.getpid() != self._process:
-            raise ForkedSessionError("the DSA engine is the parent process's; open another")
+        self._refuse_forked()
         return self._handle
 
     @property
     def stat(self) -> DsaStat:
         """What it has done so far."""
         out = ffi.new("bl_dsa_stat *")
-        lib.bl_dsa_engine_stat(self.handle, out)
+        self._refuse_forked()
+        with self._lock:
+            lib.bl_dsa_engine_stat(self.handle, out)
         return DsaStat(out.descriptors, out.batches, out.full, out.faults, out.by_hand)
 
     @property
@@ -213,15 +225,21 @@ class DsaEngine:
 
     def poll(self) -> None:
         """Let all transfers move on. Never waits."""
-        lib.bl_dsa_poll(self.handle)
-        self._settle()
+        self._refuse_forked()
+        with self._lock:
+            lib.bl_dsa_poll(self.handle)
+            self._settle()
 
-    def wait_for(self, transfer: Any, timeout_s: float) -> None:
-        """Wait for a ``bl_dsa_transfer *``, and settle what has ended."""
-        code = lib.bl_dsa_wait(self.handle, transfer, int(timeout_s * 1e9))
-        if code != -lib.BL_ERROR_TIMEOUT:
-            check(code, "waiting for a DSA transfer")
-        self._settle()
+    def wait_for(self, transfer: DsaTransfer, timeout_s: float) -> None:
+        """Wait for a transfer, and settle what has ended."""
+        self._refuse_forked()
+        with self._lock:
+            if not transfer.out[0]:
+                return
+            code = lib.bl_dsa_wait(self.handle, transfer.out[0], int(timeout_s * 1e9))
+            if code != -lib.BL_ERROR_TIMEOUT:
+                check(code, "waiting for a DSA transfer")
+            self._settle()
 
     def listen(self) -> None:
         """While somebody waits: close the queue of a device in which nothing ends any more."""
@@ -236,31 +254,51 @@ class DsaEngine:
         """Let what is out end, and give the queue back. Transfers that had more to do fail. Twice
         is fine."""
         self._handle = None
-        self._finalizer()
+        if os.getpid() == self._process:
+            with self._lock:
+                self._end()
+        else:  # the lock may be held by a thread that is not in this process
+            self._end()
+        self._finalizer.detach()
 
     def _start(self, plan: Plan, *, is_read: bool) -> DsaTransfer:
         doing = "reading by DSA" if is_read else "writing by DSA"
-        struct = plan.struct()
-        out = ffi.new("bl_dsa_transfer **")
+        transfer = DsaTransfer(self, plan, doing)
         self._heard_s = time.monotonic()
-        code = lib.bl_dsa_start(self.handle, struct, is_read, out)
+        self._refuse_forked()
+        with self._lock:
+            self._open.append(transfer)  # before C knows of it: then it stays until it has ended
+            code = lib.bl_dsa_start(self.handle, transfer.struct, is_read, transfer.out)
+            self._settle()
         if code == -errno.EINVAL:
             if plan.sparse and not is_read:
                 raise LayoutError("a sparse plan can only be read")
             plan.refuse_beyond(self._pool.geometry.size)
             raise LayoutError(f"{doing}: the plan's pieces do not tile its chunks")
         check(code, doing)
-        transfer = DsaTransfer(self, plan, struct, out[0], doing)
-        self._open.append(transfer)
-        self._settle()
         return transfer
+
+    def _refuse_forked(self) -> None:
+        """Before the lock, which a thread of the parent process may hold."""
+        if os.getpid() != self._process:
+            raise ForkedSessionError("the DSA engine is the parent process's; open another")
 
     def _settle(self) -> None:
         self._open[:] = [transfer for transfer in self._open if not transfer.settle()]
 
 
-def _close(handle: Any, transfers: list[DsaTransfer]) -> None:
-    lib.bl_dsa_engine_close(handle[0])
+def _close_at_exit(lock: threading.RLock, end: Callable[[], None]) -> None:
+    """A daemon thread that copies stands still by now, or soon will: it keeps the engine."""
+    if lock.acquire(timeout=_EXIT_WAIT_S):
+        end()
+        lock.release()
+
+
+def _close(out: Any, transfers: list[DsaTransfer]) -> None:
+    if not out[0]:
+        return
+    handle, out[0] = out[0], ffi.NULL
+    lib.bl_dsa_engine_close(handle)
     for transfer in transfers:
         transfer.settle()
     transfers.clear()

@@ -8,10 +8,18 @@ Every engine passes the same tests (``tests/transfer/test_conformance.py``).
 from __future__ import annotations
 
 import enum
+import time
 from typing import TYPE_CHECKING, Protocol
 
+from beluga.errors import UnsettledError
+
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from beluga.transfer.plan import Plan
+
+
+_POLL_S = 0.0005
 
 
 class Direction(enum.IntEnum):
@@ -27,7 +35,11 @@ class Transfer(Protocol):
     """A plan that is being executed. Its memory on both sides must stay until it has ended."""
 
     def done(self) -> bool:
-        """Has it ended, well or not? Never blocks."""
+        """Has it ended, well or not? True: nothing of it writes any more, now or later.
+
+        Waits for no device; what is left to be done by a CPU may be done here. What it raises means
+        that nobody can say.
+        """
         ...
 
     def wait(self, timeout_s: float | None = None) -> None:
@@ -49,7 +61,9 @@ class Engine(Protocol):
     """Moves bytes between an engine's scattered memory and the pool.
 
     Plans were checked when they were made; an engine that can not take one raises
-    :class:`~beluga.errors.LayoutError` and has moved nothing. Used by one thread at a time. One
+    :class:`~beluga.errors.LayoutError` and has moved nothing. Whatever else a start raises, nothing
+    of the plan is under way then, unless it is :class:`~beluga.errors.UnsettledError`. Used by one
+    thread at a time. One
     that is slow to start may have a ``piece_size``: bytes that a link lets on in one go, at least.
     One that leaves its work to others may have a ``fault``: why it is better not used, or None.
     """
@@ -72,3 +86,23 @@ class Engine(Protocol):
     def close(self) -> None:
         """Give back what the engine holds; transfers have ended."""
         ...
+
+
+def settle(transfers: Iterable[Transfer]) -> None:
+    """Wait until nothing of them writes any more, whether they went well or not.
+
+    Raises :class:`~beluga.errors.UnsettledError` where that can not be said of one: the space that
+    it writes to must not be given to anybody while this process lives.
+    """
+    unknown: BaseException | None = None
+    for transfer in transfers:
+        try:
+            while not transfer.done():
+                time.sleep(_POLL_S)
+        except BaseException as error:  # whatever it is: the others have to end, too
+            unknown = error
+    if unknown is not None:
+        raise UnsettledError(
+            f"nobody can say whether a copy still writes ({unknown!r}); its space stays taken "
+            "until this process ends: restart it"
+        ) from unknown

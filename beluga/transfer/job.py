@@ -13,6 +13,7 @@ from beluga.errors import (
     TransferCancelledError,
     TransferError,
     TransferTimeoutError,
+    UnsettledError,
 )
 from beluga.transfer.finer import finer
 
@@ -55,12 +56,16 @@ class Job:
         self._left = len(self.parts)
         self._ended = threading.Event()
         self._error: BelugaError | None = None
+        self._unsettled: UnsettledError | None = None
         self._port: JobPort | None = None
         if not self.parts:
             self._ended.set()
 
     def done(self) -> bool:
-        """Has it ended, well or not?"""
+        """Has it ended, well or not? Raises :class:`~beluga.errors.UnsettledError` where nobody can
+        say that of one of its pieces."""
+        if self._unsettled is not None:
+            raise self._unsettled
         return self._ended.is_set()
 
     def wait(self, timeout_s: float | None = None) -> None:
@@ -72,6 +77,8 @@ class Job:
         """
         if not self._ended.wait(timeout_s):
             raise TransferTimeoutError(f"the transfer has not ended after {timeout_s} s")
+        if self._unsettled is not None:
+            raise self._unsettled
         if self._error is not None:
             raise self._error
 
@@ -90,7 +97,7 @@ class Job:
         if not self.wanted():
             self.cancel()
             self.finish(port.withdraw(self))
-        if self.done():
+        if self._ended.is_set():
             port.forget(self)
 
     def wanted(self) -> bool:
@@ -100,6 +107,8 @@ class Job:
     def fail(self, error: BelugaError) -> None:
         """End it, once what is under way has ended. The first error stays."""
         with self._lock:
+            if isinstance(error, UnsettledError):
+                self._unsettled = error
             if self._error is not None or self._ended.is_set():
                 return
             self._error = error

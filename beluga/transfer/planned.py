@@ -14,8 +14,9 @@ from beluga.errors import (
     TransferCancelledError,
     TransferError,
     TransferTimeoutError,
+    UnsettledError,
 )
-from beluga.transfer.engine import Direction
+from beluga.transfer.engine import Direction, settle
 from beluga.transfer.planner import EngineKind
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from beluga.transfer.planner import Planner
 
 _logger = logging.getLogger(__name__)
-_NOT_THE_ENGINE = (ChecksumError, TransferCancelledError, TransferTimeoutError)
+_NOT_THE_ENGINE = (ChecksumError, TransferCancelledError, TransferTimeoutError, UnsettledError)
 
 
 @dataclasses.dataclass(slots=True)
@@ -90,6 +91,8 @@ class PlannedEngine:
             return _begin(engine, direction, plan)
         try:
             transfer = _begin(engine, direction, plan)
+        except UnsettledError:
+            raise
         except TransferError as error:
             return self.replay(kind, direction, plan, error)
         return _Covered(self, kind, direction, plan, transfer)
@@ -134,6 +137,7 @@ class _Covered:
         except TransferError as error:
             if self._kind is EngineKind.CPU:
                 raise
+            settle([self._transfer])
             kind, self._kind = self._kind, EngineKind.CPU
             self._transfer = self._owner.replay(kind, self._direction, self._plan, error)
             self._transfer.wait(timeout_s)

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from beluga._ffi import ffi, lib
-from beluga.errors import BelugaError, TransferError, check
-from beluga.transfer.engine import Direction
+from beluga.errors import BelugaError, TransferError, UnsettledError, check
+from beluga.transfer.engine import Direction, settle
 from beluga.transfer.link import Link
 from beluga.transfer.place import Place
 
@@ -49,7 +49,7 @@ class Port:
         self._jobs: dict[int, Job] = {}
         self._flying: deque[_Flight] = deque()
         self._dropped: deque[Job] = deque()
-        self._closing = False
+        self.closing = False
         self._life = threading.RLock()  # of the handle
         name = f"beluga-port-{link.name}-{engine.name}"
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -81,10 +81,12 @@ class Port:
 
     def close(self) -> None:
         """Drop what waits and wait for what is under way."""
-        self._closing = True
+        self.closing = True
         for job in list(self._jobs.values()):
             job.cancel()
-        lib.bl_port_wake(self._handle)
+        with self._life:
+            if self._handle:
+                lib.bl_port_wake(self._handle)
         self._thread.join()
         with self._life:
             self.place.close()
@@ -113,11 +115,11 @@ class Port:
 
     def _run(self) -> None:
         admission = ffi.new("bl_admission *")
-        while not (self._closing and not self._flying):
+        while not (self.closing and not self._flying):
             while self._dropped:
                 self._dropped.popleft().cancel()
             started = False
-            if len(self._flying) < self._depth and not self._closing:
+            if len(self._flying) < self._depth and not self.closing:
                 idle_ns = 0 if self._flying else _IDLE_NS
                 status = lib.bl_port_take(self._handle, idle_ns, admission)
                 if status >= 0:
@@ -125,7 +127,7 @@ class Port:
                     started = True
                 elif status != -errno.EAGAIN:
                     self._give_up(status)
-            if self._flying and (not started or self._flying[0].transfer.done()):
+            if self._flying and (not started or self._landed(self._flying[0])):
                 self._land(self._flying.popleft())
 
     def _start(self, piece: int, handle: int) -> None:
@@ -146,16 +148,26 @@ class Port:
         else:
             self._flying.append(_Flight(job, handle, transfer))
 
+    @staticmethod
+    def _landed(flight: _Flight) -> bool:
+        try:
+            return flight.transfer.done()
+        except Exception:  # its wait tells
+            return True
+
     def _land(self, flight: _Flight) -> None:
+        failed: BelugaError | None = None
         try:
             flight.transfer.wait()
         except BelugaError as error:
-            self._end(flight.job, flight.handle, error)
+            failed = error
         except Exception as error:
             failed = TransferError(f"{self._engine.name} failed: {error!r}")
-            self._end(flight.job, flight.handle, failed)
-        else:
-            self._end(flight.job, flight.handle)
+        try:
+            settle([flight.transfer])  # a wait that failed has not seen its end, perhaps
+        except UnsettledError as error:
+            failed = error
+        self._end(flight.job, flight.handle, failed)
 
     def _end(self, job: Job, handle: int, error: BelugaError | None = None) -> None:
         lib.bl_port_complete(self._handle, job.direction, handle)

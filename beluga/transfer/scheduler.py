@@ -77,6 +77,8 @@ class Scheduler:
             port = self._ports.get(id(engine))
             if port is None:
                 port = self._ports[id(engine)] = Port(self.link, engine, self._depth)
+            if port.closing:
+                raise TransferError(f"{engine.name} is being released; submit when it has been")
             port.push(job)
         return job
 
@@ -93,9 +95,9 @@ class Scheduler:
     def release(self, engine: Engine) -> None:
         """Drop what waits for an engine, wait for what is under way, and use it no more."""
         with self._lock:
-            port = self._ports.pop(id(engine), None)
+            port = self._ports.get(id(engine))
         if port is not None:
-            port.close()
+            self._close(id(engine), port)
 
     def carried(self) -> dict[TransferClass, Carried]:
         """What this process's engines were let on for here, by class, and how long it waited."""
@@ -111,9 +113,15 @@ class Scheduler:
         """Drop what waits, and wait for what is under way. Engines stay open."""
         with self._lock:
             self._closed = True
-            ports, self._ports = list(self._ports.values()), {}
-        for port in ports:
-            port.close()
+            ports = dict(self._ports)
+        for key, port in ports.items():
+            self._close(key, port)
+
+    def _close(self, key: int, port: Port) -> None:
+        """It is forgotten when it is closed, not before: a close may be interrupted."""
+        port.close()
+        with self._lock:
+            self._ports.pop(key, None)
 
     def __enter__(self) -> Scheduler:
         return self

@@ -137,7 +137,8 @@ def c_calls(session: Any) -> dict[str, Callable[[], int]]:
 
 
 def test_every_call_of_c_is_refused_even_past_the_hooks_of_python(cache: KVCache) -> None:
-    with cache.client.session() as session:
+    with cache.client.lock:
+        session = cache.client.session
         calls = c_calls(session)
         told = in_child(
             ctypes.CDLL(None).fork, lambda: {name: call() for name, call in calls.items()}
@@ -156,7 +157,8 @@ def test_a_put_that_fails_half_way_gives_its_grants_back(cache: KVCache) -> None
     fields = {"timeout_ns": TIMEOUT_NS, "count": 3, "fragment_count": 1, "length": 4096}
     pointers = {"keys": ffi.from_buffer("uint64_t[]", words), "fragments": fragments}
     batch = ffi.new("bl_kv_batch *", fields | pointers)
-    with cache.client.session() as session:
+    with cache.client.lock:
+        session = cache.client.session
         states, statuses = ffi.new("uint8_t[3]"), ffi.new("int32_t[3]")
         assert lib.bl_kv_put(session, batch, states, statuses) == -22
     stat = cache.stat()

@@ -12,18 +12,7 @@ from pathlib import Path
 import pytest
 from cuda_gpu import STRIPE, Gpu
 
-from beluga.errors import EngineUnavailableError
 from beluga.pool import Pool
-from beluga.transfer.cuda import HostDriver
-
-
-@pytest.fixture(scope="session")
-def compiled() -> None:
-    """The kernels can be compiled for this CPU, or the test is skipped."""
-    try:
-        HostDriver().close()
-    except EngineUnavailableError as error:
-        pytest.skip(str(error))
 
 
 @pytest.fixture

@@ -81,7 +81,6 @@ def test_what_a_gpu_wrote_is_flushed_before_it_may_be_published(pool: Pool) -> N
         transfer = engine.gather_write(blocks.plan)
         while not transfer.done():
             pass
-        assert seen == []
         transfer.wait()
         assert seen == ["flush 1"]
         assert blocks.plan.checksums.all()

@@ -219,7 +219,7 @@ def test_a_forked_child_has_no_engine(pool: Pool) -> None:
     engine = slow(pool, 20_000)
     memory = np.ones(BLOCK, np.uint8)
     transfer = engine.gather_write(block(pool, memory))
-    raw, forked = (engine.handle, transfer._handle), -lib.BL_ERROR_FORKED
+    raw, forked = (engine.handle, transfer.out[0]), -lib.BL_ERROR_FORKED
     child = os.fork()
     if child == 0:
         failures = int(lib.bl_dsa_wait(*raw, 0) != forked) + lib.bl_dsa_poll(raw[0])

@@ -35,6 +35,7 @@ class Buffers:
         self._driver = driver
         self._device: _Shelf[int] = _Shelf()
         self._pinned: _Shelf[Pinned] = _Shelf()
+        self._taken: list[int | Pinned] = []  # since begin()
         self._frozen = False
         self.closed = False
 
@@ -47,6 +48,19 @@ class Buffers:
         finally:
             self._frozen = False
 
+    def begin(self) -> None:
+        """What is taken from now on can be given back together, by :meth:`undo`."""
+        self._taken = []
+
+    def undo(self) -> None:
+        """Whatever was taken since :meth:`begin` is used by nobody any more."""
+        for one in self._taken:
+            if isinstance(one, Pinned):
+                if one.address in self._pinned.sizes:
+                    self.give_pinned(one)
+            elif one in self._device.sizes:
+                self.give(one)
+
     def take(self, size: int) -> int:
         """GPU memory of at least ``size`` bytes."""
         size = _class_of(size)
@@ -54,6 +68,7 @@ class Buffers:
         self._refuse_frozen(free)
         address = free.pop() if free else self._driver.allocate(size)
         self._device.sizes[address] = size
+        self._taken.append(address)
         return address
 
     def give(self, address: int) -> None:
@@ -67,6 +82,7 @@ class Buffers:
         self._refuse_frozen(free)
         pinned = free.pop() if free else self._driver.pin(size)
         self._pinned.sizes[pinned.address] = size
+        self._taken.append(pinned)
         return pinned
 
     def give_pinned(self, pinned: Pinned) -> None:

@@ -8,7 +8,6 @@ A plan whose windows are registered is one launch (direct), or a launch and a fe
 
 from __future__ import annotations
 
-import contextlib
 import functools
 
 import numpy as np
@@ -16,7 +15,7 @@ from numpy.typing import NDArray
 
 from beluga import config
 from beluga._ffi import lib
-from beluga.errors import BelugaError, LayoutError, TransferError
+from beluga.errors import LayoutError, TransferError
 from beluga.pool import STRIPE_SIZE, Pool
 from beluga.transfer.cuda import shared
 from beluga.transfer.cuda.buffers import Buffers
@@ -196,11 +195,16 @@ class CudaEngine:
         tables = make_tables(plan, write=way.write)
         touched = self._windows.touched(tables.pieces["offset"])
         with self._registrar.hold(touched, self._driver) as hold:
-            missing = touched - hold.addresses.keys()
-            if not missing:
+            self._paths.begin()
+            try:
+                missing = touched - hold.addresses.keys()
+                if missing:
+                    return self._mixed(plan, tables, way, hold, missing)
                 parts = self._straight(plan, tables, way, hold)
                 return CudaTransfer(self._launcher, parts, lambda: None)
-            return self._mixed(plan, tables, way, hold, missing)
+            except BaseException:  # nobody else knows what of it is under way
+                self._paths.undo(way.stream)
+                raise
 
     def _refuse(self, plan: Plan) -> None:
         """A kernel that is led astray ends everything that its process has on the GPU."""
@@ -228,13 +232,7 @@ class CudaEngine:
         rest = select(plan, ~ready)
         pairs.append((~ready, rest))
         self._registrar.want(missing, rest.size)
-        try:
-            for part in self._paths.bounced(rest, way):
-                parts.append(part)
-        except BelugaError:  # nobody would know that these are under way
-            with contextlib.suppress(BelugaError):
-                CudaTransfer(self._launcher, parts, lambda: None).wait()
-            raise
+        parts += self._paths.bounced(rest, way)
         gather = functools.partial(_gather_sums, plan, pairs) if way.write else lambda: None
         return CudaTransfer(self._launcher, parts, gather)
 

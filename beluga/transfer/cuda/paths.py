@@ -22,12 +22,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from beluga._ffi import ffi, lib
-from beluga.errors import BelugaError, check
+from beluga.errors import TransferCancelledError, UnsettledError, check
 from beluga.pool import Pool
 from beluga.transfer.cuda.holds import Hold, Place
 from beluga.transfer.cuda.launch import Launched, Launcher
 from beluga.transfer.cuda.parts import Packed, cut_at_stripes, pack_chunks
-from beluga.transfer.cuda.staged import Staging, Way, after
+from beluga.transfer.cuda.staged import Staging, Way, after, drain
 from beluga.transfer.cuda.tables import Tables, make_tables
 from beluga.transfer.cuda.transfer import Part
 from beluga.transfer.cuda.windows import Bases, Windows
@@ -54,8 +54,9 @@ class CudaStat:
 
 
 class Paths:
-    """Starts parts of plans; used by one thread. ``limit`` bounds the bytes that lie in buffers of
-    each kind: a part that would exceed it waits for the oldest."""
+    """Starts parts of plans, between :meth:`begin` and, if that fails, :meth:`undo`; used by one
+    thread. ``limit`` bounds the bytes that lie in buffers of each kind: a part that would exceed it
+    waits for the oldest."""
 
     def __init__(
         self,
@@ -70,7 +71,39 @@ class Paths:
         self._driver, self._buffers = launcher.driver, launcher.buffers
         self._waiting: collections.deque[tuple[Part, int]] = collections.deque()
         self._held = 0  # bytes of those
+        self._started: list[Part] = []  # since begin()
         self.stat = CudaStat()
+
+    def begin(self) -> None:
+        """A transfer is started: what is put on streams from now on is its."""
+        self._started = []
+        self._buffers.begin()
+
+    def undo(self, stream: int) -> None:
+        """The start has failed: nothing of it is under way after this.
+
+        What its parts would have left to a CPU is dropped, and what was put on the streams, perhaps
+        without an event that would tell its end, is waited for. Raises
+        :class:`~beluga.errors.UnsettledError` where that fails; then the buffers stay taken.
+        """
+        for part in self._started:
+            part.settle = _nothing
+        try:
+            for one in {stream, *self._staging.streams}:
+                drain(self._driver, one)
+        except BaseException as error:
+            raise UnsettledError(
+                f"a copy could not be started, and nobody can say what of it still runs: {error}; "
+                "its space stays taken until this process ends: restart it"
+            ) from error
+        for part in self._started:
+            if not part.settled:
+                part.settled, part.error = True, TransferCancelledError("the copy was not started")
+                if part.hold is not None:
+                    part.hold.end(part.event)
+                self._driver.free_event(part.event)
+        self._buffers.undo()
+        self._held = sum(held for _, held in self._waiting)
 
     def bases(self, offsets: NDArray[np.uint64], addresses: Mapping[Place, int]) -> Bases:
         """Of the windows in which these offsets lie, all of which are ready."""
@@ -130,7 +163,7 @@ class Paths:
     def bounced(self, plan: Plan, way: Way) -> Iterator[Part]:
         """A launch for each part that fits, and copies by the CPU.
 
-        Raises :class:`~beluga.errors.DeviceFaultError`; parts before that are under way.
+        Raises :class:`~beluga.errors.DeviceFaultError`.
         """
         self.stat.bounced_bytes += plan.size
         self.stat.bounce_count += 1
@@ -139,12 +172,7 @@ class Paths:
             self._make_room(packed.size)
             pinned = self._buffers.take_pinned(packed.size)
             if not way.write:
-                try:
-                    self._between(packed, pinned.array, write=False)
-                except BelugaError:
-                    self._held -= packed.size
-                    self._buffers.give_pinned(pinned)
-                    raise
+                self._between(packed, pinned.array, write=False)
             tables = make_tables(packed.plan, write=way.write)
             launched = self._launcher.launch(
                 tables, Bases.flat(pinned.address), write=way.write, stream=way.stream
@@ -163,10 +191,12 @@ class Paths:
         """Ends when the stream gets there. What the GPU writes itself is looked after."""
         event = self._driver.make_event()
         self._driver.record(event, stream)
+        settle = functools.partial(self._care.after_write, plan) if write else _nothing
+        part = Part(plan, write, launched, event, settle, _nothing, hold)
+        self._started.append(part)
         if hold is not None:
             hold.until(event)
-        settle = functools.partial(self._care.after_write, plan) if write else _nothing
-        return Part(plan, write, launched, event, settle, _nothing, hold)
+        return part
 
     def _between(self, packed: Packed, array: NDArray[np.uint8], *, write: bool) -> None:
         """Copy between a pinned buffer and the pool."""

@@ -85,9 +85,22 @@ class Staging:
             after(self._driver, way.stream, copies)
         return launched
 
+    @property
+    def streams(self) -> list[int]:
+        """Those that are there."""
+        return list(self._streams.values())
+
     def close(self) -> None:
         for stream in self._streams.values():
             self._driver.end_stream(stream)
+
+
+def drain(driver: Driver, stream: int) -> None:
+    """Wait until all that is on the stream has ended."""
+    event = driver.make_event()
+    driver.record(event, stream)
+    driver.wait(event)
+    driver.free_event(event)
 
 
 def after(driver: Driver, first: int, then: int) -> None:

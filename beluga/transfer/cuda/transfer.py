@@ -8,7 +8,7 @@ import dataclasses
 import time
 from collections.abc import Callable, Sequence
 
-from beluga.errors import BelugaError, ChecksumError, TransferTimeoutError
+from beluga.errors import ChecksumError, TransferCancelledError, TransferTimeoutError
 from beluga.transfer.cuda.driver import Driver
 from beluga.transfer.cuda.holds import Hold
 from beluga.transfer.cuda.launch import Launched, Launcher
@@ -32,7 +32,7 @@ class Part:
     hold: Hold | None = None  # on windows that the event ends
     settled: bool = False
     bad_count: int = 0
-    error: BelugaError | OSError | None = None
+    error: Exception | None = None
 
     def finish(self, launcher: Launcher) -> None:
         """The event has been seen. Buffers are given back whatever happens.
@@ -43,20 +43,22 @@ class Part:
         if self.settled:
             return
         self.settled = True
+        self.error = TransferCancelledError("the copy was stopped before its end")
         try:
             self.settle()
             if self.write and self.plan.checksums is not None:
                 self.plan.checksums[:] = self.launched.sums()
             if not self.write:
                 self.bad_count, _ = self.launched.bad_chunks()
-        except (BelugaError, OSError) as error:
+            self.error = None
+        except Exception as error:
             self.error = error
         finally:
             if self.hold is not None:
                 self.hold.end(self.event)
-            launcher.driver.free_event(self.event)
             launcher.give_back(self.launched)
             self.give_back()
+            launcher.driver.free_event(self.event)
 
 
 class CudaTransfer:
@@ -70,8 +72,12 @@ class CudaTransfer:
         self._finished = False
 
     def done(self) -> bool:
-        driver = self._launcher.driver
-        return all(part.settled or driver.ended(part.event) for part in self._parts)
+        """Parts that the GPU has done with are finished here: until then something may be written,
+        by whoever needs their buffers."""
+        for part in self._parts:
+            if not part.settled and self._launcher.driver.ended(part.event):
+                part.finish(self._launcher)
+        return all(part.settled for part in self._parts)
 
     def wait(self, timeout_s: float | None = None) -> None:
         until = None if timeout_s is None else time.monotonic() + timeout_s

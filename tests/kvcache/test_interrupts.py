@@ -1,0 +1,192 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""Puts and gets that are interrupted at any point: no space is another's while it is written to."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
+
+import numpy as np
+import pytest
+from cuda_gpu import PATIENCE_S, STRIPE, Gpu
+from interrupts import Interrupts
+
+from beluga import KVCache, MetaServer, Pool
+from beluga.transfer import DsaEngine, Engine
+from beluga.transfer.cuda import CudaEngine, DriverError
+from tests.kvcache.conftest import digests, payload
+
+LENGTH, COUNT = 16 * 20480, 3
+
+
+class Scene:
+    """``mine`` copies by an engine that can be held still by ``gpu.gate``; ``other`` is another
+    session, by the CPU. ``gpu`` stands still for nobody where there is none."""
+
+    def __init__(self, pool: Pool, engine: Engine, gpu: Gpu | None) -> None:
+        self.pool, self.engine = pool, engine
+        self.gate = threading.Event() if gpu is None else gpu.gate
+        self.gate.set()
+        self.mine = KVCache(pool, namespace="test", engine=engine)
+        self.other = KVCache(pool, namespace="test", engine="cpu")
+        self._numbers = itertools.count()
+
+    def fresh(self) -> list[bytes]:
+        return digests(COUNT, start=COUNT * next(self._numbers))
+
+    def others_take_the_space(self) -> tuple[list[bytes], np.ndarray]:
+        keys, blocks = self.fresh(), payload(COUNT, LENGTH, seed=99)
+        assert self.other.put(keys, blocks).stored == COUNT
+        return keys, blocks
+
+    def settled(self, theirs: tuple[list[bytes], np.ndarray]) -> None:
+        """Whatever was interrupted has ended: nobody's bytes have changed, nothing is held, and the
+        cache works."""
+        self.gate.set()
+        self.mine.stat()  # waits for whatever uses its session
+        found = np.zeros((COUNT, LENGTH), np.uint8)
+        for seed in range(2):  # the second one may need the first one's buffers
+            keys, blocks = self.fresh(), payload(COUNT, LENGTH, seed=seed)
+            assert self.mine.put(keys, blocks).stored == COUNT
+            found[:] = 0
+            assert self.mine.get(keys, found).hits == COUNT
+            assert np.array_equal(found, blocks)
+            assert self.mine.remove(keys) == COUNT
+        result = self.other.get(theirs[0], found)
+        assert (result.hits, result.mismatches) == (COUNT, 0)
+        assert np.array_equal(found, theirs[1])
+        stat = self.mine.stat()
+        assert (stat.grant_count, stat.pinned_count) == (0, 0)
+        assert self.other.remove(theirs[0]) == COUNT
+
+    def close(self) -> None:
+        self.gate.set()
+        self.mine.close()
+        self.other.close()
+
+
+def refuse(_: int) -> None:
+    raise DriverError("as the test wishes")
+
+
+def cuda(pool: Pool, *, path: str = "direct", bounced: bool = False) -> tuple[Engine, Gpu]:
+    gpu = Gpu(before_register=refuse if bounced else None)
+    engine = CudaEngine(
+        pool,
+        driver=gpu,
+        path=path,
+        window_size=STRIPE,
+        blocks=2,
+        bounce_size=(2 if bounced else 8) * LENGTH,
+    )
+    assert engine.settle(PATIENCE_S)
+    return engine, gpu
+
+
+ENGINES: dict[str, Callable[[Pool], tuple[Engine, Gpu | None]]] = {
+    "bounced": lambda pool: cuda(pool, bounced=True),
+    "direct": cuda,
+    "staged": lambda pool: cuda(pool, path="staged"),
+    "dsa": lambda pool: (DsaEngine(pool, "software"), None),
+}
+
+
+@pytest.fixture(params=ENGINES)
+def scene(request: pytest.FixtureRequest, shm: Path, compiled: None) -> Iterator[Scene]:
+    paths = [shm / "a", shm / "b"]
+    with (
+        Pool.create(paths, device_size=12 * STRIPE, discipline="coherent", sparse=True) as pool,
+        MetaServer(pool),
+    ):
+        made = Scene(pool, *ENGINES[request.param](pool))
+        yield made
+        made.close()
+
+
+def points(scene: Scene) -> int:
+    with Interrupts() as interrupts:
+        scene.mine.remove(keys := scene.fresh())
+        scene.mine.put(keys, payload(COUNT, LENGTH))
+        scene.mine.remove(keys)
+    return interrupts.count
+
+
+@pytest.mark.parametrize("again", [None, 1, pytest.param(2, marks=pytest.mark.slow)])
+def test_a_put_may_be_interrupted_anywhere(scene: Scene, again: int | None) -> None:
+    """The first one at each point in turn; a second one ``again`` points later."""
+    ended = False
+    for point in itertools.count(1):
+        keys, blocks = scene.fresh(), payload(COUNT, LENGTH, seed=7)
+        at = {point} if again is None else {point, point + again}
+        scene.gate.clear()
+        with Interrupts(at) as interrupts:
+            opener = threading.Timer(0.005, scene.gate.set)
+            opener.start()
+            try:
+                scene.mine.put(keys, blocks)
+                ended = interrupts.count < point
+            except KeyboardInterrupt:
+                pass
+        theirs = scene.others_take_the_space()
+        opener.join()
+        scene.settled(theirs)
+        scene.mine.remove(keys)
+        if ended:
+            break
+    assert point > 10
+
+
+class Alarms:
+    """Signals to the main thread from another, again and again until it has left."""
+
+    def __init__(self, waits: Callable[[], bool]) -> None:
+        self._waits, self._armed = waits, threading.Event()
+        self._before = signal.signal(signal.SIGUSR1, self._hear)
+        self._left = threading.Event()
+        self._thread = threading.Thread(target=self._send)
+
+    def __enter__(self) -> Alarms:
+        self._armed.set()
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._armed.clear()
+        self._left.set()
+        self._thread.join()
+        signal.signal(signal.SIGUSR1, self._before)
+
+    def _hear(self, number: int, frame: FrameType | None) -> None:
+        if self._armed.is_set():
+            raise KeyboardInterrupt
+
+    def _send(self) -> None:
+        while not self._waits() and not self._left.wait(0.001):
+            pass
+        main = threading.main_thread().ident
+        assert main is not None
+        while not self._left.wait(0.002):
+            signal.pthread_kill(main, signal.SIGUSR1)
+
+
+def test_whoever_insists_leaves_and_the_copy_keeps_its_space(scene: Scene) -> None:
+    if isinstance(scene.engine, DsaEngine):
+        pytest.skip("the software queue can not be held still")
+    gpu = scene.engine._driver
+    scene.gate.clear()
+    before = len(gpu.launches)
+    with (
+        contextlib.suppress(KeyboardInterrupt),  # one more, on its way out
+        Alarms(lambda: len(gpu.launches) > before),
+        pytest.raises(KeyboardInterrupt),
+    ):
+        scene.mine.put(scene.fresh(), payload(COUNT, LENGTH, seed=7))
+    assert not scene.gate.is_set()
+    theirs = scene.others_take_the_space()
+    scene.settled(theirs)
