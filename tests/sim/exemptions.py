@@ -30,6 +30,15 @@ _REVIVED = (
     "cache; in the simulator, as on one machine, a number is one host for ever"
 )
 
+_PROVEN = (
+    "in the simulator no process takes a turn between a server's last full fence and its look at a "
+    "proof, so no device writes between that fence and the proof; on a CPU the order needs it"
+)
+_FLUSHED = (
+    "covered: the full fence of bl_server_still() stands between the end of a session and the next "
+    "grant"
+)
+
 _LEFT_OUT: dict[Name, str] = {
     ("retire.c", "bl_page_touch", "fence_full", 0): _FAILED,
     ("retire.c", "bl_page_touch", "invalidate", 0): _FAILED,
@@ -105,15 +114,7 @@ _LEFT_OUT: dict[Name, str] = {
     ),
 }
 
-# By change (simulator.CHANGES)._PROVEN = (
-    "in the simulator no process takes a turn between a server's last full fence and its look at a "
-    "proof, so no device writes between that fence and the proof; on a CPU the order needs it"
-)
-_FLUSHED = (
-    "covered: the full fence of bl_server_still() stands between the end of a session and the next "
-    "grant"
-)
-
+# By change (simulator.CHANGES).
 EXEMPTIONS: dict[str, dict[Name, str]] = {
     "left out": _LEFT_OUT,
 }

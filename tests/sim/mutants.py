@@ -239,6 +239,7 @@ def caught(task: Hunt, answer: Catch | Death) -> Catch:
 
 def remember(catches: dict[str, Catch], there: set[str]) -> None:
     """Write the runs that caught; what is not there any more is forgotten."""
+    known_catches.cache_clear()  # another run may have remembered something meanwhile
     known = {name: run for name, run in known_catches().items() if name in there}
     known |= {name: (c.scenario, c.kind, c.seed) for name, c in catches.items() if c.scenario}
     lines = [f"  {json.dumps(name)}: {json.dumps(run)}" for name, run in sorted(known.items())]
