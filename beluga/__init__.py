@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from beluga.pool import Pool
     from beluga.rpc import Client, Server
 
+__version__ = "0.1.0"  # said here alone; pyproject.toml reads it
+
 __all__ = ["BelugaError", "Client", "KVCache", "MetaServer", "Namespace", "Pool", "Server"]
 
 _HOMES = {

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Charts of rows, as PNG files; needs matplotlib (``pip install 'beluga[plot]'``)."""
+"""Charts of rows, as PNG files; needs matplotlib (``pip install 'beluga-kv[plot]'``)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def plot(rows: Iterable[Row], directory: Path) -> list[Path]:
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        raise BelugaError("charts need matplotlib; pip install 'beluga[plot]'") from None
+        raise BelugaError("charts need matplotlib; pip install 'beluga-kv[plot]'") from None
     measured = [row for row in rows if row["ops_per_s"] is not None]
     directory.mkdir(parents=True, exist_ok=True)
     paths = []

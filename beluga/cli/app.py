@@ -6,7 +6,18 @@ from __future__ import annotations
 
 import typer
 
-from beluga.cli import bench, block, pool, prefill_worker, replay, route, serve, simulate, verify
+from beluga.cli import (
+    bench,
+    block,
+    options,
+    pool,
+    prefill_worker,
+    replay,
+    route,
+    serve,
+    simulate,
+    verify,
+)
 
 app = typer.Typer(
     help="A shared KV-cache pool for LLM inference on CXL memory, or on the memory you have.",
@@ -14,6 +25,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
 )
+app.callback()(options.show_version)
 app.command()(pool.mount)
 app.command()(pool.umount)
 app.add_typer(pool.app, name="pool")

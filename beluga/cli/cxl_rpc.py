@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from beluga.cli import bench, serve
-from beluga.cli.options import Host, PoolPaths, Timeout, open_pool
+from beluga.cli.options import Host, PoolPaths, Timeout, open_pool, show_version
 from beluga.rpc import METHOD_USER, Client, Server
 
 app = typer.Typer(
@@ -19,6 +19,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
 )
+app.callback()(show_version)
 app.command()(serve.ping)
 app.command("bench")(bench.rpc)
 

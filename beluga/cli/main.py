@@ -36,7 +36,7 @@ def _run(name: str, module: str) -> NoReturn:
         missing = (error.name or "").partition(".")[0]
         if missing not in _TOOLS:
             raise
-        sys.exit(f"{name}: error: the commands need {missing}; pip install 'beluga[tools]'")
+        sys.exit(f"{name}: error: the commands need {missing}; pip install beluga-kv")
     except BelugaError as error:  # the environment asks for what this CPU has not
         sys.exit(f"{name}: error: {error}")
     except KeyboardInterrupt:

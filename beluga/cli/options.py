@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+import beluga
 from beluga.errors import DeviceSpecError
 from beluga.pool import Pool, parse_size
 
@@ -32,6 +33,21 @@ Host = Annotated[
     ),
 ]
 Timeout = Annotated[float, typer.Option("--timeout", min=0.001, help="Seconds to wait.")]
+
+
+def _show_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"beluga-kv {beluga.__version__}")
+        raise typer.Exit
+
+
+def show_version(
+    version: Annotated[
+        bool,
+        typer.Option("--version", is_eager=True, callback=_show_version, help="Show the version."),
+    ] = False,
+) -> None:
+    """The options of a program itself, without a command."""
 
 
 def open_pool(paths: list[str] | None) -> Pool:

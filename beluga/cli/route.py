@@ -94,7 +94,9 @@ def route(
     try:
         from beluga import route as routing
     except ModuleNotFoundError as error:
-        raise RouterError(f"the router needs {error.name}; pip install 'beluga[router]'") from None
+        raise RouterError(
+            f"the router needs {error.name}; pip install 'beluga-kv[router]'"
+        ) from None
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     settings = routing.Settings(
         policy=policy,

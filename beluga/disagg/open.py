@@ -20,7 +20,7 @@ async def open_queue(url: str, name: str, *, visibility_s: float = VISIBILITY_S)
             from beluga.disagg.nats_queue import NatsQueue
         except ImportError as error:
             raise QueueError(
-                f"{error.name} is missing; install it with: pip install 'beluga[router]'"
+                f"{error.name} is missing; install it with: pip install 'beluga-kv[router]'"
             ) from error
         return await NatsQueue.open(url, name, visibility_s=visibility_s)
     if scheme == "pool":

@@ -30,7 +30,7 @@ class Listener:
             import zmq
             import zmq.asyncio
         except ModuleNotFoundError:
-            raise RouterError("KV events need pyzmq; pip install 'beluga[router]'") from None
+            raise RouterError("KV events need pyzmq; pip install 'beluga-kv[router]'") from None
         self._subscription = Subscription(indexer, decoder, replay=replay is not None)
         self._context = zmq.asyncio.Context()
         try:

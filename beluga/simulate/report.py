@@ -153,7 +153,7 @@ def _draw(path: Path, trace: Trace, options: Options, rows: Sequence[Row]) -> No
         from matplotlib.figure import Figure
     except ImportError:
         raise SimulateError(
-            f"{path}: drawing needs matplotlib; install beluga[plot], or name a .html file"
+            f"{path}: drawing needs matplotlib; pip install 'beluga-kv[plot]', or name a .html file"
         ) from None
     figure = Figure(figsize=(14, 2 + 0.22 * len(rows)), layout="constrained")
     FigureCanvasAgg(figure)

@@ -17,7 +17,7 @@ def draw(report: Report, folder: Path, say: Callable[[str], None]) -> list[Path]
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        say("no charts: they need matplotlib; pip install 'beluga[plot]'")
+        say("no charts: they need matplotlib; pip install 'beluga-kv[plot]'")
         return []
     paths = []
     for name, chart in (("passes", _passes), ("rates", _rates), ("variants", _variants)):

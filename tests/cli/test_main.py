@@ -27,9 +27,7 @@ def python(code: str) -> subprocess.CompletedProcess[str]:
 def test_a_missing_tool_is_named(name: str) -> None:
     ended = python(WITHOUT.format(name=name) + "from beluga.cli.main import main; main()")
     assert ended.returncode == 1
-    assert ended.stderr == (
-        f"beluga: error: the commands need {name}; pip install 'beluga[tools]'\n"
-    )
+    assert ended.stderr == f"beluga: error: the commands need {name}; pip install beluga-kv\n"
 
 
 @pytest.mark.parametrize("module", ["pool", "rpc", "meta", "kvcache", "primitives"])

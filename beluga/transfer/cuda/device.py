@@ -58,7 +58,7 @@ class CupyDriver:
             from cupy_backends.cuda.api import runtime
         except ImportError as error:
             raise EngineUnavailableError(
-                f"the CUDA engine needs cupy (pip install beluga[cuda13]): {error}"
+                f"the CUDA engine needs cupy (pip install 'beluga-kv[cuda13]'): {error}"
             ) from None
         self._runtime = runtime
         self._error = runtime.CUDARuntimeError

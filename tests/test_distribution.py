@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""What is distributed: the sources are whole, the name is ours, and the version is said once."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import pytest
+
+import beluga
+
+ROOT = Path(__file__).resolve().parent.parent
+PARTS = ("beluga", "bench", "csrc", "scripts", "tests")
+GENERATED = ("beluga/_core.c", "beluga/_sim.c", "bench/_limit.c")
+PASSING = shutil.ignore_patterns("__pycache__", "*.so", "*.o", ".*_cache", "*.json", "*.egg-info")
+
+BUILD = "import setuptools.build_meta as b; print(b.build_sdist('made'))"
+
+
+@pytest.fixture(scope="module")
+def sdist(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
+    """The names in a source distribution that is made from a copy without old lists of sources."""
+    pytest.importorskip("setuptools")
+    copy = tmp_path_factory.mktemp("sources") / "copy"
+    for name in PARTS:
+        shutil.copytree(ROOT / name, copy / name, ignore=PASSING)
+    for path in ROOT.iterdir():
+        if path.is_file() and path.suffix in (".py", ".toml", ".in", ".md", ""):
+            shutil.copy(path, copy / path.name)
+    for name in GENERATED:
+        (copy / name).unlink(missing_ok=True)
+    command = [sys.executable, "-c", BUILD]
+    made = subprocess.run(command, cwd=copy, capture_output=True, text=True, check=False)
+    assert made.returncode == 0, made.stderr
+    with tarfile.open(copy / "made" / made.stdout.split()[-1]) as archive:
+        return {name.partition("/")[2] for name in archive.getnames()}
+
+
+def test_the_source_distribution_has_all_sources(sdist: set[str]) -> None:
+    wanted = {
+        str(path.relative_to(ROOT))
+        for name in PARTS
+        for path in (ROOT / name).rglob("*")
+        if path.suffix in (".c", ".h", ".cu", ".cuh", ".py", ".pyi", ".typed")
+        or path.parent == ROOT / "scripts"
+    } - set(GENERATED)
+    wanted |= {"pyproject.toml", "setup.py", "MANIFEST.in", "README.md", "LICENSE", "CHANGELOG.md"}
+    assert wanted - sdist == set()
+    assert [name for name in sdist if name.endswith((".so", ".pyc")) or name in GENERATED] == []
+
+
+def test_the_version_is_that_of_the_distribution() -> None:
+    assert re.fullmatch(r"\d+\.\d+\.\d+", beluga.__version__)
+    assert importlib.metadata.version("beluga-kv") == beluga.__version__
+
+
+@pytest.mark.parametrize("name", ["beluga", "cxl-rpc"])
+def test_the_commands_tell_the_version(name: str) -> None:
+    program = Path(sys.executable).with_name(name)
+    if not program.exists():
+        pytest.skip(f"{name} is not installed beside {sys.executable}")
+    told = subprocess.run([program, "--version"], capture_output=True, text=True, check=False)
+    assert (told.returncode, told.stdout) == (0, f"beluga-kv {beluga.__version__}\n")
+
+
+def test_no_text_tells_people_to_install_another_project() -> None:
+    """What is called beluga on PyPI is not ours."""
+    texts = [path for path in ROOT.glob("*.*") if path.is_file()]
+    texts += [
+        path
+        for name in (*PARTS, "docs")
+        for path in (ROOT / name).rglob("*")
+        if path.suffix in (".py", ".md", ".c", ".h", ".cuh", "") and path.is_file()
+    ]
+    other = re.compile(
+        r"((?<!un)install|uv add|pipx)[^\n]{0,30}?[ '\"]beluga(?![-\w/])|beluga\[\w+\]"
+    )
+    wrong = [
+        f"{path.relative_to(ROOT)}: {found[0]}"
+        for path in texts
+        if path != Path(__file__)
+        for found in other.finditer(path.read_text(errors="replace"))
+    ]
+    assert wrong == []
+
+
+def test_what_commands_need_is_a_dependency() -> None:
+    """And what ``import beluga`` needs is numpy and cffi: see test_the_library_needs_no_tools."""
+    required = importlib.metadata.requires("beluga-kv") or []
+    always = {re.split(r"[<>=!~ ;\[]", one)[0] for one in required if "extra ==" not in one}
+    assert always == {"numpy", "cffi", "typer", "rich", "msgspec"}
+    assert [one for one in required if re.search("<|==|~=", one.partition(";")[0])] == []
