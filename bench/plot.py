@@ -20,7 +20,7 @@ def plot(rows: Iterable[Row], directory: Path) -> list[Path]:
     """
     try:
         from matplotlib.figure import Figure
-    except ImportError:
+    except ImportError:  # commands ask before the work
         raise BelugaError("charts need matplotlib; pip install 'beluga-kv[plot]'") from None
     measured = [row for row in rows if row["ops_per_s"] is not None]
     directory.mkdir(parents=True, exist_ok=True)

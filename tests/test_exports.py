@@ -34,7 +34,9 @@ EXPORTS: dict[str, str] = {
     ),
     "beluga.lease": "EtcdLease KubernetesLease Lease open_lease",
     "beluga.verify": "Finding Machine Report verify_pool",
-    "beluga.kvcache": "CHUNK_SIZE GetResult KVCache Namespace PutResult Run fold hash_keys",
+    "beluga.kvcache": (
+        "BLOCK_SIZE_MAX CHUNK_SIZE GetResult KVCache Namespace PutResult Run fold hash_keys"
+    ),
     "beluga.router": (
         "ActiveLoad Advice BlockHasher BusyThresholds Candidate Choice Constraints CostEstimator "
         "Decision Era Estimate Estimator FindMatches Goals Load LoadTracker Matches "

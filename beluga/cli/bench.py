@@ -12,7 +12,7 @@ from typing import Annotated
 import beluga_bench
 import typer
 
-from beluga.cli.options import Json
+from beluga.cli.options import Json, check_output, need
 from beluga.cli.output import print_json, print_table, say
 
 Smoke = Annotated[bool, typer.Option("--smoke", help="In seconds: does it work, not how fast.")]
@@ -66,6 +66,10 @@ def bench(
     if unknown := [name for name in chosen if name not in beluga_bench.BENCHES]:
         known = ", ".join([*beluga_bench.BENCHES, "all"])
         raise typer.BadParameter(f"no benchmark '{unknown[0]}'; there are {known}")
+    if plot is not None:
+        need("plot", "matplotlib")
+        plot.mkdir(parents=True, exist_ok=True)
+        check_output(plot / "rpc.png")
     options = beluga_bench.Options(
         smoke=smoke,
         pool=tuple(pool) if pool else None,

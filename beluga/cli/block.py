@@ -12,10 +12,10 @@ from typing import Annotated
 
 import typer
 
-from beluga.cli.options import Host, Json, PoolPaths, open_pool
+from beluga.cli.options import Host, Json, PoolPaths, check_output, open_pool, read_at_most
 from beluga.cli.output import print_json, say
 from beluga.errors import CacheError
-from beluga.kvcache import KVCache
+from beluga.kvcache import BLOCK_SIZE_MAX, KVCache
 from beluga.meta import MetaClient
 
 _DIGEST = re.compile(r"(?:[0-9a-fA-F]{2}){16,64}")
@@ -40,7 +40,7 @@ def put(
     json: Json = False,
 ) -> None:
     """Store a file's bytes as a block. A block that is there already stays as it is."""
-    data = sys.stdin.buffer.read() if file == Path("-") else file.read_bytes()
+    data = read_at_most(BLOCK_SIZE_MAX, file, "a block")
     if not data:
         raise CacheError(f"{file} is empty; a block has at least one byte")
     with open_pool(pool) as opened, KVCache(opened, namespace=namespace, host=host) as cache:
@@ -61,6 +61,8 @@ def get(
     namespace: Namespace = "cli",
 ) -> None:
     """Fetch a block. Exit status 1 if it is not there."""
+    if file != Path("-"):
+        check_output(file)
     with open_pool(pool) as opened, KVCache(opened, namespace=namespace, host=host) as cache:
         found = MetaClient(cache.client).lookup(cache.keys([digest(key)])).hits
         data = bytearray(found[0].length) if found else bytearray()

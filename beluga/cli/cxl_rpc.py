@@ -5,12 +5,13 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from beluga.cli import bench, serve
-from beluga.cli.options import Host, PoolPaths, Timeout, open_pool, show_version
+from beluga.cli.options import Host, PoolPaths, Timeout, open_pool, read_at_most, show_version
 from beluga.rpc import METHOD_USER, Client, Server
 
 app = typer.Typer(
@@ -46,7 +47,10 @@ def call(
     timeout: Timeout = 5.0,
 ) -> None:
     """Call a method of the server and print its reply."""
-    data = sys.stdin.buffer.read() if request == "-" else request.encode()
-    with open_pool(pool) as opened, Client(opened, host=host, timeout_s=timeout) as client:
-        sys.stdout.buffer.write(client.call(method, data) + b"\n")
-        sys.stdout.buffer.flush()
+    with open_pool(pool) as opened:
+        data = request.encode()
+        if request == "-":
+            data = read_at_most(opened.geometry.bulk_size, Path("-"), "a request")
+        with Client(opened, host=host, timeout_s=timeout) as client:
+            sys.stdout.buffer.write(client.call(method, data) + b"\n")
+            sys.stdout.buffer.flush()

@@ -9,9 +9,11 @@ away. Results go to stdout, all else to stderr.
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from importlib import import_module
+from pathlib import Path
 from typing import NoReturn
 
 from beluga.errors import BelugaError
@@ -29,7 +31,15 @@ def cxl_rpc() -> NoReturn:
     _run("cxl-rpc", "beluga.cli.cxl_rpc")
 
 
+def _open_streams() -> None:
+    """Whoever closed a standard stream hears nothing; the next file that is opened is not it."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, Path(os.devnull).open(mode))  # noqa: SIM115  for good
+
+
 def _run(name: str, module: str) -> NoReturn:
+    _open_streams()
     try:
         app = import_module(module).app
     except ModuleNotFoundError as error:

@@ -4,12 +4,15 @@
 
 from __future__ import annotations
 
+import sys
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 import beluga
-from beluga.errors import DeviceSpecError
+from beluga.errors import BelugaError, DeviceSpecError
 from beluga.pool import Pool, parse_size
 
 
@@ -35,6 +38,13 @@ Host = Annotated[
 Timeout = Annotated[float, typer.Option("--timeout", min=0.001, help="Seconds to wait.")]
 
 
+def need(extra: str, *packages: str) -> None:
+    """Refuse a command, before it has done anything, that lacks one of the extra's packages."""
+    for name in packages:
+        if find_spec(name) is None:
+            raise BelugaError(f"this command needs {name}; pip install 'beluga-kv[{extra}]'")
+
+
 def _show_version(asked: bool) -> None:
     if asked:
         typer.echo(f"beluga-kv {beluga.__version__}")
@@ -48,6 +58,31 @@ def show_version(
     ] = False,
 ) -> None:
     """The options of a program itself, without a command."""
+
+
+def read_at_most(limit: int, path: Path, what: str) -> bytes:
+    """The bytes of a file, or of stdin (-), which may have no end. Raises BelugaError if there are
+    more than ``limit``, and reads no further.
+    """
+    if path == Path("-"):
+        data = sys.stdin.buffer.read(limit + 1)
+    else:
+        with path.open("rb") as file:
+            data = file.read(limit + 1)
+    if len(data) > limit:
+        raise BelugaError(f"{path} has more than the {limit} bytes that {what} may have")
+    return data
+
+
+def check_output(path: Path) -> None:
+    """Refuse a command, before its work, that could not write its result to the file ``path``."""
+    if path.exists() and not path.is_file() and not path.is_dir():
+        return  # a pipe or a device: opening it may wait, or be heard
+    new = not path.exists()
+    with path.open("ab"):
+        pass
+    if new:
+        path.unlink()
 
 
 def open_pool(paths: list[str] | None) -> Pool:

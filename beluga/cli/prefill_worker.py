@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from beluga.cli.options import need
 from beluga.cli.output import say
 
 
@@ -24,6 +25,7 @@ def prefill_worker(
     timeout: Annotated[float, typer.Option(min=1, help="Seconds that a prefill may take.")] = 120.0,
 ) -> None:
     """Prefill what a router queues, into the pool, until SIGTERM or Ctrl-C."""
+    need("router", "aiohttp")
     asyncio.run(_work(engine, queue, name, concurrency, visibility, timeout))
 
 

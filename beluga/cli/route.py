@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from beluga.cli.options import need
 from beluga.cli.output import say
-from beluga.errors import RouterError
 from beluga.router import ORDERS, POLICIES, RULES, Goals
 
 if TYPE_CHECKING:
@@ -91,12 +91,9 @@ def route(
     ] = None,
 ) -> None:
     """Send requests of OpenAI's API to engines, until SIGTERM or Ctrl-C."""
-    try:
-        from beluga import route as routing
-    except ModuleNotFoundError as error:
-        raise RouterError(
-            f"the router needs {error.name}; pip install 'beluga-kv[router]'"
-        ) from None
+    need("router", "aiohttp", "prometheus_client", "xxhash", *(["zmq"] if kv_events else []))
+    from beluga import route as routing
+
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     settings = routing.Settings(
         policy=policy,

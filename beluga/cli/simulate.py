@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from beluga.cli.options import Json, size
+from beluga.cli.options import Json, check_output, need, size
 from beluga.cli.output import print_json, print_table, progress, say
 from beluga.errors import SimulateError
 from beluga.pool import show_size
@@ -195,6 +195,9 @@ def simulate(
         options = _with_preset(preset, options)
     if report is not None:
         check_report(report)
+        if report.suffix == ".png":
+            need("plot", "matplotlib")
+        check_output(report)
     _warn(options)
     loaded = load_trace(trace, form, rate=rate)
     rows = _rows(loaded, options, policy, memory, seeds=seeds, quiet=json)

@@ -3,10 +3,11 @@
 """L6: KV blocks by key (``csrc/kv*.c``): where "which block" meets "move the bytes"."""
 
 from beluga.kvcache.buffers import Run
-from beluga.kvcache.cache import CHUNK_SIZE, GetResult, KVCache, PutResult
+from beluga.kvcache.cache import BLOCK_SIZE_MAX, CHUNK_SIZE, GetResult, KVCache, PutResult
 from beluga.kvcache.keys import Namespace, fold, hash_keys
 
 __all__ = [
+    "BLOCK_SIZE_MAX",
     "CHUNK_SIZE",
     "GetResult",
     "KVCache",

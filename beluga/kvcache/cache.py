@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 CHUNK_SIZE: int = lib.BL_CHUNK_SIZE
 _LINE_SIZE: int = lib.BL_LINE_SIZE
-_BLOCK_SIZE_MAX: int = lib.BL_EXTENT_STRIPES_MAX * lib.BL_STRIPE_SIZE
+BLOCK_SIZE_MAX: int = lib.BL_EXTENT_STRIPES_MAX * lib.BL_STRIPE_SIZE
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -193,9 +193,9 @@ class KVCache:
         states = np.zeros(len(keys), dtype=np.uint8)
         statuses = np.zeros(len(keys), dtype=np.int32)
         for run in runs(sources, writable=False):
-            if run.length > _BLOCK_SIZE_MAX:
+            if run.length > BLOCK_SIZE_MAX:
                 raise LayoutError(
-                    f"a block of {run.length} bytes; the pool takes up to {_BLOCK_SIZE_MAX}"
+                    f"a block of {run.length} bytes; the pool takes up to {BLOCK_SIZE_MAX}"
                 )
             part = slice(run.start, run.start + run.count)
             check(self._put(run, keys[part], states[part], statuses[part]), "storing blocks")

@@ -10,11 +10,14 @@ together with all blocks before it, so that equal ids mean equal content and an 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import msgspec
 
 from beluga.errors import TraceError
+
+_LINE_SIZE_MAX = 16 << 20  # of a million hash ids; what is no trace may have no line's end
 
 
 class Request(msgspec.Struct, frozen=True):
@@ -32,7 +35,9 @@ def read_trace(path: Path) -> list[Request]:
     requests: list[Request] = []
     try:
         with path.open("rb") as lines:
-            for number, line in enumerate(lines, 1):
+            for number, line in enumerate(iter(partial(lines.readline, _LINE_SIZE_MAX), b""), 1):
+                if len(line) == _LINE_SIZE_MAX:
+                    raise TraceError(f"{path}:{number}: a line of {_LINE_SIZE_MAX} bytes or more")
                 if not line.isspace():
                     requests.append(_decode(decoder, line, f"{path}:{number}"))
     except OSError as error:

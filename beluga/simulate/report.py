@@ -38,8 +38,6 @@ def check_report(path: Path) -> None:
     """That a report can be written there, before the work. Raises SimulateError."""
     if path.suffix not in (".html", ".png"):
         raise SimulateError(f"{path}: a report is .html or .png")
-    if not path.resolve().parent.is_dir():
-        raise SimulateError(f"{path}: no such directory; make it first")
 
 
 def write_report(path: Path, trace: Trace, options: Options, rows: Sequence[Row]) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import random
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -65,4 +66,27 @@ def test_a_file_larger_than_any_block_is_refused(run: Run, pool: list[str], tmp_
         file.truncate(200 << 20)
     refused = run("put", "key", path, *pool)
     assert refused.returncode == 1
-    assert "up to 134217728" in refused.stderr
+    assert "more than the 134217728 bytes" in refused.stderr
+
+
+@pytest.mark.parametrize("source", ["/dev/zero", "-"])
+def test_what_has_no_end_is_read_up_to_the_limit(pool: list[str], source: str) -> None:
+    """It has 1 GiB of memory beside what it begins with."""
+    code = (
+        "import re, resource; from pathlib import Path; from beluga.cli.main import main; "
+        "used = int(re.search(r'VmSize:\\s+(\\d+)', Path('/proc/self/status').read_text())[1]); "
+        "most = used * 1024 + (1 << 30); resource.setrlimit(resource.RLIMIT_AS, (most, most)); "
+        "main()"
+    )
+    with Path("/dev/zero").open("rb") as endless:
+        ended = subprocess.run(
+            [sys.executable, "-c", code, "put", "key", source, *pool],
+            stdin=endless,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    assert ended.returncode == 1
+    assert ended.stderr == (
+        f"beluga: error: {source} has more than the 134217728 bytes that a block may have\n"
+    )

@@ -77,3 +77,8 @@ def test_a_workload_is_the_same_every_time_and_shares_prefixes() -> None:
     assert len(requests) == 80
     assert [r.timestamp for r in requests] == sorted(r.timestamp for r in requests)
     assert ideal_hit_rate(requests) > 0.5
+
+
+def test_a_line_without_end_is_refused_as_it_is_read() -> None:
+    with pytest.raises(TraceError, match="/dev/zero:1: a line of 16777216 bytes or more"):
+        read(Path("/dev/zero"))

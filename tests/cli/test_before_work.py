@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""A command that lacks a package, or could not write its result, says so before it works."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
+
+# The work itself, of which none may begin.
+BEGUN = """
+import sys
+import beluga.cli.simulate, beluga.cli.bench, beluga.cli.route, beluga.cli.prefill_worker
+def begun(*arguments, **options):
+    sys.exit("it has begun")
+beluga.cli.simulate.load_trace = beluga.cli.simulate.run_simulation = begun
+beluga.cli.bench.beluga_bench.BENCHES = {"rpc": begun}
+beluga.cli.route.asyncio.run = beluga.cli.prefill_worker.asyncio.run = begun
+"""
+SIMULATE = ["simulate", "nothing"]
+BENCH = ["bench", "rpc"]
+ROUTE = ["route", "--worker", "http://127.0.0.1:1"]
+PREFILL = ["prefill-worker", "--engine", "http://127.0.0.1:1", "--queue", "pool", "--name", "a"]
+
+
+def beluga(*arguments: str, without: str | None = None) -> subprocess.CompletedProcess[str]:
+    lacks = f"sys.modules[{without!r}] = None\n" if without else ""
+    code = BEGUN + lacks + "from beluga.cli.main import main; main()"
+    return subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "package", "extra"),
+    [
+        ([*SIMULATE, "--report", "report.png"], "matplotlib", "plot"),
+        ([*BENCH, "--plot", "."], "matplotlib", "plot"),
+        (ROUTE, "aiohttp", "router"),
+        (ROUTE, "xxhash", "router"),
+        ([*ROUTE, "--kv-events", "http://127.0.0.1:1=tcp://127.0.0.1:2"], "zmq", "router"),
+        (PREFILL, "aiohttp", "router"),
+    ],
+)
+def test_a_package_is_looked_for_first(arguments: list[str], package: str, extra: str) -> None:
+    refused = beluga(*arguments, without=package)
+    assert refused.returncode == 1
+    assert refused.stderr == (
+        f"beluga: error: this command needs {package}; pip install 'beluga-kv[{extra}]'\n"
+    )
+    assert "it has begun" in beluga(*arguments).stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (
+            [*SIMULATE, "--report", "/nowhere/report.html"],
+            "No such file or directory: '/nowhere/report.html'",
+        ),
+        ([*SIMULATE, "--report", "/proc/report.html"], "/proc/report.html"),
+        ([*BENCH, "--plot", "/proc/charts"], "/proc/charts"),
+        (["get", "key", "/nowhere/block"], "No such file or directory: '/nowhere/block'"),
+    ],
+)
+def test_where_a_result_goes_is_looked_at_first(arguments: list[str], said: str) -> None:
+    refused = beluga(*arguments)
+    assert refused.returncode == 1
+    assert said in refused.stderr
+    assert refused.stderr.count("\n") == 1
+    assert "begun" not in refused.stderr
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_closed_streams_hurt_nobody(pool: list[str], closed: str) -> None:
+    """What is opened next would have the number of a stream, and be written to."""
+    code = "from beluga.cli.main import main; main()"
+    command = f'exec "$0" -c "$1" pool info --json {" ".join(pool)} {closed}'
+    ended = subprocess.run(
+        ["/bin/sh", "-c", command, sys.executable, code],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert (
+        subprocess.run(
+            [sys.executable, "-c", code, "pool", "check", *pool],
+            cwd=ROOT,
+            capture_output=True,
+            check=False,
+        ).returncode
+        == 0
+    )
