@@ -1,0 +1,226 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""As much of vLLM, and of torch beside it, as our connector and offloading spec import."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import logging
+import sys
+import types
+from typing import Any
+
+from fakes import modules
+
+V1 = "distributed.kv_transfer.kv_connector.v1"
+
+
+class Role(enum.Enum):
+    SCHEDULER = 0
+    WORKER = 1
+
+
+class Metadata:
+    """What the two sides hand to each other."""
+
+
+class Connector:
+    """KVConnectorBase_V1."""
+
+    def __init__(self, vllm_config: Any, role: Role, kv_cache_config: Any) -> None:
+        self._vllm_config, self._role, self._kv_cache_config = vllm_config, role, kv_cache_config
+        self._kv_cache_manager: Any = None
+
+    def bind_connector_metadata(self, metadata: Any) -> None:
+        self._bound = metadata
+
+    def _get_connector_metadata(self) -> Any:
+        return self._bound
+
+
+@dataclasses.dataclass
+class Stats:
+    data: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+
+class PromMetrics:
+    def __init__(self, *arguments: Any) -> None:
+        self.arguments = arguments
+
+
+class OffloadingStats:
+    def __init__(self) -> None:
+        self.data: dict[str, float] = {}
+
+    def increase_counter(self, name: str, amount: float) -> None:
+        self.data[name] = self.data.get(name, 0) + amount
+
+
+class Medium(enum.Enum):
+    CPU = "CPU"
+
+
+class LookupResult(enum.Enum):
+    MISS = 1
+    HIT = 2
+
+
+class TierFilter:
+    """Whether a request wants blocks of a tier."""
+
+    def __init__(self, *, all_tiers: bool) -> None:
+        self.all_tiers = all_tiers
+
+    def allows(self, medium: Medium, locality: None) -> bool:
+        assert (medium, locality) == (Medium.CPU, None)
+        return self.all_tiers
+
+
+class ReqContext:
+    """One request, as the offloading connector keeps it."""
+
+    def __init__(self, req_id: str, *, load: bool = True) -> None:
+        self.req_id, self.load_tier_filter = req_id, TierFilter(all_tiers=load)
+        self._state: dict[type, Any] = {}
+        self._offload_key_positions: dict[bytes, int] = {}
+
+    def set_state(self, state: Any) -> None:
+        self._state[type(state)] = state
+
+    def get_state(self, kind: type) -> Any:
+        return self._state.get(kind)
+
+    def set_offload_key_position(self, key: bytes, position: int) -> None:
+        self._offload_key_positions[key] = position
+
+    def get_offload_key_position(self, key: bytes) -> int | None:
+        return self._offload_key_positions.get(key)
+
+
+@dataclasses.dataclass
+class OffloadingEvent:
+    keys: list[bytes]
+    medium: Medium
+    removed: bool
+
+
+@dataclasses.dataclass
+class PrepareStoreOutput:
+    keys_to_store: list[bytes]
+    store_spec: Any
+    evicted_keys: list[bytes]
+
+
+@dataclasses.dataclass
+class TransferResult:
+    job_id: int
+    success: bool
+    transfer_size: int
+    transfer_time: float
+
+
+class OffloadingSpec:
+    def __init__(self, config: Any) -> None:
+        self.config = config
+
+
+@dataclasses.dataclass
+class BlockStored:
+    block_hashes: list[bytes]
+    parent_block_hash: bytes | None
+    token_ids: list[int]
+    block_size: int
+    lora_id: int | None
+    medium: str
+    lora_name: str | None
+    group_idx: int
+
+
+class Factory:
+    """KVConnectorFactory."""
+
+    def __init__(self) -> None:
+        self._registry: dict[str, tuple[str, str]] = {}
+
+    def register_connector(self, name: str, module: str, class_name: str) -> None:
+        assert name not in self._registry, "vLLM refuses a second one"
+        self._registry[name] = module, class_name
+
+
+def key_of(block_hash: bytes) -> bytes:
+    """vLLM's offload key: the hash, and the number of the group."""
+    return block_hash + bytes(4)
+
+
+def vllm(*, tp_rank: int = 0, pp_rank: int = 0) -> dict[str, types.ModuleType]:
+    """The package vllm, in a process of these ranks; ``group`` is its connector."""
+
+    def rank(number: int) -> Any:
+        return lambda: types.SimpleNamespace(rank_in_group=number)
+
+    group = types.SimpleNamespace()
+    return modules(
+        "vllm",
+        {
+            "": {"__version__": "0.32.0"},
+            "logger": {"init_logger": logging.getLogger},
+            f"{V1}.base": {
+                "KVConnectorBase_V1": Connector,
+                "KVConnectorHandshakeMetadata": Metadata,
+                "KVConnectorMetadata": Metadata,
+                "KVConnectorRole": Role,
+                "KVConnectorWorkerMetadata": Metadata,
+            },
+            f"{V1}.metrics": {"KVConnectorPromMetrics": PromMetrics, "KVConnectorStats": Stats},
+            f"{V1}.offloading.metrics": {"OffloadingConnectorStats": OffloadingStats},
+            "distributed.kv_transfer.kv_connector.factory": {"KVConnectorFactory": Factory()},
+            "distributed.kv_transfer": {"get_kv_transfer_group": lambda: group, "group": group},
+            "distributed.parallel_state": {
+                "get_pp_group": rank(pp_rank),
+                "get_tp_group": rank(tp_rank),
+            },
+            "distributed.kv_events": {"BlockStored": BlockStored},
+            "v1.core.kv_cache_utils": {"maybe_convert_block_hash": lambda one: one[:8]},
+            "v1.kv_offload.base": {
+                "LoadStoreSpec": type("LoadStoreSpec", (), {}),
+                "LookupResult": LookupResult,
+                "Medium": Medium,
+                "OffloadingEvent": OffloadingEvent,
+                "OffloadingManager": type("OffloadingManager", (), {}),
+                "PrepareStoreOutput": PrepareStoreOutput,
+                "RequestOffloadingContext": type("RequestOffloadingContext", (), {}),
+                "get_offload_block_hash": lambda key: key[:-4],
+                "OffloadingCounterMetadata": types.SimpleNamespace,
+                "OffloadingMetricMetadata": types.SimpleNamespace,
+                "OffloadingSpec": OffloadingSpec,
+                "OffloadingWorker": type("OffloadingWorker", (), {}),
+                "TransferResult": TransferResult,
+            },
+        },
+    )
+
+
+def torch(asked: list[str]) -> types.ModuleType:
+    """What is asked of torch on a CPU; ``asked`` tells of the request for tiles."""
+    module = types.ModuleType("torch")
+    vars(module)["cpu"] = types.SimpleNamespace(_init_amx=lambda: asked.append("amx"))
+    vars(module)["backends"] = types.SimpleNamespace(
+        cpu=types.SimpleNamespace(get_cpu_capability=lambda: "AVX512")
+    )
+    return module
+
+
+OURS = ("connector", "manager", "offloading", "stats")
+
+
+def installed(monkeypatch: Any, asked: list[str] | None = None, **ranks: int) -> None:
+    """Have what imports vLLM import these, for one test; ours among it is imported anew."""
+    for name, module in vllm(**ranks).items():
+        monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.setitem(sys.modules, "torch", torch([] if asked is None else asked))
+    for name in OURS:
+        monkeypatch.delitem(sys.modules, f"beluga.connectors.vllm.{name}", raising=False)
+        package = sys.modules.get("beluga.connectors.vllm")
+        if package is not None and name in vars(package):
+            monkeypatch.delattr(package, name)

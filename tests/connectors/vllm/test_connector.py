@@ -1,0 +1,374 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""vLLM's connector interface with stand-ins for vLLM: engines that save and load by its hooks."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import fake_vllm
+import pytest
+from blocks import eventually
+from vllm_parts import BLOCK_TOKENS, cache_config, config, layer_major, request, spec
+
+from beluga import MetaServer, Pool
+from beluga.errors import ConnectorError
+
+LAYERS, BLOCKS = 2, 16
+TOKENS = list(range(100, 100 + 5 * BLOCK_TOKENS + 1))  # five blocks and a token
+LONG_S = 60.0
+
+
+class Engine:
+    """Two connectors, as vLLM has them: one in its scheduler and one in its worker."""
+
+    def __init__(
+        self, pool_name: str, *, events: bool = False, wait: bool = True, **extra: Any
+    ) -> None:
+        module = importlib.import_module("beluga.connectors.vllm.connector")
+        vllm_config = config()
+        vllm_config.kv_transfer_config = SimpleNamespace(
+            kv_load_failure_policy="fail",
+            kv_connector_extra_config={"pool": pool_name, "timeout_ms": 5000} | extra,
+        )
+        vllm_config.kv_events_config = SimpleNamespace(enable_kv_cache_events=events)
+        self.config = vllm_config
+        tensors, self.memory = layer_major(LAYERS, BLOCKS, BLOCK_TOKENS, 8)
+        caches = cache_config(spec(page_size_bytes=64), num_blocks=BLOCKS, layers=LAYERS)
+        make, role = module.BelugaConnector, fake_vllm.Role
+        self.scheduler: Any = make(vllm_config, role.SCHEDULER, caches)
+        self.worker: Any = make(vllm_config, role.WORKER, caches)
+        self.block_ids: dict[str, list[int]] = {}
+        self.scheduler._kv_cache_manager = SimpleNamespace(
+            get_block_ids=lambda name: (self.block_ids[name],)
+        )
+        assert self.worker.get_handshake_metadata() is None
+        self.worker.register_kv_caches(tensors)
+        self.scheduler.set_xfer_handshake_metadata_pp_aware(
+            {(0, 0): self.worker.get_handshake_metadata()}
+        )
+        if wait:
+            links = self.worker._worker.load_link, self.worker._worker.save_link
+            assert all(link.wait(LONG_S) for link in (self.scheduler._link, *links))
+
+    def start(self, made: Any, first: int) -> tuple[int, bool]:
+        """The engine takes a request on, in blocks from ``first``: what the pool is to give."""
+        found: tuple[int, bool] = self.scheduler.get_num_new_matched_tokens(made, 0)
+        ids = list(range(first, first + made.num_tokens // BLOCK_TOKENS + 1))
+        self.block_ids[made.request_id] = ids
+        blocks = SimpleNamespace(get_block_ids=lambda: (ids,))
+        self.scheduler.update_state_after_alloc(made, blocks, found[0])
+        made.num_computed_tokens = found[0]
+        return found
+
+    def step(self, made: Any, *, fill: int | None = None, preempted: Any = None) -> None:
+        """A forward of all that is left of a request, which leaves ``fill`` in its blocks."""
+        tokens = made.num_tokens - made.num_computed_tokens
+        output = SimpleNamespace(
+            num_scheduled_tokens={made.request_id: tokens}, preempted_req_ids=preempted
+        )
+        metadata = self.scheduler.build_connector_meta(output)
+        self.worker.bind_connector_metadata(metadata)
+        self.worker.handle_preemptions(metadata)
+        self.worker.start_load_kv(None)
+        self.worker.wait_for_layer_load("layer.0")
+        if fill is not None:
+            self.memory[:, self.block_ids[made.request_id]] = fill
+        self.worker.save_kv_layer("layer.0", None, None)
+        self.worker.wait_for_save()
+        made.num_computed_tokens += tokens
+
+    def report(self, *, invalid: set[int] | None = None) -> Any:
+        """What the worker says after a step reaches the scheduler."""
+        meta = self.worker.build_connector_worker_meta()
+        self.scheduler.update_connector_output(
+            SimpleNamespace(kv_connector_worker_meta=meta, invalid_block_ids=invalid or set())
+        )
+        return meta
+
+    def finish(self, made: Any) -> bool:
+        """A request ends; whether its blocks are held, and then until they are saved."""
+        held, parameters = self.scheduler.request_finished(made, self.block_ids[made.request_id])
+        assert parameters is None
+        self.worker.bind_connector_metadata(
+            self.scheduler.build_connector_meta(
+                SimpleNamespace(num_scheduled_tokens={}, preempted_req_ids=())
+            )
+        )
+        self.worker.wait_for_save()
+        if held:
+            sent: set[str] = set()
+            finished = {made.request_id}
+
+            def ended() -> bool:
+                sent.update(self.worker.get_finished(finished)[0] or ())
+                return sent == {made.request_id}
+
+            assert eventually(ended, LONG_S)
+        return bool(held)
+
+    def run(self, made: Any, first: int, fill: int) -> int:
+        """A whole request: the tokens that the pool gave."""
+        tokens, _ = self.start(made, first)
+        self.step(made, fill=fill if tokens == 0 else None)
+        self.finish(made)
+        self.report()
+        return tokens
+
+    def close(self) -> None:
+        self.scheduler.shutdown()
+        self.worker.shutdown()
+
+
+@pytest.fixture
+def pool(shm: Path) -> Iterator[Pool]:
+    """With a lane for each session of several engines."""
+    paths = [shm / "a", shm / "b"]
+    with Pool.create(paths, device_size=64 << 20, sparse=True, lane_count=24) as pool:
+        yield pool
+
+
+@pytest.fixture
+def asked() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def make(
+    monkeypatch: pytest.MonkeyPatch, pool_name: str, asked: list[str]
+) -> Iterator[Callable[..., Engine]]:
+    fake_vllm.installed(monkeypatch, asked)
+    made: list[Engine] = []
+
+    def make(**options: Any) -> Engine:
+        made.append(Engine(pool_name, **options))
+        return made[-1]
+
+    yield make
+    for engine in made:
+        engine.close()
+    for name in fake_vllm.OURS:
+        sys.modules.pop(f"beluga.connectors.vllm.{name}", None)
+
+
+def test_one_engine_loads_what_another_has_saved(
+    server: MetaServer, make: Callable[..., Engine], asked: list[str]
+) -> None:
+    one, other = make(), make()
+    assert one.run(request("a", TOKENS), 3, fill=7) == 0
+    made = request("b", TOKENS)
+    assert other.start(made, 8) == (5 * BLOCK_TOKENS, False)
+    other.step(made)
+    assert (other.memory[:, 8:13] == 7).all()
+    assert not other.memory[:, :8].any()
+    assert not other.memory[:, 13:].any()
+    assert other.worker.get_block_ids_with_load_errors() == set()
+    assert other.report().report.loaded == {"b": 1}
+    assert not other.finish(made)
+    assert other.worker.build_connector_worker_meta() is None
+    assert asked == ["amx", "amx"]
+
+
+def test_asynchronous_loads_arrive(server: MetaServer, make: Callable[..., Engine]) -> None:
+    one, other = make(), make(load="async")
+    one.run(request("a", TOKENS), 0, fill=7)
+    made = request("b", TOKENS)
+    assert other.start(made, 8) == (5 * BLOCK_TOKENS, True)
+    other.step(made)
+    assert eventually(lambda: other.worker.get_finished(set()) == (None, {"b"}), LONG_S)
+    assert (other.memory[:, 8:13] == 7).all()
+
+
+def test_a_load_that_fails_names_its_blocks(
+    server: MetaServer, make: Callable[..., Engine]
+) -> None:
+    one, other = make(), make()
+    one.run(request("a", TOKENS), 0, fill=7)
+    made = request("b", TOKENS)
+    other.start(made, 8)
+    other.scheduler._schedule._forget_lookup(other.scheduler._schedule._requests["b"])
+    cache = other.worker._worker.load_link._attachment.cache(other.worker._namespace)
+    cache.remove(made.block_hashes[3:])
+    other.step(made)
+    assert other.worker.get_block_ids_with_load_errors() == {11, 12}
+    other.report(invalid={11, 12})
+    assert other.scheduler.get_num_new_matched_tokens(made, 0) == (0, False)
+
+
+def test_a_reset_leaves_nothing_to_be_found(
+    server: MetaServer, make: Callable[..., Engine]
+) -> None:
+    one, other = make(), make()
+    one.run(request("a", TOKENS), 0, fill=7)
+    assert other.scheduler.reset_cache() is True
+    assert other.run(request("b", TOKENS), 0, fill=8) == 0
+    assert other.run(request("c", TOKENS), 8, fill=9) == 5 * BLOCK_TOKENS
+    assert (other.memory[:, 8:13] == 8).all()
+    assert one.run(request("d", TOKENS), 8, fill=9) == 5 * BLOCK_TOKENS
+    assert (one.memory[:, 8:13] == 7).all()
+
+
+def test_blocks_are_announced_when_they_are_in_the_pool(
+    server: MetaServer, make: Callable[..., Engine]
+) -> None:
+    engine, silent = make(events=True), make()
+    made = request("a", TOKENS, lora=None)
+    engine.run(made, 0, fill=1)
+    first, second, *rest = list(engine.scheduler.take_events())
+    assert (first.block_hashes, first.parent_block_hash) == ([made.block_hashes[0][:8]], None)
+    assert (first.token_ids, first.block_size) == (TOKENS[:BLOCK_TOKENS], BLOCK_TOKENS)
+    assert (first.medium, first.lora_id, first.lora_name) == ("SHARED", None, None)
+    assert first.group_idx == 0
+    assert second.parent_block_hash == made.block_hashes[0][:8]
+    assert len(rest) == 3
+    assert list(engine.scheduler.take_events()) == []
+    silent.run(request("b", [9] * 21), 0, fill=1)
+    assert list(silent.scheduler.take_events()) == []
+
+
+def test_a_preempted_request_is_not_saved_any_more(
+    server: MetaServer, make: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = make()
+    cancelled: list[list[str]] = []
+    monkeypatch.setattr(engine.worker._worker.saves, "cancel", cancelled.append)
+    made = request("a", TOKENS)
+    engine.start(made, 0)
+    engine.step(made)
+    assert cancelled == []
+    engine.step(made, preempted={"z"})
+    assert cancelled == [["z"]]
+
+
+def test_time_and_work_are_counted_for_each_process(
+    server: MetaServer, make: Callable[..., Engine]
+) -> None:
+    engine = make()
+    engine.run(request("a", TOKENS), 0, fill=1)
+    found = engine.scheduler.get_kv_connector_stats().data
+    assert found["lookups"] == 1
+    assert found["hook_s"] > found["save_hook_s"] > 0
+    found = engine.worker.get_kv_connector_stats().data
+    assert found["save_blocks"] == 5
+    assert found["save_bytes"] == engine.memory[:, :5].nbytes
+    assert found["hook_s"] > found["save_hook_s"] > 0
+    engine.worker._counters.take()
+    assert engine.worker.get_kv_connector_stats() is None
+
+
+def test_the_engine_is_made_to_compute_what_cannot_be_loaded(
+    server: MetaServer, make: Callable[..., Engine]
+) -> None:
+    engine = make()
+    assert engine.config.kv_transfer_config.kv_load_failure_policy == "recompute"
+    assert engine.scheduler.requires_kv_delivery is False
+
+
+def test_reports_of_two_ranks_add_up(server: MetaServer, make: Callable[..., Engine]) -> None:
+    one, other = make(), make()
+    one.run(request("a", TOKENS), 0, fill=1)
+    reports = []
+    for engine in (one, other):
+        made = request("b", TOKENS)
+        engine.start(made, 8)
+        engine.step(made)
+        reports.append(engine.worker.build_connector_worker_meta())
+    assert reports[0].aggregate(reports[1]) is reports[0]
+    assert reports[0].report.loaded == {"b": 2}
+
+
+def test_after_the_end_nothing_is_asked_of_it(
+    server: MetaServer, make: Callable[..., Engine]
+) -> None:
+    engine = make()
+    engine.run(request("a", TOKENS), 0, fill=1)
+    engine.close()
+    worker = engine.worker
+    assert worker.get_finished({"a"}) == (None, None)
+    assert worker.get_block_ids_with_load_errors() == set()
+    assert worker.build_connector_worker_meta() is None
+    worker.start_load_kv(None)
+    worker.wait_for_save()
+    worker.handle_preemptions(SimpleNamespace(orders=None))
+
+
+def test_a_hash_that_others_do_not_make_is_refused(
+    make: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usual = config()
+    usual.cache_config.prefix_caching_hash_algo = "builtin"
+    monkeypatch.setattr(sys.modules[__name__], "config", lambda: usual)
+    with pytest.raises(ConnectorError, match="prefix-caching-hash-algo"):
+        make()
+
+
+def test_a_vllm_that_binds_no_cache_manager_is_told_so(
+    server: MetaServer, make: Callable[..., Engine]
+) -> None:
+    engine = make()
+    made = request("a", TOKENS)
+    engine.start(made, 0)
+    engine.scheduler._kv_cache_manager = None
+    with pytest.raises(ConnectorError, match=r"older than 0\.32"):
+        engine.step(made)
+
+
+def test_the_handshake_is_logged_with_what_it_agreed_on(
+    server: MetaServer, make: Callable[..., Engine], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    engine = make()
+    digest = engine.worker._namespace.digest.hex()[:8]
+    size = engine.memory[:, 0].nbytes
+    assert f"blocks of 4 tokens, {size} bytes on each of 1 ranks; namespace {digest}" in caplog.text
+
+
+def test_ranks_are_asked_for_in_their_order(
+    server: MetaServer, make: Callable[..., Engine]
+) -> None:
+    engine = make()
+
+    def rank(name: str) -> Any:
+        return SimpleNamespace(
+            rank=SimpleNamespace(
+                namespace=SimpleNamespace(digest=name.encode(), name=name), block_bytes=1
+            )
+        )
+
+    engine.scheduler.set_xfer_handshake_metadata_pp_aware(
+        {(1, 0): rank("c"), (0, 1): rank("b"), (0, 0): rank("a")}
+    )
+    assert [one.name for one in engine.scheduler._lookups.ranks] == ["a", "b", "c"]
+    engine.scheduler._lookups.ranks = ()
+
+
+def test_the_namespace_is_that_of_the_rank_and_its_settings(
+    server: MetaServer, make: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = {make().worker._namespace.digest, make(salt="secret").worker._namespace.digest}
+    state = sys.modules["vllm.distributed.parallel_state"]
+    for name in ("get_tp_group", "get_pp_group"):
+        with monkeypatch.context() as patch:
+            patch.setattr(state, name, lambda: SimpleNamespace(rank_in_group=1))
+            found.add(make().worker._namespace.digest)
+    assert len(found) == 4
+
+
+def test_the_connector_is_known_by_name_once(make: Callable[..., Engine]) -> None:
+    from beluga.connectors.vllm import plugin
+
+    plugin.register()
+    plugin.register()
+    factory = sys.modules["vllm.distributed.kv_transfer.kv_connector.factory"].KVConnectorFactory
+    ((name, (module, class_name)),) = factory._registry.items()
+    package = importlib.import_module("beluga.connectors.vllm")
+    assert name == "BelugaConnector"
+    assert getattr(importlib.import_module(module), class_name) is package.BelugaConnector
+    with pytest.raises(AttributeError, match="has no attribute Beluga"):
+        _ = package.Beluga

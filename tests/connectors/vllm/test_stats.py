@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""The connector's figures as vLLM adds them up, logs them and gives them to Prometheus."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import fake_vllm
+import pytest
+from prometheus_client import Counter
+
+
+@pytest.fixture
+def stats(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    fake_vllm.installed(monkeypatch)
+    yield importlib.import_module("beluga.connectors.vllm.stats")
+    for name in fake_vllm.OURS:
+        sys.modules.pop(f"beluga.connectors.vllm.{name}", None)
+
+
+def test_processes_add_up(stats: Any) -> None:
+    one = stats.BelugaStats(data={"loads": 1, "load_s": 0.5})
+    other = stats.BelugaStats(data={"loads": 2, "save_blocks": 7})
+    assert one.aggregate(other) is one
+    assert one.data == {"loads": 3, "load_s": 0.5, "save_blocks": 7}
+
+
+def test_a_log_line_shows_what_happened(stats: Any) -> None:
+    found = stats.BelugaStats(data={"save_blocks": 7, "lookups": 0, "load_s": 0.123456})
+    assert found.reduce() == {"load_s": 0.1235, "save_blocks": 7}
+
+
+def test_after_a_reset_nothing_has_happened(stats: Any) -> None:
+    found = stats.BelugaStats(data={"loads": 1})
+    assert not found.is_empty()
+    found.reset()
+    assert found.is_empty()
+    assert stats.BelugaStats(data={"loads": 0}).is_empty()
+
+
+class Counted:
+    """A Prometheus counter with labels."""
+
+    made: dict[str, Counted]
+
+    def __init__(self, *, name: str, documentation: str, labelnames: list[str]) -> None:
+        self.documentation, self.labelnames = documentation, labelnames
+        self.amounts: dict[Any, float] = {}
+        self.made[name] = self
+
+    def labels(self, *values: Any) -> Any:
+        counter = self
+
+        class Child:
+            def inc(self, amount: float) -> None:
+                counter.amounts[values] = counter.amounts.get(values, 0) + amount
+
+        return Child()
+
+
+def test_each_engine_has_counters_of_its_own(stats: Any) -> None:
+    Counted.made = {}
+    labels = {0: ["model", "0"], 1: ["model", "1"]}
+    config = object()
+    metrics = stats.BelugaMetrics(config, {Counter: Counted}, ["model_name", "engine"], labels)
+    assert metrics.arguments[0] is config
+    metrics.observe({"load_blocks": 3, "load_s": 0.5, "unknown": 1, "loads": 0}, 1)
+    metrics.observe({"load_blocks": 2})
+    metrics.observe({"load_blocks": 2}, 1)
+    blocks = Counted.made["vllm:beluga_load_blocks"]
+    assert blocks.amounts == {("model", "1"): 5, ("model", "0"): 2}
+    assert blocks.documentation == "Beluga: blocks loaded."
+    assert blocks.labelnames == ["model_name", "engine"]
+    assert Counted.made["vllm:beluga_load_seconds"].amounts == {("model", "1"): 0.5}
+    assert Counted.made["vllm:beluga_loads"].amounts == {}
