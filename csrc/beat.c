@@ -29,6 +29,23 @@ uint64_t bl_beat_read(const bl_memory *memory, uint64_t offset, uint64_t nonce)
     return line.count;
 }
 
+static int bl_beat_farewell(void *context)
+{
+    const bl_beat *beat = context;
+    bl_beat_line line = {.count = BL_BEAT_LAST, .nonce = beat->nonce};
+    bl_table_seal(&line, beat->nonce);
+    bl_fence_store(beat->memory); /* all that was streamed is out before this is believed */
+    bl_publish_line(beat->memory, beat->offset, &line); /* SYNC beat.last: see bl_house_watch() */
+    bl_crash_point("beat.last_out");
+    return 0;
+}
+
+void bl_beat_end(bl_beat *beat)
+{
+    bl_beat_stop(beat); /* this line's last writer is this thread */
+    bl_guarded(beat->memory, bl_beat_farewell, beat);
+}
+
 #ifndef BL_SIM /* the simulator's are in sim_acts.c */
 
 static int bl_beat_guarded(void *context)

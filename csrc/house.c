@@ -4,10 +4,11 @@
  * What the server does besides serving: gives and takes lanes in the lobby, finds out which
  * sessions ended, and makes sure that it still speaks for the pool.
  *
- * A session ends GONE when its process said so (detach, or a new attachment that gives the old
- * nonce up), when its pidfd (life.h) or its lock (proof.h) says that it is no more, or when its
- * host number comes back under another boot. It ends DOUBTFUL when all that can be said is that its
- * beat stood still: its lane is not given to anybody until GONE follows (D7).
+ * A session ends GONE when its process said so (detach, a new attachment that gives the old nonce
+ * up, or the last word of its beat), when its pidfd (life.h) or its lock (proof.h) says that it is
+ * no more, or when its host number comes back under another boot. It ends DOUBTFUL when all that
+ * can be said is that its beat stood still: its lane is not given to anybody until GONE follows
+ * (D7).
  */
 #include "server.h"
 
@@ -159,6 +160,45 @@ static int bl_lobby_clash_check(bl_server *server, const bl_lobby_request *reque
     return 0;
 }
 
+/* Who has said farewell or is proven gone, and whose beat stands still? */
+static void bl_house_watch(bl_server *server, uint64_t now_ns)
+{
+    const bl_memory *memory = &server->pool->memory;
+    const bl_geometry *g = &server->pool->geometry;
+    for (uint32_t i = 0; i < g->lane_count; i++)
+        if (server->lanes[i].state != BL_SESSION_FREE)
+            bl_invalidate(memory, bl_lane_offset(g, i), BL_LINE_SIZE);
+    bl_fence_full(memory);
+    for (uint32_t i = 0; i < g->lane_count; i++) {
+        bl_lane *lane = &server->lanes[i];
+        if (lane->state == BL_SESSION_FREE)
+            continue;
+        uint64_t count = bl_beat_read(memory, bl_lane_offset(g, i), lane->nonce);
+        int left = count == BL_BEAT_LAST; /* SYNC beat.last: pairs with bl_beat_end() */
+        if (left)
+            bl_believe(memory, bl_lane_offset(g, i));
+        if (left || (lane->proof >= 0 && bl_proof_gone(memory, lane->proof))) {
+            bl_house_end(server, i, BL_END_GONE);
+            continue;
+        }
+        if (lane->proof >= 0 || lane->state != BL_SESSION_LIVE)
+            continue;
+        if (count > lane->beat_count)
+            lane->beat_count = count, lane->beat_seen_ns = now_ns;
+        else if (now_ns - lane->beat_seen_ns > bl_beat_lost_ns(server))
+            bl_house_end(server, i, BL_END_DOUBTFUL);
+    }
+}
+
+/* A lane that nobody has, or -BL_ERROR_NO_LANE. */
+static int64_t bl_lane_free(const bl_server *server)
+{
+    for (uint32_t i = 0; i < server->pool->geometry.lane_count; i++)
+        if (server->lanes[i].state == BL_SESSION_FREE)
+            return i;
+    return -BL_ERROR_NO_LANE;
+}
+
 /* A lane for a nonce: its number, or an error. Asked twice, it gives the same. */
 static int64_t bl_lobby_give(bl_server *server, const bl_lobby_request *request, uint64_t now_ns)
 {
@@ -183,11 +223,12 @@ static int64_t bl_lobby_give(bl_server *server, const bl_lobby_request *request,
     status = bl_lobby_clash_check(server, request, now_ns);
     if (status < 0)
         return status;
-    uint32_t number = 0, count = server->pool->geometry.lane_count;
-    while (number < count && server->lanes[number].state != BL_SESSION_FREE)
-        number++;
-    if (number == count)
-        return -BL_ERROR_NO_LANE;
+    if (bl_lane_free(server) < 0)
+        bl_house_watch(server, now_ns); /* somebody may have left meanwhile */
+    int64_t found = bl_lane_free(server);
+    if (found < 0)
+        return found;
+    uint32_t number = (uint32_t)found;
     server->lanes[number] = (bl_lane){
         .nonce = request->nonce,
         .boot_id = {request->boot_id[0], request->boot_id[1]},
@@ -207,7 +248,7 @@ static int64_t bl_lobby_give(bl_server *server, const bl_lobby_request *request,
     bl_house_write(server, number); /* a successor must know of it before the client does */
     bl_crash_point("give.written");
     status = bl_server_still(server); /* SYNC session.line: written before this look */
-    return status < 0 ? status : (int64_t)number;
+    return status < 0 ? status : found;
 }
 
 static void bl_lobby_serve(bl_server *server, const bl_lobby_request *request, uint64_t now_ns)
@@ -254,35 +295,10 @@ static void bl_lobby_look(bl_server *server, uint64_t now_ns)
             continue;
         bl_believe(memory, bl_lobby_request_offset(host));
         server->lobby_seen[host] = request.sequence;
-        if (bl_verify(memory, request.epoch == server->epoch)) /* else another server was asked */
+        /* Another server may have been asked; but who is through is so for all of them. */
+        if (bl_verify(memory, request.epoch == server->epoch ||
+                                  request.operation == BL_LOBBY_DETACH))
             bl_lobby_serve(server, &request, now_ns);
-    }
-}
-
-/* Who is proven gone, and whose beat stands still? */
-static void bl_house_watch(bl_server *server, uint64_t now_ns)
-{
-    const bl_memory *memory = &server->pool->memory;
-    const bl_geometry *g = &server->pool->geometry;
-    for (uint32_t i = 0; i < server->live_count; i++)
-        bl_invalidate(memory, bl_lane_offset(g, server->live[i]), BL_LINE_SIZE);
-    bl_fence_full(memory);
-    for (uint32_t i = 0; i < g->lane_count; i++) {
-        bl_lane *lane = &server->lanes[i];
-        if (lane->state == BL_SESSION_FREE)
-            continue;
-        if (lane->proof >= 0) {
-            if (bl_proof_gone(memory, lane->proof))
-                bl_house_end(server, i, BL_END_GONE);
-            continue;
-        }
-        if (lane->state != BL_SESSION_LIVE)
-            continue;
-        uint64_t count = bl_beat_read(memory, bl_lane_offset(g, i), lane->nonce);
-        if (count > lane->beat_count)
-            lane->beat_count = count, lane->beat_seen_ns = now_ns;
-        else if (now_ns - lane->beat_seen_ns > bl_beat_lost_ns(server))
-            bl_house_end(server, i, BL_END_DOUBTFUL);
     }
 }
 

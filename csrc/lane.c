@@ -105,6 +105,18 @@ static int bl_session_stale(const bl_session *session)
            (epoch.epoch != session->epoch || !bl_epoch_serving(&epoch));
 }
 
+/* Has our server given this session up? From before it told us of the lane until then, the
+ * session's line stands as it is. */
+static int bl_session_given_up(const bl_session *session)
+{
+    const bl_memory *memory = &session->pool->memory;
+    uint64_t offset = bl_session_offset(&session->pool->geometry, session->lane, session->half);
+    bl_session_line line;
+    bl_refetch(memory, offset, BL_LINE_SIZE);
+    bl_load_line(memory, offset, &line); /* SYNC session.line: pairs with bl_house_write() */
+    return !bl_verify(memory, line.nonce == session->nonce && line.state == BL_SESSION_LIVE);
+}
+
 int bl_lane_wait(bl_session *session, bl_reply *replies, uint32_t count, bl_wait *wait)
 {
     const bl_memory *memory = &session->pool->memory;
@@ -119,6 +131,8 @@ int bl_lane_wait(bl_session *session, bl_reply *replies, uint32_t count, bl_wait
             looked = wait->waited_ns;
             if (bl_session_stale(session))
                 return 0;
+            if (bl_session_given_up(session)) /* what it answered before that, it did */
+                return (int)bl_lane_take(session, replies, count);
         }
     }
 }

@@ -7,6 +7,11 @@
  * take turns under a lock of their own kernel, so each line has one writer. A request is new when
  * its sequence is; the reply names the sequence and the nonce. A host that finds another machine's
  * boot id alive under its number does not write at all.
+ *
+ * A detachment is true for ever, so any server believes it, whichever was asked. An attempt to
+ * attach that ran out of time ends with one: a server may have given its nonce a lane, or may yet.
+ * The line then remembers the nonce: the next process in turn does not write over it before a
+ * server has answered. So of all attempts of a host at most one is in question at any time.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -26,8 +31,8 @@ static int bl_lobby_reply_read(const bl_session *session, uint32_t half, bl_lobb
                                  out->check == bl_message_check(out, 0));
 }
 
-/* The sequence after the one that stands in this host's request line. */
-static uint32_t bl_lobby_next_sequence(const bl_session *session)
+/* What stands in this host's request line. */
+static bl_lobby_request bl_lobby_line(const bl_session *session)
 {
     const bl_memory *memory = &session->pool->memory;
     bl_lobby_request line;
@@ -35,15 +40,17 @@ static uint32_t bl_lobby_next_sequence(const bl_session *session)
     bl_refetch(memory, offset, BL_LINE_SIZE); /* another process may have streamed it */
     bl_load_line(memory, offset, &line);
     bl_rely(memory, offset, BL_LINE_SIZE); /* its former writer had the lock that we have */
-    return line.sequence + 1;
+    return line;
 }
 
-static void bl_lobby_ask(bl_session *session, uint32_t operation, uint32_t sequence,
-                         uint64_t epoch)
+/* Ask as the nonce: the request's sequence. */
+static uint32_t bl_lobby_ask(const bl_session *session, uint32_t operation, uint64_t nonce,
+                             uint64_t epoch)
 {
+    uint32_t sequence = bl_lobby_line(session).sequence + 1;
     bl_lobby_request line = {
         .operation = operation,
-        .nonce = session->nonce,
+        .nonce = nonce,
         .old_nonce = session->old_nonce,
         .boot_id = {session->boot_id[0], session->boot_id[1]},
         .host = session->host,
@@ -55,6 +62,7 @@ static void bl_lobby_ask(bl_session *session, uint32_t operation, uint32_t seque
     /* SYNC lobby.request: pairs with the server's look into the lobby */
     bl_publish_line(&session->pool->memory, bl_lobby_request_offset(session->host), &line);
     bl_crash_point("ask.out");
+    return sequence;
 }
 
 /* Does another machine use this host number? */
@@ -66,12 +74,22 @@ static int bl_lobby_clash(const bl_session *session, const bl_epoch_line *epoch)
            (reply.boot_id[0] != session->boot_id[0] || reply.boot_id[1] != session->boot_id[1]);
 }
 
-/* Ask and wait for the answer of whichever server serves; the caller holds the host's lock.
- * open: requests that a server may have granted without our knowing. */
-static int bl_lobby_exchange(bl_session *session, uint32_t operation, bl_wait *wait,
-                             bl_lobby_reply *reply, uint32_t *open)
+/* A request, and what becomes of it. */
+typedef struct bl_lobby_turn {
+    bl_session *session;
+    bl_wait *wait;
+    bl_lobby_reply reply;
+    uint64_t nonce;
+    uint32_t operation;
+    uint32_t open;              /* requests that a server may have granted without our knowing */
+} bl_lobby_turn;
+
+/* Ask and wait for the answer of whichever server serves; the caller holds the host's lock. */
+static int bl_lobby_exchange(bl_lobby_turn *turn)
 {
+    bl_session *session = turn->session;
     const bl_memory *memory = &session->pool->memory;
+    bl_lobby_reply *reply = &turn->reply;
     uint64_t asked = 0; /* epoch that the request was made to */
     uint32_t sequence = 0;
     for (;;) {
@@ -83,56 +101,77 @@ static int bl_lobby_exchange(bl_session *session, uint32_t operation, bl_wait *w
             return -BL_ERROR_NO_SERVER;
         if (serving && bl_epoch_second_host(session->pool, &epoch, session->host,
                                             session->boot_id)) {
-            if (epoch.host == session->host && bl_wait_turn(memory, wait))
+            if (epoch.host == session->host && bl_wait_turn(memory, turn->wait))
                 continue; /* perhaps of an earlier boot of this host; its successor is to come */
             return -BL_ERROR_SECOND_HOST;
         }
         if (serving && epoch.epoch != asked) {
             if (bl_lobby_clash(session, &epoch)) {
-                if (!bl_wait_turn(memory, wait))
+                if (!bl_wait_turn(memory, turn->wait))
                     return -BL_ERROR_HOST_CLASH;
                 continue;
             }
-            bl_life_show(memory, session->directory, epoch.nonce, session->nonce);
+            if (turn->operation == BL_LOBBY_ATTACH)
+                bl_life_show(memory, session->directory, epoch.nonce, turn->nonce);
             bl_crash_point("ask.shown");
-            sequence = bl_lobby_next_sequence(session);
-            bl_lobby_ask(session, operation, sequence, epoch.epoch);
+            sequence = bl_lobby_ask(session, turn->operation, turn->nonce, epoch.epoch);
             asked = epoch.epoch;
-            ++*open;
+            turn->open++;
         }
         if (serving && bl_lobby_reply_read(session, asked % BL_HALF_COUNT, reply) &&
-            bl_verify(memory, reply->sequence == sequence && reply->nonce == session->nonce &&
+            bl_verify(memory, reply->sequence == sequence && reply->nonce == turn->nonce &&
                                   reply->epoch == asked)) {
             bl_believe(memory, bl_lobby_reply_offset(session->host, asked % BL_HALF_COUNT));
-            --*open;
+            turn->open--;
             bl_crash_point("ask.answered");
             return reply->status;
         }
-        if (!bl_wait_turn(memory, wait))
+        if (!bl_wait_turn(memory, turn->wait))
             return status < 0 ? status : serving ? -BL_ERROR_TIMEOUT : -BL_ERROR_NO_SERVER;
     }
 }
 
-typedef struct bl_lobby_turn {
-    bl_session *session;
-    bl_wait *wait;
-    bl_lobby_reply *reply;
-    uint32_t *open;
-    uint32_t operation;
-} bl_lobby_turn;
+/* An attempt of this host that ran out of time is remembered in its line: settle it before the line
+ * says something else. 0, or why nobody can be asked now. */
+static int bl_lobby_settle(const bl_lobby_turn *turn)
+{
+    const bl_session *session = turn->session;
+    bl_lobby_request line = bl_lobby_line(session);
+    bl_lobby_reply reply;
+    bl_epoch_line epoch;
+    if (line.operation != BL_LOBBY_DETACH ||
+        !bl_verify(&session->pool->memory, line.sequence == line.sequence_end &&
+                                               line.check == bl_message_check(&line, 0)))
+        return 0;
+    if (bl_epoch_read(session->pool, &epoch) == 0 &&
+        bl_lobby_reply_read(session, epoch.epoch % BL_HALF_COUNT, &reply) &&
+        reply.epoch == epoch.epoch && reply.sequence == line.sequence)
+        return 0; /* the server that serves has read it */
+    bl_lobby_turn again = {turn->session, turn->wait, .nonce = line.nonce,
+                           .operation = BL_LOBBY_DETACH};
+    return bl_lobby_exchange(&again);
+}
 
 static int bl_lobby_guarded(void *context)
 {
-    const bl_lobby_turn *turn = context;
-    return bl_lobby_exchange(turn->session, turn->operation, turn->wait, turn->reply, turn->open);
+    bl_lobby_turn *turn = context;
+    int status = bl_lobby_settle(turn);
+    return status < 0 ? status : bl_lobby_exchange(turn);
 }
 
 /* The same, and a device that fails leaves the host's lock with the caller. */
-static int bl_lobby_visit(bl_session *session, uint32_t operation, bl_wait *wait,
-                          bl_lobby_reply *reply, uint32_t *open)
+static int bl_lobby_visit(bl_lobby_turn *turn)
 {
-    bl_lobby_turn turn = {session, wait, reply, open, operation};
-    return bl_guarded(&session->pool->memory, bl_lobby_guarded, &turn);
+    return bl_guarded(&turn->session->pool->memory, bl_lobby_guarded, turn);
+}
+
+/* Nobody waits for a lane under this nonce any more, whichever server reads it. */
+static int bl_lobby_withdraw(void *context)
+{
+    const bl_session *session = context;
+    bl_lobby_ask(session, BL_LOBBY_DETACH, session->nonce, 0);
+    bl_crash_point("ask.withdrawn");
+    return 0;
 }
 
 /* The lock under which this host's processes take turns: a descriptor or a negative error. */
@@ -166,18 +205,16 @@ int bl_lobby_attach(bl_session *session, uint64_t timeout_ns)
         bl_proof_end(memory, session->directory, session->nonce, session->proof, 1);
         return marked;
     }
-    bl_lobby_reply reply;
-    uint32_t open = 0;
+    bl_lobby_turn turn = {session, &wait, .nonce = session->nonce, .operation = BL_LOBBY_ATTACH};
     int lock = bl_lobby_lock(session, &wait);
-    int status = lock < 0 ? lock
-                          : bl_lobby_visit(session, BL_LOBBY_ATTACH, &wait, &reply, &open);
-    int refused = status < 0 && open == 0;
-    if (status == 0 && reply.lane >= session->pool->geometry.lane_count)
+    int status = lock < 0 ? lock : bl_lobby_visit(&turn);
+    int refused = status < 0 && turn.open == 0;
+    if (status == 0 && turn.reply.lane >= session->pool->geometry.lane_count)
         status = -BL_ERROR_BAD_REPLY;
     if (status == 0) {
-        session->epoch = reply.epoch;
-        session->half = reply.epoch % BL_HALF_COUNT;
-        session->lane = reply.lane;
+        session->epoch = turn.reply.epoch;
+        session->half = turn.reply.epoch % BL_HALF_COUNT;
+        session->lane = turn.reply.lane;
         session->sent = session->answered = 0;
         session->window = 1;
         status = bl_beat_start(&session->beat, memory,
@@ -185,6 +222,8 @@ int bl_lobby_attach(bl_session *session, uint64_t timeout_ns)
                                session->nonce);
         bl_crash_point("attach.beating");
     }
+    if (status < 0 && !refused)
+        bl_guarded(memory, bl_lobby_withdraw, session);
     if (lock >= 0)
         bl_host_unlock(memory, lock);
     bl_crash_point("attach.unlocked");
@@ -202,13 +241,11 @@ int bl_lobby_detach(bl_session *session, uint64_t timeout_ns)
 {
     const bl_memory *memory = &session->pool->memory;
     bl_wait wait = bl_wait_make(memory, timeout_ns);
-    bl_beat_stop(&session->beat); /* before the lane can have another writer */
+    bl_beat_end(&session->beat); /* before the lane can have another writer */
     bl_crash_point("detach.silent");
-    bl_lobby_reply reply;
-    uint32_t open = 0;
+    bl_lobby_turn turn = {session, &wait, .nonce = session->nonce, .operation = BL_LOBBY_DETACH};
     int lock = bl_lobby_lock(session, &wait);
-    int status = lock < 0 ? lock
-                          : bl_lobby_visit(session, BL_LOBBY_DETACH, &wait, &reply, &open);
+    int status = lock < 0 ? lock : bl_lobby_visit(&turn);
     if (lock >= 0)
         bl_host_unlock(memory, lock);
     bl_crash_point("detach.answered");

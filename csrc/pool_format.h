@@ -146,7 +146,8 @@ typedef struct bl_candidate_line {
     uint32_t check;
 } bl_candidate_line;
 
-/* A counter that moves while its writer lives. Beat of the server; beat of a session. */
+/* A counter that moves while its writer lives. Beat of the server; beat of a session, whose last
+ * word is the greatest count: the session is over, and writes nothing more. */
 typedef struct bl_beat_line {
     uint64_t count;
     uint64_t nonce;
@@ -167,7 +168,7 @@ typedef struct bl_lobby_request {
     uint64_t boot_id[2];
     uint32_t host;
     uint32_t pid;               /* for people; never believed */
-    uint64_t epoch;             /* of the server that is asked: no other answers */
+    uint64_t epoch;             /* of the server that is asked: no other attaches, any detaches */
     uint32_t check;
     uint32_t sequence_end;      /* equals sequence in a whole line */
 } bl_lobby_request;

@@ -4,9 +4,10 @@
  * A session: made, used for calls, closed. What happens when the server is replaced or does not
  * answer is decided here, once, for every kind of call.
  *
- * A call is applied once by one server, however long its answer takes. If the server is replaced
- * meanwhile, a single call is asked again of the new one, which knows nothing of the old one's
- * unanswered calls: handlers must bear that (D10 says how the block calls do).
+ * A call is applied once by one server, however long its answer takes. If the server gives the
+ * session up before it reads a call, the call is asked again by the next session, at once. If the
+ * server is replaced meanwhile, a single call is asked again of the new one, which knows nothing of
+ * the old one's unanswered calls: handlers must bear that (D10 says how the block calls do).
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -92,10 +93,11 @@ void bl_session_rest(const bl_session *session)
         bl_proof_devices(&session->pool->memory, session->proof, 0);
 }
 
-/* Give the nonce up; the next call attaches under a new one and says so. */
+/* Give the nonce up, here and now, for whoever serves next; a call that attaches under a new one
+ * says so, too, and does not have to wait until the server looks at beats. */
 static void bl_session_drop(bl_session *session)
 {
-    bl_beat_stop(&session->beat);
+    bl_beat_end(&session->beat);
     bl_crash_point("drop.silent");
     bl_session_rest(session);
     bl_proof_end(&session->pool->memory, session->directory, session->nonce, session->proof, 0);

@@ -5,7 +5,7 @@
  * after a fork the child's copy refuses every call.
  *
  *   attach (lobby.c) --> calls (lane.c) --> detach (lobby.c)
- *                          |  server replaced, or a call timed out
+ *                          |  server replaced, session given up, or a call timed out
  *                          +--> attached anew under a new nonce, giving the old one up
  *
  * Whoever gives a nonce up says that nothing is written under it any more: its grants end.
@@ -70,11 +70,12 @@ enum { BL_WINDOW_MAX = 128 };
 void bl_lane_send(bl_session *session, uint32_t method, uint32_t flags, const void *payloads,
                   uint32_t size, uint32_t count);
 
-/* Wait for at least one reply: their number (at most count), 0 if the server was replaced, or
- * -BL_ERROR_TIMEOUT. */
+/* Wait for at least one reply: their number (at most count), 0 if the server was replaced or has
+ * given the session up, or -BL_ERROR_TIMEOUT. */
 int bl_lane_wait(bl_session *session, bl_reply *replies, uint32_t count, bl_wait *wait);
 
-/* One call on the lane as it is: its status; -BL_ERROR_SESSION_LOST if the server was replaced. */
+/* One call on the lane as it is: its status; -BL_ERROR_SESSION_LOST if the server was replaced or
+ * has given the session up, and will not answer. */
 int bl_lane_call(bl_session *session, const bl_message *message, bl_wait *wait);
 
 #endif

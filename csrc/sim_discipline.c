@@ -79,6 +79,7 @@ void bl_sim_believe(const bl_memory *memory, uint64_t offset, const bl_site *mar
         return;
     look->believed = look->seen;
     bl_sim_learn(world, process, version->released, look->loaded_at);
+    bl_sim_learn_seen(process, version, look->loaded_at);
     uint32_t *streamed = &process->order.streamed[version->process];
     if (version->clock != (uint32_t)BL_SIM_UNFLUSHED && version->clock > *streamed)
         *streamed = version->clock;

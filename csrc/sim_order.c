@@ -91,20 +91,30 @@ uint32_t bl_sim_snapshot_take(bl_sim_world *world, bl_sim_process *process)
     return process->order.snapshot;
 }
 
+/* From at on it knows what that writer wrote up to clock. */
+static void bl_sim_raise_to(bl_sim_order *order, uint32_t writer, uint32_t clock, uint32_t at)
+{
+    order->known.clock[writer] = clock;
+    order->raise[writer][order->raises[writer]++ % BL_SIM_RAISE_COUNT] = (bl_sim_raise){clock, at};
+    order->snapshot = 0;
+}
+
 void bl_sim_learn(bl_sim_world *world, bl_sim_process *process, uint32_t snapshot, uint32_t at)
 {
     bl_sim_order *order = &process->order;
     if (snapshot == 0 || snapshot == order->snapshot)
         return;
     const bl_sim_snapshot *news = &world->history.snapshots[snapshot];
-    for (uint32_t i = 0; i < world->process_count; i++) {
-        if (news->clock[i] <= order->known.clock[i] || world->process[i] == process)
-            continue;
-        order->known.clock[i] = news->clock[i];
-        order->raise[i][order->raises[i]++ % BL_SIM_RAISE_COUNT] =
-            (bl_sim_raise){news->clock[i], at};
-        order->snapshot = 0;
-    }
+    for (uint32_t i = 0; i < world->process_count; i++)
+        if (news->clock[i] > order->known.clock[i] && world->process[i] != process)
+            bl_sim_raise_to(order, i, news->clock[i], at);
+}
+
+void bl_sim_learn_seen(bl_sim_process *process, const bl_sim_version *version, uint32_t at)
+{
+    bl_sim_order *order = &process->order;
+    if (version->clock == order->known.clock[version->process] + 1)
+        bl_sim_raise_to(order, version->process, version->clock, at);
 }
 
 int bl_sim_knows(const bl_sim_process *process, const bl_sim_version *version)

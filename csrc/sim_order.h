@@ -9,8 +9,9 @@
  *   known      of a process, for each process: versions up to this clock are published, and it has
  *              believed a line that says so, or knows it from its kernel (a lock, a proof).
  *
- * Believing a version passes on what its writer had released, and what that one knew. The time of a
- * belief is that of the load: an invalidation counts for what was believed before it.
+ * Believing a version passes on what its writer had released, and what that one knew; and the
+ * version itself, if nothing that its writer wrote before it is missing. The time of a belief is
+ * that of the load: an invalidation counts for what was believed before it.
  */
 #ifndef BL_SIM_ORDER_H
 #define BL_SIM_ORDER_H

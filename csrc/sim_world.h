@@ -247,6 +247,8 @@ uint32_t bl_sim_snapshot_new(bl_sim_world *world, const bl_sim_snapshot *known);
 /* What process knows and has released: a number to pass on. */
 uint32_t bl_sim_snapshot_take(bl_sim_world *world, bl_sim_process *process);
 void bl_sim_learn(bl_sim_world *world, bl_sim_process *process, uint32_t snapshot, uint32_t at);
+/* process has seen this version, whole: it knows it if it knows all that was written before it. */
+void bl_sim_learn_seen(bl_sim_process *process, const bl_sim_version *version, uint32_t at);
 int bl_sim_knows(const bl_sim_process *process, const bl_sim_version *version);
 
 /* World step since which it does; 0: since longer than can be said. */

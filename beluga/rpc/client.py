@@ -23,7 +23,8 @@ EXIT_WAIT_S = 1.0  # for a daemon thread's call; past it the kernel's proof ends
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ClientStat:
-    """Of one session: ``reattach_count`` counts servers replaced and calls that timed out."""
+    """Of one session: ``reattach_count`` counts servers replaced, sessions that the server gave up,
+    and calls that timed out."""
 
     epoch: int
     nonce: int
@@ -127,7 +128,7 @@ class Client:
             return ClientStat(**{name: getattr(out, name) for name in names})
 
     def close(self) -> None:
-        """Give the lane back. Without a server that listens, its successor finds the proof."""
+        """Give the lane back. Without a server that listens, its successor reads the farewell."""
         _clients.discard(self)
         self._held.end()
         self._end.detach()

@@ -16,13 +16,14 @@ from pathlib import Path
 import pytest
 from blocks import eventually, keys, states
 
+from beluga._ffi import lib
 from beluga.meta import MetaClient, MetaServer
 from beluga.pool import Pool
 from beluga.rpc import Client
 
 # A client whose runtime directory is another one: the server finds no lock of it and no pidfd. It
 # reserves blocks, then answers each line: "hold S" keeps the interpreter for S seconds, "call" asks
-# the server until it answers.
+# the server until it answers, "commit" commits the blocks.
 ELSEWHERE = """
 import sys, time
 from pathlib import Path
@@ -35,7 +36,7 @@ from beluga.rpc import Client
 
 Pool.runtime_dir = property(lambda pool: Path(sys.argv[1]))
 with Pool.open(sys.argv[2:]) as pool, Client(pool) as client:
-    MetaClient(client).reserve(keys([1, 2]), length=1 << 20)
+    grants = MetaClient(client).reserve(keys([1, 2]), length=1 << 20)
     print("reserved", flush=True)
     for line in sys.stdin:
         verb, *seconds = line.split()
@@ -47,7 +48,8 @@ with Pool.open(sys.argv[2:]) as pool, Client(pool) as client:
                 break
             except CallTimeoutError:
                 pass
-        print(client.stat().reattach_count, flush=True)
+        lost = MetaClient(client).commit(grants) if verb == "commit" else ""
+        print(client.stat().reattach_count, lost, flush=True)
 """
 
 
@@ -115,9 +117,22 @@ def test_a_silent_session_is_held_back_until_it_speaks(
             assert states(again) == ["GRANTED"] * 2
             assert server.meta_stat().held_bytes == held
         client.process.send_signal(signal.SIGCONT)
-        assert client.ask("call") != "0"  # it attached anew, and so gave up what it had
+        assert client.ask("call") == "1"  # it attached anew, and so gave up what it had
         assert eventually(lambda: server.meta_stat().held_bytes == 0)
         assert server.stat().live_count == 1
+
+
+def test_a_client_whose_session_was_given_up_is_told_at_once(
+    pool: Pool, paths: list[Path], tmp_path: Path
+) -> None:
+    with elsewhere(pool, paths, tmp_path / "elsewhere", 0.5) as (server, client):
+        client.process.send_signal(signal.SIGSTOP)
+        assert eventually(lambda: server.stat().live_count == 0, timeout_s=60)
+        client.process.send_signal(signal.SIGCONT)
+        lost = -lib.BL_ERROR_NO_GRANT
+        assert client.ask("commit") == f"1 [{lost}, {lost}]"  # and no call has timed out
+        assert server.stat().live_count == 1
+        assert eventually(lambda: server.meta_stat().held_bytes == 0)
 
 
 def test_a_session_killed_elsewhere_is_held_back_for_good(

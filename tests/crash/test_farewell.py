@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""Clients of other hosts say that they are through where the next server reads it, whether or not
+one serves when they say so: nothing that ended in order is held back."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from blocks import eventually, keys, states
+from processes import Process
+
+from beluga.errors import CallTimeoutError, NoServerError
+from beluga.meta import MetaClient, MetaServer
+from beluga.pool import Pool
+from beluga.rpc import Client, Server
+
+LANES = 3
+
+
+class ElsewherePool(Pool):
+    """The pool as another host has it: the server finds no lock and no pidfd of who uses it."""
+
+    elsewhere: Path
+
+    @property
+    def runtime_dir(self) -> Path:
+        self.elsewhere.mkdir(exist_ok=True)
+        return self.elsewhere
+
+
+@pytest.fixture
+def pool(paths: list[Path]) -> Iterator[Pool]:
+    with Pool.create(paths, device_size=16 << 20, sparse=True, lane_count=LANES) as pool:
+        yield pool
+
+
+@pytest.fixture
+def elsewhere(pool: Pool, paths: list[Path], tmp_path: Path) -> Iterator[Pool]:
+    ElsewherePool.elsewhere = tmp_path / "elsewhere"
+    with ElsewherePool.open(paths) as other:
+        yield other
+
+
+def settles(server: Server) -> bool:
+    """Whether no session of an earlier server is in doubt any more, soon."""
+    return eventually(lambda: server.stat().inherited_count == 0)
+
+
+def test_clients_that_close_while_nobody_serves_leave_no_lane_behind(
+    pool: Pool, elsewhere: Pool
+) -> None:
+    for _ in range(LANES + 1):
+        with Server(pool):
+            clients = [Client(elsewhere) for _ in range(LANES)]
+        for client in clients:
+            client.close()
+    with Server(pool) as server:
+        assert settles(server)
+
+
+def test_a_client_that_lost_its_server_and_then_closes_leaves_no_lane_behind(
+    pool: Pool, elsewhere: Pool
+) -> None:
+    with Server(pool):
+        client = Client(elsewhere)
+    with pytest.raises((CallTimeoutError, NoServerError)):
+        client.ping(timeout_s=0.1)
+    client.close()
+    with Server(pool) as server:
+        assert settles(server)
+        assert server.stat().live_count == 0
+
+
+def test_what_a_client_was_granted_is_free_after_its_farewell(pool: Pool, elsewhere: Pool) -> None:
+    with MetaServer(pool):
+        client = Client(elsewhere)
+        granted = MetaClient(client).reserve(keys([1, 2, 3]), length=2 << 20)
+        assert states(granted) == ["GRANTED"] * 3
+    client.close()
+    with MetaServer(pool) as server:
+        assert settles(server)
+        assert server.meta_stat().held_bytes == 0
+        assert server.meta_stat().grant_count == 0
+
+
+def test_attempts_that_timed_out_leave_no_lane_behind(
+    pool: Pool, elsewhere: Pool, paths: list[Path]
+) -> None:
+    server = Process("serve", paths)
+    server.signal(signal.SIGSTOP)
+    for _ in range(LANES + 1):
+        with pytest.raises(CallTimeoutError):
+            Client(elsewhere, timeout_s=0.05)
+    server.signal(signal.SIGCONT)
+    with Client(elsewhere), Client(elsewhere), Client(elsewhere):
+        pass  # all lanes
