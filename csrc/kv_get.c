@@ -44,7 +44,8 @@ static int bl_epoch_stands(const bl_session *session)
     return status == 0 && bl_verify(&session->pool->memory, now.epoch == session->epoch);
 }
 
-/* Does an entry say what the server said, and what the caller expects? */
+/* Does an entry say what the server said, and what the caller expects? And do these bytes and their
+ * checksums lie in the pool: server and entry are foreign input, both (D13). */
 static int bl_entry_agrees(const bl_session *session, const bl_kv_batch *batch, uint32_t i,
                            const bl_kv_work *work, const bl_entry *entry)
 {
@@ -56,7 +57,9 @@ static int bl_entry_agrees(const bl_session *session, const bl_kv_batch *batch, 
                     entry->key[0] == batch->keys[2 * (size_t)i] &&
                     entry->key[1] == batch->keys[2 * (size_t)i + 1] &&
                     entry->length == batch->length && entry->layout == batch->layout &&
-                    entry->chunk_size == batch->chunk_size);
+                    entry->chunk_size == batch->chunk_size) &&
+                 bl_block_within(&session->pool->geometry, entry->offset, entry->length,
+                                 entry->chunk_size);
     if (agrees)
         bl_believe(memory, bl_entry_offset(&session->pool->geometry, record->block, session->half));
     return agrees;

@@ -21,6 +21,7 @@ typedef struct bl_meta_ask {
     uint32_t item_size;
     const void *items;
     bl_block_request head;      /* count: of the items in this message */
+    int records;                /* 1: the reply has a record for each that it counts */
 } bl_meta_ask;
 
 /* One message: the reply's head and, in the session's scratch, its records. 0 or an error. */
@@ -49,18 +50,33 @@ static int bl_meta_call(bl_session *session, const bl_meta_ask *ask, bl_block_re
     *records = answer + sizeof *reply;
     if (reply->count > ask->head.count)
         return -BL_ERROR_BAD_REPLY;
-    if (size != sizeof *reply && size != sizeof *reply + reply->count * sizeof(bl_block_record))
+    if (size != sizeof *reply + (ask->records ? reply->count * sizeof(bl_block_record) : 0))
         return -BL_ERROR_BAD_REPLY;
     return 0;
 }
 
-/* Could a record be true of this pool? */
+/* Could a record be true of this pool? Whoever reads there knows the block's chunks, and asks
+ * bl_block_within() about them, too. */
 static int bl_record_sane(const bl_geometry *g, const bl_block_record *record)
 {
-    uint64_t end = g->data_offset + g->stripe_count * BL_STRIPE_SIZE;
-    return record->block < g->block_count_max && record->offset >= g->data_offset &&
-           record->offset % BL_PAGE_SIZE == 0 && record->offset < end &&
-           record->length <= end - record->offset;
+    return record->block < g->block_count_max &&
+           bl_block_within(g, record->offset, record->length, 0);
+}
+
+/* A block that the server has, or that somebody writes; or one that the caller may write now; or a
+ * reason why not. */
+static int bl_reserved_sane(const bl_geometry *g, const bl_block_request *what,
+                            const bl_block_record *record)
+{
+    switch (record->state) {
+    case BL_BLOCK_HIT:
+    case BL_BLOCK_PENDING: return bl_record_sane(g, record);
+    case BL_BLOCK_GRANTED:
+        return record->length == what->length && bl_record_sane(g, record) &&
+               bl_block_within(g, record->offset, what->length, what->chunk_size);
+    case BL_BLOCK_REFUSED: return record->status < 0;
+    default: return 0;
+    }
 }
 
 int64_t bl_lookup(bl_session *session, const uint64_t *keys, uint32_t count, uint32_t flags,
@@ -71,7 +87,7 @@ int64_t bl_lookup(bl_session *session, const uint64_t *keys, uint32_t count, uin
     while (hits < count && *state == BL_BLOCK_HIT) {
         uint32_t part = count - hits < batch ? count - hits : batch;
         bl_meta_ask ask = {BL_METHOD_LOOKUP, 2 * sizeof *keys, keys + 2 * (size_t)hits,
-                           {.count = part, .flags = flags}};
+                           {.count = part, .flags = flags}, 1};
         bl_block_reply reply;
         const uint8_t *answer;
         int status = bl_meta_call(session, &ask, &reply, &answer, timeout_ns);
@@ -83,8 +99,11 @@ int64_t bl_lookup(bl_session *session, const uint64_t *keys, uint32_t count, uin
             return status;
         memcpy(records + hits, answer, reply.count * sizeof *records);
         for (uint32_t i = 0; i < reply.count; i++)
-            if (!bl_record_sane(&session->pool->geometry, &records[hits + i]))
+            if (records[hits + i].state != BL_BLOCK_HIT ||
+                !bl_record_sane(&session->pool->geometry, &records[hits + i]))
                 return -BL_ERROR_BAD_REPLY;
+        if (reply.count < part && reply.state != BL_BLOCK_MISS && reply.state != BL_BLOCK_PENDING)
+            return -BL_ERROR_BAD_REPLY; /* with HIT this would ask for ever */
         hits += reply.count;
         *state = reply.count == part ? (uint32_t)BL_BLOCK_HIT : reply.state;
     }
@@ -114,7 +133,7 @@ int bl_reserve(bl_session *session, const uint64_t *keys, uint32_t count,
     uint64_t nonce = 0;
     for (uint32_t done = 0; done < count;) {
         uint32_t part = count - done < batch ? count - done : batch, got = done;
-        bl_meta_ask ask = {BL_METHOD_RESERVE, 2 * sizeof *keys, keys + 2 * (size_t)done, *what};
+        bl_meta_ask ask = {BL_METHOD_RESERVE, 2 * sizeof *keys, keys + 2 * (size_t)done, *what, 1};
         bl_block_reply reply;
         const uint8_t *answer;
         ask.head.count = part;
@@ -129,8 +148,7 @@ int bl_reserve(bl_session *session, const uint64_t *keys, uint32_t count,
             nonce = session->nonce;
         }
         for (uint32_t i = done; i < got; i++)
-            if (records[i].state != BL_BLOCK_REFUSED &&
-                !bl_record_sane(&session->pool->geometry, &records[i]))
+            if (!bl_reserved_sane(&session->pool->geometry, what, &records[i]))
                 status = -BL_ERROR_BAD_REPLY;
         if (status < 0) {
             if (session->attached && session->nonce == nonce)
@@ -149,7 +167,7 @@ int bl_commit_blocks(bl_session *session, const bl_commit *commits, uint32_t cou
     uint32_t batch = bl_meta_batch(session);
     for (uint32_t done = 0; done < count;) {
         uint32_t part = count - done < batch ? count - done : batch;
-        bl_meta_ask ask = {BL_METHOD_COMMIT, sizeof *commits, commits + done, {.count = part}};
+        bl_meta_ask ask = {BL_METHOD_COMMIT, sizeof *commits, commits + done, {.count = part}, 1};
         bl_block_reply reply;
         const uint8_t *answer;
         int status = bl_meta_call(session, &ask, &reply, &answer, timeout_ns);
@@ -189,21 +207,21 @@ static int64_t bl_meta_tell(bl_session *session, bl_meta_ask ask, uint32_t count
 int64_t bl_abort_blocks(bl_session *session, const bl_commit *commits, uint32_t count,
                         uint64_t timeout_ns)
 {
-    return bl_meta_tell(session, (bl_meta_ask){BL_METHOD_ABORT, sizeof *commits, commits, {0}},
+    return bl_meta_tell(session, (bl_meta_ask){BL_METHOD_ABORT, sizeof *commits, commits, {0}, 0},
                         count, timeout_ns);
 }
 
 int64_t bl_release_blocks(bl_session *session, const bl_commit *commits, uint32_t count,
                           uint64_t timeout_ns)
 {
-    return bl_meta_tell(session, (bl_meta_ask){BL_METHOD_RELEASE, sizeof *commits, commits, {0}},
+    return bl_meta_tell(session, (bl_meta_ask){BL_METHOD_RELEASE, sizeof *commits, commits, {0}, 0},
                         count, timeout_ns);
 }
 
 int64_t bl_remove_blocks(bl_session *session, const uint64_t *keys, uint32_t count,
                          uint64_t timeout_ns)
 {
-    return bl_meta_tell(session, (bl_meta_ask){BL_METHOD_REMOVE, 2 * sizeof *keys, keys, {0}},
+    return bl_meta_tell(session, (bl_meta_ask){BL_METHOD_REMOVE, 2 * sizeof *keys, keys, {0}, 0},
                         count, timeout_ns);
 }
 

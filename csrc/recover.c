@@ -32,7 +32,8 @@ const char *bl_entry_invalid(const bl_geometry *g, const bl_entry *entry)
         return "unknown flags";
     if (entry->offset < g->data_offset || entry->offset % BL_PAGE_SIZE != 0)
         return "not in the data stripes";
-    if (bl_stored_size(entry->length, entry->chunk_size) > end - entry->offset)
+    if (entry->offset >= end ||
+        bl_stored_size(entry->length, entry->chunk_size) > end - entry->offset)
         return "beyond the end of the pool";
     return NULL;
 }

@@ -35,9 +35,11 @@ int bl_task_claim(bl_session *session, uint64_t queue, uint32_t visible_ms, bl_t
     bl_task_request request = {.queue = queue, .visible_ms = visible_ms};
     int status = bl_task_ask(session, BL_METHOD_TASK_CLAIM, &request, out, sizeof *out,
                              timeout_ns);
-    return status == 0 && out->block >= session->pool->geometry.block_count_max
-               ? -BL_ERROR_BAD_REPLY
-               : status;
+    const bl_geometry *g = &session->pool->geometry;
+    if (status == 0 && out->deliveries > 0 && /* the caller makes room for so many bytes */
+        (out->block >= g->block_count_max || !bl_block_within(g, g->data_offset, out->length, 0)))
+        return -BL_ERROR_BAD_REPLY;
+    return status;
 }
 
 int bl_task_extend(bl_session *session, const bl_task *task, uint32_t visible_ms,

@@ -4,11 +4,16 @@
  * What a mad server can do to a client: reply lines and bulk bytes that say anything, sealed right
  * or not, and that change while they are read; entries likewise.
  *
+ * Blocks are of the length and chunks that the input says, and records lie where it says, near the
+ * end of the pool's data as often as near its start: what is not within is past a mapping.
+ *
  * Always true: the client lives, and what it passes on to its caller lies in the pool's data.
  */
 #include "fuzz.h"
 
-enum { FUZZ_KEYS = 8, FUZZ_LENGTH = 4096 };
+enum { FUZZ_KEYS = 8, FUZZ_LENGTH_MAX = 64 << 10 };
+
+static uint32_t fuzz_length, fuzz_chunk; /* of the blocks that the client asks for */
 
 static bl_pool *pool;
 static bl_session session;
@@ -31,24 +36,43 @@ static void session_start(void)
     strcpy(session.directory, fuzz_directory);
 }
 
+static void shape_choose(void)
+{
+    static const uint32_t chunks[] = {0, 64, 1024, 4096, 16384};
+    uint32_t pages = 1 + fuzz_byte() % (FUZZ_LENGTH_MAX / BL_PAGE_SIZE);
+    fuzz_length = pages * BL_PAGE_SIZE - fuzz_byte() % 2 * (fuzz_number() % BL_PAGE_SIZE);
+    fuzz_chunk = chunks[fuzz_byte() % 5];
+}
+
+/* A page of the pool's data: so far from its start, or from its end; or a page of anything. */
+static uint64_t offset_choose(void)
+{
+    const bl_geometry *g = &pool->geometry;
+    uint8_t from = fuzz_byte();
+    uint64_t page = from < 240 ? fuzz_byte() % 32 : fuzz_number();
+    return from % 2 ? g->size - page * BL_PAGE_SIZE : g->data_offset + page * BL_PAGE_SIZE;
+}
+
 /* What stands in the bulk area: a head and records, plausible as far as the input lets them be. */
 static uint32_t bulk_answer(void)
 {
     const bl_geometry *g = &pool->geometry;
-    uint8_t bytes[BL_PAGE_SIZE] = {0};
+    uint8_t bytes[BL_PAGE_SIZE] = {0}, state = fuzz_byte() % 2 ? BL_BLOCK_HIT : BL_BLOCK_GRANTED;
     bl_block_reply head = {fuzz_number() % 10, fuzz_number()};
     memcpy(bytes, &head, sizeof head);
     for (uint32_t i = 0; i < head.count; i++) {
-        bl_block_record record = {.offset = g->data_offset + fuzz_number() * (uint64_t)BL_PAGE_SIZE,
+        uint8_t odd = fuzz_byte();
+        bl_block_record record = {.offset = offset_choose(),
                                   .generation = fuzz_byte(), .block = fuzz_number(),
-                                  .length = fuzz_byte() % 2 ? FUZZ_LENGTH : fuzz_number(),
-                                  .state = fuzz_byte() % 6,
+                                  .length = odd & 1 ? fuzz_number() : fuzz_length,
+                                  .state = odd & 2 ? fuzz_byte() % 6 : state,
                                   .status = -(int32_t)(fuzz_number() % 2000)};
         memcpy(bytes + sizeof head + i * sizeof record, &record, sizeof record);
         if (record.block >= g->block_count_max)
             continue;
         bl_entry entry = {.key = {i, i}, .generation = record.generation, .offset = record.offset,
-                          .length = record.length, .chunk_size = fuzz_number(),
+                          .length = odd & 4 ? record.length : fuzz_length,
+                          .chunk_size = odd & 8 ? fuzz_number() : fuzz_chunk,
                           .state = BL_ENTRY_COMMITTED};
         bl_table_seal(&entry, record.block);
         bl_stream_line(&pool->memory, bl_entry_offset(g, record.block, session.half), &entry);
@@ -86,25 +110,64 @@ static void reply_say(uint32_t sequence)
 static void records_check(const bl_block_record *records, int64_t count)
 {
     fuzz_must(count <= FUZZ_KEYS, "no more is answered than was asked");
-    for (int64_t i = 0; i < count; i++)
-        fuzz_must(records[i].state == BL_BLOCK_REFUSED ||
-                      bl_record_sane(&pool->geometry, &records[i]),
+    const bl_geometry *g = &pool->geometry;
+    for (int64_t i = 0; i < count; i++) {
+        const bl_block_record *record = &records[i];
+        fuzz_must(record->state >= BL_BLOCK_HIT && record->state <= BL_BLOCK_REFUSED,
+                  "a state that is passed on is one");
+        if (record->state == BL_BLOCK_REFUSED)
+            continue;
+        fuzz_must(record->block < g->block_count_max && record->offset >= g->data_offset &&
+                      record->offset < g->size && record->length > 0 &&
+                      record->length <= g->size - record->offset,
                   "a record that is passed on is one of this pool");
+        fuzz_must(record->state != BL_BLOCK_GRANTED ||
+                      (record->length == fuzz_length &&
+                       bl_stored_size(fuzz_length, fuzz_chunk) <= g->size - record->offset),
+                  "what may be written lies in the pool with its checksums");
+    }
 }
 
-static void kv_call(const uint64_t *keys, int put)
+/* The caller copies between the two, by the offsets that it is given. */
+static void kv_engine_call(const bl_kv_batch *batch, int put)
 {
-    static uint8_t payload[FUZZ_KEYS][FUZZ_LENGTH];
+    uint8_t states[FUZZ_KEYS];
+    int32_t statuses[FUZZ_KEYS];
+    uint64_t offsets[FUZZ_KEYS], mismatches = 0;
+    uint32_t *vectors = calloc(FUZZ_KEYS, (FUZZ_LENGTH_MAX / 64 + 1) * sizeof *vectors);
+    bl_kv_pending *pending;
+    int64_t count = put ? bl_kv_put_begin(&session, batch, states, statuses, offsets, &pending)
+                        : bl_kv_get_begin(&session, batch, states, offsets, vectors, &pending);
+    if (count >= 0) {
+        for (int64_t i = 0; i < (put ? FUZZ_KEYS : count); i++)
+            fuzz_must(states[i] != (put ? BL_BLOCK_GRANTED : BL_BLOCK_HIT) ||
+                          (offsets[i] >= pool->geometry.data_offset &&
+                           bl_stored_size(fuzz_length, fuzz_chunk) <=
+                               pool->geometry.size - offsets[i]),
+                      "what an engine copies lies in the pool");
+        if (put)
+            bl_kv_put_end(&session, pending, vectors, 0, states, statuses);
+        else
+            bl_kv_get_end(&session, pending, 0, states, &mismatches);
+    }
+    free(vectors);
+}
+
+static void kv_call(const uint64_t *keys, int put, int engine)
+{
+    static uint8_t payload[FUZZ_KEYS][FUZZ_LENGTH_MAX];
     bl_fragment fragments[FUZZ_KEYS];
     uint8_t states[FUZZ_KEYS];
     int32_t statuses[FUZZ_KEYS];
     uint64_t mismatches = 0;
     for (uint32_t i = 0; i < FUZZ_KEYS; i++)
-        fragments[i] = (bl_fragment){(uint64_t)(uintptr_t)payload[i], FUZZ_LENGTH};
+        fragments[i] = (bl_fragment){(uint64_t)(uintptr_t)payload[i], fuzz_length};
     bl_kv_batch batch = {.keys = keys, .fragments = fragments, .timeout_ns = 0,
-                         .count = FUZZ_KEYS, .fragment_count = 1, .length = FUZZ_LENGTH,
-                         .chunk_size = 1024, .verify = 1};
-    if (put)
+                         .count = FUZZ_KEYS, .fragment_count = 1, .length = fuzz_length,
+                         .chunk_size = fuzz_chunk, .verify = fuzz_byte() % 4 > 0};
+    if (engine)
+        kv_engine_call(&batch, put);
+    else if (put)
         bl_kv_put(&session, &batch, states, statuses);
     else
         bl_kv_get(&session, &batch, states, &mismatches);
@@ -114,11 +177,12 @@ static void call(const uint64_t *keys)
 {
     bl_block_record records[FUZZ_KEYS];
     bl_commit commits[FUZZ_KEYS] = {0};
-    bl_block_request what = {.length = FUZZ_LENGTH};
+    bl_block_request what = {.length = fuzz_length, .chunk_size = fuzz_chunk};
     int32_t statuses[FUZZ_KEYS];
     bl_meta_stat stat;
+    bl_task task;
     uint32_t state;
-    switch (fuzz_byte() % 8) {
+    switch (fuzz_byte() % 12) {
     case 0: records_check(records, bl_lookup(&session, keys, FUZZ_KEYS, 0, records, &state, 0));
         break;
     case 1:
@@ -129,8 +193,15 @@ static void call(const uint64_t *keys)
     case 3: bl_release_blocks(&session, commits, FUZZ_KEYS, 0); break;
     case 4: bl_remove_blocks(&session, keys, FUZZ_KEYS, 0); break;
     case 5: bl_meta_ask_stat(&session, &stat, 0); break;
-    case 6: kv_call(keys, 1); break;
-    default: kv_call(keys, 0); break;
+    case 6:
+        if (bl_task_claim(&session, 0, 1, &task, 0) == 0)
+            fuzz_must(task.deliveries == 0 || task.length <= pool->geometry.size,
+                      "a task is no longer than the pool");
+        break;
+    case 7: kv_call(keys, 1, 0); break;
+    case 8: kv_call(keys, 1, 1); break;
+    case 9: kv_call(keys, 0, 1); break;
+    default: kv_call(keys, 0, 0); break;
     }
 }
 
@@ -142,6 +213,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     fuzz_next = data, fuzz_left = size;
     prey_size = 0;
     session_start();
+    shape_choose();
     for (uint32_t sequence = 1; sequence <= 3; sequence++)
         reply_say(sequence);
     prey_start = bl_lane_offset(&pool->geometry, session.lane);

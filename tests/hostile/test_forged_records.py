@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""Records and entries that a hostile server forges: what does not lie in the pool's data with its
+checksums is a miss or an error, and the client lives."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import liar
+
+PAGE = 4096
+WITHIN = [[1, PAGE, 0, 1], [2, PAGE, 1024, 0], [17, 16 * PAGE, 4096, 0]]
+BEYOND = [
+    [1, PAGE, 1024, 1],  # the checksums are past the end,
+    [1, PAGE, 64, 0],
+    [1, 2 * PAGE, 0, 0],  # or the payload
+    [16, 32 << 20, 0, 0],
+    [1, 64 << 20, 16384, 1],
+    [0, PAGE, 0, 0],
+]
+
+
+def heard(directory: Path, cases: list[list[int]]) -> list[tuple[str, object]]:
+    """The calls, and what came of them."""
+    command = [sys.executable, liar.__file__, str(directory), json.dumps(cases)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    lines = [json.loads(line) for line in ended.stdout.splitlines()]
+    assert ended.returncode == 0, (lines[-1:], ended.stderr[-2000:])
+    assert len(lines) == len(cases) * 12
+    return [(call[1], told) for call, told in zip(lines[::2], lines[1::2], strict=True)]
+
+
+def test_what_a_server_forges_past_the_end_of_the_pool_is_no_hit(shm: Path) -> None:
+    for call, told in heard(shm, BEYOND):
+        if call == "lookup":  # who asks does not say how long the chunks are
+            assert told in (1, "BadReplyError")
+        else:
+            assert told in (0, "BadReplyError"), call
+
+
+def test_what_lies_within_is_a_block(shm: Path) -> None:
+    told = heard(shm, WITHIN)
+    assert {answer for call, answer in told if call in ("get", "lookup")} == {1}
+    assert {answer for call, answer in told if call == "put"} == {1}
+
+
+def test_a_reply_that_says_hit_after_the_hits_is_refused(shm: Path) -> None:
+    """It would be asked for the rest for ever."""
+    code = f"""
+import sys
+sys.path[:0] = {sys.path!r}
+from blocks import keys
+from beluga._ffi import lib
+from beluga.errors import BadReplyError
+from beluga.meta import MetaClient
+from beluga.pool import Pool
+from beluga.rpc import Client, Server
+pool = Pool.create([{str(shm / "a")!r}], device_size=16 << 20, sparse=True, max_blocks=64)
+server = Server(pool)
+server.handle(lib.BL_METHOD_LOOKUP, lambda _: bytes(4) + (1).to_bytes(4, "little"))
+server.start()
+try:
+    MetaClient(Client(pool)).lookup(keys([1]))
+except BadReplyError:
+    print("refused")
+pool.close()
+"""
+    ended = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=20, check=False
+    )
+    assert ended.stdout.strip() == "refused", ended.stderr
