@@ -13,7 +13,6 @@ import argparse
 import dataclasses
 import multiprocessing
 import os
-import shutil
 import sys
 import tempfile
 import time
@@ -24,7 +23,7 @@ from pathlib import Path
 from beluga.cli.output import print_facts, print_json
 from beluga.errors import BelugaError, ReplayError
 from beluga.meta import MetaServer
-from beluga.pool import Pool, room
+from beluga.pool import Pool, room, scratch_folder
 from beluga.replay import Conversations, Request, make_workload
 from beluga.router import Query, Router, Worker, make_policy
 
@@ -70,9 +69,9 @@ def run(shape: Conversations) -> Report:
     memory = Path("/dev/shm")  # noqa: S108  a fresh directory of mode 0700
     fits = memory.is_dir() and room(memory).size >= len(_DEVICES) * _DEVICE_SIZE
     with ExitStack() as stack:
-        folder = tempfile.mkdtemp(prefix="beluga-demo-gpu-", dir=memory if fits else None)
-        stack.callback(shutil.rmtree, folder, ignore_errors=True)
-        devices = [str(Path(folder) / name) for name in _DEVICES]
+        parent = memory if fits else Path(tempfile.gettempdir())
+        folder = stack.enter_context(scratch_folder("demo-gpu", parent))
+        devices = [str(folder / name) for name in _DEVICES]
         pool = stack.enter_context(Pool.create(devices, device_size=_DEVICE_SIZE, sparse=True))
         stack.enter_context(MetaServer(pool))
         crew = [_start(stack, devices, capacity) for _ in range(_WORKERS)]

@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,7 +11,7 @@ from pathlib import Path
 
 from beluga._ffi import ffi, lib
 from beluga.errors import NoRoomError, PoolError
-from beluga.pool import STRIPE_SIZE, Pool, room, show_size
+from beluga.pool import STRIPE_SIZE, Pool, room, scratch_folder, show_size
 
 from .options import NON_COHERENT, Options
 
@@ -36,27 +35,27 @@ def ground(
             _refuse(pool, options.discipline)
             yield pool
         return
-    directory, size = place(_SMOKE_SIZE if options.smoke else _POOL_SIZE)
-    try:
-        with Pool.create(
+    parent, size = place(_SMOKE_SIZE if options.smoke else _POOL_SIZE)
+    with (
+        scratch_folder("bench", parent) as directory,
+        Pool.create(
             [directory / f"device{index}" for index in range(devices)],
             device_size=size // devices // STRIPE_SIZE * STRIPE_SIZE,
             interleave=interleave,
             discipline=wanted,
             slot_count=_SLOT_COUNT,
             lane_count=_LANE_COUNT,
-        ) as pool:
-            yield pool
-    finally:
-        shutil.rmtree(directory)
+        ) as pool,
+    ):
+        yield pool
 
 
 def place(wanted: int) -> tuple[Path, int]:
-    """A new directory, in memory where there is room, and the bytes to use of it."""
+    """Where a pool may lie, in memory where there is room, and the bytes to use of it."""
     for parent in (Path("/dev/shm"), Path(tempfile.gettempdir())):  # noqa: S108
         there = room(parent).size if parent.is_dir() else 0
         if there >= _SMOKE_SIZE:
-            return Path(tempfile.mkdtemp(prefix="beluga-bench-", dir=parent)), min(wanted, there)
+            return parent, min(wanted, there)
     raise NoRoomError(f"no room for {show_size(_SMOKE_SIZE)} in /dev/shm; name devices with --pool")
 
 

@@ -9,7 +9,6 @@ limit reads the predecessor's entries once and puts their keys into Beluga's own
 
 from __future__ import annotations
 
-import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,7 +21,7 @@ from beluga import MetaServer
 from beluga._ffi import ffi as core_ffi
 from beluga._ffi import lib as core_lib
 from beluga.errors import BelugaError, check
-from beluga.pool import STRIPE_SIZE, Pool
+from beluga.pool import STRIPE_SIZE, Pool, scratch_folder
 
 from . import drive
 from ._limit import ffi, lib
@@ -141,8 +140,8 @@ def _epoch(pool: Pool) -> int:
 @contextmanager
 def _table(options: Options, count: int) -> Iterator[list[Path]]:
     """A pool full of blocks, as a server that stopped has left it."""
-    directory, _ = place(count * _METADATA_PER_BLOCK)
-    try:
+    parent, _ = place(count * _METADATA_PER_BLOCK)
+    with scratch_folder("bench", parent) as directory:
         paths = [directory / name for name in "ab"]
         metadata = (count * _METADATA_PER_BLOCK // STRIPE_SIZE + 64) * STRIPE_SIZE
         size = (count * BLOCK_SIZE + metadata) // 2 // STRIPE_SIZE * STRIPE_SIZE
@@ -156,8 +155,6 @@ def _table(options: Options, count: int) -> Iterator[list[Path]]:
         ) as pool:
             _fill(pool, count, options.seed)
         yield paths
-    finally:
-        shutil.rmtree(directory)
 
 
 def _fill(pool: Pool, count: int, seed: int) -> None:

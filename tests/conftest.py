@@ -22,9 +22,13 @@ from beluga.transfer.cuda.calibration import Calibration
 
 ROOT = Path(__file__).resolve().parent.parent
 
-# A shell starts what it puts in the background with Ctrl-C ignored, and children inherit that: the
-# commands that are tested must hear it all the same.
+# A shell starts what it puts in the background with Ctrl-C ignored, nohup ignores SIGHUP, and
+# children inherit that, but no handlers: the commands that are tested must hear both all the same.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+for _number in (signal.SIGHUP, signal.SIGTERM):
+    if signal.getsignal(_number) == signal.SIG_IGN:
+        signal.signal(_number, lambda *_: None)
+signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGHUP, signal.SIGTERM))
 
 # Copies go the same ways on every machine; tests/transfer/test_tuning.py has them tuned.
 os.environ["BELUGA_TUNING"] = "off"

@@ -14,7 +14,8 @@ EXPORTS: dict[str, str] = {
     "beluga.primitives": "crc32c features fence flush invalidate isa ntstore_copy",
     "beluga.pool": (
         "DISCIPLINES DeviceSpec DeviceView Geometry Pool STRIPE_SIZE SpecLike default_specs "
-        "emulated_paths filesystem forget parse_size remember remembered room show_size survey"
+        "emulated_paths filesystem forget parse_size remember remembered room scratch_folder "
+        "show_size survey"
     ),
     "beluga.rpc": "Client ClientStat Keeper METHOD_USER Quota SILENT_S Server ServerStat stand_by",
     "beluga.meta": (
@@ -26,8 +27,8 @@ EXPORTS: dict[str, str] = {
         "PIECE Plan ScheduledEngine Scheduler Slots Speed Transfer TransferClass View "
         "arrangements calibrated Carried CopySettings CudaDriver CudaEngine CupyDriver "
         "default_threads DEVICE_SPEED EngineKind HostDriver host_link Place plan_blocks plan_rows "
-        "Planner PlannedEngine policy settings_for settings_said settle tuned CHOICES Chosen Crossovers "
-        "EngineChoice PlannedStat choose crossovers why_no_dsa"
+        "Planner PlannedEngine policy settings_for settings_said settle tuned CHOICES Chosen "
+        "Crossovers EngineChoice PlannedStat choose crossovers why_no_dsa"
     ),
     "beluga.transfer.cuda": (
         "CapturedTransfer CudaEngine CudaStat CupyDriver Driver DriverError HostDriver"

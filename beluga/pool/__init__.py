@@ -5,6 +5,7 @@
 from beluga.pool.default import default_specs, emulated_paths, forget, remember, remembered
 from beluga.pool.pool import DeviceView, Pool
 from beluga.pool.room import filesystem, room
+from beluga.pool.scratch import scratch_folder
 from beluga.pool.spec import STRIPE_SIZE, DeviceSpec, SpecLike, parse_size, show_size
 from beluga.pool.superblock import DISCIPLINES, Geometry
 from beluga.pool.survey import survey
@@ -25,6 +26,7 @@ __all__ = [
     "remember",
     "remembered",
     "room",
+    "scratch_folder",
     "show_size",
     "survey",
 ]

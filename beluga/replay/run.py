@@ -8,7 +8,6 @@ Whatever happens, Ctrl-C too, no process and no file is left behind.
 from __future__ import annotations
 
 import queue
-import shutil
 import subprocess
 import tempfile
 import threading
@@ -22,7 +21,7 @@ from typing import Any
 import msgspec
 
 from beluga.errors import ReplayError
-from beluga.pool import Pool, room, show_size
+from beluga.pool import Pool, room, scratch_folder, show_size
 from beluga.replay.dealer import Dealer
 from beluga.replay.job import Job
 from beluga.replay.process import Process
@@ -56,8 +55,8 @@ def replay(requests: Sequence[Request], options: Options, *, say: Say, advance: 
         raise ReplayError(f"a block of {options.block_size} bytes; give 64 or more, in steps of 8")
     size = pool_size_for(requests, options.block_size, options.pool_size)
     with ExitStack() as cleanup:
-        directory = _make_directory(size.total_size, say)
-        cleanup.callback(shutil.rmtree, directory, ignore_errors=True)
+        parent = _choose_parent(size.total_size, say)
+        directory = cleanup.enter_context(scratch_folder("replay", parent))
         devices = _make_pool(directory, size)
         trace = directory / "trace.jsonl"
         write_trace(requests, trace)
@@ -120,8 +119,8 @@ class _Crew:
             self._messages.put((index, error))
 
 
-def _make_directory(size: int, say: Say) -> Path:
-    """An empty directory with room for a pool of ``size`` bytes: in memory if possible."""
+def _choose_parent(size: int, say: Say) -> Path:
+    """Where there is room for a pool of ``size`` bytes: in memory if possible."""
     parent = Path(tempfile.gettempdir())
     if _MEMORY.is_dir():
         there = room(_MEMORY).size
@@ -132,7 +131,7 @@ def _make_directory(size: int, say: Say) -> Path:
                 f"{_MEMORY} has room for {show_size(there)}, the pool needs {show_size(size)}: "
                 f"using files in {parent}"
             )
-    return Path(tempfile.mkdtemp(prefix="beluga-replay-", dir=parent))
+    return parent
 
 
 def _make_pool(directory: Path, size: PoolSize) -> list[str]:

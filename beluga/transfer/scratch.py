@@ -14,7 +14,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from beluga.pool import STRIPE_SIZE, Pool
+from beluga.pool import STRIPE_SIZE, Pool, scratch_folder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -28,12 +28,11 @@ def scratch_pool(like: Pool) -> Iterator[Pool]:
     :class:`~beluga.errors.BelugaError` where there is no room."""
     coherent = all(device.discipline == "coherent" for device in like.devices)
     shared = Path("/dev/shm")  # noqa: S108  memory, where there is one
+    parent = shared if os.access(shared, os.W_OK) else Path(tempfile.gettempdir())
     with (
-        tempfile.TemporaryDirectory(
-            prefix="beluga-scratch-", dir=shared if os.access(shared, os.W_OK) else None
-        ) as folder,
+        scratch_folder("scratch", parent) as folder,
         Pool.create(
-            [Path(folder) / "scratch"],
+            [folder / "scratch"],
             device_size=_STRIPES * STRIPE_SIZE,
             discipline="coherent" if coherent else "non-coherent",
             sparse=True,

@@ -8,10 +8,7 @@ context: what it needs (a pool, a server) runs until it is left.
 
 from __future__ import annotations
 
-import os
-import shutil
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from beluga.child import command
-from beluga.pool import STRIPE_SIZE, Pool
+from beluga.pool import STRIPE_SIZE, Pool, scratch_folder
 
 from .model import SIZES, Size
 from .process import Child, Engine, environment_of, options_of
@@ -151,16 +148,13 @@ def beluga_connector(
 @contextmanager
 def beluga_pool(setting: Setting) -> Iterator[list[Path]]:
     """The devices of a new pool with room for several prompts, and a server on it."""
-    directory = Path(tempfile.mkdtemp(prefix=f"beluga-vllm-{os.getpid()}-", dir=MEMORY))
-    try:
+    with scratch_folder("vllm", MEMORY) as directory:
         paths = [directory / str(number) for number in range(_DEVICE_COUNT)]
         device_size = setting.pool_bytes // _DEVICE_COUNT + (64 << 20)
         device_size = -(-device_size // STRIPE_SIZE) * STRIPE_SIZE
         Pool.create(paths, device_size=device_size, interleave=setting.interleave).close()
         with _server(setting, paths):
             yield paths
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from beluga.child import command
 from beluga.replay import Conversations, Request, make_workload, write_trace
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -157,6 +158,23 @@ def test_a_killed_replay_leaves_nothing(start: Start, trace: Path) -> None:
     replay.wait()
     wait_until_gone(server + clients)
     assert not pool_directory(server[0][1]).exists()
+
+
+def test_what_a_killed_group_left_is_removed_by_the_next(run: Run, trace: Path) -> None:
+    replay = subprocess.Popen(
+        command("beluga.cli.main", "replay", str(trace), "--json", "--speed", "0.05"),
+        stdout=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    server = wait_for_children(replay.pid, "beluga.replay.server", 1)
+    wait_for_children(replay.pid, "beluga.replay.client", 2)
+    left = pool_directory(server[0][1])
+    os.killpg(replay.pid, signal.SIGKILL)
+    replay.wait()
+    wait_until_gone(server)
+    assert left.exists()
+    assert run("replay", trace, "--json").returncode == 0
+    assert not left.exists()
 
 
 @pytest.mark.slow

@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""The tests pass wherever they are started: under nohup, in a background, in an odd environment."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+STOPPED = "tests/replay/test_replay.py::test_a_stopped_replay_leaves_nothing"
+COMMANDS = "tests/cli/test_block_command.py"
+
+
+def run_tests(selection: list[str], before: str, environment: dict[str, str], folder: Path) -> None:
+    command = f'{before}; exec "$0" -m pytest -q -p no:cacheprovider "$@"'
+    ended = subprocess.run(
+        ["/bin/sh", "-c", command, sys.executable, *selection, "--basetemp", folder / "with space"],
+        cwd=ROOT,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stdout
+
+
+def test_signals_may_be_ignored(tmp_path: Path) -> None:
+    """As nohup and a shell's background do."""
+    selection = [f"{STOPPED}[1-129]", f"{STOPPED}[2-130]"]
+    run_tests(selection, "trap '' HUP INT", dict(os.environ), tmp_path)
+
+
+@pytest.mark.slow
+def test_the_environment_may_be_bare(tmp_path: Path) -> None:
+    """No HOME, no terminal, no language, files that are nobody else's business, closed stdin."""
+    bare = {"PATH": os.environ["PATH"], "LC_ALL": "C"}
+    run_tests([COMMANDS], "umask 077; exec <&-", bare, tmp_path)
