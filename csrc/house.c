@@ -173,6 +173,8 @@ static void bl_house_watch(bl_server *server, uint64_t now_ns)
         bl_lane *lane = &server->lanes[i];
         if (lane->state == BL_SESSION_FREE)
             continue;
+        if (bl_error_passes(-lane->proof)) /* D16: it says nothing about the session */
+            lane->proof = bl_proof_watch(memory, server->directory, lane->nonce);
         uint64_t count = bl_beat_read(memory, bl_lane_offset(g, i), lane->nonce);
         int left = count == BL_BEAT_LAST; /* SYNC beat.last: pairs with bl_beat_end() */
         if (left)

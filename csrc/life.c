@@ -29,6 +29,7 @@
 #endif
 
 enum { BL_LIFE_BACKLOG = 128, BL_LIFE_LISTENER = UINT32_MAX };
+enum { BL_LIFE_EVENTS = 64 };   /* in one look: the server has others to serve */
 
 /* A process: it has connected (socket), then said who it is (pidfd). Neither: the place is free. */
 typedef struct bl_life_peer {
@@ -90,23 +91,29 @@ static int bl_life_listen(bl_life *life, uint64_t nonce)
     return status;
 }
 
-bl_life *bl_life_open(const bl_memory *memory, const char *directory, uint64_t nonce,
-                      uint32_t count_max)
+int bl_life_open(const bl_memory *memory, const char *directory, uint64_t nonce,
+                 uint32_t count_max, bl_life **out)
 {
     bl_life *life = malloc(sizeof *life + count_max * sizeof *life->peers);
+    *out = NULL;
     if (life == NULL)
-        return NULL;
+        return -ENOMEM;
     *life = (bl_life){.memory = memory, .count_max = count_max};
     strcpy(life->directory, directory);
     for (uint32_t i = 0; i < count_max; i++)
         life->peers[i] = (bl_life_peer){.socket = -1, .pidfd = -1};
+    life->listener = -1;
     life->epoll = epoll_create1(EPOLL_CLOEXEC);
-    life->listener = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-    if (life->epoll < 0 || life->listener < 0 || bl_life_listen(life, nonce) < 0) {
-        bl_life_close(life);
-        return NULL;
+    int status = life->epoll < 0 ? -errno : 0;
+    if (status == 0) {
+        life->listener = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+        status = life->listener < 0 ? -errno : bl_life_listen(life, nonce);
     }
-    return life;
+    if (status == 0)
+        *out = life;
+    else
+        bl_life_close(life);
+    return bl_error_passes(-status) ? status : 0;
 }
 
 void bl_life_close(bl_life *life)
@@ -124,12 +131,13 @@ void bl_life_close(bl_life *life)
     free(life);
 }
 
-static void bl_life_accept(bl_life *life)
+/* 0, or -errno that passes: who has connected waits in the listener's queue. */
+static int bl_life_accept(bl_life *life)
 {
     int peer = accept4(life->listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
     uint32_t place = 0;
     if (peer < 0)
-        return;
+        return bl_error_passes(errno) ? -errno : 0;
     while (place < life->count_max && (life->peers[place].socket >= 0 ||
                                        life->peers[place].pidfd >= 0))
         place++;
@@ -137,61 +145,77 @@ static void bl_life_accept(bl_life *life)
         close(peer); /* the lock file is its proof */
     else
         life->peers[place].socket = peer;
+    return 0;
 }
 
 /* A pidfd of who has connected: from the kernel, or by its pid if that is certain to be its own
- * still: it is, while the process that holds the proof lives. */
+ * still: it is, while the process that holds the proof lives. Or -errno. */
 static int bl_life_pidfd(const bl_life *life, int socket, uint64_t nonce)
 {
     int pidfd;
     socklen_t size = sizeof pidfd;
     if (getsockopt(socket, SOL_SOCKET, SO_PEERPIDFD, &pidfd, &size) == 0)
         return pidfd;
+    if (bl_error_passes(errno))
+        return -errno;
     struct ucred peer;
     size = sizeof peer;
     if (getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &size) < 0 || peer.pid <= 0)
         return -ESRCH;
     pidfd = (int)syscall(SYS_pidfd_open, peer.pid, 0);
-    int proof = pidfd < 0 ? -1 : bl_proof_watch(life->memory, life->directory, nonce);
+    if (pidfd < 0)
+        return -errno;
+    int proof = bl_proof_watch(life->memory, life->directory, nonce);
     if (proof >= 0) {
         int gone = bl_proof_gone(life->memory, proof);
         bl_host_unlock(life->memory, proof);
         if (!gone)
             return pidfd;
     }
-    if (pidfd >= 0)
-        close(pidfd);
-    return -ESRCH;
+    close(pidfd);
+    return proof < 0 ? proof : -ESRCH;
 }
 
-/* Hear who a peer is. */
-static void bl_life_meet(bl_life *life, uint32_t place)
+/* Hear who a peer is: 0, or -errno that passes, and what it said waits in its socket. */
+static int bl_life_meet(bl_life *life, uint32_t place)
 {
     bl_life_peer *peer = &life->peers[place];
     uint64_t nonce = 0;
-    ssize_t size = recv(peer->socket, &nonce, sizeof nonce, MSG_DONTWAIT);
+    ssize_t size = recv(peer->socket, &nonce, sizeof nonce, MSG_DONTWAIT | MSG_PEEK);
     if (size < 0 && errno == EAGAIN)
-        return;
-    int pidfd = size == sizeof nonce && nonce != 0 ? bl_life_pidfd(life, peer->socket, nonce) : -1;
+        return 0;
+    int pidfd = size == sizeof nonce && nonce != 0 ? bl_life_pidfd(life, peer->socket, nonce)
+                                                   : -EINVAL;
+    if (pidfd >= 0 && bl_life_watch(life, pidfd, place) < 0) {
+        int error = errno;
+        close(pidfd);
+        pidfd = -error;
+    }
+    if (bl_error_passes(-pidfd))
+        return pidfd;
     bl_life_drop(life, &peer->socket);
     if (pidfd < 0)
-        return;
+        return 0;
     peer->nonce = nonce;
     peer->pidfd = pidfd;
     life->count++;
-    if (bl_life_watch(life, pidfd, place) < 0)
-        bl_life_forget(life, nonce);
+    return 0;
 }
 
+/* The kernel tells of all that is ready in turn, so whoever has to wait keeps no death unseen: the
+ * next look begins with the next event, and a death gives descriptors back. */
 uint64_t bl_life_look(bl_life *life)
 {
     struct epoll_event event;
-    while (epoll_wait(life->epoll, &event, 1, 0) == 1) {
+    int status = 0;
+    for (int i = 0; i < BL_LIFE_EVENTS && status == 0; i++) {
+        if (epoll_wait(life->epoll, &event, 1, 0) != 1)
+            break;
         uint32_t place = event.data.u32;
         if (place == BL_LIFE_LISTENER) {
-            bl_life_accept(life);
+            status = bl_life_accept(life);
         } else if (life->peers[place].socket >= 0) {
-            bl_life_meet(life, place);
+            status = bl_life_meet(life, place);
         } else {
             uint64_t nonce = life->peers[place].nonce;
             bl_life_drop(life, &life->peers[place].pidfd);

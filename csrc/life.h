@@ -20,15 +20,17 @@
 
 typedef struct bl_life bl_life;
 
-/* Watch over those who show themselves to the server that nonce names, count_max at a time; NULL:
- * nobody can. The socket's file goes with the server's proof (bl_proof_end). */
-bl_life *bl_life_open(const bl_memory *memory, const char *directory, uint64_t nonce,
-                      uint32_t count_max);
+/* Watch over those who show themselves to the server that nonce names, count_max at a time: 0, or
+ * -errno that passes. out is NULL where nobody can: no sockets in that directory. The socket's file
+ * goes with the server's proof (bl_proof_end). */
+int bl_life_open(const bl_memory *memory, const char *directory, uint64_t nonce,
+                 uint32_t count_max, bl_life **out);
 
 /* Watch no more. In a forked child, too: its copies are the parent's. */
 void bl_life_close(bl_life *life);
 
-/* Meet who has shown itself. The nonce of one whose process has ended, each once, or 0. */
+/* Meet who has shown itself. The nonce of one whose process has ended, each once, or 0. Who cannot
+ * be met for want of descriptors waits until there are some: the kernel keeps what it said. */
 uint64_t bl_life_look(bl_life *life);
 
 /* A session ended: nobody watches over it any more. */

@@ -22,14 +22,25 @@
 #ifndef BL_PROOF_H
 #define BL_PROOF_H
 
+#include <errno.h>
+
 #include "coherence.h"
+
+/* Is this error one that passes: this process or machine is out of descriptors or memory? Then
+ * nothing is known of what was asked for, and it is asked for again. */
+static inline int bl_error_passes(int error)
+{
+    return error == EMFILE || error == ENFILE || error == ENOMEM || error == ENOBUFS ||
+           error == ENOSPC;
+}
 
 enum { BL_PATH_SIZE = 4096 };
 
 /* Hold the proof of life of nonce: a descriptor, or -errno. */
 int bl_proof_hold(const bl_memory *memory, const char *directory, uint64_t nonce);
 
-/* Watch somebody else's: a descriptor, or -ENOENT (nothing can be proven here), or -errno. */
+/* Watch somebody else's: a descriptor, or -ENOENT (nothing can be proven here), or -errno: see
+ * bl_error_passes(). */
 int bl_proof_watch(const bl_memory *memory, const char *directory, uint64_t nonce);
 
 /* 1 once the watched process is gone for good, and what its devices do for it, too; 0 before. */

@@ -37,7 +37,8 @@ typedef struct bl_lane {
     uint32_t window;            /* request lines looked at together */
     bl_work answered;           /* what the server had done when its last turn ended */
     bl_allowance allowance;
-    int proof;                  /* descriptor, or negative: this host cannot prove it */
+    int proof;                  /* descriptor; or negative: one that passes is tried again, else
+                                 * this host cannot prove it */
 } bl_lane;
 
 /* How sure it is that a session that ended writes nothing any more. */

@@ -69,6 +69,8 @@ static int bl_watch_look_guarded(void *context)
     uint64_t now_ns = bl_now_ns(memory);
     if (line.nonce != server->watch.nonce)
         bl_watch_begin(server, &line, now_ns);
+    else if (bl_error_passes(-server->watch.proof))
+        server->watch.proof = bl_proof_watch(memory, server->directory, line.nonce);
     if (server->watch.proof >= 0 && bl_proof_gone(memory, server->watch.proof))
         return 1;
     server->silent = bl_watch_silent(server, &line, lost_ns, now_ns) ? line.nonce : 0;

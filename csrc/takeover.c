@@ -223,8 +223,6 @@ static int bl_takeover_pass(bl_server *server, int declared_gone, const bl_takeo
     if (status < 0)
         return status;
     bl_crash_point("take.recovered");
-    server->life = bl_life_open(memory, server->directory, server->nonce,
-                                2 * server->pool->geometry.lane_count);
     bl_fence_store(memory); /* the own half is whole before the epoch line says so */
     bl_crash_point("take.fenced");
     bl_takeover_publish(server, BL_SERVER_SERVING);
@@ -245,12 +243,18 @@ static int bl_takeover_enter(bl_server *server)
     server->nonce = bl_new_nonce(memory);
     server->proof = bl_proof_hold(memory, server->directory, server->nonce);
     bl_crash_point("take.proof_held");
-    return server->proof < 0 ? server->proof : 0;
+    if (server->proof < 0)
+        return server->proof;
+    return bl_life_open(memory, server->directory, server->nonce,
+                        2 * server->pool->geometry.lane_count, &server->life);
 }
 
 static void bl_takeover_leave(bl_server *server, int forget)
 {
     const bl_memory *memory = &server->pool->memory;
+    if (server->life)
+        bl_life_close(server->life);
+    server->life = NULL;
     if (server->proof >= 0)
         bl_proof_end(memory, server->directory, server->nonce, server->proof, forget);
     if (server->lock >= 0)
@@ -379,8 +383,6 @@ void bl_server_destroy(bl_server *server)
     bl_crash_point("stop.silent");
     bl_watch_end(server);
     if (server->epoch != 0) {
-        if (server->life)
-            bl_life_close(server->life);
         int said = bl_guarded(memory, bl_takeover_farewell, server) == 1;
         bl_crash_point("stop.said");
         for (uint32_t i = 0; i < server->pool->geometry.lane_count; i++)

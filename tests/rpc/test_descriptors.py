@@ -1,0 +1,217 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""Processes that are out of file descriptors: they serve on, and learn later what they missed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from blocks import eventually
+from processes import Process
+
+from beluga.pool import Pool
+from beluga.rpc import Client, Server
+
+# A process that takes what it is told on its standard input: "starve N" leaves it N descriptors,
+# "feed" gives it all; a server answers with its sessions, inherited ones, watched ones and how much
+# processor time it has used, in milliseconds.
+STARVES = """
+import os, resource, sys, time
+from beluga.errors import BelugaError
+from beluga.pool import Pool
+from beluga.rpc import Client, Server
+
+taken = []
+
+def starve(left):
+    resource.setrlimit(resource.RLIMIT_NOFILE, (64, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+    try:
+        while True:
+            taken.append(os.dup(0))
+    except OSError:
+        for _ in range(left):
+            os.close(taken.pop())
+
+def feed():
+    while taken:
+        os.close(taken.pop())
+
+def told():
+    for line in sys.stdin:
+        word, _, number = line.strip().partition(" ")
+        if word == "starve":
+            starve(int(number))
+        elif word == "feed":
+            feed()
+        yield word
+
+def tell(*what):
+    print(*what, flush=True)
+
+def trial(act):
+    try:
+        return act()
+    except (BelugaError, OSError) as error:
+        tell(type(error).__name__, error)
+
+pool = Pool.open(sys.argv[2:])
+"""
+SERVES = (
+    STARVES
+    + """
+server = Server(pool)
+tell("ready")
+for word in told():
+    if word == "start":
+        trial(lambda: (server.start(), tell("started")))
+    else:
+        stat = server.stat()
+        used = int(1000 * time.process_time())
+        tell(stat.live_count, stat.inherited_count, stat.watched_count, used)
+"""
+)
+CALLS = (
+    STARVES
+    + """
+clients = []
+tell("ready")
+for word in told():
+    if word == "attach":
+        trial(lambda: (clients.append(Client(pool, timeout_s=5)), tell("attached")))
+    elif word == "ping":
+        trial(lambda: (clients[-1].ping(timeout_s=5), tell("answered")))
+    else:
+        tell("done")
+"""
+)
+
+
+class Starving:
+    """A process that runs one of the programs above."""
+
+    def __init__(self, source: str, paths: list[Path]) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", source, "-", *map(str, paths)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            bufsize=1,
+        )
+        assert self._hear() == "ready"
+
+    def ask(self, what: str) -> str:
+        assert self._process.stdin
+        self._process.stdin.write(what + "\n")
+        return self._hear()
+
+    def counts(self, what: str = "stat") -> list[int]:
+        return [int(number) for number in self.ask(what).split()]
+
+    def end(self) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+    def _hear(self) -> str:
+        assert self._process.stdout
+        return self._process.stdout.readline().strip()
+
+
+@pytest.fixture
+def discipline() -> str:
+    return "coherent"
+
+
+@pytest.fixture
+def server(pool: Pool, paths: list[Path]) -> Iterator[Starving]:
+    """Not started yet."""
+    process = Starving(SERVES, paths)
+    yield process
+    process.end()
+
+
+@pytest.mark.parametrize("left", [0, 1, 2, 3])
+def test_a_server_without_descriptors_serves_and_learns_of_deaths_later(
+    pool: Pool, paths: list[Path], server: Starving, left: int
+) -> None:
+    assert server.ask("start") == "started"
+    server.ask(f"starve {left}")
+    with Client(pool) as client, Process("call", paths) as other:
+        assert server.counts()[0] == 2
+        client.ping()
+        other.kill()
+        server.ask("feed")
+        assert eventually(lambda: server.counts()[0] == 1)
+        client.ping()
+        assert eventually(lambda: server.counts()[2] == 1)
+
+
+def test_it_does_not_spin_on_whom_it_can_not_meet(pool: Pool, server: Starving) -> None:
+    assert server.ask("start") == "started"
+    used = server.counts("starve 0")[3]
+    with Client(pool) as client:
+        for _ in range(200):
+            client.ping()
+        assert server.counts()[3] - used < 5000  # it answers at all: it had stood still for good
+
+
+def test_a_death_is_seen_while_others_wait_to_be_met(
+    pool: Pool, paths: list[Path], server: Starving
+) -> None:
+    assert server.ask("start") == "started"
+    with Process("call", paths) as known:
+        assert server.counts()[2] == 1
+        server.ask("starve 0")
+        with Client(pool):
+            known.kill()
+            assert eventually(lambda: server.counts()[0] == 1)
+            # Its descriptors are those that the other one was missing.
+            assert eventually(lambda: server.counts()[2] == 1)
+
+
+@pytest.mark.parametrize("left", range(6))
+def test_a_server_that_lacks_descriptors_says_so_and_leaves_the_pool_as_it_was(
+    pool: Pool, server: Starving, left: int
+) -> None:
+    server.ask("starve 0")  # answered by its counters: there is nothing to count yet
+    server.ask("feed")
+    server.ask(f"starve {left}")
+    assert "Too many open files" in server.ask("start")
+    with Server(pool) as rightful:  # no epoch was taken
+        assert rightful.stat().epoch == 1
+
+
+def test_a_successor_learns_of_deaths_that_it_could_not_ask_for_at_once(
+    pool: Pool, paths: list[Path], server: Starving
+) -> None:
+    with Process("serve", paths) as first:
+        clients = [Process("call", paths) for _ in range(3)]
+        first.kill()
+        for client in clients:
+            client.kill()
+    server.ask("starve 6")  # two are left for three sessions
+    assert server.ask("start") == "started"
+    assert eventually(lambda: server.counts()[1] == 0)
+
+
+def test_a_client_without_descriptors_is_told_so_and_attaches_when_it_has_some(
+    pool: Pool, paths: list[Path]
+) -> None:
+    with Server(pool) as server:
+        client = Starving(CALLS, paths)
+        try:
+            client.ask("starve 0")
+            assert "Too many open files" in client.ask("attach")
+            client.ask("feed")
+            client.ask("starve 1")
+            assert "Too many open files" in client.ask("attach")
+            assert server.stat().live_count == 0
+            client.ask("feed")
+            assert client.ask("attach") == "attached"
+            assert client.ask("ping") == "answered"
+        finally:
+            client.end()
+        assert eventually(lambda: server.stat().live_count == 0)
