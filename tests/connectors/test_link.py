@@ -6,16 +6,27 @@ from __future__ import annotations
 
 import logging
 import re
+import threading
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
+from fakes import damage
 
 from beluga import MetaServer, Namespace, Pool
+from beluga.connectors import link as link_module
 from beluga.connectors.link import Attachment, Link
 from beluga.connectors.settings import PoolSettings, settings_of
-from beluga.errors import ConnectorError, NoSpaceError
+from beluga.errors import (
+    BelugaError,
+    ConnectorError,
+    NoSpaceError,
+    PoolError,
+    SecondHostError,
+    TransferCancelledError,
+)
 from beluga.transfer import EngineKind, PlannedEngine, TransferClass, why_no_dsa
 from tests.transfer import stand_in
 
@@ -144,3 +155,203 @@ def test_a_link_counts_what_a_dsa_carries_once(
     assert attachment.carried()[TransferClass.OFFLOAD].bytes == small.nbytes + large.nbytes
     assert cache.engine.stat.plans[EngineKind.DSA] == 1
     attachment.close()
+
+
+def session(pool_name: str | None, **changes: Any) -> Attachment:
+    return Attachment(PoolSettings(pool=pool_name, **({"timeout_ms": 5000} | changes)))
+
+
+def test_settings_reach_the_session(server: MetaServer, pool: Pool, pool_name: str) -> None:
+    block, target = np.arange(4096, dtype=np.uint8), np.zeros((1, 4096), dtype=np.uint8)
+    careful, careless = session(pool_name), session(pool_name, verify=False, timeout_ms=7000)
+    try:
+        assert (careful.client.timeout_s, careless.client.timeout_s) == (5, 7)
+        assert careful.cache(NAMESPACE).put(DIGESTS[:1], block[None]).stored == 1
+        damage(pool, block)
+        assert careless.cache(NAMESPACE).get(DIGESTS[:1], target).hits == 1
+        assert (target[0] != block).sum() == 1
+        assert careful.cache(NAMESPACE).get(DIGESTS[:1], target).hits == 0
+        assert careful.cache(NAMESPACE) is careful.cache(Namespace.of("test"))
+    finally:
+        careful.close()
+        careless.close()
+
+
+def test_without_a_pool_in_the_settings_it_is_the_default_one(
+    server: MetaServer, pool: Pool, pool_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BELUGA_POOL", pool_name)
+    attachment = session(None)
+    assert attachment.pool.id == pool.id
+    attachment.close()
+
+
+def test_the_session_is_that_of_the_host_in_the_settings(
+    server: MetaServer, pool_name: str
+) -> None:
+    with pytest.raises(SecondHostError):
+        session(pool_name, host=1)
+
+
+def test_copies_go_unscheduled_where_the_link_is_off_or_cannot_be_used(
+    server: MetaServer,
+    pool_name: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def broken(*_: object) -> None:
+        raise OSError("made up")
+
+    usual = session(pool_name)
+    assert usual.place is not None
+    usual.close()
+    off = session(pool_name, link="off")
+    monkeypatch.setattr(link_module, "host_link", broken)
+    unusable = session(pool_name)
+    for attachment in (off, unusable):
+        assert put(attachment) in (0, 4)
+        assert attachment.carried() == {}
+        attachment.close()
+    assert [record.message for record in caplog.records] == [
+        "beluga: copies are not scheduled: made up"
+    ]
+
+
+def test_a_session_that_is_not_had_leaves_no_pool_mapped(
+    pool_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed: list[Pool] = []
+    real = Pool.close
+    monkeypatch.setattr(Pool, "close", lambda pool: (closed.append(pool), real(pool)))
+    with pytest.raises(BelugaError):
+        session(pool_name, timeout_ms=50)  # nobody serves
+    assert len(closed) == 1
+
+
+def test_what_was_not_said_is_counted_in_the_next_warning(
+    server: MetaServer,
+    link: Link,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def full(_: Attachment) -> int:
+        raise NoSpaceError("no room")
+
+    assert link.wait(LONG_S)
+    for _ in range(3):
+        link.attempt("putting", full)
+    monkeypatch.setattr(link_module, "WARNING_INTERVAL_S", 0)
+    link.attempt("putting", full)
+    link.attempt("putting", full)
+    assert len(caplog.records) == 3
+    assert "ms, and 2 more since the last warning)" in caplog.records[1].message
+    assert "more since" not in caplog.records[2].message
+
+
+def test_while_it_is_stopped_copies_end_and_afterwards_go_on(
+    server: MetaServer, link: Link
+) -> None:
+    with link.stopped():
+        pass  # not attached yet, perhaps: nothing to stop
+    assert link.wait(LONG_S)
+    large = np.ones((4, 2 << 20), dtype=np.uint8)
+
+    def put_large(attachment: Attachment) -> int:
+        try:
+            return attachment.cache(NAMESPACE).put(DIGESTS, large).stored
+        except TransferCancelledError:
+            return -1
+
+    assert link.attempt("putting", put) == 4
+    assert link.attempt("removing", lambda a: a.cache(NAMESPACE).remove(DIGESTS)) == 4
+    with link.stopped():
+        assert link.attempt("putting", put_large) == -1
+    assert link.attempt("putting", put_large) == 4
+
+
+def test_what_was_carried_outlives_the_session_that_carried_it(pool: Pool, link: Link) -> None:
+    def bytes_of() -> int:
+        return link.carried()[TransferClass.OFFLOAD].bytes
+
+    with MetaServer(pool):
+        assert link.wait(LONG_S)
+        assert bytes_of() == 0
+        assert link.attempt("putting", put) == 4
+        assert bytes_of() == 4 * 4096
+    assert link.attempt("looking up", lookup) is None
+    assert bytes_of() == 4 * 4096
+    with MetaServer(pool):
+        until_attached(link)
+        assert link.attempt("removing", lambda a: a.cache(NAMESPACE).remove(DIGESTS)) == 4
+        assert link.attempt("putting", put) == 4
+        assert bytes_of() == 8 * 4096
+
+
+@pytest.mark.parametrize("prefault", [True, False])
+def test_a_pool_is_touched_beforehand_for_who_asks(
+    server: MetaServer, pool_name: str, monkeypatch: pytest.MonkeyPatch, prefault: bool
+) -> None:
+    touched = threading.Event()
+    monkeypatch.setattr(Pool, "prefault", lambda _: touched.set())
+    settings = PoolSettings(pool=pool_name, timeout_ms=5000)
+    link = Link(settings, name="test", logger=logging.getLogger("test"), prefault=prefault)
+    assert link.wait(LONG_S)
+    link.close()
+    assert touched.is_set() == prefault
+    assert not link.attached
+    assert link.attempt("putting", put) is None
+
+
+def test_after_a_failure_the_pool_is_left_alone_and_a_close_does_not_wait(
+    pool_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[int] = []
+
+    def refuse(*_: object, **__: object) -> None:
+        tried.append(1)
+        raise PoolError("made up")
+
+    monkeypatch.setattr(link_module, "Attachment", refuse)
+    settings = PoolSettings(pool=pool_name, retry_s=LONG_S)
+    link = Link(settings, name="test", logger=logging.getLogger("test"))
+    assert not link.wait(0.2)
+    started_s = time.monotonic()
+    link.close()
+    assert time.monotonic() - started_s < LONG_S / 2
+    assert tried == [1]
+
+
+def test_sessions_that_are_given_back_leave_room_for_others(
+    server: MetaServer, pool_name: str
+) -> None:
+    for _ in range(20):  # more than there are lanes
+        attachment = session(pool_name)
+        assert attachment.cache(NAMESPACE).lookup(DIGESTS) == 0
+        attachment.close()
+
+
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ({"retry_s": 0}, "retry_s must be greater than 0"),
+        ({"timeout_ms": -1}, "must be greater than 0"),
+        ({"load_threads": 0}, "load_threads must be greater than 0"),
+        ({"link": "fast"}, "beluga's setting link: "),
+        ({"pool": 7}, "pool is 7; it must be str or NoneType"),
+        ({"host": "a"}, "host is 'a'; it must be int or NoneType"),
+        ({"retry_s": True}, "retry_s is True; it must be float"),
+    ],
+    ids=str,
+)
+def test_settings_that_make_no_sense_are_refused(setting: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConnectorError, match=said):
+        settings_of(PoolSettings, setting)
+
+
+def test_settings_at_their_limits_are_taken() -> None:
+    least = {"timeout_ms": 1, "retry_s": 0.001, "load_threads": 1, "link": "off", "pool": None}
+    found = settings_of(PoolSettings, least)
+    assert (found.timeout_ms, found.load_threads, found.link) == (1, 1, "off")
+    assert settings_of(PoolSettings, {"link": "46.2/33"}).link == "46.2/33"
+    assert (PoolSettings().timeout_ms, PoolSettings().retry_s) == (500, 1.0)
+    assert PoolSettings().verify

@@ -6,7 +6,9 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import select
 import sys
+import threading
 import types
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -21,7 +23,9 @@ from beluga import MetaServer, Namespace, Pool
 from beluga.connectors.link import Attachment
 from beluga.connectors.lmcache import objects
 from beluga.connectors.settings import PoolSettings
-from beluga.errors import ConnectorError, LayoutError
+from beluga.errors import CacheError, ConnectorError, LayoutError, PinLimitError
+from beluga.meta import MetaClient
+from beluga.transfer import TransferClass
 
 SHAPE = (2, 4, 16, 64)  # K and V, layers, tokens, hidden
 LONG_S = 60.0
@@ -269,6 +273,131 @@ def test_many_holes_are_given_up(server: MetaServer, pool_name: str) -> None:
         attachment.close()
 
 
+def test_behind_a_miss_the_pool_is_asked_for_more_and_more_at_once(
+    server: MetaServer, pool_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attachment = Attachment(PoolSettings(pool=pool_name, timeout_ms=5000))
+    asked: list[int] = []
+    real = objects._lookup
+
+    def lookup(meta: Any, keys: Any, *, pin: bool) -> Any:
+        asked.append(len(keys))
+        return real(meta, keys, pin=pin)
+
+    monkeypatch.setattr(objects, "_lookup", lookup)
+    try:
+        items = [(Namespace.of("test"), b"%d" % i) for i in range(100)]
+        there = items[:1] + items[2:]
+        objects.store(attachment, there, [np.ones(64, dtype=np.uint8)] * len(there))
+        found = objects.find(attachment, items, pin=False)
+        assert [grant is not None for grant in found] == [True, False] + [True] * 98
+        assert asked == [100, 1, 2, 4, 8, 16, 32, 35]
+    finally:
+        attachment.close()
+
+
+def test_pins_are_let_go_when_a_batch_fails_half_way(
+    server: MetaServer, pool_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attachment = Attachment(PoolSettings(pool=pool_name, timeout_ms=5000))
+    one, other = ((Namespace.of(name), b"a") for name in ("one", "other"))
+    real = objects._lookup
+    asked: list[int] = []
+
+    def second_fails(meta: Any, keys: Any, *, pin: bool) -> Any:
+        asked.append(len(keys))
+        if len(asked) == 2:
+            raise CacheError("made up")
+        return real(meta, keys, pin=pin)
+
+    monkeypatch.setattr(objects, "_lookup", second_fails)
+    try:
+        objects.store(attachment, [one, other], [np.ones(64, dtype=np.uint8)] * 2)
+        with pytest.raises(CacheError, match="made up"):
+            objects.find(attachment, [one, other], pin=True)
+        assert server.meta_stat().pinned_count == 0
+    finally:
+        attachment.close()
+
+
+def test_without_room_for_pins_objects_are_found_all_the_same(
+    server: MetaServer, pool_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = MetaClient.lookup
+
+    def lookup(meta: MetaClient, keys: Any, *, pin: bool = False) -> Any:
+        if pin:
+            raise PinLimitError("made up")
+        return real(meta, keys)
+
+    attachment = Attachment(PoolSettings(pool=pool_name, timeout_ms=5000))
+    item = (Namespace.of("one"), b"a")
+    try:
+        objects.store(attachment, [item], [np.ones(64, dtype=np.uint8)])
+        monkeypatch.setattr(MetaClient, "lookup", lookup)
+        assert objects.find(attachment, [item], pin=True)[0] is not None
+    finally:
+        attachment.close()
+
+
+def test_an_adapter_says_how_it_fares(pool: Pool, adapter: MakeAdapter) -> None:
+    keys, memories = chunks(2)
+    with MetaServer(pool):
+        one = adapter(timeout_ms=1000)
+        expected = {"is_healthy": True, "type": "BelugaL2Adapter", "attached": True}
+        assert one.report_status() == expected | {"failure_count": 0}
+        assert store(one, keys, memories) > 0
+        assert load(one, keys, blank(2)) == [True, True]
+        moved = one.carried()
+        assert moved[TransferClass.OFFLOAD].bytes == 2 * memories[0].get_size()
+        assert moved[TransferClass.ONBOARD].bytes == 2 * memories[0].get_size()
+    assert load(one, keys, blank(2)) == [False, False]
+    assert store(one, keys, memories) == -1
+    status = one.report_status()
+    assert (status["is_healthy"], status["attached"]) == (True, False)
+    assert status["failure_count"] >= 2
+
+
+def test_the_descriptors_tell_when_there_is_something_to_take(
+    server: MetaServer, adapter: MakeAdapter
+) -> None:
+    keys, memories = chunks(1)
+    one = adapter()
+    stores, lookups, loads = (
+        one.get_store_event_fd(),
+        one.get_lookup_and_lock_event_fd(),
+        one.get_load_event_fd(),
+    )
+
+    def readable(descriptor: int, within_s: float = LONG_S) -> bool:
+        return bool(select.select([descriptor], [], [], within_s)[0])
+
+    assert len({stores, lookups, loads}) == 3
+    assert not any(readable(each, 0) for each in (stores, lookups, loads))
+    first = one.submit_store_task(keys, memories)
+    assert readable(stores)
+    assert set(one.pop_completed_store_tasks()) == {first}
+    layout = types.SimpleNamespace(shapes=[SHAPE], dtypes=[fakes.Dtype()])
+    second = one.submit_lookup_and_lock_task(keys, {0: layout})
+    assert second != first
+    assert readable(lookups)
+    assert one.query_lookup_and_lock_result(second).bits == [True]
+    assert one.query_lookup_and_lock_result(second) is None  # once
+    assert not readable(loads, 0)
+    one.submit_load_task(keys, blank(1))
+    assert readable(loads)
+
+
+def test_objects_of_a_group_that_is_not_described_are_misses(
+    server: MetaServer, adapter: MakeAdapter
+) -> None:
+    keys, memories = chunks(2)
+    keys = [keys[0], ObjectKey(keys[1].chunk_hash, object_group_id=5)]
+    one = adapter()
+    store(one, keys, memories)
+    assert lookup(one, keys) == [True, False]
+
+
 class Metadata:
     """LMCache's of an engine: chunks of 16 tokens."""
 
@@ -389,6 +518,84 @@ def test_chunks_that_were_cleared_are_found_by_nobody(
     ]
     put(other)
     assert one.contains(keys[0])
+
+
+def test_chunks_that_a_get_would_take_for_others_are_not_put(
+    server: MetaServer, backend: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys = [ChunkKey(name) for name in "abc"]
+    memories = [Memory(SHAPE, seed=i) for i in range(3)]
+    monkeypatch.setattr(memories[0], "get_memory_format", lambda: "KV_MLA_FMT")
+    monkeypatch.setattr(memories[1], "get_size", lambda: memories[2].get_size() + 2)
+    one = backend()
+    told: list[ChunkKey] = []
+    one.batched_submit_put_task(keys, memories, None, told.append)
+    assert eventually(lambda: told == keys[2:])
+    assert [one.contains(key) for key in keys] == [False, False, True]
+
+
+def test_a_chunk_longer_than_the_engines_is_a_miss(
+    server: MetaServer, backend: Callable[..., Any]
+) -> None:
+    one, key, told = backend(), ChunkKey("a"), list[ChunkKey]()
+    one.batched_submit_put_task([key], [Memory((2, 4, 16, 64), seed=1)], None, told.append)
+    assert eventually(lambda: told == [key])
+    one.metadata.chunk_size = 15
+    one._namespaces.clear()
+    assert one.get_blocking(key) is None
+    assert one.local_cpu_backend.made == []
+
+
+def test_memory_that_lmcache_has_not_is_a_miss(
+    server: MetaServer, backend: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, keys, told = backend(), [ChunkKey("a"), ChunkKey("b")], list[ChunkKey]()
+    memories = [Memory(SHAPE, seed=i) for i in range(2)]
+    one.batched_submit_put_task(keys, memories, None, told.append)
+    assert eventually(lambda: told == keys)
+    answers = [None, Memory(SHAPE)]
+    monkeypatch.setattr(one.local_cpu_backend, "allocate", lambda *_, **__: answers.pop(0))
+    first, second = one.batched_get_blocking(keys)
+    assert first is None
+    assert np.array_equal(second.data, memories[1].data)
+
+
+def test_what_the_plugin_says_of_itself(server: MetaServer, backend: Callable[..., Any]) -> None:
+    one, key, told = backend(), ChunkKey("a"), list[ChunkKey]()
+    assert one.pin(key)
+    assert one.unpin(key)
+    assert one.get_allocator_backend() is one.local_cpu_backend
+    assert not one.remove(key)
+    memory = Memory(SHAPE, seed=1)
+    one.batched_submit_put_task([key], [memory], None, told.append)
+    assert eventually(lambda: told == [key])
+    assert one.get_blocking(key) is not None
+    moved = one.carried()
+    assert moved[TransferClass.OFFLOAD].bytes > memory.get_size()  # and a record of the era
+    assert moved[TransferClass.ONBOARD].bytes > memory.get_size()
+    assert one.remove(key)
+
+
+def test_a_plugin_that_has_no_worker_is_refused(lmcache: Any) -> None:
+    config = types.SimpleNamespace(extra_config=None, use_layerwise=False)
+    for missing in range(3):
+        given = [config, Metadata(), Allocator()]
+        given[missing] = None
+        with pytest.raises(ConnectorError, match="needs a worker's memory"):
+            lmcache.BelugaBackend("cpu", *given, None)
+
+
+def test_what_is_being_put_is_known_until_it_is(
+    server: MetaServer, backend: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, key, go = backend(), ChunkKey("a"), threading.Event()
+    real = objects.store
+    monkeypatch.setattr(objects, "store", lambda *given: go.wait(LONG_S) and real(*given))
+    one.batched_submit_put_task([key], [Memory(SHAPE, seed=1)])
+    assert one.exists_in_put_tasks(key)
+    go.set()
+    assert eventually(lambda: not one.exists_in_put_tasks(key))
+    assert eventually(lambda: one.contains(key))
 
 
 def test_layerwise_storing_is_refused(backend: Callable[..., Any]) -> None:
