@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -58,6 +59,27 @@ class Run:
     def __len__(self) -> int:
         return self.count
 
+    def refuse_wrong(self) -> None:
+        """C takes the numbers for what they say. Raises LayoutError if they contradict each other,
+        or if this is a part of another batch."""
+        rows, shape = self.fragments, (self.count * self.fragment_count, 2)
+        if self.start != 0:
+            raise LayoutError(f"a run that starts at {self.start} is a part of a batch; give 0")
+        if min(self.count, self.fragment_count, self.length) < 1:
+            raise LayoutError("a run has blocks, fragments and bytes: give numbers from 1 on")
+        if (
+            not isinstance(rows, np.ndarray)
+            or rows.dtype != np.uint64
+            or rows.shape != shape
+            or not rows.flags.c_contiguous
+        ):
+            raise LayoutError(f"a run's fragments are a C-contiguous uint64 array of shape {shape}")
+        sizes = rows[:, 1].reshape(self.count, self.fragment_count)
+        if (sizes > self.length).any() or (sizes.sum(axis=1) != self.length).any():
+            raise LayoutError(f"a block's fragments have {self.length} bytes together, no others")
+        if (rows[:, 0] == 0).any() or (rows[:, 0] + rows[:, 1] < rows[:, 0]).any():
+            raise LayoutError("a fragment lies at address 0, or beyond the last one")
+
 
 def _place(buffer: Buffer, *, writable: bool) -> tuple[int, int, Any]:
     """Address, size in bytes, and what must stay alive."""
@@ -65,12 +87,25 @@ def _place(buffer: Buffer, *, writable: bool) -> tuple[int, int, Any]:
         if buffer.device.type != "cpu" or not buffer.is_contiguous():
             raise LayoutError("a tensor must be contiguous and in CPU memory for the CPU engine")
         return buffer.data_ptr(), buffer.numel() * buffer.element_size(), buffer
+    if _has_objects(buffer):
+        raise LayoutError(f"a {type(buffer).__name__} of Python's objects has no bytes to copy")
     try:
         pointer = ffi.from_buffer("uint8_t[]", buffer, require_writable=writable)
     except (TypeError, BufferError, ValueError) as error:
         need = "writable, contiguous" if writable else "contiguous"
         raise LayoutError(f"need a {need} buffer, have {type(buffer).__name__}: {error}") from None
     return int(ffi.cast("uintptr_t", pointer)), len(pointer), pointer
+
+
+def _has_objects(buffer: Any) -> bool:
+    """Are its bytes references of the interpreter's? Written over, they end it."""
+    if isinstance(buffer, np.ndarray):
+        return bool(buffer.dtype.hasobject)
+    try:
+        kind = memoryview(buffer).format
+    except (TypeError, ValueError, BufferError):  # its type has no name there, or it is no buffer
+        return False
+    return "O" in re.sub(":[^:]*:", "", kind)  # without the names of fields
 
 
 def _is_matrix(blocks: Any) -> bool:
@@ -89,6 +124,7 @@ def runs(blocks: Blocks, *, writable: bool) -> list[Run]:
     if isinstance(blocks, Run):
         if writable and blocks.read_only:
             raise LayoutError("the target blocks' memory is read-only")
+        blocks.refuse_wrong()
         return [blocks]
     if isinstance(blocks, np.ndarray):
         return [_matrix_run(blocks, writable=writable)]

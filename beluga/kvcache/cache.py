@@ -139,10 +139,12 @@ class KVCache:
     ) -> None:
         if threads < 1:
             raise LayoutError(f"a cache of {threads} threads; give it at least one")
-        if chunk_size < 0 or chunk_size % _LINE_SIZE:
+        if not 0 <= chunk_size <= BLOCK_SIZE_MAX or chunk_size % _LINE_SIZE:
             raise LayoutError(
-                f"chunks of {chunk_size} bytes; give whole lines of 64, or 0 for none"
+                f"chunks of {chunk_size} bytes; give whole lines of 64, up to {BLOCK_SIZE_MAX} "
+                "bytes, or 0 for none"
             )
+        read_class, write_class = TransferClass(read_class), TransferClass(write_class)
         if isinstance(pool_or_client, Client):
             self.client, self._own_client = pool_or_client, False
         else:
@@ -193,10 +195,7 @@ class KVCache:
         states = np.zeros(len(keys), dtype=np.uint8)
         statuses = np.zeros(len(keys), dtype=np.int32)
         for run in runs(sources, writable=False):
-            if run.length > BLOCK_SIZE_MAX:
-                raise LayoutError(
-                    f"a block of {run.length} bytes; the pool takes up to {BLOCK_SIZE_MAX}"
-                )
+            _refuse_long(run)
             part = slice(run.start, run.start + run.count)
             check(self._put(run, keys[part], states[part], statuses[part]), "storing blocks")
         return PutResult(states, statuses)
@@ -211,6 +210,7 @@ class KVCache:
         mismatches = ffi.new("uint64_t *")
         hits = 0
         for run in runs(targets, writable=True):
+            _refuse_long(run)
             part = slice(run.start, run.start + run.count)
             found = check(self._get(run, keys[part], states[part], mismatches), "fetching blocks")
             hits += found
@@ -396,3 +396,8 @@ class KVCache:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _refuse_long(run: Run) -> None:
+    if run.length > BLOCK_SIZE_MAX:
+        raise LayoutError(f"a block of {run.length} bytes; the pool takes up to {BLOCK_SIZE_MAX}")

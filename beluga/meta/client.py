@@ -116,8 +116,8 @@ class MetaClient:
 
     def unpin(self, pins: Pins) -> int:
         """Drop them, once. How many were dropped."""
-        count, pins.count = pins.count, 0
-        if count == 0:
+        count, pins.count = min(pins.count, len(pins._commits)), 0
+        if count <= 0:
             return 0
         return self._tell(lib.bl_release_blocks, pins._commits, count, "releasing")
 
@@ -201,7 +201,8 @@ _COMMIT = _struct("bl_commit", {"generation": "u8", "block": "u4"})
 
 
 def _words(keys: NDArray[np.uint64]) -> Any:
-    if keys.dtype != np.uint64 or keys.ndim != 2 or keys.shape[1] != 2:
+    found = isinstance(keys, np.ndarray) and keys.dtype == np.uint64 and keys.ndim == 2
+    if not found or keys.shape[1] != 2:
         raise ValueError("keys are a uint64 array of shape (count, 2); see beluga.kvcache.fold")
     return ffi.from_buffer("uint64_t[]", np.ascontiguousarray(keys))
 

@@ -8,6 +8,7 @@ called, its verbs do this by themselves; they are for tools, tests and measureme
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 from beluga._ffi import ffi, lib
@@ -40,6 +41,8 @@ def _bytes_of(buffer: Buffer, what: str, *, writable: bool = False) -> Any:
         raise TypeError(f"the {what} is a {kind}; give bytes, an array or a mapping") from None
     if not view.c_contiguous:
         raise ValueError(f"the {what} is not contiguous; give a contiguous copy")
+    if "O" in re.sub(":[^:]*:", "", view.format):  # without the names of fields
+        raise TypeError(f"the {what} holds Python's objects; give an array of numbers")
     if writable and view.readonly:
         raise ValueError(f"the {what} is read-only; give a writable buffer")
     return ffi.from_buffer("char[]", view)

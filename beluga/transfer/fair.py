@@ -133,6 +133,8 @@ class Queue:
         now_ns: int = 0,
     ) -> int:
         """Put a piece of ``size`` bytes behind the others of its class; its handle."""
+        if device_tokens is not None and len(device_tokens) != len(self._devices):
+            raise ValueError(f"tokens of {len(self._devices)} devices, have {len(device_tokens)}")
         own = ffi.NULL if device_tokens is None else device_tokens
         status = lib.bl_queue_push(self.handle, node, tokens, size, own, piece, now_ns)
         return check(status, "queueing a piece")

@@ -15,11 +15,11 @@ from beluga.errors import (
     TransferTimeoutError,
     UnsettledError,
 )
+from beluga.transfer.engine import Direction
 from beluga.transfer.finer import finer
+from beluga.transfer.link import TransferClass
 
 if TYPE_CHECKING:
-    from beluga.transfer.engine import Direction
-    from beluga.transfer.link import TransferClass
     from beluga.transfer.plan import Plan
 
 
@@ -47,7 +47,7 @@ class Job:
     ) -> None:
         if any(blocks is owner for owner in plan.owners):
             raise TransferError("blocks that the plan owns cannot go before it has ended")
-        self.direction, self.kind = direction, kind
+        self.direction, self.kind = Direction(direction), TransferClass(kind)
         self.parts: list[Plan] = list(finer(plan, piece_size).cut(piece_size))
         self.handles: list[int] = []
         self.number = 0

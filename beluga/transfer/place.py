@@ -101,7 +101,7 @@ class Place:
     def stat(self, direction: Direction) -> QueueStat:
         """Counters of one of its queues."""
         found = ffi.new("bl_queue_stat *")
-        lib.bl_port_stat(self.handle, direction, found)
+        lib.bl_port_stat(self.handle, Direction(direction), found)
         return queue_stat(found)
 
     def stop(self) -> None:

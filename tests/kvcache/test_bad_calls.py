@@ -4,6 +4,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -82,6 +85,43 @@ def test_keys_are_pairs(cache: KVCache, shape: tuple[int, ...]) -> None:
 def test_an_array_of_objects_is_no_block(cache: KVCache) -> None:
     with pytest.raises(LayoutError, match="objects"):
         cache.put(digests(1), np.array([[None, 1]]))
+
+
+HARMLESS = (
+    *(f"{cache}: {call} a field called O" for cache in range(3) for call in ("put", "get")),
+    *(f"{cache}: put read-only" for cache in range(3)),
+    "a cache with {'threads': 1000000}",
+    "a million threads",
+    "copies set to [4294967295]",
+    "copies set to [0]",
+    "commit of a stranger's",  # each is refused by its status
+    "abort of a stranger's",
+    "release of a stranger's",
+    "more pins than there are",
+    "fewer pins than none",
+    "flush of nothing",
+)
+KINDS = {"LayoutError", "ValueError", "TypeError", "OverflowError", "RpcError"}
+
+
+def test_nothing_that_python_hands_to_c_ends_the_interpreter(shm: Path) -> None:
+    """``misuse_process.py`` has the table; every case is refused, but those that do no harm."""
+    script = Path(__file__).with_name("misuse_process.py")
+    ended = subprocess.run(
+        [sys.executable, "-X", "faulthandler", script, shm],
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    lines = ended.stdout.splitlines()
+    assert ended.returncode == 0, f"{lines[-1:]} ended it: {ended.stderr[-2000:]}"
+    assert lines.pop() == "all ended"
+    told = dict(line.split(" ... ", 1) for line in lines)
+    done = {name for name, what in told.items() if what == "done"}
+    assert done == set(HARMLESS)
+    kinds = {what.partition(":")[0] for what in told.values()} - {"done"}
+    assert kinds == KINDS
 
 
 @pytest.mark.parametrize("wrong", [{"threads": 0}, {"chunk_size": 100}, {"chunk_size": -64}])
