@@ -155,6 +155,7 @@
 #include "sim_turns.c"
 #include "sim_blocks.c"
 #include "sim_kv.c"
+#include "sim_held.c"
 #include "sim_takeover.c"
 #include "sim_tasks.c"
 #include "sim_range.c"

@@ -25,6 +25,7 @@ typedef struct bl_path {
     bl_server *server;          /* that runs now, or NULL */
     uint32_t server_process;
     uint32_t server_deaths;     /* still to come */
+    uint32_t sudden_deaths;     /* likewise, when a client says so */
     uint32_t doomed;            /* the next of them is due once the server serves */
     uint32_t server_verbs;      /* a doomed server dies within so many */
     uint64_t timeout_ns;        /* of attachments and calls; 0: BL_PATH_TIMEOUT_NS */

@@ -76,7 +76,18 @@ def test_path_is_right_whatever_caches_do(path: str, coherent: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    "path", ["range", "register", "first_word", "damage", "system", "beats", "kv_stops"]
+    "path",
+    [
+        "range",
+        "register",
+        "first_word",
+        "damage",
+        "system",
+        "beats",
+        "kv_stops",
+        "reserves",
+        "held",
+    ],
 )
 def test_path_whatever_happens_never_gives_wrong_bytes(path: str) -> None:
     runs = [play(path, seed, coherent=seed % 2 == 1) for seed in range(SEEDS)]
