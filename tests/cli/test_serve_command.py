@@ -11,6 +11,10 @@ from collections.abc import Callable
 
 import pytest
 
+from beluga.cli import serve
+from beluga.errors import DeposedError
+from beluga.meta import MetaServer
+
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 Start = Callable[..., "subprocess.Popen[str]"]
 Server = "subprocess.Popen[str]"
@@ -71,3 +75,28 @@ def test_serve_bounds_sessions(start: Start, run: Run, pool: list[str]) -> None:
     refused = run("put", "large", "-", *pool, stdin="a block of more bytes")
     assert refused.returncode == 1
     assert "quota" in refused.stderr
+
+
+@pytest.mark.parametrize("watch", [False, True])
+def test_a_deposed_server_stands_by_again_only_where_it_watches(
+    pool: list[str],
+    watch: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    served = []
+
+    def serve_until_told(server: MetaServer, **_: object) -> None:
+        served.append(server)
+        if len(served) == 1:
+            raise DeposedError("another server has taken over")
+
+    monkeypatch.setattr(serve, "serve_until_told", serve_until_told)
+    if watch:
+        serve.serve(pool=pool[1::2], watch=True)
+        assert len(served) == 2 and served[0] is not served[1]
+        assert capsys.readouterr().err == "another server has taken over\n"
+    else:
+        with pytest.raises(DeposedError):
+            serve.serve(pool=pool[1::2])
+        assert len(served) == 1

@@ -117,3 +117,30 @@ def test_serial_workers_fetch_and_then_compute_one_after_another() -> None:
     waited = end.first_token - begin.first_token
     assert waited == pytest.approx(QWEN.prefill_ms(end.left, end.kv) / 1e3)
     assert end.done == end.first_token
+
+
+def test_what_a_serial_worker_computed_another_finds_in_the_pool() -> None:
+    blocks = list(range(10))
+    prompts = [
+        Prompt(0, 5200, 1, blocks),
+        Prompt(100, 5200, 1, blocks),
+        Prompt(200, 5200, 1, blocks),
+    ]
+    options = dataclasses.replace(ONE, engine="serial", workers=2)
+    cluster = Cluster(trace_of(*prompts), options, policy="round-robin", memory="pool")
+    cluster.run()
+    first, other, again = cluster.requests
+    assert first.worker != other.worker and first.worker == again.worker
+    assert [(one.device, one.far) for one in (first, other, again)] == [(0, 0), (0, 10), (10, 0)]
+
+
+@pytest.mark.parametrize(("workers", "adapters"), [(1, 1), (2, 1), (3, 1), (4, 2), (8, 4)])
+def test_two_workers_share_an_adapter(workers: int, adapters: int) -> None:
+    assert Options(workers=workers).adapter_count == adapters
+    assert Options(workers=workers, adapters=3).adapter_count == 3
+
+
+@pytest.mark.parametrize(("size", "devices"), [(1, 1), (256 << 30, 1), ((256 << 30) + 1, 2)])
+def test_a_device_has_256_gib(size: int, devices: int) -> None:
+    assert Options(pool=size).device_count == devices
+    assert Options(pool=size, devices=7).device_count == 7
