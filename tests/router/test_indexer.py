@@ -264,6 +264,9 @@ def test_tiers_continue_each_other(index: Indexer) -> None:
 
 def test_pool_outlives_its_speakers(index: Indexer) -> None:
     index.apply(stored(A, [11, 12], [1, 2], tier=Tier.SHARED))
+    index.apply(stored(A, [21], [1]))
+    assert index.held(B, Tier.SHARED) == 2  # whoever asks
+    assert (index.held(A, Tier.DEVICE), index.held(B, Tier.DEVICE)) == (1, 0)
     index.apply(RouterEvent(A, Cleared()))
     index.remove_worker(1)
     assert index.find_matches([1, 2]).shared == 2

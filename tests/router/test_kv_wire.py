@@ -162,6 +162,7 @@ def test_event_that_cannot_be_read_does_not_spoil_its_batch() -> None:
     ]
     batch = decoder().batch(payload(*bad, stored([11])))
     assert len(batch.failed) == len(bad)
+    assert str(batch.failed[0]) == "there is no KV event 'BlockStolen'"
     assert [event.data for event in batch.events] == [Stored([11], [1])]
 
 
@@ -171,6 +172,30 @@ def test_event_that_cannot_be_read_does_not_spoil_its_batch() -> None:
 def test_no_batch_is_an_error(form: Any) -> None:
     with pytest.raises(EventError, match="batch"):
         decoder().batch(msgspec.msgpack.encode(form))
+
+
+@pytest.mark.parametrize(
+    ("form", "why"),
+    [
+        ([], "is no batch"),
+        ([1.0], "is no batch"),
+        (["x", []], "no time"),
+        ([1.0, [], "x"], "rank that is no number"),
+        ([1.0, [], -1], "of rank -1"),
+        ([1.0, [], 1 << 16], "of rank 65536"),
+    ],
+)
+def test_what_is_wrong_with_a_batch_is_said(form: Any, why: str) -> None:
+    with pytest.raises(EventError, match=why):
+        decoder().batch(msgspec.msgpack.encode(form))
+
+
+def test_a_batch_is_of_the_rank_that_it_names() -> None:
+    for rank, expected in ((None, 0), (0, 0), (3, 3)):
+        batch = decoder().batch(payload(stored([11]), rank=rank))
+        assert [event.worker for event in batch.events] == [Worker(7, expected)]
+    short = decoder().batch(msgspec.msgpack.encode([1.0, [stored([11])]]))
+    assert [event.worker for event in short.events] == [Worker(7, 0)]
 
 
 def test_no_msgpack_is_an_error() -> None:

@@ -49,6 +49,23 @@ def test_an_empty_prompt_is_routed(name: str) -> None:
     assert make_policy(name).choose(Query(isl=0, block_size=16), states).hit_rate == 0
 
 
+@pytest.mark.parametrize("name", POLICIES)
+def test_a_policy_that_looks_at_overlaps_is_shown_them(name: str) -> None:
+    """The router asks its index only where the policy says that it wants to know."""
+
+    def choices(held: int) -> list[Worker]:
+        policy = make_policy(name, seed=3)
+        states = [
+            Candidate(Worker(place), Load(), Overlap(device=held if place == holder else 0))
+            for holder in range(4)
+            for place in range(4)
+        ]
+        return [policy.choose(QUERY, states[at : at + 4]).worker for at in range(0, 16, 4)]
+
+    if choices(9) != choices(0):
+        assert make_policy(name).uses_overlap
+
+
 def test_a_wrong_name_or_setting_is_named() -> None:
     with pytest.raises(RouterError, match=r"'fastest'.*least-tokens"):
         make_policy("fastest")
