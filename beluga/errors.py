@@ -29,6 +29,7 @@ BelugaError
 │   ├── SecondHostError           the pool is coherent, so one host's, and not this one's
 │   ├── NoLaneError               every lane is taken or in quarantine
 │   ├── SessionLostError          the server gave this session up
+│   ├── SessionAliveError         a session that was declared gone lives
 │   ├── ForkedSessionError        the session belongs to the parent process
 │   ├── EpochDamagedError         the line that names the pool's server cannot be read
 │   ├── NoMethodError             the server has no such method
@@ -151,6 +152,9 @@ class NoLaneError(RpcError): ...
 
 
 class SessionLostError(RpcError): ...
+
+
+class SessionAliveError(RpcError): ...
 
 
 class ForkedSessionError(RpcError): ...
@@ -302,6 +306,10 @@ CODES: tuple[tuple[type[BelugaError], str], ...] = (
     (
         QueueFullError,
         "the queue is full: the pool holds as many tasks as it may; are workers running?",
+    ),
+    (
+        SessionAliveError,
+        "a client that was declared gone is alive: its heartbeat moves; stop it first",
     ),
 )
 

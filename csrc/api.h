@@ -36,7 +36,8 @@ enum bl_error {
     BL_ERROR_LOBBY_BUSY,        /* another process of this host attaches and does not get done */
     BL_ERROR_QUOTA,             /* the session has its share, or calls too often */
     BL_ERROR_DEVICE_FAULT,      /* a device failed: poisoned, gone, cut short */
-    BL_ERROR_QUEUE_FULL         /* as many tasks as may be, or as much space for them */
+    BL_ERROR_QUEUE_FULL,        /* as many tasks as may be, or as much space for them */
+    BL_ERROR_SESSION_ALIVE      /* a session that was declared gone lives */
 };
 
 /* ---- L1 primitives (beluga.primitives) */
@@ -222,14 +223,19 @@ void bl_server_limit(bl_server *server, const bl_quota *quota);
 void bl_server_forked(bl_server *server);
 int bl_server_handle_method(bl_server *server, uint32_t method, bl_handler handler, void *context);
 
-/* Become the pool's server, of lanes only: 0, or -BL_ERROR_SERVER_ALIVE, _EPOCH_DAMAGED.
- * declared_gone: an operator says that every earlier server and session can write no more. */
-int bl_server_serve_lanes(bl_server *server, int declared_gone);
+/* An operator says that every server and session that the pool knows of now can write no more.
+ * Before the server stands by or serves; those of this host that can be proven are left out.
+ * 0, or the beat of one moves: -BL_ERROR_SERVER_ALIVE, _SESSION_ALIVE. */
+int bl_server_declare_gone(bl_server *server);
+
+/* Become the pool's server, of lanes only: 0, or -BL_ERROR_SERVER_ALIVE, _EPOCH_DAMAGED,
+ * _HOST_CLASH; _SESSION_ALIVE: of one that was declared gone. */
+int bl_server_serve_lanes(bl_server *server);
 
 /* Stand by: look at the pool's server every few milliseconds, for timeout_ns. 1: it is time to try
  * to take over (nobody serves, it stopped, it is proven gone, or its beat stood still for lost_ns);
- * 0: it lives; or -BL_ERROR_EPOCH_DAMAGED. Before the server serves; if taking over is refused, it
- * may stand by again. */
+ * 0: it lives; or -BL_ERROR_EPOCH_DAMAGED, _HOST_CLASH. Before the server serves; if taking over is
+ * refused, it may stand by again. */
 int bl_server_watch(bl_server *server, uint64_t lost_ns, uint64_t timeout_ns);
 
 /* Serve until bl_server_stop (from any thread): 0, or -BL_ERROR_DEPOSED. */
@@ -297,7 +303,7 @@ int bl_meta_create(bl_server *server, bl_meta **out);
 void bl_meta_destroy(bl_meta *meta);
 
 /* Become the pool's server with the block index, all committed blocks of the predecessor in it. */
-int bl_meta_serve(bl_meta *meta, int declared_gone);
+int bl_meta_serve(bl_meta *meta);
 void bl_meta_describe(const bl_meta *meta, bl_meta_stat *out);
 
 /* The client's calls. keys: two words each. Errors are negative; a long batch that fails half

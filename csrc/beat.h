@@ -15,7 +15,10 @@
 
 #include "coherence.h"
 
-enum { BL_BEAT_PERIOD_NS = 50 * 1000 * 1000 };
+enum {
+    BL_BEAT_PERIOD_NS = 50 * 1000 * 1000,
+    BL_BEAT_WATCH_NS = 10 * BL_BEAT_PERIOD_NS /* one that stood still so long stands still */
+};
 
 #define BL_BEAT_LAST UINT64_MAX /* the count of a session's farewell: no beat follows it */
 

@@ -70,6 +70,7 @@
 #include "server.c"
 #include "standby.c"
 #include "elect.c"
+#include "declare.c"
 #include "takeover.c"
 
 /* L4 meta */
@@ -157,6 +158,7 @@
 #include "sim_kv.c"
 #include "sim_held.c"
 #include "sim_takeover.c"
+#include "sim_machines.c"
 #include "sim_tasks.c"
 #include "sim_range.c"
 #include "sim_plan.c"

@@ -47,8 +47,10 @@ static void bl_candidate_write(const bl_server *server, bl_candidate_line *line)
     bl_fence_full(memory); /* SYNC candidate: written before the others' lines are read */
 }
 
-/* Look at every host's line: 0 or -BL_ERROR_EPOCH_DAMAGED. */
-static int bl_candidates_read(const bl_server *server, uint64_t epoch, bl_ballots *out)
+/* Look at every host's line: 0, -BL_ERROR_EPOCH_DAMAGED, or a clash: the own line is not as this
+ * host, its one writer, has written it. own: that line; NULL before it was written. */
+static int bl_candidates_read(const bl_server *server, uint64_t epoch,
+                              const bl_candidate_line *own, bl_ballots *out)
 {
     const bl_memory *memory = &server->pool->memory;
     *out = (bl_ballots){0};
@@ -62,6 +64,8 @@ static int bl_candidates_read(const bl_server *server, uint64_t epoch, bl_ballot
             status = bl_register_read(memory, bl_candidate_offset(host), host, &line);
         if (status < 0)
             return status;
+        if (own && host == server->host && memcmp(own, &line, sizeof line) != 0)
+            return bl_server_clash(server);
         bl_ordered(memory, bl_candidate_offset(host),
                    bl_candidate_offset(server->host) + BL_LINE_SIZE);
         if (line.epoch > out->epoch_max)
@@ -87,7 +91,7 @@ static int bl_ballot(const bl_server *server, uint64_t epoch, bl_candidate_line 
 {
     const bl_memory *memory = &server->pool->memory;
     bl_ballots seen;
-    int status = bl_candidates_read(server, epoch, &seen);
+    int status = bl_candidates_read(server, epoch, NULL, &seen);
     if (status < 0)
         return status;
     own->epoch = epoch;
@@ -96,7 +100,7 @@ static int bl_ballot(const bl_server *server, uint64_t epoch, bl_candidate_line 
         if (seen.epoch_max > epoch)
             return bl_elect_late(own, &seen);
         bl_candidate_write(server, own);
-        status = bl_candidates_read(server, epoch, &seen);
+        status = bl_candidates_read(server, epoch, own, &seen);
         if (status < 0)
             return status;
         if (!bl_verify(memory, seen.ballot_max == own->ballot))

@@ -8,6 +8,7 @@
 
 #include "message.h"
 #include "pool.h"
+#include "proof.h"
 #include "register.h"
 
 /* The line of one half: 1; 0 if nothing was ever written there (out is zero); or
@@ -48,6 +49,12 @@ static inline int bl_epoch_served(const bl_epoch_line *line)
     return line->state == BL_SERVER_SERVING || line->state == BL_SERVER_STOPPED;
 }
 
+/* Has this server said that it writes no more? */
+static inline int bl_epoch_last_word(const bl_epoch_line *line)
+{
+    return line->state == BL_SERVER_STOPPED || line->state == BL_SERVER_FAILED;
+}
+
 /* Annotations of the last bl_epoch_read(): see bl_confirm() and bl_ordered(). */
 static inline void bl_epoch_confirm(const bl_pool *pool, uint64_t offset, uint64_t size)
 {
@@ -67,8 +74,7 @@ static inline int bl_epoch_second_host(const bl_pool *pool, const bl_epoch_line 
                                        uint32_t host, const uint64_t boot_id[2])
 {
     return pool->one_host && line->epoch != 0 &&
-           (line->host != host || line->boot_id[0] != boot_id[0] ||
-            line->boot_id[1] != boot_id[1]);
+           (line->host != host || !bl_boot_same(line->boot_id, boot_id));
 }
 
 #endif

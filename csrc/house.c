@@ -6,8 +6,9 @@
  *
  * A session ends GONE when its process said so (detach, a new attachment that gives the old nonce
  * up, or the last word of its beat), when its pidfd (life.h) or its lock (proof.h) says that it is
- * no more, or when its host number comes back under another boot. It ends DOUBTFUL when all that
- * can be said is that its beat stood still: its lane is not given to anybody until GONE follows
+ * no more, or when its host number comes back under another boot and its beat stands still: a beat
+ * that moves is another machine's. It ends DOUBTFUL when all that can be said is that its beat
+ * stood still, or that its lane's memory fails: its lane is not given to anybody until GONE follows
  * (D7).
  */
 #include "server.h"
@@ -40,14 +41,17 @@ int bl_server_still(const bl_server *server)
     bl_epoch_ordered(server->pool, BL_ALL_WRITES);
     if (!bl_verify(&server->pool->memory, line.epoch <= server->epoch))
         return -BL_ERROR_DEPOSED;
+    if (line.epoch == server->epoch && line.nonce != server->nonce)
+        return bl_server_clash(server); /* another machine was elected under this host number */
     return status;
 }
 
+/* A free lane's line has no nonce: see bl_session_over(). */
 void bl_house_write(bl_server *server, uint32_t number)
 {
     const bl_lane *lane = &server->lanes[number];
     bl_session_line line = {
-        .nonce = lane->nonce,
+        .nonce = lane->state == BL_SESSION_FREE ? 0 : lane->nonce,
         .boot_id = {lane->boot_id[0], lane->boot_id[1]},
         .host = lane->host,
         .state = lane->state,
@@ -73,8 +77,13 @@ static void bl_lobby_publish(bl_server *server, uint32_t host)
 {
     bl_lobby_reply *reply = &server->lobby[host];
     reply->live_count = 0;
-    for (uint32_t i = 0; i < server->live_count; i++)
-        reply->live_count += server->lanes[server->live[i]].host == host;
+    for (uint32_t i = 0; i < server->live_count; i++) {
+        const bl_lane *lane = &server->lanes[server->live[i]];
+        if (lane->host != host)
+            continue;
+        reply->live_count++;
+        reply->boot_id[0] = lane->boot_id[0], reply->boot_id[1] = lane->boot_id[1];
+    }
     reply->sequence_end = reply->sequence;
     reply->epoch = server->epoch;
     reply->check = bl_message_check(reply, 0);
@@ -84,7 +93,7 @@ static void bl_lobby_publish(bl_server *server, uint32_t host)
 
 static int bl_lane_here(const bl_server *server, const bl_lane *lane)
 {
-    return lane->boot_id[0] == server->boot_id[0] && lane->boot_id[1] == server->boot_id[1];
+    return bl_boot_same(lane->boot_id, server->boot_id);
 }
 
 int bl_lane_has_devices(const bl_server *server, uint32_t number)
@@ -143,21 +152,66 @@ static int64_t bl_lane_of(const bl_server *server, uint64_t nonce)
     return -1;
 }
 
-/* Another machine under this host number: alive, or an earlier boot whose sessions are over. */
+/* A session whose host number is used under another boot: 0 if it was of an earlier boot, and is
+ * over; -BL_ERROR_HOST_CLASH if it lives, so its machine is another one; -EAGAIN if nobody has
+ * watched its beat for long enough. */
+static int bl_lane_rebooted(const bl_server *server, const bl_lane *lane, uint64_t now_ns)
+{
+    const bl_memory *memory = &server->pool->memory;
+    uint64_t still_ns = now_ns - lane->beat_seen_ns;
+    if (lane->proof >= 0)
+        return bl_proof_gone(memory, lane->proof) ? 0 : -BL_ERROR_HOST_CLASH;
+    if (bl_error_passes(-lane->proof))
+        return -EAGAIN;
+    if (lane->state == BL_SESSION_LIVE)
+        return still_ns < bl_beat_lost_ns(server) ? -BL_ERROR_HOST_CLASH : 0;
+    if (still_ns > BL_BEAT_WATCH_NS)
+        return 0;
+    return lane->moved ? -BL_ERROR_HOST_CLASH : -EAGAIN;
+}
+
+/* Another machine under this host number: alive, or an earlier boot whose sessions are over. 0,
+ * -BL_ERROR_HOST_CLASH, -EAGAIN as above, or -BL_ERROR_DEPOSED. */
 static int bl_lobby_clash_check(bl_server *server, const bl_lobby_request *request, uint64_t now_ns)
 {
     for (uint32_t i = 0; i < server->pool->geometry.lane_count; i++) {
         const bl_lane *lane = &server->lanes[i];
-        if (lane->state == BL_SESSION_FREE || lane->host != request->host ||
-            (lane->boot_id[0] == request->boot_id[0] && lane->boot_id[1] == request->boot_id[1]))
+        if (lane->state == BL_SESSION_FREE || lane->broken || lane->host != request->host ||
+            bl_boot_same(lane->boot_id, request->boot_id))
             continue;
-        if (lane->state == BL_SESSION_LIVE && now_ns - lane->beat_seen_ns < bl_beat_lost_ns(server))
-            return -BL_ERROR_HOST_CLASH;
-        int status = bl_house_end(server, i, BL_END_GONE);
+        int status = bl_lane_rebooted(server, lane, now_ns);
+        if (status == 0)
+            status = bl_house_end(server, i, BL_END_GONE);
         if (status < 0)
             return status;
     }
     return 0;
+}
+
+static int bl_lane_watched(const bl_lane *lane)
+{
+    return lane->state != BL_SESSION_FREE && !lane->broken;
+}
+
+/* Does a session's beat move? The first look says nothing. */
+static void bl_lane_watch(bl_lane *lane, uint64_t count, uint64_t now_ns)
+{
+    if (count <= lane->beat_count)
+        return;
+    if (lane->beat_count != 0)
+        lane->beat_seen_ns = now_ns, lane->moved = 1;
+    lane->beat_count = count;
+}
+
+/* Is a session of an earlier epoch over by an operator's word; or by this server's, whose host
+ * number it has under another boot, and no beat says that it is another machine's? */
+static int bl_lane_of_old(const bl_server *server, const bl_lane *lane, uint64_t now_ns)
+{
+    if (lane->epoch == server->epoch)
+        return 0;
+    return bl_declared(server, lane->nonce) ||
+           (lane->host == server->host && !bl_lane_here(server, lane) &&
+            bl_lane_rebooted(server, lane, now_ns) == 0);
 }
 
 /* Who has said farewell or is proven gone, and whose beat stands still? */
@@ -166,7 +220,7 @@ static void bl_house_watch(bl_server *server, uint64_t now_ns)
     const bl_memory *memory = &server->pool->memory;
     const bl_geometry *g = &server->pool->geometry;
     for (uint32_t i = 0; i < g->lane_count; i++)
-        if (server->lanes[i].state != BL_SESSION_FREE)
+        if (bl_lane_watched(&server->lanes[i]))
             bl_invalidate(memory, bl_lane_offset(g, i), BL_LINE_SIZE);
     bl_fence_full(memory);
     for (uint32_t i = 0; i < g->lane_count; i++) {
@@ -175,7 +229,9 @@ static void bl_house_watch(bl_server *server, uint64_t now_ns)
             continue;
         if (bl_error_passes(-lane->proof)) /* D16: it says nothing about the session */
             lane->proof = bl_proof_watch(memory, server->directory, lane->nonce);
-        uint64_t count = bl_beat_read(memory, bl_lane_offset(g, i), lane->nonce);
+        uint64_t count = bl_lane_watched(lane)
+                             ? bl_beat_read(memory, bl_lane_offset(g, i), lane->nonce)
+                             : 0;
         int left = count == BL_BEAT_LAST; /* SYNC beat.last: pairs with bl_beat_end() */
         if (left)
             bl_believe(memory, bl_lane_offset(g, i));
@@ -183,11 +239,13 @@ static void bl_house_watch(bl_server *server, uint64_t now_ns)
             bl_house_end(server, i, BL_END_GONE);
             continue;
         }
-        if (lane->proof >= 0 || lane->state != BL_SESSION_LIVE)
+        if (lane->proof >= 0 || !bl_lane_watched(lane))
             continue;
-        if (count > lane->beat_count)
-            lane->beat_count = count, lane->beat_seen_ns = now_ns;
-        else if (now_ns - lane->beat_seen_ns > bl_beat_lost_ns(server))
+        bl_lane_watch(lane, count, now_ns);
+        if (bl_lane_of_old(server, lane, now_ns))
+            bl_house_end(server, i, BL_END_GONE);
+        else if (lane->state == BL_SESSION_LIVE &&
+                 now_ns - lane->beat_seen_ns > bl_beat_lost_ns(server))
             bl_house_end(server, i, BL_END_DOUBTFUL);
     }
 }
@@ -196,17 +254,17 @@ static void bl_house_watch(bl_server *server, uint64_t now_ns)
 static int64_t bl_lane_free(const bl_server *server)
 {
     for (uint32_t i = 0; i < server->pool->geometry.lane_count; i++)
-        if (server->lanes[i].state == BL_SESSION_FREE)
+        if (server->lanes[i].state == BL_SESSION_FREE && !server->lanes[i].broken)
             return i;
     return -BL_ERROR_NO_LANE;
 }
 
-/* A lane for a nonce: its number, or an error. Asked twice, it gives the same. */
+/* A lane for a nonce: its number, or an error; -EAGAIN: ask again. Asked twice, it gives the
+ * same. */
 static int64_t bl_lobby_give(bl_server *server, const bl_lobby_request *request, uint64_t now_ns)
 {
     const bl_memory *memory = &server->pool->memory;
-    int here = request->boot_id[0] == server->boot_id[0] &&
-               request->boot_id[1] == server->boot_id[1];
+    int here = bl_boot_same(request->boot_id, server->boot_id);
     if (server->pool->one_host && !(here && request->host == server->host))
         return -BL_ERROR_SECOND_HOST;
     int64_t old = request->old_nonce ? bl_lane_of(server, request->old_nonce) : -1;
@@ -253,7 +311,8 @@ static int64_t bl_lobby_give(bl_server *server, const bl_lobby_request *request,
     return status < 0 ? status : found;
 }
 
-static void bl_lobby_serve(bl_server *server, const bl_lobby_request *request, uint64_t now_ns)
+/* 1, or 0: it cannot be answered yet. */
+static int bl_lobby_serve(bl_server *server, const bl_lobby_request *request, uint64_t now_ns)
 {
     int64_t lane = -BL_ERROR_BAD_REQUEST;
     bl_crash_point("lobby.request_seen");
@@ -263,8 +322,10 @@ static void bl_lobby_serve(bl_server *server, const bl_lobby_request *request, u
         lane = bl_lane_of(server, request->nonce);
         lane = lane >= 0 ? bl_house_end(server, (uint32_t)lane, BL_END_GONE) : 0;
     }
+    if (lane == -EAGAIN)
+        return 0;
     if (lane == -BL_ERROR_DEPOSED)
-        return; /* its successor has seen the lane: let it answer */
+        return 1; /* its successor has seen the lane: let it answer */
     if (lane < 0 && server->life)
         bl_life_forget(server->life, request->nonce);
     bl_lobby_reply *reply = &server->lobby[request->host];
@@ -273,16 +334,18 @@ static void bl_lobby_serve(bl_server *server, const bl_lobby_request *request, u
         .status = lane < 0 ? (int32_t)lane : 0,
         .nonce = request->nonce,
         .lane = lane < 0 ? 0 : (uint32_t)lane,
-        .boot_id = {request->boot_id[0], request->boot_id[1]},
     };
     bl_crash_point("lobby.served");
     bl_lobby_publish(server, request->host);
     bl_crash_point("lobby.replied");
+    return 1;
 }
 
-static void bl_lobby_look(bl_server *server, uint64_t now_ns)
+/* How many requests cannot be answered yet. */
+static uint32_t bl_lobby_look(bl_server *server, uint64_t now_ns)
 {
     const bl_memory *memory = &server->pool->memory;
+    uint32_t waiting = 0;
     for (uint32_t host = 0; host < BL_HOST_COUNT; host++)
         bl_invalidate(memory, bl_lobby_request_offset(host), BL_LINE_SIZE);
     bl_fence_full(memory);
@@ -296,12 +359,15 @@ static void bl_lobby_look(bl_server *server, uint64_t now_ns)
             request.host != host)
             continue;
         bl_believe(memory, bl_lobby_request_offset(host));
-        server->lobby_seen[host] = request.sequence;
         /* Another server may have been asked; but who is through is so for all of them. */
-        if (bl_verify(memory, request.epoch == server->epoch ||
-                                  request.operation == BL_LOBBY_DETACH))
-            bl_lobby_serve(server, &request, now_ns);
+        int mine = bl_verify(memory, request.epoch == server->epoch ||
+                                         request.operation == BL_LOBBY_DETACH);
+        if (!mine || bl_lobby_serve(server, &request, now_ns))
+            server->lobby_seen[host] = request.sequence;
+        else
+            waiting++;
     }
+    return waiting;
 }
 
 /* Does anybody need the proof of this nonce: for a lane, to take over, or to be elected? */
@@ -331,7 +397,8 @@ static int bl_house_sweep(bl_server *server, uint64_t now_ns)
     int count = bl_proof_left(memory, server->directory, nonces, BL_SWEEP_MAX);
     if (count <= 0)
         return 0;
-    bl_lobby_look(server, now_ns);
+    if (bl_lobby_look(server, now_ns) > 0)
+        return 0; /* one of them may be given a lane yet */
     int status = bl_server_still(server);
     for (int i = 0; i < count && status == 0; i++)
         if (!bl_proof_needed(server, nonces[i]))

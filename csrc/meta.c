@@ -92,7 +92,7 @@ void bl_meta_describe(const bl_meta *meta, bl_meta_stat *out)
     out->retired_stripe_count = space.retired_stripe_count;
 }
 
-int bl_meta_serve(bl_meta *meta, int declared_gone)
+int bl_meta_serve(bl_meta *meta)
 {
     static const struct {
         uint32_t method;
@@ -109,7 +109,7 @@ int bl_meta_serve(bl_meta *meta, int declared_gone)
     for (size_t i = 0; i < sizeof calls / sizeof calls[0]; i++)
         bl_server_handle_method(meta->server, calls[i].method, calls[i].handler, meta);
     bl_server_hooks hooks = {meta, bl_recover, bl_meta_ended, bl_meta_settled};
-    return bl_server_take(meta->server, &hooks, declared_gone);
+    return bl_server_take(meta->server, &hooks);
 }
 
 int bl_meta_create(bl_server *server, bl_meta **out)

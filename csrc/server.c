@@ -236,10 +236,40 @@ static uint64_t bl_idle_nap_ns(uint64_t idle_ns)
     return nap_ns < BL_IDLE_NAP_NS ? nap_ns : BL_IDLE_NAP_NS;
 }
 
+/* Is a device fault at this offset one lane's, and news? Then the lane is given up: 1. */
+static int bl_lane_breaks(bl_server *server, uint64_t offset)
+{
+    const bl_geometry *g = &server->pool->geometry;
+    if (offset < g->lane_offset || offset - g->lane_offset >= g->lane_count * g->lane_stride)
+        return 0;
+    bl_lane *lane = &server->lanes[(offset - g->lane_offset) / g->lane_stride];
+    int news = !lane->broken;
+    lane->broken = 1;
+    return news;
+}
+
+/* The last round may have been left off in the middle: list the live lanes again, and end the
+ * sessions of those that broke. 0, or -BL_ERROR_DEPOSED. */
+static int bl_server_mend(bl_server *server)
+{
+    int status = 0;
+    server->live_count = 0;
+    for (uint32_t i = 0; i < server->pool->geometry.lane_count; i++)
+        if (server->lanes[i].state == BL_SESSION_LIVE)
+            server->live[server->live_count++] = i;
+    for (uint32_t i = 0; i < server->pool->geometry.lane_count && status == 0; i++)
+        if (server->lanes[i].state == BL_SESSION_LIVE && server->lanes[i].broken)
+            status = bl_house_end(server, i, BL_END_DOUBTFUL);
+    return status;
+}
+
 static int bl_server_loop(void *context)
 {
     bl_server *server = context;
     const bl_memory *memory = &server->pool->memory;
+    int mended = bl_server_mend(server);
+    if (mended < 0)
+        return mended;
     uint64_t busy_ns = bl_now_ns(memory), now = busy_ns;
     uint32_t rounds = 0, busy = 0;
     while (!bl_shared_load(&server->stop)) {
@@ -264,9 +294,16 @@ static int bl_server_loop(void *context)
 
 void bl_server_limit(bl_server *server, const bl_quota *quota) { server->quota = *quota; }
 
+/* Who serves no more does not beat: clients would wait, and no standby would follow. */
 int bl_server_run(bl_server *server)
 {
-    return bl_guarded(&server->pool->memory, bl_server_loop, server);
+    const bl_memory *memory = &server->pool->memory;
+    int status;
+    do
+        status = bl_guarded(memory, bl_server_loop, server);
+    while (status == -BL_ERROR_DEVICE_FAULT && bl_lane_breaks(server, bl_guard_offset(memory)));
+    bl_beat_stop(&server->beat);
+    return status;
 }
 
 void bl_server_stop(bl_server *server) { bl_shared_store(&server->stop, 1); }

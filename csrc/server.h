@@ -35,6 +35,8 @@ typedef struct bl_lane {
     uint32_t state;
     uint32_t next;              /* sequence of the next request */
     uint32_t window;            /* request lines looked at together */
+    uint32_t moved;             /* 1: its beat was seen to move */
+    uint32_t broken;            /* 1: its memory failed: nobody looks there, nobody gets it */
     bl_work answered;           /* what the server had done when its last turn ended */
     bl_allowance allowance;
     int proof;                  /* descriptor; or negative: one that passes is tried again, else
@@ -75,6 +77,7 @@ struct bl_server {
     uint32_t host;
     int lock;                   /* one server of a pool on this host; or negative */
     int proof;                  /* its own, of life */
+    struct bl_declared *declared; /* what an operator said that is gone; NULL: nothing */
     uint64_t silent;            /* nonce of the server whose silence a standby has seen; or 0 */
     bl_watch watch;
     bl_life *life;              /* who of this host has shown itself; NULL: nobody can */
@@ -127,9 +130,17 @@ int bl_lane_has_devices(const bl_server *server, uint32_t lane);
 /* Write what the own half says of a lane's session. */
 void bl_house_write(bl_server *server, uint32_t lane);
 
-/* Become the server: the next epoch. declared_gone: an operator says that all other servers are.
- * 0, or -BL_ERROR_SERVER_ALIVE, -BL_ERROR_EPOCH_DAMAGED, or what a hook returned. */
-int bl_server_take(bl_server *server, const bl_server_hooks *hooks, int declared_gone);
+/* Become the server: the next epoch. 0, or as bl_server_serve_lanes(), or what a hook returned. */
+int bl_server_take(bl_server *server, const bl_server_hooks *hooks);
+
+/* What to say of another machine that uses this host number. */
+int bl_server_clash(const bl_server *server);
+
+/* declare.c: did an operator say that the server or session of this nonce is gone? */
+int bl_declared(const bl_server *server, uint64_t nonce);
+
+/* Does nothing of what was declared gone beat? 0, or -BL_ERROR_SERVER_ALIVE, _SESSION_ALIVE. */
+int bl_declared_check(bl_server *server);
 
 /* One look at all live lanes: the number of requests served. */
 uint32_t bl_server_round(bl_server *server);

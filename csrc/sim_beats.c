@@ -24,7 +24,6 @@ typedef struct bl_beats {
     uint32_t over;
 } bl_beats;
 
-/* Serves lanes, and beats whenever it is asked to stop, as a thread would. */
 static int bl_beats_serve(bl_pool *pool, void *argument)
 {
     bl_beats *beats = argument;
@@ -33,13 +32,10 @@ static int bl_beats_serve(bl_pool *pool, void *argument)
     if (status < 0)
         return status;
     bl_server_handle_method(server, BL_PATH_METHOD, bl_path_handle, beats);
-    status = bl_server_serve_lanes(server, 0);
+    status = bl_server_serve_lanes(server);
     beats->path.server = server;
-    while (status == 0 && !beats->over) {
-        server->stop = 0;
+    if (status == 0 && !beats->over)
         status = bl_server_run(server);
-        bl_beat_once(&server->beat);
-    }
     beats->path.server = NULL;
     bl_server_destroy(server);
     return status;
@@ -57,7 +53,7 @@ static int bl_beats_rival(bl_pool *pool, void *argument)
         int status = bl_server_create(pool, "", pool->memory.host, &server);
         if (status < 0)
             return status;
-        status = bl_server_serve_lanes(server, 0);
+        status = bl_server_serve_lanes(server);
         bl_server_destroy(server);
         if (status != -BL_ERROR_SERVER_ALIVE && !beats->over)
             return status < 0 ? status : -EEXIST;
@@ -100,16 +96,13 @@ static int bl_beats_client(bl_pool *pool, void *argument)
     return status;
 }
 
-/* Asks the server to beat, until the client is through. */
+/* Stops the server when the client is through. */
 static int bl_beats_keep(bl_pool *pool, void *argument)
 {
     bl_beats *beats = argument;
     bl_path *path = &beats->path;
-    while (bl_path_clients_alive(path)) {
-        if (path->server)
-            bl_server_stop(path->server);
+    while (bl_path_clients_alive(path))
         bl_nap(&pool->memory, BL_BEAT_PERIOD_NS / 4);
-    }
     beats->over = 1;
     while (path->server) {
         bl_server_stop(path->server);

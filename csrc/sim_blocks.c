@@ -284,7 +284,7 @@ int bl_blocks_serve(bl_pool *pool, void *argument)
     bl_server_beat_lost(server, path->beat_lost_ns);
     status = bl_meta_create(server, &meta);
     if (status == 0) {
-        status = bl_meta_serve(meta, 0);
+        status = bl_meta_serve(meta);
         path->world->stat.takeovers += status == 0;
         bl_server_handle_method(server, BL_PATH_METHOD, bl_path_handle, path);
         path->server = server;

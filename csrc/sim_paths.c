@@ -104,7 +104,10 @@ int bl_path_attach(bl_path *path, bl_pool *pool, bl_session **out)
 
 int bl_path_bear(const bl_path *path, int status)
 {
-    if (path->bears_timeouts && (status == -BL_ERROR_TIMEOUT || status == -BL_ERROR_NO_SERVER))
+    if (path->bears_timeouts && (status == -BL_ERROR_TIMEOUT || status == -BL_ERROR_NO_SERVER ||
+                                 status == -BL_ERROR_LOBBY_BUSY))
+        return 0;
+    if (path->bears_clashes && status == -BL_ERROR_HOST_CLASH)
         return 0;
     return status == -BL_ERROR_SESSION_LOST || status == -BL_ERROR_NO_LANE ? 0 : status;
 }
@@ -129,7 +132,7 @@ static int bl_path_serve(bl_pool *pool, void *argument)
     if (status < 0)
         return status;
     bl_server_handle_method(server, BL_PATH_METHOD, bl_path_handle, path);
-    status = bl_server_serve_lanes(server, 0);
+    status = bl_server_serve_lanes(server);
     path->server = server;
     if (status == 0)
         status = bl_server_run(server);

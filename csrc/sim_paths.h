@@ -31,6 +31,7 @@ typedef struct bl_path {
     uint64_t timeout_ns;        /* of attachments and calls; 0: BL_PATH_TIMEOUT_NS */
     uint64_t beat_lost_ns;      /* silent for so long, a session is in doubt; 0: as always */
     uint32_t bears_timeouts;    /* 1: clocks jump, so a call may time out */
+    uint32_t bears_clashes;     /* 1: two machines have one host number, so one may be refused */
     uint32_t server_host_count; /* 2: servers of hosts 0 and 1 take turns */
     uint32_t client[BL_PATH_CLIENT_COUNT];
     uint32_t client_count;

@@ -49,10 +49,8 @@ static int bl_system_run(bl_system *system, bl_server *server, uint32_t self)
 {
     int status = 0;
     system->server[self] = server;
-    while (status == 0 && !system->over) {
-        server->stop = 0;
+    if (!system->over)
         status = bl_server_run(server);
-    }
     system->server[self] = NULL;
     return status;
 }
@@ -76,7 +74,7 @@ static int bl_system_serve_once(bl_pool *pool, bl_system *system, uint32_t self)
         return status;
     status = bl_meta_create(server, &meta);
     if (status == 0) {
-        status = bl_meta_serve(meta, 0);
+        status = bl_meta_serve(meta);
         system->blocks.path.world->stat.takeovers += status == 0;
         if (status == 0)
             status = bl_system_run(system, server, self);

@@ -100,7 +100,7 @@ static int bl_vigil_serve(bl_pool *pool, void *argument)
     int status = bl_server_create(pool, "", pool->memory.host, &server);
     if (status < 0)
         return status;
-    status = bl_server_serve_lanes(server, 0);
+    status = bl_server_serve_lanes(server);
     while (status == 0 && !vigil->over) {
         bl_beat_once(&server->beat);
         bl_nap(&pool->memory, BL_VIGIL_BEAT_NS);
@@ -159,7 +159,7 @@ static int bl_rival_take(bl_rivals *rivals, bl_server *server, bl_meta *meta)
                 return status;
             continue;
         }
-        status = bl_meta_serve(meta, 0);
+        status = bl_meta_serve(meta);
         if (status == 0)
             return 1;
         if (status != -BL_ERROR_SERVER_ALIVE)

@@ -95,7 +95,7 @@ static int bl_turns_serve(bl_pool *pool, void *argument)
     if (status < 0)
         return status;
     bl_server_handle_method(server, BL_TURNS_METHOD, bl_turns_handle, path);
-    status = bl_server_serve_lanes(server, 0);
+    status = bl_server_serve_lanes(server);
     path->server = server;
     for (uint32_t round = 0; status == 0 && !server->stop; round++) {
         bl_server_round(server);

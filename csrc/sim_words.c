@@ -82,7 +82,7 @@ static int bl_words_serve(bl_pool *pool, void *argument)
     int status = bl_server_create(pool, "", pool->memory.host, &server);
     if (status < 0)
         return status;
-    status = bl_server_serve_lanes(server, 0);
+    status = bl_server_serve_lanes(server);
     path->server = server;
     if (status == 0)
         status = bl_server_run(server);

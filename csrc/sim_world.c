@@ -263,8 +263,13 @@ void bl_sim_sleep(bl_sim_world *world, uint64_t ns)
 
 void bl_sim_lose(bl_sim_world *world, bl_sim_process *process)
 {
+    uint32_t stored = (uint32_t)bl_sim_below(world, process->store_count + 1);
     process->state = BL_SIM_KILLED;
-    process->store_count -= (uint32_t)bl_sim_below(world, process->store_count + 1);
+    if (stored < process->store_count) { /* it died in the middle of this line (A1) */
+        process->store[stored].pieces &= (uint8_t)bl_sim_random(world);
+        stored += process->store[stored].pieces != 0;
+    }
+    process->store_count = stored;
     world->stat.deaths++;
     bl_sim_device_lose(world, process);
 }

@@ -352,7 +352,8 @@ void bl_sim_sleep(bl_sim_world *world, uint64_t ns);
 /* Until every process has exited or was killed: 0, what a body returned, or -ETIME. */
 int bl_sim_world_run(bl_sim_world *world);
 
-/* Never runs again. What it streamed may still arrive, up to some point of its program. */
+/* Never runs again. What it streamed may still arrive, up to some point of its program, which may
+ * be in the middle of a line. */
 void bl_sim_lose(bl_sim_world *world, bl_sim_process *process);
 void bl_sim_kill(bl_sim_world *world, uint32_t process);
 

@@ -27,12 +27,13 @@ static void bl_watch_begin(bl_server *server, const bl_epoch_line *line, uint64_
     bl_watch_end(server);
     server->watch.nonce = line->nonce;
     server->watch.moved_ns = now_ns;
-    if (line->boot_id[0] == server->boot_id[0] && line->boot_id[1] == server->boot_id[1])
+    if (bl_boot_same(line->boot_id, server->boot_id))
         server->watch.proof = bl_proof_watch(&server->pool->memory, server->directory,
                                              line->nonce);
 }
 
-/* Has a server's beat stood still for so long? */
+/* Has a server's beat stood still for so long? Or an error: it moves, and it is another machine's
+ * that uses this host number. */
 static int bl_watch_silent(bl_server *server, const bl_epoch_line *line, uint64_t lost_ns,
                            uint64_t now_ns)
 {
@@ -43,6 +44,9 @@ static int bl_watch_silent(bl_server *server, const bl_epoch_line *line, uint64_
     uint64_t count = bl_beat_read(memory, offset, line->nonce);
     if (count == watch->count)
         return now_ns - watch->moved_ns > lost_ns;
+    if (watch->count != 0 && count > watch->count && line->host == server->host &&
+        !bl_boot_same(line->boot_id, server->boot_id))
+        return bl_server_clash(server);
     watch->count = count;
     watch->moved_ns = now_ns;
     return 0;
@@ -64,7 +68,7 @@ static int bl_watch_look_guarded(void *context)
     int status = bl_epoch_read(server->pool, &line);
     if (status < 0)
         return status;
-    if (line.epoch == 0 || line.state == BL_SERVER_STOPPED || line.state == BL_SERVER_FAILED)
+    if (line.epoch == 0 || bl_epoch_last_word(&line))
         return 1;
     uint64_t now_ns = bl_now_ns(memory);
     if (line.nonce != server->watch.nonce)
@@ -73,8 +77,9 @@ static int bl_watch_look_guarded(void *context)
         server->watch.proof = bl_proof_watch(memory, server->directory, line.nonce);
     if (server->watch.proof >= 0 && bl_proof_gone(memory, server->watch.proof))
         return 1;
-    server->silent = bl_watch_silent(server, &line, lost_ns, now_ns) ? line.nonce : 0;
-    return server->silent != 0;
+    status = bl_watch_silent(server, &line, lost_ns, now_ns);
+    server->silent = status == 1 ? line.nonce : 0;
+    return status;
 }
 
 int bl_server_watch(bl_server *server, uint64_t lost_ns, uint64_t timeout_ns)

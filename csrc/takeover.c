@@ -30,8 +30,6 @@
 #include "crash_point.h"
 #include "guard.h"
 
-enum { BL_BEAT_WATCH_NS = 10 * BL_BEAT_PERIOD_NS };
-
 /* Which epoch to take, and whose places to take. */
 typedef struct bl_takeover {
     uint64_t epoch;
@@ -40,13 +38,41 @@ typedef struct bl_takeover {
     int asked;                  /* an election may name this server, whatever comes of it */
 } bl_takeover;
 
-/* Is this server proven unable to write? Asked by one process of a host at a time. */
-static int bl_server_gone(const bl_server *server, uint32_t host, const uint64_t boot_id[2],
-                          uint64_t nonce)
+/* Does the beat of a server of this epoch move? */
+static int bl_server_beats(const bl_server *server, uint64_t epoch, uint64_t nonce)
 {
     const bl_memory *memory = &server->pool->memory;
-    if (boot_id[0] != server->boot_id[0] || boot_id[1] != server->boot_id[1])
-        return host == server->host; /* an earlier boot of this host */
+    uint64_t offset = bl_server_beat_offset(epoch % BL_HALF_COUNT);
+    bl_wait wait = bl_wait_make(memory, BL_BEAT_WATCH_NS);
+    bl_refetch(memory, offset, BL_LINE_SIZE);
+    uint64_t first = bl_beat_read(memory, offset, nonce);
+    while (bl_wait_turn(memory, &wait)) {
+        bl_refetch(memory, offset, BL_LINE_SIZE);
+        if (bl_beat_read(memory, offset, nonce) != first)
+            return 1;
+    }
+    return 0;
+}
+
+int bl_server_clash(const bl_server *server)
+{
+    return server->pool->one_host ? -BL_ERROR_SECOND_HOST : -BL_ERROR_HOST_CLASH;
+}
+
+/* Is this server, or owner of an epoch, proven unable to write? 1, 0, or an error: it is another
+ * machine's under this host number. Another boot was an earlier one only if its beat stands still.
+ * Asked by one process of a host at a time. */
+static int bl_server_gone(const bl_server *server, uint64_t epoch, uint32_t host,
+                          const uint64_t boot_id[2], uint64_t nonce)
+{
+    const bl_memory *memory = &server->pool->memory;
+    if (bl_declared(server, nonce))
+        return 1;
+    if (!bl_boot_same(boot_id, server->boot_id)) {
+        if (host != server->host)
+            return 0;
+        return bl_server_beats(server, epoch, nonce) ? bl_server_clash(server) : 1;
+    }
     int proof = bl_proof_watch(memory, server->directory, nonce);
     int gone = proof >= 0 && bl_proof_gone(memory, proof);
     bl_proof_end(memory, server->directory, nonce, proof, 0); /* N + 1 will ask again */
@@ -57,40 +83,30 @@ static int bl_server_gone(const bl_server *server, uint32_t host, const uint64_t
 static int bl_epoch_gone(const bl_server *server, const bl_epoch_line *line)
 {
     uint64_t offset = bl_epoch_offset(line->epoch % BL_HALF_COUNT);
-    int last_word = line->state == BL_SERVER_STOPPED || line->state == BL_SERVER_FAILED;
-    return line->epoch == 0 ||
-           (last_word && bl_register_settled(&server->pool->memory, offset, line)) ||
-           bl_server_gone(server, line->host, line->boot_id, line->nonce);
+    if (line->epoch == 0 ||
+        (bl_epoch_last_word(line) && bl_register_settled(&server->pool->memory, offset, line)))
+        return 1;
+    return bl_server_gone(server, line->epoch, line->host, line->boot_id, line->nonce);
 }
 
-/* Does a server's beat move? */
-static int bl_server_beats(const bl_server *server, const bl_epoch_line *line)
+/* May the server of the newest epoch be followed? It is gone, or silent; and a pool that is one
+ * host's own is followed by that host alone. 0 or an error. */
+static int bl_takeover_follow(const bl_server *server, const bl_epoch_line *line)
 {
-    const bl_memory *memory = &server->pool->memory;
-    uint64_t offset = bl_server_beat_offset(line->epoch % BL_HALF_COUNT);
-    bl_wait wait = bl_wait_make(memory, BL_BEAT_WATCH_NS);
-    bl_refetch(memory, offset, BL_LINE_SIZE);
-    uint64_t first = bl_beat_read(memory, offset, line->nonce);
-    while (bl_wait_turn(memory, &wait)) {
-        bl_refetch(memory, offset, BL_LINE_SIZE);
-        if (bl_beat_read(memory, offset, line->nonce) != first)
-            return 1;
-    }
+    int gone = bl_epoch_gone(server, line);
+    if (gone != 0)
+        return gone < 0 ? gone : 0;
+    if (bl_epoch_second_host(server->pool, line, server->host, server->boot_id) &&
+        !bl_epoch_last_word(line))
+        return -BL_ERROR_SECOND_HOST;
+    if (line->nonce != server->silent && bl_server_beats(server, line->epoch, line->nonce))
+        return -BL_ERROR_SERVER_ALIVE;
     return 0;
 }
 
-/* Does a pool that is one host's own belong to another host? Its server may be dead, but not known
- * to be; an earlier boot of this host has left a beat that stands still. */
-static int bl_takeover_foreign(const bl_server *server, const bl_epoch_line *line)
-{
-    return bl_epoch_second_host(server->pool, line, server->host, server->boot_id) &&
-           line->state != BL_SERVER_STOPPED && line->state != BL_SERVER_FAILED &&
-           (!bl_epoch_gone(server, line) || bl_server_beats(server, line));
-}
-
-/* Which epoch may this server ask for? 0, -BL_ERROR_SERVER_ALIVE, _SECOND_HOST or
+/* Which epoch may this server ask for? 0, -BL_ERROR_SERVER_ALIVE, _HOST_CLASH, _SECOND_HOST or
  * _EPOCH_DAMAGED. */
-static int bl_takeover_plan(const bl_server *server, int declared_gone, bl_takeover *plan)
+static int bl_takeover_plan(const bl_server *server, bl_takeover *plan)
 {
     bl_epoch_line line[BL_HALF_COUNT];
     for (uint32_t half = 0; half < BL_HALF_COUNT; half++) {
@@ -103,23 +119,18 @@ static int bl_takeover_plan(const bl_server *server, int declared_gone, bl_takeo
     plan->source = line[served ? newest : 1 - newest];
     plan->before = line[served ? 1 - newest : newest];
     plan->epoch = line[newest].epoch + (served ? 1 : 2);
-    if (declared_gone)
-        return 0;
-    if (bl_takeover_foreign(server, &line[newest]))
-        return -BL_ERROR_SECOND_HOST;
-    if (!bl_epoch_gone(server, &line[newest]) && line[newest].nonce != server->silent &&
-        bl_server_beats(server, &line[newest]))
-        return -BL_ERROR_SERVER_ALIVE;
-    return bl_epoch_gone(server, &plan->before) ? 0 : -BL_ERROR_SERVER_ALIVE;
+    int status = bl_takeover_follow(server, &line[newest]);
+    int gone = status < 0 ? status : bl_epoch_gone(server, &plan->before);
+    return gone == 0 ? -BL_ERROR_SERVER_ALIVE : gone < 0 ? gone : 0;
 }
 
 /* Become the one owner of an epoch: 0, with what to take, or an error. */
-static int bl_takeover_claim(const bl_server *server, int declared_gone, bl_takeover *plan)
+static int bl_takeover_claim(const bl_server *server, bl_takeover *plan)
 {
     uint64_t next = 0; /* an epoch before it has an owner who never came */
     for (;;) {
         bl_candidate_line owner;
-        int status = bl_takeover_plan(server, declared_gone, plan);
+        int status = bl_takeover_plan(server, plan);
         if (status < 0)
             return status;
         if (next > plan->epoch && (next - plan->epoch) % BL_HALF_COUNT == 0)
@@ -129,9 +140,9 @@ static int bl_takeover_claim(const bl_server *server, int declared_gone, bl_take
         if (status == 0 && owner.nonce == server->nonce)
             return 0;
         if (status == 0) { /* not yet published, or died before it was */
-            if (!declared_gone &&
-                !bl_server_gone(server, owner.host, owner.boot_id, owner.nonce))
-                return -BL_ERROR_SERVER_ALIVE;
+            int gone = bl_server_gone(server, plan->epoch, owner.host, owner.boot_id, owner.nonce);
+            if (gone <= 0)
+                return gone < 0 ? gone : -BL_ERROR_SERVER_ALIVE;
             next = plan->epoch + BL_HALF_COUNT;
         } else if (status == -ESTALE) {
             if (owner.epoch <= next)
@@ -143,11 +154,14 @@ static int bl_takeover_claim(const bl_server *server, int declared_gone, bl_take
     }
 }
 
-/* Is a session of an earlier epoch over without further proof? */
-static int bl_session_over(const bl_server *server, const bl_session_line *line)
+/* Is a lane nobody's, as its session line says? The line of a free lane has no nonce, and that is
+ * one store: a line whose writer died in the middle of it names whoever may use the lane, the
+ * session before it or the one after, or nobody. */
+static int bl_session_over(const bl_server *server, const bl_session_line *line, uint32_t lane)
 {
-    int here = line->boot_id[0] == server->boot_id[0] && line->boot_id[1] == server->boot_id[1];
-    return line->state == BL_SESSION_FREE || (line->host == server->host && !here);
+    const bl_memory *memory = &server->pool->memory;
+    return line->nonce == 0 ||
+           (bl_verify(memory, bl_table_whole(line, lane)) && line->state == BL_SESSION_FREE);
 }
 
 /* The sessions of earlier epochs: nobody knows what they still write, until they are proven gone.
@@ -166,14 +180,15 @@ static void bl_takeover_inherit(bl_server *server, int inherits)
         /* SYNC session.line: pairs with bl_house_write() */
         bl_load_line(memory, bl_session_offset(g, i, half), &line);
         bl_ordered(memory, bl_session_offset(g, i, half), bl_epoch_offset(server->half));
-        int whole = inherits && bl_verify(memory, bl_table_whole(&line, i));
-        if (whole) /* that nobody has the lane, too */
+        if (inherits) /* that nobody has the lane, too */
             bl_believe(memory, bl_session_offset(g, i, half));
-        if (whole && !bl_session_over(server, &line)) {
+        if (inherits && !bl_session_over(server, &line, i)) {
+            int earlier = line.epoch != 0 && line.epoch < server->epoch; /* no, if it is damaged */
             *lane = (bl_lane){
                 .nonce = line.nonce,
                 .boot_id = {line.boot_id[0], line.boot_id[1]},
-                .epoch = line.epoch,
+                .epoch = earlier ? line.epoch : server->epoch - 1,
+                .beat_seen_ns = bl_now_ns(memory),
                 .host = line.host % BL_HOST_COUNT,
                 .state = BL_SESSION_DOUBTFUL,
                 .proof = bl_proof_watch(memory, server->directory, line.nonce),
@@ -202,7 +217,7 @@ static void bl_takeover_publish(bl_server *server, uint32_t state)
 }
 
 /* The pass over the predecessor's half, and all that frames it. 0 or what a hook returned. */
-static int bl_takeover_pass(bl_server *server, int declared_gone, const bl_takeover *plan)
+static int bl_takeover_pass(bl_server *server, const bl_takeover *plan)
 {
     const bl_memory *memory = &server->pool->memory;
     int status = bl_beat_start(&server->beat, memory, bl_server_beat_offset(server->half),
@@ -216,7 +231,7 @@ static int bl_takeover_pass(bl_server *server, int declared_gone, const bl_takeo
     bl_crash_point("take.published");
     bl_proof_end(memory, server->directory, plan->before.nonce, -1, 1); /* its line is no more */
     bl_crash_point("take.proof_removed");
-    bl_takeover_inherit(server, plan->source.epoch != 0 && !declared_gone);
+    bl_takeover_inherit(server, plan->source.epoch != 0);
     bl_crash_point("take.inherited");
     status = server->hooks.recover(server->hooks.context, plan->source.epoch,
                                    server->inherited_count > 0);
@@ -265,7 +280,6 @@ static void bl_takeover_leave(bl_server *server, int forget)
 typedef struct bl_take {
     bl_server *server;
     const bl_server_hooks *hooks;
-    int declared_gone;
 } bl_take;
 
 /* What it holds when a device fails is given back by bl_server_destroy(), or with the process. */
@@ -274,7 +288,6 @@ static int bl_take_guarded(void *context)
     const bl_take *take = context;
     bl_server *server = take->server;
     const bl_server_hooks *hooks = take->hooks;
-    int declared_gone = take->declared_gone;
     const bl_memory *memory = &server->pool->memory;
     bl_takeover plan = {0};
     server->hooks = *hooks;
@@ -283,7 +296,9 @@ static int bl_take_guarded(void *context)
         return turn == -EAGAIN ? -BL_ERROR_SERVER_ALIVE : turn;
     int status = bl_takeover_enter(server);
     if (status == 0)
-        status = bl_takeover_claim(server, declared_gone, &plan);
+        status = bl_declared_check(server);
+    if (status == 0)
+        status = bl_takeover_claim(server, &plan);
     bl_host_unlock(memory, turn);
     if (status < 0) {
         bl_takeover_leave(server, !plan.asked);
@@ -292,12 +307,12 @@ static int bl_take_guarded(void *context)
     bl_crash_point("take.elected");
     server->epoch = plan.epoch;
     server->half = plan.epoch % BL_HALF_COUNT;
-    return bl_takeover_pass(server, declared_gone, &plan);
+    return bl_takeover_pass(server, &plan);
 }
 
-int bl_server_take(bl_server *server, const bl_server_hooks *hooks, int declared_gone)
+int bl_server_take(bl_server *server, const bl_server_hooks *hooks)
 {
-    bl_take take = {server, hooks, declared_gone};
+    bl_take take = {server, hooks};
     return bl_guarded(&server->pool->memory, bl_take_guarded, &take);
 }
 
@@ -314,11 +329,11 @@ static void bl_nothing_ended(void *context, uint32_t lane, enum bl_end end)
 
 static void bl_nothing_settled(void *context) { (void)context; }
 
-int bl_server_serve_lanes(bl_server *server, int declared_gone)
+int bl_server_serve_lanes(bl_server *server)
 {
     static const bl_server_hooks nothing = {NULL, bl_nothing_recover, bl_nothing_ended,
                                             bl_nothing_settled};
-    return bl_server_take(server, &nothing, declared_gone);
+    return bl_server_take(server, &nothing);
 }
 
 int bl_server_create(const bl_pool *pool, const char *directory, uint32_t host, bl_server **out)
@@ -391,6 +406,7 @@ void bl_server_destroy(bl_server *server)
         bl_takeover_leave(server, said);
         bl_crash_point("stop.proof_ended");
     }
+    free(server->declared);
     free(server->lanes);
     free(server->live);
     free(server->served);

@@ -41,6 +41,7 @@ NUMBERS = {
     "BL_ERROR_QUOTA": (1022, errors.QuotaError),
     "BL_ERROR_DEVICE_FAULT": (1023, errors.DeviceFaultError),
     "BL_ERROR_QUEUE_FULL": (1024, errors.QueueFullError),
+    "BL_ERROR_SESSION_ALIVE": (1025, errors.SessionAliveError),
 }
 
 

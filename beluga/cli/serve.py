@@ -23,7 +23,7 @@ from beluga.rpc import SILENT_S, Client, Keeper, Quota, Server, stand_by
 DeclaredGone = Annotated[
     bool,
     typer.Option(
-        "--declare-gone", help="You know that every earlier server and client is switched off."
+        "--declare-gone", help="You know that every server and client up to now is switched off."
     ),
 ]
 QuotaGrants = Annotated[int, typer.Option(min=0, help="Blocks a session may be writing.")]
@@ -76,6 +76,7 @@ def serve(
             except DeposedError as error:
                 if not watch:
                     raise
+                declare_gone = False  # it was said of those before, not of who deposed this one
                 say(str(error))
 
 

@@ -39,7 +39,7 @@ class MetaServer(Server):
 
     def _take(self) -> None:
         self._running()
-        check(lib.bl_meta_serve(self._meta, self._declared_gone), "taking the pool over")
+        check(lib.bl_meta_serve(self._meta), "taking the pool over")
 
     def _destroy(self) -> None:
         super()._destroy()

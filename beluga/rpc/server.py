@@ -79,13 +79,17 @@ class Server:
     """Serves a pool's lanes; one server per pool at a time.
 
     ``host`` is this machine's number among those that share the pool (Pool.host_number).
-    ``declared_gone``: an operator's word that every earlier server and session of the pool can
-    write no more (only needed when one on another machine died and cannot be asked).
+    ``declared_gone``: an operator's word that every server and session that the pool knows of now
+    can write no more (only needed when one on another machine died and cannot be asked). It is
+    about no later ones, however late this server starts. Raises
+    :class:`~beluga.errors.ServerAliveError` or :class:`~beluga.errors.SessionAliveError` where a
+    heartbeat proves it wrong, now or at :meth:`start`.
     ``beat_lost_s``: how many seconds the heartbeat of a session that cannot be proven alive or
     dead may stand still; then what it could still write to is held back until there is proof.
     ``quota`` bounds every session.
 
-    Raises :class:`~beluga.errors.ServerAliveError` from :meth:`start` if the pool has a server.
+    Raises :class:`~beluga.errors.ServerAliveError` from :meth:`start` if the pool has a server,
+    :class:`~beluga.errors.HostClashError` if that is another machine's with this host number.
     """
 
     def __init__(
@@ -98,7 +102,6 @@ class Server:
         quota: Quota | None = None,
     ) -> None:
         self._pool = pool
-        self._declared_gone = declared_gone
         self._thread: threading.Thread | None = None
         self._failure: BelugaError | OSError | None = None
         self._contexts: list[Any] = []  # what keeps handlers alive while C may call them
@@ -107,6 +110,12 @@ class Server:
         number = pool.host_number(host)
         check(lib.bl_server_create(pool.handle, directory, number, out), "starting a server")
         self._server = out[0]
+        if declared_gone:
+            status = lib.bl_server_declare_gone(self._server)
+            if status < 0:
+                lib.bl_server_destroy(self._server)
+                self._server = None
+                check(status, "declaring others gone")
         _servers.add(self)
         lib.bl_server_beat_lost(self._server, int(beat_lost_s * 1e9))
         quota = quota or Quota()
@@ -207,9 +216,7 @@ class Server:
         lib.bl_server_stop(self._running())
 
     def _take(self) -> None:
-        check(
-            lib.bl_server_serve_lanes(self._running(), self._declared_gone), "taking the pool over"
-        )
+        check(lib.bl_server_serve_lanes(self._running()), "taking the pool over")
 
     def _serve(self) -> None:
         self._pool.run_near()

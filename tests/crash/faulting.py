@@ -126,7 +126,7 @@ def _server(make: Callable[[Scene, Any], Call], *, serving: bool = False) -> Rea
         directory = os.fsencode(scene.pool.runtime_dir)
         assert lib.bl_server_create(scene.pool.handle, directory, 0, out) == 0
         if serving:
-            assert lib.bl_server_serve_lanes(out[0], 0) == 0
+            assert lib.bl_server_serve_lanes(out[0]) == 0
         return make(scene, out[0])
 
     return ready
@@ -331,10 +331,11 @@ FAULTS: dict[str, Ready] = {
         )
     ),
     "bl_acceptance_run": _acceptance(_no_word(lib.bl_acceptance_run)),
-    "bl_server_serve_lanes": _server(_no_word(lambda server: lib.bl_server_serve_lanes(server, 0))),
+    "bl_server_serve_lanes": _server(_no_word(lib.bl_server_serve_lanes)),
+    "bl_server_declare_gone": _server(_no_word(lib.bl_server_declare_gone)),
     "bl_server_watch": _server(_no_word(lambda server: lib.bl_server_watch(server, T, T))),
     "bl_server_run": _server(_no_word(lib.bl_server_run), serving=True),
-    "bl_meta_serve": _meta(_no_word(lambda meta: lib.bl_meta_serve(meta, 0))),
+    "bl_meta_serve": _meta(_no_word(lib.bl_meta_serve)),
     "bl_session_open": _opening,
     "bl_session_call": _session(_message),
     "bl_session_pump": _session(_pump),

@@ -71,7 +71,7 @@ int LLVMFuzzerInitialize(int *count, char ***arguments)
     pool = fuzz_pool();
     fuzz_must(bl_server_create(pool, fuzz_directory, 0, &server) == 0, "a server is made");
     fuzz_must(bl_meta_create(server, &meta) == 0, "an index is made");
-    fuzz_must(bl_meta_serve(meta, 0) == 0, "the server serves");
+    fuzz_must(bl_meta_serve(meta) == 0, "the server serves");
     polite = attach(1, FUZZ_POLITE_NONCE);
     polite_start();
     return 0;

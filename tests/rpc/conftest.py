@@ -5,9 +5,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from other_machine import Elsewhere
 from sizes import BULK, LANES, SLOTS
 
 from beluga.pool import Pool
@@ -37,3 +39,18 @@ def pool(paths: list[Path], discipline: str | list[str]) -> Iterator[Pool]:
         bulk_size=BULK,
     ) as pool:
         yield pool
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Elsewhere:
+    """Who starts within it has no lock files here, as on another machine."""
+    directory = tmp_path / "elsewhere"
+    directory.mkdir()
+
+    @contextmanager
+    def away() -> Iterator[None]:
+        with monkeypatch.context() as patch:
+            patch.setattr(Pool, "runtime_dir", property(lambda _: directory))
+            yield
+
+    return away

@@ -8,14 +8,20 @@ the same devices would. It has no lock files here, so nothing about it can be pr
 
 from __future__ import annotations
 
+import threading
 import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
+
+from forge import line_hash, read, write
 
 from beluga._ffi import ffi, lib
 from beluga.pool import Pool
 
 MASK = (1 << 64) - 1
+Elsewhere = Callable[[], AbstractContextManager[None]]
 # csrc/line.h, written again: a change there must be made twice, on purpose.
 ODD = (
     0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB, 0xD6E8FEB86659FD93,
@@ -76,3 +82,50 @@ class OtherMachine:
 
     def _address(self, offset: int) -> Any:
         return lib.bl_pool_address(self.pool.handle, offset)
+
+
+def rewrite(pool: Pool, kind: str, offset: int, key: int, **fields: object) -> None:
+    """Other values in some fields of a line that ends in its check, and the check made right."""
+    line = ffi.new(f"{kind} *")
+    ffi.memmove(line, read(pool, offset), lib.BL_LINE_SIZE)
+    for name, value in fields.items():
+        setattr(line, name, value)
+    raw = bytes(ffi.buffer(line))
+    write(pool, offset, raw[:60] + line_hash(raw[:60] + bytes(4), key).to_bytes(4, "little"))
+
+
+def session_offset(pool: Pool, lane: int, epoch: int) -> int:
+    geometry = pool.geometry
+    half = epoch % lib.BL_HALF_COUNT
+    return geometry.session_offset + (half * geometry.lane_count + lane) * lib.BL_LINE_SIZE
+
+
+def serve_as(pool: Pool, epoch: int, boot_id: tuple[int, int]) -> None:
+    """The server of this epoch becomes another machine's."""
+    half = epoch % lib.BL_HALF_COUNT
+    for copy in (0, lib.BL_LINE_SIZE):
+        offset = half * lib.BL_SERVER_STRIDE + copy
+        rewrite(pool, "bl_epoch_line", offset, half, boot_id=boot_id)
+
+
+@contextmanager
+def beating(pool: Pool, lane: int, nonce: int) -> Iterator[None]:
+    """The beat of a session moves meanwhile."""
+    offset = pool.geometry.lane_offset + lane * pool.geometry.lane_stride
+    over = threading.Event()
+
+    def beat() -> None:
+        rewrite(pool, "bl_beat_line", offset, nonce, count=time.monotonic_ns(), nonce=nonce)
+
+    def keep() -> None:
+        while not over.wait(0.02):
+            beat()
+
+    thread = threading.Thread(target=keep)
+    beat()
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()

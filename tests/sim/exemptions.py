@@ -117,10 +117,6 @@ _LEFT_OUT: dict[Name, str] = {
     ("recover.c", "bl_recover_entries", "verify", 0): (
         "a damaged entry is copied with the check that convicts it: every reader refuses it again"
     ),
-    ("takeover.c", "bl_takeover_inherit", "verify", 0): (
-        "a torn session line was never answered for, so nobody writes to its lane; to believe it "
-        "only costs the lane"
-    ),
     ("takeover.c", "bl_server_beats", "fence_full", 0): _POLLED,
     ("takeover.c", "bl_server_beats", "fence_full", 1): _POLLED,
     ("takeover.c", "bl_server_beats", "fence_full", 2): _POLLED,

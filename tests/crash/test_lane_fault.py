@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""Memory that fails under a server alone: one bad lane costs that lane, and a server that can serve
+no more does not beat, so that a standby follows.
+
+A page of a file that has no bytes, mapped over the pool's, answers with SIGBUS.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from blocks import eventually, keys, states
+from processes import Process
+
+from beluga._ffi import lib
+from beluga.errors import DeviceFaultError
+from beluga.meta import MetaClient
+from beluga.pool import Pool
+from beluga.rpc import Client
+
+TURN_S = 60.0
+
+SERVER = """
+import ctypes, json, os, sys, tempfile
+from beluga import MetaServer, Pool
+from beluga._ffi import ffi, lib
+
+libc = ctypes.CDLL(None, use_errno=True)
+libc.mmap.restype = ctypes.c_void_p
+libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+READ_WRITE, SHARED, FIXED, PAGE = 3, 1, 16, 4096
+
+def fail(offset):
+    address = int(ffi.cast("uintptr_t", lib.bl_pool_address(pool.handle, offset)))
+    with tempfile.TemporaryFile() as nothing:
+        libc.mmap(address & ~(PAGE - 1), PAGE, READ_WRITE, SHARED | FIXED, nothing.fileno(), 0)
+
+pool = Pool.open(sys.argv[1:])
+server = MetaServer(pool)
+server.start()
+print("ready", flush=True)
+for line in sys.stdin:
+    if line.strip():
+        fail(int(line))
+    stat, held = server.stat(), server.meta_stat().held_bytes
+    facts = {"live": stat.live_count, "held": held}
+    print(json.dumps({**facts, "failure": type(server.failure).__name__}), flush=True)
+os._exit(0)
+"""
+
+
+class Failing:
+    """The server's process."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.process = process
+
+    def tell(self, offset: int | None = None) -> dict[str, Any]:
+        """Let the memory at this offset fail; what the server says of itself."""
+        assert self.process.stdin
+        assert self.process.stdout
+        self.process.stdin.write(f"{'' if offset is None else offset}\n")
+        facts: dict[str, Any] = json.loads(self.process.stdout.readline())
+        return facts
+
+
+@contextmanager
+def failing(paths: list[Path]) -> Iterator[Failing]:
+    process = subprocess.Popen(
+        [sys.executable, "-c", SERVER, *map(str, paths)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        bufsize=1,
+    )
+    try:
+        assert process.stdout
+        assert process.stdout.readline() == "ready\n"
+        yield Failing(process)
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.fixture
+def pool(paths: list[Path]) -> Iterator[Pool]:
+    with Pool.create(paths, device_size=32 << 20, sparse=True, max_blocks=64, lane_count=4) as pool:
+        yield pool
+
+
+def lane_start(pool: Pool, lane: int) -> int:
+    return pool.geometry.lane_offset + lane * pool.geometry.lane_stride
+
+
+@pytest.mark.parametrize("page", ["request", "reply"])
+def test_one_bad_lane_costs_that_lane(pool: Pool, paths: list[Path], page: str) -> None:
+    replies = (1 + 1) * pool.geometry.slot_count * 128  # those of epoch 1
+    with failing(paths) as server, Client(pool) as bad, Client(pool) as good:
+        assert (bad.stat().lane, good.stat().lane) == (0, 1)
+        reserved = MetaClient(bad).reserve(keys([1, 2]), length=1 << 20)
+        assert states(reserved) == ["GRANTED"] * 2
+        server.tell(lane_start(pool, 0) + 4096 + (replies if page == "reply" else 0))
+        if page == "request":  # looked at all the time
+            assert eventually(lambda: server.tell()["live"] == 1)
+            assert server.tell()["held"] >= 2 << 20  # its client may write there yet
+        bad.ping(timeout_s=TURN_S)  # attached anew, and so it gave up what it had
+        for _ in range(50):
+            good.ping()
+        with Client(pool) as another:
+            assert 0 not in {bad.stat().lane, another.stat().lane}
+        assert eventually(lambda: server.tell()["held"] == 0)
+        assert server.tell() == {"live": 2, "held": 0, "failure": "NoneType"}
+
+
+def test_a_server_that_can_not_serve_is_followed(pool: Pool, paths: list[Path]) -> None:
+    with (
+        failing(paths) as server,
+        Process("stand_by_index", paths) as standby,
+        Client(pool, timeout_s=TURN_S) as client,
+    ):
+        standby.say("1.0")
+        client.ping()
+        server.tell(lib.BL_LOBBY_OFFSET)
+        assert standby.hear(TURN_S) == "2"
+        assert server.tell()["failure"] == DeviceFaultError.__name__
+        client.ping()
+        assert client.stat().epoch == 2
+        standby.kill()

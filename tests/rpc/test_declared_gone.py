@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""An operator's word that all others are gone holds for those who were there, and no beat moves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from blocks import eventually, keys
+from other_machine import Elsewhere, OtherMachine, beating, serve_as
+
+from beluga.cli import serve
+from beluga.errors import DeposedError, ServerAliveError, SessionAliveError
+from beluga.meta import MetaClient, MetaServer
+from beluga.pool import Pool
+from beluga.rpc import Client, Server
+
+OTHER = (1, 2)
+NONCE = 77
+
+pytestmark = pytest.mark.parametrize("discipline", ["non-coherent"], indirect=True)
+
+
+def test_a_server_that_beats_is_not_gone(pool: Pool, elsewhere: Elsewhere) -> None:
+    with Server(pool, host=1) as first:
+        serve_as(pool, epoch=1, boot_id=OTHER)
+        with elsewhere(), pytest.raises(ServerAliveError):
+            Server(pool, host=2, declared_gone=True).start()
+        with Client(pool, host=1) as client:
+            client.ping()
+        assert first.failure is None
+
+
+def test_a_session_that_beats_is_not_gone(pool: Pool) -> None:
+    with Server(pool) as first:
+        assert OtherMachine(pool, host=3, boot_id=OTHER).attach(NONCE) == 0
+        first.stop()
+    with beating(pool, 0, NONCE), pytest.raises(SessionAliveError, match="heartbeat moves"):
+        Server(pool, declared_gone=True)
+    word = Server(pool, declared_gone=True)
+    with beating(pool, 0, NONCE), pytest.raises(SessionAliveError):  # nor when the word is used
+        assert eventually(lambda: word.watch(0.1, silent_s=1))
+        word.start()
+    word.stop()
+
+
+def test_those_who_were_there_are_gone(pool: Pool) -> None:
+    with MetaServer(pool) as first:
+        assert OtherMachine(pool, host=3, boot_id=OTHER).attach(NONCE) == 0
+        first.stop()
+    with MetaServer(pool) as second:
+        assert second.stat().inherited_count == 1
+    with MetaServer(pool, declared_gone=True) as third:
+        assert eventually(lambda: third.stat().inherited_count == 0)
+
+
+def test_who_came_later_is_not(pool: Pool) -> None:
+    word = MetaServer(pool, declared_gone=True)
+    with MetaServer(pool) as first:
+        assert OtherMachine(pool, host=3, boot_id=OTHER).attach(NONCE) == 0
+        first.stop()
+    with word:
+        assert word.stat().inherited_count == 1
+
+
+def test_who_is_proven_alive_here_is_not_gone(pool: Pool) -> None:
+    with MetaServer(pool) as first:
+        client = Client(pool)
+        MetaClient(client).reserve(keys([1]), length=1 << 20)
+        first.stop()
+    with MetaServer(pool, declared_gone=True) as second:
+        assert second.stat().inherited_count == 1
+        assert second.meta_stat().held_bytes >= 1 << 20
+        client.close()
+        assert eventually(lambda: second.meta_stat().held_bytes == 0)
+
+
+def test_the_command_says_it_once(
+    pool: Pool, paths: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[bool] = []
+
+    class Deposed:
+        def __init__(self, *_: object, declared_gone: bool, **__: object) -> None:
+            said.append(declared_gone)
+
+    def run(*_: object, **__: object) -> None:
+        if len(said) < 3:
+            raise DeposedError("another server has taken this pool over")
+
+    monkeypatch.setattr(serve, "MetaServer", Deposed)
+    monkeypatch.setattr(serve, "serve_until_told", run)
+    serve.serve([str(path) for path in paths], declare_gone=True, watch=True)
+    assert said == [True, False, False]

@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""Two machines with one host number: another boot id is an earlier boot's only where nothing beats.
+
+Another machine has other lock files: here, another runtime directory.
+"""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from blocks import eventually, keys
+from other_machine import Elsewhere, OtherMachine, beating, rewrite, serve_as, session_offset
+
+from beluga._ffi import lib
+from beluga.errors import HostClashError
+from beluga.meta import MetaClient, MetaServer
+from beluga.pool import Pool
+from beluga.rpc import Client, Server
+
+OTHER = (1, 2)
+NONCE = 77
+
+# On a pool declared coherent a second machine is refused whatever its number (test_second_host.py).
+pytestmark = pytest.mark.parametrize("discipline", ["non-coherent"], indirect=True)
+
+
+def test_a_second_server_is_refused_while_the_first_beats(pool: Pool, elsewhere: Elsewhere) -> None:
+    with Server(pool) as first, Client(pool, host=5) as client:
+        serve_as(pool, epoch=1, boot_id=OTHER)
+        with elsewhere():
+            second = Server(pool)
+        with pytest.raises(HostClashError, match="--host N"):
+            second.start()
+        with pytest.raises(HostClashError, match="--host N"):
+            second.watch(20.0, silent_s=30.0)
+        second.stop()
+        client.ping()
+        assert first.failure is None
+        assert client.stat().epoch == 1
+
+
+def test_a_server_of_an_earlier_boot_is_followed(pool: Pool, elsewhere: Elsewhere) -> None:
+    first = Server(pool)
+    first.start()
+    first.stop()  # its beat stands still
+    half = 1 * lib.BL_SERVER_STRIDE
+    for copy in (0, lib.BL_LINE_SIZE):
+        rewrite(pool, "bl_epoch_line", half + copy, 1, boot_id=OTHER, state=lib.BL_SERVER_SERVING)
+    with elsewhere(), Server(pool) as second:
+        assert second.stat().epoch == 2
+
+
+def test_a_server_whose_epoch_has_another_owner_gives_up(pool: Pool) -> None:
+    with Server(pool) as server:
+        for copy in (0, lib.BL_LINE_SIZE):
+            rewrite(pool, "bl_epoch_line", lib.BL_SERVER_STRIDE + copy, 1, nonce=NONCE)
+        assert eventually(lambda: isinstance(server.failure, HostClashError))
+
+
+def test_a_grant_of_another_machine_is_held_while_its_client_beats(
+    pool: Pool, elsewhere: Elsewhere
+) -> None:
+    with MetaServer(pool) as first:
+        with elsewhere():
+            client = Client(pool)
+        MetaClient(client).reserve(keys([1]), length=1 << 20)
+        lane = client.stat().lane
+        rewrite(pool, "bl_session_line", session_offset(pool, lane, epoch=1), lane, boot_id=OTHER)
+        first.stop()
+    with MetaServer(pool) as second:
+        time.sleep(1.0)  # twice as long as a beat has to stand still
+        assert second.stat().inherited_count == 1
+        assert second.meta_stat().held_bytes >= 1 << 20
+        with Client(pool, host=5) as other:
+            assert other.stat().lane != lane
+        client.close()  # it says itself that it is through
+        assert eventually(lambda: second.stat().inherited_count == 0)
+        assert second.meta_stat().held_bytes == 0
+
+
+def test_a_session_of_an_earlier_boot_is_over_when_its_beat_stands_still(pool: Pool) -> None:
+    with Server(pool) as first:
+        assert OtherMachine(pool, host=0, boot_id=OTHER).attach(NONCE) == 0
+        with beating(pool, 0, NONCE):
+            first.stop()
+            with Server(pool) as second:
+                time.sleep(1.0)
+                assert second.stat().inherited_count == 1
+    with Server(pool) as third:
+        assert eventually(lambda: third.stat().inherited_count == 0)
+
+
+def test_a_client_is_refused_while_an_inherited_session_of_its_number_beats(pool: Pool) -> None:
+    with Server(pool) as first:
+        assert OtherMachine(pool, host=3, boot_id=OTHER).attach(NONCE) == 0
+        first.stop()
+    with Server(pool) as second:
+        with beating(pool, 0, NONCE), pytest.raises(HostClashError, match="--host N"):
+            Client(pool, host=3)
+        assert second.stat().inherited_count == 1
+        with pytest.raises(HostClashError):  # so short a silence says nothing
+            Client(pool, host=3)
+        time.sleep(0.6)
+        with Client(pool, host=3) as client:
+            client.ping()
+        assert second.stat().inherited_count == 0
+
+
+def test_a_session_that_lives_is_no_earlier_boots_however_long_it_is_there(pool: Pool) -> None:
+    with Server(pool, beat_lost_s=0.1) as server, Client(pool, host=3) as client:
+        time.sleep(0.3)
+        assert OtherMachine(pool, host=3, boot_id=OTHER).attach(NONCE) == -lib.BL_ERROR_HOST_CLASH
+        client.ping()
+        assert client.stat().reattach_count == 0
+        assert server.stat().end_count == 0
+
+
+def test_who_is_refused_does_not_hold_the_number(pool: Pool) -> None:
+    with Server(pool), Client(pool, host=3) as client:
+        assert OtherMachine(pool, host=3, boot_id=OTHER).attach(NONCE) == -lib.BL_ERROR_HOST_CLASH
+        with Client(pool, host=3) as another:
+            another.ping()
+        client.ping()
