@@ -30,6 +30,7 @@ from sglang_parts import (
 from beluga import MetaServer, Pool
 from beluga.connectors.sglang.pages import page_buffers
 from beluga.errors import ConnectorError, LayoutError
+from beluga.transfer import TransferClass
 
 
 @pytest.fixture
@@ -212,3 +213,67 @@ def test_sglang_is_not_imported_before_it_is_needed(monkeypatch: pytest.MonkeyPa
     monkeypatch.setitem(sys.modules, "sglang", None)
     with pytest.raises(ImportError):
         _ = importlib.import_module(PACKAGE).BelugaHiCache
+
+
+def test_a_backend_counts_what_it_moved_and_what_failed(pool: Pool, backend: Make) -> None:
+    with MetaServer(pool):
+        one = backend(timeout_ms=1000)
+        assert one.failure_count == 0
+        assert one.batch_set_v1(keys(2), indices([0, 1])) == [True, True]
+        assert one.batch_get_v1(keys(2), indices([2, 3])) == [True, True]
+        size = sum(view.nbytes for page in (0, 1) for view in HostPool().page(page))
+        moved = one.carried()
+        assert size <= moved[TransferClass.OFFLOAD].bytes < 2 * size
+        assert size <= moved[TransferClass.PREFETCH].bytes < 2 * size  # its request still waits
+        assert moved[TransferClass.ONBOARD].bytes < size
+    assert one.batch_exists(keys(2)) == 0
+    assert one.batch_set_v1(keys(2), indices([0, 1])) == [False, False]
+    assert one.failure_count >= 2
+    assert not one.attached
+
+
+def test_a_backend_is_attached_when_it_is_made(server: MetaServer, backend: Make) -> None:
+    made = backend()
+    one = type(made)(made._config)
+    assert one.attached  # or the first requests of an engine would miss
+    one.close()
+    assert not one.attached
+
+
+def test_before_sglang_tells_of_its_pool_everything_misses(
+    server: MetaServer, backend: Make
+) -> None:
+    made = backend()
+    one = type(made)(made._config)
+    one.mem_pool_host = HostPool()
+    assert one.batch_exists(keys(1)) == 0
+    assert one.batch_set_v1(keys(1), indices([0])) == [False]
+    assert one.batch_get_v1(keys(1), indices([0])) == [False]
+    one.clear()
+    one.close()
+
+
+def test_calls_without_targets_or_sources_move_nothing(server: MetaServer, backend: Make) -> None:
+    one, page = backend(v1=False), Flat(np.ones(4096, dtype=np.uint8))
+    assert one.set(keys(1)[0], page)
+    assert one.batch_get(keys(2), [page]) == [None, None]
+    assert one.batch_get(keys(2), [page, None]) == [None, None]
+    assert one.get(keys(1)[0]) is None
+    assert not one.batch_set(keys(2), [page])
+    assert not one.batch_set(keys(2), [page, None])
+    assert not one.set(keys(2)[1])
+    assert one.batch_exists(keys(2)) == 1
+    assert one.batch_set_v1([], []) == []
+    assert one.get_stats() is None
+
+
+def test_pages_that_are_there_are_as_good_as_put(server: MetaServer, backend: Make) -> None:
+    one = backend()
+    assert one.batch_set_v1(keys(1), indices([0])) == [True]
+    assert one.batch_set_v1(keys(2), indices([0, 1])) == [True, True]
+
+
+def test_an_sglang_pool_of_kv_is_taken(server: MetaServer, backend: Make) -> None:
+    one, host_pool = backend(), HostPool()
+    one.register_mem_host_pool_v2(host_pool, "kv")
+    assert one.registered_pools == {"kv": host_pool}

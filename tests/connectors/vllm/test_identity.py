@@ -4,10 +4,12 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import fake_vllm
 import pytest
 from vllm_parts import cache_config, config, layer_major, spec
 
@@ -143,3 +145,103 @@ def test_scales_of_one_engine_alone_are_refused() -> None:
     made.cache_config.calculate_kv_scales = True
     with pytest.raises(ConnectorError, match="calculate_kv_scales"):
         CacheGroup(made, cache_config(spec()))
+
+
+def layers(**fields: Any) -> dict[str, str]:
+    return CacheGroup(config(), cache_config(spec(**fields))).layers()
+
+
+@pytest.mark.parametrize(
+    "difference",
+    [
+        {"num_kv_heads": 4},
+        {"head_size": 16},
+        {"head_size_v": 4},
+        {"dtype": "torch.float16"},
+        {"kv_quant_mode": "fp8"},
+        {"tokens_per_state": 2},
+        {"sliding_window": 128},
+    ],
+    ids=str,
+)
+def test_layers_that_differ_in_what_they_hold_are_told_apart(difference: dict[str, Any]) -> None:
+    assert layers(**difference) != layers()
+    assert layers(page_size_bytes=128) == layers()  # which the layout has
+
+
+def test_a_group_may_say_of_each_layer_what_it_is() -> None:
+    both = spec(kv_cache_specs={"a": spec(), "b": spec("MLAAttentionSpec")})
+    found = CacheGroup(config(), cache_config(both)).layers()
+    assert (found["a"].split()[0], found["b"].split()[0]) == (
+        "FullAttentionSpec",
+        "MLAAttentionSpec",
+    )
+    wrong = spec(kv_cache_specs={"a": spec(), "b": spec("MambaSpec")})
+    with pytest.raises(ConnectorError, match="b has a MambaSpec"):
+        CacheGroup(config(), cache_config(wrong))
+
+
+def test_blocks_have_the_size_that_hashes_cover() -> None:
+    made = cache_config(spec())
+    made.hash_block_size = None
+    usual = config(decode_context_parallel_size=2)
+    assert CacheGroup(usual, made).block_size == 8
+    made.hash_block_size = 16
+    assert CacheGroup(usual, made).block_size == 16
+
+
+def test_pages_are_as_large_as_the_engine_says() -> None:
+    tensors, memory = layer_major(2, 8, 4, 16)
+    page = memory[0, 0].nbytes
+    for fields in ({"page_size_bytes": page}, {"unpadded_page_size_bytes": page}):
+        group = CacheGroup(config(), cache_config(spec(**fields)))
+        assert group.layout(tensors).block_size == 2 * page
+    with pytest.raises(ConnectorError, match="where the engine says"):
+        CacheGroup(config(), cache_config(spec(page_size_bytes=page + 2))).layout(tensors)
+
+
+def test_packing_names_the_kernels_and_on_a_cpu_its_instructions(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch", fake_vllm.torch([]))
+    backend = SimpleNamespace(get_name=lambda: "FLASH_ATTN")
+    layer = SimpleNamespace(attn_backend=backend, isa="amx")
+    made = config(
+        static_forward_context={"layer.0": layer, "layer.1": layer, "draft": SimpleNamespace()}
+    )
+    assert CacheGroup(made, cache_config(spec())).packing() == "LBHNC ['FLASH_ATTN amx'] "
+    made.device_config.device_type = "cpu"
+    assert CacheGroup(made, cache_config(spec())).packing().endswith(" AVX512")
+    made.compilation_config.static_forward_context.clear()
+    assert "['None']" in CacheGroup(made, cache_config(spec())).packing()
+
+
+def test_all_kinds_of_weight_files_count_and_no_others(tmp_path: Path) -> None:
+    found = {model_identity(str(tmp_path), "")}
+    for name in ("a.safetensors", "b.bin", "c.pt", "d.pth", "e.gguf"):
+        (tmp_path / name).write_bytes(b"x")
+        found.add(model_identity(str(tmp_path), ""))
+    assert len(found) == 6
+    (tmp_path / "README.md").write_bytes(b"x")
+    assert model_identity(str(tmp_path), "") in found
+    (tmp_path / "b.bin").rename(tmp_path / "f.bin")
+    assert model_identity(str(tmp_path), "") not in found
+
+
+def test_a_model_may_be_one_file_or_a_name(tmp_path: Path) -> None:
+    file, other = tmp_path / "a.gguf", tmp_path / "b.gguf"
+    file.write_bytes(b"x")
+    other.write_bytes(b"x")
+    assert model_identity(str(file), "") == model_identity(str(other), "")
+    assert model_identity("org/model", "main") == "hub org/model@main"
+
+
+def test_a_change_at_the_beginning_in_the_middle_or_at_the_end_is_seen(tmp_path: Path) -> None:
+    size = 16 * SAMPLE_SIZE  # all of it is looked at
+    file = tmp_path / "a.bin"
+    file.write_bytes(bytes(size))
+    found = {model_identity(str(file), "")}
+    for at in (0, size // 2, size - 1):
+        file.write_bytes(bytes(at) + b"x" + bytes(size - at - 1))
+        found.add(model_identity(str(file), ""))
+    assert len(found) == 4

@@ -319,6 +319,63 @@ def test_without_a_server_everything_is_a_miss(pool_name: str) -> None:
     engine.link.close()
 
 
+def pinned(caches: list[KVCache]) -> int:
+    return caches[0].stat().pinned_count
+
+
+def test_a_request_that_was_loaded_is_looked_up_anew_when_it_starts_again(
+    engine: Engine, caches: list[KVCache]
+) -> None:
+    made = request("r", TOKENS)
+    store(caches, made, 5, 5)
+    assert engine.start(made) == 5 * BLOCK_TOKENS
+    engine.loaded("r")
+    assert pinned(caches) == 0
+    assert engine.schedule.matched_tokens(made, BLOCK_TOKENS) == (4 * BLOCK_TOKENS, False)
+    assert pinned(caches) == 4 * len(RANKS)
+    engine.schedule.allocated(made, engine.blocks["r"], 0)  # the engine takes nothing after all
+    assert pinned(caches) == 0
+
+
+def test_a_request_for_which_the_engine_takes_nothing_lets_go(
+    server: MetaServer, pool_name: str, caches: list[KVCache]
+) -> None:
+    other = Engine(pool_name, load="async")
+    assert other.link.wait(60)
+    made = request("r", TOKENS)
+    store(caches, made, 5, 5)
+    assert other.schedule.matched_tokens(made, 0) == (5 * BLOCK_TOKENS, True)
+    assert pinned(caches) > 0
+    other.schedule.allocated(made, [], 0)
+    assert pinned(caches) == 0
+    other.link.close()
+
+
+def test_a_rank_that_is_late_with_one_request_does_not_hold_up_another(
+    engine: Engine, caches: list[KVCache]
+) -> None:
+    first, second = request("first", TOKENS), request("second", [9] * 21)
+    for made in (first, second):
+        store(caches, made, 5, 5)
+        assert engine.start(made) == 5 * BLOCK_TOKENS
+    both = Report(loaded=Counter({"first": 1, "second": 2}))
+    engine.schedule.reported(both, set())
+    assert pinned(caches) == 5 * len(RANKS)  # those of the first
+    engine.loaded("first", ranks=1)
+    assert pinned(caches) == 0
+
+
+def test_before_the_ranks_are_known_everything_is_a_miss(
+    engine: Engine, caches: list[KVCache]
+) -> None:
+    made = request("r", TOKENS)
+    store(caches, made, 5, 5)
+    engine.lookups.ranks = ()
+    assert engine.schedule.matched_tokens(made, 0) == (0, False)
+    engine.lookups.ranks = RANKS
+    assert engine.schedule.matched_tokens(made, 0) == (5 * BLOCK_TOKENS, False)
+
+
 def test_requests_with_adapters_of_one_name_share_only_if_the_adapter_is_the_same(
     engine: Engine, tmp_path: Path
 ) -> None:

@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""LMCache's thread for calls that must not wait: jobs in order, all of them, on a live session."""
+
+from __future__ import annotations
+
+import logging
+import threading
+
+import pytest
+
+from beluga import MetaServer
+from beluga.connectors.link import Link
+from beluga.connectors.lmcache.worker import Worker
+from beluga.connectors.settings import PoolSettings
+
+LONG_S = 60.0
+
+
+@pytest.fixture
+def worker(server: MetaServer, pool_name: str) -> Worker:
+    settings = PoolSettings(pool=pool_name, timeout_ms=5000)
+    worker = Worker(settings, name="test", logger=logging.getLogger("test"))
+    assert worker.link.wait(LONG_S)
+    return worker
+
+
+def test_what_was_submitted_is_done_in_order_before_the_session_ends(worker: Worker) -> None:
+    go, done = threading.Event(), list[tuple[int, bool]]()
+
+    def first(link: Link) -> None:
+        assert go.wait(LONG_S)
+        done.append((1, link.attached))
+
+    worker.submit(first)
+    worker.submit(lambda link: done.append((2, link.attached)))
+    threading.Timer(0.05, go.set).start()
+    worker.close()
+    assert done == [(1, True), (2, True)]
+    assert not worker.link.attached
+
+
+def test_a_job_that_raises_is_logged_and_the_next_is_done(
+    worker: Worker, caplog: pytest.LogCaptureFixture
+) -> None:
+    done = threading.Event()
+
+    def wrong(_: Link) -> None:
+        raise ZeroDivisionError
+
+    worker.submit(wrong)
+    worker.submit(lambda _: done.set())
+    assert done.wait(LONG_S)
+    worker.close()
+    assert "a job of beluga's failed" in caplog.text
+    assert "ZeroDivisionError" in caplog.text

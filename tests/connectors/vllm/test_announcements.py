@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""What is announced of blocks: whose they are, when, and how many may be on their way."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+from vllm_parts import BLOCK_TOKENS, request
+
+from beluga.connectors.vllm import events
+from beluga.connectors.vllm.events import Announcements
+from beluga.connectors.vllm.steps import Report, Stored
+
+TOKENS = list(range(5 * BLOCK_TOKENS))
+
+
+def announcements(ranks: int = 1) -> Announcements:
+    return Announcements(rank_count=lambda: ranks, block_size=BLOCK_TOKENS)
+
+
+def stored(*digests: bytes) -> Report:
+    return Report(stored={digest: Stored(1, 1) for digest in digests})
+
+
+def test_a_block_is_announced_with_its_tokens_its_parent_and_its_adapter() -> None:
+    told = announcements()
+    made = request("r", TOKENS, lora=SimpleNamespace(lora_name="a"))
+    told.ordered(b"digest", made, 2)
+    told.reported(stored(b"digest"))
+    (one,) = told.take()
+    assert (one.block_hash, one.parent_hash) == (made.block_hashes[2], made.block_hashes[1])
+    assert one.token_ids == TOKENS[2 * BLOCK_TOKENS : 3 * BLOCK_TOKENS]
+    assert one.lora_name == "a"
+    assert told.take() == []
+
+
+def test_blocks_that_others_ordered_do_not_stand_in_the_way() -> None:
+    told = announcements()
+    told.ordered(b"mine", request("r", TOKENS), 0)
+    told.reported(stored(b"another's", b"mine"))
+    assert len(told.take()) == 1
+
+
+def test_blocks_are_announced_when_the_last_rank_has_stored_them_and_once() -> None:
+    told = announcements(ranks=2)
+    made = request("r", TOKENS)
+    for block in (0, 1):
+        told.ordered(made.block_hashes[block], made, block)
+    told.reported(stored(*made.block_hashes[:2]))
+    assert told.take() == []
+    told.reported(stored(made.block_hashes[1]))
+    (one,) = told.take()
+    assert one.block_hash == made.block_hashes[1]
+    told.reported(stored(made.block_hashes[1]))
+    assert told.take() == []
+
+
+def test_the_oldest_are_forgotten_when_too_many_are_on_their_way(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(events, "PENDING_MAX", 3)
+    told, made = announcements(), request("r", TOKENS)
+    for block in range(4):
+        told.ordered(made.block_hashes[block], made, block)
+    told.reported(stored(*made.block_hashes))
+    assert [one.block_hash for one in told.take()] == made.block_hashes[1:4]
