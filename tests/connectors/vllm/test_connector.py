@@ -249,16 +249,26 @@ def test_a_preempted_request_is_not_saved_any_more(
 def test_time_and_work_are_counted_for_each_process(
     server: MetaServer, make: Callable[..., Engine]
 ) -> None:
-    engine = make()
+    engine, other = make(), make()
     engine.run(request("a", TOKENS), 0, fill=1)
-    found = engine.scheduler.get_kv_connector_stats().data
-    assert found["lookups"] == 1
-    assert found["hook_s"] > found["save_hook_s"] > 0
-    found = engine.worker.get_kv_connector_stats().data
-    assert found["save_blocks"] == 5
-    assert found["save_bytes"] == engine.memory[:, :5].nbytes
-    assert found["hook_s"] > found["save_hook_s"] > 0
-    engine.worker._counters.take()
+    other.run(request("a", TOKENS), 0, fill=2)
+    looked_up = engine.scheduler.get_kv_connector_stats().data
+    assert looked_up["lookups"] == 1
+    assert "hit_tokens" not in looked_up
+    saved = engine.worker.get_kv_connector_stats().data
+    assert (saved["save_blocks"], saved["link_astray_pieces"]) == (5, 0)
+    assert saved["link_offload_pieces"] >= 1
+    assert saved["save_bytes"] == saved["link_offload_bytes"] == engine.memory[:, :5].nbytes
+    for each in (looked_up, saved):
+        assert each["hook_s"] > each["save_hook_s"] > 0
+    assert other.scheduler.get_kv_connector_stats().data["hit_tokens"] == 5 * BLOCK_TOKENS
+    loaded = other.worker.get_kv_connector_stats().data
+    assert (loaded["loads"], loaded["load_blocks"], loaded["load_failed_blocks"]) == (1, 5, 0)
+    assert loaded["load_bytes"] == loaded["link_onboard_bytes"] == saved["save_bytes"]
+    assert 0 < loaded["load_s"] < LONG_S
+    assert 0 < looked_up["lookup_s"] < LONG_S
+    assert 0 < saved["save_s"] < LONG_S
+    assert 0 < saved["save_cpu_s"] < LONG_S
     assert engine.worker.get_kv_connector_stats() is None
 
 
