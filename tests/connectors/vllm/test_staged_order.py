@@ -114,3 +114,18 @@ def test_a_save_reads_what_the_step_before_it_computes_and_no_later_one(rank: Ra
     assert (rank.blocks() == 8).all()
     rank.load()
     assert np.array_equal(rank.blocks(), np.full((LAYERS, len(IDS), ITEMS), 4))
+
+
+def test_a_buffer_serves_batches_of_any_size_one_after_the_other(rank: Rank) -> None:
+    rank.memory[:] = np.arange(BLOCKS, dtype=np.uint16)[None, :, None]
+    wanted = rank.memory.copy()
+    for ids in ([1], [2, 3, 4, 5], [6, 7], [8, 9, 10, 11]):
+        name = str(ids)
+        digests = b"".join(bytes([100 + i]) * 32 for i in ids)
+        rank.worker.save(Orders(saves=[BlockRange(name, digests, ids)]))
+        _wait_until(lambda name=name: name in rank.worker.saves.ended({name}))  # type: ignore[misc]
+        rank.memory[:, ids] = 99
+        rank.worker.load(Orders(loads=[BlockRange(name, digests, ids)]))
+        _wait_until(lambda name=name: name in rank.worker.loads.loaded())  # type: ignore[misc]
+    assert np.array_equal(rank.memory[:, 1:], wanted[:, 1:])
+    assert not rank.memory[:, 0].any()

@@ -23,6 +23,8 @@ from beluga.connectors.vllm.staging import Source
 from beluga.connectors.vllm.steps import BlockRange, Orders, Stored
 from beluga.connectors.vllm.worker import Worker
 from beluga.errors import ConnectorError
+from beluga.kvcache import PutResult
+from beluga.meta import BlockState
 
 BLOCKS = 64
 NAMESPACE = Namespace.of("transfers")
@@ -271,3 +273,57 @@ def test_figures_are_the_process_s_sums(side: Side) -> None:
 def test_settings_are_checked(given: dict[str, Any], said: str) -> None:
     with pytest.raises(ConnectorError, match=said):
         VllmSettings(**given)
+
+
+def test_two_preempted_requests_are_dropped_and_the_others_are_not(side: Side, gate: Gate) -> None:
+    ranges = [blocks("r", [0]), blocks("s", [1, 2], 9), blocks("t", [3], 50), blocks("u", [4], 60)]
+    side.worker.save(Orders(saves=ranges))
+    assert gate.reading.wait(LONG_S)
+    side.worker.preempt(Orders(preempted=["s", "u"]))  # neither is being read: no wait
+    assert side.worker.saves.ended({"s", "u"}) == {"s", "u"}
+    gate.go.set()
+    side.saved("r")
+    side.saved("t")
+    counted = side.counters.take()
+    assert (counted["save_blocks"], counted["save_skipped_blocks"]) == (2, 3)
+    assert set(side.worker.report().stored) == {digests(0, 1), digests(50, 1)}
+
+
+def test_room_in_the_queue_comes_back_also_from_what_was_dropped(
+    server: MetaServer, pool_name: str
+) -> None:
+    side = Side(pool_name, save_queue=3)
+    side.attached()
+    gate = Gate(side.layout)
+    side.worker.saves._source = gate
+    side.worker.save(Orders(saves=[blocks("r", [0]), blocks("s", [1, 2], 10)]))
+    assert gate.reading.wait(LONG_S)
+    side.worker.preempt(Orders(preempted=["s"]))
+    side.worker.save(Orders(saves=[blocks("t", [3, 4], 20)]))
+    gate.go.set()
+    side.saved("t")
+    assert side.counters.take()["save_blocks"] == 3
+    side.worker.close()
+
+
+def test_blocks_that_find_no_room_in_the_pool_are_counted_as_left_out(
+    server: MetaServer, pool_name: str, side: Side, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = side.worker.save_link._attachment.cache(NAMESPACE)  # type: ignore[union-attr]
+    states = np.array([BlockState.GRANTED, BlockState.REFUSED, BlockState.PENDING], dtype=np.uint8)
+    statuses = np.zeros(3, dtype=np.int32)
+    monkeypatch.setattr(cache, "put", lambda *_: PutResult(states, statuses))
+    side.worker.save(Orders(saves=[blocks("r", [0, 1, 2])]))
+    side.saved("r")
+    counted = side.counters.take()
+    assert (counted["save_blocks"], counted["save_skipped_blocks"]) == (1, 2)
+    assert side.worker.report().stored == {digests(0, 1): Stored(1, 1)}
+
+
+def test_a_worker_that_closes_ends_its_threads_and_sessions(side: Side) -> None:
+    own = {"beluga-saves", "beluga-loads"}
+    assert own <= {thread.name for thread in threading.enumerate()}
+    side.worker.close()
+    assert not own & {thread.name for thread in threading.enumerate()}
+    assert not side.worker.load_link.attached
+    assert not side.worker.save_link.attached
