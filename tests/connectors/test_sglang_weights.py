@@ -244,3 +244,12 @@ def test_a_scheduler_whose_updates_cannot_be_seen_is_refused(
     monkeypatch.setitem(sys.modules, weights._SCHEDULER, types.ModuleType("scheduler"))
     with pytest.raises(ConnectorError, match="does not know how this SGLang changes its weights"):
         backend()
+
+
+def test_a_change_is_told_once_however_many_backends_there_were(
+    server: MetaServer, backend: Make, updater: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    backend()
+    backend()
+    updater.update()
+    assert caplog.text.count("weights were changed without") == 1
