@@ -56,10 +56,12 @@ def test_all_that_passes_ends_with_the_summary_of_the_tests(tree: Path) -> None:
 def test_a_failure_is_said_and_is_the_status(tree: Path) -> None:
     stand_in(tree / "scripts/fuzz", status=1)
     stand_in(tree / "scripts/test-pythons", status=77)
+    stand_in(tree / "scripts/mutants", status=124)
     status, lines = check(tree, "--ci")
     assert (status, lines[-1]) == (1, "2 passed")
     assert "== failed: fuzz" in lines
     assert "== lacking: pythons" in lines
+    assert "== cut off: mutants" in lines
 
 
 def test_failed_tests_are_the_status(tree: Path) -> None:
