@@ -14,7 +14,7 @@ from engines import peek
 
 from beluga.pool import Pool
 from beluga.transfer import Plan, plan_blocks
-from beluga.transfer.cuda import CudaEngine, HostDriver
+from beluga.transfer.cuda import CudaEngine, DriverError, HostDriver
 
 STRIPE = 2 << 20
 PATIENCE_S = 60
@@ -41,6 +41,70 @@ class Gpu(HostDriver):
         if not self.capturing(stream):
             self._streams[stream].put(lambda: self.gate.wait(PATIENCE_S) and None)
         super().launch(kernel, grid, job, stream)
+
+
+class FailingGpu(Gpu):
+    """The call whose number is in ``fail_at`` (1: the next one) fails before it has done anything.
+    While ``silent``, nobody learns whether an event has ended. ``bounced``: nothing is registered.
+    """
+
+    def __init__(self, *, bounced: bool = False) -> None:
+        self.fail_at, self.silent = 0, False
+        super().__init__(before_register=_refuse if bounced else None)
+
+    def _call(self) -> None:
+        if self.fail_at > 0:
+            self.fail_at -= 1
+            if self.fail_at == 0:
+                raise DriverError("made up")
+
+    def _listen(self) -> None:
+        if self.silent:
+            raise DriverError("made up, for good")
+
+    def copy(self, target: int, source: int, size: int, stream: int) -> None:
+        self._call()
+        super().copy(target, source, size, stream)
+
+    def launch(self, kernel: str, grid: Any, job: Any, stream: int) -> None:
+        self._call()
+        super().launch(kernel, grid, job, stream)
+
+    def allocate(self, size: int) -> int:
+        self._call()
+        return super().allocate(size)
+
+    def pin(self, size: int) -> Any:
+        self._call()
+        return super().pin(size)
+
+    def make_stream(self, *, urgent: bool) -> int:
+        self._call()
+        return super().make_stream(urgent=urgent)
+
+    def make_event(self) -> int:
+        self._call()
+        return super().make_event()
+
+    def record(self, event: int, stream: int) -> None:
+        self._call()
+        super().record(event, stream)
+
+    def follow(self, stream: int, event: int) -> None:
+        self._call()
+        super().follow(stream, event)
+
+    def ended(self, event: int) -> bool:
+        self._listen()
+        return super().ended(event)
+
+    def wait(self, event: int) -> None:
+        self._listen()
+        super().wait(event)
+
+
+def _refuse(_: int) -> None:
+    raise DriverError("made up")
 
 
 @dataclasses.dataclass

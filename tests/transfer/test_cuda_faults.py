@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cuda_gpu import PATIENCE_S, STRIPE, Blocks, Gpu, engine_on
+from cuda_gpu import PATIENCE_S, STRIPE, Blocks, FailingGpu, Gpu, engine_on
 from engines import poke
 
 from beluga.errors import DeviceFaultError, ForkedSessionError, LayoutError, TransferError
@@ -277,69 +277,15 @@ def test_a_bounced_write_has_not_ended_while_its_bytes_are_to_come(pool: Pool) -
     assert first.stored(pool)
 
 
-class FailingAt(Gpu):
-    """One of its calls fails, before it has done anything: the one with that number."""
-
-    def __init__(self, number: int, *, bounced: bool) -> None:
-        self.left = 0
-        super().__init__(before_register=self._refuse if bounced else None)
-        self._number = number
-
-    def arm(self) -> None:
-        self.left = self._number
-
-    @staticmethod
-    def _refuse(_: int) -> None:
-        raise DriverError("made up")
-
-    def _count(self) -> None:
-        if self.left > 0:
-            self.left -= 1
-            if self.left == 0:
-                raise DriverError("made up")
-
-    def copy(self, target: int, source: int, size: int, stream: int) -> None:
-        self._count()
-        super().copy(target, source, size, stream)
-
-    def launch(self, kernel: str, grid: Any, job: Any, stream: int) -> None:
-        self._count()
-        super().launch(kernel, grid, job, stream)
-
-    def allocate(self, size: int) -> int:
-        self._count()
-        return super().allocate(size)
-
-    def pin(self, size: int) -> Any:
-        self._count()
-        return super().pin(size)
-
-    def make_stream(self, *, urgent: bool) -> int:
-        self._count()
-        return super().make_stream(urgent=urgent)
-
-    def make_event(self) -> int:
-        self._count()
-        return super().make_event()
-
-    def record(self, event: int, stream: int) -> None:
-        self._count()
-        super().record(event, stream)
-
-    def follow(self, stream: int, event: int) -> None:
-        self._count()
-        super().follow(stream, event)
-
-
 @pytest.mark.parametrize(("path", "bounced"), [("direct", 0), ("staged", 0), ("direct", 1)])
 def test_a_start_that_fails_leaves_nothing_under_way(pool: Pool, path: str, bounced: int) -> None:
     """Whichever call of the driver fails: when the start raises, the GPU is through with it."""
     for number in itertools.count(1):
-        gpu = FailingAt(number, bounced=bool(bounced))
+        gpu = FailingGpu(bounced=bool(bounced))
         engine = engine_on(pool, gpu, path=path, bounce_size=2 << 20)
         assert engine.settle(PATIENCE_S)
         blocks = Blocks.make(pool, 6)
-        gpu.arm()
+        gpu.fail_at = number
         gpu.gate.clear()
         opener = threading.Timer(0.003, gpu.gate.set)
         opener.start()
@@ -354,8 +300,8 @@ def test_a_start_that_fails_leaves_nothing_under_way(pool: Pool, path: str, boun
             assert blocks.stored(pool)
             blocks.memory = mine
         opener.join()
-        ended = gpu.left > 0
-        gpu.left = 0
+        ended = gpu.fail_at > 0
+        gpu.fail_at = 0
         engine.gather_write(blocks.plan).wait(PATIENCE_S)
         assert blocks.stored(pool)
         assert nothing_under_way(engine)
