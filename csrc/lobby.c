@@ -203,6 +203,7 @@ int bl_lobby_attach(bl_session *session, uint64_t timeout_ns)
     int marked = session->devices ? bl_proof_devices(memory, session->proof, 1) : 0;
     if (marked < 0) {
         bl_proof_end(memory, session->directory, session->nonce, session->proof, 1);
+        session->proof = -1;
         return marked;
     }
     bl_lobby_turn turn = {session, &wait, .nonce = session->nonce, .operation = BL_LOBBY_ATTACH};
@@ -233,6 +234,7 @@ int bl_lobby_attach(bl_session *session, uint64_t timeout_ns)
     if (!session->attached) { /* a lane given too late is found ownerless by this very proof */
         bl_session_rest(session);
         bl_proof_end(memory, session->directory, session->nonce, session->proof, refused);
+        session->proof = -1;
     }
     return status;
 }
@@ -251,6 +253,7 @@ int bl_lobby_detach(bl_session *session, uint64_t timeout_ns)
     bl_crash_point("detach.answered");
     bl_session_rest(session);
     bl_proof_end(memory, session->directory, session->nonce, session->proof, status == 0);
+    session->proof = -1;
     bl_crash_point("detach.proof_ended");
     session->attached = 0;
     return status;

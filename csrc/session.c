@@ -30,6 +30,8 @@ int bl_session_open(const bl_pool *pool, const char *directory, uint32_t host, u
         return -ENOMEM;
     session->pool = pool;
     session->host = host;
+    session->proof = -1;
+    *out = session; /* a fork while it attaches finds its proof */
     strcpy(session->directory, directory);
     session->parent = mmap(NULL, BL_PAGE_SIZE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS,
                            -1, 0);
@@ -44,14 +46,13 @@ int bl_session_open(const bl_pool *pool, const char *directory, uint32_t host, u
     if (status == 0)
         status = bl_lobby_attach(session, timeout_ns);
     if (status < 0) {
+        *out = NULL;
         if (session->parent != MAP_FAILED)
             munmap(session->parent, BL_PAGE_SIZE);
         free(session->scratch);
         free(session);
-        return status;
     }
-    *out = session;
-    return 0;
+    return status;
 }
 
 void bl_session_close(bl_session *session)
@@ -65,7 +66,7 @@ void bl_session_close(bl_session *session)
 
 void bl_session_forked(bl_session *session)
 {
-    if (session->attached)
+    if (session->proof >= 0)
         close(session->proof); /* the child's copy would keep the parent's proof alive */
 }
 
@@ -101,6 +102,7 @@ static void bl_session_drop(bl_session *session)
     bl_crash_point("drop.silent");
     bl_session_rest(session);
     bl_proof_end(&session->pool->memory, session->directory, session->nonce, session->proof, 0);
+    session->proof = -1;
     bl_crash_point("drop.proof_ended");
     session->old_nonce = session->nonce;
     session->attached = 0;

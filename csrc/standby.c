@@ -89,7 +89,7 @@ int bl_server_watch(bl_server *server, uint64_t lost_ns, uint64_t timeout_ns)
     bl_wait wait = bl_wait_make(memory, timeout_ns);
     int status;
     while ((status = bl_guarded(memory, bl_watch_look_guarded, &look)) == 0 &&
-           bl_wait_left_ns(memory, &wait) > 0)
+           !bl_shared_load(&server->stop) && bl_wait_left_ns(memory, &wait) > 0)
         bl_nap(memory, BL_STANDBY_LOOK_NS);
     if (status != 0)
         bl_watch_end(server); /* a watch that has the proof keeps it from others */

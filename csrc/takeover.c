@@ -313,6 +313,8 @@ static int bl_take_guarded(void *context)
 int bl_server_take(bl_server *server, const bl_server_hooks *hooks)
 {
     bl_take take = {server, hooks};
+    if (server->epoch != 0) /* its proof and its lock are in use */
+        return -BL_ERROR_SERVER_ALIVE;
     return bl_guarded(&server->pool->memory, bl_take_guarded, &take);
 }
 

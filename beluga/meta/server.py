@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from beluga._ffi import ffi, lib
 from beluga.errors import check
@@ -30,24 +30,26 @@ class MetaServer(Server):
         beat_lost_s: float = 5.0,
         quota: Quota | None = None,
     ) -> None:
+        self._meta: Any = ffi.NULL
         super().__init__(
             pool, host=host, declared_gone=declared_gone, beat_lost_s=beat_lost_s, quota=quota
         )
         out = ffi.new("bl_meta **")
-        check(lib.bl_meta_create(self._running(), out), "making the block index")
-        self._meta = out[0]
+        with self._running() as server:
+            check(lib.bl_meta_create(server, out), "making the block index")
+            self._meta = out[0]
 
-    def _take(self) -> None:
-        self._running()
+    def _take(self, server: Any) -> None:
         check(lib.bl_meta_serve(self._meta), "taking the pool over")
 
-    def _destroy(self) -> None:
-        super()._destroy()
-        lib.bl_meta_destroy(self._meta)
+    def _destroy(self, server: Any) -> None:
+        super()._destroy(server)
+        meta, self._meta = self._meta, ffi.NULL
+        lib.bl_meta_destroy(meta)
 
     def meta_stat(self) -> MetaStat:
         """The index's counters, read beside the running loop: not all of one instant."""
-        self._running()
         out = ffi.new("bl_meta_stat *")
-        lib.bl_meta_describe(self._meta, out)
+        with self._running():
+            lib.bl_meta_describe(self._meta, out)
         return MetaStat.of(out)

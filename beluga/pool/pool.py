@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -45,7 +46,8 @@ class Pool:
 
     def __init__(self, mapping: Mapping) -> None:
         self._mapping = mapping
-        self._closed = False
+        self._closing = self._closed = False
+        self._lock = threading.Lock()
         self._ends: list[weakref.WeakMethod[Callable[[], None]]] = []
         first = mapping.members[0].superblock
         self.id: str = first.pool_id
@@ -168,18 +170,30 @@ class Pool:
     def before_close(self, end: Callable[[], None]) -> None:
         """Call ``end``, a bound method, before the devices are unmapped, if its object still lives.
 
-        Sessions and servers have threads in C that write to the pool: they end with it.
+        Sessions and servers have threads in C that write to the pool: they end with it. To be
+        called before they are made, with what ``end`` waits for held. Raises ValueError once the
+        pool is closed, or is being closed.
         """
-        self._ends.append(weakref.WeakMethod(end))
+        with self._lock:
+            if self._closing:
+                raise ValueError("the pool is closed")
+            self._ends.append(weakref.WeakMethod(end))
 
     def close(self) -> None:
         """End the pool's sessions and servers, last made first, and unmap it. Twice is fine."""
+        with self._lock:
+            self._closing = True
         while self._ends:
-            end = self._ends.pop()()
-            if end is not None:
-                end()
-        if not self._closed:
-            self._closed = True
+            end = self._ends[-1]
+            call = end()
+            if call is not None:
+                call()  # if it fails, or is interrupted, the pool stays mapped
+            with self._lock:
+                if end in self._ends:
+                    self._ends.remove(end)
+        with self._lock:
+            closed, self._closed = self._closed, True
+        if not closed:
             self._mapping.close()
 
     def keep_mapped(self) -> Mapping:

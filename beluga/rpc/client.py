@@ -53,18 +53,18 @@ class Client:
         self._reply = ffi.new("uint8_t[]", pool.geometry.bulk_size)
         self._message = ffi.new("bl_message *")
         self._pid = os.getpid()
-        out = ffi.new("bl_session **")
-        directory = os.fsencode(pool.runtime_dir)
-        check(
-            lib.bl_session_open(
-                pool.handle, directory, pool.host_number(host), int(timeout_s * NS_PER_S), out
-            ),
-            "attaching to the pool's server",
-        )
-        self._held.session = out[0]
         self._end = weakref.finalize(self, self._held.end_at_exit)
         _clients.add(self)
-        pool.before_close(self.close)
+        timeout_ns = int(timeout_s * NS_PER_S)
+        try:
+            with self._held.lock:  # whoever closes the pool waits for it
+                pool.before_close(self.close)
+                where = os.fsencode(pool.runtime_dir), pool.host_number(host), timeout_ns
+                code = lib.bl_session_open(pool.handle, *where, self._held.out)
+                check(code, "attaching to the pool's server")
+        except BaseException:
+            self.close()
+            raise
 
     def call(self, method: int, request: bytes = b"", *, timeout_s: float | None = None) -> bytes:
         """The handler's reply to ``request``, each at most the pool's ``bulk_size`` bytes.
@@ -115,9 +115,10 @@ class Client:
     def session(self) -> Any:
         """The ``bl_session *``, for whoever holds the :attr:`lock`. Raises RpcError if this client
         is closed."""
-        if self._held.session is None:
+        session = self._held.out[0]
+        if session == ffi.NULL:
             raise RpcError("this client is closed; make a new one")
-        return self._held.session
+        return session
 
     def stat(self) -> ClientStat:
         """Counters of this session."""
@@ -135,7 +136,8 @@ class Client:
 
     def _forget(self) -> None:
         """In a forked child: the session is the parent's, and so is whatever held the lock."""
-        lib.bl_session_forked(self._held.session)
+        if self._held.out[0] != ffi.NULL:  # it may be attaching just now
+            lib.bl_session_forked(self._held.out[0])
         self._held = _Held()
         self._end.detach()
 
@@ -151,7 +153,7 @@ class _Held:
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        self.session: Any = None
+        self.out = ffi.new("bl_session **")
 
     def end(self) -> None:
         """Close the session when nobody uses it."""
@@ -165,8 +167,8 @@ class _Held:
             self.lock.release()
 
     def _close(self) -> None:
-        session, self.session = self.session, None
-        if session is not None:
+        session, self.out[0] = self.out[0], ffi.NULL
+        if session != ffi.NULL:
             lib.bl_session_close(session)
 
 

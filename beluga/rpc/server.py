@@ -9,7 +9,8 @@ import logging
 import os
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from beluga._ffi import ffi, lib
@@ -105,35 +106,53 @@ class Server:
         self._thread: threading.Thread | None = None
         self._failure: BelugaError | OSError | None = None
         self._contexts: list[Any] = []  # what keeps handlers alive while C may call them
+        self._server: Any = None
+        self._serves = self._stopped = False
+        self._unlock()
         out = ffi.new("bl_server **")
-        directory = os.fsencode(pool.runtime_dir)
-        number = pool.host_number(host)
-        check(lib.bl_server_create(pool.handle, directory, number, out), "starting a server")
-        self._server = out[0]
-        if declared_gone:
-            status = lib.bl_server_declare_gone(self._server)
+        with self._ending:  # from here on whoever closes the pool waits for this
+            pool.before_close(self.stop)
+            directory, number = os.fsencode(pool.runtime_dir), pool.host_number(host)
+            check(lib.bl_server_create(pool.handle, directory, number, out), "starting a server")
+            self._server = out[0]
+            status = lib.bl_server_declare_gone(out[0]) if declared_gone else 0
             if status < 0:
-                lib.bl_server_destroy(self._server)
                 self._server = None
+                lib.bl_server_destroy(out[0])
                 check(status, "declaring others gone")
         _servers.add(self)
-        lib.bl_server_beat_lost(self._server, int(beat_lost_s * 1e9))
         quota = quota or Quota()
         limits = ffi.new("bl_quota *")
         limits.grant_count, limits.pin_count = quota.grants, quota.pins
         limits.bytes, limits.calls_per_s = quota.bytes, quota.calls_per_s
-        lib.bl_server_limit(self._server, limits)
-        check(
-            lib.bl_server_handle_method(
-                self._server, lib.BL_METHOD_PING, lib.bl_echo_handler, ffi.NULL
-            )
-        )
+        with self._running() as server:
+            lib.bl_server_beat_lost(server, int(beat_lost_s * 1e9))
+            lib.bl_server_limit(server, limits)
+            echo = lib.bl_echo_handler
+            check(lib.bl_server_handle_method(server, lib.BL_METHOD_PING, echo, ffi.NULL))
 
-    def _running(self) -> Any:
-        """The ``bl_server *``; after :meth:`stop`, and in a forked child, there is none."""
-        if self._server is None:
-            raise RpcError("this server has stopped; make a new one")
-        return self._server
+    def _unlock(self) -> None:
+        """Locks that nobody holds."""
+        self._ending = threading.RLock()  # of whoever makes or ends the C server
+        self._life = threading.Condition()
+        self._users: list[int] = []  # threads that are in C with it
+
+    @contextmanager
+    def _running(self) -> Iterator[Any]:
+        """The ``bl_server *``, which lives as long as this; after :meth:`stop`, and in a forked
+        child, there is none."""
+        me = threading.get_ident()
+        with self._life:
+            if self._server is None or self._stopped:
+                raise RpcError("this server has stopped; make a new one")
+            server = self._server
+            self._users.append(me)
+        try:
+            yield server
+        finally:
+            with self._life:
+                self._users.remove(me)
+                self._life.notify_all()
 
     def handle(self, method: int, handler: Handler) -> None:
         """Answer ``method`` (METHOD_USER..255) with ``handler(request) -> reply``.
@@ -143,17 +162,22 @@ class Server:
         """
         context = ffi.new_handle(handler)
         self._contexts.append(context)
-        check(
-            lib.bl_server_handle_method(self._running(), method, lib.bl_python_handler, context),
-            f"registering method {method}",
-        )
+        with self._running() as server:
+            check(
+                lib.bl_server_handle_method(server, method, lib.bl_python_handler, context),
+                f"registering method {method}",
+            )
 
     def start(self) -> None:
-        """Take the pool over and serve it on a thread of its own."""
-        self._take()
-        self._pool.before_close(self.stop)
-        self._thread = threading.Thread(target=self._serve, name="beluga-server", daemon=True)
-        self._thread.start()
+        """Take the pool over and serve it on a thread of its own. Once: then make another."""
+        with self._ending:  # a stop meanwhile finds the thread
+            self._begin()
+            arguments = (self._server,)  # which lives until stop() has joined the thread
+            run = threading.Thread(
+                target=self._serve, args=arguments, name="beluga-server", daemon=True
+            )
+            run.start()
+            self._thread = run
 
     def watch(self, timeout_s: float, *, silent_s: float) -> bool:
         """Before :meth:`start`: whether it is time to take over, looked for at most ``timeout_s``.
@@ -161,44 +185,57 @@ class Server:
         It is when nobody serves the pool, when its server is gone, or when that one's beat has
         stood still for ``silent_s`` seconds. Raises :class:`~beluga.errors.EpochDamagedError`.
         """
-        return bool(
-            check(
-                lib.bl_server_watch(self._running(), int(silent_s * 1e9), int(timeout_s * 1e9)),
-                "watching the pool's server",
-            )
-        )
+        times = int(silent_s * 1e9), int(timeout_s * 1e9)
+        with self._running() as server:
+            return bool(check(lib.bl_server_watch(server, *times), "watching the pool's server"))
 
     def serve_forever(self) -> None:
-        """Take the pool over and serve it on this thread until :meth:`request_stop` is called.
+        """Take the pool over and serve it on this thread until :meth:`request_stop` is called, or
+        :meth:`stop` from another thread, or the pool is closed there.
 
         Raises :class:`~beluga.errors.DeposedError` if another server takes over.
         """
-        self._take()
-        self._pool.run_near()
-        check(lib.bl_server_run(self._server), "serving")
+        with self._running() as server:
+            self._begin()
+            self._pool.run_near()
+            check(lib.bl_server_run(server), "serving")
 
     def stop(self) -> None:
-        """Stop serving and say so in the pool, so that a successor need not prove it."""
-        if self._server is None:
-            return
-        lib.bl_server_stop(self._server)
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
-        _servers.discard(self)
-        self._destroy()
-        self._server = None
+        """Stop serving and say so in the pool, so that a successor need not prove it.
+
+        Raises RpcError inside a handler, whose end it would wait for: use :meth:`request_stop`.
+        """
+        me = threading.get_ident()
+        if me in self._users or (self._thread is not None and self._thread.ident == me):
+            raise RpcError("a server cannot be stopped from within; call request_stop()")
+        with self._ending:
+            with self._life:
+                self._stopped = True
+            if self._server is None:
+                return
+            lib.bl_server_stop(self._server)
+            if self._thread is not None:
+                self._thread.join()
+                self._thread = None
+            with self._life:
+                while self._users:
+                    self._life.wait()
+            _servers.discard(self)
+            server, self._server = self._server, None
+            self._destroy(server)
 
     def _forget(self) -> None:
         """In a forked child: the server is the parent's."""
         if self._server is not None:
             lib.bl_server_forked(self._server)
         self._server = self._thread = None
+        self._unlock()  # their holders are the parent's threads
 
     def stat(self) -> ServerStat:
         """Counters of the running server."""
         out = ffi.new("bl_server_stat *")
-        lib.bl_server_describe(self._running(), out)
+        with self._running() as server:
+            lib.bl_server_describe(server, out)
         return ServerStat(**{f.name: getattr(out, f.name) for f in dataclasses.fields(ServerStat)})
 
     @property
@@ -213,21 +250,35 @@ class Server:
 
     def request_stop(self) -> None:
         """Ask the loop to end; safe in a signal handler, and from another thread."""
-        lib.bl_server_stop(self._running())
+        with self._running() as server:
+            lib.bl_server_stop(server)
 
-    def _take(self) -> None:
-        check(lib.bl_server_serve_lanes(self._running()), "taking the pool over")
+    def _begin(self) -> None:
+        """Take the pool over: once, however often it is refused."""
+        with self._life:
+            if self._serves:
+                raise RpcError("this server serves already, or did; make a new one")
+            self._serves = True
+        try:
+            with self._running() as server:
+                self._take(server)
+        except BaseException:
+            self._serves = False
+            raise
 
-    def _serve(self) -> None:
+    def _take(self, server: Any) -> None:
+        check(lib.bl_server_serve_lanes(server), "taking the pool over")
+
+    def _serve(self, server: Any) -> None:
         self._pool.run_near()
         try:
-            check(lib.bl_server_run(self._server), "serving")
+            check(lib.bl_server_run(server), "serving")
         except (BelugaError, OSError) as error:
             self._failure = error
             log.error("%s", error)
 
-    def _destroy(self) -> None:
-        lib.bl_server_destroy(self._server)
+    def _destroy(self, server: Any) -> None:
+        lib.bl_server_destroy(server)
 
     def __enter__(self) -> Server:
         try:

@@ -52,7 +52,7 @@ class Scene:
 
     def session(self) -> Any:
         assert self.client is not None
-        return self.client._held.session
+        return self.client.session
 
     def data(self) -> Any:
         self.keep.append(ffi.new("uint8_t[65536]"))
@@ -102,7 +102,7 @@ def _session(make: Callable[[Scene, Any], Call]) -> Ready:
         scene.keep.append(MetaServer(scene.pool))
         scene.keep[-1].start()
         scene.client = Client(scene.pool)
-        return make(scene, scene.client._held.session)
+        return make(scene, scene.client.session)
 
     return ready
 

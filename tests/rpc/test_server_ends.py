@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""How a server begins and ends: once, whoever says so, and never under a call that uses it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from beluga import Client, MetaServer, Pool
+from beluga.errors import RpcError, ServerAliveError
+from beluga.rpc import Server
+
+
+@pytest.fixture
+def pool(shm: Path) -> Pool:
+    return Pool.create([shm / "a"], device_size=16 << 20, sparse=True, max_blocks=64)
+
+
+def names(pool: Pool) -> list[str]:
+    return sorted(path.name for path in pool.runtime_dir.iterdir())
+
+
+@pytest.mark.parametrize("kind", [Server, MetaServer])
+def test_a_second_start_is_refused_and_touches_nothing(pool: Pool, kind: type[Server]) -> None:
+    with kind(pool) as server, Client(pool) as client:
+        before = names(pool)
+        for again in (server.start, server.serve_forever):
+            with pytest.raises(RpcError, match="serves already"):
+                again()
+        with pytest.raises(ServerAliveError), kind(pool):
+            pass
+        assert names(pool) == before
+        client.ping()
+        assert client.stat().reattach_count == 0
+    with pytest.raises(RpcError, match="make a new one"):
+        server.start()
+    with kind(pool):  # the successor finds a word, and need not prove anything
+        Client(pool).ping()
+    pool.close()
+
+
+def test_a_start_that_was_refused_may_be_tried_again(pool: Pool) -> None:
+    late = Server(pool)
+    with Server(pool), pytest.raises(ServerAliveError):
+        late.start()
+    late.start()
+    Client(pool).ping()
+    pool.close()
+
+
+@pytest.mark.parametrize("kind", [Server, MetaServer])
+def test_a_pool_that_closes_ends_its_servers(pool: Pool, kind: type[Server]) -> None:
+    idle, server = kind(pool), kind(pool)
+    failures: list[BaseException] = []
+
+    def serve() -> None:
+        try:
+            server.serve_forever()
+        except BaseException as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    while server.stat().epoch == 0:
+        thread.join(0.001)
+    Client(pool).ping()
+    pool.close()
+    thread.join()
+    assert failures == []
+    for each in (idle, server):
+        for call in (each.stat, each.request_stop, each.start):
+            with pytest.raises(RpcError):
+                call()
+        with pytest.raises(RpcError):
+            each.watch(0, silent_s=1)
+        each.stop()
+    with pytest.raises(ValueError, match="closed"):
+        kind(pool)
+    with pytest.raises(ValueError, match="closed"):
+        Client(pool)
+
+
+def test_a_server_is_not_stopped_from_within(pool: Pool) -> None:
+    server = Server(pool)
+    said: list[str] = []
+
+    def handler(_: bytes) -> bytes:
+        with pytest.raises(RpcError, match="from within"):
+            server.stop()
+        said.append("refused")
+        return b"on"
+
+    server.handle(64, handler)
+    server.start()
+    assert Client(pool).call(64) == b"on"
+    assert said == ["refused"]
+    pool.close()
+
+
+BESIDE = """
+import sys, threading
+from beluga import Client, MetaServer, Pool
+from beluga.errors import BelugaError
+for round in range(6):
+    pool = Pool.create(sys.argv[1:], device_size=16 << 20, sparse=True, max_blocks=64, force=True)
+    server = MetaServer(pool)
+    calls = [server.stat, server.meta_stat, lambda: server.handle(70, bytes), server.request_stop,
+             lambda: server.watch(0.001, silent_s=1), lambda: Client(pool, timeout_s=0.2),
+             server.start, pool.prefault, lambda: pool.geometry]
+    over = threading.Event()
+    def beside(call):
+        while not over.is_set():
+            try:
+                call()
+            except (BelugaError, ValueError):
+                pass
+    threads = [threading.Thread(target=beside, args=(call,)) for call in calls]
+    for thread in threads:
+        thread.start()
+    threading.Event().wait(0.03)
+    (server.stop if round % 2 else pool.close)()
+    over.set()
+    for thread in threads:
+        thread.join()
+    server.stop()
+    pool.close()
+print("alive")
+"""
+
+
+def test_calls_beside_a_stop_or_a_close_find_no_server_or_a_whole_one(shm: Path) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-X", "faulthandler", "-c", BESIDE, str(shm / "a")],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert (ended.returncode, ended.stdout.strip()) == (0, "alive"), ended.stderr[-3000:]
