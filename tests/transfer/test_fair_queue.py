@@ -272,3 +272,53 @@ def test_counters_may_wrap() -> None:
     fix.tick(100)
     assert fix.counts(a, b) == (50, 50)
     assert fix.way.handle.nodes[a].accumulated < 100 * WEIGHT
+
+
+def test_a_group_whose_classes_were_all_held_back_comes_again() -> None:
+    """Its class has had its bandwidth: time alone brings it back, nothing is pushed meanwhile."""
+    fix = Fixture()
+    group, other = fix.way.add(10), fix.way.add(10)
+    limited = fix.way.add(10, parent=group)
+    mib, second = 1 << 20, 10**9
+    fix.way.limit(limited, mib, burst=mib, now_ns=0)
+    for _ in range(8):
+        fix.queue.push(limited, WEIGHT, limited, size=mib)
+    fix.push(other)
+    served = []
+    for now_s in range(20):
+        while (piece := fix.queue.poll(now_s * second)) is not None:
+            served.append((piece.id, now_s))
+            fix.queue.complete(piece.handle, now_s * second)
+    assert [kind for kind, _ in served].count(other) == 1
+    times = [now_s for kind, now_s in served if kind == limited]
+    assert len(times) == 8
+    assert times[-1] >= 4  # and it was held back
+
+
+def test_the_smallest_piece_is_charged_for() -> None:
+    """Cost less than shares: a class of such pieces would go before all others for ever."""
+    fix = Fixture()
+    a, b = fix.way.add(10), fix.way.add(10)
+    for _ in range(40):
+        fix.queue.push(a, 1, a)
+        fix.queue.push(b, 10, b)
+    fix.tick(20)
+    assert fix.counts(a, b) == (10, 10)
+
+
+def test_an_unplugged_class_holds_no_other_process_up() -> None:
+    """What a process says of itself to the others of its link has no class that cannot go."""
+    way = Way(limit=WEIGHT, forgiving=FORGIVING, capped=True, now_ns=0)
+    first, second = Queue(way, now_ns=0), Queue(way, now_ns=0)
+    a, b = way.add(1000), way.add(10)
+    first.push(a, WEIGHT, a)
+    first.plug(a, plugged=False)
+    second.push(b, WEIGHT, b)
+    admitted = []
+    for now_ns in range(0, 10_000, 1000):
+        assert first.poll(now_ns) is None
+        if (piece := second.poll(now_ns)) is not None:
+            admitted.append((piece.id, now_ns))
+    assert admitted == [(b, 0)]
+    first.close()
+    second.close()

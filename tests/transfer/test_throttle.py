@@ -184,3 +184,16 @@ def test_python_and_c_mean_the_same_picosecond() -> None:
     way = Way(limit=10, now_ns=0)
     assert int(way.handle.bucket.rate) == 10**12
     assert lib.bl_way_valid(way.handle)
+
+
+def test_time_is_rounded_to_the_nearest_token() -> None:
+    bucket = TokenBucket(1, 10, now_ns=0)
+    bucket.replenish(0)
+    ticket = bucket.grab(12)
+    assert bucket.lacks(ticket) == 2
+    bucket.replenish(S // 2 - 1)
+    assert bucket.lacks(ticket) == 2
+    bucket.replenish(S // 2)
+    assert bucket.lacks(ticket) == 1
+    bucket.replenish(S // 2 + 3 * S // 2 - 1)
+    assert bucket.lacks(ticket) == 0
