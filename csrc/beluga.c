@@ -157,6 +157,7 @@
 #include "sim_blocks.c"
 #include "sim_kv.c"
 #include "sim_held.c"
+#include "sim_sessions.c"
 #include "sim_takeover.c"
 #include "sim_machines.c"
 #include "sim_tasks.c"

@@ -52,6 +52,8 @@ static const bl_sim_scenario bl_sim_scenarios[] = {
     {"kv_stops", bl_path_kv_stops, 0},
     {"kv_silent", bl_path_kv_silent, 0},
     {"kv_calm", bl_path_kv_calm, 0},
+    {"farewell", bl_path_farewell, 0},
+    {"given_up", bl_path_given_up, 0},
     {"reserves", bl_path_reserves, 0},
     {"held", bl_path_held, 0},
     {"range", bl_path_range, 0},

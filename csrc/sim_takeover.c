@@ -275,7 +275,8 @@ static int bl_takeover_deaths(bl_sim_world *world)
     return bl_path_run(&blocks.path);
 }
 
-/* ---- zombies: clients sleep so long that they count as lost, then write all the same. */
+/* ---- zombies: clients sleep so long that they count as lost, then write all the same; meanwhile
+ * servers die, and others take over. */
 
 /* Write a granted block, perhaps long after the server has given this session up. */
 static int bl_zombie_write(bl_blocks_client *client, uint64_t key, const bl_block_record *record)
@@ -338,6 +339,8 @@ static int bl_takeover_zombies(bl_sim_world *world)
 {
     bl_blocks blocks = {.path = {.world = world, .serve = bl_blocks_serve,
                                  .server_host_count = 1, .bears_timeouts = 1,
+                                 .server_deaths = (uint32_t)bl_sim_below(world, 4),
+                                 .server_verbs = BL_BLOCKS_SERVER_VERBS,
                                  .beat_lost_ns = BL_ZOMBIE_LOST_NS},
                         .key_count = BL_BLOCKS_KEY_COUNT_MAX, .loses = 1};
     for (uint32_t host = 1; host < 4; host++)

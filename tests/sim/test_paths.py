@@ -87,6 +87,8 @@ def test_path_is_right_whatever_caches_do(path: str, coherent: bool) -> None:
         "kv_stops",
         "reserves",
         "held",
+        "farewell",
+        "given_up",
     ],
 )
 def test_path_whatever_happens_never_gives_wrong_bytes(path: str) -> None:
