@@ -58,7 +58,7 @@ class Place:
         self.link = link
         self._handle: Any = ffi.NULL
         self._state = _FREE
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # of the handle, which goes under nobody
         self._stalls = 0
 
     @property
@@ -101,7 +101,9 @@ class Place:
     def stat(self, direction: Direction) -> QueueStat:
         """Counters of one of its queues."""
         found = ffi.new("bl_queue_stat *")
-        lib.bl_port_stat(self.handle, Direction(direction), found)
+        with self._lock:
+            if self.handle:
+                lib.bl_port_stat(self._handle, Direction(direction), found)
         return queue_stat(found)
 
     def stop(self) -> None:
@@ -115,7 +117,8 @@ class Place:
     def watch(self) -> None:
         """Say so if pieces were under way for too long since this was last asked (Seastar's stall
         warning: from 100 ms on; the threshold doubles each time, and comes down with time)."""
-        stalls = int(lib.bl_port_stalls(self._handle)) if self._handle else 0
+        with self._lock:
+            stalls = int(lib.bl_port_stalls(self._handle)) if self._handle else 0
         if stalls == self._stalls:
             return
         both = self.link.settings.duplex
