@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""Errors that must not be dropped, and room that must not be taken."""
+
+from __future__ import annotations
+
+import fcntl
+from pathlib import Path
+
+import pytest
+
+from beluga.errors import NoRoomError, PoolError, VerifyError
+from beluga.pool import Pool
+from beluga.verify import verify_pool
+
+SIZE = 16 << 20
+
+
+def test_a_device_smaller_than_a_pool_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    path.write_bytes(bytes(2 << 20))
+    with pytest.raises(NoRoomError, match="at least 4 MiB"):
+        Pool.create([path], force=True)
+
+
+def test_prefault_gives_sparse_files_no_room(shm: Path) -> None:
+    with Pool.create([shm / "a"], device_size=SIZE, sparse=True) as pool:
+        before = (shm / "a").stat().st_blocks
+        pool.prefault()
+        assert (shm / "a").stat().st_blocks == before
+
+
+def test_a_file_that_cannot_be_removed_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Pool.create([tmp_path / "a"], device_size=SIZE, sparse=True).close()
+
+    def refuse(self: Path, missing_ok: bool = False) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "unlink", refuse)
+    with pytest.raises(PoolError):
+        Pool.destroy([tmp_path / "a"])
+
+
+def test_a_side_that_runs_already_is_refused(tmp_path: Path) -> None:
+    with (
+        Pool.create([tmp_path / "a"], device_size=SIZE, sparse=True) as pool,
+        (pool.runtime_dir / "verify-a").open("w") as file,
+    ):
+        fcntl.flock(file, fcntl.LOCK_EX)
+        with pytest.raises(VerifyError, match="already"):
+            verify_pool(pool, role="a", seconds=0.1, patience=0.1)
