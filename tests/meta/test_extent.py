@@ -7,7 +7,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Iterator
-from errno import E2BIG, EAGAIN, EBUSY, EEXIST, EINVAL
+from errno import E2BIG, EAGAIN, EBUSY, EEXIST, EINVAL, ENOENT
 from typing import Any
 
 import pytest
@@ -313,3 +313,21 @@ def test_pool_of_8_tib_is_searched_without_looking_at_each_stripe() -> None:
     for _ in range(100_000):  # hours, were it a walk
         assert open_extent(extents, size) == last
         assert lib.bl_extents_close(extents, last) == 0
+
+
+def test_the_next_empty_extent_is_the_first_of_all_classes() -> None:
+    rng, sizes = random.Random(5), [3 * MIB + PAGE, MIB, PAGE, 16 * MIB]
+    for _ in range(40):
+        extents, view = create(96), ffi.new("bl_extent_view *")
+        for _ in range(10):
+            open_extent(extents, rng.choice(sizes), any_fit=True)
+        for _ in range(rng.randrange(12)):
+            take(extents, rng.choice(sizes))
+        empty = [
+            extent.first_stripe
+            for extent in walk(extents)
+            if extent.free_count == extent.block_count
+        ]
+        for stripe in range(96):
+            found = lib.bl_extents_next_empty(extents, stripe, view) or view.first_stripe
+            assert found == next((first for first in empty if first >= stripe), -ENOENT)

@@ -305,6 +305,26 @@ def test_full_index_forgets_what_was_stored_longest_ago() -> None:
     assert index.stat().blocks == 10
 
 
+def test_what_is_stored_again_is_forgotten_later() -> None:
+    index = Indexer(workers=2, blocks=3)
+    for block in (1, 2, 3):
+        index.apply(stored(A, [block], [block]))
+    index.apply(stored(B, [1], [1]))
+    index.apply(stored(A, [4], [4]))
+    assert scores(index, 2) == {}
+    assert scores(index, 1) == {A: 1, B: 1}
+
+
+def test_a_chain_that_is_stored_again_is_forgotten_from_its_tail() -> None:
+    index = Indexer(workers=2, blocks=3)
+    for _ in range(2):
+        index.apply(stored(A, [1, 2], [1, 2]))
+    for block in (3, 4):
+        index.apply(stored(A, [block], [block]))
+    assert scores(index, 1, 2) == {A: 1}
+    assert scores(index, 3) == scores(index, 4) == {A: 1}
+
+
 def test_full_table_of_names_makes_room_too() -> None:
     index = Indexer(workers=2, blocks=100, names=4)
     index.apply(stored(A, [1, 2, 3], [1, 2, 3]))
