@@ -187,6 +187,53 @@ def test_a_killed_server_loses_no_task(backend: Backend) -> None:
     asyncio.run(play())
 
 
+def test_what_is_given_back_for_later_waits_until_then(backend: Backend) -> None:
+    async def play() -> None:
+        async with opened(backend) as queue:
+            await queue.enqueue_task(task("one"))
+            await (await claimed(queue)).nack(0.3)
+            assert await queue.dequeue_task(timeout=0.01) is None
+            again = await claimed(queue)
+            assert again.deliveries == 2
+            await again.ack()
+            assert (await queue.get_queue_size()).total == 0
+
+    asyncio.run(play())
+
+
+def test_an_empty_queue_is_waited_at_for_so_long(backend: Backend) -> None:
+    async def play() -> None:
+        async with opened(backend) as queue:
+            start = time.monotonic()
+            assert await queue.dequeue_task(timeout=0.2) is None
+            assert time.monotonic() - start >= 0.15
+
+    asyncio.run(play())
+
+
+def test_a_ticket_that_nobody_redeems_runs_out(backend: Backend) -> None:
+    async def play() -> None:
+        async with opened(backend) as queue:
+            ticket = await queue.enqueue_task(task("one"))
+            assert not await ticket.done(0.05)
+
+    asyncio.run(play())
+
+
+def test_queues_of_other_names_are_others(backend: Backend) -> None:
+    async def play() -> None:
+        async with opened(backend) as queue:
+            other = await open_queue(backend.url, "other/model", visibility_s=LONG_S)
+            try:
+                await queue.enqueue_task(task("one"))
+                assert await other.dequeue_task(timeout=0.05) is None
+                assert (await other.get_queue_size()).total == 0
+            finally:
+                await other.close()
+
+    asyncio.run(play())
+
+
 def test_a_full_queue_says_so(backend: Backend) -> None:
     async def play() -> None:
         async with opened(backend) as queue:

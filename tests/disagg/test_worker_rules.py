@@ -1,0 +1,295 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""What a prefill worker and a prefiller do in the cases that are rare: one case a test."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("aiohttp", reason="aiohttp is not installed")
+
+from list_queue import ListQueue, ListTicket
+from prefill_engine import FakeEngine
+
+from beluga.disagg import Course, Prefiller, PrefillTask, PrefillWorker, QueueSize
+from beluga.disagg.worker import WorkerStat, prefill_request
+from beluga.errors import QueueError, QueueFullError, WorkerError
+
+LONG_S = 60.0
+
+
+def task(name: str = "r", **fields: Any) -> PrefillTask:
+    return PrefillTask(request_id=name, model="m", **({"tokens": [1, 2]} | fields))
+
+
+async def worked(
+    engine: FakeEngine, *tasks: tuple[PrefillTask, int], until: int, **options: Any
+) -> tuple[WorkerStat, ListQueue]:
+    """A worker's counters and its queue after ``until`` tasks; each with earlier deliveries."""
+    queue = ListQueue()
+    queue.waiting = [(one, ListTicket(), before) for one, before in tasks]
+    worker = PrefillWorker(queue, engine.url, **options)
+    running = asyncio.create_task(worker.run())
+
+    async def look() -> None:
+        while sum(dataclasses.astuple(worker.stat)) < until:
+            await asyncio.sleep(0.002)
+
+    await asyncio.wait_for(look(), LONG_S)
+    worker.stop()
+    await asyncio.wait_for(running, LONG_S)
+    return worker.stat, queue
+
+
+@pytest.mark.parametrize(
+    ("status", "counted"),
+    [(200, "done"), (399, "done"), (400, "refused"), (404, "refused"), (429, "given_back"),
+     (499, "refused"), (500, "given_back"), (503, "given_back")],
+)  # fmt: skip
+def test_what_an_engines_status_means(status: int, counted: str) -> None:
+    async def play() -> None:
+        async with FakeEngine().serving() as engine:
+            engine.status = status
+            stat, queue = await worked(engine, (task(), 0), until=1)
+            assert stat == WorkerStat(**{counted: 1})
+            assert queue.acked == ([] if counted == "given_back" else ["r"])
+            assert len(queue.waiting) == int(counted == "given_back")
+
+    asyncio.run(play())
+
+
+@pytest.mark.parametrize(("before", "counted"), [(2, "done"), (3, "dropped")])
+def test_a_task_is_given_out_so_often_and_no_more(before: int, counted: str) -> None:
+    async def play() -> None:
+        async with FakeEngine().serving() as engine:
+            stat, queue = await worked(engine, (task(), before), until=1, deliveries_max=3)
+            assert stat == WorkerStat(**{counted: 1})
+            assert queue.acked == ["r"]
+            assert len(engine.asked) == int(counted == "done")
+
+    asyncio.run(play())
+
+
+def test_an_engine_that_is_not_there_gives_the_task_back() -> None:
+    async def play() -> None:
+        engine = FakeEngine()
+        engine.url = "http://127.0.0.1:9"
+        stat, queue = await worked(engine, (task(), 0), until=1)
+        assert stat == WorkerStat(given_back=1)
+        assert [one.request_id for one, _, _ in queue.waiting] == ["r"]
+
+    asyncio.run(play())
+
+
+def test_an_engine_that_does_not_answer_in_time_gives_the_task_back() -> None:
+    async def play() -> None:
+        async with FakeEngine().serving() as engine:
+            engine.gate.clear()
+            stat, _ = await worked(engine, (task(), 0), until=1, timeout_s=0.05)
+            assert stat.given_back >= 1  # another turn may have begun before it was stopped
+            assert stat.done == 0
+            engine.gate.set()
+
+    asyncio.run(play())
+
+
+def test_as_many_prompts_at_a_time_as_asked() -> None:
+    async def play() -> None:
+        async with FakeEngine().serving() as engine:
+            engine.gate.clear()
+
+            async def open_when_full() -> int:
+                while len(engine.asked) < 3:
+                    await asyncio.sleep(0.002)
+                await asyncio.sleep(0.05)  # a fourth would come now
+                engine.gate.set()
+                return len(engine.asked)
+
+            full = asyncio.create_task(open_when_full())
+            tasks = [(task(str(number)), 0) for number in range(5)]
+            stat, _ = await worked(engine, *tasks, until=5, concurrency=3)
+            assert await full == 3
+            assert stat.done == 5
+
+    asyncio.run(play())
+
+
+def test_a_queue_that_is_away_is_waited_for(caplog: pytest.LogCaptureFixture) -> None:
+    class Away(ListQueue):
+        asked = 0
+
+        async def dequeue_task(self, timeout: float = 1.0) -> Any:
+            self.asked += 1
+            if self.asked == 1:
+                raise QueueError("away")
+            return await super().dequeue_task(timeout)
+
+    async def play() -> None:
+        queue = Away()
+        await queue.enqueue_task(task())
+        async with FakeEngine().serving() as engine:
+            worker = PrefillWorker(queue, engine.url + "/", concurrency=1)
+            running = asyncio.create_task(worker.run())
+            while not queue.acked:
+                await asyncio.sleep(0.002)
+            worker.stop()
+            await running
+            assert engine.asked[0][0] == "/v1/completions"
+
+    with caplog.at_level(logging.WARNING):
+        asyncio.run(asyncio.wait_for(play(), LONG_S))
+    assert "away" in caplog.text
+
+
+def test_what_was_claimed_in_the_last_moment_is_given_back() -> None:
+    class Slow(ListQueue):
+        """Claims at once, but says so only when it is told to give up."""
+
+        async def dequeue_task(self, timeout: float = 1.0) -> Any:
+            claim = await super().dequeue_task(timeout)
+            try:
+                await asyncio.sleep(LONG_S)
+            except asyncio.CancelledError:
+                if claim is None:
+                    raise
+            return claim
+
+    async def play() -> None:
+        queue = Slow()
+        await queue.enqueue_task(task())
+        worker = PrefillWorker(queue, "http://127.0.0.1:9", concurrency=1)
+        running = asyncio.create_task(worker.run())
+        while not queue.held:
+            await asyncio.sleep(0.002)
+        worker.stop()
+        await running
+        assert (queue.held, len(queue.waiting)) == ([], 1)
+
+    asyncio.run(asyncio.wait_for(play(), LONG_S))
+
+
+def test_sampling_and_text_reach_the_engine() -> None:
+    path, body = prefill_request(
+        task(tokens=None, text="hello", sampling={"temperature": 0.5, "logprobs": 3, "n": 9})
+    )
+    assert path == "/v1/completions"
+    assert body == (
+        b'{"temperature":0.5,"n":1,"model":"m","prompt":"hello","max_tokens":1,"stream":false}'
+    )
+
+
+@pytest.mark.parametrize("body", [b"{", b"[1]", b""])
+def test_a_body_that_is_no_object_is_refused(body: bytes) -> None:
+    with pytest.raises(WorkerError, match="request r is no JSON object"):
+        prefill_request(task(tokens=None, body=body))
+
+
+@pytest.mark.parametrize(("late_s", "expired"), [(0.5, False), (1.0, False), (1.5, True)])
+def test_clocks_agree_to_a_second(
+    monkeypatch: pytest.MonkeyPatch, late_s: float, expired: bool
+) -> None:
+    monkeypatch.setattr(time, "time", lambda: 1000.0 + late_s)
+    assert task(deadline=1000.0).expired is expired
+
+
+def test_a_queue_that_was_away_is_asked_again_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    clock = SimpleNamespace(monotonic=lambda: now[0], time=time.time)  # not the event loop's
+    monkeypatch.setattr("beluga.disagg.prefill.time", clock)
+
+    async def play() -> None:
+        queue = ListQueue()
+        queue.fails = QueueError("away")
+        prefiller = Prefiller(queue, timeout_s=0.01)
+
+        async def course() -> Course:
+            return await prefiller.prefill(lambda _: task(), lambda *_: True, tokens=1)
+
+        assert await course() is Course.UNQUEUED
+        queue.fails = None
+        now[0] += 4.9
+        assert await course() is Course.UNQUEUED
+        assert queue.waiting == []
+        now[0] += 0.2
+        assert await course() is Course.LATE
+        assert len(queue.waiting) == 1
+
+    asyncio.run(play())
+
+
+def test_what_goes_wrong_is_said_once_a_minute(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    now = [100.0]
+    clock = SimpleNamespace(monotonic=lambda: now[0], time=time.time)  # not the event loop's
+    monkeypatch.setattr("beluga.disagg.prefill.time", clock)
+
+    class Full(ListQueue):
+        async def enqueue_task(self, task: PrefillTask) -> Any:
+            raise QueueFullError("it is full")
+
+    async def play(count: int) -> None:
+        for _ in range(count):
+            now[0] += 25.0
+            await prefiller.prefill(lambda _: task(), lambda *_: True, tokens=1)
+
+    prefiller = Prefiller(Full())
+    with caplog.at_level(logging.WARNING):
+        asyncio.run(play(4))  # at 125, 150, 175, 200 s
+    assert [record.getMessage() for record in caplog.records] == [
+        "prefilling locally: it is full"
+    ] * 2
+
+
+def test_a_prefill_that_is_late_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    async def play() -> None:
+        prefiller = Prefiller(ListQueue(), timeout_s=0.01)
+        await prefiller.prefill(lambda _: task(), lambda *_: True, tokens=1)
+
+    with caplog.at_level(logging.WARNING):
+        asyncio.run(play())
+    assert "was not done in 0.01 s" in caplog.text
+
+
+def test_a_task_has_the_deadline_until_which_it_is_waited_for() -> None:
+    told: list[float] = []
+
+    def made(deadline: float) -> PrefillTask:
+        told.append(deadline)
+        return task(deadline=deadline)
+
+    async def play() -> None:
+        before = time.time()
+        await Prefiller(ListQueue(), timeout_s=0.05).prefill(made, lambda *_: True, tokens=1)
+        assert before + 0.05 <= told[0] <= time.time() + 0.05
+
+    asyncio.run(play())
+
+
+def test_the_queues_size_is_asked_for_once_in_a_while() -> None:
+    class Counting(ListQueue):
+        asked = 0
+
+        async def get_queue_size(self) -> QueueSize:
+            self.asked += 1
+            return QueueSize(7, 2)
+
+    async def play() -> None:
+        queue, told = Counting(), []
+        prefiller = Prefiller(queue)
+        prefiller._size_at = asyncio.get_running_loop().time() + LONG_S  # as if just asked
+        await prefiller.prefill(lambda _: task(), lambda *all: told.append(all) or False, tokens=1)
+        assert (queue.asked, told) == (0, [(QueueSize(0, 0), 0)])
+        prefiller._size_at = asyncio.get_running_loop().time() - 0.1
+        await prefiller.prefill(lambda _: task(), lambda *all: told.append(all) or False, tokens=1)
+        assert (queue.asked, told[1]) == (1, (QueueSize(7, 2), 0))
+        assert QueueSize(7, 2).total == 9
+
+    asyncio.run(play())
