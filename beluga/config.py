@@ -80,8 +80,16 @@ def cache_dir() -> Path:
     return (Path(home) if home else _home() / ".cache") / "beluga"
 
 
+def told_runtime_root() -> Path | None:
+    """Where BELUGA_RUNTIME_DIR wants the lock files of all pools; it may not exist."""
+    told = os.environ.get("BELUGA_RUNTIME_DIR")
+    return Path(told).absolute() if told else None
+
+
 def runtime_root() -> Path:
     """Where lock files lie that have no file to lie beside; it may not exist."""
+    if (told := told_runtime_root()) is not None:
+        return told
     shared = Path("/run/beluga")
     if os.access(shared if shared.exists() else shared.parent, os.W_OK):
         return shared

@@ -27,6 +27,7 @@ BelugaError
 │   ├── DeposedError              this server has been taken over
 │   ├── HostClashError            another machine uses this host number
 │   ├── SecondHostError           the pool is coherent, so one host's, and not this one's
+│   ├── RuntimeDirError           the server is this host's, and its runtime directory another one
 │   ├── NoLaneError               every lane is taken or in quarantine
 │   ├── SessionLostError          the server gave this session up
 │   ├── SessionAliveError         a session that was declared gone lives
@@ -146,6 +147,9 @@ class HostClashError(RpcError): ...
 
 
 class SecondHostError(RpcError): ...
+
+
+class RuntimeDirError(RpcError): ...
 
 
 class NoLaneError(RpcError): ...
@@ -310,6 +314,12 @@ CODES: tuple[tuple[type[BelugaError], str], ...] = (
     (
         SessionAliveError,
         "a client that was declared gone is alive: its heartbeat moves; stop it first",
+    ),
+    (
+        RuntimeDirError,
+        "the pool's server is of this host, but not in this process's runtime directory: it is "
+        "another user's or container's, or this one was emptied; set BELUGA_RUNTIME_DIR to one "
+        "directory for all of them, mounted in containers, or --declare-gone if it is dead",
     ),
 )
 

@@ -37,7 +37,8 @@ enum bl_error {
     BL_ERROR_QUOTA,             /* the session has its share, or calls too often */
     BL_ERROR_DEVICE_FAULT,      /* a device failed: poisoned, gone, cut short */
     BL_ERROR_QUEUE_FULL,        /* as many tasks as may be, or as much space for them */
-    BL_ERROR_SESSION_ALIVE      /* a session that was declared gone lives */
+    BL_ERROR_SESSION_ALIVE,     /* a session that was declared gone lives */
+    BL_ERROR_RUNTIME_DIR        /* the server is this host's, its runtime directory another one */
 };
 
 /* ---- L1 primitives (beluga.primitives) */

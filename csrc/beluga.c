@@ -61,6 +61,7 @@
 #include "epoch.h"
 #include "wait.h"
 #include "proof.c"
+#include "runtime.h"
 #include "life.c"
 #include "beat.c"
 #include "lobby.c"

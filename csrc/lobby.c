@@ -106,6 +106,8 @@ static int bl_lobby_exchange(bl_lobby_turn *turn)
             return -BL_ERROR_SECOND_HOST;
         }
         if (serving && epoch.epoch != asked) {
+            if (bl_runtime_elsewhere(session->pool, session->directory, session->boot_id, &epoch))
+                return -BL_ERROR_RUNTIME_DIR;
             if (bl_lobby_clash(session, &epoch)) {
                 if (!bl_wait_turn(memory, turn->wait))
                     return -BL_ERROR_HOST_CLASH;

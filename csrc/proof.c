@@ -47,11 +47,19 @@ static bl_proof_path bl_proof_name(const char *directory, const char *kind, uint
     return path;
 }
 
+/* The directory says who may come in, not this process's umask: others open the file to lock it. It
+ * is its owner's to say so; nobody else has to. */
+static void bl_proof_share(int descriptor) { (void)!fchmod(descriptor, 0660); }
+
 static int bl_proof_open(const char *directory, const char *kind, uint64_t nonce, int flags)
 {
     bl_proof_path path = bl_proof_name(directory, kind, nonce);
     int descriptor = open(path.text, flags | O_RDWR | O_CLOEXEC | O_NOFOLLOW, 0660);
-    return descriptor < 0 ? -errno : descriptor;
+    if (descriptor < 0)
+        return -errno;
+    if (flags & O_CREAT)
+        bl_proof_share(descriptor);
+    return descriptor;
 }
 
 int bl_proof_hold(const bl_memory *memory, const char *directory, uint64_t nonce)
@@ -67,6 +75,14 @@ int bl_proof_hold(const bl_memory *memory, const char *directory, uint64_t nonce
     int error = errno;
     close(descriptor);
     return -error;
+}
+
+int bl_proof_known(const bl_memory *memory, const char *directory, uint64_t nonce)
+{
+    (void)memory;
+    struct stat file;
+    return stat(bl_proof_name(directory, BL_PROOF_ALIVE, nonce).text, &file) == 0 ||
+           errno != ENOENT;
 }
 
 int bl_proof_watch(const bl_memory *memory, const char *directory, uint64_t nonce)
@@ -195,6 +211,7 @@ int bl_host_lock(const bl_memory *memory, const char *directory, const char *nam
     int descriptor = open(path, O_CREAT | O_RDWR | O_CLOEXEC | O_NOFOLLOW, 0660);
     if (descriptor < 0)
         return -errno;
+    bl_proof_share(descriptor);
     if (flock(descriptor, LOCK_EX | LOCK_NB) == 0)
         return descriptor;
     int error = errno == EWOULDBLOCK ? EAGAIN : errno;

@@ -39,6 +39,9 @@ enum { BL_PATH_SIZE = 4096 };
 /* Hold the proof of life of nonce: a descriptor, or -errno. */
 int bl_proof_hold(const bl_memory *memory, const char *directory, uint64_t nonce);
 
+/* Is there such a proof in this directory, whoever holds it? 0: there is none; else 1. */
+int bl_proof_known(const bl_memory *memory, const char *directory, uint64_t nonce);
+
 /* Watch somebody else's: a descriptor, or -ENOENT (nothing can be proven here), or -errno: see
  * bl_error_passes(). */
 int bl_proof_watch(const bl_memory *memory, const char *directory, uint64_t nonce);

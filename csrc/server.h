@@ -19,6 +19,7 @@
 #include "life.h"
 #include "proof.h"
 #include "quota.h"
+#include "runtime.h"
 #include "turn.h"
 #include "wait.h"
 

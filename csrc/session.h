@@ -18,6 +18,7 @@
 #include "epoch.h"
 #include "life.h"
 #include "proof.h"
+#include "runtime.h"
 #include "wait.h"
 
 struct bl_session {

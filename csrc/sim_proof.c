@@ -37,6 +37,12 @@ int bl_proof_hold(const bl_memory *memory, const char *directory, uint64_t nonce
     return (int)world->proof_count++;
 }
 
+int bl_proof_known(const bl_memory *memory, const char *directory, uint64_t nonce)
+{
+    (void)directory;
+    return bl_sim_proof_find(memory, nonce) >= 0;
+}
+
 int bl_proof_watch(const bl_memory *memory, const char *directory, uint64_t nonce)
 {
     (void)directory;

@@ -70,6 +70,9 @@ static int bl_watch_look_guarded(void *context)
         return status;
     if (line.epoch == 0 || bl_epoch_last_word(&line))
         return 1;
+    if (!bl_declared(server, line.nonce) &&
+        bl_runtime_elsewhere(server->pool, server->directory, server->boot_id, &line))
+        return -BL_ERROR_RUNTIME_DIR;
     uint64_t now_ns = bl_now_ns(memory);
     if (line.nonce != server->watch.nonce)
         bl_watch_begin(server, &line, now_ns);

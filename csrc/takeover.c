@@ -104,8 +104,8 @@ static int bl_takeover_follow(const bl_server *server, const bl_epoch_line *line
     return 0;
 }
 
-/* Which epoch may this server ask for? 0, -BL_ERROR_SERVER_ALIVE, _HOST_CLASH, _SECOND_HOST or
- * _EPOCH_DAMAGED. */
+/* Which epoch may this server ask for? 0, -BL_ERROR_SERVER_ALIVE, _HOST_CLASH, _SECOND_HOST,
+ * _RUNTIME_DIR or _EPOCH_DAMAGED. */
 static int bl_takeover_plan(const bl_server *server, bl_takeover *plan)
 {
     bl_epoch_line line[BL_HALF_COUNT];
@@ -119,6 +119,10 @@ static int bl_takeover_plan(const bl_server *server, bl_takeover *plan)
     plan->source = line[served ? newest : 1 - newest];
     plan->before = line[served ? 1 - newest : newest];
     plan->epoch = line[newest].epoch + (served ? 1 : 2);
+    for (uint32_t half = 0; half < BL_HALF_COUNT; half++) /* its locks are not this server's */
+        if (!bl_declared(server, line[half].nonce) &&
+            bl_runtime_elsewhere(server->pool, server->directory, server->boot_id, &line[half]))
+            return -BL_ERROR_RUNTIME_DIR;
     int status = bl_takeover_follow(server, &line[newest]);
     int gone = status < 0 ? status : bl_epoch_gone(server, &plan->before);
     return gone == 0 ? -BL_ERROR_SERVER_ALIVE : gone < 0 ? gone : 0;

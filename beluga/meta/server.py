@@ -40,7 +40,7 @@ class MetaServer(Server):
             self._meta = out[0]
 
     def _take(self, server: Any) -> None:
-        check(lib.bl_meta_serve(self._meta), "taking the pool over")
+        self._pool.check(lib.bl_meta_serve(self._meta), "taking the pool over")
 
     def _destroy(self, server: Any) -> None:
         super()._destroy(server)

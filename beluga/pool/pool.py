@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from beluga._ffi import lib
-from beluga.errors import DeviceSpecError
+from beluga.errors import DeviceSpecError, RuntimeDirError, check
 from beluga.pool.attach import attach
 from beluga.pool.create import Progress, create
 from beluga.pool.default import default_specs
@@ -138,6 +138,14 @@ class Pool:
     def runtime_dir(self) -> Path:
         """Directory of this pool's lock files on this host; made when it is first asked for."""
         return make_runtime_dir(self._mapping.members[0].device, self.id)
+
+    def check(self, code: int, doing: str) -> int:
+        """As :func:`beluga.errors.check`, of this pool's server: names the runtime directory where
+        that is refused."""
+        try:
+            return check(code, doing)
+        except RuntimeDirError as error:
+            raise RuntimeDirError(f"{error} (this process uses {self.runtime_dir})") from None
 
     def refuse_in_use(self) -> None:
         """Raise DeviceBusyError if a process of this host serves the pool or has a session."""

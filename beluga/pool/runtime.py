@@ -4,7 +4,9 @@
 
 All of them must find the same directory, whatever they call the devices, and nobody else may write
 to it. So it lies beside the first device's file and has the file's group, or, for devdax nodes, in
-a place of this host named by the pool's id.
+a place of this host named by the pool's id. ``BELUGA_RUNTIME_DIR`` names a place for all pools, for
+users and containers that would find different ones; it has the group that may use it. Who finds
+another directory than the pool's server is refused (``csrc/runtime.h``).
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from beluga.pool.device import Device, explain
 
 def runtime_path(first: Device, pool_id: str) -> Path:
     """The directory's path; it may not exist. ``first`` is the pool's first device."""
-    if first.kind == "devdax":
+    if first.kind == "devdax" or config.told_runtime_root() is not None:
         return config.runtime_root() / pool_id
     file = first.spec.path.resolve()
     place = f"@{first.spec.offset:#x}" if first.sliced else ""
@@ -32,12 +34,14 @@ def make_runtime_dir(first: Device, pool_id: str) -> Path:
     """The directory, made if need be; raises DevicePermissionError."""
     path = runtime_path(first, pool_id)
     device = first.spec.path.stat()
-    shared = bool(stat.S_ISREG(device.st_mode) and device.st_mode & stat.S_IWGRP)
+    model = device if stat.S_ISREG(device.st_mode) else None
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if config.told_runtime_root() is not None:
+            model = path.parent.stat()
         path.mkdir(mode=0o700)
-        if shared:
-            os.chown(path, -1, device.st_gid)
+        if model is not None and model.st_mode & stat.S_IWGRP:
+            os.chown(path, -1, model.st_gid)
             path.chmod(0o2770)
     except FileExistsError:
         _refuse_strange(path, device.st_uid)
@@ -64,8 +68,11 @@ def refuse_in_use(path: Path) -> None:
 
 def _refuse_strange(path: Path, owner: int) -> None:
     """A directory that somebody else prepared is not used."""
-    found = path.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid not in (os.geteuid(), owner, 0):
+    found, parent = path.lstat(), path.parent.stat()
+    trusted = [os.geteuid(), owner, 0]
+    if config.told_runtime_root() is not None and not parent.st_mode & stat.S_IWOTH:
+        trusted.append(found.st_uid)  # who may write to that place is trusted
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid not in trusted:
         raise DevicePermissionError(f"{path} belongs to another user; remove it")
     if not os.access(path, os.W_OK | os.X_OK):
         raise DevicePermissionError(f"{path}: this user may not write there; join its group")

@@ -61,7 +61,7 @@ class Client:
                 pool.before_close(self.close)
                 where = os.fsencode(pool.runtime_dir), pool.host_number(host), timeout_ns
                 code = lib.bl_session_open(pool.handle, *where, self._held.out)
-                check(code, "attaching to the pool's server")
+                pool.check(code, "attaching to the pool's server")
         except BaseException:
             self.close()
             raise

@@ -187,7 +187,8 @@ class Server:
         """
         times = int(silent_s * 1e9), int(timeout_s * 1e9)
         with self._running() as server:
-            return bool(check(lib.bl_server_watch(server, *times), "watching the pool's server"))
+            code = lib.bl_server_watch(server, *times)
+            return bool(self._pool.check(code, "watching the pool's server"))
 
     def serve_forever(self) -> None:
         """Take the pool over and serve it on this thread until :meth:`request_stop` is called, or
@@ -267,7 +268,7 @@ class Server:
             raise
 
     def _take(self, server: Any) -> None:
-        check(lib.bl_server_serve_lanes(server), "taking the pool over")
+        self._pool.check(lib.bl_server_serve_lanes(server), "taking the pool over")
 
     def _serve(self, server: Any) -> None:
         self._pool.run_near()

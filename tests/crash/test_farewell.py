@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from blocks import eventually, keys, states
+from elsewhere import imitate
 from processes import Process
 
 from beluga.errors import CallTimeoutError, NoServerError
@@ -28,8 +29,7 @@ class ElsewherePool(Pool):
 
     @property
     def runtime_dir(self) -> Path:
-        self.elsewhere.mkdir(exist_ok=True)
-        return self.elsewhere
+        return imitate(super().runtime_dir, self.elsewhere)
 
 
 @pytest.fixture

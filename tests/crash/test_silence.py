@@ -29,12 +29,14 @@ import sys, time
 from pathlib import Path
 from beluga.pool import Pool
 from blocks import keys
+from elsewhere import imitate
 from roles import hold_interpreter
 from beluga.errors import CallTimeoutError
 from beluga.meta import MetaClient
 from beluga.rpc import Client
 
-Pool.runtime_dir = property(lambda pool: Path(sys.argv[1]))
+real = Pool.runtime_dir
+Pool.runtime_dir = property(lambda pool: imitate(real.fget(pool), Path(sys.argv[1])))
 with Pool.open(sys.argv[2:]) as pool, Client(pool) as client:
     grants = MetaClient(client).reserve(keys([1, 2]), length=1 << 20)
     print("reserved", flush=True)

@@ -11,6 +11,7 @@ import time
 
 import pytest
 from blocks import eventually, keys
+from elsewhere import imitate
 from other_machine import Elsewhere, OtherMachine, beating, rewrite, serve_as, session_offset
 
 from beluga._ffi import lib
@@ -63,7 +64,9 @@ def test_a_grant_of_another_machine_is_held_while_its_client_beats(
     pool: Pool, elsewhere: Elsewhere
 ) -> None:
     with MetaServer(pool) as first:
+        real = pool.runtime_dir
         with elsewhere():
+            imitate(real, pool.runtime_dir)
             client = Client(pool)
         MetaClient(client).reserve(keys([1]), length=1 << 20)
         lane = client.stat().lane

@@ -1,0 +1,197 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""Processes of one host that have different runtime directories share no locks: the second one is
+refused, and told how to share one."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+from processes import Process
+
+from beluga.errors import DevicePermissionError, RuntimeDirError
+from beluga.pool import Pool
+from beluga.pool.runtime import make_runtime_dir
+from beluga.rpc import Client, Server
+
+NOBODY, GROUP = 65534, 54321
+
+
+@pytest.fixture
+def discipline() -> str:
+    return "non-coherent"
+
+
+@pytest.fixture
+def another(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A runtime directory of processes that start from now on, and of this one."""
+    monkeypatch.setenv("BELUGA_RUNTIME_DIR", str(tmp_path / "another"))
+    return tmp_path / "another"
+
+
+def test_a_client_with_another_runtime_directory_is_refused(
+    pool: Pool, paths: list[Path], request: pytest.FixtureRequest
+) -> None:
+    with Server(pool) as server:
+        another = request.getfixturevalue("another")
+        with Pool.open(paths) as other, pytest.raises(RuntimeDirError) as refused:
+            Client(other)
+        text = str(refused.value)
+        assert "BELUGA_RUNTIME_DIR" in text
+        assert str(another) in text
+        assert "\n" not in text
+        assert (server.stat().attach_count, server.stat().live_count) == (0, 0)
+
+
+@pytest.mark.parametrize("host", [0, 3])
+def test_a_server_with_another_runtime_directory_is_refused(
+    pool: Pool, paths: list[Path], request: pytest.FixtureRequest, host: int
+) -> None:
+    with Server(pool) as server:
+        request.getfixturevalue("another")
+        with Pool.open(paths) as other:
+            rival = Server(other, host=host)
+            with pytest.raises(RuntimeDirError, match="BELUGA_RUNTIME_DIR"):
+                rival.start()
+            rival.stop()
+        assert server.stat().epoch == 1
+
+
+def test_a_server_that_stands_still_is_refused_a_rival_elsewhere_too(
+    pool: Pool, paths: list[Path], request: pytest.FixtureRequest
+) -> None:
+    with Process("serve", paths) as server:
+        server.signal(signal.SIGSTOP)
+        request.getfixturevalue("another")
+        with Pool.open(paths) as other:
+            rival = Server(other)
+            with pytest.raises(RuntimeDirError):
+                rival.start()
+            rival.stop()
+        server.signal(signal.SIGCONT)
+        assert "epoch=1" in server.ask("stat")
+
+
+def test_a_standby_with_another_runtime_directory_is_refused_at_once(
+    pool: Pool, paths: list[Path], request: pytest.FixtureRequest
+) -> None:
+    with Server(pool):
+        request.getfixturevalue("another")
+        with Pool.open(paths) as other:
+            standby = Server(other)
+            with pytest.raises(RuntimeDirError, match="BELUGA_RUNTIME_DIR"):
+                standby.watch(0.1, silent_s=60)
+            standby.stop()
+
+
+def test_processes_that_name_one_directory_share_it(another: Path, paths: list[Path]) -> None:
+    with (
+        Pool.create(paths, device_size=8 << 20, sparse=True) as pool,
+        Process("serve", paths),
+        Process("call", paths),
+        Client(pool) as client,
+    ):
+        client.ping()
+        assert pool.runtime_dir == another / pool.id
+        assert len(list(pool.runtime_dir.glob("alive-*"))) == 3
+
+
+def test_a_server_that_stopped_is_followed_from_another_directory(
+    pool: Pool, paths: list[Path], request: pytest.FixtureRequest
+) -> None:
+    with Server(pool):
+        pass
+    request.getfixturevalue("another")
+    with Pool.open(paths) as other, Server(other) as server, Client(other) as client:
+        client.ping()
+        assert server.stat().epoch == 2
+
+
+def test_a_directory_that_was_emptied_takes_an_operators_word(
+    pool: Pool, paths: list[Path]
+) -> None:
+    with Process("serve", paths) as server:
+        server.kill()
+    shutil.rmtree(pool.runtime_dir)
+    server_of = Server(pool)
+    with pytest.raises(RuntimeDirError, match="--declare-gone"):
+        server_of.start()
+    server_of.stop()
+    with Server(pool, declared_gone=True), Client(pool) as client:
+        client.ping()
+
+
+def as_nobody(paths: list[Path]) -> str:
+    """What becomes of a client that another user runs, who is of the group that shares. It is
+    forked, for this interpreter's files may not be his to read."""
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.setgroups([GROUP])
+        os.setgid(NOBODY)
+        os.setuid(NOBODY)
+        try:
+            with Pool.open(paths) as pool, Client(pool) as client:
+                client.ping()
+                os.write(write, b"answered")
+        except Exception as error:
+            os.write(write, type(error).__name__.encode())
+        finally:
+            os._exit(0)
+    os.close(write)
+    os.waitpid(child, 0)
+    with os.fdopen(read) as answer:
+        return answer.read()
+
+
+def opened_to_the_group(tmp_path: Path, paths: list[Path]) -> None:
+    """The pool's files, and the way to them."""
+    for folder in (tmp_path, tmp_path.parent, tmp_path.parent.parent):
+        folder.chmod(folder.stat().st_mode | 0o011)
+    for path in paths:
+        os.chown(path, -1, GROUP)
+        path.chmod(0o660)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="another user takes root")
+def test_another_user_of_the_group_shares_the_named_directory(
+    pool: Pool, paths: list[Path], tmp_path: Path, another: Path
+) -> None:
+    opened_to_the_group(tmp_path, paths)
+    another.mkdir()
+    os.chown(another, -1, GROUP)
+    another.chmod(0o2770)
+    with Process("serve", paths), Client(pool):
+        assert as_nobody(paths) == "answered"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="another user takes root")
+def test_another_user_with_a_directory_of_his_own_is_refused(
+    pool: Pool, paths: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened_to_the_group(tmp_path, paths)
+    with Process("serve", paths), Client(pool):
+        own = tmp_path / "own"
+        own.mkdir()
+        os.chown(own, NOBODY, NOBODY)
+        monkeypatch.setenv("BELUGA_RUNTIME_DIR", str(own))
+        assert as_nobody(paths) == "RuntimeDirError"
+
+
+def test_a_folder_that_all_may_write_to_is_nobodys_to_prepare(
+    pool: Pool, another: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where anybody may put a directory, only its own user's is used."""
+    another.mkdir(mode=0o777)
+    another.chmod(0o777)
+    first = pool._mapping.members[0].device
+    make_runtime_dir(first, pool.id)
+    monkeypatch.setattr("os.geteuid", lambda: NOBODY)
+    if os.getuid() == 0:
+        os.chown(another / pool.id, 12345, -1)
+        with pytest.raises(DevicePermissionError, match="belongs to another user"):
+            make_runtime_dir(first, pool.id)
