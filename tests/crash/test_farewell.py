@@ -5,6 +5,7 @@ one serves when they say so: nothing that ended in order is held back."""
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -92,6 +93,7 @@ def test_attempts_that_timed_out_leave_no_lane_behind(
 ) -> None:
     server = Process("serve", paths)
     server.signal(signal.SIGSTOP)
+    os.waitpid(server.pid, os.WUNTRACED)  # it is
     for _ in range(LANES + 1):
         with pytest.raises(CallTimeoutError):
             Client(elsewhere, timeout_s=0.05)
