@@ -111,23 +111,31 @@ def known_catches() -> dict[str, tuple[str, str, int]]:
 
 
 def mutants(fields: list[Field]) -> list[Mutant]:
-    """All there are: a site can always be left out and a condition dropped; other changes are
-    mutants where they make a difference."""
-    found = []
+    """All there are: what is left out, and each other change where it makes a difference."""
+    return [
+        mutant
+        for mutant in changes()
+        if mutant.change == "left out"
+        or mutant.name in known_catches()
+        or any(field.matters(mutant) for field in fields)
+    ]
+
+
+def changes() -> Iterator[Mutant]:
+    """Every site in all ways that there are."""
     for site in protocol_sites():
         if site.drop:
-            values = ("true", "false") if site.drop == "either" else (site.drop,)
-            found += [Mutant(site, value) for value in values]
-            continue
-        for change in list(CHANGES)[: CHANGES["true"]]:
-            mutant = Mutant(site, change)
-            if (
-                change == "left out"
-                or mutant.name in known_catches()
-                or any(field.matters(mutant) for field in fields)
-            ):
-                found.append(mutant)
-    return found
+            values = ["true", "false"] if site.drop == "either" else [site.drop]
+        else:
+            values = [change for change in CHANGES if change not in ("true", "false")]
+        for change in values:
+            yield Mutant(site, change)
+
+
+def undecided(found: list[Mutant]) -> list[Mutant]:
+    """Conditions that no scenario ever decides as they would be if they were dropped."""
+    there = {mutant.name for mutant in found}
+    return [m for m in changes() if m.site.drop and m.name not in there and not exempt(m)]
 
 
 def exempt(mutant: Mutant) -> bool:
@@ -169,10 +177,20 @@ class Hunt:
 
     mutant: Mutant
     fields: tuple[Field, ...]
+    weights: tuple[int, ...]
     seeds: int
     steps: int
     until_s: float
     place: memoryview
+
+
+def weight(field: Field, mutant: Mutant) -> int:
+    """How much of a hunt belongs to a field: more where others of the function were caught."""
+    own = known_catches().get(mutant.name, ("", "", 0))
+    like = f"{mutant.site.file} {mutant.site.function} "
+    place = (field.scenario, field.kind)
+    alike = sum(name.startswith(like) and run[:2] == place for name, run in known_catches().items())
+    return 1 + 30 * (own[:2] == place) + min(10, 2 * alike)
 
 
 def hunts(found: list[Mutant], fields: list[Field], options: argparse.Namespace) -> Iterator[Hunt]:
@@ -183,8 +201,9 @@ def hunts(found: list[Mutant], fields: list[Field], options: argparse.Namespace)
         known = known_catches().get(mutant.name, ("", "", 0))
         fit = [f for f in fields if f.matters(mutant) or (f.scenario, f.kind) == known[:2]]
         fit.sort(key=lambda f: ((f.scenario, f.kind) != known[:2], -f.matters(mutant)))
+        weights = tuple(weight(field, mutant) for field in fit)
         place = places[i * PLACE.size : (i + 1) * PLACE.size]
-        yield Hunt(mutant, tuple(fit), options.seeds, options.steps, until_s, place)
+        yield Hunt(mutant, tuple(fit), weights, options.seeds, options.steps, until_s, place)
 
 
 def attempt(task: Hunt, field: int, seed: int) -> tuple[str, int]:
@@ -202,19 +221,18 @@ def attempt(task: Hunt, field: int, seed: int) -> tuple[str, int]:
 
 def hunt(task: Hunt) -> Catch:
     """The remembered run, then seed after seed, until one goes wrong that is right without the
-    mutant. The scenarios share the steps evenly, so the short ones have more seeds; that which was
-    remembered has as many as all others. Counted in steps, what a hunt finds does not depend on
-    the machine."""
+    mutant. The scenarios share the steps by their weights, so the short ones have more seeds.
+    Counted in steps, what a hunt finds does not depend on the machine."""
     known = known_catches().get(task.mutant.name)
     if known and task.fields and (task.fields[0].scenario, task.fields[0].kind) == known[:2]:
         what, _ = attempt(task, 0, known[2])
         if what:
             return Catch(1, *known, what)
-    weights = [len(task.fields) if known and i == 0 else 1 for i in range(len(task.fields))]
+    weights = task.weights
     seeds = [0] * len(task.fields)
     steps = [0] * len(task.fields)
     while sum(steps) < task.steps:
-        left = [i for i, seed in enumerate(seeds) if seed < task.seeds * weights[i]]
+        left = [i for i, seed in enumerate(seeds) if seed < task.seeds]
         if not left:
             break
         if task.until_s and time.monotonic() > task.until_s:
@@ -287,6 +305,7 @@ def run(options: argparse.Namespace) -> int:
         if (not options.kind or mutant.change in kinds) and options.site in str(mutant)
     ]
     tried = [mutant for mutant in chosen if not exempt(mutant)]
+    there = {mutant.name for mutant in everything if not exempt(mutant)}
     catches: dict[str, Catch] = {}
     for task, answer in answers(hunts(tried, fields, options), hunt, processes=options.processes):
         catch = catches[task.mutant.name] = caught(task, answer)
@@ -295,8 +314,10 @@ def run(options: argparse.Namespace) -> int:
         elif not catch.scenario:
             word = "no time" if catch.cut else "survived"
             print(f"{word}, {catch.runs} runs: {task.mutant}", flush=True)
+        if options.update and catch.runs > 1:
+            remember(catches, there)
     if options.update:
-        remember(catches, {mutant.name for mutant in everything if not exempt(mutant)})
+        remember(catches, there)
     return report(options, catches, len(tried), len(chosen) - len(tried))
 
 
