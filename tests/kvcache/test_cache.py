@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from beluga import KVCache, MetaServer, Pool
 from beluga._ffi import ffi, lib
-from beluga.errors import LayoutError, NoSpaceError
+from beluga.errors import CallTimeoutError, LayoutError, NoServerError, NoSpaceError
 from beluga.kvcache import CHUNK_SIZE
 from beluga.meta import BlockState, MetaClient, check_pool
 from tests.kvcache.conftest import DEVICE_SIZE, digests, payload
@@ -40,6 +40,31 @@ def test_bytes_come_back_as_they_went_in(cache: KVCache, length: int) -> None:
     result = cache.get(digests(3), targets)
     assert (result.hits, result.mismatches) == (3, 0)
     assert np.array_equal(blocks, targets)
+
+
+@pytest.mark.parametrize("length", [4096, CHUNK_SIZE])
+def test_a_block_that_fills_its_space_leaves_the_next_one_alone(
+    cache: KVCache, length: int
+) -> None:
+    blocks, targets = payload(2, length), np.zeros((2, length), dtype=np.uint8)
+    first, second = digests(1), digests(1, start=1)
+    cache.put([*first, *second], blocks)
+    before = [place(cache, digest) for digest in (*first, *second)]
+    assert before[1] == before[0] + length
+    cache.remove(first)
+    again = digests(1, start=2)
+    cache.put(again, blocks[:1])
+    assert place(cache, again[0]) == before[0]
+    assert cache.get([*again, *second], targets).hits == 2
+    assert np.array_equal(blocks, targets)
+
+
+def test_without_a_server_a_put_is_an_error_and_no_success(pool: Pool, server: MetaServer) -> None:
+    with KVCache(pool, namespace="test", timeout_s=0.2) as cache:
+        cache.put(digests(1), payload(1, 64))
+        server.stop()
+        with pytest.raises((NoServerError, CallTimeoutError)):
+            cache.put(digests(1, start=1), payload(1, 64))
 
 
 @settings(

@@ -83,6 +83,16 @@ def test_an_old_grant_of_reused_space_is_no_grant(attach: Attach) -> None:
     assert second.commit([new]) == [0]
 
 
+def test_a_session_can_not_commit_by_its_own_older_grant(meta: MetaClient) -> None:
+    (old,) = meta.reserve(keys([1]), length=MIB)
+    meta.abort([old])
+    (new,) = meta.reserve(keys([1]), length=MIB)
+    assert (new.block, new.offset) == (old.block, old.offset)
+    assert meta.abort([old]) == 0
+    assert meta.commit([old]) == [-lib.BL_ERROR_NO_GRANT]
+    assert meta.commit([new]) == [0]
+
+
 def test_lookup_gives_the_leading_hits(meta: MetaClient) -> None:
     put(meta, [0, 1, 2, 4])
     found = meta.lookup(keys(range(5)))

@@ -200,6 +200,8 @@ def test_tasks_cannot_fill_the_pool(pool: Pool, queues: tuple[Queue, Queue]) -> 
     with pytest.raises(QueueFullError, match="full"):
         for number in range(30):
             queue.put(str(number), size=1 << 20)  # two in an extent
+    with pytest.raises(QueueFullError, match="full"):  # nothing of the refused one is left
+        queue.put(str(number), size=1 << 20)
     waiting, _ = queue.count()
     assert waiting == pool.geometry.stripe_count // 8 * 2
     queue.cache.remove(queue.key("0"))
