@@ -2,21 +2,30 @@
 # Copyright The Beluga Authors
 """Conditions that the simulator need not miss when they are dropped, each with its reason.
 
-A condition is named by file, function, its text and its place among equal ones of the function.
-Most of these decide how long something takes, and a simulated host has time; or they say again what
-another check says, too. A test of Python that fails without a condition is named where it is the
-reason.
+A condition is named by file, function, its text and its place among equal ones of the function; the
+last word is the value that it always has. Most of those that have a reason decide how long
+something takes, or say again what another check says, too. Where a test of Python fails, it is
+named: it was run with the condition forced.
 """
 
 from __future__ import annotations
 
-Condition = tuple[str, str, str, int]
+# By file and function: the condition, its place, its value.
+Conditions = dict[tuple[str, str], dict[tuple[str, int, str], str]]
 
 _ANN = "decides what the simulator's oracle is told, which can only make it miss something here"
 _ASK = "a server that does not serve is asked, and does not answer, which costs time"
 _CELL = "only which blocks make room differs, which costs misses or a refusal"
+_CHECKED = "checks bytes though the caller does without, which costs time"
+_DOUBT = "an inherited session is in doubt already, so it can only end as GONE"
+_FENCED = "a full fence more, which costs time"
+_FLUSH = "flushes what no device has written, or flushes it before its time too, which costs time"
+_LATE = "a call whose time is up is asked once more with no time left, and times out"
 _LIFE = "the simulator's servers have no pidfds; one is NULL only where the kernel has none"
+_LINK = "only who pays for the bytes on the link differs, and the simulator has no link"
+_LOOKED = "looks at the epoch though no task was committed, which costs time"
 _NAP = "only how long an idle server naps, or how often it looks at its clock, differs"
+_NO_BYTES = "copies no bytes"
 _PERIOD = "the house is kept more often than it must be, which costs time"
 _PIECE = (
     "the check, which stands in one 8-byte piece with the second sequence, covers all before it"
@@ -24,517 +33,951 @@ _PIECE = (
 _QUANTUM = (
     "only how much of a lane's turn a request counts for differs: fairness, not what is answered"
 )
-_R1 = "nobody reads the bytes of a reply whose status is an error"
-_R10 = "evicts a block though there was a number left, which costs a miss"
-_R11 = "invalidates the same lines more often, or lines behind the table, which costs time"
-_R12 = "sorts what is in order already, or by a digit in which all agree: stable, so nothing moves"
-_R13 = "the line is read more often than is needed, and its last value is taken"
-_R14 = "a full fence more, which costs time"
-_R15 = "a call whose time is up is asked once more with no time left, and times out"
-_R16 = "a server that does not serve is found silent a little later, and then tried all the same"
-_R17 = "an empty line is mended, or nobody's sessions are inherited: there are none"
-_R18 = "counts for statistics, which no decision rests on (tests/rpc/test_fairness.py counts them)"
-_R2 = "clients go by the status of a commit's record, which says the same as its state"
-_R3 = "looks at the epoch though no task was committed, which costs time"
-_R4 = "boot ids are random in both words: either comparison would do"
-_R5 = "an inherited session is in doubt already, so it can only end as GONE"
-_R6 = "checks bytes though the caller does without, which costs time"
-_R7 = "only who pays for the bytes on the link differs, and the simulator has no link"
-_R8 = "copies no bytes"
-_R9 = "only which error says that time is up differs"
-_STAT = "counts for statistics, which no decision rests on"
+_REREAD = "the line is read more often than is needed, and its last value is taken"
+_SORTED = (
+    "sorts what is in order already, or by a digit in which all agree: stable, so nothing moves"
+)
+_STATE = "clients go by the status of a commit's record, which says the same as its state"
 _THREADS = "only which thread copies, and who pays on the link, differs; the simulator has neither"
-_TRY = "only when to try a takeover differs: whether it may is decided in takeover.c"
+_UNREAD = "nobody reads the bytes of a reply whose status is an error"
+_WIDE = "invalidates the same lines more often, or lines behind the table, which costs time"
 _WINDOW = "only how many lines are looked at together differs: one that has not come ends the look"
 
-# Always true.
-TRUE: dict[Condition, str] = {
-    (
-        "device_care.c",
-        "bl_care_take",
-        "care == BL_CARE_INVALIDATE",
-        0,
-    ): "what a device reads from needs the most care: the other two do less of the same",
-    (
-        "device_care.c",
-        "bl_care_take",
-        "care == BL_CARE_FLUSH",
-        0,
-    ): "a flush of the range begins with the fence that the other one is",
-    (
-        "device_care.c",
-        "bl_care_run",
-        "job->care != BL_CARE_FENCE",
-        0,
-    ): "a fence that is asked for comes once for each range, which costs time",
-    (
-        "device_care.c",
-        "bl_care_run",
-        "i > 0",
-        0,
-    ): "no plan has a range at offset 0, where the server's lines are",
-    (
-        "device_care.c",
-        "bl_care_run",
-        "i > 0",
-        1,
-    ): "takes care of the empty range before the first one, which costs time",
-    (
-        "elect.c",
-        "bl_candidates_read",
-        "status < 0",
-        0,
-    ): "reads a candidate's line once more, from memory, which costs time",
-    ("epoch.h", "bl_epoch_read", "status == 1", 0): (
-        "a line that nobody wrote has the epoch 0, and a damaged one is an error whatever it says"
-    ),
-    (
-        "epoch.h",
-        "bl_epoch_serving",
-        "line->epoch != 0",
-        0,
-    ): "a line that nobody wrote has no state either",
-    ("epoch.h", "bl_epoch_serving", "line->state == BL_SERVER_SERVING", 0): (
-        "a server that takes over or has stopped is asked in vain until time is up or a "
-        "successor serves"
-    ),
-    (
-        "grant.c",
-        "bl_handle_reserve",
-        "head.flags & BL_RESERVE_KEPT",
-        0,
-    ): "looks for tasks whose time is up once more than is needed",
-    ("grant.c", "bl_handle_reserve", "status == 0", 0): _R1,
-    ("grant.c", "bl_handle_commit", "status == 0", 1): _R1,
-    ("grant.c", "bl_handle_commit", "status < 0", 0): _R2,
-    ("grant.c", "bl_handle_commit", "meta->blocks[commit.block].task != 0", 0): _R3,
-    ("grant.c", "bl_handle_commit", "kept", 0): _R3,
-    ("house.c", "bl_lane_here", "lane->boot_id[0] == server->boot_id[0]", 0): _R4,
-    ("house.c", "bl_lobby_give", "request->boot_id[0] == server->boot_id[0]", 0): _R4,
-    ("standby.c", "bl_watch_begin", "line->boot_id[0] == server->boot_id[0]", 0): _R4,
-    ("takeover.c", "bl_session_over", "line->boot_id[0] == server->boot_id[0]", 0): _R4,
-    (
-        "house.c",
-        "bl_lane_over",
-        "lane->state == BL_SESSION_LIVE",
-        0,
-    ): "a lane that is not LIVE is not in the list that it would be removed from",
-    (
-        "house.c",
-        "bl_lane_over",
-        "!inherited",
-        0,
-    ): "this server gave an inherited session nothing, so its end has nothing to do",
-    ("house.c", "bl_lane_over", "end == BL_END_GONE", 1): _R5,
-    ("house.c", "bl_lane_over", "end == BL_END_GONE", 2): _R5,
-    ("house.c", "bl_house_end", "end == BL_END_GONE", 0): (
-        "a session ends in doubt only where this host has no proof of it: there is none to remove"
-    ),
-    ("house.c", "bl_house_end", "server->life", 0): _LIFE,
-    ("house.c", "bl_lobby_serve", "server->life", 0): _LIFE,
-    ("house.c", "bl_lobby_serve", "lane < 0", 0): _LIFE,
-    ("house.c", "bl_house_mourn", "server->life", 0): _LIFE,
-    ("takeover.c", "bl_server_destroy", "server->life", 0): _LIFE,
-    (
-        "house.c",
-        "bl_lobby_give",
-        "request->old_nonce",
-        0,
-    ): "no session has the nonce 0, so no lane is found",
-    ("house.c", "bl_lobby_give", "known >= 0", 0): (
-        "reads outside of a table, which only a sanitizer sees: lanes[-1], whose state is none"
-    ),
-    (
-        "house.c",
-        "bl_lobby_give",
-        "here",
-        1,
-    ): "another host's session has no proof here, so there is none to watch",
-    ("house.c", "bl_lobby_look", "request.sequence == request.sequence_end", 0): _PIECE,
-    ("lobby.c", "bl_lobby_reply_read", "out->sequence == out->sequence_end", 0): _PIECE,
-    ("message.h", "bl_request_whole", "request->sequence == request->sequence_end", 0): _PIECE,
-    ("message.h", "bl_reply_whole", "reply->sequence == reply->sequence_end", 0): _PIECE,
-    ("house.c", "bl_house_keep", "now_ns - server->sweep_ns > BL_SWEEP_PERIOD_NS", 0): _PERIOD,
-    (
-        "kv.c",
-        "bl_kv_commit",
-        "work->count > 0",
-        0,
-    ): "asks the server to commit nothing, which costs a call",
-    (
-        "kv.c",
-        "bl_kv_retire",
-        "status == -BL_ERROR_DEVICE_FAULT",
-        0,
-    ): "where no device failed there is no offset either",
-    (
-        "kv.c",
-        "bl_kv_publish",
-        "status < 0",
-        0,
-    ): "an abort of what was committed, or of an ended session, is refused",
-    (
-        "kv.c",
-        "bl_kv_publish",
-        "work->count > 0",
-        0,
-    ): "asks the server to abort nothing, which costs a call",
-    (
-        "kv_engine.c",
-        "bl_kv_vectors_guarded",
-        "work->chunk_count > 0",
-        0,
-    ): "copies no bytes where there are no checksums",
-    ("kv_get.c", "bl_entry_agrees", "agrees", 0): _ANN,
-    ("kv_get.c", "bl_kv_confirm", "batch->verify", 0): _ANN,
-    ("recover.c", "bl_recover_mark", "whole", 0): _ANN,
-    ("recover.c", "bl_recover_entries", "whole", 0): _ANN,
-    (
-        "kv_get.c",
-        "bl_kv_read_guarded",
-        "work->chunk_count > 0",
-        0,
-    ): "checks blocks that have no checksums: the vector is empty, and so is its check",
-    ("kv_get.c", "bl_kv_read_guarded", "batch->verify", 0): _R6,
-    ("kv_get.c", "bl_kv_read_guarded", "verify", 0): _R6,
-    ("kv_get.c", "bl_kv_read", "toll != NULL", 0): _R7,
-    ("kv_get.c", "bl_kv_hit_read", "hand > 0", 0): _THREADS,
-    ("kv_get.c", "bl_kv_hit_read", "read->threads > 1", 0): _THREADS,
-    ("kv_get.c", "bl_kv_hit_read", "last", 0): _THREADS,
-    ("kv_get.c", "bl_kv_block_threads", "batch->length >= 2 * part", 0): _THREADS,
-    (
-        "kv_get.c",
-        "bl_kv_release",
-        "work->count > 0",
-        0,
-    ): "asks the server to release nothing, which costs a call",
-    (
-        "kv_get.c",
-        "bl_kv_release",
-        "work->count < batch->count",
-        0,
-    ): "writes the state of a key behind the last one, which only a sanitizer sees",
-    (
-        "kv_get.c",
-        "bl_kv_release",
-        "read == 0",
-        0,
-    ): "what a get that failed leaves in states is not read",
-    (
-        "kv_get.c",
-        "bl_kv_get",
-        "work.count > 0",
-        0,
-    ): "reads no block, and looks at the epoch once, which costs time",
-    ("kv_engine.c", "bl_kv_get_begin", "hits > 0", 0): "looks at no entry, which costs two fences",
-    (
-        "kv_engine.c",
-        "bl_kv_get_end",
-        "work->count > 0",
-        0,
-    ): "looks at no entry, and at the epoch once, which costs time",
-    ("lane.c", "bl_lane_take", "session->window < waiting", 0): _WINDOW,
-    ("lane.c", "bl_lane_take", "taken == window", 0): _WINDOW,
-    (
-        "lane.c",
-        "bl_lane_take",
-        "window < count",
-        0,
-    ): "who takes one reply has asked for one, so no more can come",
-    (
-        "lane.c",
-        "bl_lane_wait",
-        "wait->waited_ns - looked > BL_EPOCH_LOOK_NS",
-        0,
-    ): "looks at the epoch at every turn, which costs time",
-    ("lane.c", "bl_bulk_send", "whole > 0", 0): "streams no bytes",
-    ("lane.c", "bl_bulk_send", "size > whole", 0): (
-        "a line of zeros more behind the request, in an area that no request of the simulator fills"
-    ),
-    (
-        "lane.c",
-        "bl_lane_call",
-        "taken == 0",
-        0,
-    ): "time is up then, which the caller sees before it asks again",
-    (
-        "lobby.c",
-        "bl_lobby_clash",
-        "bl_lobby_reply_read(session, epoch->epoch % BL_HALF_COUNT, &reply)",
-        0,
-    ): ("who sees a torn reply as a clash looks again until time is up, and then it is whole"),
-    ("lobby.c", "bl_lobby_exchange", "bl_epoch_serving(&epoch)", 0): _ASK,
-    ("lobby.c", "bl_lobby_exchange", "serving", 1): _ASK,
-    (
-        "lobby.c",
-        "bl_lobby_exchange",
-        "serving",
-        0,
-    ): "only which error says that no server of this host serves differs",
-    ("lobby.c", "bl_lobby_exchange", "serving", 2): (
-        "an answer is the one that was asked for, whoever serves since: the epoch in it is checked"
-    ),
-    ("lobby.c", "bl_lobby_exchange", "serving", 3): _R9,
-    ("lobby.c", "bl_lobby_exchange", "epoch.epoch != asked", 0): (
-        "asks again at every look, under a new sequence, until the answer to the last one comes"
-    ),
-    ("lobby.c", "bl_lobby_attach", "open == 0", 0): (
-        "a lane that was given after the client gave up is in doubt for ever without its "
-        "proof, which costs the lane"
-    ),
-    ("lobby.c", "bl_lobby_attach", "status < 0", 0): (
-        "with an answer nothing is open, and a proof that an attached session holds is "
-        "not ended here"
-    ),
-    ("lookup.c", "bl_pin", "meta->blocks[number].pin_count++ == 0", 0): (
-        "counts for statistics, which no decision rests on; a block that is not in the "
-        "order can be removed from it again"
-    ),
-    (
-        "lookup.c",
-        "bl_lookup_chain",
-        "hits + BL_PREFETCH_KEYS < count",
-        0,
-    ): "asks for memory by a key behind the last one, which is a hint",
-    ("reclaim.c", "bl_number_take", "meta->free_number == BL_NO_NUMBER", 0): _R10,
-    (
-        "reclaim.c",
-        "bl_number_take",
-        "meta->fresh_number == meta->pool->geometry.block_count_max",
-        0,
-    ): _R10,
-    ("reclaim.c", "bl_cell_next", "from + BL_EXTENT_STRIPES_MAX <= first", 0): _CELL,
-    ("reclaim.c", "bl_cell_next", "view->first_stripe < first + count", 0): _CELL,
-    (
-        "recover.c",
-        "bl_recover_mark",
-        "whole",
-        1,
-    ): "a damaged mark is no better than none: bl_extents_adopt() judges its fields",
-    ("recover.c", "bl_recover_entries", "whole", 1): (
-        "a damaged entry is copied with the check that convicts it: every reader refuses it again"
-    ),
-    (
-        "recover.c",
-        "bl_recover_entries",
-        "entry.state == BL_ENTRY_COMMITTED",
-        0,
-    ): "a free entry has no bytes, so bl_entry_invalid() refuses it",
-    ("recover.c", "bl_recover_entries", "bl_line_used((uint64_t *)&entry)", 0): _STAT,
-    ("recover_sort.h", "bl_recovered_sort", "!in_order", 0): _R12,
-    (
-        "register.h",
-        "bl_register_load",
-        "bl_line_used(first)",
-        0,
-    ): "a line of zeros is looked at a second time, which costs time",
-    ("register.h", "bl_register_read", "first_ever < 2", 0): _R13,
-    ("register.h", "bl_register_read", "status < 0", 0): _R13,
-    (
-        "register.h",
-        "bl_register_read",
-        "tries > 0",
-        0,
-    ): "a pause before the first look, which costs time",
-    (
-        "server.c",
-        "bl_server_handle",
-        "status == 0",
-        0,
-    ): "only which error a bad request gets differs",
-    ("server.c", "bl_server_handle", "status < 0", 0): _STAT,
-    (
-        "server.c",
-        "bl_lane_answer",
-        "server->quota.calls_per_s",
-        0,
-    ): "an allowance of nothing is filled with nothing",
-    ("server.c", "bl_server_round", "server->live_count > 1", 0): _R14,
-    ("server.c", "bl_server_round", "server->round[0].requests != before", 0): _R14,
-    ("server.c", "bl_idle_nap_ns", "nap_ns < BL_IDLE_NAP_NS", 0): _NAP,
-    ("server.c", "bl_server_loop", "idle_ns >= BL_IDLE_SPIN_NS", 0): _NAP,
-    ("server.c", "bl_server_loop", "busy == 0", 0): _NAP,
-    ("server.c", "bl_server_loop", "busy > 0", 0): _NAP,
-    (
-        "session.c",
-        "bl_session_ask",
-        "status != -BL_ERROR_TIMEOUT",
-        0,
-    ): "a call that timed out is not asked again: the next condition says so",
-    (
-        "session.c",
-        "bl_session_pump_all",
-        "batch > 0",
-        0,
-    ): "fences for a batch of none, which costs time",
-    (
-        "standby.c",
-        "bl_watch_look_guarded",
-        "line.nonce != server->watch.nonce",
-        0,
-    ): "the same server is watched anew at every look: it seems to have moved just now",
-    ("standby.c", "bl_server_watch", "status != 0", 0): _TRY,
-    ("takeover.c", "bl_takeover_pass", "plan->before.epoch != 0", 0): _R17,
-    ("takeover.c", "bl_takeover_pass", "plan->source.epoch != 0", 0): _R17,
-    ("task_client.c", "bl_task_ask", "size > 0", 0): _R8,
-    ("turn.h", "bl_turn_keys", "request->flags & BL_MESSAGE_BULK", 0): _QUANTUM,
-    ("turn.h", "bl_turn_keys", "size > sizeof(bl_block_request)", 0): _QUANTUM,
-    ("turn.h", "bl_turn_keys", "keys > 0", 0): _QUANTUM,
-    ("turn.h", "bl_work_raise", "requests > most->requests", 0): _R18,
-    ("turn.h", "bl_work_raise", "keys > most->keys", 0): _R18,
+# Each with its reason.
+REASONED: Conditions = {
+    ("device_care.c", "bl_care_run"): {
+        ("i > 0", 0, "true"): "no plan has a range at offset 0, where the server's lines are",
+        ("i > 0", 1, "true"): (
+            "takes care of the empty range before the first one, which costs time"
+        ),
+        ("job->care != BL_CARE_FENCE", 0, "true"): (
+            "a fence that is asked for comes once for each range, which costs time"
+        ),
+    },
+    ("device_care.c", "bl_care_take"): {
+        ("care == BL_CARE_FLUSH", 0, "true"): (
+            "a flush of the range begins with the fence that the other one is"
+        ),
+        ("care == BL_CARE_INVALIDATE", 0, "true"): (
+            "what a device reads from needs the most care: the other two do less of the same"
+        ),
+    },
+    ("elect.c", "bl_ballot"): {
+        ("phase == 2", 0, "false"): (
+            "in the second phase the greatest accepted ballot is the own one, so it is "
+            "adopted unchanged"
+        ),
+    },
+    ("elect.c", "bl_candidates_read"): {
+        ("status < 0", 0, "true"): (
+            "reads a candidate's line once more, from memory, which costs time"
+        ),
+    },
+    ("epoch.h", "bl_epoch_read"): {
+        ("status == 1", 0, "true"): (
+            "a line that nobody wrote has the epoch 0, and a damaged one is an error whatever "
+            "it says"
+        ),
+    },
+    ("epoch.h", "bl_epoch_serving"): {
+        ("line->epoch != 0", 0, "true"): "a line that nobody wrote has no state either",
+        ("line->state == BL_SERVER_SERVING", 0, "true"): (
+            "a server that takes over or has stopped is asked in vain until time is up or a "
+            "successor serves"
+        ),
+    },
+    ("grant.c", "bl_handle_commit"): {
+        ("kept", 0, "true"): _LOOKED,
+        ("meta->blocks[commit.block].task != 0", 0, "true"): _LOOKED,
+        ("status < 0", 0, "false"): _STATE,
+        ("status < 0", 0, "true"): _STATE,
+        ("status == 0", 1, "true"): _UNREAD,
+    },
+    ("grant.c", "bl_handle_reserve"): {
+        ("head.flags & BL_RESERVE_KEPT", 0, "true"): (
+            "looks for tasks whose time is up once more than is needed"
+        ),
+        ("status == 0", 0, "true"): _UNREAD,
+    },
+    ("grant.c", "bl_reuse_check"): {
+        ("!meta->reused", 0, "false"): (
+            "looks at the epoch though no space was reused, which costs time"
+        ),
+    },
+    ("house.c", "bl_house_end"): {
+        ("end == BL_END_GONE", 0, "true"): (
+            "a session ends in doubt only where this host has no proof of it: there is none "
+            "to remove"
+        ),
+        ("server->life", 0, "true"): _LIFE,
+    },
+    ("house.c", "bl_house_keep"): {
+        ("now_ns - server->house_ns < BL_HOUSE_PERIOD_NS", 0, "false"): _PERIOD,
+        ("now_ns - server->proof_ns < BL_PROOF_PERIOD_NS", 0, "false"): _PERIOD,
+        ("now_ns - server->sweep_ns > BL_SWEEP_PERIOD_NS", 0, "true"): _PERIOD,
+        ("status < 0", 0, "false"): "the look that follows says so, too",
+    },
+    ("house.c", "bl_house_mourn"): {
+        ("server->life", 0, "true"): _LIFE,
+    },
+    ("house.c", "bl_house_sweep"): {
+        ("count <= 0", 0, "false"): (
+            "looks into the lobby and at the epoch though no proof is left to remove, which "
+            "costs time"
+        ),
+    },
+    ("house.c", "bl_house_watch"): {
+        ("lane->state == BL_SESSION_FREE", 0, "false"): (
+            "a free lane has no proof and is not LIVE, so it is passed over all the same"
+        ),
+    },
+    ("house.c", "bl_lane_has_devices"): {
+        ("bl_lane_here(server, lane)", 0, "true"): (
+            "flushes for another host's session, too, which costs time"
+        ),
+    },
+    ("house.c", "bl_lane_over"): {
+        ("!inherited", 0, "true"): (
+            "this server gave an inherited session nothing, so its end has nothing to do"
+        ),
+        ("bl_lane_has_devices(server, number)", 0, "true"): _FLUSH,
+        ("end == BL_END_GONE", 1, "true"): _DOUBT,
+        ("end == BL_END_GONE", 2, "true"): _DOUBT,
+        ("lane->state == BL_SESSION_LIVE", 0, "true"): (
+            "a lane that is not LIVE is not in the list that it would be removed from"
+        ),
+    },
+    ("house.c", "bl_lobby_give"): {
+        ("here", 1, "false"): (
+            "without its proof a session of this host ends when its beat stands still: later, "
+            "and in doubt"
+        ),
+        ("here", 1, "true"): "another host's session has no proof here, so there is none to watch",
+        ("known >= 0", 0, "true"): (
+            "reads outside of a table, which only a sanitizer sees: lanes[-1], whose state is none"
+        ),
+        ("request->old_nonce", 0, "true"): "no session has the nonce 0, so no lane is found",
+        ("status < 0", 0, "false"): "the look after the new session line was written says so, too",
+    },
+    ("house.c", "bl_lobby_look"): {
+        ("request.sequence == request.sequence_end", 0, "true"): _PIECE,
+    },
+    ("house.c", "bl_lobby_serve"): {
+        ("lane < 0", 0, "true"): _LIFE,
+        ("lane < 0", 2, "false"): "the lane in a reply that is an error is not read",
+        ("lane == -BL_ERROR_DEPOSED", 0, "false"): (
+            "the client is told that its server is deposed, and asks again as if it had found "
+            "that out"
+        ),
+        ("server->life", 0, "true"): _LIFE,
+    },
+    ("kv.c", "bl_kv_commit"): {
+        ("work->count > 0", 0, "true"): "asks the server to commit nothing, which costs a call",
+    },
+    ("kv.c", "bl_kv_publish"): {
+        ("status < 0", 0, "true"): (
+            "an abort of what was committed, or of an ended session, is refused"
+        ),
+        ("work->count > 0", 0, "true"): "asks the server to abort nothing, which costs a call",
+    },
+    ("kv.c", "bl_kv_retire"): {
+        ("status == -BL_ERROR_DEVICE_FAULT", 0, "true"): (
+            "where no device failed there is no offset either"
+        ),
+    },
+    ("kv_engine.c", "bl_kv_get_begin"): {
+        ("hits > 0", 0, "true"): "looks at no entry, which costs two fences",
+    },
+    ("kv_engine.c", "bl_kv_get_end"): {
+        ("work->count > 0", 0, "true"): (
+            "looks at no entry, and at the epoch once, which costs time"
+        ),
+    },
+    ("kv_engine.c", "bl_kv_look_guarded"): {
+        ("!batch->verify", 0, "false"): (
+            "reads checksums that the engine then does not ask for; a damaged vector makes a "
+            "miss, never wrong bytes"
+        ),
+    },
+    ("kv_engine.c", "bl_kv_vectors_guarded"): {
+        ("work->chunk_count > 0", 0, "true"): "copies no bytes where there are no checksums",
+    },
+    ("kv_get.c", "bl_entry_agrees"): {
+        ("agrees", 0, "true"): _ANN,
+    },
+    ("kv_get.c", "bl_kv_block_threads"): {
+        ("batch->length >= 2 * part", 0, "true"): _THREADS,
+        ("size < part", 0, "false"): _THREADS,
+    },
+    ("kv_get.c", "bl_kv_confirm"): {
+        ("batch->verify", 0, "false"): _ANN,
+        ("batch->verify", 0, "true"): _ANN,
+    },
+    ("kv_get.c", "bl_kv_get"): {
+        ("work.count > 0", 0, "true"): (
+            "reads no block, and looks at the epoch once, which costs time"
+        ),
+    },
+    ("kv_get.c", "bl_kv_hit_read"): {
+        ("hand > 0", 0, "true"): _THREADS,
+        ("last", 0, "true"): _THREADS,
+        ("read->threads > 1", 0, "true"): _THREADS,
+    },
+    ("kv_get.c", "bl_kv_hits_guarded"): {
+        ("threads < BL_CREW_HANDS", 0, "false"): _THREADS,
+    },
+    ("kv_get.c", "bl_kv_read"): {
+        ("toll != NULL", 0, "false"): _LINK,
+        ("toll != NULL", 0, "true"): _LINK,
+    },
+    ("kv_get.c", "bl_kv_read_guarded"): {
+        ("batch->verify", 0, "true"): _CHECKED,
+        ("verify", 0, "true"): _CHECKED,
+        ("work->chunk_count > 0", 0, "true"): (
+            "checks blocks that have no checksums: the vector is empty, and so is its check"
+        ),
+    },
+    ("kv_get.c", "bl_kv_release"): {
+        ("read == 0", 0, "true"): "what a get that failed leaves in states is not read",
+        ("work->count < batch->count", 0, "true"): (
+            "writes the state of a key behind the last one, which only a sanitizer sees"
+        ),
+        ("work->count > 0", 0, "true"): "asks the server to release nothing, which costs a call",
+    },
+    ("lane.c", "bl_bulk_send"): {
+        ("size > whole", 0, "true"): (
+            "a line of zeros more behind the request, in an area that no request of the "
+            "simulator fills"
+        ),
+        ("whole > 0", 0, "true"): "streams no bytes",
+    },
+    ("lane.c", "bl_lane_call"): {
+        ("message->request_size <= BL_MESSAGE_INLINE_SIZE", 0, "false"): (
+            "a short request goes through the bulk area like a long one, which costs time"
+        ),
+        ("taken == 0", 0, "true"): "time is up then, which the caller sees before it asks again",
+    },
+    ("lane.c", "bl_lane_send"): {
+        ("size == 0", 0, "false"): _NO_BYTES,
+    },
+    ("lane.c", "bl_lane_take"): {
+        ("session->window < waiting", 0, "false"): _WINDOW,
+        ("session->window < waiting", 0, "true"): _WINDOW,
+        ("taken == window", 0, "false"): _WINDOW,
+        ("taken == window", 0, "true"): _WINDOW,
+        ("window * 2 < BL_WINDOW_MAX", 0, "false"): _WINDOW,
+        ("window < count", 0, "false"): _WINDOW,
+        ("window < count", 0, "true"): (
+            "who takes one reply has asked for one, so no more can come"
+        ),
+    },
+    ("lane.c", "bl_lane_wait"): {
+        ("wait->waited_ns - looked > BL_EPOCH_LOOK_NS", 0, "true"): (
+            "looks at the epoch at every turn, which costs time"
+        ),
+    },
+    ("lane.c", "bl_session_stale"): {
+        ("!bl_epoch_serving(&epoch)", 0, "false"): (
+            "waits for a server that has stopped until time is up or another epoch is out"
+        ),
+    },
+    ("lobby.c", "bl_lobby_attach"): {
+        ("session->devices", 0, "true"): _FLUSH,
+        ("status < 0", 0, "true"): (
+            "with an answer nothing is open, and a proof that an attached session holds is "
+            "not ended here"
+        ),
+    },
+    ("lobby.c", "bl_lobby_clash"): {
+        ("bl_lobby_reply_read(session, epoch->epoch % BL_HALF_COUNT, &reply)", 0, "true"): (
+            "who sees a torn reply as a clash looks again until time is up, and then it is whole"
+        ),
+    },
+    ("lobby.c", "bl_lobby_exchange"): {
+        ("bl_epoch_serving(&epoch)", 0, "true"): _ASK,
+        ("serving", 0, "true"): "only which error says that no server of this host serves differs",
+        ("serving", 1, "true"): _ASK,
+        ("serving", 2, "true"): (
+            "an answer is the one that was asked for, whoever serves since: the epoch in it "
+            "is checked"
+        ),
+        ("serving", 3, "false"): "only which error says that time is up differs",
+    },
+    ("lobby.c", "bl_lobby_reply_read"): {
+        ("out->sequence == out->sequence_end", 0, "true"): _PIECE,
+    },
+    ("lookup.c", "bl_lookup_chain"): {
+        ("hits + BL_PREFETCH_KEYS < count", 0, "true"): (
+            "asks for memory by a key behind the last one, which is a hint"
+        ),
+    },
+    ("message.h", "bl_reply_whole"): {
+        ("reply->sequence == reply->sequence_end", 0, "true"): _PIECE,
+    },
+    ("message.h", "bl_request_whole"): {
+        ("request->sequence == request->sequence_end", 0, "true"): _PIECE,
+    },
+    ("meta.c", "bl_meta_ended"): {
+        ("bl_lane_has_devices(meta->server, lane)", 0, "true"): _FLUSH,
+        ("end == BL_END_GONE", 0, "true"): _FLUSH,
+    },
+    ("meta.c", "bl_meta_settled"): {
+        ("meta->server->inherited_devices", 0, "true"): _FLUSH,
+    },
+    ("reclaim.c", "bl_cell_empty"): {
+        ("!bl_extent_may_go(meta, &view)", 0, "false"): _CELL,
+        ("view.block_size == block_size", 0, "false"): _CELL,
+    },
+    ("reclaim.c", "bl_cell_next"): {
+        ("view->first_stripe + view->stripe_count > first", 0, "false"): _CELL,
+        ("view->first_stripe < first + count", 0, "true"): _CELL,
+    },
+    ("reclaim.c", "bl_space_evict"): {
+        ("bl_space_open(meta, block_size, BL_FIT_ANY) == 0", 0, "false"): _CELL,
+        ("own", 0, "false"): _CELL,
+        ("own", 1, "false"): _CELL,
+        ("stripes", 0, "false"): _CELL,
+    },
+    ("reclaim.c", "bl_space_take"): {
+        ("status == -BL_ERROR_DEPOSED", 0, "false"): (
+            "the check before the reply (bl_reuse_check) says so, too, and again at every later one"
+        ),
+    },
+    ("recover.c", "bl_recover"): {
+        ("old_epoch == 0", 0, "false"): (
+            "the half of a pool that nobody served is empty: nothing is recovered from it"
+        ),
+    },
+    ("recover.c", "bl_recover_entries"): {
+        ("!whole", 0, "false"): "counts for statistics, which no decision rests on",
+        ("entry.state == BL_ENTRY_COMMITTED", 0, "true"): (
+            "a free entry has no bytes, so bl_entry_invalid() refuses it"
+        ),
+        ("whole", 0, "true"): _ANN,
+    },
+    ("recover.c", "bl_recover_extents"): {
+        ("stripe < taken", 0, "false"): (
+            "bl_extents_adopt() refuses a mark whose stripes are taken"
+        ),
+    },
+    ("recover.c", "bl_recover_mark"): {
+        ("whole", 0, "true"): _ANN,
+        ("whole", 1, "true"): (
+            "a damaged mark is no better than none: bl_extents_adopt() judges its fields"
+        ),
+    },
+    ("recover.c", "bl_scan_refetch"): {
+        ("line % BL_SCAN_LINES != 0", 0, "false"): _WIDE,
+        ("line_count - line < BL_SCAN_LINES", 0, "false"): _WIDE,
+    },
+    ("recover_sort.h", "bl_recovered_sort"): {
+        ("!in_order", 0, "true"): _SORTED,
+        ("(differ >> shift & (BL_RADIX - 1)) == 0", 0, "false"): _SORTED,
+    },
+    ("register.h", "bl_register_load"): {
+        ("bl_line_used(first)", 0, "true"): (
+            "a line of zeros is looked at a second time, which costs time"
+        ),
+    },
+    ("register.h", "bl_register_read"): {
+        ("first_ever < 2", 0, "true"): _REREAD,
+        ("status < 0", 0, "true"): _REREAD,
+        ("tries > 0", 0, "true"): "a pause before the first look, which costs time",
+    },
+    ("server.c", "bl_idle_nap_ns"): {
+        ("idle_ns < BL_IDLE_YIELD_NS", 0, "false"): _NAP,
+        ("nap_ns < BL_IDLE_NAP_NS", 0, "false"): _NAP,
+        ("nap_ns < BL_IDLE_NAP_NS", 0, "true"): _NAP,
+    },
+    ("server.c", "bl_lane_answer"): {
+        ("server->quota.calls_per_s", 0, "true"): "an allowance of nothing is filled with nothing",
+    },
+    ("server.c", "bl_lane_gather"): {
+        ("ready == lane->window", 0, "false"): _WINDOW,
+        ("window < BL_QUANTUM_REQUESTS", 0, "false"): _WINDOW,
+    },
+    ("server.c", "bl_server_handle"): {
+        ("status == 0", 0, "true"): "only which error a bad request gets differs",
+    },
+    ("server.c", "bl_server_loop"): {
+        ("++rounds % BL_ROUNDS_PER_CLOCK", 0, "false"): _NAP,
+        ("busy == 0", 0, "true"): _NAP,
+        ("busy > 0", 0, "true"): _NAP,
+        ("idle_ns >= BL_IDLE_SPIN_NS", 0, "true"): _NAP,
+    },
+    ("server.c", "bl_server_round"): {
+        ("server->live_count > 1", 0, "true"): _FENCED,
+        ("server->round[0].requests != before", 0, "true"): _FENCED,
+        ("turn.requests == 0", 0, "false"): (
+            "a lane without requests takes an empty turn, which costs time"
+        ),
+    },
+    ("session.c", "bl_session_ask"): {
+        ("bl_wait_left_ns(memory, &wait) == 0", 0, "false"): _LATE,
+        ("status != -BL_ERROR_TIMEOUT", 0, "true"): (
+            "a call that timed out is not asked again: the next condition says so"
+        ),
+        ("status == -BL_ERROR_TIMEOUT", 0, "false"): _LATE,
+    },
+    ("session.c", "bl_session_devices"): {
+        ("!session->devices", 0, "true"): "makes a mark that is there already",
+    },
+    ("session.c", "bl_session_pump_all"): {
+        ("batch > 0", 0, "true"): "fences for a batch of none, which costs time",
+    },
+    ("session.c", "bl_session_rest"): {
+        ("session->devices", 0, "true"): "takes back a mark that was not made",
+    },
+    ("standby.c", "bl_server_watch"): {
+        ("status != 0", 0, "true"): (
+            "only when to try a takeover differs: whether it may is decided in takeover.c"
+        ),
+    },
+    ("standby.c", "bl_watch_look_guarded"): {
+        ("line.epoch == 0", 0, "false"): (
+            "a server that does not serve is found silent a little later, and then tried all "
+            "the same"
+        ),
+        ("line.nonce != server->watch.nonce", 0, "true"): (
+            "the same server is watched anew at every look: it seems to have moved just now"
+        ),
+    },
+    ("standby.c", "bl_watch_silent"): {
+        ("count == watch->count", 0, "false"): (
+            "tells a beat's age from the last look, so it seems younger: a takeover comes later"
+        ),
+    },
+    ("takeover.c", "bl_epoch_gone"): {
+        ("line->epoch == 0", 0, "false"): (
+            "a server of epoch 0 is nobody, and nobody's proof is looked for in vain"
+        ),
+    },
+    ("takeover.c", "bl_takeover_pass"): {
+        ("plan->before.epoch != 0", 0, "true"): (
+            "an empty line is mended, or nobody's sessions are inherited: there are none"
+        ),
+    },
+    ("task_call.c", "bl_tasks_max"): {
+        ("most < BL_TASKS_MAX", 0, "false"): (
+            "no pool of the simulator has so many blocks that the limit is reached"
+        ),
+    },
+    ("task_client.c", "bl_task_ask"): {
+        ("size > 0", 0, "true"): _NO_BYTES,
+    },
+    ("turn.h", "bl_turn_keys"): {
+        ("keys > 0", 0, "false"): _QUANTUM,
+        ("request->flags & BL_MESSAGE_BULK", 0, "true"): _QUANTUM,
+        ("size > sizeof(bl_block_request)", 0, "false"): _QUANTUM,
+    },
 }
 
-# Always false.
-FALSE: dict[Condition, str] = {
-    ("elect.c", "bl_ballot", "phase == 2", 0): (
-        "in the second phase the greatest accepted ballot is the own one, so it is "
-        "adopted unchanged"
-    ),
-    (
-        "grant.c",
-        "bl_reuse_check",
-        "!meta->reused",
-        0,
-    ): "looks at the epoch though no space was reused, which costs time",
-    ("grant.c", "bl_handle_commit", "status < 0", 0): _R2,
-    ("takeover.c", "bl_server_gone", "boot_id[0] != server->boot_id[0]", 0): _R4,
-    ("house.c", "bl_lobby_give", "here", 1): (
-        "without its proof a session of this host ends when its beat stands still: later, "
-        "and in doubt"
-    ),
-    (
-        "house.c",
-        "bl_lobby_give",
-        "status < 0",
-        0,
-    ): "the look after the new session line was written says so, too",
-    ("house.c", "bl_lobby_serve", "lane == -BL_ERROR_DEPOSED", 0): (
-        "the client is told that its server is deposed, and asks again as if it had found that out"
-    ),
-    (
-        "house.c",
-        "bl_lobby_serve",
-        "lane < 0",
-        2,
-    ): "the lane in a reply that is an error is not read",
-    (
-        "house.c",
-        "bl_house_watch",
-        "lane->state == BL_SESSION_FREE",
-        0,
-    ): "a free lane has no proof and is not LIVE, so it is passed over all the same",
-    ("house.c", "bl_house_watch", "lane->proof >= 0", 0): (
-        "a session that nobody proves gone falls silent, too: later, and its lane stays in doubt"
-    ),
-    (
-        "house.c",
-        "bl_house_watch",
-        "lane->state != BL_SESSION_LIVE",
-        0,
-    ): "a session in doubt that is found silent once more stays as it is",
-    ("house.c", "bl_house_sweep", "count <= 0", 0): (
-        "looks into the lobby and at the epoch though no proof is left to remove, which costs time"
-    ),
-    ("house.c", "bl_house_keep", "now_ns - server->house_ns < BL_HOUSE_PERIOD_NS", 0): _PERIOD,
-    ("house.c", "bl_house_keep", "now_ns - server->proof_ns < BL_PROOF_PERIOD_NS", 0): _PERIOD,
-    ("house.c", "bl_house_keep", "status < 0", 0): "the look that follows says so, too",
-    ("kv_engine.c", "bl_kv_look_guarded", "!batch->verify", 0): (
-        "reads checksums that the engine then does not ask for; a damaged vector makes a "
-        "miss, never wrong bytes"
-    ),
-    ("kv_get.c", "bl_kv_confirm", "batch->verify", 0): _ANN,
-    ("kv_get.c", "bl_kv_read", "toll != NULL", 0): _R7,
-    ("kv_get.c", "bl_kv_block_threads", "size < part", 0): _THREADS,
-    ("kv_get.c", "bl_kv_hits_guarded", "threads < BL_CREW_HANDS", 0): _THREADS,
-    ("lane.c", "bl_lane_send", "size == 0", 0): _R8,
-    ("lane.c", "bl_lane_take", "session->window < waiting", 0): _WINDOW,
-    ("lane.c", "bl_lane_take", "window < count", 0): _WINDOW,
-    ("lane.c", "bl_lane_take", "taken == window", 0): _WINDOW,
-    ("lane.c", "bl_lane_take", "window * 2 < BL_WINDOW_MAX", 0): _WINDOW,
-    (
-        "lane.c",
-        "bl_session_stale",
-        "!bl_epoch_serving(&epoch)",
-        0,
-    ): "waits for a server that has stopped until time is up or another epoch is out",
-    (
-        "lane.c",
-        "bl_lane_call",
-        "message->request_size <= BL_MESSAGE_INLINE_SIZE",
-        0,
-    ): "a short request goes through the bulk area like a long one, which costs time",
-    ("lobby.c", "bl_lobby_exchange", "serving", 3): _R9,
-    (
-        "lobby.c",
-        "bl_lobby_exchange",
-        "epoch.epoch == 0",
-        0,
-    ): "a pool that nobody ever served is looked at until time is up",
-    ("reclaim.c", "bl_cell_next", "view->first_stripe + view->stripe_count > first", 0): _CELL,
-    ("reclaim.c", "bl_cell_empty", "!bl_extent_may_go(meta, &view)", 0): _CELL,
-    ("reclaim.c", "bl_cell_empty", "view.block_size == block_size", 0): _CELL,
-    ("reclaim.c", "bl_space_evict", "own", 0): _CELL,
-    ("reclaim.c", "bl_space_evict", "bl_space_open(meta, block_size, BL_FIT_ANY) == 0", 0): _CELL,
-    ("reclaim.c", "bl_space_evict", "own", 1): _CELL,
-    ("reclaim.c", "bl_space_evict", "stripes", 0): _CELL,
-    ("reclaim.c", "bl_space_take", "status == -BL_ERROR_DEPOSED", 0): (
-        "the check before the reply (bl_reuse_check) says so, too, and again at every later one"
-    ),
-    ("recover.c", "bl_scan_refetch", "line % BL_SCAN_LINES != 0", 0): _R11,
-    ("recover.c", "bl_scan_refetch", "line_count - line < BL_SCAN_LINES", 0): _R11,
-    (
-        "recover.c",
-        "bl_recover_extents",
-        "stripe < taken",
-        0,
-    ): "bl_extents_adopt() refuses a mark whose stripes are taken",
-    ("recover.c", "bl_recover_entries", "!whole", 0): _STAT,
-    (
-        "recover.c",
-        "bl_recover",
-        "old_epoch == 0",
-        0,
-    ): "the half of a pool that nobody served is empty: nothing is recovered from it",
-    ("recover_sort.h", "bl_recovered_sort", "(differ >> shift & (BL_RADIX - 1)) == 0", 0): _R12,
-    ("server.c", "bl_lane_gather", "ready == lane->window", 0): _WINDOW,
-    ("server.c", "bl_lane_gather", "window < BL_QUANTUM_REQUESTS", 0): _WINDOW,
-    (
-        "server.c",
-        "bl_server_round",
-        "turn.requests == 0",
-        0,
-    ): "a lane without requests takes an empty turn, which costs time",
-    ("server.c", "bl_idle_nap_ns", "idle_ns < BL_IDLE_YIELD_NS", 0): _NAP,
-    ("server.c", "bl_idle_nap_ns", "nap_ns < BL_IDLE_NAP_NS", 0): _NAP,
-    ("server.c", "bl_server_loop", "++rounds % BL_ROUNDS_PER_CLOCK", 0): _NAP,
-    ("session.c", "bl_session_ask", "bl_wait_left_ns(memory, &wait) == 0", 0): _R15,
-    ("session.c", "bl_session_ask", "status == -BL_ERROR_TIMEOUT", 0): _R15,
-    ("standby.c", "bl_watch_silent", "count == watch->count", 0): (
-        "tells a beat's age from the last look, so it seems younger: a takeover comes later"
-    ),
-    ("standby.c", "bl_watch_look_guarded", "line.state == BL_SERVER_STOPPED", 0): _R16,
-    ("standby.c", "bl_watch_look_guarded", "line.epoch == 0", 0): _R16,
-    (
-        "standby.c",
-        "bl_watch_look_guarded",
-        "bl_watch_silent(server, &line, lost_ns, now_ns)",
-        0,
-    ): _TRY,
-    (
-        "takeover.c",
-        "bl_epoch_gone",
-        "line->epoch == 0",
-        0,
-    ): "a server of epoch 0 is nobody, and nobody's proof is looked for in vain",
-    (
-        "task_call.c",
-        "bl_tasks_max",
-        "most < BL_TASKS_MAX",
-        0,
-    ): "no pool of the simulator has so many blocks that the limit is reached",
-    ("turn.h", "bl_turn_keys", "size > sizeof(bl_block_request)", 0): _QUANTUM,
-    ("turn.h", "bl_turn_keys", "keys > 0", 0): _QUANTUM,
-    ("turn.h", "bl_turn_keys", "keys < BL_QUANTUM_KEYS", 0): _QUANTUM,
-    ("turn.h", "bl_work_raise", "requests > most->requests", 0): _R18,
-    ("turn.h", "bl_work_raise", "keys > most->keys", 0): _R18,
+# Each with the test of Python that fails.
+TESTED: Conditions = {
+    ("grant.c", "bl_abort_one"): {
+        ("meta->blocks[number].lane != lane", 0, "false"): (
+            "tests/meta/test_block_calls.py::test_what_is_not_a_sessions_own_grant_can_not_be"
+            "_committed_or_aborted"
+        ),
+        ("meta->blocks[number].state != BL_NUMBER_GRANTED", 0, "false"): (
+            "tests/meta/test_block_calls.py::test_what_is_not_a_sessions_own_grant_can_not_be"
+            "_committed_or_aborted"
+        ),
+    },
+    ("grant.c", "bl_commit_block"): {
+        ("commit->block >= meta->pool->geometry.block_count_max", 0, "false"): (
+            "tests/meta/test_foreign_requests.py::test_a_block_number_that_is_not_the_senders"
+            "_does_nothing"
+        ),
+        ("meta->blocks[commit->block].generation != commit->generation", 0, "false"): (
+            "tests/meta/test_block_calls.py::test_a_session_can_not_commit_by_its_own_older_grant"
+        ),
+    },
+    ("grant.c", "bl_commit_one"): {
+        ("block->lane != lane", 0, "false"): (
+            "tests/meta/test_block_calls.py::test_what_is_not_a_sessions_own_grant_can_not_be"
+            "_committed_or_aborted"
+        ),
+        ("block->state != BL_NUMBER_GRANTED", 0, "false"): (
+            "tests/meta/test_block_calls.py::test_what_is_not_a_sessions_own_grant_can_not_be"
+            "_committed_or_aborted"
+        ),
+        ("block->state == BL_NUMBER_COMMITTED", 0, "false"): (
+            "tests/meta/test_block_calls.py::test_a_commit_may_be_repeated"
+        ),
+    },
+    ("grant.c", "bl_grant"): {
+        ("bl_index_add(meta->index, key, (uint32_t)number) < 0", 0, "true"): (
+            "tests/meta/test_block_calls.py::test_lookup_gives_the_leading_hits"
+        ),
+        ("number < 0", 0, "false"): (
+            "tests/meta/test_block_calls.py::test_the_table_takes_as_many_blocks_as_it_has_lines"
+        ),
+        ("status == 0", 0, "true"): "tests/meta/test_tasks.py::test_tasks_cannot_fill_the_pool",
+    },
+    ("grant.c", "bl_grant_refused"): {
+        ("!bl_hold_full(meta, lane, length)", 0, "true"): (
+            "tests/meta/test_quota.py::test_bytes_count_grants_and_pinned_blocks"
+        ),
+        ("meta->holds[lane].grant_count < most", 0, "false"): (
+            "tests/meta/test_quota.py::test_grants_beyond_the_quota_are_refused_until_some_end"
+        ),
+        ("most == 0", 0, "false"): (
+            "tests/meta/test_block_calls.py::test_a_block_larger_than_an_extent_is_refused"
+        ),
+    },
+    ("grant.c", "bl_handle_commit"): {
+        ("items == NULL", 0, "false"): (
+            "tests/meta/test_foreign_requests.py::test_a_count_that_does_not_match_the_bytes_"
+            "is_refused"
+        ),
+        ("status == 0", 0, "true"): (
+            "tests/meta/test_foreign_requests.py::test_a_block_number_that_is_not_the_senders"
+            "_does_nothing"
+        ),
+    },
+    ("grant.c", "bl_handle_reserve"): {
+        ("head.length == 0", 0, "false"): (
+            "tests/meta/test_block_calls.py::test_nonsense_sizes_are_refused"
+        ),
+        ("keys == NULL", 0, "false"): (
+            "tests/meta/test_foreign_requests.py::test_a_count_that_does_not_match_the_bytes_"
+            "is_refused"
+        ),
+    },
+    ("grant.c", "bl_reserve_one"): {
+        ("committed", 0, "false"): (
+            "tests/meta/test_block_calls.py::test_a_granted_key_is_pending_for_everybody"
+        ),
+        ("committed", 0, "true"): (
+            "tests/meta/test_block_calls.py::test_a_granted_key_is_pending_for_everybody"
+        ),
+        ("number < 0", 0, "false"): (
+            "tests/meta/test_quota.py::test_grants_beyond_the_quota_are_refused_until_some_end"
+        ),
+        ("number < 0", 1, "true"): (
+            "tests/meta/test_block_calls.py::test_lookup_gives_the_leading_hits"
+        ),
+        ("number < 0", 2, "false"): (
+            "tests/meta/test_block_calls.py::test_a_block_larger_than_an_extent_is_refused"
+        ),
+    },
+    ("house.c", "bl_house_mourn"): {
+        ("(nonce = bl_life_look(server->life)) != 0", 0, "true"): (
+            "tests/meta/test_foreign_requests.py::test_a_count_that_does_not_match_the_bytes_"
+            "is_refused"
+        ),
+        ("lane >= 0", 0, "true"): (
+            "tests/rpc/test_life.py::test_a_process_that_asked_a_stopped_server_and_died_gets"
+            "_no_lane_for_good"
+        ),
+    },
+    ("house.c", "bl_lane_over"): {
+        ("!inherited", 0, "false"): "tests/meta/test_tasks.py::test_a_claim_is_its_sessions",
+    },
+    ("house.c", "bl_lobby_give"): {
+        ("here", 0, "true"): (
+            "tests/rpc/test_second_host.py::test_a_client_of_another_machine_is_refused_by_th"
+            "e_server"
+        ),
+        ("old >= 0", 0, "false"): (
+            "tests/rpc/test_server.py::test_a_client_follows_to_the_next_server"
+        ),
+        ("request->old_nonce", 0, "false"): (
+            "tests/rpc/test_server.py::test_a_client_follows_to_the_next_server"
+        ),
+        ("status < 0", 1, "false"): (
+            "tests/rpc/test_host_clash.py::test_another_machine_is_refused_while_a_client_has"
+            "_its_number"
+        ),
+    },
+    ("house.c", "bl_lobby_look"): {
+        ("request.host != host", 0, "false"): (
+            "tests/hostile/test_lines.py::test_whatever_a_host_asks_the_others_are_served"
+        ),
+    },
+    ("kv.c", "bl_kv_publish"): {
+        ("work->statuses[k] < 0", 0, "true"): (
+            "tests/meta/test_tasks.py::test_a_claim_is_its_sessions"
+        ),
+    },
+    ("kv.c", "bl_kv_put"): {
+        ("status == 0", 0, "true"): (
+            "tests/kvcache/test_cache.py::test_without_a_server_a_put_is_an_error_and_no_success"
+        ),
+    },
+    ("kv.c", "bl_kv_reserve"): {
+        ("batch->kept", 0, "false"): "tests/meta/test_tasks.py::test_a_claim_is_its_sessions",
+        ("batch->kept", 0, "true"): "tests/meta/test_tasks.py::test_tasks_cannot_fill_the_pool",
+    },
+    ("kv.c", "bl_vector_write"): {
+        ("work->chunk_count > 1", 0, "true"): (
+            "tests/kvcache/test_cache.py::test_a_block_that_fills_its_space_leaves_the_next_o"
+            "ne_alone"
+        ),
+    },
+    ("lane.c", "bl_reply_decode"): {
+        ("bulk.size > g->bulk_size", 0, "false"): (
+            "tests/hostile/test_replies.py::test_bytes_that_change_while_they_are_copied_are_"
+            "those_of_the_sum_or_an_error"
+        ),
+        ("reply->size > BL_MESSAGE_INLINE_SIZE", 0, "false"): (
+            "tests/hostile/test_replies.py::test_a_whole_reply_of_anything_is_a_word_or_an_error"
+        ),
+    },
+    ("lobby.c", "bl_lobby_attach"): {
+        ("lock < 0", 0, "false"): (
+            "tests/rpc/test_life.py::test_a_stopped_process_that_attaches_keeps_others_waitin"
+            "g_for_a_while_only"
+        ),
+        ("session->attached", 0, "true"): (
+            "tests/rpc/test_session.py::test_without_a_server_a_client_is_told_at_once"
+        ),
+    },
+    ("lobby.c", "bl_lobby_exchange"): {
+        ("epoch.epoch != asked", 0, "true"): (
+            "tests/meta/test_block_calls.py::test_a_block_larger_than_an_extent_is_refused"
+        ),
+        ("epoch.epoch == 0", 0, "false"): (
+            "tests/rpc/test_session.py::test_without_a_server_a_client_is_told_at_once"
+        ),
+        ("epoch.state == BL_SERVER_STOPPED", 0, "false"): (
+            "tests/rpc/test_session.py::test_after_a_server_has_stopped_a_client_is_told_at_once"
+        ),
+        ("serving", 3, "true"): "tests/rpc/test_server.py::test_a_call_without_a_server_ends",
+    },
+    ("lobby.c", "bl_lobby_lock"): {
+        ("!bl_wait_turn(&session->pool->memory, wait)", 0, "false"): (
+            "tests/rpc/test_life.py::test_a_stopped_process_that_attaches_keeps_others_waitin"
+            "g_for_a_while_only"
+        ),
+    },
+    ("lookup.c", "bl_block_drop"): {
+        ("block->pin_count == 0", 0, "false"): (
+            "tests/meta/test_block_calls.py::test_space_given_back_serves_every_other_size"
+        ),
+    },
+    ("lookup.c", "bl_handle_lookup"): {
+        ("head.flags & BL_LOOKUP_PIN", 0, "true"): (
+            "tests/meta/test_block_calls.py::test_pinned_blocks_stay_and_released_ones_go"
+        ),
+        ("i == 0", 0, "true"): (
+            "tests/meta/test_quota.py::test_pins_beyond_the_quota_are_refused_until_some_are_"
+            "released"
+        ),
+        ("keys == NULL", 0, "false"): (
+            "tests/meta/test_foreign_requests.py::test_a_count_that_does_not_match_the_bytes_"
+            "is_refused"
+        ),
+        ("meta->blocks[bl_record_block(call, i)].pin_count == 0", 0, "true"): (
+            "tests/meta/test_block_calls.py::test_pinned_blocks_stay_and_released_ones_go"
+        ),
+    },
+    ("lookup.c", "bl_handle_remove"): {
+        ("keys == NULL", 0, "false"): (
+            "tests/meta/test_foreign_requests.py::test_a_count_that_does_not_match_the_bytes_"
+            "is_refused"
+        ),
+    },
+    ("lookup.c", "bl_lookup_chain"): {
+        ("number < 0", 0, "false"): (
+            "tests/rpc/test_fairness.py::test_a_victim_waits_for_one_quantum_of_each_other"
+        ),
+        ("number < 0", 1, "false"): (
+            "tests/meta/test_block_calls.py::test_lookup_gives_the_leading_hits"
+        ),
+        ("number < 0", 1, "true"): (
+            "tests/meta/test_block_calls.py::test_a_granted_key_is_pending_for_everybody"
+        ),
+    },
+    ("lookup.c", "bl_pin"): {
+        ("bl_hold_full(meta, lane, meta->blocks[number].length)", 0, "false"): (
+            "tests/meta/test_quota.py::test_a_pin_of_too_many_bytes_is_a_quota_error"
+        ),
+        ("bl_pins_count(meta->pins[lane]) > most", 0, "true"): (
+            "tests/meta/test_quota.py::test_pins_beyond_the_quota_are_refused_until_some_are_"
+            "released"
+        ),
+        ("many", 0, "false"): (
+            "tests/meta/test_quota.py::test_pins_beyond_the_quota_are_refused_until_some_are_"
+            "released"
+        ),
+        ("many", 1, "false"): (
+            "tests/meta/test_quota.py::test_pins_beyond_the_quota_are_refused_until_some_are_"
+            "released"
+        ),
+        ("many", 1, "true"): (
+            "tests/meta/test_quota.py::test_a_pin_of_too_many_bytes_is_a_quota_error"
+        ),
+        ("meta->blocks[number].pin_count++ == 0", 0, "true"): (
+            "tests/meta/test_block_calls.py::test_a_block_pinned_twice_needs_two_releases"
+        ),
+        ("pins == 1", 0, "true"): (
+            "tests/meta/test_quota.py::test_bytes_count_grants_and_pinned_blocks"
+        ),
+    },
+    ("lookup.c", "bl_release_one"): {
+        ("left < 0", 0, "false"): (
+            "tests/meta/test_foreign_requests.py::test_a_block_number_that_is_not_the_senders"
+            "_does_nothing"
+        ),
+        ("left == 0", 0, "true"): (
+            "tests/meta/test_quota.py::test_bytes_count_grants_and_pinned_blocks"
+        ),
+    },
+    ("lookup.c", "bl_remove_one"): {
+        ("number < 0", 0, "false"): (
+            "tests/meta/test_check_live.py::test_a_pool_whose_server_changes_has_no_findings"
+        ),
+    },
+    ("lookup.c", "bl_unpin"): {
+        ("block->pin_count > 0", 0, "false"): (
+            "tests/meta/test_block_calls.py::test_a_block_pinned_twice_needs_two_releases"
+        ),
+        ("block->state == BL_NUMBER_COMMITTED", 0, "true"): (
+            "tests/meta/test_block_calls.py::test_a_removed_block_keeps_its_bytes_while_it_is"
+            "_pinned"
+        ),
+    },
+    ("meta_client.c", "bl_lookup"): {
+        ("!bl_record_sane(&session->pool->geometry, &records[hits + i])", 0, "false"): (
+            "tests/hostile/test_replies.py::test_records_of_anything_lie_in_the_pool_or_are_a"
+            "n_error"
+        ),
+        ("count - hits < batch", 0, "true"): (
+            "tests/meta/test_block_calls.py::test_a_chain_longer_than_a_message_is_found_whole"
+        ),
+        ("hits > 0", 0, "true"): (
+            "tests/meta/test_quota.py::test_pins_beyond_the_quota_are_refused_until_some_are_"
+            "released"
+        ),
+    },
+    ("meta_client.c", "bl_meta_call"): {
+        ("reply->count > ask->head.count", 0, "false"): (
+            "tests/hostile/test_replies.py::test_records_of_anything_lie_in_the_pool_or_are_a"
+            "n_error"
+        ),
+    },
+    ("meta_client.c", "bl_meta_tell"): {
+        ("count - done < batch", 0, "false"): (
+            "tests/meta/test_block_calls.py::test_a_block_pinned_twice_needs_two_releases"
+        ),
+    },
+    ("meta_client.c", "bl_reserve"): {
+        ("done > 0", 0, "true"): (
+            "tests/meta/test_block_calls.py::test_a_block_larger_than_an_extent_is_refused"
+        ),
+        ("session->nonce == nonce", 0, "true"): (
+            "tests/hostile/test_replies.py::test_records_of_anything_lie_in_the_pool_or_are_a"
+            "n_error"
+        ),
+        ("status < 0", 0, "false"): (
+            "tests/hostile/test_replies.py::test_records_of_anything_lie_in_the_pool_or_are_a"
+            "n_error"
+        ),
+    },
+    ("meta_client.c", "bl_reserve_undo"): {
+        ("records[i].state == BL_BLOCK_GRANTED", 0, "true"): (
+            "tests/hostile/test_replies.py::test_records_of_anything_lie_in_the_pool_or_are_a"
+            "n_error"
+        ),
+    },
+    ("reclaim.c", "bl_cell_next"): {
+        ("from + BL_EXTENT_STRIPES_MAX <= first", 0, "true"): (
+            "tests/meta/test_fill.py::test_blocks_of_one_size_and_then_of_another_fill_the_pool"
+        ),
+    },
+    ("reclaim.c", "bl_extent_empty"): {
+        ("!bl_extent_may_go(meta, view)", 0, "false"): (
+            "tests/meta/test_check_live.py::test_a_pool_whose_server_changes_has_no_findings"
+        ),
+    },
+    ("reclaim.c", "bl_number_take"): {
+        ("coldest < 0", 0, "false"): (
+            "tests/meta/test_block_calls.py::test_the_table_takes_as_many_blocks_as_it_has_lines"
+        ),
+        ("meta->free_number == BL_NO_NUMBER", 0, "true"): (
+            "tests/meta/test_repair.py::test_other_hosts_must_be_declared_gone"
+        ),
+        ("meta->fresh_number == meta->pool->geometry.block_count_max", 0, "true"): (
+            "tests/meta/test_block_calls.py::test_a_block_larger_than_an_extent_is_refused"
+        ),
+    },
+    ("reclaim.c", "bl_space_evict"): {
+        ("number >= 0", 0, "true"): "tests/meta/test_tasks.py::test_tasks_cannot_fill_the_pool",
+    },
+    ("reclaim.c", "bl_space_take"): {
+        ("!bl_space_evict(meta, block_size, &emptied)", 0, "false"): (
+            "tests/meta/test_block_calls.py::test_a_65th_size_is_refused_while_the_others_are"
+            "_in_use"
+        ),
+        ("bl_extents_take(meta->extents, block_size, offset) == 0", 0, "false"): (
+            "tests/meta/test_block_calls.py::test_lookup_gives_the_leading_hits"
+        ),
+        ("block_size == 0", 0, "false"): (
+            "tests/meta/test_block_calls.py::test_a_block_larger_than_an_extent_is_refused"
+        ),
+        ("status == -E2BIG", 0, "false"): (
+            "tests/meta/test_block_calls.py::test_a_65th_size_is_refused_while_the_others_are"
+            "_in_use"
+        ),
+        ("status == -E2BIG", 0, "true"): (
+            "tests/meta/test_block_calls.py::test_when_everything_is_pinned_a_grant_is_refused"
+        ),
+        ("status == 0", 0, "false"): (
+            "tests/meta/test_block_calls.py::test_space_given_back_serves_every_other_size"
+        ),
+    },
+    ("recover.c", "bl_entry_invalid"): {
+        ("entry->chunk_size < BL_LINE_SIZE", 0, "true"): (
+            "tests/meta/test_check.py::test_a_healthy_pool_has_no_findings"
+        ),
+    },
+    ("recover.c", "bl_recover"): {
+        ("doubtful", 0, "false"): (
+            "tests/meta/test_takeover.py::test_grants_of_a_living_client_are_not_given_away"
+        ),
+        ("doubtful", 0, "true"): (
+            "tests/meta/test_takeover.py::test_every_committed_block_survives_kills_of_the_server"
+        ),
+    },
+    ("recover.c", "bl_recover_entries"): {
+        ("bl_line_used((uint64_t *)&entry)", 0, "true"): (
+            "tests/meta/test_takeover.py::test_a_damaged_entry_is_dropped_and_counted"
+        ),
+        ("whole", 1, "true"): (
+            "tests/meta/test_takeover.py::test_a_damaged_entry_is_dropped_and_counted"
+        ),
+    },
+    ("register.h", "bl_register_read"): {
+        ("tries < BL_REGISTER_TRIES", 0, "true"): (
+            "tests/meta/test_repair.py::test_an_epoch_line_is_made_anew"
+        ),
+    },
+    ("server.c", "bl_bulk_take"): {
+        ("bulk.size > server->pool->geometry.bulk_size", 0, "false"): (
+            "tests/hostile/test_requests.py::test_a_field_out_of_range_is_an_error_to_its_sender"
+        ),
+        ("request->size != sizeof bulk", 0, "false"): (
+            "tests/hostile/test_requests.py::test_a_field_out_of_range_is_an_error_to_its_sender"
+        ),
+    },
+    ("server.c", "bl_lane_gather"): {
+        ("window < BL_QUANTUM_REQUESTS", 0, "true"): (
+            "tests/rpc/test_fairness.py::test_a_victim_waits_for_one_quantum_of_each_other"
+        ),
+    },
+    ("server.c", "bl_server_describe"): {
+        ("server->life", 0, "false"): (
+            "tests/rpc/test_life.py::test_a_session_that_ends_in_order_is_watched_no_more"
+        ),
+    },
+    ("server.c", "bl_server_handle"): {
+        (
+            "!bl_allowance_take(&server->lanes[lane].allowance, calls_per_s, request->method)",
+            0,
+            "true",
+        ): ("tests/meta/test_quota.py::test_what_gives_back_runs_on_credit"),
+        ("!server->handlers[request->method].run", 0, "false"): (
+            "tests/hostile/test_replies.py::test_records_of_anything_lie_in_the_pool_or_are_a"
+            "n_error"
+        ),
+        ("request->method >= BL_METHOD_COUNT", 0, "false"): (
+            "tests/hostile/test_requests.py::test_a_field_out_of_range_is_an_error_to_its_sender"
+        ),
+        ("status < 0", 0, "true"): (
+            "tests/rpc/test_fairness.py::test_a_victim_waits_for_one_quantum_of_each_other"
+        ),
+        ("status == 0", 1, "true"): (
+            "tests/hostile/test_requests.py::test_a_field_out_of_range_is_an_error_to_its_sender"
+        ),
+    },
+    ("session.c", "bl_session_ask"): {
+        ("status == 0", 0, "true"): "tests/rpc/test_server.py::test_a_call_without_a_server_ends",
+    },
+    ("session.c", "bl_session_open"): {
+        ("host >= BL_HOST_COUNT", 0, "false"): (
+            "tests/rpc/test_host_clash.py::test_a_host_number_out_of_range_is_refused"
+        ),
+        ("madvise(session->parent, BL_PAGE_SIZE, MADV_WIPEONFORK) < 0", 0, "true"): (
+            "tests/meta/test_block_calls.py::test_a_block_larger_than_an_extent_is_refused"
+        ),
+    },
+    ("takeover.c", "bl_takeover_plan"): {
+        ("line[newest].epoch == 0", 0, "false"): (
+            "tests/meta/test_repair.py::test_other_hosts_must_be_declared_gone"
+        ),
+    },
+    ("task_call.c", "bl_block_keep"): {
+        ("meta->kept_stripes <= (most ? most : 1)", 0, "false"): (
+            "tests/meta/test_tasks.py::test_a_claim_is_its_sessions"
+        ),
+        ("most", 0, "false"): "tests/meta/test_tasks.py::test_tasks_cannot_fill_the_pool",
+    },
+    ("task_call.c", "bl_handle_task_claim"): {
+        ("status < 0", 0, "false"): "tests/meta/test_tasks.py::test_foreign_requests_are_refused",
+    },
+    ("task_call.c", "bl_handle_task_count"): {
+        ("status < 0", 0, "false"): "tests/meta/test_tasks.py::test_foreign_requests_are_refused",
+    },
+    ("task_call.c", "bl_handle_task_extend"): {
+        (
+            "bl_tasks_extend(meta->tasks, block->task - 1, call->lane, now_ns, "
+            "bl_task_until_ns(now_ns, &request)) < 0",
+            0,
+            "false",
+        ): ("tests/meta/test_tasks.py::test_a_claim_is_its_sessions"),
+        ("request.block >= meta->pool->geometry.block_count_max", 0, "false"): (
+            "tests/meta/test_tasks.py::test_a_claim_of_nothing_cannot_be_extended"
+        ),
+        ("status < 0", 0, "false"): "tests/meta/test_tasks.py::test_foreign_requests_are_refused",
+    },
+    ("task_call.c", "bl_kept_count"): {
+        ("step > 0", 0, "false"): "tests/meta/test_tasks.py::test_a_claim_is_its_sessions",
+        ("step > 0 ? (*kept)++ == 0 : --*kept == 0", 0, "true"): (
+            "tests/meta/test_tasks.py::test_tasks_cannot_fill_the_pool"
+        ),
+    },
+    ("task_call.c", "bl_task_enqueue"): {
+        ("status < 0", 0, "true"): "tests/meta/test_tasks.py::test_a_claim_is_its_sessions",
+    },
+    ("task_call.c", "bl_task_request_of"): {
+        ("call->request_size != sizeof *request", 0, "false"): (
+            "tests/meta/test_tasks.py::test_foreign_requests_are_refused"
+        ),
+        ("request->visible_ms > BL_TASK_VISIBLE_MAX_MS", 0, "false"): (
+            "tests/meta/test_tasks.py::test_foreign_requests_are_refused"
+        ),
+    },
+    ("task_client.c", "bl_task_ask"): {
+        ("status < 0", 0, "false"): "tests/meta/test_tasks.py::test_a_claim_is_its_sessions",
+    },
+    ("turn.h", "bl_turn_keys"): {
+        ("keys < BL_QUANTUM_KEYS", 0, "false"): (
+            "tests/rpc/test_fairness.py::test_a_victim_waits_for_one_quantum_of_each_other"
+        ),
+        ("keys < BL_QUANTUM_KEYS", 0, "true"): (
+            "tests/hostile/test_requests.py::test_a_field_out_of_range_is_an_error_to_its_sender"
+        ),
+        ("keys > 0", 0, "true"): (
+            "tests/rpc/test_fairness.py::test_a_victim_waits_for_one_quantum_of_each_other"
+        ),
+        ("size > sizeof(bl_block_request)", 0, "true"): (
+            "tests/rpc/test_fairness.py::test_a_victim_waits_for_one_quantum_of_each_other"
+        ),
+    },
+    ("turn.h", "bl_work_raise"): {
+        ("keys > most->keys", 0, "false"): (
+            "tests/rpc/test_fairness.py::test_a_victim_waits_for_one_quantum_of_each_other"
+        ),
+        ("keys > most->keys", 0, "true"): (
+            "tests/rpc/test_fairness.py::test_a_victim_waits_for_one_quantum_of_each_other"
+        ),
+        ("requests > most->requests", 0, "false"): (
+            "tests/rpc/test_fairness.py::test_a_victim_waits_for_one_quantum_of_each_other"
+        ),
+        ("requests > most->requests", 0, "true"): (
+            "tests/rpc/test_fairness.py::test_a_victim_waits_for_one_quantum_of_each_other"
+        ),
+    },
 }

@@ -9,7 +9,8 @@ verb, check left out
 verb        in the other half, where the server has two of what it reads or writes
 no load     deferred: done after the next verb of its process, where their order can matter
 range       without its first line; without its last line; streams also with a line more
-condition   a plain condition of the protocol's C is dropped: always ``true`` or always ``false``
+condition   a plain condition of the protocol's C is dropped: always ``true`` or always ``false``,
+            where some scenario decides it the other way; the rest is left to tests of Python
 =========== ======================================================================================
 
 Which sites there are is the build's word (``bl_sim_site_get``); conditions.py makes the conditions
@@ -276,18 +277,22 @@ def arguments_of(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--scenario", default="", help="only scenarios whose name contains this")
     parser.add_argument("--processes", type=int, default=min(2, os.cpu_count() or 1))
     parser.add_argument("--json", action="store_true", help="one object per mutant")
+    parser.add_argument(
+        "--undecided", action="store_true", help="only list the conditions that nobody tries"
+    )
     parser.add_argument("--update", action="store_true", help="remember what was caught where")
     return parser.parse_args(arguments)
 
 
 def report(
-    options: argparse.Namespace, catches: dict[str, Catch], tried: int, exempted: int
+    options: argparse.Namespace, catches: dict[str, Catch], tried: int, exempted: int, never: int
 ) -> int:
     """Print the sums: what the command returns."""
     count = sum(bool(catch.scenario) for catch in catches.values())
     cut = sum(catch.cut for catch in catches.values())
     if not options.json:
         print(f"{exempted} mutants are exempt, with reasons in tests/sim/exemptions.py")
+        print(f"{never} conditions are decided one way in all scenarios: --undecided lists them")
         if cut:
             print(f"no time for {cut}")
     print(f"caught {count} of {tried - cut}")
@@ -304,6 +309,10 @@ def run(options: argparse.Namespace) -> int:
         for mutant in everything
         if (not options.kind or mutant.change in kinds) and options.site in str(mutant)
     ]
+    never = undecided(everything)
+    if options.undecided:
+        print(*never, sep="\n")
+        return 0
     tried = [mutant for mutant in chosen if not exempt(mutant)]
     there = {mutant.name for mutant in everything if not exempt(mutant)}
     catches: dict[str, Catch] = {}
@@ -318,7 +327,7 @@ def run(options: argparse.Namespace) -> int:
             remember(catches, there)
     if options.update:
         remember(catches, there)
-    return report(options, catches, len(tried), len(chosen) - len(tried))
+    return report(options, catches, len(tried), len(chosen) - len(tried), len(never))
 
 
 def main(arguments: list[str] | None = None) -> int:
