@@ -88,3 +88,44 @@ static int bl_path_damage(bl_sim_world *world)
     bl_path_spawn(&kv.path, 3, bl_damage_ray);
     return bl_path_run(&kv.path);
 }
+
+/* ---- torn_sessions: when a server has died, every line of a session says FREE, and is not whole:
+ * as if it had died in the middle of all of them. Nobody gives away what they may write to. */
+
+static void bl_torn_sessions(const bl_path *path, const bl_pool *pool)
+{
+    for (uint32_t i = 0; i < BL_HALF_COUNT * pool->geometry.lane_count; i++) {
+        uint64_t offset = bl_session_offset(&pool->geometry, 0, 0) + (uint64_t)i * BL_LINE_SIZE;
+        bl_session_line *line = (bl_session_line *)(path->world->memory + offset);
+        if (line->state != BL_SESSION_FREE && bl_table_whole(line, i % pool->geometry.lane_count))
+            line->state = BL_SESSION_FREE;
+    }
+}
+
+static int bl_torn_ray(bl_pool *pool, void *argument)
+{
+    bl_path *path = argument;
+    uint32_t torn = UINT32_MAX; /* the server whose sessions were torn */
+    while (bl_path_clients_alive(path)) {
+        if (path->server_process != torn &&
+            bl_sim_gone(path->world->process[path->server_process])) {
+            torn = path->server_process;
+            bl_torn_sessions(path, pool);
+        }
+        bl_nap(&pool->memory, BL_DAMAGE_NAP_NS / 4);
+    }
+    return 0;
+}
+
+/* ---- torn_sessions */
+
+static int bl_path_torn_sessions(bl_sim_world *world)
+{
+    bl_blocks blocks = {.path = {.world = world, .serve = bl_blocks_serve, .server_host_count = 1,
+                                 .server_deaths = 4, .server_verbs = BL_BLOCKS_SERVER_VERBS},
+                        .key_count = BL_BLOCKS_KEY_COUNT_MAX, .loses = 1};
+    for (uint32_t host = 0; host < 3; host++)
+        bl_path_client(&blocks.path, host, bl_blocks_work);
+    bl_path_spawn(&blocks.path, 3, bl_torn_ray);
+    return bl_path_run(&blocks.path);
+}

@@ -256,6 +256,7 @@ static int bl_declared_work(bl_pool *pool, void *argument)
     bl_blocks *blocks = argument;
     bl_blocks_client client = {.blocks = blocks, .pool = pool,
                                .self = bl_sim_self(blocks->path.world) + 1};
+    bl_nap(&pool->memory, 2 * BL_BEAT_WATCH_NS); /* others may look before there is a session */
     int status = bl_path_attach(&blocks->path, pool, &client.session);
     if (status < 0)
         return status;
@@ -301,9 +302,14 @@ static int bl_declared_operate(bl_pool *pool, void *argument)
 {
     bl_path *path = argument;
     bl_sim_world *world = path->world;
+    while (!path->server)
+        bl_nap(&pool->memory, BL_PATH_NAP_NS);
+    if (bl_declared_try(pool) != -BL_ERROR_SERVER_ALIVE) /* and now it has old lines in its cache */
+        return -EEXIST;
     while (world->stat.results < path->client_count)
         bl_nap(&pool->memory, BL_PATH_NAP_NS);
-    if (bl_declared_try(pool) != -BL_ERROR_SERVER_ALIVE)
+    int status = bl_declared_try(pool); /* whose beat moves first */
+    if (status != -BL_ERROR_SERVER_ALIVE && status != -BL_ERROR_SESSION_ALIVE)
         return -EEXIST;
     bl_declared_kill(path, pool, path->server_process);
     path->server = NULL;

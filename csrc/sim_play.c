@@ -70,6 +70,7 @@ static const bl_sim_scenario bl_sim_scenarios[] = {
     {"first_word", bl_path_first_word, BL_SIM_LANES_MANY},
     {"last_word", bl_path_last_word, 0},
     {"damage", bl_path_damage, 0},
+    {"torn_sessions", bl_path_torn_sessions, 8},
     {"beats", bl_path_beats, 0},
     {"system", bl_path_system, BL_SIM_LANES_MANY},
     {NULL, NULL, 0},

@@ -121,6 +121,15 @@ _LEFT_OUT: dict[Name, str] = {
     ("recover.c", "bl_recover_entries", "verify", 0): (
         "a damaged entry is copied with the check that convicts it: every reader refuses it again"
     ),
+    ("declare.c", "bl_declared_beat", "fence_full", 0): _POLLED,
+    ("declare.c", "bl_declared_beat", "fence_full", 1): _POLLED,
+    ("declare.c", "bl_declare_all", "fence_full", 0): (
+        "covered: what was read before, the candidates' lines and beats, ended with full fences"
+    ),
+    ("declare.c", "bl_declare_all", "fence_full", 1): (
+        "an old line leaves its session out of the word, so that it stays in doubt; and "
+        "only the first can be old, for the look at each session's beat ends with a full fence"
+    ),
     ("takeover.c", "bl_server_beats", "fence_full", 0): _POLLED,
     ("takeover.c", "bl_server_beats", "fence_full", 1): _POLLED,
     ("takeover.c", "bl_server_beats", "fence_full", 2): _POLLED,
