@@ -125,17 +125,15 @@ def make_row(cluster: Cluster, *, policy: str, seed: int) -> Row:
 
 
 def mean_row(rows: Sequence[Row]) -> Row:
-    """Of the same run with several seeds."""
+    """Of the same run with several seeds; a figure's mean is of the runs that have it."""
     means: dict[str, Any] = {}
     spread = {}
     for field in dataclasses.fields(Row):
-        values = [getattr(row, field.name) for row in rows]
-        if all(isinstance(value, int | float) for value in values):
-            if field.name in ("requests", "workers", "capacity_bytes"):
-                continue
+        found = [getattr(row, field.name) for row in rows]
+        values = [value for value in found if isinstance(value, int | float)]
+        if values and field.name not in ("seed", "requests", "workers", "capacity_bytes"):
             means[field.name] = fmean(values)
             spread[field.name] = Spread(min(values), max(values), pstdev(values))
-    del spread["seed"], means["seed"]
     return dataclasses.replace(rows[0], **means, seed=None, spread=spread)
 
 
