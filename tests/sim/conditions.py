@@ -20,6 +20,7 @@ import hashlib
 import importlib.util
 import re
 import shutil
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -210,8 +211,10 @@ def build() -> ModuleType:
 
     folder = BUILD / _stamp()
     if not folder.exists():
-        shutil.rmtree(BUILD, ignore_errors=True)
-        part = BUILD / "part"
+        BUILD.mkdir(parents=True, exist_ok=True)
+        for old in BUILD.glob("????????????????"):
+            shutil.rmtree(old, ignore_errors=True)
+        part = Path(tempfile.mkdtemp(prefix="part-", dir=BUILD))
         shutil.copytree(CSRC, part / "csrc")
         for name in PROTOCOL:
             path = part / "csrc" / name
@@ -220,7 +223,10 @@ def build() -> ModuleType:
             "_sim_conditions", _build.SIM_HEADERS, [("BL_SIM", "1")], part / "csrc"
         )
         made.compile(tmpdir=str(part))
-        part.rename(folder)
+        try:
+            part.rename(folder)
+        except OSError:  # somebody else has made it meanwhile
+            shutil.rmtree(part)
     (library,) = folder.glob("**/_sim_conditions*.so")
     spec = importlib.util.spec_from_file_location("beluga._sim_conditions", library)
     assert spec is not None and spec.loader is not None
