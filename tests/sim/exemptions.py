@@ -160,8 +160,7 @@ _LONGER: dict[Name, str] = {
 
 _RANGES: dict[Name, str] = {
     ("elect.c", "bl_candidates_read", "invalidate", 0): (
-        "its last line is the twin of the last host number, which no host of the simulator has; "
-        "without its first line it is caught"
+        "its last line is the twin of the last host number, which no host of the simulator has"
     ),
 }
 

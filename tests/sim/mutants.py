@@ -140,8 +140,9 @@ def undecided(found: list[Mutant]) -> list[Mutant]:
 
 
 def exempt(mutant: Mutant) -> bool:
-    """Need nobody miss it?"""
-    return name_of(mutant.site) in EXEMPTIONS.get(mutant.change, {})
+    """Need nobody miss it? What was caught once has to be caught."""
+    named = name_of(mutant.site) in EXEMPTIONS.get(mutant.change, {})
+    return named and mutant.name not in known_catches()
 
 
 def survey_one(where: tuple[str, str]) -> Field:
