@@ -14,7 +14,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from children import Death, answers, still_alive
-from mutants import mutants
 from regressions import Case, keep, parse
 from simulator import KINDS, play, scenarios, told
 
@@ -112,7 +111,7 @@ def main(arguments: list[str] | None = None) -> int:
         if not options.replay:
             print(f"  kept in {keep(case)}", flush=True)
     told_of = {name: counters[name] for name in ("runs", *COUNTERS)}
-    told_of.update({"mutants": len(mutants()), "errors": len(wrong)})
+    told_of["errors"] = len(wrong)
     if options.json:
         print(json.dumps({"first seed": first, **told_of}))
     else:
