@@ -130,9 +130,7 @@ class Client:
 
     def close(self) -> None:
         """Give the lane back. Without a server that listens, its successor reads the farewell."""
-        _clients.discard(self)
         self._held.end()
-        self._end.detach()
 
     def _forget(self) -> None:
         """In a forked child: the session is the parent's, and so is whatever held the lock."""
@@ -178,7 +176,6 @@ _clients: weakref.WeakSet[Client] = weakref.WeakSet()
 def _after_fork_in_child() -> None:
     for client in _clients:
         client._forget()
-    _clients.clear()
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -221,7 +221,6 @@ class Server:
             with self._life:
                 while self._users:
                     self._life.wait()
-            _servers.discard(self)
             server, self._server = self._server, None
             self._destroy(server)
 
@@ -299,7 +298,6 @@ _servers: weakref.WeakSet[Server] = weakref.WeakSet()
 def _after_fork_in_child() -> None:
     for server in _servers:
         server._forget()
-    _servers.clear()
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)

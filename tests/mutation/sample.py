@@ -44,10 +44,10 @@ FOLDERS: dict[str, str] = {
     "replay": "replay",
     "route": "route",
     "router": "router route",
-    "rpc": "rpc crash/test_standby.py cli/test_serve_command.py",
+    "rpc": "rpc meta/test_quota.py crash/test_standby.py cli/test_serve_command.py",
     "simulate": "simulate cli/test_simulate_command.py",
     "transfer": "transfer kvcache",
-    "verify": "cli/test_verify_command.py sim/test_verify.py",
+    "verify": "verify cli/test_verify_command.py sim/test_verify.py",
 }
 C_FOLDERS: dict[str, str] = {
     "beat elect epoch house lane life line lobby message proof quota register server session "

@@ -4,14 +4,12 @@
 
 from __future__ import annotations
 
-import fcntl
 from pathlib import Path
 
 import pytest
 
-from beluga.errors import NoRoomError, PoolError, VerifyError
+from beluga.errors import NoRoomError, PoolError
 from beluga.pool import Pool
-from beluga.verify import verify_pool
 
 SIZE = 16 << 20
 
@@ -41,13 +39,3 @@ def test_a_file_that_cannot_be_removed_is_said(
     monkeypatch.setattr(Path, "unlink", refuse)
     with pytest.raises(PoolError):
         Pool.destroy([tmp_path / "a"])
-
-
-def test_a_side_that_runs_already_is_refused(tmp_path: Path) -> None:
-    with (
-        Pool.create([tmp_path / "a"], device_size=SIZE, sparse=True) as pool,
-        (pool.runtime_dir / "verify-a").open("w") as file,
-    ):
-        fcntl.flock(file, fcntl.LOCK_EX)
-        with pytest.raises(VerifyError, match="already"):
-            verify_pool(pool, role="a", seconds=0.1, patience=0.1)

@@ -160,6 +160,35 @@ def test_a_kept_lease_is_renewed_and_given_back_after_the_server() -> None:
     assert lease.calls[-1] == "release"
 
 
+def test_a_renewal_under_way_ends_before_the_lease_is_given_back() -> None:
+    asked, answer = threading.Event(), threading.Event()
+
+    class Slow(FakeLease):
+        def renew(self) -> bool:
+            asked.set()
+            assert answer.wait(60)
+            return super().renew()
+
+    server, lease = FakeServer(), Slow()
+    with Keeper(cast("Server", server), lease):
+        assert asked.wait(60)
+        threading.Timer(0.05, answer.set).start()
+    assert lease.calls == ["renew", "release"]
+
+
+def test_who_was_refused_waits_before_the_next_try() -> None:
+    waited: list[float | None] = []
+
+    class Told(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            waited.append(timeout)
+            return False
+
+    server = FakeServer(starts=[ServerAliveError("it lives")])
+    assert stand_by(cast("Server", server), Told())
+    assert waited == [0.001]
+
+
 @pytest.mark.parametrize("how", [False, RuntimeError("broken"), LeaseError("away")])
 def test_a_lost_lease_ends_the_server(how: bool | Exception) -> None:
     server, lease = FakeServer(), FakeLease()

@@ -1,0 +1,374 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""Clients and servers around their calls into C: interrupts, forks, the end of what they use."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from blocks import eventually
+
+from beluga._ffi import lib
+from beluga.errors import NoServerError, RpcError, ServerAliveError
+from beluga.pool import Pool
+from beluga.rpc import METHOD_USER, Client, Quota, Server
+
+
+class WatchedCore:
+    """The C core; writes down what is called, and calls ``before`` and ``after`` by name."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, tuple[Any, ...]]] = []
+        self.before: dict[str, Callable[[], None]] = {}
+        self.after: dict[str, Callable[[], None]] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        real = getattr(lib, name)
+        if not callable(real) or name.endswith("_handler"):
+            return real
+
+        def call(*arguments: Any) -> Any:
+            self.before.get(name, lambda: None)()
+            result = real(*arguments)
+            self.after.get(name, lambda: None)()
+            self.calls.append((name, arguments))
+            return result
+
+        return call
+
+    def names(self) -> list[str]:
+        return [name for name, _ in self.calls]
+
+    def last(self, name: str) -> tuple[Any, ...]:
+        """The arguments of its last call."""
+        return [arguments for called, arguments in self.calls if called == name][-1]
+
+
+@pytest.fixture
+def core(monkeypatch: pytest.MonkeyPatch) -> WatchedCore:
+    core = WatchedCore()
+    monkeypatch.setattr("beluga.rpc.client.lib", core)
+    monkeypatch.setattr("beluga.rpc.server.lib", core)
+    return core
+
+
+@pytest.fixture
+def discipline() -> str:
+    return "coherent"
+
+
+@pytest.fixture
+def server(pool: Pool) -> Iterator[Server]:
+    with Server(pool) as server:
+        server.handle(METHOD_USER, lambda request: request)
+        yield server
+
+
+def in_child(work: Callable[[], object]) -> str:
+    """What ``work`` returns in a forked child, or raises there; it has ten seconds."""
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(10)
+        try:
+            os.write(write, str(work()).encode())
+        except BaseException as error:  # a child must not return into pytest
+            os.write(write, type(error).__name__.encode())
+        finally:
+            os._exit(0)
+    os.close(write)
+    with os.fdopen(read, "rb") as stream:
+        text = stream.read().decode()
+    _, status = os.waitpid(child, 0)
+    return text if status == 0 else f"died of {status}"
+
+
+def interrupt() -> None:
+    raise KeyboardInterrupt
+
+
+def open_files() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+# ---- Clients.
+
+
+def test_an_interrupted_attach_leaves_no_session(
+    pool: Pool, server: Server, core: WatchedCore
+) -> None:
+    core.after["bl_session_open"] = interrupt
+    with pytest.raises(KeyboardInterrupt):
+        Client(pool)
+    assert server.stat().attach_count == 1
+    assert eventually(lambda: server.stat().live_count == 0)
+
+
+def test_a_client_that_nobody_has_any_more_gives_its_lane_back(pool: Pool, server: Server) -> None:
+    client = Client(pool)
+    assert server.stat().live_count == 1
+    del client
+    gc.collect()
+    assert eventually(lambda: server.stat().live_count == 0)
+
+
+def test_at_exit_a_session_that_a_thread_uses_is_left_alone(
+    pool: Pool, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("beluga.rpc.client.EXIT_WAIT_S", 0.01)
+    with Client(pool) as client:
+        with client.lock:
+            client._end()  # what the interpreter calls
+        assert client.call(METHOD_USER, b"on") == b"on"
+
+
+def test_a_pool_that_closes_ends_its_clients(pool: Pool, server: Server, paths: list[Path]) -> None:
+    mine = Pool.open(paths)
+    client = Client(mine)
+    assert server.stat().live_count == 1
+    mine.close()
+    with pytest.raises(RpcError, match="closed"):
+        client.ping()
+    assert eventually(lambda: server.stat().live_count == 0)
+
+
+def test_a_ping_needs_a_server(pool: Pool) -> None:
+    with Server(pool):
+        client = Client(pool)
+        client.ping()
+    with pytest.raises(NoServerError):
+        client.ping(timeout_s=0.05)
+    client.close()
+
+
+def test_clients_wait_so_long_as_they_are_told(
+    pool: Pool, server: Server, core: WatchedCore
+) -> None:
+    with Client(pool) as client:
+        assert core.last("bl_session_open")[3] == 5_000_000_000
+        client.ping()
+        assert core.last("bl_session_call")[2] == 5_000_000_000
+    with Client(pool, timeout_s=0.5) as client:
+        assert core.last("bl_session_open")[3] == 500_000_000
+        client.ping()
+        assert core.last("bl_session_call")[2] == 500_000_000
+        client.ping(timeout_s=1.5)
+        assert core.last("bl_session_call")[2] == 1_500_000_000
+
+
+def test_a_child_does_not_wait_for_a_call_of_its_parent(pool: Pool, server: Server) -> None:
+    with Client(pool) as client:
+        with client.lock:  # as a thread has it, of which the child has no copy
+            said = in_child(client.close)
+        assert said == "None"
+        assert client.call(METHOD_USER, b"on") == b"on"
+
+
+def test_a_closed_client_may_be_inherited(pool: Pool, server: Server) -> None:
+    with Client(pool) as client:
+        pass
+    assert in_child(client.close) == "None"
+    assert in_child(lambda: in_child(client.close)) == "None"
+
+
+# ---- Servers.
+
+
+def test_servers_watch_and_wait_so_long_as_they_are_told(pool: Pool, core: WatchedCore) -> None:
+    server = Server(pool)
+    assert core.last("bl_server_beat_lost")[1] == 5_000_000_000
+    assert server.watch(0.25, silent_s=1.5)
+    assert core.last("bl_server_watch")[1:] == (1_500_000_000, 250_000_000)
+    server.stop()
+    Server(pool, beat_lost_s=0.5).stop()
+    assert core.last("bl_server_beat_lost")[1] == 500_000_000
+
+
+def test_a_server_believes_in_nobodys_death_unless_told(pool: Pool, core: WatchedCore) -> None:
+    Server(pool).stop()
+    assert "bl_server_declare_gone" not in core.names()
+    Server(pool, declared_gone=True).stop()
+    assert "bl_server_declare_gone" in core.names()
+
+
+def test_a_server_whose_word_is_refused_leaves_nothing(
+    pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Refusing(WatchedCore):
+        def bl_server_declare_gone(self, server: Any) -> int:
+            return -int(lib.BL_ERROR_SERVER_ALIVE)
+
+    core = Refusing()
+    monkeypatch.setattr("beluga.rpc.server.lib", core)
+    before = open_files()
+    with pytest.raises(ServerAliveError):
+        Server(pool, declared_gone=True)
+    assert core.names().count("bl_server_destroy") == 1
+    assert open_files() == before
+    pool.close()  # which ends its servers
+    assert core.names().count("bl_server_destroy") == 1
+
+
+def test_a_server_that_is_being_stopped_takes_no_new_calls_and_waits_for_the_others(
+    pool: Pool, core: WatchedCore
+) -> None:
+    server = Server(pool)
+    inside, go = threading.Event(), threading.Event()
+
+    def describe() -> None:
+        inside.set()
+        assert go.wait(30)
+
+    core.before["bl_server_describe"] = describe
+    epochs: list[int] = []
+    asks = threading.Thread(target=lambda: epochs.append(server.stat().epoch))
+    asks.start()
+    assert inside.wait(30)
+    stops = threading.Thread(target=server.stop)
+    stops.start()
+
+    def refused() -> bool:
+        try:
+            server.request_stop()
+        except RpcError:
+            return True
+        return False
+
+    assert eventually(refused)
+    assert "bl_server_destroy" not in core.names()
+    go.set()
+    asks.join(30)
+    stops.join(30)
+    assert not stops.is_alive()
+    assert epochs == [0]
+    assert "bl_server_describe" in core.names()
+    assert core.names()[-1] == "bl_server_destroy"
+
+
+def test_a_server_is_destroyed_after_its_thread_has_ended(pool: Pool, core: WatchedCore) -> None:
+    core.after["bl_server_run"] = lambda: time.sleep(0.05)
+    with Server(pool):
+        pass
+    assert core.names()[-2:] == ["bl_server_run", "bl_server_destroy"]
+
+
+def test_a_server_that_serves_forever_is_not_stopped_from_within(pool: Pool) -> None:
+    server = Server(pool)
+    said: list[str] = []
+
+    def handler(_: bytes) -> bytes:
+        with pytest.raises(RpcError, match="from within"):
+            server.stop()
+        said.append("refused")
+        server.request_stop()
+        return b""
+
+    def ask() -> None:
+        while not said:
+            try:
+                with Client(pool) as client:
+                    client.call(METHOD_USER)
+            except (NoServerError, RpcError):
+                time.sleep(0.005)
+
+    server.handle(METHOD_USER, handler)
+    asks = threading.Thread(target=ask)
+    asks.start()
+    server.serve_forever()
+    asks.join(30)
+    assert said == ["refused"]
+    server.stop()
+
+
+def test_a_refused_server_has_stopped(pool: Pool, server: Server) -> None:
+    second = Server(pool)
+    with pytest.raises(ServerAliveError), second:
+        pass
+    with pytest.raises(RpcError, match="stopped"):
+        second.stat()
+
+
+def test_whoever_serves_goes_near_the_memory(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    moved: list[str] = []
+    monkeypatch.setattr(Pool, "run_near", lambda _: moved.append(threading.current_thread().name))
+    with Server(pool):
+        assert eventually(lambda: moved == ["beluga-server"])
+    server = Server(pool)
+    thread = threading.Thread(target=server.serve_forever, name="mine")
+    thread.start()
+    assert eventually(lambda: moved == ["beluga-server", "mine"])
+    server.stop()
+    thread.join(30)
+
+
+def test_a_child_has_no_server(pool: Pool, server: Server) -> None:
+    assert in_child(server.stat) == "RpcError"
+    assert in_child(server.start) == "RpcError"
+    assert in_child(server.stop) == "None"
+    with Client(pool) as client:
+        assert client.call(METHOD_USER, b"on") == b"on"
+
+
+def test_a_child_does_not_wait_for_an_end_that_its_parent_waits_for(
+    pool: Pool, core: WatchedCore
+) -> None:
+    ending, go = threading.Event(), threading.Event()
+
+    def destroy() -> None:
+        ending.set()
+        assert go.wait(30)
+
+    core.before["bl_server_destroy"] = destroy
+    server = Server(pool)
+    stops = threading.Thread(target=server.stop)
+    stops.start()
+    assert ending.wait(30)
+    said = in_child(server.stop)
+    go.set()
+    stops.join(30)
+    assert said == "None"
+
+
+def test_an_error_of_a_handler_is_logged_and_not_printed(
+    pool: Pool, server: Server, capfd: pytest.CaptureFixture[str]
+) -> None:
+    server.handle(METHOD_USER + 1, lambda _: b""[1:][5].to_bytes(1, "big"))
+    with Client(pool) as client, pytest.raises(RpcError):
+        client.call(METHOD_USER + 1)
+    assert "cffi" not in capfd.readouterr().err
+
+
+SERVES_AT_EXIT = """
+import sys
+from beluga.pool import Pool
+from beluga.rpc import Server
+Server(Pool.open(sys.argv[1:])).start()
+"""
+
+
+def test_an_interpreter_may_exit_while_it_serves(pool: Pool, paths: list[Path]) -> None:
+    command = [sys.executable, "-c", SERVES_AT_EXIT, *map(str, paths)]
+    assert subprocess.run(command, timeout=30, check=False).returncode == 0
+    with Server(pool) as server:
+        assert server.stat().epoch == 2
+
+
+@pytest.mark.parametrize("name", ["grants", "pins", "bytes", "calls_per_s"])
+def test_a_quota_has_as_many_bits_as_its_field(name: str) -> None:
+    most = (1 << (64 if name == "bytes" else 32)) - 1
+    assert getattr(Quota(**{name: most}), name) == most
+    assert getattr(Quota(), name) == 0
+    for wrong in (most + 1, -1):
+        with pytest.raises(ValueError, match=f"{name} is out of range"):
+            Quota(**{name: wrong})
