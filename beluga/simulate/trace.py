@@ -57,7 +57,7 @@ class Trace:
     def ideal_hit_rate(self) -> float:
         """What a boundless cache has of all blocks, tails counted, asked one after another."""
         whole = sum(self.count) - self.id_count
-        return whole / max(1, sum(-(-tokens // self.block_tokens) for tokens in self.input_tokens))
+        return whole / sum(-(-tokens // self.block_tokens) for tokens in self.input_tokens)
 
     def blocks(self) -> list[list[int]]:
         """Each request's block numbers."""

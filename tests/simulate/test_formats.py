@@ -11,6 +11,7 @@ import pytest
 
 from beluga.errors import TraceError
 from beluga.simulate import FORMATS, load_trace
+from beluga.simulate.formats import _guess
 
 TRACES = Path(__file__).resolve().parent.parent.parent.parent / "shared/traces"
 
@@ -105,6 +106,98 @@ def test_sharegpt_is_asked_and_answered(tmp_path: Path) -> None:
     path.write_text(json.dumps([{"id": 1, "conversations": turns}, {"conversations": []}]))
     trace = load_trace(path)
     assert (trace.input_tokens, trace.output_tokens) == ([20], [10])
+
+
+@pytest.mark.parametrize("size", [16, 32, 64, 128, 256, 512, 1024])
+def test_the_size_of_blocks_is_the_one_that_all_prompts_fit(tmp_path: Path, size: int) -> None:
+    path = tmp_path / "t.jsonl"
+    rows = [
+        {"timestamp": 0, "input_length": size * n - 1, "output_length": 1, "hash_ids": ids}
+        for n, ids in ((1, [1]), (3, [1, 2, 3]))
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert load_trace(path).block_tokens == size
+
+
+def test_blocks_of_no_known_size_are_taken_for_512_tokens(tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    row = {"timestamp": 0, "input_length": 3000, "output_length": 1, "hash_ids": [1]}
+    path.write_text(json.dumps(row))
+    assert load_trace(path).block_tokens == 512
+
+
+def test_sessions_without_blocks_share_nothing(tmp_path: Path) -> None:
+    bare = {"block_size": 8, "requests": [{"t": 0.5, "in": 3, "out": 5}]}
+    (tmp_path / "a.json").write_text(json.dumps(bare))
+    (tmp_path / "b.json").write_text(json.dumps({**bare, "requests": []}))
+    (tmp_path / "c.json").write_text(json.dumps(
+        {"block_size": 8, "requests": [{"t": 1, "in": 8, "out": 1, "hash_ids": [0]}] * 2}
+    ))  # fmt: skip
+    trace = load_trace(tmp_path)
+    assert (trace.block_tokens, trace.arrival_s) == (8, [0, 0.5, 0.5])
+    assert trace.blocks() == [[], [0], [0]]
+
+
+def test_a_session_of_blocks_without_tokens_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "t.json"
+    path.write_text(session(1).replace('"block_size": 64', '"block_size": 0'))
+    with pytest.raises(TraceError, match=r"blocks of \[0\] tokens"):
+        load_trace(path)
+
+
+@pytest.mark.parametrize(
+    ("row", "arrival_s", "asked"),
+    [
+        ({"arrival_time_ns": 5e8, "timestamp": 7.0, "output_toks": 3, "output_tokens": 4}, 0.5, 3),
+        ({"timestamp": 7.0, "output_tokens": 4}, 7.0, 4),
+        ({"timestamp": 7.0}, 7.0, 1),
+    ],
+)
+def test_times_and_lengths_may_have_several_names(
+    tmp_path: Path, row: dict[str, object], arrival_s: float, asked: int
+) -> None:
+    path = tmp_path / "t.jsonl"
+    first = {"prompt": [1] * 15, "arrival_time_ns": 0, "output_toks": 1}
+    lines = [json.dumps(first), "", json.dumps({"prompt": [1] * 16, **row})]
+    path.write_text("\n".join(lines))
+    trace = load_trace(path)
+    assert trace.arrival_s == [0, arrival_s]
+    assert trace.output_tokens[1] == asked
+    assert trace.blocks() == [[], [0]]
+
+
+def test_text_counts_four_characters_a_token(tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    texts = ["abcdefgh" * 8, "abcdefgh" * 8 + "i", "abcdefgi" * 8, "x" * 63]
+    path.write_text("".join(json.dumps({"prompt": text, "timestamp": 0}) + "\n" for text in texts))
+    trace = load_trace(path)
+    assert trace.input_tokens == [16, 17, 16, 16]
+    assert trace.blocks() == [[0], [0], [1], [2]]
+
+
+def test_conversations_without_a_question_or_an_answer_are_left_out(tmp_path: Path) -> None:
+    chats = [["ask" * 4, "x" * 8, "more"], ["only asked"], ["", "said"], ["ask", "x"]]
+    rows = [{"conversations": [{"value": turn} for turn in chat]} for chat in chats]
+    path = tmp_path / "t.json"
+    path.write_text(json.dumps(rows))
+    trace = load_trace(path)
+    assert (trace.input_tokens, trace.output_tokens) == ([3, 1], [2, 1])
+
+
+@pytest.mark.parametrize(
+    ("text", "form"),
+    [
+        ('\n [{"conversations": []}]', "sharegpt"),
+        ('{"hash_id_scope": "local"}', "weka"),
+        ('{"input_tok_ids": [1]}', "vllm"),
+        ('{"prompt": ""}', "vllm"),
+        ('{"timestamp": 0}', "mooncake"),
+        ("TIMESTAMP,ContextTokens", "azure"),
+    ],
+)
+def test_formats_are_told_by_what_files_begin_with(tmp_path: Path, text: str, form: str) -> None:
+    (tmp_path / "trace").write_text(text)
+    assert _guess(tmp_path / "trace") == form
 
 
 @pytest.mark.parametrize(

@@ -68,3 +68,56 @@ def test_links_move_what_they_can_while_they_have_work() -> None:
     assert all(
         end - at >= size / GB * 0.999 for end, (at, size, _) in zip(found, copies, strict=True)
     )
+
+
+def test_links_say_what_sharing_cost() -> None:
+    links = Links([GB])
+    ended: list[float] = []
+    for _ in range(2):
+        links.start(1.0, MB, (0,), ended.append)
+    links.end(1.001)  # nothing is done yet
+    assert (ended, links.count) == ([], 0)
+    links.end(links.finish)
+    assert ended == pytest.approx([1.002] * 2)
+    assert (links.count, links.moved) == (2, [2 * MB])
+    assert (links.busy_s, links.waited_s) == (pytest.approx(0.004), pytest.approx(0.002))
+    assert links.finish == float("inf")
+
+
+def test_a_copy_alone_waits_for_nobody() -> None:
+    links = Links([2 * GB])
+    slow = links.add_link(GB / 3)
+    links.start(0.0, MB, (0, slow), lambda when: None)
+    assert links.finish == pytest.approx(0.003)
+    links.end(links.finish)
+    assert (links.count, links.waited_s) == (1, 0)
+    assert (slow, links.speeds, links.moved) == (1, [2 * GB, GB / 3], [MB, MB])
+
+
+def test_what_a_tight_link_leaves_of_another_is_for_the_rest() -> None:
+    links = Links([4 * GB, GB, 3 * GB])
+    for route in ((0, 1), (0, 1), (0, 2), (0, 2), (2,)):
+        links.start(0.0, GB, route, lambda when: None)
+    assert [copy.rate / GB for copy in links.copies] == pytest.approx([0.5, 0.5, 1, 1, 1])
+
+
+def test_things_happen_in_the_order_of_their_times_and_of_their_making() -> None:
+    links = Links([GB])
+    clock = Clock((links,))
+    seen: list[tuple[str, float]] = []
+
+    def arrive(now: float, name: str) -> None:
+        seen.append((name, now))
+        if name == "arrival":
+            for event in ("event", "later"):
+                clock.at(3.0, lambda when, what: seen.append((what, when)), event)
+            links.start(now, GB, (0,), lambda when: seen.append(("copy", when)))
+            links.start(now, 2 * GB, (0,), lambda when: seen.append(("last copy", when)))
+
+    assert clock.run(iter([(1.0, "arrival"), (3.0, "second")]), arrive) == 4
+    assert seen == [("arrival", 1), ("second", 3), ("event", 3), ("later", 3), ("copy", 3),
+                    ("last copy", 4)]  # fmt: skip
+
+
+def test_where_nothing_happens_no_time_passes() -> None:
+    assert Clock(()).run(iter(()), lambda now, request: None) == 0
