@@ -1,0 +1,236 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""A simulated cluster in small: what requests find, who comes and goes, and what the links are."""
+
+from __future__ import annotations
+
+import dataclasses
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from beluga._ffi import ffi
+from beluga.errors import SimulateError
+from beluga.router import Goals, Query, Worker, costs
+from beluga.simulate import Options, Prompt, Scale, make_trace, simulate
+from beluga.simulate.cluster import Cluster
+from beluga.simulate.memory import Network
+from beluga.simulate.request import Request
+from beluga.simulate.tier import Tier
+
+BLOCK = 10  # tokens, and bytes
+# A token of a prompt takes 1 ms, a step of decoding 10 ms.
+MODEL = dataclasses.replace(
+    costs.MODELS[costs.DEFAULT_MODEL],
+    a=0.0, b=1.0, c=0.0, e=10.0, f=0.0, g=0.0, h=0.0, kv_bytes_per_token=1, hbm_bytes=1000,
+)  # fmt: skip
+
+
+def cluster(*prompts: Prompt, memory: str = "pool", policy: str = "round-robin", seed: int = 0,
+            **options: Any) -> Cluster:  # fmt: skip
+    trace = make_trace("small", BLOCK, prompts, 1.0)
+    changed = Options(**{"workers": 1, "model": MODEL, "pool": 1000, **options})
+    return Cluster(trace, changed, policy=policy, memory=memory, seed=seed)
+
+
+def test_the_last_token_of_a_prompt_is_always_computed() -> None:
+    ran = cluster(*(Prompt(at, size, 1, (1, 2)) for at, size in ((0, 20), (1, 20), (2, 21))))
+    ran.run()
+    assert [request.device for request in ran.requests] == [0, 1, 2]
+    assert [request.first_token - request.arrival for request in ran.requests] == pytest.approx(
+        [0.020, 0.010, 0.001]
+    )
+
+
+@pytest.mark.parametrize("engine", ["chunked", "serial"])
+def test_a_request_that_fills_hbm_is_served_and_a_larger_one_is_not(engine: str) -> None:
+    ran = cluster(Prompt(0, 45, 5, ()), Prompt(1, 45, 6, ()), hbm=50, engine=engine)
+    ran.run()
+    assert ran.refused == 1
+    assert [request.first_token for request in ran.requests[:1]] == pytest.approx([0.045])
+    assert ran.requests[1].first_token != ran.requests[1].first_token  # never
+
+
+def test_speed_brings_requests_closer() -> None:
+    ran = cluster(Prompt(0, 1, 1, ()), Prompt(8, 1, 1, ()), speed=4.0)
+    assert [request.arrival for request in ran.requests] == [0, 2]
+
+
+def test_the_seed_orders_requests_of_one_moment_only() -> None:
+    prompts = [Prompt(at, 10 * n + 1, 1, ()) for at in (0, 1) for n in range(8)]
+
+    def order(seed: int, **options: Any) -> list[int]:
+        return [request.index for request in cluster(*prompts, seed=seed, **options).requests]
+
+    assert order(1) == order(1) != order(2)
+    assert sorted(order(1)[:8]) == list(range(8))
+    assert order(1, shuffle=False) == list(range(16))
+
+
+def test_policies_get_the_credits_and_the_objective() -> None:
+    ran = cluster(Prompt(0, 1, 1, ()), host_credit=0.2, shared_credit=0.3, slo_s=4.0)
+    for name in ("linear", "lmetric"):
+        policy = ran._policy(name, 0)
+        assert (policy.host_credit, policy.shared_credit) == (0.2, 0.3)
+    assert ran._policy("min-ttft", 0).ttft_objective_s == 4
+
+
+def ids(*blocks: int) -> object:
+    return ffi.new("uint32_t[]", list(blocks))
+
+
+@pytest.mark.parametrize(("own", "host"), [(5, 3), (1, 0)])
+def test_a_workers_own_dram_counts_for_what_it_has_beyond_hbm(own: int, host: int) -> None:
+    made = cluster(Prompt(0, 61, 1, range(6)), memory="split", workers=2)
+    made.engines[1].hbm.put(ids(0, 1), 2)
+    made.engines[1].far.tier.put(ids(*range(own)), own)
+    found = made._matches(Query(61, BLOCK))
+    assert [(o.device, o.host) for _, o in sorted(found.held.items())] == [(0, 0), (2, host)]
+    assert found.shared == 0
+
+
+def test_a_pool_counts_for_every_worker() -> None:
+    made = cluster(Prompt(0, 61, 1, range(6)), workers=2)
+    made.engines[0].hbm.put(ids(0, 1), 2)
+    made.engines[1].far.tier.put(ids(*range(5)), 5)
+    found = made._matches(Query(61, BLOCK))
+    assert [(o.device, o.host) for _, o in sorted(found.held.items())] == [(2, 0), (0, 0)]
+    assert found.shared == 5
+
+
+@pytest.mark.parametrize(("count", "hours"), [(1, 6 + 3 * 4), (-1, 6 + 4)])
+def test_workers_are_paid_from_when_they_come_until_they_go(count: int, hours: int) -> None:
+    """Two for three seconds, then three, or one, for four."""
+    prompts = [Prompt(at, 1000, 1, ()) for at in range(7)]
+    ran = cluster(*prompts, workers=2, scale=Scale(3.0, count), hbm=2000)
+    ran.run()
+    assert ran.end_s == pytest.approx(7)
+    assert ran.worker_s == pytest.approx(hours)
+    assert len({request.worker for request in ran.requests[4:]}) == 2 + count
+
+
+def test_who_left_comes_back_before_a_new_one() -> None:
+    ran = cluster(Prompt(0, 1, 1, ()), workers=3)
+    ran._scale(1.0, -2)
+    assert ran.router.workers == [Worker(0), Worker(1), Worker(2)]
+    ran._scale(2.0, 3)
+    assert (len(ran.engines), ran.active) == (4, 4)
+    assert ran.worker_s == 3 * 1 + 1 * 1
+
+
+def test_the_planner_looks_every_thirty_seconds_while_there_is_work() -> None:
+    prompts = [Prompt(at * 10, 1, 1, ()) for at in range(10)]
+    ran = cluster(*prompts, goals=Goals(workers_min=3, workers_max=3))
+    looks: list[tuple[float, int]] = []
+    ran.planning = SimpleNamespace(  # type: ignore[assignment]
+        look=lambda now, engines: looks.append((now, len(engines))) or int(now == 30),
+        served=lambda request: None,
+    )
+    ran.run()
+    assert looks == [(30, 1), (60, 2), (90, 2)]
+    assert ran.end_s == 120  # a last look finds nothing to do
+
+
+def test_a_refused_request_is_no_work_to_wait_for() -> None:
+    ran = cluster(Prompt(0, 2000, 1, ()), Prompt(1, 10, 1, ()), goals=Goals())
+    ran.run()
+    assert (ran.refused, ran.end_s) == (1, 30)
+
+
+def test_requests_that_every_worker_is_too_busy_for_wait_in_line() -> None:
+    prompts = [Prompt(0.001 * n, 100, 30, ()) for n in range(6)]
+    ran = cluster(*prompts, policy="alpha-gamma", slots=1)
+    ran.run()
+    first = [request.first_token for request in ran.requests]
+    assert first == sorted(first)
+    assert ran.refused == 0
+
+
+def network(memory: str, **options: Any) -> Network:
+    return Network(Options(workers=4, pool=1000, **options), memory, BLOCK)
+
+
+def test_copies_from_the_pool_cross_the_devices_an_adapter_and_a_path() -> None:
+    made = network("pool", bandwidth=7.0, devices=3, adapters=2)
+    routes = [made.join(Tier(10, 5)).route_in for _ in range(3)]
+    assert routes == [(0, 1, 3), (0, 2, 4), (0, 1, 5)]
+    assert made.read.speeds == [3 * costs.DEVICE, *[costs.ADAPTER_READ] * 2, 7, 7, 7]
+    assert made.write.speeds == [3 * costs.DEVICE, *[costs.ADAPTER_WRITE] * 2, 7, 7, 7]
+    assert network("pool", devices=1000).read.speeds[0] == costs.SWITCH
+
+
+def test_dram_of_its_own_has_a_path_of_its_own() -> None:
+    made = network("split", local_bandwidth=9.0)
+    routes = [(far.route_in, far.route_out) for far in (made.join(Tier(10, 5)) for _ in range(2))]
+    assert routes == [((0,), (0,)), ((1,), (1,))]
+    assert made.read.speeds == made.write.speeds == [9, 9]
+
+
+def test_paths_are_used_as_much_as_they_move() -> None:
+    made = network("pool", bandwidth=10.0)
+    for _ in range(2):
+        made.join(Tier(10, 5))
+    made.read.moved[-1], made.write.moved[-2] = 100.0, 30.0
+    assert made.utilisation(10.0) == (0.5, 0.15)
+    assert made.utilisation(0.0) == (0, 0)
+
+
+@pytest.mark.parametrize("paid", [True, False])
+def test_a_prompt_is_in_the_pool_once_it_is_written(paid: bool) -> None:
+    made = network("pool", offload=paid)
+    far = made.join(Tier(10, 5))
+    request = Request(0, 0.0, (30, 1, BLOCK), ids(0, 1, 2))
+    request.blocks = 3
+    far.tier.put(request.ids, 1)
+    far.offload(0.0, request)
+    assert far.tier.lead(request.ids, 3) == (1 if paid else 3)
+    if paid:
+        assert made.write.moved[-1] == 2 * BLOCK
+        made.write.end(made.write.finish)
+        assert far.tier.lead(request.ids, 3) == 3
+    far.offload(1.0, request)  # nothing is missing: nothing is copied
+    assert made.write.copies == []
+
+
+def test_a_serial_worker_says_how_many_wait() -> None:
+    made = cluster(*[Prompt(0, 100, 1, ())] * 3, engine="serial")
+    [engine] = made.engines
+    assert (engine.metrics().request_active_slots, engine.metrics().num_requests_waiting) == (0, 0)
+    for request in made.requests:
+        engine.submit(0.0, request)
+    assert (engine.metrics().request_active_slots, engine.metrics().num_requests_waiting) == (1, 2)
+
+
+def test_serial_workers_are_busy_from_the_fetch_to_the_first_token() -> None:
+    """20 blocks of 10 bytes at 1000 bytes/s, of the second worker; 10 tokens are left."""
+    prompts = [Prompt(at, 210, 1, range(21)) for at in (0, 10, 20)]
+    ran = cluster(*prompts, workers=2, engine="serial", bandwidth=1000.0, hbm=250)
+    ran.run()
+    assert [(request.device, request.far) for request in ran.requests] == [(0, 0), (0, 20), (20, 0)]
+    assert [engine.busy_s for engine in ran.engines] == pytest.approx([0.210 + 0.010, 0.210])
+    assert ran.requests[1].first_token == pytest.approx(10.210)
+
+
+def test_progress_is_told_after_every_run() -> None:
+    told: list[tuple[int, int]] = []
+    trace = make_trace("small", BLOCK, [Prompt(0, 10, 1, ())], 1.0)
+    options = Options(workers=1, model=MODEL)
+    rows = simulate(
+        trace, options, policies=["random", "round-robin"], seeds=2,
+        advance=lambda done, total: told.append((done, total)),
+    )  # fmt: skip
+    assert told == [(n, 8) for n in range(1, 9)]
+    assert len(rows) == 12
+    assert [row.seed for row in rows[:3]] == [0, 1, None]
+
+
+def test_hbm_has_room_for_one_block_at_least() -> None:
+    trace = make_trace("small", BLOCK, [Prompt(0, 1, 1, ())], 1.0)
+    options = Options(workers=1, model=MODEL, hbm=BLOCK)
+    assert simulate(trace, options, policies=["random"])[0].rejects == 0
+    with pytest.raises(SimulateError, match="no room for a block of 10"):
+        simulate(trace, dataclasses.replace(options, hbm=BLOCK - 1), policies=["random"])
+    for nothing in ({"seeds": 0}, {"memories": []}):
+        with pytest.raises(SimulateError, match="nothing to simulate"):
+            simulate(trace, options, policies=["random"], **nothing)
