@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections import deque
 from dataclasses import dataclass
 from random import Random
@@ -98,7 +99,7 @@ def test_runs_of_steps_take_as_long_as_their_steps(seed: int, limits: dict[str, 
         Naive(chance.expovariate(1.0 + 2 * seed), chance.randint(1, 90), chance.randint(1, 60))
         for _ in range(40)
     ]
-    for before, one in zip(naive, naive[1:], strict=False):
+    for before, one in itertools.pairwise(naive):
         one.arrival += before.arrival
     naive[0].arrival = 0.0  # as the trace's first is
     prompts = [Prompt(one.arrival, one.input, one.output, ()) for one in naive]
