@@ -59,6 +59,18 @@ def test_a_block_that_fills_its_space_leaves_the_next_one_alone(
     assert np.array_equal(blocks, targets)
 
 
+def test_the_leading_hits_end_at_the_first_of_two_damaged_blocks(
+    pool: Pool, cache: KVCache
+) -> None:
+    blocks, targets = payload(5, 4096), np.zeros((5, 4096), dtype=np.uint8)
+    cache.put(digests(5), blocks)
+    for damaged in (1, 3):
+        flip(pool, place(cache, digests(5)[damaged]))
+    result = cache.get(digests(5), targets)
+    assert result.hits == 1
+    assert list(result.states == int(BlockState.HIT)) == [True, False, True, False, True]
+
+
 def test_without_a_server_a_put_is_an_error_and_no_success(pool: Pool, server: MetaServer) -> None:
     with KVCache(pool, namespace="test", timeout_s=0.2) as cache:
         cache.put(digests(1), payload(1, 64))

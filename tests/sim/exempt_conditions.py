@@ -17,6 +17,7 @@ _ANN = "decides what the simulator's oracle is told, which can only make it miss
 _ASK = "a server that does not serve is asked, and does not answer, which costs time"
 _CELL = "only which blocks make room differs, which costs misses or a refusal"
 _CHECKED = "checks bytes though the caller does without, which costs time"
+_CLOCK = "reads a clock for latencies that nobody asked for"
 _DOUBT = "an inherited session is in doubt already, so it can only end as GONE"
 _FENCED = "a full fence more, which costs time"
 _FLUSH = "flushes what no device has written, or flushes it before its time too, which costs time"
@@ -175,6 +176,9 @@ REASONED: Conditions = {
         ("work->count > 0", 0, "true"): "asks the server to commit nothing, which costs a call",
     },
     ("kv.c", "bl_kv_publish"): {
+        ("session->attached", 0, "true"): (
+            "an abort under the session that follows is refused: the grants are not its own"
+        ),
         ("status < 0", 0, "true"): (
             "an abort of what was committed, or of an ended session, is refused"
         ),
@@ -291,6 +295,9 @@ REASONED: Conditions = {
     ("lobby.c", "bl_lobby_clash"): {
         ("bl_lobby_reply_read(session, epoch->epoch % BL_HALF_COUNT, &reply)", 0, "true"): (
             "who sees a torn reply as a clash looks again until time is up, and then it is whole"
+        ),
+        ("reply.boot_id[1] != session->boot_id[1]", 0, "false"): (
+            "boot ids are random in both words: either comparison would do"
         ),
     },
     ("lobby.c", "bl_lobby_exchange"): {
@@ -424,6 +431,8 @@ REASONED: Conditions = {
     },
     ("session.c", "bl_session_pump_all"): {
         ("batch > 0", 0, "true"): "fences for a batch of none, which costs time",
+        ("pump->latencies_ns", 0, "true"): _CLOCK,
+        ("pump->latencies_ns", 2, "true"): _CLOCK,
     },
     ("session.c", "bl_session_rest"): {
         ("session->devices", 0, "true"): "takes back a mark that was not made",
@@ -451,6 +460,9 @@ REASONED: Conditions = {
         ("line->epoch == 0", 0, "false"): (
             "a server of epoch 0 is nobody, and nobody's proof is looked for in vain"
         ),
+    },
+    ("takeover.c", "bl_takeover_leave"): {
+        ("server->life", 0, "true"): _LIFE,
     },
     ("takeover.c", "bl_takeover_pass"): {
         ("plan->before.epoch != 0", 0, "true"): (
