@@ -13,45 +13,15 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from blocks import eventually
+from watched_core import WatchedCore
 
 from beluga._ffi import lib
 from beluga.errors import NoServerError, RpcError, ServerAliveError
 from beluga.pool import Pool
 from beluga.rpc import METHOD_USER, Client, Quota, Server
-
-
-class WatchedCore:
-    """The C core; writes down what is called, and calls ``before`` and ``after`` by name."""
-
-    def __init__(self) -> None:
-        self.calls: list[tuple[str, tuple[Any, ...]]] = []
-        self.before: dict[str, Callable[[], None]] = {}
-        self.after: dict[str, Callable[[], None]] = {}
-
-    def __getattr__(self, name: str) -> Any:
-        real = getattr(lib, name)
-        if not callable(real) or name.endswith("_handler"):
-            return real
-
-        def call(*arguments: Any) -> Any:
-            self.before.get(name, lambda: None)()
-            result = real(*arguments)
-            self.after.get(name, lambda: None)()
-            self.calls.append((name, arguments))
-            return result
-
-        return call
-
-    def names(self) -> list[str]:
-        return [name for name, _ in self.calls]
-
-    def last(self, name: str) -> tuple[Any, ...]:
-        """The arguments of its last call."""
-        return [arguments for called, arguments in self.calls if called == name][-1]
 
 
 @pytest.fixture
@@ -202,15 +172,8 @@ def test_a_server_believes_in_nobodys_death_unless_told(pool: Pool, core: Watche
     assert "bl_server_declare_gone" in core.names()
 
 
-def test_a_server_whose_word_is_refused_leaves_nothing(
-    pool: Pool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Refusing(WatchedCore):
-        def bl_server_declare_gone(self, server: Any) -> int:
-            return -int(lib.BL_ERROR_SERVER_ALIVE)
-
-    core = Refusing()
-    monkeypatch.setattr("beluga.rpc.server.lib", core)
+def test_a_server_whose_word_is_refused_leaves_nothing(pool: Pool, core: WatchedCore) -> None:
+    core.fails["bl_server_declare_gone"] = -lib.BL_ERROR_SERVER_ALIVE
     before = open_files()
     with pytest.raises(ServerAliveError):
         Server(pool, declared_gone=True)

@@ -1,0 +1,223 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""Calls of the index from Python: what they refuse, what they wait for, and errors of each."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from blocks import keys, put
+from plants import Ground
+from watched_core import WatchedCore
+
+from beluga.errors import BelugaError, NoServerError, ServerAliveError
+from beluga.meta import MetaClient, MetaServer, TaskClient, TaskRecord, check_devices, check_pool
+from beluga.meta import check as check_module
+from beluga.meta.repair import repair_pool
+from beluga.pool import Pool
+from beluga.rpc import Client
+
+SIZE = 32 << 20
+RECORD = TaskRecord(keys([1]), generation=1, block=0, length=64, deliveries=1)
+
+
+@pytest.fixture
+def core(monkeypatch: pytest.MonkeyPatch) -> WatchedCore:
+    core = WatchedCore()
+    for module in ("check", "client", "repair", "server", "tasks"):
+        monkeypatch.setattr(f"beluga.meta.{module}.lib", core)
+    return core
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        [[1, 2]],
+        np.zeros((1, 2)),
+        np.zeros((1, 2), np.int64),
+        np.zeros(2, np.uint64),
+        np.zeros((1, 1), np.uint64),
+        np.zeros((1, 3), np.uint64),
+        np.zeros((1, 2, 2), np.uint64),
+    ],
+    ids=["list", "float", "signed", "flat", "narrow", "wide", "deep"],
+)
+@pytest.mark.parametrize("name", ["lookup", "pin", "remove", "reserve"])
+def test_keys_of_another_kind_or_shape_are_refused(meta: MetaClient, name: str, wrong: Any) -> None:
+    options = {"length": 64} if name == "reserve" else {}
+    with pytest.raises(ValueError, match=r"uint64 array of shape \(count, 2\)"):
+        getattr(meta, name)(wrong, **options)
+
+
+def test_keys_that_do_not_lie_in_a_row_are_the_same_keys(meta: MetaClient) -> None:
+    put(meta, range(4))
+    assert len(meta.lookup(keys(range(8))[0:4:2]).hits) == 2
+    assert len(meta.lookup(np.asfortranarray(keys(range(4)))).hits) == 4
+
+
+CALLS: dict[str, Callable[..., object]] = {
+    "lookup": lambda meta, hits, pins: meta.lookup(keys([1])),
+    "pin": lambda meta, hits, pins: meta.pin(keys([1])),
+    "unpin": lambda meta, hits, pins: meta.unpin(pins),
+    "reserve": lambda meta, hits, pins: meta.reserve(keys([1]), length=64),
+    "commit": lambda meta, hits, pins: meta.commit(hits),
+    "abort": lambda meta, hits, pins: meta.abort(hits),
+    "release": lambda meta, hits, pins: meta.release(hits),
+    "remove": lambda meta, hits, pins: meta.remove(keys([1])),
+    "stat": lambda meta, hits, pins: meta.stat(),
+    "claim": lambda meta, hits, pins: TaskClient(meta._client).claim(1, visible_s=1),
+    "extend": lambda meta, hits, pins: TaskClient(meta._client).extend(RECORD, visible_s=1),
+    "count": lambda meta, hits, pins: TaskClient(meta._client).count(1),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_every_call_says_that_nobody_serves(pool: Pool, name: str) -> None:
+    with MetaServer(pool), Client(pool) as client:
+        put(MetaClient(client), [1])
+        meta = MetaClient(client)
+        hits, pins = meta.lookup(keys([1])).hits, meta.pin(keys([1]))
+    with MetaServer(pool) as server, Client(pool, timeout_s=0.05) as client:
+        meta = MetaClient(client)
+        server.stop()
+        with pytest.raises(NoServerError):
+            CALLS[name](meta, hits, pins)
+
+
+def test_calls_wait_as_long_as_their_client_does(
+    pool: Pool, server: MetaServer, core: WatchedCore
+) -> None:
+    with Client(pool, timeout_s=1.5) as client:
+        MetaClient(client).lookup(keys([1]))
+        TaskClient(client).count(1)
+    assert core.last("bl_lookup")[-1] == core.last("bl_task_count")[-1] == 1_500_000_000
+
+
+def test_what_is_reserved_has_by_default_no_layout_and_no_chunks(
+    meta: MetaClient, core: WatchedCore
+) -> None:
+    (grant,) = meta.reserve(keys([1]), length=4096)
+    asked = core.last("bl_reserve")[3]
+    assert (asked.length, asked.layout, asked.chunk_size) == (4096, 0, 0)
+    meta.reserve(keys([2]), length=4096, layout=7, chunk_size=64)
+    asked = core.last("bl_reserve")[3]
+    assert (asked.layout, asked.chunk_size) == (7, 64)
+    meta.commit([grant])
+    assert core.last("bl_commit_blocks")[1][0].vector_check == 0
+
+
+def test_pins_are_dropped_once_each(meta: MetaClient) -> None:
+    put(meta, range(3))
+    one, three = meta.pin(keys([0])), meta.pin(keys(range(5)))
+    assert (one.count, three.count) == (1, 3)
+    assert meta.stat().pinned_count == 3
+    assert [meta.unpin(three), meta.unpin(three), meta.unpin(one)] == [3, 0, 1]
+    assert meta.stat().pinned_count == 0
+    assert meta.unpin(meta.pin(keys([9]))) == 0
+
+
+@pytest.mark.parametrize(
+    ("visible_s", "ms"), [(0.25, 250), (2, 2000), (0, 0), (-1.0, 0), (1e6, 600_000)]
+)
+def test_claims_are_asked_for_in_milliseconds(
+    meta: MetaClient, core: WatchedCore, visible_s: float, ms: int
+) -> None:
+    assert TaskClient(meta._client).claim(1, visible_s=visible_s) is None
+    assert core.last("bl_task_claim")[2] == ms
+
+
+# ---- Servers.
+
+
+def test_by_default_nobody_is_gone_and_beats_may_stand_still_for_5_s(
+    pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    core = WatchedCore()
+    monkeypatch.setattr("beluga.rpc.server.lib", core)
+    MetaServer(pool).stop()
+    assert core.last("bl_server_beat_lost")[1] == 5_000_000_000
+    assert "bl_server_declare_gone" not in core.names()
+
+
+def test_the_index_is_freed_with_its_server(pool: Pool, core: WatchedCore) -> None:
+    server = MetaServer(pool)
+    server.stop()
+    server.stop()
+    assert core.names().count("bl_meta_destroy") == 1
+
+
+def test_an_index_that_cannot_be_made_is_an_error(pool: Pool, core: WatchedCore) -> None:
+    core.fails["bl_meta_create"] = -errno.ENOMEM
+    with pytest.raises((OSError, BelugaError, MemoryError)):
+        MetaServer(pool)
+    pool.close()
+
+
+# ---- Checks and repairs.
+
+
+def test_the_report_of_damaged_superblocks_says_nothing_of_what_is_behind(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "a"
+    Pool.create([path], device_size=16 << 20, sparse=True).close()
+    with Pool.open([path]) as pool:
+        epoch = check_pool(pool).epoch
+    assert check_devices([path]) == check_module.Report(epoch, False, 0, 0, 0, 0, 0, ())
+    with path.open("r+b") as file:
+        file.write(bytes(4096))
+    report = check_devices([path])
+    assert (report.finding_count, len(report.findings)) == (1, 1)
+    assert report == check_module.Report(0, False, 0, 0, 0, 0, 1, report.findings)
+
+
+def test_devices_are_checked_without_their_payload_unless_it_is_asked_for(
+    pool: Pool, paths: list[Path], core: WatchedCore
+) -> None:
+    check_devices(paths)
+    assert not core.last("bl_check_pool")[1]
+    check_devices(paths, payload=True)
+    assert core.last("bl_check_pool")[1]
+    repair_pool(pool)
+    assert not any(arguments[1] for name, arguments in core.calls[2:] if name == "bl_check_pool")
+
+
+def test_findings_that_find_no_room_are_counted(
+    pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with MetaServer(pool):
+        pass  # the second epoch's half is the first one in the pool
+    with MetaServer(pool), Client(pool) as client:
+        put(MetaClient(client), range(8))
+    ground = Ground(pool)
+    for block in range(8):
+        ground.flip(ground.entry(block), 8)
+    monkeypatch.setattr(check_module, "FINDINGS_MAX", 5)
+    report = check_pool(pool)
+    assert (report.finding_count, len(report.findings)) == (8, 5)
+    ground.undo()
+
+
+def test_a_check_or_repair_that_fails_is_an_error(pool: Pool, core: WatchedCore) -> None:
+    core.fails["bl_check_pool"] = -errno.EAGAIN
+    for look in (check_pool, repair_pool):
+        with pytest.raises((OSError, BelugaError)):
+            look(pool)
+
+
+def test_a_server_of_another_host_stops_a_repair(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Pool, "refuse_in_use", lambda _: None)  # its locks are not here
+    paths = [tmp_path / "a"]
+    with (
+        Pool.create(paths, device_size=SIZE, sparse=True, discipline="non-coherent") as pool,
+        MetaServer(pool),
+        pytest.raises(ServerAliveError, match="--declare-gone"),
+    ):
+        repair_pool(pool)

@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""The C core, watched: for tests of what stands around calls into it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from beluga._ffi import lib
+
+
+class WatchedCore:
+    """The C core; writes down what is called, and calls ``before`` and ``after`` by name.
+
+    What is in ``fails`` returns that, and nothing is called.
+    """
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, tuple[Any, ...]]] = []
+        self.before: dict[str, Callable[[], None]] = {}
+        self.after: dict[str, Callable[[], None]] = {}
+        self.fails: dict[str, int] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        real = getattr(lib, name)
+        if not callable(real) or name.endswith("_handler"):
+            return real
+
+        def call(*arguments: Any) -> Any:
+            self.before.get(name, lambda: None)()
+            result = self.fails[name] if name in self.fails else real(*arguments)
+            self.after.get(name, lambda: None)()
+            self.calls.append((name, arguments))
+            return result
+
+        return call
+
+    def names(self) -> list[str]:
+        return [name for name, _ in self.calls]
+
+    def last(self, name: str) -> tuple[Any, ...]:
+        """The arguments of its last call."""
+        return [arguments for called, arguments in self.calls if called == name][-1]
