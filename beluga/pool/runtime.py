@@ -26,7 +26,7 @@ def runtime_path(first: Device, pool_id: str) -> Path:
     if first.kind == "devdax" or config.told_runtime_root() is not None:
         return config.runtime_root() / pool_id
     file = first.spec.path.resolve()
-    place = f"@{first.spec.offset:#x}" if first.sliced else ""
+    place = f"@{first.spec.offset:#x}" if first.spec.offset else ""
     return file.with_name(f"{file.name}{place}.run")
 
 

@@ -15,6 +15,7 @@ from beluga.pool import Pool
 from beluga.pool.device import Device
 from beluga.pool.runtime import make_runtime_dir, runtime_path
 from beluga.pool.spec import DeviceSpec
+from beluga.rpc import Client, Server
 
 MIB = 1 << 20
 
@@ -31,6 +32,25 @@ def test_directory_lies_beside_the_first_device(pool: list[Path], tmp_path: Path
         assert opened.runtime_dir == pool[0].with_name("pool.0.run")
         assert opened.runtime_dir.is_dir()
         assert opened.runtime_dir.stat().st_mode & 0o7777 == 0o700
+
+
+def test_a_file_and_the_slice_that_is_all_of_it_have_one_directory(pool: list[Path]) -> None:
+    slices = [f"{path}@0+{8 * MIB}" for path in pool]
+    with Pool.open(pool) as whole, Pool.open(slices) as sliced:
+        assert whole.runtime_dir == sliced.runtime_dir
+        with Server(sliced), Client(whole) as client:
+            assert client.ping() > 0
+
+
+def test_slices_of_one_file_have_directories_of_their_own(tmp_path: Path) -> None:
+    slices = [f"{tmp_path / 'file'}@{offset}+{8 * MIB}" for offset in (0, 8 * MIB)]
+    (tmp_path / "file").write_bytes(b"")
+    os.truncate(tmp_path / "file", 16 * MIB)
+    with (
+        Pool.create(slices[:1], sparse=True) as one,
+        Pool.create(slices[1:], sparse=True) as other,
+    ):
+        assert one.runtime_dir != other.runtime_dir
 
 
 def test_directory_is_shared_with_the_group_of_the_file(pool: list[Path]) -> None:
