@@ -117,7 +117,7 @@ def test_a_ping_needs_a_server(pool: Pool) -> None:
     with Server(pool):
         client = Client(pool)
         client.ping()
-    with pytest.raises(NoServerError):
+    with pytest.raises(RpcError):  # none is there, or none in time
         client.ping(timeout_s=0.05)
     client.close()
 
