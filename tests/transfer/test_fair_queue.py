@@ -13,6 +13,7 @@ from collections import Counter
 
 import pytest
 
+from beluga.transfer.bucket import TokenBucket
 from beluga.transfer.fair import Queue, Way
 
 WEIGHT = 1000
@@ -293,6 +294,39 @@ def test_a_group_whose_classes_were_all_held_back_comes_again() -> None:
     times = [now_s for kind, now_s in served if kind == limited]
     assert len(times) == 8
     assert times[-1] >= 4  # and it was held back
+
+
+def test_a_group_whose_pieces_wait_for_their_device_comes_again() -> None:
+    """The queue is asked all the time, so nothing is roused; nothing else is pushed either."""
+    fix = Fixture()
+    group, other = fix.way.add(10), fix.way.add(10)
+    gated = fix.way.add(10, parent=group)
+    device = TokenBucket(1_000_000, WEIGHT, now_ns=0)  # two pieces, then one a millisecond
+    fix.queue.add_device(device)
+    for _ in range(4):
+        fix.queue.push(gated, WEIGHT, gated, device_tokens=[WEIGHT])
+    for _ in range(8):
+        fix.queue.push(other, WEIGHT, other, device_tokens=[0])
+    served = []
+    for now_ns in range(0, 8_000_000, 100_000):
+        while (piece := fix.queue.poll(now_ns)) is not None:
+            served.append((piece.id, now_ns))
+            fix.queue.complete(piece.handle, now_ns)
+    assert [now_ns for kind, now_ns in served if kind == other] == [0] * 8
+    assert [now_ns // 1_000_000 for kind, now_ns in served if kind == gated] == [0, 0, 1, 2]
+
+
+def test_a_group_that_slept_comes_back_with_no_more_than_is_forgiven() -> None:
+    fix = Fixture()
+    group, other = fix.way.add(10), fix.way.add(10)
+    sleeper = fix.way.add(10, parent=group)
+    fix.push(sleeper, 10)
+    fix.push(other, 310)
+    fix.tick(220)
+    fix.done.clear()
+    fix.push(sleeper, 200)
+    fix.tick(100)
+    assert fix.counts(sleeper, other) == (75, 25)
 
 
 def test_the_smallest_piece_is_charged_for() -> None:
