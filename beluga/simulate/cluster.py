@@ -87,10 +87,8 @@ class Cluster:
         made = []
         for index, arrival in enumerate(trace.arrival_s):
             tokens = (trace.input_tokens[index], trace.output_tokens[index], trace.block_tokens)
-            request = Request(index, arrival / speed, tokens, base + trace.first[index])
-            request.blocks = trace.count[index]
-            request.reusable = min(request.blocks, (request.input - 1) // trace.block_tokens)
-            made.append(request)
+            ids, count = base + trace.first[index], trace.count[index]
+            made.append(Request(index, arrival / speed, tokens, ids, count))
         chance = Random(seed)  # noqa: S311  the order of equals, not secrets
         if not self.options.shuffle:
             return made

@@ -29,23 +29,24 @@ class Request:
         "worker",
     )
 
-    def __init__(self, index: int, arrival: float, tokens: tuple[int, int, int], ids: Any) -> None:
+    def __init__(
+        self, index: int, arrival: float, tokens: tuple[int, int, int], ids: Any, blocks: int
+    ) -> None:
         self.index = index
         self.arrival = arrival
         self.input, self.output, block_tokens = tokens
         self.ids = ids  # of its whole blocks, for Tier
-        self.blocks = 0  # how many
-        self.reusable = 0  # of them: at least one token is always computed
+        self.blocks = blocks  # how many
+        # of them: at least one token is always computed
+        self.reusable = min(blocks, (self.input - 1) // block_tokens)
         self.slots = -(-(self.input + self.output) // block_tokens)  # of HBM, in blocks
         self.worker = -1
         self.device = 0  # blocks that HBM had
         self.far = 0  # blocks beyond, that the pool or the worker's DRAM had
-        self.kv = 0  # tokens that are in HBM
-        self.left = 0  # tokens to prefill
         self.first_token = math.nan
         self.done = math.nan
 
     def begin(self, block_tokens: int) -> None:
         """What was found is known: this is left to compute."""
-        self.kv = (self.device + self.far) * block_tokens
-        self.left = self.input - self.kv
+        self.kv = (self.device + self.far) * block_tokens  # tokens that are in HBM
+        self.left = self.input - self.kv  # tokens to prefill

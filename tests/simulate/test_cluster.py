@@ -180,8 +180,7 @@ def test_paths_are_used_as_much_as_they_move() -> None:
 def test_a_prompt_is_in_the_pool_once_it_is_written(paid: bool) -> None:
     made = network("pool", offload=paid)
     far = made.join(Tier(10, 5))
-    request = Request(0, 0.0, (30, 1, BLOCK), ids(0, 1, 2))
-    request.blocks = 3
+    request = Request(0, 0.0, (30, 1, BLOCK), ids(0, 1, 2), 3)
     far.tier.put(request.ids, 1)
     far.offload(0.0, request)
     assert far.tier.lead(request.ids, 3) == (1 if paid else 3)

@@ -22,7 +22,7 @@ BLOCK = 10  # tokens
 
 
 def request(arrival: float, ttft: float, *, out: int, done: float, found: tuple[int, int]) -> Any:
-    made = Request(0, arrival, (25, out, BLOCK), None)
+    made = Request(0, arrival, (25, out, BLOCK), None, 2)
     made.first_token, made.done = arrival + ttft, arrival + ttft + done
     made.device, made.far = found
     return made
@@ -54,7 +54,7 @@ REQUESTS = (
     request(0.0, 1.0, out=11, done=2.0, found=(1, 1)),
     request(5.0, 3.0, out=1, done=0.0, found=(0, 2)),
     request(9.0, 2.0, out=3, done=0.8, found=(0, 0)),
-    Request(3, 10.0, (25, 2, BLOCK), None),  # refused
+    Request(3, 10.0, (25, 2, BLOCK), None, 2),  # refused
 )
 
 

@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""What commands print, and how they read and check files, in this process."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import typer
+
+from beluga.cli import options, output
+from beluga.errors import BelugaError
+
+
+def test_columns_of_text_stand_at_the_left_and_numbers_at_the_right(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    output.print_table(["name", "figure"], [["a", 1], [None, 123456], ["long", None]], title="T")
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("T ")
+    cells = [[cell for cell in line.split("│")[1:3]] for line in lines if line.startswith("│")]
+    assert cells == [[" a    ", "       1 "], [" -    ", " 123,456 "], [" long ", "       - "]]
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (None, "-"),
+        (0.12345, "0.123"),
+        (-99.96, "-100"),
+        (99.44, "99.4"),
+        (100.0, "100"),
+        (-12345.6, "-12,346"),
+        (1234, "1,234"),
+        (7, "7"),
+        ("1.23456", "1.23456"),
+    ],
+)
+def test_numbers_have_the_digits_that_say_enough(value: object, text: str) -> None:
+    assert output._cell(value) == text
+
+
+def test_a_pipe_has_room_for_every_column(capsys: pytest.CaptureFixture[str]) -> None:
+    output.print_table([f"column {n}" for n in range(14)], [["x" * 10] * 14])
+    assert max(map(len, capsys.readouterr().out.splitlines())) == 14 * 13 + 1
+    output.print_table(["column"], [["x" * 300]])
+    assert max(map(len, capsys.readouterr().out.splitlines())) == 200
+
+
+def test_facts_are_a_line_each(capsys: pytest.CaptureFixture[str]) -> None:
+    output.print_facts({"one": 1, "longer": 2.5})
+    lines = capsys.readouterr().out.splitlines()[1:-1]
+    assert lines == ["│ one    │   1 │", "│ longer │ 2.5 │"]
+
+
+def test_json_and_words_are_there_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What reads the pipe need not wait for the command's end."""
+    for name in ("stdout", "stderr"):
+        raw = io.BytesIO()
+        monkeypatch.setattr(sys, name, io.TextIOWrapper(raw, write_through=False))
+        output.print_json({"a": Path("b")}) if name == "stdout" else output.say("word")
+        text = raw.getvalue().decode()
+        assert text == ('{\n  "a": "b"\n}\n' if name == "stdout" else "word\n")
+
+
+def test_a_bar_appears_with_its_first_move_and_is_taken_down(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with output.progress("copying") as advance:
+        assert capsys.readouterr().err == ""
+        advance(1, 4)
+        advance(4, 4)
+    shown = capsys.readouterr()
+    assert "copying" in shown.err and "100%" in shown.err
+    assert shown.out == ""
+    with output.progress("copying"):
+        pass
+    with output.progress("copying", shown=False) as advance:
+        advance(1, 4)
+    assert capsys.readouterr().err == ""
+
+
+def test_a_file_is_read_up_to_its_limit(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"12345")
+    assert options.read_at_most(5, tmp_path / "file", "it") == b"12345"
+    with pytest.raises(BelugaError, match="file has more than the 4 bytes that it may have"):
+        options.read_at_most(4, tmp_path / "file", "it")
+
+
+def test_a_dash_is_stdin(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(b"12345678")))
+    with pytest.raises(BelugaError, match="- has more than the 4 bytes"):
+        options.read_at_most(4, Path("-"), "it")
+    assert sys.stdin.buffer.read() == b"678"  # no more was taken than says that it is too much
+
+
+def test_looking_where_a_result_goes_leaves_all_as_it_was(tmp_path: Path) -> None:
+    options.check_output(tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+    (tmp_path / "old").write_bytes(b"kept")
+    options.check_output(tmp_path / "old")
+    assert (tmp_path / "old").read_bytes() == b"kept"
+    with pytest.raises(IsADirectoryError):
+        options.check_output(tmp_path)
+    os.mkfifo(tmp_path / "pipe")
+    options.check_output(tmp_path / "pipe")  # and does not wait for a reader
+
+
+def test_a_size_is_one_or_a_usage_error() -> None:
+    assert options.size("2K") == 2048
+    with pytest.raises(typer.BadParameter, match="'x' is not a size"):
+        options.size("x")
+
+
+def test_what_is_there_is_not_asked_for() -> None:
+    options.need("extra", "json", "typer")
+    with pytest.raises(BelugaError, match=r"needs no_such; pip install 'beluga-kv\[extra\]'"):
+        options.need("extra", "json", "no_such")
+
+
+def test_json_is_json(capsys: pytest.CaptureFixture[str]) -> None:
+    output.print_json([{"a": 1.5, "b": None}])
+    assert json.loads(capsys.readouterr().out) == [{"a": 1.5, "b": None}]

@@ -1,0 +1,195 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""``beluga simulate`` without a simulation: what its options become, and what is shown of rows."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from beluga.cli import simulate as command
+from beluga.cli.app import app
+from beluga.errors import SimulateError
+from beluga.router import POLICIES, Goals, costs
+from beluga.simulate import MEMORIES, PRESETS, Options, Row, Scale
+
+
+def row(policy: str, ttft_s: float | None, *, seed: int | None = None, memory: str = "pool") -> Row:
+    fields: dict[str, Any] = {field.name: 0.0 for field in dataclasses.fields(Row)}
+    return Row(**{**fields, "policy": policy, "memory": memory, "seed": seed, "spread": None,
+                  "ttft_mean_s": ttft_s, "hit_rate_before": 0.75, "worker_hours": 1.25})  # fmt: skip
+
+
+class Simulation:
+    """Notes what is asked of it and has these rows."""
+
+    def __init__(self) -> None:
+        self.rows = [row("random", 1.0, seed=0), row("random", 2.0)]
+        self.loaded: tuple[Any, ...] = ()
+        self.options = Options()
+        self.asked: dict[str, Any] = {}
+
+    def load(self, path: Path, form: str | None, *, rate: float) -> Any:
+        self.loaded = (path, form, rate)
+        return SimpleTrace()
+
+    def run(self, trace: Any, options: Options, *, advance: Any, **asked: Any) -> list[Row]:
+        self.options, self.asked = options, asked
+        advance(1, 2)
+        return self.rows
+
+
+class SimpleTrace(list[None]):
+    """Seven requests."""
+
+    name = "a-trace"
+
+    def __init__(self) -> None:
+        super().__init__([None] * 7)
+
+
+@pytest.fixture
+def simulation(monkeypatch: pytest.MonkeyPatch) -> Simulation:
+    made = Simulation()
+    monkeypatch.setattr(command, "load_trace", made.load)
+    monkeypatch.setattr(command, "run_simulation", made.run)
+    return made
+
+
+def beluga(*arguments: object) -> Result:
+    return CliRunner().invoke(app, ["simulate", *map(str, arguments)])
+
+
+def test_what_is_not_said_is_left_to_the_cluster(simulation: Simulation) -> None:
+    assert beluga("t.jsonl").exit_code == 0
+    assert simulation.loaded == (Path("t.jsonl"), None, 1.0)
+    assert simulation.options == Options()
+    assert simulation.asked == {"policies": list(POLICIES), "memories": MEMORIES, "seeds": 1}
+
+
+def test_what_is_said_is_simulated(simulation: Simulation) -> None:
+    done = beluga(
+        "t", "--policy", "random, linear", "--workers", 3, "--pool", "2TB", "--local", "1.5 gb",
+        "--hbm", "64MiB", "--memory", "split", "--bandwidth", 5, "--local-bandwidth", 6,
+        "--gpu-path", "switch", "--adapters", 2, "--devices", 9, "--speed", 4, "--model",
+        "llama-3.1-8b-h200", "--engine", "serial", "--eviction", "fifo", "--seeds", 2,
+        "--scale-at", "7.5:-2", "--slo", 8, "--shared-credit", 0.25, "--format", "vllm",
+        "--rate", 10,
+    )  # fmt: skip
+    assert done.exit_code == 0
+    assert simulation.loaded == (Path("t"), "vllm", 10.0)
+    assert simulation.asked == {"policies": ["random", "linear"], "memories": ("split",),
+                                "seeds": 2}  # fmt: skip
+    assert simulation.options == Options(
+        workers=3, pool=2 * 10**12, local=1_500_000_000, hbm=64 << 20, bandwidth=5e9,
+        local_bandwidth=6e9, gpu_path="switch", adapters=2, devices=9, speed=4.0,
+        model=costs.MODELS["llama-3.1-8b-h200"], engine="serial", eviction="fifo",
+        scale=Scale(7.5, -2), slo_s=8.0, shared_credit=0.25,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("3KB", 3000), ("2mb", 2_000_000), ("1GB", 10**9), ("2TiB", 2 << 40), ("4096", 4096)],
+)
+def test_makers_count_by_thousands(simulation: Simulation, text: str, size: int) -> None:
+    beluga("t", "--pool", text)
+    assert simulation.options.pool == size
+
+
+def test_a_preset_overrides_the_rest(simulation: Simulation) -> None:
+    beluga("t", "--preset", "feasibility", "--workers", 3, "--speed", 2)
+    assert simulation.options == PRESETS["feasibility"](Options(speed=2.0))
+
+
+def test_the_planner_grows_up_to_its_workers_and_keeps_the_objective(
+    simulation: Simulation,
+) -> None:
+    shown = beluga("t", "--planner", 5, "--slo", 3)
+    assert simulation.options.goals == Goals(ttft_s=3.0, workers_max=5)
+    assert "worker hours" in shown.stdout and "1.25" in shown.stdout
+    assert "hits before" not in shown.stdout
+
+
+def test_before_and_after_are_shown_where_workers_come(simulation: Simulation) -> None:
+    shown = beluga("t", "--scale-at", "0:+1")
+    assert simulation.options.scale == Scale(0.0, 1)
+    assert "hits before" in shown.stdout and "0.75" in shown.stdout
+    assert "worker hours" not in shown.stdout
+
+
+def test_people_see_the_mean_of_the_seeds_and_no_bars_unless_asked(simulation: Simulation) -> None:
+    shown = beluga("t", "--speed", 2)
+    assert "a-trace: 7 requests at 2x, 1 seed(s)" in shown.stdout
+    assert shown.stdout.count("random") == 1
+    assert "#" not in shown.stdout
+    assert "simulating" in shown.stderr
+
+
+def test_machines_get_every_row_and_nothing_else(simulation: Simulation) -> None:
+    shown = beluga("t", "--json", "--plot")
+    assert [found["seed"] for found in json.loads(shown.stdout)] == [0, None]
+    assert shown.stderr == ""
+
+
+def test_bars_are_as_long_as_their_share_of_the_longest(simulation: Simulation) -> None:
+    simulation.rows = [row("linear", 4.0), row("random", 1.0), row("min-ttft", 0.0001),
+                       row("two-choices", None)]  # fmt: skip
+    lines = beluga("t", "--plot").stdout.splitlines()
+    assert lines[-3:] == [
+        f"          linear pool  {'#' * 60} 4 s",
+        f"          random pool  {'#' * 15} 1 s",
+        "        min-ttft pool  # 0.0001 s",
+    ]
+    assert "two-choices" not in "".join(lines[-3:])
+
+
+@pytest.mark.parametrize("rows", [[], [row("linear", 0.0)], [row("linear", None)]])
+def test_of_nothing_there_are_no_bars(simulation: Simulation, rows: list[Row]) -> None:
+    simulation.rows = rows
+    shown = beluga("t", "--plot")
+    assert (shown.exit_code, "#" in shown.stdout) == (0, False)
+
+
+@pytest.mark.parametrize(("local", "warned"), [("99GiB", False), ("101GiB", False), ("98GiB", True),
+                                               ("102GiB", True)])  # fmt: skip
+def test_memories_may_differ_by_a_hundredth(
+    simulation: Simulation, local: str, warned: bool
+) -> None:
+    shown = beluga("t", "--workers", 1, "--pool", "100GiB", "--local", local)
+    assert ("not equal: the pool has 100 GiB" in shown.stderr) is warned
+
+
+def test_a_report_has_all_rows(
+    simulation: Simulation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written: list[Any] = []
+    monkeypatch.setattr(command, "write_report", lambda *what: written.append(what))
+    beluga("t", "--report", tmp_path / "r.html")
+    [(path, trace, options, rows)] = written
+    assert (path, trace.name, options) == (tmp_path / "r.html", "a-trace", Options())
+    assert rows == simulation.rows
+
+
+@pytest.mark.parametrize(
+    ("arguments", "what"),
+    [
+        (("--memory", "none"), "memory is pool, split or both, not 'none'"),
+        (("--scale-at", "1:2"), "write 600:\\+2 or 600:-1"),
+        (("--scale-at", "1:+0"), "write 600"),
+        (("--preset", "none"), "no preset 'none'; there is feasibility"),
+        (("--report", "r.pdf"), "a report is .html or .png"),
+    ],
+)
+def test_nonsense_is_refused_before_anything_is_read(
+    simulation: Simulation, arguments: tuple[str, ...], what: str
+) -> None:
+    refused = beluga("t", *arguments)
+    with pytest.raises(SimulateError, match=what):
+        raise refused.exception or AssertionError(refused.output)
+    assert simulation.asked == {}
