@@ -76,7 +76,7 @@ def make_row(cluster: Cluster, *, policy: str, seed: int) -> Row:
         [
             1e3 * (request.done - request.first_token) / (request.output - 1)
             for request in served
-            if request.output > 1 and request.done > request.first_token
+            if request.done > request.first_token  # not a serial worker's, nor an only token's
         ]
     )
     busy = [engine.busy_s for engine in cluster.engines]

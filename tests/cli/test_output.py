@@ -24,7 +24,7 @@ def test_columns_of_text_stand_at_the_left_and_numbers_at_the_right(
     output.print_table(["name", "figure"], [["a", 1], [None, 123456], ["long", None]], title="T")
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("T ")
-    cells = [[cell for cell in line.split("│")[1:3]] for line in lines if line.startswith("│")]
+    cells = [line.split("│")[1:3] for line in lines if line.startswith("│")]
     assert cells == [[" a    ", "       1 "], [" -    ", " 123,456 "], [" long ", "       - "]]
 
 

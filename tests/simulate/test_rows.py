@@ -105,13 +105,13 @@ def test_before_and_after_are_told_apart_by_arrival() -> None:
 def test_a_run_that_served_nothing_has_no_times() -> None:
     idle = cluster(REQUESTS[3])
     idle.end_s = 0.0
-    idle.network.read = SimpleNamespace(count=0, busy_s=0.0, waited_s=0.0)
+    idle.network.read = SimpleNamespace(count=1, busy_s=3.0, waited_s=2.0)
     idle.engines = [SimpleNamespace(busy_s=0.0)]
     found = make_row(idle, policy="random", seed=0)
     assert (found.ttft_mean_s, found.ttft_p99_s, found.tpot_mean_ms) == (None, None, None)
     assert found.load_imbalance == 1
     assert (found.throughput_per_s, found.hit_rate, found.hit_rate_tokens) == (0, 0, 0)
-    assert (found.onboard_ms, found.onboard_queue_ms) == (0, 0)
+    assert (found.onboard_ms, found.onboard_queue_ms) == (3000, 2000)
 
 
 def test_one_row_stands_for_all_seeds() -> None:

@@ -1,0 +1,483 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""The parts of a replay, each by itself: sizes, shares, the dealer, children, a client's work."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from beluga.errors import ReplayError
+from beluga.meta import BlockState
+from beluga.pool import STRIPE_SIZE
+from beluga.replay import client, process, run
+from beluga.replay.client import Worker
+from beluga.replay.contents import Contents, digests
+from beluga.replay.dealer import Dealer, tickets
+from beluga.replay.job import Job
+from beluga.replay.process import Process, report
+from beluga.replay.result import summarize
+from beluga.replay.sizing import pool_size_for
+from beluga.replay.trace import Request
+
+MIB = 1 << 20
+
+
+def requests(*ids: Sequence[int], apart_ms: float = 0.0) -> list[Request]:
+    return [Request(100 + n * apart_ms, 1, 1, list(found)) for n, found in enumerate(ids)]
+
+
+class Clock:
+    """Stands for the module ``time``."""
+
+    def __init__(self) -> None:
+        self.now_s = 1000.0
+        self.slept: list[float] = []
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+    def sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
+        self.now_s += seconds
+
+
+# ---- Sizes.
+
+
+def test_a_pool_has_room_for_every_block_its_checksums_and_tables() -> None:
+    size = pool_size_for(requests(range(1000)), 4096, None)
+    blocks = 1000 + 1024
+    assert (size.block_count_max, size.lane_count) == (blocks, 16)
+    # 8 KiB and 4 % and two lines a block, 8 MiB of lanes: 13 MB a device, and five stripes
+    assert size.device_size == 11 * STRIPE_SIZE
+    assert size.total_size == 2 * size.device_size
+
+
+def test_large_blocks_waste_little() -> None:
+    size = pool_size_for(requests(range(100)), MIB, None)
+    assert size.device_size == 1124 * (MIB + 4096) * 1.04 // 2 // STRIPE_SIZE * STRIPE_SIZE + (
+        7 * STRIPE_SIZE
+    )
+
+
+def test_a_pool_of_a_given_size_is_cut_into_stripes() -> None:
+    size = pool_size_for(requests(range(10)), 4096, 64 * MIB + 4095)
+    assert (size.device_size, size.total_size) == (32 * MIB, 64 * MIB)
+    assert size.block_count_max == 1034
+    assert pool_size_for(requests(range(10)), 4096, 67 * MIB).device_size == 32 * MIB
+
+
+def test_the_least_pool_has_its_tables_and_eight_stripes() -> None:
+    """16 lanes of 512 KiB and 1034 blocks of 128 bytes are 4 stripes."""
+    assert pool_size_for(requests(range(10)), 4096, 24 * MIB).total_size == 24 * MIB
+    with pytest.raises(ReplayError, match=r"a pool of 24.0 MiB has no room .* at least 24 MiB"):
+        pool_size_for(requests(range(10)), 4096, 24 * MIB - 1)
+    with pytest.raises(ReplayError, match="at least 32 MiB"):
+        pool_size_for(requests(range(1 << 16)), 4096, 30 * MIB)
+
+
+# ---- What came of it.
+
+TALLY = {
+    "request_count": 1, "looked_up_count": 8, "hit_count": 2, "put_count": 6, "refused_count": 1,
+    "wrong_count": 3, "mismatch_count": 4, "get_s": 0.5, "put_s": 2.0, "rpc_ns": [1000, 3000],
+}  # fmt: skip
+
+
+def test_what_clients_did_is_summed_up() -> None:
+    found = summarize(requests([1, 2], [1, 2]), 10**9, 7.0, [TALLY, {**TALLY, "rpc_ns": [2000]}])
+    assert (found.requests, found.blocks_looked_up, found.blocks_hit) == (2, 16, 4)
+    assert (found.hit_rate, found.ideal_hit_rate) == (0.25, 0.5)
+    assert (found.blocks_put, found.blocks_refused) == (12, 2)
+    assert (found.bytes_put, found.bytes_got) == (12 * 10**9, 4 * 10**9)
+    assert (found.verify_errors, found.mismatches, found.seconds) == (6, 8, 7)
+    assert (found.put_gb_per_s, found.get_gb_per_s) == (3, 4)
+    assert (found.rpc_p50_us, found.rpc_p99_us) == (2, pytest.approx(2.98))
+
+
+def test_a_client_that_got_nothing_to_do_has_no_rates() -> None:
+    idle: dict[str, Any] = dict.fromkeys(TALLY, 0) | {"rpc_ns": []}
+    found = summarize(requests([1]), 4096, 1.0, [idle])
+    assert (found.hit_rate, found.put_gb_per_s, found.get_gb_per_s) == (0, 0, 0)
+    assert (found.rpc_p50_us, found.rpc_p99_us) == (0, 0)
+
+
+# ---- The dealer.
+
+
+def dealt(dealer: Dealer) -> list[int]:
+    end = os.dup(dealer.read_end)
+    dealer.start()
+    try:
+        return list(tickets(end))
+    finally:
+        os.close(end)
+        dealer.stop()
+
+
+def test_every_number_is_dealt_once_and_in_order() -> None:
+    assert dealt(Dealer(requests(*[[n] for n in range(300)]), None)) == list(range(300))
+
+
+def test_numbers_come_at_their_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    monkeypatch.setattr("beluga.replay.dealer.time", clock)
+    dealer = Dealer(requests([1], [2], [3], apart_ms=1500), 3.0)
+    waited: list[float] = []
+
+    def wait(seconds: float) -> None:
+        waited.append(seconds)
+        clock.now_s += seconds + 0.125  # it is late
+
+    dealer._stopped = SimpleNamespace(  # type: ignore[assignment]
+        wait=wait, is_set=lambda: False, set=lambda: None
+    )
+    assert dealt(dealer) == [0, 1, 2]
+    assert waited == pytest.approx([0, 0.375, 0.375])
+
+
+def test_a_dealer_that_is_stopped_deals_no_more() -> None:
+    dealer = Dealer(requests([1], [2], apart_ms=1e9), 1.0)
+    end = os.dup(dealer.read_end)
+    dealer.start()
+    numbers = tickets(end)
+    assert next(numbers) == 0
+    dealer.stop()
+    assert list(numbers) == []
+    os.close(end)
+
+
+def test_a_dealer_that_never_began_closes_its_pipe() -> None:
+    dealer = Dealer(requests([1]), None)
+    ends = (dealer.read_end, dealer._write_end)
+    dealer.stop()
+    for end in ends:
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(end)
+
+
+# ---- Children.
+
+
+@pytest.fixture
+def child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A child that runs a line of Python."""
+    with ExitStack() as cleanup:
+
+        def start(code: str, stdin: int = subprocess.PIPE) -> Process:
+            monkeypatch.setattr(process, "command", lambda *_: [sys.executable, "-c", code])
+            made = Process("the child", "module", [], stdin)
+            cleanup.callback(made.stop)
+            return made
+
+        yield start
+
+
+def test_children_report_by_lines(child: Any) -> None:
+    made = child("print('{\"done\": 3}')")
+    assert made.next_report() == {"done": 3}
+    with pytest.raises(ReplayError, match="the child ended before its work did: exit status 0"):
+        made.next_report()
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        ('print(\'{"error": "no luck"}\')', "^the child: no luck$"),
+        ("import sys; sys.stdout.write('{\"done\"'); sys.exit(3)", "exit status 3"),
+        ("import os; os.kill(os.getpid(), 9)", "killed by SIGKILL"),
+    ],
+)
+def test_what_ended_a_child_is_told(child: Any, code: str, said: str) -> None:
+    with pytest.raises(ReplayError, match=said):
+        child(code).next_report()
+
+
+def test_a_child_is_ended_by_the_end_of_its_stdin(child: Any) -> None:
+    made = child("import sys; sys.stdin.read(); sys.exit(7)")
+    made.stop()
+    assert made._child.returncode == 7
+    assert made.stdout.closed
+
+
+def test_a_child_that_does_not_end_is_killed(child: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "_STOP_TIMEOUT_S", 0.01)
+    made = child("print('{\"ready\": 1}', flush=True); import signal; signal.pause()")
+    assert made.next_report()
+    made.stop()
+    assert made._child.returncode == -signal.SIGKILL
+
+
+def test_a_child_without_a_stdin_of_its_own_is_told_to_end(child: Any) -> None:
+    made = child("print('{\"ready\": 1}', flush=True); import signal; signal.pause()",
+                 subprocess.DEVNULL)  # fmt: skip
+    assert made.next_report()
+    made.stop()
+    assert made._child.returncode == -signal.SIGTERM
+
+
+def test_ctrl_c_is_not_for_children(child: Any) -> None:
+    made = child(
+        "import json, signal; "
+        "print(json.dumps({'blocked': 2 in signal.pthread_sigmask(signal.SIG_BLOCK, [])}))"
+    )
+    assert made.next_report() == {"blocked": True}
+    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
+
+
+def test_a_report_is_a_line_and_a_parent_that_has_gone_ends_the_child(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    read, write = os.pipe()
+    monkeypatch.setattr(process.sys, "stdout", SimpleNamespace(fileno=lambda: write))
+    report({"done": 3})
+    assert os.read(read, 100) == b'{"done":3}\n'
+    os.close(read)
+    with pytest.raises(SystemExit) as ended:
+        report({"done": 4})
+    assert ended.value.code == 1
+    os.close(write)
+
+
+# ---- All together.
+
+
+def crew(*messages: tuple[int, Any], clients: int = 2) -> Any:
+    made = object.__new__(run._Crew)
+    made._clients = [None] * clients  # type: ignore[list-item]
+    made._messages = run.queue.Queue()
+    for message in messages:
+        made._messages.put(message)
+    return made
+
+
+def test_progress_is_what_all_clients_have_done() -> None:
+    done: list[int] = []
+    tally = {"request_count": 5}
+    found = crew((0, {"done": 2}), (1, {"done": 3}), (0, {"done": 4}), (1, {"tally": tally}),
+                 (0, {"tally": {"request_count": 4}})).watch(done.append)  # fmt: skip
+    assert done == [2, 5, 7, 9, 9]
+    assert found == [tally, {"request_count": 4}]
+
+
+def test_the_first_failure_ends_it() -> None:
+    with pytest.raises(ReplayError, match="gone"):
+        crew((0, {"done": 2}), (2, ReplayError("gone"))).watch(lambda done: None)
+
+
+def test_a_process_is_listened_to_until_its_tally_or_its_end() -> None:
+    made = crew()
+    reports = iter([{"done": 1}, {"tally": {}}, {"done": 9}])
+    made._listen(1, SimpleNamespace(next_report=lambda: next(reports)))
+    assert [made._messages.get() for _ in range(2)] == [(1, {"done": 1}), (1, {"tally": {}})]
+    assert next(reports) == {"done": 9}
+
+    def fail() -> None:
+        raise ReplayError("gone")
+
+    made._listen(0, SimpleNamespace(next_report=fail))
+    index, error = made._messages.get()
+    assert (index, str(error)) == (0, "gone")
+
+
+@pytest.mark.parametrize(("size", "there", "said"), [(10, 10, 0), (11, 10, 1)])
+def test_the_pool_lies_in_memory_if_it_fits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int, there: int, said: int
+) -> None:
+    monkeypatch.setattr(run, "_MEMORY", tmp_path)
+    monkeypatch.setattr(run, "room", lambda path: SimpleNamespace(size=there))
+    told: list[str] = []
+    parent = run._choose_parent(size, told.append)
+    assert len(told) == said
+    assert parent == (Path(run.tempfile.gettempdir()) if said else tmp_path)
+    monkeypatch.setattr(run, "_MEMORY", tmp_path / "none")
+    assert run._choose_parent(1, told.append) == Path(run.tempfile.gettempdir())
+
+
+@pytest.mark.parametrize("size", [0, 56, 63, 68])
+def test_blocks_are_64_bytes_at_least_in_steps_of_8(size: int) -> None:
+    with pytest.raises(ReplayError, match=f"a block of {size} bytes; give 64 or more"):
+        run.replay([], run.Options(block_size=size), say=print, advance=lambda done, total: None)
+
+
+def test_the_smallest_block_is_replayed(shm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    moves: list[tuple[int, int]] = []
+    found = run.replay(
+        requests([1, 2], [1, 2, 3]),
+        run.Options(block_size=64, client_count=1),
+        say=print,
+        advance=lambda done, total: moves.append((done, total)),
+    )
+    assert (found.blocks_looked_up, found.blocks_hit, found.blocks_put) == (5, 2, 3)
+    assert (found.bytes_put, found.bytes_got) == (3 * 64, 2 * 64)
+    assert moves[-1] == (2, 2)
+    assert 0 < found.seconds < 1000
+
+
+# ---- A client.
+
+
+class Cache:
+    """Blocks by key; some are being written for so many calls, or come back changed."""
+
+    def __init__(self) -> None:
+        self.blocks: dict[bytes, np.ndarray] = {}
+        self.pending: dict[bytes, int] = {}
+        self.gets = 0
+
+    def get(self, keys: np.ndarray, blocks: np.ndarray) -> Any:
+        self.gets += 1
+        states = []
+        for key, block in zip(map(bytes, keys), blocks, strict=True):
+            if key in self.pending:
+                self.pending[key] -= 1
+                if self.pending[key] < 0:
+                    del self.pending[key]
+                states.append(BlockState.PENDING)
+            elif key in self.blocks:
+                block[:] = self.blocks[key]
+                states.append(BlockState.HIT)
+                continue
+            else:
+                states.append(BlockState.MISS)
+            break
+        hits = states.count(BlockState.HIT)
+        states += [BlockState.MISS] * (len(keys) - len(states))
+        return SimpleNamespace(hits=hits, states=states, mismatches=2)
+
+    def put(self, keys: np.ndarray, blocks: np.ndarray) -> Any:
+        for key, block in zip(map(bytes, keys), blocks, strict=True):
+            self.blocks[key] = block.copy()
+        return SimpleNamespace(stored=len(keys), refused=1)
+
+
+@pytest.fixture
+def cache(monkeypatch: pytest.MonkeyPatch) -> Cache:
+    made = Cache()
+    monkeypatch.setattr(client, "KVCache", lambda *_, **__: made)
+    monkeypatch.setattr(client, "time", clock := SharedClock())
+    clock.cache = made
+    return made
+
+
+class SharedClock(Clock):
+    """A get takes a quarter of a millisecond."""
+
+    cache: Cache
+
+    def perf_counter(self) -> float:
+        return self.now_s + self.cache.gets / 4096
+
+
+def worker(*, verify: bool = True) -> Worker:
+    connection: Any = SimpleNamespace(ping=lambda: 2.5e-6)
+    return Worker(connection, Job([], "", 64, verify))
+
+
+def key(block: int) -> bytes:
+    return bytes(digests(np.array([block], np.uint64))[0])
+
+
+def test_a_client_gets_what_is_there_and_puts_the_rest(cache: Cache) -> None:
+    made = worker()
+    for request in requests([1, 2], [1, 2, 3], [1, 2]):
+        made.replay(request)
+    tally = made.tally
+    assert (tally.request_count, tally.looked_up_count, tally.hit_count) == (3, 7, 4)
+    assert (tally.put_count, tally.refused_count) == (3, 2)
+    assert (tally.wrong_count, tally.mismatch_count) == (0, 6)
+    assert tally.rpc_ns == [2500] * 3
+    assert tally.get_s == pytest.approx(3 / 4096)
+    expected = np.empty((1, 8), np.uint64)
+    Contents(64).fill(np.array([3], np.uint64), expected)
+    assert (cache.blocks[key(3)] == expected).all()
+
+
+@pytest.mark.parametrize("verify", [True, False])
+def test_wrong_bytes_are_counted_where_they_are_looked_at(cache: Cache, verify: bool) -> None:
+    made = worker(verify=verify)
+    made.replay(requests([1, 2, 3])[0])
+    cache.blocks[key(2)][5] ^= np.uint64(1)
+    del cache.blocks[key(3)]
+    made.replay(requests([1, 2, 3])[0])
+    assert made.tally.wrong_count == verify
+
+
+def test_a_block_that_another_is_just_writing_is_waited_for(cache: Cache) -> None:
+    made = worker()
+    made.replay(requests([1, 2, 3])[0])
+    cache.pending[key(2)] = 3
+    made.replay(requests([1, 2, 3])[0])
+    assert (made.tally.hit_count, made.tally.put_count) == (3, 3)
+    assert client.time.slept == [0.0002] * 4  # type: ignore[attr-defined]
+
+
+def test_a_block_that_is_written_for_too_long_is_put(cache: Cache) -> None:
+    made = worker()
+    cache.pending[key(1)] = 1 << 30
+    made.replay(requests([1])[0])
+    assert (made.tally.hit_count, made.tally.put_count) == (0, 1)
+    clock: Any = client.time
+    assert 0.1 <= clock.now_s - 1000 + cache.gets / 4096 <= 0.102
+
+
+def test_a_client_tells_its_progress_ten_times_a_second(
+    cache: Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[Any] = []
+    monkeypatch.setattr(client, "report", lambda message: told.append(dict(message)))
+    monkeypatch.setattr(client, "read_trace", lambda path: requests(*[[n] for n in range(5)]))
+    for name in ("Pool", "Client"):
+        monkeypatch.setattr(client, name, Context)
+
+    def numbers(descriptor: int) -> Any:
+        for number in range(5):
+            client.time.sleep(0.06)
+            yield number
+
+    monkeypatch.setattr(client, "tickets", numbers)
+    monkeypatch.setattr(client, "sys", SimpleNamespace(stdin=SimpleNamespace(fileno=lambda: 0)))
+    client.work(Job([], "", 64, True))
+    assert told[0] == {"ready": True}
+    assert told[1:-1] == [{"done": 2}, {"done": 4}]
+    assert told[-1]["tally"]["request_count"] == 5
+
+
+class Context(SimpleNamespace):
+    """A pool, or a connection to its server."""
+
+    def __init__(self, *_: object) -> None:
+        super().__init__(ping=lambda: 0.0)
+
+    @classmethod
+    def open(cls, devices: object) -> Context:
+        return cls()
+
+    def __enter__(self) -> Context:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+
+def test_a_client_reports_why_it_can_not_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[Any] = []
+    monkeypatch.setattr(client, "report", told.append)
+    job = msgspec.json.encode(Job(["/none"], "/none/trace", 64, True)).decode()
+    monkeypatch.setattr(client.sys, "argv", ["client", job])
+    with pytest.raises(SystemExit) as ended:
+        client.main()
+    assert ended.value.code == 1
+    [message] = told
+    assert "/none/trace: No such file" in message["error"]
