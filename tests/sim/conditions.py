@@ -7,8 +7,9 @@ A condition is what stands in ``if``, ``while`` and before ``?``, and each opera
 f(b)))``. The name says which value drops the condition. The operand of an ``&&`` is dropped when it
 is always true, that of an ``||`` when it is always false, and so is a condition that guards a
 ``return``, ``break``, ``continue`` or ``goto``; what decides between two things (``if`` with an
-``else``, ``?``) is tried with ``either`` value; any other is dropped when it is always true. One
-extension is compiled of the copy, with every condition in it, and a run names the one to force.
+``else``, ``?``) is tried with ``either`` value; any other is dropped when it is always true. All of
+an ``if (a && b)`` is tried as false, too. One extension is compiled of the copy, with every
+condition in it, and a run names the one to force.
 
 Comments, lines of the preprocessor, checks (``bl_verify``, which are sites already) and plain
 conditions of ``for`` stay as they are; so does everything outside of functions.
@@ -138,6 +139,9 @@ class Rewriter:
             if text in ("if", "while"):
                 close = self.partner[at + 1]
                 self.condition(at + 2, close, self.drop(close + 1) if text == "if" else "true")
+                signs = {self.tokens[i].text for i in self.top(at + 2, close)}
+                if text == "if" and "&&" in signs and "||" not in signs:
+                    self.wrap(at + 2, close, "false")  # what it guards never happens
                 at = piece = close + 1
                 continue
             if text in ("enum", "struct") and self.tokens[at + 1].text == "{":
@@ -190,6 +194,10 @@ class Rewriter:
         self.inside(start, end)
         if self.tokens[bracket].text == "bl_verify":
             return
+        self.wrap(start, end, drop)
+
+    def wrap(self, start: int, end: int, drop: str) -> None:
+        """Write a BL_CONDITION() round these tokens, outside of those that are there."""
         name = self.text(start, end)
         self.before[start] = f'BL_CONDITION("{drop}|{name}", ' + self.before.get(start, "")
         self.after[end - 1] = self.after.get(end - 1, 0) + 1
