@@ -77,7 +77,8 @@ def test_what_is_not_proven_to_be_left_stays(tmp_path: Path) -> None:
     (unmarked / "device.0").touch()
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
-    (elsewhere / lock).touch()
+    for name in (lock, "mine"):
+        (elsewhere / name).touch()
     (tmp_path / "beluga-link").symlink_to(elsewhere)
     linked = tmp_path / "beluga-replay-2"
     linked.mkdir()
@@ -87,4 +88,4 @@ def test_what_is_not_proven_to_be_left_stays(tmp_path: Path) -> None:
     left = {path.name for path in tmp_path.iterdir()}
     assert left == {"beluga-replay-1", "beluga-replay-2", "beluga-link", "elsewhere"}
     assert (unmarked / "device.0").exists()
-    assert (elsewhere / lock).exists()
+    assert {path.name for path in elsewhere.iterdir()} == {lock, "mine"}
