@@ -91,6 +91,29 @@ def test_a_refusal_says_when_to_come_back(retry_s: float | None, said: str | Non
     }
 
 
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [
+        (400, "BadRequestError"),
+        (404, "NotFoundError"),
+        (413, "RequestTooLargeError"),
+        (429, "RateLimitError"),
+        (500, "InternalServerError"),
+        (502, "BadGatewayError"),
+        (503, "ServiceUnavailableError"),
+        (504, "GatewayTimeoutError"),
+    ],
+)
+def test_clients_know_an_error_by_its_type(status: int, kind: str) -> None:
+    body = cast("bytes", Refusal(status, "no").response().body)
+    assert json.loads(body)["error"] == {
+        "message": "no",
+        "type": kind,
+        "param": None,
+        "code": status,
+    }
+
+
 def test_an_error_event_follows_whole_lines() -> None:
     event = error_event(502, "broke")
     assert event.startswith(b"\ndata: {") and event.endswith(b"}\n\n")
@@ -247,6 +270,7 @@ def test_figures_that_are_old_odd_or_missing() -> None:
     )
     assert odd is not None
     assert (odd.request_active_slots, odd.kv_total_blocks) == (0, 0)
+    assert (odd.num_requests_waiting, odd.gpu_cache_usage_perc) == (0, 0.0)
     assert odd.gpu_prefix_cache_hit_rate == 1.0
 
 

@@ -175,12 +175,13 @@ def test_a_server_believes_in_nobodys_death_unless_told(pool: Pool, core: Watche
 def test_a_server_whose_word_is_refused_leaves_nothing(pool: Pool, core: WatchedCore) -> None:
     core.fails["bl_server_declare_gone"] = -lib.BL_ERROR_SERVER_ALIVE
     before = open_files()
-    with pytest.raises(ServerAliveError):
+    with pytest.raises(ServerAliveError) as refused:  # which holds what was made of the server
         Server(pool, declared_gone=True)
     assert core.names().count("bl_server_destroy") == 1
     assert open_files() == before
     pool.close()  # which ends its servers
     assert core.names().count("bl_server_destroy") == 1
+    del refused
 
 
 def test_a_server_that_is_being_stopped_takes_no_new_calls_and_waits_for_the_others(
