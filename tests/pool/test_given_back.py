@@ -17,7 +17,7 @@ from refusal import refused
 from watched_core import WatchedCore
 
 from beluga.errors import BelugaError, DeviceSpecError, NoRoomError, PoolExistsError
-from beluga.pool import Pool, survey
+from beluga.pool import Pool, emulated_paths, survey
 from beluga.pool import create as creation
 from beluga.pool.layout import Wishes
 
@@ -191,3 +191,24 @@ def test_other_pools_in_a_file_are_found_wherever_they_lie(shm: Path) -> None:
     with refused(PoolExistsError, f"slice at {15 * SIZE:#x}"):
         Pool.create([f"{file}@{2 * MIB}+{16 * SIZE - 2 * MIB}"], sparse=True)
     Pool.create([f"{file}@0+{15 * SIZE}"], sparse=True).close()
+
+
+def test_a_pool_is_made_as_one_who_wishes_nothing_would_have_it(
+    paths: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wished: list[Wishes] = []
+
+    def create(names: list[Path], wishes: Wishes, **_: object) -> Any:
+        wished.append(wishes)
+        return creation.create(names, Wishes(sparse=True, force=True))
+
+    monkeypatch.setattr("beluga.pool.pool.create", create)
+    with Pool.create(paths) as pool:
+        assert pool.geometry.interleaved
+    assert wished == [Wishes()]
+    assert not (wished[0].sparse or wished[0].force)
+
+
+def test_the_emulated_pool_has_two_files_of_its_user() -> None:
+    folder = Path(f"/dev/shm/beluga-{os.getuid()}")
+    assert emulated_paths() == [str(folder / "pool.0"), str(folder / "pool.1")]

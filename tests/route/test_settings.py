@@ -4,14 +4,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("aiohttp", reason="the router's packages are not installed")
 
+from beluga.cli.route import route
 from beluga.errors import RouterError
-from beluga.route import Address, EngineSpec, read_engines, read_workers_file
+from beluga.route import Address, EngineSpec, Settings, read_engines, read_workers_file
 from beluga.route.settings import read_url
 
 
@@ -79,3 +81,16 @@ def test_addresses_may_be_of_version_6() -> None:
     for text in ("80", ":80", "a:b", "a:70000"):
         with pytest.raises(RouterError):
             Address.parse(text)
+
+
+def test_the_command_and_the_settings_have_the_same_defaults(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[Settings] = []
+
+    async def serve(settings: Settings, started: Callable[..., None]) -> None:
+        asked.append(settings)
+
+    monkeypatch.setattr("beluga.route.serve", serve)
+    route(worker=["http://a:1"])
+    assert asked == [Settings(engines=(EngineSpec("http://a:1"),), seed=0)]
