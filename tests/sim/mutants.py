@@ -281,6 +281,9 @@ def arguments_of(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--undecided", action="store_true", help="only list the conditions that nobody tries"
     )
+    parser.add_argument(
+        "--remembered", action="store_true", help="only mutants that were caught once"
+    )
     parser.add_argument("--update", action="store_true", help="remember what was caught where")
     return parser.parse_args(arguments)
 
@@ -308,7 +311,9 @@ def run(options: argparse.Namespace) -> int:
     chosen = [
         mutant
         for mutant in everything
-        if (not options.kind or mutant.change in kinds) and options.site in str(mutant)
+        if (not options.kind or mutant.change in kinds)
+        and options.site in str(mutant)
+        and (not options.remembered or mutant.name in known_catches())
     ]
     never = undecided(everything)
     if options.undecided:
