@@ -169,6 +169,51 @@ def test_leaving_does_not_wait_for_ever() -> None:
     run(scenario)
 
 
+def test_a_router_without_workers_is_not_ready_and_counts_whom_it_refuses(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def scenario() -> None:
+        engine = FakeEngine()
+        async with routed(engine) as site:
+            async with site.client.get(f"{site.base}/ready") as answer:
+                assert answer.status == 200
+            async with site.client.get(f"{site.base}/v1/models/none") as answer:
+                assert answer.status == 404
+                assert (await answer.json())["error"]["param"] == "model"
+            engine.faults.healthy = False
+            await until(lambda: not any(e.serving for e in site.service.fleet))
+            async with site.client.get(f"{site.base}/ready") as answer:
+                assert answer.status == 503
+                assert answer.headers["Retry-After"] == "1"
+                assert "none of 1 workers is up" in await answer.text()
+            monkeypatch.setattr(site.service.fleet, "models", lambda: 1 / 0)
+            async with site.client.get(f"{site.base}/v1/models") as answer:
+                assert answer.status == 500
+                assert "its log says how" in await answer.text()
+            text = await site.text("/metrics")
+            assert 'beluga_route_refused_total{status="500"} 1.0' in text
+            assert 'beluga_route_refused_total{status="503"} 1.0' in text
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("retries", [0, 1])
+def test_so_many_other_workers_are_tried_as_were_asked_for(retries: int) -> None:
+    async def scenario() -> None:
+        engines = [FakeEngine() for _ in range(3)]
+        for engine in engines:
+            engine.faults.drop_first = 9
+        limits = dataclasses.replace(QUICK, retries=retries, health_interval_s=60)
+        async with routed(*engines, limits=limits) as site:
+            status, body = await site.completed()
+            assert status == 502
+            assert "no worker answers" in json.loads(body)["error"]["message"]
+            assert sum(site.counts()) == retries + 1
+            assert "worker_retries_total" in await site.text("/metrics")
+
+    run(scenario)
+
+
 def listening(child: Any) -> str:
     """Where a ``beluga route`` that was started says it listens."""
     for line in child.stderr:
