@@ -147,6 +147,21 @@ def test_requests_that_every_worker_is_too_busy_for_wait_in_line() -> None:
     assert ran.refused == 0
 
 
+@pytest.mark.parametrize(("engine", "busy"), [("chunked", [1, 0]), ("serial", [0, 0])])
+def test_workers_publish_at_a_first_token_and_at_the_last(
+    engine: str, busy: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran = cluster(Prompt(0, 10, 5, ()), engine=engine)
+    heard: list[tuple[Worker, int]] = []
+    monkeypatch.setattr(
+        type(ran.router.tracker),
+        "publish",
+        lambda _, worker, metrics: heard.append((worker, metrics.request_active_slots)),
+    )
+    ran.run()
+    assert heard == [(Worker(0), slots) for slots in busy]
+
+
 def network(memory: str, **options: Any) -> Network:
     return Network(Options(workers=4, pool=1000, **options), memory, BLOCK)
 

@@ -1,0 +1,615 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""Commands in this process, with stand-ins for what they start: what they pass on and print."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner, Result
+
+from beluga.cli import bench, block, cxl_rpc, main, prefill_worker, replay, route, scrub, serve
+from beluga.cli import verify as verify_command
+from beluga.cli.app import app
+from beluga.errors import BelugaError, DeposedError, PoolError, ReplayError
+from beluga.replay import Conversations, make_workload, write_trace
+from beluga.replay.result import Result as ReplayResult
+from beluga.replay.run import Options as ReplayOptions
+from beluga.rpc import METHOD_USER, SILENT_S, Quota
+
+
+def beluga(*arguments: object) -> Result:
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+class Opened(SimpleNamespace):
+    """A pool, a client or a server, as a context."""
+
+    def __enter__(self) -> Opened:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+
+# ---- serve
+
+
+class Server:
+    """Notes what becomes of it; fails after so many looks."""
+
+    def __init__(self, fails_after: int | None = None) -> None:
+        self.did: list[str] = []
+        self.looks = 0
+        self.fails_after = fails_after
+
+    def start(self) -> None:
+        self.did.append("start")
+
+    def stop(self) -> None:
+        self.did.append("stop")
+
+    def stat(self) -> Any:
+        return SimpleNamespace(epoch=7)
+
+    @property
+    def failure(self) -> Exception | None:
+        self.looks += 1
+        failed = self.fails_after is not None and self.looks >= self.fails_after
+        return DeposedError("deposed") if failed else None
+
+
+class Told:
+    """An event that is set at the third look at it, or by a signal."""
+
+    def __init__(self) -> None:
+        self.waited: list[float] = []
+
+    def wait(self, seconds: float) -> bool:
+        self.waited.append(seconds)
+        return len(self.waited) > 2
+
+    def set(self) -> None:
+        self.waited += [0.0] * 3
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> Told:
+    """What stands for the event; handlers of signals are noted, and logging is as it was."""
+    made = Told()
+    handlers: dict[int, Any] = {}
+    made.handlers = handlers  # type: ignore[attr-defined]
+    monkeypatch.setattr(serve.threading, "Event", lambda: made)
+    monkeypatch.setattr(serve.signal, "signal", handlers.__setitem__)
+    monkeypatch.setattr(logging, "basicConfig", lambda **_: None)
+    return made
+
+
+def test_a_server_serves_until_it_is_told(told: Told, capsys: pytest.CaptureFixture[str]) -> None:
+    server: Any = Server()
+    serve.serve_until_told(server)
+    assert server.did == ["start", "stop"]
+    assert server.looks == 2
+    assert set(told.waited) == {0.5}
+    assert capsys.readouterr().err == "serving, epoch 7; stop with Ctrl-C\n"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_signals_tell_it(told: Told, number: int) -> None:
+    server: Any = Server()
+    start = server.start
+    server.start = lambda: (start(), told.handlers[number]())  # type: ignore[attr-defined]
+    serve.serve_until_told(server)
+    assert (server.did, server.looks) == (["start", "stop"], 0)
+
+
+def test_what_ends_a_server_is_raised_and_the_server_stopped(told: Told) -> None:
+    server: Any = Server(fails_after=2)
+    with pytest.raises(DeposedError):
+        serve.serve_until_told(server)
+    assert server.did == ["start", "stop"]
+
+
+@pytest.mark.parametrize("elected", [True, False])
+def test_a_standby_serves_if_its_turn_comes(
+    told: Told,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    elected: bool,
+) -> None:
+    asked: list[Any] = []
+
+    def stand_by(*arguments: Any, **options: Any) -> bool:
+        asked.append((arguments, options))
+        return elected
+
+    monkeypatch.setattr(serve, "stand_by", stand_by)
+    server: Any = Server()
+    serve.serve_until_told(server, silent_s=3.0)
+    assert asked == [((server, told), {"silent_s": 3.0, "lease": None})]
+    assert server.did == ["stop"]
+    shown = capsys.readouterr().err.splitlines()
+    assert shown == ["standing by; stop with Ctrl-C"] + ["took over, epoch 7"] * elected
+    assert len(told.waited) == 3 * elected
+
+
+def test_a_lease_is_kept_while_it_serves(told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept: list[Any] = []
+
+    def keeper(*what: Any) -> Any:
+        kept.extend(what)
+        return Opened()
+
+    monkeypatch.setattr(serve, "Keeper", keeper)
+    monkeypatch.setattr(serve, "stand_by", lambda *_, **__: True)
+    server, lease = Server(), object()
+    serve.serve_until_told(server, silent_s=1.0, lease=lease)  # type: ignore[arg-type]
+    assert kept == [server, lease]
+
+
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch) -> Opened:
+    """The pool that every command opens, and the paths that it was asked for."""
+    pool = Opened(paths=[], geometry=SimpleNamespace(bulk_size=8))
+    for module in (serve, block, cxl_rpc, verify_command):
+        monkeypatch.setattr(module, "open_pool", lambda paths: pool.paths.append(paths) or pool)
+    return pool
+
+
+@dataclass
+class Served:
+    """What ``serve`` made of its options."""
+
+    server: dict[str, Any]
+    how: dict[str, Any]
+
+
+@pytest.fixture
+def served(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> list[Served]:
+    found: list[Served] = []
+    monkeypatch.setattr(serve, "MetaServer", lambda pool, **options: options)
+    monkeypatch.setattr(serve, "open_lease", lambda url: f"lease {url}")
+    monkeypatch.setattr(
+        serve, "serve_until_told", lambda server, **how: found.append(Served(server, how))
+    )
+    return found
+
+
+def test_a_server_has_no_quotas_and_no_lease_unless_told(served: list[Served]) -> None:
+    assert beluga("serve").exit_code == 0
+    assert served == [
+        Served({"host": None, "declared_gone": False, "quota": Quota()},
+               {"silent_s": None, "lease": None})
+    ]  # fmt: skip
+    assert Quota() == Quota(grants=0, pins=0, bytes=0, calls_per_s=0)
+
+
+def test_options_reach_the_server(served: list[Served], opened: Opened) -> None:
+    beluga("serve", "--pool", "a", "--pool", "b", "--host", 3, "--declare-gone", "--quota-grants",
+           1, "--quota-pins", 2, "--quota-bytes", 3, "--quota-calls", 4)  # fmt: skip
+    assert opened.paths == [["a", "b"]]
+    assert served[0].server == {
+        "host": 3, "declared_gone": True,
+        "quota": Quota(grants=1, pins=2, bytes=3, calls_per_s=4),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("arguments", "how"),
+    [
+        (["--standby"], {"silent_s": SILENT_S, "lease": None}),
+        (["--standby", "--silent", 4], {"silent_s": 4, "lease": None}),
+        (["--silent", 4], {"silent_s": None, "lease": None}),
+        (["--lease", "etcd://a/b"], {"silent_s": SILENT_S, "lease": "lease etcd://a/b"}),
+    ],
+)
+def test_who_waits_stands_by(
+    served: list[Served], arguments: list[Any], how: dict[str, Any]
+) -> None:
+    beluga("serve", *arguments)
+    assert served[0].how == how
+
+
+# ---- ping and stat
+
+
+@pytest.fixture
+def trips(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    asked: dict[str, Any] = {"pings": [5e-6, 1e-6, 4e-6, 2e-6] * 8}
+
+    def client(pool: object, **options: Any) -> Opened:
+        asked.update(options)
+        return Opened(ping=asked["pings"].pop, stat=lambda: SimpleNamespace(epoch=9))
+
+    monkeypatch.setattr(serve, "Client", client)
+    return asked
+
+
+def test_ping_shows_the_fastest_and_the_middle(trips: dict[str, Any]) -> None:
+    shown = json.loads(beluga("ping", "--json", "--count", 4, "--host", 2, "--timeout", 3).stdout)
+    assert shown == {"epoch": 9, "count": 4, "min_us": pytest.approx(1), "p50_us": pytest.approx(4)}
+    assert (trips["host"], trips["timeout_s"]) == (2, 3)
+
+
+def test_ping_tells_people_in_a_line(trips: dict[str, Any]) -> None:
+    shown = beluga("ping")
+    assert shown.stderr == "epoch 9: 10 round trips, fastest 1.0 us, p50 4.0 us\n"
+    assert (shown.stdout, trips["timeout_s"], len(trips["pings"])) == ("", 5, 22)
+
+
+def test_stat_shows_all_counters(trips: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    counters = Quota(grants=11, pins=22)  # any dataclass
+    monkeypatch.setattr(serve, "MetaClient", lambda client: Opened(stat=lambda: counters))
+    assert json.loads(beluga("stat", "--json").stdout)["pins"] == 22
+    assert "│ grants      │ 11 │" in beluga("stat").stdout
+
+
+# ---- put, get and calls
+
+
+def test_a_digest_is_16_to_64_bytes_in_hex() -> None:
+    assert block.digest("0f" * 16) == b"\x0f" * 16
+    assert block.digest("0F" * 64) == b"\x0f" * 64
+    for text in ("0f" * 15, "0f" * 65, "0f" * 16 + "0", "key", "0g" * 16):
+        assert len(block.digest(text)) == 16
+        assert block.digest(text) != block.digest(text + "x")
+
+
+@pytest.mark.parametrize(
+    ("counts", "state"), [((1, 0), "stored"), ((0, 1), "present"), ((0, 0), "pending")]
+)
+def test_put_says_what_became_of_the_block(
+    opened: Opened,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    counts: tuple[int, int],
+    state: str,
+) -> None:
+    (tmp_path / "file").write_bytes(b"12345")
+    looked: list[bool] = []
+    result = SimpleNamespace(
+        stored=counts[0], present=counts[1], raise_for_refused=lambda: looked.append(True)
+    )
+    cache = Opened(put=lambda keys, blocks: result)
+    monkeypatch.setattr(block, "KVCache", lambda *_, **__: cache)
+    assert beluga("put", "key", tmp_path / "file").stderr == f"{state}: 5 bytes\n"
+    shown = json.loads(beluga("put", "key", tmp_path / "file", "--json").stdout)
+    assert shown == {"key": block.digest("key").hex(), "bytes": 5, "state": state}
+    assert len(looked) == 2
+
+
+def test_a_block_that_goes_while_it_is_fetched_is_not_there(
+    opened: Opened, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    cache = Opened(client=None, keys=list, get=lambda keys, into: SimpleNamespace(hits=0))
+    found = SimpleNamespace(hits=[SimpleNamespace(length=5)])
+    monkeypatch.setattr(block, "KVCache", lambda *_, **__: cache)
+    monkeypatch.setattr(block, "MetaClient", lambda client: Opened(lookup=lambda keys: found))
+    (tmp_path / "old").write_bytes(b"kept")
+    gone = beluga("get", "key", tmp_path / "old")
+    assert str(gone.exception) == "no block 'key' in namespace 'cli'"
+    assert (tmp_path / "old").read_bytes() == b"kept"
+
+
+def test_a_call_has_a_method_and_may_come_from_stdin(
+    opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[Any] = []
+
+    def client(pool: object, **options: Any) -> Opened:
+        return Opened(call=lambda *what: calls.append((*what, options)) or b"reply")
+
+    monkeypatch.setattr(cxl_rpc, "Client", client)
+    runner = CliRunner()
+    shown = runner.invoke(cxl_rpc.app, ["call", "-", "--method", "7"], input="12345678")
+    assert shown.stdout == "reply\n"
+    runner.invoke(cxl_rpc.app, ["call", "--host", "1", "--timeout", "2"])
+    assert calls == [
+        (7, b"12345678", {"host": None, "timeout_s": 5.0}),
+        (METHOD_USER, b"", {"host": 1, "timeout_s": 2.0}),
+    ]
+    refused = runner.invoke(cxl_rpc.app, ["call", "-"], input="123456789")
+    assert "more than the 8 bytes that a request may have" in str(refused.exception)
+
+
+# ---- replay
+
+
+def replayed(monkeypatch: pytest.MonkeyPatch, **change: Any) -> list[tuple[int, ReplayOptions]]:
+    asked: list[Any] = []
+    figures: dict[str, Any] = dict.fromkeys(ReplayResult.__slots__, 0)
+    figures |= {"requests": 3, "blocks_looked_up": 4000, "hit_rate": 0.25, "ideal_hit_rate": 0.5,
+                "blocks_put": 3000, "bytes_put": 12 * 10**9, "put_gb_per_s": 1.25, "seconds": 2.0,
+                "blocks_hit": 1000, "bytes_got": 4 * 10**9, "get_gb_per_s": 2.5,
+                "rpc_p50_us": 1.0, "rpc_p99_us": 9.0, **change}  # fmt: skip
+
+    def run(requests: Any, options: ReplayOptions, **_: Any) -> ReplayResult:
+        asked.append((len(requests), options))
+        return ReplayResult(**figures)
+
+    monkeypatch.setattr(replay, "run_replay", run)
+    return asked
+
+
+def test_a_replay_is_as_it_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    asked = replayed(monkeypatch)
+    write_trace(make_workload(Conversations(conversation_count=1, turn_count=3)), tmp_path / "t")
+    beluga("replay")
+    beluga("replay", tmp_path / "t")
+    beluga("replay", tmp_path / "t", "--clients", 5, "--block-bytes", "64K", "--pool-bytes", "1G",
+           "--speed", 2, "--no-verify")  # fmt: skip
+    assert asked == [
+        (1200, ReplayOptions(client_count=2, block_size=128 << 10)),
+        (3, ReplayOptions(client_count=2, block_size=4096, pool_size=None, verify=True)),
+        (3, ReplayOptions(client_count=5, block_size=64 << 10, pool_size=1 << 30, speed=2.0,
+                          verify=False)),
+    ]  # fmt: skip
+
+
+def test_people_see_what_a_replay_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    replayed(monkeypatch)
+    lines = [line.split("│")[1:3] for line in beluga("replay").stdout.splitlines()[1:-1]]
+    assert {name.strip(): value.strip() for name, value in lines} == {
+        "requests": "3",
+        "client processes": "2",
+        "seconds": "2.0",
+        "hit rate": "25.0% of 4,000 blocks",
+        "ideal hit rate": "50.0%",
+        "blocks put": "3,000 (12.00 GB, 1.2 GB/s per client)",
+        "blocks got": "1,000 (4.00 GB, 2.5 GB/s per client)",
+        "RPC p50 / p99": "1.0 / 9.0 us",
+        "verification errors": "0",
+    }
+    assert "not verified" in beluga("replay", "--no-verify").stdout
+
+
+def test_wrong_bytes_are_an_error_after_the_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    replayed(monkeypatch, verify_errors=2)
+    shown = beluga("replay", "--json")
+    assert isinstance(shown.exception, ReplayError)
+    assert "2 blocks came back with wrong bytes" in str(shown.exception)
+    assert json.loads(shown.stdout)["verify_errors"] == 2
+
+
+# ---- bench
+
+
+def test_benchmarks_get_their_options_and_show_what_any_row_has(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    asked: list[Any] = []
+    drawn: list[Any] = []
+    fields = dict.fromkeys([*bench._COLUMNS, "note"])
+    one = {**fields, "bench": "a", "memory": "m", "discipline": None, "case": "c", "p50_ns": 5}
+    rows = [one, {**one, "case": "d", "p50_ns": None, "note": "odd"}, {**one, "memory": "n"}]
+    monkeypatch.setattr(bench, "need", lambda *what: drawn.append(what))
+    monkeypatch.setattr(bench.beluga_bench, "plot", lambda *what: drawn.append(what))
+    benches = {"a": lambda options: asked.append(options) or rows, "b": lambda options: []}
+    monkeypatch.setattr(bench.beluga_bench, "BENCHES", benches)
+    shown = beluga("bench", "all")
+    assert [(o.smoke, o.pool, o.discipline, o.pace, o.threads) for o in asked] == [
+        (False, None, None, None, None)
+    ]
+    assert shown.stdout.count("p50 ns") == 2 and "p99" not in shown.stdout
+    assert "a, m\n" in shown.stdout.replace(" \n", "\n").replace("  ", "")
+    assert shown.stderr == "  d: odd\n"
+    assert drawn == []
+    charts = tmp_path / "charts" / "new"
+    options = ["--pool", "p", "--discipline", "coherent", "--pace", "x", "--threads", 1]
+    shown = beluga("bench", "a", "--smoke", *options, "--json", "--plot", charts)
+    assert json.loads(shown.stdout) == rows
+    assert [(o.smoke, o.pool, o.discipline, o.pace, o.threads) for o in asked[1:]] == [
+        (True, ("p",), "coherent", "x", 1)
+    ]
+    assert drawn == [("plot", "matplotlib"), (rows, charts)]
+    assert list(charts.iterdir()) == []
+    lanes = CliRunner().invoke(cxl_rpc.app, ["bench", "--smoke"])
+    assert "no benchmark 'rpc'; there are a, b, all" in lanes.stderr
+
+
+# ---- route and prefill-worker
+
+
+def test_a_router_is_set_up_as_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("aiohttp")
+    routing = pytest.importorskip("beluga.route")
+    made: list[Any] = []
+    monkeypatch.setattr(route.asyncio, "run", lambda what: None)
+    monkeypatch.setattr(logging, "basicConfig", lambda **_: None)
+    monkeypatch.setattr(routing, "serve", lambda settings, say: made.append(settings))
+    assert beluga("route", "--worker", "http://a:1").exit_code == 0
+    plain = routing.Settings(
+        policy="least-tokens",
+        engines=routing.read_engines(["http://a:1"]),
+        listen=routing.Address("127.0.0.1", 8080),
+        admin=routing.Address("127.0.0.1", 8081),
+    )
+    limits = made[0].limits
+    assert (made[0].listen, made[0].admin) == (plain.listen, plain.admin)
+    assert (made[0].engines, made[0].policy) == (plain.engines, "least-tokens")
+    assert made[0].block_size == 16
+    assert (made[0].queue, made[0].queue_threshold, made[0].seed) == ("fcfs", 16, 0)
+    assert (made[0].advise_s, made[0].prefill.rule, made[0].prefill.wait_s) == (
+        180,
+        "isl-bounding",
+        60,
+    )
+    assert (limits.queue_s, limits.inflight_max, limits.retries, limits.stall_s) == (60, 0, 2, 600)
+    assert (limits.health_interval_s, limits.drain_s, limits.body_size_max) == (2, 30, 64 << 20)
+    assert (made[0].goals.ttft_s, made[0].goals.between_tokens_s) == (None, None)
+    beluga("route", "--worker", "http://a:1", "--admin", "", "--ttft-goal", 1, "--token-goal", 2)
+    assert made[1].admin is None
+    assert (made[1].goals.ttft_s, made[1].goals.between_tokens_s) == (1, 2)
+
+
+@pytest.mark.parametrize(("admin", "text"), [(None, ""), (("b", 2), "; admin on http://b:2")])
+def test_a_router_says_where_it_is(
+    capsys: pytest.CaptureFixture[str], admin: Any, text: str
+) -> None:
+    service: Any = SimpleNamespace(address=("a", 1), admin_address=admin)
+    route._say_where(service)
+    assert capsys.readouterr().err == f"routing on http://a:1{text}; stop with Ctrl-C\n"
+
+
+def test_a_prefill_worker_runs_until_it_is_told_and_closes_its_queue(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    disagg = pytest.importorskip("beluga.disagg")
+    did: list[Any] = []
+
+    class Worker:
+        stat = SimpleNamespace(done=1, refused=2, given_back=3)
+
+        def __init__(self, *what: Any, **options: Any) -> None:
+            did.append((what[1], options))
+            self.stopped = asyncio.Event()
+
+        def stop(self) -> None:
+            self.stopped.set()
+
+        async def run(self) -> None:
+            signal.raise_signal(signal.SIGTERM)
+            await asyncio.wait_for(self.stopped.wait(), 20)
+
+    async def open_queue(url: str, name: str, **options: Any) -> Any:
+        did.append((url, name, options))
+        return SimpleNamespace(close=close)
+
+    async def close() -> None:
+        did.append("closed")
+
+    monkeypatch.setattr(disagg, "open_queue", open_queue)
+    monkeypatch.setattr(disagg, "PrefillWorker", Worker)
+    prefill_worker.prefill_worker("http://a", "pool", "m")
+    assert did == [
+        ("pool", "m", {"visibility_s": 30.0}),
+        ("http://a", {"visibility_s": 30.0, "concurrency": 2, "timeout_s": 120.0}),
+        "closed",
+    ]
+    assert capsys.readouterr().err == (
+        "prefilling on http://a; stop with Ctrl-C\nstopped: 1 done, 2 refused, 3 given back\n"
+    )
+
+
+# ---- how a command ends
+
+
+@pytest.mark.parametrize(
+    ("raised", "status"),
+    [
+        (BelugaError("why"), "beluga: error: why"),
+        (OSError(2, "No such file", "x"), "beluga: error: [Errno 2] No such file: 'x'"),
+        (None, 0),
+    ],
+)
+def test_a_command_ends_with_a_line_or_well(
+    monkeypatch: pytest.MonkeyPatch, raised: Exception | None, status: object
+) -> None:
+    handlers: dict[int, Callable[[int, Any], None]] = {}
+    held = {signal.SIGTERM: signal.SIG_DFL, signal.SIGHUP: signal.SIG_IGN}
+
+    def run(prog_name: str) -> None:
+        assert prog_name == "beluga"
+        if raised:
+            raise raised
+
+    monkeypatch.setattr(main, "import_module", lambda name: SimpleNamespace(app=run))
+    monkeypatch.setattr(main.signal, "signal", handlers.__setitem__)
+    monkeypatch.setattr(main.signal, "getsignal", held.get)
+    with pytest.raises(SystemExit) as ended:
+        main.main()
+    assert ended.value.code == status
+    assert list(handlers) == [signal.SIGTERM]  # under nohup SIGHUP is ignored
+    with pytest.raises(SystemExit) as ended:
+        handlers[signal.SIGTERM](15, None)
+    assert ended.value.code == 143
+
+
+@pytest.mark.parametrize(
+    ("raised", "status"),
+    [
+        (ModuleNotFoundError(name="rich.table"), "beluga: error: the commands need rich; "
+                                                 "pip install beluga-kv"),
+        (BelugaError("no such CPU"), "beluga: error: no such CPU"),
+        (KeyboardInterrupt(), 130),
+    ],
+)  # fmt: skip
+def test_what_can_not_be_imported_is_told(
+    monkeypatch: pytest.MonkeyPatch, raised: BaseException, status: object
+) -> None:
+    def import_module(name: str) -> None:
+        raise raised
+
+    monkeypatch.setattr(main, "import_module", import_module)
+    with pytest.raises(SystemExit) as ended:
+        main.main()
+    assert ended.value.code == status
+
+
+def test_a_defect_of_our_own_is_not_called_a_missing_tool(monkeypatch: pytest.MonkeyPatch) -> None:
+    def import_module(name: str) -> None:
+        raise ModuleNotFoundError(name="beluga.nothing")
+
+    monkeypatch.setattr(main, "import_module", import_module)
+    with pytest.raises(ModuleNotFoundError):
+        main.main()
+
+
+def test_scrubbing_goes_without_leave_where_there_is_no_link(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def host_link(pool: object) -> None:
+        raise PoolError("no link")
+
+    monkeypatch.setattr(scrub, "host_link", host_link)
+    with scrub.scrub_leave(None) as leave:  # type: ignore[arg-type]
+        assert leave is None
+
+
+def test_scrubbing_gives_its_place_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    closed: list[str] = []
+    link = SimpleNamespace(close=lambda: closed.append("link"))
+    place = SimpleNamespace(port=5, close=lambda: closed.append("place"))
+    monkeypatch.setattr(scrub, "host_link", lambda pool: link)
+    monkeypatch.setattr(scrub, "Place", lambda found: place)
+    with scrub.scrub_leave(None) as leave:  # type: ignore[arg-type]
+        assert leave == (5, scrub.TransferClass.SCRUB)
+        assert closed == []
+    assert closed == ["place", "link"]
+
+
+# ---- verify
+
+
+@pytest.mark.parametrize(
+    ("arguments", "asked", "said"),
+    [
+        ([], (None, 3.0, 60.0), ""),
+        (["--peer", "--role", "a", "--seconds", 1, "--timeout", 2], ("a", 1.0, 2.0),
+         "side a: waiting for side b\n"),
+        (["--peer", "--role", "b"], ("b", 3.0, 60.0), "side b: waiting for side a\n"),
+    ],
+)  # fmt: skip
+def test_a_side_of_verify_waits_for_the_other(
+    opened: Opened, monkeypatch: pytest.MonkeyPatch, arguments: list[Any], asked: Any, said: str
+) -> None:
+    calls: list[Any] = []
+
+    def verify_pool(pool: object, *, role: str | None, seconds: float, patience: float) -> Any:
+        calls.append((role, seconds, patience))
+        raise typer.Exit(5)
+
+    monkeypatch.setattr(verify_command, "verify_pool", verify_pool)
+    shown = beluga("verify", "path", *arguments)
+    assert (shown.exit_code, shown.stderr) == (5, said)
+    assert calls == [asked]
+    assert opened.paths == [["path"]]
