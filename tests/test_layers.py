@@ -15,7 +15,7 @@ CSRC = ROOT / "csrc"
 
 # Python, bottom first. A layer is seen from above through its front door: the package itself.
 LAYERS = (
-    ("errors", "_build", "config", "child"),
+    ("errors", "_build", "_shared", "config", "child"),
     ("_ffi",),
     ("primitives", "lease"),
     ("pool",),

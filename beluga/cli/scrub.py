@@ -23,7 +23,8 @@ def scrub_leave(pool: Pool) -> Iterator[tuple[Any, int] | None]:
         return
     place = Place(link)
     try:
-        yield place.port, TransferClass.SCRUB
+        with place.using() as port:
+            yield port, TransferClass.SCRUB
     finally:
         place.close()
         link.close()

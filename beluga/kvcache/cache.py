@@ -317,9 +317,10 @@ class KVCache:
             ffi.from_buffer("uint8_t[]", states, require_writable=True),
             ffi.from_buffer("int32_t[]", statuses, require_writable=True),
         )
-        batch = self._batch(run, keys, self._write_class)
-        with self.client.lock:
-            code = lib.bl_kv_put(self.client.session, batch, *told)
+        with self._leave.using() as port:
+            batch = self._batch(run, keys, self._write_class, port)
+            with self.client.lock:
+                code = lib.bl_kv_put(self.client.session, batch, *told)
         return self._ended(code, "storing blocks")
 
     def _get(
@@ -337,9 +338,10 @@ class KVCache:
                 lambda carrier: carrier.get(states, mismatches, carrier.blocks(run)),
             )
         told = ffi.from_buffer("uint8_t[]", states, require_writable=True)
-        batch = self._batch(run, keys, self._read_class)
-        with self.client.lock:
-            code = lib.bl_kv_get(self.client.session, batch, told, mismatches)
+        with self._leave.using() as port:
+            batch = self._batch(run, keys, self._read_class, port)
+            with self.client.lock:
+                code = lib.bl_kv_get(self.client.session, batch, told, mismatches)
         return self._ended(code, "fetching blocks")
 
     def _engine_for(self, direction: Direction, run: Run) -> Engine | None:
@@ -362,14 +364,14 @@ class KVCache:
         """What ``move`` returns of a batch, without interrupts."""
 
         def carry(left: Left) -> int:
-            batch = self._batch(run, keys, self._read_class)
+            batch = self._batch(run, keys, self._read_class, ffi.NULL)  # the engine asks
             with self.client.lock:
                 session, pool_size = self.client.session, self.client.pool.geometry.size
                 return move(Carrier(engine, session, batch, pool_size, left))
 
         return self._batches.run(carry)
 
-    def _batch(self, run: Run, keys: NDArray[np.uint64], kind: TransferClass) -> Any:
+    def _batch(self, run: Run, keys: NDArray[np.uint64], kind: TransferClass, port: Any) -> Any:
         if self._settings is None:
             self._settings = tuned(self.client.pool).struct(self._threads)
         return ffi.new(
@@ -385,7 +387,7 @@ class KVCache:
                 "chunk_size": self._chunk_size,
                 "verify": self._verify,
                 "settings": self._settings,
-                "port": self._leave.port,
+                "port": port,
                 "transfer_class": kind,
                 "kept": self._kept,
             },

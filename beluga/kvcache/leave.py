@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from beluga._ffi import ffi
@@ -23,6 +24,8 @@ from beluga.transfer import (
 if TYPE_CHECKING:
     from beluga.pool import Pool
     from beluga.transfer import Chosen, Direction, Engine
+
+_NO_PLACE = nullcontext(ffi.NULL)
 
 
 class Leave:
@@ -69,10 +72,9 @@ class Leave:
             return None
         return self.engine
 
-    @property
-    def port(self) -> Any:
-        """For C to ask for leave; NULL: it need not."""
-        return ffi.NULL if self._place is None else self._place.port
+    def using(self) -> AbstractContextManager[Any]:
+        """The port for C to ask for leave, which stays meanwhile; NULL: it need not."""
+        return _NO_PLACE if self._place is None else self._place.using()
 
     def watch(self) -> None:
         """Warn of copies that took too long."""

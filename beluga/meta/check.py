@@ -43,7 +43,8 @@ def check_pool(pool: Pool, *, payload: bool = False, leave: Leave | None = None)
     findings = ffi.new("bl_finding[]", FINDINGS_MAX)
     report = ffi.new("bl_check_report *")
     port, kind = leave or (ffi.NULL, 0)
-    code = lib.bl_check_pool(pool.handle, payload, findings, FINDINGS_MAX, report, port, kind)
+    with pool.using() as handle:
+        code = lib.bl_check_pool(handle, payload, findings, FINDINGS_MAX, report, port, kind)
     check(code, "checking a pool")
     shown = min(report.finding_count, FINDINGS_MAX)
     return Report(

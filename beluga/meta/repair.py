@@ -34,7 +34,9 @@ def repair_pool(
     for _ in range(ROUNDS):
         findings = ffi.new("bl_finding[]", FINDINGS_MAX)
         report = ffi.new("bl_check_report *")
-        code = lib.bl_check_pool(pool.handle, payload, findings, FINDINGS_MAX, report, ffi.NULL, 0)
+        arguments = payload, findings, FINDINGS_MAX, report, ffi.NULL, 0
+        with pool.using() as handle:
+            code = lib.bl_check_pool(handle, *arguments)
         check(code, "checking")
         found = list(findings[0 : min(report.finding_count, FINDINGS_MAX)])
         if not found:
@@ -42,6 +44,7 @@ def repair_pool(
         # Epochs first, alone: they say which half the rest is about.
         epochs = [f for f in found if f.kind <= lib.BL_FINDING_EPOCH_FUTURE]
         for finding in epochs or found:
-            check(lib.bl_repair_finding(pool.handle, [finding]), "repairing")
+            with pool.using() as handle:
+                check(lib.bl_repair_finding(handle, [finding]), "repairing")
             acts.append(f"dropped: {describe(finding)}")
     return tuple(acts), check_pool(pool, payload=payload)

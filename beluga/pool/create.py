@@ -74,7 +74,8 @@ def create(
         if not wishes.sparse:
             _fault_in(mapping, progress)
         new = not any(device.exists for device in devices)
-        check(lib.bl_pool_format(mapping.handle, mapping.superblocks, new), "formatting")
+        with mapping.using() as pool:
+            check(lib.bl_pool_format(pool, mapping.superblocks, new), "formatting")
         undo.pop_all()
     return mapping
 

@@ -6,12 +6,12 @@ from __future__ import annotations
 
 import errno
 import os
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from beluga._ffi import ffi, lib
+from beluga._shared import SharedHandle
 from beluga.errors import DeviceTruncatedError, ForkedSessionError, NoRoomError, check
 from beluga.pool.device import Device, open_device
 from beluga.pool.superblock import SUPERBLOCK_SIZE, Superblock
@@ -26,27 +26,26 @@ class Member:
 
 
 class Mapping:
-    """Maps on construction, unmaps when everybody who keeps it has closed it. A forked child has
-    nothing mapped."""
+    """Maps on construction, unmaps when it has been closed and nobody uses it any more. A forked
+    child has nothing mapped."""
 
     def __init__(self, members: Sequence[Member]) -> None:
         self.members = tuple(members)
         self.device_size = members[0].superblock.geometry.device_size
         self.superblocks = ffi.new("bl_superblock[]", len(members))
         self.addresses = ffi.new("void *[]", len(members))
-        self._handle = ffi.NULL
         self._pid = os.getpid()
-        self._keepers, self._lock = 1, threading.Lock()
         try:
             for index, member in enumerate(members):
                 ffi.memmove(self.superblocks + index, member.superblock.raw, SUPERBLOCK_SIZE)
                 self._map(index, member.device)
             handle = ffi.new("bl_pool **")
             check(lib.bl_pool_open(self.superblocks, self.addresses, handle), "opening the pool")
-            self._handle = handle[0]
         except BaseException:
-            self.close()
+            self._unmap()
             raise
+        self._handle = handle[0]
+        self._shared = SharedHandle("pool", self._handle, self._end)
 
     def _map(self, index: int, device: Device) -> None:
         if device.size < self.device_size:  # the kernel maps devdax beyond its end without a word
@@ -63,30 +62,36 @@ class Mapping:
             raise NoRoomError(f"{device}: no address space to map it; is 'ulimit -v' set?")
         check(code, f"mapping {device}")
 
-    @property
-    def handle(self) -> Any:
-        """The ``bl_pool *``. Raises ForkedSessionError in a forked child."""
-        if self._handle == ffi.NULL:
+    def using(self) -> SharedHandle:
+        """The ``bl_pool *`` for C::
+
+            with mapping.using() as pool:
+                lib.bl_call(pool)
+
+        It stays mapped that long. Raises ValueError once this is closed, ForkedSessionError in a
+        forked child.
+        """
+        if self._shared.closed:
             raise ValueError("the pool is closed")
         if self._pid != os.getpid():
             raise ForkedSessionError("the parent process mapped this pool; open it anew after fork")
+        return self._shared
+
+    @property
+    def handle(self) -> Any:
+        """The same for who knows that nobody closes it meanwhile."""
+        self.using()
         return self._handle
 
-    def keep(self) -> Mapping:
-        """This, to be closed once more before it is unmapped."""
-        with self._lock:
-            self._keepers += 1
-        return self
-
     def close(self) -> None:
-        """Unmap, if nobody else keeps it: then nobody may use the pool's memory any more."""
-        with self._lock:
-            self._keepers -= 1
-            if self._keepers > 0:
-                return
-        if self._handle != ffi.NULL:
-            lib.bl_pool_close(self._handle)
-            self._handle = ffi.NULL
+        """Unmap, as soon as nobody uses it."""
+        self._shared.close()
+
+    def _end(self) -> None:
+        lib.bl_pool_close(self._handle)
+        self._unmap()
+
+    def _unmap(self) -> None:
         for index, address in enumerate(self.addresses):
             if address != ffi.NULL:
                 if self._pid == os.getpid():

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from beluga._ffi import lib
+from beluga._shared import SharedHandle, when_forked
 from beluga.errors import DeviceSpecError, RuntimeDirError, check
 from beluga.pool.attach import attach
 from beluga.pool.create import Progress, create
@@ -46,8 +47,9 @@ class Pool:
 
     def __init__(self, mapping: Mapping) -> None:
         self._mapping = mapping
-        self._closing = self._closed = False
-        self._lock = threading.Lock()
+        self._closing = False
+        self._forget()
+        when_forked(self)
         self._ends: list[weakref.WeakMethod[Callable[[], None]]] = []
         first = mapping.members[0].superblock
         self.id: str = first.pool_id
@@ -127,12 +129,24 @@ class Pool:
         """
         destroy(paths)
 
+    def using(self) -> SharedHandle:
+        """The ``bl_pool *`` for C, whose memory stays mapped while that runs, whoever closes this::
+
+            with pool.using() as handle:
+                lib.bl_call(handle)
+
+        Raises ValueError once this is closed, ForkedSessionError in a forked child.
+        """
+        return self._mapping.using()
+
     @property
     def handle(self) -> Any:
-        """The ``bl_pool *`` for C. Raises ForkedSessionError in a forked child."""
-        if self._closed:
-            raise ValueError("the pool is closed")
+        """The same for tests, which know that nobody closes it meanwhile."""
         return self._mapping.handle
+
+    def _forget(self) -> None:
+        """In a forked child: the lock's holder is one of the parent's threads."""
+        self._lock = threading.Lock()
 
     @property
     def runtime_dir(self) -> Path:
@@ -173,7 +187,8 @@ class Pool:
         files, which would be given their room by it.
         """
         if not any(device.sparse for device in self.devices):
-            lib.bl_pool_prefault(self.handle, 0, self.geometry.size)
+            with self.using() as handle:
+                lib.bl_pool_prefault(handle, 0, self.geometry.size)
 
     def before_close(self, end: Callable[[], None]) -> None:
         """Call ``end``, a bound method, before the devices are unmapped, if its object still lives.
@@ -199,15 +214,7 @@ class Pool:
             with self._lock:
                 if end in self._ends:
                     self._ends.remove(end)
-        with self._lock:
-            closed, self._closed = self._closed, True
-        if not closed:
-            self._mapping.close()
-
-    def keep_mapped(self) -> Mapping:
-        """The devices stay mapped after :meth:`close`, until this is closed too: for a driver in
-        which their addresses are registered."""
-        return self._mapping.keep()
+        self._mapping.close()
 
     def __enter__(self) -> Pool:
         return self

@@ -26,6 +26,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from beluga._ffi import ffi
+from beluga._shared import when_forked
 from beluga.errors import EventError
 from beluga.router.dump import Dump
 from beluga.router.events import Cleared, Removed, RouterEvent, Stored, Tier
@@ -85,11 +86,16 @@ class Indexer:
         self.workers_max = workers
         self.counts = Counts()
         self._outcome = ffi.new("bl_prefix_outcome *")
-        self._lock = threading.Lock()  # changes: the tables of workers, numbers and counts
+        self._forget()  # has the lock
+        when_forked(self)
         self._ranks: dict[Worker, int] = {}
         self._workers: list[Worker | None] = [None] * (workers + 1)  # by rank; 0 is the pool
         self._last: dict[Worker, int] = {}
         self._missing: dict[Worker, tuple[int, int]] = {}
+
+    def _forget(self) -> None:
+        """In a forked child: the lock's holder is one of the parent's threads."""
+        self._lock = threading.Lock()  # changes: the tables of workers, numbers and counts
 
     def apply(self, event: RouterEvent) -> None:
         """Apply one event. Raises EventError, counted, for one that cannot be: nothing of it is

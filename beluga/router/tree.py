@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from beluga._ffi import ffi, lib
+from beluga._shared import when_forked
 from beluga.errors import EventError, RouterError, check
 
 SHARED_RANK: int = lib.BL_PREFIX_SHARED
@@ -87,7 +88,20 @@ class Tree:
             )
         check(lib.bl_prefix_create(out, rank_max, block_max, name_max), "making an index")
         self._rank_max = rank_max
-        self.handle: Any = ffi.gc(out[0], lib.bl_prefix_destroy)
+        self._handle: Any = ffi.gc(out[0], lib.bl_prefix_destroy)
+        self._forked = False
+        when_forked(self)
+
+    @property
+    def handle(self) -> Any:
+        """The ``bl_prefix *``. Raises RouterError in a forked child: what held its locks, and was
+        changing it perhaps, is a thread of the parent process."""
+        if self._forked:
+            raise RouterError("this index is the parent process's; make another after fork")
+        return self._handle
+
+    def _forget(self) -> None:
+        self._forked = True
 
     def store(  # noqa: PLR0913, PLR0917  a C call's arguments
         self,

@@ -12,6 +12,7 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 from beluga._ffi import ffi, lib
+from beluga._shared import when_forked
 from beluga.errors import BadRequestError, ForkedSessionError, RpcError, check
 
 if TYPE_CHECKING:
@@ -54,13 +55,14 @@ class Client:
         self._message = ffi.new("bl_message *")
         self._pid = os.getpid()
         self._end = weakref.finalize(self, self._held.end_at_exit)
-        _clients.add(self)
+        when_forked(self)
         timeout_ns = int(timeout_s * NS_PER_S)
         try:
             with self._held.lock:  # whoever closes the pool waits for it
                 pool.before_close(self.close)
                 where = os.fsencode(pool.runtime_dir), pool.host_number(host), timeout_ns
-                code = lib.bl_session_open(pool.handle, *where, self._held.out)
+                with pool.using() as handle:
+                    code = lib.bl_session_open(handle, *where, self._held.out)
                 pool.check(code, "attaching to the pool's server")
         except BaseException:
             self.close()
@@ -168,14 +170,3 @@ class _Held:
         session, self.out[0] = self.out[0], ffi.NULL
         if session != ffi.NULL:
             lib.bl_session_close(session)
-
-
-_clients: weakref.WeakSet[Client] = weakref.WeakSet()
-
-
-def _after_fork_in_child() -> None:
-    for client in _clients:
-        client._forget()
-
-
-os.register_at_fork(after_in_child=_after_fork_in_child)

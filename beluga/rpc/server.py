@@ -8,12 +8,12 @@ import dataclasses
 import logging
 import os
 import threading
-import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from beluga._ffi import ffi, lib
+from beluga._shared import when_forked
 from beluga.errors import BelugaError, RpcError, check
 
 if TYPE_CHECKING:
@@ -113,14 +113,16 @@ class Server:
         with self._ending:  # from here on whoever closes the pool waits for this
             pool.before_close(self.stop)
             directory, number = os.fsencode(pool.runtime_dir), pool.host_number(host)
-            check(lib.bl_server_create(pool.handle, directory, number, out), "starting a server")
+            with pool.using() as handle:
+                code = lib.bl_server_create(handle, directory, number, out)
+            check(code, "starting a server")
             self._server = out[0]
             status = lib.bl_server_declare_gone(out[0]) if declared_gone else 0
             if status < 0:
                 self._server = None
                 lib.bl_server_destroy(out[0])
                 check(status, "declaring others gone")
-        _servers.add(self)
+        when_forked(self)
         quota = quota or Quota()
         limits = ffi.new("bl_quota *")
         limits.grant_count, limits.pin_count = quota.grants, quota.pins
@@ -281,26 +283,17 @@ class Server:
         lib.bl_server_destroy(server)
 
     def __enter__(self) -> Server:
+        serves = self._serves
         try:
             self.start()
         except BaseException:
-            self.stop()
+            if not serves:  # it is to serve on
+                self.stop()
             raise
         return self
 
     def __exit__(self, *_: object) -> None:
         self.stop()
-
-
-_servers: weakref.WeakSet[Server] = weakref.WeakSet()
-
-
-def _after_fork_in_child() -> None:
-    for server in _servers:
-        server._forget()
-
-
-os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 @ffi.def_extern(error=-lib.BL_ERROR_HANDLER)  # type: ignore[untyped-decorator]

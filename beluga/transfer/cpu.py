@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import errno
 import os
@@ -30,6 +31,7 @@ _THREADS_DEFAULT = 4
 """Enough to fill a memory link where one thread does not; more only take cores from the engine."""
 
 
+_NO_PLACE = contextlib.nullcontext(ffi.NULL)
 _CORES = len(os.sched_getaffinity(0))
 """As the process began: an engine may tie the thread that copies to one of them later on."""
 
@@ -108,8 +110,9 @@ class CpuEngine:
     def _execute(self, function: Any, plan: Plan, kind: TransferClass, doing: str) -> CpuTransfer:
         if self._struct is None:
             self._struct = (self._settings or tuned(self._pool)).struct(self.threads)
-        port = ffi.NULL if self._place is None else self._place.port
-        code = function(self._pool.handle, plan.struct(), self._struct, port, kind)
+        place = _NO_PLACE if self._place is None else self._place.using()
+        with self._pool.using() as pool, place as port:
+            code = function(pool, plan.struct(), self._struct, port, kind)
         if self._place is not None:
             self._place.watch()
         if code == 0:

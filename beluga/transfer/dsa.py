@@ -134,6 +134,30 @@ class DsaEngine:
         row: policy.Row | None = None,
     ) -> None:
         self.why_software: str | None = None
+        self._handle: Any | None = None
+        self._process = os.getpid()
+        self._open: list[DsaTransfer] = []
+        self._fault: str | None = None
+        self._heard_s = 0.0
+        self._pool = pool
+        out = ffi.new("bl_dsa_engine **")
+        self._end = functools.partial(_close, out, self._open)
+        self._lock = threading.RLock()  # of what C knows; a transfer that waits lets go of it
+        self._finalizer = weakref.finalize(self, _close_at_exit, self._lock, self._end)
+        with self._lock:  # whoever closes the pool waits for it
+            pool.before_close(self.close)
+            self._make(queue, out, device_flushes, cache_control, row)
+        self._judged = self._heard = self.stat
+
+    def _make(
+        self,
+        queue: Portal | str | None,
+        out: Any,
+        device_flushes: bool,
+        cache_control: bool,
+        row: policy.Row | None,
+    ) -> None:
+        pool = self._pool
         portal = queue if isinstance(queue, Portal) else self._choose(pool, queue)
         row = policy.probe().row("dsa") if row is None else row
         flush = lib.BL_DSA_FLUSH_DEVICE if device_flushes else lib.BL_DSA_FLUSH_CPU
@@ -142,24 +166,14 @@ class DsaEngine:
             rules.after_write = flush
         if row.before_read is not policy.Step.FENCE:
             rules.before_read = flush
-        out = ffi.new("bl_dsa_engine **")
-        code = lib.bl_dsa_engine_open(pool.handle, portal.handle, portal.limits, rules, out)
+        with pool.using() as handle:
+            code = lib.bl_dsa_engine_open(handle, portal.handle, portal.limits, rules, out)
         if code < 0:
             lib.bl_dsa_queue_close(portal.handle)
             check(code, "opening the DSA engine")
-        self._handle: Any | None = out[0]
-        self._pool = pool
-        self._process = os.getpid()
-        self._open: list[DsaTransfer] = []
-        self._fault: str | None = None
-        self._heard_s = 0.0
+        self._handle = out[0]
         self.queue_text = portal.text
         self.is_device = portal.is_device
-        pool.before_close(self.close)
-        self._lock = threading.RLock()  # of what C knows; a transfer that waits lets go of it
-        self._judged = self._heard = self.stat
-        self._end = functools.partial(_close, out, self._open)
-        self._finalizer = weakref.finalize(self, _close_at_exit, self._lock, self._end)
 
     def _choose(self, pool: Pool, queue: str | None) -> Portal:
         if queue == "software":

@@ -57,7 +57,8 @@ def open_software(
     limits = limits_of(size_max=size_max, batch_max=batch_max, depth=depth)
     storm = ffi.NULL if weather is None else ffi.new("bl_dsa_weather *", dict(weather))
     out = ffi.new("bl_dsa_queue **")
-    check(lib.bl_dsa_soft_open(pool.handle, limits, storm, out), "opening the software queue")
+    with pool.using() as handle:
+        check(lib.bl_dsa_soft_open(handle, limits, storm, out), "opening the software queue")
     return Portal(out[0], limits, is_device=False, text="software queue")
 
 

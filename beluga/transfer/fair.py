@@ -11,7 +11,7 @@ import dataclasses
 from typing import Any
 
 from beluga._ffi import ffi, lib
-from beluga.errors import check
+from beluga.errors import TransferError, check
 from beluga.transfer.bucket import TokenBucket
 
 TAU_NS = 5_000_000  # Seastar's: a class that wakes may have the link alone for so long at most
@@ -108,14 +108,21 @@ class Queue:
         made = ffi.new("bl_queue **")
         check(lib.bl_queue_create(made, way.handle, goal_ns, now_ns), "making a queue")
         self.way, self.wait_ns = way, 0
-        self.handle: Any = made[0]
+        self._handle: Any = made[0]
         self._admission, self._wait = ffi.new("bl_admission *"), ffi.new("uint64_t *")
         self._devices: list[TokenBucket] = []
 
     def close(self) -> None:
-        """Give back what it holds; its pieces are forgotten."""
-        lib.bl_queue_destroy(self.handle)
-        self.handle = ffi.NULL
+        """Give back what it holds; its pieces are forgotten. Twice is fine."""
+        lib.bl_queue_destroy(self._handle)
+        self._handle = ffi.NULL
+
+    @property
+    def handle(self) -> Any:
+        """The ``bl_queue *``. Raises TransferError once this is closed."""
+        if self._handle == ffi.NULL:
+            raise TransferError("the queue is closed")
+        return self._handle
 
     def add_device(self, device: TokenBucket) -> None:
         """A memory device behind the link, whose tokens pieces take as well."""

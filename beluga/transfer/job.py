@@ -8,6 +8,7 @@ import threading
 import weakref
 from typing import TYPE_CHECKING, Protocol
 
+from beluga._shared import when_forked
 from beluga.errors import (
     BelugaError,
     TransferCancelledError,
@@ -60,6 +61,15 @@ class Job:
         self._port: JobPort | None = None
         if not self.parts:
             self._ended.set()
+        when_forked(self)
+
+    def _forget(self) -> None:
+        """In a forked child: the parent goes on with it."""
+        over = self._ended.is_set()
+        self._lock, self._ended, self._port = threading.Lock(), threading.Event(), None
+        self._ended.set()
+        if not over:
+            self._error = TransferError("the transfer is the parent process's; start another")
 
     def done(self) -> bool:
         """Has it ended, well or not? Raises :class:`~beluga.errors.UnsettledError` where nobody can

@@ -8,22 +8,28 @@ in C, and wait for leave before each piece (``csrc/toll.h``).
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import functools
 import logging
 import threading
 from typing import TYPE_CHECKING, Any
 
 from beluga._ffi import ffi, lib
-from beluga.errors import check
+from beluga._shared import SharedHandle, when_forked
+from beluga.errors import ForkedSessionError, check
 from beluga.transfer.engine import Direction
 from beluga.transfer.fair import GOAL_NS, QueueStat, queue_stat
 from beluga.transfer.link import TransferClass
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
     from beluga.transfer.link import Link
 
 _logger = logging.getLogger(__name__)
-_FREE, _TAKEN, _NONE = range(3)
+_FREE, _TAKEN, _NONE, _FORKED = range(4)
+_NULL = contextlib.nullcontext(ffi.NULL)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -59,17 +65,29 @@ class Place:
         self._handle: Any = ffi.NULL
         self._state = _FREE
         self._lock = threading.RLock()  # of the handle, which goes under nobody
+        self._shared: SharedHandle | None = None
         self._stalls = 0
+        when_forked(self)
 
     @property
     def handle(self) -> Any:
         """The ``bl_port *``; NULL once this is closed. Raises OSError (ENOSPC) where all seats of
-        the link are taken."""
+        the link are taken, ForkedSessionError in a forked child."""
         if self._state == _FREE:
             with self._lock:
                 if self._state == _FREE:
-                    self._handle, self._state = _port(self.link), _TAKEN
+                    self._handle = _port(self.link)
+                    end = functools.partial(lib.bl_port_destroy, self._handle)
+                    self._shared = SharedHandle("place at the link", self._handle, end)
+                    self._state = _TAKEN
+        if self._state == _FORKED:
+            raise ForkedSessionError("the place is the parent process's; take another after fork")
         return self._handle
+
+    def using(self) -> AbstractContextManager[Any]:
+        """The :attr:`port`, which is not given back meanwhile, whoever closes this."""
+        shared = self._shared if self.port else None
+        return _NULL if shared is None else shared
 
     @property
     def port(self) -> Any:
@@ -84,10 +102,20 @@ class Place:
             return ffi.NULL
 
     def close(self) -> None:
-        """Give it back: nothing waits here any more, and nothing is under way."""
+        """Give it back, as soon as nobody copies by it. Twice is fine."""
         with self._lock:
-            lib.bl_port_destroy(self._handle)
-            self._handle, self._state = ffi.NULL, _NONE
+            shared, self._shared = self._shared, None
+            self._handle = ffi.NULL
+            if self._state != _FORKED:
+                self._state = _NONE
+        if shared is not None:
+            shared.close()
+
+    def _forget(self) -> None:
+        """In a forked child: the seats are the parent's, and what holds the lock."""
+        self._lock = threading.RLock()
+        if self._state == _TAKEN:
+            self._handle, self._state, self._shared = ffi.NULL, _FORKED, None
 
     def carried(self, kind: TransferClass) -> Carried:
         """So far, of this place."""
@@ -143,8 +171,9 @@ class Place:
 def _port(link: Link) -> Any:
     made = ffi.new("bl_port **")
     read, write = (way.handle for way in link.ways)
-    pool = ffi.NULL if link.pool is None else link.pool.handle
-    status = lib.bl_port_create(made, read, write, GOAL_NS, link.price(), pool)
+    using = _NULL if link.pool is None else link.pool.using()
+    with using as pool:
+        status = lib.bl_port_create(made, read, write, GOAL_NS, link.price(), pool)
     check(status, f"taking a place at the link {link.name}")
     for device in link.devices:
         check(lib.bl_port_add_device(made[0], device), "adding a device")

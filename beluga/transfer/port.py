@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from beluga._ffi import ffi, lib
+from beluga._shared import when_forked
 from beluga.errors import BelugaError, TransferError, UnsettledError, check
 from beluga.transfer.engine import Direction, settle
 from beluga.transfer.link import Link
@@ -54,6 +55,13 @@ class Port:
         name = f"beluga-port-{link.name}-{engine.name}"
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
+        when_forked(self)
+
+    def _forget(self) -> None:
+        """In a forked child: the thread and the pieces are the parent's."""
+        self._life = threading.RLock()
+        self._handle = ffi.NULL
+        self._jobs = {}
 
     def push(self, job: Job) -> None:
         """Put a job's pieces in line."""

@@ -22,6 +22,7 @@ import os
 import threading
 from types import TracebackType
 
+from beluga._shared import when_forked
 from beluga.errors import LayoutError, TransferError
 from beluga.transfer.engine import Direction, Engine
 from beluga.transfer.job import Job
@@ -43,9 +44,14 @@ class Scheduler:
         self.link = link
         self._depth = depth
         self._pid = os.getpid()
+        self._closed = False
+        self._forget()
+        when_forked(self)
+
+    def _forget(self) -> None:
+        """In a forked child: the threads that copy are the parent's, and what holds the lock."""
         self._lock = threading.Lock()
         self._ports: dict[int, Port] = {}
-        self._closed = False
 
     def submit(
         self,

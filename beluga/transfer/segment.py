@@ -46,15 +46,17 @@ class Segment:
     def __init__(self, path: Path, handle: int, memory: mmap.mmap) -> None:
         self.memory = memory
         self._path, self._handle = path, handle
+        self._pid = os.getpid()
 
     def release(self) -> None:
         """Let go. Who was killed has: the kernel sees to it. The memory stays as long as it is
         referred to."""
         if self._handle < 0:
             return
-        with contextlib.suppress(OSError):  # others have it still, or somebody removed it
-            fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            self._path.unlink()
+        if self._pid == os.getpid():  # a forked child has the lock in common with its parent
+            with contextlib.suppress(OSError):  # others have it still, or somebody removed it
+                fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                self._path.unlink()
         os.close(self._handle)
         self._handle = -1
 

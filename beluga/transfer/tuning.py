@@ -218,10 +218,10 @@ class Trial:
         plan = self._plans[shape].struct()
         lib.bl_flush(ffi.cast("void *", self._start), 2 * _SPAN)
         lib.bl_fence()
-        start = time.perf_counter_ns()
-        code = (lib.bl_plan_write if write else lib.bl_plan_read)(
-            self._pool.handle, plan, struct, ffi.NULL, 0
-        )
-        taken = time.perf_counter_ns() - start
+        copy = lib.bl_plan_write if write else lib.bl_plan_read
+        with self._pool.using() as pool:
+            start = time.perf_counter_ns()
+            code = copy(pool, plan, struct, ffi.NULL, 0)
+            taken = time.perf_counter_ns() - start
         check(code, "timing a copy")
         return taken

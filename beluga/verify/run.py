@@ -88,11 +88,12 @@ def _side(pool: Pool, role: str, seconds: float, patience: float) -> Iterator[tu
         },
     )
     out = ffi.new("bl_acceptance **")
-    _raise(lib.bl_acceptance_create(pool.handle, config, out), role, patience)
-    try:
-        yield role, out[0]
-    finally:
-        lib.bl_acceptance_destroy(out[0])
+    with pool.using() as handle:
+        _raise(lib.bl_acceptance_create(handle, config, out), role, patience)
+        try:
+            yield role, out[0]
+        finally:
+            lib.bl_acceptance_destroy(out[0])
 
 
 def _run(sides: list[tuple[str, Any]]) -> list[tuple[str, int]]:

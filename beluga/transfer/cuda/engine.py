@@ -212,7 +212,9 @@ class CudaEngine:
             raise TransferError("the CUDA engine is closed")
         struct = plan.struct()
         plan.refuse_beyond(self._pool.geometry.size)
-        if lib.bl_plan_check(self._pool.handle, struct) < 0:
+        with self._pool.using() as pool:
+            code = lib.bl_plan_check(pool, struct)
+        if code < 0:
             raise LayoutError("the plan's pieces are not of its chunks, or do not tile them")
         ends = plan.pieces["offset"] + plan.pieces["length"] - 1
         if ((plan.pieces["offset"] ^ ends) >= STRIPE_SIZE).any():

@@ -202,8 +202,9 @@ class Paths:
         """Copy between a pinned buffer and the pool."""
         move = lib.bl_pool_write if write else lib.bl_pool_read
         buffer = ffi.from_buffer("uint8_t[]", array)
-        for offset, place, size in packed.runs.tolist():
-            check(move(self._pool.handle, offset, buffer + place, size), "bouncing a copy")
+        with self._pool.using() as pool:
+            for offset, place, size in packed.runs.tolist():
+                check(move(pool, offset, buffer + place, size), "bouncing a copy")
 
     def _gpu_runs(self, packed: Packed, addresses: Mapping[Place, int]) -> NDArray[Any]:
         """The runs by GPU addresses, none over the end of a window."""

@@ -18,6 +18,8 @@ import itertools
 import os
 import threading
 from collections.abc import Collection, Mapping
+from contextlib import ExitStack
+from typing import Any
 
 from beluga._ffi import ffi, lib
 from beluga.errors import TransferError
@@ -44,8 +46,11 @@ class Registrar:
     def __init__(self, driver: Driver, pool: Pool, windows: Windows, claims: Claims) -> None:
         self._driver, self._devices, self._claims = driver, pool.devices, claims
         self.windows = windows
-        self._mapping = pool.keep_mapped()
-        self._bases = [_base(pool, windows, device) for device in range(len(pool.devices))]
+        self._mapped = (
+            ExitStack()
+        )  # the driver has the addresses: they stay when the pool is closed
+        handle = self._mapped.enter_context(pool.using())
+        self._bases = [_base(handle, windows, device) for device in range(len(pool.devices))]
         self.ready: dict[Place, int] = {}
         self.fault: str | None = None  # why the last window that failed did
         self.unregistered_count = 0  # that made room for others
@@ -126,7 +131,7 @@ class Registrar:
             self._unregister(place)
         self.ready.clear()
         self._claims.close()
-        self._mapping.close()
+        self._mapped.close()
 
     def _all(self) -> dict[Place, None]:
         """Every window, low offsets first."""
@@ -246,8 +251,8 @@ class Registrar:
         return f"{device.path} is on {kind}: only devdax and memory in /dev/shm can be registered"
 
 
-def _base(pool: Pool, windows: Windows, device: int) -> int:
+def _base(pool: Any, windows: Windows, device: int) -> int:
     """Where a device is mapped: its superblock's stripe, then its share of the range."""
     stripes = device if windows.interleaved else device * windows.device_stripes
-    address = lib.bl_pool_address(pool.handle, stripes * STRIPE_SIZE)
+    address = lib.bl_pool_address(pool, stripes * STRIPE_SIZE)
     return int(ffi.cast("uintptr_t", address)) - STRIPE_SIZE

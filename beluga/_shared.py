@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""What threads, and forked children, may find gone: memory of C's that several of them use.
+
+C's functions run without the interpreter's lock, so one thread may close what another has just
+given to C. And a forked child has the parent's objects, but none of the threads that hold their
+locks.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any, Protocol
+
+
+class SharedHandle:
+    """A pointer of C's, given back when its owner has closed it and the last thread has left it::
+
+        with shared as handle:
+            lib.bl_call(handle)
+
+    Entering raises ValueError (``what`` is closed) after :meth:`close`.
+    """
+
+    def __init__(self, what: str, handle: Any, end: Callable[[], None]) -> None:
+        self._what, self._handle, self._end = what, handle, end
+        self._lock = threading.Lock()
+        self._users, self._closed = 0, False
+        when_forked(self)
+
+    def __enter__(self) -> Any:
+        with self._lock:
+            if self._closed:
+                raise ValueError(f"the {self._what} is closed")
+            self._users += 1
+        return self._handle
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._users -= 1
+            last = self._closed and self._users == 0
+        if last:
+            self._end()
+
+    def close(self) -> None:
+        """Nobody enters any more. Twice is fine."""
+        with self._lock:
+            last = not self._closed and self._users == 0
+            self._closed = True
+        if last:
+            self._end()
+
+    @property
+    def closed(self) -> bool:
+        """Its owner has closed it; threads may be in it still."""
+        return self._closed
+
+    def _forget(self) -> None:
+        """In a forked child: the lock's holder is one of the parent's threads."""
+        self._lock = threading.Lock()
+
+
+class Forgetting(Protocol):
+    """What belongs to the process that made it."""
+
+    def _forget(self) -> None:
+        """In a forked child: it is the parent's. Locks are held by nobody who is here."""
+
+
+_known: weakref.WeakSet[Forgetting] = weakref.WeakSet()
+
+
+def when_forked(owner: Forgetting) -> None:
+    """Have ``owner._forget()`` called in every child that is forked while it lives."""
+    _known.add(owner)
+
+
+def _after_fork_in_child() -> None:
+    for owner in list(_known):
+        owner._forget()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

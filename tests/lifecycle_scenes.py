@@ -1,0 +1,337 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""Everything of Beluga that can be closed, made on a small pool, and what its methods are given.
+
+``MAKERS`` has how one of each class is made, and a use that works while it is open. A class with a
+``close`` or a ``stop`` that stands neither there nor in ``ELSEWHERE`` fails the test.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import importlib
+import inspect
+import pkgutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import beluga
+from beluga import Client, KVCache, MetaServer, Pool
+from beluga.errors import RpcError
+from beluga.kvcache import Run
+from beluga.kvcache.leave import Leave
+from beluga.kvcache.uninterrupted import Uninterrupted
+from beluga.meta import MetaClient, TaskClient, TaskRecord
+from beluga.pool import STRIPE_SIZE
+from beluga.router import Indexer, RouterEvent, Stored, Worker
+from beluga.router.policy import Query
+from beluga.router.tree import Tree, words
+from beluga.rpc import Server
+from beluga.transfer import (
+    Chosen,
+    CpuEngine,
+    Direction,
+    DsaEngine,
+    EngineKind,
+    Link,
+    Place,
+    PlannedEngine,
+    Planner,
+    Scheduler,
+    Slots,
+    TransferClass,
+    View,
+    arrangements,
+    plan_blocks,
+)
+from beluga.transfer.bucket import TokenBucket
+from beluga.transfer.fair import Queue, Way
+from beluga.transfer.policy import probe
+from beluga.transfer.port import Port
+
+SHAPE = (2, 3, 4, 2, 8)  # K and V, blocks, tokens, heads, bytes
+ENDS = ("close", "stop")
+
+ELSEWHERE = {
+    "beluga.connectors": "tests/connectors: they have one cache each, and engines of their own",
+    "beluga.route": "tests/route: on an event loop, without C",
+    "beluga.replay": "tests/replay: processes, without C",
+    "beluga.disagg": "tests/disagg: on an event loop; a queue in the pool has one cache",
+    "beluga.pool.mapping": "the pool's own",
+    "beluga._shared": "used by the pool, places and all on them",
+    "beluga.transfer.engine": "a protocol",
+    "beluga.transfer.cuda": "tests/transfer/test_cuda_faults.py: needs compiled kernels",
+}
+"""Modules whose classes are closed by other tests, and why."""
+
+
+class Scene:
+    """A pool in ``folder``, and what is made on it once it is asked for."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        paths = [folder / "device"]
+        self.pool = Pool.create(paths, device_size=16 << 20, sparse=True, max_blocks=64, force=True)
+        self.told: dict[str, Any] = {}  # arguments, made before there are threads
+        self.memory = np.ones(SHAPE, np.uint8)
+        self.layout = arrangements.vllm([View.of(self.memory)])
+
+    @functools.cached_property
+    def server(self) -> MetaServer:
+        server = MetaServer(self.pool)
+        server.start()
+        return server
+
+    @functools.cached_property
+    def client(self) -> Client:
+        assert self.server
+        return Client(self.pool, timeout_s=2)
+
+    @functools.cached_property
+    def link(self) -> Link:
+        return Link("lifecycle", pool=self.pool, directory=self.folder)
+
+    @functools.cached_property
+    def place(self) -> Place:
+        return Place(self.link)
+
+    @functools.cached_property
+    def cpu(self) -> CpuEngine:
+        return CpuEngine(self.pool, 1, place=self.place)
+
+    @functools.cached_property
+    def dsa(self) -> DsaEngine:
+        return DsaEngine(self.pool, "software")
+
+    @functools.cached_property
+    def scheduler(self) -> Scheduler:
+        return Scheduler(self.link)
+
+    @functools.cached_property
+    def cache(self) -> KVCache:
+        assert self.client
+        return KVCache(self.pool, namespace="lifecycle", link=self.link, timeout_s=2, host=0)
+
+    @functools.cached_property
+    def chosen(self) -> Chosen:
+        return Chosen(self.dsa, made=True)
+
+    @functools.cached_property
+    def planned(self) -> PlannedEngine:
+        return PlannedEngine(Planner(), {EngineKind.CPU: self.cpu, EngineKind.DSA: self.dsa})
+
+    def plan(self) -> Any:
+        places = np.array([[self.memory.ctypes.data]], np.uint64)
+        offset = np.array([self.pool.geometry.size - STRIPE_SIZE])
+        return plan_blocks(places, np.array([self.memory.nbytes]), offset, owners=(self.memory,))
+
+    def serve_user(self) -> Server:
+        """One that is not started yet."""
+        return Server(self.pool)
+
+    def leave(self) -> Leave:
+        classes = TransferClass.ONBOARD, TransferClass.OFFLOAD
+        return Leave(self.pool, self.link, Chosen(None), *classes, threads=1)
+
+    @staticmethod
+    def tree() -> Tree:
+        return Tree(rank_max=2, block_max=64, name_max=64)
+
+    def arguments(self, owner: object) -> dict[str, Any]:
+        """What a parameter of this name is given by a method of ``owner``."""
+        word, keys = np.zeros((1, 2), np.uint64), [bytes(32)]
+        told: dict[str, Any] = {
+            "digests": keys,
+            "keys": word,
+            "sources": Run.of(self.layout, [0]),
+            "targets": Run.of(self.layout, [0]),
+            "tokens": [0],
+            "length": 4096,
+            "grants": [],
+            "hits": [],
+            "pins": _no_pins(),
+            "queue": 1,
+            "visible_s": 1,
+            "task": TaskRecord(word, 1, 1, 4096, 1),
+            "method": 0 if isinstance(owner, Client) else 70,
+            "handler": bytes,
+            "timeout_s": 0.01,
+            "silent_s": 1,
+            "failure": RpcError("a test says so"),
+            "end": self.pool.prefault,
+            "host": 0,
+            "plan": self.plan(),
+            "engine": self.cpu,
+            "direction": Direction.READ,
+            "kind": TransferClass.ONBOARD,
+            "shares": 10,
+            "bytes_per_s": 0,
+            "transfer": None,
+            "size": 4096,
+            "fragments": 1,
+            "run": lambda _: 0,
+            "node": 1,
+            "now_ns": 1,
+            "piece": 1,
+            "handle": 1,
+            "plugged": False,
+            "device": TokenBucket(1, 100, now_ns=0),
+            "event": _stored(),
+            "events": [_stored()],
+            "tokens_hashes": [1, 2],
+            "locals_": words([1, 2]),
+            "names": words([1, 2]),
+            "worker": Worker(1, 0),
+            "worker_id": 1,
+            "rank": 1,
+            "tier": 0,
+            "payload": b"x",
+            "early_exit": False,
+            "code": 0,
+            "doing": "testing",
+            "last_id": None,
+            "query": Query(16, 4, (1, 2)),
+            "fault": "a test says so",
+            "error": RpcError("a test says so"),
+        }
+        if isinstance(owner, Queue):
+            told["tokens"] = 1
+        if isinstance(owner, PlannedEngine):
+            told["kind"] = EngineKind.DSA
+        return told
+
+    def call(self, owner: object, name: str) -> object:
+        """A method with plausible arguments, or a property."""
+        found = getattr(type(owner), name)
+        if not callable(found):
+            return getattr(owner, name)
+        told = self.told
+        if name == "get_tokens":
+            told = {**told, "targets": Slots(self.layout, [0])}
+        method = getattr(owner, name)
+        arguments, named = [], {}
+        for parameter in inspect.signature(method).parameters.values():
+            if parameter.default is not parameter.empty and parameter.name != "timeout_s":
+                continue
+            if parameter.kind is parameter.KEYWORD_ONLY:
+                named[parameter.name] = told[parameter.name]
+            else:
+                arguments.append(told[parameter.name])
+        found = method(*arguments, **named)
+        return list(found) if inspect.isgenerator(found) else found
+
+    def put_and_get(self, cache: KVCache) -> None:
+        keys = [bytes(32)]
+        cache.remove(keys)
+        assert cache.put(keys, Run.of(self.layout, [0])).stored == 1
+        assert cache.get(keys, Run.of(self.layout, [0])).hits == 1
+
+
+def _no_pins() -> Any:
+    pins: Any = type("Pins", (), {"count": 0, "_commits": ()})()
+    return pins
+
+
+def _stored() -> RouterEvent:
+    return RouterEvent(Worker(1, 0), Stored((1, 2), (1, 2)))
+
+
+CLOSED, ORPHANED, FORKED = "closed", "orphaned", "forked"
+"""What may have become of a thing: it was closed, its pool was, or this process is a fork."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Kind:
+    """``make`` makes one in a scene; ``use`` works while it is open, and is refused where it is
+    one of ``refused``; None: it has nothing that could be gone."""
+
+    make: Callable[[Scene], Any]
+    use: Callable[[Scene, Any], object] | None = None
+    refused: tuple[str, ...] = (CLOSED, ORPHANED, FORKED)
+    skip: tuple[str, ...] = ()
+    one_thread: bool = False
+
+
+_POOLS = (ORPHANED, FORKED)
+
+
+def _copy(scene: Scene, engine: Any) -> None:
+    engine.gather_write(scene.plan()).wait(10)
+
+
+def _submit(scene: Scene, scheduler: Scheduler) -> None:
+    kinds = Direction.WRITE, TransferClass.OFFLOAD
+    scheduler.submit(scene.plan(), scene.dsa, *kinds).wait(10)
+
+
+def _way() -> Way:
+    way = Way(limit=1000, now_ns=0)
+    way.add(100)
+    return way
+
+
+MAKERS: dict[str, Kind] = {
+    "Pool": Kind(lambda s: s.pool, lambda s, p: p.prefault() or p.handle),
+    "Server": Kind(Scene.serve_user, lambda s, v: v.stat()),
+    "MetaServer": Kind(lambda s: s.server, lambda s, v: v.meta_stat()),
+    "Client": Kind(lambda s: s.client, lambda s, c: c.ping()),
+    "MetaClient": Kind(lambda s: MetaClient(s.client), lambda s, m: m.stat(), _POOLS),
+    "TaskClient": Kind(lambda s: TaskClient(s.client), lambda s, t: t.count(1), _POOLS),
+    "KVCache": Kind(lambda s: s.cache, Scene.put_and_get),
+    "Leave": Kind(Scene.leave),
+    "Uninterrupted": Kind(lambda s: Uninterrupted()),
+    "Link": Kind(lambda s: s.link),
+    "Place": Kind(lambda s: s.place, lambda s, p: p.handle, (FORKED,)),
+    "Port": Kind(lambda s: Port(s.link, s.dsa, 2), skip=("push", "forget", "drop", "withdraw")),
+    "Scheduler": Kind(lambda s: s.scheduler, _submit),
+    "ScheduledEngine": Kind(lambda s: s.scheduler.engine(s.dsa), _copy),
+    "CpuEngine": Kind(lambda s: s.cpu, _copy, _POOLS),
+    "DsaEngine": Kind(lambda s: s.dsa, _copy, skip=("wait_for",)),
+    "PlannedEngine": Kind(lambda s: s.planned, _copy, _POOLS),
+    "Chosen": Kind(lambda s: s.chosen, lambda s, c: _copy(s, c.engine)),
+    "Care": Kind(
+        lambda s: probe().care("gpu", s.pool), lambda s, c: c.after_write(s.plan()), _POOLS
+    ),
+    "Queue": Kind(
+        lambda s: Queue(_way(), now_ns=0), lambda s, q: q.stat(), (CLOSED,), one_thread=True
+    ),
+    "Indexer": Kind(lambda s: Indexer(workers=2, blocks=64)),
+    "Tree": Kind(lambda s: Scene.tree(), skip=("store", "remove", "clear")),
+}
+
+
+def modules() -> Iterator[Any]:
+    """All of Beluga's that this environment has what they need for."""
+    for found in pkgutil.walk_packages(beluga.__path__, "beluga."):
+        try:
+            yield importlib.import_module(found.name)
+        except ImportError:
+            continue
+
+
+def closable() -> dict[str, set[str]]:
+    """Public classes that can be closed or stopped, and the modules that have one of that name."""
+    found: dict[str, set[str]] = {}
+    for module in modules():
+        for name, kind in vars(module).items():
+            own = inspect.isclass(kind) and kind.__module__ == module.__name__
+            if own and not name.startswith("_") and any(hasattr(kind, end) for end in ENDS):
+                found.setdefault(name, set()).add(module.__name__)
+    return found
+
+
+def methods(owner: object, skip: tuple[str, ...] = ()) -> list[str]:
+    """Public methods and properties, and entering; neither static nor of the class."""
+    names = []
+    for name in dir(type(owner)):
+        found = inspect.getattr_static(type(owner), name)
+        if isinstance(found, staticmethod | classmethod) or name in skip:
+            continue
+        wanted = inspect.isfunction(found) or isinstance(found, property)
+        if wanted and (not name.startswith("_") or name == "__enter__"):
+            names.append(name)
+    return names

@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""A fork while another thread attaches: the child neither keeps the session alive nor ends it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+import pytest
+
+from beluga import Client, Pool
+from beluga.rpc import METHOD_USER, Server
+
+# Forks once its session has a proof of life, which the server does not hear of yet. The child says
+# what it holds of it, and ends when it is told to; then the parent calls.
+ATTACHES = """
+import os, sys, threading
+from beluga import Client, Pool
+from beluga.errors import ForkedSessionError
+told, pool = int(sys.argv[1]), Pool.open(sys.argv[2:])
+known = set(os.listdir(pool.runtime_dir))
+made = []
+thread = threading.Thread(target=lambda: made.append(Client(pool, timeout_s=60)))
+thread.start()
+while not any(name.startswith("alive-") for name in set(os.listdir(pool.runtime_dir)) - known):
+    thread.join(0.001)
+child = os.fork()
+if child == 0:
+    links = [os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")
+             if os.path.islink(f"/proc/self/fd/{fd}")]
+    held = [link for link in links if os.path.basename(link).startswith(("alive-", "new-"))]
+    try:
+        with pool.using():
+            held.append("the pool")
+    except ForkedSessionError:
+        pass
+    print("child", held, flush=True)
+    os.read(told, 1)
+    sys.exit(0)  # by way of all that ends with an interpreter
+sys.stdin.readline()  # the server goes on
+thread.join()
+print("attached", made[0].stat().reattach_count, flush=True)
+_, status = os.waitpid(child, 0)
+print("status", status, flush=True)
+made[0].ping()
+print("lives", made[0].stat().reattach_count, flush=True)
+sys.stdin.readline()
+"""
+
+
+@pytest.fixture
+def paths(shm: Path) -> list[Path]:
+    return [shm / "a"]
+
+
+@contextmanager
+def held_still(pool: Pool) -> Iterator[threading.Event]:
+    """The pool's server answers nobody until the event is set."""
+    go, busy = threading.Event(), threading.Event()
+
+    def handler(_: bytes) -> bytes:
+        busy.set()
+        go.wait(60)
+        return b""
+
+    server = Server(pool)
+    server.handle(METHOD_USER, handler)
+    with server, Client(pool, timeout_s=60) as client:
+        caller = threading.Thread(target=client.call, args=(METHOD_USER,))
+        caller.start()
+        try:
+            assert busy.wait(60)
+            yield go
+        finally:
+            go.set()
+            caller.join()
+
+
+@contextmanager
+def attaching(paths: list[Path]) -> Iterator[tuple[subprocess.Popen[str], BinaryIO]]:
+    """A process that attaches, and what ends its child when it is closed."""
+    told, tell = os.pipe()
+    process = subprocess.Popen(
+        [sys.executable, "-c", ATTACHES, str(told), *map(str, paths)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        bufsize=1,
+        pass_fds=[told],
+    )
+    os.close(told)
+    try:
+        with os.fdopen(tell, "wb") as ending:
+            yield process, ending
+    finally:
+        process.kill()
+        process.wait()
+
+
+def hear(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline().strip()
+
+
+def say(process: subprocess.Popen[str]) -> None:
+    assert process.stdin is not None
+    process.stdin.write("\n")
+
+
+def proofs(pool: Pool) -> list[str]:
+    """Of sessions; the server of the test and its client have one each."""
+    return [path.name for path in pool.runtime_dir.glob("alive-*")]
+
+
+def eventually_proofs(pool: Pool, count: int) -> bool:
+    deadline = time.monotonic() + 60
+    while len(proofs(pool)) != count and time.monotonic() < deadline:
+        time.sleep(0.002)
+    return len(proofs(pool)) == count
+
+
+def test_a_child_forked_while_it_attaches_leaves_the_session_to_its_parent(
+    pool: Pool, paths: list[Path]
+) -> None:
+    with held_still(pool) as go:
+        before = len(proofs(pool))
+        with attaching(paths) as (process, ending):
+            assert hear(process) == "child []"
+            go.set()
+            say(process)
+            assert hear(process) == "attached 0"
+            assert len(proofs(pool)) == before + 1
+            ending.close()
+            assert hear(process) == "status 0"
+            assert hear(process) == "lives 0"
+            assert len(proofs(pool)) == before + 1
+
+
+def test_a_session_whose_process_dies_ends_though_its_child_lives(
+    pool: Pool, paths: list[Path]
+) -> None:
+    with held_still(pool) as go:
+        before = len(proofs(pool))
+        with attaching(paths) as (process, ending):
+            assert hear(process) == "child []"
+            go.set()
+            say(process)
+            assert hear(process) == "attached 0"
+            process.kill()
+            process.wait()
+            assert eventually_proofs(pool, before)
+            ending.write(b"x")  # a pipe that nobody can read from is broken
+            ending.flush()
