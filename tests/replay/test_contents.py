@@ -48,3 +48,13 @@ def test_digests_differ_and_stay() -> None:
     assert found.shape == (10_000, 16)
     assert len({bytes(row) for row in found}) == 10_000
     assert bytes(digests(ids[5:6])[0]) == bytes(found[5])
+
+
+def test_ids_are_mixed_as_splitmix64_does() -> None:
+    """Its first outputs of seed 0, which others publish, and the words that follow from them."""
+    assert digests(np.array([0], np.uint64)).view(np.uint64)[0, 0] == 0xE220A8397B1DCDAF
+    filled = np.empty((1, 8), np.uint64)
+    Contents(64).fill(np.array([0], np.uint64), filled)
+    assert [int(word) for word in filled[0, :3]] == [
+        0xE220A8397B1DCDAF * odd % (1 << 64) for odd in (1, 3, 5)
+    ]

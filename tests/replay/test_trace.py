@@ -82,3 +82,27 @@ def test_a_workload_is_the_same_every_time_and_shares_prefixes() -> None:
 def test_a_line_without_end_is_refused_as_it_is_read() -> None:
     with pytest.raises(TraceError, match="/dev/zero:1: a line of 16777216 bytes or more"):
         read(Path("/dev/zero"))
+
+
+def test_the_workload_is_made_of_120_conversations_of_ten_turns() -> None:
+    requests = make_workload(Conversations())
+    assert len(requests) == 1200
+    assert len({tuple(one.hash_ids[:12]) for one in requests}) == 3
+    assert {len(one.hash_ids[:12]) for one in requests} == {12}
+    answers = {one.output_length // 16 for one in requests}
+    assert answers == set(range(1, 9))
+    assert all(one.input_length == 16 * len(one.hash_ids) for one in requests)
+    assert all(one.output_length % 16 == 0 for one in requests)
+    # they begin within the 5 s that one takes, and have half a second between turns on average
+    assert requests[0].timestamp < 500
+    assert 5000 < requests[-1].timestamp < 20000
+    firsts = [one for one in requests if len(one.hash_ids) * 16 - one.output_length == 12 * 16]
+    assert len(firsts) == 120
+    assert 4000 < max(one.timestamp for one in firsts) < 5000
+    spans = [one.timestamp for one in requests if one not in firsts]
+    assert sum(spans) / len(spans) == pytest.approx(2500 + 5 * 500, rel=0.1)
+
+
+def test_another_seed_makes_another_workload() -> None:
+    assert make_workload(Conversations(seed=2)) != make_workload(Conversations())
+    assert make_workload(Conversations(seed=1)) == make_workload(Conversations())

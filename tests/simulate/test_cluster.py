@@ -248,3 +248,12 @@ def test_hbm_has_room_for_one_block_at_least() -> None:
     for nothing in ({"seeds": 0}, {"memories": []}):
         with pytest.raises(SimulateError, match="nothing to simulate"):
             simulate(trace, options, policies=["random"], **nothing)
+
+
+def test_a_policy_that_follows_blocks_sends_each_prompt_to_its_own() -> None:
+    chains = [range(n * 20, n * 20 + 20) for n in range(8)]
+    prompts = [Prompt(100 * again + n, 201, 1, chains[n]) for again in (0, 1) for n in range(8)]
+    ran = cluster(*prompts, policy="linear", memory="split", workers=4, hbm=2000)
+    ran.run()
+    assert len({request.worker for request in ran.requests[:8]}) > 1
+    assert [request.device for request in ran.requests] == [0] * 8 + [20] * 8
