@@ -21,9 +21,21 @@ from beluga.route.ask import Ask
 from beluga.route.cache import Cache
 from beluga.route.engine import Engine
 from beluga.route.fleet import Fleet
+from beluga.route.listener import Listener
 from beluga.route.meter import Meter
 from beluga.route.remote import _prefill_load
-from beluga.router import Choice, Goals, Load, Overlap, Query, Worker
+from beluga.router import (
+    BlockHasher,
+    Choice,
+    Goals,
+    Indexer,
+    Load,
+    Overlap,
+    Query,
+    WireDecoder,
+    Worker,
+    hash_blocks_by,
+)
 
 A, B = Worker(1), Worker(2)
 
@@ -113,7 +125,7 @@ def test_without_a_wish_for_it_nothing_is_remembered(monkeypatch: pytest.MonkeyP
 def test_listeners_live_as_long_as_their_engines(monkeypatch: pytest.MonkeyPatch) -> None:
     closed: list[str] = []
 
-    class Listener:
+    class Heard:
         lost = 2
 
         def __init__(self, index: object, decoder: object, events: str, replay: object) -> None:
@@ -122,7 +134,7 @@ def test_listeners_live_as_long_as_their_engines(monkeypatch: pytest.MonkeyPatch
         def close(self) -> None:
             closed.append(self.events)
 
-    monkeypatch.setattr("beluga.route.cache.Listener", Listener)
+    monkeypatch.setattr("beluga.route.cache.Listener", Heard)
     memory = Memory(monkeypatch, announced=True)
     engines = [
         Engine(Worker(number), EngineSpec(f"http://{number}", events=f"tcp://{number}"))
@@ -139,6 +151,22 @@ def test_listeners_live_as_long_as_their_engines(monkeypatch: pytest.MonkeyPatch
     memory.cache.close()
     memory.cache.close()
     assert closed == ["tcp://2", "tcp://1", "tcp://3"]
+
+
+def test_a_listener_that_is_closed_listens_no_more() -> None:
+    pytest.importorskip("zmq")
+
+    async def scenario() -> None:
+        decoder = WireDecoder(
+            1, block_size=4, hash_blocks=hash_blocks_by(BlockHasher(block_size=4))
+        )
+        listener = Listener(Indexer(), decoder, "tcp://127.0.0.1:9", "tcp://127.0.0.1:10")
+        await asyncio.sleep(0)
+        listener.close()
+        await asyncio.wait([listener._task], timeout=20)
+        assert listener._task.cancelled()
+
+    asyncio.run(scenario())
 
 
 # ---- Advice.

@@ -83,6 +83,7 @@ def test_whole_answers_and_other_paths_pass_through() -> None:
                 async with site.client.post(site.base + path, json=asked) as answer:
                     assert answer.status == 200
                     assert name in await answer.json()
+                    assert answer.content_length == len(await answer.read())
             async with site.client.get(f"{site.base}/v1/files") as answer:
                 assert answer.status == 404  # the engine's own, which has no such path
                 assert await answer.text() == "404: Not Found"

@@ -137,11 +137,14 @@ def test_clients_wait_so_long_as_they_are_told(
         assert core.last("bl_session_call")[2] == 1_500_000_000
 
 
-def test_a_child_does_not_wait_for_a_call_of_its_parent(pool: Pool, server: Server) -> None:
+def test_a_child_does_not_wait_for_a_call_of_its_parent(
+    pool: Pool, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("beluga.rpc.client.EXIT_WAIT_S", 60.0)
     with Client(pool) as client:
         with client.lock:  # as a thread has it, of which the child has no copy
-            said = in_child(client.close)
-        assert said == "None"
+            closed, ended = in_child(client.close), in_child(client._end)
+        assert (closed, ended) == ("None", "None")
         assert client.call(METHOD_USER, b"on") == b"on"
 
 

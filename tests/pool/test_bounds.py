@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""The least and the most that a pool may be, and what it becomes where nobody says."""
+
+from __future__ import annotations
+
+import errno
+import time
+from pathlib import Path
+
+import pytest
+from devdax import MIB, fake_devdax
+from refusal import refused
+from watched_core import WatchedCore
+
+from beluga.errors import DeviceMismatchError, DeviceSpecError, NoRoomError
+from beluga.pool import create as creation
+from beluga.pool import forget, remember, remembered
+from beluga.pool.device import Device, examine
+from beluga.pool.layout import Layout, Wishes
+from beluga.pool.room import Limit
+from beluga.pool.spec import DeviceSpec
+
+GIB = 1 << 30
+KIB = 1 << 10
+
+
+def file_of(folder: Path, name: str, size: int) -> Device:
+    """A device that is a file of that size; of none if there is none yet."""
+    path = folder / name
+    if size:
+        with path.open("wb") as file:
+            file.truncate(size)
+    return examine(DeviceSpec(path), creating=True)
+
+
+def slice_of(folder: Path, size: int) -> Device:
+    path = folder / "sliced"
+    with path.open("wb") as file:
+        file.truncate(64 * MIB)
+    return examine(DeviceSpec.parse(f"{path}@2M+{size}"))
+
+
+def test_a_device_has_as_many_bytes_as_are_asked_for(tmp_path: Path) -> None:
+    small = file_of(tmp_path, "small", 5 * MIB)
+    for wanted in (4 * MIB, 6 * MIB):
+        assert creation._choose_size([small], wanted) == wanted  # a file grows
+    for wrong in (2 * MIB, 5 * MIB, 0):
+        with refused(DeviceSpecError, "multiple of 2 MiB"):
+            creation._choose_size([small], wrong)
+    fixed = slice_of(tmp_path, 8 * MIB)
+    assert creation._choose_size([fixed], 8 * MIB) == 8 * MIB
+    with refused(NoRoomError, "8 MiB", "10 MiB"):
+        creation._choose_size([fixed], 10 * MIB)
+
+
+def test_a_device_has_its_own_size_in_stripes(tmp_path: Path) -> None:
+    odd, new = file_of(tmp_path, "odd", 9 * MIB), file_of(tmp_path, "new", 0)
+    assert creation._choose_size([odd, new], None) == 8 * MIB
+    assert creation._choose_size([file_of(tmp_path, "least", 4 * MIB)], None) == 4 * MIB
+    with refused(NoRoomError, "at least 4 MiB"):
+        creation._choose_size([file_of(tmp_path, "less", 3 * MIB)], None)
+    with refused(NoRoomError, "at least 4 MiB"):
+        creation._choose_size([file_of(tmp_path, "byte", 1)], None)
+    with refused(DeviceMismatchError, "different sizes"):
+        creation._choose_size([odd, file_of(tmp_path, "other", 12 * MIB)], None)
+
+
+@pytest.mark.parametrize(
+    ("room", "devices", "size"),
+    [
+        (100 * GIB, 1, 4 * GIB),
+        (100 * GIB, 2, 2 * GIB),
+        (1 * GIB, 2, 256 * MIB),
+        (14 * MIB, 1, 6 * MIB),
+        (8 * MIB, 1, 4 * MIB),
+        (8 * MIB - 2, 1, None),
+        (8 * MIB, 2, None),
+    ],
+)
+def test_new_files_share_half_the_room_up_to_4_gib(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room: int, devices: int, size: int | None
+) -> None:
+    monkeypatch.setattr(creation, "room", lambda _: Limit("the test", room))
+    new = [file_of(tmp_path, f"new{number}", 0) for number in range(devices)]
+    if size is None:
+        with refused(NoRoomError, "the test leaves"):
+            creation._choose_size(new, None)
+    else:
+        assert creation._choose_size(new, None) == size
+
+
+def test_memory_that_runs_out_leaves_no_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    core = WatchedCore()
+    core.fails["bl_device_populate"] = -errno.ENOMEM
+    core.before["bl_device_populate"] = lambda: time.sleep(0.005)
+    monkeypatch.setattr(creation, "lib", core)
+    monkeypatch.setattr(creation, "_PIECE", 64 * KIB)
+    with refused(NoRoomError, "memory ran out"):
+        creation.create([tmp_path / "a"], Wishes(device_size=8 * MIB))
+    assert core.names().count("bl_device_populate") < 128  # the pieces that wait are not tried
+    assert not (tmp_path / "a").exists()
+
+
+@pytest.mark.parametrize(
+    ("size", "lanes", "slots", "bulk", "blocks"),
+    [
+        (62 * MIB, 8, 64, 32 * KIB, 1024),
+        (64 * MIB, 8, 64, 64 * KIB, 1024),
+        (510 * MIB, 8, 64, 64 * KIB, 2040),
+        (512 * MIB, 16, 256, 64 * KIB, 2048),
+        (4 * GIB - 2 * MIB, 16, 256, 64 * KIB, 16376),
+        (4 * GIB, 64, 256, 64 * KIB, 16384),
+    ],
+)
+def test_tables_grow_with_the_pool(
+    size: int, lanes: int, slots: int, bulk: int, blocks: int
+) -> None:
+    found = Layout(1, size, Wishes()).superblock(0, "file").geometry
+    assert (found.lane_count, found.slot_count, found.bulk_size) == (lanes, slots, bulk)
+    assert found.block_count_max == blocks
+    assert found == Layout(1, size, Wishes()).superblock(0, "devdax").geometry
+
+
+def test_a_node_without_an_alignment_is_refused(tmp_path: Path) -> None:
+    sysfs = fake_devdax(tmp_path, "/dev/zero", align=0)
+    with refused(DeviceSpecError, "2 MiB is needed"):
+        examine(DeviceSpec(Path("/dev/zero")), sysfs=sysfs)
+
+
+def test_a_pool_is_remembered_wherever_that_may_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = tmp_path / "not" / "yet"
+    monkeypatch.setenv("XDG_STATE_HOME", str(state))
+    for name in ("a", "b"):  # the second one stands in the first one's place
+        remember([tmp_path / name])
+        assert remembered() == [DeviceSpec(tmp_path / name)]
+    folders = [path for path in state.rglob("*") if path.is_dir()]
+    assert [path.stat().st_mode & 0o777 for path in folders] == [0o700]
+    assert [path.name for path in folders[0].iterdir()] == ["default.json"]
+    assert (forget(), forget()) == (True, False)
