@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""``beluga pool`` in this process, with stand-ins for pools: what is asked of them, and shown."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from beluga.cli import pool as command
+from beluga.cli.app import app
+from beluga.errors import NoDefaultPoolError, PoolError
+from beluga.transfer import Crossovers
+
+
+def beluga(*arguments: object, stdin: str = "") -> Result:
+    return CliRunner().invoke(app, [str(argument) for argument in arguments], input=stdin)
+
+
+@dataclass
+class Report:
+    """What a check found."""
+
+    finding_count: int = 0
+    findings: list[str] = field(default_factory=list)
+
+
+@pytest.fixture
+def did(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What was asked of pools, which are on /a and /b by default."""
+    asked: list[Any] = []
+    monkeypatch.setattr(command, "default_specs", lambda: [Path("/a"), Path("/b")])
+    monkeypatch.setattr(command, "forget", lambda: asked.append("forget") or True)
+    monkeypatch.setattr(command, "remember", lambda specs: asked.append(("remember", specs)))
+    monkeypatch.setattr(command, "_describe", lambda pool, json: asked.append(("shown", json)))
+    monkeypatch.setattr(command.Pool, "destroy", lambda specs: asked.append(("destroy", specs)))
+    return asked
+
+
+def test_a_check_shows_what_it_found_and_fails(
+    did: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = Report(2, ["one is torn", "two is gone"])
+
+    def check_devices(*what: Any, **how: Any) -> Report:
+        did.append((what, how))
+        return found
+
+    monkeypatch.setattr(command, "check_devices", check_devices)
+    shown = beluga("pool", "check")
+    assert str(shown.exception) == "2 findings; blocks that are damaged read as misses"
+    assert shown.stderr == "one is torn\ntwo is gone\n"
+    assert "finding_count" in shown.stdout and "torn" not in shown.stdout
+    assert isinstance(beluga("pool", "check", "--payload", "--json").exception, PoolError)
+    found.finding_count = 0
+    assert beluga("pool", "check", "--pool", "p").exit_code == 0
+    assert did == [
+        (([Path("/a"), Path("/b")],), {}),
+        (([Path("/a"), Path("/b")],), {"payload": True, "leave": command.scrub_leave}),
+        ((["p"],), {}),
+    ]
+
+
+def test_a_repair_tells_what_it_did(did: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    class Opened:
+        def __enter__(self) -> str:
+            return "opened"
+
+        def __exit__(self, *_: object) -> None: ...
+
+    def repair_pool(pool: object, **how: bool) -> Any:
+        did.append((pool, how))
+        return ["dropped it"], Report()
+
+    monkeypatch.setattr(command, "open_pool", lambda paths: Opened())
+    monkeypatch.setattr(command, "repair_pool", repair_pool)
+    shown = beluga("pool", "check", "--repair", "--declare-gone", "--json")
+    assert shown.stderr == "dropped it\n"
+    assert json.loads(shown.stdout) == {"finding_count": 0, "findings": []}
+    beluga("pool", "check", "--repair", "--payload")
+    assert did == [
+        ("opened", {"payload": False, "declared_gone": True}),
+        ("opened", {"payload": True, "declared_gone": False}),
+    ]
+
+
+def test_the_default_pool_is_forgotten_once_it_is_destroyed(did: list[Any]) -> None:
+    assert beluga("pool", "destroy", stdin="n\n").exit_code == 1
+    assert did == []
+    asked = beluga("pool", "destroy", stdin="y\n")
+    assert "Destroy the pool on /a, /b?" in asked.stderr
+    assert did == [("destroy", ["/a", "/b"]), "forget"]
+    del did[:]
+    beluga("pool", "destroy", "--yes", "/c")
+    assert did == [("destroy", ["/c"])]
+
+
+def test_what_is_mounted_is_remembered(
+    did: list[Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    folder = tmp_path / "emulated"
+    specs = [str(folder / "0"), str(folder / "1")]
+    made: list[Any] = []
+
+    class Opened:
+        def __enter__(self) -> Opened:
+            return self
+
+        def __exit__(self, *_: object) -> None: ...
+
+    monkeypatch.setattr(command, "emulated_paths", lambda: specs)
+    monkeypatch.setattr(command.Pool, "open", lambda paths: made.append(paths) or Opened())
+    monkeypatch.setattr(
+        command.Pool, "create", lambda paths, **how: made.append((paths, how)) or Opened()
+    )
+    beluga("mount")
+    assert not folder.exists()
+    beluga("mount", "--create", "--size", "16M", "--lanes", 3, "--json")
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert did == [("shown", False), ("remember", specs), ("shown", True), ("remember", specs)]
+    assert made[0] == specs
+    how = made[1][1]
+    del how["progress"]
+    assert made[1] == (specs, {
+        "device_size": 16 << 20, "interleave": True, "discipline": None, "sparse": False,
+        "force": False, "max_blocks": None, "lane_count": 3,
+    })  # fmt: skip
+
+
+def test_nothing_that_is_mounted_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command, "forget", lambda: False)
+    assert isinstance(beluga("umount").exception, NoDefaultPoolError)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"queue": None}, "cpu (there is no DSA that can be used; --json says why)"),
+        ({}, "cpu; dsa (q) from 4 KiB written, never read, as in the paper, not measured yet"),
+        ({"measured": True, "read": 8192},
+         "cpu; dsa (q) from 4 KiB written, from 8 KiB read, as measured"),
+    ],
+)  # fmt: skip
+def test_who_copies_is_told_in_a_line(change: dict[str, Any], said: str) -> None:
+    known: dict[str, Any] = {"queue": "q", "written": 4096, "read": None, "measured": False}
+    found: Crossovers = SimpleNamespace(**known | change)  # type: ignore[assignment]
+    assert command._engines(found) == said
