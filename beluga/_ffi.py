@@ -52,12 +52,12 @@ lib.bl_cpu_limit(
 
 
 def _arm(point: str) -> None:
-    """Arm ``NAME[:PASSAGE][:kill|stop]`` (csrc/crash_point.h)."""
+    """Arm ``NAME[:PASSAGE][:kill|stop]`` (csrc/crash_point.h); no line is torn."""
     name, *rest = point.split(":")
     action = rest.pop() if rest and rest[-1] in ("kill", "stop") else "kill"
     passage = rest.pop() if rest else "1"
     numbered = not rest and passage.isdecimal()
-    if not numbered or lib.bl_crash_arm(name.encode(), int(passage), action == "stop") < 0:
+    if not numbered or lib.bl_crash_arm(name.encode(), int(passage), action == "stop", 0) < 0:
         raise ValueError(f"BELUGA_CRASH={point}: no such point; give NAME[:PASSAGE][:kill|stop]")
 
 

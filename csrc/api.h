@@ -85,8 +85,9 @@ uint32_t bl_crash_point_count(void);
 const char *bl_crash_point_name(uint32_t index);
 
 /* End this process when it passes a point for the passage-th time from now on; stop: stop it,
- * once. name NULL: never. 0, or -ENOENT: no such point. */
-int bl_crash_arm(const char *name, uint32_t passage, int stop);
+ * once. At a point of a line: when the words of the line that have a bit in words are out, and no
+ * others. name NULL: never. 0, or -ENOENT: no such point, or -EINVAL: it is no point of a line. */
+int bl_crash_arm(const char *name, uint32_t passage, int stop, uint32_t words);
 
 /* ---- L2 pool */
 

@@ -16,6 +16,7 @@ void bl_beat_once(bl_beat *beat)
 {
     bl_beat_line line = {.count = ++beat->count, .nonce = beat->nonce};
     bl_table_seal(&line, beat->nonce);
+    bl_crash_line("beat.line", beat->memory, beat->offset, &line);
     bl_publish_line(beat->memory, beat->offset, &line); /* SYNC beat */
     bl_crash_point("beat.out");
 }
@@ -35,6 +36,7 @@ static int bl_beat_farewell(void *context)
     bl_beat_line line = {.count = BL_BEAT_LAST, .nonce = beat->nonce};
     bl_table_seal(&line, beat->nonce);
     bl_fence_store(beat->memory); /* all that was streamed is out before this is believed */
+    bl_crash_line("beat.last_line", beat->memory, beat->offset, &line);
     bl_publish_line(beat->memory, beat->offset, &line); /* SYNC beat.last: see bl_house_watch() */
     bl_crash_point("beat.last_out");
     return 0;

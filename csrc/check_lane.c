@@ -4,9 +4,10 @@
  * Checking the lanes of sessions that live: see check.h.
  *
  * A slot that holds a line of a former session of the lane is as good as empty: its check is keyed
- * with a nonce that nobody knows any more. But slots are filled in order. Once the greatest number
- * that this session has sent is known, so is which slots hold its last lines: there a line with the
- * right number and a wrong check is damaged.
+ * with a nonce that nobody knows any more, and its writer may have died in the middle of it. But
+ * slots are filled in order. Once the greatest number that this session has sent is known, so is
+ * which slots hold its last lines: there a line that is torn, or that has the right number and a
+ * wrong check, is damaged.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -56,6 +57,13 @@ static uint64_t bl_check_key(const bl_check *check, uint32_t lane)
     return bl_message_key(check->sessions[lane].nonce, check->sessions[lane].epoch);
 }
 
+/* Has this session filled the slot? Its numbers begin with 1. */
+static int bl_slot_filled(const bl_check_ring *ring, uint32_t slots, uint32_t slot)
+{
+    uint32_t back = (ring->last % slots + slots - slot) % slots;
+    return ring->last > back;
+}
+
 static uint32_t bl_slot_judge(const bl_check *check, const bl_check_ring *ring,
                               const bl_check_line *line)
 {
@@ -65,7 +73,7 @@ static uint32_t bl_slot_judge(const bl_check *check, const bl_check_ring *ring,
     if (!bl_check_used(line))
         return 0;
     if (bl_slot_torn(line->word))
-        return damaged;
+        return bl_slot_filled(ring, slots, (uint32_t)(line->number % slots)) ? damaged : 0;
     if (bl_slot_whole(line->word, bl_check_key(check, ring->lane))) {
         if (sequence % slots != line->number % slots)
             return ring->replies ? BL_FINDING_REPLY_NONSENSE : BL_FINDING_REQUEST_NONSENSE;

@@ -6,6 +6,8 @@
  */
 #include "crash_point.h"
 
+#include "coherence.h"
+
 #include <errno.h>
 #include <pthread.h>
 #include <signal.h>
@@ -22,9 +24,9 @@ const char *bl_crash_point_name(uint32_t index)
     return NULL;
 }
 
-int bl_crash_arm(const char *name, uint32_t passage, int stop)
+int bl_crash_arm(const char *name, uint32_t passage, int stop, uint32_t words)
 {
-    (void)name, (void)passage, (void)stop;
+    (void)name, (void)passage, (void)stop, (void)words;
     return -ENOENT;
 }
 
@@ -39,6 +41,7 @@ const bl_crash_place *bl_crash_armed;
 static struct {
     pthread_mutex_t lock;
     uint32_t passages_left;
+    uint32_t words;
     int signal;
 } bl_crash = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
@@ -52,14 +55,17 @@ const char *bl_crash_point_name(uint32_t index)
     return index < bl_crash_point_count() ? __start_bl_crash_places[index].name : NULL;
 }
 
-int bl_crash_arm(const char *name, uint32_t passage, int stop)
+int bl_crash_arm(const char *name, uint32_t passage, int stop, uint32_t words)
 {
     const bl_crash_place *place = __start_bl_crash_places;
     while (name && place < __stop_bl_crash_places && strcmp(place->name, name) != 0)
         place++;
     if (place == __stop_bl_crash_places || (name && passage == 0))
         return -ENOENT;
+    if (words > UINT8_MAX || (words > 0 && !(name && place->is_line)))
+        return -EINVAL;
     pthread_mutex_lock(&bl_crash.lock);
+    bl_crash.words = words;
     bl_crash.passages_left = passage;
     bl_crash.signal = stop ? SIGSTOP : SIGKILL;
     bl_crash_armed = name ? place : NULL;
@@ -67,15 +73,42 @@ int bl_crash_arm(const char *name, uint32_t passage, int stop)
     return 0;
 }
 
-void bl_crash_pass(const bl_crash_place *place)
+/* Is this the passage? *words: those of the line that get out. */
+static int bl_crash_strikes(const bl_crash_place *place, uint32_t *words)
 {
     pthread_mutex_lock(&bl_crash.lock);
     int strikes = place == bl_crash_armed && --bl_crash.passages_left == 0;
     if (strikes)
         bl_crash_armed = NULL; /* once: a process that was stopped goes on */
+    *words = bl_crash.words;
     pthread_mutex_unlock(&bl_crash.lock);
-    if (strikes)
+    return strikes;
+}
+
+void bl_crash_pass(const bl_crash_place *place)
+{
+    uint32_t words;
+    if (bl_crash_strikes(place, &words))
         raise(bl_crash.signal); /* to this thread: not one instruction more */
+}
+
+void bl_crash_pass_line(const bl_crash_place *place, const bl_memory *memory, uint64_t offset,
+                        const void *line)
+{
+    uint32_t words;
+    if (!bl_crash_strikes(place, &words))
+        return;
+    if (words > 0) {
+        uint64_t torn[8], whole[8];
+        bl_refetch(memory, offset, BL_LINE_SIZE); /* what memory has, not what was here once */
+        bl_load_line(memory, offset, torn);
+        memcpy(whole, line, sizeof whole);
+        for (uint32_t i = 0; i < 8; i++)
+            if (words >> i & 1)
+                torn[i] = whole[i];
+        bl_publish_line(memory, offset, torn);
+    }
+    raise(bl_crash.signal);
 }
 
 #endif

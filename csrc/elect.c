@@ -42,6 +42,7 @@ static void bl_candidate_write(const bl_server *server, bl_candidate_line *line)
 {
     const bl_memory *memory = &server->pool->memory;
     bl_table_seal(line, server->host);
+    bl_crash_line("elect.line", memory, bl_candidate_offset(server->host), line);
     bl_register_write(memory, bl_candidate_offset(server->host), line);
     bl_crash_point("elect.written");
     bl_fence_full(memory); /* SYNC candidate: written before the others' lines are read */

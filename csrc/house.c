@@ -58,9 +58,10 @@ void bl_house_write(bl_server *server, uint32_t number)
         .epoch = lane->epoch,
     };
     bl_table_seal(&line, number);
+    uint64_t offset = bl_session_offset(&server->pool->geometry, number, server->half);
+    bl_crash_line("session.line", &server->pool->memory, offset, &line);
     /* SYNC session.line: pairs with bl_takeover_inherit() */
-    bl_publish_line(&server->pool->memory,
-                    bl_session_offset(&server->pool->geometry, number, server->half), &line);
+    bl_publish_line(&server->pool->memory, offset, &line);
 }
 
 static void bl_live_remove(bl_server *server, uint32_t number)
@@ -87,8 +88,10 @@ static void bl_lobby_publish(bl_server *server, uint32_t host)
     reply->sequence_end = reply->sequence;
     reply->epoch = server->epoch;
     reply->check = bl_message_check(reply, 0);
+    uint64_t offset = bl_lobby_reply_offset(host, server->half);
+    bl_crash_line("lobby.line", &server->pool->memory, offset, reply);
     /* SYNC lobby.reply: pairs with bl_lobby_reply_read() */
-    bl_publish_line(&server->pool->memory, bl_lobby_reply_offset(host, server->half), reply);
+    bl_publish_line(&server->pool->memory, offset, reply);
 }
 
 static int bl_lane_here(const bl_server *server, const bl_lane *lane)

@@ -49,6 +49,10 @@ void bl_lane_send(bl_session *session, uint32_t method, uint32_t flags, const vo
         }
         for (uint32_t i = 0; i < batch; i++)
             bl_message_seal(&lines[i], session->sent + 1 + i, key);
+        bl_crash_line("call.line", &session->pool->memory,
+                      bl_request_offset(&session->pool->geometry, session->lane,
+                                        bl_slot_of(session, session->sent + 1)),
+                      &lines[0]);
         /* SYNC lane.request: pairs with bl_lane_gather() */
         for (uint32_t i = 0; i < batch; i++)
             bl_stream_line(&session->pool->memory,

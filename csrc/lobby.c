@@ -59,8 +59,10 @@ static uint32_t bl_lobby_ask(const bl_session *session, uint32_t operation, uint
         .sequence_end = sequence,
     };
     line.check = bl_message_check(&line, 0);
+    uint64_t offset = bl_lobby_request_offset(session->host);
+    bl_crash_line("ask.line", &session->pool->memory, offset, &line);
     /* SYNC lobby.request: pairs with the server's look into the lobby */
-    bl_publish_line(&session->pool->memory, bl_lobby_request_offset(session->host), &line);
+    bl_publish_line(&session->pool->memory, offset, &line);
     bl_crash_point("ask.out");
     return sequence;
 }

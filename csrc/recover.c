@@ -85,6 +85,8 @@ static void bl_recover_extents(bl_meta *meta)
             bl_extent_write(meta, &view, state);
             bl_crash_point("recover.extent_copied");
         } else {
+            bl_crash_line("recover.extent_line", memory, bl_extent_line_offset(g, stripe, half),
+                          nothing);
             bl_stream_line(memory, bl_extent_line_offset(g, stripe, half), nothing);
         }
     }
@@ -120,6 +122,7 @@ static uint32_t bl_recover_entries(bl_meta *meta, bl_recovered *recovered)
                 .task = entry.flags & BL_ENTRY_KEPT, /* until it has its place */
             };
             recovered[count++] = (bl_recovered){entry.generation, number};
+            bl_crash_line("recover.entry_line", memory, bl_entry_offset(g, number, half), &entry);
             bl_stream_line(memory, bl_entry_offset(g, number, half), &entry);
             bl_crash_point("recover.entry_copied");
             continue;

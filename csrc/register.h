@@ -26,6 +26,7 @@ static inline void bl_register_write(const bl_memory *memory, uint64_t offset, c
 {
     bl_publish_line(memory, offset, line); /* SYNC register */
     bl_crash_point("register.half_written");
+    bl_crash_line("register.second_line", memory, offset + BL_LINE_SIZE, line);
     bl_publish_line(memory, offset + BL_LINE_SIZE, line);
 }
 

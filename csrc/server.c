@@ -169,6 +169,10 @@ static void bl_lane_answer(bl_server *server, uint32_t number, bl_work turn)
         bl_message_seal(&server->replies[i], lane->next + i, key);
     bl_fence_store(memory); /* entries, extents and bulk are out before a reply speaks of them */
     bl_crash_point("serve.fenced");
+    bl_crash_line("serve.line", memory,
+                  bl_reply_offset(&server->pool->geometry, number, server->half,
+                                  bl_server_slot(server, lane->next)),
+                  &server->replies[0]);
     for (uint32_t i = 0; i < ready; i++)
         bl_stream_line(memory,
                        bl_reply_offset(&server->pool->geometry, number, server->half,

@@ -5,6 +5,7 @@
  * into its own half. A line's check is keyed with its number. Clients read entries (kv_get.c), a
  * successor reads both (recover.c).
  */
+#include "crash_point.h"
 #include "meta.h"
 
 void bl_entry_write(bl_meta *meta, uint32_t number, uint32_t vector_check)
@@ -22,8 +23,9 @@ void bl_entry_write(bl_meta *meta, uint32_t number, uint32_t vector_check)
         .flags = block->task ? BL_ENTRY_KEPT : 0,
     };
     bl_table_seal(&entry, number);
-    bl_stream_line(&meta->pool->memory,
-                   bl_entry_offset(&meta->pool->geometry, number, meta->server->half),
+    uint64_t offset = bl_entry_offset(&meta->pool->geometry, number, meta->server->half);
+    bl_crash_line("entry.line", &meta->pool->memory, offset, &entry);
+    bl_stream_line(&meta->pool->memory, offset,
                    &entry); /* SYNC entry: pairs with bl_entry_look() and bl_recover_entries() */
 }
 
@@ -31,8 +33,9 @@ void bl_entry_clear(bl_meta *meta, uint32_t number)
 {
     bl_entry entry = {.generation = meta->blocks[number].generation, .state = BL_ENTRY_FREE};
     bl_table_seal(&entry, number);
-    bl_stream_line(&meta->pool->memory,
-                   bl_entry_offset(&meta->pool->geometry, number, meta->server->half),
+    uint64_t offset = bl_entry_offset(&meta->pool->geometry, number, meta->server->half);
+    bl_crash_line("entry.clear_line", &meta->pool->memory, offset, &entry);
+    bl_stream_line(&meta->pool->memory, offset,
                    &entry); /* SYNC entry: a reader who looks again sees that its copy is void */
 }
 
@@ -48,8 +51,9 @@ void bl_extent_write(bl_meta *meta, const bl_extent_view *view, uint32_t state)
         .state = state,
     };
     bl_table_seal(&line, view->first_stripe);
-    bl_stream_line(
-        &meta->pool->memory,
-        bl_extent_line_offset(&meta->pool->geometry, view->first_stripe, meta->server->half),
-        &line); /* SYNC extent.open: pairs with bl_recover_mark() */
+    uint64_t offset =
+        bl_extent_line_offset(&meta->pool->geometry, view->first_stripe, meta->server->half);
+    bl_crash_line("extent.line", &meta->pool->memory, offset, &line);
+    bl_stream_line(&meta->pool->memory, offset,
+                   &line); /* SYNC extent.open: pairs with bl_recover_mark() */
 }

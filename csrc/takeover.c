@@ -214,6 +214,7 @@ static void bl_takeover_publish(bl_server *server, uint32_t state)
         .state = state,
     };
     bl_table_seal(&line, server->half);
+    bl_crash_line("take.line", &server->pool->memory, bl_epoch_offset(server->half), &line);
     /* SYNC epoch.line: pairs with bl_epoch_line_read() */
     bl_register_write(&server->pool->memory, bl_epoch_offset(server->half), &line);
     bl_fence_full(&server->pool->memory); /* published before the predecessor's half is read */

@@ -39,11 +39,14 @@ class Arena:
             bulk_size=4096,
         )
         self.stored: set[int] = set()  # of the numbers that nobody removes
+        self.torn_entries = 0  # that the server which died last has left, at most
+        self._droppable = 0  # what the server that runs now may have found of those
         self.server = self.start()
         self.clients = [self.client(slot) for slot in range(CLIENTS)]
 
     def start(self, **first: object) -> Member:
         """A server that is about to take the pool over."""
+        self._droppable, self.torn_entries = self.torn_entries, 0
         self.server = Member(serve, self._paths, first)
         if self.server.hear() is None and "arm" not in first:
             raise StuckError(f"a server died of {self.server.ended} while it took over")
@@ -139,5 +142,5 @@ class Arena:
             if time.monotonic() > end:
                 raise StuckError(f"after {WAIT_S:.0f} s there is still {wrong}")
             time.sleep(0.001)
-        if stat["damaged_count"]:
+        if stat["damaged_count"] > self._droppable:
             raise AssertionError(f"a takeover dropped {stat['damaged_count']} entries")

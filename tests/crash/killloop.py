@@ -2,7 +2,8 @@
 # Copyright The Beluga Authors
 """Kills and stops real processes of a pool, at every crash point and at random: scripts/killloop.
 
-First a walk: each point once, by a kill and by a stop, in the process that passes it. Then rounds
+First a walk: each point once, by a kill and by a stop, in the process that passes it; at a point of
+a line also in the middle of the line, after each of its 16-byte stores but the last. Then rounds
 that the seed decides: who, where or when, how. After each round arena.py says whether all is well.
 """
 
@@ -33,9 +34,8 @@ from beluga._ffi import ffi, lib
 SCENES = {
     "attach ask detach call put get payload": "client",
     "drop": "bereaved",  # a client whose server dies
-    "serve give lobby end grant reserve commit abort lookup release remove evict space extent": (
-        "server"
-    ),
+    "serve give lobby end session entry extent space evict": "server",
+    "grant reserve commit abort lookup release remove": "server",
     "take elect register recover": "heir",  # a server that takes over
     "life": "mourner",  # a server whose client dies
     "stop": "leaver",  # a server that stops in order
@@ -45,6 +45,7 @@ SCENE_OF = {word: scene for words, scene in SCENES.items() for word in words.spl
 ROUNDS_PER_POOL = 60
 STOP_S = 0.05  # how long a stopped process keeps the others waiting, at most
 SHM, ROOM = Path("/dev/shm"), 256 << 20  # a sparse file that outgrows its place is a SIGBUS
+STORES = (0b11, 0b1111, 0b111111)  # words of a line that are out after one, two, three of 16 bytes
 CHURN = 6  # steps of a client in a random round
 
 
@@ -75,9 +76,18 @@ class Plan:
     passage: int = 1
     stop: bool = False
     walk: bool = False
+    words: int = 0  # of the line at ``point``, a bit each: they are out, the others are not
+
+    @property
+    def spot(self) -> str:
+        """The point, and how many stores of its line were made, if it is one of the walk's."""
+        if self.words in STORES:
+            return f"{self.point}+{STORES.index(self.words) + 1}"
+        return f"{self.point}~" if self.words else str(self.point)
 
     def __str__(self) -> str:
         where = f"{self.point}:{self.passage}" if self.point else "a random moment"
+        where += f" with the words {self.words:#010b}" if self.words else ""
         return f"{'stop' if self.stop else 'kill'} the {self.scene} at {where}"
 
 
@@ -85,6 +95,21 @@ def points() -> list[str]:
     """The crash points of this build."""
     count = lib.bl_crash_point_count()
     return sorted(ffi.string(lib.bl_crash_point_name(i)).decode() for i in range(count))
+
+
+def torn(point: str) -> tuple[int, ...]:
+    """The words to stop at within the line of a point; none at other points."""
+    return STORES if point.endswith("line") else ()
+
+
+def walk(*, lines: bool = False) -> list[Plan]:
+    """Each point by a kill and by a stop, and each line in its middle; ``lines``: those alone."""
+    plans = []
+    for point in points():
+        scene = scene_of(point)
+        plans += [Plan(scene, point, 1, stop, walk=True) for stop in (False, True)]
+        plans += [Plan(scene, point, 1, walk=True, words=words) for words in torn(point)]
+    return [plan for plan in plans if plan.words or not lines]
 
 
 def scene_of(point: str) -> str:
@@ -97,8 +122,9 @@ def scene_of(point: str) -> str:
 class Loop:
     """Rounds over one pool after another."""
 
-    def __init__(self, directory: Path, result: Result) -> None:
+    def __init__(self, directory: Path, result: Result, tour: list[Plan]) -> None:
         self._directory = directory
+        self._tour = tour
         self._result = result
         self._dice = random.Random(result.seed)
         self._arena: Arena | None = None
@@ -106,17 +132,18 @@ class Loop:
 
     def plans(self, rounds: int) -> Iterator[Plan]:
         """The walk, then what the dice say; a point that is missed is walked to again."""
-        everywhere = points()
-        walk = [Plan(scene_of(p), p, 1, stop, walk=True) for p in everywhere for stop in (0, 1)]
+        everywhere, tour = points(), self._tour
         for number in range(rounds):
-            if number < len(walk):
-                yield walk[number]
-            elif missed := [p for p in everywhere if p not in self._result.hit]:
-                yield Plan(scene_of(missed[0]), missed[0], 1, walk=True)
+            if number < len(tour):
+                yield tour[number]
+            elif missed := [plan for plan in tour if plan.spot not in self._result.hit]:
+                yield missed[0]
             elif self._dice.random() < 0.5:
                 point = self._dice.choice(everywhere)
                 stop = self._dice.random() < 0.3
-                yield Plan(scene_of(point), point, self._dice.randint(1, 4), stop)
+                words = self._dice.randrange(255) if torn(point) else 0
+                passage = self._dice.randint(1, 4)
+                yield Plan(scene_of(point), point, passage, stop, words=words)
             else:
                 scene = self._dice.choice(["client", "server", "both"])
                 yield Plan(scene, None, stop=self._dice.random() < 0.3)
@@ -160,7 +187,7 @@ class Loop:
 
     def _play(self, arena: Arena, plan: Plan) -> None:
         """One round, until every call has ended and nobody is stopped any more."""
-        arming = {"arm": [plan.point, plan.passage, plan.stop]} if plan.point else {}
+        arming = {"arm": [plan.point, plan.passage, plan.stop, plan.words]} if plan.point else {}
         victim = (
             arena.server if plan.scene in ("server", "leaver", "mourner") else arena.clients[-1]
         )
@@ -187,7 +214,7 @@ class Loop:
                 self._count(plan)
         self._attend(arena, victim, plan, arming if plan.scene == "heir" else {})
         if plan.point and victim.ended is None:
-            self._arm(victim, {"arm": [None, 0, False]}, plan)
+            self._arm(victim, {"arm": [None, 0, False, 0]}, plan)
 
     def _attend(self, arena: Arena, victim: Member, plan: Plan, arming: Told) -> None:
         """Let the work end. A dead server gets a successor (the first of them armed), and who is
@@ -236,7 +263,9 @@ class Loop:
         """The kernel says that the member fell at the point."""
         if plan.point and not member.counted:
             member.counted = True
-            self._result.hit.add(plan.point)
+            self._result.hit.add(plan.spot)
+            if self._arena and plan.words and plan.point.startswith("entry."):
+                self._arena.torn_entries = 1  # nobody was told of it: its successor drops it
             self._count(plan)
 
     def _count(self, plan: Plan) -> None:
@@ -246,17 +275,20 @@ class Loop:
             self._result.kills += 1
 
 
-def run(rounds: int, seed: int, *, report: bool = False) -> Result:
+def run(rounds: int, seed: int, *, report: bool = False, lines: bool = False) -> Result:
     """Play ``rounds`` rounds in memory. Every point must have been hit if they are enough."""
+    tour = walk(lines=lines)
+    spots = {plan.spot for plan in tour}
     start, result = time.monotonic(), Result(seed)
     roomy = SHM.is_dir() and shutil.disk_usage(SHM).free >= ROOM
     directory = Path(tempfile.mkdtemp(prefix="killloop-", dir=SHM if roomy else None))
     try:
-        Loop(directory, result).run(rounds, report)
+        Loop(directory, result, tour).run(rounds, report)
     finally:
         shutil.rmtree(directory, ignore_errors=True)
-    result.points = len(points())
-    result.missed = sorted(set(points()) - result.hit)
+    result.points = len(spots)
+    result.hit &= spots
+    result.missed = sorted(spots - result.hit)
     result.seconds = round(time.monotonic() - start, 1)
     return result
 
@@ -266,13 +298,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="killloop", description=__doc__)
     parser.add_argument("--rounds", type=int, default=300, help="deaths and stops")
     parser.add_argument("--seed", type=int, default=None, help="the same seed, the same plans")
+    parser.add_argument("--lines", action="store_true", help="walk only to the middle of lines")
     parser.add_argument("--json", action="store_true", help="print one object instead of lines")
     options = parser.parse_args()
     seed = options.seed if options.seed is not None else random.SystemRandom().randrange(1 << 32)
     if not options.json:
         print(f"seed {seed}", flush=True)
-    result = run(options.rounds, seed, report=not options.json)
-    walked = options.rounds >= 2 * result.points
+    result = run(options.rounds, seed, report=not options.json, lines=options.lines)
+    walked = options.rounds >= len(walk(lines=options.lines))
     if options.json:
         print(json.dumps(dataclasses.asdict(result) | {"hit": sorted(result.hit)}))
     else:

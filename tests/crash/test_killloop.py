@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
-from beluga._ffi import lib
+from tests.crash import killloop
 
 LOOP = Path(__file__).with_name("killloop.py")
 
 
-def loop(rounds: int, seed: int) -> dict[str, Any]:
-    command = [sys.executable, str(LOOP), "--json", "--rounds", str(rounds), "--seed", str(seed)]
+def loop(rounds: int, seed: int, *more: str) -> dict[str, Any]:
+    command = [sys.executable, str(LOOP), "--json", f"--rounds={rounds}", f"--seed={seed}", *more]
     process = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
     assert process.stdout, process.stderr
     told: dict[str, Any] = json.loads(process.stdout)
@@ -35,9 +35,23 @@ def test_some_deaths_and_stops_do_no_harm() -> None:
     assert told["blocks_checked"] > 0
 
 
+def test_a_death_in_the_middle_of_any_line_does_no_harm() -> None:
+    told = loop(len(killloop.walk(lines=True)) + 10, 3, "--lines")
+    assert told["missed"] == []
+    assert told["kills"] >= told["points"]
+    assert {spot.partition("+")[0] for spot in told["hit"]} == {
+        *("ask.line", "lobby.line", "session.line"),  # of the lobby, of sessions
+        *("call.line", "serve.line"),  # of lanes
+        *("entry.line", "entry.clear_line", "extent.line"),
+        *("elect.line", "take.line", "register.second_line"),  # candidates, epochs
+        *("recover.entry_line", "recover.extent_line"),
+        *("beat.line", "beat.last_line"),
+    }
+
+
 @pytest.mark.slow
 def test_every_crash_point_is_passed_and_survived() -> None:
-    told = loop(2 * lib.bl_crash_point_count() + 30, seed=2)
+    told = loop(len(killloop.walk()) + 30, seed=2)
     assert told["missed"] == []
     assert len(told["hit"]) == told["points"]
     assert told["takeovers"] > 0

@@ -57,11 +57,19 @@ def test_the_build_knows_every_point_of_the_source_once() -> None:
         name
         for path in CSRC.glob("*.[ch]")
         if path.name != "crash_point.h"
-        for name in re.findall(r'bl_crash_point\("([^"]+)"\)', path.read_text())
+        for name in re.findall(r'bl_crash_(?:point|line)\("([^"]+)"', path.read_text())
     )
+    lines = {
+        name
+        for path in CSRC.glob("*.[ch]")
+        if path.name != "crash_point.h"
+        for name in re.findall(r'bl_crash_line\("([^"]+)"', path.read_text())
+    }
     assert set(named.values()) == {1}
     assert sorted(points()) == sorted(named)
     assert len(named) >= 60
+    assert lines == {name for name in named if name.endswith("line")}
+    assert len(lines) >= 12
     assert all(re.fullmatch(r"[a-z]+\.[a-z_]+", name) for name in named)
     assert lib.bl_crash_point_name(len(named)) == ffi.NULL
 

@@ -50,9 +50,10 @@ def content(number: int) -> NDArray[np.uint64]:
 
 
 def arm(told: Told) -> None:
-    """Obey ``arm``: a crash point (or None), the passage, and whether to stop there."""
-    name, passage, stop = told["arm"]
-    if lib.bl_crash_arm(name.encode() if name else ffi.NULL, passage, stop) < 0:
+    """Obey ``arm``: a crash point (or None), the passage, whether to stop there, and the words of
+    the line there that get out."""
+    name, passage, stop, words = told["arm"]
+    if lib.bl_crash_arm(name.encode() if name else ffi.NULL, passage, stop, words) < 0:
         raise ValueError(f"no crash point {name}")
 
 
