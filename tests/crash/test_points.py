@@ -75,7 +75,7 @@ def test_the_build_knows_every_point_of_the_source_once() -> None:
 
 
 def test_a_process_dies_at_the_passage_that_was_asked_for(paths: list[Path]) -> None:
-    first = run(paths, "serve.replied")
+    first = run(paths, "serve.fenced")
     assert (first.returncode, first.stdout) == (-signal.SIGKILL, "attached\n")
     later = run(paths, "call.sent:2")
     assert (later.returncode, later.stdout) == (0, "attached\nanswered\n")
