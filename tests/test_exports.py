@@ -17,7 +17,9 @@ EXPORTS: dict[str, str] = {
         "emulated_paths filesystem forget parse_size remember remembered room scratch_folder "
         "show_size survey"
     ),
-    "beluga.rpc": "Client ClientStat Keeper METHOD_USER Quota SILENT_S Server ServerStat stand_by",
+    "beluga.rpc": (
+        "Client ClientStat Keeper METHOD_USER Quota SILENT_S Server ServerStat nanoseconds stand_by"
+    ),
     "beluga.meta": (
         "BlockState Grant Lookup MetaClient MetaServer MetaStat Pins Report TaskClient TaskRecord "
         "check_devices check_pool repair_pool"

@@ -18,7 +18,7 @@ from beluga.kvcache.keys import Namespace, fold
 from beluga.kvcache.leave import Leave
 from beluga.kvcache.uninterrupted import Uninterrupted
 from beluga.meta import BlockState, MetaClient
-from beluga.rpc import Client
+from beluga.rpc import Client, nanoseconds
 from beluga.transfer import Direction, TransferClass, choose, tuned
 
 if TYPE_CHECKING:
@@ -156,7 +156,7 @@ class KVCache:
         self._layout = int.from_bytes(self.namespace.digest[:8], "little")
         self._verify = verify
         self._chunk_size = chunk_size
-        self._timeout_ns = int(timeout_s * 1e9)
+        self._timeout_ns = nanoseconds(timeout_s)
         self._meta = MetaClient(self.client)
         self._threads = threads
         self._kept = kept

@@ -13,6 +13,7 @@ import numpy as np
 from beluga._ffi import ffi, lib
 from beluga.errors import check
 from beluga.meta.stat import MetaStat
+from beluga.rpc import nanoseconds
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -73,7 +74,7 @@ class MetaClient:
 
     def __init__(self, client: Client) -> None:
         self._client = client
-        self._timeout_ns = int(client.timeout_s * 1e9)
+        self._timeout_ns = nanoseconds(client.timeout_s)
 
     def lookup(self, keys: NDArray[np.uint64], *, pin: bool = False) -> Lookup:
         """The leading keys that are committed; ``pin`` keeps them until :meth:`release`."""

@@ -11,6 +11,7 @@ import numpy as np
 
 from beluga._ffi import ffi, lib
 from beluga.errors import NoGrantError, check
+from beluga.rpc import nanoseconds
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -38,7 +39,7 @@ class TaskClient:
 
     def __init__(self, client: Client) -> None:
         self._client = client
-        self._timeout_ns = int(client.timeout_s * 1e9)
+        self._timeout_ns = nanoseconds(client.timeout_s)
 
     def claim(self, queue: int, *, visible_s: float) -> TaskRecord | None:
         """The oldest task that waits, hidden from others for ``visible_s`` seconds, 600 at most."""

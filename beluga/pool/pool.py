@@ -172,13 +172,20 @@ class Pool:
     def host_number(self, host: int | None) -> int:
         """This machine's number among those that share the pool: ``host``, or 0 for files.
 
-        Raises DeviceSpecError if devdax devices, which others may share, are used without one.
+        Raises DeviceSpecError if devdax devices, which others may share, are used without one, and
+        for what is no number of a host.
         """
         if host is None and any(device.kind == "devdax" for device in self.devices):
             raise DeviceSpecError(
                 "several machines may share a devdax pool: give each its own number with --host N"
             )
-        return host or 0
+        number = 0 if host is None else host
+        whole = isinstance(number, int) and not isinstance(number, bool)
+        if not whole or not 0 <= number < lib.BL_HOST_COUNT:
+            raise DeviceSpecError(
+                f"host numbers are whole, from 0 to {lib.BL_HOST_COUNT - 1}, not {host!r}"
+            )
+        return number
 
     def prefault(self) -> None:
         """Map every page now: the first copy of each is as fast as the others.

@@ -14,6 +14,7 @@
 from beluga.rpc.client import Client, ClientStat
 from beluga.rpc.server import METHOD_USER, Quota, Server, ServerStat
 from beluga.rpc.standby import SILENT_S, Keeper, stand_by
+from beluga.rpc.times import nanoseconds
 
 __all__ = [
     "METHOD_USER",
@@ -24,5 +25,6 @@ __all__ = [
     "Quota",
     "Server",
     "ServerStat",
+    "nanoseconds",
     "stand_by",
 ]

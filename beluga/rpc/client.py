@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 from beluga._ffi import ffi, lib
 from beluga._shared import when_forked
 from beluga.errors import BadRequestError, ForkedSessionError, RpcError, check
+from beluga.rpc.times import nanoseconds
 
 if TYPE_CHECKING:
     from beluga.pool import Pool
 
-NS_PER_S = 1_000_000_000
 EXIT_WAIT_S = 1.0  # for a daemon thread's call; past it the kernel's proof ends the session
 
 
@@ -47,6 +47,7 @@ class Client:
     """
 
     def __init__(self, pool: Pool, *, host: int | None = None, timeout_s: float = 5.0) -> None:
+        timeout_ns = nanoseconds(timeout_s)
         self.pool = pool
         self.timeout_s = timeout_s
         self._held = _Held()
@@ -56,7 +57,6 @@ class Client:
         self._pid = os.getpid()
         self._end = weakref.finalize(self, self._held.end_at_exit)
         when_forked(self)
-        timeout_ns = int(timeout_s * NS_PER_S)
         try:
             with self._held.lock:  # whoever closes the pool waits for it
                 pool.before_close(self.close)
@@ -87,7 +87,7 @@ class Client:
             message.request, message.request_size = data, len(request)
             message.reply, message.reply_capacity = self._reply, len(self._reply)
             message.reply_size = self._size
-            timeout_ns = int((self.timeout_s if timeout_s is None else timeout_s) * NS_PER_S)
+            timeout_ns = nanoseconds(self.timeout_s if timeout_s is None else timeout_s)
             check(lib.bl_session_call(session, message, timeout_ns), f"calling method {method}")
             return bytes(ffi.buffer(self._reply, self._size[0]))
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from beluga._ffi import ffi, lib
 from beluga._shared import when_forked
 from beluga.errors import BelugaError, RpcError, check
+from beluga.rpc.times import nanoseconds
 
 if TYPE_CHECKING:
     from beluga.pool import Pool
@@ -102,6 +103,7 @@ class Server:
         beat_lost_s: float = 5.0,
         quota: Quota | None = None,
     ) -> None:
+        lost_ns = nanoseconds(beat_lost_s)
         self._pool = pool
         self._thread: threading.Thread | None = None
         self._failure: BelugaError | OSError | None = None
@@ -128,7 +130,7 @@ class Server:
         limits.grant_count, limits.pin_count = quota.grants, quota.pins
         limits.bytes, limits.calls_per_s = quota.bytes, quota.calls_per_s
         with self._running() as server:
-            lib.bl_server_beat_lost(server, int(beat_lost_s * 1e9))
+            lib.bl_server_beat_lost(server, lost_ns)
             lib.bl_server_limit(server, limits)
             echo = lib.bl_echo_handler
             check(lib.bl_server_handle_method(server, lib.BL_METHOD_PING, echo, ffi.NULL))
@@ -187,7 +189,7 @@ class Server:
         It is when nobody serves the pool, when its server is gone, or when that one's beat has
         stood still for ``silent_s`` seconds. Raises :class:`~beluga.errors.EpochDamagedError`.
         """
-        times = int(silent_s * 1e9), int(timeout_s * 1e9)
+        times = nanoseconds(silent_s), nanoseconds(timeout_s)
         with self._running() as server:
             code = lib.bl_server_watch(server, *times)
             return bool(self._pool.check(code, "watching the pool's server"))

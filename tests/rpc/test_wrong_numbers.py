@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""Hosts and times that are none: one line that says what would be, before the pool is touched."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from beluga import Client, KVCache, MetaServer, Pool
+from beluga.errors import BadRequestError, DeviceSpecError
+from beluga.rpc import Server
+
+HOSTS: tuple[Any, ...] = (1 << 20, 64, -1, 1 << 64, True, False, 1.0, "1")
+TIMES = (-1.0, float("nan"), float("inf"), 1e12)
+
+
+@pytest.fixture
+def pool(shm: Path) -> Pool:
+    return Pool.create([shm / "a"], device_size=16 << 20, sparse=True, max_blocks=64)
+
+
+@pytest.mark.parametrize("host", HOSTS)
+def test_what_is_no_host_number_is_refused(pool: Pool, host: Any) -> None:
+    with pool, Server(pool):
+        for kind in (Client, Server, MetaServer):
+            with pytest.raises(DeviceSpecError, match="from 0 to 63, not"):
+                kind(pool, host=host)
+        with pytest.raises(DeviceSpecError, match="from 0 to 63, not"):
+            KVCache(pool, namespace="hosts", host=host)
+
+
+def test_the_last_host_number_is_one(pool: Pool) -> None:
+    assert pool.host_number(63) == 63
+    assert pool.host_number(None) == 0
+    pool.close()
+
+
+@pytest.mark.parametrize("seconds", TIMES)
+def test_what_is_no_time_is_refused(pool: Pool, seconds: float) -> None:
+    with pool, MetaServer(pool) as server, Client(pool) as client:
+        calls = (
+            lambda: Client(pool, timeout_s=seconds),
+            lambda: client.call(0, timeout_s=seconds),
+            lambda: client.ping(timeout_s=seconds),
+            lambda: KVCache(pool, namespace="times", timeout_s=seconds),
+            lambda: KVCache(client, namespace="times", timeout_s=seconds),
+            lambda: Server(pool, beat_lost_s=seconds),
+            lambda: server.watch(seconds, silent_s=1),
+            lambda: server.watch(0, silent_s=seconds),
+        )
+        for call in calls:
+            with pytest.raises(BadRequestError, match="seconds"):
+                call()
+        client.ping()
