@@ -72,14 +72,15 @@ def test_gets_have_their_share_beside_puts_without_end(link: Link, process: Star
     """8 to 1, of a link that both together would fill many times over."""
     for what in ("get", "put"):
         process(what)
-    seen = []
-    for _ in range(10):  # a machine that is busy for a while may starve either
+    seen, right = [], 0
+    for _ in range(9):  # a machine that is busy for a while may starve either: most must be right
         (onboard, offload), took_s = moved(link, 1)
         assert onboard + offload <= 1.1 * RATE * took_s + 16 * PIECE
         seen.append((onboard, offload))
-        if offload > 0 and 3 < onboard / offload < 20:
-            return
-    pytest.fail(f"never 8 to 1: {seen}")
+        right += offload > 0 and 3 < onboard / offload < 20
+        if right == 5 or len(seen) - right == 5:
+            break
+    assert right == 5, f"mostly not 8 to 1: {seen}"
 
 
 def test_who_is_killed_in_the_midst_holds_nobody_up(link: Link, process: Start) -> None:
