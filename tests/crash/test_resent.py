@@ -172,7 +172,7 @@ class _Hasty:
     """A client's session, with another timeout."""
 
     def __init__(self, client: Client, timeout_s: float) -> None:
-        self.session, self.timeout_s = client.session, timeout_s
+        self.lock, self.session, self.timeout_s = client.lock, client.session, timeout_s
 
 
 def test_an_abort_of_a_lost_grant_is_none(
