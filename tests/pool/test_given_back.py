@@ -63,20 +63,19 @@ def test_no_descriptor_stays_open(paths: list[Path], act: Callable[[list[Path]],
     assert open_files() == before
 
 
-def test_memory_is_unmapped_once_and_when_nobody_keeps_it(
+def test_memory_is_unmapped_once_and_when_nobody_uses_it(
     paths: list[Path], core: WatchedCore
 ) -> None:
     pool = Pool.open(paths)
-    kept = pool.keep_mapped()
-    core.calls.clear()
+    with pool.using():
+        core.calls.clear()
+        pool.close()
+        pool.close()
+        assert core.names() == []
     pool.close()
-    pool.close()
-    assert core.names() == []
-    kept.close()
-    kept.close()
     assert core.names() == ["bl_pool_close", "bl_device_unmap", "bl_device_unmap"]
     with pytest.raises(ValueError, match="closed"):
-        _ = kept.handle
+        pool.using()
 
 
 @pytest.mark.parametrize(
