@@ -30,7 +30,7 @@ from worker import Told
 
 from beluga._ffi import ffi, lib
 
-# Who passes a point, by the first word of its name, and what brings it there.
+# Who passes a point, by its name or the first word of it, and what brings it there.
 SCENES = {
     "attach ask detach call put get payload": "client",
     "drop": "bereaved",  # a client whose server dies
@@ -40,6 +40,7 @@ SCENES = {
     "life": "mourner",  # a server whose client dies
     "stop": "leaver",  # a server that stops in order
     "beat": "client",
+    "ask.withdrawn": "forsaken",  # a client whose server stands still while it attaches
 }
 SCENE_OF = {word: scene for words, scene in SCENES.items() for word in words.split()}
 ROUNDS_PER_POOL = 60
@@ -113,7 +114,7 @@ def walk(*, lines: bool = False) -> list[Plan]:
 
 
 def scene_of(point: str) -> str:
-    scene = SCENE_OF.get(point.partition(".")[0])
+    scene = SCENE_OF.get(point) or SCENE_OF.get(point.partition(".")[0])
     if scene is None:
         raise SystemExit(f"killloop: nobody is known to pass {point}; name who does in SCENES")
     return scene
@@ -194,8 +195,12 @@ class Loop:
         if arming and plan.scene != "heir":
             self._arm(victim, arming, plan)
         seed = self._dice.randrange(1 << 30)
+        told: Told = {} if plan.walk else {"churn": CHURN}
+        if plan.scene == "forsaken":
+            arena.server.halt()
+            told["hasty"] = 1
         for number, member in enumerate(arena.clients):
-            member.tell({"seed": seed + number} | ({} if plan.walk else {"churn": CHURN}))
+            member.tell({"seed": seed + number} | told)
         if plan.scene == "leaver":
             victim.tell({"stop": 1})
         elif plan.scene in ("heir", "bereaved"):

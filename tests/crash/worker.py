@@ -8,6 +8,7 @@ by its key; what is wrong is answered as ``error``, which ends the loop.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import random
 import time
@@ -20,7 +21,7 @@ from blocks import keys
 from numpy.typing import NDArray
 
 from beluga._ffi import ffi, lib
-from beluga.errors import NoServerError, SessionLostError
+from beluga.errors import NoServerError, RpcError, SessionLostError
 from beluga.kvcache import KVCache
 from beluga.meta import BlockState, MetaClient, MetaServer
 from beluga.pool import Pool
@@ -37,6 +38,7 @@ OWN = 1000  # from here on a number has a size class of its own
 SLOTS_MAX = 4
 EVERY = (*range(NUMBERS), *range(OWN, OWN + 2 * SLOTS_MAX))
 CALL_S = 60.0  # a call that takes longer has hung
+HASTE_S = 0.02  # less than a server stands still
 
 
 def words_of(number: int) -> int:
@@ -101,6 +103,8 @@ class Client:
         if "clear" in told:
             self._cache.remove(keys(EVERY))
             return dataclasses.asdict(self._cache.stat())
+        if "hasty" in told:
+            self._attach_in_vain()
         self._stored, self._checked = set(), 0
         dice = random.Random(told["seed"])
         steps = [self._store, self._fetch, self._doom, self._give_up, self._own_class]
@@ -127,6 +131,11 @@ class Client:
                 if time.monotonic() > end:
                     raise
                 time.sleep(0.001)
+
+    def _attach_in_vain(self) -> None:
+        """The server stands still: the attempt runs out of time and is withdrawn."""
+        with contextlib.suppress(RpcError):
+            KVCache(self._pool, namespace="killloop", timeout_s=HASTE_S).close()
 
     def _attach_anew(self, _: random.Random) -> None:
         self._cache.close()
