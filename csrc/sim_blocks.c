@@ -273,6 +273,28 @@ static int bl_blocks_work(bl_pool *pool, void *argument)
     return status;
 }
 
+/* The sums of a server that stops in order are those of its blocks: every grant is counted once,
+ * and space is used by a block, or held for one, or free. 0 or -EBADMSG. */
+static int bl_blocks_sums(const bl_meta *meta)
+{
+    bl_meta_stat stat;
+    uint64_t grants = 0, used = 0, held = 0;
+    bl_meta_describe(meta, &stat);
+    for (uint32_t i = 0; i < meta->pool->geometry.block_count_max; i++) {
+        const bl_block *block = &meta->blocks[i];
+        uint64_t size = bl_block_size(bl_stored_size(block->length, block->chunk_size));
+        if (i >= meta->fresh_number || block->state == BL_NUMBER_FREE)
+            continue;
+        grants += block->state == BL_NUMBER_GRANTED;
+        held += block->state == BL_NUMBER_HELD ? size : 0;
+        used += block->state == BL_NUMBER_HELD ? 0 : size;
+    }
+    if (meta->server->inherited_count > 0) /* space is held for those, too */
+        held = stat.held_bytes;
+    int same = stat.grant_count == grants && stat.used_bytes == used && stat.held_bytes == held;
+    return same ? 0 : -EBADMSG;
+}
+
 int bl_blocks_serve(bl_pool *pool, void *argument)
 {
     bl_path *path = argument;
@@ -291,6 +313,8 @@ int bl_blocks_serve(bl_pool *pool, void *argument)
         bl_path_doom(path);
         if (status == 0)
             status = bl_server_run(server);
+        if (status == 0)
+            status = bl_blocks_sums(meta);
         if (status == -BL_ERROR_SERVER_ALIVE)
             status = 0; /* not proven gone here: the keeper tries the other host */
         path->server = NULL;

@@ -142,14 +142,15 @@ static int bl_engine_kv(bl_sim_world *world)
 
 /* ---- device_kv_death: a writer is killed, and its server may be, too. Its device goes on for
  * longer than its lock, and what that wrote may lie in the cache: whoever is given the space reads
- * what was put there last, or nothing. */
+ * what was put there last, or nothing. There are more keys than the table has lines, so that space
+ * soon has another owner. */
 
 static int bl_engine_kv_death(bl_sim_world *world)
 {
     bl_kv kv = {.path = {.world = world, .serve = bl_blocks_serve, .server_host_count = 1,
                          .server_deaths = (uint32_t)bl_sim_below(world, 2),
                          .server_verbs = BL_KV_SERVER_VERBS},
-                .shape_keys = BL_KV_SHAPE_KEYS, .rounds = BL_ENGINE_KV_HEIRS};
+                .shape_keys = BL_KV_STOPS_KEYS, .rounds = BL_ENGINE_KV_HEIRS};
     for (uint32_t i = 0; i < 4; i++)
         bl_path_client(&kv.path, i % 3, bl_engine_work_on);
     return bl_path_run(&kv.path);

@@ -82,8 +82,11 @@ static int bl_reserves_round(bl_blocks_client *client)
         keys[2 * i] = keys[2 * i + 1] = end ? first + i : first;
     }
     bl_held_doom(&client->blocks->path);
+    uint64_t nonce = client->session->nonce;
     int status = bl_reserve(client->session, keys, BL_RESERVES_KEYS, &what, records,
                             BL_PATH_TIMEOUT_NS);
+    if (status == -BL_ERROR_SESSION_LOST && client->session->nonce == nonce)
+        return -ENODATA; /* nothing was lost */
     if (status < 0)
         return bl_path_bear(&client->blocks->path, status);
     return bl_reserves_write(client, keys, records);

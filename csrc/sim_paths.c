@@ -171,6 +171,8 @@ static int bl_path_pump(bl_path *path, bl_session *session)
     bl_pump pump = {.requests = requests, .replies = replies, .count = BL_PATH_PUMP,
                     .size = BL_MESSAGE_INLINE_SIZE, .depth = 4, .method = BL_PATH_METHOD};
     int status = bl_session_pump(session, &pump, BL_PATH_TIMEOUT_NS);
+    if (status > 0) /* no reply was an error */
+        return -EBADMSG;
     for (uint32_t i = 0; status == 0 && i < sizeof requests; i++)
         if (replies[i] != (uint8_t)(requests[i] + 1))
             status = -EBADMSG;

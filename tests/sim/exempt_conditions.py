@@ -176,6 +176,9 @@ REASONED: Conditions = {
         ("work->count > 0", 0, "true"): "asks the server to commit nothing, which costs a call",
     },
     ("kv.c", "bl_kv_publish"): {
+        ("session->nonce == work->nonce", 0, "true"): (
+            "a grant ends with its session, so the abort is refused, whoever asks for it"
+        ),
         ("session->attached", 0, "true"): (
             "an abort under the session that follows is refused: the grants are not its own"
         ),
@@ -207,6 +210,10 @@ REASONED: Conditions = {
         ("work->chunk_count > 0", 0, "true"): "copies no bytes where there are no checksums",
     },
     ("kv_get.c", "bl_entry_agrees"): {
+        ("bl_table_whole(entry, record->block)", 0, "true"): (
+            "compares every field that is used but the checksum, and bytes that differ "
+            "from that are a miss"
+        ),
         ("agrees", 0, "true"): _ANN,
     },
     ("kv_get.c", "bl_kv_block_threads"): {
@@ -218,6 +225,10 @@ REASONED: Conditions = {
         ("batch->verify", 0, "true"): _ANN,
     },
     ("kv_get.c", "bl_kv_get"): {
+        ("status == 0", 0, "true"): (
+            "a get that could not ask has no hits: nothing is read or released, and the "
+            "error is returned"
+        ),
         ("work.count > 0", 0, "true"): (
             "reads no block, and looks at the epoch once, which costs time"
         ),
@@ -286,6 +297,7 @@ REASONED: Conditions = {
         ),
     },
     ("lobby.c", "bl_lobby_attach"): {
+        ("lock >= 0", 0, "true"): ("unlocks and closes no descriptor, which the kernel refuses"),
         ("session->devices", 0, "true"): _FLUSH,
         ("status < 0", 0, "true"): (
             "with an answer nothing is open, and a proof that an attached session holds is "
@@ -301,6 +313,9 @@ REASONED: Conditions = {
         ),
     },
     ("lobby.c", "bl_lobby_exchange"): {
+        ("turn->operation == BL_LOBBY_ATTACH", 0, "true"): (
+            "shows the server a process for a session that this very request ends"
+        ),
         ("bl_epoch_serving(&epoch)", 0, "true"): _ASK,
         ("serving", 0, "true"): "only which error says that no server of this host serves differs",
         ("serving", 1, "true"): _ASK,
@@ -482,6 +497,44 @@ REASONED: Conditions = {
         ("request->flags & BL_MESSAGE_BULK", 0, "true"): _QUANTUM,
         ("size > sizeof(bl_block_request)", 0, "false"): _QUANTUM,
     },
+    ("grant.c", "bl_grant_end"): {
+        ("block->state == BL_NUMBER_GRANTED", 1, "true"): (
+            "the space of a held block is free by then, and giving back what is free is refused"
+        ),
+    },
+    ("kv_engine.c", "bl_kv_put_end"): {
+        ("written < 0", 1, "true"): _FLUSH,
+    },
+    ("lane.c", "bl_session_given_up"): {
+        ("line.nonce == session->nonce", 0, "true"): (
+            "nobody else is given the lane while who waits for an answer is alive; after "
+            "a false word of an operator the wait ends when its time is up"
+        ),
+    },
+    ("lobby.c", "bl_lobby_settle"): {
+        ("reply.epoch == epoch.epoch", 0, "true"): (
+            "a server of an earlier epoch that answered the request ended the session before it "
+            "was succeeded"
+        ),
+        ("line.sequence == line.sequence_end", 0, "true"): _PIECE,
+        ("bl_lobby_reply_read(session, epoch.epoch % BL_HALF_COUNT, &reply)", 0, "true"): (
+            "a reply has this epoch and this sequence only when the server that serves "
+            "has read the request"
+        ),
+    },
+    ("lobby.c", "bl_lobby_detach"): {
+        ("lock >= 0", 0, "true"): ("unlocks and closes no descriptor, which the kernel refuses"),
+    },
+    ("meta_client.c", "bl_lookup"): {
+        ("reply.count == part", 0, "false"): (
+            "a server that answers with all of the keys says HIT, too"
+        ),
+    },
+    ("meta_client.c", "bl_reserve"): {
+        ("session->attached", 0, "true"): (
+            "a grant ends with its session, so the abort is refused, whoever asks for it"
+        ),
+    },
 }
 
 # Each with the test of Python that fails.
@@ -506,6 +559,9 @@ TESTED: Conditions = {
         ),
     },
     ("grant.c", "bl_commit_one"): {
+        ("number < 0", 0, "false"): (
+            "tests/meta/test_block_calls.py::test_a_session_can_not_commit_by_its_own_older_grant"
+        ),
         ("block->lane != lane", 0, "false"): (
             "tests/meta/test_block_calls.py::test_what_is_not_a_sessions_own_grant_can_not_be"
             "_committed_or_aborted"
@@ -990,6 +1046,21 @@ TESTED: Conditions = {
         ),
         ("requests > most->requests", 0, "true"): (
             "tests/rpc/test_fairness.py::test_a_victim_waits_for_one_quantum_of_each_other"
+        ),
+    },
+    ("kv_engine.c", "bl_kv_put_end"): {
+        ("written < 0", 0, "false"): (
+            "tests/kvcache/test_engine_copy.py::test_what_an_engine_could_not_write_is_given_back"
+        ),
+    },
+    ("kv_engine.c", "bl_kv_look_guarded"): {
+        ("bl_vector_read(hint->session, &work->entries[i], work) < 0", 0, "true"): (
+            "tests/kvcache/test_engine_copy.py::test_an_engine_and_the_one_call_read_each_other"
+        ),
+    },
+    ("kv_engine.c", "bl_kv_get_end"): {
+        ("status < 0", 0, "true"): (
+            "tests/kvcache/test_engine_copy.py::test_an_engine_and_the_one_call_read_each_other"
         ),
     },
 }
