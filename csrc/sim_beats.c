@@ -35,7 +35,7 @@ static int bl_beats_serve(bl_pool *pool, void *argument)
     status = bl_server_serve_lanes(server);
     beats->path.server = server;
     if (status == 0 && !beats->over)
-        status = bl_server_run(server);
+        status = bl_path_served(server, bl_server_run(server));
     beats->path.server = NULL;
     bl_server_destroy(server);
     return status;

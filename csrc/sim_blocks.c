@@ -312,7 +312,7 @@ int bl_blocks_serve(bl_pool *pool, void *argument)
         path->server = server;
         bl_path_doom(path);
         if (status == 0)
-            status = bl_server_run(server);
+            status = bl_path_served(server, bl_server_run(server));
         if (status == 0)
             status = bl_blocks_sums(meta);
         if (status == -BL_ERROR_SERVER_ALIVE)

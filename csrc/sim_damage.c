@@ -89,16 +89,27 @@ static int bl_path_damage(bl_sim_world *world)
     return bl_path_run(&kv.path);
 }
 
-/* ---- torn_sessions: when a server has died, every line of a session says FREE, and is not whole:
- * as if it had died in the middle of all of them. Nobody gives away what they may write to. */
+/* ---- torn_sessions: when a server has died, every line of a session says FREE, every line of a
+ * free lane says LIVE, and none is whole: as if it had died in the middle of all of them. Nobody
+ * gives away what a session may write to, and the lanes that nobody had are free. Of each host a
+ * process died, too, as it began to ask for another's farewell: nobody takes leave by that. */
 
 static void bl_torn_sessions(const bl_path *path, const bl_pool *pool)
 {
     for (uint32_t i = 0; i < BL_HALF_COUNT * pool->geometry.lane_count; i++) {
         uint64_t offset = bl_session_offset(&pool->geometry, 0, 0) + (uint64_t)i * BL_LINE_SIZE;
         bl_session_line *line = (bl_session_line *)(path->world->memory + offset);
-        if (line->state != BL_SESSION_FREE && bl_table_whole(line, i % pool->geometry.lane_count))
-            line->state = BL_SESSION_FREE;
+        if (bl_table_whole(line, i % pool->geometry.lane_count))
+            line->state = line->state == BL_SESSION_FREE ? BL_SESSION_LIVE : BL_SESSION_FREE;
+    }
+    for (uint32_t host = 0; host < BL_HOST_COUNT; host++) {
+        uint8_t *memory = path->world->memory;
+        bl_lobby_request *asked = (bl_lobby_request *)(memory + bl_lobby_request_offset(host));
+        const bl_lobby_reply *reply =
+            (bl_lobby_reply *)(memory + bl_lobby_reply_offset(host, asked->epoch % BL_HALF_COUNT));
+        if (asked->operation == BL_LOBBY_ATTACH && reply->sequence == asked->sequence &&
+            asked->check == bl_message_check(asked, 0)) /* and nobody waits for it any more */
+            asked->sequence++, asked->operation = BL_LOBBY_DETACH;
     }
 }
 

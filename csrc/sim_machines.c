@@ -102,7 +102,7 @@ static int bl_machine_take(bl_machines *machines, bl_server *server, bl_meta *me
     if (machines->server[1 - self])
         return -EEXIST;
     machines->server[self] = server;
-    status = machines->over ? 0 : bl_server_run(server);
+    status = machines->over ? 0 : bl_path_served(server, bl_server_run(server));
     machines->server[self] = NULL;
     return status;
 }

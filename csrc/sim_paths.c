@@ -124,6 +124,24 @@ static int bl_path_handle(void *context, bl_call *call)
     return (int)call->request_size;
 }
 
+int bl_path_served(const bl_server *server, int status)
+{
+    uint32_t live_count = 0, inherited_count = 0, twice = 0;
+    for (uint32_t i = 0; i < server->pool->geometry.lane_count; i++) {
+        const bl_lane *lane = &server->lanes[i];
+        if (lane->state == BL_SESSION_FREE)
+            continue;
+        live_count += lane->state == BL_SESSION_LIVE;
+        inherited_count += lane->epoch != server->epoch;
+        for (uint32_t k = 0; k < i; k++)
+            twice |= server->lanes[k].state != BL_SESSION_FREE &&
+                     server->lanes[k].nonce == lane->nonce;
+    }
+    return twice || live_count != server->live_count || inherited_count != server->inherited_count
+               ? -EDOM
+               : status;
+}
+
 static int bl_path_serve(bl_pool *pool, void *argument)
 {
     bl_path *path = argument;
@@ -135,7 +153,7 @@ static int bl_path_serve(bl_pool *pool, void *argument)
     status = bl_server_serve_lanes(server);
     path->server = server;
     if (status == 0)
-        status = bl_server_run(server);
+        status = bl_path_served(server, bl_server_run(server));
     path->server = NULL;
     bl_server_destroy(server);
     return status;

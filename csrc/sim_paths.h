@@ -49,6 +49,10 @@ uint32_t bl_path_client(bl_path *path, uint32_t host, bl_sim_body *body);
 /* Run it all: as bl_sim_world_run. */
 int bl_path_run(bl_path *path);
 
+/* What a server says of its lanes when bl_server_run() has returned status: that, or -EDOM if its
+ * sums are not what its lanes are, or if a nonce has two of them. */
+int bl_path_served(const bl_server *server, int status);
+
 /* The running server serves: if it is doomed, its verbs are counted from now. */
 void bl_path_doom(bl_path *path);
 

@@ -201,7 +201,7 @@ static int bl_given_up_serve(bl_pool *pool, void *argument)
     status = bl_server_take(server, &hooks);
     play->path.server = server;
     if (status == 0)
-        status = bl_server_run(server);
+        status = bl_path_served(server, bl_server_run(server));
     play->path.server = NULL;
     bl_server_destroy(server);
     return status;

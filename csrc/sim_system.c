@@ -50,7 +50,7 @@ static int bl_system_run(bl_system *system, bl_server *server, uint32_t self)
     int status = 0;
     system->server[self] = server;
     if (!system->over)
-        status = bl_server_run(server);
+        status = bl_path_served(server, bl_server_run(server));
     system->server[self] = NULL;
     return status;
 }

@@ -180,7 +180,7 @@ static int bl_rival_serve(bl_rivals *rivals, bl_server *server)
     rivals->contests -= rivals->contests > 0 && server->epoch > 1;
     rivals->server[host] = server;
     world->process[self]->late_ns = rivals->late_ns;
-    int status = rivals->over ? 0 : bl_server_run(server);
+    int status = rivals->over ? 0 : bl_path_served(server, bl_server_run(server));
     world->process[self]->late_ns = 0;
     rivals->server[host] = NULL;
     return status == -BL_ERROR_DEPOSED ? 0 : status;

@@ -85,7 +85,7 @@ static int bl_words_serve(bl_pool *pool, void *argument)
     status = bl_server_serve_lanes(server);
     path->server = server;
     if (status == 0)
-        status = bl_server_run(server);
+        status = bl_path_served(server, bl_server_run(server));
     path->server = NULL;
     bl_server_destroy(server);
     return status == -BL_ERROR_SERVER_ALIVE ? 0 : status;

@@ -15,7 +15,7 @@ from elsewhere import imitate
 from other_machine import Elsewhere, OtherMachine, beating, rewrite, serve_as, session_offset
 
 from beluga._ffi import lib
-from beluga.errors import HostClashError
+from beluga.errors import HostClashError, ServerAliveError
 from beluga.meta import MetaClient, MetaServer
 from beluga.pool import Pool
 from beluga.rpc import Client, Server
@@ -51,6 +51,33 @@ def test_a_server_of_an_earlier_boot_is_followed(pool: Pool, elsewhere: Elsewher
         rewrite(pool, "bl_epoch_line", half + copy, 1, boot_id=OTHER, state=lib.BL_SERVER_SERVING)
     with elsewhere(), Server(pool) as second:
         assert second.stat().epoch == 2
+
+
+def test_a_standby_follows_a_server_of_an_earlier_boot_that_left_a_torn_beat(
+    pool: Pool, elsewhere: Elsewhere
+) -> None:
+    first = Server(pool)
+    first.start()
+    first.stop()
+    half = 1 * lib.BL_SERVER_STRIDE
+    for copy in (0, lib.BL_LINE_SIZE):
+        rewrite(pool, "bl_epoch_line", half + copy, 1, boot_id=OTHER, state=lib.BL_SERVER_SERVING)
+    with elsewhere():
+        second = Server(pool)
+    assert not second.watch(0.05, silent_s=30.0)  # what it found there says nothing yet
+    rewrite(pool, "bl_beat_line", half + lib.BL_POLL_STRIDE, NONCE, count=0)
+    assert second.watch(20.0, silent_s=0.1)
+    second.stop()
+
+
+def test_a_standby_that_saw_a_server_alive_does_not_take_its_place(pool: Pool) -> None:
+    with Server(pool) as first:
+        second = Server(pool)
+        assert not second.watch(0.1, silent_s=30.0)
+        with pytest.raises(ServerAliveError):
+            second.start()
+        second.stop()
+        assert first.failure is None
 
 
 def test_a_server_whose_epoch_has_another_owner_gives_up(pool: Pool) -> None:
@@ -108,6 +135,16 @@ def test_a_client_is_refused_while_an_inherited_session_of_its_number_beats(pool
         time.sleep(0.6)
         with Client(pool, host=3) as client:
             client.ping()
+        assert second.stat().inherited_count == 0
+
+
+def test_a_machine_that_has_started_again_waits_and_is_let_in(pool: Pool) -> None:
+    with Server(pool) as first:
+        assert OtherMachine(pool, host=3, boot_id=OTHER).attach(NONCE) == 0
+        with beating(pool, 0, NONCE):
+            first.stop()
+    with Server(pool) as second, Client(pool, host=3) as client:  # nobody saw that beat move
+        client.ping()
         assert second.stat().inherited_count == 0
 
 

@@ -128,6 +128,10 @@ REASONED: Conditions = {
         ),
     },
     ("house.c", "bl_house_watch"): {
+        ("left", 0, "true"): (
+            "tells the simulator's oracle of a beat that nobody relies on, which can only "
+            "make it stricter"
+        ),
         ("lane->state == BL_SESSION_FREE", 0, "false"): (
             "a free lane has no proof and is not LIVE, so it is passed over all the same"
         ),
@@ -148,7 +152,14 @@ REASONED: Conditions = {
             "a lane that is not LIVE is not in the list that it would be removed from"
         ),
     },
+    ("house.c", "bl_lane_watched"): {
+        ("lane->state != BL_SESSION_FREE", 0, "true"): (
+            "drops a free lane's beat from the cache, which costs time: bl_house_watch() "
+            "passes the lane over"
+        ),
+    },
     ("house.c", "bl_lobby_give"): {
+        ("bl_lane_free(server) < 0", 0, "true"): _PERIOD,
         ("here", 1, "false"): (
             "without its proof a session of this host ends when its beat stands still: later, "
             "and in doubt"
@@ -161,6 +172,10 @@ REASONED: Conditions = {
         ("status < 0", 0, "false"): "the look after the new session line was written says so, too",
     },
     ("house.c", "bl_lobby_look"): {
+        ("request.operation == BL_LOBBY_DETACH", 0, "false"): (
+            "a farewell that an earlier server was asked for is left unanswered: the last "
+            "word of the beat, which was written before, says the same"
+        ),
         ("request.sequence == request.sequence_end", 0, "true"): _PIECE,
     },
     ("house.c", "bl_lobby_serve"): {
@@ -406,6 +421,12 @@ REASONED: Conditions = {
         ("status < 0", 0, "true"): _REREAD,
         ("tries > 0", 0, "true"): "a pause before the first look, which costs time",
     },
+    ("register.h", "bl_register_settled"): {
+        ("memcmp(copies[0], line, sizeof copies[0]) == 0", 0, "true"): (
+            "the second copy is written after the first: where it has the last word, so has"
+            " the first, or a successor, which needed that word, writes it again"
+        ),
+    },
     ("server.c", "bl_idle_nap_ns"): {
         ("idle_ns < BL_IDLE_YIELD_NS", 0, "false"): _NAP,
         ("nap_ns < BL_IDLE_NAP_NS", 0, "false"): _NAP,
@@ -422,16 +443,32 @@ REASONED: Conditions = {
         ("status == 0", 0, "true"): "only which error a bad request gets differs",
     },
     ("server.c", "bl_server_loop"): {
+        ("busy == 0 && idle_ns >= BL_IDLE_SPIN_NS", 0, "false"): _NAP,
         ("++rounds % BL_ROUNDS_PER_CLOCK", 0, "false"): _NAP,
         ("busy == 0", 0, "true"): _NAP,
         ("busy > 0", 0, "true"): _NAP,
         ("idle_ns >= BL_IDLE_SPIN_NS", 0, "true"): _NAP,
     },
+    ("server.c", "bl_server_mend"): {
+        ("server->lanes[i].state == BL_SESSION_LIVE", 1, "true"): (
+            "a broken lane that is not LIVE is nobody's again, whether it is FREE or in "
+            "doubt, and no memory of the simulator breaks"
+        ),
+    },
     ("server.c", "bl_server_round"): {
+        ("server->round[0].requests != before && server->live_count > 1", 0, "false"): (
+            "leaves out the fence behind it, which need not be there: see where that is left out"
+        ),
         ("server->live_count > 1", 0, "true"): _FENCED,
         ("server->round[0].requests != before", 0, "true"): _FENCED,
         ("turn.requests == 0", 0, "false"): (
             "a lane without requests takes an empty turn, which costs time"
+        ),
+    },
+    ("server.c", "bl_server_run"): {
+        ("status == -BL_ERROR_DEVICE_FAULT", 0, "true"): (
+            "where no device failed just now, the last fault is in no lane, or in one that "
+            "broke before"
         ),
     },
     ("session.c", "bl_session_ask"): {
@@ -453,11 +490,31 @@ REASONED: Conditions = {
         ("session->devices", 0, "true"): "takes back a mark that was not made",
     },
     ("standby.c", "bl_server_watch"): {
+        (
+            "(status = bl_guarded(memory, bl_watch_look_guarded, &look)) == 0",
+            0,
+            "true",
+        ): "looks on until the caller's time is up, and returns what the last look says",
         ("status != 0", 0, "true"): (
             "only when to try a takeover differs: whether it may is decided in takeover.c"
         ),
     },
+    ("standby.c", "bl_watch_begin"): {
+        (
+            "bl_boot_same(line->boot_id, server->boot_id)",
+            0,
+            "true",
+        ): "another host's server has no proof here, so there is none to watch",
+    },
     ("standby.c", "bl_watch_look_guarded"): {
+        ("server->watch.proof >= 0 && bl_proof_gone(memory, server->watch.proof)", 0, "false"): (
+            "a server that is proven gone is followed once its beat has stood still, which "
+            "costs time"
+        ),
+        ("bl_epoch_last_word(&line)", 0, "false"): (
+            "a server that said that it stops is followed once its beat has stood still, "
+            "which costs time"
+        ),
         ("line.epoch == 0", 0, "false"): (
             "a server that does not serve is found silent a little later, and then tried all "
             "the same"
@@ -476,6 +533,43 @@ REASONED: Conditions = {
             "a server of epoch 0 is nobody, and nobody's proof is looked for in vain"
         ),
     },
+    ("takeover.c", "bl_server_gone"): {
+        (
+            "proof >= 0",
+            0,
+            "true",
+        ): "a proof that is not there cannot be locked, so bl_proof_gone() says no",
+    },
+    ("takeover.c", "bl_takeover_claim"): {
+        ("next > plan->epoch", 0, "true"): (
+            "an epoch that is history is asked for first, which costs an election: those "
+            "who took part in it are gone, or an election says that it is late"
+        ),
+    },
+    ("takeover.c", "bl_takeover_follow"): {
+        ("line->nonce != server->silent", 0, "true"): (
+            "the beat of a server that was found silent is watched once more, which costs time"
+        ),
+        ("gone < 0", 0, "true"): "the caller asks only whether it is negative: 1 is as good as 0",
+    },
+    ("takeover.c", "bl_takeover_inherit"): {
+        ("earlier", 0, "false"): (
+            "which earlier epoch a session is of decides nothing, only that it is not this one"
+        ),
+        ("earlier", 0, "true"): (
+            "what a predecessor wrote, whole or torn, has an earlier epoch; only damage has another"
+        ),
+        ("line.epoch < server->epoch", 0, "true"): (
+            "what a predecessor wrote, whole or torn, has an earlier epoch; only damage has another"
+        ),
+        ("inherits", 1, "true"): (
+            "where nobody ever served, nobody wrote a session line: it is zero, so it has no nonce"
+        ),
+        ("inherits", 0, "true"): (
+            "tells the simulator's oracle of a line that nobody relies on, which can only "
+            "make it stricter"
+        ),
+    },
     ("takeover.c", "bl_takeover_leave"): {
         ("server->life", 0, "true"): _LIFE,
     },
@@ -483,6 +577,13 @@ REASONED: Conditions = {
         ("plan->before.epoch != 0", 0, "true"): (
             "an empty line is mended, or nobody's sessions are inherited: there are none"
         ),
+    },
+    ("takeover.c", "bl_takeover_plan"): {
+        ("served", 0, "true"): (
+            "only whether the source ever served is asked, and of a pool that nobody served"
+            " there is nothing to read but zeros"
+        ),
+        ("gone < 0", 0, "true"): "the caller asks only whether it is negative: 1 is as good as 0",
     },
     ("task_call.c", "bl_tasks_max"): {
         ("most < BL_TASKS_MAX", 0, "false"): (
@@ -640,8 +741,50 @@ TESTED: Conditions = {
             "_no_lane_for_good"
         ),
     },
+    ("house.c", "bl_house_watch"): {
+        ("bl_error_passes(-lane->proof)", 0, "true"): (
+            "tests/rpc/test_descriptors.py::test_a_successor_learns_of_deaths_that_it_could"
+            "_not_ask_for_at_once"
+        ),
+        (
+            "lane->state == BL_SESSION_LIVE && now_ns - lane->beat_seen_ns > "
+            "bl_beat_lost_ns(server)",
+            0,
+            "false",
+        ): ("tests/crash/test_silence.py::test_a_silent_session_is_held_back_until_it_speaks"),
+    },
     ("house.c", "bl_lane_over"): {
         ("!inherited", 0, "false"): "tests/meta/test_tasks.py::test_a_claim_is_its_sessions",
+    },
+    ("house.c", "bl_lane_rebooted"): {
+        ("lane->moved", 0, "true"): (
+            "tests/rpc/test_two_machines.py::test_a_machine_that_has_started_again_waits_an"
+            "d_is_let_in"
+        ),
+        ("lane->moved", 0, "false"): (
+            "tests/rpc/test_two_machines.py::test_a_client_is_refused_while_an_inherited_se"
+            "ssion_of_its_number_beats"
+        ),
+    },
+    ("house.c", "bl_lane_watch"): {
+        ("count <= lane->beat_count", 0, "false"): (
+            "tests/rpc/test_two_machines.py::test_a_session_of_an_earlier_boot_is_over_when"
+            "_its_beat_stands_still"
+        ),
+        ("lane->beat_count != 0", 0, "true"): (
+            "tests/rpc/test_two_machines.py::test_a_machine_that_has_started_again_waits_an"
+            "d_is_let_in"
+        ),
+    },
+    ("house.c", "bl_lobby_clash_check"): {
+        ("status < 0", 0, "false"): (
+            "tests/rpc/test_two_machines.py::test_a_client_is_refused_while_an_inherited_se"
+            "ssion_of_its_number_beats"
+        ),
+        ("status == 0", 0, "true"): (
+            "tests/rpc/test_two_machines.py::test_a_client_is_refused_while_an_inherited_se"
+            "ssion_of_its_number_beats"
+        ),
     },
     ("house.c", "bl_lobby_give"): {
         ("here", 0, "true"): (
@@ -969,6 +1112,36 @@ TESTED: Conditions = {
         ),
         ("madvise(session->parent, BL_PAGE_SIZE, MADV_WIPEONFORK) < 0", 0, "true"): (
             "tests/meta/test_block_calls.py::test_a_block_larger_than_an_extent_is_refused"
+        ),
+    },
+    ("standby.c", "bl_watch_look_guarded"): {
+        ("status == 1", 0, "true"): (
+            "tests/rpc/test_two_machines.py::test_a_standby_that_saw_a_server_alive_does_no"
+            "t_take_its_place"
+        ),
+        ("status == 1", 0, "false"): (
+            "tests/crash/test_standby.py::test_standby_follows_a_server_that_stands_still_a"
+            "nd_that_one_gives_up"
+        ),
+    },
+    ("standby.c", "bl_watch_silent"): {
+        ("watch->count != 0", 0, "true"): (
+            "tests/rpc/test_two_machines.py::test_a_standby_follows_a_server_of_an_earlier_"
+            "boot_that_left_a_torn_beat"
+        ),
+        ("count > watch->count", 0, "true"): (
+            "tests/rpc/test_two_machines.py::test_a_standby_follows_a_server_of_an_earlier_"
+            "boot_that_left_a_torn_beat"
+        ),
+    },
+    ("takeover.c", "bl_takeover_farewell"): {
+        ("status >= 0 && line.epoch <= server->epoch", 0, "false"): (
+            "tests/rpc/test_session.py::test_after_a_server_has_stopped_a_client_is_told_at_once"
+        ),
+    },
+    ("takeover.c", "bl_takeover_follow"): {
+        ("gone != 0", 0, "false"): (
+            "tests/rpc/test_two_machines.py::test_a_second_server_is_refused_while_the_first_beats"
         ),
     },
     ("takeover.c", "bl_takeover_plan"): {
