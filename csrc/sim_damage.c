@@ -109,7 +109,7 @@ static void bl_torn_sessions(const bl_path *path, const bl_pool *pool)
             (bl_lobby_reply *)(memory + bl_lobby_reply_offset(host, asked->epoch % BL_HALF_COUNT));
         if (asked->operation == BL_LOBBY_ATTACH && reply->sequence == asked->sequence &&
             asked->check == bl_message_check(asked, 0)) /* and nobody waits for it any more */
-            asked->sequence++, asked->operation = BL_LOBBY_DETACH;
+            asked->sequence = ++asked->sequence_end, asked->operation = BL_LOBBY_DETACH;
     }
 }
 

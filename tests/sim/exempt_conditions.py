@@ -754,6 +754,10 @@ TESTED: Conditions = {
         ): ("tests/crash/test_silence.py::test_a_silent_session_is_held_back_until_it_speaks"),
     },
     ("house.c", "bl_lane_over"): {
+        ("end == BL_END_GONE && inherited && --server->inherited_count == 0", 0, "false"): (
+            "tests/rpc/test_two_machines.py::test_a_grant_of_another_machine_is_held_while_"
+            "its_client_beats"
+        ),
         ("!inherited", 0, "false"): "tests/meta/test_tasks.py::test_a_claim_is_its_sessions",
     },
     ("house.c", "bl_lane_rebooted"): {
