@@ -35,11 +35,11 @@ COMMENT = re.compile(r"/\*.*?\*/", re.DOTALL)
 
 
 def protocol_files() -> list[Path]:
-    """All C that is no scenario and no tool, nor the verbs themselves."""
+    """All C that is no scenario and no tool, nor the verbs themselves, nor what kills processes."""
     return [
         path
         for path in sorted(CSRC.glob("*.[ch]"))
-        if not path.name.startswith((*NO_PROTOCOL, "coherence"))
+        if not path.name.startswith((*NO_PROTOCOL, "coherence", "crash_point"))
     ]
 
 
