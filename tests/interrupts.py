@@ -2,12 +2,16 @@
 # Copyright The Beluga Authors
 """Interrupts at chosen points of Beluga's Python, by the rules of CPython.
 
-CPython raises what a signal's handler raises in the main thread, when a Python function begins and
-when a call of C has returned (its result is lost then). The profiler's events are those points.
+CPython runs a signal's handler in the main thread: when a Python function begins, or when a call of
+C has returned (what it returned is lost if the handler raises). The profiler's events are those
+points, so the profiler pretends at a chosen one that Ctrl-C has come, and the interpreter does the
+rest.
 """
 
 from __future__ import annotations
 
+import _thread
+import signal
 import sys
 import threading
 from collections.abc import Collection
@@ -21,10 +25,21 @@ _PACKAGE = str(Path(beluga.__file__).parent)
 _POINTS = ("call", "c_return")
 
 
+class _CtrlC:
+    """``-_CTRL_C``: SIGINT has come. A call would not do: the interpreter looks for signals at its
+    end, so the interrupt would be raised in the profiler, which ends the profiling. It does not
+    look after an operator."""
+
+    __neg__ = _thread.interrupt_main
+
+
+_CTRL_C = _CtrlC()
+
+
 class Interrupts:
-    """A context in which the points of this thread's Beluga code are counted, and
+    """A context of the main thread in which the points of Beluga's code are counted, and
     ``KeyboardInterrupt`` is raised at those whose numbers are in ``at``, from 1 on. ``count`` is
-    how many there were.
+    how many there were; ``raised`` is set once one was.
     """
 
     def __init__(self, at: Collection[int] = ()) -> None:
@@ -33,6 +48,7 @@ class Interrupts:
         self.raised = threading.Event()
 
     def __enter__(self) -> Interrupts:
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
         sys.setprofile(self._point)
         return self
 
@@ -40,10 +56,20 @@ class Interrupts:
         sys.setprofile(None)
 
     def _point(self, frame: FrameType, event: str, argument: Any) -> None:
-        if event not in _POINTS or not frame.f_code.co_filename.startswith(_PACKAGE):
+        if event not in _POINTS or not _of_beluga(frame):
             return
         self.count += 1
         if self.count in self._at:
             self.raised.set()
-            sys.setprofile(self._point)  # an exception of the profiler's ends it
-            raise KeyboardInterrupt
+            -_CTRL_C  # type: ignore[operator]  # noqa: B018
+
+
+def within_beluga(frame: FrameType | None) -> bool:
+    """Is this frame Beluga's, or one that Beluga's code has called?"""
+    while frame is not None and not _of_beluga(frame):
+        frame = frame.f_back
+    return frame is not None
+
+
+def _of_beluga(frame: FrameType) -> bool:
+    return frame.f_code.co_filename.startswith(_PACKAGE)

@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import signal
 import threading
@@ -15,7 +14,7 @@ from types import FrameType
 import numpy as np
 import pytest
 from cuda_gpu import PATIENCE_S, STRIPE, FailingGpu
-from interrupts import Interrupts
+from interrupts import Interrupts, within_beluga
 
 from beluga import KVCache, MetaServer, Pool
 from beluga.errors import UnsettledError
@@ -132,30 +131,23 @@ def test_a_put_may_be_interrupted_anywhere(scene: Scene, again: int | None) -> N
 
 
 class Alarms:
-    """Signals to the main thread from another, once it ``waits``: ``most``, or until it left."""
+    """Signals to the main thread from another one, once it ``waits``: ``most`` of them, or until
+    the context is left. Those that come within Beluga's code raise ``KeyboardInterrupt``."""
 
     def __init__(self, waits: Callable[[], bool], *, most: int = 1000) -> None:
-        self._waits, self._armed, self._most = waits, threading.Event(), most
-        self._before = signal.signal(signal.SIGUSR1, self._hear)
+        self._waits, self._most = waits, most
+        self._before = signal.signal(signal.SIGUSR1, _hear)
         self._left = threading.Event()
         self._thread = threading.Thread(target=self._send)
 
     def __enter__(self) -> Alarms:
-        self._armed.set()
         self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        while self._thread.is_alive():
-            with contextlib.suppress(KeyboardInterrupt):  # one more, on its way out
-                self._armed.clear()
-                self._left.set()
-                self._thread.join()
+        self._left.set()
+        self._thread.join()
         signal.signal(signal.SIGUSR1, self._before)
-
-    def _hear(self, number: int, frame: FrameType | None) -> None:
-        if self._armed.is_set():
-            raise KeyboardInterrupt
 
     def _send(self) -> None:
         while not self._waits() and not self._left.wait(0.001):
@@ -168,17 +160,18 @@ class Alarms:
             signal.pthread_kill(main, signal.SIGUSR1)
 
 
+def _hear(number: int, frame: FrameType | None) -> None:
+    if within_beluga(frame):
+        raise KeyboardInterrupt
+
+
 def test_whoever_insists_leaves_and_the_copy_keeps_its_space(scene: Scene) -> None:
     gpu = scene.gpu
     if gpu is None:
         pytest.skip("the software queue can not be held still")
     scene.gate.clear()
     before = len(gpu.launches)
-    with (
-        contextlib.suppress(KeyboardInterrupt),  # one more, on its way out
-        Alarms(lambda: len(gpu.launches) > before),
-        pytest.raises(KeyboardInterrupt),
-    ):
+    with Alarms(lambda: len(gpu.launches) > before), pytest.raises(KeyboardInterrupt):
         scene.mine.put(keys := scene.fresh(), payload(COUNT, LENGTH, seed=7))
     assert not scene.gate.is_set()
     theirs = scene.others_take_the_space()

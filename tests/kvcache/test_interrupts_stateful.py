@@ -25,7 +25,6 @@ from hypothesis.stateful import (
     RuleBasedStateMachine,
     initialize,
     invariant,
-    precondition,
     rule,
     run_state_machine_as_test,
 )
@@ -101,15 +100,12 @@ class Interrupted(RuleBasedStateMachine):
             gpu.fail_at, gpu.silent = trouble.fail_at, self.was_silent
         told: list[BaseException] = []
         alarms = Alarms(lambda: gpu is None or len(gpu.launches) > launched, most=trouble.signals)
-        try:
-            with contextlib.suppress(KeyboardInterrupt), alarms:  # one more, on its way out
-                try:
-                    with Interrupts(trouble.points):
-                        yield told
-                except TROUBLES as error:
-                    told.append(error)
-        except TROUBLES as error:
-            told.append(error)
+        with alarms:
+            try:
+                with Interrupts(trouble.points):
+                    yield told
+            except TROUBLES as error:
+                told.append(error)
 
     def calm(self) -> None:
         """Whoever was left behind has ended."""
@@ -134,9 +130,10 @@ class Interrupted(RuleBasedStateMachine):
         else:
             self.scene.mine.remove(keys)
 
-    @precondition(lambda self: self.stored)
     @rule(trouble=TROUBLE)
     def get(self, trouble: Trouble) -> None:
+        if not self.stored:  # no precondition: what is stored depends on when interrupts come
+            return
         found = np.zeros((COUNT, LENGTH), np.uint8)
         with self.troubled(trouble) as told:
             assert self.scene.mine.get(self.stored[-1], found).hits == COUNT
@@ -167,10 +164,10 @@ class Interrupted(RuleBasedStateMachine):
         self.theirs.append(self.scene.fresh())
         assert self.scene.other.put(self.theirs[-1], THEIRS).stored == COUNT
 
-    @precondition(lambda self: self.stored)
     @rule()
     def remove(self) -> None:
-        assert self.scene.mine.remove(self.stored.pop(0)) == COUNT
+        if self.stored:
+            assert self.scene.mine.remove(self.stored.pop(0)) == COUNT
 
     @invariant()
     def nobody_is_harmed(self) -> None:
