@@ -84,7 +84,7 @@ class Engine(Protocol):
         ...
 
     def close(self) -> None:
-        """Give back what the engine holds; transfers have ended."""
+        """Give back what the engine holds, once the copies that it started have ended."""
         ...
 
 
@@ -101,8 +101,17 @@ def settle(transfers: Iterable[Transfer]) -> None:
                 time.sleep(_POLL_S)
         except BaseException as error:  # whatever it is: the others have to end, too
             unknown = error
+            keep_for_good(transfer)
     if unknown is not None:
         raise UnsettledError(
             f"nobody can say whether a copy still writes ({unknown!r}); its space stays taken "
             "until this process ends: restart it"
         ) from unknown
+
+
+def keep_for_good(used: object) -> None:
+    """A copy that may never end uses this memory: nobody else must get it in this process."""
+    _kept.append(used)
+
+
+_kept: list[object] = []

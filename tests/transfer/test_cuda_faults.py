@@ -5,9 +5,12 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import gc
 import itertools
 import os
 import threading
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -16,9 +19,15 @@ import pytest
 from cuda_gpu import PATIENCE_S, STRIPE, Blocks, FailingGpu, Gpu, engine_on
 from engines import poke
 
-from beluga.errors import DeviceFaultError, ForkedSessionError, LayoutError, TransferError
+from beluga.errors import (
+    DeviceFaultError,
+    ForkedSessionError,
+    LayoutError,
+    TransferError,
+    UnsettledError,
+)
 from beluga.pool import Pool
-from beluga.transfer import CHUNK, PIECE, Plan, plan_blocks, plan_rows
+from beluga.transfer import CHUNK, PIECE, Plan, plan_blocks, plan_rows, settle
 from beluga.transfer.cuda import CudaEngine, DriverError
 
 pytestmark = pytest.mark.usefixtures("compiled")
@@ -309,3 +318,61 @@ def test_a_start_that_fails_leaves_nothing_under_way(pool: Pool, path: str, boun
         if ended:
             break
     assert number > 5
+
+
+class Leaving(FailingGpu):
+    """Remembers whether the gate was open when memory was taken from the GPU."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.taken: list[bool] = []
+
+    def unregister(self, address: int) -> None:
+        self.taken.append(self.gate.is_set())
+        super().unregister(address)
+
+    def free(self, address: int) -> None:
+        self.taken.append(self.gate.is_set())
+        super().free(address)
+
+
+@pytest.mark.parametrize("path", ["direct", "staged"])
+def test_a_closed_engine_takes_no_memory_from_copies_that_are_under_way(
+    pool: Pool, path: str
+) -> None:
+    gpu = Leaving()
+    engine = engine_on(pool, gpu, path=path)
+    assert engine.settle(PATIENCE_S)
+    blocks = Blocks.make(pool)
+    engine.gather_write(blocks.plan).wait(PATIENCE_S)
+    gpu.gate.clear()
+    engine.gather_write(blocks.plan)
+    opener = threading.Timer(0.05, gpu.gate.set)
+    opener.start()
+    engine.close()
+    opener.join()
+    assert gpu.taken
+    assert all(gpu.taken)
+    assert blocks.stored(pool)
+    gpu.close()
+
+
+def test_memory_stays_taken_where_nobody_can_say_that_a_copy_has_ended(pool: Pool) -> None:
+    gpu = Leaving()
+    engine = engine_on(pool, gpu)
+    assert engine.settle(PATIENCE_S)
+    blocks = Blocks.make(pool)
+    plan = dataclasses.replace(blocks.plan, owners=(owner := threading.Event(),))
+    memory = weakref.ref(owner)
+    gpu.gate.clear()
+    transfer = engine.gather_write(plan)
+    gpu.silent = True
+    with pytest.raises(UnsettledError, match="restart"):
+        settle([transfer])
+    engine.close()
+    del transfer, plan, owner, engine
+    gc.collect()
+    assert gpu.taken == []
+    assert memory() is not None
+    gpu.gate.set()
+    gpu.silent = False

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from beluga import config
 from beluga._ffi import lib
-from beluga.errors import LayoutError, TransferError
+from beluga.errors import LayoutError, TransferError, UnsettledError
 from beluga.pool import STRIPE_SIZE, Pool
 from beluga.transfer.cuda import shared
 from beluga.transfer.cuda.buffers import Buffers
@@ -23,17 +23,18 @@ from beluga.transfer.cuda.calibration import Calibration
 from beluga.transfer.cuda.capture import CapturedTransfer
 from beluga.transfer.cuda.claims import Claims
 from beluga.transfer.cuda.device import CupyDriver
-from beluga.transfer.cuda.driver import Driver
+from beluga.transfer.cuda.driver import Driver, DriverError
 from beluga.transfer.cuda.holds import Hold, Place
 from beluga.transfer.cuda.interop import StreamLike, stream_handle
 from beluga.transfer.cuda.launch import Launcher
 from beluga.transfer.cuda.parts import select
 from beluga.transfer.cuda.paths import CudaStat, Paths
 from beluga.transfer.cuda.registrar import Registrar
-from beluga.transfer.cuda.staged import Way
+from beluga.transfer.cuda.staged import Way, drain
 from beluga.transfer.cuda.tables import Tables, make_tables
 from beluga.transfer.cuda.transfer import CudaTransfer, Part
 from beluga.transfer.cuda.windows import Windows
+from beluga.transfer.engine import keep_for_good
 from beluga.transfer.plan import Plan
 from beluga.transfer.policy import Care, probe
 
@@ -165,6 +166,13 @@ class CudaEngine:
         if self._buffers.closed:
             return
         self._driver.use()  # whoever closes
+        try:
+            for stream in {*self._own.values(), *self._paths.streams}:
+                drain(self._driver, stream)
+        except DriverError:  # nobody can say what still runs: it keeps its windows and buffers
+            keep_for_good(self)
+            self._buffers.closed = True
+            return
         shared.leave(self._registrar, self)
         for stream in self._own.values():
             self._driver.end_stream(stream)
@@ -203,7 +211,11 @@ class CudaEngine:
                 parts = self._straight(plan, tables, way, hold)
                 return CudaTransfer(self._launcher, parts, lambda: None)
             except BaseException:  # nobody else knows what of it is under way
-                self._paths.undo(way.stream)
+                try:
+                    self._paths.undo(way.stream)
+                except UnsettledError:
+                    keep_for_good((self, plan))
+                    raise
                 raise
 
     def _refuse(self, plan: Plan) -> None:

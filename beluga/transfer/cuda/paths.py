@@ -89,7 +89,7 @@ class Paths:
         for part in self._started:
             part.settle = _nothing
         try:
-            for one in {stream, *self._staging.streams}:
+            for one in {stream, *self.streams}:
                 drain(self._driver, one)
         except BaseException as error:
             raise UnsettledError(
@@ -104,6 +104,11 @@ class Paths:
                 self._driver.free_event(part.event)
         self._buffers.undo()
         self._held = sum(held for _, held in self._waiting)
+
+    @property
+    def streams(self) -> list[int]:
+        """Its own ones, besides those that it is given."""
+        return self._staging.streams
 
     def bases(self, offsets: NDArray[np.uint64], addresses: Mapping[Place, int]) -> Bases:
         """Of the windows in which these offsets lie, all of which are ready."""
