@@ -2,9 +2,10 @@
 # Copyright The Beluga Authors
 """Builds the C core: one source, two extensions.
 
-``_core`` has the verbs of ``csrc/coherence.h`` as instructions, ``_sim`` as a simulator of hosts
-whose caches do not know of each other. cffi reads the very headers that C compiles: a four-line
-filter drops what only the preprocessor understands. ``setup.py`` names ``core`` and ``sim``.
+``_core`` has the verbs of ``csrc/coherence/coherence.h`` as instructions, ``_sim`` as a simulator
+of hosts whose caches do not know of each other. cffi reads the very headers that C compiles: a
+four-line filter drops what only the preprocessor understands. ``setup.py`` names ``core`` and
+``sim``.
 """
 
 from __future__ import annotations
@@ -20,21 +21,28 @@ ROOT = Path(__file__).resolve().parent.parent
 CSRC = ROOT / "csrc"
 
 CORE_HEADERS = (
-    "pool_format.h",
-    "api.h",
-    "api_transfer.h",
-    "api_link.h",
-    "api_check.h",
-    "api_task.h",
-    "api_verify.h",
-    "index.h",
-    "prefix.h",
-    "tier.h",
+    "format/pool_format.h",
+    "api/api.h",
+    "api/transfer.h",
+    "api/iosched.h",
+    "api/check.h",
+    "api/task.h",
+    "api/verify.h",
+    "index/index.h",
+    "router/prefix.h",
+    "index/tier.h",
 )
 # The simulator has a device of its own.
-DSA_HEADERS = ("dsa_format.h", "api_dsa.h")
+DSA_HEADERS = ("format/dsa.h", "api/dsa.h")
 # The simulator also exports the pure structures, so that models can be run against them.
-SIM_HEADERS = (*CORE_HEADERS, "extent.h", "evict.h", "pins.h", "tasks.h", "api_sim.h")
+SIM_HEADERS = (
+    *CORE_HEADERS,
+    "space/extent.h",
+    "index/evict.h",
+    "index/pins.h",
+    "index/tasks.h",
+    "api/sim.h",
+)
 
 WARNINGS = ["-Wall", "-Wextra", "-Wundef", "-Wvla", "-Wno-unused-function"]
 
@@ -47,7 +55,7 @@ def cdef(headers: tuple[str, ...]) -> str:
 
 def format_hash() -> int:
     """64 bits over every declaration of the pool format; comments and white space do not count."""
-    text = re.sub(r"/\*.*?\*/", " ", cdef(("pool_format.h",)), flags=re.DOTALL)
+    text = re.sub(r"/\*.*?\*/", " ", cdef(("format/pool_format.h",)), flags=re.DOTALL)
     digest = hashlib.sha256(" ".join(text.split()).encode()).digest()
     return int.from_bytes(digest[:8], "little")
 
@@ -69,7 +77,7 @@ def builder(
         '#include "beluga.c"\n',
         include_dirs=[str(source)],
         define_macros=[("BL_FORMAT_HASH", f"0x{format_hash():016x}ull"), *macros],
-        depends=[str(path) for path in sorted(source.glob("*.[ch]"))],
+        depends=[str(path) for path in sorted(source.rglob("*.[ch]"))],
         extra_compile_args=["-std=gnu11", "-O2", "-fvisibility=hidden", *WARNINGS, *strict],
         libraries=["pthread"],
     )

@@ -52,7 +52,7 @@ lib.bl_cpu_limit(
 
 
 def _arm(point: str) -> None:
-    """Arm ``NAME[:PASSAGE][:kill|stop]`` (csrc/crash_point.h); no line is torn."""
+    """Arm ``NAME[:PASSAGE][:kill|stop]`` (csrc/coherence/crash_point.h); no line is torn."""
     name, *rest = point.split(":")
     action = rest.pop() if rest and rest[-1] in ("kill", "stop") else "kill"
     passage = rest.pop() if rest else "1"

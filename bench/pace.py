@@ -58,7 +58,7 @@ def make_paces(path: Path, device_count: int, pace: Pace) -> None:
 
 
 def device_at(pool: Pool, offset: int) -> int:
-    """The device under an offset of the linear range; as ``csrc/interleave.h`` has it."""
+    """The device under an offset of the linear range; as ``csrc/format/interleave.h`` has it."""
     stripe = offset // STRIPE_SIZE
     geometry = pool.geometry
     if geometry.interleaved:

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Writes csrc/FORMAT.md from csrc/pool_format.h: sizes and offsets are cffi's, comments the file's.
+"""Writes csrc/FORMAT.md from csrc/format/pool_format.h: sizes and offsets are cffi's.
 
 With ``--check`` nothing is written; the exit code says whether the file is fresh.
 """
@@ -19,7 +19,7 @@ sys.path.insert(0, str(ROOT))
 
 from beluga import _build  # noqa: E402  not installed where this runs
 
-HEADER = "pool_format.h"
+HEADER = "format/pool_format.h"
 TARGET = _build.CSRC / "FORMAT.md"
 
 _STRUCT = re.compile(

@@ -34,7 +34,7 @@ _PAIRS = (
 
 
 def line_hash(line: bytes, key: int) -> int:
-    """``bl_line_hash`` of csrc/line.h."""
+    """``bl_line_hash`` of csrc/format/line.h."""
     words = [int.from_bytes(line[i : i + 8], "little") for i in range(0, LINE, 8)]
     total = (key + 0x9E3779B97F4A7C15) * 0xDA942042E4DD58B5
     for word, (mix, factor) in zip(words, _PAIRS, strict=True):

@@ -16,7 +16,7 @@ from beluga import _build
 from beluga._ffi import ffi, lib
 
 ROOT = Path(__file__).resolve().parent.parent
-HEADER = _build.cdef(("pool_format.h",))
+HEADER = _build.cdef(("format/pool_format.h",))
 STRUCTS = re.findall(r"typedef struct (\w+)", HEADER)
 ENUMS = re.findall(r"^enum (\w+)", HEADER, re.MULTILINE)
 
@@ -35,8 +35,8 @@ LINES = (
 
 
 def frozen() -> dict[str, dict[str, int]]:
-    """Offsets that pool_format_check.c writes as literals; the size under ''."""
-    text = (ROOT / "csrc/pool_format_check.c").read_text()
+    """Offsets that format/pool_format_check.c writes as literals; the size under ''."""
+    text = (ROOT / "csrc/format/pool_format_check.c").read_text()
     table: dict[str, dict[str, int]] = {}
     for name, size in re.findall(r"BL_SIZE\((\w+), (\d+)\)", text):
         table[name] = {"": int(size)}

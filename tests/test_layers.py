@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Imports and includes go down the layers only. The two lists below are all the data there is."""
+"""Python's imports go down the layers only. The two lists below are all the data there is."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-CSRC = ROOT / "csrc"
 
 # Python, bottom first. A layer is seen from above through its front door: the package itself.
 LAYERS = (
@@ -47,8 +46,6 @@ EXTRAS = {
     "kvcache": {"torch"},
     "connectors": {"torch", "vllm", "lmcache", "sglang", "prometheus_client"},
 }
-
-SIM_LAYER = 99  # the simulator stands above everything that runs in it
 
 
 def python_files() -> list[Path]:
@@ -128,84 +125,3 @@ def test_only_config_reads_the_environment() -> None:
         if re.search(r"\bos\.(environ|getenv)\b", path.read_text())
     }
     assert readers <= {"config.py", "_build.py"}
-
-
-def code_of(path: Path) -> str:
-    """C without its comments."""
-    return re.sub(r"/\*.*?\*/", " ", path.read_text(), flags=re.DOTALL)
-
-
-def includes(path: Path) -> list[str]:
-    return re.findall(r'^#include "([^"]+)"', code_of(path), flags=re.MULTILINE)
-
-
-def c_layers() -> dict[str, int]:
-    """The layer of every file that the list in beluga.c names, or that those include.
-
-    A header which is not named there has the layer of its .c file, or else of its lowest user.
-    """
-    layers: dict[str, int] = {}
-    level = 0
-    for line in (CSRC / "beluga.c").read_text().splitlines():
-        if heading := re.match(r"/\* L(\d)", line):
-            level = int(heading[1])
-        elif line.startswith("#ifdef BL_SIM"):
-            level = SIM_LAYER
-        elif include := re.match(r'#include "([^"]+)"', line):
-            layers[include[1]] = level
-    for name in list(layers):
-        if name.endswith(".c") and (CSRC / name).with_suffix(".h").exists():
-            layers.setdefault(name.removesuffix(".c") + ".h", layers[name])
-    waiting = sorted(layers, key=lambda name: layers[name])
-    while waiting:
-        user = waiting.pop(0)
-        new = [name for name in includes(CSRC / user) if name not in layers]
-        layers |= dict.fromkeys(new, layers[user])
-        waiting = new + waiting
-    return layers
-
-
-def test_every_c_file_is_in_the_unity_build() -> None:
-    present = {path.name for path in CSRC.glob("*.[ch]")} - {"beluga.c"}
-    assert present == set(c_layers())
-
-
-def test_c_files_include_lower_layers_only() -> None:
-    layers = c_layers()
-    wrong = [
-        f"{name} includes {other}"
-        for name, level in layers.items()
-        for other in includes(CSRC / name)
-        if other in layers and layers[other] > level
-    ]
-    assert wrong == []
-
-
-def test_only_the_unity_build_includes_c_files() -> None:
-    wrong = [
-        f"{name} includes {other}"
-        for name in c_layers()
-        for other in includes(CSRC / name)
-        if other.endswith(".c")
-    ]
-    assert wrong == []
-
-
-def test_c_files_call_lower_layers_only() -> None:
-    """A function is defined in one layer and named in no lower one, prototypes apart."""
-    layers = c_layers()
-    defined: dict[str, int] = {}
-    for name, level in layers.items():
-        if name.endswith(".c"):
-            pattern = r"^[a-z][\w \*\n]*?\b(bl_\w+)\([^;{}]*\)\s*\{"
-            for function in re.findall(pattern, code_of(CSRC / name), flags=re.MULTILINE):
-                defined.setdefault(function, level)  # the simulator has bodies of its own
-    assert len(defined) > 20
-    wrong = [
-        f"{name} (L{level}) names {used} of L{defined[used]}"
-        for name, level in layers.items()
-        if name.endswith(".c")
-        for used in sorted(set(re.findall(r"\bbl_\w+\b", code_of(CSRC / name))))
-        if defined.get(used, 0) > level
-    ]
-    assert wrong == []

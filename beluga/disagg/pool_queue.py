@@ -2,10 +2,10 @@
 # Copyright The Beluga Authors
 """The prefill queue in the pool itself: within a rack, with no server but the pool's.
 
-A task is a block that is kept until it is done (``csrc/task_call.c``). It is in the pool before
-:meth:`PoolQueue.enqueue_task` returns, and the pool's next server finds it there; claims end with
-their server, or with the session of who made them, the moment the server learns of that. Tasks of
-one ``request_id`` are one task.
+A task is a block that is kept until it is done (``csrc/index/task_call.c``). It is in the pool
+before :meth:`PoolQueue.enqueue_task` returns, and the pool's next server finds it there;
+claims end with their server, or with the session of who made them, the moment the server learns
+of that. Tasks of one ``request_id`` are one task.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Looking a pool over (``csrc/check.c``): every invariant, on request every checksum."""
+"""Looking a pool over (``csrc/check/check.c``): every invariant, on request every checksum."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Dropping what is damaged of a pool that nobody uses (``csrc/repair.c``); payload stays."""
+"""Dropping what is damaged of a pool that nobody uses (``csrc/check/repair.c``); payload stays."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from typing import Any
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class MetaStat:
-    """``bl_meta_stat`` of ``csrc/pool_format.h``; sizes are in bytes, counts since the takeover."""
+    """``bl_meta_stat`` of ``csrc/format/pool_format.h``; bytes, and counts since the takeover."""
 
     block_count: int
     block_count_max: int

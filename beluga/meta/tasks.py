@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Queues of tasks in the pool (``csrc/task_call.c``): claims on kept blocks."""
+"""Queues of tasks in the pool (``csrc/index/task_call.c``): claims on kept blocks."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ All of them must find the same directory, whatever they call the devices, and no
 to it. So it lies beside the first device's file and has the file's group, or, for devdax nodes, in
 a place of this host named by the pool's id. ``BELUGA_RUNTIME_DIR`` names a place for all pools, for
 users and containers that would find different ones; it has the group that may use it. Who finds
-another directory than the pool's server is refused (``csrc/runtime.h``).
+another directory than the pool's server is refused (``csrc/liveness/runtime.h``).
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def refuse_in_use(path: Path) -> None:
     """Raise DeviceBusyError if a process of this host serves the pool, or has a session with it.
 
     ``path`` is the pool's runtime directory. Each such process holds a lock on a file there
-    (``csrc/proof.h``); other hosts' processes can not be seen.
+    (``csrc/liveness/proof.h``); other hosts' processes can not be seen.
     """
     for proof in path.glob("alive-*"):
         with proof.open("r+b") as file:

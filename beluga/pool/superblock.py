@@ -38,7 +38,7 @@ DISCIPLINES: dict[str, int] = {
 
 @dataclass(frozen=True, slots=True)
 class Geometry:
-    """How a pool is laid out; sizes and offsets in bytes. See ``csrc/pool_format.h``."""
+    """How a pool is laid out; sizes and offsets in bytes. See ``csrc/format/pool_format.h``."""
 
     device_count: int
     interleaved: bool

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
 """One run: a trace through a router and its workers. The router, its policies and its account of
-loads are the real ones (beluga/router), and so is the code that evicts (csrc/evict.h).
+loads are the real ones (beluga/router), and so is the code that evicts (csrc/index/evict.h).
 """
 
 from __future__ import annotations

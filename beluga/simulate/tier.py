@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""A tier of memory as the simulator sees it: csrc/tier.h, which evicts by the pool's own code.
+"""A simulated tier of memory: csrc/index/tier.h, which evicts by the pool's own code.
 
 Blocks of a request are a pointer to the first of its numbers and a count: one call has them all.
 """

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The two generations of throttler, by themselves (``csrc/throttle.c``); time is passed in."""
+"""The two generations of throttler alone (``csrc/iosched/throttle.c``); time is passed in."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from beluga.errors import TransferError
 
-PICOSECONDS = 10**12  # tokens that a link has per second; as in csrc/link.c
+PICOSECONDS = 10**12  # tokens that a link has per second; as in csrc/iosched/link.c
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The CPU as a copy engine: plans executed in C (``csrc/plan.c``), by one thread or several."""
+"""The CPU as a copy engine: plans executed in C (``csrc/transfer/cpu.c``), by threads."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""One direction of a link and the queues before it, without clock or lock (``csrc/admit.c``).
+"""One direction of a link and its queues, without clock or lock (``csrc/iosched/admit.c``).
 
 Times are passed in, in nanoseconds, so that tests run the real code in virtual time.
 """
@@ -21,7 +21,7 @@ BURST = 10 << 20  # Seastar's: bytes that a class with a limited bandwidth may b
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class QueueStat:
-    """``csrc/api_link.h``: ``bl_queue_stat``."""
+    """``csrc/api/iosched.h``: ``bl_queue_stat``."""
 
     queued: int
     in_flight: int

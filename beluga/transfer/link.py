@@ -146,7 +146,7 @@ class Link:
         offsets = plan.carried["offset"].astype(np.int64)
         _, at, end = cut_at(offsets, offsets + plan.carried["length"], STRIPE_SIZE)
         stripes = at // STRIPE_SIZE
-        if geometry.interleaved:  # as csrc/interleave.h has it
+        if geometry.interleaved:  # as csrc/format/interleave.h has it
             device = stripes % geometry.device_count
         else:
             device = stripes // (geometry.device_size // STRIPE_SIZE - 1)

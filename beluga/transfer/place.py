@@ -3,7 +3,7 @@
 """An engine's place at a link: a seat in each of its ways, and what it was let on for.
 
 Either a thread hands an engine what the link lets on (``port.py``), or threads copy by themselves,
-in C, and wait for leave before each piece (``csrc/toll.h``).
+in C, and wait for leave before each piece (``csrc/iosched/toll.h``).
 """
 
 from __future__ import annotations

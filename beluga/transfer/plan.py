@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Plans: which bytes of an engine's memory are which bytes of the pool (``csrc/api_transfer.h``).
+"""Plans: which bytes of an engine's memory are which bytes of the pool (``csrc/api/transfer.h``).
 
 A plan is made once per layout and list of blocks, by array operations, and given to any engine.
 Pieces are cut where fragments, chunks and stripes end: a piece lies in one run on both sides and

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""One engine's place at a link, and the thread that uses the engine (``csrc/port.c``)."""
+"""One engine's place at a link, and the thread that uses the engine (``csrc/iosched/port.c``)."""
 
 from __future__ import annotations
 

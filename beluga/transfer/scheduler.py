@@ -13,7 +13,7 @@
 A plan is cut into pieces (at its chunks if it has checksums), and a piece is let onto the link
 *before* its copy starts. Every engine
 has a thread here, and is used by no other. The choice itself is C without the GIL
-(``csrc/admit.c``); Python only hands pieces over.
+(``csrc/iosched/admit.c``); Python only hands pieces over.
 """
 
 from __future__ import annotations

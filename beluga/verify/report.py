@@ -78,7 +78,7 @@ class Finding:
 
     @classmethod
     def of(cls, test: int, mode: int, initiator: int, device: DeviceView, **counts: int) -> Finding:
-        """From the numbers of ``csrc/api_verify.h``."""
+        """From the numbers of ``csrc/api/verify.h``."""
         bare = mode == lib.BL_ACCEPTANCE_BARE
         owed = device.discipline == "coherent" and TESTS[test] not in _UNPROMISED
         return cls(

@@ -11,7 +11,7 @@
 #ifndef BL_CUDA_JOB_CUH
 #define BL_CUDA_JOB_CUH
 
-#include "api_transfer.h"
+#include "api/transfer.h"
 
 #ifdef __CUDACC__
 #define BL_BOTH __host__ __device__ __forceinline__

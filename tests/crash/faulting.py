@@ -22,16 +22,16 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from beluga import Client, MetaServer, Pool
 from beluga._ffi import ffi, lib
 
-HEADERS = Path(__file__).resolve().parents[2] / "csrc"
+HEADERS = Path(__file__).resolve().parents[2] / "csrc" / "api"
 POOLED = r"bl_(?:pool|session|server|meta|acceptance|dsa_engine|kv_pending)"
 TIMEOUT_NS = 2_000_000_000
 SIZE = 8 << 20
 
 
 def functions() -> set[str]:
-    """The functions of csrc/api*.h with a parameter through which they reach a pool's memory."""
+    """The functions of csrc/api/ with a parameter through which they reach a pool's memory."""
     found = set[str]()
-    for header in HEADERS.glob("api*.h"):
+    for header in HEADERS.glob("*.h"):
         text = re.sub(r"/\*.*?\*/", "", header.read_text(), flags=re.DOTALL)
         for name, parameters in re.findall(r"\b(bl_\w+)\(([^;{}()]*)\);", text):
             if re.search(rf"\b{POOLED} \*\w", parameters):

@@ -55,13 +55,13 @@ def pool_on_disk(paths: list[Path]) -> None:
 def test_the_build_knows_every_point_of_the_source_once() -> None:
     named = Counter(
         name
-        for path in CSRC.glob("*.[ch]")
+        for path in CSRC.rglob("*.[ch]")
         if path.name != "crash_point.h"
         for name in re.findall(r'bl_crash_(?:point|line)\("([^"]+)"', path.read_text())
     )
     lines = {
         name
-        for path in CSRC.glob("*.[ch]")
+        for path in CSRC.rglob("*.[ch]")
         if path.name != "crash_point.h"
         for name in re.findall(r'bl_crash_line\("([^"]+)"', path.read_text())
     }

@@ -15,9 +15,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "pool_format.h"
-#include "api.h"
-#include "coherence.h"
+#include "format/pool_format.h"
+#include "api/api.h"
+#include "coherence/coherence.h"
 
 static void fuzz_interfere(const bl_memory *memory);
 

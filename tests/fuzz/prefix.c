@@ -4,8 +4,8 @@
  * What hostile KV events can do to the router's tree of blocks: names that clash, parents in
  * circles, more blocks than there is room for.
  *
- * Always true: what csrc/prefix_tree.h says is always true; a lookup finds what a walk of the
- * blocks by hand finds; when everybody is cleared, nothing is left.
+ * Always true: what csrc/router/prefix_tree.h says is always true; a lookup finds what a walk of
+ * the blocks by hand finds; when everybody is cleared, nothing is left.
  */
 #include "fuzz.h"
 

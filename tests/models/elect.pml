@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * Whose an epoch is: Disk Paxos with a line for each host, which that host alone writes (elect.c).
+ * Whose an epoch is: Disk Paxos with a line for each host, which that host alone writes (rpc/elect.c).
  * A line that is written waits in its host's buffer until a fence or until it drains. A candidate
  * may die before any step: it just goes no further, which is one of the runs anyhow.
  *

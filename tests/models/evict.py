@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""What csrc/evict.h promises, as a list: coldest first."""
+"""What csrc/index/evict.h promises, as a list: coldest first."""
 
 from __future__ import annotations
 

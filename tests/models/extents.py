@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""What csrc/extent.h promises, in dicts and lists: every question is answered by looking at all."""
+"""What csrc/space/extent.h promises, in dicts and lists: each answer comes of looking at all."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Which stripes extent.h promises a class: every size and every place is tried."""
+"""Which stripes space/extent.h promises a class: every size and every place is tried."""
 
 from __future__ import annotations
 

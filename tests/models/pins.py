@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""What csrc/pins.h promises, as a dict."""
+"""What csrc/index/pins.h promises, as a dict."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ from python_mutants import Mutant
 ROOT = Path(__file__).resolve().parent.parent.parent
 TESTS_MAX = 400
 
-# Which folders or files of tests/ a package, or a C file by how its name begins, is tried with.
+# Which folders or files of tests/ a package is tried with.
 # What stands first is tried first.
 FOLDERS: dict[str, str] = {
     "cli": "cli replay",
@@ -49,20 +49,28 @@ FOLDERS: dict[str, str] = {
     "transfer": "transfer kvcache",
     "verify": "verify cli/test_verify_command.py sim/test_verify.py",
 }
+# The same for C, by how a file's path in csrc/ begins; the longest beginning counts.
 C_FOLDERS: dict[str, str] = {
-    "beat elect epoch house lane life line lobby message proof quota register server session "
-    "standby takeover turn wait": "rpc meta crash sim",
-    "check repair": "meta/test_check.py meta/test_check_live.py meta/test_repair.py cli",
-    "admit fair link port queue throttle toll": "transfer kvcache/test_linked.py",
-    "copy cpu crc32c primitives": "primitives transfer/test_cpu_engine.py",
-    "cpu_engine crew device dsa gather plan transfer": "transfer kvcache",
-    "evict extent grant index lookup meta pins reclaim recover retire table task tier": (
-        "meta models kvcache sim/test_paths.py crash"
-    ),
-    "guard crash_point": "crash kvcache",
-    "interleave pool superblock": "pool",
-    "keys kv": "kvcache hostile",
-    "prefix": "router models",
+    "base": "meta models",
+    "check": "meta/test_check.py meta/test_check_live.py meta/test_repair.py cli",
+    "coherence": "primitives transfer/test_cpu_engine.py",
+    "coherence/crash_point": "crash kvcache",
+    "coherence/guard": "crash kvcache",
+    "coherence/wait": "rpc meta crash sim",
+    "dsa": "transfer kvcache",
+    "format/interleave": "pool",
+    "format/line": "rpc meta crash sim",
+    "index": "meta models kvcache sim/test_paths.py crash",
+    "iosched": "transfer kvcache/test_linked.py",
+    "kv": "kvcache hostile",
+    "liveness": "rpc meta crash sim",
+    "pool": "rpc meta crash sim",
+    "pool/pool": "pool",
+    "pool/superblock": "pool",
+    "router": "router models",
+    "rpc": "rpc meta crash sim",
+    "space": "meta models kvcache sim/test_paths.py crash",
+    "transfer": "transfer kvcache",
     "verify": "cli/test_verify_command.py sim/test_verify.py",
 }
 
@@ -165,20 +173,16 @@ def python_files(package: str) -> list[Path]:
 
 
 def c_folders(path: Path) -> list[str]:
-    """Which tests a C file is tried with: the longest beginning of its name that is listed."""
-    fit = [
-        (len(word), folders)
-        for words, folders in C_FOLDERS.items()
-        for word in words.split()
-        if path.name.startswith(word)
-    ]
+    """Which tests a C file is tried with."""
+    name = str(path).rpartition("csrc/")[2]
+    fit = [(len(word), folders) for word, folders in C_FOLDERS.items() if name.startswith(word)]
     return [f"tests/{name}" for name in max(fit)[1].split()] if fit else []
 
 
 def c_files() -> list[Path]:
     """The C files with logic of the product."""
-    skip = ("sim_", "api", "heap_sim", "coherence", "pool_format")
-    files = [path for path in (ROOT / "csrc").glob("*.[ch]") if not path.name.startswith(skip)]
+    skip = ("sim", "heap_sim", "coherence.h", "pool_format")
+    files = [path for path in (ROOT / "csrc").rglob("*.[ch]") if not path.name.startswith(skip)]
     return [path.relative_to(ROOT) for path in sorted(files) if c_folders(path)]
 
 

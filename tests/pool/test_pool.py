@@ -24,7 +24,7 @@ SIZE = 8 * MIB
 
 
 def place(offset: int, device_count: int, device_size: int, interleaved: bool) -> tuple[int, int]:
-    """Where an offset lies: (device, offset in the device). The model of interleave.h."""
+    """Where an offset lies: (device, offset in the device). The model of format/interleave.h."""
     stripe, rest = divmod(offset, STRIPE)
     if interleaved:
         row, device = divmod(stripe, device_count)

@@ -22,7 +22,7 @@ from beluga.pool import Pool
 
 MASK = (1 << 64) - 1
 Elsewhere = Callable[[], AbstractContextManager[None]]
-# csrc/line.h, written again: a change there must be made twice, on purpose.
+# csrc/format/line.h, written again: a change there must be made twice, on purpose.
 ODD = (
     0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB, 0xD6E8FEB86659FD93,
     0xA0761D6478BD642F, 0xE7037ED1A0B428DB, 0x8EBC6AF09C88C6E3, 0x589965CC75374CC3,

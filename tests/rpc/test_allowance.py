@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The bucket of calls of csrc/quota.h on a clock of our own: what it holds, brings and lends."""
+"""The bucket of calls of csrc/rpc/quota.h on its own clock: what it holds, brings and lends."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ RATE = 4  # calls a second
 SECOND = 1_000_000_000
 
 SOURCE = """
-#include "quota.h"
+#include "rpc/quota.h"
 void fill(bl_allowance *a, uint32_t rate, uint64_t now_ns) { bl_allowance_fill(a, rate, now_ns); }
 int take(bl_allowance *a, uint32_t rate, uint32_t method)
 {

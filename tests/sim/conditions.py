@@ -34,11 +34,13 @@ BUILD = ROOT / "build" / "conditions"
 # What the hosts of a pool tell each other, and what they rely on: lines, lanes, the lobby, servers,
 # elections; the block index, grants, recovery, tasks; puts and gets; what a device left in caches.
 PROTOCOL = (
-    *("line.h", "message.h", "register.h", "epoch.h", "lobby.c", "lane.c", "session.c", "house.c"),
-    *("server.c", "turn.h", "standby.c", "elect.c", "takeover.c", "table.c", "reclaim.c"),
-    *("lookup.c", "grant.c", "task_call.c", "retire.c", "recover_sort.h", "recover.c", "meta.c"),
-    *("meta_client.c", "task_client.c", "device_range.h", "device_care.c"),
-    *("kv.c", "kv_get.c", "kv_engine.c"),
+    *("format/line.h", "pool/message.h", "pool/register.h", "pool/epoch.h", "rpc/lobby.c"),
+    *("rpc/lane.c", "rpc/session.c", "rpc/house.c", "rpc/server.c", "rpc/turn.h"),
+    *("rpc/standby.c", "rpc/elect.c", "rpc/takeover.c", "index/table.c", "index/reclaim.c"),
+    *("index/lookup.c", "index/grant.c", "index/task_call.c", "index/retire.c"),
+    *("index/recover_sort.h", "index/recover.c", "index/meta.c", "index/client.c"),
+    *("index/task_client.c", "transfer/device_range.h", "transfer/device_care.c", "kv/kv.c"),
+    *("kv/get.c", "kv/engine.c"),
 )
 
 TOKEN = re.compile(
@@ -209,7 +211,7 @@ def rewritten(source: str) -> str:
 
 
 def _stamp() -> str:
-    files = [*sorted(CSRC.glob("*.[ch]")), ROOT / "beluga" / "_build.py", Path(__file__)]
+    files = [*sorted(CSRC.rglob("*.[ch]")), ROOT / "beluga" / "_build.py", Path(__file__)]
     return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()[:16]
 
 

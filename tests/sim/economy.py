@@ -39,7 +39,7 @@ def thrift(seeds: int, names: tuple[str, ...] = ()) -> list[Thrift]:
     found = [
         Thrift(s, done[s.number], idle[s.number])
         for s in sites()
-        if s.verb in VERBS and not s.file.startswith("sim_") and done[s.number]
+        if s.verb in VERBS and not s.file.startswith("sim/") and done[s.number]
     ]
     return sorted(found, key=lambda t: (-t.idle / t.done, -t.idle))
 

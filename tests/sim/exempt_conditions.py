@@ -46,7 +46,7 @@ _WINDOW = "only how many lines are looked at together differs: one that has not 
 
 # Each with its reason.
 REASONED: Conditions = {
-    ("device_care.c", "bl_care_run"): {
+    ("transfer/device_care.c", "bl_care_run"): {
         ("i > 0", 0, "true"): "no plan has a range at offset 0, where the server's lines are",
         ("i > 0", 1, "true"): (
             "takes care of the empty range before the first one, which costs time"
@@ -55,7 +55,7 @@ REASONED: Conditions = {
             "a fence that is asked for comes once for each range, which costs time"
         ),
     },
-    ("device_care.c", "bl_care_take"): {
+    ("transfer/device_care.c", "bl_care_take"): {
         ("care == BL_CARE_FLUSH", 0, "true"): (
             "a flush of the range begins with the fence that the other one is"
         ),
@@ -63,71 +63,71 @@ REASONED: Conditions = {
             "what a device reads from needs the most care: the other two do less of the same"
         ),
     },
-    ("elect.c", "bl_ballot"): {
+    ("rpc/elect.c", "bl_ballot"): {
         ("phase == 2", 0, "false"): (
             "in the second phase the greatest accepted ballot is the own one, so it is "
             "adopted unchanged"
         ),
     },
-    ("elect.c", "bl_candidates_read"): {
+    ("rpc/elect.c", "bl_candidates_read"): {
         ("status < 0", 0, "true"): (
             "reads a candidate's line once more, from memory, which costs time"
         ),
     },
-    ("epoch.h", "bl_epoch_read"): {
+    ("pool/epoch.h", "bl_epoch_read"): {
         ("status == 1", 0, "true"): (
             "a line that nobody wrote has the epoch 0, and a damaged one is an error whatever "
             "it says"
         ),
     },
-    ("epoch.h", "bl_epoch_serving"): {
+    ("pool/epoch.h", "bl_epoch_serving"): {
         ("line->epoch != 0", 0, "true"): "a line that nobody wrote has no state either",
         ("line->state == BL_SERVER_SERVING", 0, "true"): (
             "a server that takes over or has stopped is asked in vain until time is up or a "
             "successor serves"
         ),
     },
-    ("grant.c", "bl_handle_commit"): {
+    ("index/grant.c", "bl_handle_commit"): {
         ("kept", 0, "true"): _LOOKED,
         ("meta->blocks[commit.block].task != 0", 0, "true"): _LOOKED,
         ("status < 0", 0, "false"): _STATE,
         ("status < 0", 0, "true"): _STATE,
         ("status == 0", 1, "true"): _UNREAD,
     },
-    ("grant.c", "bl_handle_reserve"): {
+    ("index/grant.c", "bl_handle_reserve"): {
         ("head.flags & BL_RESERVE_KEPT", 0, "true"): (
             "looks for tasks whose time is up once more than is needed"
         ),
         ("status == 0", 0, "true"): _UNREAD,
     },
-    ("grant.c", "bl_reuse_check"): {
+    ("index/grant.c", "bl_reuse_check"): {
         ("!meta->reused", 0, "false"): (
             "looks at the epoch though no space was reused, which costs time"
         ),
     },
-    ("house.c", "bl_house_end"): {
+    ("rpc/house.c", "bl_house_end"): {
         ("end == BL_END_GONE", 0, "true"): (
             "a session ends in doubt only where this host has no proof of it: there is none "
             "to remove"
         ),
         ("server->life", 0, "true"): _LIFE,
     },
-    ("house.c", "bl_house_keep"): {
+    ("rpc/house.c", "bl_house_keep"): {
         ("now_ns - server->house_ns < BL_HOUSE_PERIOD_NS", 0, "false"): _PERIOD,
         ("now_ns - server->proof_ns < BL_PROOF_PERIOD_NS", 0, "false"): _PERIOD,
         ("now_ns - server->sweep_ns > BL_SWEEP_PERIOD_NS", 0, "true"): _PERIOD,
         ("status < 0", 0, "false"): "the look that follows says so, too",
     },
-    ("house.c", "bl_house_mourn"): {
+    ("rpc/house.c", "bl_house_mourn"): {
         ("server->life", 0, "true"): _LIFE,
     },
-    ("house.c", "bl_house_sweep"): {
+    ("rpc/house.c", "bl_house_sweep"): {
         ("count <= 0", 0, "false"): (
             "looks into the lobby and at the epoch though no proof is left to remove, which "
             "costs time"
         ),
     },
-    ("house.c", "bl_house_watch"): {
+    ("rpc/house.c", "bl_house_watch"): {
         ("left", 0, "true"): (
             "tells the simulator's oracle of a beat that nobody relies on, which can only "
             "make it stricter"
@@ -136,12 +136,12 @@ REASONED: Conditions = {
             "a free lane has no proof and is not LIVE, so it is passed over all the same"
         ),
     },
-    ("house.c", "bl_lane_has_devices"): {
+    ("rpc/house.c", "bl_lane_has_devices"): {
         ("bl_lane_here(server, lane)", 0, "true"): (
             "flushes for another host's session, too, which costs time"
         ),
     },
-    ("house.c", "bl_lane_over"): {
+    ("rpc/house.c", "bl_lane_over"): {
         ("!inherited", 0, "true"): (
             "this server gave an inherited session nothing, so its end has nothing to do"
         ),
@@ -152,13 +152,13 @@ REASONED: Conditions = {
             "a lane that is not LIVE is not in the list that it would be removed from"
         ),
     },
-    ("house.c", "bl_lane_watched"): {
+    ("rpc/house.c", "bl_lane_watched"): {
         ("lane->state != BL_SESSION_FREE", 0, "true"): (
             "drops a free lane's beat from the cache, which costs time: bl_house_watch() "
             "passes the lane over"
         ),
     },
-    ("house.c", "bl_lobby_give"): {
+    ("rpc/house.c", "bl_lobby_give"): {
         ("bl_lane_free(server) < 0", 0, "true"): _PERIOD,
         ("here", 1, "false"): (
             "without its proof a session of this host ends when its beat stands still: later, "
@@ -171,14 +171,14 @@ REASONED: Conditions = {
         ("request->old_nonce", 0, "true"): "no session has the nonce 0, so no lane is found",
         ("status < 0", 0, "false"): "the look after the new session line was written says so, too",
     },
-    ("house.c", "bl_lobby_look"): {
+    ("rpc/house.c", "bl_lobby_look"): {
         ("request.operation == BL_LOBBY_DETACH", 0, "false"): (
             "a farewell that an earlier server was asked for is left unanswered: the last "
             "word of the beat, which was written before, says the same"
         ),
         ("request.sequence == request.sequence_end", 0, "true"): _PIECE,
     },
-    ("house.c", "bl_lobby_serve"): {
+    ("rpc/house.c", "bl_lobby_serve"): {
         ("lane < 0", 0, "true"): _LIFE,
         ("lane < 0", 2, "false"): "the lane in a reply that is an error is not read",
         ("lane == -BL_ERROR_DEPOSED", 0, "false"): (
@@ -187,10 +187,10 @@ REASONED: Conditions = {
         ),
         ("server->life", 0, "true"): _LIFE,
     },
-    ("kv.c", "bl_kv_commit"): {
+    ("kv/kv.c", "bl_kv_commit"): {
         ("work->count > 0", 0, "true"): "asks the server to commit nothing, which costs a call",
     },
-    ("kv.c", "bl_kv_publish"): {
+    ("kv/kv.c", "bl_kv_publish"): {
         ("session->nonce == work->nonce", 0, "true"): (
             "a grant ends with its session, so the abort is refused, whoever asks for it"
         ),
@@ -202,44 +202,44 @@ REASONED: Conditions = {
         ),
         ("work->count > 0", 0, "true"): "asks the server to abort nothing, which costs a call",
     },
-    ("kv.c", "bl_kv_retire"): {
+    ("kv/kv.c", "bl_kv_retire"): {
         ("status == -BL_ERROR_DEVICE_FAULT", 0, "true"): (
             "where no device failed there is no offset either"
         ),
     },
-    ("kv_engine.c", "bl_kv_get_begin"): {
+    ("kv/engine.c", "bl_kv_get_begin"): {
         ("hits > 0", 0, "true"): "looks at no entry, which costs two fences",
     },
-    ("kv_engine.c", "bl_kv_get_end"): {
+    ("kv/engine.c", "bl_kv_get_end"): {
         ("work->count > 0", 0, "true"): (
             "looks at no entry, and at the epoch once, which costs time"
         ),
     },
-    ("kv_engine.c", "bl_kv_look_guarded"): {
+    ("kv/engine.c", "bl_kv_look_guarded"): {
         ("!batch->verify", 0, "false"): (
             "reads checksums that the engine then does not ask for; a damaged vector makes a "
             "miss, never wrong bytes"
         ),
     },
-    ("kv_engine.c", "bl_kv_vectors_guarded"): {
+    ("kv/engine.c", "bl_kv_vectors_guarded"): {
         ("work->chunk_count > 0", 0, "true"): "copies no bytes where there are no checksums",
     },
-    ("kv_get.c", "bl_entry_agrees"): {
+    ("kv/get.c", "bl_entry_agrees"): {
         ("bl_table_whole(entry, record->block)", 0, "true"): (
             "compares every field that is used but the checksum, and bytes that differ "
             "from that are a miss"
         ),
         ("agrees", 0, "true"): _ANN,
     },
-    ("kv_get.c", "bl_kv_block_threads"): {
+    ("kv/get.c", "bl_kv_block_threads"): {
         ("batch->length >= 2 * part", 0, "true"): _THREADS,
         ("size < part", 0, "false"): _THREADS,
     },
-    ("kv_get.c", "bl_kv_confirm"): {
+    ("kv/get.c", "bl_kv_confirm"): {
         ("batch->verify", 0, "false"): _ANN,
         ("batch->verify", 0, "true"): _ANN,
     },
-    ("kv_get.c", "bl_kv_get"): {
+    ("kv/get.c", "bl_kv_get"): {
         ("status == 0", 0, "true"): (
             "a get that could not ask has no hits: nothing is read or released, and the "
             "error is returned"
@@ -248,49 +248,49 @@ REASONED: Conditions = {
             "reads no block, and looks at the epoch once, which costs time"
         ),
     },
-    ("kv_get.c", "bl_kv_hit_read"): {
+    ("kv/get.c", "bl_kv_hit_read"): {
         ("hand > 0", 0, "true"): _THREADS,
         ("last", 0, "true"): _THREADS,
         ("read->threads > 1", 0, "true"): _THREADS,
     },
-    ("kv_get.c", "bl_kv_hits_guarded"): {
+    ("kv/get.c", "bl_kv_hits_guarded"): {
         ("threads < BL_CREW_HANDS", 0, "false"): _THREADS,
     },
-    ("kv_get.c", "bl_kv_read"): {
+    ("kv/get.c", "bl_kv_read"): {
         ("toll != NULL", 0, "false"): _LINK,
         ("toll != NULL", 0, "true"): _LINK,
     },
-    ("kv_get.c", "bl_kv_read_guarded"): {
+    ("kv/get.c", "bl_kv_read_guarded"): {
         ("batch->verify", 0, "true"): _CHECKED,
         ("verify", 0, "true"): _CHECKED,
         ("work->chunk_count > 0", 0, "true"): (
             "checks blocks that have no checksums: the vector is empty, and so is its check"
         ),
     },
-    ("kv_get.c", "bl_kv_release"): {
+    ("kv/get.c", "bl_kv_release"): {
         ("read == 0", 0, "true"): "what a get that failed leaves in states is not read",
         ("work->count < batch->count", 0, "true"): (
             "writes the state of a key behind the last one, which only a sanitizer sees"
         ),
         ("work->count > 0", 0, "true"): "asks the server to release nothing, which costs a call",
     },
-    ("lane.c", "bl_bulk_send"): {
+    ("rpc/lane.c", "bl_bulk_send"): {
         ("size > whole", 0, "true"): (
             "a line of zeros more behind the request, in an area that no request of the "
             "simulator fills"
         ),
         ("whole > 0", 0, "true"): "streams no bytes",
     },
-    ("lane.c", "bl_lane_call"): {
+    ("rpc/lane.c", "bl_lane_call"): {
         ("message->request_size <= BL_MESSAGE_INLINE_SIZE", 0, "false"): (
             "a short request goes through the bulk area like a long one, which costs time"
         ),
         ("taken == 0", 0, "true"): "time is up then, which the caller sees before it asks again",
     },
-    ("lane.c", "bl_lane_send"): {
+    ("rpc/lane.c", "bl_lane_send"): {
         ("size == 0", 0, "false"): _NO_BYTES,
     },
-    ("lane.c", "bl_lane_take"): {
+    ("rpc/lane.c", "bl_lane_take"): {
         ("session->window < waiting", 0, "false"): _WINDOW,
         ("session->window < waiting", 0, "true"): _WINDOW,
         ("taken == window", 0, "false"): _WINDOW,
@@ -301,17 +301,17 @@ REASONED: Conditions = {
             "who takes one reply has asked for one, so no more can come"
         ),
     },
-    ("lane.c", "bl_lane_wait"): {
+    ("rpc/lane.c", "bl_lane_wait"): {
         ("wait->waited_ns - looked > BL_EPOCH_LOOK_NS", 0, "true"): (
             "looks at the epoch at every turn, which costs time"
         ),
     },
-    ("lane.c", "bl_session_stale"): {
+    ("rpc/lane.c", "bl_session_stale"): {
         ("!bl_epoch_serving(&epoch)", 0, "false"): (
             "waits for a server that has stopped until time is up or another epoch is out"
         ),
     },
-    ("lobby.c", "bl_lobby_attach"): {
+    ("rpc/lobby.c", "bl_lobby_attach"): {
         ("lock >= 0", 0, "true"): ("unlocks and closes no descriptor, which the kernel refuses"),
         ("session->devices", 0, "true"): _FLUSH,
         ("status < 0", 0, "true"): (
@@ -319,7 +319,7 @@ REASONED: Conditions = {
             "not ended here"
         ),
     },
-    ("lobby.c", "bl_lobby_clash"): {
+    ("rpc/lobby.c", "bl_lobby_clash"): {
         ("bl_lobby_reply_read(session, epoch->epoch % BL_HALF_COUNT, &reply)", 0, "true"): (
             "who sees a torn reply as a clash looks again until time is up, and then it is whole"
         ),
@@ -327,7 +327,7 @@ REASONED: Conditions = {
             "boot ids are random in both words: either comparison would do"
         ),
     },
-    ("lobby.c", "bl_lobby_exchange"): {
+    ("rpc/lobby.c", "bl_lobby_exchange"): {
         ("turn->operation == BL_LOBBY_ATTACH", 0, "true"): (
             "shows the server a process for a session that this very request ends"
         ),
@@ -340,122 +340,122 @@ REASONED: Conditions = {
         ),
         ("serving", 3, "false"): "only which error says that time is up differs",
     },
-    ("lobby.c", "bl_lobby_reply_read"): {
+    ("rpc/lobby.c", "bl_lobby_reply_read"): {
         ("out->sequence == out->sequence_end", 0, "true"): _PIECE,
     },
-    ("lookup.c", "bl_lookup_chain"): {
+    ("index/lookup.c", "bl_lookup_chain"): {
         ("hits + BL_PREFETCH_KEYS < count", 0, "true"): (
             "asks for memory by a key behind the last one, which is a hint"
         ),
     },
-    ("message.h", "bl_reply_whole"): {
+    ("pool/message.h", "bl_reply_whole"): {
         ("reply->sequence == reply->sequence_end", 0, "true"): _PIECE,
     },
-    ("message.h", "bl_request_whole"): {
+    ("pool/message.h", "bl_request_whole"): {
         ("request->sequence == request->sequence_end", 0, "true"): _PIECE,
     },
-    ("meta.c", "bl_meta_ended"): {
+    ("index/meta.c", "bl_meta_ended"): {
         ("bl_lane_has_devices(meta->server, lane)", 0, "true"): _FLUSH,
         ("end == BL_END_GONE", 0, "true"): _FLUSH,
     },
-    ("meta.c", "bl_meta_settled"): {
+    ("index/meta.c", "bl_meta_settled"): {
         ("meta->server->inherited_devices", 0, "true"): _FLUSH,
     },
-    ("reclaim.c", "bl_cell_empty"): {
+    ("index/reclaim.c", "bl_cell_empty"): {
         ("!bl_extent_may_go(meta, &view)", 0, "false"): _CELL,
         ("view.block_size == block_size", 0, "false"): _CELL,
     },
-    ("reclaim.c", "bl_cell_next"): {
+    ("index/reclaim.c", "bl_cell_next"): {
         ("view->first_stripe + view->stripe_count > first", 0, "false"): _CELL,
         ("view->first_stripe < first + count", 0, "true"): _CELL,
     },
-    ("reclaim.c", "bl_space_evict"): {
+    ("index/reclaim.c", "bl_space_evict"): {
         ("bl_space_open(meta, block_size, BL_FIT_ANY) == 0", 0, "false"): _CELL,
         ("own", 0, "false"): _CELL,
         ("own", 1, "false"): _CELL,
         ("stripes", 0, "false"): _CELL,
     },
-    ("reclaim.c", "bl_space_take"): {
+    ("index/reclaim.c", "bl_space_take"): {
         ("status == -BL_ERROR_DEPOSED", 0, "false"): (
             "the check before the reply (bl_reuse_check) says so, too, and again at every later one"
         ),
     },
-    ("recover.c", "bl_recover"): {
+    ("index/recover.c", "bl_recover"): {
         ("old_epoch == 0", 0, "false"): (
             "the half of a pool that nobody served is empty: nothing is recovered from it"
         ),
     },
-    ("recover.c", "bl_recover_entries"): {
+    ("index/recover.c", "bl_recover_entries"): {
         ("!whole", 0, "false"): "counts for statistics, which no decision rests on",
         ("entry.state == BL_ENTRY_COMMITTED", 0, "true"): (
             "a free entry has no bytes, so bl_entry_invalid() refuses it"
         ),
         ("whole", 0, "true"): _ANN,
     },
-    ("recover.c", "bl_recover_extents"): {
+    ("index/recover.c", "bl_recover_extents"): {
         ("stripe < taken", 0, "false"): (
             "bl_extents_adopt() refuses a mark whose stripes are taken"
         ),
     },
-    ("recover.c", "bl_recover_mark"): {
+    ("index/recover.c", "bl_recover_mark"): {
         ("whole", 0, "true"): _ANN,
         ("whole", 1, "true"): (
             "a damaged mark is no better than none: bl_extents_adopt() judges its fields"
         ),
     },
-    ("recover.c", "bl_scan_refetch"): {
+    ("index/recover.c", "bl_scan_refetch"): {
         ("line % BL_SCAN_LINES != 0", 0, "false"): _WIDE,
         ("line_count - line < BL_SCAN_LINES", 0, "false"): _WIDE,
     },
-    ("recover_sort.h", "bl_recovered_sort"): {
+    ("index/recover_sort.h", "bl_recovered_sort"): {
         ("!in_order", 0, "true"): _SORTED,
         ("(differ >> shift & (BL_RADIX - 1)) == 0", 0, "false"): _SORTED,
     },
-    ("register.h", "bl_register_load"): {
+    ("pool/register.h", "bl_register_load"): {
         ("bl_line_used(first)", 0, "true"): (
             "a line of zeros is looked at a second time, which costs time"
         ),
     },
-    ("register.h", "bl_register_read"): {
+    ("pool/register.h", "bl_register_read"): {
         ("first_ever < 2", 0, "true"): _REREAD,
         ("status < 0", 0, "true"): _REREAD,
         ("tries > 0", 0, "true"): "a pause before the first look, which costs time",
     },
-    ("register.h", "bl_register_settled"): {
+    ("pool/register.h", "bl_register_settled"): {
         ("memcmp(copies[0], line, sizeof copies[0]) == 0", 0, "true"): (
             "the second copy is written after the first: where it has the last word, so has"
             " the first, or a successor, which needed that word, writes it again"
         ),
     },
-    ("server.c", "bl_idle_nap_ns"): {
+    ("rpc/server.c", "bl_idle_nap_ns"): {
         ("idle_ns < BL_IDLE_YIELD_NS", 0, "false"): _NAP,
         ("nap_ns < BL_IDLE_NAP_NS", 0, "false"): _NAP,
         ("nap_ns < BL_IDLE_NAP_NS", 0, "true"): _NAP,
     },
-    ("server.c", "bl_lane_answer"): {
+    ("rpc/server.c", "bl_lane_answer"): {
         ("server->quota.calls_per_s", 0, "true"): "an allowance of nothing is filled with nothing",
     },
-    ("server.c", "bl_lane_gather"): {
+    ("rpc/server.c", "bl_lane_gather"): {
         ("ready == lane->window", 0, "false"): _WINDOW,
         ("window < BL_QUANTUM_REQUESTS", 0, "false"): _WINDOW,
     },
-    ("server.c", "bl_server_handle"): {
+    ("rpc/server.c", "bl_server_handle"): {
         ("status == 0", 0, "true"): "only which error a bad request gets differs",
     },
-    ("server.c", "bl_server_loop"): {
+    ("rpc/server.c", "bl_server_loop"): {
         ("busy == 0 && idle_ns >= BL_IDLE_SPIN_NS", 0, "false"): _NAP,
         ("++rounds % BL_ROUNDS_PER_CLOCK", 0, "false"): _NAP,
         ("busy == 0", 0, "true"): _NAP,
         ("busy > 0", 0, "true"): _NAP,
         ("idle_ns >= BL_IDLE_SPIN_NS", 0, "true"): _NAP,
     },
-    ("server.c", "bl_server_mend"): {
+    ("rpc/server.c", "bl_server_mend"): {
         ("server->lanes[i].state == BL_SESSION_LIVE", 1, "true"): (
             "a broken lane that is not LIVE is nobody's again, whether it is FREE or in "
             "doubt, and no memory of the simulator breaks"
         ),
     },
-    ("server.c", "bl_server_round"): {
+    ("rpc/server.c", "bl_server_round"): {
         ("server->round[0].requests != before && server->live_count > 1", 0, "false"): (
             "leaves out the fence behind it, which need not be there: see where that is left out"
         ),
@@ -465,48 +465,48 @@ REASONED: Conditions = {
             "a lane without requests takes an empty turn, which costs time"
         ),
     },
-    ("server.c", "bl_server_run"): {
+    ("rpc/server.c", "bl_server_run"): {
         ("status == -BL_ERROR_DEVICE_FAULT", 0, "true"): (
             "where no device failed just now, the last fault is in no lane, or in one that "
             "broke before"
         ),
     },
-    ("session.c", "bl_session_ask"): {
+    ("rpc/session.c", "bl_session_ask"): {
         ("bl_wait_left_ns(memory, &wait) == 0", 0, "false"): _LATE,
         ("status != -BL_ERROR_TIMEOUT", 0, "true"): (
             "a call that timed out is not asked again: the next condition says so"
         ),
         ("status == -BL_ERROR_TIMEOUT", 0, "false"): _LATE,
     },
-    ("session.c", "bl_session_devices"): {
+    ("rpc/session.c", "bl_session_devices"): {
         ("!session->devices", 0, "true"): "makes a mark that is there already",
     },
-    ("session.c", "bl_session_pump_all"): {
+    ("rpc/session.c", "bl_session_pump_all"): {
         ("batch > 0", 0, "true"): "fences for a batch of none, which costs time",
         ("pump->latencies_ns", 0, "true"): _CLOCK,
         ("pump->latencies_ns", 2, "true"): _CLOCK,
     },
-    ("session.c", "bl_session_rest"): {
+    ("rpc/session.c", "bl_session_rest"): {
         ("session->devices", 0, "true"): "takes back a mark that was not made",
     },
-    ("standby.c", "bl_server_watch"): {
+    ("rpc/standby.c", "bl_server_watch"): {
         (
             "(status = bl_guarded(memory, bl_watch_look_guarded, &look)) == 0",
             0,
             "true",
         ): "looks on until the caller's time is up, and returns what the last look says",
         ("status != 0", 0, "true"): (
-            "only when to try a takeover differs: whether it may is decided in takeover.c"
+            "only when to try a takeover differs: whether it may is decided in rpc/takeover.c"
         ),
     },
-    ("standby.c", "bl_watch_begin"): {
+    ("rpc/standby.c", "bl_watch_begin"): {
         (
             "bl_boot_same(line->boot_id, server->boot_id)",
             0,
             "true",
         ): "another host's server has no proof here, so there is none to watch",
     },
-    ("standby.c", "bl_watch_look_guarded"): {
+    ("rpc/standby.c", "bl_watch_look_guarded"): {
         ("server->watch.proof >= 0 && bl_proof_gone(memory, server->watch.proof)", 0, "false"): (
             "a server that is proven gone is followed once its beat has stood still, which "
             "costs time"
@@ -523,36 +523,36 @@ REASONED: Conditions = {
             "the same server is watched anew at every look: it seems to have moved just now"
         ),
     },
-    ("standby.c", "bl_watch_silent"): {
+    ("rpc/standby.c", "bl_watch_silent"): {
         ("count == watch->count", 0, "false"): (
             "tells a beat's age from the last look, so it seems younger: a takeover comes later"
         ),
     },
-    ("takeover.c", "bl_epoch_gone"): {
+    ("rpc/takeover.c", "bl_epoch_gone"): {
         ("line->epoch == 0", 0, "false"): (
             "a server of epoch 0 is nobody, and nobody's proof is looked for in vain"
         ),
     },
-    ("takeover.c", "bl_server_gone"): {
+    ("rpc/takeover.c", "bl_server_gone"): {
         (
             "proof >= 0",
             0,
             "true",
         ): "a proof that is not there cannot be locked, so bl_proof_gone() says no",
     },
-    ("takeover.c", "bl_takeover_claim"): {
+    ("rpc/takeover.c", "bl_takeover_claim"): {
         ("next > plan->epoch", 0, "true"): (
             "an epoch that is history is asked for first, which costs an election: those "
             "who took part in it are gone, or an election says that it is late"
         ),
     },
-    ("takeover.c", "bl_takeover_follow"): {
+    ("rpc/takeover.c", "bl_takeover_follow"): {
         ("line->nonce != server->silent", 0, "true"): (
             "the beat of a server that was found silent is watched once more, which costs time"
         ),
         ("gone < 0", 0, "true"): "the caller asks only whether it is negative: 1 is as good as 0",
     },
-    ("takeover.c", "bl_takeover_inherit"): {
+    ("rpc/takeover.c", "bl_takeover_inherit"): {
         ("earlier", 0, "false"): (
             "which earlier epoch a session is of decides nothing, only that it is not this one"
         ),
@@ -570,49 +570,49 @@ REASONED: Conditions = {
             "make it stricter"
         ),
     },
-    ("takeover.c", "bl_takeover_leave"): {
+    ("rpc/takeover.c", "bl_takeover_leave"): {
         ("server->life", 0, "true"): _LIFE,
     },
-    ("takeover.c", "bl_takeover_pass"): {
+    ("rpc/takeover.c", "bl_takeover_pass"): {
         ("plan->before.epoch != 0", 0, "true"): (
             "an empty line is mended, or nobody's sessions are inherited: there are none"
         ),
     },
-    ("takeover.c", "bl_takeover_plan"): {
+    ("rpc/takeover.c", "bl_takeover_plan"): {
         ("served", 0, "true"): (
             "only whether the source ever served is asked, and of a pool that nobody served"
             " there is nothing to read but zeros"
         ),
         ("gone < 0", 0, "true"): "the caller asks only whether it is negative: 1 is as good as 0",
     },
-    ("task_call.c", "bl_tasks_max"): {
+    ("index/task_call.c", "bl_tasks_max"): {
         ("most < BL_TASKS_MAX", 0, "false"): (
             "no pool of the simulator has so many blocks that the limit is reached"
         ),
     },
-    ("task_client.c", "bl_task_ask"): {
+    ("index/task_client.c", "bl_task_ask"): {
         ("size > 0", 0, "true"): _NO_BYTES,
     },
-    ("turn.h", "bl_turn_keys"): {
+    ("rpc/turn.h", "bl_turn_keys"): {
         ("keys > 0", 0, "false"): _QUANTUM,
         ("request->flags & BL_MESSAGE_BULK", 0, "true"): _QUANTUM,
         ("size > sizeof(bl_block_request)", 0, "false"): _QUANTUM,
     },
-    ("grant.c", "bl_grant_end"): {
+    ("index/grant.c", "bl_grant_end"): {
         ("block->state == BL_NUMBER_GRANTED", 1, "true"): (
             "the space of a held block is free by then, and giving back what is free is refused"
         ),
     },
-    ("kv_engine.c", "bl_kv_put_end"): {
+    ("kv/engine.c", "bl_kv_put_end"): {
         ("written < 0", 1, "true"): _FLUSH,
     },
-    ("lane.c", "bl_session_given_up"): {
+    ("rpc/lane.c", "bl_session_given_up"): {
         ("line.nonce == session->nonce", 0, "true"): (
             "nobody else is given the lane while who waits for an answer is alive; after "
             "a false word of an operator the wait ends when its time is up"
         ),
     },
-    ("lobby.c", "bl_lobby_settle"): {
+    ("rpc/lobby.c", "bl_lobby_settle"): {
         ("reply.epoch == epoch.epoch", 0, "true"): (
             "a server of an earlier epoch that answered the request ended the session before it "
             "was succeeded"
@@ -623,15 +623,15 @@ REASONED: Conditions = {
             "has read the request"
         ),
     },
-    ("lobby.c", "bl_lobby_detach"): {
+    ("rpc/lobby.c", "bl_lobby_detach"): {
         ("lock >= 0", 0, "true"): ("unlocks and closes no descriptor, which the kernel refuses"),
     },
-    ("meta_client.c", "bl_lookup"): {
+    ("index/client.c", "bl_lookup"): {
         ("reply.count == part", 0, "false"): (
             "a server that answers with all of the keys says HIT, too"
         ),
     },
-    ("meta_client.c", "bl_reserve"): {
+    ("index/client.c", "bl_reserve"): {
         ("session->attached", 0, "true"): (
             "a grant ends with its session, so the abort is refused, whoever asks for it"
         ),
@@ -640,7 +640,7 @@ REASONED: Conditions = {
 
 # Each with the test of Python that fails.
 TESTED: Conditions = {
-    ("grant.c", "bl_abort_one"): {
+    ("index/grant.c", "bl_abort_one"): {
         ("meta->blocks[number].lane != lane", 0, "false"): (
             "tests/meta/test_block_calls.py::test_what_is_not_a_sessions_own_grant_can_not_be"
             "_committed_or_aborted"
@@ -650,7 +650,7 @@ TESTED: Conditions = {
             "_committed_or_aborted"
         ),
     },
-    ("grant.c", "bl_commit_block"): {
+    ("index/grant.c", "bl_commit_block"): {
         ("commit->block >= meta->pool->geometry.block_count_max", 0, "false"): (
             "tests/meta/test_foreign_requests.py::test_a_block_number_that_is_not_the_senders"
             "_does_nothing"
@@ -659,7 +659,7 @@ TESTED: Conditions = {
             "tests/meta/test_block_calls.py::test_a_session_can_not_commit_by_its_own_older_grant"
         ),
     },
-    ("grant.c", "bl_commit_one"): {
+    ("index/grant.c", "bl_commit_one"): {
         ("number < 0", 0, "false"): (
             "tests/meta/test_block_calls.py::test_a_session_can_not_commit_by_its_own_older_grant"
         ),
@@ -675,7 +675,7 @@ TESTED: Conditions = {
             "tests/meta/test_block_calls.py::test_a_commit_may_be_repeated"
         ),
     },
-    ("grant.c", "bl_grant"): {
+    ("index/grant.c", "bl_grant"): {
         ("bl_index_add(meta->index, key, (uint32_t)number) < 0", 0, "true"): (
             "tests/meta/test_block_calls.py::test_lookup_gives_the_leading_hits"
         ),
@@ -684,7 +684,7 @@ TESTED: Conditions = {
         ),
         ("status == 0", 0, "true"): "tests/meta/test_tasks.py::test_tasks_cannot_fill_the_pool",
     },
-    ("grant.c", "bl_grant_refused"): {
+    ("index/grant.c", "bl_grant_refused"): {
         ("!bl_hold_full(meta, lane, length)", 0, "true"): (
             "tests/meta/test_quota.py::test_bytes_count_grants_and_pinned_blocks"
         ),
@@ -695,7 +695,7 @@ TESTED: Conditions = {
             "tests/meta/test_block_calls.py::test_a_block_larger_than_an_extent_is_refused"
         ),
     },
-    ("grant.c", "bl_handle_commit"): {
+    ("index/grant.c", "bl_handle_commit"): {
         ("items == NULL", 0, "false"): (
             "tests/meta/test_foreign_requests.py::test_a_count_that_does_not_match_the_bytes_"
             "is_refused"
@@ -705,7 +705,7 @@ TESTED: Conditions = {
             "_does_nothing"
         ),
     },
-    ("grant.c", "bl_handle_reserve"): {
+    ("index/grant.c", "bl_handle_reserve"): {
         ("head.length == 0", 0, "false"): (
             "tests/meta/test_block_calls.py::test_nonsense_sizes_are_refused"
         ),
@@ -714,7 +714,7 @@ TESTED: Conditions = {
             "is_refused"
         ),
     },
-    ("grant.c", "bl_reserve_one"): {
+    ("index/grant.c", "bl_reserve_one"): {
         ("committed", 0, "false"): (
             "tests/meta/test_block_calls.py::test_a_granted_key_is_pending_for_everybody"
         ),
@@ -731,7 +731,7 @@ TESTED: Conditions = {
             "tests/meta/test_block_calls.py::test_a_block_larger_than_an_extent_is_refused"
         ),
     },
-    ("house.c", "bl_house_mourn"): {
+    ("rpc/house.c", "bl_house_mourn"): {
         ("(nonce = bl_life_look(server->life)) != 0", 0, "true"): (
             "tests/meta/test_foreign_requests.py::test_a_count_that_does_not_match_the_bytes_"
             "is_refused"
@@ -741,7 +741,7 @@ TESTED: Conditions = {
             "_no_lane_for_good"
         ),
     },
-    ("house.c", "bl_house_watch"): {
+    ("rpc/house.c", "bl_house_watch"): {
         ("bl_error_passes(-lane->proof)", 0, "true"): (
             "tests/rpc/test_descriptors.py::test_a_successor_learns_of_deaths_that_it_could"
             "_not_ask_for_at_once"
@@ -753,14 +753,14 @@ TESTED: Conditions = {
             "false",
         ): ("tests/crash/test_silence.py::test_a_silent_session_is_held_back_until_it_speaks"),
     },
-    ("house.c", "bl_lane_over"): {
+    ("rpc/house.c", "bl_lane_over"): {
         ("end == BL_END_GONE && inherited && --server->inherited_count == 0", 0, "false"): (
             "tests/rpc/test_two_machines.py::test_a_grant_of_another_machine_is_held_while_"
             "its_client_beats"
         ),
         ("!inherited", 0, "false"): "tests/meta/test_tasks.py::test_a_claim_is_its_sessions",
     },
-    ("house.c", "bl_lane_rebooted"): {
+    ("rpc/house.c", "bl_lane_rebooted"): {
         ("lane->moved", 0, "true"): (
             "tests/rpc/test_two_machines.py::test_a_machine_that_has_started_again_waits_an"
             "d_is_let_in"
@@ -770,7 +770,7 @@ TESTED: Conditions = {
             "ssion_of_its_number_beats"
         ),
     },
-    ("house.c", "bl_lane_watch"): {
+    ("rpc/house.c", "bl_lane_watch"): {
         ("count <= lane->beat_count", 0, "false"): (
             "tests/rpc/test_two_machines.py::test_a_session_of_an_earlier_boot_is_over_when"
             "_its_beat_stands_still"
@@ -780,7 +780,7 @@ TESTED: Conditions = {
             "d_is_let_in"
         ),
     },
-    ("house.c", "bl_lobby_clash_check"): {
+    ("rpc/house.c", "bl_lobby_clash_check"): {
         ("status < 0", 0, "false"): (
             "tests/rpc/test_two_machines.py::test_a_client_is_refused_while_an_inherited_se"
             "ssion_of_its_number_beats"
@@ -790,7 +790,7 @@ TESTED: Conditions = {
             "ssion_of_its_number_beats"
         ),
     },
-    ("house.c", "bl_lobby_give"): {
+    ("rpc/house.c", "bl_lobby_give"): {
         ("here", 0, "true"): (
             "tests/rpc/test_second_host.py::test_a_client_of_another_machine_is_refused_by_th"
             "e_server"
@@ -806,32 +806,32 @@ TESTED: Conditions = {
             "_its_number"
         ),
     },
-    ("house.c", "bl_lobby_look"): {
+    ("rpc/house.c", "bl_lobby_look"): {
         ("request.host != host", 0, "false"): (
             "tests/hostile/test_lines.py::test_whatever_a_host_asks_the_others_are_served"
         ),
     },
-    ("kv.c", "bl_kv_publish"): {
+    ("kv/kv.c", "bl_kv_publish"): {
         ("work->statuses[k] < 0", 0, "true"): (
             "tests/meta/test_tasks.py::test_a_claim_is_its_sessions"
         ),
     },
-    ("kv.c", "bl_kv_put"): {
+    ("kv/kv.c", "bl_kv_put"): {
         ("status == 0", 0, "true"): (
             "tests/kvcache/test_cache.py::test_without_a_server_a_put_is_an_error_and_no_success"
         ),
     },
-    ("kv.c", "bl_kv_reserve"): {
+    ("kv/kv.c", "bl_kv_reserve"): {
         ("batch->kept", 0, "false"): "tests/meta/test_tasks.py::test_a_claim_is_its_sessions",
         ("batch->kept", 0, "true"): "tests/meta/test_tasks.py::test_tasks_cannot_fill_the_pool",
     },
-    ("kv.c", "bl_vector_write"): {
+    ("kv/kv.c", "bl_vector_write"): {
         ("work->chunk_count > 1", 0, "true"): (
             "tests/kvcache/test_cache.py::test_a_block_that_fills_its_space_leaves_the_next_o"
             "ne_alone"
         ),
     },
-    ("lane.c", "bl_reply_decode"): {
+    ("rpc/lane.c", "bl_reply_decode"): {
         ("bulk.size > g->bulk_size", 0, "false"): (
             "tests/hostile/test_replies.py::test_bytes_that_change_while_they_are_copied_are_"
             "those_of_the_sum_or_an_error"
@@ -840,7 +840,7 @@ TESTED: Conditions = {
             "tests/hostile/test_replies.py::test_a_whole_reply_of_anything_is_a_word_or_an_error"
         ),
     },
-    ("lobby.c", "bl_lobby_attach"): {
+    ("rpc/lobby.c", "bl_lobby_attach"): {
         ("lock < 0", 0, "false"): (
             "tests/rpc/test_life.py::test_a_stopped_process_that_attaches_keeps_others_waitin"
             "g_for_a_while_only"
@@ -849,7 +849,7 @@ TESTED: Conditions = {
             "tests/rpc/test_session.py::test_without_a_server_a_client_is_told_at_once"
         ),
     },
-    ("lobby.c", "bl_lobby_exchange"): {
+    ("rpc/lobby.c", "bl_lobby_exchange"): {
         ("epoch.epoch != asked", 0, "true"): (
             "tests/meta/test_block_calls.py::test_a_block_larger_than_an_extent_is_refused"
         ),
@@ -861,18 +861,18 @@ TESTED: Conditions = {
         ),
         ("serving", 3, "true"): "tests/rpc/test_server.py::test_a_call_without_a_server_ends",
     },
-    ("lobby.c", "bl_lobby_lock"): {
+    ("rpc/lobby.c", "bl_lobby_lock"): {
         ("!bl_wait_turn(&session->pool->memory, wait)", 0, "false"): (
             "tests/rpc/test_life.py::test_a_stopped_process_that_attaches_keeps_others_waitin"
             "g_for_a_while_only"
         ),
     },
-    ("lookup.c", "bl_block_drop"): {
+    ("index/lookup.c", "bl_block_drop"): {
         ("block->pin_count == 0", 0, "false"): (
             "tests/meta/test_block_calls.py::test_space_given_back_serves_every_other_size"
         ),
     },
-    ("lookup.c", "bl_handle_lookup"): {
+    ("index/lookup.c", "bl_handle_lookup"): {
         ("head.flags & BL_LOOKUP_PIN", 0, "true"): (
             "tests/meta/test_block_calls.py::test_pinned_blocks_stay_and_released_ones_go"
         ),
@@ -888,13 +888,13 @@ TESTED: Conditions = {
             "tests/meta/test_block_calls.py::test_pinned_blocks_stay_and_released_ones_go"
         ),
     },
-    ("lookup.c", "bl_handle_remove"): {
+    ("index/lookup.c", "bl_handle_remove"): {
         ("keys == NULL", 0, "false"): (
             "tests/meta/test_foreign_requests.py::test_a_count_that_does_not_match_the_bytes_"
             "is_refused"
         ),
     },
-    ("lookup.c", "bl_lookup_chain"): {
+    ("index/lookup.c", "bl_lookup_chain"): {
         ("number < 0", 0, "false"): (
             "tests/rpc/test_fairness.py::test_a_victim_waits_for_one_quantum_of_each_other"
         ),
@@ -905,7 +905,7 @@ TESTED: Conditions = {
             "tests/meta/test_block_calls.py::test_a_granted_key_is_pending_for_everybody"
         ),
     },
-    ("lookup.c", "bl_pin"): {
+    ("index/lookup.c", "bl_pin"): {
         ("bl_hold_full(meta, lane, meta->blocks[number].length)", 0, "false"): (
             "tests/meta/test_quota.py::test_a_pin_of_too_many_bytes_is_a_quota_error"
         ),
@@ -931,7 +931,7 @@ TESTED: Conditions = {
             "tests/meta/test_quota.py::test_bytes_count_grants_and_pinned_blocks"
         ),
     },
-    ("lookup.c", "bl_release_one"): {
+    ("index/lookup.c", "bl_release_one"): {
         ("left < 0", 0, "false"): (
             "tests/meta/test_foreign_requests.py::test_a_block_number_that_is_not_the_senders"
             "_does_nothing"
@@ -940,12 +940,12 @@ TESTED: Conditions = {
             "tests/meta/test_quota.py::test_bytes_count_grants_and_pinned_blocks"
         ),
     },
-    ("lookup.c", "bl_remove_one"): {
+    ("index/lookup.c", "bl_remove_one"): {
         ("number < 0", 0, "false"): (
             "tests/meta/test_check_live.py::test_a_pool_whose_server_changes_has_no_findings"
         ),
     },
-    ("lookup.c", "bl_unpin"): {
+    ("index/lookup.c", "bl_unpin"): {
         ("block->pin_count > 0", 0, "false"): (
             "tests/meta/test_block_calls.py::test_a_block_pinned_twice_needs_two_releases"
         ),
@@ -954,7 +954,7 @@ TESTED: Conditions = {
             "_pinned"
         ),
     },
-    ("meta_client.c", "bl_lookup"): {
+    ("index/client.c", "bl_lookup"): {
         ("!bl_record_sane(&session->pool->geometry, &records[hits + i])", 0, "false"): (
             "tests/hostile/test_replies.py::test_records_of_anything_lie_in_the_pool_or_are_a"
             "n_error"
@@ -967,18 +967,18 @@ TESTED: Conditions = {
             "released"
         ),
     },
-    ("meta_client.c", "bl_meta_call"): {
+    ("index/client.c", "bl_meta_call"): {
         ("reply->count > ask->head.count", 0, "false"): (
             "tests/hostile/test_replies.py::test_records_of_anything_lie_in_the_pool_or_are_a"
             "n_error"
         ),
     },
-    ("meta_client.c", "bl_meta_tell"): {
+    ("index/client.c", "bl_meta_tell"): {
         ("count - done < batch", 0, "false"): (
             "tests/meta/test_block_calls.py::test_a_block_pinned_twice_needs_two_releases"
         ),
     },
-    ("meta_client.c", "bl_reserve"): {
+    ("index/client.c", "bl_reserve"): {
         ("done > 0", 0, "true"): (
             "tests/meta/test_block_calls.py::test_a_block_larger_than_an_extent_is_refused"
         ),
@@ -991,23 +991,23 @@ TESTED: Conditions = {
             "n_error"
         ),
     },
-    ("meta_client.c", "bl_reserve_undo"): {
+    ("index/client.c", "bl_reserve_undo"): {
         ("records[i].state == BL_BLOCK_GRANTED", 0, "true"): (
             "tests/hostile/test_replies.py::test_records_of_anything_lie_in_the_pool_or_are_a"
             "n_error"
         ),
     },
-    ("reclaim.c", "bl_cell_next"): {
+    ("index/reclaim.c", "bl_cell_next"): {
         ("from + BL_EXTENT_STRIPES_MAX <= first", 0, "true"): (
             "tests/meta/test_fill.py::test_blocks_of_one_size_and_then_of_another_fill_the_pool"
         ),
     },
-    ("reclaim.c", "bl_extent_empty"): {
+    ("index/reclaim.c", "bl_extent_empty"): {
         ("!bl_extent_may_go(meta, view)", 0, "false"): (
             "tests/meta/test_check_live.py::test_a_pool_whose_server_changes_has_no_findings"
         ),
     },
-    ("reclaim.c", "bl_number_take"): {
+    ("index/reclaim.c", "bl_number_take"): {
         ("coldest < 0", 0, "false"): (
             "tests/meta/test_block_calls.py::test_the_table_takes_as_many_blocks_as_it_has_lines"
         ),
@@ -1018,10 +1018,10 @@ TESTED: Conditions = {
             "tests/meta/test_block_calls.py::test_a_block_larger_than_an_extent_is_refused"
         ),
     },
-    ("reclaim.c", "bl_space_evict"): {
+    ("index/reclaim.c", "bl_space_evict"): {
         ("number >= 0", 0, "true"): "tests/meta/test_tasks.py::test_tasks_cannot_fill_the_pool",
     },
-    ("reclaim.c", "bl_space_take"): {
+    ("index/reclaim.c", "bl_space_take"): {
         ("!bl_space_evict(meta, block_size, &emptied)", 0, "false"): (
             "tests/meta/test_block_calls.py::test_a_65th_size_is_refused_while_the_others_are"
             "_in_use"
@@ -1043,12 +1043,12 @@ TESTED: Conditions = {
             "tests/meta/test_block_calls.py::test_space_given_back_serves_every_other_size"
         ),
     },
-    ("recover.c", "bl_entry_invalid"): {
+    ("index/recover.c", "bl_entry_invalid"): {
         ("entry->chunk_size < BL_LINE_SIZE", 0, "true"): (
             "tests/meta/test_check.py::test_a_healthy_pool_has_no_findings"
         ),
     },
-    ("recover.c", "bl_recover"): {
+    ("index/recover.c", "bl_recover"): {
         ("doubtful", 0, "false"): (
             "tests/meta/test_takeover.py::test_grants_of_a_living_client_are_not_given_away"
         ),
@@ -1056,7 +1056,7 @@ TESTED: Conditions = {
             "tests/meta/test_takeover.py::test_every_committed_block_survives_kills_of_the_server"
         ),
     },
-    ("recover.c", "bl_recover_entries"): {
+    ("index/recover.c", "bl_recover_entries"): {
         ("bl_line_used((uint64_t *)&entry)", 0, "true"): (
             "tests/meta/test_takeover.py::test_a_damaged_entry_is_dropped_and_counted"
         ),
@@ -1064,12 +1064,12 @@ TESTED: Conditions = {
             "tests/meta/test_takeover.py::test_a_damaged_entry_is_dropped_and_counted"
         ),
     },
-    ("register.h", "bl_register_read"): {
+    ("pool/register.h", "bl_register_read"): {
         ("tries < BL_REGISTER_TRIES", 0, "true"): (
             "tests/meta/test_repair.py::test_an_epoch_line_is_made_anew"
         ),
     },
-    ("server.c", "bl_bulk_take"): {
+    ("rpc/server.c", "bl_bulk_take"): {
         ("bulk.size > server->pool->geometry.bulk_size", 0, "false"): (
             "tests/hostile/test_requests.py::test_a_field_out_of_range_is_an_error_to_its_sender"
         ),
@@ -1077,17 +1077,17 @@ TESTED: Conditions = {
             "tests/hostile/test_requests.py::test_a_field_out_of_range_is_an_error_to_its_sender"
         ),
     },
-    ("server.c", "bl_lane_gather"): {
+    ("rpc/server.c", "bl_lane_gather"): {
         ("window < BL_QUANTUM_REQUESTS", 0, "true"): (
             "tests/rpc/test_fairness.py::test_a_victim_waits_for_one_quantum_of_each_other"
         ),
     },
-    ("server.c", "bl_server_describe"): {
+    ("rpc/server.c", "bl_server_describe"): {
         ("server->life", 0, "false"): (
             "tests/rpc/test_life.py::test_a_session_that_ends_in_order_is_watched_no_more"
         ),
     },
-    ("server.c", "bl_server_handle"): {
+    ("rpc/server.c", "bl_server_handle"): {
         (
             "!bl_allowance_take(&server->lanes[lane].allowance, calls_per_s, request->method)",
             0,
@@ -1107,10 +1107,10 @@ TESTED: Conditions = {
             "tests/hostile/test_requests.py::test_a_field_out_of_range_is_an_error_to_its_sender"
         ),
     },
-    ("session.c", "bl_session_ask"): {
+    ("rpc/session.c", "bl_session_ask"): {
         ("status == 0", 0, "true"): "tests/rpc/test_server.py::test_a_call_without_a_server_ends",
     },
-    ("session.c", "bl_session_open"): {
+    ("rpc/session.c", "bl_session_open"): {
         ("host >= BL_HOST_COUNT", 0, "false"): (
             "tests/rpc/test_host_clash.py::test_a_host_number_out_of_range_is_refused"
         ),
@@ -1118,7 +1118,7 @@ TESTED: Conditions = {
             "tests/meta/test_block_calls.py::test_a_block_larger_than_an_extent_is_refused"
         ),
     },
-    ("standby.c", "bl_watch_look_guarded"): {
+    ("rpc/standby.c", "bl_watch_look_guarded"): {
         ("status == 1", 0, "true"): (
             "tests/rpc/test_two_machines.py::test_a_standby_that_saw_a_server_alive_does_no"
             "t_take_its_place"
@@ -1128,7 +1128,7 @@ TESTED: Conditions = {
             "nd_that_one_gives_up"
         ),
     },
-    ("standby.c", "bl_watch_silent"): {
+    ("rpc/standby.c", "bl_watch_silent"): {
         ("watch->count != 0", 0, "true"): (
             "tests/rpc/test_two_machines.py::test_a_standby_follows_a_server_of_an_earlier_"
             "boot_that_left_a_torn_beat"
@@ -1138,34 +1138,34 @@ TESTED: Conditions = {
             "boot_that_left_a_torn_beat"
         ),
     },
-    ("takeover.c", "bl_takeover_farewell"): {
+    ("rpc/takeover.c", "bl_takeover_farewell"): {
         ("status >= 0 && line.epoch <= server->epoch", 0, "false"): (
             "tests/rpc/test_session.py::test_after_a_server_has_stopped_a_client_is_told_at_once"
         ),
     },
-    ("takeover.c", "bl_takeover_follow"): {
+    ("rpc/takeover.c", "bl_takeover_follow"): {
         ("gone != 0", 0, "false"): (
             "tests/rpc/test_two_machines.py::test_a_second_server_is_refused_while_the_first_beats"
         ),
     },
-    ("takeover.c", "bl_takeover_plan"): {
+    ("rpc/takeover.c", "bl_takeover_plan"): {
         ("line[newest].epoch == 0", 0, "false"): (
             "tests/meta/test_repair.py::test_other_hosts_must_be_declared_gone"
         ),
     },
-    ("task_call.c", "bl_block_keep"): {
+    ("index/task_call.c", "bl_block_keep"): {
         ("meta->kept_stripes <= (most ? most : 1)", 0, "false"): (
             "tests/meta/test_tasks.py::test_a_claim_is_its_sessions"
         ),
         ("most", 0, "false"): "tests/meta/test_tasks.py::test_tasks_cannot_fill_the_pool",
     },
-    ("task_call.c", "bl_handle_task_claim"): {
+    ("index/task_call.c", "bl_handle_task_claim"): {
         ("status < 0", 0, "false"): "tests/meta/test_tasks.py::test_foreign_requests_are_refused",
     },
-    ("task_call.c", "bl_handle_task_count"): {
+    ("index/task_call.c", "bl_handle_task_count"): {
         ("status < 0", 0, "false"): "tests/meta/test_tasks.py::test_foreign_requests_are_refused",
     },
-    ("task_call.c", "bl_handle_task_extend"): {
+    ("index/task_call.c", "bl_handle_task_extend"): {
         (
             "bl_tasks_extend(meta->tasks, block->task - 1, call->lane, now_ns, "
             "bl_task_until_ns(now_ns, &request)) < 0",
@@ -1177,16 +1177,16 @@ TESTED: Conditions = {
         ),
         ("status < 0", 0, "false"): "tests/meta/test_tasks.py::test_foreign_requests_are_refused",
     },
-    ("task_call.c", "bl_kept_count"): {
+    ("index/task_call.c", "bl_kept_count"): {
         ("step > 0", 0, "false"): "tests/meta/test_tasks.py::test_a_claim_is_its_sessions",
         ("step > 0 ? (*kept)++ == 0 : --*kept == 0", 0, "true"): (
             "tests/meta/test_tasks.py::test_tasks_cannot_fill_the_pool"
         ),
     },
-    ("task_call.c", "bl_task_enqueue"): {
+    ("index/task_call.c", "bl_task_enqueue"): {
         ("status < 0", 0, "true"): "tests/meta/test_tasks.py::test_a_claim_is_its_sessions",
     },
-    ("task_call.c", "bl_task_request_of"): {
+    ("index/task_call.c", "bl_task_request_of"): {
         ("call->request_size != sizeof *request", 0, "false"): (
             "tests/meta/test_tasks.py::test_foreign_requests_are_refused"
         ),
@@ -1194,10 +1194,10 @@ TESTED: Conditions = {
             "tests/meta/test_tasks.py::test_foreign_requests_are_refused"
         ),
     },
-    ("task_client.c", "bl_task_ask"): {
+    ("index/task_client.c", "bl_task_ask"): {
         ("status < 0", 0, "false"): "tests/meta/test_tasks.py::test_a_claim_is_its_sessions",
     },
-    ("turn.h", "bl_turn_keys"): {
+    ("rpc/turn.h", "bl_turn_keys"): {
         ("keys < BL_QUANTUM_KEYS", 0, "false"): (
             "tests/rpc/test_fairness.py::test_a_victim_waits_for_one_quantum_of_each_other"
         ),
@@ -1211,7 +1211,7 @@ TESTED: Conditions = {
             "tests/rpc/test_fairness.py::test_a_victim_waits_for_one_quantum_of_each_other"
         ),
     },
-    ("turn.h", "bl_work_raise"): {
+    ("rpc/turn.h", "bl_work_raise"): {
         ("keys > most->keys", 0, "false"): (
             "tests/rpc/test_fairness.py::test_a_victim_waits_for_one_quantum_of_each_other"
         ),
@@ -1225,17 +1225,17 @@ TESTED: Conditions = {
             "tests/rpc/test_fairness.py::test_a_victim_waits_for_one_quantum_of_each_other"
         ),
     },
-    ("kv_engine.c", "bl_kv_put_end"): {
+    ("kv/engine.c", "bl_kv_put_end"): {
         ("written < 0", 0, "false"): (
             "tests/kvcache/test_engine_copy.py::test_what_an_engine_could_not_write_is_given_back"
         ),
     },
-    ("kv_engine.c", "bl_kv_look_guarded"): {
+    ("kv/engine.c", "bl_kv_look_guarded"): {
         ("bl_vector_read(hint->session, &work->entries[i], work) < 0", 0, "true"): (
             "tests/kvcache/test_engine_copy.py::test_an_engine_and_the_one_call_read_each_other"
         ),
     },
-    ("kv_engine.c", "bl_kv_get_end"): {
+    ("kv/engine.c", "bl_kv_get_end"): {
         ("status < 0", 0, "true"): (
             "tests/kvcache/test_engine_copy.py::test_an_engine_and_the_one_call_read_each_other"
         ),

@@ -41,83 +41,83 @@ _FLUSHED = (
 )
 
 _LEFT_OUT: dict[Name, str] = {
-    ("retire.c", "bl_page_touch", "fence_full", 0): _FAILED,
-    ("retire.c", "bl_page_touch", "invalidate", 0): _FAILED,
-    ("retire.c", "bl_page_touch", "fence_full", 1): _FAILED,
-    ("retire.c", "bl_page_touch", "fetch", 0): _FAILED,
-    ("retire.c", "bl_extent_retire", "fence_store", 0): (
+    ("index/retire.c", "bl_page_touch", "fence_full", 0): _FAILED,
+    ("index/retire.c", "bl_page_touch", "invalidate", 0): _FAILED,
+    ("index/retire.c", "bl_page_touch", "fence_full", 1): _FAILED,
+    ("index/retire.c", "bl_page_touch", "fetch", 0): _FAILED,
+    ("index/retire.c", "bl_extent_retire", "fence_store", 0): (
         "for who checks a dead pool: no entry outlives its extent; recovery drops such an entry "
         "without it, and no memory of the simulator faults"
     ),
-    ("server.c", "bl_lane_gather", "prefetch_line", 0): _HINT,
-    ("lane.c", "bl_lane_take", "prefetch_line", 0): _HINT,
-    ("plan_part.c", "bl_part_ask", "prefetch_range", 0): _HINT,
-    ("pool.c", "bl_pool_format_guarded", "stream", 0): _ALONE,
-    ("pool.c", "bl_pool_format_guarded", "fence_store", 0): _ALONE,
-    ("house.c", "bl_lobby_look", "fence_full", 0): _POLLED,
-    ("house.c", "bl_house_watch", "fence_full", 0): _POLLED,
-    ("server.c", "bl_server_round", "fence_full", 0): _POLLED,
-    ("lane.c", "bl_lane_take", "fence_full", 0): _POLLED,
-    ("lobby.c", "bl_lobby_reply_read", "fence_full", 0): _POLLED,
-    ("lobby.c", "bl_lobby_reply_read", "fence_full", 1): _POLLED,
-    ("lane.c", "bl_session_given_up", "fence_full", 0): _POLLED,
-    ("lane.c", "bl_session_given_up", "fence_full", 1): _POLLED,
-    ("lane.c", "bl_lane_call", "fence_store", 0): _OFF,
-    ("session.c", "bl_session_pump_all", "fence_store", 0): _OFF,
-    ("server.c", "bl_lane_answer", "fence_store", 1): _OFF,
-    ("lobby.c", "bl_lobby_ask", "fence_store", 0): _OFF,
-    ("beat.c", "bl_beat_farewell", "fence_store", 1): _OFF,
-    ("house.c", "bl_lobby_publish", "fence_store", 0): _OFF,
-    ("lobby.c", "bl_lobby_line", "fence_full", 0): _REVIVED,
-    ("lobby.c", "bl_lobby_line", "invalidate", 0): _REVIVED,
-    ("lobby.c", "bl_lobby_line", "fence_full", 1): _REVIVED,
-    ("meta.c", "bl_meta_flush", "fence_full", 0): _PROVEN,
-    ("meta.c", "bl_meta_flush_held", "fence_full", 0): _PROVEN,
-    ("meta.c", "bl_meta_flush", "fence_full", 1): _FLUSHED,
-    ("meta.c", "bl_meta_flush_held", "fence_full", 1): _FLUSHED,
-    ("house.c", "bl_house_write", "fence_store", 0): (
+    ("rpc/server.c", "bl_lane_gather", "prefetch_line", 0): _HINT,
+    ("rpc/lane.c", "bl_lane_take", "prefetch_line", 0): _HINT,
+    ("transfer/cpu_part.c", "bl_part_ask", "prefetch_range", 0): _HINT,
+    ("pool/pool.c", "bl_pool_format_guarded", "stream", 0): _ALONE,
+    ("pool/pool.c", "bl_pool_format_guarded", "fence_store", 0): _ALONE,
+    ("rpc/house.c", "bl_lobby_look", "fence_full", 0): _POLLED,
+    ("rpc/house.c", "bl_house_watch", "fence_full", 0): _POLLED,
+    ("rpc/server.c", "bl_server_round", "fence_full", 0): _POLLED,
+    ("rpc/lane.c", "bl_lane_take", "fence_full", 0): _POLLED,
+    ("rpc/lobby.c", "bl_lobby_reply_read", "fence_full", 0): _POLLED,
+    ("rpc/lobby.c", "bl_lobby_reply_read", "fence_full", 1): _POLLED,
+    ("rpc/lane.c", "bl_session_given_up", "fence_full", 0): _POLLED,
+    ("rpc/lane.c", "bl_session_given_up", "fence_full", 1): _POLLED,
+    ("rpc/lane.c", "bl_lane_call", "fence_store", 0): _OFF,
+    ("rpc/session.c", "bl_session_pump_all", "fence_store", 0): _OFF,
+    ("rpc/server.c", "bl_lane_answer", "fence_store", 1): _OFF,
+    ("rpc/lobby.c", "bl_lobby_ask", "fence_store", 0): _OFF,
+    ("liveness/beat.c", "bl_beat_farewell", "fence_store", 1): _OFF,
+    ("rpc/house.c", "bl_lobby_publish", "fence_store", 0): _OFF,
+    ("rpc/lobby.c", "bl_lobby_line", "fence_full", 0): _REVIVED,
+    ("rpc/lobby.c", "bl_lobby_line", "invalidate", 0): _REVIVED,
+    ("rpc/lobby.c", "bl_lobby_line", "fence_full", 1): _REVIVED,
+    ("index/meta.c", "bl_meta_flush", "fence_full", 0): _PROVEN,
+    ("index/meta.c", "bl_meta_flush_held", "fence_full", 0): _PROVEN,
+    ("index/meta.c", "bl_meta_flush", "fence_full", 1): _FLUSHED,
+    ("index/meta.c", "bl_meta_flush_held", "fence_full", 1): _FLUSHED,
+    ("rpc/house.c", "bl_house_write", "fence_store", 0): (
         "covered: the full fence of bl_server_still() stands between the line and the reply that "
         "relies on it, and a store fence between a takeover's lines and SERVING"
     ),
-    ("kv.c", "bl_kv_commit", "fence_store", 0): (
+    ("kv/kv.c", "bl_kv_commit", "fence_store", 0): (
         "covered: a commit never fits into one line, so bl_bulk_send() fences between the payload "
         "and the request; it stays for the day when a commit does fit"
     ),
-    ("kv_get.c", "bl_vector_read", "fence_full", 1): (
+    ("kv/get.c", "bl_vector_read", "fence_full", 1): (
         "covered: bl_entry_look() fenced after the reply that told of the block, and nothing newer "
         "than that reply is relied on"
     ),
-    ("reclaim.c", "bl_block_evict", "fence_store", 0): (
+    ("index/reclaim.c", "bl_block_evict", "fence_store", 0): (
         "covered: the round's fence stands between the cleared entry and the reply that grants its "
         "space to a new owner"
     ),
-    ("recover.c", "bl_scan_refetch", "fence_full", 0): (
+    ("index/recover.c", "bl_scan_refetch", "fence_full", 0): (
         "covered: the refetch of the other half's lines, or the next batch, fences before the loads"
     ),
-    ("recover.c", "bl_scan_refetch", "fence_full", 1): (
+    ("index/recover.c", "bl_scan_refetch", "fence_full", 1): (
         "covered: publishing TAKING ended with a full fence, and so did the refetch before"
     ),
-    ("recover.c", "bl_recover_mark", "verify", 0): (
+    ("index/recover.c", "bl_recover_mark", "verify", 0): (
         "a damaged mark is no better than none: bl_extents_adopt() judges its fields, and blocks "
         "that do not fit are dropped"
     ),
-    ("recover.c", "bl_recover_entries", "verify", 0): (
+    ("index/recover.c", "bl_recover_entries", "verify", 0): (
         "a damaged entry is copied with the check that convicts it: every reader refuses it again"
     ),
-    ("declare.c", "bl_declared_beat", "fence_full", 0): _POLLED,
-    ("declare.c", "bl_declared_beat", "fence_full", 1): _POLLED,
-    ("declare.c", "bl_declare_all", "fence_full", 0): (
+    ("rpc/declare.c", "bl_declared_beat", "fence_full", 0): _POLLED,
+    ("rpc/declare.c", "bl_declared_beat", "fence_full", 1): _POLLED,
+    ("rpc/declare.c", "bl_declare_all", "fence_full", 0): (
         "covered: what was read before, the candidates' lines and beats, ended with full fences"
     ),
-    ("declare.c", "bl_declare_all", "fence_full", 1): (
+    ("rpc/declare.c", "bl_declare_all", "fence_full", 1): (
         "an old line leaves its session out of the word, so that it stays in doubt; and "
         "only the first can be old, for the look at each session's beat ends with a full fence"
     ),
-    ("takeover.c", "bl_server_beats", "fence_full", 0): _POLLED,
-    ("takeover.c", "bl_server_beats", "fence_full", 1): _POLLED,
-    ("takeover.c", "bl_server_beats", "fence_full", 2): _POLLED,
-    ("takeover.c", "bl_server_beats", "fence_full", 3): _POLLED,
-    ("takeover.c", "bl_server_beats", "invalidate", 0): (
+    ("rpc/takeover.c", "bl_server_beats", "fence_full", 0): _POLLED,
+    ("rpc/takeover.c", "bl_server_beats", "fence_full", 1): _POLLED,
+    ("rpc/takeover.c", "bl_server_beats", "fence_full", 2): _POLLED,
+    ("rpc/takeover.c", "bl_server_beats", "fence_full", 3): _POLLED,
+    ("rpc/takeover.c", "bl_server_beats", "invalidate", 0): (
         "an old first count makes a dead server seem alive for one more try of its rival, never a "
         "living one dead"
     ),
@@ -131,18 +131,18 @@ _AREA = (
 )
 
 _LONGER: dict[Name, str] = {
-    ("beat.c", "bl_beat_once", "stream_line", 0): _PADDING,
-    ("lobby.c", "bl_lobby_ask", "stream_line", 0): _PADDING,
-    ("house.c", "bl_lobby_publish", "stream_line", 0): _PADDING,
-    ("lane.c", "bl_lane_send", "stream_line", 0): _PADDING,
-    ("server.c", "bl_lane_answer", "stream_line", 0): _PADDING,
-    ("lane.c", "bl_bulk_send", "stream", 0): _AREA,
-    ("lane.c", "bl_bulk_send", "stream_line", 0): _AREA,
-    ("server.c", "bl_bulk_answer", "stream", 0): _AREA,
+    ("liveness/beat.c", "bl_beat_once", "stream_line", 0): _PADDING,
+    ("rpc/lobby.c", "bl_lobby_ask", "stream_line", 0): _PADDING,
+    ("rpc/house.c", "bl_lobby_publish", "stream_line", 0): _PADDING,
+    ("rpc/lane.c", "bl_lane_send", "stream_line", 0): _PADDING,
+    ("rpc/server.c", "bl_lane_answer", "stream_line", 0): _PADDING,
+    ("rpc/lane.c", "bl_bulk_send", "stream", 0): _AREA,
+    ("rpc/lane.c", "bl_bulk_send", "stream_line", 0): _AREA,
+    ("rpc/server.c", "bl_bulk_answer", "stream", 0): _AREA,
 }
 
 _RANGES: dict[Name, str] = {
-    ("elect.c", "bl_candidates_read", "invalidate", 0): (
+    ("rpc/elect.c", "bl_candidates_read", "invalidate", 0): (
         "its last line is the twin of the last host number, which no host of the simulator has"
     ),
 }
@@ -158,46 +158,46 @@ _BEGINS = (
 )
 
 _DEFERRED: dict[Name, str] = {
-    ("meta.c", "bl_meta_flush", "invalidate", 0): _BEHIND,
-    ("lane.c", "bl_lane_take", "invalidate", 0): _LATE,
-    ("lane.c", "bl_session_given_up", "invalidate", 0): _LATE,
-    ("lobby.c", "bl_lobby_reply_read", "invalidate", 0): _LATE,
-    ("beat.c", "bl_beat_once", "fence_store", 0): _BEGINS,
-    ("beat.c", "bl_beat_once", "stream_line", 0): _BEGINS,
-    ("declare.c", "bl_declared_beat", "invalidate", 0): _BEHIND,
-    ("declare.c", "bl_declare_all", "invalidate", 0): _BEHIND,
-    ("house.c", "bl_house_watch", "invalidate", 0): _BEHIND,
-    ("house.c", "bl_lobby_look", "invalidate", 0): _BEHIND,
-    ("register.h", "bl_register_write", "stream_line", 1): (
+    ("index/meta.c", "bl_meta_flush", "invalidate", 0): _BEHIND,
+    ("rpc/lane.c", "bl_lane_take", "invalidate", 0): _LATE,
+    ("rpc/lane.c", "bl_session_given_up", "invalidate", 0): _LATE,
+    ("rpc/lobby.c", "bl_lobby_reply_read", "invalidate", 0): _LATE,
+    ("liveness/beat.c", "bl_beat_once", "fence_store", 0): _BEGINS,
+    ("liveness/beat.c", "bl_beat_once", "stream_line", 0): _BEGINS,
+    ("rpc/declare.c", "bl_declared_beat", "invalidate", 0): _BEHIND,
+    ("rpc/declare.c", "bl_declare_all", "invalidate", 0): _BEHIND,
+    ("rpc/house.c", "bl_house_watch", "invalidate", 0): _BEHIND,
+    ("rpc/house.c", "bl_lobby_look", "invalidate", 0): _BEHIND,
+    ("pool/register.h", "bl_register_write", "stream_line", 1): (
         "comes behind its own fence; both who write a register go on with a full fence, and the "
         "second copy alone says nothing that the first does not"
     ),
-    ("standby.c", "bl_watch_silent", "invalidate", 0): (
+    ("rpc/standby.c", "bl_watch_silent", "invalidate", 0): (
         "comes behind its load: the beat is seen one look later, as if it had come then"
     ),
-    ("takeover.c", "bl_server_beats", "invalidate", 1): _BEHIND,
-    ("house.c", "bl_house_write", "stream_line", 0): _BEHIND,
-    ("house.c", "bl_lobby_publish", "stream_line", 0): _BEHIND,
-    ("lobby.c", "bl_lobby_ask", "stream_line", 0): _BEHIND,
-    ("lane.c", "bl_lane_send", "stream_line", 0): _BEHIND,
-    ("server.c", "bl_lane_answer", "stream_line", 0): _BEHIND,
-    ("kv.c", "bl_vector_write", "stream", 0): _BEHIND,
-    ("table.c", "bl_entry_clear", "stream_line", 0): _BEHIND,
-    ("recover.c", "bl_recover_entries", "stream_line", 0): (
+    ("rpc/takeover.c", "bl_server_beats", "invalidate", 1): _BEHIND,
+    ("rpc/house.c", "bl_house_write", "stream_line", 0): _BEHIND,
+    ("rpc/house.c", "bl_lobby_publish", "stream_line", 0): _BEHIND,
+    ("rpc/lobby.c", "bl_lobby_ask", "stream_line", 0): _BEHIND,
+    ("rpc/lane.c", "bl_lane_send", "stream_line", 0): _BEHIND,
+    ("rpc/server.c", "bl_lane_answer", "stream_line", 0): _BEHIND,
+    ("kv/kv.c", "bl_vector_write", "stream", 0): _BEHIND,
+    ("index/table.c", "bl_entry_clear", "stream_line", 0): _BEHIND,
+    ("index/recover.c", "bl_recover_entries", "stream_line", 0): (
         "covered: nobody reads the own half before the fence that comes before SERVING"
     ),
-    ("recover.c", "bl_recover_extents", "stream_line", 0): (
+    ("index/recover.c", "bl_recover_extents", "stream_line", 0): (
         "covered: nobody reads the own half before the fence that comes before SERVING"
     ),
 }
 
 
 _OTHER_HALF: dict[Name, str] = {
-    ("declare.c", "bl_declare_all", "invalidate", 0): (
+    ("rpc/declare.c", "bl_declare_all", "invalidate", 0): (
         "the loop drops both halves either way; a line that is old by then leaves its session out "
         "of the word, so that it stays in doubt"
     ),
-    ("declare.c", "bl_declare_all", "load_line", 0): (
+    ("rpc/declare.c", "bl_declare_all", "load_line", 0): (
         "the loop reads both halves either way; a line that is old by then leaves its session out "
         "of the word, so that it stays in doubt"
     ),

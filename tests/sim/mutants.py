@@ -44,7 +44,7 @@ from simulator import CHANGES, KINDS, Site, play, scenarios, sites, told
 SEEDS = 2000  # of each scenario and kind, at most
 STEPS = 400_000_000  # of the simulator, for one mutant in all scenarios: half a minute or so
 COVERAGE_SEEDS = 10
-NO_PROTOCOL = ("sim_", "verify", "check", "repair")  # how the names of such files begin
+NO_PROTOCOL = ("sim/", "verify/", "check/")  # folders of csrc/
 COVERAGE_FIRST = 1_000_000  # other seeds than those that hunt
 KNOWN = Path(__file__).with_name("known_catches.json")
 PLACE = struct.Struct("qq")  # of a run: field and seed

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from types import ModuleType
 
 from beluga._sim import lib
@@ -109,7 +108,8 @@ def sites() -> tuple[Site, ...]:
     for number in range(1, lib.bl_sim_site_count() + 1):
         view = ffi.new("bl_sim_site *")
         assert lib.bl_sim_site_get(number, view) == 0
-        texts = (Path(ffi.string(view.file).decode()).name, ffi.string(view.function).decode())
+        file = ffi.string(view.file).decode().rpartition("csrc/")[2]
+        texts = (file, ffi.string(view.function).decode())
         drop, bar, verb = ffi.string(view.verb).decode().partition("|")
         views.append((*texts, view.line, number, *((drop, verb) if bar else ("", drop))))
     found = []

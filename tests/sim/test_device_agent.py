@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Puts and gets by DMA: right by the rules of device_range.h, and wrong without any one of them."""
+"""Puts and gets by DMA: right by the rules of transfer/device_range.h, wrong without one."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The rules of coherence.h hold in the simulator, and each breaks when one verb is left out."""
+"""The rules of coherence/coherence.h hold in the simulator; each breaks when a verb is left out."""
 
 from __future__ import annotations
 
@@ -85,5 +85,6 @@ def test_sites_are_numbered_and_named() -> None:
     assert [s.number for s in sorted(sites(), key=lambda s: s.number)] == list(
         range(1, len(sites()) + 1)
     )
-    assert {s.file for s in sites()} >= {"sim_litmus.c", "lane.c", "lobby.c", "server.c"}
+    files = {"sim/scenarios/litmus.c", "rpc/lane.c", "rpc/lobby.c", "rpc/server.c"}
+    assert {s.file for s in sites()} >= files
     assert all(s.function and s.verb for s in sites())

@@ -31,15 +31,19 @@ SIMPLE = (
     *("invalidate", "fence_store", "fence_full", "verify"),
 )
 USE = re.compile(rf"\bbl_({'|'.join([*SIMPLE, *COMPOUND])})\(")
+NOT_TRIED = (*NO_PROTOCOL, "coherence/coherence.h", "coherence/sim.h", "coherence/crash_point.")
 COMMENT = re.compile(r"/\*.*?\*/", re.DOTALL)
+
+
+def in_csrc(path: Path) -> str:
+    """The name of a source: folder/file."""
+    return str(path.relative_to(CSRC))
 
 
 def protocol_files() -> list[Path]:
     """All C that is no scenario and no tool, nor the verbs themselves, nor what kills processes."""
     return [
-        path
-        for path in sorted(CSRC.glob("*.[ch]"))
-        if not path.name.startswith((*NO_PROTOCOL, "coherence", "crash_point"))
+        path for path in sorted(CSRC.rglob("*.[ch]")) if not in_csrc(path).startswith(NOT_TRIED)
     ]
 
 
@@ -47,7 +51,7 @@ def test_every_verb_in_the_sources_is_a_site_of_the_build() -> None:
     written: Counter[tuple[str, str]] = Counter()
     for path in protocol_files():
         for verb in USE.findall(COMMENT.sub("", path.read_text())):
-            written.update((path.name, part) for part in COMPOUND.get(verb, (verb,)))
+            written.update((in_csrc(path), part) for part in COMPOUND.get(verb, (verb,)))
     built = Counter((site.file, site.verb) for site in protocol_sites())
     assert built == written
 
@@ -153,7 +157,7 @@ def test_a_survivor_fails_the_run(
     one = ["--scenario", "lane", "--site", "bl_lane_send size == 0 0 false", "--seeds", "2"]
     assert main(one) == 1  # copies nothing: nobody can notice
     survivor, exempt, _, last = capsys.readouterr().out.splitlines()
-    assert re.fullmatch(r"survived, [1-9]\d* runs: lane.c:\d+ bl_lane_send .*", survivor)
+    assert re.fullmatch(r"survived, [1-9]\d* runs: rpc/lane.c:\d+ bl_lane_send .*", survivor)
     assert exempt.startswith("0 mutants are exempt")
     assert last == "caught 0 of 1"
 

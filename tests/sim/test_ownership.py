@@ -18,7 +18,7 @@ def test_second_writer_is_found_whatever_becomes_of_its_bytes(kind: str) -> None
         run = play("two_writers", seed, kind=kind)
         assert run.result == OWNERSHIP
         assert re.match(r"two writers, the other is process \d of host \d, \w+", run.report)
-        assert "sim_litmus.c" in run.report
+        assert "sim/scenarios/litmus.c" in run.report
 
 
 def test_dirty_line_over_newer_bytes_is_found() -> None:
@@ -40,7 +40,7 @@ def test_raw_access_faults_with_its_place() -> None:
         run = play("raw_access", 1, kind=kind)
         assert run.result == RAW_ACCESS
         assert "raw access: device 1, offset 0x3000, process 0 of host 0" in run.report
-        assert re.search(r"after sim_litmus\.c:\d+", run.report)
+        assert re.search(r"after sim/scenarios/litmus\.c:\d+", run.report)
     assert play("message_passing", 1).result == 0  # the fault is over
 
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Tiers (csrc/tier.h) beside a naive model, and what eviction leaves."""
+"""Tiers (csrc/index/tier.h) beside a naive model, and what eviction leaves."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""``csrc/dsa_format.h`` says what the kernel's ``<linux/idxd.h>`` says, byte for byte."""
+"""``csrc/format/dsa.h`` says what the kernel's ``<linux/idxd.h>`` says, byte for byte."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ PROGRAM = """
 #include <stdio.h>
 #include <string.h>
 #include <linux/idxd.h>
-#include "dsa_format.h"
+#include "format/dsa.h"
 #define SAME(what, ours, theirs) \\
     if ((ours) != (theirs)) printf("%s: %ld, not %ld\\n", what, (long)(ours), (long)(theirs))
 int main(void)
@@ -146,9 +146,9 @@ def flat(kind: object) -> list[tuple[str, object]]:
 def test_layout_and_constants_are_the_kernels(tmp_path: Path, *, planted: bool) -> None:
     source, program = tmp_path / "compare.c", tmp_path / "compare"
     source.write_text(PROGRAM.replace("@CHECKS@", checks()))
-    shutil.copy(_build.CSRC / "dsa_format.h", tmp_path)
+    shutil.copy(_build.CSRC / "format/dsa.h", tmp_path)
     if planted:
-        copy = tmp_path / "dsa_format.h"
+        copy = tmp_path / "format/dsa.h"
         copy.write_text(copy.read_text().replace("BL_DSA_CC = 0x0100", "BL_DSA_CC = 0x0200"))
     command = [GCC, "-Wall", f"-I{tmp_path}", str(source), "-o", str(program)]
     subprocess.run(command, check=True, env={**os.environ, "LC_ALL": "C"})
@@ -157,12 +157,12 @@ def test_layout_and_constants_are_the_kernels(tmp_path: Path, *, planted: bool) 
 
 
 def test_the_instructions_are_what_a_disassembler_says(tmp_path: Path) -> None:
-    """Their bytes stand in ``csrc/coherence.h``, for assemblers that do not know them."""
+    """Their bytes stand in ``csrc/coherence/coherence.h``, for assemblers that do not know them."""
     if not GCC or not OBJDUMP:
         pytest.skip("needs gcc and objdump")
     source, program = tmp_path / "portal.c", tmp_path / "portal.o"
     source.write_text(
-        '#define BL_FORMAT_HASH 0\n#include "coherence.h"\n'
+        '#define BL_FORMAT_HASH 0\n#include "coherence/coherence.h"\n'
         "int enqueue(void *p, void *d) { return bl_portal_enqueue(p, d); }\n"
         "void move(void *p, void *d) { bl_portal_move(p, d); }\n"
         "void sleep_light(uint64_t *w) { bl_monitor(w, 0, 1000); }\n"

@@ -25,48 +25,48 @@ TRIES = 40
 MUTANTS = {
     "none": ("", "", ""),
     "a resumed copy starts its sum anew": (
-        "dsa_work.c",
+        "dsa/work.c",
         "work->crc = (uint32_t)record->crc;",
         "work->crc = bytes < descriptor->size ? 0 : (uint32_t)record->crc;",
     ),
     "a resumed copy keeps the seed it began with": (
-        "dsa_work.c",
+        "dsa/work.c",
         "if (bl_dsa_opcode(descriptor) == BL_DSA_COPY_CRC)",
         "if (bl_dsa_opcode(descriptor) == BL_DSA_COPY_CRC && bytes == descriptor->size)",
     ),
     "a resumed copy skips a byte": (
-        "dsa_work.c",
+        "dsa/work.c",
         "work->done += bytes;",
         "work->done += bytes + (bytes > 0 && bytes < descriptor->size);",
     ),
     "a resumed copy repeats a byte": (
-        "dsa_work.c",
+        "dsa/work.c",
         "work->done += bytes;",
         "work->done += bytes - (bytes > 1 && bytes < descriptor->size);",
     ),
     "only the target moves on": (
-        "dsa_work.c",
+        "dsa/work.c",
         "uint64_t memory = piece->address + work->done;",
         "uint64_t memory = piece->address;",
     ),
     "a fault counts as done": (
-        "dsa_work.c",
+        "dsa/work.c",
         "if (status == BL_DSA_SUCCESS) {",
         "if (status == BL_DSA_SUCCESS || status == BL_DSA_PAGE_FAULT) {",
     ),
     "what a batch did not reach counts as done": (
-        "dsa_work.c",
+        "dsa/work.c",
         "if (status == BL_DSA_SUCCESS) {",
         "if (status == BL_DSA_SUCCESS || status == BL_DSA_NONE) {",
     ),
     "a record answers for its neighbour's work": (
-        "dsa_engine.c",
+        "dsa/engine.c",
         "bl_dsa_record record = bl_dsa_record_look(&flight->records[i]);",
         "bl_dsa_record record = bl_dsa_record_look(&flight->records[i ^ (flight->count > 1 && "
         "i + 1 < flight->count)]);",
     ),
     "the last line is not blanked": (
-        "dsa_work.c",
+        "dsa/work.c",
         "return transfer->is_read ? 0 : bl_dsa_work_blank(work);",
         "return 0;",
     ),

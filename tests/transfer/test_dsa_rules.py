@@ -3,7 +3,8 @@
 """What the CPU is owed around a DSA's copies: of which ranges, and when.
 
 On a test machine all caches are coherent, and a flush that is left out harms no byte. So the C core
-is compiled once more with every rule of ``csrc/device_range.h`` and every submission written down.
+is compiled once more with every rule of ``csrc/transfer/device_range.h`` and every submission
+written down.
 """
 
 from __future__ import annotations
@@ -46,26 +47,30 @@ static inline void bl_note(uint64_t kind, uint64_t first, uint64_t second)
 
 def noted(signature: str, kind: str, first: str, second: str) -> tuple[str, str, str]:
     call = f"\n    bl_note({KINDS.index(kind)}, {first}, {second});"
-    return "device_range.h", signature, signature + call
+    return "transfer/device_range.h", signature, signature + call
 
 
 RULE = (
     "static inline void bl_device_{}(const bl_memory *memory, uint64_t offset, uint64_t size)\n{{"
 )
 CHANGES = [
-    ("device_range.h", '#include "coherence.h"\n', '#include "coherence.h"\n' + NOTE),
+    (
+        "transfer/device_range.h",
+        '#include "coherence/coherence.h"\n',
+        '#include "coherence/coherence.h"\n' + NOTE,
+    ),
     noted(RULE.format("reads"), READS, "offset", "size"),
     noted(RULE.format("written"), WRITTEN, "offset", "size"),
     noted("static inline void bl_device_ordered(const bl_memory *memory)\n{", ORDERED, "0", "0"),
     (
-        "dsa_engine.c",
+        "dsa/engine.c",
         "        engine->stat.descriptors += flight->count;",
         "        engine->stat.descriptors += flight->count;\n"
         f"        bl_note({KINDS.index(SUBMIT)}, flight->list[0].flags_opcode,\n"
         "                flight->list[0].size);",
     ),
     (
-        "dsa_engine.c",
+        "dsa/engine.c",
         "    bl_dsa_queue_ended(engine->queue);",
         f"    bl_dsa_queue_ended(engine->queue);\n    bl_note({KINDS.index(LANDED)}, 0, 0);",
     ),
@@ -257,7 +262,7 @@ def asked(plan: Plan) -> list[tuple[int, int]]:
 def test_a_plans_ranges_are_all_its_lines_and_no_more(
     recorder: Recorder, long_pool: Pool, care: str, kind: str
 ) -> None:
-    """``csrc/device_care.c``: what touches is one range, for each costs two fences."""
+    """``csrc/transfer/device_care.c``: what touches is one range, for each costs two fences."""
     core, number = recorder.library.lib, getattr(lib, f"BL_CARE_{care}")
     for plan, fewest in plans(long_pool):
         recorder.notes()

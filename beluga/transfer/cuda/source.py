@@ -33,7 +33,7 @@ NVRTC_OPTIONS = (
     f"-I{ROOT / 'cuda'}",
     f"-I{ROOT / 'cuda' / 'nvrtc'}",
 )
-SHARED = tuple(ROOT / name for name in ("api.h", "api_transfer.h", "pool_format.h"))
+SHARED = tuple(ROOT / name for name in ("api/api.h", "api/transfer.h", "format/pool_format.h"))
 HOST_OPTIONS = ("-x", "c++", "-std=c++17", "-Wall", "-Wextra", "-Wno-unknown-pragmas")
 
 

@@ -1,0 +1,56 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Copyright The Beluga Authors
+ *
+ * Atomics on memory that the processes of one host share and no other host sees. Nothing here may
+ * touch the pool: hosts share no cache there, and coherence/coherence.h has the verbs for it.
+ */
+#ifndef BL_HOST_ATOMIC_H
+#define BL_HOST_ATOMIC_H
+
+#include <stdint.h>
+
+static inline uint64_t bl_host_load(const uint64_t *word)
+{
+    return __atomic_load_n(word, __ATOMIC_ACQUIRE);
+}
+
+static inline void bl_host_store(uint64_t *word, uint64_t value)
+{
+    __atomic_store_n(word, value, __ATOMIC_RELEASE);
+}
+
+/* Seen by whoever sees anything that this thread stores after it, and before that in the order
+ * that all agree on. */
+static inline void bl_host_exchange(uint64_t *word, uint64_t value)
+{
+    __atomic_exchange_n(word, value, __ATOMIC_SEQ_CST);
+}
+
+/* What it becomes. */
+static inline uint64_t bl_host_add(uint64_t *word, uint64_t amount)
+{
+    return __atomic_add_fetch(word, amount, __ATOMIC_SEQ_CST);
+}
+
+static inline int bl_host_swap(uint64_t *word, uint64_t expected, uint64_t value)
+{
+    return __atomic_compare_exchange_n(word, &expected, value, 0, __ATOMIC_SEQ_CST,
+                                       __ATOMIC_ACQUIRE);
+}
+
+/* How far a is ahead of b: counters wrap, and are never half their range apart. */
+static inline int64_t bl_host_ahead(uint64_t a, uint64_t b)
+{
+    return (int64_t)(a - b);
+}
+
+/* Raise a counter that wraps to value, if it is behind it. */
+static inline void bl_host_raise(uint64_t *word, uint64_t value)
+{
+    for (uint64_t seen = bl_host_load(word); bl_host_ahead(value, seen) > 0;
+         seen = bl_host_load(word))
+        if (bl_host_swap(word, seen, value))
+            return;
+}
+
+#endif

@@ -1,0 +1,47 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Copyright The Beluga Authors
+ *
+ * Zeroed memory for the server's big tables. A page costs nothing until it is touched, so a table
+ * may be sized for the largest pool.
+ */
+#ifndef BL_LAZY_H
+#define BL_LAZY_H
+
+#include <stddef.h>
+#include <sys/mman.h>
+
+/* NULL when the address space or the memory has no room. */
+static inline void *bl_lazy_map(size_t size)
+{
+#ifdef BL_SIM
+    return calloc(1, size); /* a world's heap is given back with it (base/heap_sim.h) */
+#else
+    void *table = mmap(NULL, size, PROT_READ | PROT_WRITE,
+                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    return table == MAP_FAILED ? NULL : table;
+#endif
+}
+
+/* For a table that is read at random and soon touched all over: fewer page walks. */
+static inline void *bl_lazy_map_dense(size_t size)
+{
+    void *table = bl_lazy_map(size);
+#ifndef BL_SIM
+    if (table)
+        madvise(table, size, MADV_HUGEPAGE);
+#endif
+    return table;
+}
+
+static inline void bl_lazy_unmap(void *table, size_t size)
+{
+#ifdef BL_SIM
+    (void)size;
+    free(table);
+#else
+    if (table)
+        munmap(table, size);
+#endif
+}
+
+#endif

@@ -1,0 +1,131 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Copyright The Beluga Authors
+ *
+ * Dropping what is damaged, of a pool that nobody uses: one finding of check/check.c at a time. A
+ * line that cannot be believed becomes one that nobody ever wrote. Payload is never touched.
+ *
+ * Only the epoch lines are worth more: the greater one says which half holds the truth. If neither
+ * copy of a line is whole, what its server wrote into its half says which epoch it was; it is
+ * written anew as one that stopped. Who calls has proven that no server and no session lives.
+ */
+#include <errno.h>
+
+#include "check/check.h"
+#include "coherence/guard.h"
+
+static void bl_repair_line(const bl_pool *pool, uint64_t offset, const void *line)
+{
+    bl_stream_line(&pool->memory, offset, line);
+    bl_fence_store(&pool->memory);
+}
+
+/* The epoch of the server that wrote a half last, by its marks and sessions; 0: none did. */
+static uint64_t bl_repair_evidence(const bl_pool *pool, uint32_t half)
+{
+    const bl_memory *memory = &pool->memory;
+    const bl_geometry *g = &pool->geometry;
+    uint64_t epoch = 0;
+    bl_refetch(memory, bl_extent_line_offset(g, 0, half), g->stripe_count * BL_LINE_SIZE);
+    for (uint64_t stripe = 0; stripe < g->stripe_count; stripe++) {
+        bl_extent_line mark;
+        bl_load_line(memory, bl_extent_line_offset(g, stripe, half), &mark);
+        if (bl_table_whole(&mark, stripe) && mark.epoch > epoch)
+            epoch = mark.epoch;
+    }
+    bl_refetch(memory, bl_session_offset(g, 0, half), (uint64_t)g->lane_count * BL_LINE_SIZE);
+    for (uint32_t lane = 0; lane < g->lane_count; lane++) {
+        bl_session_line session;
+        bl_load_line(memory, bl_session_offset(g, lane, half), &session);
+        if (bl_table_whole(&session, lane) && session.epoch > epoch)
+            epoch = session.epoch;
+    }
+    return epoch % BL_HALF_COUNT == half ? epoch : 0;
+}
+
+static int bl_repair_epoch_right(const bl_epoch_line *line, uint32_t half)
+{
+    return bl_table_whole(line, half) && line->epoch != 0 && line->epoch % BL_HALF_COUNT == half &&
+           line->epoch >> (64 - BL_GENERATION_SHIFT) == 0 && line->nonce != 0 &&
+           line->state >= BL_SERVER_TAKING && line->state <= BL_SERVER_FAILED &&
+           line->host < BL_HOST_COUNT && line->reserved_tail == 0 &&
+           bl_check_zero(line->reserved, sizeof line->reserved);
+}
+
+static void bl_repair_epoch(const bl_pool *pool, uint32_t half)
+{
+    bl_epoch_line line = {0};
+    uint64_t offset = bl_epoch_offset(half);
+    bl_refetch(&pool->memory, offset, BL_REGISTER_SIZE);
+    for (uint64_t copy = 0; copy < BL_REGISTER_SIZE && line.epoch == 0; copy += BL_LINE_SIZE) {
+        bl_load_line(&pool->memory, offset + copy, &line);
+        if (!bl_repair_epoch_right(&line, half))
+            line = (bl_epoch_line){0};
+    }
+    if (line.epoch == 0)
+        line.epoch = bl_repair_evidence(pool, half);
+    if (line.epoch != 0 && line.nonce == 0) {
+        line.nonce = bl_new_nonce(&pool->memory);
+        line.state = BL_SERVER_STOPPED;
+        bl_table_seal(&line, half);
+    }
+    for (uint64_t copy = 0; copy < BL_REGISTER_SIZE; copy += BL_LINE_SIZE)
+        bl_repair_line(pool, offset + copy, &line);
+}
+
+/* A beat of the server that spoke last. */
+static void bl_repair_beat(const bl_pool *pool, const bl_epoch_line *epoch)
+{
+    bl_beat_line line = {.count = 1, .nonce = epoch->nonce};
+    bl_table_seal(&line, line.nonce);
+    bl_repair_line(pool, bl_server_beat_offset(epoch->epoch % BL_HALF_COUNT), &line);
+}
+
+typedef struct bl_repair {
+    const bl_pool *pool;
+    const bl_finding *finding;
+} bl_repair;
+
+static int bl_repair_guarded(void *context)
+{
+    const bl_repair *repair = context;
+    const bl_pool *pool = repair->pool;
+    const bl_finding *finding = repair->finding;
+    static const uint64_t nothing[8];
+    const bl_geometry *g = &pool->geometry;
+    uint32_t kind = finding->kind;
+    bl_epoch_line epoch;
+    bl_epoch_read(pool, &epoch);
+    uint32_t half = bl_check_half(&epoch);
+    uint64_t offset = finding->detail;
+    if (kind >= BL_FINDING_RESERVED && offset < bl_epoch_offset(BL_HALF_COUNT) &&
+        offset % BL_SERVER_STRIDE < BL_REGISTER_SIZE) {
+        bl_repair_epoch(pool, (uint32_t)(offset / BL_SERVER_STRIDE));
+        return 0;
+    }
+    if (kind <= BL_FINDING_EPOCH_FUTURE) {
+        if (finding->place >= BL_HALF_COUNT)
+            return -EINVAL;
+        bl_repair_epoch(pool, (uint32_t)finding->place);
+        return 0;
+    }
+    if (kind <= BL_FINDING_BEAT_STRANGE || offset == bl_server_beat_offset(half)) {
+        bl_repair_beat(pool, &epoch);
+        return 0;
+    }
+    if (kind >= BL_FINDING_ENTRY_DAMAGED && kind <= BL_FINDING_PAYLOAD_DAMAGED)
+        offset = bl_entry_offset(g, (uint32_t)finding->place, half);
+    else if (kind >= BL_FINDING_EXTENT_DAMAGED && kind <= BL_FINDING_EXTENT_FUTURE)
+        offset = bl_extent_line_offset(g, finding->place, half);
+    else if (kind >= BL_FINDING_SESSION_DAMAGED && kind <= BL_FINDING_SESSION_TWICE)
+        offset = bl_session_offset(g, (uint32_t)finding->place, half);
+    if (offset % BL_LINE_SIZE != 0 || offset >= g->data_offset)
+        return -EINVAL;
+    bl_repair_line(pool, offset, nothing);
+    return 0;
+}
+
+int bl_repair_finding(const bl_pool *pool, const bl_finding *finding)
+{
+    bl_repair repair = {pool, finding};
+    return bl_guarded(&pool->memory, bl_repair_guarded, &repair);
+}

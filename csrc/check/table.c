@@ -1,0 +1,310 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Copyright The Beluga Authors
+ *
+ * Checking extent marks and entries: each by itself, then against each other. See check/check.h.
+ *
+ * Marks are read first, entries after them; on a live pool an entry may lie in an extent that was
+ * opened in between, so what the marks said before is only a shortcut: an entry is homeless when no
+ * mark that is read anew has it. Two entries contradict each other when both stand for a while.
+ * Of two, the older is the one in error: recovery keeps the newer.
+ */
+#include <errno.h>
+#include <stdlib.h>
+
+#include "check/check.h"
+#include "space/fit.h"
+
+enum { BL_CHECK_BATCH = 1024 };     /* lines invalidated together */
+
+static int bl_generation_future(const bl_check *check, uint64_t generation)
+{
+    return generation >> BL_GENERATION_SHIFT > check->epoch.epoch;
+}
+
+/* Line number of count lines is next: the first of a batch brings in all of it. */
+static void bl_check_batch(const bl_check *check, uint64_t offset, uint64_t number, uint64_t count)
+{
+    uint64_t lines = count - number < BL_CHECK_BATCH ? count - number : BL_CHECK_BATCH;
+    if (number % BL_CHECK_BATCH == 0)
+        bl_check_refetch(check, offset, lines * BL_LINE_SIZE);
+}
+
+/* ---- Extents */
+
+static uint32_t bl_judge_mark(bl_check *check, const bl_check_line *line)
+{
+    bl_extent_line mark;
+    memcpy(&mark, line->word, sizeof mark);
+    if (!bl_check_used(line))
+        return 0;
+    if (!bl_table_whole(&mark, line->number))
+        return BL_FINDING_EXTENT_DAMAGED;
+    if (!bl_check_zero(mark.reserved, sizeof mark.reserved))
+        return BL_FINDING_RESERVED;
+    if (mark.first_stripe != line->number)
+        return BL_FINDING_EXTENT_PLACE;
+    if (mark.epoch > check->epoch.epoch || bl_generation_future(check, mark.generation))
+        return BL_FINDING_EXTENT_FUTURE;
+    if (mark.state == BL_EXTENT_FREE)
+        return 0;
+    if (mark.state != BL_EXTENT_OPEN && mark.state != BL_EXTENT_RETIRED)
+        return BL_FINDING_EXTENT_STATE;
+    if (mark.stripe_count == 0 || mark.stripe_count > BL_EXTENT_STRIPES_MAX ||
+        mark.block_size == 0 || bl_block_size(mark.block_size) != mark.block_size)
+        return BL_FINDING_EXTENT_SIZE;
+    if (line->number + mark.stripe_count > check->pool->geometry.stripe_count)
+        return BL_FINDING_EXTENT_BEYOND;
+    bl_fit_part part = bl_fit_of(mark.block_size / BL_PAGE_SIZE, mark.stripe_count);
+    return part.block_count == 0 || part.block_count != mark.block_count ? BL_FINDING_EXTENT_FIT
+                                                                          : 0;
+}
+
+static bl_check_line bl_check_mark_line(const bl_check *check, uint64_t stripe)
+{
+    return (bl_check_line){
+        .offset = bl_extent_line_offset(&check->pool->geometry, stripe, check->half),
+        .number = stripe};
+}
+
+/* A mark that is right by itself overlaps an extent read before: does that one still stand? */
+static void bl_check_overlap(bl_check *check, bl_check_line *line, const bl_extent_view *view)
+{
+    for (uint64_t stripe = view->first_stripe; stripe < view->first_stripe + view->stripe_count;
+         stripe++) {
+        bl_extent_view other;
+        uint64_t offset = check->pool->geometry.data_offset + stripe * BL_STRIPE_SIZE;
+        if (bl_extents_at(check->extents, offset, &other) < 0)
+            continue;
+        bl_extent_line mark;
+        bl_check_line lines[2] = {*line, bl_check_mark_line(check, other.first_stripe)};
+        bl_check_refetch(check, lines[1].offset, BL_LINE_SIZE);
+        bl_check_look(check, &lines[1]);
+        memcpy(&mark, lines[1].word, sizeof mark);
+        if (mark.state != BL_EXTENT_FREE && mark.generation == other.generation &&
+            bl_check_stands(check, lines, 2) && bl_check_stands(check, lines, 2)) {
+            bl_found(check, BL_FINDING_EXTENT_OVERLAP, line->number, other.first_stripe);
+            return;
+        }
+        bl_extents_close(check->extents, other.first_stripe); /* it went away meanwhile */
+    }
+    bl_extents_adopt(check->extents, view);
+}
+
+/* More classes than there may be: do that many marks still say so? */
+static void bl_check_classes(bl_check *check, uint64_t stripe)
+{
+    bl_check_line line = bl_check_mark_line(check, stripe);
+    bl_check_refetch(check, line.offset, BL_LINE_SIZE);
+    bl_check_look(check, &line);
+    if (bl_check_used(&line) && bl_check_stands(check, &line, 1) &&
+        bl_check_stands(check, &line, 1))
+        bl_found(check, BL_FINDING_EXTENT_CLASSES, stripe, line.offset);
+}
+
+void bl_check_extents(bl_check *check)
+{
+    const bl_geometry *g = &check->pool->geometry;
+    for (uint64_t stripe = 0; stripe < g->stripe_count && !check->moved; stripe++) {
+        bl_check_line line = bl_check_mark_line(check, stripe);
+        bl_extent_line mark;
+        bl_check_batch(check, line.offset, stripe, g->stripe_count);
+        bl_check_look(check, &line);
+        if (!bl_check_used(&line) || bl_check_judged(check, &line, bl_judge_mark))
+            continue;
+        memcpy(&mark, line.word, sizeof mark);
+        if (mark.state == BL_EXTENT_FREE)
+            continue;
+        bl_extent_view view = bl_extent_of(&mark);
+        check->report->extent_count++;
+        int status = bl_extents_adopt(check->extents, &view);
+        if (status == -EEXIST)
+            bl_check_overlap(check, &line, &view);
+        else if (status == -E2BIG)
+            bl_check_classes(check, stripe);
+    }
+    bl_check_stray(check, bl_extent_line_offset(g, 0, BL_HALF_COUNT), g->data_offset);
+}
+
+/* ---- Entries */
+
+static uint32_t bl_judge_entry(bl_check *check, const bl_check_line *line)
+{
+    const bl_geometry *g = &check->pool->geometry;
+    uint64_t end = g->data_offset + g->stripe_count * BL_STRIPE_SIZE;
+    bl_entry entry;
+    memcpy(&entry, line->word, sizeof entry);
+    if (!bl_check_used(line))
+        return 0;
+    if (!bl_table_whole(&entry, line->number))
+        return BL_FINDING_ENTRY_DAMAGED;
+    if (entry.flags & ~(uint32_t)BL_ENTRY_KEPT)
+        return BL_FINDING_RESERVED;
+    if (bl_generation_future(check, entry.generation))
+        return BL_FINDING_ENTRY_FUTURE;
+    if (entry.state == BL_ENTRY_FREE)
+        return 0;
+    if (entry.state != BL_ENTRY_COMMITTED)
+        return BL_FINDING_ENTRY_STATE;
+    if (entry.length == 0 || bl_block_size(bl_stored_size(entry.length, entry.chunk_size)) == 0)
+        return BL_FINDING_ENTRY_LENGTH;
+    if (entry.chunk_size != 0 && entry.chunk_size < BL_LINE_SIZE)
+        return BL_FINDING_ENTRY_CHUNK;
+    if (entry.offset % BL_PAGE_SIZE != 0)
+        return BL_FINDING_ENTRY_UNALIGNED;
+    if (entry.offset < g->data_offset || entry.offset >= end ||
+        bl_stored_size(entry.length, entry.chunk_size) > end - entry.offset)
+        return BL_FINDING_ENTRY_BEYOND;
+    return 0;
+}
+
+static bl_check_line bl_check_entry_line(const bl_check *check, uint64_t number)
+{
+    return (bl_check_line){.offset = bl_entry_offset(&check->pool->geometry, (uint32_t)number,
+                                                     check->half),
+                           .number = number};
+}
+
+/* Does a block of this size start at offset in this extent? One that is retired has none. */
+static int bl_extent_houses(const bl_geometry *g, const bl_extent_view *view, const bl_entry *entry)
+{
+    uint64_t first = g->data_offset + (uint64_t)view->first_stripe * BL_STRIPE_SIZE;
+    if (entry->offset < first || view->retired ||
+        view->block_size != bl_block_size(bl_stored_size(entry->length, entry->chunk_size)))
+        return 0;
+    uint64_t inside = entry->offset - first;
+    return inside % view->block_size == 0 && inside / view->block_size < view->block_count;
+}
+
+/* Is there an extent for the block, by the marks as they were or as they are now? */
+static int bl_check_housed(bl_check *check, const bl_entry *entry)
+{
+    const bl_geometry *g = &check->pool->geometry;
+    bl_extent_view view;
+    if (bl_extents_at(check->extents, entry->offset, &view) == 0 &&
+        bl_extent_houses(g, &view, entry))
+        return 1;
+    uint64_t stripe = (entry->offset - g->data_offset) / BL_STRIPE_SIZE;
+    for (uint64_t back = 0; back < BL_EXTENT_STRIPES_MAX && back <= stripe; back++) {
+        bl_check_line line = bl_check_mark_line(check, stripe - back);
+        bl_extent_line mark;
+        bl_check_refetch(check, line.offset, BL_LINE_SIZE);
+        bl_check_look(check, &line);
+        memcpy(&mark, line.word, sizeof mark);
+        if (!bl_check_used(&line) || bl_judge_mark(check, &line) || mark.state == BL_EXTENT_FREE)
+            continue;
+        view = bl_extent_of(&mark);
+        if (bl_extent_houses(g, &view, entry))
+            return 1;
+    }
+    return 0;
+}
+
+static uint32_t bl_judge_home(bl_check *check, const bl_check_line *line)
+{
+    bl_entry entry;
+    memcpy(&entry, line->word, sizeof entry);
+    if (bl_judge_entry(check, line) || entry.state != BL_ENTRY_COMMITTED)
+        return 0;
+    return bl_check_housed(check, &entry) ? 0 : BL_FINDING_ENTRY_HOMELESS;
+}
+
+/* An entry in a set by one of its properties: 1 if it is alone there, 0 if it, or an entry found
+ * before it, is reported. */
+static int bl_check_alone(bl_check *check, bl_index *set, const uint64_t property[2],
+                          bl_check_line *line, uint32_t kind)
+{
+    while (bl_index_add(set, property, (uint32_t)line->number) == -EEXIST) {
+        bl_check_line lines[2] = {
+            *line, bl_check_entry_line(check, (uint64_t)bl_index_find(set, property))};
+        bl_entry own, other;
+        bl_check_refetch(check, lines[1].offset, BL_LINE_SIZE);
+        bl_check_look(check, &lines[1]);
+        memcpy(&own, lines[0].word, sizeof own);
+        memcpy(&other, lines[1].word, sizeof other);
+        int same = other.state == BL_ENTRY_COMMITTED && bl_table_whole(&other, lines[1].number) &&
+                   (kind == BL_FINDING_ENTRY_TWICE
+                        ? other.key[0] == own.key[0] && other.key[1] == own.key[1]
+                    : kind == BL_FINDING_ENTRY_OVERLAP ? other.offset == own.offset
+                                                       : other.generation == own.generation);
+        if (same && bl_check_stands(check, lines, 2) && bl_check_stands(check, lines, 2)) {
+            int older = own.generation <= other.generation;
+            bl_found(check, kind, lines[older ? 0 : 1].number, lines[older ? 1 : 0].number);
+            if (older)
+                return 0;
+        }
+        if (check->moved)
+            return 0;
+        if (memcmp(lines[0].word, line->word, BL_LINE_SIZE) != 0)
+            return 0; /* this one went away */
+        bl_index_remove(set, property); /* the other one did, or is in error */
+    }
+    return 1;
+}
+
+/* The longest chunk of a block. */
+static uint32_t bl_check_chunk(const bl_entry *entry)
+{
+    return entry->chunk_size < entry->length ? entry->chunk_size : entry->length;
+}
+
+/* The bytes of a block: they may be another's by now, and then the entry is. */
+static uint32_t bl_judge_payload(bl_check *check, const bl_check_line *line)
+{
+    bl_entry entry;
+    memcpy(&entry, line->word, sizeof entry);
+    if (bl_judge_entry(check, line) || entry.state != BL_ENTRY_COMMITTED || !entry.chunk_size)
+        return 0;
+    return bl_check_chunk(&entry) <= check->chunk_size ? bl_check_bytes(check, &entry) : 0;
+}
+
+/* Room for a chunk: 0 or -ENOMEM. */
+static int bl_check_room(bl_check *check, const bl_entry *entry)
+{
+    uint32_t size = bl_check_chunk(entry);
+    if (!check->payload || size <= check->chunk_size)
+        return 0;
+    uint8_t *larger = realloc(check->chunk, size);
+    if (larger == NULL)
+        return -ENOMEM;
+    check->chunk = larger;
+    check->chunk_size = size;
+    return 0;
+}
+
+/* An entry that is right by itself, against all others. */
+static int bl_check_entry(bl_check *check, bl_check_line *line)
+{
+    bl_entry entry;
+    memcpy(&entry, line->word, sizeof entry);
+    const uint64_t place[2] = {entry.offset, ~entry.offset};
+    const uint64_t generation[2] = {entry.generation, ~entry.generation};
+    bl_believe(&check->pool->memory, line->offset);
+    if (entry.state != BL_ENTRY_COMMITTED || bl_check_judged(check, line, bl_judge_home) ||
+        !bl_check_alone(check, check->keys, entry.key, line, BL_FINDING_ENTRY_TWICE) ||
+        !bl_check_alone(check, check->places, place, line, BL_FINDING_ENTRY_OVERLAP) ||
+        !bl_check_alone(check, check->generations, generation, line,
+                        BL_FINDING_ENTRY_GENERATION))
+        return 0;
+    check->report->block_count++;
+    check->report->block_bytes += entry.length;
+    int status = bl_check_room(check, &entry);
+    if (status == 0 && check->payload)
+        bl_check_judged(check, line, bl_judge_payload);
+    return status;
+}
+
+int bl_check_entries(bl_check *check)
+{
+    const bl_geometry *g = &check->pool->geometry;
+    int status = 0;
+    for (uint32_t number = 0; number < g->block_count_max && !check->moved && status == 0;
+         number++) {
+        bl_check_line line = bl_check_entry_line(check, number);
+        bl_check_batch(check, line.offset, number, g->block_count_max);
+        bl_check_look(check, &line);
+        if (bl_check_used(&line) && !bl_check_judged(check, &line, bl_judge_entry))
+            status = bl_check_entry(check, &line);
+    }
+    bl_check_stray(check, bl_entry_offset(g, 0, BL_HALF_COUNT), g->extent_offset);
+    return status;
+}

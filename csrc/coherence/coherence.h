@@ -1,0 +1,399 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Copyright The Beluga Authors
+ *
+ * The verbs: the one place that names a flush, a non-temporal store, a fence or an atomic.
+ *
+ * Several hosts map the pool and their caches do not know of each other. A store may stay in its
+ * host's cache for ever; a load may be answered from a copy taken long ago. So:
+ *
+ *   write:  stream the payload, bl_fence_store, stream the line that publishes it, bl_fence_store
+ *   read:   refetch and load the published line; if it is news, refetch the payload (its own full
+ *           fences keep it after the look), fetch it, refetch the line and look again
+ *
+ * Which instruction does what, and which does not (x86-64):
+ *   non-temporal store   goes round the cache through a write-combining buffer, in any order, and
+ *                        perhaps in pieces; a cached copy of the line is dropped. sfence drains it.
+ *   clflush, clflushopt  write a dirty line back and drop it. clflushopt is ordered only by fences
+ *                        and by older stores to its line.
+ *   clwb                 writes back but may keep the line: never a reader's tool.
+ *   sfence               orders stores only. A reader that flushes needs mfence, before (the load
+ *                        that told it to look) and after (the loads that follow).
+ *
+ * What the protocol assumes of the hardware:
+ *   A1  an aligned 8-byte store is never seen in part. Nothing relies on more: a line can be torn,
+ *       and carries a check (format/line.h).
+ *   A2  clflush/clflushopt drops a line from all caches of its host; mfence completes it.
+ *   A3  a streamed line is in memory, for every host, when the fence that follows has completed.
+ *   A4  a prefetch may bring a line in at any time. So a reader refetches after the news, and looks
+ *       again after the copy.
+ *
+ * On a device declared coherent (D2) there is one host: flush and invalidate do nothing, a line is
+ * stored plainly, fences stay.
+ *
+ * The verbs have two bodies, this file's and the simulator's (coherence/sim.h): the same protocol
+ * source is built twice. Every use of a verb, and every bl_verify, is a *site*: the simulator
+ * numbers them, may switch hosts there, and can skip one to see whether anybody notices. In the
+ * hardware build a site costs nothing.
+ */
+#ifndef BL_COHERENCE_H
+#define BL_COHERENCE_H
+
+#include <immintrin.h>
+#include <stddef.h>
+#include <string.h>
+#include <time.h>
+
+#include "api/api.h"
+#include "coherence/memory.h"
+
+/* ---- Instructions on addresses: for the streaming copies (copy_*.c) and the verbs below. */
+
+static inline void bl_store_fence_now(void) { __asm__ volatile("sfence" ::: "memory"); }
+static inline void bl_full_fence_now(void) { __asm__ volatile("mfence" ::: "memory"); }
+static inline void bl_compiler_barrier(void) { __asm__ volatile("" ::: "memory"); }
+
+/* Ask for private memory that is needed soon. A function that does nothing else is a function
+ * without effect to the compiler, which then drops its calls: hence the barrier. */
+static inline void bl_prefetch(const void *address)
+{
+    __builtin_prefetch(address);
+    bl_compiler_barrier();
+}
+
+static inline void bl_nt16(void *target, __m128i value) { _mm_stream_si128(target, value); }
+
+__attribute__((target("avx2"), always_inline)) static inline void bl_nt32(void *target,
+                                                                          __m256i value)
+{
+    _mm256_stream_si256(target, value);
+}
+
+__attribute__((target("avx512f"), always_inline)) static inline void bl_nt64(void *target,
+                                                                             __m512i value)
+{
+    _mm512_stream_si512(target, value);
+}
+
+/* One aligned line, without a tear: both addresses are of lines. */
+static inline void bl_movdir64b(void *target, const void *source)
+{
+    __asm__ volatile(".byte 0x66, 0x0f, 0x38, 0xf8, 0x02" /* movdir64b (%rdx), %rax */
+                     : : "a"(target), "d"(source) : "memory");
+}
+
+/* A descriptor of one line into a device's portal. A dedicated queue says nothing; a shared one
+ * answers 1: taken, or 0: full. */
+static inline void bl_portal_move(void *portal, const void *descriptor)
+{
+    bl_movdir64b(portal, descriptor);
+}
+
+static inline int bl_portal_enqueue(void *portal, const void *descriptor)
+{
+    int full;
+    __asm__ volatile(".byte 0xf2, 0x0f, 0x38, 0xf8, 0x02" /* enqcmd (%%rdx), %%rax */
+                     : "=@ccz"(full) : "a"(portal), "d"(descriptor) : "memory");
+    return !full;
+}
+
+/* Sleep lightly until the line of word is written, while it is value; cycles at most. */
+static inline void bl_monitor(const uint64_t *word, uint64_t value, uint32_t cycles)
+{
+    __asm__ volatile(".byte 0xf3, 0x0f, 0xae, 0xf0" : : "a"(word) : "memory"); /* umonitor %%rax */
+    if (*(const volatile uint64_t *)word != value)
+        return;
+    uint64_t until = __builtin_ia32_rdtsc() + cycles;
+    __asm__ volatile(".byte 0xf2, 0x0f, 0xae, 0xf1" /* umwait %%ecx */
+                     : : "a"((uint32_t)until), "d"((uint32_t)(until >> 32)), "c"(0)
+                     : "memory", "cc");
+}
+
+static inline void bl_clflush(const void *line)
+{
+    __asm__ volatile("clflush %0" : "+m"(*(volatile char *)(uintptr_t)line));
+}
+
+static inline void bl_clflushopt(const void *line)
+{
+    __asm__ volatile("clflushopt %0" : "+m"(*(volatile char *)(uintptr_t)line));
+}
+
+static inline void bl_clwb(const void *line)
+{
+    __asm__ volatile("clwb %0" : "+m"(*(volatile char *)(uintptr_t)line));
+}
+
+/* Write back and drop every line that has a byte of [address, address + size). No fence. */
+static inline void bl_flush_lines(const void *address, size_t size, uint32_t has_clflushopt)
+{
+    const char *line = (const char *)((uintptr_t)address & ~(uintptr_t)(BL_LINE_SIZE - 1));
+    const char *end = size > 0 ? (const char *)address + size : line;
+    if (has_clflushopt)
+        for (; line < end; line += BL_LINE_SIZE)
+            bl_clflushopt(line);
+    else
+        for (; line < end; line += BL_LINE_SIZE)
+            bl_clflush(line);
+}
+
+/* Write every such line back; it may stay cached, or is dropped without clwb. No fence. */
+static inline void bl_write_back_lines(const void *address, size_t size, uint32_t features)
+{
+    const char *line = (const char *)((uintptr_t)address & ~(uintptr_t)(BL_LINE_SIZE - 1));
+    const char *end = size > 0 ? (const char *)address + size : line;
+    if (!(features & BL_CPU_CLWB))
+        bl_flush_lines(address, size, features & BL_CPU_CLFLUSHOPT);
+    else
+        for (; line < end; line += BL_LINE_SIZE)
+            bl_clwb(line);
+}
+
+/* Private words that threads of one process share: a stop flag, a counter another thread reads. */
+static inline uint64_t bl_shared_load(const uint64_t *word)
+{
+    return __atomic_load_n(word, __ATOMIC_ACQUIRE);
+}
+
+static inline void bl_shared_store(uint64_t *word, uint64_t value)
+{
+    __atomic_store_n(word, value, __ATOMIC_RELEASE);
+}
+
+/* The word before amount was added. */
+static inline uint64_t bl_shared_add(uint64_t *word, uint64_t amount)
+{
+    return __atomic_fetch_add(word, amount, __ATOMIC_RELAXED);
+}
+
+/* Ask for private memory that a streaming copy will take, into the cache that feeds the first one:
+ * the buffers of the first are busy with what goes out. */
+static inline void bl_prefetch_source(const void *address, size_t size)
+{
+    for (size_t at = 0; at < size; at += BL_LINE_SIZE)
+        _mm_prefetch((const char *)address + at, _MM_HINT_T1);
+    bl_compiler_barrier();
+}
+
+/* Ask for the lines at both ends of a run that is written next: streams would wait for those. */
+static inline void bl_prefetch_edges(const void *address, size_t size)
+{
+    uintptr_t start = (uintptr_t)address, end = start + size;
+    if (start % BL_LINE_SIZE > 0)
+        __builtin_prefetch(address, 1);
+    if (end % BL_LINE_SIZE > 0)
+        __builtin_prefetch((const void *)end, 1);
+    bl_compiler_barrier();
+}
+
+/* ---- Sites. */
+
+#define BL_ALL_WRITES UINT64_MAX   /* for bl_ordered() */
+
+typedef struct bl_site {
+    const char *file;
+    const char *function;
+    const char *verb;
+    uint32_t line;
+} bl_site;
+
+#ifdef BL_SIM
+#include "coherence/sim.h"
+#else
+
+/* ---- The verbs, hardware body. */
+
+#include "coherence/copy.h"
+
+static inline uint8_t *bl_address(const bl_memory *memory, uint64_t offset)
+{
+    bl_place place = bl_interleave_place(&memory->map, offset);
+    return memory->base[place.device] + place.device_offset;
+}
+
+/* 8 aligned bytes, as this host sees them now. */
+static inline uint64_t bl_load64(const bl_memory *memory, uint64_t offset)
+{
+    return __atomic_load_n((const uint64_t *)bl_address(memory, offset), __ATOMIC_RELAXED);
+}
+
+/* Ask for a line that will be loaded soon: many misses at once, while a load waits for its own. The
+ * line is as fresh as a load here would find it. */
+static inline void bl_prefetch_line(const bl_memory *memory, uint64_t offset)
+{
+    _mm_prefetch((const char *)bl_address(memory, offset), _MM_HINT_T0);
+}
+
+/* The same for bytes of a payload, into the cache that feeds the first one: in one stripe. */
+#define bl_prefetch_range(memory, offset, size)                                                    \
+    bl_prefetch_source(bl_address(memory, offset), size)
+
+/* A private copy of a line: looked at once, so that nothing changes under the one who checks it. */
+static inline void bl_load_line(const bl_memory *memory, uint64_t offset, void *line)
+{
+    const __m128i *source = (const __m128i *)bl_address(memory, offset);
+    __m128i *target = line;
+    bl_compiler_barrier();
+    __m128i a = _mm_load_si128(source), b = _mm_load_si128(source + 1);
+    __m128i c = _mm_load_si128(source + 2), d = _mm_load_si128(source + 3);
+    bl_compiler_barrier();
+    _mm_storeu_si128(target, a);
+    _mm_storeu_si128(target + 1, b);
+    _mm_storeu_si128(target + 2, c);
+    _mm_storeu_si128(target + 3, d);
+}
+
+/* A whole line into the pool, round the cache. line is private memory, of any alignment. */
+static inline void bl_stream_line(const bl_memory *memory, uint64_t offset, const void *line)
+{
+    bl_place place = bl_interleave_place(&memory->map, offset);
+    __m128i *target = (__m128i *)(memory->base[place.device] + place.device_offset);
+    const __m128i *source = line;
+    __m128i a = _mm_loadu_si128(source), b = _mm_loadu_si128(source + 1);
+    __m128i c = _mm_loadu_si128(source + 2), d = _mm_loadu_si128(source + 3);
+    bl_compiler_barrier();
+    if (memory->coherent[place.device]) {
+        _mm_store_si128(target, a);
+        _mm_store_si128(target + 1, b);
+        _mm_store_si128(target + 2, c);
+        _mm_store_si128(target + 3, d);
+    } else { /* the four stand together: a write-combining buffer is filled at once */
+        bl_nt16(target, a);
+        bl_nt16(target + 1, b);
+        bl_nt16(target + 2, c);
+        bl_nt16(target + 3, d);
+    }
+    bl_compiler_barrier();
+}
+
+/* Whole lines into the pool, round the cache: offset and size are multiples of a line. */
+static inline void bl_stream(const bl_memory *memory, uint64_t offset, const void *source,
+                             uint64_t size)
+{
+    const uint8_t *next = source;
+    while (size > 0) {
+        uint64_t piece = bl_stripe_rest(offset) < size ? bl_stripe_rest(offset) : size;
+        bl_copy_stream(bl_address(memory, offset), next, piece);
+        offset += piece, next += piece, size -= piece;
+    }
+}
+
+/* Bytes out of the pool into private memory, by cached loads. */
+static inline void bl_fetch(const bl_memory *memory, uint64_t offset, void *target, uint64_t size)
+{
+    uint8_t *next = target;
+    bl_compiler_barrier();
+    while (size > 0) {
+        uint64_t piece = bl_stripe_rest(offset) < size ? bl_stripe_rest(offset) : size;
+        memcpy(next, bl_address(memory, offset), piece);
+        offset += piece, next += piece, size -= piece;
+    }
+    bl_compiler_barrier();
+}
+
+/* bl_stream that returns the CRC-32C of the bytes as well; seed is that of those before. */
+static inline uint32_t bl_stream_crc(const bl_memory *memory, uint64_t offset, const void *source,
+                                     uint64_t size, uint32_t seed)
+{
+    const uint8_t *next = source;
+    while (size > 0) {
+        uint64_t piece = bl_stripe_rest(offset) < size ? bl_stripe_rest(offset) : size;
+        seed = bl_copy_stream_crc(seed, bl_address(memory, offset), next, piece);
+        offset += piece, next += piece, size -= piece;
+    }
+    return seed;
+}
+
+/* bl_fetch as how (coherence/copy.h) says. crc, if it is not NULL: of the bytes before, and then of
+ * what has come to lie in target as well: the pool is read once. */
+static inline void bl_fetch_run(const bl_memory *memory, uint64_t offset, void *target,
+                                uint64_t size, uint32_t *crc, enum bl_copy_how how)
+{
+    uint8_t *next = target;
+    bl_compiler_barrier();
+    while (size > 0) {
+        uint64_t piece = bl_stripe_rest(offset) < size ? bl_stripe_rest(offset) : size;
+        bl_copy_out(next, bl_address(memory, offset), piece, crc, how);
+        offset += piece, next += piece, size -= piece;
+    }
+    bl_compiler_barrier();
+}
+
+/* Drop this host's copies of a range, without a fence: bl_fence_full completes a batch of them. */
+static inline void bl_invalidate(const bl_memory *memory, uint64_t offset, uint64_t size)
+{
+    while (size > 0) {
+        uint64_t piece = bl_stripe_rest(offset) < size ? bl_stripe_rest(offset) : size;
+        bl_place place = bl_interleave_place(&memory->map, offset);
+        if (!memory->coherent[place.device])
+            bl_flush_lines(memory->base[place.device] + place.device_offset, piece,
+                           memory->has_clflushopt);
+        offset += piece, size -= piece;
+    }
+}
+
+/* Everything streamed before is in memory before anything streamed after. */
+#define bl_fence_store(memory) ((void)(memory), bl_store_fence_now())
+
+/* Everything before, invalidations and loads too, is done before anything after. */
+#define bl_fence_full(memory) ((void)(memory), bl_full_fence_now())
+
+/* A check of the protocol: true if condition holds. The simulator can skip it. */
+#define bl_verify(memory, condition) ((void)(memory), (condition))
+
+/* What a reader says of its looks. Nothing here; the simulator judges the reader by it
+ * (sim/discipline.c), so that a missing flush or fence is found even where it did no harm. */
+
+/* The line loaded last at offset is believed: it is whole, and its writer's. What that one had
+ * fenced before it may now be invalidated, read and used. */
+#define bl_believe(memory, offset) ((void)(memory), (void)(offset))
+
+/* Bytes read from here are used. */
+#define bl_rely(memory, offset, size) ((void)(memory), (void)(offset), (void)(size))
+
+/* The same, because the line at look, looked at again after they were read, still says so. */
+#define bl_confirm(memory, look, offset, size)                                                     \
+    ((void)(memory), (void)(look), (void)(offset), (void)(size))
+
+/* The last look at this line came after our own write of another (or all our writes) was in memory:
+ * of two who each write before they look, one sees the other. */
+#define bl_ordered(memory, look, written) ((void)(memory), (void)(look), (void)(written))
+
+/* Nanoseconds of a clock of this host alone: hosts never compare clocks. */
+static inline uint64_t bl_now_ns(const bl_memory *memory)
+{
+    struct timespec now;
+    (void)memory;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
+
+/* One turn of a short wait. */
+static inline void bl_pause(const bl_memory *memory)
+{
+    (void)memory;
+    _mm_pause();
+}
+
+/* Give the core away for about ns nanoseconds; 0 offers it to whoever is ready. */
+void bl_nap(const bl_memory *memory, uint64_t ns);
+
+#endif /* BL_SIM */
+
+/* ---- Verbs made of verbs: one body for both builds. */
+
+/* A published line: whole, and on its way out before anything that follows. */
+#define bl_publish_line(memory, offset, line)                                                      \
+    do {                                                                                           \
+        bl_stream_line(memory, offset, line);                                                      \
+        bl_fence_store(memory);                                                                    \
+    } while (0)
+
+/* Drop what this host may hold of a range, after all earlier loads and before all later ones. */
+#define bl_refetch(memory, offset, size)                                                           \
+    do {                                                                                           \
+        bl_fence_full(memory);                                                                     \
+        bl_invalidate(memory, offset, size);                                                       \
+        bl_fence_full(memory);                                                                     \
+    } while (0)
+
+#endif

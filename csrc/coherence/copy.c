@@ -1,0 +1,102 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Copyright The Beluga Authors
+ *
+ * Which streaming copy: the widest that the CPU has and bl_cpu_limit has left.
+ *
+ * The line-to-line move comes after the vector paths: it is weakly ordered like them and its one
+ * gift, a line that cannot be torn, is nothing that the protocol counts on, while its load and
+ * store cannot be scheduled apart. It is for a CPU without AVX2, and for who forces it.
+ */
+#include "coherence/copy.h"
+
+#include <string.h>
+
+#include "api/api.h"
+#include "coherence/coherence.h"
+
+/* Summed and copied at once where both cannot be done with one load: stays in the first cache. */
+enum { BL_COPY_PIECE_SIZE = 4 << 10 };
+
+void bl_copy_stream(void *target, const void *source, size_t size)
+{
+    uint32_t features = bl_cpu_features();
+    if (features & BL_CPU_AVX512)
+        bl_copy_avx512(target, source, size);
+    else if (features & BL_CPU_AVX2)
+        bl_copy_avx2(target, source, size);
+    else if (features & BL_CPU_MOVDIR64B)
+        bl_copy_movdir64b(target, source, size);
+    else
+        bl_copy_sse2(target, source, size);
+}
+
+uint32_t bl_copy_stream_crc(uint32_t seed, void *target, const void *source, size_t size)
+{
+    if (bl_crc_is_wide(size))
+        return ~bl_crc_wide_stream(~seed, target, source, size);
+    uint8_t *to = target;
+    const uint8_t *from = source;
+    for (size_t piece; size > 0; to += piece, from += piece, size -= piece) {
+        piece = size < BL_COPY_PIECE_SIZE ? size : BL_COPY_PIECE_SIZE;
+        seed = bl_crc32c(seed, from, piece);
+        bl_copy_stream(to, from, piece);
+    }
+    return seed;
+}
+
+uint32_t bl_copy_crc(uint32_t seed, void *target, const void *source, size_t size)
+{
+    uint8_t *to = target;
+    const uint8_t *from = source;
+    if (bl_crc_is_wide(size)) {
+        size_t whole = size & ~(size_t)(BL_LINE_SIZE - 1);
+        seed = ~bl_crc_wide_copy(~seed, to, from, whole);
+        to += whole, from += whole, size -= whole;
+    }
+    for (size_t piece; size > 0; to += piece, from += piece, size -= piece) {
+        piece = size < BL_COPY_PIECE_SIZE ? size : BL_COPY_PIECE_SIZE;
+        memcpy(to, from, piece);
+        seed = bl_crc32c(seed, to, piece);
+    }
+    return seed;
+}
+
+static void bl_copy_near(void *target, const void *source, size_t size, uint32_t *crc)
+{
+    if (crc != NULL)
+        *crc = bl_copy_crc(*crc, target, source, size);
+    else
+        memcpy(target, source, size);
+}
+
+/* A sum that is not taken of the very loads that are stored must be taken of the copy, and then the
+ * copy is better off cached. */
+void bl_copy_out(void *target, const void *source, size_t size, uint32_t *crc,
+                 enum bl_copy_how how)
+{
+    uint8_t *to = target;
+    const uint8_t *from = source;
+    size_t head = -(uintptr_t)to & (BL_LINE_SIZE - 1);
+    size_t lines = size > head ? (size - head) & ~(size_t)(BL_LINE_SIZE - 1) : 0;
+    if (how == BL_COPY_CACHED || lines == 0 || (crc != NULL && !bl_crc_is_wide(lines))) {
+        bl_copy_near(to, from, size, crc);
+        return;
+    }
+    bl_copy_near(to, from, head, crc);
+    if (crc != NULL)
+        *crc = bl_copy_stream_crc(*crc, to + head, from + head, lines);
+    else
+        bl_copy_stream(to + head, from + head, lines);
+    bl_copy_near(to + head + lines, from + head + lines, size - head - lines, crc);
+}
+
+void bl_copy_settle(void) { bl_store_fence_now(); }
+
+const char *bl_copy_isa(void)
+{
+    uint32_t features = bl_cpu_features();
+    return features & BL_CPU_AVX512      ? "avx512"
+           : features & BL_CPU_AVX2      ? "avx2"
+           : features & BL_CPU_MOVDIR64B ? "movdir64b"
+                                         : "sse2";
+}

@@ -1,0 +1,115 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Copyright The Beluga Authors
+ *
+ * Crash points: see coherence/crash_point.h. The kernel carries the sentence out before the call
+ * returns, so nothing of this process happens after its point: a kill ends every thread, a stop
+ * halts them all.
+ */
+#include "coherence/crash_point.h"
+
+#include "coherence/coherence.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <signal.h>
+#include <string.h>
+#include <unistd.h>
+
+#ifdef BL_SIM
+
+uint32_t bl_crash_point_count(void) { return 0; }
+
+const char *bl_crash_point_name(uint32_t index)
+{
+    (void)index;
+    return NULL;
+}
+
+int bl_crash_arm(const char *name, uint32_t passage, int stop, uint32_t words)
+{
+    (void)name, (void)passage, (void)stop, (void)words;
+    return -ENOENT;
+}
+
+#else
+
+extern bl_crash_place __start_bl_crash_places[] __attribute__((visibility("hidden")));
+extern bl_crash_place __stop_bl_crash_places[] __attribute__((visibility("hidden")));
+
+const bl_crash_place *bl_crash_armed;
+
+/* How the armed point goes off; under the lock, for a process has several threads. */
+static struct {
+    pthread_mutex_t lock;
+    uint32_t passages_left;
+    uint32_t words;
+    int signal;
+} bl_crash = {.lock = PTHREAD_MUTEX_INITIALIZER};
+
+uint32_t bl_crash_point_count(void)
+{
+    return (uint32_t)(__stop_bl_crash_places - __start_bl_crash_places);
+}
+
+const char *bl_crash_point_name(uint32_t index)
+{
+    return index < bl_crash_point_count() ? __start_bl_crash_places[index].name : NULL;
+}
+
+int bl_crash_arm(const char *name, uint32_t passage, int stop, uint32_t words)
+{
+    const bl_crash_place *place = __start_bl_crash_places;
+    while (name && place < __stop_bl_crash_places && strcmp(place->name, name) != 0)
+        place++;
+    if (place == __stop_bl_crash_places || (name && passage == 0))
+        return -ENOENT;
+    if (words > UINT8_MAX || (words > 0 && !(name && place->is_line)))
+        return -EINVAL;
+    pthread_mutex_lock(&bl_crash.lock);
+    bl_crash.words = words;
+    bl_crash.passages_left = passage;
+    bl_crash.signal = stop ? SIGSTOP : SIGKILL;
+    bl_crash_armed = name ? place : NULL;
+    pthread_mutex_unlock(&bl_crash.lock);
+    return 0;
+}
+
+/* Is this the passage? *words: those of the line that get out. */
+static int bl_crash_strikes(const bl_crash_place *place, uint32_t *words)
+{
+    pthread_mutex_lock(&bl_crash.lock);
+    int strikes = place == bl_crash_armed && --bl_crash.passages_left == 0;
+    if (strikes)
+        bl_crash_armed = NULL; /* once: a process that was stopped goes on */
+    *words = bl_crash.words;
+    pthread_mutex_unlock(&bl_crash.lock);
+    return strikes;
+}
+
+void bl_crash_pass(const bl_crash_place *place)
+{
+    uint32_t words;
+    if (bl_crash_strikes(place, &words))
+        raise(bl_crash.signal); /* to this thread: not one instruction more */
+}
+
+void bl_crash_pass_line(const bl_crash_place *place, const bl_memory *memory, uint64_t offset,
+                        const void *line)
+{
+    uint32_t words;
+    if (!bl_crash_strikes(place, &words))
+        return;
+    if (words > 0) {
+        uint64_t torn[8], whole[8];
+        bl_refetch(memory, offset, BL_LINE_SIZE); /* what memory has, not what was here once */
+        bl_load_line(memory, offset, torn);
+        memcpy(whole, line, sizeof whole);
+        for (uint32_t i = 0; i < 8; i++)
+            if (words >> i & 1)
+                torn[i] = whole[i];
+        bl_publish_line(memory, offset, torn);
+    }
+    raise(bl_crash.signal);
+}
+
+#endif

@@ -1,0 +1,59 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Copyright The Beluga Authors
+ *
+ * Named places where a test ends or stops this very process, to see what others make of it.
+ *
+ *   bl_crash_point("what.step");
+ *   bl_crash_line("what.line", memory, offset, line);
+ *
+ * A point stands between two steps that others can tell apart: a line that is out and the next that
+ * is not. Names are unique, "what.step"; the linker gathers them, so nobody keeps a list. At most
+ * one is armed, for the n-th time that it is passed. Unarmed it costs one branch on one word. In
+ * the simulator, where a process can die at any verb, there are none.
+ *
+ * The second kind stands before a line is published, and the process may also end in the middle of
+ * it: some words of the line are out, the others are not. Their names, and no others, end in line.
+ */
+#ifndef BL_CRASH_POINT_H
+#define BL_CRASH_POINT_H
+
+#include "api/api.h"
+#include "coherence/memory.h"
+
+typedef struct bl_crash_place {
+    const char *name;
+    uint64_t is_line;
+} bl_crash_place;
+
+#ifdef BL_SIM
+
+#define bl_crash_point(point_name) ((void)0)
+#define bl_crash_line(point_name, memory, offset, line) ((void)0)
+
+#else
+
+/* The place that is armed, or NULL. Set before other threads start, or by the one that passes. */
+extern const bl_crash_place *bl_crash_armed;
+
+/* Another passage of a place while one is armed. */
+void bl_crash_pass(const bl_crash_place *place);
+
+/* The same before the line is streamed to the offset. */
+void bl_crash_pass_line(const bl_crash_place *place, const bl_memory *memory, uint64_t offset,
+                        const void *line);
+
+#define bl_crash_site(pass, ...)                                                                   \
+    do {                                                                                           \
+        static bl_crash_place place_ __attribute__((section("bl_crash_places"), used,              \
+                                                    aligned(8))) = {__VA_ARGS__};                  \
+        if (__builtin_expect(bl_crash_armed != NULL, 0))                                           \
+            pass;                                                                                  \
+    } while (0)
+
+#define bl_crash_point(point_name) bl_crash_site(bl_crash_pass(&place_), point_name, 0)
+#define bl_crash_line(point_name, memory, offset, line)                                            \
+    bl_crash_site(bl_crash_pass_line(&place_, memory, offset, line), point_name, 1)
+
+#endif
+
+#endif

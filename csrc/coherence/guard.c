@@ -1,0 +1,187 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Copyright The Beluga Authors
+ *
+ * The SIGBUS handler and its regions: see coherence/guard.h. The handler is installed with the
+ * first region and never removed; it only reads the thread's regions and jumps, which a handler may
+ * do. SA_NODEFER: the signal is not blocked in it, so that the jump need not restore a mask.
+ *
+ * Others install handlers, too: faulthandler.enable() replaces this one, and puts it back when a
+ * fault comes. A thread looks who is installed when it enters a region, if its last look is more
+ * than BL_BUS_LOOK_CYCLES ago (a system call each time would cost more than a short call), and
+ * installs this handler over the stranger's. A fault that comes before that look is reported by
+ * faulthandler, which then puts this handler back and raises the signal: the handler returns, the
+ * access faults again, and the region ends as always.
+ *
+ * Example of a fault that is not of a region: this handler is over faulthandler's, which is over
+ * this one, which is over the default. faulthandler is called, reports, puts this handler back and
+ * raises; the nested call passes on to what was there before: the default, which ends the process.
+ */
+#include "coherence/guard.h"
+
+#include "api/api.h"
+
+#ifdef BL_SIM
+
+int bl_guarded(const bl_memory *memory, bl_guarded_run run, void *context)
+{
+    (void)memory;
+    return run(context); /* the simulator's memory does not fail like this */
+}
+
+uint64_t bl_guard_offset(const bl_memory *memory)
+{
+    (void)memory;
+    return UINT64_MAX;
+}
+
+const void *bl_guard_address(void) { return NULL; }
+
+void bl_guard_adopt(const void *address) { (void)address; }
+
+void bl_guard_look(void) {}
+
+#else
+
+#include <setjmp.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include "base/host_atomic.h"
+
+enum { BL_BUS_LOOK_CYCLES = 1 << 18 }; /* about 100 us */
+
+typedef struct bl_region {
+    sigjmp_buf out;
+    const bl_memory *memory;
+    struct bl_region *outer;
+    int raised;                 /* a raised signal was taken for a fault that will come again */
+} bl_region;
+
+/* What the handler was installed over, each time. Never freed: a handler may be reading it. */
+typedef struct bl_bus_layer {
+    struct sigaction before;
+    const struct bl_bus_layer *older;
+} bl_bus_layer;
+
+static __thread bl_region *bl_region_here;
+static __thread const void *bl_bus_address;
+static __thread uint64_t bl_bus_looked; /* time stamp of this thread's last look; 0: never */
+static __thread uint32_t bl_bus_depth;  /* layers that the fault at hand was passed on to */
+static uint64_t bl_bus_top;             /* const bl_bus_layer *: the newest */
+
+/* The device that is mapped at address, and where in it; device_count: none. */
+static bl_place bl_bus_place(const bl_memory *memory, const void *address)
+{
+    uint64_t size = (memory->map.device_stripes + 1) * BL_STRIPE_SIZE;
+    bl_place place = {0, 0};
+    for (; place.device < memory->map.device_count; place.device++) {
+        place.device_offset = (uintptr_t)address - (uintptr_t)memory->base[place.device];
+        if (place.device_offset < size)
+            break;
+    }
+    return place;
+}
+
+static int bl_region_has(const bl_region *region, const void *address)
+{
+    return bl_bus_place(region->memory, address).device < region->memory->map.device_count;
+}
+
+uint64_t bl_guard_offset(const bl_memory *memory)
+{
+    bl_place place = bl_bus_place(memory, bl_bus_address);
+    return place.device < memory->map.device_count && place.device_offset >= BL_STRIPE_SIZE
+               ? bl_interleave_offset(&memory->map, place)
+               : UINT64_MAX;
+}
+
+const void *bl_guard_address(void) { return bl_bus_address; }
+
+void bl_guard_adopt(const void *address) { bl_bus_address = address; }
+
+/* A signal that is no fault of a region goes to whoever was there before; if that one raises it
+ * again, to whoever was there before him. */
+static void bl_bus_pass_on(int number, siginfo_t *info, void *context)
+{
+    const bl_bus_layer *layer = (const bl_bus_layer *)(uintptr_t)bl_host_load(&bl_bus_top);
+    struct sigaction fallback = {.sa_handler = SIG_DFL};
+    for (uint32_t i = 0; layer != NULL && i < bl_bus_depth; i++)
+        layer = layer->older;
+    const struct sigaction *before = layer != NULL ? &layer->before : &fallback;
+    bl_bus_depth++;
+    if (before->sa_flags & SA_SIGINFO) {
+        before->sa_sigaction(number, info, context);
+    } else if (before->sa_handler != SIG_DFL && before->sa_handler != SIG_IGN) {
+        before->sa_handler(number);
+    } else if (before->sa_handler == SIG_DFL || info->si_code > 0) {
+        sigaction(number, &fallback, NULL); /* a fault that is tried again ends the process */
+        if (info->si_code <= 0)
+            raise(number);
+    }
+    bl_bus_depth--;
+}
+
+static void bl_bus_handle(int number, siginfo_t *info, void *context)
+{
+    bl_region *here = bl_region_here;
+    if (info->si_code > 0) { /* the kernel's word, with an address */
+        for (bl_region *region = here; region != NULL; region = region->outer)
+            if (bl_region_has(region, info->si_addr)) {
+                bl_region_here = region->outer;
+                bl_bus_address = info->si_addr;
+                siglongjmp(region->out, 1);
+            }
+    } else if (here != NULL && !here->raised && bl_bus_depth == 0 && info->si_code == SI_TKILL &&
+               info->si_pid == getpid()) {
+        here->raised = 1;
+        return;
+    }
+    bl_bus_pass_on(number, info, context);
+}
+
+/* No lock: a fork in the middle would leave it locked in the child. Two threads that do this at
+ * once record the same handler twice, which does no harm. */
+static void bl_bus_install(void)
+{
+    struct sigaction action = {.sa_sigaction = bl_bus_handle,
+                               .sa_flags = SA_SIGINFO | SA_ONSTACK | SA_NODEFER};
+    struct sigaction now;
+    sigaction(SIGBUS, NULL, &now);
+    if ((now.sa_flags & SA_SIGINFO) && now.sa_sigaction == bl_bus_handle)
+        return;
+    bl_bus_layer *layer = malloc(sizeof *layer);
+    if (layer == NULL)
+        return; /* the next look tries it again */
+    layer->before = now;
+    layer->older = (const bl_bus_layer *)(uintptr_t)bl_host_load(&bl_bus_top);
+    bl_host_store(&bl_bus_top, (uint64_t)(uintptr_t)layer);
+    sigemptyset(&action.sa_mask);
+    sigaction(SIGBUS, &action, NULL);
+}
+
+void bl_guard_look(void)
+{
+    uint64_t now = __builtin_ia32_rdtsc();
+    if (now - bl_bus_looked < BL_BUS_LOOK_CYCLES)
+        return;
+    bl_bus_looked = now;
+    bl_bus_install();
+}
+
+int bl_guarded(const bl_memory *memory, bl_guarded_run run, void *context)
+{
+    bl_region region = {.memory = memory, .outer = bl_region_here};
+    if (region.outer == NULL) {
+        bl_bus_depth = 0; /* a stranger's handler may have jumped out of the last fault */
+        bl_guard_look();
+    }
+    if (sigsetjmp(region.out, 0) != 0)
+        return -BL_ERROR_DEVICE_FAULT;
+    bl_region_here = &region;
+    int status = run(context);
+    bl_region_here = region.outer;
+    return status;
+}
+
+#endif

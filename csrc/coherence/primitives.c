@@ -1,0 +1,56 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Copyright The Beluga Authors
+ *
+ * The primitives by address, for Python and for tools: any alignment, any mapping. The protocol
+ * does not use them: it has the verbs (coherence/coherence.h).
+ */
+#include <sched.h>
+
+#include "coherence/coherence.h"
+
+void bl_ntstore_copy(void *target, const void *source, size_t size)
+{
+    uint8_t *to = target;
+    const uint8_t *from = source;
+    size_t head = -(uintptr_t)to & (BL_LINE_SIZE - 1);
+    if (head > size)
+        head = size;
+    size_t whole = (size - head) & ~(size_t)(BL_LINE_SIZE - 1), tail = size - head - whole;
+    if (head > 0) {
+        memcpy(to, from, head);
+        bl_flush(to, head);
+    }
+    bl_copy_stream(to + head, from + head, whole);
+    if (tail > 0) {
+        memcpy(to + head + whole, from + head + whole, tail);
+        bl_flush(to + head + whole, tail);
+    }
+    bl_store_fence_now();
+}
+
+void bl_flush(const void *address, size_t size)
+{
+    bl_write_back_lines(address, size, bl_cpu_features());
+}
+
+void bl_drop(const void *address, size_t size)
+{
+    bl_full_fence_now();
+    bl_flush_lines(address, size, bl_cpu_features() & BL_CPU_CLFLUSHOPT);
+    bl_full_fence_now();
+}
+
+void bl_fence(void) { bl_full_fence_now(); }
+
+#ifndef BL_SIM
+void bl_nap(const bl_memory *memory, uint64_t ns)
+{
+    (void)memory;
+    if (ns == 0) {
+        sched_yield();
+        return;
+    }
+    struct timespec time = {(time_t)(ns / 1000000000u), (long)(ns % 1000000000u)};
+    nanosleep(&time, NULL);
+}
+#endif

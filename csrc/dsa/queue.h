@@ -1,0 +1,47 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Copyright The Beluga Authors
+ *
+ * A work queue as its user sees it: a portal that takes one line of descriptor, or says that it is
+ * full. All the rest, results too, goes through memory that the descriptor names. Behind the portal
+ * is a device (dsa/queue.c) or a thread that does as the device would (dsa/soft.c).
+ */
+#ifndef BL_DSA_QUEUE_H
+#define BL_DSA_QUEUE_H
+
+#include "api/dsa.h"
+
+typedef struct bl_dsa_queue_verbs {
+    int (*submit)(bl_dsa_queue *queue, const bl_dsa_descriptor *descriptor);
+    void (*ended)(bl_dsa_queue *queue);
+    void (*close)(bl_dsa_queue *queue);
+} bl_dsa_queue_verbs;
+
+struct bl_dsa_queue {
+    const bl_dsa_queue_verbs *verbs;
+    uint32_t is_device;
+};
+
+static inline uint32_t bl_dsa_flags(const bl_dsa_descriptor *descriptor)
+{
+    return descriptor->flags_opcode & 0xffffff;
+}
+
+static inline uint32_t bl_dsa_opcode(const bl_dsa_descriptor *descriptor)
+{
+    return descriptor->flags_opcode >> 24;
+}
+
+/* The first 8 bytes of a record, at once: the status with what it is of. What else the device has
+ * written is seen after it. */
+static inline bl_dsa_record bl_dsa_record_look(const bl_dsa_record *record)
+{
+    bl_dsa_record seen = {0};
+    uint64_t head = bl_shared_load((const uint64_t *)(uintptr_t)record);
+    memcpy(&seen, &head, sizeof head);
+    if (seen.status != BL_DSA_NONE)
+        memcpy((uint8_t *)&seen + sizeof head, (const uint8_t *)record + sizeof head,
+               sizeof seen - sizeof head);
+    return seen;
+}
+
+#endif

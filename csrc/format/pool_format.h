@@ -1,0 +1,402 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Copyright The Beluga Authors
+ *
+ * The bytes in a pool, written once. C and CUDA include this file; Python reads it through cffi;
+ * FORMAT.md (offsets and sizes) is generated from it; format/pool_format_check.c freezes it as
+ * literals.
+ *
+ * Each device starts with one stripe that holds its superblock. What is left of the devices is the
+ * pool's *linear range*: stripe s of the range lies on device s % device_count when the pool is
+ * interleaved, else device after device (format/interleave.h). In the linear range, in this order,
+ * with the writer of the lines at the right:
+ *
+ *   +--------------------+  0
+ *   | server lines       |  epoch and beat of half 0, of half 1            server of that half
+ *   +--------------------+  BL_CANDIDATE_OFFSET
+ *   | candidate lines    |  one per host, for the election of a server     that host
+ *   +--------------------+  BL_LOBBY_OFFSET
+ *   | lobby              |  per host: request | reply half 0 | reply half 1
+ *   +--------------------+  session_offset
+ *   | session table x 2  |  one line per lane and half                     server of that half
+ *   +--------------------+  lane_offset
+ *   | lanes              |  beat | requests | replies x 2 | bulk in | bulk out x 2, per lane
+ *   +--------------------+  table_offset
+ *   | block table x 2    |  one line (entry) per block and half            server of that half
+ *   +--------------------+  extent_offset
+ *   | extent table x 2   |  one line per data stripe and half              server of that half
+ *   +--------------------+  data_offset (a whole stripe)
+ *   | data stripes       |  payloads                                       holder of the grant
+ *   +--------------------+
+ *
+ * Invariants: integers are little-endian and of fixed width; a place is an offset, never a pointer;
+ * every struct is a whole number of lines; every line has one writer at a time; everything that the
+ * server writes exists twice and epoch N writes half N mod 2 only; reserved bytes are zero.
+ * A line that is polled lies BL_POLL_STRIDE from the next one (adjacent-line prefetch).
+ *
+ * Only what cffi can read may stand here: an include guard, enums, structs. No functions, asserts
+ * or expressions in macros.
+ */
+#ifndef BL_POOL_FORMAT_H
+#define BL_POOL_FORMAT_H
+
+#include <stdint.h>
+
+enum bl_format_constant {
+    BL_FORMAT_VERSION = 3,
+    BL_LINE_SIZE = 64,
+    BL_POLL_STRIDE = 128,
+    BL_PAGE_SIZE = 4096,
+    BL_STRIPE_SIZE = 2 << 20,
+    BL_STRIPE_SHIFT = 21,
+    BL_DEVICE_COUNT_MAX = 64,
+    BL_HOST_COUNT = 64,          /* host numbers are below this */
+    BL_HALF_COUNT = 2,
+    BL_MESSAGE_INLINE_SIZE = 40, /* payload bytes of a one-line message */
+    BL_EXTENT_STRIPES_MAX = 64,
+    BL_CLASS_COUNT_MAX = 64,
+    BL_CHUNK_SIZE = 16 << 10,    /* bytes per checksum where a layout names no chunk of its own */
+    BL_SERVER_STRIDE = 256,      /* epoch line and its twin, then beat line at BL_POLL_STRIDE */
+    BL_CANDIDATE_OFFSET = 4096,
+    BL_LOBBY_OFFSET = 16384,
+    BL_LOBBY_STRIDE = 512,
+    BL_LOBBY_END = 16384 + 64 * 512
+};
+
+/* How far a device's memory can be trusted to be seen by others; a property of the device (D2). */
+enum bl_discipline {
+    BL_DISCIPLINE_COHERENT = 1,    /* one host's own memory: flush and invalidate do nothing */
+    BL_DISCIPLINE_NON_COHERENT = 2 /* several hosts: stream out, invalidate before a read */
+};
+
+/* What a pool looks like inside; the same on all of its devices. */
+typedef struct bl_geometry {
+    uint32_t device_count;
+    uint32_t interleaved;       /* 1: stripe by stripe over the devices; 0: device after device */
+    uint64_t device_size;       /* bytes used of each device, its superblock stripe included */
+    uint64_t size;              /* bytes of the linear range */
+    uint32_t lane_count;
+    uint32_t slot_count;        /* slots of a lane; a power of two */
+    uint32_t bulk_size;         /* bytes of each bulk area of a lane; a multiple of a page */
+    uint32_t block_count_max;   /* lines of the block table */
+    uint64_t session_offset;
+    uint64_t lane_offset;
+    uint64_t lane_stride;
+    uint64_t table_offset;
+    uint64_t extent_offset;
+    uint64_t data_offset;
+    uint64_t stripe_count;      /* data stripes */
+    uint64_t reserved[2];
+} bl_geometry;
+
+/* First bytes of every device. Written once, when the pool is created. */
+typedef struct bl_superblock {
+    uint8_t magic[8];           /* "BELUGA\r\n": a text-mode copy shows */
+    uint32_t version;           /* BL_FORMAT_VERSION */
+    uint32_t header_size;       /* of this struct */
+    uint64_t format_hash;       /* of every struct here: a program built otherwise refuses */
+    uint8_t pool_id[16];
+    uint32_t device_index;      /* this device's place in the pool, whatever it is called here */
+    uint32_t discipline;        /* bl_discipline of this device */
+    uint32_t sparse;            /* 1: the file's room was not allocated at creation (tests) */
+    uint32_t stripe_size;
+    uint64_t created_s;         /* seconds since 1970, for people */
+    bl_geometry geometry;
+    uint64_t reserved[9];
+    uint32_t reserved_tail;
+    uint32_t check;             /* bl_crc32c of all before it */
+} bl_superblock;
+
+/* Which server speaks. The greater valid epoch of the two halves is the pool's epoch.
+ *
+ *   TAKING --own half is whole--> SERVING --clean stop--> STOPPED
+ *          --cannot-------------> FAILED      (dies without a word: as it was, beat stands still)
+ *
+ * TAKING deposes the predecessor, but its half still holds the truth until SERVING. The line stands
+ * twice, the twin BL_LINE_SIZE behind and written after it: one of them is whole whenever the
+ * writer dies. Candidate lines likewise. */
+enum bl_server_state {
+    BL_SERVER_TAKING = 1,
+    BL_SERVER_SERVING = 2,
+    BL_SERVER_STOPPED = 3,
+    BL_SERVER_FAILED = 4
+};
+
+typedef struct bl_epoch_line {
+    uint64_t epoch;             /* 1, 2, ...; the server of epoch N writes half N mod 2 */
+    uint64_t boot_id[2];        /* of the server's host */
+    uint64_t nonce;             /* names the server's proof of life on its host */
+    uint32_t host;
+    uint32_t state;             /* bl_server_state */
+    uint32_t pid;               /* for people; never believed */
+    uint32_t reserved[3];
+    uint32_t reserved_tail;
+    uint32_t check;
+} bl_epoch_line;
+
+/* What a host has said in the election of the server of an epoch (Disk Paxos). Each host writes its
+ * own line alone; its processes take turns under a lock of their own kernel. */
+typedef struct bl_candidate_line {
+    uint64_t epoch;             /* that is asked for */
+    uint64_t ballot;            /* greatest that this host began; no two hosts have the same */
+    uint64_t accepted;          /* ballot in which it accepted the owner named below; 0: none */
+    uint64_t nonce;             /* the owner: its server's proof of life, ... */
+    uint64_t boot_id[2];        /* ... boot ... */
+    uint32_t host;              /* ... and host */
+    uint32_t reserved;
+    uint32_t reserved_tail;
+    uint32_t check;
+} bl_candidate_line;
+
+/* A counter that moves while its writer lives. Beat of the server; beat of a session, whose last
+ * word is the greatest count: the session is over, and writes nothing more. */
+typedef struct bl_beat_line {
+    uint64_t count;
+    uint64_t nonce;
+    uint64_t reserved[5];
+    uint32_t reserved_tail;
+    uint32_t check;
+} bl_beat_line;
+
+/* A host asks for a lane, or gives one back. One line per host; its processes take turns under a
+ * lock of their own kernel. A new request is a new sequence number; nothing is ever cleared. */
+enum bl_lobby_operation { BL_LOBBY_ATTACH = 1, BL_LOBBY_DETACH = 2 };
+
+typedef struct bl_lobby_request {
+    uint32_t sequence;
+    uint32_t operation;         /* bl_lobby_operation */
+    uint64_t nonce;             /* the session's name: random, never zero */
+    uint64_t old_nonce;         /* a session that this process had and gives up, or zero */
+    uint64_t boot_id[2];
+    uint32_t host;
+    uint32_t pid;               /* for people; never believed */
+    uint64_t epoch;             /* of the server that is asked: no other attaches, any detaches */
+    uint32_t check;
+    uint32_t sequence_end;      /* equals sequence in a whole line */
+} bl_lobby_request;
+
+typedef struct bl_lobby_reply {
+    uint32_t sequence;
+    int32_t status;             /* 0 or a negative error */
+    uint64_t nonce;             /* whom this answers */
+    uint64_t epoch;
+    uint64_t boot_id[2];        /* boot that holds this host number */
+    uint32_t lane;
+    uint32_t live_count;        /* sessions of this host number */
+    uint32_t reserved[2];
+    uint32_t check;
+    uint32_t sequence_end;
+} bl_lobby_reply;
+
+/* Who has a lane, as the server saw it: what a successor must account for.
+ *
+ *   FREE --attach--> LIVE --detach, or proof of death--> FREE
+ *                    LIVE --takeover, or beat lost--> DOUBTFUL --proof, or its word--> FREE
+ */
+enum bl_session_state { BL_SESSION_FREE = 0, BL_SESSION_LIVE = 1, BL_SESSION_DOUBTFUL = 2 };
+
+typedef struct bl_session_line {
+    uint64_t nonce;
+    uint64_t boot_id[2];
+    uint32_t host;
+    uint32_t state;             /* bl_session_state */
+    uint64_t epoch;             /* that attached it */
+    uint32_t reserved[5];
+    uint32_t check;
+} bl_session_line;
+
+/* A slot is a request line and its reply line. Request n of a lane stands in slot n % slot_count.
+ *
+ *   free --send, client--> asked --reply, server--> answered --read, client--> free
+ *
+ * No state is stored: "asked" is a request line whose sequence is the one the server expects next,
+ * "answered" a reply line whose sequence is the one the client waits for. Check and both sequences
+ * show a torn line; the check is keyed with the session's nonce and the epoch, so that a line of a
+ * former session of the lane, or of another server, never passes. A longer message has its bytes in
+ * the lane's bulk area, and a bl_bulk in the payload. */
+enum bl_message_flag { BL_MESSAGE_BULK = 1 };
+
+typedef struct bl_request {
+    uint32_t sequence;
+    uint16_t method;
+    uint8_t flags;              /* bl_message_flag */
+    uint8_t size;               /* payload bytes used */
+    uint32_t epoch;             /* low bits of the epoch that gave the lane */
+    uint32_t reserved;
+    uint8_t payload[BL_MESSAGE_INLINE_SIZE];
+    uint32_t check;
+    uint32_t sequence_end;
+} bl_request;
+
+typedef struct bl_reply {
+    uint32_t sequence;
+    uint16_t reserved;
+    uint8_t flags;
+    uint8_t size;
+    uint32_t epoch;             /* low bits of the server's epoch: clients drop any other */
+    int32_t status;             /* the handler's: 0 or more, or a negative error */
+    uint8_t payload[BL_MESSAGE_INLINE_SIZE];
+    uint32_t check;
+    uint32_t sequence_end;
+} bl_reply;
+
+/* In the payload of a message whose bytes lie in the bulk area. */
+typedef struct bl_bulk {
+    uint32_t size;
+    uint32_t check;             /* bl_crc32c of the bytes */
+} bl_bulk;
+
+/* Calls of the block index; the bytes of its requests and replies. Other services number theirs
+ * from BL_METHOD_USER. */
+enum bl_method {
+    BL_METHOD_PING = 0,
+    BL_METHOD_LOOKUP = 1,       /* bl_block_request, keys -> bl_block_reply, records of the hits */
+    BL_METHOD_RESERVE = 2,      /* bl_block_request, keys -> bl_block_reply, a record per key */
+    BL_METHOD_COMMIT = 3,       /* bl_block_request, bl_commits -> bl_block_reply, records */
+    BL_METHOD_ABORT = 4,        /* bl_block_request, bl_commits -> bl_block_reply */
+    BL_METHOD_RELEASE = 5,      /* bl_block_request, bl_commits -> bl_block_reply */
+    BL_METHOD_REMOVE = 6,       /* bl_block_request, keys -> bl_block_reply */
+    BL_METHOD_STAT = 7,         /* -> bl_meta_stat */
+    BL_METHOD_RETIRE = 8,       /* bl_retire_request -> bl_block_reply, count: stripes retired */
+    BL_METHOD_TASK_CLAIM = 9,   /* bl_task_request -> bl_task */
+    BL_METHOD_TASK_EXTEND = 10, /* bl_task_request -> */
+    BL_METHOD_TASK_COUNT = 11,  /* bl_task_request -> bl_task_counts */
+    BL_METHOD_USER = 64
+};
+
+enum bl_lookup_flag { BL_LOOKUP_PIN = 1 };
+
+enum bl_reserve_flag { BL_RESERVE_KEPT = 1 }; /* a task of the queue that is its layout */
+
+/* What the server says of a key. */
+enum bl_block_state {
+    BL_BLOCK_MISS = 0,
+    BL_BLOCK_HIT = 1,           /* committed; lookup: pinned if that was asked for */
+    BL_BLOCK_PENDING = 2,       /* another session writes it */
+    BL_BLOCK_GRANTED = 3,       /* yours to write, then to commit or abort */
+    BL_BLOCK_REFUSED = 4        /* no grant: see status */
+};
+
+typedef struct bl_block_request {
+    uint64_t layout;            /* reserve: what the bytes mean */
+    uint32_t length;            /* reserve: payload bytes of every block */
+    uint32_t chunk_size;        /* reserve: payload bytes per checksum, or 0 */
+    uint32_t count;             /* of what follows */
+    uint32_t flags;             /* bl_lookup_flag, bl_reserve_flag */
+} bl_block_request;
+
+/* Of a queue of tasks: which, and how long a claim is to hide its task from others. */
+enum bl_task_limit { BL_TASK_VISIBLE_MAX_MS = 600000 };
+
+typedef struct bl_task_request {
+    uint64_t queue;             /* claim, count */
+    uint64_t generation;        /* extend: of the task that was claimed */
+    uint32_t block;             /* extend: likewise */
+    uint32_t visible_ms;        /* claim, extend; extend 0: it waits again at once */
+} bl_task_request;
+
+typedef struct bl_task {
+    uint64_t key[2];
+    uint64_t generation;
+    uint32_t block;
+    uint32_t length;
+    uint32_t deliveries;        /* how often it was claimed, this time included; 0: no task */
+    uint32_t reserved;
+} bl_task;
+
+typedef struct bl_task_counts {
+    uint32_t waiting;
+    uint32_t claimed;
+} bl_task_counts;
+
+/* A device failed here. The server looks for itself. */
+typedef struct bl_retire_request {
+    uint64_t offset;            /* in the data stripes */
+} bl_retire_request;
+
+typedef struct bl_block_reply {
+    uint32_t count;             /* records that follow; abort, release, remove: how many it did */
+    uint32_t state;             /* lookup: of the first key that is no hit (bl_block_state) */
+} bl_block_reply;
+
+typedef struct bl_block_record {
+    uint64_t offset;            /* of the payload in the pool */
+    uint64_t generation;
+    uint32_t block;             /* line of the block table */
+    uint32_t length;
+    uint32_t state;             /* bl_block_state */
+    int32_t status;             /* why it was refused, or 0 */
+} bl_block_record;
+
+typedef struct bl_commit {
+    uint64_t key[2];
+    uint64_t generation;
+    uint32_t block;
+    uint32_t vector_check;      /* CRC-32C of the checksum vector */
+} bl_commit;
+
+typedef struct bl_meta_stat {
+    uint64_t block_count;       /* committed now */
+    uint64_t block_count_max;
+    uint64_t block_bytes;       /* payload of the committed blocks */
+    uint64_t grant_count;       /* being written now */
+    uint64_t pinned_count;      /* blocks that may not be evicted now */
+    uint64_t lookup_count;      /* keys asked for */
+    uint64_t hit_count;
+    uint64_t commit_count;
+    uint64_t abort_count;
+    uint64_t evict_count;
+    uint64_t remove_count;
+    uint64_t refuse_count;      /* grants refused */
+    uint64_t damaged_count;     /* entries dropped at takeover */
+    uint64_t stripe_count;
+    uint64_t free_stripe_count;
+    uint64_t extent_count;
+    uint64_t class_count;
+    uint64_t used_bytes;        /* space of committed and granted blocks */
+    uint64_t held_bytes;        /* space in quarantine */
+    uint64_t data_bytes;        /* space for blocks in all */
+    uint64_t retired_stripe_count; /* never used again: their memory failed */
+} bl_meta_stat;
+
+/* A block's entry. Valid only if its check is right: a torn or stale line is read again.
+ *
+ *   FREE --commit--> COMMITTED --evict or remove--> FREE      (a granted block has no entry yet)
+ *
+ * One that is KEPT is a task, which nothing evicts. */
+enum bl_entry_state { BL_ENTRY_FREE = 0, BL_ENTRY_COMMITTED = 1 };
+enum bl_entry_flag { BL_ENTRY_KEPT = 1 };
+
+typedef struct bl_entry {
+    uint64_t key[2];
+    uint64_t generation;        /* epoch in the high bits; never given twice */
+    uint64_t offset;            /* of the payload in the pool */
+    uint64_t layout;            /* fingerprint of what the bytes mean */
+    uint32_t length;            /* payload bytes; the checksum vector lies behind them */
+    uint32_t chunk_size;        /* payload bytes per checksum; 0: no checksums */
+    uint32_t vector_check;      /* CRC-32C of the checksum vector */
+    uint32_t state;             /* bl_entry_state */
+    uint32_t flags;             /* bl_entry_flag */
+    uint32_t check;
+} bl_entry;
+
+/* A run of stripes given to one size class; its line stands at its first stripe.
+ *
+ *   FREE --open, before the first grant--> OPEN --emptied--> FREE
+ *                                          OPEN --its memory fails--> RETIRED, for ever
+ *
+ * After a crash, what is open and not committed may still be written by someone: quarantine. */
+enum bl_extent_state { BL_EXTENT_FREE = 0, BL_EXTENT_OPEN = 1, BL_EXTENT_RETIRED = 2 };
+
+typedef struct bl_extent_line {
+    uint64_t epoch;             /* that opened it */
+    uint64_t generation;
+    uint32_t first_stripe;
+    uint32_t stripe_count;
+    uint32_t block_size;        /* of the class: a multiple of a page */
+    uint32_t block_count;
+    uint32_t state;             /* bl_extent_state */
+    uint32_t reserved[6];
+    uint32_t check;
+} bl_extent_line;
+
+#endif

@@ -1,0 +1,63 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Copyright The Beluga Authors
+ *
+ * How a block call's bytes are read and answered. Every field is foreign input: out of range means
+ * an error to the sender, never more (D13).
+ */
+#ifndef BL_META_CALL_H
+#define BL_META_CALL_H
+
+#include "index/meta.h"
+
+/* A request's head and what follows it, checked against its size: the items, or NULL. */
+static inline const uint8_t *bl_meta_items(const bl_call *call, uint32_t item_size,
+                                           bl_block_request *head)
+{
+    if (call->request_size < sizeof *head)
+        return NULL;
+    memcpy(head, call->request, sizeof *head);
+    uint64_t size = sizeof *head + (uint64_t)head->count * item_size;
+    return head->count > 0 && head->count <= BL_CALL_KEYS_MAX && size == call->request_size
+               ? call->request + sizeof *head
+               : NULL;
+}
+
+/* Room for the records that a request may be answered with? */
+static inline int bl_meta_fits(const bl_call *call, uint32_t count)
+{
+    return sizeof(bl_block_reply) + (uint64_t)count * sizeof(bl_block_record) <=
+           call->reply_capacity;
+}
+
+static inline void bl_meta_reply(bl_call *call, uint32_t count, uint32_t state,
+                                 uint32_t record_count)
+{
+    bl_block_reply head = {count, state};
+    memcpy(call->reply, &head, sizeof head);
+    call->reply_size = (uint32_t)(sizeof head + record_count * sizeof(bl_block_record));
+}
+
+static inline void bl_meta_record(bl_call *call, uint32_t index, const bl_block_record *record)
+{
+    memcpy(call->reply + sizeof(bl_block_reply) + index * sizeof *record, record, sizeof *record);
+}
+
+/* Abort or release: last item first, so that of a chain the parent becomes the newest. */
+static inline int bl_handle_give_up(bl_meta *meta, bl_call *call,
+                                    int (*one)(bl_meta *, uint32_t, const bl_commit *))
+{
+    bl_block_request head;
+    uint32_t done = 0;
+    const uint8_t *items = bl_meta_items(call, sizeof(bl_commit), &head);
+    if (items == NULL)
+        return -BL_ERROR_BAD_REQUEST;
+    for (uint32_t i = head.count; i-- > 0;) {
+        bl_commit commit;
+        memcpy(&commit, items + i * sizeof commit, sizeof commit);
+        done += one(meta, call->lane, &commit) == 0;
+    }
+    bl_meta_reply(call, done, 0, 0);
+    return 0;
+}
+
+#endif

@@ -1,0 +1,266 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Copyright The Beluga Authors
+ *
+ * The client's calls of the block index: whole batches of keys, cut into as many messages as the
+ * lane's bulk area makes needed. Replies are foreign input, too (D13).
+ */
+#include <errno.h>
+
+#include "rpc/session.h"
+
+/* Records or items that one message carries, whichever way is larger. */
+static uint32_t bl_meta_batch(const bl_session *session)
+{
+    size_t fit = (session->pool->geometry.bulk_size - sizeof(bl_block_request)) /
+                 sizeof(bl_block_record);
+    return fit < BL_CALL_KEYS_MAX ? (uint32_t)fit : (uint32_t)BL_CALL_KEYS_MAX;
+}
+
+typedef struct bl_meta_ask {
+    uint32_t method;
+    uint32_t item_size;
+    const void *items;
+    bl_block_request head;      /* count: of the items in this message */
+    int records;                /* 1: the reply has a record for each that it counts */
+} bl_meta_ask;
+
+/* One message: the reply's head and, in the session's scratch, its records. 0 or an error. */
+static int bl_meta_call(bl_session *session, const bl_meta_ask *ask, bl_block_reply *reply,
+                        const uint8_t **records, uint64_t timeout_ns)
+{
+    uint32_t items_size = ask->head.count * ask->item_size, size = 0;
+    uint8_t *request = session->scratch;
+    uint8_t *answer = session->scratch + session->pool->geometry.bulk_size;
+    memcpy(request, &ask->head, sizeof ask->head);
+    memcpy(request + sizeof ask->head, ask->items, items_size);
+    bl_message message = {
+        .method = ask->method,
+        .request = request,
+        .request_size = (uint32_t)sizeof ask->head + items_size,
+        .reply = answer,
+        .reply_capacity = session->pool->geometry.bulk_size,
+        .reply_size = &size,
+    };
+    int status = bl_session_call(session, &message, timeout_ns);
+    if (status < 0)
+        return status;
+    if (size < sizeof *reply)
+        return -BL_ERROR_BAD_REPLY;
+    memcpy(reply, answer, sizeof *reply);
+    *records = answer + sizeof *reply;
+    if (reply->count > ask->head.count)
+        return -BL_ERROR_BAD_REPLY;
+    if (size != sizeof *reply + (ask->records ? reply->count * sizeof(bl_block_record) : 0))
+        return -BL_ERROR_BAD_REPLY;
+    return 0;
+}
+
+/* Could a record be true of this pool? Whoever reads there knows the block's chunks, and asks
+ * bl_block_within() about them, too. */
+static int bl_record_sane(const bl_geometry *g, const bl_block_record *record)
+{
+    return record->block < g->block_count_max &&
+           bl_block_within(g, record->offset, record->length, 0);
+}
+
+/* A block that the server has, or that somebody writes; or one that the caller may write now; or a
+ * reason why not. */
+static int bl_reserved_sane(const bl_geometry *g, const bl_block_request *what,
+                            const bl_block_record *record)
+{
+    switch (record->state) {
+    case BL_BLOCK_HIT:
+    case BL_BLOCK_PENDING: return bl_record_sane(g, record);
+    case BL_BLOCK_GRANTED:
+        return record->length == what->length && bl_record_sane(g, record) &&
+               bl_block_within(g, record->offset, what->length, what->chunk_size);
+    case BL_BLOCK_REFUSED: return record->status < 0;
+    default: return 0;
+    }
+}
+
+int64_t bl_lookup(bl_session *session, const uint64_t *keys, uint32_t count, uint32_t flags,
+                  bl_block_record *records, uint32_t *state, uint64_t timeout_ns)
+{
+    uint32_t hits = 0, batch = bl_meta_batch(session);
+    *state = BL_BLOCK_HIT;
+    while (hits < count && *state == BL_BLOCK_HIT) {
+        uint32_t part = count - hits < batch ? count - hits : batch;
+        bl_meta_ask ask = {BL_METHOD_LOOKUP, 2 * sizeof *keys, keys + 2 * (size_t)hits,
+                           {.count = part, .flags = flags}, 1};
+        bl_block_reply reply;
+        const uint8_t *answer;
+        int status = bl_meta_call(session, &ask, &reply, &answer, timeout_ns);
+        if ((status == -BL_ERROR_PIN_LIMIT || status == -BL_ERROR_QUOTA) && hits > 0) {
+            *state = BL_BLOCK_MISS;
+            return hits;
+        }
+        if (status < 0)
+            return status;
+        memcpy(records + hits, answer, reply.count * sizeof *records);
+        for (uint32_t i = 0; i < reply.count; i++)
+            if (records[hits + i].state != BL_BLOCK_HIT ||
+                !bl_record_sane(&session->pool->geometry, &records[hits + i]))
+                return -BL_ERROR_BAD_REPLY;
+        if (reply.count < part && reply.state != BL_BLOCK_MISS && reply.state != BL_BLOCK_PENDING)
+            return -BL_ERROR_BAD_REPLY; /* with HIT this would ask for ever */
+        hits += reply.count;
+        *state = reply.count == part ? (uint32_t)BL_BLOCK_HIT : reply.state;
+    }
+    return hits;
+}
+
+/* A batch failed half way: give back what its first messages got. */
+static void bl_reserve_undo(bl_session *session, const uint64_t *keys,
+                            const bl_block_record *records, uint32_t count, uint64_t timeout_ns)
+{
+    for (uint32_t i = 0; i < count; i++) {
+        bl_commit commit = {
+            .key = {keys[2 * (size_t)i], keys[2 * (size_t)i + 1]},
+            .generation = records[i].generation,
+            .block = records[i].block,
+        };
+        if (records[i].state == BL_BLOCK_GRANTED &&
+            bl_abort_blocks(session, &commit, 1, timeout_ns) < 0)
+            return; /* the grants go with the session */
+    }
+}
+
+int bl_reserve(bl_session *session, const uint64_t *keys, uint32_t count,
+               const bl_block_request *what, bl_block_record *records, uint64_t timeout_ns)
+{
+    uint32_t batch = bl_meta_batch(session), first = 0; /* whose grant this session may hold */
+    uint64_t nonce = 0;
+    for (uint32_t done = 0; done < count;) {
+        uint32_t part = count - done < batch ? count - done : batch, got = done;
+        bl_meta_ask ask = {BL_METHOD_RESERVE, 2 * sizeof *keys, keys + 2 * (size_t)done, *what, 1};
+        bl_block_reply reply;
+        const uint8_t *answer;
+        ask.head.count = part;
+        int status = bl_meta_call(session, &ask, &reply, &answer, timeout_ns);
+        if (status == 0 && reply.count != part)
+            status = -BL_ERROR_BAD_REPLY;
+        if (status == 0) {
+            memcpy(records + done, answer, part * sizeof *records);
+            got = done + part;
+            if (done > 0 && session->nonce != nonce) /* the earlier messages' grants are lost */
+                status = -BL_ERROR_SESSION_LOST, first = done;
+            nonce = session->nonce;
+        }
+        for (uint32_t i = done; i < got; i++)
+            if (!bl_reserved_sane(&session->pool->geometry, what, &records[i]))
+                status = -BL_ERROR_BAD_REPLY;
+        if (status < 0) {
+            if (session->attached && session->nonce == nonce)
+                bl_reserve_undo(session, keys + 2 * (size_t)first, records + first, got - first,
+                                timeout_ns);
+            return status;
+        }
+        done = got;
+    }
+    return 0;
+}
+
+int bl_commit_blocks(bl_session *session, const bl_commit *commits, uint32_t count,
+                     int32_t *statuses, uint64_t timeout_ns)
+{
+    uint32_t batch = bl_meta_batch(session);
+    for (uint32_t done = 0; done < count;) {
+        uint32_t part = count - done < batch ? count - done : batch;
+        bl_meta_ask ask = {BL_METHOD_COMMIT, sizeof *commits, commits + done, {.count = part}, 1};
+        bl_block_reply reply;
+        const uint8_t *answer;
+        int status = bl_meta_call(session, &ask, &reply, &answer, timeout_ns);
+        if (status == 0 && reply.count != part)
+            status = -BL_ERROR_BAD_REPLY;
+        if (status < 0)
+            return status;
+        for (uint32_t i = 0; i < part; i++) {
+            bl_block_record record;
+            memcpy(&record, answer + i * sizeof record, sizeof record);
+            statuses[done + i] = record.status;
+        }
+        done += part;
+    }
+    return 0;
+}
+
+/* Calls that are answered with a number: their sum, or an error. */
+static int64_t bl_meta_tell(bl_session *session, bl_meta_ask ask, uint32_t count,
+                            uint64_t timeout_ns)
+{
+    uint32_t batch = bl_meta_batch(session);
+    int64_t sum = 0;
+    for (uint32_t done = 0; done < count; done += ask.head.count) {
+        bl_block_reply reply;
+        const uint8_t *answer;
+        ask.head.count = count - done < batch ? count - done : batch;
+        int status = bl_meta_call(session, &ask, &reply, &answer, timeout_ns);
+        if (status < 0)
+            return status;
+        ask.items = (const uint8_t *)ask.items + (size_t)ask.head.count * ask.item_size;
+        sum += reply.count;
+    }
+    return sum;
+}
+
+int64_t bl_abort_blocks(bl_session *session, const bl_commit *commits, uint32_t count,
+                        uint64_t timeout_ns)
+{
+    return bl_meta_tell(session, (bl_meta_ask){BL_METHOD_ABORT, sizeof *commits, commits, {0}, 0},
+                        count, timeout_ns);
+}
+
+int64_t bl_release_blocks(bl_session *session, const bl_commit *commits, uint32_t count,
+                          uint64_t timeout_ns)
+{
+    return bl_meta_tell(session, (bl_meta_ask){BL_METHOD_RELEASE, sizeof *commits, commits, {0}, 0},
+                        count, timeout_ns);
+}
+
+int64_t bl_remove_blocks(bl_session *session, const uint64_t *keys, uint32_t count,
+                         uint64_t timeout_ns)
+{
+    return bl_meta_tell(session, (bl_meta_ask){BL_METHOD_REMOVE, 2 * sizeof *keys, keys, {0}, 0},
+                        count, timeout_ns);
+}
+
+int64_t bl_retire(bl_session *session, uint64_t offset, uint64_t timeout_ns)
+{
+    bl_retire_request request = {offset};
+    bl_block_reply reply;
+    uint32_t size = 0;
+    bl_message message = {
+        .method = BL_METHOD_RETIRE,
+        .request = (const uint8_t *)&request,
+        .request_size = sizeof request,
+        .reply = session->scratch,
+        .reply_capacity = session->pool->geometry.bulk_size,
+        .reply_size = &size,
+    };
+    int status = bl_session_call(session, &message, timeout_ns);
+    if (status < 0)
+        return status;
+    if (size != sizeof reply)
+        return -BL_ERROR_BAD_REPLY;
+    memcpy(&reply, session->scratch, sizeof reply);
+    return reply.count;
+}
+
+int bl_meta_ask_stat(bl_session *session, bl_meta_stat *out, uint64_t timeout_ns)
+{
+    uint32_t size = 0;
+    bl_message message = {
+        .method = BL_METHOD_STAT,
+        .reply = session->scratch,
+        .reply_capacity = session->pool->geometry.bulk_size,
+        .reply_size = &size,
+    };
+    int status = bl_session_call(session, &message, timeout_ns);
+    if (status < 0)
+        return status;
+    if (size != sizeof *out)
+        return -BL_ERROR_BAD_REPLY;
+    memcpy(out, session->scratch, sizeof *out);
+    return 0;
+}

@@ -1,0 +1,252 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Copyright The Beluga Authors
+ *
+ * Calls of writers: reserve, commit, abort (D10). A grant is one session's leave to write one
+ * block; it ends in commit, abort, or the session's end.
+ */
+#include "coherence/crash_point.h"
+#include "index/call.h"
+
+/* Are this host's dead writers holding more than they may? */
+static int bl_quarantine_full(const bl_meta *meta, uint32_t lane)
+{
+    uint64_t bound = meta->pool->geometry.stripe_count * BL_STRIPE_SIZE / 100 *
+                     BL_QUARANTINE_PERCENT;
+    return meta->held_bytes[meta->server->lanes[lane].host] > bound;
+}
+
+/* May this session not have another grant? 0 or an error. */
+static int bl_grant_refused(bl_meta *meta, uint32_t lane, uint32_t length)
+{
+    uint32_t most = meta->server->quota.grant_count;
+    if (bl_quarantine_full(meta, lane))
+        return -BL_ERROR_QUARANTINE;
+    if ((most == 0 || meta->holds[lane].grant_count < most) && !bl_hold_full(meta, lane, length))
+        return 0;
+    meta->server->stat.quota_grant_count++;
+    return -BL_ERROR_QUOTA;
+}
+
+/* A grant is one no more. */
+static void bl_grant_leave(bl_meta *meta, const bl_block *block)
+{
+    meta->holds[block->lane].bytes -= block->length;
+    meta->holds[block->lane].grant_count--;
+    meta->stat.grant_count--;
+}
+
+/* Grant one new block: its number, or an error. */
+static int64_t bl_grant(bl_meta *meta, uint32_t lane, const uint64_t key[2],
+                        const bl_block_request *head)
+{
+    uint64_t offset;
+    int64_t number = bl_number_take(meta);
+    if (number < 0)
+        return number;
+    bl_crash_point("grant.number_taken");
+    int status = bl_space_take(meta, bl_stored_size(head->length, head->chunk_size), &offset);
+    if (status < 0) {
+        bl_number_give(meta, (uint32_t)number);
+        return status;
+    }
+    meta->blocks[number] = (bl_block){
+        .key = {key[0], key[1]},
+        .generation = bl_generation_new(meta),
+        .offset = offset,
+        .layout = head->layout,
+        .length = head->length,
+        .chunk_size = head->chunk_size,
+        .state = BL_NUMBER_GRANTED,
+        .lane = lane,
+    };
+    if (head->flags & BL_RESERVE_KEPT)
+        status = bl_block_keep(meta, (uint32_t)number);
+    if (status == 0 && bl_index_add(meta->index, key, (uint32_t)number) < 0)
+        status = -BL_ERROR_TABLE_FULL;
+    if (status < 0) {
+        bl_block_unkeep(meta, (uint32_t)number);
+        bl_extents_give(meta->extents, offset);
+        bl_extent_return(meta, offset);
+        bl_number_give(meta, (uint32_t)number);
+        return status;
+    }
+    bl_list_add(meta, bl_extent_list(meta, offset), BL_LIST_EXTENT, (uint32_t)number);
+    bl_list_add(meta, &meta->lane_blocks[lane], BL_LIST_LANE, (uint32_t)number);
+    meta->holds[lane].bytes += head->length;
+    meta->holds[lane].grant_count++;
+    meta->stat.grant_count++;
+    bl_crash_point("grant.made");
+    return number;
+}
+
+static void bl_reserve_one(bl_meta *meta, uint32_t lane, const uint64_t key[2],
+                           const bl_block_request *head, bl_block_record *record)
+{
+    int64_t number = bl_index_find(meta->index, key);
+    *record = (bl_block_record){0};
+    if (number >= 0) {
+        int committed = meta->blocks[number].state == BL_NUMBER_COMMITTED;
+        record->state = committed ? BL_BLOCK_HIT : BL_BLOCK_PENDING;
+    } else {
+        number = bl_grant_refused(meta, lane, head->length);
+        number = number < 0 ? number : bl_grant(meta, lane, key, head);
+        record->state = number < 0 ? BL_BLOCK_REFUSED : BL_BLOCK_GRANTED;
+    }
+    if (number < 0) {
+        record->status = (int32_t)number;
+        meta->stat.refuse_count++;
+        return;
+    }
+    record->offset = meta->blocks[number].offset;
+    record->generation = meta->blocks[number].generation;
+    record->block = (uint32_t)number;
+    record->length = meta->blocks[number].length;
+}
+
+/* Space of blocks that were committed may be granted only while this server speaks for the pool: a
+ * successor that read their entries before they were cleared serves them. 0 or an error. */
+static int bl_reuse_check(bl_meta *meta)
+{
+    if (!meta->reused)
+        return 0;
+    int status = bl_server_still(meta->server); /* SYNC entry.reuse: cleared before this look */
+    meta->reused = status < 0; /* once deposed, it stays so for whoever asks next */
+    return status;
+}
+
+int bl_handle_reserve(void *context, bl_call *call)
+{
+    bl_meta *meta = context;
+    bl_block_request head;
+    const uint8_t *keys = bl_meta_items(call, 2 * sizeof(uint64_t), &head);
+    if (keys == NULL || !bl_meta_fits(call, head.count) || head.length == 0 ||
+        (head.chunk_size != 0 && head.chunk_size < BL_LINE_SIZE) ||
+        (head.flags & ~(uint32_t)BL_RESERVE_KEPT) != 0)
+        return -BL_ERROR_BAD_REQUEST;
+    if (head.flags & BL_RESERVE_KEPT)
+        bl_tasks_age(meta);
+    for (uint32_t i = 0; i < head.count; i++) {
+        uint64_t key[2];
+        bl_block_record record;
+        memcpy(key, keys + i * sizeof key, sizeof key);
+        bl_reserve_one(meta, call->lane, key, &head, &record);
+        bl_meta_record(call, i, &record);
+    }
+    bl_crash_point("reserve.granted");
+    int status = bl_reuse_check(meta);
+    bl_crash_point("reserve.checked");
+    if (status == 0)
+        bl_meta_reply(call, head.count, 0, head.count);
+    return status;
+}
+
+/* The block that a commit names, if it is as the commit says: its number, or -BL_ERROR_NO_GRANT. */
+static int64_t bl_commit_block(const bl_meta *meta, const bl_commit *commit)
+{
+    if (commit->block >= meta->pool->geometry.block_count_max ||
+        meta->blocks[commit->block].generation != commit->generation ||
+        memcmp(meta->blocks[commit->block].key, commit->key, sizeof commit->key) != 0)
+        return -BL_ERROR_NO_GRANT;
+    return commit->block;
+}
+
+static int bl_commit_one(bl_meta *meta, uint32_t lane, const bl_commit *commit)
+{
+    int64_t number = bl_commit_block(meta, commit);
+    if (number < 0)
+        return (int)number;
+    bl_block *block = &meta->blocks[number];
+    if (block->state == BL_NUMBER_COMMITTED)
+        return 0; /* said before, perhaps to an earlier server */
+    if (block->state != BL_NUMBER_GRANTED || block->lane != lane)
+        return -BL_ERROR_NO_GRANT;
+    int status = block->task ? bl_task_enqueue(meta, (uint32_t)number) : 0;
+    if (status < 0) {
+        bl_grant_end(meta, (uint32_t)number, BL_END_GONE);
+        return status;
+    }
+    bl_list_remove(meta, &meta->lane_blocks[lane], BL_LIST_LANE, (uint32_t)number);
+    block->state = BL_NUMBER_COMMITTED;
+    bl_crash_point("commit.claimed");
+    bl_entry_write(meta, (uint32_t)number, commit->vector_check);
+    bl_crash_point("commit.entered");
+    bl_block_touch(meta, (uint32_t)number);
+    bl_grant_leave(meta, block);
+    meta->stat.commit_count++;
+    meta->stat.block_count++;
+    meta->stat.block_bytes += block->length;
+    bl_crash_point("commit.counted");
+    return 0;
+}
+
+void bl_grant_end(bl_meta *meta, uint32_t number, enum bl_end end)
+{
+    bl_block *block = &meta->blocks[number];
+    if (block->state == BL_NUMBER_GRANTED) {
+        bl_index_remove(meta->index, block->key);
+        bl_block_unkeep(meta, number);
+        bl_crash_point("abort.unindexed");
+        bl_grant_leave(meta, block);
+        meta->stat.abort_count++;
+    } else { /* HELD */
+        bl_extents_unhold(meta->extents, block->offset);
+        meta->held_bytes[meta->server->lanes[block->lane].host] -= block->length;
+    }
+    if (end == BL_END_DOUBTFUL) {
+        bl_extents_hold(meta->extents, block->offset);
+        meta->held_bytes[meta->server->lanes[block->lane].host] += block->length;
+        block->state = BL_NUMBER_HELD;
+        return;
+    }
+    bl_list_remove(meta, &meta->lane_blocks[block->lane], BL_LIST_LANE, number);
+    bl_list_remove(meta, bl_extent_list(meta, block->offset), BL_LIST_EXTENT, number);
+    if (block->state == BL_NUMBER_GRANTED)
+        bl_extents_give(meta->extents, block->offset);
+    bl_extent_return(meta, block->offset);
+    bl_number_give(meta, number);
+    bl_crash_point("abort.given");
+}
+
+int bl_handle_commit(void *context, bl_call *call)
+{
+    bl_meta *meta = context;
+    bl_block_request head;
+    int kept = 0;
+    const uint8_t *items = bl_meta_items(call, sizeof(bl_commit), &head);
+    if (items == NULL || !bl_meta_fits(call, head.count))
+        return -BL_ERROR_BAD_REQUEST;
+    for (uint32_t i = 0; i < head.count; i++) {
+        bl_commit commit;
+        memcpy(&commit, items + i * sizeof commit, sizeof commit);
+        int status = bl_commit_one(meta, call->lane, &commit);
+        bl_block_record record = {
+            .generation = commit.generation,
+            .block = commit.block,
+            .state = status < 0 ? BL_BLOCK_REFUSED : BL_BLOCK_HIT,
+            .status = status,
+        };
+        bl_meta_record(call, i, &record);
+        kept |= status == 0 && meta->blocks[commit.block].task != 0;
+    }
+    bl_crash_point("commit.done");
+    int status = kept ? bl_server_still(meta->server) : 0; /* SYNC task.commit: entered before */
+    if (status == 0)
+        bl_meta_reply(call, head.count, 0, head.count);
+    return status;
+}
+
+static int bl_abort_one(bl_meta *meta, uint32_t lane, const bl_commit *commit)
+{
+    int64_t number = bl_commit_block(meta, commit);
+    if (number < 0 || meta->blocks[number].state != BL_NUMBER_GRANTED ||
+        meta->blocks[number].lane != lane)
+        return -BL_ERROR_NO_GRANT;
+    bl_grant_end(meta, (uint32_t)number, BL_END_GONE);
+    return 0;
+}
+
+int bl_handle_abort(void *context, bl_call *call)
+{
+    return bl_handle_give_up(context, call, bl_abort_one);
+}
+

@@ -1,0 +1,192 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Copyright The Beluga Authors
+ *
+ * Calls of readers: lookup, release, remove, stat. Who pins a block keeps it from eviction; its
+ * bytes stay where they are until the last pin is gone, even if it is removed meanwhile.
+ */
+#include "coherence/crash_point.h"
+#include "index/call.h"
+
+enum { BL_PREFETCH_KEYS = 8 };
+
+/* One pin more for a lane: 0, -BL_ERROR_PIN_LIMIT or _QUOTA. A pinned block is not in the order. */
+static int bl_pin(bl_meta *meta, uint32_t lane, uint32_t number)
+{
+    uint32_t most = meta->server->quota.pin_count;
+    int64_t pins = bl_pins_add(meta->pins[lane], number);
+    if (pins < 0)
+        return -BL_ERROR_PIN_LIMIT;
+    if (pins == 1) {
+        int many = most && bl_pins_count(meta->pins[lane]) > most;
+        if (many || bl_hold_full(meta, lane, meta->blocks[number].length)) {
+            bl_pins_remove(meta->pins[lane], number);
+            meta->server->stat.quota_pin_count++;
+            return many ? -BL_ERROR_PIN_LIMIT : -BL_ERROR_QUOTA;
+        }
+        meta->holds[lane].bytes += meta->blocks[number].length;
+    }
+    if (meta->blocks[number].pin_count++ == 0) {
+        bl_evict_remove(meta->order, number);
+        meta->stat.pinned_count++;
+    }
+    return 0;
+}
+
+void bl_unpin(bl_meta *meta, uint32_t number, uint32_t count)
+{
+    bl_block *block = &meta->blocks[number];
+    block->pin_count -= count;
+    if (block->pin_count > 0)
+        return;
+    meta->stat.pinned_count--;
+    if (block->state == BL_NUMBER_COMMITTED) {
+        bl_block_touch(meta, number);
+    } else { /* DOOMED: it was removed while somebody read it */
+        bl_crash_point("release.doomed");
+        bl_space_give(meta, number);
+        bl_number_give(meta, number);
+    }
+}
+
+/* The blocks of the leading keys that are committed: their number; state: of the key after them. */
+static uint32_t bl_lookup_chain(bl_meta *meta, const uint8_t *keys, uint32_t count, bl_call *call,
+                                uint32_t *state)
+{
+    uint64_t key[2];
+    uint32_t hits = 0;
+    *state = BL_BLOCK_HIT;
+    for (; hits < count; hits++) {
+        if (hits + BL_PREFETCH_KEYS < count) {
+            memcpy(key, keys + (hits + BL_PREFETCH_KEYS) * sizeof key, sizeof key);
+            bl_index_prefetch(meta->index, key);
+        }
+        memcpy(key, keys + hits * sizeof key, sizeof key);
+        int64_t number = bl_index_find(meta->index, key);
+        if (number < 0 || meta->blocks[number].state != BL_NUMBER_COMMITTED) {
+            *state = number < 0 ? BL_BLOCK_MISS : BL_BLOCK_PENDING;
+            break;
+        }
+        const bl_block *block = &meta->blocks[number];
+        bl_block_record record = {
+            .offset = block->offset,
+            .generation = block->generation,
+            .block = (uint32_t)number,
+            .length = block->length,
+            .state = BL_BLOCK_HIT,
+        };
+        bl_meta_record(call, hits, &record);
+    }
+    return hits;
+}
+
+static uint32_t bl_record_block(const bl_call *call, uint32_t index)
+{
+    bl_block_record record;
+    memcpy(&record, call->reply + sizeof(bl_block_reply) + index * sizeof record, sizeof record);
+    return record.block;
+}
+
+int bl_handle_lookup(void *context, bl_call *call)
+{
+    bl_meta *meta = context;
+    bl_block_request head;
+    uint32_t state;
+    const uint8_t *keys = bl_meta_items(call, 2 * sizeof(uint64_t), &head);
+    if (keys == NULL || !bl_meta_fits(call, head.count))
+        return -BL_ERROR_BAD_REQUEST;
+    uint32_t hits = bl_lookup_chain(meta, keys, head.count, call, &state);
+    meta->stat.lookup_count += head.count;
+    bl_crash_point("lookup.found");
+    if (head.flags & BL_LOOKUP_PIN)
+        for (uint32_t i = 0; i < hits; i++) {
+            int status = bl_pin(meta, call->lane, bl_record_block(call, i));
+            if (status < 0 && i == 0)
+                return status;
+            if (status < 0) {
+                hits = i; /* fewer hits are legal: the caller may ask for the rest later */
+                state = BL_BLOCK_MISS;
+            }
+        }
+    for (uint32_t i = hits; i-- > 0;) /* deepest first: a parent is newer than its child */
+        if (meta->blocks[bl_record_block(call, i)].pin_count == 0)
+            bl_block_touch(meta, bl_record_block(call, i));
+    meta->stat.hit_count += hits;
+    bl_crash_point("lookup.pinned");
+    bl_meta_reply(call, hits, state, hits);
+    return 0;
+}
+
+static int bl_release_one(bl_meta *meta, uint32_t lane, const bl_commit *commit)
+{
+    if (commit->block >= meta->pool->geometry.block_count_max)
+        return -BL_ERROR_NO_GRANT;
+    int64_t left = bl_pins_remove(meta->pins[lane], commit->block);
+    if (left < 0)
+        return -BL_ERROR_NO_GRANT;
+    bl_crash_point("release.counted");
+    if (left == 0)
+        meta->holds[lane].bytes -= meta->blocks[commit->block].length;
+    bl_unpin(meta, commit->block, 1);
+    bl_crash_point("release.unpinned");
+    return 0;
+}
+
+int bl_handle_release(void *context, bl_call *call)
+{
+    return bl_handle_give_up(context, call, bl_release_one);
+}
+
+void bl_block_drop(bl_meta *meta, uint32_t number)
+{
+    bl_block *block = &meta->blocks[number];
+    if (block->pin_count == 0) {
+        bl_block_evict(meta, number);
+        meta->stat.evict_count--;
+        return;
+    }
+    bl_entry_clear(meta, number);
+    bl_crash_point("remove.cleared");
+    bl_index_remove(meta->index, block->key);
+    bl_block_unkeep(meta, number);
+    block->state = BL_NUMBER_DOOMED;
+    bl_crash_point("remove.doomed");
+    meta->stat.block_count--;
+    meta->stat.block_bytes -= block->length;
+}
+
+static int bl_remove_one(bl_meta *meta, const uint64_t key[2])
+{
+    int64_t number = bl_index_find(meta->index, key);
+    if (number < 0 || meta->blocks[number].state != BL_NUMBER_COMMITTED)
+        return 0;
+    meta->stat.remove_count++;
+    bl_crash_point("remove.found");
+    bl_block_drop(meta, (uint32_t)number);
+    return 1;
+}
+
+int bl_handle_remove(void *context, bl_call *call)
+{
+    bl_meta *meta = context;
+    bl_block_request head;
+    uint32_t done = 0;
+    const uint8_t *keys = bl_meta_items(call, 2 * sizeof(uint64_t), &head);
+    if (keys == NULL)
+        return -BL_ERROR_BAD_REQUEST;
+    for (uint32_t i = 0; i < head.count; i++) {
+        uint64_t key[2];
+        memcpy(key, keys + i * sizeof key, sizeof key);
+        done += (uint32_t)bl_remove_one(meta, key);
+    }
+    bl_meta_reply(call, done, 0, 0);
+    return 0;
+}
+
+int bl_handle_stat(void *context, bl_call *call)
+{
+    bl_meta_stat stat;
+    bl_meta_describe(context, &stat);
+    memcpy(call->reply, &stat, sizeof stat);
+    call->reply_size = sizeof stat;
+    return 0;
+}

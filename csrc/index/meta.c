@@ -1,0 +1,174 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Copyright The Beluga Authors
+ *
+ * The block index: made, made the pool's server, told of sessions that end.
+ */
+#include "index/meta.h"
+
+#include <errno.h>
+#include <stdlib.h>
+
+#include "base/lazy.h"
+
+/* As bl_device_written(), of all that a session was granted: it is gone, with its devices, and what
+ * they wrote may still lie in this host's cache. It leaves that before anybody is given the space:
+ * later it would overwrite what the next owner has written. */
+static void bl_meta_flush(const bl_meta *meta, uint32_t lane)
+{
+    const bl_memory *memory = &meta->pool->memory;
+    bl_fence_full(memory); /* no flush before the proof */
+    for (uint32_t n = meta->lane_blocks[lane]; n != BL_NO_NUMBER;
+         n = meta->blocks[n].links[BL_LIST_LANE].next)
+        bl_invalidate(memory, meta->blocks[n].offset,
+                      bl_vector_offset(0, meta->blocks[n].length));
+    bl_fence_full(memory); /* the flushes are done before the space is granted */
+}
+
+/* The same of a session of an earlier epoch: who knows where it wrote? */
+static void bl_meta_flush_held(const bl_meta *meta)
+{
+    const bl_memory *memory = &meta->pool->memory;
+    uint64_t offset = meta->pool->geometry.data_offset;
+    uint32_t size;
+    bl_fence_full(memory); /* no flush before the proof */
+    for (; bl_extents_next_held(meta->extents, &offset, &size) == 0; offset += size)
+        bl_invalidate(memory, offset, size);
+    bl_fence_full(memory); /* the flushes are done before the space is granted */
+}
+
+/* Drop what a session held. */
+static void bl_meta_ended(void *context, uint32_t lane, enum bl_end end)
+{
+    bl_meta *meta = context;
+    uint32_t count;
+    if (end == BL_END_GONE && bl_lane_has_devices(meta->server, lane))
+        bl_meta_flush(meta, lane);
+    bl_tasks_lane_gone(meta->tasks, lane);
+    for (int64_t n = bl_pins_pop(meta->pins[lane], &count); n >= 0;
+         n = bl_pins_pop(meta->pins[lane], &count)) {
+        meta->holds[lane].bytes -= meta->blocks[n].length;
+        bl_unpin(meta, (uint32_t)n, count); /* an undead reader looks again after its copy */
+    }
+    uint32_t number = meta->lane_blocks[lane];
+    while (number != BL_NO_NUMBER) {
+        uint32_t next = meta->blocks[number].links[BL_LIST_LANE].next;
+        bl_grant_end(meta, number, end);
+        number = next;
+    }
+}
+
+/* Nobody of earlier epochs writes any more: what was held because of them is free. */
+static void bl_meta_settled(void *context)
+{
+    bl_meta *meta = context;
+    if (meta->server->inherited_devices)
+        bl_meta_flush_held(meta);
+    bl_extents_unhold_all(meta->extents);
+    for (uint32_t lane = 0; lane < meta->pool->geometry.lane_count; lane++)
+        for (uint32_t n = meta->lane_blocks[lane]; n != BL_NO_NUMBER;
+             n = meta->blocks[n].links[BL_LIST_LANE].next)
+            if (meta->blocks[n].state == BL_NUMBER_HELD) { /* by a session of this epoch */
+                const bl_block *block = &meta->blocks[n];
+                bl_extents_claim(meta->extents, block->offset,
+                                 bl_block_size(bl_stored_size(block->length, block->chunk_size)));
+                bl_extents_hold(meta->extents, block->offset);
+            }
+    bl_extents_return_all(meta);
+}
+
+void bl_meta_describe(const bl_meta *meta, bl_meta_stat *out)
+{
+    bl_extents_stat space;
+    bl_extents_count(meta->extents, &space);
+    *out = meta->stat;
+    out->block_count_max = meta->pool->geometry.block_count_max;
+    out->stripe_count = space.stripe_count;
+    out->free_stripe_count = space.free_stripe_count;
+    out->extent_count = space.extent_count;
+    out->class_count = space.class_count;
+    out->used_bytes = space.used_bytes;
+    out->held_bytes = space.held_bytes;
+    out->data_bytes = space.stripe_count * BL_STRIPE_SIZE;
+    out->retired_stripe_count = space.retired_stripe_count;
+}
+
+int bl_meta_serve(bl_meta *meta)
+{
+    static const struct {
+        uint32_t method;
+        bl_handler handler;
+    } calls[] = {
+        {BL_METHOD_PING, bl_echo_handler},     {BL_METHOD_LOOKUP, bl_handle_lookup},
+        {BL_METHOD_RESERVE, bl_handle_reserve}, {BL_METHOD_COMMIT, bl_handle_commit},
+        {BL_METHOD_ABORT, bl_handle_abort},    {BL_METHOD_RELEASE, bl_handle_release},
+        {BL_METHOD_REMOVE, bl_handle_remove},  {BL_METHOD_STAT, bl_handle_stat},
+        {BL_METHOD_RETIRE, bl_handle_retire},  {BL_METHOD_TASK_CLAIM, bl_handle_task_claim},
+        {BL_METHOD_TASK_EXTEND, bl_handle_task_extend},
+        {BL_METHOD_TASK_COUNT, bl_handle_task_count},
+    };
+    for (size_t i = 0; i < sizeof calls / sizeof calls[0]; i++)
+        bl_server_handle_method(meta->server, calls[i].method, calls[i].handler, meta);
+    bl_server_hooks hooks = {meta, bl_recover, bl_meta_ended, bl_meta_settled};
+    return bl_server_take(meta->server, &hooks);
+}
+
+int bl_meta_create(bl_server *server, bl_meta **out)
+{
+    const bl_geometry *g = &server->pool->geometry;
+    bl_meta *meta = calloc(1, sizeof *meta);
+    if (meta == NULL)
+        return -ENOMEM;
+    meta->server = server;
+    meta->pool = server->pool;
+    meta->free_number = BL_NO_NUMBER;
+    meta->blocks = bl_lazy_map_dense(g->block_count_max * sizeof *meta->blocks);
+    meta->pins = calloc(g->lane_count, sizeof *meta->pins);
+    meta->holds = calloc(g->lane_count, sizeof *meta->holds);
+    meta->lane_blocks = malloc(g->lane_count * sizeof *meta->lane_blocks);
+    meta->extent_blocks = bl_lazy_map_dense(g->stripe_count * sizeof *meta->extent_blocks);
+    meta->kept = bl_lazy_map_dense(g->stripe_count * sizeof *meta->kept);
+    int status = -ENOMEM;
+    if (meta->blocks && meta->pins && meta->holds && meta->lane_blocks && meta->extent_blocks &&
+        meta->kept)
+        status = bl_index_create(&meta->index, g->block_count_max);
+    if (status == 0)
+        status = bl_evict_create(&meta->order, g->block_count_max);
+    if (status == 0)
+        status = bl_tasks_create(&meta->tasks, bl_tasks_max(meta->pool));
+    if (status == 0)
+        status = bl_extents_create(&meta->extents, g->data_offset, g->stripe_count);
+    for (uint32_t lane = 0; status == 0 && lane < g->lane_count; lane++)
+        status = bl_pins_create(&meta->pins[lane], BL_PINS_PER_SESSION);
+    if (status < 0) {
+        bl_meta_destroy(meta);
+        return status;
+    }
+    for (uint32_t lane = 0; lane < g->lane_count; lane++)
+        meta->lane_blocks[lane] = BL_NO_NUMBER;
+    for (uint64_t stripe = 0; stripe < g->stripe_count; stripe++)
+        meta->extent_blocks[stripe] = BL_NO_NUMBER;
+    *out = meta;
+    return 0;
+}
+
+void bl_meta_destroy(bl_meta *meta)
+{
+    for (uint32_t lane = 0; meta->pins && lane < meta->pool->geometry.lane_count; lane++)
+        if (meta->pins[lane])
+            bl_pins_destroy(meta->pins[lane]);
+    if (meta->index)
+        bl_index_destroy(meta->index);
+    if (meta->order)
+        bl_evict_destroy(meta->order);
+    if (meta->extents)
+        bl_extents_destroy(meta->extents);
+    bl_lazy_unmap(meta->blocks, meta->pool->geometry.block_count_max * sizeof *meta->blocks);
+    free(meta->pins);
+    free(meta->holds);
+    free(meta->lane_blocks);
+    bl_tasks_destroy(meta->tasks);
+    bl_lazy_unmap(meta->kept, meta->pool->geometry.stripe_count * sizeof *meta->kept);
+    bl_lazy_unmap(meta->extent_blocks,
+                  meta->pool->geometry.stripe_count * sizeof *meta->extent_blocks);
+    free(meta);
+}

@@ -1,0 +1,220 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Copyright The Beluga Authors
+ *
+ * What a takeover reads and writes (D5), once, after its epoch is out and before it serves: the
+ * predecessor's entries, then its open marks (a block's mark is older than its entry, so each entry
+ * that was seen has its extent's). It may die anywhere: the predecessor's half is not touched.
+ *
+ * Afterwards the own half says the same as DRAM: every committed block has an entry, every extent a
+ * mark, and nothing of two epochs ago is left. Space that is open and not committed is held while a
+ * session of an earlier epoch may still write there. The eviction order starts by generation.
+ */
+#include <errno.h>
+
+#include "coherence/crash_point.h"
+#include "base/lazy.h"
+#include "index/meta.h"
+#include "index/recover_sort.h"
+
+enum {
+    BL_SCAN_LINES = 4096,       /* invalidated together: 256 KiB */
+    BL_AHEAD = 16               /* blocks whose memory is asked for before it is needed */
+};
+
+const char *bl_entry_invalid(const bl_geometry *g, const bl_entry *entry)
+{
+    uint64_t end = g->data_offset + g->stripe_count * BL_STRIPE_SIZE;
+    if (entry->length == 0)
+        return "no bytes";
+    if (entry->chunk_size != 0 && entry->chunk_size < BL_LINE_SIZE)
+        return "chunks smaller than a line";
+    if (entry->flags & ~(uint32_t)BL_ENTRY_KEPT)
+        return "unknown flags";
+    if (entry->offset < g->data_offset || entry->offset % BL_PAGE_SIZE != 0)
+        return "not in the data stripes";
+    if (entry->offset >= end ||
+        bl_stored_size(entry->length, entry->chunk_size) > end - entry->offset)
+        return "beyond the end of the pool";
+    return NULL;
+}
+
+/* Invalidate a batch of table lines: one fence for many. */
+static void bl_scan_refetch(const bl_memory *memory, uint64_t offset, uint64_t line,
+                            uint64_t line_count)
+{
+    if (line % BL_SCAN_LINES != 0)
+        return;
+    uint64_t lines = line_count - line < BL_SCAN_LINES ? line_count - line : BL_SCAN_LINES;
+    bl_refetch(memory, offset, lines * BL_LINE_SIZE);
+}
+
+/* Look at a stripe's mark: its state (bl_extent_state) if its extent is known again, else 0. */
+static uint32_t bl_recover_mark(bl_meta *meta, uint64_t offset, uint64_t stripe,
+                                bl_extent_view *view)
+{
+    const bl_memory *memory = &meta->pool->memory;
+    bl_extent_line line;
+    /* SYNC extent.open: pairs with bl_extent_write() */
+    bl_load_line(memory, offset, &line);
+    bl_ordered(memory, offset, bl_epoch_offset(meta->server->half));
+    *view = bl_extent_of(&line);
+    int whole = bl_verify(memory, bl_table_whole(&line, stripe));
+    if (whole) /* that it is free, too: whoever wrote there is through */
+        bl_believe(memory, offset);
+    int held = whole && (line.state == BL_EXTENT_OPEN || line.state == BL_EXTENT_RETIRED) &&
+               line.first_stripe == stripe && bl_extents_adopt(meta->extents, view) == 0;
+    return held ? line.state : 0;
+}
+
+/* Copy the open marks into the own half and rebuild the extents. All of the own half is written:
+ * what stood there is of an earlier epoch, and reading it first would cost as much. */
+static void bl_recover_extents(bl_meta *meta)
+{
+    const bl_memory *memory = &meta->pool->memory;
+    const bl_geometry *g = &meta->pool->geometry;
+    uint32_t half = meta->server->half, old_half = 1 - half;
+    static const uint64_t nothing[8];
+    uint64_t taken = 0; /* stripes below are an adopted extent's, marked later than they were */
+    for (uint64_t stripe = 0; stripe < g->stripe_count; stripe++) {
+        uint64_t offset = bl_extent_line_offset(g, stripe, old_half);
+        bl_extent_view view;
+        bl_scan_refetch(memory, offset, stripe, g->stripe_count);
+        uint32_t state = stripe < taken ? 0 : bl_recover_mark(meta, offset, stripe, &view);
+        if (state != 0) {
+            taken = stripe + view.stripe_count;
+            bl_extent_write(meta, &view, state);
+            bl_crash_point("recover.extent_copied");
+        } else {
+            bl_crash_line("recover.extent_line", memory, bl_extent_line_offset(g, stripe, half),
+                          nothing);
+            bl_stream_line(memory, bl_extent_line_offset(g, stripe, half), nothing);
+        }
+    }
+}
+
+/* Copy the committed blocks' entries into the own half, all of which is written, and remember the
+ * blocks: their number. */
+static uint32_t bl_recover_entries(bl_meta *meta, bl_recovered *recovered)
+{
+    const bl_memory *memory = &meta->pool->memory;
+    const bl_geometry *g = &meta->pool->geometry;
+    uint32_t half = meta->server->half, old_half = 1 - half, count = 0;
+    for (uint32_t number = 0; number < g->block_count_max; number++) {
+        uint64_t offset = bl_entry_offset(g, number, old_half);
+        bl_entry entry;
+        bl_scan_refetch(memory, offset, number, g->block_count_max);
+        /* SYNC entry.reuse: what was cleared before the epoch was out is seen cleared */
+        /* SYNC task.commit: and a task that was answered for before that is seen */
+        bl_load_line(memory, offset, &entry); /* SYNC entry */
+        bl_ordered(memory, offset, bl_epoch_offset(half));
+        int whole = bl_verify(memory, bl_table_whole(&entry, number));
+        if (whole)
+            bl_believe(memory, offset);
+        if (whole && entry.state == BL_ENTRY_COMMITTED && !bl_entry_invalid(g, &entry)) {
+            meta->blocks[number] = (bl_block){
+                .key = {entry.key[0], entry.key[1]},
+                .generation = entry.generation,
+                .offset = entry.offset,
+                .layout = entry.layout,
+                .length = entry.length,
+                .chunk_size = entry.chunk_size,
+                .state = BL_NUMBER_COMMITTED,
+                .task = entry.flags & BL_ENTRY_KEPT, /* until it has its place */
+            };
+            recovered[count++] = (bl_recovered){entry.generation, number};
+            bl_crash_line("recover.entry_line", memory, bl_entry_offset(g, number, half), &entry);
+            bl_stream_line(memory, bl_entry_offset(g, number, half), &entry);
+            bl_crash_point("recover.entry_copied");
+            continue;
+        }
+        meta->stat.damaged_count += bl_line_used((uint64_t *)&entry) &&
+                                    (!whole || entry.state == BL_ENTRY_COMMITTED);
+        bl_entry_clear(meta, number); /* of two epochs ago */
+    }
+    return count;
+}
+
+/* Give a recovered block its space, its key and its place in the order, or drop it. */
+static void bl_recover_block(bl_meta *meta, uint32_t number)
+{
+    bl_block *block = &meta->blocks[number];
+    uint32_t block_size = bl_block_size(bl_stored_size(block->length, block->chunk_size));
+    uint32_t kept = block->task;
+    block->task = 0;
+    int claimed = bl_extents_claim(meta->extents, block->offset, block_size) == 0;
+    if (!claimed || bl_index_add(meta->index, block->key, number) < 0) {
+        if (claimed)
+            bl_extents_give(meta->extents, block->offset);
+        bl_entry_clear(meta, number);
+        block->state = BL_NUMBER_FREE;
+        meta->stat.damaged_count++;
+        return;
+    }
+    bl_list_add(meta, bl_extent_list(meta, block->offset), BL_LIST_EXTENT, number);
+    if (!kept || bl_block_keep(meta, number) < 0) {
+        bl_evict_cool(meta->order, number);
+    } else if (bl_task_enqueue(meta, number) < 0) {
+        bl_block_unkeep(meta, number);
+        bl_evict_cool(meta->order, number);
+    }
+    meta->stat.block_count++;
+    meta->stat.block_bytes += block->length;
+}
+
+/* Both halves of both tables are about to be touched from end to end. */
+static void bl_recover_prefault(const bl_meta *meta)
+{
+    const bl_geometry *g = &meta->pool->geometry;
+    bl_pool_prefault(meta->pool, g->table_offset, g->data_offset - g->table_offset);
+}
+
+/* Newest first, so that of two entries of a key the newer stays; each is colder than those before
+ * it. The memory that a block needs is asked for early: the misses of several overlap. */
+static void bl_recover_blocks(bl_meta *meta, const bl_recovered *recovered, uint32_t count)
+{
+    for (uint32_t i = count; i-- > 0;) {
+        if (i >= 2 * BL_AHEAD) {
+            const bl_block *later = &meta->blocks[recovered[i - 2 * BL_AHEAD].number];
+            bl_prefetch(later);
+            bl_prefetch((const uint8_t *)(later + 1) - 1); /* it lies on two lines */
+        }
+        if (i >= BL_AHEAD) {
+            const bl_block *next = &meta->blocks[recovered[i - BL_AHEAD].number];
+            bl_index_prefetch(meta->index, next->key);
+            bl_extents_prefetch(meta->extents, next->offset);
+        }
+        bl_recover_block(meta, recovered[i].number);
+    }
+}
+
+int bl_recover(void *context, uint64_t old_epoch, int doubtful)
+{
+    bl_meta *meta = context;
+    uint32_t count_max = meta->pool->geometry.block_count_max;
+    if (old_epoch == 0)
+        return 0;
+    size_t size = 2 * (size_t)count_max * sizeof(bl_recovered);
+    bl_recovered *recovered = bl_lazy_map_dense(size);
+    if (recovered == NULL)
+        return -ENOMEM;
+    bl_recover_prefault(meta);
+    uint32_t count = bl_recover_entries(meta, recovered);
+    bl_crash_point("recover.entries_done");
+    bl_recover_extents(meta);
+    bl_crash_point("recover.extents_done");
+    bl_recover_blocks(meta, bl_recovered_sort(recovered, recovered + count_max, count), count);
+    bl_lazy_unmap(recovered, size);
+    meta->fresh_number = count_max;
+    uint64_t rest = count_max - meta->stat.block_count; /* numbers without a block */
+    for (uint32_t number = count_max; rest > 0 && number-- > 0;)
+        if (meta->blocks[number].state == BL_NUMBER_FREE) {
+            bl_number_give(meta, number);
+            rest--;
+        }
+    bl_crash_point("recover.numbers_done");
+    if (doubtful)
+        bl_extents_hold_free(meta->extents);
+    else
+        bl_extents_return_all(meta);
+    return 0;
+}

@@ -1,0 +1,59 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Copyright The Beluga Authors
+ *
+ * The block table and the extent table in the pool: one line each, written by the server alone,
+ * into its own half. A line's check is keyed with its number. Clients read entries (kv/get.c), a
+ * successor reads both (index/recover.c).
+ */
+#include "coherence/crash_point.h"
+#include "index/meta.h"
+
+void bl_entry_write(bl_meta *meta, uint32_t number, uint32_t vector_check)
+{
+    const bl_block *block = &meta->blocks[number];
+    bl_entry entry = {
+        .key = {block->key[0], block->key[1]},
+        .generation = block->generation,
+        .offset = block->offset,
+        .layout = block->layout,
+        .length = block->length,
+        .chunk_size = block->chunk_size,
+        .vector_check = vector_check,
+        .state = BL_ENTRY_COMMITTED,
+        .flags = block->task ? BL_ENTRY_KEPT : 0,
+    };
+    bl_table_seal(&entry, number);
+    uint64_t offset = bl_entry_offset(&meta->pool->geometry, number, meta->server->half);
+    bl_crash_line("entry.line", &meta->pool->memory, offset, &entry);
+    bl_stream_line(&meta->pool->memory, offset,
+                   &entry); /* SYNC entry: pairs with bl_entry_look() and bl_recover_entries() */
+}
+
+void bl_entry_clear(bl_meta *meta, uint32_t number)
+{
+    bl_entry entry = {.generation = meta->blocks[number].generation, .state = BL_ENTRY_FREE};
+    bl_table_seal(&entry, number);
+    uint64_t offset = bl_entry_offset(&meta->pool->geometry, number, meta->server->half);
+    bl_crash_line("entry.clear_line", &meta->pool->memory, offset, &entry);
+    bl_stream_line(&meta->pool->memory, offset,
+                   &entry); /* SYNC entry: a reader who looks again sees that its copy is void */
+}
+
+void bl_extent_write(bl_meta *meta, const bl_extent_view *view, uint32_t state)
+{
+    bl_extent_line line = {
+        .epoch = meta->server->epoch,
+        .generation = view->generation,
+        .first_stripe = view->first_stripe,
+        .stripe_count = view->stripe_count,
+        .block_size = view->block_size,
+        .block_count = view->block_count,
+        .state = state,
+    };
+    bl_table_seal(&line, view->first_stripe);
+    uint64_t offset =
+        bl_extent_line_offset(&meta->pool->geometry, view->first_stripe, meta->server->half);
+    bl_crash_line("extent.line", &meta->pool->memory, offset, &line);
+    bl_stream_line(&meta->pool->memory, offset,
+                   &line); /* SYNC extent.open: pairs with bl_recover_mark() */
+}

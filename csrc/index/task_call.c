@@ -1,0 +1,163 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Copyright The Beluga Authors
+ *
+ * Queues of tasks in the pool. A task is a committed block that is kept: nothing evicts it, its
+ * entry says so (BL_ENTRY_KEPT), and a successor finds it like any other block. So neither a
+ * worker's death nor a server's loses one.
+ *
+ *   enqueue: reserve with BL_RESERVE_KEPT, write, commit      the queue's number is the layout
+ *   dequeue: BL_METHOD_TASK_CLAIM, then read as any block
+ *   done:    remove
+ *
+ * Claims stand in DRAM only: after a takeover all tasks wait again. That, and a claim that runs
+ * out, gives a task to two workers, never to none. A commit of a task is answered only while this
+ * server speaks for the pool, for a successor may have read the table before the entry came.
+ *
+ * Kept blocks lie in at most an eighth of the stripes, extents counted whole: what others need can
+ * always be freed from the rest. A task that nobody has claimed for BL_TASK_AGE_NS goes.
+ */
+#include "index/call.h"
+
+enum {
+    BL_KEPT_STRIPES_PART = 8,
+    BL_KEPT_BLOCKS_PART = 4,    /* of the table's lines */
+    BL_TASK_DROPS = 16          /* too old, in one call */
+};
+
+#define BL_TASK_AGE_NS (600 * 1000000000ull)
+
+uint32_t bl_tasks_max(const bl_pool *pool)
+{
+    uint32_t most = pool->geometry.block_count_max / BL_KEPT_BLOCKS_PART;
+    return most < BL_TASKS_MAX ? most : BL_TASKS_MAX;
+}
+
+/* The extent of a block that is kept, or is no longer, counts by its stripes. */
+static void bl_kept_count(bl_meta *meta, uint64_t offset, int step)
+{
+    bl_extent_view view;
+    if (bl_extents_at(meta->extents, offset, &view) < 0)
+        return;
+    uint32_t *kept = &meta->kept[view.first_stripe];
+    if (step > 0 ? (*kept)++ == 0 : --*kept == 0)
+        meta->kept_stripes += step > 0 ? view.stripe_count : 0ull - view.stripe_count;
+}
+
+int bl_block_keep(bl_meta *meta, uint32_t number)
+{
+    bl_block *block = &meta->blocks[number];
+    int64_t place = bl_tasks_take(meta->tasks, number);
+    if (place < 0)
+        return -BL_ERROR_QUEUE_FULL;
+    bl_kept_count(meta, block->offset, 1);
+    block->task = (uint32_t)place + 1;
+    uint64_t most = meta->pool->geometry.stripe_count / BL_KEPT_STRIPES_PART;
+    if (meta->kept_stripes <= (most ? most : 1))
+        return 0;
+    bl_block_unkeep(meta, number);
+    return -BL_ERROR_QUEUE_FULL;
+}
+
+void bl_block_unkeep(bl_meta *meta, uint32_t number)
+{
+    bl_block *block = &meta->blocks[number];
+    if (block->task == 0)
+        return;
+    bl_tasks_remove(meta->tasks, block->task - 1);
+    bl_kept_count(meta, block->offset, -1);
+    block->task = 0;
+}
+
+int bl_task_enqueue(bl_meta *meta, uint32_t number)
+{
+    const bl_block *block = &meta->blocks[number];
+    int status = bl_tasks_add(meta->tasks, block->task - 1, block->layout, block->generation,
+                              bl_now_ns(&meta->pool->memory));
+    return status < 0 ? -BL_ERROR_QUEUE_FULL : 0;
+}
+
+void bl_tasks_age(bl_meta *meta)
+{
+    uint64_t now_ns = bl_now_ns(&meta->pool->memory);
+    for (int drops = 0; now_ns > BL_TASK_AGE_NS && drops < BL_TASK_DROPS; drops++) {
+        int64_t place = bl_tasks_older(meta->tasks, now_ns - BL_TASK_AGE_NS);
+        if (place < 0)
+            return;
+        bl_block_drop(meta, bl_tasks_block(meta->tasks, (uint32_t)place));
+    }
+}
+
+/* A request for tasks, checked: 0 or an error. */
+static int bl_task_request_of(const bl_call *call, bl_task_request *request)
+{
+    if (call->request_size != sizeof *request || sizeof(bl_task) > call->reply_capacity)
+        return -BL_ERROR_BAD_REQUEST;
+    memcpy(request, call->request, sizeof *request);
+    return request->visible_ms > BL_TASK_VISIBLE_MAX_MS ? -BL_ERROR_BAD_REQUEST : 0;
+}
+
+static uint64_t bl_task_until_ns(uint64_t now_ns, const bl_task_request *request)
+{
+    return now_ns + request->visible_ms * 1000000ull;
+}
+
+int bl_handle_task_claim(void *context, bl_call *call)
+{
+    bl_meta *meta = context;
+    bl_task_request request;
+    bl_task task = {0};
+    int status = bl_task_request_of(call, &request);
+    if (status < 0)
+        return status;
+    bl_tasks_age(meta);
+    uint64_t now_ns = bl_now_ns(&meta->pool->memory);
+    int64_t place = bl_tasks_claim(meta->tasks, request.queue, call->lane, now_ns,
+                                   bl_task_until_ns(now_ns, &request));
+    if (place >= 0) {
+        const bl_block *block = &meta->blocks[bl_tasks_block(meta->tasks, (uint32_t)place)];
+        task = (bl_task){
+            .key = {block->key[0], block->key[1]},
+            .generation = block->generation,
+            .block = (uint32_t)(block - meta->blocks),
+            .length = block->length,
+            .deliveries = bl_tasks_deliveries(meta->tasks, (uint32_t)place),
+        };
+    }
+    memcpy(call->reply, &task, sizeof task);
+    call->reply_size = sizeof task;
+    return 0;
+}
+
+int bl_handle_task_extend(void *context, bl_call *call)
+{
+    bl_meta *meta = context;
+    bl_task_request request;
+    int status = bl_task_request_of(call, &request);
+    if (status < 0)
+        return status;
+    if (request.block >= meta->pool->geometry.block_count_max)
+        return -BL_ERROR_BAD_REQUEST;
+    const bl_block *block = &meta->blocks[request.block];
+    uint64_t now_ns = bl_now_ns(&meta->pool->memory);
+    if (block->task == 0 || block->generation != request.generation ||
+        bl_tasks_extend(meta->tasks, block->task - 1, call->lane, now_ns,
+                        bl_task_until_ns(now_ns, &request)) < 0)
+        return -BL_ERROR_NO_GRANT;
+    return 0;
+}
+
+int bl_handle_task_count(void *context, bl_call *call)
+{
+    bl_meta *meta = context;
+    bl_task_request request;
+    bl_task_counts counts;
+    int status = bl_task_request_of(call, &request);
+    if (status < 0)
+        return status;
+    bl_tasks_age(meta);
+    bl_tasks_count(meta->tasks, request.queue, bl_now_ns(&meta->pool->memory), &counts.waiting,
+                   &counts.claimed);
+    memcpy(call->reply, &counts, sizeof counts);
+    call->reply_size = sizeof counts;
+    return 0;
+}

@@ -1,0 +1,138 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Copyright The Beluga Authors
+ *
+ * index/tier.h over index/evict.h: the order has the blocks that may be evicted, users counts who
+ * holds one.
+ */
+#include "index/tier.h"
+
+#include <errno.h>
+#include <stdlib.h>
+
+#include "index/evict.h"
+#include "base/lazy.h"
+
+struct bl_tier {
+    bl_evict *order;
+    uint32_t *users;        /* by id */
+    uint32_t id_count;
+    uint32_t capacity;
+    uint32_t policy;
+    bl_tier_stat stat;
+};
+
+int bl_tier_create(bl_tier **out, uint32_t id_count, uint32_t capacity, uint32_t order)
+{
+    bl_tier *tier = calloc(1, sizeof *tier);
+    if (!tier)
+        return -ENOMEM;
+    *tier = (bl_tier){.id_count = id_count, .capacity = capacity, .policy = order};
+    tier->users = bl_lazy_map((size_t)(id_count + 1) * sizeof *tier->users);
+    if (!tier->users || bl_evict_create(&tier->order, id_count)) {
+        bl_tier_destroy(tier);
+        return -ENOMEM;
+    }
+    *out = tier;
+    return 0;
+}
+
+void bl_tier_destroy(bl_tier *tier)
+{
+    if (!tier)
+        return;
+    bl_evict_destroy(tier->order);
+    if (tier->users)
+        bl_lazy_unmap(tier->users, (size_t)(tier->id_count + 1) * sizeof *tier->users);
+    free(tier);
+}
+
+static int bl_tier_has(const bl_tier *tier, uint32_t id)
+{
+    return tier->users[id] || bl_evict_has(tier->order, id);
+}
+
+void bl_tier_lead(bl_tier *const *tier, uint32_t tier_count, const uint32_t *id, uint32_t count,
+                  uint32_t *lead)
+{
+    for (uint32_t t = 0; t < tier_count; t++) {
+        uint32_t i = 0;
+        while (i < count && bl_tier_has(tier[t], id[i]))
+            i++;
+        lead[t] = i;
+    }
+}
+
+void bl_tier_touch(bl_tier *tier, const uint32_t *id, uint32_t count)
+{
+    if (tier->policy == BL_TIER_FIFO)
+        return;
+    while (count--)
+        if (bl_evict_has(tier->order, id[count]))
+            bl_evict_touch(tier->order, id[count]);
+}
+
+/* Evict until extra slots are free beside what is here and reserved; 0 if held ones forbid it. */
+static int bl_tier_make_room(bl_tier *tier, uint32_t extra)
+{
+    bl_tier_stat *stat = &tier->stat;
+    while ((uint64_t)stat->present + stat->reserved + extra > tier->capacity) {
+        int64_t coldest = bl_evict_coldest(tier->order);
+        if (coldest < 0)
+            return 0;
+        bl_evict_remove(tier->order, (uint32_t)coldest);
+        stat->present--;
+        stat->evicted++;
+    }
+    return 1;
+}
+
+uint32_t bl_tier_put(bl_tier *tier, const uint32_t *id, uint32_t count)
+{
+    uint32_t added = 0;
+    bl_tier_touch(tier, id, count);     /* so that none makes room for its own children */
+    while (count--) {
+        if (bl_tier_has(tier, id[count])) {
+            bl_tier_touch(tier, &id[count], 1);
+        } else if (bl_tier_make_room(tier, 1)) {
+            bl_evict_touch(tier->order, id[count]);
+            tier->stat.present++;
+            added++;
+        }
+    }
+    return added;
+}
+
+void bl_tier_hold(bl_tier *tier, const uint32_t *id, uint32_t count)
+{
+    while (count--) {
+        if (!bl_tier_has(tier, id[count]))
+            tier->stat.present++;
+        if (!tier->users[id[count]]++) {
+            bl_evict_remove(tier->order, id[count]);
+            tier->stat.held++;
+        }
+    }
+}
+
+void bl_tier_drop(bl_tier *tier, const uint32_t *id, uint32_t count)
+{
+    while (count--)
+        if (!--tier->users[id[count]]) {
+            bl_evict_touch(tier->order, id[count]);
+            tier->stat.held--;
+        }
+    bl_tier_make_room(tier, 0);
+}
+
+int bl_tier_reserve(bl_tier *tier, uint32_t count)
+{
+    if ((uint64_t)tier->stat.held + tier->stat.reserved + count > tier->capacity)
+        return -ENOSPC;
+    bl_tier_make_room(tier, count);
+    tier->stat.reserved += count;
+    return 0;
+}
+
+void bl_tier_release(bl_tier *tier, uint32_t count) { tier->stat.reserved -= count; }
+
+const bl_tier_stat *bl_tier_look(const bl_tier *tier) { return &tier->stat; }

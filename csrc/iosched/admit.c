@@ -1,0 +1,269 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Copyright The Beluga Authors
+ *
+ * Which piece of a queue may go: the fair queue's choice, admitted by the link's bucket
+ * (api/iosched.h). No clock, no lock.
+ *
+ * Tokens are reserved ahead of use, so that queues stand in line for the link rather than race
+ * for it: [want - pending, want) of the bucket is this queue's, and is ready as far as head has
+ * come. It reserves only while the class whose turn it is, among all engines that are free, has
+ * work here; what it has reserved it may spend on its own best class.
+ */
+#include <errno.h>
+
+#include "base/host_atomic.h"
+#include "iosched/queue.h"
+
+static const uint64_t BL_YIELD_NS = 20000;      /* until asking anew for a turn left to others */
+static const uint64_t BL_WAIT_NS = 1000000;     /* it is asked at least so often, while any waits */
+static const uint64_t BL_DEMAND_NS = 2000000;   /* a free engine that does not is not waited for */
+static const uint64_t BL_EAGER_NS = 200000;     /* then a queue asks no more often than seldom */
+static const uint64_t BL_SELDOM_NS = 60000;     /* longer than a timer is late */
+static const double BL_FLOW_MOST = 1.1;         /* Seastar's: a ratio above it makes costs dearer */
+
+/* Somebody took this seat for dead, and gave back what it held: take another. Who comes later than
+ * others have believed that he would has slept, and may not have what he did not use meanwhile. */
+static int bl_queue_keep(bl_queue *queue, uint64_t now_ns)
+{
+    int owns = bl_queue_owns(queue);
+    if (!owns || bl_host_ahead(now_ns, bl_host_load(&queue->seat->until_ns)) > 0)
+        bl_fair_rouse(&queue->fair);
+    if (!owns) {
+        int index = bl_seat_take(queue->way, now_ns, &queue->owner);
+        if (index < 0)
+            return index;
+        queue->seat = &queue->way->seats[index];
+        queue->pending = 0;
+        queue->stat.lost++;
+    }
+    bl_host_store(&queue->seat->seen_ns, now_ns);
+    return 0;
+}
+
+/* The instant ratio of what was started to what was completed, smoothed: Seastar's constants. */
+static void bl_queue_flow(bl_queue *queue, uint64_t now_ns)
+{
+    if (bl_host_ahead(now_ns, queue->flow_ns) < (int64_t)(100 * queue->goal_ns))
+        return;
+    if (queue->stat.stall_ns > BL_STALL_NS)
+        queue->stat.stall_ns -= BL_STALL_STEP_NS;
+    if (queue->completed > 0) {
+        double instant = (double)queue->started / (double)queue->completed;
+        queue->stat.flow_ratio = 0.95 * queue->stat.flow_ratio + 0.05 * instant;
+        queue->started = queue->completed = 0;
+    }
+    queue->flow_ns = now_ns;
+}
+
+static uint64_t bl_queue_price(const bl_queue *queue, uint64_t tokens)
+{
+    uint64_t limit = queue->way->bucket.limit;
+    double ratio = queue->stat.flow_ratio;
+    if (ratio <= BL_FLOW_MOST || tokens >= limit)
+        return tokens;
+    double price = (double)tokens * ratio;
+    return price < (double)limit ? (uint64_t)price : limit;
+}
+
+static void bl_queue_plug_due(bl_queue *queue, uint64_t now_ns, uint64_t *wait_ns)
+{
+    for (uint32_t i = 1; i < queue->way->node_count; i++) {
+        if (queue->plug_ns[i] == 0)
+            continue;
+        int64_t left = bl_host_ahead(queue->plug_ns[i], now_ns);
+        if (left <= 0)
+            bl_queue_plug(queue, i, 1);
+        else if ((uint64_t)left < *wait_ns)
+            *wait_ns = (uint64_t)left;
+    }
+}
+
+/* May the piece's device take it? Its ticket stays in line there, and its class does not hold
+ * up others meanwhile. */
+static int bl_queue_gate(bl_queue *queue, uint32_t node, uint64_t now_ns, uint64_t *wait_ns)
+{
+    bl_waiter *waiter = &queue->waiters[queue->first[node]];
+    uint64_t longest = 0;
+    for (uint32_t i = 0; i < queue->device_count; i++) {
+        bl_tokens *device = queue->devices[i];
+        if (waiter->device_tokens[i] == 0)
+            continue;
+        if (!waiter->ticketed)
+            waiter->device_ticket[i] = bl_tokens_grab(device, waiter->device_tokens[i]);
+        bl_tokens_replenish(device, now_ns);
+        uint64_t lacks = bl_tokens_lacks(device, waiter->device_ticket[i]);
+        uint64_t wait = bl_tokens_duration_ns(device, lacks);
+        longest = wait > longest ? wait : longest;
+    }
+    waiter->ticketed = 1;
+    if (longest == 0)
+        return 1;
+    *wait_ns = longest < *wait_ns ? longest : *wait_ns;
+    queue->gated |= 1u << node;
+    return 0;
+}
+
+static void bl_queue_give_back(bl_queue *queue)
+{
+    if (queue->pending > 0)
+        bl_seat_refund(queue->way, queue->seat, queue->pending);
+    queue->pending = 0;
+}
+
+/* Among all engines that are free, is it the turn of a class that waits here? If it is another's,
+ * and he may have more than all who stand in line take in, then he has just woken, and may stand
+ * behind all of them: what is reserved here is given back, so that he moves up. */
+static int bl_queue_turn(bl_queue *queue, uint32_t demand, uint64_t now_ns)
+{
+    uint32_t engines, others = bl_way_demand(queue->way, queue->seat, now_ns, &engines);
+    uint64_t limit = queue->way->bucket.limit;
+    queue->per_tick = limit / engines > 0 ? limit / engines : 1;
+    uint32_t first = others != 0 ? bl_fair_first(queue->way, demand | others) : 0;
+    if (first == 0 || demand >> first & 1)
+        return 1;
+    if (bl_fair_lag(queue->way, first, bl_fair_first(queue->way, demand)) > engines * limit)
+        bl_queue_give_back(queue);
+    return 0;
+}
+
+/* Reserve for what waits here. */
+static void bl_queue_reserve(bl_queue *queue, uint64_t need)
+{
+    uint64_t limit = queue->way->bucket.limit;
+    uint64_t amount = queue->pending + queue->per_tick;
+    amount = amount < queue->queued_tokens ? amount : queue->queued_tokens;
+    amount = amount < limit ? amount : limit;
+    amount = amount > need ? amount : need;
+    bl_queue_give_back(queue);
+    queue->want = bl_seat_grab(queue->way, queue->seat, amount);
+    queue->pending = amount;
+}
+
+/* Has the bucket so many for this queue? Else in *wait_ns after how long to ask again. */
+static int bl_queue_may(bl_queue *queue, uint64_t need, uint32_t demand, uint64_t now_ns,
+                        uint64_t *wait_ns)
+{
+    bl_tokens *bucket = &queue->way->bucket;
+    int turn = bl_queue_turn(queue, demand, now_ns);
+    uint64_t lacks = queue->pending > 0 ? bl_tokens_lacks(bucket, queue->want) : 0;
+    if (queue->pending < need && lacks <= queue->pending && lacks < queue->per_tick) {
+        if (!turn) {
+            queue->stat.yields++;
+            *wait_ns = BL_YIELD_NS < *wait_ns ? BL_YIELD_NS : *wait_ns;
+            return 0;
+        }
+        bl_queue_reserve(queue, need);
+        lacks = bl_tokens_lacks(bucket, queue->want);
+    }
+    uint64_t spare = queue->pending > need ? queue->pending - need : 0;
+    if (queue->pending >= need && lacks <= spare)
+        return 1;
+    uint64_t wait = bl_tokens_duration_ns(bucket, lacks > spare ? lacks - spare : 0);
+    *wait_ns = wait < *wait_ns ? wait : *wait_ns;
+    return 0;
+}
+
+/* A piece may go: use what was reserved for it. One that costs more than the bucket holds goes
+ * when that is full, and all wait until time has made good what it took too much. */
+static void bl_queue_spend(bl_queue *queue, uint64_t price)
+{
+    uint64_t limit = queue->way->bucket.limit, reserved = price < limit ? price : limit;
+    queue->pending -= reserved;
+    if (price > limit)
+        bl_seat_grab(queue->way, queue->seat, price - limit);
+    bl_host_store(&queue->seat->pending, queue->pending);
+}
+
+/* Say what waits here, of the classes in a mask, and what will be back. */
+static uint32_t bl_queue_say(bl_queue *queue, uint32_t mask, uint64_t until_ns)
+{
+    uint32_t demand = bl_fair_mask(&queue->fair) & mask, coming = 0;
+    for (uint32_t i = 1; i < queue->way->node_count; i++)
+        coming |= (uint32_t)(queue->coming[i] > 0 && !queue->fair.unplugged[i]) << i;
+    bl_host_store(&queue->seat->until_ns, until_ns);
+    bl_host_exchange(&queue->seat->demand, demand | (coming & mask));
+    return demand;
+}
+
+static int bl_queue_next(bl_queue *queue, uint64_t now_ns, bl_admission *admission,
+                         uint64_t *wait_ns)
+{
+    uint32_t demand = bl_queue_say(queue, ~queue->gated, now_ns + BL_DEMAND_NS);
+    bl_tokens_replenish(&queue->way->bucket, now_ns);
+    queue->gated = 0;
+    for (uint32_t node; (node = bl_queue_top(queue, queue->gated)) != 0;) {
+        if (!bl_queue_gate(queue, node, now_ns, wait_ns))
+            continue;
+        uint64_t limit = queue->way->bucket.limit;
+        uint64_t price = bl_queue_price(queue, queue->waiters[queue->first[node]].tokens);
+        uint64_t need = price < limit ? price : limit;
+        demand &= ~queue->gated;
+        if (!bl_queue_may(queue, need, demand | 1u << node, now_ns, wait_ns))
+            return -EAGAIN;
+        bl_queue_spend(queue, price);
+        bl_queue_admit(queue, node, price, queue->owner, now_ns, admission);
+        uint64_t taken = bl_tokens_duration_ns(&queue->way->bucket, price);
+        uint64_t took = queue->took_ns < BL_DEMAND_NS ? queue->took_ns : BL_DEMAND_NS;
+        taken = taken > took ? taken : took; /* it may be slower than it is said to be */
+        bl_queue_say(queue, ~queue->gated, now_ns + taken + taken / 2);
+        return 0;
+    }
+    bl_queue_say(queue, ~queue->gated, now_ns + BL_DEMAND_NS);
+    return -EAGAIN;
+}
+
+/* Who waits for a short while asks often, so that the link does not wait for him; then seldom. */
+static void bl_queue_patience(bl_queue *queue, int status, uint64_t now_ns, uint64_t *wait_ns)
+{
+    if (status == 0 || queue->stat.queued == 0) {
+        queue->blocked_ns = 0;
+        return;
+    }
+    if (queue->blocked_ns == 0)
+        queue->blocked_ns = now_ns;
+    if (bl_host_ahead(now_ns, queue->blocked_ns) > (int64_t)BL_EAGER_NS && *wait_ns < BL_SELDOM_NS)
+        *wait_ns = BL_SELDOM_NS;
+    *wait_ns = *wait_ns < BL_WAIT_NS ? *wait_ns : BL_WAIT_NS;
+}
+
+int bl_queue_poll(bl_queue *queue, uint64_t now_ns, bl_admission *admission, uint64_t *wait_ns)
+{
+    *wait_ns = UINT64_MAX;
+    queue->stat.polls++;
+    int status = bl_queue_keep(queue, now_ns);
+    if (status < 0)
+        return status;
+    bl_queue_flow(queue, now_ns);
+    bl_queue_plug_due(queue, now_ns, wait_ns);
+    status = bl_queue_next(queue, now_ns, admission, wait_ns);
+    if (queue->queued_tokens == 0)
+        bl_queue_give_back(queue);
+    if (status < 0) /* whoever died is in somebody's way now, or in nobody's */
+        bl_way_watch(queue->way, now_ns);
+    bl_queue_patience(queue, status, now_ns, wait_ns);
+    return status;
+}
+
+void bl_queue_rest(bl_queue *queue)
+{
+    if (bl_queue_owns(queue))
+        bl_host_store(&queue->seat->demand, 0);
+}
+
+void bl_queue_complete(bl_queue *queue, uint64_t handle, uint64_t now_ns)
+{
+    bl_waiter *waiter = bl_waiter_find(queue, handle, BL_WAITER_ADMITTED);
+    if (waiter == NULL)
+        return;
+    if (waiter->owner == queue->owner && bl_queue_owns(queue)) {
+        bl_host_store(&queue->seat->seen_ns, now_ns);
+        bl_seat_release(queue->way, queue->seat, waiter->tokens);
+    }
+    queue->stat.in_flight--, queue->completed += waiter->tokens;
+    queue->took_ns = now_ns - waiter->since_ns;
+    if (queue->took_ns > queue->stat.stall_ns) {
+        queue->stat.stalls++, queue->stat.stalled_ns = queue->took_ns;
+        queue->stat.stall_ns *= 2;
+    }
+    bl_waiter_free(queue, (uint32_t)handle);
+}

@@ -1,0 +1,294 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Copyright The Beluga Authors
+ *
+ * A link's tree of classes, its seats, and the audit (iosched/link.h).
+ */
+#include "iosched/link.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/host_atomic.h"
+#include "iosched/process.h"
+
+/* With the size: whoever was built with other structs does not take it for his. */
+static const uint64_t BL_LINK_MAGIC = 0x3177676c65626262 + sizeof(bl_way);
+
+/* Tokens are picoseconds: this is no rate of the link's, only of time. */
+static const uint64_t BL_LINK_RATE = 1000000000000;
+
+/* Seats are looked over so often. What one holds that was not heard of for so long (a process
+ * that is stopped, or of another pid namespace and dead) is given back; its owner takes another. */
+static const uint64_t BL_REAP_NS = 10000000;
+static const uint64_t BL_SILENT_NS = 5000000000;
+
+static const uint64_t BL_BANDWIDTH_TOKEN = 512; /* Seastar's: bytes */
+static const uint64_t BL_BANDWIDTH_STEP = (128 << 10) / 512;
+
+int bl_way_init(bl_way *way, uint64_t limit, uint64_t forgiving, int capped,
+                   uint64_t now_ns)
+{
+    *way = (bl_way){.node_count = 1, .forgiving = forgiving, .reaped_ns = now_ns};
+    way->nodes[0].shares = 1;
+    int status = bl_tokens_init(&way->bucket, BL_LINK_RATE, limit, 1, capped, now_ns);
+    if (status == 0)
+        bl_host_store(&way->magic, BL_LINK_MAGIC);
+    return status;
+}
+
+int bl_way_valid(const bl_way *way)
+{
+    if (bl_host_load(&way->magic) != BL_LINK_MAGIC || way->node_count < 1 ||
+        way->node_count > BL_LINK_NODES || way->bucket.rate != BL_LINK_RATE ||
+        way->bucket.limit == 0)
+        return 0;
+    for (uint32_t i = 1; i < way->node_count; i++)
+        if (way->nodes[i].shares == 0 || way->nodes[i].parent >= i)
+            return 0;
+    return 1;
+}
+
+int bl_way_add(bl_way *way, uint32_t parent, uint32_t shares)
+{
+    uint64_t node = way->node_count;
+    if (parent >= node || shares == 0)
+        return -EINVAL;
+    if (node == BL_LINK_NODES)
+        return -ENOSPC;
+    way->nodes[node] = (bl_node){.shares = shares, .parent = parent};
+    bl_host_store(&way->node_count, node + 1);
+    return (int)node;
+}
+
+int bl_way_set_shares(bl_way *way, uint32_t node, uint32_t shares)
+{
+    if (node == 0 || node >= way->node_count || shares == 0)
+        return -EINVAL;
+    bl_host_store(&way->nodes[node].shares, shares);
+    return 0;
+}
+
+int bl_way_limit(bl_way *way, uint32_t node, uint64_t bytes_per_s, uint64_t burst,
+                    uint64_t now_ns)
+{
+    if (node == 0 || node >= way->node_count)
+        return -EINVAL;
+    bl_tokens *bandwidth = &way->nodes[node].bandwidth;
+    if (bytes_per_s == 0) {
+        bl_host_store(&bandwidth->rate, 0);
+        return 0;
+    }
+    return bl_tokens_init(bandwidth, (bytes_per_s + BL_BANDWIDTH_TOKEN - 1) / BL_BANDWIDTH_TOKEN,
+                          burst / BL_BANDWIDTH_TOKEN, BL_BANDWIDTH_STEP, 0, now_ns);
+}
+
+/* ---- Who lives */
+
+/* When a process was started, in ticks since the machine was; 0 if there is none, 1 if it cannot
+ * be told. A number may be given to another process, the two together are not. */
+static uint64_t bl_process_start(uint32_t pid)
+{
+    char path[32], text[1024];
+    snprintf(path, sizeof path, "/proc/%u/stat", pid);
+    int file = open(path, O_RDONLY | O_CLOEXEC);
+    if (file < 0)
+        return kill((pid_t)pid, 0) < 0 && errno == ESRCH ? 0 : 1;
+    ssize_t size = read(file, text, sizeof text - 1);
+    close(file);
+    if (size <= 0)
+        return size < 0 && errno == ESRCH ? 0 : 1;
+    text[size] = 0;
+    const char *field = strrchr(text, ')'); /* the name before it may hold anything */
+    if (field == NULL || field[1] == 0 || field[2] == 'Z' || field[2] == 'X')
+        return field != NULL ? 0 : 1;
+    for (int skipped = 0; skipped < 20 && field != NULL; skipped++)
+        field = strchr(field + 1, ' ');
+    uint64_t start = field == NULL ? 0 : strtoull(field, NULL, 10);
+    return start > 0 ? start : 1;
+}
+
+static int bl_seat_gone(const bl_seat *seat, uint64_t owner, uint64_t pids, uint64_t now_ns)
+{
+    uint64_t started = bl_host_load(&seat->started);
+    int foreign = started > 0 && bl_host_load(&seat->pids) != pids;
+    if (started > 0 && (foreign || bl_host_load(&seat->held) > 0) &&
+        bl_host_ahead(now_ns, bl_host_load(&seat->seen_ns)) > (int64_t)BL_SILENT_NS)
+        return 1;
+    if (foreign)
+        return 0;
+    uint64_t found = bl_process_start((uint32_t)owner);
+    return found == 0 || (started > 1 && found > 1 && found != started);
+}
+
+/* ---- Seats */
+
+/* Those that anybody has ever had, and no more than there are. */
+static uint32_t bl_seat_count(const bl_way *way)
+{
+    uint64_t count = bl_host_load(&way->seat_count);
+    return count < BL_LINK_SEATS ? (uint32_t)count : BL_LINK_SEATS;
+}
+
+/* A number for a seat's new owner, or for who clears it, that no seat has. */
+static uint64_t bl_owner_make(bl_way *way)
+{
+    return bl_host_add(&way->owner_count, 1) << 32 | (uint32_t)getpid();
+}
+
+int bl_seat_take(bl_way *way, uint64_t now_ns, uint64_t *owner)
+{
+    uint64_t pids = bl_pid_namespace(), started = bl_process_start((uint32_t)getpid());
+    *owner = bl_owner_make(way);
+    for (int attempt = 0; attempt < 2; attempt++) {
+        for (uint32_t i = 0; i < BL_LINK_SEATS; i++) {
+            bl_seat *seat = &way->seats[i];
+            if (bl_host_load(&seat->owner) != 0)
+                continue;
+            bl_host_raise(&way->seat_count, i + 1);
+            if (!bl_host_swap(&seat->owner, 0, *owner))
+                continue;
+            bl_host_store(&seat->pids, pids);
+            bl_host_store(&seat->seen_ns, now_ns);
+            bl_host_store(&seat->started, started);
+            return (int)i;
+        }
+        bl_way_reap(way, now_ns);
+    }
+    return -ENOSPC;
+}
+
+/* What a seat held is nobody's any more. Who dies in here is found with his own number on it. */
+static void bl_seat_clear(bl_way *way, bl_seat *seat)
+{
+    uint64_t pending = bl_host_load(&seat->pending);
+    bl_host_store(&seat->pending, 0);
+    if (pending > 0 && !way->bucket.capped)
+        bl_tokens_refund(&way->bucket, pending);
+    bl_host_store(&seat->held, 0);
+    bl_host_store(&seat->demand, 0);
+    bl_host_store(&seat->turn, 0);
+    bl_host_store(&seat->started, 0);
+    if (way->bucket.capped)
+        bl_host_add(&way->suspect, 1);
+    bl_host_store(&seat->owner, 0);
+}
+
+void bl_seat_drop(bl_way *way, uint32_t index, uint64_t owner)
+{
+    uint64_t mine = bl_owner_make(way);
+    if (bl_host_swap(&way->seats[index].owner, owner, mine)) {
+        bl_seat_clear(way, &way->seats[index]);
+        bl_way_watch(way, bl_host_load(&way->reaped_ns));
+    }
+}
+
+int bl_way_reap(bl_way *way, uint64_t now_ns)
+{
+    uint64_t pids = bl_pid_namespace();
+    uint32_t count = bl_seat_count(way);
+    int freed = 0;
+    for (uint32_t i = 0; i < count; i++) {
+        bl_seat *seat = &way->seats[i];
+        uint64_t owner = bl_host_load(&seat->owner);
+        if (owner == 0 || !bl_seat_gone(seat, owner, pids, now_ns))
+            continue;
+        bl_host_store(&seat->started, 0); /* of who clears it: only his pid counts */
+        if (bl_host_swap(&seat->owner, owner, bl_owner_make(way))) {
+            bl_seat_clear(way, seat);
+            bl_host_add(&way->reaped, 1);
+            freed++;
+        }
+    }
+    return freed;
+}
+
+uint64_t bl_seat_grab(bl_way *way, bl_seat *seat, uint64_t tokens)
+{
+    bl_host_exchange(&seat->turn, seat->turn + 1);
+    uint64_t ticket = bl_tokens_grab(&way->bucket, tokens);
+    bl_host_store(&seat->held, seat->held + tokens);
+    bl_host_store(&seat->pending, seat->pending + tokens);
+    bl_host_exchange(&seat->turn, seat->turn + 1);
+    return ticket;
+}
+
+void bl_seat_refund(bl_way *way, bl_seat *seat, uint64_t tokens)
+{
+    bl_host_exchange(&seat->turn, seat->turn + 1);
+    bl_host_store(&seat->pending, seat->pending - tokens);
+    bl_tokens_refund(&way->bucket, tokens);
+    bl_host_store(&seat->held, seat->held - tokens);
+    bl_host_exchange(&seat->turn, seat->turn + 1);
+}
+
+void bl_seat_release(bl_way *way, bl_seat *seat, uint64_t tokens)
+{
+    bl_host_exchange(&seat->turn, seat->turn + 1);
+    bl_tokens_release(&way->bucket, tokens);
+    bl_host_store(&seat->held, seat->held - tokens);
+    bl_host_exchange(&seat->turn, seat->turn + 1);
+}
+
+uint32_t bl_way_demand(const bl_way *way, const bl_seat *own, uint64_t now_ns,
+                          uint32_t *engines)
+{
+    uint32_t mask = 0, count = bl_seat_count(way);
+    *engines = 1;
+    for (uint32_t i = 0; i < count; i++) {
+        const bl_seat *seat = &way->seats[i];
+        uint32_t demand = (uint32_t)bl_host_load(&seat->demand);
+        if (seat == own || demand == 0 ||
+            bl_host_ahead(now_ns, bl_host_load(&seat->until_ns)) > 0)
+            continue;
+        mask |= demand;
+        ++*engines;
+    }
+    return mask;
+}
+
+/* ---- The audit */
+
+/* All seats and the bucket as they stood at one moment, if nobody moved meanwhile. */
+static void bl_way_audit(bl_way *way)
+{
+    uint64_t turns[BL_LINK_SEATS], owners[BL_LINK_SEATS], held = 0;
+    uint64_t suspect = bl_host_load(&way->suspect);
+    uint32_t count = bl_seat_count(way);
+    uint64_t tail = bl_host_load(&way->bucket.tail), ceil = bl_host_load(&way->bucket.ceil);
+    for (uint32_t i = 0; i < count; i++) {
+        const bl_seat *seat = &way->seats[i];
+        owners[i] = bl_host_load(&seat->owner);
+        turns[i] = bl_host_load(&seat->turn);
+        if (turns[i] % 2 == 1)
+            return;
+        held += bl_host_load(&seat->held);
+    }
+    for (uint32_t i = 0; i < count; i++)
+        if (bl_host_load(&way->seats[i].turn) != turns[i] ||
+            bl_host_load(&way->seats[i].owner) != owners[i])
+            return;
+    if (bl_host_load(&way->bucket.tail) != tail)
+        return;
+    int64_t lost = bl_host_ahead(tail + way->bucket.limit - held, ceil);
+    /* Others may have moved since, by as much on both sides; not ceil, or this fails. */
+    if (lost == 0 || bl_host_swap(&way->bucket.ceil, ceil, ceil + (uint64_t)lost)) {
+        bl_host_add(&way->audited, lost < 0 ? -(uint64_t)lost : (uint64_t)lost);
+        bl_host_swap(&way->suspect, suspect, 0);
+    }
+}
+
+void bl_way_watch(bl_way *way, uint64_t now_ns)
+{
+    uint64_t last = bl_host_load(&way->reaped_ns);
+    if (bl_host_ahead(now_ns, last) > (int64_t)BL_REAP_NS &&
+        bl_host_swap(&way->reaped_ns, last, now_ns))
+        bl_way_reap(way, now_ns);
+    if (bl_host_load(&way->suspect) != 0)
+        bl_way_audit(way);
+}

@@ -1,0 +1,66 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Copyright The Beluga Authors
+ *
+ * The leave of a link, for a thread that copies by itself: it pays for bytes just before it moves
+ * them, and what it has paid for lasts for a piece (256 KiB). So a copy stops wherever a piece
+ * ends, in the midst of a fragment or a chunk too, with its sums and its place where they are.
+ */
+#ifndef BL_TOLL_H
+#define BL_TOLL_H
+
+#include "api/iosched.h"
+
+/* Of one thread: in lines that no other one's is in. */
+typedef struct bl_toll {
+    bl_port *port __attribute__((aligned(128)));    /* NULL: no link */
+    uint64_t todo;              /* bytes of the copy that were not asked for yet */
+    uint64_t left;              /* bytes that may be moved */
+    uint64_t piece;             /* to ask for in one go */
+    uint64_t waiter;            /* what is under way, if holds: */
+    uint64_t held;              /* bytes of it */
+    uint64_t since_ns;          /* since it is */
+    uint64_t owed;              /* bytes that were renewed for, and not accounted for yet */
+    uint32_t owed_pieces;
+    uint32_t node;
+    uint32_t device;            /* that what is under way lies on */
+    uint8_t direction;          /* 0 read, 1 write */
+    uint8_t holds;
+    uint8_t again;              /* it may be back for another part, after todo */
+    uint8_t coming;             /* others know that it will be back */
+} bl_toll;
+
+static inline uint64_t bl_least(uint64_t a, uint64_t b) { return a < b ? a : b; }
+
+enum { BL_TOLL_STEP = 64 << 10 };   /* what is paid for at a time of a long run */
+
+/* For size bytes by one of so many threads. Nothing is asked for yet. */
+bl_toll bl_toll_make(bl_port *port, int direction, uint32_t node, uint64_t size, uint32_t threads);
+
+/* The same for another thread, which is to take parts of it. */
+bl_toll bl_toll_other(const bl_toll *toll);
+
+/* A part of so many bytes is copied next, and maybe another one again. What is under way for the
+ * last one may be renewed for it. */
+void bl_toll_begin(bl_toll *toll, uint64_t size, int again);
+
+/* What was under way has been copied, or will not be. */
+void bl_toll_end(bl_toll *toll);
+
+/* Wait for the next piece: 0, or -ECANCELED. offset: where in the pool its first byte lies. */
+int bl_toll_wait(bl_toll *toll, uint64_t offset, uint64_t size);
+
+/* These bytes are moved next: 0, or -ECANCELED. */
+static inline int bl_toll_pay(bl_toll *toll, uint64_t offset, uint64_t size)
+{
+    if (toll == NULL || toll->port == NULL)
+        return 0;
+    if (toll->left < size) {
+        int status = bl_toll_wait(toll, offset, size);
+        if (status < 0)
+            return status;
+    }
+    toll->left -= size;
+    return 0;
+}
+
+#endif

@@ -1,0 +1,306 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Copyright The Beluga Authors
+ *
+ * A batch of gets:
+ *
+ *   lookup, pinned --> look at the entries --> refetch, copy, verify --> look again -->
+ *   release
+ *
+ * A reader believes a block only if its entry names the key, generation, offset, length and layout
+ * it expects, before the copy and after it, and (unless the caller says no) if the copy's checksums
+ * are the entry's. Otherwise it looks once more; then the block is a miss: never wrong bytes (D6).
+ * All of them are misses if another server has taken over meanwhile.
+ */
+#include <errno.h>
+#include <stdlib.h>
+
+#include "coherence/crash_point.h"
+#include "transfer/crew.h"
+#include "coherence/guard.h"
+#include "kv/kv.h"
+#include "transfer/block.h"
+
+/* Copy the entries of blocks [first, first + count) as they are in memory now. */
+static void bl_entry_look(const bl_session *session, const bl_kv_work *work, uint32_t first,
+                          uint32_t count, bl_entry *entries)
+{
+    const bl_memory *memory = &session->pool->memory;
+    const bl_geometry *g = &session->pool->geometry;
+    bl_fence_full(memory); /* not before the copy that this look confirms */
+    for (uint32_t i = first; i < first + count; i++)
+        bl_invalidate(memory, bl_entry_offset(g, work->records[i].block, work->half), BL_LINE_SIZE);
+    bl_fence_full(memory); /* one for the batch: the loads below go to memory */
+    for (uint32_t i = first; i < first + count; i++)
+        bl_load_line(memory, bl_entry_offset(g, work->records[i].block, work->half),
+                     &entries[i - first]); /* SYNC entry: pairs with bl_entry_write() */
+}
+
+/* Does the server that was asked still speak for the pool? Looked at after an entry: another server
+ * would write the other half, and this one would say for ever what is no longer true. */
+static int bl_epoch_stands(const bl_session *session)
+{
+    bl_epoch_line now;
+    int status = bl_epoch_read(session->pool, &now);
+    return status == 0 && bl_verify(&session->pool->memory, now.epoch == session->epoch);
+}
+
+/* Does an entry say what the server said, and what the caller expects? And do these bytes and their
+ * checksums lie in the pool: server and entry are foreign input, both (D13). */
+static int bl_entry_agrees(const bl_session *session, const bl_kv_batch *batch, uint32_t i,
+                           const bl_kv_work *work, const bl_entry *entry)
+{
+    const bl_memory *memory = &session->pool->memory;
+    const bl_block_record *record = &work->records[i];
+    int agrees = bl_verify(
+        memory, bl_table_whole(entry, record->block) && entry->generation == record->generation &&
+                    entry->state == BL_ENTRY_COMMITTED && entry->offset == record->offset &&
+                    entry->key[0] == batch->keys[2 * (size_t)i] &&
+                    entry->key[1] == batch->keys[2 * (size_t)i + 1] &&
+                    entry->length == batch->length && entry->layout == batch->layout &&
+                    entry->chunk_size == batch->chunk_size) &&
+                 bl_block_within(&session->pool->geometry, entry->offset, entry->length,
+                                 entry->chunk_size);
+    if (agrees)
+        bl_believe(memory, bl_entry_offset(&session->pool->geometry, record->block, session->half));
+    return agrees;
+}
+
+/* Fetch the checksum vector of a block that has one: 0 or -EBADMSG. */
+static int bl_vector_read(const bl_session *session, const bl_entry *entry, bl_kv_work *work)
+{
+    const bl_memory *memory = &session->pool->memory;
+    uint64_t offset = bl_vector_offset(entry->offset, entry->length);
+    if (work->chunk_count == 1) {
+        work->vector[0] = entry->vector_check;
+        return 0;
+    }
+    bl_refetch(memory, offset, bl_vector_lines(work->chunk_count)); /* after the entry's look */
+    bl_fetch(memory, offset, work->vector, work->chunk_count * sizeof *work->vector);
+    return bl_vector_check(work->vector, work->chunk_count) == entry->vector_check ? 0 : -EBADMSG;
+}
+
+/* Copy one block out: 0, or -EBADMSG if its bytes are not those that were committed. */
+static int bl_kv_read_guarded(void *context)
+{
+    const bl_kv_copy *copy = context;
+    const bl_session *session = copy->session;
+    const bl_kv_batch *batch = copy->batch;
+    bl_kv_work *work = copy->work;
+    uint32_t i = copy->i;
+    const bl_entry *entry = &work->entries[i];
+    const bl_fragment *fragments = batch->fragments + (size_t)i * batch->fragment_count;
+    int verify = batch->verify && work->chunk_count > 0;
+    int status = verify ? bl_vector_read(session, entry, work) : 0;
+    if (status < 0)
+        return status;
+    return bl_scatter_read(&session->pool->memory, entry->offset, fragments,
+                           batch->fragment_count, batch->length, batch->chunk_size,
+                           verify ? work->vector : NULL, batch->settings, copy->toll);
+}
+
+/* The same; what ends the whole call, a fault or that it was stopped, stands in work then. A toll
+ * of its own if there is none for several. */
+static int bl_kv_read(const bl_session *session, const bl_kv_batch *batch, uint32_t i,
+                      bl_kv_work *work, bl_toll *toll)
+{
+    bl_toll own = bl_toll_make(batch->port, 0, batch->transfer_class, batch->length,
+                               bl_copy_settings_of(batch->settings).threads);
+    bl_kv_copy copy = {session, batch, work, NULL, toll != NULL ? toll : &own, i};
+    int status = bl_guarded(&session->pool->memory, bl_kv_read_guarded, &copy);
+    bl_toll_end(&own);
+    if (status == -BL_ERROR_DEVICE_FAULT || status == -ECANCELED)
+        work->fault = status;
+    return status;
+}
+
+/* Entry and epoch, looked at again, vouch for the copy of a block. */
+static void bl_kv_confirm(const bl_session *session, const bl_kv_batch *batch, uint32_t i,
+                          const bl_kv_work *work)
+{
+    const bl_pool *pool = session->pool;
+    const bl_block_record *record = &work->records[i];
+    uint64_t size = batch->verify ? bl_stored_size(batch->length, batch->chunk_size)
+                                  : batch->length;
+    bl_confirm(&pool->memory, bl_entry_offset(&pool->geometry, record->block, session->half),
+               record->offset, size);
+    bl_epoch_confirm(pool, record->offset, size);
+}
+
+/* One block again, alone: 1 if it was read and is confirmed. */
+static int bl_kv_read_again(const bl_session *session, const bl_kv_batch *batch, uint32_t i,
+                            bl_kv_work *work)
+{
+    bl_entry after;
+    bl_entry_look(session, work, i, 1, &work->entries[i]);
+    if (!bl_entry_agrees(session, batch, i, work, &work->entries[i]) ||
+        bl_kv_read(session, batch, i, work, NULL) < 0)
+        return 0;
+    bl_entry_look(session, work, i, 1, &after);
+    if (!bl_entry_agrees(session, batch, i, work, &after) || !bl_epoch_stands(session))
+        return 0;
+    bl_kv_confirm(session, batch, i, work);
+    return 1;
+}
+
+/* Ask for the leading hits, pinned: 0 or an error. */
+static int bl_kv_ask(bl_session *session, const bl_kv_batch *batch, bl_kv_work *work,
+                     uint8_t *states)
+{
+    memset(states, BL_BLOCK_MISS, batch->count);
+    int64_t hits = bl_lookup(session, batch->keys, batch->count, BL_LOOKUP_PIN, work->records,
+                             &work->after, batch->timeout_ns);
+    bl_crash_point("get.looked_up");
+    if (hits < 0)
+        return (int)hits;
+    work->count = (uint32_t)hits;
+    work->half = session->half;
+    work->nonce = session->nonce;
+    return 0;
+}
+
+/* HIT where an entry says what is expected. */
+static void bl_kv_first_look(const bl_session *session, const bl_kv_batch *batch, bl_kv_work *work,
+                             uint8_t *states)
+{
+    bl_entry_look(session, work, 0, work->count, work->entries);
+    bl_crash_point("get.first_look");
+    for (uint32_t i = 0; i < work->count; i++)
+        states[i] = bl_entry_agrees(session, batch, i, work, &work->entries[i]) ? BL_BLOCK_HIT
+                                                                               : BL_BLOCK_MISS;
+}
+
+/* Of those that were copied, and are HIT, which are right; how many leading ones. Without fragments
+ * nothing can be read again here. */
+static uint32_t bl_kv_second_look(const bl_session *session, const bl_kv_batch *batch,
+                                  bl_kv_work *work, uint8_t *states, uint64_t *mismatch_count)
+{
+    uint32_t leading = work->count;
+    bl_crash_point("get.copied");
+    bl_entry_look(session, work, 0, work->count, work->entries);
+    bl_crash_point("get.second_look");
+    if (!bl_epoch_stands(session)) { /* to read again is vain; and nothing is wrong with a block */
+        memset(states, BL_BLOCK_MISS, work->count);
+        return 0;
+    }
+    for (uint32_t i = 0; i < work->count; i++) {
+        if (states[i] == BL_BLOCK_HIT &&
+            bl_entry_agrees(session, batch, i, work, &work->entries[i])) {
+            bl_kv_confirm(session, batch, i, work);
+            continue;
+        }
+        ++*mismatch_count;
+        states[i] = batch->fragments && bl_kv_read_again(session, batch, i, work) ? BL_BLOCK_HIT
+                                                                                 : BL_BLOCK_MISS;
+        if (states[i] != BL_BLOCK_HIT && i < leading)
+            leading = i;
+    }
+    return leading;
+}
+
+typedef struct bl_kv_hits {
+    bl_session *session;
+    const bl_kv_batch *batch;
+    bl_kv_work *work;
+    uint8_t *states;
+    uint64_t *mismatch_count;
+    bl_toll *tolls;             /* of each thread */
+    uint32_t threads;
+    uint32_t leading;           /* out: how many are right */
+} bl_kv_hits;
+
+static int bl_kv_judge_guarded(void *context)
+{
+    bl_kv_hits *read = context;
+    read->leading = bl_kv_second_look(read->session, read->batch, read->work, read->states,
+                                      read->mismatch_count);
+    return read->work->fault;
+}
+
+/* One hit of several that are read at once: each has a vector and a fault of its own. */
+static int bl_kv_hit_read(void *context, uint32_t i, uint32_t hand)
+{
+    const bl_kv_hits *read = context;
+    bl_kv_work own = *read->work;
+    if (read->states[i] != BL_BLOCK_HIT)
+        return 0;
+    own.vector = malloc(bl_vector_lines(own.chunk_count) + BL_LINE_SIZE);
+    if (own.vector == NULL)
+        return -ENOMEM;
+    int last = hand > 0 && i + read->threads >= read->work->count;
+    if (read->threads > 1)
+        bl_toll_begin(&read->tolls[hand], read->batch->length, !last);
+    if (bl_kv_read(read->session, read->batch, i, &own, &read->tolls[hand]) < 0)
+        read->states[i] = BL_BLOCK_MISS;
+    if (last)
+        bl_toll_end(&read->tolls[hand]);
+    free(own.vector);
+    return own.fault;
+}
+
+/* How many threads take whole blocks: one if there are few or little of them. Then each is dealt
+ * out where it is copied. */
+static uint32_t bl_kv_block_threads(const bl_kv_batch *batch, uint32_t count)
+{
+    bl_copy_settings settings = bl_copy_settings_of(batch->settings);
+    uint64_t part = settings.part, size = batch->length * (uint64_t)count;
+    int few = count < BL_PARTS_PER_THREAD * (uint64_t)settings.threads && batch->length >= 2 * part;
+    return few || size < part ? 1 : settings.threads;
+}
+
+static int bl_kv_hits_guarded(void *context)
+{
+    bl_kv_hits *read = context;
+    const bl_kv_batch *batch = read->batch;
+    bl_kv_first_look(read->session, batch, read->work, read->states);
+    uint32_t count = read->work->count, all = bl_copy_settings_of(batch->settings).threads;
+    uint32_t threads = bl_kv_block_threads(batch, count);
+    uint32_t hands = threads < BL_CREW_HANDS ? threads : BL_CREW_HANDS;
+    bl_toll tolls[BL_CREW_HANDS];
+    tolls[0] = bl_toll_make(batch->port, 0, batch->transfer_class, (uint64_t)count * batch->length,
+                            all);
+    for (uint32_t i = 1; i < hands; i++)
+        tolls[i] = bl_toll_other(&tolls[0]);
+    read->tolls = tolls, read->threads = threads;
+    int status = bl_crew_run(threads, count, bl_kv_hit_read, read);
+    for (uint32_t i = 0; i < hands; i++)
+        bl_toll_end(&tolls[i]);
+    return status < 0 ? status : bl_kv_judge_guarded(context);
+}
+
+/* The end of a get whose hits were read, or -error: 0 or an error. */
+static int bl_kv_release(bl_session *session, const bl_kv_batch *batch, bl_kv_work *work, int read,
+                         uint8_t *states)
+{
+    if (work->count > 0) {
+        bl_kv_retire(session, batch, read);
+        for (uint32_t i = 0; i < work->count; i++)
+            work->commits[i] = (bl_commit){.generation = work->records[i].generation,
+                                           .block = work->records[i].block};
+        int64_t released = bl_release_blocks(session, work->commits, work->count,
+                                             batch->timeout_ns);
+        bl_crash_point("get.released");
+        if (released < 0)
+            read = (int)released;
+    }
+    if (read == 0 && work->count < batch->count)
+        states[work->count] = (uint8_t)work->after;
+    return read;
+}
+
+int64_t bl_kv_get(bl_session *session, const bl_kv_batch *batch, uint8_t *states,
+                  uint64_t *mismatch_count)
+{
+    bl_kv_work work;
+    bl_kv_hits read = {session, batch, &work, states, mismatch_count, NULL, 0, 0};
+    int status = bl_kv_work_make(batch, &work);
+    if (status < 0)
+        return status;
+    status = bl_kv_ask(session, batch, &work, states);
+    if (status == 0) {
+        if (work.count > 0)
+            status = bl_guarded(&session->pool->memory, bl_kv_hits_guarded, &read);
+        status = bl_kv_release(session, batch, &work, status, states);
+    }
+    bl_kv_work_free(&work);
+    return status < 0 ? status : (int64_t)read.leading;
+}

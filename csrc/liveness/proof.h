@@ -1,0 +1,84 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Copyright The Beluga Authors
+ *
+ * Who is alive on this host, and who is proven gone (D7).
+ *
+ * A session or a server holds a lock on a file of its own name in the pool's runtime directory for
+ * as long as its process can write to the pool. The kernel drops the lock when the process has
+ * died, after its memory is gone: whoever gets the lock has the proof. Unlike a pidfd, the file
+ * outlives the server that watches it, so a successor finds the proof too; and it is looked for by
+ * nonce, never by a pid read from the pool. Without the file (another host, another mount
+ * namespace) nothing is proven, and silence leads to quarantine only.
+ *
+ * A lock that is free is no proof while a device may write for the process: the kernel closes a
+ * dying process's files one after another, and the device's may come after the lock's. A session
+ * whose payload a device writes says so in its file (bl_proof_devices), with the number of its
+ * process, and is gone when that process is (see bl_proof_process_ended). The file is there for a
+ * successor of the server, too.
+ *
+ * A forked child shares the lock: it gives its copy up at fork (bl_session_forked). The simulator
+ * has its own body (sim/proof.c).
+ */
+#ifndef BL_PROOF_H
+#define BL_PROOF_H
+
+#include <errno.h>
+
+#include "coherence/coherence.h"
+
+/* Is this error one that passes: this process or machine is out of descriptors or memory? Then
+ * nothing is known of what was asked for, and it is asked for again. */
+static inline int bl_error_passes(int error)
+{
+    return error == EMFILE || error == ENFILE || error == ENOMEM || error == ENOBUFS ||
+           error == ENOSPC;
+}
+
+enum { BL_PATH_SIZE = 4096 };
+
+/* Hold the proof of life of nonce: a descriptor, or -errno. */
+int bl_proof_hold(const bl_memory *memory, const char *directory, uint64_t nonce);
+
+/* Is there such a proof in this directory, whoever holds it? 0: there is none; else 1. */
+int bl_proof_known(const bl_memory *memory, const char *directory, uint64_t nonce);
+
+/* Watch somebody else's: a descriptor, or -ENOENT (nothing can be proven here), or -errno: see
+ * bl_error_passes(). */
+int bl_proof_watch(const bl_memory *memory, const char *directory, uint64_t nonce);
+
+/* 1 once the watched process is gone for good, and what its devices do for it, too; 0 before. */
+int bl_proof_gone(const bl_memory *memory, int descriptor);
+
+/* Say in a proof that is held that from now on (1), or no more (0), a device may write to the pool
+ * for this process: 0 or -errno. Before its first write, and after its last. */
+int bl_proof_devices(const bl_memory *memory, int descriptor, int may_write);
+
+/* May a device have written for a watched process, until that ended? 1 or 0. */
+int bl_proof_has_devices(const bl_memory *memory, int descriptor);
+
+/* End a watch or a hold. remove: nobody needs this proof any more. */
+void bl_proof_end(const bl_memory *memory, const char *directory, uint64_t nonce, int descriptor,
+                  int remove);
+
+/* Nonces whose process is gone and whose proof is still there, at most count_max: their number, or
+ * -errno. Nobody may need them any more: see bl_house_sweep(). */
+int bl_proof_left(const bl_memory *memory, const char *directory, uint64_t *nonces,
+                  uint32_t count_max);
+
+/* A lock among the processes of this host: a descriptor, or -EAGAIN (somebody has it), or
+ * -errno. */
+int bl_host_lock(const bl_memory *memory, const char *directory, const char *name);
+void bl_host_unlock(const bl_memory *memory, int descriptor);
+
+/* Who this operating system is, since it started. */
+int bl_boot_id(const bl_memory *memory, uint64_t boot_id[2]);
+
+static inline int bl_boot_same(const uint64_t one[2], const uint64_t other[2])
+{
+    return one[0] == other[0] && one[1] == other[1];
+}
+
+/* A number nobody else has: random, never zero. */
+uint64_t bl_new_nonce(const bl_memory *memory);
+
+#endif

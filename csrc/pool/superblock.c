@@ -1,0 +1,145 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Copyright The Beluga Authors
+ *
+ * How a pool is laid out, and whether the first bytes of a device can be believed. Pure arithmetic
+ * on private copies: a superblock is foreign input, and what it says of its geometry is derived
+ * again from the few numbers that its creator chose. Reading and writing devices is pool/pool.c's.
+ */
+#include <errno.h>
+
+#include "api/api.h"
+
+/* What a creator may ask for. The layout's sums stay far below 2^64 within these. */
+enum bl_geometry_limit {
+    BL_LANE_COUNT_MAX = 4096,
+    BL_SLOT_COUNT_MIN = 4,
+    BL_SLOT_COUNT_MAX = 1024,
+    BL_BULK_SIZE_MAX = 64 << 20
+};
+static const uint64_t bl_device_size_max = 1ull << 47; /* an address space */
+static const char bl_magic[8] = "BELUGA\r\n";
+
+static uint64_t bl_round_up(uint64_t value, uint64_t unit)
+{
+    return (value + unit - 1) / unit * unit;
+}
+
+static int bl_config_invalid(const bl_pool_config *config)
+{
+    return config->device_count < 1 || config->device_count > BL_DEVICE_COUNT_MAX ||
+           config->interleaved > 1 || config->sparse > 1 ||
+           config->device_size % BL_STRIPE_SIZE != 0 ||
+           config->device_size < 2 * BL_STRIPE_SIZE || config->device_size > bl_device_size_max ||
+           config->lane_count < 1 || config->lane_count > BL_LANE_COUNT_MAX ||
+           config->slot_count < BL_SLOT_COUNT_MIN || config->slot_count > BL_SLOT_COUNT_MAX ||
+           (config->slot_count & (config->slot_count - 1)) != 0 ||
+           config->bulk_size < BL_PAGE_SIZE || config->bulk_size > BL_BULK_SIZE_MAX ||
+           config->bulk_size % BL_PAGE_SIZE != 0 || config->block_count_max < 1;
+}
+
+int bl_geometry_make(const bl_pool_config *config, bl_geometry *out)
+{
+    if (bl_config_invalid(config))
+        return -EINVAL;
+    const uint64_t line_pair = BL_HALF_COUNT * BL_LINE_SIZE;
+    uint64_t stripe_count = config->device_count * (config->device_size / BL_STRIPE_SIZE - 1);
+    bl_geometry g = {
+        .device_count = config->device_count,
+        .interleaved = config->interleaved,
+        .device_size = config->device_size,
+        .size = stripe_count * BL_STRIPE_SIZE,
+        .lane_count = config->lane_count,
+        .slot_count = config->slot_count,
+        .bulk_size = config->bulk_size,
+        .block_count_max = config->block_count_max,
+        .session_offset = BL_LOBBY_END,
+    };
+    g.lane_offset = bl_round_up(g.session_offset + g.lane_count * line_pair, BL_PAGE_SIZE);
+    g.lane_stride = bl_round_up(
+        BL_PAGE_SIZE + 3ull * g.slot_count * BL_POLL_STRIDE + 3ull * g.bulk_size, BL_PAGE_SIZE);
+    g.table_offset = g.lane_offset + g.lane_count * g.lane_stride;
+    g.extent_offset = bl_round_up(g.table_offset + g.block_count_max * line_pair, BL_PAGE_SIZE);
+    /* The extent table has a line pair for each data stripe, and takes stripes from the data: d
+     * stripes of metadata are enough when extent_offset + (all - d) * line_pair <= d * stripe. */
+    uint64_t meta_count = (g.extent_offset + stripe_count * line_pair + BL_STRIPE_SIZE +
+                           line_pair - 1) / (BL_STRIPE_SIZE + line_pair);
+    if (meta_count >= stripe_count)
+        return -ENOSPC;
+    g.data_offset = meta_count * BL_STRIPE_SIZE;
+    g.stripe_count = stripe_count - meta_count;
+    if (g.stripe_count > UINT32_MAX) /* an extent names its stripes by 32 bits */
+        return -EINVAL;
+    *out = g;
+    return 0;
+}
+
+uint64_t bl_format_hash(void)
+{
+    return BL_FORMAT_HASH;
+}
+
+static uint32_t bl_superblock_check(const bl_superblock *superblock)
+{
+    return bl_crc32c(0, superblock, offsetof(bl_superblock, check));
+}
+
+void bl_superblock_make(const bl_pool_config *config, const bl_geometry *geometry,
+                        uint32_t device_index, uint32_t discipline, bl_superblock *out)
+{
+    bl_superblock superblock = {
+        .version = BL_FORMAT_VERSION,
+        .header_size = sizeof superblock,
+        .format_hash = BL_FORMAT_HASH,
+        .device_index = device_index,
+        .discipline = discipline,
+        .sparse = config->sparse,
+        .stripe_size = BL_STRIPE_SIZE,
+        .created_s = config->created_s,
+        .geometry = *geometry,
+    };
+    memcpy(superblock.magic, bl_magic, sizeof bl_magic);
+    memcpy(superblock.pool_id, config->pool_id, sizeof config->pool_id);
+    superblock.check = bl_superblock_check(&superblock);
+    *out = superblock;
+}
+
+/* Fields of a superblock whose check is right, written by a program of this very format. */
+static int bl_superblock_contradicts(const bl_superblock *superblock)
+{
+    const bl_geometry *g = &superblock->geometry;
+    const bl_pool_config config = {
+        .device_size = g->device_size,
+        .device_count = g->device_count,
+        .interleaved = g->interleaved,
+        .lane_count = g->lane_count,
+        .slot_count = g->slot_count,
+        .bulk_size = g->bulk_size,
+        .block_count_max = g->block_count_max,
+        .sparse = superblock->sparse,
+    };
+    bl_geometry derived;
+    return superblock->header_size != sizeof *superblock ||
+           superblock->stripe_size != BL_STRIPE_SIZE ||
+           (superblock->discipline != BL_DISCIPLINE_COHERENT &&
+            superblock->discipline != BL_DISCIPLINE_NON_COHERENT) ||
+           superblock->device_index >= g->device_count ||
+           bl_geometry_make(&config, &derived) != 0 || memcmp(&derived, g, sizeof *g) != 0;
+}
+
+int bl_superblock_fault(const bl_superblock *superblock)
+{
+    static const bl_superblock empty;
+    if (memcmp(superblock, &empty, sizeof empty) == 0)
+        return BL_SUPERBLOCK_EMPTY;
+    if (memcmp(superblock->magic, bl_magic, sizeof bl_magic) != 0)
+        return BL_SUPERBLOCK_FOREIGN;
+    if (superblock->version != BL_FORMAT_VERSION) /* its check may stand elsewhere */
+        return BL_SUPERBLOCK_VERSION;
+    if (superblock->check != bl_superblock_check(superblock))
+        return BL_SUPERBLOCK_DAMAGED;
+    if (superblock->format_hash != BL_FORMAT_HASH)
+        return BL_SUPERBLOCK_FORMAT;
+    if (bl_superblock_contradicts(superblock))
+        return BL_SUPERBLOCK_GEOMETRY;
+    return BL_SUPERBLOCK_GOOD;
+}

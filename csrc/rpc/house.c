@@ -1,0 +1,440 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Copyright The Beluga Authors
+ *
+ * What the server does besides serving: gives and takes lanes in the lobby, finds out which
+ * sessions ended, and makes sure that it still speaks for the pool.
+ *
+ * A session ends GONE when its process said so (detach, a new attachment that gives the old nonce
+ * up, or the last word of its beat), when its pidfd (liveness/life.h) or its lock
+ * (liveness/proof.h) says that it is no more, or when its host number comes back under another boot
+ * and its beat stands still: a beat that moves is another machine's. It ends DOUBTFUL when all that
+ * can be said is that its beat stood still, or that its lane's memory fails: its lane is not given
+ * to anybody until GONE follows (D7).
+ */
+#include "rpc/server.h"
+
+#include <errno.h>
+
+#include "coherence/crash_point.h"
+
+enum {
+    BL_HOUSE_PERIOD_NS = 100 * 1000,
+    BL_PROOF_PERIOD_NS = 20 * 1000 * 1000,
+    BL_SWEEP_MAX = 64           /* proofs without a session removed together */
+};
+
+/* Longer than an int can say in nanoseconds. */
+#define BL_SWEEP_PERIOD_NS 10000000000ull
+#define BL_BEAT_LOST_NS 5000000000ull
+
+static uint64_t bl_beat_lost_ns(const bl_server *server)
+{
+    return server->beat_lost_ns ? server->beat_lost_ns : BL_BEAT_LOST_NS;
+}
+
+void bl_server_beat_lost(bl_server *server, uint64_t ns) { server->beat_lost_ns = ns; }
+
+int bl_server_still(const bl_server *server)
+{
+    bl_epoch_line line;
+    int status = bl_epoch_read(server->pool, &line);
+    bl_epoch_ordered(server->pool, BL_ALL_WRITES);
+    if (!bl_verify(&server->pool->memory, line.epoch <= server->epoch))
+        return -BL_ERROR_DEPOSED;
+    if (line.epoch == server->epoch && line.nonce != server->nonce)
+        return bl_server_clash(server); /* another machine was elected under this host number */
+    return status;
+}
+
+/* A free lane's line has no nonce: see bl_session_over(). */
+void bl_house_write(bl_server *server, uint32_t number)
+{
+    const bl_lane *lane = &server->lanes[number];
+    bl_session_line line = {
+        .nonce = lane->state == BL_SESSION_FREE ? 0 : lane->nonce,
+        .boot_id = {lane->boot_id[0], lane->boot_id[1]},
+        .host = lane->host,
+        .state = lane->state,
+        .epoch = lane->epoch,
+    };
+    bl_table_seal(&line, number);
+    uint64_t offset = bl_session_offset(&server->pool->geometry, number, server->half);
+    bl_crash_line("session.line", &server->pool->memory, offset, &line);
+    /* SYNC session.line: pairs with bl_takeover_inherit() */
+    bl_publish_line(&server->pool->memory, offset, &line);
+}
+
+static void bl_live_remove(bl_server *server, uint32_t number)
+{
+    uint32_t kept = 0;
+    for (uint32_t i = 0; i < server->live_count; i++) /* the others keep their order: rpc/turn.h */
+        if (server->live[i] != number)
+            server->live[kept++] = server->live[i];
+    server->live_count = kept;
+}
+
+/* Tell the host what its lobby reply says of it now. */
+static void bl_lobby_publish(bl_server *server, uint32_t host)
+{
+    bl_lobby_reply *reply = &server->lobby[host];
+    reply->live_count = 0;
+    for (uint32_t i = 0; i < server->live_count; i++) {
+        const bl_lane *lane = &server->lanes[server->live[i]];
+        if (lane->host != host)
+            continue;
+        reply->live_count++;
+        reply->boot_id[0] = lane->boot_id[0], reply->boot_id[1] = lane->boot_id[1];
+    }
+    reply->sequence_end = reply->sequence;
+    reply->epoch = server->epoch;
+    reply->check = bl_message_check(reply, 0);
+    uint64_t offset = bl_lobby_reply_offset(host, server->half);
+    bl_crash_line("lobby.line", &server->pool->memory, offset, reply);
+    /* SYNC lobby.reply: pairs with bl_lobby_reply_read() */
+    bl_publish_line(&server->pool->memory, offset, reply);
+}
+
+static int bl_lane_here(const bl_server *server, const bl_lane *lane)
+{
+    return bl_boot_same(lane->boot_id, server->boot_id);
+}
+
+int bl_lane_has_devices(const bl_server *server, uint32_t number)
+{
+    const bl_lane *lane = &server->lanes[number];
+    return bl_lane_here(server, lane) &&
+           (lane->proof < 0 || bl_proof_has_devices(&server->pool->memory, lane->proof));
+}
+
+/* A lane's session is over, as far as this server and those above it count. */
+static void bl_lane_over(bl_server *server, uint32_t number, enum bl_end end)
+{
+    bl_lane *lane = &server->lanes[number];
+    int inherited = lane->epoch != server->epoch;
+    if (lane->state == BL_SESSION_LIVE)
+        bl_live_remove(server, number);
+    if (!inherited)
+        server->hooks.ended(server->hooks.context, number, end);
+    else if (end == BL_END_GONE && bl_lane_has_devices(server, number))
+        server->inherited_devices = 1;
+    lane->state = end == BL_END_GONE ? BL_SESSION_FREE : BL_SESSION_DOUBTFUL;
+    server->stat.end_count++;
+    if (end == BL_END_GONE && inherited && --server->inherited_count == 0)
+        server->hooks.settled(server->hooks.context);
+}
+
+/* The proof goes after the line that says so, and only while this server speaks for the pool: a
+ * successor that has read the line as it was needs the proof. */
+int bl_house_end(bl_server *server, uint32_t number, enum bl_end end)
+{
+    const bl_memory *memory = &server->pool->memory;
+    bl_lane *lane = &server->lanes[number];
+    int status = 0;
+    bl_lane_over(server, number, end);
+    bl_crash_point("end.over");
+    bl_house_write(server, number);
+    bl_crash_point("end.written");
+    if (end == BL_END_GONE) {
+        status = bl_server_still(server); /* SYNC session.line: written before this look */
+        bl_proof_end(memory, server->directory, lane->nonce, lane->proof, status == 0);
+        lane->proof = -1;
+        if (server->life)
+            bl_life_forget(server->life, lane->nonce);
+        bl_crash_point("end.proof_removed");
+    }
+    bl_lobby_publish(server, lane->host);
+    bl_crash_point("end.told");
+    return status;
+}
+
+static int64_t bl_lane_of(const bl_server *server, uint64_t nonce)
+{
+    for (uint32_t i = 0; i < server->pool->geometry.lane_count; i++)
+        if (server->lanes[i].state != BL_SESSION_FREE && server->lanes[i].nonce == nonce)
+            return i;
+    return -1;
+}
+
+/* A session whose host number is used under another boot: 0 if it was of an earlier boot, and is
+ * over; -BL_ERROR_HOST_CLASH if it lives, so its machine is another one; -EAGAIN if nobody has
+ * watched its beat for long enough. */
+static int bl_lane_rebooted(const bl_server *server, const bl_lane *lane, uint64_t now_ns)
+{
+    const bl_memory *memory = &server->pool->memory;
+    uint64_t still_ns = now_ns - lane->beat_seen_ns;
+    if (lane->proof >= 0)
+        return bl_proof_gone(memory, lane->proof) ? 0 : -BL_ERROR_HOST_CLASH;
+    if (bl_error_passes(-lane->proof))
+        return -EAGAIN;
+    if (lane->state == BL_SESSION_LIVE)
+        return still_ns < bl_beat_lost_ns(server) ? -BL_ERROR_HOST_CLASH : 0;
+    if (still_ns > BL_BEAT_WATCH_NS)
+        return 0;
+    return lane->moved ? -BL_ERROR_HOST_CLASH : -EAGAIN;
+}
+
+/* Another machine under this host number: alive, or an earlier boot whose sessions are over. 0,
+ * -BL_ERROR_HOST_CLASH, -EAGAIN as above, or -BL_ERROR_DEPOSED. */
+static int bl_lobby_clash_check(bl_server *server, const bl_lobby_request *request, uint64_t now_ns)
+{
+    for (uint32_t i = 0; i < server->pool->geometry.lane_count; i++) {
+        const bl_lane *lane = &server->lanes[i];
+        if (lane->state == BL_SESSION_FREE || lane->broken || lane->host != request->host ||
+            bl_boot_same(lane->boot_id, request->boot_id))
+            continue;
+        int status = bl_lane_rebooted(server, lane, now_ns);
+        if (status == 0)
+            status = bl_house_end(server, i, BL_END_GONE);
+        if (status < 0)
+            return status;
+    }
+    return 0;
+}
+
+static int bl_lane_watched(const bl_lane *lane)
+{
+    return lane->state != BL_SESSION_FREE && !lane->broken;
+}
+
+/* Does a session's beat move? The first look says nothing. */
+static void bl_lane_watch(bl_lane *lane, uint64_t count, uint64_t now_ns)
+{
+    if (count <= lane->beat_count)
+        return;
+    if (lane->beat_count != 0)
+        lane->beat_seen_ns = now_ns, lane->moved = 1;
+    lane->beat_count = count;
+}
+
+/* Is a session of an earlier epoch over by an operator's word; or by this server's, whose host
+ * number it has under another boot, and no beat says that it is another machine's? */
+static int bl_lane_of_old(const bl_server *server, const bl_lane *lane, uint64_t now_ns)
+{
+    if (lane->epoch == server->epoch)
+        return 0;
+    return bl_declared(server, lane->nonce) ||
+           (lane->host == server->host && !bl_lane_here(server, lane) &&
+            bl_lane_rebooted(server, lane, now_ns) == 0);
+}
+
+/* Who has said farewell or is proven gone, and whose beat stands still? */
+static void bl_house_watch(bl_server *server, uint64_t now_ns)
+{
+    const bl_memory *memory = &server->pool->memory;
+    const bl_geometry *g = &server->pool->geometry;
+    for (uint32_t i = 0; i < g->lane_count; i++)
+        if (bl_lane_watched(&server->lanes[i]))
+            bl_invalidate(memory, bl_lane_offset(g, i), BL_LINE_SIZE);
+    bl_fence_full(memory);
+    for (uint32_t i = 0; i < g->lane_count; i++) {
+        bl_lane *lane = &server->lanes[i];
+        if (lane->state == BL_SESSION_FREE)
+            continue;
+        if (bl_error_passes(-lane->proof)) /* D16: it says nothing about the session */
+            lane->proof = bl_proof_watch(memory, server->directory, lane->nonce);
+        uint64_t count = bl_lane_watched(lane)
+                             ? bl_beat_read(memory, bl_lane_offset(g, i), lane->nonce)
+                             : 0;
+        int left = count == BL_BEAT_LAST; /* SYNC beat.last: pairs with bl_beat_end() */
+        if (left)
+            bl_believe(memory, bl_lane_offset(g, i));
+        if (left || (lane->proof >= 0 && bl_proof_gone(memory, lane->proof))) {
+            bl_house_end(server, i, BL_END_GONE);
+            continue;
+        }
+        if (lane->proof >= 0 || !bl_lane_watched(lane))
+            continue;
+        bl_lane_watch(lane, count, now_ns);
+        if (bl_lane_of_old(server, lane, now_ns))
+            bl_house_end(server, i, BL_END_GONE);
+        else if (lane->state == BL_SESSION_LIVE &&
+                 now_ns - lane->beat_seen_ns > bl_beat_lost_ns(server))
+            bl_house_end(server, i, BL_END_DOUBTFUL);
+    }
+}
+
+/* A lane that nobody has, or -BL_ERROR_NO_LANE. */
+static int64_t bl_lane_free(const bl_server *server)
+{
+    for (uint32_t i = 0; i < server->pool->geometry.lane_count; i++)
+        if (server->lanes[i].state == BL_SESSION_FREE && !server->lanes[i].broken)
+            return i;
+    return -BL_ERROR_NO_LANE;
+}
+
+/* A lane for a nonce: its number, or an error; -EAGAIN: ask again. Asked twice, it gives the
+ * same. */
+static int64_t bl_lobby_give(bl_server *server, const bl_lobby_request *request, uint64_t now_ns)
+{
+    const bl_memory *memory = &server->pool->memory;
+    int here = bl_boot_same(request->boot_id, server->boot_id);
+    if (server->pool->one_host && !(here && request->host == server->host))
+        return -BL_ERROR_SECOND_HOST;
+    int64_t old = request->old_nonce ? bl_lane_of(server, request->old_nonce) : -1;
+    int status = old >= 0 ? bl_house_end(server, (uint32_t)old, BL_END_GONE) : 0;
+    if (status < 0)
+        return status;
+    int64_t known = bl_lane_of(server, request->nonce);
+    if (known >= 0 && server->lanes[known].state == BL_SESSION_LIVE)
+        return known;
+    if (known >= 0) { /* an earlier server gave it a lane, and died before it could say so */
+        bl_lane_over(server, (uint32_t)known, BL_END_GONE);
+        bl_house_write(server, (uint32_t)known); /* a nonce has one lane */
+        bl_proof_end(memory, server->directory, request->nonce, server->lanes[known].proof, 0);
+        server->lanes[known].proof = -1;
+    }
+    status = bl_lobby_clash_check(server, request, now_ns);
+    if (status < 0)
+        return status;
+    if (bl_lane_free(server) < 0)
+        bl_house_watch(server, now_ns); /* somebody may have left meanwhile */
+    int64_t found = bl_lane_free(server);
+    if (found < 0)
+        return found;
+    uint32_t number = (uint32_t)found;
+    server->lanes[number] = (bl_lane){
+        .nonce = request->nonce,
+        .boot_id = {request->boot_id[0], request->boot_id[1]},
+        .epoch = server->epoch,
+        .beat_seen_ns = now_ns,
+        .host = request->host,
+        .state = BL_SESSION_LIVE,
+        .next = 1,
+        .window = 1,
+        .answered = server->done,
+        .allowance = {.tokens = server->quota.calls_per_s * BL_TOKEN, .filled_ns = now_ns},
+        .proof = here ? bl_proof_watch(memory, server->directory, request->nonce) : -ENOENT,
+    };
+    server->live[server->live_count++] = number;
+    server->stat.attach_count++;
+    bl_crash_point("give.taken");
+    bl_house_write(server, number); /* a successor must know of it before the client does */
+    bl_crash_point("give.written");
+    status = bl_server_still(server); /* SYNC session.line: written before this look */
+    return status < 0 ? status : found;
+}
+
+/* 1, or 0: it cannot be answered yet. */
+static int bl_lobby_serve(bl_server *server, const bl_lobby_request *request, uint64_t now_ns)
+{
+    int64_t lane = -BL_ERROR_BAD_REQUEST;
+    bl_crash_point("lobby.request_seen");
+    if (request->operation == BL_LOBBY_ATTACH && request->nonce != 0) {
+        lane = bl_lobby_give(server, request, now_ns);
+    } else if (request->operation == BL_LOBBY_DETACH) {
+        lane = bl_lane_of(server, request->nonce);
+        lane = lane >= 0 ? bl_house_end(server, (uint32_t)lane, BL_END_GONE) : 0;
+    }
+    if (lane == -EAGAIN)
+        return 0;
+    if (lane == -BL_ERROR_DEPOSED)
+        return 1; /* its successor has seen the lane: let it answer */
+    if (lane < 0 && server->life)
+        bl_life_forget(server->life, request->nonce);
+    bl_lobby_reply *reply = &server->lobby[request->host];
+    *reply = (bl_lobby_reply){
+        .sequence = request->sequence,
+        .status = lane < 0 ? (int32_t)lane : 0,
+        .nonce = request->nonce,
+        .lane = lane < 0 ? 0 : (uint32_t)lane,
+    };
+    bl_crash_point("lobby.served");
+    bl_lobby_publish(server, request->host);
+    bl_crash_point("lobby.replied");
+    return 1;
+}
+
+/* How many requests cannot be answered yet. */
+static uint32_t bl_lobby_look(bl_server *server, uint64_t now_ns)
+{
+    const bl_memory *memory = &server->pool->memory;
+    uint32_t waiting = 0;
+    for (uint32_t host = 0; host < BL_HOST_COUNT; host++)
+        bl_invalidate(memory, bl_lobby_request_offset(host), BL_LINE_SIZE);
+    bl_fence_full(memory);
+    for (uint32_t host = 0; host < BL_HOST_COUNT; host++) {
+        bl_lobby_request request;
+        /* SYNC lobby.request: pairs with bl_lobby_ask() */
+        bl_load_line(memory, bl_lobby_request_offset(host), &request);
+        if (request.sequence == server->lobby_seen[host] ||
+            !bl_verify(memory, request.sequence == request.sequence_end &&
+                                   request.check == bl_message_check(&request, 0)) ||
+            request.host != host)
+            continue;
+        bl_believe(memory, bl_lobby_request_offset(host));
+        /* Another server may have been asked; but who is through is so for all of them. */
+        int mine = bl_verify(memory, request.epoch == server->epoch ||
+                                         request.operation == BL_LOBBY_DETACH);
+        if (!mine || bl_lobby_serve(server, &request, now_ns))
+            server->lobby_seen[host] = request.sequence;
+        else
+            waiting++;
+    }
+    return waiting;
+}
+
+/* Does anybody need the proof of this nonce: for a lane, to take over, or to be elected? */
+static int bl_proof_needed(const bl_server *server, uint64_t nonce)
+{
+    const bl_memory *memory = &server->pool->memory;
+    for (uint32_t half = 0; half < BL_HALF_COUNT; half++) {
+        bl_epoch_line line;
+        if (bl_epoch_line_read(server->pool, half, &line) < 0 || line.nonce == nonce)
+            return 1;
+    }
+    for (uint32_t host = 0; host < BL_HOST_COUNT; host++) {
+        bl_candidate_line line;
+        uint64_t offset = BL_CANDIDATE_OFFSET + (uint64_t)host * BL_POLL_STRIDE;
+        if (bl_register_read(memory, offset, host, &line) < 0 || line.nonce == nonce)
+            return 1;
+    }
+    return bl_lane_of(server, nonce) >= 0;
+}
+
+/* Remove the proofs of processes that died without a lane. In this order: they are dead; all that
+ * they asked for is known; no successor has given them anything, since this server still serves. */
+static int bl_house_sweep(bl_server *server, uint64_t now_ns)
+{
+    const bl_memory *memory = &server->pool->memory;
+    uint64_t nonces[BL_SWEEP_MAX];
+    int count = bl_proof_left(memory, server->directory, nonces, BL_SWEEP_MAX);
+    if (count <= 0)
+        return 0;
+    if (bl_lobby_look(server, now_ns) > 0)
+        return 0; /* one of them may be given a lane yet */
+    int status = bl_server_still(server);
+    for (int i = 0; i < count && status == 0; i++)
+        if (!bl_proof_needed(server, nonces[i]))
+            bl_proof_end(memory, server->directory, nonces[i], -1, 1);
+    return status;
+}
+
+/* End the sessions of processes that have ended, at once. */
+static void bl_house_mourn(bl_server *server)
+{
+    for (uint64_t nonce; server->life && (nonce = bl_life_look(server->life)) != 0;) {
+        int64_t lane = bl_lane_of(server, nonce);
+        if (lane >= 0)
+            bl_house_end(server, (uint32_t)lane, BL_END_GONE);
+    }
+}
+
+int bl_house_keep(bl_server *server, uint64_t now_ns)
+{
+    if (now_ns - server->house_ns < BL_HOUSE_PERIOD_NS)
+        return 0;
+    server->house_ns = now_ns;
+    bl_house_mourn(server);
+    bl_lobby_look(server, now_ns);
+    if (now_ns - server->proof_ns < BL_PROOF_PERIOD_NS)
+        return 0;
+    server->proof_ns = now_ns;
+    bl_house_watch(server, now_ns);
+    if (now_ns - server->sweep_ns > BL_SWEEP_PERIOD_NS) {
+        server->sweep_ns = now_ns;
+        int status = bl_house_sweep(server, now_ns);
+        if (status < 0)
+            return status;
+    }
+    return bl_server_still(server);
+}

@@ -1,0 +1,348 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Copyright The Beluga Authors
+ *
+ * The poll loop. It runs without Python's lock and never enters Python, except for handlers that
+ * were registered from there.
+ *
+ * A round, over all live lanes:
+ *   1  invalidate the next window of request lines of every lane; one full fence
+ *   2  in the order of rpc/turn.h: ask for a lane's whole window, then copy the lines that have
+ *      arrived, in order, at most a quantum; a line is believed if its sequence is the expected
+ *      one and its check holds, and is never looked at again (D13)
+ *   3  run the handlers; what they stream into the pool is fenced before
+ *   4  the replies are streamed; one fence sends them off
+ * A lane's window doubles while all its lines had arrived and follows what was found otherwise.
+ */
+#include "rpc/server.h"
+
+#include <errno.h>
+#include <stdlib.h>
+
+#include "coherence/crash_point.h"
+#include "coherence/guard.h"
+
+enum {
+    BL_IDLE_SPIN_NS = 50 * 1000,        /* idle so long: offer the core */
+    BL_IDLE_YIELD_NS = 5 * 1000 * 1000, /* and so long: nap, a hundredth of it more, ... */
+    BL_IDLE_NAP_PART = 100,
+    BL_IDLE_NAP_NS = 400 * 1000,        /* ... but a nap and a round must stay below 1 ms */
+    BL_ROUNDS_PER_CLOCK = 32
+};
+
+static uint32_t bl_server_slot(const bl_server *server, uint32_t sequence)
+{
+    return sequence & (server->pool->geometry.slot_count - 1);
+}
+
+static uint64_t bl_server_request_offset(const bl_server *server, uint32_t lane, uint32_t sequence)
+{
+    return bl_request_offset(&server->pool->geometry, lane, bl_server_slot(server, sequence));
+}
+
+/* Copy a lane's requests that have arrived, a quantum at most: its turn. Its window has been
+ * invalidated. */
+static bl_work bl_lane_gather(bl_server *server, uint32_t number)
+{
+    const bl_memory *memory = &server->pool->memory;
+    bl_lane *lane = &server->lanes[number];
+    uint64_t key = bl_message_key(lane->nonce, server->epoch);
+    bl_work turn = {0};
+    for (uint32_t i = 0; i < lane->window; i++)
+        bl_prefetch_line(memory, bl_server_request_offset(server, number, lane->next + i));
+    for (; turn.requests < lane->window; turn.requests++) {
+        bl_request *request = &server->requests[turn.requests];
+        uint32_t sequence = lane->next + (uint32_t)turn.requests;
+        /* SYNC lane.request: pairs with bl_lane_send() */
+        bl_load_line(memory, bl_server_request_offset(server, number, sequence), request);
+        if (request->sequence != sequence)
+            break;
+        if (!bl_verify(memory, bl_request_whole(request, key))) {
+            server->stat.torn_count++; /* half arrived, or a former session's: look again later */
+            break;
+        }
+        uint64_t keys = bl_turn_keys(request);
+        if (!bl_verify(memory, bl_turn_fits(&turn, keys)))
+            break;
+        bl_believe(memory, bl_server_request_offset(server, number, sequence));
+        turn.keys += keys;
+    }
+    uint32_t ready = (uint32_t)turn.requests;
+    uint32_t window = ready == lane->window ? ready * 2 : ready + 1;
+    lane->window = window < BL_QUANTUM_REQUESTS ? window : BL_QUANTUM_REQUESTS;
+    return turn;
+}
+
+/* The bytes of a long request, copied once: 0 or an error. */
+static int bl_bulk_take(bl_server *server, uint32_t lane, const bl_request *request, bl_call *call)
+{
+    const bl_memory *memory = &server->pool->memory;
+    bl_bulk bulk;
+    if (request->size != sizeof bulk)
+        return -BL_ERROR_BAD_REQUEST;
+    memcpy(&bulk, request->payload, sizeof bulk);
+    if (bulk.size > server->pool->geometry.bulk_size)
+        return -BL_ERROR_BAD_REQUEST;
+    uint64_t offset = bl_bulk_in_offset(&server->pool->geometry, lane);
+    bl_refetch(memory, offset, bulk.size); /* after the look at the line, before the copy */
+    bl_fetch(memory, offset, server->bulk_in, bulk.size); /* SYNC lane.bulk_in */
+    bl_crash_point("serve.bulk_fetched");
+    if (!bl_verify(memory, bl_crc32c(0, server->bulk_in, bulk.size) == bulk.check))
+        return -BL_ERROR_BAD_REQUEST;
+    /* Their check proves them. No bl_rely(): a server that was deposed unawares may see the same
+     * bytes being sent again, to its successor. */
+    call->request = server->bulk_in;
+    call->request_size = bulk.size;
+    return 0;
+}
+
+/* Put a handler's long answer into the lane's bulk area. */
+static void bl_bulk_answer(bl_server *server, uint32_t lane, const bl_call *call, bl_reply *reply)
+{
+    uint32_t lines = (call->reply_size + BL_LINE_SIZE - 1) / BL_LINE_SIZE;
+    memset(call->reply + call->reply_size, 0, lines * BL_LINE_SIZE - call->reply_size);
+    bl_stream(&server->pool->memory,
+              bl_bulk_out_offset(&server->pool->geometry, lane, server->half), call->reply,
+              (uint64_t)lines * BL_LINE_SIZE); /* SYNC lane.bulk_out; fenced with the round */
+    bl_crash_point("serve.bulk_streamed");
+    bl_bulk bulk = {call->reply_size, bl_crc32c(0, call->reply, call->reply_size)};
+    reply->flags = BL_MESSAGE_BULK;
+    reply->size = sizeof bulk;
+    memcpy(reply->payload, &bulk, sizeof bulk);
+}
+
+/* Run one request's handler and make its reply. */
+static void bl_server_handle(bl_server *server, uint32_t lane, const bl_request *request,
+                             bl_reply *reply)
+{
+    bl_call call = {
+        .request = request->payload,
+        .request_size = request->size,
+        .reply = server->bulk_out,
+        .reply_capacity = server->pool->geometry.bulk_size,
+        .lane = lane,
+        .method = request->method,
+    };
+    int status = 0;
+    uint32_t calls_per_s = server->quota.calls_per_s;
+    if (calls_per_s &&
+        !bl_allowance_take(&server->lanes[lane].allowance, calls_per_s, request->method)) {
+        server->stat.quota_call_count++;
+        status = -BL_ERROR_QUOTA;
+    } else if (request->flags & BL_MESSAGE_BULK) {
+        status = bl_bulk_take(server, lane, request, &call);
+    } else if (request->size > BL_MESSAGE_INLINE_SIZE) {
+        status = -BL_ERROR_BAD_REQUEST;
+    }
+    if (status == 0 &&
+        (request->method >= BL_METHOD_COUNT || !server->handlers[request->method].run))
+        status = -BL_ERROR_NO_METHOD;
+    if (status == 0) {
+        status = server->handlers[request->method].run(server->handlers[request->method].context,
+                                                       &call);
+        if (call.reply_size > call.reply_capacity)
+            status = -BL_ERROR_HANDLER, call.reply_size = 0;
+    }
+    if (status < 0)
+        server->stat.error_count++;
+    *reply = (bl_reply){.epoch = (uint32_t)server->epoch, .status = status};
+    if (call.reply_size > BL_MESSAGE_INLINE_SIZE) {
+        bl_bulk_answer(server, lane, &call, reply);
+    } else {
+        reply->size = (uint8_t)call.reply_size;
+        memcpy(reply->payload, call.reply, call.reply_size);
+    }
+}
+
+/* Serve what bl_lane_gather() found. */
+static void bl_lane_answer(bl_server *server, uint32_t number, bl_work turn)
+{
+    const bl_memory *memory = &server->pool->memory;
+    bl_lane *lane = &server->lanes[number];
+    uint64_t key = bl_message_key(lane->nonce, server->epoch);
+    uint32_t ready = (uint32_t)turn.requests;
+    if (server->quota.calls_per_s)
+        bl_allowance_fill(&lane->allowance, server->quota.calls_per_s, bl_now_ns(memory));
+    for (uint32_t i = 0; i < ready; i++)
+        bl_server_handle(server, number, &server->requests[i], &server->replies[i]);
+    bl_crash_point("serve.handled");
+    for (uint32_t i = 0; i < ready; i++) /* apart from what fills a line: see bl_lane_send() */
+        bl_message_seal(&server->replies[i], lane->next + i, key);
+    bl_fence_store(memory); /* entries, extents and bulk are out before a reply speaks of them */
+    bl_crash_point("serve.fenced");
+    bl_crash_line("serve.line", memory,
+                  bl_reply_offset(&server->pool->geometry, number, server->half,
+                                  bl_server_slot(server, lane->next)),
+                  &server->replies[0]);
+    for (uint32_t i = 0; i < ready; i++)
+        bl_stream_line(memory,
+                       bl_reply_offset(&server->pool->geometry, number, server->half,
+                                       bl_server_slot(server, lane->next + i)),
+                       &server->replies[i]); /* SYNC lane.reply: pairs with bl_lane_take() */
+    bl_crash_point("serve.replies_streamed");
+    bl_fence_store(memory); /* off they go: somebody waits */
+    bl_crash_point("serve.replied");
+    lane->next += ready;
+    server->done.requests += turn.requests;
+    server->done.keys += turn.keys;
+    lane->answered = server->done;
+}
+
+/* How much others have had done since this lane may have begun to wait: its request was not there
+ * when its last turn ended, or when the round before this one began. */
+static void bl_lane_waited(bl_server *server, const bl_lane *lane, bl_work turn)
+{
+    bl_work since = lane->answered;
+    bl_work_raise(&since, server->round[0].requests, server->round[0].keys);
+    bl_work_raise(&server->most_waited, server->done.requests - since.requests,
+                  server->done.keys - since.keys);
+    bl_work_raise(&server->most_taken, turn.requests, turn.keys);
+}
+
+uint32_t bl_server_round(bl_server *server)
+{
+    const bl_memory *memory = &server->pool->memory;
+    uint32_t kept_count = 0, served_count = 0;
+    uint64_t before = server->done.requests;
+    server->round[0] = server->round[1];
+    server->round[1] = server->done;
+    if (server->round[0].requests != before && server->live_count > 1)
+        bl_fence_full(memory); /* the looks are not older than the turns before: rpc/turn.h */
+    for (uint32_t i = 0; i < server->live_count; i++) {
+        uint32_t number = server->live[i];
+        const bl_lane *lane = &server->lanes[number];
+        for (uint32_t k = 0; k < lane->window; k++)
+            bl_invalidate(memory, bl_server_request_offset(server, number, lane->next + k),
+                          BL_LINE_SIZE);
+    }
+    bl_fence_full(memory); /* the loads below must not be older than the invalidations */
+    for (uint32_t i = 0; i < server->live_count; i++) {
+        uint32_t number = server->live[i];
+        bl_work turn = bl_lane_gather(server, number);
+        if (turn.requests == 0) {
+            server->live[kept_count++] = number;
+            continue;
+        }
+        bl_crash_point("serve.gathered");
+        bl_lane_waited(server, &server->lanes[number], turn);
+        bl_lane_answer(server, number, turn);
+        server->served[served_count++] = number;
+    }
+    bl_turn_order(server->live, kept_count, server->served, served_count);
+    return (uint32_t)(server->done.requests - before);
+}
+
+/* How long to nap: those who called lately will call again soon. */
+static uint64_t bl_idle_nap_ns(uint64_t idle_ns)
+{
+    uint64_t nap_ns = idle_ns / BL_IDLE_NAP_PART;
+    if (idle_ns < BL_IDLE_YIELD_NS)
+        return 0;
+    return nap_ns < BL_IDLE_NAP_NS ? nap_ns : BL_IDLE_NAP_NS;
+}
+
+/* Is a device fault at this offset one lane's, and news? Then the lane is given up: 1. */
+static int bl_lane_breaks(bl_server *server, uint64_t offset)
+{
+    const bl_geometry *g = &server->pool->geometry;
+    if (offset < g->lane_offset || offset - g->lane_offset >= g->lane_count * g->lane_stride)
+        return 0;
+    bl_lane *lane = &server->lanes[(offset - g->lane_offset) / g->lane_stride];
+    int news = !lane->broken;
+    lane->broken = 1;
+    return news;
+}
+
+/* The last round may have been left off in the middle: list the live lanes again, and end the
+ * sessions of those that broke. 0, or -BL_ERROR_DEPOSED. */
+static int bl_server_mend(bl_server *server)
+{
+    int status = 0;
+    server->live_count = 0;
+    for (uint32_t i = 0; i < server->pool->geometry.lane_count; i++)
+        if (server->lanes[i].state == BL_SESSION_LIVE)
+            server->live[server->live_count++] = i;
+    for (uint32_t i = 0; i < server->pool->geometry.lane_count && status == 0; i++)
+        if (server->lanes[i].state == BL_SESSION_LIVE && server->lanes[i].broken)
+            status = bl_house_end(server, i, BL_END_DOUBTFUL);
+    return status;
+}
+
+static int bl_server_loop(void *context)
+{
+    bl_server *server = context;
+    const bl_memory *memory = &server->pool->memory;
+    int mended = bl_server_mend(server);
+    if (mended < 0)
+        return mended;
+    uint64_t busy_ns = bl_now_ns(memory), now = busy_ns;
+    uint32_t rounds = 0, busy = 0;
+    while (!bl_shared_load(&server->stop)) {
+        uint32_t served = bl_server_round(server);
+        uint64_t idle_ns = now - busy_ns;
+        busy |= served;
+        if (busy == 0 && idle_ns >= BL_IDLE_SPIN_NS)
+            bl_nap(memory, bl_idle_nap_ns(idle_ns));
+        else if (++rounds % BL_ROUNDS_PER_CLOCK)
+            continue; /* the clock and the house wait while there is work */
+        now = bl_now_ns(memory);
+        bl_guard_look(); /* this region lasts as long as the server */
+        if (busy > 0)
+            busy_ns = now;
+        busy = 0;
+        int status = bl_house_keep(server, now);
+        if (status < 0)
+            return status;
+    }
+    return 0;
+}
+
+void bl_server_limit(bl_server *server, const bl_quota *quota) { server->quota = *quota; }
+
+/* Who serves no more does not beat: clients would wait, and no standby would follow. */
+int bl_server_run(bl_server *server)
+{
+    const bl_memory *memory = &server->pool->memory;
+    int status;
+    do
+        status = bl_guarded(memory, bl_server_loop, server);
+    while (status == -BL_ERROR_DEVICE_FAULT && bl_lane_breaks(server, bl_guard_offset(memory)));
+    bl_beat_stop(&server->beat);
+    return status;
+}
+
+void bl_server_stop(bl_server *server) { bl_shared_store(&server->stop, 1); }
+
+int bl_server_handle_method(bl_server *server, uint32_t method, bl_handler handler, void *context)
+{
+    if (method >= BL_METHOD_COUNT)
+        return -EINVAL;
+    server->handlers[method].context = context;
+    bl_compiler_barrier(); /* the poll loop may run: no handler is seen without its context */
+    server->handlers[method].run = handler;
+    return 0;
+}
+
+int bl_echo_handler(void *context, bl_call *call)
+{
+    (void)context;
+    if (call->request_size > call->reply_capacity)
+        return -BL_ERROR_BAD_REQUEST;
+    memcpy(call->reply, call->request, call->request_size);
+    call->reply_size = call->request_size;
+    return 0;
+}
+
+void bl_server_describe(const bl_server *server, bl_server_stat *out)
+{
+    *out = server->stat;
+    out->call_count = server->done.requests;
+    out->key_count = server->done.keys;
+    out->turn_request_max = server->most_taken.requests;
+    out->turn_key_max = server->most_taken.keys;
+    out->wait_request_max = server->most_waited.requests;
+    out->wait_key_max = server->most_waited.keys;
+    out->epoch = server->epoch;
+    out->live_count = server->live_count;
+    out->inherited_count = server->inherited_count;
+    out->watched_count = server->life ? bl_life_count(server->life) : 0;
+}

@@ -1,0 +1,229 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Copyright The Beluga Authors
+ *
+ * A session: made, used for calls, closed. What happens when the server is replaced or does not
+ * answer is decided here, once, for every kind of call.
+ *
+ * A call is applied once by one server, however long its answer takes. If the server gives the
+ * session up before it reads a call, the call is asked again by the next session, at once. If the
+ * server is replaced meanwhile, a single call is asked again of the new one, which knows nothing of
+ * the old one's unanswered calls: handlers must bear that (D10 says how the block calls do).
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "coherence/crash_point.h"
+#include "coherence/guard.h"
+#include "rpc/session.h"
+
+enum { BL_DETACH_TIMEOUT_NS = 200 * 1000 * 1000 };
+
+int bl_session_open(const bl_pool *pool, const char *directory, uint32_t host, uint64_t timeout_ns,
+                    bl_session **out)
+{
+    if (host >= BL_HOST_COUNT || strlen(directory) >= BL_PATH_SIZE)
+        return -EINVAL;
+    bl_session *session = calloc(1, sizeof *session);
+    if (session == NULL)
+        return -ENOMEM;
+    session->pool = pool;
+    session->host = host;
+    session->proof = -1;
+    *out = session; /* a fork while it attaches finds its proof */
+    strcpy(session->directory, directory);
+    session->parent = mmap(NULL, BL_PAGE_SIZE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS,
+                           -1, 0);
+    session->scratch = malloc(2 * (size_t)pool->geometry.bulk_size);
+    int status = session->parent == MAP_FAILED || session->scratch == NULL ? -ENOMEM : 0;
+    if (status == 0 && madvise(session->parent, BL_PAGE_SIZE, MADV_WIPEONFORK) < 0)
+        status = -errno;
+    if (status == 0) {
+        *session->parent = 1;
+        status = bl_boot_id(&pool->memory, session->boot_id);
+    }
+    if (status == 0)
+        status = bl_lobby_attach(session, timeout_ns);
+    if (status < 0) {
+        *out = NULL;
+        if (session->parent != MAP_FAILED)
+            munmap(session->parent, BL_PAGE_SIZE);
+        free(session->scratch);
+        free(session);
+    }
+    return status;
+}
+
+void bl_session_close(bl_session *session)
+{
+    if (*session->parent && session->attached)
+        bl_lobby_detach(session, BL_DETACH_TIMEOUT_NS);
+    munmap(session->parent, BL_PAGE_SIZE);
+    free(session->scratch);
+    free(session);
+}
+
+void bl_session_forked(bl_session *session)
+{
+    if (session->proof >= 0)
+        close(session->proof); /* the child's copy would keep the parent's proof alive */
+}
+
+void bl_session_describe(const bl_session *session, bl_session_stat *out)
+{
+    *out = session->stat;
+    out->epoch = session->epoch;
+    out->lane = session->lane;
+    out->nonce = session->nonce;
+}
+
+/* Is this session usable by this process, and attached? 0 or an error. */
+static int bl_session_ready(bl_session *session, uint64_t timeout_ns)
+{
+    if (*session->parent == 0)
+        return -BL_ERROR_FORKED;
+    if (session->attached)
+        return 0;
+    return bl_lobby_attach(session, timeout_ns);
+}
+
+void bl_session_rest(const bl_session *session)
+{
+    if (session->devices)
+        bl_proof_devices(&session->pool->memory, session->proof, 0);
+}
+
+/* Give the nonce up, here and now, for whoever serves next; a call that attaches under a new one
+ * says so, too, and does not have to wait until the server looks at beats. */
+static void bl_session_drop(bl_session *session)
+{
+    bl_beat_end(&session->beat);
+    bl_crash_point("drop.silent");
+    bl_session_rest(session);
+    bl_proof_end(&session->pool->memory, session->directory, session->nonce, session->proof, 0);
+    session->proof = -1;
+    bl_crash_point("drop.proof_ended");
+    session->old_nonce = session->nonce;
+    session->attached = 0;
+    session->stat.reattach_count++;
+}
+
+int bl_session_devices(bl_session *session)
+{
+    int status = 0;
+    if (!session->devices && session->attached)
+        status = bl_proof_devices(&session->pool->memory, session->proof, 1);
+    if (status == 0)
+        session->devices = 1; /* of the sessions that follow this one, too */
+    return status;
+}
+
+void bl_session_leave(bl_session *session)
+{
+    bl_beat_stop(&session->beat); /* one per session: the next nonce's */
+    session->old_nonce = 0;
+    session->attached = 0; /* the proof's descriptor stays open: only this process's end frees it */
+    session->stat.reattach_count++;
+}
+
+typedef struct bl_session_task {
+    bl_session *session;
+    const bl_message *message;  /* of a call */
+    const bl_pump *pump;        /* of a pump */
+    uint64_t timeout_ns;
+} bl_session_task;
+
+/* What was asked when a device failed may be answered yet: nobody will listen on this nonce. */
+static int bl_session_run(bl_session *session, bl_guarded_run run, bl_session_task *task)
+{
+    int status = bl_guarded(&session->pool->memory, run, task);
+    if (status == -BL_ERROR_DEVICE_FAULT && session->attached)
+        bl_session_drop(session);
+    return status;
+}
+
+static int bl_session_ask(void *context)
+{
+    bl_session_task *task = context;
+    bl_session *session = task->session;
+    const bl_message *message = task->message;
+    const bl_memory *memory = &session->pool->memory;
+    bl_wait wait = bl_wait_make(memory, task->timeout_ns);
+    for (;;) {
+        int status = bl_session_ready(session, bl_wait_left_ns(memory, &wait));
+        if (status == 0)
+            status = bl_lane_call(session, message, &wait);
+        if (status != -BL_ERROR_SESSION_LOST && status != -BL_ERROR_DEPOSED &&
+            status != -BL_ERROR_TIMEOUT) {
+            session->stat.call_count++;
+            return status;
+        }
+        if (session->attached)
+            bl_session_drop(session); /* the reply may come yet: nobody will listen on this nonce */
+        if (status == -BL_ERROR_TIMEOUT || bl_wait_left_ns(memory, &wait) == 0)
+            return -BL_ERROR_TIMEOUT;
+    }
+}
+
+int bl_session_call(bl_session *session, const bl_message *message, uint64_t timeout_ns)
+{
+    bl_session_task task = {.session = session, .message = message, .timeout_ns = timeout_ns};
+    return bl_session_run(session, bl_session_ask, &task);
+}
+
+static int bl_session_pump_all(void *context)
+{
+    const bl_session_task *task = context;
+    bl_session *session = task->session;
+    const bl_pump *pump = task->pump;
+    uint64_t timeout_ns = task->timeout_ns;
+    const bl_memory *memory = &session->pool->memory;
+    uint32_t slots = session->pool->geometry.slot_count;
+    uint32_t depth = pump->depth < slots ? pump->depth : slots;
+    uint64_t sent = 0, done = 0, now = 0;
+    bl_reply replies[BL_WINDOW_MAX];
+    if (depth == 0 || pump->size > BL_MESSAGE_INLINE_SIZE)
+        return -EINVAL;
+    int status = bl_session_ready(session, timeout_ns), worst = 0;
+    if (status < 0)
+        return status;
+    while (done < pump->count) {
+        uint64_t room = depth - (sent - done), rest = pump->count - sent;
+        uint32_t batch = (uint32_t)(rest < room ? rest : room);
+        if (pump->latencies_ns)
+            now = bl_now_ns(memory);
+        for (uint32_t i = 0; pump->latencies_ns && i < batch; i++)
+            pump->latencies_ns[sent + i] = now;
+        if (batch > 0) {
+            bl_lane_send(session, pump->method, 0, pump->requests + sent * pump->size, pump->size,
+                         batch);
+            bl_fence_store(memory); /* one fence for the batch */
+            sent += batch;
+        }
+        bl_wait wait = bl_wait_make(memory, timeout_ns);
+        int taken = bl_lane_wait(session, replies, BL_WINDOW_MAX, &wait);
+        if (taken <= 0) {
+            bl_session_drop(session);
+            return taken == 0 ? -BL_ERROR_SESSION_LOST : taken;
+        }
+        if (pump->latencies_ns)
+            now = bl_now_ns(memory);
+        for (int i = 0; i < taken; i++, done++) {
+            if (replies[i].status < 0)
+                worst = replies[i].status;
+            if (pump->latencies_ns)
+                pump->latencies_ns[done] = now - pump->latencies_ns[done];
+            if (pump->replies)
+                memcpy(pump->replies + done * pump->size, replies[i].payload, pump->size);
+        }
+    }
+    session->stat.call_count += done;
+    return worst;
+}
+
+int bl_session_pump(bl_session *session, const bl_pump *pump, uint64_t timeout_ns)
+{
+    bl_session_task task = {.session = session, .pump = pump, .timeout_ns = timeout_ns};
+    return bl_session_run(session, bl_session_pump_all, &task);
+}

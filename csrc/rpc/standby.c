@@ -1,0 +1,100 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Copyright The Beluga Authors
+ *
+ * A server that does not serve yet: it watches the one that does, so that it can take over at once.
+ *
+ * Only when to try is decided here; whether it may is rpc/takeover.c's business, and two who try at
+ * once do no harm. It is time when nobody serves, when the server said that it stops, when it is
+ * proven gone (its host knows within a look), or when its beat has stood still for the time that
+ * the caller named. A stopped process of this host is not gone, and still holds this host's server
+ * lock: whoever finds it silent goes on without that lock.
+ */
+#include "coherence/guard.h"
+#include "rpc/server.h"
+
+enum { BL_STANDBY_LOOK_NS = 2 * 1000 * 1000 };
+
+static void bl_watch_end(bl_server *server)
+{
+    bl_watch *watch = &server->watch;
+    bl_proof_end(&server->pool->memory, server->directory, watch->nonce, watch->proof, 0);
+    *watch = (bl_watch){.proof = -1};
+}
+
+/* Another server than at the last look: watch that one. */
+static void bl_watch_begin(bl_server *server, const bl_epoch_line *line, uint64_t now_ns)
+{
+    bl_watch_end(server);
+    server->watch.nonce = line->nonce;
+    server->watch.moved_ns = now_ns;
+    if (bl_boot_same(line->boot_id, server->boot_id))
+        server->watch.proof = bl_proof_watch(&server->pool->memory, server->directory,
+                                             line->nonce);
+}
+
+/* Has a server's beat stood still for so long? Or an error: it moves, and it is another machine's
+ * that uses this host number. */
+static int bl_watch_silent(bl_server *server, const bl_epoch_line *line, uint64_t lost_ns,
+                           uint64_t now_ns)
+{
+    const bl_memory *memory = &server->pool->memory;
+    bl_watch *watch = &server->watch;
+    uint64_t offset = bl_server_beat_offset(line->epoch % BL_HALF_COUNT);
+    bl_invalidate(memory, offset, BL_LINE_SIZE); /* no fence: an old beat is looked at again */
+    uint64_t count = bl_beat_read(memory, offset, line->nonce);
+    if (count == watch->count)
+        return now_ns - watch->moved_ns > lost_ns;
+    if (watch->count != 0 && count > watch->count && line->host == server->host &&
+        !bl_boot_same(line->boot_id, server->boot_id))
+        return bl_server_clash(server);
+    watch->count = count;
+    watch->moved_ns = now_ns;
+    return 0;
+}
+
+typedef struct bl_watch_look {
+    bl_server *server;
+    uint64_t lost_ns;
+} bl_watch_look;
+
+/* One look: is it time to try? What it opens stands in the server at once. */
+static int bl_watch_look_guarded(void *context)
+{
+    const bl_watch_look *look = context;
+    bl_server *server = look->server;
+    uint64_t lost_ns = look->lost_ns;
+    const bl_memory *memory = &server->pool->memory;
+    bl_epoch_line line;
+    int status = bl_epoch_read(server->pool, &line);
+    if (status < 0)
+        return status;
+    if (line.epoch == 0 || bl_epoch_last_word(&line))
+        return 1;
+    if (!bl_declared(server, line.nonce) &&
+        bl_runtime_elsewhere(server->pool, server->directory, server->boot_id, &line))
+        return -BL_ERROR_RUNTIME_DIR;
+    uint64_t now_ns = bl_now_ns(memory);
+    if (line.nonce != server->watch.nonce)
+        bl_watch_begin(server, &line, now_ns);
+    else if (bl_error_passes(-server->watch.proof))
+        server->watch.proof = bl_proof_watch(memory, server->directory, line.nonce);
+    if (server->watch.proof >= 0 && bl_proof_gone(memory, server->watch.proof))
+        return 1;
+    status = bl_watch_silent(server, &line, lost_ns, now_ns);
+    server->silent = status == 1 ? line.nonce : 0;
+    return status;
+}
+
+int bl_server_watch(bl_server *server, uint64_t lost_ns, uint64_t timeout_ns)
+{
+    const bl_memory *memory = &server->pool->memory;
+    bl_watch_look look = {server, lost_ns};
+    bl_wait wait = bl_wait_make(memory, timeout_ns);
+    int status;
+    while ((status = bl_guarded(memory, bl_watch_look_guarded, &look)) == 0 &&
+           !bl_shared_load(&server->stop) && bl_wait_left_ns(memory, &wait) > 0)
+        bl_nap(memory, BL_STANDBY_LOOK_NS);
+    if (status != 0)
+        bl_watch_end(server); /* a watch that has the proof keeps it from others */
+    return status;
+}

@@ -1,0 +1,64 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Copyright The Beluga Authors
+ *
+ * A device on each simulated host that does DMA the way a GPU or Intel DSA does
+ * (transfer/device_range.h). A job is split into lines, which are done one by one, in any order,
+ * whenever the world likes.
+ *
+ *   read    a line is taken from the host's cache, if it is there, stale or dirty; else from memory
+ *   write   a line comes to lie in memory, or dirty in the host's cache, as the job's target says
+ *
+ * What is written counts as published when its process has flushed and fenced it, like a plain
+ * store, or fenced it, like a streamed one, if its target is memory for certain. A job outlives its
+ * process and the locks of that, whole or cut short, perhaps by longer than a server takes to look
+ * for locks; the process is gone when its jobs are.
+ */
+#ifndef BL_SIM_DEVICE_H
+#define BL_SIM_DEVICE_H
+
+#include "sim/world.h"
+
+enum {
+    BL_SIM_JOB_COUNT = 32,
+    BL_SIM_JOB_LINES = 64,
+    BL_SIM_JOB_LATE_NS = 40 * 1000 * 1000 /* a dead process's jobs end within about that */
+};
+
+/* Where writes go: ANY draws it for each line (DDIO of a GPU's writes), the others are DSA's cache
+ * control. */
+enum bl_sim_target { BL_SIM_TARGET_ANY, BL_SIM_TARGET_MEMORY, BL_SIM_TARGET_CACHE };
+
+typedef struct bl_sim_job {
+    uint8_t data[BL_SIM_JOB_LINES * BL_LINE_SIZE];
+    uint64_t left;              /* bit per line not yet done */
+    uint64_t offset;
+    uint64_t size;
+    uint64_t ticket;
+    uint64_t wake_ns;           /* does nothing until then */
+    void *out;                  /* of a read: filled in at completion; NULL: it writes */
+    bl_sim_process *owner;
+    const bl_site *site;
+    enum bl_sim_target target;
+} bl_sim_job;
+
+/* Start a job of the running process on whole lines, at most BL_SIM_JOB_LINES: its ticket. */
+uint64_t bl_sim_device_start(const bl_memory *memory, uint64_t offset, const void *source,
+                             void *out, uint64_t size, enum bl_sim_target target,
+                             const bl_site *site);
+#define bl_sim_device_write(memory, offset, source, size, target) \
+    bl_sim_device_start(memory, offset, source, NULL, size, target, BL_MARK("device_write"))
+#define bl_sim_device_read(memory, offset, out, size) \
+    bl_sim_device_start(memory, offset, NULL, out, size, BL_SIM_TARGET_ANY, BL_MARK("device_read"))
+
+/* Look for a job's completion until it is there. */
+void bl_sim_device_wait(const bl_memory *memory, uint64_t ticket);
+
+/* ---- For the world. Perhaps a line of some job; one of every job (when all processes sleep). */
+void bl_sim_device_happen(bl_sim_world *world);
+void bl_sim_device_pass(bl_sim_world *world);
+
+/* A process has died: of its jobs some end here, with what they have done, and some stand still for
+ * a while. */
+void bl_sim_device_lose(bl_sim_world *world, const bl_sim_process *process);
+
+#endif

@@ -1,0 +1,49 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Copyright The Beluga Authors
+ *
+ * The ownership oracle (D4): a line has one writer at a time. Who writes one must know that its
+ * last writer's last write is over: a line that was believed says so, or a lock, a proof of death,
+ * a new boot of its host. And a dirty line that leaves a cache must not find newer bytes in memory.
+ *
+ * As with reads, the rule is judged and not the harm. Where it is broken on purpose, the scenario
+ * sets the world's lawless.
+ */
+#include "sim/world.h"
+
+#include <stdio.h>
+
+void bl_sim_owner_writes(bl_sim_world *world, bl_sim_process *process, uint32_t line,
+                         const bl_site *site)
+{
+    const bl_sim_track *track = bl_sim_track_of(world, line);
+    if (track->issued == 0 || world->lawless)
+        return;
+    const bl_sim_version *last = &world->history.versions[track->issued];
+    if (last->process == process->number || bl_sim_knows(process, last) ||
+        bl_sim_look_of(world, process, line)->believed == track->issued)
+        return;
+    static const char *const states[] = {"alive", "at its end", "killed"};
+    const bl_sim_process *other = world->process[last->process];
+    char what[80];
+    snprintf(what, sizeof what, "two writers, the other is process %u of host %u, %s",
+             other->number, other->pool.memory.host, states[other->state]);
+    bl_sim_accuse(world, -BL_SIM_OWNERSHIP, what, process, site, last->site, NULL, line);
+}
+
+void bl_sim_owner_returns(bl_sim_world *world, const bl_sim_line *cached)
+{
+    const bl_sim_track *track = bl_sim_track_of(world, cached->line);
+    uint32_t newest = 0; /* dirty version in the cache, whose writer is to blame */
+    for (uint32_t i = 0; i < BL_SIM_PIECE_COUNT; i++)
+        if (cached->dirty >> (8 * i) & 0xff && cached->piece[i] > newest)
+            newest = cached->piece[i];
+    for (uint32_t i = 0; i < BL_SIM_PIECE_COUNT && !world->lawless; i++) {
+        if (track->piece[i] <= cached->piece[i])
+            continue;
+        const bl_sim_version *dirty = &world->history.versions[newest];
+        const bl_sim_version *lost = &world->history.versions[track->piece[i]];
+        bl_sim_accuse(world, -BL_SIM_OWNERSHIP, "newer bytes overwritten by a dirty line",
+                      world->process[dirty->process], dirty->site, lost->site, NULL, cached->line);
+        return;
+    }
+}

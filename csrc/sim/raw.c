@@ -1,0 +1,78 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Copyright The Beluga Authors
+ *
+ * Raw access: in the simulator the pool's devices are address ranges that nobody may touch. Who
+ * goes round the verbs with an address faults; the fault ends the run and says where it was. Other
+ * faults are the program's own and go where they went before.
+ */
+#include "sim/world.h"
+
+#include <errno.h>
+#include <signal.h>
+#include <stdio.h>
+#include <sys/mman.h>
+#include <ucontext.h>
+
+/* The world that this thread runs: a signal handler is told nothing else. */
+_Thread_local bl_sim_world *bl_sim_running;
+
+int bl_sim_raw_reserve(bl_sim_world *world)
+{
+    for (uint32_t i = 0; i < world->pool.geometry.device_count; i++) {
+        void *base = mmap(NULL, world->pool.geometry.device_size, PROT_NONE,
+                          MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        if (base == MAP_FAILED)
+            return -ENOMEM;
+        world->pool.memory.base[i] = base;
+    }
+    return 0;
+}
+
+void bl_sim_raw_release(bl_sim_world *world)
+{
+    for (uint32_t i = 0; i < world->pool.geometry.device_count; i++)
+        if (world->pool.memory.base[i])
+            munmap(world->pool.memory.base[i], world->pool.geometry.device_size);
+}
+
+/* On the stack of the process that faulted, which never goes on. */
+static void bl_sim_raw_fault(int number, siginfo_t *info, void *context)
+{
+    bl_sim_world *world = bl_sim_running;
+    const uint8_t *address = info->si_addr;
+    uint64_t size = world ? world->pool.geometry.device_size : 0;
+    (void)number;
+    for (uint32_t i = 0; world && world->current && i < world->pool.geometry.device_count; i++) {
+        const uint8_t *base = world->pool.memory.base[i];
+        if (address < base || address >= base + size)
+            continue;
+        char report[sizeof world->stat.report];
+        const ucontext_t *registers = context;
+        const bl_site *last = world->last_site;
+        snprintf(report, sizeof report,
+                 "raw access: device %u, offset 0x%llx, process %u of host %u, at instruction %p, "
+                 "after %s:%u %s",
+                 i, (unsigned long long)(address - base), world->current->number,
+                 world->current->pool.memory.host, (void *)registers->uc_mcontext.gregs[REG_RIP],
+                 last ? bl_sim_file(last) : "no verb", last ? last->line : 0,
+                 last ? last->verb : "");
+        bl_sim_fail(world, -BL_SIM_RAW_ACCESS, report);
+    }
+    sigaction(SIGSEGV, world ? &world->fault_before : NULL, NULL); /* comes again at once */
+}
+
+void bl_sim_raw_watch(bl_sim_world *world)
+{
+    struct sigaction action = {.sa_sigaction = bl_sim_raw_fault,
+                               .sa_flags = SA_SIGINFO | SA_NODEFER};
+    sigemptyset(&action.sa_mask);
+    world->running_before = bl_sim_running;
+    bl_sim_running = world;
+    sigaction(SIGSEGV, &action, &world->fault_before);
+}
+
+void bl_sim_raw_ignore(bl_sim_world *world)
+{
+    sigaction(SIGSEGV, &world->fault_before, NULL);
+    bl_sim_running = world->running_before;
+}

@@ -1,0 +1,352 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Copyright The Beluga Authors
+ *
+ * The paths of L4 in the simulator: blocks are reserved, written, committed, looked up, read on
+ * other hosts, evicted and removed, while servers die and others take over.
+ *
+ * What is judged: the bytes of a read are those of its key and generation, or it is a miss; a block
+ * whose commit was answered is found again, where nothing may evict it; no space is granted while
+ * somebody may still write to it.
+ */
+#include <errno.h>
+
+#include "index/meta.h"
+#include "rpc/session.h"
+#include "sim/scenarios/paths.h"
+
+enum {
+    BL_BLOCKS_ROUNDS = 48,
+    BL_BLOCKS_ROUNDS_MAX = 200,
+    BL_BLOCKS_CHAIN = 4,        /* keys asked for together */
+    BL_BLOCKS_KEY_COUNT_MAX = 24,
+    BL_BLOCKS_LINES_MAX = 8,    /* of a payload */
+    BL_BLOCKS_PAGE_COUNT = 8192,
+    BL_BLOCKS_LAYOUT = 7,
+    BL_BLOCKS_SERVER_VERBS = 8000,
+    BL_BLOCKS_DAWDLE_NS = 5 * 1000 * 1000
+};
+
+typedef struct bl_blocks {
+    bl_path path;
+    uint32_t key_count;
+    uint32_t loses;             /* 1: blocks may be evicted; 0: none goes but by a removal */
+    uint32_t wide;              /* 1: a block fills its extent, so extents come and go with it */
+    uint64_t committed[BL_BLOCKS_KEY_COUNT_MAX]; /* generation whose commit was answered, or 0 */
+    uint32_t removals[BL_BLOCKS_KEY_COUNT_MAX]; /* begun */
+    uint32_t removing[BL_BLOCKS_KEY_COUNT_MAX]; /* not yet answered */
+    uint8_t writer[BL_BLOCKS_PAGE_COUNT]; /* of each page of data: process + 1, or 0 */
+} bl_blocks;
+
+/* One client at work. */
+typedef struct bl_blocks_client {
+    bl_blocks *blocks;
+    const bl_pool *pool;
+    bl_session *session;
+    uint8_t self;               /* process + 1 */
+} bl_blocks_client;
+
+static uint32_t bl_blocks_length(uint64_t key)
+{
+    return (1 + key % BL_BLOCKS_LINES_MAX) * BL_LINE_SIZE;
+}
+
+/* What is asked for: a wide block has room behind its payload that nobody uses. */
+static uint32_t bl_blocks_room(const bl_blocks *blocks, uint64_t key)
+{
+    return blocks->wide ? (1 + key % 2) * BL_STRIPE_SIZE : bl_blocks_length(key);
+}
+
+/* Bytes that no other key and no other generation has. */
+static void bl_blocks_fill(uint8_t *payload, uint64_t key, uint64_t generation)
+{
+    uint64_t word = key * 0x9e3779b97f4a7c15u ^ generation * 0xbf58476d1ce4e5b9u;
+    for (uint32_t i = 0; i < bl_blocks_length(key); i += sizeof word) {
+        word = word * 0xda942042e4dd58b5u + i;
+        memcpy(payload + i, &word, sizeof word);
+    }
+}
+
+/* Some are slow: a server may be replaced, and space be given to others, before they go on. */
+static void bl_blocks_dawdle(bl_blocks_client *client)
+{
+    bl_sim_world *world = client->blocks->path.world;
+    if (bl_sim_below(world, 4) == 0)
+        bl_nap(&client->pool->memory, bl_sim_below(world, BL_BLOCKS_DAWDLE_NS));
+}
+
+/* ---- Writers. */
+
+static uint8_t *bl_blocks_writer(bl_blocks_client *client, const bl_block_record *record)
+{
+    uint64_t start = client->pool->geometry.data_offset;
+    return &client->blocks->writer[(record->offset - start) / BL_PAGE_SIZE];
+}
+
+/* Space was granted: can nobody else write there, and is nothing on its way to it? */
+static int bl_blocks_claim(bl_blocks_client *client, const bl_block_record *record)
+{
+    bl_sim_world *world = client->blocks->path.world;
+    uint8_t *writer = bl_blocks_writer(client, record);
+    if (*writer && !bl_sim_gone(world->process[*writer - 1]))
+        return -EBADMSG;
+    if (bl_sim_underway(world, record->offset, BL_PAGE_SIZE))
+        return -EBADMSG;
+    *writer = client->self;
+    return 0;
+}
+
+/* Write a granted block and commit it, or think better of it. */
+static int bl_blocks_write(bl_blocks_client *client, uint64_t key, const bl_block_record *record)
+{
+    bl_blocks *blocks = client->blocks;
+    uint8_t payload[BL_BLOCKS_LINES_MAX * BL_LINE_SIZE];
+    bl_commit commit = {.key = {key, key}, .generation = record->generation,
+                        .block = record->block};
+    int32_t committed = 0;
+    uint32_t removals = blocks->removals[key] - blocks->removing[key];
+    int status = bl_blocks_claim(client, record);
+    if (status < 0)
+        return status;
+    bl_blocks_fill(payload, key, record->generation);
+    bl_blocks_dawdle(client);
+    bl_stream(&client->pool->memory, record->offset, payload, bl_blocks_length(key));
+    bl_fence_store(&client->pool->memory); /* the payload is out before the server hears of it */
+    *bl_blocks_writer(client, record) = 0;
+    if (bl_sim_below(blocks->path.world, 8) == 0) {
+        int64_t count = bl_abort_blocks(client->session, &commit, 1, BL_PATH_TIMEOUT_NS);
+        return count < 0 ? bl_path_bear(&blocks->path, (int)count) : 0;
+    }
+    status = bl_commit_blocks(client->session, &commit, 1, &committed, BL_PATH_TIMEOUT_NS);
+    if (status < 0)
+        return bl_path_bear(&blocks->path, status);
+    if (committed < 0) /* only a takeover ends a grant */
+        return committed == -BL_ERROR_NO_GRANT && blocks->path.server_verbs ? 0 : -EBADMSG;
+    if (removals == blocks->removals[key]) /* no removal was under way meanwhile */
+        blocks->committed[key] = record->generation;
+    return 0;
+}
+
+static int bl_blocks_put(bl_blocks_client *client, uint64_t key)
+{
+    const uint64_t keys[2] = {key, key};
+    bl_block_request what = {.layout = BL_BLOCKS_LAYOUT,
+                             .length = bl_blocks_room(client->blocks, key)};
+    bl_block_record record;
+    int status = bl_reserve(client->session, keys, 1, &what, &record, BL_PATH_TIMEOUT_NS);
+    if (status < 0)
+        return bl_path_bear(&client->blocks->path, status);
+    return record.state == BL_BLOCK_GRANTED ? bl_blocks_write(client, key, &record) : 0;
+}
+
+/* ---- Readers. */
+
+/* Is the block that was copied still what the lookup said? The epoch is asked last: while it
+ * stands, its half of the table tells the truth. */
+static int bl_blocks_same(bl_blocks_client *client, uint64_t key, const bl_block_record *record,
+                          uint64_t epoch)
+{
+    const bl_memory *memory = &client->pool->memory;
+    uint32_t half = epoch % BL_HALF_COUNT;
+    uint64_t offset = bl_entry_offset(&client->pool->geometry, record->block, half);
+    bl_entry entry;
+    bl_epoch_line now;
+    bl_refetch(memory, offset, BL_LINE_SIZE);
+    bl_load_line(memory, offset, &entry); /* SYNC entry */
+    bl_epoch_read(client->pool, &now);
+    return bl_verify(memory, now.epoch == epoch && bl_table_whole(&entry, record->block) &&
+                                 entry.state == BL_ENTRY_COMMITTED && entry.key[0] == key &&
+                                 entry.generation == record->generation);
+}
+
+/* Read a block that a lookup found: 0 (right bytes, or a miss after all) or -EBADMSG. */
+static int bl_blocks_read(bl_blocks_client *client, uint64_t key, const bl_block_record *record)
+{
+    const bl_memory *memory = &client->pool->memory;
+    uint8_t payload[BL_BLOCKS_LINES_MAX * BL_LINE_SIZE], right[sizeof payload];
+    uint32_t length = bl_blocks_length(key);
+    bl_session_stat stat;
+    bl_session_describe(client->session, &stat);
+    if (record->length != bl_blocks_room(client->blocks, key))
+        return -EBADMSG;
+    bl_blocks_dawdle(client);
+    bl_refetch(memory, record->offset, length);
+    bl_fetch(memory, record->offset, payload, length);
+    if (!bl_blocks_same(client, key, record, stat.epoch))
+        return 0;
+    bl_blocks_fill(right, key, record->generation);
+    if (memcmp(payload, right, length) != 0)
+        return -EBADMSG;
+    bl_confirm(memory, bl_entry_offset(&client->pool->geometry, record->block,
+                                       stat.epoch % BL_HALF_COUNT),
+               record->offset, length);
+    bl_epoch_confirm(client->pool, record->offset, length);
+    client->blocks->path.world->stat.results++;
+    return 0;
+}
+
+/* The generation of a key that must be found, or 0. */
+static uint64_t bl_blocks_due(const bl_blocks *blocks, uint64_t key)
+{
+    return blocks->loses || blocks->removing[key] ? 0 : blocks->committed[key];
+}
+
+static int bl_blocks_get(bl_blocks_client *client, uint64_t first, uint32_t count, uint32_t flags)
+{
+    bl_blocks *blocks = client->blocks;
+    uint64_t keys[2 * BL_BLOCKS_CHAIN] = {0};
+    bl_block_record records[BL_BLOCKS_CHAIN];
+    bl_commit releases[BL_BLOCKS_CHAIN];
+    uint64_t due[BL_BLOCKS_CHAIN];
+    uint32_t state;
+    for (uint32_t i = 0; i < count; i++) {
+        keys[2 * i] = keys[2 * i + 1] = first + i;
+        due[i] = bl_blocks_due(blocks, first + i);
+    }
+    int64_t hits = bl_lookup(client->session, keys, count, flags, records, &state,
+                             BL_PATH_TIMEOUT_NS);
+    if (hits < 0)
+        return bl_path_bear(&blocks->path, (int)hits);
+    if (hits < count && due[hits] && due[hits] == bl_blocks_due(blocks, first + hits))
+        return -ENODATA;
+    int status = 0;
+    for (uint32_t i = 0; i < hits && status == 0; i++) {
+        releases[i] = (bl_commit){.key = {first + i, first + i}, .block = records[i].block,
+                                  .generation = records[i].generation};
+        status = bl_blocks_read(client, first + i, &records[i]);
+    }
+    if (status == 0 && hits > 0 && flags & BL_LOOKUP_PIN) {
+        hits = bl_release_blocks(client->session, releases, (uint32_t)hits, BL_PATH_TIMEOUT_NS);
+        status = hits < 0 ? bl_path_bear(&blocks->path, (int)hits) : 0;
+    }
+    return status;
+}
+
+static int bl_blocks_remove(bl_blocks_client *client, uint64_t key)
+{
+    const uint64_t keys[2] = {key, key};
+    bl_blocks *blocks = client->blocks;
+    blocks->removals[key]++;
+    blocks->removing[key]++;
+    blocks->committed[key] = 0;
+    int64_t count = bl_remove_blocks(client->session, keys, 1, BL_PATH_TIMEOUT_NS);
+    blocks->removing[key]--;
+    return count < 0 ? bl_path_bear(&blocks->path, (int)count) : 0;
+}
+
+/* ---- Processes. */
+
+/* Work on while servers are still to die. */
+static int bl_blocks_busy(const bl_blocks *blocks, uint32_t round)
+{
+    int deaths = blocks->path.server_deaths > 0 || blocks->path.doomed;
+    return round < (deaths ? BL_BLOCKS_ROUNDS_MAX : BL_BLOCKS_ROUNDS);
+}
+
+/* One thing that a client does. */
+static int bl_blocks_round(bl_blocks_client *client)
+{
+    const bl_blocks *blocks = client->blocks;
+    bl_sim_world *world = blocks->path.world;
+    uint64_t key = bl_sim_below(world, blocks->key_count);
+    uint32_t count = 1 + (uint32_t)bl_sim_below(world, BL_BLOCKS_CHAIN);
+    if (count > blocks->key_count - key)
+        count = blocks->key_count - (uint32_t)key;
+    uint64_t what = bl_sim_below(world, 16);
+    if (what <= 1)
+        return bl_blocks_remove(client, key);
+    if (what < 8)
+        return bl_blocks_put(client, key);
+    return bl_blocks_get(client, key, count, what & BL_LOOKUP_PIN);
+}
+
+static int bl_blocks_work(bl_pool *pool, void *argument)
+{
+    bl_blocks *blocks = argument;
+    bl_sim_world *world = blocks->path.world;
+    bl_blocks_client client = {.blocks = blocks, .pool = pool, .self = bl_sim_self(world) + 1};
+    int status = bl_path_attach(&blocks->path, pool, &client.session);
+    if (status < 0)
+        return status;
+    for (uint32_t i = 0; status == 0 && bl_blocks_busy(blocks, i); i++)
+        status = bl_blocks_round(&client);
+    bl_session_close(client.session);
+    return status;
+}
+
+/* The sums of a server that stops in order are those of its blocks: every grant is counted once,
+ * and space is used by a block, or held for one, or free. 0 or -EBADMSG. */
+static int bl_blocks_sums(const bl_meta *meta)
+{
+    bl_meta_stat stat;
+    uint64_t grants = 0, used = 0, held = 0;
+    bl_meta_describe(meta, &stat);
+    for (uint32_t i = 0; i < meta->pool->geometry.block_count_max; i++) {
+        const bl_block *block = &meta->blocks[i];
+        uint64_t size = bl_block_size(bl_stored_size(block->length, block->chunk_size));
+        if (i >= meta->fresh_number || block->state == BL_NUMBER_FREE)
+            continue;
+        grants += block->state == BL_NUMBER_GRANTED;
+        held += block->state == BL_NUMBER_HELD ? size : 0;
+        used += block->state == BL_NUMBER_HELD ? 0 : size;
+    }
+    if (meta->server->inherited_count > 0) /* space is held for those, too */
+        held = stat.held_bytes;
+    int same = stat.grant_count == grants && stat.used_bytes == used && stat.held_bytes == held;
+    return same ? 0 : -EBADMSG;
+}
+
+int bl_blocks_serve(bl_pool *pool, void *argument)
+{
+    bl_path *path = argument;
+    bl_server *server;
+    bl_meta *meta;
+    int status = bl_server_create(pool, "", pool->memory.host, &server);
+    if (status < 0)
+        return status;
+    bl_server_beat_lost(server, path->beat_lost_ns);
+    status = bl_meta_create(server, &meta);
+    if (status == 0) {
+        status = bl_meta_serve(meta);
+        path->world->stat.takeovers += status == 0;
+        bl_server_handle_method(server, BL_PATH_METHOD, bl_path_handle, path);
+        path->server = server;
+        bl_path_doom(path);
+        if (status == 0)
+            status = bl_path_served(server, bl_server_run(server));
+        if (status == 0)
+            status = bl_blocks_sums(meta);
+        if (status == -BL_ERROR_SERVER_ALIVE)
+            status = 0; /* not proven gone here: the keeper tries the other host */
+        path->server = NULL;
+        bl_meta_destroy(meta);
+    }
+    bl_server_destroy(server);
+    return status;
+}
+
+/* ---- meta: more keys than the table has lines, on three hosts. */
+
+static int bl_path_meta(bl_sim_world *world)
+{
+    bl_blocks blocks = {.path = {.world = world, .serve = bl_blocks_serve,
+                                 .server_host_count = 1},
+                        .key_count = BL_BLOCKS_KEY_COUNT_MAX, .loses = 1};
+    for (uint32_t host = 0; host < 3; host++)
+        bl_path_client(&blocks.path, host, bl_blocks_work);
+    return bl_path_run(&blocks.path);
+}
+
+/* ---- recovery: servers die at any verb, and one client does. */
+
+static int bl_path_recovery(bl_sim_world *world)
+{
+    int loses = (int)bl_sim_below(world, 2);
+    bl_blocks blocks = {.path = {.world = world, .serve = bl_blocks_serve,
+                                 .server_host_count = 1 + (uint32_t)bl_sim_below(world, 2),
+                                 .server_deaths = 3, .server_verbs = BL_BLOCKS_SERVER_VERBS},
+                        .key_count = loses ? BL_BLOCKS_KEY_COUNT_MAX : 8, .loses = loses};
+    for (uint32_t host = 0; host < 3; host++)
+        bl_path_client(&blocks.path, host, bl_blocks_work);
+    bl_sim_kill_after(world, blocks.path.client[0], 1 + bl_sim_below(world, 8000));
+    return bl_path_run(&blocks.path);
+}

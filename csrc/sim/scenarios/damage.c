@@ -1,0 +1,142 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Copyright The Beluga Authors
+ *
+ * Damaged memory in the simulator: a ray flips single bits of what was touched last, while clients
+ * call, put and get with checksums, and servers die and recover what is left. Anything may fail, be
+ * lost or take long; only wrong bytes are wrong.
+ *
+ * The server lines are spared: two epoch lines are all that says who serves.
+ */
+#include <errno.h>
+
+#include "rpc/session.h"
+#include "sim/scenarios/paths.h"
+
+enum {
+    BL_DAMAGE_ROUNDS = 24,
+    BL_DAMAGE_NAP_NS = 20 * 1000,
+    BL_DAMAGE_MESSAGE_SIZE_MAX = 600,
+    BL_DAMAGE_SERVER_VERBS = 12000
+};
+
+#define BL_DAMAGE_TIMEOUT_NS 3000000ull
+
+static int bl_damage_ray(bl_pool *pool, void *argument)
+{
+    bl_path *path = argument;
+    bl_sim_world *world = path->world;
+    while (bl_path_clients_alive(path)) {
+        uint32_t line = world->recent[bl_sim_below(world, BL_SIM_RECENT_COUNT)];
+        uint64_t bit = bl_sim_below(world, 8 * BL_LINE_SIZE);
+        uint64_t offset = (uint64_t)line * BL_LINE_SIZE + bit / 8;
+        if (offset >= BL_LOBBY_OFFSET)
+            world->memory[offset] ^= (uint8_t)(1u << bit % 8);
+        bl_nap(&pool->memory, bl_sim_below(world, BL_DAMAGE_NAP_NS));
+    }
+    return 0;
+}
+
+static int bl_damage_work(bl_pool *pool, void *argument)
+{
+    bl_kv *kv = argument;
+    bl_sim_world *world = kv->path.world;
+    bl_session *session = NULL;
+    for (uint32_t i = 0; i < BL_DAMAGE_ROUNDS; i++) {
+        bl_kv_buffers buffers;
+        int status = 0;
+        if (session == NULL) {
+            status = bl_session_open(pool, "", pool->memory.host, BL_DAMAGE_TIMEOUT_NS, &session);
+            if (status < 0)
+                session = NULL, bl_nap(&pool->memory, BL_DAMAGE_NAP_NS);
+            continue;
+        }
+        bl_kv_prepare(kv, &buffers);
+        uint64_t what = bl_sim_below(world, 4);
+        if (what == 0)
+            status = bl_path_call(&kv->path, session,
+                                  (uint32_t)bl_sim_below(world, BL_DAMAGE_MESSAGE_SIZE_MAX));
+        else if (what == 1)
+            status = bl_kv_try_put(kv, session, &buffers);
+        else
+            status = bl_kv_try_get(kv, session, &buffers);
+        if (status == -EBADMSG)
+            return status;
+    }
+    if (session)
+        bl_session_close(session);
+    return 0;
+}
+
+/* A server that cannot go on makes room for another. */
+static int bl_damage_serve(bl_pool *pool, void *argument)
+{
+    bl_blocks_serve(pool, argument);
+    return 0;
+}
+
+/* ---- damage */
+
+static int bl_path_damage(bl_sim_world *world)
+{
+    bl_kv kv = {.path = {.world = world, .serve = bl_damage_serve, .server_host_count = 1,
+                         .server_deaths = 2, .server_verbs = BL_DAMAGE_SERVER_VERBS,
+                         .timeout_ns = BL_DAMAGE_TIMEOUT_NS},
+                .shape_keys = BL_KV_SHAPE_KEYS, .summed = 1};
+    world->lawless = 1; /* a session's damaged line lets its lane go to another */
+    for (uint32_t host = 0; host < 3; host++)
+        bl_path_client(&kv.path, host, bl_damage_work);
+    bl_path_spawn(&kv.path, 3, bl_damage_ray);
+    return bl_path_run(&kv.path);
+}
+
+/* ---- torn_sessions: when a server has died, every line of a session says FREE, every line of a
+ * free lane says LIVE, and none is whole: as if it had died in the middle of all of them. Nobody
+ * gives away what a session may write to, and the lanes that nobody had are free. Of each host a
+ * process died, too, as it began to ask for another's farewell: nobody takes leave by that. */
+
+static void bl_torn_sessions(const bl_path *path, const bl_pool *pool)
+{
+    for (uint32_t i = 0; i < BL_HALF_COUNT * pool->geometry.lane_count; i++) {
+        uint64_t offset = bl_session_offset(&pool->geometry, 0, 0) + (uint64_t)i * BL_LINE_SIZE;
+        bl_session_line *line = (bl_session_line *)(path->world->memory + offset);
+        if (bl_table_whole(line, i % pool->geometry.lane_count))
+            line->state = line->state == BL_SESSION_FREE ? BL_SESSION_LIVE : BL_SESSION_FREE;
+    }
+    for (uint32_t host = 0; host < BL_HOST_COUNT; host++) {
+        uint8_t *memory = path->world->memory;
+        bl_lobby_request *asked = (bl_lobby_request *)(memory + bl_lobby_request_offset(host));
+        const bl_lobby_reply *reply =
+            (bl_lobby_reply *)(memory + bl_lobby_reply_offset(host, asked->epoch % BL_HALF_COUNT));
+        if (asked->operation == BL_LOBBY_ATTACH && reply->sequence == asked->sequence &&
+            asked->check == bl_message_check(asked, 0)) /* and nobody waits for it any more */
+            asked->sequence = ++asked->sequence_end, asked->operation = BL_LOBBY_DETACH;
+    }
+}
+
+static int bl_torn_ray(bl_pool *pool, void *argument)
+{
+    bl_path *path = argument;
+    uint32_t torn = UINT32_MAX; /* the server whose sessions were torn */
+    while (bl_path_clients_alive(path)) {
+        if (path->server_process != torn &&
+            bl_sim_gone(path->world->process[path->server_process])) {
+            torn = path->server_process;
+            bl_torn_sessions(path, pool);
+        }
+        bl_nap(&pool->memory, BL_DAMAGE_NAP_NS / 4);
+    }
+    return 0;
+}
+
+/* ---- torn_sessions */
+
+static int bl_path_torn_sessions(bl_sim_world *world)
+{
+    bl_blocks blocks = {.path = {.world = world, .serve = bl_blocks_serve, .server_host_count = 1,
+                                 .server_deaths = 4, .server_verbs = BL_BLOCKS_SERVER_VERBS},
+                        .key_count = BL_BLOCKS_KEY_COUNT_MAX, .loses = 1};
+    for (uint32_t host = 0; host < 3; host++)
+        bl_path_client(&blocks.path, host, bl_blocks_work);
+    bl_path_spawn(&blocks.path, 3, bl_torn_ray);
+    return bl_path_run(&blocks.path);
+}

@@ -1,0 +1,261 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Copyright The Beluga Authors
+ *
+ * The paths of L6 in the simulator: batches are put and got on three hosts, in several shapes, some
+ * read without checksums.
+ *
+ * A payload names its key and a version of its own, and its other bytes follow from both: what is
+ * read is one version of the right key, whole, or a miss. Where servers die and there are more keys
+ * than the table has lines (kv), a miss is always legal. Where nothing dies and nothing is evicted
+ * (kv_calm) what was put is found, at the first look: a reader who has to look twice there has
+ * believed something that was not yet true.
+ */
+#include <errno.h>
+
+#include "rpc/session.h"
+#include "sim/scenarios/paths.h"
+#include "transfer/block.h"
+
+enum {
+    BL_KV_ROUNDS = 24,
+    BL_KV_SHAPE_COUNT = 4,
+    BL_KV_SHAPE_KEYS = 6,       /* keys of one shape */
+    BL_KV_CALM_KEYS = 3,        /* so many that the table has room for all */
+    BL_KV_BATCH = 3,
+    BL_KV_FRAGMENTS = 2,
+    BL_KV_LENGTH_MAX = 1024,
+    BL_KV_SERVER_VERBS = 12000,
+    BL_KV_STOPS = 6,            /* in kv_stops */
+    BL_KV_STOPS_KEYS = 24,      /* twice as many as the table has lines */
+    BL_KV_STOPS_ROUNDS = 150,
+    BL_KV_STOP_NS = 15 * 1000 * 1000,
+    BL_KV_STOPS_NAP_NS = 20 * 1000 * 1000,
+    BL_KV_SILENCES = 4,         /* in kv_silent; longer than a server needs to notice */
+    BL_KV_SILENCE_NS = 40 * 1000 * 1000,
+    BL_KV_LOST_NS = 4 * 1000 * 1000
+};
+
+typedef struct bl_kv_shape {
+    uint32_t length;
+    uint32_t cut;               /* between the fragments */
+    uint32_t chunk_size;
+} bl_kv_shape;
+
+static const bl_kv_shape bl_kv_shapes[BL_KV_SHAPE_COUNT] = {
+    {360, 136, 128},            /* ends in the middle of a line */
+    {1024, 512, 256},           /* streamed from where it lies */
+    {832, 320, 0},              /* likewise, without checksums */
+    {200, 64, 256},             /* one chunk: its sum stands in the entry */
+};
+
+typedef struct bl_kv {
+    bl_path path;
+    uint32_t shape_keys;
+    uint32_t rounds;            /* 0: BL_KV_ROUNDS */
+    uint32_t bare;              /* 1: only blocks without checksums, and host 0 reads only */
+    uint32_t calm;
+    uint32_t summed;            /* 1: every block has checksums, and every read asks for them */
+    uint8_t there[BL_KV_SHAPE_COUNT * BL_KV_SHAPE_KEYS + BL_KV_STOPS_KEYS]; /* put was answered */
+} bl_kv;
+
+/* One batch of a client: as the engine's buffers are. */
+typedef struct bl_kv_buffers {
+    uint64_t keys[2 * BL_KV_BATCH];
+    bl_fragment fragments[BL_KV_BATCH * BL_KV_FRAGMENTS];
+    uint64_t payloads[BL_KV_BATCH][BL_KV_LENGTH_MAX / sizeof(uint64_t)];
+    uint8_t states[BL_KV_BATCH];
+    int32_t statuses[BL_KV_BATCH];
+    bl_kv_batch batch;
+} bl_kv_buffers;
+
+static void bl_kv_fill(uint64_t *payload, uint64_t key, uint64_t version, uint32_t length)
+{
+    uint64_t word = key * 0x9e3779b97f4a7c15u ^ version * 0xbf58476d1ce4e5b9u;
+    payload[0] = version;
+    for (uint32_t i = 1; i < length / sizeof word; i++)
+        payload[i] = word = word * 0xda942042e4dd58b5u + i;
+}
+
+/* Some keys of one shape. */
+static void bl_kv_prepare(const bl_kv *kv, bl_kv_buffers *buffers)
+{
+    bl_sim_world *world = kv->path.world;
+    uint32_t shape_index;
+    do
+        shape_index = (uint32_t)bl_sim_below(world, BL_KV_SHAPE_COUNT);
+    while ((kv->summed && !bl_kv_shapes[shape_index].chunk_size) ||
+           (kv->bare && bl_kv_shapes[shape_index].chunk_size));
+    const bl_kv_shape *shape = &bl_kv_shapes[shape_index];
+    uint32_t count = 1 + (uint32_t)bl_sim_below(world, BL_KV_BATCH);
+    uint64_t first = shape_index * BL_KV_SHAPE_KEYS +
+                     bl_sim_below(world, kv->shape_keys - count + 1);
+    for (uint32_t i = 0; i < count; i++) {
+        uint64_t address = (uintptr_t)buffers->payloads[i];
+        buffers->keys[2 * i] = first + i;
+        buffers->keys[2 * i + 1] = ~(first + i); /* unlike those of bl_blocks */
+        buffers->fragments[2 * i] = (bl_fragment){address, shape->cut};
+        buffers->fragments[2 * i + 1] = (bl_fragment){address + shape->cut,
+                                                      shape->length - shape->cut};
+    }
+    buffers->batch = (bl_kv_batch){
+        .keys = buffers->keys,
+        .fragments = buffers->fragments,
+        .layout = 1 + shape_index,
+        .timeout_ns = bl_path_timeout_ns(&kv->path),
+        .count = count,
+        .fragment_count = BL_KV_FRAGMENTS,
+        .length = shape->length,
+        .chunk_size = shape->chunk_size,
+        .verify = kv->summed || bl_sim_below(world, 2),
+    };
+}
+
+static int bl_kv_try_put(bl_kv *kv, bl_session *session, bl_kv_buffers *buffers)
+{
+    const bl_kv_batch *batch = &buffers->batch;
+    for (uint32_t i = 0; i < batch->count; i++)
+        bl_kv_fill(buffers->payloads[i], buffers->keys[2 * i], bl_sim_random(kv->path.world),
+                   batch->length);
+    int status = bl_kv_put(session, batch, buffers->states, buffers->statuses);
+    if (status < 0)
+        return bl_path_bear(&kv->path, status);
+    for (uint32_t i = 0; i < batch->count; i++)
+        kv->there[buffers->keys[2 * i]] |= buffers->states[i] == BL_BLOCK_GRANTED ||
+                                           buffers->states[i] == BL_BLOCK_HIT;
+    return 0;
+}
+
+/* How many of the leading keys must be found. */
+static uint32_t bl_kv_due(const bl_kv *kv, const bl_kv_buffers *buffers)
+{
+    uint32_t count = 0;
+    while (kv->calm && count < buffers->batch.count && kv->there[buffers->keys[2 * count]])
+        count++;
+    return count;
+}
+
+static int bl_kv_try_get(bl_kv *kv, bl_session *session, bl_kv_buffers *buffers)
+{
+    uint64_t right[BL_KV_LENGTH_MAX / sizeof(uint64_t)], mismatch_count = 0;
+    uint32_t due = bl_kv_due(kv, buffers), length = buffers->batch.length;
+    int64_t hits = bl_kv_get(session, &buffers->batch, buffers->states, &mismatch_count);
+    for (int64_t i = 0; i < hits; i++) {
+        bl_kv_fill(right, buffers->keys[2 * i], buffers->payloads[i][0], length);
+        if (memcmp(right, buffers->payloads[i], length) != 0)
+            return -EBADMSG;
+        kv->path.world->stat.results++;
+    }
+    kv->path.world->stat.torn_lines += mismatch_count;
+    if (hits < 0)
+        return bl_path_bear(&kv->path, (int)hits);
+    return hits < due || (kv->calm && mismatch_count > 0) ? -ENODATA : 0;
+}
+
+static int bl_kv_work_on(bl_pool *pool, void *argument)
+{
+    bl_kv *kv = argument;
+    bl_session *session;
+    int status = bl_path_attach(&kv->path, pool, &session);
+    if (status < 0)
+        return status;
+    uint32_t rounds = kv->rounds ? kv->rounds : BL_KV_ROUNDS;
+    for (uint32_t i = 0; i < rounds && status == 0; i++) {
+        bl_kv_buffers buffers;
+        bl_kv_prepare(kv, &buffers);
+        if (bl_sim_below(kv->path.world, 2) && !(kv->bare && pool->memory.host == 0))
+            status = bl_kv_try_put(kv, session, &buffers);
+        else
+            status = bl_kv_try_get(kv, session, &buffers);
+    }
+    bl_session_close(session);
+    return status;
+}
+
+static int bl_kv_run(bl_kv *kv)
+{
+    for (uint32_t host = 0; host < 3; host++)
+        bl_path_client(&kv->path, host, bl_kv_work_on);
+    return bl_path_run(&kv->path);
+}
+
+static int bl_path_kv(bl_sim_world *world)
+{
+    bl_kv kv = {.path = {.world = world, .serve = bl_blocks_serve, .server_host_count = 1,
+                         .server_deaths = 2, .server_verbs = BL_KV_SERVER_VERBS},
+                .shape_keys = BL_KV_SHAPE_KEYS};
+    return bl_kv_run(&kv);
+}
+
+static int bl_path_kv_calm(bl_sim_world *world)
+{
+    bl_kv kv = {.path = {.world = world, .serve = bl_blocks_serve, .server_host_count = 1},
+                .shape_keys = BL_KV_CALM_KEYS, .calm = 1};
+    return bl_kv_run(&kv);
+}
+
+/* A while later: is this reader in the middle of a block? */
+static int bl_kv_reads(const bl_kv *kv, const bl_pool *pool, const bl_sim_process *reader)
+{
+    bl_nap(&pool->memory, bl_sim_below(kv->path.world, 400));
+    return reader->state == BL_SIM_READY &&
+           reader->line >= pool->geometry.data_offset / BL_LINE_SIZE;
+}
+
+/* Stops the reader in the middle of a block, and kills the server that told it of the block. */
+static int bl_kv_stop(bl_pool *pool, void *argument)
+{
+    bl_kv *kv = argument;
+    bl_sim_world *world = kv->path.world;
+    bl_sim_process *reader = world->process[kv->path.client[0]];
+    for (uint32_t stops = 0; stops < BL_KV_STOPS && bl_path_clients_alive(&kv->path);) {
+        if (!bl_kv_reads(kv, pool, reader))
+            continue;
+        reader->wake_ns = world->now_ns + BL_KV_STOP_NS;
+        bl_sim_kill(world, kv->path.server_process);
+        bl_nap(&pool->memory, BL_KV_STOPS_NAP_NS);
+        stops++;
+    }
+    return 0;
+}
+
+/* ---- kv_stops: a reader stands still with a block half copied, while another server gives the
+ * block's space away: nothing but the epoch tells, for there are no checksums. */
+
+static int bl_path_kv_stops(bl_sim_world *world)
+{
+    bl_kv kv = {.path = {.world = world, .serve = bl_blocks_serve, .server_host_count = 1},
+                .shape_keys = BL_KV_STOPS_KEYS, .bare = 1, .rounds = BL_KV_STOPS_ROUNDS};
+    bl_path_spawn(&kv.path, 3, bl_kv_stop);
+    return bl_kv_run(&kv);
+}
+
+/* Stops the reader, and the thread that beats for it, in the middle of a block. */
+static int bl_kv_silence(bl_pool *pool, void *argument)
+{
+    bl_kv *kv = argument;
+    bl_sim_world *world = kv->path.world;
+    bl_sim_process *reader = world->process[kv->path.client[1]];
+    for (uint32_t stops = 0; stops < BL_KV_SILENCES && bl_path_clients_alive(&kv->path);) {
+        if (!bl_kv_reads(kv, pool, reader))
+            continue;
+        stops++;
+        reader->faint = 1;
+        reader->wake_ns = world->now_ns + BL_KV_SILENCE_NS;
+        bl_nap(&pool->memory, BL_KV_SILENCE_NS);
+        reader->faint = 0;
+    }
+    return 0;
+}
+
+/* ---- kv_silent: a reader that was taken for dead, and lost its pins, goes on with a block whose
+ * number and space others have: nothing but its second look at the entry tells. */
+
+static int bl_path_kv_silent(bl_sim_world *world)
+{
+    bl_kv kv = {.path = {.world = world, .serve = bl_blocks_serve, .server_host_count = 1,
+                         .timeout_ns = BL_KV_STOPS_NAP_NS, .bears_timeouts = 1,
+                         .beat_lost_ns = BL_KV_LOST_NS},
+                .shape_keys = BL_KV_STOPS_KEYS, .bare = 1, .rounds = BL_KV_STOPS_ROUNDS};
+    bl_path_spawn(&kv.path, 3, bl_kv_silence);
+    return bl_kv_run(&kv);
+}

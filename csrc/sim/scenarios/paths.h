@@ -1,0 +1,69 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Copyright The Beluga Authors
+ *
+ * The frame of a path scenario: a server, its clients, and a keeper who starts another server when
+ * one has died and stops the last one when the clients are through. The keeper is the operator: he
+ * sees processes from outside and uses no verb but nap.
+ */
+#ifndef BL_SIM_PATHS_H
+#define BL_SIM_PATHS_H
+
+#include "rpc/server.h"
+#include "sim/world.h"
+
+enum {
+    BL_PATH_CLIENT_COUNT = 8,
+    BL_PATH_NAP_NS = 50 * 1000
+};
+
+#define BL_PATH_TIMEOUT_NS 10000000000ull
+
+/* Starts every scenario's own struct: it is the argument of all its processes. */
+typedef struct bl_path {
+    bl_sim_world *world;
+    bl_sim_body *serve;         /* of every server */
+    bl_server *server;          /* that runs now, or NULL */
+    uint32_t server_process;
+    uint32_t server_deaths;     /* still to come */
+    uint32_t sudden_deaths;     /* likewise, when a client says so */
+    uint32_t doomed;            /* the next of them is due once the server serves */
+    uint32_t server_verbs;      /* a doomed server dies within so many */
+    uint64_t timeout_ns;        /* of attachments and calls; 0: BL_PATH_TIMEOUT_NS */
+    uint64_t beat_lost_ns;      /* silent for so long, a session is in doubt; 0: as always */
+    uint32_t bears_timeouts;    /* 1: clocks jump, so a call may time out */
+    uint32_t bears_clashes;     /* 1: two machines have one host number, so one may be refused */
+    uint32_t server_host_count; /* 2: servers of hosts 0 and 1 take turns */
+    uint32_t client[BL_PATH_CLIENT_COUNT];
+    uint32_t client_count;
+    uint32_t holder[BL_PATH_CLIENT_COUNT]; /* of each lane: process + 1, or 0 */
+} bl_path;
+
+static inline uint64_t bl_path_timeout_ns(const bl_path *path)
+{
+    return path->timeout_ns ? path->timeout_ns : BL_PATH_TIMEOUT_NS;
+}
+
+/* A client of path on host: its process. */
+uint32_t bl_path_client(bl_path *path, uint32_t host, bl_sim_body *body);
+
+/* Run it all: as bl_sim_world_run. */
+int bl_path_run(bl_path *path);
+
+/* What a server says of its lanes when bl_server_run() has returned status: that, or -EDOM if its
+ * sums are not what its lanes are, or if a nonce has two of them. */
+int bl_path_served(const bl_server *server, int status);
+
+/* The running server serves: if it is doomed, its verbs are counted from now. */
+void bl_path_doom(bl_path *path);
+
+/* What a takeover may do to a call is no failure: its session is new, or cannot be before others
+ * are gone. */
+int bl_path_bear(const bl_path *path, int status);
+
+/* A server with the block index (sim/scenarios/blocks.c). */
+int bl_blocks_serve(bl_pool *pool, void *argument);
+
+/* Open a session, however long a server or a lane is wanting: 0 or an error. */
+int bl_path_attach(bl_path *path, bl_pool *pool, bl_session **out);
+
+#endif

@@ -1,0 +1,92 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Copyright The Beluga Authors
+ *
+ * Ranges of the pool in the simulator: what tools and engines write and read without the index
+ * (pool/pool.c, transfer/block.c). Whoever has read a flag finds what was written before it.
+ */
+#include <errno.h>
+
+#include "sim/world.h"
+#include "transfer/block.h"
+
+enum {
+    BL_RANGE_VERSIONS = 24,
+    BL_RANGE_READERS = 2,       /* hosts 1 and on */
+    BL_RANGE_LINES = 5,
+    BL_RANGE_SIZE = BL_RANGE_LINES * BL_LINE_SIZE,
+    BL_RANGE_WORDS = BL_RANGE_SIZE / 8
+};
+
+typedef struct bl_range {
+    bl_sim_world *world;
+    uint64_t seen[BL_RANGE_READERS]; /* version that each has read: the next one waits for all */
+} bl_range;
+
+static uint64_t bl_range_flag_offset(const bl_pool *pool)
+{
+    return pool->geometry.data_offset + BL_PAGE_SIZE;
+}
+
+static int bl_range_write(bl_pool *pool, void *argument)
+{
+    bl_range *range = argument;
+    uint64_t offset = pool->geometry.data_offset, words[BL_RANGE_WORDS];
+    bl_fragment fragment = {(uintptr_t)words, sizeof words};
+    int status = 0;
+    for (uint64_t version = 1; version <= BL_RANGE_VERSIONS && status == 0; version++) {
+        for (uint32_t i = 0; i < BL_RANGE_WORDS; i++)
+            words[i] = version;
+        if (bl_sim_below(range->world, 2))
+            status = bl_pool_write(pool, offset, words, sizeof words);
+        else
+            status = bl_transfer_write(pool, offset, &fragment, 1, sizeof words, 0, NULL);
+        if (status == 0)
+            status = bl_pool_write(pool, bl_range_flag_offset(pool), words, BL_LINE_SIZE);
+        for (uint32_t i = 0; i < BL_RANGE_READERS; i++)
+            while (status == 0 && range->seen[i] < version)
+                bl_nap(&pool->memory, 1000);
+    }
+    return status;
+}
+
+static int bl_range_read(bl_pool *pool, void *argument)
+{
+    bl_range *range = argument;
+    uint64_t flag[BL_LINE_SIZE / 8] = {0}, words[BL_RANGE_WORDS];
+    uint64_t offset = pool->geometry.data_offset, flag_offset = bl_range_flag_offset(pool);
+    uint64_t *seen = &range->seen[pool->memory.host - 1];
+    bl_fragment fragment = {(uintptr_t)words, sizeof words};
+    while (*seen < BL_RANGE_VERSIONS) {
+        int status = bl_pool_read(pool, flag_offset, flag, sizeof flag);
+        if (status < 0)
+            return status;
+        bl_nap(&pool->memory, bl_sim_below(range->world, 1000));
+        if (flag[0] == *seen || flag[7] != flag[0])
+            continue;
+        bl_believe(&pool->memory, flag_offset);
+        if (bl_sim_below(range->world, 2))
+            status = bl_pool_read(pool, offset, words, sizeof words);
+        else
+            status = bl_transfer_read(pool, offset, &fragment, 1, sizeof words, 0, NULL);
+        for (uint32_t i = 0; i < BL_RANGE_WORDS && status == 0; i++)
+            if (words[i] != flag[0])
+                status = -EBADMSG;
+        if (status < 0)
+            return status;
+        bl_rely(&pool->memory, offset, sizeof words);
+        *seen = flag[0];
+        range->world->stat.results++;
+    }
+    return 0;
+}
+
+/* ---- range: one host writes, two read. */
+
+static int bl_path_range(bl_sim_world *world)
+{
+    bl_range range = {.world = world};
+    bl_sim_spawn(world, 0, bl_range_write, &range);
+    for (uint32_t i = 0; i < BL_RANGE_READERS; i++)
+        bl_sim_spawn(world, 1 + i, bl_range_read, &range);
+    return bl_sim_world_run(world);
+}

@@ -1,0 +1,141 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Copyright The Beluga Authors
+ *
+ * A server's first word and its last, in the simulator: what is true at the very moment at which
+ * its epoch line says SERVING, or half says STOPPED. A sniper sees memory and processes from
+ * outside, and kills or stops the server just then.
+ */
+#include <errno.h>
+
+#include "sim/scenarios/paths.h"
+
+enum {
+    BL_WORDS_KILLS = 6,
+    BL_WORDS_KEYS = 8,
+    BL_WORDS_LOOK_NS = 1000,
+    BL_WORDS_STOP_NS = 2000 * 1000 * 1000
+};
+
+/* What memory says in a copy of the epoch line of a half. */
+static const bl_epoch_line *bl_words_line(const bl_sim_world *world, uint32_t half, uint32_t copy)
+{
+    return (const bl_epoch_line *)(world->memory + bl_epoch_offset(half) +
+                                   (uint64_t)copy * BL_LINE_SIZE);
+}
+
+/* The newest epoch in memory of which a whole line says this. */
+static uint64_t bl_words_newest(const bl_sim_world *world, uint32_t state)
+{
+    uint64_t epoch = 0;
+    for (uint32_t half = 0; half < BL_HALF_COUNT; half++) {
+        for (uint32_t copy = 0; copy < 2; copy++) {
+            const bl_epoch_line *line = bl_words_line(world, half, copy);
+            if (line->state == state && line->epoch > epoch && bl_table_whole(line, half))
+                epoch = line->epoch;
+        }
+    }
+    return epoch;
+}
+
+/* ---- first_word: a server dies as soon as memory says that it serves. Its half is whole: its
+ * successor finds every block that was committed. */
+
+static int bl_words_kill(bl_pool *pool, void *argument)
+{
+    bl_path *path = argument;
+    bl_sim_world *world = path->world;
+    while (bl_path_clients_alive(path) && world->stat.results < BL_WORDS_KEYS)
+        bl_nap(&pool->memory, BL_PATH_NAP_NS);
+    bl_sim_kill(world, path->server_process); /* the first has nothing to recover */
+    uint64_t killed = 1;
+    for (uint32_t kills = 0; kills < BL_WORDS_KILLS && bl_path_clients_alive(path);) {
+        int taking = bl_words_newest(world, BL_SERVER_TAKING) > killed;
+        bl_nap(&pool->memory, taking ? 0 : bl_sim_below(world, BL_WORDS_LOOK_NS));
+        uint64_t epoch = bl_words_newest(world, BL_SERVER_SERVING);
+        if (epoch <= killed)
+            continue;
+        bl_sim_kill(world, path->server_process);
+        killed = epoch;
+        kills++;
+    }
+    return 0;
+}
+
+static int bl_path_first_word(bl_sim_world *world)
+{
+    bl_blocks blocks = {.path = {.world = world, .serve = bl_blocks_serve, .server_host_count = 1,
+                                 .server_verbs = 1},
+                        .key_count = BL_WORDS_KEYS};
+    for (uint32_t host = 0; host < 2; host++)
+        bl_path_client(&blocks.path, host, bl_blocks_work);
+    bl_path_spawn(&blocks.path, 3, bl_words_kill);
+    return bl_path_run(&blocks.path);
+}
+
+/* ---- last_word: a server stands still in the middle of its last word, the one copy out and the
+ * other not. Until it has said the other it may write: nobody takes its half. */
+
+static int bl_words_serve(bl_pool *pool, void *argument)
+{
+    bl_path *path = argument;
+    bl_server *server;
+    int status = bl_server_create(pool, "", pool->memory.host, &server);
+    if (status < 0)
+        return status;
+    status = bl_server_serve_lanes(server);
+    path->server = server;
+    if (status == 0)
+        status = bl_path_served(server, bl_server_run(server));
+    path->server = NULL;
+    bl_server_destroy(server);
+    return status == -BL_ERROR_SERVER_ALIVE ? 0 : status;
+}
+
+/* Start a server and wait until it serves, or has ended. */
+static uint32_t bl_words_start(bl_pool *pool, bl_path *path, uint32_t host)
+{
+    uint32_t process = bl_path_spawn(path, host, bl_words_serve);
+    while (!path->server && bl_sim_alive(path->world, process))
+        bl_nap(&pool->memory, BL_PATH_NAP_NS);
+    return process;
+}
+
+static int bl_words_try(bl_pool *pool, void *argument)
+{
+    bl_path *path = argument;
+    bl_sim_world *world = path->world;
+    uint32_t first = bl_words_start(pool, path, 0);
+    uint64_t other = (bl_epoch_offset(1) + BL_LINE_SIZE) / BL_LINE_SIZE;
+    bl_sim_process *mute = world->process[first];
+    mute->line = 0;
+    bl_server_stop(path->server);
+    while (mute->state == BL_SIM_READY && mute->line != other)
+        bl_nap(&pool->memory, bl_sim_below(world, 40));
+    mute->wake_ns = world->now_ns + BL_WORDS_STOP_NS;
+    while (bl_sim_drains(world, mute))
+        bl_nap(&pool->memory, BL_PATH_NAP_NS);
+    int said = bl_words_line(world, 1, 1)->state == BL_SERVER_STOPPED; /* stopped too late */
+    uint32_t second = bl_words_start(pool, path, 1);
+    bl_sim_kill(world, second);
+    while (!bl_sim_gone(world->process[second]))
+        bl_nap(&pool->memory, BL_PATH_NAP_NS);
+    path->server = NULL;
+    uint32_t third = bl_words_start(pool, path, 1);
+    int early = mute->state == BL_SIM_READY && mute->wake_ns > world->now_ns;
+    world->stat.results++;
+    if (path->server && early && !said)
+        return -EEXIST;
+    while (bl_sim_alive(world, third)) {
+        if (path->server)
+            bl_server_stop(path->server);
+        bl_nap(&pool->memory, BL_PATH_NAP_NS);
+    }
+    return 0;
+}
+
+static int bl_path_last_word(bl_sim_world *world)
+{
+    bl_path path = {.world = world};
+    bl_path_spawn(&path, 3, bl_words_try);
+    return bl_sim_world_run(world);
+}

@@ -1,0 +1,274 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Copyright The Beluga Authors
+ *
+ * Classes, and the extents that have their stripes; the blocks inside are space/extent_block.c's.
+ *
+ * A class remembers below which stripe none of its cells is free; stripes that come back lower it,
+ * so that opening does not search the pool anew each time.
+ */
+#include "space/extent.h"
+
+#include <errno.h>
+#include <stdlib.h>
+
+#include "space/table.h"
+#include "base/lazy.h"
+
+uint32_t bl_block_size(uint64_t bytes)
+{
+    uint64_t size = (bytes + BL_PAGE_SIZE - 1) / BL_PAGE_SIZE * BL_PAGE_SIZE;
+    return bytes <= (uint64_t)BL_EXTENT_PAGES_MAX * BL_PAGE_SIZE ? (uint32_t)size : 0;
+}
+
+int bl_extents_create(bl_extents **out, uint64_t data_offset, uint64_t stripe_count)
+{
+    if (stripe_count > UINT32_MAX)
+        return -EINVAL;
+    size_t words = bl_bitset_words(stripe_count), sets = 2 + BL_CLASS_COUNT_MAX;
+    bl_extents *extents = calloc(1, sizeof *extents);
+    if (!extents)
+        return -ENOMEM;
+    size_t bits = 2 * BL_EXTENT_WORDS * stripe_count;
+    extents->table_size = (sets * words + bits) * sizeof(uint64_t) + BL_PAGE_SIZE +
+                          stripe_count * (sizeof(bl_extent) + sizeof *extents->back);
+    extents->table = bl_lazy_map_dense(extents->table_size);
+    if (!extents->table) {
+        free(extents);
+        return -ENOMEM;
+    }
+    uint64_t *memory = extents->table;
+    bl_bitset_make(&extents->free, memory, stripe_count);
+    bl_bitset_make(&extents->first, memory += words, stripe_count);
+    for (uint32_t class = 0; class < BL_CLASS_COUNT_MAX; class++)
+        bl_bitset_make(&extents->class[class].roomy, memory += words, stripe_count);
+    extents->free_bits = memory + words;
+    extents->held_bits = extents->free_bits + bits / 2;
+    extents->extent = (bl_extent *)(extents->held_bits + bits / 2);
+    extents->back = (uint8_t *)(extents->extent + stripe_count);
+    extents->data_offset = data_offset;
+    extents->stripe_count = extents->free_stripe_count = stripe_count;
+    bl_bitset_fill(&extents->free, stripe_count);
+    *out = extents;
+    return 0;
+}
+
+void bl_extents_destroy(bl_extents *extents)
+{
+    if (!extents)
+        return;
+    bl_lazy_unmap(extents->table, extents->table_size);
+    free(extents);
+}
+
+/* ---- Extents */
+
+/* The class, or a place for it, or NULL. */
+static bl_class *bl_class_make(bl_extents *extents, uint32_t block_size)
+{
+    bl_class *class = bl_class_find(extents, block_size);
+    for (uint32_t place = 0; !class && place < BL_CLASS_COUNT_MAX; place++)
+        if (!extents->class[place].extent_count) {
+            class = &extents->class[place];
+            class->block_size = block_size;
+            class->barren = 0;
+        }
+    return class;
+}
+
+static int bl_block_size_is_wrong(uint32_t block_size)
+{
+    return block_size == 0 || bl_block_size(block_size) != block_size;
+}
+
+static void bl_extent_view_of(const bl_extents *extents, uint64_t first, bl_extent_view *out)
+{
+    const bl_extent *extent = &extents->extent[first];
+    *out = (bl_extent_view){
+        .generation = extent->generation,
+        .first_stripe = (uint32_t)first,
+        .stripe_count = extent->stripe_count,
+        .block_size = extent->block_size,
+        .block_count = extent->block_count,
+        .free_count = extent->free_count,
+        .held_count = extent->held_count,
+        .retired = extent->retired,
+    };
+}
+
+static void bl_extent_make(bl_extents *extents, bl_class *class, bl_run run, uint64_t generation)
+{
+    bl_extent *extent = &extents->extent[run.first];
+    *extent = (bl_extent){
+        .generation = generation,
+        .block_size = class->block_size,
+        .block_count = (uint16_t)run.part.block_count,
+        .free_count = (uint16_t)run.part.block_count,
+        .stripe_count = (uint8_t)run.part.stripe_count,
+        .class_index = (uint8_t)(class - extents->class),
+    };
+    for (uint32_t block = 0; block < run.part.block_count; block += 64) {
+        uint32_t rest = run.part.block_count - block;
+        *bl_extent_word(extents, extents->free_bits, run.first, block / 64) =
+            rest < 64 ? (1ull << rest) - 1 : UINT64_MAX;
+    }
+    for (uint32_t place = 0; place < run.part.stripe_count; place++) {
+        extents->back[run.first + place] = (uint8_t)(1 + place);
+        bl_bitset_remove(&extents->free, run.first + place);
+    }
+    bl_bitset_add(&extents->first, run.first);
+    bl_bitset_add(&class->roomy, run.first);
+    class->extent_count++;
+    extents->extent_count++;
+    extents->free_stripe_count -= run.part.stripe_count;
+}
+
+int bl_extents_open(bl_extents *extents, uint32_t block_size, enum bl_fit fit, uint64_t generation,
+                    bl_extent_view *out)
+{
+    if (bl_block_size_is_wrong(block_size))
+        return -EINVAL;
+    bl_class *class = bl_class_make(extents, block_size);
+    if (!class)
+        return -E2BIG;
+    uint32_t pages = block_size / BL_PAGE_SIZE;
+    bl_run run = bl_run_cell(&extents->free, extents->stripe_count, pages, class->barren);
+    class->barren = run.part.block_count ? run.first : extents->stripe_count;
+    if (!run.part.block_count && fit == BL_FIT_ANY)
+        run = bl_run_any(&extents->free, extents->stripe_count, pages);
+    if (!run.part.block_count)
+        return -EAGAIN;
+    bl_extent_make(extents, class, run, generation);
+    bl_extent_view_of(extents, run.first, out);
+    return 0;
+}
+
+int bl_extents_cell(const bl_extents *extents, uint32_t block_size, uint64_t offset,
+                    uint32_t *first_stripe, uint32_t *stripe_count)
+{
+    uint64_t stripe = (offset - extents->data_offset) / BL_STRIPE_SIZE;
+    if (bl_block_size_is_wrong(block_size) || offset < extents->data_offset ||
+        stripe >= extents->stripe_count)
+        return -EINVAL;
+    uint32_t size = bl_fit_ideal(block_size / BL_PAGE_SIZE).stripe_count;
+    uint64_t first = stripe / size * size, rest = extents->stripe_count - first;
+    *first_stripe = (uint32_t)first;
+    *stripe_count = rest < size ? (uint32_t)rest : size;
+    return 0;
+}
+
+int bl_extents_adopt(bl_extents *extents, const bl_extent_view *view)
+{
+    uint64_t first = view->first_stripe, end = first + view->stripe_count;
+    if (bl_block_size_is_wrong(view->block_size) || view->stripe_count == 0 ||
+        view->stripe_count > BL_EXTENT_STRIPES_MAX || end > extents->stripe_count)
+        return -EINVAL;
+    bl_fit_part part = bl_fit_of(view->block_size / BL_PAGE_SIZE, view->stripe_count);
+    if (part.block_count == 0 || part.block_count != view->block_count)
+        return -EINVAL;
+    if (bl_bitset_row_end(&extents->free, first, end) != end)
+        return -EEXIST;
+    bl_class *class = bl_class_make(extents, view->block_size);
+    if (!class)
+        return -E2BIG;
+    bl_extent_make(extents, class, (bl_run){first, part}, view->generation);
+    return view->retired ? bl_extents_retire(extents, view->first_stripe) : 0;
+}
+
+/* Stripes from first on came back: cells that hold them begin less than an extent before. */
+static void bl_extents_freed(bl_extents *extents, uint64_t first)
+{
+    uint64_t lowest = first < BL_EXTENT_STRIPES_MAX ? 0 : first - BL_EXTENT_STRIPES_MAX;
+    for (uint32_t class = 0; class < BL_CLASS_COUNT_MAX; class++)
+        if (extents->class[class].barren > lowest)
+            extents->class[class].barren = lowest;
+}
+
+int bl_extents_close(bl_extents *extents, uint32_t first_stripe)
+{
+    if (first_stripe >= extents->stripe_count || extents->back[first_stripe] != 1)
+        return -EINVAL;
+    bl_extent *extent = &extents->extent[first_stripe];
+    if (extent->free_count != extent->block_count || extent->retired)
+        return -EBUSY;
+    bl_class *class = &extents->class[extent->class_index];
+    for (uint32_t place = 0; place < extent->stripe_count; place++) {
+        extents->back[first_stripe + place] = 0;
+        bl_bitset_add(&extents->free, first_stripe + place);
+    }
+    bl_bitset_remove(&extents->first, first_stripe);
+    bl_bitset_remove(&class->roomy, first_stripe);
+    class->extent_count--;
+    extents->extent_count--;
+    extents->free_stripe_count += extent->stripe_count;
+    bl_extents_freed(extents, first_stripe);
+    return 0;
+}
+
+int bl_extents_retire(bl_extents *extents, uint32_t first_stripe)
+{
+    if (first_stripe >= extents->stripe_count || extents->back[first_stripe] != 1)
+        return -EINVAL;
+    bl_extent *extent = &extents->extent[first_stripe];
+    extents->retired_stripe_count += extent->retired ? 0 : extent->stripe_count;
+    extent->retired = 1;
+    bl_bitset_remove(&extents->class[extent->class_index].roomy, first_stripe);
+    return 0;
+}
+
+int bl_extents_at(const bl_extents *extents, uint64_t offset, bl_extent_view *out)
+{
+    uint64_t first = bl_extents_first(extents, offset);
+    if (first == BL_BITSET_NONE)
+        return -ENOENT;
+    bl_extent_view_of(extents, first, out);
+    return 0;
+}
+
+int64_t bl_extents_first_at(const bl_extents *extents, uint64_t offset)
+{
+    uint64_t first = bl_extents_first(extents, offset);
+    return first == BL_BITSET_NONE ? -ENOENT : (int64_t)first;
+}
+
+int bl_extents_next(const bl_extents *extents, uint64_t stripe, bl_extent_view *out)
+{
+    uint64_t first = bl_bitset_next(&extents->first, stripe);
+    if (first == BL_BITSET_NONE)
+        return -ENOENT;
+    bl_extent_view_of(extents, first, out);
+    return 0;
+}
+
+int bl_extents_next_empty(const bl_extents *extents, uint64_t stripe, bl_extent_view *out)
+{
+    uint64_t found = BL_BITSET_NONE;
+    for (uint32_t place = 0; place < BL_CLASS_COUNT_MAX; place++) {
+        const bl_class *class = &extents->class[place];
+        if (!class->extent_count)
+            continue;
+        uint64_t first = bl_bitset_next(&class->roomy, stripe);
+        while (first < found &&
+               extents->extent[first].free_count != extents->extent[first].block_count)
+            first = bl_bitset_next(&class->roomy, first + 1);
+        if (first < found)
+            found = first;
+    }
+    if (found == BL_BITSET_NONE)
+        return -ENOENT;
+    bl_extent_view_of(extents, found, out);
+    return 0;
+}
+
+void bl_extents_count(const bl_extents *extents, bl_extents_stat *out)
+{
+    *out = (bl_extents_stat){
+        .stripe_count = extents->stripe_count,
+        .free_stripe_count = extents->free_stripe_count,
+        .extent_count = extents->extent_count,
+        .used_bytes = extents->used_bytes,
+        .held_bytes = extents->held_bytes,
+        .retired_stripe_count = extents->retired_stripe_count,
+    };
+    for (uint32_t class = 0; class < BL_CLASS_COUNT_MAX; class++)
+        out->class_count += extents->class[class].extent_count > 0;
+}

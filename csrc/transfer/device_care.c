@@ -1,0 +1,81 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Copyright The Beluga Authors
+ *
+ * The rules of transfer/device_range.h for whole plans: chunks and rows that touch are one range,
+ * so that a block costs two fences and not two for each of its chunks. Whether a device needs them
+ * on this machine is for beluga/transfer/policy.py to know.
+ */
+#include <errno.h>
+
+#include "transfer/device_range.h"
+#include "coherence/guard.h"
+#include "pool/pool.h"
+
+typedef struct bl_care_range {
+    uint64_t offset;
+    uint64_t end;
+} bl_care_range;
+
+typedef struct bl_care_job {
+    const bl_memory *memory;
+    const bl_plan *plan;
+    uint32_t care;
+} bl_care_job;
+
+static void bl_care_take(const bl_memory *memory, bl_care_range range, uint32_t care)
+{
+    if (care == BL_CARE_INVALIDATE)
+        bl_device_reads(memory, range.offset, range.end - range.offset);
+    else if (care == BL_CARE_FLUSH)
+        bl_device_written(memory, range.offset, range.end - range.offset);
+    else
+        bl_device_ordered(memory);
+}
+
+/* The whole lines of the plan's range i: pieces where a read asks for no more, else chunks. */
+static bl_care_range bl_care_of(const bl_plan *plan, uint32_t i)
+{
+    int rows = plan->sparse && !plan->checksums;
+    uint64_t offset = rows ? plan->pieces[i].offset : plan->chunks[i].offset;
+    uint64_t size = rows ? plan->pieces[i].length : plan->chunks[i].length;
+    uint64_t line = BL_LINE_SIZE - 1;
+    return (bl_care_range){offset & ~line, (offset + size + line) & ~line};
+}
+
+static int bl_care_run(void *context)
+{
+    const bl_care_job *job = context;
+    const bl_plan *plan = job->plan;
+    uint32_t count = plan->sparse && !plan->checksums ? plan->piece_count : plan->chunk_count;
+    bl_care_range range = {0, 0};
+    for (uint32_t i = 0; i < count; i++) {
+        bl_care_range next = bl_care_of(plan, i);
+        if (next.end < next.offset || next.end > job->memory->size)
+            return -EINVAL;
+    }
+    for (uint32_t i = 0; i < count && job->care != BL_CARE_FENCE; i++) {
+        bl_care_range next = bl_care_of(plan, i);
+        if (i > 0 && next.offset >= range.offset && next.offset <= range.end) {
+            range.end = next.end > range.end ? next.end : range.end;
+            continue;
+        }
+        if (i > 0)
+            bl_care_take(job->memory, range, job->care);
+        range = next;
+    }
+    bl_care_take(job->memory, range, job->care);
+    return 0;
+}
+
+int bl_plan_care(const bl_pool *pool, const bl_plan *plan, uint32_t care)
+{
+    bl_care_job job = {&pool->memory, plan, care};
+    return bl_guarded(&pool->memory, bl_care_run, &job);
+}
+
+int bl_range_care(const bl_pool *pool, uint64_t offset, uint64_t size, uint32_t care)
+{
+    bl_piece piece = {.offset = offset, .length = (uint32_t)size};
+    bl_plan plan = {.pieces = &piece, .piece_count = 1, .sparse = 1};
+    return size > UINT32_MAX ? -EINVAL : bl_plan_care(pool, &plan, care);
+}

@@ -1,0 +1,86 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Copyright The Beluga Authors
+ *
+ * Verbs that break the rules of coherence/coherence.h on purpose: plain stores into the cache,
+ * which nobody writes back, and plain loads that are answered from it. They are what a program
+ * would use if the memory were coherent between its hosts; `beluga verify` asks with them whether
+ * it is. Nobody else may include this file. Fences stay coherence/coherence.h's.
+ */
+#ifndef BL_VERIFY_RAW_H
+#define BL_VERIFY_RAW_H
+
+#include "coherence/coherence.h"
+
+#ifdef BL_SIM
+
+/* size bytes, at most widest of them at a time. */
+static inline void bl_raw_store(const bl_memory *memory, uint64_t offset, const void *source,
+                                uint32_t size, uint32_t widest)
+{
+    widest = widest > 8 ? 8 : widest; /* in the simulator, no more is stored in one piece */
+    for (uint32_t at = 0; at < size; at += widest)
+        bl_sim_store_cached(memory, offset + at, (const uint8_t *)source + at, widest);
+}
+
+static inline void bl_raw_load(const bl_memory *memory, uint64_t offset, void *target,
+                               uint32_t size)
+{
+    for (uint32_t at = 0; at < size; at += 8) {
+        uint64_t word = bl_load64(memory, offset + at);
+        memcpy((uint8_t *)target + at, &word, sizeof word);
+    }
+}
+
+#else
+
+__attribute__((target("avx512f"))) static void bl_raw_move_64(void *target, const void *source)
+{
+    _mm512_storeu_si512(target, _mm512_loadu_si512(source));
+}
+
+__attribute__((target("avx2"))) static void bl_raw_move_32(void *target, const void *source)
+{
+    _mm256_storeu_si256(target, _mm256_loadu_si256(source));
+}
+
+/* By the widest instruction that this CPU has, at most widest bytes. */
+static void bl_raw_move(void *target, const void *source, uint32_t size, uint32_t widest)
+{
+    uint32_t features = bl_cpu_features(), width = 8;
+    while (width < size && width < widest && width < BL_LINE_SIZE)
+        width *= 2;
+    if (width == 64 && !(features & BL_CPU_AVX512))
+        width = 32;
+    if (width == 32 && !(features & BL_CPU_AVX2))
+        width = 16;
+    bl_compiler_barrier();
+    for (uint32_t at = 0; at < size; at += width) {
+        uint8_t *to = (uint8_t *)target + at;
+        const uint8_t *from = (const uint8_t *)source + at;
+        if (width == 64)
+            bl_raw_move_64(to, from);
+        else if (width == 32)
+            bl_raw_move_32(to, from);
+        else if (width == 16)
+            _mm_storeu_si128((__m128i *)to, _mm_loadu_si128((const __m128i *)from));
+        else
+            *(volatile uint64_t *)to = *(const volatile uint64_t *)from;
+    }
+    bl_compiler_barrier();
+}
+
+static inline void bl_raw_store(const bl_memory *memory, uint64_t offset, const void *source,
+                                uint32_t size, uint32_t widest)
+{
+    bl_raw_move(bl_address(memory, offset), source, size, widest);
+}
+
+static inline void bl_raw_load(const bl_memory *memory, uint64_t offset, void *target,
+                               uint32_t size)
+{
+    bl_raw_move(target, bl_address(memory, offset), size, size);
+}
+
+#endif
+
+#endif
