@@ -22,14 +22,18 @@ CSRC = ROOT / "csrc"
 
 CORE_HEADERS = (
     "format/pool_format.h",
-    "api/api.h",
-    "api/transfer.h",
+    "api/error.h",
+    "api/coherence.h",
+    "api/pool.h",
+    "api/rpc.h",
+    "api/index.h",
     "api/iosched.h",
+    "api/transfer.h",
+    "api/kv.h",
     "api/check.h",
-    "api/task.h",
     "api/verify.h",
-    "index/index.h",
-    "router/prefix.h",
+    "api/router.h",
+    "index/hash.h",
     "index/tier.h",
 )
 # The simulator has a device of its own.

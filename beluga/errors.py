@@ -266,7 +266,7 @@ class ReplayError(BelugaError): ...
 class TraceError(ReplayError): ...
 
 
-# The bl_error numbers of csrc/api/api.h, in its order; a test compares the two.
+# The bl_error numbers of csrc/api/error.h, in its order; a test compares the two.
 FIRST_CODE = 1001
 INT_MAX = (1 << 31) - 1
 CODES: tuple[tuple[type[BelugaError], str], ...] = (

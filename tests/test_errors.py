@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""One list of errors: the enum of csrc/api/api.h, the exceptions, and the tree drawn above them."""
+"""One list of errors: the enum of csrc/api/error.h, the exceptions, and the tree above them."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ NUMBERS = {
 
 
 def header_numbers() -> dict[str, int]:
-    text = re.sub(r"/\*.*?\*/", "", (ROOT / "csrc/api/api.h").read_text(), flags=re.DOTALL)
+    text = re.sub(r"/\*.*?\*/", "", (ROOT / "csrc/api/error.h").read_text(), flags=re.DOTALL)
     body = re.search(r"enum bl_error \{(.*?)\}", text, flags=re.DOTALL)
     assert body
     numbers: dict[str, int] = {}

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""L7: inference engines on the pool. Each engine's package is imported by its connector alone.
+"""Inference engines on the pool. Each engine's package is imported by its connector alone.
 
 ``link``      a session with the pool that comes and goes: whatever fails is a miss
 ``era``       how a cache that several processes share is cleared

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""L7: prefill and decode on different engines, with the pool between them.
+"""Prefill and decode on different engines, with the pool between them.
 
 A prefill engine computes a prompt's KV and its connector saves it into the pool; the decode engine
 finds it there as a prefix. So what is left to do is to queue prompts (:class:`TaskQueue`).

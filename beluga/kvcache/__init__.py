@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""L6: KV blocks by key (``csrc/kv/``): where "which block" meets "move the bytes"."""
+"""KV blocks by key (``csrc/kv/``): where "which block" meets "move the bytes"."""
 
 from beluga.kvcache.buffers import Run
 from beluga.kvcache.cache import BLOCK_SIZE_MAX, CHUNK_SIZE, GetResult, KVCache, PutResult

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Puts and gets whose bytes a copy engine moves: begin, plan, copy, end (``csrc/kv/engine.c``).
+"""Puts and gets whose bytes a copy engine moves: begin, plan, copy, end (``csrc/kv/batch.h``).
 
 Space is given back only when nothing writes there any more (D15): whatever happens, transfers that
 were started have ended before the end of a put or get is told. Where nobody can say that they have,

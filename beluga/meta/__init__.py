@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""L4: the block index (``csrc/index/meta.c``): which block lies where, who writes it, who reads it.
+"""The block index (``csrc/index/meta.c``): which block lies where, who writes it, who reads it.
 
 :class:`MetaServer` is a server with the index, :class:`MetaClient` its calls over a session.
 :class:`beluga.kvcache.KVCache` is what most programs want instead.

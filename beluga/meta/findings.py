@@ -2,8 +2,8 @@
 # Copyright The Beluga Authors
 """What each finding of a look over a pool means: a line for a person.
 
-A line is its kind, its place, and what follows for the pool. By bl_finding_kind of csrc/api/api.h;
-``{place}`` is a half, host, lane, slot, stripe or block, ``{detail}`` what api/api.h says.
+A line is its kind, its place, and what follows for the pool. By bl_finding_kind, csrc/api/check.h;
+``{place}`` is a half, host, lane, slot, stripe or block, ``{detail}`` what api/check.h says.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""L2: the pool. Devices named, checked, formatted and mapped; nothing is known here of blocks."""
+"""The pool: devices named, checked, formatted and mapped; nothing is known here of blocks."""
 
 from beluga.pool.default import default_specs, emulated_paths, forget, remember, remembered
 from beluga.pool.pool import DeviceView, Pool

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Bytes and caches by hand (L1): streaming copies, flushes, fences, CRC-32C.
+"""Bytes and caches by hand: streaming copies, flushes, fences, CRC-32C.
 
 They work on any contiguous buffer: a mapping, a numpy array, a bytearray. A pool needs none of them
 called, its verbs do this by themselves; they are for tools, tests and measurements.

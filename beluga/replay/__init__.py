@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""L7: request traces replayed through a pool of their own, every fetched byte checked."""
+"""Request traces replayed through a pool of their own, every fetched byte checked."""
 
 from beluga.replay.result import Result
 from beluga.replay.run import Options, replay

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""L7: which worker a request goes to. Pure: the proxy and the simulator call the same code."""
+"""Which worker a request goes to. Pure: the proxy and the simulator call the same code."""
 
 from beluga.router import costs
 from beluga.router.approximate import ApproximateIndexer, PredictiveIndexer

@@ -41,7 +41,7 @@ WORKERS_MAX = 63  # one word of bits per tier and block
 BLOCKS_MAX = 1 << 21
 NAMES_PER_BLOCK = 2  # engines with hashes of their own need one for each of them
 
-# What one C call counts (csrc/router/prefix.h), and what Counts calls it.
+# What one C call counts (csrc/api/router.h), and what Counts calls it.
 _OUTCOMES = ("stored", "repeated", "moved", "removed", "unknown", "evicted", "refused")
 
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The tree of blocks in C (csrc/router/prefix.h), by rank number: one call per event or request.
+"""The tree of blocks in C (csrc/api/router.h), by rank number: one call per event or request.
 
 Calls give up the interpreter's lock: threads look things up side by side, while changes wait for
 each other in C.

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""L3: calls over lanes of slots in the pool (``csrc/rpc/lane.c``, ``csrc/rpc/server.c``).
+"""Calls over lanes of slots in the pool (``csrc/rpc/lane.c``, ``csrc/rpc/server.c``).
 
 :class:`Server` serves registered handlers, :class:`Client` calls them. The block index
 (:mod:`beluga.meta`) is one user of it; yours may be another::

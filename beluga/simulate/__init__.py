@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""L7: what routing policies would make of a trace, on a cluster that is computed, not run.
+"""What routing policies would make of a trace, on a cluster that is computed, not run.
 
 The policies, the router's account of loads and the code that evicts are the real ones; prefill,
 decode and copies take the time that beluga/router/costs.py says.

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""L5: moving blocks between an engine's scattered memory and the pool.
+"""Moving blocks between an engine's scattered memory and the pool.
 
 A plan says what goes where; an engine executes it; nothing here knows keys or servers.
 """

@@ -7,7 +7,8 @@
 #ifndef BL_API_CHECK_H
 #define BL_API_CHECK_H
 
-#include "api/api.h"
+#include "api/iosched.h"
+#include "api/pool.h"
 
 /* What bl_check_pool may find; detail: pool offset of the line, where nothing else is said. */
 enum bl_finding_kind {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * L1 and L5: Intel DSA. Queues take raw descriptors (format/dsa.h); the engine makes them of plans.
+ * Intel DSA. Queues take raw descriptors (format/dsa.h); the engine makes them of plans.
  * In _core alone: the simulator has a device of its own (sim/device.h). cffi reads it too.
  */
 #ifndef BL_API_DSA_H

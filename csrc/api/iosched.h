@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * L5: who may use a link next. cffi reads it too. Everything that takes now_ns is pure: it knows
+ * Who may use a link next. cffi reads it too. Everything that takes now_ns is pure: it knows
  * no clock, so tests run it in virtual time. The structs that processes share lie in memory of
  * this host (base/host_atomic.h), never in the pool.
  *
@@ -12,7 +12,9 @@
 #ifndef BL_API_LINK_H
 #define BL_API_LINK_H
 
-#include "api/api.h"
+#include "api/pool.h"
+
+typedef struct bl_port bl_port; /* an engine's place at a link */
 
 /* ---- Throttlers (iosched/throttle.c) */
 

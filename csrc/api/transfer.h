@@ -1,12 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * L5: what every copy engine is told. cffi reads it too; beluga/transfer/plan.py makes plans.
+ * What every copy engine is told. cffi reads it too; beluga/transfer/plan.py makes plans.
  */
 #ifndef BL_API_TRANSFER_H
 #define BL_API_TRANSFER_H
 
-#include "api/api.h"
+#include "api/iosched.h"
+#include "api/pool.h"
+
+/* A run of private memory of this process. */
+typedef struct bl_fragment {
+    uint64_t address;
+    uint64_t size;
+} bl_fragment;
 
 /* Bytes that lie in one run on both sides: in one stripe of the pool, in one chunk of one block. */
 typedef struct bl_piece {
@@ -56,7 +63,7 @@ int bl_range_care(const bl_pool *pool, uint64_t offset, uint64_t size, uint32_t 
 
 /* How the CPU copies, in bytes but for threads: measured on the machine
  * (beluga/transfer/tuning.py). Any numbers give the same bytes and checksums. */
-struct bl_copy_settings {
+typedef struct bl_copy_settings {
     uint32_t threads;           /* that copy, the caller's among them; 0 is 1 */
     uint32_t part;              /* of a thread at least: less is not worth waking anybody */
     uint32_t window;            /* reading: lines are dropped, and fenced, so many at a time */
@@ -65,7 +72,7 @@ struct bl_copy_settings {
     uint32_t past;              /* reading: a dense plan of so many goes past the cache */
     uint32_t head;              /* writing: asked for of the next piece, while this one goes out */
     uint32_t direct;            /* writing: a run this long is streamed from where it lies */
-};
+} bl_copy_settings;
 
 /* Those of a machine that was not measured; one thread. */
 void bl_copy_defaults(bl_copy_settings *settings);
@@ -79,5 +86,13 @@ int bl_plan_write(const bl_pool *pool, const bl_plan *plan, const bl_copy_settin
                   bl_port *port, uint32_t transfer_class);
 int bl_plan_read(const bl_pool *pool, const bl_plan *plan, const bl_copy_settings *settings,
                  bl_port *port, uint32_t transfer_class);
+
+/* One block by itself, for tools and measurements; puts and gets do the same for a batch. The
+ * fragments, end to end, are length bytes; vector gets, or has, a CRC-32C per chunk_size bytes
+ * (NULL: none). A write ends with a store fence. 0, -EINVAL, or -EBADMSG: the checksums differ. */
+int bl_transfer_write(const bl_pool *pool, uint64_t offset, const bl_fragment *fragments,
+                      uint32_t count, uint64_t length, uint32_t chunk_size, uint32_t *vector);
+int bl_transfer_read(const bl_pool *pool, uint64_t offset, const bl_fragment *fragments,
+                     uint32_t count, uint64_t length, uint32_t chunk_size, const uint32_t *vector);
 
 #endif

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * What Python may call to try a pool's memory (`beluga verify`, verify/verify.h); as api/api.h
+ * What Python may call to try a pool's memory (`beluga verify`, verify/acceptance.h); as api/api.h
  * otherwise.
  */
 #ifndef BL_API_VERIFY_H
 #define BL_API_VERIFY_H
 
-#include "api/api.h"
+#include "api/pool.h"
 
 enum bl_acceptance_test {
     BL_ACCEPTANCE_MESSAGE_PASSING = 0,

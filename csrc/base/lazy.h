@@ -8,6 +8,7 @@
 #define BL_LAZY_H
 
 #include <stddef.h>
+#include <stdlib.h>
 #include <sys/mman.h>
 
 /* NULL when the address space or the memory has no room. */

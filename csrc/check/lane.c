@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * Checking the lanes of sessions that live: see check/check.h.
+ * Checking the lanes of sessions that live: see check/line.h.
  *
  * A slot that holds a line of a former session of the lane is as good as empty: its check is keyed
  * with a nonce that nobody knows any more, and its writer may have died in the middle of it. But
@@ -12,7 +12,7 @@
 #include <errno.h>
 #include <stdlib.h>
 
-#include "check/check.h"
+#include "check/line.h"
 
 /* One of the two rings of a lane. */
 typedef struct bl_check_ring {

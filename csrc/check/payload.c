@@ -2,9 +2,10 @@
  * Copyright The Beluga Authors
  *
  * Are the bytes of a block those that were committed? The entry vouches for the checksum vector,
- * the vector for the payload. See check/check.h.
+ * the vector for the payload. See check/line.h.
  */
-#include "check/check.h"
+#include "check/line.h"
+#include "format/payload.h"
 
 /* The vector as it lies in the pool, summed: is it what the entry says? One of one chunk is not
  * stored. */

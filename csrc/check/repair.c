@@ -10,7 +10,7 @@
  */
 #include <errno.h>
 
-#include "check/check.h"
+#include "check/line.h"
 #include "coherence/guard.h"
 
 static void bl_repair_line(const bl_pool *pool, uint64_t offset, const void *line)

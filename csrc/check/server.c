@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * Checking what servers say of themselves and of sessions, and the lobby: see check/check.h.
+ * Checking what servers say of themselves and of sessions, and the lobby: see check/line.h.
  */
 #include <errno.h>
 #include <stdlib.h>
 
-#include "check/check.h"
+#include "check/line.h"
 
 /* An epoch has room in the high bits of a generation. */
 static int bl_epoch_impossible(uint64_t epoch)

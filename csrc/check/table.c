@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * Checking extent marks and entries: each by itself, then against each other. See check/check.h.
+ * Checking extent marks and entries: each by itself, then against each other. See check/line.h.
  *
  * Marks are read first, entries after them; on a live pool an entry may lie in an extent that was
  * opened in between, so what the marks said before is only a shortcut: an entry is homeless when no
@@ -11,7 +11,8 @@
 #include <errno.h>
 #include <stdlib.h>
 
-#include "check/check.h"
+#include "check/line.h"
+#include "format/payload.h"
 #include "space/fit.h"
 
 enum { BL_CHECK_BATCH = 1024 };     /* lines invalidated together */

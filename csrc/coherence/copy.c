@@ -8,11 +8,13 @@
  * store cannot be scheduled apart. It is for a CPU without AVX2, and for who forces it.
  */
 #include "coherence/copy.h"
+#include "api/coherence.h"
 
 #include <string.h>
 
-#include "api/api.h"
-#include "coherence/coherence.h"
+#include "coherence/copy_isa.h"
+#include "coherence/crc32c_wide.h"
+#include "coherence/x86.h"
 
 /* Summed and copied at once where both cannot be done with one load: stays in the first cache. */
 enum { BL_COPY_PIECE_SIZE = 4 << 10 };

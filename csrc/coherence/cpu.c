@@ -6,7 +6,8 @@
  */
 #include <cpuid.h>
 
-#include "api/api.h"
+#include "api/coherence.h"
+
 
 static struct {
     uint32_t found;

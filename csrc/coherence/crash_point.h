@@ -17,8 +17,8 @@
 #ifndef BL_CRASH_POINT_H
 #define BL_CRASH_POINT_H
 
-#include "api/api.h"
 #include "coherence/memory.h"
+#include "format/pool_format.h"
 
 typedef struct bl_crash_place {
     const char *name;

@@ -2,7 +2,7 @@
  * Copyright The Beluga Authors
  *
  * CRC-32C (Castagnoli, reflected): of blocks and of long messages. Four paths, one value; the
- * fastest is in coherence/crc32c_avx512.c.
+ * fastest is in coherence/crc32c_wide.c.
  *
  * The crc32 instruction takes 8 bytes a cycle but answers after three, so three lanes side by side
  * keep it busy. To join them: the CRC of a lane, moved over the n bytes that follow it, is its
@@ -12,7 +12,8 @@
 #include <immintrin.h>
 #include <string.h>
 
-#include "api/api.h"
+#include "api/coherence.h"
+#include "coherence/crc32c_wide.h"
 
 static uint32_t bl_crc_table[8][256]; /* [k][b]: byte b, then k zero bytes; for the plain path */
 
@@ -97,12 +98,6 @@ bl_crc_lanes(uint32_t crc, const uint8_t *bytes, size_t size)
     for (; size >= 3 * 128; bytes += 3 * 128, size -= 3 * 128)
         crc = bl_crc_three(crc, bytes, 128, 0xb9e02b86, 0x0d3b6092);
     return bl_crc_single(crc, bytes, size);
-}
-
-static int bl_crc_is_wide(size_t size)
-{
-    uint32_t needs = BL_CPU_VPCLMUL | BL_CPU_AVX512;
-    return size >= 256 && (bl_cpu_features() & needs) == needs;
 }
 
 uint32_t bl_crc32c(uint32_t seed, const void *bytes, size_t size)

@@ -17,8 +17,8 @@
  * raises; the nested call passes on to what was there before: the default, which ends the process.
  */
 #include "coherence/guard.h"
+#include "api/error.h"
 
-#include "api/api.h"
 
 #ifdef BL_SIM
 

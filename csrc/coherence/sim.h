@@ -2,12 +2,20 @@
  * Copyright The Beluga Authors
  *
  * The verbs, simulator body: private caches that know nothing of each other (sim/cache.c), hosts
- * that may be switched at any verb (sim/world.c). Included by coherence/coherence.h only.
+ * that may be switched at any verb (sim/turns.c). Included by coherence/coherence.h only.
  */
 #ifndef BL_COHERENCE_SIM_H
 #define BL_COHERENCE_SIM_H
 
 #include "coherence/copy.h"
+#include "coherence/memory.h"
+
+typedef struct bl_site {
+    const char *file;
+    const char *function;
+    const char *verb;
+    uint32_t line;
+} bl_site;
 
 /* One for each place in the source; the linker gathers them. */
 #define BL_SITE(name)                                                                              \

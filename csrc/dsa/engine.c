@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * The DSA engine: flights of descriptors (dsa/engine.h) through a queue. Nothing here waits but
+ * The DSA engine: flights of descriptors (dsa/flight.h) through a queue. Nothing here waits but
  * bl_dsa_wait; whoever polls does what there is to do. A queue that stays full is asked again after
  * growing pauses, and at last the CPU executes the descriptors itself.
  */
-#include "dsa/engine.h"
+#include "dsa/flight.h"
 
 #ifndef BL_SIM
 
@@ -18,7 +18,7 @@
 #include "dsa/execute.h"
 #include "coherence/guard.h"
 #include "pool/pool.h"
-#include "transfer/block.h"
+#include "transfer/plan.h"
 #include "coherence/wait.h"
 
 int bl_dsa_engine_open(const bl_pool *pool, bl_dsa_queue *queue, const bl_dsa_limits *limits,

@@ -8,7 +8,10 @@
 #ifndef BL_DSA_QUEUE_H
 #define BL_DSA_QUEUE_H
 
+#include <string.h>
+
 #include "api/dsa.h"
+#include "coherence/x86.h"
 
 typedef struct bl_dsa_queue_verbs {
     int (*submit)(bl_dsa_queue *queue, const bl_dsa_descriptor *descriptor);

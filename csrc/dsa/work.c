@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * One work of the DSA engine (dsa/engine.h): its descriptors, and what their ends mean.
+ * One work of the DSA engine (dsa/flight.h): its descriptors, and what their ends mean.
  *
  * What a device reports is foreign input: byte counts are bounded by what was asked, and a fault's
  * address is believed only inside of the descriptor's ranges. Nobody reads or writes there to
  * mend the fault, for the bytes around may be on their way: the kernel maps the page.
  */
-#include "dsa/engine.h"
+#include "dsa/flight.h"
 
 #ifndef BL_SIM
 

@@ -6,6 +6,8 @@
  */
 #include <stddef.h>
 
+#include "format/pool_format.h"
+
 #define BL_SIZE(type, bytes) _Static_assert(sizeof(type) == (bytes), #type " has another size")
 #define BL_FIELD(type, field, at)                                                                  \
     _Static_assert(offsetof(type, field) == (at), #type "." #field " has moved")

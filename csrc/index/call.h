@@ -7,7 +7,8 @@
 #ifndef BL_META_CALL_H
 #define BL_META_CALL_H
 
-#include "index/meta.h"
+#include "api/index.h"
+#include "index/blocks.h"
 
 /* A request's head and what follows it, checked against its size: the items, or NULL. */
 static inline const uint8_t *bl_meta_items(const bl_call *call, uint32_t item_size,

@@ -6,7 +6,9 @@
  */
 #include <errno.h>
 
-#include "rpc/session.h"
+#include "api/index.h"
+#include "format/payload.h"
+#include "rpc/session_state.h"
 
 /* Records or items that one message carries, whichever way is larger. */
 static uint32_t bl_meta_batch(const bl_session *session)

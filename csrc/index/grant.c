@@ -5,6 +5,7 @@
  * block; it ends in commit, abort, or the session's end.
  */
 #include "coherence/crash_point.h"
+#include "format/payload.h"
 #include "index/call.h"
 
 /* Are this host's dead writers holding more than they may? */

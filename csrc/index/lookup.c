@@ -136,24 +136,6 @@ int bl_handle_release(void *context, bl_call *call)
     return bl_handle_give_up(context, call, bl_release_one);
 }
 
-void bl_block_drop(bl_meta *meta, uint32_t number)
-{
-    bl_block *block = &meta->blocks[number];
-    if (block->pin_count == 0) {
-        bl_block_evict(meta, number);
-        meta->stat.evict_count--;
-        return;
-    }
-    bl_entry_clear(meta, number);
-    bl_crash_point("remove.cleared");
-    bl_index_remove(meta->index, block->key);
-    bl_block_unkeep(meta, number);
-    block->state = BL_NUMBER_DOOMED;
-    bl_crash_point("remove.doomed");
-    meta->stat.block_count--;
-    meta->stat.block_bytes -= block->length;
-}
-
 static int bl_remove_one(bl_meta *meta, const uint64_t key[2])
 {
     int64_t number = bl_index_find(meta->index, key);
@@ -182,11 +164,3 @@ int bl_handle_remove(void *context, bl_call *call)
     return 0;
 }
 
-int bl_handle_stat(void *context, bl_call *call)
-{
-    bl_meta_stat stat;
-    bl_meta_describe(context, &stat);
-    memcpy(call->reply, &stat, sizeof stat);
-    call->reply_size = sizeof stat;
-    return 0;
-}

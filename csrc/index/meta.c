@@ -3,12 +3,13 @@
  *
  * The block index: made, made the pool's server, told of sessions that end.
  */
-#include "index/meta.h"
+#include "index/blocks.h"
 
 #include <errno.h>
 #include <stdlib.h>
 
 #include "base/lazy.h"
+#include "format/payload.h"
 
 /* As bl_device_written(), of all that a session was granted: it is gone, with its devices, and what
  * they wrote may still lie in this host's cache. It leaves that before anybody is given the space:
@@ -74,22 +75,6 @@ static void bl_meta_settled(void *context)
                 bl_extents_hold(meta->extents, block->offset);
             }
     bl_extents_return_all(meta);
-}
-
-void bl_meta_describe(const bl_meta *meta, bl_meta_stat *out)
-{
-    bl_extents_stat space;
-    bl_extents_count(meta->extents, &space);
-    *out = meta->stat;
-    out->block_count_max = meta->pool->geometry.block_count_max;
-    out->stripe_count = space.stripe_count;
-    out->free_stripe_count = space.free_stripe_count;
-    out->extent_count = space.extent_count;
-    out->class_count = space.class_count;
-    out->used_bytes = space.used_bytes;
-    out->held_bytes = space.held_bytes;
-    out->data_bytes = space.stripe_count * BL_STRIPE_SIZE;
-    out->retired_stripe_count = space.retired_stripe_count;
 }
 
 int bl_meta_serve(bl_meta *meta)

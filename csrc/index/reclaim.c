@@ -7,7 +7,7 @@
  * extent is emptied, for only stripes can change class. At most BL_EMPTY_STRIPES_MAX stripes are
  * emptied for one block; then an extent that wastes more than it should is better than none.
  */
-#include "index/meta.h"
+#include "index/blocks.h"
 
 #include <errno.h>
 
@@ -208,4 +208,22 @@ int bl_space_take(bl_meta *meta, uint64_t stored, uint64_t *offset)
         if (!bl_space_evict(meta, block_size, &emptied))
             return status == -E2BIG ? -BL_ERROR_CLASS_LIMIT : -BL_ERROR_NO_SPACE;
     }
+}
+
+void bl_block_drop(bl_meta *meta, uint32_t number)
+{
+    bl_block *block = &meta->blocks[number];
+    if (block->pin_count == 0) {
+        bl_block_evict(meta, number);
+        meta->stat.evict_count--;
+        return;
+    }
+    bl_entry_clear(meta, number);
+    bl_crash_point("remove.cleared");
+    bl_index_remove(meta->index, block->key);
+    bl_block_unkeep(meta, number);
+    block->state = BL_NUMBER_DOOMED;
+    bl_crash_point("remove.doomed");
+    meta->stat.block_count--;
+    meta->stat.block_bytes -= block->length;
 }

@@ -13,7 +13,8 @@
 
 #include "coherence/crash_point.h"
 #include "base/lazy.h"
-#include "index/meta.h"
+#include "format/payload.h"
+#include "index/blocks.h"
 #include "index/recover_sort.h"
 
 enum {

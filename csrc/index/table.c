@@ -6,7 +6,7 @@
  * successor reads both (index/recover.c).
  */
 #include "coherence/crash_point.h"
-#include "index/meta.h"
+#include "index/blocks.h"
 
 void bl_entry_write(bl_meta *meta, uint32_t number, uint32_t vector_check)
 {

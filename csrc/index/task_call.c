@@ -19,7 +19,6 @@
 #include "index/call.h"
 
 enum {
-    BL_KEPT_STRIPES_PART = 8,
     BL_KEPT_BLOCKS_PART = 4,    /* of the table's lines */
     BL_TASK_DROPS = 16          /* too old, in one call */
 };
@@ -30,42 +29,6 @@ uint32_t bl_tasks_max(const bl_pool *pool)
 {
     uint32_t most = pool->geometry.block_count_max / BL_KEPT_BLOCKS_PART;
     return most < BL_TASKS_MAX ? most : BL_TASKS_MAX;
-}
-
-/* The extent of a block that is kept, or is no longer, counts by its stripes. */
-static void bl_kept_count(bl_meta *meta, uint64_t offset, int step)
-{
-    bl_extent_view view;
-    if (bl_extents_at(meta->extents, offset, &view) < 0)
-        return;
-    uint32_t *kept = &meta->kept[view.first_stripe];
-    if (step > 0 ? (*kept)++ == 0 : --*kept == 0)
-        meta->kept_stripes += step > 0 ? view.stripe_count : 0ull - view.stripe_count;
-}
-
-int bl_block_keep(bl_meta *meta, uint32_t number)
-{
-    bl_block *block = &meta->blocks[number];
-    int64_t place = bl_tasks_take(meta->tasks, number);
-    if (place < 0)
-        return -BL_ERROR_QUEUE_FULL;
-    bl_kept_count(meta, block->offset, 1);
-    block->task = (uint32_t)place + 1;
-    uint64_t most = meta->pool->geometry.stripe_count / BL_KEPT_STRIPES_PART;
-    if (meta->kept_stripes <= (most ? most : 1))
-        return 0;
-    bl_block_unkeep(meta, number);
-    return -BL_ERROR_QUEUE_FULL;
-}
-
-void bl_block_unkeep(bl_meta *meta, uint32_t number)
-{
-    bl_block *block = &meta->blocks[number];
-    if (block->task == 0)
-        return;
-    bl_tasks_remove(meta->tasks, block->task - 1);
-    bl_kept_count(meta, block->offset, -1);
-    block->task = 0;
 }
 
 int bl_task_enqueue(bl_meta *meta, uint32_t number)

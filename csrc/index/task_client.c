@@ -3,8 +3,9 @@
  *
  * The client's calls about tasks, and what it believes of their replies.
  */
-#include "index/meta.h"
-#include "rpc/session.h"
+#include "format/payload.h"
+#include "index/blocks.h"
+#include "rpc/session_state.h"
 
 /* Ask about tasks; the reply has size bytes: the status, or an error. */
 static int bl_task_ask(bl_session *session, uint32_t method, const bl_task_request *request,

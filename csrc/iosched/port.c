@@ -7,6 +7,8 @@
  */
 #include "iosched/port.h"
 
+#include "pool/pool.h"
+
 #include <errno.h>
 #include <sched.h>
 #include <stdlib.h>

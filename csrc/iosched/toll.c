@@ -8,6 +8,8 @@
  * waits until all that was streamed is in memory, which costs as much as the whole decision.
  */
 #include "iosched/toll.h"
+#include "base/host_atomic.h"
+#include "base/minmax.h"
 
 #include <errno.h>
 

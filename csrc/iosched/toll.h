@@ -29,8 +29,6 @@ typedef struct bl_toll {
     uint8_t coming;             /* others know that it will be back */
 } bl_toll;
 
-static inline uint64_t bl_least(uint64_t a, uint64_t b) { return a < b ? a : b; }
-
 enum { BL_TOLL_STEP = 64 << 10 };   /* what is paid for at a time of a long run */
 
 /* For size bytes by one of so many threads. Nothing is asked for yet. */

@@ -6,6 +6,8 @@
  *   lookup, pinned --> look at the entries --> refetch, copy, verify --> look again -->
  *   release
  *
+ * In two halves, the first ends before the copy, which is an engine's; the second looks again.
+ *
  * A reader believes a block only if its entry names the key, generation, offset, length and layout
  * it expects, before the copy and after it, and (unless the caller says no) if the copy's checksums
  * are the entry's. Otherwise it looks once more; then the block is a miss: never wrong bytes (D6).
@@ -17,7 +19,8 @@
 #include "coherence/crash_point.h"
 #include "transfer/crew.h"
 #include "coherence/guard.h"
-#include "kv/kv.h"
+#include "format/payload.h"
+#include "kv/batch.h"
 #include "transfer/block.h"
 
 /* Copy the entries of blocks [first, first + count) as they are in memory now. */
@@ -302,5 +305,67 @@ int64_t bl_kv_get(bl_session *session, const bl_kv_batch *batch, uint8_t *states
         status = bl_kv_release(session, batch, &work, status, states);
     }
     bl_kv_work_free(&work);
+    return status < 0 ? status : (int64_t)read.leading;
+}
+
+/* ---- In two halves. */
+
+/* What an engine must know to read. */
+typedef struct bl_kv_hint {
+    const bl_session *session;
+    bl_kv_pending *pending;
+    uint8_t *states;
+    uint64_t *offsets;
+    uint32_t *vectors;
+} bl_kv_hint;
+
+static int bl_kv_look_guarded(void *context)
+{
+    const bl_kv_hint *hint = context;
+    const bl_kv_batch *batch = &hint->pending->batch;
+    bl_kv_work *work = &hint->pending->work;
+    bl_kv_first_look(hint->session, batch, work, hint->states);
+    for (uint32_t i = 0; i < work->count; i++) {
+        hint->offsets[i] = work->records[i].offset;
+        if (hint->states[i] != BL_BLOCK_HIT || !batch->verify || work->chunk_count == 0)
+            continue;
+        if (bl_vector_read(hint->session, &work->entries[i], work) < 0)
+            hint->states[i] = BL_BLOCK_MISS;
+        memcpy(hint->vectors + (size_t)i * work->chunk_count, work->vector,
+               work->chunk_count * sizeof *work->vector);
+    }
+    return 0;
+}
+
+int64_t bl_kv_get_begin(bl_session *session, const bl_kv_batch *batch, uint8_t *states,
+                        uint64_t *offsets, uint32_t *vectors, bl_kv_pending **out)
+{
+    int status = bl_kv_pending_make(batch, out);
+    if (status < 0)
+        return status;
+    bl_kv_work *work = &(*out)->work;
+    bl_kv_hint hint = {session, *out, states, offsets, vectors};
+    status = bl_kv_ask(session, batch, work, states);
+    int64_t hits = work->count;
+    if (status == 0 && hits > 0) {
+        status = bl_guarded(&session->pool->memory, bl_kv_look_guarded, &hint);
+        if (status < 0)
+            bl_kv_release(session, batch, work, status, states);
+    }
+    if (status < 0)
+        bl_kv_pending_free(*out);
+    return status < 0 ? status : hits;
+}
+
+int64_t bl_kv_get_end(bl_session *session, bl_kv_pending *pending, int copied, uint8_t *states,
+                      uint64_t *mismatch_count)
+{
+    bl_kv_work *work = &pending->work;
+    bl_kv_hits read = {session, &pending->batch, work, states, mismatch_count, NULL, 0, 0};
+    int status = copied < 0 ? copied : bl_kv_held(session, work);
+    if (status == 0 && work->count > 0)
+        status = bl_guarded(&session->pool->memory, bl_kv_judge_guarded, &read);
+    status = bl_kv_release(session, &pending->batch, work, status, states);
+    bl_kv_pending_free(pending);
     return status < 0 ? status : (int64_t)read.leading;
 }

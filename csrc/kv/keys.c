@@ -9,7 +9,8 @@
 #include <errno.h>
 #include <string.h>
 
-#include "api/api.h"
+#include "api/kv.h"
+
 
 enum { BL_DIGEST_SIZE_MIN = 16, BL_DIGEST_SIZE_MAX = 64, BL_KEY_SIZE = 16 };
 

@@ -73,11 +73,6 @@ void bl_host_unlock(const bl_memory *memory, int descriptor);
 /* Who this operating system is, since it started. */
 int bl_boot_id(const bl_memory *memory, uint64_t boot_id[2]);
 
-static inline int bl_boot_same(const uint64_t one[2], const uint64_t other[2])
-{
-    return one[0] == other[0] && one[1] == other[1];
-}
-
 /* A number nobody else has: random, never zero. */
 uint64_t bl_new_nonce(const bl_memory *memory);
 

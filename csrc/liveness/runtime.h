@@ -11,6 +11,7 @@
 
 #include "pool/epoch.h"
 #include "liveness/proof.h"
+#include "pool/boot.h"
 
 /* Is the server of this epoch line a process of this boot that has no proof in this directory? A
  * server's proof is there before its line says TAKING, and goes after its line says that it has

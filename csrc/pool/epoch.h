@@ -6,9 +6,9 @@
 #ifndef BL_EPOCH_H
 #define BL_EPOCH_H
 
+#include "pool/boot.h"
 #include "pool/message.h"
 #include "pool/pool.h"
-#include "liveness/proof.h"
 #include "pool/register.h"
 
 /* The line of one half: 1; 0 if nothing was ever written there (out is zero); or

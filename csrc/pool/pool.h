@@ -8,7 +8,7 @@
 #ifndef BL_POOL_H
 #define BL_POOL_H
 
-#include "api/api.h"
+#include "api/pool.h"
 #include "coherence/memory.h"
 
 struct bl_pool {

@@ -13,6 +13,7 @@
 
 #include <errno.h>
 
+#include "coherence/coherence.h"
 #include "coherence/crash_point.h"
 #include "format/line.h"
 

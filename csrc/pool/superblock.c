@@ -6,8 +6,11 @@
  * again from the few numbers that its creator chose. Reading and writing devices is pool/pool.c's.
  */
 #include <errno.h>
+#include <string.h>
 
-#include "api/api.h"
+#include "api/coherence.h"
+#include "api/pool.h"
+
 
 /* What a creator may ask for. The layout's sums stay far below 2^64 within these. */
 enum bl_geometry_limit {

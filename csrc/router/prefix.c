@@ -1,15 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * router/prefix.h: making a tree, and what events do to it.
+ * api/router.h: making a tree, and what events do to it.
  */
-#include "router/prefix.h"
+#include "api/router.h"
 
 #include <errno.h>
 #include <stdlib.h>
 
-#include "index/index.h"
+#include "index/hash.h"
 #include "base/lazy.h"
+#include "base/seed.h"
 #include "router/prefix_tree.h"
 
 /* ---- Making one. */

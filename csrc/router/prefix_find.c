@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * router/prefix.h: reading the tree. All ranks walk it together: a bit each in the mask of the
+ * api/router.h: reading the tree. All ranks walk it together: a bit each in the mask of the
  * phase that it is in. At every block those that do not hold it go on to the next phase.
  */
 #include "router/prefix_tree.h"

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * The memory of router/prefix.h: blocks, their names, and a hash table for each. A block's place in
+ * The memory of api/router.h: blocks, their names, and a hash table for each. A block's place in
  * its table depends on the contents of its whole path, so a walk knows all its places before it has
  * found the first block, and their cache misses overlap; what is found is compared with the parent
  * itself, so two paths are never taken for one. Numbers count from 1; 0 is the root, or none.
@@ -16,7 +16,7 @@
 
 #include "coherence/coherence.h"
 #include "index/evict.h"
-#include "router/prefix.h"
+#include "api/router.h"
 
 /* Held bits: a word per 64 ranks, tier after tier. */
 typedef struct bl_prefix_block {

@@ -8,7 +8,7 @@
  * A beat that moves proves the word wrong, when it is given and again when it is used. A process
  * of this host that can be proven alive or gone is no matter of belief: it is left out.
  */
-#include "rpc/server.h"
+#include "rpc/server_state.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -125,3 +125,4 @@ int bl_server_declare_gone(bl_server *server)
     }
     return status;
 }
+

@@ -15,7 +15,7 @@
  * Timing matters only for getting done: candidates that disturb each other wait by chance. Nobody
  * waits for a candidate that is silent. A line of a later epoch says that this one is history.
  */
-#include "rpc/server.h"
+#include "rpc/server_state.h"
 
 #include <errno.h>
 
@@ -137,4 +137,9 @@ int bl_elect(const bl_server *server, uint64_t epoch, bl_candidate_line *owner)
         bl_nap(memory, bl_new_nonce(memory) % (tries * BL_ELECT_NAP_NS));
     }
     return -EAGAIN;
+}
+
+int bl_server_clash(const bl_server *server)
+{
+    return server->pool->one_host ? -BL_ERROR_SECOND_HOST : -BL_ERROR_HOST_CLASH;
 }

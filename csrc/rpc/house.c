@@ -11,11 +11,12 @@
  * can be said is that its beat stood still, or that its lane's memory fails: its lane is not given
  * to anybody until GONE follows (D7).
  */
-#include "rpc/server.h"
+#include "rpc/server_state.h"
 
 #include <errno.h>
 
 #include "coherence/crash_point.h"
+#include "pool/boot.h"
 
 enum {
     BL_HOUSE_PERIOD_NS = 100 * 1000,

@@ -13,17 +13,12 @@
 #include <errno.h>
 
 #include "coherence/crash_point.h"
-#include "rpc/session.h"
+#include "rpc/session_state.h"
 
 enum {
     BL_SEND_BATCH = 32,
     BL_EPOCH_LOOK_NS = 2 * 1000 * 1000  /* waited so long: does our server still serve? */
 };
-
-static uint32_t bl_slot_of(const bl_session *session, uint32_t sequence)
-{
-    return sequence & (session->pool->geometry.slot_count - 1);
-}
 
 /* In three passes over a batch: a wide load of what was just stored in narrow pieces waits until
  * the pieces have left the store buffer; other lines come between those. */
@@ -141,8 +136,7 @@ int bl_lane_wait(bl_session *session, bl_reply *replies, uint32_t count, bl_wait
     }
 }
 
-/* Stream a long request's bytes into the lane's bulk area and describe them in bulk. */
-static int bl_bulk_send(bl_session *session, const void *request, uint32_t size, bl_bulk *bulk)
+int bl_bulk_send(bl_session *session, const void *request, uint32_t size, bl_bulk *bulk)
 {
     const bl_memory *memory = &session->pool->memory;
     const bl_geometry *g = &session->pool->geometry;

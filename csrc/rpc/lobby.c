@@ -18,7 +18,7 @@
 
 #include "coherence/crash_point.h"
 #include "coherence/guard.h"
-#include "rpc/session.h"
+#include "rpc/session_state.h"
 
 /* The reply line of this session's host in the half that serves now: 1 if it is whole. */
 static int bl_lobby_reply_read(const bl_session *session, uint32_t half, bl_lobby_reply *out)
@@ -261,4 +261,10 @@ int bl_lobby_detach(bl_session *session, uint64_t timeout_ns)
     bl_crash_point("detach.proof_ended");
     session->attached = 0;
     return status;
+}
+
+void bl_session_rest(const bl_session *session)
+{
+    if (session->devices)
+        bl_proof_devices(&session->pool->memory, session->proof, 0);
 }

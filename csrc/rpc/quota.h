@@ -2,16 +2,16 @@
  * Copyright The Beluga Authors
  *
  * How much one session may have of what all share: calls, by a bucket of tokens (here), and
- * grants, pins and bytes, which the block index counts (index/meta.h). Refused at once, never
+ * grants, pins and bytes, which the block index counts (index/blocks.h). Refused at once, never
  * queued.
  *
  * Calls that give something back always run, on credit: to refuse them would make others pay.
  * Credit ends at one bucket, so that they cannot be used to get round the quota.
  */
+#include "format/pool_format.h"
 #ifndef BL_QUOTA_H
 #define BL_QUOTA_H
 
-#include "api/api.h"
 
 /* Tokens are counted in billionths: a nanosecond brings calls_per_s of them. A bucket holds what
  * a second brings. */

@@ -13,7 +13,7 @@
  *   4  the replies are streamed; one fence sends them off
  * A lane's window doubles while all its lines had arrived and follows what was found otherwise.
  */
-#include "rpc/server.h"
+#include "rpc/server_state.h"
 
 #include <errno.h>
 #include <stdlib.h>

@@ -16,7 +16,7 @@
 
 #include "coherence/crash_point.h"
 #include "coherence/guard.h"
-#include "rpc/session.h"
+#include "rpc/session_state.h"
 
 enum { BL_DETACH_TIMEOUT_NS = 200 * 1000 * 1000 };
 
@@ -86,12 +86,6 @@ static int bl_session_ready(bl_session *session, uint64_t timeout_ns)
     if (session->attached)
         return 0;
     return bl_lobby_attach(session, timeout_ns);
-}
-
-void bl_session_rest(const bl_session *session)
-{
-    if (session->devices)
-        bl_proof_devices(&session->pool->memory, session->proof, 0);
 }
 
 /* Give the nonce up, here and now, for whoever serves next; a call that attaches under a new one

@@ -10,11 +10,12 @@
  * lock: whoever finds it silent goes on without that lock.
  */
 #include "coherence/guard.h"
-#include "rpc/server.h"
+#include "pool/boot.h"
+#include "rpc/server_state.h"
 
 enum { BL_STANDBY_LOOK_NS = 2 * 1000 * 1000 };
 
-static void bl_watch_end(bl_server *server)
+void bl_watch_end(bl_server *server)
 {
     bl_watch *watch = &server->watch;
     bl_proof_end(&server->pool->memory, server->directory, watch->nonce, watch->proof, 0);

@@ -23,12 +23,14 @@
  * A server that dies before SERVING has changed nothing but its own half. Its successor takes N+2,
  * into the same half once N is proven gone, and reads the half that N read.
  */
-#include "rpc/server.h"
+#include "rpc/server_state.h"
 
 #include <errno.h>
+#include <unistd.h>
 
 #include "coherence/crash_point.h"
 #include "coherence/guard.h"
+#include "pool/boot.h"
 
 /* Which epoch to take, and whose places to take. */
 typedef struct bl_takeover {
@@ -52,11 +54,6 @@ static int bl_server_beats(const bl_server *server, uint64_t epoch, uint64_t non
             return 1;
     }
     return 0;
-}
-
-int bl_server_clash(const bl_server *server)
-{
-    return server->pool->one_host ? -BL_ERROR_SECOND_HOST : -BL_ERROR_HOST_CLASH;
 }
 
 /* Is this server, or owner of an epoch, proven unable to write? 1, 0, or an error: it is another
@@ -323,7 +320,7 @@ int bl_server_take(bl_server *server, const bl_server_hooks *hooks)
     return bl_guarded(&server->pool->memory, bl_take_guarded, &take);
 }
 
-static int bl_nothing_recover(void *context, uint64_t old_epoch, int doubtful)
+int bl_nothing_recover(void *context, uint64_t old_epoch, int doubtful)
 {
     (void)context, (void)old_epoch, (void)doubtful;
     return 0;
@@ -334,7 +331,7 @@ static void bl_nothing_ended(void *context, uint32_t lane, enum bl_end end)
     (void)context, (void)lane, (void)end;
 }
 
-static void bl_nothing_settled(void *context) { (void)context; }
+void bl_nothing_settled(void *context) { (void)context; }
 
 int bl_server_serve_lanes(bl_server *server)
 {

@@ -15,7 +15,11 @@
 #ifndef BL_TURN_H
 #define BL_TURN_H
 
-#include "api/api.h"
+#include <string.h>
+
+#include "api/rpc.h"
+#include "format/pool_format.h"
+
 
 enum {
     BL_QUANTUM_REQUESTS = 64,

@@ -3,18 +3,13 @@
  *
  * What a scenario may do to hosts and processes besides what happens by itself (sim/cache.c): stop
  * them and let them go on, kill them, crash a whole host and boot it again, let its clock jump.
- * And beats, which real processes have a thread for.
  *
  *   paused    does nothing, answers nothing, keeps its locks; what it streamed arrives
  *   killed    never runs again; its host's cache stays, and may write back later
  *   crashed   all processes of a host, its cache, what it streamed: each line and each piece is
  *             out, or lost; its runtime directory is empty; its next boot has another id
  */
-#include "liveness/beat.h"
-#include "pool/message.h"
 #include "sim/world.h"
-
-#include <errno.h>
 
 void bl_sim_pause_process(bl_sim_world *world, uint32_t process)
 {
@@ -54,14 +49,6 @@ void bl_sim_clock_rate(bl_sim_world *world, uint32_t host, int32_t fast_1024)
     clock->clock_fast_1024 = fast_1024;
 }
 
-uint64_t bl_sim_clock(const bl_sim_world *world, uint32_t host)
-{
-    const bl_sim_host *clock = &world->host[host];
-    int64_t passed = (int64_t)(world->now_ns - clock->clock_since_ns);
-    return world->now_ns + clock->clock_ahead_ns +
-           (uint64_t)(passed / 1024 * clock->clock_fast_1024);
-}
-
 void bl_sim_crash_host(bl_sim_world *world, uint32_t number)
 {
     bl_sim_host *host = &world->host[number];
@@ -91,60 +78,4 @@ void bl_sim_crash_host(bl_sim_world *world, uint32_t number)
     host->over = bl_sim_snapshot_new(world, &over);
     if (world->current && world->current->state != BL_SIM_READY)
         bl_sim_sleep(world, 0);
-}
-
-/* ---- Beats. */
-
-int bl_beat_start(bl_beat *beat, const bl_memory *memory, uint64_t offset, uint64_t nonce)
-{
-    bl_sim_process *process = memory->world->current;
-    *beat = (bl_beat){.memory = memory, .offset = offset, .nonce = nonce};
-    bl_beat_once(beat);
-    for (uint32_t i = 0; i < BL_SIM_BEAT_COUNT; i++)
-        if (!process->beat[i]) {
-            process->beat[i] = beat;
-            beat->running = 1;
-            return 0;
-        }
-    return -ENOSPC;
-}
-
-void bl_beat_stop(bl_beat *beat)
-{
-    if (!beat->running)
-        return;
-    bl_sim_process *process = beat->memory->world->current;
-    for (uint32_t i = 0; i < BL_SIM_BEAT_COUNT; i++)
-        if (process->beat[i] == beat)
-            process->beat[i] = NULL;
-    beat->running = 0;
-}
-
-/* The thread that beats has buffers of its own and nothing else to do: its line is out at once. */
-static void bl_sim_beat_tick(bl_sim_world *world, bl_sim_process *process, bl_beat *beat)
-{
-    uint32_t number = (uint32_t)(beat->offset / BL_LINE_SIZE);
-    bl_sim_order *order = &process->order;
-    uint32_t written_at = order->streamed_at, clock = order->clock;
-    bl_beat_line line = {.count = ++beat->count, .nonce = beat->nonce};
-    bl_table_seal(&line, beat->nonce);
-    bl_sim_settle(world, process, number);
-    uint32_t version = bl_sim_note_write(world, process, number, 0, BL_MARK("beat"));
-    world->history.versions[version].clock = order->known.clock[process->number];
-    order->streamed_at = written_at; /* no fence of the program has to cover it */
-    order->clock = clock;
-    bl_sim_line_arrive(world, process, number, &line, version);
-}
-
-void bl_sim_beats(bl_sim_world *world)
-{
-    for (uint32_t i = 0; i < world->process_count; i++) {
-        bl_sim_process *process = world->process[i];
-        if (process->state != BL_SIM_READY || process->paused || process->faint)
-            continue;
-        for (uint32_t k = 0; k < BL_SIM_BEAT_COUNT; k++)
-            if (process->beat[k])
-                bl_sim_beat_tick(world, process, process->beat[k]);
-    }
-    world->beat_ns = world->now_ns + BL_BEAT_PERIOD_NS;
 }

@@ -2,28 +2,28 @@
  * Copyright The Beluga Authors
  *
  * Memory, private caches, store buffers, pending invalidations: what bytes a load sees. Who runs
- * and when is sim/world.c's.
+ * and when is sim/turns.c's.
  *
  * Invariants: place and lines of a host point at each other; a process's stores are in program
  * order, so the first has the lowest fence number; what is coherent is never cached.
  */
 #include "sim/world.h"
 
-static uint8_t *bl_sim_memory_line(const bl_sim_world *world, uint32_t line)
+uint8_t *bl_sim_memory_line(const bl_sim_world *world, uint32_t line)
 {
     return world->memory + (uint64_t)line * BL_LINE_SIZE;
 }
 
 /* ---- A host's cache. */
 
-static bl_sim_line *bl_sim_cached(bl_sim_host *host, uint32_t line)
+bl_sim_line *bl_sim_cached(bl_sim_host *host, uint32_t line)
 {
     uint32_t place = host->place[line];
     return place ? &host->lines[place - 1] : NULL;
 }
 
 /* A dirty line leaves whole, as caches do: bytes nobody stored overwrite memory with old ones. */
-static void bl_sim_cache_drop(bl_sim_world *world, bl_sim_host *host, bl_sim_line *cached)
+void bl_sim_cache_drop(bl_sim_world *world, bl_sim_host *host, bl_sim_line *cached)
 {
     if (cached->dirty) {
         bl_sim_owner_returns(world, cached);
@@ -46,7 +46,7 @@ static void bl_sim_evict(bl_sim_world *world, bl_sim_host *host)
     world->stat.evictions++;
 }
 
-static bl_sim_line *bl_sim_cache_fill(bl_sim_world *world, bl_sim_host *host, uint32_t line)
+bl_sim_line *bl_sim_cache_fill(bl_sim_world *world, bl_sim_host *host, uint32_t line)
 {
     if (host->line_count == BL_SIM_CACHE_LINES)
         bl_sim_evict(world, host);
@@ -155,7 +155,7 @@ static bl_sim_store *bl_sim_stored(bl_sim_process *process, uint32_t line)
 }
 
 /* A process sees its own stores: a load waits until those of its line have arrived. */
-static void bl_sim_settle(bl_sim_world *world, bl_sim_process *process, uint32_t line)
+void bl_sim_settle(bl_sim_world *world, bl_sim_process *process, uint32_t line)
 {
     while (bl_sim_stored(process, line))
         bl_sim_drain(world, process);
@@ -181,8 +181,8 @@ void bl_sim_line_stream(bl_sim_world *world, bl_sim_process *process, uint32_t l
 }
 
 /* All of a line is in memory at once. */
-static void bl_sim_line_arrive(bl_sim_world *world, const bl_sim_process *process, uint32_t line,
-                               const void *source, uint32_t version)
+void bl_sim_line_arrive(bl_sim_world *world, const bl_sim_process *process, uint32_t line,
+                        const void *source, uint32_t version)
 {
     bl_sim_host *host = &world->host[process->pool.memory.host];
     bl_sim_line *cached = bl_sim_cached(host, line);

@@ -14,7 +14,7 @@ extern bl_site __stop_bl_sites[] __attribute__((visibility("hidden")));
 
 uint32_t bl_sim_site_count(void) { return (uint32_t)(__stop_bl_sites - __start_bl_sites); }
 
-static uint32_t bl_sim_site_number(const bl_site *site)
+uint32_t bl_sim_site_number(const bl_site *site)
 {
     return (uint32_t)(site - __start_bl_sites) + 1;
 }
@@ -96,14 +96,14 @@ static int bl_sim_is_fence(const bl_sim_verb *verb)
     return verb->kind == BL_SIM_FENCE_STORE || verb->kind == BL_SIM_FENCE_FULL;
 }
 
-static int bl_sim_is_load(const bl_sim_verb *verb)
+int bl_sim_is_load(const bl_sim_verb *verb)
 {
     return verb->kind == BL_SIM_LOAD || verb->kind == BL_SIM_LOAD_LINE ||
            verb->kind == BL_SIM_PREFETCH;
 }
 
 /* One line on a coherent device is stored plainly; bulk goes round the cache everywhere. */
-static int bl_sim_plain(const bl_memory *memory, const bl_sim_verb *verb)
+int bl_sim_plain(const bl_memory *memory, const bl_sim_verb *verb)
 {
     return verb->size == BL_LINE_SIZE && bl_sim_coherent(memory, verb->offset);
 }

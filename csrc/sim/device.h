@@ -61,4 +61,7 @@ void bl_sim_device_pass(bl_sim_world *world);
  * a while. */
 void bl_sim_device_lose(bl_sim_world *world, const bl_sim_process *process);
 
+/* One line of a job, any of those that are left. */
+void bl_sim_job_step(bl_sim_world *world, uint32_t index);
+
 #endif

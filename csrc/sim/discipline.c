@@ -13,37 +13,10 @@
  *
  * A look that is not believed is no reading: who polls may see anything.
  */
+#include "sim/verdict.h"
 #include "sim/world.h"
 
 #include <stdio.h>
-
-const char *bl_sim_file(const bl_site *site)
-{
-    const char *name = site->file;
-    for (const char *found = name; (found = strstr(found, "csrc/")) != NULL;)
-        name = found += strlen("csrc/");
-    return name;
-}
-
-void bl_sim_accuse(bl_sim_world *world, int32_t error, const char *what,
-                   const bl_sim_process *process, const bl_site *reader, const bl_site *writer,
-                   const bl_site *mark, uint32_t line)
-{
-    char report[sizeof world->stat.report];
-    int size = snprintf(report, sizeof report, "%s: line 0x%llx, process %u of host %u: ", what,
-                        (unsigned long long)line * BL_LINE_SIZE, process->number,
-                        process->pool.memory.host);
-    if (reader)
-        size += snprintf(report + size, sizeof report - (size_t)size, "%s:%u %s",
-                         bl_sim_file(reader), reader->line, reader->verb);
-    if (mark)
-        size += snprintf(report + size, sizeof report - (size_t)size, ", judged at %s:%u",
-                         bl_sim_file(mark), mark->line);
-    if (writer)
-        snprintf(report + size, sizeof report - (size_t)size, ", written at %s:%u %s",
-                 bl_sim_file(writer), writer->line, writer->verb);
-    bl_sim_fail(world, error, report);
-}
 
 static const bl_sim_version *bl_sim_version_of(const bl_sim_world *world, uint32_t number)
 {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * Versions, clocks and what processes know: see sim/order.h. Only keeps the books; judging is
+ * Versions, clocks and what processes know: see sim/history.h. Only keeps the books; judging is
  * sim/discipline.c's and sim/owner.c's.
  */
 #include "sim/world.h"
@@ -136,11 +136,10 @@ uint32_t bl_sim_known_since(const bl_sim_process *process, const bl_sim_version 
 
 /* ---- What processes do. */
 
-uint32_t bl_sim_note_write(bl_sim_world *world, bl_sim_process *process, uint32_t line, int dirty,
-                           const bl_site *site)
+uint32_t bl_sim_version_add(bl_sim_world *world, bl_sim_process *process, uint32_t line, int dirty,
+                            const bl_site *site)
 {
     bl_sim_history *history = &world->history;
-    bl_sim_owner_writes(world, process, line, site);
     uint32_t snapshot = bl_sim_snapshot_take(world, process);
     history->versions = bl_sim_grow(history->versions, &history->version_count,
                                     &history->version_room, sizeof *history->versions);

@@ -8,12 +8,13 @@
  * As with reads, the rule is judged and not the harm. Where it is broken on purpose, the scenario
  * sets the world's lawless.
  */
+#include "sim/verdict.h"
 #include "sim/world.h"
 
 #include <stdio.h>
 
-void bl_sim_owner_writes(bl_sim_world *world, bl_sim_process *process, uint32_t line,
-                         const bl_site *site)
+static void bl_sim_owner_writes(bl_sim_world *world, bl_sim_process *process, uint32_t line,
+                                const bl_site *site)
 {
     const bl_sim_track *track = bl_sim_track_of(world, line);
     if (track->issued == 0 || world->lawless)
@@ -28,6 +29,13 @@ void bl_sim_owner_writes(bl_sim_world *world, bl_sim_process *process, uint32_t 
     snprintf(what, sizeof what, "two writers, the other is process %u of host %u, %s",
              other->number, other->pool.memory.host, states[other->state]);
     bl_sim_accuse(world, -BL_SIM_OWNERSHIP, what, process, site, last->site, NULL, line);
+}
+
+uint32_t bl_sim_note_write(bl_sim_world *world, bl_sim_process *process, uint32_t line, int dirty,
+                           const bl_site *site)
+{
+    bl_sim_owner_writes(world, process, line, site);
+    return bl_sim_version_add(world, process, line, dirty, site);
 }
 
 void bl_sim_owner_returns(bl_sim_world *world, const bl_sim_line *cached)

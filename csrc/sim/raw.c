@@ -5,6 +5,7 @@
  * goes round the verbs with an address faults; the fault ends the run and says where it was. Other
  * faults are the program's own and go where they went before.
  */
+#include "sim/verdict.h"
 #include "sim/world.h"
 
 #include <errno.h>

@@ -6,6 +6,7 @@
  * up to the first thing that was left out. One site may be changed in other ways, too
  * (sim/change.c).
  */
+#include "sim/verdict.h"
 #include "sim/world.h"
 
 #include <errno.h>
@@ -201,6 +202,12 @@ void bl_sim_catch_up(bl_sim_world *world)
         return;
     bl_sim_do(&process->pool.memory, &late);
     free((void *)(uintptr_t)late.source);
+}
+
+void bl_sim_sleep(bl_sim_world *world, uint64_t ns)
+{
+    bl_sim_catch_up(world);
+    bl_sim_rest(world, ns);
 }
 
 /* A process comes to a verb. */

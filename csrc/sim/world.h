@@ -25,7 +25,7 @@
 
 #include "api/sim.h"
 #include "pool/pool.h"
-#include "sim/order.h"
+#include "sim/history.h"
 
 enum bl_sim_limit {
     BL_SIM_HOST_COUNT = 8,
@@ -233,6 +233,14 @@ int bl_sim_underway(const bl_sim_world *world, uint64_t offset, uint64_t size);
 /* One of the things that happen by themselves. */
 void bl_sim_happen(bl_sim_world *world);
 
+uint8_t *bl_sim_memory_line(const bl_sim_world *world, uint32_t line);
+bl_sim_line *bl_sim_cached(bl_sim_host *host, uint32_t line);
+bl_sim_line *bl_sim_cache_fill(bl_sim_world *world, bl_sim_host *host, uint32_t line);
+void bl_sim_cache_drop(bl_sim_world *world, bl_sim_host *host, bl_sim_line *cached);
+void bl_sim_settle(bl_sim_world *world, bl_sim_process *process, uint32_t line);
+void bl_sim_line_arrive(bl_sim_world *world, const bl_sim_process *process, uint32_t line,
+                        const void *source, uint32_t version);
+
 /* ---- sim/order.c: who may know of which write. */
 
 int bl_sim_history_create(bl_sim_history *history, uint64_t line_count);
@@ -255,8 +263,8 @@ int bl_sim_knows(const bl_sim_process *process, const bl_sim_version *version);
 uint32_t bl_sim_known_since(const bl_sim_process *process, const bl_sim_version *version);
 
 /* A line is written: the new version. dirty: into a cache, where it must be flushed from. */
-uint32_t bl_sim_note_write(bl_sim_world *world, bl_sim_process *process, uint32_t line, int dirty,
-                           const bl_site *site);
+uint32_t bl_sim_version_add(bl_sim_world *world, bl_sim_process *process, uint32_t line, int dirty,
+                            const bl_site *site);
 void bl_sim_note_load(bl_sim_world *world, bl_sim_process *process, uint32_t line,
                       const uint32_t versions[BL_SIM_PIECE_COUNT], const bl_site *site);
 void bl_sim_note_invalidate(bl_sim_world *world, bl_sim_process *process, uint32_t line);
@@ -265,18 +273,11 @@ void bl_sim_note_invalidate(bl_sim_world *world, bl_sim_process *process, uint32
 void bl_sim_note_release(bl_sim_process *process);
 void bl_sim_note_full_fence(bl_sim_process *process);
 
-/* ---- sim/discipline.c: what the oracles say. process comes to site; writer is the other end, mark
- * where it was judged: each may be NULL. */
+/* ---- sim/owner.c: process writes a line, which is judged, then noted; a dirty line is about to
+ * leave a cache. */
 
-const char *bl_sim_file(const bl_site *site);
-void bl_sim_accuse(bl_sim_world *world, int32_t error, const char *what,
-                   const bl_sim_process *process, const bl_site *site, const bl_site *writer,
-                   const bl_site *mark, uint32_t line);
-
-/* ---- sim/owner.c: process is about to write a line; a dirty line is about to leave a cache. */
-
-void bl_sim_owner_writes(bl_sim_world *world, bl_sim_process *process, uint32_t line,
-                         const bl_site *site);
+uint32_t bl_sim_note_write(bl_sim_world *world, bl_sim_process *process, uint32_t line, int dirty,
+                           const bl_site *site);
 void bl_sim_owner_returns(bl_sim_world *world, const bl_sim_line *cached);
 
 /* ---- sim/raw.c: addresses of the pool that fault, and who hears of it during a run. */
@@ -306,9 +307,14 @@ int bl_sim_ordered_pair(const bl_memory *memory, const bl_sim_verb *first,
 /* Keep a copy of the verb for later: 0, or -ENOMEM. */
 int bl_sim_defer(bl_sim_process *process, const bl_sim_verb *verb);
 
+uint32_t bl_sim_site_number(const bl_site *site);
+int bl_sim_is_load(const bl_sim_verb *verb);
+int bl_sim_plain(const bl_memory *memory, const bl_sim_verb *verb);
+
 /* ---- sim/verbs.c: the process does what it has put off, before it sleeps or ends. */
 
 void bl_sim_catch_up(bl_sim_world *world);
+void bl_sim_sleep(bl_sim_world *world, uint64_t ns);
 
 /* ---- sim/acts.c: what a scenario may do to processes and hosts. */
 
@@ -322,14 +328,14 @@ void bl_sim_resume_host(bl_sim_world *world, uint32_t host);
 void bl_sim_crash_host(bl_sim_world *world, uint32_t host);
 
 /* A host's clock: it jumps forward, or runs faster (slower, if negative). */
-uint64_t bl_sim_clock(const bl_sim_world *world, uint32_t host);
 void bl_sim_clock_jump(bl_sim_world *world, uint32_t host, uint64_t ns);
 void bl_sim_clock_rate(bl_sim_world *world, uint32_t host, int32_t fast_1024);
 
-/* All beats that are kept up move on. */
+/* ---- sim/beat.c: all beats that are kept up move on. */
+
 void bl_sim_beats(bl_sim_world *world);
 
-/* ---- sim/world.c: turns, time, life and death. */
+/* ---- sim/run.c: worlds. */
 
 /* A pool of zeros with this geometry: 0 or -ENOMEM. */
 int bl_sim_world_create(bl_sim_world **out, const bl_sim_config *config,
@@ -340,17 +346,21 @@ void bl_sim_world_destroy(bl_sim_world *world);
  * running process. A negative result of body ends the run. */
 int bl_sim_spawn(bl_sim_world *world, uint32_t host, bl_sim_body *body, void *argument);
 
-/* An oracle's verdict ends the run; the first one stands. */
-void bl_sim_fail(bl_sim_world *world, int32_t error, const char *report);
+/* Until every process has exited or was killed: 0, what a body returned, or -ETIME. */
+int bl_sim_world_run(bl_sim_world *world);
+
+/* ---- sim/turns.c: turns, time and death. */
+
+/* Who is awake runs next. */
+void bl_sim_end_turn(bl_sim_world *world);
+
+uint64_t bl_sim_clock(const bl_sim_world *world, uint32_t host);
 
 /* The running process comes to a verb that touches line: its turn may end here, or its life. */
 void bl_sim_step(bl_sim_world *world, uint32_t line);
 
 /* The running process waits for ns, or lets others run if that is 0. */
-void bl_sim_sleep(bl_sim_world *world, uint64_t ns);
-
-/* Until every process has exited or was killed: 0, what a body returned, or -ETIME. */
-int bl_sim_world_run(bl_sim_world *world);
+void bl_sim_rest(bl_sim_world *world, uint64_t ns);
 
 /* Never runs again. What it streamed may still arrive, up to some point of its program, which may
  * be in the middle of a line. */

@@ -4,6 +4,7 @@
  * One block by itself (transfer/block.h): its fragments are cut into the pieces of a plan.
  */
 #include "transfer/block.h"
+#include "base/minmax.h"
 
 #include <errno.h>
 #include <stdlib.h>

@@ -2,15 +2,22 @@
  * Copyright The Beluga Authors
  *
  * The copy engine of the CPU: plans (api/transfer.h) executed by one thread or several. A plan is
- * parted where a line begins and, if it has checksums, a chunk; each part is one thread's.
+ * parted where a line begins and, if it has checksums, a chunk; each part is one thread's: pieces
+ * gathered into the pool, or scattered out of it.
  */
+#include "transfer/cpu.h"
+
 #include <errno.h>
 #include <stdlib.h>
+#include <string.h>
 
-#include "transfer/crew.h"
+#include "base/minmax.h"
+#include "coherence/coherence.h"
+#include "coherence/crash_point.h"
 #include "coherence/guard.h"
 #include "pool/pool.h"
-#include "transfer/block.h"
+#include "transfer/crew.h"
+#include "transfer/plan.h"
 
 void bl_copy_defaults(bl_copy_settings *settings)
 {
@@ -45,47 +52,331 @@ bl_copy_settings bl_copy_settings_of(const bl_copy_settings *given)
     return settings;
 }
 
-/* ---- Is it a plan? */
+/* ---- Runs of private memory, put end to end into one range of the pool. A payload byte is read
+ * once: it is summed on its way. */
 
-/* Piece i, and if it is its chunk's first the chunk; at: where the piece before it ended. */
-static int bl_plan_piece_valid(const bl_memory *memory, const bl_plan *plan, uint32_t i,
-                               uint64_t at)
+enum { BL_STAGE_SIZE = 4 << 10 };   /* of small runs put together before they are streamed */
+
+typedef struct bl_gather {
+    const bl_memory *memory;
+    uint64_t offset;            /* where the stage goes */
+    uint32_t direct;            /* a run this long, a line at least, is streamed from its place */
+    uint32_t staged;
+    _Alignas(BL_LINE_SIZE) uint8_t stage[BL_STAGE_SIZE];
+} bl_gather;
+
+static void bl_gather_begin(bl_gather *gather, const bl_memory *memory, uint64_t offset,
+                            uint32_t direct)
 {
-    const bl_piece *piece = &plan->pieces[i];
-    uint32_t before = i > 0 ? plan->pieces[i - 1].chunk : plan->chunk_base - 1;
-    if (piece->chunk - plan->chunk_base >= plan->chunk_count ||
-        (piece->chunk != before && piece->chunk != before + 1))
-        return 0;
-    const bl_chunk *chunk = bl_plan_chunk(plan, piece);
-    if (piece->chunk != before) {
-        if (chunk->first - plan->piece_base != i || chunk->offset > memory->size ||
-            chunk->length > memory->size - chunk->offset ||
-            (chunk->offset % BL_LINE_SIZE > 0 && (i == 0 || chunk->offset != at)))
-            return 0;
-        at = chunk->offset;
+    gather->memory = memory, gather->offset = offset;
+    gather->direct = direct, gather->staged = 0;
+}
+
+static void bl_gather_flush(bl_gather *gather)
+{
+    if (gather->staged > 0)
+        bl_stream(gather->memory, gather->offset, gather->stage, gather->staged);
+    gather->offset += gather->staged;
+    gather->staged = 0;
+}
+
+/* crc: of the bytes before in their chunk, and then of these too; or NULL. */
+static void bl_gather_direct(bl_gather *gather, const void *source, uint64_t size, uint32_t *crc)
+{
+    bl_gather_flush(gather);
+    if (crc != NULL)
+        *crc = bl_stream_crc(gather->memory, gather->offset, source, size, *crc);
+    else
+        bl_stream(gather->memory, gather->offset, source, size);
+    gather->offset += size;
+}
+
+static void bl_gather_stage(bl_gather *gather, const void *source, uint32_t size, uint32_t *crc)
+{
+    uint8_t *target = gather->stage + gather->staged;
+    if (crc != NULL)
+        *crc = bl_copy_crc(*crc, target, source, size);
+    else
+        memcpy(target, source, size);
+    gather->staged += size;
+    if (gather->staged == BL_STAGE_SIZE)
+        bl_gather_flush(gather);
+}
+
+/* A long run goes out from where it lies, as soon as the stage ends with a whole line. */
+static void bl_gather_put(bl_gather *gather, const uint8_t *next, uint64_t size, uint32_t *crc)
+{
+    for (uint64_t piece; size > 0; next += piece, size -= piece) {
+        uint32_t ragged = gather->staged % BL_LINE_SIZE;
+        if (size >= gather->direct && ragged == 0) {
+            piece = size & ~(uint64_t)(BL_LINE_SIZE - 1);
+            bl_gather_direct(gather, next, piece, crc);
+        } else {
+            uint32_t room = ragged > 0 ? BL_LINE_SIZE - ragged : BL_STAGE_SIZE - gather->staged;
+            piece = bl_least(size, room);
+            bl_gather_stage(gather, next, (uint32_t)piece, crc);
+        }
     }
-    if (piece->offset < chunk->offset || piece->offset > bl_chunk_end(chunk) ||
-        piece->length > bl_chunk_end(chunk) - piece->offset)
-        return 0;
-    return plan->sparse || (piece->offset == at && (!bl_plan_ends_chunk(plan, i) ||
-                                                    bl_piece_end(piece) == bl_chunk_end(chunk)));
 }
 
-int bl_plan_valid(const bl_memory *memory, const bl_plan *plan)
+/* Fill the last line up with zeros, and let it go. */
+static void bl_gather_end(bl_gather *gather)
 {
-    for (uint32_t i = 0; i < plan->piece_count; i++)
-        if (!bl_plan_piece_valid(memory, plan, i,
-                                 i > 0 ? bl_piece_end(&plan->pieces[i - 1]) : UINT64_MAX))
-            return 0;
-    return plan->piece_count == 0
-               ? plan->chunk_count == 0
-               : plan->pieces[plan->piece_count - 1].chunk + 1 - plan->chunk_base ==
-                     plan->chunk_count;
+    uint32_t blank = -gather->staged % BL_LINE_SIZE;
+    memset(gather->stage + gather->staged, 0, blank);
+    gather->staged += blank;
+    bl_gather_flush(gather);
 }
 
-int bl_plan_check(const bl_pool *pool, const bl_plan *plan)
+/* ---- A part of a plan, copied by this thread. */
+
+/* Pieces [first, end), without skip bytes of the first and omit bytes of the last: not whole ones,
+ * and of chunks that have a checksum none. */
+typedef struct bl_plan_part {
+    const bl_memory *memory;
+    const bl_plan *plan;
+    const bl_copy_settings *settings;
+    uint32_t first;
+    uint32_t end;
+    uint32_t skip;
+    uint32_t omit;
+} bl_plan_part;
+
+/* Where what the part has of piece i begins in it, and how long that is. By value: what is stored
+ * here and loaded again in another width waits behind every streamed line. */
+static inline uint32_t bl_part_skip(const bl_plan_part *part, uint32_t i)
 {
-    return bl_plan_valid(&pool->memory, plan) ? 0 : -EINVAL;
+    return i == part->first ? part->skip : 0;
+}
+
+static inline uint32_t bl_part_length(const bl_plan_part *part, uint32_t i)
+{
+    uint32_t omit = i + 1 == part->end ? part->omit : 0;
+    return part->plan->pieces[i].length - bl_part_skip(part, i) - omit;
+}
+
+/* ---- Into the pool. */
+
+/* A run of one piece: as a whole, or in steps that are paid for. */
+static int bl_part_put(bl_gather *gather, uint64_t address, uint64_t offset, uint64_t length,
+                       uint32_t *crc, bl_toll *toll)
+{
+    uint64_t most = toll == NULL ? length : BL_TOLL_STEP;
+    int status = 0;
+    for (uint64_t done = 0, step; done < length && status == 0; done += step) {
+        step = bl_least(length - done, most);
+        status = bl_toll_pay(toll, offset + done, step);
+        if (status == 0)
+            bl_gather_put(gather, (const uint8_t *)address + done, step, crc);
+    }
+    return status;
+}
+
+static int bl_part_gather(const bl_plan_part *part, bl_toll *toll)
+{
+    const bl_plan *plan = part->plan;
+    uint32_t head = part->settings->head, direct = part->settings->direct, crc = 0;
+    bl_gather gather;
+    int status = 0;
+    uint64_t at = plan->pieces[part->first].offset + part->skip;
+    bl_gather_begin(&gather, part->memory, at, direct);
+    for (uint32_t i = part->first; i < part->end && status == 0; i++) {
+        const bl_piece *piece = &plan->pieces[i];
+        uint32_t skip = bl_part_skip(part, i), length = bl_part_length(part, i);
+        if (i + 1 < part->end) /* the hardware finds the rest, but not where the next one begins */
+            bl_prefetch_source((const void *)piece[1].address, bl_least(piece[1].length, head));
+        if (piece->offset + skip != at) { /* another block's */
+            bl_gather_end(&gather);
+            bl_gather_begin(&gather, part->memory, piece->offset, direct);
+        }
+        status = bl_part_put(&gather, piece->address + skip, piece->offset + skip, length,
+                             plan->checksums ? &crc : NULL, toll);
+        at = piece->offset + skip + length;
+        if (plan->checksums && bl_plan_ends_chunk(plan, i)) {
+            plan->checksums[piece->chunk - plan->chunk_base] = crc;
+            crc = 0;
+            bl_crash_point("payload.chunk_streamed");
+        }
+    }
+    bl_gather_end(&gather);
+    return status;
+}
+
+/* ---- Out of the pool: the lines of the next window are dropped between the copies of this one's,
+ * so that the memory always has both to do; and it takes a full fence to have lines dropped, so a
+ * window is not small. This window's lines are asked for a little before they are copied. */
+
+/* A place in a part's bytes. */
+typedef struct bl_part_place {
+    uint32_t piece;
+    uint64_t used;              /* bytes of it that are behind */
+} bl_part_place;
+
+typedef struct bl_scatter {
+    const bl_plan_part *part;
+    bl_toll *toll;
+    enum bl_copy_how how;
+    uint32_t crc;               /* of this chunk's bytes before */
+    bl_part_place copy;         /* what is not copied yet */
+    bl_part_place drop;         /* what is not dropped yet: a window ahead */
+    bl_part_place ask;          /* what is not asked for yet */
+    uint64_t ask_left;          /* of this window */
+} bl_scatter;
+
+/* The next run of at most size bytes, in one piece. */
+typedef struct bl_part_run {
+    uint64_t address;
+    uint64_t offset;
+    uint64_t length;            /* 0: there is none */
+} bl_part_run;
+
+static inline bl_part_run bl_part_take(const bl_plan_part *part, bl_part_place *place,
+                                       uint64_t size)
+{
+    if (place->piece == part->end)
+        return (bl_part_run){0, 0, 0};
+    const bl_piece *piece = &part->plan->pieces[place->piece];
+    uint64_t at = bl_part_skip(part, place->piece) + place->used;
+    uint64_t left = bl_part_length(part, place->piece) - place->used;
+    uint64_t length = bl_least(left, size);
+    if (length == left)
+        place->piece++, place->used = 0;
+    else
+        place->used += length;
+    return (bl_part_run){piece->address + at, piece->offset + at, length};
+}
+
+static void bl_part_drop(bl_scatter *scatter, uint64_t size)
+{
+    bl_part_run run;
+    for (; size > 0 && (run = bl_part_take(scatter->part, &scatter->drop, size)).length > 0;
+         size -= run.length)
+        bl_invalidate(scatter->part->memory, run.offset, run.length);
+}
+
+static void bl_part_ask(bl_scatter *scatter, uint64_t size)
+{
+    bl_part_run run;
+    for (size = bl_least(size, scatter->ask_left);
+         size > 0 && (run = bl_part_take(scatter->part, &scatter->ask, size)).length > 0;
+         size -= run.length, scatter->ask_left -= run.length)
+        bl_prefetch_range(scatter->part->memory, run.offset, run.length);
+}
+
+static int bl_chunk_differs(const bl_plan_part *part, uint32_t chunk, uint32_t crc)
+{
+    return bl_verify(part->memory, crc == part->plan->checksums[chunk]) ? 0 : -EBADMSG;
+}
+
+/* A step in one piece, of what is left of a window: as long as the settings say, or so that the
+ * next one goes to whole lines. */
+static int bl_part_step(bl_scatter *scatter, uint64_t *left)
+{
+    const bl_plan_part *part = scatter->part;
+    bl_part_place *place = &scatter->copy;
+    const bl_piece *piece = &part->plan->pieces[place->piece];
+    if (place->used == 0 && place->piece + 1 < part->end && scatter->how == BL_COPY_PAST)
+        bl_prefetch_edges((const void *)piece[1].address, piece[1].length);
+    uint64_t ragged = (piece->address + bl_part_skip(part, place->piece) + place->used) &
+                      (BL_LINE_SIZE - 1);
+    uint64_t wanted = bl_least(*left, part->settings->step);
+    bl_part_run run = bl_part_take(part, place, wanted > ragged ? wanted - ragged : wanted);
+    int status = bl_toll_pay(scatter->toll, run.offset, run.length);
+    if (status < 0)
+        return status;
+    bl_part_drop(scatter, run.length);
+    bl_part_ask(scatter, run.length);
+    bl_fetch_run(part->memory, run.offset, (void *)run.address, run.length,
+                 part->plan->checksums ? &scatter->crc : NULL, scatter->how);
+    *left -= run.length;
+    return 0;
+}
+
+/* So many bytes, or what is left, step by step. */
+static int bl_part_window(bl_scatter *scatter, uint64_t size)
+{
+    const bl_plan_part *part = scatter->part;
+    const bl_plan *plan = part->plan;
+    int status = 0;
+    scatter->ask = scatter->copy, scatter->ask_left = part->settings->ahead > 0 ? size : 0;
+    bl_part_ask(scatter, part->settings->ahead);
+    while (size > 0 && scatter->copy.piece < part->end && status == 0) {
+        uint32_t i = scatter->copy.piece;
+        status = bl_part_step(scatter, &size);
+        int ended = status == 0 && scatter->copy.piece > i;
+        if (ended && plan->checksums && bl_plan_ends_chunk(plan, i)) {
+            bl_crash_point("payload.chunk_fetched");
+            status = bl_chunk_differs(part, plan->pieces[i].chunk - plan->chunk_base, scatter->crc);
+            scatter->crc = 0;
+        }
+    }
+    return status;
+}
+
+static int bl_part_scatter(const bl_plan_part *part, enum bl_copy_how how, bl_toll *toll)
+{
+    bl_part_place first = {part->first, 0};
+    bl_scatter scatter = {.part = part, .toll = toll, .how = how, .copy = first, .drop = first};
+    int status = 0;
+    bl_fence_full(part->memory); /* no drop before the look that told the caller to read */
+    bl_part_drop(&scatter, part->settings->window);
+    while (scatter.copy.piece < part->end && status == 0) {
+        bl_fence_full(part->memory); /* what was dropped is gone; the loads below go to memory */
+        status = bl_part_window(&scatter, part->settings->window);
+    }
+    if (how == BL_COPY_PAST)
+        bl_copy_settle();
+    return status;
+}
+
+/* ---- Some bytes of chunks that are verified: each comes whole, into the scratch, and is picked
+ * from there. */
+
+static int bl_chunk_pick(const bl_plan_part *part, uint32_t c, uint8_t *scratch, bl_toll *toll)
+{
+    const bl_plan *plan = part->plan;
+    const bl_chunk *chunk = &plan->chunks[c];
+    uint32_t crc = 0;
+    int status = bl_toll_pay(toll, chunk->offset, chunk->length);
+    if (status < 0)
+        return status;
+    bl_fetch_run(part->memory, chunk->offset, scratch, chunk->length, &crc, BL_COPY_CACHED);
+    status = bl_chunk_differs(part, c, crc);
+    for (uint32_t i = chunk->first - plan->piece_base; status == 0; i++) {
+        const bl_piece *piece = &plan->pieces[i];
+        memcpy((void *)piece->address, scratch + (piece->offset - chunk->offset), piece->length);
+        if (bl_plan_ends_chunk(plan, i))
+            break;
+    }
+    return status;
+}
+
+static uint64_t bl_chunk_drop(const bl_plan_part *part, uint32_t c)
+{
+    const bl_chunk *chunk = &part->plan->chunks[c];
+    bl_invalidate(part->memory, chunk->offset, chunk->length);
+    return chunk->length;
+}
+
+/* As above, a window being some chunks. */
+static int bl_part_pick(const bl_plan_part *part, uint8_t *scratch, bl_toll *toll)
+{
+    const bl_plan *plan = part->plan;
+    uint32_t c = plan->pieces[part->first].chunk - plan->chunk_base;
+    uint32_t end = plan->pieces[part->end - 1].chunk - plan->chunk_base + 1, next = c;
+    int status = 0;
+    bl_fence_full(part->memory); /* no drop before the look that told the caller to read */
+    for (uint64_t size = 0; next < end && size < part->settings->window; next++)
+        size += bl_chunk_drop(part, next);
+    while (c < end && status == 0) {
+        bl_fence_full(part->memory); /* what was dropped is gone; the loads below go to memory */
+        for (uint32_t stop = next; c < stop && status == 0; c++) {
+            if (next < end)
+                bl_chunk_drop(part, next++);
+            status = bl_chunk_pick(part, c, scratch, toll);
+        }
+    }
+    return status;
 }
 
 /* ---- The whole plan, by several threads. */

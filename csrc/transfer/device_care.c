@@ -7,6 +7,7 @@
  */
 #include <errno.h>
 
+#include "api/transfer.h"
 #include "transfer/device_range.h"
 #include "coherence/guard.h"
 #include "pool/pool.h"

@@ -9,7 +9,7 @@
  * A trial begins and ends with its area in nobody's cache. Nothing is judged by a clock: a look
  * that must find the news comes after the peer's word that it is out.
  */
-#include "verify/verify.h"
+#include "verify/acceptance.h"
 
 #include "format/line.h"
 #include "verify/raw.h"

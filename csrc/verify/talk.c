@@ -5,7 +5,7 @@
  * looked at by refetch: the least that the memory must do for anything to work. A line carries the
  * names of both runs, so what an earlier run left behind is not an answer.
  */
-#include "verify/verify.h"
+#include "verify/acceptance.h"
 
 #include <errno.h>
 

@@ -8,13 +8,13 @@
  * the stripes that no extent has. If a server appears, the test ends before it goes on to another
  * batch; the stripes are the last of their devices, where a server looks last.
  */
-#include "verify/verify.h"
+#include "verify/acceptance.h"
 
 #include <errno.h>
 #include <stdlib.h>
 
 #include "coherence/guard.h"
-#include "index/meta.h"
+#include "index/blocks.h"
 #include "liveness/proof.h"
 
 enum { BL_ACCEPTANCE_ROWS = 64 }; /* stripes of a device that are looked at, from its end */

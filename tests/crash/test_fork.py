@@ -92,7 +92,7 @@ def test_every_call_of_python_is_refused(cache: KVCache) -> None:
 
 
 def c_calls(session: Any) -> dict[str, Callable[[], int]]:
-    """Every function of api/api.h that uses a session, with arguments that it would accept."""
+    """Every function of csrc/api/ that uses a session, with arguments that it would accept."""
     key = ffi.new("uint64_t[2]", [1, 2])
     records, commits = ffi.new("bl_block_record[1]"), ffi.new("bl_commit[1]")
     statuses, states = ffi.new("int32_t[1]"), ffi.new("uint8_t[1]")

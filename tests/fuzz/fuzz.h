@@ -16,7 +16,7 @@
 #include <string.h>
 
 #include "format/pool_format.h"
-#include "api/api.h"
+#include "api/index.h"
 #include "coherence/coherence.h"
 
 static void fuzz_interfere(const bl_memory *memory);

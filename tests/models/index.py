@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""What csrc/index/index.h promises, as a dict."""
+"""What csrc/index/hash.h promises, as a dict."""
 
 from __future__ import annotations
 

@@ -36,11 +36,11 @@ BUILD = ROOT / "build" / "conditions"
 PROTOCOL = (
     *("format/line.h", "pool/message.h", "pool/register.h", "pool/epoch.h", "rpc/lobby.c"),
     *("rpc/lane.c", "rpc/session.c", "rpc/house.c", "rpc/server.c", "rpc/turn.h"),
-    *("rpc/standby.c", "rpc/elect.c", "rpc/takeover.c", "index/table.c", "index/reclaim.c"),
-    *("index/lookup.c", "index/grant.c", "index/task_call.c", "index/retire.c"),
-    *("index/recover_sort.h", "index/recover.c", "index/meta.c", "index/client.c"),
-    *("index/task_client.c", "transfer/device_range.h", "transfer/device_care.c", "kv/kv.c"),
-    *("kv/get.c", "kv/engine.c"),
+    *("rpc/standby.c", "rpc/elect.c", "rpc/takeover.c", "index/table.c", "index/kept.c"),
+    *("index/reclaim.c", "index/lookup.c", "index/grant.c", "index/task_call.c"),
+    *("index/retire.c", "index/recover_sort.h", "index/recover.c", "index/stat.c"),
+    *("index/meta.c", "index/client.c", "index/task_client.c", "transfer/device_range.h"),
+    *("transfer/device_care.c", "kv/batch.h", "kv/batch.c", "kv/put.c", "kv/get.c"),
 )
 
 TOKEN = re.compile(

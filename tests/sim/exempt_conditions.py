@@ -187,10 +187,10 @@ REASONED: Conditions = {
         ),
         ("server->life", 0, "true"): _LIFE,
     },
-    ("kv/kv.c", "bl_kv_commit"): {
+    ("kv/put.c", "bl_kv_commit"): {
         ("work->count > 0", 0, "true"): "asks the server to commit nothing, which costs a call",
     },
-    ("kv/kv.c", "bl_kv_publish"): {
+    ("kv/put.c", "bl_kv_publish"): {
         ("session->nonce == work->nonce", 0, "true"): (
             "a grant ends with its session, so the abort is refused, whoever asks for it"
         ),
@@ -202,26 +202,26 @@ REASONED: Conditions = {
         ),
         ("work->count > 0", 0, "true"): "asks the server to abort nothing, which costs a call",
     },
-    ("kv/kv.c", "bl_kv_retire"): {
+    ("kv/batch.c", "bl_kv_retire"): {
         ("status == -BL_ERROR_DEVICE_FAULT", 0, "true"): (
             "where no device failed there is no offset either"
         ),
     },
-    ("kv/engine.c", "bl_kv_get_begin"): {
+    ("kv/get.c", "bl_kv_get_begin"): {
         ("hits > 0", 0, "true"): "looks at no entry, which costs two fences",
     },
-    ("kv/engine.c", "bl_kv_get_end"): {
+    ("kv/get.c", "bl_kv_get_end"): {
         ("work->count > 0", 0, "true"): (
             "looks at no entry, and at the epoch once, which costs time"
         ),
     },
-    ("kv/engine.c", "bl_kv_look_guarded"): {
+    ("kv/get.c", "bl_kv_look_guarded"): {
         ("!batch->verify", 0, "false"): (
             "reads checksums that the engine then does not ask for; a damaged vector makes a "
             "miss, never wrong bytes"
         ),
     },
-    ("kv/engine.c", "bl_kv_vectors_guarded"): {
+    ("kv/put.c", "bl_kv_vectors_guarded"): {
         ("work->chunk_count > 0", 0, "true"): "copies no bytes where there are no checksums",
     },
     ("kv/get.c", "bl_entry_agrees"): {
@@ -486,7 +486,7 @@ REASONED: Conditions = {
         ("pump->latencies_ns", 0, "true"): _CLOCK,
         ("pump->latencies_ns", 2, "true"): _CLOCK,
     },
-    ("rpc/session.c", "bl_session_rest"): {
+    ("rpc/lobby.c", "bl_session_rest"): {
         ("session->devices", 0, "true"): "takes back a mark that was not made",
     },
     ("rpc/standby.c", "bl_server_watch"): {
@@ -603,7 +603,7 @@ REASONED: Conditions = {
             "the space of a held block is free by then, and giving back what is free is refused"
         ),
     },
-    ("kv/engine.c", "bl_kv_put_end"): {
+    ("kv/put.c", "bl_kv_put_end"): {
         ("written < 0", 1, "true"): _FLUSH,
     },
     ("rpc/lane.c", "bl_session_given_up"): {
@@ -811,21 +811,21 @@ TESTED: Conditions = {
             "tests/hostile/test_lines.py::test_whatever_a_host_asks_the_others_are_served"
         ),
     },
-    ("kv/kv.c", "bl_kv_publish"): {
+    ("kv/put.c", "bl_kv_publish"): {
         ("work->statuses[k] < 0", 0, "true"): (
             "tests/meta/test_tasks.py::test_a_claim_is_its_sessions"
         ),
     },
-    ("kv/kv.c", "bl_kv_put"): {
+    ("kv/put.c", "bl_kv_put"): {
         ("status == 0", 0, "true"): (
             "tests/kvcache/test_cache.py::test_without_a_server_a_put_is_an_error_and_no_success"
         ),
     },
-    ("kv/kv.c", "bl_kv_reserve"): {
+    ("kv/put.c", "bl_kv_reserve"): {
         ("batch->kept", 0, "false"): "tests/meta/test_tasks.py::test_a_claim_is_its_sessions",
         ("batch->kept", 0, "true"): "tests/meta/test_tasks.py::test_tasks_cannot_fill_the_pool",
     },
-    ("kv/kv.c", "bl_vector_write"): {
+    ("kv/put.c", "bl_vector_write"): {
         ("work->chunk_count > 1", 0, "true"): (
             "tests/kvcache/test_cache.py::test_a_block_that_fills_its_space_leaves_the_next_o"
             "ne_alone"
@@ -867,7 +867,7 @@ TESTED: Conditions = {
             "g_for_a_while_only"
         ),
     },
-    ("index/lookup.c", "bl_block_drop"): {
+    ("index/reclaim.c", "bl_block_drop"): {
         ("block->pin_count == 0", 0, "false"): (
             "tests/meta/test_block_calls.py::test_space_given_back_serves_every_other_size"
         ),
@@ -1153,7 +1153,7 @@ TESTED: Conditions = {
             "tests/meta/test_repair.py::test_other_hosts_must_be_declared_gone"
         ),
     },
-    ("index/task_call.c", "bl_block_keep"): {
+    ("index/kept.c", "bl_block_keep"): {
         ("meta->kept_stripes <= (most ? most : 1)", 0, "false"): (
             "tests/meta/test_tasks.py::test_a_claim_is_its_sessions"
         ),
@@ -1177,7 +1177,7 @@ TESTED: Conditions = {
         ),
         ("status < 0", 0, "false"): "tests/meta/test_tasks.py::test_foreign_requests_are_refused",
     },
-    ("index/task_call.c", "bl_kept_count"): {
+    ("index/kept.c", "bl_kept_count"): {
         ("step > 0", 0, "false"): "tests/meta/test_tasks.py::test_a_claim_is_its_sessions",
         ("step > 0 ? (*kept)++ == 0 : --*kept == 0", 0, "true"): (
             "tests/meta/test_tasks.py::test_tasks_cannot_fill_the_pool"
@@ -1225,17 +1225,17 @@ TESTED: Conditions = {
             "tests/rpc/test_fairness.py::test_a_victim_waits_for_one_quantum_of_each_other"
         ),
     },
-    ("kv/engine.c", "bl_kv_put_end"): {
+    ("kv/put.c", "bl_kv_put_end"): {
         ("written < 0", 0, "false"): (
             "tests/kvcache/test_engine_copy.py::test_what_an_engine_could_not_write_is_given_back"
         ),
     },
-    ("kv/engine.c", "bl_kv_look_guarded"): {
+    ("kv/get.c", "bl_kv_look_guarded"): {
         ("bl_vector_read(hint->session, &work->entries[i], work) < 0", 0, "true"): (
             "tests/kvcache/test_engine_copy.py::test_an_engine_and_the_one_call_read_each_other"
         ),
     },
-    ("kv/engine.c", "bl_kv_get_end"): {
+    ("kv/get.c", "bl_kv_get_end"): {
         ("status < 0", 0, "true"): (
             "tests/kvcache/test_engine_copy.py::test_an_engine_and_the_one_call_read_each_other"
         ),

@@ -51,7 +51,7 @@ _LEFT_OUT: dict[Name, str] = {
     ),
     ("rpc/server.c", "bl_lane_gather", "prefetch_line", 0): _HINT,
     ("rpc/lane.c", "bl_lane_take", "prefetch_line", 0): _HINT,
-    ("transfer/cpu_part.c", "bl_part_ask", "prefetch_range", 0): _HINT,
+    ("transfer/cpu.c", "bl_part_ask", "prefetch_range", 0): _HINT,
     ("pool/pool.c", "bl_pool_format_guarded", "stream", 0): _ALONE,
     ("pool/pool.c", "bl_pool_format_guarded", "fence_store", 0): _ALONE,
     ("rpc/house.c", "bl_lobby_look", "fence_full", 0): _POLLED,
@@ -79,7 +79,7 @@ _LEFT_OUT: dict[Name, str] = {
         "covered: the full fence of bl_server_still() stands between the line and the reply that "
         "relies on it, and a store fence between a takeover's lines and SERVING"
     ),
-    ("kv/kv.c", "bl_kv_commit", "fence_store", 0): (
+    ("kv/put.c", "bl_kv_commit", "fence_store", 0): (
         "covered: a commit never fits into one line, so bl_bulk_send() fences between the payload "
         "and the request; it stays for the day when a commit does fit"
     ),
@@ -181,7 +181,7 @@ _DEFERRED: dict[Name, str] = {
     ("rpc/lobby.c", "bl_lobby_ask", "stream_line", 0): _BEHIND,
     ("rpc/lane.c", "bl_lane_send", "stream_line", 0): _BEHIND,
     ("rpc/server.c", "bl_lane_answer", "stream_line", 0): _BEHIND,
-    ("kv/kv.c", "bl_vector_write", "stream", 0): _BEHIND,
+    ("kv/put.c", "bl_vector_write", "stream", 0): _BEHIND,
     ("index/table.c", "bl_entry_clear", "stream_line", 0): _BEHIND,
     ("index/recover.c", "bl_recover_entries", "stream_line", 0): (
         "covered: nobody reads the own half before the fence that comes before SERVING"

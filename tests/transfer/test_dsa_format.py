@@ -146,7 +146,8 @@ def flat(kind: object) -> list[tuple[str, object]]:
 def test_layout_and_constants_are_the_kernels(tmp_path: Path, *, planted: bool) -> None:
     source, program = tmp_path / "compare.c", tmp_path / "compare"
     source.write_text(PROGRAM.replace("@CHECKS@", checks()))
-    shutil.copy(_build.CSRC / "format/dsa.h", tmp_path)
+    (tmp_path / "format").mkdir()
+    shutil.copy(_build.CSRC / "format/dsa.h", tmp_path / "format")
     if planted:
         copy = tmp_path / "format/dsa.h"
         copy.write_text(copy.read_text().replace("BL_DSA_CC = 0x0100", "BL_DSA_CC = 0x0200"))

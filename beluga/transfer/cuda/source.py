@@ -33,7 +33,7 @@ NVRTC_OPTIONS = (
     f"-I{ROOT / 'cuda'}",
     f"-I{ROOT / 'cuda' / 'nvrtc'}",
 )
-SHARED = tuple(ROOT / name for name in ("api/api.h", "api/transfer.h", "format/pool_format.h"))
+SHARED = tuple(path for name in ("api", "format") for path in (ROOT / name).glob("*.h"))
 HOST_OPTIONS = ("-x", "c++", "-std=c++17", "-Wall", "-Wextra", "-Wno-unknown-pragmas")
 
 

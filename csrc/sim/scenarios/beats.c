@@ -8,8 +8,10 @@
  */
 #include <errno.h>
 
-#include "rpc/session.h"
+#include "liveness/beat.h"
+#include "rpc/session_state.h"
 #include "sim/scenarios/paths.h"
+#include "sim/scenarios/scenarios.h"
 
 enum {
     BL_BEATS = 8,
@@ -113,7 +115,7 @@ static int bl_beats_keep(bl_pool *pool, void *argument)
 
 /* ---- beats */
 
-static int bl_path_beats(bl_sim_world *world)
+int bl_path_beats(bl_sim_world *world)
 {
     bl_beats beats = {.path = {.world = world}};
     bl_path_spawn(&beats.path, 0, bl_beats_serve);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * The paths of L4 in the simulator: blocks are reserved, written, committed, looked up, read on
- * other hosts, evicted and removed, while servers die and others take over.
+ * The paths of the block index in the simulator: blocks are reserved, written, committed, looked
+ * up, read on other hosts, evicted and removed, while servers die and others take over.
  *
  * What is judged: the bytes of a read are those of its key and generation, or it is a miss; a block
  * whose commit was answered is found again, where nothing may evict it; no space is granted while
@@ -10,42 +10,15 @@
  */
 #include <errno.h>
 
-#include "index/meta.h"
-#include "rpc/session.h"
+#include "format/payload.h"
+#include "index/blocks.h"
+#include "pool/message.h"
+#include "rpc/session_state.h"
+#include "sim/scenarios/blocks.h"
 #include "sim/scenarios/paths.h"
+#include "sim/scenarios/scenarios.h"
 
-enum {
-    BL_BLOCKS_ROUNDS = 48,
-    BL_BLOCKS_ROUNDS_MAX = 200,
-    BL_BLOCKS_CHAIN = 4,        /* keys asked for together */
-    BL_BLOCKS_KEY_COUNT_MAX = 24,
-    BL_BLOCKS_LINES_MAX = 8,    /* of a payload */
-    BL_BLOCKS_PAGE_COUNT = 8192,
-    BL_BLOCKS_LAYOUT = 7,
-    BL_BLOCKS_SERVER_VERBS = 8000,
-    BL_BLOCKS_DAWDLE_NS = 5 * 1000 * 1000
-};
-
-typedef struct bl_blocks {
-    bl_path path;
-    uint32_t key_count;
-    uint32_t loses;             /* 1: blocks may be evicted; 0: none goes but by a removal */
-    uint32_t wide;              /* 1: a block fills its extent, so extents come and go with it */
-    uint64_t committed[BL_BLOCKS_KEY_COUNT_MAX]; /* generation whose commit was answered, or 0 */
-    uint32_t removals[BL_BLOCKS_KEY_COUNT_MAX]; /* begun */
-    uint32_t removing[BL_BLOCKS_KEY_COUNT_MAX]; /* not yet answered */
-    uint8_t writer[BL_BLOCKS_PAGE_COUNT]; /* of each page of data: process + 1, or 0 */
-} bl_blocks;
-
-/* One client at work. */
-typedef struct bl_blocks_client {
-    bl_blocks *blocks;
-    const bl_pool *pool;
-    bl_session *session;
-    uint8_t self;               /* process + 1 */
-} bl_blocks_client;
-
-static uint32_t bl_blocks_length(uint64_t key)
+uint32_t bl_blocks_length(uint64_t key)
 {
     return (1 + key % BL_BLOCKS_LINES_MAX) * BL_LINE_SIZE;
 }
@@ -56,8 +29,7 @@ static uint32_t bl_blocks_room(const bl_blocks *blocks, uint64_t key)
     return blocks->wide ? (1 + key % 2) * BL_STRIPE_SIZE : bl_blocks_length(key);
 }
 
-/* Bytes that no other key and no other generation has. */
-static void bl_blocks_fill(uint8_t *payload, uint64_t key, uint64_t generation)
+void bl_blocks_fill(uint8_t *payload, uint64_t key, uint64_t generation)
 {
     uint64_t word = key * 0x9e3779b97f4a7c15u ^ generation * 0xbf58476d1ce4e5b9u;
     for (uint32_t i = 0; i < bl_blocks_length(key); i += sizeof word) {
@@ -66,8 +38,7 @@ static void bl_blocks_fill(uint8_t *payload, uint64_t key, uint64_t generation)
     }
 }
 
-/* Some are slow: a server may be replaced, and space be given to others, before they go on. */
-static void bl_blocks_dawdle(bl_blocks_client *client)
+void bl_blocks_dawdle(bl_blocks_client *client)
 {
     bl_sim_world *world = client->blocks->path.world;
     if (bl_sim_below(world, 4) == 0)
@@ -76,14 +47,13 @@ static void bl_blocks_dawdle(bl_blocks_client *client)
 
 /* ---- Writers. */
 
-static uint8_t *bl_blocks_writer(bl_blocks_client *client, const bl_block_record *record)
+uint8_t *bl_blocks_writer(bl_blocks_client *client, const bl_block_record *record)
 {
     uint64_t start = client->pool->geometry.data_offset;
     return &client->blocks->writer[(record->offset - start) / BL_PAGE_SIZE];
 }
 
-/* Space was granted: can nobody else write there, and is nothing on its way to it? */
-static int bl_blocks_claim(bl_blocks_client *client, const bl_block_record *record)
+int bl_blocks_claim(bl_blocks_client *client, const bl_block_record *record)
 {
     bl_sim_world *world = client->blocks->path.world;
     uint8_t *writer = bl_blocks_writer(client, record);
@@ -126,7 +96,7 @@ static int bl_blocks_write(bl_blocks_client *client, uint64_t key, const bl_bloc
     return 0;
 }
 
-static int bl_blocks_put(bl_blocks_client *client, uint64_t key)
+int bl_blocks_put(bl_blocks_client *client, uint64_t key)
 {
     const uint64_t keys[2] = {key, key};
     bl_block_request what = {.layout = BL_BLOCKS_LAYOUT,
@@ -158,8 +128,7 @@ static int bl_blocks_same(bl_blocks_client *client, uint64_t key, const bl_block
                                  entry.generation == record->generation);
 }
 
-/* Read a block that a lookup found: 0 (right bytes, or a miss after all) or -EBADMSG. */
-static int bl_blocks_read(bl_blocks_client *client, uint64_t key, const bl_block_record *record)
+int bl_blocks_read(bl_blocks_client *client, uint64_t key, const bl_block_record *record)
 {
     const bl_memory *memory = &client->pool->memory;
     uint8_t payload[BL_BLOCKS_LINES_MAX * BL_LINE_SIZE], right[sizeof payload];
@@ -190,7 +159,7 @@ static uint64_t bl_blocks_due(const bl_blocks *blocks, uint64_t key)
     return blocks->loses || blocks->removing[key] ? 0 : blocks->committed[key];
 }
 
-static int bl_blocks_get(bl_blocks_client *client, uint64_t first, uint32_t count, uint32_t flags)
+int bl_blocks_get(bl_blocks_client *client, uint64_t first, uint32_t count, uint32_t flags)
 {
     bl_blocks *blocks = client->blocks;
     uint64_t keys[2 * BL_BLOCKS_CHAIN] = {0};
@@ -242,8 +211,7 @@ static int bl_blocks_busy(const bl_blocks *blocks, uint32_t round)
     return round < (deaths ? BL_BLOCKS_ROUNDS_MAX : BL_BLOCKS_ROUNDS);
 }
 
-/* One thing that a client does. */
-static int bl_blocks_round(bl_blocks_client *client)
+int bl_blocks_round(bl_blocks_client *client)
 {
     const bl_blocks *blocks = client->blocks;
     bl_sim_world *world = blocks->path.world;
@@ -259,7 +227,7 @@ static int bl_blocks_round(bl_blocks_client *client)
     return bl_blocks_get(client, key, count, what & BL_LOOKUP_PIN);
 }
 
-static int bl_blocks_work(bl_pool *pool, void *argument)
+int bl_blocks_work(bl_pool *pool, void *argument)
 {
     bl_blocks *blocks = argument;
     bl_sim_world *world = blocks->path.world;
@@ -326,7 +294,7 @@ int bl_blocks_serve(bl_pool *pool, void *argument)
 
 /* ---- meta: more keys than the table has lines, on three hosts. */
 
-static int bl_path_meta(bl_sim_world *world)
+int bl_path_meta(bl_sim_world *world)
 {
     bl_blocks blocks = {.path = {.world = world, .serve = bl_blocks_serve,
                                  .server_host_count = 1},
@@ -338,7 +306,7 @@ static int bl_path_meta(bl_sim_world *world)
 
 /* ---- recovery: servers die at any verb, and one client does. */
 
-static int bl_path_recovery(bl_sim_world *world)
+int bl_path_recovery(bl_sim_world *world)
 {
     int loses = (int)bl_sim_below(world, 2);
     bl_blocks blocks = {.path = {.world = world, .serve = bl_blocks_serve,

@@ -9,8 +9,12 @@
  */
 #include <errno.h>
 
-#include "rpc/session.h"
+#include "pool/message.h"
+#include "rpc/session_state.h"
+#include "sim/scenarios/blocks.h"
+#include "sim/scenarios/kv.h"
 #include "sim/scenarios/paths.h"
+#include "sim/scenarios/scenarios.h"
 
 enum {
     BL_DAMAGE_ROUNDS = 24,
@@ -76,7 +80,7 @@ static int bl_damage_serve(bl_pool *pool, void *argument)
 
 /* ---- damage */
 
-static int bl_path_damage(bl_sim_world *world)
+int bl_path_damage(bl_sim_world *world)
 {
     bl_kv kv = {.path = {.world = world, .serve = bl_damage_serve, .server_host_count = 1,
                          .server_deaths = 2, .server_verbs = BL_DAMAGE_SERVER_VERBS,
@@ -130,7 +134,7 @@ static int bl_torn_ray(bl_pool *pool, void *argument)
 
 /* ---- torn_sessions */
 
-static int bl_path_torn_sessions(bl_sim_world *world)
+int bl_path_torn_sessions(bl_sim_world *world)
 {
     bl_blocks blocks = {.path = {.world = world, .serve = bl_blocks_serve, .server_host_count = 1,
                                  .server_deaths = 4, .server_verbs = BL_BLOCKS_SERVER_VERBS},

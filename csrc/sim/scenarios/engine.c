@@ -6,9 +6,12 @@
  */
 #include <errno.h>
 
+#include "api/transfer.h"
 #include "transfer/device_range.h"
 #include "liveness/proof.h"
 #include "sim/device.h"
+#include "sim/scenarios/litmus.h"
+#include "sim/scenarios/scenarios.h"
 
 enum {
     BL_ENGINE_ROUNDS = 30,
@@ -142,23 +145,23 @@ static int bl_engine_run(bl_sim_world *world, bl_engine engine)
     return bl_sim_world_run(world);
 }
 
-static int bl_engine_put_only(bl_sim_world *world)
+int bl_engine_put_only(bl_sim_world *world)
 {
     return bl_engine_run(world, (bl_engine){.writes = 1});
 }
 
-static int bl_engine_get_only(bl_sim_world *world)
+int bl_engine_get_only(bl_sim_world *world)
 {
     return bl_engine_run(world, (bl_engine){.reads = 1});
 }
 
-static int bl_engine_dsa(bl_sim_world *world)
+int bl_engine_dsa(bl_sim_world *world)
 {
     return bl_engine_run(world, (bl_engine){.writes = 1, .reads = 1, .dsa = 1});
 }
 
 /* Cache control is off, and the device does as it is told. */
-static int bl_engine_dsa_memory(bl_sim_world *world)
+int bl_engine_dsa_memory(bl_sim_world *world)
 {
     return bl_engine_run(world, (bl_engine){.writes = 1, .reads = 1, .to_memory = 1});
 }
@@ -234,13 +237,13 @@ static int bl_engine_bury(bl_sim_world *world, bl_engine engine)
     return bl_sim_world_run(world);
 }
 
-static int bl_engine_death(bl_sim_world *world)
+int bl_engine_death(bl_sim_world *world)
 {
     return bl_engine_bury(world, (bl_engine){.reads = 1});
 }
 
 /* Without proof: the one device scenario that must fail. */
-static int bl_engine_zombie(bl_sim_world *world)
+int bl_engine_zombie(bl_sim_world *world)
 {
     return bl_engine_bury(world, (bl_engine){.reads = 1, .hasty = 1});
 }

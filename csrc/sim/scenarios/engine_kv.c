@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * Puts and gets by DMA, between the two halves of kv/engine.c: the steps that an engine with a
+ * Puts and gets by DMA, between the two halves of kv/batch.h: the steps that an engine with a
  * device takes, while servers die, and a writer dies whose device may write on for a while. Some
  * puts fail when their devices have written.
  *
@@ -12,9 +12,12 @@
 #include <errno.h>
 
 #include "transfer/device_range.h"
-#include "rpc/session.h"
+#include "rpc/session_state.h"
 #include "sim/device.h"
+#include "sim/scenarios/blocks.h"
+#include "sim/scenarios/kv.h"
 #include "sim/scenarios/paths.h"
+#include "sim/scenarios/scenarios.h"
 
 enum {
     BL_ENGINE_SHAPE = 2,        /* of bl_kv_shapes: whole lines, no checksums to hide behind */
@@ -130,7 +133,7 @@ static int bl_engine_work_on(bl_pool *pool, void *argument)
     return status;
 }
 
-static int bl_engine_kv(bl_sim_world *world)
+int bl_engine_kv(bl_sim_world *world)
 {
     bl_kv kv = {.path = {.world = world, .serve = bl_blocks_serve, .server_host_count = 1,
                          .server_deaths = 1, .server_verbs = BL_KV_SERVER_VERBS},
@@ -145,7 +148,7 @@ static int bl_engine_kv(bl_sim_world *world)
  * what was put there last, or nothing. There are more keys than the table has lines, so that space
  * soon has another owner. */
 
-static int bl_engine_kv_death(bl_sim_world *world)
+int bl_engine_kv_death(bl_sim_world *world)
 {
     bl_kv kv = {.path = {.world = world, .serve = bl_blocks_serve, .server_host_count = 1,
                          .server_deaths = (uint32_t)bl_sim_below(world, 2),

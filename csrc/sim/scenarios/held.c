@@ -9,9 +9,12 @@
  */
 #include <errno.h>
 
-#include "index/meta.h"
-#include "rpc/session.h"
+#include "index/blocks.h"
+#include "rpc/session_state.h"
+#include "sim/scenarios/blocks.h"
+#include "sim/scenarios/kv.h"
 #include "sim/scenarios/paths.h"
+#include "sim/scenarios/scenarios.h"
 
 enum {
     BL_HELD_DEATHS = 6,
@@ -106,7 +109,7 @@ static int bl_reserves_work(bl_pool *pool, void *argument)
     return status;
 }
 
-static int bl_path_reserves(bl_sim_world *world)
+int bl_path_reserves(bl_sim_world *world)
 {
     bl_blocks blocks = {.path = {.world = world, .serve = bl_blocks_serve, .server_host_count = 1,
                                  .sudden_deaths = BL_HELD_DEATHS}};
@@ -208,7 +211,7 @@ static int bl_held_work(bl_pool *pool, void *argument)
     return status;
 }
 
-static int bl_path_held(bl_sim_world *world)
+int bl_path_held(bl_sim_world *world)
 {
     bl_kv kv = {.path = {.world = world, .serve = bl_blocks_serve, .server_host_count = 1,
                          .sudden_deaths = BL_HELD_DEATHS},

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * The paths of L6 in the simulator: batches are put and got on three hosts, in several shapes, some
- * read without checksums.
+ * The paths of puts and gets in the simulator: batches are put and got on three hosts, in several
+ * shapes, some read without checksums.
  *
  * A payload names its key and a version of its own, and its other bytes follow from both: what is
  * read is one version of the right key, whole, or a miss. Where servers die and there are more keys
@@ -12,28 +12,12 @@
  */
 #include <errno.h>
 
-#include "rpc/session.h"
+#include "rpc/session_state.h"
+#include "sim/scenarios/blocks.h"
+#include "sim/scenarios/kv.h"
 #include "sim/scenarios/paths.h"
+#include "sim/scenarios/scenarios.h"
 #include "transfer/block.h"
-
-enum {
-    BL_KV_ROUNDS = 24,
-    BL_KV_SHAPE_COUNT = 4,
-    BL_KV_SHAPE_KEYS = 6,       /* keys of one shape */
-    BL_KV_CALM_KEYS = 3,        /* so many that the table has room for all */
-    BL_KV_BATCH = 3,
-    BL_KV_FRAGMENTS = 2,
-    BL_KV_LENGTH_MAX = 1024,
-    BL_KV_SERVER_VERBS = 12000,
-    BL_KV_STOPS = 6,            /* in kv_stops */
-    BL_KV_STOPS_KEYS = 24,      /* twice as many as the table has lines */
-    BL_KV_STOPS_ROUNDS = 150,
-    BL_KV_STOP_NS = 15 * 1000 * 1000,
-    BL_KV_STOPS_NAP_NS = 20 * 1000 * 1000,
-    BL_KV_SILENCES = 4,         /* in kv_silent; longer than a server needs to notice */
-    BL_KV_SILENCE_NS = 40 * 1000 * 1000,
-    BL_KV_LOST_NS = 4 * 1000 * 1000
-};
 
 typedef struct bl_kv_shape {
     uint32_t length;
@@ -48,27 +32,7 @@ static const bl_kv_shape bl_kv_shapes[BL_KV_SHAPE_COUNT] = {
     {200, 64, 256},             /* one chunk: its sum stands in the entry */
 };
 
-typedef struct bl_kv {
-    bl_path path;
-    uint32_t shape_keys;
-    uint32_t rounds;            /* 0: BL_KV_ROUNDS */
-    uint32_t bare;              /* 1: only blocks without checksums, and host 0 reads only */
-    uint32_t calm;
-    uint32_t summed;            /* 1: every block has checksums, and every read asks for them */
-    uint8_t there[BL_KV_SHAPE_COUNT * BL_KV_SHAPE_KEYS + BL_KV_STOPS_KEYS]; /* put was answered */
-} bl_kv;
-
-/* One batch of a client: as the engine's buffers are. */
-typedef struct bl_kv_buffers {
-    uint64_t keys[2 * BL_KV_BATCH];
-    bl_fragment fragments[BL_KV_BATCH * BL_KV_FRAGMENTS];
-    uint64_t payloads[BL_KV_BATCH][BL_KV_LENGTH_MAX / sizeof(uint64_t)];
-    uint8_t states[BL_KV_BATCH];
-    int32_t statuses[BL_KV_BATCH];
-    bl_kv_batch batch;
-} bl_kv_buffers;
-
-static void bl_kv_fill(uint64_t *payload, uint64_t key, uint64_t version, uint32_t length)
+void bl_kv_fill(uint64_t *payload, uint64_t key, uint64_t version, uint32_t length)
 {
     uint64_t word = key * 0x9e3779b97f4a7c15u ^ version * 0xbf58476d1ce4e5b9u;
     payload[0] = version;
@@ -76,8 +40,7 @@ static void bl_kv_fill(uint64_t *payload, uint64_t key, uint64_t version, uint32
         payload[i] = word = word * 0xda942042e4dd58b5u + i;
 }
 
-/* Some keys of one shape. */
-static void bl_kv_prepare(const bl_kv *kv, bl_kv_buffers *buffers)
+void bl_kv_prepare(const bl_kv *kv, bl_kv_buffers *buffers)
 {
     bl_sim_world *world = kv->path.world;
     uint32_t shape_index;
@@ -110,7 +73,7 @@ static void bl_kv_prepare(const bl_kv *kv, bl_kv_buffers *buffers)
     };
 }
 
-static int bl_kv_try_put(bl_kv *kv, bl_session *session, bl_kv_buffers *buffers)
+int bl_kv_try_put(bl_kv *kv, bl_session *session, bl_kv_buffers *buffers)
 {
     const bl_kv_batch *batch = &buffers->batch;
     for (uint32_t i = 0; i < batch->count; i++)
@@ -134,7 +97,7 @@ static uint32_t bl_kv_due(const bl_kv *kv, const bl_kv_buffers *buffers)
     return count;
 }
 
-static int bl_kv_try_get(bl_kv *kv, bl_session *session, bl_kv_buffers *buffers)
+int bl_kv_try_get(bl_kv *kv, bl_session *session, bl_kv_buffers *buffers)
 {
     uint64_t right[BL_KV_LENGTH_MAX / sizeof(uint64_t)], mismatch_count = 0;
     uint32_t due = bl_kv_due(kv, buffers), length = buffers->batch.length;
@@ -178,7 +141,7 @@ static int bl_kv_run(bl_kv *kv)
     return bl_path_run(&kv->path);
 }
 
-static int bl_path_kv(bl_sim_world *world)
+int bl_path_kv(bl_sim_world *world)
 {
     bl_kv kv = {.path = {.world = world, .serve = bl_blocks_serve, .server_host_count = 1,
                          .server_deaths = 2, .server_verbs = BL_KV_SERVER_VERBS},
@@ -186,7 +149,7 @@ static int bl_path_kv(bl_sim_world *world)
     return bl_kv_run(&kv);
 }
 
-static int bl_path_kv_calm(bl_sim_world *world)
+int bl_path_kv_calm(bl_sim_world *world)
 {
     bl_kv kv = {.path = {.world = world, .serve = bl_blocks_serve, .server_host_count = 1},
                 .shape_keys = BL_KV_CALM_KEYS, .calm = 1};
@@ -221,7 +184,7 @@ static int bl_kv_stop(bl_pool *pool, void *argument)
 /* ---- kv_stops: a reader stands still with a block half copied, while another server gives the
  * block's space away: nothing but the epoch tells, for there are no checksums. */
 
-static int bl_path_kv_stops(bl_sim_world *world)
+int bl_path_kv_stops(bl_sim_world *world)
 {
     bl_kv kv = {.path = {.world = world, .serve = bl_blocks_serve, .server_host_count = 1},
                 .shape_keys = BL_KV_STOPS_KEYS, .bare = 1, .rounds = BL_KV_STOPS_ROUNDS};
@@ -250,7 +213,7 @@ static int bl_kv_silence(bl_pool *pool, void *argument)
 /* ---- kv_silent: a reader that was taken for dead, and lost its pins, goes on with a block whose
  * number and space others have: nothing but its second look at the entry tells. */
 
-static int bl_path_kv_silent(bl_sim_world *world)
+int bl_path_kv_silent(bl_sim_world *world)
 {
     bl_kv kv = {.path = {.world = world, .serve = bl_blocks_serve, .server_host_count = 1,
                          .timeout_ns = BL_KV_STOPS_NAP_NS, .bears_timeouts = 1,

@@ -5,32 +5,20 @@
  * hold whatever the world does; with one verb skipped they break, which shows that the world is as
  * bad as the hardware may be.
  */
+#include "sim/scenarios/litmus.h"
+#include "pool/message.h"
+#include "sim/scenarios/scenarios.h"
 #include "sim/world.h"
 
 #include <errno.h>
 
-enum {
-    BL_LITMUS_ROUNDS = 40,
-    BL_LITMUS_PAYLOAD = 4 * BL_LINE_SIZE
-};
-
-typedef struct bl_litmus {
-    bl_sim_world *world;
-    uint64_t flag;              /* offsets */
-    uint64_t payload;
-    uint32_t finished;
-    uint32_t arrived[2];
-    uint32_t missed[BL_LITMUS_ROUNDS];
-} bl_litmus;
-
-static bl_litmus bl_litmus_make(bl_sim_world *world)
+bl_litmus bl_litmus_make(bl_sim_world *world)
 {
     uint64_t data = world->pool.geometry.data_offset;
     return (bl_litmus){.world = world, .flag = data, .payload = data + BL_PAGE_SIZE};
 }
 
-/* A line full of number that proves itself. */
-static bl_entry bl_litmus_line(uint64_t number, uint32_t state)
+bl_entry bl_litmus_line(uint64_t number, uint32_t state)
 {
     bl_entry line = {.key = {number, number}, .generation = number, .offset = number,
                      .layout = number, .state = state};
@@ -38,7 +26,7 @@ static bl_entry bl_litmus_line(uint64_t number, uint32_t state)
     return line;
 }
 
-static int bl_litmus_look(const bl_memory *memory, uint64_t offset, bl_entry *line)
+int bl_litmus_look(const bl_memory *memory, uint64_t offset, bl_entry *line)
 {
     bl_refetch(memory, offset, BL_LINE_SIZE);
     bl_load_line(memory, offset, line);
@@ -95,7 +83,7 @@ static int bl_litmus_read(bl_pool *pool, void *argument)
     return 0;
 }
 
-static int bl_litmus_message_passing(bl_sim_world *world)
+int bl_litmus_message_passing(bl_sim_world *world)
 {
     bl_litmus litmus = bl_litmus_make(world);
     bl_sim_spawn(world, 0, bl_litmus_write, &litmus);
@@ -135,7 +123,7 @@ static int bl_litmus_reject(bl_pool *pool, void *argument)
     return 0;
 }
 
-static int bl_litmus_torn_line(bl_sim_world *world)
+int bl_litmus_torn_line(bl_sim_world *world)
 {
     bl_litmus litmus = bl_litmus_make(world);
     bl_sim_spawn(world, 0, bl_litmus_restream, &litmus);
@@ -180,7 +168,7 @@ static int bl_litmus_store_load_1(bl_pool *pool, void *argument)
     return bl_litmus_store_load(argument, &pool->memory, 1);
 }
 
-static int bl_litmus_store_buffering(bl_sim_world *world)
+int bl_litmus_store_buffering(bl_sim_world *world)
 {
     bl_litmus litmus = bl_litmus_make(world);
     bl_sim_spawn(world, 0, bl_litmus_store_load_0, &litmus);
@@ -191,7 +179,7 @@ static int bl_litmus_store_buffering(bl_sim_world *world)
 /* ---- Stray store: a program stores into a line that another host streams. Its dirty copy leaves
  * the cache whole and brings old bytes back (D4): the one litmus that must fail. */
 
-static int bl_litmus_stray(bl_pool *pool, void *argument)
+int bl_litmus_stray(bl_pool *pool, void *argument)
 {
     bl_litmus *litmus = argument;
     uint64_t word = 1;
@@ -202,7 +190,7 @@ static int bl_litmus_stray(bl_pool *pool, void *argument)
     return 0;
 }
 
-static int bl_litmus_count(bl_pool *pool, void *argument)
+int bl_litmus_count(bl_pool *pool, void *argument)
 {
     bl_litmus *litmus = argument;
     const bl_memory *memory = &pool->memory;
@@ -216,7 +204,7 @@ static int bl_litmus_count(bl_pool *pool, void *argument)
     return 0;
 }
 
-static int bl_litmus_stray_store(bl_sim_world *world)
+int bl_litmus_stray_store(bl_sim_world *world)
 {
     bl_litmus litmus = bl_litmus_make(world);
     world->lawless = 1;
@@ -235,7 +223,7 @@ static int bl_litmus_raw(bl_pool *pool, void *argument)
     return ((const volatile uint8_t *)device)[3 * BL_PAGE_SIZE] ? -EBADMSG : 0;
 }
 
-static int bl_litmus_raw_access(bl_sim_world *world)
+int bl_litmus_raw_access(bl_sim_world *world)
 {
     bl_litmus litmus = bl_litmus_make(world);
     bl_sim_spawn(world, 0, bl_litmus_raw, &litmus);

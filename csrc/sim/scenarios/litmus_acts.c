@@ -7,6 +7,9 @@
 #include <errno.h>
 
 #include "liveness/beat.h"
+#include "liveness/proof.h"
+#include "sim/scenarios/litmus.h"
+#include "sim/scenarios/scenarios.h"
 #include "sim/world.h"
 
 enum {
@@ -16,7 +19,7 @@ enum {
 
 /* ---- Two writers: a stray store, and the oracle looks. */
 
-static int bl_litmus_two_writers(bl_sim_world *world)
+int bl_litmus_two_writers(bl_sim_world *world)
 {
     bl_litmus litmus = bl_litmus_make(world);
     bl_sim_spawn(world, 0, bl_litmus_count, &litmus);
@@ -50,7 +53,7 @@ static int bl_litmus_store_into_old(bl_pool *pool, void *argument)
     return 0;
 }
 
-static int bl_litmus_stale_store(bl_sim_world *world)
+int bl_litmus_stale_store(bl_sim_world *world)
 {
     bl_litmus litmus = bl_litmus_make(world);
     bl_sim_spawn(world, 1, bl_litmus_store_into_old, &litmus);
@@ -128,7 +131,7 @@ static int bl_acts_crash(bl_pool *pool, void *argument)
     return 0;
 }
 
-static int bl_litmus_crash(bl_sim_world *world)
+int bl_litmus_crash(bl_sim_world *world)
 {
     bl_acts acts = {.litmus = bl_litmus_make(world)};
     acts.process = (uint32_t)bl_sim_spawn(world, 0, bl_acts_write, &acts);
@@ -187,7 +190,7 @@ static int bl_acts_stop_and_go(bl_pool *pool, void *argument)
     return before && !paused && after && jumped && faster ? 0 : -EBADMSG;
 }
 
-static int bl_litmus_pause(bl_sim_world *world)
+int bl_litmus_pause(bl_sim_world *world)
 {
     bl_acts acts = {.litmus = bl_litmus_make(world)};
     bl_sim_spawn(world, 0, bl_acts_live, &acts);

@@ -11,9 +11,11 @@
  */
 #include <errno.h>
 
-#include "index/meta.h"
-#include "rpc/session.h"
+#include "index/blocks.h"
+#include "rpc/session_state.h"
+#include "sim/scenarios/blocks.h"
 #include "sim/scenarios/paths.h"
+#include "sim/scenarios/scenarios.h"
 
 enum {
     BL_MACHINE_COUNT = 2,       /* that have number 0 */
@@ -167,7 +169,7 @@ static int bl_machines_operate(bl_pool *pool, void *argument)
 
 /* ---- machines */
 
-static int bl_path_machines(bl_sim_world *world)
+int bl_path_machines(bl_sim_world *world)
 {
     bl_machines machines = {
         .blocks = {.path = {.world = world, .server_verbs = 1, .bears_clashes = 1,
@@ -236,7 +238,7 @@ static int bl_reboots_operate(bl_pool *pool, void *argument)
 
 /* ---- reboots */
 
-static int bl_path_reboots(bl_sim_world *world)
+int bl_path_reboots(bl_sim_world *world)
 {
     bl_blocks blocks = {.path = {.world = world, .serve = bl_blocks_serve, .server_host_count = 1,
                                  .server_verbs = 1, .bears_timeouts = 1, .bears_clashes = 1,
@@ -323,7 +325,7 @@ static int bl_declared_operate(bl_pool *pool, void *argument)
 
 /* ---- declared */
 
-static int bl_path_declared(bl_sim_world *world)
+int bl_path_declared(bl_sim_world *world)
 {
     bl_blocks blocks = {.path = {.world = world, .serve = bl_blocks_serve, .server_verbs = 1},
                         .key_count = BL_BLOCKS_KEY_COUNT_MAX, .loses = 1};

@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * The paths of L3 in the simulator: lanes and the lobby, with processes of several hosts.
+ * The paths of calls in the simulator: lanes and the lobby, with processes of several hosts.
  */
 #include "sim/scenarios/paths.h"
 
 #include <errno.h>
 
-#include "rpc/session.h"
+#include "rpc/session_state.h"
+#include "sim/scenarios/scenarios.h"
 
 enum {
-    BL_PATH_METHOD = 7,
     BL_PATH_CALLS = 12,
     BL_PATH_PUMP = 8,           /* calls sent without waiting for each */
     BL_PATH_ATTACHMENTS = 3,
@@ -19,7 +19,7 @@ enum {
 
 /* ---- The frame. */
 
-static uint32_t bl_path_spawn(bl_path *path, uint32_t host, bl_sim_body *body)
+uint32_t bl_path_spawn(bl_path *path, uint32_t host, bl_sim_body *body)
 {
     int process = bl_sim_spawn(path->world, host, body, path);
     if (process < 0) {
@@ -37,7 +37,7 @@ uint32_t bl_path_client(bl_path *path, uint32_t host, bl_sim_body *body)
     return process;
 }
 
-static void bl_path_start_server(bl_path *path, uint32_t host)
+void bl_path_start_server(bl_path *path, uint32_t host)
 {
     path->server_process = bl_path_spawn(path, host, path->serve);
     path->doomed = path->server_deaths > 0;
@@ -54,7 +54,7 @@ void bl_path_doom(bl_path *path)
     path->doomed = 0;
 }
 
-static int bl_path_clients_alive(const bl_path *path)
+int bl_path_clients_alive(const bl_path *path)
 {
     for (uint32_t i = 0; i < path->client_count; i++)
         if (bl_sim_alive(path->world, path->client[i]))
@@ -114,8 +114,7 @@ int bl_path_bear(const bl_path *path, int status)
 
 /* ---- A server of calls. */
 
-/* Every byte plus one: a reply is not its request. */
-static int bl_path_handle(void *context, bl_call *call)
+int bl_path_handle(void *context, bl_call *call)
 {
     (void)context;
     for (uint32_t i = 0; i < call->request_size; i++)
@@ -159,8 +158,7 @@ static int bl_path_serve(bl_pool *pool, void *argument)
     return status;
 }
 
-/* One call with random bytes: 0, -EBADMSG, or an error. */
-static int bl_path_call(bl_path *path, bl_session *session, uint32_t size)
+int bl_path_call(bl_path *path, bl_session *session, uint32_t size)
 {
     uint8_t request[BL_PATH_MESSAGE_SIZE_MAX], reply[BL_PATH_MESSAGE_SIZE_MAX];
     uint32_t reply_size = 0;
@@ -219,7 +217,7 @@ static int bl_path_talk(bl_pool *pool, void *argument)
     return status;
 }
 
-static int bl_path_lane(bl_sim_world *world)
+int bl_path_lane(bl_sim_world *world)
 {
     bl_path path = {.world = world, .serve = bl_path_serve, .server_host_count = 1};
     bl_path_client(&path, 1, bl_path_talk);
@@ -266,7 +264,7 @@ static int bl_path_come_and_go(bl_pool *pool, void *argument)
     return status;
 }
 
-static int bl_path_lobby(bl_sim_world *world)
+int bl_path_lobby(bl_sim_world *world)
 {
     bl_path path = {.world = world, .serve = bl_path_serve, .server_host_count = 1};
     for (uint32_t i = 0; i < 6; i++)

@@ -8,10 +8,11 @@
 #ifndef BL_SIM_PATHS_H
 #define BL_SIM_PATHS_H
 
-#include "rpc/server.h"
+#include "rpc/server_state.h"
 #include "sim/world.h"
 
 enum {
+    BL_PATH_METHOD = 7,
     BL_PATH_CLIENT_COUNT = 8,
     BL_PATH_NAP_NS = 50 * 1000
 };
@@ -60,10 +61,17 @@ void bl_path_doom(bl_path *path);
  * are gone. */
 int bl_path_bear(const bl_path *path, int status);
 
-/* A server with the block index (sim/scenarios/blocks.c). */
-int bl_blocks_serve(bl_pool *pool, void *argument);
-
 /* Open a session, however long a server or a lane is wanting: 0 or an error. */
 int bl_path_attach(bl_path *path, bl_pool *pool, bl_session **out);
+
+uint32_t bl_path_spawn(bl_path *path, uint32_t host, bl_sim_body *body);
+void bl_path_start_server(bl_path *path, uint32_t host);
+/* Every byte plus one: a reply is not its request. */
+int bl_path_handle(void *context, bl_call *call);
+
+/* One call with random bytes: 0, -EBADMSG, or an error. */
+int bl_path_call(bl_path *path, bl_session *session, uint32_t size);
+
+int bl_path_clients_alive(const bl_path *path);
 
 #endif

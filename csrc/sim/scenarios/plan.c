@@ -6,6 +6,9 @@
  */
 #include <errno.h>
 
+#include "api/transfer.h"
+#include "sim/scenarios/litmus.h"
+#include "sim/scenarios/scenarios.h"
 #include "sim/world.h"
 
 enum {
@@ -119,7 +122,7 @@ static int bl_rows_read_bare(bl_pool *pool, void *argument)
     return bl_rows_read(pool, argument, 0);
 }
 
-static int bl_rows_run(bl_sim_world *world)
+int bl_rows_run(bl_sim_world *world)
 {
     bl_litmus litmus = bl_litmus_make(world);
     bl_sim_spawn(world, 0, bl_rows_write, &litmus);

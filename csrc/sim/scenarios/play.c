@@ -3,6 +3,7 @@
  *
  * The list of scenarios, and playing one: all in the same small pool.
  */
+#include "sim/scenarios/scenarios.h"
 #include "sim/world.h"
 
 #include <errno.h>

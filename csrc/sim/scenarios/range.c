@@ -6,6 +6,8 @@
  */
 #include <errno.h>
 
+#include "sim/scenarios/paths.h"
+#include "sim/scenarios/scenarios.h"
 #include "sim/world.h"
 #include "transfer/block.h"
 
@@ -82,7 +84,7 @@ static int bl_range_read(bl_pool *pool, void *argument)
 
 /* ---- range: one host writes, two read. */
 
-static int bl_path_range(bl_sim_world *world)
+int bl_path_range(bl_sim_world *world)
 {
     bl_range range = {.world = world};
     bl_sim_spawn(world, 0, bl_range_write, &range);

@@ -9,7 +9,10 @@
 #include <errno.h>
 
 #include "liveness/proof.h"
+#include "pool/message.h"
 #include "pool/register.h"
+#include "sim/scenarios/paths.h"
+#include "sim/scenarios/scenarios.h"
 #include "sim/world.h"
 
 enum {
@@ -110,7 +113,7 @@ static int bl_register_follow(bl_pool *pool, void *argument)
 
 /* ---- register */
 
-static int bl_path_register(bl_sim_world *world)
+int bl_path_register(bl_sim_world *world)
 {
     bl_registers registers = {.world = world};
     bl_sim_spawn(world, 0, bl_register_keep, &registers);

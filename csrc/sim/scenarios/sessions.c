@@ -10,9 +10,11 @@
  */
 #include <errno.h>
 
-#include "index/meta.h"
-#include "rpc/session.h"
+#include "index/blocks.h"
+#include "rpc/session_state.h"
+#include "sim/scenarios/blocks.h"
 #include "sim/scenarios/paths.h"
+#include "sim/scenarios/scenarios.h"
 
 enum {
     BL_FAREWELL_LIVES = 2,      /* attachments of a client */
@@ -144,7 +146,7 @@ static int bl_farewell_keep(bl_pool *pool, void *argument)
     return 0;
 }
 
-static int bl_path_farewell(bl_sim_world *world)
+int bl_path_farewell(bl_sim_world *world)
 {
     bl_blocks blocks = {.path = {.world = world, .serve = bl_blocks_serve, .server_host_count = 1,
                                  .server_deaths = BL_FAREWELL_DEATHS, .bears_timeouts = 1,
@@ -256,7 +258,7 @@ static int bl_given_up_keep(bl_pool *pool, void *argument)
     return play->dropped > play->doubts ? -ENODATA : 0; /* dropped without need */
 }
 
-static int bl_path_given_up(bl_sim_world *world)
+int bl_path_given_up(bl_sim_world *world)
 {
     bl_given_up play = {.path = {.world = world, .serve = bl_given_up_serve,
                                  .server_host_count = 1}};

@@ -12,9 +12,13 @@
  */
 #include <errno.h>
 
-#include "index/meta.h"
-#include "rpc/session.h"
+#include "api/check.h"
+#include "index/blocks.h"
+#include "rpc/session_state.h"
+#include "sim/scenarios/blocks.h"
+#include "sim/scenarios/kv.h"
 #include "sim/scenarios/paths.h"
+#include "sim/scenarios/scenarios.h"
 
 enum {
     BL_SYSTEM_SERVER_COUNT = 2,
@@ -222,7 +226,7 @@ static int bl_system_operate(bl_pool *pool, void *argument)
     return bl_system_judge(system, pool);
 }
 
-static int bl_path_system(bl_sim_world *world)
+int bl_path_system(bl_sim_world *world)
 {
     bl_system system = {
         .blocks = {.path = {.world = world, .server_verbs = BL_SYSTEM_DEATH_VERBS,

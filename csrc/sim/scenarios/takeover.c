@@ -9,19 +9,20 @@
  */
 #include <errno.h>
 
-#include "index/meta.h"
-#include "rpc/session.h"
+#include "index/blocks.h"
+#include "liveness/beat.h"
+#include "liveness/proof.h"
+#include "rpc/session_state.h"
+#include "sim/scenarios/blocks.h"
 #include "sim/scenarios/paths.h"
+#include "sim/scenarios/rivals.h"
+#include "sim/scenarios/scenarios.h"
 
 enum {
-    BL_RIVAL_COUNT = 3,         /* hosts with a server that serves or stands by */
-    BL_RIVAL_EPOCHS = 128,
-    BL_RIVAL_CONTESTS = 10,     /* takeovers from the living */
     BL_LATE_CONTESTS = 30,
     BL_RIVAL_SILENT_NS = 4 * 1000 * 1000,
     BL_RIVAL_LOOK_NS = 1000 * 1000,
     BL_RIVAL_VERBS = 6000,
-    BL_LATE_NS = 16 * 1000 * 1000, /* longer than a rival bears silence */
     BL_ELECTION_COUNT = 3,
     BL_ELECTOR_COUNT = 4,
     BL_VIGIL_BEAT_NS = 1000 * 1000,
@@ -73,7 +74,7 @@ static int bl_candidate_run(bl_pool *pool, void *argument)
     return status;
 }
 
-static int bl_takeover_elect(bl_sim_world *world)
+int bl_takeover_elect(bl_sim_world *world)
 {
     bl_election election = {.world = world};
     for (uint32_t i = 0; i < BL_ELECTOR_COUNT; i++) {
@@ -126,7 +127,7 @@ static int bl_vigil_watch(bl_pool *pool, void *argument)
     return status == 1 ? -EBADMSG : status;
 }
 
-static int bl_takeover_watch(bl_sim_world *world)
+int bl_takeover_watch(bl_sim_world *world)
 {
     bl_vigil vigil = {.world = world};
     int status = bl_sim_spawn(world, 0, bl_vigil_serve, &vigil);
@@ -136,16 +137,6 @@ static int bl_takeover_watch(bl_sim_world *world)
 }
 
 /* ---- rivals: servers of three hosts depose each other while they live, some die. */
-
-typedef struct bl_rivals {
-    bl_blocks blocks;           /* first: its clients' argument */
-    bl_server *server[BL_RIVAL_COUNT]; /* that serves, or believes so, by host */
-    uint32_t contests;          /* still to come */
-    uint32_t deaths;            /* likewise */
-    uint32_t over;
-    uint64_t late_ns;           /* how late a server may be after it looked at the epoch */
-    uint32_t owner[BL_RIVAL_EPOCHS]; /* process + 1 that served under it */
-} bl_rivals;
 
 /* Stand by until this server serves: 1; 0: the play is over; or an error. */
 static int bl_rival_take(bl_rivals *rivals, bl_server *server, bl_meta *meta)
@@ -208,8 +199,7 @@ static int bl_rival_run(bl_pool *pool, void *argument)
     return status;
 }
 
-/* Starts a rival of a host anew when it has died; ends them all when the clients are through. */
-static int bl_rivals_keep(bl_pool *pool, void *argument)
+int bl_rivals_keep(bl_pool *pool, void *argument)
 {
     bl_rivals *rivals = argument;
     bl_path *path = &rivals->blocks.path;
@@ -254,16 +244,16 @@ static int bl_rivals_play(bl_sim_world *world, uint64_t late_ns)
     return bl_sim_world_run(world);
 }
 
-static int bl_takeover_rivals(bl_sim_world *world) { return bl_rivals_play(world, 0); }
+int bl_takeover_rivals(bl_sim_world *world) { return bl_rivals_play(world, 0); }
 
 /* ---- late: the same; they are deposed between their look at the epoch and what they do then, and
  * hardly a grant or a lane is given without one. */
 
-static int bl_takeover_late(bl_sim_world *world) { return bl_rivals_play(world, BL_LATE_NS); }
+int bl_takeover_late(bl_sim_world *world) { return bl_rivals_play(world, BL_LATE_NS); }
 
 /* ---- takeover: server after server dies before it serves; nothing that was committed is lost. */
 
-static int bl_takeover_deaths(bl_sim_world *world)
+int bl_takeover_deaths(bl_sim_world *world)
 {
     bl_blocks blocks = {.path = {.world = world, .serve = bl_blocks_serve,
                                  .server_host_count = 1 + (uint32_t)bl_sim_below(world, 2),
@@ -335,7 +325,7 @@ static int bl_zombie_work(bl_pool *pool, void *argument)
     return status;
 }
 
-static int bl_takeover_zombies(bl_sim_world *world)
+int bl_takeover_zombies(bl_sim_world *world)
 {
     bl_blocks blocks = {.path = {.world = world, .serve = bl_blocks_serve,
                                  .server_host_count = 1, .bears_timeouts = 1,

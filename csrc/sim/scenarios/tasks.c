@@ -11,8 +11,15 @@
  */
 #include <errno.h>
 
-#include "rpc/session.h"
+#include "api/error.h"
+#include "api/index.h"
+#include "api/pool.h"
+#include "api/rpc.h"
+#include "rpc/session_state.h"
+#include "sim/scenarios/blocks.h"
 #include "sim/scenarios/paths.h"
+#include "sim/scenarios/rivals.h"
+#include "sim/scenarios/scenarios.h"
 
 enum {
     BL_TASK_IDS = 14,           /* keys below are tasks, once each; those above ordinary blocks */
@@ -194,7 +201,7 @@ static int bl_task_client(bl_pool *pool, void *argument)
 
 /* ---- tasks: servers die at any verb, and sometimes a client does. */
 
-static int bl_tasks_deaths(bl_sim_world *world)
+int bl_tasks_deaths(bl_sim_world *world)
 {
     bl_task_play play = {.rivals.blocks = {
         .path = {.world = world, .serve = bl_blocks_serve,
@@ -211,7 +218,7 @@ static int bl_tasks_deaths(bl_sim_world *world)
 
 /* ---- tasks_rivals: servers depose each other while they live. */
 
-static int bl_tasks_rivals(bl_sim_world *world)
+int bl_tasks_rivals(bl_sim_world *world)
 {
     bl_task_play play = {.rivals = {
         .blocks = {.path = {.world = world, .server_verbs = 1},

@@ -10,8 +10,9 @@
  */
 #include <errno.h>
 
-#include "rpc/session.h"
+#include "rpc/session_state.h"
 #include "sim/scenarios/paths.h"
+#include "sim/scenarios/scenarios.h"
 
 enum {
     BL_TURNS_METHOD = 9,
@@ -159,7 +160,7 @@ static int bl_turns_crowd(bl_pool *pool, void *argument)
     return status;
 }
 
-static int bl_path_turns(bl_sim_world *world)
+int bl_path_turns(bl_sim_world *world)
 {
     bl_turns turns = {.path = {.world = world, .serve = bl_turns_serve, .server_host_count = 1},
                       .victims_left = BL_TURNS_VICTIMS};

@@ -5,7 +5,10 @@
  * each other. By the discipline nothing is seen that must not be; by bare loads and stores much is,
  * which shows that the programs find what they are for.
  */
+#include "api/verify.h"
+#include "sim/scenarios/scenarios.h"
 #include "sim/world.h"
+#include "verify/acceptance.h"
 
 #include <errno.h>
 
@@ -65,7 +68,7 @@ static int bl_sim_verify_run(bl_sim_world *world, uint32_t tests, uint32_t mode,
     return bl_sim_world_run(world);
 }
 
-static int bl_verify_discipline(bl_sim_world *world)
+int bl_verify_discipline(bl_sim_world *world)
 {
     return bl_sim_verify_run(world, (1u << BL_ACCEPTANCE_TEST_COUNT) - 1, BL_ACCEPTANCE_DISCIPLINE,
                              8);
@@ -76,42 +79,42 @@ static int bl_sim_verify_bare(bl_sim_world *world, uint32_t test, uint32_t raw_w
     return bl_sim_verify_run(world, 1u << test, BL_ACCEPTANCE_BARE, raw_width);
 }
 
-static int bl_verify_bare_passing(bl_sim_world *world)
+int bl_verify_bare_passing(bl_sim_world *world)
 {
     return bl_sim_verify_bare(world, BL_ACCEPTANCE_MESSAGE_PASSING, 8);
 }
 
-static int bl_verify_bare_buffering(bl_sim_world *world)
+int bl_verify_bare_buffering(bl_sim_world *world)
 {
     return bl_sim_verify_bare(world, BL_ACCEPTANCE_STORE_BUFFERING, 8);
 }
 
-static int bl_verify_bare_tearing_8(bl_sim_world *world)
+int bl_verify_bare_tearing_8(bl_sim_world *world)
 {
     return bl_sim_verify_bare(world, BL_ACCEPTANCE_TEARING_8, 4); /* A1 rules it out */
 }
 
-static int bl_verify_bare_tearing_16(bl_sim_world *world)
+int bl_verify_bare_tearing_16(bl_sim_world *world)
 {
     return bl_sim_verify_bare(world, BL_ACCEPTANCE_TEARING_16, 8);
 }
 
-static int bl_verify_bare_tearing_32(bl_sim_world *world)
+int bl_verify_bare_tearing_32(bl_sim_world *world)
 {
     return bl_sim_verify_bare(world, BL_ACCEPTANCE_TEARING_32, 8);
 }
 
-static int bl_verify_bare_tearing_64(bl_sim_world *world)
+int bl_verify_bare_tearing_64(bl_sim_world *world)
 {
     return bl_sim_verify_bare(world, BL_ACCEPTANCE_TEARING_64, 8);
 }
 
-static int bl_verify_bare_eviction(bl_sim_world *world)
+int bl_verify_bare_eviction(bl_sim_world *world)
 {
     return bl_sim_verify_bare(world, BL_ACCEPTANCE_LATE_EVICTION, 8);
 }
 
-static int bl_verify_bare_prefetch(bl_sim_world *world)
+int bl_verify_bare_prefetch(bl_sim_world *world)
 {
     return bl_sim_verify_bare(world, BL_ACCEPTANCE_PREFETCH, 8);
 }

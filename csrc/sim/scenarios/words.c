@@ -7,7 +7,10 @@
  */
 #include <errno.h>
 
+#include "pool/message.h"
+#include "sim/scenarios/blocks.h"
 #include "sim/scenarios/paths.h"
+#include "sim/scenarios/scenarios.h"
 
 enum {
     BL_WORDS_KILLS = 6,
@@ -61,7 +64,7 @@ static int bl_words_kill(bl_pool *pool, void *argument)
     return 0;
 }
 
-static int bl_path_first_word(bl_sim_world *world)
+int bl_path_first_word(bl_sim_world *world)
 {
     bl_blocks blocks = {.path = {.world = world, .serve = bl_blocks_serve, .server_host_count = 1,
                                  .server_verbs = 1},
@@ -133,7 +136,7 @@ static int bl_words_try(bl_pool *pool, void *argument)
     return 0;
 }
 
-static int bl_path_last_word(bl_sim_world *world)
+int bl_path_last_word(bl_sim_world *world)
 {
     bl_path path = {.world = world};
     bl_path_spawn(&path, 3, bl_words_try);

@@ -1,0 +1,40 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Copyright The Beluga Authors
+ *
+ * Errors. Functions that Python may call return 0 or a count, or a negative errno or bl_error; they
+ * never print, exit or touch Python.
+ */
+#ifndef BL_API_ERROR_H
+#define BL_API_ERROR_H
+
+/* What errno has no word for; returned negative. errors.py gives each its exception. */
+enum bl_error {
+    BL_ERROR_FORKED = 1001,     /* the session belongs to the parent process */
+    BL_ERROR_NO_SERVER,         /* nobody serves this pool */
+    BL_ERROR_TIMEOUT,           /* the server did not answer in time */
+    BL_ERROR_DEPOSED,           /* another server has taken the pool over */
+    BL_ERROR_SERVER_ALIVE,      /* the pool's server lives, or is not proven gone */
+    BL_ERROR_HOST_CLASH,        /* another machine uses this host number */
+    BL_ERROR_NO_LANE,           /* every lane is taken or in quarantine */
+    BL_ERROR_SESSION_LOST,      /* the server gave this session up */
+    BL_ERROR_NO_METHOD,         /* the server has no handler for the method */
+    BL_ERROR_BAD_REQUEST,       /* a field of the request is out of range */
+    BL_ERROR_BAD_REPLY,         /* a field of the reply is out of range */
+    BL_ERROR_HANDLER,           /* a Python handler raised */
+    BL_ERROR_NO_SPACE,          /* nothing could be evicted for the block */
+    BL_ERROR_TABLE_FULL,        /* max_blocks blocks, none can be evicted */
+    BL_ERROR_CLASS_LIMIT,       /* too many different block sizes */
+    BL_ERROR_NO_GRANT,          /* the session does not hold that grant (any more) */
+    BL_ERROR_PIN_LIMIT,         /* the session has too many blocks pinned */
+    BL_ERROR_QUARANTINE,        /* this host's dead writers hold too much space */
+    BL_ERROR_EPOCH_DAMAGED,     /* a line that says who is server can no longer be read */
+    BL_ERROR_SECOND_HOST,       /* the pool is coherent, that is one host's, and not this one's */
+    BL_ERROR_LOBBY_BUSY,        /* another process of this host attaches and does not get done */
+    BL_ERROR_QUOTA,             /* the session has its share, or calls too often */
+    BL_ERROR_DEVICE_FAULT,      /* a device failed: poisoned, gone, cut short */
+    BL_ERROR_QUEUE_FULL,        /* as many tasks as may be, or as much space for them */
+    BL_ERROR_SESSION_ALIVE,     /* a session that was declared gone lives */
+    BL_ERROR_RUNTIME_DIR        /* the server is this host's, its runtime directory another one */
+};
+
+#endif

@@ -1,0 +1,83 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Copyright The Beluga Authors
+ *
+ * Pools: laid out, mapped, formatted, read and written past all protocol (beluga/pool).
+ */
+#ifndef BL_API_POOL_H
+#define BL_API_POOL_H
+
+#include "api/error.h"
+#include "format/pool_format.h"
+
+typedef struct bl_pool bl_pool;
+
+typedef struct bl_pool_config {
+    uint8_t pool_id[16];
+    uint64_t device_size;       /* a multiple of a stripe, superblock's included */
+    uint64_t created_s;
+    uint32_t device_count;
+    uint32_t interleaved;
+    uint32_t lane_count;
+    uint32_t slot_count;
+    uint32_t bulk_size;
+    uint32_t block_count_max;
+    uint32_t sparse;
+} bl_pool_config;
+
+/* Lay a pool out: 0 or -EINVAL, or -ENOSPC if no data stripe would be left. */
+int bl_geometry_make(const bl_pool_config *config, bl_geometry *out);
+
+uint64_t bl_format_hash(void);
+
+/* Fill in the superblock of device device_index. */
+void bl_superblock_make(const bl_pool_config *config, const bl_geometry *geometry,
+                        uint32_t device_index, uint32_t discipline, bl_superblock *out);
+
+/* Why a superblock cannot be used by this program, in order of what is asked first. */
+enum bl_superblock_fault {
+    BL_SUPERBLOCK_GOOD = 0,
+    BL_SUPERBLOCK_EMPTY,        /* all zero: never formatted */
+    BL_SUPERBLOCK_FOREIGN,      /* something else's bytes */
+    BL_SUPERBLOCK_VERSION,
+    BL_SUPERBLOCK_DAMAGED,      /* the check is wrong */
+    BL_SUPERBLOCK_FORMAT,       /* right version, but another format hash */
+    BL_SUPERBLOCK_GEOMETRY      /* right check, but fields that contradict each other */
+};
+int bl_superblock_fault(const bl_superblock *superblock);
+
+/* Map [offset, offset + size) of fd, shared, 2 MiB-aligned in memory, not inherited by fork and not
+ * in core dumps. Huge pages are asked for. 0 or -errno. */
+int bl_device_map(int fd, uint64_t offset, uint64_t size, void **out);
+int bl_device_unmap(void *address, uint64_t size);
+
+/* Fault a range of a mapped device in, for writing; its bytes stay. Any number of threads, of
+ * different ranges. 0 or -errno (-EFAULT: the file has no room there). */
+int bl_device_populate(void *address, uint64_t size);
+
+/* The first bytes of a mapped device, as memory has them: whole lines. 0 or
+ * -BL_ERROR_DEVICE_FAULT. */
+int bl_device_read(void *address, void *target, uint64_t size);
+int bl_device_write(void *address, const void *source, uint64_t size);
+
+/* A pool over mapped devices, in superblock order. The devices stay the caller's. */
+int bl_pool_open(const bl_superblock *superblocks, void *const *devices, bl_pool **out);
+void bl_pool_close(bl_pool *pool);
+
+/* Map a range's pages all at once: a fault for each costs more than what is done with it. */
+void bl_pool_prefault(const bl_pool *pool, uint64_t offset, uint64_t size);
+
+/* Write zeros over all that lies before the data, then the superblocks: the pool is empty. zeroed:
+ * the devices are new files, zero as they are. */
+int bl_pool_format(bl_pool *pool, const bl_superblock *superblocks, uint32_t zeroed);
+
+void bl_pool_geometry(const bl_pool *pool, bl_geometry *out);
+
+/* The address of offset, valid to the end of its stripe; NULL outside the pool. */
+void *bl_pool_address(const bl_pool *pool, uint64_t offset);
+
+/* Bytes of the linear range, past all protocol: tools and benchmarks. Streamed out and fenced;
+ * invalidated, then read. Offset and size are multiples of a line. 0 or -EINVAL. */
+int bl_pool_write(const bl_pool *pool, uint64_t offset, const void *source, uint64_t size);
+int bl_pool_read(const bl_pool *pool, uint64_t offset, void *target, uint64_t size);
+
+#endif

@@ -1,0 +1,113 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Copyright The Beluga Authors
+ *
+ * Which worker holds which blocks, as KV events tell it. Pure: numbers in, numbers out; no
+ * pool, no clock. Safe among threads: finding runs side by side, changes one at a time.
+ *
+ * A tree of blocks. A block is its content's hash (local) behind its parent; an engine names it by
+ * a hash of its own, which is opaque and may differ from rank to rank. A rank (one data-parallel
+ * rank of one engine) holds a block in a tier while one of its names for it does. A block counts
+ * for a rank only if all blocks before it do: one that is held behind a gap is remembered, and
+ * counts again once the gap is filled, as it does in the engine.
+ *
+ * Memory is bounded: beyond block_max or name_max the blocks that were stored longest ago are
+ * forgotten, deepest first. What an enemy sends costs him as much as it costs us.
+ */
+#ifndef BL_PREFIX_H
+#define BL_PREFIX_H
+
+#include <stdint.h>
+
+enum bl_prefix_constant {
+    BL_PREFIX_DEVICE = 0,       /* tiers, nearest first */
+    BL_PREFIX_HOST = 1,
+    BL_PREFIX_DISK = 2,
+    BL_PREFIX_TIERS = 3,
+    BL_PREFIX_SHARED = 0,       /* the rank that is the pool; its only tier is the first */
+    BL_PREFIX_RANKS_MAX = 1024,
+    BL_PREFIX_BLOCKS_MAX = 1073741824
+};
+
+typedef struct bl_prefix bl_prefix;
+
+/* What became of the blocks of one call; added to what stands there. */
+typedef struct bl_prefix_outcome {
+    uint64_t stored;            /* held now, and not before */
+    uint64_t repeated;          /* held before */
+    uint64_t moved;             /* the name stood for another block, which is let go of */
+    uint64_t removed;
+    uint64_t unknown;           /* names that the rank has not, or not in that tier */
+    uint64_t evicted;           /* forgotten to make room */
+    uint64_t refused;           /* no room, even so; or too many names for one block */
+} bl_prefix_outcome;
+
+/* Where the runs of a rank's leading blocks end, counted from the first block: each begins where
+ * the one before it ended. */
+typedef struct bl_prefix_match {
+    uint32_t rank;
+    uint32_t device;
+    uint32_t host;
+    uint32_t disk;
+    uint32_t shared;
+} bl_prefix_match;
+
+/* A block that a rank holds, as a store event would tell it. */
+typedef struct bl_prefix_row {
+    uint64_t name;
+    uint64_t parent;            /* the rank's name for the block before, if it has one */
+    uint64_t local;
+    uint32_t block;             /* numbers of the block and the one before; 0: the root */
+    uint32_t before;
+    uint32_t depth;             /* 1 for a first block */
+    uint32_t tier;
+} bl_prefix_row;
+
+typedef struct bl_prefix_stat {
+    uint64_t blocks;
+    uint64_t names;
+    uint64_t block_max;
+    uint64_t name_max;
+    uint64_t evicted;
+} bl_prefix_stat;
+
+/* For ranks 0 (shared) to rank_max. -EINVAL, -ENOMEM. */
+int bl_prefix_create(bl_prefix **out, uint32_t rank_max, uint32_t block_max, uint32_t name_max);
+void bl_prefix_destroy(bl_prefix *prefix);
+
+/* A run of blocks behind the one that rank, or else speaker, names *parent; NULL: from the root.
+ * Nothing is done and -EINVAL returned if the parent is one of them, or a number is too large;
+ * -ENOENT if nobody knows the parent. -ENOSPC: the rest was refused. */
+int bl_prefix_store(bl_prefix *prefix, uint32_t rank, uint32_t tier, uint32_t speaker,
+                    const uint64_t *parent, const uint64_t *names, const uint64_t *locals,
+                    uint32_t count, bl_prefix_outcome *outcome);
+
+/* Blocks of which no content is told: those that rank, or else speaker, has names for. */
+int bl_prefix_hold(bl_prefix *prefix, uint32_t rank, uint32_t tier, uint32_t speaker,
+                   const uint64_t *names, uint32_t count, bl_prefix_outcome *outcome);
+
+int bl_prefix_remove(bl_prefix *prefix, uint32_t rank, uint32_t tier, const uint64_t *names,
+                     uint32_t count, bl_prefix_outcome *outcome);
+
+/* All that a rank holds, in all tiers. */
+int bl_prefix_clear(bl_prefix *prefix, uint32_t rank, bl_prefix_outcome *outcome);
+
+/* Names that a rank has in a tier. */
+uint64_t bl_prefix_held(bl_prefix *prefix, uint32_t rank, uint32_t tier);
+
+/* Ranks that hold the first of these blocks in some tier, in order of rank; matches has room for
+ * rank_max. Returns how many, and the leading blocks that the pool has. early_exit: stop where only
+ * one rank goes on; all ends are then at least as far. */
+int bl_prefix_find(bl_prefix *prefix, const uint64_t *locals, uint32_t count, int early_exit,
+                   bl_prefix_match *matches, uint32_t *shared);
+
+/* All that a rank holds: how many rows there are, of which up to room are written, in no order. */
+int64_t bl_prefix_dump(bl_prefix *prefix, uint32_t rank, bl_prefix_row *rows, uint64_t room);
+
+/* Names for blocks whose engine says none: a hash of each block's whole path. They differ from one
+ * tree to the next. */
+void bl_prefix_paths(const bl_prefix *prefix, const uint64_t *locals, uint32_t count,
+                     uint64_t *paths);
+
+void bl_prefix_stat_read(bl_prefix *prefix, bl_prefix_stat *stat);
+
+#endif

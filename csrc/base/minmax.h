@@ -1,0 +1,13 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Copyright The Beluga Authors
+ *
+ * The lesser of two numbers.
+ */
+#ifndef BL_MINMAX_H
+#define BL_MINMAX_H
+
+#include <stdint.h>
+
+static inline uint64_t bl_least(uint64_t a, uint64_t b) { return a < b ? a : b; }
+
+#endif

@@ -1,0 +1,24 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Copyright The Beluga Authors
+ *
+ * What a hash table is keyed with, so that nobody who chooses the keys can make them collide.
+ */
+#ifndef BL_SEED_H
+#define BL_SEED_H
+
+#include <errno.h>
+#include <stdint.h>
+#include <sys/random.h>
+
+/* 0 or -errno. */
+static inline int bl_index_seed(uint64_t seed[2])
+{
+#ifdef BL_SIM
+    seed[0] = 0x243f6a8885a308d3, seed[1] = 0x13198a2e03707344;     /* a run repeats itself */
+    return 0;
+#else
+    return getrandom(seed, 2 * sizeof *seed, 0) < 0 ? -errno : 0;
+#endif
+}
+
+#endif

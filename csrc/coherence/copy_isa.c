@@ -1,0 +1,54 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Copyright The Beluga Authors
+ *
+ * Streaming copies of whole lines, one loop for each instruction set; copy.c selects. The stores of
+ * a line stand together, so that its write-combining buffer is full before another one is begun.
+ */
+#include "coherence/copy_isa.h"
+
+#include "coherence/x86.h"
+
+/* By 16 bytes: what every x86-64 has. */
+void bl_copy_sse2(uint8_t *target, const uint8_t *source, size_t size)
+{
+    for (const uint8_t *end = source + size; source < end;
+         source += BL_LINE_SIZE, target += BL_LINE_SIZE) {
+        const __m128i *from = (const __m128i *)source;
+        __m128i a = _mm_loadu_si128(from), b = _mm_loadu_si128(from + 1);
+        __m128i c = _mm_loadu_si128(from + 2), d = _mm_loadu_si128(from + 3);
+        bl_nt16(target, a);
+        bl_nt16(target + 16, b);
+        bl_nt16(target + 32, c);
+        bl_nt16(target + 48, d);
+    }
+}
+
+/* By 32 bytes. */
+__attribute__((target("avx2"))) void bl_copy_avx2(uint8_t *target, const uint8_t *source,
+                                                  size_t size)
+{
+    for (const uint8_t *end = source + size; source < end;
+         source += BL_LINE_SIZE, target += BL_LINE_SIZE) {
+        __m256i a = _mm256_loadu_si256((const __m256i *)source);
+        __m256i b = _mm256_loadu_si256((const __m256i *)(source + 32));
+        bl_nt32(target, a);
+        bl_nt32(target + 32, b);
+    }
+}
+
+/* By whole lines: one load, one store each. */
+__attribute__((target("avx512f"))) void bl_copy_avx512(uint8_t *target, const uint8_t *source,
+                                                       size_t size)
+{
+    for (const uint8_t *end = source + size; source < end;
+         source += BL_LINE_SIZE, target += BL_LINE_SIZE)
+        bl_nt64(target, _mm512_loadu_si512(source));
+}
+
+/* By the instruction that moves a whole line from memory to memory. */
+void bl_copy_movdir64b(uint8_t *target, const uint8_t *source, size_t size)
+{
+    for (const uint8_t *end = source + size; source < end;
+         source += BL_LINE_SIZE, target += BL_LINE_SIZE)
+        bl_movdir64b(target, source);
+}

@@ -1,0 +1,20 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Copyright The Beluga Authors
+ *
+ * CRC-32C by carry-less products of 512 bits, alone or of bytes that are being copied.
+ */
+#ifndef BL_CRC32C_WIDE_H
+#define BL_CRC32C_WIDE_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+/* Has this CPU what it takes, and is it worth while for so many bytes? */
+int bl_crc_is_wide(size_t size);
+/* Without the inversions of a CRC at its begin and end. size: a multiple of 64, and 256 at least.
+ * */
+uint32_t bl_crc_wide_stay(uint32_t crc, const uint8_t *source, size_t size);
+uint32_t bl_crc_wide_copy(uint32_t crc, uint8_t *target, const uint8_t *source, size_t size);
+uint32_t bl_crc_wide_stream(uint32_t crc, uint8_t *target, const uint8_t *source, size_t size);
+
+#endif

@@ -1,0 +1,224 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Copyright The Beluga Authors
+ *
+ * The block index of the server: which block lies where, who writes it, who reads it.
+ *
+ *                     reserve                 commit
+ *   (no number) ---------------> GRANTED ---------------> COMMITTED --evict, remove--> (no number)
+ *                                  |  |                       |
+ *             abort, session gone  |  | session doubtful      | removed while pinned
+ *   (no number) <------------------+  v                       v
+ *                                    HELD --gone-->         DOOMED --last pin released-->
+ *
+ * A block number is a line of the block table. DRAM holds all that is asked for often; the pool
+ * holds what a successor needs: an entry for every committed block, a mark for every extent that
+ * may hold grants (index/table.c). What the handlers stream is fenced by the round before any
+ * reply.
+ */
+#ifndef BL_META_H
+#define BL_META_H
+
+#include "api/index.h"
+#include "index/evict.h"
+#include "space/extent.h"
+#include "index/hash.h"
+#include "index/pins.h"
+#include "rpc/server_state.h"
+#include "index/tasks.h"
+
+enum {
+    BL_PINS_PER_SESSION = 16384,
+    BL_QUARANTINE_PERCENT = 5,      /* of the data stripes, for one host's doubtful writers */
+    BL_NO_NUMBER = 0x7fffffff,
+    BL_GENERATION_SHIFT = 40        /* epoch above, a counter below */
+};
+
+enum bl_number_state {
+    BL_NUMBER_FREE = 0,
+    BL_NUMBER_GRANTED,
+    BL_NUMBER_COMMITTED,
+    BL_NUMBER_HELD,
+    BL_NUMBER_DOOMED
+};
+
+/* A block stands in two lists: its extent's, and, while granted or held, its lane's. */
+enum bl_list { BL_LIST_EXTENT = 0, BL_LIST_LANE = 1 };
+
+typedef struct bl_link {
+    uint32_t next, previous;    /* block numbers or BL_NO_NUMBER */
+} bl_link;
+
+typedef struct bl_block {
+    uint64_t key[2];
+    uint64_t generation;
+    uint64_t offset;
+    uint64_t layout;
+    uint32_t length;
+    uint32_t chunk_size;
+    uint32_t state;             /* bl_number_state */
+    uint32_t pin_count;
+    uint32_t lane;              /* of the grant */
+    uint32_t task;              /* 1 + its place among the tasks; 0: it may be evicted */
+    bl_link links[2];           /* bl_list */
+} bl_block;
+
+/* What counts against a session's quota, besides its pins. */
+typedef struct bl_hold {
+    uint64_t bytes;             /* payload of its grants and of the blocks it has pinned */
+    uint32_t grant_count;
+} bl_hold;
+
+struct bl_meta {
+    bl_server *server;
+    const bl_pool *pool;
+    bl_block *blocks;
+    bl_index *index;
+    bl_evict *order;
+    bl_extents *extents;
+    bl_pins **pins;             /* per lane */
+    bl_hold *holds;             /* per lane */
+    uint32_t *lane_blocks;      /* per lane: first of its granted and held blocks */
+    bl_tasks *tasks;
+    uint32_t *kept;             /* per stripe: kept blocks of the extent that starts there */
+    uint64_t kept_stripes;      /* of extents that have any */
+    uint32_t *extent_blocks;    /* per stripe: first block of the extent that starts there */
+    uint32_t free_number;       /* first of the numbers given back */
+    uint32_t fresh_number;      /* numbers from here on were never used */
+    uint64_t generation;        /* counter of this epoch */
+    uint32_t reused;            /* space of committed blocks was freed since the epoch was read */
+    uint64_t held_bytes[BL_HOST_COUNT]; /* by doubtful sessions of this epoch */
+    bl_meta_stat stat;
+};
+
+/* index/table.c: the entries and extent marks in the pool. No fence: the round's covers them. */
+void bl_entry_write(bl_meta *meta, uint32_t number, uint32_t vector_check);
+void bl_entry_clear(bl_meta *meta, uint32_t number);
+void bl_extent_write(bl_meta *meta, const bl_extent_view *view, uint32_t state);
+
+/* index/reclaim.c: space and numbers, by evicting what is coldest. */
+
+/* A block of space for stored bytes: 0, -BL_ERROR_NO_SPACE, _CLASS_LIMIT, _BAD_REQUEST,
+ * _DEPOSED. */
+int bl_space_take(bl_meta *meta, uint64_t stored, uint64_t *offset);
+
+/* An unused number: it, or -BL_ERROR_TABLE_FULL. */
+int64_t bl_number_take(bl_meta *meta);
+void bl_number_give(bl_meta *meta, uint32_t number);
+
+/* The list of the extent that a block lies in. */
+uint32_t *bl_extent_list(bl_meta *meta, uint64_t offset);
+
+/* An extent that has neither blocks nor held space gives its stripes back; nothing otherwise. */
+void bl_extent_return(bl_meta *meta, uint64_t offset);
+void bl_extents_return_all(bl_meta *meta);
+
+/* A used block's space is free, and the block in no extent's list. */
+void bl_space_give(bl_meta *meta, uint32_t number);
+
+/* A committed block without pins leaves the index, the table and its space. */
+void bl_block_evict(bl_meta *meta, uint32_t number);
+
+/* A committed block goes at once for lookups; its space when nobody reads it any more. */
+void bl_block_drop(bl_meta *meta, uint32_t number);
+
+/* index/task_call.c */
+
+/* The most tasks that a pool's server keeps. */
+uint32_t bl_tasks_max(const bl_pool *pool);
+
+/* A block that has space is never to be evicted, until it goes: 0, or -BL_ERROR_QUEUE_FULL. */
+int bl_block_keep(bl_meta *meta, uint32_t number);
+
+/* It goes; nothing happens if it was not kept. While its extent is known. */
+void bl_block_unkeep(bl_meta *meta, uint32_t number);
+
+/* A kept block is committed: its task waits. 0, or -BL_ERROR_QUEUE_FULL: too many queues. */
+int bl_task_enqueue(bl_meta *meta, uint32_t number);
+
+/* Drop some that have waited too long. */
+void bl_tasks_age(bl_meta *meta);
+int bl_handle_task_claim(void *meta, bl_call *call);
+int bl_handle_task_extend(void *meta, bl_call *call);
+int bl_handle_task_count(void *meta, bl_call *call);
+
+/* index/retire.c */
+int bl_handle_retire(void *meta, bl_call *call);
+
+/* index/lookup.c */
+
+/* count pins less, whoever held them. */
+void bl_unpin(bl_meta *meta, uint32_t number, uint32_t count);
+int bl_handle_lookup(void *meta, bl_call *call);
+int bl_handle_release(void *meta, bl_call *call);
+int bl_handle_remove(void *meta, bl_call *call);
+int bl_handle_stat(void *meta, bl_call *call);
+
+/* index/grant.c */
+
+/* A grant ends without a block: its space is free, or held if its writer may still write. */
+void bl_grant_end(bl_meta *meta, uint32_t number, enum bl_end end);
+int bl_handle_reserve(void *meta, bl_call *call);
+int bl_handle_commit(void *meta, bl_call *call);
+int bl_handle_abort(void *meta, bl_call *call);
+
+/* index/recover.c: the hook of a takeover. */
+int bl_recover(void *context, uint64_t old_epoch, int doubtful);
+
+/* Why an entry that passed its check can still not be used: NULL, or the reason. */
+const char *bl_entry_invalid(const bl_geometry *g, const bl_entry *entry);
+
+/* Would length bytes more be more than a session may hold? */
+static inline int bl_hold_full(const bl_meta *meta, uint32_t lane, uint32_t length)
+{
+    uint64_t most = meta->server->quota.bytes;
+    return most && meta->holds[lane].bytes + length > most;
+}
+
+/* A number that no block or extent of this pool ever had. */
+static inline uint64_t bl_generation_new(bl_meta *meta)
+{
+    return meta->server->epoch << BL_GENERATION_SHIFT | ++meta->generation;
+}
+
+/* It was asked for: newest of all that may be evicted. */
+static inline void bl_block_touch(bl_meta *meta, uint32_t number)
+{
+    if (meta->blocks[number].task == 0)
+        bl_evict_touch(meta->order, number);
+}
+
+/* What a mark says of its extent; to be believed by bl_extents_adopt() alone. */
+static inline bl_extent_view bl_extent_of(const bl_extent_line *line)
+{
+    return (bl_extent_view){
+        .generation = line->generation,
+        .first_stripe = line->first_stripe,
+        .stripe_count = line->stripe_count,
+        .block_size = line->block_size,
+        .block_count = line->block_count,
+        .retired = line->state == BL_EXTENT_RETIRED,
+    };
+}
+
+/* list: the head of a list of numbers linked through bl_block.links[kind]. */
+static inline void bl_list_add(bl_meta *meta, uint32_t *head, enum bl_list kind, uint32_t number)
+{
+    meta->blocks[number].links[kind] = (bl_link){*head, BL_NO_NUMBER};
+    if (*head != BL_NO_NUMBER)
+        meta->blocks[*head].links[kind].previous = number;
+    *head = number;
+}
+
+static inline void bl_list_remove(bl_meta *meta, uint32_t *head, enum bl_list kind,
+                                  uint32_t number)
+{
+    bl_link link = meta->blocks[number].links[kind];
+    if (link.next != BL_NO_NUMBER)
+        meta->blocks[link.next].links[kind].previous = link.previous;
+    if (link.previous != BL_NO_NUMBER)
+        meta->blocks[link.previous].links[kind].next = link.next;
+    else
+        *head = link.next;
+}
+
+#endif

@@ -1,0 +1,75 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Copyright The Beluga Authors
+ *
+ * A batch of puts (kv/put.c) or gets (kv/get.c) while it is under way. Each is done in one call, or
+ * in two halves: an engine copies in between (beluga/transfer). Between the halves nobody else uses
+ * the session: who lets go of it lets go of its grants and pins.
+ */
+#ifndef BL_BATCH_H
+#define BL_BATCH_H
+
+#include "api/coherence.h"
+#include "api/kv.h"
+#include "api/rpc.h"
+#include "rpc/session_state.h"
+#include "iosched/toll.h"
+
+/* What one batch needs besides the caller's arrays. */
+typedef struct bl_kv_work {
+    bl_block_record *records;
+    bl_entry *entries;
+    bl_commit *commits;
+    int32_t *statuses;
+    uint32_t *index;            /* of the commit's block in the batch */
+    uint32_t *vector;
+    uint64_t nonce;             /* of the session that was granted or told of the blocks */
+    uint32_t chunk_count;
+    uint32_t count;             /* of the blocks that were granted, or of the leading hits */
+    uint32_t half;              /* get: of the server that was asked */
+    uint32_t after;             /* get: state of the key after the hits */
+    int fault;                  /* 0, or -error: a copy met what ends the whole call */
+} bl_kv_work;
+
+/* The copy of one block. The toll is of several, or its own. */
+typedef struct bl_kv_copy {
+    const bl_session *session;
+    const bl_kv_batch *batch;
+    bl_kv_work *work;
+    uint32_t *check;            /* of its vector, when it is written */
+    bl_toll *toll;
+    uint32_t i;
+} bl_kv_copy;
+
+/* Between the halves of a batch that an engine copies. */
+struct bl_kv_pending {
+    bl_kv_batch batch;
+    bl_kv_work work;
+};
+
+/* A vector of one is its own check; a longer one is stored behind the payload. */
+static inline uint32_t bl_vector_check(const uint32_t *vector, uint32_t count)
+{
+    return count == 1 ? vector[0] : bl_crc32c(0, vector, count * sizeof *vector);
+}
+
+static inline uint64_t bl_vector_lines(uint32_t count)
+{
+    return (count * sizeof(uint32_t) + BL_LINE_SIZE - 1) & ~(uint64_t)(BL_LINE_SIZE - 1);
+}
+
+/* 0 or -ENOMEM. */
+int bl_kv_work_make(const bl_kv_batch *batch, bl_kv_work *work);
+void bl_kv_work_free(bl_kv_work *work);
+
+/* The same for a batch in two halves. */
+int bl_kv_pending_make(const bl_kv_batch *batch, bl_kv_pending **out);
+void bl_kv_pending_free(bl_kv_pending *pending);
+
+/* Does the session still hold what it was given at the beginning? */
+int bl_kv_held(const bl_session *session, const bl_kv_work *work);
+
+/* A copy met a fault: tell the server while what was granted or pinned keeps the extent where it
+ * is. Best effort: who meets it next tells it again. */
+void bl_kv_retire(bl_session *session, const bl_kv_batch *batch, int status);
+
+#endif

@@ -1,0 +1,227 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Copyright The Beluga Authors
+ *
+ * A batch of puts, where "which block" meets "move the bytes":
+ *
+ *   reserve --> stream payload, vector behind it --> fence --> commit
+ *
+ * In two halves, reserve is the first, and an engine writes the payload after it; the second
+ * streams the vectors, fences and commits.
+ *
+ * What fails half way is given back; nothing of it was told to anybody.
+ */
+#include <errno.h>
+#include <stdlib.h>
+
+#include "coherence/crash_point.h"
+#include "coherence/guard.h"
+#include "format/payload.h"
+#include "kv/batch.h"
+#include "transfer/block.h"
+
+/* Stream the checksums of the block at this offset behind it: the check of its vector. */
+static uint32_t bl_vector_write(const bl_memory *memory, uint64_t offset, const bl_kv_batch *batch,
+                                const bl_kv_work *work)
+{
+    if (work->chunk_count > 1)
+        bl_stream(memory, bl_vector_offset(offset, batch->length), work->vector,
+                  bl_vector_lines(work->chunk_count));
+    bl_crash_point("put.vector_streamed");
+    return bl_vector_check(work->vector, work->chunk_count);
+}
+
+/* Stream one granted block: 0, and the check of its vector; or what the engine said, or
+ * -BL_ERROR_DEVICE_FAULT: the grants can still be given back. */
+static int bl_kv_write_guarded(void *context)
+{
+    const bl_kv_copy *copy = context;
+    const bl_memory *memory = &copy->session->pool->memory;
+    const bl_kv_batch *batch = copy->batch;
+    uint64_t offset = copy->work->records[copy->i].offset;
+    const bl_fragment *fragments = batch->fragments + (size_t)copy->i * batch->fragment_count;
+    bl_copy_settings settings = bl_copy_settings_of(batch->settings);
+    settings.threads = 1; /* the other cores are the engine's: nobody waits for a put */
+    int status = bl_gather_write(memory, offset, fragments, batch->fragment_count, batch->length,
+                                 batch->chunk_size, copy->work->vector, &settings, copy->toll);
+    if (status < 0)
+        return status;
+    bl_crash_point("put.payload_streamed");
+    *copy->check = bl_vector_write(memory, offset, batch, copy->work);
+    return 0;
+}
+
+/* What the server said of each block, and a commit for each that was granted: their number. */
+static uint32_t bl_kv_granted(const bl_kv_batch *batch, bl_kv_work *work, uint8_t *states,
+                              int32_t *statuses)
+{
+    uint32_t granted = 0;
+    for (uint32_t i = 0; i < batch->count; i++) {
+        states[i] = (uint8_t)work->records[i].state;
+        statuses[i] = work->records[i].status;
+        if (states[i] != BL_BLOCK_GRANTED)
+            continue;
+        work->index[granted] = i;
+        work->commits[granted++] = (bl_commit){
+            .key = {batch->keys[2 * (size_t)i], batch->keys[2 * (size_t)i + 1]},
+            .generation = work->records[i].generation,
+            .block = work->records[i].block,
+        };
+    }
+    return granted;
+}
+
+/* Ask for room: 0 or an error. */
+static int bl_kv_reserve(bl_session *session, const bl_kv_batch *batch, bl_kv_work *work,
+                         uint8_t *states, int32_t *statuses)
+{
+    bl_block_request what = {batch->layout, batch->length, batch->chunk_size, 0,
+                             batch->kept ? BL_RESERVE_KEPT : 0};
+    int status = bl_reserve(session, batch->keys, batch->count, &what, work->records,
+                            batch->timeout_ns);
+    bl_crash_point("put.reserved");
+    if (status < 0)
+        return status;
+    work->nonce = session->nonce;
+    work->count = bl_kv_granted(batch, work, states, statuses);
+    return 0;
+}
+
+/* Write what was granted: 0 or an error. */
+static int bl_kv_store(const bl_session *session, const bl_kv_batch *batch, bl_kv_work *work)
+{
+    int status = 0;
+    bl_toll toll = bl_toll_make(batch->port, 1, batch->transfer_class,
+                                (uint64_t)work->count * batch->length, 1);
+    for (uint32_t k = 0; k < work->count && status == 0; k++) {
+        bl_kv_copy copy = {session, batch, work, &work->commits[k].vector_check, &toll,
+                           work->index[k]};
+        status = bl_guarded(&session->pool->memory, bl_kv_write_guarded, &copy);
+    }
+    bl_toll_end(&toll);
+    return status;
+}
+
+/* Commit what was granted and is written: 0 or an error. */
+static int bl_kv_commit(bl_session *session, const bl_kv_batch *batch, bl_kv_work *work)
+{
+    bl_fence_store(&session->pool->memory); /* all payload is out before anybody is told of it */
+    bl_crash_point("put.fenced");
+    int status = work->count > 0 ? bl_commit_blocks(session, work->commits, work->count,
+                                                    work->statuses, batch->timeout_ns)
+                                 : 0;
+    bl_crash_point("put.committed");
+    return status;
+}
+
+/* The end of a put, whose payload is written, or -error: commit, or give back what was granted. */
+static int bl_kv_publish(bl_session *session, const bl_kv_batch *batch, bl_kv_work *work,
+                         int written, uint8_t *states, int32_t *statuses)
+{
+    int status = written < 0 ? written : bl_kv_commit(session, batch, work);
+    for (uint32_t k = 0; status == 0 && k < work->count; k++)
+        if (work->statuses[k] < 0) {
+            states[work->index[k]] = BL_BLOCK_REFUSED;
+            statuses[work->index[k]] = work->statuses[k];
+        }
+    /* Nothing more is written: what was granted and is not committed may go. */
+    if (status < 0 && work->count > 0 && session->attached && session->nonce == work->nonce) {
+        bl_kv_retire(session, batch, status);
+        bl_abort_blocks(session, work->commits, work->count, batch->timeout_ns);
+    }
+    return status;
+}
+
+int bl_kv_put(bl_session *session, const bl_kv_batch *batch, uint8_t *states, int32_t *statuses)
+{
+    bl_kv_work work;
+    int status = bl_kv_work_make(batch, &work);
+    if (status < 0)
+        return status;
+    status = bl_kv_reserve(session, batch, &work, states, statuses);
+    if (status == 0)
+        status = bl_kv_publish(session, batch, &work, bl_kv_store(session, batch, &work), states,
+                               statuses);
+    bl_kv_work_free(&work);
+    return status;
+}
+
+/* ---- In two halves. */
+
+int bl_kv_put_begin(bl_session *session, const bl_kv_batch *batch, uint8_t *states,
+                    int32_t *statuses, uint64_t *offsets, bl_kv_pending **out)
+{
+    int status = bl_kv_pending_make(batch, out);
+    if (status < 0)
+        return status;
+    bl_kv_work *work = &(*out)->work;
+    status = bl_session_devices(session);
+    if (status == 0)
+        status = bl_kv_reserve(session, batch, work, states, statuses);
+    if (status < 0)
+        bl_kv_pending_free(*out);
+    for (uint32_t k = 0; status == 0 && k < work->count; k++)
+        offsets[work->index[k]] = work->records[work->index[k]].offset;
+    return status;
+}
+
+/* Grants, and the memory that they are of. */
+typedef struct bl_kv_grants {
+    const bl_memory *memory;
+    const bl_kv_pending *pending;
+} bl_kv_grants;
+
+/* As bl_device_written(), of all blocks together: the engine has failed, or was interrupted, and
+ * nothing of it is under way. What its device has written until then leaves this host's cache
+ * before the space is given back: later it would overwrite what the next owner has written. */
+static int bl_kv_flush_guarded(void *context)
+{
+    const bl_kv_grants *grants = context;
+    const bl_kv_work *work = &grants->pending->work;
+    bl_fence_full(grants->memory); /* no flush before the load that saw the device's end */
+    for (uint32_t k = 0; k < work->count; k++)
+        bl_invalidate(grants->memory, work->records[work->index[k]].offset,
+                      bl_vector_offset(0, grants->pending->batch.length));
+    bl_fence_full(grants->memory); /* the flushes are done before the abort is asked for */
+    return 0;
+}
+
+/* The vectors of all blocks that were granted. */
+typedef struct bl_kv_vectors {
+    const bl_session *session;
+    bl_kv_pending *pending;
+    const uint32_t *vectors;
+} bl_kv_vectors;
+
+static int bl_kv_vectors_guarded(void *context)
+{
+    const bl_kv_vectors *all = context;
+    bl_kv_work *work = &all->pending->work;
+    for (uint32_t k = 0; k < work->count; k++) {
+        uint32_t i = work->index[k];
+        if (work->chunk_count > 0)
+            memcpy(work->vector, all->vectors + (size_t)i * work->chunk_count,
+                   work->chunk_count * sizeof *work->vector);
+        work->commits[k].vector_check = bl_vector_write(&all->session->pool->memory,
+                                                        work->records[i].offset,
+                                                        &all->pending->batch, work);
+    }
+    return 0;
+}
+
+int bl_kv_put_end(bl_session *session, bl_kv_pending *pending, const uint32_t *vectors, int written,
+                  uint8_t *states, int32_t *statuses)
+{
+    bl_kv_vectors all = {session, pending, vectors};
+    bl_kv_grants grants = {&session->pool->memory, pending};
+    int held = bl_kv_held(session, &pending->work);
+    int status = written < 0 ? written : held;
+    if (written == -EINPROGRESS && held == 0)
+        bl_session_leave(session); /* the grants are neither committed nor given back (D15) */
+    else if (written < 0)
+        bl_guarded(grants.memory, bl_kv_flush_guarded, &grants);
+    if (status == 0)
+        status = bl_guarded(&session->pool->memory, bl_kv_vectors_guarded, &all);
+    status = bl_kv_publish(session, &pending->batch, &pending->work, status, states, statuses);
+    bl_kv_pending_free(pending);
+    return status;
+}

@@ -1,0 +1,160 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Copyright The Beluga Authors
+ *
+ * The server's end: it owns all metadata, one at a time, numbered by its epoch (D5).
+ *
+ *   create --> take (rpc/takeover.c: a new epoch) --> rounds (rpc/server.c) --> release
+ *
+ * A round looks into all live lanes with one fence, hands the requests to handlers, and sends the
+ * replies with one fence. Every so often it keeps house (rpc/house.c): lobby, beats, proofs, epoch.
+ *
+ * Layers above take part through bl_server_hooks and handlers; this layer knows nothing of blocks.
+ */
+#ifndef BL_SERVER_H
+#define BL_SERVER_H
+
+#include "api/pool.h"
+#include "api/rpc.h"
+#include "liveness/beat.h"
+#include "pool/epoch.h"
+#include "liveness/life.h"
+#include "liveness/proof.h"
+#include "rpc/quota.h"
+#include "liveness/runtime.h"
+#include "rpc/turn.h"
+#include "coherence/wait.h"
+
+enum { BL_METHOD_COUNT = 256 };
+
+/* What the server knows of a lane's session. States as in format/pool_format.h. */
+typedef struct bl_lane {
+    uint64_t nonce;
+    uint64_t boot_id[2];
+    uint64_t epoch;             /* that attached the session */
+    uint64_t beat_count;
+    uint64_t beat_seen_ns;      /* when beat_count was last seen to move */
+    uint32_t host;
+    uint32_t state;
+    uint32_t next;              /* sequence of the next request */
+    uint32_t window;            /* request lines looked at together */
+    uint32_t moved;             /* 1: its beat was seen to move */
+    uint32_t broken;            /* 1: its memory failed: nobody looks there, nobody gets it */
+    bl_work answered;           /* what the server had done when its last turn ended */
+    bl_allowance allowance;
+    int proof;                  /* descriptor; or negative: one that passes is tried again, else
+                                 * this host cannot prove it */
+} bl_lane;
+
+/* How sure it is that a session that ended writes nothing any more. */
+enum bl_end { BL_END_GONE = 1, BL_END_DOUBTFUL = 2 };
+
+typedef struct bl_server_hooks {
+    void *context;
+    /* Takeover, after the new epoch is published: copy what the predecessor committed and has open
+     * from its half into the own. old_epoch, whose half it is, is 0 for a new pool. doubtful:
+     * sessions of earlier epochs may still write. 0 or an error. */
+    int (*recover)(void *context, uint64_t old_epoch, int doubtful);
+    /* A session of this epoch ended. After DOUBTFUL there comes GONE, or nothing for ever. */
+    void (*ended)(void *context, uint32_t lane, enum bl_end end);
+    /* Every session of earlier epochs is proven gone. */
+    void (*settled)(void *context);
+} bl_server_hooks;
+
+/* Whom a standby watches (rpc/standby.c). */
+typedef struct bl_watch {
+    uint64_t nonce;             /* of that server; 0: nobody yet */
+    uint64_t count;             /* of its beat */
+    uint64_t moved_ns;          /* when that was last seen to move */
+    int proof;                  /* descriptor, or negative: this host cannot prove it */
+} bl_watch;
+
+struct bl_server {
+    const bl_pool *pool;
+    char directory[BL_PATH_SIZE];
+    uint64_t boot_id[2];
+    uint64_t nonce;
+    uint64_t epoch;             /* 0 before take */
+    uint32_t half;
+    uint32_t state;             /* bl_server_state, as the epoch line says; 0 before take */
+    uint32_t host;
+    int lock;                   /* one server of a pool on this host; or negative */
+    int proof;                  /* its own, of life */
+    struct bl_declared *declared; /* what an operator said that is gone; NULL: nothing */
+    uint64_t silent;            /* nonce of the server whose silence a standby has seen; or 0 */
+    bl_watch watch;
+    bl_life *life;              /* who of this host has shown itself; NULL: nobody can */
+    bl_beat beat;
+    bl_server_hooks hooks;
+    struct {
+        bl_handler run;
+        void *context;
+    } handlers[BL_METHOD_COUNT];
+    bl_lane *lanes;
+    uint32_t *live;             /* numbers of the live lanes: who waited longest is first */
+    uint32_t *served;           /* in this round */
+    uint32_t live_count;
+    uint32_t inherited_count;   /* DOUBTFUL sessions of earlier epochs */
+    uint32_t inherited_devices; /* 1: some of those that are gone had devices */
+    uint32_t lobby_seen[BL_HOST_COUNT]; /* sequence of the last request answered or found */
+    bl_lobby_reply lobby[BL_HOST_COUNT]; /* what was last answered */
+    bl_work done;               /* since it serves */
+    bl_work round[2];           /* what had been done when the last round began, and this one */
+    bl_work most_taken;         /* in one turn */
+    bl_work most_waited;        /* by others, while a lane's oldest request was there */
+    bl_quota quota;
+    bl_request *requests;       /* BL_QUANTUM_REQUESTS private copies */
+    bl_reply *replies;
+    uint8_t *bulk_in, *bulk_out; /* bulk_size each: private copies */
+    uint64_t house_ns;          /* when house was last kept */
+    uint64_t proof_ns;          /* when proofs were last looked for */
+    uint64_t sweep_ns;          /* when proofs that nobody needs were last removed */
+    uint64_t beat_lost_ns;      /* a beat that stands still so long is lost; 0: default */
+    uint64_t stop;              /* shared with the thread that stops us */
+    bl_server_stat stat;
+};
+
+/* Look into the lobby, at beats, proofs and the epoch: 0, or -BL_ERROR_DEPOSED. */
+int bl_house_keep(bl_server *server, uint64_t now_ns);
+
+/* Stop serving a lane's session: 0, or -BL_ERROR_DEPOSED, and a successor decides. */
+int bl_house_end(bl_server *server, uint32_t lane, enum bl_end end);
+
+/* Be one epoch's owner, or learn who is (rpc/elect.c): 0 and the owner (nonce, boot_id, host);
+ * -ESTALE: somebody asks for a later one, owner->epoch; -EAGAIN: disturbed for too long; or
+ * -BL_ERROR_EPOCH_DAMAGED. The server has its nonce. One process of a host at a time. */
+int bl_elect(const bl_server *server, uint64_t epoch, bl_candidate_line *owner);
+
+/* May a device have written what was granted to a session of this host? Its writes may lie in this
+ * host's cache (transfer/device_range.h). One of another host cannot end but by its own word, which
+ * it gives when it has flushed, or with that host's caches: then there is nothing to flush here. */
+int bl_lane_has_devices(const bl_server *server, uint32_t lane);
+
+/* Write what the own half says of a lane's session. */
+void bl_house_write(bl_server *server, uint32_t lane);
+
+/* Become the server: the next epoch. 0, or as bl_server_serve_lanes(), or what a hook returned. */
+int bl_server_take(bl_server *server, const bl_server_hooks *hooks);
+
+/* What to say of another machine that uses this host number. */
+int bl_server_clash(const bl_server *server);
+
+/* rpc/declare.c: did an operator say that the server or session of this nonce is gone? */
+int bl_declared(const bl_server *server, uint64_t nonce);
+
+/* Does nothing of what was declared gone beat? 0, or -BL_ERROR_SERVER_ALIVE, _SESSION_ALIVE. */
+int bl_declared_check(bl_server *server);
+
+/* One look at all live lanes: the number of requests served. */
+uint32_t bl_server_round(bl_server *server);
+
+/* Does this server still speak for the pool? Begins with a full fence: what it wrote before is in
+ * memory before it looks, so that of it and a successor one sees the other. 0, -BL_ERROR_DEPOSED,
+ * or -BL_ERROR_EPOCH_DAMAGED: it cannot know. */
+int bl_server_still(const bl_server *server);
+
+void bl_watch_end(bl_server *server);
+
+int bl_nothing_recover(void *context, uint64_t old_epoch, int doubtful);
+void bl_nothing_settled(void *context);
+
+#endif

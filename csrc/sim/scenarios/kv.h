@@ -1,0 +1,59 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Copyright The Beluga Authors
+ *
+ * Clients that put and get batches, for scenarios of more than that.
+ */
+#ifndef BL_SIM_KV_H
+#define BL_SIM_KV_H
+
+#include "api/kv.h"
+#include "api/transfer.h"
+#include "sim/scenarios/paths.h"
+
+enum {
+    BL_KV_ROUNDS = 24,
+    BL_KV_SHAPE_COUNT = 4,
+    BL_KV_SHAPE_KEYS = 6,       /* keys of one shape */
+    BL_KV_CALM_KEYS = 3,        /* so many that the table has room for all */
+    BL_KV_BATCH = 3,
+    BL_KV_FRAGMENTS = 2,
+    BL_KV_LENGTH_MAX = 1024,
+    BL_KV_SERVER_VERBS = 12000,
+    BL_KV_STOPS = 6,            /* in kv_stops */
+    BL_KV_STOPS_KEYS = 24,      /* twice as many as the table has lines */
+    BL_KV_STOPS_ROUNDS = 150,
+    BL_KV_STOP_NS = 15 * 1000 * 1000,
+    BL_KV_STOPS_NAP_NS = 20 * 1000 * 1000,
+    BL_KV_SILENCES = 4,         /* in kv_silent; longer than a server needs to notice */
+    BL_KV_SILENCE_NS = 40 * 1000 * 1000,
+    BL_KV_LOST_NS = 4 * 1000 * 1000
+};
+
+typedef struct bl_kv {
+    bl_path path;
+    uint32_t shape_keys;
+    uint32_t rounds;            /* 0: BL_KV_ROUNDS */
+    uint32_t bare;              /* 1: only blocks without checksums, and host 0 reads only */
+    uint32_t calm;
+    uint32_t summed;            /* 1: every block has checksums, and every read asks for them */
+    uint8_t there[BL_KV_SHAPE_COUNT * BL_KV_SHAPE_KEYS + BL_KV_STOPS_KEYS]; /* put was answered */
+} bl_kv;
+
+/* One batch of a client: as the engine's buffers are. */
+typedef struct bl_kv_buffers {
+    uint64_t keys[2 * BL_KV_BATCH];
+    bl_fragment fragments[BL_KV_BATCH * BL_KV_FRAGMENTS];
+    uint64_t payloads[BL_KV_BATCH][BL_KV_LENGTH_MAX / sizeof(uint64_t)];
+    uint8_t states[BL_KV_BATCH];
+    int32_t statuses[BL_KV_BATCH];
+    bl_kv_batch batch;
+} bl_kv_buffers;
+
+void bl_kv_fill(uint64_t *payload, uint64_t key, uint64_t version, uint32_t length);
+/* Some keys of one shape. */
+void bl_kv_prepare(const bl_kv *kv, bl_kv_buffers *buffers);
+
+int bl_kv_try_put(bl_kv *kv, bl_session *session, bl_kv_buffers *buffers);
+int bl_kv_try_get(bl_kv *kv, bl_session *session, bl_kv_buffers *buffers);
+
+#endif

@@ -1,0 +1,29 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Copyright The Beluga Authors
+ *
+ * Is it a plan (api/transfer.h)? What is asked of its pieces and chunks.
+ */
+#ifndef BL_PLAN_H
+#define BL_PLAN_H
+
+#include "api/transfer.h"
+#include "coherence/memory.h"
+
+static inline const bl_chunk *bl_plan_chunk(const bl_plan *plan, const bl_piece *piece)
+{
+    return &plan->chunks[piece->chunk - plan->chunk_base];
+}
+
+static inline uint64_t bl_piece_end(const bl_piece *piece) { return piece->offset + piece->length; }
+
+static inline uint64_t bl_chunk_end(const bl_chunk *chunk) { return chunk->offset + chunk->length; }
+
+static inline int bl_plan_ends_chunk(const bl_plan *plan, uint32_t i)
+{
+    return i + 1 == plan->piece_count || plan->pieces[i + 1].chunk != plan->pieces[i].chunk;
+}
+
+/* Do a plan's pieces lie in its chunks, tile them if they must, and all of it in the pool? */
+int bl_plan_valid(const bl_memory *memory, const bl_plan *plan);
+
+#endif

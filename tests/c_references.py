@@ -1,0 +1,183 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""Who refers to whom in the C core: by its includes, and by the symbols of compiled objects.
+
+The object is the whole core in one piece, as it is built, but without optimization and with every
+function and every datum in a section of its own. So each relocation names who refers (its section)
+and what is referred to: a call, an address that is taken, a table of handlers, a constant. The
+debugging information names the file in which each of them is defined, also for what stands in
+headers. References are between files; who knows only the text of the sources sees no such thing.
+"""
+
+from __future__ import annotations
+
+import bisect
+import re
+import shutil
+import subprocess
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+TOOLS = ("gcc", "readelf", "nm")
+MISSING = [tool for tool in TOOLS if shutil.which(tool) is None]
+FLAGS = (
+    *("-std=gnu11", "-O0", "-g", "-w", "-c", "-fvisibility=hidden", "-DBL_FORMAT_HASH=0ull"),
+    *("-ffunction-sections", "-fdata-sections"),
+    *("-fkeep-static-functions", "-fkeep-inline-functions"),  # those that nobody uses, too
+)
+# What cffi adds to the core: the way into Python.
+CALLBACK = "static int bl_python_handler(void *c, bl_call *k) { return c != (void *)k; }\n"
+
+
+def code_of(path: Path) -> str:
+    """C without its comments."""
+    return re.sub(r"/\*.*?\*/", " ", path.read_text(), flags=re.DOTALL)
+
+
+def sources(csrc: Path) -> list[str]:
+    """Every C source and header: ``folder/file``, or ``beluga.c``."""
+    return sorted(str(path.relative_to(csrc)) for path in csrc.rglob("*.[ch]"))
+
+
+def includes(csrc: Path, name: str) -> list[str]:
+    """What a source includes, but for the system's headers."""
+    return re.findall(r'^\s*#include "([^"]+)"', code_of(csrc / name), flags=re.MULTILINE)
+
+
+@dataclass
+class References:
+    """Of one build: who refers to what, in which file each name is defined, and which names other
+    objects could see."""
+
+    pairs: set[tuple[str, str]] = field(default_factory=set)
+    home: dict[str, str] = field(default_factory=dict)
+    shared: set[str] = field(default_factory=set)
+
+
+def compiled(csrc: Path, folder: Path, *flags: str, more: str = "") -> References:
+    """The references of ``beluga.c`` compiled with these flags. The object is left in folder."""
+    source, target = folder / "whole.c", folder / "whole.o"
+    source.write_text(f'#include "beluga.c"\n{more}')
+    command = ["gcc", *FLAGS, *flags, f"-I{csrc}", str(source), "-o", str(target)]
+    subprocess.run(command, check=True)
+    return _read(target, csrc)
+
+
+def _output(*command: str) -> list[str]:
+    found = subprocess.run(command, check=True, capture_output=True, text=True)
+    return found.stdout.splitlines()
+
+
+class _Symbols:
+    """The functions and data of an object, by section and address."""
+
+    def __init__(self, target: Path) -> None:
+        section = re.compile(r"\s*\[\s*(\d+)\]\s+(\S+)")
+        listed = map(section.match, _output("readelf", "-SW", str(target)))
+        sections = {found[1]: found[2] for found in listed if found}
+        self.names: set[str] = set()
+        self.shared: set[str] = set()
+        self._places: defaultdict[str, list[tuple[int, str]]] = defaultdict(list)
+        for line in _output("readelf", "-sW", str(target)):
+            match line.split():
+                case [_, value, _, "FUNC" | "OBJECT", binding, _, index, name] if index.isdigit():
+                    self.names.add(name)
+                    self._places[sections[index]].append((int(value, 16), name))
+                    if binding == "GLOBAL":
+                        self.shared.add(name)
+        for places in self._places.values():
+            places.sort()
+
+    def at(self, section: str, offset: int) -> str | None:
+        """Who stands there."""
+        places = self._places.get(section, [])
+        number = bisect.bisect_right(places, (offset, "\x7f"))
+        return places[number - 1][1] if number else None
+
+
+def _read(target: Path, csrc: Path) -> References:
+    symbols = _Symbols(target)
+    found = References(shared=symbols.shared)
+    for line in _output("nm", "-l", str(target)):
+        name, tab, place = line.partition("\t")
+        path = Path(place.rpartition(":")[0])
+        if tab and path.is_relative_to(csrc):
+            found.home[name.split()[-1]] = str(path.relative_to(csrc))
+    section = ""
+    for line in _output("readelf", "-rW", str(target)):
+        if heading := re.match(r"Relocation section '\.rela([^']+)'", line):
+            section = heading[1]
+        elif not section.startswith((".debug", ".eh_frame")):
+            _relocation(line.split(), section, symbols, found)
+    return found
+
+
+def _relocation(words: list[str], section: str, symbols: _Symbols, found: References) -> None:
+    match words:
+        case [offset, _, kind, _, name, *addend] if re.fullmatch("[0-9a-f]+", offset):
+            user = symbols.at(section, int(offset, 16))
+            used: str | None = name
+            if name.startswith("."):  # a section, for a name that only this object knows
+                add = int("".join(addend) or "0", 16)
+                used = symbols.at(name, max(0, add + (4 if "PC32" in kind or "PLT" in kind else 0)))
+            if user in found.home and used in found.home and used in symbols.names:
+                found.pairs.add((str(user), str(used)))
+
+
+@dataclass(frozen=True)
+class Seam:
+    """How the simulator, on top, stands in for what is below: what ``header`` declares, and what
+    the other build has in a file of a lower folder, is of that header or that file for its users,
+    although ``folder`` has its body."""
+
+    folder: str
+    header: str
+
+
+@dataclass(frozen=True)
+class Reference:
+    """One file uses another; ``how``: by an include, or by which names."""
+
+    user: str
+    used: str
+    how: str
+
+
+def references(
+    csrc: Path, builds: Mapping[str, References], seam: Seam | None = None
+) -> list[Reference]:
+    """All of them, between different files. The first build is the one without the seam."""
+    first = next(iter(builds.values()), References())
+    declared = set[str]()
+    if seam and (csrc / seam.header).exists():
+        declared = set(re.findall(r"\b(\w+)\(", code_of(csrc / seam.header)))
+    found = set()
+    for build in builds.values():
+        for user, used in build.pairs:
+            home = build.home[used]
+            if seam and home.startswith(f"{seam.folder}/"):
+                home = first.home.get(used, seam.header if used in declared else home)
+            if home != build.home[user]:
+                found.add(Reference(build.home[user], home, f"{user} uses {used}"))
+    for name in sources(csrc):
+        found |= {Reference(name, other, "includes it") for other in includes(csrc, name)}
+    return sorted(found, key=lambda one: (one.user, one.used, one.how))
+
+
+def circles(links: Mapping[str, set[str]]) -> list[list[str]]:
+    """The groups of nodes that reach each other (strongly connected, of two at least)."""
+    reach = {node: {node} for node in links}
+    changed = True
+    while changed:
+        changed = False
+        for node, others in links.items():
+            more = set().union(*(reach.get(other, {other}) for other in others)) - reach[node]
+            reach[node] |= more
+            changed = changed or bool(more)
+    groups = {
+        tuple(sorted(other for other in reach[node] if node in reach.get(other, ())))
+        for node in links
+    }
+    return sorted(list(group) for group in groups if len(group) > 1)
