@@ -51,7 +51,7 @@ _COLUMNS = {
 
 def bench(
     names: Annotated[
-        list[str], typer.Argument(metavar="NAME...", help="Which, or all; see bench/README.md.")
+        list[str], typer.Argument(metavar="NAME...", help="Which, or all; see docs/benchmarks.md.")
     ],
     smoke: Smoke = False,
     plot: Plot = None,
