@@ -220,6 +220,38 @@ def test_a_ticket_that_nobody_redeems_runs_out(backend: Backend) -> None:
     asyncio.run(play())
 
 
+def test_nobody_waits_long_for_what_is_there(backend: Backend) -> None:
+    """Neither a worker for the next task nor a sender for the end of its own."""
+
+    async def play() -> None:
+        async with opened(backend) as sender, opened(backend) as worker:
+            for number in range(12):
+                claiming = asyncio.create_task(claimed(worker))
+                await asyncio.sleep(0.005)  # it has found nothing
+                ticket = await sender.enqueue_task(task(str(number)))
+                waiting = asyncio.create_task(ticket.done(LONG_S))
+                claim = await claiming
+                await asyncio.sleep(0.005)  # the task is not done yet
+                await claim.ack()
+                assert await waiting
+
+    asyncio.run(asyncio.wait_for(play(), 10))  # a second for each wait would be far too long
+
+
+def test_a_queue_that_is_closed_leaves_no_task_of_the_loop(backend: Backend) -> None:
+    async def play() -> None:
+        async with opened(backend) as queue:
+            ticket = await queue.enqueue_task(task("one"))
+            waiting = asyncio.create_task(ticket.done(LONG_S))
+            await asyncio.sleep(0.01)
+        waiting.cancel()
+        await asyncio.wait({waiting})
+        await asyncio.sleep(0)
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    asyncio.run(play())
+
+
 def test_queues_of_other_names_are_others(backend: Backend) -> None:
     async def play() -> None:
         async with opened(backend) as queue:

@@ -29,6 +29,7 @@ from python_mutants import Mutant
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 TESTS_MAX = 400
+DEFAULTS = "tests/test_defaults.py"
 
 # Which folders or files of tests/ a package, or a C file by how its name begins, is tried with.
 # What stands first is tried first.
@@ -240,7 +241,8 @@ def sample_python(copy: Copy, package: str, count: int, choice: random.Random) -
     for mutant in chosen:
         names = names_of(lines.get((str(mutant.path), mutant.line), []), copy)
         choice.shuffle(names)
-        verdict = try_python(copy, mutant, names[:TESTS_MAX] or folders)
+        # What no test runs as its own is run as its module begins: a default, or in a child.
+        verdict = try_python(copy, mutant, names[:TESTS_MAX] or [DEFAULTS, *folders])
         verdicts.append(verdict)
         tell(verdict)
     return verdicts
