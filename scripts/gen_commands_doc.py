@@ -9,6 +9,7 @@ With ``--check`` nothing is written; the exit code says whether the file is fres
 from __future__ import annotations
 
 import inspect
+import re
 import sys
 import typing
 from collections.abc import Iterator
@@ -20,7 +21,8 @@ import typer
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from beluga.cli.app import app  # noqa: E402  not installed where this runs
+from beluga import config  # noqa: E402  not installed where this runs
+from beluga.cli.app import app  # noqa: E402
 from beluga.cli.cxl_rpc import app as cxl_rpc_app  # noqa: E402
 
 TARGET = ROOT / "docs/commands.md"
@@ -49,7 +51,15 @@ def document() -> str:
     page += [f"| [`{name}`](#{_anchor(name)}) | {_summary(command)} |" for name, command in leaves]
     for name, command in leaves:
         page += ["", *_section(name, command)]
+    page += ["", *_environment()]
     return "\n".join(page) + "\n"
+
+
+def _environment() -> list[str]:
+    """The table of ``beluga/config.py``."""
+    rows = re.findall(r"^([A-Z_]+_?) {2,}(.+)$", config.__doc__ or "", re.MULTILINE)
+    cells = [f"| `{name}` | {_cell(text.replace('``', '`'))} |" for name, text in rows]
+    return ["## Environment", "", "| variable | meaning |", "| --- | --- |", *cells]
 
 
 def _leaves(name: str, command: Any) -> Iterator[tuple[str, Any]]:
