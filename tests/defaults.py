@@ -14,13 +14,15 @@ import enum
 import importlib
 import inspect
 import pkgutil
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from types import ModuleType
 
 import beluga
 
 SIMPLE = (bool, int, float, str, bytes, type(None))
-MACHINE = {"beluga.child.command"}  # a path of this machine
+HERE = (str(Path(__file__).resolve().parent.parent), sys.prefix)  # paths of this machine
 
 
 def shown(value: object) -> str | None:
@@ -30,6 +32,8 @@ def shown(value: object) -> str | None:
     if isinstance(value, tuple):
         parts = [shown(part) for part in value]
         return None if None in parts else f"({','.join(map(str, parts))})"
+    if isinstance(value, str) and any(place in value for place in HERE):
+        return None
     return repr(value) if isinstance(value, SIMPLE) else None
 
 
@@ -63,7 +67,7 @@ def lines_of(module: ModuleType) -> Iterator[str]:
             yield f"{module.__name__}.{name} {text}"
     for name, value in vars(module).items():
         place = f"{module.__name__}.{name}"
-        if name.startswith("_") or place in MACHINE:
+        if name.startswith("_"):
             continue
         if getattr(value, "__module__", "") != module.__name__ or not callable(value):
             continue

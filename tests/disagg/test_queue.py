@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import subprocess
 import sys
 import time
@@ -239,17 +240,22 @@ def test_nobody_waits_long_for_what_is_there(backend: Backend) -> None:
 
 
 def test_a_queue_that_is_closed_leaves_no_task_of_the_loop(backend: Backend) -> None:
+    faults: list[object] = []
+
     async def play() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, what: faults.append(what))
         async with opened(backend) as queue:
             ticket = await queue.enqueue_task(task("one"))
             waiting = asyncio.create_task(ticket.done(LONG_S))
             await asyncio.sleep(0.01)
         waiting.cancel()
         await asyncio.wait({waiting})
-        await asyncio.sleep(0)
+        await asyncio.sleep(0.02)
         assert asyncio.all_tasks() == {asyncio.current_task()}
 
     asyncio.run(play())
+    gc.collect()
+    assert not faults  # no task that broke unseen
 
 
 def test_queues_of_other_names_are_others(backend: Backend) -> None:
