@@ -33,8 +33,9 @@ Generated from the command-line parsers by `scripts/gen_commands_doc.py`; do not
 
 `beluga` works on pools with the block index; `cxl-rpc` makes calls over the lanes of a pool
 without it. Every command has `--help`. Results go to standard output, everything else to standard
-error. The exit status is 0 on success, 1 with one line on standard error for a failure, and 2 for a
-command line that cannot be parsed.
+error. The exit status is 0 on success, 1 with one line on standard error for a failure, 2 for a
+command line that cannot be parsed, 130 after Ctrl-C, 143 after SIGTERM, and 129 when the terminal
+goes away.
 
 Without `--pool` a command uses the pool that `BELUGA_POOL=PATH:PATH` names, else the pool that
 `beluga mount` remembered.
