@@ -95,6 +95,8 @@ class Session:
 
 @pytest.fixture
 def session() -> Iterator[Session]:
+    if not Path(sys.executable).with_name("beluga").exists():
+        pytest.skip(f"beluga is not installed beside {sys.executable}")
     with scratch_folder("docs", Path("/dev/shm")) as folder:
         session = Session(folder)
         try:
