@@ -614,3 +614,15 @@ def test_a_side_of_verify_waits_for_the_other(
     assert (shown.exit_code, shown.stderr) == (5, said)
     assert calls == [asked]
     assert opened.paths == [["path"]]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [([], "replay"), (["pool"], "destroy"), (None, "bench")],
+)
+def test_a_command_alone_shows_what_there_is(arguments: list[str] | None, named: str) -> None:
+    """``beluga``, ``beluga pool`` and ``cxl-rpc``."""
+    ended = CliRunner().invoke(app if arguments is not None else cxl_rpc.app, arguments or [])
+    assert "Usage" in ended.output
+    assert named in ended.output
+    assert "Missing command" not in ended.output
