@@ -12,11 +12,12 @@ import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
 
-from beluga.disagg import Claim, PrefillTask, TaskQueue, open_queue
+from beluga.disagg import Claim, PrefillTask, TaskQueue, open_queue, pool_queue
 from beluga.errors import QueueError, QueueFullError
 
 if TYPE_CHECKING:
@@ -282,6 +283,51 @@ def test_a_full_queue_says_so(backend: Backend) -> None:
             assert 0 < size.waiting <= 1024
             await (await claimed(queue)).ack()
             await queue.enqueue_task(task("fits again"))
+
+    asyncio.run(play())
+
+
+@pytest.mark.parametrize("backend", ["pool"], indirect=True)
+def test_what_is_no_task_leaves_the_queue(
+    backend: Backend, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def play() -> None:
+        async with opened(backend) as queue:
+            monkeypatch.setattr(pool_queue, "encode_task", lambda _: b"junk")
+            await queue.enqueue_task(task("junk"))
+            monkeypatch.undo()
+            await queue.enqueue_task(task("one"))
+            assert (await claimed(queue)).task == task("one")
+            assert await queue.get_queue_size() == (0, 1)
+
+    asyncio.run(play())
+    assert "not a prefill task" in caplog.text
+
+
+@pytest.mark.parametrize("backend", ["pool"], indirect=True)
+@pytest.mark.parametrize("failures", [2, 3])
+def test_a_task_that_cannot_be_read_is_tried_thrice_at_once(
+    backend: Backend, monkeypatch: pytest.MonkeyPatch, failures: int
+) -> None:
+    async def play() -> None:
+        async with opened(backend) as queue:
+            assert isinstance(queue, pool_queue.PoolQueue)
+            await queue.enqueue_task(task("one"))
+            real, seen = queue._cache.get, 0
+
+            def get(*arguments: object) -> object:
+                nonlocal seen
+                seen += 1
+                return SimpleNamespace(hits=0) if seen <= failures else real(*arguments)
+
+            monkeypatch.setattr(queue._cache, "get", get)
+            claim = await queue.dequeue_task(timeout=0.6)
+            if failures == 2:
+                assert claim is not None
+                assert claim.deliveries == 3
+            else:
+                assert claim is None
+                assert await queue.get_queue_size() == (0, 0)
 
     asyncio.run(play())
 
