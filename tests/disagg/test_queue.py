@@ -19,6 +19,7 @@ import pytest
 
 from beluga.disagg import Claim, PrefillTask, TaskQueue, open_queue, pool_queue
 from beluga.errors import QueueError, QueueFullError
+from beluga.pool import Pool
 
 if TYPE_CHECKING:
     from conftest import Backend
@@ -285,6 +286,15 @@ def test_a_full_queue_says_so(backend: Backend) -> None:
             await queue.enqueue_task(task("fits again"))
 
     asyncio.run(play())
+
+
+def test_a_pool_that_nobody_serves_is_refused_and_let_go(shm: Path) -> None:
+    paths = [shm / "alone"]
+    Pool.create(paths, device_size=64 << 20, sparse=True).close()
+    with pytest.raises(QueueError, match="the prefill queue in the pool"):
+        asyncio.run(pool_queue.PoolQueue.open(str(paths[0]), "q", timeout_s=0.05))
+    gc.collect()
+    assert str(paths[0]) not in Path("/proc/self/maps").read_text()
 
 
 @pytest.mark.parametrize("backend", ["pool"], indirect=True)
