@@ -114,7 +114,9 @@ def _spelled(option: Any, hints: dict[str, Any]) -> str:
     names = [f"`{name}`" for name in (*option.opts, *option.secondary_opts)]
     value = "" if option.is_flag else f" `{option.metavar or _value_of(hints[option.name])}`"
     marks = [*(["required"] if option.required else []), *(["repeat"] if option.multiple else [])]
-    return ", ".join(names) + value.replace("|", "\\|") + (f" ({', '.join(marks)})" * bool(marks))
+    return (
+        ", ".join(names) + value.replace("|", "` or `") + (f" ({', '.join(marks)})" * bool(marks))
+    )
 
 
 def _value_of(hint: Any) -> str:

@@ -48,12 +48,16 @@ def headings() -> dict[str, str]:
                 name = str(Path(included[1]).with_suffix(""))
                 known = name in found
                 if not known:
-                    found[name] = heading
+                    found[name] = _folder(name) or heading
                 if not known or included[1].endswith(".c"):
                     walk(CSRC / included[1], heading)
 
     walk(CSRC / "beluga.c", "Everything")
     return found
+
+
+def _folder(name: str) -> str:
+    return name.rpartition("/")[0] + "/" if "/" in name else ""
 
 
 def document() -> str:
@@ -63,11 +67,12 @@ def document() -> str:
     groups: dict[str, dict[str, list[Path]]] = {heading: {} for heading in order.values()}
     for path in sorted(path for path in CSRC.rglob("*") if path.suffix in SUFFIXES):
         name = str(path.relative_to(CSRC).with_suffix(""))
-        folder = f"{path.parent.relative_to(CSRC)}/"
-        heading = folder if path.parent != CSRC else order[name]
+        heading = _folder(name) or order.get(name, "Everything")
         groups.setdefault(heading, {}).setdefault(name, []).append(path)
     page = []
     for heading, files in groups.items():
+        if not files:
+            continue
         page += [f"### {heading}", "", "| file | what it is |", "| --- | --- |"]
         for name in sorted(files, key=lambda name: (places.get(name, len(places)), name)):
             paths = sorted(files[name], key=lambda path: SUFFIXES.index(path.suffix))

@@ -18,7 +18,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 DOCUMENTS = sorted(
     path
-    for pattern in ("*.md", "docs/*.md", "csrc/*.md", "tests/*.md", "bench/*.md")
+    for pattern in ("*.md", "docs/*.md", "csrc/**/*.md", "tests/*.md", "bench/*.md")
     for path in ROOT.glob(pattern)
 )
 PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/*.md"))]
