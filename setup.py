@@ -2,9 +2,21 @@
 # Copyright The Beluga Authors
 """Builds the C core with cffi and names the packages; the rest is in pyproject.toml."""
 
+import re
+from pathlib import Path
+
 from setuptools import find_packages, setup
 
+
+def readme() -> str:
+    """README.md for package indexes, where a link to a file of the repository leads nowhere."""
+    text = Path(__file__).with_name("README.md").read_text(encoding="utf-8")
+    return re.sub(r"!?\[([^\]]+)\]\((?!https?:)[^)]*\)", r"\1", text)
+
+
 setup(
+    long_description=readme(),
+    long_description_content_type="text/markdown",
     packages=[
         *find_packages(include=["beluga", "beluga.*"]),
         "beluga.transfer.cuda.kernels",

@@ -1,8 +1,2579 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""What cffi builds from csrc/api/: its prototypes are the types, checked when it is compiled."""
+"""Generated from the C headers by scripts/gen_stubs.py; do not edit.
 
-from typing import Any
+A class here stands for a structure, a pointer to one and an array of them; `bl_x_init` is what
+`ffi.new` fills a `bl_x` with. Only `ffi` and `lib` exist at run time.
+"""
 
-ffi: Any
-lib: Any
+from collections.abc import Callable, Sequence
+from typing import Any, Final, Literal, TypedDict, TypeVar, overload
+
+from beluga._cdata import BufferLike as BufferLike
+from beluga._cdata import CBuffer as CBuffer
+from beluga._cdata import CData as CData
+from beluga._cdata import CItems as CItems
+from beluga._cdata import CNumber as CNumber
+from beluga._cdata import CNumbers as CNumbers
+from beluga._cdata import CPointer as CPointer
+from beluga._cdata import CStruct as CStruct
+from beluga._cdata import Null as Null
+from beluga._cdata import char_p as char_p
+from beluga._cdata import double_p as double_p
+from beluga._cdata import int32_p as int32_p
+from beluga._cdata import int64_p as int64_p
+from beluga._cdata import uint16_p as uint16_p
+from beluga._cdata import uint32_p as uint32_p
+from beluga._cdata import uint64_p as uint64_p
+from beluga._cdata import uint8_p as uint8_p
+from beluga._cdata import void_p as void_p
+
+bl_handler = Callable[[void_p, bl_call], int]
+
+class bl_geometry(CStruct):
+    device_count: int
+    interleaved: int
+    device_size: int
+    size: int
+    lane_count: int
+    slot_count: int
+    bulk_size: int
+    block_count_max: int
+    session_offset: int
+    lane_offset: int
+    lane_stride: int
+    table_offset: int
+    extent_offset: int
+    data_offset: int
+    stripe_count: int
+    reserved: uint64_p
+
+class bl_geometry_init(TypedDict, total=False):
+    device_count: int
+    interleaved: int
+    device_size: int
+    size: int
+    lane_count: int
+    slot_count: int
+    bulk_size: int
+    block_count_max: int
+    session_offset: int
+    lane_offset: int
+    lane_stride: int
+    table_offset: int
+    extent_offset: int
+    data_offset: int
+    stripe_count: int
+    reserved: uint64_p | Sequence[int]
+
+class bl_superblock(CStruct):
+    magic: uint8_p
+    version: int
+    header_size: int
+    format_hash: int
+    pool_id: uint8_p
+    device_index: int
+    discipline: int
+    sparse: int
+    stripe_size: int
+    created_s: int
+    geometry: bl_geometry
+    reserved: uint64_p
+    reserved_tail: int
+    check: int
+
+class bl_superblock_init(TypedDict, total=False):
+    magic: uint8_p | bytes | Sequence[int]
+    version: int
+    header_size: int
+    format_hash: int
+    pool_id: uint8_p | bytes | Sequence[int]
+    device_index: int
+    discipline: int
+    sparse: int
+    stripe_size: int
+    created_s: int
+    geometry: bl_geometry | bl_geometry_init
+    reserved: uint64_p | Sequence[int]
+    reserved_tail: int
+    check: int
+
+class bl_epoch_line(CStruct):
+    epoch: int
+    boot_id: uint64_p
+    nonce: int
+    host: int
+    state: int
+    pid: int
+    reserved: uint32_p
+    reserved_tail: int
+    check: int
+
+class bl_epoch_line_init(TypedDict, total=False):
+    epoch: int
+    boot_id: uint64_p | Sequence[int]
+    nonce: int
+    host: int
+    state: int
+    pid: int
+    reserved: uint32_p | Sequence[int]
+    reserved_tail: int
+    check: int
+
+class bl_candidate_line(CStruct):
+    epoch: int
+    ballot: int
+    accepted: int
+    nonce: int
+    boot_id: uint64_p
+    host: int
+    reserved: int
+    reserved_tail: int
+    check: int
+
+class bl_candidate_line_init(TypedDict, total=False):
+    epoch: int
+    ballot: int
+    accepted: int
+    nonce: int
+    boot_id: uint64_p | Sequence[int]
+    host: int
+    reserved: int
+    reserved_tail: int
+    check: int
+
+class bl_beat_line(CStruct):
+    count: int
+    nonce: int
+    reserved: uint64_p
+    reserved_tail: int
+    check: int
+
+class bl_beat_line_init(TypedDict, total=False):
+    count: int
+    nonce: int
+    reserved: uint64_p | Sequence[int]
+    reserved_tail: int
+    check: int
+
+class bl_lobby_request(CStruct):
+    sequence: int
+    operation: int
+    nonce: int
+    old_nonce: int
+    boot_id: uint64_p
+    host: int
+    pid: int
+    epoch: int
+    check: int
+    sequence_end: int
+
+class bl_lobby_request_init(TypedDict, total=False):
+    sequence: int
+    operation: int
+    nonce: int
+    old_nonce: int
+    boot_id: uint64_p | Sequence[int]
+    host: int
+    pid: int
+    epoch: int
+    check: int
+    sequence_end: int
+
+class bl_lobby_reply(CStruct):
+    sequence: int
+    status: int
+    nonce: int
+    epoch: int
+    boot_id: uint64_p
+    lane: int
+    live_count: int
+    reserved: uint32_p
+    check: int
+    sequence_end: int
+
+class bl_lobby_reply_init(TypedDict, total=False):
+    sequence: int
+    status: int
+    nonce: int
+    epoch: int
+    boot_id: uint64_p | Sequence[int]
+    lane: int
+    live_count: int
+    reserved: uint32_p | Sequence[int]
+    check: int
+    sequence_end: int
+
+class bl_session_line(CStruct):
+    nonce: int
+    boot_id: uint64_p
+    host: int
+    state: int
+    epoch: int
+    reserved: uint32_p
+    check: int
+
+class bl_session_line_init(TypedDict, total=False):
+    nonce: int
+    boot_id: uint64_p | Sequence[int]
+    host: int
+    state: int
+    epoch: int
+    reserved: uint32_p | Sequence[int]
+    check: int
+
+class bl_request(CStruct):
+    sequence: int
+    method: int
+    flags: int
+    size: int
+    epoch: int
+    reserved: int
+    payload: uint8_p
+    check: int
+    sequence_end: int
+
+class bl_request_init(TypedDict, total=False):
+    sequence: int
+    method: int
+    flags: int
+    size: int
+    epoch: int
+    reserved: int
+    payload: uint8_p | bytes | Sequence[int]
+    check: int
+    sequence_end: int
+
+class bl_reply(CStruct):
+    sequence: int
+    reserved: int
+    flags: int
+    size: int
+    epoch: int
+    status: int
+    payload: uint8_p
+    check: int
+    sequence_end: int
+
+class bl_reply_init(TypedDict, total=False):
+    sequence: int
+    reserved: int
+    flags: int
+    size: int
+    epoch: int
+    status: int
+    payload: uint8_p | bytes | Sequence[int]
+    check: int
+    sequence_end: int
+
+class bl_bulk(CStruct):
+    size: int
+    check: int
+
+class bl_bulk_init(TypedDict, total=False):
+    size: int
+    check: int
+
+class bl_block_request(CStruct):
+    layout: int
+    length: int
+    chunk_size: int
+    count: int
+    flags: int
+
+class bl_block_request_init(TypedDict, total=False):
+    layout: int
+    length: int
+    chunk_size: int
+    count: int
+    flags: int
+
+class bl_task_request(CStruct):
+    queue: int
+    generation: int
+    block: int
+    visible_ms: int
+
+class bl_task_request_init(TypedDict, total=False):
+    queue: int
+    generation: int
+    block: int
+    visible_ms: int
+
+class bl_task(CStruct):
+    key: uint64_p
+    generation: int
+    block: int
+    length: int
+    deliveries: int
+    reserved: int
+
+class bl_task_init(TypedDict, total=False):
+    key: uint64_p | Sequence[int]
+    generation: int
+    block: int
+    length: int
+    deliveries: int
+    reserved: int
+
+class bl_task_counts(CStruct):
+    waiting: int
+    claimed: int
+
+class bl_task_counts_init(TypedDict, total=False):
+    waiting: int
+    claimed: int
+
+class bl_retire_request(CStruct):
+    offset: int
+
+class bl_retire_request_init(TypedDict, total=False):
+    offset: int
+
+class bl_block_reply(CStruct):
+    count: int
+    state: int
+
+class bl_block_reply_init(TypedDict, total=False):
+    count: int
+    state: int
+
+class bl_block_record(CStruct):
+    offset: int
+    generation: int
+    block: int
+    length: int
+    state: int
+    status: int
+
+class bl_block_record_init(TypedDict, total=False):
+    offset: int
+    generation: int
+    block: int
+    length: int
+    state: int
+    status: int
+
+class bl_commit(CStruct):
+    key: uint64_p
+    generation: int
+    block: int
+    vector_check: int
+
+class bl_commit_init(TypedDict, total=False):
+    key: uint64_p | Sequence[int]
+    generation: int
+    block: int
+    vector_check: int
+
+class bl_meta_stat(CStruct):
+    block_count: int
+    block_count_max: int
+    block_bytes: int
+    grant_count: int
+    pinned_count: int
+    lookup_count: int
+    hit_count: int
+    commit_count: int
+    abort_count: int
+    evict_count: int
+    remove_count: int
+    refuse_count: int
+    damaged_count: int
+    stripe_count: int
+    free_stripe_count: int
+    extent_count: int
+    class_count: int
+    used_bytes: int
+    held_bytes: int
+    data_bytes: int
+    retired_stripe_count: int
+
+class bl_meta_stat_init(TypedDict, total=False):
+    block_count: int
+    block_count_max: int
+    block_bytes: int
+    grant_count: int
+    pinned_count: int
+    lookup_count: int
+    hit_count: int
+    commit_count: int
+    abort_count: int
+    evict_count: int
+    remove_count: int
+    refuse_count: int
+    damaged_count: int
+    stripe_count: int
+    free_stripe_count: int
+    extent_count: int
+    class_count: int
+    used_bytes: int
+    held_bytes: int
+    data_bytes: int
+    retired_stripe_count: int
+
+class bl_entry(CStruct):
+    key: uint64_p
+    generation: int
+    offset: int
+    layout: int
+    length: int
+    chunk_size: int
+    vector_check: int
+    state: int
+    flags: int
+    check: int
+
+class bl_entry_init(TypedDict, total=False):
+    key: uint64_p | Sequence[int]
+    generation: int
+    offset: int
+    layout: int
+    length: int
+    chunk_size: int
+    vector_check: int
+    state: int
+    flags: int
+    check: int
+
+class bl_extent_line(CStruct):
+    epoch: int
+    generation: int
+    first_stripe: int
+    stripe_count: int
+    block_size: int
+    block_count: int
+    state: int
+    reserved: uint32_p
+    check: int
+
+class bl_extent_line_init(TypedDict, total=False):
+    epoch: int
+    generation: int
+    first_stripe: int
+    stripe_count: int
+    block_size: int
+    block_count: int
+    state: int
+    reserved: uint32_p | Sequence[int]
+    check: int
+
+class bl_pool(CStruct): ...
+
+class bl_pool_config(CStruct):
+    pool_id: uint8_p
+    device_size: int
+    created_s: int
+    device_count: int
+    interleaved: int
+    lane_count: int
+    slot_count: int
+    bulk_size: int
+    block_count_max: int
+    sparse: int
+
+class bl_pool_config_init(TypedDict, total=False):
+    pool_id: uint8_p | bytes | Sequence[int]
+    device_size: int
+    created_s: int
+    device_count: int
+    interleaved: int
+    lane_count: int
+    slot_count: int
+    bulk_size: int
+    block_count_max: int
+    sparse: int
+
+class bl_call(CStruct):
+    request: uint8_p | Null
+    reply: uint8_p | Null
+    request_size: int
+    reply_capacity: int
+    reply_size: int
+    lane: int
+    method: int
+
+class bl_call_init(TypedDict, total=False):
+    request: uint8_p | Null
+    reply: uint8_p | Null
+    request_size: int
+    reply_capacity: int
+    reply_size: int
+    lane: int
+    method: int
+
+class bl_server(CStruct): ...
+
+class bl_server_stat(CStruct):
+    epoch: int
+    call_count: int
+    error_count: int
+    key_count: int
+    torn_count: int
+    quota_call_count: int
+    quota_grant_count: int
+    quota_pin_count: int
+    turn_request_max: int
+    turn_key_max: int
+    wait_request_max: int
+    wait_key_max: int
+    attach_count: int
+    end_count: int
+    live_count: int
+    inherited_count: int
+    watched_count: int
+    reserved: int
+
+class bl_server_stat_init(TypedDict, total=False):
+    epoch: int
+    call_count: int
+    error_count: int
+    key_count: int
+    torn_count: int
+    quota_call_count: int
+    quota_grant_count: int
+    quota_pin_count: int
+    turn_request_max: int
+    turn_key_max: int
+    wait_request_max: int
+    wait_key_max: int
+    attach_count: int
+    end_count: int
+    live_count: int
+    inherited_count: int
+    watched_count: int
+    reserved: int
+
+class bl_quota(CStruct):
+    bytes: int
+    grant_count: int
+    pin_count: int
+    calls_per_s: int
+    reserved: int
+
+class bl_quota_init(TypedDict, total=False):
+    bytes: int
+    grant_count: int
+    pin_count: int
+    calls_per_s: int
+    reserved: int
+
+class bl_session(CStruct): ...
+
+class bl_session_stat(CStruct):
+    epoch: int
+    nonce: int
+    call_count: int
+    reattach_count: int
+    lane: int
+    reserved: int
+
+class bl_session_stat_init(TypedDict, total=False):
+    epoch: int
+    nonce: int
+    call_count: int
+    reattach_count: int
+    lane: int
+    reserved: int
+
+class bl_message(CStruct):
+    request: uint8_p | Null
+    reply: uint8_p | Null
+    reply_size: uint32_p | Null
+    request_size: int
+    reply_capacity: int
+    method: int
+
+class bl_message_init(TypedDict, total=False):
+    request: uint8_p | Null
+    reply: uint8_p | Null
+    reply_size: uint32_p | Null
+    request_size: int
+    reply_capacity: int
+    method: int
+
+class bl_pump(CStruct):
+    requests: uint8_p | Null
+    replies: uint8_p | Null
+    latencies_ns: uint64_p | Null
+    count: int
+    size: int
+    depth: int
+    method: int
+    reserved: int
+
+class bl_pump_init(TypedDict, total=False):
+    requests: uint8_p | Null
+    replies: uint8_p | Null
+    latencies_ns: uint64_p | Null
+    count: int
+    size: int
+    depth: int
+    method: int
+    reserved: int
+
+class bl_meta(CStruct): ...
+
+class bl_port(CStruct): ...
+
+class bl_rovers(CStruct):
+    tail: int
+    head: int
+
+class bl_rovers_init(TypedDict, total=False):
+    tail: int
+    head: int
+
+class bl_tokens(CStruct):
+    tail: int
+    head: int
+    ceil: int
+    replenished_ns: int
+    rate: int
+    limit: int
+    threshold: int
+    capped: int
+
+class bl_tokens_init(TypedDict, total=False):
+    tail: int
+    head: int
+    ceil: int
+    replenished_ns: int
+    rate: int
+    limit: int
+    threshold: int
+    capped: int
+
+class bl_node(CStruct):
+    accumulated: int
+    last: int
+    shares: int
+    parent: int
+    bytes: int
+    pieces: int
+    bandwidth: bl_tokens
+
+class bl_node_init(TypedDict, total=False):
+    accumulated: int
+    last: int
+    shares: int
+    parent: int
+    bytes: int
+    pieces: int
+    bandwidth: bl_tokens | bl_tokens_init
+
+class bl_seat(CStruct):
+    owner: int
+    started: int
+    pids: int
+    seen_ns: int
+    turn: int
+    held: int
+    pending: int
+    demand: int
+    until_ns: int
+
+class bl_seat_init(TypedDict, total=False):
+    owner: int
+    started: int
+    pids: int
+    seen_ns: int
+    turn: int
+    held: int
+    pending: int
+    demand: int
+    until_ns: int
+
+class bl_way(CStruct):
+    magic: int
+    node_count: int
+    forgiving: int
+    owner_count: int
+    seat_count: int
+    suspect: int
+    reaped_ns: int
+    used: int
+    reaped: int
+    audited: int
+    bucket: bl_tokens
+    nodes: bl_node
+    seats: bl_seat
+
+class bl_way_init(TypedDict, total=False):
+    magic: int
+    node_count: int
+    forgiving: int
+    owner_count: int
+    seat_count: int
+    suspect: int
+    reaped_ns: int
+    used: int
+    reaped: int
+    audited: int
+    bucket: bl_tokens | bl_tokens_init
+    nodes: bl_node | Sequence[bl_node | bl_node_init]
+    seats: bl_seat | Sequence[bl_seat | bl_seat_init]
+
+class bl_queue(CStruct): ...
+
+class bl_admission(CStruct):
+    id: int
+    waiter: int
+    queued_ns: int
+    bytes: int
+    node: int
+
+class bl_admission_init(TypedDict, total=False):
+    id: int
+    waiter: int
+    queued_ns: int
+    bytes: int
+    node: int
+
+class bl_queue_stat(CStruct):
+    queued: int
+    in_flight: int
+    pending: int
+    polls: int
+    yields: int
+    lost: int
+    stalls: int
+    stalled_ns: int
+    stall_ns: int
+    flow_ratio: float
+
+class bl_queue_stat_init(TypedDict, total=False):
+    queued: int
+    in_flight: int
+    pending: int
+    polls: int
+    yields: int
+    lost: int
+    stalls: int
+    stalled_ns: int
+    stall_ns: int
+    flow_ratio: float
+
+class bl_price(CStruct):
+    byte_ps: double_p
+    piece_ps: double_p
+    device_byte_ps: float
+    device_piece_ps: float
+    piece_size: int
+    piece_count: int
+
+class bl_price_init(TypedDict, total=False):
+    byte_ps: double_p | Sequence[float]
+    piece_ps: double_p | Sequence[float]
+    device_byte_ps: float
+    device_piece_ps: float
+    piece_size: int
+    piece_count: int
+
+class bl_carried(CStruct):
+    pieces: int
+    bytes: int
+    waited_ns: int
+    longest_ns: int
+    astray: int
+
+class bl_carried_init(TypedDict, total=False):
+    pieces: int
+    bytes: int
+    waited_ns: int
+    longest_ns: int
+    astray: int
+
+class bl_fragment(CStruct):
+    address: int
+    size: int
+
+class bl_fragment_init(TypedDict, total=False):
+    address: int
+    size: int
+
+class bl_piece(CStruct):
+    address: int
+    offset: int
+    length: int
+    chunk: int
+
+class bl_piece_init(TypedDict, total=False):
+    address: int
+    offset: int
+    length: int
+    chunk: int
+
+class bl_chunk(CStruct):
+    offset: int
+    length: int
+    first: int
+
+class bl_chunk_init(TypedDict, total=False):
+    offset: int
+    length: int
+    first: int
+
+class bl_plan(CStruct):
+    pieces: bl_piece | Null
+    chunks: bl_chunk | Null
+    checksums: uint32_p | Null
+    piece_count: int
+    chunk_count: int
+    piece_base: int
+    chunk_base: int
+    sparse: int
+    reserved: int
+
+class bl_plan_init(TypedDict, total=False):
+    pieces: bl_piece | Null
+    chunks: bl_chunk | Null
+    checksums: uint32_p | Null
+    piece_count: int
+    chunk_count: int
+    piece_base: int
+    chunk_base: int
+    sparse: int
+    reserved: int
+
+class bl_copy_settings(CStruct):
+    threads: int
+    part: int
+    window: int
+    step: int
+    ahead: int
+    past: int
+    head: int
+    direct: int
+
+class bl_copy_settings_init(TypedDict, total=False):
+    threads: int
+    part: int
+    window: int
+    step: int
+    ahead: int
+    past: int
+    head: int
+    direct: int
+
+class bl_kv_batch(CStruct):
+    keys: uint64_p | Null
+    fragments: bl_fragment | Null
+    layout: int
+    timeout_ns: int
+    count: int
+    fragment_count: int
+    length: int
+    chunk_size: int
+    verify: int
+    settings: bl_copy_settings | Null
+    port: bl_port | Null
+    transfer_class: int
+    kept: int
+
+class bl_kv_batch_init(TypedDict, total=False):
+    keys: uint64_p | Null
+    fragments: bl_fragment | Null
+    layout: int
+    timeout_ns: int
+    count: int
+    fragment_count: int
+    length: int
+    chunk_size: int
+    verify: int
+    settings: bl_copy_settings | Null
+    port: bl_port | Null
+    transfer_class: int
+    kept: int
+
+class bl_kv_pending(CStruct): ...
+
+class bl_finding(CStruct):
+    kind: int
+    reserved: int
+    place: int
+    detail: int
+
+class bl_finding_init(TypedDict, total=False):
+    kind: int
+    reserved: int
+    place: int
+    detail: int
+
+class bl_check_report(CStruct):
+    epoch: int
+    block_count: int
+    block_bytes: int
+    extent_count: int
+    session_count: int
+    finding_count: int
+    serving: int
+
+class bl_check_report_init(TypedDict, total=False):
+    epoch: int
+    block_count: int
+    block_bytes: int
+    extent_count: int
+    session_count: int
+    finding_count: int
+    serving: int
+
+class bl_acceptance_config(CStruct):
+    duration_ns: int
+    patience_ns: int
+    role: int
+    tests: int
+    modes: int
+    reserved: int
+
+class bl_acceptance_config_init(TypedDict, total=False):
+    duration_ns: int
+    patience_ns: int
+    role: int
+    tests: int
+    modes: int
+    reserved: int
+
+class bl_acceptance_cell(CStruct):
+    trials: int
+    violations: int
+    rejected: int
+    test: int
+    mode: int
+    initiator: int
+    device: int
+    place: int
+    reserved: int
+
+class bl_acceptance_cell_init(TypedDict, total=False):
+    trials: int
+    violations: int
+    rejected: int
+    test: int
+    mode: int
+    initiator: int
+    device: int
+    place: int
+    reserved: int
+
+class bl_acceptance(CStruct): ...
+
+class bl_prefix(CStruct): ...
+
+class bl_prefix_outcome(CStruct):
+    stored: int
+    repeated: int
+    moved: int
+    removed: int
+    unknown: int
+    evicted: int
+    refused: int
+
+class bl_prefix_outcome_init(TypedDict, total=False):
+    stored: int
+    repeated: int
+    moved: int
+    removed: int
+    unknown: int
+    evicted: int
+    refused: int
+
+class bl_prefix_match(CStruct):
+    rank: int
+    device: int
+    host: int
+    disk: int
+    shared: int
+
+class bl_prefix_match_init(TypedDict, total=False):
+    rank: int
+    device: int
+    host: int
+    disk: int
+    shared: int
+
+class bl_prefix_row(CStruct):
+    name: int
+    parent: int
+    local: int
+    block: int
+    before: int
+    depth: int
+    tier: int
+
+class bl_prefix_row_init(TypedDict, total=False):
+    name: int
+    parent: int
+    local: int
+    block: int
+    before: int
+    depth: int
+    tier: int
+
+class bl_prefix_stat(CStruct):
+    blocks: int
+    names: int
+    block_max: int
+    name_max: int
+    evicted: int
+
+class bl_prefix_stat_init(TypedDict, total=False):
+    blocks: int
+    names: int
+    block_max: int
+    name_max: int
+    evicted: int
+
+class bl_index(CStruct): ...
+
+class bl_tier(CStruct): ...
+
+class bl_tier_stat(CStruct):
+    present: int
+    held: int
+    reserved: int
+    evicted: int
+
+class bl_tier_stat_init(TypedDict, total=False):
+    present: int
+    held: int
+    reserved: int
+    evicted: int
+
+class bl_dsa_descriptor(CStruct):
+    pasid_privilege: int
+    flags_opcode: int
+    record: int
+    source: int
+    pattern: int
+    list: int
+    target: int
+    source2: int
+    size: int
+    count: int
+    interrupt: int
+    reserved: int
+    expected: int
+    target2: int
+    seed: int
+    seed_reserved: int
+    seed_address: int
+    specific: uint8_p
+
+class bl_dsa_descriptor_init(TypedDict, total=False):
+    pasid_privilege: int
+    flags_opcode: int
+    record: int
+    source: int
+    pattern: int
+    list: int
+    target: int
+    source2: int
+    size: int
+    count: int
+    interrupt: int
+    reserved: int
+    expected: int
+    target2: int
+    seed: int
+    seed_reserved: int
+    seed_address: int
+    specific: uint8_p | bytes | Sequence[int]
+
+class bl_dsa_record(CStruct):
+    status: int
+    result: int
+    reserved: int
+    completed: int
+    fault_address: int
+    invalid_flags: int
+    crc: int
+    specific: uint8_p
+
+class bl_dsa_record_init(TypedDict, total=False):
+    status: int
+    result: int
+    reserved: int
+    completed: int
+    fault_address: int
+    invalid_flags: int
+    crc: int
+    specific: uint8_p | bytes | Sequence[int]
+
+class bl_dsa_queue(CStruct): ...
+
+class bl_dsa_limits(CStruct):
+    size_max: int
+    batch_max: int
+    depth: int
+    block_on_fault: int
+    reserved: int
+
+class bl_dsa_limits_init(TypedDict, total=False):
+    size_max: int
+    batch_max: int
+    depth: int
+    block_on_fault: int
+    reserved: int
+
+class bl_dsa_weather(CStruct):
+    seed: int
+    full: int
+    full_run: int
+    fault: int
+    list_fault: int
+    error: int
+    reorder: int
+    late: int
+    delay_us: int
+
+class bl_dsa_weather_init(TypedDict, total=False):
+    seed: int
+    full: int
+    full_run: int
+    fault: int
+    list_fault: int
+    error: int
+    reorder: int
+    late: int
+    delay_us: int
+
+class bl_dsa_engine(CStruct): ...
+
+class bl_dsa_transfer(CStruct): ...
+
+class bl_dsa_rules(CStruct):
+    after_write: int
+    before_read: int
+    write_to_cache: int
+    reserved: int
+
+class bl_dsa_rules_init(TypedDict, total=False):
+    after_write: int
+    before_read: int
+    write_to_cache: int
+    reserved: int
+
+class bl_dsa_stat(CStruct):
+    descriptors: int
+    batches: int
+    full: int
+    faults: int
+    by_hand: int
+
+class bl_dsa_stat_init(TypedDict, total=False):
+    descriptors: int
+    batches: int
+    full: int
+    faults: int
+    by_hand: int
+
+_Type = Literal[
+    "char",
+    "uint8_t",
+    "uint16_t",
+    "uint32_t",
+    "uint64_t",
+    "int32_t",
+    "int64_t",
+    "size_t",
+    "uintptr_t",
+    "double",
+    "bl_geometry",
+    "bl_superblock",
+    "bl_epoch_line",
+    "bl_candidate_line",
+    "bl_beat_line",
+    "bl_lobby_request",
+    "bl_lobby_reply",
+    "bl_session_line",
+    "bl_request",
+    "bl_reply",
+    "bl_bulk",
+    "bl_block_request",
+    "bl_task_request",
+    "bl_task",
+    "bl_task_counts",
+    "bl_retire_request",
+    "bl_block_reply",
+    "bl_block_record",
+    "bl_commit",
+    "bl_meta_stat",
+    "bl_entry",
+    "bl_extent_line",
+    "bl_pool_config",
+    "bl_call",
+    "bl_server_stat",
+    "bl_quota",
+    "bl_session_stat",
+    "bl_message",
+    "bl_pump",
+    "bl_rovers",
+    "bl_tokens",
+    "bl_node",
+    "bl_seat",
+    "bl_way",
+    "bl_admission",
+    "bl_queue_stat",
+    "bl_price",
+    "bl_carried",
+    "bl_fragment",
+    "bl_piece",
+    "bl_chunk",
+    "bl_plan",
+    "bl_copy_settings",
+    "bl_kv_batch",
+    "bl_finding",
+    "bl_check_report",
+    "bl_acceptance_config",
+    "bl_acceptance_cell",
+    "bl_prefix_outcome",
+    "bl_prefix_match",
+    "bl_prefix_row",
+    "bl_prefix_stat",
+    "bl_tier_stat",
+    "bl_dsa_descriptor",
+    "bl_dsa_record",
+    "bl_dsa_limits",
+    "bl_dsa_weather",
+    "bl_dsa_rules",
+    "bl_dsa_stat",
+]
+_C = TypeVar("_C", bound=CData)
+_T = TypeVar("_T")
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+class Ffi:
+    NULL: Final[Null]
+    errno: int
+
+    def sizeof(self, what: _Type | CData, /) -> int: ...
+    def offsetof(self, kind: _Type, /, *fields: str | int) -> int: ...
+    def string(self, text: char_p, maxlen: int = ...) -> bytes: ...
+    def unpack(self, pointer: CItems[_T], length: int) -> Sequence[_T]: ...
+    def buffer(self, pointer: CData, size: int = ...) -> CBuffer: ...
+    def memmove(self, target: CData | BufferLike, source: CData | BufferLike, n: int) -> None: ...
+    def gc(self, pointer: _C, destructor: Callable[[_C], object], size: int = ...) -> _C: ...
+    def new_handle(self, what: object, /) -> void_p: ...
+    def from_handle(self, handle: CData, /) -> Any: ...  # whatever new_handle() was given
+    def addressof(self, library: Lib, name: str, /) -> void_p: ...
+    def def_extern(
+        self, name: str = ..., error: int = ..., onerror: Callable[..., object] | None = ...
+    ) -> Callable[[_F], _F]: ...
+    @overload
+    def from_buffer(self, buffer: BufferLike, /) -> char_p: ...
+    @overload
+    def from_buffer(self, of: Literal["char[]"], buffer: BufferLike, require_writable: bool = ...) -> char_p: ...
+    @overload
+    def from_buffer(self, of: Literal["uint8_t[]"], buffer: BufferLike, require_writable: bool = ...) -> uint8_p: ...
+    @overload
+    def from_buffer(self, of: Literal["uint16_t[]"], buffer: BufferLike, require_writable: bool = ...) -> uint16_p: ...
+    @overload
+    def from_buffer(self, of: Literal["uint32_t[]"], buffer: BufferLike, require_writable: bool = ...) -> uint32_p: ...
+    @overload
+    def from_buffer(self, of: Literal["uint64_t[]"], buffer: BufferLike, require_writable: bool = ...) -> uint64_p: ...
+    @overload
+    def from_buffer(self, of: Literal["int32_t[]"], buffer: BufferLike, require_writable: bool = ...) -> int32_p: ...
+    @overload
+    def from_buffer(self, of: Literal["int64_t[]"], buffer: BufferLike, require_writable: bool = ...) -> int64_p: ...
+    @overload
+    def from_buffer(self, of: Literal["double[]"], buffer: BufferLike, require_writable: bool = ...) -> double_p: ...
+    @overload
+    def from_buffer(self, of: Literal["bl_geometry[]"], buffer: BufferLike, require_writable: bool = ...) -> bl_geometry: ...
+    @overload
+    def from_buffer(self, of: Literal["bl_superblock[]"], buffer: BufferLike, require_writable: bool = ...) -> bl_superblock: ...
+    @overload
+    def from_buffer(self, of: Literal["bl_epoch_line[]"], buffer: BufferLike, require_writable: bool = ...) -> bl_epoch_line: ...
+    @overload
+    def from_buffer(self, of: Literal["bl_candidate_line[]"], buffer: BufferLike, require_writable: bool = ...) -> bl_candidate_line: ...
+    @overload
+    def from_buffer(self, of: Literal["bl_beat_line[]"], buffer: BufferLike, require_writable: bool = ...) -> bl_beat_line: ...
+    @overload
+    def from_buffer(self, of: Literal["bl_lobby_request[]"], buffer: BufferLike, require_writable: bool = ...) -> bl_lobby_request: ...
+    @overload
+    def from_buffer(self, of: Literal["bl_lobby_reply[]"], buffer: BufferLike, require_writable: bool = ...) -> bl_lobby_reply: ...
+    @overload
+    def from_buffer(self, of: Literal["bl_session_line[]"], buffer: BufferLike, require_writable: bool = ...) -> bl_session_line: ...
+    @overload
+    def from_buffer(self, of: Literal["bl_request[]"], buffer: BufferLike, require_writable: bool = ...) -> bl_request: ...
+    @overload
+    def from_buffer(self, of: Literal["bl_reply[]"], buffer: BufferLike, require_writable: bool = ...) -> bl_reply: ...
+    @overload
+    def from_buffer(self, of: Literal["bl_bulk[]"], buffer: BufferLike, require_writable: bool = ...) -> bl_bulk: ...
+    @overload
+    def from_buffer(self, of: Literal["bl_block_request[]"], buffer: BufferLike, require_writable: bool = ...) -> bl_block_request: ...
+    @overload
+    def from_buffer(self, of: Literal["bl_task_request[]"], buffer: BufferLike, require_writable: bool = ...) -> bl_task_request: ...
+    @overload
+    def from_buffer(self, of: Literal["bl_task[]"], buffer: BufferLike, require_writable: bool = ...) -> bl_task: ...
+    @overload
+    def from_buffer(self, of: Literal["bl_task_counts[]"], buffer: BufferLike, require_writable: bool = ...) -> bl_task_counts: ...
+    @overload
+    def from_buffer(self, of: Literal["bl_retire_request[]"], buffer: BufferLike, require_writable: bool = ...) -> bl_retire_request: ...
+    @overload
+    def from_buffer(self, of: Literal["bl_block_reply[]"], buffer: BufferLike, require_writable: bool = ...) -> bl_block_reply: ...
+    @overload
+    def from_buffer(self, of: Literal["bl_block_record[]"], buffer: BufferLike, require_writable: bool = ...) -> bl_block_record: ...
+    @overload
+    def from_buffer(self, of: Literal["bl_commit[]"], buffer: BufferLike, require_writable: bool = ...) -> bl_commit: ...
+    @overload
+    def from_buffer(self, of: Literal["bl_meta_stat[]"], buffer: BufferLike, require_writable: bool = ...) -> bl_meta_stat: ...
+    @overload
+    def from_buffer(self, of: Literal["bl_entry[]"], buffer: BufferLike, require_writable: bool = ...) -> bl_entry: ...
+    @overload
+    def from_buffer(self, of: Literal["bl_extent_line[]"], buffer: BufferLike, require_writable: bool = ...) -> bl_extent_line: ...
+    @overload
+    def from_buffer(self, of: Literal["bl_pool_config[]"], buffer: BufferLike, require_writable: bool = ...) -> bl_pool_config: ...
+    @overload
+    def from_buffer(self, of: Literal["bl_call[]"], buffer: BufferLike, require_writable: bool = ...) -> bl_call: ...
+    @overload
+    def from_buffer(self, of: Literal["bl_server_stat[]"], buffer: BufferLike, require_writable: bool = ...) -> bl_server_stat: ...
+    @overload
+    def from_buffer(self, of: Literal["bl_quota[]"], buffer: BufferLike, require_writable: bool = ...) -> bl_quota: ...
+    @overload
+    def from_buffer(self, of: Literal["bl_session_stat[]"], buffer: BufferLike, require_writable: bool = ...) -> bl_session_stat: ...
+    @overload
+    def from_buffer(self, of: Literal["bl_message[]"], buffer: BufferLike, require_writable: bool = ...) -> bl_message: ...
+    @overload
+    def from_buffer(self, of: Literal["bl_pump[]"], buffer: BufferLike, require_writable: bool = ...) -> bl_pump: ...
+    @overload
+    def from_buffer(self, of: Literal["bl_rovers[]"], buffer: BufferLike, require_writable: bool = ...) -> bl_rovers: ...
+    @overload
+    def from_buffer(self, of: Literal["bl_tokens[]"], buffer: BufferLike, require_writable: bool = ...) -> bl_tokens: ...
+    @overload
+    def from_buffer(self, of: Literal["bl_node[]"], buffer: BufferLike, require_writable: bool = ...) -> bl_node: ...
+    @overload
+    def from_buffer(self, of: Literal["bl_seat[]"], buffer: BufferLike, require_writable: bool = ...) -> bl_seat: ...
+    @overload
+    def from_buffer(self, of: Literal["bl_way[]"], buffer: BufferLike, require_writable: bool = ...) -> bl_way: ...
+    @overload
+    def from_buffer(self, of: Literal["bl_admission[]"], buffer: BufferLike, require_writable: bool = ...) -> bl_admission: ...
+    @overload
+    def from_buffer(self, of: Literal["bl_queue_stat[]"], buffer: BufferLike, require_writable: bool = ...) -> bl_queue_stat: ...
+    @overload
+    def from_buffer(self, of: Literal["bl_price[]"], buffer: BufferLike, require_writable: bool = ...) -> bl_price: ...
+    @overload
+    def from_buffer(self, of: Literal["bl_carried[]"], buffer: BufferLike, require_writable: bool = ...) -> bl_carried: ...
+    @overload
+    def from_buffer(self, of: Literal["bl_fragment[]"], buffer: BufferLike, require_writable: bool = ...) -> bl_fragment: ...
+    @overload
+    def from_buffer(self, of: Literal["bl_piece[]"], buffer: BufferLike, require_writable: bool = ...) -> bl_piece: ...
+    @overload
+    def from_buffer(self, of: Literal["bl_chunk[]"], buffer: BufferLike, require_writable: bool = ...) -> bl_chunk: ...
+    @overload
+    def from_buffer(self, of: Literal["bl_plan[]"], buffer: BufferLike, require_writable: bool = ...) -> bl_plan: ...
+    @overload
+    def from_buffer(self, of: Literal["bl_copy_settings[]"], buffer: BufferLike, require_writable: bool = ...) -> bl_copy_settings: ...
+    @overload
+    def from_buffer(self, of: Literal["bl_kv_batch[]"], buffer: BufferLike, require_writable: bool = ...) -> bl_kv_batch: ...
+    @overload
+    def from_buffer(self, of: Literal["bl_finding[]"], buffer: BufferLike, require_writable: bool = ...) -> bl_finding: ...
+    @overload
+    def from_buffer(self, of: Literal["bl_check_report[]"], buffer: BufferLike, require_writable: bool = ...) -> bl_check_report: ...
+    @overload
+    def from_buffer(self, of: Literal["bl_acceptance_config[]"], buffer: BufferLike, require_writable: bool = ...) -> bl_acceptance_config: ...
+    @overload
+    def from_buffer(self, of: Literal["bl_acceptance_cell[]"], buffer: BufferLike, require_writable: bool = ...) -> bl_acceptance_cell: ...
+    @overload
+    def from_buffer(self, of: Literal["bl_prefix_outcome[]"], buffer: BufferLike, require_writable: bool = ...) -> bl_prefix_outcome: ...
+    @overload
+    def from_buffer(self, of: Literal["bl_prefix_match[]"], buffer: BufferLike, require_writable: bool = ...) -> bl_prefix_match: ...
+    @overload
+    def from_buffer(self, of: Literal["bl_prefix_row[]"], buffer: BufferLike, require_writable: bool = ...) -> bl_prefix_row: ...
+    @overload
+    def from_buffer(self, of: Literal["bl_prefix_stat[]"], buffer: BufferLike, require_writable: bool = ...) -> bl_prefix_stat: ...
+    @overload
+    def from_buffer(self, of: Literal["bl_tier_stat[]"], buffer: BufferLike, require_writable: bool = ...) -> bl_tier_stat: ...
+    @overload
+    def from_buffer(self, of: Literal["bl_dsa_descriptor[]"], buffer: BufferLike, require_writable: bool = ...) -> bl_dsa_descriptor: ...
+    @overload
+    def from_buffer(self, of: Literal["bl_dsa_record[]"], buffer: BufferLike, require_writable: bool = ...) -> bl_dsa_record: ...
+    @overload
+    def from_buffer(self, of: Literal["bl_dsa_limits[]"], buffer: BufferLike, require_writable: bool = ...) -> bl_dsa_limits: ...
+    @overload
+    def from_buffer(self, of: Literal["bl_dsa_weather[]"], buffer: BufferLike, require_writable: bool = ...) -> bl_dsa_weather: ...
+    @overload
+    def from_buffer(self, of: Literal["bl_dsa_rules[]"], buffer: BufferLike, require_writable: bool = ...) -> bl_dsa_rules: ...
+    @overload
+    def from_buffer(self, of: Literal["bl_dsa_stat[]"], buffer: BufferLike, require_writable: bool = ...) -> bl_dsa_stat: ...
+    @overload
+    def new(self, of: Literal["char *"], init: bytes = ..., /) -> char_p: ...
+    @overload
+    def new(self, of: Literal["char[]"], init: int | Sequence[bytes] | bytes = ..., /) -> char_p: ...
+    @overload
+    def new(self, of: Literal["uint8_t *"], init: int = ..., /) -> uint8_p: ...
+    @overload
+    def new(self, of: Literal["uint8_t[]"], init: int | Sequence[int] | bytes = ..., /) -> uint8_p: ...
+    @overload
+    def new(self, of: Literal["uint16_t *"], init: int = ..., /) -> uint16_p: ...
+    @overload
+    def new(self, of: Literal["uint16_t[]"], init: int | Sequence[int] = ..., /) -> uint16_p: ...
+    @overload
+    def new(self, of: Literal["uint32_t *"], init: int = ..., /) -> uint32_p: ...
+    @overload
+    def new(self, of: Literal["uint32_t[]"], init: int | Sequence[int] = ..., /) -> uint32_p: ...
+    @overload
+    def new(self, of: Literal["uint64_t *"], init: int = ..., /) -> uint64_p: ...
+    @overload
+    def new(self, of: Literal["uint64_t[]"], init: int | Sequence[int] = ..., /) -> uint64_p: ...
+    @overload
+    def new(self, of: Literal["int32_t *"], init: int = ..., /) -> int32_p: ...
+    @overload
+    def new(self, of: Literal["int32_t[]"], init: int | Sequence[int] = ..., /) -> int32_p: ...
+    @overload
+    def new(self, of: Literal["int64_t *"], init: int = ..., /) -> int64_p: ...
+    @overload
+    def new(self, of: Literal["int64_t[]"], init: int | Sequence[int] = ..., /) -> int64_p: ...
+    @overload
+    def new(self, of: Literal["double *"], init: float = ..., /) -> double_p: ...
+    @overload
+    def new(self, of: Literal["double[]"], init: int | Sequence[float] = ..., /) -> double_p: ...
+    @overload
+    def new(self, of: Literal["bl_geometry *"], init: bl_geometry | bl_geometry_init = ..., /) -> bl_geometry: ...
+    @overload
+    def new(self, of: Literal["bl_geometry[]"], init: int | Sequence[bl_geometry | bl_geometry_init] = ..., /) -> bl_geometry: ...
+    @overload
+    def new(self, of: Literal["bl_superblock *"], init: bl_superblock | bl_superblock_init = ..., /) -> bl_superblock: ...
+    @overload
+    def new(self, of: Literal["bl_superblock[]"], init: int | Sequence[bl_superblock | bl_superblock_init] = ..., /) -> bl_superblock: ...
+    @overload
+    def new(self, of: Literal["bl_epoch_line *"], init: bl_epoch_line | bl_epoch_line_init = ..., /) -> bl_epoch_line: ...
+    @overload
+    def new(self, of: Literal["bl_epoch_line[]"], init: int | Sequence[bl_epoch_line | bl_epoch_line_init] = ..., /) -> bl_epoch_line: ...
+    @overload
+    def new(self, of: Literal["bl_candidate_line *"], init: bl_candidate_line | bl_candidate_line_init = ..., /) -> bl_candidate_line: ...
+    @overload
+    def new(self, of: Literal["bl_candidate_line[]"], init: int | Sequence[bl_candidate_line | bl_candidate_line_init] = ..., /) -> bl_candidate_line: ...
+    @overload
+    def new(self, of: Literal["bl_beat_line *"], init: bl_beat_line | bl_beat_line_init = ..., /) -> bl_beat_line: ...
+    @overload
+    def new(self, of: Literal["bl_beat_line[]"], init: int | Sequence[bl_beat_line | bl_beat_line_init] = ..., /) -> bl_beat_line: ...
+    @overload
+    def new(self, of: Literal["bl_lobby_request *"], init: bl_lobby_request | bl_lobby_request_init = ..., /) -> bl_lobby_request: ...
+    @overload
+    def new(self, of: Literal["bl_lobby_request[]"], init: int | Sequence[bl_lobby_request | bl_lobby_request_init] = ..., /) -> bl_lobby_request: ...
+    @overload
+    def new(self, of: Literal["bl_lobby_reply *"], init: bl_lobby_reply | bl_lobby_reply_init = ..., /) -> bl_lobby_reply: ...
+    @overload
+    def new(self, of: Literal["bl_lobby_reply[]"], init: int | Sequence[bl_lobby_reply | bl_lobby_reply_init] = ..., /) -> bl_lobby_reply: ...
+    @overload
+    def new(self, of: Literal["bl_session_line *"], init: bl_session_line | bl_session_line_init = ..., /) -> bl_session_line: ...
+    @overload
+    def new(self, of: Literal["bl_session_line[]"], init: int | Sequence[bl_session_line | bl_session_line_init] = ..., /) -> bl_session_line: ...
+    @overload
+    def new(self, of: Literal["bl_request *"], init: bl_request | bl_request_init = ..., /) -> bl_request: ...
+    @overload
+    def new(self, of: Literal["bl_request[]"], init: int | Sequence[bl_request | bl_request_init] = ..., /) -> bl_request: ...
+    @overload
+    def new(self, of: Literal["bl_reply *"], init: bl_reply | bl_reply_init = ..., /) -> bl_reply: ...
+    @overload
+    def new(self, of: Literal["bl_reply[]"], init: int | Sequence[bl_reply | bl_reply_init] = ..., /) -> bl_reply: ...
+    @overload
+    def new(self, of: Literal["bl_bulk *"], init: bl_bulk | bl_bulk_init = ..., /) -> bl_bulk: ...
+    @overload
+    def new(self, of: Literal["bl_bulk[]"], init: int | Sequence[bl_bulk | bl_bulk_init] = ..., /) -> bl_bulk: ...
+    @overload
+    def new(self, of: Literal["bl_block_request *"], init: bl_block_request | bl_block_request_init = ..., /) -> bl_block_request: ...
+    @overload
+    def new(self, of: Literal["bl_block_request[]"], init: int | Sequence[bl_block_request | bl_block_request_init] = ..., /) -> bl_block_request: ...
+    @overload
+    def new(self, of: Literal["bl_task_request *"], init: bl_task_request | bl_task_request_init = ..., /) -> bl_task_request: ...
+    @overload
+    def new(self, of: Literal["bl_task_request[]"], init: int | Sequence[bl_task_request | bl_task_request_init] = ..., /) -> bl_task_request: ...
+    @overload
+    def new(self, of: Literal["bl_task *"], init: bl_task | bl_task_init = ..., /) -> bl_task: ...
+    @overload
+    def new(self, of: Literal["bl_task[]"], init: int | Sequence[bl_task | bl_task_init] = ..., /) -> bl_task: ...
+    @overload
+    def new(self, of: Literal["bl_task_counts *"], init: bl_task_counts | bl_task_counts_init = ..., /) -> bl_task_counts: ...
+    @overload
+    def new(self, of: Literal["bl_task_counts[]"], init: int | Sequence[bl_task_counts | bl_task_counts_init] = ..., /) -> bl_task_counts: ...
+    @overload
+    def new(self, of: Literal["bl_retire_request *"], init: bl_retire_request | bl_retire_request_init = ..., /) -> bl_retire_request: ...
+    @overload
+    def new(self, of: Literal["bl_retire_request[]"], init: int | Sequence[bl_retire_request | bl_retire_request_init] = ..., /) -> bl_retire_request: ...
+    @overload
+    def new(self, of: Literal["bl_block_reply *"], init: bl_block_reply | bl_block_reply_init = ..., /) -> bl_block_reply: ...
+    @overload
+    def new(self, of: Literal["bl_block_reply[]"], init: int | Sequence[bl_block_reply | bl_block_reply_init] = ..., /) -> bl_block_reply: ...
+    @overload
+    def new(self, of: Literal["bl_block_record *"], init: bl_block_record | bl_block_record_init = ..., /) -> bl_block_record: ...
+    @overload
+    def new(self, of: Literal["bl_block_record[]"], init: int | Sequence[bl_block_record | bl_block_record_init] = ..., /) -> bl_block_record: ...
+    @overload
+    def new(self, of: Literal["bl_commit *"], init: bl_commit | bl_commit_init = ..., /) -> bl_commit: ...
+    @overload
+    def new(self, of: Literal["bl_commit[]"], init: int | Sequence[bl_commit | bl_commit_init] = ..., /) -> bl_commit: ...
+    @overload
+    def new(self, of: Literal["bl_meta_stat *"], init: bl_meta_stat | bl_meta_stat_init = ..., /) -> bl_meta_stat: ...
+    @overload
+    def new(self, of: Literal["bl_meta_stat[]"], init: int | Sequence[bl_meta_stat | bl_meta_stat_init] = ..., /) -> bl_meta_stat: ...
+    @overload
+    def new(self, of: Literal["bl_entry *"], init: bl_entry | bl_entry_init = ..., /) -> bl_entry: ...
+    @overload
+    def new(self, of: Literal["bl_entry[]"], init: int | Sequence[bl_entry | bl_entry_init] = ..., /) -> bl_entry: ...
+    @overload
+    def new(self, of: Literal["bl_extent_line *"], init: bl_extent_line | bl_extent_line_init = ..., /) -> bl_extent_line: ...
+    @overload
+    def new(self, of: Literal["bl_extent_line[]"], init: int | Sequence[bl_extent_line | bl_extent_line_init] = ..., /) -> bl_extent_line: ...
+    @overload
+    def new(self, of: Literal["bl_pool_config *"], init: bl_pool_config | bl_pool_config_init = ..., /) -> bl_pool_config: ...
+    @overload
+    def new(self, of: Literal["bl_pool_config[]"], init: int | Sequence[bl_pool_config | bl_pool_config_init] = ..., /) -> bl_pool_config: ...
+    @overload
+    def new(self, of: Literal["bl_call *"], init: bl_call | bl_call_init = ..., /) -> bl_call: ...
+    @overload
+    def new(self, of: Literal["bl_call[]"], init: int | Sequence[bl_call | bl_call_init] = ..., /) -> bl_call: ...
+    @overload
+    def new(self, of: Literal["bl_server_stat *"], init: bl_server_stat | bl_server_stat_init = ..., /) -> bl_server_stat: ...
+    @overload
+    def new(self, of: Literal["bl_server_stat[]"], init: int | Sequence[bl_server_stat | bl_server_stat_init] = ..., /) -> bl_server_stat: ...
+    @overload
+    def new(self, of: Literal["bl_quota *"], init: bl_quota | bl_quota_init = ..., /) -> bl_quota: ...
+    @overload
+    def new(self, of: Literal["bl_quota[]"], init: int | Sequence[bl_quota | bl_quota_init] = ..., /) -> bl_quota: ...
+    @overload
+    def new(self, of: Literal["bl_session_stat *"], init: bl_session_stat | bl_session_stat_init = ..., /) -> bl_session_stat: ...
+    @overload
+    def new(self, of: Literal["bl_session_stat[]"], init: int | Sequence[bl_session_stat | bl_session_stat_init] = ..., /) -> bl_session_stat: ...
+    @overload
+    def new(self, of: Literal["bl_message *"], init: bl_message | bl_message_init = ..., /) -> bl_message: ...
+    @overload
+    def new(self, of: Literal["bl_message[]"], init: int | Sequence[bl_message | bl_message_init] = ..., /) -> bl_message: ...
+    @overload
+    def new(self, of: Literal["bl_pump *"], init: bl_pump | bl_pump_init = ..., /) -> bl_pump: ...
+    @overload
+    def new(self, of: Literal["bl_pump[]"], init: int | Sequence[bl_pump | bl_pump_init] = ..., /) -> bl_pump: ...
+    @overload
+    def new(self, of: Literal["bl_rovers *"], init: bl_rovers | bl_rovers_init = ..., /) -> bl_rovers: ...
+    @overload
+    def new(self, of: Literal["bl_rovers[]"], init: int | Sequence[bl_rovers | bl_rovers_init] = ..., /) -> bl_rovers: ...
+    @overload
+    def new(self, of: Literal["bl_tokens *"], init: bl_tokens | bl_tokens_init = ..., /) -> bl_tokens: ...
+    @overload
+    def new(self, of: Literal["bl_tokens[]"], init: int | Sequence[bl_tokens | bl_tokens_init] = ..., /) -> bl_tokens: ...
+    @overload
+    def new(self, of: Literal["bl_node *"], init: bl_node | bl_node_init = ..., /) -> bl_node: ...
+    @overload
+    def new(self, of: Literal["bl_node[]"], init: int | Sequence[bl_node | bl_node_init] = ..., /) -> bl_node: ...
+    @overload
+    def new(self, of: Literal["bl_seat *"], init: bl_seat | bl_seat_init = ..., /) -> bl_seat: ...
+    @overload
+    def new(self, of: Literal["bl_seat[]"], init: int | Sequence[bl_seat | bl_seat_init] = ..., /) -> bl_seat: ...
+    @overload
+    def new(self, of: Literal["bl_way *"], init: bl_way | bl_way_init = ..., /) -> bl_way: ...
+    @overload
+    def new(self, of: Literal["bl_way[]"], init: int | Sequence[bl_way | bl_way_init] = ..., /) -> bl_way: ...
+    @overload
+    def new(self, of: Literal["bl_admission *"], init: bl_admission | bl_admission_init = ..., /) -> bl_admission: ...
+    @overload
+    def new(self, of: Literal["bl_admission[]"], init: int | Sequence[bl_admission | bl_admission_init] = ..., /) -> bl_admission: ...
+    @overload
+    def new(self, of: Literal["bl_queue_stat *"], init: bl_queue_stat | bl_queue_stat_init = ..., /) -> bl_queue_stat: ...
+    @overload
+    def new(self, of: Literal["bl_queue_stat[]"], init: int | Sequence[bl_queue_stat | bl_queue_stat_init] = ..., /) -> bl_queue_stat: ...
+    @overload
+    def new(self, of: Literal["bl_price *"], init: bl_price | bl_price_init = ..., /) -> bl_price: ...
+    @overload
+    def new(self, of: Literal["bl_price[]"], init: int | Sequence[bl_price | bl_price_init] = ..., /) -> bl_price: ...
+    @overload
+    def new(self, of: Literal["bl_carried *"], init: bl_carried | bl_carried_init = ..., /) -> bl_carried: ...
+    @overload
+    def new(self, of: Literal["bl_carried[]"], init: int | Sequence[bl_carried | bl_carried_init] = ..., /) -> bl_carried: ...
+    @overload
+    def new(self, of: Literal["bl_fragment *"], init: bl_fragment | bl_fragment_init = ..., /) -> bl_fragment: ...
+    @overload
+    def new(self, of: Literal["bl_fragment[]"], init: int | Sequence[bl_fragment | bl_fragment_init] = ..., /) -> bl_fragment: ...
+    @overload
+    def new(self, of: Literal["bl_piece *"], init: bl_piece | bl_piece_init = ..., /) -> bl_piece: ...
+    @overload
+    def new(self, of: Literal["bl_piece[]"], init: int | Sequence[bl_piece | bl_piece_init] = ..., /) -> bl_piece: ...
+    @overload
+    def new(self, of: Literal["bl_chunk *"], init: bl_chunk | bl_chunk_init = ..., /) -> bl_chunk: ...
+    @overload
+    def new(self, of: Literal["bl_chunk[]"], init: int | Sequence[bl_chunk | bl_chunk_init] = ..., /) -> bl_chunk: ...
+    @overload
+    def new(self, of: Literal["bl_plan *"], init: bl_plan | bl_plan_init = ..., /) -> bl_plan: ...
+    @overload
+    def new(self, of: Literal["bl_plan[]"], init: int | Sequence[bl_plan | bl_plan_init] = ..., /) -> bl_plan: ...
+    @overload
+    def new(self, of: Literal["bl_copy_settings *"], init: bl_copy_settings | bl_copy_settings_init = ..., /) -> bl_copy_settings: ...
+    @overload
+    def new(self, of: Literal["bl_copy_settings[]"], init: int | Sequence[bl_copy_settings | bl_copy_settings_init] = ..., /) -> bl_copy_settings: ...
+    @overload
+    def new(self, of: Literal["bl_kv_batch *"], init: bl_kv_batch | bl_kv_batch_init = ..., /) -> bl_kv_batch: ...
+    @overload
+    def new(self, of: Literal["bl_kv_batch[]"], init: int | Sequence[bl_kv_batch | bl_kv_batch_init] = ..., /) -> bl_kv_batch: ...
+    @overload
+    def new(self, of: Literal["bl_finding *"], init: bl_finding | bl_finding_init = ..., /) -> bl_finding: ...
+    @overload
+    def new(self, of: Literal["bl_finding[]"], init: int | Sequence[bl_finding | bl_finding_init] = ..., /) -> bl_finding: ...
+    @overload
+    def new(self, of: Literal["bl_check_report *"], init: bl_check_report | bl_check_report_init = ..., /) -> bl_check_report: ...
+    @overload
+    def new(self, of: Literal["bl_check_report[]"], init: int | Sequence[bl_check_report | bl_check_report_init] = ..., /) -> bl_check_report: ...
+    @overload
+    def new(self, of: Literal["bl_acceptance_config *"], init: bl_acceptance_config | bl_acceptance_config_init = ..., /) -> bl_acceptance_config: ...
+    @overload
+    def new(self, of: Literal["bl_acceptance_config[]"], init: int | Sequence[bl_acceptance_config | bl_acceptance_config_init] = ..., /) -> bl_acceptance_config: ...
+    @overload
+    def new(self, of: Literal["bl_acceptance_cell *"], init: bl_acceptance_cell | bl_acceptance_cell_init = ..., /) -> bl_acceptance_cell: ...
+    @overload
+    def new(self, of: Literal["bl_acceptance_cell[]"], init: int | Sequence[bl_acceptance_cell | bl_acceptance_cell_init] = ..., /) -> bl_acceptance_cell: ...
+    @overload
+    def new(self, of: Literal["bl_prefix_outcome *"], init: bl_prefix_outcome | bl_prefix_outcome_init = ..., /) -> bl_prefix_outcome: ...
+    @overload
+    def new(self, of: Literal["bl_prefix_outcome[]"], init: int | Sequence[bl_prefix_outcome | bl_prefix_outcome_init] = ..., /) -> bl_prefix_outcome: ...
+    @overload
+    def new(self, of: Literal["bl_prefix_match *"], init: bl_prefix_match | bl_prefix_match_init = ..., /) -> bl_prefix_match: ...
+    @overload
+    def new(self, of: Literal["bl_prefix_match[]"], init: int | Sequence[bl_prefix_match | bl_prefix_match_init] = ..., /) -> bl_prefix_match: ...
+    @overload
+    def new(self, of: Literal["bl_prefix_row *"], init: bl_prefix_row | bl_prefix_row_init = ..., /) -> bl_prefix_row: ...
+    @overload
+    def new(self, of: Literal["bl_prefix_row[]"], init: int | Sequence[bl_prefix_row | bl_prefix_row_init] = ..., /) -> bl_prefix_row: ...
+    @overload
+    def new(self, of: Literal["bl_prefix_stat *"], init: bl_prefix_stat | bl_prefix_stat_init = ..., /) -> bl_prefix_stat: ...
+    @overload
+    def new(self, of: Literal["bl_prefix_stat[]"], init: int | Sequence[bl_prefix_stat | bl_prefix_stat_init] = ..., /) -> bl_prefix_stat: ...
+    @overload
+    def new(self, of: Literal["bl_tier_stat *"], init: bl_tier_stat | bl_tier_stat_init = ..., /) -> bl_tier_stat: ...
+    @overload
+    def new(self, of: Literal["bl_tier_stat[]"], init: int | Sequence[bl_tier_stat | bl_tier_stat_init] = ..., /) -> bl_tier_stat: ...
+    @overload
+    def new(self, of: Literal["bl_dsa_descriptor *"], init: bl_dsa_descriptor | bl_dsa_descriptor_init = ..., /) -> bl_dsa_descriptor: ...
+    @overload
+    def new(self, of: Literal["bl_dsa_descriptor[]"], init: int | Sequence[bl_dsa_descriptor | bl_dsa_descriptor_init] = ..., /) -> bl_dsa_descriptor: ...
+    @overload
+    def new(self, of: Literal["bl_dsa_record *"], init: bl_dsa_record | bl_dsa_record_init = ..., /) -> bl_dsa_record: ...
+    @overload
+    def new(self, of: Literal["bl_dsa_record[]"], init: int | Sequence[bl_dsa_record | bl_dsa_record_init] = ..., /) -> bl_dsa_record: ...
+    @overload
+    def new(self, of: Literal["bl_dsa_limits *"], init: bl_dsa_limits | bl_dsa_limits_init = ..., /) -> bl_dsa_limits: ...
+    @overload
+    def new(self, of: Literal["bl_dsa_limits[]"], init: int | Sequence[bl_dsa_limits | bl_dsa_limits_init] = ..., /) -> bl_dsa_limits: ...
+    @overload
+    def new(self, of: Literal["bl_dsa_weather *"], init: bl_dsa_weather | bl_dsa_weather_init = ..., /) -> bl_dsa_weather: ...
+    @overload
+    def new(self, of: Literal["bl_dsa_weather[]"], init: int | Sequence[bl_dsa_weather | bl_dsa_weather_init] = ..., /) -> bl_dsa_weather: ...
+    @overload
+    def new(self, of: Literal["bl_dsa_rules *"], init: bl_dsa_rules | bl_dsa_rules_init = ..., /) -> bl_dsa_rules: ...
+    @overload
+    def new(self, of: Literal["bl_dsa_rules[]"], init: int | Sequence[bl_dsa_rules | bl_dsa_rules_init] = ..., /) -> bl_dsa_rules: ...
+    @overload
+    def new(self, of: Literal["bl_dsa_stat *"], init: bl_dsa_stat | bl_dsa_stat_init = ..., /) -> bl_dsa_stat: ...
+    @overload
+    def new(self, of: Literal["bl_dsa_stat[]"], init: int | Sequence[bl_dsa_stat | bl_dsa_stat_init] = ..., /) -> bl_dsa_stat: ...
+    @overload
+    def new(self, of: Literal["char **"], init: char_p | Null = ..., /) -> CPointer[char_p]: ...
+    @overload
+    def new(self, of: Literal["char *[]"], init: int | Sequence[char_p | Null] = ..., /) -> CPointer[char_p]: ...
+    @overload
+    def new(self, of: Literal["uint8_t **"], init: uint8_p | Null = ..., /) -> CPointer[uint8_p]: ...
+    @overload
+    def new(self, of: Literal["uint8_t *[]"], init: int | Sequence[uint8_p | Null] = ..., /) -> CPointer[uint8_p]: ...
+    @overload
+    def new(self, of: Literal["uint16_t **"], init: uint16_p | Null = ..., /) -> CPointer[uint16_p]: ...
+    @overload
+    def new(self, of: Literal["uint16_t *[]"], init: int | Sequence[uint16_p | Null] = ..., /) -> CPointer[uint16_p]: ...
+    @overload
+    def new(self, of: Literal["uint32_t **"], init: uint32_p | Null = ..., /) -> CPointer[uint32_p]: ...
+    @overload
+    def new(self, of: Literal["uint32_t *[]"], init: int | Sequence[uint32_p | Null] = ..., /) -> CPointer[uint32_p]: ...
+    @overload
+    def new(self, of: Literal["uint64_t **"], init: uint64_p | Null = ..., /) -> CPointer[uint64_p]: ...
+    @overload
+    def new(self, of: Literal["uint64_t *[]"], init: int | Sequence[uint64_p | Null] = ..., /) -> CPointer[uint64_p]: ...
+    @overload
+    def new(self, of: Literal["int32_t **"], init: int32_p | Null = ..., /) -> CPointer[int32_p]: ...
+    @overload
+    def new(self, of: Literal["int32_t *[]"], init: int | Sequence[int32_p | Null] = ..., /) -> CPointer[int32_p]: ...
+    @overload
+    def new(self, of: Literal["int64_t **"], init: int64_p | Null = ..., /) -> CPointer[int64_p]: ...
+    @overload
+    def new(self, of: Literal["int64_t *[]"], init: int | Sequence[int64_p | Null] = ..., /) -> CPointer[int64_p]: ...
+    @overload
+    def new(self, of: Literal["double **"], init: double_p | Null = ..., /) -> CPointer[double_p]: ...
+    @overload
+    def new(self, of: Literal["double *[]"], init: int | Sequence[double_p | Null] = ..., /) -> CPointer[double_p]: ...
+    @overload
+    def new(self, of: Literal["bl_geometry **"], init: bl_geometry | Null = ..., /) -> CPointer[bl_geometry]: ...
+    @overload
+    def new(self, of: Literal["bl_geometry *[]"], init: int | Sequence[bl_geometry | Null] = ..., /) -> CPointer[bl_geometry]: ...
+    @overload
+    def new(self, of: Literal["bl_superblock **"], init: bl_superblock | Null = ..., /) -> CPointer[bl_superblock]: ...
+    @overload
+    def new(self, of: Literal["bl_superblock *[]"], init: int | Sequence[bl_superblock | Null] = ..., /) -> CPointer[bl_superblock]: ...
+    @overload
+    def new(self, of: Literal["bl_epoch_line **"], init: bl_epoch_line | Null = ..., /) -> CPointer[bl_epoch_line]: ...
+    @overload
+    def new(self, of: Literal["bl_epoch_line *[]"], init: int | Sequence[bl_epoch_line | Null] = ..., /) -> CPointer[bl_epoch_line]: ...
+    @overload
+    def new(self, of: Literal["bl_candidate_line **"], init: bl_candidate_line | Null = ..., /) -> CPointer[bl_candidate_line]: ...
+    @overload
+    def new(self, of: Literal["bl_candidate_line *[]"], init: int | Sequence[bl_candidate_line | Null] = ..., /) -> CPointer[bl_candidate_line]: ...
+    @overload
+    def new(self, of: Literal["bl_beat_line **"], init: bl_beat_line | Null = ..., /) -> CPointer[bl_beat_line]: ...
+    @overload
+    def new(self, of: Literal["bl_beat_line *[]"], init: int | Sequence[bl_beat_line | Null] = ..., /) -> CPointer[bl_beat_line]: ...
+    @overload
+    def new(self, of: Literal["bl_lobby_request **"], init: bl_lobby_request | Null = ..., /) -> CPointer[bl_lobby_request]: ...
+    @overload
+    def new(self, of: Literal["bl_lobby_request *[]"], init: int | Sequence[bl_lobby_request | Null] = ..., /) -> CPointer[bl_lobby_request]: ...
+    @overload
+    def new(self, of: Literal["bl_lobby_reply **"], init: bl_lobby_reply | Null = ..., /) -> CPointer[bl_lobby_reply]: ...
+    @overload
+    def new(self, of: Literal["bl_lobby_reply *[]"], init: int | Sequence[bl_lobby_reply | Null] = ..., /) -> CPointer[bl_lobby_reply]: ...
+    @overload
+    def new(self, of: Literal["bl_session_line **"], init: bl_session_line | Null = ..., /) -> CPointer[bl_session_line]: ...
+    @overload
+    def new(self, of: Literal["bl_session_line *[]"], init: int | Sequence[bl_session_line | Null] = ..., /) -> CPointer[bl_session_line]: ...
+    @overload
+    def new(self, of: Literal["bl_request **"], init: bl_request | Null = ..., /) -> CPointer[bl_request]: ...
+    @overload
+    def new(self, of: Literal["bl_request *[]"], init: int | Sequence[bl_request | Null] = ..., /) -> CPointer[bl_request]: ...
+    @overload
+    def new(self, of: Literal["bl_reply **"], init: bl_reply | Null = ..., /) -> CPointer[bl_reply]: ...
+    @overload
+    def new(self, of: Literal["bl_reply *[]"], init: int | Sequence[bl_reply | Null] = ..., /) -> CPointer[bl_reply]: ...
+    @overload
+    def new(self, of: Literal["bl_bulk **"], init: bl_bulk | Null = ..., /) -> CPointer[bl_bulk]: ...
+    @overload
+    def new(self, of: Literal["bl_bulk *[]"], init: int | Sequence[bl_bulk | Null] = ..., /) -> CPointer[bl_bulk]: ...
+    @overload
+    def new(self, of: Literal["bl_block_request **"], init: bl_block_request | Null = ..., /) -> CPointer[bl_block_request]: ...
+    @overload
+    def new(self, of: Literal["bl_block_request *[]"], init: int | Sequence[bl_block_request | Null] = ..., /) -> CPointer[bl_block_request]: ...
+    @overload
+    def new(self, of: Literal["bl_task_request **"], init: bl_task_request | Null = ..., /) -> CPointer[bl_task_request]: ...
+    @overload
+    def new(self, of: Literal["bl_task_request *[]"], init: int | Sequence[bl_task_request | Null] = ..., /) -> CPointer[bl_task_request]: ...
+    @overload
+    def new(self, of: Literal["bl_task **"], init: bl_task | Null = ..., /) -> CPointer[bl_task]: ...
+    @overload
+    def new(self, of: Literal["bl_task *[]"], init: int | Sequence[bl_task | Null] = ..., /) -> CPointer[bl_task]: ...
+    @overload
+    def new(self, of: Literal["bl_task_counts **"], init: bl_task_counts | Null = ..., /) -> CPointer[bl_task_counts]: ...
+    @overload
+    def new(self, of: Literal["bl_task_counts *[]"], init: int | Sequence[bl_task_counts | Null] = ..., /) -> CPointer[bl_task_counts]: ...
+    @overload
+    def new(self, of: Literal["bl_retire_request **"], init: bl_retire_request | Null = ..., /) -> CPointer[bl_retire_request]: ...
+    @overload
+    def new(self, of: Literal["bl_retire_request *[]"], init: int | Sequence[bl_retire_request | Null] = ..., /) -> CPointer[bl_retire_request]: ...
+    @overload
+    def new(self, of: Literal["bl_block_reply **"], init: bl_block_reply | Null = ..., /) -> CPointer[bl_block_reply]: ...
+    @overload
+    def new(self, of: Literal["bl_block_reply *[]"], init: int | Sequence[bl_block_reply | Null] = ..., /) -> CPointer[bl_block_reply]: ...
+    @overload
+    def new(self, of: Literal["bl_block_record **"], init: bl_block_record | Null = ..., /) -> CPointer[bl_block_record]: ...
+    @overload
+    def new(self, of: Literal["bl_block_record *[]"], init: int | Sequence[bl_block_record | Null] = ..., /) -> CPointer[bl_block_record]: ...
+    @overload
+    def new(self, of: Literal["bl_commit **"], init: bl_commit | Null = ..., /) -> CPointer[bl_commit]: ...
+    @overload
+    def new(self, of: Literal["bl_commit *[]"], init: int | Sequence[bl_commit | Null] = ..., /) -> CPointer[bl_commit]: ...
+    @overload
+    def new(self, of: Literal["bl_meta_stat **"], init: bl_meta_stat | Null = ..., /) -> CPointer[bl_meta_stat]: ...
+    @overload
+    def new(self, of: Literal["bl_meta_stat *[]"], init: int | Sequence[bl_meta_stat | Null] = ..., /) -> CPointer[bl_meta_stat]: ...
+    @overload
+    def new(self, of: Literal["bl_entry **"], init: bl_entry | Null = ..., /) -> CPointer[bl_entry]: ...
+    @overload
+    def new(self, of: Literal["bl_entry *[]"], init: int | Sequence[bl_entry | Null] = ..., /) -> CPointer[bl_entry]: ...
+    @overload
+    def new(self, of: Literal["bl_extent_line **"], init: bl_extent_line | Null = ..., /) -> CPointer[bl_extent_line]: ...
+    @overload
+    def new(self, of: Literal["bl_extent_line *[]"], init: int | Sequence[bl_extent_line | Null] = ..., /) -> CPointer[bl_extent_line]: ...
+    @overload
+    def new(self, of: Literal["bl_pool **"], init: bl_pool | Null = ..., /) -> CPointer[bl_pool]: ...
+    @overload
+    def new(self, of: Literal["bl_pool *[]"], init: int | Sequence[bl_pool | Null] = ..., /) -> CPointer[bl_pool]: ...
+    @overload
+    def new(self, of: Literal["bl_pool_config **"], init: bl_pool_config | Null = ..., /) -> CPointer[bl_pool_config]: ...
+    @overload
+    def new(self, of: Literal["bl_pool_config *[]"], init: int | Sequence[bl_pool_config | Null] = ..., /) -> CPointer[bl_pool_config]: ...
+    @overload
+    def new(self, of: Literal["bl_call **"], init: bl_call | Null = ..., /) -> CPointer[bl_call]: ...
+    @overload
+    def new(self, of: Literal["bl_call *[]"], init: int | Sequence[bl_call | Null] = ..., /) -> CPointer[bl_call]: ...
+    @overload
+    def new(self, of: Literal["bl_server **"], init: bl_server | Null = ..., /) -> CPointer[bl_server]: ...
+    @overload
+    def new(self, of: Literal["bl_server *[]"], init: int | Sequence[bl_server | Null] = ..., /) -> CPointer[bl_server]: ...
+    @overload
+    def new(self, of: Literal["bl_server_stat **"], init: bl_server_stat | Null = ..., /) -> CPointer[bl_server_stat]: ...
+    @overload
+    def new(self, of: Literal["bl_server_stat *[]"], init: int | Sequence[bl_server_stat | Null] = ..., /) -> CPointer[bl_server_stat]: ...
+    @overload
+    def new(self, of: Literal["bl_quota **"], init: bl_quota | Null = ..., /) -> CPointer[bl_quota]: ...
+    @overload
+    def new(self, of: Literal["bl_quota *[]"], init: int | Sequence[bl_quota | Null] = ..., /) -> CPointer[bl_quota]: ...
+    @overload
+    def new(self, of: Literal["bl_session **"], init: bl_session | Null = ..., /) -> CPointer[bl_session]: ...
+    @overload
+    def new(self, of: Literal["bl_session *[]"], init: int | Sequence[bl_session | Null] = ..., /) -> CPointer[bl_session]: ...
+    @overload
+    def new(self, of: Literal["bl_session_stat **"], init: bl_session_stat | Null = ..., /) -> CPointer[bl_session_stat]: ...
+    @overload
+    def new(self, of: Literal["bl_session_stat *[]"], init: int | Sequence[bl_session_stat | Null] = ..., /) -> CPointer[bl_session_stat]: ...
+    @overload
+    def new(self, of: Literal["bl_message **"], init: bl_message | Null = ..., /) -> CPointer[bl_message]: ...
+    @overload
+    def new(self, of: Literal["bl_message *[]"], init: int | Sequence[bl_message | Null] = ..., /) -> CPointer[bl_message]: ...
+    @overload
+    def new(self, of: Literal["bl_pump **"], init: bl_pump | Null = ..., /) -> CPointer[bl_pump]: ...
+    @overload
+    def new(self, of: Literal["bl_pump *[]"], init: int | Sequence[bl_pump | Null] = ..., /) -> CPointer[bl_pump]: ...
+    @overload
+    def new(self, of: Literal["bl_meta **"], init: bl_meta | Null = ..., /) -> CPointer[bl_meta]: ...
+    @overload
+    def new(self, of: Literal["bl_meta *[]"], init: int | Sequence[bl_meta | Null] = ..., /) -> CPointer[bl_meta]: ...
+    @overload
+    def new(self, of: Literal["bl_port **"], init: bl_port | Null = ..., /) -> CPointer[bl_port]: ...
+    @overload
+    def new(self, of: Literal["bl_port *[]"], init: int | Sequence[bl_port | Null] = ..., /) -> CPointer[bl_port]: ...
+    @overload
+    def new(self, of: Literal["bl_rovers **"], init: bl_rovers | Null = ..., /) -> CPointer[bl_rovers]: ...
+    @overload
+    def new(self, of: Literal["bl_rovers *[]"], init: int | Sequence[bl_rovers | Null] = ..., /) -> CPointer[bl_rovers]: ...
+    @overload
+    def new(self, of: Literal["bl_tokens **"], init: bl_tokens | Null = ..., /) -> CPointer[bl_tokens]: ...
+    @overload
+    def new(self, of: Literal["bl_tokens *[]"], init: int | Sequence[bl_tokens | Null] = ..., /) -> CPointer[bl_tokens]: ...
+    @overload
+    def new(self, of: Literal["bl_node **"], init: bl_node | Null = ..., /) -> CPointer[bl_node]: ...
+    @overload
+    def new(self, of: Literal["bl_node *[]"], init: int | Sequence[bl_node | Null] = ..., /) -> CPointer[bl_node]: ...
+    @overload
+    def new(self, of: Literal["bl_seat **"], init: bl_seat | Null = ..., /) -> CPointer[bl_seat]: ...
+    @overload
+    def new(self, of: Literal["bl_seat *[]"], init: int | Sequence[bl_seat | Null] = ..., /) -> CPointer[bl_seat]: ...
+    @overload
+    def new(self, of: Literal["bl_way **"], init: bl_way | Null = ..., /) -> CPointer[bl_way]: ...
+    @overload
+    def new(self, of: Literal["bl_way *[]"], init: int | Sequence[bl_way | Null] = ..., /) -> CPointer[bl_way]: ...
+    @overload
+    def new(self, of: Literal["bl_queue **"], init: bl_queue | Null = ..., /) -> CPointer[bl_queue]: ...
+    @overload
+    def new(self, of: Literal["bl_queue *[]"], init: int | Sequence[bl_queue | Null] = ..., /) -> CPointer[bl_queue]: ...
+    @overload
+    def new(self, of: Literal["bl_admission **"], init: bl_admission | Null = ..., /) -> CPointer[bl_admission]: ...
+    @overload
+    def new(self, of: Literal["bl_admission *[]"], init: int | Sequence[bl_admission | Null] = ..., /) -> CPointer[bl_admission]: ...
+    @overload
+    def new(self, of: Literal["bl_queue_stat **"], init: bl_queue_stat | Null = ..., /) -> CPointer[bl_queue_stat]: ...
+    @overload
+    def new(self, of: Literal["bl_queue_stat *[]"], init: int | Sequence[bl_queue_stat | Null] = ..., /) -> CPointer[bl_queue_stat]: ...
+    @overload
+    def new(self, of: Literal["bl_price **"], init: bl_price | Null = ..., /) -> CPointer[bl_price]: ...
+    @overload
+    def new(self, of: Literal["bl_price *[]"], init: int | Sequence[bl_price | Null] = ..., /) -> CPointer[bl_price]: ...
+    @overload
+    def new(self, of: Literal["bl_carried **"], init: bl_carried | Null = ..., /) -> CPointer[bl_carried]: ...
+    @overload
+    def new(self, of: Literal["bl_carried *[]"], init: int | Sequence[bl_carried | Null] = ..., /) -> CPointer[bl_carried]: ...
+    @overload
+    def new(self, of: Literal["bl_fragment **"], init: bl_fragment | Null = ..., /) -> CPointer[bl_fragment]: ...
+    @overload
+    def new(self, of: Literal["bl_fragment *[]"], init: int | Sequence[bl_fragment | Null] = ..., /) -> CPointer[bl_fragment]: ...
+    @overload
+    def new(self, of: Literal["bl_piece **"], init: bl_piece | Null = ..., /) -> CPointer[bl_piece]: ...
+    @overload
+    def new(self, of: Literal["bl_piece *[]"], init: int | Sequence[bl_piece | Null] = ..., /) -> CPointer[bl_piece]: ...
+    @overload
+    def new(self, of: Literal["bl_chunk **"], init: bl_chunk | Null = ..., /) -> CPointer[bl_chunk]: ...
+    @overload
+    def new(self, of: Literal["bl_chunk *[]"], init: int | Sequence[bl_chunk | Null] = ..., /) -> CPointer[bl_chunk]: ...
+    @overload
+    def new(self, of: Literal["bl_plan **"], init: bl_plan | Null = ..., /) -> CPointer[bl_plan]: ...
+    @overload
+    def new(self, of: Literal["bl_plan *[]"], init: int | Sequence[bl_plan | Null] = ..., /) -> CPointer[bl_plan]: ...
+    @overload
+    def new(self, of: Literal["bl_copy_settings **"], init: bl_copy_settings | Null = ..., /) -> CPointer[bl_copy_settings]: ...
+    @overload
+    def new(self, of: Literal["bl_copy_settings *[]"], init: int | Sequence[bl_copy_settings | Null] = ..., /) -> CPointer[bl_copy_settings]: ...
+    @overload
+    def new(self, of: Literal["bl_kv_batch **"], init: bl_kv_batch | Null = ..., /) -> CPointer[bl_kv_batch]: ...
+    @overload
+    def new(self, of: Literal["bl_kv_batch *[]"], init: int | Sequence[bl_kv_batch | Null] = ..., /) -> CPointer[bl_kv_batch]: ...
+    @overload
+    def new(self, of: Literal["bl_kv_pending **"], init: bl_kv_pending | Null = ..., /) -> CPointer[bl_kv_pending]: ...
+    @overload
+    def new(self, of: Literal["bl_kv_pending *[]"], init: int | Sequence[bl_kv_pending | Null] = ..., /) -> CPointer[bl_kv_pending]: ...
+    @overload
+    def new(self, of: Literal["bl_finding **"], init: bl_finding | Null = ..., /) -> CPointer[bl_finding]: ...
+    @overload
+    def new(self, of: Literal["bl_finding *[]"], init: int | Sequence[bl_finding | Null] = ..., /) -> CPointer[bl_finding]: ...
+    @overload
+    def new(self, of: Literal["bl_check_report **"], init: bl_check_report | Null = ..., /) -> CPointer[bl_check_report]: ...
+    @overload
+    def new(self, of: Literal["bl_check_report *[]"], init: int | Sequence[bl_check_report | Null] = ..., /) -> CPointer[bl_check_report]: ...
+    @overload
+    def new(self, of: Literal["bl_acceptance_config **"], init: bl_acceptance_config | Null = ..., /) -> CPointer[bl_acceptance_config]: ...
+    @overload
+    def new(self, of: Literal["bl_acceptance_config *[]"], init: int | Sequence[bl_acceptance_config | Null] = ..., /) -> CPointer[bl_acceptance_config]: ...
+    @overload
+    def new(self, of: Literal["bl_acceptance_cell **"], init: bl_acceptance_cell | Null = ..., /) -> CPointer[bl_acceptance_cell]: ...
+    @overload
+    def new(self, of: Literal["bl_acceptance_cell *[]"], init: int | Sequence[bl_acceptance_cell | Null] = ..., /) -> CPointer[bl_acceptance_cell]: ...
+    @overload
+    def new(self, of: Literal["bl_acceptance **"], init: bl_acceptance | Null = ..., /) -> CPointer[bl_acceptance]: ...
+    @overload
+    def new(self, of: Literal["bl_acceptance *[]"], init: int | Sequence[bl_acceptance | Null] = ..., /) -> CPointer[bl_acceptance]: ...
+    @overload
+    def new(self, of: Literal["bl_prefix **"], init: bl_prefix | Null = ..., /) -> CPointer[bl_prefix]: ...
+    @overload
+    def new(self, of: Literal["bl_prefix *[]"], init: int | Sequence[bl_prefix | Null] = ..., /) -> CPointer[bl_prefix]: ...
+    @overload
+    def new(self, of: Literal["bl_prefix_outcome **"], init: bl_prefix_outcome | Null = ..., /) -> CPointer[bl_prefix_outcome]: ...
+    @overload
+    def new(self, of: Literal["bl_prefix_outcome *[]"], init: int | Sequence[bl_prefix_outcome | Null] = ..., /) -> CPointer[bl_prefix_outcome]: ...
+    @overload
+    def new(self, of: Literal["bl_prefix_match **"], init: bl_prefix_match | Null = ..., /) -> CPointer[bl_prefix_match]: ...
+    @overload
+    def new(self, of: Literal["bl_prefix_match *[]"], init: int | Sequence[bl_prefix_match | Null] = ..., /) -> CPointer[bl_prefix_match]: ...
+    @overload
+    def new(self, of: Literal["bl_prefix_row **"], init: bl_prefix_row | Null = ..., /) -> CPointer[bl_prefix_row]: ...
+    @overload
+    def new(self, of: Literal["bl_prefix_row *[]"], init: int | Sequence[bl_prefix_row | Null] = ..., /) -> CPointer[bl_prefix_row]: ...
+    @overload
+    def new(self, of: Literal["bl_prefix_stat **"], init: bl_prefix_stat | Null = ..., /) -> CPointer[bl_prefix_stat]: ...
+    @overload
+    def new(self, of: Literal["bl_prefix_stat *[]"], init: int | Sequence[bl_prefix_stat | Null] = ..., /) -> CPointer[bl_prefix_stat]: ...
+    @overload
+    def new(self, of: Literal["bl_index **"], init: bl_index | Null = ..., /) -> CPointer[bl_index]: ...
+    @overload
+    def new(self, of: Literal["bl_index *[]"], init: int | Sequence[bl_index | Null] = ..., /) -> CPointer[bl_index]: ...
+    @overload
+    def new(self, of: Literal["bl_tier **"], init: bl_tier | Null = ..., /) -> CPointer[bl_tier]: ...
+    @overload
+    def new(self, of: Literal["bl_tier *[]"], init: int | Sequence[bl_tier | Null] = ..., /) -> CPointer[bl_tier]: ...
+    @overload
+    def new(self, of: Literal["bl_tier_stat **"], init: bl_tier_stat | Null = ..., /) -> CPointer[bl_tier_stat]: ...
+    @overload
+    def new(self, of: Literal["bl_tier_stat *[]"], init: int | Sequence[bl_tier_stat | Null] = ..., /) -> CPointer[bl_tier_stat]: ...
+    @overload
+    def new(self, of: Literal["bl_dsa_descriptor **"], init: bl_dsa_descriptor | Null = ..., /) -> CPointer[bl_dsa_descriptor]: ...
+    @overload
+    def new(self, of: Literal["bl_dsa_descriptor *[]"], init: int | Sequence[bl_dsa_descriptor | Null] = ..., /) -> CPointer[bl_dsa_descriptor]: ...
+    @overload
+    def new(self, of: Literal["bl_dsa_record **"], init: bl_dsa_record | Null = ..., /) -> CPointer[bl_dsa_record]: ...
+    @overload
+    def new(self, of: Literal["bl_dsa_record *[]"], init: int | Sequence[bl_dsa_record | Null] = ..., /) -> CPointer[bl_dsa_record]: ...
+    @overload
+    def new(self, of: Literal["bl_dsa_queue **"], init: bl_dsa_queue | Null = ..., /) -> CPointer[bl_dsa_queue]: ...
+    @overload
+    def new(self, of: Literal["bl_dsa_queue *[]"], init: int | Sequence[bl_dsa_queue | Null] = ..., /) -> CPointer[bl_dsa_queue]: ...
+    @overload
+    def new(self, of: Literal["bl_dsa_limits **"], init: bl_dsa_limits | Null = ..., /) -> CPointer[bl_dsa_limits]: ...
+    @overload
+    def new(self, of: Literal["bl_dsa_limits *[]"], init: int | Sequence[bl_dsa_limits | Null] = ..., /) -> CPointer[bl_dsa_limits]: ...
+    @overload
+    def new(self, of: Literal["bl_dsa_weather **"], init: bl_dsa_weather | Null = ..., /) -> CPointer[bl_dsa_weather]: ...
+    @overload
+    def new(self, of: Literal["bl_dsa_weather *[]"], init: int | Sequence[bl_dsa_weather | Null] = ..., /) -> CPointer[bl_dsa_weather]: ...
+    @overload
+    def new(self, of: Literal["bl_dsa_engine **"], init: bl_dsa_engine | Null = ..., /) -> CPointer[bl_dsa_engine]: ...
+    @overload
+    def new(self, of: Literal["bl_dsa_engine *[]"], init: int | Sequence[bl_dsa_engine | Null] = ..., /) -> CPointer[bl_dsa_engine]: ...
+    @overload
+    def new(self, of: Literal["bl_dsa_transfer **"], init: bl_dsa_transfer | Null = ..., /) -> CPointer[bl_dsa_transfer]: ...
+    @overload
+    def new(self, of: Literal["bl_dsa_transfer *[]"], init: int | Sequence[bl_dsa_transfer | Null] = ..., /) -> CPointer[bl_dsa_transfer]: ...
+    @overload
+    def new(self, of: Literal["bl_dsa_rules **"], init: bl_dsa_rules | Null = ..., /) -> CPointer[bl_dsa_rules]: ...
+    @overload
+    def new(self, of: Literal["bl_dsa_rules *[]"], init: int | Sequence[bl_dsa_rules | Null] = ..., /) -> CPointer[bl_dsa_rules]: ...
+    @overload
+    def new(self, of: Literal["bl_dsa_stat **"], init: bl_dsa_stat | Null = ..., /) -> CPointer[bl_dsa_stat]: ...
+    @overload
+    def new(self, of: Literal["bl_dsa_stat *[]"], init: int | Sequence[bl_dsa_stat | Null] = ..., /) -> CPointer[bl_dsa_stat]: ...
+    @overload
+    def new(self, of: Literal["void **"], init: CData = ..., /) -> CPointer[void_p]: ...
+    @overload
+    def new(self, of: Literal["void *[]"], init: int | Sequence[CData] = ..., /) -> CPointer[void_p]: ...
+    @overload
+    def cast(self, to: Literal["char *", "volatile char *"], what: CData | int, /) -> char_p: ...
+    @overload
+    def cast(self, to: Literal["uint8_t *", "volatile uint8_t *"], what: CData | int, /) -> uint8_p: ...
+    @overload
+    def cast(self, to: Literal["uint16_t *", "volatile uint16_t *"], what: CData | int, /) -> uint16_p: ...
+    @overload
+    def cast(self, to: Literal["uint32_t *", "volatile uint32_t *"], what: CData | int, /) -> uint32_p: ...
+    @overload
+    def cast(self, to: Literal["uint64_t *", "volatile uint64_t *"], what: CData | int, /) -> uint64_p: ...
+    @overload
+    def cast(self, to: Literal["int32_t *", "volatile int32_t *"], what: CData | int, /) -> int32_p: ...
+    @overload
+    def cast(self, to: Literal["int64_t *", "volatile int64_t *"], what: CData | int, /) -> int64_p: ...
+    @overload
+    def cast(self, to: Literal["double *", "volatile double *"], what: CData | int, /) -> double_p: ...
+    @overload
+    def cast(self, to: Literal["bl_geometry *", "volatile bl_geometry *"], what: CData | int, /) -> bl_geometry: ...
+    @overload
+    def cast(self, to: Literal["bl_superblock *", "volatile bl_superblock *"], what: CData | int, /) -> bl_superblock: ...
+    @overload
+    def cast(self, to: Literal["bl_epoch_line *", "volatile bl_epoch_line *"], what: CData | int, /) -> bl_epoch_line: ...
+    @overload
+    def cast(self, to: Literal["bl_candidate_line *", "volatile bl_candidate_line *"], what: CData | int, /) -> bl_candidate_line: ...
+    @overload
+    def cast(self, to: Literal["bl_beat_line *", "volatile bl_beat_line *"], what: CData | int, /) -> bl_beat_line: ...
+    @overload
+    def cast(self, to: Literal["bl_lobby_request *", "volatile bl_lobby_request *"], what: CData | int, /) -> bl_lobby_request: ...
+    @overload
+    def cast(self, to: Literal["bl_lobby_reply *", "volatile bl_lobby_reply *"], what: CData | int, /) -> bl_lobby_reply: ...
+    @overload
+    def cast(self, to: Literal["bl_session_line *", "volatile bl_session_line *"], what: CData | int, /) -> bl_session_line: ...
+    @overload
+    def cast(self, to: Literal["bl_request *", "volatile bl_request *"], what: CData | int, /) -> bl_request: ...
+    @overload
+    def cast(self, to: Literal["bl_reply *", "volatile bl_reply *"], what: CData | int, /) -> bl_reply: ...
+    @overload
+    def cast(self, to: Literal["bl_bulk *", "volatile bl_bulk *"], what: CData | int, /) -> bl_bulk: ...
+    @overload
+    def cast(self, to: Literal["bl_block_request *", "volatile bl_block_request *"], what: CData | int, /) -> bl_block_request: ...
+    @overload
+    def cast(self, to: Literal["bl_task_request *", "volatile bl_task_request *"], what: CData | int, /) -> bl_task_request: ...
+    @overload
+    def cast(self, to: Literal["bl_task *", "volatile bl_task *"], what: CData | int, /) -> bl_task: ...
+    @overload
+    def cast(self, to: Literal["bl_task_counts *", "volatile bl_task_counts *"], what: CData | int, /) -> bl_task_counts: ...
+    @overload
+    def cast(self, to: Literal["bl_retire_request *", "volatile bl_retire_request *"], what: CData | int, /) -> bl_retire_request: ...
+    @overload
+    def cast(self, to: Literal["bl_block_reply *", "volatile bl_block_reply *"], what: CData | int, /) -> bl_block_reply: ...
+    @overload
+    def cast(self, to: Literal["bl_block_record *", "volatile bl_block_record *"], what: CData | int, /) -> bl_block_record: ...
+    @overload
+    def cast(self, to: Literal["bl_commit *", "volatile bl_commit *"], what: CData | int, /) -> bl_commit: ...
+    @overload
+    def cast(self, to: Literal["bl_meta_stat *", "volatile bl_meta_stat *"], what: CData | int, /) -> bl_meta_stat: ...
+    @overload
+    def cast(self, to: Literal["bl_entry *", "volatile bl_entry *"], what: CData | int, /) -> bl_entry: ...
+    @overload
+    def cast(self, to: Literal["bl_extent_line *", "volatile bl_extent_line *"], what: CData | int, /) -> bl_extent_line: ...
+    @overload
+    def cast(self, to: Literal["bl_pool *", "volatile bl_pool *"], what: CData | int, /) -> bl_pool: ...
+    @overload
+    def cast(self, to: Literal["bl_pool_config *", "volatile bl_pool_config *"], what: CData | int, /) -> bl_pool_config: ...
+    @overload
+    def cast(self, to: Literal["bl_call *", "volatile bl_call *"], what: CData | int, /) -> bl_call: ...
+    @overload
+    def cast(self, to: Literal["bl_server *", "volatile bl_server *"], what: CData | int, /) -> bl_server: ...
+    @overload
+    def cast(self, to: Literal["bl_server_stat *", "volatile bl_server_stat *"], what: CData | int, /) -> bl_server_stat: ...
+    @overload
+    def cast(self, to: Literal["bl_quota *", "volatile bl_quota *"], what: CData | int, /) -> bl_quota: ...
+    @overload
+    def cast(self, to: Literal["bl_session *", "volatile bl_session *"], what: CData | int, /) -> bl_session: ...
+    @overload
+    def cast(self, to: Literal["bl_session_stat *", "volatile bl_session_stat *"], what: CData | int, /) -> bl_session_stat: ...
+    @overload
+    def cast(self, to: Literal["bl_message *", "volatile bl_message *"], what: CData | int, /) -> bl_message: ...
+    @overload
+    def cast(self, to: Literal["bl_pump *", "volatile bl_pump *"], what: CData | int, /) -> bl_pump: ...
+    @overload
+    def cast(self, to: Literal["bl_meta *", "volatile bl_meta *"], what: CData | int, /) -> bl_meta: ...
+    @overload
+    def cast(self, to: Literal["bl_port *", "volatile bl_port *"], what: CData | int, /) -> bl_port: ...
+    @overload
+    def cast(self, to: Literal["bl_rovers *", "volatile bl_rovers *"], what: CData | int, /) -> bl_rovers: ...
+    @overload
+    def cast(self, to: Literal["bl_tokens *", "volatile bl_tokens *"], what: CData | int, /) -> bl_tokens: ...
+    @overload
+    def cast(self, to: Literal["bl_node *", "volatile bl_node *"], what: CData | int, /) -> bl_node: ...
+    @overload
+    def cast(self, to: Literal["bl_seat *", "volatile bl_seat *"], what: CData | int, /) -> bl_seat: ...
+    @overload
+    def cast(self, to: Literal["bl_way *", "volatile bl_way *"], what: CData | int, /) -> bl_way: ...
+    @overload
+    def cast(self, to: Literal["bl_queue *", "volatile bl_queue *"], what: CData | int, /) -> bl_queue: ...
+    @overload
+    def cast(self, to: Literal["bl_admission *", "volatile bl_admission *"], what: CData | int, /) -> bl_admission: ...
+    @overload
+    def cast(self, to: Literal["bl_queue_stat *", "volatile bl_queue_stat *"], what: CData | int, /) -> bl_queue_stat: ...
+    @overload
+    def cast(self, to: Literal["bl_price *", "volatile bl_price *"], what: CData | int, /) -> bl_price: ...
+    @overload
+    def cast(self, to: Literal["bl_carried *", "volatile bl_carried *"], what: CData | int, /) -> bl_carried: ...
+    @overload
+    def cast(self, to: Literal["bl_fragment *", "volatile bl_fragment *"], what: CData | int, /) -> bl_fragment: ...
+    @overload
+    def cast(self, to: Literal["bl_piece *", "volatile bl_piece *"], what: CData | int, /) -> bl_piece: ...
+    @overload
+    def cast(self, to: Literal["bl_chunk *", "volatile bl_chunk *"], what: CData | int, /) -> bl_chunk: ...
+    @overload
+    def cast(self, to: Literal["bl_plan *", "volatile bl_plan *"], what: CData | int, /) -> bl_plan: ...
+    @overload
+    def cast(self, to: Literal["bl_copy_settings *", "volatile bl_copy_settings *"], what: CData | int, /) -> bl_copy_settings: ...
+    @overload
+    def cast(self, to: Literal["bl_kv_batch *", "volatile bl_kv_batch *"], what: CData | int, /) -> bl_kv_batch: ...
+    @overload
+    def cast(self, to: Literal["bl_kv_pending *", "volatile bl_kv_pending *"], what: CData | int, /) -> bl_kv_pending: ...
+    @overload
+    def cast(self, to: Literal["bl_finding *", "volatile bl_finding *"], what: CData | int, /) -> bl_finding: ...
+    @overload
+    def cast(self, to: Literal["bl_check_report *", "volatile bl_check_report *"], what: CData | int, /) -> bl_check_report: ...
+    @overload
+    def cast(self, to: Literal["bl_acceptance_config *", "volatile bl_acceptance_config *"], what: CData | int, /) -> bl_acceptance_config: ...
+    @overload
+    def cast(self, to: Literal["bl_acceptance_cell *", "volatile bl_acceptance_cell *"], what: CData | int, /) -> bl_acceptance_cell: ...
+    @overload
+    def cast(self, to: Literal["bl_acceptance *", "volatile bl_acceptance *"], what: CData | int, /) -> bl_acceptance: ...
+    @overload
+    def cast(self, to: Literal["bl_prefix *", "volatile bl_prefix *"], what: CData | int, /) -> bl_prefix: ...
+    @overload
+    def cast(self, to: Literal["bl_prefix_outcome *", "volatile bl_prefix_outcome *"], what: CData | int, /) -> bl_prefix_outcome: ...
+    @overload
+    def cast(self, to: Literal["bl_prefix_match *", "volatile bl_prefix_match *"], what: CData | int, /) -> bl_prefix_match: ...
+    @overload
+    def cast(self, to: Literal["bl_prefix_row *", "volatile bl_prefix_row *"], what: CData | int, /) -> bl_prefix_row: ...
+    @overload
+    def cast(self, to: Literal["bl_prefix_stat *", "volatile bl_prefix_stat *"], what: CData | int, /) -> bl_prefix_stat: ...
+    @overload
+    def cast(self, to: Literal["bl_index *", "volatile bl_index *"], what: CData | int, /) -> bl_index: ...
+    @overload
+    def cast(self, to: Literal["bl_tier *", "volatile bl_tier *"], what: CData | int, /) -> bl_tier: ...
+    @overload
+    def cast(self, to: Literal["bl_tier_stat *", "volatile bl_tier_stat *"], what: CData | int, /) -> bl_tier_stat: ...
+    @overload
+    def cast(self, to: Literal["bl_dsa_descriptor *", "volatile bl_dsa_descriptor *"], what: CData | int, /) -> bl_dsa_descriptor: ...
+    @overload
+    def cast(self, to: Literal["bl_dsa_record *", "volatile bl_dsa_record *"], what: CData | int, /) -> bl_dsa_record: ...
+    @overload
+    def cast(self, to: Literal["bl_dsa_queue *", "volatile bl_dsa_queue *"], what: CData | int, /) -> bl_dsa_queue: ...
+    @overload
+    def cast(self, to: Literal["bl_dsa_limits *", "volatile bl_dsa_limits *"], what: CData | int, /) -> bl_dsa_limits: ...
+    @overload
+    def cast(self, to: Literal["bl_dsa_weather *", "volatile bl_dsa_weather *"], what: CData | int, /) -> bl_dsa_weather: ...
+    @overload
+    def cast(self, to: Literal["bl_dsa_engine *", "volatile bl_dsa_engine *"], what: CData | int, /) -> bl_dsa_engine: ...
+    @overload
+    def cast(self, to: Literal["bl_dsa_transfer *", "volatile bl_dsa_transfer *"], what: CData | int, /) -> bl_dsa_transfer: ...
+    @overload
+    def cast(self, to: Literal["bl_dsa_rules *", "volatile bl_dsa_rules *"], what: CData | int, /) -> bl_dsa_rules: ...
+    @overload
+    def cast(self, to: Literal["bl_dsa_stat *", "volatile bl_dsa_stat *"], what: CData | int, /) -> bl_dsa_stat: ...
+    @overload
+    def cast(self, to: Literal["void *", "volatile void *"], what: CData | int, /) -> void_p: ...
+    @overload
+    def cast(self, to: Literal["bl_handler"], what: CData | int, /) -> bl_handler: ...
+    @overload
+    def cast(self, to: Literal["char"], what: CData | int, /) -> CNumber: ...
+    @overload
+    def cast(self, to: Literal["uint8_t"], what: CData | int, /) -> CNumber: ...
+    @overload
+    def cast(self, to: Literal["uint16_t"], what: CData | int, /) -> CNumber: ...
+    @overload
+    def cast(self, to: Literal["uint32_t"], what: CData | int, /) -> CNumber: ...
+    @overload
+    def cast(self, to: Literal["uint64_t"], what: CData | int, /) -> CNumber: ...
+    @overload
+    def cast(self, to: Literal["int32_t"], what: CData | int, /) -> CNumber: ...
+    @overload
+    def cast(self, to: Literal["int64_t"], what: CData | int, /) -> CNumber: ...
+    @overload
+    def cast(self, to: Literal["size_t"], what: CData | int, /) -> CNumber: ...
+    @overload
+    def cast(self, to: Literal["uintptr_t"], what: CData | int, /) -> CNumber: ...
+
+class Lib:
+    BL_FORMAT_VERSION: Final[int]
+    BL_LINE_SIZE: Final[int]
+    BL_POLL_STRIDE: Final[int]
+    BL_PAGE_SIZE: Final[int]
+    BL_STRIPE_SIZE: Final[int]
+    BL_STRIPE_SHIFT: Final[int]
+    BL_DEVICE_COUNT_MAX: Final[int]
+    BL_HOST_COUNT: Final[int]
+    BL_HALF_COUNT: Final[int]
+    BL_MESSAGE_INLINE_SIZE: Final[int]
+    BL_EXTENT_STRIPES_MAX: Final[int]
+    BL_CLASS_COUNT_MAX: Final[int]
+    BL_CHUNK_SIZE: Final[int]
+    BL_SERVER_STRIDE: Final[int]
+    BL_CANDIDATE_OFFSET: Final[int]
+    BL_LOBBY_OFFSET: Final[int]
+    BL_LOBBY_STRIDE: Final[int]
+    BL_LOBBY_END: Final[int]
+    BL_DISCIPLINE_COHERENT: Final[int]
+    BL_DISCIPLINE_NON_COHERENT: Final[int]
+    BL_SERVER_TAKING: Final[int]
+    BL_SERVER_SERVING: Final[int]
+    BL_SERVER_STOPPED: Final[int]
+    BL_SERVER_FAILED: Final[int]
+    BL_LOBBY_ATTACH: Final[int]
+    BL_LOBBY_DETACH: Final[int]
+    BL_SESSION_FREE: Final[int]
+    BL_SESSION_LIVE: Final[int]
+    BL_SESSION_DOUBTFUL: Final[int]
+    BL_MESSAGE_BULK: Final[int]
+    BL_METHOD_PING: Final[int]
+    BL_METHOD_LOOKUP: Final[int]
+    BL_METHOD_RESERVE: Final[int]
+    BL_METHOD_COMMIT: Final[int]
+    BL_METHOD_ABORT: Final[int]
+    BL_METHOD_RELEASE: Final[int]
+    BL_METHOD_REMOVE: Final[int]
+    BL_METHOD_STAT: Final[int]
+    BL_METHOD_RETIRE: Final[int]
+    BL_METHOD_TASK_CLAIM: Final[int]
+    BL_METHOD_TASK_EXTEND: Final[int]
+    BL_METHOD_TASK_COUNT: Final[int]
+    BL_METHOD_USER: Final[int]
+    BL_LOOKUP_PIN: Final[int]
+    BL_RESERVE_KEPT: Final[int]
+    BL_BLOCK_MISS: Final[int]
+    BL_BLOCK_HIT: Final[int]
+    BL_BLOCK_PENDING: Final[int]
+    BL_BLOCK_GRANTED: Final[int]
+    BL_BLOCK_REFUSED: Final[int]
+    BL_TASK_VISIBLE_MAX_MS: Final[int]
+    BL_ENTRY_FREE: Final[int]
+    BL_ENTRY_COMMITTED: Final[int]
+    BL_ENTRY_KEPT: Final[int]
+    BL_EXTENT_FREE: Final[int]
+    BL_EXTENT_OPEN: Final[int]
+    BL_EXTENT_RETIRED: Final[int]
+    BL_ERROR_FORKED: Final[int]
+    BL_ERROR_NO_SERVER: Final[int]
+    BL_ERROR_TIMEOUT: Final[int]
+    BL_ERROR_DEPOSED: Final[int]
+    BL_ERROR_SERVER_ALIVE: Final[int]
+    BL_ERROR_HOST_CLASH: Final[int]
+    BL_ERROR_NO_LANE: Final[int]
+    BL_ERROR_SESSION_LOST: Final[int]
+    BL_ERROR_NO_METHOD: Final[int]
+    BL_ERROR_BAD_REQUEST: Final[int]
+    BL_ERROR_BAD_REPLY: Final[int]
+    BL_ERROR_HANDLER: Final[int]
+    BL_ERROR_NO_SPACE: Final[int]
+    BL_ERROR_TABLE_FULL: Final[int]
+    BL_ERROR_CLASS_LIMIT: Final[int]
+    BL_ERROR_NO_GRANT: Final[int]
+    BL_ERROR_PIN_LIMIT: Final[int]
+    BL_ERROR_QUARANTINE: Final[int]
+    BL_ERROR_EPOCH_DAMAGED: Final[int]
+    BL_ERROR_SECOND_HOST: Final[int]
+    BL_ERROR_LOBBY_BUSY: Final[int]
+    BL_ERROR_QUOTA: Final[int]
+    BL_ERROR_DEVICE_FAULT: Final[int]
+    BL_ERROR_QUEUE_FULL: Final[int]
+    BL_ERROR_SESSION_ALIVE: Final[int]
+    BL_ERROR_RUNTIME_DIR: Final[int]
+    BL_CPU_CLFLUSHOPT: Final[int]
+    BL_CPU_CLWB: Final[int]
+    BL_CPU_SSE42: Final[int]
+    BL_CPU_AVX2: Final[int]
+    BL_CPU_AVX512: Final[int]
+    BL_CPU_MOVDIR64B: Final[int]
+    BL_CPU_PCLMUL: Final[int]
+    BL_CPU_VPCLMUL: Final[int]
+    BL_CPU_ENQCMD: Final[int]
+    BL_CPU_WAITPKG: Final[int]
+    BL_SUPERBLOCK_GOOD: Final[int]
+    BL_SUPERBLOCK_EMPTY: Final[int]
+    BL_SUPERBLOCK_FOREIGN: Final[int]
+    BL_SUPERBLOCK_VERSION: Final[int]
+    BL_SUPERBLOCK_DAMAGED: Final[int]
+    BL_SUPERBLOCK_FORMAT: Final[int]
+    BL_SUPERBLOCK_GEOMETRY: Final[int]
+    BL_CALL_KEYS_MAX: Final[int]
+    BL_LINK_NODES: Final[int]
+    BL_LINK_SEATS: Final[int]
+    BL_LINK_DEVICES: Final[int]
+    BL_CARE_FENCE: Final[int]
+    BL_CARE_INVALIDATE: Final[int]
+    BL_CARE_FLUSH: Final[int]
+    BL_FINDING_EPOCH_DAMAGED: Final[int]
+    BL_FINDING_EPOCH_HALF: Final[int]
+    BL_FINDING_EPOCH_STATE: Final[int]
+    BL_FINDING_EPOCH_NONSENSE: Final[int]
+    BL_FINDING_EPOCH_FUTURE: Final[int]
+    BL_FINDING_BEAT_DAMAGED: Final[int]
+    BL_FINDING_BEAT_STRANGE: Final[int]
+    BL_FINDING_CANDIDATE_DAMAGED: Final[int]
+    BL_FINDING_CANDIDATE_NONSENSE: Final[int]
+    BL_FINDING_CANDIDATE_FUTURE: Final[int]
+    BL_FINDING_LOBBY_REQUEST_DAMAGED: Final[int]
+    BL_FINDING_LOBBY_REQUEST_NONSENSE: Final[int]
+    BL_FINDING_LOBBY_REQUEST_HOST: Final[int]
+    BL_FINDING_LOBBY_REQUEST_FUTURE: Final[int]
+    BL_FINDING_LOBBY_REPLY_DAMAGED: Final[int]
+    BL_FINDING_LOBBY_REPLY_NONSENSE: Final[int]
+    BL_FINDING_LOBBY_REPLY_FUTURE: Final[int]
+    BL_FINDING_SESSION_DAMAGED: Final[int]
+    BL_FINDING_SESSION_STATE: Final[int]
+    BL_FINDING_SESSION_HOST: Final[int]
+    BL_FINDING_SESSION_NONSENSE: Final[int]
+    BL_FINDING_SESSION_FUTURE: Final[int]
+    BL_FINDING_SESSION_TWICE: Final[int]
+    BL_FINDING_LANE_BEAT_DAMAGED: Final[int]
+    BL_FINDING_REQUEST_DAMAGED: Final[int]
+    BL_FINDING_REQUEST_NONSENSE: Final[int]
+    BL_FINDING_REPLY_DAMAGED: Final[int]
+    BL_FINDING_REPLY_NONSENSE: Final[int]
+    BL_FINDING_EXTENT_DAMAGED: Final[int]
+    BL_FINDING_EXTENT_PLACE: Final[int]
+    BL_FINDING_EXTENT_STATE: Final[int]
+    BL_FINDING_EXTENT_SIZE: Final[int]
+    BL_FINDING_EXTENT_BEYOND: Final[int]
+    BL_FINDING_EXTENT_FIT: Final[int]
+    BL_FINDING_EXTENT_OVERLAP: Final[int]
+    BL_FINDING_EXTENT_CLASSES: Final[int]
+    BL_FINDING_EXTENT_FUTURE: Final[int]
+    BL_FINDING_ENTRY_DAMAGED: Final[int]
+    BL_FINDING_ENTRY_STATE: Final[int]
+    BL_FINDING_ENTRY_LENGTH: Final[int]
+    BL_FINDING_ENTRY_CHUNK: Final[int]
+    BL_FINDING_ENTRY_UNALIGNED: Final[int]
+    BL_FINDING_ENTRY_BEYOND: Final[int]
+    BL_FINDING_ENTRY_FUTURE: Final[int]
+    BL_FINDING_ENTRY_HOMELESS: Final[int]
+    BL_FINDING_ENTRY_OVERLAP: Final[int]
+    BL_FINDING_ENTRY_TWICE: Final[int]
+    BL_FINDING_ENTRY_GENERATION: Final[int]
+    BL_FINDING_VECTOR_DAMAGED: Final[int]
+    BL_FINDING_PAYLOAD_DAMAGED: Final[int]
+    BL_FINDING_RESERVED: Final[int]
+    BL_FINDING_STRAY: Final[int]
+    BL_ACCEPTANCE_MESSAGE_PASSING: Final[int]
+    BL_ACCEPTANCE_STORE_BUFFERING: Final[int]
+    BL_ACCEPTANCE_TEARING_8: Final[int]
+    BL_ACCEPTANCE_TEARING_16: Final[int]
+    BL_ACCEPTANCE_TEARING_32: Final[int]
+    BL_ACCEPTANCE_TEARING_64: Final[int]
+    BL_ACCEPTANCE_LATE_EVICTION: Final[int]
+    BL_ACCEPTANCE_PREFETCH: Final[int]
+    BL_ACCEPTANCE_TEST_COUNT: Final[int]
+    BL_ACCEPTANCE_DISCIPLINE: Final[int]
+    BL_ACCEPTANCE_BARE: Final[int]
+    BL_ACCEPTANCE_MODE_COUNT: Final[int]
+    BL_PREFIX_DEVICE: Final[int]
+    BL_PREFIX_HOST: Final[int]
+    BL_PREFIX_DISK: Final[int]
+    BL_PREFIX_TIERS: Final[int]
+    BL_PREFIX_SHARED: Final[int]
+    BL_PREFIX_RANKS_MAX: Final[int]
+    BL_PREFIX_BLOCKS_MAX: Final[int]
+    BL_NO_BLOCK: Final[int]
+    BL_TIER_LRU: Final[int]
+    BL_TIER_FIFO: Final[int]
+    BL_DSA_NOOP: Final[int]
+    BL_DSA_BATCH: Final[int]
+    BL_DSA_DRAIN: Final[int]
+    BL_DSA_MEMMOVE: Final[int]
+    BL_DSA_FILL: Final[int]
+    BL_DSA_COMPARE: Final[int]
+    BL_DSA_DUALCAST: Final[int]
+    BL_DSA_CRCGEN: Final[int]
+    BL_DSA_COPY_CRC: Final[int]
+    BL_DSA_CFLUSH: Final[int]
+    BL_DSA_FENCE: Final[int]
+    BL_DSA_BOF: Final[int]
+    BL_DSA_CRAV: Final[int]
+    BL_DSA_RCR: Final[int]
+    BL_DSA_CR: Final[int]
+    BL_DSA_CC: Final[int]
+    BL_DSA_STORD: Final[int]
+    BL_DSA_DRDBK: Final[int]
+    BL_DSA_DSTS: Final[int]
+    BL_DSA_SEED_READ: Final[int]
+    BL_DSA_NONE: Final[int]
+    BL_DSA_SUCCESS: Final[int]
+    BL_DSA_SUCCESS_PRED: Final[int]
+    BL_DSA_PAGE_FAULT: Final[int]
+    BL_DSA_BATCH_FAIL: Final[int]
+    BL_DSA_BATCH_PAGE_FAULT: Final[int]
+    BL_DSA_BAD_OPCODE: Final[int]
+    BL_DSA_INVALID_FLAGS: Final[int]
+    BL_DSA_NOZERO_RESERVE: Final[int]
+    BL_DSA_XFER_ERANGE: Final[int]
+    BL_DSA_DESC_CNT_ERANGE: Final[int]
+    BL_DSA_OVERLAP_BUFFERS: Final[int]
+    BL_DSA_DCAST_ERR: Final[int]
+    BL_DSA_DESCLIST_ALIGN: Final[int]
+    BL_DSA_CRA_ALIGN: Final[int]
+    BL_DSA_ADDR_ALIGN: Final[int]
+    BL_DSA_HW_ERR1: Final[int]
+    BL_DSA_STATUS_MASK: Final[int]
+    BL_DSA_STATUS_WRITE: Final[int]
+    BL_DSA_ENQCMD: Final[int]
+    BL_DSA_MOVDIR64B: Final[int]
+    BL_DSA_WRITE: Final[int]
+    BL_DSA_FLUSH_NONE: Final[int]
+    BL_DSA_FLUSH_CPU: Final[int]
+    BL_DSA_FLUSH_DEVICE: Final[int]
+    def bl_cpu_features(self, /) -> int: ...
+    def bl_cpu_limit(self, mask: int, /) -> None: ...
+    def bl_copy_isa(self, /) -> char_p: ...
+    def bl_ntstore_copy(self, target: CData, source: CData | bytes, size: int, /) -> None: ...
+    def bl_flush(self, address: CData | bytes, size: int, /) -> None: ...
+    def bl_drop(self, address: CData | bytes, size: int, /) -> None: ...
+    def bl_fence(self, /) -> None: ...
+    def bl_crc32c(self, seed: int, bytes: CData | bytes, size: int, /) -> int: ...
+    def bl_crash_point_count(self, /) -> int: ...
+    def bl_crash_point_name(self, index: int, /) -> char_p: ...
+    def bl_crash_arm(self, name: char_p | Null | bytes, passage: int, stop: int, words: int, /) -> int: ...
+    def bl_geometry_make(self, config: bl_pool_config | Null | Sequence[bl_pool_config], out: bl_geometry | Null, /) -> int: ...
+    def bl_format_hash(self, /) -> int: ...
+    def bl_superblock_make(self, config: bl_pool_config | Null | Sequence[bl_pool_config], geometry: bl_geometry | Null | Sequence[bl_geometry], device_index: int, discipline: int, out: bl_superblock | Null, /) -> None: ...
+    def bl_superblock_fault(self, superblock: bl_superblock | Null | Sequence[bl_superblock], /) -> int: ...
+    def bl_device_map(self, fd: int, offset: int, size: int, out: CPointer[void_p] | Null, /) -> int: ...
+    def bl_device_unmap(self, address: CData, size: int, /) -> int: ...
+    def bl_device_populate(self, address: CData, size: int, /) -> int: ...
+    def bl_device_read(self, address: CData, target: CData, size: int, /) -> int: ...
+    def bl_device_write(self, address: CData, source: CData | bytes, size: int, /) -> int: ...
+    def bl_pool_open(self, superblocks: bl_superblock | Null | Sequence[bl_superblock], devices: CPointer[void_p] | Null, out: CPointer[bl_pool] | Null, /) -> int: ...
+    def bl_pool_close(self, pool: bl_pool | Null, /) -> None: ...
+    def bl_pool_prefault(self, pool: bl_pool | Null, offset: int, size: int, /) -> None: ...
+    def bl_pool_format(self, pool: bl_pool | Null, superblocks: bl_superblock | Null | Sequence[bl_superblock], zeroed: int, /) -> int: ...
+    def bl_pool_geometry(self, pool: bl_pool | Null, out: bl_geometry | Null, /) -> None: ...
+    def bl_pool_address(self, pool: bl_pool | Null, offset: int, /) -> void_p: ...
+    def bl_pool_write(self, pool: bl_pool | Null, offset: int, source: CData | bytes, size: int, /) -> int: ...
+    def bl_pool_read(self, pool: bl_pool | Null, offset: int, target: CData, size: int, /) -> int: ...
+    def bl_server_create(self, pool: bl_pool | Null, directory: char_p | Null | bytes, host: int, out: CPointer[bl_server] | Null, /) -> int: ...
+    def bl_server_destroy(self, server: bl_server | Null, /) -> None: ...
+    def bl_server_beat_lost(self, server: bl_server | Null, ns: int, /) -> None: ...
+    def bl_server_limit(self, server: bl_server | Null, quota: bl_quota | Null | Sequence[bl_quota], /) -> None: ...
+    def bl_server_forked(self, server: bl_server | Null, /) -> None: ...
+    def bl_server_handle_method(self, server: bl_server | Null, method: int, handler: bl_handler, context: CData, /) -> int: ...
+    def bl_server_declare_gone(self, server: bl_server | Null, /) -> int: ...
+    def bl_server_serve_lanes(self, server: bl_server | Null, /) -> int: ...
+    def bl_server_watch(self, server: bl_server | Null, lost_ns: int, timeout_ns: int, /) -> int: ...
+    def bl_server_run(self, server: bl_server | Null, /) -> int: ...
+    def bl_server_stop(self, server: bl_server | Null, /) -> None: ...
+    def bl_server_describe(self, server: bl_server | Null, out: bl_server_stat | Null, /) -> None: ...
+    def bl_session_open(self, pool: bl_pool | Null, directory: char_p | Null | bytes, host: int, timeout_ns: int, out: CPointer[bl_session] | Null, /) -> int: ...
+    def bl_session_close(self, session: bl_session | Null, /) -> None: ...
+    def bl_session_forked(self, session: bl_session | Null, /) -> None: ...
+    def bl_session_describe(self, session: bl_session | Null, out: bl_session_stat | Null, /) -> None: ...
+    def bl_session_call(self, session: bl_session | Null, message: bl_message | Null | Sequence[bl_message], timeout_ns: int, /) -> int: ...
+    def bl_session_pump(self, session: bl_session | Null, pump: bl_pump | Null | Sequence[bl_pump], timeout_ns: int, /) -> int: ...
+    def bl_echo_handler(self, context: CData, call: bl_call | Null, /) -> int: ...
+    def bl_meta_create(self, server: bl_server | Null, out: CPointer[bl_meta] | Null, /) -> int: ...
+    def bl_meta_destroy(self, meta: bl_meta | Null, /) -> None: ...
+    def bl_meta_serve(self, meta: bl_meta | Null, /) -> int: ...
+    def bl_meta_describe(self, meta: bl_meta | Null, out: bl_meta_stat | Null, /) -> None: ...
+    def bl_lookup(self, session: bl_session | Null, keys: uint64_p | Null | Sequence[int], count: int, flags: int, records: bl_block_record | Null, state: uint32_p | Null, timeout_ns: int, /) -> int: ...
+    def bl_reserve(self, session: bl_session | Null, keys: uint64_p | Null | Sequence[int], count: int, what: bl_block_request | Null | Sequence[bl_block_request], records: bl_block_record | Null, timeout_ns: int, /) -> int: ...
+    def bl_commit_blocks(self, session: bl_session | Null, commits: bl_commit | Null | Sequence[bl_commit], count: int, statuses: int32_p | Null, timeout_ns: int, /) -> int: ...
+    def bl_abort_blocks(self, session: bl_session | Null, commits: bl_commit | Null | Sequence[bl_commit], count: int, timeout_ns: int, /) -> int: ...
+    def bl_release_blocks(self, session: bl_session | Null, commits: bl_commit | Null | Sequence[bl_commit], count: int, timeout_ns: int, /) -> int: ...
+    def bl_remove_blocks(self, session: bl_session | Null, keys: uint64_p | Null | Sequence[int], count: int, timeout_ns: int, /) -> int: ...
+    def bl_meta_ask_stat(self, session: bl_session | Null, out: bl_meta_stat | Null, timeout_ns: int, /) -> int: ...
+    def bl_retire(self, session: bl_session | Null, offset: int, timeout_ns: int, /) -> int: ...
+    def bl_task_claim(self, session: bl_session | Null, queue: int, visible_ms: int, out: bl_task | Null, timeout_ns: int, /) -> int: ...
+    def bl_task_extend(self, session: bl_session | Null, task: bl_task | Null | Sequence[bl_task], visible_ms: int, timeout_ns: int, /) -> int: ...
+    def bl_task_count(self, session: bl_session | Null, queue: int, out: bl_task_counts | Null, timeout_ns: int, /) -> int: ...
+    def bl_rovers_init(self, rovers: bl_rovers | Null, weight: int, size: int, /) -> None: ...
+    def bl_rovers_grab(self, rovers: bl_rovers | Null, weight: int, size: int, /) -> int: ...
+    def bl_rovers_ready(self, rovers: bl_rovers | Null | Sequence[bl_rovers], ticket: int, /) -> int: ...
+    def bl_rovers_complete(self, rovers: bl_rovers | Null, weight: int, size: int, /) -> None: ...
+    def bl_tokens_init(self, bucket: bl_tokens | Null, rate: int, limit: int, threshold: int, capped: int, now_ns: int, /) -> int: ...
+    def bl_tokens_grab(self, bucket: bl_tokens | Null, tokens: int, /) -> int: ...
+    def bl_tokens_lacks(self, bucket: bl_tokens | Null | Sequence[bl_tokens], ticket: int, /) -> int: ...
+    def bl_tokens_replenish(self, bucket: bl_tokens | Null, now_ns: int, /) -> None: ...
+    def bl_tokens_refund(self, bucket: bl_tokens | Null, tokens: int, /) -> None: ...
+    def bl_tokens_release(self, bucket: bl_tokens | Null, tokens: int, /) -> None: ...
+    def bl_tokens_duration_ns(self, bucket: bl_tokens | Null | Sequence[bl_tokens], tokens: int, /) -> int: ...
+    def bl_way_init(self, way: bl_way | Null, limit: int, forgiving: int, capped: int, now_ns: int, /) -> int: ...
+    def bl_way_valid(self, way: bl_way | Null | Sequence[bl_way], /) -> int: ...
+    def bl_way_add(self, way: bl_way | Null, parent: int, shares: int, /) -> int: ...
+    def bl_way_set_shares(self, way: bl_way | Null, node: int, shares: int, /) -> int: ...
+    def bl_way_limit(self, way: bl_way | Null, node: int, bytes_per_s: int, burst: int, now_ns: int, /) -> int: ...
+    def bl_way_reap(self, way: bl_way | Null, now_ns: int, /) -> int: ...
+    def bl_queue_create(self, queue: CPointer[bl_queue] | Null, way: bl_way | Null, goal_ns: int, now_ns: int, /) -> int: ...
+    def bl_queue_destroy(self, queue: bl_queue | Null, /) -> None: ...
+    def bl_queue_add_device(self, queue: bl_queue | Null, bucket: bl_tokens | Null, /) -> int: ...
+    def bl_queue_push(self, queue: bl_queue | Null, node: int, tokens: int, bytes: int, device_tokens: uint64_p | Null | Sequence[int], id: int, now_ns: int, /) -> int: ...
+    def bl_queue_cancel(self, queue: bl_queue | Null, waiter: int, /) -> int: ...
+    def bl_queue_pop(self, queue: bl_queue | Null, now_ns: int, admission: bl_admission | Null, /) -> int: ...
+    def bl_queue_plug(self, queue: bl_queue | Null, node: int, plugged: int, /) -> int: ...
+    def bl_queue_poll(self, queue: bl_queue | Null, now_ns: int, admission: bl_admission | Null, wait_ns: uint64_p | Null, /) -> int: ...
+    def bl_queue_rest(self, queue: bl_queue | Null, /) -> None: ...
+    def bl_queue_complete(self, queue: bl_queue | Null, waiter: int, now_ns: int, /) -> None: ...
+    def bl_queue_stat_read(self, queue: bl_queue | Null, stat: bl_queue_stat | Null, /) -> None: ...
+    def bl_port_create(self, port: CPointer[bl_port] | Null, read: bl_way | Null, write: bl_way | Null, goal_ns: int, price: bl_price | Null | Sequence[bl_price], pool: bl_pool | Null, /) -> int: ...
+    def bl_port_destroy(self, port: bl_port | Null, /) -> None: ...
+    def bl_port_add_device(self, port: bl_port | Null, bucket: bl_tokens | Null, /) -> int: ...
+    def bl_port_push(self, port: bl_port | Null, direction: int, node: int, count: int, bytes: uint64_p | Null | Sequence[int], device_bytes: uint64_p | Null | Sequence[int], first_id: int, waiters: uint64_p | Null, /) -> int: ...
+    def bl_port_cancel(self, port: bl_port | Null, direction: int, waiter: int, /) -> int: ...
+    def bl_port_take(self, port: bl_port | Null, timeout_ns: int, admission: bl_admission | Null, /) -> int: ...
+    def bl_port_wake(self, port: bl_port | Null, /) -> None: ...
+    def bl_port_complete(self, port: bl_port | Null, direction: int, waiter: int, /) -> None: ...
+    def bl_port_stat(self, port: bl_port | Null, direction: int, stat: bl_queue_stat | Null, /) -> None: ...
+    def bl_port_stalls(self, port: bl_port | Null, /) -> int: ...
+    def bl_port_carried(self, port: bl_port | Null, node: int, carried: bl_carried | Null, /) -> None: ...
+    def bl_port_stop(self, port: bl_port | Null, stopped: int, /) -> None: ...
+    def bl_port_now_ns(self, /) -> int: ...
+    def bl_plan_check(self, pool: bl_pool | Null, plan: bl_plan | Null | Sequence[bl_plan], /) -> int: ...
+    def bl_plan_care(self, pool: bl_pool | Null, plan: bl_plan | Null | Sequence[bl_plan], care: int, /) -> int: ...
+    def bl_range_care(self, pool: bl_pool | Null, offset: int, size: int, care: int, /) -> int: ...
+    def bl_copy_defaults(self, settings: bl_copy_settings | Null, /) -> None: ...
+    def bl_plan_write(self, pool: bl_pool | Null, plan: bl_plan | Null | Sequence[bl_plan], settings: bl_copy_settings | Null | Sequence[bl_copy_settings], port: bl_port | Null, transfer_class: int, /) -> int: ...
+    def bl_plan_read(self, pool: bl_pool | Null, plan: bl_plan | Null | Sequence[bl_plan], settings: bl_copy_settings | Null | Sequence[bl_copy_settings], port: bl_port | Null, transfer_class: int, /) -> int: ...
+    def bl_transfer_write(self, pool: bl_pool | Null, offset: int, fragments: bl_fragment | Null | Sequence[bl_fragment], count: int, length: int, chunk_size: int, vector: uint32_p | Null, /) -> int: ...
+    def bl_transfer_read(self, pool: bl_pool | Null, offset: int, fragments: bl_fragment | Null | Sequence[bl_fragment], count: int, length: int, chunk_size: int, vector: uint32_p | Null | Sequence[int], /) -> int: ...
+    def bl_kv_put(self, session: bl_session | Null, batch: bl_kv_batch | Null | Sequence[bl_kv_batch], states: uint8_p | Null, statuses: int32_p | Null, /) -> int: ...
+    def bl_kv_get(self, session: bl_session | Null, batch: bl_kv_batch | Null | Sequence[bl_kv_batch], states: uint8_p | Null, mismatch_count: uint64_p | Null, /) -> int: ...
+    def bl_kv_put_begin(self, session: bl_session | Null, batch: bl_kv_batch | Null | Sequence[bl_kv_batch], states: uint8_p | Null, statuses: int32_p | Null, offsets: uint64_p | Null, out: CPointer[bl_kv_pending] | Null, /) -> int: ...
+    def bl_kv_put_end(self, session: bl_session | Null, pending: bl_kv_pending | Null, vectors: uint32_p | Null | Sequence[int], written: int, states: uint8_p | Null, statuses: int32_p | Null, /) -> int: ...
+    def bl_kv_get_begin(self, session: bl_session | Null, batch: bl_kv_batch | Null | Sequence[bl_kv_batch], states: uint8_p | Null, offsets: uint64_p | Null, vectors: uint32_p | Null, out: CPointer[bl_kv_pending] | Null, /) -> int: ...
+    def bl_kv_get_end(self, session: bl_session | Null, pending: bl_kv_pending | Null, copied: int, states: uint8_p | Null, mismatch_count: uint64_p | Null, /) -> int: ...
+    def bl_fold_keys(self, digests: uint8_p | Null | bytes, digest_size: int, count: int, name_space: uint8_p | bytes, keys: uint64_p | Null, /) -> int: ...
+    def bl_check_pool(self, pool: bl_pool | Null, payload: int, findings: bl_finding | Null, count_max: int, report: bl_check_report | Null, port: bl_port | Null, transfer_class: int, /) -> int: ...
+    def bl_repair_finding(self, pool: bl_pool | Null, finding: bl_finding | Null | Sequence[bl_finding], /) -> int: ...
+    def bl_acceptance_create(self, pool: bl_pool | Null, config: bl_acceptance_config | Null | Sequence[bl_acceptance_config], out: CPointer[bl_acceptance] | Null, /) -> int: ...
+    def bl_acceptance_destroy(self, acceptance: bl_acceptance | Null, /) -> None: ...
+    def bl_acceptance_run(self, acceptance: bl_acceptance | Null, /) -> int: ...
+    def bl_acceptance_stop(self, acceptance: bl_acceptance | Null, /) -> None: ...
+    def bl_acceptance_cells(self, acceptance: bl_acceptance | Null, out: CPointer[bl_acceptance_cell] | Null, /) -> int: ...
+    def bl_prefix_create(self, out: CPointer[bl_prefix] | Null, rank_max: int, block_max: int, name_max: int, /) -> int: ...
+    def bl_prefix_destroy(self, prefix: bl_prefix | Null, /) -> None: ...
+    def bl_prefix_store(self, prefix: bl_prefix | Null, rank: int, tier: int, speaker: int, parent: uint64_p | Null | Sequence[int], names: uint64_p | Null | Sequence[int], locals: uint64_p | Null | Sequence[int], count: int, outcome: bl_prefix_outcome | Null, /) -> int: ...
+    def bl_prefix_hold(self, prefix: bl_prefix | Null, rank: int, tier: int, speaker: int, names: uint64_p | Null | Sequence[int], count: int, outcome: bl_prefix_outcome | Null, /) -> int: ...
+    def bl_prefix_remove(self, prefix: bl_prefix | Null, rank: int, tier: int, names: uint64_p | Null | Sequence[int], count: int, outcome: bl_prefix_outcome | Null, /) -> int: ...
+    def bl_prefix_clear(self, prefix: bl_prefix | Null, rank: int, outcome: bl_prefix_outcome | Null, /) -> int: ...
+    def bl_prefix_held(self, prefix: bl_prefix | Null, rank: int, tier: int, /) -> int: ...
+    def bl_prefix_find(self, prefix: bl_prefix | Null, locals: uint64_p | Null | Sequence[int], count: int, early_exit: int, matches: bl_prefix_match | Null, shared: uint32_p | Null, /) -> int: ...
+    def bl_prefix_dump(self, prefix: bl_prefix | Null, rank: int, rows: bl_prefix_row | Null, room: int, /) -> int: ...
+    def bl_prefix_paths(self, prefix: bl_prefix | Null, locals: uint64_p | Null | Sequence[int], count: int, paths: uint64_p | Null, /) -> None: ...
+    def bl_prefix_stat_read(self, prefix: bl_prefix | Null, stat: bl_prefix_stat | Null, /) -> None: ...
+    def bl_index_create(self, out: CPointer[bl_index] | Null, count_max: int, /) -> int: ...
+    def bl_index_destroy(self, index: bl_index | Null, /) -> None: ...
+    def bl_index_prefetch(self, index: bl_index | Null, key: uint64_p | Sequence[int], /) -> None: ...
+    def bl_index_find(self, index: bl_index | Null, key: uint64_p | Sequence[int], /) -> int: ...
+    def bl_index_add(self, index: bl_index | Null, key: uint64_p | Sequence[int], block: int, /) -> int: ...
+    def bl_index_remove(self, index: bl_index | Null, key: uint64_p | Sequence[int], /) -> int: ...
+    def bl_index_count(self, index: bl_index | Null, /) -> int: ...
+    def bl_tier_create(self, out: CPointer[bl_tier] | Null, id_count: int, capacity: int, order: int, /) -> int: ...
+    def bl_tier_destroy(self, tier: bl_tier | Null, /) -> None: ...
+    def bl_tier_lead(self, tier: CPointer[bl_tier] | Null, tier_count: int, id: uint32_p | Null | Sequence[int], count: int, lead: uint32_p | Null, /) -> None: ...
+    def bl_tier_touch(self, tier: bl_tier | Null, id: uint32_p | Null | Sequence[int], count: int, /) -> None: ...
+    def bl_tier_put(self, tier: bl_tier | Null, id: uint32_p | Null | Sequence[int], count: int, /) -> int: ...
+    def bl_tier_hold(self, tier: bl_tier | Null, id: uint32_p | Null | Sequence[int], count: int, /) -> None: ...
+    def bl_tier_drop(self, tier: bl_tier | Null, id: uint32_p | Null | Sequence[int], count: int, /) -> None: ...
+    def bl_tier_reserve(self, tier: bl_tier | Null, count: int, /) -> int: ...
+    def bl_tier_release(self, tier: bl_tier | Null, count: int, /) -> None: ...
+    def bl_tier_look(self, tier: bl_tier | Null, /) -> bl_tier_stat: ...
+    def bl_dsa_queue_open(self, fd: int, way: int, limits: bl_dsa_limits | Null | Sequence[bl_dsa_limits], out: CPointer[bl_dsa_queue] | Null, /) -> int: ...
+    def bl_dsa_submit(self, queue: bl_dsa_queue | Null, descriptor: bl_dsa_descriptor | Null | Sequence[bl_dsa_descriptor], /) -> int: ...
+    def bl_dsa_queue_ended(self, queue: bl_dsa_queue | Null, /) -> None: ...
+    def bl_dsa_queue_close(self, queue: bl_dsa_queue | Null, /) -> None: ...
+    def bl_dsa_soft_open(self, pool: bl_pool | Null, limits: bl_dsa_limits | Null | Sequence[bl_dsa_limits], weather: bl_dsa_weather | Null | Sequence[bl_dsa_weather], out: CPointer[bl_dsa_queue] | Null, /) -> int: ...
+    def bl_dsa_engine_open(self, pool: bl_pool | Null, queue: bl_dsa_queue | Null, limits: bl_dsa_limits | Null | Sequence[bl_dsa_limits], rules: bl_dsa_rules | Null | Sequence[bl_dsa_rules], out: CPointer[bl_dsa_engine] | Null, /) -> int: ...
+    def bl_dsa_engine_close(self, engine: bl_dsa_engine | Null, /) -> None: ...
+    def bl_dsa_start(self, engine: bl_dsa_engine | Null, plan: bl_plan | Null | Sequence[bl_plan], is_read: int, out: CPointer[bl_dsa_transfer] | Null, /) -> int: ...
+    def bl_dsa_poll(self, engine: bl_dsa_engine | Null, /) -> int: ...
+    def bl_dsa_wait(self, engine: bl_dsa_engine | Null, transfer: bl_dsa_transfer | Null, timeout_ns: int, /) -> int: ...
+    def bl_dsa_ended(self, transfer: bl_dsa_transfer | Null, /) -> int: ...
+    def bl_dsa_status(self, transfer: bl_dsa_transfer | Null, /) -> int: ...
+    def bl_dsa_free(self, transfer: bl_dsa_transfer | Null, /) -> None: ...
+    def bl_dsa_engine_stat(self, engine: bl_dsa_engine | Null, out: bl_dsa_stat | Null, /) -> None: ...
+    def bl_dsa_write_one(self, engine: bl_dsa_engine | Null, offset: int, buffer: CData, size: int, /) -> int: ...
+    def bl_dsa_read_one(self, engine: bl_dsa_engine | Null, offset: int, buffer: CData, size: int, /) -> int: ...
+    def bl_python_handler(self, context: CData, call: bl_call | Null, /) -> int: ...
+
+ffi: Final[Ffi]
+lib: Final[Lib]

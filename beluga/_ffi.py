@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The doorway to the C core: everything in Python that calls C does it through these two names.
+"""The doorway to the C core: everything in Python that calls C does it through these names.
+
+``ffi`` and ``lib`` are cffi's. ``core`` is for annotations: ``core.bl_pool`` is a ``bl_pool *``
+(``_core.pyi``, which scripts/gen_stubs.py makes of the C headers); only type checkers know it.
 
 Importing it takes away the instructions that the environment forbids, and arms the crash point that
 it names, before any pool is open.
@@ -8,11 +11,13 @@ it names, before any pool is open.
 
 from __future__ import annotations
 
+from beluga import _core as core
 from beluga import config
-from beluga._core import ffi, lib
 from beluga.errors import InstructionError
 
-__all__ = ["ffi", "lib"]
+__all__ = ["core", "ffi", "lib"]
+
+ffi, lib = core.ffi, core.lib
 
 _VECTORS = lib.BL_CPU_AVX2 | lib.BL_CPU_AVX512 | lib.BL_CPU_VPCLMUL
 _CRC = lib.BL_CPU_SSE42 | lib.BL_CPU_PCLMUL

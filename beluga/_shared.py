@@ -13,10 +13,12 @@ import os
 import threading
 import weakref
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Generic, Protocol, TypeVar
+
+_Handle = TypeVar("_Handle")
 
 
-class SharedHandle:
+class SharedHandle(Generic[_Handle]):
     """A pointer of C's, given back when its owner has closed it and the last thread has left it::
 
         with shared as handle:
@@ -25,13 +27,13 @@ class SharedHandle:
     Entering raises ValueError (``what`` is closed) after :meth:`close`.
     """
 
-    def __init__(self, what: str, handle: Any, end: Callable[[], None]) -> None:
+    def __init__(self, what: str, handle: _Handle, end: Callable[[], None]) -> None:
         self._what, self._handle, self._end = what, handle, end
         self._lock = threading.Lock()
         self._users, self._closed = 0, False
         when_forked(self)
 
-    def __enter__(self) -> Any:
+    def __enter__(self) -> _Handle:
         with self._lock:
             if self._closed:
                 raise ValueError(f"the {self._what} is closed")

@@ -7,11 +7,12 @@ variable            meaning
 =================== ==============================================================================
 BELUGA_POOL         devices of the pool that is meant when none is named, joined by ``:``
 BELUGA_ISA          widest instructions to copy with: sse2, avx2, avx512 or movdir64b
-BELUGA_CRASH        tests: the crash point to die at, ``NAME[:PASSAGE][:kill|stop]``
+BELUGA_CRASH        tests: the crash point to die at, ``NAME[:PASSAGE][:ACT]``; kill or stop
 BELUGA_FLUSH        how lines are flushed: clflush or clflushopt
 BELUGA_MEMORY       how the pool's memory is mapped: write-back or uncacheable
 BELUGA_TUNING       off: copy as on a machine that was never measured; else on
 BELUGA_DDIO         whether devices write into this host's cache: on, off or unknown
+BELUGA_RUNTIME_DIR  where lock files of all pools lie; else beside a file, or as below
 KUBERNETES_SERVICE_  HOST and _PORT: the API server, as a pod is told by its cluster
 XDG_CACHE_HOME      where what can be made again is kept (measurements); else ~/.cache
 XDG_STATE_HOME      where the mounted default pool is remembered; else ~/.local/state

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Benchmarks: run by ``beluga bench``, described in README.md; installed as ``beluga_bench``.
+"""Benchmarks: run by ``beluga bench``, described in docs/benchmarks.md.
+
+They are installed as ``beluga_bench``.
 
 ::
 

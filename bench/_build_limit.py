@@ -13,15 +13,14 @@ HERE = Path(__file__).resolve().parent
 NAMES = ("limit", "drive")
 
 
-def _declarations(name: str) -> str:
-    """A header as cffi reads it: no preprocessor lines."""
-    lines = (HERE / f"{name}.h").read_text().splitlines()
+def cdef() -> str:
+    """The headers as cffi reads them: no preprocessor lines."""
+    lines = [line for name in NAMES for line in (HERE / f"{name}.h").read_text().splitlines()]
     return "\n".join(line for line in lines if not line.startswith("#"))
 
 
 limit = FFI()
-for _name in NAMES:
-    limit.cdef(_declarations(_name))
+limit.cdef(cdef())
 limit.set_source(
     "beluga_bench._limit",
     "\n".join(f'#include "{name}.c"' for name in NAMES),

@@ -12,11 +12,10 @@ import ctypes
 import importlib.util
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
-from beluga._ffi import ffi, lib
+from beluga._ffi import core, ffi, lib
 
 from .scene import Scene, Work
 
@@ -45,16 +44,16 @@ class _Places:
         self.near = work.private_places.reshape(-1, work.row_count).tolist()
         self.far = work.pool_places.reshape(-1, work.row_count).tolist()
         self.blocks = [
-            np.frombuffer(ffi.buffer(ffi.cast("uint8_t *", far[0]), work.size), np.uint8).reshape(
-                work.row_count, fragment
-            )
+            np.frombuffer(
+                memoryview(ffi.buffer(ffi.cast("uint8_t *", far[0]), work.size)), np.uint8
+            ).reshape(work.row_count, fragment)
             for far in self.far
         ]
         self.buffer = np.zeros((work.row_count, fragment), np.uint8)
         self.offsets = work.offsets
         self.size, self.writes = work.size, work.case == "gather_write"
 
-    def address(self, block: int) -> Any:
+    def address(self, block: int) -> core.void_p:
         return ffi.cast("void *", self.far[block][0])
 
     def flush(self, block: int) -> None:

@@ -8,17 +8,18 @@ import os
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from beluga._ffi import core
 from beluga._ffi import ffi as core_ffi
 from beluga._ffi import lib as core_lib
 from beluga.errors import check
 from beluga.pool import Pool
 from beluga.transfer import DsaEngine
 
+from . import _limit
 from ._limit import ffi, lib
 from .pace import Paces
 
@@ -57,7 +58,7 @@ def address_of(pool: Pool, offset: int) -> int:
     return _address(core_ffi, core_lib.bl_pool_address(pool.handle, offset))
 
 
-def _address(of: Any, pointer: Any) -> int:
+def _address(of: core.Ffi | _limit.Ffi, pointer: core.CData) -> int:
     return int(of.cast("uintptr_t", pointer))
 
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
 """Scale, on paper: what fills up first as hosts and pools are added; ``python -m
-beluga_bench.growth`` prints the table of bench/README.md.
+beluga_bench.growth`` prints the table of docs/benchmarks.md.
 
 What a call costs the pool's server and the router is measured here; what links carry is the
 paper's word (beluga/router/costs.py); how much work there is, the conversation trace's: its mean

@@ -30,6 +30,7 @@ from beluga.router import (
     make_policy,
 )
 
+from . import _limit
 from ._limit import ffi as limit_ffi
 from ._limit import lib as limit_lib
 from .options import Options
@@ -67,7 +68,7 @@ class _Ground:
         limit_lib.limit_hash_put(self._table, self._keys_at(0), len(keys))
         self.table = {key: place for place, key in enumerate(keys.tolist())}
 
-    def _keys_at(self, path: int) -> object:
+    def _keys_at(self, path: int) -> _limit.uint64_p:
         return limit_ffi.cast("uint64_t *", self.keys.ctypes.data) + path * LENGTH
 
     def bare(self) -> Callable[[int], object]:

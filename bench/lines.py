@@ -4,19 +4,19 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from beluga._ffi import lib as core_lib
 from beluga.pool import Pool
 
-from . import drive
+from . import _limit, drive
 from ._limit import ffi
 
 TIMEOUT_S = 5
 STRIDE: int = core_lib.BL_POLL_STRIDE
 
 
-def lines_of(pool: Pool, *, depth: int, batch: int, sequence: int, count: int) -> Any:
+def lines_of(
+    pool: Pool, *, depth: int, batch: int, sequence: int, count: int
+) -> _limit.limit_lines:
     """A ``limit_lines`` at the pool's first data stripe."""
     requests = drive.address_of(pool, pool.geometry.data_offset)
     return ffi.new(

@@ -16,11 +16,11 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from beluga.errors import BelugaError
 from beluga.pool import STRIPE_SIZE, Pool
 
+from . import _limit
 from ._limit import ffi
 
 _UNITS = {"kB/s": 10**3, "MB/s": 10**6, "GB/s": 10**9, "ns": 1, "us": 1000, "ms": 10**6}
@@ -70,8 +70,8 @@ def device_at(pool: Pool, offset: int) -> int:
 class Paces:
     """The clock under each of some offsets; ``pointers`` is for C, ``clocks`` keeps them mapped."""
 
-    pointers: Any
-    clocks: Any
+    pointers: _limit.CPointer[_limit.drive_pace]
+    clocks: _limit.drive_pace
 
 
 def shared_paces(pool: Pool, path: Path, offsets: Iterable[int]) -> Paces:

@@ -23,7 +23,7 @@ from beluga._ffi import lib as core_lib
 from beluga.errors import BelugaError, check
 from beluga.pool import STRIPE_SIZE, Pool, scratch_folder
 
-from . import drive
+from . import _limit, drive
 from ._limit import ffi, lib
 from .ground import discipline_of, place
 from .machine import cores, memory_of, pinned
@@ -127,7 +127,7 @@ def _scan(paths: list[Path], count: int) -> float:
     return count * 1e9 / elapsed_ns
 
 
-def _pointer(pool: Pool, offset: int) -> object:
+def _pointer(pool: Pool, offset: int) -> _limit.uint8_p:
     return ffi.cast("uint8_t *", drive.address_of(pool, offset))
 
 

@@ -12,7 +12,7 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from time import perf_counter_ns
-from typing import Any
+from typing import Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from beluga.pool import Pool
 from beluga.transfer import Engine, Plan, plan_blocks, plan_rows
 
-from . import drive
+from . import _limit, drive
 from ._limit import ffi
 from .drive import Driver, Load
 from .region import region_of
@@ -81,17 +81,20 @@ class Work:
 class LimitDriver(Driver):
     """A driver that keeps the struct alive which its operation reads."""
 
-    def __init__(self, load: Load, rows: Any) -> None:
+    def __init__(self, load: Load, rows: _limit.limit_rows) -> None:
         super().__init__(load)
         self._rows = rows
 
 
-class Runner:
+_Where = TypeVar("_Where")
+
+
+class Runner(Generic[_Where]):
     """Times one operation after the other, at the next place each time."""
 
-    def __init__(self, operation: Callable[[Any], None], places: Sequence[Any]) -> None:
+    def __init__(self, operation: Callable[[_Where], None], places: Sequence[_Where]) -> None:
         self._operation = operation
-        self._places: Iterator[Any] = itertools.cycle(places)
+        self._places: Iterator[_Where] = itertools.cycle(places)
 
     def count(self, count: int) -> float:
         """Operations per second over ``count`` of them."""

@@ -9,7 +9,6 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -34,7 +33,7 @@ def _serve(pool: Pool, ends: list[Callable[[], None]], **_: object) -> None:
     _say(ready=True)
 
 
-def _answer(pool: Pool, _: object, **lines: Any) -> None:
+def _answer(pool: Pool, _: object, **lines: int) -> None:
     """Answer a bare exchange of lines."""
     _say(ready=True)
     _say(status=lib.limit_answer(lines_of(pool, **lines)))

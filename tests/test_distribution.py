@@ -17,7 +17,7 @@ import pytest
 import beluga
 
 ROOT = Path(__file__).resolve().parent.parent
-PARTS = ("beluga", "bench", "csrc", "scripts", "tests")
+PARTS = ("beluga", "bench", "csrc", "docs", "scripts", "tests")
 GENERATED = ("beluga/_core.c", "beluga/_sim.c", "bench/_limit.c")
 PASSING = shutil.ignore_patterns("__pycache__", "*.so", "*.o", ".*_cache", "*.json", "*.egg-info")
 
@@ -25,22 +25,28 @@ BUILD = "import setuptools.build_meta as b; print(b.build_sdist('made'))"
 
 
 @pytest.fixture(scope="module")
-def sdist(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
-    """The names in a source distribution that is made from a copy without old lists of sources."""
+def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A source distribution that is made from a copy without old lists of sources."""
     pytest.importorskip("setuptools")
     copy = tmp_path_factory.mktemp("sources") / "copy"
     for name in PARTS:
         shutil.copytree(ROOT / name, copy / name, ignore=PASSING)
     for path in ROOT.iterdir():
-        if path.is_file() and path.suffix in (".py", ".toml", ".in", ".md", ""):
+        if path.is_file() and path.suffix in (".py", ".toml", ".in", ".md", ".yml", ""):
             shutil.copy(path, copy / path.name)
     for name in GENERATED:
         (copy / name).unlink(missing_ok=True)
     command = [sys.executable, "-c", BUILD]
     made = subprocess.run(command, cwd=copy, capture_output=True, text=True, check=False)
     assert made.returncode == 0, made.stderr
-    with tarfile.open(copy / "made" / made.stdout.split()[-1]) as archive:
-        return {name.partition("/")[2] for name in archive.getnames()}
+    return copy / "made" / made.stdout.split()[-1]
+
+
+@pytest.fixture(scope="module")
+def sdist(archive: Path) -> set[str]:
+    """The names in it."""
+    with tarfile.open(archive) as opened:
+        return {name.partition("/")[2] for name in opened.getnames()}
 
 
 def test_the_source_distribution_has_all_sources(sdist: set[str]) -> None:
@@ -48,12 +54,25 @@ def test_the_source_distribution_has_all_sources(sdist: set[str]) -> None:
         str(path.relative_to(ROOT))
         for name in PARTS
         for path in (ROOT / name).rglob("*")
+        if path.is_file()
         if path.suffix in (".c", ".h", ".cu", ".cuh", ".py", ".pyi", ".typed")
         or path.parent == ROOT / "scripts"
+        or name == "docs"
+        or path.name in ("README.md", "FORMAT.md")  # the site has them as pages
     } - set(GENERATED)
     wanted |= {"pyproject.toml", "setup.py", "MANIFEST.in", "README.md", "LICENSE", "CHANGELOG.md"}
+    wanted |= {"mkdocs.yml"}
     assert wanted - sdist == set()
     assert [name for name in sdist if name.endswith((".so", ".pyc")) or name in GENERATED] == []
+
+
+def test_a_package_index_is_given_no_links_into_the_repository(archive: Path) -> None:
+    with tarfile.open(archive) as opened:
+        member = opened.extractfile(archive.name.removesuffix(".tar.gz") + "/PKG-INFO")
+        assert member is not None
+        description = member.read().decode()
+    assert "Ten lines of Python" in description
+    assert re.findall(r"\]\((?!https?:)[^)]*\)", description) == []
 
 
 def test_the_version_is_that_of_the_distribution() -> None:
@@ -75,7 +94,7 @@ def test_no_text_tells_people_to_install_another_project() -> None:
     texts = [path for path in ROOT.glob("*.*") if path.is_file()]
     texts += [
         path
-        for name in (*PARTS, "docs")
+        for name in PARTS
         for path in (ROOT / name).rglob("*")
         if path.suffix in (".py", ".md", ".c", ".h", ".cuh", "") and path.is_file()
     ]

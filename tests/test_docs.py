@@ -1,81 +1,143 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The documents tell the truth: commands exist, links resolve, every command is mentioned."""
+"""The documents tell the truth: commands parse, links resolve, generated parts are fresh."""
 
 from __future__ import annotations
 
+import dataclasses
+import importlib.util
+import json
 import re
-import shlex
-from collections.abc import Iterator
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
+from shown import DOCUMENTS, PAGES, ROOT, blocks, commands, name_of, spans
 
 from beluga.cli.app import app
 from beluga.cli.cxl_rpc import app as cxl_rpc_app
+from beluga.connectors.naming import EngineSettings
+from beluga.connectors.settings import settings_of
+from beluga.connectors.vllm.settings import VllmSettings
 
-ROOT = Path(__file__).resolve().parent.parent
-DOCUMENTS = [
-    path
-    for path in (
-        *ROOT.glob("*.md"),
-        *ROOT.glob("csrc/*.md"),
-        *ROOT.glob("bench/*.md"),
-        *ROOT.glob("bench/results/*.md"),
-    )
-    if path.is_file()
-]
+README_LINES_MAX = 150
+PROGRAMS = {"beluga": app, "cxl-rpc": cxl_rpc_app}
+# Programs of others, whose arguments are looked at for what is ours in them.
+OTHERS = {"pip", "echo", "vllm", "lmcache", "python"}
 
 
-def known_commands() -> dict[str, set[str]]:
-    """ "beluga pool info" -> its options, for every command of both programs."""
-    found: dict[str, set[str]] = {}
-
-    def walk(name: str, command: object) -> None:
-        for child_name, child in getattr(command, "commands", {}).items():
-            walk(f"{name} {child_name}", child)
-        options = {option for p in getattr(command, "params", ()) for option in p.opts}
-        options |= {option for p in getattr(command, "params", ()) for option in p.secondary_opts}
-        found[name] = options | {"--help"}
-
-    walk("beluga", typer.main.get_command(app))
-    walk("cxl-rpc", typer.main.get_command(cxl_rpc_app))
-    return found
+def leaves(name: str, command: Any) -> dict[str, Any]:
+    """ "beluga pool info" -> its command, for every command below this one."""
+    children = getattr(command, "commands", None)
+    if children is None:
+        return {name: command}
+    return {
+        k: v for child in children for k, v in leaves(f"{name} {child}", children[child]).items()
+    }
 
 
-KNOWN = known_commands()
+KNOWN = {
+    key: leaf
+    for name, program in PROGRAMS.items()
+    for key, leaf in leaves(name, typer.main.get_command(program)).items()
+}
 
 
-def shown_commands(path: Path) -> Iterator[list[str]]:
-    """The words of every ``$ command`` line in the fenced blocks of a document."""
-    fenced = re.findall(r"^```\w*\n(.*?)^```", path.read_text(), re.MULTILINE | re.DOTALL)
-    for block in fenced:
-        lines = iter(re.sub(r"\\\n\s*", " ", block).splitlines())
-        for line in lines:
-            if line.startswith("$ "):
-                command = line[2:]
-                while command.count("'") % 2:  # JSON in quotes goes on in the next line
-                    command += next(lines)
-                yield shlex.split(command, comments=True)
+def found_command(words: list[str]) -> str | None:
+    """The longest beginning of ``words`` that is a command."""
+    return next((name for n in (3, 2) if (name := " ".join(words[:n])) in KNOWN), None)
 
 
-@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
-def test_shown_commands_exist(path: Path) -> None:
+def options_of(command: Any) -> set[str]:
+    return {"--help"} | {o for p in command.params for o in (*p.opts, *p.secondary_opts)}
+
+
+def options_in(words: list[str]) -> set[str]:
+    return {word.partition("=")[0] for word in words if re.match(r"--\w", word)}
+
+
+def script_knows(words: list[str]) -> bool:
+    """Is there such a script, and do it and what it starts have these options?"""
+    script = ROOT / words[0]
+    if not script.is_file():
+        return False
+    started = re.findall(r"beluga_bench\.(\w+)\.(\w+)|tests/([\w/]+\.py)", script.read_text())
+    files = [script]
+    files += [ROOT / "bench" / folder / f"{name}.py" for folder, name, _ in started if name]
+    files += [ROOT / "tests" / path for _, _, path in started if path]
+    text = "\n".join(path.read_text() for path in files if path.exists())
+    return all(option in text for option in options_in(words))
+
+
+def json_after(words: list[str], option: str) -> dict[str, Any]:
+    value = json.loads(words[words.index(option) + 1])
+    assert isinstance(value, dict)
+    return value
+
+
+def offers(module: str, name: str) -> bool:
+    """Has a package a class of this name? It is not imported: its engine may be missing."""
+    spec = importlib.util.find_spec(module)
+    return spec is not None and name in Path(spec.origin or "").read_text()
+
+
+def check_plugin(words: list[str]) -> None:
+    """What an engine is told about Beluga is what Beluga's connector takes."""
+    if "--kv-transfer-config" in words:
+        told = json_after(words, "--kv-transfer-config")
+        assert told["kv_connector"] == "BelugaConnector"
+        settings_of(VllmSettings, told.get("kv_connector_extra_config", {}))
+    if "--l2-adapter" in words:
+        told = json_after(words, "--l2-adapter")
+        assert offers(told["module_path"], told["class_name"])
+        settings_of(EngineSettings, told["adapter_params"])
+    if "--hicache-storage-backend-extra-config" in words:
+        told = json_after(words, "--hicache-storage-backend-extra-config")
+        assert offers(told.pop("module_path"), told.pop("class_name"))
+        settings_of(
+            EngineSettings, {k: told[k] for k in told.keys() - {"backend_name", "interface_v1"}}
+        )
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=name_of)
+def test_shown_commands_parse(path: Path) -> None:
+    """By the parser that would run them; scripts and engines by what of them is known here."""
+    for block in blocks(path):
+        for shown in commands(block):
+            words = shown.words
+            if words[0] in PROGRAMS:
+                name = found_command(words)
+                assert name is not None, shown.line
+                KNOWN[name].make_context(name, words[len(name.split()) :])  # raises UsageError
+            elif words[0].startswith("scripts/"):
+                assert script_knows(words), shown.line
+            else:
+                assert words[0] in OTHERS, shown.line
+                check_plugin(words)
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=name_of)
+def test_commands_in_the_text_exist(path: Path) -> None:
+    """Placeholders stand in them, so names and options are all that can be looked at."""
     wrong = []
-    for words in shown_commands(path):
-        if words[0] in ("beluga", "cxl-rpc"):
-            depth = next(n for n in (3, 2, 1) if " ".join(words[:n]) in KNOWN)
-            options = KNOWN[" ".join(words[:depth])]
-            used = {word.partition("=")[0] for word in words if word.startswith("--")}
-            if depth == 1 or used - options:
-                wrong.append(" ".join(words))
-        elif words[0].startswith("scripts/") and not (ROOT / words[0]).is_file():
-            wrong.append(" ".join(words))
+    for span in spans(path):
+        words = span.split()
+        if words[0].startswith("scripts/") and not words[0].endswith(".py"):
+            if not script_knows(words):
+                wrong.append(span)
+        elif words[0] in PROGRAMS and len(words) > 1 and re.match(r"[a-z]", words[1]):
+            name = found_command(words) or ""
+            groups = {" ".join(known.split()[:2]) for known in KNOWN}
+            known = options_of(KNOWN[name]) if name else set()
+            if (not name and span not in groups) or (name and options_in(words) - known):
+                wrong.append(span)
     assert wrong == []
 
 
-@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+@pytest.mark.parametrize("path", DOCUMENTS, ids=name_of)
 def test_relative_links_resolve(path: Path) -> None:
     links = re.findall(r"\]\(([^)\s#]+)[^)]*\)", path.read_text())
     wrong = [
@@ -86,8 +148,53 @@ def test_relative_links_resolve(path: Path) -> None:
     assert wrong == []
 
 
-def test_the_readme_mentions_every_command() -> None:
+@pytest.mark.parametrize("script", ["gen_commands_doc.py", "gen_core_list.py"])
+def test_generated_documents_are_fresh(script: str) -> None:
+    command = [sys.executable, str(ROOT / "scripts" / script), "--check"]
+    checked = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (checked.returncode, checked.stderr) == (0, "")
+
+
+def test_the_list_of_c_files_has_all_of_them() -> None:
+    text = (ROOT / "csrc/README.md").read_text()
+    files = [
+        path for path in (ROOT / "csrc").rglob("*") if path.suffix in (".c", ".h", ".cu", ".cuh")
+    ]
+    assert len(files) > 100
+    assert [path for path in files if f"]({path.relative_to(ROOT / 'csrc')})" not in text] == []
+
+
+def test_the_readme_is_short_and_leads_to_every_page() -> None:
     text = (ROOT / "README.md").read_text()
-    leaves = {name for name in KNOWN if not any(other.startswith(name + " ") for other in KNOWN)}
-    assert len(leaves) > 10
-    assert {name for name in leaves if f"`{name}" not in text} == set()
+    assert len(text.splitlines()) <= README_LINES_MAX
+    pages = PAGES[1:]
+    assert len(pages) >= 15
+    assert [name_of(path) for path in pages if f"]({name_of(path)})" not in text] == []
+
+
+def test_every_decision_that_the_code_cites_is_explained() -> None:
+    explained = re.findall(r"^### (D\d+)\. ", (ROOT / "docs/design.md").read_text(), re.MULTILINE)
+    assert explained == [f"D{number}" for number in range(1, len(explained) + 1)]
+    cited = {
+        decision
+        for folder in ("csrc", "beluga", "tests")
+        for path in (ROOT / folder).rglob("*")
+        if path.suffix in (".c", ".h", ".py") and path.name not in ("_core.c", "_sim.c")
+        for decision in re.findall(r"\b(D[1-9]\d?)\b(?=[),;])", path.read_text())
+    }
+    assert len(cited) > 10
+    assert cited - set(explained) == set()
+
+
+def test_the_settings_of_connectors_are_all_described() -> None:
+    text = (ROOT / "docs/vllm.md").read_text()
+    described = re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE)
+    assert sorted(described) == sorted(field.name for field in dataclasses.fields(VllmSettings))
+
+
+def test_the_glossary_has_each_word_once() -> None:
+    text = (ROOT / "docs/glossary.md").read_text()
+    rows = re.findall(r"^\| ([^|]+) \| [^|]+ \|$", text, re.MULTILINE)
+    words = [word for row in rows if row not in ("word", "---") for word in row.split(", ")]
+    assert len(words) > 60
+    assert sorted(words) == sorted(set(words))

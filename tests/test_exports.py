@@ -10,7 +10,7 @@ import pytest
 
 EXPORTS: dict[str, str] = {
     "beluga": "BelugaError Client KVCache MetaServer Namespace Pool Server",
-    "beluga._ffi": "ffi lib",
+    "beluga._ffi": "core ffi lib",
     "beluga.primitives": "crc32c features fence flush invalidate isa ntstore_copy",
     "beluga.pool": (
         "DISCIPLINES DeviceSpec DeviceView Geometry Pool STRIPE_SIZE SpecLike default_specs "
@@ -28,7 +28,8 @@ EXPORTS: dict[str, str] = {
         "BlockLayout CHUNK CpuEngine Direction DsaEngine Engine Job Link LinkSettings Order "
         "PIECE Plan ScheduledEngine Scheduler Slots Speed Transfer TransferClass View "
         "arrangements calibrated Carried CopySettings CudaDriver CudaEngine CupyDriver "
-        "default_threads DEVICE_SPEED EngineKind HostDriver host_link Place plan_blocks plan_rows "
+        "default_threads Array CudaArray Tensor is_tensor DEVICE_SPEED EngineKind HostDriver "
+        "host_link Place plan_blocks plan_rows "
         "Planner PlannedEngine policy settings_for settings_said settle tuned CHOICES Chosen "
         "Crossovers EngineChoice PlannedStat choose crossovers why_no_dsa"
     ),
@@ -38,7 +39,8 @@ EXPORTS: dict[str, str] = {
     "beluga.lease": "EtcdLease KubernetesLease Lease open_lease",
     "beluga.verify": "Finding Machine Report verify_pool",
     "beluga.kvcache": (
-        "BLOCK_SIZE_MAX CHUNK_SIZE GetResult KVCache Namespace PutResult Run fold hash_keys"
+        "BLOCK_SIZE_MAX Blocks Buffer CHUNK_SIZE Digests Fragments GetResult KVCache Namespace "
+        "PutResult Run fold hash_keys"
     ),
     "beluga.router": (
         "ActiveLoad Advice BlockHasher BusyThresholds Candidate Choice Constraints CostEstimator "

@@ -15,18 +15,28 @@ import typer
 from beluga.cli.options import Json, check_output, need
 from beluga.cli.output import print_json, print_table, say
 
-Smoke = Annotated[bool, typer.Option("--smoke", help="In seconds: does it work, not how fast.")]
-Plot = Annotated[Path | None, typer.Option(metavar="DIR", help="Write charts there (PNG).")]
+Smoke = Annotated[
+    bool, typer.Option("--smoke", help="Run for seconds only, to see that everything works.")
+]
+Plot = Annotated[
+    Path | None, typer.Option(metavar="DIR", help="Write charts (PNG) into this folder.")
+]
 Scratch = Annotated[
     list[str] | None,
-    typer.Option("--pool", metavar="PATH", help="A pool whose blocks may be written over."),
+    typer.Option(
+        "--pool",
+        metavar="PATH",
+        help="A device of a pool to overwrite. Repeat the option for each device.",
+    ),
 ]
 Discipline = Annotated[str | None, typer.Option(help="non-coherent (the default) or coherent.")]
 Pace = Annotated[
     str | None,
     typer.Option(help="Slow devices down, such as device=22.5GB/s,latency=650ns."),
 ]
-Threads = Annotated[int | None, typer.Option(min=1, help="The most that bandwidth and copy use.")]
+Threads = Annotated[
+    int | None, typer.Option(min=1, help="The greatest number of threads of bandwidth and copy.")
+]
 
 _COLUMNS = {
     "case": "case",
@@ -51,7 +61,8 @@ _COLUMNS = {
 
 def bench(
     names: Annotated[
-        list[str], typer.Argument(metavar="NAME...", help="Which, or all; see bench/README.md.")
+        list[str],
+        typer.Argument(metavar="NAME...", help="The benchmarks, or all; see docs/benchmarks.md."),
     ],
     smoke: Smoke = False,
     plot: Plot = None,
@@ -61,7 +72,7 @@ def bench(
     threads: Threads = None,
     json: Json = False,
 ) -> None:
-    """Measure this machine's memory and the pool on it, beside the machine's own limit."""
+    """Measure this machine's memory and a pool in it, compared with the machine's own limit."""
     chosen = list(beluga_bench.BENCHES) if names == ["all"] else names
     if unknown := [name for name in chosen if name not in beluga_bench.BENCHES]:
         known = ", ".join([*beluga_bench.BENCHES, "all"])
@@ -94,7 +105,7 @@ def rpc(
     discipline: Discipline = None,
     json: Json = False,
 ) -> None:
-    """Measure calls beside a bare exchange of lines."""
+    """Measure calls, compared with a bare exchange of lines."""
     bench(["rpc"], smoke, plot, pool, discipline, None, None, json)
 
 

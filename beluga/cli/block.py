@@ -20,8 +20,10 @@ from beluga.meta import MetaClient
 
 _DIGEST = re.compile(r"(?:[0-9a-fA-F]{2}){16,64}")
 
-Key = Annotated[str, typer.Argument(help="Any text, or 32 to 128 hex digits of a digest.")]
-Namespace = Annotated[str, typer.Option(help="Whose blocks these are.")]
+Key = Annotated[
+    str, typer.Argument(help="The block's key: any text, or 32 to 128 hex digits of a digest.")
+]
+Namespace = Annotated[str, typer.Option(help="The namespace of the block.")]
 
 
 def digest(key: str) -> bytes:
@@ -33,13 +35,15 @@ def digest(key: str) -> bytes:
 
 def put(
     key: Key,
-    file: Annotated[Path, typer.Argument(help="Its bytes; - is stdin.")],
+    file: Annotated[
+        Path, typer.Argument(help="The file with the block's bytes; - is standard input.")
+    ],
     pool: PoolPaths = None,
     host: Host = None,
     namespace: Namespace = "cli",
     json: Json = False,
 ) -> None:
-    """Store a file's bytes as a block. A block that is there already stays as it is."""
+    """Store a file's bytes as a block. A block that exists is not changed."""
     data = read_at_most(BLOCK_SIZE_MAX, file, "a block")
     if not data:
         raise CacheError(f"{file} is empty; a block has at least one byte")
@@ -55,12 +59,14 @@ def put(
 
 def get(
     key: Key,
-    file: Annotated[Path, typer.Argument(help="Where its bytes go; - is stdout.")] = Path("-"),
+    file: Annotated[
+        Path, typer.Argument(help="The file to write the block's bytes to; - is standard output.")
+    ] = Path("-"),
     pool: PoolPaths = None,
     host: Host = None,
     namespace: Namespace = "cli",
 ) -> None:
-    """Fetch a block. Exit status 1 if it is not there."""
+    """Fetch a block. The exit status is 1 if it does not exist."""
     if file != Path("-"):
         check_output(file)
     with open_pool(pool) as opened, KVCache(opened, namespace=namespace, host=host) as cache:

@@ -15,7 +15,7 @@ from beluga.cli.options import Host, PoolPaths, Timeout, open_pool, read_at_most
 from beluga.rpc import METHOD_USER, Client, Server
 
 app = typer.Typer(
-    help="Calls over shared memory: a server, a client, and how fast they are.",
+    help="Make calls over shared memory: a server, a client, and a benchmark.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     add_completion=False,
@@ -31,7 +31,7 @@ def serve_lanes(
     host: Host = None,
     declare_gone: serve.DeclaredGone = False,
 ) -> None:
-    """Serve the pool's lanes; the first free method sends the request back."""
+    """Serve the pool's lanes. The first free method returns the request."""
     with open_pool(pool) as opened:
         server = Server(opened, host=host, declared_gone=declare_gone)
         server.handle(METHOD_USER, bytes)
@@ -40,8 +40,12 @@ def serve_lanes(
 
 @app.command()
 def call(
-    request: Annotated[str, typer.Argument(help="Its text; - is stdin.")] = "",
-    method: Annotated[int, typer.Option(min=0, max=255)] = METHOD_USER,
+    request: Annotated[
+        str, typer.Argument(help="The text of the request; - is standard input.")
+    ] = "",
+    method: Annotated[
+        int, typer.Option(min=0, max=255, help="The number of the method.")
+    ] = METHOD_USER,
     pool: PoolPaths = None,
     host: Host = None,
     timeout: Timeout = 5.0,

@@ -24,18 +24,22 @@ def size(text: str | int) -> int:
         raise typer.BadParameter(str(error)) from None
 
 
-Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON on standard output.")]
 PoolPaths = Annotated[
     list[str] | None,
-    typer.Option("--pool", metavar="PATH", help="A device of the pool; repeat for each."),
+    typer.Option(
+        "--pool", metavar="PATH", help="A device of the pool. Repeat the option for each device."
+    ),
 ]
 Host = Annotated[
     int | None,
     typer.Option(
-        min=0, max=63, help="This machine's number among the pool's hosts; devdax needs it."
+        min=0, max=63, help="This machine's number among the pool's hosts. Pools on devdax need it."
     ),
 ]
-Timeout = Annotated[float, typer.Option("--timeout", min=0.001, help="Seconds to wait.")]
+Timeout = Annotated[
+    float, typer.Option("--timeout", min=0.001, help="How many seconds to wait for the server.")
+]
 
 
 def need(extra: str, *packages: str) -> None:

@@ -18,19 +18,31 @@ from beluga.meta import check_devices, repair_pool
 from beluga.pool import Pool, default_specs, emulated_paths, forget, remember, show_size
 from beluga.transfer import Crossovers, crossovers, default_threads, policy
 
-app = typer.Typer(help="Create, look at and destroy pools.", no_args_is_help=True)
+app = typer.Typer(help="Create, show, check and destroy pools.", no_args_is_help=True)
 
-Paths = Annotated[list[str], typer.Argument(metavar="PATH...", help="PATH or PATH@OFFSET+SIZE.")]
+Paths = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="PATH...",
+        help="A device: a devdax node, a file, or a slice of either (PATH@OFFSET+SIZE).",
+    ),
+]
 OptionalPaths = Annotated[
     list[str] | None,
-    typer.Argument(metavar="[PATH...]", help="PATH or PATH@OFFSET+SIZE."),
+    typer.Argument(
+        metavar="[PATH...]",
+        help="A device: a devdax node, a file, or a slice of either (PATH@OFFSET+SIZE).",
+    ),
 ]
 Size = Annotated[
     int | None,
-    typer.Option("--size", parser=size, metavar="SIZE", help="Of each device, such as 4G."),
+    typer.Option(
+        "--size", parser=size, metavar="SIZE", help="The size of each device, such as 4G."
+    ),
 ]
 Interleave = Annotated[
-    bool, typer.Option(help="Stripe by stripe over the devices, or device after device.")
+    bool,
+    typer.Option(help="Distribute stripes over the devices, or fill one device after the other."),
 ]
 Discipline = Annotated[
     list[str] | None,
@@ -39,10 +51,14 @@ Discipline = Annotated[
         "own. By default files are coherent, devdax nodes are not."
     ),
 ]
-Sparse = Annotated[bool, typer.Option("--sparse", help="Give files no room yet (tests).")]
-Force = Annotated[bool, typer.Option("--force", help="Destroy what is on the devices.")]
-MaxBlocks = Annotated[int | None, typer.Option(min=1, help="Lines of the block table.")]
-Lanes = Annotated[int | None, typer.Option(min=1, help="Sessions at one time.")]
+Sparse = Annotated[
+    bool, typer.Option("--sparse", help="Do not allocate the files' space yet (for tests).")
+]
+Force = Annotated[
+    bool, typer.Option("--force", help="Format the devices although a pool is on them.")
+]
+MaxBlocks = Annotated[int | None, typer.Option(min=1, help="How many blocks the pool can hold.")]
+Lanes = Annotated[int | None, typer.Option(min=1, help="How many clients can attach at once.")]
 
 
 @app.command()
@@ -57,7 +73,7 @@ def create(
     lanes: Lanes = None,
     json: Json = False,
 ) -> None:
-    """Format devices as a new, empty pool; files are made."""
+    """Format devices as a new, empty pool. Files that do not exist are created."""
     with progress("allocating", shown=not json) as advance:
         pool = Pool.create(
             paths,
@@ -76,7 +92,7 @@ def create(
 
 @app.command()
 def info(pool: PoolPaths = None, json: Json = False) -> None:
-    """Show how a pool is laid out."""
+    """Show the layout of a pool."""
     with open_pool(pool) as opened:
         _describe(opened, json)
 
@@ -84,16 +100,20 @@ def info(pool: PoolPaths = None, json: Json = False) -> None:
 @app.command()
 def check(
     pool: PoolPaths = None,
-    payload: Annotated[bool, typer.Option("--payload", help="Every block's bytes, too.")] = False,
+    payload: Annotated[
+        bool, typer.Option("--payload", help="Read every block and compare its checksums, too.")
+    ] = False,
     repair: Annotated[
-        bool, typer.Option("--repair", help="Drop what is damaged; nobody may use the pool.")
+        bool,
+        typer.Option("--repair", help="Drop what is damaged. Nobody may use the pool meanwhile."),
     ] = False,
     declare_gone: Annotated[
-        bool, typer.Option("--declare-gone", help="No process of any host uses the pool.")
+        bool,
+        typer.Option("--declare-gone", help="Declare that no process of any host uses the pool."),
     ] = False,
     json: Json = False,
 ) -> None:
-    """Look a pool over, dead or serving, without changing it. Exit status 1 if it is damaged."""
+    """Check a pool, served or not, without changing it. The exit status is 1 if it is damaged."""
     if repair:
         with open_pool(pool) as opened:
             acts, report = repair_pool(opened, payload=payload, declared_gone=declare_gone)
@@ -120,9 +140,9 @@ def check(
 @app.command()
 def destroy(
     paths: OptionalPaths = None,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
 ) -> None:
-    """Wipe the superblocks; files that are devices are removed."""
+    """Wipe the superblocks of a pool, and remove the devices that are files."""
     specs = paths or [str(spec) for spec in default_specs()]
     if not yes:
         typer.confirm(f"Destroy the pool on {', '.join(specs)}?", abort=True, err=True)
@@ -159,7 +179,7 @@ def mount(
 
 
 def umount() -> None:
-    """Have no default pool any more. The pool itself stays as it is."""
+    """Forget the default pool. The data is kept."""
     if not forget():
         raise NoDefaultPoolError("no pool is mounted")
 

@@ -15,16 +15,27 @@ from beluga.cli.output import say
 
 
 def prefill_worker(
-    engine: Annotated[str, typer.Option(help="The engine, as http://HOST:PORT.")],
-    queue: Annotated[str, typer.Option(help="nats://HOST:PORT, pool, or pool:PATH:PATH.")],
-    name: Annotated[str, typer.Option(help="The queue's name: the model's, as the router has it.")],
-    concurrency: Annotated[int, typer.Option(min=1, help="Prompts in the engine at a time.")] = 2,
+    engine: Annotated[str, typer.Option(help="The engine's address, as http://HOST:PORT.")],
+    queue: Annotated[
+        str, typer.Option(help="The queue: nats://HOST:PORT, pool, or pool:PATH:PATH.")
+    ],
+    name: Annotated[
+        str, typer.Option(help="The queue's name, which is the model's name in the router.")
+    ],
+    concurrency: Annotated[
+        int, typer.Option(min=1, help="How many prompts the engine has at a time.")
+    ] = 2,
     visibility: Annotated[
-        float, typer.Option(min=1, help="Seconds after which a dead worker's task goes to another.")
+        float,
+        typer.Option(
+            min=1, help="After how many seconds a dead worker's task goes to another worker."
+        ),
     ] = 30.0,
-    timeout: Annotated[float, typer.Option(min=1, help="Seconds that a prefill may take.")] = 120.0,
+    timeout: Annotated[
+        float, typer.Option(min=1, help="How many seconds a prefill may take.")
+    ] = 120.0,
 ) -> None:
-    """Prefill what a router queues, into the pool, until SIGTERM or Ctrl-C."""
+    """Prefill the prompts that a router queues into the pool, until SIGTERM or Ctrl-C."""
     need("router", "aiohttp")
     asyncio.run(_work(engine, queue, name, concurrency, visibility, timeout))
 

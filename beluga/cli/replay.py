@@ -21,25 +21,41 @@ _MADE_UP_BLOCK_SIZE = 128 << 10
 def replay(
     trace: Annotated[
         Path | None,
-        typer.Argument(help="A trace in Mooncake's JSONL; else conversations are made up."),
+        typer.Argument(
+            help="A trace in Mooncake's JSONL format. Without one, conversations are generated."
+        ),
     ] = None,
-    clients: Annotated[int, typer.Option(min=1, max=16, help="Client processes.")] = 2,
+    clients: Annotated[
+        int, typer.Option(min=1, max=16, help="How many client processes to start.")
+    ] = 2,
     block_bytes: Annotated[
         int | None,
-        typer.Option(parser=size, metavar="SIZE", help="Of each block: 4096, or 128K if made up."),
+        typer.Option(
+            parser=size,
+            metavar="SIZE",
+            help="The size of a block: 4096 by default, or 128K for generated conversations.",
+        ),
     ] = None,
     pool_bytes: Annotated[
         int | None,
-        typer.Option(parser=size, metavar="SIZE", help="Of the pool; else everything fits."),
+        typer.Option(
+            parser=size, metavar="SIZE", help="The size of the pool. By default everything fits."
+        ),
     ] = None,
     speed: Annotated[
         float | None,
-        typer.Option(min=0.001, help="Times the trace's own speed; else as fast as it goes."),
+        typer.Option(
+            min=0.001,
+            help="Replay at so many times the trace's own speed. By default it "
+            "is as fast as possible.",
+        ),
     ] = None,
-    verify: Annotated[bool, typer.Option(help="Check every fetched byte.")] = True,
+    verify: Annotated[
+        bool, typer.Option(help="Compare every fetched byte with what was put.")
+    ] = True,
     json: Json = False,
 ) -> None:
-    """Store and fetch a trace's blocks by several processes, in a pool of their own."""
+    """Replay a trace: several processes put and get its blocks in a pool of their own."""
     requests = read_trace(trace) if trace else make_workload(Conversations())
     options = Options(
         client_count=clients,

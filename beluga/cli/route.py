@@ -19,16 +19,19 @@ if TYPE_CHECKING:
     from beluga.route import Service
 
 Workers = Annotated[
-    list[str] | None, typer.Option("--worker", metavar="URL", help="An engine; repeat for each.")
+    list[str] | None,
+    typer.Option("--worker", metavar="URL", help="An engine. Repeat the option for each engine."),
 ]
 Models = Annotated[
     list[str] | None,
-    typer.Option("--model", metavar="NAME=URL,URL", help="A model and the engines that have it."),
+    typer.Option("--model", metavar="NAME=URL,URL", help="A model and the engines that serve it."),
 ]
 Events = Annotated[
     list[str] | None,
     typer.Option(
-        "--kv-events", metavar="URL=ENDPOINT[,REPLAY]", help="Where an engine announces its blocks."
+        "--kv-events",
+        metavar="URL=ENDPOINT[,REPLAY]",
+        help="The endpoint on which an engine announces its blocks.",
     ),
 ]
 
@@ -38,19 +41,63 @@ Queues = Annotated[
     typer.Option(
         "--prefill-queue",
         metavar="MODEL=QUEUE",
-        help="Where a model's prompts wait for `beluga prefill-worker`.",
+        help="The queue in which a model's prompts wait for `beluga prefill-worker`.",
     ),
 ]
 
-RuleName = Annotated[str, typer.Option(help=f"Remote prefill by rule: {', '.join(RULES)}.")]
+RuleName = Annotated[str, typer.Option(help=f"The rule for remote prefill: {', '.join(RULES)}.")]
 Admin = Annotated[
-    str, typer.Option(metavar="HOST:PORT", help="Where operators come; empty: nowhere.")
+    str, typer.Option(metavar="HOST:PORT", help="The address for operators; empty for none.")
 ]
 WorkersFile = Annotated[
-    Path | None, typer.Option(help="A file that names workers, a line each; it is watched.")
+    Path | None, typer.Option(help="A file with one worker per line. The router watches it.")
 ]
 TokenizerPath = Annotated[
-    Path | None, typer.Option(help="The engines' tokenizer.json, or their model's directory.")
+    Path | None, typer.Option(help="The engines' tokenizer.json, or the directory of their model.")
+]
+PolicyName = Annotated[str, typer.Option(help=f"The policy: {', '.join(POLICIES)}.")]
+ListenHost = Annotated[str, typer.Option(help="The address for clients.")]
+ListenPort = Annotated[
+    int, typer.Option(min=0, max=65535, help="The port for clients; 0 for any free port.")
+]
+BlockSize = Annotated[int, typer.Option(min=1, help="How many tokens a block of the engines has.")]
+QueueOrder = Annotated[
+    str, typer.Option(help=f"The order of waiting requests: {', '.join(ORDERS)}.")
+]
+QueueThreshold = Annotated[
+    float,
+    typer.Option(
+        min=0, help="Requests wait when workers have so many batches of prefill; 0 for never."
+    ),
+]
+QueueWait = Annotated[float, typer.Option(min=0, help="How many seconds a request may wait.")]
+MaxInflight = Annotated[
+    int, typer.Option(min=0, help="How many requests a worker may have; 0 for no limit.")
+]
+Retries = Annotated[int, typer.Option(min=0, help="How many other workers to try.")]
+Stall = Annotated[
+    float,
+    typer.Option(min=0.1, help="After how many seconds of silence an engine has stalled."),
+]
+HealthInterval = Annotated[float, typer.Option(min=0.05, help="Seconds between health checks.")]
+Drain = Annotated[
+    float, typer.Option(min=0, help="How many seconds requests under way have after SIGTERM.")
+]
+MaxBody = Annotated[
+    int, typer.Option(min=1, help="The greatest size of a request's body in bytes.")
+]
+Seed = Annotated[int, typer.Option(help="The seed of the policy's random choices.")]
+PrefillWait = Annotated[float, typer.Option(min=0, help="How many seconds to wait for a prefill.")]
+Advise = Annotated[
+    float,
+    typer.Option(min=0, help="Seconds between advice on the number of engines; 0 for none."),
+]
+TtftGoal = Annotated[
+    float | None,
+    typer.Option(min=0, help="The goal of the advice: seconds to the first token."),
+]
+TokenGoal = Annotated[
+    float | None, typer.Option(min=0, help="The goal of the advice: seconds between tokens.")
 ]
 
 
@@ -58,39 +105,31 @@ def route(
     worker: Workers = None,
     model: Models = None,
     kv_events: Events = None,
-    policy: Annotated[str, typer.Option(help=f"One of {', '.join(POLICIES)}.")] = "least-tokens",
-    host: Annotated[str, typer.Option(help="Where clients come.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any that is free.")] = 8080,
+    policy: PolicyName = "least-tokens",
+    host: ListenHost = "127.0.0.1",
+    port: ListenPort = 8080,
     admin: Admin = "127.0.0.1:8081",
     workers_file: WorkersFile = None,
     tokenizer: TokenizerPath = None,
-    block_size: Annotated[int, typer.Option(min=1, help="Tokens of a block, as engines say.")] = 16,
-    queue: Annotated[str, typer.Option(help=f"Order of waiting: {', '.join(ORDERS)}.")] = "fcfs",
-    queue_threshold: Annotated[
-        float, typer.Option(min=0, help="Wait above so many batches of prefill; 0: never.")
-    ] = 16.0,
-    queue_wait: Annotated[float, typer.Option(min=0, help="Seconds to wait at most.")] = 60.0,
-    max_inflight: Annotated[int, typer.Option(min=0, help="Requests per worker; 0: any.")] = 0,
-    retries: Annotated[int, typer.Option(min=0, help="Other workers tried.")] = 2,
-    stall: Annotated[float, typer.Option(min=0.1, help="Seconds of silence of an engine.")] = 600.0,
-    health_interval: Annotated[float, typer.Option(min=0.05, help="Seconds.")] = 2.0,
-    drain: Annotated[float, typer.Option(min=0, help="Seconds for requests at SIGTERM.")] = 30.0,
-    max_body: Annotated[int, typer.Option(min=1, help="Bytes of a request's body.")] = 64 << 20,
-    seed: Annotated[int, typer.Option(help="Of the policy's chance.")] = 0,
+    block_size: BlockSize = 16,
+    queue: QueueOrder = "fcfs",
+    queue_threshold: QueueThreshold = 16.0,
+    queue_wait: QueueWait = 60.0,
+    max_inflight: MaxInflight = 0,
+    retries: Retries = 2,
+    stall: Stall = 600.0,
+    health_interval: HealthInterval = 2.0,
+    drain: Drain = 30.0,
+    max_body: MaxBody = 64 << 20,
+    seed: Seed = 0,
     prefill_queue: Queues = None,
     prefill_when: RuleName = "isl-bounding",
-    prefill_wait: Annotated[float, typer.Option(min=0, help="Seconds for a prefill.")] = 60.0,
-    advise: Annotated[
-        float, typer.Option(min=0, help="Seconds between advice on the number of engines; 0: none.")
-    ] = 180.0,
-    ttft_goal: Annotated[
-        float | None, typer.Option(min=0, help="Seconds to a first token that advice keeps to.")
-    ] = None,
-    token_goal: Annotated[
-        float | None, typer.Option(min=0, help="Seconds between tokens that advice keeps to.")
-    ] = None,
+    prefill_wait: PrefillWait = 60.0,
+    advise: Advise = 180.0,
+    ttft_goal: TtftGoal = None,
+    token_goal: TokenGoal = None,
 ) -> None:
-    """Send requests of OpenAI's API to engines, until SIGTERM or Ctrl-C."""
+    """Route requests of OpenAI's API to engines, until SIGTERM or Ctrl-C."""
     need("router", "aiohttp", "prometheus_client", "xxhash", *(["zmq"] if kv_events else []))
     from beluga import route as routing
 

@@ -6,15 +6,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
+from beluga._ffi import core
 from beluga.errors import PoolError, TransferError
 from beluga.pool import Pool
 from beluga.transfer import Place, TransferClass, host_link
 
 
 @contextmanager
-def scrub_leave(pool: Pool) -> Iterator[tuple[Any, int] | None]:
+def scrub_leave(pool: Pool) -> Iterator[tuple[core.bl_port | core.Null, int] | None]:
     """The least of classes at this host's link to the pool; None where that cannot be used."""
     try:
         link = host_link(pool)

@@ -23,13 +23,24 @@ from beluga.rpc import SILENT_S, Client, Keeper, Quota, Server, stand_by
 DeclaredGone = Annotated[
     bool,
     typer.Option(
-        "--declare-gone", help="You know that every server and client up to now is switched off."
+        "--declare-gone", help="Declare that every server and client so far is switched off."
     ),
 ]
-QuotaGrants = Annotated[int, typer.Option(min=0, help="Blocks a session may be writing.")]
-QuotaPins = Annotated[int, typer.Option(min=0, help="Blocks a session may have pinned.")]
-QuotaBytes = Annotated[int, typer.Option(min=0, help="Bytes of both together.")]
-QuotaCalls = Annotated[int, typer.Option(min=0, help="Calls a session may make in a second.")]
+QuotaGrants = Annotated[
+    int, typer.Option(min=0, help="How many blocks a session may be writing; 0 for no limit.")
+]
+QuotaPins = Annotated[
+    int, typer.Option(min=0, help="How many blocks a session may have pinned; 0 for no limit.")
+]
+QuotaBytes = Annotated[
+    int,
+    typer.Option(
+        min=0, help="How many bytes a session may be writing and have pinned; 0 for no limit."
+    ),
+]
+QuotaCalls = Annotated[
+    int, typer.Option(min=0, help="How many calls a session may make in a second; 0 for no limit.")
+]
 _LOOK_INTERVAL_S = 0.5
 
 
@@ -42,15 +53,18 @@ def serve(
     quota_bytes: QuotaBytes = 0,
     quota_calls: QuotaCalls = 0,
     standby: Annotated[
-        bool, typer.Option("--standby", help="Wait for the pool's server to end, then take over.")
+        bool,
+        typer.Option("--standby", help="Wait until the pool's server has ended, then take over."),
     ] = False,
     watch: Annotated[
-        bool, typer.Option("--watch", help="Stand by again after being deposed.")
+        bool, typer.Option("--watch", help="Stand by again after another server has taken over.")
     ] = False,
     silent: Annotated[
         float,
         typer.Option(
-            min=0.5, help="Seconds without a beat until another machine's server is lost."
+            min=0.5,
+            help="After how many seconds without a heartbeat another machine's "
+            "server counts as lost.",
         ),
     ] = SILENT_S,
     lease: Annotated[
@@ -113,7 +127,7 @@ def ping(
     pool: PoolPaths = None,
     host: Host = None,
     timeout: Timeout = 5.0,
-    count: Annotated[int, typer.Option(min=1, help="Round trips.")] = 10,
+    count: Annotated[int, typer.Option(min=1, help="How many round trips to make.")] = 10,
     json: Json = False,
 ) -> None:
     """Measure round trips to the server."""

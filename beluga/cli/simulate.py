@@ -70,75 +70,108 @@ def _names(text: str, known: Sequence[str]) -> list[str]:
     return list(known) if text == "all" else [name.strip() for name in text.split(",")]
 
 
-TraceFile = Annotated[Path, typer.Argument(help="A file, or a directory of weka's sessions.")]
-Policies = Annotated[
-    str, typer.Option(metavar="P[,P...]", help=f"Of {', '.join(POLICIES)}; or all.")
+TraceFile = Annotated[
+    Path, typer.Argument(help="The trace: a file, or a directory of weka's sessions.")
 ]
-Workers = Annotated[int, typer.Option(help="GPUs, or groups of them, with an engine each.")]
+Policies = Annotated[
+    str,
+    typer.Option(metavar="P[,P...]", help=f"The policies to run: {', '.join(POLICIES)}; or all."),
+]
+Workers = Annotated[int, typer.Option(help="How many workers (engines) there are.")]
 PoolBytes = Annotated[
     int | None,
-    typer.Option(parser=_capacity, metavar="BYTES", help="The shared pool; else 1950 GiB."),
+    typer.Option(
+        parser=_capacity, metavar="BYTES", help="The size of the shared pool; 1950 GiB by default."
+    ),
 ]
 LocalBytes = Annotated[
     int | None,
     typer.Option(
         parser=_capacity,
         metavar="BYTES",
-        help="Each worker's own DRAM, where there is no pool; else its part of as much.",
+        help="Each worker's own DRAM in runs without a pool; its part of "
+        "the pool's size by default.",
     ),
 ]
 HbmBytes = Annotated[
-    int | None, typer.Option(parser=_capacity, metavar="BYTES", help="Each worker's, for KV.")
+    int | None,
+    typer.Option(parser=_capacity, metavar="BYTES", help="Each worker's HBM for KV data."),
 ]
-Memory = Annotated[str, typer.Option(help="pool, split or both.")]
+Memory = Annotated[
+    str, typer.Option(help="Run with a shared pool (pool), with split DRAM (split), or both.")
+]
 Bandwidth = Annotated[
     float | None,
-    typer.Option(metavar="GB/s", help="Pool to one worker; else what --gpu-path gives."),
+    typer.Option(
+        metavar="GB/s",
+        help="The bandwidth from the pool to one worker; --gpu-path gives the default.",
+    ),
 ]
 LocalBandwidth = Annotated[
-    float, typer.Option(metavar="GB/s", help="A worker's own DRAM to its GPU.")
+    float, typer.Option(metavar="GB/s", help="The bandwidth from a worker's own DRAM to its GPU.")
 ]
 GpuPath = Annotated[
-    str, typer.Option(help="root-complex (26 GB/s) or switch (55 GB/s): the paper's O7.")
+    str,
+    typer.Option(
+        help="Where GPUs are attached: root-complex (26 GB/s) or switch (55 GB/s), the paper's O7."
+    ),
 ]
 Adapters = Annotated[
-    int | None, typer.Option(help="CXL adapters in all (O8); else one for two workers.")
+    int | None,
+    typer.Option(help="How many CXL adapters there are (O8); one for two workers by default."),
 ]
 Devices = Annotated[
-    int | None, typer.Option(help="Memory devices of the pool; else one for 256 GiB.")
+    int | None,
+    typer.Option(help="How many memory devices the pool has; one for 256 GiB by default."),
 ]
-Speed = Annotated[float, typer.Option(help="Arrivals, times the trace's own speed.")]
-Model = Annotated[str, typer.Option(help=f"On which GPU; of {', '.join(costs.MODELS)}.")]
-Engine = Annotated[str, typer.Option(help=f"{' or '.join(ENGINES)}; serial ones prefill only.")]
-Eviction = Annotated[str, typer.Option(help=f"{' or '.join(ORDERS)}.")]
-Seeds = Annotated[int, typer.Option(help="Runs of each; see spread in --json.")]
+Speed = Annotated[
+    float, typer.Option(help="Requests arrive at so many times the trace's own speed.")
+]
+Model = Annotated[str, typer.Option(help=f"The model and its GPU: {', '.join(costs.MODELS)}.")]
+Engine = Annotated[
+    str,
+    typer.Option(help=f"How engines batch: {' or '.join(ENGINES)}. Serial engines only prefill."),
+]
+Eviction = Annotated[str, typer.Option(help=f"The eviction order: {' or '.join(ORDERS)}.")]
+Seeds = Annotated[int, typer.Option(help="How many runs of each case; --json has their spread.")]
 ScaleAt = Annotated[
-    str | None, typer.Option(metavar="T:+N", help="N workers more (or -N) from second T on.")
+    str | None, typer.Option(metavar="T:+N", help="Add N workers (or remove them, -N) at second T.")
 ]
 PlannerOption = Annotated[
     int | None,
-    typer.Option(
-        "--planner", metavar="N", help="The planner adds workers, up to N, and stops them."
-    ),
+    typer.Option("--planner", metavar="N", help="Let the planner add and stop workers, up to N."),
 ]
 Slo = Annotated[
     float | None,
-    typer.Option(metavar="S", help="TTFT: min-ttft refuses what would take longer, planners grow."),
+    typer.Option(
+        metavar="S",
+        help="The goal for the TTFT: min-ttft refuses what would take "
+        "longer, planners add workers.",
+    ),
 ]
 SharedCredit = Annotated[
-    float, typer.Option(help="What linear and lmetric credit a block in the pool with, 0 to 1.")
+    float, typer.Option(help="How much linear and lmetric credit a block in the pool, 0 to 1.")
 ]
 Format = Annotated[
-    str | None, typer.Option("--format", help=f"{', '.join(FORMATS)}; else by its looks.")
+    str | None,
+    typer.Option(
+        "--format",
+        help=f"The format of the trace: {', '.join(FORMATS)}. By default its content tells.",
+    ),
 ]
-Rate = Annotated[float, typer.Option(help="Requests/s, for traces without times.")]
+Rate = Annotated[float, typer.Option(help="Requests per second, for traces without times.")]
 Preset = Annotated[
     str | None,
-    typer.Option(help="feasibility: the set-up of the reference replay; overrides others."),
+    typer.Option(
+        help="feasibility is the set-up of the reference replay; it overrides other options."
+    ),
 ]
-Plot = Annotated[bool, typer.Option("--plot", help="Bars of the mean TTFT, too.")]
+Plot = Annotated[bool, typer.Option("--plot", help="Draw bars of the mean TTFT, too.")]
 Report = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="Write all policies at a glance: .html or .png.")
+    Path | None,
+    typer.Option(
+        metavar="FILE", help="Write a comparison of all policies to this file (.html or .png)."
+    ),
 ]
 
 
@@ -171,7 +204,7 @@ def simulate(
     report: Report = None,
     json: Json = False,
 ) -> None:
-    """Replay a trace on a computed cluster, under every policy, with a pool and without."""
+    """Replay a trace on a simulated cluster, under every policy, with a pool and without."""
     options = Options(
         workers=workers,
         model=costs.model_costs(model),

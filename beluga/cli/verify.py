@@ -20,17 +20,21 @@ from beluga.verify import Finding, Report, verify_pool
 def verify(
     paths: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[PATH...]", help="PATH or PATH@OFFSET+SIZE; or the default pool."),
+        typer.Argument(
+            metavar="[PATH...]",
+            help="A device (PATH or PATH@OFFSET+SIZE). Without one, the default pool is tested.",
+        ),
     ] = None,
     peer: Annotated[
-        bool, typer.Option("--peer", help="This is one side; the other runs on another host.")
+        bool, typer.Option("--peer", help="Run one side; the other side runs on another host.")
     ] = False,
     role: Annotated[
-        str | None, typer.Option(metavar="a|b", help="Which side; a says how long.")
+        str | None,
+        typer.Option(metavar="a|b", help="Which side this is. Side a determines the duration."),
     ] = None,
-    seconds: Annotated[float, typer.Option(min=0, help="The tests go round for so long.")] = 3.0,
+    seconds: Annotated[float, typer.Option(min=0, help="How many seconds the tests run.")] = 3.0,
     timeout: Annotated[
-        float, typer.Option(min=0.1, help="Seconds that the other side may be silent.")
+        float, typer.Option(min=0.1, help="How many seconds the other side may be silent.")
     ] = 60.0,
     json: Json = False,
 ) -> None:

@@ -2,13 +2,24 @@
 # Copyright The Beluga Authors
 """KV blocks by key (``csrc/kv/``): where "which block" meets "move the bytes"."""
 
-from beluga.kvcache.buffers import Run
-from beluga.kvcache.cache import BLOCK_SIZE_MAX, CHUNK_SIZE, GetResult, KVCache, PutResult
+from beluga.kvcache.buffers import Blocks, Buffer, Fragments, Run
+from beluga.kvcache.cache import (
+    BLOCK_SIZE_MAX,
+    CHUNK_SIZE,
+    Digests,
+    GetResult,
+    KVCache,
+    PutResult,
+)
 from beluga.kvcache.keys import Namespace, fold, hash_keys
 
 __all__ = [
     "BLOCK_SIZE_MAX",
     "CHUNK_SIZE",
+    "Blocks",
+    "Buffer",
+    "Digests",
+    "Fragments",
     "GetResult",
     "KVCache",
     "Namespace",

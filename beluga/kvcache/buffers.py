@@ -6,26 +6,30 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from beluga._ffi import ffi
 from beluga.errors import LayoutError
+from beluga.transfer import is_tensor
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import typing_extensions
     from numpy.typing import ArrayLike
 
-    from beluga.transfer import BlockLayout
+    from beluga.transfer import BlockLayout, Tensor
 
-Buffer = Any
+Buffer: TypeAlias = "typing_extensions.Buffer | NDArray[np.generic] | Tensor"
 """Anything contiguous: the buffer protocol, a numpy array, or a torch tensor in CPU memory."""
 
-Fragments = Any
-"""One block's bytes: a buffer, or a list of them that stand end to end in the pool."""
+Fragments: TypeAlias = "Buffer | Sequence[Buffer]"
+"""One block's bytes: a buffer, or a list or tuple of them that stand end to end in the pool."""
 
-Blocks = Any
+Blocks: TypeAlias = "Sequence[Fragments] | NDArray[np.generic] | Run"
 """A batch: a list of :data:`Fragments`, an array of blocks, or a :class:`Run`."""
 
 
@@ -42,7 +46,7 @@ class Run:
     length: int
     fragment_count: int
     fragments: NDArray[np.uint64]
-    owners: list[Any] = dataclasses.field(default_factory=list)
+    owners: list[object] = dataclasses.field(default_factory=list)
     start: int = 0
     read_only: bool = False
 
@@ -81,9 +85,9 @@ class Run:
             raise LayoutError("a fragment lies at address 0, or beyond the last one")
 
 
-def _place(buffer: Buffer, *, writable: bool) -> tuple[int, int, Any]:
+def _place(buffer: Buffer, *, writable: bool) -> tuple[int, int, object]:
     """Address, size in bytes, and what must stay alive."""
-    if hasattr(buffer, "data_ptr"):  # a torch tensor, without importing torch
+    if is_tensor(buffer):
         if buffer.device.type != "cpu" or not buffer.is_contiguous():
             raise LayoutError("a tensor must be contiguous and in CPU memory for the CPU engine")
         return buffer.data_ptr(), buffer.numel() * buffer.element_size(), buffer
@@ -97,7 +101,7 @@ def _place(buffer: Buffer, *, writable: bool) -> tuple[int, int, Any]:
     return int(ffi.cast("uintptr_t", pointer)), len(pointer), pointer
 
 
-def _has_objects(buffer: Any) -> bool:
+def _has_objects(buffer: typing_extensions.Buffer | NDArray[np.generic]) -> bool:
     """Are its bytes references of the interpreter's? Written over, they end it."""
     if isinstance(buffer, np.ndarray):
         return bool(buffer.dtype.hasobject)
@@ -108,7 +112,7 @@ def _has_objects(buffer: Any) -> bool:
     return "O" in re.sub(":[^:]*:", "", kind)  # without the names of fields
 
 
-def _is_matrix(blocks: Any) -> bool:
+def _is_matrix(blocks: object) -> bool:
     return isinstance(blocks, np.ndarray) and blocks.ndim >= 2 and blocks[0].flags.c_contiguous
 
 
@@ -130,7 +134,7 @@ def runs(blocks: Blocks, *, writable: bool) -> list[Run]:
         return [_matrix_run(blocks, writable=writable)]
     found: list[Run] = []
     shape: tuple[int, int] | None = None
-    start, rows, owners = 0, list[tuple[int, int]](), list[Any]()
+    start, rows, owners = 0, list[tuple[int, int]](), list[object]()
     for index, block in enumerate(blocks):
         parts = block if isinstance(block, (list, tuple)) else (block,)
         places = [_place(part, writable=writable) for part in parts]
@@ -149,13 +153,13 @@ def runs(blocks: Blocks, *, writable: bool) -> list[Run]:
 
 
 def _list_run(
-    start: int, end: int, shape: tuple[int, int], rows: list[tuple[int, int]], owners: list[Any]
+    start: int, end: int, shape: tuple[int, int], rows: list[tuple[int, int]], owners: list[object]
 ) -> Run:
     fragments = np.array(rows, dtype=np.uint64)
     return Run(end - start, shape[0], shape[1], fragments, owners, start)
 
 
-def _matrix_run(blocks: NDArray[Any], *, writable: bool) -> Run:
+def _matrix_run(blocks: NDArray[np.generic], *, writable: bool) -> Run:
     if not _is_matrix(blocks):
         raise LayoutError("an array of blocks needs two axes, and each block must be contiguous")
     if blocks.dtype.hasobject:

@@ -6,11 +6,11 @@ from __future__ import annotations
 
 import dataclasses
 import errno
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, TypeAlias, cast
 
 import numpy as np
 
-from beluga._ffi import ffi, lib
+from beluga._ffi import core, ffi, lib
 from beluga.errors import CacheError, LayoutError, TransferCancelledError, check
 from beluga.kvcache.buffers import Run, runs
 from beluga.kvcache.carry import Carrier
@@ -41,7 +41,8 @@ if TYPE_CHECKING:
         Slots,
     )
 
-    Digests = Sequence[bytes] | NDArray[np.uint8] | NDArray[np.uint64]
+Digests: TypeAlias = "Sequence[bytes] | NDArray[np.uint8] | NDArray[np.uint64]"
+"""A batch of names: digests as bytes or packed into an array, or keys that are folded already."""
 
 CHUNK_SIZE: int = lib.BL_CHUNK_SIZE
 _LINE_SIZE: int = lib.BL_LINE_SIZE
@@ -160,7 +161,9 @@ class KVCache:
         self._meta = MetaClient(self.client)
         self._threads = threads
         self._kept = kept
-        self._settings: Any | None = None  # for C; found out before the first copy
+        self._settings: core.bl_copy_settings | None = (
+            None  # for C; found out before the first copy
+        )
         self._batches = Uninterrupted()
         self._read_class, self._write_class = read_class, write_class
         try:
@@ -328,7 +331,7 @@ class KVCache:
         run: Run,
         keys: NDArray[np.uint64],
         states: NDArray[np.uint8],
-        mismatches: Any,
+        mismatches: core.uint64_p,
     ) -> int:
         if (engine := self._engine_for(Direction.READ, run)) is not None:
             return self._carry(
@@ -371,7 +374,13 @@ class KVCache:
 
         return self._batches.run(carry)
 
-    def _batch(self, run: Run, keys: NDArray[np.uint64], kind: TransferClass, port: Any) -> Any:
+    def _batch(
+        self,
+        run: Run,
+        keys: NDArray[np.uint64],
+        kind: TransferClass,
+        port: core.bl_port | core.Null,
+    ) -> core.bl_kv_batch:
         if self._settings is None:
             self._settings = tuned(self.client.pool).struct(self._threads)
         return ffi.new(

@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from beluga._ffi import ffi, lib
+from beluga._ffi import core, ffi, lib
 from beluga.errors import (
     ChecksumError,
     DeviceFaultError,
@@ -42,7 +42,12 @@ class Carrier:
     """One batch of a session, and the engine that moves it; dropped if ``left`` says so."""
 
     def __init__(
-        self, engine: Engine, session: Any, batch: Any, pool_size: int, left: Left
+        self,
+        engine: Engine,
+        session: core.bl_session,
+        batch: core.bl_kv_batch,
+        pool_size: int,
+        left: Left,
     ) -> None:
         self._engine, self._session, self._batch = engine, session, batch
         self._pool_size, self._left = pool_size, left
@@ -54,10 +59,15 @@ class Carrier:
 
     def put(self, run: Run, states: NDArray[np.uint8], statuses: NDArray[np.int32]) -> int:
         """As ``bl_kv_put``. Raises what the engine raises; then nothing is stored."""
-        told = (_pointer("uint8_t[]", states), _pointer("int32_t[]", statuses))
-        vectors = _pointer("uint32_t[]", self.vectors)  # before: the end needs no memory
+        told = (
+            ffi.from_buffer("uint8_t[]", states, require_writable=True),
+            ffi.from_buffer("int32_t[]", statuses, require_writable=True),
+        )
+        vectors = self._vectors()  # before: the end needs no memory
         written = -errno.ECANCELED
-        code = lib.bl_kv_put_begin(self._session, self._batch, *told, *self._out(vectors=False))
+        code = lib.bl_kv_put_begin(
+            self._session, self._batch, *told, self._offsets(), self._pending
+        )
         if code < 0:
             return int(code)
         try:
@@ -83,13 +93,14 @@ class Carrier:
     def get(
         self,
         states: NDArray[np.uint8],
-        mismatches: Any,
+        mismatches: core.uint64_p,
         parts_of: Callable[[NDArray[np.int64]], Iterable[Part]],
     ) -> int:
         """As ``bl_kv_get``. ``parts_of`` plans the blocks of the batch that may be read, with
         their checksums; blocks whose bytes are not theirs are misses."""
-        told = _pointer("uint8_t[]", states)
-        code = lib.bl_kv_get_begin(self._session, self._batch, told, *self._out(vectors=True))
+        told = ffi.from_buffer("uint8_t[]", states, require_writable=True)
+        out = self._offsets(), self._vectors(), self._pending
+        code = lib.bl_kv_get_begin(self._session, self._batch, told, *out)
         if code < 0:
             return int(code)
         copied = -errno.ECANCELED
@@ -152,15 +163,11 @@ class Carrier:
             plan.refuse_beyond(self._pool_size)
             yield alike, plan
 
-    def _out(self, *, vectors: bool) -> tuple[Any, ...]:
-        found = [_pointer("uint64_t[]", self.offsets)]
-        if vectors:
-            found.append(_pointer("uint32_t[]", self.vectors))
-        return (*found, self._pending)
+    def _offsets(self) -> core.uint64_p:
+        return ffi.from_buffer("uint64_t[]", self.offsets, require_writable=True)
 
-
-def _pointer(kind: str, array: NDArray[Any]) -> Any:
-    return ffi.from_buffer(kind, array, require_writable=True)
+    def _vectors(self) -> core.uint32_p:
+        return ffi.from_buffer("uint32_t[]", self.vectors, require_writable=True)
 
 
 def _move(start: Callable[[Plan], Transfer], plans: list[Plan]) -> None:

@@ -5,9 +5,9 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from beluga._ffi import ffi
+from beluga._ffi import core, ffi
 from beluga.transfer import (
     Carried,
     CpuEngine,
@@ -72,7 +72,7 @@ class Leave:
             return None
         return self.engine
 
-    def using(self) -> AbstractContextManager[Any]:
+    def using(self) -> AbstractContextManager[core.bl_port | core.Null]:
         """The port for C to ask for leave, which stays meanwhile; NULL: it need not."""
         return _NO_PLACE if self._place is None else self._place.using()
 

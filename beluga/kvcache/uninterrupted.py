@@ -15,7 +15,6 @@ import queue
 import threading
 import weakref
 from collections.abc import Callable
-from typing import Any
 
 Left = Callable[[], bool]
 """Has whoever asked for the batch been interrupted? Then nothing of it may be published: its memory
@@ -89,7 +88,7 @@ def _work_off(batches: _Queue) -> None:
         del batch  # its memory is the caller's again
 
 
-def _work(batch: Any) -> None:
+def _work(batch: _Batch) -> None:
     try:
         batch.result = batch.run(lambda: batch.left)
     except BaseException as error:  # the caller's to see, whatever it is

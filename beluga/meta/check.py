@@ -7,16 +7,17 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import TypeAlias
 
-from beluga._ffi import ffi, lib
+from beluga._ffi import core, ffi, lib
 from beluga.errors import check
 from beluga.meta.findings import describe
 from beluga.pool import Pool, SpecLike, survey
 
 FINDINGS_MAX = 1000
 
-Leave = tuple[Any, int]  # a place at a link, for C, and a class of transfers there
+Leave: TypeAlias = "tuple[core.bl_port | core.Null, int]"
+"""A place at a link, for C, and a class of transfers there."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

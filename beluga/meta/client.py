@@ -6,17 +6,17 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 import numpy as np
 
-from beluga._ffi import ffi, lib
+from beluga._ffi import core, ffi, lib
 from beluga.errors import check
 from beluga.meta.stat import MetaStat
 from beluga.rpc import nanoseconds
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 Keys = "NDArray[np.uint64]"
 """Keys are a C-contiguous uint64 array of shape (count, 2)."""
+
+
+_Items = TypeVar("_Items")
 
 
 class BlockState(enum.IntEnum):
@@ -62,7 +65,7 @@ class Pins:
     """The leading hits of a lookup, pinned for its session; ``count`` is 0 once released."""
 
     count: int
-    _commits: Any = dataclasses.field(repr=False)
+    _commits: core.bl_commit = dataclasses.field(repr=False)
 
 
 class MetaClient:
@@ -178,14 +181,22 @@ class MetaClient:
             )
         return MetaStat.of(out)
 
-    def _tell(self, function: Any, items: Any, count: int, doing: str) -> int:
+    def _tell(
+        self,
+        function: Callable[[core.bl_session, _Items, int, int], int],
+        items: _Items,
+        count: int,
+        doing: str,
+    ) -> int:
         with self._client.lock:
             return check(
                 function(self._client.session, items, count, self._timeout_ns), f"{doing} blocks"
             )
 
 
-def _struct(name: str, fields: dict[str, str]) -> np.dtype[Any]:
+def _struct(
+    name: Literal["bl_block_record", "bl_commit"], fields: dict[str, str]
+) -> np.dtype[np.void]:
     """Some fields of a C struct, as numpy sees them."""
     return np.dtype(
         {
@@ -201,14 +212,14 @@ _RECORD = _struct("bl_block_record", {"generation": "u8", "block": "u4"})
 _COMMIT = _struct("bl_commit", {"generation": "u8", "block": "u4"})
 
 
-def _words(keys: NDArray[np.uint64]) -> Any:
+def _words(keys: NDArray[np.uint64]) -> core.uint64_p:
     found = isinstance(keys, np.ndarray) and keys.dtype == np.uint64 and keys.ndim == 2
     if not found or keys.shape[1] != 2:
         raise ValueError("keys are a uint64 array of shape (count, 2); see beluga.kvcache.fold")
     return ffi.from_buffer("uint64_t[]", np.ascontiguousarray(keys))
 
 
-def _grant(record: Any, key: NDArray[np.uint64]) -> Grant:
+def _grant(record: core.bl_block_record, key: NDArray[np.uint64]) -> Grant:
     return Grant(
         state=BlockState(record.state),
         offset=record.offset,
@@ -220,7 +231,7 @@ def _grant(record: Any, key: NDArray[np.uint64]) -> Grant:
     )
 
 
-def _commits(grants: Sequence[Grant], vector_check: int) -> Any:
+def _commits(grants: Sequence[Grant], vector_check: int) -> core.bl_commit:
     return ffi.new(
         "bl_commit[]",
         [

@@ -8,9 +8,7 @@ A line is its kind, its place, and what follows for the pool. By bl_finding_kind
 
 from __future__ import annotations
 
-from typing import Any
-
-from beluga._ffi import lib
+from beluga._ffi import core, lib
 
 MISS = "it reads as a miss"
 DROPPED = "its blocks are lost at the next restart"
@@ -74,7 +72,7 @@ KINDS = {getattr(lib, f"BL_FINDING_{name}"): name.lower().replace("_", "-") for 
 _BY_NUMBER = {getattr(lib, f"BL_FINDING_{name}"): text for name, text in TEXTS.items()}
 
 
-def describe(finding: Any) -> str:
+def describe(finding: core.bl_finding) -> str:
     """A ``bl_finding`` as a line: its kind, its place, what it means."""
     text = _BY_NUMBER[finding.kind].format(place=finding.place, detail=finding.detail)
     return f"{KINDS[finding.kind]} {text}"

@@ -4,9 +4,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from beluga._ffi import ffi, lib
+from beluga._ffi import core, ffi, lib
 from beluga.errors import check
 from beluga.meta.stat import MetaStat
 from beluga.rpc import Quota, Server
@@ -30,7 +30,7 @@ class MetaServer(Server):
         beat_lost_s: float = 5.0,
         quota: Quota | None = None,
     ) -> None:
-        self._meta: Any = ffi.NULL
+        self._meta: core.bl_meta | core.Null = ffi.NULL
         super().__init__(
             pool, host=host, declared_gone=declared_gone, beat_lost_s=beat_lost_s, quota=quota
         )
@@ -39,10 +39,10 @@ class MetaServer(Server):
             check(lib.bl_meta_create(server, out), "making the block index")
             self._meta = out[0]
 
-    def _take(self, server: Any) -> None:
+    def _take(self, server: core.bl_server) -> None:
         self._pool.check(lib.bl_meta_serve(self._meta), "taking the pool over")
 
-    def _destroy(self, server: Any) -> None:
+    def _destroy(self, server: core.bl_server) -> None:
         super()._destroy(server)
         meta, self._meta = self._meta, ffi.NULL
         lib.bl_meta_destroy(meta)

@@ -5,7 +5,10 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from beluga._ffi import core
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -35,6 +38,6 @@ class MetaStat:
     retired_stripe_count: int
 
     @classmethod
-    def of(cls, struct: Any) -> MetaStat:
+    def of(cls, struct: core.bl_meta_stat) -> MetaStat:
         """From a cffi ``bl_meta_stat *``."""
         return cls(**{field.name: getattr(struct, field.name) for field in dataclasses.fields(cls)})

@@ -12,7 +12,6 @@ import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from beluga._ffi import ffi, lib
 from beluga.errors import DeviceMismatchError, NoRoomError, PoolError, check
@@ -47,9 +46,8 @@ class Layout:
         small, large = size < 512 * _MIB, size >= 4 * _GIB
         self._sparse = wishes.sparse
         self._disciplines = _disciplines(wishes.discipline, device_count)
-        self._config: Any = ffi.new("bl_pool_config *")
+        self._config = ffi.new("bl_pool_config *", {"pool_id": os.urandom(16)})
         config = self._config
-        config.pool_id = os.urandom(16)
         config.created_s = int(time.time())
         config.device_count = device_count
         config.device_size = device_size

@@ -8,9 +8,8 @@ import errno
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from beluga._ffi import ffi, lib
+from beluga._ffi import core, ffi, lib
 from beluga._shared import SharedHandle
 from beluga.errors import DeviceTruncatedError, ForkedSessionError, NoRoomError, check
 from beluga.pool.device import Device, open_device
@@ -62,7 +61,7 @@ class Mapping:
             raise NoRoomError(f"{device}: no address space to map it; is 'ulimit -v' set?")
         check(code, f"mapping {device}")
 
-    def using(self) -> SharedHandle:
+    def using(self) -> SharedHandle[core.bl_pool]:
         """The ``bl_pool *`` for C::
 
             with mapping.using() as pool:
@@ -78,7 +77,7 @@ class Mapping:
         return self._shared
 
     @property
-    def handle(self) -> Any:
+    def handle(self) -> core.bl_pool:
         """The same for who knows that nobody closes it meanwhile."""
         self.using()
         return self._handle

@@ -9,9 +9,8 @@ import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from beluga._ffi import lib
+from beluga._ffi import core, lib
 from beluga._shared import SharedHandle, when_forked
 from beluga.errors import DeviceSpecError, RuntimeDirError, check
 from beluga.pool.attach import attach
@@ -129,7 +128,7 @@ class Pool:
         """
         destroy(paths)
 
-    def using(self) -> SharedHandle:
+    def using(self) -> SharedHandle[core.bl_pool]:
         """The ``bl_pool *`` for C, whose memory stays mapped while that runs, whoever closes this::
 
             with pool.using() as handle:
@@ -140,7 +139,7 @@ class Pool:
         return self._mapping.using()
 
     @property
-    def handle(self) -> Any:
+    def handle(self) -> core.bl_pool:
         """The same for tests, which know that nobody closes it meanwhile."""
         return self._mapping.handle
 

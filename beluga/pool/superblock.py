@@ -11,9 +11,8 @@ import contextlib
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
-from typing import Any
 
-from beluga._ffi import ffi, lib
+from beluga._ffi import core, ffi, lib
 from beluga.errors import (
     DeviceBusyError,
     DeviceForeignError,
@@ -57,7 +56,7 @@ class Geometry:
     stripe_count: int
 
     @classmethod
-    def of(cls, geometry: Any) -> Geometry:
+    def of(cls, geometry: core.bl_geometry) -> Geometry:
         """From a ``bl_geometry``."""
         values = {field.name: getattr(geometry, field.name) for field in fields(cls)}
         return cls(**{**values, "interleaved": bool(geometry.interleaved)})
@@ -139,7 +138,7 @@ def wipe_first(device: Device, fd: int) -> None:
 
 
 @contextlib.contextmanager
-def _first_stripe(device: Device, fd: int) -> Iterator[Any]:
+def _first_stripe(device: Device, fd: int) -> Iterator[core.void_p]:
     """Its address while it is mapped: devdax has no read(), and hugetlbfs no write()."""
     address = ffi.new("void **")
     check(lib.bl_device_map(fd, device.spec.offset, STRIPE_SIZE, address), f"mapping {device}")

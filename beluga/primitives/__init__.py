@@ -9,9 +9,9 @@ called, its verbs do this by themselves; they are for tools, tests and measureme
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from beluga._ffi import ffi, lib
+from beluga._ffi import core, ffi, lib
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -32,7 +32,7 @@ _FEATURES = {
 }
 
 
-def _bytes_of(buffer: Buffer, what: str, *, writable: bool = False) -> Any:
+def _bytes_of(buffer: Buffer, what: str, *, writable: bool = False) -> core.char_p:
     """The buffer's memory as C sees it. Raises TypeError or ValueError, naming it ``what``."""
     try:
         view = memoryview(buffer)

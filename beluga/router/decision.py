@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Protocol
 
 from beluga.errors import RouterError
 from beluga.router.constraints import BusyThresholds
@@ -31,10 +31,25 @@ class Prompt:
     decode_queue_blocks: int = 0  # waiting for that worker
 
     @classmethod
-    def of(cls, query: Query, choice: Choice, **known: Any) -> Prompt:
+    def of(  # noqa: PLR0913  all but the first two named
+        cls,
+        query: Query,
+        choice: Choice,
+        *,
+        queue_size: int = 0,
+        prefill: Load | None = None,
+        decode: Load | None = None,
+        decode_queue_blocks: int = 0,
+    ) -> Prompt:
         """From a request and the choice of its decode worker."""
-        cached = choice.overlap.blocks * query.block_size
-        return cls(tokens=query.isl, cached=cached, **known)
+        return cls(
+            tokens=query.isl,
+            cached=choice.overlap.blocks * query.block_size,
+            queue_size=queue_size,
+            prefill=prefill,
+            decode=decode,
+            decode_queue_blocks=decode_queue_blocks,
+        )
 
     @property
     def effective(self) -> int:

@@ -23,9 +23,8 @@ import errno
 import logging
 import threading
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
 
-from beluga._ffi import ffi
+from beluga._ffi import core, ffi
 from beluga._shared import when_forked
 from beluga.errors import EventError
 from beluga.router.dump import Dump
@@ -206,7 +205,7 @@ class Indexer:
             return list(self._ranks)
 
     @property
-    def handle(self) -> Any:
+    def handle(self) -> core.bl_prefix:
         """The tree as C knows it, for benchmarks."""
         return self._tree.handle
 

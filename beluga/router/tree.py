@@ -11,9 +11,9 @@ from __future__ import annotations
 import errno
 from array import array
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from beluga._ffi import ffi, lib
+from beluga._ffi import core, ffi, lib
 from beluga._shared import when_forked
 from beluga.errors import EventError, RouterError, check
 
@@ -67,7 +67,7 @@ def words(values: Iterable[int]) -> array[int]:
         raise EventError("a KV event has a hash that is no number") from None
 
 
-def _pointer(values: array[int] | None) -> Any:
+def _pointer(values: array[int] | None) -> core.uint64_p | core.Null:
     return ffi.NULL if values is None else ffi.from_buffer("uint64_t[]", values)
 
 
@@ -88,12 +88,12 @@ class Tree:
             )
         check(lib.bl_prefix_create(out, rank_max, block_max, name_max), "making an index")
         self._rank_max = rank_max
-        self._handle: Any = ffi.gc(out[0], lib.bl_prefix_destroy)
+        self._handle = ffi.gc(out[0], lib.bl_prefix_destroy)
         self._forked = False
         when_forked(self)
 
     @property
-    def handle(self) -> Any:
+    def handle(self) -> core.bl_prefix:
         """The ``bl_prefix *``. Raises RouterError in a forked child: what held its locks, and was
         changing it perhaps, is a thread of the parent process."""
         if self._forked:
@@ -111,7 +111,7 @@ class Tree:
         parent: int | None,
         names: array[int],
         locals_: array[int] | None,
-        outcome: Any,
+        outcome: core.bl_prefix_outcome,
     ) -> int:
         """Blocks behind the one that ``rank``, or else ``speaker``, names ``parent``; without
         ``locals_``, blocks that they have names for already.
@@ -139,13 +139,15 @@ class Tree:
             )
         )
 
-    def remove(self, rank: int, tier: int, names: array[int], outcome: Any) -> int:
+    def remove(
+        self, rank: int, tier: int, names: array[int], outcome: core.bl_prefix_outcome
+    ) -> int:
         """Blocks that leave one tier of a rank."""
         return int(
             lib.bl_prefix_remove(self.handle, rank, tier, _pointer(names), len(names), outcome)
         )
 
-    def clear(self, rank: int, outcome: Any) -> int:
+    def clear(self, rank: int, outcome: core.bl_prefix_outcome) -> int:
         """All that a rank holds, in every tier."""
         return int(lib.bl_prefix_clear(self.handle, rank, outcome))
 

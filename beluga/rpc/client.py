@@ -9,9 +9,9 @@ import os
 import threading
 import time
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from beluga._ffi import ffi, lib
+from beluga._ffi import core, ffi, lib
 from beluga._shared import when_forked
 from beluga.errors import BadRequestError, ForkedSessionError, RpcError, check
 from beluga.rpc.times import nanoseconds
@@ -114,7 +114,7 @@ class Client:
         return self._held.lock
 
     @property
-    def session(self) -> Any:
+    def session(self) -> core.bl_session:
         """The ``bl_session *``, for whoever holds the :attr:`lock`. Raises RpcError if this client
         is closed."""
         session = self._held.out[0]

@@ -10,9 +10,9 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from beluga._ffi import ffi, lib
+from beluga._ffi import core, ffi, lib
 from beluga._shared import when_forked
 from beluga.errors import BelugaError, RpcError, check
 from beluga.rpc.times import nanoseconds
@@ -107,8 +107,8 @@ class Server:
         self._pool = pool
         self._thread: threading.Thread | None = None
         self._failure: BelugaError | OSError | None = None
-        self._contexts: list[Any] = []  # what keeps handlers alive while C may call them
-        self._server: Any = None
+        self._contexts: list[core.void_p] = []  # what keeps handlers alive while C may call them
+        self._server: core.bl_server | None = None
         self._serves = self._stopped = False
         self._unlock()
         out = ffi.new("bl_server **")
@@ -142,7 +142,7 @@ class Server:
         self._users: list[int] = []  # threads that are in C with it
 
     @contextmanager
-    def _running(self) -> Iterator[Any]:
+    def _running(self) -> Iterator[core.bl_server]:
         """The ``bl_server *``, which lives as long as this; after :meth:`stop`, and in a forked
         child, there is none."""
         me = threading.get_ident()
@@ -270,10 +270,10 @@ class Server:
             self._serves = False
             raise
 
-    def _take(self, server: Any) -> None:
+    def _take(self, server: core.bl_server) -> None:
         self._pool.check(lib.bl_server_serve_lanes(server), "taking the pool over")
 
-    def _serve(self, server: Any) -> None:
+    def _serve(self, server: core.bl_server) -> None:
         self._pool.run_near()
         try:
             check(lib.bl_server_run(server), "serving")
@@ -281,7 +281,7 @@ class Server:
             self._failure = error
             log.error("%s", error)
 
-    def _destroy(self, server: Any) -> None:
+    def _destroy(self, server: core.bl_server) -> None:
         lib.bl_server_destroy(server)
 
     def __enter__(self) -> Server:
@@ -298,8 +298,8 @@ class Server:
         self.stop()
 
 
-@ffi.def_extern(error=-lib.BL_ERROR_HANDLER)  # type: ignore[untyped-decorator]
-def bl_python_handler(context: Any, call: Any) -> int:
+@ffi.def_extern(error=-lib.BL_ERROR_HANDLER)
+def bl_python_handler(context: core.void_p, call: core.bl_call) -> int:
     """Run a handler registered from Python for the C poll loop."""
     handler: Handler = ffi.from_handle(context)
     try:

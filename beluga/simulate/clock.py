@@ -6,9 +6,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from heapq import heappop, heappush
-from typing import Any
+from typing import Any, TypeVar
 
 from beluga.simulate.links import Links
+
+_What = TypeVar("_What")
 
 
 class Clock:
@@ -21,16 +23,19 @@ class Clock:
         self._made = 0
         self._networks = networks
 
-    def at(self, when: float, then: Callable[[float, Any], None], what: Any) -> None:
+    def at(self, when: float, then: Callable[[float, _What], None], what: _What) -> None:
         """``then(when, what)`` is called when it is time."""
         self._made += 1
         heappush(self._events, (when, self._made, then, what))
 
-    def run(self, arrivals: Iterator[tuple[float, Any]], arrive: Callable[..., None]) -> float:
+    def run(
+        self, arrivals: Iterator[tuple[float, _What]], arrive: Callable[[float, _What], None]
+    ) -> float:
         """Until nothing is left to happen; the last time."""
         events, networks, never = self._events, self._networks, float("inf")
+        over: tuple[float, Any] = (never, None)
         now = 0.0
-        arrival, request = next(arrivals, (never, None))
+        arrival, request = next(arrivals, over)
         while True:
             when = events[0][0] if events else never
             network = None
@@ -42,7 +47,7 @@ class Clock:
                     return now
                 now = arrival
                 arrive(now, request)
-                arrival, request = next(arrivals, (never, None))
+                arrival, request = next(arrivals, over)
             elif network is not None:
                 now = when
                 network.end(now)

@@ -9,11 +9,10 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from random import Random
-from typing import Any
 
 from beluga._ffi import ffi
 from beluga.errors import AllWorkersBusyError, ObjectiveError
-from beluga.router import Matches, Overlap, Query, Router, Worker, make_policy
+from beluga.router import Matches, Overlap, Policy, Query, Router, Worker, make_policy
 from beluga.simulate.clock import Clock
 from beluga.simulate.engine import ChunkedEngine
 from beluga.simulate.forecast import Forecast
@@ -72,7 +71,7 @@ class Cluster:
         self._scale(self.end_s, 0)
         self.refused += len(self._held)
 
-    def _policy(self, name: str, seed: int) -> Any:
+    def _policy(self, name: str, seed: int) -> Policy:
         if name == "min-ttft":
             limit = self.options.slo_s
             return make_policy(name, seed=seed, estimator=self.forecast, ttft_objective_s=limit)

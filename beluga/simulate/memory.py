@@ -4,8 +4,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 from beluga.router import costs
 from beluga.simulate.links import Links
@@ -28,7 +28,7 @@ class Far:
         self.block_bytes = network.block_bytes
         self.paid = network.options.offload
 
-    def onboard(self, now: float, count: int, then: Any) -> None:
+    def onboard(self, now: float, count: int, then: Callable[[float], None]) -> None:
         """Copy blocks into HBM; ``then(when)``."""
         self.read.start(now, count * self.block_bytes, self.route_in, then)
 

@@ -5,7 +5,8 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+
+from beluga._ffi import core
 
 
 class Request:
@@ -30,7 +31,12 @@ class Request:
     )
 
     def __init__(
-        self, index: int, arrival: float, tokens: tuple[int, int, int], ids: Any, blocks: int
+        self,
+        index: int,
+        arrival: float,
+        tokens: tuple[int, int, int],
+        ids: core.uint32_p,
+        blocks: int,
     ) -> None:
         self.index = index
         self.arrival = arrival

@@ -8,9 +8,8 @@ Blocks of a request are a pointer to the first of its numbers and a count: one c
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
-from beluga._ffi import ffi, lib
+from beluga._ffi import core, ffi, lib
 from beluga.errors import SimulateError
 
 ORDERS = {"lru": lib.BL_TIER_LRU, "fifo": lib.BL_TIER_FIFO}
@@ -34,24 +33,24 @@ class Tier:
         self._self = ffi.new("bl_tier *[]", [self.handle])
         self._lead = ffi.new("uint32_t *")
 
-    def lead(self, ids: Any, count: int) -> int:
+    def lead(self, ids: core.uint32_p, count: int) -> int:
         """How many of the first blocks are here."""
         lib.bl_tier_lead(self._self, 1, ids, count, self._lead)
         return int(self._lead[0])
 
-    def touch(self, ids: Any, count: int) -> None:
+    def touch(self, ids: core.uint32_p, count: int) -> None:
         """A hit of those that are here."""
         lib.bl_tier_touch(self.handle, ids, count)
 
-    def put(self, ids: Any, count: int) -> int:
+    def put(self, ids: core.uint32_p, count: int) -> int:
         """Have them here; how many are new."""
         return int(lib.bl_tier_put(self.handle, ids, count))
 
-    def hold(self, ids: Any, count: int) -> None:
+    def hold(self, ids: core.uint32_p, count: int) -> None:
         """They are used, and stay."""
         lib.bl_tier_hold(self.handle, ids, count)
 
-    def drop(self, ids: Any, count: int) -> None:
+    def drop(self, ids: core.uint32_p, count: int) -> None:
         """The end of a hold."""
         lib.bl_tier_drop(self.handle, ids, count)
 
@@ -77,6 +76,6 @@ class Leads:
         self._handles = ffi.new("bl_tier *[]", [tier.handle for tier in tiers])
         self._leads = ffi.new("uint32_t[]", len(tiers))
 
-    def __call__(self, ids: Any, count: int) -> list[int]:
+    def __call__(self, ids: core.uint32_p, count: int) -> list[int]:
         lib.bl_tier_lead(self._handles, len(self._tiers), ids, count, self._leads)
         return list(self._leads)

@@ -32,19 +32,21 @@ from beluga.transfer.planned import PlannedEngine, PlannedStat
 from beluga.transfer.planner import EngineKind, Planner
 from beluga.transfer.scheduler import ScheduledEngine, Scheduler
 from beluga.transfer.tuning import CopySettings, tuned
-from beluga.transfer.view import View
+from beluga.transfer.view import Array, CudaArray, Tensor, View, is_tensor
 
 __all__ = [
     "CHOICES",
     "CHUNK",
     "DEVICE_SPEED",
     "PIECE",
+    "Array",
     "BlockLayout",
     "Carried",
     "Chosen",
     "CopySettings",
     "CpuEngine",
     "Crossovers",
+    "CudaArray",
     "CudaDriver",
     "CudaEngine",
     "CupyDriver",
@@ -67,6 +69,7 @@ __all__ = [
     "Scheduler",
     "Slots",
     "Speed",
+    "Tensor",
     "Transfer",
     "TransferClass",
     "View",
@@ -76,6 +79,7 @@ __all__ = [
     "crossovers",
     "default_threads",
     "host_link",
+    "is_tensor",
     "plan_blocks",
     "plan_rows",
     "policy",

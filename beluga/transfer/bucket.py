@@ -4,8 +4,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from beluga._ffi import ffi, lib
 from beluga.errors import check
 
@@ -44,7 +42,7 @@ class TokenBucket:
     def __init__(
         self, rate: int, limit: int, *, threshold: int = 1, capped: bool = False, now_ns: int
     ) -> None:
-        self.handle: Any = ffi.new("bl_tokens *")
+        self.handle = ffi.new("bl_tokens *")
         status = lib.bl_tokens_init(self.handle, rate, limit, threshold, capped, now_ns)
         check(status, "making a token bucket")
 

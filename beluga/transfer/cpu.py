@@ -8,9 +8,9 @@ import contextlib
 import dataclasses
 import errno
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from beluga._ffi import ffi, lib
+from beluga._ffi import core, ffi, lib
 from beluga.errors import (
     BelugaError,
     ChecksumError,
@@ -22,10 +22,16 @@ from beluga.transfer.link import TransferClass
 from beluga.transfer.tuning import tuned
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from beluga.pool import Pool
     from beluga.transfer.place import Place
     from beluga.transfer.plan import Plan
     from beluga.transfer.tuning import CopySettings
+
+    _Function = Callable[
+        [core.bl_pool, core.bl_plan, core.bl_copy_settings, core.bl_port | core.Null, int], int
+    ]
 
 _THREADS_DEFAULT = 4
 """Enough to fill a memory link where one thread does not; more only take cores from the engine."""
@@ -89,7 +95,7 @@ class CpuEngine:
         self._pool, self._place = pool, place
         self._read, self._write = read, write
         self._settings = settings
-        self._struct: Any | None = None
+        self._struct: core.bl_copy_settings | None = None
         self.threads = default_threads() if threads is None else threads
         if self.threads < 1:
             raise LayoutError(f"an engine of {threads} threads; give it at least one")
@@ -107,7 +113,9 @@ class CpuEngine:
     def close(self) -> None:
         """Nothing is held."""
 
-    def _execute(self, function: Any, plan: Plan, kind: TransferClass, doing: str) -> CpuTransfer:
+    def _execute(
+        self, function: _Function, plan: Plan, kind: TransferClass, doing: str
+    ) -> CpuTransfer:
         if self._struct is None:
             self._struct = (self._settings or tuned(self._pool)).struct(self.threads)
         place = _NO_PLACE if self._place is None else self._place.using()

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -40,7 +40,7 @@ def merged(
     return cuts, np.searchsorted(starts, cuts, side="right") - 1
 
 
-def first_places(numbers: NDArray[Any]) -> NDArray[np.int64]:
+def first_places(numbers: NDArray[np.generic]) -> NDArray[np.int64]:
     """Where in a sorted array each number is met first."""
     new = np.empty(len(numbers), bool)
     new[:1] = True
@@ -67,7 +67,7 @@ def parts(counts: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int6
     return row, np.arange(len(row)) - (np.cumsum(counts) - counts)[row]
 
 
-def striped(pieces: NDArray[Any]) -> NDArray[Any]:
+def striped(pieces: NDArray[np.void]) -> NDArray[np.void]:
     """Those that lie over the end of a stripe, which are few, cut there."""
     offset = pieces["offset"].view(np.int64)
     end = offset + pieces["length"]

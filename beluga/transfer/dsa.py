@@ -21,9 +21,9 @@ import os
 import threading
 import time
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from beluga._ffi import ffi, lib
+from beluga._ffi import core, ffi, lib
 from beluga.errors import (
     BelugaError,
     ChecksumError,
@@ -67,7 +67,7 @@ class DsaTransfer:
     def __init__(self, engine: DsaEngine, plan: Plan, doing: str) -> None:
         self._engine = engine
         self._plan, self.struct = plan, plan.struct()  # their memory is in use until it has ended
-        self.out: Any = ffi.new("bl_dsa_transfer **")  # NULL before its start and after its end
+        self.out = ffi.new("bl_dsa_transfer **")  # NULL before its start and after its end
         self._doing = doing
         self._error: BelugaError | OSError | None = None
 
@@ -134,7 +134,7 @@ class DsaEngine:
         row: policy.Row | None = None,
     ) -> None:
         self.why_software: str | None = None
-        self._handle: Any | None = None
+        self._handle: core.bl_dsa_engine | None = None
         self._process = os.getpid()
         self._open: list[DsaTransfer] = []
         self._fault: str | None = None
@@ -152,7 +152,7 @@ class DsaEngine:
     def _make(
         self,
         queue: Portal | str | None,
-        out: Any,
+        out: core.CPointer[core.bl_dsa_engine],
         device_flushes: bool,
         cache_control: bool,
         row: policy.Row | None,
@@ -194,7 +194,7 @@ class DsaEngine:
         return "dsa" if self.is_device else "dsa-software"
 
     @property
-    def handle(self) -> Any:
+    def handle(self) -> core.bl_dsa_engine:
         """The ``bl_dsa_engine *``.
 
         Raises TransferError if it is closed, ForkedSessionError in a forked child.
@@ -308,7 +308,7 @@ def _close_at_exit(lock: threading.RLock, end: Callable[[], None]) -> None:
         lock.release()
 
 
-def _close(out: Any, transfers: list[DsaTransfer]) -> None:
+def _close(out: core.CPointer[core.bl_dsa_engine], transfers: list[DsaTransfer]) -> None:
     if not out[0]:
         return
     handle, out[0] = out[0], ffi.NULL

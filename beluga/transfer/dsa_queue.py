@@ -8,11 +8,10 @@ import dataclasses
 import errno
 import os
 import time
-from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from beluga._ffi import ffi, lib
+from beluga._ffi import core, ffi, lib
 from beluga.errors import EngineUnavailableError, check
 from beluga.transfer.dsa_sysfs import DEVICES, SYSFS, WorkQueue, nearest, why_none, work_queues
 
@@ -34,15 +33,25 @@ _WAYS = {
 class Portal:
     """An open queue: ``handle`` is a ``bl_dsa_queue *``, ``limits`` a ``bl_dsa_limits *``."""
 
-    handle: Any
-    limits: Any
+    handle: core.bl_dsa_queue
+    limits: core.bl_dsa_limits
     is_device: bool
     text: str  # what it is, for people
 
 
-def limits_of(*, size_max: int, batch_max: int, depth: int, block_on_fault: bool = False) -> Any:
+def limits_of(
+    *, size_max: int, batch_max: int, depth: int, block_on_fault: bool = False
+) -> core.bl_dsa_limits:
     """A ``bl_dsa_limits *``."""
-    return ffi.new("bl_dsa_limits *", [size_max, batch_max, depth, block_on_fault, 0])
+    return ffi.new(
+        "bl_dsa_limits *",
+        {
+            "size_max": size_max,
+            "batch_max": batch_max,
+            "depth": depth,
+            "block_on_fault": block_on_fault,
+        },
+    )
 
 
 def open_software(
@@ -51,11 +60,11 @@ def open_software(
     size_max: int = _SIZE_MAX,
     batch_max: int = _BATCH_MAX,
     depth: int = _DEPTH,
-    weather: Mapping[str, int] | None = None,
+    weather: core.bl_dsa_weather_init | None = None,
 ) -> Portal:
     """A queue served by a thread of this process. ``weather`` (``bl_dsa_weather``) is for tests."""
     limits = limits_of(size_max=size_max, batch_max=batch_max, depth=depth)
-    storm = ffi.NULL if weather is None else ffi.new("bl_dsa_weather *", dict(weather))
+    storm = ffi.NULL if weather is None else ffi.new("bl_dsa_weather *", weather)
     out = ffi.new("bl_dsa_queue **")
     with pool.using() as handle:
         check(lib.bl_dsa_soft_open(handle, limits, storm, out), "opening the software queue")
@@ -110,7 +119,7 @@ def _open(queue: WorkQueue, path: Path) -> Portal:
     return Portal(out[0], limits, is_device=True, text=f"{path.name}, by {text}")
 
 
-def _probe(queue: Any) -> None:
+def _probe(queue: core.bl_dsa_queue) -> None:
     """Have it do nothing, and say so. Raises OSError."""
     block = ffi.new("uint64_t[]", 8)
     address = int(ffi.cast("uintptr_t", block))
@@ -136,4 +145,4 @@ def _probe(queue: Any) -> None:
         raise OSError(errno.EIO, f"it ends a no-operation with status {record[0]:#x}")
 
 
-_UNANSWERED: list[Any] = []
+_UNANSWERED: list[core.uint64_p] = []

@@ -8,9 +8,8 @@ Times are passed in, in nanoseconds, so that tests run the real code in virtual 
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
-from beluga._ffi import ffi, lib
+from beluga._ffi import core, ffi, lib
 from beluga.errors import TransferError, check
 from beluga.transfer.bucket import TokenBucket
 
@@ -35,7 +34,7 @@ class QueueStat:
     flow_ratio: float
 
 
-def queue_stat(stat: Any) -> QueueStat:
+def queue_stat(stat: core.bl_queue_stat) -> QueueStat:
     """From the C struct."""
     return QueueStat(*(getattr(stat, field.name) for field in dataclasses.fields(QueueStat)))
 
@@ -50,19 +49,19 @@ class Way:
 
     def __init__(
         self,
-        memory: Any = None,
+        memory: core.bl_way | None = None,
         *,
         limit: int,
         forgiving: int = TAU_NS * 1000,
         capped: bool = False,
         now_ns: int,
     ) -> None:
-        self.handle: Any = ffi.new("bl_way *") if memory is None else memory
+        self.handle = ffi.new("bl_way *") if memory is None else memory
         status = lib.bl_way_init(self.handle, limit, forgiving, capped, now_ns)
         check(status, "making a link")
 
     @classmethod
-    def at(cls, memory: Any) -> Way:
+    def at(cls, memory: core.bl_way) -> Way:
         """The one that lies there."""
         way = object.__new__(cls)
         way.handle = memory
@@ -108,7 +107,7 @@ class Queue:
         made = ffi.new("bl_queue **")
         check(lib.bl_queue_create(made, way.handle, goal_ns, now_ns), "making a queue")
         self.way, self.wait_ns = way, 0
-        self._handle: Any = made[0]
+        self._handle: core.bl_queue | core.Null = made[0]
         self._admission, self._wait = ffi.new("bl_admission *"), ffi.new("uint64_t *")
         self._devices: list[TokenBucket] = []
 
@@ -118,9 +117,9 @@ class Queue:
         self._handle = ffi.NULL
 
     @property
-    def handle(self) -> Any:
+    def handle(self) -> core.bl_queue:
         """The ``bl_queue *``. Raises TransferError once this is closed."""
-        if self._handle == ffi.NULL:
+        if not self._handle:
             raise TransferError("the queue is closed")
         return self._handle
 

@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,7 +48,7 @@ def finer(plan: Plan, size: int) -> Plan:
     return dataclasses.replace(plan, pieces=pieces, chunks=chunks, piece_base=0, chunk_base=0)
 
 
-def _split(pieces: NDArray[Any], size: int) -> NDArray[Any]:
+def _split(pieces: NDArray[np.void], size: int) -> NDArray[np.void]:
     """Pieces of at most ``size`` bytes, a multiple of a line; always new ones."""
     counts = -(-pieces["length"].astype(np.int64) // size)
     split = np.repeat(pieces, counts)

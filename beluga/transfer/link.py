@@ -16,12 +16,12 @@ import mmap
 import re
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from beluga._ffi import ffi, lib
+from beluga._ffi import core, ffi, lib
 from beluga.errors import TransferError, check
 from beluga.transfer.cost import (
     DEVICE_SPEED,
@@ -118,10 +118,12 @@ class Link:
         self.settings = _read(self._memory, self.path)
         self.ways = self._find_ways()
         self.pool = pool
-        self.devices: list[Any] = [] if pool is None else self._attach_devices(where, pool)
+        self.devices: list[core.bl_tokens] = (
+            [] if pool is None else self._attach_devices(where, pool)
+        )
         self._since = (time.monotonic(), tuple(int(way.handle.used) for way in self.ways))
 
-    def price(self) -> Any:
+    def price(self) -> core.bl_price:
         """What pieces take: a ``bl_price *``, which stays with whoever has it."""
         settings = self.settings
         speeds = (settings.read, settings.write)
@@ -187,13 +189,13 @@ class Link:
         return read, write
 
     def _find_ways(self) -> tuple[Way, Way]:
-        found = [Way.at(at(self._memory, "bl_way", _HEADER + place * _WAY)) for place in Direction]
+        found = [Way.at(_way(self._memory, place)) for place in Direction]
         for way in found:
             if not lib.bl_way_valid(way.handle) or way.handle.node_count != 1 + len(TransferClass):
                 raise TransferError(f"{self.path} is damaged; stop who uses it, and remove it")
         return (found[0], found[1]) if self.settings.duplex else (found[0], found[0])
 
-    def _attach_devices(self, where: Path, pool: Pool) -> list[Any]:
+    def _attach_devices(self, where: Path, pool: Pool) -> list[core.bl_tokens]:
         if self.settings.device is None:
             return []
         if len(pool.devices) > lib.BL_LINK_DEVICES:
@@ -202,7 +204,7 @@ class Link:
         for device in pool.devices:
             path = where / f"device-{_file_name(str(device.path.resolve()))}"
             self._shared.append(share(path, _PAGE, self._fill_device))
-            bucket = at(self._shared[-1].memory, "bl_tokens", 0)
+            bucket = ffi.cast("bl_tokens *", at(self._shared[-1].memory, 0))
             if bucket.rate != PICOSECONDS:
                 raise TransferError(f"{path} is damaged; stop who uses it, and remove it")
             found.append(bucket)
@@ -212,16 +214,20 @@ class Link:
         settings = self.settings
         assert settings.device is not None  # noqa: S101  else there are none
         limit = settings.pieces * int(settings.device.tokens(settings.piece_size))
-        bucket = at(memory, "bl_tokens", 0)
+        bucket = ffi.cast("bl_tokens *", at(memory, 0))
         status = lib.bl_tokens_init(bucket, PICOSECONDS, limit, 1, 0, lib.bl_port_now_ns())
         check(status, "making a device's bucket")
+
+
+def _way(memory: mmap.mmap, direction: Direction) -> core.bl_way:
+    return ffi.cast("bl_way *", at(memory, _HEADER + direction * _WAY))
 
 
 def _fill(memory: mmap.mmap, settings: LinkSettings) -> None:
     """What the first process writes."""
     for place, speed in zip(Direction, (settings.read, settings.write), strict=True):
         way = Way(
-            at(memory, "bl_way", _HEADER + place * _WAY),
+            _way(memory, place),
             limit=settings.pieces * int(speed.tokens(settings.piece_size)),
             forgiving=settings.tau_ns * (PICOSECONDS // 10**9),
             capped=settings.capped,

@@ -13,9 +13,9 @@ import dataclasses
 import functools
 import logging
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from beluga._ffi import ffi, lib
+from beluga._ffi import core, ffi, lib
 from beluga._shared import SharedHandle, when_forked
 from beluga.errors import ForkedSessionError, check
 from beluga.transfer.engine import Direction
@@ -62,15 +62,15 @@ class Place:
 
     def __init__(self, link: Link) -> None:
         self.link = link
-        self._handle: Any = ffi.NULL
+        self._handle: core.bl_port | core.Null = ffi.NULL
         self._state = _FREE
         self._lock = threading.RLock()  # of the handle, which goes under nobody
-        self._shared: SharedHandle | None = None
+        self._shared: SharedHandle[core.bl_port] | None = None
         self._stalls = 0
         when_forked(self)
 
     @property
-    def handle(self) -> Any:
+    def handle(self) -> core.bl_port | core.Null:
         """The ``bl_port *``; NULL once this is closed. Raises OSError (ENOSPC) where all seats of
         the link are taken, ForkedSessionError in a forked child."""
         if self._state == _FREE:
@@ -84,13 +84,13 @@ class Place:
             raise ForkedSessionError("the place is the parent process's; take another after fork")
         return self._handle
 
-    def using(self) -> AbstractContextManager[Any]:
+    def using(self) -> AbstractContextManager[core.bl_port | core.Null]:
         """The :attr:`port`, which is not given back meanwhile, whoever closes this."""
         shared = self._shared if self.port else None
         return _NULL if shared is None else shared
 
     @property
-    def port(self) -> Any:
+    def port(self) -> core.bl_port | core.Null:
         """The same for threads that copy by themselves: where there is no seat, NULL, and they go
         without leave."""
         try:
@@ -168,7 +168,7 @@ class Place:
                 lib.bl_port_stop(self._handle, stopped)
 
 
-def _port(link: Link) -> Any:
+def _port(link: Link) -> core.bl_port:
     made = ffi.new("bl_port **")
     read, write = (way.handle for way in link.ways)
     using = _NULL if link.pool is None else link.pool.using()

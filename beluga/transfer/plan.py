@@ -11,12 +11,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from beluga._ffi import ffi
+from beluga._ffi import core, ffi
 from beluga.errors import LayoutError
 from beluga.transfer.cuts import cut_at, first_places, merged, striped, whole_numbers
 
@@ -38,15 +37,17 @@ class Plan:
     ``read_only``: some of it may not be written, so the plan can only write the pool.
     """
 
-    pieces: NDArray[Any]
-    chunks: NDArray[Any]
+    pieces: NDArray[np.void]
+    chunks: NDArray[np.void]
     checksums: NDArray[np.uint32] | None = None
     sparse: bool = False
-    owners: tuple[Any, ...] = ()
+    owners: tuple[object, ...] = ()
     piece_base: int = 0
     chunk_base: int = 0
     read_only: bool = False
-    _struct: Any = dataclasses.field(default=None, init=False, repr=False, compare=False)
+    _struct: tuple[core.bl_plan, tuple[core.CData, ...]] | None = dataclasses.field(
+        default=None, init=False, repr=False, compare=False
+    )
 
     @property
     def size(self) -> int:
@@ -54,12 +55,12 @@ class Plan:
         return int(self.pieces["length"].sum())
 
     @property
-    def carried(self) -> NDArray[Any]:
+    def carried(self) -> NDArray[np.void]:
         """What a link carries for it: pieces, or the whole chunks where rows are verified; of type
         PIECE or CHUNK, with ``offset`` in the pool and ``length`` in bytes."""
         return self.chunks if self.sparse and self.checksums is not None else self.pieces
 
-    def struct(self) -> Any:
+    def struct(self) -> core.bl_plan:
         """The ``bl_plan *`` for C; valid while this plan lives.
 
         Made once: to look at the arrays again after a copy has emptied the caches costs as much as
@@ -67,11 +68,13 @@ class Plan:
         under it. Raises :class:`~beluga.errors.LayoutError` for arrays that are not what C takes
         them for.
         """
-        if self._struct is None:
-            object.__setattr__(self, "_struct", self._made_struct())
-        return self._struct[0]
+        made = self._struct
+        if made is None:
+            made = self._made_struct()
+            object.__setattr__(self, "_struct", made)
+        return made[0]
 
-    def _made_struct(self) -> tuple[Any, ...]:
+    def _made_struct(self) -> tuple[core.bl_plan, tuple[core.CData, ...]]:
         """For C, and the buffers that it points to."""
         for array, kind in ((self.pieces, PIECE), (self.chunks, CHUNK)):
             if array.dtype != kind or array.ndim != 1 or not array.flags.c_contiguous:
@@ -86,23 +89,23 @@ class Plan:
             or not sums.flags.writeable
         ):
             raise LayoutError("a plan has a checksum, a uint32, for each of its chunks")
-        buffers = (
-            ffi.from_buffer("bl_piece[]", self.pieces),
-            ffi.from_buffer("bl_chunk[]", self.chunks),
-            ffi.NULL if sums is None else ffi.from_buffer("uint32_t[]", sums),
-        )
+        pieces = ffi.from_buffer("bl_piece[]", self.pieces)
+        chunks = ffi.from_buffer("bl_chunk[]", self.chunks)
+        checksums = ffi.NULL if sums is None else ffi.from_buffer("uint32_t[]", sums)
         struct = ffi.new(
             "bl_plan *",
-            [
-                *buffers,
-                len(self.pieces),
-                len(self.chunks),
-                self.piece_base,
-                self.chunk_base,
-                self.sparse,
-            ],
+            {
+                "pieces": pieces,
+                "chunks": chunks,
+                "checksums": checksums,
+                "piece_count": len(self.pieces),
+                "chunk_count": len(self.chunks),
+                "piece_base": self.piece_base,
+                "chunk_base": self.chunk_base,
+                "sparse": self.sparse,
+            },
         )
-        return struct, *buffers
+        return struct, (pieces, chunks, checksums)
 
     def refuse_direction(self, *, write: bool) -> None:
         """Raise :class:`~beluga.errors.LayoutError` if it can only go the other way."""
@@ -165,7 +168,7 @@ def plan_blocks(  # noqa: PLR0913  all but the first three named
     offsets: ArrayLike,
     *,
     chunk_size: int = 0,
-    owners: tuple[Any, ...] = (),
+    owners: tuple[object, ...] = (),
     read_only: bool = False,
 ) -> Plan:
     """A plan for whole blocks that are all fragmented alike.
@@ -220,7 +223,7 @@ def plan_rows(  # noqa: PLR0913  all but the first four named
     length: int,
     chunk_size: int = 0,
     checksums: NDArray[np.uint32] | None = None,
-    owners: tuple[Any, ...] = (),
+    owners: tuple[object, ...] = (),
     read_only: bool = False,
 ) -> Plan:
     """A plan that reads some bytes of some blocks.

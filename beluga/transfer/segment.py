@@ -16,10 +16,9 @@ import stat
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from beluga import config
-from beluga._ffi import ffi
+from beluga._ffi import core, ffi
 from beluga.errors import TransferError
 
 _SHM = Path("/dev/shm")  # noqa: S108  links_directory refuses what others prepared there
@@ -104,6 +103,6 @@ def _map(path: Path, size: int) -> Segment | None:
         raise
 
 
-def at(memory: mmap.mmap, kind: str, offset: int) -> Any:
-    """A C struct in it; ``memory`` must stay."""
-    return ffi.cast(f"{kind} *", ffi.from_buffer("uint8_t[]", memory) + offset)
+def at(memory: mmap.mmap, offset: int) -> core.uint8_p:
+    """A place in it, to be cast; ``memory`` must stay."""
+    return ffi.from_buffer("uint8_t[]", memory) + offset

@@ -14,11 +14,11 @@ import dataclasses
 import os
 import statistics
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from beluga._ffi import ffi, lib
+from beluga._ffi import core, ffi, lib
 from beluga.errors import BelugaError, check
 from beluga.transfer.kept import Kept, may_measure
 from beluga.transfer.plan import Plan, plan_blocks
@@ -74,9 +74,21 @@ class CopySettings:
             return None
         return cls(**content)
 
-    def struct(self, threads: int) -> Any:
+    def struct(self, threads: int) -> core.bl_copy_settings:
         """The ``bl_copy_settings *`` for so many threads."""
-        return ffi.new("bl_copy_settings *", {**dataclasses.asdict(self), "threads": threads})
+        return ffi.new(
+            "bl_copy_settings *",
+            {
+                "threads": threads,
+                "part": self.part,
+                "window": self.window,
+                "step": self.step,
+                "ahead": self.ahead,
+                "past": self.past,
+                "head": self.head,
+                "direct": self.direct,
+            },
+        )
 
 
 _FOUND: dict[Path, CopySettings] = {}
@@ -207,7 +219,7 @@ class Trial:
                     return {}
         return {name: statistics.median(several) for name, several in times.items()}
 
-    def _time(self, struct: Any, shape: tuple[int, int], *, write: bool) -> int:
+    def _time(self, struct: core.bl_copy_settings, shape: tuple[int, int], *, write: bool) -> int:
         """Nanoseconds of one copy, of private memory that is in no cache."""
         if shape not in self._plans:
             fragment, count = shape

@@ -12,17 +12,90 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Protocol, TypeAlias, TypedDict
 
 import numpy as np
 
 from beluga.errors import LayoutError
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+    from typing_extensions import TypeIs
+
     from beluga.transfer.plan import Plan
 
 DTYPE_SIZES = {"F32": 4, "F16": 2, "BF16": 2, "FP8": 1, "U8": 1}
 """Bytes of an element, by what engines call its type."""
+
+
+class Device(Protocol):
+    """Where a tensor is, as torch says it."""
+
+    @property
+    def type(self) -> str:
+        """``cpu``, ``cuda``, ..."""
+
+
+class Tensor(Protocol):
+    """What is used of a ``torch.Tensor``."""
+
+    @property
+    def device(self) -> Device:
+        """Where its memory is."""
+
+    @property
+    def shape(self) -> Sequence[int]:
+        """Its axes."""
+
+    def stride(self) -> Sequence[int]:
+        """Of each axis, in elements."""
+
+    def data_ptr(self) -> int:
+        """The address of its first element."""
+
+    def numel(self) -> int:
+        """How many elements it has."""
+
+    def element_size(self) -> int:
+        """Bytes of each."""
+
+    def is_contiguous(self) -> bool:
+        """Whether its elements lie in order, without gaps."""
+
+
+class CudaArrayInterface(TypedDict):
+    """What is used of CUDA's array interface."""
+
+    data: tuple[int, bool]  # the address, and whether it is read-only
+
+
+class CudaArray(Protocol):
+    """What is used of a ``cupy.ndarray``, or of whatever else has CUDA's array interface."""
+
+    @property
+    def __cuda_array_interface__(self) -> CudaArrayInterface:
+        """Where its memory is."""
+
+    @property
+    def dtype(self) -> np.dtype[np.generic]:
+        """Of its elements."""
+
+    @property
+    def shape(self) -> Sequence[int]:
+        """Its axes."""
+
+    @property
+    def strides(self) -> Sequence[int]:
+        """Of each axis, in bytes."""
+
+
+Array: TypeAlias = "NDArray[np.generic] | Tensor | CudaArray"
+"""Memory of an engine that a :class:`View` can be made of."""
+
+
+def is_tensor(array: object) -> TypeIs[Tensor]:
+    """Whether it is a torch tensor, found out without importing torch."""
+    return hasattr(array, "data_ptr")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -39,7 +112,7 @@ class View:
     strides: tuple[int, ...]
     item_size: int
     memory: tuple[int, int]
-    owner: Any = None
+    owner: object = None
     read_only: bool = False
 
     def __post_init__(self) -> None:
@@ -56,9 +129,9 @@ class View:
             )
 
     @classmethod
-    def of(cls, array: Any) -> View:
+    def of(cls, array: Array) -> View:
         """The whole of a numpy array, or of a torch or cupy array on any device."""
-        if hasattr(array, "data_ptr"):
+        if is_tensor(array):
             item = array.element_size()
             shape, strides = tuple(array.shape), tuple(step * item for step in array.stride())
             return cls._of(array.data_ptr(), shape, strides, item, array)
@@ -79,7 +152,7 @@ class View:
         shape: Sequence[int],
         strides: Sequence[int],
         item: int,
-        owner: Any,
+        owner: object,
         *,
         read_only: bool = False,
     ) -> View:
@@ -102,7 +175,7 @@ class View:
         dtype: str,
         element_strides: Sequence[int] | None = None,
         offset: int = 0,
-        owner: Any = None,
+        owner: object = None,
     ) -> View:
         """``shape`` elements of a :data:`DTYPE_SIZES` type, ``offset`` bytes into ``size`` bytes at
         ``address`` of any device. Without ``element_strides`` they are C-contiguous."""

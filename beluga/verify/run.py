@@ -10,9 +10,9 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from beluga._ffi import ffi, lib
+from beluga._ffi import core, ffi, lib
 from beluga.errors import VerifyError, check
 from beluga.verify.report import Finding, Machine, Report
 
@@ -76,7 +76,9 @@ def _alone_as(pool: Pool, role: str) -> Iterator[None]:
 
 
 @contextmanager
-def _side(pool: Pool, role: str, seconds: float, patience: float) -> Iterator[tuple[str, Any]]:
+def _side(
+    pool: Pool, role: str, seconds: float, patience: float
+) -> Iterator[tuple[str, core.bl_acceptance]]:
     config = ffi.new(
         "bl_acceptance_config *",
         {
@@ -96,12 +98,12 @@ def _side(pool: Pool, role: str, seconds: float, patience: float) -> Iterator[tu
             lib.bl_acceptance_destroy(out[0])
 
 
-def _run(sides: list[tuple[str, Any]]) -> list[tuple[str, int]]:
+def _run(sides: list[tuple[str, core.bl_acceptance]]) -> list[tuple[str, int]]:
     """Each side on a thread of its own; Ctrl-C stops them. What each returned."""
     codes: dict[str, int] = {}
     go = threading.Event()
 
-    def run(role: str, side: Any) -> None:
+    def run(role: str, side: core.bl_acceptance) -> None:
         go.wait()
         if len(started) == len(sides):
             codes[role] = lib.bl_acceptance_run(side)
@@ -128,7 +130,7 @@ def _run(sides: list[tuple[str, Any]]) -> list[tuple[str, int]]:
     return list(codes.items())
 
 
-def _findings(pool: Pool, side: Any) -> tuple[Finding, ...]:
+def _findings(pool: Pool, side: core.bl_acceptance) -> tuple[Finding, ...]:
     cells = ffi.new("bl_acceptance_cell **")
     count = lib.bl_acceptance_cells(side, cells)
     return tuple(

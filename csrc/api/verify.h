@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * What Python may call to try a pool's memory (`beluga verify`, verify/acceptance.h); as api/api.h
- * otherwise.
+ * What Python may call to try a pool's memory (`beluga verify`, verify/acceptance.h).
  */
 #ifndef BL_API_VERIFY_H
 #define BL_API_VERIFY_H

@@ -9,6 +9,7 @@ import json
 import logging
 import signal
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -578,7 +579,7 @@ def test_scrubbing_goes_without_leave_where_there_is_no_link(
 def test_scrubbing_gives_its_place_back(monkeypatch: pytest.MonkeyPatch) -> None:
     closed: list[str] = []
     link = SimpleNamespace(close=lambda: closed.append("link"))
-    place = SimpleNamespace(port=5, close=lambda: closed.append("place"))
+    place = SimpleNamespace(using=lambda: nullcontext(5), close=lambda: closed.append("place"))
     monkeypatch.setattr(scrub, "host_link", lambda pool: link)
     monkeypatch.setattr(scrub, "Place", lambda found: place)
     with scrub.scrub_leave(None) as leave:  # type: ignore[arg-type]
@@ -613,3 +614,15 @@ def test_a_side_of_verify_waits_for_the_other(
     assert (shown.exit_code, shown.stderr) == (5, said)
     assert calls == [asked]
     assert opened.paths == [["path"]]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [([], "replay"), (["pool"], "destroy"), (None, "bench")],
+)
+def test_a_command_alone_shows_what_there_is(arguments: list[str] | None, named: str) -> None:
+    """``beluga``, ``beluga pool`` and ``cxl-rpc``."""
+    ended = CliRunner().invoke(app if arguments is not None else cxl_rpc.app, arguments or [])
+    assert "Usage" in ended.output
+    assert named in ended.output
+    assert "Missing command" not in ended.output

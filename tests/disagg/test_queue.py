@@ -5,18 +5,21 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
 
-from beluga.disagg import Claim, PrefillTask, TaskQueue, open_queue
+from beluga.disagg import Claim, PrefillTask, TaskQueue, open_queue, pool_queue
 from beluga.errors import QueueError, QueueFullError
+from beluga.pool import Pool
 
 if TYPE_CHECKING:
     from conftest import Backend
@@ -220,6 +223,43 @@ def test_a_ticket_that_nobody_redeems_runs_out(backend: Backend) -> None:
     asyncio.run(play())
 
 
+def test_nobody_waits_long_for_what_is_there(backend: Backend) -> None:
+    """Neither a worker for the next task nor a sender for the end of its own."""
+
+    async def play() -> None:
+        async with opened(backend) as sender, opened(backend) as worker:
+            for number in range(12):
+                claiming = asyncio.create_task(claimed(worker))
+                await asyncio.sleep(0.005)  # it has found nothing
+                ticket = await sender.enqueue_task(task(str(number)))
+                waiting = asyncio.create_task(ticket.done(LONG_S))
+                claim = await claiming
+                await asyncio.sleep(0.005)  # the task is not done yet
+                await claim.ack()
+                assert await waiting
+
+    asyncio.run(asyncio.wait_for(play(), 10))  # a second for each wait would be far too long
+
+
+def test_a_queue_that_is_closed_leaves_no_task_of_the_loop(backend: Backend) -> None:
+    faults: list[object] = []
+
+    async def play() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, what: faults.append(what))
+        async with opened(backend) as queue:
+            ticket = await queue.enqueue_task(task("one"))
+            waiting = asyncio.create_task(ticket.done(LONG_S))
+            await asyncio.sleep(0.01)
+        waiting.cancel()
+        await asyncio.wait({waiting})
+        await asyncio.sleep(0.02)
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    asyncio.run(play())
+    gc.collect()
+    assert not faults  # no task that broke unseen
+
+
 def test_queues_of_other_names_are_others(backend: Backend) -> None:
     async def play() -> None:
         async with opened(backend) as queue:
@@ -244,6 +284,60 @@ def test_a_full_queue_says_so(backend: Backend) -> None:
             assert 0 < size.waiting <= 1024
             await (await claimed(queue)).ack()
             await queue.enqueue_task(task("fits again"))
+
+    asyncio.run(play())
+
+
+def test_a_pool_that_nobody_serves_is_refused_and_let_go(shm: Path) -> None:
+    paths = [shm / "alone"]
+    Pool.create(paths, device_size=64 << 20, sparse=True).close()
+    with pytest.raises(QueueError, match="the prefill queue in the pool"):
+        asyncio.run(pool_queue.PoolQueue.open(str(paths[0]), "q", timeout_s=0.05))
+    gc.collect()
+    assert str(paths[0]) not in Path("/proc/self/maps").read_text()
+
+
+@pytest.mark.parametrize("backend", ["pool"], indirect=True)
+def test_what_is_no_task_leaves_the_queue(
+    backend: Backend, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def play() -> None:
+        async with opened(backend) as queue:
+            monkeypatch.setattr(pool_queue, "encode_task", lambda _: b"junk")
+            await queue.enqueue_task(task("junk"))
+            monkeypatch.undo()
+            await queue.enqueue_task(task("one"))
+            assert (await claimed(queue)).task == task("one")
+            assert await queue.get_queue_size() == (0, 1)
+
+    asyncio.run(play())
+    assert "not a prefill task" in caplog.text
+
+
+@pytest.mark.parametrize("backend", ["pool"], indirect=True)
+@pytest.mark.parametrize("failures", [2, 3])
+def test_a_task_that_cannot_be_read_is_tried_thrice_at_once(
+    backend: Backend, monkeypatch: pytest.MonkeyPatch, failures: int
+) -> None:
+    async def play() -> None:
+        async with opened(backend) as queue:
+            assert isinstance(queue, pool_queue.PoolQueue)
+            await queue.enqueue_task(task("one"))
+            real, seen = queue._cache.get, 0
+
+            def get(*arguments: object) -> object:
+                nonlocal seen
+                seen += 1
+                return SimpleNamespace(hits=0) if seen <= failures else real(*arguments)
+
+            monkeypatch.setattr(queue._cache, "get", get)
+            claim = await queue.dequeue_task(timeout=0.6)
+            if failures == 2:
+                assert claim is not None
+                assert claim.deliveries == 3
+            else:
+                assert claim is None
+                assert await queue.get_queue_size() == (0, 0)
 
     asyncio.run(play())
 

@@ -19,6 +19,7 @@ from beluga.disagg import (
     encode_task,
     queue_name,
 )
+from beluga.disagg.pool_queue import _packed, _unpacked
 
 
 def test_a_task_comes_back_as_it_went() -> None:
@@ -81,3 +82,15 @@ def test_a_task_expires() -> None:
 def test_names_of_models_are_names_of_queues() -> None:
     assert queue_name("Qwen/Qwen3-0.6B") == "Qwen_Qwen3-0_6B"
     assert queue_name("a\\b c>*") == "a_b_c__"
+
+
+@pytest.mark.parametrize(
+    ("size", "block"),
+    [(0, 4096), (4092, 4096), (4093, 8192), (8188, 8192), (8189, 16384), (TASK_SIZE_MAX, 1 << 20)],
+)
+def test_a_task_in_the_pool_takes_the_least_power_of_two(size: int, block: int) -> None:
+    """The pool has few classes of blocks, and the largest task is one of 1 MiB."""
+    data = bytes(range(256)) * (size // 256) + bytes(size % 256)
+    packed = _packed(data)
+    assert packed.size == block
+    assert _unpacked(packed) == data

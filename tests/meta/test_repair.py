@@ -73,6 +73,28 @@ def test_an_epoch_line_is_made_anew(pool: Pool, half: int) -> None:
 
 
 @pytest.mark.parametrize("half", [0, 1])
+@pytest.mark.parametrize(
+    "nonsense",
+    [{"epoch": 0}, {"epoch": 5}, {"epoch": 6}, {"epoch": 1 << 24}, {"epoch": (1 << 24) + 1},
+     {"nonce": 0}, {"state": 0}, {"state": 5}, {"host": 64}, {"reserved": [0, 0, 1]},
+     {"reserved_tail": 1}],
+)  # fmt: skip
+def test_of_an_epoch_line_the_copy_that_makes_sense_is_believed(
+    pool: Pool, half: int, nonsense: dict[str, int]
+) -> None:
+    fill(pool)
+    ground = Ground(pool)
+    if nonsense.get("epoch", half + 1) % 2 == half and 0 < nonsense.get("epoch", 0) < 1 << 24:
+        return  # that would be a good line
+    right = bytes(ground.at(ground.epoch(half) + 64))
+    ground.forge_table("bl_epoch_line", ground.epoch(half), half, **nonsense)
+    _, report = repair_pool(pool, declared_gone=True)
+    assert report.findings == ()
+    assert [bytes(ground.at(ground.epoch(half) + at)) for at in (0, 64)] == [right, right]
+    assert kept(pool) == set(range(COUNT))
+
+
+@pytest.mark.parametrize("half", [0, 1])
 def test_a_server_refuses_a_damaged_epoch_line_until_it_is_repaired(
     pool: Pool,
     paths: list[Path],

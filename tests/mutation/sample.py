@@ -3,7 +3,8 @@
 """Do the fast tests notice a change? Draws mutants of ``beluga/`` or ``csrc/`` and runs the tests.
 
 A mutant of Python is tried with the tests that run its line (a first run under ``coverage`` says
-which), at most ``TESTS_MAX`` of them; one of C with the folders that ``FOLDERS`` names for it.
+which; a default or a constant with those that run its file), at most ``TESTS_MAX`` of them; one of
+C with the folders that ``FOLDERS`` names for it.
 Works on a copy of the tree, so nothing of yours is touched. Prints the mutants that no test
 noticed: each is a missing test, or changes nothing (look, and say so), or is a needless line.
 """
@@ -11,6 +12,7 @@ noticed: each is a missing test, or changes nothing (look, and say so), or is a 
 from __future__ import annotations
 
 import argparse
+import ast
 import json
 import os
 import random
@@ -29,6 +31,7 @@ from python_mutants import Mutant
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 TESTS_MAX = 400
+DEFAULTS = "tests/test_defaults.py"
 
 # Which folders or files of tests/ a package is tried with.
 # What stands first is tried first.
@@ -217,6 +220,24 @@ def try_c(copy: Copy, mutant: Mutant, tests: list[str]) -> Verdict | None:
     return Verdict(mutant, False, "")
 
 
+def runs_at_import(mutant: Mutant) -> bool:
+    """Whether it is a default, a constant or the like: outside of every function's body."""
+    tree = ast.parse((ROOT / mutant.path).read_text())
+    return not any(
+        node.body[0].lineno <= mutant.line <= (node.end_lineno or 0)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    )
+
+
+def contexts_of(mutant: Mutant, lines: dict[tuple[str, int], list[str]]) -> list[str]:
+    """The tests that run its line; what runs at import is of use to all that run its file."""
+    path = str(mutant.path)
+    if not runs_at_import(mutant):
+        return lines.get((path, mutant.line), [])
+    return [test for (file, _), tests in lines.items() if file == path for test in tests]
+
+
 def names_of(contexts: list[str], copy: Copy) -> list[str]:
     """Tests as pytest selects them, by file and function, from coverage's ``module.function``."""
     files = {path.stem: path.relative_to(copy.root) for path in copy.root.glob("tests/**/*.py")}
@@ -242,9 +263,10 @@ def sample_python(copy: Copy, package: str, count: int, choice: random.Random) -
     lines = copy.coverage(package, folders)
     verdicts = []
     for mutant in chosen:
-        names = names_of(lines.get((str(mutant.path), mutant.line), []), copy)
+        names = names_of(contexts_of(mutant, lines), copy)
         choice.shuffle(names)
-        verdict = try_python(copy, mutant, names[:TESTS_MAX] or folders)
+        first = [DEFAULTS] if runs_at_import(mutant) else []
+        verdict = try_python(copy, mutant, [*first, *(names[:TESTS_MAX] or folders)])
         verdicts.append(verdict)
         tell(verdict)
     return verdicts

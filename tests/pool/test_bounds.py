@@ -13,6 +13,7 @@ from devdax import MIB, fake_devdax
 from refusal import refused
 from watched_core import WatchedCore
 
+from beluga._ffi import ffi
 from beluga.errors import DeviceMismatchError, DeviceSpecError, NoRoomError
 from beluga.pool import create as creation
 from beluga.pool import forget, remember, remembered
@@ -102,6 +103,29 @@ def test_memory_that_runs_out_leaves_no_file(
         creation.create([tmp_path / "a"], Wishes(device_size=8 * MIB))
     assert core.names().count("bl_device_populate") < 128  # the pieces that wait are not tried
     assert not (tmp_path / "a").exists()
+
+
+def test_every_byte_of_every_file_is_filled_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    core = WatchedCore()
+    monkeypatch.setattr(creation, "lib", core)
+    monkeypatch.setattr(creation, "_PIECE", 3 * MIB)
+    told: list[tuple[int, int]] = []
+    paths = [tmp_path / "a", tmp_path / "b"]
+    creation.create(
+        paths, Wishes(device_size=8 * MIB), progress=lambda *figures: told.append(figures)
+    )
+    filled = sorted(
+        (int(ffi.cast("uintptr_t", given[0])), given[1])
+        for name, given in core.calls
+        if name == "bl_device_populate"
+    )
+    assert sorted(size for _, size in filled) == sorted([3 * MIB, 3 * MIB, 2 * MIB] * 2)
+    for half in (filled[:3], filled[3:]):
+        assert [at - half[0][0] for at, _ in half] == [0, 3 * MIB, 6 * MIB]
+    assert [path.stat().st_blocks * 512 for path in paths] == [8 * MIB] * 2
+    assert told[-1] == (16 * MIB, 16 * MIB)
 
 
 @pytest.mark.parametrize(

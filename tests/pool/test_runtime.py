@@ -88,3 +88,22 @@ def test_devdax_pools_have_a_place_named_by_their_id(
     assert path == runtime_path(device, "ab12") == tmp_path / "run/ab12"
     assert path.is_dir()
     assert make_runtime_dir(device, "ab12") == path
+
+
+@pytest.mark.parametrize(("mode", "trusted"), [(0o755, True), (0o1777, False)])
+def test_a_told_place_is_trusted_unless_anybody_may_write_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: int, trusted: bool
+) -> None:
+    """Who prepares a directory for others' pools in a place of theirs is who they say."""
+    if os.geteuid() != 0:
+        pytest.skip("only root can make a directory of another user")
+    monkeypatch.setenv("BELUGA_RUNTIME_DIR", str(tmp_path))
+    device = Device(DeviceSpec(Path("/dev/null")), "devdax", 8 * MIB, True, ())
+    (tmp_path / "ab12").mkdir(mode=0o777)
+    os.chown(tmp_path / "ab12", 12345, -1)
+    tmp_path.chmod(mode)
+    if trusted:
+        assert make_runtime_dir(device, "ab12") == tmp_path / "ab12"
+    else:
+        with refused(DevicePermissionError, "another user"):
+            make_runtime_dir(device, "ab12")

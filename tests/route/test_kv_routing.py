@@ -4,9 +4,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 import time
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -16,8 +19,9 @@ pytest.importorskip("xxhash", reason="the router's packages are not installed")
 from fake_engine import FakeEngine
 from routed import Site, routed, run, until
 
-from beluga.route import EngineSpec
+from beluga.route import EngineSpec, Limits
 from beluga.route.ask import read_ask
+from beluga.route.proxy import Proxy
 
 BLOCK = 16
 TOKENS = list(range(1000, 1000 + 10 * BLOCK))
@@ -187,6 +191,40 @@ def test_tokens_are_the_ids_that_are_sent_or_four_bytes_of_text() -> None:
     assert short[:-1] == longer[: len(short) - 1]  # a conversation that goes on keeps its beginning
     for odd in (b'{"prompt": [1, -2]}', b'{"prompt": ["a"]}', b'{"prompt": {}}', b"{}"):
         tokens(odd)
+
+
+@pytest.mark.parametrize(("size", "aside"), [(100, False), (1 << 14, False), (1 << 15, True)])
+def test_a_long_prompt_is_tokenized_beside_the_loop(size: int, aside: bool) -> None:
+    """Requests that come meanwhile do not wait for it; a short one is not worth a thread."""
+    seen: list[bool] = []
+
+    class Words:
+        def text(self, text: str) -> list[int]:
+            seen.append(threading.current_thread() is not threading.main_thread())
+            return [1]
+
+        def chat(self, messages: list[dict[str, Any]]) -> list[int]:
+            raise AssertionError
+
+    async def play() -> None:
+        frame = b'{"prompt": ""}'
+        body = frame[:-2] + b"a" * (size - len(frame)) + frame[-2:]
+        assert len(body) == size
+
+        async def read() -> bytes:
+            return body
+
+        request = SimpleNamespace(
+            read=read, path="/v1/completions", content_type="application/json"
+        )
+        no: Any = None
+        proxy = Proxy(
+            director=no, client=no, meter=no, limits=Limits(), tokenizer=Words(), remote=no
+        )
+        await proxy._read(cast("Any", request))
+
+    asyncio.run(play())
+    assert seen == [aside]
 
 
 def test_a_tokenizer_counts_as_the_engines_do() -> None:

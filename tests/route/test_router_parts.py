@@ -9,6 +9,7 @@ import json
 from collections.abc import Callable
 from datetime import datetime, timezone
 from email.utils import format_datetime
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -483,6 +484,25 @@ def figures(meter: Meter) -> dict[str, float]:
         for sample in metric.samples
         if sample.value and not sample.name.endswith(("_bucket", "_created"))
     }
+
+
+def test_buckets_tell_figures_apart() -> None:
+    """No bucket is five times as wide as what it begins with; shares and blocks fit their own."""
+    bounds: dict[str, list[float]] = {}
+    for metric in Meter().registry.collect():
+        if metric.type == "histogram":
+            for sample in metric.samples:
+                if sample.name.endswith("_bucket"):
+                    bounds.setdefault(metric.name, []).append(float(sample.labels["le"]))
+    for name, found in bounds.items():
+        assert found == sorted(set(found)), name
+        if name.endswith("hit_rate"):
+            assert found[:-1] == pytest.approx([tenth / 10 for tenth in range(11)])
+            continue
+        if name.endswith("tokens"):
+            assert (found[0], found[-2]) == (16, 1 << 20)  # a block, and the longest prompts
+        assert max(b / a for a, b in pairwise(found[:-1])) <= 5, name
+    assert len(bounds) >= 6
 
 
 def test_figures_of_a_request() -> None:

@@ -204,6 +204,7 @@ def test_no_msgpack_is_an_error() -> None:
             decoder().batch(bad)
     with pytest.raises(RouterError, match="token"):
         WireDecoder(1, block_size=0, hash_blocks=sums)
+    WireDecoder(1, block_size=1, hash_blocks=sums)  # the least
 
 
 junk = st.recursive(

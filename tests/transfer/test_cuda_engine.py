@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from cuda_gpu import PATIENCE_S, STRIPE, Blocks, Gpu, engine_on
+from cuda_gpu import PATIENCE_S, STRIPE, Blocks, FailingGpu, Gpu, engine_on
 from engines import peek, poke
 
 from beluga import primitives
@@ -49,6 +49,21 @@ def test_a_batch_is_one_launch_and_nobody_waits_for_it(pool: Pool, gpu: Gpu) -> 
     assert blocks.stored(pool)
     assert engine.stat.bounced_bytes == 0
     assert engine.stat.direct_bytes == 2 * blocks.plan.size
+
+
+@pytest.mark.parametrize("path", ["direct", "staged"])
+@pytest.mark.parametrize("bounced", [False, True])
+def test_copies_give_back_all_that_they_took(pool: Pool, path: str, bounced: bool) -> None:
+    """Events, GPU memory and pinned memory do not grow with the number of copies."""
+    gpu = FailingGpu(bounced=bounced)
+    engine, blocks = engine_on(pool, gpu, path=path), Blocks.make(pool)
+    engine.settle(PATIENCE_S)
+    taken = []
+    for _ in range(6):
+        for start in (engine.gather_write, engine.scatter_read):
+            start(blocks.plan).wait(PATIENCE_S)
+        taken.append((len(gpu._events), len(gpu._maps), len(gpu._pinned)))
+    assert taken[-1] == taken[1]  # the first ones leave what is used again
 
 
 def test_what_a_gpu_wrote_is_flushed_before_it_may_be_published(pool: Pool) -> None:

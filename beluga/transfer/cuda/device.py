@@ -109,7 +109,7 @@ class CupyDriver:
     def copy(self, target: int, source: int, size: int, stream: int) -> None:
         self._call(self._runtime.memcpyAsync, target, source, size, _COPY, stream)
 
-    def launch(self, kernel: str, grid: Grid, job: NDArray[Any], stream: int) -> None:
+    def launch(self, kernel: str, grid: Grid, job: NDArray[np.void], stream: int) -> None:
         run = functools.partial(self._kernels[kernel], stream=_Handle(stream))
         self._call(run, (grid.blocks,), (grid.threads,), (job.reshape(1),))
 

@@ -9,7 +9,7 @@ kernels compiled for this CPU. Addresses and handles are plain integers.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -77,7 +77,7 @@ class Driver(Protocol):
         """By a copy engine, in stream order."""
         ...
 
-    def launch(self, kernel: str, grid: Grid, job: NDArray[Any], stream: int) -> None:
+    def launch(self, kernel: str, grid: Grid, job: NDArray[np.void], stream: int) -> None:
         """One launch of a kernel of ``csrc/cuda/kv_copy.cu``; ``job`` is of type JOB."""
         ...
 

@@ -21,7 +21,6 @@ import time
 import weakref
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -163,7 +162,7 @@ class HostDriver:
 
         self._streams[stream].put(move)
 
-    def launch(self, kernel: str, grid: Grid, job: NDArray[Any], stream: int) -> None:
+    def launch(self, kernel: str, grid: Grid, job: NDArray[np.void], stream: int) -> None:
         run, told = getattr(self._kernels, kernel), job.tobytes()
         shape = _CGrid(grid.blocks, grid.threads)
         self.launches.append(kernel)

@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,7 +24,7 @@ class Launched:
     result will be: ``result`` of the pinned buffer, and at ``found`` in GPU memory."""
 
     kernel: str
-    job: NDArray[Any]
+    job: NDArray[np.void]
     pinned: Pinned
     device: int
     result: slice

@@ -9,7 +9,6 @@ the offsets of pieces and chunks change, so sums are the same.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,7 +26,7 @@ class Packed:
     at which place of it, whole lines."""
 
     plan: Plan
-    runs: NDArray[Any]
+    runs: NDArray[np.void]
     size: int
 
 
@@ -66,7 +65,7 @@ def pack_chunks(plan: Plan) -> Packed:
     return Packed(packed, _join(runs), int(sizes.sum()))
 
 
-def cut_at_stripes(runs: NDArray[Any]) -> NDArray[Any]:
+def cut_at_stripes(runs: NDArray[np.void]) -> NDArray[np.void]:
     """The same runs, none over the end of a stripe."""
     start = runs["offset"].astype(np.int64)
     end = start + runs["size"].astype(np.int64)
@@ -92,10 +91,10 @@ def _by_rows(plan: Plan) -> Plan:
     return dataclasses.replace(plan, pieces=pieces, chunks=chunks, piece_base=0, chunk_base=0)
 
 
-def _join(runs: NDArray[Any]) -> NDArray[Any]:
+def _join(runs: NDArray[np.void]) -> NDArray[np.void]:
     """Runs that follow each other, in the pool and in the buffer, are one."""
     ends = runs["offset"] + runs["size"]
     starts = np.flatnonzero(np.concatenate([[True], runs["offset"][1:] != ends[:-1]]))
-    joined: NDArray[Any] = runs[starts].copy()
+    joined: NDArray[np.void] = runs[starts].copy()
     joined["size"] = np.add.reduceat(runs["size"], starts)
     return joined

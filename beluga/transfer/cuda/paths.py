@@ -16,7 +16,6 @@ import collections
 import dataclasses
 import functools
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -124,7 +123,7 @@ class Paths:
         launched = self._launcher.launch(tables, bases, write=way.write, stream=way.stream)
         return [self._part(plan, way.write, launched, way.stream, hold)]
 
-    def gpu_runs(self, plan: Plan, addresses: Mapping[Place, int]) -> NDArray[Any]:
+    def gpu_runs(self, plan: Plan, addresses: Mapping[Place, int]) -> NDArray[np.void]:
         """What copy engines would move, of type RUN; ``offset`` is a GPU address."""
         return self._gpu_runs(pack_chunks(plan), addresses)
 
@@ -211,7 +210,7 @@ class Paths:
             for offset, place, size in packed.runs.tolist():
                 check(move(pool, offset, buffer + place, size), "bouncing a copy")
 
-    def _gpu_runs(self, packed: Packed, addresses: Mapping[Place, int]) -> NDArray[Any]:
+    def _gpu_runs(self, packed: Packed, addresses: Mapping[Place, int]) -> NDArray[np.void]:
         """The runs by GPU addresses, none over the end of a window."""
         runs = cut_at_stripes(packed.runs)
         bases = self.bases(runs["offset"], addresses)
@@ -221,7 +220,7 @@ class Paths:
         follows &= runs["place"][1:] == (runs["place"] + runs["size"])[:-1]
         follows &= (np.diff(device) == 0) & (np.diff(window) == 0)
         starts = np.flatnonzero(np.concatenate([[True], ~follows]))
-        joined: NDArray[Any] = runs[starts].copy()
+        joined: NDArray[np.void] = runs[starts].copy()
         joined["size"] = np.add.reduceat(runs["size"], starts)
         return joined
 

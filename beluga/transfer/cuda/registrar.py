@@ -19,9 +19,8 @@ import os
 import threading
 from collections.abc import Collection, Mapping
 from contextlib import ExitStack
-from typing import Any
 
-from beluga._ffi import ffi, lib
+from beluga._ffi import core, ffi, lib
 from beluga.errors import TransferError
 from beluga.pool import STRIPE_SIZE, Pool, filesystem
 from beluga.transfer.cuda.claims import Claims
@@ -251,7 +250,7 @@ class Registrar:
         return f"{device.path} is on {kind}: only devdax and memory in /dev/shm can be registered"
 
 
-def _base(pool: Any, windows: Windows, device: int) -> int:
+def _base(pool: core.bl_pool, windows: Windows, device: int) -> int:
     """Where a device is mapped: its superblock's stripe, then its share of the range."""
     stripes = device if windows.interleaved else device * windows.device_stripes
     address = lib.bl_pool_address(pool, stripes * STRIPE_SIZE)

@@ -9,7 +9,6 @@ the pool's bytes change between two reads: so each byte is read by one load, whe
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,7 +26,7 @@ class Runs:
     without an address is for bytes that nobody wants. ``extra``, of shape (pieces,): how many more
     pieces the run has after this one if it is the run's first, else -1."""
 
-    pieces: NDArray[Any]
+    pieces: NDArray[np.void]
     extra: NDArray[np.int64]
 
 

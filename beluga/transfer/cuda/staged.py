@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,7 +50,7 @@ class Staging:
             self._streams[write] = self._driver.make_stream(urgent=not write)
         return self._streams[write]
 
-    def move(self, packed: Packed, runs: NDArray[Any], buffer: int, way: Way) -> Launched:
+    def move(self, packed: Packed, runs: NDArray[np.void], buffer: int, way: Way) -> Launched:
         """Put a part of a plan on both streams, once the ``buffer`` is free on the one that fills
         it. ``runs`` are its bytes in the pool, by GPU address.
 
@@ -111,7 +111,7 @@ def after(driver: Driver, first: int, then: int) -> None:
     driver.free_event(event)
 
 
-def groups(runs: NDArray[Any]) -> Iterable[list[tuple[int, int, int]]]:
+def groups(runs: NDArray[np.void]) -> Iterable[list[tuple[int, int, int]]]:
     """Runs (address, place, size) in groups of about GROUP_SIZE bytes: long ones cut into equal
     parts, none of which is shorter than half of that; short ones together."""
     group: list[tuple[int, int, int]] = []

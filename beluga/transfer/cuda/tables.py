@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,9 +40,9 @@ _GOOD = np.array([(0, 0xFFFFFFFF, (0, 0))], VERDICT)
 class Tables:
     """``pieces`` of type PIECE, ``tiles`` of type TILE; ``sums`` of type SUM, or none."""
 
-    pieces: NDArray[Any]
-    tiles: NDArray[Any]
-    sums: NDArray[Any]
+    pieces: NDArray[np.void]
+    tiles: NDArray[np.void]
+    sums: NDArray[np.void]
     lanes: int
     chunk_base: int
 
@@ -62,7 +61,7 @@ class Upload:
     """A launch's tables in one buffer: copied to the GPU at once, and its ``result`` back."""
 
     content: NDArray[np.uint8]
-    job: NDArray[Any]
+    job: NDArray[np.void]
     result: slice  # the verdict, then the sums
 
 
@@ -95,8 +94,8 @@ def tile_spans(tables: Tables) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
 
 
 def _tiles(
-    plan: Plan, pieces: NDArray[Any], extra: NDArray[np.int64], lanes: int, write: bool
-) -> NDArray[Any]:
+    plan: Plan, pieces: NDArray[np.void], extra: NDArray[np.int64], lanes: int, write: bool
+) -> NDArray[np.void]:
     """``extra``: as :class:`~beluga.transfer.cuda.rows.Runs` has it; what is -1 has no tiles."""
     size = lanes * WORD_SIZE * UNROLL
     lengths = pieces["length"].astype(np.int64)
@@ -145,7 +144,7 @@ def pack(tables: Tables, bases: Bases, *, target: int, crc_tables: int) -> Uploa
     return Upload(content, job, slice(int(starts[3]), len(content)))
 
 
-def _parts(tables: Tables, bases: Bases) -> tuple[NDArray[Any], ...]:
+def _parts(tables: Tables, bases: Bases) -> tuple[NDArray[np.generic], ...]:
     return bases.table, tables.pieces, tables.tiles, _GOOD, tables.sums
 
 

@@ -1,0 +1,29 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""Run in .venv-vllm: parses command lines, a JSON list of words each, as ``vllm serve`` would.
+
+Prints the KV connector of each as JSON. A command line that vLLM refuses ends it with an error.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+
+from vllm.entrypoints.cli.serve import cmd_init
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+
+def main() -> None:
+    connectors = []
+    for words in json.load(sys.stdin):
+        parser = FlexibleArgumentParser(prog="vllm")
+        (command,) = cmd_init()
+        command.subparser_init(parser.add_subparsers(dest="subparser"))
+        told = parser.parse_args(words).kv_transfer_config
+        connectors.append(getattr(told, "kv_connector", None) or told["kv_connector"])
+    print(json.dumps(connectors))
+
+
+if __name__ == "__main__":
+    main()

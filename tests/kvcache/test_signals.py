@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""Real signals to a real process that copies by an engine, in pairs: Ctrl-C, and once more."""
+
+from __future__ import annotations
+
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+
+from beluga import KVCache, MetaServer, Pool
+from tests.kvcache.conftest import digests, payload
+
+SCRIPT = Path(__file__).with_name("signals_process.py")
+STRIPE, COUNT, LENGTH, WANTED = 2 << 20, 4, 1 << 20, 40
+THEIRS = 1 << 30  # the first of our keys: not the process's
+
+
+def test_pairs_of_signals_harm_nobodys_blocks(shm: Path) -> None:
+    """What was interrupted gives its space back when its last byte is written: whoever takes the
+    space meanwhile finds what he wrote."""
+    paths, dice = [shm / "a", shm / "b"], random.Random(5)
+    blocks = payload(COUNT, LENGTH, seed=99)
+    with (
+        Pool.create(paths, device_size=12 * STRIPE, discipline="coherent", sparse=True) as pool,
+        MetaServer(pool),
+        KVCache(pool, namespace="test", engine="cpu") as cache,
+        subprocess.Popen(
+            [sys.executable, SCRIPT, str(WANTED), *paths], stdout=subprocess.PIPE, text=True
+        ) as child,
+    ):
+        assert child.stdout
+        assert child.stdout.readline() == "ready\n"
+        found = np.zeros((COUNT, LENGTH), np.uint8)
+        turn = 0
+        while child.poll() is None:
+            time.sleep(dice.uniform(0, 0.003))
+            for _ in range(2):
+                child.send_signal(signal.SIGINT)
+                time.sleep(dice.uniform(0, 0.0003))
+            keys = digests(COUNT, start=THEIRS + turn * COUNT)
+            stored = cache.put(keys, blocks).stored
+            result = cache.get(keys[:stored], found[:stored])
+            assert (result.hits, result.mismatches) == (stored, 0)
+            assert np.array_equal(found[:stored], blocks[:stored])
+            cache.remove(keys)
+            turn += 1
+        assert child.returncode == 0
+        assert int(child.stdout.read()) == WANTED
+        stat = cache.stat()
+        assert (stat.grant_count, stat.pinned_count) == (0, 0)
