@@ -343,6 +343,10 @@ REASONED: Conditions = {
         ),
     },
     ("lobby.c", "bl_lobby_exchange"): {
+        ("reply->epoch == asked", 0, "true"): (
+            "each epoch is asked with a sequence of its own, and of the servers of one half only "
+            "the last one writes: who answers that sequence there is the one that was asked"
+        ),
         ("turn->operation == BL_LOBBY_ATTACH", 0, "true"): (
             "shows the server a process for a session that this very request ends"
         ),
