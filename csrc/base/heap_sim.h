@@ -12,6 +12,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+enum { BL_HEAP_SPOILT_MAX = 4096 };
+
 typedef struct bl_allocation {
     struct bl_allocation *next, *previous; /* of those made in the world, or itself */
     size_t size;
@@ -54,6 +56,8 @@ static inline void bl_heap_free(void *bytes)
     bl_allocation *allocation = (bl_allocation *)bytes - 1;
     allocation->previous->next = allocation->next;
     allocation->next->previous = allocation->previous;
+    if (allocation->size <= BL_HEAP_SPOILT_MAX) /* whoever goes on with it does not go far */
+        memset(bytes, 0xdb, allocation->size);
     free(allocation);
 }
 

@@ -141,37 +141,37 @@ int bl_handle_reserve(void *context, bl_call *call)
     return status;
 }
 
-/* The block that a commit names, if it is as the commit says: its number, or -BL_ERROR_NO_GRANT. */
-static int64_t bl_commit_block(const bl_meta *meta, const bl_commit *commit)
+/* The block that a commit names, if it is as the commit says; or NULL. */
+static bl_block *bl_commit_block(bl_meta *meta, const bl_commit *commit)
 {
     if (commit->block >= meta->pool->geometry.block_count_max ||
         meta->blocks[commit->block].generation != commit->generation ||
         memcmp(meta->blocks[commit->block].key, commit->key, sizeof commit->key) != 0)
-        return -BL_ERROR_NO_GRANT;
-    return commit->block;
+        return NULL;
+    return &meta->blocks[commit->block];
 }
 
 static int bl_commit_one(bl_meta *meta, uint32_t lane, const bl_commit *commit)
 {
-    int64_t number = bl_commit_block(meta, commit);
-    if (number < 0)
-        return (int)number;
-    bl_block *block = &meta->blocks[number];
+    bl_block *block = bl_commit_block(meta, commit);
+    uint32_t number = commit->block;
+    if (block == NULL)
+        return -BL_ERROR_NO_GRANT;
     if (block->state == BL_NUMBER_COMMITTED)
         return 0; /* said before, perhaps to an earlier server */
     if (block->state != BL_NUMBER_GRANTED || block->lane != lane)
         return -BL_ERROR_NO_GRANT;
-    int status = block->task ? bl_task_enqueue(meta, (uint32_t)number) : 0;
+    int status = block->task ? bl_task_enqueue(meta, number) : 0;
     if (status < 0) {
-        bl_grant_end(meta, (uint32_t)number, BL_END_GONE);
+        bl_grant_end(meta, number, BL_END_GONE);
         return status;
     }
-    bl_list_remove(meta, &meta->lane_blocks[lane], BL_LIST_LANE, (uint32_t)number);
+    bl_list_remove(meta, &meta->lane_blocks[lane], BL_LIST_LANE, number);
     block->state = BL_NUMBER_COMMITTED;
     bl_crash_point("commit.claimed");
-    bl_entry_write(meta, (uint32_t)number, commit->vector_check);
+    bl_entry_write(meta, number, commit->vector_check);
     bl_crash_point("commit.entered");
-    bl_block_touch(meta, (uint32_t)number);
+    bl_block_touch(meta, number);
     bl_grant_leave(meta, block);
     meta->stat.commit_count++;
     meta->stat.block_count++;
@@ -238,11 +238,10 @@ int bl_handle_commit(void *context, bl_call *call)
 
 static int bl_abort_one(bl_meta *meta, uint32_t lane, const bl_commit *commit)
 {
-    int64_t number = bl_commit_block(meta, commit);
-    if (number < 0 || meta->blocks[number].state != BL_NUMBER_GRANTED ||
-        meta->blocks[number].lane != lane)
+    const bl_block *block = bl_commit_block(meta, commit);
+    if (block == NULL || block->state != BL_NUMBER_GRANTED || block->lane != lane)
         return -BL_ERROR_NO_GRANT;
-    bl_grant_end(meta, (uint32_t)number, BL_END_GONE);
+    bl_grant_end(meta, commit->block, BL_END_GONE);
     return 0;
 }
 

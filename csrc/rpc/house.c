@@ -218,7 +218,8 @@ static int bl_lane_of_old(const bl_server *server, const bl_lane *lane, uint64_t
             bl_lane_rebooted(server, lane, now_ns) == 0);
 }
 
-/* Who has said farewell or is proven gone, and whose beat stands still? */
+/* Who has said farewell or is proven gone, and whose beat stands still? Whether this server still
+ * speaks for the pool is asked when all are through: who called, asks. */
 static void bl_house_watch(bl_server *server, uint64_t now_ns)
 {
     const bl_memory *memory = &server->pool->memory;

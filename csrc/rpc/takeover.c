@@ -140,17 +140,22 @@ static int bl_takeover_claim(const bl_server *server, bl_takeover *plan)
         status = bl_elect(server, plan->epoch, &owner);
         if (status == 0 && owner.nonce == server->nonce)
             return 0;
-        if (status == 0) { /* not yet published, or died before it was */
-            int gone = bl_server_gone(server, plan->epoch, owner.host, owner.boot_id, owner.nonce);
-            if (gone <= 0)
-                return gone < 0 ? gone : -BL_ERROR_SERVER_ALIVE;
+        switch (status) {
+        case 0: /* not yet published, or died before it was */
+            status = bl_server_gone(server, plan->epoch, owner.host, owner.boot_id, owner.nonce);
+            if (status <= 0)
+                return status < 0 ? status : -BL_ERROR_SERVER_ALIVE;
             next = plan->epoch + BL_HALF_COUNT;
-        } else if (status == -ESTALE) {
+            break;
+        case -ESTALE:
             if (owner.epoch <= next)
                 return -BL_ERROR_SERVER_ALIVE; /* looked twice: somebody is about to be server */
             next = owner.epoch;
-        } else {
-            return status == -EAGAIN ? -BL_ERROR_SERVER_ALIVE : status;
+            break;
+        case -EAGAIN: /* undecided: owner is nobody's word */
+            return -BL_ERROR_SERVER_ALIVE;
+        default:
+            return status;
         }
     }
 }

@@ -90,9 +90,10 @@ def failing(paths: list[Path]) -> Iterator[Failing]:
         process.communicate()
 
 
-@pytest.fixture
-def pool(paths: list[Path]) -> Iterator[Pool]:
-    with Pool.create(paths, device_size=32 << 20, sparse=True, max_blocks=64, lane_count=4) as pool:
+@pytest.fixture(params=["coherent", "non-coherent"])  # a flush of memory that fails is a fault, too
+def pool(request: pytest.FixtureRequest, paths: list[Path]) -> Iterator[Pool]:
+    sizes = {"device_size": 32 << 20, "max_blocks": 64, "lane_count": 4}
+    with Pool.create(paths, sparse=True, discipline=request.param, **sizes) as pool:
         yield pool
 
 
@@ -100,15 +101,17 @@ def lane_start(pool: Pool, lane: int) -> int:
     return pool.geometry.lane_offset + lane * pool.geometry.lane_stride
 
 
-@pytest.mark.parametrize("page", ["request", "reply"])
+@pytest.mark.parametrize("page", ["beat", "request", "reply"])
 def test_one_bad_lane_costs_that_lane(pool: Pool, paths: list[Path], page: str) -> None:
-    replies = (1 + 1) * pool.geometry.slot_count * 128  # those of epoch 1
+    requests = 4096  # behind the page of the beat; then the replies of epoch 0, and of epoch 1
+    size = pool.geometry.slot_count * 128
+    pages = {"beat": 0, "request": requests, "reply": requests + 2 * size}
     with failing(paths) as server, Client(pool) as bad, Client(pool) as good:
         assert (bad.stat().lane, good.stat().lane) == (0, 1)
         reserved = MetaClient(bad).reserve(keys([1, 2]), length=1 << 20)
         assert states(reserved) == ["GRANTED"] * 2
-        server.tell(lane_start(pool, 0) + 4096 + (replies if page == "reply" else 0))
-        if page == "request":  # looked at all the time
+        server.tell(lane_start(pool, 0) + pages[page])
+        if page != "reply":  # looked at all the time
             assert eventually(lambda: server.tell()["live"] == 1)
             assert server.tell()["held"] >= 2 << 20  # its client may write there yet
         bad.ping(timeout_s=TURN_S)  # attached anew, and so it gave up what it had

@@ -35,7 +35,7 @@ class Liar:
         self.pool = Pool.create([directory / "a"], device_size=32 << 20, sparse=True, max_blocks=64)
         self.server = Server(self.pool)
         self.server.handle(METHOD_USER, self._answer)
-        for method in (lib.BL_METHOD_LOOKUP, lib.BL_METHOD_RESERVE):
+        for method in (lib.BL_METHOD_LOOKUP, lib.BL_METHOD_RESERVE, lib.BL_METHOD_STAT):
             self.server.handle(method, lambda _: self.word)
         self.server.start()
         self.client = Client(self.pool)
@@ -202,3 +202,10 @@ def test_records_of_anything_lie_in_the_pool_or_are_an_error(
             assert grant.offset + grant.length <= geometry.size
             assert grant.block < geometry.block_count_max
     assert liar.ask() == TRUE_WORD
+
+
+@pytest.mark.parametrize("more", [-8, 8])
+def test_sums_of_another_size_are_an_error(liar: Liar, more: int) -> None:
+    liar.word = bytes(ffi.sizeof("bl_meta_stat") + more)
+    with pytest.raises(BadReplyError):
+        MetaClient(liar.client).stat()

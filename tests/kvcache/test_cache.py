@@ -79,6 +79,14 @@ def test_without_a_server_a_put_is_an_error_and_no_success(pool: Pool, server: M
             cache.put(digests(1, start=1), payload(1, 64))
 
 
+def test_without_a_server_a_get_is_an_error_and_no_miss(pool: Pool, server: MetaServer) -> None:
+    with KVCache(pool, namespace="test", timeout_s=0.2) as cache:
+        cache.put(digests(1), payload(1, 64))
+        server.stop()
+        with pytest.raises((NoServerError, CallTimeoutError)):
+            cache.get(digests(1), payload(1, 64))
+
+
 @settings(
     max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
@@ -228,6 +236,7 @@ def test_a_grant_of_another_session_is_pending(cache: KVCache, server: MetaServe
         keys = cache.keys(digests(1))
         grants = MetaClient(other.client).reserve(keys, length=100)
         assert cache.put(digests(1), payload(1, 100)).pending == 1
+        assert cache.get(digests(1), payload(1, 100)).states[0] == int(BlockState.PENDING)
         MetaClient(other.client).abort(grants)
         assert cache.put(digests(1), payload(1, 100)).stored == 1
 

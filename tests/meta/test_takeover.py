@@ -181,6 +181,20 @@ def test_a_damaged_entry_is_dropped_and_counted(pool: Pool) -> None:
         put(meta, [1])
 
 
+def test_a_damaged_mark_costs_its_own_extent_alone(pool: Pool) -> None:
+    with MetaServer(pool), Client(pool) as client:
+        put(MetaClient(client), range(6))  # two in an extent of one stripe
+    stripes = pool.geometry.stripe_count
+    address = lib.bl_pool_address(pool.handle, pool.geometry.extent_offset + stripes * 64)
+    damaged = bytearray(ffi.buffer(ffi.cast("char *", address), 64))  # of epoch 1, stripe 0
+    mark = ffi.from_buffer("bl_extent_line *", damaged)
+    assert (mark.state, mark.first_stripe, mark.stripe_count) == (lib.BL_EXTENT_OPEN, 0, 1)
+    mark.stripe_count = 64
+    lib.bl_ntstore_copy(address, bytes(damaged), 64)
+    with MetaServer(pool), Client(pool) as client:
+        assert held(MetaClient(client), range(6)) == {2, 3, 4, 5}
+
+
 def test_a_full_table_is_taken_over(tmp_path: Path) -> None:
     count = 50_000
     paths = [tmp_path / "a"]

@@ -154,6 +154,20 @@ def test_a_claim_is_its_sessions(queues: tuple[Queue, Queue]) -> None:
     assert eventually(lambda: other.named() == "a")
 
 
+def test_an_old_claim_is_not_of_the_task_that_has_its_block_now(
+    queues: tuple[Queue, Queue],
+) -> None:
+    queue, _ = queues
+    queue.put("a")
+    old = queue.claim()
+    queue.cache.remove(queue.key("a"))
+    queue.put("b")
+    new = queue.claim()
+    assert new.block == old.block
+    assert not queue.tasks.extend(old, visible_s=LONG_S)
+    assert queue.tasks.extend(new, visible_s=LONG_S)
+
+
 def test_a_claim_runs_out(queues: tuple[Queue, Queue]) -> None:
     one, other = queues
     one.put("a")
@@ -212,6 +226,18 @@ def test_tasks_cannot_fill_the_pool(pool: Pool, queues: tuple[Queue, Queue]) -> 
     with KVCache(pool, namespace="blocks") as blocks:
         put = blocks.put(blocks.keys(hash_keys(["block"])), [np.zeros(1 << 20, np.uint8)])
         assert put.stored == 1
+
+
+def test_tasks_that_are_done_make_room_for_others(pool: Pool, queues: tuple[Queue, Queue]) -> None:
+    queue, _ = queues
+    names = [str(n) for n in range(pool.geometry.stripe_count // 8 * 2)]
+    for name in names:
+        queue.put(name, size=1 << 20)  # two in an extent: as many as there may be
+    for name in names:
+        queue.cache.remove(queue.key(name))
+    with KVCache(pool, namespace="blocks") as blocks:
+        blocks.put(blocks.keys(hash_keys(names)), np.zeros((len(names), 1 << 20), np.uint8))
+        queue.put("elsewhere", size=1 << 20)
 
 
 @pytest.mark.parametrize("method", [9, 10, 11])

@@ -87,6 +87,7 @@ def test_devdax_pools_have_a_place_named_by_their_id(
     path = make_runtime_dir(device, "ab12")
     assert path == runtime_path(device, "ab12") == tmp_path / "run/ab12"
     assert path.is_dir()
+    assert [one.stat().st_mode & 0o7777 for one in (path.parent, path)] == [0o700, 0o700]
     assert make_runtime_dir(device, "ab12") == path
 
 

@@ -23,6 +23,9 @@ from beluga.router import (
 )
 from beluga.router.events import from_dynamo, tier_of, to_dynamo
 
+# A tree that is broken may be walked without end, in C: a thread ends it, no signal can.
+pytestmark = pytest.mark.timeout(60, method="thread")
+
 A, B = Worker(1), Worker(2)
 A1 = Worker(1, 1)
 

@@ -17,6 +17,9 @@ from beluga.router.events import Cleared, Removed, RouterEvent, Stored, Tier
 from beluga.router.indexer import Indexer
 from beluga.router.worker import Worker
 
+# A tree that is broken may be walked without end, in C: a thread ends it, no signal can.
+pytestmark = pytest.mark.timeout(60, method="thread")
+
 Pick = Callable[[int], int]  # a number below so many
 
 LOCALS = 3

@@ -215,3 +215,15 @@ def test_a_client_without_descriptors_is_told_so_and_attaches_when_it_has_some(
         finally:
             client.end()
         assert eventually(lambda: server.stat().live_count == 0)
+
+
+def test_a_standby_looks_again_and_opens_nothing_more(pool: Pool, paths: list[Path]) -> None:
+    server = Process("serve", paths)
+    standby = Server(pool)
+    counts = []
+    for _ in range(2):
+        assert not standby.watch(0.1, silent_s=60.0)
+        counts.append(len(list(Path("/proc/self/fd").iterdir())))
+    assert counts[0] == counts[1]
+    standby.stop()
+    server.kill()

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import pytest
+from forge import LINE, read
 from other_machine import OtherMachine
 
 from beluga._ffi import lib
@@ -16,11 +17,18 @@ from beluga.rpc import Client, Server
 pytestmark = pytest.mark.parametrize("discipline", ["non-coherent"], indirect=True)
 
 
+def request_line(pool: Pool) -> bytes:
+    """What host 0 last asked in the lobby."""
+    return bytes(read(pool, lib.BL_LOBBY_OFFSET, LINE))
+
+
 def test_a_client_is_refused_while_another_machine_has_its_number(pool: Pool) -> None:
     with Server(pool) as server:
         assert OtherMachine(pool, host=0, boot_id=(1, 2)).attach(nonce=77) == 0
+        before = request_line(pool)
         with pytest.raises(HostClashError, match="--host N"):
             Client(pool, timeout_s=0.2)
+        assert request_line(pool) == before  # which is the other machine's to write
         assert server.stat().attach_count == 1
         with Client(pool, host=1) as client:
             client.ping()

@@ -38,3 +38,14 @@ def test_a_pool_is_destroyed_once_nobody_uses_it(paths: list[Path]) -> None:
         pass
     Pool.destroy(paths)
     assert not any(path.exists() for path in paths)
+
+
+def test_a_pool_says_whether_it_is_in_use(paths: list[Path]) -> None:
+    with Pool.create(paths, device_size=SIZE, sparse=True) as pool:
+        pool.refuse_in_use()
+        with Server(pool):
+            with pytest.raises(DeviceBusyError, match="stop its server"):
+                pool.refuse_in_use()
+            with Client(pool):
+                pass
+        pool.refuse_in_use()

@@ -12,9 +12,10 @@ import time
 import pytest
 from blocks import eventually, keys
 from elsewhere import imitate
+from forge import read
 from other_machine import Elsewhere, OtherMachine, beating, rewrite, serve_as, session_offset
 
-from beluga._ffi import lib
+from beluga._ffi import ffi, lib
 from beluga.errors import HostClashError, ServerAliveError
 from beluga.meta import MetaClient, MetaServer
 from beluga.pool import Pool
@@ -148,6 +149,15 @@ def test_a_machine_that_has_started_again_waits_and_is_let_in(pool: Pool) -> Non
         assert second.stat().inherited_count == 0
 
 
+def test_what_a_server_two_before_said_of_a_host_refuses_nobody(pool: Pool) -> None:
+    with Server(pool):
+        assert OtherMachine(pool, host=3, boot_id=OTHER).attach(NONCE) == 0
+    with Server(pool):
+        pass
+    with Server(pool), Client(pool, host=3) as client:  # the lobby's line is of the first yet
+        client.ping()
+
+
 def test_a_session_that_lives_is_no_earlier_boots_however_long_it_is_there(pool: Pool) -> None:
     with Server(pool, beat_lost_s=0.1) as server, Client(pool, host=3) as client:
         time.sleep(0.3)
@@ -155,6 +165,17 @@ def test_a_session_that_lives_is_no_earlier_boots_however_long_it_is_there(pool:
         client.ping()
         assert client.stat().reattach_count == 0
         assert server.stat().end_count == 0
+
+
+def test_a_session_that_this_server_gave_is_no_earlier_boots(pool: Pool) -> None:
+    def state() -> int:
+        line = ffi.from_buffer("bl_session_line *", read(pool, session_offset(pool, 0, 1)))
+        return int(line.state)
+
+    with Server(pool, beat_lost_s=0.1):
+        assert OtherMachine(pool, host=0, boot_id=OTHER).attach(NONCE) == 0  # and never beats
+        assert eventually(lambda: state() != lib.BL_SESSION_LIVE)
+        assert state() == lib.BL_SESSION_DOUBTFUL  # its machine may write yet
 
 
 def test_who_is_refused_does_not_hold_the_number(pool: Pool) -> None:

@@ -47,6 +47,9 @@ _WINDOW = "only how many lines are looked at together differs: one that has not 
 # Each with its reason.
 REASONED: Conditions = {
     ("transfer/device_care.c", "bl_care_run"): {
+        ("i > 0 && next.offset >= range.offset && next.offset <= range.end", 0, "false"): (
+            "takes care of each range by itself, of lines at their seams twice, which costs time"
+        ),
         ("i > 0", 0, "true"): "no plan has a range at offset 0, where the server's lines are",
         ("i > 0", 1, "true"): (
             "takes care of the empty range before the first one, which costs time"
@@ -159,6 +162,10 @@ REASONED: Conditions = {
         ),
     },
     ("rpc/house.c", "bl_lobby_give"): {
+        ("server->lanes[known].state == BL_SESSION_LIVE", 0, "true"): (
+            "the client gets the lane that an earlier server gave it, in doubt: it reads so in the "
+            "session's line, leaves, and attaches anew, which costs time"
+        ),
         ("bl_lane_free(server) < 0", 0, "true"): _PERIOD,
         ("here", 1, "false"): (
             "without its proof a session of this host ends when its beat stands still: later, "
@@ -208,6 +215,10 @@ REASONED: Conditions = {
         ),
     },
     ("kv/get.c", "bl_kv_get_begin"): {
+        ("status < 0", 1, "true"): (
+            "gives the pins back before the copy: a block that goes meanwhile is a miss at the "
+            "second look, and the release that follows that finds nothing"
+        ),
         ("hits > 0", 0, "true"): "looks at no entry, which costs two fences",
     },
     ("kv/get.c", "bl_kv_get_end"): {
@@ -312,6 +323,10 @@ REASONED: Conditions = {
         ),
     },
     ("rpc/lobby.c", "bl_lobby_attach"): {
+        ("status == 0", 0, "true"): (
+            "only which error an attempt that failed returns differs: BAD_REPLY, if what was read "
+            "last names no lane"
+        ),
         ("lock >= 0", 0, "true"): ("unlocks and closes no descriptor, which the kernel refuses"),
         ("session->devices", 0, "true"): _FLUSH,
         ("status < 0", 0, "true"): (
@@ -328,6 +343,10 @@ REASONED: Conditions = {
         ),
     },
     ("rpc/lobby.c", "bl_lobby_exchange"): {
+        ("reply->epoch == asked", 0, "true"): (
+            "each epoch is asked with a sequence of its own, and of the servers of one half only "
+            "the last one writes: who answers that sequence there is the one that was asked"
+        ),
         ("turn->operation == BL_LOBBY_ATTACH", 0, "true"): (
             "shows the server a process for a session that this very request ends"
         ),
@@ -496,7 +515,7 @@ REASONED: Conditions = {
             "true",
         ): "looks on until the caller's time is up, and returns what the last look says",
         ("status != 0", 0, "true"): (
-            "only when to try a takeover differs: whether it may is decided in rpc/takeover.c"
+            "only when to try a takeover differs: whether it may is decided in takeover.c"
         ),
     },
     ("rpc/standby.c", "bl_watch_begin"): {
@@ -613,6 +632,13 @@ REASONED: Conditions = {
         ),
     },
     ("rpc/lobby.c", "bl_lobby_settle"): {
+        (
+            "bl_epoch_read(session->pool, &epoch) == 0 && bl_lobby_reply_read(session, epoch.epoch "
+            "% BL_HALF_COUNT, &reply) && reply.epoch == epoch.epoch && reply.sequence == "
+            "line.sequence",
+            0,
+            "false",
+        ): "asks for a farewell again that was answered, which is true for ever: it costs a call",
         ("reply.epoch == epoch.epoch", 0, "true"): (
             "a server of an earlier epoch that answered the request ended the session before it "
             "was succeeded"
@@ -636,16 +662,23 @@ REASONED: Conditions = {
             "a grant ends with its session, so the abort is refused, whoever asks for it"
         ),
     },
+    ("index/recover.c", "bl_recover_block"): {
+        ("claimed", 0, "true"): (
+            "gives back nothing: an entry whose space cannot be claimed names none that is open, "
+            "and never another's, for space has a new owner only when the old entry is cleared "
+            "(SYNC entry.reuse)"
+        ),
+    },
 }
 
 # Each with the test of Python that fails.
 TESTED: Conditions = {
     ("index/grant.c", "bl_abort_one"): {
-        ("meta->blocks[number].lane != lane", 0, "false"): (
+        ("block->lane != lane", 0, "false"): (
             "tests/meta/test_block_calls.py::test_what_is_not_a_sessions_own_grant_can_not_be"
             "_committed_or_aborted"
         ),
-        ("meta->blocks[number].state != BL_NUMBER_GRANTED", 0, "false"): (
+        ("block->state != BL_NUMBER_GRANTED", 0, "false"): (
             "tests/meta/test_block_calls.py::test_what_is_not_a_sessions_own_grant_can_not_be"
             "_committed_or_aborted"
         ),
@@ -660,7 +693,7 @@ TESTED: Conditions = {
         ),
     },
     ("index/grant.c", "bl_commit_one"): {
-        ("number < 0", 0, "false"): (
+        ("block == NULL", 0, "false"): (
             "tests/meta/test_block_calls.py::test_a_session_can_not_commit_by_its_own_older_grant"
         ),
         ("block->lane != lane", 0, "false"): (
@@ -742,6 +775,9 @@ TESTED: Conditions = {
         ),
     },
     ("rpc/house.c", "bl_house_watch"): {
+        ("bl_lane_watched(&server->lanes[i])", 0, "true"): (
+            "tests/crash/test_lane_fault.py::test_one_bad_lane_costs_that_lane"
+        ),
         ("bl_error_passes(-lane->proof)", 0, "true"): (
             "tests/rpc/test_descriptors.py::test_a_successor_learns_of_deaths_that_it_could"
             "_not_ask_for_at_once"
@@ -812,6 +848,11 @@ TESTED: Conditions = {
         ),
     },
     ("kv/put.c", "bl_kv_publish"): {
+        (
+            "status < 0 && work->count > 0 && session->attached && session->nonce == work->nonce",
+            0,
+            "false",
+        ): ("tests/kvcache/test_engine_copy.py::test_what_an_engine_could_not_write_is_given_back"),
         ("work->statuses[k] < 0", 0, "true"): (
             "tests/meta/test_tasks.py::test_a_claim_is_its_sessions"
         ),
@@ -822,6 +863,9 @@ TESTED: Conditions = {
         ),
     },
     ("kv/put.c", "bl_kv_reserve"): {
+        ("status < 0", 0, "false"): (
+            "tests/kvcache/test_cache.py::test_without_a_server_a_put_is_an_error_and_no_success"
+        ),
         ("batch->kept", 0, "false"): "tests/meta/test_tasks.py::test_a_claim_is_its_sessions",
         ("batch->kept", 0, "true"): "tests/meta/test_tasks.py::test_tasks_cannot_fill_the_pool",
     },
@@ -850,6 +894,17 @@ TESTED: Conditions = {
         ),
     },
     ("rpc/lobby.c", "bl_lobby_exchange"): {
+        ("!bl_wait_turn(memory, turn->wait)", 0, "false"): (
+            "tests/rpc/test_host_clash.py::test_a_client_is_refused_while_another_machine_has"
+            "_its_number"
+        ),
+        ("bl_lobby_clash(session, &epoch)", 0, "false"): (
+            "tests/rpc/test_host_clash.py::test_a_client_is_refused_while_another_machine_has"
+            "_its_number"
+        ),
+        ("status == 0 && nobody && !session->old_nonce", 0, "false"): (
+            "tests/rpc/test_session.py::test_without_a_server_a_client_is_told_at_once"
+        ),
         ("epoch.epoch != asked", 0, "true"): (
             "tests/meta/test_block_calls.py::test_a_block_larger_than_an_extent_is_refused"
         ),
@@ -974,6 +1029,9 @@ TESTED: Conditions = {
         ),
     },
     ("index/client.c", "bl_meta_tell"): {
+        ("status < 0", 0, "false"): (
+            "tests/meta/test_index_calls.py::test_every_call_says_that_nobody_serves"
+        ),
         ("count - done < batch", 0, "false"): (
             "tests/meta/test_block_calls.py::test_a_block_pinned_twice_needs_two_releases"
         ),
@@ -1119,6 +1177,9 @@ TESTED: Conditions = {
         ),
     },
     ("rpc/standby.c", "bl_watch_look_guarded"): {
+        ("bl_error_passes(-server->watch.proof)", 0, "true"): (
+            "tests/rpc/test_descriptors.py::test_a_standby_looks_again_and_opens_nothing_more"
+        ),
         ("status == 1", 0, "true"): (
             "tests/rpc/test_two_machines.py::test_a_standby_that_saw_a_server_alive_does_no"
             "t_take_its_place"
@@ -1149,6 +1210,10 @@ TESTED: Conditions = {
         ),
     },
     ("rpc/takeover.c", "bl_takeover_plan"): {
+        ("!bl_declared(server, line[half].nonce)", 0, "true"): (
+            "tests/rpc/test_runtime_dir.py::test_a_directory_that_was_emptied_takes_an_operat"
+            "ors_word"
+        ),
         ("line[newest].epoch == 0", 0, "false"): (
             "tests/meta/test_repair.py::test_other_hosts_must_be_declared_gone"
         ),
@@ -1166,6 +1231,9 @@ TESTED: Conditions = {
         ("status < 0", 0, "false"): "tests/meta/test_tasks.py::test_foreign_requests_are_refused",
     },
     ("index/task_call.c", "bl_handle_task_extend"): {
+        ("block->generation != request.generation", 0, "false"): (
+            "tests/meta/test_tasks.py::test_an_old_claim_is_not_of_the_task_that_has_its_block_now"
+        ),
         (
             "bl_tasks_extend(meta->tasks, block->task - 1, call->lane, now_ns, "
             "bl_task_until_ns(now_ns, &request)) < 0",
@@ -1178,6 +1246,9 @@ TESTED: Conditions = {
         ("status < 0", 0, "false"): "tests/meta/test_tasks.py::test_foreign_requests_are_refused",
     },
     ("index/kept.c", "bl_kept_count"): {
+        ("step > 0", 0, "true"): (
+            "tests/meta/test_tasks.py::test_tasks_that_are_done_make_room_for_others"
+        ),
         ("step > 0", 0, "false"): "tests/meta/test_tasks.py::test_a_claim_is_its_sessions",
         ("step > 0 ? (*kept)++ == 0 : --*kept == 0", 0, "true"): (
             "tests/meta/test_tasks.py::test_tasks_cannot_fill_the_pool"
@@ -1236,8 +1307,59 @@ TESTED: Conditions = {
         ),
     },
     ("kv/get.c", "bl_kv_get_end"): {
+        ("status == 0 && work->count > 0", 0, "false"): (
+            "tests/kvcache/test_engine_copy.py::test_an_engine_and_the_one_call_read_each_other"
+        ),
         ("status < 0", 0, "true"): (
             "tests/kvcache/test_engine_copy.py::test_an_engine_and_the_one_call_read_each_other"
+        ),
+    },
+    ("kv/get.c", "bl_kv_get_begin"): {
+        ("status == 0 && hits > 0", 0, "false"): (
+            "tests/kvcache/test_engine_copy.py::test_an_engine_and_the_one_call_read_each_other"
+        ),
+    },
+    ("kv/get.c", "bl_kv_read_again"): {
+        ("!bl_entry_agrees(session, batch, i, work, &work->entries[i])", 0, "false"): (
+            "tests/hostile/test_forged_records.py::test_what_a_server_forges_past_the_end_of_"
+            "the_pool_is_no_hit"
+        ),
+    },
+    ("kv/get.c", "bl_kv_get"): {
+        ("status < 0", 1, "false"): (
+            "tests/kvcache/test_cache.py::test_without_a_server_a_get_is_an_error_and_no_miss"
+        ),
+    },
+    ("kv/get.c", "bl_kv_release"): {
+        ("read == 0 && work->count < batch->count", 0, "false"): (
+            "tests/kvcache/test_cache.py::test_a_grant_of_another_session_is_pending"
+        ),
+    },
+    ("index/client.c", "bl_meta_ask_stat"): {
+        ("size != sizeof *out", 0, "false"): (
+            "tests/hostile/test_replies.py::test_sums_of_another_size_are_an_error"
+        ),
+    },
+    ("rpc/lobby.c", "bl_lobby_detach"): {
+        ("lock < 0", 0, "true"): (
+            "tests/rpc/test_session.py::test_closing_gives_the_lane_back_and_leaves_nothing"
+        ),
+    },
+    ("index/recover.c", "bl_recover_mark"): {
+        ("held", 0, "true"): (
+            "tests/meta/test_takeover.py::test_a_damaged_mark_costs_its_own_extent_alone"
+        ),
+    },
+    ("rpc/house.c", "bl_lane_of_old"): {
+        ("lane->epoch == server->epoch", 0, "false"): (
+            "tests/rpc/test_two_machines.py::test_a_session_that_this_server_gave_is_no_earli"
+            "er_boots"
+        ),
+    },
+    ("rpc/lobby.c", "bl_lobby_clash"): {
+        ("reply.epoch == epoch->epoch", 0, "true"): (
+            "tests/rpc/test_two_machines.py::test_what_a_server_two_before_said_of_a_host_ref"
+            "uses_nobody"
         ),
     },
 }

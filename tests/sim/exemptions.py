@@ -142,6 +142,10 @@ _LONGER: dict[Name, str] = {
 }
 
 _RANGES: dict[Name, str] = {
+    ("index/meta.c", "bl_meta_flush_held", "invalidate", 0): (
+        "its last line is the last of a run of blocks, which no payload that a device of the "
+        "simulator writes reaches"
+    ),
     ("rpc/elect.c", "bl_candidates_read", "invalidate", 0): (
         "its last line is the twin of the last host number, which no host of the simulator has"
     ),
@@ -157,8 +161,30 @@ _BEGINS = (
     "are another thread's"
 )
 
+_HINTED = "the verb that comes before it then is a prefetch: nothing is loaded that is believed"
+
 _DEFERRED: dict[Name, str] = {
     ("index/meta.c", "bl_meta_flush", "invalidate", 0): _BEHIND,
+    ("index/meta.c", "bl_meta_flush_held", "invalidate", 0): _BEHIND,
+    ("kv/put.c", "bl_kv_flush_guarded", "invalidate", 0): (
+        "comes behind its own fence, but before the store fence of bl_bulk_send(), which every "
+        "abort passes: a CPU orders a flush with that, the simulator does not"
+    ),
+    ("kv/put.c", "bl_kv_flush_guarded", "fence_full", 1): (
+        "comes behind the stream of the abort's bulk, which nobody reads before its line is out"
+    ),
+    ("liveness/beat.c", "bl_beat_farewell", "stream_line", 0): _BEHIND,
+    ("transfer/cpu.c", "bl_gather_direct", "stream", 0): (
+        "comes behind the fence of bl_kv_commit() at the latest, and before that of "
+        "bl_bulk_send(): see where the former is left out"
+    ),
+    ("rpc/server.c", "bl_server_round", "invalidate", 0): _LATE,
+    ("rpc/server.c", "bl_server_round", "fence_full", 1): _HINTED,
+    ("transfer/cpu.c", "bl_part_scatter", "fence_full", 1): _HINTED,
+    ("transfer/cpu.c", "bl_part_pick", "fence_full", 1): (
+        "the first chunk may be an old copy then: its checksum, which is always asked for here, "
+        "says so, and what is not caught by that is caught where the fence is left out"
+    ),
     ("rpc/lane.c", "bl_lane_take", "invalidate", 0): _LATE,
     ("rpc/lane.c", "bl_session_given_up", "invalidate", 0): _LATE,
     ("rpc/lobby.c", "bl_lobby_reply_read", "invalidate", 0): _LATE,

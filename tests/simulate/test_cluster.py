@@ -52,6 +52,21 @@ def test_a_request_that_fills_hbm_is_served_and_a_larger_one_is_not(engine: str)
     assert ran.requests[1].first_token != ran.requests[1].first_token  # never
 
 
+def test_whatever_was_prefilled_is_no_work_that_a_worker_still_has() -> None:
+    """Else the next request would be forecast to wait for it."""
+    ran = cluster(Prompt(0, 45, 5, (1,)), Prompt(1, 45, 5, (2,)))
+    told: list[tuple[int, int]] = []
+    real = ran.forecast.prefilled
+
+    def prefilled(index: int, worker: int, now: float) -> None:
+        told.append((index, worker))
+        real(index, worker, now)
+
+    ran.forecast.prefilled = prefilled  # type: ignore[method-assign]
+    ran.run()
+    assert told == [(0, 0), (1, 0)]
+
+
 def test_speed_brings_requests_closer() -> None:
     ran = cluster(Prompt(0, 1, 1, ()), Prompt(8, 1, 1, ()), speed=4.0)
     assert [request.arrival for request in ran.requests] == [0, 2]

@@ -48,6 +48,7 @@ class FakeSides:
         return self.created or int(lib.bl_acceptance_create(pool, config, out))
 
     def bl_acceptance_run(self, side: Any) -> int:
+        assert threading.current_thread().daemon  # whatever becomes of it, the process may end
         role = self.log.count("run")
         self.log.append("run")
         code = self.runs[role]() if role in self.runs else 0

@@ -20,7 +20,9 @@ enum {
     BL_DAMAGE_ROUNDS = 24,
     BL_DAMAGE_NAP_NS = 20 * 1000,
     BL_DAMAGE_MESSAGE_SIZE_MAX = 600,
-    BL_DAMAGE_SERVER_VERBS = 12000
+    BL_DAMAGE_SERVER_VERBS = 12000,
+    BL_TORN_CLIENTS = 5,        /* two of a host, where one settles what the other asked for */
+    BL_TORN_VERBS = 4000
 };
 
 #define BL_DAMAGE_TIMEOUT_NS 3000000ull
@@ -95,8 +97,9 @@ int bl_path_damage(bl_sim_world *world)
 
 /* ---- torn_sessions: when a server has died, every line of a session says FREE, every line of a
  * free lane says LIVE, and none is whole: as if it had died in the middle of all of them. Nobody
- * gives away what a session may write to, and the lanes that nobody had are free. Of each host a
- * process died, too, as it began to ask for another's farewell: nobody takes leave by that. */
+ * gives away what a session may write to, and the lanes that nobody had are free, also those of a
+ * client that has died. Of each host a process died, too, as it began to ask for another's
+ * farewell: nobody takes leave by that. */
 
 static void bl_torn_sessions(const bl_path *path, const bl_pool *pool)
 {
@@ -117,11 +120,20 @@ static void bl_torn_sessions(const bl_path *path, const bl_pool *pool)
     }
 }
 
+/* The ray is the last of the clients. */
+static int bl_torn_work_left(const bl_path *path)
+{
+    for (uint32_t i = 0; i + 1 < path->client_count; i++)
+        if (bl_sim_alive(path->world, path->client[i]))
+            return 1;
+    return 0;
+}
+
 static int bl_torn_ray(bl_pool *pool, void *argument)
 {
     bl_path *path = argument;
     uint32_t torn = UINT32_MAX; /* the server whose sessions were torn */
-    while (bl_path_clients_alive(path)) {
+    while (bl_torn_work_left(path)) {
         if (path->server_process != torn &&
             bl_sim_gone(path->world->process[path->server_process])) {
             torn = path->server_process;
@@ -129,7 +141,13 @@ static int bl_torn_ray(bl_pool *pool, void *argument)
         }
         bl_nap(&pool->memory, BL_DAMAGE_NAP_NS / 4);
     }
-    return 0;
+    path->server_deaths = path->doomed = 0;
+    for (uint32_t looks = 0; looks < BL_FAREWELL_LOOKS; looks++) {
+        if (bl_farewell_free(path))
+            return 0;
+        bl_nap(&pool->memory, BL_FAREWELL_LOOK_NS);
+    }
+    return -EBUSY; /* a lane that nobody has is waited for */
 }
 
 /* ---- torn_sessions */
@@ -139,8 +157,9 @@ int bl_path_torn_sessions(bl_sim_world *world)
     bl_blocks blocks = {.path = {.world = world, .serve = bl_blocks_serve, .server_host_count = 1,
                                  .server_deaths = 4, .server_verbs = BL_BLOCKS_SERVER_VERBS},
                         .key_count = BL_BLOCKS_KEY_COUNT_MAX, .loses = 1};
-    for (uint32_t host = 0; host < 3; host++)
-        bl_path_client(&blocks.path, host, bl_blocks_work);
-    bl_path_spawn(&blocks.path, 3, bl_torn_ray);
+    for (uint32_t i = 0; i < BL_TORN_CLIENTS; i++)
+        bl_path_client(&blocks.path, i % 3, bl_blocks_work);
+    bl_sim_kill_after(world, blocks.path.client[0], 1 + bl_sim_below(world, BL_TORN_VERBS));
+    bl_path_client(&blocks.path, 3, bl_torn_ray);
     return bl_path_run(&blocks.path);
 }

@@ -40,11 +40,21 @@ static void bl_engine_doom(const bl_kv *kv)
 {
     bl_sim_world *world = kv->path.world;
     uint32_t self = bl_sim_self(world);
-    if (!kv->rounds || self != kv->path.client[0] || bl_sim_below(world, 8) != 0)
+    if (!kv->rounds || kv->leaves || self != kv->path.client[0] || bl_sim_below(world, 8) != 0)
         return;
     bl_sim_kill_after(world, self, 1 + bl_sim_below(world, BL_ENGINE_KV_VERBS));
     if (bl_sim_below(world, 2))
         bl_sim_kill(world, kv->path.server_process);
+}
+
+/* Is this the put that a client is interrupted in, and does not wait for? */
+static int bl_engine_leaves(bl_kv *kv, const bl_kv_buffers *buffers)
+{
+    uint32_t self = 1u << bl_sim_self(kv->path.world);
+    if (!kv->leaves || kv->left & self || buffers->states[0] != BL_BLOCK_GRANTED)
+        return 0;
+    kv->left |= self;
+    return 1;
 }
 
 static int bl_engine_put(bl_kv *kv, bl_session *session, bl_kv_buffers *buffers)
@@ -66,6 +76,11 @@ static int bl_engine_put(bl_kv *kv, bl_session *session, bl_kv_buffers *buffers)
         tickets[i] = bl_sim_device_write(memory, offsets[i], buffers->payloads[i], batch->length,
                                          BL_SIM_TARGET_ANY);
         bl_engine_doom(kv);
+    }
+    if (bl_engine_leaves(kv, buffers)) {
+        status = bl_kv_put_end(session, pending, NULL, -EINPROGRESS, buffers->states,
+                               buffers->statuses);
+        return status == -EINPROGRESS ? 0 : -EBADMSG;
     }
     for (uint32_t i = 0; i < batch->count; i++) {
         if (buffers->states[i] != BL_BLOCK_GRANTED)
@@ -156,5 +171,19 @@ int bl_engine_kv_death(bl_sim_world *world)
                 .shape_keys = BL_KV_STOPS_KEYS, .rounds = BL_ENGINE_KV_HEIRS};
     for (uint32_t i = 0; i < 4; i++)
         bl_path_client(&kv.path, i % 3, bl_engine_work_on);
+    return bl_path_run(&kv.path);
+}
+
+/* ---- device_kv_left: clients are interrupted and go on under another nonce, while their devices
+ * still write what was granted to the former: nobody else is given that. */
+
+int bl_engine_kv_left(bl_sim_world *world)
+{
+    bl_kv kv = {.path = {.world = world, .serve = bl_blocks_serve, .server_host_count = 1,
+                         .server_deaths = (uint32_t)bl_sim_below(world, 2),
+                         .server_verbs = BL_KV_SERVER_VERBS},
+                .shape_keys = BL_KV_STOPS_KEYS, .rounds = BL_ENGINE_KV_HEIRS, .leaves = 1};
+    for (uint32_t i = 0; i < 3; i++)
+        bl_path_client(&kv.path, i, bl_engine_work_on);
     return bl_path_run(&kv.path);
 }

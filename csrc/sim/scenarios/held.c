@@ -74,6 +74,24 @@ static int bl_reserves_write(bl_blocks_client *client, const uint64_t *keys,
     return 0;
 }
 
+/* Who is told that a batch is lost holds nothing of it: its last key can be had at once. */
+static int bl_reserves_again(bl_blocks_client *client, const uint64_t *key)
+{
+    bl_block_request what = {.layout = BL_BLOCKS_LAYOUT, .length = BL_LINE_SIZE};
+    bl_block_record record;
+    int status = bl_reserve(client->session, key, 1, &what, &record, BL_PATH_TIMEOUT_NS);
+    if (status < 0)
+        return bl_path_bear(&client->blocks->path, status);
+    if (record.state == BL_BLOCK_PENDING)
+        return -EBADMSG;
+    bl_commit commit = {.key = {key[0], key[1]}, .generation = record.generation,
+                        .block = record.block};
+    int64_t count = record.state == BL_BLOCK_GRANTED
+                        ? bl_abort_blocks(client->session, &commit, 1, BL_PATH_TIMEOUT_NS)
+                        : 0;
+    return count < 0 ? bl_path_bear(&client->blocks->path, (int)count) : 0;
+}
+
 static int bl_reserves_round(bl_blocks_client *client)
 {
     bl_sim_world *world = client->blocks->path.world;
@@ -90,6 +108,8 @@ static int bl_reserves_round(bl_blocks_client *client)
                             BL_PATH_TIMEOUT_NS);
     if (status == -BL_ERROR_SESSION_LOST && client->session->nonce == nonce)
         return -ENODATA; /* nothing was lost */
+    if (status == -BL_ERROR_SESSION_LOST)
+        return bl_reserves_again(client, keys + 2 * (BL_RESERVES_KEYS - 1));
     if (status < 0)
         return bl_path_bear(&client->blocks->path, status);
     return bl_reserves_write(client, keys, records);

@@ -7,8 +7,9 @@
  * A payload names its key and a version of its own, and its other bytes follow from both: what is
  * read is one version of the right key, whole, or a miss. Where servers die and there are more keys
  * than the table has lines (kv), a miss is always legal. Where nothing dies and nothing is evicted
- * (kv_calm) what was put is found, at the first look: a reader who has to look twice there has
- * believed something that was not yet true.
+ * (kv_calm) every put has room, and what was put is found, at the first look: a reader who has to
+ * look twice there has believed something that was not yet true. The same where blocks fill their
+ * space to its last line (kv_full), so that whoever writes behind it writes into another's.
  */
 #include <errno.h>
 
@@ -32,6 +33,15 @@ static const bl_kv_shape bl_kv_shapes[BL_KV_SHAPE_COUNT] = {
     {200, 64, 256},             /* one chunk: its sum stands in the entry */
 };
 
+/* With its checksums each has a page, the least that a block is given. The last line is streamed
+ * from where it lies, with a check or without one; from the stage; or is the checksums'. */
+static const bl_kv_shape bl_kv_full_shapes[BL_KV_SHAPE_COUNT] = {
+    {BL_PAGE_SIZE, 1000, 0},
+    {BL_PAGE_SIZE, 1000, BL_PAGE_SIZE},
+    {BL_PAGE_SIZE, 4000, BL_PAGE_SIZE},
+    {BL_PAGE_SIZE - BL_LINE_SIZE, 1000, 256},
+};
+
 void bl_kv_fill(uint64_t *payload, uint64_t key, uint64_t version, uint32_t length)
 {
     uint64_t word = key * 0x9e3779b97f4a7c15u ^ version * 0xbf58476d1ce4e5b9u;
@@ -43,12 +53,13 @@ void bl_kv_fill(uint64_t *payload, uint64_t key, uint64_t version, uint32_t leng
 void bl_kv_prepare(const bl_kv *kv, bl_kv_buffers *buffers)
 {
     bl_sim_world *world = kv->path.world;
+    const bl_kv_shape *shapes = kv->shapes ? kv->shapes : bl_kv_shapes;
     uint32_t shape_index;
     do
         shape_index = (uint32_t)bl_sim_below(world, BL_KV_SHAPE_COUNT);
-    while ((kv->summed && !bl_kv_shapes[shape_index].chunk_size) ||
-           (kv->bare && bl_kv_shapes[shape_index].chunk_size));
-    const bl_kv_shape *shape = &bl_kv_shapes[shape_index];
+    while ((kv->summed && !shapes[shape_index].chunk_size) ||
+           (kv->bare && shapes[shape_index].chunk_size));
+    const bl_kv_shape *shape = &shapes[shape_index];
     uint32_t count = 1 + (uint32_t)bl_sim_below(world, BL_KV_BATCH);
     uint64_t first = shape_index * BL_KV_SHAPE_KEYS +
                      bl_sim_below(world, kv->shape_keys - count + 1);
@@ -82,9 +93,12 @@ int bl_kv_try_put(bl_kv *kv, bl_session *session, bl_kv_buffers *buffers)
     int status = bl_kv_put(session, batch, buffers->states, buffers->statuses);
     if (status < 0)
         return bl_path_bear(&kv->path, status);
-    for (uint32_t i = 0; i < batch->count; i++)
+    for (uint32_t i = 0; i < batch->count; i++) {
+        if (kv->calm && buffers->states[i] == BL_BLOCK_REFUSED)
+            return -ENOSPC;
         kv->there[buffers->keys[2 * i]] |= buffers->states[i] == BL_BLOCK_GRANTED ||
                                            buffers->states[i] == BL_BLOCK_HIT;
+    }
     return 0;
 }
 
@@ -156,6 +170,16 @@ int bl_path_kv_calm(bl_sim_world *world)
     return bl_kv_run(&kv);
 }
 
+/* ---- kv_full: the same with blocks that leave no line of their space. */
+
+int bl_path_kv_full(bl_sim_world *world)
+{
+    bl_kv kv = {.path = {.world = world, .serve = bl_blocks_serve, .server_host_count = 1},
+                .shapes = bl_kv_full_shapes, .shape_keys = BL_KV_CALM_KEYS, .calm = 1,
+                .rounds = BL_KV_FULL_ROUNDS};
+    return bl_kv_run(&kv);
+}
+
 /* A while later: is this reader in the middle of a block? */
 static int bl_kv_reads(const bl_kv *kv, const bl_pool *pool, const bl_sim_process *reader)
 {
@@ -192,26 +216,43 @@ int bl_path_kv_stops(bl_sim_world *world)
     return bl_kv_run(&kv);
 }
 
-/* Stops the reader, and the thread that beats for it, in the middle of a block. */
+/* Has a session of this host such a state? */
+static int bl_kv_has(const bl_server *server, uint32_t host, uint32_t state)
+{
+    for (uint32_t i = 0; server && i < server->pool->geometry.lane_count; i++)
+        if (server->lanes[i].host == host && server->lanes[i].state == state)
+            return 1;
+    return 0;
+}
+
+/* Stops the reader, and the thread that beats for it, in the middle of a block. Nobody beats for
+ * the one on the server's host. */
 static int bl_kv_silence(bl_pool *pool, void *argument)
 {
     bl_kv *kv = argument;
     bl_sim_world *world = kv->path.world;
     bl_sim_process *reader = world->process[kv->path.client[1]];
-    for (uint32_t stops = 0; stops < BL_KV_SILENCES && bl_path_clients_alive(&kv->path);) {
+    world->process[kv->path.client[0]]->faint = 1;
+    uint32_t stops = 0, noticed = 0;
+    while (stops < BL_KV_SILENCES && bl_path_clients_alive(&kv->path)) {
+        if (bl_kv_has(kv->path.server, 0, BL_SESSION_DOUBTFUL))
+            return -EEXIST; /* its proof says that it lives */
         if (!bl_kv_reads(kv, pool, reader))
             continue;
         stops++;
         reader->faint = 1;
         reader->wake_ns = world->now_ns + BL_KV_SILENCE_NS;
-        bl_nap(&pool->memory, BL_KV_SILENCE_NS);
+        bl_nap(&pool->memory, BL_KV_SILENCE_NS - BL_KV_LOST_NS);
+        noticed += !bl_kv_has(kv->path.server, 1, BL_SESSION_LIVE);
+        bl_nap(&pool->memory, BL_KV_LOST_NS);
         reader->faint = 0;
     }
-    return 0;
+    return stops == BL_KV_SILENCES && !noticed ? -ENODATA : 0;
 }
 
 /* ---- kv_silent: a reader that was taken for dead, and lost its pins, goes on with a block whose
- * number and space others have: nothing but its second look at the entry tells. */
+ * number and space others have: nothing but its second look at the entry tells. One of the server's
+ * host is silent, too, and not taken for dead. */
 
 int bl_path_kv_silent(bl_sim_world *world)
 {

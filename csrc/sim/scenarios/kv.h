@@ -17,7 +17,8 @@ enum {
     BL_KV_CALM_KEYS = 3,        /* so many that the table has room for all */
     BL_KV_BATCH = 3,
     BL_KV_FRAGMENTS = 2,
-    BL_KV_LENGTH_MAX = 1024,
+    BL_KV_LENGTH_MAX = BL_PAGE_SIZE,
+    BL_KV_FULL_ROUNDS = 12,
     BL_KV_SERVER_VERBS = 12000,
     BL_KV_STOPS = 6,            /* in kv_stops */
     BL_KV_STOPS_KEYS = 24,      /* twice as many as the table has lines */
@@ -29,12 +30,17 @@ enum {
     BL_KV_LOST_NS = 4 * 1000 * 1000
 };
 
+typedef struct bl_kv_shape bl_kv_shape;
+
 typedef struct bl_kv {
     bl_path path;
+    const bl_kv_shape *shapes;  /* NULL: bl_kv_shapes */
     uint32_t shape_keys;
     uint32_t rounds;            /* 0: BL_KV_ROUNDS */
     uint32_t bare;              /* 1: only blocks without checksums, and host 0 reads only */
     uint32_t calm;
+    uint32_t leaves;            /* 1: each client leaves a session once, its device at work */
+    uint32_t left;              /* bit by process: it has */
     uint32_t summed;            /* 1: every block has checksums, and every read asks for them */
     uint8_t there[BL_KV_SHAPE_COUNT * BL_KV_SHAPE_KEYS + BL_KV_STOPS_KEYS]; /* put was answered */
 } bl_kv;

@@ -226,6 +226,7 @@ static int bl_reboots_operate(bl_pool *pool, void *argument)
         world->stat.results++;
     }
     bl_reboot_start(path, 0);
+    bl_path_client(path, 1, bl_reboot_work);
     while (bl_path_clients_alive(path))
         bl_nap(&pool->memory, BL_PATH_NAP_NS);
     while (bl_sim_alive(world, path->server_process)) {
@@ -251,7 +252,8 @@ int bl_path_reboots(bl_sim_world *world)
 }
 
 /* ---- declared: a server on another host is told that all others are gone. While a client beats
- * that is not believed; when all are dead, nobody has a lane or a grant any more. */
+ * that is not believed; when all are dead, perhaps two servers among them, nobody has a lane or a
+ * grant any more. */
 
 static int bl_declared_work(bl_pool *pool, void *argument)
 {
@@ -304,6 +306,13 @@ static int bl_declared_operate(bl_pool *pool, void *argument)
 {
     bl_path *path = argument;
     bl_sim_world *world = path->world;
+    while (!path->server)
+        bl_nap(&pool->memory, BL_PATH_NAP_NS);
+    if (bl_sim_below(world, 2)) {
+        bl_declared_kill(path, pool, path->server_process);
+        path->server = NULL;
+        bl_path_start_server(path, 1); /* whose successor has to know that the first is gone, too */
+    }
     while (!path->server)
         bl_nap(&pool->memory, BL_PATH_NAP_NS);
     if (bl_declared_try(pool) != -BL_ERROR_SERVER_ALIVE) /* and now it has old lines in its cache */

@@ -62,8 +62,7 @@ int bl_path_clients_alive(const bl_path *path)
     return 0;
 }
 
-/* A successor needs proof that the server of two epochs ago is gone: one of the hosts has it. */
-static int bl_path_keep(bl_pool *pool, void *argument)
+int bl_path_keep(bl_pool *pool, void *argument)
 {
     bl_path *path = argument;
     const bl_sim_process *server = path->world->process[path->server_process];
@@ -141,7 +140,7 @@ int bl_path_served(const bl_server *server, int status)
                : status;
 }
 
-static int bl_path_serve(bl_pool *pool, void *argument)
+int bl_path_serve(bl_pool *pool, void *argument)
 {
     bl_path *path = argument;
     bl_server *server;
@@ -185,7 +184,8 @@ static int bl_path_pump(bl_path *path, bl_session *session)
     for (uint32_t i = 0; i < sizeof requests; i++)
         requests[i] = (uint8_t)bl_sim_random(path->world);
     bl_pump pump = {.requests = requests, .replies = replies, .count = BL_PATH_PUMP,
-                    .size = BL_MESSAGE_INLINE_SIZE, .depth = 4, .method = BL_PATH_METHOD};
+                    .size = BL_MESSAGE_INLINE_SIZE, .depth = BL_PATH_PUMP,
+                    .method = BL_PATH_METHOD};
     int status = bl_session_pump(session, &pump, BL_PATH_TIMEOUT_NS);
     if (status > 0) /* no reply was an error */
         return -EBADMSG;
@@ -208,10 +208,13 @@ static int bl_path_talk(bl_pool *pool, void *argument)
     for (uint32_t i = 0; i < BL_PATH_CALLS && status == 0; i++) {
         uint64_t random = bl_sim_random(path->world);
         uint32_t size_max = random & 1 ? BL_PATH_MESSAGE_SIZE_MAX : BL_MESSAGE_INLINE_SIZE;
+        uint32_t size = (uint32_t)((random >> 32) % (size_max + 1));
+        if ((random >> 4) % 4 == 0)
+            size &= ~(uint32_t)(BL_LINE_SIZE - 1); /* whole lines */
         if ((random >> 8) % 4 == 0)
             status = bl_path_pump(path, session);
         else
-            status = bl_path_call(path, session, (uint32_t)((random >> 32) % (size_max + 1)));
+            status = bl_path_call(path, session, size);
     }
     bl_session_close(session);
     return status;

@@ -74,4 +74,17 @@ int bl_path_call(bl_path *path, bl_session *session, uint32_t size);
 
 int bl_path_clients_alive(const bl_path *path);
 
+/* A successor needs proof that the server of two epochs ago is gone: one of the hosts has it. */
+int bl_path_keep(bl_pool *pool, void *argument);
+
+int bl_path_serve(bl_pool *pool, void *argument);
+
+enum {
+    BL_FAREWELL_LOOKS = 50,     /* for the lanes to be free, in the end */
+    BL_FAREWELL_LOOK_NS = 10 * 1000 * 1000
+};
+
+/* Is every lane known to be free? */
+int bl_farewell_free(const bl_path *path);
+
 #endif

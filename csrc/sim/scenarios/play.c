@@ -11,6 +11,7 @@
 
 enum {
     BL_SIM_LANE_COUNT = 4,
+    BL_SIM_LANES_FEW = 2,       /* each has a session */
     BL_SIM_LANES_MANY = 24      /* those of hosts where no server runs may be in doubt for ever */
 };
 
@@ -43,6 +44,7 @@ static const bl_sim_scenario bl_sim_scenarios[] = {
     {"meta", bl_path_meta, 0},
     {"recovery", bl_path_recovery, 0},
     {"elect", bl_takeover_elect, 0},
+    {"sweep", bl_takeover_sweep, 0},
     {"takeover", bl_takeover_deaths, 0},
     {"watch", bl_takeover_watch, 0},
     {"rivals", bl_takeover_rivals, 0},
@@ -50,13 +52,14 @@ static const bl_sim_scenario bl_sim_scenarios[] = {
     {"zombies", bl_takeover_zombies, 0},
     {"machines", bl_path_machines, 8},
     {"reboots", bl_path_reboots, 0},
-    {"declared", bl_path_declared, 0},
+    {"declared", bl_path_declared, BL_SIM_LANES_FEW},
     {"tasks", bl_tasks_deaths, 0},
     {"tasks_rivals", bl_tasks_rivals, 0},
     {"kv", bl_path_kv, 0},
     {"kv_stops", bl_path_kv_stops, 0},
     {"kv_silent", bl_path_kv_silent, 0},
     {"kv_calm", bl_path_kv_calm, 0},
+    {"kv_full", bl_path_kv_full, 0},
     {"range", bl_path_range, 0},
     {"rows", bl_rows_run, 0},
     {"device_put", bl_engine_put_only, 0},
@@ -67,8 +70,10 @@ static const bl_sim_scenario bl_sim_scenarios[] = {
     {"device_zombie", bl_engine_zombie, 0},
     {"device_kv", bl_engine_kv, 0},
     {"device_kv_death", bl_engine_kv_death, 0},
+    {"device_kv_left", bl_engine_kv_left, 8},
     {"register", bl_path_register, 0},
     {"first_word", bl_path_first_word, BL_SIM_LANES_MANY},
+    {"first_crash", bl_path_first_crash, BL_SIM_LANES_MANY},
     {"last_word", bl_path_last_word, 0},
     {"damage", bl_path_damage, 0},
     {"torn_sessions", bl_path_torn_sessions, 8},

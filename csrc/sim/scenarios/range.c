@@ -82,6 +82,16 @@ static int bl_range_read(bl_pool *pool, void *argument)
     return 0;
 }
 
+/* Has nobody written between the range and the flag, or behind the flag? */
+static int bl_range_clean(const bl_sim_world *world)
+{
+    uint64_t start = world->pool.geometry.data_offset, flag = bl_range_flag_offset(&world->pool);
+    for (uint64_t at = start + BL_RANGE_SIZE; at < flag + BL_PAGE_SIZE; at++)
+        if (world->memory[at] != 0 && at - flag >= BL_LINE_SIZE)
+            return 0;
+    return 1;
+}
+
 /* ---- range: one host writes, two read. */
 
 int bl_path_range(bl_sim_world *world)
@@ -90,5 +100,6 @@ int bl_path_range(bl_sim_world *world)
     bl_sim_spawn(world, 0, bl_range_write, &range);
     for (uint32_t i = 0; i < BL_RANGE_READERS; i++)
         bl_sim_spawn(world, 1 + i, bl_range_read, &range);
-    return bl_sim_world_run(world);
+    int status = bl_sim_world_run(world);
+    return status == 0 && !bl_range_clean(world) ? -EBADMSG : status;
 }

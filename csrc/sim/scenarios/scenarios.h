@@ -54,6 +54,7 @@ int bl_path_meta(bl_sim_world *world);
 int bl_path_recovery(bl_sim_world *world);
 
 /* sim/scenarios/takeover.c */
+int bl_takeover_sweep(bl_sim_world *world);
 int bl_takeover_elect(bl_sim_world *world);
 int bl_takeover_deaths(bl_sim_world *world);
 int bl_takeover_watch(bl_sim_world *world);
@@ -71,6 +72,7 @@ int bl_tasks_deaths(bl_sim_world *world);
 int bl_tasks_rivals(bl_sim_world *world);
 
 /* sim/scenarios/kv.c */
+int bl_path_kv_full(bl_sim_world *world);
 int bl_path_kv(bl_sim_world *world);
 int bl_path_kv_stops(bl_sim_world *world);
 int bl_path_kv_silent(bl_sim_world *world);
@@ -91,6 +93,7 @@ int bl_engine_death(bl_sim_world *world);
 int bl_engine_zombie(bl_sim_world *world);
 
 /* sim/scenarios/engine_kv.c */
+int bl_engine_kv_left(bl_sim_world *world);
 int bl_engine_kv(bl_sim_world *world);
 int bl_engine_kv_death(bl_sim_world *world);
 
@@ -98,6 +101,7 @@ int bl_engine_kv_death(bl_sim_world *world);
 int bl_path_register(bl_sim_world *world);
 
 /* sim/scenarios/words.c */
+int bl_path_first_crash(bl_sim_world *world);
 int bl_path_first_word(bl_sim_world *world);
 int bl_path_last_word(bl_sim_world *world);
 

@@ -23,10 +23,10 @@ enum {
     BL_FAREWELL_DEATHS = 4,
     BL_FAREWELL_VERBS = 5000,
     BL_FAREWELL_TIMEOUT_NS = 3 * 1000 * 1000,
+    BL_FAREWELL_STOP_NS = 1000 * 1000, /* of a server, now and then */
+    BL_FAREWELL_HASTE_NS = 300 * 1000, /* about as long as an answer takes */
     BL_FAREWELL_NAP_NS = 40 * 1000 * 1000,
     BL_FAREWELL_ABSENT_NS = 250 * 1000 * 1000, /* longer than a session waits when it detaches */
-    BL_FAREWELL_LOOKS = 50,     /* for the lanes to be free, in the end */
-    BL_FAREWELL_LOOK_NS = 10 * 1000 * 1000,
     BL_GIVEN_UP_CLIENTS = 3,
     BL_GIVEN_UP_CALLS = 30,
     BL_GIVEN_UP_TIMES = 12,
@@ -45,8 +45,9 @@ static int bl_farewell_attach(bl_blocks_client *client)
     const bl_pool *pool = client->pool;
     bl_sim_world *world = client->blocks->path.world;
     for (;;) {
-        int status = bl_session_open(pool, "", pool->memory.host, BL_FAREWELL_TIMEOUT_NS,
-                                     &client->session);
+        uint64_t timeout_ns = bl_sim_below(world, 2) ? BL_FAREWELL_TIMEOUT_NS
+                                                     : bl_sim_below(world, BL_FAREWELL_HASTE_NS);
+        int status = bl_session_open(pool, "", pool->memory.host, timeout_ns, &client->session);
         if (status != -BL_ERROR_NO_LANE && status != -BL_ERROR_NO_SERVER &&
             status != -BL_ERROR_TIMEOUT && status != -BL_ERROR_LOBBY_BUSY)
             return status;
@@ -109,8 +110,7 @@ static void bl_farewell_serve(bl_pool *pool, bl_path *path, uint64_t absent_ns)
     bl_path_start_server(path, 0);
 }
 
-/* Is every lane known to be free? */
-static int bl_farewell_free(const bl_path *path)
+int bl_farewell_free(const bl_path *path)
 {
     const bl_server *server = path->server;
     uint32_t taken = !server || server->state != BL_SERVER_SERVING;
@@ -128,6 +128,9 @@ static int bl_farewell_keep(bl_pool *pool, void *argument)
                                                              : BL_FAREWELL_TIMEOUT_NS);
         if (path->server && path->server_deaths && bl_sim_below(world, 200) == 0)
             bl_server_stop(path->server); /* in order, but before its clients */
+        else if (path->server && bl_sim_below(world, 4) == 0)
+            world->process[path->server_process]->wake_ns =
+                world->now_ns + bl_sim_below(world, BL_FAREWELL_STOP_NS);
         bl_nap(&pool->memory, bl_sim_below(world, BL_FAREWELL_TIMEOUT_NS));
     }
     path->server_deaths = path->doomed = 0;

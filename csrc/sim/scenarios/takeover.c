@@ -25,6 +25,7 @@ enum {
     BL_RIVAL_VERBS = 6000,
     BL_ELECTION_COUNT = 3,
     BL_ELECTOR_COUNT = 4,
+    BL_SWEEP_NAP_NS = 100 * 1000 * 1000, /* in which the server looks at its house */
     BL_VIGIL_BEAT_NS = 1000 * 1000,
     BL_VIGIL_SILENT_NS = 40 * 1000 * 1000,
     BL_VIGIL_NS = 200 * 1000 * 1000,
@@ -34,6 +35,8 @@ enum {
     BL_TAKEOVER_DEATHS = 6,
     BL_TAKEOVER_VERBS = 2500    /* about as many as a takeover of the small pool has */
 };
+
+#define BL_SWEEP_LEAP_NS 11000000000ull /* longer than between two sweeps */
 
 /* ---- elect: candidates of three hosts ask for the same epochs, some die; none has two owners. */
 
@@ -84,6 +87,58 @@ int bl_takeover_elect(bl_sim_world *world)
         if (bl_sim_below(world, 4) == 0)
             bl_sim_kill_after(world, (uint32_t)process, 1 + bl_sim_below(world, 1500));
     }
+    return bl_sim_world_run(world);
+}
+
+/* ---- sweep: a candidate dies when it has been elected and before it could say so. The server that
+ * serves meanwhile removes what proves the death of others, but not of that one: its successor has
+ * to know. */
+
+static int bl_sweep_candidate(bl_pool *pool, void *argument)
+{
+    bl_path *path = argument;
+    const bl_memory *memory = &pool->memory;
+    bl_candidate_line owner;
+    bl_server *server;
+    while (!path->server)
+        bl_nap(memory, BL_PATH_NAP_NS);
+    int status = bl_server_create(pool, "", memory->host, &server);
+    if (status < 0)
+        return status;
+    server->nonce = bl_new_nonce(memory);
+    server->proof = bl_proof_hold(memory, "", server->nonce);
+    status = bl_host_lock(memory, "", "candidate");
+    if (status < 0)
+        return status;
+    return bl_elect(server, path->server->epoch + 1, &owner); /* and nothing is given back */
+}
+
+static int bl_sweep_keep(bl_pool *pool, void *argument)
+{
+    bl_path *path = argument;
+    bl_sim_world *world = path->world;
+    while (!path->server || bl_path_clients_alive(path))
+        bl_nap(&pool->memory, BL_PATH_NAP_NS);
+    bl_sim_clock_jump(world, 0, BL_SWEEP_LEAP_NS);
+    bl_nap(&pool->memory, BL_SWEEP_NAP_NS);
+    bl_sim_kill(world, path->server_process);
+    while (!bl_sim_gone(world->process[path->server_process]))
+        bl_nap(&pool->memory, BL_PATH_NAP_NS);
+    path->server = NULL;
+    bl_path_start_server(path, 0);
+    while (!path->server)
+        bl_nap(&pool->memory, BL_PATH_NAP_NS);
+    world->stat.results++;
+    bl_server_stop(path->server);
+    return 0;
+}
+
+int bl_takeover_sweep(bl_sim_world *world)
+{
+    bl_path path = {.world = world, .serve = bl_path_serve, .server_host_count = 1};
+    bl_path_start_server(&path, 0);
+    bl_path_client(&path, 0, bl_sweep_candidate);
+    bl_path_spawn(&path, 3, bl_sweep_keep);
     return bl_sim_world_run(world);
 }
 

@@ -19,6 +19,11 @@ enum {
     BL_WORDS_STOP_NS = 2000 * 1000 * 1000
 };
 
+typedef struct bl_words {
+    bl_blocks blocks;           /* first: its clients' argument */
+    uint32_t crashes;           /* of the server's host; 0: only the server is killed */
+} bl_words;
+
 /* What memory says in a copy of the epoch line of a half. */
 static const bl_epoch_line *bl_words_line(const bl_sim_world *world, uint32_t half, uint32_t copy)
 {
@@ -41,39 +46,59 @@ static uint64_t bl_words_newest(const bl_sim_world *world, uint32_t state)
 }
 
 /* ---- first_word: a server dies as soon as memory says that it serves. Its half is whole: its
- * successor finds every block that was committed. */
+ * successor finds every block that was committed.
+ * ---- first_crash: and so does its host, with all that was not yet out. */
+
+static void bl_words_end(bl_words *words)
+{
+    bl_path *path = &words->blocks.path;
+    if (words->crashes)
+        bl_sim_crash_host(path->world, 0);
+    else
+        bl_sim_kill(path->world, path->server_process);
+}
 
 static int bl_words_kill(bl_pool *pool, void *argument)
 {
-    bl_path *path = argument;
+    bl_words *words = argument;
+    bl_path *path = &words->blocks.path;
     bl_sim_world *world = path->world;
     while (bl_path_clients_alive(path) && world->stat.results < BL_WORDS_KEYS)
         bl_nap(&pool->memory, BL_PATH_NAP_NS);
     bl_sim_kill(world, path->server_process); /* the first has nothing to recover */
     uint64_t killed = 1;
-    for (uint32_t kills = 0; kills < BL_WORDS_KILLS && bl_path_clients_alive(path);) {
+    uint32_t most = words->crashes ? words->crashes : BL_WORDS_KILLS;
+    for (uint32_t kills = 0; kills < most && bl_path_clients_alive(path);) {
         int taking = bl_words_newest(world, BL_SERVER_TAKING) > killed;
         bl_nap(&pool->memory, taking ? 0 : bl_sim_below(world, BL_WORDS_LOOK_NS));
         uint64_t epoch = bl_words_newest(world, BL_SERVER_SERVING);
         if (epoch <= killed)
             continue;
-        bl_sim_kill(world, path->server_process);
+        bl_words_end(words);
         killed = epoch;
         kills++;
     }
     return 0;
 }
 
-int bl_path_first_word(bl_sim_world *world)
+static int bl_words_play(bl_sim_world *world, uint32_t crashes)
 {
-    bl_blocks blocks = {.path = {.world = world, .serve = bl_blocks_serve, .server_host_count = 1,
-                                 .server_verbs = 1},
-                        .key_count = BL_WORDS_KEYS};
-    for (uint32_t host = 0; host < 2; host++)
-        bl_path_client(&blocks.path, host, bl_blocks_work);
-    bl_path_spawn(&blocks.path, 3, bl_words_kill);
-    return bl_path_run(&blocks.path);
+    bl_words words = {.blocks = {.path = {.world = world, .serve = bl_blocks_serve,
+                                          .server_host_count = 1, .server_verbs = 1},
+                                 .key_count = BL_WORDS_KEYS},
+                      .crashes = crashes};
+    bl_path *path = &words.blocks.path;
+    for (uint32_t i = 0; i < 2; i++)
+        bl_path_client(path, crashes + i, bl_blocks_work);
+    bl_path_spawn(path, 3, bl_words_kill);
+    bl_path_start_server(path, 0);
+    bl_path_spawn(path, crashes ? 3 : 0, bl_path_keep);
+    return bl_sim_world_run(world);
 }
+
+int bl_path_first_word(bl_sim_world *world) { return bl_words_play(world, 0); }
+
+int bl_path_first_crash(bl_sim_world *world) { return bl_words_play(world, 1); }
 
 /* ---- last_word: a server stands still in the middle of its last word, the one copy out and the
  * other not. Until it has said the other it may write: nobody takes its half. */

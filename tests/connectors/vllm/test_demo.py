@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 from beluga_bench.vllm.arm import MEMORY
+from leftovers import leftovers
 
 ROOT = Path(__file__).resolve().parent.parent.parent.parent
 TOKENS = 641
@@ -71,9 +72,9 @@ def in_memory() -> set[Path]:
 
 
 def test_a_second_engine_finds_what_the_first_has_computed(demo: Demo) -> None:
-    before = in_memory()
+    before = leftovers("vllm")
     report = result_of(demo("--repetitions", "2"))
-    assert in_memory() <= before
+    assert leftovers("vllm") <= before
     assert report["prompt_tokens"] == TOKENS
     assert report["hit_tokens"] == 640
     assert report["outputs_identical"] is True
@@ -94,7 +95,7 @@ def test_two_servers_share_a_pool_by_their_own_metrics(demo: Demo) -> None:
 
 
 def test_ctrl_c_leaves_nothing_behind(demo: Demo) -> None:
-    before = in_memory()
+    old, before = leftovers("vllm"), in_memory()
     child = demo()
     assert child.stderr
     for line in child.stderr:
@@ -107,4 +108,4 @@ def test_ctrl_c_leaves_nothing_behind(demo: Demo) -> None:
     os.killpg(child.pid, signal.SIGINT)
     child.communicate(timeout=120)
     assert child.returncode == 130
-    assert in_memory() <= before
+    assert leftovers("vllm") <= old

@@ -1,0 +1,26 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""Finds scratch folders whose process has ended; what others still use is no leftover."""
+
+from __future__ import annotations
+
+import fcntl
+from pathlib import Path
+
+SHM = Path("/dev/shm")
+
+
+def leftovers(name: str, parent: Path = SHM) -> set[Path]:
+    """The folders that ``scratch_folder(name, parent)`` made, and that nobody uses any more."""
+    return {path for path in parent.glob(f"beluga-{name}-*") if not _in_use(path)}
+
+
+def _in_use(folder: Path) -> bool:
+    try:
+        with (folder / "beluga-owner.lock").open("rb+") as owner:
+            fcntl.flock(owner, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except FileNotFoundError:  # gone meanwhile, or not yet locked
+        return not folder.exists() or (folder / "new").exists()
+    return False
