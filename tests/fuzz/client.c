@@ -32,7 +32,9 @@ static void session_start(void)
     uint8_t *scratch = session.scratch;
     session = (bl_session){.pool = pool, .nonce = 77, .epoch = 3, .half = 1, .lane = 1,
                            .window = 1, .attached = 1, .proof = -1, .scratch = scratch,
-                           .parent = &parent};
+                           .parent = &parent,
+                           .beat = {.memory = &pool->memory, .nonce = 77,
+                                    .offset = bl_lane_offset(&pool->geometry, 1)}};
     strcpy(session.directory, fuzz_directory);
 }
 
