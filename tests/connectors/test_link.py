@@ -287,6 +287,13 @@ def test_what_was_carried_outlives_the_session_that_carried_it(pool: Pool, link:
         assert bytes_of() == 8 * 4096
 
 
+def test_what_was_carried_is_told_after_the_end(server: MetaServer, link: Link) -> None:
+    assert link.wait(LONG_S)
+    assert link.attempt("putting", put) == 4
+    link.close()
+    assert link.carried()[TransferClass.OFFLOAD].bytes == 4 * 4096
+
+
 @pytest.mark.parametrize("prefault", [True, False])
 def test_a_pool_is_touched_beforehand_for_who_asks(
     server: MetaServer, pool_name: str, monkeypatch: pytest.MonkeyPatch, prefault: bool

@@ -10,6 +10,7 @@ import select
 import sys
 import threading
 import types
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -23,7 +24,7 @@ from beluga import MetaServer, Namespace, Pool
 from beluga.connectors.link import Attachment
 from beluga.connectors.lmcache import objects
 from beluga.connectors.settings import PoolSettings
-from beluga.errors import CacheError, ConnectorError, LayoutError, PinLimitError
+from beluga.errors import CacheError, ConnectorError, LayoutError, PinLimitError, QuotaError
 from beluga.meta import MetaClient
 from beluga.transfer import TransferClass
 
@@ -142,6 +143,23 @@ def test_what_is_locked_outlives_eviction_and_is_let_go(
     pinned = server.meta_stat().pinned_count
     one.submit_unlock(keys[:1])
     assert eventually(lambda: server.meta_stat().pinned_count == pinned - 1)
+
+
+def test_nothing_is_left_of_a_lookup_that_was_unlocked(
+    server: MetaServer, adapter: MakeAdapter
+) -> None:
+    one, memory = adapter(), Memory(SHAPE, seed=1)
+    assert store(one, [ObjectKey(b"a")], [memory]) > 0
+    key = ObjectKey(b"a")
+    known = weakref.ref(key)
+    assert lookup(one, [key]) == lookup(one, [key]) == [True]
+    assert load(one, [ObjectKey(b"a")], blank(1)) == [True]
+    one.submit_unlock([key])
+    one.submit_unlock([ObjectKey(b"a")])
+    assert lookup(one, [ObjectKey(b"b")]) == [False]  # nor is it the last job's any more
+    del key
+    assert eventually(lambda: known() is None)
+    assert server.meta_stat().pinned_count == 0
 
 
 @pytest.mark.parametrize(
@@ -336,6 +354,25 @@ def test_without_room_for_pins_objects_are_found_all_the_same(
         objects.store(attachment, [item], [np.ones(64, dtype=np.uint8)])
         monkeypatch.setattr(MetaClient, "lookup", lookup)
         assert objects.find(attachment, [item], pin=True)[0] is not None
+    finally:
+        attachment.close()
+
+
+def test_a_lookup_without_pins_that_is_refused_is_not_tried_again(
+    server: MetaServer, pool_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[bool] = []
+
+    def refused(_: MetaClient, keys: Any, *, pin: bool = False) -> Any:
+        asked.append(pin)
+        raise QuotaError("made up")
+
+    attachment = Attachment(PoolSettings(pool=pool_name, timeout_ms=5000))
+    monkeypatch.setattr(MetaClient, "lookup", refused)
+    try:
+        with pytest.raises(QuotaError, match="made up"):
+            objects.find(attachment, [(Namespace.of("one"), b"a")], pin=False)
+        assert asked == [False]
     finally:
         attachment.close()
 

@@ -213,6 +213,8 @@ def test_sglang_is_not_imported_before_it_is_needed(monkeypatch: pytest.MonkeyPa
     monkeypatch.setitem(sys.modules, "sglang", None)
     with pytest.raises(ImportError):
         _ = importlib.import_module(PACKAGE).BelugaHiCache
+    with pytest.raises(AttributeError, match="has no attribute 'BelugaHicache'"):
+        _ = importlib.import_module(PACKAGE).BelugaHicache
 
 
 def test_a_backend_counts_what_it_moved_and_what_failed(pool: Pool, backend: Make) -> None:

@@ -29,7 +29,8 @@ import c_mutants
 import python_mutants
 from python_mutants import Mutant
 
-ROOT = Path(__file__).resolve().parent.parent.parent
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent.parent
 TESTS_MAX = 400
 DEFAULTS = "tests/test_defaults.py"
 
@@ -124,15 +125,14 @@ class Copy:
         """By file and line: the tests that run it."""
         data = self.root / "build" / f"coverage-{package}"
         data.parent.mkdir(exist_ok=True)
-        rules = data.with_suffix(".ini")
-        rules.write_text("[run]\ndynamic_context = test_function\n")
-        command = [sys.executable, "-m", "coverage", "run", f"--rcfile={rules}"]
+        command = [sys.executable, "-m", "coverage", "run", "--rcfile="]
         command += [f"--data-file={data}", f"--source={self.root}/beluga/{package}"]
-        command += ["-m", "pytest", "-q", "-p", "no:cacheprovider", *tests]
+        command += ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "contexts", *tests]
+        path = os.pathsep.join([self.environment["PYTHONPATH"], str(HERE)])
         done = subprocess.run(
             command,
             cwd=self.root,
-            env=self.environment,
+            env={**self.environment, "PYTHONPATH": path, "COVERAGE_CORE": "ctrace"},
             capture_output=True,
             text=True,
             check=False,
@@ -151,7 +151,7 @@ class Copy:
 
 
 def covered(data: Path, root: Path) -> dict[tuple[str, int], list[str]]:
-    """What coverage wrote: by file and line, the tests' node names (``module.test``)."""
+    """What coverage wrote: by file and line, the tests as pytest selects them."""
     from coverage.numbits import numbits_to_nums
 
     found: dict[tuple[str, int], list[str]] = {}
@@ -230,27 +230,12 @@ def runs_at_import(mutant: Mutant) -> bool:
     )
 
 
-def contexts_of(mutant: Mutant, lines: dict[tuple[str, int], list[str]]) -> list[str]:
+def tests_of(mutant: Mutant, lines: dict[tuple[str, int], list[str]]) -> list[str]:
     """The tests that run its line; what runs at import is of use to all that run its file."""
     path = str(mutant.path)
     if not runs_at_import(mutant):
-        return lines.get((path, mutant.line), [])
-    return [test for (file, _), tests in lines.items() if file == path for test in tests]
-
-
-def names_of(contexts: list[str], copy: Copy) -> list[str]:
-    """Tests as pytest selects them, by file and function, from coverage's ``module.function``."""
-    files = {path.stem: path.relative_to(copy.root) for path in copy.root.glob("tests/**/*.py")}
-    found = []
-    for context in contexts:
-        name = context.rpartition(".")[2]
-        parts = context.split(".")
-        stem = next((part for part in reversed(parts[:-1]) if part in files), "")
-        if not stem or not name.startswith("test_") or not stem.startswith("test_"):
-            continue
-        classes = parts[parts.index(stem) + 1 : -1]
-        found.append("::".join([str(files[stem]), *classes, name]))
-    return sorted(set(found))
+        return sorted(lines.get((path, mutant.line), []))
+    return sorted({test for (file, _), tests in lines.items() if file == path for test in tests})
 
 
 def sample_python(copy: Copy, package: str, count: int, choice: random.Random) -> list[Verdict]:
@@ -263,7 +248,7 @@ def sample_python(copy: Copy, package: str, count: int, choice: random.Random) -
     lines = copy.coverage(package, folders)
     verdicts = []
     for mutant in chosen:
-        names = names_of(contexts_of(mutant, lines), copy)
+        names = tests_of(mutant, lines)
         choice.shuffle(names)
         first = [DEFAULTS] if runs_at_import(mutant) else []
         verdict = try_python(copy, mutant, [*first, *(names[:TESTS_MAX] or folders)])

@@ -99,6 +99,13 @@ def test_pages_may_be_padded() -> None:
     assert layout_of({"layer": Tensor(page)}).block_size == HEADS * TOKENS * SIZE * 2
 
 
+def test_an_axis_of_one_is_passed_over_wherever_it_lies() -> None:
+    array = np.zeros((BLOCKS, TOKENS, SIZE, 1), dtype=np.uint16)
+    layout = layout_of({"layer": Tensor(array)})
+    assert layout.block_size == TOKENS * SIZE * 2
+    assert len(layout.pieces) == 1
+
+
 @pytest.mark.parametrize(
     ("array", "said"),
     [
@@ -106,6 +113,10 @@ def test_pages_may_be_padded() -> None:
         (np.zeros((BLOCKS + 1, 8, 8)), "not known to beluga"),
         (np.zeros((BLOCKS, 200, 8))[:, ::2, :4], "100 places"),
         (np.lib.stride_tricks.as_strided(np.zeros(99), (BLOCKS, 4, 4), (64, 8, 8)), "overlap"),
+        (
+            np.lib.stride_tricks.as_strided(np.zeros(99), (BLOCKS, 4, 4), (8, 32, 8)),
+            "blocks overlap",
+        ),
     ],
 )
 def test_what_is_not_understood_is_refused(array: np.ndarray, said: str) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 import fake_vllm
 import pytest
 from blocks import eventually
+from prometheus_client import Counter
 from vllm_parts import BLOCK_TOKENS, cache_config, config, layer_major, request, spec
 
 from beluga import MetaServer, Pool
@@ -368,6 +369,16 @@ def test_the_namespace_is_that_of_the_rank_and_its_settings(
             patch.setattr(state, name, lambda: SimpleNamespace(rank_in_group=1))
             found.add(make().worker._namespace.digest)
     assert len(found) == 4
+
+
+def test_figures_of_another_process_are_taken_over(make: Callable[..., Engine]) -> None:
+    kind = type(make(wait=False).scheduler)
+    assert kind.build_kv_connector_stats({"loads": 2}).data == {"loads": 2}
+    assert kind.build_kv_connector_stats().data == {}
+    given = object(), {Counter: lambda **_: None}, ["model_name"], {}
+    metrics = kind.build_prom_metrics(*given)
+    metrics.observe({"a name of a later version": 1})
+    assert metrics.arguments == given
 
 
 def test_the_connector_is_known_by_name_once(make: Callable[..., Engine]) -> None:

@@ -5,10 +5,11 @@
 from __future__ import annotations
 
 import logging
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -220,6 +221,17 @@ def test_no_request_waits_for_a_registration(
     assert np.array_equal(gpu.blocks(), before[:, IDS])
     assert [engine.stat.bounced_bytes for engine in machine.engines] == [len(IDS) * gpu.size] * 2
     let.set()
+
+
+def test_the_engines_stream_is_torchs_current_one_of_the_device(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cuda = ModuleType("torch.cuda")
+    streams = {"cuda:0": 7, "cuda:1": 9}
+    vars(cuda)["current_stream"] = lambda device: SimpleNamespace(cuda_stream=streams[device])
+    monkeypatch.setitem(sys.modules, "torch", ModuleType("torch"))
+    monkeypatch.setitem(sys.modules, "torch.cuda", cuda)
+    assert [device.engine_stream(name) for name in streams] == [7, 9]
 
 
 def test_without_cupy_blocks_are_staged_and_a_warning_says_so(

@@ -17,6 +17,7 @@ from vllm_parts import BLOCK_TOKENS, extend, request
 
 from beluga import KVCache, MetaServer, Namespace
 from beluga.connectors.link import Link
+from beluga.connectors.vllm import lookups
 from beluga.connectors.vllm.counters import Counters
 from beluga.connectors.vllm.events import Announcements
 from beluga.connectors.vllm.lookups import Lookups
@@ -388,6 +389,27 @@ def test_requests_with_adapters_of_one_name_share_only_if_the_adapter_is_the_sam
     assert digests[0] == digests[2]
     assert set(digests[0]).isdisjoint(digests[1])
     assert set(digests[0]).isdisjoint(request("r", TOKENS).block_hashes)
+
+
+def test_fingerprints_of_no_more_than_so_many_adapters_are_kept(
+    engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def digests(number: int) -> list[bytes]:
+        lora = SimpleNamespace(lora_name=f"{number}", lora_path=str(tmp_path))
+        return engine.lookups.digests(request("r", TOKENS, lora=lora), 0, 5)
+
+    asked: list[str] = []
+    real = lookups.adapter_identity
+    monkeypatch.setattr(
+        lookups, "adapter_identity", lambda one: asked.append(one.lora_name) or real(one)
+    )
+    monkeypatch.setattr(lookups, "ADAPTERS_MAX", 2)
+    (tmp_path / "adapter.safetensors").write_bytes(b"1")
+    first = digests(0)
+    for number in (1, 0, 1, 2, 0, 2):
+        digests(number)
+    assert digests(0) == first
+    assert asked == ["0", "1", "2", "0"]
 
 
 def test_an_adapter_that_is_loaded_in_place_is_looked_at_anew(
