@@ -107,6 +107,24 @@ def test_of_an_epoch_line_the_copy_that_makes_sense_is_believed(
     assert kept(pool) == set(range(COUNT))
 
 
+@pytest.mark.parametrize(("half", "epoch"), [(0, 0), (0, 1), (1, (1 << 24) + 1)])
+def test_while_an_epoch_line_makes_no_sense_nothing_else_is_dropped(
+    pool: Pool, half: int, epoch: int
+) -> None:
+    """The half that served before is judged because of it, whose damage concerns nobody."""
+    fill(pool)
+    ground = Ground(pool)
+    for copy in (0, 64):
+        ground.forge_table("bl_epoch_line", ground.epoch(half) + copy, half, epoch=epoch)
+    history = pool.geometry.block_count_max
+    ground.at(ground.entry(history + 3))[:] = bytes(range(64))
+    assert any("entry-damaged block 3" in finding for finding in check_pool(pool).findings)
+    acts, report = repair_pool(pool, declared_gone=True)
+    assert not any("entry" in act for act in acts)
+    assert report.findings == ()
+    assert kept(pool) == set(range(COUNT))
+
+
 @pytest.mark.parametrize("half", [0, 1])
 def test_a_server_refuses_a_damaged_epoch_line_until_it_is_repaired(
     pool: Pool,

@@ -146,6 +146,30 @@ def test_a_servers_forked_child_does_not_keep_the_pool(pool: Pool) -> None:
         os.waitpid(child, 0)
 
 
+def test_a_servers_forked_child_holds_none_of_its_files(pool: Pool) -> None:
+    def held() -> set[str]:
+        links = list(Path("/proc/self/fd").iterdir())
+        return {str(link.readlink()) for link in links if link.is_symlink()}
+
+    read, write = os.pipe()
+    before = held()
+    server = serving(pool, b"1")
+    files = held() - before
+    assert {link.partition(":")[0] for link in files} >= {"socket", "anon_inode"}
+    assert any(link.startswith(str(pool.runtime_dir)) for link in files)
+    child = os.fork()
+    if child == 0:
+        try:
+            os.write(write, "\n".join(held() & files).encode())
+        finally:
+            os._exit(0)
+    os.close(write)
+    with os.fdopen(read, "rb") as stream:
+        assert stream.read() == b""
+    os.waitpid(child, 0)
+    server.stop()
+
+
 def test_serve_forever_ends_when_it_is_asked(pool: Pool) -> None:
     server = Server(pool)
     server.handle(METHOD_USER, lambda request: request)
