@@ -87,6 +87,39 @@ def test_a_server_that_goes_costs_one_wait_and_comes_back(link: Link, pool: Pool
         assert link.attempt("looking up", lookup) == 4
 
 
+def test_a_session_that_failed_is_given_back_before_the_next_and_each_once(
+    server: MetaServer, pool_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events: list[str] = []
+    again = threading.Event()
+
+    class Told(Attachment):
+        def __init__(self, *given: Any, **named: Any) -> None:
+            super().__init__(*given, **named)
+            events.append("attached")
+            if len(events) > 1:
+                again.set()
+
+        def close(self) -> None:
+            super().close()
+            events.append("closed")
+
+    def failed(_: Attachment) -> None:
+        raise PoolError("made up")
+
+    monkeypatch.setattr(link_module, "Attachment", Told)
+    settings = PoolSettings(pool=pool_name, timeout_ms=5000, retry_s=0.01)
+    link = Link(settings, name="test", logger=logging.getLogger("test"))
+    assert link.wait(LONG_S)
+    assert link.attempt("failing", failed) is None
+    assert again.wait(LONG_S)
+    assert link.wait(LONG_S)
+    assert server.stat().live_count == 1
+    link.close()
+    assert events == ["attached", "closed"] * 2
+    assert server.stat().live_count == 0
+
+
 def test_an_error_of_one_call_leaves_the_session(server: MetaServer, link: Link) -> None:
     def full(_: Attachment) -> int:
         raise NoSpaceError("no room")

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import os
 import select
 import sys
 import threading
@@ -182,6 +183,23 @@ def test_another_owner_sees_nothing(
     assert lookup(one, others) == [False, False]
     assert load(one, others, blank(2)) == [False, False]
     assert lookup(one, keys) == [True, True]
+
+
+def test_an_adapter_that_is_closed_has_no_session_and_no_descriptor(
+    server: MetaServer, lmcache: Any, pool_name: str
+) -> None:
+    one = lmcache.BelugaL2Adapter({"pool": pool_name, "timeout_ms": 60_000})
+    descriptors = [
+        one.get_store_event_fd(),
+        one.get_lookup_and_lock_event_fd(),
+        one.get_load_event_fd(),
+    ]
+    assert server.stat().live_count == 2
+    one.close()
+    assert server.stat().live_count == 0
+    for descriptor in descriptors:
+        with pytest.raises(OSError, match="descriptor"):
+            os.fstat(descriptor)
 
 
 @pytest.mark.parametrize("difference", [{"salt": "secret"}, {"variant": "fp8_e5m2"}], ids=str)
@@ -525,6 +543,32 @@ def test_a_chunk_that_cannot_be_read_gives_its_memory_back(
         monkeypatch.setattr(objects, "load", lambda *_: [False])
         assert one.get_blocking(key) is None
         assert [memory.references for memory in one.local_cpu_backend.made] == [0]
+
+
+def test_chunks_of_a_batch_that_fails_give_their_memory_back(
+    server: MetaServer, backend: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, told = backend(), list[ChunkKey]()
+    keys = [ChunkKey("a"), ChunkKey("b")]
+    memories = [Memory(SHAPE, seed=i) for i in range(2)]
+    one.batched_submit_put_task(keys, memories, None, told.append)
+    assert eventually(lambda: told == keys)
+
+    def failed(*_: object) -> None:
+        raise CacheError("made up")
+
+    monkeypatch.setattr(objects, "load", failed)
+    assert one.batched_get_blocking(keys) == [None, None]
+    assert [memory.references for memory in one.local_cpu_backend.made] == [0, 0]
+
+
+def test_a_plugin_that_is_closed_has_no_session(
+    server: MetaServer, backend: Callable[..., Any]
+) -> None:
+    one = backend()
+    assert server.stat().live_count == 2
+    one.close()
+    assert server.stat().live_count == 0
 
 
 def test_the_plugin_without_a_server_misses(backend: Callable[..., Any]) -> None:

@@ -152,6 +152,15 @@ def test_ranks_that_have_the_same_kv_share_it(server: MetaServer, backend: Make)
     assert backend(rank=split).batch_exists(keys(1)) == 0
 
 
+def test_ranks_that_split_the_kv_of_a_token_share_it_with_their_like_alone(
+    server: MetaServer, backend: Make
+) -> None:
+    split = Config(is_mla_model=True, tp_size=4, dcp_size=2)
+    assert backend(rank=split).batch_set_v1(keys(1), indices([2])) == [True]
+    assert backend(rank=dataclasses.replace(split)).batch_exists(keys(1)) == 1
+    assert backend(rank=dataclasses.replace(split, tp_size=8)).batch_exists(keys(1)) == 0
+
+
 def test_without_a_server_everything_misses(backend: Make) -> None:
     one = backend(timeout_ms=200, attached=False)
     assert one.batch_exists(keys(2)) == 0

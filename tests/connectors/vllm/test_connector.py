@@ -299,7 +299,9 @@ def test_after_the_end_nothing_is_asked_of_it(
 ) -> None:
     engine = make()
     engine.run(request("a", TOKENS), 0, fill=1)
+    assert server.stat().live_count == 3
     engine.close()
+    assert server.stat().live_count == 0
     worker = engine.worker
     assert worker.get_finished({"a"}) == (None, None)
     assert worker.get_block_ids_with_load_errors() == set()

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
+from blocks import eventually
 from vllm_parts import layer_major
 
 from beluga import KVCache, MetaServer, Namespace, Pool
@@ -81,8 +82,9 @@ def test_an_errand_is_done_when_the_pool_comes(pool: Pool, pool_name: str) -> No
 
     errand = Errand(settings, name="test", doing="testing", call=second_time, logger=LOGGER)
     assert not errand.wait(0.3)
-    with MetaServer(pool):
+    with MetaServer(pool) as server:
         assert errand.wait(LONG_S)
+        assert eventually(lambda: server.stat().live_count == 0)  # it needs the pool no more
     assert len(calls) == 2
     errand.close()
 
