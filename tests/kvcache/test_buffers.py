@@ -4,12 +4,19 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
+from types import SimpleNamespace
+from typing import Any
+
 import numpy as np
 import pytest
 
 from beluga import KVCache
-from beluga.errors import LayoutError
+from beluga.errors import CacheError, LayoutError
+from beluga.kvcache import PutResult, Run
 from beluga.kvcache.buffers import runs
+from beluga.meta import BlockState
 from tests.kvcache.conftest import digests, payload
 
 
@@ -81,3 +88,108 @@ def test_torch_tensors_in_cpu_memory_go_through_a_cache(cache: KVCache) -> None:
     assert torch.equal(source, target)
     with pytest.raises(LayoutError, match="contiguous"):
         cache.put(digests(1), [source.T])
+
+
+MEMORY = np.zeros(64, dtype=np.uint8)
+AT = MEMORY.ctypes.data
+
+
+def run_of(*rows: tuple[int, int], **fields: Any) -> Run:
+    usual = {"count": 1, "length": 16, "fragment_count": 2, "owners": [MEMORY]}
+    return Run(**({"fragments": np.array(rows, dtype=np.uint64)} | usual | fields))
+
+
+def test_a_run_at_the_limits_of_what_is_taken() -> None:
+    for run in (
+        run_of((AT, 15), (AT + 15, 1)),
+        run_of((AT, 16), (AT, 0)),
+        run_of((1, 1), count=1, length=1, fragment_count=1),
+        run_of(((1 << 64) - 17, 16), fragment_count=1),
+    ):
+        assert runs(run, writable=True) == [run]
+
+
+@pytest.mark.parametrize(
+    ("run", "said"),
+    [
+        (run_of((AT, 8), (AT, 8), start=1), "starts at 1 is a part of a batch"),
+        (run_of((AT, 8), (AT, 8), count=-1), "from 1 on"),
+        (run_of((AT, 0), length=0, fragment_count=1), "from 1 on"),
+        (run_of(fragment_count=0), "from 1 on"),
+        (run_of(fragments=[(AT, 8), (AT, 8)]), "C-contiguous uint64"),
+        (run_of(fragments=np.full((2, 2), 8, dtype=np.int64)), "C-contiguous uint64"),
+        (run_of((AT, 16)), r"of shape \(2, 2\)"),
+        (run_of(fragments=np.full((2, 2), 8, np.uint64, order="F")), "C-contiguous uint64"),
+        (run_of((AT, 8), (AT, 9)), "16 bytes together"),
+        (run_of((AT, 32), (AT, (1 << 64) - 16)), "16 bytes together"),
+        (run_of((0, 8), (AT, 8)), "address 0"),
+        (run_of((AT, 8), ((1 << 64) - 4, 8)), "beyond the last one"),
+    ],
+)
+def test_numbers_of_a_run_that_contradict_each_other_are_refused(run: Run, said: str) -> None:
+    with pytest.raises(LayoutError, match=said):
+        run.refuse_wrong()
+
+
+def test_a_run_of_memory_that_must_not_be_written_is_no_target() -> None:
+    run = dataclasses.replace(run_of((AT, 8), (AT + 8, 8)), read_only=True)
+    assert runs(run, writable=False) == [run]
+    with pytest.raises(LayoutError, match="read-only"):
+        runs(run, writable=True)
+
+
+class Tensor:
+    """As much of a torch tensor as is asked for its place."""
+
+    def __init__(self, device: str = "cpu", *, contiguous: bool = True) -> None:
+        self.array = np.arange(12, dtype=np.uint16)
+        self.device, self.contiguous = SimpleNamespace(type=device), contiguous
+
+    def is_contiguous(self) -> bool:
+        return self.contiguous
+
+    def data_ptr(self) -> int:
+        return int(self.array.ctypes.data)
+
+    def numel(self) -> int:
+        return math.prod(self.array.shape)
+
+    def element_size(self) -> int:
+        return self.array.itemsize
+
+
+def test_a_tensor_is_its_bytes_and_is_kept_alive() -> None:
+    tensor: Any = Tensor()
+    (run,) = runs([tensor], writable=True)
+    assert run.fragments.tolist() == [[tensor.data_ptr(), 24]]
+    assert list(run.owners) == [tensor]
+
+
+@pytest.mark.parametrize("tensor", [Tensor("cuda"), Tensor(contiguous=False)])
+def test_a_tensor_elsewhere_or_in_pieces_is_refused(tensor: Any) -> None:
+    with pytest.raises(LayoutError, match="contiguous and in CPU memory"):
+        runs([tensor], writable=False)
+
+
+def test_no_blocks_are_no_runs_and_blocks_without_bytes_are_refused() -> None:
+    assert runs([], writable=False) == []
+    assert runs(np.zeros((0, 8), dtype=np.uint8), writable=True) == []
+    with pytest.raises(LayoutError, match="have no bytes"):
+        runs(np.zeros((2, 0), dtype=np.uint8), writable=False)
+
+
+def test_a_block_that_is_refused_without_a_reason_is_an_error_all_the_same() -> None:
+    states = np.array([BlockState.GRANTED, BlockState.REFUSED], dtype=np.uint8)
+    result = PutResult(states, np.zeros(2, dtype=np.int32))
+    with pytest.raises(CacheError, match="without a reason"):
+        result.raise_for_refused()
+    PutResult(states[:1], np.zeros(1, dtype=np.int32)).raise_for_refused()
+
+
+def test_keys_of_a_cache_are_pairs_of_numbers(cache: KVCache) -> None:
+    pairs = np.arange(8, dtype=np.uint64).reshape(2, 4)[:, ::2]
+    assert cache.keys(pairs).tolist() == pairs.tolist()
+    assert cache.keys(pairs).flags.c_contiguous
+    for wrong in (np.zeros(2, np.uint64), np.zeros((2, 3), np.uint64)):
+        with pytest.raises(ValueError, match=r"shape \(count, 2\)"):
+            cache.keys(wrong)
