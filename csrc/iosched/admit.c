@@ -10,6 +10,7 @@
  * work here; what it has reserved it may spend on its own best class.
  */
 #include <errno.h>
+#include <stddef.h>
 
 #include "base/host_atomic.h"
 #include "iosched/queue.h"

@@ -8,6 +8,8 @@
 #ifndef BL_TOLL_H
 #define BL_TOLL_H
 
+#include <stddef.h>
+
 #include "api/iosched.h"
 
 /* Of one thread: in lines that no other one's is in. */

@@ -199,11 +199,13 @@ class Loop:
         if plan.scene == "forsaken":
             arena.server.halt()
             told["hasty"] = 1
+        elif plan.scene == "bereaved":
+            arena.server.kill()  # first, so that a call of the client finds it dead
         for number, member in enumerate(arena.clients):
             member.tell({"seed": seed + number} | told)
         if plan.scene == "leaver":
             victim.tell({"stop": 1})
-        elif plan.scene in ("heir", "bereaved"):
+        elif plan.scene == "heir":
             time.sleep(self._dice.uniform(0, 0.01))
             arena.server.kill()
         elif plan.scene == "mourner":
@@ -228,7 +230,7 @@ class Loop:
         leaving = plan.scene == "leaver"
         stopped_at: dict[int, float] = {}
         end = time.monotonic() + 2 * WAIT_S
-        while waiting or leaving or stopped_at:
+        while waiting or leaving or stopped_at or arming:  # armed: its successor has yet to start
             for slot, member in list(waiting.items()):
                 answer = member.look(0.0005)
                 if answer is not None:
@@ -239,13 +241,7 @@ class Loop:
                 arena.server.kill()  # it has said that it stopped
             if victim.fell:
                 self._hit(plan, victim)
-            for member in (arena.server, *arena.clients):
-                if member.stopped:
-                    since = stopped_at.setdefault(member.pid, time.monotonic())
-                    if time.monotonic() - since > STOP_S:
-                        member.signal(signal.SIGCONT)
-                if not member.stopped:
-                    stopped_at.pop(member.pid, None)
+            self._wake(arena, stopped_at)
             if arena.server.ended is not None:
                 leaving = False
                 self._result.takeovers += 1
@@ -254,6 +250,18 @@ class Loop:
                 arming = {}
             if time.monotonic() > end:
                 raise StuckError(f"calls of clients {sorted(waiting)} do not end")
+        if victim.fell:
+            self._hit(plan, victim)  # after the clients' last call had ended
+
+    def _wake(self, arena: Arena, stopped_at: dict[int, float]) -> None:
+        """Continue whoever has been stopped for ``STOP_S``; ``stopped_at``: by process."""
+        for member in (arena.server, *arena.clients):
+            if member.stopped:
+                since = stopped_at.setdefault(member.pid, time.monotonic())
+                if time.monotonic() - since > STOP_S:
+                    member.signal(signal.SIGCONT)
+            if not member.stopped:
+                stopped_at.pop(member.pid, None)
 
     def _arm(self, member: Member, arming: Told, plan: Plan) -> None:
         """Arm or disarm; it may pass the point there and then."""
