@@ -101,7 +101,6 @@ SWITCH = 1e12  # XConn XC50256, as the paper has it
 DEVICE_BYTES = 256 << 30  # assumed of one memory device: the paper has 8 TB behind one switch
 # Assumed in the reference's replay of a worker's own DRAM: PCIe 5.0 x16 from pinned memory.
 LOCAL_DRAM = 50e9
-RDMA_LIKE = 5e9  # the reference replay's slow pool: small blocks over a network
 
 
 def model_costs(name: str) -> ModelCosts:

@@ -166,20 +166,6 @@ def probe(*, cpuinfo: Path = CPUINFO) -> Policy:
     )
 
 
-def flush_written(pool: Pool, offset: int, size: int) -> None:
-    """A device has written ``size`` bytes at ``offset`` of the pool, its completion seen: they are
-    in memory now. Raises as :meth:`Care.before_read`."""
-    with pool.using() as handle:
-        check(lib.bl_range_care(handle, offset, size, lib.BL_CARE_FLUSH), "flushing a range")
-
-
-def drop_before_read(pool: Pool, offset: int, size: int) -> None:
-    """A device may read ``size`` bytes at ``offset`` now, and finds nothing old in this host's
-    cache. Raises as :meth:`Care.before_read`."""
-    with pool.using() as handle:
-        check(lib.bl_range_care(handle, offset, size, lib.BL_CARE_INVALIDATE), "dropping a range")
-
-
 def _plan_care(pool: Pool, plan: Plan, step: Step) -> None:
     struct = plan.struct()
     with pool.using() as handle:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol, TypeAlias, TypedDict
 
 import numpy as np
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from typing_extensions import TypeIs
 
-    from beluga.transfer.plan import Plan
 
 DTYPE_SIZES = {"F32": 4, "F16": 2, "BF16": 2, "FP8": 1, "U8": 1}
 """Bytes of an element, by what engines call its type."""
@@ -215,24 +214,4 @@ class View:
             self,
             shape=(*self.shape[:axis], runs, size, *self.shape[axis + 1 :]),
             strides=(*self.strides[:axis], step * size, step, *self.strides[axis + 1 :]),
-        )
-
-
-def refuse_outside(plan: Plan, views: Iterable[View]) -> None:
-    """Raise :class:`~beluga.errors.LayoutError` if a byte of ``plan`` is not in the views' memory.
-
-    For plans whose addresses did not come from these views' layout, which are in it anyway.
-    """
-    rooms = sorted({view.memory for view in views})
-    starts = np.array([start for start, _ in rooms], np.uint64)
-    ends = np.maximum.accumulate(np.array([start + size for start, size in rooms], np.uint64))
-    first = plan.pieces["address"]
-    last = first + plan.pieces["length"]
-    which = np.searchsorted(starts, first, side="right") - 1
-    wrong = (which < 0) | (last > ends[which]) | (last < first)
-    if wrong.any():
-        piece = plan.pieces[int(np.argmax(wrong))]
-        raise LayoutError(
-            f"a piece needs {piece['length']} bytes at {piece['address']:#x}; "
-            f"the registered memory has {', '.join(f'{n} at {at:#x}' for at, n in rooms)}"
         )

@@ -43,9 +43,6 @@ int64_t bl_remove_blocks(bl_session *session, const uint64_t *keys, uint32_t cou
                          uint64_t timeout_ns);
 int bl_meta_ask_stat(bl_session *session, bl_meta_stat *out, uint64_t timeout_ns);
 
-/* A device failed at offset, in the data stripes: how many stripes the server retired now. */
-int64_t bl_retire(bl_session *session, uint64_t offset, uint64_t timeout_ns);
-
 /* Queues of tasks (index/task_call.c). A task is put by bl_kv_put with kept set, read as any block,
  * and done when it is removed. */
 

@@ -70,8 +70,6 @@ void bl_pool_prefault(const bl_pool *pool, uint64_t offset, uint64_t size);
  * the devices are new files, zero as they are. */
 int bl_pool_format(bl_pool *pool, const bl_superblock *superblocks, uint32_t zeroed);
 
-void bl_pool_geometry(const bl_pool *pool, bl_geometry *out);
-
 /* The address of offset, valid to the end of its stripe; NULL outside the pool. */
 void *bl_pool_address(const bl_pool *pool, uint64_t offset);
 

@@ -56,10 +56,9 @@ enum bl_care {
     BL_CARE_FLUSH               /* after a write, its completion seen, before the publication */
 };
 
-/* For all that a plan, or one range, makes a device read or write: 0, -EINVAL if that leaves the
- * pool, or -BL_ERROR_DEVICE_FAULT. */
+/* For all that a plan makes a device read or write: 0, -EINVAL if that leaves the pool, or
+ * -BL_ERROR_DEVICE_FAULT. */
 int bl_plan_care(const bl_pool *pool, const bl_plan *plan, uint32_t care);
-int bl_range_care(const bl_pool *pool, uint64_t offset, uint64_t size, uint32_t care);
 
 /* How the CPU copies, in bytes but for threads: measured on the machine
  * (beluga/transfer/tuning.py). Any numbers give the same bytes and checksums. */
@@ -86,13 +85,5 @@ int bl_plan_write(const bl_pool *pool, const bl_plan *plan, const bl_copy_settin
                   bl_port *port, uint32_t transfer_class);
 int bl_plan_read(const bl_pool *pool, const bl_plan *plan, const bl_copy_settings *settings,
                  bl_port *port, uint32_t transfer_class);
-
-/* One block by itself, for tools and measurements; puts and gets do the same for a batch. The
- * fragments, end to end, are length bytes; vector gets, or has, a CRC-32C per chunk_size bytes
- * (NULL: none). A write ends with a store fence. 0, -EINVAL, or -EBADMSG: the checksums differ. */
-int bl_transfer_write(const bl_pool *pool, uint64_t offset, const bl_fragment *fragments,
-                      uint32_t count, uint64_t length, uint32_t chunk_size, uint32_t *vector);
-int bl_transfer_read(const bl_pool *pool, uint64_t offset, const bl_fragment *fragments,
-                     uint32_t count, uint64_t length, uint32_t chunk_size, const uint32_t *vector);
 
 #endif

@@ -227,28 +227,6 @@ int64_t bl_remove_blocks(bl_session *session, const uint64_t *keys, uint32_t cou
                         count, timeout_ns);
 }
 
-int64_t bl_retire(bl_session *session, uint64_t offset, uint64_t timeout_ns)
-{
-    bl_retire_request request = {offset};
-    bl_block_reply reply;
-    uint32_t size = 0;
-    bl_message message = {
-        .method = BL_METHOD_RETIRE,
-        .request = (const uint8_t *)&request,
-        .request_size = sizeof request,
-        .reply = session->scratch,
-        .reply_capacity = session->pool->geometry.bulk_size,
-        .reply_size = &size,
-    };
-    int status = bl_session_call(session, &message, timeout_ns);
-    if (status < 0)
-        return status;
-    if (size != sizeof reply)
-        return -BL_ERROR_BAD_REPLY;
-    memcpy(&reply, session->scratch, sizeof reply);
-    return reply.count;
-}
-
 int bl_meta_ask_stat(bl_session *session, bl_meta_stat *out, uint64_t timeout_ns)
 {
     uint32_t size = 0;

@@ -70,10 +70,26 @@ int bl_kv_held(const bl_session *session, const bl_kv_work *work)
     return session->attached && session->nonce == work->nonce ? 0 : -BL_ERROR_SESSION_LOST;
 }
 
+/* Tell the server where a device failed: it gives what lies there to nobody again. */
+static void bl_kv_report(bl_session *session, uint64_t offset, uint64_t timeout_ns)
+{
+    bl_retire_request request = {offset};
+    uint32_t size = 0;
+    bl_message message = {
+        .method = BL_METHOD_RETIRE,
+        .request = (const uint8_t *)&request,
+        .request_size = sizeof request,
+        .reply = session->scratch,
+        .reply_capacity = session->pool->geometry.bulk_size,
+        .reply_size = &size,
+    };
+    bl_session_call(session, &message, timeout_ns);
+}
+
 void bl_kv_retire(bl_session *session, const bl_kv_batch *batch, int status)
 {
     uint64_t offset = bl_guard_offset(&session->pool->memory);
     if (status == -BL_ERROR_DEVICE_FAULT && offset >= session->pool->geometry.data_offset &&
         offset != UINT64_MAX)
-        bl_retire(session, offset, batch->timeout_ns);
+        bl_kv_report(session, offset, batch->timeout_ns);
 }

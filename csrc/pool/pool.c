@@ -209,11 +209,6 @@ int bl_pool_format(bl_pool *pool, const bl_superblock *superblocks, uint32_t zer
     return bl_guarded(&pool->memory, bl_pool_format_guarded, &blank);
 }
 
-void bl_pool_geometry(const bl_pool *pool, bl_geometry *out)
-{
-    *out = pool->geometry;
-}
-
 void *bl_pool_address(const bl_pool *pool, uint64_t offset)
 {
     if (offset >= pool->memory.size)

@@ -88,19 +88,3 @@ int bl_scatter_read(const bl_memory *memory, uint64_t offset, const bl_fragment 
     return bl_transfer(memory, offset, fragments, count, length, chunk_size, (uint32_t *)vector,
                        settings, toll, 0);
 }
-
-int bl_transfer_write(const bl_pool *pool, uint64_t offset, const bl_fragment *fragments,
-                      uint32_t count, uint64_t length, uint32_t chunk_size, uint32_t *vector)
-{
-    int status = bl_gather_write(&pool->memory, offset, fragments, count, length, chunk_size,
-                                 vector, NULL, NULL);
-    bl_fence_store(&pool->memory);
-    return status;
-}
-
-int bl_transfer_read(const bl_pool *pool, uint64_t offset, const bl_fragment *fragments,
-                     uint32_t count, uint64_t length, uint32_t chunk_size, const uint32_t *vector)
-{
-    return bl_scatter_read(&pool->memory, offset, fragments, count, length, chunk_size, vector,
-                           NULL, NULL);
-}

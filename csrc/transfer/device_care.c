@@ -73,10 +73,3 @@ int bl_plan_care(const bl_pool *pool, const bl_plan *plan, uint32_t care)
     bl_care_job job = {&pool->memory, plan, care};
     return bl_guarded(&pool->memory, bl_care_run, &job);
 }
-
-int bl_range_care(const bl_pool *pool, uint64_t offset, uint64_t size, uint32_t care)
-{
-    bl_piece piece = {.offset = offset, .length = (uint32_t)size};
-    bl_plan plan = {.pieces = &piece, .piece_count = 1, .sparse = 1};
-    return size > UINT32_MAX ? -EINVAL : bl_plan_care(pool, &plan, care);
-}

@@ -268,16 +268,6 @@ def _committed(call: Callable[[Any, Any], int]) -> Ready:
     return _session(make)
 
 
-def _fragments(call: Callable[[Any, Any, Any], int]) -> Ready:
-    def make(scene: Scene, pool: Any) -> Call:
-        fragment = _a("bl_fragment *")
-        fragment.address, fragment.size = int(ffi.cast("uintptr_t", scene.data())), 4096
-        vector = _a("uint32_t[4]")
-        return lambda: call(pool, fragment, vector)
-
-    return _pool(make)
-
-
 def _batched(call: Callable[[Any, Any], int]) -> Callable[[Scene, Any], Call]:
     def make(scene: Scene, session: Any) -> Call:
         batch = scene.batch()
@@ -303,16 +293,7 @@ FAULTS: dict[str, Ready] = {
     ),
     "bl_pool_write": _pool(lambda s, pool: lambda: lib.bl_pool_write(pool, AT, s.data(), 4096)),
     "bl_pool_read": _pool(lambda s, pool: lambda: lib.bl_pool_read(pool, AT, s.data(), 4096)),
-    "bl_transfer_write": _fragments(
-        lambda pool, f, vector: lib.bl_transfer_write(pool, AT, f, 1, 4096, 1024, vector)
-    ),
-    "bl_transfer_read": _fragments(
-        lambda pool, f, vector: lib.bl_transfer_read(pool, AT, f, 1, 4096, 1024, vector)
-    ),
     "bl_plan_care": _planned(lambda p, plan: lib.bl_plan_care(p, plan, lib.BL_CARE_INVALIDATE)),
-    "bl_range_care": _pool(
-        lambda s, pool: lambda: lib.bl_range_care(pool, AT, 4096, lib.BL_CARE_FLUSH)
-    ),
     "bl_plan_write": _planned(lambda p, plan: lib.bl_plan_write(p, plan, ffi.NULL, ffi.NULL, 0)),
     "bl_plan_read": _planned(lambda p, plan: lib.bl_plan_read(p, plan, ffi.NULL, ffi.NULL, 0)),
     "bl_check_pool": _pool(
@@ -354,7 +335,6 @@ FAULTS: dict[str, Ready] = {
     "bl_meta_ask_stat": _session(
         _no_word(lambda s: lib.bl_meta_ask_stat(s, _a("bl_meta_stat *"), T))
     ),
-    "bl_retire": _session(_no_word(lambda s: lib.bl_retire(s, AT, T))),
     "bl_task_claim": _session(_no_word(lambda s: lib.bl_task_claim(s, 1, 1, _a("bl_task *"), T))),
     "bl_task_extend": _session(_no_word(lambda s: lib.bl_task_extend(s, _a("bl_task *"), 1, T))),
     "bl_task_count": _session(
@@ -392,8 +372,6 @@ FAULTS: dict[str, Ready] = {
         )
     ),
     "bl_kv_get_end": _stored(_begun_get),
-    "bl_dsa_write_one": _dsa(lambda s, e: lambda: lib.bl_dsa_write_one(e, AT, s.data(), 4096)),
-    "bl_dsa_read_one": _dsa(lambda s, e: lambda: lib.bl_dsa_read_one(e, AT, s.data(), 4096)),
     "bl_dsa_start": _dsa_copy(0),
     "bl_dsa_wait": _dsa_copy(1),
     "bl_dsa_poll": _dsa_copy(1),
@@ -404,7 +382,6 @@ SURVIVES: dict[str, Ready] = {
     "bl_pool_open": _opened,
     "bl_pool_close": _opened,
     "bl_pool_prefault": _pool(_no_word(lambda pool: lib.bl_pool_prefault(pool, 0, 2 * SIZE))),
-    "bl_pool_geometry": _pool(_no_word(lambda p: lib.bl_pool_geometry(p, _a("bl_geometry *")))),
     "bl_pool_address": _pool(_no_word(lambda pool: lib.bl_pool_address(pool, AT) and None)),
     "bl_plan_check": _planned(lib.bl_plan_check),
     "bl_acceptance_destroy": _acceptance(_no_word(lib.bl_acceptance_destroy)),

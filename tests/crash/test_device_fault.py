@@ -128,15 +128,24 @@ RANGES = """
 from beluga._ffi import ffi
 here, gone = pool.geometry.data_offset, pool.geometry.size - STRIPE
 room = ffi.new("uint8_t[]", b"here".ljust(MIB, b"."))
-fragment = ffi.new("bl_fragment *", {"address": int(ffi.cast("uintptr_t", room)), "size": MIB})
-vector = ffi.new("uint32_t[]", MIB // 4096)
+
+
+def plan(offset):
+    # Everything that is moved, in one piece: its struct, and what that points to.
+    piece = ffi.new("bl_piece *", [int(ffi.cast("uintptr_t", room)), offset, MIB, 0])
+    chunk = ffi.new("bl_chunk *", [offset, MIB, 0])
+    fields = {"pieces": piece, "chunks": chunk, "piece_count": 1, "chunk_count": 1}
+    return ffi.new("bl_plan *", fields), piece, chunk
+
+
+lost, kept = plan(gone), plan(here)
 cut(paths[1])
 for call in (lib.bl_pool_write, lib.bl_pool_read):
     assert call(pool.handle, gone, room, MIB) == -lib.BL_ERROR_DEVICE_FAULT
     assert call(pool.handle, here, room, MIB) == 0
-for call in (lib.bl_transfer_write, lib.bl_transfer_read):
-    assert call(pool.handle, gone, fragment, 1, MIB, 4096, vector) == -lib.BL_ERROR_DEVICE_FAULT
-    assert call(pool.handle, here, fragment, 1, MIB, 4096, vector) == 0
+for call in (lib.bl_plan_write, lib.bl_plan_read):
+    assert call(pool.handle, lost[0], ffi.NULL, ffi.NULL, 0) == -lib.BL_ERROR_DEVICE_FAULT
+    assert call(pool.handle, kept[0], ffi.NULL, ffi.NULL, 0) == 0
 assert ffi.string(room, 5) == b"here."
 """
 

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Blocks between scattered memory and a pool, against what slices of bytes would do."""
+"""Puts and gets of blocks that lie scattered, against what slices of bytes would do."""
 
 from __future__ import annotations
 
+import dataclasses
 import errno
+import itertools
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -12,25 +14,43 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from blocks import keys
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from beluga import primitives
 from beluga._ffi import ffi, lib
+from beluga.meta import MetaServer
 from beluga.pool import Pool
+from beluga.rpc import Client
 
 STRIPE_SIZE = lib.BL_STRIPE_SIZE
-SLACK = 256  # bytes watched on both sides of a block and of a fragment
+SLACK = 256  # bytes watched on both sides of a fragment
+COUNT = 2  # blocks of a batch: what one writes too much may be seen in the other
+TIMEOUT_NS = 60_000_000_000
+
+
+@dataclasses.dataclass
+class Scene:
+    """A served pool, and a client of it."""
+
+    pool: Pool
+    client: Client
+    numbers: Iterator[int] = dataclasses.field(default_factory=lambda: itertools.count(1))
 
 
 @pytest.fixture(scope="module", params=["coherent", "non-coherent"])
-def pool(request: pytest.FixtureRequest, memory_root: Path) -> Iterator[Pool]:
+def scene(request: pytest.FixtureRequest, memory_root: Path) -> Iterator[Scene]:
     folder = Path(tempfile.mkdtemp(prefix="beluga-test-", dir=memory_root))
     paths = [folder / "a", folder / "b", folder / "c"]
     size = 16 * STRIPE_SIZE
     try:
-        with Pool.create(paths, device_size=size, discipline=request.param, sparse=True) as made:
-            yield made
+        with (
+            Pool.create(paths, device_size=size, discipline=request.param, sparse=True) as pool,
+            MetaServer(pool),
+            Client(pool) as client,
+        ):
+            yield Scene(pool, client)
     finally:
         shutil.rmtree(folder)
 
@@ -90,8 +110,8 @@ def poke(pool: Pool, offset: int, content: bytes) -> None:
         view[:] = content[done : done + len(view)]
 
 
-def counting(size: int) -> bytes:
-    return (np.arange(size) % 251).astype(np.uint8).tobytes()
+def counting(size: int, first: int = 0) -> bytes:
+    return ((np.arange(size) + first) % 251).astype(np.uint8).tobytes()
 
 
 def sums(content: bytes, chunk_size: int) -> list[int]:
@@ -101,40 +121,91 @@ def sums(content: bytes, chunk_size: int) -> list[int]:
     ]
 
 
-def write(pool: Pool, offset: int, source: Scattered, chunk_size: int) -> list[int]:
-    chunk_count = -(-source.length // chunk_size) if chunk_size else 0
-    vector = ffi.new("uint32_t[]", chunk_count + 1)
-    vector[chunk_count] = 77
-    arguments = (source.fragments, len(source.sizes), source.length, chunk_size, vector)
-    assert lib.bl_transfer_write(pool.handle, offset, *arguments) == 0
-    assert vector[chunk_count] == 77
-    return list(vector)[:chunk_count]
+@dataclasses.dataclass
+class Batch:
+    """Blocks of one length under keys of their own, and what C is told of them."""
+
+    scene: Scene
+    chunk_size: int
+    words: ffi.CData
+
+    @classmethod
+    def fresh(cls, scene: Scene, chunk_size: int) -> Batch:
+        names = keys([next(scene.numbers) for _ in range(COUNT)])
+        return cls(scene, chunk_size, ffi.new("uint64_t[]", names.reshape(-1).tolist()))
+
+    def struct(self, blocks: list[Scattered], *, verify: bool = True, **told: int) -> ffi.CData:
+        count = len(blocks[0].sizes)
+        self._fragments = ffi.new("bl_fragment[]", COUNT * count)
+        for i, block in enumerate(blocks):
+            for j in range(count):
+                self._fragments[i * count + j] = block.fragments[j]
+        fields = {
+            "keys": self.words,
+            "fragments": self._fragments,
+            "timeout_ns": TIMEOUT_NS,
+            "count": COUNT,
+            "fragment_count": count,
+            "length": blocks[0].length,
+            "chunk_size": self.chunk_size,
+            "verify": verify,
+        }
+        return ffi.new("bl_kv_batch *", fields | told)
+
+    def put(self, blocks: list[Scattered], **told: int) -> int:
+        """0 and all are stored, or an error and none is."""
+        states, statuses = ffi.new("uint8_t[]", COUNT), ffi.new("int32_t[]", COUNT)
+        with self.scene.client.lock:
+            session = self.scene.client.session
+            status = lib.bl_kv_put(session, self.struct(blocks, **told), states, statuses)
+        if status == 0:
+            assert list(states) == [lib.BL_BLOCK_GRANTED] * COUNT
+            assert list(statuses) == [0] * COUNT
+        return int(status)
+
+    def get(self, blocks: list[Scattered], *, verify: bool = True) -> int:
+        """How many leading blocks are right."""
+        states, mismatches = ffi.new("uint8_t[]", COUNT), ffi.new("uint64_t *")
+        struct = self.struct(blocks, verify=verify)
+        with self.scene.client.lock:
+            return int(lib.bl_kv_get(self.scene.client.session, struct, states, mismatches))
+
+    def offsets(self) -> list[int]:
+        """Where the blocks lie in the pool."""
+        records, pending = ffi.new("bl_block_record[]", COUNT), ffi.new("uint32_t *")
+        with self.scene.client.lock:
+            session = self.scene.client.session
+            assert (
+                lib.bl_lookup(session, self.words, COUNT, 0, records, pending, TIMEOUT_NS) == COUNT
+            )
+        return [record.offset for record in records]
+
+    def remove(self) -> None:
+        with self.scene.client.lock:
+            session = self.scene.client.session
+            assert lib.bl_remove_blocks(session, self.words, COUNT, TIMEOUT_NS) == COUNT
 
 
-def read(pool: Pool, offset: int, target: Scattered, chunk_size: int, vector: list[int]) -> int:
-    given_vector = ffi.new("uint32_t[]", vector) if vector else ffi.NULL
-    arguments = (target.fragments, len(target.sizes), target.length, chunk_size, given_vector)
-    return int(lib.bl_transfer_read(pool.handle, offset, *arguments))
-
-
-def round_trip(pool: Pool, offset: int, sizes: list[int], chunk_size: int) -> None:
-    content = counting(sum(sizes))
-    lines = -(-len(content) // 64) * 64
-    poke(pool, offset - SLACK, b"\xfd" * (lines + 2 * SLACK))
-    source = Scattered(sizes, content)
-    vector = write(pool, offset, source, chunk_size)
-    assert vector == (sums(content, chunk_size) if chunk_size else [])
-    stored = peek(pool, offset - SLACK, lines + 2 * SLACK)
-    padding = bytes(lines - len(content))
-    assert stored == b"\xfd" * SLACK + content + padding + b"\xfd" * SLACK
-    target = Scattered(list(reversed(sizes)))
-    assert read(pool, offset, target, chunk_size, vector) == 0
-    assert target.content() == content
-    assert target.untouched()
+def round_trip(scene: Scene, sizes: list[int], chunk_size: int) -> None:
+    """As many bytes as ``sizes`` are put, looked at in the pool, and fetched into other pieces."""
+    contents = [counting(sum(sizes), 7 * i) for i in range(COUNT)]
+    batch = Batch.fresh(scene, chunk_size)
+    assert batch.put([Scattered(sizes, content) for content in contents]) == 0
+    lines = -(-sum(sizes) // 64) * 64
+    for content, offset in zip(contents, batch.offsets(), strict=True):
+        assert peek(scene.pool, offset, lines) == content + bytes(lines - len(content))
+        vector = sums(content, chunk_size) if chunk_size else []
+        if len(vector) > 1:  # one alone is in the entry
+            stored = peek(scene.pool, offset + lines, 4 * len(vector))
+            assert np.frombuffer(stored, np.uint32).tolist() == vector
+    targets = [Scattered(list(reversed(sizes))) for _ in contents]
+    assert batch.get(targets) == COUNT
+    assert [target.content() for target in targets] == contents
+    assert all(target.untouched() for target in targets)
+    batch.remove()
 
 
 SIZES = [
-    [],
     [1],
     [64],
     [4096],
@@ -144,19 +215,17 @@ SIZES = [
     [63, 65, 1, 255, 256, 257, 4095, 4097],
     [1] * 200,
     [128] * 100,
-    [3 << 20],
+    [3 << 20],  # over the end of a stripe, onto another device
     [(2 << 20) + 5, 11, 70_000],
 ]
 
 
 @pytest.mark.parametrize("chunk_size", [0, 1000, 16384, 20_000])
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
-def test_block_comes_back_and_nothing_else_moves(
-    pool: Pool, sizes: list[int], chunk_size: int
+def test_blocks_come_back_and_nothing_else_moves(
+    scene: Scene, sizes: list[int], chunk_size: int
 ) -> None:
-    data = pool.geometry.data_offset
-    for offset in (data + 4096, data + STRIPE_SIZE - 4096):  # the second crosses devices
-        round_trip(pool, offset, sizes, chunk_size)
+    round_trip(scene, sizes, chunk_size)
 
 
 @settings(
@@ -164,37 +233,30 @@ def test_block_comes_back_and_nothing_else_moves(
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
-@given(st.lists(st.integers(0, 700), max_size=12), st.integers(0, 900))
-def test_any_cut_into_fragments_and_chunks(pool: Pool, sizes: list[int], chunk_size: int) -> None:
-    round_trip(pool, pool.geometry.data_offset + STRIPE_SIZE - 4096, sizes, chunk_size)
+@given(
+    st.lists(st.integers(0, 700), min_size=1, max_size=12).filter(any),
+    st.just(0) | st.integers(64, 900),
+)
+def test_any_cut_into_fragments_and_chunks(scene: Scene, sizes: list[int], chunk_size: int) -> None:
+    round_trip(scene, sizes, chunk_size)
 
 
 @pytest.mark.parametrize("place", [0, 16383, 16384, 39_999])
-def test_one_wrong_byte_in_the_pool_is_found(pool: Pool, place: int) -> None:
-    offset = pool.geometry.data_offset
-    vector = write(pool, offset, Scattered([40_000], counting(40_000)), 16384)
-    target = Scattered([30_000, 10_000])
-    assert read(pool, offset, target, 16384, vector) == 0
-    poke(pool, offset + place, b"\xff")
-    assert read(pool, offset, target, 16384, vector) == -errno.EBADMSG
-    assert read(pool, offset, target, 16384, []) == 0
+def test_one_wrong_byte_in_the_pool_is_found(scene: Scene, place: int) -> None:
+    batch = Batch.fresh(scene, 16384)
+    assert batch.put([Scattered([40_000], counting(40_000)) for _ in range(COUNT)]) == 0
+    targets = [Scattered([30_000, 10_000]) for _ in range(COUNT)]
+    assert batch.get(targets) == COUNT
+    poke(scene.pool, batch.offsets()[1] + place, b"\xff")
+    assert batch.get(targets) == 1
+    assert batch.get(targets, verify=False) == COUNT
+    batch.remove()
 
 
-def test_arguments_that_contradict_each_other_touch_nothing(pool: Pool) -> None:
-    data, end = pool.geometry.data_offset, pool.geometry.size
-    poke(pool, data, b"\xfd" * 8192)
-    source = Scattered([1000, 24], counting(1024))
-    for offset, count, length in (
-        (data, 2, 1023),  # the fragments hold more
-        (data, 2, 1025),  # and less
-        (data, 1, 1024),
-        (data + 1, 2, 1024),  # not a line
-        (end - 960, 2, 1024),  # over the end
-        (end + 64, 2, 1024),
-        (2**64 - 64, 2, 1024),
-    ):
-        for transfer in (lib.bl_transfer_write, lib.bl_transfer_read):
-            arguments = (offset, source.fragments, count, length, 0, ffi.NULL)
-            assert transfer(pool.handle, *arguments) == -errno.EINVAL
-    assert peek(pool, data, 8192) == b"\xfd" * 8192
-    assert source.content() == counting(1024)
+@pytest.mark.parametrize("length", [1023, 1025], ids=["the fragments hold more", "and less"])
+def test_fragments_that_are_not_the_block_store_nothing(scene: Scene, length: int) -> None:
+    batch = Batch.fresh(scene, 64)
+    sources = [Scattered([1000, 24], counting(1024)) for _ in range(COUNT)]
+    assert batch.put(sources, length=length) == -errno.EINVAL
+    assert batch.get([Scattered([1000, 24]) for _ in range(COUNT)]) == 0
+    assert [source.content() for source in sources] == [counting(1024)] * COUNT

@@ -10,7 +10,6 @@ written down.
 from __future__ import annotations
 
 import dataclasses
-import errno
 from collections.abc import Iterator
 from typing import Any
 
@@ -281,8 +280,3 @@ def test_a_plans_ranges_are_all_its_lines_and_no_more(
             == 0
         )
         assert recorder.notes() == [(ORDERED, 0, 0)]
-    for offset, size in ((4096, 1), (4095, 2), (4160, 64), (4100, 1 << 22)):
-        assert core.bl_range_care(recorder.pool, offset, size, number) == 0
-        assert lines_of(only(recorder.notes(), kind)) == lines_of([(offset, size)])
-    assert core.bl_range_care(recorder.pool, 4096, 1 << 32, number) == -errno.EINVAL
-    assert recorder.notes() == []

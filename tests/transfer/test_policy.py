@@ -122,6 +122,11 @@ def test_care_is_taken_of_plans_within_the_pool(
             for take in (care.before_read, care.after_write):
                 with pytest.raises(OSError, match="argument"):
                     take(plan)
+    whole = plans(pool.geometry.data_offset)[0]
+    whole.chunks["offset"][-1] = 2**64 - 64  # its end is before it
+    for take in (care.before_read, care.after_write):
+        with pytest.raises(OSError, match="argument"):
+            take(whole)
 
 
 def test_each_step_is_told_to_c_as_what_it_is(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,9 +136,6 @@ def test_each_step_is_told_to_c_as_what_it_is(pool: Pool, monkeypatch: pytest.Mo
         def bl_plan_care(self, _pool: Any, _plan: Any, care: int) -> int:
             told.append(care)
             return 0
-
-        def bl_range_care(self, _pool: Any, _offset: int, _size: int, care: int) -> int:
-            return self.bl_plan_care(None, None, care)
 
         def __getattr__(self, name: str) -> Any:
             return getattr(lib, name)
@@ -148,17 +150,3 @@ def test_each_step_is_told_to_c_as_what_it_is(pool: Pool, monkeypatch: pytest.Mo
         care.before_read(plan)
         care.after_write(plan)
         assert told == [number[before], number[after]]
-    told.clear()
-    policy.flush_written(pool, 0, 64)
-    policy.drop_before_read(pool, 0, 64)
-    assert told == [number[Step.FLUSH], number[Step.INVALIDATE]]
-
-
-def test_a_range_is_flushed_or_dropped(pool: Pool) -> None:
-    end = pool.geometry.size
-    for take in (policy.flush_written, policy.drop_before_read):
-        take(pool, pool.geometry.data_offset, 5 << 20)
-        take(pool, end - 1, 1)
-        for offset, size in ((end, 1), (end - 64, 65), (2**64 - 64, 64)):
-            with pytest.raises(OSError, match="argument"):
-                take(pool, offset, size)

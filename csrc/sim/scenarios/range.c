@@ -2,14 +2,14 @@
  * Copyright The Beluga Authors
  *
  * Ranges of the pool in the simulator: what tools and engines write and read without the index
- * (pool/pool.c, transfer/block.c). Whoever has read a flag finds what was written before it.
+ * (pool/pool.c, transfer/cpu.c). Whoever has read a flag finds what was written before it.
  */
 #include <errno.h>
 
 #include "sim/scenarios/paths.h"
 #include "sim/scenarios/scenarios.h"
 #include "sim/world.h"
-#include "transfer/block.h"
+#include "transfer/cpu.h"
 
 enum {
     BL_RANGE_VERSIONS = 24,
@@ -29,11 +29,20 @@ static uint64_t bl_range_flag_offset(const bl_pool *pool)
     return pool->geometry.data_offset + BL_PAGE_SIZE;
 }
 
+/* The whole range by a plan. */
+static int bl_range_move(const bl_pool *pool, uint64_t *words, int write)
+{
+    bl_piece piece = {(uintptr_t)words, pool->geometry.data_offset, BL_RANGE_SIZE, 0};
+    bl_chunk chunk = {piece.offset, BL_RANGE_SIZE, 0};
+    bl_plan plan = {.pieces = &piece, .chunks = &chunk, .piece_count = 1, .chunk_count = 1};
+    return write ? bl_plan_write(pool, &plan, NULL, NULL, 0)
+                 : bl_plan_read(pool, &plan, NULL, NULL, 0);
+}
+
 static int bl_range_write(bl_pool *pool, void *argument)
 {
     bl_range *range = argument;
     uint64_t offset = pool->geometry.data_offset, words[BL_RANGE_WORDS];
-    bl_fragment fragment = {(uintptr_t)words, sizeof words};
     int status = 0;
     for (uint64_t version = 1; version <= BL_RANGE_VERSIONS && status == 0; version++) {
         for (uint32_t i = 0; i < BL_RANGE_WORDS; i++)
@@ -41,7 +50,7 @@ static int bl_range_write(bl_pool *pool, void *argument)
         if (bl_sim_below(range->world, 2))
             status = bl_pool_write(pool, offset, words, sizeof words);
         else
-            status = bl_transfer_write(pool, offset, &fragment, 1, sizeof words, 0, NULL);
+            status = bl_range_move(pool, words, 1);
         if (status == 0)
             status = bl_pool_write(pool, bl_range_flag_offset(pool), words, BL_LINE_SIZE);
         for (uint32_t i = 0; i < BL_RANGE_READERS; i++)
@@ -57,7 +66,6 @@ static int bl_range_read(bl_pool *pool, void *argument)
     uint64_t flag[BL_LINE_SIZE / 8] = {0}, words[BL_RANGE_WORDS];
     uint64_t offset = pool->geometry.data_offset, flag_offset = bl_range_flag_offset(pool);
     uint64_t *seen = &range->seen[pool->memory.host - 1];
-    bl_fragment fragment = {(uintptr_t)words, sizeof words};
     while (*seen < BL_RANGE_VERSIONS) {
         int status = bl_pool_read(pool, flag_offset, flag, sizeof flag);
         if (status < 0)
@@ -69,7 +77,7 @@ static int bl_range_read(bl_pool *pool, void *argument)
         if (bl_sim_below(range->world, 2))
             status = bl_pool_read(pool, offset, words, sizeof words);
         else
-            status = bl_transfer_read(pool, offset, &fragment, 1, sizeof words, 0, NULL);
+            status = bl_range_move(pool, words, 0);
         for (uint32_t i = 0; i < BL_RANGE_WORDS && status == 0; i++)
             if (words[i] != flag[0])
                 status = -EBADMSG;
