@@ -19,12 +19,13 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from one_block import TIMEOUT_NS, batch_of
+
 from beluga import Client, MetaServer, Pool
 from beluga._ffi import ffi, lib
 
 HEADERS = Path(__file__).resolve().parents[2] / "csrc" / "api"
 POOLED = r"bl_(?:pool|session|server|meta|acceptance|dsa_engine|kv_pending)"
-TIMEOUT_NS = 2_000_000_000
 SIZE = 8 << 20
 
 
@@ -63,23 +64,8 @@ class Scene:
             os.truncate(path, 0)
 
     def batch(self) -> Any:
-        fragment = ffi.new("bl_fragment *")
-        fragment.address, fragment.size = int(ffi.cast("uintptr_t", self.data())), 4096
-        key = ffi.new("uint64_t[2]", [1, 2])
-        self.keep += [fragment, key]
-        return ffi.new(
-            "bl_kv_batch *",
-            {
-                "keys": key,
-                "fragments": fragment,
-                "timeout_ns": TIMEOUT_NS,
-                "count": 1,
-                "fragment_count": 1,
-                "length": 4096,
-                "chunk_size": 1024,
-                "verify": 1,
-            },
-        )
+        self.keep.append(batch_of(self.data()))
+        return self.keep[-1][0]
 
     def plan(self) -> Any:
         pieces, chunks = ffi.new("bl_piece[1]"), ffi.new("bl_chunk[1]")

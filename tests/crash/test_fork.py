@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from blocks import keys
+from one_block import TIMEOUT_NS, batch_of
 
 from beluga._ffi import ffi, lib
 from beluga.errors import ForkedSessionError
@@ -22,7 +23,6 @@ from beluga.meta import MetaClient, MetaServer
 from beluga.pool import Pool
 
 FORKED = -1001
-TIMEOUT_NS = 5_000_000_000
 
 
 @pytest.fixture
@@ -101,18 +101,7 @@ def c_calls(session: Any) -> dict[str, Callable[[], int]]:
     message = ffi.new("bl_message *", {"reply": data, "reply_capacity": 64, "reply_size": size})
     pump = ffi.new("bl_pump *", {"requests": data, "count": 1, "size": 8, "depth": 1})
     what = ffi.new("bl_block_request *", {"length": 4096})
-    fragment = ffi.new("bl_fragment *", {"address": int(ffi.cast("size_t", data)), "size": 4096})
-    batch = ffi.new(
-        "bl_kv_batch *",
-        {
-            "keys": key,
-            "fragments": fragment,
-            "timeout_ns": TIMEOUT_NS,
-            "count": 1,
-            "fragment_count": 1,
-            "length": 4096,
-        },
-    )
+    batch = batch_of(data)
     pending = ffi.new("bl_kv_pending **")
     t = TIMEOUT_NS
     return {
@@ -125,13 +114,13 @@ def c_calls(session: Any) -> dict[str, Callable[[], int]]:
         "bl_release_blocks": lambda: lib.bl_release_blocks(session, commits, 1, t),
         "bl_remove_blocks": lambda: lib.bl_remove_blocks(session, key, 1, t),
         "bl_meta_ask_stat": lambda: lib.bl_meta_ask_stat(session, ffi.new("bl_meta_stat *"), t),
-        "bl_kv_put": lambda: lib.bl_kv_put(session, batch, states, statuses),
-        "bl_kv_get": lambda: lib.bl_kv_get(session, batch, states, count),
+        "bl_kv_put": lambda: lib.bl_kv_put(session, batch[0], states, statuses),
+        "bl_kv_get": lambda: lib.bl_kv_get(session, batch[0], states, count),
         "bl_kv_put_begin": lambda: lib.bl_kv_put_begin(
-            session, batch, states, statuses, count, pending
+            session, batch[0], states, statuses, count, pending
         ),
         "bl_kv_get_begin": lambda: lib.bl_kv_get_begin(
-            session, batch, states, count, word, pending
+            session, batch[0], states, count, word, pending
         ),
     }
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""An HTTP server of JSON on loopback, as the services that keep leases are; and a virtual clock."""
+"""An HTTP server of JSON on loopback, as the services that keep leases are."""
 
 from __future__ import annotations
 
@@ -67,18 +67,3 @@ def running(server: Server) -> Iterator[Server]:
         server.shutdown()
         thread.join()
         server.server_close()
-
-
-class Clock:
-    """Stands for the module ``time``: passes only when somebody sleeps or a test says so."""
-
-    def __init__(self) -> None:
-        self.now_s = 1000.0
-        self.slept: list[float] = []
-
-    def monotonic(self) -> float:
-        return self.now_s
-
-    def sleep(self, seconds: float) -> None:
-        self.slept.append(seconds)
-        self.now_s += seconds

@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from json_server import Clock, JsonServer, running
+from json_server import JsonServer, running
+from virtual_clock import Clock
 
 from beluga.errors import LeaseError
 from beluga.lease import EtcdLease, KubernetesLease, open_lease

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from json_server import Clock, JsonServer, running
+from json_server import JsonServer, running
+from virtual_clock import Clock
 
 from beluga.errors import LeaseError
 from beluga.lease import KubernetesLease, open_lease

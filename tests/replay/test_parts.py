@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from virtual_clock import Clock
 
 from beluga.errors import ReplayError
 from beluga.meta import BlockState
@@ -36,21 +37,6 @@ MIB = 1 << 20
 
 def requests(*ids: Sequence[int], apart_ms: float = 0.0) -> list[Request]:
     return [Request(100 + n * apart_ms, 1, 1, list(found)) for n, found in enumerate(ids)]
-
-
-class Clock:
-    """Stands for the module ``time``."""
-
-    def __init__(self) -> None:
-        self.now_s = 1000.0
-        self.slept: list[float] = []
-
-    def monotonic(self) -> float:
-        return self.now_s
-
-    def sleep(self, seconds: float) -> None:
-        self.slept.append(seconds)
-        self.now_s += seconds
 
 
 # ---- Sizes.

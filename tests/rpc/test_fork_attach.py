@@ -127,9 +127,12 @@ def eventually_proofs(pool: Pool, count: int) -> bool:
     return len(proofs(pool)) == count
 
 
-def test_a_child_forked_while_it_attaches_leaves_the_session_to_its_parent(
+@contextmanager
+def attached(
     pool: Pool, paths: list[Path]
-) -> None:
+) -> Iterator[tuple[subprocess.Popen[str], BinaryIO, int]]:
+    """A process that has forked a child and then attached, what ends the child when it is closed,
+    and how many proofs there were before."""
     with held_still(pool) as go:
         before = len(proofs(pool))
         with attaching(paths) as (process, ending):
@@ -137,25 +140,26 @@ def test_a_child_forked_while_it_attaches_leaves_the_session_to_its_parent(
             go.set()
             say(process)
             assert hear(process) == "attached 0"
-            assert len(proofs(pool)) == before + 1
-            ending.close()
-            assert hear(process) == "status 0"
-            assert hear(process) == "lives 0"
-            assert len(proofs(pool)) == before + 1
+            yield process, ending, before
+
+
+def test_a_child_forked_while_it_attaches_leaves_the_session_to_its_parent(
+    pool: Pool, paths: list[Path]
+) -> None:
+    with attached(pool, paths) as (process, ending, before):
+        assert len(proofs(pool)) == before + 1
+        ending.close()
+        assert hear(process) == "status 0"
+        assert hear(process) == "lives 0"
+        assert len(proofs(pool)) == before + 1
 
 
 def test_a_session_whose_process_dies_ends_though_its_child_lives(
     pool: Pool, paths: list[Path]
 ) -> None:
-    with held_still(pool) as go:
-        before = len(proofs(pool))
-        with attaching(paths) as (process, ending):
-            assert hear(process) == "child []"
-            go.set()
-            say(process)
-            assert hear(process) == "attached 0"
-            process.kill()
-            process.wait()
-            assert eventually_proofs(pool, before)
-            ending.write(b"x")  # a pipe that nobody can read from is broken
-            ending.flush()
+    with attached(pool, paths) as (process, ending, before):
+        process.kill()
+        process.wait()
+        assert eventually_proofs(pool, before)
+        ending.write(b"x")  # a pipe that nobody can read from is broken
+        ending.flush()

@@ -18,7 +18,10 @@ _ASK = "a server that does not serve is asked, and does not answer, which costs 
 _CELL = "only which blocks make room differs, which costs misses or a refusal"
 _CHECKED = "checks bytes though the caller does without, which costs time"
 _CLOCK = "reads a clock for latencies that nobody asked for"
+_CLOSED = "unlocks and closes no descriptor, which the kernel refuses"
 _DOUBT = "an inherited session is in doubt already, so it can only end as GONE"
+_EARLIER = "what a predecessor wrote, whole or torn, has an earlier epoch; only damage has another"
+_ENDED = "a grant ends with its session, so the abort is refused, whoever asks for it"
 _FENCED = "a full fence more, which costs time"
 _FLUSH = "flushes what no device has written, or flushes it before its time too, which costs time"
 _LATE = "a call whose time is up is asked once more with no time left, and times out"
@@ -26,6 +29,7 @@ _LIFE = "the simulator's servers have no pidfds; one is NULL only where the kern
 _LINK = "only who pays for the bytes on the link differs, and the simulator has no link"
 _LOOKED = "looks at the epoch though no task was committed, which costs time"
 _NAP = "only how long an idle server naps, or how often it looks at its clock, differs"
+_NEGATIVE = "the caller asks only whether it is negative: 1 is as good as 0"
 _NO_BYTES = "copies no bytes"
 _PERIOD = "the house is kept more often than it must be, which costs time"
 _PIECE = (
@@ -198,9 +202,7 @@ REASONED: Conditions = {
         ("work->count > 0", 0, "true"): "asks the server to commit nothing, which costs a call",
     },
     ("kv/put.c", "bl_kv_publish"): {
-        ("session->nonce == work->nonce", 0, "true"): (
-            "a grant ends with its session, so the abort is refused, whoever asks for it"
-        ),
+        ("session->nonce == work->nonce", 0, "true"): _ENDED,
         ("session->attached", 0, "true"): (
             "an abort under the session that follows is refused: the grants are not its own"
         ),
@@ -327,7 +329,7 @@ REASONED: Conditions = {
             "only which error an attempt that failed returns differs: BAD_REPLY, if what was read "
             "last names no lane"
         ),
-        ("lock >= 0", 0, "true"): ("unlocks and closes no descriptor, which the kernel refuses"),
+        ("lock >= 0", 0, "true"): _CLOSED,
         ("session->devices", 0, "true"): _FLUSH,
         ("status < 0", 0, "true"): (
             "with an answer nothing is open, and a proof that an attached session holds is "
@@ -569,18 +571,14 @@ REASONED: Conditions = {
         ("line->nonce != server->silent", 0, "true"): (
             "the beat of a server that was found silent is watched once more, which costs time"
         ),
-        ("gone < 0", 0, "true"): "the caller asks only whether it is negative: 1 is as good as 0",
+        ("gone < 0", 0, "true"): _NEGATIVE,
     },
     ("rpc/takeover.c", "bl_takeover_inherit"): {
         ("earlier", 0, "false"): (
             "which earlier epoch a session is of decides nothing, only that it is not this one"
         ),
-        ("earlier", 0, "true"): (
-            "what a predecessor wrote, whole or torn, has an earlier epoch; only damage has another"
-        ),
-        ("line.epoch < server->epoch", 0, "true"): (
-            "what a predecessor wrote, whole or torn, has an earlier epoch; only damage has another"
-        ),
+        ("earlier", 0, "true"): _EARLIER,
+        ("line.epoch < server->epoch", 0, "true"): _EARLIER,
         ("inherits", 1, "true"): (
             "where nobody ever served, nobody wrote a session line: it is zero, so it has no nonce"
         ),
@@ -602,7 +600,7 @@ REASONED: Conditions = {
             "only whether the source ever served is asked, and of a pool that nobody served"
             " there is nothing to read but zeros"
         ),
-        ("gone < 0", 0, "true"): "the caller asks only whether it is negative: 1 is as good as 0",
+        ("gone < 0", 0, "true"): _NEGATIVE,
     },
     ("index/task_call.c", "bl_tasks_max"): {
         ("most < BL_TASKS_MAX", 0, "false"): (
@@ -650,7 +648,7 @@ REASONED: Conditions = {
         ),
     },
     ("rpc/lobby.c", "bl_lobby_detach"): {
-        ("lock >= 0", 0, "true"): ("unlocks and closes no descriptor, which the kernel refuses"),
+        ("lock >= 0", 0, "true"): _CLOSED,
     },
     ("index/client.c", "bl_lookup"): {
         ("reply.count == part", 0, "false"): (
@@ -658,9 +656,7 @@ REASONED: Conditions = {
         ),
     },
     ("index/client.c", "bl_reserve"): {
-        ("session->attached", 0, "true"): (
-            "a grant ends with its session, so the abort is refused, whoever asks for it"
-        ),
+        ("session->attached", 0, "true"): _ENDED,
     },
     ("index/recover.c", "bl_recover_block"): {
         ("claimed", 0, "true"): (

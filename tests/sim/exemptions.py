@@ -161,6 +161,7 @@ _BEGINS = (
     "are another thread's"
 )
 
+_SERVING = "covered: nobody reads the own half before the fence that comes before SERVING"
 _HINTED = "the verb that comes before it then is a prefetch: nothing is loaded that is believed"
 
 _DEFERRED: dict[Name, str] = {
@@ -209,12 +210,8 @@ _DEFERRED: dict[Name, str] = {
     ("rpc/server.c", "bl_lane_answer", "stream_line", 0): _BEHIND,
     ("kv/put.c", "bl_vector_write", "stream", 0): _BEHIND,
     ("index/table.c", "bl_entry_clear", "stream_line", 0): _BEHIND,
-    ("index/recover.c", "bl_recover_entries", "stream_line", 0): (
-        "covered: nobody reads the own half before the fence that comes before SERVING"
-    ),
-    ("index/recover.c", "bl_recover_extents", "stream_line", 0): (
-        "covered: nobody reads the own half before the fence that comes before SERVING"
-    ),
+    ("index/recover.c", "bl_recover_entries", "stream_line", 0): _SERVING,
+    ("index/recover.c", "bl_recover_extents", "stream_line", 0): _SERVING,
 }
 
 
