@@ -17,12 +17,12 @@ from __future__ import annotations
 from .bandwidth import bench_bandwidth
 from .coherence import bench_coherence
 from .copy import bench_copy
+from .gateway import bench_gateway
 from .indexer import bench_indexer
 from .latency import bench_latency
 from .options import Options
 from .plot import plot
 from .recovery import bench_recovery
-from .route import bench_route
 from .row import FIELDS, Bench, Row
 from .rpc import bench_rpc
 from .scheduler import bench_scheduler
@@ -35,7 +35,7 @@ BENCHES: dict[str, Bench] = {
     "recovery": bench_recovery,
     "copy": bench_copy,
     "scheduler": bench_scheduler,
-    "route": bench_route,
+    "gateway": bench_gateway,
     "indexer": bench_indexer,
 }
 

@@ -14,8 +14,8 @@ from contextlib import contextmanager
 
 from beluga.errors import EngineUnavailableError
 from beluga.transfer import DsaEngine
-from beluga.transfer.policy import Row as Care
-from beluga.transfer.policy import Step
+from beluga.transfer.engines.policy import Row as Care
+from beluga.transfer.engines.policy import Step
 
 from . import drive
 from .drive import Driver, Load

@@ -17,9 +17,9 @@ import numpy as np
 
 from beluga.errors import EngineUnavailableError
 from beluga.transfer import plan_blocks
-from beluga.transfer.cuda import CudaEngine, CupyDriver, Driver
-from beluga.transfer.policy import Care, Step
-from beluga.transfer.policy import Row as Steps
+from beluga.transfer.engines.cuda import CudaEngine, CupyDriver, Driver
+from beluga.transfer.engines.policy import Care, Step
+from beluga.transfer.engines.policy import Row as Steps
 
 from .dsa import costs, crossover
 from .region import Region, uniform

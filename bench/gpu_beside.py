@@ -20,8 +20,8 @@ import numpy as np
 from beluga.errors import BelugaError, EngineUnavailableError
 from beluga.pool import Pool
 from beluga.transfer import CudaDriver, CudaEngine, CupyDriver, Plan, plan_blocks
-from beluga.transfer.policy import Care, Step
-from beluga.transfer.policy import Row as Steps
+from beluga.transfer.engines.policy import Care, Step
+from beluga.transfer.engines.policy import Row as Steps
 
 from .gpu_copy import BLOCK_SIZE, CASES, FRAGMENT_SIZE, FRAGMENTS
 from .ratio import Once, race, rate

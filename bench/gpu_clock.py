@@ -14,7 +14,7 @@ from statistics import median
 import numpy as np
 
 from beluga.transfer import Transfer
-from beluga.transfer.cuda import Driver
+from beluga.transfer.engines.cuda import Driver
 
 from .options import Options
 from .ratio import race

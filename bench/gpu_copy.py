@@ -19,10 +19,10 @@ import numpy as np
 from beluga.errors import BelugaError, EngineUnavailableError
 from beluga.pool import Pool
 from beluga.transfer import Plan, plan_blocks, plan_rows
-from beluga.transfer.cuda import CudaEngine, CupyDriver, Driver
-from beluga.transfer.cuda.calibration import Calibration
-from beluga.transfer.policy import Care, Step
-from beluga.transfer.policy import Row as Steps
+from beluga.transfer.engines.cuda import CudaEngine, CupyDriver, Driver
+from beluga.transfer.engines.cuda.calibration import Calibration
+from beluga.transfer.engines.policy import Care, Step
+from beluga.transfer.engines.policy import Row as Steps
 
 from .gpu_clock import StreamClock
 from .gpu_peers import peer_rows

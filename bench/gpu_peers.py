@@ -15,8 +15,8 @@ from time import perf_counter_ns
 import numpy as np
 
 from beluga.transfer import Plan
-from beluga.transfer.cuda import CudaEngine, Driver, DriverError
-from beluga.transfer.cuda.driver import Pinned
+from beluga.transfer.engines.cuda import CudaEngine, Driver, DriverError
+from beluga.transfer.engines.cuda.driver import Pinned
 
 from .gpu_batch import MemcpyBatch
 from .ratio import Once, race, rate

@@ -4,8 +4,8 @@
 beluga_bench.growth`` prints the table of docs/benchmarks.md.
 
 What a call costs the pool's server and the router is measured here; what links carry is the
-paper's word (beluga/router/costs.py); how much work there is, the conversation trace's: its mean
-prompt, and the hit rate and the arrivals that the simulator has for it at twice its speed.
+paper's word (beluga/router/load/costs.py); how much work there is, the conversation trace's: its
+mean prompt, and the hit rate and the arrivals that the simulator has for it at twice its speed.
 """
 
 from __future__ import annotations

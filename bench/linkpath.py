@@ -38,7 +38,7 @@ from beluga.transfer import (
     plan_blocks,
     settings_for,
 )
-from beluga.transfer.fair import Queue
+from beluga.transfer.iosched.fair import Queue
 
 from .linkmodel import BLOCK
 from .machine import memory_of

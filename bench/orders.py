@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 
-from beluga.transfer.bucket import Rovers
-from beluga.transfer.cost import Speed
-from beluga.transfer.fair import Queue, Way
+from beluga.transfer.iosched.bucket import Rovers
+from beluga.transfer.iosched.cost import Speed
+from beluga.transfer.iosched.fair import Queue, Way
 
 from .linkmodel import BLOCK, NEVER, ONBOARD, PIECE, Order, Piece
 

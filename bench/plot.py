@@ -119,5 +119,5 @@ _CHARTS: dict[str, Callable[[Any, list[Row]], None]] = {
     "copy": _copy,
     "scheduler": _scheduler,
     "indexer": _medians,
-    "route": _medians,
+    "gateway": _medians,
 }

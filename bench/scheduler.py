@@ -32,7 +32,7 @@ from beluga.transfer import (
     TransferClass,
     plan_blocks,
 )
-from beluga.transfer.fair import Queue, Way
+from beluga.transfer.iosched.fair import Queue, Way
 
 from .ground import discipline_of, ground
 from .linkmodel import BACKLOG, BLOCK, OFFLOAD, PIECE, Outcome, run

@@ -17,8 +17,8 @@ import pytest
 from fake_cupy import FakeCuda
 
 from beluga.errors import EngineUnavailableError
-from beluga.transfer.cuda import HostDriver
-from beluga.transfer.cuda.calibration import Calibration
+from beluga.transfer.engines.cuda import HostDriver
+from beluga.transfer.engines.cuda.calibration import Calibration
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -36,9 +36,9 @@ from beluga.transfer import (
     Scheduler,
     Speed,
 )
-from beluga.transfer.cuda import CudaEngine, CupyDriver, DriverError, HostDriver
-from beluga.transfer.dsa_queue import open_software
-from beluga.transfer.dsa_sysfs import nearest, why_none, work_queues
+from beluga.transfer.engines.cuda import CudaEngine, CupyDriver, DriverError, HostDriver
+from beluga.transfer.engines.dsa.queue import open_software
+from beluga.transfer.engines.dsa.sysfs import nearest, why_none, work_queues
 
 Bytes = NDArray[np.uint8]
 ODD = CopySettings(part=64, window=100, step=65, ahead=3, past=0, head=9, direct=1000)

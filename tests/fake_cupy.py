@@ -23,8 +23,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from beluga.transfer.cuda import HostDriver, source
-from beluga.transfer.cuda.driver import DriverError, Grid, Pinned
+from beluga.transfer.engines.cuda import HostDriver, source
+from beluga.transfer.engines.cuda.driver import DriverError, Grid, Pinned
 
 INVALID, NOT_READY, LAUNCH_FAILED, CAPTURE_UNSUPPORTED = 1, 600, 719, 900
 

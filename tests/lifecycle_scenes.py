@@ -23,13 +23,12 @@ import beluga
 from beluga import Client, KVCache, MetaServer, Pool
 from beluga.errors import RpcError
 from beluga.kvcache import Run
-from beluga.kvcache.leave import Leave
 from beluga.kvcache.uninterrupted import Uninterrupted
 from beluga.meta import MetaClient, TaskClient, TaskRecord
 from beluga.pool import STRIPE_SIZE
 from beluga.router import Indexer, RouterEvent, Stored, Worker
+from beluga.router.index.tree import Tree, words
 from beluga.router.policy import Query
-from beluga.router.tree import Tree, words
 from beluga.rpc import Server
 from beluga.transfer import (
     Chosen,
@@ -48,23 +47,24 @@ from beluga.transfer import (
     arrangements,
     plan_blocks,
 )
-from beluga.transfer.bucket import TokenBucket
-from beluga.transfer.fair import Queue, Way
-from beluga.transfer.policy import probe
-from beluga.transfer.port import Port
+from beluga.transfer.engines.policy import probe
+from beluga.transfer.iosched.bucket import TokenBucket
+from beluga.transfer.iosched.fair import Queue, Way
+from beluga.transfer.iosched.port import Port
+from beluga.transfer.select.leave import Leave
 
 SHAPE = (2, 3, 4, 2, 8)  # K and V, blocks, tokens, heads, bytes
 ENDS = ("close", "stop")
 
 ELSEWHERE = {
     "beluga.connectors": "tests/connectors: they have one cache each, and engines of their own",
-    "beluga.route": "tests/route: on an event loop, without C",
+    "beluga.gateway": "tests/gateway: on an event loop, without C",
     "beluga.replay": "tests/replay: processes, without C",
     "beluga.disagg": "tests/disagg: on an event loop; a queue in the pool has one cache",
     "beluga.pool.mapping": "the pool's own",
     "beluga._shared": "used by the pool, places and all on them",
     "beluga.transfer.engine": "a protocol",
-    "beluga.transfer.cuda": "tests/transfer/test_cuda_faults.py: needs compiled kernels",
+    "beluga.transfer.engines.cuda": "tests/transfer/test_cuda_faults.py: needs compiled kernels",
 }
 """Modules whose classes are closed by other tests, and why."""
 

@@ -23,7 +23,7 @@ from beluga.kvcache import KVCache
 from beluga.meta import BlockState, Grant, MetaClient, MetaServer
 from beluga.pool import Pool
 from beluga.rpc import METHOD_USER, Client, Server, stand_by
-from beluga.transfer.dsa import DsaEngine
+from beluga.transfer.engines.dsa.engine import DsaEngine
 
 
 def lines() -> Iterator[str]:

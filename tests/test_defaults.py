@@ -34,5 +34,5 @@ def test_a_default_is_changed_on_purpose_or_not_at_all() -> None:
 
 def now(changed: list[str], found: set[str]) -> list[str]:
     """What the names of these lines have instead."""
-    names = {line.split()[0] for line in changed}
-    return sorted(line for line in found if line.split()[0] in names)
+    names = {line.split()[0] for line in changed if line}
+    return sorted(line for line in found if line and line.split()[0] in names)

@@ -25,7 +25,7 @@ EXPORTS: dict[str, str] = {
         "check_devices check_pool repair_pool"
     ),
     "beluga.transfer": (
-        "BlockLayout CHUNK CpuEngine Direction DsaEngine Engine Job Link LinkSettings Order "
+        "BlockLayout CHUNK CpuEngine Direction DsaEngine Engine Job Leave Link LinkSettings Order "
         "PIECE Plan ScheduledEngine Scheduler Slots Speed Transfer TransferClass View "
         "arrangements calibrated Carried CopySettings CudaDriver CudaEngine CupyDriver "
         "default_threads Array CudaArray Tensor is_tensor DEVICE_SPEED EngineKind HostDriver "
@@ -33,7 +33,7 @@ EXPORTS: dict[str, str] = {
         "Planner PlannedEngine policy settings_for settings_said settle tuned CHOICES Chosen "
         "Crossovers EngineChoice PlannedStat choose crossovers why_no_dsa"
     ),
-    "beluga.transfer.cuda": (
+    "beluga.transfer.engines.cuda": (
         "CapturedTransfer CudaEngine CudaStat CupyDriver Driver DriverError HostDriver"
     ),
     "beluga.lease": "EtcdLease KubernetesLease Lease open_lease",
@@ -59,7 +59,7 @@ EXPORTS: dict[str, str] = {
         "ENGINES FORMATS MEMORIES ORDERS Options PRESETS Prompt Row Scale Spread Trace "
         "check_report load_trace make_trace simulate write_report"
     ),
-    "beluga.route": (
+    "beluga.gateway": (
         "Address EngineSpec Limits Prefill Service Settings read_engines read_queues "
         "read_workers_file serve"
     ),

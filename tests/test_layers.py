@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Python's imports go down the layers only. The two lists below are all the data there is."""
+"""Python's imports go down the layers only. The three lists below are all the data there is."""
 
 from __future__ import annotations
 
@@ -27,9 +27,29 @@ LAYERS = (
     ("router",),
     ("disagg",),
     ("replay",),
-    ("route", "simulate"),
+    ("gateway", "simulate"),
     ("cli",),
 )
+# The same inside the packages that have packages of their own, bottom first. The package's front
+# door is on top.
+INSIDE = {
+    "transfer": (
+        ("plan",),
+        ("engine",),  # what every engine is
+        ("iosched", "calibrate"),
+        ("engines.policy",),
+        ("engines.cpu", "engines.dsa", "engines.cuda"),
+        ("select",),
+    ),
+    "router": (
+        ("worker",),
+        ("policy",),  # what every policy is
+        ("index", "load"),
+        ("policies",),
+        ("constraints", "planner"),
+        ("decision", "router", "sync"),
+    ),
+}
 EXTENSIONS = ("_core", "_sim")
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 
@@ -40,7 +60,7 @@ EXTRAS = {
     "router": {"msgspec", "xxhash"},
     "disagg": {"aiohttp", "msgspec", "nats"},
     "replay": {"msgspec", "rich"},
-    "route": {"aiohttp", "msgspec", "prometheus_client", "tokenizers", "transformers", "zmq"},
+    "gateway": {"aiohttp", "msgspec", "prometheus_client", "tokenizers", "transformers", "zmq"},
     "simulate": {"matplotlib", "msgspec", "rich"},
     "transfer": {"cupy", "torch"},
     "kvcache": {"torch"},
@@ -93,6 +113,44 @@ def upward_imports(path: Path) -> list[str]:
 def test_python_imports_go_down_only() -> None:
     paths = [path for path in python_files() if path != ROOT / "beluga/__init__.py"]
     assert [line for path in paths for line in upward_imports(path)] == []
+
+
+def part_of(package: str, dotted: str) -> tuple[str, int]:
+    """The part of a package that a module belongs to, and its level."""
+    for level, names in enumerate(INSIDE[package]):
+        for name in names:
+            if f"{dotted}.".startswith(f"beluga.{package}.{name}."):
+                return name, level
+    return "", len(INSIDE[package])
+
+
+def upward_inside(path: Path) -> list[str]:
+    package, own = layer_of(path), ".".join(path.relative_to(ROOT).with_suffix("").parts)
+    part, level = part_of(package, own.removesuffix(".__init__"))
+    return [
+        f"{path.relative_to(ROOT)} imports {module}, which is not below {package}.{part}"
+        for module in imported_modules(path)
+        if f"{module}.".startswith(f"beluga.{package}.")
+        for other, below in [part_of(package, module)]
+        if other != part and below >= level
+    ]
+
+
+@pytest.mark.parametrize("package", INSIDE)
+def test_imports_inside_a_package_go_down_only(package: str) -> None:
+    paths = sorted((ROOT / "beluga" / package).rglob("*.py"))
+    assert [line for path in paths for line in upward_inside(path)] == []
+
+
+@pytest.mark.parametrize("package", INSIDE)
+def test_every_part_of_a_package_is_listed(package: str) -> None:
+    dotted = [f"beluga.{package}.{name}" for names in INSIDE[package] for name in names]
+    files = {
+        path: ".".join(path.relative_to(ROOT).with_suffix("").parts) for path in python_files()
+    }
+    inside = [path for path in files if layer_of(path) == package and path.name != "__init__.py"]
+    assert [str(path) for path in inside if not part_of(package, files[path])[0]] == []
+    assert all(any(f"{name}.".startswith(f"{one}.") for name in files.values()) for one in dotted)
 
 
 def test_every_python_layer_is_listed() -> None:

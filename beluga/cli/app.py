@@ -9,11 +9,11 @@ import typer
 from beluga.cli import (
     bench,
     block,
+    gateway,
     options,
     pool,
     prefill_worker,
     replay,
-    route,
     serve,
     simulate,
     verify,
@@ -36,7 +36,7 @@ app.command()(block.put)
 app.command()(block.get)
 app.command()(prefill_worker.prefill_worker)
 app.command()(replay.replay)
-app.command()(route.route)
+app.command()(gateway.gateway)
 app.command()(simulate.simulate)
 app.command()(verify.verify)
 app.command()(bench.bench)

@@ -2,10 +2,10 @@
 # Copyright The Beluga Authors
 """Inference engines on the pool. Each engine's package is imported by its connector alone.
 
-``link``      a session with the pool that comes and goes: whatever fails is a miss
-``era``       how a cache that several processes share is cleared
-``settings``  what a user may say of the pool in an engine's own configuration
-``vllm``      vLLM's KV connector and offloading spec
-``lmcache``   LMCache's storage plugins
-``sglang``    SGLang's HiCache storage backend
+``connection``  a session with the pool that comes and goes: whatever fails is a miss
+``era``         how a cache that several processes share is cleared
+``settings``    what a user may say of the pool in an engine's own configuration
+``vllm``        vLLM's KV connector and offloading spec
+``lmcache``     LMCache's storage plugins
+``sglang``      SGLang's HiCache storage backend
 """

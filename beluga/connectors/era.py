@@ -19,7 +19,7 @@ from beluga.errors import CacheError
 from beluga.kvcache import Namespace, hash_keys
 
 if TYPE_CHECKING:
-    from beluga.connectors.link import Attachment
+    from beluga.connectors.connection import Attachment
 
 SIZE = 16
 _RECORD = hash_keys(["era"])

@@ -15,11 +15,10 @@ from beluga.errors import CacheError, LayoutError, TransferCancelledError, check
 from beluga.kvcache.buffers import Run, runs
 from beluga.kvcache.carry import Carrier
 from beluga.kvcache.keys import Namespace, fold
-from beluga.kvcache.leave import Leave
 from beluga.kvcache.uninterrupted import Uninterrupted
 from beluga.meta import BlockState, MetaClient
 from beluga.rpc import Client, nanoseconds
-from beluga.transfer import Direction, TransferClass, choose, tuned
+from beluga.transfer import Direction, Leave, TransferClass, choose, tuned
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

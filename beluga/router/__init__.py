@@ -2,27 +2,27 @@
 # Copyright The Beluga Authors
 """Which worker a request goes to. Pure: the proxy and the simulator call the same code."""
 
-from beluga.router import costs
-from beluga.router.approximate import ApproximateIndexer, PredictiveIndexer
 from beluga.router.constraints import BusyThresholds, Constraints
 from beluga.router.decision import RULES, Decision, Prompt
-from beluga.router.estimate import CostEstimator, Estimate
-from beluga.router.events import Cleared, Removed, RouterEvent, Stored, Tier
-from beluga.router.hashing import BlockHasher, Era, Tokens, salt_seed, unsigned
-from beluga.router.indexer import Indexer
-from beluga.router.load import LoadTracker
-from beluga.router.matches import FindMatches, Matches
-from beluga.router.metrics import ActiveLoad, MetricsAggregator, MetricsPublisher
-from beluga.router.min_ttft import Estimator
+from beluga.router.index.approximate import ApproximateIndexer, PredictiveIndexer
+from beluga.router.index.events import Cleared, Removed, RouterEvent, Stored, Tier
+from beluga.router.index.hashing import BlockHasher, Era, Tokens, salt_seed, unsigned
+from beluga.router.index.indexer import Indexer
+from beluga.router.index.matches import FindMatches, Matches
+from beluga.router.index.publisher import Publisher
+from beluga.router.index.subscription import Subscription
+from beluga.router.index.wire import WireDecoder, hash_blocks_by
+from beluga.router.load import costs
+from beluga.router.load.estimate import CostEstimator, Estimate
+from beluga.router.load.metrics import ActiveLoad, MetricsAggregator, MetricsPublisher
+from beluga.router.load.queue import ORDERS, RouterQueue
+from beluga.router.load.tracker import LoadTracker
 from beluga.router.planner import Advice, Goals, Role, Seen, advise
+from beluga.router.policies.min_ttft import Estimator
+from beluga.router.policies.registry import POLICIES, make_policy
 from beluga.router.policy import Candidate, Choice, Policy, Query
-from beluga.router.publisher import Publisher
-from beluga.router.queue import ORDERS, RouterQueue
-from beluga.router.registry import POLICIES, make_policy
 from beluga.router.router import Router
-from beluga.router.subscription import Subscription
 from beluga.router.sync import ReplicaSync
-from beluga.router.wire import WireDecoder, hash_blocks_by
 from beluga.router.worker import Load, Overlap, Worker, WorkerMetrics
 
 __all__ = [

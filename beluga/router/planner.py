@@ -2,7 +2,7 @@
 # Copyright The Beluga Authors
 """Advice on how many workers of each role there should be, from queues, KV usage and objectives.
 
-It only advises: the simulator may follow, ``beluga route`` prints. Thresholds are the defaults of
+It only advises: the simulator may follow, ``beluga gateway`` prints. Thresholds are the defaults of
 Dynamo's load planner; on a pool a worker that changes its role leaves no KV behind, so what one
 role can spare goes to the other first.
 """

@@ -11,8 +11,8 @@ from collections.abc import Callable, Hashable, Iterable
 
 from beluga.errors import AllWorkersBusyError, NoWorkersError, WorkersOverloadedError
 from beluga.router.constraints import BusyThresholds, Constraints
-from beluga.router.load import LoadTracker
-from beluga.router.matches import FindMatches, Matches
+from beluga.router.index.matches import FindMatches, Matches
+from beluga.router.load.tracker import LoadTracker
 from beluga.router.policy import Candidate, Choice, Policy, Query, Remembers
 from beluga.router.worker import Overlap, Worker
 

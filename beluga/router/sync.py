@@ -14,7 +14,7 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import Literal
 
 from beluga.errors import NoWorkersError, RouterError
-from beluga.router.load import LoadTracker
+from beluga.router.load.tracker import LoadTracker
 from beluga.router.policy import Query
 from beluga.router.worker import Overlap, Worker
 

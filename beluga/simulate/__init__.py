@@ -3,7 +3,7 @@
 """What routing policies would make of a trace, on a cluster that is computed, not run.
 
 The policies, the router's account of loads and the code that evicts are the real ones; prefill,
-decode and copies take the time that beluga/router/costs.py says.
+decode and copies take the time that beluga/router/load/costs.py says.
 """
 
 from beluga.simulate.formats import FORMATS, load_trace

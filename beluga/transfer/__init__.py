@@ -5,9 +5,26 @@
 A plan says what goes where; an engine executes it; nothing here knows keys or servers.
 """
 
-from beluga.transfer import arrangements, policy
-from beluga.transfer.calibration import calibrated
-from beluga.transfer.choice import (
+from beluga.transfer.calibrate.measure import calibrated
+from beluga.transfer.calibrate.planner import EngineKind, Planner
+from beluga.transfer.engine import Direction, Engine, Transfer, settle
+from beluga.transfer.engines import policy
+from beluga.transfer.engines.cpu.engine import CpuEngine, default_threads
+from beluga.transfer.engines.cpu.tuning import CopySettings, tuned
+from beluga.transfer.engines.cuda import CudaEngine, CupyDriver, HostDriver
+from beluga.transfer.engines.cuda import Driver as CudaDriver
+from beluga.transfer.engines.dsa.engine import DsaEngine
+from beluga.transfer.iosched.cost import DEVICE_SPEED, Speed
+from beluga.transfer.iosched.hostlink import host_link, settings_for, settings_said
+from beluga.transfer.iosched.job import Job
+from beluga.transfer.iosched.link import Link, LinkSettings, TransferClass
+from beluga.transfer.iosched.place import Carried, Place
+from beluga.transfer.iosched.scheduler import ScheduledEngine, Scheduler
+from beluga.transfer.plan import arrangements
+from beluga.transfer.plan.layout import BlockLayout, Order, Slots
+from beluga.transfer.plan.plan import CHUNK, PIECE, Plan, plan_blocks, plan_rows
+from beluga.transfer.plan.view import Array, CudaArray, Tensor, View, is_tensor
+from beluga.transfer.select.choice import (
     CHOICES,
     Chosen,
     Crossovers,
@@ -16,23 +33,8 @@ from beluga.transfer.choice import (
     crossovers,
     why_no_dsa,
 )
-from beluga.transfer.cost import DEVICE_SPEED, Speed
-from beluga.transfer.cpu import CpuEngine, default_threads
-from beluga.transfer.cuda import CudaEngine, CupyDriver, HostDriver
-from beluga.transfer.cuda import Driver as CudaDriver
-from beluga.transfer.dsa import DsaEngine
-from beluga.transfer.engine import Direction, Engine, Transfer, settle
-from beluga.transfer.hostlink import host_link, settings_for, settings_said
-from beluga.transfer.job import Job
-from beluga.transfer.layout import BlockLayout, Order, Slots
-from beluga.transfer.link import Link, LinkSettings, TransferClass
-from beluga.transfer.place import Carried, Place
-from beluga.transfer.plan import CHUNK, PIECE, Plan, plan_blocks, plan_rows
-from beluga.transfer.planned import PlannedEngine, PlannedStat
-from beluga.transfer.planner import EngineKind, Planner
-from beluga.transfer.scheduler import ScheduledEngine, Scheduler
-from beluga.transfer.tuning import CopySettings, tuned
-from beluga.transfer.view import Array, CudaArray, Tensor, View, is_tensor
+from beluga.transfer.select.leave import Leave
+from beluga.transfer.select.planned import PlannedEngine, PlannedStat
 
 __all__ = [
     "CHOICES",
@@ -57,6 +59,7 @@ __all__ = [
     "EngineKind",
     "HostDriver",
     "Job",
+    "Leave",
     "Link",
     "LinkSettings",
     "Order",

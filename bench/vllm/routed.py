@@ -24,7 +24,7 @@ from typing import Any, NoReturn
 import aiohttp
 
 from beluga.errors import BelugaError
-from beluga.route import Address, Limits, Service, Settings, read_engines
+from beluga.gateway import Address, Limits, Service, Settings, read_engines
 
 from .arm import BLOCK_TOKENS, Setting, beluga_connector, beluga_pool
 from .command import positive, run_in_folder, say

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * What every copy engine is told. cffi reads it too; beluga/transfer/plan.py makes plans.
+ * What every copy engine is told. cffi reads it too; beluga/transfer/plan/plan.py makes plans.
  */
 #ifndef BL_API_TRANSFER_H
 #define BL_API_TRANSFER_H
@@ -49,7 +49,7 @@ typedef struct bl_plan {
 int bl_plan_check(const bl_pool *pool, const bl_plan *plan);
 
 /* What the CPU does for a device before it reads the pool or after it has written
- * (beluga/transfer/policy.py). */
+ * (beluga/transfer/engines/policy.py). */
 enum bl_care {
     BL_CARE_FENCE,              /* orders only: the device's bytes pass no cache */
     BL_CARE_INVALIDATE,         /* before a read, after the look at the entry */
@@ -61,7 +61,7 @@ enum bl_care {
 int bl_plan_care(const bl_pool *pool, const bl_plan *plan, uint32_t care);
 
 /* How the CPU copies, in bytes but for threads: measured on the machine
- * (beluga/transfer/tuning.py). Any numbers give the same bytes and checksums. */
+ * (beluga/transfer/engines/cpu/tuning.py). Any numbers give the same bytes and checksums. */
 typedef struct bl_copy_settings {
     uint32_t threads;           /* that copy, the caller's among them; 0 is 1 */
     uint32_t part;              /* of a thread at least: less is not worth waking anybody */

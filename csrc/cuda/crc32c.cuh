@@ -5,7 +5,7 @@
  * the words of the other lanes that follow it (a table), then moves its sum over what is left of
  * the tile and of the chunk (a product mod P), and all of it is xored together.
  *
- * Tables, in this order (beluga/transfer/cuda/crc.py makes them): BL_SLICES x 256, byte b then k
+ * Tables, in this order (engines/cuda/crc.py makes them): BL_SLICES x 256, byte b then k
  * zeros; 4 x 256, byte k of a sum moved over one word of each lane; 32 powers x^(8*16*n);
  * 32 powers x^(8*2^n). Polynomials are reflected: x^0 is the highest bit.
  */

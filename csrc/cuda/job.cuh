@@ -2,7 +2,7 @@
  * Copyright The Beluga Authors
  *
  * What one launch is told, and where an offset of the pool lies for a GPU. Pure arithmetic: the
- * kernels, their host build and beluga/transfer/cuda/tables.py compute the same.
+ * kernels, their host build and beluga/transfer/engines/cuda/tables.py compute the same.
  *
  * A plan's pieces are cut into equal tiles; a group of lanes (a warp, or half of one) copies a tile
  * at a time. The pool is registered with the driver in windows, a power of two of stripes of one

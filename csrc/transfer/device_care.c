@@ -3,7 +3,7 @@
  *
  * The rules of transfer/device_range.h for whole plans: chunks and rows that touch are one range,
  * so that a block costs two fences and not two for each of its chunks. Whether a device needs them
- * on this machine is for beluga/transfer/policy.py to know.
+ * on this machine is for beluga/transfer/engines/policy.py to know.
  */
 #include <errno.h>
 

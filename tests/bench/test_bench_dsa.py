@@ -11,7 +11,7 @@ from beluga_bench.ground import ground
 from beluga_bench.region import region_of
 from beluga_bench.row import Recorder
 
-from beluga.transfer.dsa_sysfs import nearest, work_queues
+from beluga.transfer.engines.dsa.sysfs import nearest, work_queues
 
 SIZES = (4096, 16384)
 

@@ -44,7 +44,7 @@ JUDGED = {
     "recovery": ["restart"],
     "copy": ["gather_write", "scatter_read", "sparse_read"],
     "indexer": [],  # see test_indexer_bench.py
-    "route": [],  # see test_route_bench.py
+    "gateway": [],  # see test_gateway_bench.py
     "scheduler": [],  # see test_scheduler_bench.py
 }
 

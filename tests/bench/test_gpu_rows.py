@@ -28,7 +28,7 @@ from beluga_bench.row import Recorder, Row
 from beluga.errors import EngineUnavailableError
 from beluga.pool import Pool
 from beluga.transfer import CudaDriver, CupyDriver, HostDriver
-from beluga.transfer.cuda import DriverError
+from beluga.transfer.engines.cuda import DriverError
 
 ROOT = Path(__file__).resolve().parents[2]
 DENSE = ("gather_write", "scatter_read")

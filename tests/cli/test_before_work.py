@@ -17,16 +17,16 @@ Run = Callable[..., "subprocess.CompletedProcess[str]"]
 # The work itself, of which none may begin.
 BEGUN = """
 import sys
-import beluga.cli.simulate, beluga.cli.bench, beluga.cli.route, beluga.cli.prefill_worker
+import beluga.cli.simulate, beluga.cli.bench, beluga.cli.gateway, beluga.cli.prefill_worker
 def begun(*arguments, **options):
     sys.exit("it has begun")
 beluga.cli.simulate.load_trace = beluga.cli.simulate.run_simulation = begun
 beluga.cli.bench.beluga_bench.BENCHES = {"rpc": begun}
-beluga.cli.route.asyncio.run = beluga.cli.prefill_worker.asyncio.run = begun
+beluga.cli.gateway.asyncio.run = beluga.cli.prefill_worker.asyncio.run = begun
 """
 SIMULATE = ["simulate", "nothing"]
 BENCH = ["bench", "rpc"]
-ROUTE = ["route", "--worker", "http://127.0.0.1:1"]
+GATEWAY = ["gateway", "--worker", "http://127.0.0.1:1"]
 PREFILL = ["prefill-worker", "--engine", "http://127.0.0.1:1", "--queue", "pool", "--name", "a"]
 
 
@@ -47,9 +47,9 @@ def beluga(*arguments: str, without: str | None = None) -> subprocess.CompletedP
     [
         ([*SIMULATE, "--report", "report.png"], "matplotlib", "plot"),
         ([*BENCH, "--plot", "."], "matplotlib", "plot"),
-        (ROUTE, "aiohttp", "router"),
-        (ROUTE, "xxhash", "router"),
-        ([*ROUTE, "--kv-events", "http://127.0.0.1:1=tcp://127.0.0.1:2"], "zmq", "router"),
+        (GATEWAY, "aiohttp", "router"),
+        (GATEWAY, "xxhash", "router"),
+        ([*GATEWAY, "--kv-events", "http://127.0.0.1:1=tcp://127.0.0.1:2"], "zmq", "router"),
         (PREFILL, "aiohttp", "router"),
     ],
 )

@@ -55,7 +55,7 @@ def check(folder: Path, *words: str | Path) -> None:
         "beluga bench rpc --smoke --discipline coherent",
         "cxl-rpc bench --smoke --discipline coherent",
         pytest.param("beluga bench scheduler --smoke", marks=pytest.mark.slow),
-        pytest.param("beluga bench route --smoke", marks=pytest.mark.slow),
+        pytest.param("beluga bench gateway --smoke", marks=pytest.mark.slow),
     ],
 )
 def test_a_command_imports_nothing_from_there(folder: Path, words: str) -> None:

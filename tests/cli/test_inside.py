@@ -19,7 +19,7 @@ import pytest
 import typer
 from typer.testing import CliRunner, Result
 
-from beluga.cli import bench, block, cxl_rpc, main, prefill_worker, replay, route, scrub, serve
+from beluga.cli import bench, block, cxl_rpc, gateway, main, prefill_worker, replay, scrub, serve
 from beluga.cli import verify as verify_command
 from beluga.cli.app import app
 from beluga.errors import BelugaError, DeposedError, PoolError, ReplayError
@@ -417,22 +417,22 @@ def test_benchmarks_get_their_options_and_show_what_any_row_has(
     assert "no benchmark 'rpc'; there are a, b, all" in lanes.stderr
 
 
-# ---- route and prefill-worker
+# ---- gateway and prefill-worker
 
 
 def test_a_router_is_set_up_as_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("aiohttp")
-    routing = pytest.importorskip("beluga.route")
+    service_module = pytest.importorskip("beluga.gateway")
     made: list[Any] = []
-    monkeypatch.setattr(route.asyncio, "run", lambda what: None)
+    monkeypatch.setattr(gateway.asyncio, "run", lambda what: None)
     monkeypatch.setattr(logging, "basicConfig", lambda **_: None)
-    monkeypatch.setattr(routing, "serve", lambda settings, say: made.append(settings))
-    assert beluga("route", "--worker", "http://a:1").exit_code == 0
-    plain = routing.Settings(
+    monkeypatch.setattr(service_module, "serve", lambda settings, say: made.append(settings))
+    assert beluga("gateway", "--worker", "http://a:1").exit_code == 0
+    plain = service_module.Settings(
         policy="least-tokens",
-        engines=routing.read_engines(["http://a:1"]),
-        listen=routing.Address("127.0.0.1", 8080),
-        admin=routing.Address("127.0.0.1", 8081),
+        engines=service_module.read_engines(["http://a:1"]),
+        listen=service_module.Address("127.0.0.1", 8080),
+        admin=service_module.Address("127.0.0.1", 8081),
     )
     limits = made[0].limits
     assert (made[0].listen, made[0].admin) == (plain.listen, plain.admin)
@@ -447,7 +447,7 @@ def test_a_router_is_set_up_as_it_is_told(monkeypatch: pytest.MonkeyPatch) -> No
     assert (limits.queue_s, limits.inflight_max, limits.retries, limits.stall_s) == (60, 0, 2, 600)
     assert (limits.health_interval_s, limits.drain_s, limits.body_size_max) == (2, 30, 64 << 20)
     assert (made[0].goals.ttft_s, made[0].goals.between_tokens_s) == (None, None)
-    beluga("route", "--worker", "http://a:1", "--admin", "", "--ttft-goal", 1, "--token-goal", 2)
+    beluga("gateway", "--worker", "http://a:1", "--admin", "", "--ttft-goal", 1, "--token-goal", 2)
     assert made[1].admin is None
     assert (made[1].goals.ttft_s, made[1].goals.between_tokens_s) == (1, 2)
 
@@ -457,7 +457,7 @@ def test_a_router_says_where_it_is(
     capsys: pytest.CaptureFixture[str], admin: Any, text: str
 ) -> None:
     service: Any = SimpleNamespace(address=("a", 1), admin_address=admin)
-    route._say_where(service)
+    gateway._say_where(service)
     assert capsys.readouterr().err == f"routing on http://a:1{text}; stop with Ctrl-C\n"
 
 

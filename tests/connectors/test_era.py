@@ -10,8 +10,8 @@ import pytest
 
 from beluga import MetaServer, Namespace
 from beluga.connectors import era
+from beluga.connectors.connection import Attachment
 from beluga.connectors.era import Era
-from beluga.connectors.link import Attachment
 from beluga.connectors.settings import PoolSettings
 from beluga.errors import CacheError
 from beluga.meta import MetaClient

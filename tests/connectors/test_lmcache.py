@@ -22,7 +22,7 @@ from blocks import eventually
 from fakes import ChunkKey, Memory, ObjectKey, damage
 
 from beluga import MetaServer, Namespace, Pool
-from beluga.connectors.link import Attachment
+from beluga.connectors.connection import Attachment
 from beluga.connectors.lmcache import objects
 from beluga.connectors.settings import PoolSettings
 from beluga.errors import CacheError, ConnectorError, LayoutError, PinLimitError, QuotaError

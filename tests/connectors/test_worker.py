@@ -10,7 +10,7 @@ import threading
 import pytest
 
 from beluga import MetaServer
-from beluga.connectors.link import Link
+from beluga.connectors.connection import Connection
 from beluga.connectors.lmcache.worker import Worker
 from beluga.connectors.settings import PoolSettings
 
@@ -21,23 +21,23 @@ LONG_S = 60.0
 def worker(server: MetaServer, pool_name: str) -> Worker:
     settings = PoolSettings(pool=pool_name, timeout_ms=5000)
     worker = Worker(settings, name="test", logger=logging.getLogger("test"))
-    assert worker.link.wait(LONG_S)
+    assert worker.connection.wait(LONG_S)
     return worker
 
 
 def test_what_was_submitted_is_done_in_order_before_the_session_ends(worker: Worker) -> None:
     go, done = threading.Event(), list[tuple[int, bool]]()
 
-    def first(link: Link) -> None:
+    def first(connection: Connection) -> None:
         assert go.wait(LONG_S)
-        done.append((1, link.attached))
+        done.append((1, connection.attached))
 
     worker.submit(first)
-    worker.submit(lambda link: done.append((2, link.attached)))
+    worker.submit(lambda connection: done.append((2, connection.attached)))
     threading.Timer(0.05, go.set).start()
     worker.close()
     assert done == [(1, True), (2, True)]
-    assert not worker.link.attached
+    assert not worker.connection.attached
 
 
 def test_a_job_that_raises_is_logged_and_the_next_is_done(
@@ -45,7 +45,7 @@ def test_a_job_that_raises_is_logged_and_the_next_is_done(
 ) -> None:
     done = threading.Event()
 
-    def wrong(_: Link) -> None:
+    def wrong(_: Connection) -> None:
         raise ZeroDivisionError
 
     worker.submit(wrong)

@@ -19,9 +19,9 @@ from beluga.transfer import (
     PlannedEngine,
     PlannedStat,
     TransferClass,
-    dsa,
     why_no_dsa,
 )
+from beluga.transfer.engines.dsa import engine as dsa
 from tests.kvcache.conftest import digests, payload
 from tests.transfer import stand_in
 

@@ -20,7 +20,7 @@ from beluga import KVCache, MetaServer, Pool
 from beluga.kvcache import CHUNK_SIZE
 from beluga.meta import BlockState, check_pool
 from beluga.transfer import DsaEngine
-from beluga.transfer.dsa_queue import open_software
+from beluga.transfer.engines.dsa.queue import open_software
 from tests.kvcache.conftest import digests, payload
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -52,7 +52,7 @@ import sys
 import numpy as np
 from beluga import KVCache, Pool
 from beluga.transfer import DsaEngine
-from beluga.transfer.dsa_queue import open_software
+from beluga.transfer.engines.dsa.queue import open_software
 from tests.kvcache.conftest import digests
 pool = Pool.open(sys.argv[1:])
 engine = DsaEngine(pool, open_software(pool, weather={"delay_us": 500_000}))

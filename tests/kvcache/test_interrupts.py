@@ -19,7 +19,7 @@ from interrupts import Interrupts, within_beluga
 from beluga import KVCache, MetaServer, Pool
 from beluga.errors import UnsettledError
 from beluga.transfer import DsaEngine, Engine
-from beluga.transfer.cuda import CudaEngine
+from beluga.transfer.engines.cuda import CudaEngine
 from tests.kvcache.conftest import digests, payload
 
 LENGTH, COUNT = 16 * 20480, 3

@@ -32,7 +32,7 @@ from interrupts import Interrupts
 
 from beluga import KVCache, MetaServer, Pool
 from beluga.errors import TransferCancelledError, UnsettledError
-from beluga.transfer.cuda import DriverError
+from beluga.transfer.engines.cuda import DriverError
 from tests.kvcache.conftest import payload
 from tests.kvcache.test_interrupts import COUNT, ENGINES, LENGTH, Alarms, Scene
 

@@ -30,7 +30,7 @@ from beluga.transfer import (
     settings_for,
     settings_said,
 )
-from beluga.transfer.fair import Queue, Way
+from beluga.transfer.iosched.fair import Queue, Way
 from tests.kvcache.conftest import digests, payload
 
 LENGTH = 5 << 18

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from beluga.router.events import Cleared, Removed, RouterEvent, Stored, Tier
+from beluga.router.index.events import Cleared, Removed, RouterEvent, Stored, Tier
 from beluga.router.worker import Overlap, Worker
 
 Path = tuple[int, ...]  # tokens hashes from the first block on

@@ -21,7 +21,7 @@ from beluga.router import (
     Tier,
     Worker,
 )
-from beluga.router.events import from_dynamo, tier_of, to_dynamo
+from beluga.router.index.events import from_dynamo, tier_of, to_dynamo
 
 # A tree that is broken may be walked without end, in C: a thread ends it, no signal can.
 pytestmark = pytest.mark.timeout(60, method="thread")

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from models.prefix import NaiveIndex
 
 from beluga.errors import EventError
-from beluga.router.events import Cleared, Removed, RouterEvent, Stored, Tier
-from beluga.router.indexer import Indexer
+from beluga.router.index.events import Cleared, Removed, RouterEvent, Stored, Tier
+from beluga.router.index.indexer import Indexer
 from beluga.router.worker import Worker
 
 # A tree that is broken may be walked without end, in C: a thread ends it, no signal can.

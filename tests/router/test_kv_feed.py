@@ -10,8 +10,8 @@ import pytest
 
 from beluga.errors import RouterError
 from beluga.router import Cleared, Indexer, Removed, RouterEvent, Stored, Tier, Worker
-from beluga.router.feed import Feed
-from beluga.router.publisher import Publisher
+from beluga.router.index.feed import Feed
+from beluga.router.index.publisher import Publisher
 
 A = Worker(1)
 

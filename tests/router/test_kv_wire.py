@@ -15,8 +15,8 @@ msgspec = pytest.importorskip("msgspec", reason="msgspec is not installed (the e
 
 from beluga.errors import EventError, RouterError  # noqa: E402
 from beluga.router import BlockHasher, Cleared, Indexer, Removed, Stored, Tier, Worker  # noqa: E402
-from beluga.router.subscription import Subscription  # noqa: E402
-from beluga.router.wire import (  # noqa: E402
+from beluga.router.index.subscription import Subscription  # noqa: E402
+from beluga.router.index.wire import (  # noqa: E402
     Frame,
     WireDecoder,
     decode_frames,

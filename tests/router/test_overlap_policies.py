@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from beluga.errors import AllWorkersBusyError
 from beluga.router import Candidate, Load, Matches, Overlap, Query, Worker, make_policy
-from beluga.router.linear import Linear
-from beluga.router.lmetric import LMetric
+from beluga.router.policies.linear import Linear
+from beluga.router.policies.lmetric import LMetric
 
 
 def candidate(

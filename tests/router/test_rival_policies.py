@@ -20,10 +20,10 @@ from beluga.router import (
     Worker,
     make_policy,
 )
-from beluga.router.cache_aware import CacheAware, CacheAwareTree
-from beluga.router.costs import ModelCosts
-from beluga.router.min_ttft import MinTtft
-from beluga.router.sent import SentPrefixes
+from beluga.router.load.costs import ModelCosts
+from beluga.router.load.sent import SentPrefixes
+from beluga.router.policies.cache_aware import CacheAware, CacheAwareTree
+from beluga.router.policies.min_ttft import MinTtft
 
 QUERY = Query(isl=64, block_size=16, hashes=(1, 2, 3, 4))
 

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from beluga.transfer.cuda import source
-from beluga.transfer.cuda.windows import Bases
+from beluga.transfer.engines.cuda import source
+from beluga.transfer.engines.cuda.windows import Bases
 
 ACCESS = np.dtype(
     [("address", "<u8"), ("thread", "<u4"), ("tile", "<u4"), ("size", "<u4"), ("store", "<u4")]

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 
 from beluga import primitives
 from beluga.transfer import Plan, plan_blocks
-from beluga.transfer.cuda import crc
-from beluga.transfer.cuda.tables import SUM, VERDICT, Tables, make_tables, pack, upload_size
-from beluga.transfer.cuda.windows import Bases, Windows
+from beluga.transfer.engines.cuda import crc
+from beluga.transfer.engines.cuda.tables import SUM, VERDICT, Tables, make_tables, pack, upload_size
+from beluga.transfer.engines.cuda.windows import Bases, Windows
 
 STRIPE = 2 << 20
 SLACK = 128  # bytes watched on both sides of a block

@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 from beluga import primitives
 from beluga._ffi import ffi, lib
-from beluga.transfer.dsa_queue import Portal, limits_of
+from beluga.transfer.engines.dsa.queue import Portal, limits_of
 
 COPIES = (lib.BL_DSA_MEMMOVE, lib.BL_DSA_COPY_CRC)
 RECORD = lib.BL_DSA_CRAV | lib.BL_DSA_RCR

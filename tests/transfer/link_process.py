@@ -29,7 +29,7 @@ from beluga.transfer import (
     TransferClass,
     plan_blocks,
 )
-from beluga.transfer.fair import Queue, Way
+from beluga.transfer.iosched.fair import Queue, Way
 
 RATE = 64 << 20
 PIECE = 64 << 10

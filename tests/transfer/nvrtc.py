@@ -11,7 +11,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from beluga.transfer.cuda import source
+from beluga.transfer.engines.cuda import source
 
 CUPY_ADDS = ("-ftz=true", "--device-as-default-execution-space")  # cupy 13 and 14
 

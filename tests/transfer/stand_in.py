@@ -12,9 +12,10 @@ import pytest
 
 from beluga._ffi import ffi, lib
 from beluga.pool import STRIPE_SIZE, Pool
-from beluga.transfer import DsaEngine, choice
-from beluga.transfer.dsa_queue import Portal, limits_of, open_software
-from beluga.transfer.dsa_sysfs import WorkQueue
+from beluga.transfer import DsaEngine
+from beluga.transfer.engines.dsa.queue import Portal, limits_of, open_software
+from beluga.transfer.engines.dsa.sysfs import WorkQueue
+from beluga.transfer.select import choice
 
 QUEUE = WorkQueue("wq0.0", "shared", "user", "enabled", 16, 1 << 21, 32, False, None)
 

@@ -13,7 +13,7 @@ import pytest
 from beluga.errors import LayoutError
 from beluga.pool import Pool
 from beluga.transfer import BlockLayout, CpuEngine, DsaEngine, Plan, View, arrangements, plan_blocks
-from beluga.transfer.plan import plan_rows
+from beluga.transfer.plan.plan import plan_rows
 
 SHAPE = (2, 5, 4, 3, 8)
 LINE = 64

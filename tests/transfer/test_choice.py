@@ -19,17 +19,17 @@ from beluga.transfer import (
     CpuEngine,
     Direction,
     EngineKind,
-    calibration,
-    choice,
     choose,
     crossovers,
-    dsa,
     why_no_dsa,
 )
-from beluga.transfer.dsa_queue import open_device
-from beluga.transfer.dsa_sysfs import work_queues
-from beluga.transfer.kept import Kept
-from beluga.transfer.planner import DEFAULT, Cost
+from beluga.transfer.calibrate import measure as calibration
+from beluga.transfer.calibrate.kept import Kept
+from beluga.transfer.calibrate.planner import DEFAULT, Cost
+from beluga.transfer.engines.dsa import engine as dsa
+from beluga.transfer.engines.dsa.queue import open_device
+from beluga.transfer.engines.dsa.sysfs import work_queues
+from beluga.transfer.select import choice
 from tests.transfer import stand_in
 
 HOST = (EngineKind.CPU, EngineKind.DSA)

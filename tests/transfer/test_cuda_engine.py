@@ -25,9 +25,9 @@ from beluga.errors import (
 )
 from beluga.pool import Pool
 from beluga.transfer import Plan, plan_blocks
-from beluga.transfer.cuda import CupyDriver, DriverError
-from beluga.transfer.cuda.paths import STAGED_RUN_MIN
-from beluga.transfer.policy import probe
+from beluga.transfer.engines.cuda import CupyDriver, DriverError
+from beluga.transfer.engines.cuda.paths import STAGED_RUN_MIN
+from beluga.transfer.engines.policy import probe
 
 pytestmark = pytest.mark.usefixtures("compiled")
 

@@ -28,7 +28,7 @@ from beluga.errors import (
 )
 from beluga.pool import Pool
 from beluga.transfer import CHUNK, PIECE, Plan, plan_blocks, plan_rows, settle
-from beluga.transfer.cuda import CudaEngine, DriverError
+from beluga.transfer.engines.cuda import CudaEngine, DriverError
 
 pytestmark = pytest.mark.usefixtures("compiled")
 

@@ -19,8 +19,8 @@ from fake_cupy import FakeCuda
 from beluga.errors import ChecksumError, EngineUnavailableError
 from beluga.pool import Pool
 from beluga.transfer import Plan, plan_blocks
-from beluga.transfer.cuda import CudaEngine, CupyDriver, DriverError, source
-from beluga.transfer.cuda.calibration import measure
+from beluga.transfer.engines.cuda import CudaEngine, CupyDriver, DriverError, source
+from beluga.transfer.engines.cuda.calibration import measure
 
 STRIPE = 2 << 20
 FRAGMENT = 20480

@@ -16,7 +16,7 @@ from engines import poke
 from beluga import primitives
 from beluga.errors import ChecksumError, TransferError
 from beluga.pool import Pool
-from beluga.transfer.cuda.calibration import Calibration, Point, measure, points_of
+from beluga.transfer.engines.cuda.calibration import Calibration, Point, measure, points_of
 
 pytestmark = pytest.mark.usefixtures("compiled")
 
@@ -132,7 +132,7 @@ def test_a_measurement_tries_both_ways_and_is_kept(
     assert {point.write for point in points} == {True, False}
     assert all(point.direct_s > 0 and point.staged_s > 0 for point in points)
     monkeypatch.setattr("beluga.config.cache_dir", lambda: tmp_path / "cache")
-    monkeypatch.setattr("beluga.transfer.cuda.calibration.REPETITIONS", 1)
+    monkeypatch.setattr("beluga.transfer.engines.cuda.calibration.REPETITIONS", 1)
     monkeypatch.setattr(gpu, "name", "cuda")  # as if it were one
     first = Calibration.of(engine._launcher, pool)
     launches = len(gpu.launches)

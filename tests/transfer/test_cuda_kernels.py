@@ -23,9 +23,9 @@ from hypothesis import strategies as st
 from beluga import primitives
 from beluga.errors import EngineUnavailableError
 from beluga.transfer import Plan, plan_rows
-from beluga.transfer.cuda import crc, source
-from beluga.transfer.cuda.tables import UNROLL
-from beluga.transfer.cuda.windows import Bases, Windows
+from beluga.transfer.engines.cuda import crc, source
+from beluga.transfer.engines.cuda.tables import UNROLL
+from beluga.transfer.engines.cuda.windows import Bases, Windows
 
 ONE = Windows(1, 64, interleaved=False, skipped_stripes=1, shift=0)
 THREE = Windows(3, 64, interleaved=True, skipped_stripes=1, shift=1)

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from nvrtc import Kernel, Nvrtc
 
-from beluga.transfer.cuda import source
-from beluga.transfer.cuda.tables import UNROLL
+from beluga.transfer.engines.cuda import source
+from beluga.transfer.engines.cuda.tables import UNROLL
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 

@@ -13,7 +13,7 @@ from cuda_gpu import PATIENCE_S, STRIPE, Blocks, Gpu, engine_on
 
 from beluga.errors import TransferError
 from beluga.pool import Pool
-from beluga.transfer.cuda import CudaEngine
+from beluga.transfer.engines.cuda import CudaEngine
 
 pytestmark = pytest.mark.usefixtures("compiled")
 

@@ -16,7 +16,7 @@ from cuda_gpu import PATIENCE_S, Blocks, Gpu, engine_on
 
 from beluga import primitives
 from beluga.pool import Pool
-from beluga.transfer.cuda import CudaEngine, staged
+from beluga.transfer.engines.cuda import CudaEngine, staged
 
 pytestmark = pytest.mark.usefixtures("compiled")
 

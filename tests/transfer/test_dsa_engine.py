@@ -25,8 +25,9 @@ from beluga.errors import (
     TransferTimeoutError,
 )
 from beluga.pool import STRIPE_SIZE, Pool
-from beluga.transfer import CHUNK, PIECE, DsaEngine, Plan, dsa, plan_blocks, policy
-from beluga.transfer.dsa_queue import open_software
+from beluga.transfer import CHUNK, PIECE, DsaEngine, Plan, plan_blocks, policy
+from beluga.transfer.engines.dsa import engine as dsa
+from beluga.transfer.engines.dsa.queue import open_software
 
 ROOT = Path(__file__).resolve().parents[2]
 TIMEOUT_S = 60.0
@@ -242,7 +243,7 @@ import sys, time
 import numpy as np
 from beluga.pool import Pool
 from beluga.transfer import DsaEngine, plan_blocks
-from beluga.transfer.dsa_queue import open_software
+from beluga.transfer.engines.dsa.queue import open_software
 pool = Pool.open([sys.argv[1]])
 engine = DsaEngine(pool, open_software(pool, weather={"delay_us": 2000}))
 memory = np.full(1 << 22, 7, np.uint8)

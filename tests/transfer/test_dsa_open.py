@@ -14,9 +14,9 @@ import pytest
 from dsa_device import End, WriteDevice
 
 from beluga._ffi import lib
-from beluga.transfer import dsa_queue
-from beluga.transfer.dsa_queue import Portal
-from beluga.transfer.dsa_sysfs import WorkQueue
+from beluga.transfer.engines.dsa import queue as dsa_queue
+from beluga.transfer.engines.dsa.queue import Portal
+from beluga.transfer.engines.dsa.sysfs import WorkQueue
 
 WAYS = {"shared": lib.BL_DSA_ENQCMD, "dedicated": lib.BL_DSA_MOVDIR64B}
 

@@ -11,8 +11,8 @@ import pytest
 from beluga.errors import EngineUnavailableError
 from beluga.pool import STRIPE_SIZE, Pool
 from beluga.transfer import DsaEngine
-from beluga.transfer.dsa_queue import open_device
-from beluga.transfer.dsa_sysfs import nearest, why_none, work_queues
+from beluga.transfer.engines.dsa.queue import open_device
+from beluga.transfer.engines.dsa.sysfs import nearest, why_none, work_queues
 
 ENABLED = {
     "mode": "shared",

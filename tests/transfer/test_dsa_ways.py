@@ -24,8 +24,9 @@ import pytest
 from beluga import primitives
 from beluga._ffi import ffi, lib
 from beluga.pool import STRIPE_SIZE, Pool
-from beluga.transfer import DsaEngine, dsa_queue, plan_blocks
-from beluga.transfer.dsa_queue import Portal, limits_of
+from beluga.transfer import DsaEngine, plan_blocks
+from beluga.transfer.engines.dsa import queue as dsa_queue
+from beluga.transfer.engines.dsa.queue import Portal, limits_of
 
 LINE, PAGE = 64, 4096
 TIMEOUT_S = 60.0

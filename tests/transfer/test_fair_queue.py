@@ -13,8 +13,8 @@ from collections import Counter
 
 import pytest
 
-from beluga.transfer.bucket import TokenBucket
-from beluga.transfer.fair import Queue, Way
+from beluga.transfer.iosched.bucket import TokenBucket
+from beluga.transfer.iosched.fair import Queue, Way
 
 WEIGHT = 1000
 FORGIVING = 50_000

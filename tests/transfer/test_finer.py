@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from beluga.transfer import Plan, plan_blocks, plan_rows
-from beluga.transfer.finer import finer
+from beluga.transfer.plan.finer import finer
 
 STRIPE = 2 << 20
 

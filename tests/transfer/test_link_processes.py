@@ -21,8 +21,8 @@ from beluga._ffi import lib
 from beluga.errors import TransferError
 from beluga.pool import Pool
 from beluga.transfer import Direction, Link, LinkSettings, Speed, TransferClass
-from beluga.transfer.fair import Queue, Way
-from beluga.transfer.segment import share
+from beluga.transfer.iosched.fair import Queue, Way
+from beluga.transfer.iosched.segment import share
 
 WAIT_S = 120
 S = 10**9

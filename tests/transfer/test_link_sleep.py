@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import pytest
 
-from beluga.transfer.fair import Queue, Way
+from beluga.transfer.iosched.fair import Queue, Way
 
 MS = 1_000_000
 

@@ -14,9 +14,9 @@ import pytest
 from beluga_bench.linkmodel import BLOCK, OFFLOAD, ONBOARD, PIECE, Outcome, run
 from beluga_bench.orders import Fair
 
-from beluga.transfer.bucket import TokenBucket
-from beluga.transfer.cost import Speed
-from beluga.transfer.fair import BURST, TAU_NS, Queue, Way
+from beluga.transfer.iosched.bucket import TokenBucket
+from beluga.transfer.iosched.cost import Speed
+from beluga.transfer.iosched.fair import BURST, TAU_NS, Queue, Way
 
 RATE = 26_000_000_000
 MS = 1_000_000

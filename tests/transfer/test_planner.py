@@ -38,10 +38,10 @@ from beluga.transfer import (
     calibrated,
     plan_blocks,
 )
-from beluga.transfer.calibration import fit, kept_table
-from beluga.transfer.cpu import CpuTransfer
-from beluga.transfer.kept import Kept
-from beluga.transfer.planner import DEFAULT, Cost
+from beluga.transfer.calibrate.kept import Kept
+from beluga.transfer.calibrate.measure import fit, kept_table
+from beluga.transfer.calibrate.planner import DEFAULT, Cost
+from beluga.transfer.engines.cpu.engine import CpuTransfer
 
 KIB = 1024
 HOST = (EngineKind.CPU, EngineKind.DSA)

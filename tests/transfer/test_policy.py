@@ -18,7 +18,7 @@ from beluga._ffi import lib
 from beluga.errors import EngineUnavailableError
 from beluga.pool import STRIPE_SIZE, Pool
 from beluga.transfer import Plan, plan_blocks, plan_rows, policy
-from beluga.transfer.policy import Ddio, Initiator, Memory, Step
+from beluga.transfer.engines.policy import Ddio, Initiator, Memory, Step
 
 CAREFUL = [Step.FENCE, Step.INVALIDATE, Step.FLUSH]
 

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from beluga._ffi import lib
 from beluga.errors import TransferError
-from beluga.transfer.bucket import Rovers, TokenBucket
-from beluga.transfer.cost import Speed, speed_of
-from beluga.transfer.fair import Way
+from beluga.transfer.iosched.bucket import Rovers, TokenBucket
+from beluga.transfer.iosched.cost import Speed, speed_of
+from beluga.transfer.iosched.fair import Way
 
 S = 10**9
 HOUR = 3600 * S

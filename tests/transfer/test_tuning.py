@@ -20,9 +20,10 @@ from beluga.errors import ChecksumError, EngineUnavailableError
 from beluga.kvcache import KVCache
 from beluga.meta import MetaServer
 from beluga.pool import Pool
-from beluga.transfer import CopySettings, CpuEngine, Plan, plan_blocks, tuned, tuning
-from beluga.transfer.kept import Kept
-from beluga.transfer.tuning import Trial, measure
+from beluga.transfer import CopySettings, CpuEngine, Plan, plan_blocks, tuned
+from beluga.transfer.calibrate.kept import Kept
+from beluga.transfer.engines.cpu import tuning
+from beluga.transfer.engines.cpu.tuning import Trial, measure
 
 DEFAULT = CopySettings.default()
 SIZES = st.sampled_from([0, 1, 63, 64, 100, 1280, 4096, 65536, 1 << 20, 0xFFFFFFFF])

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from beluga.errors import LayoutError
 from beluga.transfer import View
-from beluga.transfer.view import DTYPE_SIZES
+from beluga.transfer.plan.view import DTYPE_SIZES
 
 
 @settings(deadline=None)

@@ -3,7 +3,7 @@
 """LMCache's storage plugins over the pool: one for its server (MP mode), one for inside an engine.
 
 ``objects``  batches of named blocks on a session, misses between hits among them
-``worker``   a thread with a link of its own, for calls that must not wait
+``worker``   a thread with a connection of its own, for calls that must not wait
 ``l2``       the L2 adapter of ``lmcache server``
 ``plugin``   the storage plugin of LMCache inside an engine
 

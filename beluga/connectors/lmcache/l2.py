@@ -20,7 +20,7 @@ from lmcache.v1.distributed.internal_api import L2StoreResult
 from lmcache.v1.distributed.l2_adapters.base import L2AdapterInterface
 from lmcache.v1.platform import create_event_notifier
 
-from beluga.connectors.link import Attachment
+from beluga.connectors.connection import Attachment
 from beluga.connectors.lmcache import objects
 from beluga.connectors.lmcache.objects import Item, Layout, bytes_of, layout_of
 from beluga.connectors.lmcache.worker import Worker
@@ -76,12 +76,12 @@ class BelugaL2Adapter(L2AdapterInterface):
         self._layouts: dict[tuple[str, int, int], Layout] = {}  # as last seen of a rank and group
         self._pins: dict[Any, list[tuple[Attachment, Grant]]] = {}  # the reader's thread alone
         timeout_s = self._settings.timeout_ms / 1000
-        self._reader.link.wait(timeout_s)
-        self._writer.link.wait(timeout_s)
+        self._reader.connection.wait(timeout_s)
+        self._writer.connection.wait(timeout_s)
 
     def carried(self) -> dict[TransferClass, Carried]:
         """What the host's link to the pool let on, by class, and how long it waited for that."""
-        read, written = self._reader.link.carried(), self._writer.link.carried()
+        read, written = self._reader.connection.carried(), self._writer.connection.carried()
         return {kind: read[kind].plus(written[kind]) for kind in TransferClass}
 
     def get_store_event_fd(self) -> int:
@@ -135,16 +135,16 @@ class BelugaL2Adapter(L2AdapterInterface):
 
     def delete(self, keys: list[Any]) -> None:
         """Forget objects of layouts that were seen here."""
-        self._writer.submit(lambda link: self._delete(link, keys))
+        self._writer.submit(lambda connection: self._delete(connection, keys))
 
     def report_status(self) -> dict[str, Any]:
         """Healthy means that it answers: without a pool, with misses."""
-        links = (self._reader.link, self._writer.link)
+        connections = (self._reader.connection, self._writer.connection)
         return {
             "is_healthy": True,
             "type": type(self).__name__,
-            "attached": all(link.attached for link in links),
-            "failure_count": sum(link.failure_count for link in links),
+            "attached": all(connection.attached for connection in connections),
+            "failure_count": sum(connection.failure_count for connection in connections),
         }
 
     def close(self) -> None:
@@ -167,10 +167,10 @@ class BelugaL2Adapter(L2AdapterInterface):
             self._task += 1
             task = self._task
 
-        def job(link: Any) -> None:
+        def job(connection: Any) -> None:
             result = None
             try:
-                result = call(link, *arguments)
+                result = call(connection, *arguments)
             finally:
                 results.put(task, failed if result is None else result)
 
@@ -200,9 +200,9 @@ class BelugaL2Adapter(L2AdapterInterface):
         pairs = zip(keys, memories, strict=True)
         return [self._item(key, layout_of(m.get_shapes(), m.get_dtypes())) for key, m in pairs]
 
-    def _store(self, link: Any, keys: list[Any], memories: list[Any]) -> Any:
+    def _store(self, connection: Any, keys: list[Any], memories: list[Any]) -> Any:
         items = self._items(keys, memories)
-        states = link.attempt(
+        states = connection.attempt(
             "storing",
             lambda attachment: objects.store(attachment, items, [bytes_of(m) for m in memories]),
         )
@@ -214,14 +214,14 @@ class BelugaL2Adapter(L2AdapterInterface):
             self._notify_keys_stored([keys[i] for i in new], [sizes[i] for i in new])
         return L2StoreResult(BlockState.REFUSED not in states, sum(sizes[i] for i in new))
 
-    def _lookup(self, link: Any, keys: list[Any], layouts: dict[int, Layout]) -> Any:
+    def _lookup(self, connection: Any, keys: list[Any], layouts: dict[int, Layout]) -> Any:
         known = [i for i, key in enumerate(keys) if key.object_group_id in layouts]
         items = [self._item(keys[i], layouts[keys[i].object_group_id]) for i in known]
 
         def find(attachment: Attachment) -> tuple[Attachment, list[Grant | None]]:
             return attachment, objects.find(attachment, items, pin=True)
 
-        answer = link.attempt("looking up", find)
+        answer = connection.attempt("looking up", find)
         if answer is None:
             return None
         attachment, found = answer
@@ -233,7 +233,7 @@ class BelugaL2Adapter(L2AdapterInterface):
         return bitmap
 
     def _unlock(self, keys: list[Any]) -> None:
-        link = self._reader.link
+        connection = self._reader.connection
         held: list[tuple[Attachment, Grant]] = []
         for key in keys:
             pins = self._pins.get(key)
@@ -247,11 +247,11 @@ class BelugaL2Adapter(L2AdapterInterface):
                 attachment, [grant for owner, grant in held if owner is attachment]
             )
 
-        link.attempt("unlocking", release)
+        connection.attempt("unlocking", release)
 
-    def _load(self, link: Any, keys: list[Any], memories: list[Any]) -> Any:
+    def _load(self, connection: Any, keys: list[Any], memories: list[Any]) -> Any:
         items = self._items(keys, memories)
-        done = link.attempt(
+        done = connection.attempt(
             "loading",
             lambda attachment: objects.load(attachment, items, [bytes_of(m) for m in memories]),
         )
@@ -264,8 +264,8 @@ class BelugaL2Adapter(L2AdapterInterface):
         self._notify_keys_accessed([key for key, loaded in zip(keys, done, strict=True) if loaded])
         return bitmap
 
-    def _delete(self, link: Any, keys: list[Any]) -> None:
+    def _delete(self, connection: Any, keys: list[Any]) -> None:
         seen = [k for k in keys if (k.model_name, k.kv_rank, k.object_group_id) in self._layouts]
         layouts = [self._layouts[k.model_name, k.kv_rank, k.object_group_id] for k in seen]
         items = [self._item(key, layout) for key, layout in zip(seen, layouts, strict=True)]
-        link.attempt("deleting", lambda attachment: objects.remove(attachment, items))
+        connection.attempt("deleting", lambda attachment: objects.remove(attachment, items))

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from beluga.connectors.link import Attachment
+    from beluga.connectors.connection import Attachment
 
 Item: TypeAlias = tuple[Namespace, bytes]
 """Whose object, and which one: any bytes that name it there."""

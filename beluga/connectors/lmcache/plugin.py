@@ -20,8 +20,8 @@ from lmcache.logging import init_logger
 from lmcache.v1.memory_management import MemoryFormat
 from lmcache.v1.storage_backend.abstract_backend import StoragePluginInterface
 
+from beluga.connectors.connection import Attachment, Connection
 from beluga.connectors.era import Era
-from beluga.connectors.link import Attachment, Link
 from beluga.connectors.lmcache import objects
 from beluga.connectors.lmcache.objects import Item, bytes_of, layout_of
 from beluga.connectors.lmcache.worker import Worker
@@ -68,20 +68,20 @@ class BelugaBackend(StoragePluginInterface):
         self._era = Era(namespace_of(self._settings, "lmcache", lmcache_version, fields))
         self._storing: set[Any] = set()
         self._lock = threading.Lock()
-        self._reading = threading.Lock()  # a link is for one thread at a time
+        self._reading = threading.Lock()  # a connection is for one thread at a time
         self._writer = Worker(self._settings, name="lmcache-put", logger=logger)
-        self._reader = Link(self._settings, name="lmcache-get", logger=logger)
+        self._reader = Connection(self._settings, name="lmcache-get", logger=logger)
         self._reader.wait(self._settings.timeout_ms / 1000)
-        self._writer.link.wait(self._settings.timeout_ms / 1000)
+        self._writer.connection.wait(self._settings.timeout_ms / 1000)
 
     @property
     def attached(self) -> bool:
         """Whether the pool is there now; it comes and goes."""
-        return self._reader.attached and self._writer.link.attached
+        return self._reader.attached and self._writer.connection.attached
 
     def carried(self) -> dict[TransferClass, Carried]:
         """What the host's link to the pool let on, by class, and how long it waited for that."""
-        read, written = self._reader.carried(), self._writer.link.carried()
+        read, written = self._reader.carried(), self._writer.connection.carried()
         return {kind: read[kind].plus(written[kind]) for kind in TransferClass}
 
     def contains(self, key: Any, pin: bool = False) -> bool:
@@ -117,10 +117,10 @@ class BelugaBackend(StoragePluginInterface):
         for memory in objs:
             memory.ref_count_up()
 
-        def job(link: Link) -> None:
+        def job(connection: Connection) -> None:
             done: list[Any] = []
             try:
-                done = self._put(link, keys, objs)
+                done = self._put(connection, keys, objs)
             finally:
                 with self._lock:
                     self._storing -= set(keys)
@@ -208,7 +208,7 @@ class BelugaBackend(StoragePluginInterface):
         pairs = zip(self.metadata.get_shapes(1), self.metadata.get_dtypes(), strict=True)
         return sum(math.prod(shape) * dtype.itemsize for shape, dtype in pairs)
 
-    def _put(self, link: Link, keys: Sequence[Any], memories: list[Any]) -> list[Any]:
+    def _put(self, connection: Connection, keys: Sequence[Any], memories: list[Any]) -> list[Any]:
         """Put what has the format that a get will take it for: the keys that the pool has now."""
         pairs = zip(keys, memories, strict=True)
         fit = [
@@ -222,7 +222,7 @@ class BelugaBackend(StoragePluginInterface):
             items = self._items(attachment, [key for key, _ in fit])
             return objects.store(attachment, items, [bytes_of(memory) for _, memory in fit])
 
-        states = link.attempt("storing", store)
+        states = connection.attempt("storing", store)
         have = (BlockState.GRANTED, BlockState.HIT)
         return [key for (key, _), state in zip(fit, states or [], strict=False) if state in have]
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""A thread with a link of its own, for calls that must not wait for the pool."""
+"""A thread with a connection of its own, for calls that must not wait for the pool."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeAlias
 
-from beluga.connectors.link import Link
+from beluga.connectors.connection import Connection
 
 if TYPE_CHECKING:
     import logging
 
     from beluga.connectors.settings import PoolSettings
 
-Job: TypeAlias = Callable[[Link], None]
+Job: TypeAlias = Callable[[Connection], None]
 
 
 class Worker:
@@ -26,7 +26,7 @@ class Worker:
     """
 
     def __init__(self, settings: PoolSettings, *, name: str, logger: logging.Logger) -> None:
-        self.link = Link(settings, name=name, logger=logger)
+        self.connection = Connection(settings, name=name, logger=logger)
         self._logger = logger
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name=f"{name}-jobs", daemon=True)
@@ -40,11 +40,11 @@ class Worker:
         """Do what was submitted, then give the session back."""
         self._jobs.put(None)
         self._thread.join()
-        self.link.close()
+        self.connection.close()
 
     def _run(self) -> None:
         while (job := self._jobs.get()) is not None:
             try:
-                job(self.link)
+                job(self.connection)
             except Exception:
                 self._logger.exception("a job of beluga's failed")

@@ -16,9 +16,9 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
+from beluga.connectors.connection import Attachment, Connection
 from beluga.connectors.era import Era
 from beluga.connectors.fetch import fetch
-from beluga.connectors.link import Attachment, Link
 from beluga.connectors.naming import EngineSettings, Fields, namespace_of
 from beluga.errors import ConnectorError, LayoutError
 from beluga.kvcache import KVCache, Namespace, hash_keys
@@ -101,14 +101,14 @@ class Pages:
     def __init__(self, settings: EngineSettings, version: Callable[[], str | None]) -> None:
         self.namespaces: dict[str, Namespace] = {}
         self._version = version
-        self._reader = Link(
+        self._reader = Connection(
             settings, name="sglang-get", logger=logger, read_class=TransferClass.PREFETCH
         )
-        self._writer = Link(settings, name="sglang-set", logger=logger)
+        self._writer = Connection(settings, name="sglang-set", logger=logger)
         self._reading, self._writing = threading.Lock(), threading.Lock()
         self._era: Era | None = None
-        for link in (self._reader, self._writer):
-            link.wait(settings.timeout_ms / 1000)
+        for connection in (self._reader, self._writer):
+            connection.wait(settings.timeout_ms / 1000)
 
     @property
     def attached(self) -> bool:
@@ -177,7 +177,7 @@ class Pages:
 
     def _with_names(
         self,
-        link: Link,
+        connection: Connection,
         form: str,
         doing: str,
         keys: Sequence[str],
@@ -193,4 +193,4 @@ class Pages:
             names = hash_keys(before + key.encode() for key in keys)
             return call(attachment.cache(self.namespaces[form]), names)
 
-        return link.attempt(doing, on)
+        return connection.attempt(doing, on)

@@ -18,7 +18,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 )
 from vllm.logger import init_logger
 
-from beluga.connectors.link import Link
+from beluga.connectors.connection import Connection
 from beluga.connectors.settings import settings_of
 from beluga.connectors.vllm import amx
 from beluga.connectors.vllm.cachegroup import CacheGroup
@@ -79,10 +79,10 @@ class BelugaConnector(KVConnectorBase_V1):
         self._counters = Counters()
         self._worker: Worker | None = None
         self._namespace: Any = None
-        self._link: Link | None = None
+        self._connection: Connection | None = None
         if role == KVConnectorRole.SCHEDULER:
-            self._link = Link(self._settings, name="lookups", logger=logger)
-            self._lookups = Lookups(self._link, self._counters)
+            self._connection = Connection(self._settings, name="lookups", logger=logger)
+            self._lookups = Lookups(self._connection, self._counters)
             self._announcements = self._made_announcements(vllm_config)
             self._schedule = Schedule(
                 self._settings,
@@ -236,9 +236,9 @@ class BelugaConnector(KVConnectorBase_V1):
         if self._worker is not None:
             self._worker.close()
             self._worker = None
-        if self._link is not None:
-            self._link.close()
-            self._link = None
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
 
     # ---- both
 

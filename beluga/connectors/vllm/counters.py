@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from beluga.transfer import Carried, TransferClass
 
 if TYPE_CHECKING:
-    from beluga.connectors.link import Link
+    from beluga.connectors.connection import Connection
 
 NAMES: dict[str, str] = {
     "lookups": "requests looked up in the pool",
@@ -70,13 +70,13 @@ class Counters:
 class LinkFigures:
     """What a link's pieces add to the counters; asked by the thread that copies."""
 
-    def __init__(self, link: Link, counters: Counters) -> None:
-        self._link, self._counters = link, counters
+    def __init__(self, connection: Connection, counters: Counters) -> None:
+        self._connection, self._counters = connection, counters
         self._before = {kind: Carried() for kind in TransferClass}
 
     def add(self) -> None:
         """Since the last time."""
-        now = self._link.carried()
+        now = self._connection.carried()
         for kind, name in ((TransferClass.ONBOARD, "onboard"), (TransferClass.OFFLOAD, "offload")):
             new, old = now[kind], self._before[kind]
             if new.pieces == old.pieces and new.astray == old.astray:

@@ -7,13 +7,13 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING
 
-from beluga.connectors.link import Link
+from beluga.connectors.connection import Connection
 
 if TYPE_CHECKING:
     import logging
     from collections.abc import Callable
 
-    from beluga.connectors.link import Attachment
+    from beluga.connectors.connection import Attachment
     from beluga.connectors.settings import PoolSettings
 
 PAUSE_S = 0.05
@@ -31,7 +31,7 @@ class Errand:
         call: Callable[[Attachment], bool],
         logger: logging.Logger,
     ) -> None:
-        self._link = Link(settings, name=name, logger=logger)
+        self._connection = Connection(settings, name=name, logger=logger)
         self._doing, self._call = doing, call
         self._done = threading.Event()
         self._closing = threading.Event()
@@ -49,8 +49,8 @@ class Errand:
 
     def _run(self) -> None:
         while not self._closing.is_set():
-            if self._link.wait(PAUSE_S) and self._link.attempt(self._doing, self._call):
+            if self._connection.wait(PAUSE_S) and self._connection.attempt(self._doing, self._call):
                 self._done.set()
                 break
             self._closing.wait(PAUSE_S)
-        self._link.close()
+        self._connection.close()

@@ -18,7 +18,7 @@ from beluga.connectors.fetch import fetch
 from beluga.connectors.vllm.counters import LinkFigures
 
 if TYPE_CHECKING:
-    from beluga.connectors.link import Attachment, Link
+    from beluga.connectors.connection import Attachment, Connection
     from beluga.connectors.vllm.counters import Counters
     from beluga.connectors.vllm.staging import Source
     from beluga.connectors.vllm.steps import BlockRange
@@ -29,11 +29,11 @@ class Loads:
     """Loads in the caller's thread, and keeps what is to be reported of it."""
 
     def __init__(
-        self, source: Source, namespace: Namespace, link: Link, counters: Counters
+        self, source: Source, namespace: Namespace, connection: Connection, counters: Counters
     ) -> None:
         self._source, self._namespace = source, namespace
-        self._link, self._counters = link, counters
-        self._figures = LinkFigures(link, counters)
+        self._connection, self._counters = connection, counters
+        self._figures = LinkFigures(connection, counters)
         self._lock = threading.Lock()
         self._failed: set[int] = set()
         self._loaded: Counter[str] = Counter()
@@ -70,7 +70,7 @@ class Loads:
                 return fetch(attachment.cache(self._namespace, self._source.engine), packed, run)
 
         started = time.perf_counter()
-        result = self._link.attempt("loading blocks", get)
+        result = self._connection.attempt("loading blocks", get)
         hits = result.hits if result is not None else 0
         missing = one.block_ids[hits:]
         self._counters.add(
@@ -92,9 +92,9 @@ class AsyncLoads(Loads):
     """The same in a thread: the engine runs other requests meanwhile, and asks who has arrived."""
 
     def __init__(
-        self, source: Source, namespace: Namespace, link: Link, counters: Counters
+        self, source: Source, namespace: Namespace, connection: Connection, counters: Counters
     ) -> None:
-        super().__init__(source, namespace, link, counters)
+        super().__init__(source, namespace, connection, counters)
         self._arrived: set[str] = set()
         self._queue: deque[BlockRange] = deque()
         self._closing = False

@@ -17,7 +17,7 @@ from beluga.kvcache import fold
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from beluga.connectors.link import Attachment, Link
+    from beluga.connectors.connection import Attachment, Connection
     from beluga.connectors.vllm.counters import Counters
     from beluga.kvcache import Namespace
     from beluga.meta import Pins
@@ -28,9 +28,9 @@ ADAPTERS_MAX = 1024  # of which fingerprints are kept
 class Lookups:
     """Asks the pool. The ranks' namespaces come with their handshake; before it, all is a miss."""
 
-    def __init__(self, link: Link, counters: Counters) -> None:
+    def __init__(self, connection: Connection, counters: Counters) -> None:
         self.ranks: tuple[Namespace, ...] = ()
-        self._link = link
+        self._connection = connection
         self._counters = counters
         self._adapters: dict[tuple[str, str], bytes] = {}
         self._era = b""  # after a reset, what sets this engine's blocks apart from those before
@@ -66,7 +66,7 @@ class Lookups:
         def ask(attachment: Attachment) -> Pins:
             return attachment.cache(self.ranks[0]).pin(keys)
 
-        pins = self._link.attempt("looking blocks up", ask)
+        pins = self._connection.attempt("looking blocks up", ask)
         self._counters.add(lookups=1, lookup_s=time.perf_counter() - started)
         if pins is None:
             self._counters.add(lookup_failures=1)
@@ -76,7 +76,9 @@ class Lookups:
     def release(self, pins: Pins | None) -> None:
         """Let go of what :meth:`pin` kept."""
         if pins is not None and pins.count > 0:
-            self._link.attempt("releasing blocks", lambda a: a.cache(self.ranks[0]).release(pins))
+            self._connection.attempt(
+                "releasing blocks", lambda a: a.cache(self.ranks[0]).release(pins)
+            )
 
     def _adapter(self, lora: Any) -> bytes:
         if lora is None:

@@ -20,7 +20,7 @@ from vllm.v1.kv_offload.base import (
     get_offload_block_hash,
 )
 
-from beluga.connectors.link import Link
+from beluga.connectors.connection import Connection
 from beluga.connectors.vllm.answers import Answers, Asker
 from beluga.connectors.vllm.counters import Counters
 from beluga.connectors.vllm.errand import Errand
@@ -30,7 +30,7 @@ from beluga.connectors.vllm.meeting import Meeting, process_start_s
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
 
-    from beluga.connectors.link import Attachment
+    from beluga.connectors.connection import Attachment
     from beluga.connectors.vllm.settings import VllmSettings
 
 logger = init_logger(f"vllm.{__name__}")  # vLLM shows what is below its own name
@@ -51,9 +51,9 @@ class BelugaManager(OffloadingManager):
     def __init__(self, settings: VllmSettings, config: Any) -> None:
         self._saves = settings.save
         self._events: list[OffloadingEvent] | None = [] if config.enable_kv_cache_events else None
-        self._link = Link(settings, name="lookups", logger=logger)
+        self._connection = Connection(settings, name="lookups", logger=logger)
         self._counters = Counters()
-        self._lookups = Lookups(self._link, self._counters)
+        self._lookups = Lookups(self._connection, self._counters)
         self._answers = Answers(self._lookups)
         meeting = Meeting(config.engine_id, settings.salt)
         world_size, since_s = config.parallel.world_size, process_start_s()
@@ -81,7 +81,7 @@ class BelugaManager(OffloadingManager):
     @property
     def attached(self) -> bool:
         """Whether it would ask the pool now."""
-        return self._link.attached
+        return self._connection.attached
 
     def lookup(self, key: Any, req_context: Any) -> LookupResult:
         """Whether the pool has a block; it is kept there if so."""
@@ -149,7 +149,7 @@ class BelugaManager(OffloadingManager):
     def shutdown(self) -> None:
         """Give the sessions back."""
         self._errand.close()
-        self._link.close()
+        self._connection.close()
 
     def _asker(self, req_context: Any) -> Asker:
         asker = req_context.get_state(Asker)

@@ -26,7 +26,7 @@ import numpy as np
 from beluga.kvcache import Namespace
 
 if TYPE_CHECKING:
-    from beluga.connectors.link import Attachment
+    from beluga.connectors.connection import Attachment
 
 CARD_SIZE = 1 << 16
 CLOCK_SLACK_S = 1.0

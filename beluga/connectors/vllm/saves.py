@@ -22,7 +22,7 @@ from beluga.errors import TransferCancelledError
 from beluga.meta import BlockState
 
 if TYPE_CHECKING:
-    from beluga.connectors.link import Attachment, Link
+    from beluga.connectors.connection import Attachment, Connection
     from beluga.connectors.vllm.counters import Counters
     from beluga.connectors.vllm.staging import Source
     from beluga.kvcache import Namespace, PutResult
@@ -35,11 +35,17 @@ class Saves:
     """The queue and its thread. ``source`` gives the engine's blocks as a run of bytes."""
 
     def __init__(
-        self, source: Source, namespace: Namespace, link: Link, counters: Counters, *, room: int
+        self,
+        source: Source,
+        namespace: Namespace,
+        connection: Connection,
+        counters: Counters,
+        *,
+        room: int,
     ) -> None:
         self._source, self._namespace = source, namespace
-        self._link, self._counters = link, counters
-        self._figures = LinkFigures(link, counters)
+        self._connection, self._counters = connection, counters
+        self._figures = LinkFigures(connection, counters)
         self._room = room  # blocks
         self._queue: deque[BlockRange] = deque()
         self._waiting: Counter[str] = Counter()  # ranges of a request that are not done
@@ -81,7 +87,7 @@ class Saves:
             if self._copying not in names:
                 return
             self._cancelled |= names
-            with self._link.stopped():
+            with self._connection.stopped():
                 self._changed.wait_for(lambda: self._copying not in names)
             self._cancelled -= names
             self._changed.notify_all()
@@ -154,7 +160,7 @@ class Saves:
                     return None
 
             started, cpu_started = time.perf_counter(), time.thread_time()
-            result = self._link.attempt("saving blocks", put)
+            result = self._connection.attempt("saving blocks", put)
             self._counters.add(
                 save_s=time.perf_counter() - started, save_cpu_s=time.thread_time() - cpu_started
             )

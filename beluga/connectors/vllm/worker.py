@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from beluga.connectors.link import Link
+from beluga.connectors.connection import Connection
 from beluga.connectors.vllm.device import source_of
 from beluga.connectors.vllm.loads import AsyncLoads, Loads
 from beluga.connectors.vllm.saves import Saves
@@ -35,13 +35,15 @@ class Worker:
     ) -> None:
         asynchronous = settings.load == "async"
         kind = AsyncLoads if asynchronous else Loads
-        self.load_link = Link(settings, name="loads", logger=logger, prefault=True)
+        self.load_connection = Connection(settings, name="loads", logger=logger, prefault=True)
         load_source = source_of(layout, urgent=True, own_stream=asynchronous, logger=logger)
-        self.loads = kind(load_source, namespace, self.load_link, counters)
-        self.save_link = Link(settings, name="saves", logger=logger, prefault=settings.save)
+        self.loads = kind(load_source, namespace, self.load_connection, counters)
+        self.save_connection = Connection(
+            settings, name="saves", logger=logger, prefault=settings.save
+        )
         save_source = source_of(layout, urgent=False, own_stream=True, logger=logger)
         self.saves = Saves(
-            save_source, namespace, self.save_link, counters, room=settings.save_queue
+            save_source, namespace, self.save_connection, counters, room=settings.save_queue
         )
         self._sources = (load_source, save_source)
 
@@ -66,7 +68,7 @@ class Worker:
         """End what runs, and give the sessions back."""
         self.loads.close()
         self.saves.close()
-        self.load_link.close()
-        self.save_link.close()
+        self.load_connection.close()
+        self.save_connection.close()
         for source in self._sources:
             source.close()

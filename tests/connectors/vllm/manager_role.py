@@ -23,7 +23,7 @@ from vllm.v1.kv_offload.base import (
 )
 
 from beluga import Namespace
-from beluga.connectors.link import Attachment
+from beluga.connectors.connection import Attachment
 from beluga.connectors.vllm.counters import figures
 from beluga.connectors.vllm.manager import BelugaManager, metric
 from beluga.connectors.vllm.meeting import Meeting

@@ -55,8 +55,10 @@ class Engine:
             {(0, 0): self.worker.get_handshake_metadata()}
         )
         if wait:
-            links = self.worker._worker.load_link, self.worker._worker.save_link
-            assert all(link.wait(LONG_S) for link in (self.scheduler._link, *links))
+            connections = self.worker._worker.load_connection, self.worker._worker.save_connection
+            assert all(
+                connection.wait(LONG_S) for connection in (self.scheduler._connection, *connections)
+            )
 
     def start(self, made: Any, first: int) -> tuple[int, bool]:
         """The engine takes a request on, in blocks from ``first``: what the pool is to give."""
@@ -194,7 +196,7 @@ def test_a_load_that_fails_names_its_blocks(
     made = request("b", TOKENS)
     other.start(made, 8)
     other.scheduler._schedule._forget_lookup(other.scheduler._schedule._requests["b"])
-    cache = other.worker._worker.load_link._attachment.cache(other.worker._namespace)
+    cache = other.worker._worker.load_connection._attachment.cache(other.worker._namespace)
     cache.remove(made.block_hashes[3:])
     other.step(made)
     assert other.worker.get_block_ids_with_load_errors() == {11, 12}

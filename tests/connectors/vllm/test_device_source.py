@@ -81,8 +81,8 @@ class Side:
         settings = VllmSettings(pool=pool_name, timeout_ms=5000, retry_s=0.05, load=load)
         logger = logging.getLogger("test")
         self.worker = Worker(settings, layout, Namespace.of("gpu"), Counters(), logger)
-        assert self.worker.load_link.wait(LONG_S)
-        assert self.worker.save_link.wait(LONG_S)
+        assert self.worker.load_connection.wait(LONG_S)
+        assert self.worker.save_connection.wait(LONG_S)
 
     def fill(self, seed: int) -> None:
         shape = self.memory.shape

@@ -14,7 +14,7 @@ from blocks import eventually
 from vllm_parts import layer_major
 
 from beluga import KVCache, MetaServer, Namespace, Pool
-from beluga.connectors.link import Link
+from beluga.connectors.connection import Connection
 from beluga.connectors.settings import PoolSettings
 from beluga.connectors.vllm.answers import Answers
 from beluga.connectors.vllm.counters import Counters
@@ -34,11 +34,13 @@ LOGGER = logging.getLogger("test.offloading")
 
 
 @pytest.fixture
-def link(server: MetaServer, pool_name: str) -> Iterator[Link]:
-    link = Link(PoolSettings(pool=pool_name, timeout_ms=5000), name="test", logger=LOGGER)
-    assert link.wait(LONG_S)
-    yield link
-    link.close()
+def connection(server: MetaServer, pool_name: str) -> Iterator[Connection]:
+    connection = Connection(
+        PoolSettings(pool=pool_name, timeout_ms=5000), name="test", logger=LOGGER
+    )
+    assert connection.wait(LONG_S)
+    yield connection
+    connection.close()
 
 
 def test_a_process_began_before_now_and_after_its_machine() -> None:
@@ -46,29 +48,33 @@ def test_a_process_began_before_now_and_after_its_machine() -> None:
     assert 0 < age_s < time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
-def test_a_scheduler_meets_all_ranks_of_its_engine_and_nobody_else(link: Link) -> None:
+def test_a_scheduler_meets_all_ranks_of_its_engine_and_nobody_else(connection: Connection) -> None:
     meeting = Meeting("engine", "s")
 
     def look(at: Meeting = meeting, since_s: float = 0.0) -> list[Namespace] | None:
-        return link.attempt("looking", lambda a: at.look(a, 2, since_s))
+        return connection.attempt("looking", lambda a: at.look(a, 2, since_s))
 
-    assert link.attempt("leaving", lambda a: meeting.leave(a, 0, RANKS[0]))
+    assert connection.attempt("leaving", lambda a: meeting.leave(a, 0, RANKS[0]))
     assert look() == []
-    assert link.attempt("leaving", lambda a: meeting.leave(a, 1, RANKS[1]))
+    assert connection.attempt("leaving", lambda a: meeting.leave(a, 1, RANKS[1]))
     assert look() == RANKS
     assert look(Meeting("other", "s")) == []
     assert look(Meeting("engine", "t")) == []
 
 
-def test_a_card_of_an_earlier_engine_of_the_same_name_is_not_believed(link: Link) -> None:
+def test_a_card_of_an_earlier_engine_of_the_same_name_is_not_believed(
+    connection: Connection,
+) -> None:
     meeting = Meeting("engine", "s")
     for rank in range(2):
-        assert link.attempt("leaving", lambda a, rank=rank: meeting.leave(a, rank, RANKS[rank]))
+        assert connection.attempt(
+            "leaving", lambda a, rank=rank: meeting.leave(a, rank, RANKS[rank])
+        )
     later_s = time.time() + 100
-    assert link.attempt("looking", lambda a: meeting.look(a, 2, later_s)) == []
+    assert connection.attempt("looking", lambda a: meeting.look(a, 2, later_s)) == []
     other = Namespace({"rank": 0, "of": "two", "model": "other"}, salt="s")
-    assert link.attempt("leaving", lambda a: meeting.leave(a, 0, other))
-    found = link.attempt("looking", lambda a: meeting.look(a, 2, 0.0))
+    assert connection.attempt("leaving", lambda a: meeting.leave(a, 0, other))
+    found = connection.attempt("looking", lambda a: meeting.look(a, 2, 0.0))
     assert found == [other, RANKS[1]]
 
 
@@ -99,9 +105,9 @@ def test_an_errand_can_be_given_up(pool: Pool, pool_name: str) -> None:
 class Scheduler:
     """Answers over a pool that has the first four blocks on both ranks, two more on one."""
 
-    def __init__(self, link: Link, pool: Pool) -> None:
+    def __init__(self, connection: Connection, pool: Pool) -> None:
         self.counters = Counters()
-        self.lookups = Lookups(link, self.counters)
+        self.lookups = Lookups(connection, self.counters)
         self.lookups.ranks = tuple(RANKS)
         self.answers = Answers(self.lookups)
         self.caches = [KVCache(pool, namespace=rank) for rank in RANKS]
@@ -120,8 +126,8 @@ class Scheduler:
 
 
 @pytest.fixture
-def scheduler(link: Link, pool: Pool) -> Iterator[Scheduler]:
-    scheduler = Scheduler(link, pool)
+def scheduler(connection: Connection, pool: Pool) -> Iterator[Scheduler]:
+    scheduler = Scheduler(connection, pool)
     yield scheduler
     scheduler.close()
 
@@ -188,8 +194,8 @@ class Side:
         settings = VllmSettings(pool=pool_name, timeout_ms=5000, retry_s=0.05, load="async")
         self.worker = Worker(settings, layout, RANKS[0], Counters(), LOGGER)
         self.jobs = Jobs(self.worker, block_size=layout.block_size, timeout_s=LONG_S)
-        assert self.worker.load_link.wait(LONG_S)
-        assert self.worker.save_link.wait(LONG_S)
+        assert self.worker.load_connection.wait(LONG_S)
+        assert self.worker.save_connection.wait(LONG_S)
 
     def fill(self, seed: int) -> None:
         self.memory[...] = np.random.default_rng(seed).integers(

@@ -19,7 +19,7 @@ from fake_vllm import LookupResult, ReqContext, key_of
 from vllm_parts import BLOCK_TOKENS, cache_config, config, layer_major, spec
 
 from beluga import MetaServer, Namespace
-from beluga.connectors.link import Attachment
+from beluga.connectors.connection import Attachment
 from beluga.connectors.vllm.meeting import Meeting
 from beluga.connectors.vllm.settings import VllmSettings
 from beluga.errors import ConnectorError
@@ -278,8 +278,11 @@ class Side:
 @pytest.mark.parametrize("several", [False, True], ids=["alone", "among several"])
 def test_jobs_save_and_load(server: MetaServer, module: Any, pool_name: str, several: bool) -> None:
     side = Side(module, pool_name, several=several)
-    links = side.worker._jobs._worker.load_link, side.worker._jobs._worker.save_link
-    assert all(link.wait(LONG_S) for link in links)
+    connections = (
+        side.worker._jobs._worker.load_connection,
+        side.worker._jobs._worker.save_connection,
+    )
+    assert all(connection.wait(LONG_S) for connection in connections)
     side.memory[:, 2:4] = 9
     there = SimpleNamespace(digests=b"".join(HASHES[:2]))
     here = SimpleNamespace(block_ids=np.array([2, 3]))

@@ -16,7 +16,7 @@ import pytest
 from vllm_parts import BLOCK_TOKENS, extend, request
 
 from beluga import KVCache, MetaServer, Namespace
-from beluga.connectors.link import Link
+from beluga.connectors.connection import Connection
 from beluga.connectors.vllm import lookups
 from beluga.connectors.vllm.counters import Counters
 from beluga.connectors.vllm.events import Announcements
@@ -34,9 +34,9 @@ class Engine:
 
     def __init__(self, pool_name: str, **changes: Any) -> None:
         settings = VllmSettings(pool=pool_name, timeout_ms=500, retry_s=0.05, **changes)
-        self.link = Link(settings, name="lookups", logger=logging.getLogger("test"))
+        self.connection = Connection(settings, name="lookups", logger=logging.getLogger("test"))
         self.counters = Counters()
-        self.lookups = Lookups(self.link, self.counters)
+        self.lookups = Lookups(self.connection, self.counters)
         self.lookups.ranks = RANKS
         self.blocks: dict[str, list[int]] = {}
         self.announcements = Announcements(rank_count=lambda: len(RANKS), block_size=BLOCK_TOKENS)
@@ -71,9 +71,9 @@ class Engine:
 @pytest.fixture
 def engine(server: MetaServer, pool_name: str) -> Iterator[Engine]:
     engine = Engine(pool_name)
-    assert engine.link.wait(60)
+    assert engine.connection.wait(60)
     yield engine
-    engine.link.close()
+    engine.connection.close()
 
 
 @pytest.fixture
@@ -269,14 +269,14 @@ def test_nothing_is_saved_by_an_engine_that_only_reads(server: MetaServer, pool_
     engine.start(made)
     assert engine.step(made, 21).saves == []
     assert not engine.schedule.finished(made, engine.blocks["r"])
-    engine.link.close()
+    engine.connection.close()
 
 
 def test_asynchronous_loads_stop_no_saves(
     server: MetaServer, pool_name: str, caches: list[KVCache]
 ) -> None:
     engine = Engine(pool_name, load="async")
-    assert engine.link.wait(60)
+    assert engine.connection.wait(60)
     other, made = request("o", TOKENS[::-1]), request("r", TOKENS)
     store(caches, made, 3, 3)
     engine.start(other)
@@ -291,7 +291,7 @@ def test_asynchronous_loads_stop_no_saves(
     engine.schedule.allocated(made, engine.blocks["r"], 0)  # vLLM calls again after the load
     made.num_computed_tokens = 3 * BLOCK_TOKENS
     assert names(engine.step(made, 9).saves) == [("r", [73, 74])]
-    engine.link.close()
+    engine.connection.close()
 
 
 def test_after_a_reset_an_engine_is_on_its_own(engine: Engine, caches: list[KVCache]) -> None:
@@ -317,7 +317,7 @@ def test_without_a_server_everything_is_a_miss(pool_name: str) -> None:
     made = request("r", TOKENS)
     assert engine.start(made) == 0
     assert names(engine.step(made, 21).saves) == [("r", [10, 11, 12, 13, 14])]
-    engine.link.close()
+    engine.connection.close()
 
 
 def pinned(caches: list[KVCache]) -> int:
@@ -342,14 +342,14 @@ def test_a_request_for_which_the_engine_takes_nothing_lets_go(
     server: MetaServer, pool_name: str, caches: list[KVCache]
 ) -> None:
     other = Engine(pool_name, load="async")
-    assert other.link.wait(60)
+    assert other.connection.wait(60)
     made = request("r", TOKENS)
     store(caches, made, 5, 5)
     assert other.schedule.matched_tokens(made, 0) == (5 * BLOCK_TOKENS, True)
     assert pinned(caches) > 0
     other.schedule.allocated(made, [], 0)
     assert pinned(caches) == 0
-    other.link.close()
+    other.connection.close()
 
 
 def test_a_rank_that_is_late_with_one_request_does_not_hold_up_another(

@@ -43,8 +43,8 @@ class Rank:
         self.worker = Worker(
             settings, layout, Namespace.of("staged"), Counters(), logging.getLogger("test")
         )
-        assert self.worker.load_link.wait(LONG_S)
-        assert self.worker.save_link.wait(LONG_S)
+        assert self.worker.load_connection.wait(LONG_S)
+        assert self.worker.save_connection.wait(LONG_S)
         self.engine = machine.engine
 
     def compute(self, value: int) -> None:

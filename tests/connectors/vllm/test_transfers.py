@@ -49,8 +49,8 @@ class Side:
         )
 
     def attached(self) -> None:
-        assert self.worker.load_link.wait(LONG_S)
-        assert self.worker.save_link.wait(LONG_S)
+        assert self.worker.load_connection.wait(LONG_S)
+        assert self.worker.save_connection.wait(LONG_S)
 
     def saved(self, name: str) -> None:
         """Wait until a request's saves have ended."""
@@ -309,7 +309,7 @@ def test_room_in_the_queue_comes_back_also_from_what_was_dropped(
 def test_blocks_that_find_no_room_in_the_pool_are_counted_as_left_out(
     server: MetaServer, pool_name: str, side: Side, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cache = side.worker.save_link._attachment.cache(NAMESPACE)  # type: ignore[union-attr]
+    cache = side.worker.save_connection._attachment.cache(NAMESPACE)  # type: ignore[union-attr]
     states = np.array([BlockState.GRANTED, BlockState.REFUSED, BlockState.PENDING], dtype=np.uint8)
     statuses = np.zeros(3, dtype=np.int32)
     monkeypatch.setattr(cache, "put", lambda *_: PutResult(states, statuses))
@@ -325,5 +325,5 @@ def test_a_worker_that_closes_ends_its_threads_and_sessions(side: Side) -> None:
     assert own <= {thread.name for thread in threading.enumerate()}
     side.worker.close()
     assert not own & {thread.name for thread in threading.enumerate()}
-    assert not side.worker.load_link.attached
-    assert not side.worker.save_link.attached
+    assert not side.worker.load_connection.attached
+    assert not side.worker.save_connection.attached

@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""``beluga gateway``: a router in front of engines."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from beluga.cli.options import need
+from beluga.cli.output import say
+from beluga.router import ORDERS, POLICIES, RULES, Goals
+
+if TYPE_CHECKING:
+    from beluga.gateway import Service
+
+Workers = Annotated[
+    list[str] | None,
+    typer.Option("--worker", metavar="URL", help="An engine. Repeat the option for each engine."),
+]
+Models = Annotated[
+    list[str] | None,
+    typer.Option("--model", metavar="NAME=URL,URL", help="A model and the engines that serve it."),
+]
+Events = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--kv-events",
+        metavar="URL=ENDPOINT[,REPLAY]",
+        help="The endpoint on which an engine announces its blocks.",
+    ),
+]
+
+
+Queues = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--prefill-queue",
+        metavar="MODEL=QUEUE",
+        help="The queue in which a model's prompts wait for `beluga prefill-worker`.",
+    ),
+]
+
+RuleName = Annotated[str, typer.Option(help=f"The rule for remote prefill: {', '.join(RULES)}.")]
+Admin = Annotated[
+    str, typer.Option(metavar="HOST:PORT", help="The address for operators; empty for none.")
+]
+WorkersFile = Annotated[
+    Path | None, typer.Option(help="A file with one worker per line. The router watches it.")
+]
+TokenizerPath = Annotated[
+    Path | None, typer.Option(help="The engines' tokenizer.json, or the directory of their model.")
+]
+PolicyName = Annotated[str, typer.Option(help=f"The policy: {', '.join(POLICIES)}.")]
+ListenHost = Annotated[str, typer.Option(help="The address for clients.")]
+ListenPort = Annotated[
+    int, typer.Option(min=0, max=65535, help="The port for clients; 0 for any free port.")
+]
+BlockSize = Annotated[int, typer.Option(min=1, help="How many tokens a block of the engines has.")]
+QueueOrder = Annotated[
+    str, typer.Option(help=f"The order of waiting requests: {', '.join(ORDERS)}.")
+]
+QueueThreshold = Annotated[
+    float,
+    typer.Option(
+        min=0, help="Requests wait when workers have so many batches of prefill; 0 for never."
+    ),
+]
+QueueWait = Annotated[float, typer.Option(min=0, help="How many seconds a request may wait.")]
+MaxInflight = Annotated[
+    int, typer.Option(min=0, help="How many requests a worker may have; 0 for no limit.")
+]
+Retries = Annotated[int, typer.Option(min=0, help="How many other workers to try.")]
+Stall = Annotated[
+    float,
+    typer.Option(min=0.1, help="After how many seconds of silence an engine has stalled."),
+]
+HealthInterval = Annotated[float, typer.Option(min=0.05, help="Seconds between health checks.")]
+Drain = Annotated[
+    float, typer.Option(min=0, help="How many seconds requests under way have after SIGTERM.")
+]
+MaxBody = Annotated[
+    int, typer.Option(min=1, help="The greatest size of a request's body in bytes.")
+]
+Seed = Annotated[int, typer.Option(help="The seed of the policy's random choices.")]
+PrefillWait = Annotated[float, typer.Option(min=0, help="How many seconds to wait for a prefill.")]
+Advise = Annotated[
+    float,
+    typer.Option(min=0, help="Seconds between advice on the number of engines; 0 for none."),
+]
+TtftGoal = Annotated[
+    float | None,
+    typer.Option(min=0, help="The goal of the advice: seconds to the first token."),
+]
+TokenGoal = Annotated[
+    float | None, typer.Option(min=0, help="The goal of the advice: seconds between tokens.")
+]
+
+
+def gateway(
+    worker: Workers = None,
+    model: Models = None,
+    kv_events: Events = None,
+    policy: PolicyName = "least-tokens",
+    host: ListenHost = "127.0.0.1",
+    port: ListenPort = 8080,
+    admin: Admin = "127.0.0.1:8081",
+    workers_file: WorkersFile = None,
+    tokenizer: TokenizerPath = None,
+    block_size: BlockSize = 16,
+    queue: QueueOrder = "fcfs",
+    queue_threshold: QueueThreshold = 16.0,
+    queue_wait: QueueWait = 60.0,
+    max_inflight: MaxInflight = 0,
+    retries: Retries = 2,
+    stall: Stall = 600.0,
+    health_interval: HealthInterval = 2.0,
+    drain: Drain = 30.0,
+    max_body: MaxBody = 64 << 20,
+    seed: Seed = 0,
+    prefill_queue: Queues = None,
+    prefill_when: RuleName = "isl-bounding",
+    prefill_wait: PrefillWait = 60.0,
+    advise: Advise = 180.0,
+    ttft_goal: TtftGoal = None,
+    token_goal: TokenGoal = None,
+) -> None:
+    """Route requests of OpenAI's API to engines, until SIGTERM or Ctrl-C."""
+    need("router", "aiohttp", "prometheus_client", "xxhash", *(["zmq"] if kv_events else []))
+    from beluga import gateway as service
+
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
+    settings = service.Settings(
+        policy=policy,
+        engines=service.read_engines(worker or (), model or (), kv_events or ()),
+        workers_file=workers_file,
+        listen=service.Address(host, port),
+        admin=service.Address.parse(admin) if admin else None,
+        tokenizer=tokenizer,
+        block_size=block_size,
+        seed=seed,
+        advise_s=advise,
+        goals=Goals(ttft_s=ttft_goal, between_tokens_s=token_goal),
+        prefill=service.Prefill(
+            service.read_queues(prefill_queue or ()), prefill_when, prefill_wait
+        ),
+        queue=queue,
+        queue_threshold=queue_threshold,
+        limits=service.Limits(
+            queue_s=queue_wait,
+            inflight_max=max_inflight,
+            retries=retries,
+            stall_s=stall,
+            health_interval_s=health_interval,
+            drain_s=drain,
+            body_size_max=max_body,
+        ),
+    )
+    asyncio.run(service.serve(settings, _say_where))
+
+
+def _say_where(service: Service) -> None:
+    host, port = service.address
+    operators = ""
+    if service.admin_address is not None:
+        operators = "; admin on http://{}:{}".format(*service.admin_address)
+    say(f"routing on http://{host}:{port}{operators}; stop with Ctrl-C")

@@ -1,0 +1,31 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""The router as a service before engines that speak OpenAI's API. ``beluga gateway`` starts it.
+
+It needs the packages of the extra ``router``.
+"""
+
+from beluga.gateway.service import Service, serve
+from beluga.gateway.settings import (
+    Address,
+    EngineSpec,
+    Limits,
+    Prefill,
+    Settings,
+    read_engines,
+    read_queues,
+    read_workers_file,
+)
+
+__all__ = [
+    "Address",
+    "EngineSpec",
+    "Limits",
+    "Prefill",
+    "Service",
+    "Settings",
+    "read_engines",
+    "read_queues",
+    "read_workers_file",
+    "serve",
+]

@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""The admin API: workers come, go and drain at run time, with no KV moved.
+
+::
+
+    GET    /workers                  all, with their state
+    POST   /workers                  {"url": ..., "models": [...], "events": ..., "replay": ...}
+    POST   /workers/{id}/drain       nothing new goes there; it leaves with its last request
+    DELETE /workers/{id}             it leaves at once; what is under way there goes on
+    GET    /alerts                   alert rules for Prometheus
+
+It has a listener of its own, on the loopback address unless told otherwise: who can speak to it can
+send the requests of all clients where he likes. Bodies must be sent as JSON, which no web page can
+make a browser do.
+"""
+
+from __future__ import annotations
+
+import msgspec
+from aiohttp import web
+
+from beluga.errors import RouterError
+from beluga.gateway.alerts import ALERTS
+from beluga.gateway.answers import Refusal
+from beluga.gateway.engine import Engine
+from beluga.gateway.fleet import Fleet
+from beluga.gateway.settings import EngineSpec, read_url
+
+
+class _NewWorker(msgspec.Struct, forbid_unknown_fields=True):
+    url: str
+    models: list[str] = []
+    events: str | None = None
+    replay: str | None = None
+
+
+class Admin:
+    """Handles what operators ask."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet = fleet
+
+    def routes(self) -> list[web.RouteDef]:
+        return [
+            web.get("/workers", self._list),
+            web.post("/workers", self._add),
+            web.post("/workers/{id}/drain", self._drain),
+            web.delete("/workers/{id}", self._remove),
+            web.get("/alerts", self._alerts),
+        ]
+
+    async def _list(self, _: web.Request) -> web.Response:
+        return _json([described(engine) for engine in self._fleet])
+
+    async def _add(self, request: web.Request) -> web.Response:
+        if request.content_type != "application/json":
+            raise Refusal(415, "a worker is added by JSON; say Content-Type: application/json")
+        try:
+            asked = msgspec.json.decode(await request.read(), type=_NewWorker)
+            spec = EngineSpec(read_url(asked.url), tuple(asked.models), asked.events, asked.replay)
+            return _json(described(self._fleet.add(spec)), status=201)
+        except (msgspec.MsgspecError, RouterError) as error:
+            raise Refusal(400, str(error)) from None
+
+    async def _drain(self, request: web.Request) -> web.Response:
+        engine = self._named(request)
+        self._fleet.drain(engine)
+        return _json(described(engine))
+
+    async def _remove(self, request: web.Request) -> web.Response:
+        engine = self._named(request)
+        self._fleet.remove(engine)
+        return _json(described(engine))
+
+    async def _alerts(self, _: web.Request) -> web.Response:
+        return web.Response(text=ALERTS, content_type="application/yaml")
+
+    def _named(self, request: web.Request) -> Engine:
+        number = request.match_info["id"]
+        try:
+            return self._fleet[int(number)]
+        except (ValueError, RouterError):
+            raise Refusal(404, f"there is no worker {number}") from None
+
+
+def described(engine: Engine) -> dict[str, object]:
+    """An engine, as JSON."""
+    return {
+        "id": engine.worker.worker_id,
+        "url": engine.url,
+        "models": list(engine.models),
+        "health": engine.health.value,
+        "why": engine.why,
+        "draining": engine.draining,
+        "requests": engine.inflight,
+        "cooling_s": round(engine.cooling_s, 3),
+        "events": engine.spec.events,
+    }
+
+
+def _json(value: object, status: int = 200) -> web.Response:
+    body = msgspec.json.encode(value)
+    return web.Response(status=status, body=body, content_type="application/json")

@@ -1,0 +1,197 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""Which engine a request goes to, and the account of it until it ends, however it ends."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Set
+from types import TracebackType
+
+from beluga.errors import AllWorkersBusyError, ObjectiveError
+from beluga.gateway.answers import Refusal
+from beluga.gateway.ask import Ask
+from beluga.gateway.cache import Cache
+from beluga.gateway.engine import Engine
+from beluga.gateway.fleet import Fleet
+from beluga.gateway.meter import Meter
+from beluga.gateway.settings import Limits
+from beluga.gateway.waiting import Room
+from beluga.router import Choice, Constraints, Query, Router
+
+RECOVERY_S = 1.0
+"""How long a request whose engine has just failed waits for one to be up, if none is: a check is
+under way, and an idle connection that the engine has closed looks like a failure."""
+
+
+class Placement:
+    """A request on a worker; leaving it ends the account."""
+
+    def __init__(self, director: Director, name: int, ask: Ask, choice: Choice) -> None:
+        self.engine = director.engine_of(choice)
+        self._director = director
+        self._name = name
+        self._ask = ask
+        self.choice = choice
+        self._status = "cancelled"
+        self._sent = time.perf_counter()
+        self._last: float | None = None
+        self._count = 0
+
+    async def __aenter__(self) -> Placement:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.end()
+        self._director.meter.ended(self._ask, self._status, self._count)
+
+    def end(self) -> None:
+        """Take it off the account."""
+        self._director.end(self._name, self.engine)
+
+    def first_token(self) -> None:
+        """The engine has begun to answer: its prefill is done."""
+        self._director.prefill_done(self._name)
+        self._director.meter.first_token(self._ask, self.engine, time.perf_counter() - self._sent)
+
+    def tokens(self, count: int) -> None:
+        """So many more tokens have come, about."""
+        now = time.perf_counter()
+        if self._last is not None and count > 0:
+            self._director.meter.tokens(self._ask, self.engine, (now - self._last) / count, count)
+        self._last = now
+        self._count += count
+
+    def answered(self, status: object) -> None:
+        """How it ended: the HTTP status of an answer that has come whole, or a word."""
+        self._status = str(status)
+
+
+class Director:
+    """Places requests on the engines of a fleet by a router's policy."""
+
+    def __init__(  # noqa: PLR0913  its parts, by name
+        self,
+        *,
+        fleet: Fleet,
+        router: Router,
+        cache: Cache,
+        meter: Meter,
+        limits: Limits,
+        room: Room[Placement],
+    ) -> None:
+        self.meter = meter
+        self._fleet = fleet
+        self._router = router
+        self._cache = cache
+        self._limits = limits
+        self._room = room
+        self.placed = 0  # requests on workers
+        self._names = itertools.count()
+        fleet.on_change(joined=self._joined, left=self._left)
+
+    def _joined(self, engine: Engine) -> None:
+        self._router.add_worker(engine.worker)
+
+    def _left(self, engine: Engine) -> None:
+        self._router.remove_worker(engine.worker)
+        self.meter.forget(engine)
+        self._room.look()
+
+    def engine_of(self, choice: Choice) -> Engine:
+        return self._fleet[choice.worker.worker_id]
+
+    async def place(self, ask: Ask, tried: Set[int], arrived: float) -> Placement:
+        """A worker for a request, once there is one with room; ``tried`` are those that have just
+        failed it, taken only where there is no other. Raises Refusal.
+        """
+        query = self._cache.query_of(ask)
+        placed = None if self._room.waiting(ask.model) else self._try(ask, query, tried)
+        decided = time.perf_counter()
+        if placed is None:
+            placed = await self._room.wait(
+                ask.model,
+                query,
+                lambda: self._try(ask, query, tried),
+                overlap=self._cache.longest(query),
+                patience_s=self._patience(ask.model, tried),
+            )
+        self.meter.routed(ask, query, placed.choice, placed.engine, decided - arrived)
+        return placed
+
+    def _try(self, ask: Ask, query: Query, tried: Set[int]) -> Placement | None:
+        """None if it must wait. Raises Refusal."""
+        engines = self._known(ask.model)
+        allowed = self._allowed(engines, tried)
+        if not allowed:
+            self._none(engines, tried)
+            return None
+        name = next(self._names)
+        started = time.perf_counter()
+        try:
+            choice = self._router.route(
+                name, query, Constraints(allowed=allowed), now=time.monotonic()
+            )
+        except AllWorkersBusyError:
+            return None
+        except ObjectiveError as error:
+            raise Refusal(429, str(error), retry_after_s=1) from None
+        self.meter.part("scheduling", time.perf_counter() - started)
+        placed = Placement(self, name, ask, choice)
+        self.placed += 1
+        placed.engine.inflight += 1
+        placed.engine.expected(choice.hit_rate, query.isl)
+        self._cache.routed(query, choice)
+        return placed
+
+    def _known(self, model: str | None) -> list[Engine]:
+        """The engines that have a model. Raises Refusal if none does, or it is not clear which."""
+        engines = self._fleet.serving(model)
+        if model is None and len({engine.models for engine in engines if engine.models}) > 1:
+            raise Refusal(400, "several models are served here; name one", param="model")
+        if engines:
+            return engines
+        if any(not engine.models for engine in self._fleet) or not len(self._fleet):
+            raise Refusal(503, "no worker is up yet", retry_after_s=1)
+        raise Refusal(404, f"The model `{model}` does not exist.", param="model")
+
+    def _allowed(self, engines: list[Engine], tried: Set[int]) -> frozenset[int]:
+        most = self._limits.inflight_max
+        ready = [
+            engine.worker.worker_id
+            for engine in engines
+            if engine.ready and not (most and engine.inflight >= most)
+        ]
+        return frozenset(ready).difference(tried) or frozenset(ready)
+
+    def _none(self, engines: list[Engine], tried: Set[int]) -> None:
+        """No engine has room: returns if one may soon, else raises Refusal."""
+        serving = [engine for engine in engines if engine.serving]
+        if not tried and not serving:
+            why = "; ".join(sorted({engine.why for engine in engines if engine.why}))
+            raise Refusal(503, f"none of {len(engines)} workers is up: {why}", retry_after_s=1)
+        if cooling := [engine.cooling_s for engine in serving if engine.cooling_s > 0]:
+            self._room.look_in(min(cooling))
+
+    def _patience(self, model: str | None, tried: Set[int]) -> float:
+        """How long a request may wait, in seconds."""
+        serving = any(engine.serving for engine in self._fleet.serving(model))
+        return RECOVERY_S if tried and not serving else self._limits.queue_s
+
+    def prefill_done(self, name: int) -> None:
+        if self._router.tracker.prefill_done(name, time.monotonic()):
+            self._room.look()
+
+    def end(self, name: int, engine: Engine) -> None:
+        """A request has ended, well or not."""
+        self._router.tracker.free(name, time.monotonic())
+        self.placed -= 1
+        engine.inflight -= 1
+        self._fleet.settle(engine)
+        self._room.look()

@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""The engines behind a router, which come and go at run time. No KV is moved when they do."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from beluga.errors import NoWorkersError, RouterError
+from beluga.gateway.engine import Engine
+from beluga.gateway.settings import EngineSpec
+from beluga.router import Worker
+
+
+class Fleet:
+    """Engines by number. Numbers are not used twice: an engine that comes back is a new worker."""
+
+    def __init__(self) -> None:
+        self._engines: dict[int, Engine] = {}
+        self._numbers = itertools.count(1)
+        self._joined: list[Callable[[Engine], None]] = []
+        self._left: list[Callable[[Engine], None]] = []
+
+    def on_change(
+        self, *, joined: Callable[[Engine], None], left: Callable[[Engine], None]
+    ) -> None:
+        """Call these for each engine that comes from now on, and that goes."""
+        self._joined.append(joined)
+        self._left.append(left)
+
+    def __iter__(self) -> Iterator[Engine]:
+        return iter(list(self._engines.values()))
+
+    def __len__(self) -> int:
+        return len(self._engines)
+
+    def __getitem__(self, number: int) -> Engine:
+        """Raises NoWorkersError."""
+        try:
+            return self._engines[number]
+        except KeyError:
+            raise NoWorkersError(f"there is no worker {number}") from None
+
+    def add(self, spec: EngineSpec) -> Engine:
+        """A new engine; nothing is sent there before a check has passed. Raises RouterError."""
+        if any(engine.url == spec.url for engine in self):
+            raise RouterError(f"{spec.url} is a worker already")
+        engine = Engine(Worker(next(self._numbers)), spec)
+        self._engines[engine.worker.worker_id] = engine
+        try:
+            for joined in self._joined:
+                joined(engine)
+        except RouterError:
+            self.remove(engine)
+            raise
+        return engine
+
+    def remove(self, engine: Engine) -> None:
+        """Forget it; requests that are under way there go on to their end."""
+        if self._engines.pop(engine.worker.worker_id, None) is not None:
+            for left in self._left:
+                left(engine)
+
+    def drain(self, engine: Engine) -> None:
+        """Send nothing there any more; forget it with the end of its last request."""
+        engine.draining = True
+        self.settle(engine)
+
+    def settle(self, engine: Engine) -> None:
+        """A request there has ended."""
+        if engine.draining and engine.inflight == 0:
+            self.remove(engine)
+
+    def follow(self, specs: Iterable[EngineSpec], before: Iterable[EngineSpec]) -> None:
+        """A list of engines has changed: add what is new, drain what is no longer there."""
+        wanted, had = set(specs), set(before)
+        for engine in self:
+            if engine.spec in had - wanted:
+                self.drain(engine)
+        present = {engine.url for engine in self if not engine.draining}
+        for spec in wanted - had:
+            if spec.url not in present:
+                self._replace(spec)
+
+    def _replace(self, spec: EngineSpec) -> None:
+        for engine in self:
+            if engine.url == spec.url:  # the same with other words; its requests go on
+                self.remove(engine)
+        self.add(spec)
+
+    def models(self) -> dict[str, dict[str, Any]]:
+        """The union of what the engines that serve list, by name; drained ones left out."""
+        found: dict[str, dict[str, Any]] = {}
+        for engine in self:
+            cards = {str(card.get("id")): card for card in engine.cards}
+            for name in engine.models if engine.serving else ():
+                card = {"id": name, "object": "model", "owned_by": "beluga", **cards.get(name, {})}
+                found.setdefault(name, card)
+        return found
+
+    def is_adapter(self, model: str) -> bool:
+        """Whether a model is an adapter of another one, as vLLM lists them."""
+        return any(card.get("id") == model and card.get("parent") for e in self for card in e.cards)
+
+    def serving(self, model: str | None) -> list[Engine]:
+        """The engines that have this model, whatever their health. Without a name: all, where they
+        have one model between them."""
+        if model is None:
+            return [engine for engine in self if not engine.draining]
+        return [engine for engine in self if model in engine.models and not engine.draining]

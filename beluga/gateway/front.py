@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""What clients see: the proxied paths, the list of models, health, readiness, metrics."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+import msgspec
+from aiohttp import web
+from aiohttp.typedefs import Handler, Middleware
+
+from beluga.gateway.answers import Refusal
+from beluga.gateway.fleet import Fleet
+from beluga.gateway.meter import Meter
+from beluga.gateway.proxy import Proxy
+
+log = logging.getLogger(__name__)
+
+# Of vLLM's, beside /v1/*: those that a request may go to any engine for. Its other paths (metrics,
+# sleep, LoRA loading, profiling) are about one engine, and for whoever runs it.
+_BESIDE_V1 = (
+    "/tokenize",
+    "/detokenize",
+    "/pooling",
+    "/classify",
+    "/score",
+    "/rerank",
+    "/v2/rerank",
+    "/invocations",
+    "/inference/v1/generate",
+)
+
+
+class Front:
+    """The handlers of the clients' listener."""
+
+    def __init__(
+        self, *, fleet: Fleet, proxy: Proxy, meter: Meter, scrape: Callable[[], None]
+    ) -> None:
+        """``scrape`` brings the gauges up to date before they are read."""
+        self._fleet = fleet
+        self._proxy = proxy
+        self._meter = meter
+        self._scrape = scrape
+        self.stopping = False
+
+    def routes(self) -> list[web.RouteDef]:
+        return [
+            web.get("/health", self._health),
+            web.get("/ready", self._ready),
+            web.get("/metrics", self._metrics),
+            web.get("/v1/models", self._models),
+            web.get("/v1/models/{name:.+}", self._model),
+            *(web.post(path, self._proxied) for path in _BESIDE_V1),
+            web.route("*", "/v1/{rest:.*}", self._proxied),
+        ]
+
+    async def _proxied(self, request: web.Request) -> web.StreamResponse:
+        if self.stopping:
+            refusal = Refusal(503, "this router is shutting down", retry_after_s=1).response()
+            refusal.force_close()
+            return refusal
+        return await self._proxy.handle(request)
+
+    async def _health(self, _: web.Request) -> web.Response:
+        return web.Response()
+
+    async def _ready(self, _: web.Request) -> web.Response:
+        """200 while requests can be served: an engine is up and nobody has said stop."""
+        if self.stopping:
+            raise Refusal(503, "this router is shutting down")
+        if not any(engine.serving for engine in self._fleet):
+            raise Refusal(503, f"none of {len(self._fleet)} workers is up", retry_after_s=1)
+        return web.Response()
+
+    async def _metrics(self, _: web.Request) -> web.Response:
+        self._scrape()
+        return web.Response(body=self._meter.text(), content_type="text/plain", charset="utf-8")
+
+    async def _models(self, _: web.Request) -> web.Response:
+        cards = list(self._fleet.models().values())
+        return _json({"object": "list", "data": cards})
+
+    async def _model(self, request: web.Request) -> web.Response:
+        name = request.match_info["name"]
+        card = self._fleet.models().get(name)
+        if card is None:
+            raise Refusal(404, f"The model `{name}` does not exist.", param="model")
+        return _json(card)
+
+
+def _json(value: object) -> web.Response:
+    return web.Response(body=msgspec.json.encode(value), content_type="application/json")
+
+
+def refusals(meter: Meter) -> Middleware:
+    """A middleware that answers errors in OpenAI's shape, those of aiohttp and our own included."""
+
+    @web.middleware
+    async def answer(request: web.Request, handler: Handler) -> web.StreamResponse:
+        try:
+            return await handler(request)
+        except Refusal as refusal:
+            given = refusal
+        except web.HTTPException as error:
+            given = Refusal(error.status, f"{request.method} {request.path}: {error.reason}")
+        except Exception:
+            log.exception("%s %s", request.method, request.path)
+            given = Refusal(500, "the router has failed; its log says how")
+        meter.refused(given.status)
+        return given.response()
+
+    return answer

@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""Active checks: each engine is asked ``/health`` in turn, and for its models."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable, Collection
+
+import aiohttp
+import msgspec
+
+from beluga.gateway.engine import Engine, Health
+from beluga.gateway.fleet import Fleet
+from beluga.gateway.settings import Limits
+
+log = logging.getLogger(__name__)
+
+FAILURES = (aiohttp.ClientError, asyncio.TimeoutError, OSError, ValueError, msgspec.MsgspecError)
+"""What talking to an engine raises when it is down or talks nonsense."""
+
+
+class Checker:
+    """Checks each engine of a fleet on a task of its own, and says when one is up again."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        client: aiohttp.ClientSession,
+        limits: Limits,
+        *,
+        up: Callable[[], None],
+        also: Callable[[Engine], Awaitable[None]],
+    ) -> None:
+        """``up`` is called when an engine has come up; ``also`` is awaited after each check that
+        has passed."""
+        self._client = client
+        self._limits = limits
+        self._up = up
+        self._also = also
+        self._timeout = aiohttp.ClientTimeout(total=limits.health_timeout_s)
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+        fleet.on_change(joined=self._watch, left=self._leave)
+
+    def _watch(self, engine: Engine) -> None:
+        task = asyncio.get_running_loop().create_task(self._run(engine))
+        self._tasks[engine.worker.worker_id] = task
+
+    def _leave(self, engine: Engine) -> None:
+        if (task := self._tasks.pop(engine.worker.worker_id, None)) is not None:
+            task.cancel()
+
+    async def close(self) -> None:
+        """End all checks."""
+        tasks = list(self._tasks.values())
+        self._tasks.clear()
+        await end_tasks(tasks)
+
+    async def _run(self, engine: Engine) -> None:
+        while self._tasks.get(engine.worker.worker_id) is asyncio.current_task():
+            engine.look.clear()
+            if await self.check(engine):
+                with contextlib.suppress(*FAILURES):
+                    await self._also(engine)
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._wanted(engine), self._limits.health_interval_s)
+
+    async def _wanted(self, engine: Engine) -> None:
+        """Until a check is asked for; not again at once for an engine that is known to be down."""
+        if engine.health is not Health.UP:
+            await asyncio.sleep(self._limits.health_interval_s / 4)
+        await engine.look.wait()
+
+    async def check(self, engine: Engine) -> bool:
+        """Ask it now: whether it is up."""
+        failures, before = engine.failures, engine.health
+        try:
+            await self._ask(engine)
+        except FAILURES as error:
+            if before is not Health.DOWN:
+                log.warning("%s is down: %s", engine.url, words_of(error))
+            if failures == engine.failures:
+                engine.fail(words_of(error))
+            return False
+        if not engine.passed(failures):
+            return False
+        if before is not Health.UP:
+            log.info("%s is up, with %s", engine.url, ", ".join(engine.models) or "no model")
+            self._up()
+        return True
+
+    async def _ask(self, engine: Engine) -> None:
+        """Raises one of :data:`FAILURES`."""
+        async with self._client.get(f"{engine.url}/health", timeout=self._timeout) as answer:
+            known = answer.status != 404  # an engine without /health has /v1/models
+            if known and answer.status >= 300:
+                raise ValueError(f"/health answers {answer.status}")
+        async with self._client.get(f"{engine.url}/v1/models", timeout=self._timeout) as answer:
+            if answer.status == 200:
+                engine.cards = _cards(await answer.read())
+            elif not engine.spec.models:
+                raise ValueError(
+                    f"/v1/models answers {answer.status}; name its models with --model"
+                )
+            elif not known:
+                raise ValueError(f"/health and /v1/models answer 404 and {answer.status}")
+
+
+def _cards(body: bytes) -> list[dict[str, object]]:
+    data = msgspec.json.decode(body)
+    listed = data.get("data") if isinstance(data, dict) else None
+    if not isinstance(listed, list):
+        raise ValueError("/v1/models answers something else than a list of models")
+    return [card for card in listed if isinstance(card, dict)]
+
+
+async def end_tasks(tasks: Collection[asyncio.Task[None]]) -> None:
+    """Cancel tasks until they have ended: before Python 3.12 ``wait_for`` may lose a cancellation
+    that comes as its time is up.
+    """
+    while left := [task for task in tasks if not task.done()]:
+        for task in left:
+            task.cancel()
+        await asyncio.wait(left, timeout=0.1)
+
+
+def words_of(error: BaseException) -> str:
+    """An error in words, even where it has none of its own."""
+    return str(error) or type(error).__name__

@@ -1,0 +1,232 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""The router's metrics, for Prometheus: Dynamo's names where it has one, and its articles' two.
+
+``dynamo_kv_hit_rate{worker}`` is what the engine itself measures if its metrics say, else what the
+policy expected of its choices; ``dynamo_routing_latency_seconds`` is from the moment at which a
+request was read to the choice. Tokens of answers are counted by their events.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from beluga.gateway.ask import Ask
+from beluga.gateway.engine import Engine
+from beluga.router import Choice, Indexer, Load, Query
+
+_LATENCY_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 1.0)
+_OVERHEAD_MS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 50.0, 100.0)
+_FIRST_TOKEN_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0, 120.0)
+_NEXT_TOKEN_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.035, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0)
+_TOKENS = tuple(float(1 << power) for power in range(4, 21, 2))
+_SHARE = tuple(step / 10 for step in range(11))
+
+
+class Latency(NamedTuple):
+    """So many took so long in all."""
+
+    seconds: float
+    times: float
+
+
+class Meter:
+    """Counts what happens; its registry is its own, so several routers may live in one process."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry(auto_describe=True)
+        self._by_router()
+        self._by_worker()
+        self._children: dict[tuple[object, str], Any] = {}
+
+    def _by_router(self) -> None:
+        known = self.registry
+        prefix = "dynamo_component_router_"
+        of_model = ("model",)
+
+        def histogram(name: str, what: str, buckets: tuple[float, ...]) -> Histogram:
+            return Histogram(prefix + name, what, of_model, buckets=buckets, registry=known)
+
+        self._requests = Counter(
+            prefix + "requests", "Requests by how they ended", ("model", "status"), registry=known
+        )
+        self._first = histogram("time_to_first_token_seconds", "Sent to first byte", _FIRST_TOKEN_S)
+        self._next = histogram("inter_token_latency_seconds", "Between tokens", _NEXT_TOKEN_S)
+        self._input = histogram("input_sequence_tokens", "Prompt lengths", _TOKENS)
+        self._output = histogram("output_sequence_tokens", "Answer lengths", _TOKENS)
+        self._hits = histogram("kv_hit_rate", "Expected share of cached tokens", _SHARE)
+        self._cached = histogram("cached_tokens", "Expected cached tokens", _TOKENS)
+        self._routing = Histogram(
+            "dynamo_routing_latency_seconds",
+            "Request read to worker chosen",
+            buckets=_LATENCY_S,
+            registry=known,
+        )
+        self._parts = {
+            part: Histogram(
+                f"dynamo_router_overhead_{part}_ms",
+                f"Routing: {part.replace('_', ' ')}",
+                buckets=_OVERHEAD_MS,
+                registry=known,
+            )
+            for part in ("block_hashing", "indexer_find_matches", "seq_hashing", "scheduling")
+        }
+        self._total = Histogram(
+            "dynamo_router_overhead_total_ms", "Routing", buckets=_OVERHEAD_MS, registry=known
+        )
+        self._events = Gauge(
+            "dynamo_component_kv_cache_events_applied",
+            "Blocks of KV events by kind and outcome",
+            ("event_type", "status"),
+            registry=known,
+        )
+        self.pending = Gauge(
+            "dynamo_frontend_router_queue_pending_requests", "Requests that wait", registry=known
+        )
+        self._refused = Counter(
+            "beluga_route_refused", "Requests that got no worker", ("status",), registry=known
+        )
+
+        self._prefills = Counter(
+            "beluga_route_prefills",
+            "Prompts by where they were prefilled: beluga.disagg.Course",
+            ("model", "course"),
+            registry=known,
+        )
+
+    def _by_worker(self) -> None:
+        def gauge(name: str, what: str) -> Gauge:
+            return Gauge(name, what, ("worker",), registry=self.registry)
+
+        def counter(name: str, what: str) -> Counter:
+            return Counter(f"beluga_route_worker_{name}", what, ("worker",), registry=self.registry)
+
+        prefix = "dynamo_frontend_worker_"
+        self._last_first = gauge(prefix + "last_time_to_first_token_seconds", "The last one")
+        self._last_next = gauge(prefix + "last_inter_token_latency_seconds", "The last one")
+        self._blocks = gauge(prefix + "active_decode_blocks", "Blocks of requests under way")
+        self._prefill = gauge(prefix + "active_prefill_tokens", "Tokens not yet prefilled")
+        self._hit_rate = gauge("dynamo_kv_hit_rate", "Share of prompt tokens found in a cache")
+        self._cache_usage = gauge("gpu_cache_usage_percent", "As the engine says, 0..1")
+        self._cache_blocks = gauge("total_blocks", "KV blocks that the engine has")
+        self._retries = counter("retries", "Requests that then went to another worker")
+        self._sent = counter("prompt_tokens", "Tokens of the prompts sent there")
+        self._up = gauge("beluga_route_worker_up", "1: it is sent requests")
+        self._inflight = gauge("beluga_route_worker_requests", "Requests under way")
+        self._of_worker = (
+            self._last_first,
+            self._last_next,
+            self._blocks,
+            self._prefill,
+            self._hit_rate,
+            self._cache_usage,
+            self._cache_blocks,
+            self._retries,
+            self._sent,
+            self._up,
+            self._inflight,
+        )
+
+    def _of(self, metric: Any, label: str) -> Any:
+        """A metric's child for one label; the package looks it up at more cost than it counts."""
+        child = self._children.get((metric, label))
+        if child is None:
+            child = self._children[metric, label] = metric.labels(label)
+        return child
+
+    def routed(
+        self, ask: Ask, query: Query, choice: Choice, engine: Engine, seconds: float
+    ) -> None:
+        """A worker was chosen, so long after the request was read."""
+        self._of(self._sent, engine.url).inc(query.isl)
+        model = ask.model or ""
+        self._routing.observe(seconds)
+        self._total.observe(seconds * 1e3)
+        self._of(self._input, model).observe(query.isl)
+        self._of(self._hits, model).observe(choice.hit_rate)
+        self._of(self._cached, model).observe(choice.hit_rate * query.isl)
+
+    def part(self, name: str, seconds: float) -> None:
+        """A part of routing took so long."""
+        self._parts[name].observe(seconds * 1e3)
+
+    def first_token(self, ask: Ask, engine: Engine, seconds: float) -> None:
+        """The first byte of an answer has come, so long after it was asked for."""
+        self._of(self._first, ask.model or "").observe(seconds)
+        self._of(self._last_first, engine.url).set(seconds)
+
+    def tokens(self, ask: Ask, engine: Engine, seconds: float, count: int) -> None:
+        """More tokens have come, each after so long."""
+        between = self._of(self._next, ask.model or "")
+        for _ in range(count):
+            between.observe(seconds)
+        self._of(self._last_next, engine.url).set(seconds)
+
+    def latencies(self) -> tuple[Latency, Latency]:
+        """Of first tokens, and of those after them, of all models since the start."""
+        return _latency(self._first), _latency(self._next)
+
+    def ended(self, ask: Ask, status: str, tokens: int) -> None:
+        """A request has ended: an HTTP status, ``broken`` or ``cancelled``."""
+        self._requests.labels(ask.model or "", status).inc()
+        if tokens:
+            self._of(self._output, ask.model or "").observe(tokens)
+
+    def prefilled(self, ask: Ask, course: str) -> None:
+        """It was decided where a prompt is prefilled, and done."""
+        self._prefills.labels(ask.model or "", course).inc()
+
+    def refused(self, status: int) -> None:
+        """A request has got an answer of the router's own."""
+        self._refused.labels(str(status)).inc()
+
+    def retried(self, engine: Engine) -> None:
+        """An engine has not answered; another is tried."""
+        self._of(self._retries, engine.url).inc()
+
+    def state(self, engine: Engine, load: Load) -> None:
+        """A worker as it stands now."""
+        expected = engine.hit_tokens / engine.prompt_tokens if engine.prompt_tokens else 0.0
+        for gauge, value in (
+            (self._blocks, load.active_decode_blocks),
+            (self._prefill, load.active_prefill_tokens),
+            (self._hit_rate, load.gpu_prefix_cache_hit_rate or expected),
+            (self._cache_usage, load.gpu_cache_usage_perc),
+            (self._cache_blocks, load.kv_total_blocks),
+            (self._up, engine.serving),
+            (self._inflight, engine.inflight),
+        ):
+            gauge.labels(engine.url).set(value)
+
+    def kv_events(self, indexer: Indexer, lost: int) -> None:
+        """What became of the blocks in KV events, so far; ``lost`` messages never came."""
+        counts = indexer.counts
+        for kind, status, count in (
+            ("stored", "ok", counts.stored),
+            ("stored", "duplicate", counts.repeated),
+            ("stored", "parent_block_not_found", counts.parent_not_found),
+            ("stored", "invalid_block", counts.invalid),
+            ("stored", "no_room", counts.refused),
+            ("removed", "ok", counts.removed),
+            ("removed", "block_not_found", counts.unknown),
+            ("message", "lost", lost),
+        ):
+            self._events.labels(kind, status).set(count)
+
+    def forget(self, engine: Engine) -> None:
+        """A worker has gone, and with it its figures."""
+        for metric in self._of_worker:
+            metric.remove(engine.url)
+            self._children.pop((metric, engine.url), None)
+
+    def text(self) -> bytes:
+        """All of it, as Prometheus reads it."""
+        return bytes(generate_latest(self.registry))
+
+
+def _latency(histogram: Histogram) -> Latency:
+    samples = [sample for metric in histogram.collect() for sample in metric.samples]
+    sums = (sum(s.value for s in samples if s.name.endswith(end)) for end in ("_sum", "_count"))
+    return Latency(*sums)

@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""A request's way: read, placed on a worker, sent there, its answer passed on as it comes.
+
+Another worker is tried only while the client has not got a byte. The client's status line waits for
+the first byte of the engine's body, so an engine that dies in its prefill costs time, not an error.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+
+import aiohttp
+from aiohttp import web
+from yarl import URL
+
+from beluga.gateway.answers import Refusal, error_event
+from beluga.gateway.ask import Ask, read_ask
+from beluga.gateway.director import Director, Placement
+from beluga.gateway.headers import for_client, for_engine, retry_after_s
+from beluga.gateway.health import FAILURES, words_of
+from beluga.gateway.meter import Meter
+from beluga.gateway.relay import BrokenOffError, ClientGoneError, Source, relay
+from beluga.gateway.remote import Remote
+from beluga.gateway.settings import Limits
+from beluga.gateway.tokenizer import Tokenizer
+
+log = logging.getLogger(__name__)
+
+_BUSY = (429, 503)
+_SLOW_TO_TOKENIZE = 1 << 14  # bytes; a longer prompt is tokenized on a thread
+
+
+class _UnansweredError(Exception):
+    """An engine gave no answer that may be passed on; another may be asked."""
+
+    def __init__(self, status: int, why: str) -> None:
+        super().__init__(why)
+        self.status = status
+
+
+class Proxy:
+    """Handles what clients ask of engines."""
+
+    def __init__(  # noqa: PLR0913  its parts, by name
+        self,
+        *,
+        director: Director,
+        client: aiohttp.ClientSession,
+        meter: Meter,
+        limits: Limits,
+        tokenizer: Tokenizer | None,
+        remote: Remote,
+    ) -> None:
+        self._remote = remote
+        self._director = director
+        self._client = client
+        self._meter = meter
+        self._limits = limits
+        self._tokenizer = tokenizer
+        self._timeout = aiohttp.ClientTimeout(
+            total=None, sock_connect=limits.connect_s, sock_read=limits.stall_s
+        )
+
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        """Any request that an engine is to answer. Raises Refusal."""
+        arrived = time.perf_counter()
+        ask = await self._read(request)
+        tried: set[int] = set()
+        while True:
+            placement = await self._director.place(ask, tried, arrived)
+            try:
+                async with placement:
+                    if not tried:
+                        await self._remote.prefill(ask, placement.choice)
+                    return await self._exchange(request, ask, placement)
+            except _UnansweredError as error:
+                tried.add(placement.engine.worker.worker_id)
+                log.warning("%s: %s", placement.engine.url, error)
+                self._meter.retried(placement.engine)
+                placement.answered("unanswered")
+                if len(tried) > self._limits.retries:
+                    text = f"no worker answers; the last one tried: {error}"
+                    raise Refusal(error.status, text, retry_after_s=1) from None
+            arrived = time.perf_counter()
+
+    async def _read(self, request: web.Request) -> Ask:
+        try:
+            body = await request.read()
+        except web.HTTPRequestEntityTooLarge:
+            most = self._limits.body_size_max
+            raise Refusal(413, f"the request's body has more than {most} bytes") from None
+        is_json = request.content_type in ("application/json", "application/octet-stream")
+        if self._tokenizer is not None and len(body) > _SLOW_TO_TOKENIZE:
+            return await asyncio.to_thread(
+                read_ask, request.path, body, tokenizer=self._tokenizer, is_json=is_json
+            )
+        return read_ask(request.path, body, tokenizer=self._tokenizer, is_json=is_json)
+
+    async def _exchange(
+        self, request: web.Request, ask: Ask, placement: Placement
+    ) -> web.StreamResponse:
+        """Ask the engine and pass its answer on. Raises _UnansweredError if none has begun."""
+        engine = placement.engine
+        headers = for_engine(request.headers)
+        headers["Accept-Encoding"] = "identity"
+        try:
+            response = await self._client.request(
+                request.method,
+                URL(engine.url + request.raw_path, encoded=True),
+                data=ask.body or None,
+                headers=headers,
+                allow_redirects=False,
+                timeout=self._timeout,
+                skip_auto_headers=("User-Agent", "Content-Type"),
+            )
+        except FAILURES as error:
+            engine.fail(words_of(error))
+            raise _UnansweredError(502, words_of(error)) from error
+        async with response:
+            if response.status in _BUSY:
+                engine.cool_down(retry_after_s(response.headers, self._limits.cool_down_max_s))
+                raise _UnansweredError(response.status, f"it answers {response.status}")
+            source = Source(response)
+            target = web.StreamResponse(
+                status=response.status,
+                reason=response.reason,
+                headers=for_client(response.headers),
+            )
+            if response.content_length is not None:
+                target.content_length = response.content_length
+            try:
+                first = await source.next()
+            except BrokenOffError as error:
+                engine.fail(str(error))
+                raise _UnansweredError(502, str(error)) from error
+            placement.first_token()
+            await self._pass_on(request, source, first, target, placement)
+            return target
+
+    async def _pass_on(
+        self,
+        request: web.Request,
+        source: Source,
+        first: bytes,
+        target: web.StreamResponse,
+        placement: Placement,
+    ) -> None:
+        try:
+            await target.prepare(request)
+            await relay(source, first, target, placement.tokens)
+            await target.write_eof()
+            placement.answered(target.status)
+        except BrokenOffError as error:
+            placement.answered("broken")
+            placement.engine.fail(f"it broke off: {error}")
+            log.warning("%s broke off: %s", placement.engine.url, error)
+            await _end_broken(request, source, target, error)
+        except (ClientGoneError, ConnectionError):
+            pass  # leaving closes the engine's connection, which cancels its work
+
+
+async def _end_broken(
+    request: web.Request, source: Source, target: web.StreamResponse, error: BrokenOffError
+) -> None:
+    """Tell the client: by an event in a stream of them, else by breaking off as well."""
+    if source.has_events:
+        try:
+            await target.write(error_event(502, f"the engine broke off: {error}"))
+            await target.write_eof()
+        except (ConnectionError, RuntimeError):
+            log.debug("the client has gone, too")
+    elif request.transport is not None:
+        request.transport.abort()

@@ -1,0 +1,233 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""A router that runs: its parts put together, its listeners, its end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import logging
+import signal
+from collections.abc import Callable, Mapping
+
+import aiohttp
+from aiohttp import web
+
+from beluga.errors import RouterError
+from beluga.gateway.admin import Admin
+from beluga.gateway.advice import Adviser
+from beluga.gateway.cache import Cache
+from beluga.gateway.director import Director, Placement
+from beluga.gateway.fleet import Fleet
+from beluga.gateway.front import Front, refusals
+from beluga.gateway.health import Checker, end_tasks
+from beluga.gateway.meter import Meter
+from beluga.gateway.proxy import Proxy
+from beluga.gateway.remote import Remote
+from beluga.gateway.report import Reports
+from beluga.gateway.settings import Address, Settings
+from beluga.gateway.tokenizer import load_tokenizer
+from beluga.gateway.waiting import Room
+from beluga.gateway.workers_file import WorkersFile
+from beluga.router import (
+    BusyThresholds,
+    Load,
+    PredictiveIndexer,
+    Router,
+    Worker,
+    make_policy,
+)
+
+log = logging.getLogger(__name__)
+
+_IDLE_CONNECTION_S = 4.0  # vLLM's server closes an idle one after 5
+_POLL_S = 0.02
+
+
+class Service:
+    """One router. Entered, it serves; left, it drains: nothing new is taken, what is under way has
+    ``Limits.drain_s`` to end, and what has not is broken off.
+
+    ``address`` and ``admin_address`` say where it listens. Entering raises RouterError, OSError.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._cleanup = contextlib.AsyncExitStack()
+        self.fleet = Fleet()
+        self.meter = Meter()
+        self.address = settings.listen
+        self.admin_address = settings.admin
+
+    async def __aenter__(self) -> Service:
+        async with contextlib.AsyncExitStack() as stack:
+            await self._start(stack)
+            self._cleanup = stack.pop_all()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        try:
+            await self.drain()
+        finally:
+            await self._cleanup.aclose()
+
+    async def _start(self, stack: contextlib.AsyncExitStack) -> None:
+        settings, limits = self._settings, self._settings.limits
+        connector = aiohttp.TCPConnector(
+            limit=0, keepalive_timeout=_IDLE_CONNECTION_S, ttl_dns_cache=30
+        )
+        client = await stack.enter_async_context(
+            aiohttp.ClientSession(
+                connector=connector,
+                auto_decompress=False,
+                cookie_jar=aiohttp.DummyCookieJar(),
+                trust_env=False,
+            )
+        )
+        policy = make_policy(settings.policy, seed=settings.seed or 0)
+        apart = bool(settings.prefill.queues)  # the rule asks what is cached under every policy
+        self._cache = Cache(
+            wanted=policy.uses_overlap or apart,
+            block_size=settings.block_size,
+            announced=any(spec.events for spec in settings.engines),
+            is_adapter=self.fleet.is_adapter,
+            meter=self.meter,
+        )
+        stack.callback(self._cache.close)
+        self._room: Room[Placement] = Room(
+            limits.queued_max, order=settings.queue, give_back=Placement.end
+        )
+        self._router = Router(
+            policy,
+            find_matches=self._cache.find_matches,
+            always_match=apart,
+            wait_above=BusyThresholds(prefill_batches=settings.queue_threshold or None),
+            on_index_error=lambda error: log.warning("the index failed: %s", error),
+        )
+        self._director = Director(
+            fleet=self.fleet,
+            router=self._router,
+            cache=self._cache,
+            meter=self.meter,
+            limits=limits,
+            room=self._room,
+        )
+        self.fleet.on_change(joined=self._cache.joined, left=self._cache.left)
+        await self._open_front(stack, client)
+        await self._join(stack)
+        if settings.advise_s:
+            adviser = Adviser(
+                fleet=self.fleet,
+                meter=self.meter,
+                loads=self.loads,
+                pending=self.pending,
+                goals=settings.goals,
+            )
+            task = asyncio.get_running_loop().create_task(adviser.run(settings.advise_s))
+            stack.push_async_callback(end_tasks, [task])
+        self.address = await self._listen(stack, settings.listen, self._front.routes())
+        if settings.admin is not None:
+            admin = Admin(self.fleet)
+            self.admin_address = await self._listen(stack, settings.admin, admin.routes())
+
+    async def _open_front(
+        self, stack: contextlib.AsyncExitStack, client: aiohttp.ClientSession
+    ) -> None:
+        """What clients ask goes by, and what looks after the engines."""
+        settings = self._settings
+        reports = Reports(client, self._router.tracker, settings.limits)
+        checker = Checker(
+            self.fleet, client, settings.limits, up=self._room.look, also=reports.read
+        )
+        stack.push_async_callback(checker.close)
+        remote = await Remote.open(settings.prefill, self._router.tracker.load, self.meter)
+        stack.push_async_callback(remote.close)
+        proxy = Proxy(
+            director=self._director,
+            client=client,
+            meter=self.meter,
+            limits=settings.limits,
+            tokenizer=load_tokenizer(settings.tokenizer) if settings.tokenizer else None,
+            remote=remote,
+        )
+        self._front = Front(fleet=self.fleet, proxy=proxy, meter=self.meter, scrape=self._scrape)
+
+    async def _join(self, stack: contextlib.AsyncExitStack) -> None:
+        """The workers that are known at the start."""
+        for spec in self._settings.engines:
+            self.fleet.add(spec)
+        if self._settings.workers_file is not None:
+            watched = WorkersFile(self._settings.workers_file, self.fleet)
+            watched.read()
+            task = asyncio.get_running_loop().create_task(watched.watch())
+            stack.push_async_callback(end_tasks, [task])
+        elif not self._settings.engines and self._settings.admin is None:
+            raise RouterError("no worker is named, and no file and no admin API to name one later")
+
+    async def _listen(
+        self, stack: contextlib.AsyncExitStack, address: Address, routes: list[web.RouteDef]
+    ) -> Address:
+        """Serve these routes there: where it is really. Raises OSError."""
+        app = web.Application(
+            client_max_size=self._settings.limits.body_size_max,
+            middlewares=[refusals(self.meter)],
+        )
+        app.add_routes(routes)
+        runner = web.AppRunner(
+            app, access_log=None, handler_cancellation=True, shutdown_timeout=1.0
+        )
+        await runner.setup()
+        stack.push_async_callback(runner.cleanup)
+        await web.TCPSite(runner, *address).start()
+        host, port = runner.addresses[0][:2]
+        return Address(host, port)
+
+    async def drain(self) -> None:
+        """Take nothing new, and give what is under way its time."""
+        self._front.stopping = True
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._settings.limits.drain_s
+        while (left := self.pending() + self._director.placed) and loop.time() < deadline:
+            await asyncio.sleep(_POLL_S)
+        if left:
+            log.warning("%d requests had not ended after %g s", left, self._settings.limits.drain_s)
+
+    def loads(self) -> Mapping[Worker, Load]:
+        """What each worker has to do, by the router's own account and by the worker's."""
+        return self._router.tracker.loads
+
+    def index(self) -> PredictiveIndexer:
+        """What caches hold. Raises RouterError if the policy is blind to them."""
+        if self._cache.index is None:
+            raise RouterError(f"policy {self._settings.policy} looks at no caches")
+        return self._cache.index
+
+    def pending(self) -> int:
+        """Requests that wait for a worker."""
+        return len(self._room)
+
+    def _scrape(self) -> None:
+        """Bring the gauges up to date."""
+        self.meter.pending.set(self.pending())
+        self._cache.scrape()
+        loads = self.loads()
+        for engine in self.fleet:
+            load = loads[engine.worker]
+            self.meter.state(engine, load)
+
+
+async def serve(settings: Settings, started: Callable[[Service], None]) -> None:
+    """Run a router until SIGTERM or SIGINT, then drain. Raises RouterError, OSError."""
+    told = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, told.set)
+    async with Service(settings) as service:
+        gc.collect()
+        gc.freeze()  # what is here now stays: collections need not look at it again and again
+        started(service)
+        await told.wait()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(number)  # a second one ends it at once
+        log.info("stopping; requests under way have %g s", settings.limits.drain_s)

@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""What a router is told at its start, and how those words are read."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import urlsplit
+
+from beluga.errors import RouterError
+from beluga.router import Goals
+
+_SCHEMES = ("http", "https")
+MIB = 1 << 20
+
+
+class Address(NamedTuple):
+    """Where a listener stands; port 0 lets the system choose."""
+
+    host: str
+    port: int
+
+    @classmethod
+    def parse(cls, text: str) -> Address:
+        """Of ``HOST:PORT`` or ``[IPV6]:PORT``. Raises RouterError."""
+        host, _, port = text.rpartition(":")
+        if not host or not port.isdecimal() or int(port) > 65535:
+            raise RouterError(f"'{text}' is no HOST:PORT")
+        return cls(host.strip("[]"), int(port))
+
+
+_LISTEN = Address("127.0.0.1", 8080)
+_ADMIN = Address("127.0.0.1", 8081)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class EngineSpec:
+    """An engine to send requests to.
+
+    ``models``: what it serves; none: what its ``/v1/models`` lists. ``events``: the ZMQ endpoint
+    of its KV events; ``replay``: that of their replay.
+    """
+
+    url: str
+    models: tuple[str, ...] = ()
+    events: str | None = None
+    replay: str | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Limits:
+    """Bounds of waiting and of size. Times in seconds, sizes in bytes."""
+
+    connect_s: float = 5.0
+    stall_s: float = 600.0  # no byte from an engine for so long, whatever it does: it has stalled
+    health_interval_s: float = 2.0
+    health_timeout_s: float = 5.0
+    cool_down_max_s: float = 60.0  # the longest Retry-After of an engine that is believed
+    queue_s: float = 60.0  # a request waits at most so long for a worker that is not full
+    drain_s: float = 30.0  # after SIGTERM, for requests under way
+    retries: int = 2  # other workers tried before the first byte
+    body_size_max: int = 64 * MIB
+    inflight_max: int = 0  # requests per worker, 0: as many as come
+    queued_max: int = 1024  # requests that wait; more are refused
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Prefill:
+    """Prefill apart from decode: see ``beluga.router.RULES`` and ``beluga.disagg.open_queue``."""
+
+    queues: tuple[tuple[str, str], ...] = ()  # model, address of its queue
+    rule: str = "isl-bounding"  # today's Dynamo
+    wait_s: float = 60.0  # for a prefill, at most; then the decode engine does it
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Settings:
+    """All of it; see ``beluga gateway --help``."""
+
+    policy: str = "least-tokens"
+    engines: tuple[EngineSpec, ...] = ()
+    workers_file: Path | None = None
+    listen: Address = _LISTEN
+    admin: Address | None = _ADMIN
+    tokenizer: Path | None = None
+    block_size: int = 16  # tokens, as the engines have it
+    queue: str = "fcfs"  # the order in which requests wait
+    queue_threshold: float = 16.0  # batches of prefill on every worker; above, requests wait; 0: no
+    seed: int | None = None
+    limits: Limits = Limits()
+    advise_s: float = 180.0  # between two pieces of the planner's advice (Dynamo's); 0: none
+    goals: Goals = dataclasses.field(default_factory=Goals)
+    prefill: Prefill = Prefill()
+
+
+def read_url(text: str) -> str:
+    """An engine's base URL without a slash at its end. Raises RouterError."""
+    parts = urlsplit(text.strip())
+    try:
+        port_makes_sense = parts.port is None or parts.port > 0
+    except ValueError:
+        port_makes_sense = False
+    if parts.scheme not in _SCHEMES or not parts.hostname or not port_makes_sense:
+        raise RouterError(f"'{text}' is no engine's URL; it looks like http://HOST:PORT")
+    if parts.query or parts.fragment:
+        raise RouterError(f"'{text}': an engine's URL has no query and no fragment")
+    path = parts.path.rstrip("/").removesuffix("/v1")
+    return f"{parts.scheme}://{parts.netloc}{path}"
+
+
+def read_engines(
+    workers: Iterable[str], models: Iterable[str] = (), events: Iterable[str] = ()
+) -> tuple[EngineSpec, ...]:
+    """Engines of a command line: ``URL`` each, ``MODEL=URL,URL`` each, ``URL=ENDPOINT[,REPLAY]``
+    of KV events each. Raises RouterError.
+    """
+    served: dict[str, list[str]] = {read_url(url): [] for url in workers}
+    for text in models:
+        name, equals, urls = text.partition("=")
+        if not equals or not name or not urls:
+            raise RouterError(f"'{text}' is no MODEL=URL,URL")
+        for url in urls.split(","):
+            served.setdefault(read_url(url), []).append(name)
+    announced: dict[str, tuple[str, str | None]] = {}
+    for text in events:
+        url, equals, endpoints = text.partition("=")
+        if not equals or not endpoints:
+            raise RouterError(f"'{text}' is no URL=ENDPOINT of KV events")
+        endpoint, _, replay = endpoints.partition(",")
+        announced[read_url(url)] = (endpoint, replay or None)
+    if unknown := announced.keys() - served.keys():
+        raise RouterError(f"KV events of {min(unknown)}, which is no worker")
+    return tuple(
+        EngineSpec(url, tuple(names), *announced.get(url, (None, None)))
+        for url, names in served.items()
+    )
+
+
+def read_queues(texts: Iterable[str]) -> tuple[tuple[str, str], ...]:
+    """Prefill queues of a command line, ``MODEL=QUEUE`` each. Raises RouterError."""
+    queues: dict[str, str] = {}
+    for text in texts:
+        model, equals, url = text.partition("=")
+        if not equals or not model or not url:
+            raise RouterError(f"'{text}' is no MODEL=QUEUE; a queue is pool, or nats://HOST:PORT")
+        if model in queues:
+            raise RouterError(f"model {model} has two prefill queues; name one")
+        queues[model] = url
+    return tuple(queues.items())
+
+
+def read_workers_file(path: Path) -> tuple[EngineSpec, ...]:
+    """The engines that a file names: a line for each, ``URL [model=NAME]... [events=ENDPOINT]
+    [replay=ENDPOINT]``; what follows a ``#`` is a comment. Raises RouterError.
+    """
+    try:
+        lines = path.read_text().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise RouterError(f"the workers file {path} cannot be read: {error}") from None
+    found: dict[str, EngineSpec] = {}
+    for number, line in enumerate(lines, 1):
+        words = line.partition("#")[0].split()
+        if not words:
+            continue
+        try:
+            spec = _spec_of(words)
+        except RouterError as error:
+            raise RouterError(f"{path}, line {number}: {error}") from None
+        if spec.url in found:
+            raise RouterError(f"{path}, line {number}: {spec.url} stands there twice")
+        found[spec.url] = spec
+    return tuple(found.values())
+
+
+def _spec_of(words: list[str]) -> EngineSpec:
+    models: list[str] = []
+    endpoints: dict[str, str] = {}
+    for word in words[1:]:
+        key, _, value = word.partition("=")
+        if key == "model" and value:
+            models.append(value)
+        elif key in ("events", "replay") and value:
+            endpoints[key] = value
+        else:
+            raise RouterError(f"'{word}' is none of model=, events=, replay=")
+    return EngineSpec(read_url(words[0]), tuple(models), **endpoints)

@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""Where requests wait while every worker that may have them is full: a line for each model.
+
+Whoever is next in a line, by the order that was asked for, is tried whenever something has ended,
+come up or cooled down. Nobody behind overtakes, so a request that many workers could take does not
+keep out one that few can.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import time
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+from beluga.gateway.answers import Refusal
+from beluga.router import Query, RouterQueue
+
+PlacedT = TypeVar("PlacedT")
+
+
+@dataclasses.dataclass(slots=True, eq=False)
+class _Waiter(Generic[PlacedT]):
+    query: Query
+    overlap: int  # blocks
+    arrived: float  # monotonic
+    attempt: Callable[[], PlacedT | None]
+    placed: asyncio.Future[PlacedT]
+
+
+class Room(Generic[PlacedT]):
+    """Requests that wait, bounded in number. All of it runs on one event loop."""
+
+    def __init__(
+        self, queued_max: int, *, order: str, give_back: Callable[[PlacedT], None]
+    ) -> None:
+        """``order`` is one of RouterQueue's; ``give_back`` takes what was found for a request that
+        has gone meanwhile. Raises RouterError."""
+        RouterQueue[_Waiter[PlacedT]](order)  # is there such an order?
+        self._queued_max = queued_max
+        self._order = order
+        self._give_back = give_back
+        self._lines: dict[str | None, RouterQueue[_Waiter[PlacedT]]] = {}
+        self._timer: asyncio.TimerHandle | None = None
+
+    def __len__(self) -> int:
+        return sum(map(len, self._lines.values()))
+
+    def waiting(self, model: str | None) -> bool:
+        """Whether anybody stands in a model's line."""
+        return bool(self._lines.get(model))
+
+    async def wait(
+        self,
+        model: str | None,
+        query: Query,
+        attempt: Callable[[], PlacedT | None],
+        *,
+        overlap: int,
+        patience_s: float,
+    ) -> PlacedT:
+        """What ``attempt`` gives, once it gives something. Raises what it raises, and Refusal if
+        that takes too long or too many wait. ``overlap``: blocks of it that a worker holds.
+        """
+        if len(self) >= self._queued_max:
+            text = f"every worker is busy, and {self._queued_max} requests wait already"
+            raise Refusal(503, text, retry_after_s=1)
+        loop = asyncio.get_running_loop()
+        waiter = _Waiter(query, overlap, time.monotonic(), attempt, loop.create_future())
+        line = self._lines.setdefault(model, RouterQueue(self._order))
+        _push(line, waiter)
+        timer = loop.call_later(patience_s, _give_up, waiter, patience_s)
+        try:
+            placed: PlacedT = await waiter.placed
+        except asyncio.CancelledError:
+            found = waiter.placed.done() and not waiter.placed.cancelled()
+            if found and waiter.placed.exception() is None:
+                self._give_back(waiter.placed.result())
+            raise
+        finally:
+            timer.cancel()
+            line.discard(waiter)
+            if not line and self._lines.get(model) is line:
+                del self._lines[model]
+        return placed
+
+    def look(self) -> None:
+        """Something has changed: try those who are next."""
+        for line in list(self._lines.values()):
+            while (waiter := line.pop(time.monotonic())) is not None:
+                if not _settled(waiter):
+                    _push(line, waiter)
+                    break
+
+    def look_in(self, seconds: float) -> None:
+        """Look again after so long, or sooner."""
+        loop = asyncio.get_running_loop()
+        when = loop.time() + seconds
+        if self._timer is None or self._timer.when() > when:
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer = loop.call_later(seconds, self._ring)
+
+    def _ring(self) -> None:
+        self._timer = None
+        self.look()
+
+
+def _push(line: RouterQueue[_Waiter[PlacedT]], waiter: _Waiter[PlacedT]) -> None:
+    """Into a line, as of when it came: one that is put back has its old place."""
+    line.push(waiter, waiter.query, waiter.arrived, overlap=waiter.overlap)
+
+
+def _settled(waiter: _Waiter[PlacedT]) -> bool:
+    """Try it: whether it need not wait any longer."""
+    if waiter.placed.done():
+        return True
+    try:
+        placed = waiter.attempt()
+    except Exception as error:
+        waiter.placed.set_exception(error)
+        return True
+    if placed is None:
+        return False
+    waiter.placed.set_result(placed)
+    return True
+
+
+def _give_up(waiter: _Waiter[PlacedT], patience_s: float) -> None:
+    if not waiter.placed.done():
+        text = f"every worker is busy, or asked to be left alone, for {patience_s:g} s"
+        waiter.placed.set_exception(Refusal(503, text, retry_after_s=1))

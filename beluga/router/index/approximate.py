@@ -1,0 +1,179 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""What workers may hold by now, concluded from where requests were sent.
+
+Alone it is Dynamo's approximate mode, for engines that send no events. Beside an index of events it
+bridges the moment between a choice and the event that tells of it: n samples of one prompt that
+arrive together all go where the first went (predict-on-route). Times are seconds on one clock of
+the caller's, which must not go back.
+"""
+
+from __future__ import annotations
+
+import threading
+from array import array
+from collections import OrderedDict
+from collections.abc import Sequence
+
+from beluga._ffi import ffi
+from beluga.errors import EventError, RouterError
+from beluga.router.index.indexer import WORKERS_MAX, Indexer
+from beluga.router.index.matches import Matches
+from beluga.router.index.tree import Tree, words
+from beluga.router.worker import Overlap, Worker
+
+# Dynamo, lib/kv-router/src/indexer/pruning.rs 18bcdc90, and its advice for predict-on-route.
+TTL_S = 120.0
+PREDICTION_TTL_S = 5.0
+BLOCKS_MAX = 1 << 20
+PRUNED_TO = 0.8  # of that many
+
+
+class ApproximateIndexer:
+    """A block counts for a worker for ``ttl_s`` after a request with it was sent there last.
+
+    When it has more than ``blocks`` (one for each worker that may hold it), those whose time would
+    be up first go until ``PRUNED_TO`` of that is left. Raises RouterError for limits that it
+    cannot have.
+    """
+
+    def __init__(
+        self, *, ttl_s: float = TTL_S, blocks: int = BLOCKS_MAX, workers: int = WORKERS_MAX
+    ) -> None:
+        if ttl_s <= 0:
+            raise RouterError(f"blocks count for some time, not for {ttl_s} s")
+        self._tree = Tree(rank_max=workers, block_max=blocks, name_max=blocks)
+        self._ttl_s, self._blocks = ttl_s, blocks
+        self._lock = threading.Lock()
+        self._ranks: dict[Worker, int] = {}
+        self._workers: list[Worker | None] = [None] * (workers + 1)
+        # By worker: block -> when its time is up. In this order, because all have as long.
+        self._until: dict[Worker, OrderedDict[int, float]] = {}
+        self._count = 0
+        self._outcome = ffi.new("bl_prefix_outcome *")
+
+    def __len__(self) -> int:
+        """Blocks, one for each worker that may hold it."""
+        return self._count
+
+    def routed(self, worker: Worker, tokens_hashes: Sequence[int], now: float) -> None:
+        """A request was sent to a worker. Raises EventError if there is no place for that one."""
+        contents = words(tokens_hashes)[: self._blocks]
+        with self._lock:
+            self._expire(now)
+            rank = self._rank_of(worker)
+            names = self._tree.paths(contents)
+            until = self._until[worker]
+            before = len(until)
+            # The last one first, so that a prompt is pruned from its tail.
+            for name in reversed(names):
+                until[name] = now + self._ttl_s
+                until.move_to_end(name)
+            self._count += len(until) - before
+            if self._count > self._blocks:
+                self._prune(int(self._blocks * PRUNED_TO))
+            self._tree.store(rank, 0, rank, None, names, contents, self._outcome)
+
+    def find_matches(self, tokens_hashes: Sequence[int], now: float) -> Matches:
+        """What each worker may hold of a request's leading blocks, on its device."""
+        with self._lock:
+            self._expire(now)
+        runs, _ = self._tree.find(words(tokens_hashes), False)
+        workers = self._workers
+        return Matches(
+            {
+                worker: Overlap(device)
+                for rank, device, _, _, _ in runs
+                if (worker := workers[rank]) is not None
+            }
+        )
+
+    def remove_worker(self, worker_id: int) -> None:
+        """Forget all ranks of a worker."""
+        with self._lock:
+            for worker in [worker for worker in self._ranks if worker.worker_id == worker_id]:
+                rank = self._ranks.pop(worker)
+                self._workers[rank] = None
+                self._count -= len(self._until.pop(worker))
+                self._tree.clear(rank, self._outcome)
+
+    def _rank_of(self, worker: Worker) -> int:
+        rank = self._ranks.get(worker)
+        if rank is None:
+            if None not in self._workers[1:]:
+                raise EventError(
+                    f"worker {worker.worker_id} is one too many: the index was made for "
+                    f"{len(self._workers) - 1} ranks"
+                )
+            rank = self._ranks[worker] = self._workers.index(None, 1)
+            self._workers[rank] = worker
+            self._until[worker] = OrderedDict()
+        return rank
+
+    def _expire(self, now: float) -> None:
+        for worker, until in self._until.items():
+            gone = array("Q")
+            for name, when in until.items():
+                if when > now:
+                    break
+                gone.append(name)
+            self._forget(worker, gone)
+
+    def _prune(self, left: int) -> None:
+        """Forget blocks, those whose time is up first, of whichever worker."""
+        while self._count > left:
+            worker = min(
+                (worker for worker, until in self._until.items() if until),
+                key=lambda worker: next(iter(self._until[worker].values())),
+            )
+            oldest = next(iter(self._until[worker].values()))
+            gone = array("Q")
+            for name, when in self._until[worker].items():
+                if when > oldest or len(gone) == self._count - left:
+                    break
+                gone.append(name)
+            self._forget(worker, gone)
+
+    def _forget(self, worker: Worker, names: array[int]) -> None:
+        until = self._until[worker]
+        for name in names:
+            del until[name]
+        self._count -= len(names)
+        if names:
+            self._tree.remove(self._ranks[worker], 0, names, self._outcome)
+
+
+class PredictiveIndexer:
+    """An index of events, and what was sent to workers in the last ``ttl_s``: a worker's run ends
+    where the longer of both does.
+    """
+
+    def __init__(self, indexer: Indexer, *, ttl_s: float = PREDICTION_TTL_S) -> None:
+        self.indexer = indexer
+        self._sent = ApproximateIndexer(ttl_s=ttl_s, workers=indexer.workers_max)
+
+    def routed(self, worker: Worker, tokens_hashes: Sequence[int], now: float) -> None:
+        """A request was sent to a worker. Raises EventError if there is no place for that one."""
+        self._sent.routed(worker, tokens_hashes, now)
+
+    def find_matches(self, tokens_hashes: Sequence[int], now: float) -> Matches:
+        """What each worker holds of a request's leading blocks, or will in a moment."""
+        contents = words(tokens_hashes)
+        matches = self.indexer.find_matches(contents)
+        held = dict(matches.held)
+        for worker, predicted in self._sent.find_matches(contents, now).held.items():
+            own = matches.of(worker)
+            held[worker] = _at_least(own, predicted.device)
+        return Matches(held, matches.shared)
+
+    def remove_worker(self, worker_id: int) -> None:
+        """Forget all ranks of a worker."""
+        self._sent.remove_worker(worker_id)
+        self.indexer.remove_worker(worker_id)
+
+
+def _at_least(own: Overlap, device: int) -> Overlap:
+    """An overlap with as many device blocks at least; what those cover is taken off the rest."""
+    ends = [own.device, own.device + own.host, own.held, own.blocks]
+    first, second, third, last = (max(end, device) for end in ends)
+    return Overlap(first, second - first, third - second, last - third)

@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""What an index holds, told again as stored events, parents first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from beluga.router.index.events import RouterEvent, Stored, Tier
+from beluga.router.index.tree import Row
+from beluga.router.worker import Worker
+
+
+class _Chains:
+    """Events under way. A row that continues an event's last block joins it, so a path without
+    forks is one event. Each event stands before those that continue it: its first block is less
+    deep than theirs.
+    """
+
+    def __init__(self) -> None:
+        self.events: list[RouterEvent] = []
+        self._ends: dict[tuple[int, Tier, Worker], tuple[list[int], list[int]]] = {}
+
+    def add(self, row: Row, tier: Tier, speaker: Worker, parent: int | None) -> None:
+        end = self._ends.pop((row.before, tier, speaker), None) if row.depth > 1 else None
+        if end is None:
+            end = ([], [])
+            self.events.append(RouterEvent(speaker, Stored(*end, parent), tier=tier))
+        end[0].append(row.name)
+        end[1].append(row.local)
+        self._ends[row.block, tier, speaker] = end
+
+
+class Dump:
+    """Workers first, then the pool, whose blocks may stand behind those that only a worker has.
+    Rows come by depth; one whose parent nobody who may speak for it can name is left out, and so
+    are those behind it.
+    """
+
+    def __init__(self) -> None:
+        self._named: dict[int, tuple[Worker, int]] = {}  # block -> who has told of it, by what name
+
+    def of_worker(self, rows: Iterable[Row], worker: Worker) -> list[RouterEvent]:
+        chains, told = _Chains(), set()
+        for row in rows:
+            if row.depth > 1 and row.before not in told:
+                continue
+            told.add(row.block)
+            self._named.setdefault(row.block, (worker, row.name))
+            parent = row.parent if row.depth > 1 else None
+            chains.add(row, Tier(row.tier), worker, parent)
+        return chains.events
+
+    def of_pool(self, rows: Iterable[Row]) -> list[RouterEvent]:
+        chains = _Chains()
+        told: dict[int, Worker] = {}
+        anybody = next((worker for worker, _ in self._named.values()), Worker(0))
+        for row in rows:
+            parent: int | None
+            if row.depth == 1:
+                speaker, parent = anybody, None
+            elif row.before in told:
+                speaker, parent = told[row.before], row.parent
+            elif row.before in self._named:
+                speaker, parent = self._named[row.before]
+            else:
+                continue
+            told[row.block] = speaker
+            chains.add(row, Tier.SHARED, speaker, parent)
+        return chains.events

@@ -1,0 +1,207 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""KV events as vLLM publishes them over ZMQ, from frames to events; sockets are the caller's.
+
+A message has three frames: topic, sequence number (8 bytes, big-endian), and a batch in msgpack,
+``[ts, [events], dp_rank]``. Events are maps with a ``type``, or arrays that begin with it. Hashes
+are integers, or digests of which the last 64 bits are taken, as vLLM itself does
+(vllm/distributed/kv_events.py, VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES). Everything here may come from
+a stranger: what cannot be read is an EventError.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+from beluga.errors import EventError, RouterError
+from beluga.router.index.events import Cleared, Removed, RouterEvent, Stored, tier_of
+from beluga.router.index.hashing import BlockHasher, unsigned
+from beluga.router.worker import Worker
+
+# The tokens hashes of some blocks, given their tokens and the LoRA adapter's name ("": none).
+HashBlocks: TypeAlias = Callable[[Sequence[int], str], Sequence[int]]
+
+DP_RANKS_MAX = 1024
+ADAPTERS_KEPT = 1024  # whose seeds are not hashed again
+
+_END = unsigned(-1)  # the number that ends a replay
+_FIELDS = {  # in the order of the array form
+    "BlockStored": (
+        "block_hashes",
+        "parent_block_hash",
+        "token_ids",
+        "block_size",
+        "lora_id",
+        "medium",
+        "lora_name",
+        "extra_keys",
+        "group_idx",
+    ),
+    "BlockRemoved": ("block_hashes", "medium", "group_idx"),
+    "AllBlocksCleared": (),
+}
+
+
+class Frame(NamedTuple):
+    """One message."""
+
+    topic: bytes
+    sequence: int
+    payload: bytes
+
+    @property
+    def ends_replay(self) -> bool:
+        """Everything that the publisher kept has been sent again."""
+        return self.sequence == _END and not self.payload
+
+
+def decode_frames(frames: Sequence[bytes]) -> Frame:
+    """A published message, or one of a replay, with or without an empty frame before it and a
+    topic in it. Raises EventError for anything else.
+    """
+    parts = list(frames[1:] if len(frames) == 4 and not frames[0] else frames)
+    if len(parts) == 2:
+        parts.insert(0, b"")
+    if len(parts) != 3 or len(parts[1]) != 8:
+        raise EventError(f"a KV event message has {len(frames)} frames of lengths that none has")
+    return Frame(bytes(parts[0]), int.from_bytes(parts[1], "big"), bytes(parts[2]))
+
+
+def replay_request(first: int) -> list[bytes]:
+    """The frames, from a DEALER, that ask vLLM's publisher for all it kept from a number on."""
+    return [b"", first.to_bytes(8, "big")]
+
+
+def hash_blocks_by(hasher: BlockHasher) -> HashBlocks:
+    """The router's own hashing, for engines whose requests have no salt."""
+    hashers = {hasher.lora_name: hasher}
+
+    def hash_blocks(tokens: Sequence[int], adapter: str) -> Sequence[int]:
+        one = hashers.get(adapter)
+        if one is None:
+            one = dataclasses.replace(hasher, lora_name=adapter)
+            if len(hashers) < ADAPTERS_KEPT:
+                hashers[adapter] = one
+        return one.local(tokens)
+
+    return hash_blocks
+
+
+@dataclasses.dataclass(slots=True)
+class Batch:
+    """The events of one message; ``failed`` says of those that cannot be read why."""
+
+    made_s: float  # by the engine's clock
+    worker: Worker
+    events: list[RouterEvent]
+    failed: list[EventError]
+
+
+class WireDecoder:
+    """Reads the batches of one engine. Its blocks have ``block_size`` tokens, as the router's have.
+
+    Blocks whose hash covers more than tokens and adapter (images, a salt) get tokens hashes that no
+    router computes: nothing is ever expected of them, nor of those behind them. Of an engine with
+    several KV cache groups the first one counts. Raises RouterError if ``block_size`` is not
+    positive.
+    """
+
+    def __init__(self, worker_id: int, *, block_size: int, hash_blocks: HashBlocks) -> None:
+        import msgspec
+
+        if block_size < 1:
+            raise RouterError(f"a block has at least one token, not {block_size}")
+        self._worker_id, self._block_size = worker_id, block_size
+        self._hash_blocks = hash_blocks
+        self._decode = msgspec.msgpack.Decoder().decode
+        self._errors = (msgspec.MsgspecError, RecursionError, ValueError)
+
+    def batch(self, payload: bytes) -> Batch:
+        """Raises EventError if it is no batch of events."""
+        try:
+            decoded = self._decode(payload)
+        except self._errors as error:
+            raise EventError(f"a KV event message is not msgpack: {error!s:.80}") from None
+        made_s, forms, dp_rank = _batch_fields(decoded)
+        batch = Batch(made_s, Worker(self._worker_id, dp_rank), [], [])
+        for form in forms:
+            try:
+                if (event := self._event(form, batch.worker)) is not None:
+                    batch.events.append(event)
+            except EventError as error:
+                batch.failed.append(error)
+            except (AttributeError, LookupError, TypeError, ValueError, RouterError) as error:
+                batch.failed.append(EventError(f"a KV event cannot be read: {error!r:.80}"))
+        return batch
+
+    def _event(self, form: Any, worker: Worker) -> RouterEvent | None:
+        kind, fields = _event_fields(form)
+        if kind == "AllBlocksCleared":
+            return RouterEvent(worker, Cleared())
+        if fields.get("group_idx") not in (None, 0):
+            return None
+        tier = tier_of(fields.get("medium"))
+        names = [_name(name) for name in fields["block_hashes"]]
+        if kind == "BlockRemoved":
+            return RouterEvent(worker, Removed(names), tier=tier)
+        parent = fields.get("parent_block_hash")
+        contents = self._contents(fields, len(names))
+        stored = Stored(names, contents, None if parent is None else _name(parent))
+        return RouterEvent(worker, stored, tier=tier)
+
+    def _contents(self, fields: Mapping[str, Any], count: int) -> Sequence[int] | None:
+        tokens = fields.get("token_ids")
+        if not tokens:
+            return None
+        if fields["block_size"] != self._block_size:
+            raise EventError(
+                f"worker {self._worker_id} has blocks of {fields['block_size']} tokens, the router "
+                f"of {self._block_size}; give it the engine's --block-size"
+            )
+        if len(tokens) != count * self._block_size:
+            raise EventError(f"a KV event has {len(tokens)} tokens for {count} blocks")
+        adapter = fields.get("lora_name") or ""
+        contents = list(self._hash_blocks(tokens, adapter))
+        for place, keys in enumerate(fields.get("extra_keys") or ()):
+            more = [key for key in keys or () if key != adapter]
+            if more:
+                contents[place] = _beyond_tokens(contents[place], more)
+        return contents
+
+
+def _batch_fields(decoded: Any) -> tuple[float, list[Any], int]:
+    if isinstance(decoded, dict):
+        decoded = [decoded.get("ts"), decoded.get("events"), decoded.get("data_parallel_rank")]
+    if not isinstance(decoded, list) or len(decoded) < 2 or not isinstance(decoded[1], list):
+        raise EventError("a KV event message is no batch: [ts, [events], dp_rank]")
+    dp_rank = decoded[2] if len(decoded) > 2 else None
+    if not isinstance(decoded[0], int | float) or not isinstance(dp_rank or 0, int):
+        raise EventError("a KV event batch has no time, or a rank that is no number")
+    if not 0 <= int(dp_rank or 0) < DP_RANKS_MAX:
+        raise EventError(f"a KV event batch is of rank {dp_rank}; there are {DP_RANKS_MAX} at most")
+    return float(decoded[0]), decoded[1], int(dp_rank or 0)
+
+
+def _event_fields(form: Any) -> tuple[str, Mapping[str, Any]]:
+    kind = form.get("type") if isinstance(form, dict) else form[0] if form else None
+    if not isinstance(kind, str) or kind not in _FIELDS:
+        raise EventError(f"there is no KV event {kind!r:.40}")
+    if isinstance(form, dict):
+        return kind, form
+    return kind, dict(zip(_FIELDS[kind], form[1:], strict=False))
+
+
+def _name(value: Any) -> int:
+    if isinstance(value, int):
+        return unsigned(value)
+    if isinstance(value, bytes):
+        return unsigned(int.from_bytes(value, "big"))
+    raise EventError(f"a KV event has the block hash {value!r:.40}: no number and no bytes")
+
+
+def _beyond_tokens(tokens_hash: int, keys: Sequence[Any]) -> int:
+    digest = hashlib.blake2b(repr((tokens_hash, keys)).encode(), digest_size=8)
+    return int.from_bytes(digest.digest(), "little")

@@ -1,0 +1,210 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""The router's own account of what it sent to each worker and has not seen end.
+
+A request is added, has its prefill completed (its first token has come), and is freed: Dynamo's
+lifecycle, and so are the quantities, kept in :class:`Load`. A call's work is in proportion to the
+request's blocks. Times are seconds of one clock that never goes back; the caller reads it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+
+from beluga.errors import NoWorkersError
+from beluga.router.load.blocks import ActiveBlocks
+from beluga.router.load.prefill import ActivePrefills
+from beluga.router.policy import Query
+from beluga.router.worker import Load, Overlap, Worker, WorkerMetrics
+
+SWEEP_S = 60.0  # how often requests that nobody freed are looked for (Dynamo's)
+
+
+@dataclasses.dataclass(slots=True)
+class _Account:
+    load: Load = dataclasses.field(default_factory=Load)
+    blocks: ActiveBlocks = dataclasses.field(default_factory=ActiveBlocks)
+    prefills: ActivePrefills = dataclasses.field(default_factory=ActivePrefills)
+    published: bool = False
+
+
+@dataclasses.dataclass(slots=True)
+class _Request:
+    account: _Account  # outlives its worker's, should that come back as another
+    isl: int
+    blocks: Sequence[int]
+    expected_output: int
+    prefilling: bool = True
+
+
+class LoadTracker:
+    """Loads of workers by the requests that are on their way.
+
+    ``assume_kv_reuse=False`` counts the blocks of requests apart even where they are the same
+    (decode workers that were sent their KV each hold their own).
+    """
+
+    def __init__(self, workers: Iterable[Worker] = (), *, assume_kv_reuse: bool = True) -> None:
+        self._reuse = assume_kv_reuse
+        self._accounts: dict[Worker, _Account] = {}
+        self._requests: dict[Hashable, _Request] = {}
+        self._expiries: dict[Hashable, float] = {}
+        self._swept = 0.0
+        self._fresh = 0  # names of blocks that are nobody else's: below 0, where no hash is
+        self._predicted = False
+        for worker in workers:
+            self.add_worker(worker)
+
+    def add_worker(self, worker: Worker) -> None:
+        """Begin an empty account; one that is there stays as it is."""
+        self._accounts.setdefault(worker, _Account())
+
+    def remove_worker(self, worker: Worker) -> None:
+        """Forget a worker. What is freed of it later changes nothing."""
+        self._accounts.pop(worker, None)
+
+    @property
+    def loads(self) -> Mapping[Worker, Load]:
+        """Every worker's load as it is now; the values change under the reader."""
+        return {worker: account.load for worker, account in self._accounts.items()}
+
+    def load(self, worker: Worker) -> Load:
+        """Raises NoWorkersError for a worker that was not added."""
+        return self._account(worker).load
+
+    def new_blocks(self, worker: Worker, sequence: Sequence[int]) -> int:
+        """Distinct blocks that a request would add to those active on a worker."""
+        return self.states([worker], sequence)[0][1]
+
+    def states(
+        self, workers: Sequence[Worker], sequence: Sequence[int] = ()
+    ) -> list[tuple[Load, int]]:
+        """Of each worker its load, and the distinct blocks that a request would add to it.
+
+        Raises NoWorkersError for a worker that was not added.
+        """
+        length = len(sequence)
+        accounts = [self._account(worker) for worker in workers]
+        if not length or not self._reuse:
+            return [(account.load, length) for account in accounts]
+        return [(account.load, length - account.blocks.held(sequence)) for account in accounts]
+
+    def add(  # noqa: PLR0913  a request's particulars, by name
+        self,
+        request: Hashable,
+        worker: Worker,
+        query: Query,
+        overlap: Overlap,
+        *,
+        now: float = 0.0,
+        expected_output: int = 0,
+        prefill_s: float | None = None,
+        expires: float | None = None,
+    ) -> None:
+        """Account for a request that was sent, under a name of the caller's.
+
+        ``expected_output`` (tokens, 0: unknown) lets its blocks fade as it nears its end;
+        ``prefill_s`` is how long its prefill should take; ``expires`` is when it is taken for gone
+        though nobody freed it. Raises NoWorkersError, or ValueError for a name in use.
+        """
+        self.sweep(now)
+        if request in self._requests:
+            raise ValueError(f"request {request!r} is being tracked already")
+        account = self._account(worker)
+        size = query.block_size
+        blocks = query.sequence if self._reuse else self._own_blocks(len(query.sequence))
+        entry = self._requests[request] = _Request(account, query.isl, blocks, expected_output)
+        if expires is not None:
+            self._expiries[request] = expires
+        self._predicted = self._predicted or prefill_s is not None
+        cached = overlap.blocks
+        account.blocks.add(entry.blocks)
+        account.prefills.add(request, max(query.isl - cached * size, 0), prefill_s, now)
+        load = account.load
+        load.active_requests += 1
+        load.outstanding_tokens += query.isl
+        load.active_prefill_tokens = account.prefills.left(now)
+        load.active_decode_blocks = len(account.blocks)
+        if account.published:  # a guess that the worker's next metrics overwrite
+            load.num_requests_waiting += 1
+            load.request_active_slots += 1
+            load.kv_active_blocks += max(-(-query.isl // size) - cached, 0)
+
+    def prefill_done(self, request: Hashable, now: float = 0.0) -> bool:
+        """The first token has come. False if that was known, or the request is not."""
+        entry = self._requests.get(request)
+        if entry is None or not entry.prefilling:
+            return False
+        entry.prefilling = False
+        entry.account.prefills.remove(request, now)
+        load = entry.account.load
+        load.outstanding_tokens -= entry.isl
+        load.active_prefill_tokens = entry.account.prefills.left(now)
+        return True
+
+    def output(self, request: Hashable, generated: int) -> bool:
+        """A request's answer, now so many tokens long, has filled one more block.
+
+        False if the request is not known.
+        """
+        entry = self._requests.get(request)
+        if entry is None:
+            return False
+        own = self._own_blocks(1)
+        blocks = entry.account.blocks
+        entry.blocks = [*entry.blocks, *own]
+        blocks.add(own)
+        if entry.expected_output:
+            blocks.fade(entry.blocks, max(1 - generated / entry.expected_output, 0.0))
+        entry.account.load.active_decode_blocks = len(blocks)
+        return True
+
+    def free(self, request: Hashable, now: float = 0.0) -> bool:
+        """The request has ended, well or not. False if it is not known (any more)."""
+        self.prefill_done(request, now)
+        entry = self._requests.pop(request, None)
+        self._expiries.pop(request, None)
+        if entry is None:
+            return False
+        entry.account.blocks.remove(entry.blocks)
+        load = entry.account.load
+        load.active_requests -= 1
+        load.active_decode_blocks = len(entry.account.blocks)
+        return True
+
+    def publish(self, worker: Worker, metrics: WorkerMetrics | None) -> None:
+        """Take over what a worker says of itself; None: it has not said anything for too long.
+
+        Nothing is done for a worker that was not added.
+        """
+        account = self._accounts.get(worker)
+        if account is not None:
+            account.published = metrics is not None
+            account.load.publish(metrics or WorkerMetrics())
+
+    def refresh(self, now: float) -> None:
+        """Let the prefills with a predicted duration get on, to this moment."""
+        if self._predicted:
+            for account in self._accounts.values():
+                account.load.active_prefill_tokens = account.prefills.left(now)
+
+    def sweep(self, now: float) -> list[Hashable]:
+        """Free what has expired, at most once in SWEEP_S; the names of those requests."""
+        if not self._expiries or now - self._swept < SWEEP_S:
+            return []
+        self._swept = now
+        expired = [request for request, at in self._expiries.items() if at <= now]
+        for request in expired:
+            self.free(request, now)
+        return expired
+
+    def _account(self, worker: Worker) -> _Account:
+        try:
+            return self._accounts[worker]
+        except KeyError:
+            raise NoWorkersError(f"{worker} is not known to the router; add it first") from None
+
+    def _own_blocks(self, number: int) -> Sequence[int]:
+        self._fresh -= number
+        return range(self._fresh, self._fresh + number)

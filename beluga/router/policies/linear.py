@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""E3, ``linear``: today's Dynamo: prefill left after credits, plus decode blocks, plus requests."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import warnings
+from collections.abc import Sequence
+
+from beluga.router.policies.pick import chosen
+from beluga.router.policies.prefill_cost import PrefillCost
+from beluga.router.policies.softmax import draw
+from beluga.router.policy import Candidate, Choice, Query
+
+
+@dataclasses.dataclass(kw_only=True)
+class Linear(PrefillCost):
+    """cost = s * prefill + decode blocks + a * requests, lowered by preferred taints.
+
+    With prefills untracked (a decode router) the credit is taken off the decode blocks instead.
+    ``overlap_score_weight`` w is the deprecated way to say s = w, and c = 0 if w is 0.
+    """
+
+    prefill_scale: float = 1.0  # s
+    request_cost: float = 0.0  # a
+    decode_router: bool = False
+    overlap_score_weight: float | None = None
+
+    name = "linear"
+    uses_overlap = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.overlap_score_weight is not None:
+            warnings.warn(
+                "overlap_score_weight is deprecated; set prefill_scale",
+                DeprecationWarning,
+                stacklevel=3,
+            )
+            self.prefill_scale = self.overlap_score_weight
+            if self.overlap_score_weight == 0:
+                self.credit = 0.0
+
+    def choose(self, query: Query, candidates: Sequence[Candidate]) -> Choice:
+        costs = self.costs(query, candidates)
+        place = draw(costs, self.temperature, self.random)
+        return chosen(query, candidates[place], costs[place])
+
+    def costs(self, query: Query, candidates: Sequence[Candidate]) -> list[float]:
+        """In blocks, one for each candidate. Raises NoWorkersError if there are none."""
+        found = self.credits(query, candidates)
+        decodes = [c.load.active_decode_blocks + c.new_blocks for c in candidates]
+        if self.decode_router and self.credit > 0 and not self.track_prefill:
+            costs = [max(d - credit, 0.0) for d, credit in zip(decodes, found, strict=True)]
+        else:
+            scale = self.prefill_scale
+            prefills = self.prefills(query, candidates, found)
+            costs = [scale * p + d for p, d in zip(prefills, decodes, strict=True)]
+        for place, candidate in enumerate(candidates):
+            costs[place] += self.request_cost * candidate.load.active_requests
+            if candidate.taint_weight:
+                costs[place] *= math.exp(-math.tanh(candidate.taint_weight))
+        return costs

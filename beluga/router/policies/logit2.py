@@ -1,0 +1,38 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""E1, ``logit2``: Dynamo's first router: twice the hit rate less cache usage less waiting requests.
+
+As in its Python original; the Rust twin's two defects (required blocks of at most 1, no worker when
+every queue is empty) are not repeated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from beluga.router.policies.pick import chosen, generator, lowest, some
+from beluga.router.policy import Candidate, Choice, Query
+
+
+class Logit2:
+    """Highest logit wins, ties by chance. So do logits that are all 0, where the original leaves
+    the choice to its caller, who draws at random. It knows what workers hold, and no pool.
+    """
+
+    name = "logit2"
+    uses_overlap = True
+
+    def __init__(self, seed: int = 0) -> None:
+        self._random = generator(seed)
+
+    def choose(self, query: Query, candidates: Sequence[Candidate]) -> Choice:
+        longest = max(candidate.load.num_requests_waiting for candidate in some(candidates)) or 1
+        per_block = 2 * query.block_size / max(query.isl, 1)
+        costs = [
+            candidate.load.gpu_cache_usage_perc
+            + candidate.load.num_requests_waiting / longest
+            - per_block * candidate.overlap.held
+            for candidate in candidates
+        ]
+        place = lowest(costs, self._random)
+        return chosen(query, candidates[place], costs[place])

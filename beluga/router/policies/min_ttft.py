@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""Mooncake's min-TTFT (its FAST '25 paper, algorithm 1): the worker whose first token comes first.
+
+How long things take is an estimator's to say: a caller's own model, or a router's guess.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from random import Random
+from typing import Protocol
+
+from beluga.errors import ObjectiveError
+from beluga.router.load.estimate import CostEstimator, Estimate
+from beluga.router.policies.pick import chosen, generator, lowest, some
+from beluga.router.policy import Candidate, Choice, Query
+
+
+class Estimator(Protocol):
+    def __call__(self, query: Query, candidate: Candidate, fetched: int, /) -> Estimate:
+        """If the candidate takes the request; ``fetched`` blocks beyond what the candidate finds
+        are copied to it from the worker that holds the longest prefix.
+        """
+        ...
+
+
+@dataclasses.dataclass(kw_only=True)
+class MinTtft:
+    """Lowest estimated TTFT wins, ties by chance.
+
+    With a ``fetch_threshold``, a worker whose own prefix is shorter than the best one by more than
+    that ratio is taken to fetch the rest from there; None: workers do not copy from each other.
+    ObjectiveError is raised if the winner would miss ``ttft_objective_s`` or
+    ``between_tokens_objective_s``: Mooncake rejects such a request early.
+    """
+
+    estimator: Estimator = dataclasses.field(default_factory=CostEstimator)
+    seed: int = 0
+    fetch_threshold: float | None = None
+    ttft_objective_s: float | None = None
+    between_tokens_objective_s: float | None = None
+    random: Random = dataclasses.field(init=False, repr=False)
+
+    name = "min-ttft"
+    uses_overlap = True
+
+    def __post_init__(self) -> None:
+        self.random = generator(self.seed)
+
+    def choose(self, query: Query, candidates: Sequence[Candidate]) -> Choice:
+        found = [candidate.overlap.blocks for candidate in some(candidates)]
+        longest = max(found)
+        estimates = [
+            self.estimator(query, candidate, self._fetched(blocks, longest))
+            for candidate, blocks in zip(candidates, found, strict=True)
+        ]
+        place = lowest([estimate.ttft_s for estimate in estimates], self.random)
+        self._keep_objectives(estimates[place])
+        return chosen(query, candidates[place], estimates[place].ttft_s)
+
+    def _fetched(self, own: int, longest: int) -> int:
+        if self.fetch_threshold is None or longest <= own * self.fetch_threshold:
+            return 0
+        return longest - own
+
+    def _keep_objectives(self, best: Estimate) -> None:
+        for what, value, limit in (
+            ("first token", best.ttft_s, self.ttft_objective_s),
+            ("each token", best.between_tokens_s, self.between_tokens_objective_s),
+        ):
+            if limit is not None and value > limit:
+                raise ObjectiveError(
+                    f"the {what} would take {value:.3g} s at best, the objective is {limit:.3g} s; "
+                    "send less, or add workers"
+                )

@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""What a prefill would cost a worker in blocks, less the credit for what it need not compute.
+
+The part that Dynamo's ``linear`` and ``lmetric`` share. A block in the pool is worth
+``shared_credit`` of one on the device to every worker; at 1 with equal device overlap the credit
+is the same for all, and only load is left.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from random import Random
+
+from beluga.router.policies.pick import generator, some
+from beluga.router.policy import Candidate, Query
+
+
+@dataclasses.dataclass(kw_only=True)
+class PrefillCost:
+    """Settings under Dynamo's defaults, in the letters of its formula."""
+
+    seed: int = 0
+    credit: float = 1.0  # c, per block on the device
+    host_credit: float = 0.75
+    disk_credit: float = 0.25
+    shared_credit: float = 0.0  # m; Dynamo takes 0.5 when its shared cache is on
+    decay: float = 0.0  # d: how fast device credit falls as a worker's prefills pile up
+    track_prefill: bool = True
+    temperature: float = 0.0  # of the softmax draw; 0 takes the lowest cost
+    random: Random = dataclasses.field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self.random = generator(self.seed)
+
+    def credits(self, query: Query, candidates: Sequence[Candidate]) -> list[float]:
+        """Blocks credited to each candidate. Raises NoWorkersError if there are none."""
+        device, host, disk = self.credit, self.host_credit, self.disk_credit
+        shared = self.shared_credit
+        found = [
+            device * overlap.device
+            + host * overlap.host
+            + disk * overlap.disk
+            + shared * overlap.shared
+            for overlap in [candidate.overlap for candidate in some(candidates)]
+        ]
+        if self.decay:
+            tokens = [candidate.load.active_prefill_tokens for candidate in candidates]
+            least = min(tokens)
+            per_token = self.decay / query.block_size / max(-(-query.isl // query.block_size), 1)
+            for place, candidate in enumerate(candidates):
+                kept = 1 / (1 + per_token * (tokens[place] - least))
+                found[place] -= device * candidate.overlap.device * (1 - kept)
+        return found
+
+    def prefills(
+        self, query: Query, candidates: Sequence[Candidate], credits_: Sequence[float]
+    ) -> list[float]:
+        """max(raw - credit, 0) of each candidate, blocks; raw is its waiting prompts and this."""
+        if not self.track_prefill:
+            return [0.0] * len(candidates)
+        size, isl = query.block_size, query.isl
+        raw = [
+            candidate.load.active_prefill_tokens + max(isl, candidate.overlap.blocks * size)
+            for candidate in candidates
+        ]
+        return [max(tokens / size - c, 0.0) for tokens, c in zip(raw, credits_, strict=True)]

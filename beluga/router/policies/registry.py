@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""The policies by the names of the command line: the one way to make one."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+
+from beluga.errors import RouterError
+from beluga.router.policies.alpha_gamma import AlphaGamma
+from beluga.router.policies.cache_aware import CacheAware, CacheAwareTree
+from beluga.router.policies.least_tokens import LeastTokens
+from beluga.router.policies.linear import Linear
+from beluga.router.policies.lmetric import LMetric
+from beluga.router.policies.logit2 import Logit2
+from beluga.router.policies.min_ttft import MinTtft
+from beluga.router.policies.random_worker import RandomWorker
+from beluga.router.policies.round_robin import RoundRobin
+from beluga.router.policies.two_choices import TwoChoices
+from beluga.router.policy import Policy
+
+_POLICIES: dict[str, Callable[..., Policy]] = {
+    kind.name: kind
+    for kind in (
+        RoundRobin,
+        RandomWorker,
+        TwoChoices,
+        LeastTokens,
+        Logit2,
+        AlphaGamma,
+        Linear,
+        LMetric,
+        CacheAware,
+        CacheAwareTree,
+        MinTtft,
+    )
+}
+POLICIES = tuple(_POLICIES)
+
+
+def make_policy(name: str, *, seed: int = 0, **settings: object) -> Policy:
+    """The policy of that name, with what its class takes as settings.
+
+    Raises RouterError for a name or a setting that is none.
+    """
+    if name not in _POLICIES:
+        raise RouterError(f"there is no policy {name!r}; choose one of {', '.join(POLICIES)}")
+    known = set(inspect.signature(_POLICIES[name]).parameters) - {"seed"}
+    if wrong := sorted(set(settings) - known):
+        has = ", ".join(sorted(known)) or "no settings"
+        raise RouterError(f"policy {name} has no setting {wrong[0]!r}; it has {has}")
+    return _POLICIES[name](seed=seed, **settings)

@@ -1,0 +1,27 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""Power of two choices: of two workers drawn by chance the one with fewer outstanding tokens.
+
+SGLang's power_of_two likewise draws two distinct ones, compares tokens, and lets the first drawn
+win a tie.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from beluga.router.policies.pick import chosen, generator, some
+from beluga.router.policy import Candidate, Choice, Query
+
+
+class TwoChoices:
+    name = "two-choices"
+    uses_overlap = False
+
+    def __init__(self, seed: int = 0) -> None:
+        self._random = generator(seed)
+
+    def choose(self, query: Query, candidates: Sequence[Candidate]) -> Choice:
+        drawn = self._random.sample(some(candidates), min(2, len(candidates)))
+        best = min(drawn, key=lambda candidate: candidate.load.outstanding_tokens)
+        return chosen(query, best, best.load.outstanding_tokens)

@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""What copying costs on this machine: measured once, in a fraction of a second, and kept.
+
+Nothing here runs in a request's path: who wants a measured table asks for it when the engine
+starts. What is timed are copies as caches make them: of memory that is in no cache, with checksums.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+import math
+import time
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+
+from beluga._ffi import ffi, lib
+from beluga.errors import TransferError
+from beluga.transfer.calibrate.kept import Kept, may_measure
+from beluga.transfer.calibrate.planner import Cost, EngineKind, Table
+from beluga.transfer.calibrate.scratch import scratch_pool
+from beluga.transfer.engine import Direction
+from beluga.transfer.plan.plan import plan_blocks
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from beluga.pool import Pool
+    from beluga.transfer.engine import Engine
+
+    Engines = Mapping[tuple[EngineKind, Direction], Engine]
+
+_REPETITIONS = 9
+_SHAPES = ((4096, 1), (4096, 64), (65536, 1), (65536, 4), (65536, 16))
+"""Fragments of so many bytes, and how many: enough to tell the three parts of a cost apart."""
+_SPAN = max(fragment * count for fragment, count in _SHAPES)
+
+
+def kept_table(pool: Pool, setup: str) -> Table:
+    """What was measured on this machine for a pool's kind of memory, and kept: nothing, if nothing
+    was, or BELUGA_TUNING is off. ``setup`` is all that the costs depend on and the machine does
+    not say: how many threads the CPU copies with, how a device's queue is reached."""
+    return table_of(Kept(pool).read(_part(setup))) if may_measure() else {}
+
+
+def _part(setup: str) -> str:
+    return f"costs: {setup}"
+
+
+def table_of(content: object) -> Table:
+    """What a file says; of what is something else, nothing."""
+    try:
+        table = {
+            (EngineKind(row["engine"]), Direction[row["direction"]]): Cost(*map(float, row["cost"]))
+            for row in cast("Sequence[dict[str, Any]]", content or ())
+        }
+    except (ValueError, KeyError, TypeError):
+        return {}
+    costs = [part for cost in table.values() for part in dataclasses.astuple(cost)]
+    return table if all(math.isfinite(part) and part >= 0 for part in costs) else {}
+
+
+def calibrated(pool: Pool, setup: str, engines_of: Callable[[Pool], Engines]) -> Table:
+    """The table of this machine: kept, or measured now and kept from now on.
+
+    ``engines_of``, given a scratch pool, makes the engines that are measured there. It takes under
+    half a second for each. Where ``BELUGA_TUNING`` is off or nothing can be kept, nothing is
+    measured, and the table is empty. Raises what the engines raise, TransferError for one that has
+    a fault, and OSError or a :class:`~beluga.errors.BelugaError` where there is no room.
+    """
+    kept = Kept(pool)
+    table = kept_table(pool, setup)
+    if table or not may_measure() or not kept.can_write():
+        return table
+    with scratch_pool(like=pool) as scratch:
+        engines, offset = engines_of(scratch), scratch.geometry.data_offset
+        table = {key: measure(engine, key[1], offset) for key, engine in engines.items()}
+        for engine in engines.values():
+            if (fault := getattr(engine, "fault", None)) is not None:
+                raise TransferError(f"{engine.name} was not measured: {fault}")
+    rows = [
+        {"engine": kind, "direction": direction.name, "cost": dataclasses.astuple(cost)}
+        for (kind, direction), cost in table.items()
+    ]
+    with contextlib.suppress(OSError):
+        kept.write(_part(setup), rows)
+    return table
+
+
+def measure(engine: Engine, direction: Direction, offset: int) -> Cost:
+    """What an engine's copies cost, by least squares over a few shapes. 1 MiB of its pool from
+    ``offset`` on is written over."""
+    memory = np.ones(2 * _SPAN, np.uint8)
+    return fit(
+        [(fragment * count, count) for fragment, count in _SHAPES],
+        [_time(engine, direction, memory, offset, shape) for shape in _SHAPES],
+    )
+
+
+def fit(shapes: Sequence[tuple[int, int]], times_ns: Sequence[float]) -> Cost:
+    """The cost that comes closest to the times of (bytes, fragments), in proportion to each; no
+    part of it is below 0."""
+    wanted = np.array(times_ns, float)
+    rows = np.array([[1, fragments, size] for size, fragments in shapes], float)
+    rows /= wanted[:, None]
+    fits = []
+    for parts in map(list, itertools.product((False, True), repeat=3)):  # those that are not 0
+        found = np.zeros(3)
+        found[parts] = np.linalg.lstsq(rows[:, parts], np.ones(len(wanted)), rcond=None)[0]
+        if (found >= 0).all():
+            fits.append((float(np.sum((rows @ found - 1) ** 2)), found))
+    start, fragment, byte = map(float, min(fits, key=lambda fit: fit[0])[1])
+    return Cost(start, fragment, byte)
+
+
+def _time(
+    engine: Engine,
+    direction: Direction,
+    memory: NDArray[np.uint8],
+    offset: int,
+    shape: tuple[int, int],
+) -> float:
+    """Nanoseconds of one copy of (fragment, count): the median of several."""
+    fragment, count = shape
+    places = memory.ctypes.data + 2 * fragment * np.arange(count)
+    plan = plan_blocks(
+        places[None].astype(np.uint64),
+        np.full(count, fragment),
+        np.array([offset]),
+        chunk_size=lib.BL_CHUNK_SIZE,
+    )
+    engine.gather_write(plan).wait()  # what a read finds there, and its checksums
+    move: Callable[[Any], Any] = (
+        engine.gather_write if direction is Direction.WRITE else engine.scatter_read
+    )
+    times = []
+    for _ in range(_REPETITIONS):
+        lib.bl_flush(ffi.from_buffer(memory), memory.size)
+        lib.bl_fence()
+        start = time.perf_counter_ns()
+        move(plan).wait()
+        times.append(time.perf_counter_ns() - start)
+    return float(np.median(times))

@@ -1,0 +1,8 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""The CPU engine: threads that copy with streaming stores, and how they are tuned."""
+
+from beluga.transfer.engines.cpu.engine import CpuEngine, default_threads
+from beluga.transfer.engines.cpu.tuning import CopySettings, tuned
+
+__all__ = ["CopySettings", "CpuEngine", "default_threads", "tuned"]

@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""The CPU as a copy engine: plans executed in C (``csrc/transfer/cpu.c``), by threads."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import errno
+import os
+from typing import TYPE_CHECKING
+
+from beluga._ffi import core, ffi, lib
+from beluga.errors import (
+    BelugaError,
+    ChecksumError,
+    LayoutError,
+    TransferCancelledError,
+    check,
+)
+from beluga.transfer.engines.cpu.tuning import tuned
+from beluga.transfer.iosched.link import TransferClass
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from beluga.pool import Pool
+    from beluga.transfer.engines.cpu.tuning import CopySettings
+    from beluga.transfer.iosched.place import Place
+    from beluga.transfer.plan.plan import Plan
+
+    _Function = Callable[
+        [core.bl_pool, core.bl_plan, core.bl_copy_settings, core.bl_port | core.Null, int], int
+    ]
+
+_THREADS_DEFAULT = 4
+"""Enough to fill a memory link where one thread does not; more only take cores from the engine."""
+
+
+_NO_PLACE = contextlib.nullcontext(ffi.NULL)
+_CORES = len(os.sched_getaffinity(0))
+"""As the process began: an engine may tie the thread that copies to one of them later on."""
+
+
+def default_threads() -> int:
+    """Threads of an engine that is not told how many: at most 4, of the cores there are."""
+    return min(_THREADS_DEFAULT, _CORES)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class CpuTransfer:
+    """A plan that the CPU has executed, or could not."""
+
+    error: BelugaError | None
+
+    def done(self) -> bool:
+        """True: the engine returns when the bytes have moved."""
+        return True
+
+    def wait(self, timeout_s: float | None = None) -> None:
+        """Raises what went wrong: :class:`~beluga.errors.ChecksumError`, or
+        :class:`~beluga.errors.DeviceFaultError`."""
+        if self.error is not None:
+            raise self.error
+
+
+_MOVED = CpuTransfer(None)
+
+
+class CpuEngine:
+    """Copies in the caller's thread, without the GIL, helped by up to ``threads - 1`` others.
+
+    Non-temporal stores write, an invalidation ahead of cached loads reads, and checksums are
+    computed on the way. The helpers are the process's, parked between plans; a plan whose share
+    for each is too small to wake one up is copied alone. ``settings`` say from which sizes on it
+    goes which way; None takes this machine's, which are measured before its first copy if they
+    never were (``tuning.py``).
+
+    With a ``place`` at a link, bytes move as the link lets them on, 256 KiB at a time, in the
+    classes ``read`` and ``write``.
+    """
+
+    name = "cpu"
+
+    def __init__(  # noqa: PLR0913  all but the first two named
+        self,
+        pool: Pool,
+        threads: int | None = None,
+        *,
+        settings: CopySettings | None = None,
+        place: Place | None = None,
+        read: TransferClass = TransferClass.ONBOARD,
+        write: TransferClass = TransferClass.OFFLOAD,
+    ) -> None:
+        self._pool, self._place = pool, place
+        self._read, self._write = read, write
+        self._settings = settings
+        self._struct: core.bl_copy_settings | None = None
+        self.threads = default_threads() if threads is None else threads
+        if self.threads < 1:
+            raise LayoutError(f"an engine of {threads} threads; give it at least one")
+
+    def gather_write(self, plan: Plan) -> CpuTransfer:
+        """Scattered memory to the pool; ended when it returns. Raises LayoutError."""
+        plan.refuse_direction(write=True)
+        return self._execute(lib.bl_plan_write, plan, self._write, "writing a plan")
+
+    def scatter_read(self, plan: Plan) -> CpuTransfer:
+        """The pool to scattered memory; ended when it returns. Raises LayoutError."""
+        plan.refuse_direction(write=False)
+        return self._execute(lib.bl_plan_read, plan, self._read, "reading a plan")
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def _execute(
+        self, function: _Function, plan: Plan, kind: TransferClass, doing: str
+    ) -> CpuTransfer:
+        if self._struct is None:
+            self._struct = (self._settings or tuned(self._pool)).struct(self.threads)
+        place = _NO_PLACE if self._place is None else self._place.using()
+        with self._pool.using() as pool, place as port:
+            code = function(pool, plan.struct(), self._struct, port, kind)
+        if self._place is not None:
+            self._place.watch()
+        if code == 0:
+            return _MOVED
+        if code == -errno.EINVAL:
+            raise LayoutError(f"{doing}: its pieces leave the pool, or do not tile their chunks")
+        if code == -errno.EBADMSG:
+            return CpuTransfer(ChecksumError(f"{doing}: bytes are not those that were written"))
+        if code == -errno.ECANCELED:
+            return CpuTransfer(TransferCancelledError(f"{doing}: it was stopped"))
+        try:
+            check(code, doing)
+        except BelugaError as error:
+            return CpuTransfer(error)
+        return _MOVED

@@ -1,0 +1,239 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""Which way the CPU copies runs of which size: measured once on a machine, and kept.
+
+Measured in a scratch pool (``scratch.py``); it takes a few tenths of a second, when a process
+copies for the first time and nothing is kept. ``BELUGA_TUNING=off`` measures nothing and takes the
+defaults, and so does who could not keep what he measured.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import statistics
+import time
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from beluga._ffi import core, ffi, lib
+from beluga.errors import BelugaError, check
+from beluga.transfer.calibrate.kept import Kept, may_measure
+from beluga.transfer.calibrate.scratch import scratch_pool
+from beluga.transfer.plan.plan import Plan, plan_blocks
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from beluga.pool import Pool
+
+_KIB = 1024
+_SPAN = 1 << 20  # bytes of the largest copy that is timed
+_ROUNDS = 7
+_BUDGET_S = 0.5  # what is not measured by then has its default
+_GAIN = 0.95  # of the time: what is not faster by so much is no reason to leave a default
+_ALWAYS, _NEVER = 0, 0xFFFFFFFF
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class CopySettings:
+    """Sizes in bytes (``bl_copy_settings``). Any numbers give the same bytes and checksums.
+
+    Reading: lines are dropped ``window`` bytes ahead, ``step`` bytes at a time between copies, and
+    asked for ``ahead`` bytes before they are copied; a dense plan of ``past`` bytes goes past the
+    cache. Writing: ``head`` bytes of the next piece are asked for, and runs of ``direct`` bytes are
+    streamed from where they lie, shorter ones put together first. Both: a thread's part is ``part``
+    bytes at least.
+    """
+
+    part: int
+    window: int
+    step: int
+    ahead: int
+    past: int
+    head: int
+    direct: int
+
+    @classmethod
+    def default(cls) -> CopySettings:
+        """Of a machine that was not measured."""
+        found = ffi.new("bl_copy_settings *")
+        lib.bl_copy_defaults(found)
+        return cls(**{field.name: getattr(found, field.name) for field in dataclasses.fields(cls)})
+
+    @classmethod
+    def of(cls, content: object) -> CopySettings | None:
+        """What a file says; None if it is something else."""
+        names = [field.name for field in dataclasses.fields(cls)]
+        if not isinstance(content, dict) or sorted(content) != sorted(names):
+            return None
+        if any(type(size) is not int or not 0 <= size <= _NEVER for size in content.values()):
+            return None
+        return cls(**content)
+
+    def struct(self, threads: int) -> core.bl_copy_settings:
+        """The ``bl_copy_settings *`` for so many threads."""
+        return ffi.new(
+            "bl_copy_settings *",
+            {
+                "threads": threads,
+                "part": self.part,
+                "window": self.window,
+                "step": self.step,
+                "ahead": self.ahead,
+                "past": self.past,
+                "head": self.head,
+                "direct": self.direct,
+            },
+        )
+
+
+_FOUND: dict[Path, CopySettings] = {}
+"""By the file where it is kept: looked for, or measured, once in a process."""
+
+
+def tuned(pool: Pool) -> CopySettings:
+    """The settings of this machine for a pool's kind of memory: kept, or measured now and kept.
+
+    Raises :class:`~beluga.errors.EngineUnavailableError` for a BELUGA_TUNING that is neither on nor
+    off.
+    """
+    if not may_measure():
+        return CopySettings.default()
+    kept = Kept(pool)
+    if kept.path not in _FOUND:
+        found = CopySettings.of(kept.read("settings"))
+        _FOUND[kept.path] = found or _measured(kept, pool)
+    return _FOUND[kept.path]
+
+
+def _measured(kept: Kept, pool: Pool) -> CopySettings:
+    if not kept.can_write():
+        return CopySettings.default()
+    try:
+        with scratch_pool(like=pool) as scratch:
+            found = measure(scratch, scratch.geometry.data_offset)
+    except (BelugaError, OSError):  # no room, say: the defaults are right as well
+        return CopySettings.default()
+    with contextlib.suppress(OSError):
+        kept.write("settings", dataclasses.asdict(found))
+    return found
+
+
+def measure(pool: Pool, offset: int, budget_s: float = _BUDGET_S) -> CopySettings:
+    """What is fastest here: 1 MiB of the pool from ``offset`` on is written over.
+
+    Each setting in turn, by copies of all its values that take turns; what is still to do after
+    ``budget_s`` keeps its default. Raises a :class:`~beluga.errors.BelugaError` where a copy fails.
+    """
+    trial = Trial(pool, offset, time.monotonic() + budget_s)
+    found = CopySettings.default()
+    found = trial.crossing(found, "past", [size * _KIB for size in (128, 256, 512, 1024)])
+    rows, pages = (1280, _SPAN // 1280), (16 * _KIB, 64)
+    found = trial.best(found, "ahead", [0, *(size * _KIB for size in (2, 4, 8))], rows)
+    found = trial.best(found, "window", [size * _KIB for size in (16, 32, 64, 128, 256)], pages)
+    found = trial.best(found, "step", [size * _KIB for size in (1, 2, 4)], pages)
+    found = trial.best(found, "head", [0, *(size * _KIB for size in (1, 2, 4))], pages, write=True)
+    found = trial.crossing(found, "direct", [64, 128, 256, 512, 1024], write=True)
+    return trial.parts(found, [size * _KIB for size in (32, 64, 128, 256, 512)])
+
+
+class Trial:
+    """Copies with some settings, and how long they took; up to a deadline (monotonic seconds)."""
+
+    def __init__(self, pool: Pool, offset: int, deadline: float) -> None:
+        self._pool, self._offset, self._deadline = pool, offset, deadline
+        self._memory = np.ones(2 * _SPAN + 4096, np.uint8)
+        self._start = self._memory.ctypes.data + -self._memory.ctypes.data % 4096
+        self._plans: dict[tuple[int, int], Plan] = {}
+
+    def best(
+        self,
+        settings: CopySettings,
+        name: str,
+        values: Sequence[int],
+        shape: tuple[int, int],
+        *,
+        write: bool = False,
+    ) -> CopySettings:
+        """The value with which a copy of ``shape`` (fragment, count) is fastest, if it is so by
+        more than noise."""
+        ways = {value: (dataclasses.replace(settings, **{name: value}), 1) for value in values}
+        times = self._times(ways, shape, write=write)
+        if not times:
+            return settings
+        fastest = min(times, key=times.__getitem__)
+        before = times[getattr(settings, name)]
+        return ways[fastest][0] if times[fastest] < _GAIN * before else settings
+
+    def crossing(
+        self, settings: CopySettings, name: str, sizes: Sequence[int], *, write: bool = False
+    ) -> CopySettings:
+        """The least of ``sizes`` from which on it pays to go the other way. Writing a size is a
+        fragment's, reading it is a plan's."""
+        ways = {
+            value: (dataclasses.replace(settings, **{name: value}), 1)
+            for value in (_ALWAYS, _NEVER)
+        }
+        from_here = _NEVER
+        for size in reversed(sizes):
+            shape = (size, _SPAN // 4 // size) if write else (4 * _KIB, size // (4 * _KIB))
+            times = self._times(ways, shape, write=write)
+            if not times:
+                return settings
+            if times[_ALWAYS] > times[_NEVER]:
+                break
+            from_here = size
+        return dataclasses.replace(settings, **{name: from_here})
+
+    def parts(self, settings: CopySettings, sizes: Sequence[int]) -> CopySettings:
+        """The least part of two with which two threads are faster than one; if there are two."""
+        if len(os.sched_getaffinity(0)) < 2:
+            return settings
+        for size in sizes:
+            both = dataclasses.replace(settings, part=size)
+            times = self._times({1: (both, 1), 2: (both, 2)}, (4 * _KIB, 2 * size // (4 * _KIB)))
+            if not times:
+                break
+            if times[2] < _GAIN * times[1]:
+                return both
+        return settings
+
+    def _times(
+        self,
+        ways: dict[int, tuple[CopySettings, int]],
+        shape: tuple[int, int],
+        *,
+        write: bool = False,
+    ) -> dict[int, float]:
+        """Nanoseconds of a copy in each way (settings, threads); none after the deadline."""
+        structs = {name: settings.struct(threads) for name, (settings, threads) in ways.items()}
+        times: dict[int, list[int]] = {name: [] for name in ways}
+        for _ in range(_ROUNDS):
+            for name, struct in structs.items():
+                times[name].append(self._time(struct, shape, write=write))
+                if time.monotonic() > self._deadline:
+                    return {}
+        return {name: statistics.median(several) for name, several in times.items()}
+
+    def _time(self, struct: core.bl_copy_settings, shape: tuple[int, int], *, write: bool) -> int:
+        """Nanoseconds of one copy, of private memory that is in no cache."""
+        if shape not in self._plans:
+            fragment, count = shape
+            places = self._start + 2 * fragment * np.arange(count)
+            self._plans[shape] = plan_blocks(
+                places[None].astype(np.uint64), np.full(count, fragment), np.array([self._offset])
+            )
+        plan = self._plans[shape].struct()
+        lib.bl_flush(ffi.cast("void *", self._start), 2 * _SPAN)
+        lib.bl_fence()
+        copy = lib.bl_plan_write if write else lib.bl_plan_read
+        with self._pool.using() as pool:
+            start = time.perf_counter_ns()
+            code = copy(pool, plan, struct, ffi.NULL, 0)
+            taken = time.perf_counter_ns() - start
+        check(code, "timing a copy")
+        return taken

@@ -1,0 +1,278 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""The CUDA engine: blocks between GPU memory and the pool, on the caller's stream.
+
+A plan whose windows are registered is one launch (direct), or a launch and a few large copies
+(staged), without a wait of the CPU; see :mod:`beluga.transfer.engines.cuda.paths`.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+from numpy.typing import NDArray
+
+from beluga import config
+from beluga._ffi import lib
+from beluga.errors import LayoutError, TransferError, UnsettledError
+from beluga.pool import STRIPE_SIZE, Pool
+from beluga.transfer.engine import keep_for_good
+from beluga.transfer.engines.cuda import shared
+from beluga.transfer.engines.cuda.buffers import Buffers
+from beluga.transfer.engines.cuda.calibration import Calibration
+from beluga.transfer.engines.cuda.capture import CapturedTransfer
+from beluga.transfer.engines.cuda.claims import Claims
+from beluga.transfer.engines.cuda.device import CupyDriver
+from beluga.transfer.engines.cuda.driver import Driver, DriverError
+from beluga.transfer.engines.cuda.holds import Hold, Place
+from beluga.transfer.engines.cuda.interop import StreamLike, stream_handle
+from beluga.transfer.engines.cuda.launch import Launcher
+from beluga.transfer.engines.cuda.parts import select
+from beluga.transfer.engines.cuda.paths import CudaStat, Paths
+from beluga.transfer.engines.cuda.registrar import Registrar
+from beluga.transfer.engines.cuda.staged import Way, drain
+from beluga.transfer.engines.cuda.tables import Tables, make_tables
+from beluga.transfer.engines.cuda.transfer import CudaTransfer, Part
+from beluga.transfer.engines.cuda.windows import Windows
+from beluga.transfer.engines.policy import Care, probe
+from beluga.transfer.plan.plan import Plan
+
+PATHS = ("auto", "direct", "staged")
+
+
+class CudaEngine:
+    """See :class:`~beluga.transfer.engine.Engine`.
+
+    Work goes on ``stream`` (a handle, or torch's or cupy's), or on the one given with a call;
+    without any on streams of the engine's own, reads' before writes', which wait for nobody: then
+    source and target must not be in use. ``blocks``: how many of the GPU's multiprocessors a copy
+    may take. ``path``: direct or staged always, or what was measured as faster. ``window_size``:
+    bytes registered at a time, a power of two of 2 MiB stripes. ``cap``: bytes that all processes
+    of this host may have registered together. Engines of one process for one pool and GPU share
+    what is registered: the first of them says both. ``bounce_size``: bytes of buffers. ``driver``:
+    the GPU's, or of what stands in for one; whoever gives it closes it, after the engine.
+
+    Raises :class:`~beluga.errors.EngineUnavailableError` where there is no GPU, or no cupy.
+    """
+
+    def __init__(  # noqa: PLR0913  all but two named
+        self,
+        pool: Pool,
+        device: int = 0,
+        stream: StreamLike | None = None,
+        *,
+        path: str = "auto",
+        blocks: int = 4,
+        window_size: int = 1 << 30,
+        cap: int = 512 << 30,
+        bounce_size: int = 64 << 20,
+        driver: Driver | None = None,
+        care: Care | None = None,
+        calibration: Calibration | None = None,
+    ) -> None:
+        if path not in PATHS:
+            raise ValueError(f"path is {' or '.join(PATHS)}, not {path!r}")
+        while window_size > STRIPE_SIZE and window_size // 2 >= pool.devices[0].size:
+            window_size //= 2
+        windows = Windows.of(pool, window_size)
+        self._pool, self._path = pool, path
+        self._own_driver = driver is None
+        self._driver = driver or CupyDriver(device)
+        self._driver.use()
+        self._stream = None if stream is None else stream_handle(stream)
+        self._own: dict[bool, int] = {}
+        self._buffers = Buffers(self._driver)
+        self._launcher = Launcher(self._driver, self._buffers, blocks=blocks)
+        self._calibration = calibration or Calibration.of(self._launcher, pool)
+        self._care = care or probe().care("gpu", pool)
+
+        def register() -> Registrar:
+            claims = Claims(config.runtime_root() / "cuda-registered", cap)
+            return Registrar(self._driver, pool, windows, claims)
+
+        self._registrar = shared.join(self._driver, pool, self, register)
+        self._windows = self._registrar.windows
+        self._paths = Paths(pool, self._launcher, self._windows, self._care, bounce_size)
+        self._captured: list[CapturedTransfer] = []
+        pool.before_close(self.close)
+
+    piece_size = 4 << 20
+    """What a link should let on in one go, in bytes: less takes as long to start as to move."""
+
+    @property
+    def name(self) -> str:
+        return self._driver.name + ("" if self._path == "auto" else f"-{self._path}")
+
+    @property
+    def stat(self) -> CudaStat:
+        """What was done until now; of windows, by all engines that share them."""
+        found = self._paths.stat
+        found.launch_count = self._launcher.count
+        found.registered_bytes, found.fault = self._registrar.size, self._registrar.fault
+        found.unregistered_count = self._registrar.unregistered_count
+        found.refused_count = self._registrar.refused_count
+        return found
+
+    def settle(self, timeout_s: float | None = None) -> bool:
+        """Wait until all of the pool is registered that can be; whether that was in time."""
+        return self._registrar.settle(timeout_s)
+
+    def gather_write(self, plan: Plan, *, stream: StreamLike | None = None) -> CudaTransfer:
+        """See :meth:`beluga.transfer.engine.Engine.gather_write`."""
+        plan.refuse_direction(write=True)
+        return self._start(plan, self._way(stream, write=True))
+
+    def scatter_read(self, plan: Plan, *, stream: StreamLike | None = None) -> CudaTransfer:
+        """See :meth:`beluga.transfer.engine.Engine.scatter_read`."""
+        plan.refuse_direction(write=False)
+        return self._start(plan, self._way(stream, write=False))
+
+    def capture(self, plan: Plan, stream: StreamLike, *, write: bool) -> CapturedTransfer:
+        """Put a copy into the graph that ``stream`` is being captured into.
+
+        Raises :class:`~beluga.errors.TransferError` unless the pool's part is registered and the
+        same copy has been run, and has ended, before: nothing is allocated or registered while a
+        stream is captured.
+        """
+        handle = stream_handle(stream)
+        if not self._driver.capturing(handle):
+            raise TransferError("the stream is not being captured; do not use capture()")
+        plan.refuse_direction(write=write)
+        self._refuse(plan)
+        if len(plan.pieces) == 0:
+            raise LayoutError("a plan without pieces is nothing to be captured")
+        tables = make_tables(plan, write=write)
+        offsets = tables.pieces["offset"]
+        bases = self._paths.bases(
+            offsets, self._registrar.keep(self._windows.touched(offsets), self)
+        )
+        with self._buffers.only_free():
+            launched = self._launcher.launch(tables, bases, write=write, stream=handle)
+        transfer = CapturedTransfer(plan, self._care, launched, write=write)
+        self._captured.append(transfer)
+        return transfer
+
+    def runs(self, plan: Plan) -> list[tuple[int, int, int]]:
+        """A plan's bytes of the pool in as few runs as copy engines may take: GPU address, byte of
+        the plan's chunks end to end, length. All of it is registered, and stays so (benchmarks)."""
+        edges = np.concatenate([plan.chunks["offset"], plan.pieces["offset"]])
+        addresses = self._registrar.keep(self._windows.touched(edges), self)
+        found: list[tuple[int, int, int]] = self._paths.gpu_runs(plan, addresses).tolist()
+        return found
+
+    def close(self) -> None:
+        """See :meth:`beluga.transfer.engine.Engine.close`. Twice is fine."""
+        if self._buffers.closed:
+            return
+        self._driver.use()  # whoever closes
+        try:
+            for stream in {*self._own.values(), *self._paths.streams}:
+                drain(self._driver, stream)
+        except DriverError:  # nobody can say what still runs: it keeps its windows and buffers
+            keep_for_good(self)
+            self._buffers.closed = True
+            return
+        shared.leave(self._registrar, self)
+        for stream in self._own.values():
+            self._driver.end_stream(stream)
+        self._paths.close()
+        for transfer in self._captured:
+            self._launcher.give_back(transfer.launched)
+        self._launcher.close()
+        self._buffers.close()
+        if self._own_driver:
+            self._driver.close()
+
+    def _way(self, stream: StreamLike | None, *, write: bool) -> Way:
+        if stream is not None:
+            return Way(write, stream_handle(stream))
+        if self._stream is not None:
+            return Way(write, self._stream)
+        if write not in self._own:
+            self._own[write] = self._driver.make_stream(urgent=not write)
+        return Way(write, self._own[write])
+
+    def _start(self, plan: Plan, way: Way) -> CudaTransfer:
+        self._refuse(plan)
+        self._driver.use()  # a link's thread, or the caller's
+        if self._driver.capturing(way.stream):
+            raise TransferError("the stream is being captured; use capture()")
+        if len(plan.pieces) == 0:
+            return CudaTransfer(self._launcher, [], lambda: None)
+        tables = make_tables(plan, write=way.write)
+        touched = self._windows.touched(tables.pieces["offset"])
+        with self._registrar.hold(touched, self._driver) as hold:
+            self._paths.begin()
+            try:
+                missing = touched - hold.addresses.keys()
+                if missing:
+                    return self._mixed(plan, tables, way, hold, missing)
+                parts = self._straight(plan, tables, way, hold)
+                return CudaTransfer(self._launcher, parts, lambda: None)
+            except BaseException:  # nobody else knows what of it is under way
+                try:
+                    self._paths.undo(way.stream)
+                except UnsettledError:
+                    keep_for_good((self, plan))
+                    raise
+                raise
+
+    def _refuse(self, plan: Plan) -> None:
+        """A kernel that is led astray ends everything that its process has on the GPU."""
+        if self._buffers.closed:
+            raise TransferError("the CUDA engine is closed")
+        struct = plan.struct()
+        plan.refuse_beyond(self._pool.geometry.size)
+        with self._pool.using() as pool:
+            code = lib.bl_plan_check(pool, struct)
+        if code < 0:
+            raise LayoutError("the plan's pieces are not of its chunks, or do not tile them")
+        ends = plan.pieces["offset"] + plan.pieces["length"] - 1
+        if ((plan.pieces["offset"] ^ ends) >= STRIPE_SIZE).any():
+            raise LayoutError("a piece of the plan lies in two stripes; cut it where they end")
+
+    def _mixed(
+        self, plan: Plan, tables: Tables, way: Way, hold: Hold, missing: set[Place]
+    ) -> CudaTransfer:
+        """What lies in ``missing`` windows is bounced."""
+        ready = self._ready_chunks(plan, tables, missing)
+        parts: list[Part] = []
+        pairs = []
+        if ready.any():
+            some = select(plan, ready)
+            pairs.append((ready, some))
+            parts += self._straight(some, make_tables(some, write=way.write), way, hold)
+        rest = select(plan, ~ready)
+        pairs.append((~ready, rest))
+        self._registrar.want(missing, rest.size)
+        parts += self._paths.bounced(rest, way)
+        gather = functools.partial(_gather_sums, plan, pairs) if way.write else lambda: None
+        return CudaTransfer(self._launcher, parts, gather)
+
+    def _straight(self, plan: Plan, tables: Tables, way: Way, hold: Hold) -> list[Part]:
+        """By the GPU alone."""
+        choice = self._path
+        if choice == "auto":
+            choice = self._calibration.choose(
+                write=way.write, size=plan.size, fragments=len(plan.pieces)
+            )
+        if choice == "staged" and self._paths.can_stage(plan, hold.addresses):
+            return self._paths.staged(plan, way, hold)
+        return self._paths.direct(plan, tables, way, hold)
+
+    def _ready_chunks(self, plan: Plan, tables: Tables, missing: set[Place]) -> NDArray[np.bool_]:
+        """Of each chunk whether it lies in registered windows."""
+        device, window, _ = self._windows.places(tables.pieces["offset"])
+        places = device << 32 | window
+        lacking = np.isin(places, [d << 32 | w for d, w in missing])
+        ready = np.ones(len(plan.chunks), bool)
+        ready[tables.pieces["chunk"][lacking] - plan.chunk_base] = False
+        return ready
+
+
+def _gather_sums(plan: Plan, pairs: list[tuple[NDArray[np.bool_], Plan]]) -> None:
+    """Checksums that parts of a plan computed become the plan's."""
+    for mask, some in pairs:
+        if plan.checksums is not None and some.checksums is not None:
+            plan.checksums[mask] = some.checksums

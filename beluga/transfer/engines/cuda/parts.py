@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""Plans of some chunks of a plan, and plans whose chunks lie end to end in a buffer.
+
+A buffer (staging in GPU memory, or a pinned one) takes the pool's place in a kernel's tables: only
+the offsets of pieces and chunks change, so sums are the same.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+from numpy.typing import NDArray
+
+from beluga.transfer.engines.cuda.windows import STRIPE_SHIFT
+from beluga.transfer.plan.cuts import STRIPE_SIZE
+from beluga.transfer.plan.plan import CHUNK, LINE_SIZE, Plan
+
+RUN = np.dtype([("offset", "<u8"), ("place", "<u8"), ("size", "<u8")])
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Packed:
+    """``plan`` of a buffer of ``size`` bytes; ``runs`` of type RUN: which of the pool's bytes lie
+    at which place of it, whole lines."""
+
+    plan: Plan
+    runs: NDArray[np.void]
+    size: int
+
+
+def select(plan: Plan, mask: NDArray[np.bool_]) -> Plan:
+    """The chunks of ``plan`` for which ``mask`` is True; checksums are a copy."""
+    chunk = plan.pieces["chunk"] - plan.chunk_base
+    number = np.cumsum(mask) - 1
+    pieces = plan.pieces[mask[chunk]].copy()
+    pieces["chunk"] = number[chunk[mask[chunk]]]
+    chunks = plan.chunks[mask].copy()
+    chunks["first"] = np.searchsorted(pieces["chunk"], np.arange(len(chunks)))
+    return dataclasses.replace(
+        plan,
+        pieces=pieces,
+        chunks=chunks,
+        checksums=None if plan.checksums is None else plan.checksums[mask],
+        piece_base=0,
+        chunk_base=0,
+    )
+
+
+def pack_chunks(plan: Plan) -> Packed:
+    """The chunks end to end; of a sparse plan without checksums only the lines of its rows."""
+    if plan.sparse and plan.checksums is None:
+        plan = _by_rows(plan)
+    sizes = (plan.chunks["length"].astype(np.int64) + LINE_SIZE - 1) & -LINE_SIZE
+    places = np.cumsum(sizes) - sizes
+    pieces, chunks = plan.pieces.copy(), plan.chunks.copy()
+    number = pieces["chunk"] - plan.chunk_base
+    moved = places.astype(np.uint64) - plan.chunks["offset"]  # wraps, and back
+    pieces["offset"] += moved[number]
+    chunks["offset"] = places
+    runs = np.zeros(len(chunks), RUN)
+    runs["offset"], runs["place"], runs["size"] = plan.chunks["offset"], places, sizes
+    packed = dataclasses.replace(plan, pieces=pieces, chunks=chunks)
+    return Packed(packed, _join(runs), int(sizes.sum()))
+
+
+def cut_at_stripes(runs: NDArray[np.void]) -> NDArray[np.void]:
+    """The same runs, none over the end of a stripe."""
+    start = runs["offset"].astype(np.int64)
+    end = start + runs["size"].astype(np.int64)
+    first = start >> STRIPE_SHIFT
+    counts = ((end - 1) >> STRIPE_SHIFT) - first + 1
+    which = np.repeat(np.arange(len(runs)), counts)
+    stripe = first[which] + np.arange(len(which)) - np.repeat(np.cumsum(counts) - counts, counts)
+    at = np.maximum(start[which], stripe * STRIPE_SIZE)
+    cut = np.zeros(len(which), RUN)
+    cut["offset"], cut["size"] = at, np.minimum(end[which], (stripe + 1) * STRIPE_SIZE) - at
+    cut["place"] = runs["place"][which].astype(np.int64) + at - start[which]
+    return cut
+
+
+def _by_rows(plan: Plan) -> Plan:
+    """Each row's lines as a chunk of its own."""
+    pieces = plan.pieces.copy()
+    pieces["chunk"] = np.arange(len(pieces))
+    chunks = np.zeros(len(pieces), CHUNK)
+    chunks["offset"] = pieces["offset"] & np.uint64(~(LINE_SIZE - 1) & (1 << 64) - 1)
+    chunks["length"] = pieces["offset"] + pieces["length"] - chunks["offset"]
+    chunks["first"] = pieces["chunk"]
+    return dataclasses.replace(plan, pieces=pieces, chunks=chunks, piece_base=0, chunk_base=0)
+
+
+def _join(runs: NDArray[np.void]) -> NDArray[np.void]:
+    """Runs that follow each other, in the pool and in the buffer, are one."""
+    ends = runs["offset"] + runs["size"]
+    starts = np.flatnonzero(np.concatenate([[True], runs["offset"][1:] != ends[:-1]]))
+    joined: NDArray[np.void] = runs[starts].copy()
+    joined["size"] = np.add.reduceat(runs["size"], starts)
+    return joined

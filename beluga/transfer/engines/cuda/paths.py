@@ -1,0 +1,242 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""The three ways over which a plan's bytes go: direct, staged in GPU memory, and bounced.
+
+direct  a kernel reads or writes the registered pool
+staged  kernels gather into, or scatter from, a buffer in GPU memory (staged.py); between it and
+        the pool a copy engine moves whole runs. None is short: the driver copies short ones to
+        the GPU by the CPU, slowly, and fills its cache with lines of the pool
+bounced while a window is not registered: by a pinned buffer, between which and the pool the CPU
+        copies, by the rules of a CPU
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import functools
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from beluga._ffi import ffi, lib
+from beluga.errors import TransferCancelledError, UnsettledError, check
+from beluga.pool import Pool
+from beluga.transfer.engines.cuda.holds import Hold, Place
+from beluga.transfer.engines.cuda.launch import Launched, Launcher
+from beluga.transfer.engines.cuda.parts import Packed, cut_at_stripes, pack_chunks
+from beluga.transfer.engines.cuda.staged import Staging, Way, after, drain
+from beluga.transfer.engines.cuda.tables import Tables, make_tables
+from beluga.transfer.engines.cuda.transfer import Part
+from beluga.transfer.engines.cuda.windows import Bases, Windows
+from beluga.transfer.engines.policy import Care
+from beluga.transfer.plan.plan import Plan
+
+_BUFFERS = 2  # of a staged plan
+STAGED_RUN_MIN = 32 << 10  # above the cliff at 24 to 28 KiB of host-to-device copies
+
+
+@dataclasses.dataclass(slots=True)
+class CudaStat:
+    """Bytes by the way they went, and launches. ``fault``: why not all is registered, if so."""
+
+    direct_bytes: int = 0
+    staged_bytes: int = 0
+    bounced_bytes: int = 0
+    bounce_count: int = 0  # transfers that had to
+    launch_count: int = 0
+    registered_bytes: int = 0
+    unregistered_count: int = 0  # windows that made room for others
+    refused_count: int = 0  # windows that were wanted, and found no room under the cap
+    fault: str | None = None
+
+
+class Paths:
+    """Starts parts of plans, between :meth:`begin` and, if that fails, :meth:`undo`; used by one
+    thread. ``limit`` bounds the bytes that lie in buffers of each kind: a part that would exceed it
+    waits for the oldest."""
+
+    def __init__(
+        self,
+        pool: Pool,
+        launcher: Launcher,
+        windows: Windows,
+        care: Care,
+        limit: int,
+    ) -> None:
+        self._pool, self._launcher, self._staging = pool, launcher, Staging(launcher)
+        self._windows, self._care, self._limit = windows, care, limit
+        self._driver, self._buffers = launcher.driver, launcher.buffers
+        self._waiting: collections.deque[tuple[Part, int]] = collections.deque()
+        self._held = 0  # bytes of those
+        self._started: list[Part] = []  # since begin()
+        self.stat = CudaStat()
+
+    def begin(self) -> None:
+        """A transfer is started: what is put on streams from now on is its."""
+        self._started = []
+        self._buffers.begin()
+
+    def undo(self, stream: int) -> None:
+        """The start has failed: nothing of it is under way after this.
+
+        What its parts would have left to a CPU is dropped, and what was put on the streams, perhaps
+        without an event that would tell its end, is waited for. Raises
+        :class:`~beluga.errors.UnsettledError` where that fails; then the buffers stay taken.
+        """
+        for part in self._started:
+            part.settle = _nothing
+        try:
+            for one in {stream, *self.streams}:
+                drain(self._driver, one)
+        except BaseException as error:
+            raise UnsettledError(
+                f"a copy could not be started, and nobody can say what of it still runs: {error}; "
+                "its space stays taken until this process ends: restart it"
+            ) from error
+        for part in self._started:
+            if not part.settled:
+                part.settled, part.error = True, TransferCancelledError("the copy was not started")
+                if part.hold is not None:
+                    part.hold.end(part.event)
+                self._driver.free_event(part.event)
+        self._buffers.undo()
+        self._held = sum(held for _, held in self._waiting)
+
+    @property
+    def streams(self) -> list[int]:
+        """Its own ones, besides those that it is given."""
+        return self._staging.streams
+
+    def bases(self, offsets: NDArray[np.uint64], addresses: Mapping[Place, int]) -> Bases:
+        """Of the windows in which these offsets lie, all of which are ready."""
+        touched = self._windows.touched(offsets)
+        return Bases.of(self._windows, {place: addresses[place] for place in touched})
+
+    def direct(self, plan: Plan, tables: Tables, way: Way, hold: Hold) -> list[Part]:
+        """One launch."""
+        if not way.write:
+            self._care.before_read(plan)
+        self.stat.direct_bytes += plan.size
+        bases = self.bases(tables.pieces["offset"], hold.addresses)
+        launched = self._launcher.launch(tables, bases, write=way.write, stream=way.stream)
+        return [self._part(plan, way.write, launched, way.stream, hold)]
+
+    def gpu_runs(self, plan: Plan, addresses: Mapping[Place, int]) -> NDArray[np.void]:
+        """What copy engines would move, of type RUN; ``offset`` is a GPU address."""
+        return self._gpu_runs(pack_chunks(plan), addresses)
+
+    def can_stage(self, plan: Plan, addresses: Mapping[Place, int]) -> bool:
+        """Is no run too short for a copy engine?"""
+        return bool((self.gpu_runs(plan, addresses)["size"] >= STAGED_RUN_MIN).all())
+
+    def staged(self, plan: Plan, way: Way, hold: Hold) -> list[Part]:
+        """Launches and copies beside each other, by way of two buffers at most."""
+        if not way.write:
+            self._care.before_read(plan)
+        self.stat.staged_bytes += plan.size
+        packs = [(piece, pack_chunks(piece)) for piece in plan.cut(self._limit // 4)]
+        size = max(packed.size for _, packed in packs)
+        buffers = []
+        for _ in packs[:_BUFFERS]:
+            self._make_room(size)
+            buffers.append(self._buffers.take(size))
+        copies = self._staging.copies(write=way.write)
+        if not way.write:
+            after(self._driver, way.stream, copies)
+        parts: list[Part] = []
+        for number, (piece, packed) in enumerate(packs):
+            buffer = buffers[number % len(buffers)]
+            if number >= len(buffers):  # its last use has ended, on the stream that fills it
+                filling = way.stream if way.write else copies
+                self._driver.follow(filling, parts[number - len(buffers)].event)
+            runs = self._gpu_runs(packed, hold.addresses)
+            launched = self._staging.move(packed, runs, buffer, way)
+            parts.append(
+                self._part(piece, way.write, launched, copies if way.write else way.stream, hold)
+            )
+        for number in range(len(parts) - len(buffers), len(parts)):  # the last to use theirs
+            buffer = buffers[number % len(buffers)]
+            parts[number].give_back = functools.partial(self._buffers.give, buffer)
+            self._waiting.append((parts[number], size))
+        if way.write:
+            self._driver.follow(way.stream, parts[-1].event)
+        return parts
+
+    def bounced(self, plan: Plan, way: Way) -> Iterator[Part]:
+        """A launch for each part that fits, and copies by the CPU.
+
+        Raises :class:`~beluga.errors.DeviceFaultError`.
+        """
+        self.stat.bounced_bytes += plan.size
+        self.stat.bounce_count += 1
+        for piece in plan.cut(self._limit // 4):
+            packed = pack_chunks(piece)
+            self._make_room(packed.size)
+            pinned = self._buffers.take_pinned(packed.size)
+            if not way.write:
+                self._between(packed, pinned.array, write=False)
+            tables = make_tables(packed.plan, write=way.write)
+            launched = self._launcher.launch(
+                tables, Bases.flat(pinned.address), write=way.write, stream=way.stream
+            )
+            part = self._part(piece, way.write, launched, way.stream, None)
+            part.settle = _nothing
+            if way.write:
+                part.settle = functools.partial(self._between, packed, pinned.array, write=True)
+            part.give_back = functools.partial(self._buffers.give_pinned, pinned)
+            self._waiting.append((part, packed.size))
+            yield part
+
+    def _part(
+        self, plan: Plan, write: bool, launched: Launched, stream: int, hold: Hold | None
+    ) -> Part:
+        """Ends when the stream gets there. What the GPU writes itself is looked after."""
+        event = self._driver.make_event()
+        self._driver.record(event, stream)
+        settle = functools.partial(self._care.after_write, plan) if write else _nothing
+        part = Part(plan, write, launched, event, settle, _nothing, hold)
+        self._started.append(part)
+        if hold is not None:
+            hold.until(event)
+        return part
+
+    def _between(self, packed: Packed, array: NDArray[np.uint8], *, write: bool) -> None:
+        """Copy between a pinned buffer and the pool."""
+        move = lib.bl_pool_write if write else lib.bl_pool_read
+        buffer = ffi.from_buffer("uint8_t[]", array)
+        with self._pool.using() as pool:
+            for offset, place, size in packed.runs.tolist():
+                check(move(pool, offset, buffer + place, size), "bouncing a copy")
+
+    def _gpu_runs(self, packed: Packed, addresses: Mapping[Place, int]) -> NDArray[np.void]:
+        """The runs by GPU addresses, none over the end of a window."""
+        runs = cut_at_stripes(packed.runs)
+        bases = self.bases(runs["offset"], addresses)
+        device, window, _ = self._windows.places(runs["offset"])
+        runs["offset"] = bases.addresses(runs["offset"])
+        follows = runs["offset"][1:] == (runs["offset"] + runs["size"])[:-1]
+        follows &= runs["place"][1:] == (runs["place"] + runs["size"])[:-1]
+        follows &= (np.diff(device) == 0) & (np.diff(window) == 0)
+        starts = np.flatnonzero(np.concatenate([[True], ~follows]))
+        joined: NDArray[np.void] = runs[starts].copy()
+        joined["size"] = np.add.reduceat(runs["size"], starts)
+        return joined
+
+    def close(self) -> None:
+        self._staging.close()
+
+    def _make_room(self, size: int) -> None:
+        """See to it that so many more bytes may lie in buffers."""
+        self._held += size
+        while self._waiting and (self._waiting[0][0].settled or self._held > self._limit):
+            part, held = self._waiting.popleft()
+            self._held -= held
+            if not part.settled:
+                self._driver.wait(part.event)
+                part.finish(self._launcher)
+
+
+def _nothing() -> None:
+    """What is left to be done after a part, mostly."""

@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""The kernels' source, and how a C++ compiler and NVRTC are told to compile it.
+
+``csrc/`` beside the package, or in an installed one the folder ``kernels`` that ``setup.py`` makes
+of what they need.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import subprocess
+from pathlib import Path
+
+from beluga.errors import EngineUnavailableError
+
+_HERE = Path(__file__).resolve().parent
+_INSTALLED = _HERE / "kernels"
+ROOT = _INSTALLED if _INSTALLED.is_dir() else _HERE.parents[3] / "csrc"
+
+KERNELS = tuple(
+    f"bl_{way}{half}{total}"
+    for way in ("gather", "scatter")
+    for half in ("", "_half")
+    for total in ("", "_sum")
+)
+# cupy adds --device-as-default-execution-space, without which the shared headers' prototypes of the
+# C core would be refused; given twice, NVRTC refuses that (12.4 does, 12.9 and 13 do not).
+NVRTC_OPTIONS = (
+    "--std=c++17",
+    f"-I{ROOT}",
+    f"-I{ROOT / 'cuda'}",
+    f"-I{ROOT / 'cuda' / 'nvrtc'}",
+)
+SHARED = tuple(path for name in ("api", "format") for path in (ROOT / name).glob("*.h"))
+HOST_OPTIONS = ("-x", "c++", "-std=c++17", "-Wall", "-Wextra", "-Wno-unknown-pragmas")
+
+
+def kernel_path() -> Path:
+    """``kv_copy.cu``. Raises :class:`~beluga.errors.EngineUnavailableError` if it is not there."""
+    path = ROOT / "cuda" / "kv_copy.cu"
+    if not path.exists():
+        raise EngineUnavailableError(f"the kernels' source is not installed ({path} is missing)")
+    return path
+
+
+def kernel_text() -> str:
+    """What NVRTC is given. cupy keeps what it compiled under this text alone, whatever the headers
+    say: so the text names their content. Raises as :func:`kernel_path` does."""
+    return f"/* {digest()} */\n{kernel_path().read_text(encoding='utf-8')}"
+
+
+def digest() -> str:
+    """Of all that the kernels are compiled of."""
+    found = hashlib.sha256()
+    for path in sorted([*(ROOT / "cuda").rglob("*.[ch]*"), *SHARED]):
+        found.update(path.read_bytes())
+    return found.hexdigest()
+
+
+def compile_host(source: Path, target: Path, *flags: str) -> None:
+    """Compile for this CPU. Raises :class:`~beluga.errors.EngineUnavailableError`."""
+    compiler = shutil.which("c++") or shutil.which("g++")
+    if compiler is None:
+        raise EngineUnavailableError("there is no C++ compiler here (g++) to build the kernels")
+    include = (f"-I{ROOT}", f"-I{ROOT / 'cuda'}")
+    command = [compiler, *HOST_OPTIONS, *flags, *include, str(source), "-o", str(target)]
+    found = subprocess.run(command, capture_output=True, text=True, check=False)
+    if found.returncode:
+        first = next(iter(found.stderr.splitlines()), "no message")
+        raise EngineUnavailableError(f"{compiler} can not build the kernels: {first}")

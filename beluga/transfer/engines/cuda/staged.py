@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""The staged way: kernels between fragments and a buffer in GPU memory, a copy engine between that
+and the pool, on a stream each, so that one copies beside the other.
+
+A plan's bytes are cut into groups: while a copy engine moves a group, a kernel gathers the next one
+or scatters the one before. Events order the two streams; the CPU waits for neither. Plans of more
+than a buffer use two of them in turn.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from beluga.transfer.engines.cuda.driver import Driver
+from beluga.transfer.engines.cuda.launch import Launched, Launcher
+from beluga.transfer.engines.cuda.parts import Packed
+from beluga.transfer.engines.cuda.tables import make_tables, tile_spans
+from beluga.transfer.engines.cuda.windows import Bases
+from beluga.transfer.plan.plan import LINE_SIZE
+
+# Bytes that a copy engine moves at a time, about: enough that starting a copy (a microsecond or
+# two) is little beside it (20 us at 55 GB/s), little enough that a block of 2.5 MiB is cut in two.
+GROUP_SIZE = 1 << 20
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Way:
+    """Where a part of a plan goes: ``write`` gathers, else it scatters; on a stream."""
+
+    write: bool
+    stream: int
+
+
+class Staging:
+    """Two streams' work on one buffer. Its own streams are for copy engines only."""
+
+    def __init__(self, launcher: Launcher) -> None:
+        self._launcher, self._driver = launcher, launcher.driver
+        self._streams: dict[bool, int] = {}
+
+    def copies(self, *, write: bool) -> int:
+        """The stream of a direction's copies."""
+        if write not in self._streams:
+            self._streams[write] = self._driver.make_stream(urgent=not write)
+        return self._streams[write]
+
+    def move(self, packed: Packed, runs: NDArray[np.void], buffer: int, way: Way) -> Launched:
+        """Put a part of a plan on both streams, once the ``buffer`` is free on the one that fills
+        it. ``runs`` are its bytes in the pool, by GPU address.
+
+        Of a write, the stream of copies is the last to get there; of a read, ``way.stream``.
+        """
+        tables = make_tables(packed.plan, write=way.write)
+        starts, ends = tile_spans(tables)
+        edges = starts if way.write else ends
+        order = np.argsort(edges, kind="stable")
+        tables = dataclasses.replace(tables, tiles=tables.tiles[order])
+        edges, copies, launcher = edges[order], self.copies(write=way.write), self._launcher
+        bases = Bases.flat(buffer)
+        launched = launcher.load(tables, bases, write=way.write, stream=way.stream)
+        first = 0
+        for group in groups(runs):
+            _, place, size = group[-1]
+            # Gathered: all that begins in the group. Scattered: all that is there to its end.
+            side: Literal["left", "right"] = "left" if way.write else "right"
+            last = int(np.searchsorted(edges, place + size, side=side))
+            if way.write:
+                launcher.run(launched, first, last, stream=way.stream)
+                after(self._driver, way.stream, copies)
+            for at, place, size in group:
+                pair = (at, buffer + place) if way.write else (buffer + place, at)
+                self._driver.copy(*pair, size, copies)
+            if not way.write:
+                after(self._driver, copies, way.stream)
+                launcher.run(launched, first, last, stream=way.stream)
+            first = last
+        launcher.fetch(launched, stream=way.stream)
+        if way.write:
+            after(self._driver, way.stream, copies)
+        return launched
+
+    @property
+    def streams(self) -> list[int]:
+        """Those that are there."""
+        return list(self._streams.values())
+
+    def close(self) -> None:
+        for stream in self._streams.values():
+            self._driver.end_stream(stream)
+
+
+def drain(driver: Driver, stream: int) -> None:
+    """Wait until all that is on the stream has ended."""
+    event = driver.make_event()
+    driver.record(event, stream)
+    driver.wait(event)
+    driver.free_event(event)
+
+
+def after(driver: Driver, first: int, then: int) -> None:
+    """What is put on stream ``then`` from now on waits for what is on ``first`` by now."""
+    event = driver.make_event()
+    driver.record(event, first)
+    driver.follow(then, event)
+    driver.free_event(event)
+
+
+def groups(runs: NDArray[np.void]) -> Iterable[list[tuple[int, int, int]]]:
+    """Runs (address, place, size) in groups of about GROUP_SIZE bytes: long ones cut into equal
+    parts, none of which is shorter than half of that; short ones together."""
+    group: list[tuple[int, int, int]] = []
+    held = 0
+    for at, place, size in runs.tolist():
+        count = max(1, size // GROUP_SIZE)
+        edges = [index * size // count // LINE_SIZE * LINE_SIZE for index in range(count)]
+        for start, end in zip(edges, [*edges[1:], size], strict=True):
+            group.append((at + start, place + start, end - start))
+            held += end - start
+            if held >= GROUP_SIZE:
+                yield group
+                group, held = [], 0
+    if group:
+        yield group

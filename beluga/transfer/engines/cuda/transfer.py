@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""A plan on its way over a stream, in parts, and what the CPU owes each part when it has ended."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Sequence
+
+from beluga.errors import ChecksumError, TransferCancelledError, TransferTimeoutError
+from beluga.transfer.engines.cuda.driver import Driver
+from beluga.transfer.engines.cuda.holds import Hold
+from beluga.transfer.engines.cuda.launch import Launched, Launcher
+from beluga.transfer.plan.plan import Plan
+
+_NAP_S = 20e-6  # a kernel takes tens of microseconds; a CPU that spins is the application's
+_NAP_MAX_S = 1e-3
+
+
+@dataclasses.dataclass(slots=True, eq=False)
+class Part:
+    """One launch of a plan. ``settle`` is what is left to be done by a CPU: bytes in a pinned
+    buffer go to the pool, or what the GPU wrote is flushed; ``give_back`` frees buffers."""
+
+    plan: Plan
+    write: bool
+    launched: Launched
+    event: int
+    settle: Callable[[], None]
+    give_back: Callable[[], None]
+    hold: Hold | None = None  # on windows that the event ends
+    settled: bool = False
+    bad_count: int = 0
+    error: Exception | None = None
+
+    def finish(self, launcher: Launcher) -> None:
+        """The event has been seen. Buffers are given back whatever happens.
+
+        What fails is kept for the transfer that this is a part of: another one that needs the
+        buffers may be who sees to it that this has ended.
+        """
+        if self.settled:
+            return
+        self.settled = True
+        self.error = TransferCancelledError("the copy was stopped before its end")
+        try:
+            self.settle()
+            if self.write and self.plan.checksums is not None:
+                self.plan.checksums[:] = self.launched.sums()
+            if not self.write:
+                self.bad_count, _ = self.launched.bad_chunks()
+            self.error = None
+        except Exception as error:
+            self.error = error
+        finally:
+            if self.hold is not None:
+                self.hold.end(self.event)
+            launcher.give_back(self.launched)
+            self.give_back()
+            launcher.driver.free_event(self.event)
+
+
+class CudaTransfer:
+    """See :class:`~beluga.transfer.engine.Transfer`. ``gather`` puts what the parts found together
+    once all have ended."""
+
+    def __init__(
+        self, launcher: Launcher, parts: Sequence[Part], gather: Callable[[], None]
+    ) -> None:
+        self._launcher, self._parts, self._gather = launcher, list(parts), gather
+        self._finished = False
+
+    def done(self) -> bool:
+        """Parts that the GPU has done with are finished here: until then something may be written,
+        by whoever needs their buffers."""
+        for part in self._parts:
+            if not part.settled and self._launcher.driver.ended(part.event):
+                part.finish(self._launcher)
+        return all(part.settled for part in self._parts)
+
+    def wait(self, timeout_s: float | None = None) -> None:
+        until = None if timeout_s is None else time.monotonic() + timeout_s
+        for part in self._parts:
+            if not part.settled:
+                wait_event(self._launcher.driver, part.event, until)
+                part.finish(self._launcher)
+        for part in self._parts:
+            if part.error is not None:
+                raise part.error
+        if not self._finished:
+            self._finished = True
+            self._gather()
+        if bad_count := sum(part.bad_count for part in self._parts):
+            raise ChecksumError(f"{bad_count} chunks are not those that were written")
+
+
+def wait_event(driver: Driver, event: int, until: float | None) -> None:
+    """Wait for an event until a time of the monotonic clock, or for ever.
+
+    Raises :class:`~beluga.errors.TransferTimeoutError` then.
+    """
+    if until is None:
+        driver.wait(event)
+        return
+    nap_s = _NAP_S
+    while not driver.ended(event):
+        if time.monotonic() >= until:
+            raise TransferTimeoutError("the GPU has not got there in time; the copy goes on")
+        time.sleep(nap_s)
+        nap_s = min(2 * nap_s, _NAP_MAX_S)

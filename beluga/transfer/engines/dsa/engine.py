@@ -1,0 +1,336 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""Intel DSA as a copy engine (``csrc/dsa/flight.h``).
+
+Plans become descriptors for a work queue; a transfer goes on whenever it is asked about. Where
+there is no device the software queue executes the same descriptors on a thread of this process: the
+same path, and no speed to be had from it. It dies with its process, as a device's work for a
+process does; either way nothing was published that was not complete.
+
+What the host's cache is owed is the row of the policy table, applied range by range as the copies
+begin and end. To verify a *sparse* read its chunks are fetched whole into a buffer of their own,
+and what was asked for is copied from there.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import functools
+import os
+import threading
+import time
+import weakref
+from typing import TYPE_CHECKING
+
+from beluga._ffi import core, ffi, lib
+from beluga.errors import (
+    BelugaError,
+    ChecksumError,
+    EngineUnavailableError,
+    ForkedSessionError,
+    LayoutError,
+    TransferCancelledError,
+    TransferError,
+    TransferTimeoutError,
+    check,
+)
+from beluga.transfer.engines.dsa.queue import Portal, open_device, open_software
+from beluga.transfer.engines.policy import Row, Step, probe
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from beluga.pool import Pool
+    from beluga.transfer.plan.plan import Plan
+
+_EXIT_WAIT_S = 1.0
+_SLICE_S = 0.1  # of waiting in C, between which Python hears signals
+_SILENCE_S = 5.0  # of a device in which nothing ends; what it holds is below a second's work
+_WINDOW = 64  # descriptors; enough to tell a device that fails from one that failed
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class DsaStat:
+    """What an engine has done."""
+
+    descriptors: int  # submitted, those in batches too
+    batches: int
+    full: int  # times that the queue was full
+    faults: int  # page faults, resumed
+    by_hand: int  # descriptors that the CPU executed, because the device could not be got to
+
+
+class DsaTransfer:
+    """A plan on its way; it moves on when :meth:`done` or :meth:`wait` is called."""
+
+    def __init__(self, engine: DsaEngine, plan: Plan, doing: str) -> None:
+        self._engine = engine
+        self._plan, self.struct = plan, plan.struct()  # their memory is in use until it has ended
+        self.out = ffi.new("bl_dsa_transfer **")  # NULL before its start and after its end
+        self._doing = doing
+        self._error: BelugaError | OSError | None = None
+
+    def done(self) -> bool:
+        """Has it ended? Sends more out if there is room. Raises ForkedSessionError in a child."""
+        if self._ended:
+            return True
+        self._engine.poll()
+        return self._ended
+
+    def wait(self, timeout_s: float | None = None) -> None:
+        """Wait until it has ended; see :class:`~beluga.transfer.Transfer`.
+
+        Raises ChecksumError, TransferTimeoutError after ``timeout_s``, DeviceFaultError where a
+        device of the pool failed, TransferCancelledError if the engine was closed before,
+        TransferError for all else, and ForkedSessionError in a forked child. A device in which
+        nothing ends for 5 seconds is given up: its queue is closed, and the kernel sees to it that
+        nothing moves any more.
+        """
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        while not self._ended:
+            left = _SLICE_S if deadline is None else deadline - time.monotonic()
+            self._engine.wait_for(self, min(max(left, 0.0), _SLICE_S))
+            if not self._ended and left <= _SLICE_S and deadline is not None:
+                raise TransferTimeoutError(
+                    f"{self._doing}: not ended after {timeout_s} s; it goes on"
+                )
+            self._engine.listen()
+        if self._error is not None:
+            raise self._error
+
+    @property
+    def _ended(self) -> bool:
+        return not self.out[0]
+
+    def settle(self) -> bool:
+        """For the engine: whether it has ended; then its memory is free."""
+        if self._ended or not lib.bl_dsa_ended(self.out[0]):
+            return self._ended
+        self._error = _error_of(lib.bl_dsa_status(self.out[0]), self._doing, self._engine.fault)
+        handle, self.out[0] = self.out[0], ffi.NULL  # before: it is not freed twice
+        lib.bl_dsa_free(handle)
+        return True
+
+
+class DsaEngine:
+    """Moves blocks by a DSA work queue.
+
+    ``queue``: None takes a device's queue, or the software queue where there is none that can be
+    used (:attr:`why_software` says why); ``"device"`` insists on a device, ``"software"`` on the
+    software queue. ``device_flushes``: the device flushes the host's cache, by descriptors, where
+    the policy asks for it; else the CPU does. ``cache_control``: what is written to the pool goes
+    to this host's cache first, and is flushed after (for measurements). ``row`` stands in for the
+    policy's. Raises EngineUnavailableError.
+    """
+
+    def __init__(
+        self,
+        pool: Pool,
+        queue: Portal | str | None = None,
+        *,
+        device_flushes: bool = False,
+        cache_control: bool = False,
+        row: Row | None = None,
+    ) -> None:
+        self.why_software: str | None = None
+        self._handle: core.bl_dsa_engine | None = None
+        self._process = os.getpid()
+        self._open: list[DsaTransfer] = []
+        self._fault: str | None = None
+        self._heard_s = 0.0
+        self._pool = pool
+        out = ffi.new("bl_dsa_engine **")
+        self._end = functools.partial(_close, out, self._open)
+        self._lock = threading.RLock()  # of what C knows; a transfer that waits lets go of it
+        self._finalizer = weakref.finalize(self, _close_at_exit, self._lock, self._end)
+        with self._lock:  # whoever closes the pool waits for it
+            pool.before_close(self.close)
+            self._make(queue, out, device_flushes, cache_control, row)
+        self._judged = self._heard = self.stat
+
+    def _make(
+        self,
+        queue: Portal | str | None,
+        out: core.CPointer[core.bl_dsa_engine],
+        device_flushes: bool,
+        cache_control: bool,
+        row: Row | None,
+    ) -> None:
+        pool = self._pool
+        portal = queue if isinstance(queue, Portal) else self._choose(pool, queue)
+        row = probe().row("dsa") if row is None else row
+        flush = lib.BL_DSA_FLUSH_DEVICE if device_flushes else lib.BL_DSA_FLUSH_CPU
+        rules = ffi.new("bl_dsa_rules *", {"write_to_cache": cache_control})
+        if cache_control or row.after_write is not Step.FENCE:
+            rules.after_write = flush
+        if row.before_read is not Step.FENCE:
+            rules.before_read = flush
+        with pool.using() as handle:
+            code = lib.bl_dsa_engine_open(handle, portal.handle, portal.limits, rules, out)
+        if code < 0:
+            lib.bl_dsa_queue_close(portal.handle)
+            check(code, "opening the DSA engine")
+        self._handle = out[0]
+        self.queue_text = portal.text
+        self.is_device = portal.is_device
+
+    def _choose(self, pool: Pool, queue: str | None) -> Portal:
+        if queue == "software":
+            return open_software(pool)
+        if queue not in (None, "device"):
+            raise EngineUnavailableError(f"no DSA queue is called {queue!r}: device or software")
+        try:
+            return open_device(pool)
+        except EngineUnavailableError as error:
+            if queue == "device":
+                raise
+            self.why_software = str(error)
+            return open_software(pool)
+
+    @property
+    def name(self) -> str:
+        """``dsa``, or ``dsa-software``."""
+        return "dsa" if self.is_device else "dsa-software"
+
+    @property
+    def handle(self) -> core.bl_dsa_engine:
+        """The ``bl_dsa_engine *``.
+
+        Raises TransferError if it is closed, ForkedSessionError in a forked child.
+        """
+        if self._handle is None:
+            raise TransferError("the DSA engine is closed")
+        self._refuse_forked()
+        return self._handle
+
+    @property
+    def stat(self) -> DsaStat:
+        """What it has done so far."""
+        out = ffi.new("bl_dsa_stat *")
+        self._refuse_forked()
+        with self._lock:
+            lib.bl_dsa_engine_stat(self.handle, out)
+        return DsaStat(out.descriptors, out.batches, out.full, out.faults, out.by_hand)
+
+    @property
+    def fault(self) -> str | None:
+        """Why it is better left alone: the device is silent, or the CPU does most of its work."""
+        if self._fault is None and self._handle is not None:
+            stat, judged = self.stat, self._judged
+            asked, by_hand = stat.descriptors - judged.descriptors, stat.by_hand - judged.by_hand
+            if asked + by_hand >= _WINDOW:
+                self._judged = stat
+                if 2 * by_hand >= asked:
+                    self._fault = "the CPU has to execute most descriptors that it is given"
+        return self._fault
+
+    def gather_write(self, plan: Plan) -> DsaTransfer:
+        """Scattered memory to the pool; returns when its first descriptors are out.
+
+        Raises LayoutError for a sparse plan, or one that leaves the pool.
+        """
+        return self._start(plan, is_read=False)
+
+    def scatter_read(self, plan: Plan) -> DsaTransfer:
+        """The pool to scattered memory, likewise."""
+        plan.refuse_direction(write=False)
+        return self._start(plan, is_read=True)
+
+    def poll(self) -> None:
+        """Let all transfers move on. Never waits."""
+        self._refuse_forked()
+        with self._lock:
+            lib.bl_dsa_poll(self.handle)
+            self._settle()
+
+    def wait_for(self, transfer: DsaTransfer, timeout_s: float) -> None:
+        """Wait for a transfer, and settle what has ended."""
+        self._refuse_forked()
+        with self._lock:
+            if not transfer.out[0]:
+                return
+            code = lib.bl_dsa_wait(self.handle, transfer.out[0], int(timeout_s * 1e9))
+            if code != -lib.BL_ERROR_TIMEOUT:
+                check(code, "waiting for a DSA transfer")
+            self._settle()
+
+    def listen(self) -> None:
+        """While somebody waits: close the queue of a device in which nothing ends any more."""
+        stat, now_s = self.stat, time.monotonic()
+        if stat != self._heard:
+            self._heard, self._heard_s = stat, now_s
+        elif self.is_device and now_s - self._heard_s > _SILENCE_S:
+            self._fault = f"the device has ended nothing for {_SILENCE_S:g} s"
+            self.close()
+
+    def close(self) -> None:
+        """Let what is out end, and give the queue back. Transfers that had more to do fail. Twice
+        is fine."""
+        self._handle = None
+        if os.getpid() == self._process:
+            with self._lock:
+                self._end()
+        else:  # the lock may be held by a thread that is not in this process
+            self._end()
+        self._finalizer.detach()
+
+    def _start(self, plan: Plan, *, is_read: bool) -> DsaTransfer:
+        doing = "reading by DSA" if is_read else "writing by DSA"
+        transfer = DsaTransfer(self, plan, doing)
+        self._heard_s = time.monotonic()
+        self._refuse_forked()
+        with self._lock:
+            self._open.append(transfer)  # before C knows of it: then it stays until it has ended
+            code = lib.bl_dsa_start(self.handle, transfer.struct, is_read, transfer.out)
+            self._settle()
+        if code == -errno.EINVAL:
+            if plan.sparse and not is_read:
+                raise LayoutError("a sparse plan can only be read")
+            plan.refuse_beyond(self._pool.geometry.size)
+            raise LayoutError(f"{doing}: the plan's pieces do not tile its chunks")
+        check(code, doing)
+        return transfer
+
+    def _refuse_forked(self) -> None:
+        """Before the lock, which a thread of the parent process may hold."""
+        if os.getpid() != self._process:
+            raise ForkedSessionError("the DSA engine is the parent process's; open another")
+
+    def _settle(self) -> None:
+        self._open[:] = [transfer for transfer in self._open if not transfer.settle()]
+
+
+def _close_at_exit(lock: threading.RLock, end: Callable[[], None]) -> None:
+    """A daemon thread that copies stands still by now, or soon will: it keeps the engine."""
+    if lock.acquire(timeout=_EXIT_WAIT_S):
+        end()
+        lock.release()
+
+
+def _close(out: core.CPointer[core.bl_dsa_engine], transfers: list[DsaTransfer]) -> None:
+    if not out[0]:
+        return
+    handle, out[0] = out[0], ffi.NULL
+    lib.bl_dsa_engine_close(handle)
+    for transfer in transfers:
+        transfer.settle()
+    transfers.clear()
+
+
+def _error_of(status: int, doing: str, fault: str | None) -> BelugaError | OSError | None:
+    """What a transfer raises that ended with ``status``, of an engine with that fault."""
+    if status == 0:
+        return None
+    if status == -errno.EBADMSG:
+        return ChecksumError(f"{doing}: bytes are not those that were written")
+    if status == -errno.ECANCELED:
+        closed = TransferCancelledError(f"{doing}: the engine was closed before it had ended")
+        return closed if fault is None else TransferError(f"{doing}: {fault}")
+    try:
+        check(status, doing)
+    except BelugaError as error:
+        return error
+    except OSError as error:
+        return TransferError(str(error))
+    return None

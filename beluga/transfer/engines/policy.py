@@ -1,0 +1,193 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""The one table of who must do what so that caches do not come between a copy and the pool.
+
+By initiator, memory type and DDIO (whether devices' writes go into this host's cache): what runs
+before a read and after a write. ``tests/sim/test_policy_rows.py`` holds every row against the
+simulator's device agent: with less than the row says, a reader sees wrong bytes.
+
+===  ==================================================================================
+O1   CPU: streamed stores; invalidate, then load (the Beluga paper's names, its Table 4)
+O2   DSA with its cache control off, so that what it writes lands in memory
+O3   GPU: nothing on uncacheable memory with DDIO off; else flush after, invalidate before
+===  ==================================================================================
+
+An unprivileged process can find out neither how the firmware has set DDIO nor how a mapping is
+cached; so they are told (``BELUGA_DDIO``, ``BELUGA_MEMORY``) or the safe row is taken: write-back
+memory, DDIO unknown. On devices of the pool declared coherent no line is flushed whatever the row
+says.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from beluga import config
+from beluga._ffi import lib
+from beluga.errors import EngineUnavailableError, check
+
+if TYPE_CHECKING:
+    from beluga.pool import Pool
+    from beluga.transfer.plan.plan import Plan
+
+CPUINFO = Path("/proc/cpuinfo")
+
+
+class _Word(str, enum.Enum):
+    """A word of the table, that prints as itself."""
+
+    def __str__(self) -> str:
+        return str(self.value)
+
+
+class Initiator(_Word):
+    """Who issues the loads and stores."""
+
+    CPU = "cpu"
+    DSA = "dsa"
+    GPU = "gpu"
+
+
+class Memory(_Word):
+    """How the CPU's mapping of the pool is cached."""
+
+    WRITE_BACK = "write-back"
+    UNCACHEABLE = "uncacheable"
+
+
+class Ddio(_Word):
+    """Do writes of PCIe devices come to lie in this host's cache?"""
+
+    ON = "on"
+    OFF = "off"
+    UNKNOWN = "unknown"
+
+
+class Step(_Word):
+    """What the CPU runs."""
+
+    FENCE = "fence"  # nothing but order
+    INVALIDATE = "invalidate"
+    FLUSH = "flush"
+
+
+_CARE = {
+    Step.FENCE: lib.BL_CARE_FENCE,
+    Step.INVALIDATE: lib.BL_CARE_INVALIDATE,
+    Step.FLUSH: lib.BL_CARE_FLUSH,
+}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Row:
+    """What runs before a read (the entry has been looked at) and after a write (it is complete)."""
+
+    before_read: Step
+    after_write: Step
+
+
+_BARE = Row(Step.FENCE, Step.FENCE)
+_DROP = Row(Step.INVALIDATE, Step.FENCE)
+_SAFE = Row(Step.INVALIDATE, Step.FLUSH)
+
+# The CPU streams its stores past its cache, whatever devices do. A device reads through its host's
+# cache; DSA's cache control is a hint, so it is relied on only where somebody has looked at the
+# machine.
+_TABLE: dict[tuple[Initiator, Memory], dict[Ddio, Row]] = {
+    (Initiator.CPU, Memory.WRITE_BACK): dict.fromkeys(Ddio, _DROP),
+    (Initiator.CPU, Memory.UNCACHEABLE): dict.fromkeys(Ddio, _BARE),
+    (Initiator.DSA, Memory.WRITE_BACK): {Ddio.ON: _DROP, Ddio.OFF: _DROP, Ddio.UNKNOWN: _SAFE},
+    (Initiator.DSA, Memory.UNCACHEABLE): {Ddio.ON: _BARE, Ddio.OFF: _BARE, Ddio.UNKNOWN: _SAFE},
+    (Initiator.GPU, Memory.WRITE_BACK): dict.fromkeys(Ddio, _SAFE),
+    (Initiator.GPU, Memory.UNCACHEABLE): {Ddio.ON: _SAFE, Ddio.OFF: _BARE, Ddio.UNKNOWN: _SAFE},
+}
+
+
+def row(initiator: str, memory: str, ddio: str) -> Row:
+    """The table. Raises :class:`ValueError` for a word that is not in it."""
+    return _TABLE[Initiator(initiator), Memory(memory)][Ddio(ddio)]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Care:
+    """One initiator's row, at work on one pool."""
+
+    pool: Pool
+    row: Row
+
+    def before_read(self, plan: Plan) -> None:
+        """All that this host holds of what ``plan`` reads is dropped, or need not be.
+
+        Raises :class:`~beluga.errors.DeviceFaultError`, or :class:`OSError` (EINVAL) for a plan
+        that leaves the pool; :meth:`after_write` likewise.
+        """
+        _plan_care(self.pool, plan, self.row.before_read)
+
+    def after_write(self, plan: Plan) -> None:
+        """What ``plan`` wrote, its completion seen, is in memory ahead of what this thread streams
+        next."""
+        _plan_care(self.pool, plan, self.row.after_write)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Policy:
+    """What is known of this machine, and from where."""
+
+    memory: Memory
+    ddio: Ddio
+    memory_source: str
+    ddio_source: str
+
+    def row(self, initiator: str) -> Row:
+        """The row of ``cpu``, ``dsa`` or ``gpu`` on this machine."""
+        return row(initiator, self.memory, self.ddio)
+
+    def care(self, initiator: str, pool: Pool) -> Care:
+        """The same, to be run."""
+        return Care(pool, self.row(initiator))
+
+
+def probe(*, cpuinfo: Path = CPUINFO) -> Policy:
+    """What is told by the environment; else the safe row, with what the CPU's maker suggests.
+
+    Raises :class:`~beluga.errors.EngineUnavailableError` for a setting that is no word of the
+    table.
+    """
+    memory, memory_source = _told("BELUGA_MEMORY", config.memory_type(), Memory)
+    ddio, ddio_source = _told("BELUGA_DDIO", config.ddio(), Ddio)
+    return Policy(
+        memory or Memory.WRITE_BACK,
+        ddio or Ddio.UNKNOWN,
+        memory_source or "mappings of files and devdax",
+        ddio_source or _hint(cpuinfo),
+    )
+
+
+def _plan_care(pool: Pool, plan: Plan, step: Step) -> None:
+    struct = plan.struct()
+    with pool.using() as handle:
+        check(lib.bl_plan_care(handle, struct, _CARE[step]), f"{step} for a device")
+
+
+_Told = TypeVar("_Told", Memory, Ddio)
+
+
+def _told(variable: str, text: str | None, words: type[_Told]) -> tuple[_Told | None, str]:
+    if text is None:
+        return None, ""
+    try:
+        return words(text), variable
+    except ValueError:
+        choices = " or ".join(map(str, words))
+        raise EngineUnavailableError(f"{variable}={text} is not {choices}") from None
+
+
+def _hint(cpuinfo: Path) -> str:
+    """Why DDIO is unknown here."""
+    text = cpuinfo.read_text() if cpuinfo.exists() else ""
+    if "GenuineIntel" in text:
+        return "Intel: on, unless the firmware has turned it off; set BELUGA_DDIO"
+    return "this CPU does not tell; set BELUGA_DDIO"

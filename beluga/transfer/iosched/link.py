@@ -1,0 +1,257 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""A link: what lies between engines and the pool, as all processes of this host share it.
+
+One per CXL adapter or GPU, and NUMA node; read and write have a way each where it is duplex. The
+memory devices behind it have a bucket each, whatever link their bytes come through.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import hashlib
+import json
+import mmap
+import re
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from beluga._ffi import core, ffi, lib
+from beluga.errors import TransferError, check
+from beluga.transfer.engine import Direction
+from beluga.transfer.iosched.cost import (
+    DEVICE_SPEED,
+    PICOSECONDS,
+    READ_SPEED,
+    WRITE_SPEED,
+    Speed,
+    speed_of,
+)
+from beluga.transfer.iosched.fair import TAU_NS, Way
+from beluga.transfer.iosched.segment import at, links_directory, share
+from beluga.transfer.plan.cuts import STRIPE_SIZE, cut_at
+
+if TYPE_CHECKING:
+    from beluga.pool import Pool
+    from beluga.transfer.plan.plan import Plan
+
+_PAGE = 4096
+_HEADER = _PAGE  # the settings, as JSON
+_WAY = -(-ffi.sizeof("bl_way") // _PAGE) * _PAGE
+
+
+class TransferClass(enum.IntEnum):
+    """Classes of transfers; the number is the class's in a way."""
+
+    ONBOARD = 1
+    """Pool to engine, and a request waits for it."""
+    PREFETCH = 2
+    """Pool to engine, ahead of a request."""
+    OFFLOAD = 3
+    """Engine to pool, best effort."""
+    SCRUB = 4
+    """Looking after what lies in the pool."""
+
+
+SHARES = (1000, 200, 100, 10)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class LinkSettings:
+    """How fast a link is and who may have how much of it; the paper's speeds if nobody says.
+
+    ``piece_size`` is the most that is let onto it in one go, in bytes; ``pieces`` of that size may
+    be under way in each direction. ``device`` is the speed of each memory device behind it; None if
+    they are no narrower than the link. ``shares`` has one number per :class:`TransferClass`, in
+    order.
+    ``capped``: what completes makes room, so a link that is slower than it is said to be is not
+    flooded; else time alone does, and costs grow where the link lags behind (the flow ratio).
+    """
+
+    read: Speed = READ_SPEED
+    write: Speed = WRITE_SPEED
+    device: Speed | None = DEVICE_SPEED
+    duplex: bool = True
+    piece_size: int = 256 << 10
+    pieces: int = 2
+    shares: tuple[int, ...] = SHARES
+    tau_ns: int = TAU_NS
+    capped: bool = True
+
+    def __post_init__(self) -> None:
+        if min(self.piece_size, self.pieces) <= 0 or self.tau_ns < 0:
+            raise TransferError(f"settings that no link can have: {self}")
+        if len(self.shares) != len(TransferClass):
+            raise TransferError(f"settings that no link can have: {self}")
+        if any(not 0 < share < 1 << 31 for share in self.shares):
+            raise TransferError(f"shares are whole numbers from 1 on, not {self.shares}")
+
+
+class Link:
+    """A link of this host, attached to by name.
+
+    The first process's ``settings`` hold for all; :attr:`settings` says which they are. With a
+    ``pool``, what is copied counts for the memory devices that it lies on as well. Raises
+    TransferError if the shared file is not usable.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        settings: LinkSettings | None = None,
+        *,
+        node: int | None = None,
+        pool: Pool | None = None,
+        directory: Path | None = None,
+    ) -> None:
+        where = links_directory() if directory is None else directory
+        self.name = name
+        self.path = where / f"link-{_file_name(name)}{'' if node is None else f'-node{node}'}"
+        wanted = settings or LinkSettings()
+        self._shared = [share(self.path, _HEADER + 2 * _WAY, lambda memory: _fill(memory, wanted))]
+        self._memory = self._shared[0].memory
+        self.settings = _read(self._memory, self.path)
+        self.ways = self._find_ways()
+        self.pool = pool
+        self.devices: list[core.bl_tokens] = (
+            [] if pool is None else self._attach_devices(where, pool)
+        )
+        self._since = (time.monotonic(), tuple(int(way.handle.used) for way in self.ways))
+
+    def price(self) -> core.bl_price:
+        """What pieces take: a ``bl_price *``, which stays with whoever has it."""
+        settings = self.settings
+        speeds = (settings.read, settings.write)
+        device = settings.device
+        return ffi.new(
+            "bl_price *",
+            {
+                "byte_ps": [PICOSECONDS / speed.bytes_per_s for speed in speeds],
+                "piece_ps": [speed.operation_ps for speed in speeds],
+                "device_byte_ps": 0.0 if device is None else PICOSECONDS / device.bytes_per_s,
+                "device_piece_ps": 0.0 if device is None else device.operation_ps,
+                "piece_size": settings.piece_size,
+                "piece_count": settings.pieces,
+            },
+        )
+
+    def device_bytes(self, plan: Plan) -> NDArray[np.uint64]:
+        """How much of what is carried for a plan lies on each of the memory devices."""
+        if self.pool is None or not self.devices:
+            return np.empty(0, np.uint64)
+        geometry = self.pool.geometry
+        offsets = plan.carried["offset"].astype(np.int64)
+        _, at, end = cut_at(offsets, offsets + plan.carried["length"], STRIPE_SIZE)
+        stripes = at // STRIPE_SIZE
+        if geometry.interleaved:  # as csrc/format/interleave.h has it
+            device = stripes % geometry.device_count
+        else:
+            device = stripes // (geometry.device_size // STRIPE_SIZE - 1)
+        return np.bincount(device, end - at, minlength=len(self.devices)).astype(np.uint64)
+
+    def close(self) -> None:
+        """Let go of what is shared; places at the link have been closed. The last process of the
+        host to do so removes it."""
+        for segment in self._shared:
+            segment.release()
+
+    def way(self, direction: Direction) -> Way:
+        """One of its directions."""
+        return self.ways[direction]
+
+    def set_shares(self, kind: TransferClass, shares: int) -> None:
+        """For all processes, from the next piece on."""
+        for way in self.ways:
+            way.set_shares(kind, shares)
+
+    def limit(self, kind: TransferClass, bytes_per_s: int) -> None:
+        """Bound a class's bandwidth, each way, for all processes; 0 lifts it."""
+        for way in self.ways:
+            way.limit(kind, bytes_per_s)
+
+    def bytes_of(self, kind: TransferClass) -> tuple[int, int]:
+        """Read and written by all processes so far."""
+        read, write = self.ways
+        return read.bytes_of(kind), write.bytes_of(kind) if self.settings.duplex else 0
+
+    def utilisation(self) -> tuple[float, float]:
+        """The share of each way's time that copies were let onto it for, by any process, since
+        this was last asked, or the link attached to."""
+        now, used = time.monotonic(), tuple(int(way.handle.used) for way in self.ways)
+        (before, since), self._since = self._since, (now, used)
+        elapsed = max(now - before, 1e-9) * PICOSECONDS
+        read, write = ((u - s) / elapsed for u, s in zip(used, since, strict=True))
+        return read, write
+
+    def _find_ways(self) -> tuple[Way, Way]:
+        found = [Way.at(_way(self._memory, place)) for place in Direction]
+        for way in found:
+            if not lib.bl_way_valid(way.handle) or way.handle.node_count != 1 + len(TransferClass):
+                raise TransferError(f"{self.path} is damaged; stop who uses it, and remove it")
+        return (found[0], found[1]) if self.settings.duplex else (found[0], found[0])
+
+    def _attach_devices(self, where: Path, pool: Pool) -> list[core.bl_tokens]:
+        if self.settings.device is None:
+            return []
+        if len(pool.devices) > lib.BL_LINK_DEVICES:
+            raise TransferError(f"a link leads to {lib.BL_LINK_DEVICES} devices at most")
+        found = []
+        for device in pool.devices:
+            path = where / f"device-{_file_name(str(device.path.resolve()))}"
+            self._shared.append(share(path, _PAGE, self._fill_device))
+            bucket = ffi.cast("bl_tokens *", at(self._shared[-1].memory, 0))
+            if bucket.rate != PICOSECONDS:
+                raise TransferError(f"{path} is damaged; stop who uses it, and remove it")
+            found.append(bucket)
+        return found
+
+    def _fill_device(self, memory: mmap.mmap) -> None:
+        settings = self.settings
+        assert settings.device is not None  # noqa: S101  else there are none
+        limit = settings.pieces * int(settings.device.tokens(settings.piece_size))
+        bucket = ffi.cast("bl_tokens *", at(memory, 0))
+        status = lib.bl_tokens_init(bucket, PICOSECONDS, limit, 1, 0, lib.bl_port_now_ns())
+        check(status, "making a device's bucket")
+
+
+def _way(memory: mmap.mmap, direction: Direction) -> core.bl_way:
+    return ffi.cast("bl_way *", at(memory, _HEADER + direction * _WAY))
+
+
+def _fill(memory: mmap.mmap, settings: LinkSettings) -> None:
+    """What the first process writes."""
+    for place, speed in zip(Direction, (settings.read, settings.write), strict=True):
+        way = Way(
+            _way(memory, place),
+            limit=settings.pieces * int(speed.tokens(settings.piece_size)),
+            forgiving=settings.tau_ns * (PICOSECONDS // 10**9),
+            capped=settings.capped,
+            now_ns=lib.bl_port_now_ns(),
+        )
+        for shares in settings.shares:
+            way.add(shares)
+    text = json.dumps(dataclasses.asdict(settings)).encode()
+    memory[: len(text)] = text
+
+
+def _read(memory: mmap.mmap, path: Path) -> LinkSettings:
+    try:
+        fields = json.loads(memory[:_HEADER].rstrip(b"\0"))
+        for name in ("read", "write", "device"):
+            fields[name] = None if fields[name] is None else speed_of(fields[name])
+        return LinkSettings(**{**fields, "shares": tuple(fields["shares"])})
+    except (ValueError, TypeError, KeyError) as error:
+        raise TransferError(f"{path} is damaged; stop who uses it, and remove it") from error
+
+
+def _file_name(name: str) -> str:
+    """Names of links and devices may be paths; two of them never have the same file."""
+    if re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.]{0,63}", name):
+        return name
+    digest = hashlib.sha256(name.encode()).hexdigest()[:12]
+    return f"{re.sub(r'[^A-Za-z0-9_.]+', '_', name)[-40:]}-{digest}"

@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""An engine's place at a link: a seat in each of its ways, and what it was let on for.
+
+Either a thread hands an engine what the link lets on (``port.py``), or threads copy by themselves,
+in C, and wait for leave before each piece (``csrc/iosched/toll.h``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import logging
+import threading
+from typing import TYPE_CHECKING
+
+from beluga._ffi import core, ffi, lib
+from beluga._shared import SharedHandle, when_forked
+from beluga.errors import ForkedSessionError, check
+from beluga.transfer.engine import Direction
+from beluga.transfer.iosched.fair import GOAL_NS, QueueStat, queue_stat
+from beluga.transfer.iosched.link import TransferClass
+
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
+    from beluga.transfer.iosched.link import Link
+
+_logger = logging.getLogger(__name__)
+_FREE, _TAKEN, _NONE, _FORKED = range(4)
+_NULL = contextlib.nullcontext(ffi.NULL)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Carried:
+    """What was let onto a link of one class, and how long its pieces waited for that.
+
+    ``astray`` counts pieces that went without leave: the link had no seat for the engine any more,
+    or did not let them on for a second.
+    """
+
+    pieces: int = 0
+    bytes: int = 0
+    waited_ns: int = 0
+    longest_ns: int = 0
+    astray: int = 0
+
+    def plus(self, other: Carried) -> Carried:
+        """Of both."""
+        return Carried(
+            self.pieces + other.pieces,
+            self.bytes + other.bytes,
+            self.waited_ns + other.waited_ns,
+            max(self.longest_ns, other.longest_ns),
+            self.astray + other.astray,
+        )
+
+
+class Place:
+    """Taken when it is first used; any thread may ask and stop it."""
+
+    def __init__(self, link: Link) -> None:
+        self.link = link
+        self._handle: core.bl_port | core.Null = ffi.NULL
+        self._state = _FREE
+        self._lock = threading.RLock()  # of the handle, which goes under nobody
+        self._shared: SharedHandle[core.bl_port] | None = None
+        self._stalls = 0
+        when_forked(self)
+
+    @property
+    def handle(self) -> core.bl_port | core.Null:
+        """The ``bl_port *``; NULL once this is closed. Raises OSError (ENOSPC) where all seats of
+        the link are taken, ForkedSessionError in a forked child."""
+        if self._state == _FREE:
+            with self._lock:
+                if self._state == _FREE:
+                    self._handle = _port(self.link)
+                    end = functools.partial(lib.bl_port_destroy, self._handle)
+                    self._shared = SharedHandle("place at the link", self._handle, end)
+                    self._state = _TAKEN
+        if self._state == _FORKED:
+            raise ForkedSessionError("the place is the parent process's; take another after fork")
+        return self._handle
+
+    def using(self) -> AbstractContextManager[core.bl_port | core.Null]:
+        """The :attr:`port`, which is not given back meanwhile, whoever closes this."""
+        shared = self._shared if self.port else None
+        return _NULL if shared is None else shared
+
+    @property
+    def port(self) -> core.bl_port | core.Null:
+        """The same for threads that copy by themselves: where there is no seat, NULL, and they go
+        without leave."""
+        try:
+            return self.handle
+        except OSError as error:
+            if self._state == _FREE:
+                _logger.warning("beluga: %s; copies go without its leave", error)
+                self._state = _NONE
+            return ffi.NULL
+
+    def close(self) -> None:
+        """Give it back, as soon as nobody copies by it. Twice is fine."""
+        with self._lock:
+            shared, self._shared = self._shared, None
+            self._handle = ffi.NULL
+            if self._state != _FORKED:
+                self._state = _NONE
+        if shared is not None:
+            shared.close()
+
+    def _forget(self) -> None:
+        """In a forked child: the seats are the parent's, and what holds the lock."""
+        self._lock = threading.RLock()
+        if self._state == _TAKEN:
+            self._handle, self._state, self._shared = ffi.NULL, _FORKED, None
+
+    def carried(self, kind: TransferClass) -> Carried:
+        """So far, of this place."""
+        found = ffi.new("bl_carried *")
+        with self._lock:
+            if self._handle:
+                lib.bl_port_carried(self._handle, kind, found)
+        names = (field.name for field in dataclasses.fields(Carried))
+        return Carried(*(int(getattr(found, name)) for name in names))
+
+    def stat(self, direction: Direction) -> QueueStat:
+        """Counters of one of its queues."""
+        found = ffi.new("bl_queue_stat *")
+        with self._lock:
+            if self.handle:
+                lib.bl_port_stat(self._handle, Direction(direction), found)
+        return queue_stat(found)
+
+    def stop(self) -> None:
+        """Threads that copy by themselves end at their next piece, with TransferCancelledError."""
+        self._stop(1)
+
+    def resume(self) -> None:
+        """Take :meth:`stop` back."""
+        self._stop(0)
+
+    def watch(self) -> None:
+        """Say so if pieces were under way for too long since this was last asked (Seastar's stall
+        warning: from 100 ms on; the threshold doubles each time, and comes down with time)."""
+        with self._lock:
+            stalls = int(lib.bl_port_stalls(self._handle)) if self._handle else 0
+        if stalls == self._stalls:
+            return
+        both = self.link.settings.duplex
+        stats = [self.stat(direction) for direction in (Direction if both else [Direction.READ])]
+        _logger.warning(
+            "beluga: a piece took %.0f ms on link %s (%d wait here, %d are under way); "
+            "%d such so far",
+            max(stat.stalled_ns for stat in stats) / 1e6,
+            self.link.name,
+            sum(stat.queued for stat in stats),
+            sum(stat.in_flight for stat in stats),
+            stalls,
+        )
+        self._stalls = stalls
+
+    def _stop(self, stopped: int) -> None:
+        with self._lock:
+            if self._handle:
+                lib.bl_port_stop(self._handle, stopped)
+
+
+def _port(link: Link) -> core.bl_port:
+    made = ffi.new("bl_port **")
+    read, write = (way.handle for way in link.ways)
+    using = _NULL if link.pool is None else link.pool.using()
+    with using as pool:
+        status = lib.bl_port_create(made, read, write, GOAL_NS, link.price(), pool)
+    check(status, f"taking a place at the link {link.name}")
+    for device in link.devices:
+        check(lib.bl_port_add_device(made[0], device), "adding a device")
+    return made[0]

@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""The layouts of the engines that there are, told from their tensors' shapes.
+
+A wrong order of K/V and blocks has the same size and would silently swap K and V: where a shape
+allows both, the caller has to say which, and what he says is held against the shape.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from beluga.errors import LayoutError
+from beluga.transfer.plan.layout import BlockLayout, Order
+from beluga.transfer.plan.view import View
+
+KV = 2  # K and V
+
+
+def vllm(
+    views: Sequence[View], *, kv_first: bool | None = None, order: Order | None = None
+) -> BlockLayout:
+    """vLLM's tensors, one for each layer, of shape
+
+    * (2, blocks, block_size, heads, head_size): K and V apart
+    * (blocks, 2, block_size, heads, head_size)
+    * (blocks, block_size, heads, 2 * head_size): K and V of a head side by side
+    * (blocks, block_size, rank): MLA
+
+    ``kv_first`` says which of the first two; it is needed where there are just two blocks. Tokens
+    and heads are in this order whatever their strides. Raises LayoutError.
+    """
+    shape = _shape(views)
+    if len(shape) == 5:
+        kv = _kv_axis(shape, kv_first)
+        axes = ["block", "token", "head", "dim"]
+        axes.insert(kv, "kv")
+        return BlockLayout(views, axes, order)
+    if kv_first is not None or len(shape) not in (3, 4):
+        raise LayoutError(f"shape {shape} has no axis of K and V, or is none of vLLM's")
+    packed = ("block", "token", "head", "dim")
+    return BlockLayout(views, packed if len(shape) == 4 else ("block", "token", "dim"), order)
+
+
+def sglang(view: View, layout: str, *, page_size: int, order: Order | None = None) -> BlockLayout:
+    """SGLang's host pool, one tensor of all layers. ``layout`` and shape:
+
+    * ``layer_first``: (2, layers, slots, heads, dim), MLA without the first axis
+    * ``page_first``: (2, slots, layers, heads, dim), likewise
+    * ``page_first_direct``: (2, pages, layers, page_size, heads, dim), likewise
+
+    A page is ``page_size`` slots. Raises LayoutError.
+    """
+    known = {
+        "layer_first": ["layer", "slot", "head", "dim"],
+        "page_first": ["slot", "layer", "head", "dim"],
+        "page_first_direct": ["block", "layer", "token", "head", "dim"],
+    }
+    if layout not in known:
+        raise LayoutError(f"beluga knows no layout {layout!r} of SGLang, only {', '.join(known)}")
+    axes = known[layout]
+    if len(view.shape) == len(axes) + 1 and view.shape[0] == KV:
+        axes = ["kv", *axes]
+    if len(view.shape) != len(axes):
+        raise LayoutError(f"shape {view.shape} is not {layout}, which has the axes {axes}")
+    if "slot" in axes:
+        place = axes.index("slot")
+        view = view.split(place, page_size)
+        axes = [*axes[:place], "block", "token", *axes[place + 1 :]]
+    if view.shape[axes.index("token")] != page_size:
+        raise LayoutError(f"shape {view.shape} has not {page_size} tokens a page")
+    return BlockLayout([view], axes, order)
+
+
+def dynamo_contiguous(
+    view: View, *, outer_dim: int = KV, order: Order | None = None
+) -> BlockLayout:
+    """Dynamo's FullyContiguous: (blocks, layers, outer_dim, page_size, inner); ``outer_dim`` is 2
+    for K and V, 1 for MLA."""
+    if len(view.shape) != 5 or view.shape[2] != outer_dim:
+        raise LayoutError(f"shape {view.shape} needs 5 axes, the third of them {outer_dim}")
+    return BlockLayout([view], ("block", "layer", "kv", "token", "dim"), order)
+
+
+def dynamo_separate(
+    views: Sequence[View],
+    *,
+    outer_contiguous: bool,
+    outer_dim: int = KV,
+    order: Order | None = None,
+) -> BlockLayout:
+    """Dynamo's LayerSeparate, a view for each layer: (outer_dim, blocks, page_size, inner) if
+    ``outer_contiguous``, else (blocks, outer_dim, page_size, inner)."""
+    shape = _shape(views)
+    axes = ["kv", "block"] if outer_contiguous else ["block", "kv"]
+    if len(shape) != 4 or shape[axes.index("kv")] != outer_dim:
+        raise LayoutError(
+            f"shape {shape} needs 4 axes, of which number {axes.index('kv')} has {outer_dim} "
+            f"if outer_contiguous is {outer_contiguous}"
+        )
+    return BlockLayout(views, [*axes, "token", "dim"], order)
+
+
+def _shape(views: Sequence[View]) -> tuple[int, ...]:
+    if not views:
+        raise LayoutError("a layout needs a view")
+    return views[0].shape
+
+
+def _kv_axis(shape: tuple[int, ...], kv_first: bool | None) -> int:
+    fits = [axis for axis in (0, 1) if shape[axis] == KV]
+    if kv_first is not None:
+        fits = [axis for axis in fits if axis == (0 if kv_first else 1)]
+    if len(fits) != 1:
+        raise LayoutError(
+            f"shape {shape} needs one axis of K and V, the first or the second"
+            + ("; say which (kv_first)" if len(fits) == 2 else f"; kv_first is {kv_first}")
+        )
+    return fits[0]

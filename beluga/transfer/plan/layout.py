@@ -1,0 +1,290 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""Where the bytes of a block lie, in the engine and in the pool.
+
+A layout is an offset for each place of each axis (layers, K/V, blocks, tokens, heads): an address
+is their sum. In the pool the axes of a block are in an :class:`Order` of its own. Axes that lie in
+one run on both sides are one run; the rest is enumerated once, when the layout is made, by array
+operations. Addresses are in bounds because the views are (``view.py``) and blocks are counted.
+
+The arrangements of engines are in ``arrangements.py``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import functools
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from beluga.errors import LayoutError
+from beluga.transfer.plan.cuts import whole_numbers
+from beluga.transfer.plan.plan import Plan, plan_blocks, plan_rows
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike, NDArray
+
+    from beluga.transfer.plan.view import View
+
+AXES = ("layer", "kv", "block", "token", "head", "dim")
+
+
+class Order(enum.Enum):
+    """The axes of a block in the pool, slowest first."""
+
+    DENSE = ("layer", "kv", "token", "head")
+    HEADS = ("layer", "kv", "head", "token")  # as a page with the heads outside lies anyway
+    TOKENS = ("token", "layer", "kv", "head")  # one token's bytes are one run
+
+
+class Rows(NamedTuple):
+    """What :func:`~beluga.transfer.plan.plan.plan_rows` takes: arrays of shape (rows,)."""
+
+    addresses: NDArray[np.uint64]
+    blocks: NDArray[np.int64]
+    places: NDArray[np.int64]
+    sizes: NDArray[np.int64]
+
+    def of(self, blocks: ArrayLike) -> Rows:
+        """Those of some blocks."""
+        chosen = np.isin(self.blocks, blocks)
+        return Rows(
+            self.addresses[chosen], self.blocks[chosen], self.places[chosen], self.sizes[chosen]
+        )
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Slots:
+    """Places for tokens in an engine's blocks: block * ``layout.block_size`` + token."""
+
+    layout: BlockLayout
+    slots: ArrayLike
+
+    def rows(self, tokens: ArrayLike, block_count: int) -> Rows:
+        """The rows of ``tokens``, numbers in the one block, or of shape (count, 2): which of so
+        many blocks, and its token; one for each slot. Raises LayoutError."""
+        wanted, slots = whole_numbers(tokens, "tokens"), whole_numbers(self.slots, "slots")
+        if wanted.ndim == 1 and (block_count == 1 or not wanted.size):
+            wanted = np.stack([np.zeros_like(wanted), wanted], axis=1)
+        if wanted.ndim != 2 or wanted.shape[1] != 2 or slots.shape != (len(wanted),):
+            raise LayoutError(
+                f"tokens of shape {wanted.shape} of {block_count} blocks for slots of shape "
+                f"{slots.shape}; give each its block and its token"
+            )
+        blocks = wanted[:, 0]
+        if blocks.size and not (blocks.min() >= 0 and blocks.max() < block_count):
+            raise LayoutError(f"tokens of blocks {blocks.min()} to {blocks.max()} of {block_count}")
+        if self.layout.read_only:
+            raise LayoutError("the target slots' memory is read-only")
+        return self.layout.rows(blocks, wanted[:, 1], slots)
+
+
+class BlockLayout:
+    """Blocks of an engine: ``views`` of one shape, one for each layer unless layers are an axis.
+
+    ``axes`` names the views' axes, of :data:`AXES`; ``dim`` is last and dense: a head's bytes, or
+    all of a token's where there are no heads. ``order`` is the pool's; None: DENSE, or HEADS where
+    the heads lie outside the tokens. Raises :class:`~beluga.errors.LayoutError`.
+    """
+
+    def __init__(
+        self, views: Sequence[View], axes: Sequence[str], order: Order | None = None
+    ) -> None:
+        first = views[0] if views else None
+        if first is None or any(
+            (view.shape, view.strides, view.item_size)
+            != (first.shape, first.strides, first.item_size)
+            for view in views
+        ):
+            raise LayoutError("a layout needs views of one shape, strides and element size")
+        axes = tuple(axes)
+        if len(axes) != len(first.shape) or len(set(axes)) < len(axes) or not {*axes} <= {*AXES}:
+            raise LayoutError(f"shape {first.shape} needs as many axes of {AXES}, has {axes}")
+        dense = first.shape[-1] == 1 or first.strides[-1] == first.item_size
+        if axes[-1] != "dim" or not dense or "block" not in axes:
+            raise LayoutError(f"axes {axes} with strides {first.strides}: dim is last and dense")
+        if len(views) > 1 and "layer" in axes:
+            raise LayoutError("layers are an axis of one view, or have a view each")
+        self.views = tuple(views)
+        self.owners = tuple(view.owner for view in views)
+        self.read_only = any(view.read_only for view in views)
+        self._steps = _steps(first, axes)
+        self._offsets = {
+            axis: np.arange(count, dtype=np.int64) * step
+            for axis, (count, step) in self._steps.items()
+        }
+        if "layer" not in axes:
+            starts = [view.start - first.start for view in views]
+            self._offsets["layer"] = np.array(starts, np.int64)
+        self.unit = first.shape[-1] * first.item_size
+        self._start = first.start
+        self.order = order or self._as_it_lies()
+
+    @property
+    def block_count(self) -> int:
+        """Blocks that the engine has."""
+        return self._steps["block"][0]
+
+    @property
+    def block_size(self) -> int:
+        """Tokens of a block."""
+        return self._steps["token"][0]
+
+    @property
+    def length(self) -> int:
+        """Bytes of a block."""
+        return self.unit * math.prod(len(self._offsets[axis]) for axis in self.order.value)
+
+    @property
+    def declared(self) -> str:
+        """What two engines must have in common to share blocks: for a namespace."""
+        counts = [f"{axis}={len(self._offsets[axis])}" for axis in self.order.value]
+        return f"{','.join(counts)},unit={self.unit}"
+
+    @functools.cached_property
+    def sizes(self) -> NDArray[np.int64]:
+        """Bytes of each fragment of a block, in the pool's order: shape (fragments,)."""
+        return np.full(len(self._fragments[0]), self._fragments[1], np.int64)
+
+    def addresses(self, block_ids: ArrayLike) -> NDArray[np.uint64]:
+        """Where each fragment of each block lies: shape (blocks, fragments)."""
+        ids = self._within(block_ids, self.block_count, "block")
+        if ids.ndim != 1:
+            raise LayoutError(f"blocks are a list of numbers, have shape {ids.shape}")
+        start = self._start + ids * self._steps["block"][1]
+        return (start[:, None] + self._fragments[0][None, :]).astype(np.uint64)
+
+    def plan(self, block_ids: ArrayLike, offsets: ArrayLike, *, chunk_size: int = 0) -> Plan:
+        """Whole blocks, at these places of the pool: see :func:`plan_blocks`."""
+        return plan_blocks(
+            self.addresses(block_ids),
+            self.sizes,
+            offsets,
+            chunk_size=chunk_size,
+            owners=self.owners,
+            read_only=self.read_only,
+        )
+
+    def rows(self, blocks: ArrayLike, tokens: ArrayLike, slots: ArrayLike) -> Rows:
+        """Token ``tokens[i]`` of the pool's block ``blocks[i]`` of a list, to the engine's
+        ``slots[i]``: its block * :attr:`block_size` + its token."""
+        size = self.block_size
+        which = whole_numbers(blocks, "blocks")
+        token = self._within(tokens, size, "token")
+        slot = self._within(slots, size * self.block_count, "slot")
+        if not which.shape == token.shape == slot.shape or which.ndim != 1:
+            raise LayoutError(
+                f"{which.shape} blocks, {token.shape} tokens, {slot.shape} slots: one each"
+            )
+        engine, places, pool_step, run = self._token_runs
+        start = self._start + slot // size * self._steps["block"][1]
+        start += slot % size * self._steps["token"][1]
+        count = len(engine)
+        return Rows(
+            (start[:, None] + engine[None, :]).reshape(-1).astype(np.uint64),
+            np.repeat(which, count),
+            (token[:, None] * pool_step + places[None, :]).reshape(-1),
+            np.full(len(token) * count, run, np.int64),
+        )
+
+    def plan_tokens(  # noqa: PLR0913  all but the first three named
+        self,
+        blocks: ArrayLike,
+        tokens: ArrayLike,
+        slots: ArrayLike,
+        *,
+        offsets: ArrayLike,
+        chunk_size: int = 0,
+        checksums: NDArray[np.uint32] | None = None,
+    ) -> Plan:
+        """Some tokens of the blocks at ``offsets`` of the pool: see :meth:`rows`, and
+        :func:`~beluga.transfer.plan.plan.plan_rows` for what is compared."""
+        return self.plan_rows(
+            self.rows(blocks, tokens, slots),
+            offsets=offsets,
+            chunk_size=chunk_size,
+            checksums=checksums,
+        )
+
+    def plan_rows(
+        self,
+        rows: Rows,
+        *,
+        offsets: ArrayLike,
+        chunk_size: int = 0,
+        checksums: NDArray[np.uint32] | None = None,
+    ) -> Plan:
+        """The same of what :meth:`rows` has found."""
+        return plan_rows(
+            *rows,
+            offsets=offsets,
+            length=self.length,
+            chunk_size=chunk_size,
+            checksums=checksums,
+            owners=self.owners,
+            read_only=self.read_only,
+        )
+
+    def _as_it_lies(self) -> Order:
+        tokens, heads = self._steps["token"], self._steps["head"]
+        return Order.HEADS if heads[0] > 1 and heads[1] > tokens[1] else Order.DENSE
+
+    def _within(self, numbers: ArrayLike, count: int, what: str) -> NDArray[np.int64]:
+        found = whole_numbers(numbers, f"{what}s")
+        if found.size and (found.min() < 0 or found.max() >= count):
+            raise LayoutError(
+                f"{what}s {found.min()} to {found.max()} are needed; shape "
+                f"{self.views[0].shape} has {count}"
+            )
+        return found
+
+    @functools.cached_property
+    def _fragments(self) -> tuple[NDArray[np.int64], int]:
+        """Offset of each run of a block from its start, in the pool's order; a run's size."""
+        axes = list(self.order.value)
+        run = self.unit
+        while axes and self._dense(axes[-1], run):
+            run *= len(self._offsets[axes.pop()])
+        return _sums([self._offsets[axis] for axis in axes]), run
+
+    @functools.cached_property
+    def _token_runs(self) -> tuple[NDArray[np.int64], NDArray[np.int64], int, int]:
+        """Of one token's runs: engine offsets, places in the payload, each from its first; how far
+        apart tokens are in the payload; a run's size."""
+        steps, step = {}, self.unit
+        for axis in reversed(self.order.value):
+            steps[axis] = step
+            step *= len(self._offsets[axis])
+        axes = [axis for axis in self.order.value if axis != "token"]
+        run = self.unit
+        while axes and steps[axes[-1]] == run and self._dense(axes[-1], run):
+            run *= len(self._offsets[axes.pop()])
+        engine = _sums([self._offsets[axis] for axis in axes])
+        counts = [np.arange(len(self._offsets[axis])) * steps[axis] for axis in axes]
+        return engine, _sums(counts), steps["token"], run
+
+    def _dense(self, axis: str, run: int) -> bool:
+        offsets = self._offsets[axis]
+        return bool((offsets == np.arange(len(offsets)) * run).all())
+
+
+def _steps(view: View, axes: tuple[str, ...]) -> dict[str, tuple[int, int]]:
+    """Count and stride in bytes of each axis; 1 and 0 where there is none."""
+    steps = dict.fromkeys(AXES, (1, 0))
+    for axis, count, step in zip(axes, view.shape, view.strides, strict=True):
+        if count > 1 and step <= 0:
+            raise LayoutError(f"axis {axis} of shape {view.shape} has a stride of {step} bytes")
+        steps[axis] = (count, step)
+    return steps
+
+
+def _sums(offsets: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:
+    """One of each, added up: all combinations, the last fastest."""
+    total = np.zeros(1, np.int64)
+    for part in offsets:
+        total = (total[:, None] + part[None, :]).reshape(-1)
+    return total

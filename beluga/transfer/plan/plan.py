@@ -1,0 +1,297 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""Plans: which bytes of an engine's memory are which bytes of the pool (``csrc/api/transfer.h``).
+
+A plan is made once per layout and list of blocks, by array operations, and given to any engine.
+Pieces are cut where fragments, chunks and stripes end: a piece lies in one run on both sides and
+counts for one checksum.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from beluga._ffi import core, ffi
+from beluga.errors import LayoutError
+from beluga.transfer.plan.cuts import cut_at, first_places, merged, striped, whole_numbers
+
+LINE_SIZE = 64
+_LENGTH_MAX = 2**32 - 1  # of a piece or a chunk, as C counts
+_POOL_SIZE_MAX = 1 << 62  # so that no sum leaves 64 bits; a CPU addresses 2**57 bytes
+
+PIECE = np.dtype([("address", "<u8"), ("offset", "<u8"), ("length", "<u4"), ("chunk", "<u4")])
+CHUNK = np.dtype([("offset", "<u8"), ("length", "<u4"), ("first", "<u4")])
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Plan:
+    """``pieces`` of type :data:`PIECE`, chunk by chunk, and ``chunks`` of type :data:`CHUNK`.
+
+    ``checksums`` has a CRC-32C per chunk (uint32): filled in by a write, compared by a read; None
+    where nothing is summed. ``sparse``: pieces do not tile their chunks, so it can only be read,
+    and to compare a checksum the whole chunk is fetched. ``owners`` keep the memory alive;
+    ``read_only``: some of it may not be written, so the plan can only write the pool.
+    """
+
+    pieces: NDArray[np.void]
+    chunks: NDArray[np.void]
+    checksums: NDArray[np.uint32] | None = None
+    sparse: bool = False
+    owners: tuple[object, ...] = ()
+    piece_base: int = 0
+    chunk_base: int = 0
+    read_only: bool = False
+    _struct: tuple[core.bl_plan, tuple[core.CData, ...]] | None = dataclasses.field(
+        default=None, init=False, repr=False, compare=False
+    )
+
+    @property
+    def size(self) -> int:
+        """Bytes that are moved."""
+        return int(self.pieces["length"].sum())
+
+    @property
+    def carried(self) -> NDArray[np.void]:
+        """What a link carries for it: pieces, or the whole chunks where rows are verified; of type
+        PIECE or CHUNK, with ``offset`` in the pool and ``length`` in bytes."""
+        return self.chunks if self.sparse and self.checksums is not None else self.pieces
+
+    def struct(self) -> core.bl_plan:
+        """The ``bl_plan *`` for C; valid while this plan lives.
+
+        Made once: to look at the arrays again after a copy has emptied the caches costs as much as
+        a tenth of copying a block. Its buffers are held with it, so that no array can be resized
+        under it. Raises :class:`~beluga.errors.LayoutError` for arrays that are not what C takes
+        them for.
+        """
+        made = self._struct
+        if made is None:
+            made = self._made_struct()
+            object.__setattr__(self, "_struct", made)
+        return made[0]
+
+    def _made_struct(self) -> tuple[core.bl_plan, tuple[core.CData, ...]]:
+        """For C, and the buffers that it points to."""
+        for array, kind in ((self.pieces, PIECE), (self.chunks, CHUNK)):
+            if array.dtype != kind or array.ndim != 1 or not array.flags.c_contiguous:
+                raise LayoutError("a plan's pieces and chunks are contiguous arrays of their types")
+        if not self.pieces["length"].all():  # C would take it for the last one
+            raise LayoutError("a plan has a piece without bytes")
+        sums = self.checksums
+        if sums is not None and (
+            sums.dtype != np.uint32
+            or sums.shape != self.chunks.shape
+            or not sums.flags.c_contiguous
+            or not sums.flags.writeable
+        ):
+            raise LayoutError("a plan has a checksum, a uint32, for each of its chunks")
+        pieces = ffi.from_buffer("bl_piece[]", self.pieces)
+        chunks = ffi.from_buffer("bl_chunk[]", self.chunks)
+        checksums = ffi.NULL if sums is None else ffi.from_buffer("uint32_t[]", sums)
+        struct = ffi.new(
+            "bl_plan *",
+            {
+                "pieces": pieces,
+                "chunks": chunks,
+                "checksums": checksums,
+                "piece_count": len(self.pieces),
+                "chunk_count": len(self.chunks),
+                "piece_base": self.piece_base,
+                "chunk_base": self.chunk_base,
+                "sparse": self.sparse,
+            },
+        )
+        return struct, (pieces, chunks, checksums)
+
+    def refuse_direction(self, *, write: bool) -> None:
+        """Raise :class:`~beluga.errors.LayoutError` if it can only go the other way."""
+        if write and self.sparse:
+            raise LayoutError("a sparse plan can only be read")
+        if not write and self.read_only:
+            raise LayoutError("this plan's memory is read-only: it can only be written from")
+
+    def refuse_beyond(self, pool_size: int) -> None:
+        """Raise :class:`~beluga.errors.LayoutError` if a byte of it lies beyond the pool's end.
+
+        ``pool_size`` is the pool's linear range (``Geometry.size``), in bytes.
+        """
+        for what, rows in (("piece", self.pieces), ("chunk", self.chunks)):
+            ends = rows["offset"] + rows["length"]
+            wrong = (ends > pool_size) | (ends < rows["offset"])
+            if wrong.any():
+                row = rows[int(np.argmax(wrong))]
+                raise LayoutError(
+                    f"a {what} of {row['length']} bytes at pool offset {row['offset']} needs "
+                    f"{int(row['offset']) + int(row['length'])} bytes; the pool has {pool_size}"
+                )
+
+    def cut(self, size: int) -> Iterator[Plan]:
+        """The same in parts for which a link carries at most ``size`` bytes, or one chunk if that
+        has more.
+
+        Parts share this plan's arrays: checksums that a part fills in are this plan's.
+        """
+        carried = self.carried["length"].astype(np.int64)
+        if len(carried) and self.carried is self.pieces:
+            carried = np.add.reduceat(carried, self._firsts())
+        ends = np.cumsum(carried)
+        start, before = 0, 0
+        while start < len(self.chunks):
+            end = max(int(np.searchsorted(ends, before + size, side="right")), start + 1)
+            yield self._part(start, end)
+            start, before = end, int(ends[end - 1])
+
+    def _firsts(self) -> NDArray[np.int64]:
+        return self.chunks["first"].astype(np.int64) - self.piece_base
+
+    def _part(self, start: int, end: int) -> Plan:
+        firsts = self._firsts()
+        first = int(firsts[start])
+        last = int(firsts[end]) if end < len(firsts) else len(self.pieces)
+        return dataclasses.replace(
+            self,
+            pieces=self.pieces[first:last],
+            chunks=self.chunks[start:end],
+            checksums=None if self.checksums is None else self.checksums[start:end],
+            piece_base=self.piece_base + first,
+            chunk_base=self.chunk_base + start,
+        )
+
+
+def plan_blocks(  # noqa: PLR0913  all but the first three named
+    addresses: NDArray[np.uint64],
+    sizes: NDArray[np.int64],
+    offsets: ArrayLike,
+    *,
+    chunk_size: int = 0,
+    owners: tuple[object, ...] = (),
+    read_only: bool = False,
+) -> Plan:
+    """A plan for whole blocks that are all fragmented alike.
+
+    ``addresses`` has shape (blocks, fragments); ``sizes`` has shape (fragments,), in bytes: end to
+    end they are a block's payload. ``offsets`` are the blocks' places in the pool, multiples of a
+    line. With a ``chunk_size``, a multiple of a line, every so many bytes of payload have a
+    checksum. Raises :class:`~beluga.errors.LayoutError` for anything else.
+    """
+    addresses = np.atleast_2d(np.asarray(addresses, np.uint64))
+    sizes, offsets = np.asarray(sizes, np.int64), _pool_offsets(offsets)
+    blocks, fragments = addresses.shape
+    if sizes.shape != (fragments,) or offsets.shape != (blocks,):
+        raise LayoutError(
+            f"addresses of shape {addresses.shape} need {fragments} sizes and {blocks} offsets, "
+            f"have {sizes.shape} and {offsets.shape}"
+        )
+    if blocks == 0 or fragments == 0 or (sizes <= 0).any():
+        raise LayoutError("a plan needs blocks, and fragments that have bytes")
+    if chunk_size % LINE_SIZE or chunk_size < 0 or (offsets % np.uint64(LINE_SIZE)).any():
+        raise LayoutError(f"offsets and the chunk size are multiples of {LINE_SIZE} bytes")
+    length = int(sizes.sum())
+    chunk = chunk_size or length
+    _refuse_long(min(chunk, length))
+    per_block = -(-length // chunk)
+    starts = np.cumsum(sizes) - sizes
+    places = np.arange(per_block) * chunk
+    cuts, fragment = merged(starts, places)  # the same of every block, but for stripes
+    inner = (cuts - starts[fragment]).view(np.uint64)
+    whole = np.empty((blocks, len(cuts)), PIECE)
+    np.add(addresses[:, fragment], inner, out=whole["address"])
+    np.add(offsets[:, None], cuts.view(np.uint64), out=whole["offset"])
+    whole["length"][:, :-1], whole["length"][:, -1] = np.diff(cuts), length - cuts[-1]
+    whole["chunk"] = np.arange(blocks)[:, None] * per_block + cuts // chunk
+    pieces = striped(whole.reshape(-1))
+    sums = np.empty((blocks, per_block), CHUNK)
+    np.add(offsets[:, None], places.view(np.uint64), out=sums["offset"])
+    sums["length"] = np.minimum(length - places, chunk)
+    chunks = sums.reshape(-1)
+    chunks["first"] = first_places(pieces["chunk"])
+    checksums = np.zeros(len(chunks), np.uint32) if chunk_size else None
+    return Plan(pieces, chunks, checksums, owners=owners, read_only=read_only)
+
+
+def plan_rows(  # noqa: PLR0913  all but the first four named
+    addresses: NDArray[np.uint64],
+    blocks: NDArray[np.int64],
+    places: NDArray[np.int64],
+    sizes: NDArray[np.int64],
+    *,
+    offsets: ArrayLike,
+    length: int,
+    chunk_size: int = 0,
+    checksums: NDArray[np.uint32] | None = None,
+    owners: tuple[object, ...] = (),
+    read_only: bool = False,
+) -> Plan:
+    """A plan that reads some bytes of some blocks.
+
+    Row i, for each of four arrays of shape (rows,), is ``sizes[i]`` bytes at ``places[i]`` of the
+    payload of block ``blocks[i]``, to go to ``addresses[i]``. ``offsets`` has shape (blocks,): the
+    blocks' places in the pool; ``length`` is a block's payload. ``checksums`` of shape (blocks,
+    chunks) are the blocks' vectors, a CRC-32C per ``chunk_size`` bytes: the chunks that a row
+    touches are compared. None compares nothing. Raises :class:`~beluga.errors.LayoutError` for
+    anything else.
+    """
+    addresses, offsets = np.asarray(addresses, np.uint64), _pool_offsets(offsets)
+    blocks, places = np.asarray(blocks, np.int64), np.asarray(places, np.int64)
+    sizes = np.asarray(sizes, np.int64)
+    chunk = chunk_size if checksums is not None else length
+    rows = (addresses, blocks, places, sizes)
+    shapes = sorted({array.shape for array in rows})
+    if len(shapes) != 1 or addresses.ndim != 1 or offsets.ndim != 1:
+        raise LayoutError(f"rows need four arrays of one length, have shapes {shapes}")
+    if len(addresses) == 0 or (sizes <= 0).any():
+        raise LayoutError("a plan needs rows that have bytes")
+    if (offsets % np.uint64(LINE_SIZE)).any() or chunk <= 0 or (chunk != length and chunk % 64):
+        raise LayoutError(f"offsets and the chunk size are multiples of {LINE_SIZE} bytes")
+    if blocks.min() < 0 or blocks.max() >= len(offsets):
+        raise LayoutError(f"rows of blocks {blocks.min()} to {blocks.max()} of {len(offsets)}")
+    if places.min() < 0 or (places + sizes).max() > length:
+        raise LayoutError(f"a row needs {(places + sizes).max()} bytes; a block has {length}")
+    _refuse_long(min(chunk, length))
+    per_block = -(-length // chunk)
+    if checksums is not None and checksums.shape != (len(offsets), per_block):
+        raise LayoutError(
+            f"checksums need shape {(len(offsets), per_block)}, have {checksums.shape}"
+        )
+    order = np.argsort(blocks * length + places, kind="stable")
+    start = places[order]
+    of_row, at, end = cut_at(start, start + sizes[order], chunk)
+    row = order[of_row]
+    block = blocks[row]
+    keys = block * per_block + at // chunk
+    if (keys[1:] < keys[:-1]).any():  # rows overlap; chunk by chunk all the same
+        again = np.argsort(keys, kind="stable")
+        row, at, end, block, keys = row[again], at[again], end[again], block[again], keys[again]
+    heads = first_places(keys)
+    touched = keys[heads]
+    pieces = np.empty(len(row), PIECE)
+    pieces["address"] = addresses[row] + (at - places[row]).astype(np.uint64)
+    pieces["offset"] = offsets[block] + at.astype(np.uint64)
+    pieces["length"] = end - at
+    pieces["chunk"] = np.repeat(np.arange(len(heads)), np.diff(heads, append=len(row)))
+    pieces = striped(pieces)
+    starts = touched % per_block * chunk
+    chunks = np.empty(len(touched), CHUNK)
+    chunks["offset"] = offsets[touched // per_block] + starts.astype(np.uint64)
+    chunks["length"] = np.minimum(length - starts, chunk)
+    chunks["first"] = first_places(pieces["chunk"])
+    sums = None if checksums is None else checksums.reshape(-1)[touched]
+    return Plan(pieces, chunks, sums, sparse=True, owners=owners, read_only=read_only)
+
+
+def _pool_offsets(offsets: ArrayLike) -> NDArray[np.uint64]:
+    found = whole_numbers(offsets, "offsets")
+    if found.size and (found.min() < 0 or found.max() >= _POOL_SIZE_MAX):
+        raise LayoutError(f"offsets {found.min()} to {found.max()} are in no pool")
+    return found.view(np.uint64)
+
+
+def _refuse_long(chunk: int) -> None:
+    if chunk > _LENGTH_MAX:
+        raise LayoutError(
+            f"a chunk of {chunk} bytes; it has {_LENGTH_MAX} at most, give a smaller chunk size"
+        )

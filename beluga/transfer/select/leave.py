@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""A cache's part of the link that its host shares: who copies for it, and with whose leave."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING
+
+from beluga._ffi import core, ffi
+from beluga.transfer.calibrate.planner import EngineKind
+from beluga.transfer.engines.cpu import CpuEngine
+from beluga.transfer.iosched.hostlink import host_link
+from beluga.transfer.iosched.link import Link, LinkSettings, TransferClass
+from beluga.transfer.iosched.place import Carried, Place
+from beluga.transfer.iosched.scheduler import Scheduler
+from beluga.transfer.select.planned import PlannedEngine
+
+if TYPE_CHECKING:
+    from beluga.pool import Pool
+    from beluga.transfer.engine import Direction, Engine
+    from beluga.transfer.select.choice import Chosen
+
+_NO_PLACE = nullcontext(ffi.NULL)
+
+
+class Leave:
+    """``link`` is a link, a place at one that several caches share, or the settings of this host's
+    link to the pool; None: nothing is asked. ``chosen`` copies.
+
+    ``engine`` and ``token_engine`` (for rows of tokens, by ``threads`` if it is the CPU) are to be
+    used instead of the one chosen; where ``engine`` is None, C copies in the put or get.
+    """
+
+    def __init__(  # noqa: PLR0913  all but the first five named
+        self,
+        pool: Pool,
+        link: Link | LinkSettings | Place | None,
+        chosen: Chosen,
+        read: TransferClass,
+        write: TransferClass,
+        *,
+        threads: int,
+    ) -> None:
+        self._own_link = host_link(pool, link) if isinstance(link, LinkSettings) else None
+        found = self._own_link if isinstance(link, LinkSettings) else link
+        self._scheduler: Scheduler | None = None
+        engine, planner = chosen.engine, chosen.planner
+        if engine is not None and found is not None:
+            self._scheduler = Scheduler(found.link if isinstance(found, Place) else found)
+            engine = self._scheduler.engine(engine, read=read, write=write)
+        self._own_place: Place | None = None
+        self._place: Place | None = None
+        if engine is None or planner is not None:  # the CPU copies, too
+            self._own_place = Place(found) if isinstance(found, Link) else None
+            self._place = found if isinstance(found, Place) else self._own_place
+        cpu = CpuEngine(pool, threads, place=self._place, read=read, write=write)
+        self._planned: PlannedEngine | None = None
+        if engine is not None and planner is not None:
+            self._planned = PlannedEngine(planner, {EngineKind.CPU: cpu, EngineKind.DSA: engine})
+        self.engine = self._planned or engine
+        self.token_engine = cpu if engine is None or self._planned else engine
+
+    def engine_for(self, direction: Direction, size: int, fragments: int) -> Engine | None:
+        """Who copies ``size`` bytes or less in ``fragments`` pieces; None: C does."""
+        planned = self._planned
+        if planned and planned.choose(direction, size, fragments) is EngineKind.CPU:
+            return None
+        return self.engine
+
+    def using(self) -> AbstractContextManager[core.bl_port | core.Null]:
+        """The port for C to ask for leave, which stays meanwhile; NULL: it need not."""
+        return _NO_PLACE if self._place is None else self._place.using()
+
+    def watch(self) -> None:
+        """Warn of copies that took too long."""
+        if self._place is not None:
+            self._place.watch()
+
+    def carried(self, *, own: bool = False) -> dict[TransferClass, Carried]:
+        """What was let onto the link so far, by class. ``own``: apart from a place that was
+        given."""
+        total = {kind: Carried() for kind in TransferClass}
+        if self._scheduler is not None:
+            total = self._scheduler.carried()
+        place = self._own_place if own else self._place
+        if place is not None:
+            total = {kind: total[kind].plus(place.carried(kind)) for kind in TransferClass}
+        return total
+
+    def close(self) -> None:
+        """Give back what this has made. The engine stays open; nobody copies."""
+        if self._scheduler is not None:
+            self._scheduler.close()
+        if self._own_place is not None:
+            self._own_place.close()
+        if self._own_link is not None:
+            self._own_link.close()

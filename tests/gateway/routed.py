@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""A router and fake engines on one event loop, and a client of them."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+import aiohttp
+from fake_engine import FakeEngine
+
+from beluga.gateway import Address, Limits, Service, Settings, read_engines
+from beluga.gateway.engine import Health
+
+ANY_PORT = Address("127.0.0.1", 0)
+QUICK = Limits(health_interval_s=0.05, queue_s=20, drain_s=20)
+WAIT_S = 60.0  # for what takes milliseconds, on a machine that is busy
+
+
+def run(scenario: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Run a test's scenario to its end."""
+    asyncio.run(asyncio.wait_for(scenario(), 120))
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Wait until it is true."""
+    deadline = time.monotonic() + WAIT_S
+    while not condition():
+        assert time.monotonic() < deadline, "it never came true"
+        await asyncio.sleep(0.005)
+
+
+class Site:
+    """A running router; ``engines`` are the fakes behind it."""
+
+    def __init__(
+        self, service: Service, client: aiohttp.ClientSession, engines: Sequence[FakeEngine]
+    ) -> None:
+        self.service = service
+        self.client = client
+        self.engines = engines
+        self.base = "http://{}:{}".format(*service.address)
+        assert service.admin_address
+        self.admin = "http://{}:{}".format(*service.admin_address)
+
+    def complete(self, *, stream: bool = True, model: str | None = "fake", **more: Any) -> Any:
+        """A completion, to be entered; ``more`` are its other fields."""
+        asked = {"prompt": "hello", "stream": stream, **more}
+        if model is not None:
+            asked["model"] = model
+        return self.client.post(f"{self.base}/v1/completions", json=asked)
+
+    async def completed(self, **more: Any) -> tuple[int, bytes]:
+        """Status and body of one."""
+        async with self.complete(**more) as answer:
+            return answer.status, await answer.read()
+
+    async def text(self, path: str) -> str:
+        async with self.client.get(self.base + path) as answer:
+            assert answer.status == 200, path
+            return await answer.text()
+
+    async def workers(self) -> list[dict[str, Any]]:
+        async with self.client.get(f"{self.admin}/workers") as answer:
+            found: list[dict[str, Any]] = await answer.json()
+            return found
+
+    def counts(self) -> list[int]:
+        """Requests that each engine has seen."""
+        return [len(engine.seen) for engine in self.engines]
+
+    def inflight(self) -> int:
+        return sum(engine.inflight for engine in self.service.fleet)
+
+    def loads(self) -> list[tuple[int, int]]:
+        """Active requests and outstanding tokens of each worker, by the router's account."""
+        loads = self.service.loads().values()
+        return [(load.active_requests, load.outstanding_tokens) for load in loads]
+
+    async def up(self, count: int | None = None) -> None:
+        """Wait until so many engines are up; all, if not said."""
+        wanted = len(self.engines) if count is None else count
+        await until(lambda: [e.health for e in self.service.fleet].count(Health.UP) == wanted)
+
+
+@asynccontextmanager
+async def routed(
+    *engines: FakeEngine, limits: Limits = QUICK, wait: bool = True, **settings: Any
+) -> AsyncIterator[Site]:
+    """Engines, started, behind a router (round robin unless told otherwise) that has them up."""
+    async with AsyncExitStack() as stack:
+        for engine in engines:
+            await stack.enter_async_context(engine)
+        given = {"engines": read_engines(engine.url for engine in engines), **settings}
+        service = await stack.enter_async_context(
+            Service(
+                dataclasses.replace(
+                    Settings(policy="round-robin", listen=ANY_PORT, admin=ANY_PORT, limits=limits),
+                    **given,
+                )
+            )
+        )
+        connector = aiohttp.TCPConnector(limit=0, force_close=True)
+        client = await stack.enter_async_context(
+            aiohttp.ClientSession(connector=connector, cookie_jar=aiohttp.DummyCookieJar())
+        )
+        site = Site(service, client, engines)
+        if wait:
+            await site.up()
+        yield site

@@ -1,0 +1,285 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""Placing requests, on a fleet that nobody checks and with a router that chooses as it is told."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+pytest.importorskip("aiohttp", reason="the router's packages are not installed")
+
+from routed import run
+
+from beluga.errors import AllWorkersBusyError, ObjectiveError
+from beluga.gateway import EngineSpec, Limits
+from beluga.gateway.answers import Refusal
+from beluga.gateway.ask import Ask
+from beluga.gateway.cache import Cache
+from beluga.gateway.director import RECOVERY_S, Director, Placement
+from beluga.gateway.engine import Engine
+from beluga.gateway.fleet import Fleet
+from beluga.gateway.meter import Latency, Meter
+from beluga.gateway.waiting import Room
+from beluga.router import Choice, Constraints, Overlap, Query, Router, Worker
+
+ASK = Ask("/p", b"", "m", isl=40)
+ANY = Ask("/p", b"", None, isl=40)
+
+
+class FakeRouter:
+    """Takes the allowed worker with the lowest number, or raises what is in ``raises``."""
+
+    def __init__(self) -> None:
+        self.raises: list[Exception] = []
+        self.allowed: list[set[int]] = []
+        self.workers: set[int] = set()
+        self.freed: list[int] = []
+        self.prefilled = True
+        self.tracker = self
+
+    def add_worker(self, worker: Worker) -> None:
+        self.workers.add(worker.worker_id)
+
+    def remove_worker(self, worker: Worker) -> None:
+        self.workers.remove(worker.worker_id)
+
+    def route(self, name: int, query: Query, constraints: Constraints, *, now: float) -> Choice:
+        assert constraints.allowed is not None
+        self.allowed.append(set(constraints.allowed))
+        if self.raises:
+            raise self.raises.pop(0)
+        return Choice(Worker(min(constraints.allowed)), Overlap(), 0.25)
+
+    def free(self, name: int, now: float) -> None:
+        self.freed.append(name)
+
+    def prefill_done(self, name: int, now: float) -> bool:
+        return self.prefilled
+
+
+class Desk:
+    """A director and what it works with; three engines that are up and have the model m."""
+
+    def __init__(self, *specs: EngineSpec, **limits: Any) -> None:
+        self.router, self.meter, self.fleet = FakeRouter(), Meter(), Fleet()
+        self.room: Room[Placement] = Room(9, order="fcfs", give_back=Placement.end)
+        self.looks = 0
+        self.looks_in: list[float] = []
+        look = self.room.look
+
+        def counted() -> None:
+            self.looks += 1
+            look()
+
+        self.room.look = counted  # type: ignore[method-assign]
+        self.room.look_in = self.looks_in.append  # type: ignore[method-assign]
+        cache = Cache(
+            wanted=False,
+            block_size=16,
+            announced=False,
+            is_adapter=self.fleet.is_adapter,
+            meter=self.meter,
+        )
+        self.director = Director(
+            fleet=self.fleet,
+            router=cast("Router", self.router),
+            cache=cache,
+            meter=self.meter,
+            limits=Limits(**limits),
+            room=self.room,
+        )
+        for spec in specs or [EngineSpec(f"http://{name}", ("m",)) for name in "abc"]:
+            self.fleet.add(spec).passed(0)
+
+    @property
+    def engines(self) -> list[Engine]:
+        return list(self.fleet)
+
+    async def place(self, ask: Ask = ASK, tried: frozenset[int] = frozenset()) -> Placement:
+        return await self.director.place(ask, tried, 0.0)
+
+    async def refused(self, ask: Ask = ASK) -> tuple[int, str]:
+        """The status and words of what it refuses, which comes at once."""
+        with pytest.raises(Refusal) as found:
+            await asyncio.wait_for(self.place(ask), 20)
+        return found.value.status, str(found.value)
+
+
+def test_a_request_is_on_the_account_from_its_place_to_its_end() -> None:
+    async def scenario() -> None:
+        desk = Desk()
+        placement = await desk.place()
+        engine = desk.engines[0]
+        assert placement.engine is engine
+        assert (desk.director.placed, engine.inflight) == (1, 1)
+        assert (engine.hit_tokens, engine.prompt_tokens) == (10, 40)
+        async with placement:
+            placement.answered(200)
+            assert desk.router.freed == []
+        assert (desk.director.placed, engine.inflight, desk.looks) == (0, 0, 1)
+        assert desk.router.freed == [0]
+        async with await desk.place():
+            pass
+        assert desk.router.freed == [0, 1]
+        text = desk.meter.text().decode()
+        assert 'requests_total{model="m",status="200"} 1.0' in text
+        assert 'requests_total{model="m",status="cancelled"} 1.0' in text
+        assert "dynamo_router_overhead_scheduling_ms_count 2.0" in text
+
+    run(scenario)
+
+
+def test_who_has_just_failed_is_tried_again_only_where_there_is_no_other() -> None:
+    async def scenario() -> None:
+        desk = Desk()
+        assert (await desk.place(tried=frozenset({1}))).engine is desk.engines[1]
+        assert (await desk.place(tried=frozenset({1, 2, 3}))).engine is desk.engines[0]
+        assert desk.router.allowed == [{2, 3}, {1, 2, 3}]
+
+    run(scenario)
+
+
+def test_a_full_engine_gets_nothing_until_something_ends() -> None:
+    async def scenario() -> None:
+        desk = Desk(EngineSpec("http://a", ("m",)), inflight_max=2)
+        first, _ = await desk.place(), await desk.place()
+        third = asyncio.ensure_future(desk.place())
+        await asyncio.sleep(0)
+        assert len(desk.room) == 1
+        fourth = asyncio.ensure_future(desk.place())  # behind the one that waits
+        await asyncio.sleep(0)
+        first.end()
+        await third
+        assert len(desk.room) == 1
+        fourth.cancel()
+
+    run(scenario)
+
+
+def test_busy_workers_make_a_request_wait_until_a_prefill_is_done() -> None:
+    async def scenario() -> None:
+        desk = Desk()
+        under_way = await desk.place()
+        desk.router.raises = [AllWorkersBusyError("all are busy")]
+        waits = asyncio.ensure_future(desk.place())
+        await asyncio.sleep(0)
+        desk.router.prefilled = False
+        under_way.first_token()
+        assert desk.looks == 0
+        desk.router.prefilled = True
+        under_way.first_token()
+        assert (await waits).engine is desk.engines[0]
+
+    run(scenario)
+
+
+def test_an_objective_that_cannot_be_met_is_a_429() -> None:
+    async def scenario() -> None:
+        desk = Desk()
+        desk.router.raises = [ObjectiveError("too late already")]
+        with pytest.raises(Refusal, match="too late") as refused:
+            await desk.place()
+        answer = refused.value.response()
+        assert (answer.status, answer.headers["Retry-After"]) == (429, "1")
+        assert desk.director.placed == 0
+
+    run(scenario)
+
+
+def test_what_cannot_be_placed_is_refused_with_the_reason() -> None:
+    async def scenario() -> None:
+        empty = Desk(EngineSpec("http://a"))
+        assert await empty.refused() == (503, "no worker is up yet")
+        empty.fleet.remove(empty.engines[0])
+        assert await empty.refused() == (503, "no worker is up yet")
+        desk = Desk()
+        assert (await desk.refused(Ask("/p", b"", "other")))[0] == 404
+        for engine, why in zip(desk.engines, ("late", "", "gone"), strict=True):
+            engine.fail(why)
+        assert await desk.refused() == (503, "none of 3 workers is up: gone; late")
+        mixed = Desk(EngineSpec("http://a", ("m",)), EngineSpec("http://b", ("n",)))
+        assert (await mixed.refused(ANY))[0] == 400
+        named = Desk(EngineSpec("http://a", ("m",)), EngineSpec("http://b"))
+        assert (await named.place(ANY)).engine is named.engines[0]
+
+    run(scenario)
+
+
+def test_engines_that_cool_down_are_looked_at_when_the_first_has() -> None:
+    async def scenario() -> None:
+        desk = Desk()
+        for engine, seconds in zip(desk.engines, (50, 20, 0), strict=True):
+            engine.cool_down(seconds)
+        desk.engines[2].fail("gone")
+        waits = asyncio.ensure_future(desk.place())
+        await asyncio.sleep(0)
+        assert len(desk.looks_in) == 1
+        assert 15 < desk.looks_in[0] <= 20
+        waits.cancel()
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(
+    ("tried", "up", "patience_s"),
+    [(frozenset({1}), False, RECOVERY_S), (frozenset({1}), True, 7.0), (frozenset(), True, 7.0)],
+)
+def test_a_failed_engine_is_waited_for_a_moment_only(
+    tried: frozenset[int], up: bool, patience_s: float
+) -> None:
+    async def scenario() -> None:
+        desk = Desk(EngineSpec("http://a", ("m",)), queue_s=7.0, inflight_max=1)
+        desk.engines[0].inflight = 1
+        if not up:
+            desk.engines[0].fail("gone")
+        patience: list[float] = []
+
+        async def wait(*_: object, patience_s: float, **__: object) -> Placement:
+            patience.append(patience_s)
+            raise Refusal(503, "waited")
+
+        desk.room.wait = wait  # type: ignore[assignment]
+        with pytest.raises(Refusal, match="waited"):
+            await desk.place(tried=tried)
+        assert patience == [patience_s]
+
+    run(scenario)
+
+
+def test_tokens_are_timed_from_the_ones_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        clock = SimpleNamespace(now=100.0)
+        clock.perf_counter = clock.monotonic = lambda: clock.now
+        monkeypatch.setattr("beluga.gateway.director.time", clock)
+        desk = Desk()
+        async with await desk.place() as placement:
+            clock.now = 103.0
+            placement.first_token()
+            placement.tokens(1)
+            clock.now = 104.0
+            placement.tokens(2)
+            placement.tokens(0)
+            clock.now = 105.0
+            placement.tokens(1)
+        assert desk.meter.latencies() == (Latency(3.0, 1.0), Latency(2.0, 3.0))
+        assert 'output_sequence_tokens_sum{model="m"} 4.0' in desk.meter.text().decode()
+
+    run(scenario)
+
+
+def test_an_engine_that_leaves_is_forgotten_and_lets_others_look() -> None:
+    async def scenario() -> None:
+        desk = Desk()
+        assert desk.router.workers == {1, 2, 3}
+        await desk.place()
+        assert "http://a" in desk.meter.text().decode()
+        desk.fleet.remove(desk.engines[0])
+        assert desk.router.workers == {2, 3}
+        assert "http://a" not in desk.meter.text().decode()
+        assert desk.looks == 1
+
+    run(scenario)

@@ -1,0 +1,218 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""Engines that refuse, break off, stall and die: what clients see, where requests go then."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+import time
+from typing import Any
+
+import pytest
+
+pytest.importorskip("aiohttp", reason="the router's packages are not installed")
+
+from fake_engine import FakeEngine
+from routed import QUICK, routed, run, until
+
+from beluga.gateway.engine import Health
+
+
+def events_of(body: bytes) -> list[Any]:
+    """A stream's events, each of which must be whole."""
+    assert body.endswith(b"\n\n")
+    lines = [line for line in body.split(b"\n") if line]
+    assert all(line.startswith(b"data: ") for line in lines)
+    return [line[6:] if line == b"data: [DONE]" else json.loads(line[6:]) for line in lines]
+
+
+@pytest.mark.parametrize("status", [429, 503])
+def test_a_busy_engine_is_left_alone_for_as_long_as_it_says(status: int) -> None:
+    async def scenario() -> None:
+        a, b = FakeEngine(), FakeEngine()
+        a.faults.status, a.faults.retry_after = status, "3600"
+        limits = dataclasses.replace(QUICK, cool_down_max_s=3600)
+        async with routed(a, b, limits=limits) as site:
+            for _ in range(6):
+                assert (await site.completed())[0] == 200
+            assert site.counts() == [1, 6]
+            assert [worker["health"] for worker in await site.workers()] == ["up", "up"]
+
+    run(scenario)
+
+
+def test_a_busy_engine_is_asked_again_when_its_time_has_come() -> None:
+    async def scenario() -> None:
+        engine = FakeEngine()
+        engine.faults.status, engine.faults.retry_after = 503, "1"
+        async with routed(engine) as site:
+            started = time.monotonic()
+            asked = asyncio.create_task(site.completed())
+            await until(lambda: site.counts() == [1])
+            engine.faults.status = 0
+            assert (await asked)[0] == 200
+            assert time.monotonic() - started > 0.9
+            assert site.counts()[0] >= 2
+
+    run(scenario)
+
+
+def test_where_nobody_may_wait_a_busy_engine_is_a_503_that_says_when() -> None:
+    async def scenario() -> None:
+        a, b = FakeEngine(), FakeEngine()
+        for engine in (a, b):
+            engine.faults.status, engine.faults.retry_after = 503, "30"
+        async with routed(a, b, limits=dataclasses.replace(QUICK, queue_s=0)) as site:
+            async with site.complete() as answer:
+                assert answer.status == 503
+                assert int(answer.headers["Retry-After"]) >= 1
+                assert json.loads(await answer.read())["error"]["code"] == 503
+            assert site.counts() == [1, 1]
+
+    run(scenario)
+
+
+def test_what_breaks_before_the_first_byte_is_done_by_another() -> None:
+    async def scenario() -> None:
+        a, b = FakeEngine(), FakeEngine()
+        a.faults.drop_first = 1
+        a.faults.healthy = True
+        async with routed(a, b) as site:
+            status, body = await site.completed()
+            assert (status, body) == (200, b"".join(b.events({"model": "fake"})))
+            assert site.counts() == [1, 1]
+
+    run(scenario)
+
+
+def test_an_engine_that_dies_in_its_prefill_costs_no_error() -> None:
+    async def scenario() -> None:
+        a, b = FakeEngine(), FakeEngine()
+        a.faults.drop_after = 0  # the headers have been sent by then
+        async with routed(a, b) as site:
+            assert (await site.completed())[0] == 200
+            assert site.counts() == [1, 1]
+
+    run(scenario)
+
+
+def test_one_engine_alone_is_asked_again_once_a_check_says_it_lives() -> None:
+    async def scenario() -> None:
+        engine = FakeEngine()
+        engine.faults.drop_first = 1
+        async with routed(engine) as site:
+            assert (await site.completed())[0] == 200
+            assert site.counts() == [2]
+
+    run(scenario)
+
+
+def test_an_engine_that_is_gone_is_a_503_at_once_and_a_worker_again_when_it_is_back() -> None:
+    async def scenario() -> None:
+        engine = FakeEngine()
+        async with routed(engine) as site:
+            await engine.__aexit__()
+            status, body = await site.completed()
+            assert status in (502, 503)
+            assert "error" in json.loads(body)
+            assert (await site.completed())[0] == 503
+            async with site.client.get(f"{site.base}/ready") as answer:
+                assert answer.status == 503
+            await engine.__aenter__()
+            await site.up()
+            assert (await site.completed())[0] == 200
+            assert await site.text("/ready") == ""
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("drop_after", [1, 40, 70, 100, 150])
+def test_a_stream_that_breaks_off_ends_with_an_error_event(drop_after: int) -> None:
+    async def scenario() -> None:
+        a, b = FakeEngine(), FakeEngine()
+        a.faults.drop_after = drop_after
+        async with routed(a, b) as site:
+            started = asyncio.get_running_loop().time()
+            a.faults.sick = True
+            status, body = await site.completed()
+            whole = a.events({"model": "fake"})
+            if drop_after < len(whole[0]) - 1:  # nothing could go on yet: the other one did it all
+                assert (status, body) == (200, b"".join(whole))
+            else:
+                events = events_of(body)
+                assert [json.loads(event[6:]) for event in whole[: len(events) - 1]] == events[:-1]
+                error = events[-1]["error"]
+                assert error["code"] == 502
+                assert error["type"] == "BadGatewayError"
+            assert asyncio.get_running_loop().time() - started < 60
+            before = site.counts()[0]
+            for _ in range(4):
+                assert (await site.completed())[0] == 200
+            assert site.counts()[0] == before  # not healthy, so no traffic
+            a.faults = type(a.faults)()
+            await site.up()
+            for _ in range(2):
+                assert (await site.completed())[0] == 200
+            assert site.counts()[0] == before + 1
+
+    run(scenario)
+
+
+def test_a_whole_answer_that_breaks_off_is_no_answer() -> None:
+    """Nothing has been sent to the client, so another engine is asked."""
+
+    async def scenario() -> None:
+        a, b = FakeEngine(), FakeEngine()
+        a.faults.hold_first = asyncio.Event()
+        async with routed(a, b) as site:
+            asked = asyncio.create_task(site.completed(stream=False))
+            await until(lambda: a.under_way == 1)
+            await a.__aexit__()
+            status, body = await asked
+            assert status == 200
+            assert json.loads(body)["choices"]
+            assert site.counts() == [1, 1]
+
+    run(scenario)
+
+
+def test_a_stalled_engine_is_given_up() -> None:
+    async def scenario() -> None:
+        engine = FakeEngine()
+        engine.faults.hold = asyncio.Event()
+        async with routed(engine, limits=dataclasses.replace(QUICK, stall_s=2)) as site:
+            status, body = await site.completed()
+            assert status == 200
+            assert events_of(body)[-1]["error"]["code"] == 502
+            await until(lambda: engine.cancelled == 1)
+
+    run(scenario)
+
+
+def test_the_account_is_even_after_every_kind_of_end() -> None:
+    async def scenario() -> None:
+        engines = [FakeEngine() for _ in range(3)]
+        engines[0].faults.drop_after = 100
+        engines[1].faults.status = 500
+        async with routed(*engines) as site:
+            await asyncio.gather(*(site.completed() for _ in range(20)))
+            await until(lambda: site.inflight() == 0)
+            assert site.loads() == [(0, 0)] * 3
+            assert all(engine.inflight == 0 for engine in site.service.fleet)
+
+    run(scenario)
+
+
+def test_a_check_that_began_before_a_failure_does_not_count() -> None:
+    async def scenario() -> None:
+        async with routed(FakeEngine()) as site:
+            (engine,) = site.service.fleet
+            before = engine.failures
+            engine.fail("a request broke off")
+            assert not engine.passed(before)
+            assert engine.health is Health.DOWN
+            await site.up()  # the next one does
+
+    run(scenario)

@@ -1,0 +1,243 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""Routing by what caches hold: remembered from requests, or heard from engines over ZMQ."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+pytest.importorskip("aiohttp", reason="the router's packages are not installed")
+pytest.importorskip("xxhash", reason="the router's packages are not installed")
+
+from fake_engine import FakeEngine
+from routed import Site, routed, run, until
+
+from beluga.gateway import EngineSpec, Limits
+from beluga.gateway.ask import read_ask
+from beluga.gateway.proxy import Proxy
+
+BLOCK = 16
+TOKENS = list(range(1000, 1000 + 10 * BLOCK))
+
+
+@pytest.mark.parametrize(
+    "prompt", [TOKENS, "The whale is white. " * 40], ids=["tokens", "text blocks"]
+)
+def test_a_prompt_goes_where_its_beginning_went(prompt: Any) -> None:
+    async def scenario() -> None:
+        a, b = FakeEngine(), FakeEngine()
+        async with routed(a, b, policy="linear") as site:
+            for _ in range(5):
+                assert (await site.completed(prompt=prompt))[0] == 200
+            assert sorted(site.counts()) == [0, 5]
+            rates = [e.hit_tokens / e.prompt_tokens for e in site.service.fleet if e.prompt_tokens]
+            assert rates[0] > 0.7
+            longer = prompt + prompt[:BLOCK]
+            await site.completed(prompt=longer)
+            assert sorted(site.counts()) == [0, 6]
+            await site.completed(prompt=longer, cache_salt="another tenant's")
+            assert (await site.completed(prompt=prompt[1:]))[0] == 200
+            text = await site.text("/metrics")
+            assert "dynamo_router_overhead_indexer_find_matches_ms_count 8.0" in text
+            assert "dynamo_router_overhead_block_hashing_ms_count 8.0" in text
+
+    run(scenario)
+
+
+def test_a_policy_that_is_blind_to_caches_costs_no_hashing() -> None:
+    async def scenario() -> None:
+        async with routed(FakeEngine(), policy="least-tokens") as site:
+            await site.completed(prompt=TOKENS)
+            text = await site.text("/metrics")
+            assert "dynamo_router_overhead_block_hashing_ms_count 0.0" in text
+
+    run(scenario)
+
+
+class Announcer:
+    """An engine's side of KV events: publishes, and sends again what it is asked for."""
+
+    def __init__(self, folder: Path) -> None:
+        zmq = pytest.importorskip("zmq", reason="pyzmq is not installed")
+        self._context = zmq.Context()
+        self.events, self.replay = f"ipc://{folder}/e", f"ipc://{folder}/r"
+        self._live = self._context.socket(zmq.XPUB)
+        self._live.bind(self.events)
+        self._router = self._context.socket(zmq.ROUTER)
+        self._router.bind(self.replay)
+        self._sent: list[list[bytes]] = []
+        self.replays = 0
+
+    def subscribed(self) -> bool:
+        return bool(self._live.poll(0))
+
+    def stored(self, tokens: list[int], first_name: int, *, told: bool = True) -> None:
+        import msgspec
+
+        count = len(tokens) // BLOCK
+        event = {
+            "type": "BlockStored",
+            "block_hashes": list(range(first_name, first_name + count)),
+            "parent_block_hash": None,
+            "token_ids": tokens,
+            "block_size": BLOCK,
+            "lora_id": None,
+            "medium": "GPU",
+        }
+        number = len(self._sent).to_bytes(8, "big")
+        frames = [b"", number, msgspec.msgpack.encode([time.time(), [event], None])]
+        self._sent.append(frames)
+        if told:
+            self._live.send_multipart(frames)
+
+    def answer(self) -> None:
+        """Serve replays that were asked for."""
+        while self._router.poll(0):
+            who, _, first = self._router.recv_multipart()
+            self.replays += 1
+            for _, number, payload in self._sent[int.from_bytes(first, "big") :]:
+                self._router.send_multipart([who, b"", number, payload])
+            self._router.send_multipart([who, b"", (-1).to_bytes(8, "big", signed=True), b""])
+
+    def close(self) -> None:
+        self._context.destroy(linger=0)
+
+
+async def prefers(site: Site, engine: FakeEngine, tokens: list[int]) -> None:
+    """A prompt goes to that engine, and only there."""
+    before = site.counts()
+    await site.completed(prompt=tokens)
+    after = site.counts()
+    gained = [now - then for now, then in zip(after, before, strict=True)]
+    assert gained == [int(each is engine) for each in site.engines]
+
+
+def test_engines_announce_their_blocks_and_send_again_what_was_missed(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        a, b = FakeEngine(), FakeEngine()
+        announcer = Announcer(tmp_path)
+        other = [token + 5000 for token in TOKENS]
+        try:
+            async with a, b:
+                specs = (
+                    EngineSpec(a.url),
+                    EngineSpec(b.url, (), announcer.events, announcer.replay),
+                )
+                async with routed(engines=specs, policy="linear") as site:
+                    site.engines = (a, b)
+                    await site.up()
+                    await until(announcer.subscribed)
+                    index = site.service.index()
+                    announcer.stored(TOKENS, 100)
+                    await until(lambda: index.indexer.counts.stored == 10)
+                    await prefers(site, b, TOKENS)
+                    announcer.stored(other, 200, told=False)
+                    announcer.stored([token + 9000 for token in TOKENS], 300)
+
+                    def whole() -> bool:
+                        announcer.answer()
+                        return bool(index.indexer.counts.stored == 30)
+
+                    await until(whole)
+                    assert announcer.replays == 1
+                    await prefers(site, b, other)
+                    text = await site.text("/metrics")
+                    applied = 'kv_cache_events_applied{event_type="stored",status="ok"}'
+                    assert f"dynamo_component_{applied} 30.0" in text
+                    number = (await site.workers())[1]["id"]
+                    async with site.client.delete(f"{site.admin}/workers/{number}") as answer:
+                        assert answer.status == 200
+                    assert index.indexer.workers() == []
+        finally:
+            announcer.close()
+
+    run(scenario)
+
+
+def test_an_endpoint_that_cannot_be_is_one_clear_error(tmp_path: Path) -> None:
+    pytest.importorskip("zmq", reason="pyzmq is not installed")
+
+    async def scenario() -> None:
+        async with routed(FakeEngine(), policy="linear") as site:
+            asked = {"url": "http://127.0.0.1:9", "events": "nonsense"}
+            async with site.client.post(f"{site.admin}/workers", json=asked) as answer:
+                assert answer.status == 400
+                assert "nonsense" in (await answer.json())["error"]["message"]
+            assert len(await site.workers()) == 1
+
+    run(scenario)
+
+
+def test_tokens_are_the_ids_that_are_sent_or_four_bytes_of_text() -> None:
+    def tokens(body: bytes) -> list[int]:
+        ask = read_ask("/v1/completions", body)
+        assert ask.isl == len(ask.tokens)
+        return list(ask.tokens)
+
+    assert tokens(b'{"prompt": [1, 2, 3]}') == [1, 2, 3]
+    assert tokens(b'{"prompt": [[1, 2], [3]]}') == [1, 2, 3]
+    assert tokens(b'{"prompt": "abcdefg"}') == [int.from_bytes(b'"abc', "little"), 0x67666564]
+    short = tokens(b'{"messages": [{"role": "user", "content": "hello there"}]}')
+    longer = tokens(
+        b'{"messages": [{"role": "user", "content": "hello there"}, {"role": "assistant"}]}'
+    )
+    assert short[:-1] == longer[: len(short) - 1]  # a conversation that goes on keeps its beginning
+    for odd in (b'{"prompt": [1, -2]}', b'{"prompt": ["a"]}', b'{"prompt": {}}', b"{}"):
+        tokens(odd)
+
+
+@pytest.mark.parametrize(("size", "aside"), [(100, False), (1 << 14, False), (1 << 15, True)])
+def test_a_long_prompt_is_tokenized_beside_the_loop(size: int, aside: bool) -> None:
+    """Requests that come meanwhile do not wait for it; a short one is not worth a thread."""
+    seen: list[bool] = []
+
+    class Words:
+        def text(self, text: str) -> list[int]:
+            seen.append(threading.current_thread() is not threading.main_thread())
+            return [1]
+
+        def chat(self, messages: list[dict[str, Any]]) -> list[int]:
+            raise AssertionError
+
+    async def play() -> None:
+        frame = b'{"prompt": ""}'
+        body = frame[:-2] + b"a" * (size - len(frame)) + frame[-2:]
+        assert len(body) == size
+
+        async def read() -> bytes:
+            return body
+
+        request = SimpleNamespace(
+            read=read, path="/v1/completions", content_type="application/json"
+        )
+        no: Any = None
+        proxy = Proxy(
+            director=no, client=no, meter=no, limits=Limits(), tokenizer=Words(), remote=no
+        )
+        await proxy._read(cast("Any", request))
+
+    asyncio.run(play())
+    assert seen == [aside]
+
+
+def test_a_tokenizer_counts_as_the_engines_do() -> None:
+    class Words:
+        def text(self, text: str) -> list[int]:
+            return [len(word) for word in text.split()]
+
+        def chat(self, messages: list[dict[str, Any]]) -> list[int]:
+            return [7, *(token for each in messages for token in self.text(each["content"]))]
+
+    def tokens(body: bytes) -> list[int]:
+        return list(read_ask("/v1/completions", body, tokenizer=Words()).tokens)
+
+    assert tokens(b'{"prompt": "a whale is white"}') == [1, 5, 2, 5]
+    assert tokens(b'{"messages": [{"content": "a whale"}]}') == [7, 1, 5]
+    assert tokens(b'{"messages": [{"role": "tool"}]}') != []  # it cannot say: text blocks

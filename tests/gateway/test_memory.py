@@ -1,0 +1,217 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""What the router remembers of caches, and for how long; what it advises, and how often."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("aiohttp", reason="the router's packages are not installed")
+
+from beluga.disagg import QueueSize
+from beluga.gateway import EngineSpec
+from beluga.gateway.advice import Adviser
+from beluga.gateway.ask import Ask
+from beluga.gateway.cache import Cache
+from beluga.gateway.engine import Engine
+from beluga.gateway.fleet import Fleet
+from beluga.gateway.listener import Listener
+from beluga.gateway.meter import Meter
+from beluga.gateway.remote import _prefill_load
+from beluga.router import (
+    BlockHasher,
+    Choice,
+    Goals,
+    Indexer,
+    Load,
+    Overlap,
+    Query,
+    WireDecoder,
+    Worker,
+    hash_blocks_by,
+)
+
+A, B = Worker(1), Worker(2)
+
+
+class Memory:
+    """A cache on a clock of its own, of blocks of four tokens."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, **options: Any) -> None:
+        self.now = 1000.0
+        clock = SimpleNamespace(monotonic=lambda: self.now, perf_counter=self._tick)
+        monkeypatch.setattr("beluga.gateway.cache.time", clock)
+        self._ticks = 0.0
+        self.meter = Meter()
+        given = {"wanted": True, "announced": False, "block_size": 4, **options}
+        self.cache = Cache(is_adapter=lambda name: name == "tuned", meter=self.meter, **given)
+
+    def _tick(self) -> float:
+        self._ticks += 1.0
+        return self._ticks
+
+    def query(self, count: int = 12, **fields: Any) -> Query:
+        tokens = np.arange(count, dtype=np.uint32)
+        return self.cache.query_of(Ask("/p", b"", isl=count, tokens=tokens, **fields))
+
+    def sent(self, query: Query, worker: Worker = A) -> None:
+        self.cache.routed(query, Choice(worker, Overlap(), 0.0))
+
+    def blocks(self, query: Query, worker: Worker = A) -> int:
+        return self.cache.find_matches(query).of(worker).blocks
+
+
+@pytest.mark.parametrize(("announced", "ttl_s"), [(False, 120.0), (True, 5.0)])
+def test_what_was_sent_somewhere_counts_for_a_while(
+    monkeypatch: pytest.MonkeyPatch, announced: bool, ttl_s: float
+) -> None:
+    memory = Memory(monkeypatch, announced=announced)
+    query = memory.query()
+    memory.sent(query)
+    memory.now += ttl_s - 0.5
+    assert memory.blocks(query) == 3
+    memory.now += 1.0
+    assert memory.blocks(query) == 0
+
+
+def test_the_longest_beginning_that_anybody_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    memory = Memory(monkeypatch)
+    query = memory.query()
+    assert memory.cache.longest(query) == 0
+    memory.sent(memory.query(4), A)
+    memory.sent(memory.query(8), B)
+    assert memory.cache.longest(query) == 2
+    memory.cache.left(Engine(B, EngineSpec("http://b")))
+    assert memory.cache.longest(query) == 1
+
+
+def test_blocks_are_of_a_salt_and_of_an_adapter(monkeypatch: pytest.MonkeyPatch) -> None:
+    memory = Memory(monkeypatch)
+    memory.sent(memory.query(model="base"))
+    assert memory.blocks(memory.query(model="other")) == 3  # a base model's name is in no hash
+    assert memory.blocks(memory.query()) == 3
+    assert memory.blocks(memory.query(salt="mine")) == 0
+    assert memory.blocks(memory.query(model="tuned")) == 0
+
+
+def test_the_parts_of_a_look_are_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    memory = Memory(monkeypatch)
+    memory.cache.find_matches(memory.query())
+    text = memory.meter.text().decode()
+    for part in ("block_hashing", "seq_hashing", "indexer_find_matches"):
+        assert f"dynamo_router_overhead_{part}_ms_sum 1000.0" in text
+
+
+def test_without_a_wish_for_it_nothing_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    memory = Memory(monkeypatch, wanted=False)
+    query = memory.query()
+    assert (query.isl, query.block_size, len(query.hashes)) == (12, 4, 0)
+    memory.sent(query)
+    assert memory.cache.index is None
+    assert memory.cache.longest(query) == 0
+    engine = Engine(A, EngineSpec("http://a", events="tcp://127.0.0.1:1"))
+    memory.cache.joined(engine)
+    memory.cache.left(engine)
+    memory.cache.scrape()
+    assert 'status="lost"' not in memory.meter.text().decode()
+
+
+def test_listeners_live_as_long_as_their_engines(monkeypatch: pytest.MonkeyPatch) -> None:
+    closed: list[str] = []
+
+    class Heard:
+        lost = 2
+
+        def __init__(self, index: object, decoder: object, events: str, replay: object) -> None:
+            self.events = events
+
+        def close(self) -> None:
+            closed.append(self.events)
+
+    monkeypatch.setattr("beluga.gateway.cache.Listener", Heard)
+    memory = Memory(monkeypatch, announced=True)
+    engines = [
+        Engine(Worker(number), EngineSpec(f"http://{number}", events=f"tcp://{number}"))
+        for number in (1, 2, 3)
+    ]
+    for engine in engines:
+        memory.cache.joined(engine)
+    memory.cache.joined(Engine(Worker(4), EngineSpec("http://4")))
+    memory.cache.left(engines[1])
+    memory.cache.left(engines[1])
+    assert closed == ["tcp://2"]
+    memory.cache.scrape()
+    assert 'event_type="message",status="lost"} 4.0' in memory.meter.text().decode()
+    memory.cache.close()
+    memory.cache.close()
+    assert closed == ["tcp://2", "tcp://1", "tcp://3"]
+
+
+def test_a_listener_that_is_closed_listens_no_more() -> None:
+    pytest.importorskip("zmq")
+
+    async def scenario() -> None:
+        decoder = WireDecoder(
+            1, block_size=4, hash_blocks=hash_blocks_by(BlockHasher(block_size=4))
+        )
+        listener = Listener(Indexer(), decoder, "tcp://127.0.0.1:9", "tcp://127.0.0.1:10")
+        await asyncio.sleep(0)
+        listener.close()
+        await asyncio.wait([listener._task], timeout=20)
+        assert listener._task.cancelled()
+
+    asyncio.run(scenario())
+
+
+# ---- Advice.
+
+
+def test_advice_is_given_once_an_interval_of_many_looks(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    slept: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        if sum(slept) > 370:
+            raise asyncio.CancelledError
+
+    monkeypatch.setattr("beluga.gateway.advice.asyncio", SimpleNamespace(sleep=sleep))
+    adviser = Adviser(fleet=Fleet(), meter=Meter(), loads=dict, pending=lambda: 8, goals=Goals())
+    with caplog.at_level(logging.INFO), pytest.raises(asyncio.CancelledError):
+        asyncio.run(adviser.run(180.0))
+    assert slept == [10.0] * 38
+    assert [record.message for record in caplog.records] == [
+        "advice: add a worker: 8 prompts wait per worker"
+    ] * 2
+
+
+def test_an_objective_is_missed_by_a_single_request() -> None:
+    fleet, meter = Fleet(), Meter()
+    engine = fleet.add(EngineSpec("http://a"))
+    engine.passed(0)
+    adviser = Adviser(
+        fleet=fleet,
+        meter=meter,
+        loads=lambda: {engine.worker: Load()},
+        pending=lambda: 0,
+        goals=Goals(ttft_s=1.0),
+    )
+    adviser.sample()
+    meter.first_token(Ask("/p", b""), engine, 1.5)
+    assert [str(advice) for advice in adviser.advise()] == [
+        "add a worker: TTFT is 1.5 s, the objective 1 s"
+    ]
+    adviser.sample()
+    assert adviser.advise() == []
+
+
+@pytest.mark.parametrize(("claimed", "share"), [(0, 100), (1, 100), (3, 33)])
+def test_prefill_workers_share_what_was_sent(claimed: int, share: int) -> None:
+    assert _prefill_load(QueueSize(5, claimed), 100).active_prefill_tokens == share

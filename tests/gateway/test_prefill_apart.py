@@ -1,0 +1,206 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""A router that has prompts prefilled by other engines before it sends them to theirs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+pytest.importorskip("aiohttp", reason="aiohttp is not installed")
+
+from fake_engine import FakeEngine
+from list_queue import ListQueue
+from routed import routed, run
+
+from beluga.disagg import PrefillWorker
+from beluga.errors import NoWorkersError, QueueError, RouterError
+from beluga.gateway import Prefill, read_queues
+from beluga.gateway import remote as remote_module
+from beluga.gateway.ask import Ask
+from beluga.gateway.meter import Meter
+from beluga.gateway.remote import Remote
+from beluga.router import Choice, Load, Overlap, Worker
+
+LONG = "a long prompt " * 400
+
+
+@pytest.fixture
+def queue(monkeypatch: pytest.MonkeyPatch) -> ListQueue:
+    """What every address leads to."""
+    made = ListQueue()
+
+    async def opened(url: str, name: str) -> ListQueue:
+        assert (url, name) == ("pool", "fake")
+        return made
+
+    monkeypatch.setattr(remote_module, "open_queue", opened)
+    return made
+
+
+def apart(**settings: Any) -> Prefill:
+    return Prefill((("fake", "pool"),), **settings)
+
+
+def courses(text: str) -> dict[str, float]:
+    lines = [line for line in text.splitlines() if line.startswith("beluga_route_prefills_total{")]
+    return {line.split('course="')[1].split('"')[0]: float(line.split()[-1]) for line in lines}
+
+
+def test_a_prompt_is_prefilled_elsewhere_and_then_decoded(queue: ListQueue) -> None:
+    async def play() -> None:
+        decoding, prefilling = FakeEngine(), FakeEngine()
+        async with prefilling, routed(decoding, prefill=apart()) as site:
+            worker = PrefillWorker(queue, prefilling.url)
+            running = asyncio.create_task(worker.run())
+            status, body = await site.completed(prompt=LONG)
+            assert status == 200
+            assert b"[DONE]" in body
+            assert [seen["max_tokens"] for seen in prefilling.seen] == [1]
+            assert [seen["prompt"] for seen in prefilling.seen] == [LONG]
+            assert [seen["prompt"] for seen in decoding.seen] == [LONG]
+            assert courses(await site.text("/metrics")) == {"remote": 1}
+            worker.stop()
+            await asyncio.wait_for(running, 60)
+
+    run(play)
+
+
+def test_what_was_sent_before_is_not_prefilled_again_elsewhere(queue: ListQueue) -> None:
+    """The rule asks what is cached, also under a policy that is blind to it."""
+
+    async def play() -> None:
+        decoding, prefilling = FakeEngine(), FakeEngine()
+        async with prefilling, routed(decoding, prefill=apart(), policy="least-tokens") as site:
+            worker = PrefillWorker(queue, prefilling.url)
+            running = asyncio.create_task(worker.run())
+            for _ in range(2):
+                assert (await site.completed(prompt=LONG))[0] == 200
+            assert len(prefilling.seen) == 1
+            assert courses(await site.text("/metrics")) == {"remote": 1, "local": 1}
+            worker.stop()
+            await asyncio.wait_for(running, 60)
+
+    run(play)
+
+
+def test_a_prefill_that_nobody_does_costs_time_and_no_request(queue: ListQueue) -> None:
+    async def play() -> None:
+        async with routed(FakeEngine(), prefill=apart(wait_s=0.1)) as site:
+            assert (await site.completed(prompt=LONG))[0] == 200
+            queue.fails = QueueError("the queue is away")
+            assert (await site.completed(prompt="other " + LONG))[0] == 200
+            assert courses(await site.text("/metrics")) == {"late": 1, "unqueued": 1}
+
+    run(play)
+
+
+ENGINE = Worker(1)
+
+
+def choice(hit_rate: float = 0.0) -> Choice:
+    return Choice(ENGINE, Overlap(), hit_rate)
+
+
+def ask(tokens: int) -> Ask:
+    return Ask("/v1/completions", b"{}", model="fake", isl=tokens)
+
+
+@asynccontextmanager
+async def remote_by(rule: str, load: Load | None) -> AsyncIterator[tuple[Remote, list[str]]]:
+    """A router's queues, and what came of each prompt."""
+    meter, came = Meter(), []
+    meter.prefilled = lambda ask, course: came.append(course)  # type: ignore[method-assign]
+
+    def load_of(worker: Worker) -> Load:
+        assert worker == ENGINE
+        if load is None:
+            raise NoWorkersError("it has left")
+        return load
+
+    remote = await Remote.open(apart(rule=rule, wait_s=60), load_of, meter)
+    yield remote, came
+    await remote.close()
+
+
+def test_prefill_workers_that_have_enough_to_do_get_no_more(queue: ListQueue) -> None:
+    """16 batches of 8,192 tokens, Dynamo's bound; what is cached is nothing to do."""
+
+    async def play() -> None:
+        async with remote_by("prefill-load", Load()) as (remote, came):
+            sent = []
+            for tokens, hit_rate in ((200_000, 0.5), (50_000, 0.0)):
+                before = len(queue.waiting)
+                sent.append(asyncio.create_task(remote.prefill(ask(tokens), choice(hit_rate))))
+                while len(queue.waiting) == before:
+                    await asyncio.sleep(0.001)
+            await remote.prefill(ask(10), choice())
+            assert came == ["local"]
+            for task in sent:
+                task.cancel()
+            await asyncio.gather(*sent, return_exceptions=True)
+            again = asyncio.create_task(remote.prefill(ask(10), choice()))
+            while len(queue.waiting) < 3:
+                await asyncio.sleep(0.001)
+            again.cancel()
+
+    run(play)
+
+
+def test_a_decode_engine_without_room_has_its_prompts_prefilled(queue: ListQueue) -> None:
+    async def play(blocks: int | None, sent: bool) -> None:
+        load = None if blocks is None else Load(kv_total_blocks=100, active_decode_blocks=blocks)
+        async with remote_by("roomy", load) as (remote, came):
+            task = asyncio.create_task(remote.prefill(ask(100), choice()))
+            while not (queue.waiting or task.done()):
+                await asyncio.sleep(0.001)
+            assert (len(queue.waiting), came) == ((1, []) if sent else (0, ["local"]))
+            queue.waiting.clear()
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    run(lambda: play(50, sent=False))
+    run(lambda: play(51, sent=True))
+    run(lambda: play(None, sent=False))
+
+
+def test_other_models_and_other_calls_go_straight_to_their_engine(queue: ListQueue) -> None:
+    async def play() -> None:
+        async with routed(FakeEngine("fake", "other"), prefill=apart(wait_s=60)) as site:
+            assert (await site.completed(prompt=LONG, model="other"))[0] == 200
+            asked = {"model": "fake", "input": LONG}
+            async with site.client.post(f"{site.base}/v1/embeddings", json=asked) as answer:
+                assert answer.status == 200
+            assert not queue.waiting
+            assert courses(await site.text("/metrics")) == {}
+
+    run(play)
+
+
+def test_an_unknown_rule_and_an_unreachable_queue_are_one_clear_error() -> None:
+    async def rule() -> None:
+        with pytest.raises(RouterError, match="there is no rule 'often'; choose one of"):
+            async with routed(FakeEngine(), prefill=apart(rule="often")):
+                pass
+
+    async def address() -> None:
+        with pytest.raises(QueueError, match="'redis:x' is no prefill queue"):
+            async with routed(FakeEngine(), prefill=Prefill((("fake", "redis:x"),))):
+                pass
+
+    run(rule)
+    run(address)
+
+
+def test_queues_are_read_as_model_and_address() -> None:
+    assert read_queues(["m=pool:/a:/b", "n=nats://h:1"]) == (
+        ("m", "pool:/a:/b"),
+        ("n", "nats://h:1"),
+    )
+    for texts in (["m"], ["=pool"], ["m="], ["m=pool", "m=pool"]):
+        with pytest.raises(RouterError, match=r"MODEL=QUEUE|two prefill queues"):
+            read_queues(texts)

@@ -1,0 +1,773 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""Parts of the router alone: headers, lines, figures, engines and fleets, checks, who waits."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from datetime import datetime, timezone
+from email.utils import format_datetime
+from itertools import pairwise
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+pytest.importorskip("aiohttp", reason="the router's packages are not installed")
+
+import aiohttp
+from routed import run
+
+from beluga.errors import NoWorkersError, RouterError
+from beluga.gateway import Address, EngineSpec, Limits, read_engines
+from beluga.gateway import relay as relay_module
+from beluga.gateway.answers import Refusal, error_event
+from beluga.gateway.ask import Ask, read_ask
+from beluga.gateway.engine import Engine, Health
+from beluga.gateway.fleet import Fleet
+from beluga.gateway.headers import for_client, for_engine, retry_after_s
+from beluga.gateway.health import Checker
+from beluga.gateway.meter import Latency, Meter
+from beluga.gateway.relay import Lines, relay
+from beluga.gateway.report import worker_metrics
+from beluga.gateway.settings import read_queues, read_url
+from beluga.gateway.waiting import Room
+from beluga.gateway.workers_file import WorkersFile
+from beluga.router import Choice, Indexer, Load, Overlap, Query, Worker
+
+
+class Clock:
+    """Stands for the module ``time`` where it is put."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *modules: str) -> None:
+        self.now = 1000.0
+        for module in modules:
+            monkeypatch.setattr(f"beluga.gateway.{module}.time", self)
+
+    def monotonic(self) -> float:
+        return self.now
+
+    perf_counter = time = monotonic
+
+
+# ---- Headers and answers.
+
+
+@pytest.mark.parametrize(
+    ("text", "wait_s"),
+    [("7", 7.0), ("61", 60.0), ("", 1.0), ("soon", 1.0), ("-3", 1.0), (" 5 ", 5.0)],
+)
+def test_an_engine_is_left_alone_as_it_asks_up_to_a_limit(text: str, wait_s: float) -> None:
+    assert retry_after_s({"Retry-After": text}, 60.0) == wait_s
+
+
+def test_a_time_to_come_back_may_be_a_date(monkeypatch: pytest.MonkeyPatch) -> None:
+    Clock(monkeypatch, "headers")
+    for at, wait_s in ((1030, 30.0), (900, 0.0), (2000, 60.0)):
+        text = format_datetime(datetime.fromtimestamp(at, timezone.utc), usegmt=True)
+        assert retry_after_s({"Retry-After": text}, 60.0) == wait_s
+    assert retry_after_s({}, 0.5) == 0.5
+
+
+def test_headers_of_a_hop_go_no_further() -> None:
+    both = {"Connection": "close, X-Mine", "X-MINE": "1", "Transfer-Encoding": "chunked", "A": "b"}
+    assert dict(for_engine({**both, "Host": "h", "Expect": "100-continue"})) == {"A": "b"}
+    assert dict(for_client({**both, "Host": "h"})) == {"A": "b", "Host": "h"}
+    assert dict(for_client({"A": "b"})) == {"A": "b"}
+
+
+@pytest.mark.parametrize(("retry_s", "said"), [(None, None), (0.2, "1"), (1.0, "1"), (1.5, "2")])
+def test_a_refusal_says_when_to_come_back(retry_s: float | None, said: str | None) -> None:
+    answer = Refusal(503, "no", retry_after_s=retry_s, param="model").response()
+    assert answer.status == 503
+    assert answer.headers.get("Retry-After") == said
+    assert json.loads(cast("bytes", answer.body))["error"] == {
+        "message": "no",
+        "type": "ServiceUnavailableError",
+        "param": "model",
+        "code": 503,
+    }
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [
+        (400, "BadRequestError"),
+        (404, "NotFoundError"),
+        (413, "RequestTooLargeError"),
+        (429, "RateLimitError"),
+        (500, "InternalServerError"),
+        (502, "BadGatewayError"),
+        (503, "ServiceUnavailableError"),
+        (504, "GatewayTimeoutError"),
+    ],
+)
+def test_clients_know_an_error_by_its_type(status: int, kind: str) -> None:
+    body = cast("bytes", Refusal(status, "no").response().body)
+    assert json.loads(body)["error"] == {
+        "message": "no",
+        "type": kind,
+        "param": None,
+        "code": status,
+    }
+
+
+def test_an_error_event_follows_whole_lines() -> None:
+    event = error_event(502, "broke")
+    assert event.startswith(b"\ndata: {") and event.endswith(b"}\n\n")
+    assert json.loads(event[6:])["error"]["type"] == "BadGatewayError"
+
+
+# ---- What is asked for.
+
+
+@pytest.mark.parametrize(
+    ("fields", "tokens"),
+    [
+        ({"prompt": [1, 2, 3]}, [1, 2, 3]),
+        ({"prompt": [[1, 2], [3]]}, [1, 2, 3]),
+        ({"input": [7]}, [7]),
+        ({"prompt": []}, []),
+        ({"prompt": [True, 2]}, None),
+        ({"prompt": [-1]}, None),
+        ({"prompt": ["a", 1]}, None),
+        ({"messages": [1, 2]}, None),
+    ],
+)
+def test_ids_are_taken_as_tokens_and_else_four_bytes_of_text(
+    fields: dict[str, Any], tokens: list[int] | None
+) -> None:
+    body = json.dumps(fields).encode()
+    ask = read_ask("/v1/completions", body)
+    if tokens is None:
+        text = json.dumps(next(iter(fields.values())))
+        tokens = [int.from_bytes(text[i : i + 4].encode(), "little") for i in range(0, 99, 4)]
+        tokens = tokens[: len(text) // 4]
+    assert ask.tokens.tolist() == tokens
+    assert ask.isl == len(tokens)
+    assert ask.body == body
+
+
+def test_what_is_no_json_is_passed_on_with_a_guess_of_its_length() -> None:
+    ask = read_ask("/v1/audio", b"x" * 17, is_json=False)
+    assert (ask.isl, len(ask.tokens), ask.model, ask.stream) == (4, 0, None, False)
+    assert read_ask("/v1/files", b"").isl == 0
+
+
+def test_salt_stream_and_model_are_read_as_they_are_meant() -> None:
+    ask = read_ask("/p", b'{"model": "m", "stream": true, "cache_salt": "s"}')
+    assert (ask.model, ask.stream, ask.salt) == ("m", True, "s")
+    ask = read_ask("/p", b'{"stream": "yes", "cache_salt": 7}')
+    assert (ask.model, ask.stream, ask.salt) == (None, False, None)
+    for body, said in ((b'{"model": 7}', "no string"), (b"[", "no JSON object")):
+        with pytest.raises(Refusal, match=said):
+            read_ask("/p", body)
+
+
+class FakeTokenizer:
+    """A letter is a token."""
+
+    def text(self, text: str) -> list[int]:
+        return [ord(letter) for letter in text]
+
+    def chat(self, messages: list[dict[str, Any]]) -> list[int]:
+        if not messages:
+            raise ValueError("nothing was said")
+        return [len(messages)]
+
+
+def test_a_tokenizer_has_the_word_where_it_can() -> None:
+    for body, tokens in (
+        (b'{"prompt": "ab"}', [97, 98]),
+        (b'{"prompt": ["a", "b"]}', [97, 98]),
+        (b'{"prompt": [5]}', [5]),
+        (b'{"messages": [{}, {}]}', [2]),
+        (b'{"messages": []}', []),  # less than four bytes
+        (b"{}", []),
+    ):
+        assert read_ask("/p", body, tokenizer=FakeTokenizer()).tokens.tolist() == tokens
+
+
+# ---- Lines of streams.
+
+
+def test_only_whole_lines_go_on() -> None:
+    lines = Lines()
+    assert lines.push(b"da") == b""
+    assert lines.push(b"ta\nmo") == b"data\n"
+    assert lines.push(b"re\n") == b"more\n"
+    assert lines.push(b"end") == b""
+    assert (lines.rest(), lines.rest()) == (b"end", b"")
+
+
+def test_a_line_that_is_too_long_is_not_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(relay_module, "HELD_SIZE_MAX", 4)
+    lines = Lines()
+    assert lines.push(b"1234") == b""
+    assert lines.push(b"5") == b"12345"
+    assert lines.rest() == b""
+    assert lines.push(b"a\n12345") == b"a\n12345"
+
+
+def test_events_are_counted_without_the_one_that_ends_a_stream() -> None:
+    pieces = [b"data: b\n\n", b"data: [DONE]\n\n", b""]
+    written: list[bytes] = []
+    counts: list[int] = []
+
+    class Source:
+        has_events = True
+
+        async def next(self) -> bytes:
+            return pieces.pop(0)
+
+    class Target:
+        async def write(self, data: bytes) -> None:
+            written.append(data)
+
+    first = b"data: a\n\ndata: b\n\n"
+    asyncio.run(relay(cast("Any", Source()), first, cast("Any", Target()), counts.append))
+    assert counts == [2, 1, 0]
+    assert b"".join(written) == first + b"data: b\n\ndata: [DONE]\n\n"
+
+
+# ---- What engines say of themselves.
+
+
+def test_figures_are_summed_over_ranks() -> None:
+    found = worker_metrics(
+        'vllm:num_requests_running{engine="0"} 3\n'
+        'vllm:num_requests_running{engine="1"} 1\n'
+        'vllm:num_requests_waiting{engine="0"} 2\n'
+        'vllm:num_requests_waiting{engine="1"} 5\n'
+        'vllm:kv_cache_usage_perc{engine="0"} 0.5\n'
+        'vllm:kv_cache_usage_perc{engine="1"} 0.25\n'
+        'vllm:cache_config_info{num_gpu_blocks="100"} 1\n'
+        'vllm:cache_config_info{num_gpu_blocks="60"} 1\n'
+        'vllm:prefix_cache_queries_total{engine="0"} 100\n'
+        'vllm:prefix_cache_hits_total{engine="0"} 20\n'
+        'vllm:external_prefix_cache_hits_total{engine="0"} 5\n'
+        "vllm:other 9\n"
+    )
+    assert found is not None
+    assert (found.request_active_slots, found.num_requests_waiting) == (4, 7)
+    assert (found.gpu_cache_usage_perc, found.kv_total_blocks) == (0.375, 160)
+    assert found.kv_active_blocks == 60
+    assert found.gpu_prefix_cache_hit_rate == 0.25
+
+
+def test_figures_that_are_old_odd_or_missing() -> None:
+    assert worker_metrics("up 1\nvllm:num_requests_waiting 1\n") is None
+    old = worker_metrics("vllm:num_requests_running 2\nvllm:gpu_cache_usage_perc 0.5\n")
+    assert old is not None
+    assert (old.request_active_slots, old.gpu_cache_usage_perc) == (2, 0.5)
+    assert (old.kv_total_blocks, old.gpu_prefix_cache_hit_rate) == (0, 0.0)
+    odd = worker_metrics(
+        "vllm:num_requests_running NaN\nvllm:num_requests_running\n"
+        'vllm:cache_config_info{num_gpu_blocks="None"} 1\n'
+        "vllm:prefix_cache_queries_total 1\nvllm:prefix_cache_hits_total 2\n"
+    )
+    assert odd is not None
+    assert (odd.request_active_slots, odd.kv_total_blocks) == (0, 0)
+    assert (odd.num_requests_waiting, odd.gpu_cache_usage_perc) == (0, 0.0)
+    assert odd.gpu_prefix_cache_hit_rate == 1.0
+
+
+# ---- Engines and fleets.
+
+
+def test_an_engine_cools_down_for_the_longest_that_it_has_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = Clock(monkeypatch, "engine")
+    engine = Engine(Worker(1), EngineSpec("http://a"))
+    assert not engine.ready  # nobody has looked
+    assert engine.passed(0)
+    assert engine.ready and engine.cooling_s == 0
+    engine.cool_down(5)
+    engine.cool_down(2)
+    assert not engine.ready and engine.serving and engine.cooling_s == 5
+    clock.now += 5
+    assert engine.ready and engine.cooling_s == 0
+    engine.draining = True
+    assert not engine.ready and not engine.serving
+
+
+def test_a_failure_outdates_the_checks_that_began_before_it() -> None:
+    engine = Engine(Worker(1), EngineSpec("http://a"))
+    assert engine.why == "not checked yet"
+    engine.fail("gone")
+    assert (engine.health, engine.why, engine.failures) == (Health.DOWN, "gone", 1)
+    assert engine.look.is_set()
+    assert not engine.passed(0)
+    assert engine.health is Health.DOWN
+    assert engine.passed(1)
+    assert (engine.health, engine.why) == (Health.UP, "")
+
+
+def test_an_engine_adds_up_what_is_expected_of_its_cache() -> None:
+    engine = Engine(Worker(1), EngineSpec("http://a"))
+    engine.expected(0.5, 10)
+    engine.expected(0.26, 10)
+    assert (engine.hit_tokens, engine.prompt_tokens) == (8, 20)
+
+
+def fleet_of(*specs: EngineSpec) -> Fleet:
+    fleet = Fleet()
+    for spec in specs:
+        fleet.add(spec).passed(0)
+    return fleet
+
+
+def urls(fleet: Fleet) -> list[str]:
+    return [engine.url for engine in fleet if not engine.draining]
+
+
+A, B, C = (EngineSpec(f"http://{name}") for name in "abc")
+
+
+def test_a_fleet_has_an_engine_once_and_a_number_never_twice() -> None:
+    fleet = fleet_of(A, B)
+    with pytest.raises(RouterError, match="already"):
+        fleet.add(A)
+    first = fleet[1]
+    fleet.remove(first)
+    fleet.remove(first)
+    assert fleet.add(A).worker.worker_id == 3
+    assert len(fleet) == 2
+    with pytest.raises(NoWorkersError, match="no worker 1"):
+        fleet[1]
+
+
+def test_whoever_listens_to_a_fleet_hears_of_each_change_once() -> None:
+    fleet, heard = Fleet(), []
+
+    def joined(engine: Engine) -> None:
+        heard.append(f"+{engine.url}")
+        if engine.spec == C:
+            raise RouterError("no room")
+
+    fleet.on_change(joined=joined, left=lambda engine: heard.append(f"-{engine.url}"))
+    engine = fleet.add(A)
+    with pytest.raises(RouterError, match="no room"):
+        fleet.add(C)
+    assert urls(fleet) == ["http://a"]
+    fleet.remove(engine)
+    fleet.remove(engine)
+    assert heard == ["+http://a", "+http://c", "-http://c", "-http://a"]
+
+
+def test_a_drained_engine_leaves_with_its_last_request() -> None:
+    fleet = fleet_of(A, B)
+    busy, idle = fleet
+    busy.inflight = 1
+    fleet.drain(busy)
+    fleet.drain(idle)
+    assert list(fleet) == [busy]
+    busy.inflight = 0
+    fleet.settle(busy)
+    assert len(fleet) == 0
+
+
+def test_a_fleet_follows_a_list() -> None:
+    fleet = fleet_of(A, B)
+    by_hand = fleet.add(C)
+    fleet.follow([B], [A, B])
+    assert urls(fleet) == ["http://b", "http://c"]
+    fleet.follow([A, B, C], [B])  # one that is there already is no other
+    assert by_hand in list(fleet) and urls(fleet) == ["http://b", "http://c", "http://a"]
+    renamed = EngineSpec("http://b", ("m",))
+    busy = next(engine for engine in fleet if engine.spec == B)
+    busy.inflight = 1
+    fleet.follow([A, renamed, C], [A, B, C])
+    assert busy not in list(fleet)
+    assert {engine.spec for engine in fleet} == {A, renamed, C}
+
+
+def test_models_are_those_of_engines_that_serve() -> None:
+    fleet = fleet_of(EngineSpec("http://a", ("m",)), B)
+    named, asked = fleet
+    asked.cards = [{"id": "base"}, {"id": "tuned", "parent": "base"}]
+    assert asked.models == ("base", "tuned")
+    assert fleet.models() == {
+        "m": {"id": "m", "object": "model", "owned_by": "beluga"},
+        "base": {"id": "base", "object": "model", "owned_by": "beluga"},
+        "tuned": {"id": "tuned", "object": "model", "owned_by": "beluga", "parent": "base"},
+    }
+    assert [fleet.is_adapter(name) for name in ("base", "tuned", "m")] == [False, True, False]
+    assert fleet.serving("base") == [asked]
+    assert fleet.serving(None) == [named, asked]
+    asked.fail("gone")
+    assert list(fleet.models()) == ["m"]
+    assert fleet.serving("base") == [asked]
+    asked.draining = True
+    assert (fleet.serving("base"), fleet.serving(None)) == ([], [named])
+
+
+# ---- Checks.
+
+
+class FakeClient:
+    """Answers by path: a status and a body."""
+
+    def __init__(self, **answers: tuple[int, bytes]) -> None:
+        self.answers = answers
+
+    def get(self, url: str, *, timeout: aiohttp.ClientTimeout) -> Any:
+        status, body = self.answers[url.rpartition("/")[2]]
+
+        async def read() -> bytes:
+            return body
+
+        class Answer:
+            async def __aenter__(self) -> Any:
+                return SimpleNamespace(status=status, read=read)
+
+            async def __aexit__(self, *_: object) -> None:
+                pass
+
+        return Answer()
+
+
+MODELS = (200, b'{"data": [{"id": "m"}, 7]}')
+
+
+@pytest.mark.parametrize(
+    ("declared", "health", "models", "why"),
+    [
+        ((), 200, MODELS, ""),
+        ((), 204, MODELS, ""),
+        ((), 404, MODELS, ""),
+        ((), 300, MODELS, "/health answers 300"),
+        ((), 503, MODELS, "/health answers 503"),
+        ((), 200, (404, b""), "/v1/models answers 404; name its models with --model"),
+        (("m",), 200, (404, b""), ""),
+        (("m",), 404, (404, b""), "/health and /v1/models answer 404 and 404"),
+        ((), 200, (200, b"[]"), "something else than a list"),
+        ((), 200, (200, b'{"data": 1}'), "something else than a list"),
+        ((), 200, (200, b"{"), "truncated"),
+    ],
+)
+def test_a_check_passes_where_an_engine_is_up_and_its_models_are_known(
+    declared: tuple[str, ...], health: int, models: tuple[int, bytes], why: str
+) -> None:
+    async def scenario() -> None:
+        fleet, ups = Fleet(), []
+        engine = fleet.add(EngineSpec("http://a", declared))
+        client = cast("aiohttp.ClientSession", FakeClient(health=(health, b""), models=models))
+
+        async def also(_: Engine) -> None: ...
+
+        checker = Checker(fleet, client, Limits(), up=lambda: ups.append(1), also=also)
+        passed = await checker.check(engine)
+        assert (passed, engine.health is Health.UP, len(ups)) == (not why, not why, int(not why))
+        assert why in engine.why
+        assert engine.failures == int(bool(why))
+        if passed:
+            assert engine.models == ("m",)
+            assert await checker.check(engine)
+            assert len(ups) == 1  # it was up
+
+    run(scenario)
+
+
+# ---- Figures of the router's own.
+
+
+def figures(meter: Meter) -> dict[str, float]:
+    """All samples that are not zero, by name and labels, without those of buckets."""
+    return {
+        " ".join([sample.name, *sample.labels.values()]): sample.value
+        for metric in meter.registry.collect()
+        for sample in metric.samples
+        if sample.value and not sample.name.endswith(("_bucket", "_created"))
+    }
+
+
+def test_buckets_tell_figures_apart() -> None:
+    """No bucket is five times as wide as what it begins with; shares and blocks fit their own."""
+    bounds: dict[str, list[float]] = {}
+    for metric in Meter().registry.collect():
+        if metric.type == "histogram":
+            for sample in metric.samples:
+                if sample.name.endswith("_bucket"):
+                    bounds.setdefault(metric.name, []).append(float(sample.labels["le"]))
+    for name, found in bounds.items():
+        assert found == sorted(set(found)), name
+        if name.endswith("hit_rate"):
+            assert found[:-1] == pytest.approx([tenth / 10 for tenth in range(11)])
+            continue
+        if name.endswith("tokens"):
+            assert (found[0], found[-2]) == (16, 1 << 20)  # a block, and the longest prompts
+        assert max(b / a for a, b in pairwise(found[:-1])) <= 5, name
+    assert len(bounds) >= 6
+
+
+def test_figures_of_a_request() -> None:
+    meter = Meter()
+    engine = Engine(Worker(1), EngineSpec("http://a"))
+    ask = Ask("/p", b"", "m")
+    meter.routed(ask, Query(40, 16), Choice(Worker(1), Overlap(), 0.25), engine, 0.5)
+    meter.part("scheduling", 0.002)
+    meter.first_token(ask, engine, 3.0)
+    meter.tokens(ask, engine, 0.125, 4)
+    meter.ended(ask, "200", 5)
+    meter.ended(ask, "broken", 0)
+    meter.prefilled(ask, "remote")
+    meter.refused(503)
+    meter.retried(engine)
+    router, worker = "dynamo_component_router_", "beluga_route_worker_"
+    assert figures(meter) == {
+        f"{worker}prompt_tokens_total http://a": 40,
+        f"{worker}retries_total http://a": 1,
+        f"{router}input_sequence_tokens_sum m": 40,
+        f"{router}input_sequence_tokens_count m": 1,
+        f"{router}kv_hit_rate_sum m": 0.25,
+        f"{router}kv_hit_rate_count m": 1,
+        f"{router}cached_tokens_sum m": 10,
+        f"{router}cached_tokens_count m": 1,
+        f"{router}time_to_first_token_seconds_sum m": 3,
+        f"{router}time_to_first_token_seconds_count m": 1,
+        f"{router}inter_token_latency_seconds_sum m": 0.5,
+        f"{router}inter_token_latency_seconds_count m": 4,
+        f"{router}output_sequence_tokens_sum m": 5,
+        f"{router}output_sequence_tokens_count m": 1,
+        f"{router}requests_total m 200": 1,
+        f"{router}requests_total m broken": 1,
+        "dynamo_frontend_worker_last_time_to_first_token_seconds http://a": 3,
+        "dynamo_frontend_worker_last_inter_token_latency_seconds http://a": 0.125,
+        "dynamo_routing_latency_seconds_sum": 0.5,
+        "dynamo_routing_latency_seconds_count": 1,
+        "dynamo_router_overhead_total_ms_sum": 500,
+        "dynamo_router_overhead_total_ms_count": 1,
+        "dynamo_router_overhead_scheduling_ms_sum": 2,
+        "dynamo_router_overhead_scheduling_ms_count": 1,
+        "beluga_route_prefills_total m remote": 1,
+        "beluga_route_refused_total 503": 1,
+    }
+    assert meter.latencies() == (Latency(3, 1), Latency(0.5, 4))
+
+
+def test_figures_of_a_worker_go_with_it() -> None:
+    meter = Meter()
+    engine = Engine(Worker(1), EngineSpec("http://a"))
+    engine.passed(0)
+    engine.inflight = 2
+    load = Load(active_decode_blocks=3, active_prefill_tokens=4, gpu_cache_usage_perc=0.5)
+    load.kv_total_blocks = 6
+    meter.state(engine, load)
+    assert "dynamo_kv_hit_rate http://a" not in figures(meter)
+    engine.expected(0.5, 10)
+    meter.state(engine, load)
+    found = {name.removesuffix(" http://a"): value for name, value in figures(meter).items()}
+    assert found == {
+        "dynamo_frontend_worker_active_decode_blocks": 3,
+        "dynamo_frontend_worker_active_prefill_tokens": 4,
+        "dynamo_kv_hit_rate": 0.5,
+        "gpu_cache_usage_percent": 0.5,
+        "total_blocks": 6,
+        "beluga_route_worker_up": 1,
+        "beluga_route_worker_requests": 2,
+    }
+    load.gpu_prefix_cache_hit_rate = 0.75  # what it measures itself counts more
+    meter.state(engine, load)
+    assert figures(meter)["dynamo_kv_hit_rate http://a"] == 0.75
+    meter.retried(engine)
+    meter.forget(engine)
+    assert figures(meter) == {}
+    meter.retried(engine)
+    assert figures(meter) == {"beluga_route_worker_retries_total http://a": 1}
+
+
+def test_figures_of_events_have_a_kind_and_an_outcome() -> None:
+    meter = Meter()
+    counts = SimpleNamespace(
+        stored=1, repeated=2, parent_not_found=3, invalid=4, refused=5, removed=6, unknown=7
+    )
+    meter.kv_events(cast("Indexer", SimpleNamespace(counts=counts)), 8)
+    assert [(name.split(" ", 1)[1], value) for name, value in figures(meter).items()] == [
+        ("stored ok", 1),
+        ("stored duplicate", 2),
+        ("stored parent_block_not_found", 3),
+        ("stored invalid_block", 4),
+        ("stored no_room", 5),
+        ("removed ok", 6),
+        ("removed block_not_found", 7),
+        ("message lost", 8),
+    ]
+
+
+# ---- Who waits.
+
+
+class Waiting:
+    """A room whose requests are placed when their numbers are let in."""
+
+    def __init__(self, queued_max: int = 3) -> None:
+        self.let_in: set[int] = set()
+        self.tried: list[int] = []
+        self.back: list[int] = []
+        self.room: Room[int] = Room(queued_max, order="fcfs", give_back=self.back.append)
+
+    def attempt(self, number: int) -> Callable[[], int | None]:
+        def attempt() -> int | None:
+            self.tried.append(number)
+            return number if number in self.let_in else None
+
+        return attempt
+
+    async def enter(self, number: int, *, patience_s: float = 60.0) -> asyncio.Task[int]:
+        """A request that waits now."""
+        task = asyncio.ensure_future(
+            self.room.wait(
+                "m", Query(16, 16), self.attempt(number), overlap=0, patience_s=patience_s
+            )
+        )
+        await asyncio.sleep(0)
+        return task
+
+
+def test_nobody_overtakes_who_is_next() -> None:
+    async def scenario() -> None:
+        waiting = Waiting()
+        one, two = await waiting.enter(1), await waiting.enter(2)
+        assert (len(waiting.room), waiting.room.waiting("m")) == (2, True)
+        assert not waiting.room.waiting("other")
+        waiting.let_in = {2}
+        waiting.room.look()
+        assert waiting.tried == [1]
+        waiting.let_in = {1, 2}
+        waiting.room.look()
+        assert (await one, await two) == (1, 2)
+        assert (len(waiting.room), waiting.room.waiting("m")) == (0, False)
+
+    run(scenario)
+
+
+def test_who_finds_too_many_waiting_is_refused() -> None:
+    async def scenario() -> None:
+        waiting = Waiting(queued_max=1)
+        one = await waiting.enter(1)
+        with pytest.raises(Refusal, match="1 requests wait already") as refused:
+            await (await waiting.enter(2))
+        assert refused.value.response().headers["Retry-After"] == "1"
+        one.cancel()
+
+    run(scenario)
+
+
+def test_who_has_gone_when_a_place_is_found_gives_it_back() -> None:
+    async def scenario() -> None:
+        waiting = Waiting()
+        one = await waiting.enter(1)
+        waiting.let_in = {1}
+        waiting.room.look()
+        one.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await one
+        assert waiting.back == [1]
+        two = await waiting.enter(2)
+        two.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await two
+        assert waiting.back == [1]
+        assert len(waiting.room) == 0
+
+    run(scenario)
+
+
+def test_an_error_is_that_of_whom_it_met() -> None:
+    async def scenario() -> None:
+        waiting = Waiting()
+
+        def fail() -> int | None:
+            raise RouterError("no policy")
+
+        failing = asyncio.ensure_future(
+            waiting.room.wait("m", Query(16, 16), fail, overlap=0, patience_s=60)
+        )
+        await asyncio.sleep(0)
+        one = await waiting.enter(1)
+        waiting.let_in = {1}
+        waiting.room.look()
+        with pytest.raises(RouterError, match="no policy"):
+            await failing
+        assert await one == 1
+
+    run(scenario)
+
+
+def test_patience_ends_in_a_refusal() -> None:
+    async def scenario() -> None:
+        waiting = Waiting()
+        one = await waiting.enter(1, patience_s=0.01)
+        with pytest.raises(Refusal, match=r"for 0\.01 s"):
+            await one
+        waiting.room.look()
+        assert waiting.tried == []
+
+    run(scenario)
+
+
+def test_the_soonest_look_counts() -> None:
+    async def scenario() -> None:
+        waiting = Waiting()
+        waiting.let_in = {1, 2}
+        one = await waiting.enter(1)
+        waiting.room.look_in(50)
+        waiting.room.look_in(0.01)
+        waiting.room.look_in(60)
+        assert await asyncio.wait_for(one, 20) == 1
+        two = await waiting.enter(2)
+        waiting.room.look_in(0.01)  # the timer that has rung is no longer in the way
+        assert await asyncio.wait_for(two, 20) == 2
+
+    run(scenario)
+
+
+# ---- Words.
+
+
+def test_ports_are_those_that_there_are() -> None:
+    assert Address.parse("a:65535") == Address("a", 65535)
+    assert Address.parse("a:0").port == 0
+    with pytest.raises(RouterError, match="HOST:PORT"):
+        Address.parse("a:65536")
+
+
+def test_urls_are_cut_to_their_base() -> None:
+    assert read_url(" https://a:1/base/v1/ ") == "https://a:1/base"
+    for wrong in ("http://a?x", "http://a#x"):
+        with pytest.raises(RouterError, match="no query and no fragment"):
+            read_url(wrong)
+    assert read_engines(["http://a"], [], ["http://a=tcp://e"])[0].replay is None
+
+
+def test_a_model_has_one_queue() -> None:
+    assert read_queues(["m=pool", "n=nats://h"]) == (("m", "pool"), ("n", "nats://h"))
+    for wrong, said in ((["m"], "no MODEL=QUEUE"), (["=pool"], "no MODEL"), (["m="], "no MODEL")):
+        with pytest.raises(RouterError, match=said):
+            read_queues(wrong)
+    with pytest.raises(RouterError, match="two prefill queues"):
+        read_queues(["m=pool", "m=pool"])
+
+
+def test_a_workers_file_that_cannot_be_read_is_told_of_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "workers"
+    texts = ["nonsense\n", "nonsense\n", "http://a\n", "nonsense\n"]
+
+    async def sleep(_: float) -> None:
+        if not texts:
+            raise asyncio.CancelledError
+        path.write_text(texts.pop(0))
+
+    monkeypatch.setattr("beluga.gateway.workers_file.asyncio", SimpleNamespace(sleep=sleep))
+    fleet = Fleet()
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(WorkersFile(path, fleet).watch())
+    assert len([record for record in caplog.records if "nonsense" in record.message]) == 2
+    assert urls(fleet) == ["http://a"]
