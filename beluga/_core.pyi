@@ -73,7 +73,7 @@ class bl_superblock(CStruct):
     format_hash: int
     pool_id: uint8_p
     device_index: int
-    discipline: int
+    coherence: int
     sparse: int
     stripe_size: int
     created_s: int
@@ -89,7 +89,7 @@ class bl_superblock_init(TypedDict, total=False):
     format_hash: int
     pool_id: uint8_p | bytes | Sequence[int]
     device_index: int
-    discipline: int
+    coherence: int
     sparse: int
     stripe_size: int
     created_s: int
@@ -142,14 +142,14 @@ class bl_candidate_line_init(TypedDict, total=False):
     reserved_tail: int
     check: int
 
-class bl_beat_line(CStruct):
+class bl_heartbeat_line(CStruct):
     count: int
     nonce: int
     reserved: uint64_p
     reserved_tail: int
     check: int
 
-class bl_beat_line_init(TypedDict, total=False):
+class bl_heartbeat_line_init(TypedDict, total=False):
     count: int
     nonce: int
     reserved: uint64_p | Sequence[int]
@@ -358,13 +358,13 @@ class bl_commit(CStruct):
     key: uint64_p
     generation: int
     block: int
-    vector_check: int
+    checksums_crc: int
 
 class bl_commit_init(TypedDict, total=False):
     key: uint64_p | Sequence[int]
     generation: int
     block: int
-    vector_check: int
+    checksums_crc: int
 
 class bl_meta_stat(CStruct):
     block_count: int
@@ -419,7 +419,7 @@ class bl_entry(CStruct):
     layout: int
     length: int
     chunk_size: int
-    vector_check: int
+    checksums_crc: int
     state: int
     flags: int
     check: int
@@ -431,7 +431,7 @@ class bl_entry_init(TypedDict, total=False):
     layout: int
     length: int
     chunk_size: int
-    vector_check: int
+    checksums_crc: int
     state: int
     flags: int
     check: int
@@ -513,8 +513,8 @@ class bl_server_stat(CStruct):
     quota_call_count: int
     quota_grant_count: int
     quota_pin_count: int
-    turn_request_max: int
-    turn_key_max: int
+    quantum_request_max: int
+    quantum_key_max: int
     wait_request_max: int
     wait_key_max: int
     attach_count: int
@@ -533,8 +533,8 @@ class bl_server_stat_init(TypedDict, total=False):
     quota_call_count: int
     quota_grant_count: int
     quota_pin_count: int
-    turn_request_max: int
-    turn_key_max: int
+    quantum_request_max: int
+    quantum_key_max: int
     wait_request_max: int
     wait_key_max: int
     attach_count: int
@@ -1116,7 +1116,7 @@ class bl_dsa_limits_init(TypedDict, total=False):
     block_on_fault: int
     reserved: int
 
-class bl_dsa_weather(CStruct):
+class bl_dsa_faults(CStruct):
     seed: int
     full: int
     full_run: int
@@ -1127,7 +1127,7 @@ class bl_dsa_weather(CStruct):
     late: int
     delay_us: int
 
-class bl_dsa_weather_init(TypedDict, total=False):
+class bl_dsa_faults_init(TypedDict, total=False):
     seed: int
     full: int
     full_run: int
@@ -1183,7 +1183,7 @@ _Type = Literal[
     "bl_superblock",
     "bl_epoch_line",
     "bl_candidate_line",
-    "bl_beat_line",
+    "bl_heartbeat_line",
     "bl_lobby_request",
     "bl_lobby_reply",
     "bl_session_line",
@@ -1235,7 +1235,7 @@ _Type = Literal[
     "bl_dsa_descriptor",
     "bl_dsa_record",
     "bl_dsa_limits",
-    "bl_dsa_weather",
+    "bl_dsa_faults",
     "bl_dsa_rules",
     "bl_dsa_stat",
 ]
@@ -1287,7 +1287,7 @@ class Ffi:
     @overload
     def from_buffer(self, of: Literal["bl_candidate_line[]"], buffer: BufferLike, require_writable: bool = ...) -> bl_candidate_line: ...
     @overload
-    def from_buffer(self, of: Literal["bl_beat_line[]"], buffer: BufferLike, require_writable: bool = ...) -> bl_beat_line: ...
+    def from_buffer(self, of: Literal["bl_heartbeat_line[]"], buffer: BufferLike, require_writable: bool = ...) -> bl_heartbeat_line: ...
     @overload
     def from_buffer(self, of: Literal["bl_lobby_request[]"], buffer: BufferLike, require_writable: bool = ...) -> bl_lobby_request: ...
     @overload
@@ -1391,7 +1391,7 @@ class Ffi:
     @overload
     def from_buffer(self, of: Literal["bl_dsa_limits[]"], buffer: BufferLike, require_writable: bool = ...) -> bl_dsa_limits: ...
     @overload
-    def from_buffer(self, of: Literal["bl_dsa_weather[]"], buffer: BufferLike, require_writable: bool = ...) -> bl_dsa_weather: ...
+    def from_buffer(self, of: Literal["bl_dsa_faults[]"], buffer: BufferLike, require_writable: bool = ...) -> bl_dsa_faults: ...
     @overload
     def from_buffer(self, of: Literal["bl_dsa_rules[]"], buffer: BufferLike, require_writable: bool = ...) -> bl_dsa_rules: ...
     @overload
@@ -1445,9 +1445,9 @@ class Ffi:
     @overload
     def new(self, of: Literal["bl_candidate_line[]"], init: int | Sequence[bl_candidate_line | bl_candidate_line_init] = ..., /) -> bl_candidate_line: ...
     @overload
-    def new(self, of: Literal["bl_beat_line *"], init: bl_beat_line | bl_beat_line_init = ..., /) -> bl_beat_line: ...
+    def new(self, of: Literal["bl_heartbeat_line *"], init: bl_heartbeat_line | bl_heartbeat_line_init = ..., /) -> bl_heartbeat_line: ...
     @overload
-    def new(self, of: Literal["bl_beat_line[]"], init: int | Sequence[bl_beat_line | bl_beat_line_init] = ..., /) -> bl_beat_line: ...
+    def new(self, of: Literal["bl_heartbeat_line[]"], init: int | Sequence[bl_heartbeat_line | bl_heartbeat_line_init] = ..., /) -> bl_heartbeat_line: ...
     @overload
     def new(self, of: Literal["bl_lobby_request *"], init: bl_lobby_request | bl_lobby_request_init = ..., /) -> bl_lobby_request: ...
     @overload
@@ -1653,9 +1653,9 @@ class Ffi:
     @overload
     def new(self, of: Literal["bl_dsa_limits[]"], init: int | Sequence[bl_dsa_limits | bl_dsa_limits_init] = ..., /) -> bl_dsa_limits: ...
     @overload
-    def new(self, of: Literal["bl_dsa_weather *"], init: bl_dsa_weather | bl_dsa_weather_init = ..., /) -> bl_dsa_weather: ...
+    def new(self, of: Literal["bl_dsa_faults *"], init: bl_dsa_faults | bl_dsa_faults_init = ..., /) -> bl_dsa_faults: ...
     @overload
-    def new(self, of: Literal["bl_dsa_weather[]"], init: int | Sequence[bl_dsa_weather | bl_dsa_weather_init] = ..., /) -> bl_dsa_weather: ...
+    def new(self, of: Literal["bl_dsa_faults[]"], init: int | Sequence[bl_dsa_faults | bl_dsa_faults_init] = ..., /) -> bl_dsa_faults: ...
     @overload
     def new(self, of: Literal["bl_dsa_rules *"], init: bl_dsa_rules | bl_dsa_rules_init = ..., /) -> bl_dsa_rules: ...
     @overload
@@ -1713,9 +1713,9 @@ class Ffi:
     @overload
     def new(self, of: Literal["bl_candidate_line *[]"], init: int | Sequence[bl_candidate_line | Null] = ..., /) -> CPointer[bl_candidate_line]: ...
     @overload
-    def new(self, of: Literal["bl_beat_line **"], init: bl_beat_line | Null = ..., /) -> CPointer[bl_beat_line]: ...
+    def new(self, of: Literal["bl_heartbeat_line **"], init: bl_heartbeat_line | Null = ..., /) -> CPointer[bl_heartbeat_line]: ...
     @overload
-    def new(self, of: Literal["bl_beat_line *[]"], init: int | Sequence[bl_beat_line | Null] = ..., /) -> CPointer[bl_beat_line]: ...
+    def new(self, of: Literal["bl_heartbeat_line *[]"], init: int | Sequence[bl_heartbeat_line | Null] = ..., /) -> CPointer[bl_heartbeat_line]: ...
     @overload
     def new(self, of: Literal["bl_lobby_request **"], init: bl_lobby_request | Null = ..., /) -> CPointer[bl_lobby_request]: ...
     @overload
@@ -1969,9 +1969,9 @@ class Ffi:
     @overload
     def new(self, of: Literal["bl_dsa_limits *[]"], init: int | Sequence[bl_dsa_limits | Null] = ..., /) -> CPointer[bl_dsa_limits]: ...
     @overload
-    def new(self, of: Literal["bl_dsa_weather **"], init: bl_dsa_weather | Null = ..., /) -> CPointer[bl_dsa_weather]: ...
+    def new(self, of: Literal["bl_dsa_faults **"], init: bl_dsa_faults | Null = ..., /) -> CPointer[bl_dsa_faults]: ...
     @overload
-    def new(self, of: Literal["bl_dsa_weather *[]"], init: int | Sequence[bl_dsa_weather | Null] = ..., /) -> CPointer[bl_dsa_weather]: ...
+    def new(self, of: Literal["bl_dsa_faults *[]"], init: int | Sequence[bl_dsa_faults | Null] = ..., /) -> CPointer[bl_dsa_faults]: ...
     @overload
     def new(self, of: Literal["bl_dsa_engine **"], init: bl_dsa_engine | Null = ..., /) -> CPointer[bl_dsa_engine]: ...
     @overload
@@ -2017,7 +2017,7 @@ class Ffi:
     @overload
     def cast(self, to: Literal["bl_candidate_line *", "volatile bl_candidate_line *"], what: CData | int, /) -> bl_candidate_line: ...
     @overload
-    def cast(self, to: Literal["bl_beat_line *", "volatile bl_beat_line *"], what: CData | int, /) -> bl_beat_line: ...
+    def cast(self, to: Literal["bl_heartbeat_line *", "volatile bl_heartbeat_line *"], what: CData | int, /) -> bl_heartbeat_line: ...
     @overload
     def cast(self, to: Literal["bl_lobby_request *", "volatile bl_lobby_request *"], what: CData | int, /) -> bl_lobby_request: ...
     @overload
@@ -2145,7 +2145,7 @@ class Ffi:
     @overload
     def cast(self, to: Literal["bl_dsa_limits *", "volatile bl_dsa_limits *"], what: CData | int, /) -> bl_dsa_limits: ...
     @overload
-    def cast(self, to: Literal["bl_dsa_weather *", "volatile bl_dsa_weather *"], what: CData | int, /) -> bl_dsa_weather: ...
+    def cast(self, to: Literal["bl_dsa_faults *", "volatile bl_dsa_faults *"], what: CData | int, /) -> bl_dsa_faults: ...
     @overload
     def cast(self, to: Literal["bl_dsa_engine *", "volatile bl_dsa_engine *"], what: CData | int, /) -> bl_dsa_engine: ...
     @overload
@@ -2196,8 +2196,8 @@ class Lib:
     BL_LOBBY_OFFSET: Final[int]
     BL_LOBBY_STRIDE: Final[int]
     BL_LOBBY_END: Final[int]
-    BL_DISCIPLINE_COHERENT: Final[int]
-    BL_DISCIPLINE_NON_COHERENT: Final[int]
+    BL_COHERENCE_HARDWARE: Final[int]
+    BL_COHERENCE_SOFTWARE: Final[int]
     BL_SERVER_TAKING: Final[int]
     BL_SERVER_SERVING: Final[int]
     BL_SERVER_STOPPED: Final[int]
@@ -2206,7 +2206,7 @@ class Lib:
     BL_LOBBY_DETACH: Final[int]
     BL_SESSION_FREE: Final[int]
     BL_SESSION_LIVE: Final[int]
-    BL_SESSION_DOUBTFUL: Final[int]
+    BL_SESSION_SUSPECT: Final[int]
     BL_MESSAGE_BULK: Final[int]
     BL_METHOD_PING: Final[int]
     BL_METHOD_LOOKUP: Final[int]
@@ -2282,16 +2282,16 @@ class Lib:
     BL_LINK_NODES: Final[int]
     BL_LINK_SEATS: Final[int]
     BL_LINK_DEVICES: Final[int]
-    BL_CARE_FENCE: Final[int]
-    BL_CARE_INVALIDATE: Final[int]
-    BL_CARE_FLUSH: Final[int]
+    BL_MAINTENANCE_FENCE: Final[int]
+    BL_MAINTENANCE_INVALIDATE: Final[int]
+    BL_MAINTENANCE_FLUSH: Final[int]
     BL_FINDING_EPOCH_DAMAGED: Final[int]
     BL_FINDING_EPOCH_HALF: Final[int]
     BL_FINDING_EPOCH_STATE: Final[int]
     BL_FINDING_EPOCH_NONSENSE: Final[int]
     BL_FINDING_EPOCH_FUTURE: Final[int]
-    BL_FINDING_BEAT_DAMAGED: Final[int]
-    BL_FINDING_BEAT_STRANGE: Final[int]
+    BL_FINDING_HEARTBEAT_DAMAGED: Final[int]
+    BL_FINDING_HEARTBEAT_STRANGE: Final[int]
     BL_FINDING_CANDIDATE_DAMAGED: Final[int]
     BL_FINDING_CANDIDATE_NONSENSE: Final[int]
     BL_FINDING_CANDIDATE_FUTURE: Final[int]
@@ -2308,7 +2308,7 @@ class Lib:
     BL_FINDING_SESSION_NONSENSE: Final[int]
     BL_FINDING_SESSION_FUTURE: Final[int]
     BL_FINDING_SESSION_TWICE: Final[int]
-    BL_FINDING_LANE_BEAT_DAMAGED: Final[int]
+    BL_FINDING_LANE_HEARTBEAT_DAMAGED: Final[int]
     BL_FINDING_REQUEST_DAMAGED: Final[int]
     BL_FINDING_REQUEST_NONSENSE: Final[int]
     BL_FINDING_REPLY_DAMAGED: Final[int]
@@ -2333,7 +2333,7 @@ class Lib:
     BL_FINDING_ENTRY_OVERLAP: Final[int]
     BL_FINDING_ENTRY_TWICE: Final[int]
     BL_FINDING_ENTRY_GENERATION: Final[int]
-    BL_FINDING_VECTOR_DAMAGED: Final[int]
+    BL_FINDING_CHECKSUMS_DAMAGED: Final[int]
     BL_FINDING_PAYLOAD_DAMAGED: Final[int]
     BL_FINDING_RESERVED: Final[int]
     BL_FINDING_STRAY: Final[int]
@@ -2346,7 +2346,7 @@ class Lib:
     BL_ACCEPTANCE_LATE_EVICTION: Final[int]
     BL_ACCEPTANCE_PREFETCH: Final[int]
     BL_ACCEPTANCE_TEST_COUNT: Final[int]
-    BL_ACCEPTANCE_DISCIPLINE: Final[int]
+    BL_ACCEPTANCE_SOFTWARE: Final[int]
     BL_ACCEPTANCE_BARE: Final[int]
     BL_ACCEPTANCE_MODE_COUNT: Final[int]
     BL_PREFIX_DEVICE: Final[int]
@@ -2417,7 +2417,7 @@ class Lib:
     def bl_crash_arm(self, name: char_p | Null | bytes, passage: int, stop: int, words: int, /) -> int: ...
     def bl_geometry_make(self, config: bl_pool_config | Null | Sequence[bl_pool_config], out: bl_geometry | Null, /) -> int: ...
     def bl_format_hash(self, /) -> int: ...
-    def bl_superblock_make(self, config: bl_pool_config | Null | Sequence[bl_pool_config], geometry: bl_geometry | Null | Sequence[bl_geometry], device_index: int, discipline: int, out: bl_superblock | Null, /) -> None: ...
+    def bl_superblock_make(self, config: bl_pool_config | Null | Sequence[bl_pool_config], geometry: bl_geometry | Null | Sequence[bl_geometry], device_index: int, coherence: int, out: bl_superblock | Null, /) -> None: ...
     def bl_superblock_fault(self, superblock: bl_superblock | Null | Sequence[bl_superblock], /) -> int: ...
     def bl_device_map(self, fd: int, offset: int, size: int, out: CPointer[void_p] | Null, /) -> int: ...
     def bl_device_unmap(self, address: CData, size: int, /) -> int: ...
@@ -2433,7 +2433,7 @@ class Lib:
     def bl_pool_read(self, pool: bl_pool | Null, offset: int, target: CData, size: int, /) -> int: ...
     def bl_server_create(self, pool: bl_pool | Null, directory: char_p | Null | bytes, host: int, out: CPointer[bl_server] | Null, /) -> int: ...
     def bl_server_destroy(self, server: bl_server | Null, /) -> None: ...
-    def bl_server_beat_lost(self, server: bl_server | Null, ns: int, /) -> None: ...
+    def bl_server_heartbeat_lost(self, server: bl_server | Null, ns: int, /) -> None: ...
     def bl_server_limit(self, server: bl_server | Null, quota: bl_quota | Null | Sequence[bl_quota], /) -> None: ...
     def bl_server_forked(self, server: bl_server | Null, /) -> None: ...
     def bl_server_handle_method(self, server: bl_server | Null, method: int, handler: bl_handler, context: CData, /) -> int: ...
@@ -2506,15 +2506,15 @@ class Lib:
     def bl_port_stop(self, port: bl_port | Null, stopped: int, /) -> None: ...
     def bl_port_now_ns(self, /) -> int: ...
     def bl_plan_check(self, pool: bl_pool | Null, plan: bl_plan | Null | Sequence[bl_plan], /) -> int: ...
-    def bl_plan_care(self, pool: bl_pool | Null, plan: bl_plan | Null | Sequence[bl_plan], care: int, /) -> int: ...
+    def bl_plan_maintenance(self, pool: bl_pool | Null, plan: bl_plan | Null | Sequence[bl_plan], maintenance: int, /) -> int: ...
     def bl_copy_defaults(self, settings: bl_copy_settings | Null, /) -> None: ...
     def bl_plan_write(self, pool: bl_pool | Null, plan: bl_plan | Null | Sequence[bl_plan], settings: bl_copy_settings | Null | Sequence[bl_copy_settings], port: bl_port | Null, transfer_class: int, /) -> int: ...
     def bl_plan_read(self, pool: bl_pool | Null, plan: bl_plan | Null | Sequence[bl_plan], settings: bl_copy_settings | Null | Sequence[bl_copy_settings], port: bl_port | Null, transfer_class: int, /) -> int: ...
     def bl_kv_put(self, session: bl_session | Null, batch: bl_kv_batch | Null | Sequence[bl_kv_batch], states: uint8_p | Null, statuses: int32_p | Null, /) -> int: ...
     def bl_kv_get(self, session: bl_session | Null, batch: bl_kv_batch | Null | Sequence[bl_kv_batch], states: uint8_p | Null, mismatch_count: uint64_p | Null, /) -> int: ...
     def bl_kv_put_begin(self, session: bl_session | Null, batch: bl_kv_batch | Null | Sequence[bl_kv_batch], states: uint8_p | Null, statuses: int32_p | Null, offsets: uint64_p | Null, out: CPointer[bl_kv_pending] | Null, /) -> int: ...
-    def bl_kv_put_end(self, session: bl_session | Null, pending: bl_kv_pending | Null, vectors: uint32_p | Null | Sequence[int], written: int, states: uint8_p | Null, statuses: int32_p | Null, /) -> int: ...
-    def bl_kv_get_begin(self, session: bl_session | Null, batch: bl_kv_batch | Null | Sequence[bl_kv_batch], states: uint8_p | Null, offsets: uint64_p | Null, vectors: uint32_p | Null, out: CPointer[bl_kv_pending] | Null, /) -> int: ...
+    def bl_kv_put_end(self, session: bl_session | Null, pending: bl_kv_pending | Null, checksums: uint32_p | Null | Sequence[int], written: int, states: uint8_p | Null, statuses: int32_p | Null, /) -> int: ...
+    def bl_kv_get_begin(self, session: bl_session | Null, batch: bl_kv_batch | Null | Sequence[bl_kv_batch], states: uint8_p | Null, offsets: uint64_p | Null, checksums: uint32_p | Null, out: CPointer[bl_kv_pending] | Null, /) -> int: ...
     def bl_kv_get_end(self, session: bl_session | Null, pending: bl_kv_pending | Null, copied: int, states: uint8_p | Null, mismatch_count: uint64_p | Null, /) -> int: ...
     def bl_fold_keys(self, digests: uint8_p | Null | bytes, digest_size: int, count: int, name_space: uint8_p | bytes, keys: uint64_p | Null, /) -> int: ...
     def bl_check_pool(self, pool: bl_pool | Null, payload: int, findings: bl_finding | Null, count_max: int, report: bl_check_report | Null, port: bl_port | Null, transfer_class: int, /) -> int: ...
@@ -2556,7 +2556,7 @@ class Lib:
     def bl_dsa_submit(self, queue: bl_dsa_queue | Null, descriptor: bl_dsa_descriptor | Null | Sequence[bl_dsa_descriptor], /) -> int: ...
     def bl_dsa_queue_ended(self, queue: bl_dsa_queue | Null, /) -> None: ...
     def bl_dsa_queue_close(self, queue: bl_dsa_queue | Null, /) -> None: ...
-    def bl_dsa_soft_open(self, pool: bl_pool | Null, limits: bl_dsa_limits | Null | Sequence[bl_dsa_limits], weather: bl_dsa_weather | Null | Sequence[bl_dsa_weather], out: CPointer[bl_dsa_queue] | Null, /) -> int: ...
+    def bl_dsa_soft_open(self, pool: bl_pool | Null, limits: bl_dsa_limits | Null | Sequence[bl_dsa_limits], faults: bl_dsa_faults | Null | Sequence[bl_dsa_faults], out: CPointer[bl_dsa_queue] | Null, /) -> int: ...
     def bl_dsa_engine_open(self, pool: bl_pool | Null, queue: bl_dsa_queue | Null, limits: bl_dsa_limits | Null | Sequence[bl_dsa_limits], rules: bl_dsa_rules | Null | Sequence[bl_dsa_rules], out: CPointer[bl_dsa_engine] | Null, /) -> int: ...
     def bl_dsa_engine_close(self, engine: bl_dsa_engine | Null, /) -> None: ...
     def bl_dsa_start(self, engine: bl_dsa_engine | Null, plan: bl_plan | Null | Sequence[bl_plan], is_read: int, out: CPointer[bl_dsa_transfer] | Null, /) -> int: ...

@@ -296,7 +296,7 @@ CODES: tuple[tuple[type[BelugaError], str], ...] = (
     (
         SecondHostError,
         "another host has this pool, which is coherent: one host's own memory, one --host number; "
-        "to share it, create it with --discipline non-coherent",
+        "to share it, create it with --coherence software",
     ),
     (
         LobbyBusyError,

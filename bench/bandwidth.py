@@ -20,7 +20,7 @@ from beluga.pool import Pool
 
 from .drive import Driver, Offsets, together
 from .gpu_many import gpu_bandwidth
-from .ground import discipline_of, ground
+from .ground import coherence_of, ground
 from .latency import VERBS
 from .machine import cores, memory_of, pinned
 from .options import Options
@@ -77,7 +77,7 @@ def bench_bandwidth(options: Options) -> list[Row]:
 
 
 def _fixed(pool: Pool) -> Row:
-    return {"memory": memory_of(pool), "discipline": discipline_of(pool), "depth": 1}
+    return {"memory": memory_of(pool), "coherence": coherence_of(pool), "depth": 1}
 
 
 def _setting(options: Options, pool: Pool, region: Region) -> _Setting:

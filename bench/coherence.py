@@ -26,7 +26,7 @@ from ._limit import lib
 from .drive import Driver, Load
 from .dsa import dsa_coherence
 from .gpu import gpu_coherence
-from .ground import discipline_of, ground
+from .ground import coherence_of, ground
 from .latency import count_of
 from .machine import cores, memory_of, pinned
 from .options import Options
@@ -47,7 +47,7 @@ def bench_coherence(options: Options) -> list[Row]:
     with pinned(cores()[0]), ground(options, devices=1) as pool:
         fixed: Row = {
             "memory": memory_of(pool),
-            "discipline": discipline_of(pool),
+            "coherence": coherence_of(pool),
             "bytes": SIZE,
             "depth": 1,
             "threads": 1,

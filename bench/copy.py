@@ -21,7 +21,7 @@ from .copy_peers import PEERS, Peer
 from .drive import together
 from .gpu_beside import gpu_beside
 from .gpu_copy import gpu_copy
-from .ground import discipline_of, ground
+from .ground import coherence_of, ground
 from .machine import cores, memory_of, pinned
 from .options import Options
 from .ratio import Ratio, race
@@ -66,7 +66,7 @@ class Setting:
 def bench_copy(options: Options) -> list[Row]:
     """Rows of every engine, then of the peers."""
     with ground(options, devices=1) as pool:
-        fixed: Row = {"memory": memory_of(pool), "discipline": discipline_of(pool), "depth": 1}
+        fixed: Row = {"memory": memory_of(pool), "coherence": coherence_of(pool), "depth": 1}
         span = _SMOKE_SPAN if options.smoke else _SPAN
         setting = Setting(Scene(pool, span), Recorder("copy", options, fixed))
         rows = [row for engine in ENGINES.values() for row in engine(setting)]

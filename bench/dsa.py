@@ -14,7 +14,7 @@ from contextlib import contextmanager
 
 from beluga.errors import EngineUnavailableError
 from beluga.transfer import DsaEngine
-from beluga.transfer.engines.policy import Row as Care
+from beluga.transfer.engines.policy import Row as CacheMaintenance
 from beluga.transfer.engines.policy import Step
 
 from . import drive
@@ -24,11 +24,15 @@ from .row import Recorder, Row, percentiles, speed
 
 # The case; the verb; what the CPU runs around it; cache control.
 CASES = {
-    "dsa write, cache control off": ("write", Care(Step.FENCE, Step.FENCE), False),
-    "dsa write, cache control on + flush": ("write", Care(Step.FENCE, Step.FLUSH), True),
-    "dsa read after invalidation": ("read", Care(Step.INVALIDATE, Step.FENCE), False),
+    "dsa write, cache control off": ("write", CacheMaintenance(Step.FENCE, Step.FENCE), False),
+    "dsa write, cache control on + flush": (
+        "write",
+        CacheMaintenance(Step.FENCE, Step.FLUSH),
+        True,
+    ),
+    "dsa read after invalidation": ("read", CacheMaintenance(Step.INVALIDATE, Step.FENCE), False),
 }
-_SAFE = Care(Step.INVALIDATE, Step.FLUSH)
+_SAFE = CacheMaintenance(Step.INVALIDATE, Step.FLUSH)
 _RUN_S = 0.02
 _SMOKE_RUN_S = 0.001
 
@@ -38,9 +42,9 @@ def dsa_coherence(
 ) -> list[Row]:
     """The paper's Table 4: a row per case, or why there is none. ``queue``: see DsaEngine."""
     rows = []
-    for case, (verb, care, cached) in CASES.items():
+    for case, (verb, maintenance, cached) in CASES.items():
         try:
-            with _engine(region, queue, care, cached=cached) as engine:
+            with _engine(region, queue, maintenance, cached=cached) as engine:
                 rows.append(_measured(recorder, region, engine, (case, verb), size))
         except EngineUnavailableError as error:
             rows.append(recorder.skipped(case, str(error)))
@@ -87,8 +91,10 @@ def crossover(cpu: dict[int, float], device: dict[int, float]) -> str:
 
 
 @contextmanager
-def _engine(region: Region, queue: str, care: Care, *, cached: bool = False) -> Iterator[DsaEngine]:
-    engine = DsaEngine(region.pool, queue, row=care, cache_control=cached)
+def _engine(
+    region: Region, queue: str, maintenance: CacheMaintenance, *, cached: bool = False
+) -> Iterator[DsaEngine]:
+    engine = DsaEngine(region.pool, queue, row=maintenance, cache_control=cached)
     try:
         yield engine
     finally:

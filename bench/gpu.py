@@ -18,7 +18,7 @@ import numpy as np
 from beluga.errors import EngineUnavailableError
 from beluga.transfer import plan_blocks
 from beluga.transfer.engines.cuda import CudaEngine, CupyDriver, Driver
-from beluga.transfer.engines.policy import Care, Step
+from beluga.transfer.engines.policy import CacheMaintenance, Step
 from beluga.transfer.engines.policy import Row as Steps
 
 from .dsa import costs, crossover
@@ -89,9 +89,9 @@ def _operation(
 ) -> Iterator[Operation]:
     """One copy between the pool and GPU memory, as a function of its offset in the pool."""
     driver = make()
-    care = Care(region.pool, steps)
+    maintenance = CacheMaintenance(region.pool, steps)
     engine = CudaEngine(
-        region.pool, path="direct", window_size=_WINDOW_SIZE, driver=driver, care=care
+        region.pool, path="direct", window_size=_WINDOW_SIZE, driver=driver, maintenance=maintenance
     )
     if not engine.settle(_SETTLE_S) or engine.stat.fault is not None:
         engine.close()
@@ -108,7 +108,7 @@ def _operation(
 
     def by_memcpy(offset: int) -> None:
         plan = plan_blocks(address, np.array([size]), np.array([offset], np.uint64))
-        care.before_read(plan)
+        maintenance.before_read(plan)
         for source, place, length in engine.runs(plan):
             driver.copy(memory + place, source, length, stream)
         driver.record(event, stream)

@@ -22,7 +22,7 @@ from .coherence import bench_coherence
 from .gpu_beside import gpu_beside
 from .gpu_copy import gpu_copy
 from .gpu_many import gpu_bandwidth
-from .ground import discipline_of, ground
+from .ground import coherence_of, ground
 from .latency import bench_latency
 from .machine import memory_of
 from .options import Options
@@ -36,7 +36,7 @@ def _on_one_device(
 
     def run(options: Options) -> list[Row]:
         with ground(options, devices=1) as pool:
-            fixed: Row = {"memory": memory_of(pool), "discipline": discipline_of(pool), "depth": 1}
+            fixed: Row = {"memory": memory_of(pool), "coherence": coherence_of(pool), "depth": 1}
             return [row for part in parts for row in part(Recorder(name, options, fixed), pool)]
 
     return run

@@ -20,7 +20,7 @@ import numpy as np
 from beluga.errors import BelugaError, EngineUnavailableError
 from beluga.pool import Pool
 from beluga.transfer import CudaDriver, CudaEngine, CupyDriver, Plan, plan_blocks
-from beluga.transfer.engines.policy import Care, Step
+from beluga.transfer.engines.policy import CacheMaintenance, Step
 from beluga.transfer.engines.policy import Row as Steps
 
 from .gpu_copy import BLOCK_SIZE, CASES, FRAGMENT_SIZE, FRAGMENTS
@@ -83,11 +83,11 @@ def _row(  # noqa: PLR0913, PLR0917  one row's own
 ) -> Row:
     options = recorder.options
     options.say(f"copy {name}")
-    care = Care(pool, Steps(Step.FENCE, Step.FENCE))
+    maintenance = CacheMaintenance(pool, Steps(Step.FENCE, Step.FENCE))
     with (
         contextlib.closing(make()) as driver,
         contextlib.closing(
-            CudaEngine(pool, driver=driver, window_size=_WINDOW_SIZE, care=care)
+            CudaEngine(pool, driver=driver, window_size=_WINDOW_SIZE, maintenance=maintenance)
         ) as engine,
         _quick_switches(),
     ):

@@ -21,7 +21,7 @@ from beluga.pool import Pool
 from beluga.transfer import Plan, plan_blocks, plan_rows
 from beluga.transfer.engines.cuda import CudaEngine, CupyDriver, Driver
 from beluga.transfer.engines.cuda.calibration import Calibration
-from beluga.transfer.engines.policy import Care, Step
+from beluga.transfer.engines.policy import CacheMaintenance, Step
 from beluga.transfer.engines.policy import Row as Steps
 
 from .gpu_clock import StreamClock
@@ -81,7 +81,7 @@ def _engine(pool: Pool, path: str, driver: Driver, share: int) -> CudaEngine:
         blocks=share,
         window_size=_WINDOW_SIZE,
         driver=driver,
-        care=Care(pool, _APART),
+        maintenance=CacheMaintenance(pool, _APART),
         calibration=Calibration(),  # the path is given
     )
     if not engine.settle(_SETTLE_S) or engine.stat.fault is not None:

@@ -74,13 +74,13 @@ def run(shape: Conversations) -> Report:
         devices = [str(folder / name) for name in _DEVICES]
         pool = stack.enter_context(Pool.create(devices, device_size=_DEVICE_SIZE, sparse=True))
         stack.enter_context(MetaServer(pool))
-        crew = [_start(stack, devices, capacity) for _ in range(_WORKERS)]
-        for connection in crew:
+        clients = [_start(stack, devices, capacity) for _ in range(_WORKERS)]
+        for connection in clients:
             _receive(connection, _START_S)
         started = time.monotonic()
-        counts = _serve(requests, crew)
+        counts = _serve(requests, clients)
         seconds = time.monotonic() - started
-        closings = [_close(connection) for connection in crew]
+        closings = [_close(connection) for connection in clients]
     return Report(
         gpu=all(closing.driver == "cuda" for closing in closings),
         copied_by=_copied_by(closings[0]),
@@ -117,9 +117,9 @@ class _Counts:
         self.stored_by.update(dict.fromkeys(served.stored, worker))
 
 
-def _serve(requests: list[Request], crew: list[Connection]) -> _Counts:
+def _serve(requests: list[Request], clients: list[Connection]) -> _Counts:
     router = Router(make_policy(POLICY))
-    for index in range(len(crew)):
+    for index in range(len(clients)):
         router.add_worker(Worker(index))
     counts, under_way = _Counts(), dict[int, list[int]]()
     ahead = iter(enumerate(requests))
@@ -130,13 +130,13 @@ def _serve(requests: list[Request], crew: list[Connection]) -> _Counts:
                 break
             query = Query(request.input_length, _BLOCK_TOKENS)
             index = router.route(number, query).worker.worker_id
-            crew[index].send(list(request.hash_ids))
+            clients[index].send(list(request.hash_ids))
             under_way.setdefault(index, []).append(number)
         if not any(under_way.values()):
             return counts
-        for ready in wait(crew):
-            index = crew.index(ready)  # type: ignore[arg-type]
-            served = _receive(crew[index], 0.0)
+        for ready in wait(clients):
+            index = clients.index(ready)  # type: ignore[arg-type]
+            served = _receive(clients[index], 0.0)
             number = under_way[index].pop(0)
             router.tracker.prefill_done(number)
             router.tracker.free(number)

@@ -13,7 +13,7 @@ from beluga._ffi import ffi, lib
 from beluga.errors import NoRoomError, PoolError
 from beluga.pool import STRIPE_SIZE, Pool, room, scratch_folder, show_size
 
-from .options import NON_COHERENT, Options
+from .options import SOFTWARE, Options
 
 _POOL_SIZE = 192 << 20
 _SMOKE_SIZE = 40 << 20
@@ -23,16 +23,16 @@ _LANE_COUNT = 8
 
 @contextmanager
 def ground(
-    options: Options, *, discipline: str | None = None, interleave: bool = True, devices: int = 2
+    options: Options, *, coherence: str | None = None, interleave: bool = True, devices: int = 2
 ) -> Iterator[Pool]:
     """A pool that may be written over.
 
-    Raises PoolError if the user's pool has blocks or another discipline, NoRoomError.
+    Raises PoolError if the user's pool has blocks or another coherence, NoRoomError.
     """
-    wanted = discipline or options.discipline or NON_COHERENT
+    wanted = coherence or options.coherence or SOFTWARE
     if options.pool:
         with Pool.open(options.pool) as pool:
-            _refuse(pool, options.discipline)
+            _refuse(pool, options.coherence)
             yield pool
         return
     parent, size = place(_SMOKE_SIZE if options.smoke else _POOL_SIZE)
@@ -42,7 +42,7 @@ def ground(
             [directory / f"device{index}" for index in range(devices)],
             device_size=size // devices // STRIPE_SIZE * STRIPE_SIZE,
             interleave=interleave,
-            discipline=wanted,
+            coherence=wanted,
             slot_count=_SLOT_COUNT,
             lane_count=_LANE_COUNT,
         ) as pool,
@@ -59,13 +59,11 @@ def place(wanted: int) -> tuple[Path, int]:
     raise NoRoomError(f"no room for {show_size(_SMOKE_SIZE)} in /dev/shm; name devices with --pool")
 
 
-def _refuse(pool: Pool, discipline: str | None) -> None:
+def _refuse(pool: Pool, coherence: str | None) -> None:
     """Raise if the user's pool is not what was asked for, or has something to lose."""
     for device in pool.devices:
-        if discipline not in (None, device.discipline):
-            raise PoolError(
-                f"{device.path} was created {device.discipline}; leave --discipline out"
-            )
+        if coherence not in (None, device.coherence):
+            raise PoolError(f"{device.path} was created {device.coherence}; leave --coherence out")
     geometry = pool.geometry
     for line in range(lib.BL_HALF_COUNT * geometry.stripe_count):
         address = lib.bl_pool_address(pool.handle, geometry.extent_offset + line * lib.BL_LINE_SIZE)
@@ -76,7 +74,7 @@ def _refuse(pool: Pool, discipline: str | None) -> None:
             )
 
 
-def discipline_of(pool: Pool) -> str:
-    """The discipline of a pool's devices."""
-    found = sorted({device.discipline for device in pool.devices})
+def coherence_of(pool: Pool) -> str:
+    """The coherence of a pool's devices."""
+    found = sorted({device.coherence for device in pool.devices})
     return "+".join(found)

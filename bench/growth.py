@@ -25,7 +25,7 @@ from beluga.meta import MetaClient
 from beluga.pool import Pool
 from beluga.router import Query, Router, Worker, costs, make_policy
 
-from .options import NON_COHERENT
+from .options import SOFTWARE
 
 GPUS = 16 * 8  # of one switch
 _ROUNDS = 300
@@ -71,8 +71,8 @@ def measure(work: Work) -> Measured:
 def _key_s(path: Path, count: int) -> float:
     """Looked up, pinned and released."""
     keys = np.arange(1, 2 * count + 1, dtype=np.uint64).reshape(count, 2)
-    size, rule = 64 << 20, NON_COHERENT  # as a pool of several hosts has it
-    with Pool.create([path], device_size=size, max_blocks=4 * count, discipline=rule) as pool:
+    size, rule = 64 << 20, SOFTWARE  # as a pool of several hosts has it
+    with Pool.create([path], device_size=size, max_blocks=4 * count, coherence=rule) as pool:
         server = MetaServer(pool)
         server.start()
         with Client(pool) as client:

@@ -12,9 +12,9 @@ from . import drive
 from .drive import Driver, Load
 from .dsa import dsa_latency
 from .gpu import gpu_latency
-from .ground import discipline_of, ground
+from .ground import coherence_of, ground
 from .machine import cores, memory_of, node_cpus, nodes, pinned
-from .options import NON_COHERENT, Options
+from .options import SOFTWARE, Options
 from .pace import paced
 from .private import private
 from .ratio import race
@@ -46,7 +46,7 @@ def bench_latency(options: Options) -> list[Row]:
                 options,
                 {
                     "memory": memory_of(pool) if pace_file is None else "paced",
-                    "discipline": discipline_of(pool),
+                    "coherence": coherence_of(pool),
                     "depth": 1,
                     "threads": 1,
                 },
@@ -104,8 +104,8 @@ def _private_rows(options: Options, sizes: tuple[int, ...]) -> list[Row]:
 
 
 def _private(options: Options, sizes: tuple[int, ...], label: str, node: int | None) -> list[Row]:
-    """By the limit loops, under the non-coherent discipline."""
-    fixed: Row = {"memory": label, "discipline": NON_COHERENT, "depth": 1, "threads": 1}
+    """By the limit loops, under software coherence."""
+    fixed: Row = {"memory": label, "coherence": SOFTWARE, "depth": 1, "threads": 1}
     recorder = Recorder("latency", options, fixed)
     rows = []
     with private(_PRIVATE_SIZE, node) as base:

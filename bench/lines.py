@@ -26,7 +26,7 @@ def lines_of(
             "replies": ffi.cast("uint8_t *", requests + pool.geometry.slot_count * STRIDE),
             "slots": pool.geometry.slot_count,
             "stride": STRIDE,
-            "coherent": pool.devices[0].discipline == "coherent",
+            "coherent": pool.devices[0].coherence == "hardware",
             "depth": depth,
             "batch": batch,
             "sequence": sequence,

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-NON_COHERENT = "non-coherent"
+SOFTWARE = "software"
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,7 +16,7 @@ class Options:
 
     ``smoke`` runs in seconds and shows that the benchmark works, not how fast the machine is.
     ``pool`` names the devices of an empty pool whose blocks may be written over; without it each
-    benchmark makes an emulated one and removes it. ``discipline`` is "coherent" or "non-coherent";
+    benchmark makes an emulated one and removes it. ``coherence`` is "hardware" or "software";
     the benchmarks stand beside the paper, so they take the latter. ``pace`` slows devices down, as
     "device=22.5GB/s,latency=650ns" (see ``pace.py``). ``threads`` is the most that bandwidth and
     copy use.
@@ -25,7 +25,7 @@ class Options:
 
     smoke: bool = False
     pool: tuple[str, ...] | None = None
-    discipline: str | None = None
+    coherence: str | None = None
     pace: str | None = None
     threads: int | None = None
     seed: int = 0
@@ -51,7 +51,7 @@ class Options:
         words = ["beluga", "bench", bench, *(["--smoke"] if self.smoke else [])]
         for path in self.pool or ():
             words += ["--pool", path]
-        for name in ("discipline", "pace", "threads"):
+        for name in ("coherence", "pace", "threads"):
             if (value := getattr(self, name)) is not None:
                 words += [f"--{name}", str(value)]
         return " ".join([*words, *(["--seed", str(self.seed)] if self.seed else [])])

@@ -61,15 +61,15 @@ def _bars(axes: Any, rows: list[Row], field: str, label: Callable[[Row], str]) -
 
 def _rpc(axes: Any, rows: list[Row]) -> None:
     calls = [row for row in rows if row["case"] == "c"]
-    _lines(axes, calls, "depth", "ops_per_s", "case", "memory", "discipline")
-    _lines(axes, calls, "depth", "limit", "memory", "discipline")
+    _lines(axes, calls, "depth", "ops_per_s", "case", "memory", "coherence")
+    _lines(axes, calls, "depth", "limit", "memory", "coherence")
     axes.set_xlabel("calls out at a time")
     axes.set_ylabel("calls per second")
     axes.legend()
 
 
 def _latency(axes: Any, rows: list[Row]) -> None:
-    _lines(axes, rows, "bytes", "p50_ns", "case", "memory", "discipline")
+    _lines(axes, rows, "bytes", "p50_ns", "case", "memory", "coherence")
     axes.set_xlabel("bytes")
     axes.set_ylabel("median, ns")
     axes.legend()

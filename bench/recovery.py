@@ -25,9 +25,9 @@ from beluga.pool import STRIPE_SIZE, Pool, scratch_folder
 
 from . import _limit, drive
 from ._limit import ffi, lib
-from .ground import discipline_of, place
+from .ground import coherence_of, place
 from .machine import cores, memory_of, pinned
-from .options import NON_COHERENT, Options
+from .options import SOFTWARE, Options
 from .ratio import race
 from .row import Recorder, Row, percentiles, shares
 
@@ -57,7 +57,7 @@ def bench_recovery(options: Options) -> list[Row]:
     with pinned(cores()[0]), _table(options, count) as paths, Pool.open(paths) as pool:
         fixed: Row = {
             "memory": memory_of(pool),
-            "discipline": discipline_of(pool),
+            "coherence": coherence_of(pool),
             "bytes": BLOCK_SIZE,
             "threads": 1,
         }
@@ -112,7 +112,7 @@ def _scan(paths: list[Path], count: int) -> float:
         table = ffi.new("limit_table *")
         table.pieces, table.piece_lines = pieces, STRIPE_SIZE // LINE
         table.first, table.lines = skipped, count
-        table.coherent = discipline_of(pool) != NON_COHERENT
+        table.coherent = coherence_of(pool) != SOFTWARE
         address = core_ffi.addressof(core_lib, "bl_index_add")
         table.insert = ffi.cast("limit_insert", int(core_ffi.cast("uintptr_t", address)))
         start_ns = time.perf_counter_ns()
@@ -149,7 +149,7 @@ def _table(options: Options, count: int) -> Iterator[list[Path]]:
             paths,
             device_size=size,
             sparse=True,
-            discipline=options.discipline or NON_COHERENT,
+            coherence=options.coherence or SOFTWARE,
             max_blocks=count,
             lane_count=8,
         ) as pool:

@@ -28,7 +28,7 @@ FIELDS = (
     "depth",  # operations out at a time
     "threads",
     "memory",  # devdax, tmpfs/DRAM (emulated), DRAM (private), paced, ...
-    "discipline",
+    "coherence",
     "p50_ns",  # of one operation
     "p99_ns",
     "ops_per_s",

@@ -21,7 +21,7 @@ from beluga.pool import Pool
 from beluga.rpc import Client
 
 from ._limit import lib as limit_lib
-from .ground import discipline_of, ground
+from .ground import coherence_of, ground
 from .lines import TIMEOUT_S, lines_of
 from .machine import cores, memory_of, pinned
 from .options import Options
@@ -134,12 +134,12 @@ def bench_rpc(options: Options) -> list[Row]:
     if len(cpus := cores()) < 2:
         return [Recorder("rpc", options, {}).skipped("c", "needs two cores")]
     rows: list[Row] = []
-    if options.pool or options.discipline:
-        disciplines: tuple[str | None, ...] = (options.discipline,)
+    if options.pool or options.coherence:
+        modes: tuple[str | None, ...] = (options.coherence,)
     else:
-        disciplines = ("non-coherent", "coherent")
-    for discipline in disciplines:
-        with ground(options, discipline=discipline) as pool, pinned(cpus[0]):
+        modes = ("software", "hardware")
+    for coherence in modes:
+        with ground(options, coherence=coherence) as pool, pinned(cpus[0]):
             rows += _measure(pool, cpus[1], options)
     return rows
 
@@ -151,7 +151,7 @@ def _measure(pool: Pool, cpu: int, options: Options) -> list[Row]:
         options,
         {
             "memory": memory_of(pool),
-            "discipline": discipline_of(pool),
+            "coherence": coherence_of(pool),
             "threads": 1,
             "bytes": lib.BL_MESSAGE_INLINE_SIZE,
         },
@@ -166,9 +166,9 @@ def _measure(pool: Pool, cpu: int, options: Options) -> list[Row]:
             if depth > pool.geometry.slot_count:
                 rows.append(recorder.skipped("c", "the pool's lanes have fewer slots", depth=depth))
                 continue
-            options.say(f"rpc c, {discipline_of(pool)}, depth {depth}")
+            options.say(f"rpc c, {coherence_of(pool)}, depth {depth}")
             rows.append(_row(recorder, "c", depth, bare, echo.pump_at(depth)))
-        options.say(f"rpc python, {discipline_of(pool)}")
+        options.say(f"rpc python, {coherence_of(pool)}")
         rows.append(_row(recorder, "python", 1, bare, echo.loop))
     return rows
 

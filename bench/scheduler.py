@@ -34,7 +34,7 @@ from beluga.transfer import (
 )
 from beluga.transfer.iosched.fair import Queue, Way
 
-from .ground import discipline_of, ground
+from .ground import coherence_of, ground
 from .linkmodel import BACKLOG, BLOCK, OFFLOAD, PIECE, Outcome, run
 from .linkpath import decision_rows, path_rows
 from .machine import memory_of
@@ -168,7 +168,7 @@ def _real(options: Options) -> list[Row]:
     with ground(options) as pool:
         fixed: Row = {
             "memory": memory_of(pool),
-            "discipline": discipline_of(pool),
+            "coherence": coherence_of(pool),
             "bytes": BLOCK,
             "threads": 1,
         }

@@ -257,8 +257,8 @@ def _linked(pool: Pool, threads: int) -> Engine:
 def stormy_dsa(pool: Pool) -> Engine:
     """The software queue with everything going wrong now and then."""
     kinds = ("full", "fault", "list_fault", "error", "reorder", "late")
-    weather = dict.fromkeys(kinds, 6000) | {"seed": 11, "full_run": 3}
-    return DsaEngine(pool, open_software(pool, weather=weather))
+    faults = dict.fromkeys(kinds, 6000) | {"seed": 11, "full_run": 3}
+    return DsaEngine(pool, open_software(pool, faults=faults))
 
 
 def _planned(pool: Pool) -> Engine:

@@ -294,7 +294,7 @@ MAKERS: dict[str, Kind] = {
     "PlannedEngine": Kind(lambda s: s.planned, _copy, _POOLS),
     "Chosen": Kind(lambda s: s.chosen, lambda s, c: _copy(s, c.engine)),
     "Care": Kind(
-        lambda s: probe().care("gpu", s.pool), lambda s, c: c.after_write(s.plan()), _POOLS
+        lambda s: probe().maintenance("gpu", s.pool), lambda s, c: c.after_write(s.plan()), _POOLS
     ),
     "Queue": Kind(
         lambda s: Queue(_way(), now_ns=0), lambda s, q: q.stat(), (CLOSED,), one_thread=True

@@ -13,7 +13,7 @@ EXPORTS: dict[str, str] = {
     "beluga._ffi": "core ffi lib",
     "beluga.primitives": "crc32c features fence flush invalidate isa ntstore_copy",
     "beluga.pool": (
-        "DISCIPLINES DeviceSpec DeviceView Geometry Pool STRIPE_SIZE SpecLike default_specs "
+        "COHERENCE_MODES DeviceSpec DeviceView Geometry Pool STRIPE_SIZE SpecLike default_specs "
         "emulated_paths filesystem forget parse_size remember remembered room scratch_folder "
         "show_size survey"
     ),

@@ -23,7 +23,7 @@ ENUMS = re.findall(r"^enum (\w+)", HEADER, re.MULTILINE)
 # What stands in a line of its own in the pool.
 LINES = (
     "bl_epoch_line",
-    "bl_beat_line",
+    "bl_heartbeat_line",
     "bl_lobby_request",
     "bl_lobby_reply",
     "bl_session_line",

@@ -37,7 +37,7 @@ ADDRESS_CALLERS = (
     *("coherence/cpu.c", "coherence/crc32c"),
 )
 # Below the pool: what a process has once (its CPU's features, the guard's handler, crash points).
-HAVE_STATE = ("base/", "coherence/", "transfer/crew.")
+HAVE_STATE = ("base/", "coherence/", "transfer/thread_pool.")
 
 
 def tracked(*suffixes: str) -> list[Path]:

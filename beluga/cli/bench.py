@@ -29,7 +29,7 @@ Scratch = Annotated[
         help="A device of a pool to overwrite. Repeat the option for each device.",
     ),
 ]
-Discipline = Annotated[str | None, typer.Option(help="non-coherent (the default) or coherent.")]
+Coherence = Annotated[str | None, typer.Option(help="software (the default) or hardware.")]
 Pace = Annotated[
     str | None,
     typer.Option(help="Slow devices down, such as device=22.5GB/s,latency=650ns."),
@@ -67,7 +67,7 @@ def bench(
     smoke: Smoke = False,
     plot: Plot = None,
     pool: Scratch = None,
-    discipline: Discipline = None,
+    coherence: Coherence = None,
     pace: Pace = None,
     threads: Threads = None,
     json: Json = False,
@@ -84,7 +84,7 @@ def bench(
     options = beluga_bench.Options(
         smoke=smoke,
         pool=tuple(pool) if pool else None,
-        discipline=discipline,
+        coherence=coherence,
         pace=pace,
         threads=threads,
         progress=say,
@@ -102,16 +102,16 @@ def rpc(
     smoke: Smoke = False,
     plot: Plot = None,
     pool: Scratch = None,
-    discipline: Discipline = None,
+    coherence: Coherence = None,
     json: Json = False,
 ) -> None:
     """Measure calls, compared with a bare exchange of lines."""
-    bench(["rpc"], smoke, plot, pool, discipline, None, None, json)
+    bench(["rpc"], smoke, plot, pool, coherence, None, None, json)
 
 
 def _show(rows: Sequence[Mapping[str, object]]) -> None:
     """A table per benchmark and kind of memory, of the fields that any row has; then its notes."""
-    for name, group in groupby(rows, lambda row: (row["bench"], row["memory"], row["discipline"])):
+    for name, group in groupby(rows, lambda row: (row["bench"], row["memory"], row["coherence"])):
         table = list(group)
         fields = [field for field in _COLUMNS if any(row[field] is not None for row in table)]
         print_table(

@@ -44,10 +44,10 @@ Interleave = Annotated[
     bool,
     typer.Option(help="Distribute stripes over the devices, or fill one device after the other."),
 ]
-Discipline = Annotated[
+Coherence = Annotated[
     list[str] | None,
     typer.Option(
-        help="coherent (one host's own memory) or non-coherent; repeat to give each device its "
+        help="hardware (one host's own memory) or software; repeat to give each device its "
         "own. By default files are coherent, devdax nodes are not."
     ),
 ]
@@ -66,7 +66,7 @@ def create(
     paths: Paths,
     device_size: Size = None,
     interleave: Interleave = True,
-    discipline: Discipline = None,
+    coherence: Coherence = None,
     sparse: Sparse = False,
     force: Force = False,
     max_blocks: MaxBlocks = None,
@@ -79,7 +79,7 @@ def create(
             paths,
             device_size=device_size,
             interleave=interleave,
-            discipline=discipline,
+            coherence=coherence,
             sparse=sparse,
             force=force,
             max_blocks=max_blocks,
@@ -156,7 +156,7 @@ def mount(
     create_first: Annotated[bool, typer.Option("--create", help="Format the devices.")] = False,
     device_size: Size = None,
     interleave: Interleave = True,
-    discipline: Discipline = None,
+    coherence: Coherence = None,
     sparse: Sparse = False,
     force: Force = False,
     max_blocks: MaxBlocks = None,
@@ -171,7 +171,7 @@ def mount(
     if create_first:
         if not paths:
             Path(specs[0]).parent.mkdir(mode=0o700, exist_ok=True)
-        create(specs, device_size, interleave, discipline, sparse, force, max_blocks, lanes, json)
+        create(specs, device_size, interleave, coherence, sparse, force, max_blocks, lanes, json)
     else:
         with Pool.open(specs) as pool:
             _describe(pool, json)
@@ -216,7 +216,7 @@ def _describe(pool: Pool, json: bool) -> None:
         }
     )
     print_table(
-        ["device", "path", "kind", "link", "node", "size", "stripes", "discipline"],
+        ["device", "path", "kind", "link", "node", "size", "stripes", "coherence"],
         [
             [
                 device.index,
@@ -226,7 +226,7 @@ def _describe(pool: Pool, json: bool) -> None:
                 device.node,
                 show_size(device.size),
                 device.stripe_count,
-                device.discipline,
+                device.coherence,
             ]
             for device in pool.devices
         ],

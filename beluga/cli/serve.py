@@ -99,8 +99,8 @@ def serve_until_told(
 ) -> None:
     """Run ``server`` on its thread until a signal comes. Raises what else ended it.
 
-    ``silent_s``: stand by first, and follow a server whose beat stood still so long. ``lease``:
-    then only while that is held.
+    With ``silent_s`` the server first stands by, and follows one whose heartbeat stood still for so
+    many seconds; with ``lease`` it serves only while the lease is held.
     """
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     told = threading.Event()

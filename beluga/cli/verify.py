@@ -40,7 +40,7 @@ def verify(
 ) -> None:
     """Try an idle pool's memory: does it keep what its superblock promises? Exit status 1 if not.
 
-    The discipline (streamed stores, invalidation before reads) must hold everywhere. Bare loads and
+    The coherence (streamed stores, invalidation before reads) must hold everywhere. Bare loads and
     stores are tried, too: they must hold only where the pool is declared coherent.
     """
     if peer and role not in ("a", "b"):
@@ -73,7 +73,7 @@ def _show(report: Report) -> None:
             "started": started.isoformat(timespec="seconds"),
             "seconds": report.seconds,
             **{
-                f"device {device.index}": f"{device.path}, {device.kind}, {device.discipline}"
+                f"device {device.index}": f"{device.path}, {device.kind}, {device.coherence}"
                 for device in report.devices
             },
         }

@@ -14,7 +14,7 @@ from statistics import fmean
 from typing import NamedTuple
 
 from beluga.gateway.fleet import Fleet
-from beluga.gateway.meter import Meter
+from beluga.gateway.metrics import Metrics
 from beluga.router import Advice, Goals, Load, Seen, Worker, advise
 
 log = logging.getLogger(__name__)
@@ -35,18 +35,18 @@ class Adviser:
         self,
         *,
         fleet: Fleet,
-        meter: Meter,
+        metrics: Metrics,
         loads: Callable[[], Mapping[Worker, Load]],
         pending: Callable[[], int],
         goals: Goals,
     ) -> None:
         self._fleet = fleet
-        self._meter = meter
+        self._metrics = metrics
         self._loads = loads
         self._pending = pending
         self._goals = goals
         self._samples: list[_Sample] = []
-        self._before = meter.latencies()
+        self._before = metrics.latencies()
 
     async def run(self, interval_s: float) -> None:
         """Advise for ever."""
@@ -68,7 +68,7 @@ class Adviser:
     def advise(self) -> list[Advice]:
         """The planner's advice on the samples since the last one; none without any."""
         samples, self._samples = self._samples, []
-        before, self._before = self._before, self._meter.latencies()
+        before, self._before = self._before, self._metrics.latencies()
         if not samples:
             return []
         usages = [sample.usage for sample in samples if sample.usage is not None]

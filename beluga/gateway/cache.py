@@ -15,10 +15,10 @@ from collections.abc import Callable
 from functools import lru_cache
 
 from beluga.errors import RouterError
-from beluga.gateway.ask import Ask
 from beluga.gateway.engine import Engine
 from beluga.gateway.listener import Listener
-from beluga.gateway.meter import Meter
+from beluga.gateway.metrics import Metrics
+from beluga.gateway.parsed_request import ParsedRequest
 from beluga.router import (
     BlockHasher,
     Choice,
@@ -48,13 +48,13 @@ class Cache:
         block_size: int,
         announced: bool,
         is_adapter: Callable[[str], bool],
-        meter: Meter,
+        metrics: Metrics,
     ) -> None:
         """``announced``: engines tell of their blocks. ``is_adapter``: whether a model is a LoRA
         adapter, which its blocks' hashes then name. Raises RouterError."""
         self._block_size = block_size
         self._is_adapter = is_adapter
-        self._meter = meter
+        self._metrics = metrics
         self._listeners: dict[int, Listener] = {}
         self.index: PredictiveIndexer | None = None
         if wanted:
@@ -62,7 +62,7 @@ class Cache:
             self.index = PredictiveIndexer(Indexer(), ttl_s=ttl_s)
             BlockHasher(block_size=block_size).local([0] * block_size)  # needs xxhash: say so now
 
-    def query_of(self, ask: Ask) -> Query:
+    def query_of(self, ask: ParsedRequest) -> Query:
         """A request as policies see it; its blocks are hashed only for an index."""
         if self.index is None:
             return Query(ask.isl, self._block_size)
@@ -72,8 +72,8 @@ class Cache:
         local = hasher.local(ask.tokens)
         hashed = time.perf_counter()
         sequence = hasher.sequence(local)
-        self._meter.part("block_hashing", hashed - started)
-        self._meter.part("seq_hashing", time.perf_counter() - hashed)
+        self._metrics.part("block_hashing", hashed - started)
+        self._metrics.part("seq_hashing", time.perf_counter() - hashed)
         return Query(ask.isl, self._block_size, local, sequence)
 
     def find_matches(self, query: Query) -> Matches:
@@ -82,7 +82,7 @@ class Cache:
             return Matches()
         started = time.perf_counter()
         found = self.index.find_matches(query.hashes, time.monotonic())
-        self._meter.part("indexer_find_matches", time.perf_counter() - started)
+        self._metrics.part("indexer_find_matches", time.perf_counter() - started)
         return found
 
     def longest(self, query: Query) -> int:
@@ -124,7 +124,7 @@ class Cache:
         """Bring the counts of events up to date."""
         if self.index is not None:
             lost = sum(listener.lost for listener in self._listeners.values())
-            self._meter.kv_events(self.index.indexer, lost)
+            self._metrics.kv_events(self.index.indexer, lost)
 
     def close(self) -> None:
         """Listen no longer."""

@@ -11,13 +11,13 @@ from types import TracebackType
 
 from beluga.errors import AllWorkersBusyError, ObjectiveError
 from beluga.gateway.answers import Refusal
-from beluga.gateway.ask import Ask
 from beluga.gateway.cache import Cache
 from beluga.gateway.engine import Engine
 from beluga.gateway.fleet import Fleet
-from beluga.gateway.meter import Meter
+from beluga.gateway.metrics import Metrics
+from beluga.gateway.parsed_request import ParsedRequest
 from beluga.gateway.settings import Limits
-from beluga.gateway.waiting import Room
+from beluga.gateway.waiting import WaitQueue
 from beluga.router import Choice, Constraints, Query, Router
 
 RECOVERY_S = 1.0
@@ -28,7 +28,7 @@ under way, and an idle connection that the engine has closed looks like a failur
 class Placement:
     """A request on a worker; leaving it ends the account."""
 
-    def __init__(self, director: Director, name: int, ask: Ask, choice: Choice) -> None:
+    def __init__(self, director: Director, name: int, ask: ParsedRequest, choice: Choice) -> None:
         self.engine = director.engine_of(choice)
         self._director = director
         self._name = name
@@ -49,7 +49,7 @@ class Placement:
         trace: TracebackType | None,
     ) -> None:
         self.end()
-        self._director.meter.ended(self._ask, self._status, self._count)
+        self._director.metrics.ended(self._ask, self._status, self._count)
 
     def end(self) -> None:
         """Take it off the account."""
@@ -58,13 +58,13 @@ class Placement:
     def first_token(self) -> None:
         """The engine has begun to answer: its prefill is done."""
         self._director.prefill_done(self._name)
-        self._director.meter.first_token(self._ask, self.engine, time.perf_counter() - self._sent)
+        self._director.metrics.first_token(self._ask, self.engine, time.perf_counter() - self._sent)
 
     def tokens(self, count: int) -> None:
         """So many more tokens have come, about."""
         now = time.perf_counter()
         if self._last is not None and count > 0:
-            self._director.meter.tokens(self._ask, self.engine, (now - self._last) / count, count)
+            self._director.metrics.tokens(self._ask, self.engine, (now - self._last) / count, count)
         self._last = now
         self._count += count
 
@@ -82,16 +82,16 @@ class Director:
         fleet: Fleet,
         router: Router,
         cache: Cache,
-        meter: Meter,
+        metrics: Metrics,
         limits: Limits,
-        room: Room[Placement],
+        wait_queue: WaitQueue[Placement],
     ) -> None:
-        self.meter = meter
+        self.metrics = metrics
         self._fleet = fleet
         self._router = router
         self._cache = cache
         self._limits = limits
-        self._room = room
+        self._wait_queue = wait_queue
         self.placed = 0  # requests on workers
         self._names = itertools.count()
         fleet.on_change(joined=self._joined, left=self._left)
@@ -101,31 +101,31 @@ class Director:
 
     def _left(self, engine: Engine) -> None:
         self._router.remove_worker(engine.worker)
-        self.meter.forget(engine)
-        self._room.look()
+        self.metrics.forget(engine)
+        self._wait_queue.look()
 
     def engine_of(self, choice: Choice) -> Engine:
         return self._fleet[choice.worker.worker_id]
 
-    async def place(self, ask: Ask, tried: Set[int], arrived: float) -> Placement:
+    async def place(self, ask: ParsedRequest, tried: Set[int], arrived: float) -> Placement:
         """A worker for a request, once there is one with room; ``tried`` are those that have just
         failed it, taken only where there is no other. Raises Refusal.
         """
         query = self._cache.query_of(ask)
-        placed = None if self._room.waiting(ask.model) else self._try(ask, query, tried)
+        placed = None if self._wait_queue.waiting(ask.model) else self._try(ask, query, tried)
         decided = time.perf_counter()
         if placed is None:
-            placed = await self._room.wait(
+            placed = await self._wait_queue.wait(
                 ask.model,
                 query,
                 lambda: self._try(ask, query, tried),
                 overlap=self._cache.longest(query),
                 patience_s=self._patience(ask.model, tried),
             )
-        self.meter.routed(ask, query, placed.choice, placed.engine, decided - arrived)
+        self.metrics.routed(ask, query, placed.choice, placed.engine, decided - arrived)
         return placed
 
-    def _try(self, ask: Ask, query: Query, tried: Set[int]) -> Placement | None:
+    def _try(self, ask: ParsedRequest, query: Query, tried: Set[int]) -> Placement | None:
         """None if it must wait. Raises Refusal."""
         engines = self._known(ask.model)
         allowed = self._allowed(engines, tried)
@@ -142,7 +142,7 @@ class Director:
             return None
         except ObjectiveError as error:
             raise Refusal(429, str(error), retry_after_s=1) from None
-        self.meter.part("scheduling", time.perf_counter() - started)
+        self.metrics.part("scheduling", time.perf_counter() - started)
         placed = Placement(self, name, ask, choice)
         self.placed += 1
         placed.engine.inflight += 1
@@ -177,7 +177,7 @@ class Director:
             why = "; ".join(sorted({engine.why for engine in engines if engine.why}))
             raise Refusal(503, f"none of {len(engines)} workers is up: {why}", retry_after_s=1)
         if cooling := [engine.cooling_s for engine in serving if engine.cooling_s > 0]:
-            self._room.look_in(min(cooling))
+            self._wait_queue.look_in(min(cooling))
 
     def _patience(self, model: str | None, tried: Set[int]) -> float:
         """How long a request may wait, in seconds."""
@@ -186,7 +186,7 @@ class Director:
 
     def prefill_done(self, name: int) -> None:
         if self._router.tracker.prefill_done(name, time.monotonic()):
-            self._room.look()
+            self._wait_queue.look()
 
     def end(self, name: int, engine: Engine) -> None:
         """A request has ended, well or not."""
@@ -194,4 +194,4 @@ class Director:
         self.placed -= 1
         engine.inflight -= 1
         self._fleet.settle(engine)
-        self._room.look()
+        self._wait_queue.look()

@@ -17,11 +17,11 @@ from aiohttp import web
 from yarl import URL
 
 from beluga.gateway.answers import Refusal, error_event
-from beluga.gateway.ask import Ask, read_ask
 from beluga.gateway.director import Director, Placement
 from beluga.gateway.headers import for_client, for_engine, retry_after_s
 from beluga.gateway.health import FAILURES, words_of
-from beluga.gateway.meter import Meter
+from beluga.gateway.metrics import Metrics
+from beluga.gateway.parsed_request import ParsedRequest, read_ask
 from beluga.gateway.relay import BrokenOffError, ClientGoneError, Source, relay
 from beluga.gateway.remote import Remote
 from beluga.gateway.settings import Limits
@@ -49,7 +49,7 @@ class Proxy:
         *,
         director: Director,
         client: aiohttp.ClientSession,
-        meter: Meter,
+        metrics: Metrics,
         limits: Limits,
         tokenizer: Tokenizer | None,
         remote: Remote,
@@ -57,7 +57,7 @@ class Proxy:
         self._remote = remote
         self._director = director
         self._client = client
-        self._meter = meter
+        self._metrics = metrics
         self._limits = limits
         self._tokenizer = tokenizer
         self._timeout = aiohttp.ClientTimeout(
@@ -79,14 +79,14 @@ class Proxy:
             except _UnansweredError as error:
                 tried.add(placement.engine.worker.worker_id)
                 log.warning("%s: %s", placement.engine.url, error)
-                self._meter.retried(placement.engine)
+                self._metrics.retried(placement.engine)
                 placement.answered("unanswered")
                 if len(tried) > self._limits.retries:
                     text = f"no worker answers; the last one tried: {error}"
                     raise Refusal(error.status, text, retry_after_s=1) from None
             arrived = time.perf_counter()
 
-    async def _read(self, request: web.Request) -> Ask:
+    async def _read(self, request: web.Request) -> ParsedRequest:
         try:
             body = await request.read()
         except web.HTTPRequestEntityTooLarge:
@@ -100,7 +100,7 @@ class Proxy:
         return read_ask(request.path, body, tokenizer=self._tokenizer, is_json=is_json)
 
     async def _exchange(
-        self, request: web.Request, ask: Ask, placement: Placement
+        self, request: web.Request, ask: ParsedRequest, placement: Placement
     ) -> web.StreamResponse:
         """Ask the engine and pass its answer on. Raises _UnansweredError if none has begun."""
         engine = placement.engine

@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping
 
 from beluga.disagg import Prefiller, PrefillTask, QueueSize, open_queue
 from beluga.errors import NoWorkersError
-from beluga.gateway.ask import Ask
-from beluga.gateway.meter import Meter
+from beluga.gateway.metrics import Metrics
+from beluga.gateway.parsed_request import ParsedRequest
 from beluga.gateway.settings import Prefill
 from beluga.router import Choice, Decision, Load, Prompt, Worker
 
@@ -29,23 +29,23 @@ class Remote:
         prefillers: Mapping[str, Prefiller],
         decision: Decision,
         load_of: Callable[[Worker], Load],
-        meter: Meter,
+        metrics: Metrics,
     ) -> None:
         self._prefillers = prefillers
         self._decision = decision
         self._load_of = load_of
-        self._meter = meter
+        self._metrics = metrics
 
     @classmethod
     async def open(
-        cls, settings: Prefill, load_of: Callable[[Worker], Load], meter: Meter
+        cls, settings: Prefill, load_of: Callable[[Worker], Load], metrics: Metrics
     ) -> Remote:
         """Reach the queues. ``load_of`` a decode engine raises NoWorkersError when that has left.
 
         Raises RouterError for an unknown rule, QueueError.
         """
         prefillers: dict[str, Prefiller] = {}
-        remote = cls(prefillers, Decision(settings.rule), load_of, meter)
+        remote = cls(prefillers, Decision(settings.rule), load_of, metrics)
         try:
             for model, url in settings.queues:
                 queue = await open_queue(url, model)
@@ -55,7 +55,7 @@ class Remote:
             raise
         return remote
 
-    async def prefill(self, ask: Ask, choice: Choice) -> None:
+    async def prefill(self, ask: ParsedRequest, choice: Choice) -> None:
         """Have a prompt prefilled, if its model has a queue and the rule says so; wait for it."""
         prefiller = self._prefillers.get(ask.model or "")
         if prefiller is None or ask.path not in _PATHS or not ask.body:
@@ -83,7 +83,7 @@ class Remote:
             )
 
         course = await prefiller.prefill(task, decide, tokens=ask.isl - cached)
-        self._meter.prefilled(ask, course.value)
+        self._metrics.prefilled(ask, course.value)
 
     async def close(self) -> None:
         """Let go of the queues."""

@@ -20,15 +20,15 @@ from beluga.gateway.advice import Adviser
 from beluga.gateway.cache import Cache
 from beluga.gateway.director import Director, Placement
 from beluga.gateway.fleet import Fleet
-from beluga.gateway.front import Front, refusals
+from beluga.gateway.handlers import Handlers, refusals
 from beluga.gateway.health import Checker, end_tasks
-from beluga.gateway.meter import Meter
+from beluga.gateway.metrics import Metrics
 from beluga.gateway.proxy import Proxy
 from beluga.gateway.remote import Remote
 from beluga.gateway.report import Reports
 from beluga.gateway.settings import Address, Settings
 from beluga.gateway.tokenizer import load_tokenizer
-from beluga.gateway.waiting import Room
+from beluga.gateway.waiting import WaitQueue
 from beluga.gateway.workers_file import WorkersFile
 from beluga.router import (
     BusyThresholds,
@@ -56,7 +56,7 @@ class Service:
         self._settings = settings
         self._cleanup = contextlib.AsyncExitStack()
         self.fleet = Fleet()
-        self.meter = Meter()
+        self.metrics = Metrics()
         self.address = settings.listen
         self.admin_address = settings.admin
 
@@ -92,10 +92,10 @@ class Service:
             block_size=settings.block_size,
             announced=any(spec.events for spec in settings.engines),
             is_adapter=self.fleet.is_adapter,
-            meter=self.meter,
+            metrics=self.metrics,
         )
         stack.callback(self._cache.close)
-        self._room: Room[Placement] = Room(
+        self._wait_queue: WaitQueue[Placement] = WaitQueue(
             limits.queued_max, order=settings.queue, give_back=Placement.end
         )
         self._router = Router(
@@ -109,9 +109,9 @@ class Service:
             fleet=self.fleet,
             router=self._router,
             cache=self._cache,
-            meter=self.meter,
+            metrics=self.metrics,
             limits=limits,
-            room=self._room,
+            wait_queue=self._wait_queue,
         )
         self.fleet.on_change(joined=self._cache.joined, left=self._cache.left)
         await self._open_front(stack, client)
@@ -119,7 +119,7 @@ class Service:
         if settings.advise_s:
             adviser = Adviser(
                 fleet=self.fleet,
-                meter=self.meter,
+                metrics=self.metrics,
                 loads=self.loads,
                 pending=self.pending,
                 goals=settings.goals,
@@ -138,20 +138,22 @@ class Service:
         settings = self._settings
         reports = Reports(client, self._router.tracker, settings.limits)
         checker = Checker(
-            self.fleet, client, settings.limits, up=self._room.look, also=reports.read
+            self.fleet, client, settings.limits, up=self._wait_queue.look, also=reports.read
         )
         stack.push_async_callback(checker.close)
-        remote = await Remote.open(settings.prefill, self._router.tracker.load, self.meter)
+        remote = await Remote.open(settings.prefill, self._router.tracker.load, self.metrics)
         stack.push_async_callback(remote.close)
         proxy = Proxy(
             director=self._director,
             client=client,
-            meter=self.meter,
+            metrics=self.metrics,
             limits=settings.limits,
             tokenizer=load_tokenizer(settings.tokenizer) if settings.tokenizer else None,
             remote=remote,
         )
-        self._front = Front(fleet=self.fleet, proxy=proxy, meter=self.meter, scrape=self._scrape)
+        self._front = Handlers(
+            fleet=self.fleet, proxy=proxy, metrics=self.metrics, scrape=self._scrape
+        )
 
     async def _join(self, stack: contextlib.AsyncExitStack) -> None:
         """The workers that are known at the start."""
@@ -171,7 +173,7 @@ class Service:
         """Serve these routes there: where it is really. Raises OSError."""
         app = web.Application(
             client_max_size=self._settings.limits.body_size_max,
-            middlewares=[refusals(self.meter)],
+            middlewares=[refusals(self.metrics)],
         )
         app.add_routes(routes)
         runner = web.AppRunner(
@@ -205,16 +207,16 @@ class Service:
 
     def pending(self) -> int:
         """Requests that wait for a worker."""
-        return len(self._room)
+        return len(self._wait_queue)
 
     def _scrape(self) -> None:
         """Bring the gauges up to date."""
-        self.meter.pending.set(self.pending())
+        self.metrics.pending.set(self.pending())
         self._cache.scrape()
         loads = self.loads()
         for engine in self.fleet:
             load = loads[engine.worker]
-            self.meter.state(engine, load)
+            self.metrics.state(engine, load)
 
 
 async def serve(settings: Settings, started: Callable[[Service], None]) -> None:

@@ -30,7 +30,7 @@ class _Waiter(Generic[PlacedT]):
     placed: asyncio.Future[PlacedT]
 
 
-class Room(Generic[PlacedT]):
+class WaitQueue(Generic[PlacedT]):
     """Requests that wait, bounded in number. All of it runs on one event loop."""
 
     def __init__(

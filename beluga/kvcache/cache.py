@@ -13,7 +13,7 @@ import numpy as np
 from beluga._ffi import core, ffi, lib
 from beluga.errors import CacheError, LayoutError, TransferCancelledError, check
 from beluga.kvcache.buffers import Run, runs
-from beluga.kvcache.carry import Carrier
+from beluga.kvcache.carry import EngineBatch
 from beluga.kvcache.keys import Namespace, fold
 from beluga.kvcache.uninterrupted import Uninterrupted
 from beluga.meta import BlockState, MetaClient
@@ -236,11 +236,11 @@ class KVCache:
         mismatches = ffi.new("uint64_t *")
         run = Run(len(keys), layout.length, 0, np.empty((0, 2), np.uint64))
 
-        def fetch(carrier: Carrier) -> int:
+        def fetch(carrier: EngineBatch) -> int:
             def parts_of(hits: NDArray[np.int64]) -> Iterable[tuple[NDArray[np.int64], Plan]]:
                 some = rows if len(hits) == len(keys) else rows.of(hits)
                 if len(some.sizes):
-                    sums = carrier.vectors if self._verify and self._chunk_size else None
+                    sums = carrier.checksums if self._verify and self._chunk_size else None
                     yield (
                         hits,
                         layout.plan_rows(
@@ -361,7 +361,7 @@ class KVCache:
         engine: Engine,
         run: Run,
         keys: NDArray[np.uint64],
-        move: Callable[[Carrier], int],
+        move: Callable[[EngineBatch], int],
     ) -> int:
         """What ``move`` returns of a batch, without interrupts."""
 
@@ -369,7 +369,7 @@ class KVCache:
             batch = self._batch(run, keys, self._read_class, ffi.NULL)  # the engine asks
             with self.client.lock:
                 session, pool_size = self.client.session, self.client.pool.geometry.size
-                return move(Carrier(engine, session, batch, pool_size, left))
+                return move(EngineBatch(engine, session, batch, pool_size, left))
 
         return self._batches.run(carry)
 

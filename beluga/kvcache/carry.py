@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     Part = tuple[NDArray[np.int64], Plan]  # blocks of a batch, and their plan
 
 
-class Carrier:
+class EngineBatch:
     """One batch of a session, and the engine that moves it; dropped if ``left`` says so."""
 
     def __init__(
@@ -54,7 +54,7 @@ class Carrier:
         count, chunk_size = batch.count, batch.chunk_size
         chunks = -(-batch.length // chunk_size) if chunk_size else 0
         self.offsets = np.zeros(count, np.uint64)
-        self.vectors = np.zeros((count, chunks), np.uint32)
+        self.checksums = np.zeros((count, chunks), np.uint32)
         self._pending = ffi.new("bl_kv_pending **")
 
     def put(self, run: Run, states: NDArray[np.uint8], statuses: NDArray[np.int32]) -> int:
@@ -63,7 +63,7 @@ class Carrier:
             ffi.from_buffer("uint8_t[]", states, require_writable=True),
             ffi.from_buffer("int32_t[]", statuses, require_writable=True),
         )
-        vectors = self._vectors()  # before: the end needs no memory
+        checksums = self._checksums()  # before: the end needs no memory
         written = -errno.ECANCELED
         code = lib.bl_kv_put_begin(
             self._session, self._batch, *told, self._offsets(), self._pending
@@ -76,7 +76,7 @@ class Carrier:
             _move(self._engine.gather_write, [plan for _, plan in parts])
             for blocks, plan in parts:
                 if plan.checksums is not None:
-                    self.vectors[blocks] = plan.checksums.reshape(len(blocks), -1)
+                    self.checksums[blocks] = plan.checksums.reshape(len(blocks), -1)
             if self._left():
                 raise TransferCancelledError("storing blocks: it was interrupted")
             written = 0
@@ -87,7 +87,7 @@ class Carrier:
             written = -errno.EINPROGRESS  # the grants stay
             raise
         finally:
-            code = lib.bl_kv_put_end(self._session, self._pending[0], vectors, written, *told)
+            code = lib.bl_kv_put_end(self._session, self._pending[0], checksums, written, *told)
         return int(code)
 
     def get(
@@ -99,7 +99,7 @@ class Carrier:
         """As ``bl_kv_get``. ``parts_of`` plans the blocks of the batch that may be read, with
         their checksums; blocks whose bytes are not theirs are misses."""
         told = ffi.from_buffer("uint8_t[]", states, require_writable=True)
-        out = self._offsets(), self._vectors(), self._pending
+        out = self._offsets(), self._checksums(), self._pending
         code = lib.bl_kv_get_begin(self._session, self._batch, told, *out)
         if code < 0:
             return int(code)
@@ -135,12 +135,12 @@ class Carrier:
 
     def blocks(self, run: Run) -> Callable[[NDArray[np.int64]], Iterable[Part]]:
         """Plans for whole blocks of a run that are read."""
-        verify = bool(self._batch.verify) and self.vectors.shape[1] > 0
+        verify = bool(self._batch.verify) and self.checksums.shape[1] > 0
 
         def parts_of(hits: NDArray[np.int64]) -> Iterable[Part]:
             for blocks, plan in self._parts(run, hits, summed=verify):
                 if plan.checksums is not None:
-                    plan.checksums[:] = self.vectors[blocks].reshape(-1)
+                    plan.checksums[:] = self.checksums[blocks].reshape(-1)
                 yield blocks, plan
 
         return parts_of
@@ -166,8 +166,8 @@ class Carrier:
     def _offsets(self) -> core.uint64_p:
         return ffi.from_buffer("uint64_t[]", self.offsets, require_writable=True)
 
-    def _vectors(self) -> core.uint32_p:
-        return ffi.from_buffer("uint32_t[]", self.vectors, require_writable=True)
+    def _checksums(self) -> core.uint32_p:
+        return ffi.from_buffer("uint32_t[]", self.checksums, require_writable=True)
 
 
 def _move(start: Callable[[Plan], Transfer], plans: list[Plan]) -> None:

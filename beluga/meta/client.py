@@ -146,9 +146,9 @@ class MetaClient:
             )
         return [_grant(records[i], keys[i]) for i in range(len(keys))]
 
-    def commit(self, grants: Sequence[Grant], *, vector_check: int = 0) -> list[int]:
+    def commit(self, grants: Sequence[Grant], *, checksums_crc: int = 0) -> list[int]:
         """Publish written blocks: per grant 0, or a negative error (the grant was lost)."""
-        commits = _commits(grants, vector_check)
+        commits = _commits(grants, checksums_crc)
         statuses = ffi.new("int32_t[]", len(grants))
         with self._client.lock:
             check(
@@ -231,7 +231,7 @@ def _grant(record: core.bl_block_record, key: NDArray[np.uint64]) -> Grant:
     )
 
 
-def _commits(grants: Sequence[Grant], vector_check: int) -> core.bl_commit:
+def _commits(grants: Sequence[Grant], checksums_crc: int) -> core.bl_commit:
     return ffi.new(
         "bl_commit[]",
         [
@@ -239,7 +239,7 @@ def _commits(grants: Sequence[Grant], vector_check: int) -> core.bl_commit:
                 "key": grant.key,
                 "generation": grant.generation,
                 "block": grant.block,
-                "vector_check": vector_check,
+                "checksums_crc": checksums_crc,
             }
             for grant in grants
         ],

@@ -23,7 +23,7 @@ def repair_pool(
     DeviceBusyError and ServerAliveError, before anything is changed.
     """
     pool.refuse_in_use()
-    shared = any(device.discipline != "coherent" for device in pool.devices)
+    shared = any(device.coherence != "hardware" for device in pool.devices)
     before = check_pool(pool)
     if shared and not declared_gone and (before.serving or before.session_count):
         raise ServerAliveError(

@@ -27,12 +27,16 @@ class MetaServer(Server):
         *,
         host: int | None = None,
         declared_gone: bool = False,
-        beat_lost_s: float = 5.0,
+        heartbeat_lost_s: float = 5.0,
         quota: Quota | None = None,
     ) -> None:
         self._meta: core.bl_meta | core.Null = ffi.NULL
         super().__init__(
-            pool, host=host, declared_gone=declared_gone, beat_lost_s=beat_lost_s, quota=quota
+            pool,
+            host=host,
+            declared_gone=declared_gone,
+            heartbeat_lost_s=heartbeat_lost_s,
+            quota=quota,
         )
         out = ffi.new("bl_meta **")
         with self._running() as server:

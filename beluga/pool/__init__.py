@@ -7,11 +7,11 @@ from beluga.pool.pool import DeviceView, Pool
 from beluga.pool.room import filesystem, room
 from beluga.pool.scratch import scratch_folder
 from beluga.pool.spec import STRIPE_SIZE, DeviceSpec, SpecLike, parse_size, show_size
-from beluga.pool.superblock import DISCIPLINES, Geometry
+from beluga.pool.superblock import COHERENCE_MODES, Geometry
 from beluga.pool.survey import survey
 
 __all__ = [
-    "DISCIPLINES",
+    "COHERENCE_MODES",
     "STRIPE_SIZE",
     "DeviceSpec",
     "DeviceView",

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from beluga._ffi import ffi, lib
 from beluga.errors import DeviceMismatchError, NoRoomError, PoolError, check
 from beluga.pool.spec import show_size
-from beluga.pool.superblock import DISCIPLINES, Superblock
+from beluga.pool.superblock import COHERENCE_MODES, Superblock
 
 _MIB = 1 << 20
 _GIB = 1 << 30
@@ -28,7 +28,7 @@ class Wishes:
 
     device_size: int | None = None
     interleave: bool = True
-    discipline: str | Sequence[str] | None = None  # of all devices, or of each
+    coherence: str | Sequence[str] | None = None  # of all devices, or of each
     sparse: bool = False
     force: bool = False
     max_blocks: int | None = None
@@ -45,7 +45,7 @@ class Layout:
         size = device_count * device_size
         small, large = size < 512 * _MIB, size >= 4 * _GIB
         self._sparse = wishes.sparse
-        self._disciplines = _disciplines(wishes.discipline, device_count)
+        self._coherence_of_each = _coherence_of_each(wishes.coherence, device_count)
         self._config = ffi.new("bl_pool_config *", {"pool_id": os.urandom(16)})
         config = self._config
         config.created_s = int(time.time())
@@ -76,28 +76,32 @@ class Layout:
 
     def superblock(self, device_index: int, kind: str) -> Superblock:
         """Of the device at that place, a "file" or "devdax"."""
-        default = "coherent" if kind == "file" else "non-coherent"
-        discipline = self._disciplines[device_index] or default
+        default = "hardware" if kind == "file" else "software"
+        coherence = self._coherence_of_each[device_index] or default
         raw = ffi.new("bl_superblock *")
         lib.bl_superblock_make(
-            self._config, self._geometry, device_index, DISCIPLINES[discipline], raw
+            self._config, self._geometry, device_index, COHERENCE_MODES[coherence], raw
         )
         return Superblock.of(bytes(ffi.buffer(raw)))
 
 
-def _disciplines(wanted: str | Sequence[str] | None, device_count: int) -> list[str] | list[None]:
+def _coherence_of_each(
+    wanted: str | Sequence[str] | None, device_count: int
+) -> list[str] | list[None]:
     """One for each device; None: what its kind has by default."""
     if not wanted:
         return [None] * device_count
     named = [wanted] if isinstance(wanted, str) else list(wanted)
     if len(named) == 1:
         named *= device_count
-    for discipline in named:
-        if discipline not in DISCIPLINES:
-            raise PoolError(f"no discipline '{discipline}'; there are {', '.join(DISCIPLINES)}")
+    for coherence in named:
+        if coherence not in COHERENCE_MODES:
+            raise PoolError(
+                f"no coherence mode '{coherence}'; there are {', '.join(COHERENCE_MODES)}"
+            )
     if len(named) != device_count:
         raise DeviceMismatchError(
-            f"{len(named)} disciplines for {device_count} devices; name one for all, or one for "
+            f"{len(named)} coherence modes for {device_count} devices; name one for all or one for "
             "each, in the devices' order"
         )
     return named

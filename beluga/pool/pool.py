@@ -35,7 +35,7 @@ class DeviceView:
     offset: int  # bytes into path: more than 0 for a slice
     size: int  # bytes used
     stripe_count: int  # its superblock's included
-    discipline: str  # "coherent" or "non-coherent"
+    coherence: str  # "hardware" or "software"
     sparse: bool
     link: str | None  # the adapter it hangs on, as named
     node: int | None  # the NUMA node near it
@@ -62,7 +62,7 @@ class Pool:
                 offset=member.device.spec.offset,
                 size=self.geometry.device_size,
                 stripe_count=self.geometry.device_size // STRIPE_SIZE,
-                discipline=member.superblock.discipline,
+                coherence=member.superblock.coherence,
                 sparse=member.superblock.sparse,
                 link=member.device.spec.link,
                 node=member.device.node,
@@ -77,7 +77,7 @@ class Pool:
         *,
         device_size: int | None = None,
         interleave: bool = True,
-        discipline: str | Sequence[str] | None = None,
+        coherence: str | Sequence[str] | None = None,
         sparse: bool = False,
         force: bool = False,
         max_blocks: int | None = None,
@@ -89,7 +89,7 @@ class Pool:
         """Format ``paths`` as a new, empty pool and open it; files are made and given their room.
 
         ``device_size`` is in bytes, a multiple of 2 MiB; None takes the devices' own size, or for
-        new files a share of the room. ``discipline`` is "coherent" or "non-coherent", or a list
+        new files a share of the room. ``coherence`` is "hardware" or "software", or a list
         with one of them for each path; None: files are coherent, devdax is not. A pool with a
         coherent device is for one host. ``sparse`` gives files no room (tests). ``force`` destroys
         what is there. ``progress`` is called with the bytes pre-faulted and the bytes in all.
@@ -98,7 +98,7 @@ class Pool:
         wishes = Wishes(
             device_size=device_size,
             interleave=interleave,
-            discipline=discipline,
+            coherence=coherence,
             sparse=sparse,
             force=force,
             max_blocks=max_blocks,

@@ -54,7 +54,7 @@ def refuse_in_use(path: Path) -> None:
     """Raise DeviceBusyError if a process of this host serves the pool, or has a session with it.
 
     ``path`` is the pool's runtime directory. Each such process holds a lock on a file there
-    (``csrc/liveness/proof.h``); other hosts' processes can not be seen.
+    (``csrc/liveness/lock.h``); other hosts' processes can not be seen.
     """
     for proof in path.glob("alive-*"):
         with proof.open("r+b") as file:

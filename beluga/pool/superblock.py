@@ -29,9 +29,9 @@ MAGIC = b"BELUGA\r\n"  # the first bytes of a superblock
 
 SUPERBLOCK_SIZE: int = ffi.sizeof("bl_superblock")
 
-DISCIPLINES: dict[str, int] = {
-    "coherent": lib.BL_DISCIPLINE_COHERENT,
-    "non-coherent": lib.BL_DISCIPLINE_NON_COHERENT,
+COHERENCE_MODES: dict[str, int] = {
+    "hardware": lib.BL_COHERENCE_HARDWARE,
+    "software": lib.BL_COHERENCE_SOFTWARE,
 }
 
 
@@ -74,7 +74,7 @@ class Superblock:
     raw: bytes
     pool_id: str  # 32 hex digits
     device_index: int
-    discipline: str  # "coherent" or "non-coherent"
+    coherence: str  # "hardware" or "software"
     sparse: bool
     created_s: int  # since 1970
     geometry: Geometry
@@ -83,12 +83,12 @@ class Superblock:
     def of(cls, raw: bytes) -> Superblock:
         """From bytes that C has passed."""
         c = ffi.cast("bl_superblock *", ffi.from_buffer(raw))
-        discipline = next(name for name, number in DISCIPLINES.items() if number == c.discipline)
+        coherence = next(name for name, number in COHERENCE_MODES.items() if number == c.coherence)
         return cls(
             raw,
             bytes(c.pool_id).hex(),
             c.device_index,
-            discipline,
+            coherence,
             bool(c.sparse),
             c.created_s,
             Geometry.of(c.geometry),

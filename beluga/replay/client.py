@@ -22,7 +22,7 @@ from beluga.kvcache import KVCache
 from beluga.meta import BlockState
 from beluga.pool import Pool
 from beluga.replay.contents import Contents, Digests, Ids, digests
-from beluga.replay.dealer import tickets
+from beluga.replay.dispatcher import tickets
 from beluga.replay.job import Job
 from beluga.replay.process import report
 from beluga.replay.trace import Request, read_trace

@@ -22,7 +22,7 @@ import msgspec
 
 from beluga.errors import ReplayError
 from beluga.pool import Pool, room, scratch_folder, show_size
-from beluga.replay.dealer import Dealer
+from beluga.replay.dispatcher import Dispatcher
 from beluga.replay.job import Job
 from beluga.replay.process import Process
 from beluga.replay.result import Result, summarize
@@ -61,17 +61,17 @@ def replay(requests: Sequence[Request], options: Options, *, say: Say, advance: 
         trace = directory / "trace.jsonl"
         write_trace(requests, trace)
         job = Job(devices, str(trace), options.block_size, options.verify)
-        dealer = Dealer(requests, options.speed)
-        cleanup.callback(dealer.stop)  # when the clients are gone: it may wait for one to read
-        crew = _Crew(cleanup, job, options.client_count, dealer.read_end)
+        dispatcher = Dispatcher(requests, options.speed)
+        cleanup.callback(dispatcher.stop)  # when the clients are gone: it may wait for one to read
+        clients = _Clients(cleanup, job, options.client_count, dispatcher.read_end)
         start_s = time.monotonic()
-        dealer.start()
-        tallies = crew.watch(lambda done: advance(done, len(requests)))
+        dispatcher.start()
+        tallies = clients.watch(lambda done: advance(done, len(requests)))
         seconds = time.monotonic() - start_s
     return summarize(requests, options.block_size, seconds, tallies)
 
 
-class _Crew:
+class _Clients:
     """The server, and the clients, which all read the same pipe."""
 
     def __init__(self, cleanup: ExitStack, job: Job, client_count: int, tickets: int) -> None:

@@ -49,7 +49,7 @@ def pool_size_for(
                 f"give at least {show_size(least * STRIPE_SIZE)}"
             )
         return PoolSize(device_size, block_count)
-    chunks_size = block_size // 4096  # of the checksum vector, generously
+    chunks_size = block_size // 4096  # of the checksums, generously
     stored_size = -(-(block_size + chunks_size) // _PAGE_SIZE) * _PAGE_SIZE
     size = block_count * (stored_size * _WASTE + _TABLE_LINES_SIZE) + _LANE_COUNT * _LANE_SIZE
     stripe_count = int(size / DEVICE_COUNT) // STRIPE_SIZE + 1 + _SPARE_STRIPES

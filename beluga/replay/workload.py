@@ -25,7 +25,7 @@ class Conversations:
     turn_count: int = 10
     system_prompt_count: int = 3
     system_prompt_length: int = 12
-    turn_length_max: int = 8
+    quantum_length_max: int = 8
     turn_interval_ms: float = 500.0
     seed: int = 1
 
@@ -43,7 +43,7 @@ def make_workload(shape: Conversations) -> list[Request]:
         blocks = list(choice.choice(prompts))
         time = choice.uniform(0, shape.turn_interval_ms * shape.turn_count)
         for _ in range(shape.turn_count):
-            answer_length = choice.randint(1, shape.turn_length_max)
+            answer_length = choice.randint(1, shape.quantum_length_max)
             blocks = blocks + [next(fresh) for _ in range(answer_length)]
             requests.append(
                 Request(

@@ -66,8 +66,8 @@ class ServerStat:
     quota_call_count: int
     quota_grant_count: int
     quota_pin_count: int
-    turn_request_max: int
-    turn_key_max: int
+    quantum_request_max: int
+    quantum_key_max: int
     wait_request_max: int
     wait_key_max: int
     attach_count: int
@@ -86,8 +86,8 @@ class Server:
     about no later ones, however late this server starts. Raises
     :class:`~beluga.errors.ServerAliveError` or :class:`~beluga.errors.SessionAliveError` where a
     heartbeat proves it wrong, now or at :meth:`start`.
-    ``beat_lost_s``: how many seconds the heartbeat of a session that cannot be proven alive or
-    dead may stand still; then what it could still write to is held back until there is proof.
+    ``heartbeat_lost_s``: how many seconds the heartbeat of a session that cannot be proven alive or
+    dead may stand still; then what it could still write to is quarantined until there is proof.
     ``quota`` bounds every session.
 
     Raises :class:`~beluga.errors.ServerAliveError` from :meth:`start` if the pool has a server,
@@ -100,10 +100,10 @@ class Server:
         *,
         host: int | None = None,
         declared_gone: bool = False,
-        beat_lost_s: float = 5.0,
+        heartbeat_lost_s: float = 5.0,
         quota: Quota | None = None,
     ) -> None:
-        lost_ns = nanoseconds(beat_lost_s)
+        lost_ns = nanoseconds(heartbeat_lost_s)
         self._pool = pool
         self._thread: threading.Thread | None = None
         self._failure: BelugaError | OSError | None = None
@@ -130,7 +130,7 @@ class Server:
         limits.grant_count, limits.pin_count = quota.grants, quota.pins
         limits.bytes, limits.calls_per_s = quota.bytes, quota.calls_per_s
         with self._running() as server:
-            lib.bl_server_beat_lost(server, lost_ns)
+            lib.bl_server_heartbeat_lost(server, lost_ns)
             lib.bl_server_limit(server, limits)
             echo = lib.bl_echo_handler
             check(lib.bl_server_handle_method(server, lib.BL_METHOD_PING, echo, ffi.NULL))
@@ -186,7 +186,7 @@ class Server:
     def watch(self, timeout_s: float, *, silent_s: float) -> bool:
         """Before :meth:`start`: whether it is time to take over, looked for at most ``timeout_s``.
 
-        It is when nobody serves the pool, when its server is gone, or when that one's beat has
+        It is when nobody serves the pool, when its server is gone, or when that one's heartbeat has
         stood still for ``silent_s`` seconds. Raises :class:`~beluga.errors.EpochDamagedError`.
         """
         times = nanoseconds(silent_s), nanoseconds(timeout_s)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 SILENT_S = 2.0
-"""A beat that stands still so long is one of a server that another machine may follow."""
+"""A heartbeat that stands still so long is one of a server that another machine may follow."""
 
 _LOOK_S = 0.2
 _RETRY_S = 0.1

@@ -25,7 +25,7 @@ TESTS = {
     lib.BL_ACCEPTANCE_LATE_EVICTION: "late eviction",
     lib.BL_ACCEPTANCE_PREFETCH: "prefetch staleness",
 }
-MODES = {lib.BL_ACCEPTANCE_DISCIPLINE: "discipline", lib.BL_ACCEPTANCE_BARE: "bare"}
+MODES = {lib.BL_ACCEPTANCE_SOFTWARE: "coherence", lib.BL_ACCEPTANCE_BARE: "bare"}
 INITIATORS = ("a->b", "b->a")
 
 # No memory owes it to a program that what is wider than 8 bytes arrives in one piece.
@@ -63,7 +63,7 @@ class Finding:
 
     The initiator of "a->b" is side a: it writes (of store buffering both do). ``rejected`` counts
     torn lines that their check gave away, which is legal. ``promised`` says whether the device's
-    superblock makes this a promise: the discipline always is, bare loads and stores are on a
+    superblock makes this a promise: the coherence always is, bare loads and stores are on a
     device that is declared coherent.
     """
 
@@ -80,7 +80,7 @@ class Finding:
     def of(cls, test: int, mode: int, initiator: int, device: DeviceView, **counts: int) -> Finding:
         """From the numbers of ``csrc/api/verify.h``."""
         bare = mode == lib.BL_ACCEPTANCE_BARE
-        owed = device.discipline == "coherent" and TESTS[test] not in _UNPROMISED
+        owed = device.coherence == "hardware" and TESTS[test] not in _UNPROMISED
         return cls(
             test=TESTS[test],
             initiator=INITIATORS[initiator],

@@ -17,8 +17,8 @@ enum bl_finding_kind {
     BL_FINDING_EPOCH_STATE,
     BL_FINDING_EPOCH_NONSENSE,
     BL_FINDING_EPOCH_FUTURE,             /* too great for any generation */
-    BL_FINDING_BEAT_DAMAGED,             /* the server's; place: half */
-    BL_FINDING_BEAT_STRANGE,             /* of another server than serves */
+    BL_FINDING_HEARTBEAT_DAMAGED,             /* the server's; place: half */
+    BL_FINDING_HEARTBEAT_STRANGE,             /* of another server than serves */
     BL_FINDING_CANDIDATE_DAMAGED,       /* place: host */
     BL_FINDING_CANDIDATE_NONSENSE,
     BL_FINDING_CANDIDATE_FUTURE,
@@ -35,7 +35,7 @@ enum bl_finding_kind {
     BL_FINDING_SESSION_NONSENSE,
     BL_FINDING_SESSION_FUTURE,
     BL_FINDING_SESSION_TWICE,            /* detail: the other lane */
-    BL_FINDING_LANE_BEAT_DAMAGED,        /* the client's; place: lane */
+    BL_FINDING_LANE_HEARTBEAT_DAMAGED,        /* the client's; place: lane */
     BL_FINDING_REQUEST_DAMAGED,          /* place: lane * slot_count + slot */
     BL_FINDING_REQUEST_NONSENSE,
     BL_FINDING_REPLY_DAMAGED,
@@ -60,7 +60,7 @@ enum bl_finding_kind {
     BL_FINDING_ENTRY_OVERLAP,            /* two entries, one space; detail: the newer */
     BL_FINDING_ENTRY_TWICE,              /* two entries, one key */
     BL_FINDING_ENTRY_GENERATION,         /* two entries, one generation */
-    BL_FINDING_VECTOR_DAMAGED,           /* checksums that are not those that were committed */
+    BL_FINDING_CHECKSUMS_DAMAGED,           /* checksums that are not those that were committed */
     BL_FINDING_PAYLOAD_DAMAGED,          /* bytes that are not */
     BL_FINDING_RESERVED,                 /* a reserved field is used; place: as of its kind */
     BL_FINDING_STRAY                     /* something where nothing lies; place: line of the pool */

@@ -43,7 +43,7 @@ void bl_dsa_queue_ended(bl_dsa_queue *queue);
 void bl_dsa_queue_close(bl_dsa_queue *queue);
 
 /* What befalls the software queue, in tests: chances out of 65536. All zero: nothing. */
-typedef struct bl_dsa_weather {
+typedef struct bl_dsa_faults {
     uint64_t seed;
     uint32_t full;              /* a descriptor finds the queue full, */
     uint32_t full_run;          /* and so do as many after it, at most */
@@ -53,12 +53,12 @@ typedef struct bl_dsa_weather {
     uint32_t reorder;           /* descriptors run out of order, as far as they may */
     uint32_t late;              /* a record is written later than others */
     uint32_t delay_us;          /* before every descriptor */
-} bl_dsa_weather;
+} bl_dsa_faults;
 
 /* A queue that a thread of this process serves. pool, or NULL, is one whose failing devices
- * are page faults; else they end the process. weather may be NULL. 0, -EINVAL, -ENOMEM. */
+ * are page faults; else they end the process. faults may be NULL. 0, -EINVAL, -ENOMEM. */
 int bl_dsa_soft_open(const bl_pool *pool, const bl_dsa_limits *limits,
-                     const bl_dsa_weather *weather, bl_dsa_queue **out);
+                     const bl_dsa_faults *faults, bl_dsa_queue **out);
 
 /* ---- The engine: plans into descriptors. One thread at a time. */
 

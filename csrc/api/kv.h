@@ -43,17 +43,18 @@ typedef struct bl_kv_pending bl_kv_pending;
 int bl_kv_put_begin(bl_session *session, const bl_kv_batch *batch, uint8_t *states,
                     int32_t *statuses, uint64_t *offsets, bl_kv_pending **out);
 
-/* The granted blocks are written, in memory, and these are their vectors, a row for each of the
+/* The granted blocks are written, in memory, and these are their checksums, a row for each of the
  * batch; or written is a negative error, and nothing will write there any more. As bl_kv_put.
  * -EINPROGRESS: something may still write there. The session leaves its nonce, whose grants end
  * with this process, and takes another one at its next call. */
-int bl_kv_put_end(bl_session *session, bl_kv_pending *pending, const uint32_t *vectors, int written,
+int bl_kv_put_end(bl_session *session, bl_kv_pending *pending, const uint32_t *checksums,
+                  int written,
                   uint8_t *states, int32_t *statuses);
 
 /* Look up and pin: how many leading blocks there are, or an error. states: HIT if it may be read,
- * from its offset; vectors, if they are to be verified: a row for each of the batch. */
+ * from its offset; checksums, if they are to be verified: a row for each of the batch. */
 int64_t bl_kv_get_begin(bl_session *session, const bl_kv_batch *batch, uint8_t *states,
-                        uint64_t *offsets, uint32_t *vectors, bl_kv_pending **out);
+                        uint64_t *offsets, uint32_t *checksums, bl_kv_pending **out);
 
 /* The blocks that are HIT were copied, and are what their vectors say; or copied is a negative
  * error. As bl_kv_get, but nothing is read again: what is not right is a miss. */

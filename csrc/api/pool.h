@@ -31,7 +31,7 @@ uint64_t bl_format_hash(void);
 
 /* Fill in the superblock of device device_index. */
 void bl_superblock_make(const bl_pool_config *config, const bl_geometry *geometry,
-                        uint32_t device_index, uint32_t discipline, bl_superblock *out);
+                        uint32_t device_index, uint32_t coherence, bl_superblock *out);
 
 /* Why a superblock cannot be used by this program, in order of what is asked first. */
 enum bl_superblock_fault {

@@ -31,13 +31,13 @@ typedef struct bl_server_stat {
     uint64_t epoch;
     uint64_t call_count;
     uint64_t error_count;       /* calls answered with an error */
-    uint64_t key_count;         /* of those calls, at most: bl_turn_keys() */
+    uint64_t key_count;         /* of those calls, at most: bl_quantum_keys() */
     uint64_t torn_count;        /* request lines that were not whole */
     uint64_t quota_call_count;  /* calls refused: too many in a second */
     uint64_t quota_grant_count; /* grants refused: too many, or too many bytes */
     uint64_t quota_pin_count;   /* pins refused: too many, or too many bytes */
-    uint64_t turn_request_max;  /* greatest turn of a lane */
-    uint64_t turn_key_max;
+    uint64_t quantum_request_max;  /* greatest turn of a lane */
+    uint64_t quantum_key_max;
     uint64_t wait_request_max;  /* most that others had done when a lane's oldest request was */
     uint64_t wait_key_max;
     uint64_t attach_count;
@@ -50,8 +50,8 @@ typedef struct bl_server_stat {
 
 int bl_server_create(const bl_pool *pool, const char *directory, uint32_t host, bl_server **out);
 void bl_server_destroy(bl_server *server);
-/* How long another host's beat may stand still before its session is in doubt; 0: 5 s. */
-void bl_server_beat_lost(bl_server *server, uint64_t ns);
+/* How long another host's heartbeat may stand still before its session is in doubt; 0: 5 s. */
+void bl_server_heartbeat_lost(bl_server *server, uint64_t ns);
 
 /* What each session may have at a time; 0: no limit but the pool's. */
 typedef struct bl_quota {
@@ -71,7 +71,7 @@ int bl_server_handle_method(bl_server *server, uint32_t method, bl_handler handl
 
 /* An operator says that every server and session that the pool knows of now can write no more.
  * Before the server stands by or serves; those of this host that can be proven are left out.
- * 0, or the beat of one moves: -BL_ERROR_SERVER_ALIVE, _SESSION_ALIVE. */
+ * 0, or the heartbeat of one moves: -BL_ERROR_SERVER_ALIVE, _SESSION_ALIVE. */
 int bl_server_declare_gone(bl_server *server);
 
 /* Become the pool's server, of lanes only: 0, or -BL_ERROR_SERVER_ALIVE, _EPOCH_DAMAGED,
@@ -79,9 +79,9 @@ int bl_server_declare_gone(bl_server *server);
 int bl_server_serve_lanes(bl_server *server);
 
 /* Stand by: look at the pool's server every few milliseconds, for timeout_ns. 1: it is time to try
- * to take over (nobody serves, it stopped, it is proven gone, or its beat stood still for lost_ns);
- * 0: it lives; or -BL_ERROR_EPOCH_DAMAGED, _HOST_CLASH. Before the server serves; if taking over is
- * refused, it may stand by again. */
+ * to take over (nobody serves, it stopped, it is proven gone, or its heartbeat stood still for
+ * lost_ns); 0: it lives; or -BL_ERROR_EPOCH_DAMAGED, _HOST_CLASH. Before the server serves; if
+ * taking over is refused, it may stand by again. */
 int bl_server_watch(bl_server *server, uint64_t lost_ns, uint64_t timeout_ns);
 
 /* Serve until bl_server_stop (from any thread): 0, or -BL_ERROR_DEPOSED. */

@@ -10,13 +10,13 @@
 
 /* Verdicts of the oracles, as negative results of a run: bl_sim_stat's report says more. */
 enum bl_sim_verdict {
-    BL_SIM_DISCIPLINE = 3001,   /* bytes were used that no publication and invalidation vouch for */
+    BL_SIM_COHERENCE = 3001,   /* bytes were used that no publication and invalidation vouch for */
     BL_SIM_OWNERSHIP = 3002,    /* a line had two writers at a time */
     BL_SIM_RAW_ACCESS = 3003    /* an address of the pool was used without a verb */
 };
 
 /* How the devices are declared; mixed: every other one coherent, which of them by the seed. */
-enum bl_sim_coherence { BL_SIM_NON_COHERENT = 0, BL_SIM_COHERENT = 1, BL_SIM_MIXED = 2 };
+enum bl_sim_coherence { BL_SIM_SOFTWARE = 0, BL_SIM_COHERENT = 1, BL_SIM_MIXED = 2 };
 
 /* What becomes of the site that is not as it should be. A range's first or last line is left out
  * only if it has more; the other half is that of a structure that the server has twice. */

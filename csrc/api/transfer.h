@@ -50,15 +50,15 @@ int bl_plan_check(const bl_pool *pool, const bl_plan *plan);
 
 /* What the CPU does for a device before it reads the pool or after it has written
  * (beluga/transfer/engines/policy.py). */
-enum bl_care {
-    BL_CARE_FENCE,              /* orders only: the device's bytes pass no cache */
-    BL_CARE_INVALIDATE,         /* before a read, after the look at the entry */
-    BL_CARE_FLUSH               /* after a write, its completion seen, before the publication */
+enum bl_maintenance {
+    BL_MAINTENANCE_FENCE,       /* orders only: the device's bytes pass no cache */
+    BL_MAINTENANCE_INVALIDATE,  /* before a read, after the look at the entry */
+    BL_MAINTENANCE_FLUSH /* after a write, its completion seen, before the publication */
 };
 
 /* For all that a plan makes a device read or write: 0, -EINVAL if that leaves the pool, or
  * -BL_ERROR_DEVICE_FAULT. */
-int bl_plan_care(const bl_pool *pool, const bl_plan *plan, uint32_t care);
+int bl_plan_maintenance(const bl_pool *pool, const bl_plan *plan, uint32_t maintenance);
 
 /* How the CPU copies, in bytes but for threads: measured on the machine
  * (beluga/transfer/engines/cpu/tuning.py). Any numbers give the same bytes and checksums. */

@@ -20,9 +20,9 @@ enum bl_acceptance_test {
     BL_ACCEPTANCE_TEST_COUNT
 };
 
-/* By the rules of the non-coherent discipline; by plain loads and stores. */
+/* By the rules of software coherence; by plain loads and stores. */
 enum bl_acceptance_mode {
-    BL_ACCEPTANCE_DISCIPLINE = 0,
+    BL_ACCEPTANCE_SOFTWARE = 0,
     BL_ACCEPTANCE_BARE,
     BL_ACCEPTANCE_MODE_COUNT
 };

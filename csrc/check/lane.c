@@ -131,16 +131,18 @@ static void bl_check_ring_of(bl_check *check, uint32_t lane, int replies)
         bl_check_slot(check, &ring, slot);
 }
 
-/* The client's beat. One that names another session is an earlier one's: ours has not begun. */
-static uint32_t bl_judge_lane_beat(bl_check *check, const bl_check_line *line)
+/* The client's heartbeat. One that names another session is an earlier one's: ours has not begun.
+ * */
+static uint32_t bl_judge_lane_heartbeat(bl_check *check, const bl_check_line *line)
 {
-    bl_beat_line beat;
-    memcpy(&beat, line->word, sizeof beat);
-    if (beat.nonce != check->sessions[line->number].nonce)
+    bl_heartbeat_line heartbeat;
+    memcpy(&heartbeat, line->word, sizeof heartbeat);
+    if (heartbeat.nonce != check->sessions[line->number].nonce)
         return 0;
-    if (!bl_table_whole(&beat, beat.nonce))
-        return BL_FINDING_LANE_BEAT_DAMAGED;
-    return bl_check_zero(beat.reserved, sizeof beat.reserved) && beat.reserved_tail == 0
+    if (!bl_table_whole(&heartbeat, heartbeat.nonce))
+        return BL_FINDING_LANE_HEARTBEAT_DAMAGED;
+    return bl_check_zero(heartbeat.reserved, sizeof heartbeat.reserved) && heartbeat.reserved_tail
+           == 0
                ? 0
                : BL_FINDING_RESERVED;
 }
@@ -153,10 +155,10 @@ void bl_check_lanes(bl_check *check)
         bl_check_stray(check, start + BL_LINE_SIZE, start + BL_PAGE_SIZE);
         if (check->sessions[lane].state != BL_SESSION_LIVE)
             continue;
-        bl_check_line beat = {.offset = start, .number = lane};
+        bl_check_line heartbeat = {.offset = start, .number = lane};
         bl_check_refetch(check, start, BL_LINE_SIZE);
-        bl_check_look(check, &beat);
-        bl_check_judged(check, &beat, bl_judge_lane_beat);
+        bl_check_look(check, &heartbeat);
+        bl_check_judged(check, &heartbeat, bl_judge_lane_heartbeat);
         bl_check_ring_of(check, lane, 0);
         bl_check_ring_of(check, lane, 1);
     }

@@ -5,10 +5,10 @@
  *
  *   check/check.c   walks over everything
  *   check/line.c    looks at lines, believes findings
- *   check/server.c  what servers and the lobby say: epochs, beats, candidates, sessions
+ *   check/server.c  what servers and the lobby say: epochs, heartbeats, candidates, sessions
  *   check/lane.c    sessions' lanes: requests and replies
  *   check/table.c   extents and entries: alone, and against each other
- *   check/payload.c checksum vectors and payloads
+ *   check/payload.c checksums and payloads
  *
  * A live pool changes under the one who judges it. So a finding is a suspicion until the lines it
  * rests on have been looked at again, later, and were the same each time: what servers and clients

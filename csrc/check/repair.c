@@ -72,12 +72,12 @@ static void bl_repair_epoch(const bl_pool *pool, uint32_t half)
         bl_repair_line(pool, offset + copy, &line);
 }
 
-/* A beat of the server that spoke last. */
-static void bl_repair_beat(const bl_pool *pool, const bl_epoch_line *epoch)
+/* A heartbeat of the server that spoke last. */
+static void bl_repair_heartbeat(const bl_pool *pool, const bl_epoch_line *epoch)
 {
-    bl_beat_line line = {.count = 1, .nonce = epoch->nonce};
+    bl_heartbeat_line line = {.count = 1, .nonce = epoch->nonce};
     bl_table_seal(&line, line.nonce);
-    bl_repair_line(pool, bl_server_beat_offset(epoch->epoch % BL_HALF_COUNT), &line);
+    bl_repair_line(pool, bl_server_heartbeat_offset(epoch->epoch % BL_HALF_COUNT), &line);
 }
 
 typedef struct bl_repair {
@@ -108,8 +108,8 @@ static int bl_repair_guarded(void *context)
         bl_repair_epoch(pool, (uint32_t)finding->place);
         return 0;
     }
-    if (kind <= BL_FINDING_BEAT_STRANGE || offset == bl_server_beat_offset(half)) {
-        bl_repair_beat(pool, &epoch);
+    if (kind <= BL_FINDING_HEARTBEAT_STRANGE || offset == bl_server_heartbeat_offset(half)) {
+        bl_repair_heartbeat(pool, &epoch);
         return 0;
     }
     if (kind >= BL_FINDING_ENTRY_DAMAGED && kind <= BL_FINDING_PAYLOAD_DAMAGED)

@@ -36,16 +36,18 @@ static uint32_t bl_judge_epoch(bl_check *check, const bl_check_line *line)
     return 0;
 }
 
-/* The beat of the half that serves: made before its epoch is published. */
-static uint32_t bl_judge_server_beat(bl_check *check, const bl_check_line *line)
+/* The heartbeat of the half that serves: made before its epoch is published. */
+static uint32_t bl_judge_server_heartbeat(bl_check *check, const bl_check_line *line)
 {
-    bl_beat_line beat;
-    memcpy(&beat, line->word, sizeof beat);
-    if (beat.nonce == check->epoch.nonce && bl_table_whole(&beat, beat.nonce))
-        return bl_check_zero(beat.reserved, sizeof beat.reserved) && beat.reserved_tail == 0
+    bl_heartbeat_line heartbeat;
+    memcpy(&heartbeat, line->word, sizeof heartbeat);
+    if (heartbeat.nonce == check->epoch.nonce && bl_table_whole(&heartbeat, heartbeat.nonce))
+        return bl_check_zero(heartbeat.reserved, sizeof heartbeat.reserved) &&
+               heartbeat.reserved_tail == 0
                    ? 0
                    : BL_FINDING_RESERVED;
-    return bl_table_whole(&beat, beat.nonce) ? BL_FINDING_BEAT_STRANGE : BL_FINDING_BEAT_DAMAGED;
+    return bl_table_whole(&heartbeat, heartbeat.nonce) ? BL_FINDING_HEARTBEAT_STRANGE
+           : BL_FINDING_HEARTBEAT_DAMAGED;
 }
 
 /* What a host has said in an election: it alone begins ballots that are its number mod hosts. */
@@ -84,7 +86,7 @@ void bl_check_server_lines(bl_check *check)
     bl_check_refetch(check, 0, candidates_end);
     for (uint32_t half = 0; half < BL_HALF_COUNT; half++) {
         bl_check_register(check, bl_epoch_offset(half), half, bl_judge_epoch);
-        bl_check_stray(check, bl_server_beat_offset(half) + BL_LINE_SIZE,
+        bl_check_stray(check, bl_server_heartbeat_offset(half) + BL_LINE_SIZE,
                        bl_epoch_offset(half + 1));
     }
     bl_check_stray(check, bl_epoch_offset(BL_HALF_COUNT), BL_CANDIDATE_OFFSET);
@@ -94,9 +96,9 @@ void bl_check_server_lines(bl_check *check)
     bl_check_stray(check, candidates_end, BL_LOBBY_OFFSET);
     if (!bl_epoch_served(&check->epoch))
         return;
-    bl_check_line line = {.offset = bl_server_beat_offset(check->half), .number = check->half};
+    bl_check_line line = {.offset = bl_server_heartbeat_offset(check->half), .number = check->half};
     bl_check_look(check, &line);
-    bl_check_judged(check, &line, bl_judge_server_beat);
+    bl_check_judged(check, &line, bl_judge_server_heartbeat);
 }
 
 static uint32_t bl_judge_session(bl_check *check, const bl_check_line *line)
@@ -109,7 +111,7 @@ static uint32_t bl_judge_session(bl_check *check, const bl_check_line *line)
         return BL_FINDING_SESSION_DAMAGED;
     if (!bl_check_zero(session.reserved, sizeof session.reserved))
         return BL_FINDING_RESERVED;
-    if (session.state > BL_SESSION_DOUBTFUL)
+    if (session.state > BL_SESSION_SUSPECT)
         return BL_FINDING_SESSION_STATE;
     if (session.epoch > check->epoch.epoch)
         return BL_FINDING_SESSION_FUTURE;

@@ -166,7 +166,8 @@ static bl_check_line bl_check_entry_line(const bl_check *check, uint64_t number)
 }
 
 /* Does a block of this size start at offset in this extent? One that is retired has none. */
-static int bl_extent_houses(const bl_geometry *g, const bl_extent_view *view, const bl_entry *entry)
+static int bl_extent_contains(const bl_geometry *g, const bl_extent_view *view,
+                              const bl_entry *entry)
 {
     uint64_t first = g->data_offset + (uint64_t)view->first_stripe * BL_STRIPE_SIZE;
     if (entry->offset < first || view->retired ||
@@ -177,12 +178,12 @@ static int bl_extent_houses(const bl_geometry *g, const bl_extent_view *view, co
 }
 
 /* Is there an extent for the block, by the marks as they were or as they are now? */
-static int bl_check_housed(bl_check *check, const bl_entry *entry)
+static int bl_check_contained(bl_check *check, const bl_entry *entry)
 {
     const bl_geometry *g = &check->pool->geometry;
     bl_extent_view view;
     if (bl_extents_at(check->extents, entry->offset, &view) == 0 &&
-        bl_extent_houses(g, &view, entry))
+        bl_extent_contains(g, &view, entry))
         return 1;
     uint64_t stripe = (entry->offset - g->data_offset) / BL_STRIPE_SIZE;
     for (uint64_t back = 0; back < BL_EXTENT_STRIPES_MAX && back <= stripe; back++) {
@@ -194,7 +195,7 @@ static int bl_check_housed(bl_check *check, const bl_entry *entry)
         if (!bl_check_used(&line) || bl_judge_mark(check, &line) || mark.state == BL_EXTENT_FREE)
             continue;
         view = bl_extent_of(&mark);
-        if (bl_extent_houses(g, &view, entry))
+        if (bl_extent_contains(g, &view, entry))
             return 1;
     }
     return 0;
@@ -206,7 +207,7 @@ static uint32_t bl_judge_home(bl_check *check, const bl_check_line *line)
     memcpy(&entry, line->word, sizeof entry);
     if (bl_judge_entry(check, line) || entry.state != BL_ENTRY_COMMITTED)
         return 0;
-    return bl_check_housed(check, &entry) ? 0 : BL_FINDING_ENTRY_HOMELESS;
+    return bl_check_contained(check, &entry) ? 0 : BL_FINDING_ENTRY_HOMELESS;
 }
 
 /* An entry in a set by one of its properties: 1 if it is alone there, 0 if it, or an entry found

@@ -193,7 +193,7 @@ static inline void bl_invalidate(const bl_memory *memory, uint64_t offset, uint6
 #define bl_verify(memory, condition) ((void)(memory), (condition))
 
 /* What a reader says of its looks. Nothing here; the simulator judges the reader by it
- * (sim/discipline.c), so that a missing flush or fence is found even where it did no harm. */
+ * (sim/coherence.c), so that a missing flush or fence is found even where it did no harm. */
 
 /* The line loaded last at offset is believed: it is whole, and its writer's. What that one had
  * fenced before it may now be invalidated, read and used. */

@@ -5,9 +5,9 @@
  * region that is an error of the region, and the process lives.
  *
  * What a region does is left off in the middle, so regions are drawn where nothing is held that
- * only their end would give back: around the copy of a block, a call, a beat, the poll loop. They
- * nest; the innermost of the thread ends. A SIGBUS that is not of the region's pool goes to whoever
- * handled it before. A region costs some ten nanoseconds, and a system call every 100 us.
+ * only their end would give back: around the copy of a block, a call, a heartbeat, the poll loop.
+ * They nest; the innermost of the thread ends. A SIGBUS that is not of the region's pool goes to
+ * whoever handled it before. A region costs some ten nanoseconds, and a system call every 100 us.
  */
 #ifndef BL_GUARD_H
 #define BL_GUARD_H

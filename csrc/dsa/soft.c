@@ -6,7 +6,7 @@
  * no device, every machine still goes the device's way. What it was given dies with its process.
  *
  * A record becomes visible by its first 8 bytes, written last, after all that the descriptor did.
- * The weather of a test decides what goes wrong: the same seed and the same order of submissions
+ * The faults of a test decides what goes wrong: the same seed and the same order of submissions
  * give the same decisions.
  */
 #include "dsa/queue.h"
@@ -24,7 +24,7 @@
 
 enum { BL_DSA_LATE_MAX = 32, BL_DSA_LATE_NS = 20 * 1000, BL_DSA_LIST_MAX = 1024 };
 
-/* A record that is held back. */
+/* A record that is quarantined. */
 typedef struct bl_dsa_late {
     uint64_t address;
     bl_dsa_record record;
@@ -34,7 +34,7 @@ typedef struct bl_dsa_soft {
     bl_dsa_queue queue;
     const bl_memory *memory;    /* or NULL */
     bl_dsa_limits limits;
-    bl_dsa_weather weather;
+    bl_dsa_faults faults;
     uint64_t dice_submit;       /* under the lock */
     uint64_t dice_work;         /* the thread's */
     uint32_t full_left;         /* answers "full" still to give */
@@ -66,8 +66,8 @@ static int bl_dsa_soft_submit(bl_dsa_queue *queue, const bl_dsa_descriptor *desc
     pthread_mutex_lock(&soft->lock);
     if (soft->full_left > 0)
         soft->full_left--;
-    else if (bl_dsa_befalls(&soft->dice_submit, soft->weather.full))
-        soft->full_left = bl_dsa_dice(&soft->dice_submit, soft->weather.full_run + 1);
+    else if (bl_dsa_befalls(&soft->dice_submit, soft->faults.full))
+        soft->full_left = bl_dsa_dice(&soft->dice_submit, soft->faults.full_run + 1);
     else if (soft->count < soft->limits.depth) {
         soft->ring[soft->count++] = *descriptor;
         status = 0;
@@ -108,7 +108,7 @@ static void bl_dsa_deliver(bl_dsa_soft *soft, const bl_dsa_descriptor *descripto
     if (!(flags & BL_DSA_RCR) && record->status == BL_DSA_SUCCESS)
         return;
     if (may_be_late && soft->late_count < BL_DSA_LATE_MAX &&
-        bl_dsa_befalls(&soft->dice_work, soft->weather.late))
+        bl_dsa_befalls(&soft->dice_work, soft->faults.late))
         soft->late[soft->late_count++] = (bl_dsa_late){descriptor->record, *record};
     else
         bl_dsa_show(descriptor->record, record);
@@ -122,11 +122,11 @@ static uint32_t bl_dsa_run_one(bl_dsa_soft *soft, const bl_dsa_descriptor *descr
     bl_dsa_record record;
     int waits = bl_dsa_flags(descriptor) & BL_DSA_BOF;
     if (descriptor->size > 0 && !waits &&
-        bl_dsa_befalls(&soft->dice_work, soft->weather.fault)) {
+        bl_dsa_befalls(&soft->dice_work, soft->faults.fault)) {
         upset.kind = BL_DSA_UPSET_FAULT;
         upset.at = bl_dsa_dice(&soft->dice_work, descriptor->size);
         upset.is_write = bl_dsa_dice(&soft->dice_work, 2);
-    } else if (bl_dsa_befalls(&soft->dice_work, soft->weather.error)) {
+    } else if (bl_dsa_befalls(&soft->dice_work, soft->faults.error)) {
         upset.kind = BL_DSA_UPSET_ERROR;
     }
     bl_dsa_execute(&place, descriptor, &upset, &record);
@@ -157,7 +157,7 @@ static uint32_t bl_dsa_run_list(bl_dsa_soft *soft, const bl_dsa_descriptor *list
         for (end = start; end == start || (end < count &&
                                            !(bl_dsa_flags(&list[end]) & BL_DSA_FENCE)); end++)
             order[end] = (uint16_t)end;
-        if (bl_dsa_befalls(&soft->dice_work, soft->weather.reorder))
+        if (bl_dsa_befalls(&soft->dice_work, soft->faults.reorder))
             bl_dsa_shuffle(soft, order, start, end);
         for (uint32_t i = start; i < end; i++, done++)
             *failed |= bl_dsa_run_one(soft, &list[order[i]], 1) != BL_DSA_SUCCESS;
@@ -173,7 +173,7 @@ static void bl_dsa_run_batch(bl_dsa_soft *soft, const bl_dsa_descriptor *batch)
     if (record.status == BL_DSA_NONE) {
         const bl_dsa_descriptor *list = (const bl_dsa_descriptor *)batch->list;
         uint32_t count = batch->count, failed = 0;
-        int stops = bl_dsa_befalls(&soft->dice_work, soft->weather.list_fault);
+        int stops = bl_dsa_befalls(&soft->dice_work, soft->faults.list_fault);
         if (stops)
             count = bl_dsa_dice(&soft->dice_work, count);
         record.completed = bl_dsa_run_list(soft, list, count, &failed);
@@ -192,7 +192,7 @@ static bl_dsa_descriptor bl_dsa_take(bl_dsa_soft *soft)
     uint32_t free_count = 0, which = 0;
     while (free_count < soft->count && bl_dsa_opcode(&soft->ring[free_count]) != BL_DSA_DRAIN)
         free_count++;
-    if (free_count > 1 && bl_dsa_befalls(&soft->dice_work, soft->weather.reorder))
+    if (free_count > 1 && bl_dsa_befalls(&soft->dice_work, soft->faults.reorder))
         which = bl_dsa_dice(&soft->dice_work, free_count);
     bl_dsa_descriptor taken = soft->ring[which];
     soft->count--;
@@ -221,7 +221,7 @@ static void *bl_dsa_serve_all(void *argument)
     for (;;) {
         if (soft->count > 0) {
             bl_dsa_descriptor descriptor = bl_dsa_take(soft);
-            uint32_t delay_us = soft->stop ? 0 : soft->weather.delay_us;
+            uint32_t delay_us = soft->stop ? 0 : soft->faults.delay_us;
             pthread_mutex_unlock(&soft->lock);
             bl_dsa_serve(soft, &descriptor, delay_us);
             pthread_mutex_lock(&soft->lock);
@@ -257,7 +257,7 @@ static const bl_dsa_queue_verbs bl_dsa_soft_verbs = {bl_dsa_soft_submit, bl_dsa_
                                                      bl_dsa_soft_close};
 
 int bl_dsa_soft_open(const bl_pool *pool, const bl_dsa_limits *limits,
-                     const bl_dsa_weather *weather, bl_dsa_queue **out)
+                     const bl_dsa_faults *faults, bl_dsa_queue **out)
 {
     if (limits->depth == 0 || limits->size_max == 0 || limits->batch_max > BL_DSA_LIST_MAX)
         return -EINVAL;
@@ -267,10 +267,10 @@ int bl_dsa_soft_open(const bl_pool *pool, const bl_dsa_limits *limits,
     soft->queue = (bl_dsa_queue){&bl_dsa_soft_verbs, 0};
     soft->memory = pool ? &pool->memory : NULL;
     soft->limits = *limits;
-    if (weather != NULL)
-        soft->weather = *weather;
-    soft->dice_submit = soft->weather.seed * 2 + 1;
-    soft->dice_work = soft->weather.seed * 0x9e3779b97f4a7c15ull | 1;
+    if (faults != NULL)
+        soft->faults = *faults;
+    soft->dice_submit = soft->faults.seed * 2 + 1;
+    soft->dice_work = soft->faults.seed * 0x9e3779b97f4a7c15ull | 1;
     pthread_mutex_init(&soft->lock, NULL);
     pthread_cond_init(&soft->wake, NULL);
     sigset_t all, before; /* signals are the application's threads' business */

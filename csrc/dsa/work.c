@@ -221,24 +221,24 @@ typedef struct bl_dsa_by_hand {
 
 static int bl_dsa_by_hand_guarded(void *context)
 {
-    bl_dsa_by_hand *hand = context;
-    bl_dsa_execute(&hand->place, &hand->descriptor, NULL, &hand->record);
+    bl_dsa_by_hand *worker = context;
+    bl_dsa_execute(&worker->place, &worker->descriptor, NULL, &worker->record);
     return 0;
 }
 
 /* The CPU executes what the work wants next. */
 static int bl_dsa_work_by_hand(bl_dsa_engine *engine, bl_dsa_work *work)
 {
-    bl_dsa_by_hand hand = {.place = {&engine->limits, NULL, 0}};
-    if (!bl_dsa_work_ask(engine, work, &hand.descriptor))
+    bl_dsa_by_hand worker = {.place = {&engine->limits, NULL, 0}};
+    if (!bl_dsa_work_ask(engine, work, &worker.descriptor))
         return 0;
-    int status = bl_guarded(engine->memory, bl_dsa_by_hand_guarded, &hand);
+    int status = bl_guarded(engine->memory, bl_dsa_by_hand_guarded, &worker);
     if (status < 0)
         return status;
     engine->stat.by_hand++;
-    if (hand.record.status != BL_DSA_SUCCESS)
+    if (worker.record.status != BL_DSA_SUCCESS)
         return -EIO;
-    bl_dsa_work_gain(work, &hand.descriptor, &hand.record, hand.descriptor.size);
+    bl_dsa_work_gain(work, &worker.descriptor, &worker.record, worker.descriptor.size);
     return 0;
 }
 

@@ -38,7 +38,8 @@ static inline int bl_line_used(const uint64_t word[8])
     return any != 0;
 }
 
-/* Of a line that ends in its check (tables, beats, epochs). key ties it to its owner, or is 0. */
+/* Of a line that ends in its check (tables, heartbeats, epochs). key ties it to its owner, or is 0.
+ * */
 static inline uint32_t bl_table_check(const void *line, uint64_t key)
 {
     uint64_t word[8];

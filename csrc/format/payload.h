@@ -8,7 +8,7 @@
 
 #include "format/pool_format.h"
 
-/* Bytes that a block takes in the pool: payload, then its checksum vector. A vector of one is not
+/* Bytes that a block takes in the pool: payload, then its checksums. A vector of one is not
  * stored: the entry's check of it says it all. */
 static inline uint64_t bl_stored_size(uint32_t length, uint32_t chunk_size)
 {
@@ -28,7 +28,7 @@ static inline int bl_block_within(const bl_geometry *g, uint64_t offset, uint32_
 }
 
 /* Where the vector lies: on the first line behind the payload. */
-static inline uint64_t bl_vector_offset(uint64_t offset, uint32_t length)
+static inline uint64_t bl_checksums_offset(uint64_t offset, uint32_t length)
 {
     return offset + (((uint64_t)length + BL_LINE_SIZE - 1) & ~(uint64_t)(BL_LINE_SIZE - 1));
 }

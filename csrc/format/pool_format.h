@@ -11,7 +11,7 @@
  * with the writer of the lines at the right:
  *
  *   +--------------------+  0
- *   | server lines       |  epoch and beat of half 0, of half 1            server of that half
+ *   | server lines       |  epoch and heartbeat of half 0, of half 1            server of that half
  *   +--------------------+  BL_CANDIDATE_OFFSET
  *   | candidate lines    |  one per host, for the election of a server     that host
  *   +--------------------+  BL_LOBBY_OFFSET
@@ -19,7 +19,7 @@
  *   +--------------------+  session_offset
  *   | session table x 2  |  one line per lane and half                     server of that half
  *   +--------------------+  lane_offset
- *   | lanes              |  beat | requests | replies x 2 | bulk in | bulk out x 2, per lane
+ *   | lanes              |  heartbeat | requests | replies x 2 | bulk in | bulk out x 2, per lane
  *   +--------------------+  table_offset
  *   | block table x 2    |  one line (entry) per block and half            server of that half
  *   +--------------------+  extent_offset
@@ -55,7 +55,7 @@ enum bl_format_constant {
     BL_EXTENT_STRIPES_MAX = 64,
     BL_CLASS_COUNT_MAX = 64,
     BL_CHUNK_SIZE = 16 << 10,    /* bytes per checksum where a layout names no chunk of its own */
-    BL_SERVER_STRIDE = 256,      /* epoch line and its twin, then beat line at BL_POLL_STRIDE */
+    BL_SERVER_STRIDE = 256,     /* epoch line and its twin, then heartbeat line at BL_POLL_STRIDE */
     BL_CANDIDATE_OFFSET = 4096,
     BL_LOBBY_OFFSET = 16384,
     BL_LOBBY_STRIDE = 512,
@@ -63,9 +63,9 @@ enum bl_format_constant {
 };
 
 /* How far a device's memory can be trusted to be seen by others; a property of the device (D2). */
-enum bl_discipline {
-    BL_DISCIPLINE_COHERENT = 1,    /* one host's own memory: flush and invalidate do nothing */
-    BL_DISCIPLINE_NON_COHERENT = 2 /* several hosts: stream out, invalidate before a read */
+enum bl_coherence {
+    BL_COHERENCE_HARDWARE = 1,  /* one host's own memory: flush and invalidate do nothing */
+    BL_COHERENCE_SOFTWARE = 2 /* several hosts: stream out, invalidate before a read */
 };
 
 /* What a pool looks like inside; the same on all of its devices. */
@@ -96,7 +96,7 @@ typedef struct bl_superblock {
     uint64_t format_hash;       /* of every struct here: a program built otherwise refuses */
     uint8_t pool_id[16];
     uint32_t device_index;      /* this device's place in the pool, whatever it is called here */
-    uint32_t discipline;        /* bl_discipline of this device */
+    uint32_t coherence;        /* bl_coherence of this device */
     uint32_t sparse;            /* 1: the file's room was not allocated at creation (tests) */
     uint32_t stripe_size;
     uint64_t created_s;         /* seconds since 1970, for people */
@@ -109,7 +109,8 @@ typedef struct bl_superblock {
 /* Which server speaks. The greater valid epoch of the two halves is the pool's epoch.
  *
  *   TAKING --own half is whole--> SERVING --clean stop--> STOPPED
- *          --cannot-------------> FAILED      (dies without a word: as it was, beat stands still)
+ *          --cannot-------------> FAILED      (dies without a word: as it was,
+                                                heartbeat stands still)
  *
  * TAKING deposes the predecessor, but its half still holds the truth until SERVING. The line stands
  * twice, the twin BL_LINE_SIZE behind and written after it: one of them is whole whenever the
@@ -124,7 +125,7 @@ enum bl_server_state {
 typedef struct bl_epoch_line {
     uint64_t epoch;             /* 1, 2, ...; the server of epoch N writes half N mod 2 */
     uint64_t boot_id[2];        /* of the server's host */
-    uint64_t nonce;             /* names the server's proof of life on its host */
+    uint64_t nonce;             /* names the server's liveness lock on its host */
     uint32_t host;
     uint32_t state;             /* bl_server_state */
     uint32_t pid;               /* for people; never believed */
@@ -139,7 +140,7 @@ typedef struct bl_candidate_line {
     uint64_t epoch;             /* that is asked for */
     uint64_t ballot;            /* greatest that this host began; no two hosts have the same */
     uint64_t accepted;          /* ballot in which it accepted the owner named below; 0: none */
-    uint64_t nonce;             /* the owner: its server's proof of life, ... */
+    uint64_t nonce;             /* the owner: its server's liveness lock, ... */
     uint64_t boot_id[2];        /* ... boot ... */
     uint32_t host;              /* ... and host */
     uint32_t reserved;
@@ -147,15 +148,15 @@ typedef struct bl_candidate_line {
     uint32_t check;
 } bl_candidate_line;
 
-/* A counter that moves while its writer lives. Beat of the server; beat of a session, whose last
- * word is the greatest count: the session is over, and writes nothing more. */
-typedef struct bl_beat_line {
+/* A counter that moves while its writer lives. Beat of the server; heartbeat of a session, whose
+ * last word is the greatest count: the session is over, and writes nothing more. */
+typedef struct bl_heartbeat_line {
     uint64_t count;
     uint64_t nonce;
     uint64_t reserved[5];
     uint32_t reserved_tail;
     uint32_t check;
-} bl_beat_line;
+} bl_heartbeat_line;
 
 /* A host asks for a lane, or gives one back. One line per host; its processes take turns under a
  * lock of their own kernel. A new request is a new sequence number; nothing is ever cleared. */
@@ -190,9 +191,10 @@ typedef struct bl_lobby_reply {
 /* Who has a lane, as the server saw it: what a successor must account for.
  *
  *   FREE --attach--> LIVE --detach, or proof of death--> FREE
- *                    LIVE --takeover, or beat lost--> DOUBTFUL --proof, or its word--> FREE
+ *                    LIVE --takeover, or heartbeat lost--> SUSPECT --liveness lock,
+     or its word--> FREE
  */
-enum bl_session_state { BL_SESSION_FREE = 0, BL_SESSION_LIVE = 1, BL_SESSION_DOUBTFUL = 2 };
+enum bl_session_state { BL_SESSION_FREE = 0, BL_SESSION_LIVE = 1, BL_SESSION_SUSPECT = 2 };
 
 typedef struct bl_session_line {
     uint64_t nonce;
@@ -331,7 +333,7 @@ typedef struct bl_commit {
     uint64_t key[2];
     uint64_t generation;
     uint32_t block;
-    uint32_t vector_check;      /* CRC-32C of the checksum vector */
+    uint32_t checksums_crc;     /* CRC-32C of the checksums */
 } bl_commit;
 
 typedef struct bl_meta_stat {
@@ -371,9 +373,9 @@ typedef struct bl_entry {
     uint64_t generation;        /* epoch in the high bits; never given twice */
     uint64_t offset;            /* of the payload in the pool */
     uint64_t layout;            /* fingerprint of what the bytes mean */
-    uint32_t length;            /* payload bytes; the checksum vector lies behind them */
+    uint32_t length;            /* payload bytes; the checksums lies behind them */
     uint32_t chunk_size;        /* payload bytes per checksum; 0: no checksums */
-    uint32_t vector_check;      /* CRC-32C of the checksum vector */
+    uint32_t checksums_crc;     /* CRC-32C of the checksums */
     uint32_t state;             /* bl_entry_state */
     uint32_t flags;             /* bl_entry_flag */
     uint32_t check;

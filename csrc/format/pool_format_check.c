@@ -19,7 +19,7 @@ BL_LIMIT(BL_STRIPE_SIZE % BL_PAGE_SIZE == 0);
 BL_LIMIT(BL_PAGE_SIZE % BL_LINE_SIZE == 0);
 BL_LIMIT(BL_POLL_STRIDE % BL_LINE_SIZE == 0 && BL_POLL_STRIDE >= 2 * BL_LINE_SIZE);
 BL_LIMIT(BL_CHUNK_SIZE % BL_LINE_SIZE == 0);
-BL_LIMIT(BL_SERVER_STRIDE == 2 * BL_POLL_STRIDE); /* epoch, beat */
+BL_LIMIT(BL_SERVER_STRIDE == 2 * BL_POLL_STRIDE); /* epoch, heartbeat */
 BL_LIMIT(2 * BL_LINE_SIZE <= BL_POLL_STRIDE); /* a line and its twin */
 BL_LIMIT(BL_HALF_COUNT * BL_SERVER_STRIDE <= BL_CANDIDATE_OFFSET);
 BL_LIMIT(BL_CANDIDATE_OFFSET + BL_HOST_COUNT * BL_POLL_STRIDE <= BL_LOBBY_OFFSET);
@@ -55,7 +55,7 @@ BL_FIELD(bl_superblock, header_size, 12);
 BL_FIELD(bl_superblock, format_hash, 16);
 BL_FIELD(bl_superblock, pool_id, 24);
 BL_FIELD(bl_superblock, device_index, 40);
-BL_FIELD(bl_superblock, discipline, 44);
+BL_FIELD(bl_superblock, coherence, 44);
 BL_FIELD(bl_superblock, sparse, 48);
 BL_FIELD(bl_superblock, stripe_size, 52);
 BL_FIELD(bl_superblock, created_s, 56);
@@ -86,12 +86,12 @@ BL_FIELD(bl_candidate_line, reserved, 52);
 BL_FIELD(bl_candidate_line, reserved_tail, 56);
 BL_FIELD(bl_candidate_line, check, 60);
 
-BL_SIZE(bl_beat_line, 64);
-BL_FIELD(bl_beat_line, count, 0);
-BL_FIELD(bl_beat_line, nonce, 8);
-BL_FIELD(bl_beat_line, reserved, 16);
-BL_FIELD(bl_beat_line, reserved_tail, 56);
-BL_FIELD(bl_beat_line, check, 60);
+BL_SIZE(bl_heartbeat_line, 64);
+BL_FIELD(bl_heartbeat_line, count, 0);
+BL_FIELD(bl_heartbeat_line, nonce, 8);
+BL_FIELD(bl_heartbeat_line, reserved, 16);
+BL_FIELD(bl_heartbeat_line, reserved_tail, 56);
+BL_FIELD(bl_heartbeat_line, check, 60);
 
 BL_SIZE(bl_lobby_request, 64);
 BL_FIELD(bl_lobby_request, sequence, 0);
@@ -196,7 +196,7 @@ BL_SIZE(bl_commit, 32);
 BL_FIELD(bl_commit, key, 0);
 BL_FIELD(bl_commit, generation, 16);
 BL_FIELD(bl_commit, block, 24);
-BL_FIELD(bl_commit, vector_check, 28);
+BL_FIELD(bl_commit, checksums_crc, 28);
 
 BL_SIZE(bl_meta_stat, 168);
 BL_FIELD(bl_meta_stat, block_count, 0);
@@ -228,7 +228,7 @@ BL_FIELD(bl_entry, offset, 24);
 BL_FIELD(bl_entry, layout, 32);
 BL_FIELD(bl_entry, length, 40);
 BL_FIELD(bl_entry, chunk_size, 44);
-BL_FIELD(bl_entry, vector_check, 48);
+BL_FIELD(bl_entry, checksums_crc, 48);
 BL_FIELD(bl_entry, state, 52);
 BL_FIELD(bl_entry, flags, 56);
 BL_FIELD(bl_entry, check, 60);

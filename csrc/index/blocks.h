@@ -6,7 +6,7 @@
  *                     reserve                 commit
  *   (no number) ---------------> GRANTED ---------------> COMMITTED --evict, remove--> (no number)
  *                                  |  |                       |
- *             abort, session gone  |  | session doubtful      | removed while pinned
+ *             abort, session gone  |  | session suspect      | removed while pinned
  *   (no number) <------------------+  v                       v
  *                                    HELD --gone-->         DOOMED --last pin released-->
  *
@@ -28,7 +28,7 @@
 
 enum {
     BL_PINS_PER_SESSION = 16384,
-    BL_QUARANTINE_PERCENT = 5,      /* of the data stripes, for one host's doubtful writers */
+    BL_QUARANTINE_PERCENT = 5,  /* of the data stripes, for one host's suspect writers */
     BL_NO_NUMBER = 0x7fffffff,
     BL_GENERATION_SHIFT = 40        /* epoch above, a counter below */
 };
@@ -86,12 +86,12 @@ struct bl_meta {
     uint32_t fresh_number;      /* numbers from here on were never used */
     uint64_t generation;        /* counter of this epoch */
     uint32_t reused;            /* space of committed blocks was freed since the epoch was read */
-    uint64_t held_bytes[BL_HOST_COUNT]; /* by doubtful sessions of this epoch */
+    uint64_t held_bytes[BL_HOST_COUNT]; /* by suspect sessions of this epoch */
     bl_meta_stat stat;
 };
 
 /* index/table.c: the entries and extent marks in the pool. No fence: the round's covers them. */
-void bl_entry_write(bl_meta *meta, uint32_t number, uint32_t vector_check);
+void bl_entry_write(bl_meta *meta, uint32_t number, uint32_t checksums_crc);
 void bl_entry_clear(bl_meta *meta, uint32_t number);
 void bl_extent_write(bl_meta *meta, const bl_extent_view *view, uint32_t state);
 
@@ -162,7 +162,7 @@ int bl_handle_commit(void *meta, bl_call *call);
 int bl_handle_abort(void *meta, bl_call *call);
 
 /* index/recover.c: the hook of a takeover. */
-int bl_recover(void *context, uint64_t old_epoch, int doubtful);
+int bl_recover(void *context, uint64_t old_epoch, int suspect);
 
 /* Why an entry that passed its check can still not be used: NULL, or the reason. */
 const char *bl_entry_invalid(const bl_geometry *g, const bl_entry *entry);

@@ -169,7 +169,7 @@ static int bl_commit_one(bl_meta *meta, uint32_t lane, const bl_commit *commit)
     bl_list_remove(meta, &meta->lane_blocks[lane], BL_LIST_LANE, number);
     block->state = BL_NUMBER_COMMITTED;
     bl_crash_point("commit.claimed");
-    bl_entry_write(meta, number, commit->vector_check);
+    bl_entry_write(meta, number, commit->checksums_crc);
     bl_crash_point("commit.entered");
     bl_block_touch(meta, number);
     bl_grant_leave(meta, block);
@@ -193,7 +193,7 @@ void bl_grant_end(bl_meta *meta, uint32_t number, enum bl_end end)
         bl_extents_unhold(meta->extents, block->offset);
         meta->held_bytes[meta->server->lanes[block->lane].host] -= block->length;
     }
-    if (end == BL_END_DOUBTFUL) {
+    if (end == BL_END_SUSPECT) {
         bl_extents_hold(meta->extents, block->offset);
         meta->held_bytes[meta->server->lanes[block->lane].host] += block->length;
         block->state = BL_NUMBER_HELD;

@@ -21,7 +21,7 @@ static void bl_meta_flush(const bl_meta *meta, uint32_t lane)
     for (uint32_t n = meta->lane_blocks[lane]; n != BL_NO_NUMBER;
          n = meta->blocks[n].links[BL_LIST_LANE].next)
         bl_invalidate(memory, meta->blocks[n].offset,
-                      bl_vector_offset(0, meta->blocks[n].length));
+                      bl_checksums_offset(0, meta->blocks[n].length));
     bl_fence_full(memory); /* the flushes are done before the space is granted */
 }
 

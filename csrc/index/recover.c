@@ -188,7 +188,7 @@ static void bl_recover_blocks(bl_meta *meta, const bl_recovered *recovered, uint
     }
 }
 
-int bl_recover(void *context, uint64_t old_epoch, int doubtful)
+int bl_recover(void *context, uint64_t old_epoch, int suspect)
 {
     bl_meta *meta = context;
     uint32_t count_max = meta->pool->geometry.block_count_max;
@@ -213,7 +213,7 @@ int bl_recover(void *context, uint64_t old_epoch, int doubtful)
             rest--;
         }
     bl_crash_point("recover.numbers_done");
-    if (doubtful)
+    if (suspect)
         bl_extents_hold_free(meta->extents);
     else
         bl_extents_return_all(meta);

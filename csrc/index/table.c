@@ -8,7 +8,7 @@
 #include "coherence/crash_point.h"
 #include "index/blocks.h"
 
-void bl_entry_write(bl_meta *meta, uint32_t number, uint32_t vector_check)
+void bl_entry_write(bl_meta *meta, uint32_t number, uint32_t checksums_crc)
 {
     const bl_block *block = &meta->blocks[number];
     bl_entry entry = {
@@ -18,7 +18,7 @@ void bl_entry_write(bl_meta *meta, uint32_t number, uint32_t vector_check)
         .layout = block->layout,
         .length = block->length,
         .chunk_size = block->chunk_size,
-        .vector_check = vector_check,
+        .checksums_crc = checksums_crc,
         .state = BL_ENTRY_COMMITTED,
         .flags = block->task ? BL_ENTRY_KEPT : 0,
     };

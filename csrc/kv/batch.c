@@ -17,7 +17,7 @@ void bl_kv_work_free(bl_kv_work *work)
     free(work->commits);
     free(work->statuses);
     free(work->index);
-    free(work->vector);
+    free(work->checksums);
 }
 
 int bl_kv_work_make(const bl_kv_batch *batch, bl_kv_work *work)
@@ -32,11 +32,11 @@ int bl_kv_work_make(const bl_kv_batch *batch, bl_kv_work *work)
         .commits = malloc(count * sizeof *work->commits),
         .statuses = malloc(count * sizeof *work->statuses),
         .index = malloc(count * sizeof *work->index),
-        .vector = calloc(lines, BL_LINE_SIZE),
+        .checksums = calloc(lines, BL_LINE_SIZE),
         .chunk_count = chunks,
     };
     if (work->records && work->entries && work->commits && work->statuses && work->index &&
-        work->vector)
+        work->checksums)
         return 0;
     bl_kv_work_free(work);
     return -ENOMEM;

@@ -21,7 +21,7 @@ typedef struct bl_kv_work {
     bl_commit *commits;
     int32_t *statuses;
     uint32_t *index;            /* of the commit's block in the batch */
-    uint32_t *vector;
+    uint32_t *checksums;
     uint64_t nonce;             /* of the session that was granted or told of the blocks */
     uint32_t chunk_count;
     uint32_t count;             /* of the blocks that were granted, or of the leading hits */
@@ -35,7 +35,7 @@ typedef struct bl_kv_copy {
     const bl_session *session;
     const bl_kv_batch *batch;
     bl_kv_work *work;
-    uint32_t *check;            /* of its vector, when it is written */
+    uint32_t *check;            /* of its checksums, when it is written */
     bl_toll *toll;
     uint32_t i;
 } bl_kv_copy;
@@ -47,12 +47,12 @@ struct bl_kv_pending {
 };
 
 /* A vector of one is its own check; a longer one is stored behind the payload. */
-static inline uint32_t bl_vector_check(const uint32_t *vector, uint32_t count)
+static inline uint32_t bl_checksums_crc(const uint32_t *checksums, uint32_t count)
 {
-    return count == 1 ? vector[0] : bl_crc32c(0, vector, count * sizeof *vector);
+    return count == 1 ? checksums[0] : bl_crc32c(0, checksums, count * sizeof *checksums);
 }
 
-static inline uint64_t bl_vector_lines(uint32_t count)
+static inline uint64_t bl_checksums_lines(uint32_t count)
 {
     return (count * sizeof(uint32_t) + BL_LINE_SIZE - 1) & ~(uint64_t)(BL_LINE_SIZE - 1);
 }

@@ -17,7 +17,7 @@
 #include <stdlib.h>
 
 #include "coherence/crash_point.h"
-#include "transfer/crew.h"
+#include "transfer/thread_pool.h"
 #include "coherence/guard.h"
 #include "format/payload.h"
 #include "kv/batch.h"
@@ -68,18 +68,19 @@ static int bl_entry_agrees(const bl_session *session, const bl_kv_batch *batch, 
     return agrees;
 }
 
-/* Fetch the checksum vector of a block that has one: 0 or -EBADMSG. */
-static int bl_vector_read(const bl_session *session, const bl_entry *entry, bl_kv_work *work)
+/* Fetch the checksums of a block that has one: 0 or -EBADMSG. */
+static int bl_checksums_read(const bl_session *session, const bl_entry *entry, bl_kv_work *work)
 {
     const bl_memory *memory = &session->pool->memory;
-    uint64_t offset = bl_vector_offset(entry->offset, entry->length);
+    uint64_t offset = bl_checksums_offset(entry->offset, entry->length);
     if (work->chunk_count == 1) {
-        work->vector[0] = entry->vector_check;
+        work->checksums[0] = entry->checksums_crc;
         return 0;
     }
-    bl_refetch(memory, offset, bl_vector_lines(work->chunk_count)); /* after the entry's look */
-    bl_fetch(memory, offset, work->vector, work->chunk_count * sizeof *work->vector);
-    return bl_vector_check(work->vector, work->chunk_count) == entry->vector_check ? 0 : -EBADMSG;
+    bl_refetch(memory, offset, bl_checksums_lines(work->chunk_count)); /* after the entry's look */
+    bl_fetch(memory, offset, work->checksums, work->chunk_count * sizeof *work->checksums);
+    return bl_checksums_crc(work->checksums, work->chunk_count) == entry->checksums_crc ? 0
+           : -EBADMSG;
 }
 
 /* Copy one block out: 0, or -EBADMSG if its bytes are not those that were committed. */
@@ -93,12 +94,12 @@ static int bl_kv_read_guarded(void *context)
     const bl_entry *entry = &work->entries[i];
     const bl_fragment *fragments = batch->fragments + (size_t)i * batch->fragment_count;
     int verify = batch->verify && work->chunk_count > 0;
-    int status = verify ? bl_vector_read(session, entry, work) : 0;
+    int status = verify ? bl_checksums_read(session, entry, work) : 0;
     if (status < 0)
         return status;
     return bl_scatter_read(&session->pool->memory, entry->offset, fragments,
                            batch->fragment_count, batch->length, batch->chunk_size,
-                           verify ? work->vector : NULL, batch->settings, copy->toll);
+                           verify ? work->checksums : NULL, batch->settings, copy->toll);
 }
 
 /* The same; what ends the whole call, a fault or that it was stopped, stands in work then. A toll
@@ -220,23 +221,23 @@ static int bl_kv_judge_guarded(void *context)
 }
 
 /* One hit of several that are read at once: each has a vector and a fault of its own. */
-static int bl_kv_hit_read(void *context, uint32_t i, uint32_t hand)
+static int bl_kv_hit_read(void *context, uint32_t i, uint32_t worker)
 {
     const bl_kv_hits *read = context;
     bl_kv_work own = *read->work;
     if (read->states[i] != BL_BLOCK_HIT)
         return 0;
-    own.vector = malloc(bl_vector_lines(own.chunk_count) + BL_LINE_SIZE);
-    if (own.vector == NULL)
+    own.checksums = malloc(bl_checksums_lines(own.chunk_count) + BL_LINE_SIZE);
+    if (own.checksums == NULL)
         return -ENOMEM;
-    int last = hand > 0 && i + read->threads >= read->work->count;
+    int last = worker > 0 && i + read->threads >= read->work->count;
     if (read->threads > 1)
-        bl_toll_begin(&read->tolls[hand], read->batch->length, !last);
-    if (bl_kv_read(read->session, read->batch, i, &own, &read->tolls[hand]) < 0)
+        bl_toll_begin(&read->tolls[worker], read->batch->length, !last);
+    if (bl_kv_read(read->session, read->batch, i, &own, &read->tolls[worker]) < 0)
         read->states[i] = BL_BLOCK_MISS;
     if (last)
-        bl_toll_end(&read->tolls[hand]);
-    free(own.vector);
+        bl_toll_end(&read->tolls[worker]);
+    free(own.checksums);
     return own.fault;
 }
 
@@ -257,15 +258,15 @@ static int bl_kv_hits_guarded(void *context)
     bl_kv_first_look(read->session, batch, read->work, read->states);
     uint32_t count = read->work->count, all = bl_copy_settings_of(batch->settings).threads;
     uint32_t threads = bl_kv_block_threads(batch, count);
-    uint32_t hands = threads < BL_CREW_HANDS ? threads : BL_CREW_HANDS;
-    bl_toll tolls[BL_CREW_HANDS];
+    uint32_t workers = threads < BL_THREAD_POOL_WORKERS ? threads : BL_THREAD_POOL_WORKERS;
+    bl_toll tolls[BL_THREAD_POOL_WORKERS];
     tolls[0] = bl_toll_make(batch->port, 0, batch->transfer_class, (uint64_t)count * batch->length,
                             all);
-    for (uint32_t i = 1; i < hands; i++)
+    for (uint32_t i = 1; i < workers; i++)
         tolls[i] = bl_toll_other(&tolls[0]);
     read->tolls = tolls, read->threads = threads;
-    int status = bl_crew_run(threads, count, bl_kv_hit_read, read);
-    for (uint32_t i = 0; i < hands; i++)
+    int status = bl_thread_pool_run(threads, count, bl_kv_hit_read, read);
+    for (uint32_t i = 0; i < workers; i++)
         bl_toll_end(&tolls[i]);
     return status < 0 ? status : bl_kv_judge_guarded(context);
 }
@@ -316,7 +317,7 @@ typedef struct bl_kv_hint {
     bl_kv_pending *pending;
     uint8_t *states;
     uint64_t *offsets;
-    uint32_t *vectors;
+    uint32_t *checksums;
 } bl_kv_hint;
 
 static int bl_kv_look_guarded(void *context)
@@ -329,22 +330,22 @@ static int bl_kv_look_guarded(void *context)
         hint->offsets[i] = work->records[i].offset;
         if (hint->states[i] != BL_BLOCK_HIT || !batch->verify || work->chunk_count == 0)
             continue;
-        if (bl_vector_read(hint->session, &work->entries[i], work) < 0)
+        if (bl_checksums_read(hint->session, &work->entries[i], work) < 0)
             hint->states[i] = BL_BLOCK_MISS;
-        memcpy(hint->vectors + (size_t)i * work->chunk_count, work->vector,
-               work->chunk_count * sizeof *work->vector);
+        memcpy(hint->checksums + (size_t)i * work->chunk_count, work->checksums,
+               work->chunk_count * sizeof *work->checksums);
     }
     return 0;
 }
 
 int64_t bl_kv_get_begin(bl_session *session, const bl_kv_batch *batch, uint8_t *states,
-                        uint64_t *offsets, uint32_t *vectors, bl_kv_pending **out)
+                        uint64_t *offsets, uint32_t *checksums, bl_kv_pending **out)
 {
     int status = bl_kv_pending_make(batch, out);
     if (status < 0)
         return status;
     bl_kv_work *work = &(*out)->work;
-    bl_kv_hint hint = {session, *out, states, offsets, vectors};
+    bl_kv_hint hint = {session, *out, states, offsets, checksums};
     status = bl_kv_ask(session, batch, work, states);
     int64_t hits = work->count;
     if (status == 0 && hits > 0) {

@@ -6,7 +6,7 @@
  *   reserve --> stream payload, vector behind it --> fence --> commit
  *
  * In two halves, reserve is the first, and an engine writes the payload after it; the second
- * streams the vectors, fences and commits.
+ * streams the checksums, fences and commits.
  *
  * What fails half way is given back; nothing of it was told to anybody.
  */
@@ -20,17 +20,18 @@
 #include "transfer/block.h"
 
 /* Stream the checksums of the block at this offset behind it: the check of its vector. */
-static uint32_t bl_vector_write(const bl_memory *memory, uint64_t offset, const bl_kv_batch *batch,
+static uint32_t bl_checksums_write(const bl_memory *memory, uint64_t offset,
+                                   const bl_kv_batch *batch,
                                 const bl_kv_work *work)
 {
     if (work->chunk_count > 1)
-        bl_stream(memory, bl_vector_offset(offset, batch->length), work->vector,
-                  bl_vector_lines(work->chunk_count));
-    bl_crash_point("put.vector_streamed");
-    return bl_vector_check(work->vector, work->chunk_count);
+        bl_stream(memory, bl_checksums_offset(offset, batch->length), work->checksums,
+                  bl_checksums_lines(work->chunk_count));
+    bl_crash_point("put.checksums_streamed");
+    return bl_checksums_crc(work->checksums, work->chunk_count);
 }
 
-/* Stream one granted block: 0, and the check of its vector; or what the engine said, or
+/* Stream one granted block: 0, and the check of its checksums; or what the engine said, or
  * -BL_ERROR_DEVICE_FAULT: the grants can still be given back. */
 static int bl_kv_write_guarded(void *context)
 {
@@ -42,11 +43,11 @@ static int bl_kv_write_guarded(void *context)
     bl_copy_settings settings = bl_copy_settings_of(batch->settings);
     settings.threads = 1; /* the other cores are the engine's: nobody waits for a put */
     int status = bl_gather_write(memory, offset, fragments, batch->fragment_count, batch->length,
-                                 batch->chunk_size, copy->work->vector, &settings, copy->toll);
+                                 batch->chunk_size, copy->work->checksums, &settings, copy->toll);
     if (status < 0)
         return status;
     bl_crash_point("put.payload_streamed");
-    *copy->check = bl_vector_write(memory, offset, batch, copy->work);
+    *copy->check = bl_checksums_write(memory, offset, batch, copy->work);
     return 0;
 }
 
@@ -93,7 +94,7 @@ static int bl_kv_store(const bl_session *session, const bl_kv_batch *batch, bl_k
     bl_toll toll = bl_toll_make(batch->port, 1, batch->transfer_class,
                                 (uint64_t)work->count * batch->length, 1);
     for (uint32_t k = 0; k < work->count && status == 0; k++) {
-        bl_kv_copy copy = {session, batch, work, &work->commits[k].vector_check, &toll,
+        bl_kv_copy copy = {session, batch, work, &work->commits[k].checksums_crc, &toll,
                            work->index[k]};
         status = bl_guarded(&session->pool->memory, bl_kv_write_guarded, &copy);
     }
@@ -180,38 +181,39 @@ static int bl_kv_flush_guarded(void *context)
     bl_fence_full(grants->memory); /* no flush before the load that saw the device's end */
     for (uint32_t k = 0; k < work->count; k++)
         bl_invalidate(grants->memory, work->records[work->index[k]].offset,
-                      bl_vector_offset(0, grants->pending->batch.length));
+                      bl_checksums_offset(0, grants->pending->batch.length));
     bl_fence_full(grants->memory); /* the flushes are done before the abort is asked for */
     return 0;
 }
 
 /* The vectors of all blocks that were granted. */
-typedef struct bl_kv_vectors {
+typedef struct bl_kv_checksums {
     const bl_session *session;
     bl_kv_pending *pending;
-    const uint32_t *vectors;
-} bl_kv_vectors;
+    const uint32_t *checksums;
+} bl_kv_checksums;
 
-static int bl_kv_vectors_guarded(void *context)
+static int bl_kv_checksums_guarded(void *context)
 {
-    const bl_kv_vectors *all = context;
+    const bl_kv_checksums *all = context;
     bl_kv_work *work = &all->pending->work;
     for (uint32_t k = 0; k < work->count; k++) {
         uint32_t i = work->index[k];
         if (work->chunk_count > 0)
-            memcpy(work->vector, all->vectors + (size_t)i * work->chunk_count,
-                   work->chunk_count * sizeof *work->vector);
-        work->commits[k].vector_check = bl_vector_write(&all->session->pool->memory,
+            memcpy(work->checksums, all->checksums + (size_t)i * work->chunk_count,
+                   work->chunk_count * sizeof *work->checksums);
+        work->commits[k].checksums_crc = bl_checksums_write(&all->session->pool->memory,
                                                         work->records[i].offset,
                                                         &all->pending->batch, work);
     }
     return 0;
 }
 
-int bl_kv_put_end(bl_session *session, bl_kv_pending *pending, const uint32_t *vectors, int written,
+int bl_kv_put_end(bl_session *session, bl_kv_pending *pending, const uint32_t *checksums,
+                  int written,
                   uint8_t *states, int32_t *statuses)
 {
-    bl_kv_vectors all = {session, pending, vectors};
+    bl_kv_checksums all = {session, pending, checksums};
     bl_kv_grants grants = {&session->pool->memory, pending};
     int held = bl_kv_held(session, &pending->work);
     int status = written < 0 ? written : held;
@@ -220,7 +222,7 @@ int bl_kv_put_end(bl_session *session, bl_kv_pending *pending, const uint32_t *v
     else if (written < 0)
         bl_guarded(grants.memory, bl_kv_flush_guarded, &grants);
     if (status == 0)
-        status = bl_guarded(&session->pool->memory, bl_kv_vectors_guarded, &all);
+        status = bl_guarded(&session->pool->memory, bl_kv_checksums_guarded, &all);
     status = bl_kv_publish(session, &pending->batch, &pending->work, status, states, statuses);
     bl_kv_pending_free(pending);
     return status;

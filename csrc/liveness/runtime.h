@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * Do the processes of this host share a runtime directory? Locks, proofs and sockets lie there, and
- * lines that a host writes rely on its locks. Two processes of one host that have different
- * directories (other users, containers) would silently write such a line at once, and could prove
- * nothing about each other. The one that comes second is refused.
+ * Do the processes of this host share a runtime directory? Locks, liveness locks and sockets lie
+ * there, and lines that a host writes rely on its locks. Two processes of one host that have
+ * different directories (other users, containers) would silently write such a line at once, and
+ * could prove nothing about each other. The one that comes second is refused.
  */
 #ifndef BL_RUNTIME_H
 #define BL_RUNTIME_H
 
 #include "pool/epoch.h"
-#include "liveness/proof.h"
+#include "liveness/lock.h"
 #include "pool/boot.h"
 
 /* Is the server of this epoch line a process of this boot that has no proof in this directory? A
@@ -22,7 +22,7 @@ static inline int bl_runtime_elsewhere(const bl_pool *pool, const char *director
 {
     bl_epoch_line again;
     if (line->epoch == 0 || bl_epoch_last_word(line) || !bl_boot_same(line->boot_id, boot_id) ||
-        bl_proof_known(&pool->memory, directory, line->nonce))
+        bl_liveness_known(&pool->memory, directory, line->nonce))
         return 0;
     return bl_epoch_line_read(pool, line->epoch % BL_HALF_COUNT, &again) == 1 &&
            memcmp(&again, line, sizeof again) == 0;

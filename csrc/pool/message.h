@@ -41,8 +41,8 @@ static inline int bl_reply_whole(const bl_reply *reply, uint64_t key)
            reply->check == bl_message_check(reply, key);
 }
 
-/* Lines that end in their check: epochs, beats, sessions, entries, extents. The key is the place's
- * own number, so that a line copied to another place does not pass. */
+/* Lines that end in their check: epochs, heartbeats, sessions, entries, extents. The key is the
+ * place's own number, so that a line copied to another place does not pass. */
 #define bl_table_seal(line, key) ((line)->check = bl_table_check(line, key))
 #define bl_table_whole(line, key) ((line)->check == bl_table_check(line, key))
 

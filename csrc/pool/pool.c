@@ -159,7 +159,7 @@ int bl_pool_open(const bl_superblock *superblocks, void *const *devices, bl_pool
     pool->memory.has_clflushopt = (bl_cpu_features() & BL_CPU_CLFLUSHOPT) != 0;
     for (uint32_t i = 0; i < g->device_count; i++) {
         pool->memory.base[i] = devices[i];
-        pool->memory.coherent[i] = superblocks[i].discipline == BL_DISCIPLINE_COHERENT;
+        pool->memory.coherent[i] = superblocks[i].coherence == BL_COHERENCE_HARDWARE;
         pool->one_host |= pool->memory.coherent[i];
     }
     *out = pool;

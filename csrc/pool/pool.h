@@ -21,7 +21,7 @@ struct bl_pool {
 /* Offsets of the lines that the protocol speaks of. Half is epoch mod 2. */
 static inline uint64_t bl_epoch_offset(uint32_t half) { return (uint64_t)half * BL_SERVER_STRIDE; }
 
-static inline uint64_t bl_server_beat_offset(uint32_t half)
+static inline uint64_t bl_server_heartbeat_offset(uint32_t half)
 {
     return bl_epoch_offset(half) + BL_POLL_STRIDE;
 }
@@ -41,8 +41,8 @@ static inline uint64_t bl_session_offset(const bl_geometry *g, uint32_t lane, ui
     return g->session_offset + ((uint64_t)half * g->lane_count + lane) * BL_LINE_SIZE;
 }
 
-/* A lane: a page whose first line is the client's beat; then request lines; reply lines of half 0,
- * of half 1; bulk in; bulk out of half 0, of half 1. */
+/* A lane: a page whose first line is the client's heartbeat; then request lines; reply lines of
+ * half 0, of half 1; bulk in; bulk out of half 0, of half 1. */
 static inline uint64_t bl_lane_offset(const bl_geometry *g, uint32_t lane)
 {
     return g->lane_offset + (uint64_t)lane * g->lane_stride;

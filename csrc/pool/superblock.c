@@ -87,14 +87,14 @@ static uint32_t bl_superblock_check(const bl_superblock *superblock)
 }
 
 void bl_superblock_make(const bl_pool_config *config, const bl_geometry *geometry,
-                        uint32_t device_index, uint32_t discipline, bl_superblock *out)
+                        uint32_t device_index, uint32_t coherence, bl_superblock *out)
 {
     bl_superblock superblock = {
         .version = BL_FORMAT_VERSION,
         .header_size = sizeof superblock,
         .format_hash = BL_FORMAT_HASH,
         .device_index = device_index,
-        .discipline = discipline,
+        .coherence = coherence,
         .sparse = config->sparse,
         .stripe_size = BL_STRIPE_SIZE,
         .created_s = config->created_s,
@@ -123,8 +123,8 @@ static int bl_superblock_contradicts(const bl_superblock *superblock)
     bl_geometry derived;
     return superblock->header_size != sizeof *superblock ||
            superblock->stripe_size != BL_STRIPE_SIZE ||
-           (superblock->discipline != BL_DISCIPLINE_COHERENT &&
-            superblock->discipline != BL_DISCIPLINE_NON_COHERENT) ||
+           (superblock->coherence != BL_COHERENCE_HARDWARE &&
+            superblock->coherence != BL_COHERENCE_SOFTWARE) ||
            superblock->device_index >= g->device_count ||
            bl_geometry_make(&config, &derived) != 0 || memcmp(&derived, g, sizeof *g) != 0;
 }

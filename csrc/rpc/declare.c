@@ -5,8 +5,8 @@
  * of when it was given: servers, owners of epochs, sessions. So it holds for them, however late
  * this server takes over, and for nobody who comes later.
  *
- * A beat that moves proves the word wrong, when it is given and again when it is used. A process
- * of this host that can be proven alive or gone is no matter of belief: it is left out.
+ * A heartbeat that moves proves the word wrong, when it is given and again when it is used. A
+ * process of this host that can be proven alive or gone is no matter of belief: it is left out.
  */
 #include "rpc/server_state.h"
 
@@ -17,8 +17,8 @@
 
 typedef struct bl_declared_one {
     uint64_t nonce;
-    uint64_t beat_offset;
-    uint64_t beat_count;        /* when the word was given */
+    uint64_t heartbeat_offset;
+    uint64_t heartbeat_count;   /* when the word was given */
     uint32_t is_server;
 } bl_declared_one;
 
@@ -27,26 +27,27 @@ struct bl_declared {
     bl_declared_one who[];
 };
 
-static uint64_t bl_declared_beat(const bl_memory *memory, uint64_t offset, uint64_t nonce)
+static uint64_t bl_declared_heartbeat(const bl_memory *memory, uint64_t offset, uint64_t nonce)
 {
     bl_refetch(memory, offset, BL_LINE_SIZE);
-    return bl_beat_read(memory, offset, nonce);
+    return bl_heartbeat_read(memory, offset, nonce);
 }
 
-static void bl_declare_one(bl_server *server, uint64_t nonce, uint64_t beat_offset, int is_server)
+static void bl_declare_one(bl_server *server, uint64_t nonce, uint64_t heartbeat_offset,
+                           int is_server)
 {
     const bl_memory *memory = &server->pool->memory;
     struct bl_declared *declared = server->declared;
     if (nonce == 0 || bl_declared(server, nonce))
         return;
-    int proof = bl_proof_watch(memory, server->directory, nonce);
-    bl_proof_end(memory, server->directory, nonce, proof, 0);
-    if (proof >= 0 || bl_error_passes(-proof))
+    int liveness_lock = bl_liveness_watch(memory, server->directory, nonce);
+    bl_liveness_end(memory, server->directory, nonce, liveness_lock, 0);
+    if (liveness_lock >= 0 || bl_error_passes(-liveness_lock))
         return;
     declared->who[declared->count++] = (bl_declared_one){
         .nonce = nonce,
-        .beat_offset = beat_offset,
-        .beat_count = bl_declared_beat(memory, beat_offset, nonce),
+        .heartbeat_offset = heartbeat_offset,
+        .heartbeat_count = bl_declared_heartbeat(memory, heartbeat_offset, nonce),
         .is_server = (uint32_t)is_server,
     };
 }
@@ -60,13 +61,14 @@ static int bl_declare_all(void *context)
     for (uint32_t half = 0; half < BL_HALF_COUNT; half++) {
         bl_epoch_line line;
         if (bl_epoch_line_read(pool, half, &line) == 1)
-            bl_declare_one(server, line.nonce, bl_server_beat_offset(half), 1);
+            bl_declare_one(server, line.nonce, bl_server_heartbeat_offset(half), 1);
     }
     for (uint32_t host = 0; host < BL_HOST_COUNT; host++) {
         bl_candidate_line line;
         uint64_t offset = BL_CANDIDATE_OFFSET + (uint64_t)host * BL_POLL_STRIDE;
         if (bl_register_read(&pool->memory, offset, host, &line) == 1)
-            bl_declare_one(server, line.nonce, bl_server_beat_offset(line.epoch % BL_HALF_COUNT),
+            bl_declare_one(server, line.nonce,
+                           bl_server_heartbeat_offset(line.epoch % BL_HALF_COUNT),
                            1);
     }
     for (uint32_t half = 0; half < BL_HALF_COUNT; half++) {
@@ -86,8 +88,9 @@ static int bl_declared_look(void *context)
     const bl_server *server = context;
     for (uint32_t i = 0; server->declared && i < server->declared->count; i++) {
         const bl_declared_one *one = &server->declared->who[i];
-        uint64_t count = bl_declared_beat(&server->pool->memory, one->beat_offset, one->nonce);
-        if (count > one->beat_count && count != BL_BEAT_LAST)
+        uint64_t count = bl_declared_heartbeat(&server->pool->memory, one->heartbeat_offset,
+                                               one->nonce);
+        if (count > one->heartbeat_count && count != BL_HEARTBEAT_LAST)
             return one->is_server ? -BL_ERROR_SERVER_ALIVE : -BL_ERROR_SESSION_ALIVE;
     }
     return 0;
@@ -118,9 +121,9 @@ int bl_server_declare_gone(bl_server *server)
     int status = bl_guarded(memory, bl_declare_all, server);
     if (status < 0 || server->declared->count == 0)
         return status;
-    bl_wait wait = bl_wait_make(memory, BL_BEAT_WATCH_NS);
+    bl_wait wait = bl_wait_make(memory, BL_HEARTBEAT_WATCH_NS);
     while (status == 0 && bl_wait_left_ns(memory, &wait) > 0) {
-        bl_nap(memory, BL_BEAT_PERIOD_NS / 2);
+        bl_nap(memory, BL_HEARTBEAT_PERIOD_NS / 2);
         status = bl_declared_check(server);
     }
     return status;

@@ -112,7 +112,7 @@ static int bl_session_given_up(const bl_session *session)
     uint64_t offset = bl_session_offset(&session->pool->geometry, session->lane, session->half);
     bl_session_line line;
     bl_refetch(memory, offset, BL_LINE_SIZE);
-    bl_load_line(memory, offset, &line); /* SYNC session.line: pairs with bl_house_write() */
+    bl_load_line(memory, offset, &line); /* SYNC session.line: pairs with bl_housekeeping_write() */
     return !bl_verify(memory, line.nonce == session->nonce && line.state == BL_SESSION_LIVE);
 }
 

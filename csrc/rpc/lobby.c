@@ -116,7 +116,7 @@ static int bl_lobby_exchange(bl_lobby_turn *turn)
                 continue;
             }
             if (turn->operation == BL_LOBBY_ATTACH)
-                bl_life_show(memory, session->directory, epoch.nonce, turn->nonce);
+                bl_pidfds_show(memory, session->directory, epoch.nonce, turn->nonce);
             bl_crash_point("ask.shown");
             sequence = bl_lobby_ask(session, turn->operation, turn->nonce, epoch.epoch);
             asked = epoch.epoch;
@@ -200,14 +200,14 @@ int bl_lobby_attach(bl_session *session, uint64_t timeout_ns)
     bl_wait wait = bl_wait_make(memory, timeout_ns);
     session->nonce = bl_new_nonce(memory);
     bl_crash_point("attach.named");
-    session->proof = bl_proof_hold(memory, session->directory, session->nonce);
-    if (session->proof < 0)
-        return session->proof;
-    bl_crash_point("attach.proof_held");
-    int marked = session->devices ? bl_proof_devices(memory, session->proof, 1) : 0;
+    session->liveness_lock = bl_liveness_hold(memory, session->directory, session->nonce);
+    if (session->liveness_lock < 0)
+        return session->liveness_lock;
+    bl_crash_point("attach.liveness_held");
+    int marked = session->devices ? bl_liveness_devices(memory, session->liveness_lock, 1) : 0;
     if (marked < 0) {
-        bl_proof_end(memory, session->directory, session->nonce, session->proof, 1);
-        session->proof = -1;
+        bl_liveness_end(memory, session->directory, session->nonce, session->liveness_lock, 1);
+        session->liveness_lock = -1;
         return marked;
     }
     bl_lobby_turn turn = {session, &wait, .nonce = session->nonce, .operation = BL_LOBBY_ATTACH};
@@ -222,7 +222,7 @@ int bl_lobby_attach(bl_session *session, uint64_t timeout_ns)
         session->lane = turn.reply.lane;
         session->sent = session->answered = 0;
         session->window = 1;
-        status = bl_beat_start(&session->beat, memory,
+        status = bl_heartbeat_start(&session->heartbeat, memory,
                                bl_lane_offset(&session->pool->geometry, session->lane),
                                session->nonce);
         bl_crash_point("attach.beating");
@@ -237,8 +237,9 @@ int bl_lobby_attach(bl_session *session, uint64_t timeout_ns)
         session->old_nonce = 0;
     if (!session->attached) { /* a lane given too late is found ownerless by this very proof */
         bl_session_rest(session);
-        bl_proof_end(memory, session->directory, session->nonce, session->proof, refused);
-        session->proof = -1;
+        bl_liveness_end(memory, session->directory, session->nonce, session->liveness_lock,
+                        refused);
+        session->liveness_lock = -1;
     }
     return status;
 }
@@ -247,7 +248,7 @@ int bl_lobby_detach(bl_session *session, uint64_t timeout_ns)
 {
     const bl_memory *memory = &session->pool->memory;
     bl_wait wait = bl_wait_make(memory, timeout_ns);
-    bl_beat_end(&session->beat); /* before the lane can have another writer */
+    bl_heartbeat_end(&session->heartbeat); /* before the lane can have another writer */
     bl_crash_point("detach.silent");
     bl_lobby_turn turn = {session, &wait, .nonce = session->nonce, .operation = BL_LOBBY_DETACH};
     int lock = bl_lobby_lock(session, &wait);
@@ -256,9 +257,10 @@ int bl_lobby_detach(bl_session *session, uint64_t timeout_ns)
         bl_host_unlock(memory, lock);
     bl_crash_point("detach.answered");
     bl_session_rest(session);
-    bl_proof_end(memory, session->directory, session->nonce, session->proof, status == 0);
-    session->proof = -1;
-    bl_crash_point("detach.proof_ended");
+    bl_liveness_end(memory, session->directory, session->nonce, session->liveness_lock, status
+                    == 0);
+    session->liveness_lock = -1;
+    bl_crash_point("detach.liveness_ended");
     session->attached = 0;
     return status;
 }
@@ -266,5 +268,5 @@ int bl_lobby_detach(bl_session *session, uint64_t timeout_ns)
 void bl_session_rest(const bl_session *session)
 {
     if (session->devices)
-        bl_proof_devices(&session->pool->memory, session->proof, 0);
+        bl_liveness_devices(&session->pool->memory, session->liveness_lock, 0);
 }

@@ -6,7 +6,7 @@
  *
  * A round, over all live lanes:
  *   1  invalidate the next window of request lines of every lane; one full fence
- *   2  in the order of rpc/turn.h: ask for a lane's whole window, then copy the lines that have
+ *   2  in the order of rpc/quantum.h: ask for a lane's whole window, then copy the lines that have
  *      arrived, in order, at most a quantum; a line is believed if its sequence is the expected
  *      one and its check holds, and is never looked at again (D13)
  *   3  run the handlers; what they stream into the pool is fenced before
@@ -60,8 +60,8 @@ static bl_work bl_lane_gather(bl_server *server, uint32_t number)
             server->stat.torn_count++; /* half arrived, or a former session's: look again later */
             break;
         }
-        uint64_t keys = bl_turn_keys(request);
-        if (!bl_verify(memory, bl_turn_fits(&turn, keys)))
+        uint64_t keys = bl_quantum_keys(request);
+        if (!bl_verify(memory, bl_quantum_fits(&turn, keys)))
             break;
         bl_believe(memory, bl_server_request_offset(server, number, sequence));
         turn.keys += keys;
@@ -206,7 +206,7 @@ uint32_t bl_server_round(bl_server *server)
     server->round[0] = server->round[1];
     server->round[1] = server->done;
     if (server->round[0].requests != before && server->live_count > 1)
-        bl_fence_full(memory); /* the looks are not older than the turns before: rpc/turn.h */
+        bl_fence_full(memory); /* the looks are not older than the turns before: rpc/quantum.h */
     for (uint32_t i = 0; i < server->live_count; i++) {
         uint32_t number = server->live[i];
         const bl_lane *lane = &server->lanes[number];
@@ -227,7 +227,7 @@ uint32_t bl_server_round(bl_server *server)
         bl_lane_answer(server, number, turn);
         server->served[served_count++] = number;
     }
-    bl_turn_order(server->live, kept_count, server->served, served_count);
+    bl_quantum_order(server->live, kept_count, server->served, served_count);
     return (uint32_t)(server->done.requests - before);
 }
 
@@ -263,7 +263,7 @@ static int bl_server_mend(bl_server *server)
             server->live[server->live_count++] = i;
     for (uint32_t i = 0; i < server->pool->geometry.lane_count && status == 0; i++)
         if (server->lanes[i].state == BL_SESSION_LIVE && server->lanes[i].broken)
-            status = bl_house_end(server, i, BL_END_DOUBTFUL);
+            status = bl_housekeeping_end(server, i, BL_END_SUSPECT);
     return status;
 }
 
@@ -289,7 +289,7 @@ static int bl_server_loop(void *context)
         if (busy > 0)
             busy_ns = now;
         busy = 0;
-        int status = bl_house_keep(server, now);
+        int status = bl_housekeeping_keep(server, now);
         if (status < 0)
             return status;
     }
@@ -306,7 +306,7 @@ int bl_server_run(bl_server *server)
     do
         status = bl_guarded(memory, bl_server_loop, server);
     while (status == -BL_ERROR_DEVICE_FAULT && bl_lane_breaks(server, bl_guard_offset(memory)));
-    bl_beat_stop(&server->beat);
+    bl_heartbeat_stop(&server->heartbeat);
     return status;
 }
 
@@ -337,12 +337,12 @@ void bl_server_describe(const bl_server *server, bl_server_stat *out)
     *out = server->stat;
     out->call_count = server->done.requests;
     out->key_count = server->done.keys;
-    out->turn_request_max = server->most_taken.requests;
-    out->turn_key_max = server->most_taken.keys;
+    out->quantum_request_max = server->most_taken.requests;
+    out->quantum_key_max = server->most_taken.keys;
     out->wait_request_max = server->most_waited.requests;
     out->wait_key_max = server->most_waited.keys;
     out->epoch = server->epoch;
     out->live_count = server->live_count;
     out->inherited_count = server->inherited_count;
-    out->watched_count = server->life ? bl_life_count(server->life) : 0;
+    out->watched_count = server->pidfds ? bl_pidfds_count(server->pidfds) : 0;
 }

@@ -6,7 +6,8 @@
  *   create --> take (rpc/takeover.c: a new epoch) --> rounds (rpc/server.c) --> release
  *
  * A round looks into all live lanes with one fence, hands the requests to handlers, and sends the
- * replies with one fence. Every so often it keeps house (rpc/house.c): lobby, beats, proofs, epoch.
+ * replies with one fence. Every so often it keeps house (rpc/housekeeping.c): lobby, heartbeats,
+ * liveness locks, epoch.
  *
  * Layers above take part through bl_server_hooks and handlers; this layer knows nothing of blocks.
  */
@@ -15,13 +16,13 @@
 
 #include "api/pool.h"
 #include "api/rpc.h"
-#include "liveness/beat.h"
+#include "liveness/heartbeat.h"
 #include "pool/epoch.h"
-#include "liveness/life.h"
-#include "liveness/proof.h"
+#include "liveness/pidfds.h"
+#include "liveness/lock.h"
 #include "rpc/quota.h"
 #include "liveness/runtime.h"
-#include "rpc/turn.h"
+#include "rpc/quantum.h"
 #include "coherence/wait.h"
 
 enum { BL_METHOD_COUNT = 256 };
@@ -31,30 +32,30 @@ typedef struct bl_lane {
     uint64_t nonce;
     uint64_t boot_id[2];
     uint64_t epoch;             /* that attached the session */
-    uint64_t beat_count;
-    uint64_t beat_seen_ns;      /* when beat_count was last seen to move */
+    uint64_t heartbeat_count;
+    uint64_t heartbeat_seen_ns; /* when heartbeat_count was last seen to move */
     uint32_t host;
     uint32_t state;
     uint32_t next;              /* sequence of the next request */
     uint32_t window;            /* request lines looked at together */
-    uint32_t moved;             /* 1: its beat was seen to move */
+    uint32_t moved;             /* 1: its heartbeat was seen to move */
     uint32_t broken;            /* 1: its memory failed: nobody looks there, nobody gets it */
     bl_work answered;           /* what the server had done when its last turn ended */
     bl_allowance allowance;
-    int proof;                  /* descriptor; or negative: one that passes is tried again, else
+    int liveness_lock;          /* descriptor; or negative: one that passes is tried again, else
                                  * this host cannot prove it */
 } bl_lane;
 
 /* How sure it is that a session that ended writes nothing any more. */
-enum bl_end { BL_END_GONE = 1, BL_END_DOUBTFUL = 2 };
+enum bl_end { BL_END_GONE = 1, BL_END_SUSPECT = 2 };
 
 typedef struct bl_server_hooks {
     void *context;
     /* Takeover, after the new epoch is published: copy what the predecessor committed and has open
-     * from its half into the own. old_epoch, whose half it is, is 0 for a new pool. doubtful:
+     * from its half into the own. old_epoch, whose half it is, is 0 for a new pool. suspect:
      * sessions of earlier epochs may still write. 0 or an error. */
-    int (*recover)(void *context, uint64_t old_epoch, int doubtful);
-    /* A session of this epoch ended. After DOUBTFUL there comes GONE, or nothing for ever. */
+    int (*recover)(void *context, uint64_t old_epoch, int suspect);
+    /* A session of this epoch ended. After SUSPECT there comes GONE, or nothing for ever. */
     void (*ended)(void *context, uint32_t lane, enum bl_end end);
     /* Every session of earlier epochs is proven gone. */
     void (*settled)(void *context);
@@ -63,9 +64,9 @@ typedef struct bl_server_hooks {
 /* Whom a standby watches (rpc/standby.c). */
 typedef struct bl_watch {
     uint64_t nonce;             /* of that server; 0: nobody yet */
-    uint64_t count;             /* of its beat */
+    uint64_t count;             /* of its heartbeat */
     uint64_t moved_ns;          /* when that was last seen to move */
-    int proof;                  /* descriptor, or negative: this host cannot prove it */
+    int liveness_lock;          /* descriptor, or negative: this host cannot prove it */
 } bl_watch;
 
 struct bl_server {
@@ -78,12 +79,12 @@ struct bl_server {
     uint32_t state;             /* bl_server_state, as the epoch line says; 0 before take */
     uint32_t host;
     int lock;                   /* one server of a pool on this host; or negative */
-    int proof;                  /* its own, of life */
+    int liveness_lock;          /* its own, of life */
     struct bl_declared *declared; /* what an operator said that is gone; NULL: nothing */
     uint64_t silent;            /* nonce of the server whose silence a standby has seen; or 0 */
     bl_watch watch;
-    bl_life *life;              /* who of this host has shown itself; NULL: nobody can */
-    bl_beat beat;
+    bl_pidfds *pidfds;          /* who of this host has shown itself; NULL: nobody can */
+    bl_heartbeat heartbeat;
     bl_server_hooks hooks;
     struct {
         bl_handler run;
@@ -93,7 +94,7 @@ struct bl_server {
     uint32_t *live;             /* numbers of the live lanes: who waited longest is first */
     uint32_t *served;           /* in this round */
     uint32_t live_count;
-    uint32_t inherited_count;   /* DOUBTFUL sessions of earlier epochs */
+    uint32_t inherited_count;   /* SUSPECT sessions of earlier epochs */
     uint32_t inherited_devices; /* 1: some of those that are gone had devices */
     uint32_t lobby_seen[BL_HOST_COUNT]; /* sequence of the last request answered or found */
     bl_lobby_reply lobby[BL_HOST_COUNT]; /* what was last answered */
@@ -105,19 +106,19 @@ struct bl_server {
     bl_request *requests;       /* BL_QUANTUM_REQUESTS private copies */
     bl_reply *replies;
     uint8_t *bulk_in, *bulk_out; /* bulk_size each: private copies */
-    uint64_t house_ns;          /* when house was last kept */
-    uint64_t proof_ns;          /* when proofs were last looked for */
-    uint64_t sweep_ns;          /* when proofs that nobody needs were last removed */
-    uint64_t beat_lost_ns;      /* a beat that stands still so long is lost; 0: default */
+    uint64_t housekeeping_ns;   /* when house was last kept */
+    uint64_t liveness_ns;       /* when liveness locks were last looked for */
+    uint64_t sweep_ns;          /* when liveness locks that nobody needs were last removed */
+    uint64_t heartbeat_lost_ns; /* a heartbeat that stands still so long is lost; 0: default */
     uint64_t stop;              /* shared with the thread that stops us */
     bl_server_stat stat;
 };
 
-/* Look into the lobby, at beats, proofs and the epoch: 0, or -BL_ERROR_DEPOSED. */
-int bl_house_keep(bl_server *server, uint64_t now_ns);
+/* Look into the lobby, at heartbeats, liveness locks and the epoch: 0, or -BL_ERROR_DEPOSED. */
+int bl_housekeeping_keep(bl_server *server, uint64_t now_ns);
 
 /* Stop serving a lane's session: 0, or -BL_ERROR_DEPOSED, and a successor decides. */
-int bl_house_end(bl_server *server, uint32_t lane, enum bl_end end);
+int bl_housekeeping_end(bl_server *server, uint32_t lane, enum bl_end end);
 
 /* Be one epoch's owner, or learn who is (rpc/elect.c): 0 and the owner (nonce, boot_id, host);
  * -ESTALE: somebody asks for a later one, owner->epoch; -EAGAIN: disturbed for too long; or
@@ -130,7 +131,7 @@ int bl_elect(const bl_server *server, uint64_t epoch, bl_candidate_line *owner);
 int bl_lane_has_devices(const bl_server *server, uint32_t lane);
 
 /* Write what the own half says of a lane's session. */
-void bl_house_write(bl_server *server, uint32_t lane);
+void bl_housekeeping_write(bl_server *server, uint32_t lane);
 
 /* Become the server: the next epoch. 0, or as bl_server_serve_lanes(), or what a hook returned. */
 int bl_server_take(bl_server *server, const bl_server_hooks *hooks);
@@ -154,7 +155,7 @@ int bl_server_still(const bl_server *server);
 
 void bl_watch_end(bl_server *server);
 
-int bl_nothing_recover(void *context, uint64_t old_epoch, int doubtful);
+int bl_nothing_recover(void *context, uint64_t old_epoch, int suspect);
 void bl_nothing_settled(void *context);
 
 #endif

@@ -30,7 +30,7 @@ int bl_session_open(const bl_pool *pool, const char *directory, uint32_t host, u
         return -ENOMEM;
     session->pool = pool;
     session->host = host;
-    session->proof = -1;
+    session->liveness_lock = -1;
     *out = session; /* a fork while it attaches finds its proof */
     strcpy(session->directory, directory);
     session->parent = mmap(NULL, BL_PAGE_SIZE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS,
@@ -66,8 +66,8 @@ void bl_session_close(bl_session *session)
 
 void bl_session_forked(bl_session *session)
 {
-    if (session->proof >= 0)
-        close(session->proof); /* the child's copy would keep the parent's proof alive */
+    if (session->liveness_lock >= 0)
+        close(session->liveness_lock); /* the child's copy would keep the parent's proof alive */
 }
 
 void bl_session_describe(const bl_session *session, bl_session_stat *out)
@@ -92,12 +92,13 @@ static int bl_session_ready(bl_session *session, uint64_t timeout_ns)
  * says so, too, and does not have to wait until the server looks at beats. */
 static void bl_session_drop(bl_session *session)
 {
-    bl_beat_end(&session->beat);
+    bl_heartbeat_end(&session->heartbeat);
     bl_crash_point("drop.silent");
     bl_session_rest(session);
-    bl_proof_end(&session->pool->memory, session->directory, session->nonce, session->proof, 0);
-    session->proof = -1;
-    bl_crash_point("drop.proof_ended");
+    bl_liveness_end(&session->pool->memory, session->directory, session->nonce,
+                    session->liveness_lock, 0);
+    session->liveness_lock = -1;
+    bl_crash_point("drop.liveness_ended");
     session->old_nonce = session->nonce;
     session->attached = 0;
     session->stat.reattach_count++;
@@ -107,7 +108,7 @@ int bl_session_devices(bl_session *session)
 {
     int status = 0;
     if (!session->devices && session->attached)
-        status = bl_proof_devices(&session->pool->memory, session->proof, 1);
+        status = bl_liveness_devices(&session->pool->memory, session->liveness_lock, 1);
     if (status == 0)
         session->devices = 1; /* of the sessions that follow this one, too */
     return status;
@@ -115,7 +116,7 @@ int bl_session_devices(bl_session *session)
 
 void bl_session_leave(bl_session *session)
 {
-    bl_beat_stop(&session->beat); /* one per session: the next nonce's */
+    bl_heartbeat_stop(&session->heartbeat); /* one per session: the next nonce's */
     session->old_nonce = 0;
     session->attached = 0; /* the proof's descriptor stays open: only this process's end frees it */
     session->stat.reattach_count++;

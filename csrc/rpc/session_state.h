@@ -15,10 +15,10 @@
 
 #include "api/pool.h"
 #include "api/rpc.h"
-#include "liveness/beat.h"
+#include "liveness/heartbeat.h"
 #include "pool/epoch.h"
-#include "liveness/life.h"
-#include "liveness/proof.h"
+#include "liveness/pidfds.h"
+#include "liveness/lock.h"
 #include "liveness/runtime.h"
 #include "coherence/wait.h"
 
@@ -37,10 +37,10 @@ struct bl_session {
     uint32_t window;                /* reply lines looked at together */
     uint32_t attached;
     uint32_t devices;           /* 1: a device may write what is granted to it */
-    int proof;                      /* descriptor */
+    int liveness_lock;          /* descriptor */
     uint8_t *scratch;               /* bulk_size for a request, bulk_size for a reply */
     uint32_t *parent;               /* 1 here; a forked child reads 0 */
-    bl_beat beat;
+    bl_heartbeat heartbeat;
     bl_session_stat stat;
 };
 

@@ -5,9 +5,9 @@
  *
  * Only when to try is decided here; whether it may is rpc/takeover.c's business, and two who try at
  * once do no harm. It is time when nobody serves, when the server said that it stops, when it is
- * proven gone (its host knows within a look), or when its beat has stood still for the time that
- * the caller named. A stopped process of this host is not gone, and still holds this host's server
- * lock: whoever finds it silent goes on without that lock.
+ * proven gone (its host knows within a look), or when its heartbeat has stood still for the time
+ * that the caller named. A stopped process of this host is not gone, and still holds this host's
+ * server lock: whoever finds it silent goes on without that lock.
  */
 #include "coherence/guard.h"
 #include "pool/boot.h"
@@ -18,8 +18,9 @@ enum { BL_STANDBY_LOOK_NS = 2 * 1000 * 1000 };
 void bl_watch_end(bl_server *server)
 {
     bl_watch *watch = &server->watch;
-    bl_proof_end(&server->pool->memory, server->directory, watch->nonce, watch->proof, 0);
-    *watch = (bl_watch){.proof = -1};
+    bl_liveness_end(&server->pool->memory, server->directory, watch->nonce, watch->liveness_lock,
+                    0);
+    *watch = (bl_watch){.liveness_lock = -1};
 }
 
 /* Another server than at the last look: watch that one. */
@@ -29,20 +30,20 @@ static void bl_watch_begin(bl_server *server, const bl_epoch_line *line, uint64_
     server->watch.nonce = line->nonce;
     server->watch.moved_ns = now_ns;
     if (bl_boot_same(line->boot_id, server->boot_id))
-        server->watch.proof = bl_proof_watch(&server->pool->memory, server->directory,
+        server->watch.liveness_lock = bl_liveness_watch(&server->pool->memory, server->directory,
                                              line->nonce);
 }
 
-/* Has a server's beat stood still for so long? Or an error: it moves, and it is another machine's
- * that uses this host number. */
+/* Has a server's heartbeat stood still for so long? Or an error: it moves, and it is another
+ * machine's that uses this host number. */
 static int bl_watch_silent(bl_server *server, const bl_epoch_line *line, uint64_t lost_ns,
                            uint64_t now_ns)
 {
     const bl_memory *memory = &server->pool->memory;
     bl_watch *watch = &server->watch;
-    uint64_t offset = bl_server_beat_offset(line->epoch % BL_HALF_COUNT);
-    bl_invalidate(memory, offset, BL_LINE_SIZE); /* no fence: an old beat is looked at again */
-    uint64_t count = bl_beat_read(memory, offset, line->nonce);
+    uint64_t offset = bl_server_heartbeat_offset(line->epoch % BL_HALF_COUNT);
+    bl_invalidate(memory, offset, BL_LINE_SIZE); /* no fence: an old heartbeat is looked at again */
+    uint64_t count = bl_heartbeat_read(memory, offset, line->nonce);
     if (count == watch->count)
         return now_ns - watch->moved_ns > lost_ns;
     if (watch->count != 0 && count > watch->count && line->host == server->host &&
@@ -77,9 +78,9 @@ static int bl_watch_look_guarded(void *context)
     uint64_t now_ns = bl_now_ns(memory);
     if (line.nonce != server->watch.nonce)
         bl_watch_begin(server, &line, now_ns);
-    else if (bl_error_passes(-server->watch.proof))
-        server->watch.proof = bl_proof_watch(memory, server->directory, line.nonce);
-    if (server->watch.proof >= 0 && bl_proof_gone(memory, server->watch.proof))
+    else if (bl_error_passes(-server->watch.liveness_lock))
+        server->watch.liveness_lock = bl_liveness_watch(memory, server->directory, line.nonce);
+    if (server->watch.liveness_lock >= 0 && bl_liveness_gone(memory, server->watch.liveness_lock))
         return 1;
     status = bl_watch_silent(server, &line, lost_ns, now_ns);
     server->silent = status == 1 ? line.nonce : 0;

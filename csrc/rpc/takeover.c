@@ -40,25 +40,25 @@ typedef struct bl_takeover {
     int asked;                  /* an election may name this server, whatever comes of it */
 } bl_takeover;
 
-/* Does the beat of a server of this epoch move? */
-static int bl_server_beats(const bl_server *server, uint64_t epoch, uint64_t nonce)
+/* Does the heartbeat of a server of this epoch move? */
+static int bl_server_heartbeats(const bl_server *server, uint64_t epoch, uint64_t nonce)
 {
     const bl_memory *memory = &server->pool->memory;
-    uint64_t offset = bl_server_beat_offset(epoch % BL_HALF_COUNT);
-    bl_wait wait = bl_wait_make(memory, BL_BEAT_WATCH_NS);
+    uint64_t offset = bl_server_heartbeat_offset(epoch % BL_HALF_COUNT);
+    bl_wait wait = bl_wait_make(memory, BL_HEARTBEAT_WATCH_NS);
     bl_refetch(memory, offset, BL_LINE_SIZE);
-    uint64_t first = bl_beat_read(memory, offset, nonce);
+    uint64_t first = bl_heartbeat_read(memory, offset, nonce);
     while (bl_wait_turn(memory, &wait)) {
         bl_refetch(memory, offset, BL_LINE_SIZE);
-        if (bl_beat_read(memory, offset, nonce) != first)
+        if (bl_heartbeat_read(memory, offset, nonce) != first)
             return 1;
     }
     return 0;
 }
 
 /* Is this server, or owner of an epoch, proven unable to write? 1, 0, or an error: it is another
- * machine's under this host number. Another boot was an earlier one only if its beat stands still.
- * Asked by one process of a host at a time. */
+ * machine's under this host number. Another boot was an earlier one only if its heartbeat stands
+ * still. Asked by one process of a host at a time. */
 static int bl_server_gone(const bl_server *server, uint64_t epoch, uint32_t host,
                           const uint64_t boot_id[2], uint64_t nonce)
 {
@@ -68,11 +68,11 @@ static int bl_server_gone(const bl_server *server, uint64_t epoch, uint32_t host
     if (!bl_boot_same(boot_id, server->boot_id)) {
         if (host != server->host)
             return 0;
-        return bl_server_beats(server, epoch, nonce) ? bl_server_clash(server) : 1;
+        return bl_server_heartbeats(server, epoch, nonce) ? bl_server_clash(server) : 1;
     }
-    int proof = bl_proof_watch(memory, server->directory, nonce);
-    int gone = proof >= 0 && bl_proof_gone(memory, proof);
-    bl_proof_end(memory, server->directory, nonce, proof, 0); /* N + 1 will ask again */
+    int liveness_lock = bl_liveness_watch(memory, server->directory, nonce);
+    int gone = liveness_lock >= 0 && bl_liveness_gone(memory, liveness_lock);
+    bl_liveness_end(memory, server->directory, nonce, liveness_lock, 0); /* N + 1 will ask again */
     return gone;
 }
 
@@ -96,7 +96,7 @@ static int bl_takeover_follow(const bl_server *server, const bl_epoch_line *line
     if (bl_epoch_second_host(server->pool, line, server->host, server->boot_id) &&
         !bl_epoch_last_word(line))
         return -BL_ERROR_SECOND_HOST;
-    if (line->nonce != server->silent && bl_server_beats(server, line->epoch, line->nonce))
+    if (line->nonce != server->silent && bl_server_heartbeats(server, line->epoch, line->nonce))
         return -BL_ERROR_SERVER_ALIVE;
     return 0;
 }
@@ -182,8 +182,8 @@ static void bl_takeover_inherit(bl_server *server, int inherits)
     for (uint32_t i = 0; i < g->lane_count; i++) {
         bl_lane *lane = &server->lanes[i];
         bl_session_line line;
-        *lane = (bl_lane){.state = BL_SESSION_FREE, .proof = -1};
-        /* SYNC session.line: pairs with bl_house_write() */
+        *lane = (bl_lane){.state = BL_SESSION_FREE, .liveness_lock = -1};
+        /* SYNC session.line: pairs with bl_housekeeping_write() */
         bl_load_line(memory, bl_session_offset(g, i, half), &line);
         bl_ordered(memory, bl_session_offset(g, i, half), bl_epoch_offset(server->half));
         if (inherits) /* that nobody has the lane, too */
@@ -194,15 +194,15 @@ static void bl_takeover_inherit(bl_server *server, int inherits)
                 .nonce = line.nonce,
                 .boot_id = {line.boot_id[0], line.boot_id[1]},
                 .epoch = earlier ? line.epoch : server->epoch - 1,
-                .beat_seen_ns = bl_now_ns(memory),
+                .heartbeat_seen_ns = bl_now_ns(memory),
                 .host = line.host % BL_HOST_COUNT,
-                .state = BL_SESSION_DOUBTFUL,
-                .proof = bl_proof_watch(memory, server->directory, line.nonce),
+                .state = BL_SESSION_SUSPECT,
+                .liveness_lock = bl_liveness_watch(memory, server->directory, line.nonce),
             };
             server->inherited_count++;
             bl_crash_point("take.session_found");
         }
-        bl_house_write(server, i);
+        bl_housekeeping_write(server, i);
     }
 }
 
@@ -227,7 +227,8 @@ static void bl_takeover_publish(bl_server *server, uint32_t state)
 static int bl_takeover_pass(bl_server *server, const bl_takeover *plan)
 {
     const bl_memory *memory = &server->pool->memory;
-    int status = bl_beat_start(&server->beat, memory, bl_server_beat_offset(server->half),
+    int status = bl_heartbeat_start(&server->heartbeat, memory,
+                                    bl_server_heartbeat_offset(server->half),
                                server->nonce);
     if (status < 0)
         return status;
@@ -236,8 +237,8 @@ static int bl_takeover_pass(bl_server *server, const bl_takeover *plan)
         bl_register_mend(memory, bl_epoch_offset(server->half), &plan->before);
     bl_takeover_publish(server, BL_SERVER_TAKING);
     bl_crash_point("take.published");
-    bl_proof_end(memory, server->directory, plan->before.nonce, -1, 1); /* its line is no more */
-    bl_crash_point("take.proof_removed");
+    bl_liveness_end(memory, server->directory, plan->before.nonce, -1, 1); /* its line is no more */
+    bl_crash_point("take.liveness_removed");
     bl_takeover_inherit(server, plan->source.epoch != 0);
     bl_crash_point("take.inherited");
     status = server->hooks.recover(server->hooks.context, plan->source.epoch,
@@ -252,7 +253,7 @@ static int bl_takeover_pass(bl_server *server, const bl_takeover *plan)
     return 0;
 }
 
-/* This host's server lock, unless a silent server keeps it, and a proof of life: 0 or an error. */
+/* This host's server lock, unless a silent server keeps it, and a liveness lock: 0 or an error. */
 static int bl_takeover_enter(bl_server *server)
 {
     const bl_memory *memory = &server->pool->memory;
@@ -263,25 +264,25 @@ static int bl_takeover_enter(bl_server *server)
         return server->lock;
     bl_crash_point("take.locked");
     server->nonce = bl_new_nonce(memory);
-    server->proof = bl_proof_hold(memory, server->directory, server->nonce);
-    bl_crash_point("take.proof_held");
-    if (server->proof < 0)
-        return server->proof;
-    return bl_life_open(memory, server->directory, server->nonce,
-                        2 * server->pool->geometry.lane_count, &server->life);
+    server->liveness_lock = bl_liveness_hold(memory, server->directory, server->nonce);
+    bl_crash_point("take.liveness_held");
+    if (server->liveness_lock < 0)
+        return server->liveness_lock;
+    return bl_pidfds_open(memory, server->directory, server->nonce,
+                        2 * server->pool->geometry.lane_count, &server->pidfds);
 }
 
 static void bl_takeover_leave(bl_server *server, int forget)
 {
     const bl_memory *memory = &server->pool->memory;
-    if (server->life)
-        bl_life_close(server->life);
-    server->life = NULL;
-    if (server->proof >= 0)
-        bl_proof_end(memory, server->directory, server->nonce, server->proof, forget);
+    if (server->pidfds)
+        bl_pidfds_close(server->pidfds);
+    server->pidfds = NULL;
+    if (server->liveness_lock >= 0)
+        bl_liveness_end(memory, server->directory, server->nonce, server->liveness_lock, forget);
     if (server->lock >= 0)
         bl_host_unlock(memory, server->lock);
-    server->lock = server->proof = -1;
+    server->lock = server->liveness_lock = -1;
 }
 
 typedef struct bl_take {
@@ -325,9 +326,9 @@ int bl_server_take(bl_server *server, const bl_server_hooks *hooks)
     return bl_guarded(&server->pool->memory, bl_take_guarded, &take);
 }
 
-int bl_nothing_recover(void *context, uint64_t old_epoch, int doubtful)
+int bl_nothing_recover(void *context, uint64_t old_epoch, int suspect)
 {
-    (void)context, (void)old_epoch, (void)doubtful;
+    (void)context, (void)old_epoch, (void)suspect;
     return 0;
 }
 
@@ -355,7 +356,7 @@ int bl_server_create(const bl_pool *pool, const char *directory, uint32_t host, 
         return -ENOMEM;
     server->pool = pool;
     server->host = host;
-    server->lock = server->proof = server->watch.proof = -1;
+    server->lock = server->liveness_lock = server->watch.liveness_lock = -1;
     strcpy(server->directory, directory);
     server->lanes = calloc(lane_count, sizeof *server->lanes);
     server->live = calloc(lane_count, sizeof *server->live);
@@ -378,13 +379,13 @@ int bl_server_create(const bl_pool *pool, const char *directory, uint32_t host, 
 
 void bl_server_forked(bl_server *server)
 {
-    /* the child's copies would keep the parent's proofs alive */
-    const int held[] = {server->lock, server->proof, server->watch.proof};
+    /* the child's copies would keep the parent's liveness locks alive */
+    const int held[] = {server->lock, server->liveness_lock, server->watch.liveness_lock};
     for (size_t i = 0; i < sizeof held / sizeof held[0]; i++)
         if (held[i] >= 0)
             close(held[i]);
-    if (server->life)
-        bl_life_close(server->life);
+    if (server->pidfds)
+        bl_pidfds_close(server->pidfds);
 }
 
 /* Its word that nothing more is written, in the line that is still its own though a successor may
@@ -403,17 +404,17 @@ static int bl_takeover_farewell(void *context)
 void bl_server_destroy(bl_server *server)
 {
     const bl_memory *memory = &server->pool->memory;
-    bl_beat_stop(&server->beat);
+    bl_heartbeat_stop(&server->heartbeat);
     bl_crash_point("stop.silent");
     bl_watch_end(server);
     if (server->epoch != 0) {
         int said = bl_guarded(memory, bl_takeover_farewell, server) == 1;
         bl_crash_point("stop.said");
         for (uint32_t i = 0; i < server->pool->geometry.lane_count; i++)
-            bl_proof_end(memory, server->directory, server->lanes[i].nonce,
-                         server->lanes[i].proof, 0);
+            bl_liveness_end(memory, server->directory, server->lanes[i].nonce,
+                         server->lanes[i].liveness_lock, 0);
         bl_takeover_leave(server, said);
-        bl_crash_point("stop.proof_ended");
+        bl_crash_point("stop.liveness_ended");
     }
     free(server->declared);
     free(server->lanes);

@@ -72,8 +72,8 @@ void bl_sim_crash_host(bl_sim_world *world, uint32_t number)
             host->lines[host->line_count - 1].dirty = 0;
         bl_sim_cache_drop(world, host, &host->lines[host->line_count - 1]);
     }
-    for (uint32_t i = 0; i < world->proof_count; i++)
-        world->proof[i].removed |= world->proof[i].host == number;
+    for (uint32_t i = 0; i < world->liveness_count; i++)
+        world->liveness_lock[i].removed |= world->liveness_lock[i].host == number;
     host->boot++;
     host->over = bl_sim_snapshot_new(world, &over);
     if (world->current && world->current->state != BL_SIM_READY)

@@ -7,7 +7,7 @@
  *   clock      of a process: counts its versions. *Released* is what its last fence covered: those
  *              are in memory before anything it streams later.
  *   known      of a process, for each process: versions up to this clock are published, and it has
- *              believed a line that says so, or knows it from its kernel (a lock, a proof).
+ *              believed a line that says so, or knows it from its kernel (a lock, a liveness lock).
  *
  * Believing a version passes on what its writer had released, and what that one knew; and the
  * version itself, if nothing that its writer wrote before it is missing. The time of a belief is

@@ -2,7 +2,7 @@
  * Copyright The Beluga Authors
  *
  * Versions, clocks and what processes know: see sim/history.h. Only keeps the books; judging is
- * sim/discipline.c's and sim/owner.c's.
+ * sim/coherence.c's and sim/owner.c's.
  */
 #include "sim/world.h"
 

@@ -48,8 +48,9 @@ int bl_sim_world_create(bl_sim_world **out, const bl_sim_config *config,
     world->writer = calloc(1, line_count);
     world->stale = calloc(bl_sim_site_count() + 1, sizeof *world->stale);
     world->hits = calloc(bl_sim_site_count() + 1, sizeof *world->hits);
-    world->proof = calloc(BL_SIM_PROOF_COUNT, sizeof *world->proof);
-    int whole = world->memory && world->writer && world->stale && world->hits && world->proof &&
+    world->liveness_lock = calloc(BL_SIM_LIVENESS_COUNT, sizeof *world->liveness_lock);
+    int whole = world->memory && world->writer && world->stale && world->hits &&
+        world->liveness_lock &&
                 bl_sim_history_create(&world->history, line_count) == 0 &&
                 bl_sim_raw_reserve(world) == 0;
     for (uint32_t i = 0; i < BL_SIM_HOST_COUNT; i++) {
@@ -81,7 +82,7 @@ void bl_sim_world_destroy(bl_sim_world *world)
     free(world->writer);
     free(world->stale);
     free(world->hits);
-    free(world->proof);
+    free(world->liveness_lock);
     free(world->jobs);
     bl_sim_history_destroy(&world->history);
     bl_sim_raw_release(world);

@@ -45,8 +45,8 @@ static bl_sim_process *bl_sim_next(bl_sim_world *world)
                 bl_sim_drain(world, world->process[i]);
         bl_sim_device_pass(world);
         world->now_ns = wake_ns;
-        if (world->now_ns >= world->beat_ns)
-            bl_sim_beats(world);
+        if (world->now_ns >= world->heartbeat_ns)
+            bl_sim_heartbeats(world);
     }
 }
 
@@ -80,8 +80,8 @@ void bl_sim_step(bl_sim_world *world, uint32_t line)
         bl_sim_lose(world, process);
         bl_sim_end_turn(world);
     }
-    if (world->now_ns >= world->beat_ns)
-        bl_sim_beats(world);
+    if (world->now_ns >= world->heartbeat_ns)
+        bl_sim_heartbeats(world);
     world->near_line = process->line = line;
     world->recent[world->stat.steps % BL_SIM_RECENT_COUNT] = line;
     if ((random >> 8 & world->chance_mask) == 0)

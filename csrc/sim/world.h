@@ -29,13 +29,13 @@
 
 enum bl_sim_limit {
     BL_SIM_HOST_COUNT = 8,
-    BL_SIM_PROOF_COUNT = 4096,
+    BL_SIM_LIVENESS_COUNT = 4096,
     BL_SIM_LOCK_COUNT = 32,
     BL_SIM_CACHE_LINES = 2048,
     BL_SIM_STORE_COUNT = 24,
     BL_SIM_INVALIDATION_COUNT = 32,
     BL_SIM_RECENT_COUNT = 16,
-    BL_SIM_BEAT_COUNT = 4,
+    BL_SIM_HEARTBEAT_COUNT = 4,
     BL_SIM_STACK_SIZE = 256 << 10
 };
 
@@ -117,7 +117,8 @@ typedef struct bl_sim_process {
     bl_sim_verb last_verb;      /* done, or put off; none since it slept */
     bl_sim_verb deferred;       /* put off until the next verb; its source is its own */
     bl_sim_order order;
-    struct bl_beat *beat[BL_SIM_BEAT_COUNT]; /* that its thread keeps up; NULL: none */
+    /* that its thread keeps up; NULL: none */
+    struct bl_heartbeat *heartbeat[BL_SIM_HEARTBEAT_COUNT];
     bl_sim_body *body;
     void *argument;
     void *stack;
@@ -125,14 +126,14 @@ typedef struct bl_sim_process {
 } bl_sim_process;
 
 /* A file of a host's runtime directory, and who has it locked: NULL when it gave the lock back. */
-typedef struct bl_sim_proof {
+typedef struct bl_sim_liveness {
     uint64_t nonce;
     bl_sim_process *holder;
     uint32_t host;
     uint32_t removed;
     uint32_t has_devices;
     uint32_t snapshot;          /* of what its process had released when it gave the lock back */
-} bl_sim_proof;
+} bl_sim_liveness;
 
 typedef struct bl_sim_lock {
     char name[32];
@@ -159,8 +160,8 @@ typedef struct bl_sim_world {
     bl_sim_process *process[BL_SIM_PROCESS_COUNT];
     uint32_t process_count;
     bl_sim_process *current;    /* NULL: the caller of bl_sim_world_run */
-    bl_sim_proof *proof;
-    uint32_t proof_count;
+    bl_sim_liveness *liveness_lock;
+    uint32_t liveness_count;
     bl_sim_lock lock[BL_SIM_LOCK_COUNT];
     uint32_t lock_count;
     struct bl_sim_job *jobs;    /* DMA (sim/device.h); NULL before the first */
@@ -170,7 +171,7 @@ typedef struct bl_sim_world {
     int32_t result;             /* of the first process that failed */
     uint32_t stopped;
     uint32_t lawless;           /* 1: breaks the rules of writing on purpose */
-    uint64_t beat_ns;           /* when beats are due */
+    uint64_t heartbeat_ns;      /* when beats are due */
     const bl_site *last_site;   /* that ran */
     uint64_t condition_step;    /* when the last condition was asked, */
     uint64_t condition_count;   /* and how many were in that step */
@@ -331,9 +332,9 @@ void bl_sim_crash_host(bl_sim_world *world, uint32_t host);
 void bl_sim_clock_jump(bl_sim_world *world, uint32_t host, uint64_t ns);
 void bl_sim_clock_rate(bl_sim_world *world, uint32_t host, int32_t fast_1024);
 
-/* ---- sim/beat.c: all beats that are kept up move on. */
+/* ---- sim/heartbeat.c: all heartbeats that are kept up move on. */
 
-void bl_sim_beats(bl_sim_world *world);
+void bl_sim_heartbeats(bl_sim_world *world);
 
 /* ---- sim/run.c: worlds. */
 

@@ -47,7 +47,7 @@ static bl_plan bl_block_cut(uint64_t offset, const bl_fragment *fragments, uint6
 }
 
 static int bl_transfer(const bl_memory *memory, uint64_t offset, const bl_fragment *fragments,
-                       uint32_t count, uint64_t length, uint32_t chunk_size, uint32_t *vector,
+                       uint32_t count, uint64_t length, uint32_t chunk_size, uint32_t *checksums,
                        const bl_copy_settings *settings, bl_toll *toll, int write)
 {
     if (!bl_transfer_valid(memory, offset, fragments, count, length))
@@ -55,7 +55,7 @@ static int bl_transfer(const bl_memory *memory, uint64_t offset, const bl_fragme
     if (length == 0)
         return 0;
     uint64_t stripes = ((length - 1) >> BL_STRIPE_SHIFT) + 2;
-    uint64_t summed = vector ? chunk_size : 0;
+    uint64_t summed = checksums ? chunk_size : 0;
     uint64_t chunk_count = summed ? (length + summed - 1) / summed : stripes;
     uint64_t room = count + chunk_count + stripes;
     if (room > UINT32_MAX)
@@ -65,7 +65,7 @@ static int bl_transfer(const bl_memory *memory, uint64_t offset, const bl_fragme
     int status = -ENOMEM;
     if (pieces && chunks) {
         bl_plan plan = bl_block_cut(offset, fragments, length, summed, pieces, chunks);
-        plan.checksums = summed ? vector : NULL;
+        plan.checksums = summed ? checksums : NULL;
         status = bl_plan_execute(memory, &plan, settings, write, toll);
     }
     free(pieces);
@@ -74,17 +74,17 @@ static int bl_transfer(const bl_memory *memory, uint64_t offset, const bl_fragme
 }
 
 int bl_gather_write(const bl_memory *memory, uint64_t offset, const bl_fragment *fragments,
-                    uint32_t count, uint64_t length, uint32_t chunk_size, uint32_t *vector,
+                    uint32_t count, uint64_t length, uint32_t chunk_size, uint32_t *checksums,
                     const bl_copy_settings *settings, bl_toll *toll)
 {
-    return bl_transfer(memory, offset, fragments, count, length, chunk_size, vector, settings,
+    return bl_transfer(memory, offset, fragments, count, length, chunk_size, checksums, settings,
                        toll, 1);
 }
 
 int bl_scatter_read(const bl_memory *memory, uint64_t offset, const bl_fragment *fragments,
-                    uint32_t count, uint64_t length, uint32_t chunk_size, const uint32_t *vector,
+                    uint32_t count, uint64_t length, uint32_t chunk_size, const uint32_t *checksums,
                     const bl_copy_settings *settings, bl_toll *toll)
 {
-    return bl_transfer(memory, offset, fragments, count, length, chunk_size, (uint32_t *)vector,
+    return bl_transfer(memory, offset, fragments, count, length, chunk_size, (uint32_t *)checksums,
                        settings, toll, 0);
 }

@@ -16,7 +16,7 @@
 #include "coherence/crash_point.h"
 #include "coherence/guard.h"
 #include "pool/pool.h"
-#include "transfer/crew.h"
+#include "transfer/thread_pool.h"
 #include "transfer/plan.h"
 
 void bl_copy_defaults(bl_copy_settings *settings)
@@ -426,13 +426,13 @@ static uint64_t bl_part_size(const bl_plan_part *part)
 }
 
 /* Several threads have a toll each, which lasts from part to part, to where none may be left. */
-static int bl_plan_do(void *context, uint32_t number, uint32_t hand)
+static int bl_plan_do(void *context, uint32_t number, uint32_t worker)
 {
     const bl_plan_run *run = context;
     if (run->toll == NULL || run->part_count == 1)
         return bl_plan_part_do(run, number, run->toll);
-    int last = hand > 0 && number + run->threads >= run->part_count;
-    bl_toll *toll = hand > 0 ? &run->tolls[hand] : run->toll;
+    int last = worker > 0 && number + run->threads >= run->part_count;
+    bl_toll *toll = worker > 0 ? &run->tolls[worker] : run->toll;
     bl_toll_begin(toll, bl_part_size(&run->parts[number]), !last);
     int status = bl_plan_part_do(run, number, toll);
     if (last)
@@ -443,13 +443,14 @@ static int bl_plan_do(void *context, uint32_t number, uint32_t hand)
 /* Deal the parts out. */
 static int bl_plan_deal(bl_plan_run *run)
 {
-    bl_toll tolls[BL_CREW_HANDS];
-    uint32_t hands = run->threads < BL_CREW_HANDS ? run->threads : BL_CREW_HANDS;
-    for (uint32_t i = 1; i < hands && run->toll != NULL; i++)
+    bl_toll tolls[BL_THREAD_POOL_WORKERS];
+    uint32_t workers = run->threads < BL_THREAD_POOL_WORKERS ? run->threads
+        : BL_THREAD_POOL_WORKERS;
+    for (uint32_t i = 1; i < workers && run->toll != NULL; i++)
         tolls[i] = bl_toll_other(run->toll);
     run->tolls = tolls;
-    int status = bl_crew_run(run->threads, run->part_count, bl_plan_do, run);
-    for (uint32_t i = 1; i < hands && run->toll != NULL; i++)
+    int status = bl_thread_pool_run(run->threads, run->part_count, bl_plan_do, run);
+    for (uint32_t i = 1; i < workers && run->toll != NULL; i++)
         bl_toll_end(&tolls[i]);
     return status;
 }
@@ -503,7 +504,7 @@ static uint32_t bl_plan_scratch_size(const bl_plan *plan)
 int bl_plan_execute(const bl_memory *memory, const bl_plan *plan, const bl_copy_settings *given,
                     int write, bl_toll *toll)
 {
-    enum { ROOM = BL_PARTS_PER_THREAD * (BL_CREW_MAX + 1) };
+    enum { ROOM = BL_PARTS_PER_THREAD * (BL_THREAD_POOL_MAX + 1) };
     bl_copy_settings settings = bl_copy_settings_of(given);
     bl_plan_part parts[ROOM], whole = {memory, plan, &settings, 0, plan->piece_count, 0, 0};
     if (!bl_plan_valid(memory, plan) || (write && plan->sparse))

@@ -12,7 +12,7 @@
  * lets the device write, waits for its completion, says bl_device_written, and commits. A device
  * writes only whole lines of granted space.
  *
- * A process that has devices is proven gone only when its DMA has ended (liveness/proof.c says why,
+ * A process that has devices is proven gone only when its DMA has ended (liveness/lock.c says why,
  * and that its file lock is no proof of that). What its DMA left in the host's cache is written
  * back later, over whatever is there then. So before anybody is given the space of a grant that
  * does not end in a commit, all of it is flushed on the host whose device may have written there:

@@ -3,7 +3,7 @@
  *
  * The litmus programs of `beluga verify`, each for an initiator and in two modes.
  *
- *   discipline  by the rules of coherence/coherence.h, whatever the superblock says: must hold
+ *   coherence  by the rules of coherence/coherence.h, whatever the superblock says: must hold
  *   bare        plain stores and loads (verify/raw.h): holds if the hosts' caches are coherent
  *
  * A trial begins and ends with its area in nobody's cache. Nothing is judged by a clock: a look
@@ -152,7 +152,7 @@ static int bl_trial_buffer(bl_trial *trial)
     return status;
 }
 
-/* ---- Tearing: a unit is stored again and again while the other side looks. By the discipline 8
+/* ---- Tearing: a unit is stored again and again while the other side looks. By the coherence 8
  * bytes are whole by themselves and more than that by a check: what the check lets pass must be. */
 
 static void bl_trial_tear_fill(const bl_trial *trial, uint32_t size, uint32_t i, uint64_t line[8])

@@ -15,7 +15,7 @@
 
 #include "coherence/guard.h"
 #include "index/blocks.h"
-#include "liveness/proof.h"
+#include "liveness/lock.h"
 
 enum { BL_ACCEPTANCE_ROWS = 64 }; /* stripes of a device that are looked at, from its end */
 

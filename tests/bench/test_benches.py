@@ -25,7 +25,7 @@ ASKED = {
     "depth",
     "threads",
     "memory",
-    "discipline",
+    "coherence",
     "p50_ns",
     "p99_ns",
     "ops_per_s",
@@ -81,11 +81,11 @@ def test_what_is_judged_has_a_ratio_and_a_spread(results: dict[str, list[Row]], 
             assert row["memory"] == "tmpfs/DRAM" or "file" in str(row["memory"])
 
 
-def test_rpc_measures_all_depths_under_both_disciplines(results: dict[str, list[Row]]) -> None:
+def test_rpc_measures_all_depths_under_both_coherence_modes(results: dict[str, list[Row]]) -> None:
     if len(cores()) < 2:
         pytest.skip("needs two cores")
-    found = {(row["discipline"], row["depth"]) for row in results["rpc"] if row["case"] == "c"}
-    both = ("non-coherent", "coherent")
+    found = {(row["coherence"], row["depth"]) for row in results["rpc"] if row["case"] == "c"}
+    both = ("software", "hardware")
     assert found == {(d, depth) for d in both for depth in (1, 8, 32, 128, 256)}
 
 
@@ -99,11 +99,11 @@ def test_paced_rows_never_mix_with_others() -> None:
 
 def test_a_user_pool_is_used_and_left(tmp_path: Path) -> None:
     path = tmp_path / "device"
-    Pool.create([path], device_size=40 << 20, discipline="non-coherent").close()
+    Pool.create([path], device_size=40 << 20, coherence="software").close()
     rows = BENCHES["latency"](Options(smoke=True, pool=(str(path),)))
-    assert {row["discipline"] for row in rows if row["case"] == "write"} <= {"non-coherent", None}
+    assert {row["coherence"] for row in rows if row["case"] == "write"} <= {"software", None}
     with Pool.open([path]) as pool:
-        assert pool.devices[0].discipline == "non-coherent"
+        assert pool.devices[0].coherence == "software"
 
 
 def test_a_pool_with_blocks_is_not_written_over(tmp_path: Path) -> None:
@@ -115,11 +115,11 @@ def test_a_pool_with_blocks_is_not_written_over(tmp_path: Path) -> None:
         BENCHES["latency"](Options(smoke=True, pool=(str(path),)))
 
 
-def test_another_discipline_than_the_pool_has_is_refused(tmp_path: Path) -> None:
+def test_another_coherence_than_the_pool_has_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "device"
-    Pool.create([path], device_size=40 << 20, discipline="coherent").close()
-    with pytest.raises(PoolError, match="coherent"):
-        BENCHES["coherence"](Options(smoke=True, pool=(str(path),), discipline="non-coherent"))
+    Pool.create([path], device_size=40 << 20, coherence="hardware").close()
+    with pytest.raises(PoolError, match="hardware"):
+        BENCHES["coherence"](Options(smoke=True, pool=(str(path),), coherence="software"))
 
 
 def test_a_row_with_an_unknown_field_is_refused() -> None:

@@ -32,7 +32,7 @@ from beluga.transfer.engines.cuda import DriverError
 
 ROOT = Path(__file__).resolve().parents[2]
 DENSE = ("gather_write", "scatter_read")
-FIXED = {"memory": "made up", "discipline": "non-coherent", "depth": 1, "threads": 1}
+FIXED = {"memory": "made up", "coherence": "software", "depth": 1, "threads": 1}
 
 
 @pytest.fixture(autouse=True)

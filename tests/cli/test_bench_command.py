@@ -12,28 +12,28 @@ from collections.abc import Callable
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 PROMISED = {
-    *("bench", "case", "bytes", "depth", "threads", "memory", "discipline", "p50_ns", "p99_ns"),
+    *("bench", "case", "bytes", "depth", "threads", "memory", "coherence", "p50_ns", "p99_ns"),
     *("ops_per_s", "gb_per_s", "limit", "ratio_to_limit"),
 }
 
 
 def test_rows_have_the_promised_fields(run: Run) -> None:
-    ended = run("bench", "coherence", "--smoke", "--json", "--discipline", "coherent")
+    ended = run("bench", "coherence", "--smoke", "--json", "--coherence", "hardware")
     assert ended.returncode == 0, ended.stderr
     rows = json.loads(ended.stdout)
     assert {row["case"] for row in rows} >= {"streamed store", "read after flush"}
     assert all(row.keys() >= PROMISED for row in rows)
-    assert all(row["discipline"] == "coherent" and row["memory"] for row in rows)
+    assert all(row["coherence"] == "hardware" and row["memory"] for row in rows)
 
 
 def test_calls_are_measured_or_the_row_says_that_cores_lack(run: Run) -> None:
-    ended = run("bench", "rpc", "--smoke", "--json", "--discipline", "coherent")
+    ended = run("bench", "rpc", "--smoke", "--json", "--coherence", "hardware")
     assert ended.returncode == 0, ended.stderr
     rows = json.loads(ended.stdout)
     assert all(row.keys() >= PROMISED for row in rows)
     if len(os.sched_getaffinity(0)) > 1:
         assert {row["case"] for row in rows} == {"c", "python"}
-        assert all(row["discipline"] == "coherent" and row["memory"] for row in rows)
+        assert all(row["coherence"] == "hardware" and row["memory"] for row in rows)
     else:
         assert [(row["case"], row["note"]) for row in rows] == [("c", "skipped: needs two cores")]
 

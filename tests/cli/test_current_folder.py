@@ -52,8 +52,8 @@ def check(folder: Path, *words: str | Path) -> None:
     [
         "beluga --help",
         "beluga replay trace --json",
-        "beluga bench rpc --smoke --discipline coherent",
-        "cxl-rpc bench --smoke --discipline coherent",
+        "beluga bench rpc --smoke --coherence hardware",
+        "cxl-rpc bench --smoke --coherence hardware",
         pytest.param("beluga bench scheduler --smoke", marks=pytest.mark.slow),
         pytest.param("beluga bench gateway --smoke", marks=pytest.mark.slow),
     ],

@@ -390,14 +390,14 @@ def test_benchmarks_get_their_options_and_show_what_any_row_has(
     asked: list[Any] = []
     drawn: list[Any] = []
     fields = dict.fromkeys([*bench._COLUMNS, "note"])
-    one = {**fields, "bench": "a", "memory": "m", "discipline": None, "case": "c", "p50_ns": 5}
+    one = {**fields, "bench": "a", "memory": "m", "coherence": None, "case": "c", "p50_ns": 5}
     rows = [one, {**one, "case": "d", "p50_ns": None, "note": "odd"}, {**one, "memory": "n"}]
     monkeypatch.setattr(bench, "need", lambda *what: drawn.append(what))
     monkeypatch.setattr(bench.beluga_bench, "plot", lambda *what: drawn.append(what))
     benches = {"a": lambda options: asked.append(options) or rows, "b": lambda options: []}
     monkeypatch.setattr(bench.beluga_bench, "BENCHES", benches)
     shown = beluga("bench", "all")
-    assert [(o.smoke, o.pool, o.discipline, o.pace, o.threads) for o in asked] == [
+    assert [(o.smoke, o.pool, o.coherence, o.pace, o.threads) for o in asked] == [
         (False, None, None, None, None)
     ]
     assert shown.stdout.count("p50 ns") == 2 and "p99" not in shown.stdout
@@ -405,11 +405,11 @@ def test_benchmarks_get_their_options_and_show_what_any_row_has(
     assert shown.stderr == "  d: odd\n"
     assert drawn == []
     charts = tmp_path / "charts" / "new"
-    options = ["--pool", "p", "--discipline", "coherent", "--pace", "x", "--threads", 1]
+    options = ["--pool", "p", "--coherence", "hardware", "--pace", "x", "--threads", 1]
     shown = beluga("bench", "a", "--smoke", *options, "--json", "--plot", charts)
     assert json.loads(shown.stdout) == rows
-    assert [(o.smoke, o.pool, o.discipline, o.pace, o.threads) for o in asked[1:]] == [
-        (True, ("p",), "coherent", "x", 1)
+    assert [(o.smoke, o.pool, o.coherence, o.pace, o.threads) for o in asked[1:]] == [
+        (True, ("p",), "hardware", "x", 1)
     ]
     assert drawn == [("plot", "matplotlib"), (rows, charts)]
     assert list(charts.iterdir()) == []

@@ -96,13 +96,13 @@ def test_create_refuses_to_overwrite_a_pool(run: Run, paths: list[str]) -> None:
 
 
 def test_options_reach_the_superblock(run: Run, paths: list[str]) -> None:
-    options = ["--no-interleave", "--discipline", "non-coherent", "--sparse", "--lanes", "5"]
+    options = ["--no-interleave", "--coherence", "software", "--sparse", "--lanes", "5"]
     run("pool", "create", *paths, "--size", "16M", "--max-blocks", "77", *options)
     info = json.loads(run("pool", "info", "--json", "--pool", paths[0], "--pool", paths[1]).stdout)
     assert info["geometry"]["interleaved"] is False
     assert info["geometry"]["block_count_max"] == 77
     assert info["geometry"]["lane_count"] == 5
-    assert {device["discipline"] for device in info["devices"]} == {"non-coherent"}
+    assert {device["coherence"] for device in info["devices"]} == {"software"}
     assert all(device["sparse"] for device in info["devices"])
 
 
@@ -141,13 +141,13 @@ def test_a_size_that_is_none_is_a_usage_error(run: Run, paths: list[str]) -> Non
     assert "'much' is not a size" in refused.stderr
 
 
-def test_disciplines_are_given_to_each_device_and_shown(run: Run, shm: Path) -> None:
+def test_coherences_are_given_to_each_device_and_shown(run: Run, shm: Path) -> None:
     paths = [shm / "a", shm / "b"]
-    mixed = ["--discipline", "non-coherent", "--discipline", "coherent"]
+    mixed = ["--coherence", "software", "--coherence", "hardware"]
     assert run("pool", "create", *paths, "--size", "16M", "--sparse", *mixed).returncode == 0
     named = ["--pool", paths[1], "--pool", paths[0]]
     info = json.loads(run("pool", "info", *named, "--json").stdout)
-    assert [device["discipline"] for device in info["devices"]] == ["non-coherent", "coherent"]
+    assert [device["coherence"] for device in info["devices"]] == ["software", "hardware"]
     shown = run("pool", "info", *named).stdout
-    assert shown.count("non-coherent") == 1
-    assert shown.count("coherent") == 2
+    assert shown.count("software") == 1
+    assert shown.count("hardware") == 1

@@ -128,7 +128,7 @@ def test_what_is_mounted_is_remembered(
     how = made[1][1]
     del how["progress"]
     assert made[1] == (specs, {
-        "device_size": 16 << 20, "interleave": True, "discipline": None, "sparse": False,
+        "device_size": 16 << 20, "interleave": True, "coherence": None, "sparse": False,
         "force": False, "max_blocks": None, "lane_count": 3,
     })  # fmt: skip
 

@@ -145,20 +145,20 @@ def test_sides_must_be_named(run: Run, paths: list[str], options: list[str]) -> 
     assert run("verify", *paths, *options).returncode == 2
 
 
-def finding(pool: Pool, test: int, mode: int, discipline: str) -> Finding:
-    """A violation on a device of that discipline."""
-    device = replace(pool.devices[0], discipline=discipline)
+def finding(pool: Pool, test: int, mode: int, coherence: str) -> Finding:
+    """A violation on a device of that coherence."""
+    device = replace(pool.devices[0], coherence=coherence)
     return Finding.of(test, mode, 0, device, trials=1, violations=1, rejected=0)
 
 
 def test_only_what_is_promised_can_be_broken(paths: list[str]) -> None:
     with Pool.open(paths) as pool:
         for test in range(8):
-            assert finding(pool, test, 0, "coherent").broken
-            assert finding(pool, test, 0, "non-coherent").broken
-            assert not finding(pool, test, 1, "non-coherent").broken
-        assert finding(pool, 0, 1, "coherent").broken, "message passing"
-        assert not finding(pool, 5, 1, "coherent").broken, "a 64-byte store may tear anywhere"
+            assert finding(pool, test, 0, "hardware").broken
+            assert finding(pool, test, 0, "software").broken
+            assert not finding(pool, test, 1, "software").broken
+        assert finding(pool, 0, 1, "hardware").broken, "message passing"
+        assert not finding(pool, 5, 1, "hardware").broken, "a 64-byte store may tear anywhere"
 
 
 def test_broken_promise_is_an_error_that_names_it(
@@ -172,10 +172,10 @@ def test_broken_promise_is_an_error_that_names_it(
             started_s=0,
             seconds=0,
             devices=pool.devices,
-            findings=(finding(pool, 0, 0, "non-coherent"), finding(pool, 1, 1, "non-coherent")),
+            findings=(finding(pool, 0, 0, "software"), finding(pool, 1, 1, "software")),
         )
     monkeypatch.setattr(command, "verify_pool", lambda *_, **__: report)
-    with pytest.raises(VerifyError, match=r"promised: message passing a->b \(discipline\)$"):
+    with pytest.raises(VerifyError, match=r"promised: message passing a->b \(coherence\)$"):
         command.verify(paths)
     shown = capsys.readouterr().out
     assert "BROKEN on device 0" in shown

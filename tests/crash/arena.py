@@ -25,13 +25,13 @@ CLIENTS = 2
 class Arena:
     """``small``: blocks are evicted all the time; else everything fits, and nothing may be lost."""
 
-    def __init__(self, directory: Path, *, small: bool, discipline: str) -> None:
+    def __init__(self, directory: Path, *, small: bool, coherence: str) -> None:
         self.small = small
         self._paths = [directory / "a", directory / "b"]
         self._pool = Pool.create(
             self._paths,
             device_size=(12 if small else 64) * MIB,
-            discipline=discipline,
+            coherence=coherence,
             sparse=True,
             max_blocks=64 if small else 512,
             lane_count=16,

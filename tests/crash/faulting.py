@@ -279,7 +279,9 @@ FAULTS: dict[str, Ready] = {
     ),
     "bl_pool_write": _pool(lambda s, pool: lambda: lib.bl_pool_write(pool, AT, s.data(), 4096)),
     "bl_pool_read": _pool(lambda s, pool: lambda: lib.bl_pool_read(pool, AT, s.data(), 4096)),
-    "bl_plan_care": _planned(lambda p, plan: lib.bl_plan_care(p, plan, lib.BL_CARE_INVALIDATE)),
+    "bl_plan_maintenance": _planned(
+        lambda p, plan: lib.bl_plan_maintenance(p, plan, lib.BL_MAINTENANCE_INVALIDATE)
+    ),
     "bl_plan_write": _planned(lambda p, plan: lib.bl_plan_write(p, plan, ffi.NULL, ffi.NULL, 0)),
     "bl_plan_read": _planned(lambda p, plan: lib.bl_plan_read(p, plan, ffi.NULL, ffi.NULL, 0)),
     "bl_check_pool": _pool(
@@ -377,7 +379,9 @@ SURVIVES: dict[str, Ready] = {
     ),
     "bl_server_create": _server(_no_word(lambda server: None)),
     "bl_server_destroy": _server(_no_word(lib.bl_server_destroy), serving=True),
-    "bl_server_beat_lost": _server(_no_word(lambda server: lib.bl_server_beat_lost(server, 1))),
+    "bl_server_heartbeat_lost": _server(
+        _no_word(lambda server: lib.bl_server_heartbeat_lost(server, 1))
+    ),
     "bl_server_limit": _server(
         _no_word(lambda server: lib.bl_server_limit(server, _a("bl_quota *")))
     ),
@@ -412,7 +416,7 @@ def main(directory: Path) -> None:
         pool = Pool.create(
             paths,
             device_size=SIZE,
-            discipline="non-coherent",
+            coherence="software",
             sparse=True,
             max_blocks=64,
             lane_count=4,

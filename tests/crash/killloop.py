@@ -37,9 +37,9 @@ SCENES = {
     "serve give lobby end session entry extent space evict": "server",
     "grant reserve commit abort lookup release remove": "server",
     "take elect register recover": "heir",  # a server that takes over
-    "life": "mourner",  # a server whose client dies
+    "pidfds": "reaper",  # a server whose client dies
     "stop": "leaver",  # a server that stops in order
-    "beat": "client",
+    "heartbeat": "client",
     "ask.withdrawn": "forsaken",  # a client whose server stands still while it attaches
 }
 SCENE_OF = {word: scene for words, scene in SCENES.items() for word in words.split()}
@@ -176,8 +176,8 @@ class Loop:
                 self._end(self._arena)
             place = self._directory / str(self._pools)
             place.mkdir()
-            discipline = "non-coherent" if self._pools % 4 > 1 else "coherent"
-            self._arena = Arena(place, small=self._pools % 2 == 0, discipline=discipline)
+            coherence = "software" if self._pools % 4 > 1 else "hardware"
+            self._arena = Arena(place, small=self._pools % 2 == 0, coherence=coherence)
             self._pools += 1
         return self._arena
 
@@ -189,9 +189,7 @@ class Loop:
     def _play(self, arena: Arena, plan: Plan) -> None:
         """One round, until every call has ended and nobody is stopped any more."""
         arming = {"arm": [plan.point, plan.passage, plan.stop, plan.words]} if plan.point else {}
-        victim = (
-            arena.server if plan.scene in ("server", "leaver", "mourner") else arena.clients[-1]
-        )
+        victim = arena.server if plan.scene in ("server", "leaver", "reaper") else arena.clients[-1]
         if arming and plan.scene != "heir":
             self._arm(victim, arming, plan)
         seed = self._dice.randrange(1 << 30)
@@ -208,7 +206,7 @@ class Loop:
         elif plan.scene == "heir":
             time.sleep(self._dice.uniform(0, 0.01))
             arena.server.kill()
-        elif plan.scene == "mourner":
+        elif plan.scene == "reaper":
             time.sleep(self._dice.uniform(0, 0.01))
             arena.clients[-1].kill()
         elif plan.point is None:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
 """Clients of other hosts say that they are through where the next server reads it, whether or not
-one serves when they say so: nothing that ended in order is held back."""
+one serves when they say so: nothing that ended in order is quarantined."""
 
 from __future__ import annotations
 

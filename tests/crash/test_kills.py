@@ -34,8 +34,8 @@ each_length = pytest.mark.parametrize(
 )
 
 
-def make(paths: list[Path], device_size: int, discipline: str) -> Pool:
-    return Pool.create(paths, device_size=device_size, discipline=discipline, sparse=True)
+def make(paths: list[Path], device_size: int, coherence: str) -> Pool:
+    return Pool.create(paths, device_size=device_size, coherence=coherence, sparse=True)
 
 
 def start(role: str, paths: list[Path], seed: int) -> Process:
@@ -69,10 +69,10 @@ def nothing_is_stuck(cache: KVCache) -> bool:
 
 @each_length
 def test_killed_clients_leave_nothing_behind(
-    paths: list[Path], discipline: str, rounds: int
+    paths: list[Path], coherence: str, rounds: int
 ) -> None:
     dice = random.Random(rounds)
-    with make(paths, SMALL, discipline) as pool, MetaServer(pool) as server, ExitStack() as ends:
+    with make(paths, SMALL, coherence) as pool, MetaServer(pool) as server, ExitStack() as ends:
         workers = [ends.enter_context(start("churn", paths, i)) for i in range(WORKERS)]
         for turn in range(rounds):
             time.sleep(dice.uniform(0.05, 0.3))
@@ -95,9 +95,9 @@ def test_killed_clients_leave_nothing_behind(
 
 
 @each_length
-def test_killed_servers_lose_no_block(paths: list[Path], discipline: str, rounds: int) -> None:
+def test_killed_servers_lose_no_block(paths: list[Path], coherence: str, rounds: int) -> None:
     dice = random.Random(rounds)
-    with make(paths, LARGE, discipline) as pool, ExitStack() as ends:
+    with make(paths, LARGE, coherence) as pool, ExitStack() as ends:
         server = ends.enter_context(Process("serve_index", paths))
         workers = [ends.enter_context(start("churn", paths, i)) for i in range(WORKERS)]
         for _ in range(rounds):
@@ -118,10 +118,10 @@ def test_killed_servers_lose_no_block(paths: list[Path], discipline: str, rounds
 
 @each_length
 def test_clients_and_servers_are_killed_together(
-    paths: list[Path], discipline: str, rounds: int
+    paths: list[Path], coherence: str, rounds: int
 ) -> None:
     dice = random.Random(rounds)
-    with make(paths, SMALL, discipline) as pool, ExitStack() as ends:
+    with make(paths, SMALL, coherence) as pool, ExitStack() as ends:
         server = ends.enter_context(Process("serve_index", paths))
         workers = [ends.enter_context(start("churn", paths, i)) for i in range(WORKERS)]
         for turn in range(rounds):

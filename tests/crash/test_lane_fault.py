@@ -90,10 +90,10 @@ def failing(paths: list[Path]) -> Iterator[Failing]:
         process.communicate()
 
 
-@pytest.fixture(params=["coherent", "non-coherent"])  # a flush of memory that fails is a fault, too
+@pytest.fixture(params=["hardware", "software"])  # a flush of memory that fails is a fault, too
 def pool(request: pytest.FixtureRequest, paths: list[Path]) -> Iterator[Pool]:
     sizes = {"device_size": 32 << 20, "max_blocks": 64, "lane_count": 4}
-    with Pool.create(paths, sparse=True, discipline=request.param, **sizes) as pool:
+    with Pool.create(paths, sparse=True, coherence=request.param, **sizes) as pool:
         yield pool
 
 
@@ -101,11 +101,11 @@ def lane_start(pool: Pool, lane: int) -> int:
     return pool.geometry.lane_offset + lane * pool.geometry.lane_stride
 
 
-@pytest.mark.parametrize("page", ["beat", "request", "reply"])
+@pytest.mark.parametrize("page", ["heartbeat", "request", "reply"])
 def test_one_bad_lane_costs_that_lane(pool: Pool, paths: list[Path], page: str) -> None:
-    requests = 4096  # behind the page of the beat; then the replies of epoch 0, and of epoch 1
+    requests = 4096  # behind the page of the heartbeat; then the replies of epoch 0, and of epoch 1
     size = pool.geometry.slot_count * 128
-    pages = {"beat": 0, "request": requests, "reply": requests + 2 * size}
+    pages = {"heartbeat": 0, "request": requests, "reply": requests + 2 * size}
     with failing(paths) as server, Client(pool) as bad, Client(pool) as good:
         assert (bad.stat().lane, good.stat().lane) == (0, 1)
         reserved = MetaClient(bad).reserve(keys([1, 2]), length=1 << 20)

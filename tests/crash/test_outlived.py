@@ -21,10 +21,10 @@ NUMBERS = list(range(CHAIN))
 
 @pytest.mark.parametrize("point", ["get.looked_up", "get.first_look", "get.copied"])
 def test_a_get_that_outlives_its_server_misses_and_blames_no_block(
-    paths: list[Path], discipline: str, monkeypatch: pytest.MonkeyPatch, point: str
+    paths: list[Path], coherence: str, monkeypatch: pytest.MonkeyPatch, point: str
 ) -> None:
     with (
-        Pool.create(paths, device_size=16 << 20, discipline=discipline, sparse=True) as pool,
+        Pool.create(paths, device_size=16 << 20, coherence=coherence, sparse=True) as pool,
         Process("serve_index", paths) as first,
         KVCache(pool, namespace="fetch", timeout_s=60) as cache,
     ):

@@ -18,7 +18,7 @@ from beluga._ffi import ffi, lib
 
 CSRC = Path(__file__).resolve().parents[2] / "csrc"
 
-BEATS = """
+HEARTBEATS = """
 import sys
 from beluga.pool import Pool
 from beluga.rpc import Client, Server
@@ -36,7 +36,7 @@ def points() -> list[str]:
 
 def run(paths: list[Path], point: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-c", BEATS, *map(str, paths)],
+        [sys.executable, "-c", HEARTBEATS, *map(str, paths)],
         env=os.environ | {"BELUGA_CRASH": point},
         capture_output=True,
         text=True,
@@ -83,7 +83,7 @@ def test_a_process_dies_at_the_passage_that_was_asked_for(paths: list[Path]) -> 
 
 def test_a_process_stops_where_it_is_told_and_goes_on(paths: list[Path]) -> None:
     process = subprocess.Popen(
-        [sys.executable, "-c", BEATS, *map(str, paths)],
+        [sys.executable, "-c", HEARTBEATS, *map(str, paths)],
         env=os.environ | {"BELUGA_CRASH": "call.sent:stop"},
         stdout=subprocess.PIPE,
         text=True,

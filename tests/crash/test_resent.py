@@ -29,7 +29,7 @@ HEARD = ["serve.replies_streamed", "serve.replied"]
 @pytest.fixture
 def pool(paths: list[Path]) -> Iterator[Pool]:
     with Pool.create(
-        paths, device_size=16 << 20, discipline="non-coherent", sparse=True, max_blocks=64
+        paths, device_size=16 << 20, coherence="software", sparse=True, max_blocks=64
     ) as pool:
         yield pool
 

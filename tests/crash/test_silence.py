@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Sessions that nobody can prove alive or dead, as those of other hosts: their beat decides what is
-held back, and never frees it."""
+"""Sessions that nobody can prove alive or dead, like other hosts': the heartbeat decides what is
+quarantined, and never frees it."""
 
 from __future__ import annotations
 
@@ -77,11 +77,11 @@ class Elsewhere:
 
 @contextmanager
 def elsewhere(
-    pool: Pool, paths: list[Path], directory: Path, beat_lost_s: float
+    pool: Pool, paths: list[Path], directory: Path, heartbeat_lost_s: float
 ) -> Iterator[tuple[MetaServer, Elsewhere]]:
     """A server, and the process that it can prove nothing about."""
     directory.mkdir()
-    server = MetaServer(pool, beat_lost_s=beat_lost_s)
+    server = MetaServer(pool, heartbeat_lost_s=heartbeat_lost_s)
     server.start()
     process = subprocess.Popen(
         [sys.executable, "-c", ELSEWHERE, str(directory), *map(str, paths)],
@@ -149,12 +149,12 @@ def test_a_session_killed_elsewhere_is_held_back_for_good(
 
 
 @pytest.mark.parametrize(
-    ("beat_lost_s", "hold_s"), [(3.0, 6.0), pytest.param(5.0, 60.0, marks=pytest.mark.slow)]
+    ("heartbeat_lost_s", "hold_s"), [(3.0, 6.0), pytest.param(5.0, 60.0, marks=pytest.mark.slow)]
 )
 def test_a_process_that_holds_the_interpreter_keeps_its_session(
-    pool: Pool, paths: list[Path], tmp_path: Path, beat_lost_s: float, hold_s: float
+    pool: Pool, paths: list[Path], tmp_path: Path, heartbeat_lost_s: float, hold_s: float
 ) -> None:
-    with elsewhere(pool, paths, tmp_path / "elsewhere", beat_lost_s) as (server, client):
+    with elsewhere(pool, paths, tmp_path / "elsewhere", heartbeat_lost_s) as (server, client):
         assert client.ask(f"hold {hold_s}") == "0"
         assert client.ask("call") == "0"
         stat = server.stat()

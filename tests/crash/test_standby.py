@@ -43,8 +43,8 @@ def start(paths: list[Path], seed: int) -> Process:
 
 
 @pytest.fixture
-def pool(paths: list[Path], discipline: str) -> Iterator[Pool]:
-    with Pool.create(paths, device_size=96 * MIB, discipline=discipline, sparse=True) as pool:
+def pool(paths: list[Path], coherence: str) -> Iterator[Pool]:
+    with Pool.create(paths, device_size=96 * MIB, coherence=coherence, sparse=True) as pool:
         yield pool
 
 

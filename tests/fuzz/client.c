@@ -31,9 +31,9 @@ static void session_start(void)
 {
     uint8_t *scratch = session.scratch;
     session = (bl_session){.pool = pool, .nonce = 77, .epoch = 3, .half = 1, .lane = 1,
-                           .window = 1, .attached = 1, .proof = -1, .scratch = scratch,
+                           .window = 1, .attached = 1, .liveness_lock = -1, .scratch = scratch,
                            .parent = &parent,
-                           .beat = {.memory = &pool->memory, .nonce = 77,
+                           .heartbeat = {.memory = &pool->memory, .nonce = 77,
                                     .offset = bl_lane_offset(&pool->geometry, 1)}};
     strcpy(session.directory, fuzz_directory);
 }
@@ -136,10 +136,10 @@ static void kv_engine_call(const bl_kv_batch *batch, int put)
     uint8_t states[FUZZ_KEYS];
     int32_t statuses[FUZZ_KEYS];
     uint64_t offsets[FUZZ_KEYS], mismatches = 0;
-    uint32_t *vectors = calloc(FUZZ_KEYS, (FUZZ_LENGTH_MAX / 64 + 1) * sizeof *vectors);
+    uint32_t *checksums = calloc(FUZZ_KEYS, (FUZZ_LENGTH_MAX / 64 + 1) * sizeof *checksums);
     bl_kv_pending *pending;
     int64_t count = put ? bl_kv_put_begin(&session, batch, states, statuses, offsets, &pending)
-                        : bl_kv_get_begin(&session, batch, states, offsets, vectors, &pending);
+                        : bl_kv_get_begin(&session, batch, states, offsets, checksums, &pending);
     if (count >= 0) {
         for (int64_t i = 0; i < (put ? FUZZ_KEYS : count); i++)
             fuzz_must(states[i] != (put ? BL_BLOCK_GRANTED : BL_BLOCK_HIT) ||
@@ -148,11 +148,11 @@ static void kv_engine_call(const bl_kv_batch *batch, int put)
                                pool->geometry.size - offsets[i]),
                       "what an engine copies lies in the pool");
         if (put)
-            bl_kv_put_end(&session, pending, vectors, 0, states, statuses);
+            bl_kv_put_end(&session, pending, checksums, 0, states, statuses);
         else
             bl_kv_get_end(&session, pending, 0, states, &mismatches);
     }
-    free(vectors);
+    free(checksums);
 }
 
 static void kv_call(const uint64_t *keys, int put, int engine)

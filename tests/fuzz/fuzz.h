@@ -112,7 +112,7 @@ static bl_pool *fuzz_pool(void)
     bl_pool *pool;
     fuzz_must(bl_geometry_make(&config, &geometry) == 0, "the pool can be laid out");
     for (uint32_t i = 0; i < 2; i++) {
-        bl_superblock_make(&config, &geometry, i, BL_DISCIPLINE_NON_COHERENT, &superblocks[i]);
+        bl_superblock_make(&config, &geometry, i, BL_COHERENCE_SOFTWARE, &superblocks[i]);
         devices[i] = aligned_alloc(BL_STRIPE_SIZE, config.device_size);
         memset(devices[i], 0, config.device_size);
     }

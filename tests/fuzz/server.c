@@ -152,7 +152,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     fuzz_must(meta->holds[polite].grant_count == 1, "the polite session's grant");
     for (uint32_t lane = 0; lane < pool->geometry.lane_count; lane++)
         if (lane != polite && server->lanes[lane].state != BL_SESSION_FREE)
-            bl_house_end(server, lane, BL_END_GONE);
+            bl_housekeeping_end(server, lane, BL_END_GONE);
     fuzz_must(server->live_count == 1, "the polite session is left");
     fuzz_must(meta->stat.grant_count == 1, "no other grant is left");
     fuzz_must(meta->stat.pinned_count == 1, "no other pin is left");

@@ -58,7 +58,7 @@ class FakeEngine:
             [
                 web.get("/health", self._health),
                 web.get("/v1/models", self._models),
-                web.get("/metrics", self._metrics),
+                web.get("/metrics", self._scraped),
                 web.post("/v1/chat/completions", self._generate),
                 web.post("/v1/completions", self._generate),
                 web.post("/v1/embeddings", self._embed),
@@ -83,7 +83,7 @@ class FakeEngine:
         cards = [{"id": name, "object": "model", "owned_by": "vllm"} for name in self.models]
         return web.json_response({"object": "list", "data": cards})
 
-    async def _metrics(self, _: web.Request) -> web.Response:
+    async def _scraped(self, _: web.Request) -> web.Response:
         return web.Response(text=self.metrics)
 
     async def _embed(self, request: web.Request) -> web.Response:

@@ -13,10 +13,10 @@ from routed import routed, run, until
 
 from beluga.gateway import EngineSpec
 from beluga.gateway.advice import Adviser
-from beluga.gateway.ask import Ask
 from beluga.gateway.engine import Engine
 from beluga.gateway.fleet import Fleet
-from beluga.gateway.meter import Meter
+from beluga.gateway.metrics import Metrics
+from beluga.gateway.parsed_request import ParsedRequest
 from beluga.router import Goals, Load, Worker
 
 
@@ -24,7 +24,7 @@ class Rack:
     """Two engines that are up, as an adviser sees them."""
 
     def __init__(self, goals: Goals | None = None) -> None:
-        self.fleet, self.meter = Fleet(), Meter()
+        self.fleet, self.meter = Fleet(), Metrics()
         self.engines: list[Engine] = []
         self.loads: dict[Worker, Load] = {}
         for number in range(2):
@@ -83,7 +83,7 @@ def test_engines_that_are_down_do_not_count() -> None:
 
 def test_objectives_are_of_the_last_interval() -> None:
     rack = Rack(Goals(ttft_s=1.0, between_tokens_s=0.1))
-    ask = Ask("/v1/completions", b"{}")
+    ask = ParsedRequest("/v1/completions", b"{}")
     rack.meter.first_token(ask, rack.engines[0], 3.0)
     rack.meter.first_token(ask, rack.engines[0], 1.0)
     assert rack.advice() == ["add a worker: TTFT is 2 s, the objective 1 s"]

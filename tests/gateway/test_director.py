@@ -17,17 +17,17 @@ from routed import run
 from beluga.errors import AllWorkersBusyError, ObjectiveError
 from beluga.gateway import EngineSpec, Limits
 from beluga.gateway.answers import Refusal
-from beluga.gateway.ask import Ask
 from beluga.gateway.cache import Cache
 from beluga.gateway.director import RECOVERY_S, Director, Placement
 from beluga.gateway.engine import Engine
 from beluga.gateway.fleet import Fleet
-from beluga.gateway.meter import Latency, Meter
-from beluga.gateway.waiting import Room
+from beluga.gateway.metrics import Latency, Metrics
+from beluga.gateway.parsed_request import ParsedRequest
+from beluga.gateway.waiting import WaitQueue
 from beluga.router import Choice, Constraints, Overlap, Query, Router, Worker
 
-ASK = Ask("/p", b"", "m", isl=40)
-ANY = Ask("/p", b"", None, isl=40)
+ASK = ParsedRequest("/p", b"", "m", isl=40)
+ANY = ParsedRequest("/p", b"", None, isl=40)
 
 
 class FakeRouter:
@@ -65,8 +65,8 @@ class Desk:
     """A director and what it works with; three engines that are up and have the model m."""
 
     def __init__(self, *specs: EngineSpec, **limits: Any) -> None:
-        self.router, self.meter, self.fleet = FakeRouter(), Meter(), Fleet()
-        self.room: Room[Placement] = Room(9, order="fcfs", give_back=Placement.end)
+        self.router, self.meter, self.fleet = FakeRouter(), Metrics(), Fleet()
+        self.room: WaitQueue[Placement] = WaitQueue(9, order="fcfs", give_back=Placement.end)
         self.looks = 0
         self.looks_in: list[float] = []
         look = self.room.look
@@ -99,10 +99,12 @@ class Desk:
     def engines(self) -> list[Engine]:
         return list(self.fleet)
 
-    async def place(self, ask: Ask = ASK, tried: frozenset[int] = frozenset()) -> Placement:
+    async def place(
+        self, ask: ParsedRequest = ASK, tried: frozenset[int] = frozenset()
+    ) -> Placement:
         return await self.director.place(ask, tried, 0.0)
 
-    async def refused(self, ask: Ask = ASK) -> tuple[int, str]:
+    async def refused(self, ask: ParsedRequest = ASK) -> tuple[int, str]:
         """The status and words of what it refuses, which comes at once."""
         with pytest.raises(Refusal) as found:
             await asyncio.wait_for(self.place(ask), 20)
@@ -197,7 +199,7 @@ def test_what_cannot_be_placed_is_refused_with_the_reason() -> None:
         empty.fleet.remove(empty.engines[0])
         assert await empty.refused() == (503, "no worker is up yet")
         desk = Desk()
-        assert (await desk.refused(Ask("/p", b"", "other")))[0] == 404
+        assert (await desk.refused(ParsedRequest("/p", b"", "other")))[0] == 404
         for engine, why in zip(desk.engines, ("late", "", "gone"), strict=True):
             engine.fail(why)
         assert await desk.refused() == (503, "none of 3 workers is up: gone; late")

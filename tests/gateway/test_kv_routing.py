@@ -20,7 +20,7 @@ from fake_engine import FakeEngine
 from routed import Site, routed, run, until
 
 from beluga.gateway import EngineSpec, Limits
-from beluga.gateway.ask import read_ask
+from beluga.gateway.parsed_request import read_ask
 from beluga.gateway.proxy import Proxy
 
 BLOCK = 16

@@ -17,12 +17,12 @@ pytest.importorskip("aiohttp", reason="the router's packages are not installed")
 from beluga.disagg import QueueSize
 from beluga.gateway import EngineSpec
 from beluga.gateway.advice import Adviser
-from beluga.gateway.ask import Ask
 from beluga.gateway.cache import Cache
 from beluga.gateway.engine import Engine
 from beluga.gateway.fleet import Fleet
 from beluga.gateway.listener import Listener
-from beluga.gateway.meter import Meter
+from beluga.gateway.metrics import Metrics
+from beluga.gateway.parsed_request import ParsedRequest
 from beluga.gateway.remote import _prefill_load
 from beluga.router import (
     BlockHasher,
@@ -48,7 +48,7 @@ class Memory:
         clock = SimpleNamespace(monotonic=lambda: self.now, perf_counter=self._tick)
         monkeypatch.setattr("beluga.gateway.cache.time", clock)
         self._ticks = 0.0
-        self.meter = Meter()
+        self.meter = Metrics()
         given = {"wanted": True, "announced": False, "block_size": 4, **options}
         self.cache = Cache(is_adapter=lambda name: name == "tuned", meter=self.meter, **given)
 
@@ -58,7 +58,7 @@ class Memory:
 
     def query(self, count: int = 12, **fields: Any) -> Query:
         tokens = np.arange(count, dtype=np.uint32)
-        return self.cache.query_of(Ask("/p", b"", isl=count, tokens=tokens, **fields))
+        return self.cache.query_of(ParsedRequest("/p", b"", isl=count, tokens=tokens, **fields))
 
     def sent(self, query: Query, worker: Worker = A) -> None:
         self.cache.routed(query, Choice(worker, Overlap(), 0.0))
@@ -183,7 +183,7 @@ def test_advice_is_given_once_an_interval_of_many_looks(
             raise asyncio.CancelledError
 
     monkeypatch.setattr("beluga.gateway.advice.asyncio", SimpleNamespace(sleep=sleep))
-    adviser = Adviser(fleet=Fleet(), meter=Meter(), loads=dict, pending=lambda: 8, goals=Goals())
+    adviser = Adviser(fleet=Fleet(), meter=Metrics(), loads=dict, pending=lambda: 8, goals=Goals())
     with caplog.at_level(logging.INFO), pytest.raises(asyncio.CancelledError):
         asyncio.run(adviser.run(180.0))
     assert slept == [10.0] * 38
@@ -193,7 +193,7 @@ def test_advice_is_given_once_an_interval_of_many_looks(
 
 
 def test_an_objective_is_missed_by_a_single_request() -> None:
-    fleet, meter = Fleet(), Meter()
+    fleet, meter = Fleet(), Metrics()
     engine = fleet.add(EngineSpec("http://a"))
     engine.passed(0)
     adviser = Adviser(
@@ -204,7 +204,7 @@ def test_an_objective_is_missed_by_a_single_request() -> None:
         goals=Goals(ttft_s=1.0),
     )
     adviser.sample()
-    meter.first_token(Ask("/p", b""), engine, 1.5)
+    meter.first_token(ParsedRequest("/p", b""), engine, 1.5)
     assert [str(advice) for advice in adviser.advise()] == [
         "add a worker: TTFT is 1.5 s, the objective 1 s"
     ]

@@ -21,8 +21,8 @@ from beluga.disagg import PrefillWorker
 from beluga.errors import NoWorkersError, QueueError, RouterError
 from beluga.gateway import Prefill, read_queues
 from beluga.gateway import remote as remote_module
-from beluga.gateway.ask import Ask
-from beluga.gateway.meter import Meter
+from beluga.gateway.metrics import Metrics
+from beluga.gateway.parsed_request import ParsedRequest
 from beluga.gateway.remote import Remote
 from beluga.router import Choice, Load, Overlap, Worker
 
@@ -106,14 +106,14 @@ def choice(hit_rate: float = 0.0) -> Choice:
     return Choice(ENGINE, Overlap(), hit_rate)
 
 
-def ask(tokens: int) -> Ask:
-    return Ask("/v1/completions", b"{}", model="fake", isl=tokens)
+def ask(tokens: int) -> ParsedRequest:
+    return ParsedRequest("/v1/completions", b"{}", model="fake", isl=tokens)
 
 
 @asynccontextmanager
 async def remote_by(rule: str, load: Load | None) -> AsyncIterator[tuple[Remote, list[str]]]:
     """A router's queues, and what came of each prompt."""
-    meter, came = Meter(), []
+    meter, came = Metrics(), []
     meter.prefilled = lambda ask, course: came.append(course)  # type: ignore[method-assign]
 
     def load_of(worker: Worker) -> Load:

@@ -25,16 +25,16 @@ from beluga.errors import NoWorkersError, RouterError
 from beluga.gateway import Address, EngineSpec, Limits, read_engines
 from beluga.gateway import relay as relay_module
 from beluga.gateway.answers import Refusal, error_event
-from beluga.gateway.ask import Ask, read_ask
 from beluga.gateway.engine import Engine, Health
 from beluga.gateway.fleet import Fleet
 from beluga.gateway.headers import for_client, for_engine, retry_after_s
 from beluga.gateway.health import Checker
-from beluga.gateway.meter import Latency, Meter
+from beluga.gateway.metrics import Latency, Metrics
+from beluga.gateway.parsed_request import ParsedRequest, read_ask
 from beluga.gateway.relay import Lines, relay
 from beluga.gateway.report import worker_metrics
 from beluga.gateway.settings import read_queues, read_url
-from beluga.gateway.waiting import Room
+from beluga.gateway.waiting import WaitQueue
 from beluga.gateway.workers_file import WorkersFile
 from beluga.router import Choice, Indexer, Load, Overlap, Query, Worker
 
@@ -476,7 +476,7 @@ def test_a_check_passes_where_an_engine_is_up_and_its_models_are_known(
 # ---- Figures of the router's own.
 
 
-def figures(meter: Meter) -> dict[str, float]:
+def figures(meter: Metrics) -> dict[str, float]:
     """All samples that are not zero, by name and labels, without those of buckets."""
     return {
         " ".join([sample.name, *sample.labels.values()]): sample.value
@@ -489,7 +489,7 @@ def figures(meter: Meter) -> dict[str, float]:
 def test_buckets_tell_figures_apart() -> None:
     """No bucket is five times as wide as what it begins with; shares and blocks fit their own."""
     bounds: dict[str, list[float]] = {}
-    for metric in Meter().registry.collect():
+    for metric in Metrics().registry.collect():
         if metric.type == "histogram":
             for sample in metric.samples:
                 if sample.name.endswith("_bucket"):
@@ -506,9 +506,9 @@ def test_buckets_tell_figures_apart() -> None:
 
 
 def test_figures_of_a_request() -> None:
-    meter = Meter()
+    meter = Metrics()
     engine = Engine(Worker(1), EngineSpec("http://a"))
-    ask = Ask("/p", b"", "m")
+    ask = ParsedRequest("/p", b"", "m")
     meter.routed(ask, Query(40, 16), Choice(Worker(1), Overlap(), 0.25), engine, 0.5)
     meter.part("scheduling", 0.002)
     meter.first_token(ask, engine, 3.0)
@@ -551,7 +551,7 @@ def test_figures_of_a_request() -> None:
 
 
 def test_figures_of_a_worker_go_with_it() -> None:
-    meter = Meter()
+    meter = Metrics()
     engine = Engine(Worker(1), EngineSpec("http://a"))
     engine.passed(0)
     engine.inflight = 2
@@ -582,7 +582,7 @@ def test_figures_of_a_worker_go_with_it() -> None:
 
 
 def test_figures_of_events_have_a_kind_and_an_outcome() -> None:
-    meter = Meter()
+    meter = Metrics()
     counts = SimpleNamespace(
         stored=1, repeated=2, parent_not_found=3, invalid=4, refused=5, removed=6, unknown=7
     )
@@ -609,7 +609,7 @@ class Waiting:
         self.let_in: set[int] = set()
         self.tried: list[int] = []
         self.back: list[int] = []
-        self.room: Room[int] = Room(queued_max, order="fcfs", give_back=self.back.append)
+        self.room: WaitQueue[int] = WaitQueue(queued_max, order="fcfs", give_back=self.back.append)
 
     def attempt(self, number: int) -> Callable[[], int | None]:
         def attempt() -> int | None:

@@ -38,7 +38,7 @@ class Target:
             sparse=True,
             max_blocks=64,
             lane_count=8,
-            discipline="non-coherent",
+            coherence="software",
         )
         self.server = MetaServer(self.pool)
         self.server.start()
@@ -112,7 +112,7 @@ def forged(entry: bytes, block: int, fields: dict[str, int]) -> bytes:
 @settings(max_examples=60, deadline=None)
 @given(
     fields=st.dictionaries(
-        st.sampled_from(("generation", "layout", "length", "chunk_size", "vector_check", "state")),
+        st.sampled_from(("generation", "layout", "length", "chunk_size", "checksums_crc", "state")),
         st.one_of(st.integers(0, 3), st.integers(0, 1 << 20), HALF_WORD),
         max_size=3,
     ),
@@ -127,7 +127,7 @@ def test_an_entry_that_changes_while_it_is_read_gives_right_bytes_or_a_miss(
     if elsewhere:  # somebody else's bytes, with their sums
         struct = ffi.new("bl_entry *")
         ffi.memmove(struct, read(target.pool, other), LINE)
-        fields = {"offset": struct.offset, "vector_check": struct.vector_check, **fields}
+        fields = {"offset": struct.offset, "checksums_crc": struct.checksums_crc, **fields}
     geometry = target.pool.geometry
     block = (place - geometry.table_offset) // LINE % geometry.block_count_max
     assert forged(entry, block, {}) == entry

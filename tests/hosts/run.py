@@ -93,12 +93,12 @@ class Run:
             self._attached(at_ann, epoch=3)
             self._put(at_ann, LAST)
             self._expect(at_ann)
-        with stage("the dead host is declared gone: nothing is held back, nothing is damaged"):
+        with stage("the dead host is declared gone: nothing is quarantined, nothing is damaged"):
             at_ann.end()
             third.terminate()
             fourth = self._serve(ann, "fourth", "--declare-gone", epoch=4)
             held = ann.run("stat", BELUGA, "stat", "--json", "--host", 1, *POOL)
-            demand(ann, '"held_bytes": 0' in held, f"space is still held back: {held}")
+            demand(ann, '"held_bytes": 0' in held, f"space is still quarantined: {held}")
             fourth.terminate()
             ann.run("check", BELUGA, "pool", "check", "--payload", *POOL)
 

@@ -4,8 +4,8 @@
 
 Prints "ready"; then answers each line it reads with a line of JSON. Blocks are numbered; every byte
 that is fetched is compared. The session finds a new server by itself; a call is tried again only
-where it ran out: a server that hears no beat for 5 s, which a guest in software emulation can be
-silent for, takes the session for dead, and its client hears of it by the call's timeout.
+where it ran out: a server that hears no heartbeat for 5 s takes the session for dead, and its
+client hears of it by the call's timeout. A guest in software emulation can be silent for so long.
 """
 
 from __future__ import annotations

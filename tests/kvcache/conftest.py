@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""A small pool of each discipline and of both, a server in this process, and a cache on it."""
+"""A small pool of each coherence and of both, a server in this process, and a cache on it."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from beluga import KVCache, MetaServer, Pool
 DEVICE_SIZE = 48 << 20
 
 
-@pytest.fixture(params=["coherent", "non-coherent", ["coherent", "non-coherent"]], ids=str)
+@pytest.fixture(params=["hardware", "software", ["hardware", "software"]], ids=str)
 def pool(request: pytest.FixtureRequest, shm: Path) -> Iterator[Pool]:
     """Two sparse devices in memory."""
     paths = [shm / name for name in "ab"]
-    with Pool.create(paths, device_size=DEVICE_SIZE, discipline=request.param, sparse=True) as pool:
+    with Pool.create(paths, device_size=DEVICE_SIZE, coherence=request.param, sparse=True) as pool:
         yield pool
 
 

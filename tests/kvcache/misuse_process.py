@@ -326,7 +326,7 @@ def main() -> None:
     folder = Path(sys.argv[1])
     size = 48 << 20
     with (
-        Pool.create([folder / "a"], device_size=size, discipline="coherent", sparse=True) as pool,
+        Pool.create([folder / "a"], device_size=size, coherence="hardware", sparse=True) as pool,
         MetaServer(pool),
     ):
         for name, call in cases(pool):

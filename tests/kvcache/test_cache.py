@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Blocks in, blocks out: every byte, through both disciplines, and a pool that mixes them."""
+"""Blocks in, blocks out: every byte, with both kinds of coherence and in a pool that mixes them."""
 
 from __future__ import annotations
 
@@ -178,7 +178,7 @@ def test_damaged_bytes_are_a_miss_and_never_returned_as_a_hit(
     assert check_pool(pool, payload=True).finding_count == 0
 
 
-def test_a_damaged_checksum_vector_is_a_miss(cache: KVCache, pool: Pool) -> None:
+def test_a_damaged_list_of_checksums_is_a_miss(cache: KVCache, pool: Pool) -> None:
     length = 4 * CHUNK_SIZE
     cache.put(digests(1), payload(1, length))
     flip(pool, place(cache, digests(1)[0]) + length + 5)

@@ -92,7 +92,7 @@ def test_a_dsa_that_dies_is_left_alone(
     ]
 
 
-@pytest.mark.parametrize("pool", ["coherent"], indirect=True)  # it takes seconds
+@pytest.mark.parametrize("pool", ["hardware"], indirect=True)  # it takes seconds
 def test_a_dsa_that_falls_silent_is_given_up(
     pool: Pool,
     server: MetaServer,

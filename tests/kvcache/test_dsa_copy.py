@@ -32,8 +32,8 @@ STORM = {"fault": 9000, "list_fault": 9000, "full": 9000, "full_run": 4, "error"
 def test_the_cpu_and_a_stormy_dsa_read_each_other(
     pool: Pool, server: MetaServer, cache: KVCache, length: int
 ) -> None:
-    weather = {"seed": length, "reorder": 30_000, "late": 9000, **STORM}
-    engine = DsaEngine(pool, open_software(pool, weather=weather))
+    faults = {"seed": length, "reorder": 30_000, "late": 9000, **STORM}
+    engine = DsaEngine(pool, open_software(pool, faults=faults))
     blocks = payload(6, length)
     with KVCache(pool, namespace="test", engine=engine) as by_dsa:
         assert by_dsa.put(digests(3), blocks[:3]).stored == 3
@@ -55,7 +55,7 @@ from beluga.transfer import DsaEngine
 from beluga.transfer.engines.dsa.queue import open_software
 from tests.kvcache.conftest import digests
 pool = Pool.open(sys.argv[1:])
-engine = DsaEngine(pool, open_software(pool, weather={"delay_us": 500_000}))
+engine = DsaEngine(pool, open_software(pool, faults={"delay_us": 500_000}))
 gather_write = engine.gather_write
 def tell(plan):
     transfer = gather_write(plan)

@@ -97,7 +97,7 @@ ENGINES: dict[str, Callable[[Pool], tuple[Engine, FailingGpu | None]]] = {
 def scene(request: pytest.FixtureRequest, shm: Path, compiled: None) -> Iterator[Scene]:
     paths = [shm / "a", shm / "b"]
     with (
-        Pool.create(paths, device_size=12 * STRIPE, discipline="coherent", sparse=True) as pool,
+        Pool.create(paths, device_size=12 * STRIPE, coherence="hardware", sparse=True) as pool,
         MetaServer(pool),
     ):
         made = Scene(pool, *ENGINES[request.param](pool))

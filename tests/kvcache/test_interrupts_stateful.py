@@ -81,7 +81,7 @@ class Interrupted(RuleBasedStateMachine):
     def begin(self, name: str) -> None:
         paths = [self.folder / "a", self.folder / "b"]
         self.pool = self.ended.enter_context(
-            Pool.create(paths, device_size=14 * STRIPE, discipline="coherent", sparse=True)
+            Pool.create(paths, device_size=14 * STRIPE, coherence="hardware", sparse=True)
         )
         self.ended.enter_context(MetaServer(self.pool))
         self.scene = Scene(self.pool, *ENGINES[name](self.pool))

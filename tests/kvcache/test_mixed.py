@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Pools whose devices have different disciplines, used by processes of their own."""
+"""Pools whose devices have different coherence modes, used by processes of their own."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from beluga.pool import Pool
 
 CHAINS = 12
 MIXED = [
-    ["coherent", "non-coherent"],
-    ["non-coherent", "coherent"],
-    ["coherent", "non-coherent", "coherent"],
+    ["hardware", "software"],
+    ["software", "hardware"],
+    ["hardware", "software", "hardware"],
 ]
 
 
@@ -30,15 +30,15 @@ def hits(server: Process) -> int:
 
 
 @pytest.mark.parametrize("interleave", [True, False], ids=["interleaved", "one by one"])
-@pytest.mark.parametrize("disciplines", MIXED, ids=",".join)
+@pytest.mark.parametrize("modes", MIXED, ids=",".join)
 def test_processes_share_blocks_on_a_mixed_pool(
-    shm: Path, disciplines: list[str], interleave: bool
+    shm: Path, modes: list[str], interleave: bool
 ) -> None:
-    paths = [shm / str(index) for index in range(len(disciplines))]
+    paths = [shm / str(index) for index in range(len(modes))]
     with Pool.create(
-        paths, device_size=24 << 20, discipline=disciplines, interleave=interleave, sparse=True
+        paths, device_size=24 << 20, coherence=modes, interleave=interleave, sparse=True
     ) as pool:
-        assert [device.discipline for device in pool.devices] == disciplines
+        assert [device.coherence for device in pool.devices] == modes
         with Process("serve_index", paths) as server:
             workers = [Process("churn", paths) for _ in range(2)]
             for seed, worker in enumerate(workers):

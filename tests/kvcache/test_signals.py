@@ -27,7 +27,7 @@ def test_pairs_of_signals_harm_nobodys_blocks(shm: Path) -> None:
     paths, dice = [shm / "a", shm / "b"], random.Random(5)
     blocks = payload(COUNT, LENGTH, seed=99)
     with (
-        Pool.create(paths, device_size=12 * STRIPE, discipline="coherent", sparse=True) as pool,
+        Pool.create(paths, device_size=12 * STRIPE, coherence="hardware", sparse=True) as pool,
         MetaServer(pool),
         KVCache(pool, namespace="test", engine="cpu") as cache,
         subprocess.Popen(

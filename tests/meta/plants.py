@@ -28,7 +28,7 @@ class Ground(Lines):
     def epoch(self, half: int) -> int:
         return half * 256
 
-    def beat(self) -> int:
+    def heartbeat(self) -> int:
         return self.epoch(HALF) + 128
 
     def session(self, lane: int) -> int:
@@ -192,9 +192,12 @@ PLANTS = (
     Plant("epoch-state", _epoch(state=0)),
     Plant("epoch-nonsense", _epoch(host=64)),
     Plant("epoch-nonsense", _epoch(nonce=0)),
-    Plant("epoch-future", _epoch(epoch=(1 << 24) + 1), {"beat-strange"}),
-    Plant("beat-damaged", lambda g: g.flip(g.beat(), 0)),
-    Plant("beat-strange", lambda g: g.forge_table("bl_beat_line", g.beat(), 77, nonce=77)),
+    Plant("epoch-future", _epoch(epoch=(1 << 24) + 1), {"heartbeat-strange"}),
+    Plant("heartbeat-damaged", lambda g: g.flip(g.heartbeat(), 0)),
+    Plant(
+        "heartbeat-strange",
+        lambda g: g.forge_table("bl_heartbeat_line", g.heartbeat(), 77, nonce=77),
+    ),
     Plant("epoch-damaged", lambda g: g.flip(g.epoch(HISTORY) + LINE, 3)),
     Plant("candidate-damaged", lambda g: g.flip(CANDIDATES, 9)),
     Plant("candidate-damaged", lambda g: g.flip(CANDIDATES + LINE, 9)),
@@ -223,7 +226,7 @@ PLANTS = (
     Plant("session-nonsense", _session(epoch=0)),
     Plant("session-future", _session(epoch=99)),
     Plant("session-twice", _session_twice),
-    Plant("lane-beat-damaged", lambda g: g.flip(g.lane(0), 2)),
+    Plant("lane-heartbeat-damaged", lambda g: g.flip(g.lane(0), 2)),
     Plant("request-damaged", lambda g: g.flip(g.request(3), 20)),
     Plant("request-damaged", _torn(lambda g: g.request(3))),
     Plant("request-nonsense", lambda g: g.forge_slot(REQUEST, g.request(3), size=41)),
@@ -264,8 +267,8 @@ PLANTS = (
     Plant("entry-overlap", lambda g: _alike(g, "offset")),
     Plant("entry-twice", lambda g: _alike(g, "key")),
     Plant("entry-generation", lambda g: _alike(g, "generation")),
-    Plant("vector-damaged", _payload(VECTOR + 2), payload=True),
-    Plant("vector-damaged", _entry(vector_check=1), payload=True),
+    Plant("checksums-damaged", _payload(VECTOR + 2), payload=True),
+    Plant("checksums-damaged", _entry(checksums_crc=1), payload=True),
     Plant("payload-damaged", _payload(64_000), payload=True),
     Plant("payload-damaged", _payload(LENGTH - 1), payload=True),
     Plant("reserved", _reserved("bl_epoch_line", lambda g: g.epoch(HISTORY), HISTORY)),
@@ -273,7 +276,7 @@ PLANTS = (
     Plant("reserved", _reserved("bl_extent_line", lambda g: g.mark(0), 0), HOMELESS),
     Plant("reserved", lambda g: g.forge_table("bl_entry", g.entry(8), 8, flags=2)),
     Plant("reserved", lambda g: g.forge_slot(REQUEST, g.request(3), reserved=1)),
-    Plant("stray", _stray(lambda g: g.beat() + LINE)),
+    Plant("stray", _stray(lambda g: g.heartbeat() + LINE)),
     Plant("stray", _stray(lambda _: LOBBY + LINE)),
     Plant("stray", _stray(lambda g: g.lane(0) + LINE)),
     Plant("stray", _stray(lambda g: g.mark(0) + 2 * g.pool.geometry.stripe_count * LINE)),

@@ -21,7 +21,7 @@ COUNT = 24
 SHAPES = {
     "one": {"devices": 1},
     "interleaved": {"devices": 2},
-    "row": {"devices": 3, "interleave": False, "discipline": "non-coherent"},
+    "row": {"devices": 3, "interleave": False, "coherence": "software"},
 }
 
 # Epoch 1 stops; epoch 2 and its client die in the middle of everything.

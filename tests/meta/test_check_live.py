@@ -22,7 +22,7 @@ LOOKS = 200
 LENGTHS = (9_000, 100_000, 700_000, 2_200_000)
 
 
-@pytest.fixture(params=["coherent", "non-coherent"])
+@pytest.fixture(params=["hardware", "software"])
 def pool(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Pool]:
     """Small: everything is evicted soon, extents come and go."""
     paths = [tmp_path / name for name in "ab"]
@@ -32,7 +32,7 @@ def pool(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Pool]:
         sparse=True,
         max_blocks=128,
         lane_count=8,
-        discipline=request.param,
+        coherence=request.param,
     ) as pool:
         yield pool
 

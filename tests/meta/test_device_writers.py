@@ -121,7 +121,7 @@ def unseen(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _start_unseen(server: MetaServer) -> None:
     Server.start(server)
-    for socket in server._pool.runtime_dir.glob("life-*"):
+    for socket in server._pool.runtime_dir.glob("pidfds-*"):
         socket.unlink()
 
 

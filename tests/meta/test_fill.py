@@ -17,7 +17,7 @@ from beluga.rpc import Client
 
 MIB = 1 << 20
 SIZES = {"1.1 MiB": 11 * MIB // 10, "2.5 MiB": 5 * MIB // 2, "3 MiB": 3 * MIB}
-CHUNK_SIZE = 16384  # the checksum vector makes a stored block a page larger
+CHUNK_SIZE = 16384  # the checksums makes a stored block a page larger
 FILL_MIN = 0.95
 
 each_size = pytest.mark.parametrize("size", SIZES.values(), ids=SIZES)

@@ -108,7 +108,7 @@ def test_what_is_reserved_has_by_default_no_layout_and_no_chunks(
     asked = core.last("bl_reserve")[3]
     assert (asked.layout, asked.chunk_size) == (7, 64)
     meta.commit([grant])
-    assert core.last("bl_commit_blocks")[1][0].vector_check == 0
+    assert core.last("bl_commit_blocks")[1][0].checksums_crc == 0
 
 
 def test_pins_are_dropped_once_each(meta: MetaClient) -> None:
@@ -140,7 +140,7 @@ def test_by_default_nobody_is_gone_and_beats_may_stand_still_for_5_s(
     core = WatchedCore()
     monkeypatch.setattr("beluga.rpc.server.lib", core)
     MetaServer(pool).stop()
-    assert core.last("bl_server_beat_lost")[1] == 5_000_000_000
+    assert core.last("bl_server_heartbeat_lost")[1] == 5_000_000_000
     assert "bl_server_declare_gone" not in core.names()
 
 
@@ -216,7 +216,7 @@ def test_a_server_of_another_host_stops_a_repair(
     monkeypatch.setattr(Pool, "refuse_in_use", lambda _: None)  # its locks are not here
     paths = [tmp_path / "a"]
     with (
-        Pool.create(paths, device_size=SIZE, sparse=True, discipline="non-coherent") as pool,
+        Pool.create(paths, device_size=SIZE, sparse=True, coherence="software") as pool,
         MetaServer(pool),
         pytest.raises(ServerAliveError, match="--declare-gone"),
     ):

@@ -157,7 +157,14 @@ def test_a_server_refuses_a_damaged_epoch_line_until_it_is_repaired(
 def test_lines_of_all_kinds_are_dropped(pool: Pool) -> None:
     fill(pool)
     ground = Ground(pool)
-    for offset in (ground.beat(), 4096, 16384, 16384 + 128, ground.session(0), ground.lane(0) + 64):
+    for offset in (
+        ground.heartbeat(),
+        4096,
+        16384,
+        16384 + 128,
+        ground.session(0),
+        ground.lane(0) + 64,
+    ):
         ground.flip(offset, 9)
     assert check_pool(pool).finding_count >= 5
     _, report = repair_pool(pool)
@@ -188,7 +195,7 @@ def test_a_pool_in_use_is_not_touched(pool: Pool) -> None:
 
 def test_other_hosts_must_be_declared_gone(tmp_path: Path) -> None:
     with Pool.create(
-        [tmp_path / "a"], device_size=32 << 20, sparse=True, discipline="non-coherent"
+        [tmp_path / "a"], device_size=32 << 20, sparse=True, coherence="software"
     ) as pool:
         fill(pool)
         ground = Ground(pool)

@@ -203,15 +203,15 @@ def test_wrong_number_of_devices_is_refused(shm: Path, count: int) -> None:
         Pool.create([shm / str(index) for index in range(count)], device_size=SIZE)
 
 
-def test_another_number_of_disciplines_than_devices_is_refused(two: list[Path]) -> None:
-    with refused(DeviceMismatchError, "3 disciplines for 2 devices"):
-        Pool.create(two, device_size=SIZE, discipline=["coherent"] * 3)
+def test_another_number_of_coherences_than_devices_is_refused(two: list[Path]) -> None:
+    with refused(DeviceMismatchError, "3 coherence modes for 2 devices"):
+        Pool.create(two, device_size=SIZE, coherence=["hardware"] * 3)
     assert not two[0].exists()
 
 
-def test_unknown_discipline_is_refused(two: list[Path]) -> None:
-    with refused(PoolError, "'strict'", "coherent, non-coherent"):
-        Pool.create(two, device_size=SIZE, discipline="strict")
+def test_unknown_coherence_is_refused(two: list[Path]) -> None:
+    with refused(PoolError, "'strict'", "hardware, software"):
+        Pool.create(two, device_size=SIZE, coherence="strict")
 
 
 def test_directory_without_permission_is_refused(shm: Path) -> None:
@@ -253,7 +253,7 @@ def test_devdax_node_is_not_coherent_and_not_extended(tmp_path: Path) -> None:
     mapping = creation.create(["/dev/zero@0+12MiB"], Wishes(), sysfs=sysfs)
     member = mapping.members[0]
     mapping.close()
-    assert (member.device.kind, member.superblock.discipline) == ("devdax", "non-coherent")
+    assert (member.device.kind, member.superblock.coherence) == ("devdax", "software")
     assert member.superblock.geometry.device_size == 12 * MIB
 
 

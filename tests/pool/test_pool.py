@@ -117,21 +117,21 @@ def test_slices_of_one_file_are_pools_of_their_own(shm: Path) -> None:
         Pool.open([file])
 
 
-def test_each_device_may_have_its_own_discipline(two: list[Path]) -> None:
-    named = ["non-coherent", "coherent"]
-    Pool.create(two, device_size=SIZE, sparse=True, discipline=named).close()
+def test_each_device_may_have_its_own_coherence(two: list[Path]) -> None:
+    named = ["software", "hardware"]
+    Pool.create(two, device_size=SIZE, sparse=True, coherence=named).close()
     with Pool.open(two[::-1]) as pool:
-        assert [device.discipline for device in pool.devices] == named
+        assert [device.coherence for device in pool.devices] == named
 
 
 @pytest.mark.parametrize(
     ("named", "found"),
-    [(None, "coherent"), ("coherent", "coherent"), ("non-coherent", "non-coherent")],
+    [(None, "hardware"), ("hardware", "hardware"), ("software", "software")],
 )
-def test_discipline_is_recorded(two: list[Path], named: str | None, found: str) -> None:
-    Pool.create(two, device_size=SIZE, sparse=True, discipline=named).close()
+def test_coherence_is_recorded(two: list[Path], named: str | None, found: str) -> None:
+    Pool.create(two, device_size=SIZE, sparse=True, coherence=named).close()
     with Pool.open(two) as pool:
-        assert {device.discipline for device in pool.devices} == {found}
+        assert {device.coherence for device in pool.devices} == {found}
 
 
 def test_concatenation_is_recorded(two: list[Path]) -> None:

@@ -42,7 +42,7 @@ def forged(field: str, value: int) -> bytes:
 
 def test_superblock_says_what_was_written() -> None:
     assert believe(DEVICE, GOOD.raw) == GOOD
-    assert (GOOD.device_index, GOOD.discipline, GOOD.sparse) == (1, "coherent", False)
+    assert (GOOD.device_index, GOOD.coherence, GOOD.sparse) == (1, "hardware", False)
     assert len(GOOD.pool_id) == 32
     assert GOOD.geometry.device_count == 2
 
@@ -84,8 +84,8 @@ def test_any_changed_byte_is_damage(place: int, change: int) -> None:
     ("field", "value"),
     [
         ("device_index", 2),
-        ("discipline", 0),
-        ("discipline", 3),
+        ("coherence", 0),
+        ("coherence", 3),
         ("sparse", 2),
         ("header_size", 128),
         ("stripe_size", 1 << 20),

@@ -63,7 +63,7 @@ PLANTS: list[tuple[str, Callable[[Path], None]]] = [
     ("superblock-geometry", forged("geometry.lane_count", 0)),
     ("superblock-geometry", forged("geometry.table_offset", 64)),
     ("superblock-geometry", forged("device_index", 3)),
-    ("superblock-geometry", forged("discipline", 9)),
+    ("superblock-geometry", forged("coherence", 9)),
     ("superblock-geometry", forged("stripe_size", 1)),
     ("superblock-reserved", forged("reserved", [5])),
     ("superblock-reserved", forged("reserved_tail", 5)),

@@ -25,7 +25,7 @@ from beluga.pool import STRIPE_SIZE
 from beluga.replay import client, process, run
 from beluga.replay.client import Worker
 from beluga.replay.contents import Contents, digests
-from beluga.replay.dealer import Dealer, tickets
+from beluga.replay.dispatcher import Dispatcher, tickets
 from beluga.replay.job import Job
 from beluga.replay.process import Process, report
 from beluga.replay.result import summarize
@@ -103,7 +103,7 @@ def test_a_client_that_got_nothing_to_do_has_no_rates() -> None:
 # ---- The dealer.
 
 
-def dealt(dealer: Dealer) -> list[int]:
+def dealt(dealer: Dispatcher) -> list[int]:
     end = os.dup(dealer.read_end)
     dealer.start()
     try:
@@ -114,13 +114,13 @@ def dealt(dealer: Dealer) -> list[int]:
 
 
 def test_every_number_is_dealt_once_and_in_order() -> None:
-    assert dealt(Dealer(requests(*[[n] for n in range(300)]), None)) == list(range(300))
+    assert dealt(Dispatcher(requests(*[[n] for n in range(300)]), None)) == list(range(300))
 
 
 def test_numbers_come_at_their_times(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
-    monkeypatch.setattr("beluga.replay.dealer.time", clock)
-    dealer = Dealer(requests([1], [2], [3], apart_ms=1500), 3.0)
+    monkeypatch.setattr("beluga.replay.dispatcher.time", clock)
+    dealer = Dispatcher(requests([1], [2], [3], apart_ms=1500), 3.0)
     waited: list[float] = []
 
     def wait(seconds: float) -> None:
@@ -135,7 +135,7 @@ def test_numbers_come_at_their_times(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_dealer_that_is_stopped_deals_no_more() -> None:
-    dealer = Dealer(requests([1], [2], apart_ms=1e9), 1.0)
+    dealer = Dispatcher(requests([1], [2], apart_ms=1e9), 1.0)
     end = os.dup(dealer.read_end)
     dealer.start()
     numbers = tickets(end)
@@ -146,7 +146,7 @@ def test_a_dealer_that_is_stopped_deals_no_more() -> None:
 
 
 def test_a_dealer_that_never_began_closes_its_pipe() -> None:
-    dealer = Dealer(requests([1]), None)
+    dealer = Dispatcher(requests([1]), None)
     ends = (dealer.read_end, dealer._write_end)
     dealer.stop()
     for end in ends:
@@ -240,8 +240,8 @@ def test_a_report_is_a_line_and_a_parent_that_has_gone_ends_the_child(
 # ---- All together.
 
 
-def crew(*messages: tuple[int, Any], clients: int = 2) -> Any:
-    made = object.__new__(run._Crew)
+def clients_of(*messages: tuple[int, Any], clients: int = 2) -> Any:
+    made = object.__new__(run._Clients)
     made._clients = [None] * clients  # type: ignore[list-item]
     made._messages = run.queue.Queue()
     for message in messages:
@@ -252,7 +252,7 @@ def crew(*messages: tuple[int, Any], clients: int = 2) -> Any:
 def test_progress_is_what_all_clients_have_done() -> None:
     done: list[int] = []
     tally = {"request_count": 5}
-    found = crew((0, {"done": 2}), (1, {"done": 3}), (0, {"done": 4}), (1, {"tally": tally}),
+    found = clients_of((0, {"done": 2}), (1, {"done": 3}), (0, {"done": 4}), (1, {"tally": tally}),
                  (0, {"tally": {"request_count": 4}})).watch(done.append)  # fmt: skip
     assert done == [2, 5, 7, 9, 9]
     assert found == [tally, {"request_count": 4}]
@@ -260,11 +260,11 @@ def test_progress_is_what_all_clients_have_done() -> None:
 
 def test_the_first_failure_ends_it() -> None:
     with pytest.raises(ReplayError, match="gone"):
-        crew((0, {"done": 2}), (2, ReplayError("gone"))).watch(lambda done: None)
+        clients_of((0, {"done": 2}), (2, ReplayError("gone"))).watch(lambda done: None)
 
 
 def test_a_process_is_listened_to_until_its_tally_or_its_end() -> None:
-    made = crew()
+    made = clients_of()
     reports = iter([{"done": 1}, {"tally": {}}, {"done": 9}])
     made._listen(1, SimpleNamespace(next_report=lambda: next(reports)))
     assert [made._messages.get() for _ in range(2)] == [(1, {"done": 1}), (1, {"tally": {}})]

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Small pools for calls, of both disciplines."""
+"""Small pools for calls, of both kinds of coherence."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from sizes import BULK, LANES, SLOTS
 from beluga.pool import Pool
 
 
-@pytest.fixture(params=["coherent", "non-coherent"])
-def discipline(request: pytest.FixtureRequest) -> str | list[str]:
+@pytest.fixture(params=["hardware", "software"])
+def coherence(request: pytest.FixtureRequest) -> str | list[str]:
     """Of all devices, or of each."""
     found: str | list[str] = request.param
     return found
@@ -28,11 +28,11 @@ def paths(tmp_path: Path) -> list[Path]:
 
 
 @pytest.fixture
-def pool(paths: list[Path], discipline: str | list[str]) -> Iterator[Pool]:
+def pool(paths: list[Path], coherence: str | list[str]) -> Iterator[Pool]:
     with Pool.create(
         paths,
         device_size=8 << 20,
-        discipline=discipline,
+        coherence=coherence,
         sparse=True,
         lane_count=LANES,
         slot_count=SLOTS,

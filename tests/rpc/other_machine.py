@@ -110,12 +110,12 @@ def serve_as(pool: Pool, epoch: int, boot_id: tuple[int, int]) -> None:
 
 @contextmanager
 def beating(pool: Pool, lane: int, nonce: int) -> Iterator[None]:
-    """The beat of a session moves meanwhile."""
+    """The heartbeat of a session moves meanwhile."""
     offset = pool.geometry.lane_offset + lane * pool.geometry.lane_stride
     over = threading.Event()
 
     def beat() -> None:
-        rewrite(pool, "bl_beat_line", offset, nonce, count=time.monotonic_ns(), nonce=nonce)
+        rewrite(pool, "bl_heartbeat_line", offset, nonce, count=time.monotonic_ns(), nonce=nonce)
 
     def keep() -> None:
         while not over.wait(0.02):

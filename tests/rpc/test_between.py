@@ -33,8 +33,8 @@ def core(monkeypatch: pytest.MonkeyPatch) -> WatchedCore:
 
 
 @pytest.fixture
-def discipline() -> str:
-    return "coherent"
+def coherence() -> str:
+    return "hardware"
 
 
 @pytest.fixture
@@ -160,12 +160,12 @@ def test_a_closed_client_may_be_inherited(pool: Pool, server: Server) -> None:
 
 def test_servers_watch_and_wait_so_long_as_they_are_told(pool: Pool, core: WatchedCore) -> None:
     server = Server(pool)
-    assert core.last("bl_server_beat_lost")[1] == 5_000_000_000
+    assert core.last("bl_server_heartbeat_lost")[1] == 5_000_000_000
     assert server.watch(0.25, silent_s=1.5)
     assert core.last("bl_server_watch")[1:] == (1_500_000_000, 250_000_000)
     server.stop()
-    Server(pool, beat_lost_s=0.5).stop()
-    assert core.last("bl_server_beat_lost")[1] == 500_000_000
+    Server(pool, heartbeat_lost_s=0.5).stop()
+    assert core.last("bl_server_heartbeat_lost")[1] == 500_000_000
 
 
 def test_a_server_believes_in_nobodys_death_unless_told(pool: Pool, core: WatchedCore) -> None:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""An operator's word that all others are gone holds for those who were there, and no beat moves."""
+"""An operator's word that others are gone holds for those who were there and show no heartbeat."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from beluga.rpc import Client, Server
 OTHER = (1, 2)
 NONCE = 77
 
-pytestmark = pytest.mark.parametrize("discipline", ["non-coherent"], indirect=True)
+pytestmark = pytest.mark.parametrize("coherence", ["software"], indirect=True)
 
 
 def test_a_server_that_beats_is_not_gone(pool: Pool, elsewhere: Elsewhere) -> None:

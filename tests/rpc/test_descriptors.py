@@ -121,8 +121,8 @@ class Starving:
 
 
 @pytest.fixture
-def discipline() -> str:
-    return "coherent"
+def coherence() -> str:
+    return "hardware"
 
 
 @pytest.fixture

@@ -28,9 +28,9 @@ AGGRESSORS = 3
 
 
 @pytest.fixture
-def pool(tmp_path: Path, discipline: str) -> Iterator[Pool]:
+def pool(tmp_path: Path, coherence: str) -> Iterator[Pool]:
     with Pool.create(
-        [tmp_path / "a"], device_size=64 << 20, discipline=discipline, sparse=True, slot_count=256
+        [tmp_path / "a"], device_size=64 << 20, coherence=coherence, sparse=True, slot_count=256
     ) as pool:
         yield pool
 
@@ -107,8 +107,8 @@ def test_a_victim_waits_for_one_quantum_of_each_other(crowd: Crowd, place: int, 
     after = crowd.server.stat()
     assert after.call_count - before.call_count == AGGRESSORS * lanes[0].slots + 2
     assert after.error_count == 0
-    assert after.turn_request_max <= QUANTUM_REQUESTS
-    assert after.turn_key_max == (QUANTUM_KEYS if long else after.turn_request_max)
+    assert after.quantum_request_max <= QUANTUM_REQUESTS
+    assert after.quantum_key_max == (QUANTUM_KEYS if long else after.quantum_request_max)
     assert after.wait_request_max <= (AGGRESSORS + 1) * QUANTUM_REQUESTS
     assert after.wait_key_max <= (AGGRESSORS + 1) * QUANTUM_KEYS
 

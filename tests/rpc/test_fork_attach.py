@@ -19,7 +19,7 @@ import pytest
 from beluga import Client, Pool
 from beluga.rpc import METHOD_USER, Server
 
-# Forks once its session has a proof of life, which the server does not hear of yet. The child says
+# Forks once its session has a liveness lock, which the server does not hear of yet. The child says
 # what it holds of it, and ends when it is told to; then the parent calls.
 ATTACHES = """
 import os, sys, threading

@@ -14,7 +14,7 @@ from beluga.pool import Pool
 from beluga.rpc import Client, Server
 
 # On a pool declared coherent a second machine is refused whatever its number (test_second_host.py).
-pytestmark = pytest.mark.parametrize("discipline", ["non-coherent"], indirect=True)
+pytestmark = pytest.mark.parametrize("coherence", ["software"], indirect=True)
 
 
 def request_line(pool: Pool) -> bytes:

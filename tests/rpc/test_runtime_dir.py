@@ -22,8 +22,8 @@ NOBODY, GROUP = 65534, 54321
 
 
 @pytest.fixture
-def discipline() -> str:
-    return "non-coherent"
+def coherence() -> str:
+    return "software"
 
 
 @pytest.fixture

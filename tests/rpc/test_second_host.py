@@ -23,7 +23,7 @@ BOOT_ID = "/proc/sys/kernel/random/boot_id"
 MOUNT = f'mount --bind "$0" {BOOT_ID} && mount -t tmpfs none "$1" && shift && exec "$@"'
 AS_ANOTHER = ("unshare", "--mount", "sh", "-c", MOUNT)
 OURS = pytest.mark.parametrize(
-    "discipline", ["coherent", ["non-coherent", "coherent"]], indirect=True, ids=str
+    "coherence", ["hardware", ["software", "hardware"]], indirect=True, ids=str
 )
 
 
@@ -39,13 +39,13 @@ def test_a_client_of_another_machine_is_refused_by_the_server(pool: Pool) -> Non
 
 @OURS
 def test_a_client_under_another_host_number_is_refused(pool: Pool) -> None:
-    with Server(pool, host=2), pytest.raises(SecondHostError, match="non-coherent"):
+    with Server(pool, host=2), pytest.raises(SecondHostError, match="software"):
         Client(pool, host=1)
     with Server(pool, host=2), Client(pool, host=2) as client:
         client.ping()
 
 
-@pytest.mark.parametrize("discipline", ["non-coherent"], indirect=True)
+@pytest.mark.parametrize("coherence", ["software"], indirect=True)
 def test_a_pool_that_is_not_coherent_has_many_hosts(pool: Pool) -> None:
     with Server(pool, host=2), Client(pool, host=1) as one, Client(pool, host=2) as other:
         one.ping()

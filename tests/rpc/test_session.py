@@ -133,29 +133,29 @@ def test_a_killed_client_gives_its_lane_up(pool: Pool, server: Server, paths: li
     assert eventually(lambda: proofs(pool) == before)  # after the line: a successor looks for it
 
 
-@pytest.mark.parametrize("discipline", ["coherent"], indirect=True)
+@pytest.mark.parametrize("coherence", ["hardware"], indirect=True)
 def test_a_client_that_holds_the_interpreter_keeps_its_session(
     pool: Pool, server: Server, paths: list[Path]
 ) -> None:
     with Process("call", paths) as process:
-        assert process.ask("hold 6") == "held"  # longer than a beat may stand still
+        assert process.ask("hold 6") == "held"  # longer than a heartbeat may stand still
         assert process.ask("call 10") == "10"
         assert server.stat().attach_count == 1
         assert server.stat().end_count == 0
 
 
-@pytest.mark.parametrize("discipline", ["coherent"], indirect=True)
+@pytest.mark.parametrize("coherence", ["hardware"], indirect=True)
 def test_a_stopped_client_keeps_its_session(pool: Pool, server: Server, paths: list[Path]) -> None:
     with Process("call", paths) as process:
         process.signal(signal.SIGSTOP)
-        time.sleep(6)  # longer than a beat may stand still
+        time.sleep(6)  # longer than a heartbeat may stand still
         assert server.stat().end_count == 0
         process.signal(signal.SIGCONT)
         assert process.ask("call 10") == "10"
         assert server.stat().attach_count == 1
 
 
-@pytest.mark.parametrize("discipline", ["coherent"], indirect=True)
+@pytest.mark.parametrize("coherence", ["hardware"], indirect=True)
 def test_a_client_that_sleeps_past_its_deadline_finds_what_came_meanwhile(
     pool: Pool, paths: list[Path]
 ) -> None:

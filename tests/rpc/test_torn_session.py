@@ -15,7 +15,7 @@ from beluga.meta import MetaClient, MetaServer
 from beluga.pool import Pool
 from beluga.rpc import Client
 
-pytestmark = pytest.mark.parametrize("discipline", ["non-coherent"], indirect=True)
+pytestmark = pytest.mark.parametrize("coherence", ["software"], indirect=True)
 
 
 def changed(line: bytes, **fields: int) -> bytes:
@@ -36,7 +36,7 @@ def mixed(before: bytes, after: bytes, stores: set[int]) -> bytes:
 
 
 @pytest.mark.parametrize("stores", [{3}, {7}], ids=["state", "check"])
-@pytest.mark.parametrize("state", ["FREE", "DOUBTFUL"])
+@pytest.mark.parametrize("state", ["FREE", "SUSPECT"])
 def test_a_session_whose_line_is_torn_keeps_what_it_has(
     pool: Pool, state: str, stores: set[int]
 ) -> None:

@@ -25,7 +25,7 @@ OTHER = (1, 2)
 NONCE = 77
 
 # On a pool declared coherent a second machine is refused whatever its number (test_second_host.py).
-pytestmark = pytest.mark.parametrize("discipline", ["non-coherent"], indirect=True)
+pytestmark = pytest.mark.parametrize("coherence", ["software"], indirect=True)
 
 
 def test_a_second_server_is_refused_while_the_first_beats(pool: Pool, elsewhere: Elsewhere) -> None:
@@ -46,7 +46,7 @@ def test_a_second_server_is_refused_while_the_first_beats(pool: Pool, elsewhere:
 def test_a_server_of_an_earlier_boot_is_followed(pool: Pool, elsewhere: Elsewhere) -> None:
     first = Server(pool)
     first.start()
-    first.stop()  # its beat stands still
+    first.stop()  # its heartbeat stands still
     half = 1 * lib.BL_SERVER_STRIDE
     for copy in (0, lib.BL_LINE_SIZE):
         rewrite(pool, "bl_epoch_line", half + copy, 1, boot_id=OTHER, state=lib.BL_SERVER_SERVING)
@@ -66,7 +66,7 @@ def test_a_standby_follows_a_server_of_an_earlier_boot_that_left_a_torn_beat(
     with elsewhere():
         second = Server(pool)
     assert not second.watch(0.05, silent_s=30.0)  # what it found there says nothing yet
-    rewrite(pool, "bl_beat_line", half + lib.BL_POLL_STRIDE, NONCE, count=0)
+    rewrite(pool, "bl_heartbeat_line", half + lib.BL_POLL_STRIDE, NONCE, count=0)
     assert second.watch(20.0, silent_s=0.1)
     second.stop()
 
@@ -101,7 +101,7 @@ def test_a_grant_of_another_machine_is_held_while_its_client_beats(
         rewrite(pool, "bl_session_line", session_offset(pool, lane, epoch=1), lane, boot_id=OTHER)
         first.stop()
     with MetaServer(pool) as second:
-        time.sleep(1.0)  # twice as long as a beat has to stand still
+        time.sleep(1.0)  # twice as long as a heartbeat has to stand still
         assert second.stat().inherited_count == 1
         assert second.meta_stat().held_bytes >= 1 << 20
         with Client(pool, host=5) as other:
@@ -144,7 +144,7 @@ def test_a_machine_that_has_started_again_waits_and_is_let_in(pool: Pool) -> Non
         assert OtherMachine(pool, host=3, boot_id=OTHER).attach(NONCE) == 0
         with beating(pool, 0, NONCE):
             first.stop()
-    with Server(pool) as second, Client(pool, host=3) as client:  # nobody saw that beat move
+    with Server(pool) as second, Client(pool, host=3) as client:  # nobody saw that heartbeat move
         client.ping()
         assert second.stat().inherited_count == 0
 
@@ -159,7 +159,7 @@ def test_what_a_server_two_before_said_of_a_host_refuses_nobody(pool: Pool) -> N
 
 
 def test_a_session_that_lives_is_no_earlier_boots_however_long_it_is_there(pool: Pool) -> None:
-    with Server(pool, beat_lost_s=0.1) as server, Client(pool, host=3) as client:
+    with Server(pool, heartbeat_lost_s=0.1) as server, Client(pool, host=3) as client:
         time.sleep(0.3)
         assert OtherMachine(pool, host=3, boot_id=OTHER).attach(NONCE) == -lib.BL_ERROR_HOST_CLASH
         client.ping()
@@ -172,10 +172,10 @@ def test_a_session_that_this_server_gave_is_no_earlier_boots(pool: Pool) -> None
         line = ffi.from_buffer("bl_session_line *", read(pool, session_offset(pool, 0, 1)))
         return int(line.state)
 
-    with Server(pool, beat_lost_s=0.1):
+    with Server(pool, heartbeat_lost_s=0.1):
         assert OtherMachine(pool, host=0, boot_id=OTHER).attach(NONCE) == 0  # and never beats
         assert eventually(lambda: state() != lib.BL_SESSION_LIVE)
-        assert state() == lib.BL_SESSION_DOUBTFUL  # its machine may write yet
+        assert state() == lib.BL_SESSION_SUSPECT  # its machine may write yet
 
 
 def test_who_is_refused_does_not_hold_the_number(pool: Pool) -> None:

@@ -47,7 +47,7 @@ def test_what_is_no_time_is_refused(pool: Pool, seconds: float) -> None:
             lambda: client.ping(timeout_s=seconds),
             lambda: KVCache(pool, namespace="times", timeout_s=seconds),
             lambda: KVCache(client, namespace="times", timeout_s=seconds),
-            lambda: Server(pool, beat_lost_s=seconds),
+            lambda: Server(pool, heartbeat_lost_s=seconds),
             lambda: server.watch(seconds, silent_s=1),
             lambda: server.watch(0, silent_s=seconds),
         )

@@ -35,12 +35,12 @@ BUILD = ROOT / "build" / "conditions"
 # elections; the block index, grants, recovery, tasks; puts and gets; what a device left in caches.
 PROTOCOL = (
     *("format/line.h", "pool/message.h", "pool/register.h", "pool/epoch.h", "rpc/lobby.c"),
-    *("rpc/lane.c", "rpc/session.c", "rpc/house.c", "rpc/server.c", "rpc/turn.h"),
+    *("rpc/lane.c", "rpc/session.c", "rpc/housekeeping.c", "rpc/server.c", "rpc/quantum.h"),
     *("rpc/standby.c", "rpc/elect.c", "rpc/takeover.c", "index/table.c", "index/kept.c"),
     *("index/reclaim.c", "index/lookup.c", "index/grant.c", "index/task_call.c"),
     *("index/retire.c", "index/recover_sort.h", "index/recover.c", "index/stat.c"),
     *("index/meta.c", "index/client.c", "index/task_client.c", "transfer/device_range.h"),
-    *("transfer/device_care.c", "kv/batch.h", "kv/batch.c", "kv/put.c", "kv/get.c"),
+    *("transfer/cache_maintenance.c", "kv/batch.h", "kv/batch.c", "kv/put.c", "kv/get.c"),
 )
 
 TOKEN = re.compile(

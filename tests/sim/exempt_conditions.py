@@ -50,7 +50,7 @@ _WINDOW = "only how many lines are looked at together differs: one that has not 
 
 # Each with its reason.
 REASONED: Conditions = {
-    ("transfer/device_care.c", "bl_care_run"): {
+    ("transfer/cache_maintenance.c", "bl_maintenance_run"): {
         ("i > 0 && next.offset >= range.offset && next.offset <= range.end", 0, "false"): (
             "takes care of each range by itself, of lines at their seams twice, which costs time"
         ),
@@ -58,15 +58,15 @@ REASONED: Conditions = {
         ("i > 0", 1, "true"): (
             "takes care of the empty range before the first one, which costs time"
         ),
-        ("job->care != BL_CARE_FENCE", 0, "true"): (
+        ("job->maintenance != BL_MAINTENANCE_FENCE", 0, "true"): (
             "a fence that is asked for comes once for each range, which costs time"
         ),
     },
-    ("transfer/device_care.c", "bl_care_take"): {
-        ("care == BL_CARE_FLUSH", 0, "true"): (
+    ("transfer/cache_maintenance.c", "bl_maintenance_take"): {
+        ("maintenance == BL_MAINTENANCE_FLUSH", 0, "true"): (
             "a flush of the range begins with the fence that the other one is"
         ),
-        ("care == BL_CARE_INVALIDATE", 0, "true"): (
+        ("maintenance == BL_MAINTENANCE_INVALIDATE", 0, "true"): (
             "what a device reads from needs the most care: the other two do less of the same"
         ),
     },
@@ -112,43 +112,43 @@ REASONED: Conditions = {
             "looks at the epoch though no space was reused, which costs time"
         ),
     },
-    ("rpc/house.c", "bl_house_end"): {
+    ("rpc/housekeeping.c", "bl_housekeeping_end"): {
         ("end == BL_END_GONE", 0, "true"): (
             "a session ends in doubt only where this host has no proof of it: there is none "
             "to remove"
         ),
-        ("server->life", 0, "true"): _LIFE,
+        ("server->pidfds", 0, "true"): _LIFE,
     },
-    ("rpc/house.c", "bl_house_keep"): {
-        ("now_ns - server->house_ns < BL_HOUSE_PERIOD_NS", 0, "false"): _PERIOD,
-        ("now_ns - server->proof_ns < BL_PROOF_PERIOD_NS", 0, "false"): _PERIOD,
+    ("rpc/housekeeping.c", "bl_housekeeping_keep"): {
+        ("now_ns - server->housekeeping_ns < BL_HOUSEKEEPING_PERIOD_NS", 0, "false"): _PERIOD,
+        ("now_ns - server->liveness_ns < BL_LIVENESS_PERIOD_NS", 0, "false"): _PERIOD,
         ("now_ns - server->sweep_ns > BL_SWEEP_PERIOD_NS", 0, "true"): _PERIOD,
         ("status < 0", 0, "false"): "the look that follows says so, too",
     },
-    ("rpc/house.c", "bl_house_mourn"): {
-        ("server->life", 0, "true"): _LIFE,
+    ("rpc/housekeeping.c", "bl_housekeeping_reap"): {
+        ("server->pidfds", 0, "true"): _LIFE,
     },
-    ("rpc/house.c", "bl_house_sweep"): {
+    ("rpc/housekeeping.c", "bl_housekeeping_sweep"): {
         ("count <= 0", 0, "false"): (
             "looks into the lobby and at the epoch though no proof is left to remove, which "
             "costs time"
         ),
     },
-    ("rpc/house.c", "bl_house_watch"): {
+    ("rpc/housekeeping.c", "bl_housekeeping_watch"): {
         ("left", 0, "true"): (
-            "tells the simulator's oracle of a beat that nobody relies on, which can only "
+            "tells the simulator's oracle of a heartbeat that nobody relies on, which can only "
             "make it stricter"
         ),
         ("lane->state == BL_SESSION_FREE", 0, "false"): (
             "a free lane has no proof and is not LIVE, so it is passed over all the same"
         ),
     },
-    ("rpc/house.c", "bl_lane_has_devices"): {
+    ("rpc/housekeeping.c", "bl_lane_has_devices"): {
         ("bl_lane_here(server, lane)", 0, "true"): (
             "flushes for another host's session, too, which costs time"
         ),
     },
-    ("rpc/house.c", "bl_lane_over"): {
+    ("rpc/housekeeping.c", "bl_lane_over"): {
         ("!inherited", 0, "true"): (
             "this server gave an inherited session nothing, so its end has nothing to do"
         ),
@@ -159,20 +159,20 @@ REASONED: Conditions = {
             "a lane that is not LIVE is not in the list that it would be removed from"
         ),
     },
-    ("rpc/house.c", "bl_lane_watched"): {
+    ("rpc/housekeeping.c", "bl_lane_watched"): {
         ("lane->state != BL_SESSION_FREE", 0, "true"): (
-            "drops a free lane's beat from the cache, which costs time: bl_house_watch() "
+            "drops a free lane's beat from the cache, which costs time: bl_housekeeping_watch() "
             "passes the lane over"
         ),
     },
-    ("rpc/house.c", "bl_lobby_give"): {
+    ("rpc/housekeeping.c", "bl_lobby_give"): {
         ("server->lanes[known].state == BL_SESSION_LIVE", 0, "true"): (
             "the client gets the lane that an earlier server gave it, in doubt: it reads so in the "
             "session's line, leaves, and attaches anew, which costs time"
         ),
         ("bl_lane_free(server) < 0", 0, "true"): _PERIOD,
         ("here", 1, "false"): (
-            "without its proof a session of this host ends when its beat stands still: later, "
+            "without its proof a session of this host ends when its heartbeat stands still: later, "
             "and in doubt"
         ),
         ("here", 1, "true"): "another host's session has no proof here, so there is none to watch",
@@ -182,21 +182,21 @@ REASONED: Conditions = {
         ("request->old_nonce", 0, "true"): "no session has the nonce 0, so no lane is found",
         ("status < 0", 0, "false"): "the look after the new session line was written says so, too",
     },
-    ("rpc/house.c", "bl_lobby_look"): {
+    ("rpc/housekeeping.c", "bl_lobby_look"): {
         ("request.operation == BL_LOBBY_DETACH", 0, "false"): (
             "a farewell that an earlier server was asked for is left unanswered: the last "
-            "word of the beat, which was written before, says the same"
+            "word of the heartbeat, which was written before, says the same"
         ),
         ("request.sequence == request.sequence_end", 0, "true"): _PIECE,
     },
-    ("rpc/house.c", "bl_lobby_serve"): {
+    ("rpc/housekeeping.c", "bl_lobby_serve"): {
         ("lane < 0", 0, "true"): _LIFE,
         ("lane < 0", 2, "false"): "the lane in a reply that is an error is not read",
         ("lane == -BL_ERROR_DEPOSED", 0, "false"): (
             "the client is told that its server is deposed, and asks again as if it had found "
             "that out"
         ),
-        ("server->life", 0, "true"): _LIFE,
+        ("server->pidfds", 0, "true"): _LIFE,
     },
     ("kv/put.c", "bl_kv_commit"): {
         ("work->count > 0", 0, "true"): "asks the server to commit nothing, which costs a call",
@@ -234,7 +234,7 @@ REASONED: Conditions = {
             "miss, never wrong bytes"
         ),
     },
-    ("kv/put.c", "bl_kv_vectors_guarded"): {
+    ("kv/put.c", "bl_kv_checksums_guarded"): {
         ("work->chunk_count > 0", 0, "true"): "copies no bytes where there are no checksums",
     },
     ("kv/get.c", "bl_entry_agrees"): {
@@ -262,12 +262,12 @@ REASONED: Conditions = {
         ),
     },
     ("kv/get.c", "bl_kv_hit_read"): {
-        ("hand > 0", 0, "true"): _THREADS,
+        ("worker > 0", 0, "true"): _THREADS,
         ("last", 0, "true"): _THREADS,
         ("read->threads > 1", 0, "true"): _THREADS,
     },
     ("kv/get.c", "bl_kv_hits_guarded"): {
-        ("threads < BL_CREW_HANDS", 0, "false"): _THREADS,
+        ("threads < BL_THREAD_POOL_WORKERS", 0, "false"): _THREADS,
     },
     ("kv/get.c", "bl_kv_read"): {
         ("toll != NULL", 0, "false"): _LINK,
@@ -528,12 +528,17 @@ REASONED: Conditions = {
         ): "another host's server has no proof here, so there is none to watch",
     },
     ("rpc/standby.c", "bl_watch_look_guarded"): {
-        ("server->watch.proof >= 0 && bl_proof_gone(memory, server->watch.proof)", 0, "false"): (
-            "a server that is proven gone is followed once its beat has stood still, which "
+        (
+            "server->watch.liveness_lock >= 0 && "
+            "bl_liveness_gone(memory, server->watch.liveness_lock)",
+            0,
+            "false",
+        ): (
+            "a server that is proven gone is followed once its heartbeat has stood still, which "
             "costs time"
         ),
         ("bl_epoch_last_word(&line)", 0, "false"): (
-            "a server that said that it stops is followed once its beat has stood still, "
+            "a server that said that it stops is followed once its heartbeat has stood still, "
             "which costs time"
         ),
         ("line.epoch == 0", 0, "false"): (
@@ -546,7 +551,7 @@ REASONED: Conditions = {
     },
     ("rpc/standby.c", "bl_watch_silent"): {
         ("count == watch->count", 0, "false"): (
-            "tells a beat's age from the last look, so it seems younger: a takeover comes later"
+            "tells a heartbeat's age from the last look, so it seems younger: takeover comes later"
         ),
     },
     ("rpc/takeover.c", "bl_epoch_gone"): {
@@ -556,10 +561,10 @@ REASONED: Conditions = {
     },
     ("rpc/takeover.c", "bl_server_gone"): {
         (
-            "proof >= 0",
+            "liveness_lock >= 0",
             0,
             "true",
-        ): "a proof that is not there cannot be locked, so bl_proof_gone() says no",
+        ): "a proof that is not there cannot be locked, so bl_liveness_gone() says no",
     },
     ("rpc/takeover.c", "bl_takeover_claim"): {
         ("next > plan->epoch", 0, "true"): (
@@ -569,7 +574,7 @@ REASONED: Conditions = {
     },
     ("rpc/takeover.c", "bl_takeover_follow"): {
         ("line->nonce != server->silent", 0, "true"): (
-            "the beat of a server that was found silent is watched once more, which costs time"
+            "the heartbeat of a server that was found silent is watched once more, which costs time"
         ),
         ("gone < 0", 0, "true"): _NEGATIVE,
     },
@@ -588,7 +593,7 @@ REASONED: Conditions = {
         ),
     },
     ("rpc/takeover.c", "bl_takeover_leave"): {
-        ("server->life", 0, "true"): _LIFE,
+        ("server->pidfds", 0, "true"): _LIFE,
     },
     ("rpc/takeover.c", "bl_takeover_pass"): {
         ("plan->before.epoch != 0", 0, "true"): (
@@ -610,7 +615,7 @@ REASONED: Conditions = {
     ("index/task_client.c", "bl_task_ask"): {
         ("size > 0", 0, "true"): _NO_BYTES,
     },
-    ("rpc/turn.h", "bl_turn_keys"): {
+    ("rpc/quantum.h", "bl_quantum_keys"): {
         ("keys > 0", 0, "false"): _QUANTUM,
         ("request->flags & BL_MESSAGE_BULK", 0, "true"): _QUANTUM,
         ("size > sizeof(bl_block_request)", 0, "false"): _QUANTUM,
@@ -760,8 +765,8 @@ TESTED: Conditions = {
             "tests/meta/test_block_calls.py::test_a_block_larger_than_an_extent_is_refused"
         ),
     },
-    ("rpc/house.c", "bl_house_mourn"): {
-        ("(nonce = bl_life_look(server->life)) != 0", 0, "true"): (
+    ("rpc/housekeeping.c", "bl_housekeeping_reap"): {
+        ("(nonce = bl_pidfds_look(server->pidfds)) != 0", 0, "true"): (
             "tests/meta/test_foreign_requests.py::test_a_count_that_does_not_match_the_bytes_"
             "is_refused"
         ),
@@ -770,29 +775,29 @@ TESTED: Conditions = {
             "_no_lane_for_good"
         ),
     },
-    ("rpc/house.c", "bl_house_watch"): {
+    ("rpc/housekeeping.c", "bl_housekeeping_watch"): {
         ("bl_lane_watched(&server->lanes[i])", 0, "true"): (
             "tests/crash/test_lane_fault.py::test_one_bad_lane_costs_that_lane"
         ),
-        ("bl_error_passes(-lane->proof)", 0, "true"): (
+        ("bl_error_passes(-lane->liveness_lock)", 0, "true"): (
             "tests/rpc/test_descriptors.py::test_a_successor_learns_of_deaths_that_it_could"
             "_not_ask_for_at_once"
         ),
         (
-            "lane->state == BL_SESSION_LIVE && now_ns - lane->beat_seen_ns > "
-            "bl_beat_lost_ns(server)",
+            "lane->state == BL_SESSION_LIVE && now_ns - lane->heartbeat_seen_ns > "
+            "bl_heartbeat_lost_ns(server)",
             0,
             "false",
         ): ("tests/crash/test_silence.py::test_a_silent_session_is_held_back_until_it_speaks"),
     },
-    ("rpc/house.c", "bl_lane_over"): {
+    ("rpc/housekeeping.c", "bl_lane_over"): {
         ("end == BL_END_GONE && inherited && --server->inherited_count == 0", 0, "false"): (
             "tests/rpc/test_two_machines.py::test_a_grant_of_another_machine_is_held_while_"
             "its_client_beats"
         ),
         ("!inherited", 0, "false"): "tests/meta/test_tasks.py::test_a_claim_is_its_sessions",
     },
-    ("rpc/house.c", "bl_lane_rebooted"): {
+    ("rpc/housekeeping.c", "bl_lane_rebooted"): {
         ("lane->moved", 0, "true"): (
             "tests/rpc/test_two_machines.py::test_a_machine_that_has_started_again_waits_an"
             "d_is_let_in"
@@ -802,17 +807,17 @@ TESTED: Conditions = {
             "ssion_of_its_number_beats"
         ),
     },
-    ("rpc/house.c", "bl_lane_watch"): {
-        ("count <= lane->beat_count", 0, "false"): (
+    ("rpc/housekeeping.c", "bl_lane_watch"): {
+        ("count <= lane->heartbeat_count", 0, "false"): (
             "tests/rpc/test_two_machines.py::test_a_session_of_an_earlier_boot_is_over_when"
             "_its_beat_stands_still"
         ),
-        ("lane->beat_count != 0", 0, "true"): (
+        ("lane->heartbeat_count != 0", 0, "true"): (
             "tests/rpc/test_two_machines.py::test_a_machine_that_has_started_again_waits_an"
             "d_is_let_in"
         ),
     },
-    ("rpc/house.c", "bl_lobby_clash_check"): {
+    ("rpc/housekeeping.c", "bl_lobby_clash_check"): {
         ("status < 0", 0, "false"): (
             "tests/rpc/test_two_machines.py::test_a_client_is_refused_while_an_inherited_se"
             "ssion_of_its_number_beats"
@@ -822,7 +827,7 @@ TESTED: Conditions = {
             "ssion_of_its_number_beats"
         ),
     },
-    ("rpc/house.c", "bl_lobby_give"): {
+    ("rpc/housekeeping.c", "bl_lobby_give"): {
         ("here", 0, "true"): (
             "tests/rpc/test_second_host.py::test_a_client_of_another_machine_is_refused_by_th"
             "e_server"
@@ -838,7 +843,7 @@ TESTED: Conditions = {
             "_its_number"
         ),
     },
-    ("rpc/house.c", "bl_lobby_look"): {
+    ("rpc/housekeeping.c", "bl_lobby_look"): {
         ("request.host != host", 0, "false"): (
             "tests/hostile/test_lines.py::test_whatever_a_host_asks_the_others_are_served"
         ),
@@ -865,7 +870,7 @@ TESTED: Conditions = {
         ("batch->kept", 0, "false"): "tests/meta/test_tasks.py::test_a_claim_is_its_sessions",
         ("batch->kept", 0, "true"): "tests/meta/test_tasks.py::test_tasks_cannot_fill_the_pool",
     },
-    ("kv/put.c", "bl_vector_write"): {
+    ("kv/put.c", "bl_checksums_write"): {
         ("work->chunk_count > 1", 0, "true"): (
             "tests/kvcache/test_cache.py::test_a_block_that_fills_its_space_leaves_the_next_o"
             "ne_alone"
@@ -1103,10 +1108,10 @@ TESTED: Conditions = {
         ),
     },
     ("index/recover.c", "bl_recover"): {
-        ("doubtful", 0, "false"): (
+        ("suspect", 0, "false"): (
             "tests/meta/test_takeover.py::test_grants_of_a_living_client_are_not_given_away"
         ),
-        ("doubtful", 0, "true"): (
+        ("suspect", 0, "true"): (
             "tests/meta/test_takeover.py::test_every_committed_block_survives_kills_of_the_server"
         ),
     },
@@ -1137,7 +1142,7 @@ TESTED: Conditions = {
         ),
     },
     ("rpc/server.c", "bl_server_describe"): {
-        ("server->life", 0, "false"): (
+        ("server->pidfds", 0, "false"): (
             "tests/rpc/test_life.py::test_a_session_that_ends_in_order_is_watched_no_more"
         ),
     },
@@ -1173,7 +1178,7 @@ TESTED: Conditions = {
         ),
     },
     ("rpc/standby.c", "bl_watch_look_guarded"): {
-        ("bl_error_passes(-server->watch.proof)", 0, "true"): (
+        ("bl_error_passes(-server->watch.liveness_lock)", 0, "true"): (
             "tests/rpc/test_descriptors.py::test_a_standby_looks_again_and_opens_nothing_more"
         ),
         ("status == 1", 0, "true"): (
@@ -1264,7 +1269,7 @@ TESTED: Conditions = {
     ("index/task_client.c", "bl_task_ask"): {
         ("status < 0", 0, "false"): "tests/meta/test_tasks.py::test_a_claim_is_its_sessions",
     },
-    ("rpc/turn.h", "bl_turn_keys"): {
+    ("rpc/quantum.h", "bl_quantum_keys"): {
         ("keys < BL_QUANTUM_KEYS", 0, "false"): (
             "tests/rpc/test_fairness.py::test_a_victim_waits_for_one_quantum_of_each_other"
         ),
@@ -1278,7 +1283,7 @@ TESTED: Conditions = {
             "tests/rpc/test_fairness.py::test_a_victim_waits_for_one_quantum_of_each_other"
         ),
     },
-    ("rpc/turn.h", "bl_work_raise"): {
+    ("rpc/quantum.h", "bl_work_raise"): {
         ("keys > most->keys", 0, "false"): (
             "tests/rpc/test_fairness.py::test_a_victim_waits_for_one_quantum_of_each_other"
         ),
@@ -1298,7 +1303,7 @@ TESTED: Conditions = {
         ),
     },
     ("kv/get.c", "bl_kv_look_guarded"): {
-        ("bl_vector_read(hint->session, &work->entries[i], work) < 0", 0, "true"): (
+        ("bl_checksums_read(hint->session, &work->entries[i], work) < 0", 0, "true"): (
             "tests/kvcache/test_engine_copy.py::test_an_engine_and_the_one_call_read_each_other"
         ),
     },
@@ -1346,7 +1351,7 @@ TESTED: Conditions = {
             "tests/meta/test_takeover.py::test_a_damaged_mark_costs_its_own_extent_alone"
         ),
     },
-    ("rpc/house.c", "bl_lane_of_old"): {
+    ("rpc/housekeeping.c", "bl_lane_of_old"): {
         ("lane->epoch == server->epoch", 0, "false"): (
             "tests/rpc/test_two_machines.py::test_a_session_that_this_server_gave_is_no_earli"
             "er_boots"

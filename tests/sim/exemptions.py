@@ -54,8 +54,8 @@ _LEFT_OUT: dict[Name, str] = {
     ("transfer/cpu.c", "bl_part_ask", "prefetch_range", 0): _HINT,
     ("pool/pool.c", "bl_pool_format_guarded", "stream", 0): _ALONE,
     ("pool/pool.c", "bl_pool_format_guarded", "fence_store", 0): _ALONE,
-    ("rpc/house.c", "bl_lobby_look", "fence_full", 0): _POLLED,
-    ("rpc/house.c", "bl_house_watch", "fence_full", 0): _POLLED,
+    ("rpc/housekeeping.c", "bl_lobby_look", "fence_full", 0): _POLLED,
+    ("rpc/housekeeping.c", "bl_housekeeping_watch", "fence_full", 0): _POLLED,
     ("rpc/server.c", "bl_server_round", "fence_full", 0): _POLLED,
     ("rpc/lane.c", "bl_lane_take", "fence_full", 0): _POLLED,
     ("rpc/lobby.c", "bl_lobby_reply_read", "fence_full", 0): _POLLED,
@@ -66,8 +66,8 @@ _LEFT_OUT: dict[Name, str] = {
     ("rpc/session.c", "bl_session_pump_all", "fence_store", 0): _OFF,
     ("rpc/server.c", "bl_lane_answer", "fence_store", 1): _OFF,
     ("rpc/lobby.c", "bl_lobby_ask", "fence_store", 0): _OFF,
-    ("liveness/beat.c", "bl_beat_farewell", "fence_store", 1): _OFF,
-    ("rpc/house.c", "bl_lobby_publish", "fence_store", 0): _OFF,
+    ("liveness/heartbeat.c", "bl_heartbeat_farewell", "fence_store", 1): _OFF,
+    ("rpc/housekeeping.c", "bl_lobby_publish", "fence_store", 0): _OFF,
     ("rpc/lobby.c", "bl_lobby_line", "fence_full", 0): _REVIVED,
     ("rpc/lobby.c", "bl_lobby_line", "invalidate", 0): _REVIVED,
     ("rpc/lobby.c", "bl_lobby_line", "fence_full", 1): _REVIVED,
@@ -75,7 +75,7 @@ _LEFT_OUT: dict[Name, str] = {
     ("index/meta.c", "bl_meta_flush_held", "fence_full", 0): _PROVEN,
     ("index/meta.c", "bl_meta_flush", "fence_full", 1): _FLUSHED,
     ("index/meta.c", "bl_meta_flush_held", "fence_full", 1): _FLUSHED,
-    ("rpc/house.c", "bl_house_write", "fence_store", 0): (
+    ("rpc/housekeeping.c", "bl_housekeeping_write", "fence_store", 0): (
         "covered: the full fence of bl_server_still() stands between the line and the reply that "
         "relies on it, and a store fence between a takeover's lines and SERVING"
     ),
@@ -83,7 +83,7 @@ _LEFT_OUT: dict[Name, str] = {
         "covered: a commit never fits into one line, so bl_bulk_send() fences between the payload "
         "and the request; it stays for the day when a commit does fit"
     ),
-    ("kv/get.c", "bl_vector_read", "fence_full", 1): (
+    ("kv/get.c", "bl_checksums_read", "fence_full", 1): (
         "covered: bl_entry_look() fenced after the reply that told of the block, and nothing newer "
         "than that reply is relied on"
     ),
@@ -104,20 +104,20 @@ _LEFT_OUT: dict[Name, str] = {
     ("index/recover.c", "bl_recover_entries", "verify", 0): (
         "a damaged entry is copied with the check that convicts it: every reader refuses it again"
     ),
-    ("rpc/declare.c", "bl_declared_beat", "fence_full", 0): _POLLED,
-    ("rpc/declare.c", "bl_declared_beat", "fence_full", 1): _POLLED,
+    ("rpc/declare.c", "bl_declared_heartbeat", "fence_full", 0): _POLLED,
+    ("rpc/declare.c", "bl_declared_heartbeat", "fence_full", 1): _POLLED,
     ("rpc/declare.c", "bl_declare_all", "fence_full", 0): (
-        "covered: what was read before, the candidates' lines and beats, ended with full fences"
+        "covered: what was read before, candidates' lines and heartbeats, ended with full fences"
     ),
     ("rpc/declare.c", "bl_declare_all", "fence_full", 1): (
         "an old line leaves its session out of the word, so that it stays in doubt; and "
-        "only the first can be old, for the look at each session's beat ends with a full fence"
+        "only the first can be old, for the look at each session's heartbeat ends with a full fence"
     ),
-    ("rpc/takeover.c", "bl_server_beats", "fence_full", 0): _POLLED,
-    ("rpc/takeover.c", "bl_server_beats", "fence_full", 1): _POLLED,
-    ("rpc/takeover.c", "bl_server_beats", "fence_full", 2): _POLLED,
-    ("rpc/takeover.c", "bl_server_beats", "fence_full", 3): _POLLED,
-    ("rpc/takeover.c", "bl_server_beats", "invalidate", 0): (
+    ("rpc/takeover.c", "bl_server_heartbeats", "fence_full", 0): _POLLED,
+    ("rpc/takeover.c", "bl_server_heartbeats", "fence_full", 1): _POLLED,
+    ("rpc/takeover.c", "bl_server_heartbeats", "fence_full", 2): _POLLED,
+    ("rpc/takeover.c", "bl_server_heartbeats", "fence_full", 3): _POLLED,
+    ("rpc/takeover.c", "bl_server_heartbeats", "invalidate", 0): (
         "an old first count makes a dead server seem alive for one more try of its rival, never a "
         "living one dead"
     ),
@@ -131,9 +131,9 @@ _AREA = (
 )
 
 _LONGER: dict[Name, str] = {
-    ("liveness/beat.c", "bl_beat_once", "stream_line", 0): _PADDING,
+    ("liveness/heartbeat.c", "bl_heartbeat_once", "stream_line", 0): _PADDING,
     ("rpc/lobby.c", "bl_lobby_ask", "stream_line", 0): _PADDING,
-    ("rpc/house.c", "bl_lobby_publish", "stream_line", 0): _PADDING,
+    ("rpc/housekeeping.c", "bl_lobby_publish", "stream_line", 0): _PADDING,
     ("rpc/lane.c", "bl_lane_send", "stream_line", 0): _PADDING,
     ("rpc/server.c", "bl_lane_answer", "stream_line", 0): _PADDING,
     ("rpc/lane.c", "bl_bulk_send", "stream", 0): _AREA,
@@ -157,8 +157,8 @@ _LATE = (
 )
 _BEHIND = "comes behind its own fence, which need not be there: see where that is left out"
 _BEGINS = (
-    "the first beat comes a step later, before its process tells anybody of itself; the next beats "
-    "are another thread's"
+    "the first heartbeat comes a step later, before its process tells anybody of itself; the next "
+    "ones are another thread's"
 )
 
 _SERVING = "covered: nobody reads the own half before the fence that comes before SERVING"
@@ -174,7 +174,7 @@ _DEFERRED: dict[Name, str] = {
     ("kv/put.c", "bl_kv_flush_guarded", "fence_full", 1): (
         "comes behind the stream of the abort's bulk, which nobody reads before its line is out"
     ),
-    ("liveness/beat.c", "bl_beat_farewell", "stream_line", 0): _BEHIND,
+    ("liveness/heartbeat.c", "bl_heartbeat_farewell", "stream_line", 0): _BEHIND,
     ("transfer/cpu.c", "bl_gather_direct", "stream", 0): (
         "comes behind the fence of bl_kv_commit() at the latest, and before that of "
         "bl_bulk_send(): see where the former is left out"
@@ -189,26 +189,26 @@ _DEFERRED: dict[Name, str] = {
     ("rpc/lane.c", "bl_lane_take", "invalidate", 0): _LATE,
     ("rpc/lane.c", "bl_session_given_up", "invalidate", 0): _LATE,
     ("rpc/lobby.c", "bl_lobby_reply_read", "invalidate", 0): _LATE,
-    ("liveness/beat.c", "bl_beat_once", "fence_store", 0): _BEGINS,
-    ("liveness/beat.c", "bl_beat_once", "stream_line", 0): _BEGINS,
-    ("rpc/declare.c", "bl_declared_beat", "invalidate", 0): _BEHIND,
+    ("liveness/heartbeat.c", "bl_heartbeat_once", "fence_store", 0): _BEGINS,
+    ("liveness/heartbeat.c", "bl_heartbeat_once", "stream_line", 0): _BEGINS,
+    ("rpc/declare.c", "bl_declared_heartbeat", "invalidate", 0): _BEHIND,
     ("rpc/declare.c", "bl_declare_all", "invalidate", 0): _BEHIND,
-    ("rpc/house.c", "bl_house_watch", "invalidate", 0): _BEHIND,
-    ("rpc/house.c", "bl_lobby_look", "invalidate", 0): _BEHIND,
+    ("rpc/housekeeping.c", "bl_housekeeping_watch", "invalidate", 0): _BEHIND,
+    ("rpc/housekeeping.c", "bl_lobby_look", "invalidate", 0): _BEHIND,
     ("pool/register.h", "bl_register_write", "stream_line", 1): (
         "comes behind its own fence; both who write a register go on with a full fence, and the "
         "second copy alone says nothing that the first does not"
     ),
     ("rpc/standby.c", "bl_watch_silent", "invalidate", 0): (
-        "comes behind its load: the beat is seen one look later, as if it had come then"
+        "comes behind its load: the heartbeat is seen one look later, as if it had come then"
     ),
-    ("rpc/takeover.c", "bl_server_beats", "invalidate", 1): _BEHIND,
-    ("rpc/house.c", "bl_house_write", "stream_line", 0): _BEHIND,
-    ("rpc/house.c", "bl_lobby_publish", "stream_line", 0): _BEHIND,
+    ("rpc/takeover.c", "bl_server_heartbeats", "invalidate", 1): _BEHIND,
+    ("rpc/housekeeping.c", "bl_housekeeping_write", "stream_line", 0): _BEHIND,
+    ("rpc/housekeeping.c", "bl_lobby_publish", "stream_line", 0): _BEHIND,
     ("rpc/lobby.c", "bl_lobby_ask", "stream_line", 0): _BEHIND,
     ("rpc/lane.c", "bl_lane_send", "stream_line", 0): _BEHIND,
     ("rpc/server.c", "bl_lane_answer", "stream_line", 0): _BEHIND,
-    ("kv/put.c", "bl_vector_write", "stream", 0): _BEHIND,
+    ("kv/put.c", "bl_checksums_write", "stream", 0): _BEHIND,
     ("index/table.c", "bl_entry_clear", "stream_line", 0): _BEHIND,
     ("index/recover.c", "bl_recover_entries", "stream_line", 0): _SERVING,
     ("index/recover.c", "bl_recover_extents", "stream_line", 0): _SERVING,

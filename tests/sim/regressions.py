@@ -20,7 +20,7 @@ class Case:
 
     scenario: str
     seed: int
-    kind: str = "non-coherent"
+    kind: str = "software"
     wrong: str = ""
 
     def __str__(self) -> str:

@@ -19,14 +19,14 @@ build: ModuleType = _sim  # whose scenarios and sites these are
 
 WRONG_BYTES = -errno.EBADMSG
 STUCK = -errno.ETIME
-DISCIPLINE = -lib.BL_SIM_DISCIPLINE
+COHERENCE = -lib.BL_SIM_COHERENCE
 OWNERSHIP = -lib.BL_SIM_OWNERSHIP
 RAW_ACCESS = -lib.BL_SIM_RAW_ACCESS
 
 # What a run's memory is like, and what that is in bl_sim_config.
 KINDS: dict[str, dict[str, int]] = {
-    "non-coherent": {"coherent": lib.BL_SIM_NON_COHERENT},
-    "coherent": {"coherent": lib.BL_SIM_COHERENT},
+    "software": {"coherent": lib.BL_SIM_SOFTWARE},
+    "hardware": {"coherent": lib.BL_SIM_COHERENT},
     "mixed": {"coherent": lib.BL_SIM_MIXED},
 }
 
@@ -151,7 +151,7 @@ def play(
 ) -> Run:
     """One run of a scenario, with the site ``skip`` changed; ``kind`` is one of ``KINDS``."""
     ffi, lib = build.ffi, build.lib
-    kind = kind or ("coherent" if coherent else "non-coherent")
+    kind = kind or ("hardware" if coherent else "software")
     config = ffi.new("bl_sim_config *", {"seed": seed, "skip_site": skip, **KINDS[kind]})
     config.change = CHANGES[change]
     stat = ffi.new("bl_sim_stat *")
@@ -175,7 +175,7 @@ def told(result: int) -> str:
     known = {
         WRONG_BYTES: "wrong bytes",
         STUCK: "no progress",
-        DISCIPLINE: "discipline",
+        COHERENCE: "coherence",
         OWNERSHIP: "ownership",
         RAW_ACCESS: "raw access",
     }

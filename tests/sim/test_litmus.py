@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import pytest
-from simulator import DISCIPLINE, WRONG_BYTES, caught, failures, play, site, sites, total
+from simulator import COHERENCE, WRONG_BYTES, caught, failures, play, site, sites, total
 
 SEEDS = 300
 RIGHT = ("message_passing", "torn_line", "store_buffering")
@@ -45,7 +45,7 @@ def test_litmus_with_all_its_verbs_never_fails(scenario: str, coherent: bool) ->
 def test_litmus_without_one_verb_fails(scenario: str, mutant: tuple[str, str, int]) -> None:
     run = caught(scenario, site(*mutant), seeds=SEEDS)
     assert run is not None
-    assert run.result in (WRONG_BYTES, DISCIPLINE)
+    assert run.result in (WRONG_BYTES, COHERENCE)
 
 
 def test_message_passing_survives_stale_reads_and_delivers() -> None:

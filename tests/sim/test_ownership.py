@@ -30,7 +30,7 @@ def test_dirty_line_over_newer_bytes_is_found() -> None:
 
 def test_lane_that_is_given_twice_is_found() -> None:
     """A successor that takes over without the word that a lane still has a writer."""
-    number = site("bl_house_write", "stream_line")
+    number = site("bl_housekeeping_write", "stream_line")
     found = [play("recovery", seed, skip=number).result for seed in range(SEEDS)]
     assert OWNERSHIP in found
 

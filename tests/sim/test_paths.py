@@ -38,7 +38,7 @@ MUTANTS = {
     "recovery": (
         ("bl_entry_write", "stream_line", 0),
         ("bl_extent_write", "stream_line", 0),
-        ("bl_house_write", "stream_line", 0),  # sessions that may still write
+        ("bl_housekeeping_write", "stream_line", 0),  # sessions that may still write
         ("bl_recover_entries", "stream_line", 0),
     ),
     "kv": (
@@ -58,8 +58,8 @@ MUTANTS = {
     "kv_calm": (
         ("bl_gather_direct", "stream", 0),
         ("bl_gather_direct", "stream", 1),
-        ("bl_vector_write", "stream", 0),  # the checksums
-        ("bl_vector_read", "fetch", 0),
+        ("bl_checksums_write", "stream", 0),  # the checksums
+        ("bl_checksums_read", "fetch", 0),
         ("bl_entry_look", "load_line", 0),
     ),
 }
@@ -83,7 +83,7 @@ def test_path_is_right_whatever_caches_do(path: str, coherent: bool) -> None:
         "first_word",
         "damage",
         "system",
-        "beats",
+        "heartbeats",
         "kv_stops",
         "reserves",
         "held",

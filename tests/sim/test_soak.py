@@ -42,8 +42,8 @@ def test_soak_says_how_to_replay_a_failure_and_keeps_it(
 
 
 def test_replay_refuses_what_nobody_knows() -> None:
-    assert parse("lane:7") == Case("lane", 7, "non-coherent")
-    assert parse("lane:7:coherent") == Case("lane", 7, "coherent")
+    assert parse("lane:7") == Case("lane", 7, "software")
+    assert parse("lane:7:hardware") == Case("lane", 7, "hardware")
     with pytest.raises(ValueError, match="no scenario"):
         parse("nowhere:7")
     with pytest.raises(ValueError, match="no scenario"):

@@ -20,7 +20,7 @@ MUTANTS = {
         ("bl_ballot", "verify", 1),  # an owner was accepted before
     ),
     "watch": (
-        ("bl_watch_silent", "invalidate", 0),  # a beat is looked for in memory
+        ("bl_watch_silent", "invalidate", 0),  # a heartbeat is looked for in memory
     ),
     "rivals": (
         ("bl_takeover_publish", "fence_full", 0),  # the successor's fence
@@ -32,7 +32,7 @@ MUTANTS = {
     ),
     "takeover": (
         ("bl_recover_entries", "stream_line", 0),
-        ("bl_house_write", "stream_line", 0),
+        ("bl_housekeeping_write", "stream_line", 0),
     ),
 }
 

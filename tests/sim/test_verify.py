@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""``beluga verify`` in the simulator: every litmus can fail, and by the discipline none does."""
+"""``beluga verify`` in the simulator: every litmus can fail, and by the coherence none does."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ SEEDS = 40
 BARE = ("passing", "buffering", "eviction", "prefetch")
 TEARING = ("tearing_8", "tearing_16", "tearing_32", "tearing_64")
 
-# What the discipline rests on: function, verb, which of them in that function.
+# What the coherence rests on: function, verb, which of them in that function.
 NEEDED = (
     ("bl_trial_put", "stream_line", 0),
     ("bl_trial_look", "fence_full", 0),
@@ -28,8 +28,8 @@ NEEDED = (
 
 
 @pytest.mark.parametrize("coherent", [False, True])
-def test_discipline_holds_on_every_kind_of_memory(coherent: bool) -> None:
-    runs = [play("verify_discipline", seed, coherent=coherent) for seed in range(SEEDS)]
+def test_coherence_holds_on_every_kind_of_memory(coherent: bool) -> None:
+    runs = [play("verify_software", seed, coherent=coherent) for seed in range(SEEDS)]
     assert failures(runs) == []
     assert total(runs, "results") >= SEEDS * 8 * 2 * 2 * 2 * 4  # tests, sides, devices; both told
     assert total(runs, "torn_lines") > 0
@@ -49,7 +49,7 @@ def test_bare_loads_and_stores_hold_on_coherent_memory(name: str) -> None:
 
 
 @pytest.mark.parametrize("missing", NEEDED)
-def test_discipline_without_one_verb_is_found_out(missing: tuple[str, str, int]) -> None:
-    found = caught("verify_discipline", site(*missing), seeds=15 * SEEDS)
+def test_coherence_without_one_verb_is_found_out(missing: tuple[str, str, int]) -> None:
+    found = caught("verify_software", site(*missing), seeds=15 * SEEDS)
     assert found is not None
     assert found.result == WRONG_BYTES

@@ -19,7 +19,7 @@ from beluga.pool import Pool
 def pool(shm: Path) -> Iterator[Pool]:
     """Of two devices, of 16 stripes each; modules have their own where they need another."""
     paths = [shm / "a", shm / "b"]
-    with Pool.create(paths, device_size=16 * STRIPE, discipline="non-coherent", sparse=True) as it:
+    with Pool.create(paths, device_size=16 * STRIPE, coherence="software", sparse=True) as it:
         yield it
 
 
@@ -29,9 +29,7 @@ def long_pool(memory_root: Path) -> Iterator[Pool]:
     folder = Path(tempfile.mkdtemp(prefix="beluga-test-", dir=memory_root))
     paths = [folder / "a", folder / "b", folder / "c"]
     try:
-        with Pool.create(
-            paths, device_size=8 * STRIPE, discipline="non-coherent", sparse=True
-        ) as made:
+        with Pool.create(paths, device_size=8 * STRIPE, coherence="software", sparse=True) as made:
             yield made
     finally:
         shutil.rmtree(folder)

@@ -55,7 +55,7 @@ class Schedule:
     batch_max: int
     depth: int
     flush: int  # enum bl_dsa_flush
-    weather: dict[str, int]
+    faults: dict[str, int]
 
 
 CHANCES = (0, 0, 2000, 20_000, 50_000)  # of 65536
@@ -64,8 +64,8 @@ CHANCES = (0, 0, 2000, 20_000, 50_000)  # of 65536
 @st.composite
 def schedules(draw: st.DrawFn) -> Schedule:
     kinds = ("fault", "list_fault", "error", "reorder", "late")
-    weather = {kind: draw(st.sampled_from(CHANCES)) for kind in kinds}
-    weather["full"] = draw(st.sampled_from(CHANCES[:-1]))  # each time is a pause
+    faults = {kind: draw(st.sampled_from(CHANCES)) for kind in kinds}
+    faults["full"] = draw(st.sampled_from(CHANCES[:-1]))  # each time is a pause
     return Schedule(
         seed=draw(st.integers(0, 2**32)),
         sizes=tuple(draw(st.lists(st.integers(1, 5000), min_size=1, max_size=12))),
@@ -76,7 +76,7 @@ def schedules(draw: st.DrawFn) -> Schedule:
         batch_max=draw(st.sampled_from([0, 2, 5, 32])),
         depth=draw(st.sampled_from([1, 3, 32])),
         flush=draw(st.integers(0, 2)),
-        weather={**weather, "full_run": draw(st.integers(0, 30))},
+        faults={**faults, "full_run": draw(st.integers(0, 30))},
     )
 
 
@@ -87,10 +87,10 @@ def opened(library: Library, pool: Any, schedule: Schedule) -> Iterator[Any]:
     limits = ffi.new(
         "bl_dsa_limits *", [schedule.size_max, schedule.batch_max, schedule.depth, 0, 0]
     )
-    weather = ffi.new("bl_dsa_weather *", {"seed": schedule.seed, **schedule.weather})
+    faults = ffi.new("bl_dsa_faults *", {"seed": schedule.seed, **schedule.faults})
     rules = ffi.new("bl_dsa_rules *", [schedule.flush, schedule.flush, schedule.seed % 2, 0])
     queue, engine = ffi.new("bl_dsa_queue **"), ffi.new("bl_dsa_engine **")
-    assert lib.bl_dsa_soft_open(pool, limits, weather, queue) == 0
+    assert lib.bl_dsa_soft_open(pool, limits, faults, queue) == 0
     assert lib.bl_dsa_engine_open(pool, queue[0], limits, rules, engine) == 0
     yield engine[0]
     lib.bl_dsa_engine_close(engine[0])

@@ -24,7 +24,7 @@ from beluga.transfer import (
     why_no_dsa,
 )
 from beluga.transfer.calibrate import measure as calibration
-from beluga.transfer.calibrate.kept import Kept
+from beluga.transfer.calibrate.calibration_cache import CalibrationCache
 from beluga.transfer.calibrate.planner import DEFAULT, Cost
 from beluga.transfer.engines.dsa import engine as dsa
 from beluga.transfer.engines.dsa.queue import open_device
@@ -59,7 +59,7 @@ def test_without_a_dsa_the_cpu_copies_and_nothing_is_measured(
     for name in ("auto", "cpu"):
         assert choose(pool, name, 1).engine is None  # type: ignore[arg-type]
     assert measured == []
-    assert not Kept(pool).path.exists()
+    assert not CalibrationCache(pool).path.exists()
     found = crossovers(pool, 1)
     assert found.queue is None
     assert found.why_none is not None
@@ -103,9 +103,9 @@ def test_another_machines_table_is_not_taken(
 ) -> None:
     stand_in.install(monkeypatch)
     choose(pool, "auto", 1).close()
-    whole = json.loads(Kept(pool).path.read_text())
+    whole = json.loads(CalibrationCache(pool).path.read_text())
     whole["machine"][0] = "another CPU"
-    Kept(pool).path.write_text(json.dumps(whole))
+    CalibrationCache(pool).path.write_text(json.dumps(whole))
     assert not crossovers(pool, 1).measured
     choose(pool, "auto", 1).close()
     assert len(measured) == 8
@@ -145,7 +145,7 @@ def test_whatever_is_wrong_with_the_dsa_the_cpu_copies(
         assert choose(pool, "auto", 1) == choice.Chosen(None)
     (record,) = caplog.records
     assert "the CPU copies without the DSA" in record.getMessage()
-    kept = Kept(pool).path
+    kept = CalibrationCache(pool).path
     assert "costs" not in (kept.read_text() if kept.exists() else "")
 
 

@@ -25,13 +25,13 @@ SLACK = 256  # bytes watched on both sides of the blocks
 TIMEOUT_S = 60.0
 
 
-@pytest.fixture(scope="module", params=["coherent", "non-coherent"])
+@pytest.fixture(scope="module", params=["hardware", "software"])
 def pool(request: pytest.FixtureRequest, memory_root: Path) -> Iterator[Pool]:
     folder = Path(tempfile.mkdtemp(prefix="beluga-test-", dir=memory_root))
     paths = [folder / "a", folder / "b", folder / "c"]
     size = 12 * STRIPE_SIZE
     try:
-        with Pool.create(paths, device_size=size, discipline=request.param, sparse=True) as made:
+        with Pool.create(paths, device_size=size, coherence=request.param, sparse=True) as made:
             yield made
     finally:
         shutil.rmtree(folder)

@@ -39,14 +39,14 @@ class Scene:
     numbers: Iterator[int] = dataclasses.field(default_factory=lambda: itertools.count(1))
 
 
-@pytest.fixture(scope="module", params=["coherent", "non-coherent"])
+@pytest.fixture(scope="module", params=["hardware", "software"])
 def scene(request: pytest.FixtureRequest, memory_root: Path) -> Iterator[Scene]:
     folder = Path(tempfile.mkdtemp(prefix="beluga-test-", dir=memory_root))
     paths = [folder / "a", folder / "b", folder / "c"]
     size = 16 * STRIPE_SIZE
     try:
         with (
-            Pool.create(paths, device_size=size, discipline=request.param, sparse=True) as pool,
+            Pool.create(paths, device_size=size, coherence=request.param, sparse=True) as pool,
             MetaServer(pool),
             Client(pool) as client,
         ):

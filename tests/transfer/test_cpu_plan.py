@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Plans executed by the CPU engine, alone and by its crew, against slices of arrays."""
+"""Plans executed by the CPU engine, alone and by its thread pool, against slices of arrays."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from beluga.transfer import CHUNK, PIECE, CpuEngine, Plan, plan_blocks
 FILL = 253
 
 
-@pytest.fixture(scope="module", params=["coherent", "non-coherent"])
+@pytest.fixture(scope="module", params=["hardware", "software"])
 def pool(request: pytest.FixtureRequest, memory_root: Path) -> Iterator[Pool]:
     folder = Path(tempfile.mkdtemp(prefix="beluga-test-", dir=memory_root))
     paths = [folder / "a", folder / "b", folder / "c"]
     size = 8 * STRIPE_SIZE
     try:
-        with Pool.create(paths, device_size=size, discipline=request.param, sparse=True) as made:
+        with Pool.create(paths, device_size=size, coherence=request.param, sparse=True) as made:
             yield made
     finally:
         shutil.rmtree(folder)
@@ -253,7 +253,7 @@ def test_what_is_no_plan_of_this_pool_moves_nothing(pool: Pool) -> None:
 
 
 def test_threads_of_one_process_copy_at_once(pool: Pool) -> None:
-    """The crew has one job at a time; who finds it at work copies alone."""
+    """The thread pool has one job at a time; who finds it at work copies alone."""
     engine, errors = CpuEngine(pool, threads=3), list[BaseException]()
     length = 48 * 20480
 
@@ -298,7 +298,7 @@ def test_a_fault_met_by_a_helper_is_an_error_of_the_call(memory_root: Path) -> N
         shutil.rmtree(folder)
 
 
-def test_a_forked_child_has_a_crew_of_its_own(memory_root: Path) -> None:
+def test_a_forked_child_has_a_thread_pool_of_its_own(memory_root: Path) -> None:
     folder = Path(tempfile.mkdtemp(prefix="beluga-test-", dir=memory_root))
 
     def copy() -> bool:

@@ -70,9 +70,9 @@ def test_what_a_gpu_wrote_is_flushed_before_it_may_be_published(pool: Pool) -> N
     seen: list[str] = []
     blocks = Blocks.make(pool)
     gpu = Gpu()
-    real = probe().care("gpu", pool)
+    real = probe().maintenance("gpu", pool)
 
-    class Care:
+    class CacheMaintenance:
         def before_read(self, plan: Plan) -> None:
             seen.append(f"drop {len(gpu.launches)}")
             real.before_read(plan)
@@ -88,7 +88,10 @@ def test_what_a_gpu_wrote_is_flushed_before_it_may_be_published(pool: Pool) -> N
         seen.clear()
         gpu.launches.clear()
         engine = engine_on(
-            pool, gpu if path == "direct" else (gpu := Gpu()), path=path, care=Care()
+            pool,
+            gpu if path == "direct" else (gpu := Gpu()),
+            path=path,
+            maintenance=CacheMaintenance(),
         )
         assert engine.settle(PATIENCE_S)
         assert blocks.plan.checksums is not None

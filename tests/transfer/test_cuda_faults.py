@@ -127,7 +127,7 @@ class FailingOnce:
 
 
 def test_a_failed_flush_is_told_as_often_as_it_is_asked_for(pool: Pool, gpu: Gpu) -> None:
-    engine = engine_on(pool, gpu, care=FailingOnce())
+    engine = engine_on(pool, gpu, maintenance=FailingOnce())
     assert engine.settle(PATIENCE_S)
     transfer = engine.gather_write(Blocks.make(pool).plan)
     for _ in range(2):  # what was not flushed is never published
@@ -136,7 +136,7 @@ def test_a_failed_flush_is_told_as_often_as_it_is_asked_for(pool: Pool, gpu: Gpu
 
 
 def test_a_failed_flush_is_not_told_to_who_needs_the_buffers(pool: Pool, gpu: Gpu) -> None:
-    engine = engine_on(pool, gpu, care=FailingOnce(), path="staged", bounce_size=1 << 20)
+    engine = engine_on(pool, gpu, maintenance=FailingOnce(), path="staged", bounce_size=1 << 20)
     assert engine.settle(PATIENCE_S)
     blocks = [Blocks.make(pool, stripe=stripe) for stripe in (0, 4, 8)]
     failed, *others = [engine.gather_write(one.plan) for one in blocks]

@@ -40,7 +40,7 @@ def cupy(request: pytest.FixtureRequest) -> Any:
 @pytest.fixture
 def pool(shm: Path) -> Iterator[Pool]:
     paths = [shm / "a", shm / "b"]
-    with Pool.create(paths, device_size=32 * STRIPE, discipline="non-coherent") as made:
+    with Pool.create(paths, device_size=32 * STRIPE, coherence="software") as made:
         yield made
 
 

@@ -23,9 +23,9 @@ TIMEOUT_S = 60.0
 class Device:
     """A software queue, and memory to try it on: a source, two targets, records, a list."""
 
-    def __init__(self, **weather: int) -> None:
+    def __init__(self, **faults: int) -> None:
         self.limits = ffi.new("bl_dsa_limits *", [SIZE // 4, 8, 16, 0, 0])
-        storm = ffi.new("bl_dsa_weather *", weather)
+        storm = ffi.new("bl_dsa_faults *", faults)
         out = ffi.new("bl_dsa_queue **")
         assert lib.bl_dsa_soft_open(ffi.NULL, self.limits, storm, out) == 0
         self.queue = out[0]

@@ -37,9 +37,7 @@ BLOCK = 1 << 20
 @pytest.fixture
 def pool(shm: Path) -> Iterator[Pool]:
     paths = [shm / "a", shm / "b"]
-    with Pool.create(
-        paths, device_size=8 * STRIPE_SIZE, discipline="non-coherent", sparse=True
-    ) as made:
+    with Pool.create(paths, device_size=8 * STRIPE_SIZE, coherence="software", sparse=True) as made:
         yield made
 
 
@@ -57,7 +55,7 @@ def block(pool: Pool, memory: Any, *, at: int = 0, chunk_size: int = 16384) -> P
 
 
 def slow(pool: Pool, delay_us: int) -> DsaEngine:
-    return DsaEngine(pool, open_software(pool, weather={"delay_us": delay_us}))
+    return DsaEngine(pool, open_software(pool, faults={"delay_us": delay_us}))
 
 
 def test_a_transfer_is_under_way_while_its_caller_does_other_things(pool: Pool) -> None:
@@ -202,7 +200,7 @@ def test_the_machines_row_is_what_the_engine_is_told(
 
 def test_a_device_that_is_cut_short_is_an_error_of_the_transfer(shm: Path) -> None:
     path = shm / "short"
-    with Pool.create([path], device_size=8 * STRIPE_SIZE, discipline="non-coherent") as pool:
+    with Pool.create([path], device_size=8 * STRIPE_SIZE, coherence="software") as pool:
         engine = DsaEngine(pool, "software")
         memory = np.ones(2 * STRIPE_SIZE, np.uint8)
         plan = block(pool, memory)
@@ -245,7 +243,7 @@ from beluga.pool import Pool
 from beluga.transfer import DsaEngine, plan_blocks
 from beluga.transfer.engines.dsa.queue import open_software
 pool = Pool.open([sys.argv[1]])
-engine = DsaEngine(pool, open_software(pool, weather={"delay_us": 2000}))
+engine = DsaEngine(pool, open_software(pool, faults={"delay_us": 2000}))
 memory = np.full(1 << 22, 7, np.uint8)
 offset = pool.geometry.data_offset
 plan = plan_blocks(

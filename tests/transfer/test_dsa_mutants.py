@@ -99,6 +99,6 @@ def play_all(library: Library, handle: Any, pool: Pool) -> None:
             batch_max=(0, 32)[seed % 2],
             depth=8,
             flush=1,
-            weather={"fault": 20_000, "list_fault": 20_000, "reorder": 30_000, "late": 10_000},
+            faults={"fault": 20_000, "list_fault": 20_000, "reorder": 30_000, "late": 10_000},
         )
         play(library, handle, pool, schedule)

@@ -110,7 +110,7 @@ SCHEDULE = Schedule(
     batch_max=0,
     depth=1,
     flush=lib.BL_DSA_FLUSH_CPU,
-    weather={},
+    faults={},
 )
 
 
@@ -259,23 +259,26 @@ def asked(plan: Plan) -> list[tuple[int, int]]:
 
 @pytest.mark.parametrize(("care", "kind"), [("INVALIDATE", READS), ("FLUSH", WRITTEN)])
 def test_a_plans_ranges_are_all_its_lines_and_no_more(
-    recorder: Recorder, long_pool: Pool, care: str, kind: str
+    recorder: Recorder, long_pool: Pool, maintenance: str, kind: str
 ) -> None:
-    """``csrc/transfer/device_care.c``: what touches is one range, for each costs two fences."""
-    core, number = recorder.library.lib, getattr(lib, f"BL_CARE_{care}")
+    """``transfer/cache_maintenance.c``: what touches is one range, for each costs two fences."""
+    core, number = recorder.library.lib, getattr(lib, f"BL_MAINTENANCE_{maintenance}")
     for plan, fewest in plans(long_pool):
         recorder.notes()
         struct = plan.struct()
         assert (
-            core.bl_plan_care(recorder.pool, recorder.library.of("bl_plan *", struct), number) == 0
+            core.bl_plan_maintenance(
+                recorder.pool, recorder.library.of("bl_plan *", struct), number
+            )
+            == 0
         )
         notes = recorder.notes()
         assert {what for what, _, _ in notes} == {kind}
         assert set(lines_of(only(notes, kind))) == set(lines_of(asked(plan)))
         assert len(notes) <= fewest
         assert (
-            core.bl_plan_care(
-                recorder.pool, recorder.library.of("bl_plan *", struct), lib.BL_CARE_FENCE
+            core.bl_plan_maintenance(
+                recorder.pool, recorder.library.of("bl_plan *", struct), lib.BL_MAINTENANCE_FENCE
             )
             == 0
         )

@@ -18,7 +18,7 @@ def test_any_schedule_gives_the_same_bytes_and_sums(long_pool: Pool, schedule: S
     play(PRODUCT, long_pool.handle, long_pool, schedule)
 
 
-def storm(**weather: int) -> Schedule:
+def storm(**faults: int) -> Schedule:
     return Schedule(
         seed=7,
         sizes=(3000, 20_000, 77),
@@ -26,10 +26,10 @@ def storm(**weather: int) -> Schedule:
         chunk_size=4096,
         part=10**9,
         size_max=4096,
-        batch_max=weather.pop("batch_max", 32),
+        batch_max=faults.pop("batch_max", 32),
         depth=8,
         flush=1,
-        weather=weather,
+        faults=faults,
     )
 
 
@@ -43,7 +43,7 @@ def stat_of(pool: Pool, schedule: Schedule) -> dict[str, int]:
         return {name: int(getattr(out, name)) for name in dir(out)}
 
 
-def test_each_kind_of_weather_does_befall(long_pool: Pool) -> None:
+def test_each_kind_of_fault_does_befall(long_pool: Pool) -> None:
     """A schedule in which nothing went wrong would show nothing."""
     calm = stat_of(long_pool, storm())
     assert calm["batches"] > 0

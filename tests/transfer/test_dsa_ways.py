@@ -39,9 +39,7 @@ needs_movdir64b = pytest.mark.skipif(
 @pytest.fixture
 def pool(shm: Path) -> Iterator[Pool]:
     paths = [shm / "a", shm / "b"]
-    with Pool.create(
-        paths, device_size=8 * STRIPE_SIZE, discipline="non-coherent", sparse=True
-    ) as made:
+    with Pool.create(paths, device_size=8 * STRIPE_SIZE, coherence="software", sparse=True) as made:
         yield made
 
 

@@ -293,7 +293,7 @@ def test_a_group_whose_classes_were_all_held_back_comes_again() -> None:
     assert [kind for kind, _ in served].count(other) == 1
     times = [now_s for kind, now_s in served if kind == limited]
     assert len(times) == 8
-    assert times[-1] >= 4  # and it was held back
+    assert times[-1] >= 4  # and it was quarantined
 
 
 def test_a_group_whose_pieces_wait_for_their_device_comes_again() -> None:

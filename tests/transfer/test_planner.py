@@ -38,7 +38,7 @@ from beluga.transfer import (
     calibrated,
     plan_blocks,
 )
-from beluga.transfer.calibrate.kept import Kept
+from beluga.transfer.calibrate.calibration_cache import CalibrationCache
 from beluga.transfer.calibrate.measure import fit, kept_table
 from beluga.transfer.calibrate.planner import DEFAULT, Cost
 from beluga.transfer.engines.cpu.engine import CpuTransfer
@@ -207,11 +207,13 @@ def test_what_cannot_be_kept_or_shall_not_be_is_not_measured(
     with monkeypatch.context() as patch:
         patch.setenv("BELUGA_TUNING", "off")
         assert calibrated(pool, "", cpu_of) == {}
-    monkeypatch.setattr(Kept, "can_write", lambda _: False)
+    monkeypatch.setattr(CalibrationCache, "can_write", lambda _: False)
     assert calibrated(pool, "", cpu_of) == {}
     assert Counted.copies == before
     monkeypatch.undo()
-    monkeypatch.setattr(Kept, "read", lambda *_: pytest.fail("what is kept is not asked for"))
+    monkeypatch.setattr(
+        CalibrationCache, "read", lambda *_: pytest.fail("what is kept is not asked for")
+    )
     monkeypatch.setenv("BELUGA_TUNING", "off")
     assert kept_table(pool, "") == {}
 
@@ -235,7 +237,7 @@ def test_what_cannot_be_kept_or_shall_not_be_is_not_measured(
     ],
 )
 def test_a_damaged_or_foreign_file_is_measured_again(pool: Pool, damage: str) -> None:
-    kept, before = Kept(pool), Counted.copies
+    kept, before = CalibrationCache(pool), Counted.copies
     if damage.startswith("costs: "):  # of this machine and version, but no table
         kept.write("costs: ", json.loads(damage.removeprefix("costs: ")))
     else:

@@ -23,13 +23,13 @@ from beluga.transfer.engines.policy import Ddio, Initiator, Memory, Step
 CAREFUL = [Step.FENCE, Step.INVALIDATE, Step.FLUSH]
 
 
-@pytest.fixture(scope="module", params=["coherent", "non-coherent"])
+@pytest.fixture(scope="module", params=["hardware", "software"])
 def pool(request: pytest.FixtureRequest, memory_root: Path) -> Iterator[Pool]:
     folder = Path(tempfile.mkdtemp(prefix="beluga-test-", dir=memory_root))
     paths = [folder / "a", folder / "b"]
     size = 8 * STRIPE_SIZE
     try:
-        with Pool.create(paths, device_size=size, discipline=request.param, sparse=True) as made:
+        with Pool.create(paths, device_size=size, coherence=request.param, sparse=True) as made:
             yield made
     finally:
         shutil.rmtree(folder)
@@ -113,18 +113,18 @@ def plans(offset: int) -> list[Plan]:
 def test_care_is_taken_of_plans_within_the_pool(
     pool: Pool, initiator: str, memory: Memory, ddio: Ddio
 ) -> None:
-    care = policy.Policy(memory, ddio, "", "").care(initiator, pool)
+    maintenance = policy.Policy(memory, ddio, "", "").maintenance(initiator, pool)
     for plan in plans(pool.geometry.size - 70_016):
-        care.before_read(plan)
-        care.after_write(plan)
+        maintenance.before_read(plan)
+        maintenance.after_write(plan)
     for plan in plans(pool.geometry.size - 65_536):
         if plan.chunks["offset"].max() + 4096 > pool.geometry.size:
-            for take in (care.before_read, care.after_write):
+            for take in (maintenance.before_read, maintenance.after_write):
                 with pytest.raises(OSError, match="argument"):
                     take(plan)
     whole = plans(pool.geometry.data_offset)[0]
     whole.chunks["offset"][-1] = 2**64 - 64  # its end is before it
-    for take in (care.before_read, care.after_write):
+    for take in (maintenance.before_read, maintenance.after_write):
         with pytest.raises(OSError, match="argument"):
             take(whole)
 
@@ -133,8 +133,8 @@ def test_each_step_is_told_to_c_as_what_it_is(pool: Pool, monkeypatch: pytest.Mo
     told: list[int] = []
 
     class Lib:
-        def bl_plan_care(self, _pool: Any, _plan: Any, care: int) -> int:
-            told.append(care)
+        def bl_plan_maintenance(self, _pool: Any, _plan: Any, maintenance: int) -> int:
+            told.append(maintenance)
             return 0
 
         def __getattr__(self, name: str) -> Any:
@@ -142,11 +142,13 @@ def test_each_step_is_told_to_c_as_what_it_is(pool: Pool, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(policy, "lib", Lib())
     plan = plans(pool.geometry.data_offset)[0]
-    number = {step: getattr(lib, f"BL_CARE_{step.name}") for step in Step}
+    number = {step: getattr(lib, f"BL_MAINTENANCE_{step.name}") for step in Step}
     assert len(set(number.values())) == len(Step)
     for before, after in itertools.product(Step, Step):
         told.clear()
-        care = policy.Care(pool, policy.Row(before_read=before, after_write=after))
-        care.before_read(plan)
-        care.after_write(plan)
+        maintenance = policy.CacheMaintenance(
+            pool, policy.Row(before_read=before, after_write=after)
+        )
+        maintenance.before_read(plan)
+        maintenance.after_write(plan)
         assert told == [number[before], number[after]]

@@ -21,7 +21,7 @@ from beluga.kvcache import KVCache
 from beluga.meta import MetaServer
 from beluga.pool import Pool
 from beluga.transfer import CopySettings, CpuEngine, Plan, plan_blocks, tuned
-from beluga.transfer.calibrate.kept import Kept
+from beluga.transfer.calibrate.calibration_cache import CalibrationCache
 from beluga.transfer.engines.cpu import tuning
 from beluga.transfer.engines.cpu.tuning import Trial, measure
 
@@ -126,7 +126,7 @@ def test_an_engine_and_a_cache_copy_as_is_kept(
     pool: Pool, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told = dataclasses.replace(DEFAULT, window=12345)
-    Kept(pool).write("settings", dataclasses.asdict(told))
+    CalibrationCache(pool).write("settings", dataclasses.asdict(told))
     monkeypatch.setattr(tuning, "measure", lambda *_: pytest.fail("kept settings are measured"))
     seen = []
     struct = CopySettings.struct
@@ -153,19 +153,19 @@ def test_a_machine_is_tuned_once(pool: Pool, cache: Path, monkeypatch: pytest.Mo
     measured = measure
 
     def counted(scratch: Pool, offset: int) -> CopySettings:
-        times.append(scratch.devices[0].discipline)
+        times.append(scratch.devices[0].coherence)
         places.append(scratch.devices[0].path.parent)
         return measured(scratch, offset, budget_s=0.05)
 
     monkeypatch.setattr(tuning, "measure", counted)
     found = tuned(pool)
     assert tuned(pool) == found
-    assert times == ["non-coherent"]
-    assert CopySettings.of(Kept(pool).read("settings")) == found
+    assert times == ["software"]
+    assert CopySettings.of(CalibrationCache(pool).read("settings")) == found
     monkeypatch.setattr(tuning, "_FOUND", {})  # another process
     assert tuned(pool) == found
     assert len(times) == 1
-    Kept(pool).path.write_text("{")
+    CalibrationCache(pool).path.write_text("{")
     monkeypatch.setattr(tuning, "_FOUND", {})
     tuned(pool)
     assert len(times) == 2
@@ -202,7 +202,9 @@ def test_a_user_without_a_home_copies(
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.delenv("XDG_STATE_HOME", raising=False)
     monkeypatch.setattr(Path, "home", homeless)
-    monkeypatch.setattr(Kept, "can_write", lambda _: False)  # a / that is not this user's
+    monkeypatch.setattr(
+        CalibrationCache, "can_write", lambda _: False
+    )  # a / that is not this user's
     monkeypatch.setattr(tuning, "_FOUND", {})
     assert tuned(pool) == DEFAULT
     assert (config.cache_dir(), config.state_dir()) == (
@@ -213,7 +215,7 @@ def test_a_user_without_a_home_copies(
 
 @pytest.mark.parametrize("content", ["", "[", "[]", "null", '{"version": 2}', "[" * 100_000])
 def test_a_file_that_is_damaged_counts_as_none(pool: Pool, cache: Path, content: str) -> None:
-    kept = Kept(pool)
+    kept = CalibrationCache(pool)
     kept.write("settings", {})
     kept.path.write_text(content)
     assert kept.read("settings") is None
@@ -233,7 +235,7 @@ def test_what_is_no_settings_is_refused(content: object) -> None:
 
 
 def test_parts_of_the_file_do_not_harm_each_other(pool: Pool, cache: Path) -> None:
-    kept = Kept(pool)
+    kept = CalibrationCache(pool)
     kept.write("costs", [1])
     kept.write("settings", {"a": 2})
     assert (kept.read("costs"), kept.read("settings"), kept.read("x")) == ([1], {"a": 2}, None)
@@ -245,18 +247,18 @@ def test_parts_of_the_file_do_not_harm_each_other(pool: Pool, cache: Path) -> No
 
 def test_who_reads_while_others_write_sees_one_of_them(pool: Pool, cache: Path) -> None:
     contents = [[number] * 20_000 for number in range(3)]
-    Kept(pool).write("costs", contents[0])
+    CalibrationCache(pool).write("costs", contents[0])
     ended = threading.Event()
     torn = []
 
     def read() -> None:
         while not ended.is_set():
-            if (found := Kept(pool).read("costs")) not in contents:
+            if (found := CalibrationCache(pool).read("costs")) not in contents:
                 torn.append(found)
 
     def write(number: int) -> None:
         for _ in range(20):
-            Kept(pool).write("costs", contents[number])
+            CalibrationCache(pool).write("costs", contents[number])
 
     reader = threading.Thread(target=read)
     writers = [threading.Thread(target=write, args=(number,)) for number in range(3)]
@@ -267,7 +269,7 @@ def test_who_reads_while_others_write_sees_one_of_them(pool: Pool, cache: Path) 
     ended.set()
     reader.join()
     assert torn == []
-    assert [path.name for path in cache.iterdir()] == [Kept(pool).path.name]
+    assert [path.name for path in cache.iterdir()] == [CalibrationCache(pool).path.name]
 
 
 class Made(Trial):

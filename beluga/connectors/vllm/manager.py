@@ -23,9 +23,9 @@ from vllm.v1.kv_offload.base import (
 from beluga.connectors.connection import Connection
 from beluga.connectors.vllm.answers import Answers, Asker
 from beluga.connectors.vllm.counters import Counters
-from beluga.connectors.vllm.errand import Errand
 from beluga.connectors.vllm.lookups import Lookups
-from beluga.connectors.vllm.meeting import Meeting, process_start_s
+from beluga.connectors.vllm.rendezvous import Rendezvous, process_start_s
+from beluga.connectors.vllm.retry import RetryTask
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
@@ -55,11 +55,11 @@ class BelugaManager(OffloadingManager):
         self._counters = Counters()
         self._lookups = Lookups(self._connection, self._counters)
         self._answers = Answers(self._lookups)
-        meeting = Meeting(config.engine_id, settings.salt)
+        rendezvous = Rendezvous(config.engine_id, settings.salt)
         world_size, since_s = config.parallel.world_size, process_start_s()
 
         def look(attachment: Attachment) -> bool:
-            ranks = meeting.look(attachment, world_size, since_s)
+            ranks = rendezvous.look(attachment, world_size, since_s)
             if ranks:
                 digest = ranks[0].digest.hex()[:8]
                 logger.info(
@@ -69,7 +69,7 @@ class BelugaManager(OffloadingManager):
             return bool(ranks)
 
         doing = "looking for the workers' cards"
-        self._errand = Errand(settings, name="meeting", doing=doing, call=look, logger=logger)
+        self._errand = RetryTask(settings, name="meeting", doing=doing, call=look, logger=logger)
         if not self._errand.wait(settings.timeout_ms / 1000):
             logger.warning("beluga: no word of the workers in the pool yet; until then all misses")
 

@@ -51,12 +51,12 @@ from beluga.connectors.settings import settings_of
 from beluga.connectors.vllm import amx
 from beluga.connectors.vllm.cachegroup import CacheGroup
 from beluga.connectors.vllm.counters import NAMES, Counters, figures
-from beluga.connectors.vllm.errand import Errand
 from beluga.connectors.vllm.identity import check_hashing, namespace
 from beluga.connectors.vllm.jobs import Jobs
 from beluga.connectors.vllm.layout import BlockLayout
 from beluga.connectors.vllm.manager import BelugaManager, metric, offload_stats
-from beluga.connectors.vllm.meeting import Meeting
+from beluga.connectors.vllm.rendezvous import Rendezvous
+from beluga.connectors.vllm.retry import RetryTask
 from beluga.connectors.vllm.settings import VllmSettings
 from beluga.connectors.vllm.worker import Worker
 from beluga.errors import ConnectorError
@@ -80,8 +80,8 @@ REFUSED_SETTINGS = ("blocks_per_chunk", "block_size", "canonical_layout", "sync_
 class BelugaWorker(OffloadingWorker):
     """A worker's side."""
 
-    def __init__(self, jobs: Jobs, errand: Errand) -> None:
-        self._jobs, self._errand = jobs, errand
+    def __init__(self, jobs: Jobs, retry_task: RetryTask) -> None:
+        self._jobs, self._errand = jobs, retry_task
 
     def submit_store(self, job_id: int, src_spec: Any, dst_spec: Any) -> bool:
         """Queue a save."""
@@ -160,16 +160,16 @@ class BelugaOffloadingSpec(OffloadingSpec):
         jobs = Jobs(worker, block_size=layout.block_size, timeout_s=timeout_s)
         connector.get_block_ids_with_load_errors = jobs.failed
         connector.get_kv_connector_stats = lambda: offload_stats(counters)
-        meeting = Meeting(self.config.engine_id, self._settings.salt)
+        rendezvous = Rendezvous(self.config.engine_id, self._settings.salt)
         rank = self.config.parallel.rank
-        errand = Errand(
+        retry_task = RetryTask(
             self._settings,
             name="card",
             doing="leaving a rank's card",
-            call=lambda attachment: meeting.leave(attachment, rank, own),
+            call=lambda attachment: rendezvous.leave(attachment, rank, own),
             logger=logger,
         )
-        return BelugaWorker(jobs, errand)
+        return BelugaWorker(jobs, retry_task)
 
     def _namespace(self, config: Any, group: CacheGroup, layout: Any) -> Namespace:
         from vllm.distributed.parallel_state import get_pp_group, get_tp_group

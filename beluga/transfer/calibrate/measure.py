@@ -19,7 +19,7 @@ import numpy as np
 
 from beluga._ffi import ffi, lib
 from beluga.errors import TransferError
-from beluga.transfer.calibrate.kept import Kept, may_measure
+from beluga.transfer.calibrate.calibration_cache import CalibrationCache, may_measure
 from beluga.transfer.calibrate.planner import Cost, EngineKind, Table
 from beluga.transfer.calibrate.scratch import scratch_pool
 from beluga.transfer.engine import Direction
@@ -45,7 +45,7 @@ def kept_table(pool: Pool, setup: str) -> Table:
     """What was measured on this machine for a pool's kind of memory, and kept: nothing, if nothing
     was, or BELUGA_TUNING is off. ``setup`` is all that the costs depend on and the machine does
     not say: how many threads the CPU copies with, how a device's queue is reached."""
-    return table_of(Kept(pool).read(_part(setup))) if may_measure() else {}
+    return table_of(CalibrationCache(pool).read(_part(setup))) if may_measure() else {}
 
 
 def _part(setup: str) -> str:
@@ -73,7 +73,7 @@ def calibrated(pool: Pool, setup: str, engines_of: Callable[[Pool], Engines]) ->
     measured, and the table is empty. Raises what the engines raise, TransferError for one that has
     a fault, and OSError or a :class:`~beluga.errors.BelugaError` where there is no room.
     """
-    kept = Kept(pool)
+    kept = CalibrationCache(pool)
     table = kept_table(pool, setup)
     if table or not may_measure() or not kept.can_write():
         return table

@@ -24,9 +24,9 @@ _STRIPES = 16
 
 @contextlib.contextmanager
 def scratch_pool(like: Pool) -> Iterator[Pool]:
-    """A small pool of the discipline of ``like``, for so long. Raises OSError or a
+    """A small pool of the coherence of ``like``, for so long. Raises OSError or a
     :class:`~beluga.errors.BelugaError` where there is no room."""
-    coherent = all(device.discipline == "coherent" for device in like.devices)
+    coherent = all(device.coherence == "hardware" for device in like.devices)
     shared = Path("/dev/shm")  # noqa: S108  memory, where there is one
     parent = shared if os.access(shared, os.W_OK) else Path(tempfile.gettempdir())
     with (
@@ -34,7 +34,7 @@ def scratch_pool(like: Pool) -> Iterator[Pool]:
         Pool.create(
             [folder / "scratch"],
             device_size=_STRIPES * STRIPE_SIZE,
-            discipline="coherent" if coherent else "non-coherent",
+            coherence="hardware" if coherent else "software",
             sparse=True,
         ) as scratch,
     ):

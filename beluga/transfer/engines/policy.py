@@ -75,9 +75,9 @@ class Step(_Word):
 
 
 _CARE = {
-    Step.FENCE: lib.BL_CARE_FENCE,
-    Step.INVALIDATE: lib.BL_CARE_INVALIDATE,
-    Step.FLUSH: lib.BL_CARE_FLUSH,
+    Step.FENCE: lib.BL_MAINTENANCE_FENCE,
+    Step.INVALIDATE: lib.BL_MAINTENANCE_INVALIDATE,
+    Step.FLUSH: lib.BL_MAINTENANCE_FLUSH,
 }
 
 
@@ -112,7 +112,7 @@ def row(initiator: str, memory: str, ddio: str) -> Row:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Care:
+class CacheMaintenance:
     """One initiator's row, at work on one pool."""
 
     pool: Pool
@@ -124,12 +124,12 @@ class Care:
         Raises :class:`~beluga.errors.DeviceFaultError`, or :class:`OSError` (EINVAL) for a plan
         that leaves the pool; :meth:`after_write` likewise.
         """
-        _plan_care(self.pool, plan, self.row.before_read)
+        _plan_maintenance(self.pool, plan, self.row.before_read)
 
     def after_write(self, plan: Plan) -> None:
         """What ``plan`` wrote, its completion seen, is in memory ahead of what this thread streams
         next."""
-        _plan_care(self.pool, plan, self.row.after_write)
+        _plan_maintenance(self.pool, plan, self.row.after_write)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -145,9 +145,9 @@ class Policy:
         """The row of ``cpu``, ``dsa`` or ``gpu`` on this machine."""
         return row(initiator, self.memory, self.ddio)
 
-    def care(self, initiator: str, pool: Pool) -> Care:
+    def maintenance(self, initiator: str, pool: Pool) -> CacheMaintenance:
         """The same, to be run."""
-        return Care(pool, self.row(initiator))
+        return CacheMaintenance(pool, self.row(initiator))
 
 
 def probe(*, cpuinfo: Path = CPUINFO) -> Policy:
@@ -166,10 +166,10 @@ def probe(*, cpuinfo: Path = CPUINFO) -> Policy:
     )
 
 
-def _plan_care(pool: Pool, plan: Plan, step: Step) -> None:
+def _plan_maintenance(pool: Pool, plan: Plan, step: Step) -> None:
     struct = plan.struct()
     with pool.using() as handle:
-        check(lib.bl_plan_care(handle, struct, _CARE[step]), f"{step} for a device")
+        check(lib.bl_plan_maintenance(handle, struct, _CARE[step]), f"{step} for a device")
 
 
 _Told = TypeVar("_Told", Memory, Ddio)

@@ -271,7 +271,7 @@ int bl_blocks_serve(bl_pool *pool, void *argument)
     int status = bl_server_create(pool, "", pool->memory.host, &server);
     if (status < 0)
         return status;
-    bl_server_beat_lost(server, path->beat_lost_ns);
+    bl_server_heartbeat_lost(server, path->heartbeat_lost_ns);
     status = bl_meta_create(server, &meta);
     if (status == 0) {
         status = bl_meta_serve(meta);

@@ -8,7 +8,7 @@
 
 #include "api/transfer.h"
 #include "transfer/device_range.h"
-#include "liveness/proof.h"
+#include "liveness/lock.h"
 #include "sim/device.h"
 #include "sim/scenarios/litmus.h"
 #include "sim/scenarios/scenarios.h"
@@ -43,7 +43,8 @@ static enum bl_sim_target bl_engine_target(const bl_engine *engine)
 }
 
 /* As for a plan whose chunks are not in order, and end within lines: two ranges. */
-static void bl_engine_care(const bl_engine *engine, const bl_pool *pool, uint32_t care)
+static void bl_engine_maintenance(const bl_engine *engine, const bl_pool *pool,
+                                  uint32_t maintenance)
 {
     enum { LAST = 3 * BL_LINE_SIZE, MIDDLE = 2 * BL_LINE_SIZE };
     uint64_t offset = engine->litmus.payload;
@@ -51,7 +52,7 @@ static void bl_engine_care(const bl_engine *engine, const bl_pool *pool, uint32_
                          {offset, MIDDLE - 1, 0},
                          {offset + MIDDLE, LAST - MIDDLE, 0}};
     bl_plan plan = {.chunks = chunks, .chunk_count = sizeof chunks / sizeof *chunks};
-    bl_plan_care(pool, &plan, care);
+    bl_plan_maintenance(pool, &plan, maintenance);
 }
 
 /* Device to pool, up to what must stand before the publication. */
@@ -62,7 +63,8 @@ static void bl_engine_write(const bl_engine *engine, const bl_pool *pool, const 
     if (engine->writes) {
         bl_sim_device_wait(memory, bl_sim_device_write(memory, offset, payload, BL_ENGINE_SIZE,
                                                        bl_engine_target(engine)));
-        bl_engine_care(engine, pool, engine->to_memory ? BL_CARE_FENCE : BL_CARE_FLUSH);
+        bl_engine_maintenance(engine, pool, engine->to_memory ? BL_MAINTENANCE_FENCE
+                              : BL_MAINTENANCE_FLUSH);
     } else {
         bl_stream(memory, offset, payload, BL_ENGINE_SIZE);
         bl_fence_store(memory);
@@ -75,7 +77,7 @@ static void bl_engine_read(const bl_engine *engine, const bl_pool *pool, void *p
     const bl_memory *memory = &pool->memory;
     uint64_t offset = engine->litmus.payload;
     if (engine->reads) {
-        bl_engine_care(engine, pool, BL_CARE_INVALIDATE);
+        bl_engine_maintenance(engine, pool, BL_MAINTENANCE_INVALIDATE);
         bl_sim_device_wait(memory, bl_sim_device_read(memory, offset, payload, BL_ENGINE_SIZE));
     } else {
         bl_refetch(memory, offset, BL_ENGINE_SIZE);
@@ -173,17 +175,17 @@ static int bl_engine_doomed(bl_pool *pool, void *argument)
 {
     const bl_engine *engine = argument;
     uint8_t payload[BL_ENGINE_SIZE];
-    int proof = bl_proof_hold(&pool->memory, "", BL_ENGINE_NONCE);
-    if (proof >= 0)
-        bl_proof_devices(&pool->memory, proof, 1);
+    int liveness_lock = bl_liveness_hold(&pool->memory, "", BL_ENGINE_NONCE);
+    if (liveness_lock >= 0)
+        bl_liveness_devices(&pool->memory, liveness_lock, 1);
     memset(payload, 0xee, sizeof payload);
-    while (proof >= 0) { /* until it is killed */
+    while (liveness_lock >= 0) { /* until it is killed */
         bl_sim_device_write(&pool->memory, engine->litmus.payload, payload, sizeof payload,
                             BL_SIM_TARGET_ANY);
         for (uint64_t wait = bl_sim_below(engine->litmus.world, 60); wait > 0; wait--)
             bl_pause(&pool->memory);
     }
-    return proof;
+    return liveness_lock;
 }
 
 static int bl_engine_reaper(bl_pool *pool, void *argument)
@@ -191,13 +193,13 @@ static int bl_engine_reaper(bl_pool *pool, void *argument)
     const bl_engine *engine = argument;
     const bl_memory *memory = &pool->memory;
     bl_sim_world *world = engine->litmus.world;
-    int proof = -ENOENT, looks = 0;
-    while (proof < 0 && bl_sim_alive(world, engine->owner)) {
-        proof = bl_proof_watch(memory, "", BL_ENGINE_NONCE);
+    int liveness_lock = -ENOENT, looks = 0;
+    while (liveness_lock < 0 && bl_sim_alive(world, engine->owner)) {
+        liveness_lock = bl_liveness_watch(memory, "", BL_ENGINE_NONCE);
         bl_pause(memory);
     }
     while (bl_sim_alive(world, engine->owner) ||
-           (proof >= 0 && !engine->hasty && !bl_proof_gone(memory, proof)))
+           (liveness_lock >= 0 && !engine->hasty && !bl_liveness_gone(memory, liveness_lock)))
         looks++ < BL_ENGINE_EAGER ? bl_pause(memory) : bl_nap(memory, BL_ENGINE_NAP_NS);
     bl_device_written(memory, engine->litmus.payload, BL_ENGINE_SIZE);
     bl_entry line = bl_litmus_line(1, BL_ENTRY_FREE); /* the next owner's */

@@ -235,7 +235,7 @@ static int bl_kv_silence(bl_pool *pool, void *argument)
     world->process[kv->path.client[0]]->faint = 1;
     uint32_t stops = 0, noticed = 0;
     while (stops < BL_KV_SILENCES && bl_path_clients_alive(&kv->path)) {
-        if (bl_kv_has(kv->path.server, 0, BL_SESSION_DOUBTFUL))
+        if (bl_kv_has(kv->path.server, 0, BL_SESSION_SUSPECT))
             return -EEXIST; /* its proof says that it lives */
         if (!bl_kv_reads(kv, pool, reader))
             continue;
@@ -258,7 +258,7 @@ int bl_path_kv_silent(bl_sim_world *world)
 {
     bl_kv kv = {.path = {.world = world, .serve = bl_blocks_serve, .server_host_count = 1,
                          .timeout_ns = BL_KV_STOPS_NAP_NS, .bears_timeouts = 1,
-                         .beat_lost_ns = BL_KV_LOST_NS},
+                         .heartbeat_lost_ns = BL_KV_LOST_NS},
                 .shape_keys = BL_KV_STOPS_KEYS, .bare = 1, .rounds = BL_KV_STOPS_ROUNDS};
     bl_path_spawn(&kv.path, 3, bl_kv_silence);
     return bl_kv_run(&kv);

@@ -6,8 +6,8 @@
  */
 #include <errno.h>
 
-#include "liveness/beat.h"
-#include "liveness/proof.h"
+#include "liveness/heartbeat.h"
+#include "liveness/lock.h"
 #include "sim/scenarios/litmus.h"
 #include "sim/scenarios/scenarios.h"
 #include "sim/world.h"
@@ -76,7 +76,7 @@ static int bl_acts_write(bl_pool *pool, void *argument)
     bl_acts *acts = argument;
     const bl_memory *memory = &pool->memory;
     bl_boot_id(memory, acts->boot_id);
-    bl_proof_hold(memory, "", 1);
+    bl_liveness_hold(memory, "", 1);
     for (uint32_t i = 0; i < BL_ACTS_LINES; i++) {
         bl_entry line = bl_litmus_line(i + 1, BL_ENTRY_COMMITTED);
         bl_stream_line(memory, acts->litmus.flag + i * BL_LINE_SIZE, &line);
@@ -99,7 +99,7 @@ static int bl_acts_boot(bl_pool *pool, void *argument)
     bl_boot_id(memory, boot_id);
     if (boot_id[0] == acts->boot_id[0] && boot_id[1] == acts->boot_id[1])
         return -EBADMSG;
-    if (bl_proof_watch(memory, "", 1) >= 0)
+    if (bl_liveness_watch(memory, "", 1) >= 0)
         return -EBADMSG;
     for (uint32_t look = 0; look < 2; look++, bl_nap(memory, BL_ACTS_NAP_NS))
         for (uint32_t i = 0; i < BL_ACTS_LINES; i++) {
@@ -139,32 +139,32 @@ int bl_litmus_crash(bl_sim_world *world)
     return bl_sim_world_run(world);
 }
 
-/* ---- Pause: a process's beat moves while it computes, stands still while it is stopped, and moves
- * again. Clocks jump and run apart. */
+/* ---- Pause: a process's heartbeat moves while it computes, stands still while it is stopped, and
+ * moves again. Clocks jump and run apart. */
 
 static int bl_acts_live(bl_pool *pool, void *argument)
 {
     bl_acts *acts = argument;
-    bl_beat beat;
-    bl_beat_start(&beat, &pool->memory, acts->litmus.flag, 7);
+    bl_heartbeat heartbeat;
+    bl_heartbeat_start(&heartbeat, &pool->memory, acts->litmus.flag, 7);
     while (!acts->litmus.finished)
         bl_nap(&pool->memory, 100 * BL_ACTS_NAP_NS);
-    bl_beat_stop(&beat);
+    bl_heartbeat_stop(&heartbeat);
     return 0;
 }
 
-static uint64_t bl_acts_beat(const bl_memory *memory, const bl_acts *acts)
+static uint64_t bl_acts_heartbeat(const bl_memory *memory, const bl_acts *acts)
 {
     bl_refetch(memory, acts->litmus.flag, BL_LINE_SIZE);
-    return bl_beat_read(memory, acts->litmus.flag, 7);
+    return bl_heartbeat_read(memory, acts->litmus.flag, 7);
 }
 
-/* Does the beat move within a second? */
-static int bl_acts_beats(const bl_memory *memory, const bl_acts *acts)
+/* Does the heartbeat move within a second? */
+static int bl_acts_heartbeats(const bl_memory *memory, const bl_acts *acts)
 {
-    uint64_t count = bl_acts_beat(memory, acts);
+    uint64_t count = bl_acts_heartbeat(memory, acts);
     bl_nap(memory, 1000ull * BL_ACTS_NAP_NS);
-    return bl_acts_beat(memory, acts) > count;
+    return bl_acts_heartbeat(memory, acts) > count;
 }
 
 static int bl_acts_stop_and_go(bl_pool *pool, void *argument)
@@ -173,12 +173,12 @@ static int bl_acts_stop_and_go(bl_pool *pool, void *argument)
     bl_sim_world *world = acts->litmus.world;
     const bl_memory *memory = &pool->memory;
     bl_nap(memory, BL_ACTS_NAP_NS);
-    int before = bl_acts_beats(memory, acts);
+    int before = bl_acts_heartbeats(memory, acts);
     bl_sim_pause_host(world, 0);
     bl_nap(memory, BL_ACTS_NAP_NS); /* what it streamed arrives */
-    int paused = bl_acts_beats(memory, acts);
+    int paused = bl_acts_heartbeats(memory, acts);
     bl_sim_resume_host(world, 0);
-    int after = bl_acts_beats(memory, acts);
+    int after = bl_acts_heartbeats(memory, acts);
     uint64_t clock = bl_now_ns(memory);
     bl_sim_clock_jump(world, 1, 1000ull * BL_ACTS_NAP_NS);
     int jumped = bl_now_ns(memory) - clock >= 1000ull * BL_ACTS_NAP_NS;

@@ -3,8 +3,8 @@
  *
  * One host number and several boots, in the simulator: of two machines that were given one number
  * by mistake (machines), and of one that crashes and starts again (reboots). All that tells them
- * apart is that the beat of an earlier boot stands still. And an operator who says that all are
- * gone, of hosts that cannot be asked (declared).
+ * apart is that the heartbeat of an earlier boot stands still. And an operator who says that all
+ * are gone, of hosts that cannot be asked (declared).
  *
  * A host of the simulator is a machine: it has its own cache, locks and boot id. Which number its
  * processes go by is the scenario's choice.
@@ -23,7 +23,7 @@ enum {
     BL_MACHINE_SPAWNS = 30,     /* processes in all */
     BL_MACHINE_DEATHS = 3,      /* of servers */
     BL_MACHINE_NAP_NS = 100 * 1000 * 1000,
-    BL_MACHINE_WRITE_NS = 800 * 1000 * 1000, /* longer than a beat is watched */
+    BL_MACHINE_WRITE_NS = 800 * 1000 * 1000, /* longer than a heartbeat is watched */
     BL_REBOOT_COUNT = 4,
     BL_REBOOT_ROUNDS = 6,
     BL_REBOOT_CLIENTS = 2       /* of each boot of host 0 */
@@ -244,7 +244,7 @@ int bl_path_reboots(bl_sim_world *world)
     bl_blocks blocks = {.path = {.world = world, .serve = bl_blocks_serve, .server_host_count = 1,
                                  .server_verbs = 1, .bears_timeouts = 1, .bears_clashes = 1,
                                  .timeout_ns = 1000 * 1000 * 1000,
-                                 .beat_lost_ns = 300 * 1000 * 1000},
+                                 .heartbeat_lost_ns = 300 * 1000 * 1000},
                         .key_count = BL_BLOCKS_KEY_COUNT_MAX, .loses = 1};
     bl_path_start_server(&blocks.path, 0);
     bl_path_spawn(&blocks.path, 3, bl_reboots_operate);
@@ -260,7 +260,8 @@ static int bl_declared_work(bl_pool *pool, void *argument)
     bl_blocks *blocks = argument;
     bl_blocks_client client = {.blocks = blocks, .pool = pool,
                                .self = bl_sim_self(blocks->path.world) + 1};
-    bl_nap(&pool->memory, 2 * BL_BEAT_WATCH_NS); /* others may look before there is a session */
+    /* others may look before there is a session */
+    bl_nap(&pool->memory, 2 * BL_HEARTBEAT_WATCH_NS);
     int status = bl_path_attach(&blocks->path, pool, &client.session);
     if (status < 0)
         return status;
@@ -286,7 +287,7 @@ static int bl_declared_try(bl_pool *pool)
         if (status == 0)
             status = bl_meta_serve(meta);
         if (status == 0)
-            status = bl_house_keep(server, bl_now_ns(&pool->memory));
+            status = bl_housekeeping_keep(server, bl_now_ns(&pool->memory));
         if (status == 0 && server->inherited_count > 0)
             status = -EEXIST;
         bl_meta_destroy(meta);
@@ -319,7 +320,7 @@ static int bl_declared_operate(bl_pool *pool, void *argument)
         return -EEXIST;
     while (world->stat.results < path->client_count)
         bl_nap(&pool->memory, BL_PATH_NAP_NS);
-    int status = bl_declared_try(pool); /* whose beat moves first */
+    int status = bl_declared_try(pool); /* whose heartbeat moves first */
     if (status != -BL_ERROR_SERVER_ALIVE && status != -BL_ERROR_SESSION_ALIVE)
         return -EEXIST;
     bl_declared_kill(path, pool, path->server_process);

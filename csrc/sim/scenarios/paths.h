@@ -30,7 +30,7 @@ typedef struct bl_path {
     uint32_t doomed;            /* the next of them is due once the server serves */
     uint32_t server_verbs;      /* a doomed server dies within so many */
     uint64_t timeout_ns;        /* of attachments and calls; 0: BL_PATH_TIMEOUT_NS */
-    uint64_t beat_lost_ns;      /* silent for so long, a session is in doubt; 0: as always */
+    uint64_t heartbeat_lost_ns; /* silent for so long, a session is in doubt; 0: as always */
     uint32_t bears_timeouts;    /* 1: clocks jump, so a call may time out */
     uint32_t bears_clashes;     /* 1: two machines have one host number, so one may be refused */
     uint32_t server_host_count; /* 2: servers of hosts 0 and 1 take turns */

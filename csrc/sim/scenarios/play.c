@@ -25,7 +25,7 @@ static const bl_sim_scenario bl_sim_scenarios[] = {
     {"stale_store", bl_litmus_stale_store, 0},
     {"host_crash", bl_litmus_crash, 0},
     {"pause", bl_litmus_pause, 0},
-    {"verify_discipline", bl_verify_discipline, 0},
+    {"verify_software", bl_verify_software, 0},
     {"verify_bare_passing", bl_verify_bare_passing, 0},
     {"verify_bare_buffering", bl_verify_bare_buffering, 0},
     {"verify_bare_tearing_8", bl_verify_bare_tearing_8, 0},
@@ -77,7 +77,7 @@ static const bl_sim_scenario bl_sim_scenarios[] = {
     {"last_word", bl_path_last_word, 0},
     {"damage", bl_path_damage, 0},
     {"torn_sessions", bl_path_torn_sessions, 8},
-    {"beats", bl_path_beats, 0},
+    {"heartbeats", bl_path_heartbeats, 0},
     {"system", bl_path_system, BL_SIM_LANES_MANY},
     {NULL, NULL, 0},
 };

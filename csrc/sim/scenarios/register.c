@@ -8,7 +8,7 @@
  */
 #include <errno.h>
 
-#include "liveness/proof.h"
+#include "liveness/lock.h"
 #include "pool/message.h"
 #include "pool/register.h"
 #include "sim/scenarios/paths.h"

@@ -22,7 +22,7 @@ int bl_litmus_crash(bl_sim_world *world);
 int bl_litmus_pause(bl_sim_world *world);
 
 /* sim/scenarios/verify.c */
-int bl_verify_discipline(bl_sim_world *world);
+int bl_verify_software(bl_sim_world *world);
 int bl_verify_bare_passing(bl_sim_world *world);
 int bl_verify_bare_buffering(bl_sim_world *world);
 int bl_verify_bare_tearing_8(bl_sim_world *world);
@@ -109,8 +109,8 @@ int bl_path_last_word(bl_sim_world *world);
 int bl_path_damage(bl_sim_world *world);
 int bl_path_torn_sessions(bl_sim_world *world);
 
-/* sim/scenarios/beats.c */
-int bl_path_beats(bl_sim_world *world);
+/* sim/scenarios/heartbeats.c */
+int bl_path_heartbeats(bl_sim_world *world);
 
 /* sim/scenarios/system.c */
 int bl_path_system(bl_sim_world *world);

@@ -191,7 +191,7 @@ static void bl_given_up_ended(void *context, uint32_t lane, enum bl_end end)
 {
     bl_given_up *play = context;
     (void)lane;
-    play->doubts += end == BL_END_DOUBTFUL;
+    play->doubts += end == BL_END_SUSPECT;
 }
 
 static int bl_given_up_serve(bl_pool *pool, void *argument)

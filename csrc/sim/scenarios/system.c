@@ -2,9 +2,10 @@
  * Copyright The Beluga Authors
  *
  * The whole system in the simulator. Two hosts want to be server and take over from each other when
- * the other dies, or when its beat merely stands still: so two servers run at once, the deposed one
- * for as long as it does not look. Four clients come and go, of blocks and of batches, in a pool
- * too small for their keys. An operator stops processes for a while, lets clocks jump, kills.
+ * the other dies, or when its heartbeat merely stands still: so two servers run at once, the
+ * deposed one for as long as it does not look. Four clients come and go, of blocks and of batches,
+ * in a pool too small for their keys. An operator stops processes for a while, lets clocks jump,
+ * kills.
  *
  * What is judged, besides what the clients judge: that all this comes to an end; that no space is
  * granted twice; and in the end, by check/check.c on a host that has read all along, that the table

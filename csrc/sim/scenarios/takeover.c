@@ -10,8 +10,8 @@
 #include <errno.h>
 
 #include "index/blocks.h"
-#include "liveness/beat.h"
-#include "liveness/proof.h"
+#include "liveness/heartbeat.h"
+#include "liveness/lock.h"
 #include "rpc/session_state.h"
 #include "sim/scenarios/blocks.h"
 #include "sim/scenarios/paths.h"
@@ -26,7 +26,7 @@ enum {
     BL_ELECTION_COUNT = 3,
     BL_ELECTOR_COUNT = 4,
     BL_SWEEP_NAP_NS = 100 * 1000 * 1000, /* in which the server looks at its house */
-    BL_VIGIL_BEAT_NS = 1000 * 1000,
+    BL_VIGIL_HEARTBEAT_NS = 1000 * 1000,
     BL_VIGIL_SILENT_NS = 40 * 1000 * 1000,
     BL_VIGIL_NS = 200 * 1000 * 1000,
     BL_ZOMBIE_LOST_NS = 8 * 1000 * 1000,
@@ -106,7 +106,7 @@ static int bl_sweep_candidate(bl_pool *pool, void *argument)
     if (status < 0)
         return status;
     server->nonce = bl_new_nonce(memory);
-    server->proof = bl_proof_hold(memory, "", server->nonce);
+    server->liveness_lock = bl_liveness_hold(memory, "", server->nonce);
     status = bl_host_lock(memory, "", "candidate");
     if (status < 0)
         return status;
@@ -142,7 +142,7 @@ int bl_takeover_sweep(bl_sim_world *world)
     return bl_sim_world_run(world);
 }
 
-/* ---- watch: a standby of another host sees a server beat, and lets it be. */
+/* ---- watch: a standby of another host sees a server heartbeat, and lets it be. */
 
 typedef struct bl_vigil {
     bl_sim_world *world;
@@ -158,8 +158,8 @@ static int bl_vigil_serve(bl_pool *pool, void *argument)
         return status;
     status = bl_server_serve_lanes(server);
     while (status == 0 && !vigil->over) {
-        bl_beat_once(&server->beat);
-        bl_nap(&pool->memory, BL_VIGIL_BEAT_NS);
+        bl_heartbeat_once(&server->heartbeat);
+        bl_nap(&pool->memory, BL_VIGIL_HEARTBEAT_NS);
     }
     bl_server_destroy(server);
     return status;
@@ -174,7 +174,7 @@ static int bl_vigil_watch(bl_pool *pool, void *argument)
     if (status < 0)
         return status;
     while (bl_epoch_read(pool, &line) == 0 && !bl_epoch_serving(&line))
-        bl_nap(&pool->memory, BL_VIGIL_BEAT_NS);
+        bl_nap(&pool->memory, BL_VIGIL_HEARTBEAT_NS);
     status = bl_server_watch(server, BL_VIGIL_SILENT_NS, BL_VIGIL_NS);
     vigil->world->stat.results += status == 0;
     vigil->over = 1;
@@ -373,7 +373,7 @@ static int bl_zombie_work(bl_pool *pool, void *argument)
         return status;
     for (uint32_t i = 0; status == 0 && i < BL_BLOCKS_ROUNDS; i++) {
         if (client.session->attached)
-            bl_beat_once(&client.session->beat);
+            bl_heartbeat_once(&client.session->heartbeat);
         status = bl_zombie_act(&client, bl_sim_below(blocks->path.world, blocks->key_count));
     }
     bl_session_close(client.session);
@@ -386,7 +386,7 @@ int bl_takeover_zombies(bl_sim_world *world)
                                  .server_host_count = 1, .bears_timeouts = 1,
                                  .server_deaths = (uint32_t)bl_sim_below(world, 4),
                                  .server_verbs = BL_BLOCKS_SERVER_VERBS,
-                                 .beat_lost_ns = BL_ZOMBIE_LOST_NS},
+                                 .heartbeat_lost_ns = BL_ZOMBIE_LOST_NS},
                         .key_count = BL_BLOCKS_KEY_COUNT_MAX, .loses = 1};
     for (uint32_t host = 1; host < 4; host++)
         bl_path_client(&blocks.path, host, bl_zombie_work);

@@ -78,7 +78,8 @@ static int bl_turns_handle(void *context, bl_call *call)
 {
     bl_turns *turns = context;
     uint32_t head = sizeof(bl_block_request);
-    uint64_t keys = call->request_size > head ? (call->request_size - head) / BL_TURN_KEY_SIZE : 1;
+    uint64_t keys = call->request_size > head ? (call->request_size - head) / BL_QUANTUM_KEY_SIZE
+        : 1;
     int status = bl_turns_count(turns, call->lane, keys);
     if (status < 0) {
         turns->path.world->result = status;
@@ -102,7 +103,7 @@ static int bl_turns_serve(bl_pool *pool, void *argument)
         bl_server_round(server);
         bl_nap(&pool->memory, BL_TURNS_NAP_NS); /* meanwhile the rings fill */
         if (round % BL_TURNS_ROUNDS == 0)
-            status = bl_house_keep(server, bl_now_ns(&pool->memory));
+            status = bl_housekeeping_keep(server, bl_now_ns(&pool->memory));
     }
     path->server = NULL;
     bl_server_destroy(server);
@@ -139,7 +140,7 @@ static int bl_turns_crowd(bl_pool *pool, void *argument)
 {
     bl_turns *turns = argument;
     uint32_t slots = pool->geometry.slot_count;
-    uint8_t bytes[sizeof(bl_block_request) + BL_TURNS_KEYS * BL_TURN_KEY_SIZE] = {0};
+    uint8_t bytes[sizeof(bl_block_request) + BL_TURNS_KEYS * BL_QUANTUM_KEY_SIZE] = {0};
     bl_session *session;
     bl_bulk bulk;
     int status = bl_path_attach(&turns->path, pool, &session);

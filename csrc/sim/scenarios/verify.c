@@ -2,7 +2,7 @@
  * Copyright The Beluga Authors
  *
  * The acceptance test of `beluga verify` in the simulator: two hosts whose caches know nothing of
- * each other. By the discipline nothing is seen that must not be; by bare loads and stores much is,
+ * each other. By the coherence nothing is seen that must not be; by bare loads and stores much is,
  * which shows that the programs find what they are for.
  */
 #include "api/verify.h"
@@ -68,9 +68,9 @@ static int bl_sim_verify_run(bl_sim_world *world, uint32_t tests, uint32_t mode,
     return bl_sim_world_run(world);
 }
 
-int bl_verify_discipline(bl_sim_world *world)
+int bl_verify_software(bl_sim_world *world)
 {
-    return bl_sim_verify_run(world, (1u << BL_ACCEPTANCE_TEST_COUNT) - 1, BL_ACCEPTANCE_DISCIPLINE,
+    return bl_sim_verify_run(world, (1u << BL_ACCEPTANCE_TEST_COUNT) - 1, BL_ACCEPTANCE_SOFTWARE,
                              8);
 }
 

@@ -26,7 +26,7 @@ from beluga import Namespace
 from beluga.connectors.connection import Attachment
 from beluga.connectors.vllm.counters import figures
 from beluga.connectors.vllm.manager import BelugaManager, metric
-from beluga.connectors.vllm.meeting import Meeting
+from beluga.connectors.vllm.rendezvous import Rendezvous
 from beluga.connectors.vllm.settings import VllmSettings
 
 HASHES = [bytes([i]) * 32 for i in range(1, 9)]
@@ -46,7 +46,7 @@ def request(name: str) -> ReqContext:
 def main() -> None:
     settings = VllmSettings(pool=sys.argv[1], timeout_ms=10000, salt="s")
     other = Attachment(settings)  # the worker's
-    assert Meeting("engine", "s").leave(other, 0, RANK)
+    assert Rendezvous("engine", "s").leave(other, 0, RANK)
     other.cache(RANK).put(HASHES[:4], np.ones((4, 4096), dtype=np.uint8))
     manager = BelugaManager(
         settings,

@@ -18,11 +18,11 @@ from beluga.connectors.connection import Connection
 from beluga.connectors.settings import PoolSettings
 from beluga.connectors.vllm.answers import Answers
 from beluga.connectors.vllm.counters import Counters
-from beluga.connectors.vllm.errand import Errand
 from beluga.connectors.vllm.jobs import Jobs
 from beluga.connectors.vllm.layout import BlockLayout
 from beluga.connectors.vllm.lookups import Lookups
-from beluga.connectors.vllm.meeting import Meeting, process_start_s
+from beluga.connectors.vllm.rendezvous import Rendezvous, process_start_s
+from beluga.connectors.vllm.retry import RetryTask
 from beluga.connectors.vllm.settings import VllmSettings
 from beluga.connectors.vllm.worker import Worker
 
@@ -49,23 +49,23 @@ def test_a_process_began_before_now_and_after_its_machine() -> None:
 
 
 def test_a_scheduler_meets_all_ranks_of_its_engine_and_nobody_else(connection: Connection) -> None:
-    meeting = Meeting("engine", "s")
+    meeting = Rendezvous("engine", "s")
 
-    def look(at: Meeting = meeting, since_s: float = 0.0) -> list[Namespace] | None:
+    def look(at: Rendezvous = meeting, since_s: float = 0.0) -> list[Namespace] | None:
         return connection.attempt("looking", lambda a: at.look(a, 2, since_s))
 
     assert connection.attempt("leaving", lambda a: meeting.leave(a, 0, RANKS[0]))
     assert look() == []
     assert connection.attempt("leaving", lambda a: meeting.leave(a, 1, RANKS[1]))
     assert look() == RANKS
-    assert look(Meeting("other", "s")) == []
-    assert look(Meeting("engine", "t")) == []
+    assert look(Rendezvous("other", "s")) == []
+    assert look(Rendezvous("engine", "t")) == []
 
 
 def test_a_card_of_an_earlier_engine_of_the_same_name_is_not_believed(
     connection: Connection,
 ) -> None:
-    meeting = Meeting("engine", "s")
+    meeting = Rendezvous("engine", "s")
     for rank in range(2):
         assert connection.attempt(
             "leaving", lambda a, rank=rank: meeting.leave(a, rank, RANKS[rank])
@@ -86,7 +86,7 @@ def test_an_errand_is_done_when_the_pool_comes(pool: Pool, pool_name: str) -> No
         calls.append(1)
         return len(calls) == 2
 
-    errand = Errand(settings, name="test", doing="testing", call=second_time, logger=LOGGER)
+    errand = RetryTask(settings, name="test", doing="testing", call=second_time, logger=LOGGER)
     assert not errand.wait(0.3)
     with MetaServer(pool) as server:
         assert errand.wait(LONG_S)
@@ -97,7 +97,7 @@ def test_an_errand_is_done_when_the_pool_comes(pool: Pool, pool_name: str) -> No
 
 def test_an_errand_can_be_given_up(pool: Pool, pool_name: str) -> None:
     settings = PoolSettings(pool=pool_name, timeout_ms=300, retry_s=0.05)
-    errand = Errand(settings, name="test", doing="testing", call=lambda _: True, logger=LOGGER)
+    errand = RetryTask(settings, name="test", doing="testing", call=lambda _: True, logger=LOGGER)
     errand.close()
     assert not errand.wait(0)
 

@@ -20,7 +20,7 @@ from vllm_parts import BLOCK_TOKENS, cache_config, config, layer_major, spec
 
 from beluga import MetaServer, Namespace
 from beluga.connectors.connection import Attachment
-from beluga.connectors.vllm.meeting import Meeting
+from beluga.connectors.vllm.rendezvous import Rendezvous
 from beluga.connectors.vllm.settings import VllmSettings
 from beluga.errors import ConnectorError
 
@@ -45,7 +45,7 @@ def workers(server: MetaServer, pool_name: str) -> Iterator[Attachment]:
     """A session of two ranks that have left their cards."""
     attachment = Attachment(VllmSettings(pool=pool_name, timeout_ms=10000, salt="s"))
     for number, rank in enumerate(RANKS):
-        assert Meeting("engine", "s").leave(attachment, number, rank)
+        assert Rendezvous("engine", "s").leave(attachment, number, rank)
     yield attachment
     attachment.close()
 

@@ -20,7 +20,7 @@ import numpy as np
 
 from beluga._ffi import core, ffi, lib
 from beluga.errors import BelugaError, check
-from beluga.transfer.calibrate.kept import Kept, may_measure
+from beluga.transfer.calibrate.calibration_cache import CalibrationCache, may_measure
 from beluga.transfer.calibrate.scratch import scratch_pool
 from beluga.transfer.plan.plan import Plan, plan_blocks
 
@@ -103,14 +103,14 @@ def tuned(pool: Pool) -> CopySettings:
     """
     if not may_measure():
         return CopySettings.default()
-    kept = Kept(pool)
+    kept = CalibrationCache(pool)
     if kept.path not in _FOUND:
         found = CopySettings.of(kept.read("settings"))
         _FOUND[kept.path] = found or _measured(kept, pool)
     return _FOUND[kept.path]
 
 
-def _measured(kept: Kept, pool: Pool) -> CopySettings:
+def _measured(kept: CalibrationCache, pool: Pool) -> CopySettings:
     if not kept.can_write():
         return CopySettings.default()
     try:

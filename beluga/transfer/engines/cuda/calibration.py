@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from beluga.transfer.calibrate.kept import Kept
+from beluga.transfer.calibrate.calibration_cache import CalibrationCache
 from beluga.transfer.calibrate.planner import EngineKind, Planner
 from beluga.transfer.engine import Direction
 from beluga.transfer.engines.cuda.launch import Launcher
@@ -63,7 +63,10 @@ class Calibration:
         is measured again the next time."""
         if launcher.driver.name != "cuda":
             return cls()  # what stands in for a GPU says nothing about one
-        kept, part = Kept(pool), f"{launcher.driver.identity}, {launcher.grid.blocks} blocks"
+        kept, part = (
+            CalibrationCache(pool),
+            f"{launcher.driver.identity}, {launcher.grid.blocks} blocks",
+        )
         if found := points_of(kept.read(part)):
             return cls(found)
         made = cls(measure(launcher, REPETITIONS))

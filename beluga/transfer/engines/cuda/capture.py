@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from beluga.errors import ChecksumError
 from beluga.transfer.engines.cuda.launch import Launched
-from beluga.transfer.engines.policy import Care
+from beluga.transfer.engines.policy import CacheMaintenance
 from beluga.transfer.plan.plan import Plan
 
 
@@ -18,13 +18,20 @@ class CapturedTransfer:
     replay copies them to the GPU anew, and moves the same plan.
     """
 
-    def __init__(self, plan: Plan, care: Care, launched: Launched, *, write: bool) -> None:
-        self._plan, self._care, self.launched, self._write = plan, care, launched, write
+    def __init__(
+        self, plan: Plan, maintenance: CacheMaintenance, launched: Launched, *, write: bool
+    ) -> None:
+        self._plan, self._maintenance, self.launched, self._write = (
+            plan,
+            maintenance,
+            launched,
+            write,
+        )
 
     def prepare(self) -> None:
         """Before a replay of a read: what this host holds of the pool's bytes is dropped."""
         if not self._write:
-            self._care.before_read(self._plan)
+            self._maintenance.before_read(self._plan)
 
     def done(self) -> bool:
         """True: whether a replay has ended is its owner's to know."""
@@ -37,7 +44,7 @@ class CapturedTransfer:
         """
         del timeout_s  # there is nothing to wait for
         if self._write:
-            self._care.after_write(self._plan)
+            self._maintenance.after_write(self._plan)
             if self._plan.checksums is not None:
                 self._plan.checksums[:] = self.launched.sums()
         elif bad_count := self.launched.bad_chunks()[0]:

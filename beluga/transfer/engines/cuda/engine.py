@@ -35,7 +35,7 @@ from beluga.transfer.engines.cuda.staged import Way, drain
 from beluga.transfer.engines.cuda.tables import Tables, make_tables
 from beluga.transfer.engines.cuda.transfer import CudaTransfer, Part
 from beluga.transfer.engines.cuda.windows import Windows
-from beluga.transfer.engines.policy import Care, probe
+from beluga.transfer.engines.policy import CacheMaintenance, probe
 from beluga.transfer.plan.plan import Plan
 
 PATHS = ("auto", "direct", "staged")
@@ -68,7 +68,7 @@ class CudaEngine:
         cap: int = 512 << 30,
         bounce_size: int = 64 << 20,
         driver: Driver | None = None,
-        care: Care | None = None,
+        maintenance: CacheMaintenance | None = None,
         calibration: Calibration | None = None,
     ) -> None:
         if path not in PATHS:
@@ -85,7 +85,7 @@ class CudaEngine:
         self._buffers = Buffers(self._driver)
         self._launcher = Launcher(self._driver, self._buffers, blocks=blocks)
         self._calibration = calibration or Calibration.of(self._launcher, pool)
-        self._care = care or probe().care("gpu", pool)
+        self._maintenance = maintenance or probe().maintenance("gpu", pool)
 
         def register() -> Registrar:
             claims = Claims(config.runtime_root() / "cuda-registered", cap)
@@ -93,7 +93,7 @@ class CudaEngine:
 
         self._registrar = shared.join(self._driver, pool, self, register)
         self._windows = self._registrar.windows
-        self._paths = Paths(pool, self._launcher, self._windows, self._care, bounce_size)
+        self._paths = Paths(pool, self._launcher, self._windows, self._maintenance, bounce_size)
         self._captured: list[CapturedTransfer] = []
         pool.before_close(self.close)
 
@@ -149,7 +149,7 @@ class CudaEngine:
         )
         with self._buffers.only_free():
             launched = self._launcher.launch(tables, bases, write=write, stream=handle)
-        transfer = CapturedTransfer(plan, self._care, launched, write=write)
+        transfer = CapturedTransfer(plan, self._maintenance, launched, write=write)
         self._captured.append(transfer)
         return transfer
 

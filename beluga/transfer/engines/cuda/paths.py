@@ -30,7 +30,7 @@ from beluga.transfer.engines.cuda.staged import Staging, Way, after, drain
 from beluga.transfer.engines.cuda.tables import Tables, make_tables
 from beluga.transfer.engines.cuda.transfer import Part
 from beluga.transfer.engines.cuda.windows import Bases, Windows
-from beluga.transfer.engines.policy import Care
+from beluga.transfer.engines.policy import CacheMaintenance
 from beluga.transfer.plan.plan import Plan
 
 _BUFFERS = 2  # of a staged plan
@@ -62,11 +62,11 @@ class Paths:
         pool: Pool,
         launcher: Launcher,
         windows: Windows,
-        care: Care,
+        maintenance: CacheMaintenance,
         limit: int,
     ) -> None:
         self._pool, self._launcher, self._staging = pool, launcher, Staging(launcher)
-        self._windows, self._care, self._limit = windows, care, limit
+        self._windows, self._maintenance, self._limit = windows, maintenance, limit
         self._driver, self._buffers = launcher.driver, launcher.buffers
         self._waiting: collections.deque[tuple[Part, int]] = collections.deque()
         self._held = 0  # bytes of those
@@ -117,7 +117,7 @@ class Paths:
     def direct(self, plan: Plan, tables: Tables, way: Way, hold: Hold) -> list[Part]:
         """One launch."""
         if not way.write:
-            self._care.before_read(plan)
+            self._maintenance.before_read(plan)
         self.stat.direct_bytes += plan.size
         bases = self.bases(tables.pieces["offset"], hold.addresses)
         launched = self._launcher.launch(tables, bases, write=way.write, stream=way.stream)
@@ -134,7 +134,7 @@ class Paths:
     def staged(self, plan: Plan, way: Way, hold: Hold) -> list[Part]:
         """Launches and copies beside each other, by way of two buffers at most."""
         if not way.write:
-            self._care.before_read(plan)
+            self._maintenance.before_read(plan)
         self.stat.staged_bytes += plan.size
         packs = [(piece, pack_chunks(piece)) for piece in plan.cut(self._limit // 4)]
         size = max(packed.size for _, packed in packs)
@@ -195,7 +195,7 @@ class Paths:
         """Ends when the stream gets there. What the GPU writes itself is looked after."""
         event = self._driver.make_event()
         self._driver.record(event, stream)
-        settle = functools.partial(self._care.after_write, plan) if write else _nothing
+        settle = functools.partial(self._maintenance.after_write, plan) if write else _nothing
         part = Part(plan, write, launched, event, settle, _nothing, hold)
         self._started.append(part)
         if hold is not None:

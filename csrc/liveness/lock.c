@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * Proof of life by file locks: see liveness/proof.h. A lock belongs to the open file, which a
+ * Proof of life by file locks: see liveness/lock.h. A lock belongs to the open file, which a
  * forked child shares: it is given up in words, for closing our descriptor would leave it to the
  * child.
  */
-#include "liveness/proof.h"
+#include "liveness/lock.h"
 
 #ifndef BL_SIM
 
@@ -30,19 +30,19 @@
 
 enum { BL_STILLBORN_S = 10 };   /* nobody takes so long from making a file to locking it */
 
-typedef struct bl_proof_path {
+typedef struct bl_liveness_path {
     char text[BL_PATH_SIZE + 32];
-} bl_proof_path;
+} bl_liveness_path;
 
 /* A file is made under a name of its own, and gets the name that others look for when its lock is
  * held: who finds the lock free has the proof. */
-#define BL_PROOF_NEW "new"
-#define BL_PROOF_ALIVE "alive"
-#define BL_PROOF_LIFE "life"    /* a server's socket: see liveness/life.h */
+#define BL_LIVENESS_NEW "new"
+#define BL_LIVENESS_ALIVE "alive"
+#define BL_LIVENESS_SOCKET "pidfds"    /* a server's socket: see liveness/pidfds.h */
 
-static bl_proof_path bl_proof_name(const char *directory, const char *kind, uint64_t nonce)
+static bl_liveness_path bl_liveness_name(const char *directory, const char *kind, uint64_t nonce)
 {
-    bl_proof_path path;
+    bl_liveness_path path;
     snprintf(path.text, sizeof path.text, "%.*s/%s-%016llx", BL_PATH_SIZE, directory, kind,
              (unsigned long long)nonce);
     return path;
@@ -50,25 +50,25 @@ static bl_proof_path bl_proof_name(const char *directory, const char *kind, uint
 
 /* The directory says who may come in, not this process's umask: others open the file to lock it. It
  * is its owner's to say so; nobody else has to. */
-static void bl_proof_share(int descriptor) { (void)!fchmod(descriptor, 0660); }
+static void bl_liveness_share(int descriptor) { (void)!fchmod(descriptor, 0660); }
 
-static int bl_proof_open(const char *directory, const char *kind, uint64_t nonce, int flags)
+static int bl_liveness_open(const char *directory, const char *kind, uint64_t nonce, int flags)
 {
-    bl_proof_path path = bl_proof_name(directory, kind, nonce);
+    bl_liveness_path path = bl_liveness_name(directory, kind, nonce);
     int descriptor = open(path.text, flags | O_RDWR | O_CLOEXEC | O_NOFOLLOW, 0660);
     if (descriptor < 0)
         return -errno;
     if (flags & O_CREAT)
-        bl_proof_share(descriptor);
+        bl_liveness_share(descriptor);
     return descriptor;
 }
 
-int bl_proof_hold(const bl_memory *memory, const char *directory, uint64_t nonce)
+int bl_liveness_hold(const bl_memory *memory, const char *directory, uint64_t nonce)
 {
     (void)memory;
-    bl_proof_path made = bl_proof_name(directory, BL_PROOF_NEW, nonce);
-    bl_proof_path path = bl_proof_name(directory, BL_PROOF_ALIVE, nonce);
-    int descriptor = bl_proof_open(directory, BL_PROOF_NEW, nonce, O_CREAT | O_EXCL);
+    bl_liveness_path made = bl_liveness_name(directory, BL_LIVENESS_NEW, nonce);
+    bl_liveness_path path = bl_liveness_name(directory, BL_LIVENESS_ALIVE, nonce);
+    int descriptor = bl_liveness_open(directory, BL_LIVENESS_NEW, nonce, O_CREAT | O_EXCL);
     if (descriptor < 0)
         return descriptor;
     if (flock(descriptor, LOCK_EX | LOCK_NB) == 0 && rename(made.text, path.text) == 0)
@@ -78,38 +78,38 @@ int bl_proof_hold(const bl_memory *memory, const char *directory, uint64_t nonce
     return -error;
 }
 
-int bl_proof_known(const bl_memory *memory, const char *directory, uint64_t nonce)
+int bl_liveness_known(const bl_memory *memory, const char *directory, uint64_t nonce)
 {
     (void)memory;
     struct stat file;
-    return stat(bl_proof_name(directory, BL_PROOF_ALIVE, nonce).text, &file) == 0 ||
+    return stat(bl_liveness_name(directory, BL_LIVENESS_ALIVE, nonce).text, &file) == 0 ||
            errno != ENOENT;
 }
 
-int bl_proof_watch(const bl_memory *memory, const char *directory, uint64_t nonce)
+int bl_liveness_watch(const bl_memory *memory, const char *directory, uint64_t nonce)
 {
     (void)memory;
-    return bl_proof_open(directory, BL_PROOF_ALIVE, nonce, 0);
+    return bl_liveness_open(directory, BL_LIVENESS_ALIVE, nonce, 0);
 }
 
 /* In the file of a session that has devices: its process, by a number that only the processes of
  * its pid namespace know it by. The file is trusted like its lock; the pool never holds a pid. */
-typedef struct bl_proof_process {
+typedef struct bl_liveness_process {
     uint64_t pid_namespace;     /* 0: unknown, so nobody can ask for the process */
     uint64_t pid;
-} bl_proof_process;
+} bl_liveness_process;
 
-int bl_proof_devices(const bl_memory *memory, int descriptor, int may_write)
+int bl_liveness_devices(const bl_memory *memory, int descriptor, int may_write)
 {
     (void)memory;
-    bl_proof_process process = {bl_pid_namespace(), (uint64_t)getpid()};
+    bl_liveness_process process = {bl_pid_namespace(), (uint64_t)getpid()};
     if (!may_write)
         return ftruncate(descriptor, 0) < 0 ? -errno : 0;
     ssize_t size = pwrite(descriptor, &process, sizeof process, 0);
     return size == sizeof process ? 0 : size < 0 ? -errno : -EIO;
 }
 
-int bl_proof_has_devices(const bl_memory *memory, int descriptor)
+int bl_liveness_has_devices(const bl_memory *memory, int descriptor)
 {
     (void)memory;
     struct stat file;
@@ -126,8 +126,8 @@ int bl_proof_has_devices(const bl_memory *memory, int descriptor)
  * A number that means another process by now makes this one wait for that other one: late, never
  * wrong. Without pidfd_open(), or where it is forbidden, the process counts as ended when it has
  * been waited for. In another pid namespace nothing can be asked, and the pidfd that the server got
- * from the socket (liveness/life.h) is the only proof. */
-static int bl_proof_process_ended(const bl_proof_process *process)
+ * from the socket (liveness/pidfds.h) is the only proof. */
+static int bl_liveness_process_ended(const bl_liveness_process *process)
 {
     if (process->pid_namespace == 0 || process->pid_namespace != bl_pid_namespace())
         return 0;
@@ -143,39 +143,40 @@ static int bl_proof_process_ended(const bl_proof_process *process)
 }
 
 /* The lock comes first: who has it sees what its holder wrote into the file last. */
-int bl_proof_gone(const bl_memory *memory, int descriptor)
+int bl_liveness_gone(const bl_memory *memory, int descriptor)
 {
-    bl_proof_process process;
+    bl_liveness_process process;
     if (flock(descriptor, LOCK_EX | LOCK_NB) < 0)
         return 0;
-    if (!bl_proof_has_devices(memory, descriptor))
+    if (!bl_liveness_has_devices(memory, descriptor))
         return 1;
     return pread(descriptor, &process, sizeof process, 0) == sizeof process &&
-           bl_proof_process_ended(&process);
+           bl_liveness_process_ended(&process);
 }
 
-void bl_proof_end(const bl_memory *memory, const char *directory, uint64_t nonce, int descriptor,
+void bl_liveness_end(const bl_memory *memory, const char *directory, uint64_t nonce, int descriptor,
                   int remove)
 {
     (void)memory;
     if (remove) {
-        unlink(bl_proof_name(directory, BL_PROOF_LIFE, nonce).text);
-        unlink(bl_proof_name(directory, BL_PROOF_ALIVE, nonce).text); /* last: it is swept for */
+        unlink(bl_liveness_name(directory, BL_LIVENESS_SOCKET, nonce).text);
+        /* last: it is swept for */
+        unlink(bl_liveness_name(directory, BL_LIVENESS_ALIVE, nonce).text);
     }
     if (descriptor >= 0)
         bl_host_unlock(memory, descriptor);
 }
 
 /* The file of a process that died before it had the lock goes by its age. */
-static void bl_proof_stillborn(const char *directory, uint64_t nonce)
+static void bl_liveness_stillborn(const char *directory, uint64_t nonce)
 {
-    bl_proof_path path = bl_proof_name(directory, BL_PROOF_NEW, nonce);
+    bl_liveness_path path = bl_liveness_name(directory, BL_LIVENESS_NEW, nonce);
     struct stat file;
     if (stat(path.text, &file) == 0 && time(NULL) - file.st_ctim.tv_sec > BL_STILLBORN_S)
         unlink(path.text);
 }
 
-int bl_proof_left(const bl_memory *memory, const char *directory, uint64_t *nonces,
+int bl_liveness_left(const bl_memory *memory, const char *directory, uint64_t *nonces,
                   uint32_t count_max)
 {
     DIR *files = opendir(directory);
@@ -187,14 +188,14 @@ int bl_proof_left(const bl_memory *memory, const char *directory, uint64_t *nonc
         char kind[8], end;
         if (sscanf(file->d_name, "%7[a-z]-%16llx%c", kind, &nonce, &end) != 2)
             continue;
-        if (strcmp(kind, BL_PROOF_NEW) == 0)
-            bl_proof_stillborn(directory, nonce);
-        if (strcmp(kind, BL_PROOF_ALIVE) != 0)
+        if (strcmp(kind, BL_LIVENESS_NEW) == 0)
+            bl_liveness_stillborn(directory, nonce);
+        if (strcmp(kind, BL_LIVENESS_ALIVE) != 0)
             continue;
-        int descriptor = bl_proof_watch(memory, directory, nonce);
+        int descriptor = bl_liveness_watch(memory, directory, nonce);
         if (descriptor < 0)
             continue;
-        if (bl_proof_gone(memory, descriptor))
+        if (bl_liveness_gone(memory, descriptor))
             nonces[count++] = nonce;
         bl_host_unlock(memory, descriptor);
     }
@@ -212,7 +213,7 @@ int bl_host_lock(const bl_memory *memory, const char *directory, const char *nam
     int descriptor = open(path, O_CREAT | O_RDWR | O_CLOEXEC | O_NOFOLLOW, 0660);
     if (descriptor < 0)
         return -errno;
-    bl_proof_share(descriptor);
+    bl_liveness_share(descriptor);
     if (flock(descriptor, LOCK_EX | LOCK_NB) == 0)
         return descriptor;
     int error = errno == EWOULDBLOCK ? EAGAIN : errno;

@@ -13,7 +13,7 @@ from aiohttp.typedefs import Handler, Middleware
 
 from beluga.gateway.answers import Refusal
 from beluga.gateway.fleet import Fleet
-from beluga.gateway.meter import Meter
+from beluga.gateway.metrics import Metrics
 from beluga.gateway.proxy import Proxy
 
 log = logging.getLogger(__name__)
@@ -33,16 +33,16 @@ _BESIDE_V1 = (
 )
 
 
-class Front:
+class Handlers:
     """The handlers of the clients' listener."""
 
     def __init__(
-        self, *, fleet: Fleet, proxy: Proxy, meter: Meter, scrape: Callable[[], None]
+        self, *, fleet: Fleet, proxy: Proxy, metrics: Metrics, scrape: Callable[[], None]
     ) -> None:
         """``scrape`` brings the gauges up to date before they are read."""
         self._fleet = fleet
         self._proxy = proxy
-        self._meter = meter
+        self._metrics = metrics
         self._scrape = scrape
         self.stopping = False
 
@@ -50,7 +50,7 @@ class Front:
         return [
             web.get("/health", self._health),
             web.get("/ready", self._ready),
-            web.get("/metrics", self._metrics),
+            web.get("/metrics", self._scraped),
             web.get("/v1/models", self._models),
             web.get("/v1/models/{name:.+}", self._model),
             *(web.post(path, self._proxied) for path in _BESIDE_V1),
@@ -75,9 +75,9 @@ class Front:
             raise Refusal(503, f"none of {len(self._fleet)} workers is up", retry_after_s=1)
         return web.Response()
 
-    async def _metrics(self, _: web.Request) -> web.Response:
+    async def _scraped(self, _: web.Request) -> web.Response:
         self._scrape()
-        return web.Response(body=self._meter.text(), content_type="text/plain", charset="utf-8")
+        return web.Response(body=self._metrics.text(), content_type="text/plain", charset="utf-8")
 
     async def _models(self, _: web.Request) -> web.Response:
         cards = list(self._fleet.models().values())
@@ -95,7 +95,7 @@ def _json(value: object) -> web.Response:
     return web.Response(body=msgspec.json.encode(value), content_type="application/json")
 
 
-def refusals(meter: Meter) -> Middleware:
+def refusals(metrics: Metrics) -> Middleware:
     """A middleware that answers errors in OpenAI's shape, those of aiohttp and our own included."""
 
     @web.middleware
@@ -109,7 +109,7 @@ def refusals(meter: Meter) -> Middleware:
         except Exception:
             log.exception("%s %s", request.method, request.path)
             given = Refusal(500, "the router has failed; its log says how")
-        meter.refused(given.status)
+        metrics.refused(given.status)
         return given.response()
 
     return answer

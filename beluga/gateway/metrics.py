@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from beluga.gateway.ask import Ask
 from beluga.gateway.engine import Engine
+from beluga.gateway.parsed_request import ParsedRequest
 from beluga.router import Choice, Indexer, Load, Query
 
 _LATENCY_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 1.0)
@@ -32,7 +32,7 @@ class Latency(NamedTuple):
     times: float
 
 
-class Meter:
+class Metrics:
     """Counts what happens; its registry is its own, so several routers may live in one process."""
 
     def __init__(self) -> None:
@@ -137,7 +137,7 @@ class Meter:
         return child
 
     def routed(
-        self, ask: Ask, query: Query, choice: Choice, engine: Engine, seconds: float
+        self, ask: ParsedRequest, query: Query, choice: Choice, engine: Engine, seconds: float
     ) -> None:
         """A worker was chosen, so long after the request was read."""
         self._of(self._sent, engine.url).inc(query.isl)
@@ -152,12 +152,12 @@ class Meter:
         """A part of routing took so long."""
         self._parts[name].observe(seconds * 1e3)
 
-    def first_token(self, ask: Ask, engine: Engine, seconds: float) -> None:
+    def first_token(self, ask: ParsedRequest, engine: Engine, seconds: float) -> None:
         """The first byte of an answer has come, so long after it was asked for."""
         self._of(self._first, ask.model or "").observe(seconds)
         self._of(self._last_first, engine.url).set(seconds)
 
-    def tokens(self, ask: Ask, engine: Engine, seconds: float, count: int) -> None:
+    def tokens(self, ask: ParsedRequest, engine: Engine, seconds: float, count: int) -> None:
         """More tokens have come, each after so long."""
         between = self._of(self._next, ask.model or "")
         for _ in range(count):
@@ -168,13 +168,13 @@ class Meter:
         """Of first tokens, and of those after them, of all models since the start."""
         return _latency(self._first), _latency(self._next)
 
-    def ended(self, ask: Ask, status: str, tokens: int) -> None:
+    def ended(self, ask: ParsedRequest, status: str, tokens: int) -> None:
         """A request has ended: an HTTP status, ``broken`` or ``cancelled``."""
         self._requests.labels(ask.model or "", status).inc()
         if tokens:
             self._of(self._output, ask.model or "").observe(tokens)
 
-    def prefilled(self, ask: Ask, course: str) -> None:
+    def prefilled(self, ask: ParsedRequest, course: str) -> None:
         """It was decided where a prompt is prefilled, and done."""
         self._prefills.labels(ask.model or "", course).inc()
 

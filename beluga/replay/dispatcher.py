@@ -15,7 +15,7 @@ from beluga.replay.trace import Request
 _TICKET_SIZE = 4  # bytes of a number in the pipe: a reader never sees part of one
 
 
-class Dealer:
+class Dispatcher:
     """The writing end. With ``speed`` None a number is there as soon as the pipe has room."""
 
     def __init__(self, requests: Sequence[Request], speed: float | None) -> None:

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The discipline oracle: a flush or fence too few is found, harm or no harm, with its place."""
+"""The coherence oracle: a flush or fence too few is found, harm or no harm, with its place."""
 
 from __future__ import annotations
 
 import re
 
 import pytest
-from simulator import DISCIPLINE, WRONG_BYTES, play, site
+from simulator import COHERENCE, WRONG_BYTES, play, site
 
 # One run or two show it: judged by the rule, not by wrong bytes. Scenario, function, verb, which.
 MUTANTS = (
@@ -21,7 +21,7 @@ MUTANTS = (
     ("meta", "bl_blocks_read", "invalidate", 0, "stale"),
     ("meta", "bl_register_read", "invalidate", 0, "early look"),
     ("kv", "bl_part_drop", "invalidate", 0, "stale"),
-    ("kv", "bl_vector_read", "invalidate", 0, "stale"),
+    ("kv", "bl_checksums_read", "invalidate", 0, "stale"),
     ("kv", "bl_entry_look", "invalidate", 0, "late look"),
 )
 SEEDS = 10
@@ -34,7 +34,7 @@ def test_verb_too_few_is_reported_with_its_places(mutant: tuple[str, str, str, i
     texts = []
     for seed in range(SEEDS):
         run = play(scenario, seed, skip=number)
-        if run.result == DISCIPLINE:
+        if run.result == COHERENCE:
             texts.append(run.report)
     assert len(texts) >= SEEDS // 2
     assert any(text.startswith(what) for text in texts)
@@ -46,8 +46,8 @@ def test_verb_too_few_is_reported_with_its_places(mutant: tuple[str, str, str, i
 def test_second_look_too_few_is_found_without_it_being_skipped() -> None:
     number = site("bl_litmus_read", "verify", 0)
     found = {play("message_passing", seed, skip=number).result for seed in range(30)}
-    assert DISCIPLINE in found
-    assert found <= {0, DISCIPLINE, WRONG_BYTES}
+    assert COHERENCE in found
+    assert found <= {0, COHERENCE, WRONG_BYTES}
 
 
 def test_clean_run_has_no_report() -> None:

@@ -2,7 +2,7 @@
 # Copyright The Beluga Authors
 """What was measured of copying on this machine, kept in the user's cache directory.
 
-A file for each CPU model, instructions in use, kind of memory and discipline. It is replaced whole,
+A file for each CPU model, instructions in use, kind of memory and coherence. It is replaced whole,
 so that who reads it meanwhile, or writes another, sees one or the other; one that is damaged or
 another machine's counts as none.
 """
@@ -36,12 +36,12 @@ def may_measure() -> bool:
     return told != "off"
 
 
-class Kept:
+class CalibrationCache:
     """The file for a pool's kind of memory, which may not be there."""
 
     def __init__(self, pool: Pool) -> None:
         flushes = [name for name in ("clflushopt", "clwb") if name in features()]
-        kinds = sorted({f"{device.kind} {device.discipline}" for device in pool.devices})
+        kinds = sorted({f"{device.kind} {device.coherence}" for device in pool.devices})
         self._machine = [_cpu_model(), isa(), *flushes, *kinds]
         digest = hashlib.sha256(json.dumps(self._machine).encode()).hexdigest()
         self.path = config.cache_dir() / f"copy-{digest[:16]}.json"

@@ -5,11 +5,11 @@
  * sessions ended, and makes sure that it still speaks for the pool.
  *
  * A session ends GONE when its process said so (detach, a new attachment that gives the old nonce
- * up, or the last word of its beat), when its pidfd (liveness/life.h) or its lock
- * (liveness/proof.h) says that it is no more, or when its host number comes back under another boot
- * and its beat stands still: a beat that moves is another machine's. It ends DOUBTFUL when all that
- * can be said is that its beat stood still, or that its lane's memory fails: its lane is not given
- * to anybody until GONE follows (D7).
+ * up, or the last word of its heartbeat), when its pidfd (liveness/pidfds.h) or its lock
+ * (liveness/lock.h) says that it is no more, or when its host number comes back under another boot
+ * and its heartbeat stands still: a heartbeat that moves is another machine's. It ends SUSPECT when
+ * all that can be said is that its heartbeat stood still, or that its lane's memory fails: its lane
+ * is not given to anybody until GONE follows (D7).
  */
 #include "rpc/server_state.h"
 
@@ -19,21 +19,21 @@
 #include "pool/boot.h"
 
 enum {
-    BL_HOUSE_PERIOD_NS = 100 * 1000,
-    BL_PROOF_PERIOD_NS = 20 * 1000 * 1000,
-    BL_SWEEP_MAX = 64           /* proofs without a session removed together */
+    BL_HOUSEKEEPING_PERIOD_NS = 100 * 1000,
+    BL_LIVENESS_PERIOD_NS = 20 * 1000 * 1000,
+    BL_SWEEP_MAX = 64           /* liveness locks without a session removed together */
 };
 
 /* Longer than an int can say in nanoseconds. */
 #define BL_SWEEP_PERIOD_NS 10000000000ull
-#define BL_BEAT_LOST_NS 5000000000ull
+#define BL_HEARTBEAT_LOST_NS 5000000000ull
 
-static uint64_t bl_beat_lost_ns(const bl_server *server)
+static uint64_t bl_heartbeat_lost_ns(const bl_server *server)
 {
-    return server->beat_lost_ns ? server->beat_lost_ns : BL_BEAT_LOST_NS;
+    return server->heartbeat_lost_ns ? server->heartbeat_lost_ns : BL_HEARTBEAT_LOST_NS;
 }
 
-void bl_server_beat_lost(bl_server *server, uint64_t ns) { server->beat_lost_ns = ns; }
+void bl_server_heartbeat_lost(bl_server *server, uint64_t ns) { server->heartbeat_lost_ns = ns; }
 
 int bl_server_still(const bl_server *server)
 {
@@ -48,7 +48,7 @@ int bl_server_still(const bl_server *server)
 }
 
 /* A free lane's line has no nonce: see bl_session_over(). */
-void bl_house_write(bl_server *server, uint32_t number)
+void bl_housekeeping_write(bl_server *server, uint32_t number)
 {
     const bl_lane *lane = &server->lanes[number];
     bl_session_line line = {
@@ -68,7 +68,8 @@ void bl_house_write(bl_server *server, uint32_t number)
 static void bl_live_remove(bl_server *server, uint32_t number)
 {
     uint32_t kept = 0;
-    for (uint32_t i = 0; i < server->live_count; i++) /* the others keep their order: rpc/turn.h */
+    /* the others keep their order: rpc/quantum.h */
+    for (uint32_t i = 0; i < server->live_count; i++)
         if (server->live[i] != number)
             server->live[kept++] = server->live[i];
     server->live_count = kept;
@@ -104,7 +105,8 @@ int bl_lane_has_devices(const bl_server *server, uint32_t number)
 {
     const bl_lane *lane = &server->lanes[number];
     return bl_lane_here(server, lane) &&
-           (lane->proof < 0 || bl_proof_has_devices(&server->pool->memory, lane->proof));
+           (lane->liveness_lock < 0 || bl_liveness_has_devices(&server->pool->memory,
+                                                               lane->liveness_lock));
 }
 
 /* A lane's session is over, as far as this server and those above it count. */
@@ -118,7 +120,7 @@ static void bl_lane_over(bl_server *server, uint32_t number, enum bl_end end)
         server->hooks.ended(server->hooks.context, number, end);
     else if (end == BL_END_GONE && bl_lane_has_devices(server, number))
         server->inherited_devices = 1;
-    lane->state = end == BL_END_GONE ? BL_SESSION_FREE : BL_SESSION_DOUBTFUL;
+    lane->state = end == BL_END_GONE ? BL_SESSION_FREE : BL_SESSION_SUSPECT;
     server->stat.end_count++;
     if (end == BL_END_GONE && inherited && --server->inherited_count == 0)
         server->hooks.settled(server->hooks.context);
@@ -126,22 +128,22 @@ static void bl_lane_over(bl_server *server, uint32_t number, enum bl_end end)
 
 /* The proof goes after the line that says so, and only while this server speaks for the pool: a
  * successor that has read the line as it was needs the proof. */
-int bl_house_end(bl_server *server, uint32_t number, enum bl_end end)
+int bl_housekeeping_end(bl_server *server, uint32_t number, enum bl_end end)
 {
     const bl_memory *memory = &server->pool->memory;
     bl_lane *lane = &server->lanes[number];
     int status = 0;
     bl_lane_over(server, number, end);
     bl_crash_point("end.over");
-    bl_house_write(server, number);
+    bl_housekeeping_write(server, number);
     bl_crash_point("end.written");
     if (end == BL_END_GONE) {
         status = bl_server_still(server); /* SYNC session.line: written before this look */
-        bl_proof_end(memory, server->directory, lane->nonce, lane->proof, status == 0);
-        lane->proof = -1;
-        if (server->life)
-            bl_life_forget(server->life, lane->nonce);
-        bl_crash_point("end.proof_removed");
+        bl_liveness_end(memory, server->directory, lane->nonce, lane->liveness_lock, status == 0);
+        lane->liveness_lock = -1;
+        if (server->pidfds)
+            bl_pidfds_forget(server->pidfds, lane->nonce);
+        bl_crash_point("end.liveness_removed");
     }
     bl_lobby_publish(server, lane->host);
     bl_crash_point("end.told");
@@ -158,18 +160,18 @@ static int64_t bl_lane_of(const bl_server *server, uint64_t nonce)
 
 /* A session whose host number is used under another boot: 0 if it was of an earlier boot, and is
  * over; -BL_ERROR_HOST_CLASH if it lives, so its machine is another one; -EAGAIN if nobody has
- * watched its beat for long enough. */
+ * watched its heartbeat for long enough. */
 static int bl_lane_rebooted(const bl_server *server, const bl_lane *lane, uint64_t now_ns)
 {
     const bl_memory *memory = &server->pool->memory;
-    uint64_t still_ns = now_ns - lane->beat_seen_ns;
-    if (lane->proof >= 0)
-        return bl_proof_gone(memory, lane->proof) ? 0 : -BL_ERROR_HOST_CLASH;
-    if (bl_error_passes(-lane->proof))
+    uint64_t still_ns = now_ns - lane->heartbeat_seen_ns;
+    if (lane->liveness_lock >= 0)
+        return bl_liveness_gone(memory, lane->liveness_lock) ? 0 : -BL_ERROR_HOST_CLASH;
+    if (bl_error_passes(-lane->liveness_lock))
         return -EAGAIN;
     if (lane->state == BL_SESSION_LIVE)
-        return still_ns < bl_beat_lost_ns(server) ? -BL_ERROR_HOST_CLASH : 0;
-    if (still_ns > BL_BEAT_WATCH_NS)
+        return still_ns < bl_heartbeat_lost_ns(server) ? -BL_ERROR_HOST_CLASH : 0;
+    if (still_ns > BL_HEARTBEAT_WATCH_NS)
         return 0;
     return lane->moved ? -BL_ERROR_HOST_CLASH : -EAGAIN;
 }
@@ -185,7 +187,7 @@ static int bl_lobby_clash_check(bl_server *server, const bl_lobby_request *reque
             continue;
         int status = bl_lane_rebooted(server, lane, now_ns);
         if (status == 0)
-            status = bl_house_end(server, i, BL_END_GONE);
+            status = bl_housekeeping_end(server, i, BL_END_GONE);
         if (status < 0)
             return status;
     }
@@ -197,18 +199,18 @@ static int bl_lane_watched(const bl_lane *lane)
     return lane->state != BL_SESSION_FREE && !lane->broken;
 }
 
-/* Does a session's beat move? The first look says nothing. */
+/* Does a session's heartbeat move? The first look says nothing. */
 static void bl_lane_watch(bl_lane *lane, uint64_t count, uint64_t now_ns)
 {
-    if (count <= lane->beat_count)
+    if (count <= lane->heartbeat_count)
         return;
-    if (lane->beat_count != 0)
-        lane->beat_seen_ns = now_ns, lane->moved = 1;
-    lane->beat_count = count;
+    if (lane->heartbeat_count != 0)
+        lane->heartbeat_seen_ns = now_ns, lane->moved = 1;
+    lane->heartbeat_count = count;
 }
 
 /* Is a session of an earlier epoch over by an operator's word; or by this server's, whose host
- * number it has under another boot, and no beat says that it is another machine's? */
+ * number it has under another boot, and no heartbeat says that it is another machine's? */
 static int bl_lane_of_old(const bl_server *server, const bl_lane *lane, uint64_t now_ns)
 {
     if (lane->epoch == server->epoch)
@@ -218,9 +220,9 @@ static int bl_lane_of_old(const bl_server *server, const bl_lane *lane, uint64_t
             bl_lane_rebooted(server, lane, now_ns) == 0);
 }
 
-/* Who has said farewell or is proven gone, and whose beat stands still? Whether this server still
- * speaks for the pool is asked when all are through: who called, asks. */
-static void bl_house_watch(bl_server *server, uint64_t now_ns)
+/* Who has said farewell or is proven gone, and whose heartbeat stands still? Whether this server
+ * still speaks for the pool is asked when all are through: who called, asks. */
+static void bl_housekeeping_watch(bl_server *server, uint64_t now_ns)
 {
     const bl_memory *memory = &server->pool->memory;
     const bl_geometry *g = &server->pool->geometry;
@@ -232,26 +234,27 @@ static void bl_house_watch(bl_server *server, uint64_t now_ns)
         bl_lane *lane = &server->lanes[i];
         if (lane->state == BL_SESSION_FREE)
             continue;
-        if (bl_error_passes(-lane->proof)) /* D16: it says nothing about the session */
-            lane->proof = bl_proof_watch(memory, server->directory, lane->nonce);
+        if (bl_error_passes(-lane->liveness_lock)) /* D16: it says nothing about the session */
+            lane->liveness_lock = bl_liveness_watch(memory, server->directory, lane->nonce);
         uint64_t count = bl_lane_watched(lane)
-                             ? bl_beat_read(memory, bl_lane_offset(g, i), lane->nonce)
+                             ? bl_heartbeat_read(memory, bl_lane_offset(g, i), lane->nonce)
                              : 0;
-        int left = count == BL_BEAT_LAST; /* SYNC beat.last: pairs with bl_beat_end() */
+        /* SYNC heartbeat.last: pairs with bl_heartbeat_end() */
+        int left = count == BL_HEARTBEAT_LAST;
         if (left)
             bl_believe(memory, bl_lane_offset(g, i));
-        if (left || (lane->proof >= 0 && bl_proof_gone(memory, lane->proof))) {
-            bl_house_end(server, i, BL_END_GONE);
+        if (left || (lane->liveness_lock >= 0 && bl_liveness_gone(memory, lane->liveness_lock))) {
+            bl_housekeeping_end(server, i, BL_END_GONE);
             continue;
         }
-        if (lane->proof >= 0 || !bl_lane_watched(lane))
+        if (lane->liveness_lock >= 0 || !bl_lane_watched(lane))
             continue;
         bl_lane_watch(lane, count, now_ns);
         if (bl_lane_of_old(server, lane, now_ns))
-            bl_house_end(server, i, BL_END_GONE);
+            bl_housekeeping_end(server, i, BL_END_GONE);
         else if (lane->state == BL_SESSION_LIVE &&
-                 now_ns - lane->beat_seen_ns > bl_beat_lost_ns(server))
-            bl_house_end(server, i, BL_END_DOUBTFUL);
+                 now_ns - lane->heartbeat_seen_ns > bl_heartbeat_lost_ns(server))
+            bl_housekeeping_end(server, i, BL_END_SUSPECT);
     }
 }
 
@@ -273,7 +276,7 @@ static int64_t bl_lobby_give(bl_server *server, const bl_lobby_request *request,
     if (server->pool->one_host && !(here && request->host == server->host))
         return -BL_ERROR_SECOND_HOST;
     int64_t old = request->old_nonce ? bl_lane_of(server, request->old_nonce) : -1;
-    int status = old >= 0 ? bl_house_end(server, (uint32_t)old, BL_END_GONE) : 0;
+    int status = old >= 0 ? bl_housekeeping_end(server, (uint32_t)old, BL_END_GONE) : 0;
     if (status < 0)
         return status;
     int64_t known = bl_lane_of(server, request->nonce);
@@ -281,15 +284,16 @@ static int64_t bl_lobby_give(bl_server *server, const bl_lobby_request *request,
         return known;
     if (known >= 0) { /* an earlier server gave it a lane, and died before it could say so */
         bl_lane_over(server, (uint32_t)known, BL_END_GONE);
-        bl_house_write(server, (uint32_t)known); /* a nonce has one lane */
-        bl_proof_end(memory, server->directory, request->nonce, server->lanes[known].proof, 0);
-        server->lanes[known].proof = -1;
+        bl_housekeeping_write(server, (uint32_t)known); /* a nonce has one lane */
+        bl_liveness_end(memory, server->directory, request->nonce,
+                        server->lanes[known].liveness_lock, 0);
+        server->lanes[known].liveness_lock = -1;
     }
     status = bl_lobby_clash_check(server, request, now_ns);
     if (status < 0)
         return status;
     if (bl_lane_free(server) < 0)
-        bl_house_watch(server, now_ns); /* somebody may have left meanwhile */
+        bl_housekeeping_watch(server, now_ns); /* somebody may have left meanwhile */
     int64_t found = bl_lane_free(server);
     if (found < 0)
         return found;
@@ -298,19 +302,20 @@ static int64_t bl_lobby_give(bl_server *server, const bl_lobby_request *request,
         .nonce = request->nonce,
         .boot_id = {request->boot_id[0], request->boot_id[1]},
         .epoch = server->epoch,
-        .beat_seen_ns = now_ns,
+        .heartbeat_seen_ns = now_ns,
         .host = request->host,
         .state = BL_SESSION_LIVE,
         .next = 1,
         .window = 1,
         .answered = server->done,
         .allowance = {.tokens = server->quota.calls_per_s * BL_TOKEN, .filled_ns = now_ns},
-        .proof = here ? bl_proof_watch(memory, server->directory, request->nonce) : -ENOENT,
+        .liveness_lock = here ? bl_liveness_watch(memory, server->directory, request->nonce)
+            : -ENOENT,
     };
     server->live[server->live_count++] = number;
     server->stat.attach_count++;
     bl_crash_point("give.taken");
-    bl_house_write(server, number); /* a successor must know of it before the client does */
+    bl_housekeeping_write(server, number); /* a successor must know of it before the client does */
     bl_crash_point("give.written");
     status = bl_server_still(server); /* SYNC session.line: written before this look */
     return status < 0 ? status : found;
@@ -325,14 +330,14 @@ static int bl_lobby_serve(bl_server *server, const bl_lobby_request *request, ui
         lane = bl_lobby_give(server, request, now_ns);
     } else if (request->operation == BL_LOBBY_DETACH) {
         lane = bl_lane_of(server, request->nonce);
-        lane = lane >= 0 ? bl_house_end(server, (uint32_t)lane, BL_END_GONE) : 0;
+        lane = lane >= 0 ? bl_housekeeping_end(server, (uint32_t)lane, BL_END_GONE) : 0;
     }
     if (lane == -EAGAIN)
         return 0;
     if (lane == -BL_ERROR_DEPOSED)
         return 1; /* its successor has seen the lane: let it answer */
-    if (lane < 0 && server->life)
-        bl_life_forget(server->life, request->nonce);
+    if (lane < 0 && server->pidfds)
+        bl_pidfds_forget(server->pidfds, request->nonce);
     bl_lobby_reply *reply = &server->lobby[request->host];
     *reply = (bl_lobby_reply){
         .sequence = request->sequence,
@@ -376,7 +381,7 @@ static uint32_t bl_lobby_look(bl_server *server, uint64_t now_ns)
 }
 
 /* Does anybody need the proof of this nonce: for a lane, to take over, or to be elected? */
-static int bl_proof_needed(const bl_server *server, uint64_t nonce)
+static int bl_liveness_needed(const bl_server *server, uint64_t nonce)
 {
     const bl_memory *memory = &server->pool->memory;
     for (uint32_t half = 0; half < BL_HALF_COUNT; half++) {
@@ -393,48 +398,49 @@ static int bl_proof_needed(const bl_server *server, uint64_t nonce)
     return bl_lane_of(server, nonce) >= 0;
 }
 
-/* Remove the proofs of processes that died without a lane. In this order: they are dead; all that
- * they asked for is known; no successor has given them anything, since this server still serves. */
-static int bl_house_sweep(bl_server *server, uint64_t now_ns)
+/* Remove the liveness locks of processes that died without a lane. In this order: they are dead;
+ * all that they asked for is known; no successor has given them anything, since this server still
+ * serves. */
+static int bl_housekeeping_sweep(bl_server *server, uint64_t now_ns)
 {
     const bl_memory *memory = &server->pool->memory;
     uint64_t nonces[BL_SWEEP_MAX];
-    int count = bl_proof_left(memory, server->directory, nonces, BL_SWEEP_MAX);
+    int count = bl_liveness_left(memory, server->directory, nonces, BL_SWEEP_MAX);
     if (count <= 0)
         return 0;
     if (bl_lobby_look(server, now_ns) > 0)
         return 0; /* one of them may be given a lane yet */
     int status = bl_server_still(server);
     for (int i = 0; i < count && status == 0; i++)
-        if (!bl_proof_needed(server, nonces[i]))
-            bl_proof_end(memory, server->directory, nonces[i], -1, 1);
+        if (!bl_liveness_needed(server, nonces[i]))
+            bl_liveness_end(memory, server->directory, nonces[i], -1, 1);
     return status;
 }
 
 /* End the sessions of processes that have ended, at once. */
-static void bl_house_mourn(bl_server *server)
+static void bl_housekeeping_reap(bl_server *server)
 {
-    for (uint64_t nonce; server->life && (nonce = bl_life_look(server->life)) != 0;) {
+    for (uint64_t nonce; server->pidfds && (nonce = bl_pidfds_look(server->pidfds)) != 0;) {
         int64_t lane = bl_lane_of(server, nonce);
         if (lane >= 0)
-            bl_house_end(server, (uint32_t)lane, BL_END_GONE);
+            bl_housekeeping_end(server, (uint32_t)lane, BL_END_GONE);
     }
 }
 
-int bl_house_keep(bl_server *server, uint64_t now_ns)
+int bl_housekeeping_keep(bl_server *server, uint64_t now_ns)
 {
-    if (now_ns - server->house_ns < BL_HOUSE_PERIOD_NS)
+    if (now_ns - server->housekeeping_ns < BL_HOUSEKEEPING_PERIOD_NS)
         return 0;
-    server->house_ns = now_ns;
-    bl_house_mourn(server);
+    server->housekeeping_ns = now_ns;
+    bl_housekeeping_reap(server);
     bl_lobby_look(server, now_ns);
-    if (now_ns - server->proof_ns < BL_PROOF_PERIOD_NS)
+    if (now_ns - server->liveness_ns < BL_LIVENESS_PERIOD_NS)
         return 0;
-    server->proof_ns = now_ns;
-    bl_house_watch(server, now_ns);
+    server->liveness_ns = now_ns;
+    bl_housekeeping_watch(server, now_ns);
     if (now_ns - server->sweep_ns > BL_SWEEP_PERIOD_NS) {
         server->sweep_ns = now_ns;
-        int status = bl_house_sweep(server, now_ns);
+        int status = bl_housekeeping_sweep(server, now_ns);
         if (status < 0)
             return status;
     }

@@ -33,7 +33,7 @@ CLOCK_SLACK_S = 1.0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Meeting:
+class Rendezvous:
     """The place of one engine. ``salt`` keeps other tenants away from it."""
 
     engine_id: str

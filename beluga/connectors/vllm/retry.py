@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 PAUSE_S = 0.05
 
 
-class Errand:
+class RetryTask:
     """A thread with a session of its own, until ``call`` has returned true."""
 
     def __init__(

@@ -48,8 +48,8 @@ with Pool.open(sys.argv[1:]) as pool, Server(pool) as server:
 
 
 @pytest.fixture
-def discipline() -> str:
-    return "coherent"
+def coherence() -> str:
+    return "hardware"
 
 
 @pytest.fixture(autouse=True)
@@ -159,7 +159,7 @@ def test_a_stopped_process_that_attaches_keeps_others_waiting_for_a_while_only(
         client.communicate()
 
 
-@pytest.mark.parametrize("point", ["ask.out", "ask.answered", "attach.proof_held", "ask.shown"])
+@pytest.mark.parametrize("point", ["ask.out", "ask.answered", "attach.liveness_held", "ask.shown"])
 def test_a_process_that_dies_while_it_attaches_leaves_no_lane_behind(
     pool: Pool, paths: list[Path], monkeypatch: pytest.MonkeyPatch, point: str
 ) -> None:

@@ -12,15 +12,15 @@
  *
  * A lock that is free is no proof while a device may write for the process: the kernel closes a
  * dying process's files one after another, and the device's may come after the lock's. A session
- * whose payload a device writes says so in its file (bl_proof_devices), with the number of its
- * process, and is gone when that process is (see bl_proof_process_ended). The file is there for a
- * successor of the server, too.
+ * whose payload a device writes says so in its file (bl_liveness_devices), with the number of its
+ * process, and is gone when that process is (see bl_liveness_process_ended). The file is there for
+ * a successor of the server, too.
  *
  * A forked child shares the lock: it gives its copy up at fork (bl_session_forked). The simulator
- * has its own body (sim/proof.c).
+ * has its own body (sim/liveness.c).
  */
-#ifndef BL_PROOF_H
-#define BL_PROOF_H
+#ifndef BL_LIVENESS_H
+#define BL_LIVENESS_H
 
 #include <errno.h>
 
@@ -36,33 +36,33 @@ static inline int bl_error_passes(int error)
 
 enum { BL_PATH_SIZE = 4096 };
 
-/* Hold the proof of life of nonce: a descriptor, or -errno. */
-int bl_proof_hold(const bl_memory *memory, const char *directory, uint64_t nonce);
+/* Hold the liveness lock of nonce: a descriptor, or -errno. */
+int bl_liveness_hold(const bl_memory *memory, const char *directory, uint64_t nonce);
 
 /* Is there such a proof in this directory, whoever holds it? 0: there is none; else 1. */
-int bl_proof_known(const bl_memory *memory, const char *directory, uint64_t nonce);
+int bl_liveness_known(const bl_memory *memory, const char *directory, uint64_t nonce);
 
 /* Watch somebody else's: a descriptor, or -ENOENT (nothing can be proven here), or -errno: see
  * bl_error_passes(). */
-int bl_proof_watch(const bl_memory *memory, const char *directory, uint64_t nonce);
+int bl_liveness_watch(const bl_memory *memory, const char *directory, uint64_t nonce);
 
 /* 1 once the watched process is gone for good, and what its devices do for it, too; 0 before. */
-int bl_proof_gone(const bl_memory *memory, int descriptor);
+int bl_liveness_gone(const bl_memory *memory, int descriptor);
 
 /* Say in a proof that is held that from now on (1), or no more (0), a device may write to the pool
  * for this process: 0 or -errno. Before its first write, and after its last. */
-int bl_proof_devices(const bl_memory *memory, int descriptor, int may_write);
+int bl_liveness_devices(const bl_memory *memory, int descriptor, int may_write);
 
 /* May a device have written for a watched process, until that ended? 1 or 0. */
-int bl_proof_has_devices(const bl_memory *memory, int descriptor);
+int bl_liveness_has_devices(const bl_memory *memory, int descriptor);
 
 /* End a watch or a hold. remove: nobody needs this proof any more. */
-void bl_proof_end(const bl_memory *memory, const char *directory, uint64_t nonce, int descriptor,
+void bl_liveness_end(const bl_memory *memory, const char *directory, uint64_t nonce, int descriptor,
                   int remove);
 
 /* Nonces whose process is gone and whose proof is still there, at most count_max: their number, or
- * -errno. Nobody may need them any more: see bl_house_sweep(). */
-int bl_proof_left(const bl_memory *memory, const char *directory, uint64_t *nonces,
+ * -errno. Nobody may need them any more: see bl_housekeeping_sweep(). */
+int bl_liveness_left(const bl_memory *memory, const char *directory, uint64_t *nonces,
                   uint32_t count_max);
 
 /* A lock among the processes of this host: a descriptor, or -EAGAIN (somebody has it), or

@@ -39,7 +39,7 @@ class _Body(msgspec.Struct):
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Ask:
+class ParsedRequest:
     """A client's request: what routing needs, and the body that the engine gets unchanged."""
 
     path: str
@@ -56,12 +56,12 @@ _decoder = msgspec.json.Decoder(_Body)
 
 def read_ask(
     path: str, body: bytes, *, tokenizer: Tokenizer | None = None, is_json: bool = True
-) -> Ask:
+) -> ParsedRequest:
     """What a request's body asks for. Raises Refusal (400) if it is no JSON object, or if its model
     is no name; all else is for the engine to judge.
     """
     if not is_json or not body:
-        return Ask(path, body, isl=len(body) // TEXT_TOKEN_SIZE)
+        return ParsedRequest(path, body, isl=len(body) // TEXT_TOKEN_SIZE)
     try:
         fields = _decoder.decode(body)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
@@ -71,7 +71,7 @@ def read_ask(
     text = bytes(fields.messages) or bytes(fields.prompt) or bytes(fields.input)
     tokens = _tokens(fields, text, tokenizer)
     salt = fields.cache_salt if isinstance(fields.cache_salt, str) else None
-    return Ask(path, body, fields.model, len(tokens), tokens, salt, fields.stream is True)
+    return ParsedRequest(path, body, fields.model, len(tokens), tokens, salt, fields.stream is True)
 
 
 def _tokens(fields: _Body, text: bytes, tokenizer: Tokenizer | None) -> Tokens:

@@ -12,64 +12,65 @@
 #include "coherence/guard.h"
 #include "pool/pool.h"
 
-typedef struct bl_care_range {
+typedef struct bl_maintenance_range {
     uint64_t offset;
     uint64_t end;
-} bl_care_range;
+} bl_maintenance_range;
 
-typedef struct bl_care_job {
+typedef struct bl_maintenance_job {
     const bl_memory *memory;
     const bl_plan *plan;
-    uint32_t care;
-} bl_care_job;
+    uint32_t maintenance;
+} bl_maintenance_job;
 
-static void bl_care_take(const bl_memory *memory, bl_care_range range, uint32_t care)
+static void bl_maintenance_take(const bl_memory *memory, bl_maintenance_range range,
+                                uint32_t maintenance)
 {
-    if (care == BL_CARE_INVALIDATE)
+    if (maintenance == BL_MAINTENANCE_INVALIDATE)
         bl_device_reads(memory, range.offset, range.end - range.offset);
-    else if (care == BL_CARE_FLUSH)
+    else if (maintenance == BL_MAINTENANCE_FLUSH)
         bl_device_written(memory, range.offset, range.end - range.offset);
     else
         bl_device_ordered(memory);
 }
 
 /* The whole lines of the plan's range i: pieces where a read asks for no more, else chunks. */
-static bl_care_range bl_care_of(const bl_plan *plan, uint32_t i)
+static bl_maintenance_range bl_maintenance_of(const bl_plan *plan, uint32_t i)
 {
     int rows = plan->sparse && !plan->checksums;
     uint64_t offset = rows ? plan->pieces[i].offset : plan->chunks[i].offset;
     uint64_t size = rows ? plan->pieces[i].length : plan->chunks[i].length;
     uint64_t line = BL_LINE_SIZE - 1;
-    return (bl_care_range){offset & ~line, (offset + size + line) & ~line};
+    return (bl_maintenance_range){offset & ~line, (offset + size + line) & ~line};
 }
 
-static int bl_care_run(void *context)
+static int bl_maintenance_run(void *context)
 {
-    const bl_care_job *job = context;
+    const bl_maintenance_job *job = context;
     const bl_plan *plan = job->plan;
     uint32_t count = plan->sparse && !plan->checksums ? plan->piece_count : plan->chunk_count;
-    bl_care_range range = {0, 0};
+    bl_maintenance_range range = {0, 0};
     for (uint32_t i = 0; i < count; i++) {
-        bl_care_range next = bl_care_of(plan, i);
+        bl_maintenance_range next = bl_maintenance_of(plan, i);
         if (next.end < next.offset || next.end > job->memory->size)
             return -EINVAL;
     }
-    for (uint32_t i = 0; i < count && job->care != BL_CARE_FENCE; i++) {
-        bl_care_range next = bl_care_of(plan, i);
+    for (uint32_t i = 0; i < count && job->maintenance != BL_MAINTENANCE_FENCE; i++) {
+        bl_maintenance_range next = bl_maintenance_of(plan, i);
         if (i > 0 && next.offset >= range.offset && next.offset <= range.end) {
             range.end = next.end > range.end ? next.end : range.end;
             continue;
         }
         if (i > 0)
-            bl_care_take(job->memory, range, job->care);
+            bl_maintenance_take(job->memory, range, job->maintenance);
         range = next;
     }
-    bl_care_take(job->memory, range, job->care);
+    bl_maintenance_take(job->memory, range, job->maintenance);
     return 0;
 }
 
-int bl_plan_care(const bl_pool *pool, const bl_plan *plan, uint32_t care)
+int bl_plan_maintenance(const bl_pool *pool, const bl_plan *plan, uint32_t maintenance)
 {
-    bl_care_job job = {&pool->memory, plan, care};
-    return bl_guarded(&pool->memory, bl_care_run, &job);
+    bl_maintenance_job job = {&pool->memory, plan, maintenance};
+    return bl_guarded(&pool->memory, bl_maintenance_run, &job);
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * The discipline oracle: were the bytes that a process uses published before it read them, and did
+ * The coherence oracle: were the bytes that a process uses published before it read them, and did
  * its host drop its copy after it knew? Judged by the rule, not by luck: right bytes that came by a
  * wrong way are a failure too.
  *
@@ -71,7 +71,7 @@ void bl_sim_rely(const bl_memory *memory, uint64_t offset, uint64_t size, const 
         const bl_sim_version *writer;
         const char *wrong = look->loaded_at ? bl_sim_unlawful(world, process, look, &writer) : NULL;
         if (wrong)
-            bl_sim_accuse(world, -BL_SIM_DISCIPLINE, wrong, process, look->site, writer->site,
+            bl_sim_accuse(world, -BL_SIM_COHERENCE, wrong, process, look->site, writer->site,
                           mark, line);
     }
 }
@@ -90,7 +90,7 @@ void bl_sim_confirm(const bl_memory *memory, uint64_t look_offset, uint64_t offs
         const bl_sim_look *read = bl_sim_look_of(world, process, line);
         uint32_t looked_at = coherent ? look.loaded_at : look.invalidated_at;
         if (read->loaded_at && looked_at < read->loaded_at)
-            bl_sim_accuse(world, -BL_SIM_DISCIPLINE, "late look", process, look.site, read->site,
+            bl_sim_accuse(world, -BL_SIM_COHERENCE, "late look", process, look.site, read->site,
                           mark, line);
     }
     bl_sim_rely(memory, offset, size, mark);
@@ -110,6 +110,6 @@ void bl_sim_ordered(const bl_memory *memory, uint64_t look_offset, uint64_t writ
     uint32_t looked_at = bl_sim_coherent(memory, look_offset) ? look->fenced_at
                                                               : look->invalidated_at;
     if (written_at && looked_at < written_at)
-        bl_sim_accuse(world, -BL_SIM_DISCIPLINE, "early look", process, look->site, NULL, mark,
+        bl_sim_accuse(world, -BL_SIM_COHERENCE, "early look", process, look->site, NULL, mark,
                       line);
 }

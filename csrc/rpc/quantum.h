@@ -12,8 +12,8 @@
  * Leaves to the caller: what a request is, and to handlers, that one of them has at most
  * BL_CALL_KEYS_MAX keys.
  */
-#ifndef BL_TURN_H
-#define BL_TURN_H
+#ifndef BL_QUANTUM_H
+#define BL_QUANTUM_H
 
 #include <string.h>
 
@@ -24,7 +24,7 @@
 enum {
     BL_QUANTUM_REQUESTS = 64,
     BL_QUANTUM_KEYS = BL_CALL_KEYS_MAX,
-    BL_TURN_KEY_SIZE = 16            /* no item of a request is smaller */
+    BL_QUANTUM_KEY_SIZE = 16            /* no item of a request is smaller */
 };
 
 /* Requests and keys: of a turn, of a quantum, or of all that a server has done. */
@@ -35,20 +35,20 @@ typedef struct bl_work {
 
 /* At least as many keys as the request has, as far as a handler accepts it; known before any of it
  * is done. What it says of itself is believed only so far: whatever it says, it has one. */
-static inline uint64_t bl_turn_keys(const bl_request *request)
+static inline uint64_t bl_quantum_keys(const bl_request *request)
 {
     uint32_t size = request->size;
     if (request->flags & BL_MESSAGE_BULK)
         memcpy(&size, request->payload, sizeof size); /* bl_bulk.size */
     uint64_t keys = size > sizeof(bl_block_request)
-                        ? (size - sizeof(bl_block_request)) / BL_TURN_KEY_SIZE
+                        ? (size - sizeof(bl_block_request)) / BL_QUANTUM_KEY_SIZE
                         : 0;
     keys = keys > 0 ? keys : 1;
     return keys < BL_QUANTUM_KEYS ? keys : BL_QUANTUM_KEYS;
 }
 
 /* Has a turn room for so many keys more, or must they wait for the lane's next one? */
-static inline int bl_turn_fits(const bl_work *turn, uint64_t keys)
+static inline int bl_quantum_fits(const bl_work *turn, uint64_t keys)
 {
     return turn->requests < BL_QUANTUM_REQUESTS && turn->keys + keys <= BL_QUANTUM_KEYS;
 }
@@ -62,7 +62,7 @@ static inline void bl_work_raise(bl_work *most, uint64_t requests, uint64_t keys
 
 /* The order of the next round: lanes that were not served, then those that were, each in the order
  * of this round. live holds kept_count of the former at its start. */
-static inline void bl_turn_order(uint32_t *live, uint32_t kept_count, const uint32_t *served,
+static inline void bl_quantum_order(uint32_t *live, uint32_t kept_count, const uint32_t *served,
                                  uint32_t served_count)
 {
     memcpy(live + kept_count, served, served_count * sizeof *served);

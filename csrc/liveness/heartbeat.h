@@ -1,0 +1,55 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Copyright The Beluga Authors
+ *
+ * Signs of life for other hosts: a counter in a line that its writer moves on. A thread of its own
+ * does it, in C, so that a Python thread that holds the interpreter for a minute does not look
+ * dead. A heartbeat that stands still proves nothing (D7); it only makes others careful.
+ *
+ * A session that ends says so with its last heartbeat, in a line that it alone writes. Whoever
+ * serves next reads it there, so a session can end in order while nobody serves.
+ */
+#ifndef BL_HEARTBEAT_H
+#define BL_HEARTBEAT_H
+
+#include <pthread.h>
+
+#include "coherence/coherence.h"
+
+enum {
+    BL_HEARTBEAT_PERIOD_NS = 50 * 1000 * 1000,
+    /* one that stood still so long stands still */
+    BL_HEARTBEAT_WATCH_NS = 10 * BL_HEARTBEAT_PERIOD_NS
+};
+
+/* the count of a session's farewell: no heartbeat follows it */
+#define BL_HEARTBEAT_LAST UINT64_MAX
+
+typedef struct bl_heartbeat {
+    const bl_memory *memory;
+    uint64_t offset;
+    uint64_t nonce;
+    uint64_t count;
+    pthread_t thread;
+    pthread_mutex_t lock;       /* of stop */
+    pthread_cond_t wake;        /* stop was set */
+    int stop;
+    int running;
+} bl_heartbeat;
+
+/* One heartbeat, by hand: the simulator has no threads. */
+void bl_heartbeat_once(bl_heartbeat *heartbeat);
+
+/* 0 or -errno. The first heartbeat is out when this returns. */
+int bl_heartbeat_start(bl_heartbeat *heartbeat, const bl_memory *memory, uint64_t offset,
+                       uint64_t nonce);
+void bl_heartbeat_stop(bl_heartbeat *heartbeat);
+
+/* Stop, and say that the session is over. Its process writes nothing under its nonce any more: the
+ * caller has ended all copies, those of devices, too; what it streamed is fenced here. */
+void bl_heartbeat_end(bl_heartbeat *heartbeat);
+
+/* The counter in a heartbeat line, if the line is whole and its writer is nonce; else 0. No fence:
+ * the caller invalidated the line and completed that. */
+uint64_t bl_heartbeat_read(const bl_memory *memory, uint64_t offset, uint64_t nonce);
+
+#endif

@@ -1,0 +1,186 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Copyright The Beluga Authors
+ *
+ * The thread pool: see transfer/thread_pool.h. Whoever is awake takes the next item, so one that
+ * wakes up late, or shares its core, costs nobody more than an item's time.
+ */
+#include "transfer/thread_pool.h"
+
+#include "coherence/coherence.h"
+#include "coherence/guard.h"
+
+typedef struct bl_thread_pool_job {
+    bl_thread_pool_work work;
+    void *context;
+    uint64_t count;
+    uint64_t next;              /* item; shared */
+    uint32_t workers;           /* that have joined */
+    int status;
+    const void *fault;          /* where, if the status is of a fault */
+} bl_thread_pool_job;
+
+/* Take items until there are none: 0, or the first error. */
+static int bl_thread_pool_share(bl_thread_pool_job *job, uint32_t worker)
+{
+    int status = 0;
+    for (uint64_t item; status == 0 && (item = bl_shared_add(&job->next, 1)) < job->count;)
+        status = job->work(job->context, (uint32_t)item, worker);
+    if (status < 0)
+        bl_shared_store(&job->next, job->count);
+    return status;
+}
+
+#ifdef BL_SIM
+
+int bl_thread_pool_run(uint32_t threads, uint32_t count, bl_thread_pool_work work, void *context)
+{
+    bl_thread_pool_job job = {.work = work, .context = context, .count = count};
+    (void)threads;
+    return bl_thread_pool_share(&job, 0);
+}
+
+#else
+
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+
+/* To be woken takes as long as to copy 200 KB. So who waits for the next job, or for the last item
+ * of this one, looks for a moment before it sleeps. */
+enum { BL_THREAD_POOL_LOOK_NS = 50 * 1000 };
+
+typedef struct bl_thread_pool_state {
+    pthread_mutex_t lock;       /* of all that follows */
+    pthread_cond_t wanted;      /* there are seats */
+    pthread_cond_t left;        /* nobody is active */
+    bl_thread_pool_job *job;    /* or NULL */
+    uint64_t worker_count;        /* threads of the thread pool */
+    uint64_t seats;             /* that may still join the job; looked at without the lock too */
+    uint64_t active;            /* that did, and are not done; likewise */
+} bl_thread_pool_state;
+
+#define BL_THREAD_POOL_NEW                                                                         \
+    {PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, PTHREAD_COND_INITIALIZER, NULL, 0, 0, 0}
+
+/* Look at a word until it is 0, or is not (wanted), for a moment. */
+static void bl_thread_pool_look(const uint64_t *word, int wanted)
+{
+    uint64_t until = bl_now_ns(NULL) + BL_THREAD_POOL_LOOK_NS;
+    while ((bl_shared_load(word) != 0) != wanted && bl_now_ns(NULL) < until)
+        bl_pause(NULL);
+}
+
+static bl_thread_pool_state bl_thread_pool = BL_THREAD_POOL_NEW;
+static cpu_set_t bl_thread_pool_cpus;
+
+/* What the process may use: an engine ties the thread that asks for help to a core later on. */
+__attribute__((constructor)) static void bl_thread_pool_find_cpus(void)
+{
+    sched_getaffinity(0, sizeof bl_thread_pool_cpus, &bl_thread_pool_cpus);
+}
+
+static pthread_once_t bl_thread_pool_once = PTHREAD_ONCE_INIT;
+
+/* The parent's threads are not in the child, whatever they were doing. */
+static void bl_thread_pool_forked(void)
+{
+    bl_thread_pool = (bl_thread_pool_state)BL_THREAD_POOL_NEW;
+}
+
+static void bl_thread_pool_watch_forks(void) { pthread_atfork(NULL, NULL, bl_thread_pool_forked); }
+
+static void *bl_thread_pool_worker(void *argument)
+{
+    (void)argument;
+    pthread_mutex_lock(&bl_thread_pool.lock);
+    for (;;) {
+        while (bl_thread_pool.seats == 0)
+            pthread_cond_wait(&bl_thread_pool.wanted, &bl_thread_pool.lock);
+        bl_thread_pool_job *job = bl_thread_pool.job;
+        uint32_t worker = ++job->workers;
+        bl_shared_store(&bl_thread_pool.active, bl_thread_pool.active + 1);
+        bl_shared_store(&bl_thread_pool.seats, bl_thread_pool.seats - 1);
+        pthread_mutex_unlock(&bl_thread_pool.lock);
+        int status = bl_thread_pool_share(job, worker);
+        bl_store_fence_now(); /* the caller's fence does not cover what this thread streamed */
+        pthread_mutex_lock(&bl_thread_pool.lock);
+        if (status < 0 && job->status == 0)
+            job->status = status, job->fault = bl_guard_address();
+        bl_shared_store(&bl_thread_pool.active, bl_thread_pool.active - 1);
+        if (bl_thread_pool.active == 0)
+            pthread_cond_signal(&bl_thread_pool.left);
+        pthread_mutex_unlock(&bl_thread_pool.lock);
+        bl_thread_pool_look(&bl_thread_pool.seats, 1);
+        pthread_mutex_lock(&bl_thread_pool.lock);
+    }
+    return NULL;
+}
+
+/* Under the lock: hire until there are count, as far as the system lets us. Signals are for the
+ * threads that were there before; only those that an instruction raises are its own thread's. */
+static void bl_thread_pool_hire(uint32_t count)
+{
+    sigset_t all, before;
+    sigfillset(&all);
+    sigdelset(&all, SIGBUS), sigdelset(&all, SIGSEGV), sigdelset(&all, SIGFPE);
+    sigdelset(&all, SIGILL), sigdelset(&all, SIGTRAP);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    for (pthread_t worker; bl_thread_pool.worker_count < count; bl_thread_pool.worker_count++) {
+        if (pthread_create(&worker, NULL, bl_thread_pool_worker, NULL) != 0)
+            break;
+        pthread_setname_np(worker, "beluga-copy");
+        pthread_setaffinity_np(worker, sizeof bl_thread_pool_cpus, &bl_thread_pool_cpus);
+        pthread_detach(worker);
+    }
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+}
+
+/* Put a job before the thread pool: 1, or 0 if it has one. */
+static int bl_thread_pool_offer(bl_thread_pool_job *job, uint32_t seats)
+{
+    pthread_once(&bl_thread_pool_once, bl_thread_pool_watch_forks);
+    pthread_mutex_lock(&bl_thread_pool.lock);
+    int offered = bl_thread_pool.job == NULL;
+    if (offered) {
+        if (bl_thread_pool.worker_count < seats)
+            bl_thread_pool_hire(seats);
+        bl_thread_pool.job = job;
+        bl_shared_store(&bl_thread_pool.seats, seats < bl_thread_pool.worker_count ? seats
+                        : bl_thread_pool.worker_count);
+        pthread_cond_broadcast(&bl_thread_pool.wanted);
+    }
+    pthread_mutex_unlock(&bl_thread_pool.lock);
+    return offered;
+}
+
+/* Nobody may join any more; wait for those that have. */
+static void bl_thread_pool_dismiss(void)
+{
+    pthread_mutex_lock(&bl_thread_pool.lock);
+    bl_shared_store(&bl_thread_pool.seats, 0);
+    pthread_mutex_unlock(&bl_thread_pool.lock);
+    bl_thread_pool_look(&bl_thread_pool.active, 0);
+    pthread_mutex_lock(&bl_thread_pool.lock);
+    while (bl_thread_pool.active > 0)
+        pthread_cond_wait(&bl_thread_pool.left, &bl_thread_pool.lock);
+    bl_thread_pool.job = NULL;
+    pthread_mutex_unlock(&bl_thread_pool.lock);
+}
+
+int bl_thread_pool_run(uint32_t threads, uint32_t count, bl_thread_pool_work work, void *context)
+{
+    bl_thread_pool_job job = {.work = work, .context = context, .count = count};
+    uint32_t seats = threads < count ? threads : count;
+    seats = seats == 0 ? 0 : seats - 1 < BL_THREAD_POOL_MAX ? seats - 1 : BL_THREAD_POOL_MAX;
+    int offered = seats > 0 && bl_thread_pool_offer(&job, seats);
+    int status = bl_thread_pool_share(&job, 0);
+    if (offered)
+        bl_thread_pool_dismiss();
+    if (status == 0 && job.status < 0) {
+        status = job.status;
+        bl_guard_adopt(job.fault);
+    }
+    return status;
+}
+
+#endif
