@@ -275,14 +275,14 @@ class bl_bulk_init(TypedDict, total=False):
     check: int
 
 class bl_block_request(CStruct):
-    layout: int
+    fingerprint: int
     length: int
     chunk_size: int
     count: int
     flags: int
 
 class bl_block_request_init(TypedDict, total=False):
-    layout: int
+    fingerprint: int
     length: int
     chunk_size: int
     count: int
@@ -416,7 +416,7 @@ class bl_entry(CStruct):
     key: uint64_p
     generation: int
     offset: int
-    layout: int
+    fingerprint: int
     length: int
     chunk_size: int
     checksums_crc: int
@@ -428,7 +428,7 @@ class bl_entry_init(TypedDict, total=False):
     key: uint64_p | Sequence[int]
     generation: int
     offset: int
-    layout: int
+    fingerprint: int
     length: int
     chunk_size: int
     checksums_crc: int
@@ -859,13 +859,13 @@ class bl_copy_settings_init(TypedDict, total=False):
 class bl_kv_batch(CStruct):
     keys: uint64_p | Null
     fragments: bl_fragment | Null
-    layout: int
+    fingerprint: int
     timeout_ns: int
     count: int
     fragment_count: int
     length: int
     chunk_size: int
-    verify: int
+    check_checksums: int
     settings: bl_copy_settings | Null
     port: bl_port | Null
     transfer_class: int
@@ -874,13 +874,13 @@ class bl_kv_batch(CStruct):
 class bl_kv_batch_init(TypedDict, total=False):
     keys: uint64_p | Null
     fragments: bl_fragment | Null
-    layout: int
+    fingerprint: int
     timeout_ns: int
     count: int
     fragment_count: int
     length: int
     chunk_size: int
-    verify: int
+    check_checksums: int
     settings: bl_copy_settings | Null
     port: bl_port | Null
     transfer_class: int

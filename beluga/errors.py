@@ -324,7 +324,7 @@ CODES: tuple[tuple[type[BelugaError], str], ...] = (
 )
 
 
-def check(code: int, doing: str = "") -> int:
+def raise_for_status(code: int, doing: str = "") -> int:
     """Return ``code`` if it is a result; raise what it stands for if it is negative.
 
     Raises the exception of :data:`CODES`, or :class:`OSError` for an errno.

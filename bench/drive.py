@@ -15,7 +15,7 @@ import numpy.typing as npt
 from beluga._ffi import core
 from beluga._ffi import ffi as core_ffi
 from beluga._ffi import lib as core_lib
-from beluga.errors import check
+from beluga.errors import raise_for_status
 from beluga.pool import Pool
 from beluga.transfer import DsaEngine
 
@@ -133,7 +133,7 @@ class Driver:
         plan.samples_ns = (
             ffi.NULL if samples is None else ffi.cast("uint64_t *", samples.ctypes.data)
         )
-        check(lib.drive_run(plan), "running an operation")
+        raise_for_status(lib.drive_run(plan), "running an operation")
         return float(plan.done * 1e9 / plan.elapsed_ns)
 
 

@@ -20,7 +20,7 @@ import numpy.typing as npt
 from beluga import MetaServer
 from beluga._ffi import ffi as core_ffi
 from beluga._ffi import lib as core_lib
-from beluga.errors import BelugaError, check
+from beluga.errors import BelugaError, raise_for_status
 from beluga.pool import STRIPE_SIZE, Pool, scratch_folder
 
 from . import _limit, drive
@@ -116,9 +116,9 @@ def _scan(paths: list[Path], count: int) -> float:
         address = core_ffi.addressof(core_lib, "bl_index_add")
         table.insert = ffi.cast("limit_insert", int(core_ffi.cast("uintptr_t", address)))
         start_ns = time.perf_counter_ns()
-        check(core_lib.bl_index_create(index, count), "making an index")
+        raise_for_status(core_lib.bl_index_create(index, count), "making an index")
         table.index = ffi.cast("void *", int(core_ffi.cast("uintptr_t", index[0])))
-        check(lib.limit_scan(table), "scanning the table")
+        raise_for_status(lib.limit_scan(table), "scanning the table")
         elapsed_ns = time.perf_counter_ns() - start_ns
         found = core_lib.bl_index_count(index[0])
         core_lib.bl_index_destroy(index[0])
@@ -199,4 +199,6 @@ def _write(pool: Pool, offset: int, lines: Lines, keys: Lines | None) -> None:
     if keys is not None:
         _seal(lines, keys)
     source = core_ffi.from_buffer(np.ascontiguousarray(lines))
-    check(core_lib.bl_pool_write(pool.handle, offset, source, lines.nbytes), "writing the table")
+    raise_for_status(
+        core_lib.bl_pool_write(pool.handle, offset, source, lines.nbytes), "writing the table"
+    )

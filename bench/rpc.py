@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from beluga._ffi import ffi, lib
-from beluga.errors import check
+from beluga.errors import raise_for_status
 from beluga.pool import Pool
 from beluga.rpc import Client
 
@@ -66,11 +66,11 @@ class _Bare:
             self._pool, depth=depth, batch=batch, sequence=self._sequence + warm, count=count
         )
         self._sequence += warm + count
-        check(limit_lib.limit_ask(first), "exchanging lines")
+        raise_for_status(limit_lib.limit_ask(first), "exchanging lines")
         start_ns = time.perf_counter_ns()
-        check(limit_lib.limit_ask(rest), "exchanging lines")
+        raise_for_status(limit_lib.limit_ask(rest), "exchanging lines")
         elapsed_ns = time.perf_counter_ns() - start_ns
-        check(self._peer.result()["status"], "answering lines")
+        raise_for_status(self._peer.result()["status"], "answering lines")
         return count * 1e9 / elapsed_ns
 
 
@@ -115,7 +115,7 @@ class _Calls:
         with self._client.lock:
             session = self._client.session
             start_ns = time.perf_counter_ns()
-            check(lib.bl_session_pump(session, pump, TIMEOUT_S * 10**9), "calling")
+            raise_for_status(lib.bl_session_pump(session, pump, TIMEOUT_S * 10**9), "calling")
             return count * 1e9 / (time.perf_counter_ns() - start_ns)
 
     def loop(self, count: int, samples: npt.NDArray[np.uint64] | None = None) -> float:

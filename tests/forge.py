@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from beluga._ffi import ffi, lib
-from beluga.errors import check
+from beluga.errors import raise_for_status
 
 if TYPE_CHECKING:
     from beluga.pool import Pool
@@ -70,12 +70,12 @@ def bulk_payload(data: bytes) -> bytes:
 def write(pool: Pool, offset: int, data: bytes) -> None:
     """Whole lines, streamed and fenced; the last is filled up with zeros."""
     data += bytes(-len(data) % LINE)
-    check(lib.bl_pool_write(pool.handle, offset, data, len(data)))
+    raise_for_status(lib.bl_pool_write(pool.handle, offset, data, len(data)))
 
 
 def read(pool: Pool, offset: int, size: int = LINE) -> bytes:
     out = ffi.new("uint8_t[]", size)
-    check(lib.bl_pool_read(pool.handle, offset, out, size))
+    raise_for_status(lib.bl_pool_read(pool.handle, offset, out, size))
     return bytes(ffi.buffer(out))
 
 

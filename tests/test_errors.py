@@ -68,25 +68,25 @@ def test_numbers_of_c_and_python_agree() -> None:
 @pytest.mark.parametrize(("number", "kind"), NUMBERS.values(), ids=NUMBERS)
 def test_check_raises_what_the_number_means(number: int, kind: type[errors.BelugaError]) -> None:
     with pytest.raises(kind, match=r"^reading the tea leaves: ") as caught:
-        errors.check(-number, "reading the tea leaves")
+        errors.raise_for_status(-number, "reading the tea leaves")
     assert type(caught.value) is kind
     assert "\n" not in str(caught.value)
 
 
 def test_check_raises_oserror_for_an_errno() -> None:
     with pytest.raises(PermissionError, match="mapping: ") as caught:
-        errors.check(-errno.EACCES, "mapping")
+        errors.raise_for_status(-errno.EACCES, "mapping")
     assert caught.value.errno == errno.EACCES
 
 
 @pytest.mark.parametrize("result", [0, 1, 4096])
 def test_check_returns_results(result: int) -> None:
-    assert errors.check(result) == result
+    assert errors.raise_for_status(result) == result
 
 
 def test_codes_beyond_the_list_are_not_swallowed() -> None:
     with pytest.raises(OSError, match=r"\d"):
-        errors.check(-(errors.FIRST_CODE + len(errors.CODES)))
+        errors.raise_for_status(-(errors.FIRST_CODE + len(errors.CODES)))
 
 
 def drawn_tree() -> list[tuple[int, str]]:
@@ -115,4 +115,4 @@ def test_the_drawn_tree_is_the_tree_of_classes() -> None:
 
 def test_a_number_that_is_no_errno_is_an_error_all_the_same() -> None:
     with pytest.raises(OSError):
-        errors.check(-(1 << 31))
+        errors.raise_for_status(-(1 << 31))

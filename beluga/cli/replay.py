@@ -50,7 +50,7 @@ def replay(
             "is as fast as possible.",
         ),
     ] = None,
-    verify: Annotated[
+    compare: Annotated[
         bool, typer.Option(help="Compare every fetched byte with what was put.")
     ] = True,
     json: Json = False,
@@ -62,23 +62,23 @@ def replay(
         block_size=_block_size(trace) if block_bytes is None else block_bytes,
         pool_size=pool_bytes,
         speed=speed,
-        verify=verify,
+        compare=compare,
     )
     with progress("replaying", shown=not json) as advance:
         result = run_replay(requests, options, say=say, advance=advance)
     if json:
         print_json(result)
     else:
-        print_facts(_facts(result, clients, verify))
-    if result.verify_errors:
-        raise ReplayError(f"{result.verify_errors} blocks came back with wrong bytes")
+        print_facts(_facts(result, clients, compare))
+    if result.wrong_blocks:
+        raise ReplayError(f"{result.wrong_blocks} blocks came back with wrong bytes")
 
 
 def _block_size(trace: Path | None) -> int:
     return 4096 if trace else _MADE_UP_BLOCK_SIZE
 
 
-def _facts(result: Result, clients: int, verify: bool) -> dict[str, object]:
+def _facts(result: Result, clients: int, compare: bool) -> dict[str, object]:
     return {
         "requests": result.requests,
         "client processes": clients,
@@ -88,7 +88,7 @@ def _facts(result: Result, clients: int, verify: bool) -> dict[str, object]:
         "blocks put": _moved(result.blocks_put, result.bytes_put, result.put_gb_per_s),
         "blocks got": _moved(result.blocks_hit, result.bytes_got, result.get_gb_per_s),
         "RPC p50 / p99": f"{result.rpc_p50_us:.1f} / {result.rpc_p99_us:.1f} us",
-        "verification errors": result.verify_errors if verify else "not verified",
+        "wrong blocks": result.wrong_blocks if compare else "not compared",
     }
 
 

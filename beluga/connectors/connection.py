@@ -101,7 +101,7 @@ class Attachment:
             found = KVCache(
                 self.client,
                 namespace=namespace,
-                verify=self._settings.verify,
+                check_checksums=self._settings.check_checksums,
                 timeout_s=self.client.timeout_s,
                 threads=self._threads,
                 engine=driver or self._settings.choice,

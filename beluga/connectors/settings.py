@@ -24,13 +24,14 @@ class PoolSettings:
     ``pool``: device paths joined by ``:``; None for the default pool. ``host``: this machine's
     number, for devdax. ``timeout_ms`` bounds every wait of the engine for the pool's server.
     ``retry_s``: after a failure the pool is left alone for this long, and every lookup is a miss.
-    ``salt``: a tenant's secret: blocks are shared among engines that have the same. ``verify``:
-    check every loaded byte. ``load_threads`` share the copying of a load; None for one per core, 4
-    at most. Saves are in nobody's way and take one. ``link``: all engine processes of this host let
-    loads onto its link to the pool before saves; ``auto`` for a link as fast as such memory is, a
-    speed in GB/s (``20``, or ``46.2/33`` for loads and saves apart), or ``off``. ``engine`` copies
-    blocks in host memory: ``cpu``; ``auto``, the CPU and a DSA for what that is faster at, if the
-    machine has one; or ``dsa``. Blocks in a GPU's memory are copied by the GPU.
+    ``salt``: a tenant's secret: blocks are shared among engines that have the same. With
+    ``check_checksums`` every loaded byte is checked. ``load_threads`` share the copying of a load;
+    None for one per core, 4 at most. Saves are in nobody's way and take one. ``link``: all engine
+    processes of this host let loads onto its link to the pool before saves; ``auto`` for a link as
+    fast as such memory is, a speed in GB/s (``20``, or ``46.2/33`` for loads and saves apart), or
+    ``off``. ``engine`` copies blocks in host memory: ``cpu``; ``auto``, the CPU and a DSA for what
+    that is faster at, if the machine has one; or ``dsa``. Blocks in a GPU's memory are copied by
+    the GPU.
     """
 
     pool: str | None = None
@@ -38,7 +39,7 @@ class PoolSettings:
     timeout_ms: int = 500
     retry_s: float = 1.0
     salt: str = ""
-    verify: bool = True
+    check_checksums: bool = True
     load_threads: int | None = None
     link: str = "auto"
     engine: str = "auto"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeAlias, cast
 import numpy as np
 
 from beluga._ffi import core, ffi, lib
-from beluga.errors import CacheError, LayoutError, TransferCancelledError, check
+from beluga.errors import CacheError, LayoutError, TransferCancelledError, raise_for_status
 from beluga.kvcache.buffers import Run, runs
 from beluga.kvcache.carry import EngineBatch
 from beluga.kvcache.keys import Namespace, fold
@@ -82,7 +82,7 @@ class PutResult:
     def raise_for_refused(self) -> None:
         """Raise the error of the first block that was refused, if one was."""
         for code in self.statuses[self.states == BlockState.REFUSED]:
-            check(int(code), "storing a block")
+            raise_for_status(int(code), "storing a block")
             raise CacheError("a block was refused without a reason")
 
 
@@ -104,16 +104,16 @@ class KVCache:
     """KV blocks of one namespace in a pool.
 
     ``namespace`` says whose blocks these are: two caches with different namespaces never see each
-    other's. ``verify`` checks every fetched byte against the checksums it was stored with (entries
-    are always checked). ``engine`` copies: ``cpu``; ``auto``, the CPU and a DSA for what that is
-    faster at, if this machine has one; ``dsa``; or one of yours, and blocks may then lie wherever
-    it reaches, as a :class:`~beluga.kvcache.Run` of addresses. ``threads`` of the CPU share the
-    copying of a get; a put is one thread's. With a ``link`` (a :class:`~beluga.transfer.Link`, a
-    place at one, or the settings of this host's link to the pool) bytes move in turns with all who
-    use it, puts in the class ``write_class`` and gets in ``read_class``; None: as fast as they can.
-    ``kept`` blocks are never evicted: tasks of the queue whose number is :attr:`layout`, few and
-    bounded (:class:`beluga.meta.TaskClient`). Used by one thread at a time, as its
-    :class:`~beluga.rpc.Client`.
+    other's. ``check_checksums`` compares every fetched byte with the checksums that it was stored
+    with (entries are always checked). ``engine`` copies: ``cpu``; ``auto``, the CPU and a DSA for
+    what that is faster at, if this machine has one; ``dsa``; or one of yours, and blocks may then
+    lie wherever it reaches, as a :class:`~beluga.kvcache.Run` of addresses. ``threads`` of the CPU
+    share the copying of a get; a put is one thread's. With a ``link`` (a
+    :class:`~beluga.transfer.Link`, a place at one, or the settings of this host's link to the pool)
+    bytes move in turns with all who use it, puts in the class ``write_class`` and gets in
+    ``read_class``; None: as fast as they can. ``kept`` blocks are never evicted: tasks of the queue
+    whose number is :attr:`layout`, few and bounded (:class:`beluga.meta.TaskClient`). Used by one
+    thread at a time, as its :class:`~beluga.rpc.Client`.
 
     Keys are digests of 16..64 uniformly random bytes (what engines have), as a list of bytes or a
     uint8 array of shape (count, size); or already folded, as a uint64 array of shape (count, 2):
@@ -127,7 +127,7 @@ class KVCache:
         *,
         namespace: Namespace | str | bytes,
         host: int | None = None,
-        verify: bool = True,
+        check_checksums: bool = True,
         chunk_size: int = CHUNK_SIZE,
         timeout_s: float = 5.0,
         engine: Engine | EngineChoice = "auto",
@@ -153,8 +153,8 @@ class KVCache:
                 True,
             )
         self.namespace = Namespace.of(namespace)
-        self._layout = int.from_bytes(self.namespace.digest[:8], "little")
-        self._verify = verify
+        self._fingerprint = int.from_bytes(self.namespace.digest[:8], "little")
+        self._check_checksums = check_checksums
         self._chunk_size = chunk_size
         self._timeout_ns = nanoseconds(timeout_s)
         self._meta = MetaClient(self.client)
@@ -185,7 +185,7 @@ class KVCache:
     @property
     def layout(self) -> int:
         """What blocks of this namespace mean, as their entries in the pool say it: 64 bits."""
-        return self._layout
+        return self._fingerprint
 
     def put(self, digests: Digests, sources: Blocks) -> PutResult:
         """Store ``sources[i]`` under ``digests[i]``: what is there already is not written again.
@@ -199,7 +199,9 @@ class KVCache:
         for run in runs(sources, writable=False):
             _refuse_long(run)
             part = slice(run.start, run.start + run.count)
-            check(self._put(run, keys[part], states[part], statuses[part]), "storing blocks")
+            raise_for_status(
+                self._put(run, keys[part], states[part], statuses[part]), "storing blocks"
+            )
         return PutResult(states, statuses)
 
     def get(self, digests: Digests, targets: Blocks) -> GetResult:
@@ -214,7 +216,9 @@ class KVCache:
         for run in runs(targets, writable=True):
             _refuse_long(run)
             part = slice(run.start, run.start + run.count)
-            found = check(self._get(run, keys[part], states[part], mismatches), "fetching blocks")
+            found = raise_for_status(
+                self._get(run, keys[part], states[part], mismatches), "fetching blocks"
+            )
             hits += found
             if found < run.count:
                 break
@@ -225,9 +229,9 @@ class KVCache:
 
         ``tokens`` are numbers in the one block of ``digests``, or of shape (count, 2): which of
         ``digests``, and its token. ``targets`` are as many slots of an engine's layout, the one in
-        which the blocks were stored. With ``verify`` the checksums of the chunks that they touch
-        are compared, so those are fetched whole; without it only the tokens are. Rows of blocks
-        that are no hits are undefined. Raises :class:`~beluga.errors.LayoutError` and
+        which the blocks were stored. With ``check_checksums`` the checksums of the chunks that they
+        touch are compared, so those are fetched whole; without it only the tokens are. Rows of
+        blocks that are no hits are undefined. Raises :class:`~beluga.errors.LayoutError` and
         :class:`~beluga.errors.RpcError`, and what the engine raises.
         """
         keys, layout = self.keys(digests), targets.layout
@@ -240,7 +244,7 @@ class KVCache:
             def parts_of(hits: NDArray[np.int64]) -> Iterable[tuple[NDArray[np.int64], Plan]]:
                 some = rows if len(hits) == len(keys) else rows.of(hits)
                 if len(some.sizes):
-                    sums = carrier.checksums if self._verify and self._chunk_size else None
+                    sums = carrier.checksums if self._check_checksums and self._chunk_size else None
                     yield (
                         hits,
                         layout.plan_rows(
@@ -253,7 +257,9 @@ class KVCache:
 
             return carrier.get(states, mismatches, parts_of)
 
-        found = check(self._carry(self._leave.token_engine, run, keys, fetch), "fetching tokens")
+        found = raise_for_status(
+            self._carry(self._leave.token_engine, run, keys, fetch), "fetching tokens"
+        )
         return GetResult(found, states, mismatches[0])
 
     def lookup(self, digests: Digests) -> int:
@@ -387,13 +393,13 @@ class KVCache:
             {
                 "keys": ffi.from_buffer("uint64_t[]", keys),
                 "fragments": ffi.from_buffer("bl_fragment[]", run.fragments),
-                "layout": self._layout,
+                "fingerprint": self._fingerprint,
                 "timeout_ns": self._timeout_ns,
                 "count": run.count,
                 "fragment_count": run.fragment_count,
                 "length": run.length,
                 "chunk_size": self._chunk_size,
-                "verify": self._verify,
+                "check_checksums": self._check_checksums,
                 "settings": self._settings,
                 "port": port,
                 "transfer_class": kind,

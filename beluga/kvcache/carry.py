@@ -135,10 +135,10 @@ class EngineBatch:
 
     def blocks(self, run: Run) -> Callable[[NDArray[np.int64]], Iterable[Part]]:
         """Plans for whole blocks of a run that are read."""
-        verify = bool(self._batch.verify) and self.checksums.shape[1] > 0
+        summed = bool(self._batch.check_checksums) and self.checksums.shape[1] > 0
 
         def parts_of(hits: NDArray[np.int64]) -> Iterable[Part]:
-            for blocks, plan in self._parts(run, hits, summed=verify):
+            for blocks, plan in self._parts(run, hits, summed=summed):
                 if plan.checksums is not None:
                     plan.checksums[:] = self.checksums[blocks].reshape(-1)
                 yield blocks, plan

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 
 from beluga._ffi import ffi, lib
-from beluga.errors import check
+from beluga.errors import raise_for_status
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -105,7 +105,9 @@ def fold(namespace: Namespace, digests: Sequence[bytes] | NDArray[np.uint8]) -> 
     keys = np.empty((count, 2), dtype=np.uint64)
     source = ffi.from_buffer("uint8_t[]", packed)
     target = ffi.from_buffer("uint64_t[]", keys, require_writable=True)
-    check(lib.bl_fold_keys(source, size, count, namespace.digest, target), "folding keys")
+    raise_for_status(
+        lib.bl_fold_keys(source, size, count, namespace.digest, target), "folding keys"
+    )
     return keys
 
 

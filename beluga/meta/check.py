@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TypeAlias
 
 from beluga._ffi import core, ffi, lib
-from beluga.errors import check
+from beluga.errors import raise_for_status
 from beluga.meta.findings import describe
 from beluga.pool import Pool, SpecLike, survey
 
@@ -46,7 +46,7 @@ def check_pool(pool: Pool, *, payload: bool = False, leave: Leave | None = None)
     port, kind = leave or (ffi.NULL, 0)
     with pool.using() as handle:
         code = lib.bl_check_pool(handle, payload, findings, FINDINGS_MAX, report, port, kind)
-    check(code, "checking a pool")
+    raise_for_status(code, "checking a pool")
     shown = min(report.finding_count, FINDINGS_MAX)
     return Report(
         epoch=report.epoch,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 import numpy as np
 
 from beluga._ffi import core, ffi, lib
-from beluga.errors import check
+from beluga.errors import raise_for_status
 from beluga.meta.stat import MetaStat
 from beluga.rpc import nanoseconds
 
@@ -86,7 +86,7 @@ class MetaClient:
         state = ffi.new("uint32_t *")
         flags = lib.BL_LOOKUP_PIN if pin else 0
         with self._client.lock:
-            hits = check(
+            hits = raise_for_status(
                 lib.bl_lookup(
                     self._client.session, words, len(keys), flags, records, state, self._timeout_ns
                 ),
@@ -101,7 +101,7 @@ class MetaClient:
         records = np.zeros(len(keys), dtype=_RECORD)
         state = ffi.new("uint32_t *")
         with self._client.lock:
-            hits = check(
+            hits = raise_for_status(
                 lib.bl_lookup(
                     self._client.session,
                     words,
@@ -126,7 +126,7 @@ class MetaClient:
         return self._tell(lib.bl_release_blocks, pins._commits, count, "releasing")
 
     def reserve(
-        self, keys: NDArray[np.uint64], *, length: int, layout: int = 0, chunk_size: int = 0
+        self, keys: NDArray[np.uint64], *, length: int, fingerprint: int = 0, chunk_size: int = 0
     ) -> list[Grant]:
         """Leave to write ``length`` bytes under each key: HIT, GRANTED, PENDING or REFUSED.
 
@@ -135,10 +135,11 @@ class MetaClient:
         words = _words(keys)
         records = ffi.new("bl_block_record[]", len(keys))
         what = ffi.new(
-            "bl_block_request *", {"layout": layout, "length": length, "chunk_size": chunk_size}
+            "bl_block_request *",
+            {"fingerprint": fingerprint, "length": length, "chunk_size": chunk_size},
         )
         with self._client.lock:
-            check(
+            raise_for_status(
                 lib.bl_reserve(
                     self._client.session, words, len(keys), what, records, self._timeout_ns
                 ),
@@ -151,7 +152,7 @@ class MetaClient:
         commits = _commits(grants, checksums_crc)
         statuses = ffi.new("int32_t[]", len(grants))
         with self._client.lock:
-            check(
+            raise_for_status(
                 lib.bl_commit_blocks(
                     self._client.session, commits, len(grants), statuses, self._timeout_ns
                 ),
@@ -175,7 +176,7 @@ class MetaClient:
         """The server's counters."""
         out = ffi.new("bl_meta_stat *")
         with self._client.lock:
-            check(
+            raise_for_status(
                 lib.bl_meta_ask_stat(self._client.session, out, self._timeout_ns),
                 "asking for counters",
             )
@@ -189,7 +190,7 @@ class MetaClient:
         doing: str,
     ) -> int:
         with self._client.lock:
-            return check(
+            return raise_for_status(
                 function(self._client.session, items, count, self._timeout_ns), f"{doing} blocks"
             )
 

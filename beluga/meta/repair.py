@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from beluga._ffi import ffi, lib
-from beluga.errors import ServerAliveError, check
+from beluga.errors import ServerAliveError, raise_for_status
 from beluga.meta.check import FINDINGS_MAX, Report, check_pool
 from beluga.meta.findings import describe
 from beluga.pool import Pool
@@ -37,7 +37,7 @@ def repair_pool(
         arguments = payload, findings, FINDINGS_MAX, report, ffi.NULL, 0
         with pool.using() as handle:
             code = lib.bl_check_pool(handle, *arguments)
-        check(code, "checking")
+        raise_for_status(code, "checking")
         found = list(findings[0 : min(report.finding_count, FINDINGS_MAX)])
         if not found:
             break
@@ -45,6 +45,6 @@ def repair_pool(
         epochs = [f for f in found if f.kind <= lib.BL_FINDING_EPOCH_FUTURE]
         for finding in epochs or found:
             with pool.using() as handle:
-                check(lib.bl_repair_finding(handle, [finding]), "repairing")
+                raise_for_status(lib.bl_repair_finding(handle, [finding]), "repairing")
             acts.append(f"dropped: {describe(finding)}")
     return tuple(acts), check_pool(pool, payload=payload)

@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from beluga._ffi import core, ffi, lib
-from beluga.errors import check
+from beluga.errors import raise_for_status
 from beluga.meta.stat import MetaStat
 from beluga.rpc import Quota, Server
 
@@ -40,11 +40,11 @@ class MetaServer(Server):
         )
         out = ffi.new("bl_meta **")
         with self._running() as server:
-            check(lib.bl_meta_create(server, out), "making the block index")
+            raise_for_status(lib.bl_meta_create(server, out), "making the block index")
             self._meta = out[0]
 
     def _take(self, server: core.bl_server) -> None:
-        self._pool.check(lib.bl_meta_serve(self._meta), "taking the pool over")
+        self._pool.raise_for_status(lib.bl_meta_serve(self._meta), "taking the pool over")
 
     def _destroy(self, server: core.bl_server) -> None:
         super()._destroy(server)

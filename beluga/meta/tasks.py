@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from beluga._ffi import ffi, lib
-from beluga.errors import NoGrantError, check
+from beluga.errors import NoGrantError, raise_for_status
 from beluga.rpc import nanoseconds
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class TaskClient:
         """The oldest task that waits, hidden from others for ``visible_s`` seconds, 600 at most."""
         out = ffi.new("bl_task *")
         with self._client.lock:
-            check(
+            raise_for_status(
                 lib.bl_task_claim(
                     self._client.session, queue, _ms(visible_s), out, self._timeout_ns
                 ),
@@ -66,7 +66,7 @@ class TaskClient:
         what = ffi.new("bl_task *", {"generation": task.generation, "block": task.block})
         with self._client.lock:
             try:
-                check(
+                raise_for_status(
                     lib.bl_task_extend(
                         self._client.session, what, _ms(visible_s), self._timeout_ns
                     ),
@@ -80,7 +80,7 @@ class TaskClient:
         """Tasks of a queue that wait, and that are claimed."""
         out = ffi.new("bl_task_counts *")
         with self._client.lock:
-            check(
+            raise_for_status(
                 lib.bl_task_count(self._client.session, queue, out, self._timeout_ns),
                 "counting a queue's tasks",
             )

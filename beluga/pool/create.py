@@ -22,7 +22,7 @@ from beluga.errors import (
     NoRoomError,
     PoolError,
     PoolExistsError,
-    check,
+    raise_for_status,
 )
 from beluga.pool.device import SYSFS, Device, examine, explain, open_device, refuse_twice
 from beluga.pool.layout import Layout, Wishes
@@ -75,7 +75,7 @@ def create(
             _fault_in(mapping, progress)
         new = not any(device.exists for device in devices)
         with mapping.using() as pool:
-            check(lib.bl_pool_format(pool, mapping.superblocks, new), "formatting")
+            raise_for_status(lib.bl_pool_format(pool, mapping.superblocks, new), "formatting")
         undo.pop_all()
     return mapping
 

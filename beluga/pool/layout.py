@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from beluga._ffi import ffi, lib
-from beluga.errors import DeviceMismatchError, NoRoomError, PoolError, check
+from beluga.errors import DeviceMismatchError, NoRoomError, PoolError, raise_for_status
 from beluga.pool.spec import show_size
 from beluga.pool.superblock import COHERENCE_MODES, Superblock
 
@@ -72,7 +72,7 @@ class Layout:
                 "impossible geometry: sizes in 2 MiB steps from 4 MiB; 1..4096 lanes; 4..1024 "
                 "slots, a power of two; bulk in 4 KiB steps up to 64 MiB; at least one block"
             )
-        check(code, "laying the pool out")
+        raise_for_status(code, "laying the pool out")
 
     def superblock(self, device_index: int, kind: str) -> Superblock:
         """Of the device at that place, a "file" or "devdax"."""

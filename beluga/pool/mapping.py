@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from beluga._ffi import core, ffi, lib
 from beluga._shared import SharedHandle
-from beluga.errors import DeviceTruncatedError, ForkedSessionError, NoRoomError, check
+from beluga.errors import DeviceTruncatedError, ForkedSessionError, NoRoomError, raise_for_status
 from beluga.pool.device import Device, open_device
 from beluga.pool.superblock import SUPERBLOCK_SIZE, Superblock
 
@@ -39,7 +39,9 @@ class Mapping:
                 ffi.memmove(self.superblocks + index, member.superblock.raw, SUPERBLOCK_SIZE)
                 self._map(index, member.device)
             handle = ffi.new("bl_pool **")
-            check(lib.bl_pool_open(self.superblocks, self.addresses, handle), "opening the pool")
+            raise_for_status(
+                lib.bl_pool_open(self.superblocks, self.addresses, handle), "opening the pool"
+            )
         except BaseException:
             self._unmap()
             raise
@@ -59,7 +61,7 @@ class Mapping:
             os.close(fd)
         if code == -errno.ENOMEM:
             raise NoRoomError(f"{device}: no address space to map it; is 'ulimit -v' set?")
-        check(code, f"mapping {device}")
+        raise_for_status(code, f"mapping {device}")
 
     def using(self) -> SharedHandle[core.bl_pool]:
         """The ``bl_pool *`` for C::

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from beluga._ffi import core, lib
 from beluga._shared import SharedHandle, when_forked
-from beluga.errors import DeviceSpecError, RuntimeDirError, check
+from beluga.errors import DeviceSpecError, RuntimeDirError, raise_for_status
 from beluga.pool.attach import attach
 from beluga.pool.create import Progress, create
 from beluga.pool.default import default_specs
@@ -152,11 +152,13 @@ class Pool:
         """Directory of this pool's lock files on this host; made when it is first asked for."""
         return make_runtime_dir(self._mapping.members[0].device, self.id)
 
-    def check(self, code: int, doing: str) -> int:
-        """As :func:`beluga.errors.check`, of this pool's server: names the runtime directory where
-        that is refused."""
+    def raise_for_status(self, code: int, doing: str) -> int:
+        """Do what :func:`beluga.errors.raise_for_status` does, for an answer of this pool's server.
+
+        An error about the runtime directory names the directory.
+        """
         try:
-            return check(code, doing)
+            return raise_for_status(code, doing)
         except RuntimeDirError as error:
             raise RuntimeDirError(f"{error} (this process uses {self.runtime_dir})") from None
 

@@ -20,7 +20,7 @@ from beluga.errors import (
     FormatError,
     PoolError,
     SuperblockDamagedError,
-    check,
+    raise_for_status,
 )
 from beluga.pool.device import Device, explain
 from beluga.pool.spec import STRIPE_SIZE
@@ -105,7 +105,9 @@ def read_first(device: Device, fd: int) -> bytes:
         return raw.ljust(SUPERBLOCK_SIZE, b"\0")
     with _first_stripe(device, fd) as address:
         raw_bytes = ffi.new("uint8_t[]", SUPERBLOCK_SIZE)
-        check(lib.bl_device_read(address, raw_bytes, SUPERBLOCK_SIZE), f"reading {device}")
+        raise_for_status(
+            lib.bl_device_read(address, raw_bytes, SUPERBLOCK_SIZE), f"reading {device}"
+        )
         return bytes(ffi.buffer(raw_bytes))
 
 
@@ -134,14 +136,16 @@ def wipe_first(device: Device, fd: int) -> None:
     """Leave zeros where the superblock was; the device has at least a stripe."""
     with _first_stripe(device, fd) as address:
         zeros = bytes(SUPERBLOCK_SIZE)
-        check(lib.bl_device_write(address, zeros, SUPERBLOCK_SIZE), f"wiping {device}")
+        raise_for_status(lib.bl_device_write(address, zeros, SUPERBLOCK_SIZE), f"wiping {device}")
 
 
 @contextlib.contextmanager
 def _first_stripe(device: Device, fd: int) -> Iterator[core.void_p]:
     """Its address while it is mapped: devdax has no read(), and hugetlbfs no write()."""
     address = ffi.new("void **")
-    check(lib.bl_device_map(fd, device.spec.offset, STRIPE_SIZE, address), f"mapping {device}")
+    raise_for_status(
+        lib.bl_device_map(fd, device.spec.offset, STRIPE_SIZE, address), f"mapping {device}"
+    )
     try:
         code = lib.bl_device_populate(address[0], STRIPE_SIZE)
         if code < 0:

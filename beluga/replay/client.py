@@ -57,7 +57,7 @@ class Worker:
     def __init__(self, client: Client, job: Job) -> None:
         self.tally = Tally()
         self._client = client
-        self._verify = job.verify
+        self._compare = job.compare
         self._cache = KVCache(client, namespace=NAMESPACE)
         self._contents = Contents(job.block_size)
         self._blocks = np.empty((0, job.block_size // 8), np.uint64)
@@ -94,7 +94,7 @@ class Worker:
             if now > deadline:
                 break
             time.sleep(_PENDING_NAP_S)
-        if self._verify:
+        if self._compare:
             self.tally.wrong_count += self._contents.wrong_count(ids[:count], blocks[:count])
         return count
 

@@ -13,4 +13,4 @@ class Job(msgspec.Struct, frozen=True):
     devices: list[str]
     trace: str
     block_size: int  # bytes
-    verify: bool
+    compare: bool

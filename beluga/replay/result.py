@@ -17,7 +17,7 @@ from beluga.replay.trace import Request, ideal_hit_rate
 class Result:
     """Rates are shares of 1; bytes are of payload; the RPC is a ping after each request.
 
-    ``verify_errors`` counts blocks fetched with wrong bytes; ``mismatches`` those that the cache
+    ``wrong_blocks`` counts blocks fetched with wrong bytes; ``mismatches`` those that the cache
     itself found changed and did not hand out.
 
     ``put_gb_per_s`` and ``get_gb_per_s`` are of one client, while it puts or gets: checksums,
@@ -33,7 +33,7 @@ class Result:
     blocks_refused: int
     bytes_put: int
     bytes_got: int
-    verify_errors: int
+    wrong_blocks: int
     mismatches: int
     seconds: float
     put_gb_per_s: float
@@ -66,7 +66,7 @@ def summarize(
         blocks_refused=total("refused_count"),
         bytes_put=bytes_put,
         bytes_got=bytes_got,
-        verify_errors=total("wrong_count"),
+        wrong_blocks=total("wrong_count"),
         mismatches=total("mismatch_count"),
         seconds=seconds,
         put_gb_per_s=bytes_put / 1e9 / max(total("put_s"), 1e-9),

@@ -43,7 +43,7 @@ class Options:
     block_size: int = 4096
     pool_size: int | None = None  # None: all blocks of the trace fit
     speed: float | None = None
-    verify: bool = True
+    compare: bool = True
 
 
 def replay(requests: Sequence[Request], options: Options, *, say: Say, advance: Advance) -> Result:
@@ -60,7 +60,7 @@ def replay(requests: Sequence[Request], options: Options, *, say: Say, advance: 
         devices = _make_pool(directory, size)
         trace = directory / "trace.jsonl"
         write_trace(requests, trace)
-        job = Job(devices, str(trace), options.block_size, options.verify)
+        job = Job(devices, str(trace), options.block_size, options.compare)
         dispatcher = Dispatcher(requests, options.speed)
         cleanup.callback(dispatcher.stop)  # when the clients are gone: it may wait for one to read
         clients = _Clients(cleanup, job, options.client_count, dispatcher.read_end)

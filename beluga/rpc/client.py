@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from beluga._ffi import core, ffi, lib
 from beluga._shared import when_forked
-from beluga.errors import BadRequestError, ForkedSessionError, RpcError, check
+from beluga.errors import BadRequestError, ForkedSessionError, RpcError, raise_for_status
 from beluga.rpc.times import nanoseconds
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class Client:
                 where = os.fsencode(pool.runtime_dir), pool.host_number(host), timeout_ns
                 with pool.using() as handle:
                     code = lib.bl_session_open(handle, *where, self._held.out)
-                pool.check(code, "attaching to the pool's server")
+                pool.raise_for_status(code, "attaching to the pool's server")
         except BaseException:
             self.close()
             raise
@@ -88,7 +88,9 @@ class Client:
             message.reply, message.reply_capacity = self._reply, len(self._reply)
             message.reply_size = self._size
             timeout_ns = nanoseconds(self.timeout_s if timeout_s is None else timeout_s)
-            check(lib.bl_session_call(session, message, timeout_ns), f"calling method {method}")
+            raise_for_status(
+                lib.bl_session_call(session, message, timeout_ns), f"calling method {method}"
+            )
             return bytes(ffi.buffer(self._reply, self._size[0]))
 
     def ping(self, *, timeout_s: float | None = None) -> float:

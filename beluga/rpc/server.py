@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from beluga._ffi import core, ffi, lib
 from beluga._shared import when_forked
-from beluga.errors import BelugaError, RpcError, check
+from beluga.errors import BelugaError, RpcError, raise_for_status
 from beluga.rpc.times import nanoseconds
 
 if TYPE_CHECKING:
@@ -117,13 +117,13 @@ class Server:
             directory, number = os.fsencode(pool.runtime_dir), pool.host_number(host)
             with pool.using() as handle:
                 code = lib.bl_server_create(handle, directory, number, out)
-            check(code, "starting a server")
+            raise_for_status(code, "starting a server")
             self._server = out[0]
             status = lib.bl_server_declare_gone(out[0]) if declared_gone else 0
             if status < 0:
                 self._server = None
                 lib.bl_server_destroy(out[0])
-                check(status, "declaring others gone")
+                raise_for_status(status, "declaring others gone")
         when_forked(self)
         quota = quota or Quota()
         limits = ffi.new("bl_quota *")
@@ -133,7 +133,9 @@ class Server:
             lib.bl_server_heartbeat_lost(server, lost_ns)
             lib.bl_server_limit(server, limits)
             echo = lib.bl_echo_handler
-            check(lib.bl_server_handle_method(server, lib.BL_METHOD_PING, echo, ffi.NULL))
+            raise_for_status(
+                lib.bl_server_handle_method(server, lib.BL_METHOD_PING, echo, ffi.NULL)
+            )
 
     def _unlock(self) -> None:
         """Locks that nobody holds."""
@@ -167,7 +169,7 @@ class Server:
         context = ffi.new_handle(handler)
         self._contexts.append(context)
         with self._running() as server:
-            check(
+            raise_for_status(
                 lib.bl_server_handle_method(server, method, lib.bl_python_handler, context),
                 f"registering method {method}",
             )
@@ -192,7 +194,7 @@ class Server:
         times = nanoseconds(silent_s), nanoseconds(timeout_s)
         with self._running() as server:
             code = lib.bl_server_watch(server, *times)
-            return bool(self._pool.check(code, "watching the pool's server"))
+            return bool(self._pool.raise_for_status(code, "watching the pool's server"))
 
     def serve_forever(self) -> None:
         """Take the pool over and serve it on this thread until :meth:`request_stop` is called, or
@@ -203,7 +205,7 @@ class Server:
         with self._running() as server:
             self._begin()
             self._pool.run_near()
-            check(lib.bl_server_run(server), "serving")
+            raise_for_status(lib.bl_server_run(server), "serving")
 
     def stop(self) -> None:
         """Stop serving and say so in the pool, so that a successor need not prove it.
@@ -271,12 +273,12 @@ class Server:
             raise
 
     def _take(self, server: core.bl_server) -> None:
-        self._pool.check(lib.bl_server_serve_lanes(server), "taking the pool over")
+        self._pool.raise_for_status(lib.bl_server_serve_lanes(server), "taking the pool over")
 
     def _serve(self, server: core.bl_server) -> None:
         self._pool.run_near()
         try:
-            check(lib.bl_server_run(server), "serving")
+            raise_for_status(lib.bl_server_run(server), "serving")
         except (BelugaError, OSError) as error:
             self._failure = error
             log.error("%s", error)

@@ -13,7 +13,7 @@ from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
 from beluga._ffi import core, ffi, lib
-from beluga.errors import VerifyError, check
+from beluga.errors import VerifyError, raise_for_status
 from beluga.verify.report import Finding, Machine, Report
 
 if TYPE_CHECKING:
@@ -151,4 +151,4 @@ def _raise(code: int, role: str, patience: float) -> None:
     if -code in _WHY:
         other = ROLES[1 - ROLES.index(role)]
         raise VerifyError(_WHY[-code].format(other=other, patience=patience))
-    check(code, "verifying a pool")
+    raise_for_status(code, "verifying a pool")

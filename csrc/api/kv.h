@@ -13,17 +13,17 @@
 typedef struct bl_kv_batch {
     const uint64_t *keys;       /* count * 2 words */
     const bl_fragment *fragments; /* count * fragment_count, block after block */
-    uint64_t layout;
+    uint64_t fingerprint;
     uint64_t timeout_ns;
     uint32_t count;
     uint32_t fragment_count;
     uint32_t length;            /* payload bytes of each block */
     uint32_t chunk_size;        /* payload bytes per checksum; 0: none */
-    uint32_t verify;            /* get: compare the checksums */
+    uint32_t check_checksums;           /* get: compare the checksums */
     const bl_copy_settings *settings; /* NULL: the default; a put is by one thread all the same */
     bl_port *port;              /* of the link whose leave each piece needs; or NULL */
     uint32_t transfer_class;    /* there */
-    uint32_t kept;              /* put: tasks of the queue whose number is the layout */
+    uint32_t kept;              /* put: tasks of the queue whose number is the fingerprint */
 } bl_kv_batch;
 
 /* Store a batch. states: per block bl_block_state, GRANTED if it was stored now; statuses: 0 or why

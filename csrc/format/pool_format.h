@@ -267,7 +267,7 @@ enum bl_method {
 
 enum bl_lookup_flag { BL_LOOKUP_PIN = 1 };
 
-enum bl_reserve_flag { BL_RESERVE_KEPT = 1 }; /* a task of the queue that is its layout */
+enum bl_reserve_flag { BL_RESERVE_KEPT = 1 }; /* a task of the queue that is its fingerprint */
 
 /* What the server says of a key. */
 enum bl_block_state {
@@ -279,7 +279,7 @@ enum bl_block_state {
 };
 
 typedef struct bl_block_request {
-    uint64_t layout;            /* reserve: what the bytes mean */
+    uint64_t fingerprint;            /* reserve: what the bytes mean */
     uint32_t length;            /* reserve: payload bytes of every block */
     uint32_t chunk_size;        /* reserve: payload bytes per checksum, or 0 */
     uint32_t count;             /* of what follows */
@@ -372,7 +372,7 @@ typedef struct bl_entry {
     uint64_t key[2];
     uint64_t generation;        /* epoch in the high bits; never given twice */
     uint64_t offset;            /* of the payload in the pool */
-    uint64_t layout;            /* fingerprint of what the bytes mean */
+    uint64_t fingerprint;            /* fingerprint of what the bytes mean */
     uint32_t length;            /* payload bytes; the checksums lies behind them */
     uint32_t chunk_size;        /* payload bytes per checksum; 0: no checksums */
     uint32_t checksums_crc;     /* CRC-32C of the checksums */

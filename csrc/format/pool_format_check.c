@@ -153,7 +153,7 @@ BL_FIELD(bl_bulk, size, 0);
 BL_FIELD(bl_bulk, check, 4);
 
 BL_SIZE(bl_block_request, 24);
-BL_FIELD(bl_block_request, layout, 0);
+BL_FIELD(bl_block_request, fingerprint, 0);
 BL_FIELD(bl_block_request, length, 8);
 BL_FIELD(bl_block_request, chunk_size, 12);
 BL_FIELD(bl_block_request, count, 16);
@@ -225,7 +225,7 @@ BL_SIZE(bl_entry, 64);
 BL_FIELD(bl_entry, key, 0);
 BL_FIELD(bl_entry, generation, 16);
 BL_FIELD(bl_entry, offset, 24);
-BL_FIELD(bl_entry, layout, 32);
+BL_FIELD(bl_entry, fingerprint, 32);
 BL_FIELD(bl_entry, length, 40);
 BL_FIELD(bl_entry, chunk_size, 44);
 BL_FIELD(bl_entry, checksums_crc, 48);

@@ -52,7 +52,7 @@ typedef struct bl_block {
     uint64_t key[2];
     uint64_t generation;
     uint64_t offset;
-    uint64_t layout;
+    uint64_t fingerprint;
     uint32_t length;
     uint32_t chunk_size;
     uint32_t state;             /* bl_number_state */

@@ -116,7 +116,7 @@ static uint32_t bl_recover_entries(bl_meta *meta, bl_recovered *recovered)
                 .key = {entry.key[0], entry.key[1]},
                 .generation = entry.generation,
                 .offset = entry.offset,
-                .layout = entry.layout,
+                .fingerprint = entry.fingerprint,
                 .length = entry.length,
                 .chunk_size = entry.chunk_size,
                 .state = BL_NUMBER_COMMITTED,

@@ -15,7 +15,7 @@ void bl_entry_write(bl_meta *meta, uint32_t number, uint32_t checksums_crc)
         .key = {block->key[0], block->key[1]},
         .generation = block->generation,
         .offset = block->offset,
-        .layout = block->layout,
+        .fingerprint = block->fingerprint,
         .length = block->length,
         .chunk_size = block->chunk_size,
         .checksums_crc = checksums_crc,

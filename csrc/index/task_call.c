@@ -5,7 +5,7 @@
  * entry says so (BL_ENTRY_KEPT), and a successor finds it like any other block. So neither a
  * worker's death nor a server's loses one.
  *
- *   enqueue: reserve with BL_RESERVE_KEPT, write, commit      the queue's number is the layout
+ *   enqueue: reserve with BL_RESERVE_KEPT, write, commit      the queue's number is the fingerprint
  *   dequeue: BL_METHOD_TASK_CLAIM, then read as any block
  *   done:    remove
  *
@@ -34,7 +34,7 @@ uint32_t bl_tasks_max(const bl_pool *pool)
 int bl_task_enqueue(bl_meta *meta, uint32_t number)
 {
     const bl_block *block = &meta->blocks[number];
-    int status = bl_tasks_add(meta->tasks, block->task - 1, block->layout, block->generation,
+    int status = bl_tasks_add(meta->tasks, block->task - 1, block->fingerprint, block->generation,
                               bl_now_ns(&meta->pool->memory));
     return status < 0 ? -BL_ERROR_QUEUE_FULL : 0;
 }

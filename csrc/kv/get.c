@@ -3,13 +3,12 @@
  *
  * A batch of gets:
  *
- *   lookup, pinned --> look at the entries --> refetch, copy, verify --> look again -->
- *   release
+ *   lookup, pinned --> look at the entries --> refetch, copy, check --> look again --> release
  *
  * In two halves, the first ends before the copy, which is an engine's; the second looks again.
  *
- * A reader believes a block only if its entry names the key, generation, offset, length and layout
- * it expects, before the copy and after it, and (unless the caller says no) if the copy's checksums
+ * A reader believes a block only if its entry names the key, generation, offset, length and
+ * fingerprint that it expects, before the copy and after it, and (unless the caller says no) if the copy's checksums
  * are the entry's. Otherwise it looks once more; then the block is a miss: never wrong bytes (D6).
  * All of them are misses if another server has taken over meanwhile.
  */
@@ -59,7 +58,7 @@ static int bl_entry_agrees(const bl_session *session, const bl_kv_batch *batch, 
                     entry->state == BL_ENTRY_COMMITTED && entry->offset == record->offset &&
                     entry->key[0] == batch->keys[2 * (size_t)i] &&
                     entry->key[1] == batch->keys[2 * (size_t)i + 1] &&
-                    entry->length == batch->length && entry->layout == batch->layout &&
+                    entry->length == batch->length && entry->fingerprint == batch->fingerprint &&
                     entry->chunk_size == batch->chunk_size) &&
                  bl_block_within(&session->pool->geometry, entry->offset, entry->length,
                                  entry->chunk_size);
@@ -93,13 +92,13 @@ static int bl_kv_read_guarded(void *context)
     uint32_t i = copy->i;
     const bl_entry *entry = &work->entries[i];
     const bl_fragment *fragments = batch->fragments + (size_t)i * batch->fragment_count;
-    int verify = batch->verify && work->chunk_count > 0;
-    int status = verify ? bl_checksums_read(session, entry, work) : 0;
+    int check = batch->check_checksums && work->chunk_count > 0;
+    int status = check ? bl_checksums_read(session, entry, work) : 0;
     if (status < 0)
         return status;
     return bl_scatter_read(&session->pool->memory, entry->offset, fragments,
                            batch->fragment_count, batch->length, batch->chunk_size,
-                           verify ? work->checksums : NULL, batch->settings, copy->toll);
+                           check ? work->checksums : NULL, batch->settings, copy->toll);
 }
 
 /* The same; what ends the whole call, a fault or that it was stopped, stands in work then. A toll
@@ -123,7 +122,7 @@ static void bl_kv_confirm(const bl_session *session, const bl_kv_batch *batch, u
 {
     const bl_pool *pool = session->pool;
     const bl_block_record *record = &work->records[i];
-    uint64_t size = batch->verify ? bl_stored_size(batch->length, batch->chunk_size)
+    uint64_t size = batch->check_checksums ? bl_stored_size(batch->length, batch->chunk_size)
                                   : batch->length;
     bl_confirm(&pool->memory, bl_entry_offset(&pool->geometry, record->block, session->half),
                record->offset, size);
@@ -328,7 +327,7 @@ static int bl_kv_look_guarded(void *context)
     bl_kv_first_look(hint->session, batch, work, hint->states);
     for (uint32_t i = 0; i < work->count; i++) {
         hint->offsets[i] = work->records[i].offset;
-        if (hint->states[i] != BL_BLOCK_HIT || !batch->verify || work->chunk_count == 0)
+        if (hint->states[i] != BL_BLOCK_HIT || !batch->check_checksums || work->chunk_count == 0)
             continue;
         if (bl_checksums_read(hint->session, &work->entries[i], work) < 0)
             hint->states[i] = BL_BLOCK_MISS;

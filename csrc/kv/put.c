@@ -75,7 +75,7 @@ static uint32_t bl_kv_granted(const bl_kv_batch *batch, bl_kv_work *work, uint8_
 static int bl_kv_reserve(bl_session *session, const bl_kv_batch *batch, bl_kv_work *work,
                          uint8_t *states, int32_t *statuses)
 {
-    bl_block_request what = {batch->layout, batch->length, batch->chunk_size, 0,
+    bl_block_request what = {batch->fingerprint, batch->length, batch->chunk_size, 0,
                              batch->kept ? BL_RESERVE_KEPT : 0};
     int status = bl_reserve(session, batch->keys, batch->count, &what, work->records,
                             batch->timeout_ns);

@@ -347,12 +347,12 @@ def test_a_replay_is_as_it_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     beluga("replay")
     beluga("replay", tmp_path / "t")
     beluga("replay", tmp_path / "t", "--clients", 5, "--block-bytes", "64K", "--pool-bytes", "1G",
-           "--speed", 2, "--no-verify")  # fmt: skip
+           "--speed", 2, "--no-compare")  # fmt: skip
     assert asked == [
         (1200, ReplayOptions(client_count=2, block_size=128 << 10)),
-        (3, ReplayOptions(client_count=2, block_size=4096, pool_size=None, verify=True)),
+        (3, ReplayOptions(client_count=2, block_size=4096, pool_size=None, compare=True)),
         (3, ReplayOptions(client_count=5, block_size=64 << 10, pool_size=1 << 30, speed=2.0,
-                          verify=False)),
+                          compare=False)),
     ]  # fmt: skip
 
 
@@ -368,17 +368,17 @@ def test_people_see_what_a_replay_found(monkeypatch: pytest.MonkeyPatch) -> None
         "blocks put": "3,000 (12.00 GB, 1.2 GB/s per client)",
         "blocks got": "1,000 (4.00 GB, 2.5 GB/s per client)",
         "RPC p50 / p99": "1.0 / 9.0 us",
-        "verification errors": "0",
+        "wrong blocks": "0",
     }
-    assert "not verified" in beluga("replay", "--no-verify").stdout
+    assert "not compared" in beluga("replay", "--no-compare").stdout
 
 
 def test_wrong_bytes_are_an_error_after_the_figures(monkeypatch: pytest.MonkeyPatch) -> None:
-    replayed(monkeypatch, verify_errors=2)
+    replayed(monkeypatch, wrong_blocks=2)
     shown = beluga("replay", "--json")
     assert isinstance(shown.exception, ReplayError)
     assert "2 blocks came back with wrong bytes" in str(shown.exception)
-    assert json.loads(shown.stdout)["verify_errors"] == 2
+    assert json.loads(shown.stdout)["wrong_blocks"] == 2
 
 
 # ---- bench

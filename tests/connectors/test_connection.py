@@ -162,8 +162,8 @@ def test_settings_are_checked() -> None:
     assert settings_of(PoolSettings, {"timeout_ms": 7, "retry_s": 2}).timeout_ms == 7
     with pytest.raises(ConnectorError, match="knows no setting tiemout_ms"):
         settings_of(PoolSettings, {"tiemout_ms": 7})
-    with pytest.raises(ConnectorError, match="verify is 'yes'; it must be bool"):
-        settings_of(PoolSettings, {"verify": "yes"})
+    with pytest.raises(ConnectorError, match="check_checksums is 'yes'; it must be bool"):
+        settings_of(PoolSettings, {"check_checksums": "yes"})
     with pytest.raises(ConnectorError, match="timeout_ms is True"):
         settings_of(PoolSettings, {"timeout_ms": True})
     with pytest.raises(ConnectorError, match="greater than 0"):
@@ -202,7 +202,10 @@ def session(pool_name: str | None, **changes: Any) -> Attachment:
 
 def test_settings_reach_the_session(server: MetaServer, pool: Pool, pool_name: str) -> None:
     block, target = np.arange(4096, dtype=np.uint8), np.zeros((1, 4096), dtype=np.uint8)
-    careful, careless = session(pool_name), session(pool_name, verify=False, timeout_ms=7000)
+    careful, careless = (
+        session(pool_name),
+        session(pool_name, check_checksums=False, timeout_ms=7000),
+    )
     try:
         assert (careful.client.timeout_s, careless.client.timeout_s) == (5, 7)
         assert careful.cache(NAMESPACE).put(DIGESTS[:1], block[None]).stored == 1
@@ -404,4 +407,4 @@ def test_settings_at_their_limits_are_taken() -> None:
     assert (found.timeout_ms, found.load_threads, found.link) == (1, 1, "off")
     assert settings_of(PoolSettings, {"link": "46.2/33"}).link == "46.2/33"
     assert (PoolSettings().timeout_ms, PoolSettings().retry_s) == (500, 1.0)
-    assert PoolSettings().verify
+    assert PoolSettings().check_checksums

@@ -17,7 +17,13 @@ def batch_of(data: Any) -> tuple[Any, Any, Any]:
     key = ffi.new("uint64_t[2]", [1, 2])
     address = int(ffi.cast("uintptr_t", data))
     fragment = ffi.new("bl_fragment *", {"address": address, "size": 4096})
-    counts = {"count": 1, "fragment_count": 1, "length": 4096, "chunk_size": 1024, "verify": 1}
+    counts = {
+        "count": 1,
+        "fragment_count": 1,
+        "length": 4096,
+        "chunk_size": 1024,
+        "check_checksums": 1,
+    }
     pointers = {"keys": key, "fragments": fragment}
     struct = ffi.new("bl_kv_batch *", counts | pointers | {"timeout_ns": TIMEOUT_NS})
     return struct, key, fragment

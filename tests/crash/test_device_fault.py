@@ -255,7 +255,7 @@ def test_a_client_lives_and_reads_what_is_left(paths: list[Path], options: tuple
     assert "Bus error" not in ended.stderr
 
 
-@pytest.mark.parametrize("settings", ["", ", verify=False"], ids=["verified", "bare"])
+@pytest.mark.parametrize("settings", ["", ", check_checksums=False"], ids=["verified", "bare"])
 def test_an_engine_meets_what_failed_as_the_one_call_does(paths: list[Path], settings: str) -> None:
     made = 'KVCache(pool, namespace="fault"'
     code = CLIENT.replace(made, f"{made}, engine=CpuEngine(pool, threads=2){settings}")

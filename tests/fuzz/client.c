@@ -166,7 +166,7 @@ static void kv_call(const uint64_t *keys, int put, int engine)
         fragments[i] = (bl_fragment){(uint64_t)(uintptr_t)payload[i], fuzz_length};
     bl_kv_batch batch = {.keys = keys, .fragments = fragments, .timeout_ns = 0,
                          .count = FUZZ_KEYS, .fragment_count = 1, .length = fuzz_length,
-                         .chunk_size = fuzz_chunk, .verify = fuzz_byte() % 4 > 0};
+                         .chunk_size = fuzz_chunk, .check_checksums = fuzz_byte() % 4 > 0};
     if (engine)
         kv_engine_call(&batch, put);
     else if (put)

@@ -106,7 +106,7 @@ static void request_say(uint32_t bulk_size)
 static uint32_t bulk_say(void)
 {
     uint8_t bytes[BL_PAGE_SIZE] = {0};
-    bl_block_request head = {.layout = fuzz_byte(), .length = fuzz_number(),
+    bl_block_request head = {.fingerprint = fuzz_byte(), .length = fuzz_number(),
                              .chunk_size = fuzz_number(), .count = fuzz_number(),
                              .flags = fuzz_byte() % 4};
     uint32_t item_size = fuzz_byte() % 2 ? 16 : 32, items = head.count % 64;

@@ -32,7 +32,7 @@ from beluga.transfer import CpuEngine
 BLOCK, GENERATION = 3, 1 << 40
 
 
-def plant(pool: Pool, half: int, key: Any, layout: int, case: list[int]) -> bytes:
+def plant(pool: Pool, half: int, key: Any, fingerprint: int, case: list[int]) -> bytes:
     """An entry that says what the record says; the record."""
     pages, length, chunk_size = case[:3]
     offset = pool.geometry.size - pages * PAGE
@@ -42,7 +42,7 @@ def plant(pool: Pool, half: int, key: Any, layout: int, case: list[int]) -> byte
         {
             **fields,
             "key": [int(word) for word in key[0]],
-            "layout": layout,
+            "fingerprint": fingerprint,
             "chunk_size": chunk_size,
             "state": lib.BL_ENTRY_COMMITTED,
         },

@@ -112,7 +112,9 @@ def forged(entry: bytes, block: int, fields: dict[str, int]) -> bytes:
 @settings(max_examples=60, deadline=None)
 @given(
     fields=st.dictionaries(
-        st.sampled_from(("generation", "layout", "length", "chunk_size", "checksums_crc", "state")),
+        st.sampled_from(
+            ("generation", "fingerprint", "length", "chunk_size", "checksums_crc", "state")
+        ),
         st.one_of(st.integers(0, 3), st.integers(0, 1 << 20), HALF_WORD),
         max_size=3,
     ),

@@ -189,7 +189,7 @@ def test_without_verification_the_entry_is_still_checked(cache: KVCache, pool: P
     blocks, targets = payload(1, 4000), np.zeros((1, 4000), dtype=np.uint8)
     cache.put(digests(1), blocks)
     flip(pool, place(cache, digests(1)[0]))
-    with KVCache(cache.client, namespace="test", verify=False) as careless:
+    with KVCache(cache.client, namespace="test", check_checksums=False) as careless:
         assert careless.get(digests(1), targets).hits == 1
         assert (targets != blocks).sum() == 1
         g, half = pool.geometry, cache.client.stat().epoch % 2

@@ -87,8 +87,8 @@ class Later:
 def caches(pool: Pool, server: MetaServer) -> Iterator[Callable[[Engine | None], KVCache]]:
     made: list[KVCache] = []
 
-    def make(engine: Engine | None = None, *, verify: bool = True) -> KVCache:
-        made.append(KVCache(pool, namespace="test", engine=engine, verify=verify))
+    def make(engine: Engine | None = None, *, check_checksums: bool = True) -> KVCache:
+        made.append(KVCache(pool, namespace="test", engine=engine, check_checksums=check_checksums))
         return made[-1]
 
     yield make
@@ -120,7 +120,7 @@ def test_an_engine_and_the_one_call_read_each_other(
     assert by_call.put(digests(3, start=3), blocks[3:]).stored == 3
     again = by_engine.put(digests(6), blocks)
     assert (again.stored, again.present) == (0, 6)
-    for cache in (by_engine, by_call, caches(engine, verify=False)):
+    for cache in (by_engine, by_call, caches(engine, check_checksums=False)):
         targets = np.zeros_like(blocks)
         result = cache.get(digests(6), targets)
         assert (result.hits, result.mismatches) == (6, 0)
@@ -298,13 +298,13 @@ def layout_of(arrays: list[NDArray[np.uint16]], order: Order | None) -> BlockLay
     return arrangements.vllm([View.of(array) for array in arrays], order=order)
 
 
-@pytest.mark.parametrize("verify", [False, True])
+@pytest.mark.parametrize("check_checksums", [False, True])
 @pytest.mark.parametrize("order", [Order.DENSE, Order.TOKENS])
 @pytest.mark.parametrize("engine", [False, True])
 def test_tokens_are_read_by_themselves(
-    pool: Pool, caches: Callable[..., KVCache], order: Order, *, engine: bool, verify: bool
+    pool: Pool, caches: Callable[..., KVCache], order: Order, *, engine: bool, check_checksums: bool
 ) -> None:
-    cache = caches(CpuEngine(pool) if engine else None, verify=verify)
+    cache = caches(CpuEngine(pool) if engine else None, check_checksums=check_checksums)
     source, target = tensors(1), tensors(2)
     stored = [5, 0, 3]
     assert cache.put(digests(3), Run.of(layout_of(source, order), stored)).stored == 3
@@ -330,7 +330,7 @@ def test_tokens_are_read_by_themselves(
 def test_only_chunks_that_tokens_touch_are_verified(
     pool: Pool, caches: Callable[..., KVCache]
 ) -> None:
-    cache, bare = caches(), caches(verify=False)
+    cache, bare = caches(), caches(check_checksums=False)
     layout = layout_of(tensors(1), Order.TOKENS)
     cache.put(digests(2), Run.of(layout, [0, 1]))
     per_token = layout.length // BLOCK_SIZE

@@ -48,7 +48,7 @@ def link(pool: Pool, shm: Path) -> Iterator[Link]:
 
 
 @pytest.mark.parametrize("threads", [1, 3])
-@pytest.mark.parametrize("verify", [True, False])
+@pytest.mark.parametrize("check_checksums", [True, False])
 @pytest.mark.parametrize(("fragments", "chunk_size"), [(1, 16 << 10), (1, LENGTH), (7, LENGTH)])
 def test_the_same_bytes_counted_by_class(
     pool: Pool,
@@ -56,7 +56,7 @@ def test_the_same_bytes_counted_by_class(
     link: Link,
     *,
     threads: int,
-    verify: bool,
+    check_checksums: bool,
     fragments: int,
     chunk_size: int,
 ) -> None:
@@ -64,7 +64,7 @@ def test_the_same_bytes_counted_by_class(
     blocks = payload(4, LENGTH)
     targets = np.zeros_like(blocks)
     cuts = np.linspace(0, LENGTH, fragments + 1).astype(int)[1:-1]
-    settings = {"threads": threads, "verify": verify, "chunk_size": chunk_size}
+    settings = {"threads": threads, "check_checksums": check_checksums, "chunk_size": chunk_size}
     with KVCache(pool, namespace="test", link=link, **settings) as cache:  # type: ignore[arg-type]
         assert cache.put(digests(4), [np.split(block, cuts) for block in blocks]).stored == 4
         found = cache.get(digests(4), [np.split(target, cuts) for target in targets])

@@ -25,14 +25,14 @@ def scheduler(pool: Pool, shm: Path) -> Iterator[Scheduler]:
         yield made
 
 
-@pytest.mark.parametrize("verify", [True, False])
+@pytest.mark.parametrize("check_checksums", [True, False])
 def test_a_cache_behind_a_link(
-    pool: Pool, server: MetaServer, scheduler: Scheduler, *, verify: bool
+    pool: Pool, server: MetaServer, scheduler: Scheduler, *, check_checksums: bool
 ) -> None:
     engine = scheduler.engine(CpuEngine(pool, 1), read=TransferClass.PREFETCH)
     blocks = payload(4, LENGTH)
     targets = np.zeros_like(blocks)
-    with KVCache(pool, namespace="test", engine=engine, verify=verify) as cache:
+    with KVCache(pool, namespace="test", engine=engine, check_checksums=check_checksums) as cache:
         assert cache.put(digests(4), blocks).stored == 4
         found = cache.get(digests(4), targets)
     assert (found.hits, found.mismatches) == (4, 0)

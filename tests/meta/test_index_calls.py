@@ -104,7 +104,7 @@ def test_what_is_reserved_has_by_default_no_layout_and_no_chunks(
     (grant,) = meta.reserve(keys([1]), length=4096)
     asked = core.last("bl_reserve")[3]
     assert (asked.length, asked.layout, asked.chunk_size) == (4096, 0, 0)
-    meta.reserve(keys([2]), length=4096, layout=7, chunk_size=64)
+    meta.reserve(keys([2]), length=4096, fingerprint=7, chunk_size=64)
     asked = core.last("bl_reserve")[3]
     assert (asked.layout, asked.chunk_size) == (7, 64)
     meta.commit([grant])

@@ -88,7 +88,7 @@ def test_what_clients_did_is_summed_up() -> None:
     assert (found.hit_rate, found.ideal_hit_rate) == (0.25, 0.5)
     assert (found.blocks_put, found.blocks_refused) == (12, 2)
     assert (found.bytes_put, found.bytes_got) == (12 * 10**9, 4 * 10**9)
-    assert (found.verify_errors, found.mismatches, found.seconds) == (6, 8, 7)
+    assert (found.wrong_blocks, found.mismatches, found.seconds) == (6, 8, 7)
     assert (found.put_gb_per_s, found.get_gb_per_s) == (3, 4)
     assert (found.rpc_p50_us, found.rpc_p99_us) == (2, pytest.approx(2.98))
 
@@ -368,9 +368,9 @@ class SharedClock(Clock):
         return self.now_s + self.cache.gets / 4096 + self.cache.puts / 1024
 
 
-def worker(*, verify: bool = True) -> Worker:
+def worker(*, compare: bool = True) -> Worker:
     connection: Any = SimpleNamespace(ping=lambda: 2.5e-6)
-    return Worker(connection, Job([], "", 64, verify))
+    return Worker(connection, Job([], "", 64, compare))
 
 
 def key(block: int) -> bytes:
@@ -393,14 +393,14 @@ def test_a_client_gets_what_is_there_and_puts_the_rest(cache: Cache) -> None:
     assert (cache.blocks[key(3)] == expected).all()
 
 
-@pytest.mark.parametrize("verify", [True, False])
-def test_wrong_bytes_are_counted_where_they_are_looked_at(cache: Cache, verify: bool) -> None:
-    made = worker(verify=verify)
+@pytest.mark.parametrize("compare", [True, False])
+def test_wrong_bytes_are_counted_where_they_are_looked_at(cache: Cache, compare: bool) -> None:
+    made = worker(compare=compare)
     made.replay(requests([1, 2, 3])[0])
     cache.blocks[key(2)][5] ^= np.uint64(1)
     del cache.blocks[key(3)]
     made.replay(requests([1, 2, 3])[0])
-    assert made.tally.wrong_count == verify
+    assert made.tally.wrong_count == compare
 
 
 def test_a_block_that_another_is_just_writing_is_waited_for(cache: Cache) -> None:

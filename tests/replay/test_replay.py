@@ -73,7 +73,7 @@ def test_a_replay_counts_and_verifies(run: Run, trace: Path) -> None:
     assert ended.returncode == 0, ended.stderr
     result = json.loads(ended.stdout)
     assert result["requests"] == 60
-    assert result["verify_errors"] == 0
+    assert result["wrong_blocks"] == 0
     assert result["blocks_refused"] == 0
     assert result["bytes_got"] == result["blocks_hit"] * 4096
     assert result["hit_rate"] <= result["ideal_hit_rate"] + 0.001
@@ -94,7 +94,7 @@ def test_a_pool_that_is_too_small_costs_hits_and_no_bytes(run: Run, tmp_path: Pa
     assert ended.returncode == 0, ended.stderr
     result = json.loads(ended.stdout)
     assert result["hit_rate"] < result["ideal_hit_rate"]
-    assert result["verify_errors"] == 0
+    assert result["wrong_blocks"] == 0
 
 
 def test_a_pool_without_room_for_tables_is_refused(run: Run, trace: Path) -> None:
@@ -115,7 +115,7 @@ def test_a_person_gets_a_table(run: Run) -> None:
     assert ended.returncode == 0, ended.stderr
     for row in ("requests", "hit rate", "blocks put", "blocks got", "RPC p50 / p99"):
         assert row in ended.stdout
-    assert "verification errors" in ended.stdout
+    assert "wrong blocks" in ended.stdout
 
 
 @pytest.mark.parametrize("module", ["beluga.replay.client", "beluga.replay.server"])
@@ -186,5 +186,5 @@ def test_the_conversation_trace_hits_as_it_should(run: Run) -> None:
     assert ended.returncode == 0, ended.stderr
     result = json.loads(ended.stdout)
     assert result["requests"] == 12031
-    assert result["verify_errors"] == 0
+    assert result["wrong_blocks"] == 0
     assert result["hit_rate"] == pytest.approx(result["ideal_hit_rate"], abs=0.005)

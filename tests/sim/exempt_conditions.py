@@ -229,7 +229,7 @@ REASONED: Conditions = {
         ),
     },
     ("kv/get.c", "bl_kv_look_guarded"): {
-        ("!batch->verify", 0, "false"): (
+        ("!batch->check_checksums", 0, "false"): (
             "reads checksums that the engine then does not ask for; a damaged vector makes a "
             "miss, never wrong bytes"
         ),
@@ -249,8 +249,8 @@ REASONED: Conditions = {
         ("size < part", 0, "false"): _THREADS,
     },
     ("kv/get.c", "bl_kv_confirm"): {
-        ("batch->verify", 0, "false"): _ANN,
-        ("batch->verify", 0, "true"): _ANN,
+        ("batch->check_checksums", 0, "false"): _ANN,
+        ("batch->check_checksums", 0, "true"): _ANN,
     },
     ("kv/get.c", "bl_kv_get"): {
         ("status == 0", 0, "true"): (
@@ -274,8 +274,8 @@ REASONED: Conditions = {
         ("toll != NULL", 0, "true"): _LINK,
     },
     ("kv/get.c", "bl_kv_read_guarded"): {
-        ("batch->verify", 0, "true"): _CHECKED,
-        ("verify", 0, "true"): _CHECKED,
+        ("batch->check_checksums", 0, "true"): _CHECKED,
+        ("check", 0, "true"): _CHECKED,
         ("work->chunk_count > 0", 0, "true"): (
             "checks blocks that have no checksums: the vector is empty, and so is its check"
         ),

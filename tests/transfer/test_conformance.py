@@ -295,10 +295,10 @@ class Rows:
         return memory
 
 
-@pytest.mark.parametrize("verify", [False, True], ids=["bare", "verified"])
+@pytest.mark.parametrize("check_checksums", [False, True], ids=["bare", "verified"])
 @pytest.mark.parametrize("seed", range(8))
 def test_rows_are_read_and_nothing_else(
-    case: EngineCase, engine: Engine, pool: Pool, seed: int, *, verify: bool
+    case: EngineCase, engine: Engine, pool: Pool, seed: int, *, check_checksums: bool
 ) -> None:
     rng = np.random.default_rng(100 + seed)
     for _ in range(3):
@@ -309,7 +309,7 @@ def test_rows_are_read_and_nothing_else(
         poke(pool, scene.area[0], scene.stored(payloads))
         rows = Rows.make(scene, int(rng.integers(1, 60)), int(rng.choice([8, 1280, 30_000])))
         memory = case.memory(rows.blank())
-        plan = rows.plan(memory, scene.sums(payloads) if verify else None)
+        plan = rows.plan(memory, scene.sums(payloads) if check_checksums else None)
         part = int(rng.choice([0, 1, 4000]))
         run([engine.scatter_read(piece) for piece in (plan.cut(part) if part else [plan])])
         assert np.array_equal(memory.content(), rows.wanted(payloads))

@@ -134,7 +134,9 @@ class Batch:
         names = keys([next(scene.numbers) for _ in range(COUNT)])
         return cls(scene, chunk_size, ffi.new("uint64_t[]", names.reshape(-1).tolist()))
 
-    def struct(self, blocks: list[Scattered], *, verify: bool = True, **told: int) -> ffi.CData:
+    def struct(
+        self, blocks: list[Scattered], *, check_checksums: bool = True, **told: int
+    ) -> ffi.CData:
         count = len(blocks[0].sizes)
         self._fragments = ffi.new("bl_fragment[]", COUNT * count)
         for i, block in enumerate(blocks):
@@ -148,7 +150,7 @@ class Batch:
             "fragment_count": count,
             "length": blocks[0].length,
             "chunk_size": self.chunk_size,
-            "verify": verify,
+            "check_checksums": check_checksums,
         }
         return ffi.new("bl_kv_batch *", fields | told)
 
@@ -163,10 +165,10 @@ class Batch:
             assert list(statuses) == [0] * COUNT
         return int(status)
 
-    def get(self, blocks: list[Scattered], *, verify: bool = True) -> int:
+    def get(self, blocks: list[Scattered], *, check_checksums: bool = True) -> int:
         """How many leading blocks are right."""
         states, mismatches = ffi.new("uint8_t[]", COUNT), ffi.new("uint64_t *")
-        struct = self.struct(blocks, verify=verify)
+        struct = self.struct(blocks, check_checksums=check_checksums)
         with self.scene.client.lock:
             return int(lib.bl_kv_get(self.scene.client.session, struct, states, mismatches))
 
@@ -249,7 +251,7 @@ def test_one_wrong_byte_in_the_pool_is_found(scene: Scene, place: int) -> None:
     assert batch.get(targets) == COUNT
     poke(scene.pool, batch.offsets()[1] + place, b"\xff")
     assert batch.get(targets) == 1
-    assert batch.get(targets, verify=False) == COUNT
+    assert batch.get(targets, check_checksums=False) == COUNT
     batch.remove()
 
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from beluga._ffi import core, ffi, lib
 from beluga._shared import when_forked
-from beluga.errors import EventError, RouterError, check
+from beluga.errors import EventError, RouterError, raise_for_status
 
 SHARED_RANK: int = lib.BL_PREFIX_SHARED
 RANKS_MAX: int = lib.BL_PREFIX_RANKS_MAX - 1
@@ -86,7 +86,9 @@ class Tree:
             raise RouterError(
                 f"an index has 1 to {RANKS_MAX} workers and 1 to {BLOCKS_MAX} blocks and names"
             )
-        check(lib.bl_prefix_create(out, rank_max, block_max, name_max), "making an index")
+        raise_for_status(
+            lib.bl_prefix_create(out, rank_max, block_max, name_max), "making an index"
+        )
         self._rank_max = rank_max
         self._handle = ffi.gc(out[0], lib.bl_prefix_destroy)
         self._forked = False

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from beluga import config
 from beluga._ffi import lib
-from beluga.errors import EngineUnavailableError, check
+from beluga.errors import EngineUnavailableError, raise_for_status
 
 if TYPE_CHECKING:
     from beluga.pool import Pool
@@ -169,7 +169,9 @@ def probe(*, cpuinfo: Path = CPUINFO) -> Policy:
 def _plan_maintenance(pool: Pool, plan: Plan, step: Step) -> None:
     struct = plan.struct()
     with pool.using() as handle:
-        check(lib.bl_plan_maintenance(handle, struct, _CARE[step]), f"{step} for a device")
+        raise_for_status(
+            lib.bl_plan_maintenance(handle, struct, _CARE[step]), f"{step} for a device"
+        )
 
 
 _Told = TypeVar("_Told", Memory, Ddio)

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from beluga._ffi import ffi, lib
-from beluga.errors import check
+from beluga.errors import raise_for_status
 
 
 class Rovers:
@@ -44,7 +44,7 @@ class TokenBucket:
     ) -> None:
         self.handle = ffi.new("bl_tokens *")
         status = lib.bl_tokens_init(self.handle, rate, limit, threshold, capped, now_ns)
-        check(status, "making a token bucket")
+        raise_for_status(status, "making a token bucket")
 
     def grab(self, tokens: int) -> int:
         """A ticket: the tokens may be used once :meth:`lacks` says 0 of it."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 
 from beluga._ffi import core, ffi, lib
-from beluga.errors import TransferError, check
+from beluga.errors import TransferError, raise_for_status
 from beluga.transfer.iosched.bucket import TokenBucket
 
 TAU_NS = 5_000_000  # Seastar's: a class that wakes may have the link alone for so long at most
@@ -58,7 +58,7 @@ class Way:
     ) -> None:
         self.handle = ffi.new("bl_way *") if memory is None else memory
         status = lib.bl_way_init(self.handle, limit, forgiving, capped, now_ns)
-        check(status, "making a link")
+        raise_for_status(status, "making a link")
 
     @classmethod
     def at(cls, memory: core.bl_way) -> Way:
@@ -69,18 +69,20 @@ class Way:
 
     def add(self, shares: int, *, parent: int = 0) -> int:
         """A class; or a group, once it is another's ``parent``. Its number."""
-        return check(lib.bl_way_add(self.handle, parent, shares), "adding a class")
+        return raise_for_status(lib.bl_way_add(self.handle, parent, shares), "adding a class")
 
     def set_shares(self, node: int, shares: int) -> None:
         """From the next piece on."""
-        check(lib.bl_way_set_shares(self.handle, node, shares), "setting shares")
+        raise_for_status(lib.bl_way_set_shares(self.handle, node, shares), "setting shares")
 
     def limit(
         self, node: int, bytes_per_s: int, *, burst: int = BURST, now_ns: int | None = None
     ) -> None:
         """Limit the bandwidth of a class or group; 0 lifts it."""
         now = lib.bl_port_now_ns() if now_ns is None else now_ns
-        check(lib.bl_way_limit(self.handle, node, bytes_per_s, burst, now), "limiting a class")
+        raise_for_status(
+            lib.bl_way_limit(self.handle, node, bytes_per_s, burst, now), "limiting a class"
+        )
 
     def reap(self, now_ns: int) -> int:
         """Give back what processes that are gone held; how many there were."""
@@ -105,7 +107,7 @@ class Queue:
 
     def __init__(self, way: Way, *, now_ns: int, goal_ns: int = GOAL_NS) -> None:
         made = ffi.new("bl_queue **")
-        check(lib.bl_queue_create(made, way.handle, goal_ns, now_ns), "making a queue")
+        raise_for_status(lib.bl_queue_create(made, way.handle, goal_ns, now_ns), "making a queue")
         self.way, self.wait_ns = way, 0
         self._handle: core.bl_queue | core.Null = made[0]
         self._admission, self._wait = ffi.new("bl_admission *"), ffi.new("uint64_t *")
@@ -125,7 +127,7 @@ class Queue:
 
     def add_device(self, device: TokenBucket) -> None:
         """A memory device behind the link, whose tokens pieces take as well."""
-        check(lib.bl_queue_add_device(self.handle, device.handle), "adding a device")
+        raise_for_status(lib.bl_queue_add_device(self.handle, device.handle), "adding a device")
         self._devices.append(device)
 
     def push(  # noqa: PLR0913  what a piece is
@@ -143,7 +145,7 @@ class Queue:
             raise ValueError(f"tokens of {len(self._devices)} devices, have {len(device_tokens)}")
         own = ffi.NULL if device_tokens is None else device_tokens
         status = lib.bl_queue_push(self.handle, node, tokens, size, own, piece, now_ns)
-        return check(status, "queueing a piece")
+        return raise_for_status(status, "queueing a piece")
 
     def cancel(self, handle: int) -> bool:
         """It costs nothing any more and will not come; False if it has been admitted."""
@@ -156,7 +158,7 @@ class Queue:
 
     def plug(self, node: int, *, plugged: bool) -> None:
         """Stop a class, or let it go on."""
-        check(lib.bl_queue_plug(self.handle, node, plugged), "plugging a class")
+        raise_for_status(lib.bl_queue_plug(self.handle, node, plugged), "plugging a class")
 
     def poll(self, now_ns: int) -> Admission | None:
         """Who may start now; if nobody may, :attr:`wait_ns` says when to ask again."""

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from beluga._ffi import core, ffi, lib
-from beluga.errors import TransferError, check
+from beluga.errors import TransferError, raise_for_status
 from beluga.transfer.engine import Direction
 from beluga.transfer.iosched.cost import (
     DEVICE_SPEED,
@@ -216,7 +216,7 @@ class Link:
         limit = settings.pieces * int(settings.device.tokens(settings.piece_size))
         bucket = ffi.cast("bl_tokens *", at(memory, 0))
         status = lib.bl_tokens_init(bucket, PICOSECONDS, limit, 1, 0, lib.bl_port_now_ns())
-        check(status, "making a device's bucket")
+        raise_for_status(status, "making a device's bucket")
 
 
 def _way(memory: mmap.mmap, direction: Direction) -> core.bl_way:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from beluga._ffi import core, ffi, lib
 from beluga._shared import SharedHandle, when_forked
-from beluga.errors import ForkedSessionError, check
+from beluga.errors import ForkedSessionError, raise_for_status
 from beluga.transfer.engine import Direction
 from beluga.transfer.iosched.fair import GOAL_NS, QueueStat, queue_stat
 from beluga.transfer.iosched.link import TransferClass
@@ -174,7 +174,7 @@ def _port(link: Link) -> core.bl_port:
     using = _NULL if link.pool is None else link.pool.using()
     with using as pool:
         status = lib.bl_port_create(made, read, write, GOAL_NS, link.price(), pool)
-    check(status, f"taking a place at the link {link.name}")
+    raise_for_status(status, f"taking a place at the link {link.name}")
     for device in link.devices:
-        check(lib.bl_port_add_device(made[0], device), "adding a device")
+        raise_for_status(lib.bl_port_add_device(made[0], device), "adding a device")
     return made[0]

@@ -16,7 +16,7 @@ import numpy as np
 
 from beluga._ffi import ffi, lib
 from beluga._shared import when_forked
-from beluga.errors import BelugaError, TransferError, UnsettledError, check
+from beluga.errors import BelugaError, TransferError, UnsettledError, raise_for_status
 from beluga.transfer.engine import Direction, settle
 from beluga.transfer.iosched.link import Link
 from beluga.transfer.iosched.place import Place
@@ -83,7 +83,7 @@ class Port:
             job.number << _NUMBER_BITS,
             handles,
         )
-        check(status, "queueing a transfer")
+        raise_for_status(status, "queueing a transfer")
         job.handles = list(handles)
         job.attach(self)
 
@@ -187,7 +187,7 @@ class Port:
     def _give_up(self, status: int) -> None:
         """The link has no place for this engine (any more)."""
         try:
-            check(status, "waiting for the link")
+            raise_for_status(status, "waiting for the link")
         except (BelugaError, OSError) as error:
             for job in list(self._jobs.values()):
                 job.fail(TransferError(str(error)))

@@ -99,7 +99,7 @@ static int bl_blocks_write(bl_blocks_client *client, uint64_t key, const bl_bloc
 int bl_blocks_put(bl_blocks_client *client, uint64_t key)
 {
     const uint64_t keys[2] = {key, key};
-    bl_block_request what = {.layout = BL_BLOCKS_LAYOUT,
+    bl_block_request what = {.fingerprint = BL_BLOCKS_FINGERPRINT,
                              .length = bl_blocks_room(client->blocks, key)};
     bl_block_record record;
     int status = bl_reserve(client->session, keys, 1, &what, &record, BL_PATH_TIMEOUT_NS);

@@ -31,8 +31,8 @@ static void bl_engine_kv_prepare(const bl_kv *kv, bl_kv_buffers *buffers)
 {
     do
         bl_kv_prepare(kv, buffers);
-    while (buffers->batch.layout != 1 + BL_ENGINE_SHAPE);
-    buffers->batch.verify = 0;
+    while (buffers->batch.fingerprint != 1 + BL_ENGINE_SHAPE);
+    buffers->batch.check_checksums = 0;
 }
 
 /* The device of a doomed writer has begun: the writer dies, perhaps its server, too. */

@@ -77,7 +77,7 @@ static int bl_reserves_write(bl_blocks_client *client, const uint64_t *keys,
 /* Who is told that a batch is lost holds nothing of it: its last key can be had at once. */
 static int bl_reserves_again(bl_blocks_client *client, const uint64_t *key)
 {
-    bl_block_request what = {.layout = BL_BLOCKS_LAYOUT, .length = BL_LINE_SIZE};
+    bl_block_request what = {.fingerprint = BL_BLOCKS_FINGERPRINT, .length = BL_LINE_SIZE};
     bl_block_record record;
     int status = bl_reserve(client->session, key, 1, &what, &record, BL_PATH_TIMEOUT_NS);
     if (status < 0)
@@ -97,7 +97,7 @@ static int bl_reserves_round(bl_blocks_client *client)
     bl_sim_world *world = client->blocks->path.world;
     uint64_t keys[2 * BL_RESERVES_KEYS], first = bl_sim_random(world) | 1;
     bl_block_record records[BL_RESERVES_KEYS];
-    bl_block_request what = {.layout = BL_BLOCKS_LAYOUT, .length = BL_LINE_SIZE};
+    bl_block_request what = {.fingerprint = BL_BLOCKS_FINGERPRINT, .length = BL_LINE_SIZE};
     for (uint32_t i = 0; i < BL_RESERVES_KEYS; i++) {
         int end = i < BL_RESERVES_ENDS || i >= BL_RESERVES_KEYS - BL_RESERVES_ENDS;
         keys[2 * i] = keys[2 * i + 1] = end ? first + i : first;
@@ -223,7 +223,7 @@ static int bl_held_work(bl_pool *pool, void *argument)
         bl_kv_buffers buffers;
         do
             bl_kv_prepare(kv, &buffers);
-        while (buffers.batch.layout != 1 + BL_HELD_SHAPE);
+        while (buffers.batch.fingerprint != 1 + BL_HELD_SHAPE);
         status = bl_sim_below(kv->path.world, 2) ? bl_held_put(kv, session, &buffers)
                                                  : bl_held_get(kv, session, &buffers);
     }

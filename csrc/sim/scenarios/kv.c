@@ -74,13 +74,13 @@ void bl_kv_prepare(const bl_kv *kv, bl_kv_buffers *buffers)
     buffers->batch = (bl_kv_batch){
         .keys = buffers->keys,
         .fragments = buffers->fragments,
-        .layout = 1 + shape_index,
+        .fingerprint = 1 + shape_index,
         .timeout_ns = bl_path_timeout_ns(&kv->path),
         .count = count,
         .fragment_count = BL_KV_FRAGMENTS,
         .length = shape->length,
         .chunk_size = shape->chunk_size,
-        .verify = kv->summed || bl_sim_below(world, 2),
+        .check_checksums = kv->summed || bl_sim_below(world, 2),
     };
 }
 

@@ -21,7 +21,7 @@ bl_litmus bl_litmus_make(bl_sim_world *world)
 bl_entry bl_litmus_line(uint64_t number, uint32_t state)
 {
     bl_entry line = {.key = {number, number}, .generation = number, .offset = number,
-                     .layout = number, .state = state};
+                     .fingerprint = number, .state = state};
     line.check = bl_table_check(&line, 0);
     return line;
 }

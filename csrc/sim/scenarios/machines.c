@@ -44,7 +44,7 @@ static int bl_machine_put(bl_blocks_client *client, uint64_t key)
 {
     const uint64_t keys[2] = {key, key};
     bl_sim_world *world = client->blocks->path.world;
-    bl_block_request what = {.layout = BL_BLOCKS_LAYOUT, .length = bl_blocks_length(key)};
+    bl_block_request what = {.fingerprint = BL_BLOCKS_FINGERPRINT, .length = bl_blocks_length(key)};
     uint8_t payload[BL_BLOCKS_LINES_MAX * BL_LINE_SIZE];
     bl_block_record record;
     int32_t committed;

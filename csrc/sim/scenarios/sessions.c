@@ -62,7 +62,7 @@ static int bl_farewell_begin(bl_blocks_client *client)
     uint64_t key = bl_sim_below(blocks->path.world, blocks->key_count);
     const uint64_t keys[2] = {key, key};
     uint8_t payload[BL_BLOCKS_LINES_MAX * BL_LINE_SIZE];
-    bl_block_request what = {.layout = BL_BLOCKS_LAYOUT, .length = bl_blocks_length(key)};
+    bl_block_request what = {.fingerprint = BL_BLOCKS_FINGERPRINT, .length = bl_blocks_length(key)};
     bl_block_record record;
     int status = bl_reserve(client->session, keys, 1, &what, &record, BL_PATH_TIMEOUT_NS);
     if (status < 0)

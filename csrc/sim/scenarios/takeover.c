@@ -348,7 +348,7 @@ static int bl_zombie_write(bl_blocks_client *client, uint64_t key, const bl_bloc
 static int bl_zombie_act(bl_blocks_client *client, uint64_t key)
 {
     const uint64_t keys[2] = {key, key};
-    bl_block_request what = {.layout = BL_BLOCKS_LAYOUT, .length = bl_blocks_length(key)};
+    bl_block_request what = {.fingerprint = BL_BLOCKS_FINGERPRINT, .length = bl_blocks_length(key)};
     bl_block_record record;
     uint32_t state;
     if (bl_sim_below(client->blocks->path.world, 2)) {

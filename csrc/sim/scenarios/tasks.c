@@ -66,7 +66,7 @@ static int bl_task_begin(bl_blocks_client *client)
     bl_task_fate *fate = &play->fate[key];
     const uint64_t keys[2] = {key, key};
     uint8_t payload[BL_BLOCKS_LINES_MAX * BL_LINE_SIZE];
-    bl_block_request what = {.layout = BL_BLOCKS_LAYOUT, .length = bl_blocks_length(key),
+    bl_block_request what = {.fingerprint = BL_BLOCKS_FINGERPRINT, .length = bl_blocks_length(key),
                              .flags = BL_RESERVE_KEPT};
     bl_block_record record;
     int32_t committed = 0;
@@ -129,7 +129,7 @@ static int bl_task_work(bl_blocks_client *client, int end)
     int holds = !end && bl_sim_below(world, 2); /* nobody else may have it for so long */
     uint64_t epoch = bl_task_epoch(client);
     bl_task task;
-    int status = bl_task_claim(client->session, BL_BLOCKS_LAYOUT,
+    int status = bl_task_claim(client->session, BL_BLOCKS_FINGERPRINT,
                                holds ? BL_TASK_LONG_MS : BL_TASK_SHORT_MS, &task,
                                BL_PATH_TIMEOUT_NS);
     if (status < 0 || task.deliveries == 0)

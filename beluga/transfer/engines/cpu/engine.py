@@ -16,7 +16,7 @@ from beluga.errors import (
     ChecksumError,
     LayoutError,
     TransferCancelledError,
-    check,
+    raise_for_status,
 )
 from beluga.transfer.engines.cpu.tuning import tuned
 from beluga.transfer.iosched.link import TransferClass
@@ -132,7 +132,7 @@ class CpuEngine:
         if code == -errno.ECANCELED:
             return CpuTransfer(TransferCancelledError(f"{doing}: it was stopped"))
         try:
-            check(code, doing)
+            raise_for_status(code, doing)
         except BelugaError as error:
             return CpuTransfer(error)
         return _MOVED

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from beluga._ffi import core, ffi, lib
-from beluga.errors import BelugaError, check
+from beluga.errors import BelugaError, raise_for_status
 from beluga.transfer.calibrate.calibration_cache import CalibrationCache, may_measure
 from beluga.transfer.calibrate.scratch import scratch_pool
 from beluga.transfer.plan.plan import Plan, plan_blocks
@@ -235,5 +235,5 @@ class Trial:
             start = time.perf_counter_ns()
             code = copy(pool, plan, struct, ffi.NULL, 0)
             taken = time.perf_counter_ns() - start
-        check(code, "timing a copy")
+        raise_for_status(code, "timing a copy")
         return taken

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from beluga._ffi import ffi, lib
-from beluga.errors import TransferCancelledError, UnsettledError, check
+from beluga.errors import TransferCancelledError, UnsettledError, raise_for_status
 from beluga.pool import Pool
 from beluga.transfer.engines.cuda.holds import Hold, Place
 from beluga.transfer.engines.cuda.launch import Launched, Launcher
@@ -208,7 +208,7 @@ class Paths:
         buffer = ffi.from_buffer("uint8_t[]", array)
         with self._pool.using() as pool:
             for offset, place, size in packed.runs.tolist():
-                check(move(pool, offset, buffer + place, size), "bouncing a copy")
+                raise_for_status(move(pool, offset, buffer + place, size), "bouncing a copy")
 
     def _gpu_runs(self, packed: Packed, addresses: Mapping[Place, int]) -> NDArray[np.void]:
         """The runs by GPU addresses, none over the end of a window."""

@@ -33,7 +33,7 @@ from beluga.errors import (
     TransferCancelledError,
     TransferError,
     TransferTimeoutError,
-    check,
+    raise_for_status,
 )
 from beluga.transfer.engines.dsa.queue import Portal, open_device, open_software
 from beluga.transfer.engines.policy import Row, Step, probe
@@ -170,7 +170,7 @@ class DsaEngine:
             code = lib.bl_dsa_engine_open(handle, portal.handle, portal.limits, rules, out)
         if code < 0:
             lib.bl_dsa_queue_close(portal.handle)
-            check(code, "opening the DSA engine")
+            raise_for_status(code, "opening the DSA engine")
         self._handle = out[0]
         self.queue_text = portal.text
         self.is_device = portal.is_device
@@ -252,7 +252,7 @@ class DsaEngine:
                 return
             code = lib.bl_dsa_wait(self.handle, transfer.out[0], int(timeout_s * 1e9))
             if code != -lib.BL_ERROR_TIMEOUT:
-                check(code, "waiting for a DSA transfer")
+                raise_for_status(code, "waiting for a DSA transfer")
             self._settle()
 
     def listen(self) -> None:
@@ -289,7 +289,7 @@ class DsaEngine:
                 raise LayoutError("a sparse plan can only be read")
             plan.refuse_beyond(self._pool.geometry.size)
             raise LayoutError(f"{doing}: the plan's pieces do not tile its chunks")
-        check(code, doing)
+        raise_for_status(code, doing)
         return transfer
 
     def _refuse_forked(self) -> None:
@@ -328,7 +328,7 @@ def _error_of(status: int, doing: str, fault: str | None) -> BelugaError | OSErr
         closed = TransferCancelledError(f"{doing}: the engine was closed before it had ended")
         return closed if fault is None else TransferError(f"{doing}: {fault}")
     try:
-        check(status, doing)
+        raise_for_status(status, doing)
     except BelugaError as error:
         return error
     except OSError as error:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from beluga._ffi import core, ffi, lib
-from beluga.errors import EngineUnavailableError, check
+from beluga.errors import EngineUnavailableError, raise_for_status
 from beluga.transfer.engines.dsa.sysfs import (
     DEVICES,
     SYSFS,
@@ -74,7 +74,9 @@ def open_software(
     storm = ffi.NULL if faults is None else ffi.new("bl_dsa_faults *", faults)
     out = ffi.new("bl_dsa_queue **")
     with pool.using() as handle:
-        check(lib.bl_dsa_soft_open(handle, limits, storm, out), "opening the software queue")
+        raise_for_status(
+            lib.bl_dsa_soft_open(handle, limits, storm, out), "opening the software queue"
+        )
     return Portal(out[0], limits, is_device=False, text="software queue")
 
 
