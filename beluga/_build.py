@@ -36,11 +36,15 @@ CORE_HEADERS = (
     "index/hash.h",
     "index/tier.h",
 )
+QUEUE_HEADERS = ("format/dsa.h", "api/dsa_queue.h")
 # The simulator has a device of its own.
-DSA_HEADERS = ("format/dsa.h", "api/dsa.h")
-# The simulator also exports the pure structures, so that models can be run against them.
+DSA_HEADERS = (*QUEUE_HEADERS, "api/dsa.h")
+# The simulator also exports the pure structures, so that models can be run against them, and a
+# queue in which things go wrong.
 SIM_HEADERS = (
     *CORE_HEADERS,
+    *QUEUE_HEADERS,
+    "dsa/faults.h",
     "space/extent.h",
     "index/evict.h",
     "index/pins.h",

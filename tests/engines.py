@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+from stormy import stormy_portal
 
 from beluga import primitives
 from beluga._ffi import ffi, lib
@@ -37,7 +38,6 @@ from beluga.transfer import (
     Speed,
 )
 from beluga.transfer.engines.cuda import CudaEngine, CupyDriver, DriverError, HostDriver
-from beluga.transfer.engines.dsa.queue import open_software
 from beluga.transfer.engines.dsa.sysfs import nearest, why_none, work_queues
 
 Bytes = NDArray[np.uint8]
@@ -258,7 +258,7 @@ def stormy_dsa(pool: Pool) -> Engine:
     """The software queue with everything going wrong now and then."""
     kinds = ("full", "fault", "list_fault", "error", "reorder", "late")
     faults = dict.fromkeys(kinds, 6000) | {"seed": 11, "full_run": 3}
-    return DsaEngine(pool, open_software(pool, faults=faults))
+    return DsaEngine(pool, stormy_portal(faults))
 
 
 def _planned(pool: Pool) -> Engine:

@@ -47,10 +47,6 @@ void bl_fence(void);
 /* CRC-32C of bytes, seed 0 or the result for those before. */
 uint32_t bl_crc32c(uint32_t seed, const void *bytes, size_t size);
 
-/* The crash points of this build, and their names ("what.step"). */
-uint32_t bl_crash_point_count(void);
-const char *bl_crash_point_name(uint32_t index);
-
 /* End this process when it passes a point for the passage-th time from now on; stop: stop it,
  * once. At a point of a line: when the words of the line that have a bit in words are out, and no
  * others. name NULL: never. 0, or -ENOENT: no such point, or -EINVAL: it is no point of a line. */

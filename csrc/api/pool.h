@@ -27,8 +27,6 @@ typedef struct bl_pool_config {
 /* Lay a pool out: 0 or -EINVAL, or -ENOSPC if no data stripe would be left. */
 int bl_geometry_make(const bl_pool_config *config, bl_geometry *out);
 
-uint64_t bl_format_hash(void);
-
 /* Fill in the superblock of device device_index. */
 void bl_superblock_make(const bl_pool_config *config, const bl_geometry *geometry,
                         uint32_t device_index, uint32_t coherence, bl_superblock *out);

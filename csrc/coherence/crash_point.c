@@ -17,14 +17,6 @@
 
 #ifdef BL_SIM
 
-uint32_t bl_crash_point_count(void) { return 0; }
-
-const char *bl_crash_point_name(uint32_t index)
-{
-    (void)index;
-    return NULL;
-}
-
 int bl_crash_arm(const char *name, uint32_t passage, int stop, uint32_t words)
 {
     (void)name, (void)passage, (void)stop, (void)words;
@@ -45,16 +37,6 @@ static struct {
     uint32_t words;
     int signal;
 } bl_crash = {.lock = PTHREAD_MUTEX_INITIALIZER};
-
-uint32_t bl_crash_point_count(void)
-{
-    return (uint32_t)(__stop_bl_crash_places - __start_bl_crash_places);
-}
-
-const char *bl_crash_point_name(uint32_t index)
-{
-    return index < bl_crash_point_count() ? __start_bl_crash_places[index].name : NULL;
-}
 
 int bl_crash_arm(const char *name, uint32_t passage, int stop, uint32_t words)
 {

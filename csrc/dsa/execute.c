@@ -6,8 +6,6 @@
  */
 #include "dsa/execute.h"
 
-#ifndef BL_SIM
-
 #include "dsa/queue.h"
 #include "coherence/guard.h"
 
@@ -232,7 +230,7 @@ static void bl_dsa_stopped(bl_dsa_record *record, uint64_t address, uint32_t is_
 static void bl_dsa_broken(const bl_memory *memory, const bl_dsa_run *run, bl_dsa_record *record)
 {
     uint64_t offset = bl_guard_offset(memory);
-    uint64_t address = offset < memory->size ? (uintptr_t)bl_address(memory, offset)
+    uint64_t address = offset < memory->size ? (uintptr_t)bl_guard_address()
                                              : bl_dsa_fault_address(run, 0);
     uint32_t size = run->descriptor->size;
     bl_dsa_stopped(record, address,
@@ -276,5 +274,3 @@ void bl_dsa_execute(const bl_dsa_place *place, const bl_dsa_descriptor *descript
             record->status = BL_DSA_SUCCESS_PRED;
     }
 }
-
-#endif

@@ -9,8 +9,6 @@
  */
 #include "dsa/queue.h"
 
-#ifndef BL_SIM
-
 #include <errno.h>
 #include <stdlib.h>
 #include <sys/mman.h>
@@ -120,5 +118,3 @@ int bl_dsa_submit(bl_dsa_queue *queue, const bl_dsa_descriptor *descriptor)
 void bl_dsa_queue_ended(bl_dsa_queue *queue) { queue->verbs->ended(queue); }
 
 void bl_dsa_queue_close(bl_dsa_queue *queue) { queue->verbs->close(queue); }
-
-#endif

@@ -11,15 +11,14 @@
  */
 #include "dsa/queue.h"
 
-#ifndef BL_SIM
-
 #include <errno.h>
-#include <pthread.h>
-#include <signal.h>
 #include <stdlib.h>
+#include <time.h>
 
+#include "base/thread.h"
 #include "coherence/coherence.h"
 #include "dsa/execute.h"
+#include "dsa/faults.h"
 #include "pool/pool.h"
 
 enum { BL_DSA_LATE_MAX = 32, BL_DSA_LATE_NS = 20 * 1000, BL_DSA_LIST_MAX = 1024 };
@@ -47,6 +46,13 @@ typedef struct bl_dsa_soft {
     uint32_t count;
     bl_dsa_descriptor ring[];   /* oldest first; limits.depth of them */
 } bl_dsa_soft;
+
+/* Of this thread, not of a host in the simulator. */
+static void bl_dsa_sleep(uint64_t ns)
+{
+    struct timespec time = {(time_t)(ns / 1000000000u), (long)(ns % 1000000000u)};
+    nanosleep(&time, NULL);
+}
 
 static uint32_t bl_dsa_dice(uint64_t *state, uint32_t sides)
 {
@@ -205,7 +211,7 @@ static void bl_dsa_serve(bl_dsa_soft *soft, const bl_dsa_descriptor *descriptor,
 {
     uint32_t opcode = bl_dsa_opcode(descriptor);
     if (delay_us > 0)
-        bl_nap(NULL, delay_us * 1000ull);
+        bl_dsa_sleep(delay_us * 1000ull);
     if (opcode == BL_DSA_DRAIN)
         bl_dsa_show_late(soft); /* it ends after all before it */
     if (opcode == BL_DSA_BATCH)
@@ -227,7 +233,7 @@ static void *bl_dsa_serve_all(void *argument)
             pthread_mutex_lock(&soft->lock);
         } else if (soft->late_count > 0) {
             pthread_mutex_unlock(&soft->lock);
-            bl_nap(NULL, BL_DSA_LATE_NS);
+            bl_dsa_sleep(BL_DSA_LATE_NS);
             bl_dsa_show_late(soft);
             pthread_mutex_lock(&soft->lock);
         } else if (soft->stop) {
@@ -256,8 +262,8 @@ static void bl_dsa_soft_close(bl_dsa_queue *queue)
 static const bl_dsa_queue_verbs bl_dsa_soft_verbs = {bl_dsa_soft_submit, bl_dsa_soft_ended,
                                                      bl_dsa_soft_close};
 
-int bl_dsa_soft_open(const bl_pool *pool, const bl_dsa_limits *limits,
-                     const bl_dsa_faults *faults, bl_dsa_queue **out)
+static int bl_dsa_soft_make(const bl_memory *memory, const bl_dsa_limits *limits,
+                            const bl_dsa_faults *faults, bl_dsa_queue **out)
 {
     if (limits->depth == 0 || limits->size_max == 0 || limits->batch_max > BL_DSA_LIST_MAX)
         return -EINVAL;
@@ -265,28 +271,32 @@ int bl_dsa_soft_open(const bl_pool *pool, const bl_dsa_limits *limits,
     if (soft == NULL)
         return -ENOMEM;
     soft->queue = (bl_dsa_queue){&bl_dsa_soft_verbs, 0};
-    soft->memory = pool ? &pool->memory : NULL;
+    soft->memory = memory;
     soft->limits = *limits;
-    if (faults != NULL)
-        soft->faults = *faults;
+    soft->faults = *faults;
     soft->dice_submit = soft->faults.seed * 2 + 1;
     soft->dice_work = soft->faults.seed * 0x9e3779b97f4a7c15ull | 1;
     pthread_mutex_init(&soft->lock, NULL);
     pthread_cond_init(&soft->wake, NULL);
-    sigset_t all, before; /* signals are the application's threads' business */
-    sigfillset(&all);
-    sigdelset(&all, SIGBUS); /* but its own faults are its own */
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    int status = pthread_create(&soft->thread, NULL, bl_dsa_serve_all, soft);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    if (status != 0) {
+    int status = bl_thread_start(&soft->thread, bl_dsa_serve_all, soft);
+    if (status < 0) {
         pthread_mutex_destroy(&soft->lock);
         pthread_cond_destroy(&soft->wake);
         free(soft);
-        return -status;
+        return status;
     }
     *out = &soft->queue;
     return 0;
 }
 
-#endif
+int bl_dsa_soft_open(const bl_pool *pool, const bl_dsa_limits *limits, bl_dsa_queue **out)
+{
+    bl_dsa_faults calm = {0};
+    return bl_dsa_soft_make(pool ? &pool->memory : NULL, limits, &calm, out);
+}
+
+int bl_dsa_faults_open(const bl_dsa_limits *limits, const bl_dsa_faults *faults,
+                        bl_dsa_queue **out)
+{
+    return bl_dsa_soft_make(NULL, limits, faults, out);
+}

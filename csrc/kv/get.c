@@ -8,9 +8,9 @@
  * In two halves, the first ends before the copy, which is an engine's; the second looks again.
  *
  * A reader believes a block only if its entry names the key, generation, offset, length and
- * fingerprint that it expects, before the copy and after it, and (unless the caller says no) if the copy's checksums
- * are the entry's. Otherwise it looks once more; then the block is a miss: never wrong bytes (D6).
- * All of them are misses if another server has taken over meanwhile.
+ * fingerprint that it expects, before the copy and after it, and (unless the caller says no) if the
+ * copy's checksums are the entry's. Otherwise it looks once more; then the block is a miss: never
+ * wrong bytes (D6). All of them are misses if another server has taken over meanwhile.
  */
 #include <errno.h>
 #include <stdlib.h>

@@ -6,8 +6,8 @@
 #include "liveness/heartbeat.h"
 
 #include <errno.h>
-#include <signal.h>
 
+#include "base/thread.h"
 #include "coherence/crash_point.h"
 #include "coherence/guard.h"
 #include "pool/message.h"
@@ -90,14 +90,9 @@ int bl_heartbeat_start(bl_heartbeat *heartbeat, const bl_memory *memory, uint64_
     pthread_cond_init(&heartbeat->wake, &clock);
     pthread_condattr_destroy(&clock);
     pthread_mutex_init(&heartbeat->lock, NULL);
-    sigset_t all, before; /* signals are the application's threads' business */
-    sigfillset(&all);
-    sigdelset(&all, SIGBUS); /* but its own faults are its own */
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    int error = pthread_create(&heartbeat->thread, NULL, bl_heartbeat_run, heartbeat);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    heartbeat->running = error == 0;
-    return -error;
+    status = bl_thread_start(&heartbeat->thread, bl_heartbeat_run, heartbeat);
+    heartbeat->running = status == 0;
+    return status;
 }
 
 void bl_heartbeat_stop(bl_heartbeat *heartbeat)

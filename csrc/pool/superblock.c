@@ -76,11 +76,6 @@ int bl_geometry_make(const bl_pool_config *config, bl_geometry *out)
     return 0;
 }
 
-uint64_t bl_format_hash(void)
-{
-    return BL_FORMAT_HASH;
-}
-
 static uint32_t bl_superblock_check(const bl_superblock *superblock)
 {
     return bl_crc32c(0, superblock, offsetof(bl_superblock, check));

@@ -41,9 +41,9 @@ int bl_thread_pool_run(uint32_t threads, uint32_t count, bl_thread_pool_work wor
 
 #else
 
-#include <pthread.h>
 #include <sched.h>
-#include <signal.h>
+
+#include "base/thread.h"
 
 /* To be woken takes as long as to copy 200 KB. So who waits for the next job, or for the last item
  * of this one, looks for a moment before it sleeps. */
@@ -116,23 +116,16 @@ static void *bl_thread_pool_worker(void *argument)
     return NULL;
 }
 
-/* Under the lock: hire until there are count, as far as the system lets us. Signals are for the
- * threads that were there before; only those that an instruction raises are its own thread's. */
+/* Under the lock: hire until there are count, as far as the system lets us. */
 static void bl_thread_pool_hire(uint32_t count)
 {
-    sigset_t all, before;
-    sigfillset(&all);
-    sigdelset(&all, SIGBUS), sigdelset(&all, SIGSEGV), sigdelset(&all, SIGFPE);
-    sigdelset(&all, SIGILL), sigdelset(&all, SIGTRAP);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
     for (pthread_t worker; bl_thread_pool.worker_count < count; bl_thread_pool.worker_count++) {
-        if (pthread_create(&worker, NULL, bl_thread_pool_worker, NULL) != 0)
+        if (bl_thread_start(&worker, bl_thread_pool_worker, NULL) < 0)
             break;
         pthread_setname_np(worker, "beluga-copy");
         pthread_setaffinity_np(worker, sizeof bl_thread_pool_cpus, &bl_thread_pool_cpus);
         pthread_detach(worker);
     }
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
 }
 
 /* Put a job before the thread pool: 1, or 0 if it has one. */

@@ -145,7 +145,7 @@ def _dsa(make: Callable[[Scene, Any], Call]) -> Ready:
     def ready(scene: Scene) -> Call:
         limits = ffi.new("bl_dsa_limits *", [1 << 20, 32, 64, 0, 0])
         queue, engine = ffi.new("bl_dsa_queue **"), ffi.new("bl_dsa_engine **")
-        assert lib.bl_dsa_soft_open(scene.pool.handle, limits, ffi.NULL, queue) == 0
+        assert lib.bl_dsa_soft_open(scene.pool.handle, limits, queue) == 0
         rules = ffi.new("bl_dsa_rules *", [lib.BL_DSA_FLUSH_CPU, lib.BL_DSA_FLUSH_CPU, 0, 0])
         assert lib.bl_dsa_engine_open(scene.pool.handle, queue[0], limits, rules, engine) == 0
         return make(scene, engine[0])

@@ -26,9 +26,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from arena import Arena
 from herd import WAIT_S, Member, StuckError
+from points import named
 from worker import Told
-
-from beluga._ffi import ffi, lib
 
 # Who passes a point, by its name or the first word of it, and what brings it there.
 SCENES = {
@@ -92,12 +91,6 @@ class Plan:
         return f"{'stop' if self.stop else 'kill'} the {self.scene} at {where}"
 
 
-def points() -> list[str]:
-    """The crash points of this build."""
-    count = lib.bl_crash_point_count()
-    return sorted(ffi.string(lib.bl_crash_point_name(i)).decode() for i in range(count))
-
-
 def torn(point: str) -> tuple[int, ...]:
     """The words to stop at within the line of a point; none at other points."""
     return STORES if point.endswith("line") else ()
@@ -106,7 +99,7 @@ def torn(point: str) -> tuple[int, ...]:
 def walk(*, lines: bool = False) -> list[Plan]:
     """Each point by a kill and by a stop, and each line in its middle; ``lines``: those alone."""
     plans = []
-    for point in points():
+    for point in named():
         scene = scene_of(point)
         plans += [Plan(scene, point, 1, stop, walk=True) for stop in (False, True)]
         plans += [Plan(scene, point, 1, walk=True, words=words) for words in torn(point)]
@@ -133,7 +126,7 @@ class Loop:
 
     def plans(self, rounds: int) -> Iterator[Plan]:
         """The walk, then what the dice say; a point that is missed is walked to again."""
-        everywhere, tour = points(), self._tour
+        everywhere, tour = named(), self._tour
         for number in range(rounds):
             if number < len(tour):
                 yield tour[number]

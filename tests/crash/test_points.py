@@ -9,14 +9,12 @@ import re
 import signal
 import subprocess
 import sys
-from collections import Counter
 from pathlib import Path
 
 import pytest
+from points import named
 
 from beluga._ffi import ffi, lib
-
-CSRC = Path(__file__).resolve().parents[2] / "csrc"
 
 HEARTBEATS = """
 import sys
@@ -27,11 +25,6 @@ with Pool.open(sys.argv[1:]) as pool, Server(pool), Client(pool) as client:
     client.ping()
     print("answered", flush=True)
 """
-
-
-def points() -> list[str]:
-    count = lib.bl_crash_point_count()
-    return [ffi.string(lib.bl_crash_point_name(i)).decode() for i in range(count)]
 
 
 def run(paths: list[Path], point: str) -> subprocess.CompletedProcess[str]:
@@ -53,25 +46,15 @@ def pool_on_disk(paths: list[Path]) -> None:
 
 
 def test_the_build_knows_every_point_of_the_source_once() -> None:
-    named = Counter(
-        name
-        for path in CSRC.rglob("*.[ch]")
-        if path.name != "crash_point.h"
-        for name in re.findall(r'bl_crash_(?:point|line)\("([^"]+)"', path.read_text())
-    )
-    lines = {
-        name
-        for path in CSRC.rglob("*.[ch]")
-        if path.name != "crash_point.h"
-        for name in re.findall(r'bl_crash_line\("([^"]+)"', path.read_text())
-    }
-    assert set(named.values()) == {1}
-    assert sorted(points()) == sorted(named)
-    assert len(named) >= 60
-    assert lines == {name for name in named if name.endswith("line")}
+    found, lines = named(), named("line")
+    assert len(found) == len(set(found)) >= 60
+    assert lines == [name for name in found if name.endswith("line")]
     assert len(lines) >= 12
-    assert all(re.fullmatch(r"[a-z]+\.[a-z_]+", name) for name in named)
-    assert lib.bl_crash_point_name(len(named)) == ffi.NULL
+    for name in found:
+        assert re.fullmatch(r"[a-z]+\.[a-z_]+", name)
+        armed = lib.bl_crash_arm(name.encode(), 1 << 30, 0, 0)
+        assert lib.bl_crash_arm(ffi.NULL, 0, 0, 0) == 0
+        assert armed == 0, name
 
 
 def test_a_process_dies_at_the_passage_that_was_asked_for(paths: list[Path]) -> None:

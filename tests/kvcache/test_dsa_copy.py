@@ -15,12 +15,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from stormy import stormy_portal
 
 from beluga import KVCache, MetaServer, Pool
 from beluga.kvcache import CHUNK_SIZE
 from beluga.meta import BlockState, check_pool
 from beluga.transfer import DsaEngine
-from beluga.transfer.engines.dsa.queue import open_software
 from tests.kvcache.conftest import digests, payload
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -33,7 +33,7 @@ def test_the_cpu_and_a_stormy_dsa_read_each_other(
     pool: Pool, server: MetaServer, cache: KVCache, length: int
 ) -> None:
     faults = {"seed": length, "reorder": 30_000, "late": 9000, **STORM}
-    engine = DsaEngine(pool, open_software(pool, faults=faults))
+    engine = DsaEngine(pool, stormy_portal(faults))
     blocks = payload(6, length)
     with KVCache(pool, namespace="test", engine=engine) as by_dsa:
         assert by_dsa.put(digests(3), blocks[:3]).stored == 3
@@ -52,10 +52,10 @@ import sys
 import numpy as np
 from beluga import KVCache, Pool
 from beluga.transfer import DsaEngine
-from beluga.transfer.engines.dsa.queue import open_software
 from tests.kvcache.conftest import digests
+from tests.stormy import stormy_portal
 pool = Pool.open(sys.argv[1:])
-engine = DsaEngine(pool, open_software(pool, faults={"delay_us": 500_000}))
+engine = DsaEngine(pool, stormy_portal({"delay_us": 500_000}))
 gather_write = engine.gather_write
 def tell(plan):
     transfer = gather_write(plan)

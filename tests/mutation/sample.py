@@ -32,7 +32,6 @@ from python_mutants import Mutant
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 TESTS_MAX = 400
-DEFAULTS = "tests/test_defaults.py"
 
 # Which folders or files of tests/ a package is tried with.
 # What stands first is tried first.
@@ -250,8 +249,7 @@ def sample_python(copy: Copy, package: str, count: int, choice: random.Random) -
     for mutant in chosen:
         names = tests_of(mutant, lines)
         choice.shuffle(names)
-        first = [DEFAULTS] if runs_at_import(mutant) else []
-        verdict = try_python(copy, mutant, [*first, *(names[:TESTS_MAX] or folders)])
+        verdict = try_python(copy, mutant, names[:TESTS_MAX] or folders)
         verdicts.append(verdict)
         tell(verdict)
     return verdicts

@@ -169,7 +169,7 @@ def test_the_default_estimate_comes_from_published_costs() -> None:
     estimator = CostEstimator(costs=costs, bytes_per_s=100 * 16)
     state = candidate(0, 2, held=1, active_prefill_tokens=7, active_decode_blocks=4)
     state.overlap.shared = 2
-    step = (5000 + 3 * 10 + 4 * 16 * 1 + 5) / 1e3
+    step = 5.099  # s: 5000 ms, 10 for each of 3 requests, 1 for each of 64 tokens, and 5
     assert estimator(QUERY, state, 0) == Estimate(7.0, 16.0, 2.0, step)
     assert estimator(QUERY, state, 1) == Estimate(7.0, 0.0, 3.0, step)
     choice = MinTtft().choose(QUERY, [candidate(0), candidate(1, held=4)])

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from engines import Bytes, peek, poke
 from hypothesis import strategies as st
+from stormy import stormy_queue
 
 from beluga import primitives
 from beluga._ffi import ffi as core_ffi
@@ -37,6 +38,10 @@ class Library:
     def of(self, kind: str, pointer: Any) -> Any:
         """The product's pointer as this library's."""
         return self.ffi.cast(kind, int(core_ffi.cast("uintptr_t", pointer)))
+
+    def product(self, kind: str, pointer: Any) -> Any:
+        """This library's pointer as the product's."""
+        return core_ffi.cast(kind, int(self.ffi.cast("uintptr_t", pointer)))
 
 
 PRODUCT = Library(core_ffi, core_lib)
@@ -87,11 +92,12 @@ def opened(library: Library, pool: Any, schedule: Schedule) -> Iterator[Any]:
     limits = ffi.new(
         "bl_dsa_limits *", [schedule.size_max, schedule.batch_max, schedule.depth, 0, 0]
     )
-    faults = ffi.new("bl_dsa_faults *", {"seed": schedule.seed, **schedule.faults})
+    storm = stormy_queue(
+        library.product("bl_dsa_limits *", limits), {"seed": schedule.seed, **schedule.faults}
+    )
     rules = ffi.new("bl_dsa_rules *", [schedule.flush, schedule.flush, schedule.seed % 2, 0])
-    queue, engine = ffi.new("bl_dsa_queue **"), ffi.new("bl_dsa_engine **")
-    assert lib.bl_dsa_soft_open(pool, limits, faults, queue) == 0
-    assert lib.bl_dsa_engine_open(pool, queue[0], limits, rules, engine) == 0
+    queue, engine = library.of("bl_dsa_queue *", storm), ffi.new("bl_dsa_engine **")
+    assert lib.bl_dsa_engine_open(pool, queue, limits, rules, engine) == 0
     yield engine[0]
     lib.bl_dsa_engine_close(engine[0])
 

@@ -43,8 +43,9 @@ def test_blocks_are_a_list_of_whole_numbers(layout: BlockLayout, blocks: Any) ->
 def test_offsets_are_places_of_a_pool(layout: BlockLayout, offsets: Any) -> None:
     with pytest.raises(LayoutError, match="offsets"):
         layout.plan([1], offsets)
+    rows = layout.rows([0], [1], [2])
     with pytest.raises(LayoutError):
-        layout.plan_tokens([0], [1], [2], offsets=offsets)
+        layout.plan_rows(rows, offsets=offsets)
 
 
 @pytest.mark.parametrize(
@@ -93,7 +94,8 @@ def test_memory_that_may_not_be_written_is_no_target(pool: Pool, make: Any) -> N
     engine.gather_write(frozen.plan([0], offset)).wait()  # it is a source all the same
     engine.gather_write(ones.plan([0], offset)).wait()
     plan = frozen.plan([0], offset, chunk_size=LINE)
-    for wrong in (plan, *plan.cut(100), frozen.plan_tokens([0], [1], [2], offsets=offset)):
+    tokens = frozen.plan_rows(frozen.rows([0], [1], [2]), offsets=offset)
+    for wrong in (plan, *plan.cut(100), tokens):
         with pytest.raises(LayoutError, match="read-only"):
             engine.scatter_read(wrong)
     assert content == bytes(len(content))

@@ -5,12 +5,16 @@
 from __future__ import annotations
 
 import itertools
+import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import pytest
+from stormy import stormy_queue
 
 from beluga import primitives
 from beluga._ffi import ffi, lib
@@ -25,10 +29,7 @@ class Device:
 
     def __init__(self, **faults: int) -> None:
         self.limits = ffi.new("bl_dsa_limits *", [SIZE // 4, 8, 16, 0, 0])
-        storm = ffi.new("bl_dsa_faults *", faults)
-        out = ffi.new("bl_dsa_queue **")
-        assert lib.bl_dsa_soft_open(ffi.NULL, self.limits, storm, out) == 0
-        self.queue = out[0]
+        self.queue = stormy_queue(self.limits, faults)
         self._raw = np.zeros(8 * SIZE, np.uint8)
         base = self._raw.ctypes.data + -self._raw.ctypes.data % 4096
         self.source, self.target, self.target2, self._records, self.list = (
@@ -336,3 +337,25 @@ def test_nothing_ends_while_it_is_submitted() -> None:
         assert device.record_of(descriptor).status == lib.BL_DSA_SUCCESS
     finally:
         device.close()
+
+
+ASTRAY = """
+import faulthandler
+from beluga._ffi import ffi, lib
+faulthandler.enable()
+limits, out = ffi.new("bl_dsa_limits *", [4096, 8, 16, 0, 0]), ffi.new("bl_dsa_queue **")
+assert lib.bl_dsa_soft_open(ffi.NULL, limits, out) == 0
+descriptor = ffi.new("bl_dsa_descriptor *", {"source": 64, "target": 64, "size": 64})
+descriptor.flags_opcode = lib.BL_DSA_MEMMOVE << 24
+assert lib.bl_dsa_submit(out[0], descriptor) == 0
+lib.bl_dsa_queue_close(out[0])
+"""
+
+
+def test_a_fault_of_the_queues_thread_is_reported_as_any_others() -> None:
+    """A signal that an instruction raises is not blocked: a handler of the application sees it."""
+    ended = subprocess.run(
+        [sys.executable, "-c", ASTRAY], capture_output=True, text=True, check=False, timeout=120
+    )
+    assert ended.returncode == -signal.SIGSEGV
+    assert "Fatal Python error: Segmentation fault" in ended.stderr

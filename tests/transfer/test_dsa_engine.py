@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from stormy import stormy_portal
 
 from beluga._ffi import lib
 from beluga.errors import (
@@ -27,7 +28,6 @@ from beluga.errors import (
 from beluga.pool import STRIPE_SIZE, Pool
 from beluga.transfer import CHUNK, PIECE, DsaEngine, Plan, plan_blocks, policy
 from beluga.transfer.engines.dsa import engine as dsa
-from beluga.transfer.engines.dsa.queue import open_software
 
 ROOT = Path(__file__).resolve().parents[2]
 TIMEOUT_S = 60.0
@@ -55,7 +55,7 @@ def block(pool: Pool, memory: Any, *, at: int = 0, chunk_size: int = 16384) -> P
 
 
 def slow(pool: Pool, delay_us: int) -> DsaEngine:
-    return DsaEngine(pool, open_software(pool, faults={"delay_us": delay_us}))
+    return DsaEngine(pool, stormy_portal({"delay_us": delay_us}))
 
 
 def test_a_transfer_is_under_way_while_its_caller_does_other_things(pool: Pool) -> None:
@@ -241,9 +241,9 @@ import sys, time
 import numpy as np
 from beluga.pool import Pool
 from beluga.transfer import DsaEngine, plan_blocks
-from beluga.transfer.engines.dsa.queue import open_software
+from tests.stormy import stormy_portal
 pool = Pool.open([sys.argv[1]])
-engine = DsaEngine(pool, open_software(pool, faults={"delay_us": 2000}))
+engine = DsaEngine(pool, stormy_portal({"delay_us": 2000}))
 memory = np.full(1 << 22, 7, np.uint8)
 offset = pool.geometry.data_offset
 plan = plan_blocks(

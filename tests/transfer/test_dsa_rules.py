@@ -124,7 +124,7 @@ def moved(
     limits = ffi.new("bl_dsa_limits *", [SCHEDULE.size_max, 0, SCHEDULE.depth, 0, 0])
     rules = ffi.new("bl_dsa_rules *", [after, before, cache, 0])
     queue, engine = ffi.new("bl_dsa_queue **"), ffi.new("bl_dsa_engine **")
-    assert core.bl_dsa_soft_open(recorder.pool, limits, ffi.NULL, queue) == 0
+    assert core.bl_dsa_soft_open(recorder.pool, limits, queue) == 0
     assert core.bl_dsa_engine_open(recorder.pool, queue[0], limits, rules, engine) == 0
     recorder.notes()
     plan, found = scene.plan(scene.content), []
@@ -257,7 +257,7 @@ def asked(plan: Plan) -> list[tuple[int, int]]:
     return [(int(entry["offset"]), int(entry["length"])) for entry in table]
 
 
-@pytest.mark.parametrize(("care", "kind"), [("INVALIDATE", READS), ("FLUSH", WRITTEN)])
+@pytest.mark.parametrize(("maintenance", "kind"), [("INVALIDATE", READS), ("FLUSH", WRITTEN)])
 def test_a_plans_ranges_are_all_its_lines_and_no_more(
     recorder: Recorder, long_pool: Pool, maintenance: str, kind: str
 ) -> None:

@@ -69,7 +69,7 @@ class Soft:
     def __init__(self, depth: int) -> None:
         self.limits = limits_of(size_max=STRIPE_SIZE, batch_max=8, depth=depth)
         out = ffi.new("bl_dsa_queue **")
-        assert lib.bl_dsa_soft_open(ffi.NULL, self.limits, ffi.NULL, out) == 0
+        assert lib.bl_dsa_soft_open(ffi.NULL, self.limits, out) == 0
         self.queue = out[0]
         self.taken: list[int] = []  # opcodes
 

@@ -13,8 +13,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from beluga.errors import (
     BelugaError,
@@ -118,20 +116,23 @@ def test_each_plan_goes_to_the_engine_that_is_cheapest_for_it() -> None:
         )
 
 
-@given(
-    size=st.integers(1, 1 << 24),
-    fragments=st.integers(1, 4096),
-    direction=st.sampled_from(Direction),
-    costs=st.lists(st.tuples(*[st.floats(0, 1e4)] * 3), min_size=4, max_size=4),
+@pytest.mark.parametrize(
+    ("size", "fragments", "chosen"),
+    [
+        (300, 1, EngineKind.CUDA_DIRECT),  # 610, where the CPU has 700 and the DSA 800
+        (300, 20, EngineKind.CPU),  # 700, 800 and 800
+        (400, 20, EngineKind.CPU),  # 900 and 900: the first
+        (401, 20, EngineKind.DSA),  # 902 and 901
+    ],
 )
-def test_nothing_at_hand_is_cheaper(
-    size: int, fragments: int, direction: Direction, costs: list[tuple[float, float, float]]
-) -> None:
-    table = {(way, direction): Cost(*cost) for way, cost in zip(EngineKind, costs, strict=True)}
-    chosen = Planner(table).choose(direction, size, fragments, list(EngineKind))
-    assert chosen is not None
-    least = min(cost.of(size, fragments) for cost in table.values())
-    assert table[chosen, direction].of(size, fragments) == least
+def test_the_cheapest_is_chosen(size: int, fragments: int, chosen: EngineKind) -> None:
+    costs = {
+        EngineKind.CPU: Cost(100, 0, 2),
+        EngineKind.DSA: Cost(500, 0, 1),
+        EngineKind.CUDA_DIRECT: Cost(0, 10, 2),
+    }
+    planner = Planner({(kind, Direction.READ): cost for kind, cost in costs.items()})
+    assert planner.choose(Direction.READ, size, fragments, list(EngineKind)) == chosen
 
 
 def test_crossover_of_lines() -> None:

@@ -153,15 +153,11 @@ def test_how_long_tokens_take() -> None:
     assert bucket.duration_ns(1) == 0
 
 
-@pytest.mark.parametrize("gib", [1, 2, 4, 8, 16, 32, 64])
-@pytest.mark.parametrize("times", [1, 4, 16])
-def test_costs_give_the_speeds_back(gib: int, times: int) -> None:
-    """Seastar's test_tb_params: what fits into a second is what the link can do, within 5 %."""
-    speed = Speed(gib << 30, 15_000 * times)
-    fixed = int(speed.tokens(1))
-    assert 10**12 / fixed == pytest.approx(15_000 * times, rel=0.05)
-    per_byte = (int(speed.tokens(1 << 24)) - fixed) / ((1 << 24) - 1)
-    assert 10**12 / per_byte == pytest.approx(gib << 30, rel=0.05)
+def test_a_piece_takes_the_time_of_an_operation_and_of_its_bytes() -> None:
+    slow = Speed(1 << 30, 15_000)  # a MiB in 976.5625 us, an operation in 66.6667 us
+    assert slow.tokens(1 << 20) == 1_043_229_167
+    assert slow.tokens(1 << 20, operations=2) == 1_109_895_833
+    assert Speed(64 << 30, 240_000).tokens(1 << 20) == 19_425_456
 
 
 def test_the_longest_piece_that_the_limit_pays() -> None:

@@ -191,25 +191,6 @@ class BlockLayout:
             np.full(len(token) * count, run, np.int64),
         )
 
-    def plan_tokens(  # noqa: PLR0913  all but the first three named
-        self,
-        blocks: ArrayLike,
-        tokens: ArrayLike,
-        slots: ArrayLike,
-        *,
-        offsets: ArrayLike,
-        chunk_size: int = 0,
-        checksums: NDArray[np.uint32] | None = None,
-    ) -> Plan:
-        """Some tokens of the blocks at ``offsets`` of the pool: see :meth:`rows`, and
-        :func:`~beluga.transfer.plan.plan.plan_rows` for what is compared."""
-        return self.plan_rows(
-            self.rows(blocks, tokens, slots),
-            offsets=offsets,
-            chunk_size=chunk_size,
-            checksums=checksums,
-        )
-
     def plan_rows(
         self,
         rows: Rows,
@@ -218,7 +199,8 @@ class BlockLayout:
         chunk_size: int = 0,
         checksums: NDArray[np.uint32] | None = None,
     ) -> Plan:
-        """The same of what :meth:`rows` has found."""
+        """The tokens that :meth:`rows` has found, of the blocks at ``offsets`` of the pool; see
+        :func:`~beluga.transfer.plan.plan_rows` for what is compared."""
         return plan_rows(
             *rows,
             offsets=offsets,

@@ -67,16 +67,12 @@ def open_software(
     size_max: int = _SIZE_MAX,
     batch_max: int = _BATCH_MAX,
     depth: int = _DEPTH,
-    faults: core.bl_dsa_faults_init | None = None,
 ) -> Portal:
-    """A queue served by a thread of this process. ``faults`` (``bl_dsa_faults``) is for tests."""
+    """A queue served by a thread of this process."""
     limits = limits_of(size_max=size_max, batch_max=batch_max, depth=depth)
-    storm = ffi.NULL if faults is None else ffi.new("bl_dsa_faults *", faults)
     out = ffi.new("bl_dsa_queue **")
     with pool.using() as handle:
-        raise_for_status(
-            lib.bl_dsa_soft_open(handle, limits, storm, out), "opening the software queue"
-        )
+        raise_for_status(lib.bl_dsa_soft_open(handle, limits, out), "opening the software queue")
     return Portal(out[0], limits, is_device=False, text="software queue")
 
 
