@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from beluga._ffi import lib
 from beluga.errors import EngineUnavailableError
-from beluga.transfer import CpuEngine, DsaEngine, Engine
+from beluga.transfer import ENGINES, CpuEngine, Engine, EngineEntry
 
 from .bandwidth import thread_counts
 from .copy_peers import PEERS, Peer
@@ -69,7 +69,7 @@ def bench_copy(options: Options) -> list[Row]:
         fixed: Row = {"memory": memory_of(pool), "coherence": coherence_of(pool), "depth": 1}
         span = _SMOKE_SPAN if options.smoke else _SPAN
         setting = Setting(Scene(pool, span), Recorder("copy", options, fixed))
-        rows = [row for engine in ENGINES.values() for row in engine(setting)]
+        rows = [row for entry in ENGINES.values() for row in rows_of(setting, entry)]
         return rows + _peer_rows(setting)
 
 
@@ -86,12 +86,14 @@ def cpu_rows(setting: Setting) -> list[Row]:
     return rows
 
 
-def dsa_rows(setting: Setting) -> list[Row]:
-    """Of a machine with DSA."""
+def rows_of(setting: Setting, entry: EngineEntry) -> list[Row]:
+    """One engine's rows, or why there are none."""
+    if entry.name in OWN:
+        return OWN[entry.name](setting)
     try:
-        engine = DsaEngine(setting.scene.pool, "device")
+        engine = entry.open(setting.scene.pool, 1)
     except EngineUnavailableError as error:
-        return [setting.recorder.skipped(case, str(error), engine="dsa") for case in CASES]
+        return [setting.recorder.skipped(case, str(error), engine=entry.name) for case in CASES]
     try:
         return engine_rows(setting, engine, 1)
     finally:
@@ -104,12 +106,8 @@ def cuda_rows(setting: Setting) -> list[Row]:
     return gpu_copy(setting.recorder, pool) + gpu_beside(setting.recorder, pool)
 
 
-ENGINES: dict[str, Callable[[Setting], list[Row]]] = {
-    "cpu": cpu_rows,
-    "dsa": dsa_rows,
-    "cuda": cuda_rows,
-}
-"""A function for each engine: its rows, or why there are none."""
+OWN: dict[str, Callable[[Setting], list[Row]]] = {"cpu": cpu_rows, "cuda": cuda_rows}
+"""The engines that have rows of their own; all others have the same."""
 
 
 def engine_rows(setting: Setting, engine: Engine, threads: int) -> list[Row]:

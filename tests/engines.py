@@ -27,7 +27,6 @@ from beluga.transfer import (
     CpuEngine,
     DsaEngine,
     Engine,
-    EngineKind,
     Link,
     LinkSettings,
     Place,
@@ -39,6 +38,7 @@ from beluga.transfer import (
 )
 from beluga.transfer.engines.cuda import CudaEngine, CupyDriver, DriverError, HostDriver
 from beluga.transfer.engines.dsa.sysfs import nearest, why_none, work_queues
+from beluga.transfer.select.registry import default_costs
 
 Bytes = NDArray[np.uint8]
 ODD = CopySettings(part=64, window=100, step=65, ahead=3, past=0, head=9, direct=1000)
@@ -263,10 +263,10 @@ def stormy_dsa(pool: Pool) -> Engine:
 
 def _planned(pool: Pool) -> Engine:
     engines = {
-        EngineKind.CPU: CpuEngine(pool, threads=1),
-        EngineKind.DSA: DsaEngine(pool, "software"),
+        "cpu": CpuEngine(pool, threads=1),
+        "dsa": DsaEngine(pool, "software"),
     }
-    return PlannedEngine(Planner(), engines)
+    return PlannedEngine(Planner(default_costs()), engines)
 
 
 ENGINES: tuple[EngineCase, ...] = (

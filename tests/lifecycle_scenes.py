@@ -35,7 +35,6 @@ from beluga.transfer import (
     CpuEngine,
     Direction,
     DsaEngine,
-    EngineKind,
     Link,
     Place,
     PlannedEngine,
@@ -52,6 +51,7 @@ from beluga.transfer.iosched.bucket import TokenBucket
 from beluga.transfer.iosched.fair import Queue, Way
 from beluga.transfer.iosched.port import Port
 from beluga.transfer.select.leave import Leave
+from beluga.transfer.select.registry import default_costs
 
 SHAPE = (2, 3, 4, 2, 8)  # K and V, blocks, tokens, heads, bytes
 ENDS = ("close", "stop")
@@ -122,7 +122,7 @@ class Scene:
 
     @functools.cached_property
     def planned(self) -> PlannedEngine:
-        return PlannedEngine(Planner(), {EngineKind.CPU: self.cpu, EngineKind.DSA: self.dsa})
+        return PlannedEngine(Planner(default_costs()), {"cpu": self.cpu, "dsa": self.dsa})
 
     def plan(self) -> Any:
         places = np.array([[self.memory.ctypes.data]], np.uint64)
@@ -135,7 +135,7 @@ class Scene:
 
     def leave(self) -> Leave:
         classes = TransferClass.ONBOARD, TransferClass.OFFLOAD
-        return Leave(self.pool, self.link, Chosen(None), *classes, threads=1)
+        return Leave(self.pool, self.link, Chosen(), *classes, threads=1)
 
     @staticmethod
     def tree() -> Tree:
@@ -201,7 +201,7 @@ class Scene:
         if isinstance(owner, Queue):
             told["tokens"] = 1
         if isinstance(owner, PlannedEngine):
-            told["kind"] = EngineKind.DSA
+            told["kind"] = "dsa"
         return told
 
     def call(self, owner: object, name: str) -> object:

@@ -28,13 +28,13 @@ EXPORTS: dict[str, str] = {
         "BlockLayout CHUNK CpuEngine Direction DsaEngine Engine Job Leave Link LinkSettings Order "
         "PIECE Plan ScheduledEngine Scheduler Slots Speed Transfer TransferClass View "
         "arrangements calibrated Carried CopySettings CudaDriver CudaEngine CupyDriver "
-        "default_threads Array CudaArray Tensor is_tensor DEVICE_SPEED EngineKind HostDriver "
+        "default_threads Array CudaArray Tensor is_tensor DEVICE_SPEED ENGINES HostDriver "
         "host_link Place plan_blocks plan_rows "
-        "Planner PlannedEngine policy settings_for settings_said settle tuned CHOICES Chosen "
-        "Crossovers EngineChoice PlannedStat choose crossovers why_no_dsa"
+        "Planner PlannedEngine policy settings_for settings_said settle tuned Chosen Cost "
+        "Crossovers EngineEntry PlannedStat choose crossovers engine_names"
     ),
     "beluga.transfer.engines.cuda": (
-        "CapturedTransfer CudaEngine CudaStat CupyDriver Driver DriverError HostDriver"
+        "CapturedTransfer CudaEngine CudaStat CupyDriver Driver DriverError HostDriver why_no_cupy"
     ),
     "beluga.lease": "EtcdLease KubernetesLease Lease open_lease",
     "beluga.verify": "Finding Machine Report verify_pool",

@@ -86,10 +86,11 @@ def imported_modules(path: Path) -> set[str]:
         elif isinstance(node, ast.ImportFrom):
             base = package[: len(package) - node.level + 1] if node.level else []
             module = ".".join([*base, *([node.module] if node.module else [])])
-            if module == "beluga":
-                found |= {f"beluga.{alias.name}" for alias in node.names}
-            else:
-                found.add(module)
+            for alias in node.names:
+                inner = ROOT.joinpath(*module.split("."), alias.name)
+                is_part = inner.is_dir() or inner.with_suffix(".py").is_file()
+                deep = module == "beluga" or (is_part and module.count(".") > 1)
+                found.add(f"{module}.{alias.name}" if deep else module)
     return found
 
 

@@ -27,7 +27,8 @@ GIVEN = {
     "copy-engines.md": """
 import numpy as np
 from beluga import MetaServer, Pool
-pool = Pool.create(["/dev/shm/plans"], device_size=64 << 20)
+from beluga.transfer import CpuEngine as ToyEngine
+pool = Pool.create(["/dev/shm/plans"], device_size=64 << 20, force=True)
 server = MetaServer(pool)
 server.start()
 kv_tensors = [np.zeros((2, 64, 16, 2, 8), np.float32) for _ in range(2)]

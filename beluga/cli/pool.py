@@ -199,7 +199,7 @@ def _describe(pool: Pool, json: bool) -> None:
                 "geometry": asdict(geometry),
                 "devices": [asdict(device) for device in pool.devices],
                 "policy": asdict(known) | {"rows": rows},
-                "dsa": asdict(copies),
+                "engines": {name: asdict(found) for name, found in copies.items()},
             }
         )
         return
@@ -237,13 +237,21 @@ def _describe(pool: Pool, json: bool) -> None:
     )
 
 
-def _engines(found: Crossovers) -> str:
-    """Who copies what lies in host memory, in a line."""
-    if found.queue is None:
-        return "cpu (there is no DSA that can be used; --json says why)"
+def _engines(copies: dict[str, Crossovers]) -> str:
+    """Who copies, in a line."""
+    missing = [name for name, found in copies.items() if found.why_none is not None]
+    here = ["cpu", *(_engine(name, found) for name, found in copies.items() if name not in missing)]
+    if missing:
+        here[-1] += f" (not here: {', '.join(missing)}; --json says why)"
+    return "; ".join(here)
+
+
+def _engine(name: str, found: Crossovers) -> str:
+    if found.memory != "host":
+        return f"{name} for blocks in {found.memory.upper()} memory"
     sizes = [
         f"never {what}" if size is None else f"from {show_size(size)} {what}"
         for what, size in (("written", found.written), ("read", found.read))
     ]
-    source = "as measured" if found.measured else "as in the paper, not measured yet"
-    return f"cpu; dsa ({found.queue}) {', '.join(sizes)}, {source}"
+    source = "as measured" if found.measured else "by default costs, not measured yet"
+    return f"{name} ({found.device}) {', '.join(sizes)}, {source}"

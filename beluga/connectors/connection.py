@@ -62,7 +62,7 @@ class Attachment:
         paths = [path for path in (settings.pool or "").split(":") if path]
         self.pool = Pool.open(paths) if paths else Pool.mount()
         try:
-            choose(self.pool, settings.choice, self._threads).close()  # what caches need is kept
+            choose(self.pool, settings.engine, self._threads).close()  # what caches need is kept
             self.client = Client(self.pool, host=settings.host, timeout_s=timeout_s)
         except BaseException:
             self.pool.close()
@@ -104,7 +104,7 @@ class Attachment:
                 check_checksums=self._settings.check_checksums,
                 timeout_s=self.client.timeout_s,
                 threads=self._threads,
-                engine=driver or self._settings.choice,
+                engine=driver or self._settings.engine,
                 link=self.place,
                 read_class=self._read_class,
             )

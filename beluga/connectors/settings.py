@@ -7,10 +7,10 @@ from __future__ import annotations
 import dataclasses
 import typing
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any
 
 from beluga.errors import ConnectorError, TransferError
-from beluga.transfer import CHOICES, EngineChoice, settings_said, why_no_dsa
+from beluga.transfer import ENGINES, engine_names, settings_said
 
 T = typing.TypeVar("T")
 
@@ -26,12 +26,12 @@ class PoolSettings:
     ``retry_s``: after a failure the pool is left alone for this long, and every lookup is a miss.
     ``salt``: a tenant's secret: blocks are shared among engines that have the same. With
     ``check_checksums`` every loaded byte is checked. ``load_threads`` share the copying of a load;
-    None for one per core, 4 at most. Saves are in nobody's way and take one. ``link``: all engine
-    processes of this host let loads onto its link to the pool before saves; ``auto`` for a link as
-    fast as such memory is, a speed in GB/s (``20``, or ``46.2/33`` for loads and saves apart), or
-    ``off``. ``engine`` copies blocks in host memory: ``cpu``; ``auto``, the CPU and a DSA for what
-    that is faster at, if the machine has one; or ``dsa``. Blocks in a GPU's memory are copied by
-    the GPU.
+    None for one per core, 4 at most. A save takes one thread. ``link``: all engine processes of
+    this host let loads onto its link to the pool before saves; ``auto`` for a link as fast as such
+    memory is, a speed in GB/s (``20``, or ``46.2/33`` for loads and saves apart), or ``off``.
+    ``engine`` copies blocks in host memory: ``auto``, the CPU and other engines that this machine
+    has for what they are faster at; or the name of one (``cpu``, ``dsa``). A GPU copies blocks in
+    its memory.
     """
 
     pool: str | None = None
@@ -54,17 +54,14 @@ class PoolSettings:
                 settings_said(self.link)
             except TransferError as error:
                 raise ConnectorError(f"beluga's setting link: {error}") from None
-        if self.engine not in CHOICES:
+        names = engine_names("host")
+        if self.engine not in names:
             raise ConnectorError(
-                f"beluga's setting engine is {self.engine!r}; it must be {' or '.join(CHOICES)}"
+                f"beluga's setting engine is {self.engine!r}; it must be {' or '.join(names)}"
             )
-        if self.engine == "dsa" and (why := why_no_dsa()) is not None:
-            raise ConnectorError(f"beluga's setting engine is dsa, but {why}")
-
-    @property
-    def choice(self) -> EngineChoice:
-        """``engine``, looked at."""
-        return cast("EngineChoice", self.engine)
+        entry = ENGINES.get(self.engine)  # none of ``auto``
+        if entry is not None and (why := entry.why_none()) is not None:
+            raise ConnectorError(f"beluga's setting engine is {self.engine}, but {why}")
 
 
 def settings_of(kind: type[T], given: Mapping[str, Any]) -> T:

@@ -137,7 +137,7 @@ class PoolQueue:
         pause = _POLL_S[0]
         while True:
             record = await self._ask(
-                lambda: self._tasks.claim(self._cache.layout, visible_s=self._visibility_s)
+                lambda: self._tasks.claim(self._cache.fingerprint, visible_s=self._visibility_s)
             )
             if record is None:
                 left = end - time.monotonic()
@@ -150,7 +150,7 @@ class PoolQueue:
 
     async def get_queue_size(self) -> QueueSize:
         """See :class:`~beluga.disagg.TaskQueue`."""
-        return QueueSize(*await self._ask(lambda: self._tasks.count(self._cache.layout)))
+        return QueueSize(*await self._ask(lambda: self._tasks.count(self._cache.fingerprint)))
 
     async def close(self) -> None:
         """See :class:`~beluga.disagg.TaskQueue`. Claims end at once."""

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from beluga.transfer import (
         Carried,
         Engine,
-        EngineChoice,
         Link,
         LinkSettings,
         Place,
@@ -105,15 +104,16 @@ class KVCache:
 
     ``namespace`` says whose blocks these are: two caches with different namespaces never see each
     other's. ``check_checksums`` compares every fetched byte with the checksums that it was stored
-    with (entries are always checked). ``engine`` copies: ``cpu``; ``auto``, the CPU and a DSA for
-    what that is faster at, if this machine has one; ``dsa``; or one of yours, and blocks may then
-    lie wherever it reaches, as a :class:`~beluga.kvcache.Run` of addresses. ``threads`` of the CPU
-    share the copying of a get; a put is one thread's. With a ``link`` (a
-    :class:`~beluga.transfer.Link`, a place at one, or the settings of this host's link to the pool)
-    bytes move in turns with all who use it, puts in the class ``write_class`` and gets in
-    ``read_class``; None: as fast as they can. ``kept`` blocks are never evicted: tasks of the queue
-    whose number is :attr:`layout`, few and bounded (:class:`beluga.meta.TaskClient`). Used by one
-    thread at a time, as its :class:`~beluga.rpc.Client`.
+    with (entries are always checked). ``engine`` copies: ``auto``, the CPU and other engines that
+    the machine has for what they are faster at; the name of an engine
+    (:func:`beluga.transfer.engine_names`); or one of yours. Blocks lie wherever the engine reaches,
+    as a :class:`~beluga.kvcache.Run` of addresses. ``threads`` of the CPU share the copying of a
+    get; a put is one thread's. With a ``link`` (a :class:`~beluga.transfer.Link`, a place at one,
+    or the settings of this host's link to the pool) bytes move in turns with all who use it, puts
+    in the class ``write_class`` and gets in ``read_class``; None: as fast as they can. ``kept``
+    blocks are never evicted: tasks of the queue whose number is :attr:`fingerprint`, few and
+    bounded (:class:`beluga.meta.TaskClient`). Used by one thread at a time, as its
+    :class:`~beluga.rpc.Client`.
 
     Keys are digests of 16..64 uniformly random bytes (what engines have), as a list of bytes or a
     uint8 array of shape (count, size); or already folded, as a uint64 array of shape (count, 2):
@@ -130,7 +130,7 @@ class KVCache:
         check_checksums: bool = True,
         chunk_size: int = CHUNK_SIZE,
         timeout_s: float = 5.0,
-        engine: Engine | EngineChoice = "auto",
+        engine: Engine | str = "auto",
         threads: int = 1,
         link: Link | LinkSettings | Place | None = None,
         read_class: TransferClass = TransferClass.ONBOARD,
@@ -183,8 +183,8 @@ class KVCache:
         return fold(self.namespace, cast("Sequence[bytes] | NDArray[np.uint8]", digests))
 
     @property
-    def layout(self) -> int:
-        """What blocks of this namespace mean, as their entries in the pool say it: 64 bits."""
+    def fingerprint(self) -> int:
+        """The 64 bits by which entries in the pool name this namespace."""
         return self._fingerprint
 
     def put(self, digests: Digests, sources: Blocks) -> PutResult:

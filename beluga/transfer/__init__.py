@@ -5,8 +5,8 @@
 A plan says what goes where; an engine executes it; nothing here knows keys or servers.
 """
 
+from beluga.transfer.calibrate.cost import Cost
 from beluga.transfer.calibrate.measure import calibrated
-from beluga.transfer.calibrate.planner import EngineKind, Planner
 from beluga.transfer.engine import Direction, Engine, Transfer, settle
 from beluga.transfer.engines import policy
 from beluga.transfer.engines.cpu.engine import CpuEngine, default_threads
@@ -25,27 +25,27 @@ from beluga.transfer.plan.layout import BlockLayout, Order, Slots
 from beluga.transfer.plan.plan import CHUNK, PIECE, Plan, plan_blocks, plan_rows
 from beluga.transfer.plan.view import Array, CudaArray, Tensor, View, is_tensor
 from beluga.transfer.select.choice import (
-    CHOICES,
     Chosen,
     Crossovers,
-    EngineChoice,
     choose,
     crossovers,
-    why_no_dsa,
 )
 from beluga.transfer.select.leave import Leave
 from beluga.transfer.select.planned import PlannedEngine, PlannedStat
+from beluga.transfer.select.planner import Planner
+from beluga.transfer.select.registry import ENGINES, EngineEntry, engine_names
 
 __all__ = [
-    "CHOICES",
     "CHUNK",
     "DEVICE_SPEED",
+    "ENGINES",
     "PIECE",
     "Array",
     "BlockLayout",
     "Carried",
     "Chosen",
     "CopySettings",
+    "Cost",
     "CpuEngine",
     "Crossovers",
     "CudaArray",
@@ -55,8 +55,7 @@ __all__ = [
     "Direction",
     "DsaEngine",
     "Engine",
-    "EngineChoice",
-    "EngineKind",
+    "EngineEntry",
     "HostDriver",
     "Job",
     "Leave",
@@ -81,6 +80,7 @@ __all__ = [
     "choose",
     "crossovers",
     "default_threads",
+    "engine_names",
     "host_link",
     "is_tensor",
     "plan_blocks",
@@ -90,5 +90,4 @@ __all__ = [
     "settings_said",
     "settle",
     "tuned",
-    "why_no_dsa",
 ]

@@ -112,12 +112,4 @@ static inline uint64_t bl_bitset_row_end(const bl_bitset *set, uint64_t from, ui
     return limit;
 }
 
-/* The start of the members in a row that end just before end, but at least limit. */
-static inline uint64_t bl_bitset_row_start(const bl_bitset *set, uint64_t end, uint64_t limit)
-{
-    while (end > limit && bl_bitset_has(set, end - 1))
-        end--;
-    return end;
-}
-
 #endif

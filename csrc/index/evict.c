@@ -21,7 +21,6 @@ typedef struct bl_evict_node {
 struct bl_evict {
     bl_evict_node *node;
     size_t size;
-    uint32_t count;
 };
 
 int bl_evict_create(bl_evict **out, uint32_t id_count)
@@ -56,7 +55,6 @@ void bl_evict_remove(bl_evict *order, uint32_t id)
     order->node[node->older].newer = node->newer;
     order->node[node->newer].older = node->older;
     *node = (bl_evict_node){0, 0};
-    order->count--;
 }
 
 /* Between two neighbours of the ring. */
@@ -66,7 +64,6 @@ static void bl_evict_insert(bl_evict *order, uint32_t id, uint32_t older, uint32
     order->node[place] = (bl_evict_node){older, newer};
     order->node[older].newer = place;
     order->node[newer].older = place;
-    order->count++;
 }
 
 void bl_evict_touch(bl_evict *order, uint32_t id)
@@ -98,5 +95,3 @@ int64_t bl_evict_warmer(const bl_evict *order, uint32_t id)
 {
     return bl_evict_id(order->node[id + BL_EVICT_FIRST].newer);
 }
-
-uint32_t bl_evict_count(const bl_evict *order) { return order->count; }

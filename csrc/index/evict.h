@@ -36,6 +36,4 @@ int64_t bl_evict_coldest(const bl_evict *order);
 /* The next warmer id after one that is in the order, or -1. */
 int64_t bl_evict_warmer(const bl_evict *order, uint32_t id);
 
-uint32_t bl_evict_count(const bl_evict *order);
-
 #endif

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import subprocess
 from collections.abc import Callable
@@ -13,7 +14,7 @@ import pytest
 
 from beluga.cli import pool as commands
 from beluga.pool import Pool
-from beluga.transfer import why_no_dsa
+from beluga.transfer import ENGINES
 from tests.transfer import stand_in
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -49,17 +50,20 @@ def test_info_shows_what_copies_owe_the_caches(
 
 
 def test_info_shows_who_copies(run: Run, paths: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    if why_no_dsa() is not None:
-        assert "cpu (there is no DSA" in run("mount", *paths, "--create", "--size", "16M").stdout
-        assert json.loads(run("pool", "info", "--json").stdout)["dsa"]["why_none"] == why_no_dsa()
+    if ENGINES["dsa"].why_none() is not None:
+        assert "not here: dsa" in run("mount", *paths, "--create", "--size", "16M").stdout
+        engines = json.loads(run("pool", "info", "--json").stdout)["engines"]
+        assert engines["dsa"]["why_none"] == ENGINES["dsa"].why_none()
     stand_in.install(monkeypatch)
-    shown = []
-    monkeypatch.setattr(commands, "print_facts", shown.append)
+    no_gpu = dataclasses.replace(ENGINES["cuda"], why_none=lambda: "no GPU")
+    monkeypatch.setitem(ENGINES, "cuda", no_gpu)
+    facts: list[dict[str, str]] = []
+    monkeypatch.setattr(commands, "print_facts", facts.append)
     with Pool.create(paths, device_size=16 << 20, force=True) as pool:
         commands._describe(pool, json=False)
-    assert shown[0]["engines"] == (
-        "cpu; dsa (stand-in) from 13.4 KiB written, from 5.1 KiB read, as in the paper, not "
-        "measured yet"
+    assert facts[0]["engines"] == (
+        "cpu; dsa (stand-in) from 13.4 KiB written, from 5.1 KiB read, by default costs, not "
+        "measured yet (not here: cuda; --json says why)"
     )
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -141,13 +140,13 @@ def test_nothing_that_is_mounted_is_an_error(monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"queue": None}, "cpu (there is no DSA that can be used; --json says why)"),
-        ({}, "cpu; dsa (q) from 4 KiB written, never read, as in the paper, not measured yet"),
+        ({"why_none": "no"}, "cpu (not here: dsa; --json says why)"),
+        ({"memory": "gpu"}, "cpu; dsa for blocks in GPU memory"),
+        ({}, "cpu; dsa (q) from 4 KiB written, never read, by default costs, not measured yet"),
         ({"measured": True, "read": 8192},
          "cpu; dsa (q) from 4 KiB written, from 8 KiB read, as measured"),
     ],
 )  # fmt: skip
 def test_who_copies_is_told_in_a_line(change: dict[str, Any], said: str) -> None:
-    known: dict[str, Any] = {"queue": "q", "written": 4096, "read": None, "measured": False}
-    found: Crossovers = SimpleNamespace(**known | change)  # type: ignore[assignment]
-    assert command._engines(found) == said
+    known = {"memory": "host", "device": "q", "why_none": None, "written": 4096}
+    assert command._engines({"dsa": Crossovers(**known | change)}) == said

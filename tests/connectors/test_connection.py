@@ -27,7 +27,7 @@ from beluga.errors import (
     SecondHostError,
     TransferCancelledError,
 )
-from beluga.transfer import EngineKind, PlannedEngine, TransferClass, why_no_dsa
+from beluga.transfer import ENGINES, PlannedEngine, TransferClass
 from tests.transfer import stand_in
 
 NAMESPACE = Namespace.of("test")
@@ -173,7 +173,7 @@ def test_settings_are_checked() -> None:
 
 
 def test_an_engine_that_is_not_there_is_refused_at_start() -> None:
-    if why_no_dsa() is None:
+    if ENGINES["dsa"].why_none() is None:
         pytest.skip("there is a DSA")
     with pytest.raises(ConnectorError, match="setting engine is dsa, but ") as caught:
         settings_of(PoolSettings, {"engine": "dsa"})
@@ -192,7 +192,7 @@ def test_a_link_counts_what_a_dsa_carries_once(
     assert cache.put(DIGESTS[1:], large).stored == 3
     assert attachment.cache(Namespace.of("another")).lookup(DIGESTS) == 0
     assert attachment.carried()[TransferClass.OFFLOAD].bytes == small.nbytes + large.nbytes
-    assert cache.engine.stat.plans[EngineKind.DSA] == 1
+    assert cache.engine.stat.plans["dsa"] == 1
     attachment.close()
 
 

@@ -58,7 +58,7 @@ def test_a_record_that_another_is_writing_is_waited_for_by_nobody(
     one = Era(MODEL)
     cache, writer = sessions[1].cache(one._namespace), MetaClient(sessions[1].client)
     keys = cache.keys(era._RECORD)
-    grants = writer.reserve(keys, length=era.SIZE, layout=cache.layout)
+    grants = writer.reserve(keys, length=era.SIZE, fingerprint=cache.fingerprint)
     with pytest.raises(CacheError, match="beginning an era"):
         one.now(sessions[0])
     writer.abort(grants)

@@ -84,10 +84,14 @@ def main(directory: Path, cases: list[list[int]]) -> None:
         for engine in (None, CpuEngine(pool)):
             settings = {} if engine is None else {"engine": engine}
             cache = KVCache(
-                client, namespace="liar", chunk_size=chunk_size, verify=bool(verify), **settings
+                client,
+                namespace="liar",
+                chunk_size=chunk_size,
+                check_checksums=bool(verify),
+                **settings,
             )
             key = cache.keys([bytes(16)])
-            word = plant(pool, half, key, cache.layout, case)
+            word = plant(pool, half, key, cache.fingerprint, case)
             meta = MetaClient(client)
             calls: dict[str, Callable[[], object]] = {
                 "get": lambda c=cache, k=key, t=target: c.get(k, t).hits,

@@ -13,13 +13,12 @@ from numpy.typing import NDArray
 from beluga import KVCache, MetaServer, Pool
 from beluga.errors import EngineUnavailableError
 from beluga.transfer import (
+    ENGINES,
     DsaEngine,
-    EngineKind,
     LinkSettings,
     PlannedEngine,
     PlannedStat,
     TransferClass,
-    why_no_dsa,
 )
 from beluga.transfer.engines.dsa import engine as dsa
 from tests.kvcache.conftest import digests, payload
@@ -56,10 +55,10 @@ def test_small_batches_go_by_the_cpu_and_large_ones_by_the_dsa(
     with KVCache(pool, namespace="test", link=link, threads=2) as chosen:
         assert chosen.put(digests(2), small).stored == 2
         assert fetched(chosen, 0, small)
-        assert stat_of(chosen).plans == {EngineKind.CPU: 0, EngineKind.DSA: 0}  # C did it
+        assert stat_of(chosen).plans == {"cpu": 0, "dsa": 0}  # C did it
         assert chosen.put(digests(3, start=2), large).stored == 3
         assert fetched(chosen, 2, large)
-        assert stat_of(chosen) == PlannedStat({EngineKind.CPU: 0, EngineKind.DSA: 2})
+        assert stat_of(chosen) == PlannedStat({"cpu": 0, "dsa": 2})
         if linked:
             carried = chosen.carried()
             for kind in (TransferClass.OFFLOAD, TransferClass.ONBOARD):
@@ -84,8 +83,8 @@ def test_a_dsa_that_dies_is_left_alone(
             assert fetched(chosen, index, block)
         stat = stat_of(chosen)
     assert fetched(cache, 0, blocks)
-    assert stat.plans[EngineKind.DSA] < 6
-    assert list(stat.faults) == [EngineKind.DSA]
+    assert stat.plans["dsa"] < 6
+    assert list(stat.faults) == ["dsa"]
     assert [record.getMessage() for record in caplog.records] == [
         "beluga: dsa is left alone, the CPU copies: the CPU has to execute most descriptors that "
         "it is given"
@@ -114,7 +113,7 @@ def test_a_dsa_that_falls_silent_is_given_up(
 
 
 def test_names_are_what_they_say(pool: Pool, server: MetaServer) -> None:
-    if why_no_dsa() is None:
+    if ENGINES["dsa"].why_none() is None:
         pytest.skip("there is a DSA")
     for name in ("auto", "cpu"):
         with KVCache(pool, namespace="test", engine=name) as cache:  # type: ignore[arg-type]

@@ -113,7 +113,7 @@ class Queue:
         self.cache.put(self.key(name), [payload]).raise_for_refused()
 
     def claim(self, visible_s: float = LONG_S) -> Any:
-        return self.tasks.claim(self.cache.layout, visible_s=visible_s)
+        return self.tasks.claim(self.cache.fingerprint, visible_s=visible_s)
 
     def named(self, visible_s: float = LONG_S, names: str = "abcdef") -> str:
         """The name of the task that is claimed."""
@@ -121,7 +121,7 @@ class Queue:
         return next((name for name in names if record and (self.key(name) == record.key).all()), "")
 
     def count(self) -> tuple[int, int]:
-        return self.tasks.count(self.cache.layout)
+        return self.tasks.count(self.cache.fingerprint)
 
 
 @pytest.fixture

@@ -771,7 +771,7 @@ TESTED: Conditions = {
             "is_refused"
         ),
         ("lane >= 0", 0, "true"): (
-            "tests/rpc/test_life.py::test_a_process_that_asked_a_stopped_server_and_died_gets"
+            "tests/rpc/test_pidfds.py::test_a_process_that_asked_a_stopped_server_and_died_gets"
             "_no_lane_for_good"
         ),
     },
@@ -887,7 +887,7 @@ TESTED: Conditions = {
     },
     ("rpc/lobby.c", "bl_lobby_attach"): {
         ("lock < 0", 0, "false"): (
-            "tests/rpc/test_life.py::test_a_stopped_process_that_attaches_keeps_others_waitin"
+            "tests/rpc/test_pidfds.py::test_a_stopped_process_that_attaches_keeps_others_waitin"
             "g_for_a_while_only"
         ),
         ("session->attached", 0, "true"): (
@@ -919,7 +919,7 @@ TESTED: Conditions = {
     },
     ("rpc/lobby.c", "bl_lobby_lock"): {
         ("!bl_wait_turn(&session->pool->memory, wait)", 0, "false"): (
-            "tests/rpc/test_life.py::test_a_stopped_process_that_attaches_keeps_others_waitin"
+            "tests/rpc/test_pidfds.py::test_a_stopped_process_that_attaches_keeps_others_waitin"
             "g_for_a_while_only"
         ),
     },
@@ -1143,7 +1143,7 @@ TESTED: Conditions = {
     },
     ("rpc/server.c", "bl_server_describe"): {
         ("server->pidfds", 0, "false"): (
-            "tests/rpc/test_life.py::test_a_session_that_ends_in_order_is_watched_no_more"
+            "tests/rpc/test_pidfds.py::test_a_session_that_ends_in_order_is_watched_no_more"
         ),
     },
     ("rpc/server.c", "bl_server_handle"): {

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import socket
 from collections.abc import Callable
@@ -12,12 +13,8 @@ import pytest
 
 from beluga._ffi import ffi, lib
 from beluga.pool import STRIPE_SIZE, Pool
-from beluga.transfer import DsaEngine
+from beluga.transfer import ENGINES, DsaEngine
 from beluga.transfer.engines.dsa.queue import Portal, limits_of, open_software
-from beluga.transfer.engines.dsa.sysfs import WorkQueue
-from beluga.transfer.select import choice
-
-QUEUE = WorkQueue("wq0.0", "shared", "user", "enabled", 16, 1 << 21, 32, False, None)
 
 
 def working(pool: Pool) -> DsaEngine:
@@ -54,5 +51,7 @@ def _written_to(pool: Pool, file: int) -> DsaEngine:
 
 def install(patch: pytest.MonkeyPatch, opened: Callable[[Pool], DsaEngine] = working) -> None:
     """From now on this machine has that queue."""
-    patch.setattr(choice, "work_queues", lambda: [QUEUE])
-    patch.setattr(choice, "open_dsa", opened)
+    entry = dataclasses.replace(
+        ENGINES["dsa"], why_none=lambda: None, open=lambda pool, threads: opened(pool)
+    )
+    patch.setitem(ENGINES, "dsa", entry)

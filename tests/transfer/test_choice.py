@@ -16,23 +16,23 @@ from beluga import config
 from beluga.errors import EngineUnavailableError
 from beluga.pool import Pool
 from beluga.transfer import (
+    ENGINES,
+    Chosen,
     CpuEngine,
     Direction,
-    EngineKind,
     choose,
     crossovers,
-    why_no_dsa,
 )
 from beluga.transfer.calibrate import measure as calibration
 from beluga.transfer.calibrate.calibration_cache import CalibrationCache
-from beluga.transfer.calibrate.planner import DEFAULT, Cost
+from beluga.transfer.calibrate.cost import Cost
 from beluga.transfer.engines.dsa import engine as dsa
+from beluga.transfer.engines.dsa import sysfs
 from beluga.transfer.engines.dsa.queue import open_device
 from beluga.transfer.engines.dsa.sysfs import work_queues
-from beluga.transfer.select import choice
 from tests.transfer import stand_in
 
-HOST = (EngineKind.CPU, EngineKind.DSA)
+HOST = ("cpu", "dsa")
 
 
 @pytest.fixture
@@ -55,25 +55,25 @@ def measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str,
 def test_without_a_dsa_the_cpu_copies_and_nothing_is_measured(
     pool: Pool, measured: list[object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(choice, "work_queues", list)
+    monkeypatch.setattr(sysfs, "work_queues", list)
     for name in ("auto", "cpu"):
-        assert choose(pool, name, 1).engine is None  # type: ignore[arg-type]
+        assert choose(pool, name, 1) == Chosen()
     assert measured == []
     assert not CalibrationCache(pool).path.exists()
-    found = crossovers(pool, 1)
-    assert found.queue is None
+    found = crossovers(pool, 1)["dsa"]
+    assert found.device is None
     assert found.why_none is not None
 
 
 def test_an_engine_that_is_asked_for_and_not_there_is_an_error(pool: Pool) -> None:
-    if why_no_dsa() is None:
+    if ENGINES["dsa"].why_none() is None:
         pytest.skip("there is a DSA")
     with pytest.raises(EngineUnavailableError, match="DSA"):
         choose(pool, "dsa", 1)
-    with pytest.raises(EngineUnavailableError, match="there are auto, cpu, dsa"):
-        choose(pool, "software", 1)  # type: ignore[arg-type]
+    with pytest.raises(EngineUnavailableError, match="there are auto, cpu, dsa, cuda"):
+        choose(pool, "software", 1)
     mine = CpuEngine(pool, 1)
-    assert choose(pool, mine, 1) == choice.Chosen(mine)
+    assert choose(pool, mine, 1) == Chosen(mine)
 
 
 def test_a_dsa_is_measured_once_for_each_number_of_threads(
@@ -82,19 +82,19 @@ def test_a_dsa_is_measured_once_for_each_number_of_threads(
     stand_in.install(monkeypatch)
     for threads in (1, 3, 1, 3):
         chosen = choose(pool, "auto", threads)
-        assert chosen.engine is not None
+        assert list(chosen.beside) == ["dsa"]
         assert chosen.planner is not None
-        assert chosen.planner.choose(Direction.WRITE, 99_000, 1, HOST) == EngineKind.CPU
-        assert chosen.planner.choose(Direction.READ, 101_000, 1, HOST) == EngineKind.DSA
+        assert chosen.planner.choose(Direction.WRITE, 99_000, 1, HOST) == "cpu"
+        assert chosen.planner.choose(Direction.READ, 101_000, 1, HOST) == "dsa"
         chosen.close()
     cpu = [(direction, threads) for name, direction, threads in measured if name == "cpu"]
     put, get = Direction.WRITE, Direction.READ
     assert cpu == [(put, 1), (get, 1), (put, 1), (get, 3)]  # a put is one thread's
-    found = crossovers(pool, 3)
-    assert (found.queue, found.measured, found.written, found.read) == (
+    found = crossovers(pool, 3)["dsa"]
+    assert (found.device, found.measured, found.written, found.read) == (
         ("stand-in", True, 100_000, 100_000)
     )
-    assert not crossovers(pool, 2).measured
+    assert not crossovers(pool, 2)["dsa"].measured
     assert len(measured) == 8
 
 
@@ -106,7 +106,7 @@ def test_another_machines_table_is_not_taken(
     whole = json.loads(CalibrationCache(pool).path.read_text())
     whole["machine"][0] = "another CPU"
     CalibrationCache(pool).path.write_text(json.dumps(whole))
-    assert not crossovers(pool, 1).measured
+    assert not crossovers(pool, 1)["dsa"].measured
     choose(pool, "auto", 1).close()
     assert len(measured) == 8
 
@@ -118,11 +118,10 @@ def test_what_is_not_to_be_measured_has_the_papers_values(
     monkeypatch.setenv("BELUGA_TUNING", "off")
     chosen = choose(pool, "auto", 1)
     assert chosen.planner is not None
-    for size, kind in ((4096, EngineKind.CPU), (16384, EngineKind.DSA)):
+    for size, kind in ((4096, "cpu"), (16384, "dsa")):
         assert chosen.planner.choose(Direction.READ, size, 1, HOST) == kind
     chosen.close()
     assert measured == []
-    assert DEFAULT[EngineKind.DSA, Direction.READ]
 
 
 def broken(pool: Pool) -> Any:
@@ -142,9 +141,9 @@ def test_whatever_is_wrong_with_the_dsa_the_cpu_copies(
     monkeypatch.setattr(config, "cache_dir", lambda: tmp_path / "cache")
     monkeypatch.delenv("BELUGA_TUNING")
     with caplog.at_level(logging.WARNING):
-        assert choose(pool, "auto", 1) == choice.Chosen(None)
+        assert choose(pool, "auto", 1) == Chosen()
     (record,) = caplog.records
-    assert "the CPU copies without the DSA" in record.getMessage()
+    assert "the CPU copies without dsa: " in record.getMessage()
     kept = CalibrationCache(pool).path
     assert "costs" not in (kept.read_text() if kept.exists() else "")
 
@@ -163,12 +162,13 @@ def test_a_work_queue_that_does_not_open_is_warned_of(
         ("max_transfer_size", "2097152"),
     ):
         (folder / name).write_text(text)
-    monkeypatch.setattr(choice, "work_queues", lambda: work_queues(tmp_path / "sys"))
+    queues = work_queues(tmp_path / "sys")
+    monkeypatch.setattr(sysfs, "work_queues", lambda: queues)
     opened = functools.partial(open_device, sysfs=tmp_path / "sys", devices=tmp_path / "dev")
     monkeypatch.setattr(dsa, "open_device", opened)
     with caplog.at_level(logging.WARNING):
-        assert choose(pool, "auto", 1) == choice.Chosen(None)
+        assert choose(pool, "auto", 1) == Chosen()
     assert "wq0.0: No such file or directory; give this user the device file" in caplog.text
     with pytest.raises(EngineUnavailableError, match="No such file"):
         choose(pool, "dsa", 1)
-    assert "No such file" in str(crossovers(pool, 1).why_none)
+    assert "No such file" in str(crossovers(pool, 1)["dsa"].why_none)

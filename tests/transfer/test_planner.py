@@ -28,7 +28,6 @@ from beluga.transfer import (
     CpuEngine,
     Direction,
     Engine,
-    EngineKind,
     Plan,
     PlannedEngine,
     PlannedStat,
@@ -37,42 +36,45 @@ from beluga.transfer import (
     plan_blocks,
 )
 from beluga.transfer.calibrate.calibration_cache import CalibrationCache
+from beluga.transfer.calibrate.cost import Cost
 from beluga.transfer.calibrate.measure import fit, kept_table
-from beluga.transfer.calibrate.planner import DEFAULT, Cost
 from beluga.transfer.engines.cpu.engine import CpuTransfer
+from beluga.transfer.engines.cuda.calibration import Calibration
+from beluga.transfer.select.registry import default_costs
 
 KIB = 1024
-HOST = (EngineKind.CPU, EngineKind.DSA)
-GPU = (EngineKind.CUDA_DIRECT, EngineKind.CUDA_STAGED)
+HOST = ("cpu", "dsa")
+NAMES = ("toy", "dsa", "cpu")
 
 
 @pytest.mark.parametrize("direction", Direction)
 def test_defaults_cross_where_the_paper_says(direction: Direction) -> None:
-    planner = Planner()
+    planner = Planner(default_costs())
     for size in (64, 1 * KIB, 4 * KIB):
-        assert planner.choose(direction, size, 1, HOST) == EngineKind.CPU
+        assert planner.choose(direction, size, 1, HOST) == "cpu"
     for size in (16 * KIB, 1 << 20):
-        assert planner.choose(direction, size, 1, HOST) == EngineKind.DSA
-    crossing = planner.crossover(direction, EngineKind.CPU, EngineKind.DSA)
+        assert planner.choose(direction, size, 1, HOST) == "dsa"
+    crossing = planner.crossover(direction, "cpu", "dsa")
     assert crossing is not None
     assert 4 * KIB < crossing <= 16 * KIB
-    assert planner.choose(direction, 23_000, 1, GPU) == EngineKind.CUDA_DIRECT
-    assert planner.choose(direction, 25_000, 1, GPU) == EngineKind.CUDA_STAGED
+    gpu, write = Calibration(), direction is Direction.WRITE
+    assert gpu.choose(write=write, size=23_000, fragments=1) == "direct"
+    assert gpu.choose(write=write, size=25_000, fragments=1) == "staged"
 
 
 def test_only_what_is_at_hand_is_chosen() -> None:
-    planner = Planner()
-    assert planner.choose(Direction.WRITE, 1 << 20, 1, [EngineKind.CPU]) == EngineKind.CPU
+    planner = Planner(default_costs())
+    assert planner.choose(Direction.WRITE, 1 << 20, 1, ["cpu"]) == "cpu"
     assert planner.choose(Direction.WRITE, 1 << 20, 1, []) is None
     assert Planner({}).choose(Direction.WRITE, 1 << 20, 1, HOST) is None
 
 
 def test_many_small_fragments_cost_what_the_table_says_of_them() -> None:
-    table = dict(DEFAULT)
-    table[EngineKind.DSA, Direction.READ] = Cost(0, 1000, 0)
+    table = dict(default_costs())
+    table["dsa", Direction.READ] = Cost(0, 1000, 0)
     planner = Planner(table)
-    assert planner.choose(Direction.READ, 1 << 20, 1, HOST) == EngineKind.DSA
-    assert planner.choose(Direction.READ, 1 << 20, 1024, HOST) == EngineKind.CPU
+    assert planner.choose(Direction.READ, 1 << 20, 1, HOST) == "dsa"
+    assert planner.choose(Direction.READ, 1 << 20, 1024, HOST) == "cpu"
 
 
 class Noted:
@@ -95,7 +97,7 @@ class Noted:
 
 def test_each_plan_goes_to_the_engine_that_is_cheapest_for_it() -> None:
     asked: list[tuple[str, Direction, int]] = []
-    engine = PlannedEngine(Planner(), {way: Noted(str(way), asked) for way in HOST})
+    engine = PlannedEngine(Planner(default_costs()), {way: Noted(str(way), asked) for way in HOST})
     small, large = (
         plan_blocks(np.array([[4096]], np.uint64), np.array([size]), np.array([0]))
         for size in (2048, 1 << 20)
@@ -109,39 +111,36 @@ def test_each_plan_goes_to_the_engine_that_is_cheapest_for_it() -> None:
         ("cpu", Direction.WRITE, -1),
         ("dsa", Direction.WRITE, -1),
     ]
-    with pytest.raises(LayoutError, match="none of cuda-direct"):
-        PlannedEngine(
-            Planner({key: cost for key, cost in DEFAULT.items() if key[0] in HOST}),
-            {EngineKind.CUDA_DIRECT: Noted("cuda-direct", asked)},
-        )
+    with pytest.raises(LayoutError, match="none of toy"):
+        PlannedEngine(Planner(default_costs()), {"toy": Noted("toy", asked)})
 
 
 @pytest.mark.parametrize(
     ("size", "fragments", "chosen"),
     [
-        (300, 1, EngineKind.CUDA_DIRECT),  # 610, where the CPU has 700 and the DSA 800
-        (300, 20, EngineKind.CPU),  # 700, 800 and 800
-        (400, 20, EngineKind.CPU),  # 900 and 900: the first
-        (401, 20, EngineKind.DSA),  # 902 and 901
+        (300, 1, "toy"),  # 610, where the CPU has 700 and the DSA 800
+        (300, 20, "cpu"),  # 700, 800 and 800
+        (400, 20, "cpu"),  # 900 and 900: the first
+        (401, 20, "dsa"),  # 902 and 901
     ],
 )
-def test_the_cheapest_is_chosen(size: int, fragments: int, chosen: EngineKind) -> None:
+def test_the_cheapest_is_chosen(size: int, fragments: int, chosen: str) -> None:
     costs = {
-        EngineKind.CPU: Cost(100, 0, 2),
-        EngineKind.DSA: Cost(500, 0, 1),
-        EngineKind.CUDA_DIRECT: Cost(0, 10, 2),
+        "cpu": Cost(100, 0, 2),
+        "dsa": Cost(500, 0, 1),
+        "toy": Cost(0, 10, 2),
     }
-    planner = Planner({(kind, Direction.READ): cost for kind, cost in costs.items()})
-    assert planner.choose(Direction.READ, size, fragments, list(EngineKind)) == chosen
+    planner = Planner({(name, Direction.READ): cost for name, cost in costs.items()})
+    assert planner.choose(Direction.READ, size, fragments, NAMES) == chosen
 
 
 def test_crossover_of_lines() -> None:
     cheap, fast = Cost(100, 0, 2), Cost(500, 0, 1)
     direction = Direction.WRITE
-    planner = Planner({(EngineKind.CPU, direction): cheap, (EngineKind.DSA, direction): fast})
-    assert planner.crossover(direction, EngineKind.CPU, EngineKind.DSA) == 400
-    assert planner.crossover(direction, EngineKind.DSA, EngineKind.CPU) is None
-    assert planner.crossover(direction, EngineKind.CPU, EngineKind.CPU) == 0
+    planner = Planner({("cpu", direction): cheap, ("dsa", direction): fast})
+    assert planner.crossover(direction, "cpu", "dsa") == 400
+    assert planner.crossover(direction, "dsa", "cpu") is None
+    assert planner.crossover(direction, "cpu", "cpu") == 0
 
 
 def test_a_line_is_found_again() -> None:
@@ -183,9 +182,9 @@ class Counted(CpuEngine):
         return super().gather_write(plan)
 
 
-def cpu_of(scratch: Pool) -> dict[tuple[EngineKind, Direction], Engine]:
+def cpu_of(scratch: Pool) -> dict[tuple[str, Direction], Engine]:
     engine = Counted(scratch, threads=1)
-    return {(EngineKind.CPU, direction): engine for direction in Direction}
+    return {("cpu", direction): engine for direction in Direction}
 
 
 def test_a_machine_is_measured_once(pool: Pool) -> None:
@@ -196,7 +195,7 @@ def test_a_machine_is_measured_once(pool: Pool) -> None:
     assert calibrated(pool, "1 thread", cpu_of) == table == kept_table(pool, "1 thread")
     assert Counted.copies == measured
     assert kept_table(pool, "2 threads") == {}
-    assert set(table) == {(EngineKind.CPU, direction) for direction in Direction}
+    assert set(table) == {("cpu", direction) for direction in Direction}
     for cost in table.values():
         assert cost.of(1 << 20, 16) > 0
 
@@ -279,9 +278,7 @@ def test_the_cpu_does_what_another_fails_to_do(
     failing: Failing, caplog: pytest.LogCaptureFixture
 ) -> None:
     asked: list[tuple[str, Direction, int]] = []
-    engine = PlannedEngine(
-        Planner(), {EngineKind.CPU: Noted("cpu", asked), EngineKind.DSA: failing}
-    )
+    engine = PlannedEngine(Planner(default_costs()), {"cpu": Noted("cpu", asked), "dsa": failing})
     with caplog.at_level(logging.WARNING):
         for _ in range(3):
             transfer = engine.gather_write(LARGE)
@@ -292,9 +289,7 @@ def test_the_cpu_does_what_another_fails_to_do(
     assert [record.getMessage() for record in caplog.records] == [
         "beluga: dsa is left alone, the CPU copies: it is gone"
     ]
-    assert engine.stat == PlannedStat(
-        {EngineKind.CPU: 2, EngineKind.DSA: 1}, 1, {EngineKind.DSA: "it is gone"}
-    )
+    assert engine.stat == PlannedStat({"cpu": 2, "dsa": 1}, 1, {"dsa": "it is gone"})
 
 
 @pytest.mark.parametrize(
@@ -310,7 +305,7 @@ def test_the_cpu_does_what_another_fails_to_do(
 def test_what_is_not_the_engines_fault_is_raised(error: BelugaError) -> None:
     asked: list[tuple[str, Direction, int]] = []
     engine = PlannedEngine(
-        Planner(), {EngineKind.CPU: Noted("cpu", asked), EngineKind.DSA: Failing(ends=error)}
+        Planner(default_costs()), {"cpu": Noted("cpu", asked), "dsa": Failing(ends=error)}
     )
     with pytest.raises(type(error)):
         engine.gather_write(LARGE).wait()
@@ -320,11 +315,11 @@ def test_what_is_not_the_engines_fault_is_raised(error: BelugaError) -> None:
 
 def test_one_whose_work_others_do_is_left_alone(caplog: pytest.LogCaptureFixture) -> None:
     failing = Failing()
-    engine = PlannedEngine(Planner(), {EngineKind.CPU: Noted("cpu", []), EngineKind.DSA: failing})
+    engine = PlannedEngine(Planner(default_costs()), {"cpu": Noted("cpu", []), "dsa": failing})
     engine.gather_write(LARGE).wait()
-    assert engine.choose(Direction.WRITE, 1 << 20, 1) == EngineKind.DSA
+    assert engine.choose(Direction.WRITE, 1 << 20, 1) == "dsa"
     failing.fault = "the CPU does it"
     engine.gather_write(LARGE).wait()
-    assert engine.choose(Direction.WRITE, 1 << 20, 1) == EngineKind.CPU
+    assert engine.choose(Direction.WRITE, 1 << 20, 1) == "cpu"
     assert engine.stat.replayed == 0
     assert "the CPU does it" in caplog.text

@@ -20,7 +20,7 @@ import numpy as np
 from beluga._ffi import ffi, lib
 from beluga.errors import TransferError
 from beluga.transfer.calibrate.calibration_cache import CalibrationCache, may_measure
-from beluga.transfer.calibrate.planner import Cost, EngineKind, Table
+from beluga.transfer.calibrate.cost import Cost, Table
 from beluga.transfer.calibrate.scratch import scratch_pool
 from beluga.transfer.engine import Direction
 from beluga.transfer.plan.plan import plan_blocks
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from beluga.pool import Pool
     from beluga.transfer.engine import Engine
 
-    Engines = Mapping[tuple[EngineKind, Direction], Engine]
+    Engines = Mapping[tuple[str, Direction], Engine]
 
 _REPETITIONS = 9
 _SHAPES = ((4096, 1), (4096, 64), (65536, 1), (65536, 4), (65536, 16))
@@ -56,7 +56,7 @@ def table_of(content: object) -> Table:
     """What a file says; of what is something else, nothing."""
     try:
         table = {
-            (EngineKind(row["engine"]), Direction[row["direction"]]): Cost(*map(float, row["cost"]))
+            (str(row["engine"]), Direction[row["direction"]]): Cost(*map(float, row["cost"]))
             for row in cast("Sequence[dict[str, Any]]", content or ())
         }
     except (ValueError, KeyError, TypeError):
@@ -68,10 +68,11 @@ def table_of(content: object) -> Table:
 def calibrated(pool: Pool, setup: str, engines_of: Callable[[Pool], Engines]) -> Table:
     """The table of this machine: kept, or measured now and kept from now on.
 
-    ``engines_of``, given a scratch pool, makes the engines that are measured there. It takes under
-    half a second for each. Where ``BELUGA_TUNING`` is off or nothing can be kept, nothing is
-    measured, and the table is empty. Raises what the engines raise, TransferError for one that has
-    a fault, and OSError or a :class:`~beluga.errors.BelugaError` where there is no room.
+    ``engines_of``, given a scratch pool, makes the engines that are measured there and closed. It
+    takes under half a second for each. Where ``BELUGA_TUNING`` is off or nothing can be kept,
+    nothing is measured, and the table is empty. Raises what the engines raise, TransferError for
+    one that has a fault, and OSError or a :class:`~beluga.errors.BelugaError` where there is no
+    room.
     """
     kept = CalibrationCache(pool)
     table = kept_table(pool, setup)
@@ -79,13 +80,17 @@ def calibrated(pool: Pool, setup: str, engines_of: Callable[[Pool], Engines]) ->
         return table
     with scratch_pool(like=pool) as scratch:
         engines, offset = engines_of(scratch), scratch.geometry.data_offset
-        table = {key: measure(engine, key[1], offset) for key, engine in engines.items()}
-        for engine in engines.values():
-            if (fault := getattr(engine, "fault", None)) is not None:
-                raise TransferError(f"{engine.name} was not measured: {fault}")
+        try:
+            table = {key: measure(engine, key[1], offset) for key, engine in engines.items()}
+            for engine in engines.values():
+                if (fault := getattr(engine, "fault", None)) is not None:
+                    raise TransferError(f"{engine.name} was not measured: {fault}")
+        finally:
+            for engine in {id(engine): engine for engine in engines.values()}.values():
+                engine.close()
     rows = [
-        {"engine": kind, "direction": direction.name, "cost": dataclasses.astuple(cost)}
-        for (kind, direction), cost in table.items()
+        {"engine": name, "direction": direction.name, "cost": dataclasses.astuple(cost)}
+        for (name, direction), cost in table.items()
     ]
     with contextlib.suppress(OSError):
         kept.write(_part(setup), rows)

@@ -2,26 +2,25 @@
 # Copyright The Beluga Authors
 """Who copies what lies in host memory: what this machine has, and from which size on it pays.
 
-``auto`` is the CPU, and beside it a DSA where there is a work queue that this process can use: then
-a table says which of them copies. It is measured when a process finds nothing kept, at the paper's
-values where it cannot be. Whatever is the matter with the DSA, the CPU copies alone. The software
-queue is for tests and no faster than a thread: nobody has it who has not asked for it by name.
+``auto`` is the CPU, and beside it each engine of the registry that this process can open: then a
+table says which of them copies. It is measured when a process finds nothing kept, at the engines'
+default costs where it cannot be. Whatever is the matter with another engine, the CPU copies. DSA's
+software queue is for tests and no faster than a thread: nobody has it who has not asked for it.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import logging
-import typing
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from beluga.errors import EngineUnavailableError
+from beluga.transfer.calibrate.cost import Table
 from beluga.transfer.calibrate.measure import calibrated, kept_table
-from beluga.transfer.calibrate.planner import DEFAULT, EngineKind, Planner
 from beluga.transfer.engine import Direction
-from beluga.transfer.engines.cpu.engine import CpuEngine
-from beluga.transfer.engines.dsa.engine import DsaEngine
-from beluga.transfer.engines.dsa.sysfs import nearest, why_none, work_queues
+from beluga.transfer.select.planner import CPU, Planner
+from beluga.transfer.select.registry import AUTO, ENGINES, EngineEntry, default_costs, entry_of
 
 if TYPE_CHECKING:
     from beluga.pool import Pool
@@ -29,19 +28,16 @@ if TYPE_CHECKING:
 
 _logger = logging.getLogger(__name__)
 
-EngineChoice = Literal["auto", "cpu", "dsa"]
-"""``auto``: the CPU, and a DSA for what it is faster at. ``dsa``: that alone."""
-
-CHOICES: tuple[str, ...] = typing.get_args(EngineChoice)
-
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Crossovers:
-    """What ``auto`` comes to for a pool: from how many bytes in one piece on the DSA copies (0:
-    always, None: never), and whether that was measured. ``queue`` is its work queue; where there is
-    none, ``why_none``."""
+    """What an engine comes to for a pool beside the CPU: from how many bytes in one piece on it
+    copies (0: always, None: never), and whether that was measured. ``device`` is what it copies
+    with; where there is none, ``why_none``. An engine that reaches other ``memory`` than the host's
+    is not compared with the CPU."""
 
-    queue: str | None
+    memory: str
+    device: str | None
     why_none: str | None
     measured: bool = False
     written: int | None = None
@@ -50,97 +46,102 @@ class Crossovers:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Chosen:
-    """Who copies beside the CPU, or (no ``planner``) instead of it; None: the CPU alone. ``made``:
-    it is to be closed by who has chosen."""
+    """Who copies: ``engine`` instead of the CPU; or the engines ``beside`` it, by name, where
+    ``planner`` says so; or, without either, the CPU alone. ``made``: they are to be closed by who
+    has chosen."""
 
-    engine: Engine | None
+    engine: Engine | None = None
+    beside: Mapping[str, Engine] = dataclasses.field(default_factory=dict)
     planner: Planner | None = None
     made: bool = False
 
     def close(self) -> None:
         """Close what was made."""
-        if self.made and self.engine is not None:
-            self.engine.close()
+        if self.made:
+            for engine in (self.engine, *self.beside.values()):
+                if engine is not None:
+                    engine.close()
 
 
-def choose(pool: Pool, engine: Engine | EngineChoice, threads: int) -> Chosen:
+def choose(pool: Pool, engine: Engine | str, threads: int) -> Chosen:
     """What a cache copies with whose gets have ``threads`` threads of the CPU.
 
-    For ``auto`` it is measured from which size on a DSA copies, if nothing is kept: under two
-    seconds, or a few more if the device does not answer. Raises
-    :class:`~beluga.errors.EngineUnavailableError` where ``dsa`` is not to be had, and for other
-    names.
+    ``engine`` is an engine, the name of one, or ``auto``. For ``auto`` it is measured from which
+    size on an engine copies, if nothing is kept: under two seconds for each, or a few more if a
+    device does not answer. Raises :class:`~beluga.errors.EngineUnavailableError` where an engine is
+    not to be had, and for other names.
     """
     if not isinstance(engine, str):
         return Chosen(engine)
-    if engine == "auto":
-        return _dsa_beside(pool, threads)
-    if engine == "dsa":
-        return Chosen(open_dsa(pool), made=True)
-    if engine != "cpu":
-        raise EngineUnavailableError(
-            f"no engine is called {engine!r}; there are {', '.join(CHOICES)}"
-        )
-    return Chosen(None)
+    if engine == AUTO:
+        return _beside_the_cpu(pool, threads)
+    entry = entry_of(engine)
+    return Chosen() if engine == CPU else Chosen(entry.open(pool, threads), made=True)
 
 
-def open_dsa(pool: Pool) -> DsaEngine:
-    """A device's queue, or :class:`~beluga.errors.EngineUnavailableError`."""
-    return DsaEngine(pool, "device")
+def crossovers(pool: Pool, threads: int) -> dict[str, Crossovers]:
+    """What ``auto`` comes to by what is kept, for each engine but the CPU: nothing is measured."""
+    return {name: _crossovers(ENGINES[name], pool, threads) for name in ENGINES if name != CPU}
 
 
-def why_no_dsa() -> str | None:
-    """One line: why no work queue of this machine can be used, so far as can be seen unopened."""
-    queues = work_queues()
-    return None if nearest(queues, set()) else why_none(queues)
-
-
-def _dsa_beside(pool: Pool, threads: int) -> Chosen:
-    """Never raises; a work queue that is there and cannot be used is warned of."""
-    if why_no_dsa() is not None:
-        return Chosen(None)
+def _crossovers(entry: EngineEntry, pool: Pool, threads: int) -> Crossovers:
+    if (why := entry.why_none()) is not None or entry.memory != "host":
+        return Crossovers(entry.memory, None, why)
     try:
-        dsa = open_dsa(pool)
-        setup = _setup(threads, dsa)
-        table = kept_table(pool, setup)
-        if not table:
-            dsa.close()  # a dedicated queue is opened once at a time
-            table = calibrated(pool, setup, lambda scratch: _measured(scratch, threads))
-            dsa = open_dsa(pool)
-    except Exception as error:  # whatever it is: the CPU copies as well
-        _logger.warning("beluga: the CPU copies without the DSA: %s", error)
-        return Chosen(None)
-    return Chosen(dsa, Planner({**DEFAULT, **table}), made=True)
-
-
-def crossovers(pool: Pool, threads: int) -> Crossovers:
-    """What ``auto`` comes to, by what is kept: nothing is measured for it."""
-    if (why := why_no_dsa()) is not None:
-        return Crossovers(None, why)
-    try:
-        dsa = open_dsa(pool)
+        engine = entry.open(pool, threads)
     except EngineUnavailableError as error:
-        return Crossovers(None, str(error))
-    table = kept_table(pool, _setup(threads, dsa))
-    dsa.close()
-    planner = Planner({**DEFAULT, **table})
+        return Crossovers(entry.memory, None, str(error))
+    device, table = entry.device(engine), _kept(entry, engine, pool, threads)
+    engine.close()
+    known = {**default_costs(), **table}
     written, read = (
-        planner.crossover(direction, EngineKind.CPU, EngineKind.DSA)
+        Planner(known).crossover(direction, CPU, entry.name)
+        if (entry.name, direction) in known
+        else None
         for direction in (Direction.WRITE, Direction.READ)
     )
-    return Crossovers(dsa.queue_text, None, bool(table), written, read)
+    return Crossovers(entry.memory, device, None, bool(table), written, read)
 
 
-def _setup(threads: int, dsa: DsaEngine) -> str:
-    return f"{threads} threads; {dsa.queue_text}"
+def _beside_the_cpu(pool: Pool, threads: int) -> Chosen:
+    """Never raises; an engine that is there and cannot be used is warned of."""
+    beside: dict[str, Engine] = {}
+    table = dict(default_costs())
+    for entry in ENGINES.values():
+        if entry.name == CPU or entry.memory != "host" or entry.why_none() is not None:
+            continue
+        try:
+            engine, costs = _calibrated(entry, pool, threads)
+        except Exception as error:  # whatever it is: the CPU copies as well
+            _logger.warning("beluga: the CPU copies without %s: %s", entry.name, error)
+            continue
+        table |= costs
+        beside[entry.name] = engine
+    return Chosen(beside=beside, planner=Planner(table), made=True) if beside else Chosen()
 
 
-def _measured(scratch: Pool, threads: int) -> dict[tuple[EngineKind, Direction], Engine]:
-    """What is measured: a put is one thread's, a get as many as the cache has."""
-    dsa = open_dsa(scratch)
-    return {
-        (EngineKind.CPU, Direction.WRITE): CpuEngine(scratch, 1),
-        (EngineKind.CPU, Direction.READ): CpuEngine(scratch, threads),
-        (EngineKind.DSA, Direction.WRITE): dsa,
-        (EngineKind.DSA, Direction.READ): dsa,
-    }
+def _calibrated(entry: EngineEntry, pool: Pool, threads: int) -> tuple[Engine, Table]:
+    """The engine, open, and what was measured of it and the CPU beside it."""
+    engine = entry.open(pool, threads)
+    table = _kept(entry, engine, pool, threads)
+    if not table:
+        setup = _setup(entry, engine, threads)
+        engine.close()  # a dedicated queue, say, is opened once at a time
+        both = (ENGINES[CPU], entry)
+        table = calibrated(
+            pool,
+            setup,
+            lambda scratch: {
+                key: made for one in both for key, made in one.measured(scratch, threads).items()
+            },
+        )
+        engine = entry.open(pool, threads)
+    return engine, table
+
+
+def _kept(entry: EngineEntry, engine: Engine, pool: Pool, threads: int) -> Table:
+    return kept_table(pool, _setup(entry, engine, threads))
+
+
+def _setup(entry: EngineEntry, engine: Engine, threads: int) -> str:
+    return f"{threads} threads; {entry.name} {entry.device(engine)}"

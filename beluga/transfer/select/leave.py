@@ -8,13 +8,13 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
 from beluga._ffi import core, ffi
-from beluga.transfer.calibrate.planner import EngineKind
 from beluga.transfer.engines.cpu import CpuEngine
 from beluga.transfer.iosched.hostlink import host_link
 from beluga.transfer.iosched.link import Link, LinkSettings, TransferClass
 from beluga.transfer.iosched.place import Carried, Place
 from beluga.transfer.iosched.scheduler import Scheduler
 from beluga.transfer.select.planned import PlannedEngine
+from beluga.transfer.select.planner import CPU
 
 if TYPE_CHECKING:
     from beluga.pool import Pool
@@ -45,26 +45,30 @@ class Leave:
         self._own_link = host_link(pool, link) if isinstance(link, LinkSettings) else None
         found = self._own_link if isinstance(link, LinkSettings) else link
         self._scheduler: Scheduler | None = None
-        engine, planner = chosen.engine, chosen.planner
-        if engine is not None and found is not None:
-            self._scheduler = Scheduler(found.link if isinstance(found, Place) else found)
-            engine = self._scheduler.engine(engine, read=read, write=write)
+        engine, beside = chosen.engine, dict(chosen.beside)
+        if (engine is not None or beside) and found is not None:
+            scheduler = Scheduler(found.link if isinstance(found, Place) else found)
+            if engine is not None:
+                engine = scheduler.engine(engine, read=read, write=write)
+            for name, other in beside.items():
+                beside[name] = scheduler.engine(other, read=read, write=write)
+            self._scheduler = scheduler
         self._own_place: Place | None = None
         self._place: Place | None = None
-        if engine is None or planner is not None:  # the CPU copies, too
+        if engine is None:  # the CPU copies, alone or beside others
             self._own_place = Place(found) if isinstance(found, Link) else None
             self._place = found if isinstance(found, Place) else self._own_place
         cpu = CpuEngine(pool, threads, place=self._place, read=read, write=write)
         self._planned: PlannedEngine | None = None
-        if engine is not None and planner is not None:
-            self._planned = PlannedEngine(planner, {EngineKind.CPU: cpu, EngineKind.DSA: engine})
+        if chosen.planner is not None:
+            self._planned = PlannedEngine(chosen.planner, {CPU: cpu, **beside})
         self.engine = self._planned or engine
-        self.token_engine = cpu if engine is None or self._planned else engine
+        self.token_engine = cpu if engine is None else engine
 
     def engine_for(self, direction: Direction, size: int, fragments: int) -> Engine | None:
         """Who copies ``size`` bytes or less in ``fragments`` pieces; None: C does."""
         planned = self._planned
-        if planned and planned.choose(direction, size, fragments) is EngineKind.CPU:
+        if planned and planned.choose(direction, size, fragments) == CPU:
             return None
         return self.engine
 

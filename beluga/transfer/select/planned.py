@@ -16,15 +16,15 @@ from beluga.errors import (
     TransferTimeoutError,
     UnsettledError,
 )
-from beluga.transfer.calibrate.planner import EngineKind
 from beluga.transfer.engine import Direction, settle
+from beluga.transfer.select.planner import CPU
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from beluga.transfer.calibrate.planner import Planner
     from beluga.transfer.engine import Engine, Transfer
     from beluga.transfer.plan.plan import Plan
+    from beluga.transfer.select.planner import Planner
 
 _logger = logging.getLogger(__name__)
 _NOT_THE_ENGINE = (ChecksumError, TransferCancelledError, TransferTimeoutError, UnsettledError)
@@ -34,9 +34,9 @@ _NOT_THE_ENGINE = (ChecksumError, TransferCancelledError, TransferTimeoutError, 
 class PlannedStat:
     """What was done so far."""
 
-    plans: dict[EngineKind, int]  # that each was given
+    plans: dict[str, int]  # that each was given
     replayed: int = 0  # plans that an engine failed, and the CPU did all the same
-    faults: dict[EngineKind, str] = dataclasses.field(default_factory=dict)
+    faults: dict[str, str] = dataclasses.field(default_factory=dict)
     """Why an engine is given no plans any more."""
 
 
@@ -50,14 +50,14 @@ class PlannedEngine:
 
     name = "planned"
 
-    def __init__(self, planner: Planner, engines: Mapping[EngineKind, Engine]) -> None:
+    def __init__(self, planner: Planner, engines: Mapping[str, Engine]) -> None:
         if any(planner.choose(direction, 1, 1, engines) is None for direction in Direction):
             raise LayoutError(f"the planner's table has none of {', '.join(engines) or 'nothing'}")
         self._planner, self._engines = planner, dict(engines)
         self._sound = set(engines)
         self.stat = PlannedStat(dict.fromkeys(engines, 0))
 
-    def choose(self, direction: Direction, size: int, fragments: int) -> EngineKind:
+    def choose(self, direction: Direction, size: int, fragments: int) -> str:
         """Who would copy ``size`` bytes in ``fragments`` pieces."""
         kind = self._planner.choose(direction, size, fragments, self._sound)
         assert kind is not None  # noqa: S101  # looked at when this was made; the CPU stays sound
@@ -76,7 +76,7 @@ class PlannedEngine:
         for engine in self._engines.values():
             engine.close()
 
-    def leave_alone(self, kind: EngineKind, fault: str) -> None:
+    def leave_alone(self, kind: str, fault: str) -> None:
         """Give it no plans any more."""
         if kind in self._sound:
             self._sound.discard(kind)
@@ -87,7 +87,7 @@ class PlannedEngine:
         kind = self.choose(direction, plan.size, len(plan.pieces))
         self.stat.plans[kind] += 1
         engine = self._engines[kind]
-        if kind is EngineKind.CPU or EngineKind.CPU not in self._engines:
+        if kind == CPU or CPU not in self._engines:
             return _begin(engine, direction, plan)
         try:
             transfer = _begin(engine, direction, plan)
@@ -97,15 +97,13 @@ class PlannedEngine:
             return self.replay(kind, direction, plan, error)
         return _Covered(self, kind, direction, plan, transfer)
 
-    def replay(
-        self, kind: EngineKind, direction: Direction, plan: Plan, error: TransferError
-    ) -> Transfer:
+    def replay(self, kind: str, direction: Direction, plan: Plan, error: TransferError) -> Transfer:
         """The CPU does what an engine failed to do, none of which is under way any more."""
         self.leave_alone(kind, str(error))
         self.stat.replayed += 1
-        return _begin(self._engines[EngineKind.CPU], direction, plan)
+        return _begin(self._engines[CPU], direction, plan)
 
-    def judge(self, kind: EngineKind) -> None:
+    def judge(self, kind: str) -> None:
         """It has done a plan, but by itself?"""
         if (fault := getattr(self._engines[kind], "fault", None)) is not None:
             self.leave_alone(kind, fault)
@@ -117,7 +115,7 @@ class _Covered:
     def __init__(
         self,
         owner: PlannedEngine,
-        kind: EngineKind,
+        kind: str,
         direction: Direction,
         plan: Plan,
         transfer: Transfer,
@@ -135,14 +133,14 @@ class _Covered:
         except _NOT_THE_ENGINE:
             raise
         except TransferError as error:
-            if self._kind is EngineKind.CPU:
+            if self._kind == CPU:
                 raise
             settle([self._transfer])
-            kind, self._kind = self._kind, EngineKind.CPU
+            kind, self._kind = self._kind, CPU
             self._transfer = self._owner.replay(kind, self._direction, self._plan, error)
             self._transfer.wait(timeout_s)
         else:
-            if self._kind is not EngineKind.CPU:
+            if self._kind != CPU:
                 self._owner.judge(self._kind)
 
 

@@ -2,7 +2,7 @@
 # Copyright The Beluga Authors
 """The CPU engine: threads that copy with streaming stores, and how they are tuned."""
 
-from beluga.transfer.engines.cpu.engine import CpuEngine, default_threads
+from beluga.transfer.engines.cpu.engine import COSTS, CpuEngine, default_threads
 from beluga.transfer.engines.cpu.tuning import CopySettings, tuned
 
-__all__ = ["CopySettings", "CpuEngine", "default_threads", "tuned"]
+__all__ = ["COSTS", "CopySettings", "CpuEngine", "default_threads", "tuned"]

@@ -7,7 +7,7 @@ kernels, compiled for this CPU.
 """
 
 from beluga.transfer.engines.cuda.capture import CapturedTransfer
-from beluga.transfer.engines.cuda.device import CupyDriver
+from beluga.transfer.engines.cuda.device import CupyDriver, why_no_cupy
 from beluga.transfer.engines.cuda.driver import Driver, DriverError
 from beluga.transfer.engines.cuda.engine import CudaEngine
 from beluga.transfer.engines.cuda.host import HostDriver
@@ -21,4 +21,5 @@ __all__ = [
     "Driver",
     "DriverError",
     "HostDriver",
+    "why_no_cupy",
 ]

@@ -16,6 +16,8 @@ import contextlib
 import ctypes
 import dataclasses
 import functools
+import importlib.util
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -43,6 +45,16 @@ class _Handle:
     ptr: int
 
 
+_NEEDS_CUPY = "the CUDA engine needs cupy (pip install 'beluga-kv[cuda13]')"
+
+
+def why_no_cupy() -> str | None:
+    """One line: why there is no CUDA engine here, so far as can be seen without importing cupy."""
+    if "cupy" in sys.modules:
+        return None if sys.modules["cupy"] else _NEEDS_CUPY
+    return None if importlib.util.find_spec("cupy") else _NEEDS_CUPY
+
+
 class CupyDriver:
     """The calls of :class:`~beluga.transfer.engines.cuda.driver.Driver`, on one GPU.
 
@@ -57,9 +69,7 @@ class CupyDriver:
             import cupy
             from cupy_backends.cuda.api import runtime
         except ImportError as error:
-            raise EngineUnavailableError(
-                f"the CUDA engine needs cupy (pip install 'beluga-kv[cuda13]'): {error}"
-            ) from None
+            raise EngineUnavailableError(f"{_NEEDS_CUPY}: {error}") from None
         self._runtime = runtime
         self._error = runtime.CUDARuntimeError
         try:

@@ -72,6 +72,12 @@ def nearest(queues: list[WorkQueue], nodes: set[int]) -> list[WorkQueue]:
     )
 
 
+def why_no_queue() -> str | None:
+    """One line: why no work queue of this machine can be used, so far as can be seen unopened."""
+    queues = work_queues()
+    return None if nearest(queues, set()) else why_none(queues)
+
+
 def why_none(queues: list[WorkQueue], root: Path = SYSFS) -> str:
     """One line: what is missing for there to be a queue, and how to get it."""
     if not root.is_dir():

@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""The registry of copy engines: all that the rest of Beluga knows of an engine by its name.
+
+An engine is one folder under ``engines/`` and one entry in :data:`ENGINES`. The argument ``engine``
+of ``KVCache``, the connectors' setting of that name, ``beluga pool info``, ``beluga bench copy``
+and the errors take the names from here. ``docs/copy-engines.md`` shows how to add one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Literal
+
+from beluga.errors import EngineUnavailableError
+from beluga.transfer.calibrate.cost import Cost, Table
+from beluga.transfer.engine import Direction, Engine
+from beluga.transfer.engines import cpu, cuda, dsa
+from beluga.transfer.select.planner import CPU
+
+if TYPE_CHECKING:
+    from beluga.pool import Pool
+
+AUTO = "auto"
+"""The CPU, and beside it every engine that reaches host memory, for what that is faster at."""
+
+
+def _always() -> None:
+    return None
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class EngineEntry:
+    """One engine.
+
+    ``open`` makes the engine for a pool and for a cache whose gets have so many threads of the CPU;
+    it raises :class:`~beluga.errors.EngineUnavailableError` where the engine cannot be used.
+    ``why_none`` tells in one line why this machine has no such engine, as far as can be seen
+    without opening one; None: it has. ``memory`` is where blocks have to lie for the engine to
+    reach them: ``auto`` is for blocks in host memory.
+
+    ``costs`` are the engine's until they are measured; an engine without them takes part in
+    ``auto`` once it was measured. ``to_measure`` makes the engines whose copies are timed, of each
+    direction; None: what ``open`` makes. ``device`` names what an open engine copies with; figures
+    are kept for each device apart.
+    """
+
+    name: str
+    open: Callable[[Pool, int], Engine]
+    why_none: Callable[[], str | None] = _always
+    memory: Literal["host", "gpu"] = "host"
+    costs: Mapping[Direction, Cost] = dataclasses.field(default_factory=dict)
+    to_measure: Callable[[Pool, int], Mapping[Direction, Engine]] | None = None
+    device: Callable[[Engine], str] = lambda engine: engine.name
+
+    def measured(self, pool: Pool, threads: int) -> dict[tuple[str, Direction], Engine]:
+        """The engines that are timed, by direction, on a pool that is written over."""
+        if self.to_measure is not None:
+            made = self.to_measure(pool, threads)
+        else:
+            made = dict.fromkeys(Direction, self.open(pool, threads))
+        return {(self.name, direction): engine for direction, engine in made.items()}
+
+
+ENGINES: dict[str, EngineEntry] = {
+    entry.name: entry
+    for entry in (
+        EngineEntry(
+            name=CPU,
+            open=cpu.CpuEngine,
+            costs=cpu.COSTS,
+            to_measure=lambda pool, threads: {  # a put is one thread's
+                Direction.WRITE: cpu.CpuEngine(pool, 1),
+                Direction.READ: cpu.CpuEngine(pool, threads),
+            },
+        ),
+        EngineEntry(
+            name="dsa",
+            open=lambda pool, threads: dsa.DsaEngine(pool, "device"),
+            why_none=dsa.why_no_queue,
+            costs=dsa.COSTS,
+            device=dsa.queue_of,
+        ),
+        EngineEntry(
+            name="cuda",
+            open=lambda pool, threads: cuda.CudaEngine(pool),
+            why_none=cuda.why_no_cupy,
+            memory="gpu",
+        ),
+    )
+}
+"""By name; the CPU first."""
+
+
+def engine_names(memory: str | None = None) -> tuple[str, ...]:
+    """What ``engine`` may be: ``auto``, and the engines that reach ``memory`` (None: any)."""
+    return (AUTO, *(name for name, entry in ENGINES.items() if memory in (None, entry.memory)))
+
+
+def entry_of(name: str) -> EngineEntry:
+    """The entry of an engine. Raises :class:`~beluga.errors.EngineUnavailableError`."""
+    if name not in ENGINES:
+        names = ", ".join(engine_names())
+        raise EngineUnavailableError(f"no engine is called {name!r}; there are {names}")
+    return ENGINES[name]
+
+
+def default_costs() -> Table:
+    """Every engine's costs before anything was measured."""
+    return {
+        (entry.name, direction): cost
+        for entry in ENGINES.values()
+        for direction, cost in entry.costs.items()
+    }
