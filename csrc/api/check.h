@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * What Python may call to look a pool over (check/check.c), and what may be found. cffi reads it
- * too.
+ * The calls that check a pool (check/check.c), and the kinds of findings. cffi reads it too.
  */
 #ifndef BL_API_CHECK_H
 #define BL_API_CHECK_H
@@ -10,15 +9,16 @@
 #include "api/iosched.h"
 #include "api/pool.h"
 
-/* What bl_check_pool may find; detail: pool offset of the line, where nothing else is said. */
+/* The kinds of findings of bl_check_pool. detail is the pool offset of the line, unless something
+ * else is said here. */
 enum bl_finding_kind {
     BL_FINDING_EPOCH_DAMAGED = 1,        /* place: half */
-    BL_FINDING_EPOCH_HALF,               /* a line of the other half */
+    BL_FINDING_EPOCH_HALF,               /* it stands in the line of the other half */
     BL_FINDING_EPOCH_STATE,
     BL_FINDING_EPOCH_NONSENSE,
     BL_FINDING_EPOCH_FUTURE,             /* too great for any generation */
     BL_FINDING_HEARTBEAT_DAMAGED,             /* the server's; place: half */
-    BL_FINDING_HEARTBEAT_STRANGE,             /* of another server than serves */
+    BL_FINDING_HEARTBEAT_STRANGE,             /* it names another server than the one that serves */
     BL_FINDING_CANDIDATE_DAMAGED,       /* place: host */
     BL_FINDING_CANDIDATE_NONSENSE,
     BL_FINDING_CANDIDATE_FUTURE,
@@ -46,7 +46,7 @@ enum bl_finding_kind {
     BL_FINDING_EXTENT_SIZE,
     BL_FINDING_EXTENT_BEYOND,
     BL_FINDING_EXTENT_FIT,               /* not the blocks that fit into it */
-    BL_FINDING_EXTENT_OVERLAP,           /* detail: the other's first stripe */
+    BL_FINDING_EXTENT_OVERLAP,           /* detail: the other extent's first stripe */
     BL_FINDING_EXTENT_CLASSES,           /* one class too many */
     BL_FINDING_EXTENT_FUTURE,
     BL_FINDING_ENTRY_DAMAGED,            /* place: block */
@@ -61,9 +61,9 @@ enum bl_finding_kind {
     BL_FINDING_ENTRY_TWICE,              /* two entries, one key */
     BL_FINDING_ENTRY_GENERATION,         /* two entries, one generation */
     BL_FINDING_CHECKSUMS_DAMAGED,           /* checksums that are not those that were committed */
-    BL_FINDING_PAYLOAD_DAMAGED,          /* bytes that are not */
-    BL_FINDING_RESERVED,                 /* a reserved field is used; place: as of its kind */
-    BL_FINDING_STRAY                     /* something where nothing lies; place: line of the pool */
+    BL_FINDING_PAYLOAD_DAMAGED,          /* bytes that are not those that were committed */
+    BL_FINDING_RESERVED,                 /* a reserved field is used; place: as its kind has */
+    BL_FINDING_STRAY                     /* bytes where nothing lies; place: line of the pool */
 };
 
 typedef struct bl_finding {
@@ -79,18 +79,18 @@ typedef struct bl_check_report {
     uint64_t block_bytes;
     uint64_t extent_count;
     uint64_t session_count;
-    uint32_t finding_count;     /* found, even if more than fit */
+    uint32_t finding_count;     /* the number found, even if more than fit */
     uint32_t serving;           /* 1: a server serves, or died without a word */
 } bl_check_report;
 
-/* Look over what the serving half of a pool says; read-only. payload: every checksum too, of bytes
- * that a port's link lets on in this class, if there is one. 0 or -ENOMEM, or -EAGAIN: servers
- * follow each other faster than the pool can be looked over. */
+/* Check what the serving half of a pool says, without writing. payload: check every checksum, too;
+ * a port's link, if there is one, admits the bytes in this class. 0 or -ENOMEM, or -EAGAIN: servers
+ * follow each other faster than the pool can be checked. */
 int bl_check_pool(const bl_pool *pool, int payload, bl_finding *findings, uint32_t count_max,
                   bl_check_report *report, bl_port *port, uint32_t transfer_class);
 
-/* Drop what a finding is about, of a pool that nobody uses: 0, or -EINVAL. An epoch line is written
- * anew from what is left of it. What hangs on a dropped line is found by the next look. */
+/* Drop the line that a finding is about, in a pool that nobody uses: 0, or -EINVAL. An epoch line
+ * is written anew from what is left of it. The next check finds what depended on a dropped line. */
 int bl_repair_finding(const bl_pool *pool, const bl_finding *finding);
 
 #endif

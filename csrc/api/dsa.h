@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * The engine for Intel DSA: it makes descriptors of plans. One thread at a time.
- * In _core alone: the simulator has a device of its own (sim/device.h). cffi reads it too.
+ * The engine for Intel DSA, which turns plans into descriptors. One thread uses it at a time. Only
+ * _core has it: the simulator has a device of its own (sim/device.h). cffi reads it too.
  */
 #ifndef BL_API_DSA_H
 #define BL_API_DSA_H
@@ -13,7 +13,7 @@
 typedef struct bl_dsa_engine bl_dsa_engine;
 typedef struct bl_dsa_transfer bl_dsa_transfer;
 
-/* Who flushes the host's cache: of what was written, after it; of what will be read, before it. */
+/* How the host's cache is flushed: what was written, after that; what will be read, before that. */
 enum bl_dsa_flush {
     BL_DSA_FLUSH_NONE = 0,
     BL_DSA_FLUSH_CPU,
@@ -32,37 +32,38 @@ typedef struct bl_dsa_stat {
     uint64_t batches;
     uint64_t full;              /* answers that the queue is full */
     uint64_t faults;            /* page faults, resumed */
-    uint64_t by_hand;           /* descriptors that the CPU executed, for want of the device */
+    uint64_t by_hand;           /* descriptors that the CPU executed because the device could not */
 } bl_dsa_stat;
 
-/* The queue is the engine's from now on. 0 or -ENOMEM. */
+/* Open an engine, which owns the queue from now on. 0 or -ENOMEM. */
 int bl_dsa_engine_open(const bl_pool *pool, bl_dsa_queue *queue, const bl_dsa_limits *limits,
                        const bl_dsa_rules *rules, bl_dsa_engine **out);
 
-/* Waits some seconds for what is out, and closes the queue; transfers that had not ended have
- * -ECANCELED. A device that does not answer keeps the memory that it may still write to. In a
- * forked child nothing but memory is given back. */
+/* Wait some seconds for what is out, and close the queue; transfers that have not ended get
+ * -ECANCELED. If a device does not answer, the memory that it may still write to is kept. In a
+ * forked child only memory is freed. */
 void bl_dsa_engine_close(bl_dsa_engine *engine);
 
 /* Begin to execute a plan, whose arrays and memory stay until it has ended. -EINVAL: the plan
- * contradicts itself or leaves the pool; -ENOMEM; -BL_ERROR_FORKED. Nothing has moved then. */
+ * contradicts itself or leaves the pool; -ENOMEM; -BL_ERROR_FORKED. After an error nothing has
+ * moved. */
 int bl_dsa_start(bl_dsa_engine *engine, const bl_plan *plan, uint32_t is_read,
                  bl_dsa_transfer **out);
 
-/* See what has ended, and send more out: whether anything had. Never waits. */
+/* Collect what has ended, and submit more: return whether anything had ended. It never waits. */
 int bl_dsa_poll(bl_dsa_engine *engine);
 
-/* Until the transfer has ended: 0, or -BL_ERROR_TIMEOUT: it goes on; or -BL_ERROR_FORKED. */
+/* Wait until the transfer has ended: 0, or -BL_ERROR_TIMEOUT: it goes on; or -BL_ERROR_FORKED. */
 int bl_dsa_wait(bl_dsa_engine *engine, const bl_dsa_transfer *transfer, uint64_t timeout_ns);
 
 int bl_dsa_ended(const bl_dsa_transfer *transfer);
 
-/* Of one that has ended: 0; -EBADMSG: bytes read are not those summed; -BL_ERROR_DEVICE_FAULT;
- * -EFAULT: engine memory that is not there; -EIO: nobody could execute a descriptor; -ENOMEM;
- * -ECANCELED. */
+/* Return the status of a transfer that has ended: 0; -EBADMSG: the bytes read are not those that
+ * were summed; -BL_ERROR_DEVICE_FAULT; -EFAULT: engine memory that is not there; -EIO: nobody could
+ * execute a descriptor; -ENOMEM; -ECANCELED. */
 int bl_dsa_status(const bl_dsa_transfer *transfer);
 
-/* Of one that has ended, or whose engine is closed. */
+/* Free a transfer that has ended, or whose engine is closed. */
 void bl_dsa_free(bl_dsa_transfer *transfer);
 
 void bl_dsa_engine_stat(const bl_dsa_engine *engine, bl_dsa_stat *out);

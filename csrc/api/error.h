@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * Errors. Functions that Python may call return 0 or a count, or a negative errno or bl_error; they
- * never print, exit or touch Python.
+ * The errors that errno lacks. Functions that Python may call return 0 or a count, or a negative
+ * errno or bl_error; they never print, exit or touch Python.
  */
 #ifndef BL_API_ERROR_H
 #define BL_API_ERROR_H
 
-/* What errno has no word for; returned negative. errors.py gives each its exception. */
+/* Errors that errno has no number for; they are returned negative. errors.py gives each its
+ * exception. */
 enum bl_error {
     BL_ERROR_FORKED = 1001,     /* the session belongs to the parent process */
     BL_ERROR_NO_SERVER,         /* nobody serves this pool */
@@ -28,13 +29,13 @@ enum bl_error {
     BL_ERROR_PIN_LIMIT,         /* the session has too many blocks pinned */
     BL_ERROR_QUARANTINE,        /* this host's dead writers hold too much space */
     BL_ERROR_EPOCH_DAMAGED,     /* a line that says who is server can no longer be read */
-    BL_ERROR_SECOND_HOST,       /* the pool is coherent, that is one host's, and not this one's */
+    BL_ERROR_SECOND_HOST,       /* the pool has hardware coherence: one host's, not this one's */
     BL_ERROR_LOBBY_BUSY,        /* another process of this host attaches and does not get done */
     BL_ERROR_QUOTA,             /* the session has its share, or calls too often */
     BL_ERROR_DEVICE_FAULT,      /* a device failed: poisoned, gone, cut short */
-    BL_ERROR_QUEUE_FULL,        /* as many tasks as may be, or as much space for them */
-    BL_ERROR_SESSION_ALIVE,     /* a session that was declared gone lives */
-    BL_ERROR_RUNTIME_DIR        /* the server is this host's, its runtime directory another one */
+    BL_ERROR_QUEUE_FULL,        /* too many tasks, or too much space for them */
+    BL_ERROR_SESSION_ALIVE,     /* a session that was declared gone is alive */
+    BL_ERROR_RUNTIME_DIR        /* the server of this host uses another runtime directory */
 };
 
 #endif

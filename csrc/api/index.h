@@ -10,31 +10,32 @@
 
 typedef struct bl_meta bl_meta;
 
-/* The block index over a server that does not serve yet. */
+/* Create the block index over a server that does not serve yet. */
 int bl_meta_create(bl_server *server, bl_meta **out);
 void bl_meta_destroy(bl_meta *meta);
 
-/* Become the pool's server with the block index, all committed blocks of the predecessor in it. */
+/* Become the pool's server with the block index; all committed blocks of the predecessor are in
+ * it. */
 int bl_meta_serve(bl_meta *meta);
 void bl_meta_describe(const bl_meta *meta, bl_meta_stat *out);
 
-/* The client's calls. keys: two words each. Errors are negative; a long batch that fails half
- * way may have been done in part. */
+/* The client's calls. A key is two words. Errors are negative; a long batch that fails half way may
+ * have been done in part. */
 
-/* Leading keys that are committed: their number, with a record each; state: of the key after them
- * (bl_block_state). flags BL_LOOKUP_PIN: pinned until released. */
+/* Look up the leading keys that are committed: their number, with a record each; state is that of
+ * the key after them (bl_block_state). With BL_LOOKUP_PIN they are pinned until released. */
 int64_t bl_lookup(bl_session *session, const uint64_t *keys, uint32_t count, uint32_t flags,
                   bl_block_record *records, uint32_t *state, uint64_t timeout_ns);
 
-/* A record per key: HIT (already there), GRANTED, PENDING or REFUSED. */
+/* Reserve blocks; each key has a record: HIT (already there), GRANTED, PENDING or REFUSED. */
 int bl_reserve(bl_session *session, const uint64_t *keys, uint32_t count,
                const bl_block_request *what, bl_block_record *records, uint64_t timeout_ns);
 
-/* A status per commit: 0 or -BL_ERROR_NO_GRANT. */
+/* Commit written blocks; each has a status: 0 or -BL_ERROR_NO_GRANT. */
 int bl_commit_blocks(bl_session *session, const bl_commit *commits, uint32_t count,
                      int32_t *statuses, uint64_t timeout_ns);
 
-/* How many grants were aborted / pins released / blocks removed. */
+/* These return how many grants were aborted, pins released, or blocks removed. */
 int64_t bl_abort_blocks(bl_session *session, const bl_commit *commits, uint32_t count,
                         uint64_t timeout_ns);
 int64_t bl_release_blocks(bl_session *session, const bl_commit *commits, uint32_t count,
@@ -43,16 +44,16 @@ int64_t bl_remove_blocks(bl_session *session, const uint64_t *keys, uint32_t cou
                          uint64_t timeout_ns);
 int bl_meta_ask_stat(bl_session *session, bl_meta_stat *out, uint64_t timeout_ns);
 
-/* Queues of tasks (index/task_call.c). A task is put by bl_kv_put with kept set, read as any block,
- * and done when it is removed. */
+/* Queues of tasks (index/task_call.c). bl_kv_put with kept set puts a task; it is read like any
+ * block, and removing it completes it. */
 
-/* Claim a queue's oldest task that waits, for visible_ms: 0; its deliveries are 0 if there is none.
- * Or an error. */
+/* Claim a queue's oldest waiting task for visible_ms: 0, or an error; deliveries is 0 if there is
+ * no task. */
 int bl_task_claim(bl_session *session, uint64_t queue, uint32_t visible_ms, bl_task *out,
                   uint64_t timeout_ns);
 
-/* Keep a claimed task so long from now; 0: let it wait again. 0, or -BL_ERROR_NO_GRANT: the claim
- * has run out, or another server serves. */
+/* Keep a claimed task for visible_ms from now; 0 lets it wait again. 0, or -BL_ERROR_NO_GRANT: the
+ * claim has run out, or another server serves. */
 int bl_task_extend(bl_session *session, const bl_task *task, uint32_t visible_ms,
                    uint64_t timeout_ns);
 

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * Pools: laid out, mapped, formatted, read and written past all protocol (beluga/pool).
+ * Pools: the calls that lay out, map, format, read and write one without any protocol
+ * (beluga/pool).
  */
 #ifndef BL_API_POOL_H
 #define BL_API_POOL_H
@@ -13,7 +14,7 @@ typedef struct bl_pool bl_pool;
 
 typedef struct bl_pool_config {
     uint8_t pool_id[16];
-    uint64_t device_size;       /* a multiple of a stripe, superblock's included */
+    uint64_t device_size;       /* a multiple of a stripe, the superblock's included */
     uint64_t created_s;
     uint32_t device_count;
     uint32_t interleaved;
@@ -31,11 +32,11 @@ int bl_geometry_make(const bl_pool_config *config, bl_geometry *out);
 void bl_superblock_make(const bl_pool_config *config, const bl_geometry *geometry,
                         uint32_t device_index, uint32_t coherence, bl_superblock *out);
 
-/* Why a superblock cannot be used by this program, in order of what is asked first. */
+/* Why a superblock cannot be used by this program, in the order of the checks. */
 enum bl_superblock_fault {
     BL_SUPERBLOCK_GOOD = 0,
     BL_SUPERBLOCK_EMPTY,        /* all zero: never formatted */
-    BL_SUPERBLOCK_FOREIGN,      /* something else's bytes */
+    BL_SUPERBLOCK_FOREIGN,      /* the bytes of something else */
     BL_SUPERBLOCK_VERSION,
     BL_SUPERBLOCK_DAMAGED,      /* the check is wrong */
     BL_SUPERBLOCK_FORMAT,       /* right version, but another format hash */
@@ -48,16 +49,16 @@ int bl_superblock_fault(const bl_superblock *superblock);
 int bl_device_map(int fd, uint64_t offset, uint64_t size, void **out);
 int bl_device_unmap(void *address, uint64_t size);
 
-/* Fault a range of a mapped device in, for writing; its bytes stay. Any number of threads, of
+/* Fault in a range of a mapped device for writing; its bytes stay. Any number of threads may do
  * different ranges. 0 or -errno (-EFAULT: the file has no room there). */
 int bl_device_populate(void *address, uint64_t size);
 
-/* The first bytes of a mapped device, as memory has them: whole lines. 0 or
+/* Read the first bytes of a mapped device as memory has them, in whole lines. 0 or
  * -BL_ERROR_DEVICE_FAULT. */
 int bl_device_read(void *address, void *target, uint64_t size);
 int bl_device_write(void *address, const void *source, uint64_t size);
 
-/* A pool over mapped devices, in superblock order. The devices stay the caller's. */
+/* Open a pool over mapped devices, in superblock order. The devices stay the caller's. */
 int bl_pool_open(const bl_superblock *superblocks, void *const *devices, bl_pool **out);
 void bl_pool_close(bl_pool *pool);
 
@@ -65,14 +66,15 @@ void bl_pool_close(bl_pool *pool);
 void bl_pool_prefault(const bl_pool *pool, uint64_t offset, uint64_t size);
 
 /* Write zeros over all that lies before the data, then the superblocks: the pool is empty. zeroed:
- * the devices are new files, zero as they are. */
+ * the devices are new files, which are zero already. */
 int bl_pool_format(bl_pool *pool, const bl_superblock *superblocks, uint32_t zeroed);
 
-/* The address of offset, valid to the end of its stripe; NULL outside the pool. */
+/* Return the address of offset, valid to the end of its stripe; NULL outside the pool. */
 void *bl_pool_address(const bl_pool *pool, uint64_t offset);
 
-/* Bytes of the linear range, past all protocol: tools and benchmarks. Streamed out and fenced;
- * invalidated, then read. Offset and size are multiples of a line. 0 or -EINVAL. */
+/* Write or read bytes of the linear range without any protocol, for tools and benchmarks. A write
+ * is streamed and fenced; a read invalidates first. Offset and size are multiples of a line. 0 or
+ * -EINVAL. */
 int bl_pool_write(const bl_pool *pool, uint64_t offset, const void *source, uint64_t size);
 int bl_pool_read(const bl_pool *pool, uint64_t offset, void *target, uint64_t size);
 

@@ -30,15 +30,15 @@ enum bl_prefix_constant {
 
 typedef struct bl_prefix bl_prefix;
 
-/* What became of the blocks of one call; added to what stands there. */
+/* What became of the blocks of one call; the counts are added to. */
 typedef struct bl_prefix_outcome {
     uint64_t stored;            /* held now, and not before */
     uint64_t repeated;          /* held before */
-    uint64_t moved;             /* the name stood for another block, which is let go of */
+    uint64_t moved;             /* the name stood for another block, which is forgotten */
     uint64_t removed;
-    uint64_t unknown;           /* names that the rank has not, or not in that tier */
+    uint64_t unknown;           /* names that the rank does not have, or not in that tier */
     uint64_t evicted;           /* forgotten to make room */
-    uint64_t refused;           /* no room, even so; or too many names for one block */
+    uint64_t refused;           /* no room, even after evicting; or too many names for one block */
 } bl_prefix_outcome;
 
 /* Where the runs of a rank's leading blocks end, counted from the first block: each begins where
@@ -51,7 +51,7 @@ typedef struct bl_prefix_match {
     uint32_t shared;
 } bl_prefix_match;
 
-/* A block that a rank holds, as a store event would tell it. */
+/* A block that a rank holds, as a store event would report it. */
 typedef struct bl_prefix_row {
     uint64_t name;
     uint64_t parent;            /* the rank's name for the block before, if it has one */
@@ -70,41 +70,42 @@ typedef struct bl_prefix_stat {
     uint64_t evicted;
 } bl_prefix_stat;
 
-/* For ranks 0 (shared) to rank_max. -EINVAL, -ENOMEM. */
+/* Create a tree for ranks 0 (shared) to rank_max. -EINVAL, -ENOMEM. */
 int bl_prefix_create(bl_prefix **out, uint32_t rank_max, uint32_t block_max, uint32_t name_max);
 void bl_prefix_destroy(bl_prefix *prefix);
 
-/* A run of blocks behind the one that rank, or else speaker, names *parent; NULL: from the root.
- * Nothing is done and -EINVAL returned if the parent is one of them, or a number is too large;
- * -ENOENT if nobody knows the parent. -ENOSPC: the rest was refused. */
+/* Store a run of blocks behind the one that rank, or else speaker, names *parent; NULL: from the
+ * root. -EINVAL, with nothing done: the parent is one of them, or a number is too large; -ENOENT:
+ * nobody knows the parent; -ENOSPC: the rest was refused. */
 int bl_prefix_store(bl_prefix *prefix, uint32_t rank, uint32_t tier, uint32_t speaker,
                     const uint64_t *parent, const uint64_t *names, const uint64_t *locals,
                     uint32_t count, bl_prefix_outcome *outcome);
 
-/* Blocks of which no content is told: those that rank, or else speaker, has names for. */
+/* Hold blocks whose content is not told: those that rank, or else speaker, has names for. */
 int bl_prefix_hold(bl_prefix *prefix, uint32_t rank, uint32_t tier, uint32_t speaker,
                    const uint64_t *names, uint32_t count, bl_prefix_outcome *outcome);
 
 int bl_prefix_remove(bl_prefix *prefix, uint32_t rank, uint32_t tier, const uint64_t *names,
                      uint32_t count, bl_prefix_outcome *outcome);
 
-/* All that a rank holds, in all tiers. */
+/* Forget all that a rank holds, in all tiers. */
 int bl_prefix_clear(bl_prefix *prefix, uint32_t rank, bl_prefix_outcome *outcome);
 
-/* Names that a rank has in a tier. */
+/* Return how many names a rank has in a tier. */
 uint64_t bl_prefix_held(bl_prefix *prefix, uint32_t rank, uint32_t tier);
 
-/* Ranks that hold the first of these blocks in some tier, in order of rank; matches has room for
- * rank_max. Returns how many, and the leading blocks that the pool has. early_exit: stop where only
- * one rank goes on; all ends are then at least as far. */
+/* Find the ranks that hold the first of these blocks in some tier, in order of rank; matches has
+ * room for rank_max. Returns how many ranks, and the leading blocks that the pool has. early_exit:
+ * stop where only one rank goes on; all ends are then at least as far. */
 int bl_prefix_find(bl_prefix *prefix, const uint64_t *locals, uint32_t count, int early_exit,
                    bl_prefix_match *matches, uint32_t *shared);
 
-/* All that a rank holds: how many rows there are, of which up to room are written, in no order. */
+/* List all that a rank holds: return how many rows there are; up to room rows are written, in no
+ * order. */
 int64_t bl_prefix_dump(bl_prefix *prefix, uint32_t rank, bl_prefix_row *rows, uint64_t room);
 
-/* Names for blocks whose engine says none: a hash of each block's whole path. They differ from one
- * tree to the next. */
+/* Make names for blocks whose engine gives none: a hash of each block's whole path. They differ
+ * from one tree to the next. */
 void bl_prefix_paths(const bl_prefix *prefix, const uint64_t *locals, uint32_t count,
                      uint64_t *paths);
 

@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * Servers, sessions and calls (beluga/rpc). directory: the pool's runtime directory on this host.
+ * Servers, sessions and calls (beluga/rpc). directory is the pool's runtime directory on this host.
  */
 #ifndef BL_API_RPC_H
 #define BL_API_RPC_H
 
 #include "api/pool.h"
 
-/* The most keys or items in one call of the block index: a quantum of the server's attention. */
+/* The most keys or items in one call of the block index: one quantum of the server's work. */
 enum { BL_CALL_KEYS_MAX = 256 };
 
 /* A request as a handler sees it: private copies, valid until it returns. */
@@ -22,7 +22,7 @@ typedef struct bl_call {
     uint32_t method;
 } bl_call;
 
-/* 0 or more: the call's status; a negative error reaches the caller, too. */
+/* Returns 0 or more, the call's status; or a negative error, which also reaches the caller. */
 typedef int (*bl_handler)(void *context, bl_call *call);
 
 typedef struct bl_server bl_server;
@@ -31,14 +31,15 @@ typedef struct bl_server_stat {
     uint64_t epoch;
     uint64_t call_count;
     uint64_t error_count;       /* calls answered with an error */
-    uint64_t key_count;         /* of those calls, at most: bl_quantum_keys() */
+    uint64_t key_count;         /* keys of those calls, at most: bl_quantum_keys() */
     uint64_t torn_count;        /* request lines that were not whole */
     uint64_t quota_call_count;  /* calls refused: too many in a second */
     uint64_t quota_grant_count; /* grants refused: too many, or too many bytes */
     uint64_t quota_pin_count;   /* pins refused: too many, or too many bytes */
-    uint64_t quantum_request_max;  /* greatest turn of a lane */
+    uint64_t quantum_request_max;  /* the most that a lane had done in one of its turns */
     uint64_t quantum_key_max;
-    uint64_t wait_request_max;  /* most that others had done when a lane's oldest request was */
+    uint64_t wait_request_max;  /* the most that others had done while a lane's oldest request
+                                 * waited */
     uint64_t wait_key_max;
     uint64_t attach_count;
     uint64_t end_count;         /* sessions ended, for whatever reason */
@@ -50,38 +51,38 @@ typedef struct bl_server_stat {
 
 int bl_server_create(const bl_pool *pool, const char *directory, uint32_t host, bl_server **out);
 void bl_server_destroy(bl_server *server);
-/* How long another host's heartbeat may stand still before its session is in doubt; 0: 5 s. */
+/* Set how long another host's heartbeat may stand still before its session is suspect; 0: 5 s. */
 void bl_server_heartbeat_lost(bl_server *server, uint64_t ns);
 
-/* What each session may have at a time; 0: no limit but the pool's. */
+/* The most that each session may have at a time; 0: no limit but the pool's. */
 typedef struct bl_quota {
     uint64_t bytes;             /* payload of its grants and of the blocks it has pinned */
     uint32_t grant_count;
     uint32_t pin_count;         /* different blocks */
-    uint32_t calls_per_s;       /* that many at once, and as many every second */
+    uint32_t calls_per_s;       /* so many at once, and as many every second */
     uint32_t reserved;
 } bl_quota;
 
-/* Before it serves. */
+/* Set the quota; called before the server serves. */
 void bl_server_limit(bl_server *server, const bl_quota *quota);
 
-/* To be called in a forked child: the parent's server is not the child's. */
+/* Forget the parent's server in a forked child, which must not use it. */
 void bl_server_forked(bl_server *server);
 int bl_server_handle_method(bl_server *server, uint32_t method, bl_handler handler, void *context);
 
-/* An operator says that every server and session that the pool knows of now can write no more.
- * Before the server stands by or serves; those of this host that can be proven are left out.
- * 0, or the heartbeat of one moves: -BL_ERROR_SERVER_ALIVE, _SESSION_ALIVE. */
+/* An operator declares that every server and session that the pool knows of now can write no more.
+ * Call it before the server stands by or serves. Processes of this host whose end can be proven are
+ * left out. 0, or the heartbeat of one moves: -BL_ERROR_SERVER_ALIVE, _SESSION_ALIVE. */
 int bl_server_declare_gone(bl_server *server);
 
 /* Become the pool's server, of lanes only: 0, or -BL_ERROR_SERVER_ALIVE, _EPOCH_DAMAGED,
- * _HOST_CLASH; _SESSION_ALIVE: of one that was declared gone. */
+ * _HOST_CLASH; or _SESSION_ALIVE: a session that was declared gone is alive. */
 int bl_server_serve_lanes(bl_server *server);
 
 /* Stand by: look at the pool's server every few milliseconds, for timeout_ns. 1: it is time to try
- * to take over (nobody serves, it stopped, it is proven gone, or its heartbeat stood still for
- * lost_ns); 0: it lives; or -BL_ERROR_EPOCH_DAMAGED, _HOST_CLASH. Before the server serves; if
- * taking over is refused, it may stand by again. */
+ * to take over (nobody serves, the server stopped, it is proven gone, or its heartbeat stood still
+ * for lost_ns); 0: it lives; or -BL_ERROR_EPOCH_DAMAGED, _HOST_CLASH. Call it before the server
+ * serves; if taking over is refused, the server may stand by again. */
 int bl_server_watch(bl_server *server, uint64_t lost_ns, uint64_t timeout_ns);
 
 /* Serve until bl_server_stop (from any thread): 0, or -BL_ERROR_DEPOSED. */
@@ -106,7 +107,7 @@ int bl_session_open(const bl_pool *pool, const char *directory, uint32_t host, u
                     bl_session **out);
 void bl_session_close(bl_session *session);
 
-/* To be called in a forked child, for each session of the parent. */
+/* Forget a session of the parent in a forked child; call it for each. */
 void bl_session_forked(bl_session *session);
 void bl_session_describe(const bl_session *session, bl_session_stat *out);
 
@@ -119,22 +120,23 @@ typedef struct bl_message {
     uint32_t method;
 } bl_message;
 
-/* One call: the handler's status, or a negative error. */
+/* Make one call: the handler's status, or a negative error. */
 int bl_session_call(bl_session *session, const bl_message *message, uint64_t timeout_ns);
 
-/* Many short calls of one method, up to depth of them out at a time. */
+/* Many short calls of one method, of which up to depth are out at a time. */
 typedef struct bl_pump {
     const uint8_t *requests;    /* count * size bytes */
     uint8_t *replies;           /* count * size bytes, or NULL */
     uint64_t *latencies_ns;     /* count, or NULL: from sending a call to taking its reply */
     uint64_t count;
-    uint32_t size;              /* of each request, at most BL_MESSAGE_INLINE_SIZE */
+    uint32_t size;              /* bytes of each request, at most BL_MESSAGE_INLINE_SIZE */
     uint32_t depth;
     uint32_t method;
     uint32_t reserved;
 } bl_pump;
 
-/* 0, the worst status of a handler, or -BL_ERROR_TIMEOUT: no reply for that long. */
+/* Make the calls: 0, the worst status of a handler, or -BL_ERROR_TIMEOUT: no reply for that
+ * long. */
 int bl_session_pump(bl_session *session, const bl_pump *pump, uint64_t timeout_ns);
 
 /* A handler that sends the request back. */

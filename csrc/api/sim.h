@@ -1,25 +1,25 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * What tests may call in the simulator only.
+ * The simulator's own calls: a run of a scenario, its sites, and its verdicts (tests only).
  */
 #ifndef BL_API_SIM_H
 #define BL_API_SIM_H
 
 #include <stdint.h>
 
-/* Verdicts of the oracles, as negative results of a run: bl_sim_stat's report says more. */
+/* Verdicts of the oracles, as negative results of a run; bl_sim_stat's report says more. */
 enum bl_sim_verdict {
-    BL_SIM_COHERENCE = 3001,   /* bytes were used that no publication and invalidation vouch for */
+    BL_SIM_COHERENCE = 3001,    /* bytes were used that were not published or not invalidated */
     BL_SIM_OWNERSHIP = 3002,    /* a line had two writers at a time */
     BL_SIM_RAW_ACCESS = 3003    /* an address of the pool was used without a verb */
 };
 
-/* How the devices are declared; mixed: every other one coherent, which of them by the seed. */
+/* The coherence of the devices; mixed: the seed makes every other one of hardware coherence. */
 enum bl_sim_coherence { BL_SIM_SOFTWARE = 0, BL_SIM_COHERENT = 1, BL_SIM_MIXED = 2 };
 
-/* What becomes of the site that is not as it should be. A range's first or last line is left out
- * only if it has more; the other half is that of a structure that the server has twice. */
+/* How a run changes one site. A range's first or last line is left out only if the range has more;
+ * the other half is that of a structure that the server has twice. */
 enum bl_sim_change {
     BL_SIM_SKIPPED = 0,         /* does nothing (a check passes, a load finds zeros) */
     BL_SIM_DEFERRED = 1,        /* what is no load is done after the process's next verb */
@@ -32,17 +32,17 @@ enum bl_sim_change {
     BL_SIM_CHANGE_COUNT = 8
 };
 
-/* One run. Zero means the default where one is named. */
+/* The configuration of one run. Zero means the default where one is named. */
 typedef struct bl_sim_config {
     uint64_t seed;
     uint64_t step_limit;        /* verbs until the run counts as stuck; default: four million */
-    uint32_t skip_site;         /* is changed; 0: none */
+    uint32_t skip_site;         /* number of the site to change; 0: none */
     uint32_t change;            /* how: bl_sim_change */
     uint32_t coherent;          /* bl_sim_coherence */
-    uint64_t *idle;             /* if not NULL: by site, how often a fence or an invalidation had
-                                 * nothing to do; room for bl_sim_site_count() + 1 */
-    uint64_t *matters;          /* if not NULL: by site and change, how often the change would have
-                                 * made a difference; room for (bl_sim_site_count() + 1) times
+    uint64_t *idle;             /* if not NULL: for each site, how often a fence or an invalidation
+                                 * had nothing to do; room for bl_sim_site_count() + 1 */
+    uint64_t *matters;          /* if not NULL: for each site and change, how often the change would
+                                 * have made a difference; room for (bl_sim_site_count() + 1) times
                                  * BL_SIM_CHANGE_COUNT */
 } bl_sim_config;
 
@@ -52,16 +52,16 @@ typedef struct bl_sim_stat {
     uint64_t evictions;
     uint64_t prefetches;
     uint64_t pieces;            /* 8-byte pieces that arrived in memory */
-    uint64_t stale_loads;       /* answered from a copy unlike memory */
-    uint64_t dirty_invalidations; /* of lines with stores in them: would overwrite memory (D4) */
+    uint64_t stale_loads;       /* loads answered from a copy that differs from memory */
+    uint64_t dirty_invalidations; /* invalidations that would overwrite memory with stores (D4) */
     uint64_t shared_lines;      /* streamed by more than one host, data stripes apart */
-    uint64_t torn_lines;        /* that a scenario saw and rejected */
-    uint64_t deaths;            /* of processes; a host's crash is one for each of them */
+    uint64_t torn_lines;        /* lines that a scenario saw and rejected */
+    uint64_t deaths;            /* deaths of processes; a host's crash is one for each of them */
     uint64_t host_crashes;
     uint64_t takeovers;         /* servers that began to serve */
     uint64_t device_lines;      /* read or written by DMA */
     uint64_t results;           /* what the scenario counts: messages, calls, blocks */
-    char report[256];           /* what the oracle that ended the run has to say, or "" */
+    char report[256];           /* the report of the oracle that ended the run, or "" */
 } bl_sim_stat;
 
 /* A verb or check in the source. */
@@ -76,13 +76,13 @@ typedef struct bl_sim_site {
 uint32_t bl_sim_site_count(void);
 int bl_sim_site_get(uint32_t number, bl_sim_site *out);
 
-/* Names of the scenarios: NULL after the last. */
+/* Return a scenario's name: NULL after the last. */
 const char *bl_sim_scenario_name(uint32_t index);
 
-/* Run one: 0; -ETIME (no progress); -EBADMSG (wrong bytes); -ENOENT (no such scenario); or what a
- * call of the protocol returned to a process that had to succeed. stale and hits, if not NULL, have
- * room for bl_sim_site_count() + 1 numbers each: by site, loads that were stale, and how often it
- * mattered (of a check: how often its condition was false). */
+/* Run a scenario: 0; -ETIME (no progress); -EBADMSG (wrong bytes); -ENOENT (no such scenario); or
+ * what a call of the protocol returned to a process that had to succeed. stale and hits, if not
+ * NULL, have room for bl_sim_site_count() + 1 numbers each: for each site, loads that were stale,
+ * and how often that mattered (for a check: how often its condition was false). */
 int bl_sim_play(const char *scenario, const bl_sim_config *config, bl_sim_stat *stat,
                 uint64_t *stale, uint64_t *hits);
 

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * What every copy engine is told. cffi reads it too; beluga/transfer/plan/plan.py makes plans.
+ * Plans: the pieces, chunks and settings that every copy engine takes. cffi reads it too;
+ * beluga/transfer/plan/plan.py makes plans.
  */
 #ifndef BL_API_TRANSFER_H
 #define BL_API_TRANSFER_H
@@ -23,8 +24,8 @@ typedef struct bl_piece {
     uint32_t chunk;             /* the plan's, counted from the whole plan's first */
 } bl_piece;
 
-/* What one checksum is of: a run of the pool, perhaps over the end of a stripe. Its pieces tile it
- * in order; those of a sparse read lie in it. */
+/* A chunk is what one checksum covers: a run of the pool, perhaps over the end of a stripe. Its
+ * pieces tile it in order; those of a sparse read lie in it. */
 typedef struct bl_chunk {
     uint64_t offset;            /* in the pool; a multiple of a line */
     uint32_t length;
@@ -48,12 +49,12 @@ typedef struct bl_plan {
  * the pool, or a dense plan's pieces do not tile them. */
 int bl_plan_check(const bl_pool *pool, const bl_plan *plan);
 
-/* What the CPU does for a device before it reads the pool or after it has written
+/* What the CPU does for a device before the device reads the pool or after it has written
  * (beluga/transfer/engines/policy.py). */
 enum bl_maintenance {
     BL_MAINTENANCE_FENCE,       /* orders only: the device's bytes pass no cache */
     BL_MAINTENANCE_INVALIDATE,  /* before a read, after the look at the entry */
-    BL_MAINTENANCE_FLUSH /* after a write, its completion seen, before the publication */
+    BL_MAINTENANCE_FLUSH        /* after a write, its completion seen, before the publication */
 };
 
 /* For all that a plan makes a device read or write: 0, -EINVAL if that leaves the pool, or

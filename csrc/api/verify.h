@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * What Python may call to try a pool's memory (`beluga verify`, verify/acceptance.h).
+ * The calls of the acceptance test of a pool's memory (`beluga verify`, verify/acceptance.h).
  */
 #ifndef BL_API_VERIFY_H
 #define BL_API_VERIFY_H
@@ -11,7 +11,7 @@
 enum bl_acceptance_test {
     BL_ACCEPTANCE_MESSAGE_PASSING = 0,
     BL_ACCEPTANCE_STORE_BUFFERING,
-    BL_ACCEPTANCE_TEARING_8,    /* bytes; the next ones are twice the one before */
+    BL_ACCEPTANCE_TEARING_8,    /* bytes; each further test has twice as many */
     BL_ACCEPTANCE_TEARING_16,
     BL_ACCEPTANCE_TEARING_32,
     BL_ACCEPTANCE_TEARING_64,
@@ -20,7 +20,7 @@ enum bl_acceptance_test {
     BL_ACCEPTANCE_TEST_COUNT
 };
 
-/* By the rules of software coherence; by plain loads and stores. */
+/* The two modes: by the rules of software coherence; by plain loads and stores. */
 enum bl_acceptance_mode {
     BL_ACCEPTANCE_SOFTWARE = 0,
     BL_ACCEPTANCE_BARE,
@@ -28,7 +28,7 @@ enum bl_acceptance_mode {
 };
 
 typedef struct bl_acceptance_config {
-    uint64_t duration_ns;       /* the tests go round for so long, once at least; side 0's counts */
+    uint64_t duration_ns;       /* the tests repeat for so long, at least once; side 0's counts */
     uint64_t patience_ns;       /* how long the other side may be silent */
     uint32_t role;              /* 0: side a, which leads; 1: side b */
     uint32_t tests;             /* bit per bl_acceptance_test; side 0's counts */
@@ -36,23 +36,23 @@ typedef struct bl_acceptance_config {
     uint32_t reserved;
 } bl_acceptance_config;
 
-/* What came of one test, for one initiator in one mode on one device. */
+/* The result of one test, for one initiator in one mode on one device. */
 typedef struct bl_acceptance_cell {
     uint64_t trials;
     uint64_t violations;
     uint64_t rejected;          /* torn lines that their check gave away: legal */
     uint32_t test;
     uint32_t mode;
-    uint32_t initiator;         /* role of the side that writes; of store buffering both do */
+    uint32_t initiator;         /* role of the side that writes; in store buffering both do */
     uint32_t device;            /* index in the pool */
-    uint32_t place;             /* of the device among those that are tested */
+    uint32_t place;             /* index among the devices that are tested */
     uint32_t reserved;
 } bl_acceptance_cell;
 
 typedef struct bl_acceptance bl_acceptance;
 
-/* One side of a test of an idle pool: 0; -EBUSY (a server serves it, or died without a word);
- * -ENOSPC (a device has no free stripe near its end); -ENOMEM. Writes nothing yet. */
+/* Create one side of a test of an idle pool: 0; -EBUSY (a server serves it, or died without a
+ * word); -ENOSPC (a device has no free stripe near its end); -ENOMEM. Nothing is written yet. */
 int bl_acceptance_create(const bl_pool *pool, const bl_acceptance_config *config,
                          bl_acceptance **out);
 void bl_acceptance_destroy(bl_acceptance *acceptance);
@@ -63,7 +63,7 @@ void bl_acceptance_destroy(bl_acceptance *acceptance);
 int bl_acceptance_run(bl_acceptance *acceptance);
 void bl_acceptance_stop(bl_acceptance *acceptance);
 
-/* The cells: their number. Those of tests that were not run have no trials. */
+/* Return the cells and their number. The cells of tests that were not run have no trials. */
 uint32_t bl_acceptance_cells(const bl_acceptance *acceptance, const bl_acceptance_cell **out);
 
 #endif

@@ -10,7 +10,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-enum { BL_BITSET_LEVELS = 6 };  /* of 64 branches each: more than 32-bit numbers need */
+enum { BL_BITSET_LEVELS = 6 };  /* 64 branches per level: more levels than 32-bit numbers need */
 
 static const uint64_t BL_BITSET_NONE = UINT64_MAX;
 
@@ -19,7 +19,7 @@ typedef struct bl_bitset {
     uint64_t word_count[BL_BITSET_LEVELS];
 } bl_bitset;
 
-/* Words of zeroed memory that a set of the numbers below count needs. */
+/* Return how many words of zeroed memory a set of numbers below count needs. */
 static inline size_t bl_bitset_words(uint64_t count)
 {
     size_t words = 0;
@@ -56,7 +56,7 @@ static inline void bl_bitset_add(bl_bitset *set, uint64_t number)
     }
 }
 
-/* All numbers below count are in; the set was empty. */
+/* Put all numbers below count into an empty set. */
 static inline void bl_bitset_fill(bl_bitset *set, uint64_t count)
 {
     for (int level = 0; level < BL_BITSET_LEVELS; level++) {
@@ -79,7 +79,7 @@ static inline void bl_bitset_remove(bl_bitset *set, uint64_t number)
     }
 }
 
-/* The least member >= from, or BL_BITSET_NONE. */
+/* Return the least member >= from, or BL_BITSET_NONE. */
 static inline uint64_t bl_bitset_next(const bl_bitset *set, uint64_t from)
 {
     for (int level = 0; level < BL_BITSET_LEVELS; level++) {
@@ -98,7 +98,7 @@ static inline uint64_t bl_bitset_next(const bl_bitset *set, uint64_t from)
     return BL_BITSET_NONE;
 }
 
-/* The end of the members in a row that begin at from, but at most limit. */
+/* Return the end of the run of members that begins at from, but at most limit. */
 static inline uint64_t bl_bitset_row_end(const bl_bitset *set, uint64_t from, uint64_t limit)
 {
     while (from < limit) {

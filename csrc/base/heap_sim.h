@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * The heap as the simulator has it: what is allocated while a world runs is given back with the
- * world at the latest, as a kernel does with a process's memory. Processes die there at any verb,
- * by the thousand, and free nothing. Included before all that allocates; one thread at a time.
+ * The simulator's heap: whatever a world allocated is freed with the world, as a kernel frees a
+ * process's memory. Simulated processes die at any verb, by the thousand, and free nothing. Every
+ * file that allocates must include this header first; one thread uses the heap at a time.
  */
 #ifndef BL_HEAP_SIM_H
 #define BL_HEAP_SIM_H
@@ -15,7 +15,7 @@
 enum { BL_HEAP_SPOILT_MAX = 4096 };
 
 typedef struct bl_allocation {
-    struct bl_allocation *next, *previous; /* of those made in the world, or itself */
+    struct bl_allocation *next, *previous; /* in the world's list; the head's point to itself */
     size_t size;
     uint64_t blank[5];          /* what follows is aligned like a line */
 } bl_allocation;
@@ -56,7 +56,7 @@ static inline void bl_heap_free(void *bytes)
     bl_allocation *allocation = (bl_allocation *)bytes - 1;
     allocation->previous->next = allocation->next;
     allocation->next->previous = allocation->previous;
-    if (allocation->size <= BL_HEAP_SPOILT_MAX) /* whoever goes on with it does not go far */
+    if (allocation->size <= BL_HEAP_SPOILT_MAX) /* a process that still uses it fails soon */
         memset(bytes, 0xdb, allocation->size);
     free(allocation);
 }
@@ -72,7 +72,7 @@ static inline void *bl_heap_realloc(void *bytes, size_t size)
     return larger;
 }
 
-/* The world is no more. */
+/* Free all memory of the world that has ended. */
 static inline void bl_heap_sweep(void)
 {
     while (bl_heap.next != &bl_heap)

@@ -19,14 +19,14 @@ static inline void bl_host_store(uint64_t *word, uint64_t value)
     __atomic_store_n(word, value, __ATOMIC_RELEASE);
 }
 
-/* Seen by whoever sees anything that this thread stores after it, and before that in the order
- * that all agree on. */
+/* Store value. A thread that sees a later store of this thread sees this one too; all threads agree
+ * on the order of such stores. */
 static inline void bl_host_exchange(uint64_t *word, uint64_t value)
 {
     __atomic_exchange_n(word, value, __ATOMIC_SEQ_CST);
 }
 
-/* What it becomes. */
+/* Add amount and return the new value. */
 static inline uint64_t bl_host_add(uint64_t *word, uint64_t amount)
 {
     return __atomic_add_fetch(word, amount, __ATOMIC_SEQ_CST);

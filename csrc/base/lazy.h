@@ -11,11 +11,11 @@
 #include <stdlib.h>
 #include <sys/mman.h>
 
-/* NULL when the address space or the memory has no room. */
+/* Return NULL when the address space or the memory has no room. */
 static inline void *bl_lazy_map(size_t size)
 {
 #ifdef BL_SIM
-    return calloc(1, size); /* a world's heap is given back with it (base/heap_sim.h) */
+    return calloc(1, size); /* a world's heap is freed with the world (base/heap_sim.h) */
 #else
     void *table = mmap(NULL, size, PROT_READ | PROT_WRITE,
                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -23,7 +23,7 @@ static inline void *bl_lazy_map(size_t size)
 #endif
 }
 
-/* For a table that is read at random and soon touched all over: fewer page walks. */
+/* Map a table that is read at random and soon touched everywhere: huge pages save page walks. */
 static inline void *bl_lazy_map_dense(size_t size)
 {
     void *table = bl_lazy_map(size);

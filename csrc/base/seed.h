@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * What a hash table is keyed with, so that nobody who chooses the keys can make them collide.
+ * The random seed of a hash table, so that a sender who chooses the keys cannot make them collide.
  */
 #ifndef BL_SEED_H
 #define BL_SEED_H
@@ -10,7 +10,7 @@
 #include <stdint.h>
 #include <sys/random.h>
 
-/* 0 or -errno. */
+/* Fill in the seed: 0 or -errno. */
 static inline int bl_index_seed(uint64_t seed[2])
 {
 #ifdef BL_SIM

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * The walk over a pool: see check/line.h.
+ * Walks over a whole pool and checks all its lines: see check/line.h.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -11,7 +11,7 @@
 
 enum { BL_CHECK_ROUNDS = 32 };
 
-/* Everything, once: 0 or -ENOMEM. */
+/* Check everything once: 0 or -ENOMEM. */
 static int bl_check_round(bl_check *check)
 {
     const bl_geometry *g = &check->pool->geometry;

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * Checking the lanes of sessions that live: see check/line.h.
+ * Checks the lanes of live sessions: see check/line.h.
  *
  * A slot that holds a line of a former session of the lane is as good as empty: its check is keyed
  * with a nonce that nobody knows any more, and its writer may have died in the middle of it. But
- * slots are filled in order. Once the greatest number that this session has sent is known, so is
- * which slots hold its last lines: there a line that is torn, or that has the right number and a
- * wrong check, is damaged.
+ * slots are filled in order. The greatest number that this session has sent tells which slots hold
+ * its last lines: there a line that is torn, or that has the right number and a wrong check, is
+ * damaged.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -22,7 +22,7 @@ typedef struct bl_check_ring {
     int replies;
 } bl_check_ring;
 
-/* What both kinds of line have: sequence first; check and sequence_end last. */
+/* Both kinds of line begin with the sequence, and end with check and sequence_end. */
 static uint32_t bl_slot_sequence(const uint64_t word[8]) { return (uint32_t)word[0]; }
 
 static int bl_slot_torn(const uint64_t word[8])
@@ -35,7 +35,7 @@ static int bl_slot_whole(const uint64_t word[8], uint64_t key)
     return !bl_slot_torn(word) && (uint32_t)word[7] == bl_message_check(word, key);
 }
 
-/* A whole line that this session, or the server for it, has sent. */
+/* Judge a whole line that this session, or the server for it, has sent. */
 static uint32_t bl_slot_nonsense(const bl_check_ring *ring, const uint64_t word[8])
 {
     bl_request request;
@@ -85,7 +85,7 @@ static uint32_t bl_slot_judge(const bl_check *check, const bl_check_ring *ring,
                : 0;
 }
 
-/* Judge a slot against its session, until both stand. */
+/* Judge a slot against its session, until neither changes. */
 static void bl_check_slot(bl_check *check, const bl_check_ring *ring, uint32_t slot)
 {
     uint32_t same = 1;
@@ -131,8 +131,8 @@ static void bl_check_ring_of(bl_check *check, uint32_t lane, int replies)
         bl_check_slot(check, &ring, slot);
 }
 
-/* The client's heartbeat. One that names another session is an earlier one's: ours has not begun.
- * */
+/* Judge the client's heartbeat. A line that names another session is an earlier one's: the present
+ * session has not begun its own. */
 static uint32_t bl_judge_lane_heartbeat(bl_check *check, const bl_check_line *line)
 {
     bl_heartbeat_line heartbeat;

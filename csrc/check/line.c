@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * Reading a line of a pool and judging it, and when a suspicion becomes a finding: see
+ * Reads a line of a pool and judges it, and decides when a suspicion becomes a finding: see
  * check/line.h.
  */
 #include "check/line.h"
@@ -25,7 +25,7 @@ void bl_check_look(const bl_check *check, bl_check_line *line)
     bl_load_line(&check->pool->memory, line->offset, line->word);
 }
 
-/* Does the server that spoke when the look began still speak? */
+/* Does the server that spoke when the check began still speak? */
 int bl_check_same_server(bl_check *check)
 {
     bl_epoch_line now;
@@ -69,7 +69,7 @@ uint32_t bl_check_judged(bl_check *check, bl_check_line *line, bl_check_judge ju
     return 0;
 }
 
-/* A line where nothing lies. */
+/* Judge a line where nothing lies. */
 static uint32_t bl_judge_stray(bl_check *check, const bl_check_line *line)
 {
     (void)check;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * Looking a pool over, live or dead, without writing a byte: what its parts have in common.
+ * The pool check, which looks at a live or dead pool without writing a byte: what its parts share.
  *
  *   check/check.c   walks over everything
  *   check/line.c    looks at lines, believes findings
@@ -10,10 +10,10 @@
  *   check/table.c   extents and entries: alone, and against each other
  *   check/payload.c checksums and payloads
  *
- * A live pool changes under the one who judges it. So a finding is a suspicion until the lines it
- * rests on have been looked at again, later, and were the same each time: what servers and clients
- * leave behind for so long is damage. A line that changed is judged anew; if another server speaks
- * for the pool, all is. Only the half that serves is judged: the other one is history.
+ * A live pool changes while it is judged. So a finding is a suspicion until the lines that it rests
+ * on have been looked at again, later, and were the same each time: a bad line that servers and
+ * clients leave for so long is damage. A line that changed is judged anew; if another server speaks
+ * for the pool, all lines are. Only the half that serves is judged: the other one is history.
  */
 #ifndef BL_CHECK_H
 #define BL_CHECK_H
@@ -23,10 +23,10 @@
 #include "iosched/toll.h"
 
 enum {
-    BL_CHECK_LOOKS = 3,             /* the same so often: a finding */
-    BL_CHECK_TRIES = 64,            /* a line that changed so often is alive and well */
+    BL_CHECK_LOOKS = 3,             /* a line that was the same so often is a finding */
+    BL_CHECK_TRIES = 64,            /* a line that changed so often is in use and right */
     BL_CHECK_NAP_NS = 1000 * 1000,
-    BL_CHECK_PATIENCE = 2000        /* suspicions that are waited for */
+    BL_CHECK_PATIENCE = 2000        /* suspicions that the check waits for */
 };
 
 typedef struct bl_check {
@@ -35,51 +35,53 @@ typedef struct bl_check {
     uint32_t count_max;
     int payload;
     bl_check_report *report;
-    bl_epoch_line epoch;            /* who spoke when the look began */
-    uint32_t half;                  /* that is judged */
+    bl_epoch_line epoch;            /* the server that spoke when the check began */
+    uint32_t half;                  /* the half that is judged */
     uint32_t suspicions;
     int moved;                      /* another server speaks: nothing found so far counts */
     bl_session_line *sessions;      /* as read, per lane; not whole: zeros */
     bl_extents *extents;            /* as read */
     bl_index *keys, *places, *generations; /* of the entries that are right by themselves */
     bl_toll toll;                   /* for payload */
-    uint8_t *chunk;                 /* room for a chunk of it */
+    uint8_t *chunk;                 /* room for a chunk of payload */
     uint32_t chunk_size;
 } bl_check;
 
 /* A line of the pool that is judged by itself. */
 typedef struct bl_check_line {
     uint64_t offset;
-    uint64_t number;                /* of its kind: half, host, lane, stripe, block */
-    uint64_t word[8];               /* as last looked at */
+    uint64_t number;                /* its number among its kind: half, host, lane, stripe, block */
+    uint64_t word[8];               /* the words at the last look */
 } bl_check_line;
 
-/* What is wrong with a line: 0 or a bl_finding_kind. */
+/* Judges a line: 0 or a bl_finding_kind. */
 typedef uint32_t (*bl_check_judge)(bl_check *check, const bl_check_line *line);
 
 /* check/line.c */
 
 void bl_found(bl_check *check, uint32_t kind, uint64_t place, uint64_t detail);
 
-/* The line as it is in memory now. */
+/* Read the line as it is in memory now. */
 void bl_check_look(const bl_check *check, bl_check_line *line);
 
-/* Drop what this host may hold of a range that is looked at soon, all at once. */
+/* Drop this host's copies of a range that is looked at soon, all at once. */
 void bl_check_refetch(const bl_check *check, uint64_t offset, uint64_t size);
 
-/* Let some time pass: 1 if count lines are then still what they were, and the server too. */
+/* Let some time pass: 1 if count lines and the server are then still what they were. */
 int bl_check_stands(bl_check *check, bl_check_line *lines, uint32_t count);
 
-/* Does the server that spoke when the look began still speak? */
+/* Does the server that spoke when the check began still speak? */
 int bl_check_same_server(bl_check *check);
 
-/* Judge a line (as last looked at) until it stands: 0, or what was found and is reported. */
+/* Judge a line (as last looked at) until it no longer changes: 0, or what was found and is
+ * reported. */
 uint32_t bl_check_judged(bl_check *check, bl_check_line *line, bl_check_judge judge);
 
-/* Is there anything but zeros in [from, to), where nothing lies? */
+/* Report anything but zeros in [from, to), where nothing lies. */
 void bl_check_stray(bl_check *check, uint64_t from, uint64_t to);
 
-/* The half that holds the truth: a server that never served has left it with its predecessor. */
+/* Return the half that holds the truth: a server that never served has left it with its
+ * predecessor. */
 static inline uint32_t bl_check_half(const bl_epoch_line *epoch)
 {
     return (epoch->epoch + !bl_epoch_served(epoch)) % BL_HALF_COUNT;

@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * Are the bytes of a block those that were committed? The entry vouches for the checksums,
- * the vector for the payload. See check/line.h.
+ * Checks that the bytes of a block are those that were committed. The entry vouches for the
+ * checksums, and the checksums for the payload. See check/line.h.
  */
 #include "check/line.h"
 #include "format/payload.h"
 
-/* The vector as it lies in the pool, summed: is it what the entry says? One of one chunk is not
- * stored. */
+/* Do the checksums, as they lie in the pool, have the CRC that the entry says? The checksum of a
+ * single chunk is not stored. */
 static int bl_check_checksums(const bl_check *check, const bl_entry *entry, uint32_t count)
 {
     const bl_memory *memory = &check->pool->memory;

@@ -1,12 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * Dropping what is damaged, of a pool that nobody uses: one finding of check/check.c at a time. A
- * line that cannot be believed becomes one that nobody ever wrote. Payload is never touched.
+ * Repairs a pool that nobody uses, by dropping what is damaged: one finding of check/check.c at a
+ * time. A line that cannot be believed becomes one that nobody ever wrote. Payload is never
+ * touched.
  *
  * Only the epoch lines are worth more: the greater one says which half holds the truth. If neither
- * copy of a line is whole, what its server wrote into its half says which epoch it was; it is
- * written anew as one that stopped. Who calls has proven that no server and no session lives.
+ * copy of a line is whole, what its server wrote into its half says which epoch it was; the line is
+ * written anew as that of a server that stopped. The caller has proven that no server and no
+ * session lives.
  */
 #include <errno.h>
 
@@ -19,7 +21,8 @@ static void bl_repair_line(const bl_pool *pool, uint64_t offset, const void *lin
     bl_fence_store(&pool->memory);
 }
 
-/* The epoch of the server that wrote a half last, by its marks and sessions; 0: none did. */
+/* Return the epoch of the server that wrote a half last, from its marks and sessions; 0: none
+ * did. */
 static uint64_t bl_repair_evidence(const bl_pool *pool, uint32_t half)
 {
     const bl_memory *memory = &pool->memory;
@@ -72,7 +75,7 @@ static void bl_repair_epoch(const bl_pool *pool, uint32_t half)
         bl_repair_line(pool, offset + copy, &line);
 }
 
-/* A heartbeat of the server that spoke last. */
+/* Write a heartbeat of the server that spoke last. */
 static void bl_repair_heartbeat(const bl_pool *pool, const bl_epoch_line *epoch)
 {
     bl_heartbeat_line line = {.count = 1, .nonce = epoch->nonce};

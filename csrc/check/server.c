@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * Checking what servers say of themselves and of sessions, and the lobby: see check/line.h.
+ * Checks the lines of servers, sessions and the lobby: see check/line.h.
  */
 #include <errno.h>
 #include <stdlib.h>
 
 #include "check/line.h"
 
-/* An epoch has room in the high bits of a generation. */
+/* Is an epoch too great for the high bits of a generation? */
 static int bl_epoch_impossible(uint64_t epoch)
 {
     return epoch >> (64 - BL_GENERATION_SHIFT) != 0;
@@ -36,7 +36,7 @@ static uint32_t bl_judge_epoch(bl_check *check, const bl_check_line *line)
     return 0;
 }
 
-/* The heartbeat of the half that serves: made before its epoch is published. */
+/* Judge the heartbeat of the half that serves, which was made before its epoch was published. */
 static uint32_t bl_judge_server_heartbeat(bl_check *check, const bl_check_line *line)
 {
     bl_heartbeat_line heartbeat;
@@ -50,7 +50,8 @@ static uint32_t bl_judge_server_heartbeat(bl_check *check, const bl_check_line *
            : BL_FINDING_HEARTBEAT_DAMAGED;
 }
 
-/* What a host has said in an election: it alone begins ballots that are its number mod hosts. */
+/* Judge a host's line in an election: only this host begins ballots that equal its number mod
+ * hosts. */
 static uint32_t bl_judge_candidate(bl_check *check, const bl_check_line *line)
 {
     bl_candidate_line candidate;
@@ -69,7 +70,8 @@ static uint32_t bl_judge_candidate(bl_check *check, const bl_check_line *line)
     return bl_epoch_impossible(candidate.epoch) ? BL_FINDING_CANDIDATE_FUTURE : 0;
 }
 
-/* Both copies of a line that stands twice. They may differ: its writer died between them. */
+/* Check both copies of a line that stands twice. They may differ if the writer died between
+ * them. */
 static void bl_check_register(bl_check *check, uint64_t offset, uint64_t number,
                               bl_check_judge judge)
 {

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * Checking extent marks and entries: each by itself, then against each other. See check/line.h.
+ * Checks extent marks and entries: each by itself, then against each other. See check/line.h.
  *
  * Marks are read first, entries after them; on a live pool an entry may lie in an extent that was
- * opened in between, so what the marks said before is only a shortcut: an entry is homeless when no
- * mark that is read anew has it. Two entries contradict each other when both stand for a while.
- * Of two, the older is the one in error: recovery keeps the newer.
+ * opened in between, so the earlier look at the marks is only a shortcut: an entry is homeless when
+ * no mark that is read anew has it. Two entries contradict each other when both stay for a while.
+ * The older of the two is the one in error: recovery keeps the newer.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -22,7 +22,7 @@ static int bl_generation_future(const bl_check *check, uint64_t generation)
     return generation >> BL_GENERATION_SHIFT > check->epoch.epoch;
 }
 
-/* Line number of count lines is next: the first of a batch brings in all of it. */
+/* Prepare to read line number of count lines: the first of a batch brings in all of it. */
 static void bl_check_batch(const bl_check *check, uint64_t offset, uint64_t number, uint64_t count)
 {
     uint64_t lines = count - number < BL_CHECK_BATCH ? count - number : BL_CHECK_BATCH;
@@ -67,7 +67,7 @@ static bl_check_line bl_check_mark_line(const bl_check *check, uint64_t stripe)
         .number = stripe};
 }
 
-/* A mark that is right by itself overlaps an extent read before: does that one still stand? */
+/* Does an extent that was read before, and that a right mark overlaps, still stand? */
 static void bl_check_overlap(bl_check *check, bl_check_line *line, const bl_extent_view *view)
 {
     for (uint64_t stripe = view->first_stripe; stripe < view->first_stripe + view->stripe_count;
@@ -91,7 +91,7 @@ static void bl_check_overlap(bl_check *check, bl_check_line *line, const bl_exte
     bl_extents_adopt(check->extents, view);
 }
 
-/* More classes than there may be: do that many marks still say so? */
+/* Do the marks still say that there are more classes than there may be? */
 static void bl_check_classes(bl_check *check, uint64_t stripe)
 {
     bl_check_line line = bl_check_mark_line(check, stripe);
@@ -165,7 +165,7 @@ static bl_check_line bl_check_entry_line(const bl_check *check, uint64_t number)
                            .number = number};
 }
 
-/* Does a block of this size start at offset in this extent? One that is retired has none. */
+/* Does a block of this size start at offset in this extent? A retired extent has none. */
 static int bl_extent_contains(const bl_geometry *g, const bl_extent_view *view,
                               const bl_entry *entry)
 {
@@ -210,8 +210,8 @@ static uint32_t bl_judge_home(bl_check *check, const bl_check_line *line)
     return bl_check_contained(check, &entry) ? 0 : BL_FINDING_ENTRY_HOMELESS;
 }
 
-/* An entry in a set by one of its properties: 1 if it is alone there, 0 if it, or an entry found
- * before it, is reported. */
+/* Put an entry into a set by one of its properties: 1 if it is alone there, 0 if it, or an entry
+ * found before it, is reported. */
 static int bl_check_alone(bl_check *check, bl_index *set, const uint64_t property[2],
                           bl_check_line *line, uint32_t kind)
 {
@@ -237,19 +237,20 @@ static int bl_check_alone(bl_check *check, bl_index *set, const uint64_t propert
         if (check->moved)
             return 0;
         if (memcmp(lines[0].word, line->word, BL_LINE_SIZE) != 0)
-            return 0; /* this one went away */
-        bl_index_remove(set, property); /* the other one did, or is in error */
+            return 0; /* this entry went away */
+        bl_index_remove(set, property); /* the other entry went away, or is in error */
     }
     return 1;
 }
 
-/* The longest chunk of a block. */
+/* Return the longest chunk of a block. */
 static uint32_t bl_check_chunk(const bl_entry *entry)
 {
     return entry->chunk_size < entry->length ? entry->chunk_size : entry->length;
 }
 
-/* The bytes of a block: they may be another's by now, and then the entry is. */
+/* Judge the bytes of a block. They may belong to another block by now, and then the entry does,
+ * too. */
 static uint32_t bl_judge_payload(bl_check *check, const bl_check_line *line)
 {
     bl_entry entry;
@@ -259,7 +260,7 @@ static uint32_t bl_judge_payload(bl_check *check, const bl_check_line *line)
     return bl_check_chunk(&entry) <= check->chunk_size ? bl_check_bytes(check, &entry) : 0;
 }
 
-/* Room for a chunk: 0 or -ENOMEM. */
+/* Make room for a chunk: 0 or -ENOMEM. */
 static int bl_check_room(bl_check *check, const bl_entry *entry)
 {
     uint32_t size = bl_check_chunk(entry);
@@ -273,7 +274,7 @@ static int bl_check_room(bl_check *check, const bl_entry *entry)
     return 0;
 }
 
-/* An entry that is right by itself, against all others. */
+/* Check an entry that is right by itself against all others. */
 static int bl_check_entry(bl_check *check, bl_check_line *line)
 {
     bl_entry entry;

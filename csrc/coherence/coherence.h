@@ -4,8 +4,8 @@
  * The verbs: with x86.h, which has the instructions, the one place that names a flush, a
  * non-temporal store, a fence or an atomic.
  *
- * Several hosts map the pool and their caches do not know of each other. A store may stay in its
- * host's cache for ever; a load may be answered from a copy taken long ago. So:
+ * Several hosts map the pool, and their caches are not coherent with each other. A store may stay
+ * in its host's cache forever, and a load may be answered from an old copy. So:
  *
  *   write:  stream the payload, bl_fence_store, stream the line that publishes it, bl_fence_store
  *   read:   refetch and load the published line; if it is news, refetch the payload (its own full
@@ -28,8 +28,8 @@
  *   A4  a prefetch may bring a line in at any time. So a reader refetches after the news, and looks
  *       again after the copy.
  *
- * On a device declared coherent (D2) there is one host: flush and invalidate do nothing, a line is
- * stored plainly, fences stay.
+ * A device of hardware coherence (D2) has one host: flush and invalidate do nothing, a line is
+ * stored plainly, and fences stay.
  *
  * The verbs have two bodies, this file's and the simulator's (coherence/sim.h): the same protocol
  * source is built twice. Every use of a verb, and every bl_verify, is a *site*: the simulator
@@ -62,14 +62,14 @@ static inline uint8_t *bl_address(const bl_memory *memory, uint64_t offset)
     return memory->base[place.device] + place.device_offset;
 }
 
-/* 8 aligned bytes, as this host sees them now. */
+/* Load 8 aligned bytes as this host sees them now. */
 static inline uint64_t bl_load64(const bl_memory *memory, uint64_t offset)
 {
     return __atomic_load_n((const uint64_t *)bl_address(memory, offset), __ATOMIC_RELAXED);
 }
 
-/* Ask for a line that will be loaded soon: many misses at once, while a load waits for its own. The
- * line is as fresh as a load here would find it. */
+/* Ask for a line that will be loaded soon, so that many misses overlap. The line is as fresh as a
+ * load at this point would find it. */
 static inline void bl_prefetch_line(const bl_memory *memory, uint64_t offset)
 {
     _mm_prefetch((const char *)bl_address(memory, offset), _MM_HINT_T0);
@@ -79,7 +79,7 @@ static inline void bl_prefetch_line(const bl_memory *memory, uint64_t offset)
 #define bl_prefetch_range(memory, offset, size)                                                    \
     bl_prefetch_source(bl_address(memory, offset), size)
 
-/* A private copy of a line: looked at once, so that nothing changes under the one who checks it. */
+/* Make a private copy of a line in one pass, so that nothing changes while the caller checks it. */
 static inline void bl_load_line(const bl_memory *memory, uint64_t offset, void *line)
 {
     const __m128i *source = (const __m128i *)bl_address(memory, offset);
@@ -94,7 +94,7 @@ static inline void bl_load_line(const bl_memory *memory, uint64_t offset, void *
     _mm_storeu_si128(target + 3, d);
 }
 
-/* A whole line into the pool, round the cache. line is private memory, of any alignment. */
+/* Write a whole line into the pool past the cache. line is private memory of any alignment. */
 static inline void bl_stream_line(const bl_memory *memory, uint64_t offset, const void *line)
 {
     bl_place place = bl_interleave_place(&memory->map, offset);
@@ -108,7 +108,7 @@ static inline void bl_stream_line(const bl_memory *memory, uint64_t offset, cons
         _mm_store_si128(target + 1, b);
         _mm_store_si128(target + 2, c);
         _mm_store_si128(target + 3, d);
-    } else { /* the four stand together: a write-combining buffer is filled at once */
+    } else { /* the four stores stand together: they fill a write-combining buffer at once */
         bl_nt16(target, a);
         bl_nt16(target + 1, b);
         bl_nt16(target + 2, c);
@@ -117,7 +117,7 @@ static inline void bl_stream_line(const bl_memory *memory, uint64_t offset, cons
     bl_compiler_barrier();
 }
 
-/* Whole lines into the pool, round the cache: offset and size are multiples of a line. */
+/* Write whole lines into the pool past the cache: offset and size are multiples of a line. */
 static inline void bl_stream(const bl_memory *memory, uint64_t offset, const void *source,
                              uint64_t size)
 {
@@ -129,7 +129,7 @@ static inline void bl_stream(const bl_memory *memory, uint64_t offset, const voi
     }
 }
 
-/* Bytes out of the pool into private memory, by cached loads. */
+/* Copy bytes out of the pool into private memory by cached loads. */
 static inline void bl_fetch(const bl_memory *memory, uint64_t offset, void *target, uint64_t size)
 {
     uint8_t *next = target;
@@ -142,7 +142,8 @@ static inline void bl_fetch(const bl_memory *memory, uint64_t offset, void *targ
     bl_compiler_barrier();
 }
 
-/* bl_stream that returns the CRC-32C of the bytes as well; seed is that of those before. */
+/* Do what bl_stream does and return the CRC-32C of the bytes; seed is the CRC of the bytes
+ * before. */
 static inline uint32_t bl_stream_crc(const bl_memory *memory, uint64_t offset, const void *source,
                                      uint64_t size, uint32_t seed)
 {
@@ -155,8 +156,9 @@ static inline uint32_t bl_stream_crc(const bl_memory *memory, uint64_t offset, c
     return seed;
 }
 
-/* bl_fetch as how (coherence/copy.h) says. crc, if it is not NULL: of the bytes before, and then of
- * what has come to lie in target as well: the pool is read once. */
+/* Do what bl_fetch does, in the way that how (coherence/copy.h) says. If crc is not NULL, it holds
+ * the CRC-32C of the bytes before; the bytes that now lie in target are added to it, and the pool
+ * is read once. */
 static inline void bl_fetch_run(const bl_memory *memory, uint64_t offset, void *target,
                                 uint64_t size, uint32_t *crc, enum bl_copy_how how)
 {
@@ -192,14 +194,15 @@ static inline void bl_invalidate(const bl_memory *memory, uint64_t offset, uint6
 /* A check of the protocol: true if condition holds. The simulator can skip it. */
 #define bl_verify(memory, condition) ((void)(memory), (condition))
 
-/* What a reader says of its looks. Nothing here; the simulator judges the reader by it
- * (sim/coherence.c), so that a missing flush or fence is found even where it did no harm. */
+/* These annotations tell the simulator what a reader relies on; in this build they do nothing. The
+ * simulator judges the reader by them (sim/coherence.c), so it finds a missing flush or fence even
+ * where it did no harm. */
 
-/* The line loaded last at offset is believed: it is whole, and its writer's. What that one had
- * fenced before it may now be invalidated, read and used. */
+/* The reader believes the line that it loaded last at offset: the line is whole and comes from its
+ * writer. What that writer had fenced before it may now be invalidated, read and used. */
 #define bl_believe(memory, offset) ((void)(memory), (void)(offset))
 
-/* Bytes read from here are used. */
+/* The reader uses bytes that it read from here. */
 #define bl_rely(memory, offset, size) ((void)(memory), (void)(offset), (void)(size))
 
 /* The same, because the line at look, looked at again after they were read, still says so. */
@@ -210,7 +213,7 @@ static inline void bl_invalidate(const bl_memory *memory, uint64_t offset, uint6
  * of two who each write before they look, one sees the other. */
 #define bl_ordered(memory, look, written) ((void)(memory), (void)(look), (void)(written))
 
-/* Nanoseconds of a clock of this host alone: hosts never compare clocks. */
+/* Return nanoseconds of a clock of this host alone: hosts never compare clocks. */
 static inline uint64_t bl_now_ns(const bl_memory *memory)
 {
     struct timespec now;
@@ -219,14 +222,14 @@ static inline uint64_t bl_now_ns(const bl_memory *memory)
     return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
 }
 
-/* One turn of a short wait. */
+/* Spend one turn of a short wait. */
 static inline void bl_pause(const bl_memory *memory)
 {
     (void)memory;
     _mm_pause();
 }
 
-/* Give the core away for about ns nanoseconds; 0 offers it to whoever is ready. */
+/* Give the core away for about ns nanoseconds; 0 offers it to any thread that is ready. */
 void bl_nap(const bl_memory *memory, uint64_t ns);
 
 #endif /* BL_SIM */
@@ -240,7 +243,7 @@ void bl_nap(const bl_memory *memory, uint64_t ns);
         bl_fence_store(memory);                                                                    \
     } while (0)
 
-/* Drop what this host may hold of a range, after all earlier loads and before all later ones. */
+/* Drop this host's copies of a range, after all earlier loads and before all later ones. */
 #define bl_refetch(memory, offset, size)                                                           \
     do {                                                                                           \
         bl_fence_full(memory);                                                                     \

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * Which streaming copy: the widest that the CPU has and bl_cpu_limit has left.
+ * Selects the streaming copy: the widest one that the CPU has and bl_cpu_limit has left.
  *
- * The line-to-line move comes after the vector paths: it is weakly ordered like them and its one
- * gift, a line that cannot be torn, is nothing that the protocol counts on, while its load and
- * store cannot be scheduled apart. It is for a CPU without AVX2, and for who forces it.
+ * The line-to-line move comes after the vector paths. It is weakly ordered like them, its load and
+ * store cannot be scheduled apart, and the protocol does not rely on its one advantage, a line that
+ * cannot be torn. A CPU without AVX2 uses it, and a caller may force it.
  */
 #include "coherence/copy.h"
 #include "api/coherence.h"
@@ -16,7 +16,7 @@
 #include "coherence/crc32c_wide.h"
 #include "coherence/x86.h"
 
-/* Summed and copied at once where both cannot be done with one load: stays in the first cache. */
+/* A piece is copied and then summed where one load cannot do both: it stays in the first cache. */
 enum { BL_COPY_PIECE_SIZE = 4 << 10 };
 
 void bl_copy_stream(void *target, const void *source, size_t size)
@@ -71,8 +71,8 @@ static void bl_copy_near(void *target, const void *source, size_t size, uint32_t
         memcpy(target, source, size);
 }
 
-/* A sum that is not taken of the very loads that are stored must be taken of the copy, and then the
- * copy is better off cached. */
+/* A sum that does not come from the very loads that are stored must be taken of the copy, so the
+ * copy had better be cached. */
 void bl_copy_out(void *target, const void *source, size_t size, uint32_t *crc,
                  enum bl_copy_how how)
 {

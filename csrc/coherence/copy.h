@@ -9,30 +9,31 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* Whole lines by non-temporal stores. target is line-aligned, size a multiple of a line, source
- * of any alignment. No fence: the caller's next bl_fence_store covers it. */
+/* Copy whole lines by non-temporal stores. target is line-aligned, size is a multiple of a line,
+ * source has any alignment. There is no fence: the caller's next bl_fence_store covers it. */
 void bl_copy_stream(void *target, const void *source, size_t size);
 
-/* The same, and the CRC-32C of the bytes; seed is 0 or the result for those before. */
+/* Do the same and return the CRC-32C of the bytes; seed is 0 or the result for the bytes before. */
 uint32_t bl_copy_stream_crc(uint32_t seed, void *target, const void *source, size_t size);
 
-/* A plain copy of any size and alignment, and the CRC-32C of what has come to lie in target,
- * whatever becomes of source meanwhile. */
+/* Copy bytes of any size and alignment and return the CRC-32C of what now lies in target, even if
+ * source changes meanwhile. */
 uint32_t bl_copy_crc(uint32_t seed, void *target, const void *source, size_t size);
 
-/* How bytes come to lie in private memory. */
+/* The way in which bytes are copied into private memory. */
 enum bl_copy_how {
-    BL_COPY_CACHED,             /* for who reads them next */
-    BL_COPY_PAST                /* round the cache, which they would fill and which is not asked for
-                                 * lines that are written over; bl_copy_settle() ends it */
+    BL_COPY_CACHED,             /* into the cache, for a reader that comes next */
+    BL_COPY_PAST                /* past the cache, which the bytes would fill and which need not
+                                 * fetch lines that are overwritten; bl_copy_settle() ends it */
 };
 
-/* Out of the pool, of any size and alignment. crc, if it is not NULL: of the bytes before, then of
- * what has come to lie in target too, whatever becomes of source meanwhile. */
+/* Copy bytes of any size and alignment out of the pool. If crc is not NULL, it holds the CRC-32C of
+ * the bytes before; the bytes that now lie in target are added, even if source changes
+ * meanwhile. */
 void bl_copy_out(void *target, const void *source, size_t size, uint32_t *crc,
                  enum bl_copy_how how);
 
-/* Other threads of this process see what was copied past the cache. */
+/* Make what was copied past the cache visible to other threads of this process. */
 void bl_copy_settle(void);
 
 #endif

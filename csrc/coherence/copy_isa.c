@@ -2,13 +2,13 @@
  * Copyright The Beluga Authors
  *
  * Streaming copies of whole lines, one loop for each instruction set; copy.c selects. The stores of
- * a line stand together, so that its write-combining buffer is full before another one is begun.
+ * a line stand together, so that its write-combining buffer is full before the next one is started.
  */
 #include "coherence/copy_isa.h"
 
 #include "coherence/x86.h"
 
-/* By 16 bytes: what every x86-64 has. */
+/* Copies 16 bytes at a time, which every x86-64 CPU can do. */
 void bl_copy_sse2(uint8_t *target, const uint8_t *source, size_t size)
 {
     for (const uint8_t *end = source + size; source < end;
@@ -23,7 +23,7 @@ void bl_copy_sse2(uint8_t *target, const uint8_t *source, size_t size)
     }
 }
 
-/* By 32 bytes. */
+/* Copies 32 bytes at a time. */
 __attribute__((target("avx2"))) void bl_copy_avx2(uint8_t *target, const uint8_t *source,
                                                   size_t size)
 {
@@ -36,7 +36,7 @@ __attribute__((target("avx2"))) void bl_copy_avx2(uint8_t *target, const uint8_t
     }
 }
 
-/* By whole lines: one load, one store each. */
+/* Copies whole lines: one load and one store for each. */
 __attribute__((target("avx512f"))) void bl_copy_avx512(uint8_t *target, const uint8_t *source,
                                                        size_t size)
 {
@@ -45,7 +45,7 @@ __attribute__((target("avx512f"))) void bl_copy_avx512(uint8_t *target, const ui
         bl_nt64(target, _mm512_loadu_si512(source));
 }
 
-/* By the instruction that moves a whole line from memory to memory. */
+/* Copies with the instruction that moves a whole line from memory to memory. */
 void bl_copy_movdir64b(uint8_t *target, const uint8_t *source, size_t size)
 {
     for (const uint8_t *end = source + size; source < end;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * Streaming copies of whole lines, for each instruction set. target is line-aligned, source is of
- * any alignment, size is a multiple of a line. The caller has asked whether the CPU has the
+ * Streaming copies of whole lines, one for each instruction set. target is line-aligned, source has
+ * any alignment, and size is a multiple of a line. The caller has checked that the CPU has the
  * instructions.
  */
 #ifndef BL_COPY_ISA_H

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * What this CPU can do: asked once, when the library is loaded, because under a hypervisor the
- * question is a trap. A path may be taken away (tests, BELUGA_ISA), never added.
+ * The features of this CPU. They are read once, when the library is loaded, because the instruction
+ * traps under a hypervisor. A feature may be taken away (tests, BELUGA_ISA) but never added.
  */
 #include <cpuid.h>
 
@@ -14,7 +14,7 @@ static struct {
     uint32_t allowed;
 } bl_cpu = {0, ~0u};
 
-/* The state that the operating system saves for each thread: XCR0. */
+/* Return XCR0: the state that the operating system saves for each thread. */
 __attribute__((target("xsave"))) static uint64_t bl_cpu_saved_state(void)
 {
     return __builtin_ia32_xgetbv(0);

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * Crash points: see coherence/crash_point.h. The kernel carries the sentence out before the call
- * returns, so nothing of this process happens after its point: a kill ends every thread, a stop
- * halts them all.
+ * Crash points: see coherence/crash_point.h. The kernel delivers the signal before the call
+ * returns, so this process does nothing after the point: a kill ends every thread, and a stop halts
+ * them all.
  */
 #include "coherence/crash_point.h"
 
@@ -30,7 +30,7 @@ extern bl_crash_place __stop_bl_crash_places[] __attribute__((visibility("hidden
 
 const bl_crash_place *bl_crash_armed;
 
-/* How the armed point goes off; under the lock, for a process has several threads. */
+/* What the armed point does; the lock is needed because a process has several threads. */
 static struct {
     pthread_mutex_t lock;
     uint32_t passages_left;
@@ -56,13 +56,13 @@ int bl_crash_arm(const char *name, uint32_t passage, int stop, uint32_t words)
     return 0;
 }
 
-/* Is this the passage? *words: those of the line that get out. */
+/* Is this the passage that was armed? *words: the words of the line that are written. */
 static int bl_crash_strikes(const bl_crash_place *place, uint32_t *words)
 {
     pthread_mutex_lock(&bl_crash.lock);
     int strikes = place == bl_crash_armed && --bl_crash.passages_left == 0;
     if (strikes)
-        bl_crash_armed = NULL; /* once: a process that was stopped goes on */
+        bl_crash_armed = NULL; /* only once: a process that was stopped goes on */
     *words = bl_crash.words;
     pthread_mutex_unlock(&bl_crash.lock);
     return strikes;
@@ -72,7 +72,7 @@ void bl_crash_pass(const bl_crash_place *place)
 {
     uint32_t words;
     if (bl_crash_strikes(place, &words))
-        raise(bl_crash.signal); /* to this thread: not one instruction more */
+        raise(bl_crash.signal); /* to this thread: it executes not one instruction more */
 }
 
 void bl_crash_pass_line(const bl_crash_place *place, const bl_memory *memory, uint64_t offset,
@@ -83,7 +83,7 @@ void bl_crash_pass_line(const bl_crash_place *place, const bl_memory *memory, ui
         return;
     if (words > 0) {
         uint64_t torn[8], whole[8];
-        bl_refetch(memory, offset, BL_LINE_SIZE); /* what memory has, not what was here once */
+        bl_refetch(memory, offset, BL_LINE_SIZE); /* read what memory has, not an old copy */
         bl_load_line(memory, offset, torn);
         memcpy(whole, line, sizeof whole);
         for (uint32_t i = 0; i < 8; i++)

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * Named places where a test ends or stops this very process, to see what others make of it.
+ * Named places where a test kills or stops this process, to see what the other processes make of
+ * it.
  *
  *   bl_crash_point("what.step");
  *   bl_crash_line("what.line", memory, offset, line);
@@ -12,7 +13,8 @@
  * the simulator, where a process can die at any verb, there are none.
  *
  * The second kind stands before a line is published, and the process may also end in the middle of
- * it: some words of the line are out, the others are not. Their names, and no others, end in line.
+ * that: some words of the line are in memory, the others are not. Only names of this kind end in
+ * "line".
  */
 #ifndef BL_CRASH_POINT_H
 #define BL_CRASH_POINT_H
@@ -32,13 +34,14 @@ typedef struct bl_crash_place {
 
 #else
 
-/* The place that is armed, or NULL. Set before other threads start, or by the one that passes. */
+/* The place that is armed, or NULL. It is set before other threads start, or by the thread that
+ * passes the place. */
 extern const bl_crash_place *bl_crash_armed;
 
-/* Another passage of a place while one is armed. */
+/* Note that a thread passes a place while one is armed. */
 void bl_crash_pass(const bl_crash_place *place);
 
-/* The same before the line is streamed to the offset. */
+/* Do the same before the line is streamed to the offset. */
 void bl_crash_pass_line(const bl_crash_place *place, const bl_memory *memory, uint64_t offset,
                         const void *line);
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * CRC-32C (Castagnoli, reflected): of blocks and of long messages. Four paths, one value; the
- * fastest is in coherence/crc32c_wide.c.
+ * CRC-32C (Castagnoli, reflected) of blocks and of long messages. Four paths compute the same
+ * value; the fastest is in coherence/crc32c_wide.c.
  *
  * The crc32 instruction takes 8 bytes a cycle but answers after three, so three lanes side by side
  * keep it busy. To join them: the CRC of a lane, moved over the n bytes that follow it, is its
@@ -72,7 +72,8 @@ bl_crc_product(uint64_t crc, uint32_t power)
     return (uint64_t)_mm_cvtsi128_si64(product);
 }
 
-/* Three lanes of lane_size bytes each. far and near: x^(8n-33) for n of two lanes and of one. */
+/* Process three lanes of lane_size bytes each. far and near are x^(8n-33) for n of two lanes and of
+ * one. */
 __attribute__((target("sse4.2,pclmul"), always_inline)) static inline uint32_t
 bl_crc_three(uint32_t crc, const uint8_t *bytes, size_t lane_size, uint32_t far, uint32_t near)
 {

@@ -49,11 +49,12 @@ BL_CRC_WIDE static uint32_t bl_crc_reduce(__m512i sum)
     return (uint32_t)_mm_crc32_u64(crc, (uint64_t)_mm_extract_epi64(lane, 1));
 }
 
-/* A copy comes from far: lines are asked for this early, over the end of a chunk too, where the sum
- * is reduced and nothing else is loaded for a while. Measured; half and double are slower. */
+/* A copy reads from far memory: lines are asked for this many bytes early, also past the end of a
+ * chunk, where the sum is reduced and nothing else is loaded for a while. This value was measured;
+ * half and double of it are slower. */
 enum { BL_CRC_AHEAD = 4096 };
 
-/* What to do with the bytes besides: each is loaded once, so what is stored is what was summed. */
+/* What else happens to the bytes. Each is loaded once, so the bytes stored are the bytes summed. */
 enum bl_crc_move { BL_CRC_STAY, BL_CRC_COPY, BL_CRC_STREAM };
 
 BL_CRC_WIDE __attribute__((always_inline)) static inline __m512i
@@ -69,7 +70,7 @@ bl_crc_take(uint8_t *target, const uint8_t *source, size_t at, enum bl_crc_move 
     return line;
 }
 
-/* Of size bytes: a multiple of 64, and 256 at least. */
+/* Returns the CRC of size bytes: a multiple of 64, and at least 256. */
 BL_CRC_WIDE __attribute__((always_inline)) static inline uint32_t
 bl_crc_wide(uint32_t crc, uint8_t *target, const uint8_t *source, size_t size,
             enum bl_crc_move move)

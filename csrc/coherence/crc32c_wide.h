@@ -9,10 +9,10 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* Has this CPU what it takes, and is it worth while for so many bytes? */
+/* Does this CPU have what it takes, and is it worthwhile for so many bytes? */
 int bl_crc_is_wide(size_t size);
-/* Without the inversions of a CRC at its begin and end. size: a multiple of 64, and 256 at least.
- * */
+/* These return the CRC without the inversions at its begin and end. size is a multiple of 64, and
+ * at least 256. */
 uint32_t bl_crc_wide_stay(uint32_t crc, const uint8_t *source, size_t size);
 uint32_t bl_crc_wide_copy(uint32_t crc, uint8_t *target, const uint8_t *source, size_t size);
 uint32_t bl_crc_wide_stream(uint32_t crc, uint8_t *target, const uint8_t *source, size_t size);

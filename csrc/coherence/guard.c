@@ -6,15 +6,16 @@
  * do. SA_NODEFER: the signal is not blocked in it, so that the jump need not restore a mask.
  *
  * Others install handlers, too: faulthandler.enable() replaces this one, and puts it back when a
- * fault comes. A thread looks who is installed when it enters a region, if its last look is more
- * than BL_BUS_LOOK_CYCLES ago (a system call each time would cost more than a short call), and
- * installs this handler over the stranger's. A fault that comes before that look is reported by
+ * fault comes. A thread that enters a region looks which handler is installed, if its last look is
+ * more than BL_BUS_LOOK_CYCLES ago (a system call each time would cost more than a short call), and
+ * installs this handler over a foreign one. A fault that comes before that look is reported by
  * faulthandler, which then puts this handler back and raises the signal: the handler returns, the
  * access faults again, and the region ends as always.
  *
- * Example of a fault that is not of a region: this handler is over faulthandler's, which is over
+ * Example of a fault outside of every region: this handler is over faulthandler's, which is over
  * this one, which is over the default. faulthandler is called, reports, puts this handler back and
- * raises; the nested call passes on to what was there before: the default, which ends the process.
+ * raises; the nested call passes the signal on to what was there before: the default, which ends
+ * the process.
  */
 #include "coherence/guard.h"
 #include "api/error.h"
@@ -58,7 +59,8 @@ typedef struct bl_region {
     int raised;                 /* a raised signal was taken for a fault that will come again */
 } bl_region;
 
-/* What the handler was installed over, each time. Never freed: a handler may be reading it. */
+/* The handler that was replaced at one installation. A layer is never freed, since a handler may be
+ * reading it. */
 typedef struct bl_bus_layer {
     struct sigaction before;
     const struct bl_bus_layer *older;
@@ -70,7 +72,7 @@ static __thread uint64_t bl_bus_looked; /* time stamp of this thread's last look
 static __thread uint32_t bl_bus_depth;  /* layers that the fault at hand was passed on to */
 static uint64_t bl_bus_top;             /* const bl_bus_layer *: the newest */
 
-/* The device that is mapped at address, and where in it; device_count: none. */
+/* Return the device that is mapped at address, and the offset in it; device_count means none. */
 static bl_place bl_bus_place(const bl_memory *memory, const void *address)
 {
     uint64_t size = (memory->map.device_stripes + 1) * BL_STRIPE_SIZE;
@@ -100,8 +102,8 @@ const void *bl_guard_address(void) { return bl_bus_address; }
 
 void bl_guard_adopt(const void *address) { bl_bus_address = address; }
 
-/* A signal that is no fault of a region goes to whoever was there before; if that one raises it
- * again, to whoever was there before him. */
+/* Pass a signal that is no fault of a region to the handler that was installed before; if that
+ * handler raises it again, to the one installed before that. */
 static void bl_bus_pass_on(int number, siginfo_t *info, void *context)
 {
     const bl_bus_layer *layer = (const bl_bus_layer *)(uintptr_t)bl_host_load(&bl_bus_top);
@@ -125,7 +127,7 @@ static void bl_bus_pass_on(int number, siginfo_t *info, void *context)
 static void bl_bus_handle(int number, siginfo_t *info, void *context)
 {
     bl_region *here = bl_region_here;
-    if (info->si_code > 0) { /* the kernel's word, with an address */
+    if (info->si_code > 0) { /* the kernel sent it, with an address */
         for (bl_region *region = here; region != NULL; region = region->outer)
             if (bl_region_has(region, info->si_addr)) {
                 bl_region_here = region->outer;
@@ -140,8 +142,8 @@ static void bl_bus_handle(int number, siginfo_t *info, void *context)
     bl_bus_pass_on(number, info, context);
 }
 
-/* No lock: a fork in the middle would leave it locked in the child. Two threads that do this at
- * once record the same handler twice, which does no harm. */
+/* There is no lock: a fork in the middle would leave it locked in the child. Two threads that do
+ * this at once record the same handler twice, which does no harm. */
 static void bl_bus_install(void)
 {
     struct sigaction action = {.sa_sigaction = bl_bus_handle,
@@ -152,7 +154,7 @@ static void bl_bus_install(void)
         return;
     bl_bus_layer *layer = malloc(sizeof *layer);
     if (layer == NULL)
-        return; /* the next look tries it again */
+        return; /* the next look tries again */
     layer->before = now;
     layer->older = (const bl_bus_layer *)(uintptr_t)bl_host_load(&bl_bus_top);
     bl_host_store(&bl_bus_top, (uint64_t)(uintptr_t)layer);
@@ -173,7 +175,7 @@ int bl_guarded(const bl_memory *memory, bl_guarded_run run, void *context)
 {
     bl_region region = {.memory = memory, .outer = bl_region_here};
     if (region.outer == NULL) {
-        bl_bus_depth = 0; /* a stranger's handler may have jumped out of the last fault */
+        bl_bus_depth = 0; /* a foreign handler may have jumped out of the last fault */
         bl_guard_look();
     }
     if (sigsetjmp(region.out, 0) != 0)

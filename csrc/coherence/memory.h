@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * Where the bytes of a pool lie in this process: what the verbs need to reach an offset.
- * Filled once when a pool is opened, then only read. Each device is mapped once, whole.
+ * Where the bytes of a pool lie in this process: what the verbs need to reach an offset. The struct
+ * is filled once when a pool is opened, and then only read. Each device is mapped once, as a whole.
  */
 #ifndef BL_MEMORY_H
 #define BL_MEMORY_H
@@ -13,11 +13,11 @@ struct bl_sim_world;
 
 typedef struct bl_memory {
     bl_interleave map;
-    uint64_t size;                          /* of the linear range; every verb's offset is below */
-    uint8_t *base[BL_DEVICE_COUNT_MAX];     /* in the simulator, nobody may touch what is there */
+    uint64_t size;                          /* of the linear range: offsets are below */
+    uint8_t *base[BL_DEVICE_COUNT_MAX];     /* in the simulator, nobody may touch it */
     uint8_t coherent[BL_DEVICE_COUNT_MAX];  /* 1: flush and invalidate do nothing (D2) */
     uint32_t has_clflushopt;
-    uint32_t host;                          /* whose cache the simulator looks in */
+    uint32_t host;                          /* the host whose cache the simulator uses */
     struct bl_sim_world *world;             /* simulator only */
 } bl_memory;
 

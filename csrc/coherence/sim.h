@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * The verbs, simulator body: private caches that know nothing of each other (sim/cache.c), hosts
- * that may be switched at any verb (sim/turns.c). Included by coherence/coherence.h only.
+ * The simulator's body of the verbs: private caches that are not coherent with each other
+ * (sim/cache.c), and hosts that may be switched at any verb (sim/turns.c). Only
+ * coherence/coherence.h includes this file.
  */
 #ifndef BL_COHERENCE_SIM_H
 #define BL_COHERENCE_SIM_H
@@ -56,7 +57,7 @@ void bl_sim_ordered(const bl_memory *memory, uint64_t look, uint64_t written, co
 void bl_sim_pause(const bl_memory *memory);
 void bl_sim_nap(const bl_memory *memory, uint64_t ns);
 
-/* A store into this host's cache, for which there is no verb: what a careless program does. */
+/* Store into this host's cache, as a careless program does; there is no verb for it. */
 void bl_sim_store_here(const bl_memory *memory, uint64_t offset, const void *source,
                        uint32_t size, const bl_site *site);
 #define bl_sim_store_cached(memory, offset, source, size) \

@@ -2,8 +2,8 @@
  * Copyright The Beluga Authors
  *
  * Waiting for a line to change: spin while an answer is likely, then offer the core to others, then
- * nap. Every wait has a deadline (D12); who sleeps past it, since the machine is busy, looks once
- * more: what came meanwhile came in time.
+ * nap. Every wait has a deadline (D12). A thread that sleeps past it because the machine is busy
+ * looks once more: an answer that came meanwhile came in time.
  */
 #ifndef BL_WAIT_H
 #define BL_WAIT_H
@@ -37,13 +37,13 @@ static inline uint64_t bl_wait_left_ns(const bl_memory *memory, const bl_wait *w
     return now < wait->deadline_ns ? wait->deadline_ns - now : 0;
 }
 
-/* One turn of waiting: 1, or 0 when the deadline has passed and was followed by a look. */
+/* Take one turn of waiting: 1, or 0 when the deadline has passed and a look has followed it. */
 static inline int bl_wait_turn(const bl_memory *memory, bl_wait *wait)
 {
     if (wait->over)
         return 0;
     if (wait->waited_ns < BL_WAIT_SPIN_NS) {
-        if (wait->waited_ns > 0) /* not at once: an answer from near takes no longer than a pause */
+        if (wait->waited_ns > 0) /* not at once: a near answer takes no longer than a pause */
             bl_pause(memory);
         if (++wait->turns % BL_WAIT_TURNS)
             return 1;

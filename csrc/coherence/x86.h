@@ -3,8 +3,8 @@
  *
  * The instructions that take an address: flushes, non-temporal stores, fences, and atomics of
  * private words. The verbs (coherence.h) and the streaming copies (copy_isa.c, crc32c.c) are built
- * of them; the protocol calls verbs only. coherence.h says what each instruction does, and what it
- * does not.
+ * from them; the protocol calls verbs only. coherence.h says what each instruction does, and what
+ * it does not.
  */
 #ifndef BL_X86_H
 #define BL_X86_H
@@ -20,8 +20,8 @@ static inline void bl_store_fence_now(void) { __asm__ volatile("sfence" ::: "mem
 static inline void bl_full_fence_now(void) { __asm__ volatile("mfence" ::: "memory"); }
 static inline void bl_compiler_barrier(void) { __asm__ volatile("" ::: "memory"); }
 
-/* Ask for private memory that is needed soon. A function that does nothing else is a function
- * without effect to the compiler, which then drops its calls: hence the barrier. */
+/* Ask for private memory that is needed soon. To the compiler, a function that only prefetches has
+ * no effect, and its calls would be dropped: hence the barrier. */
 static inline void bl_prefetch(const void *address)
 {
     __builtin_prefetch(address);
@@ -42,15 +42,15 @@ __attribute__((target("avx512f"), always_inline)) static inline void bl_nt64(voi
     _mm512_stream_si512(target, value);
 }
 
-/* One aligned line, without a tear: both addresses are of lines. */
+/* Move one aligned line without tearing: both addresses are those of lines. */
 static inline void bl_movdir64b(void *target, const void *source)
 {
     __asm__ volatile(".byte 0x66, 0x0f, 0x38, 0xf8, 0x02" /* movdir64b (%rdx), %rax */
                      : : "a"(target), "d"(source) : "memory");
 }
 
-/* A descriptor of one line into a device's portal. A dedicated queue says nothing; a shared one
- * answers 1: taken, or 0: full. */
+/* Move a descriptor of one line into a device's portal. A dedicated queue answers nothing; a shared
+ * one answers 1 (taken) or 0 (full). */
 static inline void bl_portal_move(void *portal, const void *descriptor)
 {
     bl_movdir64b(portal, descriptor);
@@ -64,7 +64,8 @@ static inline int bl_portal_enqueue(void *portal, const void *descriptor)
     return !full;
 }
 
-/* Sleep lightly until the line of word is written, while it is value; cycles at most. */
+/* Sleep lightly until the line of word is written, as long as word has this value; at most
+ * cycles. */
 static inline void bl_monitor(const uint64_t *word, uint64_t value, uint32_t cycles)
 {
     __asm__ volatile(".byte 0xf3, 0x0f, 0xae, 0xf0" : : "a"(word) : "memory"); /* umonitor %%rax */
@@ -91,7 +92,8 @@ static inline void bl_clwb(const void *line)
     __asm__ volatile("clwb %0" : "+m"(*(volatile char *)(uintptr_t)line));
 }
 
-/* Write back and drop every line that has a byte of [address, address + size). No fence. */
+/* Write back and drop every line that has a byte of [address, address + size). There is no
+ * fence. */
 static inline void bl_flush_lines(const void *address, size_t size, uint32_t has_clflushopt)
 {
     const char *line = (const char *)((uintptr_t)address & ~(uintptr_t)(BL_LINE_SIZE - 1));
@@ -104,7 +106,8 @@ static inline void bl_flush_lines(const void *address, size_t size, uint32_t has
             bl_clflush(line);
 }
 
-/* Write every such line back; it may stay cached, or is dropped without clwb. No fence. */
+/* Write every such line back; it may stay cached, and without clwb it is dropped. There is no
+ * fence. */
 static inline void bl_write_back_lines(const void *address, size_t size, uint32_t features)
 {
     const char *line = (const char *)((uintptr_t)address & ~(uintptr_t)(BL_LINE_SIZE - 1));
@@ -116,7 +119,8 @@ static inline void bl_write_back_lines(const void *address, size_t size, uint32_
             bl_clwb(line);
 }
 
-/* Private words that threads of one process share: a stop flag, a counter another thread reads. */
+/* Access private words that threads of one process share: a stop flag, or a counter that another
+ * thread reads. */
 static inline uint64_t bl_shared_load(const uint64_t *word)
 {
     return __atomic_load_n(word, __ATOMIC_ACQUIRE);
@@ -127,14 +131,14 @@ static inline void bl_shared_store(uint64_t *word, uint64_t value)
     __atomic_store_n(word, value, __ATOMIC_RELEASE);
 }
 
-/* The word before amount was added. */
+/* Add amount and return the value before. */
 static inline uint64_t bl_shared_add(uint64_t *word, uint64_t amount)
 {
     return __atomic_fetch_add(word, amount, __ATOMIC_RELAXED);
 }
 
-/* Ask for private memory that a streaming copy will take, into the cache that feeds the first one:
- * the buffers of the first are busy with what goes out. */
+/* Prefetch private memory that a streaming copy will read, into the second-level cache: the buffers
+ * of the first level are busy with what goes out. */
 static inline void bl_prefetch_source(const void *address, size_t size)
 {
     for (size_t at = 0; at < size; at += BL_LINE_SIZE)
@@ -142,7 +146,8 @@ static inline void bl_prefetch_source(const void *address, size_t size)
     bl_compiler_barrier();
 }
 
-/* Ask for the lines at both ends of a run that is written next: streams would wait for those. */
+/* Prefetch the lines at both ends of a run that is written next: the streaming stores would wait
+ * for them. */
 static inline void bl_prefetch_edges(const void *address, size_t size)
 {
     uintptr_t start = (uintptr_t)address, end = start + size;

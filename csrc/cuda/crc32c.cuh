@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * CRC-32C by the lanes of a group. Checksums are linear: a lane sums its own words, each moved over
- * the words of the other lanes that follow it (a table), then moves its sum over what is left of
- * the tile and of the chunk (a product mod P), and all of it is xored together.
+ * Computes CRC-32C with the lanes of a group. Checksums are linear: a lane sums its own words, each
+ * moved over the words of the other lanes that follow it (a table), then moves its sum over what is
+ * left of the tile and of the chunk (a product mod P), and all of it is xored together.
  *
  * Tables, in this order (engines/cuda/crc.py makes them): BL_SLICES x 256, byte b then k
  * zeros; 4 x 256, byte k of a sum moved over one word of each lane; 32 powers x^(8*16*n);
@@ -29,7 +29,7 @@ BL_DEVICE uint32_t bl_crc_multiply(uint32_t a, uint32_t b)
     return product;
 }
 
-/* x^(8 * count) mod P. */
+/* Return x^(8 * count) mod P. */
 BL_DEVICE uint32_t bl_crc_power(const uint32_t *tables, uint32_t count)
 {
     uint32_t power = 0x80000000u;
@@ -39,7 +39,7 @@ BL_DEVICE uint32_t bl_crc_power(const uint32_t *tables, uint32_t count)
     return power;
 }
 
-/* The sum of a word alone. */
+/* Return the sum of one word. */
 template <int WIDTH> BL_DEVICE uint32_t bl_crc_word(const uint32_t *tables, bl_word<WIDTH> word)
 {
     uint32_t crc = 0;
@@ -51,13 +51,13 @@ template <int WIDTH> BL_DEVICE uint32_t bl_crc_word(const uint32_t *tables, bl_w
     return crc;
 }
 
-/* x^(8 * the bytes of a word of each lane), where no table has that product. */
+/* Return x^(8 * the bytes of a word of each lane), where no table has that product. */
 template <int LANES, int WIDTH> BL_DEVICE uint32_t bl_crc_stride(const uint32_t *tables)
 {
     return WIDTH == 16 ? 0 : bl_crc_power(tables, LANES * WIDTH);
 }
 
-/* A sum moved over the words of the other lanes. */
+/* Move a sum over the words of the other lanes. */
 template <int WIDTH>
 BL_DEVICE uint32_t bl_crc_advance(const uint32_t *tables, uint32_t crc, uint32_t stride)
 {

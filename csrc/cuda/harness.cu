@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * The kernels in a process of their own, built with sanitizers: tests ask it over pipes for memory
- * that is exactly as long as they say, fill it, run a kernel by name, and look at what it touched.
- * Requests: a letter and three 64-bit numbers, then bytes.
+ * Runs the kernels in a separate process, built with sanitizers. Tests ask it over pipes for memory
+ * of an exact length, fill it, run a kernel by name, and look at what it touched. Requests: a
+ * letter and three 64-bit numbers, then bytes.
  *
  *   A size ragged    allocate, ragged bytes past an aligned address: its address
  *   W address size   bytes follow

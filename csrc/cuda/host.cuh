@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * The kernels' accesses on a CPU: the same functions as in ptx.cuh, which write down what they
- * touch if asked to, and refuse what a GPU would refuse. Threads are run one after the other; a
- * kernel has no step at which they would have to meet, but for its tables.
+ * The kernels' accesses on a CPU: the same functions as in ptx.cuh, which record what they touch if
+ * asked to, and refuse what a GPU would refuse. Threads run one after the other; a kernel has no
+ * step at which they would have to synchronize, except for its tables.
  */
 #ifndef BL_CUDA_HOST_CUH
 #define BL_CUDA_HOST_CUH
@@ -16,7 +16,8 @@
 
 #define BL_DEVICE static inline
 
-/* One access. The n-th of each lane for one tile, of one kind, are a step of the group. */
+/* One access. The n-th access of each lane, for one tile and of one kind, form one step of the
+ * group. */
 typedef struct bl_access {
     uint64_t address;
     uint32_t thread;            /* of the grid */
@@ -69,7 +70,7 @@ template <bool TO_POOL, int WIDTH> BL_DEVICE void bl_store(uint64_t address, bl_
     memcpy((void *)address, word.part, WIDTH);
 }
 
-/* Lane by lane: nobody has to be put together first. */
+/* Lanes run one by one: no sum has to be combined first. */
 template <int LANES>
 BL_DEVICE uint32_t bl_sum_add(bl_sum *sum, uint32_t value, uint32_t power, bool lead,
                               uint32_t (*multiply)(uint32_t, uint32_t))

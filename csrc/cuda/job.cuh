@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * What one launch is told, and where an offset of the pool lies for a GPU. Pure arithmetic: the
- * kernels, their host build and beluga/transfer/engines/cuda/tables.py compute the same.
+ * The arguments of one launch, and the GPU address of an offset of the pool. The kernels, their
+ * host build and beluga/transfer/engines/cuda/tables.py compute the same arithmetic.
  *
  * A plan's pieces are cut into equal tiles; a group of lanes (a warp, or half of one) copies a tile
  * at a time. The pool is registered with the driver in windows, a power of two of stripes of one
@@ -26,13 +26,13 @@
 enum bl_plant {
     BL_PLANT_TILE = 1,          /* off by one tile */
     BL_PLANT_STRIDE,            /* wrong stride over the devices */
-    BL_PLANT_SWAP,              /* K and V, which are neighbours, swapped */
+    BL_PLANT_SWAP,              /* K and V, which are neighbors, swapped */
     BL_PLANT_TAIL,              /* the bytes after the last whole word are missing */
     BL_PLANT_CHUNK,             /* the checksum of another chunk */
     BL_PLANT_TWICE,             /* a word is written twice */
-    BL_PLANT_STRIDED,           /* right bytes, but neighbours in a warp do not touch neighbours */
+    BL_PLANT_STRIDED,           /* right bytes, but neighbors in a warp do not touch neighbors */
     BL_PLANT_PAD,               /* the last line is not filled up */
-    BL_PLANT_AGAIN              /* bytes that two rows want are read once more for the second */
+    BL_PLANT_AGAIN              /* bytes that two rows want are read again for the second one */
 };
 
 enum bl_cuda_constant {
@@ -59,16 +59,16 @@ typedef struct bl_tile {
                                  * scatter: pieces after its own that take the same bytes */
 } bl_tile;
 
-/* A chunk's checksum in the making. */
+/* A chunk's checksum while it is computed. */
 typedef struct bl_sum {
-    uint32_t crc;               /* begins as what a chunk of that many zeros has */
-    uint32_t left;              /* lanes of tiles that are not in it yet */
-    uint32_t expected;          /* of a read */
+    uint32_t crc;               /* begins as the checksum of that many zeros */
+    uint32_t left;              /* lanes of tiles that have not added theirs yet */
+    uint32_t expected;          /* the checksum that a read expects */
     uint32_t reserved;
 } bl_sum;
 
 typedef struct bl_verdict {
-    uint32_t bad_count;         /* chunks whose checksum is another */
+    uint32_t bad_count;         /* chunks whose checksum differs */
     uint32_t first_bad;         /* the lowest of them, counted from the launch's first */
     uint32_t reserved[2];
 } bl_verdict;
@@ -76,9 +76,9 @@ typedef struct bl_verdict {
 typedef struct bl_windows {
     const uint64_t *bases;      /* GPU addresses: window_count of each device, from first_window */
     uint64_t device_count;
-    uint64_t device_stripes;    /* of the linear range, on each device */
+    uint64_t device_stripes;    /* stripes of the linear range on each device */
     uint64_t interleaved;
-    uint64_t skipped_stripes;   /* of a device, before its share of the linear range */
+    uint64_t skipped_stripes;   /* stripes of a device before its share of the linear range */
     uint64_t window_shift;      /* log2 of a window's stripes */
     uint64_t first_window;
     uint64_t window_count;
@@ -94,7 +94,7 @@ typedef struct bl_job {
     const uint32_t *tables;     /* for checksums: BL_TABLE_WORDS, of this group size */
     uint64_t tile_count;
     uint64_t tile_size;         /* bytes, a multiple of 16 */
-    uint64_t chunk_base;        /* what the launch's first chunk counts as */
+    uint64_t chunk_base;        /* number of the launch's first chunk */
 } bl_job;
 
 BL_BOTH uint64_t bl_window_address(const bl_windows *windows, uint64_t offset)

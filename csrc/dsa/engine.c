@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * The DSA engine: flights of descriptors (dsa/flight.h) through a queue. Nothing here waits but
- * bl_dsa_wait; whoever polls does what there is to do. A queue that stays full is asked again after
- * growing pauses, and at last the CPU executes the descriptors itself.
+ * The DSA engine, which sends flights of descriptors (dsa/flight.h) through a queue. Only
+ * bl_dsa_wait waits; a thread that polls does the work there is. A queue that stays full is asked
+ * again after growing pauses, and at last the CPU executes the descriptors itself.
  */
 #include "dsa/flight.h"
 
@@ -42,7 +42,7 @@ int bl_dsa_engine_open(const bl_pool *pool, bl_dsa_queue *queue, const bl_dsa_li
         free(engine);
         return -ENOMEM;
     }
-    memset(engine->flights, 0, size); /* its pages are there before a device asks for them */
+    memset(engine->flights, 0, size); /* touches its pages before a device asks for them */
     *out = engine;
     return 0;
 }
@@ -86,7 +86,7 @@ void bl_dsa_free(bl_dsa_transfer *transfer) { free(transfer); }
 
 void bl_dsa_engine_stat(const bl_dsa_engine *engine, bl_dsa_stat *out) { *out = engine->stat; }
 
-/* The first error is the transfer's; what has not begun never will. */
+/* The first error becomes the transfer's; works that have not begun never will. */
 static void bl_dsa_fail(bl_dsa_transfer *transfer, int status)
 {
     if (transfer->status == 0)
@@ -94,7 +94,7 @@ static void bl_dsa_fail(bl_dsa_transfer *transfer, int status)
     transfer->begun = transfer->count;
 }
 
-/* The transfer whose works are next; those that have none left have gone from the list. */
+/* Return the transfer whose works are next; remove those that have none left from the list. */
 static bl_dsa_transfer *bl_dsa_next_transfer(bl_dsa_engine *engine)
 {
     while (engine->first != NULL && engine->first->begun == engine->first->count)
@@ -102,7 +102,7 @@ static bl_dsa_transfer *bl_dsa_next_transfer(bl_dsa_engine *engine)
     return engine->first;
 }
 
-/* Works board until the flight is full: whether any is there. */
+/* Let works board until the flight is full: return whether any is aboard. */
 static int bl_dsa_board(bl_dsa_engine *engine, bl_dsa_flight *flight)
 {
     int any = 0;
@@ -122,7 +122,7 @@ static int bl_dsa_board(bl_dsa_engine *engine, bl_dsa_flight *flight)
     return any;
 }
 
-/* A seat's work has failed, or is through. */
+/* Free a seat whose work has failed or is done. */
 static void bl_dsa_settle(bl_dsa_engine *engine, bl_dsa_work *work, int status)
 {
     bl_dsa_transfer *transfer = work->transfer;
@@ -133,10 +133,10 @@ static void bl_dsa_settle(bl_dsa_engine *engine, bl_dsa_work *work, int status)
     if (status < 0)
         bl_dsa_fail(transfer, status);
     if (bl_dsa_ended(transfer)) /* its caller may find out by polling, too */
-        bl_device_ordered(engine->memory); /* whatever this thread streams now comes after */
+        bl_device_ordered(engine->memory); /* what this thread streams now comes after */
 }
 
-/* The next descriptors of all aboard: how many. */
+/* Make the next descriptors of all works aboard: return how many. */
 static uint32_t bl_dsa_prepare(bl_dsa_engine *engine, bl_dsa_flight *flight)
 {
     flight->count = 0;
@@ -167,7 +167,7 @@ static uint32_t bl_dsa_prepare(bl_dsa_engine *engine, bl_dsa_flight *flight)
     return flight->count;
 }
 
-/* The flight has landed: every work hears of its descriptor. */
+/* The flight has landed: pass each descriptor's end to its work. */
 static void bl_dsa_land(bl_dsa_engine *engine, bl_dsa_flight *flight)
 {
     for (uint32_t i = 0; i < flight->count; i++) {
@@ -180,7 +180,8 @@ static void bl_dsa_land(bl_dsa_engine *engine, bl_dsa_flight *flight)
     flight->state = BL_DSA_GROUNDED;
 }
 
-/* Nobody takes the descriptors: to its works they have ended without a record, for good. */
+/* The queue does not take the descriptors: to their works they have ended without a record, for
+ * good. */
 static void bl_dsa_cancel(bl_dsa_engine *engine, bl_dsa_flight *flight)
 {
     for (uint32_t i = 0; i < flight->count; i++)
@@ -188,7 +189,7 @@ static void bl_dsa_cancel(bl_dsa_engine *engine, bl_dsa_flight *flight)
     bl_dsa_land(engine, flight);
 }
 
-/* Whether the queue has taken the flight, or will not. */
+/* Return whether the queue has taken the flight, or never will. */
 static int bl_dsa_leave(bl_dsa_engine *engine, bl_dsa_flight *flight)
 {
     if (engine->broken < 0) {
@@ -250,11 +251,11 @@ int bl_dsa_poll(bl_dsa_engine *engine)
         if (flight->state == BL_DSA_LEAVING)
             moved |= bl_dsa_leave(engine, flight);
     }
-    bl_dsa_next_transfer(engine); /* one that has nothing left to begin may soon be freed */
+    bl_dsa_next_transfer(engine); /* a transfer that has nothing left to begin may soon be freed */
     return moved;
 }
 
-/* Sleep, or offer the core: a record that is awaited may be written soon. 0: the time is up. */
+/* Sleep, or offer the core: an awaited record may be written soon. 0: the time is up. */
 static int bl_dsa_rest(bl_dsa_engine *engine, bl_wait *wait)
 {
     for (uint32_t i = 0; engine->queue->is_device && i < engine->flight_count; i++)
@@ -290,7 +291,7 @@ static void bl_dsa_abandon(bl_dsa_transfer *transfer)
         transfer->status = -ECANCELED;
 }
 
-/* Wait for what a device has out: whether all has ended. */
+/* Wait for what a device has out: return whether all has ended. */
 static int bl_dsa_quiet(bl_dsa_engine *engine)
 {
     bl_wait wait = bl_wait_make(engine->memory, BL_DSA_CLOSE_S * 1000000000ull);
@@ -302,7 +303,7 @@ static int bl_dsa_quiet(bl_dsa_engine *engine)
     return 1;
 }
 
-/* All aboard leave; with is_quiet they take their bounce buffers along. */
+/* Remove all works from a flight; with is_quiet their bounce buffers are freed, too. */
 static void bl_dsa_evacuate(bl_dsa_engine *engine, bl_dsa_flight *flight, int is_quiet)
 {
     for (uint32_t i = 0; i < engine->width; i++) {

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * Executing a descriptor: see dsa/execute.h. Bytes pass through a small stage, so that the source
- * is read once and a checksum is of what was stored. Without cache control they are streamed.
+ * Executes a descriptor: see dsa/execute.h. Bytes pass through a small buffer, so that the source
+ * is read once and a checksum covers what was stored. Without cache control they are streamed.
  */
 #include "dsa/execute.h"
 
@@ -11,14 +11,14 @@
 
 enum { BL_DSA_STAGE_SIZE = 4 << 10 };
 
-/* What an opcode may ask for besides a record, and which of its own bytes it uses. */
+/* The flags that an opcode allows besides a record, and its own bytes that it uses. */
 typedef struct bl_dsa_trait {
     uint32_t flags;
     uint8_t known;
-    uint8_t moves;              /* has a size */
+    uint8_t moves;              /* it has a size */
     uint8_t sources;            /* 1: source; 2: and source2 */
     uint8_t targets;            /* 1: target; 2: and target2 */
-    uint8_t specific;           /* bytes */
+    uint8_t specific;           /* its own bytes */
 } bl_dsa_trait;
 
 enum {
@@ -106,10 +106,10 @@ uint32_t bl_dsa_refusal(const bl_dsa_place *place, const bl_dsa_descriptor *desc
     return BL_DSA_NONE;
 }
 
-/* One descriptor on its way, as far as it has come: still true after a SIGBUS. */
+/* A descriptor being executed, as far as it has come: still true after a SIGBUS. */
 typedef struct bl_dsa_run {
     const bl_dsa_descriptor *descriptor;
-    uint32_t size;              /* that will be done */
+    uint32_t size;              /* bytes that will be done */
     uint32_t done;
     uint32_t crc;
     uint32_t differ;
@@ -136,7 +136,7 @@ static void bl_dsa_fetch(const bl_dsa_run *run, uint8_t *stage, uint32_t size)
         stage[i] = pattern[(run->done + i) % sizeof descriptor->pattern];
 }
 
-/* The next size bytes: 0, or 1 at a comparison's first difference. */
+/* Do the next size bytes: 0, or 1 at a comparison's first difference. */
 static int bl_dsa_run_step(bl_dsa_run *run, uint32_t size)
 {
     const bl_dsa_descriptor *descriptor = run->descriptor;
@@ -159,11 +159,11 @@ static int bl_dsa_run_step(bl_dsa_run *run, uint32_t size)
     if (trait->specific == 16)
         run->crc = bl_crc32c(run->crc, stage, size);
     run->done += size;
-    bl_compiler_barrier(); /* a fault of the next step must find it so */
+    bl_compiler_barrier(); /* a fault of the next step must find this value */
     return 0;
 }
 
-/* Overlapping: all or nothing, for half a move has lost half its source. */
+/* Do an overlapping move as a whole or not at all: half a move has lost half its source. */
 static void bl_dsa_run_move(bl_dsa_run *run)
 {
     const bl_dsa_descriptor *descriptor = run->descriptor;
@@ -213,7 +213,7 @@ static int bl_dsa_run_all(void *context)
     return 0;
 }
 
-/* The fault_address of a fault after run->done bytes. */
+/* Return the fault_address of a fault after run->done bytes. */
 static uint64_t bl_dsa_fault_address(const bl_dsa_run *run, uint32_t is_write)
 {
     const bl_dsa_descriptor *descriptor = run->descriptor;
@@ -226,7 +226,7 @@ static void bl_dsa_stopped(bl_dsa_record *record, uint64_t address, uint32_t is_
     record->fault_address = address;
 }
 
-/* A device of the pool has failed: the address, and whether it was written there. */
+/* Record that a device of the pool has failed: the address, and whether it was written there. */
 static void bl_dsa_broken(const bl_memory *memory, const bl_dsa_run *run, bl_dsa_record *record)
 {
     uint64_t offset = bl_guard_offset(memory);

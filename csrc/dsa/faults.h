@@ -1,19 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * What befalls the software queue in tests, which find it in _sim; cffi reads it too. In _core
- * nothing does.
+ * The faults of the software queue, for tests, which find it in _sim; cffi reads it too. In _core
+ * the queue has no faults.
  */
-#ifndef BL_DSA_WEATHER_H
-#define BL_DSA_WEATHER_H
+#ifndef BL_DSA_FAULTS_H
+#define BL_DSA_FAULTS_H
 
 #include "api/dsa_queue.h"
 
-/* Chances out of 65536. All zero: nothing. */
+/* The chances of each fault, out of 65536. All zero: no faults. */
 typedef struct bl_dsa_faults {
     uint64_t seed;
     uint32_t full;              /* a descriptor finds the queue full, */
-    uint32_t full_run;          /* and so do as many after it, at most */
+    uint32_t full_run;          /* and at most so many after it do, too */
     uint32_t fault;             /* a page fault somewhere in a transfer */
     uint32_t list_fault;        /* a page fault in the list of a batch */
     uint32_t error;             /* a hardware error */
@@ -22,8 +22,8 @@ typedef struct bl_dsa_faults {
     uint32_t delay_us;          /* before every descriptor */
 } bl_dsa_faults;
 
-/* A software queue in this faults. Failing devices of a pool end the process. 0, -EINVAL or
- * -ENOMEM. */
+/* Open a software queue with these faults. A failing device of a pool ends the process. 0, -EINVAL
+ * or -ENOMEM. */
 int bl_dsa_faults_open(const bl_dsa_limits *limits, const bl_dsa_faults *faults,
                         bl_dsa_queue **out);
 

@@ -1,19 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * How the DSA engine cuts plans up. A plan is *works*: a chunk that is summed, else a piece. A work
- * goes through steps; each step is descriptors one after another, for a checksum is chained through
- * the seed of the next, and what a page fault left is asked for again. So at any time a work has
- * one descriptor out, or none.
+ * The state of the DSA engine: how it cuts plans into works and flights. A plan consists of
+ * *works*: a chunk that is summed, else a piece. A work goes through steps; each step is a sequence
+ * of descriptors, because a checksum is chained through the seed of the next, and what a page fault
+ * left is asked for again. So at any time a work has at most one descriptor out.
  *
  * A *flight* carries up to BL_DSA_WIDTH works, whose next descriptors are submitted together, as a
- * batch where there are several. It lands when all have ended; works that are through leave, and
+ * batch where there are several. It lands when all have ended; works that are done leave, and
  * others board. Several flights are out at once. Descriptors of a flight are of different works and
  * need no order among them: no fence, and the device may take them as it likes.
  *
  * Pieces may begin and end within a line. The device and its host's caches are coherent with each
- * other, so parts of a line add up in whatever order they come; when a block's works are through,
- * and its last line is blanked, every line of it has been written whole.
+ * other, so parts of a line add up in any order; when a block's works are done, and its last line
+ * is blanked, every line of the block has been written as a whole.
  */
 #ifndef BL_DSA_ENGINE_H
 #define BL_DSA_ENGINE_H
@@ -25,8 +25,8 @@ enum bl_dsa_engine_constant {
     BL_DSA_WIDTH = 16,
     BL_DSA_FLIGHTS_BATCHED = 8,
     BL_DSA_FLIGHTS_SINGLE = 64,
-    BL_DSA_BOUNCE_MAX = 8 << 20,        /* bytes for works that bounce; one more may pass it */
-    BL_DSA_STALLS_MAX = 8,              /* ends of a descriptor that bring a work no further */
+    BL_DSA_BOUNCE_MAX = 8 << 20,        /* bytes of bouncing works; one may exceed it */
+    BL_DSA_STALLS_MAX = 8,              /* ends of a descriptor without progress of its work */
     BL_DSA_FULL_MAX = 24,               /* answers that the queue is full, before the CPU does it */
     BL_DSA_BACKOFF_NS = 500,            /* after the first of them; doubled after each */
     BL_DSA_BACKOFF_MAX_NS = 1000 * 1000,
@@ -34,34 +34,34 @@ enum bl_dsa_engine_constant {
     BL_DSA_CLOSE_S = 5
 };
 
-/* In this order; most works skip most of them. */
+/* Steps come in this order; most works skip most of them. */
 enum bl_dsa_step {
     BL_DSA_STEP_DROP,           /* the device drops what the cache holds of the range */
     BL_DSA_STEP_COPY,           /* piece by piece */
-    BL_DSA_STEP_BOUNCE,         /* the range, to be summed, for the sake of some bytes of it */
+    BL_DSA_STEP_BOUNCE,         /* the whole range is read to be summed, for some bytes of it */
     BL_DSA_STEP_BLANK,          /* zeros to the end of the last line */
     BL_DSA_STEP_FLUSH,          /* the device flushes the range */
     BL_DSA_STEP_END
 };
 
 typedef struct bl_dsa_work {
-    bl_dsa_transfer *transfer;  /* NULL: nobody's seat */
+    bl_dsa_transfer *transfer;  /* NULL: the seat is free */
     uint8_t *bounce;
     uint64_t offset;            /* the range in the pool */
     uint32_t length;
-    uint32_t chunk;             /* the part's */
-    uint32_t piece;             /* the next, or the one that is not done */
+    uint32_t chunk;             /* chunk of the part */
+    uint32_t piece;             /* the next piece, or the one that is not done */
     uint32_t piece_end;
     uint32_t step;
     uint32_t done;              /* bytes of that piece, or of the range in other steps */
-    uint32_t crc;               /* of all that is copied */
+    uint32_t crc;               /* CRC of all that is copied */
     uint32_t asked;             /* bytes of the descriptor that is out */
     uint32_t stalls;
 } bl_dsa_work;
 
 enum bl_dsa_flight_state {
     BL_DSA_GROUNDED,
-    BL_DSA_LEAVING,             /* its descriptors are made, the queue has not taken them */
+    BL_DSA_LEAVING,             /* its descriptors are made, and the queue has not taken them */
     BL_DSA_FLYING
 };
 
@@ -69,13 +69,13 @@ typedef struct bl_dsa_flight {
     _Alignas(64) bl_dsa_descriptor list[BL_DSA_WIDTH];
     bl_dsa_descriptor batch;
     _Alignas(32) bl_dsa_record records[BL_DSA_WIDTH];
-    bl_dsa_record whole;        /* the batch's */
+    bl_dsa_record whole;        /* the batch's record */
     bl_dsa_work works[BL_DSA_WIDTH];
-    uint8_t seats[BL_DSA_WIDTH];        /* which work each of the list is of */
+    uint8_t seats[BL_DSA_WIDTH];        /* which work each descriptor of the list belongs to */
     uint32_t state;
-    uint32_t count;             /* of the list */
+    uint32_t count;             /* descriptors in the list */
     uint32_t full_count;
-    uint64_t retry_ns;          /* not before */
+    uint64_t retry_ns;          /* the next try is not before this time */
 } bl_dsa_flight;
 
 struct bl_dsa_transfer {
@@ -83,9 +83,9 @@ struct bl_dsa_transfer {
     struct bl_dsa_transfer *next;
     uint32_t is_read;
     uint32_t by_chunk;          /* its works are chunks: there are checksums */
-    uint32_t begun;             /* works */
+    uint32_t begun;             /* works begun */
     uint32_t count;
-    uint32_t open;              /* begun and not ended */
+    uint32_t open;              /* works begun and not ended */
     uint32_t abandoned;         /* the engine was closed */
     int status;
 };
@@ -97,7 +97,7 @@ struct bl_dsa_engine {
     bl_dsa_rules rules;
     bl_dsa_stat stat;
     bl_dsa_flight *flights;
-    bl_dsa_transfer *first;     /* those that have works not begun, and what follows them */
+    bl_dsa_transfer *first;     /* transfers that have works not begun, and those behind them */
     bl_dsa_transfer *last;
     uint64_t bounced;           /* bytes in bounce buffers */
     uint32_t flight_count;
@@ -108,21 +108,21 @@ struct bl_dsa_engine {
 
 /* ---- dsa/work.c: one work, without a queue. */
 
-/* Seat the transfer's next work. 0, or an error of the transfer's. */
+/* Seat the transfer's next work. 0, or an error of the transfer. */
 int bl_dsa_work_begin(bl_dsa_engine *engine, bl_dsa_transfer *transfer, bl_dsa_work *work);
 
-/* Its next descriptor, without a record: 1; 0 if it is through. */
+/* Make the work's next descriptor, without a record: 1; 0 if the work is done. */
 int bl_dsa_work_ask(const bl_dsa_engine *engine, bl_dsa_work *work, bl_dsa_descriptor *out);
 
-/* The descriptor has ended so; if the device could not, the CPU executes what is left. 0 or an
- * error of the transfer's. */
+/* Note how the descriptor has ended; if the device could not, the CPU executes what is left. 0 or
+ * an error of the transfer. */
 int bl_dsa_work_hear(bl_dsa_engine *engine, bl_dsa_work *work, const bl_dsa_descriptor *descriptor,
                      const bl_dsa_record *record);
 
-/* The last rites of one that is through, and its seat is free: 0 or an error. */
+/* Finish a work that is done, and free its seat: 0 or an error. */
 int bl_dsa_work_end(bl_dsa_engine *engine, bl_dsa_work *work);
 
-/* The same for one that will not be. */
+/* Free the seat of a work that will not be done. */
 void bl_dsa_work_drop(bl_dsa_engine *engine, bl_dsa_work *work);
 
 #endif

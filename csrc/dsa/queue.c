@@ -4,8 +4,8 @@
  * Work queues of a real device: three ways to submit.
  *
  * A portal is a page of lines, all of which lead to the queue. Stores go to each in turn: those to
- * one and the same line would wait for each other. Whatever the CPU has written that the descriptor
- * names must be out before: a store fence stands before each submission.
+ * one and the same line would wait for each other. What the CPU wrote and the descriptor names must
+ * be visible before: a store fence stands before each submission.
  */
 #include "dsa/queue.h"
 
@@ -44,7 +44,7 @@ static int bl_dsa_device_move(bl_dsa_queue *queue, const bl_dsa_descriptor *desc
 {
     bl_dsa_device *device = (bl_dsa_device *)queue;
     if (device->out == device->depth)
-        return -EAGAIN; /* one too many would be dropped without a word */
+        return -EAGAIN; /* one too many would be dropped silently */
     device->out++;
     bl_store_fence_now();
     bl_portal_move(bl_dsa_device_slot(device), descriptor);

@@ -2,12 +2,12 @@
  * Copyright The Beluga Authors
  *
  * The software queue: a portal like a device's, served by a thread of this process. It takes the
- * same raw descriptors and writes the same records, never while they are submitted: where there is
- * no device, every machine still goes the device's way. What it was given dies with its process.
+ * same raw descriptors and writes the same records, never during their submission, so that machines
+ * without a device run the same code. Its descriptors end with its process.
  *
- * A record becomes visible by its first 8 bytes, written last, after all that the descriptor did.
- * The faults of a test decides what goes wrong: the same seed and the same order of submissions
- * give the same decisions.
+ * A record becomes visible by its first 8 bytes, which are written last, after all that the
+ * descriptor did. The faults that a test asks for decide what goes wrong: the same seed and the
+ * same order of submissions give the same decisions.
  */
 #include "dsa/queue.h"
 
@@ -23,7 +23,7 @@
 
 enum { BL_DSA_LATE_MAX = 32, BL_DSA_LATE_NS = 20 * 1000, BL_DSA_LIST_MAX = 1024 };
 
-/* A record that is quarantined. */
+/* A record that is written later than others. */
 typedef struct bl_dsa_late {
     uint64_t address;
     bl_dsa_record record;
@@ -35,8 +35,8 @@ typedef struct bl_dsa_soft {
     bl_dsa_limits limits;
     bl_dsa_faults faults;
     uint64_t dice_submit;       /* under the lock */
-    uint64_t dice_work;         /* the thread's */
-    uint32_t full_left;         /* answers "full" still to give */
+    uint64_t dice_work;         /* for the thread */
+    uint32_t full_left;         /* how often to answer "full" still */
     uint32_t late_count;
     bl_dsa_late late[BL_DSA_LATE_MAX];
     pthread_t thread;
@@ -103,7 +103,7 @@ static void bl_dsa_show_late(bl_dsa_soft *soft)
     }
 }
 
-/* Write a record where the descriptor wants it; into no address that is none. */
+/* Write a record where the descriptor wants it, unless that is no valid address. */
 static void bl_dsa_deliver(bl_dsa_soft *soft, const bl_dsa_descriptor *descriptor,
                            const bl_dsa_record *record, int may_be_late)
 {
@@ -151,7 +151,7 @@ static void bl_dsa_shuffle(bl_dsa_soft *soft, uint16_t *order, uint32_t start, u
     }
 }
 
-/* The list, from fence to fence: within, in any order; behind a failure, no further. */
+/* Execute a list from fence to fence: between fences in any order, and not past a failure. */
 static uint32_t bl_dsa_run_list(bl_dsa_soft *soft, const bl_dsa_descriptor *list, uint32_t count,
                                 uint32_t *failed)
 {
@@ -192,7 +192,7 @@ static void bl_dsa_run_batch(bl_dsa_soft *soft, const bl_dsa_descriptor *batch)
     bl_dsa_deliver(soft, batch, &record, 1);
 }
 
-/* The next to execute: the oldest, or any that may overtake it. Under the lock. */
+/* Take the next descriptor: the oldest, or any that may overtake it. The caller has the lock. */
 static bl_dsa_descriptor bl_dsa_take(bl_dsa_soft *soft)
 {
     uint32_t free_count = 0, which = 0;

@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * One work of the DSA engine (dsa/flight.h): its descriptors, and what their ends mean.
+ * Handles one work of the DSA engine (dsa/flight.h): makes its descriptors, and interprets how they
+ * end.
  *
  * What a device reports is foreign input: byte counts are bounded by what was asked, and a fault's
- * address is believed only inside of the descriptor's ranges. Nobody reads or writes there to
- * mend the fault, for the bytes around may be on their way: the kernel maps the page.
+ * address is believed only inside of the descriptor's ranges. The page is not mapped by reading or
+ * writing it, since bytes around the fault may be on their way: the kernel is asked to map it.
  */
 #include "dsa/flight.h"
 
@@ -78,7 +79,7 @@ int bl_dsa_work_begin(bl_dsa_engine *engine, bl_dsa_transfer *transfer, bl_dsa_w
     return 0;
 }
 
-/* Bytes between the end of a block that this work ends, and the end of that line. */
+/* Return the bytes between the end of a block that this work ends, and the end of that line. */
 static uint32_t bl_dsa_work_blank(const bl_dsa_work *work)
 {
     const bl_plan *plan = &work->transfer->plan;
@@ -105,7 +106,7 @@ static uint32_t bl_dsa_step_size(const bl_dsa_engine *engine, const bl_dsa_work 
     }
 }
 
-/* On to a piece that is not done: its size; 0: all are. */
+/* Go on to a piece that is not done: return its size; 0: all are done. */
 static uint32_t bl_dsa_piece_size(bl_dsa_work *work)
 {
     const bl_piece *pieces = work->transfer->plan.pieces;
@@ -115,7 +116,7 @@ static uint32_t bl_dsa_piece_size(bl_dsa_work *work)
     return 0;
 }
 
-/* On to what is not done: the bytes of it that are left; 0: through. */
+/* Go on to what is not done: return its bytes that are left; 0: the work is done. */
 static uint32_t bl_dsa_work_advance(const bl_dsa_engine *engine, bl_dsa_work *work)
 {
     for (; work->step < BL_DSA_STEP_END; work->step++, work->done = 0) {
@@ -130,7 +131,7 @@ static uint32_t bl_dsa_work_advance(const bl_dsa_engine *engine, bl_dsa_work *wo
     return 0;
 }
 
-/* A run of the range that one address is good for. */
+/* Return how much of the range one address is valid for. */
 static uint64_t bl_dsa_range_run(const bl_dsa_engine *engine, const bl_dsa_work *work,
                                  uint64_t start, uint32_t *size)
 {
@@ -179,7 +180,7 @@ int bl_dsa_work_ask(const bl_dsa_engine *engine, bl_dsa_work *work, bl_dsa_descr
     return 1;
 }
 
-/* Have the kernel map the page that was missing: 0, or an error; 1 if it can not be asked. */
+/* Ask the kernel to map the missing page: 0, or an error; 1 if it cannot be asked. */
 static int bl_dsa_mend(const bl_dsa_engine *engine, const bl_dsa_descriptor *descriptor,
                        const bl_dsa_record *record)
 {
@@ -226,7 +227,7 @@ static int bl_dsa_by_hand_guarded(void *context)
     return 0;
 }
 
-/* The CPU executes what the work wants next. */
+/* Execute on the CPU what the work needs next. */
 static int bl_dsa_work_by_hand(bl_dsa_engine *engine, bl_dsa_work *work)
 {
     bl_dsa_by_hand worker = {.place = {&engine->limits, NULL, 0}};

@@ -24,21 +24,22 @@ enum bl_dsa_opcode {
 };
 
 enum bl_dsa_flag {
-    BL_DSA_FENCE = 0x0001,      /* in a batch: after all before it, and only if all went well */
+    BL_DSA_FENCE = 0x0001,      /* in a batch: run after all before it, and only if all went well */
     BL_DSA_BOF = 0x0002,        /* wait for the page at a page fault; if the queue allows it */
     BL_DSA_CRAV = 0x0004,       /* the record's address is valid */
     BL_DSA_RCR = 0x0008,        /* write a record in any case, not only of an error */
-    BL_DSA_CR = 0x0080,         /* of a comparison: also compare its result with what is expected */
-    BL_DSA_CC = 0x0100,         /* what is written goes to the cache; clear: to memory. A flush
-                                   with it writes lines back, and leaves them cached */
+    BL_DSA_CR = 0x0080,         /* a comparison also compares its result with what is expected */
+    BL_DSA_CC = 0x0100,         /* what is written goes to the cache; clear: to memory. A flush with
+                                 * this flag writes lines back and leaves them cached */
     BL_DSA_STORD = 0x2000,      /* writes in order */
     BL_DSA_DRDBK = 0x4000,      /* read the target's end back before the record is written */
     BL_DSA_DSTS = 0x8000,
-    BL_DSA_SEED_READ = 0x10000  /* of the CRC: the seed is at seed_address. Not in that header */
+    BL_DSA_SEED_READ = 0x10000  /* a CRC takes its seed from seed_address; that header lacks this
+                                 * flag */
 };
 
 enum bl_dsa_status {
-    BL_DSA_NONE = 0x00,         /* not yet */
+    BL_DSA_NONE = 0x00,         /* no result yet */
     BL_DSA_SUCCESS = 0x01,
     BL_DSA_SUCCESS_PRED = 0x02, /* done; the result is not the expected one */
     BL_DSA_PAGE_FAULT = 0x03,   /* stopped after bytes_completed */
@@ -56,7 +57,7 @@ enum bl_dsa_status {
     BL_DSA_ADDR_ALIGN = 0x1c,
     BL_DSA_HW_ERR1 = 0x20,
     BL_DSA_STATUS_MASK = 0x7f,
-    BL_DSA_STATUS_WRITE = 0x80  /* with a page fault: it was a write */
+    BL_DSA_STATUS_WRITE = 0x80  /* set with a page fault: the access was a write */
 };
 
 typedef struct bl_dsa_descriptor {
@@ -65,22 +66,22 @@ typedef struct bl_dsa_descriptor {
     uint64_t record;            /* address: a multiple of 32 */
     union {
         uint64_t source;
-        uint64_t pattern;       /* of a fill */
-        uint64_t list;          /* of a batch: a multiple of 64 */
+        uint64_t pattern;       /* what a fill writes */
+        uint64_t list;          /* a batch's descriptors: a multiple of 64 */
     };
     union {
         uint64_t target;
-        uint64_t source2;       /* of a comparison */
+        uint64_t source2;       /* a comparison's second source */
     };
     union {
         uint32_t size;
-        uint32_t count;         /* of a batch: at least 2 */
+        uint32_t count;         /* descriptors of a batch: at least 2 */
     };
     uint16_t interrupt;
     uint16_t reserved;
     union {
-        uint8_t expected;       /* of a comparison */
-        uint64_t target2;       /* of a dualcast */
+        uint8_t expected;       /* a comparison's expected result */
+        uint64_t target2;       /* a dualcast's second target */
         struct {
             uint32_t seed;
             uint32_t seed_reserved;
@@ -92,9 +93,9 @@ typedef struct bl_dsa_descriptor {
 
 typedef struct bl_dsa_record {
     uint8_t status;
-    uint8_t result;             /* of a comparison: 1: they differ */
+    uint8_t result;             /* a comparison's result: 1: they differ */
     uint16_t reserved;
-    uint32_t completed;         /* bytes; of a batch, descriptors */
+    uint32_t completed;         /* bytes; in a batch, descriptors */
     uint64_t fault_address;
     union {
         uint32_t invalid_flags; /* 24 bits */

@@ -14,9 +14,9 @@ typedef struct bl_place {
     uint32_t device;
 } bl_place;
 
-/* How a linear range lies on its devices. device_shift spares a division where it can. */
+/* How a linear range lies on its devices. device_shift saves a division where it can. */
 typedef struct bl_interleave {
-    uint64_t device_stripes;    /* of each device, without its superblock's */
+    uint64_t device_stripes;    /* stripes of each device, without its superblock's */
     uint32_t device_count;
     uint32_t interleaved;
     int32_t device_shift;       /* log2(device_count), or -1 */
@@ -58,7 +58,7 @@ static inline uint64_t bl_interleave_offset(const bl_interleave *map, bl_place p
     return (stripe << BL_STRIPE_SHIFT) + (place.device_offset & (BL_STRIPE_SIZE - 1));
 }
 
-/* Bytes from offset to the end of its stripe: as far as one address is valid. */
+/* Return the bytes from offset to the end of its stripe: one address is valid that far. */
 static inline uint64_t bl_stripe_rest(uint64_t offset)
 {
     return BL_STRIPE_SIZE - (offset & (BL_STRIPE_SIZE - 1));

@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * Where the bytes of one block lie: its payload, then the vector of its checksums.
+ * Where the bytes of one block lie: its payload, then its checksums.
  */
 #ifndef BL_PAYLOAD_H
 #define BL_PAYLOAD_H
 
 #include "format/pool_format.h"
 
-/* Bytes that a block takes in the pool: payload, then its checksums. A vector of one is not
- * stored: the entry's check of it says it all. */
+/* Return the bytes that a block takes in the pool: payload, then its checksums. A single checksum
+ * is not stored, since the entry's check of the checksums says the same. */
 static inline uint64_t bl_stored_size(uint32_t length, uint32_t chunk_size)
 {
     uint64_t chunks = chunk_size ? ((uint64_t)length + chunk_size - 1) / chunk_size : 0;
@@ -17,7 +17,7 @@ static inline uint64_t bl_stored_size(uint32_t length, uint32_t chunk_size)
     return chunks > 1 ? padded + chunks * sizeof(uint32_t) : length;
 }
 
-/* Could a block of these bytes, with its checksums behind them, lie there in the pool? */
+/* Can a block of these bytes, with its checksums behind them, lie there in the pool? */
 static inline int bl_block_within(const bl_geometry *g, uint64_t offset, uint32_t length,
                                   uint32_t chunk_size)
 {
@@ -27,7 +27,7 @@ static inline int bl_block_within(const bl_geometry *g, uint64_t offset, uint32_
            size <= end - offset && size <= BL_EXTENT_STRIPES_MAX * BL_STRIPE_SIZE;
 }
 
-/* Where the vector lies: on the first line behind the payload. */
+/* Return where the checksums lie: on the first line behind the payload. */
 static inline uint64_t bl_checksums_offset(uint64_t offset, uint32_t length)
 {
     return offset + (((uint64_t)length + BL_LINE_SIZE - 1) & ~(uint64_t)(BL_LINE_SIZE - 1));

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * The bytes in a pool, written once. C and CUDA include this file; Python reads it through cffi;
- * FORMAT.md (offsets and sizes) is generated from it; format/pool_format_check.c freezes it as
- * literals.
+ * The layout of the bytes in a pool, in one place. C and CUDA include this file; Python reads it
+ * through cffi; FORMAT.md (offsets and sizes) is generated from it; format/pool_format_check.c
+ * freezes it as literals.
  *
  * Each device starts with one stripe that holds its superblock. What is left of the devices is the
  * pool's *linear range*: stripe s of the range lies on device s % device_count when the pool is
@@ -62,13 +62,13 @@ enum bl_format_constant {
     BL_LOBBY_END = 16384 + 64 * 512
 };
 
-/* How far a device's memory can be trusted to be seen by others; a property of the device (D2). */
+/* How far other hosts see what is in a device's memory; a property of the device (D2). */
 enum bl_coherence {
     BL_COHERENCE_HARDWARE = 1,  /* one host's own memory: flush and invalidate do nothing */
     BL_COHERENCE_SOFTWARE = 2 /* several hosts: stream out, invalidate before a read */
 };
 
-/* What a pool looks like inside; the same on all of its devices. */
+/* The arrangement of a pool; the same on all of its devices. */
 typedef struct bl_geometry {
     uint32_t device_count;
     uint32_t interleaved;       /* 1: stripe by stripe over the devices; 0: device after device */
@@ -88,14 +88,14 @@ typedef struct bl_geometry {
     uint64_t reserved[2];
 } bl_geometry;
 
-/* First bytes of every device. Written once, when the pool is created. */
+/* The first bytes of every device. They are written once, when the pool is created. */
 typedef struct bl_superblock {
     uint8_t magic[8];           /* "BELUGA\r\n": a text-mode copy shows */
     uint32_t version;           /* BL_FORMAT_VERSION */
-    uint32_t header_size;       /* of this struct */
-    uint64_t format_hash;       /* of every struct here: a program built otherwise refuses */
+    uint32_t header_size;       /* bytes of this struct */
+    uint64_t format_hash;       /* hash of every struct here: a program built otherwise refuses */
     uint8_t pool_id[16];
-    uint32_t device_index;      /* this device's place in the pool, whatever it is called here */
+    uint32_t device_index;      /* this device's place in the pool, whatever its name is */
     uint32_t coherence;        /* bl_coherence of this device */
     uint32_t sparse;            /* 1: the file's room was not allocated at creation (tests) */
     uint32_t stripe_size;
@@ -103,18 +103,19 @@ typedef struct bl_superblock {
     bl_geometry geometry;
     uint64_t reserved[9];
     uint32_t reserved_tail;
-    uint32_t check;             /* bl_crc32c of all before it */
+    uint32_t check;             /* bl_crc32c of all fields before it */
 } bl_superblock;
 
-/* Which server speaks. The greater valid epoch of the two halves is the pool's epoch.
+/* The epoch line says which server speaks for the pool. The greater valid epoch of the two halves
+ * is the pool's epoch.
  *
  *   TAKING --own half is whole--> SERVING --clean stop--> STOPPED
  *          --cannot-------------> FAILED      (dies without a word: as it was,
                                                 heartbeat stands still)
  *
  * TAKING deposes the predecessor, but its half still holds the truth until SERVING. The line stands
- * twice, the twin BL_LINE_SIZE behind and written after it: one of them is whole whenever the
- * writer dies. Candidate lines likewise. */
+ * twice: the twin lies BL_LINE_SIZE behind it and is written after it, so one of them is whole
+ * whenever the writer dies. Candidate lines are written in the same way. */
 enum bl_server_state {
     BL_SERVER_TAKING = 1,
     BL_SERVER_SERVING = 2,
@@ -124,7 +125,7 @@ enum bl_server_state {
 
 typedef struct bl_epoch_line {
     uint64_t epoch;             /* 1, 2, ...; the server of epoch N writes half N mod 2 */
-    uint64_t boot_id[2];        /* of the server's host */
+    uint64_t boot_id[2];        /* boot id of the server's host */
     uint64_t nonce;             /* names the server's liveness lock on its host */
     uint32_t host;
     uint32_t state;             /* bl_server_state */
@@ -134,12 +135,12 @@ typedef struct bl_epoch_line {
     uint32_t check;
 } bl_epoch_line;
 
-/* What a host has said in the election of the server of an epoch (Disk Paxos). Each host writes its
- * own line alone; its processes take turns under a lock of their own kernel. */
+/* A host's vote in the election of the server of an epoch (Disk Paxos). Each host writes only its
+ * own line; its processes take turns under a lock of their own kernel. */
 typedef struct bl_candidate_line {
-    uint64_t epoch;             /* that is asked for */
-    uint64_t ballot;            /* greatest that this host began; no two hosts have the same */
-    uint64_t accepted;          /* ballot in which it accepted the owner named below; 0: none */
+    uint64_t epoch;             /* the epoch that the host asks for */
+    uint64_t ballot;            /* the greatest that this host began; no two hosts have the same */
+    uint64_t accepted;          /* the ballot in which it accepted the owner named below; 0: none */
     uint64_t nonce;             /* the owner: its server's liveness lock, ... */
     uint64_t boot_id[2];        /* ... boot ... */
     uint32_t host;              /* ... and host */
@@ -148,8 +149,8 @@ typedef struct bl_candidate_line {
     uint32_t check;
 } bl_candidate_line;
 
-/* A counter that moves while its writer lives. Beat of the server; heartbeat of a session, whose
- * last word is the greatest count: the session is over, and writes nothing more. */
+/* A counter that moves while its writer lives: the server's, or a session's. The greatest count is
+ * a session's last word: the session is over and writes nothing more. */
 typedef struct bl_heartbeat_line {
     uint64_t count;
     uint64_t nonce;
@@ -158,8 +159,9 @@ typedef struct bl_heartbeat_line {
     uint32_t check;
 } bl_heartbeat_line;
 
-/* A host asks for a lane, or gives one back. One line per host; its processes take turns under a
- * lock of their own kernel. A new request is a new sequence number; nothing is ever cleared. */
+/* A host asks for a lane, or gives one back. There is one line per host; its processes take turns
+ * under a lock of their own kernel. A new request has a new sequence number; nothing is ever
+ * cleared. */
 enum bl_lobby_operation { BL_LOBBY_ATTACH = 1, BL_LOBBY_DETACH = 2 };
 
 typedef struct bl_lobby_request {
@@ -170,7 +172,7 @@ typedef struct bl_lobby_request {
     uint64_t boot_id[2];
     uint32_t host;
     uint32_t pid;               /* for people; never believed */
-    uint64_t epoch;             /* of the server that is asked: no other attaches, any detaches */
+    uint64_t epoch;             /* epoch of the server asked: no other attaches, any detaches */
     uint32_t check;
     uint32_t sequence_end;      /* equals sequence in a whole line */
 } bl_lobby_request;
@@ -178,9 +180,9 @@ typedef struct bl_lobby_request {
 typedef struct bl_lobby_reply {
     uint32_t sequence;
     int32_t status;             /* 0 or a negative error */
-    uint64_t nonce;             /* whom this answers */
+    uint64_t nonce;             /* the session that this answers */
     uint64_t epoch;
-    uint64_t boot_id[2];        /* boot that holds this host number */
+    uint64_t boot_id[2];        /* boot id of the host that holds this host number */
     uint32_t lane;
     uint32_t live_count;        /* sessions of this host number */
     uint32_t reserved[2];
@@ -188,11 +190,11 @@ typedef struct bl_lobby_reply {
     uint32_t sequence_end;
 } bl_lobby_reply;
 
-/* Who has a lane, as the server saw it: what a successor must account for.
+/* A session line says which session has a lane, as the server saw it; a successor must account for
+ * it.
  *
  *   FREE --attach--> LIVE --detach, or proof of death--> FREE
- *                    LIVE --takeover, or heartbeat lost--> SUSPECT --liveness lock,
-     or its word--> FREE
+ *                    LIVE --takeover, or heartbeat lost--> SUSPECT --lock, or its word--> FREE
  */
 enum bl_session_state { BL_SESSION_FREE = 0, BL_SESSION_LIVE = 1, BL_SESSION_SUSPECT = 2 };
 
@@ -201,7 +203,7 @@ typedef struct bl_session_line {
     uint64_t boot_id[2];
     uint32_t host;
     uint32_t state;             /* bl_session_state */
-    uint64_t epoch;             /* that attached it */
+    uint64_t epoch;             /* the epoch whose server attached it */
     uint32_t reserved[5];
     uint32_t check;
 } bl_session_line;
@@ -241,14 +243,14 @@ typedef struct bl_reply {
     uint32_t sequence_end;
 } bl_reply;
 
-/* In the payload of a message whose bytes lie in the bulk area. */
+/* The payload of a message whose bytes lie in the bulk area. */
 typedef struct bl_bulk {
     uint32_t size;
     uint32_t check;             /* bl_crc32c of the bytes */
 } bl_bulk;
 
-/* Calls of the block index; the bytes of its requests and replies. Other services number theirs
- * from BL_METHOD_USER. */
+/* The calls of the block index, and the bytes of their requests and replies. Other services number
+ * theirs from BL_METHOD_USER. */
 enum bl_method {
     BL_METHOD_PING = 0,
     BL_METHOD_LOOKUP = 1,       /* bl_block_request, keys -> bl_block_reply, records of the hits */
@@ -274,7 +276,7 @@ enum bl_block_state {
     BL_BLOCK_MISS = 0,
     BL_BLOCK_HIT = 1,           /* committed; lookup: pinned if that was asked for */
     BL_BLOCK_PENDING = 2,       /* another session writes it */
-    BL_BLOCK_GRANTED = 3,       /* yours to write, then to commit or abort */
+    BL_BLOCK_GRANTED = 3,       /* the caller's to write, then to commit or abort */
     BL_BLOCK_REFUSED = 4        /* no grant: see status */
 };
 
@@ -282,18 +284,18 @@ typedef struct bl_block_request {
     uint64_t fingerprint;            /* reserve: what the bytes mean */
     uint32_t length;            /* reserve: payload bytes of every block */
     uint32_t chunk_size;        /* reserve: payload bytes per checksum, or 0 */
-    uint32_t count;             /* of what follows */
+    uint32_t count;             /* number of keys or commits that follow */
     uint32_t flags;             /* bl_lookup_flag, bl_reserve_flag */
 } bl_block_request;
 
-/* Of a queue of tasks: which, and how long a claim is to hide its task from others. */
+/* A request about a queue of tasks; visible_ms is how long a claim hides its task from others. */
 enum bl_task_limit { BL_TASK_VISIBLE_MAX_MS = 600000 };
 
 typedef struct bl_task_request {
     uint64_t queue;             /* claim, count */
-    uint64_t generation;        /* extend: of the task that was claimed */
-    uint32_t block;             /* extend: likewise */
-    uint32_t visible_ms;        /* claim, extend; extend 0: it waits again at once */
+    uint64_t generation;        /* extend: generation of the claimed task */
+    uint32_t block;             /* extend: block of the claimed task */
+    uint32_t visible_ms;        /* claim, extend; extend 0: the task waits again at once */
 } bl_task_request;
 
 typedef struct bl_task {
@@ -310,18 +312,18 @@ typedef struct bl_task_counts {
     uint32_t claimed;
 } bl_task_counts;
 
-/* A device failed here. The server looks for itself. */
+/* A request to retire memory where a device failed. The server checks for itself. */
 typedef struct bl_retire_request {
-    uint64_t offset;            /* in the data stripes */
+    uint64_t offset;            /* offset in the data stripes */
 } bl_retire_request;
 
 typedef struct bl_block_reply {
     uint32_t count;             /* records that follow; abort, release, remove: how many it did */
-    uint32_t state;             /* lookup: of the first key that is no hit (bl_block_state) */
+    uint32_t state;             /* lookup: state of the first key that is no hit (bl_block_state) */
 } bl_block_reply;
 
 typedef struct bl_block_record {
-    uint64_t offset;            /* of the payload in the pool */
+    uint64_t offset;            /* offset of the payload in the pool */
     uint64_t generation;
     uint32_t block;             /* line of the block table */
     uint32_t length;
@@ -339,7 +341,7 @@ typedef struct bl_commit {
 typedef struct bl_meta_stat {
     uint64_t block_count;       /* committed now */
     uint64_t block_count_max;
-    uint64_t block_bytes;       /* payload of the committed blocks */
+    uint64_t block_bytes;       /* payload bytes of the committed blocks */
     uint64_t grant_count;       /* being written now */
     uint64_t pinned_count;      /* blocks that may not be evicted now */
     uint64_t lookup_count;      /* keys asked for */
@@ -354,26 +356,26 @@ typedef struct bl_meta_stat {
     uint64_t free_stripe_count;
     uint64_t extent_count;
     uint64_t class_count;
-    uint64_t used_bytes;        /* space of committed and granted blocks */
-    uint64_t held_bytes;        /* space in quarantine */
-    uint64_t data_bytes;        /* space for blocks in all */
-    uint64_t retired_stripe_count; /* never used again: their memory failed */
+    uint64_t used_bytes;        /* bytes of committed and granted blocks */
+    uint64_t held_bytes;        /* bytes in quarantine */
+    uint64_t data_bytes;        /* bytes for blocks in all */
+    uint64_t retired_stripe_count; /* stripes never used again, because their memory failed */
 } bl_meta_stat;
 
 /* A block's entry. Valid only if its check is right: a torn or stale line is read again.
  *
  *   FREE --commit--> COMMITTED --evict or remove--> FREE      (a granted block has no entry yet)
  *
- * One that is KEPT is a task, which nothing evicts. */
+ * A KEPT entry is a task, and is never evicted. */
 enum bl_entry_state { BL_ENTRY_FREE = 0, BL_ENTRY_COMMITTED = 1 };
 enum bl_entry_flag { BL_ENTRY_KEPT = 1 };
 
 typedef struct bl_entry {
     uint64_t key[2];
     uint64_t generation;        /* epoch in the high bits; never given twice */
-    uint64_t offset;            /* of the payload in the pool */
+    uint64_t offset;            /* offset of the payload in the pool */
     uint64_t fingerprint;            /* fingerprint of what the bytes mean */
-    uint32_t length;            /* payload bytes; the checksums lies behind them */
+    uint32_t length;            /* payload bytes; the checksums lie behind them */
     uint32_t chunk_size;        /* payload bytes per checksum; 0: no checksums */
     uint32_t checksums_crc;     /* CRC-32C of the checksums */
     uint32_t state;             /* bl_entry_state */
@@ -381,20 +383,21 @@ typedef struct bl_entry {
     uint32_t check;
 } bl_entry;
 
-/* A run of stripes given to one size class; its line stands at its first stripe.
+/* An extent is a run of stripes given to one size class; its line stands at its first stripe.
  *
  *   FREE --open, before the first grant--> OPEN --emptied--> FREE
  *                                          OPEN --its memory fails--> RETIRED, for ever
  *
- * After a crash, what is open and not committed may still be written by someone: quarantine. */
+ * After a crash, a process may still write what is open and not committed, so it goes into
+ * quarantine. */
 enum bl_extent_state { BL_EXTENT_FREE = 0, BL_EXTENT_OPEN = 1, BL_EXTENT_RETIRED = 2 };
 
 typedef struct bl_extent_line {
-    uint64_t epoch;             /* that opened it */
+    uint64_t epoch;             /* the epoch whose server opened it */
     uint64_t generation;
     uint32_t first_stripe;
     uint32_t stripe_count;
-    uint32_t block_size;        /* of the class: a multiple of a page */
+    uint32_t block_size;        /* block size of the class: a multiple of a page */
     uint32_t block_count;
     uint32_t state;             /* bl_extent_state */
     uint32_t reserved[6];

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * The pool format, frozen: sizes and offsets as literals, so that a field cannot move unnoticed. A
+ * The frozen pool format: sizes and offsets as literals, so that a field cannot move unnoticed. A
  * change of format/pool_format.h takes a second edit here, and a new BL_FORMAT_VERSION.
  */
 #include <stddef.h>

@@ -30,7 +30,7 @@ enum {
     BL_PINS_PER_SESSION = 16384,
     BL_QUARANTINE_PERCENT = 5,  /* of the data stripes, for one host's suspect writers */
     BL_NO_NUMBER = 0x7fffffff,
-    BL_GENERATION_SHIFT = 40        /* epoch above, a counter below */
+    BL_GENERATION_SHIFT = 40    /* epoch above, a counter below */
 };
 
 enum bl_number_state {
@@ -41,7 +41,7 @@ enum bl_number_state {
     BL_NUMBER_DOOMED
 };
 
-/* A block stands in two lists: its extent's, and, while granted or held, its lane's. */
+/* A block is in two lists: its extent's, and, while granted or held, its lane's. */
 enum bl_list { BL_LIST_EXTENT = 0, BL_LIST_LANE = 1 };
 
 typedef struct bl_link {
@@ -57,12 +57,12 @@ typedef struct bl_block {
     uint32_t chunk_size;
     uint32_t state;             /* bl_number_state */
     uint32_t pin_count;
-    uint32_t lane;              /* of the grant */
+    uint32_t lane;              /* the lane that has the grant */
     uint32_t task;              /* 1 + its place among the tasks; 0: it may be evicted */
     bl_link links[2];           /* bl_list */
 } bl_block;
 
-/* What counts against a session's quota, besides its pins. */
+/* What a session holds that counts against its quota, besides its pins. */
 typedef struct bl_hold {
     uint64_t bytes;             /* payload of its grants and of the blocks it has pinned */
     uint32_t grant_count;
@@ -77,12 +77,12 @@ struct bl_meta {
     bl_extents *extents;
     bl_pins **pins;             /* per lane */
     bl_hold *holds;             /* per lane */
-    uint32_t *lane_blocks;      /* per lane: first of its granted and held blocks */
+    uint32_t *lane_blocks;      /* per lane: the first of its granted and held blocks */
     bl_tasks *tasks;
     uint32_t *kept;             /* per stripe: kept blocks of the extent that starts there */
-    uint64_t kept_stripes;      /* of extents that have any */
+    uint64_t kept_stripes;      /* stripes of extents that have kept blocks */
     uint32_t *extent_blocks;    /* per stripe: first block of the extent that starts there */
-    uint32_t free_number;       /* first of the numbers given back */
+    uint32_t free_number;       /* the first of the numbers given back */
     uint32_t fresh_number;      /* numbers from here on were never used */
     uint64_t generation;        /* counter of this epoch */
     uint32_t reused;            /* space of committed blocks was freed since the epoch was read */
@@ -90,52 +90,56 @@ struct bl_meta {
     bl_meta_stat stat;
 };
 
-/* index/table.c: the entries and extent marks in the pool. No fence: the round's covers them. */
+/* ---- index/table.c: the entries and extent marks in the pool. They have no fence: the round's
+ * covers them. */
 void bl_entry_write(bl_meta *meta, uint32_t number, uint32_t checksums_crc);
 void bl_entry_clear(bl_meta *meta, uint32_t number);
 void bl_extent_write(bl_meta *meta, const bl_extent_view *view, uint32_t state);
 
-/* index/reclaim.c: space and numbers, by evicting what is coldest. */
+/* ---- index/reclaim.c: space and numbers, by evicting what is coldest. */
 
-/* A block of space for stored bytes: 0, -BL_ERROR_NO_SPACE, _CLASS_LIMIT, _BAD_REQUEST,
+/* Take a block of space for stored bytes: 0, -BL_ERROR_NO_SPACE, _CLASS_LIMIT, _BAD_REQUEST,
  * _DEPOSED. */
 int bl_space_take(bl_meta *meta, uint64_t stored, uint64_t *offset);
 
-/* An unused number: it, or -BL_ERROR_TABLE_FULL. */
+/* Take an unused number: the number, or -BL_ERROR_TABLE_FULL. */
 int64_t bl_number_take(bl_meta *meta);
 void bl_number_give(bl_meta *meta, uint32_t number);
 
-/* The list of the extent that a block lies in. */
+/* Return the list of the extent that a block lies in. */
 uint32_t *bl_extent_list(bl_meta *meta, uint64_t offset);
 
-/* An extent that has neither blocks nor held space gives its stripes back; nothing otherwise. */
+/* Free the stripes of an extent that has neither blocks nor held space; else do nothing. */
 void bl_extent_return(bl_meta *meta, uint64_t offset);
 void bl_extents_return_all(bl_meta *meta);
 
-/* A used block's space is free, and the block in no extent's list. */
+/* Free a used block's space, and remove the block from its extent's list. */
 void bl_space_give(bl_meta *meta, uint32_t number);
 
-/* A committed block without pins leaves the index, the table and its space. */
+/* Remove a committed block without pins from the index, the table and its space. */
 void bl_block_evict(bl_meta *meta, uint32_t number);
 
-/* A committed block goes at once for lookups; its space when nobody reads it any more. */
+/* Remove a committed block from lookups at once, and from its space when nobody reads it any
+ * more. */
 void bl_block_drop(bl_meta *meta, uint32_t number);
 
 /* index/task_call.c */
 
-/* The most tasks that a pool's server keeps. */
+/* Return the most tasks that a pool's server keeps. */
 uint32_t bl_tasks_max(const bl_pool *pool);
 
-/* A block that has space is never to be evicted, until it goes: 0, or -BL_ERROR_QUEUE_FULL. */
+/* Keep a block that has space from eviction until it is removed: 0, or -BL_ERROR_QUEUE_FULL. */
 int bl_block_keep(bl_meta *meta, uint32_t number);
 
-/* It goes; nothing happens if it was not kept. While its extent is known. */
+/* Note that a block is being removed; if it is not kept, nothing happens. Call it while its extent
+ * is known. */
 void bl_block_unkeep(bl_meta *meta, uint32_t number);
 
-/* A kept block is committed: its task waits. 0, or -BL_ERROR_QUEUE_FULL: too many queues. */
+/* Let the task of a committed kept block wait in its queue: 0, or -BL_ERROR_QUEUE_FULL: too many
+ * queues. */
 int bl_task_enqueue(bl_meta *meta, uint32_t number);
 
-/* Drop some that have waited too long. */
+/* Drop some tasks that have waited too long. */
 void bl_tasks_age(bl_meta *meta);
 int bl_handle_task_claim(void *meta, bl_call *call);
 int bl_handle_task_extend(void *meta, bl_call *call);
@@ -146,7 +150,7 @@ int bl_handle_retire(void *meta, bl_call *call);
 
 /* index/lookup.c */
 
-/* count pins less, whoever held them. */
+/* Take away count pins, whoever held them. */
 void bl_unpin(bl_meta *meta, uint32_t number, uint32_t count);
 int bl_handle_lookup(void *meta, bl_call *call);
 int bl_handle_release(void *meta, bl_call *call);
@@ -155,7 +159,7 @@ int bl_handle_stat(void *meta, bl_call *call);
 
 /* index/grant.c */
 
-/* A grant ends without a block: its space is free, or held if its writer may still write. */
+/* End a grant without a block: its space becomes free, or held if its writer may still write. */
 void bl_grant_end(bl_meta *meta, uint32_t number, enum bl_end end);
 int bl_handle_reserve(void *meta, bl_call *call);
 int bl_handle_commit(void *meta, bl_call *call);
@@ -164,30 +168,30 @@ int bl_handle_abort(void *meta, bl_call *call);
 /* index/recover.c: the hook of a takeover. */
 int bl_recover(void *context, uint64_t old_epoch, int suspect);
 
-/* Why an entry that passed its check can still not be used: NULL, or the reason. */
+/* Return why an entry that passed its check can still not be used, or NULL. */
 const char *bl_entry_invalid(const bl_geometry *g, const bl_entry *entry);
 
-/* Would length bytes more be more than a session may hold? */
+/* Would a session that gets length bytes more exceed its quota? */
 static inline int bl_hold_full(const bl_meta *meta, uint32_t lane, uint32_t length)
 {
     uint64_t most = meta->server->quota.bytes;
     return most && meta->holds[lane].bytes + length > most;
 }
 
-/* A number that no block or extent of this pool ever had. */
+/* Return a number that no block or extent of this pool ever had. */
 static inline uint64_t bl_generation_new(bl_meta *meta)
 {
     return meta->server->epoch << BL_GENERATION_SHIFT | ++meta->generation;
 }
 
-/* It was asked for: newest of all that may be evicted. */
+/* Note that a block was asked for: it becomes the newest of all that may be evicted. */
 static inline void bl_block_touch(bl_meta *meta, uint32_t number)
 {
     if (meta->blocks[number].task == 0)
         bl_evict_touch(meta->order, number);
 }
 
-/* What a mark says of its extent; to be believed by bl_extents_adopt() alone. */
+/* Return what a mark says of its extent; only bl_extents_adopt() may believe it. */
 static inline bl_extent_view bl_extent_of(const bl_extent_line *line)
 {
     return (bl_extent_view){
@@ -200,7 +204,7 @@ static inline bl_extent_view bl_extent_of(const bl_extent_line *line)
     };
 }
 
-/* list: the head of a list of numbers linked through bl_block.links[kind]. */
+/* Add to or remove from a list; list is the head of numbers linked through bl_block.links[kind]. */
 static inline void bl_list_add(bl_meta *meta, uint32_t *head, enum bl_list kind, uint32_t number)
 {
     meta->blocks[number].links[kind] = (bl_link){*head, BL_NO_NUMBER};

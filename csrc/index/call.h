@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * How a block call's bytes are read and answered. Every field is foreign input: out of range means
- * an error to the sender, never more (D13).
+ * Reads the bytes of a block call and answers it. Every field is foreign input: a value out of
+ * range gives the sender an error, and nothing else happens (D13).
  */
 #ifndef BL_META_CALL_H
 #define BL_META_CALL_H
@@ -10,7 +10,7 @@
 #include "api/index.h"
 #include "index/blocks.h"
 
-/* A request's head and what follows it, checked against its size: the items, or NULL. */
+/* Check a request's head and items against its size: return the items, or NULL. */
 static inline const uint8_t *bl_meta_items(const bl_call *call, uint32_t item_size,
                                            bl_block_request *head)
 {
@@ -23,7 +23,7 @@ static inline const uint8_t *bl_meta_items(const bl_call *call, uint32_t item_si
                : NULL;
 }
 
-/* Room for the records that a request may be answered with? */
+/* Is there room for the records of the answer? */
 static inline int bl_meta_fits(const bl_call *call, uint32_t count)
 {
     return sizeof(bl_block_reply) + (uint64_t)count * sizeof(bl_block_record) <=
@@ -43,7 +43,7 @@ static inline void bl_meta_record(bl_call *call, uint32_t index, const bl_block_
     memcpy(call->reply + sizeof(bl_block_reply) + index * sizeof *record, record, sizeof *record);
 }
 
-/* Abort or release: last item first, so that of a chain the parent becomes the newest. */
+/* Handle abort or release: last item first, so that the parent of a chain becomes the newest. */
 static inline int bl_handle_give_up(bl_meta *meta, bl_call *call,
                                     int (*one)(bl_meta *, uint32_t, const bl_commit *))
 {

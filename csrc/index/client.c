@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * The client's calls of the block index: whole batches of keys, cut into as many messages as the
- * lane's bulk area makes needed. Replies are foreign input, too (D13).
+ * The client's calls of the block index. A batch of keys is cut into messages that fit into the
+ * lane's bulk area. Replies are foreign input, too (D13).
  */
 #include <errno.h>
 
@@ -10,7 +10,7 @@
 #include "format/payload.h"
 #include "rpc/session_state.h"
 
-/* Records or items that one message carries, whichever way is larger. */
+/* Return how many records or items one message carries, whichever direction is larger. */
 static uint32_t bl_meta_batch(const bl_session *session)
 {
     size_t fit = (session->pool->geometry.bulk_size - sizeof(bl_block_request)) /
@@ -22,11 +22,12 @@ typedef struct bl_meta_ask {
     uint32_t method;
     uint32_t item_size;
     const void *items;
-    bl_block_request head;      /* count: of the items in this message */
+    bl_block_request head;      /* count is that of the items in this message */
     int records;                /* 1: the reply has a record for each that it counts */
 } bl_meta_ask;
 
-/* One message: the reply's head and, in the session's scratch, its records. 0 or an error. */
+/* Send one message: read the reply's head and, into the session's scratch, its records. 0 or an
+ * error. */
 static int bl_meta_call(bl_session *session, const bl_meta_ask *ask, bl_block_reply *reply,
                         const uint8_t **records, uint64_t timeout_ns)
 {
@@ -57,7 +58,7 @@ static int bl_meta_call(bl_session *session, const bl_meta_ask *ask, bl_block_re
     return 0;
 }
 
-/* Could a record be true of this pool? Whoever reads there knows the block's chunks, and asks
+/* Can a record be true of this pool? A caller that reads there knows the block's chunks, and asks
  * bl_block_within() about them, too. */
 static int bl_record_sane(const bl_geometry *g, const bl_block_record *record)
 {
@@ -65,8 +66,8 @@ static int bl_record_sane(const bl_geometry *g, const bl_block_record *record)
            bl_block_within(g, record->offset, record->length, 0);
 }
 
-/* A block that the server has, or that somebody writes; or one that the caller may write now; or a
- * reason why not. */
+/* Is a record a block that the server has or that another session writes, a block that the caller
+ * may write now, or a reason why not? */
 static int bl_reserved_sane(const bl_geometry *g, const bl_block_request *what,
                             const bl_block_record *record)
 {
@@ -105,14 +106,14 @@ int64_t bl_lookup(bl_session *session, const uint64_t *keys, uint32_t count, uin
                 !bl_record_sane(&session->pool->geometry, &records[hits + i]))
                 return -BL_ERROR_BAD_REPLY;
         if (reply.count < part && reply.state != BL_BLOCK_MISS && reply.state != BL_BLOCK_PENDING)
-            return -BL_ERROR_BAD_REPLY; /* with HIT this would ask for ever */
+            return -BL_ERROR_BAD_REPLY; /* with HIT the client would ask forever */
         hits += reply.count;
         *state = reply.count == part ? (uint32_t)BL_BLOCK_HIT : reply.state;
     }
     return hits;
 }
 
-/* A batch failed half way: give back what its first messages got. */
+/* Give back what the first messages of a batch got, after it failed half way. */
 static void bl_reserve_undo(bl_session *session, const uint64_t *keys,
                             const bl_block_record *records, uint32_t count, uint64_t timeout_ns)
 {
@@ -131,7 +132,7 @@ static void bl_reserve_undo(bl_session *session, const uint64_t *keys,
 int bl_reserve(bl_session *session, const uint64_t *keys, uint32_t count,
                const bl_block_request *what, bl_block_record *records, uint64_t timeout_ns)
 {
-    uint32_t batch = bl_meta_batch(session), first = 0; /* whose grant this session may hold */
+    uint32_t batch = bl_meta_batch(session), first = 0; /* the session with the grants */
     uint64_t nonce = 0;
     for (uint32_t done = 0; done < count;) {
         uint32_t part = count - done < batch ? count - done : batch, got = done;
@@ -187,7 +188,7 @@ int bl_commit_blocks(bl_session *session, const bl_commit *commits, uint32_t cou
     return 0;
 }
 
-/* Calls that are answered with a number: their sum, or an error. */
+/* Make calls that are answered with a number: return their sum, or an error. */
 static int64_t bl_meta_tell(bl_session *session, bl_meta_ask ask, uint32_t count,
                             uint64_t timeout_ns)
 {

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * index/evict.h as a ring of links: newer of the newest and older of the coldest is the ring's
- * knot. A zero link says "not in the order", so that zeroed memory is an empty order.
+ * The eviction order of index/evict.h as a ring of links: a sentinel is both newer than the newest
+ * and older than the coldest. A zero link says "not in the order", so that zeroed memory is an
+ * empty order.
  */
 #include "index/evict.h"
 
@@ -11,7 +12,7 @@
 
 #include "base/lazy.h"
 
-enum { BL_EVICT_KNOT = 1, BL_EVICT_FIRST = 2 };     /* node numbers: the knot, then id 0 */
+enum { BL_EVICT_KNOT = 1, BL_EVICT_FIRST = 2 };     /* node numbers: the sentinel, then id 0 */
 
 typedef struct bl_evict_node {
     uint32_t older;
@@ -57,7 +58,7 @@ void bl_evict_remove(bl_evict *order, uint32_t id)
     *node = (bl_evict_node){0, 0};
 }
 
-/* Between two neighbours of the ring. */
+/* Insert between two neighbors of the ring. */
 static void bl_evict_insert(bl_evict *order, uint32_t id, uint32_t older, uint32_t newer)
 {
     uint32_t place = id + BL_EVICT_FIRST;
@@ -83,7 +84,7 @@ int bl_evict_has(const bl_evict *order, uint32_t id)
     return order->node[id + BL_EVICT_FIRST].newer != 0;
 }
 
-/* Negative for the knot. */
+/* Return the id of a node; it is negative for the sentinel. */
 static int64_t bl_evict_id(uint32_t place) { return (int64_t)place - BL_EVICT_FIRST; }
 
 int64_t bl_evict_coldest(const bl_evict *order)

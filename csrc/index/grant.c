@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * Calls of writers: reserve, commit, abort (D10). A grant is one session's leave to write one
- * block; it ends in commit, abort, or the session's end.
+ * Handles the calls of writers: reserve, commit, abort (D10). A grant is the right of one session
+ * to write one block; it ends in commit, abort, or the session's end.
  */
 #include "coherence/crash_point.h"
 #include "format/payload.h"
 #include "index/call.h"
 
-/* Are this host's dead writers holding more than they may? */
+/* Do this host's dead writers hold more space than they may? */
 static int bl_quarantine_full(const bl_meta *meta, uint32_t lane)
 {
     uint64_t bound = meta->pool->geometry.stripe_count * BL_STRIPE_SIZE / 100 *
@@ -16,7 +16,7 @@ static int bl_quarantine_full(const bl_meta *meta, uint32_t lane)
     return meta->held_bytes[meta->server->lanes[lane].host] > bound;
 }
 
-/* May this session not have another grant? 0 or an error. */
+/* Return why this session may not have another grant, or 0. */
 static int bl_grant_refused(bl_meta *meta, uint32_t lane, uint32_t length)
 {
     uint32_t most = meta->server->quota.grant_count;
@@ -28,7 +28,7 @@ static int bl_grant_refused(bl_meta *meta, uint32_t lane, uint32_t length)
     return -BL_ERROR_QUOTA;
 }
 
-/* A grant is one no more. */
+/* Note that a block is no grant any more. */
 static void bl_grant_leave(bl_meta *meta, const bl_block *block)
 {
     meta->holds[block->lane].bytes -= block->length;
@@ -36,7 +36,7 @@ static void bl_grant_leave(bl_meta *meta, const bl_block *block)
     meta->stat.grant_count--;
 }
 
-/* Grant one new block: its number, or an error. */
+/* Grant one new block: return its number, or an error. */
 static int64_t bl_grant(bl_meta *meta, uint32_t lane, const uint64_t key[2],
                         const bl_block_request *head)
 {
@@ -104,14 +104,15 @@ static void bl_reserve_one(bl_meta *meta, uint32_t lane, const uint64_t key[2],
     record->length = meta->blocks[number].length;
 }
 
-/* Space of blocks that were committed may be granted only while this server speaks for the pool: a
- * successor that read their entries before they were cleared serves them. 0 or an error. */
+/* Does this server still speak for the pool? Only then may space of blocks that were committed be
+ * granted: a successor that read their entries before they were cleared serves them. 0 or an
+ * error. */
 static int bl_reuse_check(bl_meta *meta)
 {
     if (!meta->reused)
         return 0;
     int status = bl_server_still(meta->server); /* SYNC entry.reuse: cleared before this look */
-    meta->reused = status < 0; /* once deposed, it stays so for whoever asks next */
+    meta->reused = status < 0; /* once deposed, it stays so for every later call */
     return status;
 }
 
@@ -141,7 +142,7 @@ int bl_handle_reserve(void *context, bl_call *call)
     return status;
 }
 
-/* The block that a commit names, if it is as the commit says; or NULL. */
+/* Return the block that a commit names, if it is as the commit says; or NULL. */
 static bl_block *bl_commit_block(bl_meta *meta, const bl_commit *commit)
 {
     if (commit->block >= meta->pool->geometry.block_count_max ||
@@ -158,7 +159,7 @@ static int bl_commit_one(bl_meta *meta, uint32_t lane, const bl_commit *commit)
     if (block == NULL)
         return -BL_ERROR_NO_GRANT;
     if (block->state == BL_NUMBER_COMMITTED)
-        return 0; /* said before, perhaps to an earlier server */
+        return 0; /* committed before, perhaps by an earlier server */
     if (block->state != BL_NUMBER_GRANTED || block->lane != lane)
         return -BL_ERROR_NO_GRANT;
     int status = block->task ? bl_task_enqueue(meta, number) : 0;

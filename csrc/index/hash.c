@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * index/hash.h by buckets of one line. A key lies in its home bucket or, where that is full, in
- * the next with room; every bucket counts the keys that passed it by, and a search ends at the
- * first that none has. So a removal leaves nothing behind: it takes the key back off those counts.
- * Keys may be chosen by an enemy: where they go depends on a seed that nobody else knows.
+ * The hash table of index/hash.h, in buckets of one line. A key lies in its home bucket or, if that
+ * is full, in the next bucket with room. Every bucket counts the keys that passed it, and a search
+ * ends at the first bucket that no key has passed. So a removal leaves nothing behind: it only
+ * lowers those counts. An attacker may choose the keys, so their buckets depend on a seed that
+ * nobody else knows.
  */
 #include "index/hash.h"
 
@@ -21,7 +22,7 @@ enum { BL_BUCKET_KEYS = 3 };
 typedef struct bl_bucket {
     uint64_t key[BL_BUCKET_KEYS][2];
     uint32_t taken[BL_BUCKET_KEYS];     /* block + 1; 0: empty */
-    uint32_t passed;                    /* keys that lie further on for want of room here */
+    uint32_t passed;                    /* keys that lie further on for lack of room */
 } bl_bucket;
 
 _Static_assert(sizeof(bl_bucket) == BL_LINE_SIZE, "bl_bucket is a line: one miss finds a key");
@@ -36,7 +37,7 @@ struct bl_index {
 
 int bl_index_create(bl_index **out, uint32_t count_max)
 {
-    /* Half as many places again as keys; then few keys pass a bucket by. */
+    /* There are half as many slots again as keys; then few keys pass a bucket. */
     uint64_t bucket_count = 1;
     while (bucket_count * BL_BUCKET_KEYS * 2 < (uint64_t)count_max * 3)
         bucket_count *= 2;
@@ -70,7 +71,7 @@ static uint64_t bl_index_home(const bl_index *index, const uint64_t key[2])
     return ((uint64_t)product ^ (uint64_t)(product >> 64)) & index->mask;
 }
 
-/* The key's place in a bucket, or -1. */
+/* Return the key's place in a bucket, or -1. */
 static int bl_bucket_find(const bl_bucket *bucket, const uint64_t key[2])
 {
     for (int place = 0; place < BL_BUCKET_KEYS; place++)

@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * Kept blocks: nothing evicts them. Their extents, counted whole, are at most an eighth of the
- * stripes, so that what others need can always be freed from the rest.
+ * Keeps blocks from eviction. The extents of kept blocks, counted whole, are at most an eighth of
+ * the stripes, so that room for other blocks can always be made in the rest.
  */
 #include "index/blocks.h"
 
 enum { BL_KEPT_STRIPES_PART = 8 };
 
-/* The extent of a block that is kept, or is no longer, counts by its stripes. */
+/* Count the stripes of an extent whose block becomes kept, or no longer is. */
 static void bl_kept_count(bl_meta *meta, uint64_t offset, int step)
 {
     bl_extent_view view;

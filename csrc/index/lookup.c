@@ -1,15 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * Calls of readers: lookup, release, remove, stat. Who pins a block keeps it from eviction; its
- * bytes stay where they are until the last pin is gone, even if it is removed meanwhile.
+ * Handles the calls of readers: lookup, release, remove, stat. A pinned block is not evicted; its
+ * bytes stay where they are until the last pin is gone, even if the block is removed meanwhile.
  */
 #include "coherence/crash_point.h"
 #include "index/call.h"
 
 enum { BL_PREFETCH_KEYS = 8 };
 
-/* One pin more for a lane: 0, -BL_ERROR_PIN_LIMIT or _QUOTA. A pinned block is not in the order. */
+/* Add a pin for a lane: 0, -BL_ERROR_PIN_LIMIT or _QUOTA. A pinned block is not in the eviction
+ * order. */
 static int bl_pin(bl_meta *meta, uint32_t lane, uint32_t number)
 {
     uint32_t most = meta->server->quota.pin_count;
@@ -41,14 +42,15 @@ void bl_unpin(bl_meta *meta, uint32_t number, uint32_t count)
     meta->stat.pinned_count--;
     if (block->state == BL_NUMBER_COMMITTED) {
         bl_block_touch(meta, number);
-    } else { /* DOOMED: it was removed while somebody read it */
+    } else { /* DOOMED: the block was removed while a session read it */
         bl_crash_point("release.doomed");
         bl_space_give(meta, number);
         bl_number_give(meta, number);
     }
 }
 
-/* The blocks of the leading keys that are committed: their number; state: of the key after them. */
+/* Look up the leading keys that are committed: return their number; state is that of the key after
+ * them. */
 static uint32_t bl_lookup_chain(bl_meta *meta, const uint8_t *keys, uint32_t count, bl_call *call,
                                 uint32_t *state)
 {

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * The block index: made, made the pool's server, told of sessions that end.
+ * Creates the block index, makes it the pool's server, and dispatches what the server tells it:
+ * calls, and sessions that ended.
  */
 #include "index/blocks.h"
 
@@ -11,13 +12,13 @@
 #include "base/lazy.h"
 #include "format/payload.h"
 
-/* As bl_device_written(), of all that a session was granted: it is gone, with its devices, and what
- * they wrote may still lie in this host's cache. It leaves that before anybody is given the space:
- * later it would overwrite what the next owner has written. */
+/* Flush, as bl_device_written() does, all that a session was granted. The session and its devices
+ * are gone, but what they wrote may still lie in this host's cache. It must leave the cache before
+ * the space is granted again; later it would overwrite what the next owner has written. */
 static void bl_meta_flush(const bl_meta *meta, uint32_t lane)
 {
     const bl_memory *memory = &meta->pool->memory;
-    bl_fence_full(memory); /* no flush before the proof */
+    bl_fence_full(memory); /* no flush before the proof of death */
     for (uint32_t n = meta->lane_blocks[lane]; n != BL_NO_NUMBER;
          n = meta->blocks[n].links[BL_LIST_LANE].next)
         bl_invalidate(memory, meta->blocks[n].offset,
@@ -25,13 +26,13 @@ static void bl_meta_flush(const bl_meta *meta, uint32_t lane)
     bl_fence_full(memory); /* the flushes are done before the space is granted */
 }
 
-/* The same of a session of an earlier epoch: who knows where it wrote? */
+/* Flush all held space for a session of an earlier epoch, since nobody knows where it wrote. */
 static void bl_meta_flush_held(const bl_meta *meta)
 {
     const bl_memory *memory = &meta->pool->memory;
     uint64_t offset = meta->pool->geometry.data_offset;
     uint32_t size;
-    bl_fence_full(memory); /* no flush before the proof */
+    bl_fence_full(memory); /* no flush before the proof of death */
     for (; bl_extents_next_held(meta->extents, &offset, &size) == 0; offset += size)
         bl_invalidate(memory, offset, size);
     bl_fence_full(memory); /* the flushes are done before the space is granted */
@@ -58,7 +59,7 @@ static void bl_meta_ended(void *context, uint32_t lane, enum bl_end end)
     }
 }
 
-/* Nobody of earlier epochs writes any more: what was held because of them is free. */
+/* Free what was held because of sessions of earlier epochs: none of them writes any more. */
 static void bl_meta_settled(void *context)
 {
     bl_meta *meta = context;
@@ -68,7 +69,7 @@ static void bl_meta_settled(void *context)
     for (uint32_t lane = 0; lane < meta->pool->geometry.lane_count; lane++)
         for (uint32_t n = meta->lane_blocks[lane]; n != BL_NO_NUMBER;
              n = meta->blocks[n].links[BL_LIST_LANE].next)
-            if (meta->blocks[n].state == BL_NUMBER_HELD) { /* by a session of this epoch */
+            if (meta->blocks[n].state == BL_NUMBER_HELD) { /* held by a session of this epoch */
                 const bl_block *block = &meta->blocks[n];
                 bl_extents_claim(meta->extents, block->offset,
                                  bl_block_size(bl_stored_size(block->length, block->chunk_size)));

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * index/pins.h by open addressing: linear probing over at least twice the room, and removal by
- * moving back what had been pushed on, so that no probe passes a grave.
+ * The pins of index/pins.h in an open-addressing table: linear probing over at least twice the
+ * room, and a removal that moves later entries back, so that no probe passes a deleted entry.
  */
 #include "index/pins.h"
 
@@ -11,13 +11,13 @@
 
 typedef struct bl_pin_slot {
     uint32_t block;
-    uint32_t count;             /* 0: the place is empty */
+    uint32_t count;             /* 0: the slot is empty */
 } bl_pin_slot;
 
 struct bl_pins {
     bl_pin_slot *pin;
-    uint32_t mask;              /* places - 1 */
-    uint32_t shift;             /* 64 - log2(places) */
+    uint32_t mask;              /* slots - 1 */
+    uint32_t shift;             /* 64 - log2(slots) */
     uint32_t count;
     uint32_t count_max;
     uint32_t cursor;            /* where bl_pins_pop looks next */
@@ -56,7 +56,7 @@ static uint32_t bl_pins_home(const bl_pins *pins, uint32_t block)
     return (uint32_t)(block * 0x9e3779b97f4a7c15ull >> pins->shift);
 }
 
-/* Where block is, or the empty place where it would go. */
+/* Return the slot of block, or the empty slot where it would go. */
 static uint32_t bl_pins_place(const bl_pins *pins, uint32_t block)
 {
     uint32_t place = bl_pins_home(pins, block);

@@ -1,11 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * Making room (D8, D11): a free block of the class; else a new extent; else what is coldest goes.
+ * Makes room for a block (D8, D11): a free block of the class; else a new extent; else the coldest
+ * blocks are evicted.
  *
- * The coldest block's own class: the block goes and its space is taken. Another class: its whole
- * extent is emptied, for only stripes can change class. At most BL_EMPTY_STRIPES_MAX stripes are
- * emptied for one block; then an extent that wastes more than it should is better than none.
+ * If the coldest block is of the same class, it is evicted and its space is taken. If it is of
+ * another class, its whole extent is emptied, because only stripes can change class. At most
+ * BL_EMPTY_STRIPES_MAX stripes are emptied for one block; after that, an extent that wastes more
+ * than it should is better than none.
  */
 #include "index/blocks.h"
 
@@ -82,7 +84,7 @@ void bl_block_evict(bl_meta *meta, uint32_t number)
     bl_block *block = &meta->blocks[number];
     bl_entry_clear(meta, number);
     bl_crash_point("evict.cleared");
-    bl_fence_store(&meta->pool->memory); /* void for readers before the space has a new owner */
+    bl_fence_store(&meta->pool->memory); /* void for readers before the space is reused */
     bl_crash_point("evict.fenced");
     bl_index_remove(meta->index, block->key);
     bl_evict_remove(meta->order, number);
@@ -94,7 +96,7 @@ void bl_block_evict(bl_meta *meta, uint32_t number)
     bl_number_give(meta, number);
 }
 
-/* Whether all blocks of an extent may be evicted. */
+/* May all blocks of an extent be evicted? */
 static int bl_extent_may_go(const bl_meta *meta, const bl_extent_view *view)
 {
     uint32_t n = meta->extent_blocks[view->first_stripe];
@@ -104,7 +106,8 @@ static int bl_extent_may_go(const bl_meta *meta, const bl_extent_view *view)
     return view->held_count == 0 && !view->retired;
 }
 
-/* Evict all blocks of an extent, which returns it: its stripes, or 0 if one of them must stay. */
+/* Evict all blocks of an extent, which frees it: return its stripes, or 0 if one of the blocks must
+ * stay. */
 static uint32_t bl_extent_empty(bl_meta *meta, const bl_extent_view *view)
 {
     uint32_t *list = &meta->extent_blocks[view->first_stripe];
@@ -115,7 +118,7 @@ static uint32_t bl_extent_empty(bl_meta *meta, const bl_extent_view *view)
     return view->stripe_count;
 }
 
-/* The next extent that reaches into a cell, at or after from; 0 at the end. */
+/* Find the next extent that reaches into a cell, at or after from; 0 at the end. */
 static int bl_cell_next(const bl_meta *meta, uint32_t first, uint32_t count, uint64_t from,
                         bl_extent_view *view)
 {
@@ -129,8 +132,9 @@ static int bl_cell_next(const bl_meta *meta, uint32_t first, uint32_t count, uin
     return 0;
 }
 
-/* Empty what reaches into the class's cell at the coldest extent, so that an extent of it fits
- * there; only that extent, if something else in the cell must stay. The stripes emptied. */
+/* Empty all extents that reach into the class's cell at the coldest extent, so that an extent of
+ * this class fits there; only the coldest one, if something else in the cell must stay. Return the
+ * stripes emptied. */
 static uint32_t bl_cell_empty(bl_meta *meta, uint32_t block_size, const bl_extent_view *coldest)
 {
     uint64_t offset = meta->pool->geometry.data_offset +
@@ -147,8 +151,8 @@ static uint32_t bl_cell_empty(bl_meta *meta, uint32_t block_size, const bl_exten
     return emptied;
 }
 
-/* Open an extent, and let it be known before anything is granted from it: 0, or what
- * bl_extents_open() said, or -BL_ERROR_DEPOSED. */
+/* Open an extent, and publish it before anything is granted from it: 0, or what bl_extents_open()
+ * said, or -BL_ERROR_DEPOSED. */
 static int bl_space_open(bl_meta *meta, uint32_t block_size, enum bl_fit fit)
 {
     bl_extent_view view;
@@ -166,7 +170,7 @@ static int bl_space_open(bl_meta *meta, uint32_t block_size, enum bl_fit fit)
 }
 
 /* Empty the coldest extent of another class, or evict the coldest block of this one: 1; 0 if
- * nothing can go. emptied: stripes emptied so far for this block. */
+ * nothing can be evicted. emptied counts the stripes emptied so far for this block. */
 static int bl_space_evict(bl_meta *meta, uint32_t block_size, uint32_t *emptied)
 {
     int64_t number = bl_evict_coldest(meta->order);

@@ -1,13 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * What a takeover reads and writes (D5), once, after its epoch is out and before it serves: the
- * predecessor's entries, then its open marks (a block's mark is older than its entry, so each entry
- * that was seen has its extent's). It may die anywhere: the predecessor's half is not touched.
+ * Recovers the block index in a takeover (D5), once, after the epoch is published and before the
+ * server serves: it reads the predecessor's entries, then its open marks (a block's mark is older
+ * than its entry, so the mark of each entry's extent is seen). The process may die anywhere: the
+ * predecessor's half is not touched.
  *
- * Afterwards the own half says the same as DRAM: every committed block has an entry, every extent a
- * mark, and nothing of two epochs ago is left. Space that is open and not committed is held while a
- * session of an earlier epoch may still write there. The eviction order starts by generation.
+ * Afterwards the server's own half says the same as DRAM: every committed block has an entry, every
+ * extent has a mark, and nothing of two epochs ago is left. Space that is open and not committed is
+ * held while a session of an earlier epoch may still write there. The eviction order starts by
+ * generation.
  */
 #include <errno.h>
 
@@ -19,7 +21,7 @@
 
 enum {
     BL_SCAN_LINES = 4096,       /* invalidated together: 256 KiB */
-    BL_AHEAD = 16               /* blocks whose memory is asked for before it is needed */
+    BL_AHEAD = 16               /* blocks whose memory is prefetched */
 };
 
 const char *bl_entry_invalid(const bl_geometry *g, const bl_entry *entry)
@@ -49,7 +51,8 @@ static void bl_scan_refetch(const bl_memory *memory, uint64_t offset, uint64_t l
     bl_refetch(memory, offset, lines * BL_LINE_SIZE);
 }
 
-/* Look at a stripe's mark: its state (bl_extent_state) if its extent is known again, else 0. */
+/* Look at a stripe's mark: return its state (bl_extent_state) if its extent is known again, else
+ * 0. */
 static uint32_t bl_recover_mark(bl_meta *meta, uint64_t offset, uint64_t stripe,
                                 bl_extent_view *view)
 {
@@ -60,15 +63,15 @@ static uint32_t bl_recover_mark(bl_meta *meta, uint64_t offset, uint64_t stripe,
     bl_ordered(memory, offset, bl_epoch_offset(meta->server->half));
     *view = bl_extent_of(&line);
     int whole = bl_verify(memory, bl_table_whole(&line, stripe));
-    if (whole) /* that it is free, too: whoever wrote there is through */
+    if (whole) /* also that it is free: no process writes there any more */
         bl_believe(memory, offset);
     int held = whole && (line.state == BL_EXTENT_OPEN || line.state == BL_EXTENT_RETIRED) &&
                line.first_stripe == stripe && bl_extents_adopt(meta->extents, view) == 0;
     return held ? line.state : 0;
 }
 
-/* Copy the open marks into the own half and rebuild the extents. All of the own half is written:
- * what stood there is of an earlier epoch, and reading it first would cost as much. */
+/* Copy the open marks into the own half and rebuild the extents. All of the own half is written: it
+ * holds an earlier epoch, and reading it first would cost as much. */
 static void bl_recover_extents(bl_meta *meta)
 {
     const bl_memory *memory = &meta->pool->memory;
@@ -94,7 +97,7 @@ static void bl_recover_extents(bl_meta *meta)
 }
 
 /* Copy the committed blocks' entries into the own half, all of which is written, and remember the
- * blocks: their number. */
+ * blocks: return their number. */
 static uint32_t bl_recover_entries(bl_meta *meta, bl_recovered *recovered)
 {
     const bl_memory *memory = &meta->pool->memory;
@@ -105,7 +108,7 @@ static uint32_t bl_recover_entries(bl_meta *meta, bl_recovered *recovered)
         bl_entry entry;
         bl_scan_refetch(memory, offset, number, g->block_count_max);
         /* SYNC entry.reuse: what was cleared before the epoch was out is seen cleared */
-        /* SYNC task.commit: and a task that was answered for before that is seen */
+        /* SYNC task.commit: and a task whose commit was answered before that is seen */
         bl_load_line(memory, offset, &entry); /* SYNC entry */
         bl_ordered(memory, offset, bl_epoch_offset(half));
         int whole = bl_verify(memory, bl_table_whole(&entry, number));
@@ -120,7 +123,7 @@ static uint32_t bl_recover_entries(bl_meta *meta, bl_recovered *recovered)
                 .length = entry.length,
                 .chunk_size = entry.chunk_size,
                 .state = BL_NUMBER_COMMITTED,
-                .task = entry.flags & BL_ENTRY_KEPT, /* until it has its place */
+                .task = entry.flags & BL_ENTRY_KEPT, /* until it is given its place */
             };
             recovered[count++] = (bl_recovered){entry.generation, number};
             bl_crash_line("recover.entry_line", memory, bl_entry_offset(g, number, half), &entry);
@@ -130,12 +133,12 @@ static uint32_t bl_recover_entries(bl_meta *meta, bl_recovered *recovered)
         }
         meta->stat.damaged_count += bl_line_used((uint64_t *)&entry) &&
                                     (!whole || entry.state == BL_ENTRY_COMMITTED);
-        bl_entry_clear(meta, number); /* of two epochs ago */
+        bl_entry_clear(meta, number); /* from two epochs ago */
     }
     return count;
 }
 
-/* Give a recovered block its space, its key and its place in the order, or drop it. */
+/* Give a recovered block its space, its key and its place in the eviction order, or drop it. */
 static void bl_recover_block(bl_meta *meta, uint32_t number)
 {
     bl_block *block = &meta->blocks[number];
@@ -162,15 +165,16 @@ static void bl_recover_block(bl_meta *meta, uint32_t number)
     meta->stat.block_bytes += block->length;
 }
 
-/* Both halves of both tables are about to be touched from end to end. */
+/* Prefault both halves of both tables, which are about to be touched from end to end. */
 static void bl_recover_prefault(const bl_meta *meta)
 {
     const bl_geometry *g = &meta->pool->geometry;
     bl_pool_prefault(meta->pool, g->table_offset, g->data_offset - g->table_offset);
 }
 
-/* Newest first, so that of two entries of a key the newer stays; each is colder than those before
- * it. The memory that a block needs is asked for early: the misses of several overlap. */
+/* Recover the newest first, so that the newer of two entries of a key stays; each is colder than
+ * those before it. The memory that a block needs is prefetched: the misses of several blocks
+ * overlap. */
 static void bl_recover_blocks(bl_meta *meta, const bl_recovered *recovered, uint32_t count)
 {
     for (uint32_t i = count; i-- > 0;) {

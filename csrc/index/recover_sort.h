@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * Recovered blocks by generation. A cache that was filled once has them in order already; else a
- * radix sort, of the bits alone in which they differ. Pure.
+ * Sorts recovered blocks by generation. A cache that was filled once has them in order already;
+ * else a radix sort is made, of only those bits in which they differ.
  */
 #ifndef BL_RECOVER_SORT_H
 #define BL_RECOVER_SORT_H
@@ -17,7 +17,7 @@ typedef struct bl_recovered {
 
 enum { BL_RADIX_BITS = 11, BL_RADIX = 1 << BL_RADIX_BITS };
 
-/* One digit: from into to, equal ones as they came. */
+/* Sort by one digit, from one list into the other; equal blocks keep their order. */
 static inline void bl_recovered_deal(const bl_recovered *from, bl_recovered *to, uint32_t count,
                                      uint32_t shift)
 {
@@ -33,7 +33,8 @@ static inline void bl_recovered_deal(const bl_recovered *from, bl_recovered *to,
         to[start[from[i].generation >> shift & (BL_RADIX - 1)]++] = from[i];
 }
 
-/* Oldest first; room is for as many again. Returned: that of the two where they are sorted. */
+/* Sort with the oldest first; room has space for as many again. Returns the one of the two lists
+ * that holds the result. */
 static inline bl_recovered *bl_recovered_sort(bl_recovered *list, bl_recovered *room,
                                               uint32_t count)
 {

@@ -1,14 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * Memory that failed under a copy is given to nobody again. A client that met a fault
- * (coherence/guard.h) says where; the server touches that page itself before it believes it, so
- * that nobody can talk a pool away. Then the extent there gives no more blocks, what it has leaves
- * the index, and its mark tells every successor. A fault that this host does not see retires
- * nothing.
+ * Retires memory that failed under a copy: it is never granted again. A client that met a fault
+ * (coherence/guard.h) says where; the server touches that page itself before it believes the
+ * client, so that false reports retire nothing. Then the extent there gives no more blocks, its
+ * blocks leave the index, and its mark tells every successor. A fault that this host does not see
+ * retires nothing.
  *
- * A writer whose grant ends here may still write: nobody minds, the space has no next owner. A
- * stripe of no extent is left alone: who is granted it next meets the fault and says so.
+ * A writer whose grant ends here may still write, which does no harm: the space has no next owner.
+ * A stripe of no extent is left alone: the next session that is granted it meets the fault and
+ * reports it.
  */
 #include "coherence/guard.h"
 #include "index/call.h"
@@ -18,7 +19,7 @@ typedef struct bl_page {
     uint64_t offset;
 } bl_page;
 
-/* Every line of the page, from memory: a fault may name the page alone. */
+/* Touch every line of the page in memory: a fault may name only the page. */
 static int bl_page_touch(void *context)
 {
     const bl_page *page = context;

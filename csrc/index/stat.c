@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * The index in figures: asked for in the process, or by a call.
+ * Statistics of the block index, for callers in the process and for the call of clients.
  */
 #include "index/blocks.h"
 

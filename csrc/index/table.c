@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * The block table and the extent table in the pool: one line each, written by the server alone,
- * into its own half. A line's check is keyed with its number. Clients read entries (kv/get.c), a
+ * Writes the block table and the extent table in the pool. Only the server writes their lines, into
+ * its own half. A line's check is keyed with its number. Clients read entries (kv/get.c), a
  * successor reads both (index/recover.c).
  */
 #include "coherence/crash_point.h"

@@ -1,25 +1,27 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * Queues of tasks in the pool. A task is a committed block that is kept: nothing evicts it, its
- * entry says so (BL_ENTRY_KEPT), and a successor finds it like any other block. So neither a
- * worker's death nor a server's loses one.
+ * Handles the calls of task queues in the pool. A task is a committed block that is kept: nothing
+ * evicts it, its entry says so (BL_ENTRY_KEPT), and a successor finds it like any other block. So
+ * no task is lost when a worker or a server dies.
  *
  *   enqueue: reserve with BL_RESERVE_KEPT, write, commit      the queue's number is the fingerprint
  *   dequeue: BL_METHOD_TASK_CLAIM, then read as any block
  *   done:    remove
  *
- * Claims stand in DRAM only: after a takeover all tasks wait again. That, and a claim that runs
- * out, gives a task to two workers, never to none. A commit of a task is answered only while this
- * server speaks for the pool, for a successor may have read the table before the entry came.
+ * Claims exist in DRAM only: after a takeover all tasks wait again. A takeover, or a claim that
+ * runs out, may give a task to two workers, but never to none. A commit of a task is answered only
+ * while this server speaks for the pool, because a successor may have read the table before the
+ * entry was written.
  *
- * Kept blocks lie in at most an eighth of the stripes, extents counted whole: what others need can
- * always be freed from the rest. A task that nobody has claimed for BL_TASK_AGE_NS goes.
+ * Kept blocks lie in at most an eighth of the stripes, extents counted whole, so that room for
+ * other blocks can always be made in the rest. A task that nobody has claimed for BL_TASK_AGE_NS is
+ * dropped.
  */
 #include "index/call.h"
 
 enum {
-    BL_KEPT_BLOCKS_PART = 4,    /* of the table's lines */
+    BL_KEPT_BLOCKS_PART = 4,    /* one in so many of the table's lines */
     BL_TASK_DROPS = 16          /* too old, in one call */
 };
 
@@ -50,7 +52,7 @@ void bl_tasks_age(bl_meta *meta)
     }
 }
 
-/* A request for tasks, checked: 0 or an error. */
+/* Read and check a request for tasks: 0 or an error. */
 static int bl_task_request_of(const bl_call *call, bl_task_request *request)
 {
     if (call->request_size != sizeof *request || sizeof(bl_task) > call->reply_capacity)

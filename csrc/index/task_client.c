@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * The client's calls about tasks, and what it believes of their replies.
+ * The client's calls about tasks, with the checks of their replies.
  */
 #include "format/payload.h"
 #include "index/blocks.h"
 #include "rpc/session_state.h"
 
-/* Ask about tasks; the reply has size bytes: the status, or an error. */
+/* Ask about tasks; the reply has size bytes. Return the status, or an error. */
 static int bl_task_ask(bl_session *session, uint32_t method, const bl_task_request *request,
                        void *reply, uint32_t size, uint64_t timeout_ns)
 {

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * index/tasks.h by two lists per queue: what waits, in order, and what is claimed, in none. Claims
- * that have run out are found when the queue is asked for something. A task keeps the time since
- * which it waits over claims and their ends.
+ * The task queues of index/tasks.h, as two lists per queue: waiting tasks in order, and claimed
+ * tasks in no order. Claims that have run out are found at the next call for their queue. A claim
+ * and its end do not change the time since which a task waits.
  */
 #include "index/tasks.h"
 
@@ -17,13 +17,13 @@ enum bl_task_state { BL_TASK_FREE = 0, BL_TASK_TAKEN, BL_TASK_WAITING, BL_TASK_C
 typedef struct bl_task_place {
     uint64_t generation;
     uint64_t since_ns;
-    uint64_t until_ns;          /* of the claim */
+    uint64_t until_ns;          /* when the claim ends */
     uint32_t block;
-    uint32_t lane;              /* of the claim */
+    uint32_t lane;              /* the lane that has the claim */
     uint32_t deliveries;
-    uint32_t queue;             /* its index */
+    uint32_t queue;             /* index of its queue */
     uint32_t state;             /* bl_task_state */
-    uint32_t next, previous;    /* places, or BL_NO_PLACE */
+    uint32_t next, previous;    /* slots, or BL_NO_PLACE */
 } bl_task_place;
 
 typedef struct bl_task_list {
@@ -33,14 +33,14 @@ typedef struct bl_task_list {
 
 typedef struct bl_task_queue {
     uint64_t name;
-    bl_task_list waiting, claimed; /* none of either: nobody's */
+    bl_task_list waiting, claimed; /* a queue without tasks is free */
 } bl_task_queue;
 
 struct bl_tasks {
     bl_task_queue queue[BL_QUEUES_MAX];
     bl_task_place *place;
-    uint32_t free_place;        /* first of those given back, linked by next */
-    uint32_t fresh_place;       /* places from here on were never used */
+    uint32_t free_place;        /* first of the slots given back, linked by next */
+    uint32_t fresh_place;       /* slots from here on were never used */
     uint32_t count_max;
 };
 
@@ -78,7 +78,7 @@ static bl_task_list *bl_task_list_of(bl_tasks *tasks, const bl_task_place *task)
     return task->state == BL_TASK_CLAIMED ? &queue->claimed : &queue->waiting;
 }
 
-/* Into its list behind the place after; BL_NO_PLACE: first of all. */
+/* Insert a task into its list behind the slot after; BL_NO_PLACE: before all others. */
 static void bl_task_link(bl_tasks *tasks, uint32_t place, uint32_t after)
 {
     bl_task_place *task = &tasks->place[place];
@@ -101,7 +101,7 @@ static void bl_task_unlink(bl_tasks *tasks, uint32_t place)
     list->count--;
 }
 
-/* In the order of generations: a new one is nearly always the last. */
+/* Insert in the order of generations: a new task is nearly always the last. */
 static void bl_task_wait(bl_tasks *tasks, uint32_t place)
 {
     bl_task_place *task = &tasks->place[place];
@@ -112,7 +112,7 @@ static void bl_task_wait(bl_tasks *tasks, uint32_t place)
     bl_task_link(tasks, place, after);
 }
 
-/* A claim has ended without the work. */
+/* End a claim without the work done. */
 static void bl_task_return(bl_tasks *tasks, uint32_t place)
 {
     bl_task_unlink(tasks, place);
@@ -132,7 +132,7 @@ int64_t bl_tasks_take(bl_tasks *tasks, uint32_t block)
     return place;
 }
 
-/* The queue of a name, or a free one if it has none: its index, or -1. */
+/* Find the queue of a name, or a free one if it has none: return its index, or -1. */
 static int64_t bl_task_queue_find(const bl_tasks *tasks, uint64_t name)
 {
     int64_t unused = -1;
@@ -171,7 +171,7 @@ void bl_tasks_remove(bl_tasks *tasks, uint32_t place)
     tasks->free_place = place;
 }
 
-/* Claims of a queue that have run out, or are a lane's that is gone, end. */
+/* End the claims of a queue that have run out, or belong to a lane that is gone. */
 static void bl_task_queue_expire(bl_tasks *tasks, bl_task_queue *queue, uint64_t now_ns,
                                  uint32_t lane)
 {

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * index/tier.h over index/evict.h: the order has the blocks that may be evicted, users counts who
- * holds one.
+ * The tier of index/tier.h over index/evict.h: the order has the blocks that may be evicted, and
+ * users counts how many requests hold a block.
  */
 #include "index/tier.h"
 
@@ -71,7 +71,8 @@ void bl_tier_touch(bl_tier *tier, const uint32_t *id, uint32_t count)
             bl_evict_touch(tier->order, id[count]);
 }
 
-/* Evict until extra slots are free beside what is here and reserved; 0 if held ones forbid it. */
+/* Evict until extra slots are free beside the present blocks and the reserved slots; 0 if held
+ * blocks prevent it. */
 static int bl_tier_make_room(bl_tier *tier, uint32_t extra)
 {
     bl_tier_stat *stat = &tier->stat;
@@ -89,7 +90,7 @@ static int bl_tier_make_room(bl_tier *tier, uint32_t extra)
 uint32_t bl_tier_put(bl_tier *tier, const uint32_t *id, uint32_t count)
 {
     uint32_t added = 0;
-    bl_tier_touch(tier, id, count);     /* so that none makes room for its own children */
+    bl_tier_touch(tier, id, count);     /* so that no block makes room for its own children */
     while (count--) {
         if (bl_tier_has(tier, id[count])) {
             bl_tier_touch(tier, &id[count], 1);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * Beats: see liveness/heartbeat.h.
+ * Writes and reads heartbeat lines: see liveness/heartbeat.h.
  */
 #include "liveness/heartbeat.h"
 
@@ -71,7 +71,7 @@ static void *bl_heartbeat_run(void *argument)
         while (!heartbeat->stop && rc == 0)
             rc = pthread_cond_timedwait(&heartbeat->wake, &heartbeat->lock, &next);
         if (!heartbeat->stop && bl_guarded(heartbeat->memory, bl_heartbeat_guarded, heartbeat) < 0)
-            break; /* its device is gone: it stands still, as for any who is dead */
+            break; /* its device is gone: the heartbeat stands still, as for a dead process */
     }
     pthread_mutex_unlock(&heartbeat->lock);
     return NULL;

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * Signs of life for other hosts: a counter in a line that its writer moves on. A thread of its own
- * does it, in C, so that a Python thread that holds the interpreter for a minute does not look
+ * Heartbeats for other hosts: a counter in a line that its writer increments. A separate C thread
+ * does it, so that a process whose Python thread holds the interpreter for a minute does not look
  * dead. A heartbeat that stands still proves nothing (D7); it only makes others careful.
  *
- * A session that ends says so with its last heartbeat, in a line that it alone writes. Whoever
- * serves next reads it there, so a session can end in order while nobody serves.
+ * A session that ends says so with its last heartbeat, in a line that only this session writes. The
+ * next server reads it there, so a session can end in order while nobody serves.
  */
 #ifndef BL_HEARTBEAT_H
 #define BL_HEARTBEAT_H
@@ -17,7 +17,7 @@
 
 enum {
     BL_HEARTBEAT_PERIOD_NS = 50 * 1000 * 1000,
-    /* one that stood still so long stands still */
+    /* a heartbeat that did not move for so long stands still */
     BL_HEARTBEAT_WATCH_NS = 10 * BL_HEARTBEAT_PERIOD_NS
 };
 
@@ -30,26 +30,26 @@ typedef struct bl_heartbeat {
     uint64_t nonce;
     uint64_t count;
     pthread_t thread;
-    pthread_mutex_t lock;       /* of stop */
+    pthread_mutex_t lock;       /* guards stop */
     pthread_cond_t wake;        /* stop was set */
     int stop;
     int running;
 } bl_heartbeat;
 
-/* One heartbeat, by hand: the simulator has no threads. */
+/* Write one heartbeat by hand: the simulator has no threads. */
 void bl_heartbeat_once(bl_heartbeat *heartbeat);
 
-/* 0 or -errno. The first heartbeat is out when this returns. */
+/* Start the thread: 0 or -errno. The first heartbeat is out when this returns. */
 int bl_heartbeat_start(bl_heartbeat *heartbeat, const bl_memory *memory, uint64_t offset,
                        uint64_t nonce);
 void bl_heartbeat_stop(bl_heartbeat *heartbeat);
 
 /* Stop, and say that the session is over. Its process writes nothing under its nonce any more: the
- * caller has ended all copies, those of devices, too; what it streamed is fenced here. */
+ * caller has ended all copies, also those of devices; what was streamed is fenced here. */
 void bl_heartbeat_end(bl_heartbeat *heartbeat);
 
-/* The counter in a heartbeat line, if the line is whole and its writer is nonce; else 0. No fence:
- * the caller invalidated the line and completed that. */
+/* Return the counter in a heartbeat line, if the line is whole and its writer is nonce; else 0.
+ * There is no fence: the caller invalidated the line and completed that. */
 uint64_t bl_heartbeat_read(const bl_memory *memory, uint64_t offset, uint64_t nonce);
 
 #endif

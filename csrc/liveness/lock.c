@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * Proof of life by file locks: see liveness/lock.h. A lock belongs to the open file, which a
- * forked child shares: it is given up in words, for closing our descriptor would leave it to the
+ * Liveness locks, as locks on files: see liveness/lock.h. A lock belongs to the open file, which a
+ * forked child shares, so it is unlocked explicitly: closing our descriptor would leave it to the
  * child.
  */
 #include "liveness/lock.h"
@@ -28,14 +28,14 @@
 #define SYS_pidfd_open 434 /* Linux 5.3 */
 #endif
 
-enum { BL_STILLBORN_S = 10 };   /* nobody takes so long from making a file to locking it */
+enum { BL_STILLBORN_S = 10 };   /* no process takes so long from making a file to locking it */
 
 typedef struct bl_liveness_path {
     char text[BL_PATH_SIZE + 32];
 } bl_liveness_path;
 
-/* A file is made under a name of its own, and gets the name that others look for when its lock is
- * held: who finds the lock free has the proof. */
+/* A file is made under a temporary name, and gets the name that others look for when its lock is
+ * held: a process that finds the lock free has proof that the holder is gone. */
 #define BL_LIVENESS_NEW "new"
 #define BL_LIVENESS_ALIVE "alive"
 #define BL_LIVENESS_SOCKET "pidfds"    /* a server's socket: see liveness/pidfds.h */
@@ -48,8 +48,8 @@ static bl_liveness_path bl_liveness_name(const char *directory, const char *kind
     return path;
 }
 
-/* The directory says who may come in, not this process's umask: others open the file to lock it. It
- * is its owner's to say so; nobody else has to. */
+/* The directory says who may come in, not this process's umask: others open the file to lock it.
+ * Only the file's owner can set its mode, and nobody else has to. */
 static void bl_liveness_share(int descriptor) { (void)!fchmod(descriptor, 0660); }
 
 static int bl_liveness_open(const char *directory, const char *kind, uint64_t nonce, int flags)
@@ -92,8 +92,9 @@ int bl_liveness_watch(const bl_memory *memory, const char *directory, uint64_t n
     return bl_liveness_open(directory, BL_LIVENESS_ALIVE, nonce, 0);
 }
 
-/* In the file of a session that has devices: its process, by a number that only the processes of
- * its pid namespace know it by. The file is trusted like its lock; the pool never holds a pid. */
+/* What stands in the file of a session that has devices: its process, by a number that only
+ * processes of its pid namespace can use. The file is trusted like its lock; the pool never holds a
+ * pid. */
 typedef struct bl_liveness_process {
     uint64_t pid_namespace;     /* 0: unknown, so nobody can ask for the process */
     uint64_t pid;
@@ -142,7 +143,7 @@ static int bl_liveness_process_ended(const bl_liveness_process *process)
     return ended;
 }
 
-/* The lock comes first: who has it sees what its holder wrote into the file last. */
+/* The lock comes first: the process that gets it sees what the holder wrote into the file last. */
 int bl_liveness_gone(const bl_memory *memory, int descriptor)
 {
     bl_liveness_process process;
@@ -160,14 +161,14 @@ void bl_liveness_end(const bl_memory *memory, const char *directory, uint64_t no
     (void)memory;
     if (remove) {
         unlink(bl_liveness_name(directory, BL_LIVENESS_SOCKET, nonce).text);
-        /* last: it is swept for */
+        /* last, because the sweep looks for this file */
         unlink(bl_liveness_name(directory, BL_LIVENESS_ALIVE, nonce).text);
     }
     if (descriptor >= 0)
         bl_host_unlock(memory, descriptor);
 }
 
-/* The file of a process that died before it had the lock goes by its age. */
+/* Remove the file of a process that died before it had the lock; the file's age decides. */
 static void bl_liveness_stillborn(const char *directory, uint64_t nonce)
 {
     bl_liveness_path path = bl_liveness_name(directory, BL_LIVENESS_NEW, nonce);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * Watching over processes by pidfd: see liveness/pidfds.h. One epoll instance says who came and who
- * ended.
+ * Watches processes by pidfd: see liveness/pidfds.h. One epoll instance says which processes
+ * connected and which ended.
  */
 #include "liveness/pidfds.h"
 
@@ -30,9 +30,10 @@
 #endif
 
 enum { BL_PIDFDS_BACKLOG = 128, BL_PIDFDS_LISTENER = UINT32_MAX };
-enum { BL_PIDFDS_EVENTS = 64 };   /* in one look: the server has others to serve */
+enum { BL_PIDFDS_EVENTS = 64 };   /* in one look: the server has other clients to serve */
 
-/* A process: it has connected (socket), then said who it is (pidfd). Neither: the place is free. */
+/* A process that has connected (socket), and then said which session it is (pidfd). With neither,
+ * the slot is free. */
 typedef struct bl_pidfds_peer {
     uint64_t nonce;
     int socket;
@@ -49,8 +50,8 @@ struct bl_pidfds {
     bl_pidfds_peer peers[];
 };
 
-/* The socket's address; the directory is named by a descriptor, for its path may be too long for
- * one. The descriptor, or -errno. */
+/* Make the socket's address; a descriptor names the directory, whose path may be too long for an
+ * address. The descriptor, or -errno. */
 static int bl_pidfds_address(const char *directory, uint64_t nonce, struct sockaddr_un *address)
 {
     int descriptor = open(directory, O_PATH | O_DIRECTORY | O_CLOEXEC);
@@ -132,7 +133,8 @@ void bl_pidfds_close(bl_pidfds *pidfds)
     free(pidfds);
 }
 
-/* 0, or -errno that passes: who has connected waits in the listener's queue. */
+/* Accept connections: 0, or -errno that passes; a process that has connected waits in the
+ * listener's queue. */
 static int bl_pidfds_accept(bl_pidfds *pidfds)
 {
     int peer = accept4(pidfds->listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
@@ -143,14 +145,14 @@ static int bl_pidfds_accept(bl_pidfds *pidfds)
                                        pidfds->peers[place].pidfd >= 0))
         place++;
     if (place == pidfds->count_max || bl_pidfds_watch(pidfds, peer, place) < 0)
-        close(peer); /* the lock file is its proof */
+        close(peer); /* its lock file is enough */
     else
         pidfds->peers[place].socket = peer;
     return 0;
 }
 
-/* A pidfd of who has connected: from the kernel, or by its pid if that is certain to be its own
- * still: it is, while the process that holds the proof lives. Or -errno. */
+/* Get a pidfd of a connected process: from the kernel, or by its pid if that pid is certain to be
+ * its own still, which holds while the process that holds the liveness lock lives. Or -errno. */
 static int bl_pidfds_pidfd(const bl_pidfds *pidfds, int socket, uint64_t nonce)
 {
     int pidfd;
@@ -177,7 +179,8 @@ static int bl_pidfds_pidfd(const bl_pidfds *pidfds, int socket, uint64_t nonce)
     return liveness_lock < 0 ? liveness_lock : -ESRCH;
 }
 
-/* Hear who a peer is: 0, or -errno that passes, and what it said waits in its socket. */
+/* Read which session a peer is: 0, or -errno that passes, and the peer's bytes wait in its
+ * socket. */
 static int bl_pidfds_meet(bl_pidfds *pidfds, uint32_t place)
 {
     bl_pidfds_peer *peer = &pidfds->peers[place];
@@ -203,8 +206,8 @@ static int bl_pidfds_meet(bl_pidfds *pidfds, uint32_t place)
     return 0;
 }
 
-/* The kernel tells of all that is ready in turn, so whoever has to wait keeps no death unseen: the
- * next look begins with the next event, and a death gives descriptors back. */
+/* The kernel reports ready descriptors in turn, so a connection that has to wait hides no death:
+ * the next look begins with the next event, and a death gives descriptors back. */
 uint64_t bl_pidfds_look(bl_pidfds *pidfds)
 {
     struct epoll_event event;

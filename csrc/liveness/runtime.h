@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * Do the processes of this host share a runtime directory? Locks, liveness locks and sockets lie
- * there, and lines that a host writes rely on its locks. Two processes of one host that have
- * different directories (other users, containers) would silently write such a line at once, and
- * could prove nothing about each other. The one that comes second is refused.
+ * Checks that the processes of this host share a runtime directory. Liveness locks, other locks and
+ * sockets lie there, and lines that a host writes rely on its locks. Two processes of one host with
+ * different directories (other users, containers) could write such a line at the same time, and
+ * could prove nothing about each other. The process that comes second is refused.
  */
 #ifndef BL_RUNTIME_H
 #define BL_RUNTIME_H
@@ -13,10 +13,10 @@
 #include "liveness/lock.h"
 #include "pool/boot.h"
 
-/* Is the server of this epoch line a process of this boot that has no proof in this directory? A
- * server's proof is there before its line says TAKING, and goes after its line says that it has
- * stopped, or is a successor's: so a line that still stands when its proof is missing names a
- * server that has another directory (or this one was emptied). */
+/* Is the server of this epoch line a process of this boot that has no liveness lock in this
+ * directory? A server's lock is there before its line says TAKING, and goes after its line says
+ * that it has stopped, or is a successor's: so a line that still stands when its lock is missing
+ * names a server that has another directory (or this one was emptied). */
 static inline int bl_runtime_elsewhere(const bl_pool *pool, const char *directory,
                                        const uint64_t boot_id[2], const bl_epoch_line *line)
 {

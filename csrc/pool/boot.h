@@ -8,7 +8,7 @@
 
 #include <stdint.h>
 
-/* The same start of the same operating system? */
+/* Do both name the same start of the same operating system? */
 static inline int bl_boot_same(const uint64_t one[2], const uint64_t other[2])
 {
     return one[0] == other[0] && one[1] == other[1];

@@ -11,7 +11,7 @@
 #include "pool/pool.h"
 #include "pool/register.h"
 
-/* The line of one half: 1; 0 if nothing was ever written there (out is zero); or
+/* Read the line of one half: 1; 0 if nothing was ever written there (out is zero); or
  * -BL_ERROR_EPOCH_DAMAGED. */
 static inline int bl_epoch_line_read(const bl_pool *pool, uint32_t half, bl_epoch_line *out)
 {
@@ -21,7 +21,7 @@ static inline int bl_epoch_line_read(const bl_pool *pool, uint32_t half, bl_epoc
     return status;
 }
 
-/* The pool's epoch line; its epoch is 0 if nobody ever served the pool. 0, or
+/* Read the pool's epoch line; its epoch is 0 if nobody ever served the pool. 0, or
  * -BL_ERROR_EPOCH_DAMAGED: out is the other half's line, and perhaps not the pool's. */
 static inline int bl_epoch_read(const bl_pool *pool, bl_epoch_line *out)
 {
@@ -68,8 +68,8 @@ static inline void bl_epoch_ordered(const bl_pool *pool, uint64_t written)
         bl_ordered(&pool->memory, bl_epoch_offset(half), written);
 }
 
-/* May a host not use this pool, because a device is declared coherent, one host's own memory (D2),
- * and the server of this line is another host's? */
+/* Must a host not use this pool, because a device has hardware coherence, which makes it one host's
+ * own memory (D2), and the server of this line is another host's? */
 static inline int bl_epoch_second_host(const bl_pool *pool, const bl_epoch_line *line,
                                        uint32_t host, const uint64_t boot_id[2])
 {

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * One line, one message (D3): building a line that proves itself, and believing one. Pure; works on
- * private copies. The check is keyed with the session's nonce and its server's epoch: what a former
- * session of a lane left behind, what one that was taken for dead still writes, and what an undead
- * server would answer in its successor's place, is not a message.
+ * Messages of one line (D3): sealing a line with its check, and checking one. All of it works on
+ * private copies. The check is keyed with the session's nonce and its server's epoch, so three
+ * kinds of lines are no messages: those that a former session of the lane left behind, those that a
+ * session taken for dead still writes, and those that an undead server writes in its successor's
+ * place.
  */
 #ifndef BL_MESSAGE_H
 #define BL_MESSAGE_H
@@ -23,7 +24,7 @@ static inline void bl_message_seal(void *line, uint32_t sequence, uint64_t key)
     memcpy(line, word, sizeof word);
 }
 
-/* What the lines between a session and a server are keyed with. */
+/* Return the key of the lines between a session and a server. */
 static inline uint64_t bl_message_key(uint64_t nonce, uint64_t epoch)
 {
     return nonce + epoch * 0xd6e8feb86659fd93u;

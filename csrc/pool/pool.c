@@ -2,8 +2,8 @@
  * Copyright The Beluga Authors
  *
  * Mapping devices, and a pool over mapped devices. Each device is one mapping, whole: a view that
- * joins the stripes of several devices would cost a mapping per stripe. What may be mapped (kind,
- * size, permission) has been asked before, by beluga/pool.
+ * joins the stripes of several devices would cost a mapping per stripe. beluga/pool has checked
+ * before what may be mapped (kind, size, permission).
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -14,7 +14,7 @@
 #include "coherence/guard.h"
 #include "pool/pool.h"
 
-/* Devdax takes only addresses that are multiples of its page: reserve too much, map inside. */
+/* Devdax takes only addresses that are multiples of its page: reserve too much, and map inside. */
 int bl_device_map(int fd, uint64_t offset, uint64_t size, void **out)
 {
     if (size == 0 || size % BL_STRIPE_SIZE != 0 || offset % BL_STRIPE_SIZE != 0)
@@ -34,8 +34,8 @@ int bl_device_map(int fd, uint64_t offset, uint64_t size, void **out)
     if (head > 0)
         munmap(room, head);
     munmap(address + size, BL_STRIPE_SIZE - head);
-    /* Wishes: a kernel that knows one of them not still maps the device. Never MADV_NOHUGEPAGE:
-     * devdax faults on every touch after it. */
+    /* These are only hints: a kernel that does not know one of them still maps the device.
+     * MADV_NOHUGEPAGE is never used: devdax would fault on every touch after it. */
     madvise(address, size, MADV_DONTFORK);
     madvise(address, size, MADV_DONTDUMP);
     madvise(address, size, MADV_HUGEPAGE);
@@ -82,7 +82,7 @@ int bl_device_populate(void *address, uint64_t size)
         return 0;
     if (errno != EINVAL)
         return -errno;
-    /* an older kernel: nobody else writes to a pool that is being made */
+    /* an older kernel; nobody else writes to a pool that is being made */
     bl_device_range range = {.address = address, .size = size};
     return bl_device_guarded(&range, bl_device_touch_guarded) < 0 ? -EFAULT : 0;
 }
@@ -118,12 +118,12 @@ int bl_device_write(void *address, const void *source, uint64_t size)
 void bl_pool_prefault(const bl_pool *pool, uint64_t offset, uint64_t size)
 {
 #ifndef BL_SIM
-    enum { POPULATE_READ = 22 }; /* MADV_POPULATE_READ, likewise; it maps pages for writing, too */
+    enum { POPULATE_READ = 22 }; /* MADV_POPULATE_READ; it maps pages for writing, too */
     uint64_t end = offset + size;
     for (uint64_t at = offset / BL_PAGE_SIZE * BL_PAGE_SIZE; at < end;) {
         uint64_t piece = bl_stripe_rest(at) < end - at ? bl_stripe_rest(at) : end - at;
         if (madvise(bl_pool_address(pool, at), piece, POPULATE_READ) < 0)
-            return; /* a wish: then each page is mapped when it is touched */
+            return; /* only a hint: without it each page is mapped when it is touched */
         at += piece;
     }
 #else
@@ -131,7 +131,7 @@ void bl_pool_prefault(const bl_pool *pool, uint64_t offset, uint64_t size)
 #endif
 }
 
-/* One pool, and this device at its place in it. */
+/* Does this superblock not name the same pool, with this device at its place? */
 static int bl_superblock_strange(const bl_superblock *first, const bl_superblock *superblock,
                                  uint32_t index)
 {
@@ -217,7 +217,7 @@ void *bl_pool_address(const bl_pool *pool, uint64_t offset)
     return pool->memory.base[place.device] + place.device_offset;
 }
 
-/* Whole lines of the linear range. */
+/* Is this not a range of whole lines in the linear range? */
 static int bl_pool_range_bad(const bl_pool *pool, uint64_t offset, uint64_t size)
 {
     return (offset | size) % BL_LINE_SIZE != 0 || size > pool->memory.size ||

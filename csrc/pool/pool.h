@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * A pool in this process: devices mapped, geometry known, every field of a superblock believed only
- * after bl_superblock_fault has passed it. Opening files, sysfs and permissions are Python's
- * (beluga/pool); here are the bytes.
+ * A pool in this process: its mapped devices and its geometry. A superblock's fields are believed
+ * only after bl_superblock_fault has passed it. Python (beluga/pool) opens files and looks at sysfs
+ * and permissions.
  */
 #ifndef BL_POOL_H
 #define BL_POOL_H
@@ -12,13 +12,13 @@
 #include "coherence/memory.h"
 
 struct bl_pool {
-    bl_memory memory;           /* first: a pool is where its verbs look */
+    bl_memory memory;           /* first, since a pool is where its verbs look */
     bl_geometry geometry;
     uint8_t pool_id[16];
-    int one_host;               /* a device of it is one host's own memory: no other may use it */
+    int one_host;               /* a device is one host's own memory: no other host may use it */
 };
 
-/* Offsets of the lines that the protocol speaks of. Half is epoch mod 2. */
+/* The offsets of the lines that the protocol uses. Half is epoch mod 2. */
 static inline uint64_t bl_epoch_offset(uint32_t half) { return (uint64_t)half * BL_SERVER_STRIDE; }
 
 static inline uint64_t bl_server_heartbeat_offset(uint32_t half)
@@ -41,8 +41,8 @@ static inline uint64_t bl_session_offset(const bl_geometry *g, uint32_t lane, ui
     return g->session_offset + ((uint64_t)half * g->lane_count + lane) * BL_LINE_SIZE;
 }
 
-/* A lane: a page whose first line is the client's heartbeat; then request lines; reply lines of
- * half 0, of half 1; bulk in; bulk out of half 0, of half 1. */
+/* A lane is a page whose first line is the client's heartbeat; then come request lines; reply lines
+ * of half 0 and of half 1; bulk in; bulk out of half 0 and of half 1. */
 static inline uint64_t bl_lane_offset(const bl_geometry *g, uint32_t lane)
 {
     return g->lane_offset + (uint64_t)lane * g->lane_stride;

@@ -3,10 +3,10 @@
  *
  * A line that is replaced in place and still always has a value: epoch and candidate lines.
  *
- * It stands twice, and the copies are written one after the other. A writer that dies in the middle
- * of one leaves the other whole: the old value while the first is written, the new one from then
- * on. So a torn line is never mistaken for one that nobody wrote; if neither copy is whole for
- * good, the memory is damaged, and that is an error of its own. One writer at a time.
+ * Such a line stands twice, and the copies are written one after the other. A writer that dies in
+ * the middle of one leaves the other whole: the old value while the first is written, the new one
+ * from then on. So a torn line is never mistaken for one that nobody wrote; if neither copy becomes
+ * whole, the memory is damaged, and that is an error of its own. There is one writer at a time.
  */
 #ifndef BL_REGISTER_H
 #define BL_REGISTER_H
@@ -22,7 +22,7 @@ enum {
     BL_REGISTER_TRIES = 64      /* looks at a line that seems to be written all the time */
 };
 
-/* line ends in its check, and is sealed with key. */
+/* Write line, which ends in its check and is sealed with key. */
 static inline void bl_register_write(const bl_memory *memory, uint64_t offset, const void *line)
 {
     bl_publish_line(memory, offset, line); /* SYNC register */
@@ -31,17 +31,16 @@ static inline void bl_register_write(const bl_memory *memory, uint64_t offset, c
     bl_publish_line(memory, offset + BL_LINE_SIZE, line);
 }
 
-/* Before a new writer's first value, with the one that bl_register_read() found: the former writer
- * may have died in its second copy, and then the first would be the only whole one, until it is
- * written. */
+/* Write the value that bl_register_read() found again, before a new writer's first value: the
+ * former writer may have died in its second copy, and then only the first copy is whole. */
 static inline void bl_register_mend(const bl_memory *memory, uint64_t offset, const void *line)
 {
     bl_publish_line(memory, offset + BL_LINE_SIZE, line); /* SYNC register */
 }
 
-/* The value, as this host's cache has it: 1; 0 if nobody wrote one yet (line is zero); -EAGAIN if
- * the first one ever is on its way, or the second copy here is as old as that (line is zero); or
- * -BL_ERROR_EPOCH_DAMAGED if neither copy is whole, perhaps because it is being written. */
+/* Read the value as this host's cache has it: 1; 0 if nobody wrote one yet (line is zero); -EAGAIN
+ * if the first value ever is on its way, or the second copy here is as old as that (line is zero);
+ * or -BL_ERROR_EPOCH_DAMAGED if neither copy is whole, perhaps because it is being written. */
 static inline int bl_register_load(const bl_memory *memory, uint64_t offset, uint64_t key,
                                    void *line)
 {
@@ -62,8 +61,8 @@ static inline int bl_register_load(const bl_memory *memory, uint64_t offset, uin
     return 1;
 }
 
-/* The value, as memory has it: 1, 0 or damage, which is what it still is after many looks. If the
- * second copy was nothing at both of two looks, what the former saw in the first was no second
+/* Read the value as memory has it: 1, 0 or damage, which is reported only after many looks. If the
+ * second copy was nothing at both of two looks, what the former look saw in the first was no second
  * value: before that begins, the second copy is the first value. */
 static inline int bl_register_read(const bl_memory *memory, uint64_t offset, uint64_t key,
                                    void *line)
@@ -79,8 +78,8 @@ static inline int bl_register_read(const bl_memory *memory, uint64_t offset, uin
     return status == -EAGAIN ? 0 : status;
 }
 
-/* Do both copies, as the last bl_register_read() dropped them, have this value? Only then is its
- * writer done with it: a last word is not its last write before. An older copy says no. */
+/* Do both copies, as the last bl_register_read() dropped them, have this value? Only then has its
+ * writer finished with it: a last word counts only after its last write. An older copy says no. */
 static inline int bl_register_settled(const bl_memory *memory, uint64_t offset, const void *line)
 {
     uint64_t copies[2][8];

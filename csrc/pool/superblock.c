@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * How a pool is laid out, and whether the first bytes of a device can be believed. Pure arithmetic
- * on private copies: a superblock is foreign input, and what it says of its geometry is derived
- * again from the few numbers that its creator chose. Reading and writing devices is pool/pool.c's.
+ * How a pool is laid out, and whether the first bytes of a device can be believed. All of it is
+ * arithmetic on private copies: a superblock is foreign input, so its geometry is derived again
+ * from the few numbers that its creator chose. pool/pool.c reads and writes devices.
  */
 #include <errno.h>
 #include <string.h>
@@ -12,7 +12,7 @@
 #include "api/pool.h"
 
 
-/* What a creator may ask for. The layout's sums stay far below 2^64 within these. */
+/* The limits of what a creator may ask for. Within these the layout's sums stay far below 2^64. */
 enum bl_geometry_limit {
     BL_LANE_COUNT_MAX = 4096,
     BL_SLOT_COUNT_MIN = 4,
@@ -101,7 +101,8 @@ void bl_superblock_make(const bl_pool_config *config, const bl_geometry *geometr
     *out = superblock;
 }
 
-/* Fields of a superblock whose check is right, written by a program of this very format. */
+/* Do the fields of a superblock contradict each other? Its check is right, and a program of this
+ * very format wrote it. */
 static int bl_superblock_contradicts(const bl_superblock *superblock)
 {
     const bl_geometry *g = &superblock->geometry;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * api/router.h: making a tree, and what events do to it.
+ * Makes a prefix tree and applies KV events to it (api/router.h).
  */
 #include "api/router.h"
 
@@ -13,14 +13,14 @@
 #include "base/seed.h"
 #include "router/prefix_tree.h"
 
-/* ---- Making one. */
+/* ---- Making a tree. */
 
 static uint64_t bl_prefix_table_size(const bl_prefix_table *table)
 {
     return (table->mask + 1) * sizeof *table->slot;
 }
 
-/* At most two thirds of the slots are ever taken. */
+/* At most two thirds of the slots are ever used. */
 static int bl_prefix_make(bl_prefix_room *room, bl_prefix_table *table, size_t size, uint32_t max)
 {
     uint64_t slots = 4;
@@ -73,7 +73,7 @@ int bl_prefix_create(bl_prefix **out, uint32_t rank_max, uint32_t block_max, uin
     prefix->words = rank_max / 64 + 1;
     pthread_rwlockattr_t attributes;
     pthread_rwlockattr_init(&attributes);
-    /* Events must not wait for a moment without readers. */
+    /* Events must not wait until there are no readers. */
     pthread_rwlockattr_setkind_np(&attributes, PTHREAD_RWLOCK_PREFER_WRITER_NONRECURSIVE_NP);
     pthread_rwlock_init(&prefix->lock, &attributes);
     pthread_rwlockattr_destroy(&attributes);
@@ -106,7 +106,7 @@ static int bl_prefix_valid(const bl_prefix *prefix, uint32_t rank, uint32_t tier
            (rank != BL_PREFIX_SHARED || tier == BL_PREFIX_DEVICE);
 }
 
-/* The block that rank, or else speaker, names so; or 0. */
+/* Return the block that rank, or else speaker, names so; or 0. */
 static uint32_t bl_prefix_named_block(const bl_prefix *prefix, uint32_t rank, uint32_t speaker,
                                       uint64_t hash)
 {
@@ -116,7 +116,7 @@ static uint32_t bl_prefix_named_block(const bl_prefix *prefix, uint32_t rank, ui
     return number ? bl_prefix_name_at(prefix, number)->block : 0;
 }
 
-/* One block is held by this name. */
+/* Note that a rank holds one block by this name. */
 static int bl_prefix_add(bl_prefix *prefix, uint32_t rank, uint32_t tier, uint64_t name,
                          uint32_t block, bl_prefix_outcome *outcome)
 {

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * api/router.h: reading the tree. All ranks walk it together: a bit each in the mask of the
- * phase that it is in. At every block those that do not hold it go on to the next phase.
+ * Finds the longest prefixes in the tree (api/router.h). All ranks walk it together: each has a bit
+ * in the mask of its phase. At every block the ranks that do not hold it go on to the next phase.
  */
 #include "router/prefix_tree.h"
 
@@ -20,7 +20,7 @@ typedef struct bl_prefix_walk {
     uint32_t end[BL_PREFIX_RANKS_MAX][BL_PREFIX_PHASES];
 } bl_prefix_walk;
 
-/* At a block, 64 ranks of which some are not where they were at the one before. */
+/* Handle a block at which some of 64 ranks are not where they were at the block before. */
 static void bl_prefix_shift(bl_prefix_walk *walk, const uint64_t *held, uint32_t words,
                             uint32_t word, uint32_t depth)
 {
@@ -35,7 +35,7 @@ static void bl_prefix_shift(bl_prefix_walk *walk, const uint64_t *held, uint32_t
     }
 }
 
-/* Does anybody go on? With early, does a second one, blocks of the pool apart? */
+/* Does any rank go on? With early, does a second one, apart from blocks of the pool? */
 static inline int bl_prefix_step(bl_prefix_walk *walk, const uint64_t *held, uint32_t words,
                                  uint32_t depth, int early)
 {
@@ -54,7 +54,7 @@ static inline int bl_prefix_step(bl_prefix_walk *walk, const uint64_t *held, uin
     return any && !(early && own == 1);
 }
 
-/* How far the walk came: whoever is still on it ends there. */
+/* End the walk: every rank that is still on it ends at depth. */
 static void bl_prefix_finish(bl_prefix_walk *walk, uint32_t depth)
 {
     for (uint32_t word = 0; word < walk->prefix->words; word++) {
@@ -67,8 +67,9 @@ static void bl_prefix_finish(bl_prefix_walk *walk, uint32_t depth)
     }
 }
 
-/* Three stages, each some blocks behind the one before: where a block would lie; who lies there;
- * is it the one, and who holds it. Returns how many blocks were looked at with somebody on it. */
+/* Walk in three stages, each some blocks behind the one before: where a block would lie; which
+ * block lies there; is it the right one, and which ranks hold it. Returns how many blocks were
+ * looked at with some rank on them. */
 static inline uint32_t bl_prefix_follow(bl_prefix_walk *walk, const uint64_t *locals,
                                         uint32_t count, uint32_t words, int early)
 {
@@ -96,7 +97,7 @@ static inline uint32_t bl_prefix_follow(bl_prefix_walk *walk, const uint64_t *lo
         uint32_t number = found[depth % BL_PREFIX_RING];
         const bl_prefix_block *block = bl_prefix_block_at(prefix, number);
         if (number && (block->parent != parent || block->local != locals[depth]))
-            number = bl_prefix_child(prefix, parent, locals[depth]);    /* the tag was another's */
+            number = bl_prefix_child(prefix, parent, locals[depth]);    /* another's tag */
         if (!number)
             return depth;
         if (!bl_prefix_step(walk, bl_prefix_block_at(prefix, number)->held, words, depth, early))
@@ -115,7 +116,8 @@ int bl_prefix_find(bl_prefix *prefix, const uint64_t *locals, uint32_t count, in
     pthread_rwlock_rdlock(&prefix->lock);
     memset(walk.phase, 0, sizeof walk.phase);
     memcpy(walk.phase[0], prefix->active, prefix->words * sizeof *prefix->active);
-    /* Most have one word of ranks, and want no early exit: the compiler makes that path short. */
+    /* Most trees have one word of ranks, and most calls no early exit: the compiler makes that path
+     * short. */
     uint32_t depth = prefix->words == 1 && !early_exit
                          ? bl_prefix_follow(&walk, locals, count, 1, 0)
                          : bl_prefix_follow(&walk, locals, count, prefix->words, early_exit);
@@ -135,9 +137,9 @@ int bl_prefix_find(bl_prefix *prefix, const uint64_t *locals, uint32_t count, in
     return match_count;
 }
 
-/* ---- Telling it again. */
+/* ---- Dumping it. */
 
-/* A name that a rank has for a block; 0 if none. */
+/* Return a name that a rank has for a block; 0 if none. */
 static uint64_t bl_prefix_spoken(const bl_prefix *prefix, uint32_t block, uint32_t rank)
 {
     uint32_t number = bl_prefix_block_at(prefix, block)->first_name;

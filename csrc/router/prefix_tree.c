@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * router/prefix_tree.h: blocks and names come, go and make room for each other.
+ * Adds, removes and evicts the blocks and names of router/prefix_tree.h.
  */
 #include "router/prefix_tree.h"
 
@@ -17,7 +17,8 @@ static void bl_prefix_table_add(bl_prefix_table *table, uint32_t tag, uint32_t n
     table->slot[at & table->mask] = (uint64_t)tag << 32 | number;
 }
 
-/* What lies further on for want of this slot moves up, so a search still ends at an empty one. */
+/* Entries that lie further on because this slot was taken move up, so a search still ends at an
+ * empty slot. */
 static void bl_prefix_table_remove(bl_prefix_table *table, uint32_t tag, uint32_t number)
 {
     uint64_t hole = tag, mask = table->mask;
@@ -34,7 +35,7 @@ static void bl_prefix_table_remove(bl_prefix_table *table, uint32_t tag, uint32_
     table->slot[hole] = 0;
 }
 
-/* ---- Rooms: the free list runs through the word that says a block's parent or a name's next. */
+/* ---- Rooms: the free list is linked through a block's parent or a name's next. */
 
 static uint32_t *bl_prefix_free_link(const bl_prefix *prefix, const bl_prefix_room *room,
                                      uint32_t number)
@@ -43,7 +44,7 @@ static uint32_t *bl_prefix_free_link(const bl_prefix *prefix, const bl_prefix_ro
                                    : &bl_prefix_name_at(prefix, number)->next;
 }
 
-/* There is room. */
+/* Take an item; the caller knows that there is room. */
 static uint32_t bl_prefix_room_take(bl_prefix *prefix, bl_prefix_room *room)
 {
     uint32_t number = room->free;
@@ -129,7 +130,7 @@ uint32_t bl_prefix_name_of(const bl_prefix *prefix, uint32_t rank, uint64_t hash
     return number;
 }
 
-/* The name of this block by this hash, whoever has it; or 0. */
+/* Return the name of this block by this hash, whichever rank has it; or 0. */
 static uint32_t bl_prefix_name_for(const bl_prefix *prefix, uint64_t hash, uint32_t block)
 {
     uint32_t tag = bl_prefix_name_tag(prefix, hash), number;
@@ -155,7 +156,7 @@ static void bl_prefix_count(bl_prefix *prefix, uint32_t rank, uint32_t tier, int
         prefix->active[rank / 64] &= ~bit;
 }
 
-/* Nobody has it any more. */
+/* Forget a name that no rank has any more. */
 static void bl_prefix_forget(bl_prefix *prefix, uint32_t number)
 {
     bl_prefix_name *name = bl_prefix_name_at(prefix, number);
@@ -209,7 +210,7 @@ uint32_t bl_prefix_drop(bl_prefix *prefix, uint32_t number, uint32_t rank, uint3
     return dropped;
 }
 
-/* A leaf and all its names, whoever holds them. */
+/* Evict a leaf and all its names, whichever ranks hold them. */
 static void bl_prefix_evict(bl_prefix *prefix, uint32_t leaf)
 {
     bl_prefix_block *block = bl_prefix_block_at(prefix, leaf);
@@ -238,7 +239,7 @@ int bl_prefix_make_room(bl_prefix *prefix, bl_prefix_room *room)
     return 0;
 }
 
-/* A new name, which nobody has yet. There is room. */
+/* Add a name, which no rank has yet. There is room. */
 static uint32_t bl_prefix_name_add(bl_prefix *prefix, uint64_t hash, uint32_t at)
 {
     uint32_t number = bl_prefix_room_take(prefix, &prefix->names);
@@ -261,7 +262,8 @@ int bl_prefix_take(bl_prefix *prefix, uint32_t rank, uint32_t tier, uint64_t has
     prefix->keep = at;
     uint32_t number = bl_prefix_name_for(prefix, hash, at);
     if (!number) {
-        /* One name for each rank, and some for contents that only the engine tells apart. */
+        /* There is one name for each rank, and some for contents that only the engine tells
+         * apart. */
         if (block->name_count >= prefix->rank_max + 64)
             return -ENOSPC;
         if (bl_prefix_make_room(prefix, &prefix->names) < 0)

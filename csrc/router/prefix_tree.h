@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * The memory of api/router.h: blocks, their names, and a hash table for each. A block's place in
- * its table depends on the contents of its whole path, so a walk knows all its places before it has
- * found the first block, and their cache misses overlap; what is found is compared with the parent
- * itself, so two paths are never taken for one. Numbers count from 1; 0 is the root, or none.
+ * The data structures of the prefix tree (api/router.h): blocks, their names, and a hash table for
+ * each. A block's place in its table depends on the contents of its whole path, so a walk knows all
+ * its places before it has found the first block, and their cache misses overlap; what is found is
+ * compared with the parent itself, so two paths are never taken for one. Numbers count from 1; 0 is
+ * the root, or none.
  *
- * Always true outside a call: a block has a name or a child; a name has a holder; a block's held
+ * Invariants outside a call: a block has a name or a child; a name has a holder; a block's held
  * bits are those of its names; the leaves, and only they, are in the order of eviction.
  */
 #ifndef BL_PREFIX_TREE_H
@@ -18,7 +19,7 @@
 #include "index/evict.h"
 #include "api/router.h"
 
-/* Held bits: a word per 64 ranks, tier after tier. */
+/* The held bits: a word per 64 ranks, tier after tier. */
 typedef struct bl_prefix_block {
     uint64_t local;
     uint64_t path;              /* hash of all locals from the root on */
@@ -32,13 +33,13 @@ typedef struct bl_prefix_block {
 } bl_prefix_block;
 
 typedef struct bl_prefix_name {
-    uint64_t hash;              /* the engine's */
+    uint64_t hash;              /* the engine's hash */
     uint32_t block;             /* 0: free */
-    uint32_t next;              /* of the block's; free: the next free one */
+    uint32_t next;              /* the block's next name; free: the next free name */
     uint64_t held[];
 } bl_prefix_name;
 
-/* Open addressing; a slot has the tag of what lies there above its number, 0 is empty. */
+/* An open-addressing table; a slot has the tag of its item above the item's number, 0 is empty. */
 typedef struct bl_prefix_table {
     uint64_t *slot;
     uint64_t mask;              /* slots - 1 */
@@ -49,7 +50,7 @@ typedef struct bl_prefix_room {
     uint8_t *item;
     size_t stride;
     uint32_t max;
-    uint32_t top;               /* none from here on was ever used */
+    uint32_t top;               /* no item from here on was ever used */
     uint32_t free;
     uint32_t count;
 } bl_prefix_room;
@@ -62,8 +63,8 @@ struct bl_prefix {
     uint64_t seed[2];
     uint64_t evicted;
     uint32_t rank_max;
-    uint32_t words;             /* of 64 ranks */
-    uint32_t keep;              /* a block that is not given up just now */
+    uint32_t words;             /* words of 64 ranks */
+    uint32_t keep;              /* a block that must not be evicted just now */
     uint64_t *active;           /* ranks that hold anything, a bit each */
     uint64_t *held;             /* [rank][tier]: names */
 };
@@ -102,7 +103,7 @@ static inline const uint64_t *bl_prefix_slot(const bl_prefix_table *table, uint3
     return &table->slot[tag & table->mask];
 }
 
-/* The next number under a tag, from *at on, which begins at the tag and is left behind it; 0 when
+/* Return the next number under a tag; *at begins at the tag and moves behind the result; 0 when
  * there is none. */
 static inline uint32_t bl_prefix_next(const bl_prefix_table *table, uint32_t tag, uint64_t *at)
 {
@@ -122,7 +123,7 @@ static inline int bl_prefix_bit(const uint64_t *held, uint32_t words, uint32_t r
     return held[tier * words + rank / 64] >> (rank % 64) & 1;
 }
 
-/* A bit per tier in which a rank holds. */
+/* Return a bit per tier in which a rank holds the block. */
 static inline uint32_t bl_prefix_tiers(const uint64_t *held, uint32_t words, uint32_t rank)
 {
     uint32_t tiers = 0;
@@ -133,27 +134,27 @@ static inline uint32_t bl_prefix_tiers(const uint64_t *held, uint32_t words, uin
 
 /* ---- router/prefix_tree.c: the tree's own; the lock is the caller's */
 
-/* The child with these contents, or 0. */
+/* Return the child with these contents, or 0. */
 uint32_t bl_prefix_child(const bl_prefix *prefix, uint32_t parent, uint64_t local);
 
-/* A new one, which is kept; 0 when there is no room. */
+/* Make a new child, which is kept; 0 when there is no room. */
 uint32_t bl_prefix_grow(bl_prefix *prefix, uint32_t parent, uint64_t local);
 
-/* Give a block up if it has neither names nor children, then its parent, and so on. */
+/* Remove a block if it has neither names nor children, then its parent, and so on. */
 void bl_prefix_settle(bl_prefix *prefix, uint32_t number);
 
-/* The name that a rank has for some block by this hash, or 0. */
+/* Return the name that a rank has for some block by this hash, or 0. */
 uint32_t bl_prefix_name_of(const bl_prefix *prefix, uint32_t rank, uint64_t hash);
 
-/* Room for one more name; forgets cold leaves for it, but not the block that is kept. */
+/* Make room for one more name; cold leaves are evicted for it, but not the block that is kept. */
 int bl_prefix_make_room(bl_prefix *prefix, bl_prefix_room *room);
 
-/* A rank holds a block by this name: 1 if it did not, 0 if it did, or -ENOSPC. */
+/* Note that a rank holds a block by this name: 1 if it did not, 0 if it did, or -ENOSPC. */
 int bl_prefix_take(bl_prefix *prefix, uint32_t rank, uint32_t tier, uint64_t hash, uint32_t block,
                    bl_prefix_outcome *outcome);
 
-/* It does not any more, in these tiers (a bit each); name and block may be gone then. How many of
- * the tiers it was held in. */
+/* Note that a rank no longer holds a name in these tiers (a bit each); name and block may be gone
+ * then. Return in how many of the tiers it was held. */
 uint32_t bl_prefix_drop(bl_prefix *prefix, uint32_t number, uint32_t rank, uint32_t tiers);
 
 #endif

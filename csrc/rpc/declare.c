@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * An operator's word that all others are gone. It is kept as the names of those that the pool knew
- * of when it was given: servers, owners of epochs, sessions. So it holds for them, however late
- * this server takes over, and for nobody who comes later.
+ * An operator's declaration that all other processes of the pool are gone. It is kept as the nonces
+ * of the servers, owners of epochs and sessions that the pool knew of when it was given. So it
+ * holds for them, however late this server takes over, and for no process that comes later.
  *
- * A heartbeat that moves proves the word wrong, when it is given and again when it is used. A
- * process of this host that can be proven alive or gone is no matter of belief: it is left out.
+ * A heartbeat that moves proves the declaration wrong, when it is given and again when it is used.
+ * A process of this host whose state can be proven is left out: the declaration is not needed for
+ * it.
  */
 #include "rpc/server_state.h"
 
@@ -18,7 +19,7 @@
 typedef struct bl_declared_one {
     uint64_t nonce;
     uint64_t heartbeat_offset;
-    uint64_t heartbeat_count;   /* when the word was given */
+    uint64_t heartbeat_count;   /* the count when the declaration was given */
     uint32_t is_server;
 } bl_declared_one;
 
@@ -52,7 +53,7 @@ static void bl_declare_one(bl_server *server, uint64_t nonce, uint64_t heartbeat
     };
 }
 
-/* All whom the pool names, in both halves: who is long gone may be named, too. */
+/* Collect all nonces that the pool names, in both halves; some may be long gone. */
 static int bl_declare_all(void *context)
 {
     bl_server *server = context;

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * Whose is an epoch? One server's, for ever, whoever else believed that it was free: only its owner
- * may write its half. Decided by Disk Paxos (Gafni and Lamport 2003) with the pool as the one disk
- * and a line for each host, which that host alone writes (its processes take turns under a lock of
- * their own kernel).
+ * The election of the one owner of an epoch. Only the owner may write the epoch's half, whoever
+ * else believed that the epoch was free. Disk Paxos decides it (Gafni and Lamport 2003), with the
+ * pool as the one disk and a line for each host, which only that host writes (its processes take
+ * turns under a lock of their own kernel).
  *
  *   1  begin a ballot greater than any seen: write it, full fence, read all lines
  *   2  accept an owner in it (the one accepted in the greatest ballot so far, else oneself): write
@@ -12,8 +12,9 @@
  *
  * If either look shows a greater ballot, start again. Each candidate writes before it reads, so of
  * two ballots one sees the other: no two owners are ever decided, whatever is slow, paused or dead.
- * Timing matters only for getting done: candidates that disturb each other wait by chance. Nobody
- * waits for a candidate that is silent. A line of a later epoch says that this one is history.
+ * Timing matters only for progress: candidates that disturb each other wait for a random time.
+ * Nobody waits for a candidate that is silent. A line of a later epoch says that this one is
+ * history.
  */
 #include "rpc/server_state.h"
 
@@ -22,13 +23,13 @@
 #include "coherence/crash_point.h"
 
 enum {
-    BL_ELECT_BALLOTS = 256,             /* begun before giving up: somebody disturbs for ever */
-    BL_ELECT_NAP_NS = 20 * 1000         /* times a chance that grows with the failures */
+    BL_ELECT_BALLOTS = 256,             /* ballots begun before giving up */
+    BL_ELECT_NAP_NS = 20 * 1000         /* times a random number that grows with the failures */
 };
 
-/* What all lines say of an epoch. */
+/* The state of an epoch's election, from all lines. */
 typedef struct bl_ballots {
-    uint64_t epoch_max;         /* latest epoch that anybody asked for */
+    uint64_t epoch_max;         /* the latest epoch that any host asked for */
     uint64_t ballot_max;        /* greatest ballot begun for this one */
     bl_candidate_line accepted; /* the line with the greatest accepted ballot for this one */
 } bl_ballots;
@@ -48,8 +49,8 @@ static void bl_candidate_write(const bl_server *server, bl_candidate_line *line)
     bl_fence_full(memory); /* SYNC candidate: written before the others' lines are read */
 }
 
-/* Look at every host's line: 0, -BL_ERROR_EPOCH_DAMAGED, or a clash: the own line is not as this
- * host, its one writer, has written it. own: that line; NULL before it was written. */
+/* Look at every host's line: 0, -BL_ERROR_EPOCH_DAMAGED, or a clash: this host's line is not as
+ * this host, its one writer, has written it. own is that line; NULL before it was written. */
 static int bl_candidates_read(const bl_server *server, uint64_t epoch,
                               const bl_candidate_line *own, bl_ballots *out)
 {
@@ -87,7 +88,8 @@ static int bl_elect_late(bl_candidate_line *own, const bl_ballots *seen)
     return -ESTALE;
 }
 
-/* One ballot: 0 and the owner; -EAGAIN: disturbed; -ESTALE: the epoch is history; or damage. */
+/* Hold one ballot: 0 and the owner; -EAGAIN: disturbed; -ESTALE: the epoch is history; or
+ * damage. */
 static int bl_ballot(const bl_server *server, uint64_t epoch, bl_candidate_line *own)
 {
     const bl_memory *memory = &server->pool->memory;

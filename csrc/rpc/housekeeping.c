@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * What the server does besides serving: gives and takes lanes in the lobby, finds out which
- * sessions ended, and makes sure that it still speaks for the pool.
+ * The server's housekeeping: it assigns lanes in the lobby, finds out which sessions ended, and
+ * makes sure that it still speaks for the pool.
  *
  * A session ends GONE when its process said so (detach, a new attachment that gives the old nonce
  * up, or the last word of its heartbeat), when its pidfd (liveness/pidfds.h) or its lock
- * (liveness/lock.h) says that it is no more, or when its host number comes back under another boot
- * and its heartbeat stands still: a heartbeat that moves is another machine's. It ends SUSPECT when
- * all that can be said is that its heartbeat stood still, or that its lane's memory fails: its lane
- * is not given to anybody until GONE follows (D7).
+ * (liveness/lock.h) proves that the process ended, or when its host number comes back under another
+ * boot and its heartbeat stands still (a heartbeat that moves is another machine's). It ends
+ * SUSPECT when the server knows only that its heartbeat stood still, or that its lane's memory
+ * fails; its lane is not given to anybody until GONE follows (D7).
  */
 #include "rpc/server_state.h"
 
@@ -24,7 +24,7 @@ enum {
     BL_SWEEP_MAX = 64           /* liveness locks without a session removed together */
 };
 
-/* Longer than an int can say in nanoseconds. */
+/* These are longer than an int can say in nanoseconds. */
 #define BL_SWEEP_PERIOD_NS 10000000000ull
 #define BL_HEARTBEAT_LOST_NS 5000000000ull
 
@@ -47,7 +47,7 @@ int bl_server_still(const bl_server *server)
     return status;
 }
 
-/* A free lane's line has no nonce: see bl_session_over(). */
+/* Write a lane's session line. The line of a free lane has no nonce: see bl_session_over(). */
 void bl_housekeeping_write(bl_server *server, uint32_t number)
 {
     const bl_lane *lane = &server->lanes[number];
@@ -68,14 +68,14 @@ void bl_housekeeping_write(bl_server *server, uint32_t number)
 static void bl_live_remove(bl_server *server, uint32_t number)
 {
     uint32_t kept = 0;
-    /* the others keep their order: rpc/quantum.h */
+    /* the order of the others stays: rpc/quantum.h */
     for (uint32_t i = 0; i < server->live_count; i++)
         if (server->live[i] != number)
             server->live[kept++] = server->live[i];
     server->live_count = kept;
 }
 
-/* Tell the host what its lobby reply says of it now. */
+/* Publish what a host's lobby reply says of it now. */
 static void bl_lobby_publish(bl_server *server, uint32_t host)
 {
     bl_lobby_reply *reply = &server->lobby[host];
@@ -109,7 +109,7 @@ int bl_lane_has_devices(const bl_server *server, uint32_t number)
                                                                lane->liveness_lock));
 }
 
-/* A lane's session is over, as far as this server and those above it count. */
+/* End a lane's session in this server's counts and those of the layers above it. */
 static void bl_lane_over(bl_server *server, uint32_t number, enum bl_end end)
 {
     bl_lane *lane = &server->lanes[number];
@@ -126,8 +126,8 @@ static void bl_lane_over(bl_server *server, uint32_t number, enum bl_end end)
         server->hooks.settled(server->hooks.context);
 }
 
-/* The proof goes after the line that says so, and only while this server speaks for the pool: a
- * successor that has read the line as it was needs the proof. */
+/* The liveness lock goes after the line that says so, and only while this server speaks for the
+ * pool: a successor that has read the line as it was needs the lock. */
 int bl_housekeeping_end(bl_server *server, uint32_t number, enum bl_end end)
 {
     const bl_memory *memory = &server->pool->memory;
@@ -158,9 +158,9 @@ static int64_t bl_lane_of(const bl_server *server, uint64_t nonce)
     return -1;
 }
 
-/* A session whose host number is used under another boot: 0 if it was of an earlier boot, and is
- * over; -BL_ERROR_HOST_CLASH if it lives, so its machine is another one; -EAGAIN if nobody has
- * watched its heartbeat for long enough. */
+/* Check a session whose host number is used under another boot: 0 if it was of an earlier boot, and
+ * is over; -BL_ERROR_HOST_CLASH if it lives, so its machine is another one; -EAGAIN if its
+ * heartbeat has not been watched for long enough. */
 static int bl_lane_rebooted(const bl_server *server, const bl_lane *lane, uint64_t now_ns)
 {
     const bl_memory *memory = &server->pool->memory;
@@ -176,8 +176,8 @@ static int bl_lane_rebooted(const bl_server *server, const bl_lane *lane, uint64
     return lane->moved ? -BL_ERROR_HOST_CLASH : -EAGAIN;
 }
 
-/* Another machine under this host number: alive, or an earlier boot whose sessions are over. 0,
- * -BL_ERROR_HOST_CLASH, -EAGAIN as above, or -BL_ERROR_DEPOSED. */
+/* Check for another boot under this host number: either another machine, or an earlier boot whose
+ * sessions are over. 0, -BL_ERROR_HOST_CLASH, -EAGAIN as above, or -BL_ERROR_DEPOSED. */
 static int bl_lobby_clash_check(bl_server *server, const bl_lobby_request *request, uint64_t now_ns)
 {
     for (uint32_t i = 0; i < server->pool->geometry.lane_count; i++) {
@@ -199,7 +199,7 @@ static int bl_lane_watched(const bl_lane *lane)
     return lane->state != BL_SESSION_FREE && !lane->broken;
 }
 
-/* Does a session's heartbeat move? The first look says nothing. */
+/* Note whether a session's heartbeat moves. The first look says nothing. */
 static void bl_lane_watch(bl_lane *lane, uint64_t count, uint64_t now_ns)
 {
     if (count <= lane->heartbeat_count)
@@ -209,8 +209,8 @@ static void bl_lane_watch(bl_lane *lane, uint64_t count, uint64_t now_ns)
     lane->heartbeat_count = count;
 }
 
-/* Is a session of an earlier epoch over by an operator's word; or by this server's, whose host
- * number it has under another boot, and no heartbeat says that it is another machine's? */
+/* Is a session of an earlier epoch over, because an operator declared it gone, or because this
+ * server has its host number under another boot and no heartbeat shows another machine? */
 static int bl_lane_of_old(const bl_server *server, const bl_lane *lane, uint64_t now_ns)
 {
     if (lane->epoch == server->epoch)
@@ -220,8 +220,9 @@ static int bl_lane_of_old(const bl_server *server, const bl_lane *lane, uint64_t
             bl_lane_rebooted(server, lane, now_ns) == 0);
 }
 
-/* Who has said farewell or is proven gone, and whose heartbeat stands still? Whether this server
- * still speaks for the pool is asked when all are through: who called, asks. */
+/* Look at all sessions: end those that said farewell or are proven gone, and suspect those whose
+ * heartbeat stands still. The caller checks afterwards whether this server still speaks for the
+ * pool. */
 static void bl_housekeeping_watch(bl_server *server, uint64_t now_ns)
 {
     const bl_memory *memory = &server->pool->memory;
@@ -234,7 +235,7 @@ static void bl_housekeeping_watch(bl_server *server, uint64_t now_ns)
         bl_lane *lane = &server->lanes[i];
         if (lane->state == BL_SESSION_FREE)
             continue;
-        if (bl_error_passes(-lane->liveness_lock)) /* D16: it says nothing about the session */
+        if (bl_error_passes(-lane->liveness_lock)) /* D16: this proves nothing */
             lane->liveness_lock = bl_liveness_watch(memory, server->directory, lane->nonce);
         uint64_t count = bl_lane_watched(lane)
                              ? bl_heartbeat_read(memory, bl_lane_offset(g, i), lane->nonce)
@@ -258,7 +259,7 @@ static void bl_housekeeping_watch(bl_server *server, uint64_t now_ns)
     }
 }
 
-/* A lane that nobody has, or -BL_ERROR_NO_LANE. */
+/* Return a lane that nobody has, or -BL_ERROR_NO_LANE. */
 static int64_t bl_lane_free(const bl_server *server)
 {
     for (uint32_t i = 0; i < server->pool->geometry.lane_count; i++)
@@ -267,8 +268,8 @@ static int64_t bl_lane_free(const bl_server *server)
     return -BL_ERROR_NO_LANE;
 }
 
-/* A lane for a nonce: its number, or an error; -EAGAIN: ask again. Asked twice, it gives the
- * same. */
+/* Give a nonce a lane: its number, or an error; -EAGAIN: ask again. A second request gets the same
+ * lane. */
 static int64_t bl_lobby_give(bl_server *server, const bl_lobby_request *request, uint64_t now_ns)
 {
     const bl_memory *memory = &server->pool->memory;
@@ -293,7 +294,7 @@ static int64_t bl_lobby_give(bl_server *server, const bl_lobby_request *request,
     if (status < 0)
         return status;
     if (bl_lane_free(server) < 0)
-        bl_housekeeping_watch(server, now_ns); /* somebody may have left meanwhile */
+        bl_housekeeping_watch(server, now_ns); /* a session may have ended meanwhile */
     int64_t found = bl_lane_free(server);
     if (found < 0)
         return found;
@@ -321,7 +322,7 @@ static int64_t bl_lobby_give(bl_server *server, const bl_lobby_request *request,
     return status < 0 ? status : found;
 }
 
-/* 1, or 0: it cannot be answered yet. */
+/* Serve one request of the lobby: 1, or 0: it cannot be answered yet. */
 static int bl_lobby_serve(bl_server *server, const bl_lobby_request *request, uint64_t now_ns)
 {
     int64_t lane = -BL_ERROR_BAD_REQUEST;
@@ -335,7 +336,7 @@ static int bl_lobby_serve(bl_server *server, const bl_lobby_request *request, ui
     if (lane == -EAGAIN)
         return 0;
     if (lane == -BL_ERROR_DEPOSED)
-        return 1; /* its successor has seen the lane: let it answer */
+        return 1; /* a successor has seen the lane: let the successor answer */
     if (lane < 0 && server->pidfds)
         bl_pidfds_forget(server->pidfds, request->nonce);
     bl_lobby_reply *reply = &server->lobby[request->host];
@@ -351,7 +352,7 @@ static int bl_lobby_serve(bl_server *server, const bl_lobby_request *request, ui
     return 1;
 }
 
-/* How many requests cannot be answered yet. */
+/* Look into the lobby: return how many requests cannot be answered yet. */
 static uint32_t bl_lobby_look(bl_server *server, uint64_t now_ns)
 {
     const bl_memory *memory = &server->pool->memory;
@@ -369,7 +370,7 @@ static uint32_t bl_lobby_look(bl_server *server, uint64_t now_ns)
             request.host != host)
             continue;
         bl_believe(memory, bl_lobby_request_offset(host));
-        /* Another server may have been asked; but who is through is so for all of them. */
+        /* The client may have asked another server; but a detachment holds for all servers. */
         int mine = bl_verify(memory, request.epoch == server->epoch ||
                                          request.operation == BL_LOBBY_DETACH);
         if (!mine || bl_lobby_serve(server, &request, now_ns))
@@ -380,7 +381,7 @@ static uint32_t bl_lobby_look(bl_server *server, uint64_t now_ns)
     return waiting;
 }
 
-/* Does anybody need the proof of this nonce: for a lane, to take over, or to be elected? */
+/* Does anybody need the liveness lock of this nonce: for a lane, to take over, or to be elected? */
 static int bl_liveness_needed(const bl_server *server, uint64_t nonce)
 {
     const bl_memory *memory = &server->pool->memory;
@@ -398,9 +399,9 @@ static int bl_liveness_needed(const bl_server *server, uint64_t nonce)
     return bl_lane_of(server, nonce) >= 0;
 }
 
-/* Remove the liveness locks of processes that died without a lane. In this order: they are dead;
- * all that they asked for is known; no successor has given them anything, since this server still
- * serves. */
+/* Remove the liveness locks of processes that died without a lane. The order matters: they are
+ * dead; all that they asked for is known; no successor has given them anything, since this server
+ * still serves. */
 static int bl_housekeeping_sweep(bl_server *server, uint64_t now_ns)
 {
     const bl_memory *memory = &server->pool->memory;
@@ -409,7 +410,7 @@ static int bl_housekeeping_sweep(bl_server *server, uint64_t now_ns)
     if (count <= 0)
         return 0;
     if (bl_lobby_look(server, now_ns) > 0)
-        return 0; /* one of them may be given a lane yet */
+        return 0; /* one of these processes may still be given a lane */
     int status = bl_server_still(server);
     for (int i = 0; i < count && status == 0; i++)
         if (!bl_liveness_needed(server, nonces[i]))
@@ -417,7 +418,7 @@ static int bl_housekeeping_sweep(bl_server *server, uint64_t now_ns)
     return status;
 }
 
-/* End the sessions of processes that have ended, at once. */
+/* End the sessions whose processes the pidfd watch reports as ended. */
 static void bl_housekeeping_reap(bl_server *server)
 {
     for (uint64_t nonce; server->pidfds && (nonce = bl_pidfds_look(server->pidfds)) != 0;) {

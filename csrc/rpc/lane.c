@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * A lane, client side: requests out, replies in, in order.
+ * The client's side of a lane: it sends requests and takes replies, in order.
  *
  * Request n stands in slot n % slot_count and carries n; so does its reply. A slot is free again
  * when its reply has been taken, so at most slot_count requests are out. Requests of a batch share
  * one fence, and so do the looks at its replies: a fence and a cache miss cost more than a line.
  *
- * The reply window: how many reply lines are invalidated together. It doubles while all of them
- * had arrived and follows what was found when they had not.
+ * The reply window is how many reply lines are invalidated together. It doubles while all of them
+ * had arrived; otherwise it becomes what was found.
  */
 #include <errno.h>
 
@@ -17,11 +17,11 @@
 
 enum {
     BL_SEND_BATCH = 32,
-    BL_EPOCH_LOOK_NS = 2 * 1000 * 1000  /* waited so long: does our server still serve? */
+    BL_EPOCH_LOOK_NS = 2 * 1000 * 1000  /* after waiting so long: does our server still serve? */
 };
 
-/* In three passes over a batch: a wide load of what was just stored in narrow pieces waits until
- * the pieces have left the store buffer; other lines come between those. */
+/* A batch is sent in three passes: a wide load of what was just stored in narrow pieces waits until
+ * the pieces have left the store buffer, so other lines come in between. */
 void bl_lane_send(bl_session *session, uint32_t method, uint32_t flags, const void *payloads,
                   uint32_t size, uint32_t count)
 {
@@ -104,7 +104,7 @@ static int bl_session_stale(const bl_session *session)
            (epoch.epoch != session->epoch || !bl_epoch_serving(&epoch));
 }
 
-/* Has our server given this session up? From before it told us of the lane until then, the
+/* Has our server given this session up? Until then, from before it told us of the lane, the
  * session's line stands as it is. */
 static int bl_session_given_up(const bl_session *session)
 {
@@ -130,7 +130,7 @@ int bl_lane_wait(bl_session *session, bl_reply *replies, uint32_t count, bl_wait
             looked = wait->waited_ns;
             if (bl_session_stale(session))
                 return 0;
-            if (bl_session_given_up(session)) /* what it answered before that, it did */
+            if (bl_session_given_up(session)) /* it has done what it answered before that */
                 return (int)bl_lane_take(session, replies, count);
         }
     }
@@ -152,13 +152,13 @@ int bl_bulk_send(bl_session *session, const void *request, uint32_t size, bl_bul
         bl_stream_line(memory, offset + whole, tail);
     }
     bl_crash_point("call.bulk_streamed");
-    bl_fence_store(memory); /* SYNC lane.bulk_in: out before the line that speaks of them */
+    bl_fence_store(memory); /* SYNC lane.bulk_in: out before the line that names these bytes */
     bl_crash_point("call.bulk_fenced");
     *bulk = (bl_bulk){size, bl_crc32c(0, request, size)};
     return 0;
 }
 
-/* Copy a reply's bytes to the caller: its status, or an error. */
+/* Copy a reply's bytes to the caller: return its status, or an error. */
 static int bl_reply_decode(bl_session *session, const bl_reply *reply, void *target,
                            uint32_t capacity, uint32_t *size)
 {
@@ -203,7 +203,7 @@ int bl_lane_call(bl_session *session, const bl_message *message, bl_wait *wait)
             return status;
         bl_lane_send(session, message->method, BL_MESSAGE_BULK, &bulk, sizeof bulk, 1);
     }
-    bl_fence_store(&session->pool->memory); /* out now: the server waits for it */
+    bl_fence_store(&session->pool->memory); /* out now, since the server waits for it */
     bl_crash_point("call.sent");
     sequence = session->sent;
     while (session->answered != sequence) {

@@ -1,17 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * The lobby, client side: how a process without a lane gets one (D4).
+ * The client's side of the lobby, where a process without a lane gets one (D4).
  *
- * One request line and two reply lines (one per half) for each host number. The processes of a host
+ * Each host number has one request line and two reply lines (one per half). The processes of a host
  * take turns under a lock of their own kernel, so each line has one writer. A request is new when
  * its sequence is; the reply names the sequence and the nonce. A host that finds another machine's
  * boot id alive under its number does not write at all.
  *
- * A detachment is true for ever, so any server believes it, whichever was asked. An attempt to
- * attach that ran out of time ends with one: a server may have given its nonce a lane, or may yet.
- * The line then remembers the nonce: the next process in turn does not write over it before a
- * server has answered. So of all attempts of a host at most one is in question at any time.
+ * A detachment stays true forever, so any server believes it, whichever server was asked. An
+ * attempt to attach that ran out of time ends with a detachment, because a server may have given
+ * its nonce a lane, or may still do so. The line then remembers the nonce: the next process in turn
+ * does not overwrite it before a server has answered. So at most one attempt of a host is undecided
+ * at any time.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -20,7 +21,7 @@
 #include "coherence/guard.h"
 #include "rpc/session_state.h"
 
-/* The reply line of this session's host in the half that serves now: 1 if it is whole. */
+/* Read the reply line of this session's host in the half that serves now: 1 if it is whole. */
 static int bl_lobby_reply_read(const bl_session *session, uint32_t half, bl_lobby_reply *out)
 {
     const bl_memory *memory = &session->pool->memory;
@@ -31,7 +32,7 @@ static int bl_lobby_reply_read(const bl_session *session, uint32_t half, bl_lobb
                                  out->check == bl_message_check(out, 0));
 }
 
-/* What stands in this host's request line. */
+/* Return what stands in this host's request line. */
 static bl_lobby_request bl_lobby_line(const bl_session *session)
 {
     const bl_memory *memory = &session->pool->memory;
@@ -39,11 +40,11 @@ static bl_lobby_request bl_lobby_line(const bl_session *session)
     uint64_t offset = bl_lobby_request_offset(session->host);
     bl_refetch(memory, offset, BL_LINE_SIZE); /* another process may have streamed it */
     bl_load_line(memory, offset, &line);
-    bl_rely(memory, offset, BL_LINE_SIZE); /* its former writer had the lock that we have */
+    bl_rely(memory, offset, BL_LINE_SIZE); /* its former writer had the lock that we hold now */
     return line;
 }
 
-/* Ask as the nonce: the request's sequence. */
+/* Ask as the nonce: return the request's sequence. */
 static uint32_t bl_lobby_ask(const bl_session *session, uint32_t operation, uint64_t nonce,
                              uint64_t epoch)
 {
@@ -76,17 +77,17 @@ static int bl_lobby_clash(const bl_session *session, const bl_epoch_line *epoch)
            (reply.boot_id[0] != session->boot_id[0] || reply.boot_id[1] != session->boot_id[1]);
 }
 
-/* A request, and what becomes of it. */
+/* A request and its result. */
 typedef struct bl_lobby_turn {
     bl_session *session;
     bl_wait *wait;
     bl_lobby_reply reply;
     uint64_t nonce;
     uint32_t operation;
-    uint32_t open;              /* requests that a server may have granted without our knowing */
+    uint32_t open;              /* requests that a server may have granted without our knowledge */
 } bl_lobby_turn;
 
-/* Ask and wait for the answer of whichever server serves; the caller holds the host's lock. */
+/* Ask, and wait for the answer of the server that serves; the caller holds the host's lock. */
 static int bl_lobby_exchange(bl_lobby_turn *turn)
 {
     bl_session *session = turn->session;
@@ -104,7 +105,7 @@ static int bl_lobby_exchange(bl_lobby_turn *turn)
         if (serving && bl_epoch_second_host(session->pool, &epoch, session->host,
                                             session->boot_id)) {
             if (epoch.host == session->host && bl_wait_turn(memory, turn->wait))
-                continue; /* perhaps of an earlier boot of this host; its successor is to come */
+                continue; /* perhaps of an earlier boot of this host; a successor will come */
             return -BL_ERROR_SECOND_HOST;
         }
         if (serving && epoch.epoch != asked) {
@@ -135,8 +136,8 @@ static int bl_lobby_exchange(bl_lobby_turn *turn)
     }
 }
 
-/* An attempt of this host that ran out of time is remembered in its line: settle it before the line
- * says something else. 0, or why nobody can be asked now. */
+/* Settle an attempt of this host that ran out of time and is remembered in its line, before the
+ * line says something else. 0, or why no server can be asked now. */
 static int bl_lobby_settle(const bl_lobby_turn *turn)
 {
     const bl_session *session = turn->session;
@@ -163,13 +164,13 @@ static int bl_lobby_guarded(void *context)
     return status < 0 ? status : bl_lobby_exchange(turn);
 }
 
-/* The same, and a device that fails leaves the host's lock with the caller. */
+/* Do the same; if a device fails, the host's lock stays with the caller. */
 static int bl_lobby_visit(bl_lobby_turn *turn)
 {
     return bl_guarded(&turn->session->pool->memory, bl_lobby_guarded, turn);
 }
 
-/* Nobody waits for a lane under this nonce any more, whichever server reads it. */
+/* Withdraw the request: no server that reads it may give this nonce a lane any more. */
 static int bl_lobby_withdraw(void *context)
 {
     const bl_session *session = context;
@@ -178,7 +179,7 @@ static int bl_lobby_withdraw(void *context)
     return 0;
 }
 
-/* The lock under which this host's processes take turns: a descriptor or a negative error. */
+/* Take the lock under which this host's processes take turns: a descriptor or a negative error. */
 static int bl_lobby_lock(const bl_session *session, bl_wait *wait)
 {
     char name[32];
@@ -235,7 +236,7 @@ int bl_lobby_attach(bl_session *session, uint64_t timeout_ns)
     session->attached = status == 0;
     if (session->attached)
         session->old_nonce = 0;
-    if (!session->attached) { /* a lane given too late is found ownerless by this very proof */
+    if (!session->attached) { /* a lane given too late is found to be ownerless */
         bl_session_rest(session);
         bl_liveness_end(memory, session->directory, session->nonce, session->liveness_lock,
                         refused);

@@ -1,15 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * Whose turn it is, and how long a turn may be: fairness counted in work, not in time. Pure.
+ * The server's fairness: whose turn it is, and how much one turn may do, counted in work and not in
+ * time. It has no state and no clock.
  *
  * Always true: between the moment at which a lane's oldest unanswered request is in memory and its
  * reply, every other lane has at most one turn, of at most one quantum. A lane that was served goes
- * behind all that were not, so who waits is before everybody who was served since it began to
- * wait. Whether it is seen at once does not matter: the round that misses it is the one turn of
- * the others.
+ * behind all that were not, so a lane that waits is before every lane that was served since it
+ * began to wait. It need not be seen at once: the round that misses it is the one turn of the
+ * others.
  *
- * Leaves to the caller: what a request is, and to handlers, that one of them has at most
+ * The caller decides what a request is, and handlers make sure that a request has at most
  * BL_CALL_KEYS_MAX keys.
  */
 #ifndef BL_QUANTUM_H
@@ -27,14 +28,15 @@ enum {
     BL_QUANTUM_KEY_SIZE = 16            /* no item of a request is smaller */
 };
 
-/* Requests and keys: of a turn, of a quantum, or of all that a server has done. */
+/* A number of requests and keys: of a turn, of a quantum, or of all that a server has done. */
 typedef struct bl_work {
     uint64_t requests;
     uint64_t keys;
 } bl_work;
 
-/* At least as many keys as the request has, as far as a handler accepts it; known before any of it
- * is done. What it says of itself is believed only so far: whatever it says, it has one. */
+/* Return at least as many keys as the request has, as far as a handler accepts it, before any of it
+ * is done. The request's own size is believed only so far: whatever it says, it counts as one
+ * key. */
 static inline uint64_t bl_quantum_keys(const bl_request *request)
 {
     uint32_t size = request->size;
@@ -47,21 +49,21 @@ static inline uint64_t bl_quantum_keys(const bl_request *request)
     return keys < BL_QUANTUM_KEYS ? keys : BL_QUANTUM_KEYS;
 }
 
-/* Has a turn room for so many keys more, or must they wait for the lane's next one? */
+/* Does a turn have room for so many more keys, or must they wait for the lane's next turn? */
 static inline int bl_quantum_fits(const bl_work *turn, uint64_t keys)
 {
     return turn->requests < BL_QUANTUM_REQUESTS && turn->keys + keys <= BL_QUANTUM_KEYS;
 }
 
-/* The greatest of each. */
+/* Raise each number of most to at least the given one. */
 static inline void bl_work_raise(bl_work *most, uint64_t requests, uint64_t keys)
 {
     most->requests = requests > most->requests ? requests : most->requests;
     most->keys = keys > most->keys ? keys : most->keys;
 }
 
-/* The order of the next round: lanes that were not served, then those that were, each in the order
- * of this round. live holds kept_count of the former at its start. */
+/* Make the order of the next round: lanes that were not served, then those that were, each group in
+ * the order of this round. The first kept_count numbers of live are the former. */
 static inline void bl_quantum_order(uint32_t *live, uint32_t kept_count, const uint32_t *served,
                                  uint32_t served_count)
 {

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * How much one session may have of what all share: calls, by a bucket of tokens (here), and
- * grants, pins and bytes, which the block index counts (index/blocks.h). Refused at once, never
- * queued.
+ * The quota of a session, which limits its part of what all share: calls, by a token bucket (here),
+ * and grants, pins and bytes, which the block index counts (index/blocks.h). What exceeds a quota
+ * is refused at once, never queued.
  *
- * Calls that give something back always run, on credit: to refuse them would make others pay.
- * Credit ends at one bucket, so that they cannot be used to get round the quota.
+ * Calls that give something back always run, on credit: a refusal would hurt the other sessions.
+ * Credit ends at one bucket, so that such calls cannot be used to get around the quota.
  */
 #include "format/pool_format.h"
 #ifndef BL_QUOTA_H
@@ -18,7 +18,7 @@
 #define BL_TOKEN INT64_C(1000000000)
 
 typedef struct bl_allowance {
-    int64_t tokens;             /* down to one bucket below zero */
+    int64_t tokens;             /* may go down to one bucket below zero */
     uint64_t filled_ns;
 } bl_allowance;
 

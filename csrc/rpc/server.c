@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * The poll loop. It runs without Python's lock and never enters Python, except for handlers that
- * were registered from there.
+ * The server's poll loop. It runs without Python's lock and never enters Python, except for
+ * handlers that were registered from there.
  *
  * A round, over all live lanes:
  *   1  invalidate the next window of request lines of every lane; one full fence
@@ -22,8 +22,8 @@
 #include "coherence/guard.h"
 
 enum {
-    BL_IDLE_SPIN_NS = 50 * 1000,        /* idle so long: offer the core */
-    BL_IDLE_YIELD_NS = 5 * 1000 * 1000, /* and so long: nap, a hundredth of it more, ... */
+    BL_IDLE_SPIN_NS = 50 * 1000,        /* after so long without work: offer the core */
+    BL_IDLE_YIELD_NS = 5 * 1000 * 1000, /* and after so long: nap, a hundredth of it more, ... */
     BL_IDLE_NAP_PART = 100,
     BL_IDLE_NAP_NS = 400 * 1000,        /* ... but a nap and a round must stay below 1 ms */
     BL_ROUNDS_PER_CLOCK = 32
@@ -39,8 +39,8 @@ static uint64_t bl_server_request_offset(const bl_server *server, uint32_t lane,
     return bl_request_offset(&server->pool->geometry, lane, bl_server_slot(server, sequence));
 }
 
-/* Copy a lane's requests that have arrived, a quantum at most: its turn. Its window has been
- * invalidated. */
+/* Copy a lane's requests that have arrived, at most a quantum: this is its turn. Its window has
+ * been invalidated. */
 static bl_work bl_lane_gather(bl_server *server, uint32_t number)
 {
     const bl_memory *memory = &server->pool->memory;
@@ -72,7 +72,7 @@ static bl_work bl_lane_gather(bl_server *server, uint32_t number)
     return turn;
 }
 
-/* The bytes of a long request, copied once: 0 or an error. */
+/* Copy the bytes of a long request once: 0 or an error. */
 static int bl_bulk_take(bl_server *server, uint32_t lane, const bl_request *request, bl_call *call)
 {
     const bl_memory *memory = &server->pool->memory;
@@ -88,8 +88,8 @@ static int bl_bulk_take(bl_server *server, uint32_t lane, const bl_request *requ
     bl_crash_point("serve.bulk_fetched");
     if (!bl_verify(memory, bl_crc32c(0, server->bulk_in, bulk.size) == bulk.check))
         return -BL_ERROR_BAD_REQUEST;
-    /* Their check proves them. No bl_rely(): a server that was deposed unawares may see the same
-     * bytes being sent again, to its successor. */
+    /* Their check proves them. There is no bl_rely(): a server that was deposed without noticing
+     * may see the same bytes being sent again, to its successor. */
     call->request = server->bulk_in;
     call->request_size = bulk.size;
     return 0;
@@ -179,7 +179,7 @@ static void bl_lane_answer(bl_server *server, uint32_t number, bl_work turn)
                                        bl_server_slot(server, lane->next + i)),
                        &server->replies[i]); /* SYNC lane.reply: pairs with bl_lane_take() */
     bl_crash_point("serve.replies_streamed");
-    bl_fence_store(memory); /* off they go: somebody waits */
+    bl_fence_store(memory); /* send them now, since a client waits */
     bl_crash_point("serve.replied");
     lane->next += ready;
     server->done.requests += turn.requests;
@@ -187,8 +187,8 @@ static void bl_lane_answer(bl_server *server, uint32_t number, bl_work turn)
     lane->answered = server->done;
 }
 
-/* How much others have had done since this lane may have begun to wait: its request was not there
- * when its last turn ended, or when the round before this one began. */
+/* Count how much others have had done since this lane may have begun to wait: its request was not
+ * there when its last turn ended, or when the round before this one began. */
 static void bl_lane_waited(bl_server *server, const bl_lane *lane, bl_work turn)
 {
     bl_work since = lane->answered;
@@ -231,7 +231,7 @@ uint32_t bl_server_round(bl_server *server)
     return (uint32_t)(server->done.requests - before);
 }
 
-/* How long to nap: those who called lately will call again soon. */
+/* Return how long to nap: clients that called lately will call again soon. */
 static uint64_t bl_idle_nap_ns(uint64_t idle_ns)
 {
     uint64_t nap_ns = idle_ns / BL_IDLE_NAP_PART;
@@ -240,7 +240,8 @@ static uint64_t bl_idle_nap_ns(uint64_t idle_ns)
     return nap_ns < BL_IDLE_NAP_NS ? nap_ns : BL_IDLE_NAP_NS;
 }
 
-/* Is a device fault at this offset one lane's, and news? Then the lane is given up: 1. */
+/* Does a device fault at this offset lie in a lane that was not broken before? Then the lane is
+ * marked as broken: 1. */
 static int bl_lane_breaks(bl_server *server, uint64_t offset)
 {
     const bl_geometry *g = &server->pool->geometry;
@@ -252,8 +253,8 @@ static int bl_lane_breaks(bl_server *server, uint64_t offset)
     return news;
 }
 
-/* The last round may have been left off in the middle: list the live lanes again, and end the
- * sessions of those that broke. 0, or -BL_ERROR_DEPOSED. */
+/* The last round may have been left in the middle: list the live lanes again, and end the sessions
+ * of those that broke. 0, or -BL_ERROR_DEPOSED. */
 static int bl_server_mend(bl_server *server)
 {
     int status = 0;
@@ -283,7 +284,7 @@ static int bl_server_loop(void *context)
         if (busy == 0 && idle_ns >= BL_IDLE_SPIN_NS)
             bl_nap(memory, bl_idle_nap_ns(idle_ns));
         else if (++rounds % BL_ROUNDS_PER_CLOCK)
-            continue; /* the clock and the house wait while there is work */
+            continue; /* the clock and the housekeeping wait while there is work */
         now = bl_now_ns(memory);
         bl_guard_look(); /* this region lasts as long as the server */
         if (busy > 0)
@@ -298,7 +299,8 @@ static int bl_server_loop(void *context)
 
 void bl_server_limit(bl_server *server, const bl_quota *quota) { server->quota = *quota; }
 
-/* Who serves no more does not beat: clients would wait, and no standby would follow. */
+/* A server that serves no more stops its heartbeat; else clients would wait, and no standby would
+ * follow. */
 int bl_server_run(bl_server *server)
 {
     const bl_memory *memory = &server->pool->memory;
@@ -317,7 +319,7 @@ int bl_server_handle_method(bl_server *server, uint32_t method, bl_handler handl
     if (method >= BL_METHOD_COUNT)
         return -EINVAL;
     server->handlers[method].context = context;
-    bl_compiler_barrier(); /* the poll loop may run: no handler is seen without its context */
+    bl_compiler_barrier(); /* the poll loop may run: it never sees a handler without its context */
     server->handlers[method].run = handler;
     return 0;
 }

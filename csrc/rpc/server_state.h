@@ -1,15 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * The server's end: it owns all metadata, one at a time, numbered by its epoch (D5).
+ * The server's state. A server owns all metadata of a pool; there is one at a time, numbered by its
+ * epoch (D5).
  *
  *   create --> take (rpc/takeover.c: a new epoch) --> rounds (rpc/server.c) --> release
  *
  * A round looks into all live lanes with one fence, hands the requests to handlers, and sends the
- * replies with one fence. Every so often it keeps house (rpc/housekeeping.c): lobby, heartbeats,
- * liveness locks, epoch.
+ * replies with one fence. Every so often it does its housekeeping (rpc/housekeeping.c): lobby,
+ * heartbeats, liveness locks, epoch.
  *
- * Layers above take part through bl_server_hooks and handlers; this layer knows nothing of blocks.
+ * Folders above take part through bl_server_hooks and handlers; this folder knows nothing of
+ * blocks.
  */
 #ifndef BL_SERVER_H
 #define BL_SERVER_H
@@ -27,11 +29,11 @@
 
 enum { BL_METHOD_COUNT = 256 };
 
-/* What the server knows of a lane's session. States as in format/pool_format.h. */
+/* A lane's session, as the server knows it. Its states are those of format/pool_format.h. */
 typedef struct bl_lane {
     uint64_t nonce;
     uint64_t boot_id[2];
-    uint64_t epoch;             /* that attached the session */
+    uint64_t epoch;             /* the epoch whose server attached the session */
     uint64_t heartbeat_count;
     uint64_t heartbeat_seen_ns; /* when heartbeat_count was last seen to move */
     uint32_t host;
@@ -42,31 +44,31 @@ typedef struct bl_lane {
     uint32_t broken;            /* 1: its memory failed: nobody looks there, nobody gets it */
     bl_work answered;           /* what the server had done when its last turn ended */
     bl_allowance allowance;
-    int liveness_lock;          /* descriptor; or negative: one that passes is tried again, else
-                                 * this host cannot prove it */
+    int liveness_lock;          /* descriptor; or a negative error: one that passes is tried again,
+                                 * with another this host cannot prove anything */
 } bl_lane;
 
-/* How sure it is that a session that ended writes nothing any more. */
+/* How certain it is that a session that ended writes nothing any more. */
 enum bl_end { BL_END_GONE = 1, BL_END_SUSPECT = 2 };
 
 typedef struct bl_server_hooks {
     void *context;
-    /* Takeover, after the new epoch is published: copy what the predecessor committed and has open
-     * from its half into the own. old_epoch, whose half it is, is 0 for a new pool. suspect:
-     * sessions of earlier epochs may still write. 0 or an error. */
+    /* Take over, after the new epoch is published: copy what the predecessor committed and has open
+     * from its half into the own half. old_epoch, which wrote that half, is 0 for a new pool.
+     * suspect: sessions of earlier epochs may still write. 0 or an error. */
     int (*recover)(void *context, uint64_t old_epoch, int suspect);
-    /* A session of this epoch ended. After SUSPECT there comes GONE, or nothing for ever. */
+    /* A session of this epoch ended. After SUSPECT, GONE may follow, or nothing ever. */
     void (*ended)(void *context, uint32_t lane, enum bl_end end);
     /* Every session of earlier epochs is proven gone. */
     void (*settled)(void *context);
 } bl_server_hooks;
 
-/* Whom a standby watches (rpc/standby.c). */
+/* The server that a standby watches (rpc/standby.c). */
 typedef struct bl_watch {
-    uint64_t nonce;             /* of that server; 0: nobody yet */
-    uint64_t count;             /* of its heartbeat */
-    uint64_t moved_ns;          /* when that was last seen to move */
-    int liveness_lock;          /* descriptor, or negative: this host cannot prove it */
+    uint64_t nonce;             /* nonce of that server; 0: none yet */
+    uint64_t count;             /* count of its heartbeat */
+    uint64_t moved_ns;          /* when the count was last seen to move */
+    int liveness_lock;          /* descriptor, or negative: this host cannot prove anything */
 } bl_watch;
 
 struct bl_server {
@@ -78,12 +80,12 @@ struct bl_server {
     uint32_t half;
     uint32_t state;             /* bl_server_state, as the epoch line says; 0 before take */
     uint32_t host;
-    int lock;                   /* one server of a pool on this host; or negative */
-    int liveness_lock;          /* its own, of life */
-    struct bl_declared *declared; /* what an operator said that is gone; NULL: nothing */
+    int lock;                   /* of one server of a pool on this host; or negative */
+    int liveness_lock;          /* the server's own */
+    struct bl_declared *declared; /* what an operator declared gone; NULL: nothing */
     uint64_t silent;            /* nonce of the server whose silence a standby has seen; or 0 */
     bl_watch watch;
-    bl_pidfds *pidfds;          /* who of this host has shown itself; NULL: nobody can */
+    bl_pidfds *pidfds;          /* the pidfd watch of this host; NULL: not available */
     bl_heartbeat heartbeat;
     bl_server_hooks hooks;
     struct {
@@ -91,66 +93,71 @@ struct bl_server {
         void *context;
     } handlers[BL_METHOD_COUNT];
     bl_lane *lanes;
-    uint32_t *live;             /* numbers of the live lanes: who waited longest is first */
-    uint32_t *served;           /* in this round */
+    uint32_t *live;             /* numbers of the live lanes: the one that waited longest is
+                                 * first */
+    uint32_t *served;           /* lanes served in this round */
     uint32_t live_count;
     uint32_t inherited_count;   /* SUSPECT sessions of earlier epochs */
     uint32_t inherited_devices; /* 1: some of those that are gone had devices */
     uint32_t lobby_seen[BL_HOST_COUNT]; /* sequence of the last request answered or found */
-    bl_lobby_reply lobby[BL_HOST_COUNT]; /* what was last answered */
-    bl_work done;               /* since it serves */
-    bl_work round[2];           /* what had been done when the last round began, and this one */
-    bl_work most_taken;         /* in one turn */
-    bl_work most_waited;        /* by others, while a lane's oldest request was there */
+    bl_lobby_reply lobby[BL_HOST_COUNT]; /* last answers */
+    bl_work done;               /* work since it serves */
+    bl_work round[2];           /* work done when the last round began, and this one */
+    bl_work most_taken;         /* the most in one turn */
+    bl_work most_waited;        /* the most by others, while a lane's oldest request was there */
     bl_quota quota;
     bl_request *requests;       /* BL_QUANTUM_REQUESTS private copies */
     bl_reply *replies;
     uint8_t *bulk_in, *bulk_out; /* bulk_size each: private copies */
-    uint64_t housekeeping_ns;   /* when house was last kept */
-    uint64_t liveness_ns;       /* when liveness locks were last looked for */
+    uint64_t housekeeping_ns;   /* when the last housekeeping was */
+    uint64_t liveness_ns;       /* when liveness locks were last looked at */
     uint64_t sweep_ns;          /* when liveness locks that nobody needs were last removed */
-    uint64_t heartbeat_lost_ns; /* a heartbeat that stands still so long is lost; 0: default */
-    uint64_t stop;              /* shared with the thread that stops us */
+    uint64_t heartbeat_lost_ns; /* a heartbeat that stands still for so long is lost; 0: default */
+    uint64_t stop;              /* shared with the thread that stops the server */
     bl_server_stat stat;
 };
 
-/* Look into the lobby, at heartbeats, liveness locks and the epoch: 0, or -BL_ERROR_DEPOSED. */
+/* Do the housekeeping: look into the lobby, at heartbeats, liveness locks and the epoch. 0, or
+ * -BL_ERROR_DEPOSED. */
 int bl_housekeeping_keep(bl_server *server, uint64_t now_ns);
 
-/* Stop serving a lane's session: 0, or -BL_ERROR_DEPOSED, and a successor decides. */
+/* Stop serving a lane's session: 0, or -BL_ERROR_DEPOSED: a successor decides. */
 int bl_housekeeping_end(bl_server *server, uint32_t lane, enum bl_end end);
 
-/* Be one epoch's owner, or learn who is (rpc/elect.c): 0 and the owner (nonce, boot_id, host);
- * -ESTALE: somebody asks for a later one, owner->epoch; -EAGAIN: disturbed for too long; or
- * -BL_ERROR_EPOCH_DAMAGED. The server has its nonce. One process of a host at a time. */
+/* Become the owner of one epoch, or learn its owner (rpc/elect.c): 0 and the owner (nonce, boot_id,
+ * host); -ESTALE: a host asks for a later one, owner->epoch; -EAGAIN: disturbed for too long; or
+ * -BL_ERROR_EPOCH_DAMAGED. The server has its nonce. One process of a host calls it at a time. */
 int bl_elect(const bl_server *server, uint64_t epoch, bl_candidate_line *owner);
 
 /* May a device have written what was granted to a session of this host? Its writes may lie in this
- * host's cache (transfer/device_range.h). One of another host cannot end but by its own word, which
- * it gives when it has flushed, or with that host's caches: then there is nothing to flush here. */
+ * host's cache (transfer/device_range.h). A session of another host ends only by its own word,
+ * which it gives when it has flushed, or with that host's caches: then there is nothing to flush
+ * here. */
 int bl_lane_has_devices(const bl_server *server, uint32_t lane);
 
-/* Write what the own half says of a lane's session. */
+/* Write a lane's session line in the server's own half. */
 void bl_housekeeping_write(bl_server *server, uint32_t lane);
 
-/* Become the server: the next epoch. 0, or as bl_server_serve_lanes(), or what a hook returned. */
+/* Become the server, with the next epoch. 0, or as bl_server_serve_lanes(), or what a hook
+ * returned. */
 int bl_server_take(bl_server *server, const bl_server_hooks *hooks);
 
-/* What to say of another machine that uses this host number. */
+/* Return the error for another machine that uses this host number. */
 int bl_server_clash(const bl_server *server);
 
-/* rpc/declare.c: did an operator say that the server or session of this nonce is gone? */
+/* Did an operator declare the server or session of this nonce gone? (rpc/declare.c) */
 int bl_declared(const bl_server *server, uint64_t nonce);
 
-/* Does nothing of what was declared gone beat? 0, or -BL_ERROR_SERVER_ALIVE, _SESSION_ALIVE. */
+/* Do all heartbeats that were declared gone stand still? 0, or -BL_ERROR_SERVER_ALIVE,
+ * _SESSION_ALIVE. */
 int bl_declared_check(bl_server *server);
 
-/* One look at all live lanes: the number of requests served. */
+/* Look once at all live lanes: return the number of requests served. */
 uint32_t bl_server_round(bl_server *server);
 
-/* Does this server still speak for the pool? Begins with a full fence: what it wrote before is in
- * memory before it looks, so that of it and a successor one sees the other. 0, -BL_ERROR_DEPOSED,
- * or -BL_ERROR_EPOCH_DAMAGED: it cannot know. */
+/* Does this server still speak for the pool? A full fence comes first: what the server wrote is in
+ * memory before it looks, so either it or a successor sees the other. 0, -BL_ERROR_DEPOSED, or
+ * -BL_ERROR_EPOCH_DAMAGED: it cannot know. */
 int bl_server_still(const bl_server *server);
 
 void bl_watch_end(bl_server *server);

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * A session: made, used for calls, closed. What happens when the server is replaced or does not
- * answer is decided here, once, for every kind of call.
+ * Makes sessions, calls through them, and closes them. This file alone decides, for every kind of
+ * call, what happens when the server is replaced or does not answer.
  *
  * A call is applied once by one server, however long its answer takes. If the server gives the
  * session up before it reads a call, the call is asked again by the next session, at once. If the
- * server is replaced meanwhile, a single call is asked again of the new one, which knows nothing of
- * the old one's unanswered calls: handlers must bear that (D10 says how the block calls do).
+ * server is replaced meanwhile, a single call is sent again to the new one, which knows nothing of
+ * the old one's unanswered calls: handlers must allow for that (D10 says how the block calls do).
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -31,7 +31,7 @@ int bl_session_open(const bl_pool *pool, const char *directory, uint32_t host, u
     session->pool = pool;
     session->host = host;
     session->liveness_lock = -1;
-    *out = session; /* a fork while it attaches finds its proof */
+    *out = session; /* a fork during the attachment finds the session and its lock */
     strcpy(session->directory, directory);
     session->parent = mmap(NULL, BL_PAGE_SIZE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS,
                            -1, 0);
@@ -67,7 +67,7 @@ void bl_session_close(bl_session *session)
 void bl_session_forked(bl_session *session)
 {
     if (session->liveness_lock >= 0)
-        close(session->liveness_lock); /* the child's copy would keep the parent's proof alive */
+        close(session->liveness_lock); /* the child's copy would keep the lock held */
 }
 
 void bl_session_describe(const bl_session *session, bl_session_stat *out)
@@ -88,8 +88,8 @@ static int bl_session_ready(bl_session *session, uint64_t timeout_ns)
     return bl_lobby_attach(session, timeout_ns);
 }
 
-/* Give the nonce up, here and now, for whoever serves next; a call that attaches under a new one
- * says so, too, and does not have to wait until the server looks at beats. */
+/* Give the nonce up in its heartbeat line, for the server that serves next; a call that attaches
+ * under a new nonce says so, too, and need not wait until the server looks at heartbeats. */
 static void bl_session_drop(bl_session *session)
 {
     bl_heartbeat_end(&session->heartbeat);
@@ -118,18 +118,19 @@ void bl_session_leave(bl_session *session)
 {
     bl_heartbeat_stop(&session->heartbeat); /* one per session: the next nonce's */
     session->old_nonce = 0;
-    session->attached = 0; /* the proof's descriptor stays open: only this process's end frees it */
+    session->attached = 0; /* the lock's descriptor stays open: only this process's end frees it */
     session->stat.reattach_count++;
 }
 
 typedef struct bl_session_task {
     bl_session *session;
-    const bl_message *message;  /* of a call */
-    const bl_pump *pump;        /* of a pump */
+    const bl_message *message;  /* for a call */
+    const bl_pump *pump;        /* for a pump */
     uint64_t timeout_ns;
 } bl_session_task;
 
-/* What was asked when a device failed may be answered yet: nobody will listen on this nonce. */
+/* Run a call. A request that was under way when a device failed may still be answered, so nobody
+ * may listen on this nonce any more. */
 static int bl_session_run(bl_session *session, bl_guarded_run run, bl_session_task *task)
 {
     int status = bl_guarded(&session->pool->memory, run, task);
@@ -155,7 +156,7 @@ static int bl_session_ask(void *context)
             return status;
         }
         if (session->attached)
-            bl_session_drop(session); /* the reply may come yet: nobody will listen on this nonce */
+            bl_session_drop(session); /* a late reply must find nobody on this nonce */
         if (status == -BL_ERROR_TIMEOUT || bl_wait_left_ns(memory, &wait) == 0)
             return -BL_ERROR_TIMEOUT;
     }

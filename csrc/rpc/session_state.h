@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * The client's end of a lane. A session belongs to one process and is used by one thread at a time;
- * after a fork the child's copy refuses every call.
+ * The client's state of a session. A session belongs to one process and is used by one thread at a
+ * time; after a fork the child's copy refuses every call.
  *
  *   attach (rpc/lobby.c) --> calls (rpc/lane.c) --> detach (rpc/lobby.c)
  *                          |  server replaced, session given up, or a call timed out
  *                          +--> attached anew under a new nonce, giving the old one up
  *
- * Whoever gives a nonce up says that nothing is written under it any more: its grants end.
+ * A client that gives a nonce up says that nothing is written under it any more: its grants end.
  */
 #ifndef BL_SESSION_H
 #define BL_SESSION_H
@@ -27,17 +27,17 @@ struct bl_session {
     char directory[BL_PATH_SIZE];   /* the pool's runtime directory on this host */
     uint64_t boot_id[2];
     uint64_t nonce;
-    uint64_t old_nonce;             /* given up, but the server may not know it yet; or 0 */
+    uint64_t old_nonce;             /* given up, but the server may not know that yet; or 0 */
     uint64_t epoch;
-    uint32_t half;                  /* of the server that gave the lane */
+    uint32_t half;                  /* half of the server that gave the lane */
     uint32_t host;
     uint32_t lane;
     uint32_t sent;                  /* sequence of the last request */
     uint32_t answered;              /* sequence of the last reply taken */
     uint32_t window;                /* reply lines looked at together */
     uint32_t attached;
-    uint32_t devices;           /* 1: a device may write what is granted to it */
-    int liveness_lock;          /* descriptor */
+    uint32_t devices;               /* 1: a device may write what is granted to it */
+    int liveness_lock;              /* its descriptor */
     uint8_t *scratch;               /* bulk_size for a request, bulk_size for a reply */
     uint32_t *parent;               /* 1 here; a forked child reads 0 */
     bl_heartbeat heartbeat;
@@ -48,42 +48,44 @@ struct bl_session {
  * boot_id. */
 int bl_lobby_attach(bl_session *session, uint64_t timeout_ns);
 
-/* Give the lane back. 0, or an error if no server took notice: it will find the proof. */
+/* Give the lane back. 0, or an error if no server took notice: a server will find the liveness lock
+ * free. */
 int bl_lobby_detach(bl_session *session, uint64_t timeout_ns);
 
-/* From now on a device may write what is granted to this session: its process is believed dead by
- * pidfd alone, and what it had been granted is flushed then (D15). Before the grants are asked for.
- * 0 or -errno. */
+/* Announce that from now on a device may write what is granted to this session: its process is then
+ * believed dead by pidfd alone, and what it had been granted is flushed at that time (D15). Call it
+ * before the grants are asked for. 0 or -errno. */
 int bl_session_devices(bl_session *session);
 
-/* This session's devices write nothing more that was granted to it, and what they wrote is in
- * memory: its lock says all there is to say. Before it gives that back alive. */
+/* Announce that this session's devices write nothing more that was granted to it, and that what
+ * they wrote is in memory: from now on its lock alone tells whether it is gone. Call it before a
+ * session that lives gives its grants back. */
 void bl_session_rest(const bl_session *session);
 
 /* Leave the nonce as it is, with its grants, until this process is proven gone: something may still
- * be written under it. Nothing is said to the server; the next call attaches under a new nonce. */
+ * be written under it. The server is told nothing; the next call attaches under a new nonce. */
 void bl_session_leave(bl_session *session);
 
-/* Where the message of a sequence number stands in the lane. */
+/* Return the slot of a sequence number's message in the lane. */
 static inline uint32_t bl_slot_of(const bl_session *session, uint32_t sequence)
 {
     return sequence & (session->pool->geometry.slot_count - 1);
 }
 
-/* What a call needs of a lane (rpc/lane.c). */
+/* ---- The parts of a call on a lane (rpc/lane.c). */
 enum { BL_WINDOW_MAX = 128 };
 
-/* Stream count requests of one method, each of size bytes: at most BL_MESSAGE_INLINE_SIZE. No
- * fence; that many slots are free. */
+/* Stream count requests of one method, each of size bytes: at most BL_MESSAGE_INLINE_SIZE. There is
+ * no fence; that many slots are free. */
 void bl_lane_send(bl_session *session, uint32_t method, uint32_t flags, const void *payloads,
                   uint32_t size, uint32_t count);
 
-/* Wait for at least one reply: their number (at most count), 0 if the server was replaced or has
- * given the session up, or -BL_ERROR_TIMEOUT. */
+/* Wait for at least one reply: return their number (at most count), 0 if the server was replaced or
+ * has given the session up, or -BL_ERROR_TIMEOUT. */
 int bl_lane_wait(bl_session *session, bl_reply *replies, uint32_t count, bl_wait *wait);
 
-/* One call on the lane as it is: its status; -BL_ERROR_SESSION_LOST if the server was replaced or
- * has given the session up, and will not answer. */
+/* Make one call on the lane as it is: its status; -BL_ERROR_SESSION_LOST if the server was replaced
+ * or has given the session up, and will not answer. */
 int bl_lane_call(bl_session *session, const bl_message *message, bl_wait *wait);
 
 /* Stream a long request's bytes into the lane's bulk area and describe them in bulk. */

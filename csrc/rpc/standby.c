@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * A server that does not serve yet: it watches the one that does, so that it can take over at once.
+ * A standby: a server that does not serve yet and watches the one that does, so that it can take
+ * over at once.
  *
- * Only when to try is decided here; whether it may is rpc/takeover.c's business, and two who try at
- * once do no harm. It is time when nobody serves, when the server said that it stops, when it is
- * proven gone (its host knows within a look), or when its heartbeat has stood still for the time
- * that the caller named. A stopped process of this host is not gone, and still holds this host's
- * server lock: whoever finds it silent goes on without that lock.
+ * This file decides only when to try; rpc/takeover.c decides whether a standby may, and two that
+ * try at once do no harm. It is time when nobody serves, when the server said that it stops, when
+ * it is proven gone (its host knows within a look), or when its heartbeat has stood still for the
+ * time that the caller named. A stopped process of this host is not gone, and still holds this
+ * host's server lock: a standby that finds it silent goes on without that lock.
  */
 #include "coherence/guard.h"
 #include "pool/boot.h"
@@ -23,7 +24,7 @@ void bl_watch_end(bl_server *server)
     *watch = (bl_watch){.liveness_lock = -1};
 }
 
-/* Another server than at the last look: watch that one. */
+/* Watch a server that was not there at the last look. */
 static void bl_watch_begin(bl_server *server, const bl_epoch_line *line, uint64_t now_ns)
 {
     bl_watch_end(server);
@@ -34,8 +35,8 @@ static void bl_watch_begin(bl_server *server, const bl_epoch_line *line, uint64_
                                              line->nonce);
 }
 
-/* Has a server's heartbeat stood still for so long? Or an error: it moves, and it is another
- * machine's that uses this host number. */
+/* Has a server's heartbeat stood still for so long? Or an error: the heartbeat moves, and belongs
+ * to another machine that uses this host number. */
 static int bl_watch_silent(bl_server *server, const bl_epoch_line *line, uint64_t lost_ns,
                            uint64_t now_ns)
 {
@@ -59,7 +60,7 @@ typedef struct bl_watch_look {
     uint64_t lost_ns;
 } bl_watch_look;
 
-/* One look: is it time to try? What it opens stands in the server at once. */
+/* Take one look: is it time to try? What the look opens is stored in the server at once. */
 static int bl_watch_look_guarded(void *context)
 {
     const bl_watch_look *look = context;
@@ -97,6 +98,6 @@ int bl_server_watch(bl_server *server, uint64_t lost_ns, uint64_t timeout_ns)
            !bl_shared_load(&server->stop) && bl_wait_left_ns(memory, &wait) > 0)
         bl_nap(memory, BL_STANDBY_LOOK_NS);
     if (status != 0)
-        bl_watch_end(server); /* a watch that has the proof keeps it from others */
+        bl_watch_end(server); /* a watch that has the liveness lock keeps it from others */
     return status;
 }

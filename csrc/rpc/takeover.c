@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * Becoming the server (D5): one pass that reads after it writes.
+ * Takeover: becoming the server (D5), in one pass that reads after it writes.
  *
  * Epoch N writes half N mod 2 only. So the server of N-2 must be proven gone before N writes at
- * all; the server of N-1 may be undead: it goes on writing its own half, which nobody believes once
- * epoch N is published.
+ * all. The server of N-1 may be undead: it may go on writing its own half, which nobody believes
+ * once epoch N is published.
  *
  *   1  prove N-2 gone; find N-1 silent (or refuse: it lives)
  *   2  be the one owner of epoch N (rpc/elect.c)
@@ -16,9 +16,9 @@
  *
  * N-1, before it grants from a new extent: writes its open mark, full fence, reads the epoch.
  * Before it grants the space of a committed block: clears its entry, full fence, reads the epoch.
- * Before it answers for a lane: writes its session line, full fence, reads the epoch.
- * Of the two servers each writes before it reads: either N-1 sees epoch N and does nothing of the
- * kind, or N sees the mark, the cleared entry, the session.
+ * Before it answers for a lane: writes its session line, full fence, reads the epoch. Each of the
+ * two servers writes before it reads: either N-1 sees epoch N and does nothing of the kind, or N
+ * sees the mark, the cleared entry, the session.
  *
  * A server that dies before SERVING has changed nothing but its own half. Its successor takes N+2,
  * into the same half once N is proven gone, and reads the half that N read.
@@ -32,12 +32,13 @@
 #include "coherence/guard.h"
 #include "pool/boot.h"
 
-/* Which epoch to take, and whose places to take. */
+/* Which epoch to take, and whose halves are involved. */
 typedef struct bl_takeover {
     uint64_t epoch;
-    bl_epoch_line before;       /* who wrote the own half last: proven gone */
-    bl_epoch_line source;       /* whose half holds the truth; epoch 0: nobody ever served */
-    int asked;                  /* an election may name this server, whatever comes of it */
+    bl_epoch_line before;       /* the last writer of the own half: proven gone */
+    bl_epoch_line source;       /* the server whose half holds the truth; epoch 0: none ever
+                                 * served */
+    int asked;                  /* an election may name this server, whatever its result */
 } bl_takeover;
 
 /* Does the heartbeat of a server of this epoch move? */
@@ -56,9 +57,9 @@ static int bl_server_heartbeats(const bl_server *server, uint64_t epoch, uint64_
     return 0;
 }
 
-/* Is this server, or owner of an epoch, proven unable to write? 1, 0, or an error: it is another
- * machine's under this host number. Another boot was an earlier one only if its heartbeat stands
- * still. Asked by one process of a host at a time. */
+/* Is this server, or owner of an epoch, proven unable to write? 1, 0, or an error: it belongs to
+ * another machine under this host number. Another boot was an earlier one only if its heartbeat
+ * stands still. One process of a host asks at a time. */
 static int bl_server_gone(const bl_server *server, uint64_t epoch, uint32_t host,
                           const uint64_t boot_id[2], uint64_t nonce)
 {
@@ -76,7 +77,7 @@ static int bl_server_gone(const bl_server *server, uint64_t epoch, uint32_t host
     return gone;
 }
 
-/* The same of the server of an epoch line, which may have said so as its last word. */
+/* Is the server of an epoch line gone? It may have said so as its last word. */
 static int bl_epoch_gone(const bl_server *server, const bl_epoch_line *line)
 {
     uint64_t offset = bl_epoch_offset(line->epoch % BL_HALF_COUNT);
@@ -86,8 +87,8 @@ static int bl_epoch_gone(const bl_server *server, const bl_epoch_line *line)
     return bl_server_gone(server, line->epoch, line->host, line->boot_id, line->nonce);
 }
 
-/* May the server of the newest epoch be followed? It is gone, or silent; and a pool that is one
- * host's own is followed by that host alone. 0 or an error. */
+/* May the server of the newest epoch be followed? It must be gone or silent; and in a pool of
+ * hardware coherence, only its own host may follow. 0 or an error. */
 static int bl_takeover_follow(const bl_server *server, const bl_epoch_line *line)
 {
     int gone = bl_epoch_gone(server, line);
@@ -116,7 +117,7 @@ static int bl_takeover_plan(const bl_server *server, bl_takeover *plan)
     plan->source = line[served ? newest : 1 - newest];
     plan->before = line[served ? 1 - newest : newest];
     plan->epoch = line[newest].epoch + (served ? 1 : 2);
-    for (uint32_t half = 0; half < BL_HALF_COUNT; half++) /* its locks are not this server's */
+    for (uint32_t half = 0; half < BL_HALF_COUNT; half++) /* its locks are in another place */
         if (!bl_declared(server, line[half].nonce) &&
             bl_runtime_elsewhere(server->pool, server->directory, server->boot_id, &line[half]))
             return -BL_ERROR_RUNTIME_DIR;
@@ -128,7 +129,7 @@ static int bl_takeover_plan(const bl_server *server, bl_takeover *plan)
 /* Become the one owner of an epoch: 0, with what to take, or an error. */
 static int bl_takeover_claim(const bl_server *server, bl_takeover *plan)
 {
-    uint64_t next = 0; /* an epoch before it has an owner who never came */
+    uint64_t next = 0; /* an epoch before it has an owner that never came */
     for (;;) {
         bl_candidate_line owner;
         int status = bl_takeover_plan(server, plan);
@@ -149,10 +150,10 @@ static int bl_takeover_claim(const bl_server *server, bl_takeover *plan)
             break;
         case -ESTALE:
             if (owner.epoch <= next)
-                return -BL_ERROR_SERVER_ALIVE; /* looked twice: somebody is about to be server */
+                return -BL_ERROR_SERVER_ALIVE; /* looked twice: a server is about to begin */
             next = owner.epoch;
             break;
-        case -EAGAIN: /* undecided: owner is nobody's word */
+        case -EAGAIN: /* undecided: owner means nothing */
             return -BL_ERROR_SERVER_ALIVE;
         default:
             return status;
@@ -160,9 +161,9 @@ static int bl_takeover_claim(const bl_server *server, bl_takeover *plan)
     }
 }
 
-/* Is a lane nobody's, as its session line says? The line of a free lane has no nonce, and that is
- * one store: a line whose writer died in the middle of it names whoever may use the lane, the
- * session before it or the one after, or nobody. */
+/* Does a session line say that nobody has the lane? The line of a free lane has no nonce, and
+ * clearing that is one store: a line whose writer died in the middle names whoever may use the
+ * lane, the session before it or the one after, or nobody. */
 static int bl_session_over(const bl_server *server, const bl_session_line *line, uint32_t lane)
 {
     const bl_memory *memory = &server->pool->memory;
@@ -170,8 +171,8 @@ static int bl_session_over(const bl_server *server, const bl_session_line *line,
            (bl_verify(memory, bl_table_whole(line, lane)) && line->state == BL_SESSION_FREE);
 }
 
-/* The sessions of earlier epochs: nobody knows what they still write, until they are proven gone.
- * The own half says so, or that nobody has the lane. */
+/* Inherit the sessions of earlier epochs: nobody knows what they still write, until they are proven
+ * gone. The own half then says so, or that nobody has the lane. */
 static void bl_takeover_inherit(bl_server *server, int inherits)
 {
     const bl_memory *memory = &server->pool->memory;
@@ -186,10 +187,10 @@ static void bl_takeover_inherit(bl_server *server, int inherits)
         /* SYNC session.line: pairs with bl_housekeeping_write() */
         bl_load_line(memory, bl_session_offset(g, i, half), &line);
         bl_ordered(memory, bl_session_offset(g, i, half), bl_epoch_offset(server->half));
-        if (inherits) /* that nobody has the lane, too */
+        if (inherits) /* also that nobody has the lane */
             bl_believe(memory, bl_session_offset(g, i, half));
         if (inherits && !bl_session_over(server, &line, i)) {
-            int earlier = line.epoch != 0 && line.epoch < server->epoch; /* no, if it is damaged */
+            int earlier = line.epoch != 0 && line.epoch < server->epoch; /* no, if damaged */
             *lane = (bl_lane){
                 .nonce = line.nonce,
                 .boot_id = {line.boot_id[0], line.boot_id[1]},
@@ -223,7 +224,8 @@ static void bl_takeover_publish(bl_server *server, uint32_t state)
     server->state = state;
 }
 
-/* The pass over the predecessor's half, and all that frames it. 0 or what a hook returned. */
+/* Do the pass over the predecessor's half, with all that comes before and after it. 0 or what a
+ * hook returned. */
 static int bl_takeover_pass(bl_server *server, const bl_takeover *plan)
 {
     const bl_memory *memory = &server->pool->memory;
@@ -237,7 +239,7 @@ static int bl_takeover_pass(bl_server *server, const bl_takeover *plan)
         bl_register_mend(memory, bl_epoch_offset(server->half), &plan->before);
     bl_takeover_publish(server, BL_SERVER_TAKING);
     bl_crash_point("take.published");
-    bl_liveness_end(memory, server->directory, plan->before.nonce, -1, 1); /* its line is no more */
+    bl_liveness_end(memory, server->directory, plan->before.nonce, -1, 1); /* its line is gone */
     bl_crash_point("take.liveness_removed");
     bl_takeover_inherit(server, plan->source.epoch != 0);
     bl_crash_point("take.inherited");
@@ -253,7 +255,8 @@ static int bl_takeover_pass(bl_server *server, const bl_takeover *plan)
     return 0;
 }
 
-/* This host's server lock, unless a silent server keeps it, and a liveness lock: 0 or an error. */
+/* Take this host's server lock, unless a silent server keeps it, and a liveness lock: 0 or an
+ * error. */
 static int bl_takeover_enter(bl_server *server)
 {
     const bl_memory *memory = &server->pool->memory;
@@ -290,7 +293,7 @@ typedef struct bl_take {
     const bl_server_hooks *hooks;
 } bl_take;
 
-/* What it holds when a device fails is given back by bl_server_destroy(), or with the process. */
+/* If a device fails, bl_server_destroy() gives back what this holds, or the end of the process. */
 static int bl_take_guarded(void *context)
 {
     const bl_take *take = context;
@@ -321,7 +324,7 @@ static int bl_take_guarded(void *context)
 int bl_server_take(bl_server *server, const bl_server_hooks *hooks)
 {
     bl_take take = {server, hooks};
-    if (server->epoch != 0) /* its proof and its lock are in use */
+    if (server->epoch != 0) /* its liveness lock and its host lock are in use */
         return -BL_ERROR_SERVER_ALIVE;
     return bl_guarded(&server->pool->memory, bl_take_guarded, &take);
 }
@@ -388,8 +391,8 @@ void bl_server_forked(bl_server *server)
         bl_pidfds_close(server->pidfds);
 }
 
-/* Its word that nothing more is written, in the line that is still its own though a successor may
- * have taken over: 1, or 0 if it cannot be given. */
+/* Write the server's last word, that it writes nothing more, into the line that is still its own
+ * though a successor may have taken over: 1, or 0 if it cannot be written. */
 static int bl_takeover_farewell(void *context)
 {
     bl_server *server = context;

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * The allocator of bytes: classes, the extents that have their stripes, and the blocks inside.
+ * The allocator of space: size classes, their extents of stripes, and the blocks inside.
  *
- * Arrays have one element per stripe, of which only what is in use costs memory; sets of stripes
- * answer the questions that are asked often. A class remembers below which stripe none of its cells
- * is free; stripes that come back lower it, so that opening does not search the pool anew each
- * time.
+ * Arrays have one element per stripe, and only elements in use cost memory; sets of stripes answer
+ * the frequent questions. A class remembers a stripe below which none of its cells is free, and
+ * stripes that come back lower that bound, so that opening an extent does not search the whole pool
+ * each time.
  */
 #include "space/extent.h"
 
@@ -33,7 +33,7 @@ typedef struct bl_extent {
 
 typedef struct bl_class {
     uint32_t block_size;        /* 0: never used */
-    uint32_t extent_count;      /* 0: another class may have this place */
+    uint32_t extent_count;      /* 0: another class may have this slot */
     uint64_t barren;            /* no free cell begins below this stripe */
     bl_bitset roomy;            /* first stripes of extents with a free block to give */
 } bl_class;
@@ -57,7 +57,7 @@ struct bl_extents {
     uint64_t retired_stripe_count;
 };
 
-/* The first stripe of the extent that has the stripe of offset, or BL_BITSET_NONE. */
+/* Return the first stripe of the extent that has the stripe of offset, or BL_BITSET_NONE. */
 static inline uint64_t bl_extents_first(const bl_extents *extents, uint64_t offset)
 {
     uint64_t stripe = (offset - extents->data_offset) / BL_STRIPE_SIZE;
@@ -66,9 +66,9 @@ static inline uint64_t bl_extents_first(const bl_extents *extents, uint64_t offs
     return stripe + 1 - extents->back[stripe];
 }
 
-/* A word of an extent's bits in free_bits or held_bits. The first words of all extents lie
- * together, then the second ones: extents of large blocks have no other, and memory that nobody
- * touches costs nothing. */
+/* Return a word of an extent's bits in free_bits or held_bits. The first words of all extents lie
+ * together, then the second ones: extents of large blocks have only the first, and memory that
+ * nobody touches costs nothing. */
 static inline uint64_t *bl_extent_word(const bl_extents *extents, uint64_t *bits, uint64_t first,
                                        uint32_t word)
 {
@@ -133,7 +133,7 @@ void bl_extents_destroy(bl_extents *extents)
 
 /* ---- Extents */
 
-/* The class, or a place for it, or NULL. */
+/* Return the class, or a free slot for it, or NULL. */
 static bl_class *bl_class_make(bl_extents *extents, uint32_t block_size)
 {
     bl_class *class = bl_class_find(extents, block_size);
@@ -245,7 +245,8 @@ int bl_extents_adopt(bl_extents *extents, const bl_extent_view *view)
     return view->retired ? bl_extents_retire(extents, view->first_stripe) : 0;
 }
 
-/* Stripes from first on came back: cells that hold them begin less than an extent before. */
+/* Note that stripes from first on came back: cells that hold them begin less than an extent
+ * before. */
 static void bl_extents_freed(bl_extents *extents, uint64_t first)
 {
     uint64_t lowest = first < BL_EXTENT_STRIPES_MAX ? 0 : first - BL_EXTENT_STRIPES_MAX;
@@ -344,8 +345,8 @@ void bl_extents_count(const bl_extents *extents, bl_extents_stat *out)
         out->class_count += extents->class[class].extent_count > 0;
 }
 
-/* ---- The blocks of extents: who has which. Every change of a block's state goes through one
- * function, so that the counts and the set of roomy extents agree with the bits. */
+/* ---- The blocks of extents: every change of a block's state goes through one function, so that
+ * the counts and the set of roomy extents agree with the bits. */
 
 enum bl_space_state { BL_SPACE_NONE, BL_SPACE_FREE, BL_SPACE_USED, BL_SPACE_HELD };
 
@@ -373,7 +374,7 @@ static bl_space bl_space_at(bl_extents *extents, uint64_t offset)
     return (bl_space){extent, index, held ? BL_SPACE_HELD : BL_SPACE_USED};
 }
 
-/* All that changes when a block changes its state. */
+/* Change a block's state, with everything that depends on it. */
 static void bl_space_become(bl_extents *extents, bl_space space, enum bl_space_state state)
 {
     bl_extent *extent = space.extent;
@@ -468,7 +469,7 @@ void bl_extents_prefetch(const bl_extents *extents, uint64_t offset)
     bl_prefetch(bl_extent_word(extents, extents->free_bits, first, 0));
 }
 
-/* Every block of one state takes another. */
+/* Give every block of one state another state. */
 static void bl_extents_turn_all(bl_extents *extents, enum bl_space_state from,
                                 enum bl_space_state to)
 {

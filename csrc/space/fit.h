@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * Which stripes an extent should have: arithmetic in pages, and a look at which are free.
+ * Computes which stripes an extent should have, in pages, from the set of free stripes.
  *
- * A class has its own grid over the pool: cells of the ideal number of stripes, the last one what
- * is left. An extent that fills a cell leaves no gap beside it, so a class fills the stripes that
+ * A class has its own grid over the pool: cells of the ideal number of stripes, and a last one with
+ * the rest. An extent that fills a cell leaves no gap beside it, so a class fills the stripes that
  * others give back as well as an empty pool, whatever order they come back in.
  */
 #ifndef BL_EXTENT_FIT_H
@@ -22,7 +22,7 @@ enum {
     BL_WASTE_IDEAL = 100        /* an ideal extent wastes at most 1 in so many pages */
 };
 
-/* A number of stripes as a home for blocks of one class. */
+/* So many stripes as an extent for blocks of one class. */
 typedef struct bl_fit_part {
     uint32_t stripe_count;
     uint32_t block_count;
@@ -37,13 +37,13 @@ static inline bl_fit_part bl_fit_of(uint32_t block_pages, uint32_t stripe_count)
     return (bl_fit_part){stripe_count, blocks, pages - blocks * block_pages};
 }
 
-/* Whether a wastes a smaller share than b. */
+/* Does a waste a smaller share than b? */
 static inline int bl_fit_better(bl_fit_part a, bl_fit_part b)
 {
     return (uint64_t)a.waste * b.stripe_count < (uint64_t)b.waste * a.stripe_count;
 }
 
-/* The fewest stripes that waste at most 1 in BL_WASTE_IDEAL, else those that waste least. */
+/* Find the fewest stripes that waste at most 1 in BL_WASTE_IDEAL, else those that waste least. */
 static inline bl_fit_part bl_fit_ideal(uint32_t block_pages)
 {
     bl_fit_part best = bl_fit_of(block_pages, BL_EXTENT_STRIPES_MAX);
@@ -63,7 +63,7 @@ typedef struct bl_run {
     bl_fit_part part;
 } bl_run;
 
-/* The stripes that blocks touch: an extent need not have those behind them. */
+/* Cut a run to the stripes that blocks touch: an extent need not have those behind them. */
 static inline bl_run bl_run_make(uint32_t block_pages, uint64_t first, uint64_t end)
 {
     uint32_t pages = bl_fit_of(block_pages, (uint32_t)(end - first)).block_count * block_pages;
@@ -71,7 +71,7 @@ static inline bl_run bl_run_make(uint32_t block_pages, uint64_t first, uint64_t 
     return (bl_run){first, bl_fit_of(block_pages, stripes)};
 }
 
-/* The lowest cell at or after from that is free and holds a block. */
+/* Find the lowest cell at or after from that is free and holds a block. */
 static inline bl_run bl_run_cell(const bl_bitset *free, uint64_t stripe_count, uint32_t block_pages,
                                  uint64_t from)
 {
@@ -88,7 +88,8 @@ static inline bl_run bl_run_cell(const bl_bitset *free, uint64_t stripe_count, u
     return (bl_run){0, {0, 0, 0}};
 }
 
-/* The free run that blocks fill best, wherever it lies. Longer ones are looked at in pieces. */
+/* Find the free run that blocks fill best, wherever it lies. Longer runs are looked at in
+ * pieces. */
 static inline bl_run bl_run_any(const bl_bitset *free, uint64_t stripe_count, uint32_t block_pages)
 {
     bl_run best = {0, {0, 0, 0}};

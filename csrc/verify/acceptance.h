@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * An acceptance test of a pool's memory: two sides, a and b, on two hosts or on one, run litmus
+ * The acceptance test of a pool's memory: two sides, a and b, on two hosts or on one, run litmus
  * programs against each other in lock step and count what must never be seen.
  *
  *   verify/talk.c    how the two find each other and keep step
  *   verify/litmus.c  the programs
  *   verify/verify.c         where they may be run, for how long, and what came of them
  *
- * Always true: the sides write to free stripes of an idle pool only (one of each device), each to
+ * Invariants: the sides write to free stripes of an idle pool only (one of each device), each to
  * its own control lines; both know every result; a leads, b follows.
  */
 #ifndef BL_VERIFY_H
@@ -19,20 +19,20 @@
 #include "pool/pool.h"
 
 enum bl_acceptance_constant {
-    BL_ACCEPTANCE_AREA = 4096,  /* of one trial */
+    BL_ACCEPTANCE_AREA = 4096,  /* bytes of one trial */
     BL_ACCEPTANCE_AREA_COUNT = 4,
-    BL_ACCEPTANCE_PAIRS = 16,   /* of lines in a trial of store buffering */
+    BL_ACCEPTANCE_PAIRS = 16,   /* pairs of lines in a trial of store buffering */
     BL_ACCEPTANCE_UNITS = 32,   /* stores in a trial of tearing */
     BL_ACCEPTANCE_BATCH = 4,    /* trials of one kind in a row */
-    BL_ACCEPTANCE_PAYLOAD = 4,  /* lines */
-    BL_ACCEPTANCE_WORDS = 2     /* that a step can say */
+    BL_ACCEPTANCE_PAYLOAD = 4,  /* lines of a payload */
+    BL_ACCEPTANCE_WORDS = 2     /* words that a step can say */
 };
 
-/* What one side says at a step. Each side has two such lines and uses them in turn: the other may
- * still have to read the last but one, never an older one. */
+/* A line that one side writes at a step. Each side has two such lines and uses them in turn: the
+ * other side may still have to read the last but one, never an older one. */
 typedef struct bl_acceptance_line {
-    uint64_t nonce;             /* of this run of this side */
-    uint64_t peer_nonce;        /* of the run that it answers; 0: none yet */
+    uint64_t nonce;             /* names this run of this side */
+    uint64_t peer_nonce;        /* names the run that it answers; 0: none yet */
     uint64_t step;
     uint64_t word[BL_ACCEPTANCE_WORDS];
     uint64_t reserved[2];
@@ -41,17 +41,17 @@ typedef struct bl_acceptance_line {
 } bl_acceptance_line;
 
 struct bl_acceptance {
-    bl_pool pool;               /* as opened, but no device counts as coherent */
+    bl_pool pool;               /* as opened, but no device has hardware coherence */
     bl_acceptance_config config;
-    uint64_t epoch;             /* of the last server: must not change */
-    uint64_t scratch[BL_DEVICE_COUNT_MAX]; /* offsets, of the devices that hold data */
+    uint64_t epoch;             /* epoch of the last server: it must not change */
+    uint64_t scratch[BL_DEVICE_COUNT_MAX]; /* offsets, on the devices that hold data */
     uint32_t device[BL_DEVICE_COUNT_MAX];
     uint32_t device_count;
     uint32_t raw_width;         /* bytes that one raw store moves at most */
     uint64_t nonce;
     uint64_t peer_nonce;
     uint64_t step;
-    uint64_t number;            /* of the trial */
+    uint64_t number;            /* number of the trial */
     uint64_t random;
     uint64_t stopped;
     bl_acceptance_line heard;   /* what the peer said at this step */
@@ -62,17 +62,17 @@ struct bl_acceptance {
 /* ---- verify/talk.c: 0, -ECANCELED (told to stop), -ETIMEDOUT (nobody came), or -EPIPE (the peer
  * fell silent). */
 
-/* Wait for the peer's first word. */
+/* Wait for the peer's first line. */
 int bl_acceptance_meet(bl_acceptance *acceptance);
 
-/* The next step: all that this side did before is done when it is heard. */
+/* Say the next step: all that this side did before is done when the peer hears it. */
 void bl_acceptance_say(bl_acceptance *acceptance, uint64_t first, uint64_t second);
 
-/* Has the peer said its word of this step, or of one so much ahead? It stands in heard. */
+/* Has the peer said this step, or one that is so much ahead? Its line is then in heard. */
 int bl_acceptance_hears(bl_acceptance *acceptance, uint32_t ahead);
 int bl_acceptance_hear(bl_acceptance *acceptance);
 
-/* The last words: wait until the peer's lines are clear, if it is not silent; clear the own. */
+/* End the talk: wait until the peer's lines are clear, if it is not silent; clear the own lines. */
 void bl_acceptance_see_off(const bl_acceptance *acceptance);
 void bl_acceptance_fall_silent(const bl_acceptance *acceptance);
 

@@ -6,8 +6,8 @@
  *   coherence  by the rules of coherence/coherence.h, whatever the superblock says: must hold
  *   bare        plain stores and loads (verify/raw.h): holds if the hosts' caches are coherent
  *
- * A trial begins and ends with its area in nobody's cache. Nothing is judged by a clock: a look
- * that must find the news comes after the peer's word that it is out.
+ * A trial begins and ends with its area in no cache. Nothing is judged by a clock: a look that must
+ * find new data comes after the peer's word that it is out.
  */
 #include "verify/acceptance.h"
 
@@ -19,7 +19,7 @@ typedef struct bl_trial {
     bl_acceptance *acceptance;
     const bl_memory *memory;
     uint64_t area;              /* offset */
-    uint64_t number;            /* of the trial: what it writes */
+    uint64_t number;            /* number of the trial: the value that it writes */
     uint32_t bare;
     uint32_t initiates;
     uint64_t violations;        /* seen by this side */
@@ -33,7 +33,7 @@ static uint64_t bl_trial_random(bl_trial *trial)
     return trial->acceptance->random = random;
 }
 
-/* Both come to the same point. */
+/* Wait until both sides come to the same point. */
 static int bl_trial_meet(bl_trial *trial)
 {
     bl_acceptance_say(trial->acceptance, 0, 0);
@@ -63,7 +63,7 @@ static uint64_t bl_trial_look(const bl_trial *trial, uint64_t offset)
     return word;
 }
 
-/* ---- Message passing, and with prefetches of what is not yet written. */
+/* ---- Message passing, also with prefetches of what is not yet written. */
 
 static int bl_trial_send(bl_trial *trial)
 {
@@ -88,7 +88,7 @@ static int bl_trial_receive(bl_trial *trial, int prefetches)
 {
     uint64_t payload[BL_ACCEPTANCE_PAYLOAD * 8];
     for (int heard = 0; !heard;) {
-        heard = bl_acceptance_hears(trial->acceptance, 1); /* before the look: it must find it */
+        heard = bl_acceptance_hears(trial->acceptance, 1); /* before the look, which must find it */
         if (prefetches)
             bl_trial_prefetch(trial);
         if (bl_trial_look(trial, trial->area) == trial->number)
@@ -122,7 +122,7 @@ static int bl_trial_pass(bl_trial *trial, int prefetches)
     return trial->initiates ? bl_trial_send(trial) : bl_trial_receive(trial, prefetches);
 }
 
-/* ---- Store buffering: of two that write first and read then, one must see the other. */
+/* ---- Store buffering: of two sides that write first and then read, one must see the other. */
 
 static int bl_trial_buffer(bl_trial *trial)
 {
@@ -137,7 +137,7 @@ static int bl_trial_buffer(bl_trial *trial)
     for (uint32_t i = 0; i < BL_ACCEPTANCE_PAIRS; i++) {
         uint64_t pair = trial->area + i * 2 * BL_POLL_STRIDE, word;
         bl_trial_put(trial, pair + mine * BL_POLL_STRIDE, line);
-        bl_fence_full(trial->memory); /* the one thing that keeps the load after the store */
+        bl_fence_full(trial->memory); /* only this keeps the load after the store */
         if (!trial->bare) {
             bl_invalidate(trial->memory, pair + (1 - mine) * BL_POLL_STRIDE, BL_LINE_SIZE);
             bl_fence_full(trial->memory);
@@ -152,8 +152,9 @@ static int bl_trial_buffer(bl_trial *trial)
     return status;
 }
 
-/* ---- Tearing: a unit is stored again and again while the other side looks. By the coherence 8
- * bytes are whole by themselves and more than that by a check: what the check lets pass must be. */
+/* ---- Tearing: a unit is stored again and again while the other side looks. By the rules of
+ * coherence, 8 bytes are whole by themselves and more bytes by a check: a unit that passes the
+ * check must be whole. */
 
 static void bl_trial_tear_fill(const bl_trial *trial, uint32_t size, uint32_t i, uint64_t line[8])
 {
@@ -178,7 +179,7 @@ static int bl_trial_tear_write(bl_trial *trial, uint32_t size)
     return bl_acceptance_hear(trial->acceptance);
 }
 
-/* The unit once: 1 if it is of one store. */
+/* Look at the unit once: 1 if it comes from one store. */
 static int bl_trial_tear_look(bl_trial *trial, uint32_t size)
 {
     uint64_t line[8] = {0}, word;
@@ -216,7 +217,7 @@ static int bl_trial_tear(bl_trial *trial, uint32_t size)
 {
     uint64_t line[8];
     bl_trial_tear_fill(trial, size, 0, line);
-    if (trial->initiates) /* so that there is a whole one from the start */
+    if (trial->initiates) /* so that there is a whole unit from the start */
         bl_publish_line(trial->memory, trial->area, line);
     int status = bl_trial_meet(trial);
     if (status < 0)
@@ -224,8 +225,8 @@ static int bl_trial_tear(bl_trial *trial, uint32_t size)
     return trial->initiates ? bl_trial_tear_write(trial, size) : bl_trial_tear_read(trial, size);
 }
 
-/* ---- Late eviction: the initiator stores into a line, which is then the other side's. What of it
- * still stands in the initiator's cache comes out late, here by a flush at that moment. */
+/* ---- Late eviction: the initiator stores into a line, which is then the other side's. What still
+ * stands in the initiator's cache comes out late, here by a flush at that moment. */
 
 static int bl_trial_evict_late(bl_trial *trial)
 {
@@ -290,7 +291,7 @@ int bl_acceptance_trial(bl_acceptance *acceptance, bl_acceptance_cell *cell)
     int status = bl_trial_run(&trial, cell->test);
     if (status < 0)
         return status;
-    bl_refetch(trial.memory, trial.area, BL_ACCEPTANCE_AREA); /* heard of at the next step */
+    bl_refetch(trial.memory, trial.area, BL_ACCEPTANCE_AREA); /* heard at the next step */
     int told = cell->test != BL_ACCEPTANCE_STORE_BUFFERING && trial.initiates;
     cell->trials++;
     cell->violations += told ? acceptance->heard.word[0] : trial.violations;

@@ -2,9 +2,9 @@
  * Copyright The Beluga Authors
  *
  * Verbs that break the rules of coherence/coherence.h on purpose: plain stores into the cache,
- * which nobody writes back, and plain loads that are answered from it. They are what a program
- * would use if the memory were coherent between its hosts; `beluga verify` asks with them whether
- * it is. Nobody else may include this file. Fences stay coherence/coherence.h's.
+ * which nobody writes back, and plain loads that are answered from it. A program would use them if
+ * the memory were coherent between its hosts; `beluga verify` tries with them whether it is. No
+ * other file may include this one. Fences are those of coherence/coherence.h.
  */
 #ifndef BL_VERIFY_RAW_H
 #define BL_VERIFY_RAW_H
@@ -13,7 +13,7 @@
 
 #ifdef BL_SIM
 
-/* size bytes, at most widest of them at a time. */
+/* Store size bytes, at most widest of them at a time. */
 static inline void bl_raw_store(const bl_memory *memory, uint64_t offset, const void *source,
                                 uint32_t size, uint32_t widest)
 {
@@ -43,7 +43,7 @@ __attribute__((target("avx2"))) static void bl_raw_move_32(void *target, const v
     _mm256_storeu_si256(target, _mm256_loadu_si256(source));
 }
 
-/* By the widest instruction that this CPU has, at most widest bytes. */
+/* Move with the widest instruction that this CPU has, at most widest bytes. */
 static void bl_raw_move(void *target, const void *source, uint32_t size, uint32_t widest)
 {
     uint32_t features = bl_cpu_features(), width = 8;

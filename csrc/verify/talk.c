@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * How the two sides of an acceptance test keep step. A side's line is streamed between fences and
+ * Keeps the two sides of an acceptance test in step. A side's line is streamed between fences and
  * looked at by refetch: the least that the memory must do for anything to work. A line carries the
  * names of both runs, so what an earlier run left behind is not an answer.
  */
@@ -32,10 +32,10 @@ static void bl_acceptance_write(bl_acceptance *acceptance, uint64_t first, uint6
     bl_fence_full(memory); /* what was done before this step is done */
     bl_stream_line(memory, bl_acceptance_line_offset(acceptance, role, acceptance->step),
                    &line); /* SYNC verify.step */
-    bl_fence_full(memory); /* no load of the next step comes before this one was said */
+    bl_fence_full(memory); /* no load of the next step comes before this line is out */
 }
 
-/* The peer's line of a step as it is now: 1 if it is whole. */
+/* Read the peer's line of a step as it is now: 1 if it is whole. */
 static int bl_acceptance_read(const bl_acceptance *acceptance, uint64_t step,
                               bl_acceptance_line *line)
 {

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * An acceptance test from end to end: is the pool idle, which stripes may it use, which test comes
- * next, and how everything is left as if nothing had been.
+ * Runs an acceptance test from end to end: it checks that the pool is idle, finds stripes, chooses
+ * the next test, and leaves everything as it was.
  *
  * Nobody serves the pool (its last server stopped in order, or there was none), so nothing grants
  * the stripes that no extent has. If a server appears, the test ends before it goes on to another
@@ -19,7 +19,7 @@
 
 enum { BL_ACCEPTANCE_ROWS = 64 }; /* stripes of a device that are looked at, from its end */
 
-/* ---- Where. */
+/* ---- Where the test runs. */
 
 /* Is this data stripe in no extent? A line that cannot be read may be anything. */
 static int bl_acceptance_free(const bl_acceptance *acceptance, uint64_t stripe)
@@ -41,7 +41,7 @@ static int bl_acceptance_free(const bl_acceptance *acceptance, uint64_t stripe)
     return 1;
 }
 
-/* The last free data stripe of a device: 0; -ENOENT: it holds no data; -ENOSPC. */
+/* Find the last free data stripe of a device: 0; -ENOENT: it holds no data; -ENOSPC. */
 static int bl_acceptance_find(const bl_acceptance *acceptance, uint32_t device, uint64_t *offset)
 {
     const bl_geometry *g = &acceptance->pool.geometry;
@@ -83,7 +83,7 @@ static int bl_acceptance_idle(const bl_acceptance *acceptance, uint64_t *epoch)
     return line.epoch == 0 || line.state == BL_SERVER_STOPPED;
 }
 
-/* ---- What. */
+/* ---- Which tests run. */
 
 static int bl_acceptance_list(bl_acceptance *acceptance)
 {
@@ -144,7 +144,7 @@ uint32_t bl_acceptance_cells(const bl_acceptance *acceptance, const bl_acceptanc
 
 /* ---- The run. */
 
-/* Some trials of a cell; index as the leader says it. */
+/* Run some trials of a cell; index as the leader says it. */
 static int bl_acceptance_batch(bl_acceptance *acceptance, uint64_t index)
 {
     uint64_t epoch;
@@ -156,7 +156,7 @@ static int bl_acceptance_batch(bl_acceptance *acceptance, uint64_t index)
     return status;
 }
 
-/* A leads: a number counted from 1 is a cell, 0 the end. */
+/* Lead: a number counted from 1 is a cell, 0 the end. */
 static int bl_acceptance_lead(bl_acceptance *acceptance)
 {
     const bl_memory *memory = &acceptance->pool.memory;
@@ -204,8 +204,8 @@ static void bl_acceptance_clear_areas(const bl_acceptance *acceptance)
     bl_fence_full(memory);
 }
 
-/* Leave nothing behind. Each clears its own lines: b when a has said that all else is clear, a when
- * it has seen that b has. If the other is silent now, so be it: the results stand. */
+/* Leave nothing behind. Each side clears its own lines: b when a has said that all else is clear, a
+ * when it has seen that b has. If the other side is silent now, the results still hold. */
 static void bl_acceptance_part(bl_acceptance *acceptance)
 {
     if (acceptance->config.role == 0) {

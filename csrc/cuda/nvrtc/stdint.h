@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * The integers of <stdint.h> for NVRTC, which brings no system headers.
+ * The integers of <stdint.h> for NVRTC, which has no system headers.
  */
 #ifndef BL_NVRTC_STDINT_H
 #define BL_NVRTC_STDINT_H

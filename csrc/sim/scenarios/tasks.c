@@ -24,7 +24,7 @@
 enum {
     BL_TASK_IDS = 14,           /* keys below are tasks, once each; those above ordinary blocks */
     BL_TASK_ROUNDS = 40,
-    BL_TASK_DRAINS = 800,      /* looks for a task that must be there */
+    BL_TASK_DRAINS = 800,       /* looks for a task that must be there */
     BL_TASK_SHORT_MS = 1,
     BL_TASK_LONG_MS = 600000,
     BL_TASK_SERVER_VERBS = 8000
