@@ -30,7 +30,7 @@ enum bl_prefix_constant {
 
 typedef struct bl_prefix bl_prefix;
 
-/* What became of the blocks of one call; the counts are added to. */
+/* The outcome of one call, in blocks; a call adds to the counts. */
 typedef struct bl_prefix_outcome {
     uint64_t stored;            /* held now, and not before */
     uint64_t repeated;          /* held before */

@@ -49,8 +49,8 @@ typedef struct bl_plan {
  * the pool, or a dense plan's pieces do not tile them. */
 int bl_plan_check(const bl_pool *pool, const bl_plan *plan);
 
-/* What the CPU does for a device before the device reads the pool or after it has written
- * (beluga/transfer/engines/policy.py). */
+/* The cache maintenance of the CPU for a device, before the device reads the pool or after it has
+ * written (beluga/transfer/engines/policy.py). */
 enum bl_maintenance {
     BL_MAINTENANCE_FENCE,       /* orders only: the device's bytes pass no cache */
     BL_MAINTENANCE_INVALIDATE,  /* before a read, after the look at the entry */

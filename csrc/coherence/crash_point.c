@@ -30,7 +30,7 @@ extern bl_crash_place __stop_bl_crash_places[] __attribute__((visibility("hidden
 
 const bl_crash_place *bl_crash_armed;
 
-/* What the armed point does; the lock is needed because a process has several threads. */
+/* The action of the armed point; the lock is needed because a process has several threads. */
 static struct {
     pthread_mutex_t lock;
     uint32_t passages_left;

@@ -54,7 +54,7 @@ BL_CRC_WIDE static uint32_t bl_crc_reduce(__m512i sum)
  * half and double of it are slower. */
 enum { BL_CRC_AHEAD = 4096 };
 
-/* What else happens to the bytes. Each is loaded once, so the bytes stored are the bytes summed. */
+/* The other use of the bytes. Each is loaded once, so the bytes stored are the bytes summed. */
 enum bl_crc_move { BL_CRC_STAY, BL_CRC_COPY, BL_CRC_STREAM };
 
 BL_CRC_WIDE __attribute__((always_inline)) static inline __m512i

@@ -47,7 +47,7 @@ typedef struct bl_dsa_soft {
     bl_dsa_descriptor ring[];   /* oldest first; limits.depth of them */
 } bl_dsa_soft;
 
-/* Of this thread, not of a host in the simulator. */
+/* Let this thread sleep, not a host of the simulator. */
 static void bl_dsa_sleep(uint64_t ns)
 {
     struct timespec time = {(time_t)(ns / 1000000000u), (long)(ns % 1000000000u)};

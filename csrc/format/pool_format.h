@@ -54,7 +54,7 @@ enum bl_format_constant {
     BL_MESSAGE_INLINE_SIZE = 40, /* payload bytes of a one-line message */
     BL_EXTENT_STRIPES_MAX = 64,
     BL_CLASS_COUNT_MAX = 64,
-    BL_CHUNK_SIZE = 16 << 10,    /* bytes per checksum where a layout names no chunk of its own */
+    BL_CHUNK_SIZE = 16 << 10,   /* bytes per checksum where a layout names no chunk of its own */
     BL_SERVER_STRIDE = 256,     /* epoch line and its twin, then heartbeat line at BL_POLL_STRIDE */
     BL_CANDIDATE_OFFSET = 4096,
     BL_LOBBY_OFFSET = 16384,
@@ -65,7 +65,7 @@ enum bl_format_constant {
 /* How far other hosts see what is in a device's memory; a property of the device (D2). */
 enum bl_coherence {
     BL_COHERENCE_HARDWARE = 1,  /* one host's own memory: flush and invalidate do nothing */
-    BL_COHERENCE_SOFTWARE = 2 /* several hosts: stream out, invalidate before a read */
+    BL_COHERENCE_SOFTWARE = 2   /* several hosts: stream out, invalidate before a read */
 };
 
 /* The arrangement of a pool; the same on all of its devices. */
@@ -96,7 +96,7 @@ typedef struct bl_superblock {
     uint64_t format_hash;       /* hash of every struct here: a program built otherwise refuses */
     uint8_t pool_id[16];
     uint32_t device_index;      /* this device's place in the pool, whatever its name is */
-    uint32_t coherence;        /* bl_coherence of this device */
+    uint32_t coherence;         /* bl_coherence of this device */
     uint32_t sparse;            /* 1: the file's room was not allocated at creation (tests) */
     uint32_t stripe_size;
     uint64_t created_s;         /* seconds since 1970, for people */
@@ -271,7 +271,7 @@ enum bl_lookup_flag { BL_LOOKUP_PIN = 1 };
 
 enum bl_reserve_flag { BL_RESERVE_KEPT = 1 }; /* a task of the queue that is its fingerprint */
 
-/* What the server says of a key. */
+/* The state of a key, as the server reports it. */
 enum bl_block_state {
     BL_BLOCK_MISS = 0,
     BL_BLOCK_HIT = 1,           /* committed; lookup: pinned if that was asked for */
@@ -281,7 +281,7 @@ enum bl_block_state {
 };
 
 typedef struct bl_block_request {
-    uint64_t fingerprint;            /* reserve: what the bytes mean */
+    uint64_t fingerprint;       /* reserve: what the bytes mean */
     uint32_t length;            /* reserve: payload bytes of every block */
     uint32_t chunk_size;        /* reserve: payload bytes per checksum, or 0 */
     uint32_t count;             /* number of keys or commits that follow */
@@ -374,7 +374,7 @@ typedef struct bl_entry {
     uint64_t key[2];
     uint64_t generation;        /* epoch in the high bits; never given twice */
     uint64_t offset;            /* offset of the payload in the pool */
-    uint64_t fingerprint;            /* fingerprint of what the bytes mean */
+    uint64_t fingerprint;       /* fingerprint of what the bytes mean */
     uint32_t length;            /* payload bytes; the checksums lie behind them */
     uint32_t chunk_size;        /* payload bytes per checksum; 0: no checksums */
     uint32_t checksums_crc;     /* CRC-32C of the checksums */

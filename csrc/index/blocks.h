@@ -62,7 +62,7 @@ typedef struct bl_block {
     bl_link links[2];           /* bl_list */
 } bl_block;
 
-/* What a session holds that counts against its quota, besides its pins. */
+/* The part of a session's holdings that counts against its quota, besides its pins. */
 typedef struct bl_hold {
     uint64_t bytes;             /* payload of its grants and of the blocks it has pinned */
     uint32_t grant_count;

@@ -92,7 +92,7 @@ int bl_liveness_watch(const bl_memory *memory, const char *directory, uint64_t n
     return bl_liveness_open(directory, BL_LIVENESS_ALIVE, nonce, 0);
 }
 
-/* What stands in the file of a session that has devices: its process, by a number that only
+/* The content of the file of a session that has devices: its process, by a number that only
  * processes of its pid namespace can use. The file is trusted like its lock; the pool never holds a
  * pid. */
 typedef struct bl_liveness_process {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * What a scenario may do to hosts and processes besides what happens by itself (sim/cache.c): stop
+ * The acts of a scenario on hosts and processes, besides what happens by itself (sim/cache.c): stop
  * them and let them go on, kill them, crash a whole host and boot it again, let its clock jump.
  *
  *   paused    does nothing, answers nothing, keeps its locks; what it streamed arrives

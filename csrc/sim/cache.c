@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * Memory, private caches, store buffers, pending invalidations: what bytes a load sees. Who runs
- * and when is sim/turns.c's.
+ * The simulated memory, private caches, store buffers and pending invalidations: they decide which
+ * bytes a load sees. sim/turns.c decides which process runs, and when.
  *
  * Invariants: place and lines of a host point at each other; a process's stores are in program
- * order, so the first has the lowest fence number; what is coherent is never cached.
+ * order, so the first has the lowest fence number; lines of hardware coherence are never cached.
  */
 #include "sim/world.h"
 
@@ -22,7 +22,8 @@ bl_sim_line *bl_sim_cached(bl_sim_host *host, uint32_t line)
     return place ? &host->lines[place - 1] : NULL;
 }
 
-/* A dirty line leaves whole, as caches do: bytes nobody stored overwrite memory with old ones. */
+/* Drop a line. A dirty line leaves as a whole, as in a real cache: bytes that nobody stored
+ * overwrite memory with old ones. */
 void bl_sim_cache_drop(bl_sim_world *world, bl_sim_host *host, bl_sim_line *cached)
 {
     if (cached->dirty) {
@@ -90,7 +91,7 @@ static void bl_sim_writer_note(bl_sim_world *world, const bl_sim_process *proces
     *writer = *writer ? BL_SIM_MANY : host;
 }
 
-/* One piece arrives in memory; a copy in the writer's own host goes. */
+/* Let one piece arrive in memory; a copy in the writer's own host is dropped. */
 static void bl_sim_piece_arrive(bl_sim_world *world, bl_sim_process *process, uint32_t index,
                                 uint32_t piece)
 {
@@ -100,7 +101,7 @@ static void bl_sim_piece_arrive(bl_sim_world *world, bl_sim_process *process, ui
     if (cached)
         bl_sim_cache_drop(world, host, cached);
     uint8_t *target = bl_sim_memory_line(world, store->line) + piece * 8;
-    if (memcmp(target, store->data + piece * 8, 8) != 0) /* what was there needs no publication */
+    if (memcmp(target, store->data + piece * 8, 8) != 0) /* others need no publication */
         bl_sim_track_of(world, store->line)->piece[piece] = store->version;
     memcpy(target, store->data + piece * 8, 8);
     bl_sim_writer_note(world, process, store->line);
@@ -112,7 +113,8 @@ static void bl_sim_piece_arrive(bl_sim_world *world, bl_sim_process *process, ui
     memmove(store, store + 1, (process->store_count - index) * sizeof *store);
 }
 
-/* Some piece that may arrive next: of any store before the first fence; plain stores in order. */
+/* Let some piece arrive that may be next: of any store before the first fence; plain stores in
+ * order. */
 void bl_sim_drain(bl_sim_world *world, bl_sim_process *process)
 {
     uint32_t count = 0;
@@ -154,7 +156,7 @@ static bl_sim_store *bl_sim_stored(bl_sim_process *process, uint32_t line)
     return NULL;
 }
 
-/* A process sees its own stores: a load waits until those of its line have arrived. */
+/* Let the stores of a line arrive before a load of it: a process sees its own stores. */
 void bl_sim_settle(bl_sim_world *world, bl_sim_process *process, uint32_t line)
 {
     while (bl_sim_stored(process, line))
@@ -180,7 +182,7 @@ void bl_sim_line_stream(bl_sim_world *world, bl_sim_process *process, uint32_t l
     store->plain = (uint8_t)plain;
 }
 
-/* All of a line is in memory at once. */
+/* Let all of a line arrive in memory at once. */
 void bl_sim_line_arrive(bl_sim_world *world, const bl_sim_process *process, uint32_t line,
                         const void *source, uint32_t version)
 {
@@ -259,8 +261,8 @@ static void bl_sim_invalidation_complete(bl_sim_world *world, bl_sim_process *pr
         bl_sim_cache_drop(world, host, cached);
 }
 
-/* Not ordered with the loads before it: a copy taken since the last full fence may stay, as if the
- * invalidation had come first. What is not cached needs none. */
+/* Invalidate a line. This is not ordered with the loads before it: a copy taken since the last full
+ * fence may stay, as if the invalidation had come first. A line that is not cached needs none. */
 void bl_sim_line_invalidate(bl_sim_world *world, bl_sim_process *process, uint32_t line)
 {
     bl_sim_line *cached = bl_sim_cached(&world->host[process->pool.memory.host], line);

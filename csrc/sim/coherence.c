@@ -2,8 +2,8 @@
  * Copyright The Beluga Authors
  *
  * The coherence oracle: were the bytes that a process uses published before it read them, and did
- * its host drop its copy after it knew? Judged by the rule, not by luck: right bytes that came by a
- * wrong way are a failure too.
+ * its host drop its copy after it knew? The rule is judged, not the result: right bytes that were
+ * read in a wrong way are a failure, too.
  *
  *   unfenced     streamed before the line that publishes it, with no fence between
  *   unpublished  in memory when it was read, but nothing the reader believed says so: a write too
@@ -11,7 +11,7 @@
  *   stale        the reader's host had not dropped its copy since the reader knew of the write
  *   late look    the line that confirms a read was not looked at anew after it
  *
- * A look that is not believed is no reading: who polls may see anything.
+ * A look that is not believed is no read: a process that polls may see anything.
  */
 #include "sim/verdict.h"
 #include "sim/world.h"
@@ -23,7 +23,7 @@ static const bl_sim_version *bl_sim_version_of(const bl_sim_world *world, uint32
     return number ? &world->history.versions[number] : NULL;
 }
 
-/* What is wrong with a line that was read and is used now; NULL: nothing. */
+/* Return what is wrong with a line that was read and is used now, or NULL. */
 static const char *bl_sim_unlawful(const bl_sim_world *world, const bl_sim_process *process,
                                    const bl_sim_look *look, const bl_sim_version **writer)
 {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * DMA in the simulator, line by line: see sim/device.h. Nothing here takes a turn.
+ * Simulates DMA, line by line: see sim/device.h. Nothing here takes a turn.
  */
 #include "sim/device.h"
 
@@ -14,7 +14,8 @@ static void bl_sim_job_end(bl_sim_world *world, uint32_t index)
     *job = world->jobs[--world->job_count];
 }
 
-/* A copy of the line in the host's cache is dropped: all of it is overwritten. */
+/* Write a line to memory. A copy in the host's cache is dropped, since all of the line is
+ * overwritten. */
 static void bl_sim_job_to_memory(bl_sim_world *world, const bl_sim_job *job, uint32_t line,
                                  const uint8_t *data, uint32_t version)
 {

@@ -21,27 +21,28 @@
 enum {
     BL_SIM_JOB_COUNT = 32,
     BL_SIM_JOB_LINES = 64,
-    BL_SIM_JOB_LATE_NS = 40 * 1000 * 1000 /* a dead process's jobs end within about that */
+    BL_SIM_JOB_LATE_NS = 40 * 1000 * 1000 /* a dead process's jobs end within about this time */
 };
 
-/* Where writes go: ANY draws it for each line (DDIO of a GPU's writes), the others are DSA's cache
- * control. */
+/* The target of writes: ANY draws it for each line (DDIO of a GPU's writes), the others are DSA's
+ * cache control. */
 enum bl_sim_target { BL_SIM_TARGET_ANY, BL_SIM_TARGET_MEMORY, BL_SIM_TARGET_CACHE };
 
 typedef struct bl_sim_job {
     uint8_t data[BL_SIM_JOB_LINES * BL_LINE_SIZE];
-    uint64_t left;              /* bit per line not yet done */
+    uint64_t left;              /* a bit per line that is not yet done */
     uint64_t offset;
     uint64_t size;
     uint64_t ticket;
-    uint64_t wake_ns;           /* does nothing until then */
-    void *out;                  /* of a read: filled in at completion; NULL: it writes */
+    uint64_t wake_ns;           /* the job does nothing until this time */
+    void *out;                  /* what a read fills in at completion; NULL: the job writes */
     bl_sim_process *owner;
     const bl_site *site;
     enum bl_sim_target target;
 } bl_sim_job;
 
-/* Start a job of the running process on whole lines, at most BL_SIM_JOB_LINES: its ticket. */
+/* Start a job of the running process on whole lines, at most BL_SIM_JOB_LINES: return its
+ * ticket. */
 uint64_t bl_sim_device_start(const bl_memory *memory, uint64_t offset, const void *source,
                              void *out, uint64_t size, enum bl_sim_target target,
                              const bl_site *site);
@@ -53,15 +54,16 @@ uint64_t bl_sim_device_start(const bl_memory *memory, uint64_t offset, const voi
 /* Look for a job's completion until it is there. */
 void bl_sim_device_wait(const bl_memory *memory, uint64_t ticket);
 
-/* ---- For the world. Perhaps a line of some job; one of every job (when all processes sleep). */
+/* ---- For the world: do perhaps one line of some job; or one line of every job, when all processes
+ * sleep. */
 void bl_sim_device_happen(bl_sim_world *world);
 void bl_sim_device_pass(bl_sim_world *world);
 
-/* A process has died: of its jobs some end here, with what they have done, and some stand still for
- * a while. */
+/* Note that a process has died: some of its jobs end here, with what they have done, and some pause
+ * for a while. */
 void bl_sim_device_lose(bl_sim_world *world, const bl_sim_process *process);
 
-/* One line of a job, any of those that are left. */
+/* Do one line of a job, any of those that are left. */
 void bl_sim_job_step(bl_sim_world *world, uint32_t index);
 
 #endif

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * Beats in the simulator, which real processes have a thread for: see liveness/heartbeat.h.
+ * Heartbeats in the simulator; real processes have a thread for them: see liveness/heartbeat.h.
  */
 #include <errno.h>
 
@@ -35,7 +35,8 @@ void bl_heartbeat_stop(bl_heartbeat *heartbeat)
     heartbeat->running = 0;
 }
 
-/* The thread that beats has buffers of its own and nothing else to do: its line is out at once. */
+/* Write one heartbeat. The thread that does it has buffers of its own and nothing else to do: its
+ * line is out at once. */
 static void bl_sim_heartbeat_tick(bl_sim_world *world, bl_sim_process *process,
                                   bl_heartbeat *heartbeat)
 {

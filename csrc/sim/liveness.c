@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * Proof of life in the simulator: liveness/lock.h with tables instead of lock files. A descriptor
- * is a place in the table. The kernel's part is a full fence: what a process streamed has arrived
+ * Liveness locks in the simulator: liveness/lock.h with tables instead of lock files. A descriptor
+ * is an index of the table. The kernel's part is a full fence: what a process streamed has arrived
  * before others can see that it gave a lock back or died.
  */
 #include "liveness/lock.h"
@@ -111,7 +111,7 @@ int bl_liveness_left(const bl_memory *memory, const char *directory, uint64_t *n
     return (int)count;
 }
 
-/* No sockets here: the lock is the proof. */
+/* There are no sockets here: the lock is the only proof. */
 
 int bl_pidfds_open(const bl_memory *memory, const char *directory, uint64_t nonce,
                  uint32_t count_max, bl_pidfds **out)
@@ -183,7 +183,7 @@ int bl_boot_id(const bl_memory *memory, uint64_t boot_id[2])
     const bl_sim_host *host = &world->host[memory->host];
     boot_id[0] = memory->host + 1;
     boot_id[1] = host->boot;
-    if (world->current) /* whoever lives in this boot knows that the ones before are over */
+    if (world->current) /* a process of this boot knows that the boots before are over */
         bl_sim_learn(world, world->current, host->over, (uint32_t)world->stat.steps);
     return 0;
 }

@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * Versions, clocks and what processes know: see sim/history.h. Only keeps the books; judging is
- * sim/coherence.c's and sim/owner.c's.
+ * Records versions, clocks and what processes know: see sim/history.h. sim/coherence.c and
+ * sim/owner.c judge by it.
  */
 #include "sim/world.h"
 
 #include <errno.h>
 #include <stdlib.h>
 
-/* Room for one more in an array whose first element is nothing. A world without room cannot go on:
- * its run would no longer be its seed's. */
+/* Make room for one more element in an array whose first element is nothing. A world without memory
+ * cannot go on, because its run would no longer follow from its seed. */
 static void *bl_sim_grow(void *array, uint32_t *count, uint32_t *room, size_t size)
 {
     if (*count == *room) {
@@ -91,7 +91,7 @@ uint32_t bl_sim_snapshot_take(bl_sim_world *world, bl_sim_process *process)
     return process->order.snapshot;
 }
 
-/* From at on it knows what that writer wrote up to clock. */
+/* Note that from at on a process knows what that writer wrote up to clock. */
 static void bl_sim_raise_to(bl_sim_order *order, uint32_t writer, uint32_t clock, uint32_t at)
 {
     order->known.clock[writer] = clock;
@@ -172,7 +172,7 @@ void bl_sim_note_full_fence(bl_sim_process *process)
     bl_sim_note_release(process);
 }
 
-/* The pending invalidation, if a full fence has completed it. */
+/* Settle the pending invalidation, if a full fence has completed it. */
 static void bl_sim_look_settle(bl_sim_look *look, const bl_sim_process *process)
 {
     if (look->pending_fence == 0 || look->pending_fence > process->order.fences)
@@ -194,10 +194,10 @@ void bl_sim_note_invalidate(bl_sim_world *world, bl_sim_process *process, uint32
         return;
     const bl_sim_process *writer = world->process[version->process];
     int inherited = bl_sim_gone(writer) && writer->pool.memory.host == process->pool.memory.host;
-    if (writer != process && !inherited) /* what the dead leave in a cache is its host's */
+    if (writer != process && !inherited) /* a dead process's lines are its host's */
         return;
     version->process = process->number;
-    version->clock = ++process->order.clock; /* on its way like a streamed one */
+    version->clock = ++process->order.clock; /* on its way, like a streamed version */
 }
 
 static uint32_t bl_sim_newest(const uint32_t piece[BL_SIM_PIECE_COUNT])

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * Raw access: in the simulator the pool's devices are address ranges that nobody may touch. Who
- * goes round the verbs with an address faults; the fault ends the run and says where it was. Other
- * faults are the program's own and go where they went before.
+ * Detects raw access: in the simulator the pool's devices are address ranges that nobody may touch.
+ * Code that uses an address without a verb faults; the fault ends the run and says where it was.
+ * Other faults are the program's own and go to the handler that was there before.
  */
 #include "sim/verdict.h"
 #include "sim/world.h"
@@ -14,7 +14,7 @@
 #include <sys/mman.h>
 #include <ucontext.h>
 
-/* The world that this thread runs: a signal handler is told nothing else. */
+/* The world that this thread runs; a signal handler gets no other argument. */
 _Thread_local bl_sim_world *bl_sim_running;
 
 int bl_sim_raw_reserve(bl_sim_world *world)
@@ -36,7 +36,7 @@ void bl_sim_raw_release(bl_sim_world *world)
             munmap(world->pool.memory.base[i], world->pool.geometry.device_size);
 }
 
-/* On the stack of the process that faulted, which never goes on. */
+/* This runs on the stack of the process that faulted, which never goes on. */
 static void bl_sim_raw_fault(int number, siginfo_t *info, void *context)
 {
     bl_sim_world *world = bl_sim_running;
@@ -59,7 +59,7 @@ static void bl_sim_raw_fault(int number, siginfo_t *info, void *context)
                  last ? last->verb : "");
         bl_sim_fail(world, -BL_SIM_RAW_ACCESS, report);
     }
-    sigaction(SIGSEGV, world ? &world->fault_before : NULL, NULL); /* comes again at once */
+    sigaction(SIGSEGV, world ? &world->fault_before : NULL, NULL); /* it comes again at once */
 }
 
 void bl_sim_raw_watch(bl_sim_world *world)

@@ -2,7 +2,7 @@
  * Copyright The Beluga Authors
  *
  * Turns, time and death in the simulated world. Processes are coroutines of one thread, so nothing
- * here races and a run depends on its seed alone.
+ * here races, and a run depends on its seed alone.
  */
 #include "sim/device.h"
 #include "sim/verdict.h"
@@ -11,14 +11,14 @@
 #include <errno.h>
 
 enum {
-    BL_SIM_STALL_BITS_MIN = 10, /* how long a process is left standing: a microsecond, */
+    BL_SIM_STALL_BITS_MIN = 10, /* how long a process stands still: a microsecond, */
     BL_SIM_STALL_BITS = 15      /* doubled less often than this */
 };
 
 /* ---- Turns. */
 
-/* Who runs next: one of those awake. When all sleep, time jumps, and no buffer holds for so long.
- * NULL: nobody is left, or the run is stopped. */
+/* Return the process that runs next: one of those awake. When all sleep, time jumps, and all
+ * buffers have drained meanwhile. NULL: no process is left, or the run is stopped. */
 static bl_sim_process *bl_sim_next(bl_sim_world *world)
 {
     if (world->stopped)
@@ -52,15 +52,16 @@ static bl_sim_process *bl_sim_next(bl_sim_world *world)
 
 void bl_sim_end_turn(bl_sim_world *world) { bl_sim_switch_to(world, bl_sim_next(world)); }
 
-/* How long the scheduler forgets a process: mostly short, now and then as long as a takeover. */
+/* Return how long the scheduler forgets a process: mostly a short time, now and then as long as a
+ * takeover. */
 static uint64_t bl_sim_stall(bl_sim_world *world)
 {
     uint64_t bits = BL_SIM_STALL_BITS_MIN + bl_sim_below(world, BL_SIM_STALL_BITS);
     return bl_sim_below(world, 1ull << bits);
 }
 
-/* Has a process that is sometimes late just looked who is server? What it saw is old news when it
- * goes on: the moment that takeovers are about. */
+/* Has a process that is sometimes late just looked which server serves? What it saw is old when it
+ * goes on: takeovers must handle this moment. */
 static int bl_sim_late(const bl_sim_process *process, uint32_t line, uint64_t random)
 {
     enum { EPOCH_LINES = BL_HALF_COUNT * BL_SERVER_STRIDE / BL_LINE_SIZE };

@@ -1,10 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * The verbs as the simulator does them: a turn may end before each line touched, then the line is
- * touched (sim/cache.c). What is left out still takes its turns, so that a seed's run is the same
- * up to the first thing that was left out. One site may be changed in other ways, too
- * (sim/change.c).
+ * The verbs in the simulator: a turn may end before each line, then the line is touched
+ * (sim/cache.c). A verb that is left out still takes its turns, so that a seed's run is the same up
+ * to the first omission. One site may be changed in other ways, too (sim/change.c).
  */
 #include "sim/verdict.h"
 #include "sim/world.h"
@@ -12,9 +11,9 @@
 #include <errno.h>
 #include <stdlib.h>
 
-enum { BL_SIM_CONDITION_COUNT = 20 * 1000 * 1000 }; /* in one step, at most */
+enum { BL_SIM_CONDITION_COUNT = 20 * 1000 * 1000 }; /* conditions in one step, at most */
 
-/* The site is about to do something: 1 if it must not. */
+/* Is the site, which is about to do something, left out in this run? */
 static int bl_sim_skipped(const bl_memory *memory, const bl_site *site)
 {
     memory->world->hits[bl_sim_site_number(site)]++;
@@ -23,8 +22,9 @@ static int bl_sim_skipped(const bl_memory *memory, const bl_site *site)
     return bl_sim_changed(memory->world, site, BL_SIM_SKIPPED);
 }
 
-/* The economy: a fence that nothing came before, the invalidation of a line that this host does not
- * have, or has as it is in memory. No failure: who looks for news cannot know there is none. */
+/* Count for the economy report a fence that nothing came before, or the invalidation of a line that
+ * this host does not have, or has as it is in memory. This is no failure: a process that looks for
+ * news cannot know that there is none. */
 static void bl_sim_idle(const bl_memory *memory, const bl_site *site, int idle)
 {
     if (idle && memory->world->config.idle)
@@ -53,14 +53,15 @@ static int bl_sim_left_out(const bl_memory *memory, const bl_sim_verb *verb, uin
     return bl_sim_changed(memory->world, verb->site, change);
 }
 
-/* A turn at offset, a place in the verb's range; 1 if nothing is done there. */
+/* Take a turn at offset, a place in the verb's range; 1 if nothing is done there. */
 static int bl_sim_enter(const bl_memory *memory, const bl_sim_verb *verb, uint64_t offset)
 {
     bl_sim_step(memory->world, (uint32_t)(offset / BL_LINE_SIZE));
     return bl_sim_skipped(memory, verb->site) | bl_sim_left_out(memory, verb, offset);
 }
 
-/* A turn at offset, then its line through the host's cache. Who leaves it out finds zeros. */
+/* Take a turn at offset, then read its line through the host's cache. If the site is left out, it
+ * finds zeros. */
 static const uint8_t *bl_sim_look_at(const bl_memory *memory, const bl_sim_verb *verb,
                                      uint64_t offset)
 {
@@ -88,7 +89,7 @@ static void bl_sim_do_load(const bl_memory *memory, const bl_sim_verb *verb)
     }
 }
 
-/* A line is loaded in pieces (A1): now and then much happens between two of them. */
+/* Load a line in pieces (A1): now and then much happens between two of them. */
 static void bl_sim_do_load_line(const bl_memory *memory, const bl_sim_verb *verb)
 {
     memcpy(verb->target, bl_sim_look_at(memory, verb, verb->offset), BL_LINE_SIZE);
@@ -153,7 +154,7 @@ static void bl_sim_do_fence_store(const bl_memory *memory, const bl_sim_verb *ve
     bl_sim_note_release(process);
 }
 
-/* Takes its time: others see what is half out. */
+/* A full fence takes its time: others see what is half out. */
 static void bl_sim_do_fence_full(const bl_memory *memory, const bl_sim_verb *verb)
 {
     bl_sim_world *world = memory->world;
@@ -210,7 +211,7 @@ void bl_sim_sleep(bl_sim_world *world, uint64_t ns)
     bl_sim_rest(world, ns);
 }
 
-/* A process comes to a verb. */
+/* Run a verb of a process. */
 static void bl_sim_verb_run(const bl_memory *memory, bl_sim_verb verb)
 {
     bl_sim_world *world = memory->world;
@@ -290,8 +291,8 @@ int bl_sim_verify(const bl_memory *memory, int condition, const bl_site *site)
     return condition || bl_sim_skipped(memory, site);
 }
 
-/* Asked by protocol code outside a run, too. A loop that nothing ends any more, and that comes to
- * no verb, ends here. */
+/* Ask a condition; protocol code asks outside of a run, too. A loop that never ends and comes to no
+ * verb ends here. */
 int bl_sim_condition(int condition, const bl_site *site)
 {
     bl_sim_world *world = bl_sim_running;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * How a run ends, and the words of an oracle: see sim/verdict.h.
+ * Ends a run and formats the report of an oracle: see sim/verdict.h.
  */
 #include "sim/verdict.h"
 

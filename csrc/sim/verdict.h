@@ -1,29 +1,29 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * How a run ends, and what an oracle says of it: the first verdict stands.
+ * How a run ends, and what an oracle reports: the first verdict counts.
  */
 #ifndef BL_SIM_VERDICT_H
 #define BL_SIM_VERDICT_H
 
 #include "sim/world.h"
 
-/* Another process runs, or the caller of bl_sim_world_run if that is NULL. */
+/* Switch to another process, or to the caller of bl_sim_world_run if that is NULL. */
 void bl_sim_switch_to(bl_sim_world *world, bl_sim_process *to);
 
-/* The run ends with this result. */
+/* End the run with this result. */
 void bl_sim_stop(bl_sim_world *world, int32_t result);
 
-/* An oracle's verdict ends the run; the first one stands. */
+/* End the run with an oracle's verdict; the first one counts. */
 void bl_sim_fail(bl_sim_world *world, int32_t error, const char *report);
 
-/* What the oracles say. process comes to site; writer is the other end, mark where it was judged:
- * each may be NULL. */
+/* Report a verdict of an oracle. process comes to site; writer is the other end, and mark is where
+ * it was judged: each may be NULL. */
 void bl_sim_accuse(bl_sim_world *world, int32_t error, const char *what,
                    const bl_sim_process *process, const bl_site *site, const bl_site *writer,
                    const bl_site *mark, uint32_t line);
 
-/* The folder and file of a site. */
+/* Return the folder and file of a site. */
 const char *bl_sim_file(const bl_site *site);
 
 #endif

@@ -1,21 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * A small world for the protocol to run in: one pool, some hosts whose private caches know nothing
- * of each other, and processes on them that take turns at every verb. One seed is one run: all
- * chance comes from one generator, so a failure is replayed by its seed.
+ * A small simulated world for the protocol: one pool, some hosts whose private caches are not
+ * coherent with each other, and processes on them that take turns at every verb. One seed is one
+ * run: all randomness comes from one generator, so a seed replays a failure.
  *
  *   process --stream--> store buffer --piece by piece, any order between fences--> memory
  *   process <--load---- cache of its host <--on a miss, or by a prefetch at any time-- memory
  *
- * What can happen at a verb, whether anybody wants it or not: another process runs; a line leaves
- * some host's cache (a dirty one is written back whole); a line near those in use is prefetched;
- * some pieces of a store buffer arrive in memory; one invalidation completes.
+ * These things can happen at any verb: another process runs; a line leaves some host's cache (a
+ * dirty one is written back whole); a line near those in use is prefetched; some pieces of a store
+ * buffer arrive in memory; one invalidation completes.
  *
- * Deliberately weak: a store fence orders a process's streams but completes nothing; in some runs
- * what is not fenced stays in its buffer until that is full or its process ends; an
- * invalidation completes at the latest at the process's next full fence, and may have
- * happened as early as its last one.
+ * The world is weak on purpose: a store fence orders a process's streams but completes nothing; in
+ * some runs what is not fenced stays in its buffer until that is full or its process ends; an
+ * invalidation completes at the latest at the process's next full fence, and may have happened as
+ * early as its last one.
  */
 #ifndef BL_SIM_WORLD_H
 #define BL_SIM_WORLD_H
@@ -42,7 +42,7 @@ enum bl_sim_limit {
 /* A line in a host's cache. */
 typedef struct bl_sim_line {
     uint8_t data[BL_LINE_SIZE];
-    uint64_t dirty;             /* bit per byte that was stored here and is not in memory */
+    uint64_t dirty;             /* a bit per byte that was stored here and is not in memory */
     uint64_t fetched_at;        /* world step */
     uint32_t piece[BL_SIM_PIECE_COUNT]; /* versions */
     uint32_t line;
@@ -50,7 +50,7 @@ typedef struct bl_sim_line {
 } bl_sim_line;
 
 typedef struct bl_sim_host {
-    uint32_t *place;            /* of a line in lines, + 1; 0: not cached */
+    uint32_t *place;            /* place of a line in lines, + 1; 0: not cached */
     bl_sim_line *lines;
     uint32_t line_count;
     uint64_t clock_ahead_ns;    /* hosts never compare clocks, so theirs differ, */
@@ -60,22 +60,22 @@ typedef struct bl_sim_host {
     uint32_t over;              /* snapshot: what was written before its last crash */
 } bl_sim_host;
 
-/* A streamed line on its way to memory. A process's stores stand in program order; those of one
- * fence number have no order among them, unless they are plain: coherent memory keeps theirs. */
+/* A streamed line on its way to memory. A process's stores stand in program order. Those of one
+ * fence number have no order among them, unless they are plain: memory of hardware coherence keeps
+ * their order. */
 typedef struct bl_sim_store {
     uint8_t data[BL_LINE_SIZE];
     uint64_t fence_number;
     uint32_t line;
     uint32_t version;
-    uint8_t pieces;             /* bit per 8 bytes not yet in memory */
+    uint8_t pieces;             /* a bit per 8 bytes not yet in memory */
     uint8_t plain;
 } bl_sim_store;
 
-/* A verb on its way to memory; of a stream, source is what it writes, of a load, target what it
- * fills. */
+/* A verb on its way to memory; source is what a stream writes, and target what a load fills. */
 enum bl_sim_verb_kind {
     BL_SIM_NO_VERB,
-    BL_SIM_LOAD,                /* of bytes, as they are seen now */
+    BL_SIM_LOAD,                /* loads bytes as they are seen now */
     BL_SIM_LOAD_LINE,
     BL_SIM_PREFETCH,
     BL_SIM_STREAM,
@@ -101,23 +101,23 @@ typedef struct bl_sim_process {
     bl_pool pool;
     uint32_t number;
     enum bl_sim_state state;
-    uint32_t paused;            /* does not run until somebody lets it */
-    uint32_t faint;             /* runs, but its thread that beats gets no time */
-    uint64_t wake_ns;           /* asleep until then */
-    uint64_t late_ns;           /* may stand still so long after a look at an epoch line */
-    uint32_t line;              /* that it touches */
+    uint32_t paused;            /* does not run until another process lets it */
+    uint32_t faint;             /* runs, but its heartbeat thread gets no time */
+    uint64_t wake_ns;           /* asleep until this time */
+    uint64_t late_ns;           /* may stand still for so long after a look at an epoch line */
+    uint32_t line;              /* the line that it touches */
     uint64_t verbs_left;        /* dies when this many verbs are done; 0: lives */
     uint64_t fence_number;
     uint64_t fenced_at;         /* world step of its last full fence */
     uint32_t store_count;
     uint32_t invalidation_count;
-    uint32_t job_count;         /* of DMA, not yet done */
+    uint32_t job_count;         /* DMA jobs not yet done */
     bl_sim_store store[BL_SIM_STORE_COUNT];
     uint32_t invalidation[BL_SIM_INVALIDATION_COUNT];
     bl_sim_verb last_verb;      /* done, or put off; none since it slept */
     bl_sim_verb deferred;       /* put off until the next verb; its source is its own */
     bl_sim_order order;
-    /* that its thread keeps up; NULL: none */
+    /* heartbeats that its thread keeps up; NULL: none */
     struct bl_heartbeat *heartbeat[BL_SIM_HEARTBEAT_COUNT];
     bl_sim_body *body;
     void *argument;
@@ -125,14 +125,15 @@ typedef struct bl_sim_process {
     ucontext_t context;
 } bl_sim_process;
 
-/* A file of a host's runtime directory, and who has it locked: NULL when it gave the lock back. */
+/* A file of a host's runtime directory, and the process that has it locked: NULL when it gave the
+ * lock back. */
 typedef struct bl_sim_liveness {
     uint64_t nonce;
     bl_sim_process *holder;
     uint32_t host;
     uint32_t removed;
     uint32_t has_devices;
-    uint32_t snapshot;          /* of what its process had released when it gave the lock back */
+    uint32_t snapshot;          /* what its process had released when it gave the lock back */
 } bl_sim_liveness;
 
 typedef struct bl_sim_lock {
@@ -148,7 +149,7 @@ typedef struct bl_sim_world {
     uint64_t random;
     uint64_t now_ns;
     uint64_t switch_mask;       /* another process runs where random & mask is 0 */
-    uint64_t chance_mask;       /* something else happens likewise */
+    uint64_t chance_mask;       /* something else happens where random & mask is 0 */
     uint32_t keeps_unfenced;    /* 1: what no fence follows stays in its buffer */
     uint8_t *memory;
     uint8_t *writer;            /* of each line: host + 1, or BL_SIM_MANY */
@@ -168,29 +169,30 @@ typedef struct bl_sim_world {
     uint32_t job_count;
     uint64_t job_ticket;
     bl_sim_history history;
-    int32_t result;             /* of the first process that failed */
+    int32_t result;             /* result of the first process that failed */
     uint32_t stopped;
     uint32_t lawless;           /* 1: breaks the rules of writing on purpose */
-    uint64_t heartbeat_ns;      /* when beats are due */
+    uint64_t heartbeat_ns;      /* when heartbeats are due */
     const bl_site *last_site;   /* that ran */
     uint64_t condition_step;    /* when the last condition was asked, */
     uint64_t condition_count;   /* and how many were in that step */
-    struct sigaction fault_before; /* what raw accesses went to before this run, */
-    struct bl_sim_world *running_before; /* and which world this thread ran */
+    struct sigaction fault_before; /* the handler that raw accesses had before this run, */
+    struct bl_sim_world *running_before; /* and the world that this thread ran */
     bl_sim_stat stat;
     ucontext_t outside;
 } bl_sim_world;
 
 enum { BL_SIM_MANY = 255 };
 
-/* Starts processes in a new world, runs it, judges what came of it: result as of bl_sim_play. */
+/* Starts processes in a new world, runs it, and judges the result: its value is that of
+ * bl_sim_play. */
 typedef struct bl_sim_scenario {
     const char *name;
     int (*play)(bl_sim_world *world);
-    uint32_t lane_count;        /* of its pool; 0: a few */
+    uint32_t lane_count;        /* lanes of its pool; 0: a few */
 } bl_sim_scenario;
 
-/* xorshift64*: small, fast, the same everywhere. */
+/* xorshift64* is small, fast, and the same everywhere. */
 static inline uint64_t bl_sim_random(bl_sim_world *world)
 {
     world->random ^= world->random >> 12;
@@ -199,7 +201,7 @@ static inline uint64_t bl_sim_random(bl_sim_world *world)
     return world->random * 0x2545f4914f6cdd1du;
 }
 
-/* Below bound. */
+/* Return a random number below bound. */
 static inline uint64_t bl_sim_below(bl_sim_world *world, uint64_t bound)
 {
     return (uint64_t)(((unsigned __int128)bl_sim_random(world) * bound) >> 64);
@@ -224,14 +226,14 @@ void bl_sim_fence(bl_sim_world *world, bl_sim_process *process);
 /* Does some of what a process streamed go on to memory by itself, now or later? */
 int bl_sim_drains(const bl_sim_world *world, const bl_sim_process *process);
 
-/* One piece of a process that has some, or all of them, on to memory. */
+/* Let one piece of a process that has some, or all of them, arrive in memory. */
 void bl_sim_drain(bl_sim_world *world, bl_sim_process *process);
 void bl_sim_drain_all(bl_sim_world *world, bl_sim_process *process);
 
-/* Is anything that was streamed to this range still in somebody's buffer? */
+/* Is anything that was streamed to this range still in a buffer? */
 int bl_sim_underway(const bl_sim_world *world, uint64_t offset, uint64_t size);
 
-/* One of the things that happen by themselves. */
+/* Let one of the things happen that happen by themselves. */
 void bl_sim_happen(bl_sim_world *world);
 
 uint8_t *bl_sim_memory_line(const bl_sim_world *world, uint32_t line);
@@ -242,46 +244,50 @@ void bl_sim_settle(bl_sim_world *world, bl_sim_process *process, uint32_t line);
 void bl_sim_line_arrive(bl_sim_world *world, const bl_sim_process *process, uint32_t line,
                         const void *source, uint32_t version);
 
-/* ---- sim/order.c: who may know of which write. */
+/* ---- sim/order.c: which process may know of which write. */
 
 int bl_sim_history_create(bl_sim_history *history, uint64_t line_count);
 void bl_sim_history_destroy(bl_sim_history *history);
 
-/* Made on first use; good until the next call. */
+/* Return the track of a line, made on first use; the pointer is good until the next call. */
 bl_sim_track *bl_sim_track_of(bl_sim_world *world, uint32_t line);
 bl_sim_look *bl_sim_look_of(bl_sim_world *world, bl_sim_process *process, uint32_t line);
 
 uint32_t bl_sim_snapshot_new(bl_sim_world *world, const bl_sim_snapshot *known);
 
-/* What process knows and has released: a number to pass on. */
+/* Return a snapshot of what process knows and has released. */
 uint32_t bl_sim_snapshot_take(bl_sim_world *world, bl_sim_process *process);
 void bl_sim_learn(bl_sim_world *world, bl_sim_process *process, uint32_t snapshot, uint32_t at);
-/* process has seen this version, whole: it knows it if it knows all that was written before it. */
+/* Note that process has seen this version, whole: it knows the version if it knows all that was
+ * written before it. */
 void bl_sim_learn_seen(bl_sim_process *process, const bl_sim_version *version, uint32_t at);
 int bl_sim_knows(const bl_sim_process *process, const bl_sim_version *version);
 
-/* World step since which it does; 0: since longer than can be said. */
+/* Return the world step since which process knows the version; 0: since longer than can be said. */
 uint32_t bl_sim_known_since(const bl_sim_process *process, const bl_sim_version *version);
 
-/* A line is written: the new version. dirty: into a cache, where it must be flushed from. */
+/* Add a new version of a line that is written. dirty: into a cache, from which it must be
+ * flushed. */
 uint32_t bl_sim_version_add(bl_sim_world *world, bl_sim_process *process, uint32_t line, int dirty,
                             const bl_site *site);
 void bl_sim_note_load(bl_sim_world *world, bl_sim_process *process, uint32_t line,
                       const uint32_t versions[BL_SIM_PIECE_COUNT], const bl_site *site);
 void bl_sim_note_invalidate(bl_sim_world *world, bl_sim_process *process, uint32_t line);
 
-/* What process has written is before what it will write; and complete, too. */
+/* Note that what process has written is ordered before what it will write; or that it is also
+ * complete. */
 void bl_sim_note_release(bl_sim_process *process);
 void bl_sim_note_full_fence(bl_sim_process *process);
 
-/* ---- sim/owner.c: process writes a line, which is judged, then noted; a dirty line is about to
+/* ---- sim/owner.c: a process writes a line, which is judged, then noted; a dirty line is about to
  * leave a cache. */
 
 uint32_t bl_sim_note_write(bl_sim_world *world, bl_sim_process *process, uint32_t line, int dirty,
                            const bl_site *site);
 void bl_sim_owner_returns(bl_sim_world *world, const bl_sim_line *cached);
 
-/* ---- sim/raw.c: addresses of the pool that fault, and who hears of it during a run. */
+/* ---- sim/raw.c: addresses of the pool that fault, and the world that is told of it during a
+ * run. */
 
 extern _Thread_local bl_sim_world *bl_sim_running; /* by this thread; NULL: none */
 
@@ -290,15 +296,15 @@ void bl_sim_raw_release(bl_sim_world *world);
 void bl_sim_raw_watch(bl_sim_world *world);
 void bl_sim_raw_ignore(bl_sim_world *world);
 
-/* ---- sim/change.c: sites that are not as they should be. */
+/* ---- sim/change.c: sites that are changed. */
 
-/* Is site the one that is changed, and like this? */
+/* Is site the one that is changed, and in this way? */
 int bl_sim_changed(const bl_sim_world *world, const bl_site *site, enum bl_sim_change change);
 
-/* A change that would make a difference where site is now. */
+/* Count a change that would make a difference where site is now. */
 void bl_sim_matters(bl_sim_world *world, const bl_site *site, enum bl_sim_change change);
 
-/* The same place in the other half of what there is twice; or offset. */
+/* Return the same place in the other half of what exists twice; or offset. */
 uint64_t bl_sim_other_half(const bl_geometry *g, uint64_t offset, uint64_t size);
 
 /* Is anything different if the process does the second verb first? */
@@ -319,16 +325,17 @@ void bl_sim_sleep(bl_sim_world *world, uint64_t ns);
 
 /* ---- sim/acts.c: what a scenario may do to processes and hosts. */
 
-/* For ever, or until they are let go on. */
+/* Stop a process until it is let go on, perhaps forever. */
 void bl_sim_pause_process(bl_sim_world *world, uint32_t process);
 void bl_sim_resume_process(bl_sim_world *world, uint32_t process);
 void bl_sim_pause_host(bl_sim_world *world, uint32_t host);
 void bl_sim_resume_host(bl_sim_world *world, uint32_t host);
 
-/* All that runs there is lost; its next boot begins with the next process spawned there. */
+/* Crash a host: all that runs there is lost; its next boot begins with the next process spawned
+ * there. */
 void bl_sim_crash_host(bl_sim_world *world, uint32_t host);
 
-/* A host's clock: it jumps forward, or runs faster (slower, if negative). */
+/* Change a host's clock: it jumps forward, or runs faster (slower, if negative). */
 void bl_sim_clock_jump(bl_sim_world *world, uint32_t host, uint64_t ns);
 void bl_sim_clock_rate(bl_sim_world *world, uint32_t host, int32_t fast_1024);
 
@@ -338,45 +345,46 @@ void bl_sim_heartbeats(bl_sim_world *world);
 
 /* ---- sim/run.c: worlds. */
 
-/* A pool of zeros with this geometry: 0 or -ENOMEM. */
+/* Create a world with a pool of zeros of this geometry: 0 or -ENOMEM. */
 int bl_sim_world_create(bl_sim_world **out, const bl_sim_config *config,
                         const bl_geometry *geometry);
 void bl_sim_world_destroy(bl_sim_world *world);
 
-/* A process that runs body(its pool, argument): its number, or -ENOSPC, -ENOMEM. May be called by a
- * running process. A negative result of body ends the run. */
+/* Start a process that runs body(its pool, argument): its number, or -ENOSPC, -ENOMEM. A running
+ * process may call it. A negative result of body ends the run. */
 int bl_sim_spawn(bl_sim_world *world, uint32_t host, bl_sim_body *body, void *argument);
 
-/* Until every process has exited or was killed: 0, what a body returned, or -ETIME. */
+/* Run until every process has exited or was killed: 0, what a body returned, or -ETIME. */
 int bl_sim_world_run(bl_sim_world *world);
 
 /* ---- sim/turns.c: turns, time and death. */
 
-/* Who is awake runs next. */
+/* End the turn: one of the processes that are awake runs next. */
 void bl_sim_end_turn(bl_sim_world *world);
 
 uint64_t bl_sim_clock(const bl_sim_world *world, uint32_t host);
 
-/* The running process comes to a verb that touches line: its turn may end here, or its life. */
+/* The running process comes to a verb that touches line: its turn may end here, or the process may
+ * die. */
 void bl_sim_step(bl_sim_world *world, uint32_t line);
 
 /* The running process waits for ns, or lets others run if that is 0. */
 void bl_sim_rest(bl_sim_world *world, uint64_t ns);
 
-/* Never runs again. What it streamed may still arrive, up to some point of its program, which may
- * be in the middle of a line. */
+/* Kill a process. What it streamed may still arrive, up to some point of its program, which may be
+ * in the middle of a line. */
 void bl_sim_lose(bl_sim_world *world, bl_sim_process *process);
 void bl_sim_kill(bl_sim_world *world, uint32_t process);
 
-/* The same, after so many more verbs of its own. */
+/* Kill a process after so many more verbs of its own. */
 void bl_sim_kill_after(bl_sim_world *world, uint32_t process, uint64_t verbs);
 
 int bl_sim_alive(const bl_sim_world *world, uint32_t process);
 
-/* The running process. */
+/* Return the running process. */
 uint32_t bl_sim_self(const bl_sim_world *world);
 
-/* Dead or at its end, and nothing of it is on its way any more. */
+/* Is a process dead or at its end, with nothing of it on its way any more? */
 static inline int bl_sim_gone(const bl_sim_process *process)
 {
     return process->state != BL_SIM_READY && process->store_count == 0 && process->job_count == 0;

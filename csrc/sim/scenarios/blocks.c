@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * The paths of the block index in the simulator: blocks are reserved, written, committed, looked
- * up, read on other hosts, evicted and removed, while servers die and others take over.
+ * Scenarios of the block index: blocks are reserved, written, committed, looked up, read on other
+ * hosts, evicted and removed, while servers die and others take over.
  *
- * What is judged: the bytes of a read are those of its key and generation, or it is a miss; a block
- * whose commit was answered is found again, where nothing may evict it; no space is granted while
- * somebody may still write to it.
+ * The scenarios judge that the bytes of a read are those of its key and generation, or it is a
+ * miss; that a block whose commit was answered is found again, where nothing may evict it; and that
+ * no space is granted while a process may still write to it.
  */
 #include <errno.h>
 
@@ -23,7 +23,7 @@ uint32_t bl_blocks_length(uint64_t key)
     return (1 + key % BL_BLOCKS_LINES_MAX) * BL_LINE_SIZE;
 }
 
-/* What is asked for: a wide block has room behind its payload that nobody uses. */
+/* Return the bytes to ask for: a wide block has room behind its payload that nobody uses. */
 static uint32_t bl_blocks_room(const bl_blocks *blocks, uint64_t key)
 {
     return blocks->wide ? (1 + key % 2) * BL_STRIPE_SIZE : bl_blocks_length(key);
@@ -65,7 +65,7 @@ int bl_blocks_claim(bl_blocks_client *client, const bl_block_record *record)
     return 0;
 }
 
-/* Write a granted block and commit it, or think better of it. */
+/* Write a granted block, and commit or abort it. */
 static int bl_blocks_write(bl_blocks_client *client, uint64_t key, const bl_block_record *record)
 {
     bl_blocks *blocks = client->blocks;
@@ -110,8 +110,8 @@ int bl_blocks_put(bl_blocks_client *client, uint64_t key)
 
 /* ---- Readers. */
 
-/* Is the block that was copied still what the lookup said? The epoch is asked last: while it
- * stands, its half of the table tells the truth. */
+/* Is the block that was copied still what the lookup said? The epoch is checked last: while it
+ * stands, its half of the table is right. */
 static int bl_blocks_same(bl_blocks_client *client, uint64_t key, const bl_block_record *record,
                           uint64_t epoch)
 {
@@ -153,7 +153,7 @@ int bl_blocks_read(bl_blocks_client *client, uint64_t key, const bl_block_record
     return 0;
 }
 
-/* The generation of a key that must be found, or 0. */
+/* Return the generation of a key that must be found, or 0. */
 static uint64_t bl_blocks_due(const bl_blocks *blocks, uint64_t key)
 {
     return blocks->loses || blocks->removing[key] ? 0 : blocks->committed[key];
@@ -204,7 +204,7 @@ static int bl_blocks_remove(bl_blocks_client *client, uint64_t key)
 
 /* ---- Processes. */
 
-/* Work on while servers are still to die. */
+/* Is there more work, because servers are still to die? */
 static int bl_blocks_busy(const bl_blocks *blocks, uint32_t round)
 {
     int deaths = blocks->path.server_deaths > 0 || blocks->path.doomed;
@@ -241,8 +241,8 @@ int bl_blocks_work(bl_pool *pool, void *argument)
     return status;
 }
 
-/* The sums of a server that stops in order are those of its blocks: every grant is counted once,
- * and space is used by a block, or held for one, or free. 0 or -EBADMSG. */
+/* Check the sums of a server that stops in order: every grant is counted once, and all space is
+ * used by a block, held for one, or free. 0 or -EBADMSG. */
 static int bl_blocks_sums(const bl_meta *meta)
 {
     bl_meta_stat stat;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * Clients that write, read and remove blocks one by one, for scenarios of more than that.
+ * Clients that write, read and remove blocks one by one, for use by several scenarios.
  */
 #ifndef BL_SIM_BLOCKS_H
 #define BL_SIM_BLOCKS_H
@@ -13,7 +13,7 @@ enum {
     BL_BLOCKS_ROUNDS_MAX = 200,
     BL_BLOCKS_CHAIN = 4,        /* keys asked for together */
     BL_BLOCKS_KEY_COUNT_MAX = 24,
-    BL_BLOCKS_LINES_MAX = 8,    /* of a payload */
+    BL_BLOCKS_LINES_MAX = 8,    /* lines of a payload */
     BL_BLOCKS_PAGE_COUNT = 8192,
     BL_BLOCKS_FINGERPRINT = 7,
     BL_BLOCKS_SERVER_VERBS = 8000,
@@ -23,15 +23,15 @@ enum {
 typedef struct bl_blocks {
     bl_path path;
     uint32_t key_count;
-    uint32_t loses;             /* 1: blocks may be evicted; 0: none goes but by a removal */
+    uint32_t loses;             /* 1: blocks may be evicted; 0: only a removal ends one */
     uint32_t wide;              /* 1: a block fills its extent, so extents come and go with it */
     uint64_t committed[BL_BLOCKS_KEY_COUNT_MAX]; /* generation whose commit was answered, or 0 */
     uint32_t removals[BL_BLOCKS_KEY_COUNT_MAX]; /* begun */
-    uint32_t removing[BL_BLOCKS_KEY_COUNT_MAX]; /* not yet answered */
-    uint8_t writer[BL_BLOCKS_PAGE_COUNT]; /* of each page of data: process + 1, or 0 */
+    uint32_t removing[BL_BLOCKS_KEY_COUNT_MAX]; /* removals not yet answered */
+    uint8_t writer[BL_BLOCKS_PAGE_COUNT]; /* the writer of each page of data: process + 1, or 0 */
 } bl_blocks;
 
-/* One client at work. */
+/* A client at work. */
 typedef struct bl_blocks_client {
     bl_blocks *blocks;
     const bl_pool *pool;
@@ -40,14 +40,15 @@ typedef struct bl_blocks_client {
 } bl_blocks_client;
 
 uint32_t bl_blocks_length(uint64_t key);
-/* Bytes that no other key and no other generation has. */
+/* Fill a payload with bytes that no other key and no other generation has. */
 void bl_blocks_fill(uint8_t *payload, uint64_t key, uint64_t generation);
 
-/* Some are slow: a server may be replaced, and space be given to others, before they go on. */
+/* Let some clients be slow: a server may be replaced, and space be given to others, before they go
+ * on. */
 void bl_blocks_dawdle(bl_blocks_client *client);
 
 uint8_t *bl_blocks_writer(bl_blocks_client *client, const bl_block_record *record);
-/* Space was granted: can nobody else write there, and is nothing on its way to it? */
+/* Check granted space: nobody else may write there, and nothing may be on its way to it. */
 int bl_blocks_claim(bl_blocks_client *client, const bl_block_record *record);
 
 int bl_blocks_put(bl_blocks_client *client, uint64_t key);
@@ -55,12 +56,12 @@ int bl_blocks_put(bl_blocks_client *client, uint64_t key);
 int bl_blocks_read(bl_blocks_client *client, uint64_t key, const bl_block_record *record);
 
 int bl_blocks_get(bl_blocks_client *client, uint64_t first, uint32_t count, uint32_t flags);
-/* One thing that a client does. */
+/* Do one thing that a client does. */
 int bl_blocks_round(bl_blocks_client *client);
 
 int bl_blocks_work(bl_pool *pool, void *argument);
 
-/* A server with the block index. */
+/* Run a server with the block index. */
 int bl_blocks_serve(bl_pool *pool, void *argument);
 
 #endif

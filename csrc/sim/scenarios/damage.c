@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * Damaged memory in the simulator: a ray flips single bits of what was touched last, while clients
+ * Scenarios of damaged memory: a process flips single bits of what was touched last, while clients
  * call, put and get with checksums, and servers die and recover what is left. Anything may fail, be
- * lost or take long; only wrong bytes are wrong.
+ * lost or take long; only a read of wrong bytes is a failure.
  *
- * The server lines are spared: two epoch lines are all that says who serves.
+ * The server lines are not damaged: only the two epoch lines say which server serves.
  */
 #include <errno.h>
 
@@ -21,7 +21,8 @@ enum {
     BL_DAMAGE_NAP_NS = 20 * 1000,
     BL_DAMAGE_MESSAGE_SIZE_MAX = 600,
     BL_DAMAGE_SERVER_VERBS = 12000,
-    BL_TORN_CLIENTS = 5,        /* two of a host, where one settles what the other asked for */
+    BL_TORN_CLIENTS = 5,        /* two clients of one host, where one settles what the other asked
+                                 * for */
     BL_TORN_VERBS = 4000
 };
 
@@ -73,7 +74,7 @@ static int bl_damage_work(bl_pool *pool, void *argument)
     return 0;
 }
 
-/* A server that cannot go on makes room for another. */
+/* Run a server; one that cannot go on makes room for another. */
 static int bl_damage_serve(bl_pool *pool, void *argument)
 {
     bl_blocks_serve(pool, argument);
@@ -96,10 +97,10 @@ int bl_path_damage(bl_sim_world *world)
 }
 
 /* ---- torn_sessions: when a server has died, every line of a session says FREE, every line of a
- * free lane says LIVE, and none is whole: as if it had died in the middle of all of them. Nobody
- * gives away what a session may write to, and the lanes that nobody had are free, also those of a
- * client that has died. Of each host a process died, too, as it began to ask for another's
- * farewell: nobody takes leave by that. */
+ * free lane says LIVE, and none is whole, as if the server had died in the middle of all of them.
+ * Nothing may be given away that a session may write to, and the lanes that nobody had are free,
+ * also those of a client that has died. On each host a process died, too, as it began to ask for
+ * another's farewell: nothing may be released because of that. */
 
 static void bl_torn_sessions(const bl_path *path, const bl_pool *pool)
 {
@@ -120,7 +121,7 @@ static void bl_torn_sessions(const bl_path *path, const bl_pool *pool)
     }
 }
 
-/* The ray is the last of the clients. */
+/* The process that damages lines is the last of the clients. */
 static int bl_torn_work_left(const bl_path *path)
 {
     for (uint32_t i = 0; i + 1 < path->client_count; i++)
@@ -147,7 +148,7 @@ static int bl_torn_ray(bl_pool *pool, void *argument)
             return 0;
         bl_nap(&pool->memory, BL_FAREWELL_LOOK_NS);
     }
-    return -EBUSY; /* a lane that nobody has is waited for */
+    return -EBUSY; /* waits for a lane that nobody has */
 }
 
 /* ---- torn_sessions */

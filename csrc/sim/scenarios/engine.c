@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * The rules of transfer/device_range.h, each alone: a payload goes in or out by DMA, under readers
- * on another host, while its writer lives or is killed.
+ * Scenarios of the rules of transfer/device_range.h, each alone: a payload goes in or out by DMA,
+ * under readers on another host, while its writer lives or is killed.
  */
 #include <errno.h>
 
@@ -18,18 +18,18 @@ enum {
     BL_ENGINE_SIZE = 5 * BL_LINE_SIZE,
     BL_ENGINE_LOOKS = 40,
     BL_ENGINE_NONCE = 77,
-    BL_ENGINE_VERBS = 400,      /* a doomed writer dies within so many */
-    BL_ENGINE_EAGER = 1000,     /* who asks for the proof of that naps after so many looks */
+    BL_ENGINE_VERBS = 400,      /* a doomed writer dies within so many verbs */
+    BL_ENGINE_EAGER = 1000,     /* a process that waits for that proof naps after so many looks */
     BL_ENGINE_NAP_NS = 1000 * 1000
 };
 
 typedef struct bl_engine {
     bl_litmus litmus;
     uint32_t writes;            /* 1: the writer's payload goes by DMA */
-    uint32_t reads;             /* 1: the readers' does */
+    uint32_t reads;             /* 1: the readers' payload goes by DMA */
     uint32_t dsa;               /* 1: a job's target is drawn once, not for each line */
-    uint32_t to_memory;         /* 1: it is always memory, and nothing is flushed */
-    uint32_t hasty;             /* 1: who finds the writer dead does not ask for proof */
+    uint32_t to_memory;         /* 1: the target is always memory, and nothing is flushed */
+    uint32_t hasty;             /* 1: a process that finds the writer dead waits for no proof */
     uint32_t owner;             /* process */
 } bl_engine;
 
@@ -42,7 +42,7 @@ static enum bl_sim_target bl_engine_target(const bl_engine *engine)
     return bl_sim_below(engine->litmus.world, 2) ? BL_SIM_TARGET_MEMORY : BL_SIM_TARGET_CACHE;
 }
 
-/* As for a plan whose chunks are not in order, and end within lines: two ranges. */
+/* Maintain two ranges, as for a plan whose chunks are not in order and end within lines. */
 static void bl_engine_maintenance(const bl_engine *engine, const bl_pool *pool,
                                   uint32_t maintenance)
 {
@@ -55,7 +55,7 @@ static void bl_engine_maintenance(const bl_engine *engine, const bl_pool *pool,
     bl_plan_maintenance(pool, &plan, maintenance);
 }
 
-/* Device to pool, up to what must stand before the publication. */
+/* Write from device to pool, with all that must come before the publication. */
 static void bl_engine_write(const bl_engine *engine, const bl_pool *pool, const void *payload)
 {
     const bl_memory *memory = &pool->memory;
@@ -71,7 +71,7 @@ static void bl_engine_write(const bl_engine *engine, const bl_pool *pool, const 
     }
 }
 
-/* Pool to device, after the look that said what stands there. */
+/* Read from pool to device, after the look that said what is there. */
 static void bl_engine_read(const bl_engine *engine, const bl_pool *pool, void *payload)
 {
     const bl_memory *memory = &pool->memory;
@@ -108,7 +108,7 @@ static int bl_engine_writer(bl_pool *pool, void *argument)
     return 0;
 }
 
-/* One look: 1 if a payload was read and confirmed, 0 if not, or -EBADMSG. */
+/* Take one look: 1 if a payload was read and confirmed, 0 if not, or -EBADMSG. */
 static int bl_engine_look(const bl_engine *engine, const bl_pool *pool)
 {
     const bl_memory *memory = &pool->memory;
@@ -168,8 +168,8 @@ int bl_engine_dsa_memory(bl_sim_world *world)
     return bl_engine_run(world, (bl_engine){.writes = 1, .reads = 1, .to_memory = 1});
 }
 
-/* ---- A writer that dies while its device writes. A process of its host finds it gone, flushes
- * what was granted to it, and gives the space away; what its next owner writes there must stay. */
+/* ---- A writer dies while its device writes. A process of its host finds it gone, flushes what was
+ * granted to it, and gives the space away; what the next owner writes there must stay. */
 
 static int bl_engine_doomed(bl_pool *pool, void *argument)
 {
@@ -244,7 +244,7 @@ int bl_engine_death(bl_sim_world *world)
     return bl_engine_bury(world, (bl_engine){.reads = 1});
 }
 
-/* Without proof: the one device scenario that must fail. */
+/* Run it without proof: the one device scenario that must fail. */
 int bl_engine_zombie(bl_sim_world *world)
 {
     return bl_engine_bury(world, (bl_engine){.reads = 1, .hasty = 1});

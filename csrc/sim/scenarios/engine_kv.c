@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * Puts and gets by DMA, between the two halves of kv/batch.h: the steps that an engine with a
- * device takes, while servers die, and a writer dies whose device may write on for a while. Some
+ * Scenarios of puts and gets by DMA, between the two halves of kv/batch.h: the steps of an engine
+ * with a device, while servers die, and a writer dies whose device may write on for a while. Some
  * puts fail when their devices have written.
  *
  *   put:  begin --> device writes --> bl_device_written --> end
@@ -20,10 +20,11 @@
 #include "sim/scenarios/scenarios.h"
 
 enum {
-    BL_ENGINE_SHAPE = 2,        /* of bl_kv_shapes: whole lines, no checksums to hide behind */
+    BL_ENGINE_SHAPE = 2,        /* of bl_kv_shapes: whole lines without checksums, which would hide
+                                 * errors */
     BL_ENGINE_KV_ROUNDS = 10,
     BL_ENGINE_KV_HEIRS = 30,    /* rounds while a writer is to die, and after */
-    BL_ENGINE_KV_VERBS = 60,    /* a doomed writer dies within so many of its device's start */
+    BL_ENGINE_KV_VERBS = 60,    /* a doomed writer dies so many verbs after its device's start */
     BL_ENGINE_KV_NAP_NS = 3 * 1000 * 1000
 };
 
@@ -35,7 +36,7 @@ static void bl_engine_kv_prepare(const bl_kv *kv, bl_kv_buffers *buffers)
     buffers->batch.check_checksums = 0;
 }
 
-/* The device of a doomed writer has begun: the writer dies, perhaps its server, too. */
+/* Doom a writer whose device has begun: the writer dies, and perhaps its server, too. */
 static void bl_engine_doom(const bl_kv *kv)
 {
     bl_sim_world *world = kv->path.world;
@@ -47,7 +48,7 @@ static void bl_engine_doom(const bl_kv *kv)
         bl_sim_kill(world, kv->path.server_process);
 }
 
-/* Is this the put that a client is interrupted in, and does not wait for? */
+/* Is this the put in which a client is interrupted, so that it does not wait? */
 static int bl_engine_leaves(bl_kv *kv, const bl_kv_buffers *buffers)
 {
     uint32_t self = 1u << bl_sim_self(kv->path.world);
@@ -159,9 +160,9 @@ int bl_engine_kv(bl_sim_world *world)
 }
 
 /* ---- device_kv_death: a writer is killed, and its server may be, too. Its device goes on for
- * longer than its lock, and what that wrote may lie in the cache: whoever is given the space reads
- * what was put there last, or nothing. There are more keys than the table has lines, so that space
- * soon has another owner. */
+ * longer than the writer's lock, and what the device wrote may lie in the cache: the next owner of
+ * the space reads what was put there last, or nothing. There are more keys than the table has
+ * lines, so that space soon has another owner. */
 
 int bl_engine_kv_death(bl_sim_world *world)
 {
@@ -175,7 +176,7 @@ int bl_engine_kv_death(bl_sim_world *world)
 }
 
 /* ---- device_kv_left: clients are interrupted and go on under another nonce, while their devices
- * still write what was granted to the former: nobody else is given that. */
+ * still write what was granted to the former nonce: nobody else may be given that space. */
 
 int bl_engine_kv_left(bl_sim_world *world)
 {

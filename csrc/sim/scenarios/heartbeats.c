@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * Beats in the simulator: who beats is taken for alive. A server heartbeats, and a rival on another
- * host never takes its place; a client heartbeats, and keeps its session while the server's clock
- * leaps over the time in which it would have been given up. A heartbeat line is damaged once, and
- * nobody minds: the next heartbeat mends it.
+ * Scenarios of heartbeats: a process whose heartbeat moves counts as alive. A server's heartbeat
+ * moves, and a rival on another host never takes its place; a client's heartbeat moves, and the
+ * client keeps its session while the server's clock leaps over the time after which it would have
+ * been given up. A heartbeat line is damaged once, which does no harm: the next heartbeat repairs
+ * it.
  */
 #include <errno.h>
 
@@ -16,7 +17,7 @@
 enum {
     BL_HEARTBEATS = 8,
     BL_HEARTBEATS_DAMAGED = 3,  /* the heartbeat after which a line is damaged */
-    BL_HEARTBEATS_NAP_NS = 100 * 1000 * 1000 /* in which the server looks at beats at least once */
+    BL_HEARTBEATS_NAP_NS = 100 * 1000 * 1000 /* the server looks at least once */
 };
 
 #define BL_HEARTBEATS_LEAP_NS 2000000000ull
@@ -43,7 +44,7 @@ static int bl_heartbeats_serve(bl_pool *pool, void *argument)
     return status;
 }
 
-/* Would be server, if the other were silent. */
+/* Run a rival that would become the server if the other were silent. */
 static int bl_heartbeats_rival(bl_pool *pool, void *argument)
 {
     bl_heartbeats *heartbeats = argument;
@@ -63,7 +64,7 @@ static int bl_heartbeats_rival(bl_pool *pool, void *argument)
     return 0;
 }
 
-/* The count is far ahead, for whoever does not ask for the check. */
+/* Damage the line so that its count is far ahead, for a reader that does not check it. */
 static void bl_heartbeats_damage(bl_sim_world *world, uint64_t offset)
 {
     world->memory[offset + offsetof(bl_heartbeat_line, count) + 6] ^= 1;
@@ -98,7 +99,7 @@ static int bl_heartbeats_client(bl_pool *pool, void *argument)
     return status;
 }
 
-/* Stops the server when the client is through. */
+/* Stop the server when the client has finished. */
 static int bl_heartbeats_keep(bl_pool *pool, void *argument)
 {
     bl_heartbeats *heartbeats = argument;
@@ -113,7 +114,7 @@ static int bl_heartbeats_keep(bl_pool *pool, void *argument)
     return 0;
 }
 
-/* ---- beats */
+/* ---- heartbeats */
 
 int bl_path_heartbeats(bl_sim_world *world)
 {

@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * The paths of puts and gets in the simulator: batches are put and got on three hosts, in several
- * shapes, some read without checksums.
+ * Scenarios of puts and gets: batches are put and got on three hosts, in several shapes, and some
+ * are read without checksums.
  *
- * A payload names its key and a version of its own, and its other bytes follow from both: what is
- * read is one version of the right key, whole, or a miss. Where servers die and there are more keys
+ * A payload names its key and a version of its own, and its other bytes follow from both: a read
+ * returns one whole version of the right key, or a miss. Where servers die and there are more keys
  * than the table has lines (kv), a miss is always legal. Where nothing dies and nothing is evicted
- * (kv_calm) every put has room, and what was put is found, at the first look: a reader who has to
- * look twice there has believed something that was not yet true. The same where blocks fill their
- * space to its last line (kv_full), so that whoever writes behind it writes into another's.
+ * (kv_calm), every put has room, and what was put is found at the first look: a reader that has to
+ * look twice there has believed something that was not yet true. The same holds where blocks fill
+ * their space to its last line (kv_full), so that a write behind one hits another.
  */
 #include <errno.h>
 
@@ -30,11 +30,12 @@ static const bl_kv_shape bl_kv_shapes[BL_KV_SHAPE_COUNT] = {
     {360, 136, 128},            /* ends in the middle of a line */
     {1024, 512, 256},           /* streamed from where it lies */
     {832, 320, 0},              /* likewise, without checksums */
-    {200, 64, 256},             /* one chunk: its sum stands in the entry */
+    {200, 64, 256},             /* one chunk: its checksum stands in the entry */
 };
 
-/* With its checksums each has a page, the least that a block is given. The last line is streamed
- * from where it lies, with a check or without one; from the stage; or is the checksums'. */
+/* With its checksums, each shape fills a page, the least that a block is given. The last line is
+ * streamed from where it lies, with a check or without one; or from the stage; or is that of the
+ * checksums. */
 static const bl_kv_shape bl_kv_full_shapes[BL_KV_SHAPE_COUNT] = {
     {BL_PAGE_SIZE, 1000, 0},
     {BL_PAGE_SIZE, 1000, BL_PAGE_SIZE},
@@ -102,7 +103,7 @@ int bl_kv_try_put(bl_kv *kv, bl_session *session, bl_kv_buffers *buffers)
     return 0;
 }
 
-/* How many of the leading keys must be found. */
+/* Return how many of the leading keys must be found. */
 static uint32_t bl_kv_due(const bl_kv *kv, const bl_kv_buffers *buffers)
 {
     uint32_t count = 0;
@@ -180,7 +181,7 @@ int bl_path_kv_full(bl_sim_world *world)
     return bl_kv_run(&kv);
 }
 
-/* A while later: is this reader in the middle of a block? */
+/* After a while, is this reader in the middle of a block? */
 static int bl_kv_reads(const bl_kv *kv, const bl_pool *pool, const bl_sim_process *reader)
 {
     bl_nap(&pool->memory, bl_sim_below(kv->path.world, 400));
@@ -188,7 +189,7 @@ static int bl_kv_reads(const bl_kv *kv, const bl_pool *pool, const bl_sim_proces
            reader->line >= pool->geometry.data_offset / BL_LINE_SIZE;
 }
 
-/* Stops the reader in the middle of a block, and kills the server that told it of the block. */
+/* Stop the reader in the middle of a block, and kill the server that told it of the block. */
 static int bl_kv_stop(bl_pool *pool, void *argument)
 {
     bl_kv *kv = argument;
@@ -206,7 +207,7 @@ static int bl_kv_stop(bl_pool *pool, void *argument)
 }
 
 /* ---- kv_stops: a reader stands still with a block half copied, while another server gives the
- * block's space away: nothing but the epoch tells, for there are no checksums. */
+ * block's space away: only the epoch tells, because there are no checksums. */
 
 int bl_path_kv_stops(bl_sim_world *world)
 {
@@ -225,8 +226,8 @@ static int bl_kv_has(const bl_server *server, uint32_t host, uint32_t state)
     return 0;
 }
 
-/* Stops the reader, and the thread that beats for it, in the middle of a block. Nobody beats for
- * the one on the server's host. */
+/* Stop the reader in the middle of a block, and its heartbeat thread, too. The reader on the
+ * server's host has no heartbeat, either. */
 static int bl_kv_silence(bl_pool *pool, void *argument)
 {
     bl_kv *kv = argument;
@@ -236,7 +237,7 @@ static int bl_kv_silence(bl_pool *pool, void *argument)
     uint32_t stops = 0, noticed = 0;
     while (stops < BL_KV_SILENCES && bl_path_clients_alive(&kv->path)) {
         if (bl_kv_has(kv->path.server, 0, BL_SESSION_SUSPECT))
-            return -EEXIST; /* its proof says that it lives */
+            return -EEXIST; /* its liveness lock says that it lives */
         if (!bl_kv_reads(kv, pool, reader))
             continue;
         stops++;
@@ -251,8 +252,8 @@ static int bl_kv_silence(bl_pool *pool, void *argument)
 }
 
 /* ---- kv_silent: a reader that was taken for dead, and lost its pins, goes on with a block whose
- * number and space others have: nothing but its second look at the entry tells. One of the server's
- * host is silent, too, and not taken for dead. */
+ * number and space others have: only its second look at the entry tells. A reader on the server's
+ * host is silent, too, and is not taken for dead. */
 
 int bl_path_kv_silent(bl_sim_world *world)
 {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * Clients that put and get batches, for scenarios of more than that.
+ * Clients that put and get batches, for use by several scenarios.
  */
 #ifndef BL_SIM_KV_H
 #define BL_SIM_KV_H
@@ -14,7 +14,7 @@ enum {
     BL_KV_ROUNDS = 24,
     BL_KV_SHAPE_COUNT = 4,
     BL_KV_SHAPE_KEYS = 6,       /* keys of one shape */
-    BL_KV_CALM_KEYS = 3,        /* so many that the table has room for all */
+    BL_KV_CALM_KEYS = 3,        /* so few that the table has room for all */
     BL_KV_BATCH = 3,
     BL_KV_FRAGMENTS = 2,
     BL_KV_LENGTH_MAX = BL_PAGE_SIZE,
@@ -39,13 +39,13 @@ typedef struct bl_kv {
     uint32_t rounds;            /* 0: BL_KV_ROUNDS */
     uint32_t bare;              /* 1: only blocks without checksums, and host 0 reads only */
     uint32_t calm;
-    uint32_t leaves;            /* 1: each client leaves a session once, its device at work */
-    uint32_t left;              /* bit by process: it has */
+    uint32_t leaves;            /* 1: each client leaves a session once, with its device at work */
+    uint32_t left;              /* bit by process: it has left one */
     uint32_t summed;            /* 1: every block has checksums, and every read asks for them */
     uint8_t there[BL_KV_SHAPE_COUNT * BL_KV_SHAPE_KEYS + BL_KV_STOPS_KEYS]; /* put was answered */
 } bl_kv;
 
-/* One batch of a client: as the engine's buffers are. */
+/* One batch of a client, with buffers like an engine's. */
 typedef struct bl_kv_buffers {
     uint64_t keys[2 * BL_KV_BATCH];
     bl_fragment fragments[BL_KV_BATCH * BL_KV_FRAGMENTS];
@@ -56,7 +56,7 @@ typedef struct bl_kv_buffers {
 } bl_kv_buffers;
 
 void bl_kv_fill(uint64_t *payload, uint64_t key, uint64_t version, uint32_t length);
-/* Some keys of one shape. */
+/* Choose some keys of one shape. */
 void bl_kv_prepare(const bl_kv *kv, bl_kv_buffers *buffers);
 
 int bl_kv_try_put(bl_kv *kv, bl_session *session, bl_kv_buffers *buffers);

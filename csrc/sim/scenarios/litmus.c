@@ -3,7 +3,7 @@
  *
  * Litmus programs: the rules of coherence/coherence.h, each alone, in a dozen lines of verbs. They
  * hold whatever the world does; with one verb skipped they break, which shows that the world is as
- * bad as the hardware may be.
+ * weak as the hardware may be.
  */
 #include "sim/scenarios/litmus.h"
 #include "pool/message.h"
@@ -36,8 +36,8 @@ int bl_litmus_look(const bl_memory *memory, uint64_t offset, bl_entry *line)
     return 1;
 }
 
-/* ---- Message passing: a payload that is rewritten under its readers, and the line that says what
- * it is. A reader may miss; it never takes wrong bytes (D2, D6). */
+/* ---- Message passing: a payload is rewritten under its readers, and a line says what it is. A
+ * reader may miss; it never takes wrong bytes (D2, D6). */
 
 static int bl_litmus_write(bl_pool *pool, void *argument)
 {
@@ -131,9 +131,9 @@ int bl_litmus_torn_line(bl_sim_world *world)
     return bl_sim_world_run(world);
 }
 
-/* ---- Store buffering: each of two writes, then reads what the other wrote: they cannot both find
- * nothing. A store fence would not do: it completes no write before a load. Takeover rests on this
- * (D5). */
+/* ---- Store buffering: each of two processes writes, then reads what the other wrote: they cannot
+ * both find nothing. A store fence would not do: it completes no write before a load. Takeover
+ * depends on this (D5). */
 
 static int bl_litmus_store_load(bl_litmus *litmus, const bl_memory *memory, uint32_t mine)
 {
@@ -213,7 +213,7 @@ int bl_litmus_stray_store(bl_sim_world *world)
     return bl_sim_world_run(world);
 }
 
-/* ---- Raw access: a program that goes round the verbs with an address. It must fault. */
+/* ---- Raw access: a program that uses an address instead of the verbs must fault. */
 
 static int bl_litmus_raw(bl_pool *pool, void *argument)
 {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * A flag, a payload and who looks at them: what litmus programs have in common.
+ * What litmus programs share: a flag, a payload, and their readers.
  */
 #ifndef BL_SIM_LITMUS_H
 #define BL_SIM_LITMUS_H
@@ -23,7 +23,7 @@ typedef struct bl_litmus {
 } bl_litmus;
 
 bl_litmus bl_litmus_make(bl_sim_world *world);
-/* A line full of number that proves itself. */
+/* Make a line full of number that carries its check. */
 bl_entry bl_litmus_line(uint64_t number, uint32_t state);
 
 int bl_litmus_look(const bl_memory *memory, uint64_t offset, bl_entry *line);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * Litmus programs of what is done to hosts and processes (sim/acts.c), and of who may write a line
- * (sim/owner.c): the world does what sim/world.h says of it, and no more.
+ * Litmus programs of the acts on hosts and processes (sim/acts.c), and of the ownership of lines
+ * (sim/owner.c): the world does what sim/world.h says, and no more.
  */
 #include <errno.h>
 
@@ -28,7 +28,7 @@ int bl_litmus_two_writers(bl_sim_world *world)
 }
 
 /* ---- Stale store: the line was handed over by the rules, but its new owner stores into an old
- * copy of it. What leaves the cache brings old bytes back. */
+ * copy of it. The line that leaves the cache brings old bytes back. */
 
 static int bl_litmus_hand_over(bl_pool *pool, void *argument)
 {
@@ -61,8 +61,8 @@ int bl_litmus_stale_store(bl_sim_world *world)
     return bl_sim_world_run(world);
 }
 
-/* ---- Crash: of what a host wrote and had not made sure of, any part may be lost; what it had made
- * sure of is there; nothing comes later. The host's next boot knows that the last one is over. */
+/* ---- Crash: any part of what a host wrote and did not fence may be lost; what it fenced is there;
+ * nothing comes later. The host's next boot knows that the last one is over. */
 
 typedef struct bl_acts {
     bl_litmus litmus;
@@ -90,7 +90,7 @@ static int bl_acts_write(bl_pool *pool, void *argument)
     return -EBADMSG; /* nobody lets it end */
 }
 
-/* After the crash, on the same host: the lines may be written anew. */
+/* Run after the crash, on the same host: the lines may be written anew. */
 static int bl_acts_boot(bl_pool *pool, void *argument)
 {
     bl_acts *acts = argument;

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * One host number and several boots, in the simulator: of two machines that were given one number
- * by mistake (machines), and of one that crashes and starts again (reboots). All that tells them
- * apart is that the heartbeat of an earlier boot stands still. And an operator who says that all
- * are gone, of hosts that cannot be asked (declared).
+ * Scenarios of one host number under several boots: of two machines that were given one number by
+ * mistake (machines), and of one that crashes and starts again (reboots). Only one thing tells them
+ * apart: the heartbeat of an earlier boot stands still. In a third scenario an operator declares
+ * processes gone on hosts that cannot be asked (declared).
  *
- * A host of the simulator is a machine: it has its own cache, locks and boot id. Which number its
- * processes go by is the scenario's choice.
+ * A host of the simulator is a machine: it has its own cache, locks and boot id. The scenario
+ * chooses which number its processes use.
  */
 #include <errno.h>
 
@@ -18,27 +18,27 @@
 #include "sim/scenarios/scenarios.h"
 
 enum {
-    BL_MACHINE_COUNT = 2,       /* that have number 0 */
+    BL_MACHINE_COUNT = 2,       /* machines that have number 0 */
     BL_MACHINE_ROUNDS = 8,
     BL_MACHINE_SPAWNS = 30,     /* processes in all */
-    BL_MACHINE_DEATHS = 3,      /* of servers */
+    BL_MACHINE_DEATHS = 3,      /* deaths of servers */
     BL_MACHINE_NAP_NS = 100 * 1000 * 1000,
     BL_MACHINE_WRITE_NS = 800 * 1000 * 1000, /* longer than a heartbeat is watched */
     BL_REBOOT_COUNT = 4,
     BL_REBOOT_ROUNDS = 6,
-    BL_REBOOT_CLIENTS = 2       /* of each boot of host 0 */
+    BL_REBOOT_CLIENTS = 2       /* clients of each boot of host 0 */
 };
 
 typedef struct bl_machines {
     bl_blocks blocks;           /* first: its clients' argument */
-    bl_server *server[BL_MACHINE_COUNT]; /* that serves, by machine */
+    bl_server *server[BL_MACHINE_COUNT]; /* the server that serves, by machine */
     uint32_t process[BL_MACHINE_COUNT];
     uint32_t started[BL_MACHINE_COUNT];
-    uint32_t deaths;            /* still to come */
+    uint32_t deaths;            /* deaths still to come */
     uint32_t over;
 } bl_machines;
 
-/* ---- Clients: slow ones, that hold grants for longer than servers live. */
+/* ---- Clients: slow ones, which hold grants for longer than servers live. */
 
 static int bl_machine_put(bl_blocks_client *client, uint64_t key)
 {
@@ -132,8 +132,8 @@ static int bl_machine_alive(const bl_machines *machines, uint32_t self)
            !bl_sim_gone(machines->blocks.path.world->process[machines->process[self]]);
 }
 
-/* Start a machine's server and wait until it serves, or is refused: of two who are elected at once
- * under one number nobody would know. */
+/* Start a machine's server and wait until it serves, or is refused: nothing could tell apart two
+ * that are elected at once under one number. */
 static void bl_machine_start(bl_machines *machines, const bl_pool *pool, uint32_t self)
 {
     machines->process[self] = bl_path_spawn(&machines->blocks.path, self, bl_machine_serve);
@@ -184,8 +184,8 @@ int bl_path_machines(bl_sim_world *world)
     return bl_sim_world_run(world);
 }
 
-/* ---- reboots: hosts crash with all that runs there and start again; whoever had lanes before has
- * them no more, and no others are given up. */
+/* ---- reboots: hosts crash with all that runs there and start again; the clients that had lanes
+ * before have them no more, and no others are given up. */
 
 static int bl_reboot_work(bl_pool *pool, void *argument)
 {
@@ -205,7 +205,7 @@ static void bl_reboot_start(bl_path *path, uint32_t host)
     uint32_t count = host == 0 ? BL_REBOOT_CLIENTS : 1;
     if (!bl_sim_alive(path->world, path->server_process))
         bl_path_start_server(path, 0);
-    path->client_count = 0; /* who waits, waits for those of the last boot */
+    path->client_count = 0; /* only the clients of the last boot are waited for */
     for (uint32_t i = 0; i < count; i++)
         bl_path_client(path, host, bl_reboot_work);
 }
@@ -251,9 +251,9 @@ int bl_path_reboots(bl_sim_world *world)
     return bl_sim_world_run(world);
 }
 
-/* ---- declared: a server on another host is told that all others are gone. While a client beats
- * that is not believed; when all are dead, perhaps two servers among them, nobody has a lane or a
- * grant any more. */
+/* ---- declared: a server on another host is told that all others are gone. While a client's
+ * heartbeat moves, that is not believed; when all are dead, perhaps two servers among them, nobody
+ * has a lane or a grant any more. */
 
 static int bl_declared_work(bl_pool *pool, void *argument)
 {
@@ -273,7 +273,7 @@ static int bl_declared_work(bl_pool *pool, void *argument)
     return status;
 }
 
-/* Say it, and take over if it is believed: 0, or why not. */
+/* Declare all others gone, and take over if that is believed: 0, or why not. */
 static int bl_declared_try(bl_pool *pool)
 {
     bl_server *server;
@@ -312,7 +312,7 @@ static int bl_declared_operate(bl_pool *pool, void *argument)
     if (bl_sim_below(world, 2)) {
         bl_declared_kill(path, pool, path->server_process);
         path->server = NULL;
-        bl_path_start_server(path, 1); /* whose successor has to know that the first is gone, too */
+        bl_path_start_server(path, 1); /* its successor has to know that the first is gone, too */
     }
     while (!path->server)
         bl_nap(&pool->memory, BL_PATH_NAP_NS);
@@ -320,7 +320,7 @@ static int bl_declared_operate(bl_pool *pool, void *argument)
         return -EEXIST;
     while (world->stat.results < path->client_count)
         bl_nap(&pool->memory, BL_PATH_NAP_NS);
-    int status = bl_declared_try(pool); /* whose heartbeat moves first */
+    int status = bl_declared_try(pool); /* the client's heartbeat moves first */
     if (status != -BL_ERROR_SERVER_ALIVE && status != -BL_ERROR_SESSION_ALIVE)
         return -EEXIST;
     bl_declared_kill(path, pool, path->server_process);
@@ -339,7 +339,7 @@ int bl_path_declared(bl_sim_world *world)
 {
     bl_blocks blocks = {.path = {.world = world, .serve = bl_blocks_serve, .server_verbs = 1},
                         .key_count = BL_BLOCKS_KEY_COUNT_MAX, .loses = 1};
-    world->lawless = 1; /* the word is all that the successor has */
+    world->lawless = 1; /* the declaration is all that the successor has */
     bl_path_start_server(&blocks.path, 0);
     for (uint32_t host = 1; host < 3; host++)
         bl_path_client(&blocks.path, host, bl_declared_work);

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * The paths of calls in the simulator: lanes and the lobby, with processes of several hosts.
+ * Scenarios of calls, through lanes and the lobby, with processes of several hosts; and the frame
+ * of all path scenarios.
  */
 #include "sim/scenarios/paths.h"
 
@@ -230,7 +231,8 @@ int bl_path_lane(bl_sim_world *world)
 
 /* ---- lobby: more processes than lanes come and go, one dies; no lane has two holders. */
 
-/* The lane of a fresh session, held by nobody who could still write to it: 0 or -EBADMSG. */
+/* Check that nobody who could still write to it holds the lane of a fresh session: 0 or
+ * -EBADMSG. */
 static int bl_path_hold(bl_path *path, bl_session *session)
 {
     bl_session_stat stat;

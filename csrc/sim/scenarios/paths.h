@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * The frame of a path scenario: a server, its clients, and a keeper who starts another server when
- * one has died and stops the last one when the clients are through. The keeper is the operator: he
- * sees processes from outside and uses no verb but nap.
+ * The frame of a path scenario: a server, its clients, and a keeper, which starts another server
+ * when one has died and stops the last one when the clients have finished. The keeper acts as the
+ * operator: it sees processes from outside and uses no verb but nap.
  */
 #ifndef BL_SIM_PATHS_H
 #define BL_SIM_PATHS_H
@@ -19,24 +19,24 @@ enum {
 
 #define BL_PATH_TIMEOUT_NS 10000000000ull
 
-/* Starts every scenario's own struct: it is the argument of all its processes. */
+/* The start of every scenario's own struct, which is the argument of all its processes. */
 typedef struct bl_path {
     bl_sim_world *world;
-    bl_sim_body *serve;         /* of every server */
-    bl_server *server;          /* that runs now, or NULL */
+    bl_sim_body *serve;         /* the body of every server */
+    bl_server *server;          /* the server that runs now, or NULL */
     uint32_t server_process;
-    uint32_t server_deaths;     /* still to come */
-    uint32_t sudden_deaths;     /* likewise, when a client says so */
+    uint32_t server_deaths;     /* deaths of servers still to come */
+    uint32_t sudden_deaths;     /* deaths still to come when a client says so */
     uint32_t doomed;            /* the next of them is due once the server serves */
-    uint32_t server_verbs;      /* a doomed server dies within so many */
-    uint64_t timeout_ns;        /* of attachments and calls; 0: BL_PATH_TIMEOUT_NS */
-    uint64_t heartbeat_lost_ns; /* silent for so long, a session is in doubt; 0: as always */
+    uint32_t server_verbs;      /* a doomed server dies within so many verbs */
+    uint64_t timeout_ns;        /* for attachments and calls; 0: BL_PATH_TIMEOUT_NS */
+    uint64_t heartbeat_lost_ns; /* a session silent for so long is suspect; 0: as always */
     uint32_t bears_timeouts;    /* 1: clocks jump, so a call may time out */
     uint32_t bears_clashes;     /* 1: two machines have one host number, so one may be refused */
     uint32_t server_host_count; /* 2: servers of hosts 0 and 1 take turns */
     uint32_t client[BL_PATH_CLIENT_COUNT];
     uint32_t client_count;
-    uint32_t holder[BL_PATH_CLIENT_COUNT]; /* of each lane: process + 1, or 0 */
+    uint32_t holder[BL_PATH_CLIENT_COUNT]; /* the holder of each lane: process + 1, or 0 */
 } bl_path;
 
 static inline uint64_t bl_path_timeout_ns(const bl_path *path)
@@ -44,43 +44,44 @@ static inline uint64_t bl_path_timeout_ns(const bl_path *path)
     return path->timeout_ns ? path->timeout_ns : BL_PATH_TIMEOUT_NS;
 }
 
-/* A client of path on host: its process. */
+/* Start a client of path on host: return its process. */
 uint32_t bl_path_client(bl_path *path, uint32_t host, bl_sim_body *body);
 
-/* Run it all: as bl_sim_world_run. */
+/* Run it all: the result is that of bl_sim_world_run. */
 int bl_path_run(bl_path *path);
 
-/* What a server says of its lanes when bl_server_run() has returned status: that, or -EDOM if its
- * sums are not what its lanes are, or if a nonce has two of them. */
+/* Judge a server's lanes when bl_server_run() has returned status: that, or -EDOM if its sums do
+ * not agree with its lanes, or if a nonce has two of them. */
 int bl_path_served(const bl_server *server, int status);
 
-/* The running server serves: if it is doomed, its verbs are counted from now. */
+/* Note that the running server serves: if it is doomed, its verbs are counted from now on. */
 void bl_path_doom(bl_path *path);
 
-/* What a takeover may do to a call is no failure: its session is new, or cannot be before others
- * are gone. */
+/* Bear what a takeover may do to a call, which is no failure: its session is new, or cannot be
+ * before others are gone. */
 int bl_path_bear(const bl_path *path, int status);
 
-/* Open a session, however long a server or a lane is wanting: 0 or an error. */
+/* Open a session, however long a server or a lane is missing: 0 or an error. */
 int bl_path_attach(bl_path *path, bl_pool *pool, bl_session **out);
 
 uint32_t bl_path_spawn(bl_path *path, uint32_t host, bl_sim_body *body);
 void bl_path_start_server(bl_path *path, uint32_t host);
-/* Every byte plus one: a reply is not its request. */
+/* Handle a call: every byte plus one, so that a reply is not its request. */
 int bl_path_handle(void *context, bl_call *call);
 
-/* One call with random bytes: 0, -EBADMSG, or an error. */
+/* Make one call with random bytes: 0, -EBADMSG, or an error. */
 int bl_path_call(bl_path *path, bl_session *session, uint32_t size);
 
 int bl_path_clients_alive(const bl_path *path);
 
-/* A successor needs proof that the server of two epochs ago is gone: one of the hosts has it. */
+/* Keep a server running. A successor needs proof that the server of two epochs ago is gone: one of
+ * the hosts has it. */
 int bl_path_keep(bl_pool *pool, void *argument);
 
 int bl_path_serve(bl_pool *pool, void *argument);
 
 enum {
-    BL_FAREWELL_LOOKS = 50,     /* for the lanes to be free, in the end */
+    BL_FAREWELL_LOOKS = 50,     /* looks until the lanes are free in the end */
     BL_FAREWELL_LOOK_NS = 10 * 1000 * 1000
 };
 

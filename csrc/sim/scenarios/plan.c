@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * Plans alone (transfer/cpu.c): whole blocks out, rewritten under readers on other hosts who want
- * some rows of them, one with checksums and one without.
+ * Scenarios of plans alone (transfer/cpu.c): whole blocks are written, and rewritten under readers
+ * on other hosts that want some rows of them, one with checksums and one without.
  */
 #include <errno.h>
 
@@ -16,7 +16,7 @@ enum {
     BL_ROWS_CHUNKS = 3,
     BL_ROWS_CHUNK_SIZE = 4 * BL_LINE_SIZE,
     BL_ROWS_SIZE = BL_ROWS_CHUNKS * BL_ROWS_CHUNK_SIZE,
-    BL_ROWS_CUT = 72,           /* of each chunk's bytes, in the first of its two pieces */
+    BL_ROWS_CUT = 72,           /* bytes of each chunk in the first of its two pieces */
     BL_ROWS_ROW = 40            /* bytes of a row; two are wanted of each chunk */
 };
 
@@ -29,7 +29,7 @@ typedef struct bl_rows {
     bl_plan plan;
 } bl_rows;
 
-/* Two pieces of each chunk: from first on, to second on, of these sizes. */
+/* Make two pieces of each chunk: from first on, and from second on, of these sizes. */
 static void bl_rows_plan(bl_rows *rows, uint32_t first_size, uint32_t second, uint32_t second_size)
 {
     for (uint32_t c = 0; c < BL_ROWS_CHUNKS; c++) {
@@ -71,7 +71,7 @@ static int bl_rows_write(bl_pool *pool, void *argument)
     return status;
 }
 
-/* One look: 1 if rows were read and are confirmed, 0 if not, or -EBADMSG. */
+/* Take one look: 1 if rows were read and are confirmed, 0 if not, or -EBADMSG. */
 static int bl_rows_look(bl_rows *rows, bl_pool *pool, int summed)
 {
     const bl_memory *memory = &pool->memory;
@@ -99,7 +99,7 @@ static int bl_rows_look(bl_rows *rows, bl_pool *pool, int summed)
     return 1;
 }
 
-/* Look until the writer has finished, and once more: then the rows must be had. */
+/* Look until the writer has finished, and once more: then the rows must be found. */
 static int bl_rows_read(bl_pool *pool, bl_litmus *litmus, int summed)
 {
     bl_rows rows = {.litmus = *litmus};

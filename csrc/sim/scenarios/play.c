@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * The list of scenarios, and playing one: all in the same small pool.
+ * Lists the scenarios and plays one: all of them use the same small pool.
  */
 #include "sim/scenarios/scenarios.h"
 #include "sim/world.h"
@@ -11,8 +11,8 @@
 
 enum {
     BL_SIM_LANE_COUNT = 4,
-    BL_SIM_LANES_FEW = 2,       /* each has a session */
-    BL_SIM_LANES_MANY = 24      /* those of hosts where no server runs may be in doubt for ever */
+    BL_SIM_LANES_FEW = 2,       /* each client has a session */
+    BL_SIM_LANES_MANY = 24      /* sessions on hosts without a server may be suspect forever */
 };
 
 static const bl_sim_scenario bl_sim_scenarios[] = {

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * Ranges of the pool in the simulator: what tools and engines write and read without the index
- * (pool/pool.c, transfer/cpu.c). Whoever has read a flag finds what was written before it.
+ * A scenario of ranges of the pool that tools and engines write and read without the index
+ * (pool/pool.c, transfer/cpu.c). A reader that has seen a flag finds what was written before it.
  */
 #include <errno.h>
 
@@ -29,7 +29,7 @@ static uint64_t bl_range_flag_offset(const bl_pool *pool)
     return pool->geometry.data_offset + BL_PAGE_SIZE;
 }
 
-/* The whole range by a plan. */
+/* Move the whole range by a plan. */
 static int bl_range_move(const bl_pool *pool, uint64_t *words, int write)
 {
     bl_piece piece = {(uintptr_t)words, pool->geometry.data_offset, BL_RANGE_SIZE, 0};
@@ -90,7 +90,7 @@ static int bl_range_read(bl_pool *pool, void *argument)
     return 0;
 }
 
-/* Has nobody written between the range and the flag, or behind the flag? */
+/* Check that nobody has written between the range and the flag, or behind the flag. */
 static int bl_range_clean(const bl_sim_world *world)
 {
     uint64_t start = world->pool.geometry.data_offset, flag = bl_range_flag_offset(&world->pool);

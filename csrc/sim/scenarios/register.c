@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * Registers in the simulator, one after the other: each has two writers, who die one after the
- * other at any verb, often in the middle of a value. Readers on two other hosts find a whole value
- * and never damage: the last one that was written to its end, or a later one, which they may lose
- * sight of again.
+ * A scenario of registers, one after the other: each has two writers, which die one after the other
+ * at any verb, often in the middle of a value. Readers on two other hosts find a whole value and
+ * never damage: the last value that was completely written, or a later one, which may be gone at
+ * the next look.
  */
 #include <errno.h>
 
@@ -19,13 +19,13 @@ enum {
     BL_REGISTER_KEY = 5,
     BL_REGISTER_WRITERS = 24,   /* two of each register */
     BL_REGISTER_VALUES = 3,     /* of each */
-    BL_REGISTER_LIFE_NS = 800,  /* a writer dies within so much */
+    BL_REGISTER_LIFE_NS = 800,  /* a writer dies within this time */
     BL_REGISTER_LOOKS = 160
 };
 
 typedef struct bl_registers {
     bl_sim_world *world;
-    uint64_t number;            /* of the writer: two have one register */
+    uint64_t number;            /* number of the writer: two have one register */
     uint64_t written;           /* its last value known to be in memory, both copies */
 } bl_registers;
 
@@ -59,14 +59,14 @@ static int bl_register_fill(bl_pool *pool, void *argument)
     return 0;
 }
 
-/* Some of what a writer has on its way arrives, in pieces. */
+/* Let some of what a writer has on its way arrive, in pieces. */
 static void bl_register_drain(bl_sim_world *world, bl_sim_process *writer)
 {
     for (uint64_t pieces = bl_sim_below(world, 16); pieces && writer->store_count; pieces--)
         bl_sim_drain(world, writer);
 }
 
-/* One writer after the other. */
+/* Run one writer after the other. */
 static int bl_register_keep(bl_pool *pool, void *argument)
 {
     bl_registers *registers = argument;

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * How sessions end, in the simulator.
+ * Scenarios of how sessions end.
  *
  *   farewell  clients of hosts without a server come and go, whether or not anybody serves, and
- *             their attempts to attach run out of time: when all are through, no lane is in doubt
+ *             their attempts to attach run out of time: in the end, no lane is suspect
  *   given_up  the server takes living clients for dead, again and again: each is told, loses no
  *             answer, asks again, and nothing that it asked is done twice
  */
@@ -18,12 +18,12 @@
 
 enum {
     BL_FAREWELL_LIVES = 2,      /* attachments of a client */
-    BL_FAREWELL_ROUNDS = 3,     /* of each, at most */
+    BL_FAREWELL_ROUNDS = 3,     /* rounds of each, at most */
     BL_FAREWELL_CLIENTS = 5,    /* one more than lanes */
     BL_FAREWELL_DEATHS = 4,
     BL_FAREWELL_VERBS = 5000,
     BL_FAREWELL_TIMEOUT_NS = 3 * 1000 * 1000,
-    BL_FAREWELL_STOP_NS = 1000 * 1000, /* of a server, now and then */
+    BL_FAREWELL_STOP_NS = 1000 * 1000, /* a server's time, now and then */
     BL_FAREWELL_HASTE_NS = 300 * 1000, /* about as long as an answer takes */
     BL_FAREWELL_NAP_NS = 40 * 1000 * 1000,
     BL_FAREWELL_ABSENT_NS = 250 * 1000 * 1000, /* longer than a session waits when it detaches */
@@ -39,7 +39,7 @@ enum {
 
 /* ---- farewell */
 
-/* However long a server or a lane is wanting, in attempts that are too short. */
+/* Attach, however long a server or a lane is missing, in attempts that are too short. */
 static int bl_farewell_attach(bl_blocks_client *client)
 {
     const bl_pool *pool = client->pool;
@@ -55,7 +55,7 @@ static int bl_farewell_attach(bl_blocks_client *client)
     }
 }
 
-/* Begin to write, and think better of it: close() is all that follows. */
+/* Begin to write, and change its mind: only close() follows. */
 static int bl_farewell_begin(bl_blocks_client *client)
 {
     bl_blocks *blocks = client->blocks;
@@ -140,7 +140,7 @@ static int bl_farewell_keep(bl_pool *pool, void *argument)
         bl_nap(&pool->memory, BL_FAREWELL_LOOK_NS);
     }
     if (looks == BL_FAREWELL_LOOKS)
-        return -EBUSY; /* somebody who closed in order is still waited for */
+        return -EBUSY; /* waits for a client that closed in order */
     while (bl_sim_alive(world, path->server_process)) {
         if (path->server)
             bl_server_stop(path->server);
@@ -166,7 +166,7 @@ int bl_path_farewell(bl_sim_world *world)
 
 typedef struct bl_given_up {
     bl_path path;
-    uint32_t count;             /* of the clients, as they begin */
+    uint32_t count;             /* clients, counted as they begin */
     uint32_t doubts;            /* sessions that the server gave up */
     uint32_t dropped;           /* sessions that clients found given up */
     uint8_t done[BL_GIVEN_UP_CLIENTS][BL_GIVEN_UP_CALLS];
@@ -237,7 +237,7 @@ static int bl_given_up_work(bl_pool *pool, void *argument)
     return status;
 }
 
-/* Time leaps for the server, and often a client stands still meanwhile, wherever it is. */
+/* Let time leap for the server, while often a client stands still, wherever it is. */
 static int bl_given_up_keep(bl_pool *pool, void *argument)
 {
     bl_given_up *play = argument;

@@ -1,15 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * The whole system in the simulator. Two hosts want to be server and take over from each other when
- * the other dies, or when its heartbeat merely stands still: so two servers run at once, the
- * deposed one for as long as it does not look. Four clients come and go, of blocks and of batches,
- * in a pool too small for their keys. An operator stops processes for a while, lets clocks jump,
- * kills.
+ * A scenario of the whole system. Two hosts want to be the server and take over from each other
+ * when the other dies, or when its heartbeat merely stands still: so two servers run at once, the
+ * deposed one until it looks at the epoch. Four clients come and go, of blocks and of batches, in a
+ * pool too small for their keys. An operator stops processes for a while, lets clocks jump, kills.
  *
- * What is judged, besides what the clients judge: that all this comes to an end; that no space is
- * granted twice; and in the end, by check/check.c on a host that has read all along, that the table
- * holds together, checksums included, and has the blocks that the last server counted.
+ * Besides what the clients judge, the scenario judges that all this comes to an end; that no space
+ * is granted twice; and in the end, by check/check.c on a host that has read all along, that the
+ * table holds together, checksums included, and has the blocks that the last server counted.
  */
 #include <errno.h>
 
@@ -26,7 +25,7 @@ enum {
     BL_SYSTEM_CLIENT_COUNT = 4,
     BL_SYSTEM_LIVES = 2,        /* attachments of a client */
     BL_SYSTEM_ROUNDS = 14,      /* of each */
-    BL_SYSTEM_DEATHS = 2,       /* of servers */
+    BL_SYSTEM_DEATHS = 2,       /* deaths of servers */
     BL_SYSTEM_DEATH_VERBS = 20000,
     BL_SYSTEM_NAP_NS = 200 * 1000,
     BL_SYSTEM_STOP_NS = 8 * 1000 * 1000,
@@ -40,14 +39,14 @@ typedef struct bl_system {
     bl_kv kv;
     bl_server *server[BL_SYSTEM_SERVER_COUNT];
     uint32_t process[BL_SYSTEM_SERVER_COUNT];
-    uint32_t deaths;            /* of servers, still to come */
+    uint32_t deaths;            /* deaths of servers still to come */
     uint32_t over;              /* no client is left */
-    uint64_t epoch;             /* of the last server that stopped by itself, */
+    uint64_t epoch;             /* epoch of the last server that stopped by itself, */
     uint64_t block_count;       /* and the blocks and extents that it counted */
     uint64_t extent_count;
 } bl_system;
 
-/* ---- Servers: whoever finds the other silent. */
+/* ---- Servers: one serves when it finds the other silent. */
 
 /* Serve until deposed, or stopped for good. */
 static int bl_system_run(bl_system *system, bl_server *server, uint32_t self)
@@ -151,7 +150,7 @@ static int bl_system_work(bl_pool *pool, void *argument)
     return status;
 }
 
-/* ---- The operator: sees processes from outside. */
+/* ---- The operator sees processes from outside. */
 
 static void bl_system_meddle(bl_system *system)
 {
@@ -159,7 +158,7 @@ static void bl_system_meddle(bl_system *system)
     uint32_t victim = (uint32_t)bl_sim_below(world, world->process_count);
     bl_sim_process *process = world->process[victim];
     switch (bl_sim_below(world, 8)) {
-    case 0: /* stopped, whatever it is in the middle of; then it goes on as if nothing had been */
+    case 0: /* stopped in the middle of anything; then it simply goes on */
         if (process != world->current)
             process->wake_ns = world->now_ns + bl_sim_below(world, BL_SYSTEM_STOP_NS);
         break;
@@ -176,8 +175,8 @@ static void bl_system_meddle(bl_system *system)
     }
 }
 
-/* The line in the lobby that a client was in the middle of when it was killed: no damage, though it
- * looks like it, and believed by nobody. */
+/* Is this the line in the lobby that a client was writing when it was killed? It is no damage,
+ * though it looks like it, and nobody believes it. */
 static int bl_system_torn(const bl_system *system, const bl_finding *finding)
 {
     const bl_path *path = &system->blocks.path;
@@ -186,7 +185,7 @@ static int bl_system_torn(const bl_system *system, const bl_finding *finding)
            finding->place == client->pool.memory.host && client->state == BL_SIM_KILLED;
 }
 
-/* Nobody is left: does the pool hold together? */
+/* Judge the pool when nobody is left: is it consistent? */
 static int bl_system_judge(bl_system *system, bl_pool *pool)
 {
     bl_finding findings[BL_SYSTEM_FINDINGS];

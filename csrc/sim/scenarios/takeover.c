@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * Servers that take over from each other in the simulator, and writers that were taken for dead.
+ * Scenarios of servers that take over from each other, and of writers that were taken for dead.
  *
- * Nothing here beats by itself, so whoever stands by finds every server silent, and takes over from
- * one that lives and serves: the worst that wrong timing can do. Judged is what
- * sim/scenarios/blocks.c does, and that an epoch has one server.
+ * No heartbeat moves by itself here, so a standby finds every server silent, and takes over from
+ * one that lives and serves: the worst that wrong timing can do. The scenarios judge the same as
+ * sim/scenarios/blocks.c, and that an epoch has one server.
  */
 #include <errno.h>
 
@@ -25,7 +25,7 @@ enum {
     BL_RIVAL_VERBS = 6000,
     BL_ELECTION_COUNT = 3,
     BL_ELECTOR_COUNT = 4,
-    BL_SWEEP_NAP_NS = 100 * 1000 * 1000, /* in which the server looks at its house */
+    BL_SWEEP_NAP_NS = 100 * 1000 * 1000, /* the server does its housekeeping in this time */
     BL_VIGIL_HEARTBEAT_NS = 1000 * 1000,
     BL_VIGIL_SILENT_NS = 40 * 1000 * 1000,
     BL_VIGIL_NS = 200 * 1000 * 1000,
@@ -33,16 +33,17 @@ enum {
     BL_ZOMBIE_SLEEP_NS = 30 * 1000 * 1000,
     BL_ZOMBIE_TIMEOUT_NS = 20 * 1000 * 1000,
     BL_TAKEOVER_DEATHS = 6,
-    BL_TAKEOVER_VERBS = 2500    /* about as many as a takeover of the small pool has */
+    BL_TAKEOVER_VERBS = 2500    /* verbs: about as many as a takeover of the small pool has */
 };
 
 #define BL_SWEEP_LEAP_NS 11000000000ull /* longer than between two sweeps */
 
-/* ---- elect: candidates of three hosts ask for the same epochs, some die; none has two owners. */
+/* ---- elect: candidates of three hosts ask for the same epochs, and some die; no epoch has two
+ * owners. */
 
 typedef struct bl_election {
     bl_sim_world *world;
-    uint64_t owner[BL_ELECTION_COUNT + 1]; /* nonce that anybody was told, or 0 */
+    uint64_t owner[BL_ELECTION_COUNT + 1]; /* the nonce that any candidate was told, or 0 */
 } bl_election;
 
 static int bl_candidate_ask(bl_election *election, bl_server *server, uint64_t epoch)
@@ -91,8 +92,8 @@ int bl_takeover_elect(bl_sim_world *world)
 }
 
 /* ---- sweep: a candidate dies when it has been elected and before it could say so. The server that
- * serves meanwhile removes what proves the death of others, but not of that one: its successor has
- * to know. */
+ * serves meanwhile removes the liveness locks of dead processes, but not this one: its successor
+ * has to know of it. */
 
 static int bl_sweep_candidate(bl_pool *pool, void *argument)
 {
@@ -110,7 +111,7 @@ static int bl_sweep_candidate(bl_pool *pool, void *argument)
     status = bl_host_lock(memory, "", "candidate");
     if (status < 0)
         return status;
-    return bl_elect(server, path->server->epoch + 1, &owner); /* and nothing is given back */
+    return bl_elect(server, path->server->epoch + 1, &owner); /* nothing is given back */
 }
 
 static int bl_sweep_keep(bl_pool *pool, void *argument)
@@ -142,7 +143,7 @@ int bl_takeover_sweep(bl_sim_world *world)
     return bl_sim_world_run(world);
 }
 
-/* ---- watch: a standby of another host sees a server heartbeat, and lets it be. */
+/* ---- watch: a standby of another host sees a server's heartbeat move, and does not take over. */
 
 typedef struct bl_vigil {
     bl_sim_world *world;
@@ -191,7 +192,7 @@ int bl_takeover_watch(bl_sim_world *world)
     return status < 0 ? status : bl_sim_world_run(world);
 }
 
-/* ---- rivals: servers of three hosts depose each other while they live, some die. */
+/* ---- rivals: servers of three hosts depose each other while they live, and some die. */
 
 /* Stand by until this server serves: 1; 0: the play is over; or an error. */
 static int bl_rival_take(bl_rivals *rivals, bl_server *server, bl_meta *meta)
@@ -301,8 +302,8 @@ static int bl_rivals_play(bl_sim_world *world, uint64_t late_ns)
 
 int bl_takeover_rivals(bl_sim_world *world) { return bl_rivals_play(world, 0); }
 
-/* ---- late: the same; they are deposed between their look at the epoch and what they do then, and
- * hardly a grant or a lane is given without one. */
+/* ---- late: the same, but servers are deposed between their look at the epoch and what they do
+ * then, and nearly every grant or lane is given in that state. */
 
 int bl_takeover_late(bl_sim_world *world) { return bl_rivals_play(world, BL_LATE_NS); }
 
@@ -320,8 +321,8 @@ int bl_takeover_deaths(bl_sim_world *world)
     return bl_path_run(&blocks.path);
 }
 
-/* ---- zombies: clients sleep so long that they count as lost, then write all the same; meanwhile
- * servers die, and others take over. */
+/* ---- zombies: clients sleep so long that they count as lost, and then write all the same;
+ * meanwhile servers die, and others take over. */
 
 /* Write a granted block, perhaps long after the server has given this session up. */
 static int bl_zombie_write(bl_blocks_client *client, uint64_t key, const bl_block_record *record)

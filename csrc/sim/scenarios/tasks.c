@@ -1,13 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * Queues of tasks in the simulator: enqueued, claimed, read, extended, given back and done by
- * clients of three hosts, beside blocks that fill the table, while servers die or depose each
- * other alive.
+ * Scenarios of task queues: clients of three hosts enqueue, claim, read, extend, give back and
+ * complete tasks, beside blocks that fill the table, while servers die or depose each other alive.
  *
- * What is judged: a task whose commit was answered is found until somebody has asked for its
- * removal; the bytes of a claimed task are its own; nothing is claimed that was never enqueued, and
- * under one server nothing twice while a claim holds.
+ * The scenarios judge that a task whose commit was answered is found until a client has asked for
+ * its removal; that the bytes of a claimed task are its own; and that nothing is claimed that was
+ * never enqueued, and under one server nothing twice while a claim holds.
  */
 #include <errno.h>
 
@@ -31,12 +30,12 @@ enum {
 };
 
 typedef struct bl_task_fate {
-    uint32_t begun;             /* its enqueueing */
+    uint32_t begun;             /* its enqueueing was begun */
     uint32_t queued;            /* its commit was answered */
     uint32_t ended;             /* its removal was begun */
-    uint64_t epoch;             /* of a claim that holds, or 0 */
-    uint32_t deliveries;        /* that it is */
-    uint32_t process;           /* + 1: whose */
+    uint64_t epoch;             /* epoch of a claim that holds, or 0 */
+    uint32_t deliveries;        /* deliveries of that claim */
+    uint32_t process;           /* the process that has it, + 1 */
 } bl_task_fate;
 
 typedef struct bl_task_play {
@@ -89,7 +88,7 @@ static int bl_task_begin(bl_blocks_client *client)
     return bl_path_bear(&play->rivals.blocks.path, status);
 }
 
-/* Its bytes, if it is still there. */
+/* Read the task's bytes, if it is still there. */
 static int bl_task_read(bl_blocks_client *client, uint64_t key)
 {
     const uint64_t keys[2] = {key, key};
@@ -122,7 +121,7 @@ static int bl_task_judge(bl_blocks_client *client, const bl_task *task, uint64_t
     return held ? -EBADMSG : 0;
 }
 
-/* Claim a task, if there is one, and do something with it; end: that can only be to end it. */
+/* Claim a task, if there is one, and do something with it; with end, only end it. */
 static int bl_task_work(bl_blocks_client *client, int end)
 {
     bl_sim_world *world = client->blocks->path.world;
@@ -135,7 +134,7 @@ static int bl_task_work(bl_blocks_client *client, int end)
     if (status < 0 || task.deliveries == 0)
         return bl_path_bear(&client->blocks->path, status);
     if (epoch != bl_task_epoch(client))
-        epoch = 0; /* whose word it is, is not known */
+        epoch = 0; /* it is not known which server said so */
     status = bl_task_judge(client, &task, epoch);
     if (status < 0)
         return status;
@@ -161,7 +160,7 @@ static int bl_task_work(bl_blocks_client *client, int end)
     return status == -BL_ERROR_NO_GRANT ? 0 : bl_path_bear(&client->blocks->path, status);
 }
 
-/* A task that must be in the queue: its key, or -1. */
+/* Return the key of a task that must be in the queue, or -1. */
 static int64_t bl_task_due(const bl_task_play *play)
 {
     for (uint32_t key = 0; key < BL_TASK_IDS; key++)

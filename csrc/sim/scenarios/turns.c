@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * Fairness in the simulator: who makes one call at a time, beside others whose rings are always
- * full of calls of many keys.
+ * A scenario of fairness: clients that make one call at a time, beside others whose rings are
+ * always full of calls of many keys.
  *
- * What is judged: from the moment at which a victim's request line is whole in memory, whether the
- * server has looked or not, to the handling of it, each other lane has at most one quantum done.
- * The oracle sees memory from outside and counts at every call that is handled.
+ * The scenario judges this: from the moment at which a victim's request line is whole in memory,
+ * whether the server has looked or not, until it is handled, each other lane has at most one
+ * quantum done. The oracle sees memory from outside and counts at every call that is handled.
  */
 #include <errno.h>
 
@@ -17,16 +17,16 @@
 enum {
     BL_TURNS_METHOD = 9,
     BL_TURNS_VICTIMS = 2,
-    BL_TURNS_CALLS = 40,        /* of a victim */
-    BL_TURNS_ROUNDS = 64,       /* of the server, between two looks at its house */
+    BL_TURNS_CALLS = 40,        /* calls of a victim */
+    BL_TURNS_ROUNDS = 64,       /* rounds of the server between two housekeepings */
     BL_TURNS_NAP_NS = 2000,
-    BL_TURNS_KEYS = 200         /* in a call of the others: two are more than a quantum */
+    BL_TURNS_KEYS = 200         /* keys in a call of the others: two are more than a quantum */
 };
 
 typedef struct bl_turns_victim {
     const bl_session *session;  /* NULL: it has none */
     uint32_t process;
-    bl_work done[BL_PATH_CLIENT_COUNT]; /* by lane, since its request is in memory */
+    bl_work done[BL_PATH_CLIENT_COUNT]; /* work done by lane, since its request is in memory */
 } bl_turns_victim;
 
 typedef struct bl_turns {
@@ -34,7 +34,7 @@ typedef struct bl_turns {
     bl_turns_victim victim[BL_TURNS_VICTIMS];
     uint32_t handled[BL_PATH_CLIENT_COUNT]; /* calls of each lane */
     uint32_t victims_left;
-    uint32_t started;           /* victims that have taken their place in victim[] */
+    uint32_t started;           /* victims that have taken their slot in victim[] */
 } bl_turns;
 
 /* Does a victim's next request stand in memory, whole? */
@@ -50,7 +50,7 @@ static int bl_turns_waits(const bl_turns *turns, const bl_turns_victim *victim)
     return line.sequence == sequence && bl_request_whole(&line, key);
 }
 
-/* A call of lane is handled: -EBADMSG if somebody has waited for too much of it. */
+/* Count a handled call of lane: -EBADMSG if a victim has waited for too much of it. */
 static int bl_turns_count(bl_turns *turns, uint32_t lane, uint64_t keys)
 {
     turns->handled[lane]++;
@@ -59,7 +59,7 @@ static int bl_turns_count(bl_turns *turns, uint32_t lane, uint64_t keys)
         bl_sim_world *world = turns->path.world;
         if (!victim->session)
             continue;
-        if (bl_sim_below(world, 2)) /* just now, when others have their turn, its request arrives */
+        if (bl_sim_below(world, 2)) /* its request arrives just when others have their turn */
             bl_sim_drain_all(world, world->process[victim->process]);
         if (victim->session->lane == lane) {
             memset(victim->done, 0, sizeof victim->done);
@@ -135,7 +135,7 @@ static int bl_turns_suffer(bl_pool *pool, void *argument)
 }
 
 /* Keep the ring full of long calls, which all have the same bytes, while there are victims. The
- * scenario says how many were handled: to wait for replies would give the server time to rest. */
+ * scenario says how many were handled: waiting for replies would give the server time to rest. */
 static int bl_turns_crowd(bl_pool *pool, void *argument)
 {
     bl_turns *turns = argument;

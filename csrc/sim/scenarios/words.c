@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * A server's first word and its last, in the simulator: what is true at the very moment at which
- * its epoch line says SERVING, or half says STOPPED. A sniper sees memory and processes from
- * outside, and kills or stops the server just then.
+ * Scenarios of a server's first and last epoch line: what is true at the very moment at which the
+ * line says SERVING, or half of it says STOPPED. A process that sees memory and processes from
+ * outside kills or stops the server just then.
  */
 #include <errno.h>
 
@@ -21,17 +21,18 @@ enum {
 
 typedef struct bl_words {
     bl_blocks blocks;           /* first: its clients' argument */
-    uint32_t crashes;           /* of the server's host; 0: only the server is killed */
+    uint32_t crashes;           /* boots of the server's host that crash; 0: only the server is
+                                 * killed */
 } bl_words;
 
-/* What memory says in a copy of the epoch line of a half. */
+/* Return what memory has in a copy of the epoch line of a half. */
 static const bl_epoch_line *bl_words_line(const bl_sim_world *world, uint32_t half, uint32_t copy)
 {
     return (const bl_epoch_line *)(world->memory + bl_epoch_offset(half) +
                                    (uint64_t)copy * BL_LINE_SIZE);
 }
 
-/* The newest epoch in memory of which a whole line says this. */
+/* Return the newest epoch in memory of which a whole line says this. */
 static uint64_t bl_words_newest(const bl_sim_world *world, uint32_t state)
 {
     uint64_t epoch = 0;
@@ -46,8 +47,8 @@ static uint64_t bl_words_newest(const bl_sim_world *world, uint32_t state)
 }
 
 /* ---- first_word: a server dies as soon as memory says that it serves. Its half is whole: its
- * successor finds every block that was committed.
- * ---- first_crash: and so does its host, with all that was not yet out. */
+ * successor finds every block that was committed. ---- first_crash: its host crashes, too, with all
+ * that was not yet out. */
 
 static void bl_words_end(bl_words *words)
 {
@@ -100,8 +101,8 @@ int bl_path_first_word(bl_sim_world *world) { return bl_words_play(world, 0); }
 
 int bl_path_first_crash(bl_sim_world *world) { return bl_words_play(world, 1); }
 
-/* ---- last_word: a server stands still in the middle of its last word, the one copy out and the
- * other not. Until it has said the other it may write: nobody takes its half. */
+/* ---- last_word: a server stands still in the middle of its last word, when one copy is out and
+ * the other is not. Until it has written the other, it may write: nobody takes its half. */
 
 static int bl_words_serve(bl_pool *pool, void *argument)
 {
