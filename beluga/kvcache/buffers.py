@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from beluga.transfer import BlockLayout, Tensor
 
 Buffer: TypeAlias = "typing_extensions.Buffer | NDArray[np.generic] | Tensor"
-"""Anything contiguous: the buffer protocol, a numpy array, or a torch tensor in CPU memory."""
+"""Contiguous memory: the buffer protocol, a numpy array, or a torch tensor in CPU memory."""
 
 Fragments: TypeAlias = "Buffer | Sequence[Buffer]"
 """One block's bytes: a buffer, or a list or tuple of them that stand end to end in the pool."""
@@ -38,8 +38,9 @@ class Run:
     """Blocks of one length and one number of fragments, at known addresses of this process.
 
     ``fragments`` is a C-contiguous uint64 array of shape (count * fragment_count, 2): address,
-    size. ``length`` is a block's, in bytes. ``owners`` keeps the memory alive; ``start`` is the
-    first block's place in the batch that the run was cut from; ``read_only`` blocks are no targets.
+    size. ``length`` is the size of one block, in bytes. ``owners`` keeps the memory alive.
+    ``start`` is the index of the first block in the batch that the run was cut from. ``read_only``
+    blocks cannot be targets.
     """
 
     count: int
@@ -64,8 +65,8 @@ class Run:
         return self.count
 
     def refuse_wrong(self) -> None:
-        """C takes the numbers for what they say. Raises LayoutError if they contradict each other,
-        or if this is a part of another batch."""
+        """Raise LayoutError if the numbers contradict each other, because C believes them, or if
+        this run is a part of another batch."""
         rows, shape = self.fragments, (self.count * self.fragment_count, 2)
         if self.start != 0:
             raise LayoutError(f"a run that starts at {self.start} is a part of a batch; give 0")
@@ -86,7 +87,7 @@ class Run:
 
 
 def _place(buffer: Buffer, *, writable: bool) -> tuple[int, int, object]:
-    """Address, size in bytes, and what must stay alive."""
+    """Return the address, the size in bytes, and the object that must stay alive."""
     if is_tensor(buffer):
         if buffer.device.type != "cpu" or not buffer.is_contiguous():
             raise LayoutError("a tensor must be contiguous and in CPU memory for the CPU engine")
@@ -102,12 +103,12 @@ def _place(buffer: Buffer, *, writable: bool) -> tuple[int, int, object]:
 
 
 def _has_objects(buffer: typing_extensions.Buffer | NDArray[np.generic]) -> bool:
-    """Are its bytes references of the interpreter's? Written over, they end it."""
+    """Does the buffer hold Python references? To overwrite those would crash the interpreter."""
     if isinstance(buffer, np.ndarray):
         return bool(buffer.dtype.hasobject)
     try:
         kind = memoryview(buffer).format
-    except (TypeError, ValueError, BufferError):  # its type has no name there, or it is no buffer
+    except (TypeError, ValueError, BufferError):  # a type without a name there, or no buffer
         return False
     return "O" in re.sub(":[^:]*:", "", kind)  # without the names of fields
 
@@ -119,8 +120,8 @@ def _is_matrix(blocks: object) -> bool:
 def runs(blocks: Blocks, *, writable: bool) -> list[Run]:
     """Cut a batch into runs of equal shape.
 
-    A numpy array is a batch of its first axis, each block contiguous: no Python loop runs over it.
-    A Run is one.
+    A numpy array is a batch of blocks along its first axis. Each block must be contiguous; no
+    Python loop runs over them. A Run stays as it is.
     Raises :class:`~beluga.errors.LayoutError` for memory that cannot be used.
     """
     if len(blocks) == 0:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Store and fetch KV blocks by key: one C call per batch, no Python per block in between."""
+"""Store and fetch KV blocks by key: one call into C moves a whole batch."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     )
 
 Digests: TypeAlias = "Sequence[bytes] | NDArray[np.uint8] | NDArray[np.uint64]"
-"""A batch of names: digests as bytes or packed into an array, or keys that are folded already."""
+"""The names of a batch: digests as bytes or packed into an array, or keys that are folded."""
 
 CHUNK_SIZE: int = lib.BL_CHUNK_SIZE
 _LINE_SIZE: int = lib.BL_LINE_SIZE
@@ -49,8 +49,11 @@ BLOCK_SIZE_MAX: int = lib.BL_EXTENT_STRIPES_MAX * lib.BL_STRIPE_SIZE
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class PutResult:
-    """What became of each block: GRANTED (stored now), HIT (was there), PENDING (another session
-    writes it) or REFUSED; ``statuses`` has a negative error where it was refused."""
+    """The result of a put for each block, as arrays of shape (count,).
+
+    ``states`` has GRANTED (this call stored the block), HIT (the block was there), PENDING (another
+    session writes it) or REFUSED. ``statuses`` has a negative error for each refused block.
+    """
 
     states: NDArray[np.uint8]
     statuses: NDArray[np.int32]
@@ -87,11 +90,12 @@ class PutResult:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class GetResult:
-    """``hits`` leading blocks were copied and verified; targets after them are undefined.
+    """The result of a get: ``hits`` leading blocks were copied and checked.
 
-    ``mismatches`` counts blocks whose bytes or entry were not what was committed: each was read
-    again and, if that did not help, is a miss. Misses because another server took over are not
-    counted: nothing is known to be wrong with those blocks.
+    The targets after these blocks are undefined. ``states`` has a state for each block: shape
+    (count,). ``mismatches`` counts blocks whose bytes or entry differed from the committed ones:
+    each was read again and, if that did not help, is a miss. A miss because another server took
+    over is not counted: nothing is known to be wrong with that block.
     """
 
     hits: int
@@ -102,23 +106,28 @@ class GetResult:
 class KVCache:
     """KV blocks of one namespace in a pool.
 
-    ``namespace`` says whose blocks these are: two caches with different namespaces never see each
-    other's. ``check_checksums`` compares every fetched byte with the checksums that it was stored
-    with (entries are always checked). ``engine`` copies: ``auto``, the CPU and other engines that
-    the machine has for what they are faster at; the name of an engine
-    (:func:`beluga.transfer.engine_names`); or one of yours. Blocks lie wherever the engine reaches,
-    as a :class:`~beluga.kvcache.Run` of addresses. ``threads`` of the CPU share the copying of a
-    get; a put is one thread's. With a ``link`` (a :class:`~beluga.transfer.Link`, a place at one,
-    or the settings of this host's link to the pool) bytes move in turns with all who use it, puts
-    in the class ``write_class`` and gets in ``read_class``; None: as fast as they can. ``kept``
-    blocks are never evicted: tasks of the queue whose number is :attr:`fingerprint`, few and
-    bounded (:class:`beluga.meta.TaskClient`). Used by one thread at a time, as its
-    :class:`~beluga.rpc.Client`.
+    Two caches with different values of ``namespace`` never see each other's blocks.
+    ``check_checksums`` compares the checksums of every fetched block (entries are always checked).
 
-    Keys are digests of 16..64 uniformly random bytes (what engines have), as a list of bytes or a
-    uint8 array of shape (count, size); or already folded, as a uint64 array of shape (count, 2):
-    then the namespace is not in them, and a block of another one is present to put but misses get.
-    Raises :class:`~beluga.errors.LayoutError` for chunks that are not whole lines, or no threads.
+    ``engine`` says who copies: ``auto`` (the CPU, and other engines of the machine for the plans
+    that they are faster at), the name of an engine (:func:`beluga.transfer.engine_names`), or an
+    engine of yours. Blocks may lie in any memory that the engine reaches, as a
+    :class:`~beluga.kvcache.Run` of addresses. ``threads`` threads of the CPU share the copying of a
+    get; a put uses one thread.
+
+    ``link`` is a :class:`~beluga.transfer.Link`, a place at one, or the settings of this host's
+    link to the pool. The link scheduler then admits the bytes, puts in the class ``write_class``
+    and gets in ``read_class``. With None nothing limits them.
+
+    ``kept`` blocks are never evicted. They are tasks of the queue whose number is
+    :attr:`fingerprint`, and there is a bound on them (:class:`beluga.meta.TaskClient`). A cache,
+    like its :class:`~beluga.rpc.Client`, is used by one thread at a time.
+
+    Digests have 16 to 64 uniformly random bytes each, as engines have them: a list of bytes or a
+    uint8 array of shape (count, size). Folded keys are a uint64 array of shape (count, 2). They do
+    not contain the namespace: a block of another namespace is present for a put and a miss for a
+    get. Raises :class:`~beluga.errors.LayoutError` for chunks that are not whole lines, or for less
+    than one thread.
     """
 
     def __init__(  # noqa: PLR0913  all but the first two named
@@ -161,7 +170,7 @@ class KVCache:
         self._threads = threads
         self._kept = kept
         self._settings: core.bl_copy_settings | None = (
-            None  # for C; found out before the first copy
+            None  # for C; measured or loaded before the first copy
         )
         self._batches = Uninterrupted()
         self._read_class, self._write_class = read_class, write_class
@@ -172,10 +181,13 @@ class KVCache:
         except BaseException:
             self._end_session()
             raise
-        self.client.pool.before_close(self.close)  # before the engine's
+        self.client.pool.before_close(self.close)  # before the engine closes
 
     def keys(self, digests: Digests) -> NDArray[np.uint64]:
-        """Digests folded with the namespace: a uint64 array of shape (count, 2)."""
+        """Fold digests with the namespace: a uint64 array of shape (count, 2).
+
+        Raises :class:`ValueError` for arrays of another shape.
+        """
         if isinstance(digests, np.ndarray) and digests.dtype == np.uint64:
             if digests.ndim != 2 or digests.shape[1] != 2:
                 raise ValueError(f"keys have shape (count, 2), these have {digests.shape}")
@@ -188,10 +200,11 @@ class KVCache:
         return self._fingerprint
 
     def put(self, digests: Digests, sources: Blocks) -> PutResult:
-        """Store ``sources[i]`` under ``digests[i]``: what is there already is not written again.
+        """Store ``sources[i]`` under ``digests[i]``, unless the pool has that block.
 
         Raises :class:`~beluga.errors.LayoutError` for unusable memory, and
-        :class:`~beluga.errors.RpcError`; a block that finds no room is refused, not raised.
+        :class:`~beluga.errors.RpcError`. A block for which there is no space is refused, which is
+        no error of the call.
         """
         keys = self._paired(digests, sources)
         states = np.zeros(len(keys), dtype=np.uint8)
@@ -227,12 +240,13 @@ class KVCache:
     def get_tokens(self, digests: Digests, tokens: ArrayLike, targets: Slots) -> GetResult:
         """Fetch some tokens of the leading blocks that the pool has.
 
-        ``tokens`` are numbers in the one block of ``digests``, or of shape (count, 2): which of
-        ``digests``, and its token. ``targets`` are as many slots of an engine's layout, the one in
-        which the blocks were stored. With ``check_checksums`` the checksums of the chunks that they
-        touch are compared, so those are fetched whole; without it only the tokens are. Rows of
-        blocks that are no hits are undefined. Raises :class:`~beluga.errors.LayoutError` and
-        :class:`~beluga.errors.RpcError`, and what the engine raises.
+        ``tokens`` has shape (count, 2): the index of a digest, and a token of that block. If there
+        is one digest, shape (count,) will do: tokens of that block. ``targets`` are as many slots
+        of an engine's layout, which must be the layout in which the blocks were stored. With
+        ``check_checksums`` the chunks that the tokens touch are fetched whole and their checksums
+        are compared; without it only the tokens are fetched. Target rows of blocks that are no hits
+        are undefined. Raises :class:`~beluga.errors.LayoutError`, :class:`~beluga.errors.RpcError`,
+        and the errors of the engine.
         """
         keys, layout = self.keys(digests), targets.layout
         rows = targets.rows(tokens, len(keys))
@@ -263,38 +277,44 @@ class KVCache:
         return GetResult(found, states, mismatches[0])
 
     def lookup(self, digests: Digests) -> int:
-        """How many leading blocks the pool has."""
+        """Count the leading blocks that the pool has."""
         return len(self._meta.lookup(self.keys(digests)).hits)
 
     def pin(self, digests: Digests) -> Pins:
-        """The leading blocks that the pool has, kept there until :meth:`release`."""
+        """Pin the leading blocks that the pool has, so that they stay until :meth:`release`."""
         return self._meta.pin(self.keys(digests))
 
     def release(self, pins: Pins) -> int:
-        """Drop pins. How many were dropped: none twice, or after the session was lost."""
+        """Drop pins and return how many were dropped.
+
+        A pin is dropped once, and pins of a lost session are gone already.
+        """
         return self._meta.unpin(pins)
 
     def remove(self, digests: Digests) -> int:
-        """Forget blocks; how many there were."""
+        """Remove blocks from the pool and return how many there were."""
         return self._meta.remove(self.keys(digests))
 
     def stat(self) -> MetaStat:
-        """The server's counters."""
+        """Return the server's counters."""
         return self._meta.stat()
 
     @property
     def engine(self) -> Engine | None:
-        """Who copies what C does not; None: C copies everything."""
+        """The engine for the plans that C does not copy by itself; None: C copies everything."""
         return self._leave.engine
 
     def carried(self, *, own: bool = False) -> dict[TransferClass, Carried]:
-        """What was let onto the link for this cache, by class, and how long its pieces waited; of a
-        place that several caches share, for all of them, or (``own``) nothing."""
+        """Count the bytes and pieces that the link admitted for this cache, and their waiting time.
+
+        The result is by class. If several caches share a place at the link, it counts the pieces of
+        all of them; with ``own`` it is then empty.
+        """
         return self._leave.carried(own=own)
 
     def close(self) -> None:
-        """Wait for what an interrupt has left behind, end the session, if the cache made it, and
-        give back its place at the link, and the DSA if it found one."""
+        """Wait for an interrupted batch, end the session if the cache made it, and release the
+        place at the link and the DSA if the cache opened one."""
         self._batches.close()
         self._end_session()
         self._leave.close()
@@ -369,10 +389,10 @@ class KVCache:
         keys: NDArray[np.uint64],
         move: Callable[[EngineBatch], int],
     ) -> int:
-        """What ``move`` returns of a batch, without interrupts."""
+        """Run ``move`` for a batch, where no interrupt reaches it, and return its result."""
 
         def carry(left: Left) -> int:
-            batch = self._batch(run, keys, self._read_class, ffi.NULL)  # the engine asks
+            batch = self._batch(run, keys, self._read_class, ffi.NULL)  # the engine asks the link
             with self.client.lock:
                 session, pool_size = self.client.session, self.client.pool.geometry.size
                 return move(EngineBatch(engine, session, batch, pool_size, left))

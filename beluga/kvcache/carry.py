@@ -2,9 +2,9 @@
 # Copyright The Beluga Authors
 """Puts and gets whose bytes a copy engine moves: begin, plan, copy, end (``csrc/kv/batch.h``).
 
-Space is given back only when nothing writes there any more (D15): whatever happens, transfers that
-were started have ended before the end of a put or get is told. Where nobody can say that they have,
-the session leaves its nonce, and the server keeps the space until this process is gone. All of this
+Space is returned only when nothing writes there any more (D15): all transfers that were started
+have ended before the end of a put or get is reported. If it is unknown whether they have ended, the
+session gives up its nonce, and the server keeps the space until this process is gone. All of this
 runs where no signal interrupts it (``uninterrupted.py``).
 """
 
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 
 class EngineBatch:
-    """One batch of a session, and the engine that moves it; dropped if ``left`` says so."""
+    """One batch of a session, and the engine that moves it. It is dropped if ``left()`` is true."""
 
     def __init__(
         self,
@@ -58,12 +58,15 @@ class EngineBatch:
         self._pending = ffi.new("bl_kv_pending **")
 
     def put(self, run: Run, states: NDArray[np.uint8], statuses: NDArray[np.int32]) -> int:
-        """As ``bl_kv_put``. Raises what the engine raises; then nothing is stored."""
+        """Store blocks, with the results of ``bl_kv_put``.
+
+        If the engine raises an error, nothing is stored and the error is passed on.
+        """
         told = (
             ffi.from_buffer("uint8_t[]", states, require_writable=True),
             ffi.from_buffer("int32_t[]", statuses, require_writable=True),
         )
-        checksums = self._checksums()  # before: the end needs no memory
+        checksums = self._checksums()  # allocated now, so that the end needs no memory
         written = -errno.ECANCELED
         code = lib.bl_kv_put_begin(
             self._session, self._batch, *told, self._offsets(), self._pending
@@ -81,7 +84,7 @@ class EngineBatch:
                 raise TransferCancelledError("storing blocks: it was interrupted")
             written = 0
         except DeviceFaultError:
-            written = -lib.BL_ERROR_DEVICE_FAULT  # the server is told which memory it was
+            written = -lib.BL_ERROR_DEVICE_FAULT  # the server learns which memory failed
             raise
         except UnsettledError:
             written = -errno.EINPROGRESS  # the grants stay
@@ -96,8 +99,11 @@ class EngineBatch:
         mismatches: core.uint64_p,
         parts_of: Callable[[NDArray[np.int64]], Iterable[Part]],
     ) -> int:
-        """As ``bl_kv_get``. ``parts_of`` plans the blocks of the batch that may be read, with
-        their checksums; blocks whose bytes are not theirs are misses."""
+        """Fetch blocks, with the results of ``bl_kv_get``.
+
+        ``parts_of`` plans the blocks of the batch that may be read, with their checksums. Blocks
+        whose checksums differ are misses.
+        """
         told = ffi.from_buffer("uint8_t[]", states, require_writable=True)
         out = self._offsets(), self._checksums(), self._pending
         code = lib.bl_kv_get_begin(self._session, self._batch, told, *out)
@@ -121,7 +127,10 @@ class EngineBatch:
         hits: NDArray[np.int64],
         parts_of: Callable[[NDArray[np.int64]], Iterable[Part]],
     ) -> list[int]:
-        """Those of the blocks whose bytes are not theirs: found one by one, read once more."""
+        """Read the blocks and return those whose checksums differ.
+
+        If a checksum of the batch differs, each block is read once more, alone.
+        """
         if len(hits) == 0:
             return []
         parts = [*parts_of(hits)]
@@ -134,7 +143,7 @@ class EngineBatch:
         return []
 
     def blocks(self, run: Run) -> Callable[[NDArray[np.int64]], Iterable[Part]]:
-        """Plans for whole blocks of a run that are read."""
+        """Return a function that plans the reading of whole blocks of a run."""
         summed = bool(self._batch.check_checksums) and self.checksums.shape[1] > 0
 
         def parts_of(hits: NDArray[np.int64]) -> Iterable[Part]:
@@ -146,7 +155,7 @@ class EngineBatch:
         return parts_of
 
     def _parts(self, run: Run, blocks: NDArray[np.int64], *, summed: bool = True) -> Iterable[Part]:
-        """A plan for those of the blocks that are fragmented alike."""
+        """Yield a plan for each group of blocks with equal fragment sizes."""
         fragments = run.fragments.reshape(run.count, run.fragment_count, 2)
         sizes = fragments[:, :, 1]
         shapes, which = np.unique(sizes[blocks], axis=0, return_inverse=True)
@@ -171,7 +180,7 @@ class EngineBatch:
 
 
 def _move(start: Callable[[Plan], Transfer], plans: list[Plan]) -> None:
-    """Execute plans, at once; none is under way when this ends, well or not, unless it raises
+    """Execute plans side by side. None is under way when this returns or raises, unless it raises
     :class:`~beluga.errors.UnsettledError`."""
     transfers: list[Transfer] = []
     try:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Keys of blocks: an engine's digest says which tokens, the namespace says whose KV of them.
+"""Keys of blocks: an engine's digest names tokens, and a namespace names their KV data.
 
-Digests are uniformly random bytes that the engine has anyway; :func:`fold` makes 128-bit keys of a
-whole batch in one C call. Other names are hashed first, by :func:`hash_keys`.
+Digests are uniformly random bytes, which engines compute anyway. :func:`fold` makes 128-bit keys of
+a whole batch in one call into C. Other names are hashed first, by :func:`hash_keys`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ DIGEST_SIZE_MIN, DIGEST_SIZE_MAX = 16, 64
 
 
 def _part(value: Field) -> bytes:
-    """Kind, length, bytes: no two lists of values have the same parts end to end."""
+    """Encode a value as kind, length, bytes, so that different lists of values differ in bytes."""
     if isinstance(value, bytes):
         kind, encoded = b"b", value
     elif isinstance(value, str):
@@ -43,12 +43,13 @@ def _part(value: Field) -> bytes:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Namespace:
-    """What two engines must have in common to share blocks.
+    """A namespace has the properties that two engines must have in common to share blocks.
 
-    ``fields`` are whatever changes the bytes of a block: model, revision, dtype, kv_dtype,
+    ``fields`` has everything that changes the bytes of a block: model, revision, dtype, kv_dtype,
     block_size, layout, tp_rank and so on; their order does not matter. ``salt`` is a tenant's
     secret: without it nobody finds the tenant's blocks, or learns whether they are there.
-    Namespaces are equal if their digests are. Raises :class:`TypeError` for other values.
+    ``digest`` has 16 bytes, and namespaces are equal if their digests are equal. Raises
+    :class:`TypeError` for other values than text, bytes and whole numbers.
     """
 
     fields: Mapping[str, Field] = dataclasses.field(compare=False)
@@ -61,12 +62,12 @@ class Namespace:
         salt = self.salt.encode() if isinstance(self.salt, str) else self.salt
         parts = [_part(salt), *(_part(name) + _part(value) for name, value in fields.items())]
         digest = hashlib.blake2b(b"".join(parts), digest_size=16, person=b"beluga-namespace")
-        object.__setattr__(self, "fields", fields)  # a copy: the digest stays true
+        object.__setattr__(self, "fields", fields)  # a copy, so that the digest stays true
         object.__setattr__(self, "digest", digest.digest())
 
     @classmethod
     def of(cls, value: Namespace | Mapping[str, Field] | Field) -> Namespace:
-        """The namespace that is meant: itself, the one of these fields, or the one of this name."""
+        """Return ``value`` if it is a namespace, or the one with these fields or this name."""
         if isinstance(value, Namespace):
             return value
         return cls(value if isinstance(value, Mapping) else {"name": value})
@@ -81,9 +82,9 @@ def _packed(digests: Sequence[bytes]) -> NDArray[np.uint8]:
 
 
 def fold(namespace: Namespace, digests: Sequence[bytes] | NDArray[np.uint8]) -> NDArray[np.uint64]:
-    """The keys of digests in a namespace: a uint64 array of shape (count, 2).
+    """Return the keys of digests in a namespace: a uint64 array of shape (count, 2).
 
-    ``digests`` are 16 to 64 uniformly random bytes each: a list of bytes, or packed, as a uint8
+    ``digests`` have 16 to 64 uniformly random bytes each. They are a list of bytes, or a uint8
     array (or other buffer) of shape (count, size). Raises :class:`ValueError` for any other shape.
     """
     packed = (
@@ -112,9 +113,9 @@ def fold(namespace: Namespace, digests: Sequence[bytes] | NDArray[np.uint8]) -> 
 
 
 def hash_keys(values: Iterable[bytes | str]) -> NDArray[np.uint8]:
-    """Digests for names that are not random: a uint8 array of shape (count, 32), for :func:`fold`.
+    """Return digests of names that are not random, for :func:`fold`.
 
-    Text counts as its UTF-8 bytes.
+    The result is a uint8 array of shape (count, 32). Text counts as its UTF-8 bytes.
     """
     encoded = (value.encode() if isinstance(value, str) else value for value in values)
     digests = [hashlib.blake2b(v, digest_size=32, person=b"beluga-key").digest() for v in encoded]

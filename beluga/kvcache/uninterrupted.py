@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Work that no interrupt may cut in two: a put between its grants and their end.
+"""Run a batch where no interrupt can stop it between its grants and their end.
 
-Python raises what a signal's handler raises (Ctrl-C's ``KeyboardInterrupt``) in the main thread, at
-any point of its code. So the main thread's batches run in a thread of the cache's own, and the main
-thread waits. The first interrupt is raised when the batch has ended, and has it dropped. The second
-one is raised at once: the batch ends without the main thread, and gives back what it holds then.
+Python raises the exception of a signal's handler (``KeyboardInterrupt`` for Ctrl-C) in the main
+thread, at any point of its code. So the main thread's batches run in a thread that belongs to the
+cache, and the main thread waits. The first interrupt drops the batch, and is raised when the batch
+has ended. The second one is raised at once: the batch then ends without the main thread, and gives
+back what it holds.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ import weakref
 from collections.abc import Callable
 
 Left = Callable[[], bool]
-"""Has whoever asked for the batch been interrupted? Then nothing of it may be published: its memory
-may be used for something else."""
+"""Has the caller of the batch been interrupted? If so, nothing of the batch may be published,
+because its memory may be used for something else."""
 
 
 class _Batch:
@@ -37,8 +38,11 @@ _Queue = queue.SimpleQueue["_Batch | None"]
 
 
 class Uninterrupted:
-    """Runs batches one after the other; the thread is started for the first one of the main
-    thread's. Other threads, which no signal interrupts, run their own."""
+    """Runs batches one after the other.
+
+    The thread is started for the first batch of the main thread. Signals do not interrupt other
+    threads, so those run their own batches.
+    """
 
     def __init__(self) -> None:
         self._batches: _Queue = queue.SimpleQueue()
@@ -46,9 +50,9 @@ class Uninterrupted:
         self._pid = os.getpid()
 
     def run(self, run: Callable[[Left], int]) -> int:
-        """What ``run`` returns, or raises; its argument says whether to drop what it does."""
+        """Call ``run`` and return its result; its argument says whether to drop the batch."""
         main = threading.current_thread() is threading.main_thread()
-        if not main or os.getpid() != self._pid:  # a forked child has not the thread
+        if not main or os.getpid() != self._pid:  # a forked child does not have the thread
             return run(lambda: False)
         if self._thread is None:
             self._thread = _start(self._batches)
@@ -58,8 +62,8 @@ class Uninterrupted:
             self._batches.put(batch)
             batch.ended.acquire()
         except BaseException:
-            batch.left = True  # first: a second interrupt finds it done
-            if not batch.over:  # else the lock may have been taken, just before the interrupt
+            batch.left = True  # first, so that a second interrupt finds it set
+            if not batch.over:  # else this thread may have taken the lock just before the interrupt
                 batch.ended.acquire()
             raise
         if batch.error is not None:
@@ -67,7 +71,7 @@ class Uninterrupted:
         return batch.result
 
     def close(self) -> None:
-        """Wait for what is left of an interrupted batch. Twice is fine."""
+        """Wait until an interrupted batch has ended. A second call does nothing."""
         if self._thread is not None and os.getpid() == self._pid:
             self._batches.put(None)
             self._thread.join()
@@ -75,8 +79,8 @@ class Uninterrupted:
 
 
 def _start(batches: _Queue) -> threading.Thread:
-    # A daemon: at the interpreter's end it stands still, and holds the session's lock. What it had
-    # granted goes when the process is proven gone.
+    # The thread is a daemon: when the interpreter ends, the thread stops where it is and holds the
+    # session's lock. The server frees its grants when the process is proven gone.
     thread = threading.Thread(target=_work_off, args=(batches,), name="beluga-batches", daemon=True)
     thread.start()
     return thread
@@ -85,13 +89,13 @@ def _start(batches: _Queue) -> threading.Thread:
 def _work_off(batches: _Queue) -> None:
     while (batch := batches.get()) is not None:
         _work(batch)
-        del batch  # its memory is the caller's again
+        del batch  # the caller may use its memory again
 
 
 def _work(batch: _Batch) -> None:
     try:
         batch.result = batch.run(lambda: batch.left)
-    except BaseException as error:  # the caller's to see, whatever it is
+    except BaseException as error:  # the caller has to see any error
         batch.error = error
     finally:
         batch.over = True
