@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""What a copy engine is: it takes a plan, and says when its bytes have moved.
+"""The interface of a copy engine, which takes a plan and says when the bytes have moved.
 
 Every engine passes the same tests (``tests/transfer/test_conformance.py``).
 """
@@ -23,7 +23,7 @@ _POLL_S = 0.0005
 
 
 class Direction(enum.IntEnum):
-    """Of the bytes, seen from the engine."""
+    """The direction in which bytes move, seen from the inference engine."""
 
     READ = 0
     """``scatter_read``"""
@@ -32,26 +32,26 @@ class Direction(enum.IntEnum):
 
 
 class Transfer(Protocol):
-    """A plan that is being executed. Its memory on both sides must stay until it has ended."""
+    """A plan that is being executed. The memory of both sides must stay until it has ended."""
 
     def done(self) -> bool:
-        """Has it ended, well or not? True: nothing of it writes any more, now or later.
+        """Has it ended, well or not? If True, nothing of it writes any more, now or later.
 
-        Waits for no device; what is left to be done by a CPU may be done here. What it raises means
-        that nobody can say.
+        This waits for no device, but may do work that is left to a CPU. An exception means that
+        nobody can say whether it has ended.
         """
         ...
 
     def wait(self, timeout_s: float | None = None) -> None:
-        """Wait until it has ended, and do what remains to be done by a CPU.
+        """Wait until it has ended, and do the work that is left to a CPU.
 
-        After a write every byte is in the pool's memory, ahead of whatever this thread streams
-        next, and the plan's checksums are filled in: the blocks may be published. After a read
-        the bytes are those that the plan's checksums are of, if it has any; the caller looks at
-        the entries again.
+        After a write every byte is in the pool's memory, ahead of everything that this thread
+        streams next, and the plan's checksums are filled in: the blocks may be published. After a
+        read the bytes match the plan's checksums, if it has any; the caller looks at the entries
+        again.
 
-        Raises :class:`~beluga.errors.ChecksumError` where a read's bytes are not,
-        :class:`~beluga.errors.TransferTimeoutError` after ``timeout_s`` (it goes on), and
+        Raises :class:`~beluga.errors.ChecksumError` if the bytes of a read do not match,
+        :class:`~beluga.errors.TransferTimeoutError` after ``timeout_s`` (the transfer goes on), and
         :class:`~beluga.errors.TransferError` if the engine failed.
         """
         ...
@@ -60,38 +60,40 @@ class Transfer(Protocol):
 class Engine(Protocol):
     """Moves bytes between an engine's scattered memory and the pool.
 
-    Plans were checked when they were made; an engine that can not take one raises
-    :class:`~beluga.errors.LayoutError` and has moved nothing. Whatever else a start raises, nothing
-    of the plan is under way then, unless it is :class:`~beluga.errors.UnsettledError`. Used by one
-    thread at a time. One
-    that is slow to start may have a ``piece_size``: bytes that a link lets on in one go, at least.
-    One that leaves its work to others may have a ``fault``: why it is better not used, or None.
+    Plans were checked when they were made. An engine that cannot take a plan raises
+    :class:`~beluga.errors.LayoutError` and has moved nothing. If a start raises another error,
+    nothing of the plan is under way, unless it is :class:`~beluga.errors.UnsettledError`. An engine
+    is used by one thread at a time.
+
+    An engine that is slow to start may have a ``piece_size``: the least number of bytes that a link
+    should admit at once. An engine that leaves its work to others may have a ``fault``: the reason
+    not to use it, or None.
     """
 
     @property
     def name(self) -> str:
-        """``cpu``, ``dsa`` or ``cuda``, with what tells two of a kind apart after a hyphen; or
-        ``planned``: one of several, as each plan is best served."""
+        """The name of the engine: ``cpu``, ``dsa``, ``cuda``, or ``planned`` for an engine that
+        chooses one of several for each plan. A suffix after a hyphen tells two of a kind apart."""
         ...
 
     def gather_write(self, plan: Plan) -> Transfer:
-        """Scattered engine memory to the pool. A block that does not end with a line has its last
-        line filled up with zeros."""
+        """Start a copy from scattered engine memory to the pool. Zeros fill up the last line of a
+        block that does not end with a line."""
         ...
 
     def scatter_read(self, plan: Plan) -> Transfer:
-        """The pool to scattered engine memory, after what this host holds of it was dropped."""
+        """Drop this host's cached lines, and start a copy from the pool to scattered memory."""
         ...
 
     def close(self) -> None:
-        """Give back what the engine holds, once the copies that it started have ended."""
+        """Wait until all copies have ended, and release the engine's resources."""
         ...
 
 
 def settle(transfers: Iterable[Transfer]) -> None:
-    """Wait until nothing of them writes any more, whether they went well or not.
+    """Wait until none of the transfers writes any more, whether they went well or not.
 
-    Raises :class:`~beluga.errors.UnsettledError` where that can not be said of one: the space that
+    Raises :class:`~beluga.errors.UnsettledError` if that is unknown for one of them. The space that
     it writes to must not be given to anybody while this process lives.
     """
     unknown: BaseException | None = None
@@ -99,7 +101,7 @@ def settle(transfers: Iterable[Transfer]) -> None:
         try:
             while not transfer.done():
                 time.sleep(_POLL_S)
-        except BaseException as error:  # whatever it is: the others have to end, too
+        except BaseException as error:  # of any kind: the others have to end, too
             unknown = error
             keep_for_good(transfer)
     if unknown is not None:
@@ -110,7 +112,7 @@ def settle(transfers: Iterable[Transfer]) -> None:
 
 
 def keep_for_good(used: object) -> None:
-    """A copy that may never end uses this memory: nobody else must get it in this process."""
+    """Keep memory that a copy may use that never ends, so that nobody else gets it."""
     _kept.append(used)
 
 

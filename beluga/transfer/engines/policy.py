@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The one table of who must do what so that caches do not come between a copy and the pool.
+"""The policy table has the cache maintenance that must run around each copy.
 
-By initiator, memory type and DDIO (whether devices' writes go into this host's cache): what runs
-before a read and after a write. ``tests/sim/test_policy_rows.py`` holds every row against the
-simulator's device agent: with less than the row says, a reader sees wrong bytes.
+A row says what runs before a read and after a write, by initiator, memory type and DDIO (whether
+the writes of devices go into this host's cache). ``tests/sim/test_policy_rows.py`` compares every
+row with the simulator's device agent: with less than the row says, a reader sees wrong bytes.
 
 ===  ==================================================================================
 O1   CPU: streamed stores; invalidate, then load (the Beluga paper's names, its Table 4)
@@ -13,9 +13,9 @@ O3   GPU: nothing on uncacheable memory with DDIO off; else flush after, invalid
 ===  ==================================================================================
 
 An unprivileged process can find out neither how the firmware has set DDIO nor how a mapping is
-cached; so they are told (``BELUGA_DDIO``, ``BELUGA_MEMORY``) or the safe row is taken: write-back
-memory, DDIO unknown. On devices of the pool declared coherent no line is flushed whatever the row
-says.
+cached. So the environment says so (``BELUGA_DDIO``, ``BELUGA_MEMORY``), or the safe row is taken:
+write-back memory, DDIO unknown. On devices with hardware coherence no line is flushed, whatever the
+row says.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ CPUINFO = Path("/proc/cpuinfo")
 
 
 class _Word(str, enum.Enum):
-    """A word of the table, that prints as itself."""
+    """A word of the table, which prints as itself."""
 
     def __str__(self) -> str:
         return str(self.value)
 
 
 class Initiator(_Word):
-    """Who issues the loads and stores."""
+    """The processor or device that issues the loads and stores."""
 
     CPU = "cpu"
     DSA = "dsa"
@@ -52,14 +52,14 @@ class Initiator(_Word):
 
 
 class Memory(_Word):
-    """How the CPU's mapping of the pool is cached."""
+    """The way in which the CPU's mapping of the pool is cached."""
 
     WRITE_BACK = "write-back"
     UNCACHEABLE = "uncacheable"
 
 
 class Ddio(_Word):
-    """Do writes of PCIe devices come to lie in this host's cache?"""
+    """Do PCIe devices write into this host's cache?"""
 
     ON = "on"
     OFF = "off"
@@ -67,9 +67,9 @@ class Ddio(_Word):
 
 
 class Step(_Word):
-    """What the CPU runs."""
+    """A step that the CPU runs before or after a copy."""
 
-    FENCE = "fence"  # nothing but order
+    FENCE = "fence"  # only orders memory accesses
     INVALIDATE = "invalidate"
     FLUSH = "flush"
 
@@ -83,7 +83,7 @@ _CARE = {
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Row:
-    """What runs before a read (the entry has been looked at) and after a write (it is complete)."""
+    """The steps before a read (the entry has been looked at) and after a complete write."""
 
     before_read: Step
     after_write: Step
@@ -93,9 +93,9 @@ _BARE = Row(Step.FENCE, Step.FENCE)
 _DROP = Row(Step.INVALIDATE, Step.FENCE)
 _SAFE = Row(Step.INVALIDATE, Step.FLUSH)
 
-# The CPU streams its stores past its cache, whatever devices do. A device reads through its host's
-# cache; DSA's cache control is a hint, so it is relied on only where somebody has looked at the
-# machine.
+# The CPU streams its stores past its cache, so DDIO does not matter to it. A device reads through
+# its host's cache. DSA's cache control is only a hint, so Beluga relies on it only where the
+# environment describes the machine.
 _TABLE: dict[tuple[Initiator, Memory], dict[Ddio, Row]] = {
     (Initiator.CPU, Memory.WRITE_BACK): dict.fromkeys(Ddio, _DROP),
     (Initiator.CPU, Memory.UNCACHEABLE): dict.fromkeys(Ddio, _BARE),
@@ -107,34 +107,36 @@ _TABLE: dict[tuple[Initiator, Memory], dict[Ddio, Row]] = {
 
 
 def row(initiator: str, memory: str, ddio: str) -> Row:
-    """The table. Raises :class:`ValueError` for a word that is not in it."""
+    """Return a row of the table. Raises :class:`ValueError` for a word that is not in it."""
     return _TABLE[Initiator(initiator), Memory(memory)][Ddio(ddio)]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class CacheMaintenance:
-    """One initiator's row, at work on one pool."""
+    """Runs the steps of one initiator's row on one pool."""
 
     pool: Pool
     row: Row
 
     def before_read(self, plan: Plan) -> None:
-        """All that this host holds of what ``plan`` reads is dropped, or need not be.
+        """Drop this host's cached lines of the bytes that ``plan`` reads, if the row needs that.
 
         Raises :class:`~beluga.errors.DeviceFaultError`, or :class:`OSError` (EINVAL) for a plan
-        that leaves the pool; :meth:`after_write` likewise.
+        that leaves the pool.
         """
         _plan_maintenance(self.pool, plan, self.row.before_read)
 
     def after_write(self, plan: Plan) -> None:
-        """What ``plan`` wrote, its completion seen, is in memory ahead of what this thread streams
-        next."""
+        """Bring the bytes that ``plan`` wrote to memory, ahead of what this thread streams next.
+
+        The caller has seen the completion of the copy. Raises the errors of :meth:`before_read`.
+        """
         _plan_maintenance(self.pool, plan, self.row.after_write)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Policy:
-    """What is known of this machine, and from where."""
+    """The known properties of this machine, and the source of each."""
 
     memory: Memory
     ddio: Ddio
@@ -142,16 +144,16 @@ class Policy:
     ddio_source: str
 
     def row(self, initiator: str) -> Row:
-        """The row of ``cpu``, ``dsa`` or ``gpu`` on this machine."""
+        """Return the row of ``cpu``, ``dsa`` or ``gpu`` on this machine."""
         return row(initiator, self.memory, self.ddio)
 
     def maintenance(self, initiator: str, pool: Pool) -> CacheMaintenance:
-        """The same, to be run."""
+        """Return the cache maintenance of ``cpu``, ``dsa`` or ``gpu`` for a pool."""
         return CacheMaintenance(pool, self.row(initiator))
 
 
 def probe(*, cpuinfo: Path = CPUINFO) -> Policy:
-    """What is told by the environment; else the safe row, with what the CPU's maker suggests.
+    """Return the policy that the environment describes, else the safe one with a hint for people.
 
     Raises :class:`~beluga.errors.EngineUnavailableError` for a setting that is no word of the
     table.
@@ -188,7 +190,7 @@ def _told(variable: str, text: str | None, words: type[_Told]) -> tuple[_Told | 
 
 
 def _hint(cpuinfo: Path) -> str:
-    """Why DDIO is unknown here."""
+    """Say why DDIO is unknown here."""
     text = cpuinfo.read_text() if cpuinfo.exists() else ""
     if "GenuineIntel" in text:
         return "Intel: on, unless the firmware has turned it off; set BELUGA_DDIO"

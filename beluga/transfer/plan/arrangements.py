@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The layouts of the engines that there are, told from their tensors' shapes.
+"""The layouts of vLLM, SGLang and Dynamo, recognized by the shapes of their tensors.
 
-A wrong order of K/V and blocks has the same size and would silently swap K and V: where a shape
-allows both, the caller has to say which, and what he says is held against the shape.
+A wrong order of K/V and blocks has the same size and would silently swap K and V. So if a shape
+allows both orders, the caller must say which one it is. The answer is compared with the shape.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ KV = 2  # K and V
 def vllm(
     views: Sequence[View], *, kv_first: bool | None = None, order: Order | None = None
 ) -> BlockLayout:
-    """vLLM's tensors, one for each layer, of shape
+    """Describe vLLM's tensors, one for each layer, of one of these shapes:
 
     * (2, blocks, block_size, heads, head_size): K and V apart
     * (blocks, 2, block_size, heads, head_size)
     * (blocks, block_size, heads, 2 * head_size): K and V of a head side by side
     * (blocks, block_size, rank): MLA
 
-    ``kv_first`` says which of the first two; it is needed where there are just two blocks. Tokens
-    and heads are in this order whatever their strides. Raises LayoutError.
+    ``kv_first`` tells the first two apart; it is needed if there are exactly two blocks. The axes
+    of tokens and heads are in this order whatever their strides are. Raises LayoutError.
     """
     shape = _shape(views)
     if len(shape) == 5:
@@ -43,11 +43,11 @@ def vllm(
 
 
 def sglang(view: View, layout: str, *, page_size: int, order: Order | None = None) -> BlockLayout:
-    """SGLang's host pool, one tensor of all layers. ``layout`` and shape:
+    """Describe SGLang's host pool, one tensor of all layers, by its ``layout`` and shape:
 
     * ``layer_first``: (2, layers, slots, heads, dim), MLA without the first axis
-    * ``page_first``: (2, slots, layers, heads, dim), likewise
-    * ``page_first_direct``: (2, pages, layers, page_size, heads, dim), likewise
+    * ``page_first``: (2, slots, layers, heads, dim), MLA without the first axis
+    * ``page_first_direct``: (2, pages, layers, page_size, heads, dim), MLA without the first axis
 
     A page is ``page_size`` slots. Raises LayoutError.
     """
@@ -75,8 +75,10 @@ def sglang(view: View, layout: str, *, page_size: int, order: Order | None = Non
 def dynamo_contiguous(
     view: View, *, outer_dim: int = KV, order: Order | None = None
 ) -> BlockLayout:
-    """Dynamo's FullyContiguous: (blocks, layers, outer_dim, page_size, inner); ``outer_dim`` is 2
-    for K and V, 1 for MLA."""
+    """Describe Dynamo's FullyContiguous, of shape (blocks, layers, outer_dim, page_size, inner).
+
+    ``outer_dim`` is 2 for K and V, 1 for MLA. Raises LayoutError.
+    """
     if len(view.shape) != 5 or view.shape[2] != outer_dim:
         raise LayoutError(f"shape {view.shape} needs 5 axes, the third of them {outer_dim}")
     return BlockLayout([view], ("block", "layer", "kv", "token", "dim"), order)
@@ -89,8 +91,11 @@ def dynamo_separate(
     outer_dim: int = KV,
     order: Order | None = None,
 ) -> BlockLayout:
-    """Dynamo's LayerSeparate, a view for each layer: (outer_dim, blocks, page_size, inner) if
-    ``outer_contiguous``, else (blocks, outer_dim, page_size, inner)."""
+    """Describe Dynamo's LayerSeparate, which has a view for each layer.
+
+    A view has the shape (outer_dim, blocks, page_size, inner) if ``outer_contiguous``, else
+    (blocks, outer_dim, page_size, inner). Raises LayoutError.
+    """
     shape = _shape(views)
     axes = ["kv", "block"] if outer_contiguous else ["block", "kv"]
     if len(shape) != 4 or shape[axes.index("kv")] != outer_dim:

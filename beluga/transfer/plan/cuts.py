@@ -17,8 +17,11 @@ STRIPE_SIZE = 2 << 20
 
 
 def whole_numbers(values: ArrayLike, what: str) -> NDArray[np.int64]:
-    """Numbers of ``what``; a mask, say, or fractions would be taken for others. Raises
-    :class:`~beluga.errors.LayoutError`."""
+    """Return ``values`` as int64.
+
+    A mask or fractions would be taken for other numbers, so they raise
+    :class:`~beluga.errors.LayoutError`, which calls the values ``what``.
+    """
     try:
         found = np.asarray(values)
     except ValueError:
@@ -31,17 +34,17 @@ def whole_numbers(values: ArrayLike, what: str) -> NDArray[np.int64]:
 def merged(
     starts: NDArray[np.int64], places: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Where fragments or chunks start, each once, in order; and the fragment that is there."""
+    """Return where fragments or chunks start, each place once and in order, and its fragment."""
     if len(places) == 1:
         return starts, np.arange(len(starts))
     both = np.concatenate([starts, places])
-    both.sort(kind="stable")  # two runs, which are merged
+    both.sort(kind="stable")  # a stable sort merges the two sorted runs
     cuts = both[first_places(both)]
     return cuts, np.searchsorted(starts, cuts, side="right") - 1
 
 
 def first_places(numbers: NDArray[np.generic]) -> NDArray[np.int64]:
-    """Where in a sorted array each number is met first."""
+    """Return the index in a sorted array at which each number occurs first."""
     new = np.empty(len(numbers), bool)
     new[:1] = True
     np.not_equal(numbers[1:], numbers[:-1], out=new[1:])
@@ -51,8 +54,7 @@ def first_places(numbers: NDArray[np.generic]) -> NDArray[np.int64]:
 def cut_at(
     at: NDArray[np.int64], end: NDArray[np.int64], size: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """Ranges cut at multiples of ``size``: of each part the range that it is of, its start and its
-    end."""
+    """Cut ranges at multiples of ``size``. Return the range, the start and the end of each part."""
     first, last = at // size, (end - 1) // size
     if (first == last).all():
         return np.arange(len(at)), at, end
@@ -62,13 +64,16 @@ def cut_at(
 
 
 def parts(counts: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Of so many parts of each of a list: which one of the list it is of, and of its parts."""
+    """Enumerate parts, of which element i of a list has ``counts[i]``.
+
+    Return two arrays of shape (parts,): the element of each part, and its number in that element.
+    """
     row = np.repeat(np.arange(len(counts)), counts)
     return row, np.arange(len(row)) - (np.cumsum(counts) - counts)[row]
 
 
 def striped(pieces: NDArray[np.void]) -> NDArray[np.void]:
-    """Those that lie over the end of a stripe, which are few, cut there."""
+    """Cut the pieces that cross the end of a stripe, which are few, at that end."""
     offset = pieces["offset"].view(np.int64)
     end = offset + pieces["length"]
     stripe = offset // STRIPE_SIZE

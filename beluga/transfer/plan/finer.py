@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Plans cut finer than their chunks, where no checksum holds a chunk together."""
+"""Cut a plan without checksums into smaller chunks, so that a link can admit less at a time."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from beluga.transfer.plan.plan import CHUNK, LINE_SIZE, Plan
 
 
 def finer(plan: Plan, size: int) -> Plan:
-    """The same bytes in chunks of at most ``size``, for :meth:`~beluga.transfer.Plan.cut`.
+    """Return a plan of the same bytes in chunks of at most ``size`` bytes.
 
-    A plan with checksums stays as it is: an engine that sums a chunk does so in one go, so with it
-    the most that a link lets on is a chunk (16 KiB, or a fragment), if that is more than ``size``.
-    The CPU, which asks for leave as it copies, stops in the midst of one. A chunk begins with a
-    line, so fragments that end anywhere are cut only where one happens to end with a line.
+    :meth:`~beluga.transfer.Plan.cut` can then cut it. A plan with checksums stays as it is, because
+    an engine sums a chunk in one go; a link then admits a whole chunk (16 KiB, or a fragment), even
+    if it is longer than ``size``. The CPU asks the link while it copies, so it can stop in the
+    middle of a chunk. A chunk begins with a line, so the plan is cut between fragments only where a
+    fragment ends with a line.
     """
     if plan.checksums is not None or len(plan.pieces) == 0:
         return plan
@@ -28,7 +29,7 @@ def finer(plan: Plan, size: int) -> Plan:
     ends = np.cumsum(lengths)
     new = np.concatenate([[True], own[1:] != own[:-1]])
     place = ends - lengths
-    place -= np.maximum.accumulate(np.where(new, place, 0))  # in its chunk
+    place -= np.maximum.accumulate(np.where(new, place, 0))  # the place within the chunk
     may = new | plan.sparse | (pieces["offset"] % LINE_SIZE == 0)
     starts = np.flatnonzero(may)
     step = max(size - int(lengths.max()), 1)
@@ -49,7 +50,7 @@ def finer(plan: Plan, size: int) -> Plan:
 
 
 def _split(pieces: NDArray[np.void], size: int) -> NDArray[np.void]:
-    """Pieces of at most ``size`` bytes, a multiple of a line; always new ones."""
+    """Return new pieces of at most ``size`` bytes, a multiple of a line."""
     counts = -(-pieces["length"].astype(np.int64) // size)
     split = np.repeat(pieces, counts)
     first = np.repeat(np.cumsum(counts) - counts, counts)

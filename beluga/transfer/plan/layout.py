@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Where the bytes of a block lie, in the engine and in the pool.
+"""Compute where the bytes of a block lie, in the engine and in the pool.
 
-A layout is an offset for each place of each axis (layers, K/V, blocks, tokens, heads): an address
-is their sum. In the pool the axes of a block are in an :class:`Order` of its own. Axes that lie in
-one run on both sides are one run; the rest is enumerated once, when the layout is made, by array
-operations. Addresses are in bounds because the views are (``view.py``) and blocks are counted.
+A layout has an offset for each index of each axis (layers, K/V, blocks, tokens, heads); an address
+is a sum of offsets. In the pool the axes of a block have an :class:`Order` of their own. Axes that
+are dense on both sides are merged into one run. The other axes are enumerated once, when the layout
+is made, by array operations. Addresses are in bounds because the views are (``view.py``) and the
+numbers of blocks are checked.
 
-The arrangements of engines are in ``arrangements.py``.
+``arrangements.py`` has the layouts of inference engines.
 """
 
 from __future__ import annotations
@@ -37,12 +38,12 @@ class Order(enum.Enum):
     """The axes of a block in the pool, slowest first."""
 
     DENSE = ("layer", "kv", "token", "head")
-    HEADS = ("layer", "kv", "head", "token")  # as a page with the heads outside lies anyway
+    HEADS = ("layer", "kv", "head", "token")  # a page with its heads outside lies so
     TOKENS = ("token", "layer", "kv", "head")  # one token's bytes are one run
 
 
 class Rows(NamedTuple):
-    """What :func:`~beluga.transfer.plan.plan.plan_rows` takes: arrays of shape (rows,)."""
+    """The arguments of :func:`~beluga.transfer.plan.plan.plan_rows`: arrays of shape (rows,)."""
 
     addresses: NDArray[np.uint64]
     blocks: NDArray[np.int64]
@@ -50,7 +51,7 @@ class Rows(NamedTuple):
     sizes: NDArray[np.int64]
 
     def of(self, blocks: ArrayLike) -> Rows:
-        """Those of some blocks."""
+        """Return the rows of some blocks."""
         chosen = np.isin(self.blocks, blocks)
         return Rows(
             self.addresses[chosen], self.blocks[chosen], self.places[chosen], self.sizes[chosen]
@@ -65,8 +66,11 @@ class Slots:
     slots: ArrayLike
 
     def rows(self, tokens: ArrayLike, block_count: int) -> Rows:
-        """The rows of ``tokens``, numbers in the one block, or of shape (count, 2): which of so
-        many blocks, and its token; one for each slot. Raises LayoutError."""
+        """Return the rows of ``tokens``, of which each slot has one.
+
+        ``tokens`` has shape (count, 2): one of ``block_count`` blocks, and a token of that block.
+        For a single block shape (count,) will do. Raises LayoutError.
+        """
         wanted, slots = whole_numbers(tokens, "tokens"), whole_numbers(self.slots, "slots")
         if wanted.ndim == 1 and (block_count == 1 or not wanted.size):
             wanted = np.stack([np.zeros_like(wanted), wanted], axis=1)
@@ -84,11 +88,13 @@ class Slots:
 
 
 class BlockLayout:
-    """Blocks of an engine: ``views`` of one shape, one for each layer unless layers are an axis.
+    """The blocks of an engine, in ``views`` of one shape: one for each layer, unless layers are an
+    axis.
 
-    ``axes`` names the views' axes, of :data:`AXES`; ``dim`` is last and dense: a head's bytes, or
-    all of a token's where there are no heads. ``order`` is the pool's; None: DENSE, or HEADS where
-    the heads lie outside the tokens. Raises :class:`~beluga.errors.LayoutError`.
+    ``axes`` names the axes of the views by words of :data:`AXES`. ``dim`` is last and dense: the
+    bytes of a head, or of a token if there are no heads. ``order`` is the order in the pool; None
+    takes DENSE, or HEADS if the heads lie outside of the tokens. Raises
+    :class:`~beluga.errors.LayoutError`.
     """
 
     def __init__(
@@ -141,7 +147,10 @@ class BlockLayout:
 
     @property
     def declared(self) -> str:
-        """What two engines must have in common to share blocks: for a namespace."""
+        """Text that is equal for layouts whose blocks have the same arrangement in the pool.
+
+        It belongs in a namespace.
+        """
         counts = [f"{axis}={len(self._offsets[axis])}" for axis in self.order.value]
         return f"{','.join(counts)},unit={self.unit}"
 
@@ -151,7 +160,10 @@ class BlockLayout:
         return np.full(len(self._fragments[0]), self._fragments[1], np.int64)
 
     def addresses(self, block_ids: ArrayLike) -> NDArray[np.uint64]:
-        """Where each fragment of each block lies: shape (blocks, fragments)."""
+        """Return the address of each fragment of each block: shape (blocks, fragments).
+
+        Raises LayoutError for numbers that are not blocks of the engine.
+        """
         ids = self._within(block_ids, self.block_count, "block")
         if ids.ndim != 1:
             raise LayoutError(f"blocks are a list of numbers, have shape {ids.shape}")
@@ -159,7 +171,7 @@ class BlockLayout:
         return (start[:, None] + self._fragments[0][None, :]).astype(np.uint64)
 
     def plan(self, block_ids: ArrayLike, offsets: ArrayLike, *, chunk_size: int = 0) -> Plan:
-        """Whole blocks, at these places of the pool: see :func:`plan_blocks`."""
+        """Plan whole blocks, which lie at these offsets of the pool; see :func:`plan_blocks`."""
         return plan_blocks(
             self.addresses(block_ids),
             self.sizes,
@@ -170,8 +182,11 @@ class BlockLayout:
         )
 
     def rows(self, blocks: ArrayLike, tokens: ArrayLike, slots: ArrayLike) -> Rows:
-        """Token ``tokens[i]`` of the pool's block ``blocks[i]`` of a list, to the engine's
-        ``slots[i]``: its block * :attr:`block_size` + its token."""
+        """Return the rows that take ``tokens[i]`` of block ``blocks[i]`` to ``slots[i]``.
+
+        ``blocks`` are indices of a list of the pool's blocks. A slot is a block of
+        the engine * :attr:`block_size` + a token. Raises LayoutError.
+        """
         size = self.block_size
         which = whole_numbers(blocks, "blocks")
         token = self._within(tokens, size, "token")
@@ -199,8 +214,10 @@ class BlockLayout:
         chunk_size: int = 0,
         checksums: NDArray[np.uint32] | None = None,
     ) -> Plan:
-        """The tokens that :meth:`rows` has found, of the blocks at ``offsets`` of the pool; see
-        :func:`~beluga.transfer.plan.plan_rows` for what is compared."""
+        """Plan the reading of ``rows`` from the blocks at ``offsets`` of the pool.
+
+        :func:`~beluga.transfer.plan.plan_rows` says which checksums are compared.
+        """
         return plan_rows(
             *rows,
             offsets=offsets,
@@ -226,7 +243,7 @@ class BlockLayout:
 
     @functools.cached_property
     def _fragments(self) -> tuple[NDArray[np.int64], int]:
-        """Offset of each run of a block from its start, in the pool's order; a run's size."""
+        """The offset of each run from the block's start, in the pool's order; the size of a run."""
         axes = list(self.order.value)
         run = self.unit
         while axes and self._dense(axes[-1], run):
@@ -235,8 +252,8 @@ class BlockLayout:
 
     @functools.cached_property
     def _token_runs(self) -> tuple[NDArray[np.int64], NDArray[np.int64], int, int]:
-        """Of one token's runs: engine offsets, places in the payload, each from its first; how far
-        apart tokens are in the payload; a run's size."""
+        """The runs of one token: their offsets in the engine, their offsets in the payload (both
+        from the first), the distance of two tokens in the payload, and the size of a run."""
         steps, step = {}, self.unit
         for axis in reversed(self.order.value):
             steps[axis] = step
@@ -255,7 +272,7 @@ class BlockLayout:
 
 
 def _steps(view: View, axes: tuple[str, ...]) -> dict[str, tuple[int, int]]:
-    """Count and stride in bytes of each axis; 1 and 0 where there is none."""
+    """Return count and stride in bytes of each axis; an axis that is missing has 1 and 0."""
     steps = dict.fromkeys(AXES, (1, 0))
     for axis, count, step in zip(axes, view.shape, view.strides, strict=True):
         if count > 1 and step <= 0:
@@ -265,7 +282,7 @@ def _steps(view: View, axes: tuple[str, ...]) -> dict[str, tuple[int, int]]:
 
 
 def _sums(offsets: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:
-    """One of each, added up: all combinations, the last fastest."""
+    """Return the sums of all combinations of one offset from each array, the last fastest."""
     total = np.zeros(1, np.int64)
     for part in offsets:
         total = (total[:, None] + part[None, :]).reshape(-1)

@@ -2,9 +2,9 @@
 # Copyright The Beluga Authors
 """Plans: which bytes of an engine's memory are which bytes of the pool (``csrc/api/transfer.h``).
 
-A plan is made once per layout and list of blocks, by array operations, and given to any engine.
-Pieces are cut where fragments, chunks and stripes end: a piece lies in one run on both sides and
-counts for one checksum.
+A plan is made once for a layout and a list of blocks, by array operations, and given to any engine.
+Pieces are cut where fragments, chunks and stripes end, so a piece is one run of bytes on both sides
+and belongs to one checksum.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from beluga.errors import LayoutError
 from beluga.transfer.plan.cuts import cut_at, first_places, merged, striped, whole_numbers
 
 LINE_SIZE = 64
-_LENGTH_MAX = 2**32 - 1  # of a piece or a chunk, as C counts
-_POOL_SIZE_MAX = 1 << 62  # so that no sum leaves 64 bits; a CPU addresses 2**57 bytes
+_LENGTH_MAX = 2**32 - 1  # bytes of a piece or a chunk, a uint32 in C
+_POOL_SIZE_MAX = 1 << 62  # no sum exceeds 64 bits; a CPU addresses 2**57 bytes
 
 PIECE = np.dtype([("address", "<u8"), ("offset", "<u8"), ("length", "<u4"), ("chunk", "<u4")])
 CHUNK = np.dtype([("offset", "<u8"), ("length", "<u4"), ("first", "<u4")])
@@ -29,12 +29,14 @@ CHUNK = np.dtype([("offset", "<u8"), ("length", "<u4"), ("first", "<u4")])
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Plan:
-    """``pieces`` of type :data:`PIECE`, chunk by chunk, and ``chunks`` of type :data:`CHUNK`.
+    """A list of copies between an engine's memory and the pool.
 
-    ``checksums`` has a CRC-32C per chunk (uint32): filled in by a write, compared by a read; None
-    where nothing is summed. ``sparse``: pieces do not tile their chunks, so it can only be read,
-    and to compare a checksum the whole chunk is fetched. ``owners`` keep the memory alive;
-    ``read_only``: some of it may not be written, so the plan can only write the pool.
+    ``pieces``, of type :data:`PIECE` and shape (pieces,), are in order of their chunks. ``chunks``
+    has type :data:`CHUNK` and shape (chunks,). ``checksums`` has a CRC-32C for each chunk (uint32),
+    which a write fills in and a read compares; None sums nothing. The pieces of a ``sparse`` plan
+    do not tile their chunks, so it can only be read, and the whole chunk is fetched to compare its
+    checksum. ``owners`` keep the memory alive. Some memory of a ``read_only`` plan may not be
+    written, so the plan can only write the pool.
     """
 
     pieces: NDArray[np.void]
@@ -56,17 +58,18 @@ class Plan:
 
     @property
     def carried(self) -> NDArray[np.void]:
-        """What a link carries for it: pieces, or the whole chunks where rows are verified; of type
-        PIECE or CHUNK, with ``offset`` in the pool and ``length`` in bytes."""
+        """The ranges of the pool that cross the link: the pieces, or whole chunks if rows have
+        checksums to compare. The type is PIECE or CHUNK, with ``offset`` and ``length`` in bytes.
+        """
         return self.chunks if self.sparse and self.checksums is not None else self.pieces
 
     def struct(self) -> core.bl_plan:
-        """The ``bl_plan *`` for C; valid while this plan lives.
+        """Return the ``bl_plan *`` for C, which is valid while this plan lives.
 
-        Made once: to look at the arrays again after a copy has emptied the caches costs as much as
-        a tenth of copying a block. Its buffers are held with it, so that no array can be resized
-        under it. Raises :class:`~beluga.errors.LayoutError` for arrays that are not what C takes
-        them for.
+        The struct is made once: to look at the arrays again after a copy has emptied the caches
+        costs as much as a tenth of copying a block. The plan holds the buffers of its arrays, so
+        that no array can be resized meanwhile. Raises :class:`~beluga.errors.LayoutError` for
+        arrays of another type or shape than C expects.
         """
         made = self._struct
         if made is None:
@@ -75,11 +78,11 @@ class Plan:
         return made[0]
 
     def _made_struct(self) -> tuple[core.bl_plan, tuple[core.CData, ...]]:
-        """For C, and the buffers that it points to."""
+        """Make the struct for C. Return it with the buffers that it points to."""
         for array, kind in ((self.pieces, PIECE), (self.chunks, CHUNK)):
             if array.dtype != kind or array.ndim != 1 or not array.flags.c_contiguous:
                 raise LayoutError("a plan's pieces and chunks are contiguous arrays of their types")
-        if not self.pieces["length"].all():  # C would take it for the last one
+        if not self.pieces["length"].all():  # C would take it for the end of the list
             raise LayoutError("a plan has a piece without bytes")
         sums = self.checksums
         if sums is not None and (
@@ -108,14 +111,14 @@ class Plan:
         return struct, (pieces, chunks, checksums)
 
     def refuse_direction(self, *, write: bool) -> None:
-        """Raise :class:`~beluga.errors.LayoutError` if it can only go the other way."""
+        """Raise :class:`~beluga.errors.LayoutError` if the plan cannot go in this direction."""
         if write and self.sparse:
             raise LayoutError("a sparse plan can only be read")
         if not write and self.read_only:
             raise LayoutError("this plan's memory is read-only: it can only be written from")
 
     def refuse_beyond(self, pool_size: int) -> None:
-        """Raise :class:`~beluga.errors.LayoutError` if a byte of it lies beyond the pool's end.
+        """Raise :class:`~beluga.errors.LayoutError` if a byte lies beyond the pool's end.
 
         ``pool_size`` is the pool's linear range (``Geometry.size``), in bytes.
         """
@@ -130,10 +133,10 @@ class Plan:
                 )
 
     def cut(self, size: int) -> Iterator[Plan]:
-        """The same in parts for which a link carries at most ``size`` bytes, or one chunk if that
-        has more.
+        """Cut the plan into parts that take at most ``size`` bytes of the link, or one chunk if a
+        chunk is longer.
 
-        Parts share this plan's arrays: checksums that a part fills in are this plan's.
+        The parts share the arrays of this plan, so checksums that a part fills in are in this plan.
         """
         carried = self.carried["length"].astype(np.int64)
         if len(carried) and self.carried is self.pieces:
@@ -171,12 +174,13 @@ def plan_blocks(  # noqa: PLR0913  all but the first three named
     owners: tuple[object, ...] = (),
     read_only: bool = False,
 ) -> Plan:
-    """A plan for whole blocks that are all fragmented alike.
+    """Plan whole blocks whose fragments have equal sizes.
 
-    ``addresses`` has shape (blocks, fragments); ``sizes`` has shape (fragments,), in bytes: end to
-    end they are a block's payload. ``offsets`` are the blocks' places in the pool, multiples of a
-    line. With a ``chunk_size``, a multiple of a line, every so many bytes of payload have a
-    checksum. Raises :class:`~beluga.errors.LayoutError` for anything else.
+    ``addresses`` has shape (blocks, fragments). ``sizes`` has shape (fragments,), in bytes; end to
+    end the fragments are a block's payload. ``offsets``, of shape (blocks,), says where the blocks
+    lie in the pool; they are multiples of a line. With a ``chunk_size``, in bytes and a multiple of
+    a line, each chunk of the payload has a checksum. Raises :class:`~beluga.errors.LayoutError` for
+    anything else.
     """
     addresses = np.atleast_2d(np.asarray(addresses, np.uint64))
     sizes, offsets = np.asarray(sizes, np.int64), _pool_offsets(offsets)
@@ -196,7 +200,7 @@ def plan_blocks(  # noqa: PLR0913  all but the first three named
     per_block = -(-length // chunk)
     starts = np.cumsum(sizes) - sizes
     places = np.arange(per_block) * chunk
-    cuts, fragment = merged(starts, places)  # the same of every block, but for stripes
+    cuts, fragment = merged(starts, places)  # the same for every block, apart from stripes
     inner = (cuts - starts[fragment]).view(np.uint64)
     whole = np.empty((blocks, len(cuts)), PIECE)
     np.add(addresses[:, fragment], inner, out=whole["address"])
@@ -226,14 +230,14 @@ def plan_rows(  # noqa: PLR0913  all but the first four named
     owners: tuple[object, ...] = (),
     read_only: bool = False,
 ) -> Plan:
-    """A plan that reads some bytes of some blocks.
+    """Plan the reading of some bytes of some blocks.
 
-    Row i, for each of four arrays of shape (rows,), is ``sizes[i]`` bytes at ``places[i]`` of the
-    payload of block ``blocks[i]``, to go to ``addresses[i]``. ``offsets`` has shape (blocks,): the
-    blocks' places in the pool; ``length`` is a block's payload. ``checksums`` of shape (blocks,
-    chunks) are the blocks' vectors, a CRC-32C per ``chunk_size`` bytes: the chunks that a row
-    touches are compared. None compares nothing. Raises :class:`~beluga.errors.LayoutError` for
-    anything else.
+    The first four arguments are arrays of shape (rows,). Row i takes ``sizes[i]`` bytes at byte
+    ``places[i]`` of the payload of block ``blocks[i]`` to ``addresses[i]``. ``offsets`` has shape
+    (blocks,) and says where the blocks lie in the pool. ``length`` is the size of a block's payload
+    in bytes. ``checksums``, of shape (blocks, chunks), has a CRC-32C for each ``chunk_size`` bytes;
+    the checksums of the chunks that a row touches are compared. None compares nothing. Raises
+    :class:`~beluga.errors.LayoutError` for anything else.
     """
     addresses, offsets = np.asarray(addresses, np.uint64), _pool_offsets(offsets)
     blocks, places = np.asarray(blocks, np.int64), np.asarray(places, np.int64)
@@ -263,7 +267,7 @@ def plan_rows(  # noqa: PLR0913  all but the first four named
     row = order[of_row]
     block = blocks[row]
     keys = block * per_block + at // chunk
-    if (keys[1:] < keys[:-1]).any():  # rows overlap; chunk by chunk all the same
+    if (keys[1:] < keys[:-1]).any():  # rows overlap, but must be in order of their chunks
         again = np.argsort(keys, kind="stable")
         row, at, end, block, keys = row[again], at[again], end[again], block[again], keys[again]
     heads = first_places(keys)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Engine memory as plans see it: addresses by index, and an end that nobody steps over.
+"""Views describe an engine's memory for plans: an address for each index, within known bounds.
 
-A view is made of a numpy array, of a torch or cupy array (by its pointer, neither is imported), or
-of a bare pointer of any device with whatever owns it. It is checked when it is made: whatever index
-is in its shape is in its memory.
+A view is made of a numpy array, of a torch or cupy array (by its pointer; neither is imported), or
+of a bare pointer of any device with its owner. It is checked when it is made: each index within its
+shape lies within its memory.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 
 
 DTYPE_SIZES = {"F32": 4, "F16": 2, "BF16": 2, "FP8": 1, "U8": 1}
-"""Bytes of an element, by what engines call its type."""
+"""Bytes of an element, by the name that engines give to its type."""
 
 
 class Device(Protocol):
-    """Where a tensor is, as torch says it."""
+    """The device of a tensor, as torch describes it."""
 
     @property
     def type(self) -> str:
@@ -36,7 +36,7 @@ class Device(Protocol):
 
 
 class Tensor(Protocol):
-    """What is used of a ``torch.Tensor``."""
+    """The part of ``torch.Tensor`` that Beluga uses."""
 
     @property
     def device(self) -> Device:
@@ -47,29 +47,29 @@ class Tensor(Protocol):
         """Its axes."""
 
     def stride(self) -> Sequence[int]:
-        """Of each axis, in elements."""
+        """Return the stride of each axis, in elements."""
 
     def data_ptr(self) -> int:
-        """The address of its first element."""
+        """Return the address of the first element."""
 
     def numel(self) -> int:
-        """How many elements it has."""
+        """Return the number of elements."""
 
     def element_size(self) -> int:
-        """Bytes of each."""
+        """Return the size of an element in bytes."""
 
     def is_contiguous(self) -> bool:
-        """Whether its elements lie in order, without gaps."""
+        """Say whether the elements lie in order, without gaps."""
 
 
 class CudaArrayInterface(TypedDict):
-    """What is used of CUDA's array interface."""
+    """The part of CUDA's array interface that Beluga uses."""
 
     data: tuple[int, bool]  # the address, and whether it is read-only
 
 
 class CudaArray(Protocol):
-    """What is used of a ``cupy.ndarray``, or of whatever else has CUDA's array interface."""
+    """The part of ``cupy.ndarray``, or of another CUDA array, that Beluga uses."""
 
     @property
     def __cuda_array_interface__(self) -> CudaArrayInterface:
@@ -77,7 +77,7 @@ class CudaArray(Protocol):
 
     @property
     def dtype(self) -> np.dtype[np.generic]:
-        """Of its elements."""
+        """The type of the elements."""
 
     @property
     def shape(self) -> Sequence[int]:
@@ -85,7 +85,7 @@ class CudaArray(Protocol):
 
     @property
     def strides(self) -> Sequence[int]:
-        """Of each axis, in bytes."""
+        """The stride of each axis, in bytes."""
 
 
 Array: TypeAlias = "NDArray[np.generic] | Tensor | CudaArray"
@@ -93,17 +93,18 @@ Array: TypeAlias = "NDArray[np.generic] | Tensor | CudaArray"
 
 
 def is_tensor(array: object) -> TypeIs[Tensor]:
-    """Whether it is a torch tensor, found out without importing torch."""
+    """Say whether ``array`` is a torch tensor, without importing torch."""
     return hasattr(array, "data_ptr")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class View:
-    """Elements of ``item_size`` bytes at ``start``, of ``shape``, ``strides`` bytes apart.
+    """An array in an engine's memory: elements of ``item_size`` bytes from address ``start`` on.
 
-    ``memory`` is the address and the size in bytes of what may be touched; ``owner`` keeps it
-    alive; ``read_only``: it may not be written, so no plan is read into it. Raises
-    :class:`~beluga.errors.LayoutError` if an element lies outside of it.
+    ``shape`` and ``strides`` (in bytes) have an entry for each axis. ``memory`` is the address and
+    the size in bytes of the memory that may be used, and ``owner`` keeps it alive. No plan is read
+    into ``read_only`` memory. Raises :class:`~beluga.errors.LayoutError` if an element lies outside
+    of the memory.
     """
 
     start: int
@@ -129,7 +130,10 @@ class View:
 
     @classmethod
     def of(cls, array: Array) -> View:
-        """The whole of a numpy array, or of a torch or cupy array on any device."""
+        """Return a view of a whole numpy array, or of a torch or cupy array on any device.
+
+        Raises LayoutError for other objects.
+        """
         if is_tensor(array):
             item = array.element_size()
             shape, strides = tuple(array.shape), tuple(step * item for step in array.stride())
@@ -190,7 +194,7 @@ class View:
         return cls(address + offset, tuple(shape), strides, item, (address, size), owner)
 
     def address(self, *index: int) -> int:
-        """Where an element lies; axes that are not named are at 0."""
+        """Return the address of an element; the axes without an index are at 0."""
         if len(index) > len(self.shape) or not all(
             0 <= at < size for at, size in zip(index, self.shape, strict=False)
         ):
@@ -198,14 +202,14 @@ class View:
         return self.start + sum(at * step for at, step in zip(index, self.strides, strict=False))
 
     def slice(self, axis: int, start: int, stop: int) -> View:
-        """Elements [start, stop) of one axis."""
+        """Return a view of the elements [start, stop) of one axis. Raises LayoutError."""
         if not (0 <= axis < len(self.shape) and 0 <= start < stop <= self.shape[axis]):
             raise LayoutError(f"shape {self.shape} needs a slice in it, has {start}:{stop}")
         shape = (*self.shape[:axis], stop - start, *self.shape[axis + 1 :])
         return dataclasses.replace(self, start=self.start + start * self.strides[axis], shape=shape)
 
     def split(self, axis: int, size: int) -> View:
-        """One axis as two: runs of ``size``, and the elements of each."""
+        """Return a view with one axis split in two: runs of ``size``, and the elements of a run."""
         runs, rest = divmod(self.shape[axis], size) if size > 0 else (0, 1)
         if rest or not runs:
             raise LayoutError(f"axis {axis} of shape {self.shape} needs runs of {size}")
