@@ -1,3 +1,3 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The command line. One module per noun; nothing below imports it."""
+"""The command line, with one module for each noun. No other package imports it."""

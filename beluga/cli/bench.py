@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""``beluga bench``: the benchmarks of ``bench/`` (installed as ``beluga_bench``), run and shown."""
+"""The command ``beluga bench``, which runs the benchmarks of ``bench/`` (installed as
+``beluga_bench``) and shows their rows.
+"""
 
 from __future__ import annotations
 
@@ -110,7 +112,9 @@ def rpc(
 
 
 def _show(rows: Sequence[Mapping[str, object]]) -> None:
-    """A table per benchmark and kind of memory, of the fields that any row has; then its notes."""
+    """Print a table for each benchmark and kind of memory, with the fields that any row has, then
+    the notes.
+    """
     for name, group in groupby(rows, lambda row: (row["bench"], row["memory"], row["coherence"])):
         table = list(group)
         fields = [field for field in _COLUMNS if any(row[field] is not None for row in table)]

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Single blocks by hand: ``beluga put`` and ``beluga get``."""
+"""The commands ``beluga put`` and ``beluga get``, which store and fetch single blocks."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Namespace = Annotated[str, typer.Option(help="The namespace of the block.")]
 
 
 def digest(key: str) -> bytes:
-    """A digest as it stands, or that of a text."""
+    """Return a digest that is given in hex digits, or else the digest of the text."""
     if _DIGEST.fullmatch(key):
         return bytes.fromhex(key)
     return hashlib.blake2b(key.encode(), digest_size=16).digest()

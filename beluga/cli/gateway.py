@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""``beluga gateway``: a router in front of engines."""
+"""The command ``beluga gateway``: a router in front of engines."""
 
 from __future__ import annotations
 

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The ``beluga`` and ``cxl-rpc`` commands: how a command ends, whatever happens in it.
+"""The entry points of ``beluga`` and ``cxl-rpc``: they decide how a command ends, whatever happens
+in it.
 
-Exit status: 0 only on success; 1 and one line on stderr for anything a person can mend; 2 for a
-command line that makes no sense; 130 after Ctrl-C, 143 after SIGTERM, 129 when its terminal goes
-away. Results go to stdout, all else to stderr.
+The exit status is 0 only on success. It is 1, with one line on stderr, for anything that a user can
+correct, 2 for an invalid command line, 130 after Ctrl-C, 143 after SIGTERM, and 129 when the
+terminal goes away. Results go to stdout, everything else to stderr.
 """
 
 from __future__ import annotations
@@ -22,17 +23,19 @@ _TOOLS = ("typer", "rich", "msgspec")
 
 
 def main() -> NoReturn:
-    """The ``beluga`` command."""
+    """Run the ``beluga`` command."""
     _run("beluga", "beluga.cli.app")
 
 
 def cxl_rpc() -> NoReturn:
-    """The ``cxl-rpc`` command."""
+    """Run the ``cxl-rpc`` command."""
     _run("cxl-rpc", "beluga.cli.cxl_rpc")
 
 
 def _open_streams() -> None:
-    """Whoever closed a standard stream hears nothing; the next file that is opened is not it."""
+    """Replace closed standard streams by /dev/null, so that the next file that is opened does not
+    get a stream's descriptor.
+    """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, Path(os.devnull).open(mode))  # noqa: SIM115  for good
@@ -47,13 +50,15 @@ def _run(name: str, module: str) -> NoReturn:
         if missing not in _TOOLS:
             raise
         sys.exit(f"{name}: error: the commands need {missing}; pip install beluga-kv")
-    except BelugaError as error:  # the environment asks for what this CPU has not
+    except BelugaError as error:  # The environment demands a feature that this CPU lacks.
         sys.exit(f"{name}: error: {error}")
     except KeyboardInterrupt:
         sys.exit(130)
     for number in (signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) != signal.SIG_IGN:  # as under nohup
-            signal.signal(number, lambda number, _: sys.exit(128 + number))  # clean up first
+        # the signal is ignored, for example under nohup
+        if signal.getsignal(number) != signal.SIG_IGN:
+            # sys.exit lets the command clean up first
+            signal.signal(number, lambda number, _: sys.exit(128 + number))
     try:
         app(prog_name=name)
     except (BelugaError, OSError) as error:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Options that several commands have, and the pool that they mean."""
+"""Options that several commands have, and the pool that these options name."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from beluga.pool import Pool, parse_size
 
 
 def size(text: str | int) -> int:
-    """Bytes of ``4096``, ``64MiB`` or ``2G``, as a parameter of the command line."""
+    """Parse ``4096``, ``64MiB`` or ``2G`` as a parameter of the command line. Returns bytes."""
     try:
         return parse_size(text)
     except DeviceSpecError as error:
@@ -43,7 +43,7 @@ Timeout = Annotated[
 
 
 def need(extra: str, *packages: str) -> None:
-    """Refuse a command, before it has done anything, that lacks one of the extra's packages."""
+    """Refuse a command, before it has done anything, if a package of the extra is missing."""
     for name in packages:
         if find_spec(name) is None:
             raise BelugaError(f"this command needs {name}; pip install 'beluga-kv[{extra}]'")
@@ -61,12 +61,12 @@ def show_version(
         typer.Option("--version", is_eager=True, callback=_show_version, help="Show the version."),
     ] = False,
 ) -> None:
-    """The options of a program itself, without a command."""
+    """Define the options of the program itself, without a command."""
 
 
 def read_at_most(limit: int, path: Path, what: str) -> bytes:
-    """The bytes of a file, or of stdin (-), which may have no end. Raises BelugaError if there are
-    more than ``limit``, and reads no further.
+    """Read a file, or stdin (-), which may have no end. Raises BelugaError after ``limit`` + 1
+    bytes.
     """
     if path == Path("-"):
         data = sys.stdin.buffer.read(limit + 1)
@@ -79,9 +79,9 @@ def read_at_most(limit: int, path: Path, what: str) -> bytes:
 
 
 def check_output(path: Path) -> None:
-    """Refuse a command, before its work, that could not write its result to the file ``path``."""
+    """Refuse a command before its work if it could not write its result to the file ``path``."""
     if path.exists() and not path.is_file() and not path.is_dir():
-        return  # a pipe or a device: opening it may wait, or be heard
+        return  # A pipe or a device is not opened: opening it may block, or its reader may notice.
     new = not path.exists()
     with path.open("ab"):
         pass
@@ -90,5 +90,5 @@ def check_output(path: Path) -> None:
 
 
 def open_pool(paths: list[str] | None) -> Pool:
-    """The pool on these devices, or the default one."""
+    """Open the pool on these devices, or the default pool."""
     return Pool.open(paths) if paths else Pool.mount()

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""What commands print: JSON for machines on stdout, tables for people, progress on stderr."""
+"""The output of commands: JSON for machines on stdout, tables for people, progress on stderr."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from rich.table import Table
 
 _PIPE_WIDTH = 200  # columns
 
-# Bytes or requests done, and in all.
+# The arguments are the bytes or requests done, and those in all.
 Advance = Callable[[int, int], None]
 
 
 def print_json(value: object) -> None:
-    """One JSON value on stdout."""
+    """Print one JSON value on stdout."""
     text = msgspec.json.format(msgspec.json.encode(value, enc_hook=str), indent=2)
     sys.stdout.write(text.decode() + "\n")
     sys.stdout.flush()
@@ -36,7 +36,7 @@ def print_json(value: object) -> None:
 def print_table(
     columns: Sequence[str], rows: Sequence[Sequence[object]], *, title: str | None = None
 ) -> None:
-    """A table with a heading; columns without text stand at the right, None is a dash."""
+    """Print a table with a heading. Columns without text are aligned right, and None is a dash."""
     table = Table(title=title, title_justify="left")
     for index, column in enumerate(columns):
         is_text = any(isinstance(row[index], str) for row in rows)
@@ -47,12 +47,12 @@ def print_table(
 
 
 def _print(table: Table) -> None:
-    """As wide as the terminal; a file or a pipe has room for every column."""
+    """Print at the terminal's width. A file or a pipe gets enough width for every column."""
     Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH).print(table)
 
 
 def _cell(value: object) -> str:
-    """Three digits of a fraction say enough."""
+    """Show three digits of a fraction."""
     if value is None:
         return "-"
     if isinstance(value, float) and abs(value) < 100:
@@ -61,7 +61,7 @@ def _cell(value: object) -> str:
 
 
 def print_facts(facts: Mapping[str, object]) -> None:
-    """Names and values, a line each."""
+    """Print names and values, one pair on each line."""
     table = Table(show_header=False)
     table.add_column(style="bold")
     table.add_column(justify="right", overflow="fold")
@@ -71,16 +71,16 @@ def print_facts(facts: Mapping[str, object]) -> None:
 
 
 def say(text: str) -> None:
-    """A line for a person, on stderr."""
+    """Print a line for a person on stderr."""
     sys.stderr.write(text + "\n")
     sys.stderr.flush()
 
 
 @contextmanager
 def progress(what: str, *, shown: bool = True) -> Iterator[Advance]:
-    """A bar on stderr that the yielded function moves.
+    """Show a bar on stderr that the yielded function moves.
 
-    It appears with the first move: a command that is refused before prints its error alone.
+    It appears with the first move, so a command that is refused earlier prints only its error.
     """
     columns: tuple[ProgressColumn, ...] = (
         TextColumn("{task.description}"),

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Pools as such: mount and umount, create, info, check, destroy."""
+"""The commands for whole pools: mount, umount, create, info, check and destroy."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ Coherence = Annotated[
     list[str] | None,
     typer.Option(
         help="hardware (one host's own memory) or software; repeat to give each device its "
-        "own. By default files are coherent, devdax nodes are not."
+        "own. By default files have hardware, devdax nodes software coherence."
     ),
 ]
 Sparse = Annotated[
@@ -165,7 +165,7 @@ def mount(
 ) -> None:
     """Check or (--create) format devices, show the mapping, and make them the default pool.
 
-    Without a path: the emulated pool, two files in /dev/shm.
+    Without a path the emulated pool is used: two files in /dev/shm.
     """
     specs = paths or emulated_paths()
     if create_first:
@@ -238,7 +238,7 @@ def _describe(pool: Pool, json: bool) -> None:
 
 
 def _engines(copies: dict[str, Crossovers]) -> str:
-    """Who copies, in a line."""
+    """Describe in one line which engines copy."""
     missing = [name for name, found in copies.items() if found.why_none is not None]
     here = ["cpu", *(_engine(name, found) for name, found in copies.items() if name not in missing)]
     if missing:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""``beluga prefill-worker``: one engine, fed from a prefill queue."""
+"""The command ``beluga prefill-worker``: it feeds one engine from a prefill queue."""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""``beluga replay``: a trace through a pool of its own, and what came of it."""
+"""The command ``beluga replay``: it replays a trace through a pool of its own and shows the
+result.
+"""
 
 from __future__ import annotations
 

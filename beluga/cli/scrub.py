@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Looking after a pool in use: its bytes are read when engines leave the link to it free."""
+"""Copies in the background of a pool in use: a check reads when engines leave the link idle."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ from beluga.transfer import Place, TransferClass, host_link
 
 @contextmanager
 def scrub_leave(pool: Pool) -> Iterator[tuple[core.bl_port | core.Null, int] | None]:
-    """The least of classes at this host's link to the pool; None where that cannot be used."""
+    """Yield the lowest class at this host's link to the pool, or None where the link cannot be
+    used.
+    """
     try:
         link = host_link(pool)
     except (TransferError, PoolError, OSError):

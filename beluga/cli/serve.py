@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The server as a command, and asking it how it is."""
+"""The commands ``beluga serve``, ``ping`` and ``stat``: the server, and questions to it."""
 
 from __future__ import annotations
 
@@ -90,17 +90,19 @@ def serve(
             except DeposedError as error:
                 if not watch:
                     raise
-                declare_gone = False  # it was said of those before, not of who deposed this one
+                # The declaration was about earlier servers, not about the one that deposed this
+                # one.
+                declare_gone = False
                 say(str(error))
 
 
 def serve_until_told(
     server: Server, *, silent_s: float | None = None, lease: Lease | None = None
 ) -> None:
-    """Run ``server`` on its thread until a signal comes. Raises what else ended it.
+    """Run ``server`` on its thread until a signal comes. Raises the error that ended it otherwise.
 
-    With ``silent_s`` the server first stands by, and follows one whose heartbeat stood still for so
-    many seconds; with ``lease`` it serves only while the lease is held.
+    With ``silent_s`` the server first stands by, and follows a server whose heartbeat has not moved
+    for so many seconds. With ``lease`` it serves only while the lease is held.
     """
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     told = threading.Event()

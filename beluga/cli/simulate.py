@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""``beluga simulate``: routing policies beside each other on a trace."""
+"""The command ``beluga simulate``: it compares routing policies on a trace."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ _BAR_WIDTH = 60  # characters
 
 
 def _capacity(text: str | int) -> int:
-    """Bytes; beside what other commands take, 2TB and 1.5GB as makers count."""
+    """Parse bytes. Beside what other commands take, 2TB and 1.5GB are decimal."""
     if match := _DECIMAL.fullmatch(str(text).strip()):
         return int(float(match[1]) * 1000 ** ("KMGT".index(match[2].upper()) + 1))
     return size(text)
@@ -295,7 +295,7 @@ def _scale(text: str | None) -> Scale | None:
 
 
 def _warn(options: Options) -> None:
-    """A pool that wins by its size alone says nothing."""
+    """Warn about unequal memory: a pool that wins by its size alone proves nothing."""
     whole, split = options.pool_bytes, options.local_bytes * options.workers
     if abs(whole - split) > 0.01 * whole:
         say(f"not equal: the pool has {show_size(whole)}, all DRAM together {show_size(split)}")

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""``beluga verify``: an acceptance test of a pool's memory, and its report for the files."""
+"""The command ``beluga verify``: it runs the acceptance test of a pool's memory and shows the
+report.
+"""
 
 from __future__ import annotations
 
@@ -38,10 +40,12 @@ def verify(
     ] = 60.0,
     json: Json = False,
 ) -> None:
-    """Try an idle pool's memory: does it keep what its superblock promises? Exit status 1 if not.
+    """Test an idle pool's memory against what its superblock promises. The exit status is 1 if it
+    fails.
 
-    The coherence (streamed stores, invalidation before reads) must hold everywhere. Bare loads and
-    stores are tried, too: they must hold only where the pool is declared coherent.
+    The verbs of software coherence (streamed stores, invalidation before reads) must work on all
+    memory. Bare loads and stores are tested, too; they must work only where the pool has hardware
+    coherence.
     """
     if peer and role not in ("a", "b"):
         raise typer.BadParameter("--peer needs --role a on one host and --role b on the other")
@@ -56,7 +60,7 @@ def verify(
     else:
         _show(report)
     if not report.good:
-        raise VerifyError(f"does not hold, but is promised: {', '.join(report.broken())}")
+        raise VerifyError(f"this does not hold although it is promised: {', '.join(report.broken())}")
 
 
 def _show(report: Report) -> None:
@@ -89,7 +93,7 @@ def _show(report: Report) -> None:
 
 
 def _row(findings: list[Finding]) -> list[object]:
-    """One test, initiator and mode over all devices."""
+    """Make the table's row for one test, initiator and mode over all devices."""
     first = findings[0]
     return [
         first.test,

@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""A lock outside the pool, for sites that have one already: etcd's, or a Kubernetes Lease.
+"""Leases: a lock outside the pool, for sites that already run etcd or Kubernetes.
 
-It decides who may *try* to become the pool's server, and nothing else: two winners at once are
-harmless, because epochs and halves in the pool make them so. Only the standard library is used.
-
-``etcd://host:port/name`` (default: this machine, 2379), ``k8s://namespace/name`` (from inside a
-pod, by its service account).
+A lease decides which process may *try* to become the pool's server, and nothing else. Two winners
+at once are harmless, because epochs and halves in the pool keep them apart. Only the standard
+library is used. A URL names the lease: ``etcd://host:port/name`` (by default this machine, port
+2379) or ``k8s://namespace/name`` (inside a pod, with its service account).
 """
 
 from beluga.lease.etcd import EtcdLease

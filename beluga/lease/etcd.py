@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""A lock in etcd, through the JSON gateway that every etcd has: a key that lives with its lease."""
+"""A lease in etcd, over its JSON gateway: a key that exists as long as its etcd lease."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ _OK = 200
 
 
 class EtcdLease:
-    """Held by whoever created the key ``name``, for as long as its etcd lease lives."""
+    """A lease that belongs to the process that created the key ``name``, while its etcd lease
+    lives.
+    """
 
     def __init__(
         self, base: str, name: str, *, ttl_s: int = TTL_S, timeout_s: float = CALL_TIMEOUT_S
@@ -26,11 +28,13 @@ class EtcdLease:
         self._service = JsonService(base, timeout_s=timeout_s)
         self._key = _text(f"beluga/{name}")
         self._ttl_s = ttl_s
-        self._lease = ""  # its etcd name; "": none
-        self._until = 0.0  # by this machine's clock: when etcd may give the key to others
+        self._lease = ""  # the etcd lease's ID; "" for none
+        self._until = 0.0  # when etcd may give the key to others, by this machine's clock
 
     def acquire(self, timeout_s: float) -> bool:
-        """Wait at most so many seconds until nobody else holds it: whether it is held."""
+        """Wait at most ``timeout_s`` seconds until no other process holds the lease. Returns
+        whether it is held now.
+        """
         end = time.monotonic() + timeout_s
         while True:
             if self._take():
@@ -42,7 +46,9 @@ class EtcdLease:
             time.sleep(min(_RETRY_S, left))
 
     def renew(self) -> bool:
-        """Keep it ``ttl_s`` longer: whether it is held. While etcd is away: until its end."""
+        """Extend the lease by ``ttl_s`` and return whether it is held. While etcd is unreachable,
+        it counts as held until it expires.
+        """
         if not self._lease:
             return False
         start = time.monotonic()
@@ -58,7 +64,7 @@ class EtcdLease:
         return True
 
     def release(self) -> None:
-        """Give it up at once. If etcd does not answer, it ends by itself."""
+        """Give the lease up at once. If etcd does not answer, the lease expires by itself."""
         lease, self._lease, self._until = self._lease, "", 0.0
         if lease:
             try:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""JSON over HTTP with what a lock needs: a deadline for every call, a bound on every answer."""
+"""JSON over HTTP for leases. Every call has a deadline, and every answer has a size limit."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 from beluga.errors import LeaseError
 
 ANSWER_SIZE_MAX = 1 << 20  # bytes
-# No proxy, and no redirection: the token goes to the server that was named, and nowhere else.
+# There is no proxy and no redirection, so the token reaches only the server that was named.
 _NO_PROXY = urllib.request.ProxyHandler({})
 
 
@@ -24,7 +24,7 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
 
 
 class JsonService:
-    """A service at ``base`` that takes and gives JSON objects."""
+    """A service at ``base`` that takes and returns JSON objects."""
 
     def __init__(
         self,
@@ -42,7 +42,8 @@ class JsonService:
     def ask(
         self, method: str, path: str, body: dict[str, Any] | None = None, *, token: str = ""
     ) -> tuple[int, dict[str, Any]]:
-        """Status and answer; an answer that is no JSON object is an empty one.
+        """Return the status and the answer. An answer that is not a JSON object becomes an empty
+        object.
 
         Raises :class:`~beluga.errors.LeaseError` if there is no answer in time.
         """

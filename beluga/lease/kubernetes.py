@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""A lock in Kubernetes: a coordination.k8s.io/v1 Lease, by the pod's service account.
+"""A lease in Kubernetes: a coordination.k8s.io/v1 Lease, with the pod's service account.
 
-As client-go does it: clocks of different machines are never compared. A holder is taken for gone
-when its record has stood still for its duration by *our* clock. Who changes the record says which
-version it has read; the API server refuses all but the first.
+It works as client-go does: clocks of different machines are never compared. A holder counts as gone
+when its record has not changed for the lease's duration by *our* clock. A writer states which
+version of the record it has read, and the API server refuses all writers but the first.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ _OK, _CREATED, _ABSENT, _CONFLICT = 200, 201, 404, 409
 
 
 class KubernetesLease:
-    """Held by the ``holderIdentity`` of the Lease at ``place``: namespace/name.
+    """A lease that belongs to the ``holderIdentity`` of the Lease at ``place``: namespace/name.
 
-    ``server``: the API server, by default the one that the pod's environment names. Raises
-    :class:`~beluga.errors.LeaseError` outside of a pod if there is none.
+    ``server`` is the API server, by default the one that the pod's environment names. Raises
+    :class:`~beluga.errors.LeaseError` if there is none because this is not a pod.
     """
 
     def __init__(
@@ -64,7 +64,9 @@ class KubernetesLease:
         self._until = 0.0
 
     def acquire(self, timeout_s: float) -> bool:
-        """Wait at most so many seconds until nobody else holds it: whether it is held."""
+        """Wait at most ``timeout_s`` seconds until no other process holds the lease. Returns
+        whether it is held now.
+        """
         end = time.monotonic() + timeout_s
         while not self._take():
             left = end - time.monotonic()
@@ -74,7 +76,9 @@ class KubernetesLease:
         return True
 
     def renew(self) -> bool:
-        """Keep it ``duration_s`` longer: whether it is held. While the API is away: to its end."""
+        """Extend the lease by ``duration_s`` and return whether it is held. While the API server is
+        unreachable, it counts as held until it expires.
+        """
         start = time.monotonic()
         try:
             lease = self._read()
@@ -88,7 +92,9 @@ class KubernetesLease:
         return time.monotonic() < self._until
 
     def release(self) -> None:
-        """Give it up at once. If the API does not answer, it ends by itself."""
+        """Give the lease up at once. If the API server does not answer, the lease expires by
+        itself.
+        """
         self._until = 0.0
         try:
             lease = self._read()
@@ -154,14 +160,15 @@ class KubernetesLease:
         if status in (_OK, _CREATED):
             return True
         if status in (_ABSENT, _CONFLICT):
-            return False  # somebody was faster
+            return False  # another process was faster
         raise LeaseError(f"Kubernetes refuses the lease: {_reason(status, answer)}")
 
     def _ask(
         self, method: str, path: str, body: dict[str, Any] | None = None
     ) -> tuple[int, dict[str, Any]]:
         try:
-            token = self._token.read_text().strip()  # each time: Kubernetes changes it
+            # read each time, because Kubernetes replaces it
+            token = self._token.read_text().strip()
         except OSError as error:
             raise LeaseError(f"the service account has no token: {error}") from None
         return self._service.ask(method, path, body, token=token)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""What a lease is, and which one a URL names."""
+"""The interface of a lease, and the lease that a URL names."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ ETCD_PORT = 2379
 
 
 class Lease(Protocol):
-    """Held by one process at a time, and lost by itself when nobody renews it.
+    """A lock that one process holds at a time, and that expires when nobody renews it.
 
     All calls raise :class:`~beluga.errors.LeaseError` when the lock's service refuses them.
     """
 
     def acquire(self, timeout_s: float) -> bool:
-        """Wait for it at most so many seconds: whether it is held."""
+        """Wait at most ``timeout_s`` seconds for the lease. Returns whether it is held now."""
 
     def renew(self) -> bool:
-        """Keep it a while longer: whether it is still held."""
+        """Extend the lease. Returns whether it is still held."""
 
     def release(self) -> None:
-        """Give it up, so that others need not wait for its end."""
+        """Give the lease up, so that others need not wait until it expires."""
 
 
 def open_lease(url: str) -> Lease:
-    """The lease that ``url`` names; nobody is asked yet.
+    """Return the lease that ``url`` names. No server is asked yet.
 
-    Raises :class:`~beluga.errors.LeaseError` for a URL that cannot be read, or outside of a pod.
+    Raises :class:`~beluga.errors.LeaseError` for a URL that is not valid, or outside of a pod.
     """
     parts = urlsplit(url)
     name = parts.path.strip("/")

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The block index (``csrc/index/meta.c``): which block lies where, who writes it, who reads it.
+"""The block index (``csrc/index/meta.c``): where each block lies, who writes it and who reads it.
 
-:class:`MetaServer` is a server with the index, :class:`MetaClient` its calls over a session.
-:class:`beluga.kvcache.KVCache` is what most programs want instead.
+:class:`MetaServer` is a server with the index; :class:`MetaClient` makes its calls over a session.
+Most programs want :class:`beluga.kvcache.KVCache` instead.
 """
 
 from beluga.meta.check import Report, check_devices, check_pool

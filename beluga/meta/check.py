@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Looking a pool over (``csrc/check/check.c``): every invariant, on request every checksum."""
+"""The pool check (``csrc/check/check.c``): it checks every invariant and, on request, every
+checksum.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ Leave: TypeAlias = "tuple[core.bl_port | core.Null, int]"
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Report:
-    """What a look over a pool gave; ``findings`` has a line each, at most FINDINGS_MAX of them."""
+    """The result of a pool check. ``findings`` has one line for each finding, at most
+    FINDINGS_MAX.
+    """
 
     epoch: int
     serving: bool
@@ -66,10 +70,10 @@ def check_devices(
     payload: bool = False,
     leave: Callable[[Pool], AbstractContextManager[Leave | None]] = lambda _: nullcontext(),
 ) -> Report:
-    """Check the pool on ``paths``, its superblocks first; if they are damaged, nothing else can be.
+    """Check the pool on ``paths``. If its superblocks are damaged, nothing else can be checked.
 
-    ``leave`` is made for the pool, once it is open, as :func:`check_pool` takes it.
-    Raises a PoolError for what is no device, or cannot be opened.
+    ``leave`` is called with the open pool and yields what :func:`check_pool` takes. Raises a
+    PoolError for a path that is not a device or cannot be opened.
     """
     findings = survey(paths)
     if findings:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Calls of the block index, a batch at a time."""
+"""Calls of the block index, each with a batch of keys."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _Items = TypeVar("_Items")
 
 
 class BlockState(enum.IntEnum):
-    """What the server says of a key (``bl_block_state``)."""
+    """The state of a key as the server reports it (``bl_block_state``)."""
 
     MISS = 0
     HIT = 1
@@ -41,7 +41,7 @@ class BlockState(enum.IntEnum):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Grant:
-    """The server's word on one key: where the block is, or leave to write it there."""
+    """The server's answer for one key: where the block is, or a grant to write it there."""
 
     state: BlockState
     offset: int
@@ -54,7 +54,7 @@ class Grant:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Lookup:
-    """Leading hits, and the state of the key after them (HIT if there is none)."""
+    """The leading hits of a lookup, and the state of the next key (HIT if there is none)."""
 
     hits: tuple[Grant, ...]
     state: BlockState
@@ -62,14 +62,14 @@ class Lookup:
 
 @dataclasses.dataclass(slots=True)
 class Pins:
-    """The leading hits of a lookup, pinned for its session; ``count`` is 0 once released."""
+    """The leading hits of a lookup, pinned for its session. ``count`` is 0 after their release."""
 
     count: int
     _commits: core.bl_commit = dataclasses.field(repr=False)
 
 
 class MetaClient:
-    """The index's calls over a :class:`beluga.rpc.Client`. Times out as the client does.
+    """The calls of the block index over a :class:`beluga.rpc.Client`, with that client's timeout.
 
     All calls raise :class:`~beluga.errors.RpcError` if the server does not answer, and
     :class:`~beluga.errors.NoMethodError` if it has no index.
@@ -80,7 +80,9 @@ class MetaClient:
         self._timeout_ns = nanoseconds(client.timeout_s)
 
     def lookup(self, keys: NDArray[np.uint64], *, pin: bool = False) -> Lookup:
-        """The leading keys that are committed; ``pin`` keeps them until :meth:`release`."""
+        """Find the leading keys that are committed. With ``pin`` they stay until
+        :meth:`release`.
+        """
         words = _words(keys)
         records = ffi.new("bl_block_record[]", len(keys))
         state = ffi.new("uint32_t *")
@@ -96,7 +98,9 @@ class MetaClient:
         return Lookup(grants, BlockState(state[0]))
 
     def pin(self, keys: NDArray[np.uint64]) -> Pins:
-        """The leading keys that are committed, pinned: a lookup without an object per block."""
+        """Pin the leading keys that are committed. Unlike a lookup it makes no object for each
+        block.
+        """
         words = _words(keys)
         records = np.zeros(len(keys), dtype=_RECORD)
         state = ffi.new("uint32_t *")
@@ -119,7 +123,7 @@ class MetaClient:
         return Pins(hits, ffi.from_buffer("bl_commit[]", commits))
 
     def unpin(self, pins: Pins) -> int:
-        """Drop them, once. How many were dropped."""
+        """Drop these pins, once. Returns how many were dropped."""
         count, pins.count = min(pins.count, len(pins._commits)), 0
         if count <= 0:
             return 0
@@ -128,9 +132,10 @@ class MetaClient:
     def reserve(
         self, keys: NDArray[np.uint64], *, length: int, fingerprint: int = 0, chunk_size: int = 0
     ) -> list[Grant]:
-        """Leave to write ``length`` bytes under each key: HIT, GRANTED, PENDING or REFUSED.
+        """Ask for grants to write ``length`` bytes under each key.
 
-        A grant ends with :meth:`commit`, :meth:`abort`, or the session.
+        The state of each answer is HIT, GRANTED, PENDING or REFUSED. A grant ends with
+        :meth:`commit`, :meth:`abort`, or the session.
         """
         words = _words(keys)
         records = ffi.new("bl_block_record[]", len(keys))
@@ -148,7 +153,9 @@ class MetaClient:
         return [_grant(records[i], keys[i]) for i in range(len(keys))]
 
     def commit(self, grants: Sequence[Grant], *, checksums_crc: int = 0) -> list[int]:
-        """Publish written blocks: per grant 0, or a negative error (the grant was lost)."""
+        """Publish written blocks. Returns 0 for each grant, or a negative error if the grant was
+        lost.
+        """
         commits = _commits(grants, checksums_crc)
         statuses = ffi.new("int32_t[]", len(grants))
         with self._client.lock:
@@ -161,19 +168,21 @@ class MetaClient:
         return list(statuses)
 
     def abort(self, grants: Sequence[Grant]) -> int:
-        """Give grants back; nothing is written to them any more. How many were given back."""
+        """Give grants back; the caller writes to them no more. Returns how many were given back."""
         return self._tell(lib.bl_abort_blocks, _commits(grants, 0), len(grants), "aborting")
 
     def release(self, hits: Sequence[Grant]) -> int:
-        """Drop the pins of a lookup. How many were dropped."""
+        """Drop the pins of a lookup. Returns how many were dropped."""
         return self._tell(lib.bl_release_blocks, _commits(hits, 0), len(hits), "releasing")
 
     def remove(self, keys: NDArray[np.uint64]) -> int:
-        """Forget blocks. How many there were; pinned ones keep their bytes until released."""
+        """Remove blocks. Returns how many there were; pinned blocks keep their bytes until
+        released.
+        """
         return self._tell(lib.bl_remove_blocks, _words(keys), len(keys), "removing")
 
     def stat(self) -> MetaStat:
-        """The server's counters."""
+        """Return the server's counters."""
         out = ffi.new("bl_meta_stat *")
         with self._client.lock:
             raise_for_status(
@@ -198,7 +207,7 @@ class MetaClient:
 def _struct(
     name: Literal["bl_block_record", "bl_commit"], fields: dict[str, str]
 ) -> np.dtype[np.void]:
-    """Some fields of a C struct, as numpy sees them."""
+    """Describe some fields of a C struct as a numpy dtype."""
     return np.dtype(
         {
             "names": list(fields),

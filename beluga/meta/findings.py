@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""What each finding of a look over a pool means: a line for a person.
+"""The text for each finding of a pool check.
 
-A line is its kind, its place, and what follows for the pool. By bl_finding_kind, csrc/api/check.h;
-``{place}`` is a half, host, lane, slot, stripe or block, ``{detail}`` what api/check.h says.
+A line has the kind of the finding, its place, and its consequence for the pool. The names are those
+of bl_finding_kind in csrc/api/check.h. ``{place}`` is a half, host, lane, slot, stripe or block;
+api/check.h says what ``{detail}`` is.
 """
 
 from __future__ import annotations
@@ -73,6 +74,6 @@ _BY_NUMBER = {getattr(lib, f"BL_FINDING_{name}"): text for name, text in TEXTS.i
 
 
 def describe(finding: core.bl_finding) -> str:
-    """A ``bl_finding`` as a line: its kind, its place, what it means."""
+    """Describe a ``bl_finding`` in one line: its kind, its place and its meaning."""
     text = _BY_NUMBER[finding.kind].format(place=finding.place, detail=finding.detail)
     return f"{KINDS[finding.kind]} {text}"

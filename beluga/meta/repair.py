@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Dropping what is damaged of a pool that nobody uses (``csrc/check/repair.c``); payload stays."""
+"""The repair of a pool that nobody uses (``csrc/check/repair.c``): it drops what is damaged."""
 
 from __future__ import annotations
 
@@ -10,17 +10,18 @@ from beluga.meta.check import FINDINGS_MAX, Report, check_pool
 from beluga.meta.findings import describe
 from beluga.pool import Pool
 
-ROUNDS = 16  # what hangs on a dropped line is found by the next look
+ROUNDS = 16  # Lines that depend on a dropped line are found in the next round.
 
 
 def repair_pool(
     pool: Pool, *, payload: bool = False, declared_gone: bool = False
 ) -> tuple[tuple[str, ...], Report]:
-    """Drop what :func:`check_pool` finds: a line for each act, and what a look found afterwards.
+    """Drop what :func:`check_pool` finds. The payload of blocks is not changed.
 
-    Nobody may use the pool. This host's processes are seen by their locks; of other hosts', which
-    a pool that is not coherent may have, ``declared_gone`` says that they are. Raises
-    DeviceBusyError and ServerAliveError, before anything is changed.
+    Returns a line for each act and the report of a check afterwards. No process may use the pool.
+    Liveness locks show the processes of this host; other hosts may use a pool with software
+    coherence, and ``declared_gone`` states that their processes have ended. Raises DeviceBusyError
+    or ServerAliveError before anything is changed.
     """
     pool.refuse_in_use()
     shared = any(device.coherence != "hardware" for device in pool.devices)
@@ -41,7 +42,7 @@ def repair_pool(
         found = list(findings[0 : min(report.finding_count, FINDINGS_MAX)])
         if not found:
             break
-        # Epochs first, alone: they say which half the rest is about.
+        # Epoch lines are repaired first and alone: they decide which half the rest is judged by.
         epochs = [f for f in found if f.kind <= lib.BL_FINDING_EPOCH_FUTURE]
         for finding in epochs or found:
             with pool.using() as handle:

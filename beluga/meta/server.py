@@ -16,9 +16,10 @@ if TYPE_CHECKING:
 
 
 class MetaServer(Server):
-    """Serves lookup, reserve, commit, abort, release, remove and stat, besides own handlers.
+    """Serves the calls of the block index (lookup, reserve, commit, abort, release, remove, stat)
+    and the program's own handlers.
 
-    :meth:`start` takes over what earlier servers of the pool committed.
+    :meth:`start` takes over the blocks that earlier servers of the pool committed.
     """
 
     def __init__(
@@ -52,7 +53,9 @@ class MetaServer(Server):
         lib.bl_meta_destroy(meta)
 
     def meta_stat(self) -> MetaStat:
-        """The index's counters, read beside the running loop: not all of one instant."""
+        """Return the index's counters. The loop runs meanwhile, so they are not all of one
+        instant.
+        """
         out = ffi.new("bl_meta_stat *")
         with self._running():
             lib.bl_meta_describe(self._meta, out)

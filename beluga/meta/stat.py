@@ -13,7 +13,9 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class MetaStat:
-    """``bl_meta_stat`` of ``csrc/format/pool_format.h``; bytes, and counts since the takeover."""
+    """The fields of ``bl_meta_stat`` (``csrc/format/pool_format.h``): bytes, and counts since
+    takeover.
+    """
 
     block_count: int
     block_count_max: int
@@ -39,5 +41,5 @@ class MetaStat:
 
     @classmethod
     def of(cls, struct: core.bl_meta_stat) -> MetaStat:
-        """From a cffi ``bl_meta_stat *``."""
+        """Convert a cffi ``bl_meta_stat *``."""
         return cls(**{field.name: getattr(struct, field.name) for field in dataclasses.fields(cls)})

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Queues of tasks in the pool (``csrc/index/task_call.c``): claims on kept blocks."""
+"""Task queues in the pool (``csrc/index/task_call.c``): a task is a kept block, which workers
+claim.
+"""
 
 from __future__ import annotations
 
@@ -21,20 +23,21 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class TaskRecord:
-    """A claimed task: the block that it is, ``length`` bytes under ``key`` (uint64, (1, 2))."""
+    """A claimed task. It is the block with ``key`` (uint64, shape (1, 2)), of ``length`` bytes."""
 
     key: NDArray[np.uint64]
     generation: int
     block: int
     length: int
-    deliveries: int  # how often it was claimed since the server's start, this time included
+    deliveries: int  # how often it was claimed since the server's start, with this time
 
 
 class TaskClient:
-    """Calls over a :class:`beluga.rpc.Client`, whose session holds the claims; they end with it.
+    """Task calls over a :class:`beluga.rpc.Client`. Its session holds the claims, which end with
+    it.
 
-    A queue is a number: the layout of its blocks. All calls raise
-    :class:`~beluga.errors.RpcError` if the server does not answer.
+    A queue is a number: the layout of its blocks. All calls raise :class:`~beluga.errors.RpcError`
+    if the server does not answer.
     """
 
     def __init__(self, client: Client) -> None:
@@ -42,7 +45,9 @@ class TaskClient:
         self._timeout_ns = nanoseconds(client.timeout_s)
 
     def claim(self, queue: int, *, visible_s: float) -> TaskRecord | None:
-        """The oldest task that waits, hidden from others for ``visible_s`` seconds, 600 at most."""
+        """Claim the oldest waiting task and hide it from others for ``visible_s`` (at most 600)
+        seconds.
+        """
         out = ffi.new("bl_task *")
         with self._client.lock:
             raise_for_status(
@@ -62,7 +67,9 @@ class TaskClient:
         )
 
     def extend(self, task: TaskRecord, *, visible_s: float) -> bool:
-        """Hide it for so long from now; 0: let it wait again. False: the claim has run out."""
+        """Hide the task for ``visible_s`` seconds from now; 0 lets it wait again. Returns False if
+        the claim has run out.
+        """
         what = ffi.new("bl_task *", {"generation": task.generation, "block": task.block})
         with self._client.lock:
             try:
@@ -77,7 +84,7 @@ class TaskClient:
         return True
 
     def count(self, queue: int) -> tuple[int, int]:
-        """Tasks of a queue that wait, and that are claimed."""
+        """Return how many tasks of a queue are waiting, and how many are claimed."""
         out = ffi.new("bl_task_counts *")
         with self._client.lock:
             raise_for_status(

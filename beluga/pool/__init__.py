@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The pool: devices named, checked, formatted and mapped; nothing is known here of blocks."""
+"""The pool: its devices are named, checked, formatted and mapped. Nothing here knows about
+blocks.
+"""
 
 from beluga.pool.default import default_specs, emulated_paths, forget, remember, remembered
 from beluga.pool.pool import DeviceView, Pool

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Making a pool: everything is asked first, files are given their room, superblocks come last.
+"""Creation of a pool: every check comes first, files get their space next, superblocks come last.
 
-If anything fails on the way, what existed before is as it was, and files made here are gone.
+If anything fails, existing files are as they were before, and new files are removed.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ from beluga.pool.superblock import (
     slice_with_pool,
 )
 
-Progress = Callable[[int, int], None]  # bytes done, bytes in all
+Progress = Callable[[int, int], None]  # called with the bytes done and the bytes in all
 
 _SIZE_MIN = 2 * STRIPE_SIZE
-_DEFAULT_TOTAL = 4 << 30  # of a pool of new files whose size nobody named
-_PIECE = 32 << 20  # pre-faulted at a time
+_DEFAULT_TOTAL = 4 << 30  # the size of a pool of new files when no size is given
+_PIECE = 32 << 20  # bytes pre-faulted at a time
 
 
 def create(
@@ -51,7 +51,7 @@ def create(
     progress: Progress | None = None,
     sysfs: Path = SYSFS,
 ) -> Mapping:
-    """Make a pool on these devices; raises a :class:`PoolError` that names what is wrong."""
+    """Make a pool on these devices. Raises a :class:`PoolError` that says what is wrong."""
     specs = [DeviceSpec.parse(path) for path in paths]
     if not 1 <= len(specs) <= lib.BL_DEVICE_COUNT_MAX:
         raise PoolError(f"a pool has 1 to {lib.BL_DEVICE_COUNT_MAX} devices, not {len(specs)}")
@@ -81,7 +81,7 @@ def create(
 
 
 def _refuse_occupied(device: Device, force: bool) -> None:
-    """Raise if there is something on the device that creation would destroy."""
+    """Raise a PoolError if the device holds something that creation would destroy."""
     if not device.exists:
         return
     fd = open_device(device)
@@ -100,7 +100,7 @@ def _refuse_occupied(device: Device, force: bool) -> None:
     if force or number == lib.BL_SUPERBLOCK_EMPTY:
         return
     if number == lib.BL_SUPERBLOCK_FOREIGN:
-        if device.kind == "devdax":  # memory keeps what its last user left
+        if device.kind == "devdax":  # memory of a devdax node keeps the bytes of its last user
             return
         raise DeviceForeignError(
             f"{device} holds something else than a Beluga pool; --force destroys it"
@@ -109,12 +109,12 @@ def _refuse_occupied(device: Device, force: bool) -> None:
 
 
 def _fixed_size(device: Device) -> bool:
-    """Whether the device can not grow."""
+    """Return whether the device cannot grow."""
     return device.kind == "devdax" or device.sliced
 
 
 def _choose_size(devices: Sequence[Device], wanted: int | None) -> int:
-    """Bytes used of each device."""
+    """Return how many bytes of each device are used."""
     if wanted is not None:
         if wanted % STRIPE_SIZE or wanted < _SIZE_MIN:
             raise DeviceSpecError(
@@ -140,7 +140,7 @@ def _choose_size(devices: Sequence[Device], wanted: int | None) -> int:
 
 
 def _default_size(devices: Sequence[Device]) -> int:
-    """A share of half the room, and no more than anybody expects."""
+    """Return the device's share of half the room, at most _DEFAULT_TOTAL for all devices."""
     there = min((room(device.spec.path.parent) for device in devices), key=lambda r: r.size)
     share = min(_DEFAULT_TOTAL, there.size // 2) // len(devices)
     if share < _SIZE_MIN:
@@ -166,7 +166,7 @@ def _demand_room(devices: Sequence[Device], size: int) -> None:
 
 
 def _allocated(device: Device) -> int:
-    """Bytes of room that the file has already, where the pool is to lie."""
+    """Return the bytes that the file already occupies in the range of the pool."""
     if not device.exists:
         return 0
     if not device.sliced:
@@ -178,7 +178,7 @@ def _allocated(device: Device) -> int:
             first = os.lseek(fd, at, os.SEEK_DATA)
             at = os.lseek(fd, first, os.SEEK_HOLE)
             total += max(0, min(at, end) - first)
-    except OSError:  # ENXIO: no data from there on
+    except OSError:  # ENXIO: there is no data beyond
         pass
     finally:
         os.close(fd)
@@ -186,7 +186,7 @@ def _allocated(device: Device) -> int:
 
 
 def _make_file(device: Device, size: int, sparse: bool, undo: ExitStack) -> Device:
-    """The device with its file made and long enough; ``undo`` learns how to take that back."""
+    """Make the device's file, long enough. ``undo`` collects the calls that revert this."""
     if device.kind == "devdax":
         return device
     path = device.spec.path
@@ -218,7 +218,7 @@ def _make_file(device: Device, size: int, sparse: bool, undo: ExitStack) -> Devi
 
 
 def _fault_in(mapping: Mapping, progress: Progress | None) -> None:
-    """Touch every page of the files now, in parallel, so that no request waits for one later."""
+    """Touch every page of the files now, in parallel, so that no request waits for a page fault."""
     pieces = [
         (ffi.cast("char *", mapping.addresses[index]) + at, min(_PIECE, mapping.device_size - at))
         for index, member in enumerate(mapping.members)

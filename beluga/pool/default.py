@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The pool that is meant when none is named.
+"""The default pool, which is used when no pool is named.
 
-In this order: ``BELUGA_POOL``, the devices that ``beluga mount`` remembered for this user, the
-emulated pool in ``/dev/shm`` if there is one.
+The first of these wins: ``BELUGA_POOL``; the devices that ``beluga mount`` remembered for this
+user; the emulated pool in ``/dev/shm``, if it exists.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from beluga.pool.spec import DeviceSpec, SpecLike
 
 
 def default_specs() -> list[DeviceSpec]:
-    """Devices of the default pool. Raises NoDefaultPoolError."""
+    """Return the devices of the default pool. Raises NoDefaultPoolError."""
     if paths := config.pool_paths():
         return [DeviceSpec.parse(path) for path in paths]
     if specs := remembered():
@@ -33,13 +33,17 @@ def default_specs() -> list[DeviceSpec]:
 
 
 def emulated_paths() -> list[str]:
-    """The two files of the emulated pool of this user, made by ``beluga mount`` without a path."""
+    """Return the two files of this user's emulated pool, which ``beluga mount`` makes without a
+    path.
+    """
     directory = f"/dev/shm/beluga-{os.getuid()}"  # noqa: S108  mode 0700, made by mount
     return [f"{directory}/pool.{index}" for index in range(2)]
 
 
 def remembered() -> list[DeviceSpec]:
-    """What :func:`remember` was told last, or nothing."""
+    """Return the devices of the last :func:`remember`, or nothing. Raises NoDefaultPoolError if the
+    file is damaged.
+    """
     try:
         found = json.loads(_file().read_text())
         return [DeviceSpec.parse(text) for text in found["devices"]]
@@ -60,7 +64,7 @@ def remember(paths: Sequence[SpecLike]) -> None:
 
 
 def forget() -> bool:
-    """Have no default pool any more; whether there was one."""
+    """Forget the default pool. Returns whether there was one."""
     there = _file().exists()
     _file().unlink(missing_ok=True)
     return there

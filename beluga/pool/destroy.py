@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Unmaking a pool: whoever opens its devices afterwards finds none."""
+"""The removal of a pool: its superblocks are wiped, and files that are devices are deleted."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def _first(device: Device) -> bytes:
 
 
 def _wipe(device: Device) -> None:
-    if device.size >= STRIPE_SIZE:  # else a file that was cut off, and is removed now
+    if device.size >= STRIPE_SIZE:  # A smaller file was truncated; it is only removed below.
         fd = open_device(device)
         try:
             wipe_first(device, fd)

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""What sysfs says of a devdax node, and whether a pool may lie on it.
+"""Reading sysfs about a devdax node, to decide whether a pool may lie on it.
 
-The kernel maps a node beyond its end and rounds offsets without a word, and the process dies when
-it touches the memory; it takes no private mapping, and none that is not in units of the node's
-alignment. So everything is asked here before anything is mapped, and what is not known is refused.
+The kernel maps a node beyond its end and rounds offsets without an error, and then the process dies
+when it touches the memory. It refuses private mappings and mappings that are not in units of the
+node's alignment. So everything is checked here before anything is mapped, and a node with unknown
+properties is refused.
 """
 
 from __future__ import annotations
@@ -19,17 +20,18 @@ from beluga.pool.spec import STRIPE_SIZE, show_size
 
 @dataclass(frozen=True, slots=True)
 class DaxNode:
-    """A node that a pool may lie on."""
+    """A devdax node that a pool may lie on."""
 
     size: int  # bytes that can be mapped in stripes
-    node: int | None  # NUMA node, if the kernel knows it
+    node: int | None  # the NUMA node, if the kernel knows it
 
 
 def ask_sysfs(path: Path, number: int, sysfs: Path) -> DaxNode:
-    """What ``path``, a character device with that number, is to the kernel.
+    """Read what the kernel knows of ``path``, a character device with device number ``number``.
 
-    Raises DeviceMissingError if it is no devdax node or sysfs does not tell, DeviceBusyError if
-    another driver has it or none, DeviceSpecError if its size or alignment does not do.
+    Raises DeviceMissingError if it is not a devdax node or sysfs does not describe it,
+    DeviceBusyError if it has no driver or another one, and DeviceSpecError if its size or alignment
+    is unsuitable.
     """
     entry = _entry(path, number, sysfs)
     _refuse_driver(path, entry)

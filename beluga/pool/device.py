@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""What a named device is: a devdax node, a file, or a slice of either; and opening it.
+"""Named devices (a devdax node, a file, or a slice of either) are examined and opened here.
 
-Everything is asked here before anything is mapped: what a file cannot bear ends in SIGBUS, and so
-does what a devdax node cannot (devdax.py).
+Everything is checked before anything is mapped, because an access beyond what a file or a devdax
+node can back ends in SIGBUS (devdax.py).
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ SYSFS = Path("/sys")
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """A device as found."""
+    """A device as it was found."""
 
     spec: DeviceSpec
     kind: Literal["file", "devdax"]
-    size: int  # bytes from spec.offset on; 0: a file that is to be made
+    size: int  # bytes from spec.offset on; 0 for a file that is to be made
     exists: bool
-    identity: tuple[object, ...]  # equal for two names of one thing
-    node: int | None = None  # NUMA node, as named or found
+    identity: tuple[object, ...]  # two names of one thing have equal identities
+    node: int | None = None  # the NUMA node, as named or found
 
     @property
     def sliced(self) -> bool:
@@ -73,7 +73,7 @@ def examine(spec: DeviceSpec, *, creating: bool = False, sysfs: Path = SYSFS) ->
 
 
 def _examine_nothing(spec: DeviceSpec) -> Device:
-    """A file that is to be made."""
+    """Describe a file that is to be made."""
     path = spec.path
     if spec.size is not None:
         end = spec.offset + spec.size
@@ -86,7 +86,7 @@ def _examine_nothing(spec: DeviceSpec) -> Device:
 
 
 def _room(spec: DeviceSpec, size: int) -> int:
-    """Bytes that ``spec`` may use of something with ``size`` bytes."""
+    """Return how many bytes ``spec`` may use of something with ``size`` bytes."""
     if spec.size is None:
         return size
     if spec.offset + spec.size > size:
@@ -103,7 +103,7 @@ def _examine_devdax(spec: DeviceSpec, number: int, sysfs: Path) -> Device:
 
 
 def open_device(device: Device) -> int:
-    """A descriptor for reading and writing; the caller closes it."""
+    """Open the device for reading and writing. The caller closes the descriptor."""
     try:
         return os.open(device.spec.path, os.O_RDWR | os.O_CLOEXEC)
     except OSError as error:
@@ -111,7 +111,7 @@ def open_device(device: Device) -> int:
 
 
 def explain(error: OSError, path: Path) -> PoolError:
-    """The error of a system call on ``path`` as one that says how to mend it."""
+    """Turn the error of a system call on ``path`` into one that says how to fix it."""
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
         return DevicePermissionError(
             f"{path}: {error.strerror}; this user needs to read and write it (chmod, or its group)"

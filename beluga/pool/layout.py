@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Which geometry a new pool gets: what its creator asked for, and defaults by the pool's size.
+"""The geometry of a new pool: the values that its creator chose, and defaults by the pool's size.
 
 The defaults keep metadata near 1 % of pools of 256 MiB and more.
 """
@@ -24,11 +24,13 @@ _GIB = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class Wishes:
-    """What may be left to Beluga is None. Sizes in bytes; see :meth:`beluga.pool.Pool.create`."""
+    """The choices of a pool's creator; None leaves a choice to Beluga. Sizes are in bytes. See
+    :meth:`beluga.pool.Pool.create`.
+    """
 
     device_size: int | None = None
     interleave: bool = True
-    coherence: str | Sequence[str] | None = None  # of all devices, or of each
+    coherence: str | Sequence[str] | None = None  # one value for all devices, or one for each
     sparse: bool = False
     force: bool = False
     max_blocks: int | None = None
@@ -38,10 +40,12 @@ class Wishes:
 
 
 class Layout:
-    """A new pool's identity and geometry: makes the superblock of each of its devices."""
+    """A new pool's identity and geometry. It makes the superblock of each of its devices."""
 
     def __init__(self, device_count: int, device_size: int, wishes: Wishes) -> None:
-        """Raises NoRoomError if nothing is left for blocks, PoolError if a wish is impossible."""
+        """Raises NoRoomError if no space is left for blocks, and PoolError if a choice is
+        impossible.
+        """
         size = device_count * device_size
         small, large = size < 512 * _MIB, size >= 4 * _GIB
         self._sparse = wishes.sparse
@@ -75,7 +79,7 @@ class Layout:
         raise_for_status(code, "laying the pool out")
 
     def superblock(self, device_index: int, kind: str) -> Superblock:
-        """Of the device at that place, a "file" or "devdax"."""
+        """Make the superblock of the device at that index. ``kind`` is "file" or "devdax"."""
         default = "hardware" if kind == "file" else "software"
         coherence = self._coherence_of_each[device_index] or default
         raw = ffi.new("bl_superblock *")
@@ -88,7 +92,7 @@ class Layout:
 def _coherence_of_each(
     wanted: str | Sequence[str] | None, device_count: int
 ) -> list[str] | list[None]:
-    """One for each device; None: what its kind has by default."""
+    """Return the coherence mode of each device; None stands for the default of its kind."""
     if not wanted:
         return [None] * device_count
     named = [wanted] if isinstance(wanted, str) else list(wanted)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The devices of one pool, mapped into this process in superblock order."""
+"""A mapping: the devices of one pool, mapped into this process in superblock order."""
 
 from __future__ import annotations
 
@@ -18,15 +18,16 @@ from beluga.pool.superblock import SUPERBLOCK_SIZE, Superblock
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A device and what its superblock says, or is about to say."""
+    """A device and its superblock, which may not be written yet."""
 
     device: Device
     superblock: Superblock
 
 
 class Mapping:
-    """Maps on construction, unmaps when it has been closed and nobody uses it any more. A forked
-    child has nothing mapped."""
+    """Maps the devices on construction. It unmaps them when it has been closed and no thread uses
+    it any more. A forked child has nothing mapped.
+    """
 
     def __init__(self, members: Sequence[Member]) -> None:
         self.members = tuple(members)
@@ -49,7 +50,7 @@ class Mapping:
         self._shared = SharedHandle("pool", self._handle, self._end)
 
     def _map(self, index: int, device: Device) -> None:
-        if device.size < self.device_size:  # the kernel maps devdax beyond its end without a word
+        if device.size < self.device_size:  # the kernel maps devdax beyond its end without an error
             raise DeviceTruncatedError(
                 f"{device} has {device.size} bytes, less than the {self.device_size} to be mapped"
             )
@@ -64,7 +65,7 @@ class Mapping:
         raise_for_status(code, f"mapping {device}")
 
     def using(self) -> SharedHandle[core.bl_pool]:
-        """The ``bl_pool *`` for C::
+        """Return the ``bl_pool *`` for C::
 
             with mapping.using() as pool:
                 lib.bl_call(pool)
@@ -80,12 +81,12 @@ class Mapping:
 
     @property
     def handle(self) -> core.bl_pool:
-        """The same for who knows that nobody closes it meanwhile."""
+        """The ``bl_pool *`` for a caller that knows that no thread closes the mapping meanwhile."""
         self.using()
         return self._handle
 
     def close(self) -> None:
-        """Unmap, as soon as nobody uses it."""
+        """Unmap the devices as soon as no thread uses them."""
         self._shared.close()
 
     def _end(self) -> None:

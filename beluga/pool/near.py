@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Which CPUs are near a pool's devices: a copy from the far node crosses the socket link twice."""
+"""The CPUs near a pool's devices. A copy by a CPU of another node crosses the socket link twice."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ NODES = Path("/sys/devices/system/node")
 
 
 def parse_cpulist(text: str) -> set[int]:
-    """The numbers in the kernel's list format, such as ``0-3,8``."""
+    """Return the numbers in the kernel's list format, such as ``0-3,8``."""
     cpus: set[int] = set()
     for part in filter(None, text.strip().split(",")):
         first, _, last = part.partition("-")
@@ -20,7 +20,7 @@ def parse_cpulist(text: str) -> set[int]:
 
 
 def near_cpus(nodes: set[int], *, root: Path = NODES) -> set[int]:
-    """CPUs of NUMA ``nodes``; empty if the kernel does not tell."""
+    """Return the CPUs of NUMA ``nodes``. The set is empty if the kernel does not list them."""
     cpus: set[int] = set()
     for node in nodes:
         path = root / f"node{node}" / "cpulist"
@@ -30,9 +30,9 @@ def near_cpus(nodes: set[int], *, root: Path = NODES) -> set[int]:
 
 
 def run_near(nodes: set[int], *, root: Path = NODES) -> set[int]:
-    """Keep the calling thread on the CPUs of ``nodes`` that it may use; returns them.
+    """Keep the calling thread on the CPUs of ``nodes`` that it may use, and return those CPUs.
 
-    Without such CPUs (no node named, a container without them) the thread stays where it is.
+    Without such CPUs (no node is known, or a container excludes them) the thread stays where it is.
     """
     cpus = near_cpus(nodes, root=root) & os.sched_getaffinity(0)
     if cpus:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""A pool as Python sees it: made, opened, closed, destroyed. Its bytes are C's to touch."""
+"""A pool as Python sees it: made, opened, closed and destroyed. Only C touches its bytes."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ class DeviceView:
     path: Path
     kind: str  # "file" or "devdax"
     offset: int  # bytes into path: more than 0 for a slice
-    size: int  # bytes used
-    stripe_count: int  # its superblock's included
+    size: int  # bytes used by the pool
+    stripe_count: int  # with the superblock's stripe
     coherence: str  # "hardware" or "software"
     sparse: bool
-    link: str | None  # the adapter it hangs on, as named
+    link: str | None  # the adapter that connects it, as named
     node: int | None  # the NUMA node near it
 
 
@@ -86,13 +86,15 @@ class Pool:
         bulk_size: int | None = None,
         progress: Progress | None = None,
     ) -> Pool:
-        """Format ``paths`` as a new, empty pool and open it; files are made and given their room.
+        """Format ``paths`` as a new, empty pool and open it. Files are made and get their space.
 
-        ``device_size`` is in bytes, a multiple of 2 MiB; None takes the devices' own size, or for
-        new files a share of the room. ``coherence`` is "hardware" or "software", or a list
-        with one of them for each path; None: files are coherent, devdax is not. A pool with a
-        coherent device is for one host. ``sparse`` gives files no room (tests). ``force`` destroys
-        what is there. ``progress`` is called with the bytes pre-faulted and the bytes in all.
+        ``device_size`` is in bytes, a multiple of 2 MiB; None takes the devices' own size, or a
+        share of the free space for new files. ``coherence`` is "hardware" or "software", or a list
+        with one of them for each path; None means "hardware" for files and "software" for devdax
+        nodes. A pool with a device of hardware coherence is for one host. ``sparse`` reserves no
+        space for files (for tests). ``force`` destroys what is on the devices. ``progress`` is
+        called with the bytes pre-faulted and the bytes in all.
+
         Raises a :class:`~beluga.errors.PoolError`; then nothing is changed or left behind.
         """
         wishes = Wishes(
@@ -110,7 +112,9 @@ class Pool:
 
     @classmethod
     def open(cls, paths: Sequence[SpecLike]) -> Pool:
-        """Open the pool on ``paths``, named in any order. Raises a PoolError."""
+        """Open the pool on ``paths``, named in any order. Raises a
+        :class:`~beluga.errors.PoolError`.
+        """
         return cls(attach(paths))
 
     @classmethod
@@ -120,16 +124,18 @@ class Pool:
 
     @staticmethod
     def destroy(paths: Sequence[SpecLike]) -> None:
-        """Wipe the superblocks on ``paths``; remove files that are devices, and the runtime dir.
+        """Wipe the superblocks on ``paths``. Remove the devices that are files, and the runtime
+        directory.
 
-        A damaged pool, or one of another version, can be destroyed too. Raises, before
-        anything is touched, DeviceForeignError if one of them has no Beluga superblock, and
-        DeviceBusyError if processes of this host use the pool.
+        A damaged pool, or one of another version, can be destroyed too. Raises DeviceForeignError
+        if a device has no Beluga superblock, and DeviceBusyError if processes of this host use the
+        pool; then nothing is changed.
         """
         destroy(paths)
 
     def using(self) -> SharedHandle[core.bl_pool]:
-        """The ``bl_pool *`` for C, whose memory stays mapped while that runs, whoever closes this::
+        """Return the ``bl_pool *`` for C. The memory stays mapped meanwhile, even if another thread
+        closes the pool::
 
             with pool.using() as handle:
                 lib.bl_call(handle)
@@ -140,16 +146,18 @@ class Pool:
 
     @property
     def handle(self) -> core.bl_pool:
-        """The same for tests, which know that nobody closes it meanwhile."""
+        """The ``bl_pool *`` for tests, which know that no thread closes the pool meanwhile."""
         return self._mapping.handle
 
     def _forget(self) -> None:
-        """In a forked child: the lock's holder is one of the parent's threads."""
+        """Make a new lock. In a forked child one of the parent's threads may hold the old one."""
         self._lock = threading.Lock()
 
     @property
     def runtime_dir(self) -> Path:
-        """Directory of this pool's lock files on this host; made when it is first asked for."""
+        """The directory of this pool's lock files on this host. It is made when it is first asked
+        for.
+        """
         return make_runtime_dir(self._mapping.members[0].device, self.id)
 
     def raise_for_status(self, code: int, doing: str) -> int:
@@ -167,14 +175,16 @@ class Pool:
         refuse_in_use(self.runtime_dir)
 
     def run_near(self) -> set[int]:
-        """Keep the calling thread on CPUs near the devices, if their node is known; those CPUs."""
+        """Keep the calling thread on CPUs near the devices, if their node is known. Returns those
+        CPUs.
+        """
         return run_near({device.node for device in self.devices if device.node is not None})
 
     def host_number(self, host: int | None) -> int:
-        """This machine's number among those that share the pool: ``host``, or 0 for files.
+        """Return this machine's number among those that share the pool: ``host``, or 0 for files.
 
-        Raises DeviceSpecError if devdax devices, which others may share, are used without one, and
-        for what is no number of a host.
+        Raises DeviceSpecError if ``host`` is not given for devdax devices, which other machines may
+        share, and if it is not a valid host number.
         """
         if host is None and any(device.kind == "devdax" for device in self.devices):
             raise DeviceSpecError(
@@ -189,10 +199,10 @@ class Pool:
         return number
 
     def prefault(self) -> None:
-        """Map every page now: the first copy of each is as fast as the others.
+        """Map every page now, so that the first copy of each page is as fast as later ones.
 
-        Takes a fraction of a second for a GiB, without Python's lock. Does nothing for sparse
-        files, which would be given their room by it.
+        This takes a fraction of a second for a GiB, without Python's lock. It does nothing for
+        sparse files, because it would allocate their space.
         """
         if not any(device.sparse for device in self.devices):
             with self.using() as handle:
@@ -201,9 +211,9 @@ class Pool:
     def before_close(self, end: Callable[[], None]) -> None:
         """Call ``end``, a bound method, before the devices are unmapped, if its object still lives.
 
-        Sessions and servers have threads in C that write to the pool: they end with it. To be
-        called before they are made, with what ``end`` waits for held. Raises ValueError once the
-        pool is closed, or is being closed.
+        Sessions and servers have threads in C that write to the pool; ``end`` stops them. A session
+        or server calls this before it is made, and holds the lock that ``end`` waits for. Raises
+        ValueError once the pool is closed or is being closed.
         """
         with self._lock:
             if self._closing:
@@ -211,14 +221,16 @@ class Pool:
             self._ends.append(weakref.WeakMethod(end))
 
     def close(self) -> None:
-        """End the pool's sessions and servers, last made first, and unmap it. Twice is fine."""
+        """End the pool's sessions and servers, the newest first, and unmap it. A second call does
+        nothing.
+        """
         with self._lock:
             self._closing = True
         while self._ends:
             end = self._ends[-1]
             call = end()
             if call is not None:
-                call()  # if it fails, or is interrupted, the pool stays mapped
+                call()  # if it fails or is interrupted, the pool stays mapped
             with self._lock:
                 if end in self._ends:
                     self._ends.remove(end)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""How many bytes of files a directory can take, before anything is made in it.
+"""The space for files in a directory, found out before anything is made in it.
 
 A file in memory that outgrows the memory is no error at creation: it is a SIGBUS or an OOM kill
 later. So the smallest of all limits counts: the filesystem's, the machine's, and that of every
-control group from this process's up to the root, less a tenth for what else grows.
+control group from this process's up to the root. A tenth is left for other users.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ _UNLIMITED = 1 << 60  # cgroup v1 writes a huge number for "max"
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """Bytes that can still be had, and who says so."""
+    """The bytes that are still available, and the name of the limit."""
 
     what: str
     size: int
 
 
 def room(directory: Path, *, root: Path = Path("/")) -> Limit:
-    """The smallest limit for new files in ``directory``, a tenth taken off.
+    """Return the smallest limit for new files in ``directory``, less a tenth.
 
     ``root`` is where proc and sys are found.
     """
@@ -48,9 +48,9 @@ def demand(size: int, directory: Path, *, root: Path = Path("/")) -> None:
 
 
 def limits(directory: Path, *, root: Path = Path("/")) -> list[Limit]:
-    """Everything that bounds files in ``directory``."""
+    """Return everything that limits files in ``directory``."""
     kind = filesystem(directory, root=root)
-    if kind == "hugetlbfs":  # its pages were set aside at boot: only their number counts
+    if kind == "hugetlbfs":  # The pages were set aside at boot, so only their number counts.
         return [_huge_pages(directory, root)]
     stat = os.statvfs(directory)
     found = [Limit("the filesystem", stat.f_bavail * stat.f_frsize)]
@@ -62,7 +62,7 @@ def limits(directory: Path, *, root: Path = Path("/")) -> list[Limit]:
 
 
 def filesystem(directory: Path, *, root: Path = Path("/")) -> str:
-    """The type of the filesystem that holds ``directory``, or "unknown"."""
+    """Return the type of the filesystem that holds ``directory``, or "unknown"."""
     number = directory.stat().st_dev
     wanted = f"{os.major(number)}:{os.minor(number)}"
     kind = "unknown"
@@ -77,7 +77,7 @@ def _huge_pages(directory: Path, root: Path) -> Limit:
     stat = os.statvfs(directory)
     page = stat.f_bsize
     free = _number(root / f"sys/kernel/mm/hugepages/hugepages-{page >> 10}kB/free_hugepages") or 0
-    if stat.f_blocks > 0:  # a mount without a limit of its own says 0
+    if stat.f_blocks > 0:  # a mount without its own limit reports 0
         free = min(free, stat.f_bavail)
     return Limit("the number of free huge pages", free * page)
 
@@ -91,7 +91,7 @@ def _available_memory(root: Path) -> int | None:
 
 
 def _control_groups(root: Path) -> Iterator[Limit]:
-    """Of each group above this process that limits memory, v2 and v1."""
+    """Yield the limit of each group above this process that limits memory, of cgroup v2 and v1."""
     for line in _text(root / "proc/self/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers == "":
@@ -103,7 +103,8 @@ def _control_groups(root: Path) -> Iterator[Limit]:
         for mount in mounts:
             top = root / mount
             group = top / path.strip("/")
-            # Inside a container the path may be one that only the outside sees: go on up.
+            # A container may show a path that exists only outside, so the walk continues to the
+            # parents.
             for place in (group, *group.parents):
                 if place != top and top not in place.parents:
                     break
@@ -114,7 +115,7 @@ def _control_groups(root: Path) -> Iterator[Limit]:
 class _Names:
     limit: str
     usage: str
-    cache: tuple[str, str]  # lines of memory.stat that can be dropped
+    cache: tuple[str, str]  # fields of memory.stat whose pages the kernel can drop
 
 
 _V2 = _Names("memory.max", "memory.current", ("active_file", "inactive_file"))

@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Where the processes of one host meet about a pool: lock files and sockets of that pool.
+"""The runtime directory: the lock files and sockets that the processes of one host share for a
+pool.
 
-All of them must find the same directory, whatever they call the devices, and nobody else may write
-to it. So it lies beside the first device's file and has the file's group, or, for devdax nodes, in
-a place of this host named by the pool's id. ``BELUGA_RUNTIME_DIR`` names a place for all pools, for
-users and containers that would find different ones; it has the group that may use it. Who finds
-another directory than the pool's server is refused (``csrc/liveness/runtime.h``).
+All of them must find the same directory, whatever names they use for the devices, and no other user
+may write to it. So it lies beside the first device's file and has the file's group. For devdax
+nodes it lies in a directory of this host and is named by the pool's id. ``BELUGA_RUNTIME_DIR``
+names a directory for all pools, for users and containers that would otherwise find different ones;
+its group may use it. A process that finds another directory than the pool's server is refused
+(``csrc/liveness/runtime.h``).
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from beluga.pool.device import Device, explain
 
 
 def runtime_path(first: Device, pool_id: str) -> Path:
-    """The directory's path; it may not exist. ``first`` is the pool's first device."""
+    """Return the directory's path, which may not exist. ``first`` is the pool's first device."""
     if first.kind == "devdax" or config.told_runtime_root() is not None:
         return config.runtime_root() / pool_id
     file = first.spec.path.resolve()
@@ -31,7 +33,7 @@ def runtime_path(first: Device, pool_id: str) -> Path:
 
 
 def make_runtime_dir(first: Device, pool_id: str) -> Path:
-    """The directory, made if need be; raises DevicePermissionError."""
+    """Return the directory and make it if necessary. Raises DevicePermissionError."""
     path = runtime_path(first, pool_id)
     device = first.spec.path.stat()
     model = device if stat.S_ISREG(device.st_mode) else None
@@ -51,10 +53,10 @@ def make_runtime_dir(first: Device, pool_id: str) -> Path:
 
 
 def refuse_in_use(path: Path) -> None:
-    """Raise DeviceBusyError if a process of this host serves the pool, or has a session with it.
+    """Raise DeviceBusyError if a process of this host serves the pool or has a session with it.
 
-    ``path`` is the pool's runtime directory. Each such process holds a lock on a file there
-    (``csrc/liveness/lock.h``); other hosts' processes can not be seen.
+    ``path`` is the pool's runtime directory. Each such process holds a liveness lock on a file
+    there (``csrc/liveness/lock.h``). Processes of other hosts cannot be seen.
     """
     for proof in path.glob("alive-*"):
         with proof.open("r+b") as file:
@@ -67,11 +69,11 @@ def refuse_in_use(path: Path) -> None:
 
 
 def _refuse_strange(path: Path, owner: int) -> None:
-    """A directory that somebody else prepared is not used."""
+    """Raise DevicePermissionError for a directory that another user prepared."""
     found, parent = path.lstat(), path.parent.stat()
     trusted = [os.geteuid(), owner, 0]
     if config.told_runtime_root() is not None and not parent.st_mode & stat.S_IWOTH:
-        trusted.append(found.st_uid)  # who may write to that place is trusted
+        trusted.append(found.st_uid)  # a user who may write to the parent directory is trusted
     if not stat.S_ISDIR(found.st_mode) or found.st_uid not in trusted:
         raise DevicePermissionError(f"{path} belongs to another user; remove it")
     if not os.access(path, os.W_OK | os.X_OK):

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Folders for pools that one process needs for a while: removed after it, however it ends.
+"""Temporary folders for the pools of one process. They are removed after it, however it ends.
 
-A process that is killed cannot remove its own. It holds a lock on a file in the folder, which the
-kernel lets go with the process: the next process to make such a folder removes every one whose
-lock is free. The file has its name only while its lock is held, or after its owner's end.
+A process that is killed cannot remove its folder. It holds a lock on a file in the folder, which
+the kernel frees when the process ends. The next process that makes such a folder removes every
+folder whose lock is free. The file gets its name only once its lock is held, so a folder in the
+making is never removed.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _OWNER = "beluga-owner.lock"
 
 @contextlib.contextmanager
 def scratch_folder(name: str, parent: Path) -> Iterator[Path]:
-    """A new folder ``beluga-NAME-...`` in ``parent``, for so long. Raises OSError."""
+    """Make a folder ``beluga-NAME-...`` in ``parent`` and remove it at the end. Raises OSError."""
     _sweep(parent)
     folder = Path(tempfile.mkdtemp(prefix=f"beluga-{name}-", dir=parent))
     owner = os.open(folder / "new", os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
@@ -37,7 +38,7 @@ def scratch_folder(name: str, parent: Path) -> Iterator[Path]:
 
 
 def _sweep(parent: Path) -> None:
-    """Remove what is left of this user's processes that have ended."""
+    """Remove the folders of this user's processes that have ended."""
     for path in parent.glob(f"beluga-*/{_OWNER}"):
         with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
             owner = os.open(path, os.O_RDWR | os.O_NOFOLLOW)
@@ -49,7 +50,9 @@ def _sweep(parent: Path) -> None:
 
 
 def _remove(folder: Path) -> None:
-    """The lock's file goes last: who is killed here leaves a folder that can be swept."""
+    """Remove the folder, its lock file last: if this process is killed here, the rest can be
+    swept.
+    """
     with contextlib.suppress(OSError):
         for path in folder.iterdir():
             if path.is_dir() and not path.is_symlink():

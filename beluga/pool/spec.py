@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""How a person names a device: ``PATH[@OFFSET+SIZE][,link=NAME][,node=N]``.
+"""Device specifications, as users write them: ``PATH[@OFFSET+SIZE][,link=NAME][,node=N]``.
 
-Only words are judged here; whether the device exists is :mod:`beluga.pool.device`'s to ask.
+Only the text is judged here; :mod:`beluga.pool.device` finds out whether the device exists.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _OPTION = re.compile(r"(?P<rest>.+),(?P<name>[a-z]+)=(?P<value>[^,]*)")
 
 
 def parse_size(text: str | int) -> int:
-    """Bytes of ``4096``, ``0x200000``, ``64MiB``, ``2G``. Raises DeviceSpecError."""
+    """Return the bytes of ``4096``, ``0x200000``, ``64MiB`` or ``2G``. Raises DeviceSpecError."""
     if isinstance(text, int):
         return text
     match = _SIZE.fullmatch(text.strip())
@@ -36,7 +36,7 @@ def parse_size(text: str | int) -> int:
 
 
 def show_size(size: int) -> str:
-    """``size`` bytes for people: exact where it is whole in some unit."""
+    """Show ``size`` bytes for people; a whole number of some unit is shown exactly."""
     for unit in ("TiB", "GiB", "MiB", "KiB"):
         scale = 1 << _UNITS[unit[0]]
         if size >= scale:
@@ -47,17 +47,17 @@ def show_size(size: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class DeviceSpec:
-    """A device as named: a whole one, or (``size`` given) the bytes from ``offset`` on."""
+    """A device as named: a whole one, or the ``size`` bytes from ``offset`` on."""
 
     path: Path
     offset: int = 0
     size: int | None = None
-    link: str | None = None  # the adapter it hangs on
+    link: str | None = None  # the adapter that connects it
     node: int | None = None  # the NUMA node near that adapter
 
     @classmethod
     def parse(cls, text: SpecLike) -> DeviceSpec:
-        """Read a specification; raises DeviceSpecError."""
+        """Read a specification. Raises DeviceSpecError."""
         if isinstance(text, DeviceSpec):
             return text
         whole = rest = os.fspath(text)

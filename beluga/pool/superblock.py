@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The first bytes of a device, read and judged; what Python sees of a pool's layout.
+"""Superblocks: the first bytes of a device, read and judged, and the geometry that they give.
 
-C decides whether a superblock can be believed; here its verdict becomes one line for a person.
+C decides whether a superblock is valid; this module turns its verdict into one line for a person.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ COHERENCE_MODES: dict[str, int] = {
 
 @dataclass(frozen=True, slots=True)
 class Geometry:
-    """How a pool is laid out; sizes and offsets in bytes. See ``csrc/format/pool_format.h``."""
+    """The layout of a pool. Sizes and offsets are in bytes; see ``csrc/format/pool_format.h``."""
 
     device_count: int
     interleaved: bool
@@ -57,31 +57,31 @@ class Geometry:
 
     @classmethod
     def of(cls, geometry: core.bl_geometry) -> Geometry:
-        """From a ``bl_geometry``."""
+        """Convert a ``bl_geometry``."""
         values = {field.name: getattr(geometry, field.name) for field in fields(cls)}
         return cls(**{**values, "interleaved": bool(geometry.interleaved)})
 
     @property
     def data_size(self) -> int:
-        """Bytes for payloads."""
+        """The bytes for payloads."""
         return self.stripe_count * STRIPE_SIZE
 
 
 @dataclass(frozen=True, slots=True)
 class Superblock:
-    """What a device says of itself, believed."""
+    """A superblock that was found valid."""
 
     raw: bytes
     pool_id: str  # 32 hex digits
     device_index: int
     coherence: str  # "hardware" or "software"
     sparse: bool
-    created_s: int  # since 1970
+    created_s: int  # seconds since 1970
     geometry: Geometry
 
     @classmethod
     def of(cls, raw: bytes) -> Superblock:
-        """From bytes that C has passed."""
+        """Convert bytes that C has found valid."""
         c = ffi.cast("bl_superblock *", ffi.from_buffer(raw))
         coherence = next(name for name, number in COHERENCE_MODES.items() if number == c.coherence)
         return cls(
@@ -96,7 +96,9 @@ class Superblock:
 
 
 def read_first(device: Device, fd: int) -> bytes:
-    """The bytes where the superblock is or would be; zeros stand for what a file lacks."""
+    """Read the bytes where the superblock is or would be. A file that is too short is padded with
+    zeros.
+    """
     if device.kind == "file":
         try:
             raw = os.pread(fd, SUPERBLOCK_SIZE, device.spec.offset)
@@ -112,9 +114,10 @@ def read_first(device: Device, fd: int) -> bytes:
 
 
 def slice_with_pool(device: Device, fd: int) -> int | None:
-    """Where in a file, behind its first stripe, another pool's superblock lies; None if nowhere.
+    """Find another pool's superblock in a file, behind its first stripe. Returns its offset, or
+    None.
 
-    Only stripes that have data are looked at; devdax memory is not searched.
+    Only stripes that have data are read; devdax memory is not searched.
     """
     if device.kind != "file":
         return None
@@ -123,7 +126,7 @@ def slice_with_pool(device: Device, fd: int) -> int | None:
     while at < end:
         try:
             data = os.lseek(fd, at, os.SEEK_DATA)
-        except OSError:  # ENXIO: no data from there on
+        except OSError:  # ENXIO: there is no data beyond
             return None
         at = max(at, data // STRIPE_SIZE * STRIPE_SIZE)
         if at < end and os.pread(fd, len(MAGIC), at) == MAGIC:
@@ -133,7 +136,7 @@ def slice_with_pool(device: Device, fd: int) -> int | None:
 
 
 def wipe_first(device: Device, fd: int) -> None:
-    """Leave zeros where the superblock was; the device has at least a stripe."""
+    """Write zeros over the superblock. The device has at least one stripe."""
     with _first_stripe(device, fd) as address:
         zeros = bytes(SUPERBLOCK_SIZE)
         raise_for_status(lib.bl_device_write(address, zeros, SUPERBLOCK_SIZE), f"wiping {device}")
@@ -141,7 +144,9 @@ def wipe_first(device: Device, fd: int) -> None:
 
 @contextlib.contextmanager
 def _first_stripe(device: Device, fd: int) -> Iterator[core.void_p]:
-    """Its address while it is mapped: devdax has no read(), and hugetlbfs no write()."""
+    """Map the first stripe and yield its address. devdax has no read(), and hugetlbfs has no
+    write().
+    """
     address = ffi.new("void **")
     raise_for_status(
         lib.bl_device_map(fd, device.spec.offset, STRIPE_SIZE, address), f"mapping {device}"
@@ -159,12 +164,12 @@ def _first_stripe(device: Device, fd: int) -> Iterator[core.void_p]:
 
 
 def fault(raw: bytes) -> int:
-    """``bl_superblock_fault`` of the bytes."""
+    """Return ``bl_superblock_fault`` of the bytes."""
     return int(lib.bl_superblock_fault(ffi.cast("bl_superblock *", ffi.from_buffer(raw))))
 
 
 def believe(device: Device, raw: bytes) -> Superblock:
-    """The superblock in ``raw``; raises what is wrong with it, or with the device's size."""
+    """Return the superblock in ``raw``. Raises a PoolError if it or the device's size is wrong."""
     number = fault(raw)
     if number != lib.BL_SUPERBLOCK_GOOD:
         raise _refusal(device, number, raw)

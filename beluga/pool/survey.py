@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Looking over the first bytes of a pool's devices: everything that is wrong, not the first thing.
+"""The survey of a pool's superblocks: it reports everything that is wrong, not only the first
+error.
 
-Opening a pool (``attach.py``) refuses with one error; here each finding becomes a line, and
+Opening a pool (``attach.py``) stops at the first error. Here each finding becomes a line, and
 nothing is mapped.
 """
 
@@ -27,9 +28,10 @@ FAULTS = {
 
 
 def survey(paths: Sequence[SpecLike]) -> list[str]:
-    """One line per finding about the superblocks of these devices: kind, device, meaning.
+    """Return one line for each finding about the superblocks of these devices: kind, device,
+    meaning.
 
-    Raises a PoolError for what is no device, or cannot be opened.
+    Raises a PoolError for a path that is not a device or cannot be opened.
     """
     devices = [examine(DeviceSpec.parse(path)) for path in paths]
     refuse_twice(devices)
@@ -60,7 +62,9 @@ def _alone(device: Device, raw: bytes, superblock: Superblock) -> Iterator[str]:
 
 
 def _together(believed: list[tuple[Device, Superblock]], *, complete: bool) -> Iterator[str]:
-    """``complete``: every device has a place, so that one that is missing is really missing."""
+    """Compare the superblocks. With ``complete`` each device has a valid superblock, so an index
+    that does not appear is missing from the pool.
+    """
     if not believed:
         return
     one, first = believed[0]

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Bytes and caches by hand: streaming copies, flushes, fences, CRC-32C.
+"""Streaming copies, flushes, fences and CRC-32C for a program's own memory.
 
-They work on any contiguous buffer: a mapping, a numpy array, a bytearray. A pool needs none of them
-called, its verbs do this by themselves; they are for tools, tests and measurements.
+They work on any contiguous buffer: a mapping, a numpy array, a bytearray. A user of a pool need not
+call them, because the pool's verbs do this. They are for tools, tests and measurements.
 """
 
 from __future__ import annotations
@@ -33,7 +33,9 @@ _FEATURES = {
 
 
 def _bytes_of(buffer: Buffer, what: str, *, writable: bool = False) -> core.char_p:
-    """The buffer's memory as C sees it. Raises TypeError or ValueError, naming it ``what``."""
+    """Return the buffer's memory for C. Raises TypeError or ValueError, in which ``what`` names
+    it.
+    """
     try:
         view = memoryview(buffer)
     except TypeError:
@@ -41,7 +43,7 @@ def _bytes_of(buffer: Buffer, what: str, *, writable: bool = False) -> core.char
         raise TypeError(f"the {what} is a {kind}; give bytes, an array or a mapping") from None
     if not view.c_contiguous:
         raise ValueError(f"the {what} is not contiguous; give a contiguous copy")
-    if "O" in re.sub(":[^:]*:", "", view.format):  # without the names of fields
+    if "O" in re.sub(":[^:]*:", "", view.format):  # the format without the names of fields
         raise TypeError(f"the {what} holds Python's objects; give an array of numbers")
     if writable and view.readonly:
         raise ValueError(f"the {what} is read-only; give a writable buffer")
@@ -49,10 +51,11 @@ def _bytes_of(buffer: Buffer, what: str, *, writable: bool = False) -> core.char
 
 
 def ntstore_copy(target: Buffer, source: Buffer) -> None:
-    """Copy ``source`` over ``target``, of the same size, round the cache, and fence the stores.
+    """Copy ``source`` over ``target``, of the same size, past the cache, and fence the stores.
 
     Whole lines are streamed; a ragged head and tail are stored and flushed. The two must not
-    overlap. Raises ValueError (sizes differ, target read-only) or TypeError (not a buffer).
+    overlap. Raises ValueError (the sizes differ, or the target is read-only) or TypeError (not a
+    buffer).
     """
     with (
         _bytes_of(target, "target", writable=True) as into,
@@ -70,9 +73,10 @@ def flush(buffer: Buffer) -> None:
 
 
 def invalidate(buffer: Buffer) -> None:
-    """Drop the buffer's lines from this host's caches: the next loads go to memory. Fenced.
+    """Drop the buffer's lines from this host's caches, so that the next loads read memory. A fence
+    is included.
 
-    A dirty line is written back first, over whatever another host has stored there since.
+    A dirty line is written back first, over anything that another host has stored there since.
     """
     with _bytes_of(buffer, "buffer") as lines:
         lib.bl_drop(lines, len(lines))
@@ -84,17 +88,19 @@ def fence() -> None:
 
 
 def crc32c(data: Buffer, seed: int = 0) -> int:
-    """CRC-32C of ``data``; ``seed`` is the result for the bytes before it."""
+    """Return the CRC-32C of ``data``. ``seed`` is the CRC of the bytes before it."""
     with _bytes_of(data, "data") as seen:
         return int(lib.bl_crc32c(seed, seen, len(seen)))
 
 
 def features() -> frozenset[str]:
-    """The CPU's features that Beluga uses, less what BELUGA_ISA and BELUGA_FLUSH took away."""
+    """Return the CPU features that Beluga uses, without those that BELUGA_ISA and BELUGA_FLUSH
+    exclude.
+    """
     found = lib.bl_cpu_features()
     return frozenset(name for name, bit in _FEATURES.items() if found & bit)
 
 
 def isa() -> str:
-    """The streaming copy in use: ``sse2``, ``avx2``, ``avx512`` or ``movdir64b``."""
+    """Return the name of the streaming copy: ``sse2``, ``avx2``, ``avx512`` or ``movdir64b``."""
     return str(ffi.string(lib.bl_copy_isa()).decode())

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The client's process: sessions, calls, and what a fork does to them."""
+"""The client side of calls: sessions, calls, and how both behave in a forked child."""
 
 from __future__ import annotations
 
@@ -19,13 +19,17 @@ from beluga.rpc.times import nanoseconds
 if TYPE_CHECKING:
     from beluga.pool import Pool
 
-EXIT_WAIT_S = 1.0  # for a daemon thread's call; past it the kernel's proof ends the session
+# The limit of the wait for a daemon thread's call at exit. After it the kernel frees the liveness
+# lock, which ends the session.
+EXIT_WAIT_S = 1.0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ClientStat:
-    """Of one session: ``reattach_count`` counts servers replaced, sessions that the server gave up,
-    and calls that timed out."""
+    """Counters of one session. ``reattach_count`` counts how often the session attached again:
+    because the server was replaced, because the server gave the session up, or because a call timed
+    out.
+    """
 
     epoch: int
     nonce: int
@@ -35,15 +39,17 @@ class ClientStat:
 
 
 class Client:
-    """A session with the pool's server: one lane, used by one thread at a time (it has a lock).
+    """A session with the pool's server. It has one lane, which one thread uses at a time (the
+    client has a lock).
 
-    If the server is replaced, the session attaches to the new one by itself and an unanswered call
-    is asked again. After :func:`os.fork` the child's copy raises
+    If the server is replaced, the session attaches to the new one by itself and repeats a call that
+    was not answered. After :func:`os.fork` the child's copy raises
     :class:`~beluga.errors.ForkedSessionError`; make a new Client there.
 
     Raises :class:`~beluga.errors.NoServerError`, :class:`~beluga.errors.NoLaneError`,
     :class:`~beluga.errors.HostClashError`, :class:`~beluga.errors.CallTimeoutError`, or
-    :class:`~beluga.errors.SecondHostError` (another host's coherent pool).
+    :class:`~beluga.errors.SecondHostError` (the pool has hardware coherence and another host uses
+    it).
     """
 
     def __init__(self, pool: Pool, *, host: int | None = None, timeout_s: float = 5.0) -> None:
@@ -58,7 +64,7 @@ class Client:
         self._end = weakref.finalize(self, self._held.end_at_exit)
         when_forked(self)
         try:
-            with self._held.lock:  # whoever closes the pool waits for it
+            with self._held.lock:  # A thread that closes the pool waits for this lock.
                 pool.before_close(self.close)
                 where = os.fsencode(pool.runtime_dir), pool.host_number(host), timeout_ns
                 with pool.using() as handle:
@@ -69,11 +75,11 @@ class Client:
             raise
 
     def call(self, method: int, request: bytes = b"", *, timeout_s: float | None = None) -> bytes:
-        """The handler's reply to ``request``, each at most the pool's ``bulk_size`` bytes.
+        """Send ``request`` and return the handler's reply. Each has at most ``bulk_size`` bytes.
 
-        Raises :class:`~beluga.errors.CallTimeoutError` when no server answered in ``timeout_s``
-        seconds, :class:`~beluga.errors.BadRequestError` for a request that is too large, and what
-        the handler answered with.
+        Raises :class:`~beluga.errors.CallTimeoutError` when no server answers within ``timeout_s``
+        seconds, :class:`~beluga.errors.BadRequestError` for a request that is too large, and the
+        error that the handler answered with.
         """
         if len(request) > len(self._reply):
             raise BadRequestError(
@@ -94,14 +100,14 @@ class Client:
             return bytes(ffi.buffer(self._reply, self._size[0]))
 
     def ping(self, *, timeout_s: float | None = None) -> float:
-        """Seconds that a round trip to the server took."""
+        """Return the seconds that a round trip to the server takes."""
         start = time.perf_counter()
         self.call(lib.BL_METHOD_PING, b"", timeout_s=timeout_s)
         return time.perf_counter() - start
 
     @property
     def lock(self) -> threading.Lock:
-        """Of whoever uses the session::
+        """The lock that a caller holds while it uses the session::
 
             with client.lock:
                 session = client.session
@@ -117,15 +123,16 @@ class Client:
 
     @property
     def session(self) -> core.bl_session:
-        """The ``bl_session *``, for whoever holds the :attr:`lock`. Raises RpcError if this client
-        is closed."""
+        """The ``bl_session *``. The caller holds the :attr:`lock`. Raises RpcError if this client
+        is closed.
+        """
         session = self._held.out[0]
         if session == ffi.NULL:
             raise RpcError("this client is closed; make a new one")
         return session
 
     def stat(self) -> ClientStat:
-        """Counters of this session."""
+        """Return the counters of this session."""
         with self.lock:
             out = ffi.new("bl_session_stat *")
             lib.bl_session_describe(self.session, out)
@@ -133,12 +140,15 @@ class Client:
             return ClientStat(**{name: getattr(out, name) for name in names})
 
     def close(self) -> None:
-        """Give the lane back. Without a server that listens, its successor reads the farewell."""
+        """Give the lane back. If no server is listening, its successor reads this from the pool."""
         self._held.end()
 
     def _forget(self) -> None:
-        """In a forked child: the session is the parent's, and so is whatever held the lock."""
-        if self._held.out[0] != ffi.NULL:  # it may be attaching just now
+        """Forget the session in a forked child. The session and the holder of the lock belong to
+        the parent.
+        """
+        # The session may be NULL: the fork may have come while it was attaching.
+        if self._held.out[0] != ffi.NULL:
             lib.bl_session_forked(self._held.out[0])
         self._held = _Held()
         self._end.detach()
@@ -151,7 +161,7 @@ class Client:
 
 
 class _Held:
-    """A C session and the lock of whoever uses it; apart from the client, whose end it outlives."""
+    """A C session with its lock. It is a separate object because it outlives the client."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -163,7 +173,7 @@ class _Held:
             self._close()
 
     def end_at_exit(self) -> None:
-        """The same, unless a thread uses it that does not get done."""
+        """Close the session, unless a thread keeps using it for longer than EXIT_WAIT_S."""
         if self.lock.acquire(timeout=EXIT_WAIT_S):
             self._close()
             self.lock.release()

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The server's process: the poll loop, in C without Python's lock, and the registered handlers."""
+"""The server process: a poll loop in C that runs without Python's lock, and registered handlers."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ METHOD_USER: int = lib.BL_METHOD_USER
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Quota:
-    """What each session may have at a time; 0: no limit of its own.
+    """The limits of each session. 0 means that there is no limit.
 
-    ``bytes`` counts the payload of its grants and of the blocks it has pinned; ``grants`` and
-    ``pins`` count blocks. ``calls_per_s`` may come at once, and as many again every second. What is
-    refused is refused at once, with :class:`~beluga.errors.QuotaError` (pins:
-    :class:`~beluga.errors.PinLimitError`), and counted in :class:`ServerStat`.
+    ``bytes`` counts the payload of the session's grants and of its pinned blocks; ``grants`` and
+    ``pins`` count blocks. ``calls_per_s`` is the number of calls allowed in a burst and per second.
+    A request beyond a limit is refused at once with :class:`~beluga.errors.QuotaError` (pins:
+    :class:`~beluga.errors.PinLimitError`) and counted in :class:`ServerStat`.
     """
 
     grants: int = 0
@@ -54,8 +54,8 @@ class Quota:
 class ServerStat:
     """Counters since the server took the pool over.
 
-    ``turn_*_max``: the most that one session had done in one turn; ``wait_*_max``: the most that
-    others had done, while a session's oldest request was there.
+    ``quantum_*_max`` is the most that one session has done in one quantum. ``wait_*_max`` is the
+    most that other sessions have done while one session's oldest request waited.
     """
 
     epoch: int
@@ -78,20 +78,26 @@ class ServerStat:
 
 
 class Server:
-    """Serves a pool's lanes; one server per pool at a time.
+    """Serves the lanes of a pool. A pool has one server at a time.
 
-    ``host`` is this machine's number among those that share the pool (Pool.host_number).
-    ``declared_gone``: an operator's word that every server and session that the pool knows of now
-    can write no more (only needed when one on another machine died and cannot be asked). It is
-    about no later ones, however late this server starts. Raises
-    :class:`~beluga.errors.ServerAliveError` or :class:`~beluga.errors.SessionAliveError` where a
-    heartbeat proves it wrong, now or at :meth:`start`.
-    ``heartbeat_lost_s``: how many seconds the heartbeat of a session that cannot be proven alive or
-    dead may stand still; then what it could still write to is quarantined until there is proof.
-    ``quota`` bounds every session.
+    ``host`` is this machine's number among the machines that share the pool (Pool.host_number).
 
-    Raises :class:`~beluga.errors.ServerAliveError` from :meth:`start` if the pool has a server,
-    :class:`~beluga.errors.HostClashError` if that is another machine's with this host number.
+    ``declared_gone`` is an operator's statement that every server and session that the pool lists
+    now can no longer write. It is only needed when one of them died on another machine, which
+    cannot be asked. It does not cover servers and sessions that appear later, however late this
+    server starts. Raises :class:`~beluga.errors.ServerAliveError` or
+    :class:`~beluga.errors.SessionAliveError`, now or at :meth:`start`, if a heartbeat contradicts
+    the statement.
+
+    ``heartbeat_lost_s`` is the number of seconds without a heartbeat after which a session is
+    suspect if nothing proves that it lives or is dead. The space that a suspect session could still
+    write to is quarantined until there is proof.
+
+    ``quota`` limits every session.
+
+    Raises :class:`~beluga.errors.ServerAliveError` from :meth:`start` if the pool has a server, and
+    :class:`~beluga.errors.HostClashError` if that server runs on another machine that uses this
+    host number.
     """
 
     def __init__(
@@ -107,12 +113,13 @@ class Server:
         self._pool = pool
         self._thread: threading.Thread | None = None
         self._failure: BelugaError | OSError | None = None
-        self._contexts: list[core.void_p] = []  # what keeps handlers alive while C may call them
+        # The handles keep the handlers alive while C may call them.
+        self._contexts: list[core.void_p] = []
         self._server: core.bl_server | None = None
         self._serves = self._stopped = False
         self._unlock()
         out = ffi.new("bl_server **")
-        with self._ending:  # from here on whoever closes the pool waits for this
+        with self._ending:  # A thread that closes the pool waits for this lock.
             pool.before_close(self.stop)
             directory, number = os.fsencode(pool.runtime_dir), pool.host_number(host)
             with pool.using() as handle:
@@ -138,15 +145,16 @@ class Server:
             )
 
     def _unlock(self) -> None:
-        """Locks that nobody holds."""
-        self._ending = threading.RLock()  # of whoever makes or ends the C server
+        """Make new locks, which no thread holds."""
+        self._ending = threading.RLock()  # held by the thread that creates or destroys the C server
         self._life = threading.Condition()
-        self._users: list[int] = []  # threads that are in C with it
+        self._users: list[int] = []  # the threads that are inside a C call with the server
 
     @contextmanager
     def _running(self) -> Iterator[core.bl_server]:
-        """The ``bl_server *``, which lives as long as this; after :meth:`stop`, and in a forked
-        child, there is none."""
+        """Yield the ``bl_server *`` and keep it alive meanwhile. Raises RpcError after :meth:`stop`
+        and in a forked child.
+        """
         me = threading.get_ident()
         with self._life:
             if self._server is None or self._stopped:
@@ -163,8 +171,9 @@ class Server:
     def handle(self, method: int, handler: Handler) -> None:
         """Answer ``method`` (METHOD_USER..255) with ``handler(request) -> reply``.
 
-        The handler runs on the server's thread: a slow one delays everybody. If it raises, the
-        caller gets :class:`~beluga.errors.HandlerError` and the server's log the traceback.
+        The handler runs on the server's thread, so a slow handler delays every client. If it
+        raises, the caller gets :class:`~beluga.errors.HandlerError` and the traceback goes to the
+        server's log.
         """
         context = ffi.new_handle(handler)
         self._contexts.append(context)
@@ -175,10 +184,10 @@ class Server:
             )
 
     def start(self) -> None:
-        """Take the pool over and serve it on a thread of its own. Once: then make another."""
-        with self._ending:  # a stop meanwhile finds the thread
+        """Take the pool over and serve it on a new thread. A server can be started only once."""
+        with self._ending:  # A stop at the same time then finds the thread.
             self._begin()
-            arguments = (self._server,)  # which lives until stop() has joined the thread
+            arguments = (self._server,)  # The C server lives until stop() has joined the thread.
             run = threading.Thread(
                 target=self._serve, args=arguments, name="beluga-server", daemon=True
             )
@@ -186,10 +195,11 @@ class Server:
             self._thread = run
 
     def watch(self, timeout_s: float, *, silent_s: float) -> bool:
-        """Before :meth:`start`: whether it is time to take over, looked for at most ``timeout_s``.
+        """Wait at most ``timeout_s`` until it is time to take over, and return whether it is.
 
-        It is when nobody serves the pool, when its server is gone, or when that one's heartbeat has
-        stood still for ``silent_s`` seconds. Raises :class:`~beluga.errors.EpochDamagedError`.
+        Call this before :meth:`start`. It is time when the pool has no server, when its server has
+        ended, or when the server's heartbeat has not moved for ``silent_s`` seconds. Raises
+        :class:`~beluga.errors.EpochDamagedError`.
         """
         times = nanoseconds(silent_s), nanoseconds(timeout_s)
         with self._running() as server:
@@ -197,10 +207,11 @@ class Server:
             return bool(self._pool.raise_for_status(code, "watching the pool's server"))
 
     def serve_forever(self) -> None:
-        """Take the pool over and serve it on this thread until :meth:`request_stop` is called, or
-        :meth:`stop` from another thread, or the pool is closed there.
+        """Take the pool over and serve it on this thread.
 
-        Raises :class:`~beluga.errors.DeposedError` if another server takes over.
+        The call returns after :meth:`request_stop`, after :meth:`stop` from another thread, or when
+        another thread closes the pool. Raises :class:`~beluga.errors.DeposedError` if another
+        server takes over.
         """
         with self._running() as server:
             self._begin()
@@ -208,9 +219,10 @@ class Server:
             raise_for_status(lib.bl_server_run(server), "serving")
 
     def stop(self) -> None:
-        """Stop serving and say so in the pool, so that a successor need not prove it.
+        """Stop serving and note it in the pool, so that a successor needs no further proof.
 
-        Raises RpcError inside a handler, whose end it would wait for: use :meth:`request_stop`.
+        Raises RpcError inside a handler, because it would wait for that handler; use
+        :meth:`request_stop` there.
         """
         me = threading.get_ident()
         if me in self._users or (self._thread is not None and self._thread.ident == me):
@@ -231,14 +243,14 @@ class Server:
             self._destroy(server)
 
     def _forget(self) -> None:
-        """In a forked child: the server is the parent's."""
+        """Forget the server in a forked child. It belongs to the parent."""
         if self._server is not None:
             lib.bl_server_forked(self._server)
         self._server = self._thread = None
-        self._unlock()  # their holders are the parent's threads
+        self._unlock()  # The parent's threads hold the old locks.
 
     def stat(self) -> ServerStat:
-        """Counters of the running server."""
+        """Return the counters of the running server."""
         out = ffi.new("bl_server_stat *")
         with self._running() as server:
             lib.bl_server_describe(server, out)
@@ -246,21 +258,25 @@ class Server:
 
     @property
     def failure(self) -> BelugaError | OSError | None:
-        """Why the serving thread ended by itself, or None."""
+        """The error that ended the serving thread, or None."""
         return self._failure
 
     def fail(self, failure: BelugaError) -> None:
-        """End serving because of ``failure``, which is then this server's; from any thread."""
+        """Stop serving because of ``failure``, which :attr:`failure` then returns. Any thread may
+        call this.
+        """
         self._failure = failure
         self.request_stop()
 
     def request_stop(self) -> None:
-        """Ask the loop to end; safe in a signal handler, and from another thread."""
+        """Ask the loop to end. This is safe in a signal handler and from another thread."""
         with self._running() as server:
             lib.bl_server_stop(server)
 
     def _begin(self) -> None:
-        """Take the pool over: once, however often it is refused."""
+        """Take the pool over. This succeeds at most once; an attempt that is refused may be
+        repeated.
+        """
         with self._life:
             if self._serves:
                 raise RpcError("this server serves already, or did; make a new one")
@@ -291,7 +307,7 @@ class Server:
         try:
             self.start()
         except BaseException:
-            if not serves:  # it is to serve on
+            if not serves:  # a server that was already serving goes on
                 self.stop()
             raise
         return self
@@ -302,7 +318,7 @@ class Server:
 
 @ffi.def_extern(error=-lib.BL_ERROR_HANDLER)
 def bl_python_handler(context: core.void_p, call: core.bl_call) -> int:
-    """Run a handler registered from Python for the C poll loop."""
+    """Run a handler that Python registered. The C poll loop calls this."""
     handler: Handler = ffi.from_handle(context)
     try:
         reply = handler(bytes(ffi.buffer(call.request, call.request_size)))

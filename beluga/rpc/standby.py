@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""A server that waits for its turn, and the lock outside the pool that it may have to hold."""
+"""A standby server: it waits to take over, and may need a lock outside the pool to do so."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 SILENT_S = 2.0
-"""A heartbeat that stands still so long is one of a server that another machine may follow."""
+"""A server of another machine is replaced when its heartbeat has not moved for so many seconds."""
 
 _LOOK_S = 0.2
 _RETRY_S = 0.1
@@ -27,13 +27,16 @@ _RENEWALS_PER_S = 2.0
 def stand_by(
     server: Server, told: threading.Event, *, silent_s: float = SILENT_S, lease: Lease | None = None
 ) -> bool:
-    """Watch the pool's server until ``server`` has taken over: True; False once ``told`` is set.
+    """Watch the pool's server until ``server`` has taken over, or until ``told`` is set.
 
-    A server of this machine is followed within milliseconds of its death; one of another machine,
-    or one that only stands still, after ``silent_s`` seconds. With ``lease``, only while that is
-    held; while that cannot be asked, it waits on. ``server`` is started when this returns True.
-    Raises what :meth:`Server.start` does, except for :class:`~beluga.errors.ServerAliveError`:
-    then it goes on watching.
+    Returns True after the takeover, when ``server`` has been started, and False once ``told`` is
+    set. A server of this machine is followed within milliseconds of its death. A server of another
+    machine, or one whose process hangs, is followed after ``silent_s`` seconds. With ``lease`` the
+    takeover happens only while the lease is held; if the lease cannot be checked, the wait
+    continues.
+
+    Raises the errors of :meth:`Server.start`, except :class:`~beluga.errors.ServerAliveError`:
+    after that one it continues to watch.
     """
     refused = ""
     while not told.is_set():
@@ -60,9 +63,9 @@ def stand_by(
 
 
 class Keeper:
-    """Renews a lease beside a server, on a thread of its own, and stops the server when it is lost.
+    """Renews a lease on its own thread and stops the server when the lease is lost.
 
-    A context manager: the lease is released at its end, after the server has stopped.
+    It is a context manager. At its end the server stops first, and then the lease is released.
     """
 
     def __init__(self, server: Server, lease: Lease) -> None:

@@ -1,16 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Times as C takes them."""
+"""Conversion of seconds to the nanoseconds that C functions take."""
 
 from __future__ import annotations
 
 from beluga.errors import BadRequestError
 
-_MAX_S = 1e9  # 31 years; later is no instant of C's
+_MAX_S = 1e9  # 31 years; C cannot represent much later times
 
 
 def nanoseconds(seconds: float) -> int:
-    """Of a time that somebody waits. Raises BadRequestError for what is none."""
+    """Return ``seconds``, the length of a wait, in nanoseconds. Raises BadRequestError if it is out
+    of range.
+    """
     if not 0 <= seconds <= _MAX_S:
         raise BadRequestError(f"times are from 0 to {_MAX_S:.0f} seconds, not {seconds!r}")
     return int(seconds * 1e9)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""An acceptance test of a pool's memory (``csrc/verify/``): does it do what the rules need?
+"""The acceptance test of a pool's memory (``csrc/verify/``): does it behave as the protocol needs?
 
-:func:`verify_pool` runs it on an idle pool, alone on one host or as one side of two, and returns a
-:class:`Report` to be filed.
+:func:`verify_pool` runs it on an idle pool, with both sides on one host or as one side of two. It
+returns a :class:`Report` that an operator can file.
 """
 
 from beluga.verify.report import Finding, Machine, Report

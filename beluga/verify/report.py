@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""What an acceptance test found, in words that an operator can file."""
+"""The report of an acceptance test, in words that an operator can file."""
 
 from __future__ import annotations
 
@@ -28,22 +28,22 @@ TESTS = {
 MODES = {lib.BL_ACCEPTANCE_SOFTWARE: "coherence", lib.BL_ACCEPTANCE_BARE: "bare"}
 INITIATORS = ("a->b", "b->a")
 
-# No memory owes it to a program that what is wider than 8 bytes arrives in one piece.
+# Memory guarantees that 8 bytes arrive in one piece; nothing guarantees it for more.
 _UNPROMISED = ("tearing, 16 B", "tearing, 32 B", "tearing, 64 B")
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Where this side ran."""
+    """The machine on which this side ran."""
 
     name: str
     cpu: str
-    cpu_features: tuple[str, ...]  # those of Beluga's verbs
+    cpu_features: tuple[str, ...]  # the features that Beluga's verbs use
     kernel: str
 
     @classmethod
     def here(cls) -> Machine:
-        """This machine."""
+        """Describe this machine."""
         system = platform.uname()
         return cls(system.node, _cpu_name(), tuple(sorted(features())), system.release)
 
@@ -59,18 +59,18 @@ def _cpu_name() -> str:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One test, for one initiator in one mode on one device.
+    """The result of one test, for one initiator in one mode on one device.
 
-    The initiator of "a->b" is side a: it writes (of store buffering both do). ``rejected`` counts
-    torn lines that their check gave away, which is legal. ``promised`` says whether the device's
-    superblock makes this a promise: the coherence always is, bare loads and stores are on a
-    device that is declared coherent.
+    The initiator of "a->b" is side a, which writes (in store buffering both write). ``rejected``
+    counts torn lines that their CRC exposed, which is legal. ``promised`` says whether the device's
+    superblock promises the property: the verbs always promise it, bare loads and stores only on a
+    device with hardware coherence.
     """
 
     test: str
     initiator: str
     mode: str
-    device: int  # its place in the pool
+    device: int  # its index in the pool
     trials: int
     violations: int
     rejected: int
@@ -78,7 +78,7 @@ class Finding:
 
     @classmethod
     def of(cls, test: int, mode: int, initiator: int, device: DeviceView, **counts: int) -> Finding:
-        """From the numbers of ``csrc/api/verify.h``."""
+        """Convert the numbers of ``csrc/api/verify.h``."""
         bare = mode == lib.BL_ACCEPTANCE_BARE
         owed = device.coherence == "hardware" and TESTS[test] not in _UNPROMISED
         return cls(
@@ -92,28 +92,28 @@ class Finding:
 
     @property
     def broken(self) -> bool:
-        """Does not hold, and should."""
+        """Whether the property is promised but does not hold."""
         return self.promised and self.violations > 0
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The outcome on a pool; ``role`` is "a" or "b", or "alone" if both sides ran here."""
+    """The result of a test on a pool. ``role`` is "a" or "b", or "alone" if both sides ran here."""
 
     pool: str
     machine: Machine
     role: str
-    started_s: float  # seconds since 1970, of this machine's clock
+    started_s: float  # seconds since 1970, by this machine's clock
     seconds: float
     devices: tuple[DeviceView, ...]
     findings: tuple[Finding, ...]
 
     @property
     def good(self) -> bool:
-        """Nothing that is promised was seen broken."""
+        """Whether every promised property held."""
         return not any(finding.broken for finding in self.findings)
 
     def broken(self) -> list[str]:
-        """What is promised and does not hold, once each, in words."""
+        """Return the promised properties that do not hold, each once, in words."""
         lines = [f"{f.test} {f.initiator} ({f.mode})" for f in self.findings if f.broken]
         return list(dict.fromkeys(lines))

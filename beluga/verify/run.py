@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Running an acceptance test: one side of it here, or both in two threads."""
+"""The run of an acceptance test: one side of it here, or both sides in two threads."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ _WHY = {
 def verify_pool(
     pool: Pool, *, role: str | None = None, seconds: float = 3.0, patience: float = 60.0
 ) -> Report:
-    """Try the memory of an idle pool, and say what holds.
+    """Test the memory of an idle pool and report which properties hold.
 
-    ``role`` "a" or "b" is one side of two, the other being run on another host, or in another
-    process of this one; None runs both here. The tests go round for ``seconds`` (side a's word
-    counts), once at least. ``patience`` is how many seconds the other side may be silent.
+    ``role`` "a" or "b" is one side of two; the other side runs on another host or in another
+    process of this host. None runs both sides here. The tests repeat for ``seconds`` (side a
+    decides), at least once. ``patience`` is how many seconds the other side may be silent.
 
-    Only stripes that hold nothing are written to, and they are zero afterwards. Raises VerifyError
-    if the pool is served, has no free stripe, or the other side does not come.
+    Only empty stripes are written to, and they are zero afterwards. Raises VerifyError if the pool
+    is served, if it has no free stripe, or if the other side does not come.
     """
     started_s, start = time.time(), time.monotonic()
     with ExitStack() as stack:
@@ -66,7 +66,9 @@ def verify_pool(
 
 @contextmanager
 def _alone_as(pool: Pool, role: str) -> Iterator[None]:
-    """No other process of this host plays this side meanwhile."""
+    """Raise VerifyError if another process of this host plays this side, and keep others out
+    meanwhile.
+    """
     with (pool.runtime_dir / f"verify-{role}").open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -99,7 +101,7 @@ def _side(
 
 
 def _run(sides: list[tuple[str, core.bl_acceptance]]) -> list[tuple[str, int]]:
-    """Each side on a thread of its own; Ctrl-C stops them. What each returned."""
+    """Run each side on its own thread; Ctrl-C stops them. Returns the result code of each side."""
     codes: dict[str, int] = {}
     go = threading.Event()
 
@@ -107,7 +109,7 @@ def _run(sides: list[tuple[str, core.bl_acceptance]]) -> list[tuple[str, int]]:
         go.wait()
         if len(started) == len(sides):
             codes[role] = lib.bl_acceptance_run(side)
-            if codes[role] < 0:  # the others would wait for it
+            if codes[role] < 0:  # the other side would wait for this one
                 for _, other in sides:
                     lib.bl_acceptance_stop(other)
 
@@ -116,7 +118,8 @@ def _run(sides: list[tuple[str, core.bl_acceptance]]) -> list[tuple[str, int]]:
     try:
         for thread in threads:
             thread.start()
-            started.append(thread)  # not if Ctrl-C comes while it starts: then no side is run
+            # If Ctrl-C comes during start(), the thread is not listed, and then no side runs.
+            started.append(thread)
         go.set()
         for thread in threads:
             while thread.is_alive():
@@ -126,7 +129,7 @@ def _run(sides: list[tuple[str, core.bl_acceptance]]) -> list[tuple[str, int]]:
         for _, side in sides:
             lib.bl_acceptance_stop(side)
         for thread in started:
-            thread.join()  # nothing of a side may be freed before
+            thread.join()  # C uses the side's memory until its thread ends
     return list(codes.items())
 
 
