@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Benchmarks: run by ``beluga bench``, described in docs/benchmarks.md.
+"""The benchmarks, which ``beluga bench`` runs and docs/benchmarks.md describes.
 
 They are installed as ``beluga_bench``.
 

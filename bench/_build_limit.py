@@ -14,7 +14,7 @@ NAMES = ("limit", "drive")
 
 
 def cdef() -> str:
-    """The headers as cffi reads them: no preprocessor lines."""
+    """Return the headers for cffi, without preprocessor lines."""
     lines = [line for name in NAMES for line in (HERE / f"{name}.h").read_text().splitlines()]
     return "\n".join(line for line in lines if not line.startswith("#"))
 

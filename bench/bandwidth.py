@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Many operations at once (the paper's Exp 3 and 4).
+"""The benchmark of many concurrent operations (the paper's Exp 3 and 4).
 
-Threads on cores of their own read or write at places all over the region, or mostly in a hot set
-that lies on the first device unless the pool is interleaved. Then one thread works while another
-process holds a fixed rate on the same device, in the same or the opposite direction. Then several
-GPUs, if there are any, on one device and on one NUMA node (Fig. 6).
+Threads on separate cores read or write all over the region, or mostly in a hot set, which lies on
+the first device unless the pool is interleaved. Then one thread works while another process keeps a
+fixed rate on the same device, in the same or the opposite direction. Then several GPUs, if there
+are any, use one device and one NUMA node (Fig. 6).
 """
 
 from __future__ import annotations
@@ -59,7 +59,9 @@ class _Setting:
 
 
 def bench_bandwidth(options: Options) -> list[Row]:
-    """Rows with interleaving and without, or as the user's pool is; then those with an opponent."""
+    """Return rows with and without interleaving, or for the user's pool; then those beside another
+    process.
+    """
     rows: list[Row] = []
     layouts = (True,) if options.pool else (True, False)
     for interleave in layouts:
@@ -87,7 +89,7 @@ def _setting(options: Options, pool: Pool, region: Region) -> _Setting:
 
 
 def thread_counts(options: Options) -> list[int]:
-    """1, 2, 4, ... and the most: one per core, or what was asked for."""
+    """Return 1, 2, 4, ... and the maximum: one thread per core, or the number in the options."""
     most = options.threads or len(cores())
     return sorted({*(1 << step for step in range(most.bit_length()) if 1 << step <= most), most})
 
@@ -115,7 +117,7 @@ def _row(setting: _Setting, verb: str, size: int, pattern: str, count: int) -> R
 
 
 def _sampled(drivers: list[Driver], size: int, run_s: float) -> Row:
-    """Speed and percentiles of a run in which every operation is timed."""
+    """Return speed and percentiles of a run in which every operation is timed."""
     room = int(_SAMPLES_PER_S * run_s)
     samples = [np.zeros(room, np.uint64) for _ in drivers]
     ops_per_s = together(drivers, cores(), run_s, samples)
@@ -126,7 +128,7 @@ def _sampled(drivers: list[Driver], size: int, run_s: float) -> Row:
 
 
 def _opposed(setting: _Setting) -> list[Row]:
-    """One thread, alone and beside another process that reads or writes the same device."""
+    """Measure one thread alone, and beside another process that reads or writes the same device."""
     cpus = cores()
     if len(cpus) < 2:
         return [setting.recorder.skipped("beside another process", "needs two cores")]
@@ -170,6 +172,6 @@ def _opposed(setting: _Setting) -> list[Row]:
 
 
 def _period_ns(region: Region, verb: str, places: Offsets, run_s: float) -> int:
-    """Between the opponent's operations, so that it takes its share of what is there."""
+    """Return the time between the other process's operations that gives it its share."""
     driver = region.ours(verb, places, _OPPONENT_SIZE)
     return int(1e9 / (_OPPONENT_SHARE * together([driver], cores(), run_s)))

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""What each way of writing and reading 16 KiB costs (the paper's Table 4).
+"""The benchmark of ways to write and read 16 KiB (the paper's Table 4).
 
-Stores followed by each kind of flush, streamed stores, a read after a flush, a cached read; on
-devdax, for root, also plain stores and loads through an uncacheable mapping; copies by DSA and by a
-GPU if there is one.
+It measures stores followed by each kind of flush, streamed stores, a read after a flush, and a
+cached read. On devdax, as root, it also measures plain stores and loads through an uncacheable
+mapping, and copies by DSA and by a GPU if there is one.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _MEMORY = Path("/dev/mem")
 
 
 def bench_coherence(options: Options) -> list[Row]:
-    """One row per way; those that are Beluga's own are raced with the limit."""
+    """Return one row for each way. Beluga's own ways are compared with the limit."""
     if options.pace is not None:
         raise BelugaError("coherence measures instructions; leave --pace out")
     with pinned(cores()[0]), ground(options, devices=1) as pool:
@@ -65,7 +65,7 @@ def bench_coherence(options: Options) -> list[Row]:
 
 
 def _bare(recorder: Recorder, case: str, driver: Driver) -> Row:
-    """An instruction sequence that is nobody's verb."""
+    """Measure an instruction sequence that is not one of Beluga's verbs."""
     recorder.options.say(f"coherence {case}")
     count = count_of(SIZE, recorder.options.smoke)
     driver.count(count)
@@ -82,7 +82,7 @@ def _flushed(recorder: Recorder, region: Region, kind: str) -> Row:
 
 
 def _ours(recorder: Recorder, region: Region, case: str, verb: str, paper: str) -> Row:
-    """A verb of Beluga's."""
+    """Measure one of Beluga's verbs against the limit."""
     options = recorder.options
     options.say(f"coherence {case}")
     places = uniform(region.span, SIZE, options.seed)
@@ -98,7 +98,7 @@ def _ours(recorder: Recorder, region: Region, case: str, verb: str, paper: str) 
 
 
 def _uncacheable(recorder: Recorder, region: Region) -> list[Row]:
-    """Stores and loads that no cache sees, or why there are none."""
+    """Measure stores and loads that bypass all caches, or say why that is impossible."""
     cases = {"store uncacheable": "store", "load uncacheable": "load"}
     try:
         with _uncacheable_mapping(region.pool) as base:
@@ -113,10 +113,10 @@ def _uncacheable(recorder: Recorder, region: Region) -> list[Row]:
 
 @contextmanager
 def _uncacheable_mapping(pool: Pool) -> Iterator[int]:
-    """The address of SIZE bytes of the pool's data, mapped around all caches.
+    """Yield the address of SIZE bytes of the pool's data in an uncacheable mapping.
 
-    The kernel keeps ordinary memory cacheable in every mapping; device memory that it does not
-    manage it maps uncacheable through /dev/mem for O_SYNC. Raises BelugaError or OSError.
+    The kernel keeps ordinary memory cacheable in every mapping. It maps device memory that it does
+    not manage uncacheable through /dev/mem with O_SYNC. Raises BelugaError or OSError.
     """
     device = pool.devices[0]
     if device.kind != "devdax":

@@ -60,7 +60,9 @@ def verify(
     else:
         _show(report)
     if not report.good:
-        raise VerifyError(f"this does not hold although it is promised: {', '.join(report.broken())}")
+        raise VerifyError(
+            f"this does not hold although it is promised: {', '.join(report.broken())}"
+        )
 
 
 def _show(report: Report) -> None:

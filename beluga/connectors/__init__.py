@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Inference engines on the pool. Each engine's package is imported by its connector alone.
+"""Connectors of inference engines to the pool. Only an engine's own connector imports its package.
 
 ``connection``  a session with the pool that comes and goes: whatever fails is a miss
 ``era``         how a cache that several processes share is cleared

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""A session with the pool that comes and goes: whatever fails is a miss.
+"""A connection: a session with the pool that comes and goes. Every failure is a miss.
 
-An engine must start, run and stop whether or not its pool is there. A Connection attaches in a
-thread of its own, again and again; while it is not attached, every attempt fails at once. An
-attempt that fails detaches: the engine has waited for that one call, ``timeout_ms`` at most, and
-waits for none of the next until the thread has attached anew. (A server that is replaced in less
-than that is not a failure: the session finds its successor within the call.)
+An engine must start, run and stop whether or not its pool is available. A Connection attaches in
+its own thread, again and again; while it is not attached, every attempt fails at once. A failed
+attempt detaches: the engine has waited for that one call, at most ``timeout_ms``, and waits for no
+other call until the thread has attached again. (A server that is replaced within that time is not a
+failure, because the session finds its successor within the call.)
 """
 
 from __future__ import annotations
@@ -42,12 +42,14 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 WARNING_INTERVAL_S = 60.0
-_CALL_ERRORS = (CacheError, QuotaError)  # of one call; the session is as good as before
+# errors of one call, after which the session works as before
+_CALL_ERRORS = (CacheError, QuotaError)
 
 
 class Attachment:
-    """A pool, a session, its caches and their place at the host's link, from attaching to the first
-    failure. ``read_class`` is what gets are on the link."""
+    """A pool, a session, its caches and their handle at the host's link, from attaching to the
+    first failure. ``read_class`` is the class of gets on the link.
+    """
 
     def __init__(
         self,
@@ -62,7 +64,8 @@ class Attachment:
         paths = [path for path in (settings.pool or "").split(":") if path]
         self.pool = Pool.open(paths) if paths else Pool.mount()
         try:
-            choose(self.pool, settings.engine, self._threads).close()  # what caches need is kept
+            # the selection that the caches need is stored
+            choose(self.pool, settings.engine, self._threads).close()
             self.client = Client(self.pool, host=settings.host, timeout_s=timeout_s)
         except BaseException:
             self.pool.close()
@@ -71,7 +74,9 @@ class Attachment:
         self.place = self._placed(logger or logging.getLogger(__name__))
 
     def _placed(self, logger: logging.Logger) -> Place | None:
-        """A link that cannot be used is not waited for: what it is for is to be quick."""
+        """Register with the host's link. Returns None if the link cannot be used: copies must be
+        fast, so none waits for it.
+        """
         if self._settings.link == LINK_OFF:
             return None
         try:
@@ -81,20 +86,21 @@ class Attachment:
             return None
 
     def carried(self) -> dict[TransferClass, Carried]:
-        """What was let onto the link for this session, by class."""
+        """Return what the link admitted for this session, by class."""
         if self.place is None:
             return {}
         found = {kind: self.place.carried(kind) for kind in TransferClass}
         for cache in self._caches.values():
-            more = cache.carried(own=True)  # by engines, each with a place of its own
+            more = cache.carried(own=True)  # copies by engines, which have their own handles
             found = {kind: found[kind].plus(more[kind]) for kind in TransferClass}
         return found
 
     def cache(
         self, namespace: Namespace, engine: Callable[[Pool], Engine | None] = lambda _: None
     ) -> KVCache:
-        """The cache of a namespace on this session; ``engine``, given the pool, makes who copies
-        for it, or None if its blocks lie in host memory."""
+        """Return the cache of a namespace on this session. ``engine`` is called with the pool and
+        makes the copy engine, or returns None if the blocks lie in host memory.
+        """
         found = self._caches.get(namespace.digest)
         if found is None:
             driver = engine(self.pool)
@@ -112,7 +118,7 @@ class Attachment:
         return found
 
     def close(self) -> None:
-        """End the session and unmap the pool; waits for a call that is under way."""
+        """End the session and unmap the pool. It waits for a call that is under way."""
         self.pool.close()
         for cache in self._caches.values():
             cache.close()
@@ -122,11 +128,11 @@ class Attachment:
 
 
 class Connection:
-    """Attaches to the pool, stays attached, and says None where it cannot. One user thread.
+    """Attaches to the pool, stays attached, and returns None where it cannot. One thread uses it.
 
-    ``name`` is what warnings call it. ``prefault``: touch the whole pool after attaching, in the
-    connection's own thread, so that the first copies are as fast as the others. ``read_class`` is
-    what gets are on the host's link to the pool.
+    ``name`` appears in warnings. ``prefault`` touches the whole pool after attaching, in the
+    connection's thread, so that the first copies are as fast as later ones. ``read_class`` is the
+    class of gets on the host's link to the pool.
     """
 
     def __init__(
@@ -142,9 +148,9 @@ class Connection:
         self._settings = settings
         self._name, self._logger, self._prefault = name, logger, prefault
         self._read_class = read_class
-        self._carried = {kind: Carried() for kind in TransferClass}  # for sessions that are over
+        self._carried = {kind: Carried() for kind in TransferClass}  # of sessions that have ended
         self._attachment: Attachment | None = None
-        self._broken: list[Attachment] = []  # to be closed by the thread: that may wait
+        self._broken: list[Attachment] = []  # the thread closes these, because closing may wait
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         self._closing = False
@@ -159,15 +165,17 @@ class Connection:
         return self._attachment is not None
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait until the first attaching has succeeded, or the time is over; which of the two."""
+        """Wait until the connection is attached. Returns False after ``timeout_s`` seconds without
+        success.
+        """
         with self._changed:
             return self._changed.wait_for(lambda: self._attachment is not None, timeout_s)
 
     def attempt(self, doing: str, call: Callable[[Attachment], T]) -> T | None:
-        """What ``call`` returns; None if the pool is not there, or failed ``call``.
+        """Return what ``call`` returns, or None if the pool is not available or ``call`` failed.
 
-        ``doing`` stands in the warning, of which there is one a minute; it says why, and after how
-        long.
+        ``doing`` appears in the warning, which is logged at most once a minute with the reason and
+        the time that the call took.
         """
         attachment = self._attachment
         if attachment is None:
@@ -187,8 +195,9 @@ class Connection:
         return None
 
     def carried(self) -> dict[TransferClass, Carried]:
-        """What the host's link let on for this session and those before it, by class, and how long
-        its pieces waited for that."""
+        """Return what the host's link admitted for this session and earlier ones, by class, and how
+        long the pieces waited.
+        """
         with self._lock:
             now = {} if self._attachment is None else self._attachment.carried()
             ended = [attachment.carried() for attachment in self._broken]
@@ -201,8 +210,9 @@ class Connection:
 
     @contextlib.contextmanager
     def stopped(self) -> Iterator[None]:
-        """Meanwhile a copy that is under way ends at its next piece, and none begins: each raises
-        TransferCancelledError."""
+        """Stop copies meanwhile: one that is under way ends at its next piece and none begins. Each
+        raises TransferCancelledError.
+        """
         attachment = self._attachment
         place = None if attachment is None else attachment.place
         if place is None:
@@ -233,7 +243,9 @@ class Connection:
         self._warned_s, self._unsaid = now, 0
 
     def _keep(self) -> None:
-        """The thread: attach, wait until that has failed, again."""
+        """Attach, wait until the attachment has failed, and repeat. This is the thread's
+        function.
+        """
         while not self._closing:
             self._end_broken()
             started_s = time.monotonic()
@@ -262,7 +274,7 @@ class Connection:
     def _end_broken(self) -> None:
         while self._broken:
             ended = self._broken[-1]
-            ended.pool.close()  # nobody copies any more
+            ended.pool.close()  # no thread copies after this
             with self._lock:
                 for kind, carried in ended.carried().items():
                     self._carried[kind] = self._carried[kind].plus(carried)

@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Clearing a cache that several processes share, at once and whatever is in it.
+"""The era: it clears a cache that several processes share, at once and with any content.
 
-All names of blocks begin with the era: random bytes in a record in the pool, which every process
-reads before each call. To clear is to remove the record. The next call makes another, and no name
-from before is ever made again; the room of the old blocks is taken when it is needed. A record that
-is lost (its own room was needed) clears, too: blocks are missed that could have been found, but
-none is found that should not be.
+The names of all blocks begin with the era, which is a random number in a record in the pool. Every
+process reads it before each call. Removing the record clears the cache, and the next call makes a
+new record. An eviction of the record clears the cache, too: then blocks are missed that exist, but
+no block is found that should not be.
 """
 
 from __future__ import annotations
@@ -26,24 +25,27 @@ _RECORD = hash_keys(["era"])
 
 
 class Era:
-    """The era of those who give the same ``namespace``. Used by several threads."""
+    """The era of all users of the same ``namespace``. Several threads may use it."""
 
     def __init__(self, namespace: Namespace) -> None:
         self._namespace = Namespace({"era of": namespace.digest})
-        self._clears = self._cleared = 0  # asked for, and done: the pool may not be there
+        self._clears = self._cleared = 0  # clears requested and done; the pool may be unavailable
 
     def clear(self) -> None:
-        """End it, with the next :meth:`now` at the latest."""
+        """End the era, at the next :meth:`now` at the latest."""
         self._clears += 1
 
     def now(self, attachment: Attachment) -> bytes:
-        """The era that it is. Raises what a cache does, also while another process begins one."""
+        """Return the current era. Raises what a cache raises, and CacheError while another process
+        begins an era.
+        """
         cache, era, clears = attachment.cache(self._namespace), bytearray(SIZE), self._clears
         if clears != self._cleared:
             cache.remove(_RECORD)
             self._cleared = clears
         if not fetch(cache, _RECORD, [era]).hits:
             cache.put(_RECORD, [os.urandom(SIZE)])
-            if not fetch(cache, _RECORD, [era]).hits:  # whichever came first is everybody's
+            # the first record that was written counts for all
+            if not fetch(cache, _RECORD, [era]).hits:
                 raise CacheError("another process is beginning an era in the pool")
         return bytes(era)

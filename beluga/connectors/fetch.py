@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Fetch what an engine wants of a batch, and forget a block that is not what was stored.
+"""A get for engines, which also removes a block whose bytes are not what was stored.
 
-Else it would be found, miss, and be there already when the engine stores it again, for ever.
+A damaged block that stayed would be found, miss, and be present when the engine stores it again,
+forever.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 def fetch(
     cache: KVCache, keys: NDArray[np.uint8] | NDArray[np.uint64], targets: Sequence[Any] | Run
 ) -> GetResult:
-    """Fetch the leading blocks that the pool has whole. Raises what the cache does."""
+    """Fetch the leading blocks that the pool has undamaged. Raises what the cache raises."""
     result = cache.get(keys, targets)
     if result.mismatches and result.hits < len(keys):
         cache.remove(keys[result.hits : result.hits + 1])

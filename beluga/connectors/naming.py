@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Whose blocks these are: names for weights, and the namespace of an engine that calls a plugin.
+"""Names for weights, and the namespace of an engine that calls a storage plugin.
 
-Such an engine's keys say which tokens, and little more. Whatever else changes the bytes must be in
-the namespace; what the engine does not tell its plugins, its user says (``variant``).
+The keys of such an engine name the tokens and little more. Everything else that changes the bytes
+must be in the namespace. If the engine does not pass it to its plugins, the user adds it
+(``variant``).
 """
 
 from __future__ import annotations
@@ -24,22 +25,23 @@ SAMPLES, SAMPLE_SIZE = 16, 1 << 16
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSettings(PoolSettings):
-    """``variant``: what changes the bytes and the engine does not tell its plugins, in any words.
+    """The settings of a plugin. ``variant`` is any text for what changes the bytes but is not
+    passed to plugins.
 
-    For example a model's revision, or fp8_e4m3 against fp8_e5m2, which both come as bytes.
+    Examples are a model's revision, and fp8_e4m3 against fp8_e5m2, which both appear as bytes.
     """
 
     variant: str = ""
 
 
 def major(version: str) -> str:
-    """What of a version changes when layouts may: of 0.x.y also the x."""
+    """Return the part of a version whose change may change layouts; for 0.x.y it includes x."""
     parts = version.partition("+")[0].split(".")
     return ".".join(parts[: 2 if parts[0] == "0" else 1])
 
 
 def namespace_of(settings: EngineSettings, engine: str, version: str, fields: Fields) -> Namespace:
-    """The namespace of ``fields`` in this engine, at this version."""
+    """Return the namespace of ``fields`` in this engine, at this version."""
     always: Fields = {
         "engine": engine,
         "engine_version": major(version),
@@ -49,17 +51,20 @@ def namespace_of(settings: EngineSettings, engine: str, version: str, fields: Fi
 
 
 def model_identity(model: str, revision: str) -> str:
-    """A name for the weights: the hub's name and revision, or a local directory's fingerprint.
+    """Return a name for the weights: the hub's name and revision, or a local directory's
+    fingerprint.
 
-    Not a path: two machines may keep the same model in different places, and different models
-    have been kept in the same.
+    A path would not do: two machines may keep the same model in different places, and different
+    models in the same place.
     """
     path = Path(model)
     return f"files {weights_fingerprint(path)}" if path.exists() else f"hub {model}@{revision}"
 
 
 def weights_fingerprint(path: Path) -> str:
-    """A digest of a directory's (or file's) weights: sizes, and samples spread over each file."""
+    """Return a digest of a directory's (or file's) weights: sizes, and samples spread over each
+    file.
+    """
     files = [path] if path.is_file() else sorted(set().union(*map(path.glob, WEIGHT_FILES)))
     digest = hashlib.blake2b(digest_size=16, person=b"beluga-weights")
     for file in files:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""What a user may say of the pool in an engine's own configuration; the same for every engine."""
+"""The settings for the pool in an engine's own configuration; all engines share them."""
 
 from __future__ import annotations
 
@@ -19,19 +19,22 @@ LINK_OFF = "off"
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class PoolSettings:
-    """Which pool, and how long an engine is ready to wait for it.
+    """The pool's settings: which pool to use, and how long the engine waits for it.
 
-    ``pool``: device paths joined by ``:``; None for the default pool. ``host``: this machine's
-    number, for devdax. ``timeout_ms`` bounds every wait of the engine for the pool's server.
-    ``retry_s``: after a failure the pool is left alone for this long, and every lookup is a miss.
-    ``salt``: a tenant's secret: blocks are shared among engines that have the same. With
-    ``check_checksums`` every loaded byte is checked. ``load_threads`` share the copying of a load;
-    None for one per core, 4 at most. A save takes one thread. ``link``: all engine processes of
-    this host let loads onto its link to the pool before saves; ``auto`` for a link as fast as such
-    memory is, a speed in GB/s (``20``, or ``46.2/33`` for loads and saves apart), or ``off``.
-    ``engine`` copies blocks in host memory: ``auto``, the CPU and other engines that this machine
-    has for what they are faster at; or the name of one (``cpu``, ``dsa``). A GPU copies blocks in
-    its memory.
+    * ``pool``: device paths joined by ``:``; None is the default pool.
+    * ``host``: this machine's number, for devdax.
+    * ``timeout_ms``: the limit of every wait of the engine for the pool's server.
+    * ``retry_s``: after a failure the pool is not used for this long, and every lookup is a miss.
+    * ``salt``: a tenant's secret. Only engines with the same salt share blocks.
+    * ``check_checksums``: check the checksums of every loaded byte.
+    * ``load_threads``: how many threads share the copying of a load; None means one per core, at
+      most 4. Saves are not urgent and take one thread.
+    * ``link``: all engine processes of this host admit loads to its link to the pool before saves.
+      ``auto`` assumes the usual speed of such memory; a number is a speed in GB/s (``20``, or
+      ``46.2/33`` for loads and saves); ``off`` schedules nothing.
+    * ``engine``: what copies blocks in host memory: ``auto``, the CPU and other engines that this
+      machine has for what they copy faster; or the name of one (``cpu``, ``dsa``). A GPU copies the
+      blocks in its own memory.
     """
 
     pool: str | None = None
@@ -59,13 +62,15 @@ class PoolSettings:
             raise ConnectorError(
                 f"beluga's setting engine is {self.engine!r}; it must be {' or '.join(names)}"
             )
-        entry = ENGINES.get(self.engine)  # none of ``auto``
+        entry = ENGINES.get(self.engine)  # ``auto`` has no entry
         if entry is not None and (why := entry.why_none()) is not None:
             raise ConnectorError(f"beluga's setting engine is {self.engine}, but {why}")
 
 
 def settings_of(kind: type[T], given: Mapping[str, Any]) -> T:
-    """``given`` as a settings dataclass. Raises ConnectorError for a name or type it has not."""
+    """Convert ``given`` to a settings dataclass. Raises ConnectorError for an unknown name or a
+    wrong type.
+    """
     wanted = typing.get_type_hints(kind)
     if unknown := sorted(given.keys() - wanted.keys()):
         raise ConnectorError(

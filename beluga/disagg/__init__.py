@@ -3,7 +3,7 @@
 """Prefill and decode on different engines, with the pool between them.
 
 A prefill engine computes a prompt's KV and its connector saves it into the pool; the decode engine
-finds it there as a prefix. So what is left to do is to queue prompts (:class:`TaskQueue`).
+finds it there as a prefix. So this package only queues prompts (:class:`TaskQueue`).
 """
 
 from beluga.disagg.open import open_queue

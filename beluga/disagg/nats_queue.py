@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The prefill queue on NATS JetStream: across racks, where no memory is shared.
+"""The prefill queue on NATS JetStream, for prefill workers in other racks that share no memory.
 
 Stream and names are Dynamo's: subjects ``<stream>.*``, published to ``<stream>.queue``, one durable
-pull consumer ``worker-group``, tasks no older than 10 minutes. Unlike there a task is acknowledged
-when it is done; ``ack_wait`` is how long a claim holds. The stream is kept in files: a nats-server
-that is killed and started again has every task, and may have some that were acknowledged: it writes
-that down a little later. (Nor does it wait for the disk: tasks of the last moments may go with a
-whole *host*, unless the stream has replicas.)
+pull consumer ``worker-group``, tasks no older than 10 minutes. Unlike in Dynamo a task is
+acknowledged when it is done; ``ack_wait`` is how long a claim holds. The stream is stored in files.
+A nats-server that is killed and restarted still has every task; it may also have some that were
+acknowledged, because it writes acknowledgements a little later. (It does not wait for the disk: the
+last tasks may be lost with a whole *host*, unless the stream has replicas.)
 
-Whoever waits for a task hears of its end by a message to an inbox, which may be lost: a wait that
-times out means nothing for the task.
+The sender of a task learns of its end by a message to an inbox. That message may be lost, so a wait
+that times out says nothing about the task.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 CONSUMER = "worker-group"
-_DONE_HEADER = "Beluga-Done"  # where to say that it is done
-_STREAM_FULL = (10047, 10077)  # JetStream error codes: no room, too many messages
-_STREAM_OTHER = 10058  # another configuration stands under the name
+_DONE_HEADER = "Beluga-Done"  # the inbox that is told when the task is done
+_STREAM_FULL = (10047, 10077)  # JetStream error codes: no space, too many messages
+_STREAM_OTHER = 10058  # the name exists with another configuration
 _CONNECT_S = 5.0
 _RECONNECT_S = 0.2
 
 
 @contextlib.asynccontextmanager
 async def _reaching(url: str) -> AsyncIterator[None]:
-    """What NATS raises becomes a QueueError."""
+    """Turn NATS errors into a QueueError."""
     try:
         yield
     except APIError as error:
@@ -66,12 +66,12 @@ async def _reaching(url: str) -> AsyncIterator[None]:
 
 
 class NatsQueue:
-    """A :class:`~beluga.disagg.TaskQueue` in a stream; used by one event loop."""
+    """A :class:`~beluga.disagg.TaskQueue` in a stream. One event loop uses it."""
 
     def __init__(
         self, url: str, client: Client, jetstream: JetStreamContext, stream: str, timeout_s: float
     ) -> None:
-        """Use :meth:`open`."""
+        """Callers use :meth:`open` instead."""
         self._url = url
         self._client = client
         self._jetstream = jetstream
@@ -92,9 +92,10 @@ class NatsQueue:
         max_age_s: float = MAX_AGE_S,
         timeout_s: float = _CONNECT_S,
     ) -> NatsQueue:
-        """The queue ``name`` at ``url`` (``nats://host:port``), made if it is not there.
+        """Open the queue ``name`` at ``url`` (``nats://host:port``), or make it if it does not
+        exist.
 
-        Whoever comes last sets visibility and bounds for all. The connection heals by itself.
+        The last caller sets visibility and limits for all. The connection is restored by itself.
         Raises QueueError.
         """
         stream = queue_name(name)
@@ -107,7 +108,7 @@ class NatsQueue:
                 error_cb=_note,
                 disconnected_cb=_tell_gone,
             )
-        client.options["max_reconnect_attempts"] = -1  # who was there once is waited for
+        client.options["max_reconnect_attempts"] = -1  # a server that answered once is waited for
         try:
             async with _reaching(url):
                 jetstream = client.jetstream(timeout=timeout_s)
@@ -141,8 +142,8 @@ class NatsQueue:
             raise
 
     async def enqueue_task(self, task: PrefillTask) -> NatsTicket:
-        """See :class:`~beluga.disagg.TaskQueue`. One that is sent again within two minutes under
-        its ``request_id`` is in the queue once.
+        """See :class:`~beluga.disagg.TaskQueue`. A task that is sent again within two minutes with
+        the same ``request_id`` is in the queue only once.
         """
         token = self._client._nuid.next().decode()
         data = encode_task(task)
@@ -187,7 +188,7 @@ class NatsQueue:
 
     async def get_queue_size(self) -> QueueSize:
         """See :class:`~beluga.disagg.TaskQueue`. A task whose claim ran out counts as claimed until
-        it is given out again.
+        another worker gets it.
         """
         async with _reaching(self._url):
             info = await self._jetstream.consumer_info(self._stream, CONSUMER)
@@ -203,7 +204,7 @@ class NatsQueue:
 
 
 class NatsTicket:
-    """A :class:`~beluga.disagg.Ticket`; waited for once."""
+    """A :class:`~beluga.disagg.Ticket` that can be waited for once."""
 
     def __init__(self, event: asyncio.Event, forget: Callable[[], object]) -> None:
         self._event = event
@@ -221,7 +222,7 @@ class NatsTicket:
 
 
 class NatsClaim:
-    """A :class:`~beluga.disagg.Claim`. Raises QueueError where the message is no task."""
+    """A :class:`~beluga.disagg.Claim`. Raises QueueError if the message is not a task."""
 
     def __init__(self, url: str, client: Client, message: Msg, timeout_s: float) -> None:
         self.task = decode_task(message.data)
@@ -232,7 +233,7 @@ class NatsClaim:
         self._timeout_s = timeout_s
 
     async def ack(self) -> bool:
-        """See :class:`~beluga.disagg.Claim`; JetStream does not say who was first: True."""
+        """See :class:`~beluga.disagg.Claim`. Always True: JetStream does not say who was first."""
         async with _reaching(self._url):
             if inbox := (self._message.headers or {}).get(_DONE_HEADER):
                 await self._client.publish(inbox)
@@ -240,7 +241,9 @@ class NatsClaim:
         return True
 
     async def extend(self) -> bool:
-        """See :class:`~beluga.disagg.Claim`; JetStream does not say that it ran out: True."""
+        """See :class:`~beluga.disagg.Claim`. Always True: JetStream does not say that the claim ran
+        out.
+        """
         async with _reaching(self._url):
             await self._message.in_progress()
         return True
@@ -253,7 +256,7 @@ class NatsClaim:
 
 
 async def _make_stream(jetstream: JetStreamContext, config: api.StreamConfig) -> None:
-    """Make it, or give it these bounds."""
+    """Make the stream, or set its limits if it exists."""
     try:
         await jetstream.add_stream(config)
     except APIError as error:

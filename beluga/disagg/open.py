@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""A prefill queue by its address, as people write it on a command line."""
+"""Opens a prefill queue by its address, as it is written on a command line."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from beluga.errors import QueueError
 
 
 async def open_queue(url: str, name: str, *, visibility_s: float = VISIBILITY_S) -> TaskQueue:
-    """The queue ``name`` at ``nats://host:port``, or in a pool: ``pool`` (the mounted one), or
-    ``pool:/dev/shm/a:/dev/shm/b`` (its devices). Made if it is not there.
+    """Open the queue ``name`` at ``nats://host:port``, or in a pool: ``pool`` (the default pool),
+    or ``pool:/dev/shm/a:/dev/shm/b`` (its devices). The queue is made if it does not exist.
 
-    Raises QueueError: another address, nobody answers there, or a package is missing.
+    Raises QueueError for any other address, if no server answers, or if a package is missing.
     """
     scheme = url.partition(":")[0]
     if scheme == "nats":

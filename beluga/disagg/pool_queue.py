@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The prefill queue in the pool itself: within a rack, with no server but the pool's.
+"""The prefill queue in the pool itself, within a rack. It needs no server but the pool's.
 
-A task is a block that is kept until it is done (``csrc/index/task_call.c``). It is in the pool
-before :meth:`PoolQueue.enqueue_task` returns, and the pool's next server finds it there;
-claims end with their server, or with the session of who made them, the moment the server learns
-of that. Tasks of one ``request_id`` are one task.
+A task is a block that is kept until the task is done (``csrc/index/task_call.c``). It is in the
+pool before :meth:`PoolQueue.enqueue_task` returns, and the pool's next server finds it there.
+Claims end with their server, or with the claimant's session as soon as the server learns of its
+end. Tasks of one ``request_id`` are one task.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-_SIZE_BYTES = 4  # before a task's bytes: how many they are
-_BLOCK_SIZE_MIN = 4096  # sizes are powers of two from here: the pool has few classes of blocks
-_CHUNK_SIZE = 2 << 20  # one checksum, which takes no room behind the bytes
-_POLL_S = (0.001, 0.02)  # between two looks for a task: at first, and at most
-_WATCH_S = 0.003  # between two looks whether tasks are done
+_SIZE_BYTES = 4  # the task's length, before its bytes
+_BLOCK_SIZE_MIN = 4096  # sizes are powers of two from here on, because a pool has few block classes
+_CHUNK_SIZE = 2 << 20  # one checksum for each task, which takes no space behind the bytes
+_POLL_S = (0.001, 0.02)  # the pause between two polls for a task: the first and the longest
+_WATCH_S = 0.003  # the pause between two checks whether tasks are done
 _READS_MAX = 3  # a task that cannot be read so often is damaged
 
 
@@ -57,7 +57,7 @@ def _unpacked(block: NDArray[np.uint8]) -> bytes:
 
 @contextlib.asynccontextmanager
 async def _reaching() -> AsyncIterator[None]:
-    """What the pool raises becomes a QueueError; one that is full is said so by the server."""
+    """Turn the pool's errors into a QueueError. A QueueFullError of the server passes unchanged."""
     try:
         yield
     except QueueError:
@@ -67,10 +67,10 @@ async def _reaching() -> AsyncIterator[None]:
 
 
 class PoolQueue:
-    """A :class:`~beluga.disagg.TaskQueue` in a pool; takes one lane."""
+    """A :class:`~beluga.disagg.TaskQueue` in a pool. It takes one lane."""
 
     def __init__(self, pool: Pool, name: str, visibility_s: float, timeout_s: float) -> None:
-        """Use :meth:`open`. Raises what attaching to a pool's server does."""
+        """Callers use :meth:`open` instead. Raises the errors of attaching to a pool's server."""
         self._pool = pool
         self._visibility_s = visibility_s
         self._timeout_s = timeout_s
@@ -84,7 +84,8 @@ class PoolQueue:
         )
         self._tasks = TaskClient(self._cache.client)
         self._meta = MetaClient(self._cache.client)
-        self._thread = ThreadPoolExecutor(1, "beluga-queue")  # a session is one thread's
+        # one thread, because one thread at a time may use a session
+        self._thread = ThreadPoolExecutor(1, "beluga-queue")
         self._awaited: dict[bytes, asyncio.Event] = {}
         self._watcher: asyncio.Task[None] | None = None
 
@@ -97,7 +98,8 @@ class PoolQueue:
         visibility_s: float = VISIBILITY_S,
         timeout_s: float = 5.0,
     ) -> PoolQueue:
-        """The queue ``name`` in the pool on ``paths`` (joined by ``:``; "": the mounted one).
+        """Open the queue ``name`` in the pool on ``paths`` (joined by ``:``; "" is the default
+        pool).
 
         Raises QueueError.
         """
@@ -120,12 +122,12 @@ class PoolQueue:
         end = time.monotonic() + self._timeout_s
 
         def put() -> bool:
-            """Whether it is in the queue; if not, it may be next time."""
+            """Put the task. Returns False if another session is writing it."""
             result = self._cache.put(key, [block])
             result.raise_for_refused()
             return result.pending == 0
 
-        while not await self._ask(put):  # a session that was lost in the middle wrote it
+        while not await self._ask(put):  # another session writes the task, and may have been lost
             if time.monotonic() > end:
                 raise QueueError("a task of this request is being enqueued and does not get done")
             await asyncio.sleep(_POLL_S[1])
@@ -164,16 +166,18 @@ class PoolQueue:
         self._pool.close()
 
     async def remove(self, key: NDArray[np.uint64]) -> bool:
-        """It is done: whether it was in the queue."""
+        """Remove a task that is done. Returns whether it was in the queue."""
         return await self._ask(lambda: self._cache.remove(key)) > 0
 
     async def extend(self, record: TaskRecord, visible_s: float | None = None) -> bool:
-        """Keep a claim for so long; None: as the queue's claims are."""
+        """Extend a claim by ``visible_s`` seconds, or by the queue's visibility."""
         seconds = self._visibility_s if visible_s is None else visible_s
         return await self._ask(lambda: self._tasks.extend(record, visible_s=seconds))
 
     async def left(self, key: NDArray[np.uint64], timeout: float) -> bool:
-        """Wait until a task has left the queue: whether it has, in time."""
+        """Wait until a task has left the queue. Returns whether it has, within ``timeout``
+        seconds.
+        """
         event = self._awaited.setdefault(key.tobytes(), asyncio.Event())
         if self._watcher is None or self._watcher.done():
             self._watcher = asyncio.create_task(self._watch())
@@ -186,7 +190,7 @@ class PoolQueue:
         return True
 
     async def _watch(self) -> None:
-        """Look, for all who wait together, while anybody does."""
+        """Poll for all waiting senders together, as long as there are any."""
         while self._awaited:
             awaited = dict(self._awaited)
             try:
@@ -206,7 +210,7 @@ class PoolQueue:
         return [key for key in keys if not there(key)]
 
     async def _read(self, record: TaskRecord) -> PoolClaim | None:
-        """The task that was claimed; None if it is done already, or cannot be read."""
+        """Read the task that was claimed. Returns None if it is already done or cannot be read."""
         block = np.empty(record.length, np.uint8)
         result = await self._ask(lambda: self._cache.get(record.key, [block]))
         why = "it cannot be read"
@@ -223,7 +227,7 @@ class PoolQueue:
         return None
 
     async def _ask(self, call: Callable[[], T]) -> T:
-        """Ask the pool's server, on this queue's thread. Raises QueueError."""
+        """Call the pool's server on this queue's thread. Raises QueueError."""
         async with _reaching():
             return await asyncio.get_running_loop().run_in_executor(self._thread, call)
 

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""What a router does before it sends a request to its decode engine: have it prefilled, or not.
+"""The prefiller: a router uses it to have a prompt prefilled before the decode engine gets the
+request.
 
     decide --local--> nothing: the decode engine prefills
            --remote-> enqueue, wait until it is done; KV is in the pool then
 
-Nothing here can fail a request. A queue that is full or away, a prefill that takes too long: the
-decode engine prefills what the pool does not have, as it would without any of this.
+Nothing here can fail a request. If the queue is full or unreachable, or a prefill takes too long,
+the decode engine prefills what the pool does not have, as it would without this module.
 """
 
 from __future__ import annotations
@@ -24,43 +25,45 @@ from beluga.errors import QueueError, QueueFullError
 logger = logging.getLogger(__name__)
 
 _WARN_EVERY_S = 60.0
-_AWAY_S = 5.0  # a queue that could not be reached is not asked again for so long
-_SIZE_FRESH_S = 0.02  # how old the queue's size may be when it is decided by
+_AWAY_S = 5.0  # the pause after a queue could not be reached
+_SIZE_FRESH_S = 0.02  # the greatest age of the queue's size in a decision
 
 
 class Course(enum.Enum):
-    """What became of a request's prefill; a metric's label."""
+    """The outcome of a request's prefill, which is a metric's label."""
 
-    LOCAL = "local"  # so it was decided
+    LOCAL = "local"  # the rule decided so
     REMOTE = "remote"  # a prefill worker has done it
-    LATE = "late"  # not done in time
-    UNQUEUED = "unqueued"  # the queue is full, or away
+    LATE = "late"  # it was not done in time
+    UNQUEUED = "unqueued"  # the queue is full or unreachable
 
 
 Decide = Callable[[QueueSize, int], bool]
-"""(the queue, tokens that it has of this prefiller's and that are not done) -> prefill remotely."""
+"""Decide whether to prefill remotely. The arguments are the queue's size, and the tokens of this
+prefiller in it that are not done.
+"""
 
 
 class Prefiller:
-    """Sends prompts to prefill workers; used by one event loop."""
+    """Sends prompts to prefill workers. One event loop uses it."""
 
     def __init__(self, queue: TaskQueue, *, timeout_s: float = 60.0) -> None:
-        """``timeout_s``: how long a request waits for its prefill at most."""
+        """``timeout_s`` is the longest time that a request waits for its prefill."""
         self._queue = queue
         self._timeout_s = timeout_s
         self._size = QueueSize(0, 0)
         self._size_at = -1.0
         self._warned_at = -_WARN_EVERY_S
         self._away_until = 0.0
-        self._tokens = 0  # sent to the queue and not done yet
+        self._tokens = 0  # tokens in the queue that are not done
 
     async def prefill(
         self, task: Callable[[float], PrefillTask], decide: Decide, *, tokens: int
     ) -> Course:
         """Prefill a request remotely, if ``decide`` says so, and wait for it. Raises nothing.
 
-        ``task`` makes the task from its deadline (seconds since 1970), and is called if there is
-        to be one; ``tokens`` of the prompt are to be computed.
+        ``task`` makes the task from its deadline (seconds since 1970); it is called only for a
+        remote prefill. ``tokens`` is how many tokens of the prompt must be computed.
         """
         if time.monotonic() < self._away_until:
             return Course.UNQUEUED
@@ -86,7 +89,7 @@ class Prefiller:
         return Course.LATE
 
     async def close(self) -> None:
-        """Let go of the queue."""
+        """Close the queue."""
         await self._queue.close()
 
     async def _queue_size(self) -> QueueSize:

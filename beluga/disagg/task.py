@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""What a prefill worker is asked to do: a typed message, MessagePack on the wire, never pickled.
+"""The task for a prefill worker: a typed message, MessagePack on the wire, never pickled.
 
-It carries what Dynamo's RemotePrefillRequest does, but for the addresses of a decode engine's
+It carries the fields of Dynamo's RemotePrefillRequest, except the addresses of a decode engine's
 blocks: KV goes through the pool, where the decode engine finds it by the prompt's own hashes.
 """
 
@@ -14,20 +14,20 @@ import msgspec
 
 from beluga.errors import QueueError
 
-# A prompt of 128 k tokens, packed in at most 5 bytes each, with room for its sampling parameters;
-# with what a queue puts before it no more than 1 MiB.
+# This fits a prompt of 128 k tokens, packed in at most 5 bytes each, with its sampling parameters.
+# Together with a queue's own header a message has at most 1 MiB.
 TASK_SIZE_MAX = (1 << 20) - 64
 
 MAX_AGE_S = 600.0  # Dynamo's JetStream streams: 10 minutes (lib/runtime/src/transports/nats.rs)
 
 
 class PrefillTask(msgspec.Struct, frozen=True, kw_only=True, tag="prefill-1"):
-    """One prompt to be prefilled into the pool.
+    """A prompt to be prefilled into the pool.
 
-    ``request_id`` names the request: two tasks of one id are the same work, so whoever sees an id
-    again may do it again or leave it. The prompt is exactly one of ``tokens`` (token ids),
-    ``text``, and ``body``: an OpenAI request as its client sent it to ``path``, for what the engine
-    alone can make a prompt of (a chat's template, tools, a cache salt).
+    ``request_id`` names the request. Two tasks of one id are the same work, so a worker that sees
+    an id again may repeat it or skip it. The prompt is exactly one of ``tokens`` (token ids),
+    ``text``, and ``body``, which is an OpenAI request as its client sent it to ``path``. ``body``
+    is for prompts that only the engine can make (from a chat's template, tools, a cache salt).
     """
 
     request_id: str
@@ -37,12 +37,14 @@ class PrefillTask(msgspec.Struct, frozen=True, kw_only=True, tag="prefill-1"):
     body: bytes | None = None
     path: str = "/v1/completions"
     sampling: dict[str, float | int | str | bool] = {}
-    block_keys: list[bytes] = []  # keys of the blocks that the pool is missing, if it is known
-    deadline: float = 0.0  # seconds since 1970; nobody waits any more after it; 0: MAX_AGE_S
+    block_keys: list[bytes] = []  # the keys of blocks that the pool lacks, if known
+    deadline: float = 0.0  # seconds since 1970, after which nobody waits; 0 means MAX_AGE_S
 
     @property
     def expired(self) -> bool:
-        """Whether nobody waits for it any more. Clocks of hosts are taken to agree to a second."""
+        """Whether nobody waits for the task any more. Hosts' clocks are assumed to agree to a
+        second.
+        """
         return self.deadline != 0 and time.time() > self.deadline + 1
 
 
@@ -61,7 +63,9 @@ def _check(task: PrefillTask) -> None:
 
 
 def encode_task(task: PrefillTask) -> bytes:
-    """Raises QueueError for a task without one name and one prompt, or above TASK_SIZE_MAX."""
+    """Encode a task. Raises QueueError unless it has a request_id, one prompt, and at most
+    TASK_SIZE_MAX bytes.
+    """
     _check(task)
     data = _encoder.encode(task)
     if len(data) > TASK_SIZE_MAX:
@@ -72,7 +76,9 @@ def encode_task(task: PrefillTask) -> bytes:
 
 
 def decode_task(data: bytes | memoryview) -> PrefillTask:
-    """Raises QueueError for bytes that are no task: what comes out of a queue is foreign input."""
+    """Decode a task. Raises QueueError for other bytes, because a queue's content is foreign
+    input.
+    """
     try:
         task = _decoder.decode(data)
     except msgspec.DecodeError as error:

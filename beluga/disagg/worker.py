@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The prefill worker: claims prompts, has its engine compute them, and acknowledges.
+"""The prefill worker: it claims prompts, has its engine compute them, and acknowledges them.
 
-The engine is asked for one token, which is thrown away: what stays is the prompt's KV, saved into
-the pool by the engine's connector before it answers. So the worker may die at any point, and
-another's engine finds what is already done.
+It asks the engine for one token and discards it. The useful result is the prompt's KV, which the
+engine's connector saves into the pool before the engine answers. So the worker may die at any
+point, and another worker's engine finds what is already done.
 """
 
 from __future__ import annotations
@@ -28,27 +28,28 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_BACK_OFF_S = 1.0  # after a failure, before the next task
+_BACK_OFF_S = 1.0  # the pause after a failure
 _DEQUEUE_S = 5.0
 _CLIENT_ERROR, _SERVER_ERROR, _BUSY = 400, 500, 429
 
-# What asks for more than one answer of one token, or contradicts it.
+# Fields that ask for more than one answer of one token, or contradict it.
 _DROPPED = ("stream_options", "min_tokens", "best_of", "max_completion_tokens", "logprobs")
 
 
 @dataclasses.dataclass(slots=True)
 class WorkerStat:
-    """What became of the tasks that were claimed."""
+    """How many of the claimed tasks ended in which way."""
 
     done: int = 0
     expired: int = 0  # nobody waited for them any more
-    refused: int = 0  # by the engine: the request makes no sense, and the decode engine will say so
-    given_back: int = 0  # the engine failed; for another worker
+    # the engine refused an invalid request, and the decode engine will refuse it, too
+    refused: int = 0
+    given_back: int = 0  # the engine failed, and another worker gets the task
     dropped: int = 0  # given out too often
 
 
 def prefill_request(task: PrefillTask) -> tuple[str, bytes]:
-    """Path and JSON body that make an OpenAI engine prefill a task.
+    """Return the path and JSON body of the request that makes an OpenAI engine prefill a task.
 
     Raises WorkerError if the client's request cannot be read.
     """
@@ -67,7 +68,7 @@ def prefill_request(task: PrefillTask) -> tuple[str, bytes]:
 
 
 class PrefillWorker:
-    """Feeds one engine from a queue, ``concurrency`` prompts at a time."""
+    """Feeds one engine from a queue, with ``concurrency`` prompts at a time."""
 
     def __init__(  # noqa: PLR0913  all but the first two named
         self,
@@ -79,8 +80,9 @@ class PrefillWorker:
         deliveries_max: int = 5,
         timeout_s: float = 120.0,
     ) -> None:
-        """``visibility_s`` is the queue's; ``deliveries_max``: a task that was given out more often
-        is dropped, for it may be what kills engines; ``timeout_s``: for a prefill.
+        """``visibility_s`` is the queue's. A task that was given out more than ``deliveries_max``
+        times is dropped, because it may be the one that kills engines. ``timeout_s`` limits a
+        prefill.
         """
         self.stat = WorkerStat()
         self._queue = queue
@@ -92,11 +94,11 @@ class PrefillWorker:
         self._stopping = asyncio.Event()
 
     def stop(self) -> None:
-        """Claim nothing more; :meth:`run` returns when what was claimed is done."""
+        """Stop claiming tasks. :meth:`run` returns when the claimed ones are done."""
         self._stopping.set()
 
     async def run(self) -> None:
-        """Work until :meth:`stop`. A queue or an engine that is away is waited for."""
+        """Work until :meth:`stop`. It waits for a queue or an engine that is unreachable."""
         import aiohttp
 
         timeout = aiohttp.ClientTimeout(total=self._timeout_s, sock_connect=5)
@@ -118,7 +120,9 @@ class PrefillWorker:
             await asyncio.wait_for(self._stopping.wait(), _BACK_OFF_S)
 
     async def _next(self) -> Claim | None:
-        """A claim; None when there is none for a while, or the worker is to stop."""
+        """Claim a task. Returns None after _DEQUEUE_S seconds without one, or when the worker
+        stops.
+        """
         dequeue = asyncio.ensure_future(self._queue.dequeue_task(_DEQUEUE_S))
         stopping = asyncio.ensure_future(self._stopping.wait())
         await asyncio.wait({dequeue, stopping}, return_when=asyncio.FIRST_COMPLETED)
@@ -132,7 +136,7 @@ class PrefillWorker:
         return None
 
     async def _handle(self, session: aiohttp.ClientSession, claim: Claim) -> bool:
-        """Do a task: False if the engine did not, so that it should be left alone for a moment."""
+        """Do a task. Returns False if the engine failed, which then gets a pause."""
         task = claim.task
         if task.expired:
             self.stat.expired += 1
@@ -159,16 +163,17 @@ class PrefillWorker:
         return True
 
     async def _keep(self, claim: Claim) -> None:
-        """Extend a claim while it is worked on."""
+        """Extend a claim during the work."""
         while True:
             await asyncio.sleep(self._visibility_s / 3)
-            with contextlib.suppress(QueueError):  # then it runs out, and is done twice
+            # after a failure the claim runs out, and the task is done twice
+            with contextlib.suppress(QueueError):
                 await claim.extend()
 
     async def _ask(self, session: aiohttp.ClientSession, task: PrefillTask) -> str | None:
-        """Have a prompt prefilled: None, or why the engine refuses it for good.
+        """Prefill a prompt. Returns None, or the reason why the engine refuses it for good.
 
-        Raises WorkerError if the engine is down, or busy.
+        Raises WorkerError if the engine is down or busy.
         """
         import aiohttp
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The router as a service before engines that speak OpenAI's API. ``beluga gateway`` starts it.
+"""The gateway: the router as a service in front of engines with OpenAI's API. ``beluga gateway``
+starts it.
 
 It needs the packages of the extra ``router``.
 """

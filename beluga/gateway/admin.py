@@ -1,18 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The admin API: workers come, go and drain at run time, with no KV moved.
+"""The admin API: workers join, leave and drain at run time, without moving KV.
 
 ::
 
-    GET    /workers                  all, with their state
+    GET    /workers                  list all workers with their state
     POST   /workers                  {"url": ..., "models": [...], "events": ..., "replay": ...}
-    POST   /workers/{id}/drain       nothing new goes there; it leaves with its last request
-    DELETE /workers/{id}             it leaves at once; what is under way there goes on
+    POST   /workers/{id}/drain       send it nothing new; it leaves after its last request
+    DELETE /workers/{id}             remove it at once; its running requests continue
     GET    /alerts                   alert rules for Prometheus
 
-It has a listener of its own, on the loopback address unless told otherwise: who can speak to it can
-send the requests of all clients where he likes. Bodies must be sent as JSON, which no web page can
-make a browser do.
+It has its own listener, by default on the loopback address, because its users can redirect the
+requests of all clients. Bodies must have the content type JSON, which no web page can make a
+browser send.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class _NewWorker(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Admin:
-    """Handles what operators ask."""
+    """The handlers of the admin API."""
 
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
@@ -85,7 +85,7 @@ class Admin:
 
 
 def described(engine: Engine) -> dict[str, object]:
-    """An engine, as JSON."""
+    """Return the JSON form of an engine."""
     return {
         "id": engine.worker.worker_id,
         "url": engine.url,

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The planner's advice on the number of engines, said in the log every few minutes.
+"""The planner's advice on the number of engines, written to the log every few minutes.
 
-Whoever runs the engines acts on it or does not: on a pool no KV moves when engines come and go.
+The operator may follow it or not. On a pool no KV moves when engines come and go.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from beluga.router import Advice, Goals, Load, Seen, Worker, advise
 
 log = logging.getLogger(__name__)
 
-SAMPLES = 18  # of queue and memory in an interval; with the default one, every 10 s as Dynamo's
+SAMPLES = 18  # samples of queue and memory in an interval: every 10 s by default, as in Dynamo
 
 
 class _Sample(NamedTuple):
@@ -29,7 +29,7 @@ class _Sample(NamedTuple):
 
 
 class Adviser:
-    """Averages what it sees over an interval, then says what the planner makes of it."""
+    """Averages what it observes over an interval, then logs the planner's advice."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class Adviser:
         self._before = metrics.latencies()
 
     async def run(self, interval_s: float) -> None:
-        """Advise for ever."""
+        """Advise forever."""
         while True:
             for _ in range(SAMPLES):
                 await asyncio.sleep(interval_s / SAMPLES)
@@ -58,7 +58,7 @@ class Adviser:
                 log.info("advice: %s", advice)
 
     def sample(self) -> None:
-        """Look at the engines that serve, and at who waits for them."""
+        """Take a sample of the serving engines and of the waiting requests."""
         loads = self._loads()
         serving = [loads[engine.worker] for engine in self._fleet if engine.serving]
         known = [load.gpu_cache_usage_perc for load in serving if load.kv_total_blocks]
@@ -66,7 +66,9 @@ class Adviser:
         self._samples.append(_Sample(len(serving), queued, fmean(known) if known else None))
 
     def advise(self) -> list[Advice]:
-        """The planner's advice on the samples since the last one; none without any."""
+        """Return the planner's advice on the samples since the last call, or none without
+        samples.
+        """
         samples, self._samples = self._samples, []
         before, self._before = self._before, self._metrics.latencies()
         if not samples:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Alert rules for Prometheus, with the targets of the Dynamo KV router article as their defaults:
-hit rate over 30 %, routing under 5 ms, imbalance under 0.2.
+"""Alert rules for Prometheus. The defaults are the targets of the Dynamo KV router article: hit
+rate over 30 %, routing under 5 ms, imbalance under 0.2.
 """
 
 ALERTS = """\

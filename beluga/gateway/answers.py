@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""What the router itself says to clients: errors in OpenAI's shape, as JSON or as an event."""
+"""The router's own answers to clients: errors in OpenAI's form, as JSON or as an event."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _KINDS = {
 
 
 class Refusal(Exception):  # noqa: N818  an answer, raised
-    """An answer of the router's own, not an engine's. ``retry_after_s``: when to come back."""
+    """An answer of the router, not of an engine. ``retry_after_s`` says when to retry."""
 
     def __init__(
         self,
@@ -37,7 +37,7 @@ class Refusal(Exception):  # noqa: N818  an answer, raised
         self._retry_after_s = retry_after_s
 
     def response(self) -> web.Response:
-        """As HTTP."""
+        """Return the HTTP response."""
         headers = {}
         if self._retry_after_s is not None:
             headers["Retry-After"] = str(max(1, math.ceil(self._retry_after_s)))
@@ -50,14 +50,14 @@ class Refusal(Exception):  # noqa: N818  an answer, raised
 
 
 def error_body(status: int, message: str, param: str | None = None) -> dict[str, object]:
-    """vLLM's, which is OpenAI's with the status as its code."""
+    """Return vLLM's error object, which is OpenAI's with the status as its code."""
     kind = _KINDS.get(status, "InternalServerError")
     return {"error": {"message": message, "type": kind, "param": param, "code": status}}
 
 
 def error_event(status: int, message: str) -> bytes:
-    """A server-sent event that ends a stream; clients of OpenAI's API raise it. No ``[DONE]``
-    follows: a stream that broke off is not done. The empty line before it ends an event of which
-    the client may have some lines already.
+    """Return a server-sent event that ends a stream; clients of OpenAI's API raise it as an error.
+    No ``[DONE]`` follows, because the stream is incomplete. The empty line before it ends an event
+    of which the client may already have some lines.
     """
     return b"\ndata: " + msgspec.json.encode(error_body(status, message)) + b"\n\n"

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""What is known of caches: a request's hashes, and an index of who holds which blocks.
+"""The gateway's knowledge of caches: a request's hashes, and an index of the workers' blocks.
 
-The index hears the KV events of the engines that announce them, and remembers for a while what was
-sent where: for a moment until events tell of it, or, where no engine announces any, for as long as
-blocks are likely to stay. A policy that is blind to caches costs none of this.
+The index receives the KV events of the engines that announce them. It also remembers for a while
+what was sent where: until events report it, or, if no engine announces events, for as long as
+blocks are likely to stay. A policy that ignores caches causes none of this work.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from beluga.router import (
 
 log = logging.getLogger(__name__)
 
-# How long what was sent somewhere counts as held there: Dynamo's approximate mode, and its advice
-# for predictions beside events (the reference's 1.3).
+# How long blocks that were sent to a worker count as held there: Dynamo's approximate mode, and its
+# advice for predictions beside events (version 1.3).
 UNANNOUNCED_S = 120.0
 ANNOUNCED_S = 5.0
 
 
 class Cache:
-    """Queries and their matches; an index only if it is ``wanted``."""
+    """Makes queries and finds their matches. It has an index only if one is ``wanted``."""
 
     def __init__(
         self,
@@ -50,8 +50,9 @@ class Cache:
         is_adapter: Callable[[str], bool],
         metrics: Metrics,
     ) -> None:
-        """``announced``: engines tell of their blocks. ``is_adapter``: whether a model is a LoRA
-        adapter, which its blocks' hashes then name. Raises RouterError."""
+        """``announced`` says that engines announce their blocks. ``is_adapter`` returns whether a
+        model is a LoRA adapter, whose name is then part of its blocks' hashes. Raises RouterError.
+        """
         self._block_size = block_size
         self._is_adapter = is_adapter
         self._metrics = metrics
@@ -60,24 +61,27 @@ class Cache:
         if wanted:
             ttl_s = ANNOUNCED_S if announced else UNANNOUNCED_S
             self.index = PredictiveIndexer(Indexer(), ttl_s=ttl_s)
-            BlockHasher(block_size=block_size).local([0] * block_size)  # needs xxhash: say so now
+            # this needs xxhash and raises now if it is missing
+            BlockHasher(block_size=block_size).local([0] * block_size)
 
-    def query_of(self, ask: ParsedRequest) -> Query:
-        """A request as policies see it; its blocks are hashed only for an index."""
+    def query_of(self, parsed: ParsedRequest) -> Query:
+        """Return the query for a request. Its blocks are hashed only if there is an index."""
         if self.index is None:
-            return Query(ask.isl, self._block_size)
-        adapter = ask.model if ask.model is not None and self._is_adapter(ask.model) else ""
+            return Query(parsed.isl, self._block_size)
+        adapter = (
+            parsed.model if parsed.model is not None and self._is_adapter(parsed.model) else ""
+        )
         started = time.perf_counter()
-        hasher = _hasher(self._block_size, ask.salt or "", adapter)
-        local = hasher.local(ask.tokens)
+        hasher = _hasher(self._block_size, parsed.salt or "", adapter)
+        local = hasher.local(parsed.tokens)
         hashed = time.perf_counter()
         sequence = hasher.sequence(local)
         self._metrics.part("block_hashing", hashed - started)
         self._metrics.part("seq_hashing", time.perf_counter() - hashed)
-        return Query(ask.isl, self._block_size, local, sequence)
+        return Query(parsed.isl, self._block_size, local, sequence)
 
     def find_matches(self, query: Query) -> Matches:
-        """What each worker holds of a request's leading blocks."""
+        """Return what each worker holds of a request's leading blocks."""
         if self.index is None:
             return Matches()
         started = time.perf_counter()
@@ -86,21 +90,21 @@ class Cache:
         return found
 
     def longest(self, query: Query) -> int:
-        """Leading blocks of a request that are held where most of them are."""
+        """Return the most leading blocks of a request that some worker holds."""
         found = self.find_matches(query)
         return max((found.of(worker).blocks for worker in found.held), default=found.shared)
 
     def routed(self, query: Query, choice: Choice) -> None:
-        """A request goes there, and with it its blocks."""
+        """Note that a request, and thus its blocks, goes to a worker."""
         if self.index is None:
             return
         try:
             self.index.routed(choice.worker, query.hashes, time.monotonic())
-        except RouterError as error:  # more workers than the index has places for
+        except RouterError as error:  # the index has no space for more workers
             log.debug("%s", error)
 
     def joined(self, engine: Engine) -> None:
-        """Listen to an engine that announces its blocks. Raises RouterError."""
+        """Subscribe to an engine that announces its blocks. Raises RouterError."""
         if self.index is None or engine.spec.events is None:
             return
         number = engine.worker.worker_id
@@ -121,13 +125,13 @@ class Cache:
             self.index.remove_worker(number)
 
     def scrape(self) -> None:
-        """Bring the counts of events up to date."""
+        """Update the metrics of KV events."""
         if self.index is not None:
             lost = sum(listener.lost for listener in self._listeners.values())
             self._metrics.kv_events(self.index.indexer, lost)
 
     def close(self) -> None:
-        """Listen no longer."""
+        """Close all subscriptions."""
         for listener in self._listeners.values():
             listener.close()
         self._listeners.clear()

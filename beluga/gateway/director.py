@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Which engine a request goes to, and the account of it until it ends, however it ends."""
+"""The director: it places each request on an engine and keeps its account until the request
+ends.
+"""
 
 from __future__ import annotations
 
@@ -21,18 +23,21 @@ from beluga.gateway.waiting import WaitQueue
 from beluga.router import Choice, Constraints, Query, Router
 
 RECOVERY_S = 1.0
-"""How long a request whose engine has just failed waits for one to be up, if none is: a check is
-under way, and an idle connection that the engine has closed looks like a failure."""
+"""How long a request whose engine has just failed waits if no other engine is up. A check is under
+way meanwhile, because an idle connection that the engine closed looks like a failure.
+"""
 
 
 class Placement:
-    """A request on a worker; leaving it ends the account."""
+    """A request on a worker. The account ends with the context."""
 
-    def __init__(self, director: Director, name: int, ask: ParsedRequest, choice: Choice) -> None:
+    def __init__(
+        self, director: Director, name: int, parsed: ParsedRequest, choice: Choice
+    ) -> None:
         self.engine = director.engine_of(choice)
         self._director = director
         self._name = name
-        self._ask = ask
+        self._parsed = parsed
         self.choice = choice
         self._status = "cancelled"
         self._sent = time.perf_counter()
@@ -49,27 +54,31 @@ class Placement:
         trace: TracebackType | None,
     ) -> None:
         self.end()
-        self._director.metrics.ended(self._ask, self._status, self._count)
+        self._director.metrics.ended(self._parsed, self._status, self._count)
 
     def end(self) -> None:
-        """Take it off the account."""
+        """Remove the request from the account."""
         self._director.end(self._name, self.engine)
 
     def first_token(self) -> None:
-        """The engine has begun to answer: its prefill is done."""
+        """Note that the engine has begun to answer, so its prefill is done."""
         self._director.prefill_done(self._name)
-        self._director.metrics.first_token(self._ask, self.engine, time.perf_counter() - self._sent)
+        self._director.metrics.first_token(
+            self._parsed, self.engine, time.perf_counter() - self._sent
+        )
 
     def tokens(self, count: int) -> None:
-        """So many more tokens have come, about."""
+        """Note that about ``count`` more tokens have come."""
         now = time.perf_counter()
         if self._last is not None and count > 0:
-            self._director.metrics.tokens(self._ask, self.engine, (now - self._last) / count, count)
+            self._director.metrics.tokens(
+                self._parsed, self.engine, (now - self._last) / count, count
+            )
         self._last = now
         self._count += count
 
     def answered(self, status: object) -> None:
-        """How it ended: the HTTP status of an answer that has come whole, or a word."""
+        """Note how the request ended: the HTTP status of a complete answer, or a word."""
         self._status = str(status)
 
 
@@ -107,27 +116,29 @@ class Director:
     def engine_of(self, choice: Choice) -> Engine:
         return self._fleet[choice.worker.worker_id]
 
-    async def place(self, ask: ParsedRequest, tried: Set[int], arrived: float) -> Placement:
-        """A worker for a request, once there is one with room; ``tried`` are those that have just
-        failed it, taken only where there is no other. Raises Refusal.
+    async def place(self, parsed: ParsedRequest, tried: Set[int], arrived: float) -> Placement:
+        """Return a placement on a worker, as soon as one has a free place. Raises Refusal.
+
+        ``tried`` are the workers that have just failed the request; they are used only if there is
+        no other.
         """
-        query = self._cache.query_of(ask)
-        placed = None if self._wait_queue.waiting(ask.model) else self._try(ask, query, tried)
+        query = self._cache.query_of(parsed)
+        placed = None if self._wait_queue.waiting(parsed.model) else self._try(parsed, query, tried)
         decided = time.perf_counter()
         if placed is None:
             placed = await self._wait_queue.wait(
-                ask.model,
+                parsed.model,
                 query,
-                lambda: self._try(ask, query, tried),
+                lambda: self._try(parsed, query, tried),
                 overlap=self._cache.longest(query),
-                patience_s=self._patience(ask.model, tried),
+                patience_s=self._patience(parsed.model, tried),
             )
-        self.metrics.routed(ask, query, placed.choice, placed.engine, decided - arrived)
+        self.metrics.routed(parsed, query, placed.choice, placed.engine, decided - arrived)
         return placed
 
-    def _try(self, ask: ParsedRequest, query: Query, tried: Set[int]) -> Placement | None:
-        """None if it must wait. Raises Refusal."""
-        engines = self._known(ask.model)
+    def _try(self, parsed: ParsedRequest, query: Query, tried: Set[int]) -> Placement | None:
+        """Try to place a request. Returns None if it must wait. Raises Refusal."""
+        engines = self._known(parsed.model)
         allowed = self._allowed(engines, tried)
         if not allowed:
             self._none(engines, tried)
@@ -143,7 +154,7 @@ class Director:
         except ObjectiveError as error:
             raise Refusal(429, str(error), retry_after_s=1) from None
         self.metrics.part("scheduling", time.perf_counter() - started)
-        placed = Placement(self, name, ask, choice)
+        placed = Placement(self, name, parsed, choice)
         self.placed += 1
         placed.engine.inflight += 1
         placed.engine.expected(choice.hit_rate, query.isl)
@@ -151,7 +162,9 @@ class Director:
         return placed
 
     def _known(self, model: str | None) -> list[Engine]:
-        """The engines that have a model. Raises Refusal if none does, or it is not clear which."""
+        """Return the engines with this model. Raises Refusal if there are none, or if the model is
+        ambiguous.
+        """
         engines = self._fleet.serving(model)
         if model is None and len({engine.models for engine in engines if engine.models}) > 1:
             raise Refusal(400, "several models are served here; name one", param="model")
@@ -171,7 +184,7 @@ class Director:
         return frozenset(ready).difference(tried) or frozenset(ready)
 
     def _none(self, engines: list[Engine], tried: Set[int]) -> None:
-        """No engine has room: returns if one may soon, else raises Refusal."""
+        """Return if an engine may soon have a free place; otherwise raise Refusal."""
         serving = [engine for engine in engines if engine.serving]
         if not tried and not serving:
             why = "; ".join(sorted({engine.why for engine in engines if engine.why}))
@@ -180,7 +193,7 @@ class Director:
             self._wait_queue.look_in(min(cooling))
 
     def _patience(self, model: str | None, tried: Set[int]) -> float:
-        """How long a request may wait, in seconds."""
+        """Return how long a request may wait, in seconds."""
         serving = any(engine.serving for engine in self._fleet.serving(model))
         return RECOVERY_S if tried and not serving else self._limits.queue_s
 
@@ -189,7 +202,7 @@ class Director:
             self._wait_queue.look()
 
     def end(self, name: int, engine: Engine) -> None:
-        """A request has ended, well or not."""
+        """Note that a request has ended, successfully or not."""
         self._router.tracker.free(name, time.monotonic())
         self.placed -= 1
         engine.inflight -= 1

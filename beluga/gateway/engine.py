@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""An engine as the router knows it: where it is, what it serves, whether it may be sent requests.
+"""An engine as the gateway sees it: its address, its models, and whether it may get requests.
 
 ::
 
     STARTING --check passes--> UP --request fails, check fails--> DOWN --check passes--> UP
 
-A check counts only if no request has failed since it began: what it saw may be older.
+A check counts only if no request has failed since it began, because it may have seen an older
+state.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from beluga.router import Worker
 
 
 class Health(enum.Enum):
-    """What the last check, or a request since, has shown."""
+    """The result of the last check, or of a request since then."""
 
     STARTING = "starting"
     UP = "up"
@@ -29,18 +30,18 @@ class Health(enum.Enum):
 
 
 class Engine:
-    """One engine process, with as many ranks as it likes behind one URL."""
+    """One engine process, which may have several ranks behind one URL."""
 
     def __init__(self, worker: Worker, spec: EngineSpec) -> None:
         self.worker = worker
         self.spec = spec
-        self.cards: list[dict[str, Any]] = []  # of /v1/models, once it was asked
+        self.cards: list[dict[str, Any]] = []  # the entries of /v1/models, once it was read
         self.health = Health.STARTING
-        self.why = "not checked yet"  # it is not up
+        self.why = "not checked yet"  # the reason why it is not up
         self.draining = False
         self.inflight = 0
-        self.hit_tokens = self.prompt_tokens = 0  # expected cache hits, of all requests so far
-        self.look = asyncio.Event()  # a check is wanted now
+        self.hit_tokens = self.prompt_tokens = 0  # sums over all requests; hits as expected
+        self.look = asyncio.Event()  # set to request a check now
         self._failures = 0
         self._cool_until = 0.0  # monotonic
 
@@ -50,47 +51,51 @@ class Engine:
 
     @property
     def models(self) -> tuple[str, ...]:
-        """What it serves: declared, else what it has listed."""
+        """The models that it serves: the declared ones, or else those that it lists."""
         return self.spec.models or tuple(str(card.get("id")) for card in self.cards)
 
     @property
     def cooling_s(self) -> float:
-        """Seconds for which it has asked to be left alone."""
+        """The seconds for which it asked to get no requests."""
         return max(0.0, self._cool_until - time.monotonic())
 
     @property
     def serving(self) -> bool:
-        """Whether requests may go there, were it not for a moment of cooling down."""
+        """Whether it may get requests, apart from a pause that it asked for."""
         return self.health is Health.UP and not self.draining
 
     @property
     def ready(self) -> bool:
-        """Whether a request may go there now."""
+        """Whether it may get a request now."""
         return self.serving and self._cool_until <= time.monotonic()
 
     @property
     def failures(self) -> int:
-        """How often it has failed; a check that begins notes it, see :meth:`passed`."""
+        """How often it has failed. A check remembers this when it begins; see :meth:`passed`."""
         return self._failures
 
     def expected(self, hit_rate: float, isl: int) -> None:
-        """A request was placed here of which so much is expected in the cache."""
+        """Note that a request was placed here, with its expected hit rate."""
         self.hit_tokens += round(hit_rate * isl)
         self.prompt_tokens += isl
 
     def cool_down(self, seconds: float) -> None:
-        """It has answered that it is busy: nothing goes there for so long."""
+        """Send it no requests for so many seconds, because it answered that it is busy."""
         self._cool_until = max(self._cool_until, time.monotonic() + seconds)
 
     def fail(self, why: str) -> None:
-        """A request or a check has failed: nothing goes there until a check passes."""
+        """Note that a request or a check has failed. The engine gets no requests until a check
+        passes.
+        """
         self._failures += 1
         self.health = Health.DOWN
         self.why = why
         self.look.set()
 
     def passed(self, failures_before: int) -> bool:
-        """A check has passed that began after so many failures: whether it counts."""
+        """Note that a check passed, which began after so many failures. Returns whether it
+        counts.
+        """
         if failures_before != self._failures:
             return False
         self.health = Health.UP

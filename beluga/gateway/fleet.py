@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The engines behind a router, which come and go at run time. No KV is moved when they do."""
+"""The fleet: the engines behind a gateway, which come and go at run time. No KV moves then."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from beluga.router import Worker
 
 
 class Fleet:
-    """Engines by number. Numbers are not used twice: an engine that comes back is a new worker."""
+    """Engines by number. A number is not reused: an engine that comes back is a new worker."""
 
     def __init__(self) -> None:
         self._engines: dict[int, Engine] = {}
@@ -26,7 +26,9 @@ class Fleet:
     def on_change(
         self, *, joined: Callable[[Engine], None], left: Callable[[Engine], None]
     ) -> None:
-        """Call these for each engine that comes from now on, and that goes."""
+        """Call ``joined`` for each engine that is added from now on, and ``left`` for each that is
+        removed.
+        """
         self._joined.append(joined)
         self._left.append(left)
 
@@ -37,14 +39,14 @@ class Fleet:
         return len(self._engines)
 
     def __getitem__(self, number: int) -> Engine:
-        """Raises NoWorkersError."""
+        """Return an engine. Raises NoWorkersError."""
         try:
             return self._engines[number]
         except KeyError:
             raise NoWorkersError(f"there is no worker {number}") from None
 
     def add(self, spec: EngineSpec) -> Engine:
-        """A new engine; nothing is sent there before a check has passed. Raises RouterError."""
+        """Add an engine. It gets no requests before a check has passed. Raises RouterError."""
         if any(engine.url == spec.url for engine in self):
             raise RouterError(f"{spec.url} is a worker already")
         engine = Engine(Worker(next(self._numbers)), spec)
@@ -58,23 +60,25 @@ class Fleet:
         return engine
 
     def remove(self, engine: Engine) -> None:
-        """Forget it; requests that are under way there go on to their end."""
+        """Forget an engine. Its running requests continue to their end."""
         if self._engines.pop(engine.worker.worker_id, None) is not None:
             for left in self._left:
                 left(engine)
 
     def drain(self, engine: Engine) -> None:
-        """Send nothing there any more; forget it with the end of its last request."""
+        """Send an engine no more requests, and forget it after its last one."""
         engine.draining = True
         self.settle(engine)
 
     def settle(self, engine: Engine) -> None:
-        """A request there has ended."""
+        """Note that one of its requests has ended."""
         if engine.draining and engine.inflight == 0:
             self.remove(engine)
 
     def follow(self, specs: Iterable[EngineSpec], before: Iterable[EngineSpec]) -> None:
-        """A list of engines has changed: add what is new, drain what is no longer there."""
+        """Follow a list of engines that has changed: add new ones, and drain those that were
+        removed.
+        """
         wanted, had = set(specs), set(before)
         for engine in self:
             if engine.spec in had - wanted:
@@ -86,12 +90,14 @@ class Fleet:
 
     def _replace(self, spec: EngineSpec) -> None:
         for engine in self:
-            if engine.url == spec.url:  # the same with other words; its requests go on
+            if engine.url == spec.url:  # the same engine with other settings; its requests continue
                 self.remove(engine)
         self.add(spec)
 
     def models(self) -> dict[str, dict[str, Any]]:
-        """The union of what the engines that serve list, by name; drained ones left out."""
+        """Return the union of the models that serving engines list, by name, without drained
+        engines.
+        """
         found: dict[str, dict[str, Any]] = {}
         for engine in self:
             cards = {str(card.get("id")): card for card in engine.cards}
@@ -101,12 +107,13 @@ class Fleet:
         return found
 
     def is_adapter(self, model: str) -> bool:
-        """Whether a model is an adapter of another one, as vLLM lists them."""
+        """Return whether a model is an adapter of another one, as vLLM lists them."""
         return any(card.get("id") == model and card.get("parent") for e in self for card in e.cards)
 
     def serving(self, model: str | None) -> list[Engine]:
-        """The engines that have this model, whatever their health. Without a name: all, where they
-        have one model between them."""
+        """Return the engines with this model, in any health. Without a name it returns all
+        engines.
+        """
         if model is None:
             return [engine for engine in self if not engine.draining]
         return [engine for engine in self if model in engine.models and not engine.draining]

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""What clients see: the proxied paths, the list of models, health, readiness, metrics."""
+"""The handlers of the clients' listener: proxied paths, the list of models, health, readiness,
+metrics.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +20,8 @@ from beluga.gateway.proxy import Proxy
 
 log = logging.getLogger(__name__)
 
-# Of vLLM's, beside /v1/*: those that a request may go to any engine for. Its other paths (metrics,
-# sleep, LoRA loading, profiling) are about one engine, and for whoever runs it.
+# Paths of vLLM, beside /v1/*, that any engine may answer. Its other paths (metrics, sleep, LoRA
+# loading, profiling) are about one engine, and for its operator.
 _BESIDE_V1 = (
     "/tokenize",
     "/detokenize",
@@ -39,7 +41,7 @@ class Handlers:
     def __init__(
         self, *, fleet: Fleet, proxy: Proxy, metrics: Metrics, scrape: Callable[[], None]
     ) -> None:
-        """``scrape`` brings the gauges up to date before they are read."""
+        """``scrape`` updates the gauges before they are read."""
         self._fleet = fleet
         self._proxy = proxy
         self._metrics = metrics
@@ -68,7 +70,9 @@ class Handlers:
         return web.Response()
 
     async def _ready(self, _: web.Request) -> web.Response:
-        """200 while requests can be served: an engine is up and nobody has said stop."""
+        """Answer 200 while requests can be served: an engine is up and the router is not
+        stopping.
+        """
         if self.stopping:
             raise Refusal(503, "this router is shutting down")
         if not any(engine.serving for engine in self._fleet):
@@ -96,7 +100,7 @@ def _json(value: object) -> web.Response:
 
 
 def refusals(metrics: Metrics) -> Middleware:
-    """A middleware that answers errors in OpenAI's shape, those of aiohttp and our own included."""
+    """Return a middleware that answers all errors in OpenAI's form, also those of aiohttp."""
 
     @web.middleware
     async def answer(request: web.Request, handler: Handler) -> web.StreamResponse:

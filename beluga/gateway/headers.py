@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Which headers pass through a proxy (RFC 9110, 7.6.1): all but those of one connection."""
+"""The headers that pass through a proxy (RFC 9110, 7.6.1): all but those of one connection."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from email.utils import parsedate_to_datetime
 
 from multidict import CIMultiDict
 
-# Of one hop. Content-Length is said anew for the body that is sent.
+# Headers of one hop. Content-Length is set again for the body that is sent.
 _HOP = frozenset(
     (
         "connection",
@@ -25,18 +25,19 @@ _HOP = frozenset(
         "upgrade",
     )
 )
-# Of the request: the URL says the host; a stream must come in the clear, to be passed on as events;
-# the body has been read, so nobody waits for "100 Continue".
+# Further headers of a request that do not pass: the URL has the host; a stream must come
+# uncompressed to be forwarded as events; and the body has been read, so nobody waits for "100
+# Continue".
 _REQUEST = _HOP | {"host", "accept-encoding", "expect"}
 
 
 def for_engine(headers: Mapping[str, str]) -> CIMultiDict[str]:
-    """A client's headers as an engine gets them."""
+    """Return the headers for an engine from a client's headers."""
     return _passed(headers, _REQUEST)
 
 
 def for_client(headers: Mapping[str, str]) -> CIMultiDict[str]:
-    """An engine's headers as the client gets them."""
+    """Return the headers for the client from an engine's headers."""
     return _passed(headers, _HOP)
 
 
@@ -50,8 +51,9 @@ def _passed(headers: Mapping[str, str], dropped: frozenset[str]) -> CIMultiDict[
 
 
 def retry_after_s(headers: Mapping[str, str], most: float) -> float:
-    """Seconds that a ``Retry-After`` asks for, at most so many; 1 if there is none that makes
-    sense."""
+    """Return the seconds that a ``Retry-After`` asks for, at most ``most``. It is 1 without a valid
+    one.
+    """
     text = headers.get("Retry-After", "").strip()
     if text.isdecimal():
         return min(float(text), most)

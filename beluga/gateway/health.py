@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Active checks: each engine is asked ``/health`` in turn, and for its models."""
+"""Active health checks: each engine is regularly asked for ``/health`` and for its models."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from beluga.gateway.settings import Limits
 log = logging.getLogger(__name__)
 
 FAILURES = (aiohttp.ClientError, asyncio.TimeoutError, OSError, ValueError, msgspec.MsgspecError)
-"""What talking to an engine raises when it is down or talks nonsense."""
+"""The exceptions of a request to an engine that is down or sends invalid answers."""
 
 
 class Checker:
-    """Checks each engine of a fleet on a task of its own, and says when one is up again."""
+    """Checks each engine of a fleet in its own task, and reports when one is up again."""
 
     def __init__(
         self,
@@ -34,8 +34,9 @@ class Checker:
         up: Callable[[], None],
         also: Callable[[Engine], Awaitable[None]],
     ) -> None:
-        """``up`` is called when an engine has come up; ``also`` is awaited after each check that
-        has passed."""
+        """``up`` is called when an engine has come up. ``also`` is awaited after each check that
+        has passed.
+        """
         self._client = client
         self._limits = limits
         self._up = up
@@ -68,13 +69,13 @@ class Checker:
                 await asyncio.wait_for(self._wanted(engine), self._limits.health_interval_s)
 
     async def _wanted(self, engine: Engine) -> None:
-        """Until a check is asked for; not again at once for an engine that is known to be down."""
+        """Wait until a check is requested. If the engine is down, a pause comes first."""
         if engine.health is not Health.UP:
             await asyncio.sleep(self._limits.health_interval_s / 4)
         await engine.look.wait()
 
     async def check(self, engine: Engine) -> bool:
-        """Ask it now: whether it is up."""
+        """Check an engine now. Returns whether it is up."""
         failures, before = engine.failures, engine.health
         try:
             await self._ask(engine)
@@ -92,9 +93,9 @@ class Checker:
         return True
 
     async def _ask(self, engine: Engine) -> None:
-        """Raises one of :data:`FAILURES`."""
+        """Ask the engine. Raises one of :data:`FAILURES`."""
         async with self._client.get(f"{engine.url}/health", timeout=self._timeout) as answer:
-            known = answer.status != 404  # an engine without /health has /v1/models
+            known = answer.status != 404  # an engine without /health still has /v1/models
             if known and answer.status >= 300:
                 raise ValueError(f"/health answers {answer.status}")
         async with self._client.get(f"{engine.url}/v1/models", timeout=self._timeout) as answer:
@@ -117,8 +118,8 @@ def _cards(body: bytes) -> list[dict[str, object]]:
 
 
 async def end_tasks(tasks: Collection[asyncio.Task[None]]) -> None:
-    """Cancel tasks until they have ended: before Python 3.12 ``wait_for`` may lose a cancellation
-    that comes as its time is up.
+    """Cancel tasks until they have ended. Before Python 3.12, ``wait_for`` may lose a cancellation
+    that coincides with its timeout.
     """
     while left := [task for task in tasks if not task.done()]:
         for task in left:
@@ -127,5 +128,5 @@ async def end_tasks(tasks: Collection[asyncio.Task[None]]) -> None:
 
 
 def words_of(error: BaseException) -> str:
-    """An error in words, even where it has none of its own."""
+    """Return an error's text, or its type if it has none."""
     return str(error) or type(error).__name__

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""One engine's KV events over ZMQ, as vLLM publishes them, with a replay of what was missed."""
+"""The listener for one engine's KV events over ZMQ, as vLLM publishes them, with replays."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from beluga.router import Indexer, Subscription, WireDecoder
 
 log = logging.getLogger(__name__)
 
-REPLAY_S = 5.0  # silence of a replay that ends it
-_PENDING_MAX = 100_000  # messages, vLLM's own high-water mark
+REPLAY_S = 5.0  # a replay ends after so many silent seconds
+_PENDING_MAX = 100_000  # messages; this is vLLM's own high-water mark
 
 
 class Listener:
-    """Feeds an index from a PUB endpoint on a task of its own, until closed.
+    """Feeds an index from a PUB endpoint in its own task, until it is closed.
 
-    Raises RouterError if there is no pyzmq, or no such endpoint can be.
+    Raises RouterError if pyzmq is missing or the endpoint is invalid.
     """
 
     def __init__(
@@ -49,11 +49,11 @@ class Listener:
 
     @property
     def lost(self) -> int:
-        """Messages that were missed and not sent again."""
+        """The number of messages that were missed and not replayed."""
         return self._subscription.feed.lost
 
     def close(self) -> None:
-        """End it."""
+        """Close the listener."""
         self._task.cancel()
         self._context.destroy(linger=0)
 
@@ -65,7 +65,7 @@ class Listener:
                 await self._hear_again()
 
     async def _hear_again(self) -> None:
-        """Take in a replay; live messages wait in their socket meanwhile."""
+        """Receive a replay. Live messages wait in their socket meanwhile."""
         last = False
         while not last:
             try:

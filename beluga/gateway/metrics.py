@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The router's metrics, for Prometheus: Dynamo's names where it has one, and its articles' two.
+"""The gateway's metrics for Prometheus, with Dynamo's names where it has one, and two from its
+articles.
 
-``dynamo_kv_hit_rate{worker}`` is what the engine itself measures if its metrics say, else what the
-policy expected of its choices; ``dynamo_routing_latency_seconds`` is from the moment at which a
-request was read to the choice. Tokens of answers are counted by their events.
+``dynamo_kv_hit_rate{worker}`` is what the engine measures if its metrics include it, or else what
+the policy expected of its choices. ``dynamo_routing_latency_seconds`` is the time from reading a
+request to the choice. Tokens of answers are counted by their events.
 """
 
 from __future__ import annotations
@@ -26,14 +27,14 @@ _SHARE = tuple(step / 10 for step in range(11))
 
 
 class Latency(NamedTuple):
-    """So many took so long in all."""
+    """A sum of seconds, and how many times it sums."""
 
     seconds: float
     times: float
 
 
 class Metrics:
-    """Counts what happens; its registry is its own, so several routers may live in one process."""
+    """Counts what happens. It has its own registry, so several routers can run in one process."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry(auto_describe=True)
@@ -130,18 +131,20 @@ class Metrics:
         )
 
     def _of(self, metric: Any, label: str) -> Any:
-        """A metric's child for one label; the package looks it up at more cost than it counts."""
+        """Return a metric's child for one label. It is cached, because the package's lookup costs
+        more than the count.
+        """
         child = self._children.get((metric, label))
         if child is None:
             child = self._children[metric, label] = metric.labels(label)
         return child
 
     def routed(
-        self, ask: ParsedRequest, query: Query, choice: Choice, engine: Engine, seconds: float
+        self, parsed: ParsedRequest, query: Query, choice: Choice, engine: Engine, seconds: float
     ) -> None:
-        """A worker was chosen, so long after the request was read."""
+        """Note that a worker was chosen, ``seconds`` after the request was read."""
         self._of(self._sent, engine.url).inc(query.isl)
-        model = ask.model or ""
+        model = parsed.model or ""
         self._routing.observe(seconds)
         self._total.observe(seconds * 1e3)
         self._of(self._input, model).observe(query.isl)
@@ -149,45 +152,47 @@ class Metrics:
         self._of(self._cached, model).observe(choice.hit_rate * query.isl)
 
     def part(self, name: str, seconds: float) -> None:
-        """A part of routing took so long."""
+        """Note that a part of routing took so long."""
         self._parts[name].observe(seconds * 1e3)
 
-    def first_token(self, ask: ParsedRequest, engine: Engine, seconds: float) -> None:
-        """The first byte of an answer has come, so long after it was asked for."""
-        self._of(self._first, ask.model or "").observe(seconds)
+    def first_token(self, parsed: ParsedRequest, engine: Engine, seconds: float) -> None:
+        """Note the first byte of an answer, ``seconds`` after the request was sent."""
+        self._of(self._first, parsed.model or "").observe(seconds)
         self._of(self._last_first, engine.url).set(seconds)
 
-    def tokens(self, ask: ParsedRequest, engine: Engine, seconds: float, count: int) -> None:
-        """More tokens have come, each after so long."""
-        between = self._of(self._next, ask.model or "")
+    def tokens(self, parsed: ParsedRequest, engine: Engine, seconds: float, count: int) -> None:
+        """Note ``count`` more tokens with ``seconds`` between them."""
+        between = self._of(self._next, parsed.model or "")
         for _ in range(count):
             between.observe(seconds)
         self._of(self._last_next, engine.url).set(seconds)
 
     def latencies(self) -> tuple[Latency, Latency]:
-        """Of first tokens, and of those after them, of all models since the start."""
+        """Return the latencies of first tokens and of later ones, for all models since the
+        start.
+        """
         return _latency(self._first), _latency(self._next)
 
-    def ended(self, ask: ParsedRequest, status: str, tokens: int) -> None:
-        """A request has ended: an HTTP status, ``broken`` or ``cancelled``."""
-        self._requests.labels(ask.model or "", status).inc()
+    def ended(self, parsed: ParsedRequest, status: str, tokens: int) -> None:
+        """Note that a request has ended, with an HTTP status, ``broken`` or ``cancelled``."""
+        self._requests.labels(parsed.model or "", status).inc()
         if tokens:
-            self._of(self._output, ask.model or "").observe(tokens)
+            self._of(self._output, parsed.model or "").observe(tokens)
 
-    def prefilled(self, ask: ParsedRequest, course: str) -> None:
-        """It was decided where a prompt is prefilled, and done."""
-        self._prefills.labels(ask.model or "", course).inc()
+    def prefilled(self, parsed: ParsedRequest, course: str) -> None:
+        """Note where a prompt was prefilled."""
+        self._prefills.labels(parsed.model or "", course).inc()
 
     def refused(self, status: int) -> None:
-        """A request has got an answer of the router's own."""
+        """Note an answer of the router itself."""
         self._refused.labels(str(status)).inc()
 
     def retried(self, engine: Engine) -> None:
-        """An engine has not answered; another is tried."""
+        """Note that an engine did not answer, so that another one is tried."""
         self._of(self._retries, engine.url).inc()
 
     def state(self, engine: Engine, load: Load) -> None:
-        """A worker as it stands now."""
+        """Set the gauges of a worker."""
         expected = engine.hit_tokens / engine.prompt_tokens if engine.prompt_tokens else 0.0
         for gauge, value in (
             (self._blocks, load.active_decode_blocks),
@@ -201,7 +206,7 @@ class Metrics:
             gauge.labels(engine.url).set(value)
 
     def kv_events(self, indexer: Indexer, lost: int) -> None:
-        """What became of the blocks in KV events, so far; ``lost`` messages never came."""
+        """Set the counts of blocks in KV events by outcome. ``lost`` messages never came."""
         counts = indexer.counts
         for kind, status, count in (
             ("stored", "ok", counts.stored),
@@ -216,13 +221,13 @@ class Metrics:
             self._events.labels(kind, status).set(count)
 
     def forget(self, engine: Engine) -> None:
-        """A worker has gone, and with it its figures."""
+        """Remove the metrics of a worker that has left."""
         for metric in self._of_worker:
             metric.remove(engine.url)
             self._children.pop((metric, engine.url), None)
 
     def text(self) -> bytes:
-        """All of it, as Prometheus reads it."""
+        """Return all metrics in Prometheus's text format."""
         return bytes(generate_latest(self.registry))
 
 

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""What a client asks for, as far as routing needs to know: the model, and the prompt's tokens.
+"""A parsed request: what routing needs to know of it, which is the model and the prompt's tokens.
 
-Without a tokenizer a "token" is four bytes of the prompt's text, about what one is in English: the
-same beginnings still give the same blocks, which is all that a router's own memory of where prompts
-went needs. Such blocks cannot be compared with those that engines announce; for that the router
-must have the engines' tokenizer, or be asked with token ids.
+Without a tokenizer a "token" is four bytes of the prompt's text, which is about right for English.
+Equal beginnings still give equal blocks, which suffices for a router's own memory of where prompts
+went. Such blocks cannot be compared with those that engines announce; for that the router needs the
+engines' tokenizer, or requests with token ids.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from beluga.gateway.answers import Refusal
 from beluga.gateway.tokenizer import Tokenizer
 
 TEXT_TOKEN_SIZE = 4
-"""Bytes of a prompt's text that stand for a token where there is no tokenizer."""
+"""How many bytes of a prompt's text count as a token without a tokenizer."""
 
 Tokens = NDArray[np.uint32]
 _EMPTY: Tokens = np.zeros(0, np.uint32)
 
 
 class _Body(msgspec.Struct):
-    """The fields of chat, completions, embeddings and the like that routing looks at."""
+    """The fields that routing reads, of chat, completions, embeddings and similar requests."""
 
     model: Any = None
     stream: Any = False
@@ -40,13 +40,14 @@ class _Body(msgspec.Struct):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ParsedRequest:
-    """A client's request: what routing needs, and the body that the engine gets unchanged."""
+    """A client's request: what routing needs, and the body, which the engine gets unchanged."""
 
     path: str
     body: bytes
     model: str | None = None
     isl: int = 0  # tokens
-    tokens: Tokens = dataclasses.field(default_factory=lambda: _EMPTY)  # none: not worth hashing
+    # empty if hashing is not worthwhile
+    tokens: Tokens = dataclasses.field(default_factory=lambda: _EMPTY)
     salt: str | None = None
     stream: bool = False
 
@@ -54,11 +55,11 @@ class ParsedRequest:
 _decoder = msgspec.json.Decoder(_Body)
 
 
-def read_ask(
+def parse_request(
     path: str, body: bytes, *, tokenizer: Tokenizer | None = None, is_json: bool = True
 ) -> ParsedRequest:
-    """What a request's body asks for. Raises Refusal (400) if it is no JSON object, or if its model
-    is no name; all else is for the engine to judge.
+    """Parse a request. Raises Refusal (400) if the body is not a JSON object or the model is not a
+    string. The engine judges everything else.
     """
     if not is_json or not body:
         return ParsedRequest(path, body, isl=len(body) // TEXT_TOKEN_SIZE)
@@ -82,17 +83,18 @@ def _tokens(fields: _Body, text: bytes, tokenizer: Tokenizer | None) -> Tokens:
         try:
             return np.asarray(_tokenized(fields, text, tokenizer), np.uint32)
         except (ValueError, TypeError, KeyError, OverflowError):
-            pass  # an odd request, which the engine will refuse or understand; text will do
+            # The engine will refuse or understand an odd request; routing falls back to its text.
+            pass
     return text_tokens(text)
 
 
 def text_tokens(text: bytes) -> Tokens:
-    """Four bytes a token, the rest dropped: (len(text) // 4,)."""
+    """Return one token for every four bytes, of shape (len(text) // 4,). The rest is dropped."""
     return np.frombuffer(text, "<u4", len(text) // TEXT_TOKEN_SIZE)
 
 
 def _ids(text: bytes) -> Tokens | None:
-    """The token ids of a prompt that is a list of them, or the first of several such lists."""
+    """Return the token ids of a prompt that is a list of ids or of such lists; otherwise None."""
     if not text.startswith(b"["):
         return None
     try:

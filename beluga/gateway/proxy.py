@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""A request's way: read, placed on a worker, sent there, its answer passed on as it comes.
+"""The proxy: a request is read, placed on a worker and sent there, and its answer is forwarded.
 
-Another worker is tried only while the client has not got a byte. The client's status line waits for
-the first byte of the engine's body, so an engine that dies in its prefill costs time, not an error.
+Another worker is tried only while the client has not received a byte. The client's status line
+waits for the first byte of the engine's body, so an engine that dies in its prefill costs time but
+causes no error.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from beluga.gateway.director import Director, Placement
 from beluga.gateway.headers import for_client, for_engine, retry_after_s
 from beluga.gateway.health import FAILURES, words_of
 from beluga.gateway.metrics import Metrics
-from beluga.gateway.parsed_request import ParsedRequest, read_ask
+from beluga.gateway.parsed_request import ParsedRequest, parse_request
 from beluga.gateway.relay import BrokenOffError, ClientGoneError, Source, relay
 from beluga.gateway.remote import Remote
 from beluga.gateway.settings import Limits
@@ -30,11 +31,11 @@ from beluga.gateway.tokenizer import Tokenizer
 log = logging.getLogger(__name__)
 
 _BUSY = (429, 503)
-_SLOW_TO_TOKENIZE = 1 << 14  # bytes; a longer prompt is tokenized on a thread
+_SLOW_TO_TOKENIZE = 1 << 14  # bytes; a longer prompt is tokenized in a thread
 
 
 class _UnansweredError(Exception):
-    """An engine gave no answer that may be passed on; another may be asked."""
+    """The engine gave no answer that may be forwarded, and another engine may be tried."""
 
     def __init__(self, status: int, why: str) -> None:
         super().__init__(why)
@@ -42,7 +43,7 @@ class _UnansweredError(Exception):
 
 
 class Proxy:
-    """Handles what clients ask of engines."""
+    """Handles clients' requests to engines."""
 
     def __init__(  # noqa: PLR0913  its parts, by name
         self,
@@ -65,17 +66,17 @@ class Proxy:
         )
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
-        """Any request that an engine is to answer. Raises Refusal."""
+        """Handle any request that an engine is to answer. Raises Refusal."""
         arrived = time.perf_counter()
-        ask = await self._read(request)
+        parsed = await self._read(request)
         tried: set[int] = set()
         while True:
-            placement = await self._director.place(ask, tried, arrived)
+            placement = await self._director.place(parsed, tried, arrived)
             try:
                 async with placement:
                     if not tried:
-                        await self._remote.prefill(ask, placement.choice)
-                    return await self._exchange(request, ask, placement)
+                        await self._remote.prefill(parsed, placement.choice)
+                    return await self._exchange(request, parsed, placement)
             except _UnansweredError as error:
                 tried.add(placement.engine.worker.worker_id)
                 log.warning("%s: %s", placement.engine.url, error)
@@ -95,14 +96,16 @@ class Proxy:
         is_json = request.content_type in ("application/json", "application/octet-stream")
         if self._tokenizer is not None and len(body) > _SLOW_TO_TOKENIZE:
             return await asyncio.to_thread(
-                read_ask, request.path, body, tokenizer=self._tokenizer, is_json=is_json
+                parse_request, request.path, body, tokenizer=self._tokenizer, is_json=is_json
             )
-        return read_ask(request.path, body, tokenizer=self._tokenizer, is_json=is_json)
+        return parse_request(request.path, body, tokenizer=self._tokenizer, is_json=is_json)
 
     async def _exchange(
-        self, request: web.Request, ask: ParsedRequest, placement: Placement
+        self, request: web.Request, parsed: ParsedRequest, placement: Placement
     ) -> web.StreamResponse:
-        """Ask the engine and pass its answer on. Raises _UnansweredError if none has begun."""
+        """Send the request and forward the answer. Raises _UnansweredError if no answer has
+        begun.
+        """
         engine = placement.engine
         headers = for_engine(request.headers)
         headers["Accept-Encoding"] = "identity"
@@ -110,7 +113,7 @@ class Proxy:
             response = await self._client.request(
                 request.method,
                 URL(engine.url + request.raw_path, encoded=True),
-                data=ask.body or None,
+                data=parsed.body or None,
                 headers=headers,
                 allow_redirects=False,
                 timeout=self._timeout,
@@ -165,7 +168,7 @@ class Proxy:
 async def _end_broken(
     request: web.Request, source: Source, target: web.StreamResponse, error: BrokenOffError
 ) -> None:
-    """Tell the client: by an event in a stream of them, else by breaking off as well."""
+    """Tell the client with an event in an event stream, or otherwise by closing the connection."""
     if source.has_events:
         try:
             await target.write(error_event(502, f"the engine broke off: {error}"))

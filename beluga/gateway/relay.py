@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Passing an engine's answer on, byte for byte, as it arrives.
+"""The relay: it forwards an engine's answer byte for byte, as it arrives.
 
-Of a stream of events only the beginning of an unfinished line is held until the rest of the line is
-there: no client can use it before, and if the engine dies in the middle of one, what the client has
-got is still a sequence of whole lines that an error event can follow. Bytes are never decoded, so a
-character that is split between two chunks is none of the router's business.
+In a stream of events only the beginning of an unfinished line is held until the rest of the line
+arrives. No client could use it earlier, and if the engine dies in the middle of a line, the client
+has received whole lines, which an error event can follow. Bytes are never decoded, so a character
+that is split between two chunks does no harm.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _DATA = b"data:"
 _DONE = b"data: [DONE]"
 
 HELD_SIZE_MAX = 1 << 20
-"""Bytes of one line that are held; of a longer one they go on."""
+"""How many bytes of one line are held. A longer line is forwarded in parts."""
 
 
 class BrokenOffError(Exception):
@@ -30,7 +30,7 @@ class BrokenOffError(Exception):
 
 
 class ClientGoneError(Exception):
-    """The client no longer takes what it has asked for."""
+    """The client has closed its connection."""
 
 
 class Lines:
@@ -40,7 +40,7 @@ class Lines:
         self._held = b""
 
     def push(self, chunk: bytes) -> bytes:
-        """What of all so far can go on now."""
+        """Add a chunk. Returns what can be forwarded now."""
         cut = chunk.rfind(b"\n") + 1
         if cut == len(chunk):
             whole, self._held = self._held + chunk, b""
@@ -53,13 +53,13 @@ class Lines:
         return whole
 
     def rest(self) -> bytes:
-        """What is left at the end of an answer that is complete."""
+        """Return what is left at the end of a complete answer."""
         held, self._held = self._held, b""
         return held
 
 
 class Source:
-    """An engine's answer as the pieces that can be passed on."""
+    """An engine's answer, as pieces that can be forwarded."""
 
     def __init__(self, response: aiohttp.ClientResponse) -> None:
         self.has_events = response.content_type == EVENT_STREAM
@@ -67,7 +67,7 @@ class Source:
         self._lines = Lines()
 
     async def next(self) -> bytes:
-        """The next piece, empty at the end. Raises BrokenOffError."""
+        """Return the next piece, which is empty at the end. Raises BrokenOffError."""
         while True:
             try:
                 chunk = await self._content.readany()
@@ -84,10 +84,10 @@ class Source:
 async def relay(
     source: Source, first: bytes, target: web.StreamResponse, tokens: Callable[[int], None]
 ) -> None:
-    """Send all of an answer whose first piece has been read; its end is left to the caller.
+    """Forward an answer whose first piece has been read. The caller ends the answer.
 
-    ``tokens`` is told of each piece how many events of data there are in it, which an engine sends
-    about one of per token. Raises BrokenOffError, ClientGoneError.
+    ``tokens`` gets the number of data events in each piece; an engine sends about one per token.
+    Raises BrokenOffError or ClientGoneError.
     """
     piece = first
     while piece:

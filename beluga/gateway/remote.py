@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Prompts that other engines prefill first: by a rule, through a queue for each model.
+"""Remote prefill: prompts that other engines prefill first, by a rule, through a queue per model.
 
-The request goes to its decode engine when its KV lies in the pool, or when that has not come about
-in time: then that engine prefills, as it would without any of this.
+The request goes to its decode engine when its KV is in the pool, or when the prefill took too long.
+In that case the decode engine prefills, as it would without this module.
 """
 
 from __future__ import annotations
@@ -40,9 +40,10 @@ class Remote:
     async def open(
         cls, settings: Prefill, load_of: Callable[[Worker], Load], metrics: Metrics
     ) -> Remote:
-        """Reach the queues. ``load_of`` a decode engine raises NoWorkersError when that has left.
+        """Connect to the queues. ``load_of`` raises NoWorkersError for a decode engine that has
+        left.
 
-        Raises RouterError for an unknown rule, QueueError.
+        Raises RouterError for an unknown rule, and QueueError.
         """
         prefillers: dict[str, Prefiller] = {}
         remote = cls(prefillers, Decision(settings.rule), load_of, metrics)
@@ -55,17 +56,19 @@ class Remote:
             raise
         return remote
 
-    async def prefill(self, ask: ParsedRequest, choice: Choice) -> None:
-        """Have a prompt prefilled, if its model has a queue and the rule says so; wait for it."""
-        prefiller = self._prefillers.get(ask.model or "")
-        if prefiller is None or ask.path not in _PATHS or not ask.body:
+    async def prefill(self, parsed: ParsedRequest, choice: Choice) -> None:
+        """Have a prompt prefilled and wait for it, if its model has a queue and the rule says
+        so.
+        """
+        prefiller = self._prefillers.get(parsed.model or "")
+        if prefiller is None or parsed.path not in _PATHS or not parsed.body:
             return
-        cached = int(choice.hit_rate * ask.isl)
+        cached = int(choice.hit_rate * parsed.isl)
 
         def decide(size: QueueSize, sent: int) -> bool:
             return self._decision.remote(
                 Prompt(
-                    tokens=ask.isl,
+                    tokens=parsed.isl,
                     cached=cached,
                     queue_size=size.waiting,
                     prefill=_prefill_load(size, sent),
@@ -76,29 +79,30 @@ class Remote:
         def task(deadline: float) -> PrefillTask:
             return PrefillTask(
                 request_id=uuid.uuid4().hex,
-                model=ask.model or "",
-                body=ask.body,
-                path=ask.path,
+                model=parsed.model or "",
+                body=parsed.body,
+                path=parsed.path,
                 deadline=deadline,
             )
 
-        course = await prefiller.prefill(task, decide, tokens=ask.isl - cached)
-        self._metrics.prefilled(ask, course.value)
+        course = await prefiller.prefill(task, decide, tokens=parsed.isl - cached)
+        self._metrics.prefilled(parsed, course.value)
 
     async def close(self) -> None:
-        """Let go of the queues."""
+        """Close the queues."""
         for prefiller in self._prefillers.values():
             await prefiller.close()
 
     def _decode_load(self, worker: Worker) -> Load | None:
         try:
             return self._load_of(worker)
-        except NoWorkersError:  # it has left meanwhile
+        except NoWorkersError:  # the worker has left meanwhile
             return None
 
 
 def _prefill_load(size: QueueSize, sent: int) -> Load:
-    """Of the worker that would have a prompt. Which one that is shows when it takes the task, so:
-    its share of what this router has sent, ``sent`` tokens, if each worker at work has one task.
+    """Estimate the load of the worker that would get a prompt. It is unknown which one takes the
+    task. So this is a worker's share of the ``sent`` tokens of this router, if each busy worker has
+    one task.
     """
     return Load(active_prefill_tokens=sent // max(size.claimed, 1))

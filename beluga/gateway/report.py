@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""What an engine says of itself: vLLM's own metrics, read after every health check, as the figures
-that Dynamo's workers publish."""
+"""Reports of engines: vLLM's own metrics, read after every health check, as the figures that
+Dynamo's workers publish.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from beluga.router import LoadTracker, WorkerMetrics
 
 _RUNNING = "vllm:num_requests_running"
 _WAITING = "vllm:num_requests_waiting"
-_USAGE = ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc")  # today's name, and V0's
+_USAGE = ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc")  # the current name, and V0's
 _CONFIG = "vllm:cache_config_info"
 _QUERIES = "vllm:prefix_cache_queries_total"
 _HITS = ("vllm:prefix_cache_hits_total", "vllm:external_prefix_cache_hits_total")
@@ -32,7 +33,9 @@ class Reports:
         self._timeout = aiohttp.ClientTimeout(total=limits.health_timeout_s)
 
     async def read(self, engine: Engine) -> None:
-        """Ask one engine. Raises one of ``health.FAILURES``, and drops what it said before."""
+        """Read one engine's metrics, which replace its earlier ones. Raises one of
+        ``health.FAILURES``.
+        """
         metrics = None
         try:
             async with self._client.get(f"{engine.url}/metrics", timeout=self._timeout) as answer:
@@ -43,9 +46,9 @@ class Reports:
 
 
 def worker_metrics(text: str) -> WorkerMetrics | None:
-    """The figures in a page of vLLM's metrics, summed over its ranks; None if it has none of them.
-
-    How many requests it takes at once it does not say: ``request_total_slots`` stays 0.
+    """Return the figures in a page of vLLM's metrics, summed over its ranks, or None if there are
+    none. vLLM does not report how many requests it takes at once, so ``request_total_slots`` stays
+    0.
     """
     sums: dict[str, float] = {}
     ranks = blocks = 0
@@ -72,7 +75,7 @@ def worker_metrics(text: str) -> WorkerMetrics | None:
 
 
 def _hit_rate(sums: Mapping[str, float]) -> float:
-    """Tokens found in the engine's own cache or in a pool behind it, per token looked for: 0..1."""
+    """Return the tokens found in the engine's cache or a pool, per token looked up: 0..1."""
     queries = sums.get(_QUERIES, 0.0)
     return min(sum(sums.get(name, 0.0) for name in _HITS) / queries, 1.0) if queries else 0.0
 

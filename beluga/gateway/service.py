@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""A router that runs: its parts put together, its listeners, its end."""
+"""The running gateway: it assembles the parts, opens the listeners, and drains at the end."""
 
 from __future__ import annotations
 
@@ -41,15 +41,15 @@ from beluga.router import (
 
 log = logging.getLogger(__name__)
 
-_IDLE_CONNECTION_S = 4.0  # vLLM's server closes an idle one after 5
+_IDLE_CONNECTION_S = 4.0  # vLLM's server closes an idle connection after 5 s
 _POLL_S = 0.02
 
 
 class Service:
-    """One router. Entered, it serves; left, it drains: nothing new is taken, what is under way has
-    ``Limits.drain_s`` to end, and what has not is broken off.
+    """One router as a context manager. It serves inside. At the end it drains: it takes no new
+    requests, running ones have ``Limits.drain_s`` to end, and those that remain are broken off.
 
-    ``address`` and ``admin_address`` say where it listens. Entering raises RouterError, OSError.
+    ``address`` and ``admin_address`` say where it listens. Entering raises RouterError or OSError.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -86,7 +86,7 @@ class Service:
             )
         )
         policy = make_policy(settings.policy, seed=settings.seed or 0)
-        apart = bool(settings.prefill.queues)  # the rule asks what is cached under every policy
+        apart = bool(settings.prefill.queues)  # the rule needs cached blocks under every policy
         self._cache = Cache(
             wanted=policy.uses_overlap or apart,
             block_size=settings.block_size,
@@ -114,7 +114,7 @@ class Service:
             wait_queue=self._wait_queue,
         )
         self.fleet.on_change(joined=self._cache.joined, left=self._cache.left)
-        await self._open_front(stack, client)
+        await self._open_handlers(stack, client)
         await self._join(stack)
         if settings.advise_s:
             adviser = Adviser(
@@ -126,15 +126,15 @@ class Service:
             )
             task = asyncio.get_running_loop().create_task(adviser.run(settings.advise_s))
             stack.push_async_callback(end_tasks, [task])
-        self.address = await self._listen(stack, settings.listen, self._front.routes())
+        self.address = await self._listen(stack, settings.listen, self._handlers.routes())
         if settings.admin is not None:
             admin = Admin(self.fleet)
             self.admin_address = await self._listen(stack, settings.admin, admin.routes())
 
-    async def _open_front(
+    async def _open_handlers(
         self, stack: contextlib.AsyncExitStack, client: aiohttp.ClientSession
     ) -> None:
-        """What clients ask goes by, and what looks after the engines."""
+        """Open the parts that serve clients, and those that watch the engines."""
         settings = self._settings
         reports = Reports(client, self._router.tracker, settings.limits)
         checker = Checker(
@@ -151,12 +151,12 @@ class Service:
             tokenizer=load_tokenizer(settings.tokenizer) if settings.tokenizer else None,
             remote=remote,
         )
-        self._front = Handlers(
+        self._handlers = Handlers(
             fleet=self.fleet, proxy=proxy, metrics=self.metrics, scrape=self._scrape
         )
 
     async def _join(self, stack: contextlib.AsyncExitStack) -> None:
-        """The workers that are known at the start."""
+        """Add the workers that are known at the start."""
         for spec in self._settings.engines:
             self.fleet.add(spec)
         if self._settings.workers_file is not None:
@@ -170,7 +170,7 @@ class Service:
     async def _listen(
         self, stack: contextlib.AsyncExitStack, address: Address, routes: list[web.RouteDef]
     ) -> Address:
-        """Serve these routes there: where it is really. Raises OSError."""
+        """Serve these routes. Returns the real address. Raises OSError."""
         app = web.Application(
             client_max_size=self._settings.limits.body_size_max,
             middlewares=[refusals(self.metrics)],
@@ -186,8 +186,10 @@ class Service:
         return Address(host, port)
 
     async def drain(self) -> None:
-        """Take nothing new, and give what is under way its time."""
-        self._front.stopping = True
+        """Take no new requests, and wait until the running ones have ended, at most
+        ``Limits.drain_s``.
+        """
+        self._handlers.stopping = True
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._settings.limits.drain_s
         while (left := self.pending() + self._director.placed) and loop.time() < deadline:
@@ -196,21 +198,23 @@ class Service:
             log.warning("%d requests had not ended after %g s", left, self._settings.limits.drain_s)
 
     def loads(self) -> Mapping[Worker, Load]:
-        """What each worker has to do, by the router's own account and by the worker's."""
+        """Return the load of each worker, from the router's own account and the worker's
+        metrics.
+        """
         return self._router.tracker.loads
 
     def index(self) -> PredictiveIndexer:
-        """What caches hold. Raises RouterError if the policy is blind to them."""
+        """Return the index of caches. Raises RouterError if the policy ignores caches."""
         if self._cache.index is None:
             raise RouterError(f"policy {self._settings.policy} looks at no caches")
         return self._cache.index
 
     def pending(self) -> int:
-        """Requests that wait for a worker."""
+        """Return how many requests wait for a worker."""
         return len(self._wait_queue)
 
     def _scrape(self) -> None:
-        """Bring the gauges up to date."""
+        """Update the gauges."""
         self.metrics.pending.set(self.pending())
         self._cache.scrape()
         loads = self.loads()
@@ -220,16 +224,16 @@ class Service:
 
 
 async def serve(settings: Settings, started: Callable[[Service], None]) -> None:
-    """Run a router until SIGTERM or SIGINT, then drain. Raises RouterError, OSError."""
+    """Run a router until SIGTERM or SIGINT, then drain. Raises RouterError or OSError."""
     told = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, told.set)
     async with Service(settings) as service:
         gc.collect()
-        gc.freeze()  # what is here now stays: collections need not look at it again and again
+        gc.freeze()  # these objects stay, so later collections need not visit them
         started(service)
         await told.wait()
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.remove_signal_handler(number)  # a second one ends it at once
+            loop.remove_signal_handler(number)  # a second signal ends the process at once
         log.info("stopping; requests under way have %g s", settings.limits.drain_s)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""What a router is told at its start, and how those words are read."""
+"""The gateway's settings, and the parsing of their text forms."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ MIB = 1 << 20
 
 
 class Address(NamedTuple):
-    """Where a listener stands; port 0 lets the system choose."""
+    """The address of a listener. Port 0 lets the system choose a port."""
 
     host: str
     port: int
 
     @classmethod
     def parse(cls, text: str) -> Address:
-        """Of ``HOST:PORT`` or ``[IPV6]:PORT``. Raises RouterError."""
+        """Parse ``HOST:PORT`` or ``[IPV6]:PORT``. Raises RouterError."""
         host, _, port = text.rpartition(":")
         if not host or not port.isdecimal() or int(port) > 65535:
             raise RouterError(f"'{text}' is no HOST:PORT")
@@ -38,10 +38,10 @@ _ADMIN = Address("127.0.0.1", 8081)
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class EngineSpec:
-    """An engine to send requests to.
+    """An engine that gets requests.
 
-    ``models``: what it serves; none: what its ``/v1/models`` lists. ``events``: the ZMQ endpoint
-    of its KV events; ``replay``: that of their replay.
+    ``models`` are those that it serves; without any, its ``/v1/models`` lists them. ``events`` is
+    the ZMQ endpoint of its KV events, ``replay`` that of their replay.
     """
 
     url: str
@@ -52,33 +52,33 @@ class EngineSpec:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Limits:
-    """Bounds of waiting and of size. Times in seconds, sizes in bytes."""
+    """Limits of waits and sizes. Times are in seconds, sizes in bytes."""
 
     connect_s: float = 5.0
-    stall_s: float = 600.0  # no byte from an engine for so long, whatever it does: it has stalled
+    stall_s: float = 600.0  # an engine that sends no byte for so long has stalled
     health_interval_s: float = 2.0
     health_timeout_s: float = 5.0
-    cool_down_max_s: float = 60.0  # the longest Retry-After of an engine that is believed
-    queue_s: float = 60.0  # a request waits at most so long for a worker that is not full
-    drain_s: float = 30.0  # after SIGTERM, for requests under way
+    cool_down_max_s: float = 60.0  # a longer Retry-After of an engine is cut to this
+    queue_s: float = 60.0  # the longest wait of a request for a worker with a free place
+    drain_s: float = 30.0  # after SIGTERM, for running requests
     retries: int = 2  # other workers tried before the first byte
     body_size_max: int = 64 * MIB
-    inflight_max: int = 0  # requests per worker, 0: as many as come
-    queued_max: int = 1024  # requests that wait; more are refused
+    inflight_max: int = 0  # requests per worker; 0 for no limit
+    queued_max: int = 1024  # requests that may wait; more are refused
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Prefill:
-    """Prefill apart from decode: see ``beluga.router.RULES`` and ``beluga.disagg.open_queue``."""
+    """Remote prefill: see ``beluga.router.RULES`` and ``beluga.disagg.open_queue``."""
 
-    queues: tuple[tuple[str, str], ...] = ()  # model, address of its queue
-    rule: str = "isl-bounding"  # today's Dynamo
-    wait_s: float = 60.0  # for a prefill, at most; then the decode engine does it
+    queues: tuple[tuple[str, str], ...] = ()  # pairs of a model and the address of its queue
+    rule: str = "isl-bounding"  # current Dynamo's rule
+    wait_s: float = 60.0  # the longest wait for a prefill, after which the decode engine prefills
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Settings:
-    """All of it; see ``beluga gateway --help``."""
+    """All settings of a gateway; see ``beluga gateway --help``."""
 
     policy: str = "least-tokens"
     engines: tuple[EngineSpec, ...] = ()
@@ -86,18 +86,19 @@ class Settings:
     listen: Address = _LISTEN
     admin: Address | None = _ADMIN
     tokenizer: Path | None = None
-    block_size: int = 16  # tokens, as the engines have it
-    queue: str = "fcfs"  # the order in which requests wait
-    queue_threshold: float = 16.0  # batches of prefill on every worker; above, requests wait; 0: no
+    block_size: int = 16  # tokens in a block of the engines
+    queue: str = "fcfs"  # the order of waiting requests
+    # Requests wait while every worker has more batches of prefill; 0 for never.
+    queue_threshold: float = 16.0
     seed: int | None = None
     limits: Limits = Limits()
-    advise_s: float = 180.0  # between two pieces of the planner's advice (Dynamo's); 0: none
+    advise_s: float = 180.0  # seconds between advice of the planner (Dynamo's default); 0 for none
     goals: Goals = dataclasses.field(default_factory=Goals)
     prefill: Prefill = Prefill()
 
 
 def read_url(text: str) -> str:
-    """An engine's base URL without a slash at its end. Raises RouterError."""
+    """Return an engine's base URL without a slash at its end. Raises RouterError."""
     parts = urlsplit(text.strip())
     try:
         port_makes_sense = parts.port is None or parts.port > 0
@@ -114,8 +115,8 @@ def read_url(text: str) -> str:
 def read_engines(
     workers: Iterable[str], models: Iterable[str] = (), events: Iterable[str] = ()
 ) -> tuple[EngineSpec, ...]:
-    """Engines of a command line: ``URL`` each, ``MODEL=URL,URL`` each, ``URL=ENDPOINT[,REPLAY]``
-    of KV events each. Raises RouterError.
+    """Read the engines of a command line from texts ``URL``, ``MODEL=URL,URL``, and
+    ``URL=ENDPOINT[,REPLAY]`` for KV events. Raises RouterError.
     """
     served: dict[str, list[str]] = {read_url(url): [] for url in workers}
     for text in models:
@@ -140,7 +141,7 @@ def read_engines(
 
 
 def read_queues(texts: Iterable[str]) -> tuple[tuple[str, str], ...]:
-    """Prefill queues of a command line, ``MODEL=QUEUE`` each. Raises RouterError."""
+    """Read the prefill queues of a command line from texts ``MODEL=QUEUE``. Raises RouterError."""
     queues: dict[str, str] = {}
     for text in texts:
         model, equals, url = text.partition("=")
@@ -153,8 +154,8 @@ def read_queues(texts: Iterable[str]) -> tuple[tuple[str, str], ...]:
 
 
 def read_workers_file(path: Path) -> tuple[EngineSpec, ...]:
-    """The engines that a file names: a line for each, ``URL [model=NAME]... [events=ENDPOINT]
-    [replay=ENDPOINT]``; what follows a ``#`` is a comment. Raises RouterError.
+    """Read the engines in a file. Each line is ``URL [model=NAME]... [events=ENDPOINT]
+    [replay=ENDPOINT]``; a comment begins with ``#``. Raises RouterError.
     """
     try:
         lines = path.read_text().splitlines()

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The engines' tokenizer, if the router is given one: then it counts and hashes what they do.
+"""The engines' tokenizer. With it the router counts and hashes the same tokens as the engines.
 
-A file (``tokenizer.json``) is read by the package ``tokenizers``; a model's directory, whose chat
-template is needed to know a conversation's tokens, by ``transformers``. Neither is required.
+The package ``tokenizers`` reads a file (``tokenizer.json``). ``transformers`` reads a model's
+directory, whose chat template is needed for a conversation's tokens. Neither package is required.
 """
 
 from __future__ import annotations
@@ -15,25 +15,27 @@ from beluga.errors import RouterError
 
 
 class Tokenizer(Protocol):
-    """Gives the tokens that an engine would have."""
+    """Computes the tokens that an engine would have."""
 
     def text(self, text: str) -> list[int]:
-        """Of a completion's prompt."""
+        """Return the tokens of a completion's prompt."""
         ...
 
     def chat(self, messages: list[dict[str, Any]]) -> list[int]:
-        """Of a conversation, up to where the answer begins. Raises ValueError if it cannot."""
+        """Return the tokens of a conversation, up to the start of the answer. Raises ValueError on
+        failure.
+        """
         ...
 
 
 def load_tokenizer(path: Path) -> Tokenizer:
-    """That of a ``tokenizer.json`` or of a model's directory. Raises RouterError."""
+    """Load a ``tokenizer.json`` or the tokenizer of a model's directory. Raises RouterError."""
     try:
         return _Directory(path) if path.is_dir() else _File(path)
     except ModuleNotFoundError as error:
         name = error.name or "tokenizers"
         raise RouterError(f"--tokenizer {path} needs the package {name}; pip install it") from None
-    except Exception as error:  # the packages raise what they like
+    except Exception as error:  # the packages raise any type
         raise RouterError(f"no tokenizer can be read from {path}: {error}") from None
 
 
@@ -64,6 +66,6 @@ class _Directory:
             rendered = self._loaded.apply_chat_template(
                 messages, tokenize=False, add_generation_prompt=True
             )
-        except Exception as error:  # a template's own errors, of jinja's kind
+        except Exception as error:  # the template's own errors, of jinja's types
             raise ValueError(f"the chat template fails: {error}") from error
         return list(self._loaded.encode(rendered, add_special_tokens=False))

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Where requests wait while every worker that may have them is full: a line for each model.
+"""The wait queue: requests wait there, in a line for each model, while every suitable worker is
+full.
 
-Whoever is next in a line, by the order that was asked for, is tried whenever something has ended,
-come up or cooled down. Nobody behind overtakes, so a request that many workers could take does not
-keep out one that few can.
+The next request in a line, by the chosen order, is tried whenever a request has ended or an engine
+has come up or cooled down. No later request overtakes it. So a request that many workers could take
+does not keep out one that few can take.
 """
 
 from __future__ import annotations
@@ -25,20 +26,21 @@ PlacedT = TypeVar("PlacedT")
 class _Waiter(Generic[PlacedT]):
     query: Query
     overlap: int  # blocks
-    arrived: float  # monotonic
+    arrived: float  # seconds of time.monotonic()
     attempt: Callable[[], PlacedT | None]
     placed: asyncio.Future[PlacedT]
 
 
 class WaitQueue(Generic[PlacedT]):
-    """Requests that wait, bounded in number. All of it runs on one event loop."""
+    """Waiting requests, limited in number. All calls run on one event loop."""
 
     def __init__(
         self, queued_max: int, *, order: str, give_back: Callable[[PlacedT], None]
     ) -> None:
-        """``order`` is one of RouterQueue's; ``give_back`` takes what was found for a request that
-        has gone meanwhile. Raises RouterError."""
-        RouterQueue[_Waiter[PlacedT]](order)  # is there such an order?
+        """``order`` is one of RouterQueue's. ``give_back`` gets the placement of a request that has
+        gone meanwhile. Raises RouterError.
+        """
+        RouterQueue[_Waiter[PlacedT]](order)  # raises if the order is unknown
         self._queued_max = queued_max
         self._order = order
         self._give_back = give_back
@@ -49,7 +51,7 @@ class WaitQueue(Generic[PlacedT]):
         return sum(map(len, self._lines.values()))
 
     def waiting(self, model: str | None) -> bool:
-        """Whether anybody stands in a model's line."""
+        """Return whether a request waits in a model's line."""
         return bool(self._lines.get(model))
 
     async def wait(
@@ -61,8 +63,11 @@ class WaitQueue(Generic[PlacedT]):
         overlap: int,
         patience_s: float,
     ) -> PlacedT:
-        """What ``attempt`` gives, once it gives something. Raises what it raises, and Refusal if
-        that takes too long or too many wait. ``overlap``: blocks of it that a worker holds.
+        """Wait until ``attempt`` returns something, and return that. ``overlap`` is how many of the
+        request's blocks a worker holds.
+
+        Raises what ``attempt`` raises, and Refusal if the wait is too long or too many requests
+        wait.
         """
         if len(self) >= self._queued_max:
             text = f"every worker is busy, and {self._queued_max} requests wait already"
@@ -87,7 +92,7 @@ class WaitQueue(Generic[PlacedT]):
         return placed
 
     def look(self) -> None:
-        """Something has changed: try those who are next."""
+        """Try the next requests, because something has changed."""
         for line in list(self._lines.values()):
             while (waiter := line.pop(time.monotonic())) is not None:
                 if not _settled(waiter):
@@ -95,7 +100,7 @@ class WaitQueue(Generic[PlacedT]):
                     break
 
     def look_in(self, seconds: float) -> None:
-        """Look again after so long, or sooner."""
+        """Call :meth:`look` after so many seconds, or sooner."""
         loop = asyncio.get_running_loop()
         when = loop.time() + seconds
         if self._timer is None or self._timer.when() > when:
@@ -109,12 +114,12 @@ class WaitQueue(Generic[PlacedT]):
 
 
 def _push(line: RouterQueue[_Waiter[PlacedT]], waiter: _Waiter[PlacedT]) -> None:
-    """Into a line, as of when it came: one that is put back has its old place."""
+    """Put a request into a line by its arrival. One that is put back gets its old place."""
     line.push(waiter, waiter.query, waiter.arrived, overlap=waiter.overlap)
 
 
 def _settled(waiter: _Waiter[PlacedT]) -> bool:
-    """Try it: whether it need not wait any longer."""
+    """Try a request. Returns whether it need not wait any longer."""
     if waiter.placed.done():
         return True
     try:

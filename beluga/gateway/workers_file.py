@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""A file of workers that is looked at again and again: what is added to it joins, what is taken out
-drains. A file that cannot be read changes nothing."""
+"""A file of workers that is read repeatedly: workers that are added to it join, and those that are
+removed drain. A file that cannot be read changes nothing.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ LOOK_INTERVAL_S = 1.0
 
 
 class WorkersFile:
-    """Follows a file; only workers that it has named itself are drained."""
+    """Follows a file. It drains only workers that the file itself has named."""
 
     def __init__(self, path: Path, fleet: Fleet) -> None:
         self._path = path
@@ -28,13 +29,13 @@ class WorkersFile:
         self._complained = ""
 
     def read(self) -> None:
-        """Take over what it says now. Raises RouterError."""
+        """Apply the file's content. Raises RouterError."""
         specs = read_workers_file(self._path)
         self._fleet.follow(specs, self._specs)
         self._specs = specs
 
     async def watch(self) -> None:
-        """Do so for ever."""
+        """Read the file repeatedly, forever."""
         while True:
             await asyncio.sleep(LOOK_INTERVAL_S)
             try:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Request traces replayed through a pool of their own, every fetched byte checked."""
+"""Replay of request traces through a new pool, with a check of every fetched byte."""
 
 from beluga.replay.result import Result
 from beluga.replay.run import Options, replay

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""A client process of a replay, run as a program; its :class:`Job` is the argument.
+"""A client process of a replay, which runs as a program with a :class:`Job` as its argument.
 
-Request numbers come from stdin, a pipe that all clients read: each takes the next one when it is
-done with the last, so that requests begin in order and overlap. Of a request's blocks it gets the
-leading ones that are there, checks their bytes, and puts the rest.
+It reads request numbers from stdin, a pipe that all clients read. Each client takes the next number
+when it has finished the last request, so requests begin in order and overlap. The client gets the
+leading blocks of a request that exist, checks their bytes, and puts the rest.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from beluga.rpc import Client
 NAMESPACE = "beluga replay"
 
 _REPORT_INTERVAL_S = 0.1
-_PENDING_WAIT_S = 0.1  # for a block that another client is just writing
+_PENDING_WAIT_S = 0.1  # the longest wait for a block that another client is writing
 _PENDING_NAP_S = 0.0002
 
 
 @dataclass(slots=True)
 class Tally:
-    """What a client did."""
+    """The counts of one client."""
 
     request_count: int = 0
     looked_up_count: int = 0
@@ -63,7 +63,7 @@ class Worker:
         self._blocks = np.empty((0, job.block_size // 8), np.uint64)
 
     def replay(self, request: Request) -> None:
-        """Get what is there of the request's blocks, put what is not."""
+        """Get the request's blocks that exist, and put the others."""
         ids = np.array(request.hash_ids, np.uint64)
         if len(ids) > len(self._blocks):
             self._blocks = np.empty((len(ids), self._blocks.shape[1]), np.uint64)
@@ -77,7 +77,7 @@ class Worker:
         self.tally.hit_count += hit_count
 
     def _get(self, ids: Ids, keys: Digests) -> int:
-        """How many leading blocks were there, all of them fetched and checked."""
+        """Get and check the leading blocks. Returns how many there were."""
         blocks = self._blocks[: len(ids)]
         deadline = None
         count = 0
@@ -124,7 +124,7 @@ def work(job: Job) -> None:
 
 
 def main() -> None:
-    """Work, or report in a line why not."""
+    """Do the job, or report in one line why it failed."""
     try:
         work(msgspec.json.decode(sys.argv[1], type=Job))
     except (BelugaError, OSError) as error:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Request numbers dealt to clients through a pipe that all of them read, each at its time."""
+"""The dispatcher: it gives request numbers to clients through a shared pipe, each at its time."""
 
 from __future__ import annotations
 
@@ -12,11 +12,13 @@ from contextlib import suppress
 
 from beluga.replay.trace import Request
 
-_TICKET_SIZE = 4  # bytes of a number in the pipe: a reader never sees part of one
+_TICKET_SIZE = 4  # bytes of a number in the pipe; a reader never sees part of one
 
 
 class Dispatcher:
-    """The writing end. With ``speed`` None a number is there as soon as the pipe has room."""
+    """The writing end of the pipe. With ``speed`` None, a number is written as soon as the pipe has
+    space.
+    """
 
     def __init__(self, requests: Sequence[Request], speed: float | None) -> None:
         self._requests = requests
@@ -26,13 +28,13 @@ class Dispatcher:
         self.read_end, self._write_end = os.pipe()
 
     def start(self) -> None:
-        """Begin; the clients have the reading end by now."""
+        """Begin. The clients already have the reading end."""
         os.close(self.read_end)
         self.read_end = -1
         self._thread.start()
 
     def stop(self) -> None:
-        """End, at the latest when no client reads any more."""
+        """Stop, at the latest when no client reads any more."""
         self._stopped.set()
         if self.read_end >= 0:
             os.close(self.read_end)
@@ -54,6 +56,6 @@ class Dispatcher:
 
 
 def tickets(descriptor: int) -> Iterator[int]:
-    """In a client: the numbers it gets, until there are no more."""
+    """Yield the numbers that a client gets, until there are no more."""
     while ticket := os.read(descriptor, _TICKET_SIZE):
         yield int.from_bytes(ticket, "little")

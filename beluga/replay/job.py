@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""What a client process of a replay is told to do."""
+"""The job of a client process of a replay."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import msgspec
 
 
 class Job(msgspec.Struct, frozen=True):
-    """Passed as JSON, the only argument of a client."""
+    """A client's only argument, passed as JSON."""
 
     devices: list[str]
     trace: str

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Child processes of a replay, which report in lines of JSON on their stdout."""
+"""The child processes of a replay, which report in lines of JSON on their stdout."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _STOP_TIMEOUT_S = 10.0
 
 
 def report(message: Mapping[str, object]) -> None:
-    """In a child: tell the parent. One that has gone takes its children with it."""
+    """Report to the parent. If the parent has gone, the child exits, too."""
     try:
         os.write(sys.stdout.fileno(), msgspec.json.encode(message) + b"\n")
     except BrokenPipeError:
@@ -28,9 +28,9 @@ def report(message: Mapping[str, object]) -> None:
 
 
 class Process:
-    """A child that runs a module of this package; ended by :meth:`stop`, at the latest.
+    """A child process that runs a module of this package, until :meth:`stop` at the latest.
 
-    Ctrl-C is the parent's to answer, who ends its children: they start with it blocked.
+    The parent handles Ctrl-C and ends its children, so they start with SIGINT blocked.
     """
 
     def __init__(self, name: str, module: str, arguments: Sequence[str], stdin: int) -> None:
@@ -45,16 +45,18 @@ class Process:
 
     @property
     def stdout(self) -> IO[bytes]:
-        """Where its reports come from."""
+        """The child's stdout, from which its reports come."""
         return cast("IO[bytes]", self._child.stdout)
 
     @property
     def pid(self) -> int:
-        """Of the child."""
+        """The child's process id."""
         return self._child.pid
 
     def next_report(self) -> dict[str, Any]:
-        """What the child says next. Raises ReplayError if it failed, or died without a word."""
+        """Return the child's next report. Raises ReplayError if it failed or died without a
+        report.
+        """
         line = self.stdout.readline()
         message: dict[str, Any] = msgspec.json.decode(line) if line.endswith(b"\n") else {}
         if "error" in message:
@@ -64,7 +66,7 @@ class Process:
         return message
 
     def stop(self) -> None:
-        """End the child: by the end of its stdin, or else by force."""
+        """End the child by closing its stdin, or else by signals."""
         if self._child.stdin is not None:
             self._child.stdin.close()
         else:

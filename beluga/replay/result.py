@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""What a replay found, summed over its clients."""
+"""The result of a replay, summed over its clients."""
 
 from __future__ import annotations
 
@@ -15,13 +15,12 @@ from beluga.replay.trace import Request, ideal_hit_rate
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """Rates are shares of 1; bytes are of payload; the RPC is a ping after each request.
+    """Figures of a replay. Rates are 0..1, bytes are of payload, and the RPC is a ping after each
+    request.
 
-    ``wrong_blocks`` counts blocks fetched with wrong bytes; ``mismatches`` those that the cache
-    itself found changed and did not hand out.
-
-    ``put_gb_per_s`` and ``get_gb_per_s`` are of one client, while it puts or gets: checksums,
-    copies and calls of the server included.
+    ``wrong_blocks`` counts blocks fetched with wrong bytes. ``mismatches`` counts those that the
+    cache found changed and did not return. ``put_gb_per_s`` and ``get_gb_per_s`` are for one client
+    while it puts or gets, with checksums, copies and calls to the server.
     """
 
     requests: int
@@ -48,7 +47,7 @@ def summarize(
     seconds: float,
     tallies: Sequence[dict[str, Any]],
 ) -> Result:
-    """From the ``Tally`` of every client."""
+    """Compute the result from the ``Tally`` of every client."""
 
     def total(name: str) -> Any:
         return sum(tally[name] for tally in tallies)

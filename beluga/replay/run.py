@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""A replay from outside: a fresh pool, a server process, client processes, and what they report.
+"""A replay: it starts a new pool, a server process and client processes, and collects their
+reports.
 
-Whatever happens, Ctrl-C too, no process and no file is left behind.
+No process and no file is left behind, whatever happens, even after Ctrl-C.
 """
 
 from __future__ import annotations
@@ -37,19 +38,21 @@ _MEMORY = Path("/dev/shm")  # noqa: S108  the files lie in a fresh directory of 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """How to replay. Sizes in bytes; ``speed`` 1 keeps the trace's own times, None waits never."""
+    """The options of a replay. Sizes are in bytes. ``speed`` 1 keeps the trace's own times, and
+    None never waits.
+    """
 
     client_count: int = 2
     block_size: int = 4096
-    pool_size: int | None = None  # None: all blocks of the trace fit
+    pool_size: int | None = None  # None for a pool that holds all blocks of the trace
     speed: float | None = None
     compare: bool = True
 
 
 def replay(requests: Sequence[Request], options: Options, *, say: Say, advance: Advance) -> Result:
-    """Replay the requests; ``say`` gets what a person should know, ``advance`` (done, in all).
+    """Replay the requests. ``say`` gets messages for people, ``advance`` gets (done, total).
 
-    Raises ReplayError if a process dies or fails, a PoolError if there is no room.
+    Raises ReplayError if a process dies or fails, and a PoolError if there is no space.
     """
     if options.block_size < 64 or options.block_size % 8:
         raise ReplayError(f"a block of {options.block_size} bytes; give 64 or more, in steps of 8")
@@ -62,7 +65,8 @@ def replay(requests: Sequence[Request], options: Options, *, say: Say, advance: 
         write_trace(requests, trace)
         job = Job(devices, str(trace), options.block_size, options.compare)
         dispatcher = Dispatcher(requests, options.speed)
-        cleanup.callback(dispatcher.stop)  # when the clients are gone: it may wait for one to read
+        # this runs after the clients have ended, because it may wait for a reader
+        cleanup.callback(dispatcher.stop)
         clients = _Clients(cleanup, job, options.client_count, dispatcher.read_end)
         start_s = time.monotonic()
         dispatcher.start()
@@ -72,7 +76,7 @@ def replay(requests: Sequence[Request], options: Options, *, say: Say, advance: 
 
 
 class _Clients:
-    """The server, and the clients, which all read the same pipe."""
+    """The server and the clients, which all read the same pipe."""
 
     def __init__(self, cleanup: ExitStack, job: Job, client_count: int, tickets: int) -> None:
         self._messages: queue.Queue[tuple[int, dict[str, Any] | ReplayError]] = queue.Queue()
@@ -92,7 +96,9 @@ class _Clients:
             threading.Thread(target=self._listen, args=(index, process), daemon=True).start()
 
     def watch(self, advance: Callable[[int], None]) -> list[dict[str, Any]]:
-        """The tally of every client. Raises ReplayError as soon as one of the processes fails."""
+        """Return the tally of every client. Raises ReplayError as soon as one of the processes
+        fails.
+        """
         done = [0] * len(self._clients)
         tallies: list[dict[str, Any]] = []
         while len(tallies) < len(self._clients):
@@ -108,7 +114,7 @@ class _Clients:
         return tallies
 
     def _listen(self, index: int, process: Process) -> None:
-        """Pass on what a process reports, until its tally or its end."""
+        """Forward a process's reports, until its tally or its end."""
         try:
             while True:
                 message = process.next_report()
@@ -120,7 +126,7 @@ class _Clients:
 
 
 def _choose_parent(size: int, say: Say) -> Path:
-    """Where there is room for a pool of ``size`` bytes: in memory if possible."""
+    """Return a directory with space for a pool of ``size`` bytes, in memory if possible."""
     parent = Path(tempfile.gettempdir())
     if _MEMORY.is_dir():
         there = room(_MEMORY).size

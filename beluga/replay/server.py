@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The server process of a replay, run as a program; arguments: DIRECTORY DEVICE...
+"""The server process of a replay, which runs as a program with arguments DIRECTORY DEVICE...
 
-Says so on stdout once it serves, and ends when its stdin does: with its parent, however that ends.
-Then it removes DIRECTORY, where the devices lie: a parent that was killed cannot.
+It reports on stdout once it serves, and ends when its stdin does, and so with its parent. Then it
+removes DIRECTORY, which holds the devices, because a parent that was killed cannot.
 """
 
 from __future__ import annotations

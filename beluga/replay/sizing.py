@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""How large a pool must be to hold all blocks of a trace."""
+"""The size of a pool that holds all blocks of a trace."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ DEVICE_COUNT = 2
 
 _PAGE_SIZE = 4096
 _LANE_COUNT = 16
-_LANE_SIZE = 512 << 10  # more than a lane's slots and bulk areas take by default
-_TABLE_LINES_SIZE = 2 * 64  # an entry per half
-_WASTE = 1.04  # what an extent may lose at its end, and a little
+_LANE_SIZE = 512 << 10  # more than the default size of a lane's slots and bulk areas
+_TABLE_LINES_SIZE = 2 * 64  # one entry in each half
+_WASTE = 1.04  # space that extents may waste at their ends, rounded up
 _SPARE_STRIPES = 4
 
 
 @dataclass(frozen=True, slots=True)
 class PoolSize:
-    """For ``Pool.create``; sizes in bytes."""
+    """Arguments of ``Pool.create``. Sizes are in bytes."""
 
     device_size: int
     block_count_max: int
@@ -31,14 +31,16 @@ class PoolSize:
 
     @property
     def total_size(self) -> int:
-        """Of all devices."""
+        """The size of all devices together."""
         return self.device_size * DEVICE_COUNT
 
 
 def pool_size_for(
     requests: Sequence[Request], block_size: int, wanted_size: int | None
 ) -> PoolSize:
-    """The least that holds every block; or a pool of ``wanted_size`` bytes, if that is given."""
+    """Return the least size that holds every block, or a pool of ``wanted_size`` bytes if that is
+    given.
+    """
     block_count = unique_count(requests) + 1024
     if wanted_size is not None:
         device_size = wanted_size // DEVICE_COUNT // STRIPE_SIZE * STRIPE_SIZE
@@ -49,7 +51,7 @@ def pool_size_for(
                 f"give at least {show_size(least * STRIPE_SIZE)}"
             )
         return PoolSize(device_size, block_count)
-    chunks_size = block_size // 4096  # of the checksums, generously
+    chunks_size = block_size // 4096  # an upper bound for the checksums
     stored_size = -(-(block_size + chunks_size) // _PAGE_SIZE) * _PAGE_SIZE
     size = block_count * (stored_size * _WASTE + _TABLE_LINES_SIZE) + _LANE_COUNT * _LANE_SIZE
     stripe_count = int(size / DEVICE_COUNT) // STRIPE_SIZE + 1 + _SPARE_STRIPES

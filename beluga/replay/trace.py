@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""A request trace: which blocks each request's prompt consists of.
+"""Request traces: which blocks each request's prompt consists of.
 
 The format is Mooncake's JSONL: one object per line with ``timestamp`` (ms since the start),
 ``input_length`` and ``output_length`` (tokens) and ``hash_ids``. An id stands for a block of tokens
@@ -17,7 +17,8 @@ import msgspec
 
 from beluga.errors import TraceError
 
-_LINE_SIZE_MAX = 16 << 20  # of a million hash ids; what is no trace may have no line's end
+# a line with a million hash ids; a file that is not a trace may have no line ends
+_LINE_SIZE_MAX = 16 << 20
 
 
 class Request(msgspec.Struct, frozen=True):
@@ -30,7 +31,9 @@ class Request(msgspec.Struct, frozen=True):
 
 
 def read_trace(path: Path) -> list[Request]:
-    """The requests of a file, in its order. Raises TraceError, naming the line that is wrong."""
+    """Read the requests of a file in its order. Raises TraceError with the number of the wrong
+    line.
+    """
     decoder = msgspec.json.Decoder(Request)
     requests: list[Request] = []
     try:
@@ -48,7 +51,7 @@ def read_trace(path: Path) -> list[Request]:
 
 
 def write_trace(requests: Sequence[Request], path: Path) -> None:
-    """What :func:`read_trace` reads."""
+    """Write a file that :func:`read_trace` can read."""
     encode = msgspec.json.Encoder().encode
     path.write_bytes(b"".join(encode(request) + b"\n" for request in requests))
 
@@ -67,12 +70,12 @@ def _decode(decoder: msgspec.json.Decoder[Request], line: bytes, where: str) -> 
 
 
 def unique_count(requests: Sequence[Request]) -> int:
-    """How many different blocks the requests name."""
+    """Return how many different blocks the requests name."""
     return len(set().union(*(request.hash_ids for request in requests)))
 
 
 def ideal_hit_rate(requests: Sequence[Request]) -> float:
-    """The share of blocks that a boundless cache has, asked one request after another."""
+    """Return the share of blocks that an unlimited cache has, if requests run one after another."""
     seen: set[int] = set()
     hit_count = 0
     for request in requests:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""A made-up workload: conversations of several turns that begin with one of a few system prompts.
+"""A generated workload: conversations of several turns that begin with one of a few system prompts.
 
-Each turn's prompt is the whole conversation so far and a little more, as chat users send it; the
+Each turn's prompt is the whole conversation so far and a little more, as chat users send it. The
 turns of many conversations arrive interleaved.
 """
 
@@ -25,13 +25,13 @@ class Conversations:
     turn_count: int = 10
     system_prompt_count: int = 3
     system_prompt_length: int = 12
-    quantum_length_max: int = 8
+    turn_length_max: int = 8
     turn_interval_ms: float = 500.0
     seed: int = 1
 
 
 def make_workload(shape: Conversations) -> list[Request]:
-    """The requests, by their time; the same shape gives the same requests."""
+    """Generate the requests, sorted by time. The same shape gives the same requests."""
     choice = random.Random(shape.seed)  # noqa: S311  a workload, not a secret
     fresh = count(1)
     prompts = [
@@ -43,7 +43,7 @@ def make_workload(shape: Conversations) -> list[Request]:
         blocks = list(choice.choice(prompts))
         time = choice.uniform(0, shape.turn_interval_ms * shape.turn_count)
         for _ in range(shape.turn_count):
-            answer_length = choice.randint(1, shape.quantum_length_max)
+            answer_length = choice.randint(1, shape.turn_length_max)
             blocks = blocks + [next(fresh) for _ in range(answer_length)]
             requests.append(
                 Request(

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Which worker a request goes to. Pure: the proxy and the simulator call the same code."""
+"""Routing: which worker a request goes to. The package does no I/O; the gateway and the simulator
+call the same code.
+"""
 
 from beluga.router.constraints import BusyThresholds, Constraints
 from beluga.router.decision import RULES, Decision, Prompt

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Which workers may take a request at all, before any policy compares them.
+"""Constraints: which workers may take a request at all, before any policy compares them.
 
-Dynamo's hard filters, in its order: the request's own demands first; then workers over the busy
-thresholds drop out. A request that is pinned to such a worker is refused, never sent elsewhere.
+They are Dynamo's hard filters in its order. The request's own demands come first, then workers over
+the busy thresholds are excluded. A request that is pinned to an excluded worker is refused and
+never sent elsewhere.
 """
 
 from __future__ import annotations
@@ -17,13 +18,14 @@ from beluga.router.worker import Load, Worker
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Constraints:
-    """A request's demands; the default demands nothing."""
+    """The demands of a request; the default demands nothing."""
 
     pin: Worker | None = None
     allowed: frozenset[int] | None = None  # worker ids
     ranks: range | None = None  # dp ranks
-    required_taints: frozenset[str] = frozenset()  # a worker must have each
-    preferred_taints: Mapping[str, float] = dataclasses.field(default_factory=dict)  # its weight
+    required_taints: frozenset[str] = frozenset()  # a worker must have each of these
+    # each taint's weight
+    preferred_taints: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
     def admit(self, worker: Worker, taints: frozenset[str]) -> bool:
         return (
@@ -34,7 +36,7 @@ class Constraints:
         )
 
     def taint_weight(self, taints: frozenset[str]) -> float:
-        """The sum of the preferred taints that a worker has."""
+        """Return the sum of the weights of the preferred taints that a worker has."""
         return math.fsum(
             weight for taint, weight in self.preferred_taints.items() if taint in taints
         )
@@ -42,9 +44,11 @@ class Constraints:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class BusyThresholds:
-    """When a worker is overloaded; None switches a test off. Hot-changeable: replace the whole."""
+    """The thresholds above which a worker is overloaded; None switches a test off. To change them
+    at run time, replace the whole object.
+    """
 
-    decode_blocks: float | None = None  # share of kv_total_blocks, if the worker published them
+    decode_blocks: float | None = None  # a share of kv_total_blocks, if the worker published it
     prefill_tokens: int | None = None
     prefill_batches: float | None = None  # in multiples of max_num_batched_tokens
     max_num_batched_tokens: int = 8192

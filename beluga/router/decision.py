@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Whether a prompt is prefilled by a prefill worker (remote) or where it will be decoded (local).
+"""The decision whether a prefill worker prefills a prompt (remote) or the decode worker does
+(local).
 
-Each rule is a set of thresholds, Dynamo's of some time; the defaults are its own. Through a
-:class:`Decision` they change while requests are decided.
+Each rule is a set of thresholds that Dynamo uses or used, with Dynamo's defaults. Through a
+:class:`Decision` they can change while requests are decided.
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ from beluga.router.worker import Load
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
-    """What the rules look at. What is not known (None) speaks against nothing."""
+    """The input of the rules. An unknown value (None) never decides."""
 
     tokens: int
     cached: int = 0  # tokens that the best decode worker finds in caches
-    queue_size: int = 0  # of the prefill queue
-    prefill: Load | None = None  # of the prefill worker that would have it
-    decode: Load | None = None  # of the decode worker that will have it
-    decode_queue_blocks: int = 0  # waiting for that worker
+    queue_size: int = 0  # of the prefill queue, in tasks
+    prefill: Load | None = None  # the load of the prefill worker that would get the prompt
+    decode: Load | None = None  # the load of the decode worker that will get the request
+    decode_queue_blocks: int = 0  # blocks of requests that wait for that worker
 
     @classmethod
     def of(  # noqa: PLR0913  all but the first two named
@@ -41,7 +42,7 @@ class Prompt:
         decode: Load | None = None,
         decode_queue_blocks: int = 0,
     ) -> Prompt:
-        """From a request and the choice of its decode worker."""
+        """Make the input from a request and the choice of its decode worker."""
         return cls(
             tokens=query.isl,
             cached=choice.overlap.blocks * query.block_size,
@@ -53,7 +54,7 @@ class Prompt:
 
     @property
     def effective(self) -> int:
-        """Tokens that someone must compute."""
+        """The tokens that some worker must compute."""
         return max(self.tokens - self.cached, 0)
 
 
@@ -63,7 +64,7 @@ class Rule(Protocol):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class AlwaysRemote:
-    """What Dynamo does with its disaggregation router switched off."""
+    """The rule of Dynamo with its disaggregation router switched off."""
 
     def remote(self, prompt: Prompt) -> bool:
         return True
@@ -71,7 +72,9 @@ class AlwaysRemote:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class LengthAndQueue:
-    """The article's (examples/llm disagg_router.py): long after hits, and the queue is short."""
+    """The rule of the article (examples/llm disagg_router.py): remote if much is left after hits
+    and the queue is short.
+    """
 
     max_local_prefill_length: int = 1000
     max_prefill_queue_size: int = 2
@@ -85,7 +88,7 @@ class LengthAndQueue:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Length:
-    """Its Rust variant (disagg_router.rs): long after hits."""
+    """The rule of Dynamo's Rust variant (disagg_router.rs): remote if much is left after hits."""
 
     max_local_prefill_length: int = 1000
 
@@ -95,7 +98,9 @@ class Length:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Veto:
-    """A decode worker whose active blocks are more than this share of all never prefills."""
+    """A test that overrules others: a decode worker whose active blocks exceed this share never
+    prefills.
+    """
 
     decode_blocks_max: float | None = None
 
@@ -108,7 +113,9 @@ class _Veto:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class IslBounding(_Veto):
-    """Today's (conditional_disagg.rs): local if little is left, and much of it was cached."""
+    """Dynamo's current rule (conditional_disagg.rs): local if little is left and most was
+    cached.
+    """
 
     effective_max: int = 2048
     ratio_max: float = 0.7
@@ -123,9 +130,9 @@ class IslBounding(_Veto):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PrefillLoad(_Veto):
-    """Today's: local if the prefill worker is busy."""
+    """Dynamo's current rule by load: local if the prefill worker is busy."""
 
-    prefill_batches: float = 16.0  # busy above so many times max_num_batched_tokens
+    prefill_batches: float = 16.0  # the worker is busy above so many times max_num_batched_tokens
     max_num_batched_tokens: int = 8192
 
     def remote(self, prompt: Prompt) -> bool:
@@ -141,7 +148,7 @@ class PrefillLoad(_Veto):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class IslOrLoad(IslBounding, PrefillLoad):
-    """Today's: local if either of the two says so."""
+    """Dynamo's current combination: local if either of the two rules says local."""
 
     def remote(self, prompt: Prompt) -> bool:
         return self.full(prompt.decode) or not (self.short(prompt) or self.busy(prompt))
@@ -149,12 +156,12 @@ class IslOrLoad(IslBounding, PrefillLoad):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Roomy:
-    """An earlier one (config.rs): local if little is left and the decode worker has room. Long
-    prompts are remote whatever was cached.
+    """An earlier rule of Dynamo (config.rs): local if little is left and the decode worker has
+    space. Long prompts are always remote.
     """
 
     effective_max: int = 5000
-    force_remote_above: int = 16384  # tokens of the prompt
+    force_remote_above: int = 16384  # the length of a prompt that is always remote, in tokens
     free_ratio_min: float = 0.5
     queued_blocks_max: int = 0
 
@@ -183,9 +190,10 @@ RULES = tuple(_RULES)
 
 
 class Decision:
-    """A rule by its name, whose settings may change at any time.
+    """A rule with a name, whose settings may change at any time.
 
-    Raises RouterError for a name that is none of RULES, or a setting that the rule has not.
+    Raises RouterError for a name that is not in RULES, or for a setting that the rule does not
+    have.
     """
 
     def __init__(self, name: str, **settings: object) -> None:
@@ -196,12 +204,12 @@ class Decision:
         self.rule = self._make(settings)
 
     def remote(self, prompt: Prompt) -> bool:
-        """Whether a prefill worker should have the prompt."""
+        """Return whether a prefill worker should prefill the prompt."""
         return self.rule.remote(prompt)
 
     def update(self, settings: Mapping[str, object] | None) -> None:
-        """Decide by these settings over the first ones; None: by the first ones again, as when the
-        key in etcd is deleted. Raises RouterError, and then nothing has changed.
+        """Replace some of the first settings; None restores the first ones, as when the key in etcd
+        is deleted. Raises RouterError without any change.
         """
         self.rule = self._make({**self._settings, **(settings or {})})
 

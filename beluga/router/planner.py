@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Advice on how many workers of each role there should be, from queues, KV usage and objectives.
+"""The planner: advice on the number of workers of each role, from queues, KV usage and goals.
 
-It only advises: the simulator may follow, ``beluga gateway`` prints. Thresholds are the defaults of
-Dynamo's load planner; on a pool a worker that changes its role leaves no KV behind, so what one
-role can spare goes to the other first.
+It only advises: the simulator may follow, ``beluga gateway`` logs it. The thresholds are the
+defaults of Dynamo's load planner. On a pool a worker that changes its role leaves no KV behind, so
+a worker that one role can spare first goes to the other role.
 """
 
 from __future__ import annotations
@@ -18,39 +18,39 @@ Need: TypeAlias = Literal["more", "fewer", "as it is"]
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Goals:
-    """What the planner keeps to; None switches an objective off."""
+    """The planner's goals; None switches a goal off."""
 
     ttft_s: float | None = None
     between_tokens_s: float | None = None
-    queue_high: float = 5.0  # waiting prompts per prefill worker, on average
+    queue_high: float = 5.0  # average number of waiting prompts per prefill worker
     queue_low: float = 0.2
-    usage_high: float = 0.9  # of the decode workers' KV memory
+    usage_high: float = 0.9  # a share of the decode workers' KV memory
     usage_low: float = 0.5
-    workers_min: int = 1  # of a role
-    workers_max: int = 1 << 20  # of all roles together
+    workers_min: int = 1  # for each role
+    workers_max: int = 1 << 20  # for all roles together
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """One role over the last interval, averaged. Times are 0 if nothing was served; a usage that
-    is not known (None) neither makes a role grow nor lets it shrink.
+    """The average state of one role over the last interval. Times are 0 if nothing was served. With
+    an unknown usage (None) a role neither grows nor shrinks because of its memory.
 
-    Workers that do both are one role, "both": all fields count.
+    Workers that do both are one role, "both", which uses all fields.
     """
 
     workers: int
-    queued: float = 0.0  # prompts that wait for a prefill
-    usage: float | None = None  # of KV memory, 0..1
+    queued: float = 0.0  # prompts that wait for prefill
+    usage: float | None = None  # share of KV memory in use, 0..1
     ttft_s: float = 0.0
     between_tokens_s: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Advice:
-    """Do this with one worker, and why."""
+    """A step for one worker, and the reason."""
 
     action: Literal["grow", "shrink", "re-role"]
-    role: Role  # that grows or shrinks; for a re-role, the role it should have
+    role: Role  # the role that grows or shrinks, or that a worker changes to
     reason: str
 
     def __str__(self) -> str:
@@ -64,7 +64,9 @@ class Advice:
 
 
 def advise(seen: dict[Role, Seen], goals: Goals) -> list[Advice]:
-    """At most one step per role: a worker more, one fewer, or one from the other role."""
+    """Return at most one step per role: add a worker, remove one, or take one from the other
+    role.
+    """
     needs = {role: _need(role, state, goals) for role, state in seen.items()}
     total = sum(state.workers for state in seen.values())
     wanting = [role for role, (need, _) in needs.items() if need == "more"]

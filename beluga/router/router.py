@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""From a request to a worker: candidates from index and loads, a policy's choice, the account.
+"""The router: it collects candidates from index and loads, lets a policy choose, and keeps the
+account.
 
-The proxy and the simulator route with this one object. It does no I/O and reads no clock.
+The proxy and the simulator both route with this object. It does no I/O and reads no clock.
 """
 
 from __future__ import annotations
@@ -22,12 +23,11 @@ _NO_DEMANDS = Constraints()
 class Router:
     """Routes the requests of one model.
 
-    ``find_matches`` is asked if the policy looks at overlap, or always with ``always_match`` (a
-    disaggregation decision wants the hit rate under every policy). If it raises, the request is
-    routed as if nothing were cached: ``index_errors`` counts that, ``on_index_error`` hears of it.
-
-    While every worker that may take a request is over ``wait_above`` (Dynamo: 16 prefill batches)
-    the request has to wait; a worker that alone is over ``thresholds`` is passed over.
+    ``find_matches`` is called if the policy uses overlap, or always with ``always_match`` (a
+    disaggregation decision needs the hit rate under every policy). If it raises, the request is
+    routed as if nothing were cached: ``index_errors`` counts that and ``on_index_error`` gets the
+    error. While every suitable worker is over ``wait_above`` (Dynamo: 16 prefill batches) the
+    request must wait. A single worker that is over ``thresholds`` is excluded.
     """
 
     def __init__(  # noqa: PLR0913  its parts, by name
@@ -54,16 +54,16 @@ class Router:
 
     @property
     def workers(self) -> list[Worker]:
-        """All that were added, suspended ones too."""
+        """All workers that were added, with the suspended ones."""
         return list(self._taints)
 
     def add_worker(self, worker: Worker, taints: Iterable[str] = ()) -> None:
-        """Let a worker have requests; one that is there gets these taints."""
+        """Add a worker, or give new taints to a worker that was already added."""
         self._taints[worker] = frozenset(taints)
         self.tracker.add_worker(worker)
 
     def remove_worker(self, worker: Worker) -> None:
-        """Forget a worker and its load, and have the policy forget it if it remembers any."""
+        """Forget a worker and its load. A policy that remembers workers forgets it, too."""
         if isinstance(self.policy, Remembers):
             self.policy.forget(worker)
         self._taints.pop(worker, None)
@@ -71,7 +71,7 @@ class Router:
         self.tracker.remove_worker(worker)
 
     def suspend(self, worker: Worker) -> None:
-        """Send it nothing more, but go on accounting for what it has (draining, or unwell)."""
+        """Send a worker no more requests but keep its account (it is draining or down)."""
         if worker in self._taints:
             self._suspended.add(worker)
 
@@ -81,10 +81,10 @@ class Router:
     def candidates(
         self, query: Query, constraints: Constraints = _NO_DEMANDS, now: float = 0.0
     ) -> list[Candidate]:
-        """The workers that may take a request, with what they hold of it.
+        """Return the workers that may take a request, with what they hold of it.
 
-        Raises NoWorkersError if none fits its demands, AllWorkersBusyError if it has to wait,
-        WorkersOverloadedError if each that fits is over the thresholds.
+        Raises NoWorkersError if none meets its demands, AllWorkersBusyError if the request must
+        wait, and WorkersOverloadedError if each suitable worker is over the thresholds.
         """
         self.tracker.refresh(now)
         workers = self._eligible(constraints)
@@ -108,7 +108,9 @@ class Router:
     def choose(
         self, query: Query, constraints: Constraints = _NO_DEMANDS, now: float = 0.0
     ) -> Choice:
-        """A choice that is not accounted for. Raises as candidates() and the policy do."""
+        """Choose a worker without an account. Raises the errors of candidates() and of the
+        policy.
+        """
         return self.policy.choose(query, self.candidates(query, constraints, now))
 
     def route(  # noqa: PLR0913  a request's particulars, by name
@@ -121,9 +123,9 @@ class Router:
         expected_output: int = 0,
         prefill_s: float | None = None,
     ) -> Choice:
-        """Choose, and account for the request until tracker.free(request).
+        """Choose a worker, and account for the request until tracker.free(request).
 
-        Raises as choose() and LoadTracker.add() do; then nothing is accounted for.
+        Raises the errors of choose() and LoadTracker.add(); then nothing is accounted for.
         """
         choice = self.choose(query, constraints, now)
         self.tracker.add(
@@ -165,7 +167,7 @@ class Router:
             return Matches()
         try:
             return self._find_matches(query)
-        except Exception as error:  # whatever is wrong with the index, the request is served
+        except Exception as error:  # any failure of the index still lets the request be served
             self.index_errors += 1
             if self._on_index_error is not None:
                 self._on_index_error(error)

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Routers of one model tell each other what they sent where, so that each accounts for all of it.
+"""Replica sync: routers of one model tell each other what they sent to which worker, so that each
+accounts for all requests.
 
-Dynamo's replica sync (off by default there too): requests added, prefilled and freed are told, not
-the growth of answers. A batch has at most BATCH_EVENTS and waits BATCH_S at most; ``flush`` is
-called by whoever has the clock. What a router that died never freed expires after PHANTOM_S.
+This is Dynamo's replica sync (off by default in Dynamo, too): routers report requests that were
+added, prefilled and freed, but not the growth of answers. A batch has at most BATCH_EVENTS and
+waits at most BATCH_S; the caller that has the clock calls ``flush``. Requests of a router that died
+expire after PHANTOM_S.
 """
 
 from __future__ import annotations
@@ -25,14 +27,14 @@ PHANTOM_S = 300.0
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class SyncEvent:
-    """One step of a request's life. All but the first two fields are an added one's."""
+    """A step in a request's life. All fields but the first two are only for "add"."""
 
     kind: Literal["add", "prefilled", "free"]
     request: str
     worker: tuple[int, int] = (0, 0)
     isl: int = 0
     cached: int = 0  # blocks
-    stride: int = 0  # tokens of a block
+    stride: int = 0  # tokens in a block
     sequence: Sequence[int] = ()
 
 
@@ -43,19 +45,21 @@ class _Batch:
 
 
 class ReplicaSync:
-    """One router's end: hears the others into its tracker, and tells them through ``send``."""
+    """One router's end: it applies the others' events to its tracker and sends its own through
+    ``send``.
+    """
 
     def __init__(
         self, router: str, tracker: LoadTracker, stride: int, send: Callable[[bytes], None]
     ) -> None:
-        """``router`` is a name that no other has; ``stride`` the block size all must share."""
+        """``router`` is a unique name; ``stride`` is the block size that all routers must share."""
         self._router = router
         self._tracker = tracker
         self._stride = stride
         self._send = send
         self._batch: list[SyncEvent] = []
         self._begun = 0.0
-        self.dropped = 0  # events of another block size, or for a worker unknown here
+        self.dropped = 0  # events with another block size or for an unknown worker
 
     def tell_add(
         self, request: str, worker: Worker, query: Query, overlap: Overlap, now: float
@@ -78,7 +82,9 @@ class ReplicaSync:
         self._tell(SyncEvent("free", request), now)
 
     def flush(self, now: float) -> float | None:
-        """Send the batch if it is due; when the next one is, None if there is none."""
+        """Send the batch if it is due. Returns when the next one is due, or None if there is
+        none.
+        """
         if not self._batch:
             return None
         due = self._begun + BATCH_S
@@ -88,9 +94,9 @@ class ReplicaSync:
         return None
 
     def hear(self, message: bytes, now: float) -> None:
-        """Take in another router's batch; an own one that came back is ignored.
+        """Apply another router's batch. A router's own batch that comes back is ignored.
 
-        Raises RouterError if it is none.
+        Raises RouterError if the message cannot be read.
         """
         import msgspec
 
@@ -121,7 +127,8 @@ class ReplicaSync:
                     now=now,
                     expires=now + PHANTOM_S,
                 )
-            except (NoWorkersError, ValueError):  # not (yet) known here, or told twice
+            # the worker is not known (yet), or the event came twice
+            except (NoWorkersError, ValueError):
                 self.dropped += 1
 
     def _tell(self, event: SyncEvent, now: float) -> None:

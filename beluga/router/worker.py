@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""A worker as a router sees it: one rank of one engine, what it has to do, what it holds."""
+"""A worker as a router sees it (one rank of one engine), with its load and its overlap."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 
 class Worker(NamedTuple):
-    """One data-parallel rank of one engine instance, Dynamo's (worker_id, dp_rank)."""
+    """One data-parallel rank of one engine instance: Dynamo's (worker_id, dp_rank)."""
 
     worker_id: int
     dp_rank: int = 0
@@ -17,7 +17,7 @@ class Worker(NamedTuple):
 
 @dataclasses.dataclass(slots=True)
 class WorkerMetrics:
-    """What a worker publishes of itself: the fields of Dynamo's first KvMetricsPublisher, in the
+    """The metrics that a worker publishes: the fields of Dynamo's first KvMetricsPublisher, in the
     order of its positional call.
     """
 
@@ -32,35 +32,36 @@ class WorkerMetrics:
 
 @dataclasses.dataclass(slots=True)
 class Load(WorkerMetrics):
-    """What a worker has to do: what it last published, 0 until it has, and the router's own account
-    of the requests it sent there and has not seen end.
+    """The load of a worker: its last published metrics (0 before the first), and the router's own
+    account of the requests that it sent there and that have not ended.
     """
 
     active_requests: int = 0
-    active_prefill_tokens: int = 0  # not yet prefilled, cached ones not counted
+    active_prefill_tokens: int = 0  # tokens not yet prefilled, without cached ones
     active_decode_blocks: int = 0  # distinct blocks of active requests
-    outstanding_tokens: int = 0  # prompt tokens of requests before their first token; cache-blind
+    # prompt tokens of requests before their first token, with cached ones
+    outstanding_tokens: int = 0
 
     def publish(self, metrics: WorkerMetrics) -> None:
-        """Take over what the worker says of itself."""
+        """Take the metrics that the worker published."""
         for field in dataclasses.fields(WorkerMetrics):
             setattr(self, field.name, getattr(metrics, field.name))
 
 
 @dataclasses.dataclass(slots=True)
 class Overlap:
-    """Leading blocks of a request that are held, by tier; each counts the blocks *beyond* those
-    of the tiers before it.
+    """The leading blocks of a request that are held, by tier. Each tier counts only the blocks
+    *beyond* those of the tiers before it.
     """
 
     device: int = 0
     host: int = 0
     disk: int = 0
-    shared: int = 0  # the pool's, which every worker reaches
+    shared: int = 0  # blocks of the pool, which every worker can read
 
     @property
     def held(self) -> int:
-        """Leading blocks that the worker itself holds."""
+        """The leading blocks that the worker itself holds."""
         return self.device + self.host + self.disk
 
     @property

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""What routing policies would make of a trace, on a cluster that is computed, not run.
+"""The simulator: the results of routing policies on a trace, on a cluster that is computed, not
+run.
 
-The policies, the router's account of loads and the code that evicts are the real ones; prefill,
-decode and copies take the time that beluga/router/load/costs.py says.
+The policies, the router's account of loads and the code that evicts are the real ones. Prefill,
+decode and copies take the time that beluga/router/load/costs.py gives.
 """
 
 from beluga.simulate.formats import FORMATS, load_trace

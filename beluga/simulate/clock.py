@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Simulated time: what happens next."""
+"""The simulated clock, which runs events in the order of their times."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _What = TypeVar("_What")
 
 
 class Clock:
-    """Events in the order of their times, and of their making where times are equal."""
+    """Events in the order of their times, and in the order of creation if times are equal."""
 
     __slots__ = ("_events", "_made", "_networks")
 
@@ -24,14 +24,14 @@ class Clock:
         self._networks = networks
 
     def at(self, when: float, then: Callable[[float, _What], None], what: _What) -> None:
-        """``then(when, what)`` is called when it is time."""
+        """Call ``then(when, what)`` at time ``when``."""
         self._made += 1
         heappush(self._events, (when, self._made, then, what))
 
     def run(
         self, arrivals: Iterator[tuple[float, _What]], arrive: Callable[[float, _What], None]
     ) -> float:
-        """Until nothing is left to happen; the last time."""
+        """Run until no event is left. Returns the time of the last one."""
         events, networks, never = self._events, self._networks, float("inf")
         over: tuple[float, Any] = (never, None)
         now = 0.0

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""One run: a trace through a router and its workers. The router, its policies and its account of
-loads are the real ones (beluga/router), and so is the code that evicts (csrc/index/evict.h).
+"""A run of the simulator: a trace through a router and its workers. The router, its policies and
+its account of loads are the real ones (beluga/router), and so is the code that evicts
+(csrc/index/evict.h).
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ from beluga.simulate.trace import Trace
 class Cluster:
     """Workers with ``memory`` behind them (``pool`` or ``split``), and a router with a policy.
 
-    The seed decides between workers that are alike, and the order of requests that arrive at one
-    moment: the traces' clocks are coarse.
+    The seed decides between equal workers, and the order of requests that arrive at the same time,
+    because the traces' clocks are coarse.
     """
 
     def __init__(
@@ -42,26 +43,26 @@ class Cluster:
         self.forecast = Forecast(options, self.block_bytes)
         self.router = Router(self._policy(policy, seed), find_matches=self._matches)
         self.requests = self._make_requests(seed)
-        self.refused = 0  # too long for a worker, or the policy's objective would be missed
+        self.refused = 0  # requests too long for a worker, or over the policy's objective
         self.engines: list[ChunkedEngine | SerialEngine] = []
         self.end_s = 0.0
         self._hbm: list[Tier] = []
-        self._own: list[Tier] = []  # each worker's DRAM; or the pool alone
+        self._own: list[Tier] = []  # each worker's DRAM, or only the pool
         self._hashes = trace.blocks()
-        self._held: deque[Request] = deque()  # every worker was busy
+        self._held: deque[Request] = deque()  # requests that wait because every worker is busy
         self._asked = self.requests[0]
-        self.active = 0  # the first so many workers get requests
-        self.worker_s = 0.0  # workers times the seconds that they were there
+        self.active = 0  # how many workers, from the first on, get requests
+        self.worker_s = 0.0  # workers times the seconds that they existed
         self._since = 0.0
         goals = options.goals
         self.planning = Planning(goals) if goals else None
-        self._open = len(self.requests)  # neither refused nor done
+        self._open = len(self.requests)  # requests that are neither refused nor done
         if memory == "pool":
             self._own.append(self._tier(options.pool_bytes))
         self._scale(0.0, options.workers)
 
     def run(self) -> None:
-        """Until every request is done or refused."""
+        """Run until every request is done or refused."""
         scale = self.options.scale
         if scale:
             self.clock.at(scale.at_s, self._scale, scale.count)
@@ -117,8 +118,8 @@ class Cluster:
         self._publish(number)
 
     def _scale(self, now: float, count: int) -> None:
-        """Workers come, those first that left before; or the last ones get nothing more, and end
-        what they have.
+        """Add or remove workers at time ``now``. Workers that left before come back first. The last
+        ones leave: they get no more requests and finish those that they have.
         """
         self.worker_s += self.active * (now - self._since)
         self._since = now
@@ -147,7 +148,7 @@ class Cluster:
             self._held.append(request)
 
     def _send(self, now: float, request: Request) -> bool:
-        """False if every worker is busy."""
+        """Send a request. Returns False if every worker is busy."""
         hashes = self._hashes[request.index]
         query = Query(request.input, self.trace.block_tokens, hashes, hashes)
         self._asked = request
@@ -165,7 +166,7 @@ class Cluster:
         return True
 
     def _matches(self, query: Query) -> Matches:
-        """What each worker holds of the request that is asked about."""
+        """Return what each worker holds of the request that is being routed."""
         request = self._asked
         leads = self._leads(request.ids, request.reusable)
         count = len(self.engines)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""A worker that batches as vLLM does: steps of bounded size, in which all running requests decode
-one token each and waiting prompts are prefilled in pieces, first come, first served.
+"""An engine that batches as vLLM does: its steps have a limited size, all running requests decode
+one token in each, and waiting prompts are prefilled in pieces, first come, first served.
 
-Slots of HBM for a whole request, answer included, are taken when it is admitted, so none is ever
+A request gets HBM slots for all its blocks, with its answer, when it is admitted, so none is ever
 preempted. Copies from the pool run beside the steps; a prompt is prefilled once they have ended.
 """
 
@@ -26,8 +26,9 @@ Told = Callable[[float, Request], None]
 
 
 class ChunkedEngine:
-    """``tokens`` are a block's. Where nothing is prefilled, steps differ by the context's growth
-    only: any number of them is one event, cut short if a prompt comes.
+    """A chunked engine. ``tokens`` is the number of tokens in a block. While nothing is prefilled,
+    steps differ only by the growth of the context, so any number of them is one event, which ends
+    early if a prompt comes.
     """
 
     def __init__(self, clock: Clock, options: Options, hbm: Tier, far: Far, tokens: int) -> None:
@@ -36,30 +37,30 @@ class ChunkedEngine:
         self.first_token: Told = unheard
         self.done: Told = unheard
         self.busy_s = 0.0
-        self.queue: deque[Request] = deque()  # not admitted
-        self.active = 0  # admitted
-        self._ready: deque[Request] = deque()  # to be prefilled
-        self._decoding: list[tuple[int, int, Request]] = []  # by the step that is the last
+        self.queue: deque[Request] = deque()  # requests that are not admitted
+        self.active = 0  # the number of admitted requests
+        self._ready: deque[Request] = deque()  # requests to be prefilled
+        self._decoding: list[tuple[int, int, Request]] = []  # sorted by each request's last step
         self._step = 0  # steps with decoding so far
-        self._context = 0  # tokens of all that decode
-        self._pieces: list[tuple[Request, int]] = []  # of the step under way
-        self._planned = 0  # steps until the next event; 0: idle
-        self._from = 0.0  # when they began
-        self._version = 0  # of the plan
+        self._context = 0  # tokens of all decoding requests
+        self._pieces: list[tuple[Request, int]] = []  # pieces in the current step
+        self._planned = 0  # steps until the next event; 0 when idle
+        self._from = 0.0  # when these steps began
+        self._version = 0  # the version of the plan
         model = options.model
         self._a, self._b, self._c = model.a / 1e3, model.b / 1e3, model.c / 1e3
         self._e, self._f, self._g = model.e / 1e3, model.f / 1e3, model.g / 1e3
         self._h = options.step_s
 
     def submit(self, now: float, request: Request) -> None:
-        """A request that the router sent here."""
+        """Take a request that the router sent here."""
         self.queue.append(request)
         if len(self.queue) == 1:
             self._admit(now)
             self._wake(now)
 
     def metrics(self) -> WorkerMetrics:
-        """What the worker would publish."""
+        """Return the metrics that the worker would publish."""
         used, capacity = self.hbm.used, self.hbm.capacity
         return WorkerMetrics(
             request_active_slots=self.active,
@@ -71,7 +72,9 @@ class ChunkedEngine:
         )
 
     def _admit(self, now: float) -> None:
-        """Those at the head that HBM has room for; what they find decides what they wait for."""
+        """Admit the first requests for which HBM has space. What they find decides what they wait
+        for.
+        """
         hbm, tier = self.hbm, self.far.tier
         while self.queue and self.active < self.options.slots:
             request = self.queue[0]
@@ -97,22 +100,22 @@ class ChunkedEngine:
         self._wake(now)
 
     def _settle(self, request: Request, start: int, count: int) -> None:
-        """Blocks that slots were reserved for lie in HBM now."""
+        """Turn reserved slots into blocks that lie in HBM."""
         self.hbm.release(count)
         self.hbm.hold(request.ids + start, count)
 
     def _wake(self, now: float) -> None:
-        """Something may have become ready: begin, or cut the run of decode steps short."""
+        """Begin a step if the engine is idle, or end the run of decode steps early for a prompt."""
         if not self._planned:
             self._begin(now)
         elif self._ready and not self._pieces:
-            # the step under way ends first
+            # The current step ends first.
             steps = self._steps_until(now - self._from)
             if steps < self._planned:
                 self._plan(self._from, steps, self._decode_s(steps))
 
     def _begin(self, now: float) -> None:
-        """The next step, or run of steps."""
+        """Begin the next step, or run of decode steps."""
         batch = len(self._decoding)
         self._planned = 0
         self._pieces = pieces = []
@@ -139,13 +142,15 @@ class ChunkedEngine:
         self.clock.at(start + seconds, self._end, self._version)
 
     def _decode_s(self, steps: int) -> float:
-        """Of so many steps in a row: each adds a token to each context."""
+        """Return the seconds of so many consecutive steps, each of which adds a token to each
+        context.
+        """
         batch = len(self._decoding)
         alike = self._h + self._e + self._f * batch + self._g * self._context
         return steps * alike + self._g * batch * steps * (steps - 1) / 2
 
     def _steps_until(self, seconds: float) -> int:
-        """The least number of steps, at least 1, that take so long."""
+        """Return the least number of steps, at least 1, that take so long."""
         batch = len(self._decoding)
         square = self._g * batch / 2
         line = self._h + self._e + self._f * batch + self._g * self._context - square
@@ -196,4 +201,4 @@ class ChunkedEngine:
 
 
 def unheard(now: float, request: Request) -> None:
-    """Nobody listens."""
+    """Ignore the event."""

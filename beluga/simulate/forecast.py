@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""How long a first token would take: the estimator that ``min-ttft`` is given in the simulator.
+"""The forecast of the time to the first token, which is the estimator of ``min-ttft`` in the
+simulator.
 
-It knows the cost model, and the prompts that each worker was sent; it does not know answers'
-lengths, nor what others do on the links.
+It knows the cost model and the prompts that each worker got. It does not know the lengths of
+answers, nor the load of the links.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from beluga.simulate.options import Options
 
 
 class Forecast:
-    """The prompts before a request are taken to be prefilled one after another."""
+    """A forecast that assumes that the prompts before a request are prefilled one after another."""
 
     def __init__(self, options: Options, block_bytes: int) -> None:
         self._model = options.model
@@ -21,8 +22,8 @@ class Forecast:
         self._shared_s = block_bytes / options.path_speed
         self._host_s = block_bytes / options.local_bandwidth
         self._free_at: dict[int, float] = {}
-        self._seconds: dict[int, float] = {}  # of each request on its way
-        self._waiting: dict[int, float] = {}  # seconds of all requests of a worker
+        self._seconds: dict[int, float] = {}  # of each request before its first token
+        self._waiting: dict[int, float] = {}  # sum over the waiting requests of each worker
         self.now = 0.0
 
     def __call__(self, query: Query, candidate: Candidate, fetched: int) -> Estimate:
@@ -31,7 +32,7 @@ class Forecast:
         return Estimate(max(free_at - self.now, 0.0), prefill_s, transfer_s)
 
     def work(self, query: Query, overlap: Overlap) -> tuple[float, float]:
-        """Seconds of prefill and of copies."""
+        """Return the seconds of prefill and of copies."""
         cached = min(overlap.blocks * query.block_size, query.isl - 1)
         new = query.isl - cached
         steps = -(-new // self._step_tokens)
@@ -39,12 +40,12 @@ class Forecast:
         return prefill_s, overlap.shared * self._shared_s + overlap.host * self._host_s
 
     def sent(self, request: int, worker: int, query: Query, overlap: Overlap) -> None:
-        """A request was sent, now."""
+        """Note that a request is sent now."""
         seconds = self._seconds[request] = sum(self.work(query, overlap))
         self._waiting[worker] = self._waiting.get(worker, 0.0) + seconds
         self._free_at[worker] = max(self._free_at.get(worker, 0.0), self.now) + seconds
 
     def prefilled(self, request: int, worker: int, now: float) -> None:
-        """Its first token came: how far the forecast was off is known."""
+        """Correct the forecast when a request's first token has come."""
         self._waiting[worker] -= self._seconds.pop(request)
         self._free_at[worker] = now + self._waiting[worker]

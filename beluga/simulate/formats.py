@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Files of traces, by format:
+"""The readers of trace files, by format:
 
 * ``mooncake``: JSONL of timestamp (ms), input_length, output_length, hash_ids
-* ``weka``: a JSON session with t (s), in, out, hash_ids that mean something in this file only; or a
-  directory of them, each starting at 0
-* ``azure``: CSV of TIMESTAMP, ContextTokens, GeneratedTokens: lengths only, nothing is shared
+* ``weka``: a JSON session with t (s), in, out, hash_ids that are valid only in this file; or a
+  directory of such sessions, each of which starts at 0
+* ``azure``: CSV of TIMESTAMP, ContextTokens, GeneratedTokens: it has only lengths and shares nothing
 * ``vllm``: JSONL of vLLM's benchmark: token ids (as LLMServingSim writes them) or a prompt's text
-* ``sharegpt``: a JSON list of conversations: the first turn is asked, the second was answered
+* ``sharegpt``: a JSON list of conversations; the first turn is the prompt, the second the answer
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from beluga.errors import TraceError
 from beluga.replay import read_trace
 from beluga.simulate.trace import Prompt, Trace, make_trace
 
-_TOKEN_CHARACTERS = 4  # of English text, roughly: where there is no tokenizer
-_BLOCK_TOKENS = 16  # vLLM's, for formats that have no blocks of their own
+_TOKEN_CHARACTERS = 4  # characters of English text that count as a token, without a tokenizer
+_BLOCK_TOKENS = 16  # vLLM's block size, for formats without blocks
 _AZURE_COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 
 
@@ -48,7 +48,7 @@ class _VllmRequest(msgspec.Struct):
     output_toks: int | None = None
     output_tokens: int | None = None
     arrival_time_ns: float | None = None
-    timestamp: float | None = None  # seconds
+    timestamp: float | None = None  # in seconds
 
 
 class _Turn(msgspec.Struct):
@@ -60,7 +60,9 @@ class _Conversation(msgspec.Struct):
 
 
 class _Chain:
-    """Numbers for blocks of tokens, each together with all before it: exact, unlike a hash."""
+    """Numbers for blocks of tokens, each with all blocks before it. They are exact, unlike
+    hashes.
+    """
 
     def __init__(self) -> None:
         self._numbers: dict[tuple[int, tuple[object, ...]], int] = {}
@@ -121,7 +123,7 @@ def _azure(path: Path) -> tuple[int, list[Prompt]]:
 
 
 def _seconds(text: str) -> float:
-    """``2023-11-16 18:17:03.9799600``: seven digits, of which Python 3.10 reads six."""
+    """Parse ``2023-11-16 18:17:03.9799600``. Python 3.10 reads at most six of the seven digits."""
     whole, _, fraction = text.partition(".")
     moment = datetime.datetime.fromisoformat(whole).replace(tzinfo=datetime.timezone.utc)
     return moment.timestamp() + (float(f"0.{fraction}") if fraction else 0.0)
@@ -164,7 +166,9 @@ def _sharegpt(path: Path) -> tuple[int, list[Prompt]]:
 
 
 def _prompt(chain: _Chain, text: str | list[int], out: int, arrival_s: float | None) -> Prompt:
-    """Of tokens, or of text: so many characters count as one."""
+    """Make a prompt from token ids, or from text, of which _TOKEN_CHARACTERS characters count as
+    one token.
+    """
     if isinstance(text, str):
         tokens: Sequence[object] = [
             text[at : at + _TOKEN_CHARACTERS] for at in range(0, len(text), _TOKEN_CHARACTERS)
@@ -192,8 +196,9 @@ FORMATS = tuple(_READERS)
 
 
 def load_trace(path: Path, form: str | None = None, *, rate: float = 1.0) -> Trace:
-    """The trace at ``path``; its format is told by its looks unless ``form`` names it. ``rate`` is
-    requests a second, for formats without times. Raises TraceError, naming the line if it can.
+    """Load the trace at ``path``. The format is guessed from the content unless ``form`` names it.
+    ``rate`` is in requests per second, for formats without times. Raises TraceError, with the line
+    if possible.
     """
     if form is not None and form not in _READERS:
         raise TraceError(f"there is no format {form!r}; choose one of {', '.join(FORMATS)}")
@@ -207,7 +212,7 @@ def load_trace(path: Path, form: str | None = None, *, rate: float = 1.0) -> Tra
 
 
 def _guess(path: Path) -> str:
-    """The format that a file looks like."""
+    """Return the format that a file seems to have."""
     if path.is_dir():
         return "weka"
     with path.open("rb") as file:

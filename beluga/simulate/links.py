@@ -1,20 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Links that copies share: max-min fair, which is equal parts (processor sharing) where copies
-cross one link only. With N copies on a link of B bytes/s each gets B/N, and what is left of one,
-r, takes the sum over all copies j of min(r_j, r) / B (Dynamo's model, and its test vectors).
+"""Links that copies share with max-min fairness. Where copies cross only one link, that is an equal
+share for each (processor sharing): with N copies on a link of B bytes/s each gets B/N, and the rest
+r of one copy takes the sum over all copies j of min(r_j, r) / B (Dynamo's model, and its test
+vectors).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-_DONE = 64  # bytes: what rounding may leave of a copy
+_DONE = 64  # bytes that rounding may leave of a copy
 _ROUNDING_S = 1e-9
 
 
 class Copy:
-    """Bytes on their way over one or more links."""
+    """A copy that is under way over one or more links."""
 
     __slots__ = ("alone_s", "left", "links", "rate", "size", "start", "then")
 
@@ -30,20 +31,22 @@ class Copy:
 
 
 class Links:
-    """Links of one direction, by number, and the copies that cross them. Times are in seconds."""
+    """The links of one direction, by number, and the copies that cross them. Times are in
+    seconds.
+    """
 
     def __init__(self, speeds: Sequence[float]) -> None:
         self.speeds = list(speeds)  # bytes/s
-        self.moved = [0.0] * len(self.speeds)  # bytes
+        self.moved = [0.0] * len(self.speeds)  # bytes moved over each link
         self.copies: list[Copy] = []
         self.finish = float("inf")  # when the next copy ends
-        self.waited_s = 0.0  # of all copies: what sharing cost them
-        self.busy_s = 0.0  # of all copies: from start to end
+        self.waited_s = 0.0  # what sharing cost all copies
+        self.busy_s = 0.0  # the durations of all copies
         self.count = 0
         self._now = 0.0
 
     def add_link(self, speed: float) -> int:
-        """One more; its number."""
+        """Add a link. Returns its number."""
         self.speeds.append(speed)
         self.moved.append(0.0)
         return len(self.speeds) - 1
@@ -51,7 +54,7 @@ class Links:
     def start(
         self, now: float, size: float, links: tuple[int, ...], then: Callable[[float], None]
     ) -> None:
-        """A copy of ``size`` bytes; ``then`` is called with the time when it has ended."""
+        """Start a copy of ``size`` bytes. ``then`` is called with the time of its end."""
         self._advance(now)
         copy = Copy(size, links, now, then)
         copy.alone_s = size / min([self.speeds[link] for link in links])
@@ -61,7 +64,7 @@ class Links:
         self._share()
 
     def end(self, now: float) -> None:
-        """Take what has ended by ``now`` off the links, and say so to whoever waits for it."""
+        """Remove the copies that have ended by ``now``, and call their callbacks."""
         self._advance(now)
         ended = [copy for copy in self.copies if copy.left <= _DONE]
         self.copies = [copy for copy in self.copies if copy.left > _DONE]
@@ -80,7 +83,7 @@ class Links:
             copy.left -= copy.rate * passed
 
     def _share(self) -> None:
-        """New rates for all, and when the next one ends."""
+        """Compute new rates for all copies, and the time when the next one ends."""
         copies = self.copies
         if len(copies) > 1:
             self._fill()
@@ -91,7 +94,7 @@ class Links:
             self.finish = min(self.finish, self._now + max(copy.left, 0.0) / copy.rate)
 
     def _fill(self) -> None:
-        """Progressive filling: the tightest link sets the rate of its copies, then the next."""
+        """Fill progressively: the tightest link sets the rate of its copies, then the next link."""
         users: dict[int, list[Copy]] = {}
         for copy in self.copies:
             copy.rate = 0.0

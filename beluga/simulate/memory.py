@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""What lies behind a worker's HBM: the shared pool, or DRAM of its own, and the way there."""
+"""The memory behind a worker's HBM (the shared pool, or its own DRAM) and the links to it."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ class Far:
         self.paid = network.options.offload
 
     def onboard(self, now: float, count: int, then: Callable[[float], None]) -> None:
-        """Copy blocks into HBM; ``then(when)``."""
+        """Copy blocks into HBM, then call ``then(when)``."""
         self.read.start(now, count * self.block_bytes, self.route_in, then)
 
     def offload(self, now: float, request: Request) -> None:
-        """Copy what of a prompt is not there yet; it can be found when it is whole."""
+        """Copy the prompt's missing blocks to the tier. They can be found after the copy."""
         missing = request.blocks - self.tier.lead(request.ids, request.blocks)
         if missing and self.paid:
             size = missing * self.block_bytes
@@ -46,8 +46,9 @@ class Far:
 
 
 class Network:
-    """All links, by direction. To a pool: each GPU's path, the adapters, which workers share in
-    turn, and the memory devices, over which every copy is spread evenly. To DRAM: one path each.
+    """All links, by direction. To a pool these are each GPU's path, the adapters, to which workers
+    are assigned in turn, and the memory devices, over which every copy is spread evenly. To DRAM
+    each worker has one path.
     """
 
     def __init__(self, options: Options, memory: str, block_bytes: int) -> None:
@@ -67,7 +68,7 @@ class Network:
         self.paths: list[int] = []
 
     def join(self, tier: Tier) -> Far:
-        """The next worker's way to the tier."""
+        """Return the next worker's tier with its links."""
         options, number = self.options, len(self.paths)
         speed = options.path_speed if self.shared else options.local_bandwidth
         path = self.read.add_link(speed)
@@ -77,7 +78,7 @@ class Network:
         return Far(tier, self, ((*shared, path), (*shared, path)))
 
     def utilisation(self, elapsed_s: float) -> tuple[float, float]:
-        """The share of time that the GPUs' paths were read, and written, on average."""
+        """Return the average share of time in which the GPUs' paths were read, and written."""
         if not elapsed_s:
             return 0.0, 0.0
         read, write = (

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""What is simulated: the workers, their memory, the links between them, and how long."""
+"""The options of a simulation: workers, their memory, the links between them, and scaling."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ GIB = 1 << 30
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Scale:
-    """``count`` workers more (or fewer, if negative) from ``at_s`` of the replay on."""
+    """``count`` more workers (or fewer, if negative) from second ``at_s`` of the replay on."""
 
     at_s: float
     count: int
@@ -26,37 +26,39 @@ class Scale:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Options:
-    """A cluster. Sizes are in bytes, speeds in bytes per second; None: what follows from the rest.
+    """A cluster. Sizes are in bytes, speeds in bytes per second. None stands for a default that
+    follows from the other values.
 
-    ``pool`` is the shared pool of the ``pool`` memory, ``local`` each worker's own DRAM of the
-    ``split`` memory; by default each has an equal part of what the pool would have.
-
-    ``chunked`` engines batch as vLLM does: a step has at most ``step_tokens``, of all that decode
-    and of prompts in pieces. ``serial`` ones prefill one prompt after another and do not decode.
+    ``pool`` is the size of the shared pool in runs with ``pool`` memory; ``local`` is each worker's
+    own DRAM in runs with ``split`` memory, by default an equal part of the pool's size. ``chunked``
+    engines batch as vLLM does: a step has at most ``step_tokens`` tokens, of all decoding requests
+    and of pieces of prompts. ``serial`` engines prefill one prompt after another and do not decode.
     """
 
     workers: int = 8
     model: costs.ModelCosts = costs.MODELS[costs.DEFAULT_MODEL]
     engine: str = "chunked"
-    hbm: int | None = None  # of each worker, for KV; the model's
-    pool: int | None = None  # 1950 GiB, or what the local ones come to
+    hbm: int | None = None  # of each worker, for KV; the model's by default
+    pool: int | None = None  # by default 1950 GiB, or the sum of ``local``
     local: int | None = None
     eviction: str = "lru"
     gpu_path: str = "root-complex"
-    bandwidth: float | None = None  # from the pool to one worker, each way; the GPU path's
+    # from the pool to one worker, in each direction; the GPU path's by default
+    bandwidth: float | None = None
     local_bandwidth: float = costs.LOCAL_DRAM
-    adapters: int | None = None  # that all workers share; one for two workers
-    devices: int | None = None  # that the pool lies on; one for 256 GiB
+    adapters: int | None = None  # shared by all workers; one for two workers by default
+    devices: int | None = None  # memory devices of the pool; one for 256 GiB by default
     step_tokens: int = 8192  # vLLM's max_num_batched_tokens on large GPUs
-    slots: int = 256  # requests that a worker runs at once; vLLM's max_num_seqs
-    offload: bool = True  # writing to the pool takes the link's time
-    speed: float = 1.0  # arrivals, times the trace's own
-    shared_credit: float = 0.5  # m of linear and lmetric on a pool; Dynamo's with a shared cache
-    host_credit: float = 0.75  # of a worker's own DRAM; Dynamo's default
-    shuffle: bool = True  # by seed, the requests that the trace has at one moment
-    slo_s: float | None = None  # a request whose TTFT would be longer is refused (min-ttft)
+    slots: int = 256  # requests that a worker runs at once (vLLM's max_num_seqs)
+    offload: bool = True  # whether writing to the pool takes link time
+    speed: float = 1.0  # arrivals, as a multiple of the trace's speed
+    # m of linear and lmetric on a pool (Dynamo's value with a shared cache)
+    shared_credit: float = 0.5
+    host_credit: float = 0.75  # credit for a worker's own DRAM (Dynamo's default)
+    shuffle: bool = True  # shuffle simultaneous requests by seed
+    slo_s: float | None = None  # min-ttft refuses a request with a longer TTFT
     scale: Scale | None = None
-    goals: Goals | None = None  # followed as the planner advises
+    goals: Goals | None = None  # goals of the planner, whose advice is followed
 
     def __post_init__(self) -> None:
         for name in ("workers", "step_tokens", "slots"):
@@ -86,47 +88,47 @@ class Options:
 
     @property
     def pool_bytes(self) -> int:
-        """Of the shared pool."""
+        """The size of the shared pool."""
         if self.pool is not None:
             return self.pool
         return 1950 * GIB if self.local is None else self.local * self.workers
 
     @property
     def local_bytes(self) -> int:
-        """Of each worker's own DRAM, where there is no pool."""
+        """The size of each worker's own DRAM in runs without a pool."""
         return self.pool_bytes // self.workers if self.local is None else self.local
 
     @property
     def hbm_bytes(self) -> int:
-        """Of each worker, for KV."""
+        """The HBM of each worker for KV."""
         return self.model.hbm_bytes if self.hbm is None else self.hbm
 
     @property
     def path_speed(self) -> float:
-        """Between the pool and one worker's GPU."""
+        """The speed between the pool and one worker's GPU."""
         return costs.GPU_PATHS[self.gpu_path] if self.bandwidth is None else self.bandwidth
 
     @property
     def adapter_count(self) -> int:
-        """Of all workers together."""
+        """The number of adapters of all workers together."""
         return max(1, self.workers // 2) if self.adapters is None else self.adapters
 
     @property
     def device_count(self) -> int:
-        """Of the pool."""
+        """The number of the pool's memory devices."""
         return self.devices or -(-self.pool_bytes // costs.DEVICE_BYTES)
 
     @property
     def step_s(self) -> float:
-        """What each step of an engine costs beside its work."""
+        """The overhead of each step of an engine in seconds."""
         return self.model.h / 1e3 if self.engine == "chunked" else 0.0
 
 
 def feasibility(options: Options) -> Options:
-    """The set-up of the reference's feasibility replay (scheduling.md, 7): serial prefill, decode
-    ignored, 470 blocks of HBM, 15,600 blocks in all, 26 GB/s for each worker whatever the others
-    do, DRAM at 50 GB/s, writing free, requests in the file's order. That ``linear`` counted DRAM
-    like HBM there is a guess: its figures come out so.
+    """Return the set-up of the reference's feasibility replay (scheduling.md, 7): serial prefill,
+    no decode, 470 blocks of HBM, 15,600 blocks in all, 26 GB/s for each worker independent of the
+    others, DRAM at 50 GB/s, free writes, and requests in the file's order. It is a guess that
+    ``linear`` counted DRAM like HBM there, which reproduces its figures.
     """
     block = 512 * costs.MODELS["qwen3-32b-h200"].kv_bytes_per_token
     return dataclasses.replace(

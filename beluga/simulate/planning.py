@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Following the planner (beluga/router/planner.py): a worker more, or fewer, as it advises."""
+"""Following the planner (beluga/router/planner.py): workers are added or removed as it advises."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from beluga.simulate.engine import ChunkedEngine
 from beluga.simulate.request import Request
 from beluga.simulate.serial import SerialEngine
 
-INTERVAL_S = 30.0  # between two looks
+INTERVAL_S = 30.0  # seconds between two pieces of advice
 
 
 class Planning:
-    """Looks at the cluster at each interval; what it advised, and when, is kept."""
+    """Asks for advice at each interval, and keeps the advice with its times."""
 
     def __init__(self, goals: Goals) -> None:
         self.goals = goals
@@ -24,11 +24,11 @@ class Planning:
         self._ttft: list[float] = []
 
     def served(self, request: Request) -> None:
-        """A first token came."""
+        """Note a first token."""
         self._ttft.append(request.first_token - request.arrival)
 
     def look(self, now: float, engines: Sequence[ChunkedEngine | SerialEngine]) -> int:
-        """How many workers more there should be: -1, 0 or 1. ``engines`` are those in use."""
+        """Return how many workers to add: -1, 0 or 1. ``engines`` are the active ones."""
         metrics = [engine.metrics() for engine in engines]
         seen = Seen(
             workers=len(engines),

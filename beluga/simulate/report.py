@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""A report that compares policies on one trace at a glance: bars of a few figures, pool beside
-split, in one HTML file without anything from elsewhere, or as a picture (PNG).
+"""The report: it compares policies on one trace with bars of a few figures, pool beside split, in
+one self-contained HTML file or as a picture (PNG).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from beluga.simulate.options import Options
 from beluga.simulate.result import Row
 from beluga.simulate.trace import Trace
 
-# field, what it says, digits
+# field, title, format of the value
 _CHARTS = (
     ("ttft_mean_s", "Mean time to first token, s", ".3g"),
     ("ttft_p99_s", "99th percentile, s", ".3g"),
@@ -35,14 +35,14 @@ _STYLE = (
 
 
 def check_report(path: Path) -> None:
-    """That a report can be written there, before the work. Raises SimulateError."""
+    """Check before the work that the path has a suffix of a report. Raises SimulateError."""
     if path.suffix not in (".html", ".png"):
         raise SimulateError(f"{path}: a report is .html or .png")
 
 
 def write_report(path: Path, trace: Trace, options: Options, rows: Sequence[Row]) -> None:
-    """To a file whose suffix says what it is. Raises SimulateError if it cannot be written, or
-    drawn, or is neither .html nor .png.
+    """Write the report to a file, in the format of its suffix. Raises SimulateError if it cannot be
+    written or drawn, or if the suffix is neither .html nor .png.
     """
     check_report(path)
     means = [row for row in rows if row.seed is None]
@@ -90,7 +90,9 @@ def _html(trace: Trace, options: Options, rows: Sequence[Row]) -> str:
 
 
 def _svg(rows: Sequence[Row], field: str, digits: str) -> str:
-    """Bars, a line each; a thin line from the least to the most of the seeds."""
+    """Draw a bar for each row, with a thin line from the least to the greatest value of the
+    seeds.
+    """
     most = max((_top(row, field) for row in rows), default=0.0) or 1.0
     width, height = _NAME + _BAR + _VALUE, _HEIGHT * len(rows)
     parts = "".join(

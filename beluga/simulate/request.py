@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""One request on its way through the simulated cluster."""
+"""A request in the simulated cluster."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from beluga._ffi import core
 
 
 class Request:
-    """Times are in seconds of the replay; a block is the trace's; NaN: not yet, or never."""
+    """A request. Times are in seconds of the replay, and NaN for an event that has not happened.
+    Blocks are the trace's.
+    """
 
     __slots__ = (
         "arrival",
@@ -41,18 +43,18 @@ class Request:
         self.index = index
         self.arrival = arrival
         self.input, self.output, block_tokens = tokens
-        self.ids = ids  # of its whole blocks, for Tier
-        self.blocks = blocks  # how many
-        # of them: at least one token is always computed
+        self.ids = ids  # the numbers of its whole blocks, for Tier
+        self.blocks = blocks  # the number of whole blocks
+        # At least one token is always computed, so not all whole blocks may be reusable.
         self.reusable = min(blocks, (self.input - 1) // block_tokens)
-        self.slots = -(-(self.input + self.output) // block_tokens)  # of HBM, in blocks
+        self.slots = -(-(self.input + self.output) // block_tokens)  # slots of HBM, in blocks
         self.worker = -1
-        self.device = 0  # blocks that HBM had
-        self.far = 0  # blocks beyond, that the pool or the worker's DRAM had
+        self.device = 0  # blocks found in HBM
+        self.far = 0  # further blocks, found in the pool or the worker's DRAM
         self.first_token = math.nan
         self.done = math.nan
 
     def begin(self, block_tokens: int) -> None:
-        """What was found is known: this is left to compute."""
-        self.kv = (self.device + self.far) * block_tokens  # tokens that are in HBM
+        """Compute what is left to prefill, once the found blocks are known."""
+        self.kv = (self.device + self.far) * block_tokens  # tokens in HBM
         self.left = self.input - self.kv  # tokens to prefill

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""What came of runs: a row for each, and one that stands for all seeds."""
+"""The results of runs: a row for each run, and one row of means over all seeds."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from beluga.simulate.request import Request
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Spread:
-    """Of one figure over the seeds."""
+    """The spread of one figure over the seeds."""
 
     min: float
     max: float
@@ -28,15 +28,16 @@ class Spread:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """A policy on a memory. Rates are 0..1; hit rates count blocks, each request's tail too.
+    """The results of a policy on a memory. Rates are 0..1; hit rates count blocks, with each
+    request's tail.
 
-    Where workers came or went, ``*_before`` are of the requests that arrived before, and
-    ``*_after`` of those after. A figure that there is none of is None.
+    If workers came or left, ``*_before`` is for requests that arrived before that, and ``*_after``
+    for later ones. A figure without values is None.
     """
 
     policy: str
     memory: str
-    seed: int | None  # None: the mean over the seeds
+    seed: int | None  # None for the mean over the seeds
     requests: int
     rejects: float
     ttft_mean_s: float | None
@@ -48,27 +49,27 @@ class Row:
     hit_rate: float
     hit_rate_hbm: float
     hit_rate_pool: float
-    hit_rate_local: float  # of workers' own DRAM
+    hit_rate_local: float  # in workers' own DRAM
     hit_rate_tokens: float
     hit_rate_before: float | None
     hit_rate_after: float | None
     ttft_mean_before_s: float | None
     ttft_mean_after_s: float | None
-    load_imbalance: float  # the busiest worker's time / the mean
-    throughput_per_s: float  # requests done
-    link_read_utilisation: float  # of a worker's link, on average
+    load_imbalance: float  # the busiest worker's time / the mean time
+    throughput_per_s: float  # served requests per second
+    link_read_utilisation: float  # a worker's link, on average
     link_write_utilisation: float
-    onboard_ms: float  # of a request that fetches
-    onboard_queue_ms: float  # of that: what sharing links cost it
-    workers: int  # as the run began
-    workers_most: int  # that were there at any time
+    onboard_ms: float  # of a request that fetches blocks
+    onboard_queue_ms: float  # the part of it that is due to sharing links
+    workers: int  # at the beginning of the run
+    workers_most: int  # the most at any time
     worker_hours: float
-    capacity_bytes: int  # of the pool, or of all DRAM that stands for it, as the run began
+    capacity_bytes: int  # of the pool, or of all DRAM in its place, at the beginning of the run
     spread: dict[str, Spread] | None = None
 
 
 def make_row(cluster: Cluster, *, policy: str, seed: int) -> Row:
-    """Of a run that has ended."""
+    """Make the row of a run that has ended."""
     requests, size = cluster.requests, cluster.trace.block_tokens
     served = [request for request in requests if not math.isnan(request.first_token)]
     first = np.array([request.first_token - request.arrival for request in served])
@@ -76,7 +77,8 @@ def make_row(cluster: Cluster, *, policy: str, seed: int) -> Row:
         [
             1e3 * (request.done - request.first_token) / (request.output - 1)
             for request in served
-            if request.done > request.first_token  # not a serial worker's, nor an only token's
+            # without serial workers, and without answers of one token
+            if request.done > request.first_token
         ]
     )
     busy = [engine.busy_s for engine in cluster.engines]
@@ -125,7 +127,7 @@ def make_row(cluster: Cluster, *, policy: str, seed: int) -> Row:
 
 
 def mean_row(rows: Sequence[Row]) -> Row:
-    """Of the same run with several seeds; a figure's mean is of the runs that have it."""
+    """Make the row of means over the seeds. A figure's mean covers the runs that have it."""
     means: dict[str, Any] = {}
     spread = {}
     for field in dataclasses.fields(Row):

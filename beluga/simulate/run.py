@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Policies beside each other: every one on every memory, with every seed."""
+"""The comparison of policies: it runs every policy on every memory with every seed."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ def simulate(  # noqa: PLR0913  what to compare, by name
     seeds: int = 1,
     advance: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[Row]:
-    """For each policy and memory a row per seed, and behind them their mean (seed None).
+    """Return a row per seed for each policy and memory, followed by their mean (seed None).
 
-    Raises SimulateError for a name that is none, or if a worker has no room for a single block.
+    Raises SimulateError for an unknown name, or if a worker has no space for a single block.
     """
     if unknown := [name for name in policies if name not in POLICIES]:
         raise SimulateError(f"no policy {unknown[0]!r}; choose of {', '.join(POLICIES)}, or all")

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The worker of the reference's feasibility replay: one prompt after another, fetched and then
-computed; answers are left to others. What a prompt finds, and leaves, is settled when it is sent,
-as that replay did: later ones find it though it waits still.
+"""The serial engine of the reference's feasibility replay: it fetches and then computes one prompt
+after another and does not decode. The blocks that a prompt finds and leaves are determined when it
+is sent, as in that replay, so later prompts find its blocks although it still waits.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from beluga.simulate.tier import Tier
 
 
 class SerialEngine:
-    """First come, first served; ``tokens`` are a block's."""
+    """A first-come, first-served engine. ``tokens`` is the number of tokens in a block."""
 
     def __init__(self, clock: Clock, options: Options, hbm: Tier, far: Far, tokens: int) -> None:
         self.clock, self.model, self.hbm, self.far = clock, options.model, hbm, far
@@ -33,7 +33,7 @@ class SerialEngine:
         self._from = 0.0
 
     def submit(self, now: float, request: Request) -> None:
-        """A request that the router sent here."""
+        """Take a request that the router sent here."""
         hbm, tier, ids, blocks = self.hbm, self.far.tier, request.ids, request.blocks
         request.device = hbm.lead(ids, request.reusable)
         request.far = max(tier.lead(ids, request.reusable) - request.device, 0)
@@ -45,7 +45,7 @@ class SerialEngine:
             self._next(now)
 
     def metrics(self) -> WorkerMetrics:
-        """What the worker would publish: how many wait."""
+        """Return the metrics that the worker would publish: how many requests wait."""
         return WorkerMetrics(
             request_active_slots=int(self._current is not None),
             num_requests_waiting=len(self._queue),

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""A simulated tier of memory: csrc/index/tier.h, which evicts by the pool's own code.
+"""A simulated memory tier (csrc/index/tier.h), which evicts with the pool's own code.
 
-Blocks of a request are a pointer to the first of its numbers and a count: one call has them all.
+A request's blocks are given by a pointer to the first of its numbers and a count, so one call
+handles all.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ ORDERS = {"lru": lib.BL_TIER_LRU, "fifo": lib.BL_TIER_FIFO}
 
 
 class Tier:
-    """Room for ``capacity`` blocks of a trace that has ``id_count`` of them. Raises SimulateError
-    if there is no memory to keep account of them.
+    """Space for ``capacity`` blocks of a trace that has ``id_count`` different ones. Raises
+    SimulateError if memory for the account is missing.
     """
 
     __slots__ = ("_lead", "_owned", "_self", "capacity", "handle", "stat")
@@ -34,45 +35,45 @@ class Tier:
         self._lead = ffi.new("uint32_t *")
 
     def lead(self, ids: core.uint32_p, count: int) -> int:
-        """How many of the first blocks are here."""
+        """Return how many of the first blocks are here."""
         lib.bl_tier_lead(self._self, 1, ids, count, self._lead)
         return int(self._lead[0])
 
     def touch(self, ids: core.uint32_p, count: int) -> None:
-        """A hit of those that are here."""
+        """Count a hit of those blocks that are here."""
         lib.bl_tier_touch(self.handle, ids, count)
 
     def put(self, ids: core.uint32_p, count: int) -> int:
-        """Have them here; how many are new."""
+        """Add blocks. Returns how many are new."""
         return int(lib.bl_tier_put(self.handle, ids, count))
 
     def hold(self, ids: core.uint32_p, count: int) -> None:
-        """They are used, and stay."""
+        """Hold blocks: while they are in use they are not evicted."""
         lib.bl_tier_hold(self.handle, ids, count)
 
     def drop(self, ids: core.uint32_p, count: int) -> None:
-        """The end of a hold."""
+        """End a hold."""
         lib.bl_tier_drop(self.handle, ids, count)
 
     def reserve(self, count: int) -> bool:
-        """Take so many slots, if those in use leave them."""
+        """Reserve so many slots. Returns False if those in use leave too few."""
         return bool(lib.bl_tier_reserve(self.handle, count) == 0)
 
     def release(self, count: int) -> None:
-        """Give slots back."""
+        """Release reserved slots."""
         lib.bl_tier_release(self.handle, count)
 
     @property
     def used(self) -> int:
-        """Slots that requests use: blocks held, and reserved ones."""
+        """The slots that requests use: held blocks and reserved slots."""
         return int(self.stat.held + self.stat.reserved)
 
 
 class Leads:
-    """The leading blocks of a request in several tiers, by one call."""
+    """Looks up the leading blocks of a request in several tiers with one call."""
 
     def __init__(self, tiers: Sequence[Tier]) -> None:
-        self._tiers = tuple(tiers)  # kept alive
+        self._tiers = tuple(tiers)  # keeps the tiers alive
         self._handles = ffi.new("bl_tier *[]", [tier.handle for tier in tiers])
         self._leads = ffi.new("uint32_t[]", len(tiers))
 

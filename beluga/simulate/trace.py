@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""A trace as the simulator wants it: columns of numbers, and blocks numbered from 0 on.
+"""The simulator's traces: columns of numbers, with blocks numbered from 0 on.
 
-A block's number stands for its content and all before it. Only whole blocks have one: the tail of a
-prompt is computed each time.
+A block's number stands for its content and all blocks before it. Only whole blocks have numbers;
+the tail of a prompt is always computed.
 """
 
 from __future__ import annotations
@@ -21,17 +21,18 @@ from beluga.errors import TraceError
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Prompt:
-    """One request as a format's reader gives it."""
+    """A request as the reader of a format returns it."""
 
-    arrival_s: float | None  # None: the format knows no times
+    arrival_s: float | None  # None if the format has no times
     input_tokens: int
     output_tokens: int
-    blocks: Sequence[int]  # of whole blocks, each with all before it; equal for equal content
+    # numbers of whole blocks with their prefixes; equal content has equal numbers
+    blocks: Sequence[int]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Trace:
-    """Requests in the order of their arrival. ``ids`` has all their blocks in a row; those of
+    """Requests in the order of their arrival. ``ids`` has the blocks of all requests; those of
     request i begin at ``first[i]``.
     """
 
@@ -50,25 +51,27 @@ class Trace:
 
     @property
     def duration_s(self) -> float:
-        """From the first arrival to the last."""
+        """The seconds from the first arrival to the last."""
         return self.arrival_s[-1] - self.arrival_s[0]
 
     @property
     def ideal_hit_rate(self) -> float:
-        """What a boundless cache has of all blocks, tails counted, asked one after another."""
+        """The share of all blocks, with tails, that an unlimited cache has, if requests run one
+        after another.
+        """
         whole = sum(self.count) - self.id_count
         return whole / sum(-(-tokens // self.block_tokens) for tokens in self.input_tokens)
 
     def blocks(self) -> list[list[int]]:
-        """Each request's block numbers."""
+        """Return each request's block numbers."""
         flat = self.ids.tolist()
         return [flat[at : at + n] for at, n in zip(self.first, self.count, strict=True)]
 
 
 def make_trace(name: str, block_tokens: int, prompts: Iterable[Prompt], rate: float) -> Trace:
-    """A trace of these prompts. Where they have no times, they come at random, ``rate`` a second.
+    """Make a trace of these prompts. Prompts without times arrive at random, ``rate`` per second.
 
-    Raises TraceError if there are none, or one has no length.
+    Raises TraceError if there are none, or if a prompt has no tokens.
     """
     listed = list(_timed(prompts, rate))
     if not listed:

@@ -24,7 +24,7 @@ class Rack:
     """Two engines that are up, as an adviser sees them."""
 
     def __init__(self, goals: Goals | None = None) -> None:
-        self.fleet, self.meter = Fleet(), Metrics()
+        self.fleet, self.metrics = Fleet(), Metrics()
         self.engines: list[Engine] = []
         self.loads: dict[Worker, Load] = {}
         for number in range(2):
@@ -35,7 +35,7 @@ class Rack:
         self.pending = 0
         self.adviser = Adviser(
             fleet=self.fleet,
-            meter=self.meter,
+            metrics=self.metrics,
             loads=lambda: self.loads,
             pending=lambda: self.pending,
             goals=goals or Goals(),
@@ -83,13 +83,13 @@ def test_engines_that_are_down_do_not_count() -> None:
 
 def test_objectives_are_of_the_last_interval() -> None:
     rack = Rack(Goals(ttft_s=1.0, between_tokens_s=0.1))
-    ask = ParsedRequest("/v1/completions", b"{}")
-    rack.meter.first_token(ask, rack.engines[0], 3.0)
-    rack.meter.first_token(ask, rack.engines[0], 1.0)
+    parsed = ParsedRequest("/v1/completions", b"{}")
+    rack.metrics.first_token(parsed, rack.engines[0], 3.0)
+    rack.metrics.first_token(parsed, rack.engines[0], 1.0)
     assert rack.advice() == ["add a worker: TTFT is 2 s, the objective 1 s"]
-    rack.meter.first_token(ask, rack.engines[0], 0.5)
+    rack.metrics.first_token(parsed, rack.engines[0], 0.5)
     assert rack.advice() == []
-    rack.meter.tokens(ask, rack.engines[0], 0.2, 4)
+    rack.metrics.tokens(parsed, rack.engines[0], 0.2, 4)
     assert rack.advice() == ["add a worker: 0.2 s between tokens, the objective is 0.1 s"]
 
 

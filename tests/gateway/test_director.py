@@ -26,7 +26,7 @@ from beluga.gateway.parsed_request import ParsedRequest
 from beluga.gateway.waiting import WaitQueue
 from beluga.router import Choice, Constraints, Overlap, Query, Router, Worker
 
-ASK = ParsedRequest("/p", b"", "m", isl=40)
+PARSED = ParsedRequest("/p", b"", "m", isl=40)
 ANY = ParsedRequest("/p", b"", None, isl=40)
 
 
@@ -65,32 +65,32 @@ class Desk:
     """A director and what it works with; three engines that are up and have the model m."""
 
     def __init__(self, *specs: EngineSpec, **limits: Any) -> None:
-        self.router, self.meter, self.fleet = FakeRouter(), Metrics(), Fleet()
-        self.room: WaitQueue[Placement] = WaitQueue(9, order="fcfs", give_back=Placement.end)
+        self.router, self.metrics, self.fleet = FakeRouter(), Metrics(), Fleet()
+        self.wait_queue: WaitQueue[Placement] = WaitQueue(9, order="fcfs", give_back=Placement.end)
         self.looks = 0
         self.looks_in: list[float] = []
-        look = self.room.look
+        look = self.wait_queue.look
 
         def counted() -> None:
             self.looks += 1
             look()
 
-        self.room.look = counted  # type: ignore[method-assign]
-        self.room.look_in = self.looks_in.append  # type: ignore[method-assign]
+        self.wait_queue.look = counted  # type: ignore[method-assign]
+        self.wait_queue.look_in = self.looks_in.append  # type: ignore[method-assign]
         cache = Cache(
             wanted=False,
             block_size=16,
             announced=False,
             is_adapter=self.fleet.is_adapter,
-            meter=self.meter,
+            metrics=self.metrics,
         )
         self.director = Director(
             fleet=self.fleet,
             router=cast("Router", self.router),
             cache=cache,
-            meter=self.meter,
+            metrics=self.metrics,
             limits=Limits(**limits),
-            room=self.room,
+            wait_queue=self.wait_queue,
         )
         for spec in specs or [EngineSpec(f"http://{name}", ("m",)) for name in "abc"]:
             self.fleet.add(spec).passed(0)
@@ -100,14 +100,14 @@ class Desk:
         return list(self.fleet)
 
     async def place(
-        self, ask: ParsedRequest = ASK, tried: frozenset[int] = frozenset()
+        self, parsed: ParsedRequest = PARSED, tried: frozenset[int] = frozenset()
     ) -> Placement:
-        return await self.director.place(ask, tried, 0.0)
+        return await self.director.place(parsed, tried, 0.0)
 
-    async def refused(self, ask: ParsedRequest = ASK) -> tuple[int, str]:
+    async def refused(self, parsed: ParsedRequest = PARSED) -> tuple[int, str]:
         """The status and words of what it refuses, which comes at once."""
         with pytest.raises(Refusal) as found:
-            await asyncio.wait_for(self.place(ask), 20)
+            await asyncio.wait_for(self.place(parsed), 20)
         return found.value.status, str(found.value)
 
 
@@ -127,7 +127,7 @@ def test_a_request_is_on_the_account_from_its_place_to_its_end() -> None:
         async with await desk.place():
             pass
         assert desk.router.freed == [0, 1]
-        text = desk.meter.text().decode()
+        text = desk.metrics.text().decode()
         assert 'requests_total{model="m",status="200"} 1.0' in text
         assert 'requests_total{model="m",status="cancelled"} 1.0' in text
         assert "dynamo_router_overhead_scheduling_ms_count 2.0" in text
@@ -151,12 +151,12 @@ def test_a_full_engine_gets_nothing_until_something_ends() -> None:
         first, _ = await desk.place(), await desk.place()
         third = asyncio.ensure_future(desk.place())
         await asyncio.sleep(0)
-        assert len(desk.room) == 1
+        assert len(desk.wait_queue) == 1
         fourth = asyncio.ensure_future(desk.place())  # behind the one that waits
         await asyncio.sleep(0)
         first.end()
         await third
-        assert len(desk.room) == 1
+        assert len(desk.wait_queue) == 1
         fourth.cancel()
 
     run(scenario)
@@ -244,7 +244,7 @@ def test_a_failed_engine_is_waited_for_a_moment_only(
             patience.append(patience_s)
             raise Refusal(503, "waited")
 
-        desk.room.wait = wait  # type: ignore[assignment]
+        desk.wait_queue.wait = wait  # type: ignore[assignment]
         with pytest.raises(Refusal, match="waited"):
             await desk.place(tried=tried)
         assert patience == [patience_s]
@@ -267,8 +267,8 @@ def test_tokens_are_timed_from_the_ones_before(monkeypatch: pytest.MonkeyPatch) 
             placement.tokens(0)
             clock.now = 105.0
             placement.tokens(1)
-        assert desk.meter.latencies() == (Latency(3.0, 1.0), Latency(2.0, 3.0))
-        assert 'output_sequence_tokens_sum{model="m"} 4.0' in desk.meter.text().decode()
+        assert desk.metrics.latencies() == (Latency(3.0, 1.0), Latency(2.0, 3.0))
+        assert 'output_sequence_tokens_sum{model="m"} 4.0' in desk.metrics.text().decode()
 
     run(scenario)
 
@@ -278,10 +278,10 @@ def test_an_engine_that_leaves_is_forgotten_and_lets_others_look() -> None:
         desk = Desk()
         assert desk.router.workers == {1, 2, 3}
         await desk.place()
-        assert "http://a" in desk.meter.text().decode()
+        assert "http://a" in desk.metrics.text().decode()
         desk.fleet.remove(desk.engines[0])
         assert desk.router.workers == {2, 3}
-        assert "http://a" not in desk.meter.text().decode()
+        assert "http://a" not in desk.metrics.text().decode()
         assert desk.looks == 1
 
     run(scenario)

@@ -20,7 +20,7 @@ from fake_engine import FakeEngine
 from routed import Site, routed, run, until
 
 from beluga.gateway import EngineSpec, Limits
-from beluga.gateway.parsed_request import read_ask
+from beluga.gateway.parsed_request import parse_request
 from beluga.gateway.proxy import Proxy
 
 BLOCK = 16
@@ -177,9 +177,9 @@ def test_an_endpoint_that_cannot_be_is_one_clear_error(tmp_path: Path) -> None:
 
 def test_tokens_are_the_ids_that_are_sent_or_four_bytes_of_text() -> None:
     def tokens(body: bytes) -> list[int]:
-        ask = read_ask("/v1/completions", body)
-        assert ask.isl == len(ask.tokens)
-        return list(ask.tokens)
+        parsed = parse_request("/v1/completions", body)
+        assert parsed.isl == len(parsed.tokens)
+        return list(parsed.tokens)
 
     assert tokens(b'{"prompt": [1, 2, 3]}') == [1, 2, 3]
     assert tokens(b'{"prompt": [[1, 2], [3]]}') == [1, 2, 3]
@@ -219,7 +219,7 @@ def test_a_long_prompt_is_tokenized_beside_the_loop(size: int, aside: bool) -> N
         )
         no: Any = None
         proxy = Proxy(
-            director=no, client=no, meter=no, limits=Limits(), tokenizer=Words(), remote=no
+            director=no, client=no, metrics=no, limits=Limits(), tokenizer=Words(), remote=no
         )
         await proxy._read(cast("Any", request))
 
@@ -236,7 +236,7 @@ def test_a_tokenizer_counts_as_the_engines_do() -> None:
             return [7, *(token for each in messages for token in self.text(each["content"]))]
 
     def tokens(body: bytes) -> list[int]:
-        return list(read_ask("/v1/completions", body, tokenizer=Words()).tokens)
+        return list(parse_request("/v1/completions", body, tokenizer=Words()).tokens)
 
     assert tokens(b'{"prompt": "a whale is white"}') == [1, 5, 2, 5]
     assert tokens(b'{"messages": [{"content": "a whale"}]}') == [7, 1, 5]

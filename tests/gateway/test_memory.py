@@ -48,9 +48,9 @@ class Memory:
         clock = SimpleNamespace(monotonic=lambda: self.now, perf_counter=self._tick)
         monkeypatch.setattr("beluga.gateway.cache.time", clock)
         self._ticks = 0.0
-        self.meter = Metrics()
+        self.metrics = Metrics()
         given = {"wanted": True, "announced": False, "block_size": 4, **options}
-        self.cache = Cache(is_adapter=lambda name: name == "tuned", meter=self.meter, **given)
+        self.cache = Cache(is_adapter=lambda name: name == "tuned", metrics=self.metrics, **given)
 
     def _tick(self) -> float:
         self._ticks += 1.0
@@ -103,7 +103,7 @@ def test_blocks_are_of_a_salt_and_of_an_adapter(monkeypatch: pytest.MonkeyPatch)
 def test_the_parts_of_a_look_are_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     memory = Memory(monkeypatch)
     memory.cache.find_matches(memory.query())
-    text = memory.meter.text().decode()
+    text = memory.metrics.text().decode()
     for part in ("block_hashing", "seq_hashing", "indexer_find_matches"):
         assert f"dynamo_router_overhead_{part}_ms_sum 1000.0" in text
 
@@ -119,7 +119,7 @@ def test_without_a_wish_for_it_nothing_is_remembered(monkeypatch: pytest.MonkeyP
     memory.cache.joined(engine)
     memory.cache.left(engine)
     memory.cache.scrape()
-    assert 'status="lost"' not in memory.meter.text().decode()
+    assert 'status="lost"' not in memory.metrics.text().decode()
 
 
 def test_listeners_live_as_long_as_their_engines(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,7 +147,7 @@ def test_listeners_live_as_long_as_their_engines(monkeypatch: pytest.MonkeyPatch
     memory.cache.left(engines[1])
     assert closed == ["tcp://2"]
     memory.cache.scrape()
-    assert 'event_type="message",status="lost"} 4.0' in memory.meter.text().decode()
+    assert 'event_type="message",status="lost"} 4.0' in memory.metrics.text().decode()
     memory.cache.close()
     memory.cache.close()
     assert closed == ["tcp://2", "tcp://1", "tcp://3"]
@@ -183,7 +183,9 @@ def test_advice_is_given_once_an_interval_of_many_looks(
             raise asyncio.CancelledError
 
     monkeypatch.setattr("beluga.gateway.advice.asyncio", SimpleNamespace(sleep=sleep))
-    adviser = Adviser(fleet=Fleet(), meter=Metrics(), loads=dict, pending=lambda: 8, goals=Goals())
+    adviser = Adviser(
+        fleet=Fleet(), metrics=Metrics(), loads=dict, pending=lambda: 8, goals=Goals()
+    )
     with caplog.at_level(logging.INFO), pytest.raises(asyncio.CancelledError):
         asyncio.run(adviser.run(180.0))
     assert slept == [10.0] * 38
@@ -193,18 +195,18 @@ def test_advice_is_given_once_an_interval_of_many_looks(
 
 
 def test_an_objective_is_missed_by_a_single_request() -> None:
-    fleet, meter = Fleet(), Metrics()
+    fleet, metrics = Fleet(), Metrics()
     engine = fleet.add(EngineSpec("http://a"))
     engine.passed(0)
     adviser = Adviser(
         fleet=fleet,
-        meter=meter,
+        metrics=metrics,
         loads=lambda: {engine.worker: Load()},
         pending=lambda: 0,
         goals=Goals(ttft_s=1.0),
     )
     adviser.sample()
-    meter.first_token(ParsedRequest("/p", b""), engine, 1.5)
+    metrics.first_token(ParsedRequest("/p", b""), engine, 1.5)
     assert [str(advice) for advice in adviser.advise()] == [
         "add a worker: TTFT is 1.5 s, the objective 1 s"
     ]

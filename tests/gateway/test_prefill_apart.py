@@ -106,15 +106,15 @@ def choice(hit_rate: float = 0.0) -> Choice:
     return Choice(ENGINE, Overlap(), hit_rate)
 
 
-def ask(tokens: int) -> ParsedRequest:
+def parsed_request(tokens: int) -> ParsedRequest:
     return ParsedRequest("/v1/completions", b"{}", model="fake", isl=tokens)
 
 
 @asynccontextmanager
 async def remote_by(rule: str, load: Load | None) -> AsyncIterator[tuple[Remote, list[str]]]:
     """A router's queues, and what came of each prompt."""
-    meter, came = Metrics(), []
-    meter.prefilled = lambda ask, course: came.append(course)  # type: ignore[method-assign]
+    metrics, came = Metrics(), []
+    metrics.prefilled = lambda parsed, course: came.append(course)  # type: ignore[method-assign]
 
     def load_of(worker: Worker) -> Load:
         assert worker == ENGINE
@@ -122,7 +122,7 @@ async def remote_by(rule: str, load: Load | None) -> AsyncIterator[tuple[Remote,
             raise NoWorkersError("it has left")
         return load
 
-    remote = await Remote.open(apart(rule=rule, wait_s=60), load_of, meter)
+    remote = await Remote.open(apart(rule=rule, wait_s=60), load_of, metrics)
     yield remote, came
     await remote.close()
 
@@ -135,15 +135,17 @@ def test_prefill_workers_that_have_enough_to_do_get_no_more(queue: ListQueue) ->
             sent = []
             for tokens, hit_rate in ((200_000, 0.5), (50_000, 0.0)):
                 before = len(queue.waiting)
-                sent.append(asyncio.create_task(remote.prefill(ask(tokens), choice(hit_rate))))
+                sent.append(
+                    asyncio.create_task(remote.prefill(parsed_request(tokens), choice(hit_rate)))
+                )
                 while len(queue.waiting) == before:
                     await asyncio.sleep(0.001)
-            await remote.prefill(ask(10), choice())
+            await remote.prefill(parsed_request(10), choice())
             assert came == ["local"]
             for task in sent:
                 task.cancel()
             await asyncio.gather(*sent, return_exceptions=True)
-            again = asyncio.create_task(remote.prefill(ask(10), choice()))
+            again = asyncio.create_task(remote.prefill(parsed_request(10), choice()))
             while len(queue.waiting) < 3:
                 await asyncio.sleep(0.001)
             again.cancel()
@@ -155,7 +157,7 @@ def test_a_decode_engine_without_room_has_its_prompts_prefilled(queue: ListQueue
     async def play(blocks: int | None, sent: bool) -> None:
         load = None if blocks is None else Load(kv_total_blocks=100, active_decode_blocks=blocks)
         async with remote_by("roomy", load) as (remote, came):
-            task = asyncio.create_task(remote.prefill(ask(100), choice()))
+            task = asyncio.create_task(remote.prefill(parsed_request(100), choice()))
             while not (queue.waiting or task.done()):
                 await asyncio.sleep(0.001)
             assert (len(queue.waiting), came) == ((1, []) if sent else (0, ["local"]))

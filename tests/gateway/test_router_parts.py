@@ -30,7 +30,7 @@ from beluga.gateway.fleet import Fleet
 from beluga.gateway.headers import for_client, for_engine, retry_after_s
 from beluga.gateway.health import Checker
 from beluga.gateway.metrics import Latency, Metrics
-from beluga.gateway.parsed_request import ParsedRequest, read_ask
+from beluga.gateway.parsed_request import ParsedRequest, parse_request
 from beluga.gateway.relay import Lines, relay
 from beluga.gateway.report import worker_metrics
 from beluga.gateway.settings import read_queues, read_url
@@ -141,30 +141,30 @@ def test_ids_are_taken_as_tokens_and_else_four_bytes_of_text(
     fields: dict[str, Any], tokens: list[int] | None
 ) -> None:
     body = json.dumps(fields).encode()
-    ask = read_ask("/v1/completions", body)
+    parsed = parse_request("/v1/completions", body)
     if tokens is None:
         text = json.dumps(next(iter(fields.values())))
         tokens = [int.from_bytes(text[i : i + 4].encode(), "little") for i in range(0, 99, 4)]
         tokens = tokens[: len(text) // 4]
-    assert ask.tokens.tolist() == tokens
-    assert ask.isl == len(tokens)
-    assert ask.body == body
+    assert parsed.tokens.tolist() == tokens
+    assert parsed.isl == len(tokens)
+    assert parsed.body == body
 
 
 def test_what_is_no_json_is_passed_on_with_a_guess_of_its_length() -> None:
-    ask = read_ask("/v1/audio", b"x" * 17, is_json=False)
-    assert (ask.isl, len(ask.tokens), ask.model, ask.stream) == (4, 0, None, False)
-    assert read_ask("/v1/files", b"").isl == 0
+    parsed = parse_request("/v1/audio", b"x" * 17, is_json=False)
+    assert (parsed.isl, len(parsed.tokens), parsed.model, parsed.stream) == (4, 0, None, False)
+    assert parse_request("/v1/files", b"").isl == 0
 
 
 def test_salt_stream_and_model_are_read_as_they_are_meant() -> None:
-    ask = read_ask("/p", b'{"model": "m", "stream": true, "cache_salt": "s"}')
-    assert (ask.model, ask.stream, ask.salt) == ("m", True, "s")
-    ask = read_ask("/p", b'{"stream": "yes", "cache_salt": 7}')
-    assert (ask.model, ask.stream, ask.salt) == (None, False, None)
+    parsed = parse_request("/p", b'{"model": "m", "stream": true, "cache_salt": "s"}')
+    assert (parsed.model, parsed.stream, parsed.salt) == ("m", True, "s")
+    parsed = parse_request("/p", b'{"stream": "yes", "cache_salt": 7}')
+    assert (parsed.model, parsed.stream, parsed.salt) == (None, False, None)
     for body, said in ((b'{"model": 7}', "no string"), (b"[", "no JSON object")):
         with pytest.raises(Refusal, match=said):
-            read_ask("/p", body)
+            parse_request("/p", body)
 
 
 class FakeTokenizer:
@@ -188,7 +188,7 @@ def test_a_tokenizer_has_the_word_where_it_can() -> None:
         (b'{"messages": []}', []),  # less than four bytes
         (b"{}", []),
     ):
-        assert read_ask("/p", body, tokenizer=FakeTokenizer()).tokens.tolist() == tokens
+        assert parse_request("/p", body, tokenizer=FakeTokenizer()).tokens.tolist() == tokens
 
 
 # ---- Lines of streams.
@@ -476,11 +476,11 @@ def test_a_check_passes_where_an_engine_is_up_and_its_models_are_known(
 # ---- Figures of the router's own.
 
 
-def figures(meter: Metrics) -> dict[str, float]:
+def figures(metrics: Metrics) -> dict[str, float]:
     """All samples that are not zero, by name and labels, without those of buckets."""
     return {
         " ".join([sample.name, *sample.labels.values()]): sample.value
-        for metric in meter.registry.collect()
+        for metric in metrics.registry.collect()
         for sample in metric.samples
         if sample.value and not sample.name.endswith(("_bucket", "_created"))
     }
@@ -506,20 +506,20 @@ def test_buckets_tell_figures_apart() -> None:
 
 
 def test_figures_of_a_request() -> None:
-    meter = Metrics()
+    metrics = Metrics()
     engine = Engine(Worker(1), EngineSpec("http://a"))
-    ask = ParsedRequest("/p", b"", "m")
-    meter.routed(ask, Query(40, 16), Choice(Worker(1), Overlap(), 0.25), engine, 0.5)
-    meter.part("scheduling", 0.002)
-    meter.first_token(ask, engine, 3.0)
-    meter.tokens(ask, engine, 0.125, 4)
-    meter.ended(ask, "200", 5)
-    meter.ended(ask, "broken", 0)
-    meter.prefilled(ask, "remote")
-    meter.refused(503)
-    meter.retried(engine)
+    parsed = ParsedRequest("/p", b"", "m")
+    metrics.routed(parsed, Query(40, 16), Choice(Worker(1), Overlap(), 0.25), engine, 0.5)
+    metrics.part("scheduling", 0.002)
+    metrics.first_token(parsed, engine, 3.0)
+    metrics.tokens(parsed, engine, 0.125, 4)
+    metrics.ended(parsed, "200", 5)
+    metrics.ended(parsed, "broken", 0)
+    metrics.prefilled(parsed, "remote")
+    metrics.refused(503)
+    metrics.retried(engine)
     router, worker = "dynamo_component_router_", "beluga_route_worker_"
-    assert figures(meter) == {
+    assert figures(metrics) == {
         f"{worker}prompt_tokens_total http://a": 40,
         f"{worker}retries_total http://a": 1,
         f"{router}input_sequence_tokens_sum m": 40,
@@ -547,21 +547,21 @@ def test_figures_of_a_request() -> None:
         "beluga_route_prefills_total m remote": 1,
         "beluga_route_refused_total 503": 1,
     }
-    assert meter.latencies() == (Latency(3, 1), Latency(0.5, 4))
+    assert metrics.latencies() == (Latency(3, 1), Latency(0.5, 4))
 
 
 def test_figures_of_a_worker_go_with_it() -> None:
-    meter = Metrics()
+    metrics = Metrics()
     engine = Engine(Worker(1), EngineSpec("http://a"))
     engine.passed(0)
     engine.inflight = 2
     load = Load(active_decode_blocks=3, active_prefill_tokens=4, gpu_cache_usage_perc=0.5)
     load.kv_total_blocks = 6
-    meter.state(engine, load)
-    assert "dynamo_kv_hit_rate http://a" not in figures(meter)
+    metrics.state(engine, load)
+    assert "dynamo_kv_hit_rate http://a" not in figures(metrics)
     engine.expected(0.5, 10)
-    meter.state(engine, load)
-    found = {name.removesuffix(" http://a"): value for name, value in figures(meter).items()}
+    metrics.state(engine, load)
+    found = {name.removesuffix(" http://a"): value for name, value in figures(metrics).items()}
     assert found == {
         "dynamo_frontend_worker_active_decode_blocks": 3,
         "dynamo_frontend_worker_active_prefill_tokens": 4,
@@ -572,22 +572,22 @@ def test_figures_of_a_worker_go_with_it() -> None:
         "beluga_route_worker_requests": 2,
     }
     load.gpu_prefix_cache_hit_rate = 0.75  # what it measures itself counts more
-    meter.state(engine, load)
-    assert figures(meter)["dynamo_kv_hit_rate http://a"] == 0.75
-    meter.retried(engine)
-    meter.forget(engine)
-    assert figures(meter) == {}
-    meter.retried(engine)
-    assert figures(meter) == {"beluga_route_worker_retries_total http://a": 1}
+    metrics.state(engine, load)
+    assert figures(metrics)["dynamo_kv_hit_rate http://a"] == 0.75
+    metrics.retried(engine)
+    metrics.forget(engine)
+    assert figures(metrics) == {}
+    metrics.retried(engine)
+    assert figures(metrics) == {"beluga_route_worker_retries_total http://a": 1}
 
 
 def test_figures_of_events_have_a_kind_and_an_outcome() -> None:
-    meter = Metrics()
+    metrics = Metrics()
     counts = SimpleNamespace(
         stored=1, repeated=2, parent_not_found=3, invalid=4, refused=5, removed=6, unknown=7
     )
-    meter.kv_events(cast("Indexer", SimpleNamespace(counts=counts)), 8)
-    assert [(name.split(" ", 1)[1], value) for name, value in figures(meter).items()] == [
+    metrics.kv_events(cast("Indexer", SimpleNamespace(counts=counts)), 8)
+    assert [(name.split(" ", 1)[1], value) for name, value in figures(metrics).items()] == [
         ("stored ok", 1),
         ("stored duplicate", 2),
         ("stored parent_block_not_found", 3),
@@ -603,13 +603,15 @@ def test_figures_of_events_have_a_kind_and_an_outcome() -> None:
 
 
 class Waiting:
-    """A room whose requests are placed when their numbers are let in."""
+    """A wait queue whose requests are placed when their numbers are let in."""
 
     def __init__(self, queued_max: int = 3) -> None:
         self.let_in: set[int] = set()
         self.tried: list[int] = []
         self.back: list[int] = []
-        self.room: WaitQueue[int] = WaitQueue(queued_max, order="fcfs", give_back=self.back.append)
+        self.wait_queue: WaitQueue[int] = WaitQueue(
+            queued_max, order="fcfs", give_back=self.back.append
+        )
 
     def attempt(self, number: int) -> Callable[[], int | None]:
         def attempt() -> int | None:
@@ -621,7 +623,7 @@ class Waiting:
     async def enter(self, number: int, *, patience_s: float = 60.0) -> asyncio.Task[int]:
         """A request that waits now."""
         task = asyncio.ensure_future(
-            self.room.wait(
+            self.wait_queue.wait(
                 "m", Query(16, 16), self.attempt(number), overlap=0, patience_s=patience_s
             )
         )
@@ -633,15 +635,15 @@ def test_nobody_overtakes_who_is_next() -> None:
     async def scenario() -> None:
         waiting = Waiting()
         one, two = await waiting.enter(1), await waiting.enter(2)
-        assert (len(waiting.room), waiting.room.waiting("m")) == (2, True)
-        assert not waiting.room.waiting("other")
+        assert (len(waiting.wait_queue), waiting.wait_queue.waiting("m")) == (2, True)
+        assert not waiting.wait_queue.waiting("other")
         waiting.let_in = {2}
-        waiting.room.look()
+        waiting.wait_queue.look()
         assert waiting.tried == [1]
         waiting.let_in = {1, 2}
-        waiting.room.look()
+        waiting.wait_queue.look()
         assert (await one, await two) == (1, 2)
-        assert (len(waiting.room), waiting.room.waiting("m")) == (0, False)
+        assert (len(waiting.wait_queue), waiting.wait_queue.waiting("m")) == (0, False)
 
     run(scenario)
 
@@ -663,7 +665,7 @@ def test_who_has_gone_when_a_place_is_found_gives_it_back() -> None:
         waiting = Waiting()
         one = await waiting.enter(1)
         waiting.let_in = {1}
-        waiting.room.look()
+        waiting.wait_queue.look()
         one.cancel()
         with pytest.raises(asyncio.CancelledError):
             await one
@@ -673,7 +675,7 @@ def test_who_has_gone_when_a_place_is_found_gives_it_back() -> None:
         with pytest.raises(asyncio.CancelledError):
             await two
         assert waiting.back == [1]
-        assert len(waiting.room) == 0
+        assert len(waiting.wait_queue) == 0
 
     run(scenario)
 
@@ -686,12 +688,12 @@ def test_an_error_is_that_of_whom_it_met() -> None:
             raise RouterError("no policy")
 
         failing = asyncio.ensure_future(
-            waiting.room.wait("m", Query(16, 16), fail, overlap=0, patience_s=60)
+            waiting.wait_queue.wait("m", Query(16, 16), fail, overlap=0, patience_s=60)
         )
         await asyncio.sleep(0)
         one = await waiting.enter(1)
         waiting.let_in = {1}
-        waiting.room.look()
+        waiting.wait_queue.look()
         with pytest.raises(RouterError, match="no policy"):
             await failing
         assert await one == 1
@@ -705,7 +707,7 @@ def test_patience_ends_in_a_refusal() -> None:
         one = await waiting.enter(1, patience_s=0.01)
         with pytest.raises(Refusal, match=r"for 0\.01 s"):
             await one
-        waiting.room.look()
+        waiting.wait_queue.look()
         assert waiting.tried == []
 
     run(scenario)
@@ -716,12 +718,12 @@ def test_the_soonest_look_counts() -> None:
         waiting = Waiting()
         waiting.let_in = {1, 2}
         one = await waiting.enter(1)
-        waiting.room.look_in(50)
-        waiting.room.look_in(0.01)
-        waiting.room.look_in(60)
+        waiting.wait_queue.look_in(50)
+        waiting.wait_queue.look_in(0.01)
+        waiting.wait_queue.look_in(60)
         assert await asyncio.wait_for(one, 20) == 1
         two = await waiting.enter(2)
-        waiting.room.look_in(0.01)  # the timer that has rung is no longer in the way
+        waiting.wait_queue.look_in(0.01)  # the timer that has rung is no longer in the way
         assert await asyncio.wait_for(two, 20) == 2
 
     run(scenario)

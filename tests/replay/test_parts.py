@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The parts of a replay, each by itself: sizes, shares, the dealer, children, a client's work."""
+"""The parts of a replay, each by itself: sizes, shares, the dispatcher, children, a client's
+work.
+"""
 
 from __future__ import annotations
 
@@ -100,55 +102,55 @@ def test_a_client_that_got_nothing_to_do_has_no_rates() -> None:
     assert (found.rpc_p50_us, found.rpc_p99_us) == (0, 0)
 
 
-# ---- The dealer.
+# ---- The dispatcher.
 
 
-def dealt(dealer: Dispatcher) -> list[int]:
-    end = os.dup(dealer.read_end)
-    dealer.start()
+def dispatched(dispatcher: Dispatcher) -> list[int]:
+    end = os.dup(dispatcher.read_end)
+    dispatcher.start()
     try:
         return list(tickets(end))
     finally:
         os.close(end)
-        dealer.stop()
+        dispatcher.stop()
 
 
 def test_every_number_is_dealt_once_and_in_order() -> None:
-    assert dealt(Dispatcher(requests(*[[n] for n in range(300)]), None)) == list(range(300))
+    assert dispatched(Dispatcher(requests(*[[n] for n in range(300)]), None)) == list(range(300))
 
 
 def test_numbers_come_at_their_times(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
     monkeypatch.setattr("beluga.replay.dispatcher.time", clock)
-    dealer = Dispatcher(requests([1], [2], [3], apart_ms=1500), 3.0)
+    dispatcher = Dispatcher(requests([1], [2], [3], apart_ms=1500), 3.0)
     waited: list[float] = []
 
     def wait(seconds: float) -> None:
         waited.append(seconds)
         clock.now_s += seconds + 0.125  # it is late
 
-    dealer._stopped = SimpleNamespace(  # type: ignore[assignment]
+    dispatcher._stopped = SimpleNamespace(  # type: ignore[assignment]
         wait=wait, is_set=lambda: False, set=lambda: None
     )
-    assert dealt(dealer) == [0, 1, 2]
+    assert dispatched(dispatcher) == [0, 1, 2]
     assert waited == pytest.approx([0, 0.375, 0.375])
 
 
 def test_a_dealer_that_is_stopped_deals_no_more() -> None:
-    dealer = Dispatcher(requests([1], [2], apart_ms=1e9), 1.0)
-    end = os.dup(dealer.read_end)
-    dealer.start()
+    dispatcher = Dispatcher(requests([1], [2], apart_ms=1e9), 1.0)
+    end = os.dup(dispatcher.read_end)
+    dispatcher.start()
     numbers = tickets(end)
     assert next(numbers) == 0
-    dealer.stop()
+    dispatcher.stop()
     assert list(numbers) == []
     os.close(end)
 
 
 def test_a_dealer_that_never_began_closes_its_pipe() -> None:
-    dealer = Dispatcher(requests([1]), None)
-    ends = (dealer.read_end, dealer._write_end)
-    dealer.stop()
+    dispatcher = Dispatcher(requests([1]), None)
+    ends = (dispatcher.read_end, dispatcher._write_end)
+    dispatcher.stop()
     for end in ends:
         with pytest.raises(OSError, match="Bad file descriptor"):
             os.fstat(end)

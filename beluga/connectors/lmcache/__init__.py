@@ -2,8 +2,8 @@
 # Copyright The Beluga Authors
 """LMCache's storage plugins over the pool: one for its server (MP mode), one for inside an engine.
 
-``objects``  batches of named blocks on a session, misses between hits among them
-``worker``   a thread with a connection of its own, for calls that must not wait
+``objects``  batches of named blocks on a session, which may have misses between hits
+``worker``   a thread with its own connection, for calls that must not wait
 ``l2``       the L2 adapter of ``lmcache server``
 ``plugin``   the storage plugin of LMCache inside an engine
 

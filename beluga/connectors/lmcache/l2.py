@@ -2,9 +2,9 @@
 # Copyright The Beluga Authors
 """The L2 adapter of ``lmcache server`` (MP mode, type "plugin"): the pool behind its L1.
 
-Stores have a thread and a session of their own, so that no load waits behind one. A namespace is
-made of what LMCache's key says (model, ranks, layer group, salt) and of the shapes and dtypes of
-the objects: the same key with another layout is another block.
+Stores have their own thread and session, so that no load waits behind one. A namespace consists of
+what LMCache's key contains (model, ranks, layer group, salt) and of the shapes and dtypes of the
+objects: the same key with another layout is another block.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 
 class _Results:
-    """Results by task, taken once each, and the file descriptor that tells of them."""
+    """Results by task, which are taken once each, and the file descriptor that signals them."""
 
     def __init__(self) -> None:
         self.notifier = create_event_notifier()
@@ -58,10 +58,11 @@ class _Results:
 
 
 class BelugaL2Adapter(L2AdapterInterface):
-    """The pool as LMCache's L2. Whatever fails is a miss, and a store that fails is left out.
+    """The pool as LMCache's L2. Every failure is a miss, and a store that fails is skipped.
 
-    ``adapter_params`` are the fields of EngineSettings. Serde (compression) is not for this
-    adapter: what it stores has another layout than what it looks up, so that everything misses.
+    ``adapter_params`` are the fields of EngineSettings. Serde (compression) does not work with this
+    adapter: the objects that it stores have another layout than those it looks up, so every lookup
+    would miss.
     """
 
     def __init__(self, params: Mapping[str, Any], l1_memory_desc: Any = None) -> None:
@@ -73,43 +74,47 @@ class BelugaL2Adapter(L2AdapterInterface):
         self._lock = threading.Lock()
         self._task = 0
         self._namespaces: dict[tuple[Any, ...], Namespace] = {}
-        self._layouts: dict[tuple[str, int, int], Layout] = {}  # as last seen of a rank and group
-        self._pins: dict[Any, list[tuple[Attachment, Grant]]] = {}  # the reader's thread alone
+        # the layout last seen for each rank and group
+        self._layouts: dict[tuple[str, int, int], Layout] = {}
+        # used by the reader's thread only
+        self._pins: dict[Any, list[tuple[Attachment, Grant]]] = {}
         timeout_s = self._settings.timeout_ms / 1000
         self._reader.connection.wait(timeout_s)
         self._writer.connection.wait(timeout_s)
 
     def carried(self) -> dict[TransferClass, Carried]:
-        """What the host's link to the pool let on, by class, and how long it waited for that."""
+        """Return what the host's link to the pool admitted, by class, and how long pieces
+        waited.
+        """
         read, written = self._reader.connection.carried(), self._writer.connection.carried()
         return {kind: read[kind].plus(written[kind]) for kind in TransferClass}
 
     def get_store_event_fd(self) -> int:
-        """Readable when stores have ended."""
+        """Return a descriptor that is readable when stores have ended."""
         return int(self._stores.notifier.fileno())
 
     def get_lookup_and_lock_event_fd(self) -> int:
-        """Readable when lookups have ended."""
+        """Return a descriptor that is readable when lookups have ended."""
         return int(self._lookups.notifier.fileno())
 
     def get_load_event_fd(self) -> int:
-        """Readable when loads have ended."""
+        """Return a descriptor that is readable when loads have ended."""
         return int(self._loads.notifier.fileno())
 
     def submit_store_task(self, keys: list[Any], objects: list[Any]) -> int:
-        """Put objects; the caller keeps their memory until the task has ended."""
+        """Store objects. The caller keeps their memory until the task has ended."""
         return self._submit(
             self._writer, self._stores, L2StoreResult(False, 0), self._store, keys, objects
         )
 
     def pop_completed_store_tasks(self) -> dict[int, Any]:
-        """The L2StoreResult of each store that has ended."""
+        """Return the L2StoreResult of each store that has ended."""
         return self._stores.take_all()
 
     def submit_lookup_and_lock_task(
         self, keys: list[Any], group_layout_descs: Mapping[int, Any]
     ) -> int:
-        """Look objects up, and pin those that are there."""
+        """Look objects up and pin those that exist."""
         layouts = {
             group: layout_of(desc.shapes, desc.dtypes) for group, desc in group_layout_descs.items()
         }
@@ -118,27 +123,29 @@ class BelugaL2Adapter(L2AdapterInterface):
         )
 
     def query_lookup_and_lock_result(self, task_id: int) -> Any:
-        """A Bitmap of the objects that are there, once; None before the lookup has ended."""
+        """Return a Bitmap of the objects that exist, once, or None before the lookup has ended."""
         return self._lookups.take(task_id)
 
     def submit_unlock(self, keys: list[Any]) -> None:
-        """Drop the pins of a lookup. Those of a session that was lost went with it."""
+        """Drop the pins of a lookup. A lost session has already lost its pins."""
         self._reader.submit(lambda _: self._unlock(keys))
 
     def submit_load_task(self, keys: list[Any], objects: list[Any]) -> int:
-        """Fetch objects into the memory given; of those that fail it is undefined."""
+        """Fetch objects into the given memory. The memory of an object that fails is undefined."""
         return self._submit(self._reader, self._loads, Bitmap(len(keys)), self._load, keys, objects)
 
     def query_load_result(self, task_id: int) -> Any:
-        """A Bitmap of the objects that were fetched, once; None before the load has ended."""
+        """Return a Bitmap of the fetched objects, once, or None before the load has ended."""
         return self._loads.take(task_id)
 
     def delete(self, keys: list[Any]) -> None:
-        """Forget objects of layouts that were seen here."""
+        """Remove objects whose layouts this adapter has seen."""
         self._writer.submit(lambda connection: self._delete(connection, keys))
 
     def report_status(self) -> dict[str, Any]:
-        """Healthy means that it answers: without a pool, with misses."""
+        """Report the status. "Healthy" means that the adapter answers; without a pool it answers
+        misses.
+        """
         connections = (self._reader.connection, self._writer.connection)
         return {
             "is_healthy": True,
@@ -148,7 +155,7 @@ class BelugaL2Adapter(L2AdapterInterface):
         }
 
     def close(self) -> None:
-        """End what was submitted, and both sessions."""
+        """Finish the submitted tasks and end both sessions."""
         self._writer.close()
         self._reader.close()
         for results in (self._stores, self._lookups, self._loads):
@@ -162,7 +169,7 @@ class BelugaL2Adapter(L2AdapterInterface):
         call: Callable[..., T | None],
         *arguments: Any,
     ) -> int:
-        """Have ``call`` done by a worker: the task's number. It ends whatever happens."""
+        """Submit ``call`` to a worker and return the task's number. The task always ends."""
         with self._lock:
             self._task += 1
             task = self._task
@@ -178,7 +185,7 @@ class BelugaL2Adapter(L2AdapterInterface):
         return task
 
     def _item(self, key: Any, layout: Layout) -> Item:
-        """Whose object, and which, for a key of LMCache's."""
+        """Return the namespace and the name of the object of an LMCache key."""
         owner = (key.model_name, key.kv_rank, key.object_group_id)
         whose = (*owner, key.cache_salt, layout)
         namespace = self._namespaces.get(whose)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Batches of LMCache's objects on a session: by namespace, and with misses between the hits.
+"""Batches of LMCache's objects on a session, by namespace and with misses between the hits.
 
 LMCache asks for the objects of all ranks and layer groups at once; each rank and group is a
-namespace here. The pool answers with leading hits, so what lies behind a miss is asked for again.
+namespace here. The pool answers with leading hits, so the keys behind a miss are looked up again.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ if TYPE_CHECKING:
     from beluga.connectors.connection import Attachment
 
 Item: TypeAlias = tuple[Namespace, bytes]
-"""Whose object, and which one: any bytes that name it there."""
+"""The namespace of an object, and its name there, which may be any bytes."""
 
 Layout: TypeAlias = tuple[tuple[tuple[int, ...], str], ...]
-"""Of one object: a shape and a dtype for each tensor in it."""
+"""A shape and a dtype for each tensor of an object."""
 
-HOLES_MAX = 64  # misses after which the rest of a namespace's batch is not asked for any more
+HOLES_MAX = 64  # after so many misses the rest of a namespace's batch counts as missing
 
 
 def layout_of(shapes: Sequence[Sequence[int]], dtypes: Sequence[Any]) -> Layout:
-    """The layout of LMCache's lists of shapes and dtypes."""
+    """Convert LMCache's lists of shapes and dtypes to a layout."""
     pairs = zip(shapes, dtypes, strict=True)
     return tuple((tuple(int(size) for size in shape), str(dtype)) for shape, dtype in pairs)
 
 
 def bytes_of(memory: Any) -> memoryview:
-    """A MemoryObj's own bytes, writable. Raises LayoutError for memory of a device."""
+    """Return a MemoryObj's own bytes, writable. Raises LayoutError for memory of a device."""
     raw = memory.raw_tensor
     if raw is None or raw.device.type != "cpu":
         raise LayoutError("an object of LMCache is not in CPU memory")
@@ -48,12 +48,14 @@ def bytes_of(memory: Any) -> memoryview:
 
 
 def find(attachment: Attachment, items: Sequence[Item], *, pin: bool) -> list[Grant | None]:
-    """Where each object is, or None; pinned if the session's share of pins allows it."""
+    """Find each object; the result is None for a miss. With ``pin``, hits are pinned if the
+    session's quota allows it.
+    """
     meta = MetaClient(attachment.client)
     found: list[Grant | None] = [None] * len(items)
     try:
         _find(attachment, meta, items, found, pin=pin)
-    except (CacheError, QuotaError):  # the session lives on, and so would the pins
+    except (CacheError, QuotaError):  # The session continues, so the pins would remain, too.
         if pin:
             meta.release([grant for grant in found if grant is not None])
         raise
@@ -78,16 +80,18 @@ def _find(
             whole = len(hits) == len(asked)
             at += len(hits) + (not whole)
             holes += not whole
-            window = 2 * window if whole else 1  # behind a miss there is mostly another one
+            window = 2 * window if whole else 1  # another miss usually follows a miss
 
 
 def release(attachment: Attachment, grants: Sequence[Grant]) -> int:
-    """Drop the pins of grants. How many were dropped."""
+    """Drop the pins of grants. Returns how many were dropped."""
     return MetaClient(attachment.client).release(grants)
 
 
 def load(attachment: Attachment, items: Sequence[Item], targets: Sequence[Any]) -> list[bool]:
-    """Fetch each object into its target; of those that are False the target is undefined."""
+    """Fetch each object into its target. Returns False for each object whose target is
+    undefined.
+    """
     done = [False] * len(items)
     for namespace, start, digests in _spans(items):
         cache, end = attachment.cache(namespace), start + len(digests)
@@ -102,7 +106,7 @@ def load(attachment: Attachment, items: Sequence[Item], targets: Sequence[Any]) 
 def store(
     attachment: Attachment, items: Sequence[Item], sources: Sequence[Any]
 ) -> list[BlockState]:
-    """Put each object: what became of it."""
+    """Put each object. Returns the resulting state of each."""
     states: list[BlockState] = []
     for namespace, start, digests in _spans(items):
         cache = attachment.cache(namespace)
@@ -112,13 +116,13 @@ def store(
 
 
 def remove(attachment: Attachment, items: Sequence[Item]) -> int:
-    """Forget objects. How many there were."""
+    """Remove objects. Returns how many there were."""
     spans = _spans(items)
     return sum(attachment.cache(namespace).remove(digests) for namespace, _, digests in spans)
 
 
 def _spans(items: Sequence[Item]) -> Iterator[tuple[Namespace, int, NDArray[np.uint8]]]:
-    """Neighbours of one namespace: it, where they start, and their digests."""
+    """Yield runs of items with the same namespace: the namespace, the start, and the digests."""
     start = 0
     for _, group in itertools.groupby(items, key=lambda item: item[0].digest):
         members = list(group)

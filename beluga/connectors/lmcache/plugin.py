@@ -2,9 +2,9 @@
 # Copyright The Beluga Authors
 """The storage plugin of LMCache inside an engine (``storage_plugins``): whole chunks in the pool.
 
-A chunk's length says how many tokens it has, so the last, shorter one of a request comes back as
-it was; every other part of its layout is in the namespace. Its name begins with the model's era, so
-that all chunks can be cleared.
+The number of tokens of a chunk follows from its length, so the last, shorter chunk of a request is
+returned as it was stored. The rest of its layout is in the namespace. Its name begins with the
+model's era, so that all chunks can be cleared.
 """
 
 from __future__ import annotations
@@ -35,14 +35,15 @@ from beluga.transfer import Carried, TransferClass
 logger = init_logger(__name__)
 T = TypeVar("T")
 
-PREFIX = "beluga."  # of our settings among LMCache's extra_config
+PREFIX = "beluga."  # the prefix of our settings in LMCache's extra_config
 
 
 class BelugaBackend(StoragePluginInterface):
-    """The pool as a storage backend. Whatever fails is a miss, and a put that fails is left out.
+    """The pool as a storage backend. Every failure is a miss, and a put that fails is skipped.
 
-    Settings are the fields of EngineSettings, as ``beluga.NAME`` in ``extra_config``. Raises
-    ConnectorError for layer-wise storing, and for what no worker has: then LMCache goes on without.
+    The settings are the fields of EngineSettings, as ``beluga.NAME`` in ``extra_config``. Raises
+    ConnectorError for layer-wise storing and outside of a worker; LMCache then continues without
+    this backend.
     """
 
     def __init__(
@@ -68,7 +69,7 @@ class BelugaBackend(StoragePluginInterface):
         self._era = Era(namespace_of(self._settings, "lmcache", lmcache_version, fields))
         self._storing: set[Any] = set()
         self._lock = threading.Lock()
-        self._reading = threading.Lock()  # a connection is for one thread at a time
+        self._reading = threading.Lock()  # one thread at a time may use a connection
         self._writer = Worker(self._settings, name="lmcache-put", logger=logger)
         self._reader = Connection(self._settings, name="lmcache-get", logger=logger)
         self._reader.wait(self._settings.timeout_ms / 1000)
@@ -76,31 +77,35 @@ class BelugaBackend(StoragePluginInterface):
 
     @property
     def attached(self) -> bool:
-        """Whether the pool is there now; it comes and goes."""
+        """Whether the pool is available now. This may change at any time."""
         return self._reader.attached and self._writer.connection.attached
 
     def carried(self) -> dict[TransferClass, Carried]:
-        """What the host's link to the pool let on, by class, and how long it waited for that."""
+        """Return what the host's link to the pool admitted, by class, and how long pieces
+        waited.
+        """
         read, written = self._reader.carried(), self._writer.connection.carried()
         return {kind: read[kind].plus(written[kind]) for kind in TransferClass}
 
     def contains(self, key: Any, pin: bool = False) -> bool:
-        """Whether the pool has a chunk now; pins are not for this backend, a get may yet miss."""
+        """Return whether the pool has a chunk now. This backend does not pin, so a later get may
+        still miss.
+        """
         return self.batched_contains([key], pin) == 1
 
     def batched_contains(self, keys: list[Any], pin: bool = False) -> int:
-        """How many leading chunks the pool has."""
+        """Return how many leading chunks the pool has."""
         found = self._read("looking up", lambda a: objects.find(a, self._items(a, keys), pin=False))
         return next((i for i, grant in enumerate(found or []) if grant is None), len(found or []))
 
     async def batched_async_contains(
         self, lookup_id: str, keys: list[Any], pin: bool = False
     ) -> int:
-        """The same, off the event loop."""
+        """Do :meth:`batched_contains` off the event loop."""
         return await asyncio.to_thread(self.batched_contains, keys, pin)
 
     def exists_in_put_tasks(self, key: Any) -> bool:
-        """Whether a chunk is being put."""
+        """Return whether a chunk is being put."""
         with self._lock:
             return key in self._storing
 
@@ -111,7 +116,7 @@ class BelugaBackend(StoragePluginInterface):
         transfer_spec: Any = None,
         on_complete_callback: Callable[[Any], None] | None = None,
     ) -> None:
-        """Put chunks by and by; their memory is held until then."""
+        """Put chunks in the background. Their memory is held until then."""
         with self._lock:
             self._storing |= set(keys)
         for memory in objs:
@@ -133,17 +138,17 @@ class BelugaBackend(StoragePluginInterface):
         self._writer.submit(job)
 
     def get_blocking(self, key: Any) -> Any:
-        """A chunk in memory of LMCache's, or None."""
+        """Return a chunk in LMCache's memory, or None."""
         return self.batched_get_blocking([key])[0]
 
     def batched_get_blocking(self, keys: list[Any]) -> list[Any]:
-        """Chunks in memory of LMCache's; None for each that the pool has not, or not any more."""
+        """Return chunks in LMCache's memory, with None for each that the pool no longer has."""
         return self._read("loading", lambda a: self._get(a, keys)) or [None] * len(keys)
 
     async def batched_get_non_blocking(
         self, lookup_id: str, keys: list[Any], transfer_spec: Any = None
     ) -> list[Any]:
-        """The leading chunks that the pool has, off the event loop."""
+        """Return the leading chunks that the pool has, off the event loop."""
         found = await asyncio.to_thread(self.batched_get_blocking, keys)
         hits = found.index(None) if None in found else len(found)
         for memory in found[hits:]:
@@ -152,34 +157,36 @@ class BelugaBackend(StoragePluginInterface):
         return found[:hits]
 
     def pin(self, key: Any) -> bool:
-        """Nothing: the pool pins a chunk while it is read."""
+        """Do nothing: the pool pins a chunk while it is read."""
         return True
 
     def unpin(self, key: Any) -> bool:
-        """Nothing."""
+        """Do nothing: :meth:`pin` pins nothing."""
         return True
 
     def remove(self, key: Any, force: bool = True) -> bool:
-        """Forget a chunk, for everybody; whether it was there."""
+        """Remove a chunk for all users. Returns whether it existed."""
         removed = self._read("removing", lambda a: objects.remove(a, self._items(a, [key])))
         return bool(removed)
 
     def clear(self) -> int:
-        """Forget all chunks of this model, for everybody. If the pool is not there now, this engine
-        finds none until that is done. LMCache adds up tokens, which nobody has counted here: 0."""
+        """Remove all chunks of this model for all users, and return 0. If the pool is not available
+        now, this engine finds no chunk until they are removed. LMCache sums tokens, which this
+        backend does not count.
+        """
         self._era.clear()
         self._read("clearing", self._era.now)
         return 0
 
     def get_allocator_backend(self) -> Any:
-        """Where chunks that are read go."""
+        """Return the backend whose memory takes chunks that are read."""
         return self.local_cpu_backend
 
     def touch_cache(self) -> None:
-        """Nothing: a lookup has touched them."""
+        """Do nothing: a lookup has already touched the chunks."""
 
     def close(self) -> None:
-        """End what was submitted, and both sessions."""
+        """Finish the submitted tasks and end both sessions."""
         self._writer.close()
         self._reader.close()
 
@@ -188,10 +195,13 @@ class BelugaBackend(StoragePluginInterface):
             return self._reader.attempt(doing, call)
 
     def _items(self, attachment: Attachment, keys: Sequence[Any]) -> list[Item]:
-        """A chunk's name is LMCache's own text of its key, with model, ranks, dtype and tags."""
+        """Return namespaces and names. A chunk's name is LMCache's text of its key, with model,
+        ranks, dtype and tags.
+        """
         layout = layout_of(self.metadata.get_shapes(), self.metadata.get_dtypes())
         namespace = self._namespaces.get(layout)
-        if namespace is None:  # layer groups are known only when the engine has told its tensors
+        # layer groups are known only after the engine has registered its tensors
+        if namespace is None:
             fields: Fields = {
                 "form": "plugin",
                 "layout": repr(layout),
@@ -204,12 +214,12 @@ class BelugaBackend(StoragePluginInterface):
         return [(namespace, era + key.to_string().encode()) for key in keys]
 
     def _token_size(self) -> int:
-        """Bytes of one token in all layers."""
+        """Return the bytes of one token in all layers."""
         pairs = zip(self.metadata.get_shapes(1), self.metadata.get_dtypes(), strict=True)
         return sum(math.prod(shape) * dtype.itemsize for shape, dtype in pairs)
 
     def _put(self, connection: Connection, keys: Sequence[Any], memories: list[Any]) -> list[Any]:
-        """Put what has the format that a get will take it for: the keys that the pool has now."""
+        """Put the chunks that have the format of a get. Returns the keys that the pool has now."""
         pairs = zip(keys, memories, strict=True)
         fit = [
             (key, memory)
@@ -227,7 +237,9 @@ class BelugaBackend(StoragePluginInterface):
         return [key for (key, _), state in zip(fit, states or [], strict=False) if state in have]
 
     def _allocate(self, grant: Grant | None) -> Any:
-        """Memory for a chunk as long as the pool's, or None."""
+        """Allocate memory for a chunk of the length that the pool has. Returns None if it
+        cannot.
+        """
         size = self._token_size()
         if grant is None or grant.length % size != 0:
             return None

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""A thread with a connection of its own, for calls that must not wait for the pool."""
+"""A worker thread with its own connection, for calls that must not wait for the pool."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Job: TypeAlias = Callable[[Connection], None]
 class Worker:
     """Does jobs one after the other, in the order in which they were submitted.
 
-    A job hands its result on by itself, and must not raise; what it raises all the same is logged.
+    A job delivers its own result and must not raise; an exception is logged.
     """
 
     def __init__(self, settings: PoolSettings, *, name: str, logger: logging.Logger) -> None:
@@ -33,11 +33,11 @@ class Worker:
         self._thread.start()
 
     def submit(self, job: Job) -> None:
-        """Have a job done. Returns at once."""
+        """Queue a job and return at once."""
         self._jobs.put(job)
 
     def close(self) -> None:
-        """Do what was submitted, then give the session back."""
+        """Finish the submitted jobs, then end the session."""
         self._jobs.put(None)
         self._thread.join()
         self.connection.close()

@@ -2,7 +2,7 @@
 # Copyright The Beluga Authors
 """SGLang's HiCache storage (L3) over the pool.
 
-``pages``    host pages by key: needs nothing of SGLang
+``pages``    host pages by key; it needs nothing of SGLang
 ``weights``  which weights SGLang computes with, and when they change
 ``backend``  the HiCacheStorage that SGLang loads by name
 

@@ -17,16 +17,17 @@ from beluga.connectors.sglang.weights import WEIGHTS, check_release, model_field
 from beluga.errors import ConnectorError
 from beluga.transfer import Carried, TransferClass
 
-_SGLANGS = ("backend_name", "module_path", "class_name", "interface_v1")  # not settings of ours
+# SGLang's settings, not ours
+_SGLANGS = ("backend_name", "module_path", "class_name", "interface_v1")
 
 
 class BelugaHiCache(HiCacheStorage):
-    """The pool as HiCache's L3; whatever fails is a miss, a page that cannot be put is left out.
+    """The pool as HiCache's L3. Every failure is a miss, and a page that cannot be put is skipped.
 
-    With ``interface_v1`` pages move straight between the pool and SGLang's host memory; without,
-    SGLang copies each once more. Settings are the fields of EngineSettings, in SGLang's extra
-    config. Models with several pools (hybrid attention, Mamba) are refused with ConnectorError, and
-    releases whose keys do not tell LoRA adapters apart.
+    With ``interface_v1`` pages move directly between the pool and SGLang's host memory; without it,
+    SGLang copies each page once more. The settings are the fields of EngineSettings, in SGLang's
+    extra config. Raises ConnectorError for models with several pools (hybrid attention, Mamba), and
+    for releases whose keys do not distinguish LoRA adapters.
     """
 
     def __init__(self, storage_config: Any, kwargs: Any = None) -> None:
@@ -41,20 +42,22 @@ class BelugaHiCache(HiCacheStorage):
 
     @property
     def attached(self) -> bool:
-        """Whether the pool is there now; it comes and goes."""
+        """Whether the pool is available now. This may change at any time."""
         return self._pages.attached
 
     @property
     def failure_count(self) -> int:
-        """Calls of the pool that failed, and were misses for it."""
+        """The number of failed calls, which counted as misses."""
         return self._pages.failure_count
 
     def carried(self) -> dict[TransferClass, Carried]:
-        """What the host's link to the pool let on, by class, and how long it waited for that."""
+        """Return what the host's link to the pool admitted, by class, and how long pieces
+        waited.
+        """
         return self._pages.carried()
 
     def register_mem_pool_host(self, mem_pool_host: Any) -> None:
-        """Learn where SGLang's pages lie, and so which bytes they have."""
+        """Learn where SGLang's pages lie, and thus which bytes they have."""
         self._pages.register(
             pool_namespace(
                 self._settings, sglang_version, self._config, mem_pool_host, model_fields()
@@ -63,7 +66,7 @@ class BelugaHiCache(HiCacheStorage):
         super().register_mem_pool_host(mem_pool_host)
 
     def register_mem_host_pool_v2(self, host_pool: Any, host_pool_name: Any) -> None:
-        """Refuse a pool beside the KV's own."""
+        """Raise ConnectorError for any pool beside that of the KV."""
         if str(host_pool_name) != "kv":
             raise ConnectorError(f"beluga stores KV pages only, not SGLang's pool {host_pool_name}")
         super().register_mem_host_pool_v2(host_pool, host_pool_name)
@@ -71,24 +74,26 @@ class BelugaHiCache(HiCacheStorage):
     def batch_get_v1(
         self, keys: list[str], host_indices: Any, extra_info: Any = None
     ) -> list[bool]:
-        """Fetch pages to where they lie in the host pool."""
+        """Fetch pages to their places in the host pool. Returns whether each was fetched."""
         hits = self._pages.fetch(DIRECT, keys, lambda: self._buffers(keys, host_indices))
         return [i < hits for i in range(len(keys))]
 
     def batch_set_v1(
         self, keys: list[str], host_indices: Any, extra_info: Any = None
     ) -> list[bool]:
-        """Put pages from where they lie in the host pool."""
+        """Put pages from their places in the host pool. Returns whether the pool has each now."""
         return self._pages.store(DIRECT, keys, lambda: self._buffers(keys, host_indices))
 
     def get(self, key: str, target_location: Any = None, target_sizes: Any = None) -> Any:
-        """Fetch one page into a flat tensor: the tensor, or None."""
+        """Fetch one page into a flat tensor. Returns the tensor, or None."""
         return self.batch_get([key], [target_location])[0]
 
     def batch_get(
         self, keys: list[str], target_locations: Any = None, target_sizes: Any = None
     ) -> list[Any]:
-        """Fetch pages into flat tensors: of the leading ones that the pool has, the tensor."""
+        """Fetch pages into flat tensors. Returns the tensors of the leading pages that the pool
+        has, then None.
+        """
         targets = list(target_locations or [])
         if len(targets) != len(keys) or any(target is None for target in targets):
             return [None] * len(keys)
@@ -102,7 +107,7 @@ class BelugaHiCache(HiCacheStorage):
         target_location: Any = None,
         target_sizes: Any = None,
     ) -> bool:
-        """Put one page, a flat tensor."""
+        """Put one page, a flat tensor. Returns whether the pool has it now."""
         return self.batch_set([key], [value])
 
     def batch_set(
@@ -112,7 +117,7 @@ class BelugaHiCache(HiCacheStorage):
         target_locations: Any = None,
         target_sizes: Any = None,
     ) -> bool:
-        """Put pages, flat tensors: whether the pool has all of them now."""
+        """Put pages, flat tensors. Returns whether the pool has all of them now."""
         sources = list(values or [])
         if len(sources) != len(keys) or any(source is None for source in sources):
             return False
@@ -121,24 +126,25 @@ class BelugaHiCache(HiCacheStorage):
         )
 
     def exists(self, key: str) -> bool:
-        """Whether the pool has a page now."""
+        """Return whether the pool has a page now."""
         return self.batch_exists([key]) == 1
 
     def batch_exists(self, keys: list[str], extra_info: Any = None) -> int:
-        """How many leading pages the pool has now."""
+        """Return how many leading pages the pool has now."""
         direct = bool((self._config.extra_config or {}).get("interface_v1", 0))
         return self._pages.leading(DIRECT if direct else FLAT, keys)
 
     def clear(self) -> None:
-        """Forget all pages of this model and rank, also those of other engines and versions of the
-        weights. Their room is taken when it is needed."""
+        """Remove all pages of this model and rank, also those of other engines and versions of the
+        weights. Their space is reused when it is needed.
+        """
         self._pages.clear()
 
     def get_stats(self) -> None:
-        """Nothing that SGLang has a place for."""
+        """Return nothing: SGLang has no field for these statistics."""
 
     def close(self) -> None:
-        """Give the sessions back."""
+        """End the sessions."""
         self._pages.close()
 
     def _buffers(self, keys: Sequence[str], host_indices: Any) -> list[list[Any]]:

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""SGLang's host pages by key. A page is one block, its buffers (K, V, of each layer) end to end.
+"""SGLang's host pages by key. A page is one block: its buffers (K, V, of each layer) end to end.
 
-The namespace is made of what SGLang says of itself: model, ranks, and the shape of its host pool.
-KV that all tensor-parallel ranks have alike (MLA) has no rank in it: one writes, all read.
-
-A page's name begins with the era, so that pages can be cleared, and the version of the weights.
+The namespace consists of what SGLang reports: model, ranks, and the shape of its host pool. KV that
+is the same on all tensor-parallel ranks (MLA) has no rank in it: one rank writes, all read. A
+page's name begins with the era, so that pages can be cleared, and the version of the weights.
 """
 
 from __future__ import annotations
@@ -34,22 +33,22 @@ T = TypeVar("T")
 Names: TypeAlias = "NDArray[np.uint8]"
 
 LAYOUTS = ("layer_first", "page_first", "page_first_direct", "page_head", "page_first_kv_split")
-FLAT, DIRECT = "flat", "direct"  # a page as SGLang copies it out, or where it lies in the host pool
+FLAT, DIRECT = "flat", "direct"  # a page as SGLang copies it out, or in place in the host pool
 
-# What of SGLang's host pool decides which bytes a page has; pools have some of it.
+# Fields of SGLang's host pool that determine a page's bytes. Each pool has some of them.
 _POOL_FIELDS = (
     *("dtype", "page_size", "layer_num", "start_layer", "end_layer", "size_per_token"),
     *("head_num", "head_dim", "v_head_dim", "kv_lora_rank", "qk_rope_head_dim", "kv_cache_dim"),
     *("head_group_num", "target_layer_num", "storage_format_tag", "dsa_kv_cache_store_fp8"),
 )
-# What of its configuration does; for MLA without the tensor-parallel rank.
+# Fields of its configuration that do the same; MLA ignores the tensor-parallel rank.
 _RANK_FIELDS = ("pp_rank", "pp_size", "attn_cp_rank", "attn_cp_size", "dcp_rank", "dcp_size")
 
 
 def pool_namespace(
     settings: EngineSettings, version: str, config: Any, host_pool: Any, model: Fields
 ) -> Namespace:
-    """Whose pages these are; ``model`` says with which weights SGLang has begun.
+    """Return the namespace of the pages. ``model`` describes the weights that SGLang started with.
 
     Raises ConnectorError for a host pool that is not understood.
     """
@@ -75,10 +74,10 @@ def pool_namespace(
 
 
 def page_buffers(host_pool: Any, host_indices: Any, count: int) -> list[list[Any]]:
-    """The buffers of each of ``count`` host pages, where they lie. Raises LayoutError."""
+    """Return the buffers of each of ``count`` host pages, in place. Raises LayoutError."""
     try:
         addresses, sizes = host_pool.get_page_buffer_meta(host_indices)
-    except (ValueError, NotImplementedError) as error:  # of this kind of pool, in this layout
+    except (ValueError, NotImplementedError) as error:  # this kind of pool or this layout has none
         raise LayoutError(f"SGLang does not say where its pages lie: {error}") from error
     per_page, rest = divmod(len(addresses), max(count, 1))
     if rest or not per_page or len(sizes) != len(addresses):
@@ -91,11 +90,12 @@ def page_buffers(host_pool: Any, host_indices: Any, count: int) -> list[list[Any
 
 
 class Pages:
-    """Pages in the pool; whatever fails is a miss. Used by several threads.
+    """Pages in the pool. Every failure is a miss. Several threads may use it.
 
-    Writing has a session of its own, so that no read waits behind it. What is read is a prefetch:
-    SGLang fetches pages to its host memory while their request waits in its queue. ``version``:
-    which weights SGLang computes with now, or None when nobody can say; then all is a miss.
+    Writing has its own session, so that no read waits behind it. Reads have the class "prefetch":
+    SGLang fetches pages to its host memory while their request waits in its queue. ``version``
+    returns which weights SGLang computes with now, or None when that is unknown; then every page is
+    a miss.
     """
 
     def __init__(self, settings: EngineSettings, version: Callable[[], str | None]) -> None:
@@ -112,31 +112,35 @@ class Pages:
 
     @property
     def attached(self) -> bool:
-        """Whether the pool is there now, for reading and writing."""
+        """Whether the pool is available now, for reading and writing."""
         return self._reader.attached and self._writer.attached
 
     @property
     def failure_count(self) -> int:
-        """Calls that failed, and are misses for it."""
+        """The number of failed calls, which counted as misses."""
         return self._reader.failure_count + self._writer.failure_count
 
     def carried(self) -> dict[TransferClass, Carried]:
-        """What the host's link let on, by class, and how long its pieces waited for that."""
+        """Return what the host's link admitted, by class, and how long its pieces waited."""
         read, written = self._reader.carried(), self._writer.carried()
         return {kind: read[kind].plus(written[kind]) for kind in TransferClass}
 
     def register(self, namespace: Namespace) -> None:
-        """Whose pages are meant from now on. Those moved in one way are not for the other."""
+        """Use this namespace from now on. Pages in FLAT form are not found in DIRECT form, and vice
+        versa.
+        """
         fields = {**namespace.fields, "namespace": namespace.digest}
         self._era = Era(namespace)
         self.namespaces = {form: Namespace({**fields, "form": form}) for form in (FLAT, DIRECT)}
 
     def leading(self, form: str, keys: Sequence[str]) -> int:
-        """How many leading pages the pool has."""
+        """Return how many leading pages the pool has."""
         return self._read(form, "looking up", keys, lambda cache, names: cache.lookup(names)) or 0
 
     def fetch(self, form: str, keys: Sequence[str], targets: Callable[[], Sequence[Any]]) -> int:
-        """Fetch the leading pages that the pool has: how many; the other targets are undefined."""
+        """Fetch the leading pages that the pool has. Returns how many; the other targets are
+        undefined.
+        """
         found = self._read(
             form, "loading", keys, lambda cache, names: fetch(cache, names, targets()).hits
         )
@@ -145,7 +149,7 @@ class Pages:
     def store(
         self, form: str, keys: Sequence[str], sources: Callable[[], Sequence[Any]]
     ) -> list[bool]:
-        """Put pages: of each whether the pool has it now."""
+        """Put pages. Returns for each whether the pool has it now."""
         result = None
         if keys:
             with self._writing:
@@ -157,15 +161,16 @@ class Pages:
         return [bool(state != BlockState.REFUSED) for state in result.states]
 
     def clear(self) -> None:
-        """No page that was stored before is found again, by any engine of this namespace. If the
-        pool is not there now, this engine finds none until it is cleared."""
+        """Remove all stored pages for every engine of this namespace. If the pool is not available
+        now, this engine finds no page until they are removed.
+        """
         if self._era is not None:
             self._era.clear()
             with self._writing:
                 self._writer.attempt("clearing", self._era.now)
 
     def close(self) -> None:
-        """Give both sessions back."""
+        """End both sessions."""
         self._reader.close()
         self._writer.close()
 
@@ -183,7 +188,9 @@ class Pages:
         keys: Sequence[str],
         call: Callable[[KVCache, Names], T],
     ) -> T | None:
-        """What ``call`` says of the form's cache and the pages' names; None if it cannot say."""
+        """Call ``call`` with the form's cache and the pages' names. Returns None if there is no
+        version, no era or no pool.
+        """
         version, era = self._version(), self._era
         if version is None or era is None:
             return None

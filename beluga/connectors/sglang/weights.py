@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Which weights SGLang computes with: they may be changed while it serves, and no backend is told.
+"""The version of SGLang's weights. They may change while it serves, and no backend is notified.
 
-SGLang's own name for them is its ``weight_version``, and pages of one version are not for another.
-An update that names no version, or that keeps what the old weights have computed
-(``flush_cache=False``), leaves pages of which nobody can say whose they are: from then on the pool
-is neither read nor written, until an update that does both.
+SGLang's own name for them is its ``weight_version``, and pages of one version are not used for
+another. An update without a version, or one that keeps what the old weights have computed
+(``flush_cache=False``), leaves pages of unknown origin. From then on the pool is neither read nor
+written, until an update that has a version and flushes.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ _RUNNER = (
     "end_weight_update",
 )
 
-# What of SGLang's settings decides what its weights compute.
+# Settings of SGLang that determine what its weights compute.
 _MODEL_FIELDS = ("dtype", "kv_cache_dtype", "quantization", "load_format")
 
 
 def check_release(version: str) -> None:
-    """Raise ConnectorError for an SGLang whose keys of pages have no LoRA adapter and no salt."""
+    """Raise ConnectorError for an SGLang whose page keys include no LoRA adapter and no salt."""
     found = _RELEASE.match(version)
     release = tuple(map(int, found.groups()[:3])) if found else ()
-    before = found is not None and found[4] is not None  # one of those that lead to a release
+    before = found is not None and found[4] is not None  # a version that precedes the release
     if release < FIRST_RELEASE or (release == FIRST_RELEASE and before):
         first = ".".join(map(str, FIRST_RELEASE))
         raise ConnectorError(
@@ -56,42 +56,45 @@ def check_release(version: str) -> None:
 
 
 def model_fields() -> Fields:
-    """The weights that SGLang has begun with, and its static adapters."""
+    """Describe the weights that SGLang started with, and its static adapters."""
     fields: Fields = {name: str(_setting(name)) for name in _MODEL_FIELDS}
     fields["overrides"] = str(_setting("json_model_override_args"))
     if path := _setting("model_path"):
         fields["weights"] = model_identity(str(path), str(_setting("revision")))
     if _setting("load_format") == "dummy":
         fields["seed"] = str(_setting("random_seed"))
-    if adapters := _setting("lora_paths"):  # their ids are made of name and path, not of weights
+    if adapters := _setting("lora_paths"):  # their ids depend on name and path, not on weights
         named = sorted((one.lora_name, model_identity(one.lora_path, "")) for one in adapters)
         fields["adapters"] = json.dumps(named)
     return fields
 
 
 class Weights:
-    """The weights of this process: SGLang's scheduler changes them, its cache's threads ask."""
+    """The weights of this process. SGLang's scheduler changes them, and threads of its cache read
+    them.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._told = False  # whether changes are seen
+        self._told = False  # whether changes are observed
         self._version: str | None = None
-        self._void: str | None = None  # a version that no longer says which weights these are
+        self._void: str | None = None  # a version that no longer identifies the weights
         self._flushed = True
 
     def version(self) -> str | None:
-        """What SGLang calls them; None while nobody can say."""
+        """Return SGLang's name for the weights, or None while it is unknown."""
         with self._lock:
             said = _said_version()
             if not self._told:
                 return said
             if self._version is None and self._flushed and said != self._void:
-                self._version = said  # named after the change
+                self._version = said  # the version was set after the change
             return self._version
 
     def watch(self) -> None:
-        """See changes from now on, in a process that has SGLang's scheduler. Raises ConnectorError
-        if that scheduler changes its weights in a way that is not known."""
+        """Observe changes from now on, in a process that has SGLang's scheduler. Raises
+        ConnectorError if that scheduler changes its weights in an unknown way.
+        """
         if _SCHEDULER not in sys.modules and _UPDATER[0] not in sys.modules:
             return
         updater = _found(_UPDATER)
@@ -111,8 +114,9 @@ class Weights:
             setattr(runner, name, _after_session(getattr(runner, name)))
 
     def changed(self, version: str | None, *, flushed: bool) -> None:
-        """The weights are others now. ``version``: what the update called them, if anything;
-        ``flushed``: SGLang has nothing left that the old ones have computed."""
+        """Record that the weights have changed. ``version`` is the update's name for them, or None.
+        ``flushed`` says that SGLang dropped everything that the old weights have computed.
+        """
         known = flushed and version is not None
         with self._lock:
             self._void, self._flushed = _said_version(), flushed
@@ -128,14 +132,15 @@ WEIGHTS = Weights()
 
 
 def _after_update(call: Any) -> Any:
-    """SGLang's own function, which ends each update that has changed weights."""
+    """Wrap the function of SGLang that ends each update of the weights."""
 
     @functools.wraps(call)
     def flush_cache_after_weight_update(self: Any, recv_req: Any, *rest: Any) -> Any:
         flushed = False
         try:
             answer = call(self, recv_req, *rest)
-            # Before 0.5.22 it raises what it now says: that requests run, and nothing was flushed.
+            # SGLang before 0.5.22 raises where later ones return that requests run and nothing was
+            # flushed.
             flushed = bool(recv_req.flush_cache) and (answer is None or answer == rest)
             return answer
         finally:
@@ -146,8 +151,9 @@ def _after_update(call: Any) -> Any:
 
 
 def _after_session(call: Any) -> Any:
-    """SGLang's own function, which ends a session of updates: the only sign of weights that others
-    have written into its memory."""
+    """Wrap the function of SGLang that ends a session of updates. It is the only sign that another
+    process has written weights into SGLang's memory.
+    """
 
     @functools.wraps(call)
     def end_weight_update(self: Any, *, run_post_load: bool) -> Any:
@@ -160,7 +166,7 @@ def _after_session(call: Any) -> Any:
 
 
 def _found(where: tuple[str, str, str]) -> Any:
-    """A class of SGLang's that has this method, in a module that is loaded; or None."""
+    """Return a class of SGLang that has this method, if its module is loaded; otherwise None."""
     module, owner, method = where
     found = getattr(sys.modules.get(module), owner, None)
     return found if hasattr(found, method) else None
@@ -171,7 +177,7 @@ def _said_version() -> str:
 
 
 def _setting(name: str) -> Any:
-    """One of SGLang's settings, as it is now; "" in a process that has none."""
+    """Return a setting of SGLang as it is now, or "" in a process that has no settings."""
     try:
         from sglang.srt.runtime_context import get_context
 

@@ -17,18 +17,21 @@ How a block travels::
     a step completes blocks       --Step-->  save: queued; a low-priority thread puts them
     pins go, events go out      <--Report--  loaded, stored
 
-Files: ``settings`` what a user may say; ``identity`` whose blocks these are (the namespace);
-``layout`` where a block's bytes lie in the engine's tensors; ``steps`` what the two sides tell each
-other; ``lookups`` and ``schedule`` the scheduler's side; ``loads``, ``saves``, ``staging`` and
-``worker`` the worker's; ``events``, ``stats`` what is seen from outside; ``connector`` vLLM's
-interface, and nothing else; ``plugin`` makes the connector known by name; ``amx`` asks for the
-processor's tiles. The other way, behind vLLM's OffloadingConnector: ``offloading``; ``manager`` and
-its ``answers`` are the scheduler's side, ``jobs`` the worker's, and ``meeting`` (an ``errand`` on
-each side) brings them together. Only ``connector``, ``stats``, ``plugin``, ``offloading`` and
+Files of the KV connector:
+
+* ``connector`` implements vLLM's interface and only forwards calls; ``plugin`` makes it known.
+* ``settings``, ``identity`` (the namespace) and ``layout`` (where a block's bytes lie) are shared.
+* ``lookups`` and ``schedule`` are the scheduler's side, ``worker``, ``loads``, ``saves``,
+  ``staging`` and ``device`` the workers' side; ``steps`` has the messages between the two.
+* ``events`` and ``stats`` report to the outside; ``amx`` asks for the processor's tiles.
+
+The other way goes behind vLLM's OffloadingConnector: ``offloading``. Its scheduler's side is
+``manager`` with ``answers``, its workers' side ``jobs``. They find each other by ``rendezvous``,
+with a ``retry`` task on each side. Only ``connector``, ``stats``, ``plugin``, ``offloading`` and
 ``manager`` import vLLM.
 
-What keeps garbage out of the pool: a block is saved only when the step that computes it loads
-nothing, or its loads are known to have succeeded on every rank (see ``schedule``).
+A block is saved only when the step that computes it loads nothing, or when its loads are known to
+have succeeded on every rank (see ``schedule``). This keeps garbage out of the pool.
 """
 
 from __future__ import annotations
@@ -41,7 +44,7 @@ __all__ = ["BelugaConnector", "figures"]
 
 
 def __getattr__(name: str) -> Any:
-    if name == "BelugaConnector":  # vLLM is imported only when vLLM asks
+    if name == "BelugaConnector":  # vLLM is imported only when vLLM asks for the connector
         from beluga.connectors.vllm.connector import BelugaConnector
 
         return BelugaConnector

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""What an offloading manager says of blocks it is asked about one by one.
+"""An offloading manager's answers for blocks that vLLM asks about one by one.
 
-The first question about a request is put to the pool for all its blocks from there on, in one call,
-and the hits are pinned; the further questions are answered from that. A request's pins go when its
-load has ended, when it starts without one, or when it ends. A request that has loaded is not
-answered "hit" again until it was preempted: its load may have failed, and would fail again.
+The first question about a request looks up all its blocks from there on in one call, and pins the
+hits; later questions are answered from the result. A request's pins are dropped when its load has
+ended, when it starts without a load, or when it ends. A request that has loaded gets no hit again
+until it was preempted: its load may have failed, and would fail again.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(slots=True)
 class Asker:
-    """One request."""
+    """The answers and pins of one request."""
 
     answers: dict[bytes, bool] = dataclasses.field(default_factory=dict)
     pins: list[Pins] = dataclasses.field(default_factory=list)
@@ -31,22 +31,26 @@ class Asker:
 
 
 class Answers:
-    """Of all requests of one scheduler, in its thread. Keys are vLLM's block hashes."""
+    """The answers for all requests of one scheduler, in its thread. Keys are vLLM's block
+    hashes.
+    """
 
     def __init__(self, lookups: Lookups) -> None:
         self._lookups = lookups
         self._askers: dict[str, Asker] = {}
 
     def digest(self, key: bytes) -> bytes:
-        """Under what a block stands in the pool."""
+        """Return the digest that names a block in the pool."""
         return self._lookups.named([key])[0]
 
     def begin(self, request: str) -> Asker:
-        """A request that is new to the scheduler."""
+        """Begin a request that is new to the scheduler."""
         return self._askers.setdefault(request, Asker())
 
     def ask(self, asker: Asker, key: bytes, following: Iterable[bytes]) -> bool:
-        """Whether the pool has a block; ``following`` are those after it, likely to be asked."""
+        """Return whether the pool has a block. ``following`` are the next blocks, which are likely
+        asked for.
+        """
         if asker.loaded:
             return False
         if key not in asker.answers:
@@ -58,38 +62,38 @@ class Answers:
         return asker.answers[key]
 
     def loading(self, asker: Asker) -> None:
-        """Its hits are being loaded."""
+        """Note that the request's hits are being loaded."""
         asker.loading = asker.loaded = True
 
     def loaded(self, asker: Asker) -> None:
-        """They are, or the load has failed."""
+        """Note that the load has ended, whether or not it succeeded."""
         asker.loading = False
         self._forget(asker)
 
     def started(self, requests: Iterable[str]) -> None:
-        """Requests that the engine computes now: what they did not load they will not."""
+        """Note requests that the engine computes now. They load nothing more."""
         for name in requests:
             if (asker := self._askers.get(name)) is not None:
                 self._forget(asker)
 
     def preempted(self, requests: Iterable[str]) -> None:
-        """Requests that will start again, from nothing."""
+        """Note requests that will start again without any blocks."""
         for name in requests:
             if (asker := self._askers.get(name)) is not None:
                 self._forget(asker)
                 asker.loaded = False
 
     def end(self, request: str) -> None:
-        """A request has ended; if it is loading, :meth:`loaded` will be told."""
+        """Note that a request has ended. If it is loading, :meth:`loaded` follows."""
         asker = self._askers.pop(request, None)
         if asker is not None:
             self._forget(asker)
 
     def reset(self) -> None:
-        """The engine's blocks are worth nothing any more: its weights may have changed."""
+        """Forget all answers: the engine's weights may have changed."""
         self._lookups.reset()
         for asker in self._askers.values():
-            asker.loading = False  # vLLM waits for the loads, and tells nobody
+            asker.loading = False  # vLLM waits for the loads without a notification
             self._forget(asker)
 
     def _forget(self, asker: Asker) -> None:

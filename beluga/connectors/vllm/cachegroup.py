@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The engine's one group of KV cache layers: what it is made of, or why it cannot be served."""
+"""The engine's one group of KV cache layers: its contents, or why it is refused."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from beluga.errors import ConnectorError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-# Kinds of layers of which a block, once computed, is good for every request that has its tokens.
+# Kinds of layers whose blocks, once computed, serve every request with the same tokens.
 KINDS = ("FullAttentionSpec", "MLAAttentionSpec")
 
 
 class CacheGroup:
-    """Checked when the engine starts. Raises :class:`~beluga.errors.ConnectorError`."""
+    """A cache group, checked at the start. Raises :class:`~beluga.errors.ConnectorError`."""
 
     def __init__(self, vllm_config: Any, kv_cache_config: Any) -> None:
         self._config, self._kv_cache = vllm_config, kv_cache_config
@@ -48,7 +48,7 @@ class CacheGroup:
         self.block_size: int = kv_cache_config.hash_block_size or cache.block_size * dcp
 
     def layout(self, tensors: Mapping[str, Any]) -> BlockLayout:
-        """Where blocks lie in the tensors that the engine registers."""
+        """Return where blocks lie in the tensors that the engine registers."""
         return BlockLayout(
             tensors,
             block_count=self._kv_cache.num_blocks,
@@ -59,7 +59,7 @@ class CacheGroup:
         )
 
     def layers(self) -> dict[str, str]:
-        """Every layer with the cache it declares; sizes of blocks apart, which the layout has."""
+        """Describe the cache of every layer. Block sizes are in the layout instead."""
         return {
             name: f"{type(spec).__name__} heads={spec.num_kv_heads} size={spec.head_size}"
             f"/{getattr(spec, 'head_size_v', None)} dtype={spec.dtype}"
@@ -70,7 +70,9 @@ class CacheGroup:
         }
 
     def packing(self) -> str:
-        """What the attention backends do inside of a page: their names, on a CPU their kernels'."""
+        """Describe what the attention backends do inside a page: their names, and on a CPU their
+        kernels' names.
+        """
         made = self._config.compilation_config.static_forward_context
         found = set()
         for name in self.specs:
@@ -81,7 +83,7 @@ class CacheGroup:
         return f"{self._kv_cache.kv_cache_layout} {sorted(found)} {self._isa()}"
 
     def _isa(self) -> str:
-        """The CPU backend packs for the instructions it finds."""
+        """Return the instruction set that the CPU backend packs pages for."""
         import torch
 
         on_cpu = self._config.device_config.device_type == "cpu"

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""vLLM's connector interface, handed on: nothing is decided here."""
+"""The implementation of vLLM's connector interface. It only forwards calls and decides nothing."""
 
 from __future__ import annotations
 
@@ -36,37 +36,37 @@ from beluga.errors import ConnectorError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-logger = init_logger(f"vllm.{__name__}")  # vLLM shows what is below its own name
+logger = init_logger(f"vllm.{__name__}")  # vLLM shows the logs below its own name
 
 
 class StepMetadata(KVConnectorMetadata):
-    """The scheduler's orders, as vLLM carries them."""
+    """The scheduler's orders in vLLM's wrapper."""
 
     def __init__(self, orders: Orders) -> None:
         self.orders = orders
 
 
 class RankMetadata(KVConnectorHandshakeMetadata):
-    """A rank's handshake, as vLLM carries it."""
+    """A rank's handshake in vLLM's wrapper."""
 
     def __init__(self, rank: Rank) -> None:
         self.rank = rank
 
 
 class ReportMetadata(KVConnectorWorkerMetadata):
-    """The workers' report, as vLLM carries and adds it up."""
+    """The workers' report in vLLM's wrapper, which vLLM adds up."""
 
     def __init__(self, report: Report) -> None:
         self.report = report
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> KVConnectorWorkerMetadata:
-        """Add another rank's."""
+        """Add another rank's report."""
         self.report.add(other.report)
         return self
 
 
 class BelugaConnector(KVConnectorBase_V1):
-    """One in vLLM's scheduler, one in each worker; see the package's docstring."""
+    """The connector: one in vLLM's scheduler, one in each worker. See the package's docstring."""
 
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
@@ -95,13 +95,15 @@ class BelugaConnector(KVConnectorBase_V1):
 
     @property
     def requires_kv_delivery(self) -> bool:
-        """A cache: what is not saved is a miss later."""
+        """False: this is a cache, so a block that is not saved is only a later miss."""
         return False
 
     # ---- the scheduler's side
 
     def set_xfer_handshake_metadata_pp_aware(self, metadata: dict[tuple[int, int], Any]) -> None:
-        """All ranks' namespaces, in rank order: what is looked up is what they load."""
+        """Take all ranks' namespaces, in rank order. Lookups then use the keys that these ranks
+        load.
+        """
         ranks = [metadata[place].rank.namespace for place in sorted(metadata)]
         self._lookups.ranks = tuple(ranks)
         logger.info(
@@ -115,17 +117,19 @@ class BelugaConnector(KVConnectorBase_V1):
     def get_num_new_matched_tokens(
         self, request: Any, num_computed_tokens: int
     ) -> tuple[int | None, bool]:
-        """Tokens in the pool beyond those; whether they are loaded beside the forwards."""
+        """Return the tokens in the pool beyond the computed ones, and whether they load
+        asynchronously.
+        """
         with self._timed("hook_s"):
             return self._schedule.matched_tokens(request, num_computed_tokens)
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
-        """The engine has room for them."""
+        """Note that the engine has allocated blocks for the tokens."""
         with self._timed("hook_s"):
             self._schedule.allocated(request, blocks.get_block_ids()[0], num_external_tokens)
 
     def build_connector_meta(self, scheduler_output: Any) -> KVConnectorMetadata:
-        """What the workers do with this step."""
+        """Return the workers' orders for this step."""
         with self._timed("hook_s", "save_hook_s"):
             return StepMetadata(
                 self._schedule.orders(
@@ -134,7 +138,7 @@ class BelugaConnector(KVConnectorBase_V1):
             )
 
     def update_connector_output(self, connector_output: Any) -> None:
-        """What they say after it."""
+        """Take the workers' report after the step."""
         carried = connector_output.kv_connector_worker_meta
         report = carried.report if carried is not None else None
         self._schedule.reported(report, connector_output.invalid_block_ids)
@@ -144,19 +148,20 @@ class BelugaConnector(KVConnectorBase_V1):
     def request_finished(
         self, request: Any, block_ids: list[int]
     ) -> tuple[bool, dict[str, Any] | None]:
-        """A request has ended: whether its blocks are still being saved."""
+        """Note that a request has ended. Returns whether its blocks are still being saved."""
         with self._timed("hook_s", "save_hook_s"):
             return self._schedule.finished(request, block_ids), None
 
     def take_events(self) -> Iterable[Any]:
-        """Blocks that are in the pool since the last time."""
+        """Return events for the blocks that are new in the pool since the last call."""
         if self._announcements is None:
             return ()
         return map(self._event, self._announcements.take())
 
     def reset_cache(self) -> bool:
-        """This engine finds nothing in the pool any more that was there before, nor do others
-        what it saves from now on: its weights may have changed."""
+        """Separate this engine's blocks from all others, because its weights may have changed. It
+        no longer finds older blocks, and other engines do not find its new ones.
+        """
         self._schedule.reset()
         logger.info("beluga: reset; this engine's blocks are its own from now on")
         return True
@@ -164,7 +169,7 @@ class BelugaConnector(KVConnectorBase_V1):
     # ---- the worker's side
 
     def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
-        """The engine's memory: from here on, blocks can move."""
+        """Take the engine's memory. Blocks can move from now on."""
         from vllm.distributed.parallel_state import get_pp_group, get_tp_group
 
         layout = self._group.layout(kv_caches)
@@ -183,39 +188,39 @@ class BelugaConnector(KVConnectorBase_V1):
         self._worker = Worker(self._settings, layout, self._namespace, self._counters, logger)
 
     def get_handshake_metadata(self) -> KVConnectorHandshakeMetadata | None:
-        """For the scheduler's side: where this rank keeps its part of each block."""
+        """Return where this rank keeps its part of each block, for the scheduler's side."""
         if self._namespace is None:
             return None
         return RankMetadata(Rank(self._namespace, self._block_bytes))
 
     def handle_preemptions(self, kv_connector_metadata: Any) -> None:
-        """Blocks are taken from requests: nothing may read them any longer."""
+        """Stop reading the blocks that are taken from preempted requests."""
         if self._worker is not None:
             with self._timed("hook_s", "save_hook_s"):
                 self._worker.preempt(kv_connector_metadata.orders)
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
-        """Load, before the forward or beside it."""
+        """Load before the forward, or concurrently with it."""
         if self._worker is not None:
             with self._timed("hook_s"):
                 self._worker.load(self._get_connector_metadata().orders)
 
     def wait_for_layer_load(self, layer_name: str) -> None:
-        """All layers were loaded before the forward."""
+        """Do nothing: all layers were loaded before the forward."""
 
     def save_kv_layer(
         self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any
     ) -> None:
-        """All layers of a block are saved together, when it is complete."""
+        """Do nothing: all layers of a block are saved together, when it is complete."""
 
     def wait_for_save(self) -> None:
-        """Queue what this step completes."""
+        """Queue the blocks that this step completes."""
         if self._worker is not None:
             with self._timed("hook_s", "save_hook_s"):
                 self._worker.save(self._get_connector_metadata().orders)
 
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
-        """Requests whose saves have ended, and whose loads have arrived."""
+        """Return the requests whose saves have ended, and those whose loads have arrived."""
         if self._worker is None:
             return None, None
         with self._timed("hook_s", "save_hook_s"):
@@ -223,16 +228,16 @@ class BelugaConnector(KVConnectorBase_V1):
             return sent or None, self._worker.loads.arrived() or None
 
     def get_block_ids_with_load_errors(self) -> set[int]:
-        """Blocks that the pool did not give after all."""
+        """Return the engine's blocks that were not loaded."""
         return self._worker.loads.failed() if self._worker is not None else set()
 
     def build_connector_worker_meta(self) -> KVConnectorWorkerMetadata | None:
-        """For the scheduler's side: what was loaded and stored."""
+        """Return the report for the scheduler's side: what was loaded and stored."""
         report = self._worker.report() if self._worker is not None else Report()
         return ReportMetadata(report) if report else None
 
     def shutdown(self) -> None:
-        """Give the sessions back."""
+        """End the sessions."""
         if self._worker is not None:
             self._worker.close()
             self._worker = None
@@ -243,13 +248,13 @@ class BelugaConnector(KVConnectorBase_V1):
     # ---- both
 
     def get_kv_connector_stats(self) -> Any:
-        """Counted since the last time."""
+        """Return the counts since the last call."""
         taken = self._counters.take()
         return BelugaStats(data=taken) if any(taken.values()) else None
 
     @classmethod
     def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> Any:
-        """Stats from another process."""
+        """Make stats from the data of another process."""
         return BelugaStats(data=data or {})
 
     @classmethod
@@ -260,7 +265,7 @@ class BelugaConnector(KVConnectorBase_V1):
         labelnames: list[str],
         per_engine_labelvalues: dict[int, list[object]],
     ) -> BelugaMetrics:
-        """The same for Prometheus."""
+        """Make the Prometheus metrics."""
         return BelugaMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
 
     @contextlib.contextmanager

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""What the connector counts, in one process, since it started and since it was last asked."""
+"""The connector's counters in one process, since it started and since the last report."""
 
 from __future__ import annotations
 
@@ -48,34 +48,34 @@ _lock = threading.Lock()
 
 
 class Counters:
-    """Sums of one connector; any thread may add. Names are those of :data:`NAMES`."""
+    """The sums of one connector, with the names of :data:`NAMES`. Any thread may add."""
 
     def __init__(self) -> None:
         self._since: defaultdict[str, float] = defaultdict(float)
 
     def add(self, **amounts: float) -> None:
-        """Add to some of them."""
+        """Add to the named counters."""
         with _lock:
             for name, amount in amounts.items():
                 self._since[name] += amount
                 _process[name] += amount
 
     def take(self) -> dict[str, float]:
-        """What was counted since the last taking."""
+        """Return what was counted since the last call."""
         with _lock:
             taken, self._since = self._since, defaultdict(float)
         return dict(taken)
 
 
 class LinkFigures:
-    """What a link's pieces add to the counters; asked by the thread that copies."""
+    """Adds the figures of a link's pieces to the counters. The copying thread uses it."""
 
     def __init__(self, connection: Connection, counters: Counters) -> None:
         self._connection, self._counters = connection, counters
         self._before = {kind: Carried() for kind in TransferClass}
 
     def add(self) -> None:
-        """Since the last time."""
+        """Add what changed since the last call."""
         now = self._connection.carried()
         for kind, name in ((TransferClass.ONBOARD, "onboard"), (TransferClass.OFFLOAD, "offload")):
             new, old = now[kind], self._before[kind]
@@ -93,6 +93,6 @@ class LinkFigures:
 
 
 def figures() -> dict[str, float]:
-    """All that connectors of this process have counted since it started, by name."""
+    """Return everything that connectors of this process have counted since it started, by name."""
     with _lock:
         return {name: _process[name] for name in NAMES}

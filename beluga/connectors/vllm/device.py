@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The engine's blocks in a GPU's memory, moved by the pool's CUDA engine: no copy in between.
+"""The engine's blocks in a GPU's memory. The CUDA engine copies them without an extra copy.
 
-Blocks are told by their GPU addresses; kernels gather them into the pool and scatter them out of
-it, on a stream of the connector's own, beside the engine's. Until the pool's windows are registered
-(in the background) the CUDA engine bounces; no request waits for that. What is stored is published
-after the CPU has done what the policy table says of a GPU's writes.
+Blocks are given by their GPU addresses. Kernels gather them into the pool and scatter them out of
+it, on the connector's own stream, concurrently with the engine's. Until the pool's windows are
+registered (in the background) the CUDA engine bounces; no request waits for that. A stored block is
+published after the CPU has done the cache maintenance that the policy table demands for a GPU's
+writes.
 """
 
 from __future__ import annotations
@@ -28,9 +29,10 @@ if TYPE_CHECKING:
 
 
 class DeviceSource(Source):
-    """Blocks that the CUDA engine reaches. ``urgent``: its stream is served before others.
-    ``beside``: a load waits for what the engine had queued at the last :meth:`mark`, else for all
-    that it has queued when the load begins. ``driver`` is the source's to close."""
+    """Blocks that the CUDA engine can reach. With ``urgent`` its stream has priority over others.
+    With ``beside`` a load waits for what the engine had queued at the last :meth:`mark`; otherwise
+    it waits for everything queued when the load begins. The source closes ``driver``.
+    """
 
     def __init__(
         self, layout: BlockLayout, driver: CudaDriver, *, urgent: bool, beside: bool
@@ -42,35 +44,39 @@ class DeviceSource(Source):
         self._marked = driver.make_event()
 
     def engine(self, pool: Pool) -> CudaEngine:
-        """One per pool, which closes it. Raises :class:`~beluga.errors.TransferError`."""
+        """Make an engine for the pool, which closes it. Raises
+        :class:`~beluga.errors.TransferError`.
+        """
         return CudaEngine(pool, stream=self._stream, driver=self._driver)
 
     def mark(self) -> None:
-        """Remember how far the engine's stream has to get."""
+        """Record the current end of the engine's stream."""
         self._driver.record(self._marked, engine_stream(self._device))
 
     def read(self, block_ids: Sequence[int]) -> Run:
-        """Where they lie; a copy from there comes after the mark."""
+        """Return where the blocks lie. A copy from there follows the mark."""
         self._driver.follow(self._stream, self._marked)
         return self.layout.run(block_ids)
 
     @contextlib.contextmanager
     def write(self, block_ids: Sequence[int]) -> Iterator[Run]:
-        """Where they lie; a copy to there comes after what the engine still does with them."""
+        """Yield where the blocks lie. A copy to there follows everything that the engine still does
+        with them.
+        """
         if not self._beside:
             self.mark()
         self._driver.follow(self._stream, self._marked)
         yield self.layout.run(block_ids)
 
     def close(self) -> None:
-        """Nothing is under way, and the pools are closed."""
+        """Free the stream and the event. No copy runs any more, and the pools are closed."""
         self._driver.free_event(self._marked)
         self._driver.end_stream(self._stream)
         self._driver.close()
 
 
 def engine_stream(device: object) -> int:
-    """The stream on which the engine computes, in the thread that asks."""
+    """Return the stream on which the engine computes, in the calling thread."""
     from torch.cuda import current_stream
 
     return int(current_stream(device).cuda_stream)
@@ -79,8 +85,8 @@ def engine_stream(device: object) -> int:
 def source_of(
     layout: BlockLayout, *, urgent: bool, own_stream: bool, logger: logging.Logger
 ) -> Source:
-    """The source for the device that holds the blocks. ``own_stream``: copy beside the engine;
-    else it waits for the copies. ``urgent``: somebody waits for them.
+    """Return the source for the device that holds the blocks. With ``own_stream`` copies run beside
+    the engine; otherwise the engine waits for them. ``urgent`` says that a request waits for them.
 
     A GPU without cupy is staged through host memory, and a warning says so.
     """

@@ -3,7 +3,7 @@
 """KV events in vLLM's schema: a block is announced when it is new in the pool, on all ranks.
 
 The medium is SHARED, which routers (Dynamo's among them) take for a store that no single worker
-owns. Nothing is said of what the pool evicts: engines do not hear of it.
+owns. There are no events for evictions, because engines do not learn of them.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from beluga.connectors.vllm.steps import Report
 
 MEDIUM = "SHARED"
-PENDING_MAX = 1 << 16  # blocks on their way to the pool; older ones are forgotten, unannounced
+PENDING_MAX = 1 << 16  # blocks that are being saved; older ones are forgotten without an event
 
 
 @dataclasses.dataclass(slots=True)
 class Announcement:
-    """What vLLM's BlockStored says of a block."""
+    """The contents of vLLM's BlockStored for a block."""
 
     block_hash: bytes
     parent_hash: bytes | None
@@ -35,7 +35,7 @@ class Announcement:
 
 
 class Announcements:
-    """From the order to save a block to the last rank's word that it is stored."""
+    """Tracks blocks from the order to save them until the last rank has stored them."""
 
     def __init__(self, *, rank_count: Callable[[], int], block_size: int) -> None:
         self._rank_count, self._block_size = rank_count, block_size
@@ -43,7 +43,7 @@ class Announcements:
         self._ready: list[Announcement] = []
 
     def ordered(self, digest: bytes, request: Any, block: int) -> None:
-        """Block number ``block`` of a request is going to be saved under ``digest``."""
+        """Note that block number ``block`` of a request will be saved under ``digest``."""
         size, hashes = self._block_size, request.block_hashes
         self._pending[digest] = Announcement(
             bytes(hashes[block]),
@@ -55,7 +55,7 @@ class Announcements:
             self._pending.popitem(last=False)
 
     def reported(self, report: Report) -> None:
-        """What ranks have stored."""
+        """Take the ranks' report of what they have stored."""
         for digest, stored in report.stored.items():
             one = self._pending.get(digest)
             if one is None:
@@ -68,6 +68,6 @@ class Announcements:
                     self._ready.append(one)
 
     def take(self) -> list[Announcement]:
-        """Blocks that are in the pool now and were not before."""
+        """Return the blocks that are new in the pool since the last call."""
         ready, self._ready = self._ready, []
         return ready

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Whose blocks these are: the namespace of one rank of one engine.
+"""The namespace of one rank of one engine.
 
-vLLM's block hashes cover tokens, LoRA names, images and cache salts. All else that changes the
-bytes of a block stands here: the model and its weights, types, the declared layout and packing, the
-place of the rank, the engine. Two engines that differ in one of them never see each other's blocks.
+vLLM's block hashes cover tokens, LoRA names, images and cache salts. The namespace has everything
+else that changes the bytes of a block: the model and its weights, types, the declared layout and
+packing, the rank, and the engine. Two engines that differ in one of these never share blocks.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
     from beluga.connectors.vllm.layout import BlockLayout
 
-HASHES = ("sha256", "sha256_cbor")  # the others are seeded by each process
+HASHES = ("sha256", "sha256_cbor")  # each process seeds the others
 
 
 def check_hashing(algorithm: str) -> None:
-    """Raise ConnectorError if other processes hash the same tokens to something else."""
+    """Raise ConnectorError if other processes hash the same tokens differently."""
     if algorithm not in HASHES:
         raise ConnectorError(
             f"prefix_caching_hash_algo is {algorithm}: no other process would find a block; "
@@ -45,10 +45,10 @@ def namespace(  # noqa: PLR0913  all named
     pp_rank: int,
     salt: str | bytes,
 ) -> Namespace:
-    """The namespace of a rank. ``config`` is a ``VllmConfig``; ``version`` vLLM's.
+    """Return the namespace of a rank. ``config`` is a ``VllmConfig``; ``version`` is vLLM's.
 
-    ``layers`` says of every layer of the cache group what kind of cache it has; ``packing`` what
-    the attention backend does inside of a page.
+    ``layers`` gives the kind of cache of every layer in the cache group; ``packing`` describes what
+    the attention backend does inside a page.
     """
     model, cache, parallel = config.model_config, config.cache_config, config.parallel_config
     return Namespace(
@@ -78,18 +78,18 @@ def namespace(  # noqa: PLR0913  all named
 
 
 def adapter_identity(lora: Any) -> bytes:
-    """What tells a LoRA adapter from another one of the same name; nothing for no adapter."""
+    """Distinguish a LoRA adapter from others of the same name. Returns b"" for no adapter."""
     return b"" if lora is None else model_identity(str(lora.lora_path), "").encode()
 
 
 def _config_of(hf_config: Any) -> dict[str, Any]:
-    """A model's configuration without what it does not compute with."""
+    """Return a model's configuration without the fields that do not affect its results."""
     no_matter = ("_name_or_path", "transformers_version")
     return {key: value for key, value in hf_config.to_dict().items() if key not in no_matter}
 
 
 def _dummy_seed(config: Any) -> str:
-    """Weights that are made up are those of a seed."""
+    """Return the seed of dummy weights, or "" for real ones."""
     made_up = config.load_config.load_format == "dummy"
     return str(config.model_config.seed) if made_up else ""
 

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""An offloading worker's jobs, as loads and saves of the connector's worker: a job is a request."""
+"""An offloading worker's jobs as loads and saves of the connector's worker. A job counts as a
+request.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ PAUSE_S = 0.001
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Ended:
-    """A job that is over, how many bytes it was to move, and how long ago it was submitted."""
+    """A job that has ended: its bytes, and the seconds since it was submitted."""
 
     job: int
     size: int
@@ -28,15 +30,15 @@ class Ended:
 
 
 class Jobs:
-    """Used by the engine's thread alone. ``worker`` loads asynchronously.
+    """The jobs of a worker, used by the engine's thread only. ``worker`` loads asynchronously.
 
-    Every job ends, and soon: a save that cannot be made is left out, and of a load that fails
-    :meth:`failed` names the blocks. ``timeout_s`` is how long :meth:`wait` gives saves to end.
+    Every job ends soon. A save that is impossible is skipped, and :meth:`failed` names the blocks
+    of a load that fails. ``timeout_s`` is how long :meth:`wait` waits for saves to end.
     """
 
     def __init__(self, worker: Worker, *, block_size: int, timeout_s: float) -> None:
         self._worker, self._block_size, self._timeout_s = worker, block_size, timeout_s
-        self._saves: dict[int, tuple[int, float]] = {}  # bytes, and when it was submitted
+        self._saves: dict[int, tuple[int, float]] = {}  # bytes, and the time of submission
         self._loads: dict[int, tuple[int, float]] = {}
         self._ended: list[Ended] = []
 
@@ -51,20 +53,20 @@ class Jobs:
             self._worker.load(Orders(loads=[BlockRange(str(job), digests, block_ids)]))
 
     def ended(self) -> list[Ended]:
-        """Jobs that have ended since the last time. Ask before :meth:`failed`."""
+        """Return the jobs that have ended since the last call. Call this before :meth:`failed`."""
         self._collect()
         ended, self._ended = self._ended, []
         return ended
 
     def failed(self) -> set[int]:
-        """The engine's blocks that were not loaded, since the last time."""
+        """Return the engine's blocks that were not loaded since the last call."""
         return self._worker.loads.failed()
 
     def wait(self, jobs: Iterable[int]) -> None:
-        """Return when these have ended, as the engine needs their blocks for something else.
+        """Wait until these jobs have ended, because the engine reuses their blocks.
 
-        Saves that the time does not suffice for are dropped. Loads are waited for: each is bounded
-        by its session's timeout.
+        Saves that take longer than ``timeout_s`` are dropped. Loads always finish: their session's
+        timeout limits each.
         """
         wanted = set(jobs)
         deadline = time.perf_counter() + self._timeout_s
@@ -79,11 +81,11 @@ class Jobs:
                 time.sleep(PAUSE_S)
 
     def close(self) -> None:
-        """End what runs."""
+        """End the running jobs."""
         self._worker.close()
 
     def _begin(self, jobs: dict[int, tuple[int, float]], job: int, block_ids: list[int]) -> bool:
-        """Note a job; one of no blocks has ended already."""
+        """Register a job. A job without blocks ends at once."""
         if not block_ids:
             self._ended.append(Ended(job, 0, 0.0))
             return False
@@ -94,7 +96,7 @@ class Jobs:
         saved = self._worker.saves.ended({str(job) for job in self._saves})
         self._end(self._saves, saved)
         self._end(self._loads, self._worker.loads.arrived())
-        self._worker.report()  # of single blocks, which vLLM has no use for here
+        self._worker.report()  # reports on single blocks, which vLLM does not use here
 
     def _end(self, jobs: dict[int, tuple[int, float]], ended: set[str]) -> None:
         for job in map(int, ended):

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Where a block's bytes lie in the engine's tensors, and what that arrangement is called.
+"""The layout of a block: where its bytes lie in the engine's tensors, and a name for that
+arrangement.
 
-An engine registers one tensor per layer. One of its axes counts blocks; what remains, for one
-block, is a *page*, which lies in memory as one run of bytes or a few (K apart from V). A block in
-the pool is all layers' pages end to end, in the order in which the engine names its layers. Nothing
-is guessed from a shape alone: what cannot be told is refused when the engine starts.
+An engine registers one tensor per layer. One of its axes counts blocks; the rest, for one block, is
+a *page*, which lies in memory as one run of bytes or a few (K apart from V). A block in the pool is
+all layers' pages end to end, in the order in which the engine names its layers. Nothing is guessed
+from a shape alone: an ambiguous tensor is refused when the engine starts.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-RUNS_PER_PAGE_MAX = 64  # more, and the layout is not one that anybody meant
+RUNS_PER_PAGE_MAX = 64  # a layout with more runs is surely misunderstood
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -38,12 +39,12 @@ class Piece:
 
 
 class BlockLayout:
-    """All pieces of a block, in the order in which they stand in the pool. Sizes in bytes."""
+    """All pieces of a block, in their order in the pool. Sizes are in bytes."""
 
     def __init__(
         self, tensors: Mapping[str, Any], *, block_count: int, page_sizes: Mapping[str, int]
     ) -> None:
-        """``page_sizes``: bytes that the engine says a layer's page holds.
+        """``page_sizes`` has the bytes of a page of each layer, as the engine declares them.
 
         Raises :class:`~beluga.errors.ConnectorError` for tensors that are not understood.
         """
@@ -54,7 +55,7 @@ class BlockLayout:
         seen: set[int] = set()
         for name, tensor in tensors.items():
             page = _Page(name, tensor, block_count)
-            if tensor.data_ptr() in seen:  # a layer that shares another one's
+            if tensor.data_ptr() in seen:  # the layer shares another layer's tensor
                 continue
             seen.add(tensor.data_ptr())
             if page.size != page_sizes.get(name, page.size):
@@ -64,7 +65,7 @@ class BlockLayout:
                 )
             parts += [(tensor, piece) for piece in page.pieces]
             declared.append([str(tensor.dtype), page.shape, page.order, len(page.pieces)])
-        self.parts = tuple(parts)  # each with its tensor
+        self.parts = tuple(parts)  # each piece with its tensor
         self.pieces = _merged([piece for _, piece in parts])
         self.block_count = block_count
         self.block_size = sum(piece.size for piece in self.pieces)
@@ -76,7 +77,7 @@ class BlockLayout:
         )
 
     def run(self, block_ids: Sequence[int]) -> Run:
-        """The bytes of these blocks, for the CPU engine."""
+        """Return the bytes of these blocks, for the CPU engine."""
         return Run(
             len(block_ids),
             self.block_size,
@@ -86,7 +87,7 @@ class BlockLayout:
         )
 
     def fragments(self, block_ids: Sequence[int]) -> NDArray[np.uint64]:
-        """Address and size of each piece of each block: shape (blocks * pieces, 2).
+        """Return address and size of each piece of each block, of shape (blocks * pieces, 2).
 
         Raises :class:`ConnectorError` for a block that the engine does not have.
         """
@@ -112,7 +113,7 @@ class _Page:
             if index != axis
         ]
         self.shape = [size for size, _ in rest]
-        # Which axis of the page runs slowest in memory: what a shape does not say.
+        # The page's axes from the slowest to the fastest in memory, which a shape does not tell.
         self.order = sorted(range(len(rest)), key=lambda index: -rest[index][1])
         run, outer = item, list[tuple[int, int]]()
         for size, stride in sorted(rest, key=lambda axis: axis[1]):
@@ -144,7 +145,7 @@ class _Page:
 
 
 def _block_axis(name: str, shape: tuple[int, ...], block_count: int) -> int:
-    """The axis that counts blocks: the first, or the second after K and V."""
+    """Return the axis that counts blocks: the first, or the second after K and V."""
     if len(shape) >= 2 and shape[0] == block_count and not shape[1] == block_count == 2:
         return 0
     if len(shape) >= 3 and shape[0] == 2 and shape[1] == block_count != 2:
@@ -156,7 +157,7 @@ def _block_axis(name: str, shape: tuple[int, ...], block_count: int) -> int:
 
 
 def _merged(pieces: list[Piece]) -> list[Piece]:
-    """Pieces that touch each other in every block, as one: layers packed within a block."""
+    """Merge pieces that are adjacent in every block, such as layers packed within a block."""
     merged: list[Piece] = []
     for piece in pieces:
         last = merged[-1] if merged else None

@@ -2,9 +2,9 @@
 # Copyright The Beluga Authors
 """Loading: one get for a request's blocks, before the forward that needs them or in a thread.
 
-What is not loaded is reported by its block ids, and the engine computes it (its
+Blocks that are not loaded are reported by their ids, and the engine computes them (its
 ``kv_load_failure_policy`` is set to "recompute"). A block whose bytes are wrong is removed from the
-pool: found again, it would fail again, and with it gone the right one is saved.
+pool. Otherwise it would be found and fail again; once it is removed, the right block is saved.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class Loads:
-    """Loads in the caller's thread, and keeps what is to be reported of it."""
+    """Loads in the caller's thread, and keeps the results until they are reported."""
 
     def __init__(
         self, source: Source, namespace: Namespace, connection: Connection, counters: Counters
@@ -39,28 +39,30 @@ class Loads:
         self._loaded: Counter[str] = Counter()
 
     def load(self, ranges: list[BlockRange]) -> None:
-        """Load them, as far as it goes."""
+        """Load the ranges as far as possible."""
         for one in ranges:
             self._load(one)
 
     def loaded(self) -> Counter[str]:
-        """Requests whose loads have ended, well or not, since the last time."""
+        """Return the requests whose loads have ended, successfully or not, since the last call."""
         with self._lock:
             loaded, self._loaded = self._loaded, Counter()
         return loaded
 
     def failed(self) -> set[int]:
-        """Engine blocks that were not loaded, since the last time."""
+        """Return the engine's blocks that were not loaded since the last call."""
         with self._lock:
             failed, self._failed = self._failed, set()
         return failed
 
     def arrived(self) -> set[str]:
-        """Requests that the engine need not wait for any longer: it never waits for these."""
+        """Return the requests whose wait is over. Loads in the caller's thread never make one
+        wait.
+        """
         return set()
 
     def close(self) -> None:
-        """Nothing runs beside the caller."""
+        """Do nothing: no thread runs."""
 
     def _load(self, one: BlockRange) -> None:
         packed = one.packed()
@@ -89,7 +91,9 @@ class Loads:
 
 
 class AsyncLoads(Loads):
-    """The same in a thread: the engine runs other requests meanwhile, and asks who has arrived."""
+    """Loads in a thread. The engine runs other requests meanwhile and polls for loads that
+    arrived.
+    """
 
     def __init__(
         self, source: Source, namespace: Namespace, connection: Connection, counters: Counters
@@ -103,7 +107,7 @@ class AsyncLoads(Loads):
         self._thread.start()
 
     def load(self, ranges: list[BlockRange]) -> None:
-        """Queue them. Their blocks may still be in use by the steps that run."""
+        """Queue the ranges. Running steps may still use their blocks."""
         if not ranges:
             return
         self._source.mark()
@@ -112,13 +116,15 @@ class AsyncLoads(Loads):
             self._changed.notify_all()
 
     def arrived(self) -> set[str]:
-        """Requests whose loads have ended since the last time. Ask before :meth:`failed`."""
+        """Return the requests whose loads have ended since the last call. Call this before
+        :meth:`failed`.
+        """
         with self._lock:
             arrived, self._arrived = self._arrived, set()
         return arrived
 
     def close(self) -> None:
-        """Finish what is being loaded, and stop."""
+        """Finish the current load and stop."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""How many leading blocks of a request the pool has, for all ranks of the engine, in one call."""
+"""Lookups: how many leading blocks of a request the pool has for all ranks, in one call."""
 
 from __future__ import annotations
 
@@ -22,45 +22,50 @@ if TYPE_CHECKING:
     from beluga.kvcache import Namespace
     from beluga.meta import Pins
 
-ADAPTERS_MAX = 1024  # of which fingerprints are kept
+ADAPTERS_MAX = 1024  # how many adapters' fingerprints are remembered
 
 
 class Lookups:
-    """Asks the pool. The ranks' namespaces come with their handshake; before it, all is a miss."""
+    """Looks blocks up. The ranks' namespaces come with their handshake; before it, every lookup
+    misses.
+    """
 
     def __init__(self, connection: Connection, counters: Counters) -> None:
         self.ranks: tuple[Namespace, ...] = ()
         self._connection = connection
         self._counters = counters
         self._adapters: dict[tuple[str, str], bytes] = {}
-        self._era = b""  # after a reset, what sets this engine's blocks apart from those before
+        self._era = b""  # after a reset, this separates the engine's blocks from earlier ones
 
     def reset(self) -> None:
-        """The engine's weights may have changed: from now on its blocks are its own."""
+        """Separate this engine's blocks from now on, because its weights may have changed."""
         self._era = os.urandom(32)
 
     def digests(self, request: Any, first: int, last: int) -> list[bytes]:
-        """What blocks [first, last) of a request hold: vLLM's hashes, and which adapter it was.
+        """Return the digests of blocks [first, last) of a request, from vLLM's hashes and the
+        adapter.
 
-        vLLM's hash has an adapter's name; another adapter may have the same name elsewhere.
+        vLLM's hash includes an adapter's name; another engine may use the name for another adapter.
         """
         hashes: Sequence[bytes] = request.block_hashes[first:last]
         return self.named(hashes, self._adapter(request.lora_request))
 
     def named(self, hashes: Sequence[bytes], adapter: bytes = b"") -> list[bytes]:
-        """Under what blocks of these hashes stand in the pool."""
+        """Return the digests under which the pool keeps blocks with these hashes."""
         key = adapter + self._era
         if not key:
             return list(hashes)
         return [hashlib.blake2b(one, key=key, digest_size=32).digest() for one in hashes]
 
     def pin(self, digests: list[bytes]) -> tuple[int, Pins | None]:
-        """Leading blocks that every rank finds, and the pins that keep them (or None)."""
+        """Pin the leading blocks that every rank finds. Returns their number and the pins, or
+        None.
+        """
         if not digests or not self.ranks:
             return 0, None
         started = time.perf_counter()
         packed = np.frombuffer(b"".join(digests), dtype=np.uint8).reshape(len(digests), -1)
-        # All ranks' keys of a block, then those of the next: leading hits are whole blocks.
+        # The keys of one block for all ranks are adjacent, so leading hits are whole blocks.
         keys = np.stack([fold(rank, packed) for rank in self.ranks], axis=1).reshape(-1, 2)
 
         def ask(attachment: Attachment) -> Pins:
@@ -74,7 +79,7 @@ class Lookups:
         return pins.count // len(self.ranks), pins
 
     def release(self, pins: Pins | None) -> None:
-        """Let go of what :meth:`pin` kept."""
+        """Release the pins of :meth:`pin`."""
         if pins is not None and pins.count > 0:
             self._connection.attempt(
                 "releasing blocks", lambda a: a.cache(self.ranks[0]).release(pins)
@@ -84,7 +89,7 @@ class Lookups:
         if lora is None:
             return b""
         name = (lora.lora_name, lora.lora_path)
-        # vLLM reads an adapter that is loaded in place anew for each request, whatever is there.
+        # vLLM reads an adapter that is loaded in place again for each request.
         found = None if getattr(lora, "load_inplace", False) else self._adapters.get(name)
         if found is None:
             if len(self._adapters) >= ADAPTERS_MAX:

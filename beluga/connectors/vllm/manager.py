@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The offloading spec's side in vLLM's scheduler: an ``OffloadingManager`` over the pool."""
+"""The scheduler's side of the offloading spec: an ``OffloadingManager`` over the pool."""
 
 from __future__ import annotations
 
@@ -33,20 +33,20 @@ if TYPE_CHECKING:
     from beluga.connectors.connection import Attachment
     from beluga.connectors.vllm.settings import VllmSettings
 
-logger = init_logger(f"vllm.{__name__}")  # vLLM shows what is below its own name
+logger = init_logger(f"vllm.{__name__}")  # vLLM shows the logs below its own name
 
 MEDIUM = Medium.CPU
 
 
 @dataclasses.dataclass
 class PoolBlocks(LoadStoreSpec):
-    """Blocks in the pool, by what they hold: 32 bytes of each, end to end."""
+    """Blocks in the pool, by their digests: 32 bytes for each, end to end."""
 
     digests: bytes
 
 
 class BelugaManager(OffloadingManager):
-    """The scheduler's side."""
+    """The scheduler's side of the offloading spec."""
 
     def __init__(self, settings: VllmSettings, config: Any) -> None:
         self._saves = settings.save
@@ -69,8 +69,10 @@ class BelugaManager(OffloadingManager):
             return bool(ranks)
 
         doing = "looking for the workers' cards"
-        self._errand = RetryTask(settings, name="meeting", doing=doing, call=look, logger=logger)
-        if not self._errand.wait(settings.timeout_ms / 1000):
+        self._retry_task = RetryTask(
+            settings, name="meeting", doing=doing, call=look, logger=logger
+        )
+        if not self._retry_task.wait(settings.timeout_ms / 1000):
             logger.warning("beluga: no word of the workers in the pool yet; until then all misses")
 
     @property
@@ -84,7 +86,7 @@ class BelugaManager(OffloadingManager):
         return self._connection.attached
 
     def lookup(self, key: Any, req_context: Any) -> LookupResult:
-        """Whether the pool has a block; it is kept there if so."""
+        """Return whether the pool has a block. If so, the block is pinned."""
         if not req_context.load_tier_filter.allows(MEDIUM, None):
             return LookupResult.MISS
         following = _after(req_context, key)
@@ -93,21 +95,21 @@ class BelugaManager(OffloadingManager):
         return LookupResult.HIT if found else LookupResult.MISS
 
     def prepare_load(self, keys: Collection[Any], req_context: Any) -> LoadStoreSpec:
-        """They are pinned already."""
+        """Prepare a load. The blocks are already pinned."""
         self._answers.loading(self._asker(req_context))
         return self._blocks(keys)
 
     def complete_load(self, keys: Collection[Any], req_context: Any) -> None:
-        """Let go of what was loaded, or was not."""
+        """Release the pins of a load that has ended."""
         self._answers.loaded(self._asker(req_context))
 
     def prepare_store(self, keys: Collection[Any], req_context: Any) -> PrepareStoreOutput:
-        """All of them: the pool says what it has when they are saved."""
+        """Accept all blocks: when they are saved, the pool reports which ones it already has."""
         stored = list(keys) if self._saves and self.attached else []
         return PrepareStoreOutput(stored, self._blocks(stored), [])
 
     def complete_store(self, keys: Collection[Any], req_context: Any, success: bool = True) -> None:
-        """Announce them, if anybody listens, as far as the pool has them without a gap."""
+        """Announce the leading blocks that the pool has, if events are enabled."""
         if self._events is None:
             return
         ordered = sorted(keys, key=lambda key: req_context.get_offload_key_position(key) or 0)
@@ -117,38 +119,38 @@ class BelugaManager(OffloadingManager):
             self._events.append(OffloadingEvent(ordered[:count], MEDIUM, removed=False))
 
     def on_new_request(self, req_context: Any) -> RequestOffloadingContext:
-        """Only what is computed is saved."""
+        """Begin a request. Only computed blocks are saved."""
         req_context.set_state(self._answers.begin(req_context.req_id))
         return RequestOffloadingContext()
 
     def on_request_finished(self, req_context: Any) -> None:
-        """Let go of what was found for it."""
+        """Release the request's pins."""
         self._answers.end(req_context.req_id)
 
     def on_schedule_end(self, context: Any) -> None:
-        """Requests that start now load nothing any more; preempted ones may again."""
+        """Requests that start now load nothing more; preempted ones may load again."""
         self._answers.started(context.new_req_ids)
         self._answers.preempted(context.preempted_req_ids)
 
     def take_events(self) -> Iterable[OffloadingEvent]:
-        """Blocks stored since the last time."""
+        """Return events for the blocks stored since the last call."""
         if self._events is None:
             return ()
         events, self._events = self._events, []
         return events
 
     def reset_cache(self) -> None:
-        """Never again a block from before: the weights may be others now."""
+        """Find no earlier block again, because the weights may have changed."""
         logger.info("beluga: reset; this engine's blocks are its own from now on")
         self._answers.reset()
 
     def get_stats(self) -> OffloadingConnectorStats | None:
-        """Counted since the last time."""
+        """Return the counts since the last call."""
         return offload_stats(self._counters)
 
     def shutdown(self) -> None:
-        """Give the sessions back."""
-        self._errand.close()
+        """End the sessions."""
+        self._retry_task.close()
         self._connection.close()
 
     def _asker(self, req_context: Any) -> Asker:
@@ -166,7 +168,7 @@ class BelugaManager(OffloadingManager):
 
 
 def _after(req_context: Any, key: Any) -> list[bytes]:
-    """The request's blocks after this one; none if vLLM no longer keeps them where it did."""
+    """Return the request's blocks after this one, or none if vLLM no longer keeps them there."""
     places: dict[Any, int] = getattr(req_context, "_offload_key_positions", {})
     here = places.get(key, 0)
     following = sorted((place, one) for one, place in places.items() if place > here)
@@ -174,13 +176,13 @@ def _after(req_context: Any, key: Any) -> list[bytes]:
 
 
 def metric(name: str) -> str:
-    """The Prometheus name of a counter."""
+    """Return the Prometheus name of a counter."""
     stem = f"{name[:-2]}_seconds" if name.endswith("_s") else name
     return f"vllm:beluga_offload_{stem}"
 
 
 def offload_stats(counters: Counters) -> OffloadingConnectorStats | None:
-    """What was counted since the last time, as OffloadingConnector adds it up."""
+    """Return the counts since the last call in the form that OffloadingConnector adds up."""
     taken = {name: amount for name, amount in counters.take().items() if amount > 0}
     if not taken:
         return None

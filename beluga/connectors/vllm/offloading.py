@@ -9,26 +9,26 @@
         "kv_connector_extra_config": {"spec_name": "BelugaOffloadingSpec",
         "spec_module_path": "beluga.connectors.vllm.offloading"}}'
 
-The settings are the KV connector's (``settings``); loads are always asynchronous. Prefer the KV
-connector (``connector``): it is an interface that vLLM keeps, where this one moves; it loads sooner
-and its lookups do not need the workers' cards (``meeting``). This is for those who have built on
-OffloadingConnector. The two do not share blocks.
+The settings are those of the KV connector (``settings``); loads are always asynchronous. Prefer the
+KV connector (``connector``). vLLM keeps its interface stable, while this one changes. It also loads
+sooner, and its lookups do not need the workers' cards (``rendezvous``). This spec is for sites that
+have built on OffloadingConnector. The two do not share blocks.
 
-**Loads that fail.** OffloadingConnector knows no failed job: it asserts success, and an engine
-would die of one. A block is pinned from the lookup that found it until its load has ended, so a
-load fails only if the server, its pins or the block's bytes are lost in between; but it can. A job
-is then reported as ended, as it is, and the blocks that did not come are given to vLLM through the
-connector's ``get_block_ids_with_load_errors``, which OffloadingConnector leaves to its base class:
-the spec puts its own in place of that on the instance it serves (and of ``get_kv_connector_stats``,
-for what the worker's side counts). vLLM computes such blocks if
-``kv_load_failure_policy`` is "recompute", and fails the request if it is not; an engine without
-that setting is refused at start. So are those where it would not do: more than one group of KV
-layers, and loads within a step (``sync_load_budget_bytes`` of vLLM 0.33), whose failure would come
-too late to keep what the step computes from being saved.
+**Loads that fail.** OffloadingConnector has no failed jobs: it asserts success, so a failure would
+kill the engine. A block is pinned from the lookup that found it until its load has ended. So a load
+fails only if the server, its pins or the block's bytes are lost in between, which can happen. Such
+a job is reported as ended, and the blocks that did not arrive are given to vLLM through the
+connector's ``get_block_ids_with_load_errors``. OffloadingConnector inherits that method from its
+base class; the spec replaces it on the instance that it serves (and ``get_kv_connector_stats``, for
+the counts of the worker's side). vLLM computes such blocks if ``kv_load_failure_policy`` is
+"recompute" and fails the request otherwise, so an engine without that setting is refused at the
+start. Two more kinds of engines are refused because the method would not help them: those with more
+than one group of KV layers, and those that load within a step (``sync_load_budget_bytes`` of vLLM
+0.33), where a failure would come too late to stop the save of what the step computes.
 
-Refused besides: LoRA (its adapters are told apart only by name here), chunks of several blocks and
-the canonical layout. A reset of the prefix cache by way of the connector sets all later blocks of
-this engine apart from all before, as its weights may have changed.
+The spec also refuses LoRA (this interface distinguishes adapters only by name), chunks of several
+blocks, and the canonical layout. A reset of the prefix cache through the connector separates all
+later blocks of this engine from all earlier ones, because its weights may have changed.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ if TYPE_CHECKING:
 
 __all__ = ["BelugaOffloadingSpec", "figures"]
 
-logger = init_logger(f"vllm.{__name__}")  # vLLM shows what is below its own name
+logger = init_logger(f"vllm.{__name__}")  # vLLM shows the logs below its own name
 
 VLLM_SETTINGS = (
     "spec_name",
@@ -78,10 +78,10 @@ REFUSED_SETTINGS = ("blocks_per_chunk", "block_size", "canonical_layout", "sync_
 
 
 class BelugaWorker(OffloadingWorker):
-    """A worker's side."""
+    """The worker's side of the offloading spec."""
 
     def __init__(self, jobs: Jobs, retry_task: RetryTask) -> None:
-        self._jobs, self._errand = jobs, retry_task
+        self._jobs, self._retry_task = jobs, retry_task
 
     def submit_store(self, job_id: int, src_spec: Any, dst_spec: Any) -> bool:
         """Queue a save."""
@@ -91,26 +91,28 @@ class BelugaWorker(OffloadingWorker):
     def submit_load(
         self, job_id: int, src_spec: Any, dst_spec: Any, expedited: bool = False
     ) -> bool:
-        """Queue a load. None are expedited: the setting that makes them so is refused."""
+        """Queue a load. ``expedited`` is never set, because the setting for it is refused."""
         self._jobs.load(job_id, dst_spec.block_ids.tolist(), src_spec.digests)
         return True
 
     def get_finished(self) -> list[TransferResult]:
-        """Jobs that have ended: see the module on those that have failed."""
+        """Return the jobs that have ended. The module's docstring explains those that failed."""
         return [TransferResult(one.job, True, one.size, one.time_s) for one in self._jobs.ended()]
 
     def wait(self, job_ids: set[int]) -> None:
-        """The engine needs their blocks."""
+        """Wait for jobs whose blocks the engine needs."""
         self._jobs.wait(job_ids)
 
     def shutdown(self) -> None:
-        """Give the sessions back."""
-        self._errand.close()
+        """End the sessions."""
+        self._retry_task.close()
         self._jobs.close()
 
 
 class BelugaOffloadingSpec(OffloadingSpec):
-    """Named in ``spec_name``. Raises :class:`~beluga.errors.ConnectorError` for what is refused."""
+    """The spec that ``spec_name`` names. Raises :class:`~beluga.errors.ConnectorError` for what is
+    refused.
+    """
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
@@ -129,18 +131,18 @@ class BelugaOffloadingSpec(OffloadingSpec):
     def build_metric_definitions(
         cls, extra_config: dict[str, Any]
     ) -> dict[str, OffloadingMetricMetadata]:
-        """One Prometheus counter for each of ours."""
+        """Define one Prometheus counter for each of our counters."""
         return {
             metric(name): OffloadingCounterMetadata(documentation=f"Beluga: {meaning}.")
             for name, meaning in NAMES.items()
         }
 
     def get_manager(self) -> OffloadingManager:
-        """The scheduler's side; waits a moment for the workers' cards."""
+        """Make the scheduler's side. It waits a moment for the workers' cards."""
         return BelugaManager(self._settings, self.config)
 
     def get_worker(self, kv_caches: Any) -> OffloadingWorker:
-        """A worker's side."""
+        """Make the worker's side."""
         connector = _connector_of(self)
         config = connector.connector_worker.vllm_config
         kv_cache_config = connector.connector_worker.kv_cache_config
@@ -187,7 +189,7 @@ class BelugaOffloadingSpec(OffloadingSpec):
 
 
 def _connector_of(spec: BelugaOffloadingSpec) -> Any:
-    """The connector that is being given its worker, itself or as one of several."""
+    """Return the connector that is receiving its worker, which may be one of several."""
     from vllm.distributed.kv_transfer import get_kv_transfer_group
 
     group = get_kv_transfer_group()
@@ -199,7 +201,9 @@ def _connector_of(spec: BelugaOffloadingSpec) -> Any:
 
 
 def check_engine(config: Any) -> None:
-    """Raise ConnectorError for an engine that could be given wrong blocks, or die of a lost one."""
+    """Raise ConnectorError for an engine that could get wrong blocks, or fail when a block is
+    lost.
+    """
     check_hashing(config.cache_config.prefix_caching_hash_algo)
     if config.kv_transfer_config.kv_load_failure_policy != "recompute":
         raise ConnectorError(

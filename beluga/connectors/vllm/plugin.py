@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Makes ``"kv_connector": "BelugaConnector"`` known to every vLLM in whose environment this is.
+"""The plugin that makes ``"kv_connector": "BelugaConnector"`` known to every vLLM of its
+environment.
 
 The entry point ``vllm.general_plugins`` calls :func:`register` in each of vLLM's processes.
 """
@@ -11,7 +12,7 @@ NAME = "BelugaConnector"
 
 
 def register() -> None:
-    """Register the connector by its name; twice is fine."""
+    """Register the connector by its name. A second call does nothing."""
     from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 
     if NAME not in KVConnectorFactory._registry:

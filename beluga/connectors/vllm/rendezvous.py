@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Where an engine's scheduler learns the namespaces of its workers: in the pool itself.
+"""The rendezvous: an engine's scheduler learns the namespaces of its workers from the pool.
 
-vLLM's OffloadingConnector carries nothing from a worker's spec to the scheduler's. Only a worker
-knows what its blocks are (their layout and packing); only the scheduler looks them up. So each rank
-leaves a card under the engine's id, and the scheduler looks there until it has all of them.
+vLLM's OffloadingConnector passes nothing from a worker's spec to the scheduler's. Only a worker
+knows its blocks' layout and packing; only the scheduler looks blocks up. So each rank stores a card
+under the engine's id, and the scheduler reads until it has the cards of all ranks.
 
-An engine's id may be given by the user, and be the same after a restart with another model. A card
-therefore says when it was written: one from before the scheduler's process began is not believed.
-(Hosts' clocks must agree to the second, where an engine has more than one host.)
+A user may choose the engine's id, which may then stay the same after a restart with another model.
+So a card has the time of its writing, and the scheduler ignores a card from before its own process
+began. (If an engine spans hosts, their clocks must agree to the second.)
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ CLOCK_SLACK_S = 1.0
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Rendezvous:
-    """The place of one engine. ``salt`` keeps other tenants away from it."""
+    """The rendezvous of one engine. ``salt`` separates it from other tenants."""
 
     engine_id: str
     salt: str
 
     def leave(self, attachment: Attachment, rank: int, namespace: Namespace) -> bool:
-        """Leave a rank's card, in place of an older one; whether it is there now."""
+        """Store a rank's card in place of an older one. Returns whether it is stored now."""
         text = json.dumps({"fields": dict(namespace.fields), "written_s": time.time()}).encode()
         card = np.frombuffer(text.ljust(CARD_SIZE), dtype=np.uint8).reshape(1, -1)
         cache, name = attachment.cache(self._namespace()), [_name(rank)]
@@ -48,7 +48,9 @@ class Rendezvous:
         return cache.put(name, card).stored == 1
 
     def look(self, attachment: Attachment, world_size: int, since_s: float) -> list[Namespace]:
-        """The namespaces of all ranks, in their order; none while a card is missing or older."""
+        """Return the namespaces of all ranks, in order, or none while a card is missing or too
+        old.
+        """
         cards = np.zeros((world_size, CARD_SIZE), dtype=np.uint8)
         names = [_name(rank) for rank in range(world_size)]
         if attachment.cache(self._namespace()).get(names, cards).hits < world_size:
@@ -63,9 +65,9 @@ class Rendezvous:
 
 
 def process_start_s() -> float:
-    """When this process began, in seconds of :func:`time.time`."""
+    """Return when this process began, in seconds of :func:`time.time`."""
     fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
-    ticks = int(fields[19])  # field 22 of the manual page, which counts from 1 and the name's two
+    ticks = int(fields[19])  # field 22 of proc(5), which counts from 1 and includes pid and name
     age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
     return time.time() - age_s
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Something that has to be done in the pool once, whenever the pool is there to do it in."""
+"""A task that is done in the pool once, as soon as the pool is available."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PAUSE_S = 0.05
 
 
 class RetryTask:
-    """A thread with a session of its own, until ``call`` has returned true."""
+    """A thread with its own session, which repeats ``call`` until it returns true."""
 
     def __init__(
         self,
@@ -39,11 +39,11 @@ class RetryTask:
         self._thread.start()
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait for it to be done; whether it is."""
+        """Wait until the task is done. Returns whether it is."""
         return self._done.wait(timeout_s)
 
     def close(self) -> None:
-        """Give it up, if it is not done."""
+        """Give the task up if it is not done."""
         self._closing.set()
         self._thread.join()
 

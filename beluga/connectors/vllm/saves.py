@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Saving beside the engine: a queue, and a thread of low priority that puts what stands in it.
+"""Saving beside the engine: a queue, and a low-priority thread that puts the queued blocks.
 
-Best effort: what finds no room in the queue or the pool, or no server, is not saved. The engine
-keeps a request's blocks until :meth:`Saves.ended` names it, and waits only when it takes blocks
-away from a request that it preempts: then for the piece that is being copied (256 KiB; without a
-link, for the batch), no longer.
+Saving is best effort: if the queue or the pool is full or there is no server, a block is not saved.
+The engine keeps a request's blocks until :meth:`Saves.ended` names it. It waits only when it takes
+blocks from a request that it preempts, and then only for the piece that is being copied (256 KiB;
+without a link, for the batch).
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
     from beluga.connectors.vllm.staging import Source
     from beluga.kvcache import Namespace, PutResult
 
-BATCH_BLOCKS = 16  # put at a time
-NICENESS = 10  # the engine's threads come first, by ten to one
+BATCH_BLOCKS = 16  # put in one call
+NICENESS = 10  # the engine's threads get about ten times the CPU share
 
 
 class Saves:
-    """The queue and its thread. ``source`` gives the engine's blocks as a run of bytes."""
+    """The queue and its thread. ``source`` provides the engine's blocks as runs of bytes."""
 
     def __init__(
         self,
@@ -46,21 +46,21 @@ class Saves:
         self._source, self._namespace = source, namespace
         self._connection, self._counters = connection, counters
         self._figures = LinkFigures(connection, counters)
-        self._room = room  # blocks
+        self._room = room  # free places in the queue, in blocks
         self._queue: deque[BlockRange] = deque()
-        self._waiting: Counter[str] = Counter()  # ranges of a request that are not done
-        self._known: set[str] = set()  # requests of which a save was ordered
-        self._finished: set[str] = set()  # those of them that the engine has ended
+        self._waiting: Counter[str] = Counter()  # ranges of each request that are not done
+        self._known: set[str] = set()  # requests with an ordered save
+        self._finished: set[str] = set()  # known requests that the engine has ended
         self._stored: dict[bytes, Stored] = {}
         self._copying = ""  # the request whose blocks are being read
-        self._cancelled: set[str] = set()  # requests whose saves are to stop after this batch
+        self._cancelled: set[str] = set()  # requests whose saves stop after this batch
         self._closing = False
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._keep, name="beluga-saves", daemon=True)
         self._thread.start()
 
     def order(self, ranges: list[BlockRange]) -> None:
-        """Queue them; what is too much is left out."""
+        """Queue the ranges. A range that does not fit is skipped."""
         if not ranges:
             return
         self._source.mark()
@@ -76,7 +76,9 @@ class Saves:
             self._changed.notify_all()
 
     def cancel(self, requests: list[str]) -> None:
-        """Their blocks are about to be given to others: drop what waits, wait for what runs."""
+        """Stop saves whose blocks will be reused: drop queued ranges and wait for the running
+        one.
+        """
         names = set(requests)
         with self._changed:
             kept = deque(one for one in self._queue if one.request not in names)
@@ -93,7 +95,9 @@ class Saves:
             self._changed.notify_all()
 
     def ended(self, finished: set[str]) -> set[str]:
-        """Of the requests that the engine has ever said to be finished: whose saves have ended."""
+        """Return the finished requests whose saves have ended. ``finished`` adds to the known
+        ones.
+        """
         with self._changed:
             self._finished |= finished & self._known
             ended = {name for name in self._finished if not self._waiting[name]}
@@ -104,13 +108,13 @@ class Saves:
         return ended
 
     def stored(self) -> dict[bytes, Stored]:
-        """What the pool has by these saves, since the last time."""
+        """Return the blocks that these saves put in the pool since the last call."""
         with self._changed:
             stored, self._stored = self._stored, {}
         return stored
 
     def close(self) -> None:
-        """Finish the batch that is being copied, and stop."""
+        """Finish the current batch and stop."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()
@@ -126,7 +130,7 @@ class Saves:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
         while True:
             with self._changed:
-                # Nothing new while all copying is stopped.
+                # No save begins while a cancellation stops all copies.
                 self._changed.wait_for(
                     lambda: (self._queue and not self._cancelled) or self._closing
                 )

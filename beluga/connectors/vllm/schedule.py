@@ -1,18 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The scheduler's side: what is loaded into which blocks, and which blocks are saved.
+"""The scheduler's side: it decides what is loaded into which blocks, and which blocks are saved.
 
-*Loads.* A request is looked up when it is first considered, beyond what the engine's own prefix
-cache has; its hits stay pinned until every rank has loaded them. At least one token is left to
-compute. A request of which a load failed is neither looked up nor saved again: what cannot be
-loaded once would be found again.
+*Loads.* A request is looked up when it is first considered, for blocks beyond those in the engine's
+own prefix cache. Its hits stay pinned until every rank has loaded them. At least one token is left
+to compute. A request with a failed load is neither looked up nor saved again, because the same hit
+would fail again.
 
 *Saves.* A block is offered with the step that completes it. But a step that loads may compute on
-what a load that fails leaves behind, also for other requests that share those blocks, and on other
-ranks than the one where it fails. So no step with loads saves, nor any after it until all ranks
-have said that they have loaded; what is left out is offered with the next step that may save, or
-when the request ends. (Asynchronous loads end before their request is scheduled: they stop
-nothing.)
+what a failed load leaves behind, also for other requests that share those blocks, and on other
+ranks than the one where it fails. So no step with loads saves, nor does any later step until all
+ranks have reported that they have loaded. A block that is not offered then is offered with the next
+step that may save, or when the request ends. (Asynchronous loads end before their request is
+scheduled, so they stop no saves.)
 """
 
 from __future__ import annotations
@@ -36,24 +36,24 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(slots=True)
 class Tracked:
-    """One request; numbers are of blocks."""
+    """The state of one request. Numbers count blocks."""
 
     request: Any
-    local: int = -1  # in the engine's own cache when it was looked up; -1: it was not
-    hits: int = 0  # in the pool, beyond them
+    local: int = -1  # blocks in the engine's own cache at the lookup; -1 without a lookup
+    hits: int = 0  # further blocks in the pool
     pins: Pins | None = None
-    loaded: range = range(0)  # what was loaded: the pool has it
+    loaded: range = range(0)  # blocks that were loaded, which the pool has
     loaded_ids: frozenset[int] = frozenset()
-    saved: int = 0  # leading blocks that were offered, or need not be
-    ordered: bool = False  # a save of it was ordered: the workers will say when it has ended
+    saved: int = 0  # leading blocks that were offered or need no save
+    ordered: bool = False  # a save was ordered; the workers report when it has ended
     spoiled: bool = False  # a load failed
 
 
 class Schedule:
-    """Follows the engine's requests. Called by the scheduler's thread alone.
+    """Tracks the engine's requests. Only the scheduler's thread calls it.
 
-    ``block_ids_of(request id)``: the engine's blocks of a request. ``announcements``: whom to tell
-    of blocks that are going to be saved.
+    ``block_ids_of(request id)`` returns the engine's blocks of a request. ``announcements`` is told
+    of blocks that will be saved.
     """
 
     def __init__(  # noqa: PLR0913  all but the first three named
@@ -74,12 +74,15 @@ class Schedule:
         self._announcements = announcements
         self._requests: dict[str, Tracked] = {}
         self._loads: list[BlockRange] = []  # for the next step
-        self._late: list[BlockRange] = []  # saves of requests that have ended, for the next step
-        self._loading: set[str] = set()  # before a forward, and not known to have succeeded
+        self._late: list[BlockRange] = []  # saves of ended requests, for the next step
+        # requests loading before a forward without a report of success
+        self._loading: set[str] = set()
         self._load_reports: Counter[str] = Counter()
 
     def matched_tokens(self, request: Any, computed_tokens: int) -> tuple[int, bool]:
-        """Tokens of a request to be had from the pool, and whether beside the forwards."""
+        """Return the tokens that the pool has for a request, and whether they load beside the
+        forwards.
+        """
         tracked = self._track(request)
         local = computed_tokens // self._block_size
         if tracked.spoiled:
@@ -90,7 +93,9 @@ class Schedule:
         return tokens, self._asynchronous and tokens > 0
 
     def allocated(self, request: Any, block_ids: Sequence[int], tokens: int) -> None:
-        """The engine has blocks for a request, and wants ``tokens`` from the pool in them."""
+        """Note that the engine has blocks for a request and wants ``tokens`` from the pool in
+        them.
+        """
         tracked = self._track(request)
         if tokens == 0:
             if not tracked.loaded_ids or not self._asynchronous:
@@ -108,7 +113,7 @@ class Schedule:
             self._loading.add(request.request_id)
 
     def orders(self, scheduled_tokens: dict[str, int], preempted: Sequence[str]) -> Orders:
-        """What the workers do with the next step."""
+        """Return the workers' orders for the next step."""
         orders = Orders(self._loads, self._late, list(preempted))
         self._loads, self._late = [], []
         if self._saves_at_all and not self._loading:
@@ -120,7 +125,7 @@ class Schedule:
         return orders
 
     def reported(self, report: Report | None, invalid_block_ids: set[int]) -> None:
-        """What the workers said after a step."""
+        """Take what the workers reported after a step."""
         for name, ranks in report.loaded.items() if report else ():
             self._load_reports[name] += ranks
             if self._load_reports[name] < len(self._lookups.ranks):
@@ -136,7 +141,9 @@ class Schedule:
                 tracked.spoiled = True
 
     def finished(self, request: Any, block_ids: Sequence[int]) -> bool:
-        """A request has ended; whether its blocks must be kept until the workers have saved."""
+        """Note that a request has ended. Returns whether its blocks must stay until the workers
+        have saved.
+        """
         tracked = self._requests.pop(request.request_id, None)
         if tracked is None:
             return False
@@ -150,8 +157,9 @@ class Schedule:
         return tracked.ordered
 
     def reset(self) -> None:
-        """Forget the pool: what is there, and what requests under way have computed, is of weights
-        that the engine may have no longer."""
+        """Forget the pool. Its blocks, and what running requests have computed, may belong to
+        weights that the engine no longer uses.
+        """
         self._lookups.reset()
         for tracked in self._requests.values():
             tracked.spoiled = True
@@ -164,7 +172,7 @@ class Schedule:
         return tracked
 
     def _look_up(self, tracked: Tracked, local: int) -> None:
-        """A request that starts, or starts again after it was preempted."""
+        """Look up a request that starts, or that starts again after it was preempted."""
         self._forget_lookup(tracked)
         tracked.loaded, tracked.loaded_ids, tracked.saved = range(0), frozenset(), 0
         request = tracked.request
@@ -184,7 +192,9 @@ class Schedule:
     def _save(
         self, tracked: Tracked, known_tokens: int, block_ids: Sequence[int] | None
     ) -> list[BlockRange]:
-        """Orders for the blocks of ``known_tokens`` leading tokens that were not offered yet."""
+        """Return orders for the blocks of ``known_tokens`` leading tokens that were not offered
+        yet.
+        """
         request = tracked.request
         last = min(known_tokens // self._block_size, len(request.block_hashes))
         if last <= tracked.saved or tracked.spoiled:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""What a user may say in ``kv_connector_extra_config``."""
+"""The connector's settings in ``kv_connector_extra_config``."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ LOADS = ("sync", "async")
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class VllmSettings(PoolSettings):
-    """A pool's settings, and vLLM's own.
+    """The pool's settings, and those of vLLM's connector.
 
-    ``load``: "sync" loads before the forward that needs the blocks, which is the shortest way to a
-    first token; "async" loads beside the forwards of other requests. ``save``: false for an engine
-    that only reads. ``save_queue``: blocks that may wait to be saved; more are left out.
+    ``load`` "sync" loads before the forward that needs the blocks, which gives the fastest first
+    token; "async" loads beside the forwards of other requests. ``save`` is false for an engine that
+    only reads. ``save_queue`` is how many blocks may wait to be saved; more are skipped.
     """
 
     load: str = "sync"

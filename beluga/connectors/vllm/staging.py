@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The engine's blocks as memory that the pool's engines copy from and to.
+"""The engine's blocks as memory that copy engines can read and write.
 
-On a CPU they are that. On a GPU that the CUDA engine can drive they are too (``device.py``); on any
-other accelerator they go through a buffer in pinned host memory: a copy more, and the same bytes.
-What a step has computed is complete when its stream has passed the mark set after it; what is
-loaded is there before anything that the engine queues on its stream later.
+On a CPU, and on a GPU that the CUDA engine can drive (``device.py``), the blocks are such memory
+already. On any other accelerator they pass through a buffer in pinned host memory, which costs one
+more copy. A step's results are complete when its stream has passed the mark set after it. A load is
+complete before anything that the engine queues on its stream later.
 """
 
 from __future__ import annotations
@@ -26,38 +26,40 @@ if TYPE_CHECKING:
 
 
 class Source:
-    """Blocks in this process's own memory. Used by one thread at a time, :meth:`mark` apart."""
+    """Blocks in this process's own memory. One thread at a time uses it, except for
+    :meth:`mark`.
+    """
 
     def __init__(self, layout: BlockLayout) -> None:
         self.layout = layout
         self.block_size = layout.block_size
 
     def mark(self) -> None:
-        """A step has been given to the device: what is moved from now on waits for its end."""
+        """Note that a step was given to the device. Copies from now on wait for its end."""
 
     def engine(self, pool: Pool) -> Engine | None:
-        """Who copies between the runs and this pool; None for the CPU."""
+        """Make the engine that copies between the runs and this pool; None means the CPU."""
         del pool
         return None
 
     def read(self, block_ids: Sequence[int]) -> Run:
-        """Their bytes, as they are now."""
+        """Return the blocks' bytes as they are now."""
         return self.layout.run(block_ids)
 
     @contextlib.contextmanager
     def write(self, block_ids: Sequence[int]) -> Iterator[Run]:
-        """Memory to be filled with their bytes; the engine has them after the block."""
+        """Yield memory to be filled with the blocks' bytes. The engine has them afterwards."""
         yield self.layout.run(block_ids)
 
     def close(self) -> None:
-        """Give back what is the device's; nothing is being moved."""
+        """Free what belongs to the device. No copy runs any more."""
 
 
 class StagedSource(Source):
-    """Blocks in a device's memory, by way of a buffer of this process.
+    """Blocks in a device's memory, copied through a buffer of this process.
 
-    ``own_stream``: copy beside the engine's stream, after the mark, and wait for the copies; else
-    the engine's stream does them in its order.
+    With ``own_stream`` copies run beside the engine's stream, after the mark, and this thread waits
+    for them; otherwise the engine's stream runs them in its order.
     """
 
     def __init__(self, layout: BlockLayout, *, own_stream: bool) -> None:
@@ -74,14 +76,14 @@ class StagedSource(Source):
             self._stream = torch.Stream(self._device)
 
     def mark(self) -> None:
-        """Remember how far the engine's stream has to get."""
+        """Record the current end of the engine's stream."""
         if self._device.type != "cpu":
             event = self._torch.Event(self._device)
             event.record()
             self._marked = event
 
     def read(self, block_ids: Sequence[int]) -> Run:
-        """Copy them out, after the mark, and wait for it."""
+        """Copy the blocks out, after the mark, and wait for the copies."""
         ids = self._torch.as_tensor(block_ids, device=self._device)
         host = self._host(len(block_ids))
         with self._beside():
@@ -95,7 +97,7 @@ class StagedSource(Source):
 
     @contextlib.contextmanager
     def write(self, block_ids: Sequence[int]) -> Iterator[Run]:
-        """A buffer to be filled; it is then copied in, after the mark, and waited for."""
+        """Yield a buffer to be filled. It is then copied in, after the mark, and waited for."""
         host = self._host(len(block_ids))
         yield self._run(host)
         ids = self._torch.as_tensor(block_ids, device=self._device)
@@ -105,10 +107,10 @@ class StagedSource(Source):
                 part = host[:, place : place + view.shape[1]]
                 view.index_copy_(0, ids, part.to(self._device, non_blocking=True))
                 place += view.shape[1]
-        self._wait()  # the buffer is filled anew by the next load
+        self._wait()  # the next load refills the buffer
 
     def _view(self, tensor: Any, piece: Any) -> Any:
-        """A piece of every block: bytes of shape (blocks, piece)."""
+        """Return a piece of every block as bytes of shape (blocks, piece)."""
         storage = tensor.untyped_storage()
         flat = self._torch.empty(0, dtype=self._torch.uint8, device=self._device).set_(storage)
         offset = piece.address - storage.data_ptr()
@@ -123,8 +125,9 @@ class StagedSource(Source):
         return self._buffer[:count]
 
     def _beside(self) -> contextlib.AbstractContextManager[Any]:
-        """Where copies run. The steps before the mark still read and write these blocks, so no
-        stream but the engine's own may touch the blocks before it has passed the mark."""
+        """Return the stream for copies. The steps before the mark still read and write these
+        blocks, so any stream but the engine's own must wait for the mark.
+        """
         if self._stream is None:
             return contextlib.nullcontext()
         if self._marked is not None:

@@ -18,31 +18,31 @@ from beluga.connectors.vllm.counters import NAMES
 
 @dataclasses.dataclass
 class BelugaStats(KVConnectorStats):
-    """Sums since the last report, by the names that ``counters`` gives them."""
+    """Sums since the last report, with the names of ``counters``."""
 
     data: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     def reset(self) -> None:
-        """Start again from nothing."""
+        """Set all sums to zero."""
         self.data = {}
 
     def aggregate(self, other: KVConnectorStats) -> KVConnectorStats:
-        """Add another process's."""
+        """Add another process's stats."""
         for name, amount in other.data.items():
             self.data[name] = self.data.get(name, 0) + amount
         return self
 
     def reduce(self) -> dict[str, int | float]:
-        """What a log line shows."""
+        """Return what a log line shows."""
         return {name: round(self.data[name], 4) for name in NAMES if self.data.get(name)}
 
     def is_empty(self) -> bool:
-        """Whether nothing happened."""
+        """Return whether all sums are zero."""
         return not any(self.data.values())
 
 
 class BelugaMetrics(KVConnectorPromMetrics):
-    """One Prometheus counter for each name, for each engine."""
+    """A Prometheus counter for each name and engine."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class BelugaMetrics(KVConnectorPromMetrics):
             }
 
     def observe(self, transfer_stats_data: dict[str, Any], engine_idx: int = 0) -> None:
-        """Add what an engine has reported."""
+        """Add an engine's report."""
         for name, amount in transfer_stats_data.items():
             if name in self._counters and amount > 0:
                 self._counters[name][engine_idx].inc(amount)

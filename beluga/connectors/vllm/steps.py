@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""What the scheduler's side and the workers' side tell each other. Plain data: it is pickled."""
+"""The messages between the scheduler's side and the workers' side. They are plain data and
+pickled.
+"""
 
 from __future__ import annotations
 
@@ -15,21 +17,21 @@ from beluga.kvcache import Namespace
 
 @dataclasses.dataclass(slots=True)
 class BlockRange:
-    """Consecutive blocks of one request: what they hold, and where the engine keeps them."""
+    """Consecutive blocks of one request: their digests, and their ids in the engine."""
 
     request: str
-    digests: bytes  # of all blocks, end to end
+    digests: bytes  # the digests of all blocks, end to end
     block_ids: list[int]
 
     def packed(self) -> NDArray[np.uint8]:
-        """The digests, as :func:`beluga.kvcache.fold` takes them."""
+        """Return the digests in the shape that :func:`beluga.kvcache.fold` takes."""
         count = len(self.block_ids)
         return np.frombuffer(self.digests, dtype=np.uint8).reshape(count, -1)
 
 
 @dataclasses.dataclass(slots=True)
 class Orders:
-    """For the workers, with each step of the engine."""
+    """Orders for the workers, sent with each step of the engine."""
 
     loads: list[BlockRange] = dataclasses.field(default_factory=list)
     saves: list[BlockRange] = dataclasses.field(default_factory=list)
@@ -38,7 +40,7 @@ class Orders:
 
 @dataclasses.dataclass(slots=True)
 class Stored:
-    """Of one block: how many ranks have it in the pool now, and how many of them put it there."""
+    """Counts for one block: the ranks that have it in the pool now, and those that put it there."""
 
     ranks: int
     new: int
@@ -46,7 +48,7 @@ class Stored:
 
 @dataclasses.dataclass(slots=True)
 class Report:
-    """From the workers, after a step: what became of loads and saves. Ranks are added up."""
+    """The workers' report after a step: the results of loads and saves. Ranks are added up."""
 
     loaded: Counter[str] = dataclasses.field(default_factory=Counter)
     stored: dict[bytes, Stored] = dataclasses.field(default_factory=dict)
@@ -55,7 +57,7 @@ class Report:
         return bool(self.loaded or self.stored)
 
     def add(self, other: Report) -> None:
-        """Add another rank's."""
+        """Add another rank's report."""
         self.loaded += other.loaded
         for digest, stored in other.stored.items():
             mine = self.stored.setdefault(digest, Stored(0, 0))
@@ -65,7 +67,7 @@ class Report:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Rank:
-    """A worker's handshake: under which namespace it keeps its part of every block."""
+    """A worker's handshake: the namespace in which it keeps its part of every block."""
 
     namespace: Namespace
     block_bytes: int

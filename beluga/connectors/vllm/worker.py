@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The worker's side, one per rank: does what the scheduler's side orders, and reports."""
+"""The worker's side, one per rank: it carries out the scheduler's orders and reports."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 
 
 class Worker:
-    """Loads and saves of one rank, each over a session of its own: a load waits for no save."""
+    """The loads and saves of one rank, each over its own session, so that no load waits for a
+    save.
+    """
 
     def __init__(
         self,
@@ -48,24 +50,24 @@ class Worker:
         self._sources = (load_source, save_source)
 
     def load(self, orders: Orders) -> None:
-        """Before the forward, or beside it."""
+        """Load before the forward, or beside it."""
         self.loads.load(orders.loads)
 
     def save(self, orders: Orders) -> None:
-        """After the forward."""
+        """Queue saves after the forward."""
         self.saves.order(orders.saves)
 
     def preempt(self, orders: Orders) -> None:
-        """Before blocks that were taken from requests are written."""
+        """Cancel saves of preempted requests, before the engine overwrites their blocks."""
         if orders.preempted:
             self.saves.cancel(orders.preempted)
 
     def report(self) -> Report:
-        """Since the last one."""
+        """Return the report since the last call."""
         return Report(self.loads.loaded(), self.saves.stored())
 
     def close(self) -> None:
-        """End what runs, and give the sessions back."""
+        """Finish what runs, and end the sessions."""
         self.loads.close()
         self.saves.close()
         self.load_connection.close()

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""What workers may hold by now, concluded from where requests were sent.
+"""The approximate index: it infers what workers may hold from the requests that were sent to them.
 
 Alone it is Dynamo's approximate mode, for engines that send no events. Beside an index of events it
-bridges the moment between a choice and the event that tells of it: n samples of one prompt that
-arrive together all go where the first went (predict-on-route). Times are seconds on one clock of
-the caller's, which must not go back.
+bridges the time between a choice and the event that reports it: n samples of one prompt that arrive
+together all go where the first one went (predict-on-route). Times are seconds of one clock of the
+caller, which must not go back.
 """
 
 from __future__ import annotations
@@ -22,19 +22,20 @@ from beluga.router.index.matches import Matches
 from beluga.router.index.tree import Tree, words
 from beluga.router.worker import Overlap, Worker
 
-# Dynamo, lib/kv-router/src/indexer/pruning.rs 18bcdc90, and its advice for predict-on-route.
+# Source: Dynamo, lib/kv-router/src/indexer/pruning.rs 18bcdc90, and its advice for
+# predict-on-route.
 TTL_S = 120.0
 PREDICTION_TTL_S = 5.0
 BLOCKS_MAX = 1 << 20
-PRUNED_TO = 0.8  # of that many
+PRUNED_TO = 0.8  # the share of ``blocks`` that pruning leaves
 
 
 class ApproximateIndexer:
-    """A block counts for a worker for ``ttl_s`` after a request with it was sent there last.
+    """An index in which a block counts for a worker until ``ttl_s`` after the last request with it.
 
-    When it has more than ``blocks`` (one for each worker that may hold it), those whose time would
-    be up first go until ``PRUNED_TO`` of that is left. Raises RouterError for limits that it
-    cannot have.
+    When it has more than ``blocks`` entries (one for each worker that may hold a block), it forgets
+    those that would expire first until ``PRUNED_TO`` of the limit is left. Raises RouterError for
+    invalid limits.
     """
 
     def __init__(
@@ -47,17 +48,19 @@ class ApproximateIndexer:
         self._lock = threading.Lock()
         self._ranks: dict[Worker, int] = {}
         self._workers: list[Worker | None] = [None] * (workers + 1)
-        # By worker: block -> when its time is up. In this order, because all have as long.
+        # Each worker's blocks with their expiry, in order of expiry because all live equally long.
         self._until: dict[Worker, OrderedDict[int, float]] = {}
         self._count = 0
         self._outcome = ffi.new("bl_prefix_outcome *")
 
     def __len__(self) -> int:
-        """Blocks, one for each worker that may hold it."""
+        """Return the number of entries: one for each block and worker that may hold it."""
         return self._count
 
     def routed(self, worker: Worker, tokens_hashes: Sequence[int], now: float) -> None:
-        """A request was sent to a worker. Raises EventError if there is no place for that one."""
+        """Note that a request was sent to a worker. Raises EventError if there are too many
+        workers.
+        """
         contents = words(tokens_hashes)[: self._blocks]
         with self._lock:
             self._expire(now)
@@ -65,7 +68,7 @@ class ApproximateIndexer:
             names = self._tree.paths(contents)
             until = self._until[worker]
             before = len(until)
-            # The last one first, so that a prompt is pruned from its tail.
+            # The last block comes first, so that pruning shortens a prompt from its end.
             for name in reversed(names):
                 until[name] = now + self._ttl_s
                 until.move_to_end(name)
@@ -75,7 +78,7 @@ class ApproximateIndexer:
             self._tree.store(rank, 0, rank, None, names, contents, self._outcome)
 
     def find_matches(self, tokens_hashes: Sequence[int], now: float) -> Matches:
-        """What each worker may hold of a request's leading blocks, on its device."""
+        """Return how many of a request's leading blocks each worker may hold on its device."""
         with self._lock:
             self._expire(now)
         runs, _ = self._tree.find(words(tokens_hashes), False)
@@ -120,7 +123,7 @@ class ApproximateIndexer:
             self._forget(worker, gone)
 
     def _prune(self, left: int) -> None:
-        """Forget blocks, those whose time is up first, of whichever worker."""
+        """Forget the blocks that would expire first, of any worker."""
         while self._count > left:
             worker = min(
                 (worker for worker, until in self._until.items() if until),
@@ -144,8 +147,8 @@ class ApproximateIndexer:
 
 
 class PredictiveIndexer:
-    """An index of events, and what was sent to workers in the last ``ttl_s``: a worker's run ends
-    where the longer of both does.
+    """An index of events, combined with what was sent to workers in the last ``ttl_s``. A worker's
+    run is the longer of the two.
     """
 
     def __init__(self, indexer: Indexer, *, ttl_s: float = PREDICTION_TTL_S) -> None:
@@ -153,11 +156,13 @@ class PredictiveIndexer:
         self._sent = ApproximateIndexer(ttl_s=ttl_s, workers=indexer.workers_max)
 
     def routed(self, worker: Worker, tokens_hashes: Sequence[int], now: float) -> None:
-        """A request was sent to a worker. Raises EventError if there is no place for that one."""
+        """Note that a request was sent to a worker. Raises EventError if there are too many
+        workers.
+        """
         self._sent.routed(worker, tokens_hashes, now)
 
     def find_matches(self, tokens_hashes: Sequence[int], now: float) -> Matches:
-        """What each worker holds of a request's leading blocks, or will in a moment."""
+        """Return what each worker holds of a request's leading blocks, or will hold soon."""
         contents = words(tokens_hashes)
         matches = self.indexer.find_matches(contents)
         held = dict(matches.held)
@@ -173,7 +178,9 @@ class PredictiveIndexer:
 
 
 def _at_least(own: Overlap, device: int) -> Overlap:
-    """An overlap with as many device blocks at least; what those cover is taken off the rest."""
+    """Return an overlap with at least ``device`` device blocks, which replace blocks of the other
+    tiers.
+    """
     ends = [own.device, own.device + own.host, own.held, own.blocks]
     first, second, third, last = (max(end, device) for end in ends)
     return Overlap(first, second - first, third - second, last - third)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""What an index holds, told again as stored events, parents first."""
+"""The dump of an index: its content as stored events, parents first."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from beluga.router.worker import Worker
 
 
 class _Chains:
-    """Events under way. A row that continues an event's last block joins it, so a path without
-    forks is one event. Each event stands before those that continue it: its first block is less
-    deep than theirs.
+    """Events in the making. A row that continues an event's last block joins it, so a path without
+    forks becomes one event. Each event precedes the events that continue it, because its first
+    block is less deep than theirs.
     """
 
     def __init__(self) -> None:
@@ -32,13 +32,14 @@ class _Chains:
 
 
 class Dump:
-    """Workers first, then the pool, whose blocks may stand behind those that only a worker has.
-    Rows come by depth; one whose parent nobody who may speak for it can name is left out, and so
-    are those behind it.
+    """A dump: first of the workers, then of the pool, whose blocks may follow blocks that only a
+    worker has. Rows come by depth. A row whose parent no possible speaker can name is left out,
+    with the rows behind it.
     """
 
     def __init__(self) -> None:
-        self._named: dict[int, tuple[Worker, int]] = {}  # block -> who has told of it, by what name
+        # block -> the worker that announced it, and that worker's name for it
+        self._named: dict[int, tuple[Worker, int]] = {}
 
     def of_worker(self, rows: Iterable[Row], worker: Worker) -> list[RouterEvent]:
         chains, told = _Chains(), set()

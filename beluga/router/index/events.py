@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""KV events as a router knows them: what an engine stored and removed, and in which tier.
+"""KV events as a router sees them: what an engine stored and removed, and in which tier.
 
-Two hashes stand for a block. Its *tokens hash* (local hash) is made of its contents alone, the same
-way by everybody; indexes are walked by it. Its *block hash* (sequence hash) is the engine's own
-name for it: opaque, never computed again here, a key for parents and removals. Both have 64 bits;
-what comes with a sign is read as bits without one.
+A block has two hashes. Its *tokens hash* (local hash) depends only on its contents and is the same
+everywhere; indexes are searched by it. Its *block hash* (sequence hash) is the engine's own name
+for the block. The router never computes it; it is a key for parents and removals. Both have 64
+bits, and signed values are read as unsigned bits.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from beluga.router.worker import Worker
 
 
 class Tier(enum.IntEnum):
-    """Where a block lies, nearest first."""
+    """The tiers in which a block may lie, nearest first."""
 
     DEVICE = 0
     HOST = 1
     DISK = 2
-    SHARED = 3  # a store that no worker owns: the pool
+    SHARED = 3  # the pool: a store that no worker owns
 
 
-# What engines call a tier (Dynamo's kv-events-custom-engines.md, and vLLM's STORAGE).
+# Engines' names for tiers (Dynamo's kv-events-custom-engines.md, and vLLM's STORAGE).
 _MEDIUMS = {
     "GPU": Tier.DEVICE,
     "DEVICE": Tier.DEVICE,
@@ -47,9 +47,9 @@ _MEDIUMS = {
 
 
 def tier_of(medium: str | None) -> Tier:
-    """The tier that an engine's word stands for; without one it is the device.
+    """Return the tier for an engine's name; None means the device.
 
-    Raises EventError for a word that nobody uses.
+    Raises EventError for an unknown name.
     """
     if medium is None:
         return Tier.DEVICE
@@ -61,25 +61,25 @@ def tier_of(medium: str | None) -> Tier:
 
 @dataclasses.dataclass(slots=True)
 class Stored:
-    """Blocks in a row, each the child of the one before. ``tokens_hashes`` None: the engine says no
-    contents, so these are blocks that it (or the pool) has told of before, in another tier.
+    """Consecutive blocks, each the child of the one before. ``tokens_hashes`` is None if the engine
+    sends no contents; then it or the pool has announced these blocks before, in another tier.
     """
 
     block_hashes: Sequence[int]
     tokens_hashes: Sequence[int] | None
-    parent_hash: int | None = None  # block hash; None: the first one has no parent
+    parent_hash: int | None = None  # a block hash; None: the first block has no parent
 
 
 @dataclasses.dataclass(slots=True)
 class Removed:
-    """Blocks that are gone from a tier."""
+    """Blocks that were removed from a tier."""
 
     block_hashes: Sequence[int]
 
 
 @dataclasses.dataclass(slots=True)
 class Cleared:
-    """All blocks of one rank are gone, from all its tiers."""
+    """All blocks of one rank were removed from all its tiers."""
 
 
 Data: TypeAlias = Stored | Removed | Cleared
@@ -87,8 +87,8 @@ Data: TypeAlias = Stored | Removed | Cleared
 
 @dataclasses.dataclass(slots=True)
 class RouterEvent:
-    """An event and who says it. ``event_id`` counts up by one for each worker; None: it is not
-    numbered here.
+    """An event with its sender. ``event_id`` counts up by one for each worker; None means that the
+    event has no number.
     """
 
     worker: Worker
@@ -98,7 +98,7 @@ class RouterEvent:
 
 
 def to_dynamo(event: RouterEvent) -> dict[str, Any]:
-    """An event in Dynamo's form, as its "kv-events" subject carries it."""
+    """Convert an event to Dynamo's form, which its "kv-events" subject carries."""
     data: str | dict[str, Any]
     if isinstance(event.data, Stored):
         stored = event.data
@@ -130,9 +130,9 @@ _DYNAMO_TIERS = {
 
 
 def from_dynamo(form: Mapping[str, Any]) -> RouterEvent:
-    """The event of a decoded message in Dynamo's form.
+    """Convert a decoded message in Dynamo's form to an event.
 
-    Raises EventError if it has not that form.
+    Raises EventError if it does not have that form.
     """
     try:
         inner = form["event"]

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""What one publisher sends, brought in order: gaps are waited for while a replay may fill them."""
+"""The feed of one publisher: it restores the order of messages and waits for a replay to fill
+gaps.
+"""
 
 from __future__ import annotations
 
@@ -9,25 +11,27 @@ from typing import Generic, TypeVar
 
 T = TypeVar("T")
 
-HELD_MAX = 1 << 14  # more than an engine keeps for a replay (vLLM's buffer_steps, 10,000)
+HELD_MAX = 1 << 14  # more than an engine keeps for a replay (vLLM's buffer_steps: 10,000)
 
 
 @dataclasses.dataclass(slots=True)
 class Ready(Generic[T]):
-    """What may be applied now, in order; ``restarted``: to an empty cache."""
+    """The items that may be applied now, in order. ``restarted``: they start with an empty
+    cache.
+    """
 
     items: list[T]
     restarted: bool = False
 
 
 class Feed(Generic[T]):
-    """Numbered items of one publisher, the first of them 0.
+    """The numbered items of one publisher, of which the first has number 0.
 
-    Something new may come behind a gap: then it is held, and ``wanted`` says from which number on
-    the publisher should send again. What is sent again goes to ``replayed``; when that ends, or
-    there is nobody to ask, ``give_up`` goes on without what is still missing. Without ``replay``
-    gaps are given up as they are met. A live number that was passed already is a repetition, or, if
-    it was made later than all before it, the publisher's new start.
+    An item behind a gap is held, and ``wanted`` is the number from which the publisher should send
+    again. Repeated items go to ``replayed``. When the replay ends, or nobody can be asked,
+    ``give_up`` continues without the missing items. Without ``replay``, gaps are given up at once.
+    A live number that was already passed is a repetition, unless the item was made later than all
+    before it: then the publisher has restarted.
     """
 
     def __init__(self, *, replay: bool = True, held_max: int = HELD_MAX) -> None:
@@ -36,17 +40,19 @@ class Feed(Generic[T]):
         self._latest = float("-inf")  # when the newest item was made
         self._held: dict[int, T] = {}
         self.gaps = 0
-        self.lost = 0  # items that nobody sent again
+        self.lost = 0  # items that no replay delivered
         self.repeated = 0
         self.restarts = 0
 
     @property
     def wanted(self) -> int | None:
-        """From which number on a replay would help; None: nothing is missing."""
+        """The number from which a replay is needed, or None if nothing is missing."""
         return self._next if self._held else None
 
     def offer(self, number: int, item: T, made_s: float) -> Ready[T]:
-        """An item as it is published, made at ``made_s`` by the publisher's clock."""
+        """Take a published item, made at ``made_s`` by the publisher's clock. Returns what may be
+        applied.
+        """
         restarted = number < self._next and made_s > self._latest
         if restarted:
             self.restarts += 1
@@ -64,13 +70,13 @@ class Feed(Generic[T]):
         return Ready(ready, restarted)
 
     def replayed(self, number: int, item: T) -> list[T]:
-        """An item that was sent again."""
+        """Take an item of a replay. Returns what may be applied."""
         if number >= self._next and len(self._held) <= self._held_max:
             self._held.setdefault(number, item)
         return self._drain()
 
     def give_up(self) -> list[T]:
-        """Do without what is missing before the items that are held."""
+        """Skip what is missing before the held items, and return these."""
         ready: list[T] = []
         for number in sorted(self._held):
             self.lost += number - self._next

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Names of blocks as Dynamo gives them: a local hash of what is in a block, a sequence hash of it
-and all before it.
+"""Hashes of blocks as Dynamo computes them: a local hash of a block's content, and a sequence hash
+of the block with all blocks before it.
 
-There are two eras. In A (2025) both are XXH3-64 with seed 1337, and a LoRA adapter's name is hashed
-behind the tokens. In B (today) the local hash's seed is the XXH3-64 of a JSON salt, and sequences
-are chained with seed 0. Tokens are unsigned 32-bit, little-endian; a tail that fills no block is
-dropped. An engine's own hashes are opaque: they are never computed here.
+There are two eras. In era A (2025) both are XXH3-64 with seed 1337, and the name of a LoRA adapter
+is hashed after the tokens. In era B (now) the local hash's seed is the XXH3-64 of a JSON salt, and
+sequences are chained with seed 0. Tokens are unsigned 32-bit integers, little-endian; a tail that
+does not fill a block is dropped. An engine's own hashes are opaque and never computed here.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ _U64 = (1 << 64) - 1
 
 
 def unsigned(value: int) -> int:
-    """A hash that came as a signed 64-bit number, its bits taken as unsigned."""
+    """Read the bits of a signed 64-bit hash as unsigned."""
     return value & _U64
 
 
 def salt_seed(salt: str = "", lora_name: str = "") -> int:
-    """Era B's seed of local hashes; what is empty is left out of the JSON."""
+    """Return era B's seed of local hashes. Empty fields are left out of the JSON."""
     from xxhash import xxh3_64_intdigest
 
     fields = {"salt": salt, "lora_name": lora_name}
@@ -49,10 +49,10 @@ def salt_seed(salt: str = "", lora_name: str = "") -> int:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class BlockHasher:
-    """Hashes prompts of one model, adapter and tenant.
+    """Hashes the prompts of one model, adapter and tenant.
 
-    With ``eagle`` (speculative decoding) a block's hash covers the token after it too. Raises
-    RouterError for an era that is none, or a salt in era A, which has none.
+    With ``eagle`` (speculative decoding) a block's hash also covers the token after it. Raises
+    RouterError for an unknown era, or for a salt in era A, which has none.
     """
 
     block_size: int  # tokens
@@ -73,7 +73,7 @@ class BlockHasher:
         seed, suffix = SEED_A, b""
         if self.era == "b":
             seed = salt_seed(self.salt, self.lora_name)
-        elif self.lora_name:  # the width of the length is this project's reading: 32 bits
+        elif self.lora_name:  # the width of the length is an assumption: 32 bits
             name = self.lora_name.encode()
             suffix = struct.pack("<I", len(name)) + name
         object.__setattr__(self, "_seed", seed)
@@ -82,10 +82,10 @@ class BlockHasher:
     def local(
         self, tokens: Tokens, multimodal: Mapping[int, Sequence[int]] | None = None
     ) -> list[int]:
-        """The local hash of every full block.
+        """Return the local hash of every full block.
 
-        ``multimodal`` gives the hashes (64 bits) of the objects that a block shows, by the block's
-        place; their order does not matter. Raises RouterError for tokens that are not 32-bit.
+        ``multimodal`` maps a block's index to the hashes (64 bits) of the objects that it shows, in
+        any order. Raises RouterError for tokens that are not 32-bit integers.
         """
         from xxhash import xxh3_64_intdigest
 
@@ -105,7 +105,7 @@ class BlockHasher:
         ]
 
     def sequence(self, local: Sequence[int]) -> list[int]:
-        """The sequence hash of every block, from the local hashes."""
+        """Return the sequence hash of every block, from the local hashes."""
         from xxhash import xxh3_64_intdigest
 
         pack = struct.Struct("<QQ").pack
@@ -116,7 +116,7 @@ class BlockHasher:
         return chained
 
     def query(self, tokens: Tokens, *, priority_jump: float = 0.0) -> Query:
-        """A prompt as policies see it."""
+        """Return the query for a prompt, as policies take it."""
         local = self.local(tokens)
         return Query(len(tokens), self.block_size, local, self.sequence(local), priority_jump)
 

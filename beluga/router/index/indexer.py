@@ -1,19 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Which worker holds which leading blocks of a request, as KV events tell it.
+"""The index of KV events: which worker holds which leading blocks of a request.
 
-What holds for an index, in one place:
+The rules of the index:
 
-* A rank holds a block, in a tier, from a ``stored`` until the ``removed`` of the same name and tier
-  or the rank's ``cleared``. A name stands for one block at a time: storing it again elsewhere lets
-  go of the block that it stood for. Other names of the same block go on holding it.
-* A block counts for a rank only if all blocks before it do. One that lies behind a gap is
-  remembered, and counts again when the gap is filled: so it is in the engine, where a block that
-  was evicted in mid-path and computed anew makes those behind it hits again.
-* Runs: device blocks from the first on, then host blocks from there, then disk, then the pool's.
-* Events of one rank apply in the order in which they are given; lookups run beside them, from any
-  thread, and see an event's blocks all or none (beluga/router/index/tree.py).
-* Memory is bounded: beyond the limits, what was stored longest ago is forgotten, and counted.
+* A rank holds a block, in a tier, from a ``stored`` event until the ``removed`` event of the same
+  name and tier or the rank's ``cleared`` event. A name stands for one block at a time: when it is
+  stored for another block, the rank no longer holds the first one by this name. Other names of the
+  same block still hold it.
+* A block counts for a rank only if all blocks before it do. A block behind a gap is remembered and
+  counts again when the gap is filled. The same is true in the engine: when a block in the middle of
+  a path is evicted and computed again, the blocks behind it are hits again.
+* Runs are device blocks from the first block on, then host blocks, then disk blocks, then blocks of
+  the pool.
+* Events of one rank apply in the order in which they are given. Lookups run concurrently, in any
+  thread, and see either all of an event's blocks or none (beluga/router/index/tree.py).
+* Memory is limited: beyond the limits, the blocks that were stored longest ago are forgotten and
+  counted.
 """
 
 from __future__ import annotations
@@ -36,38 +39,38 @@ from beluga.router.worker import Overlap, Worker
 
 log = logging.getLogger(__name__)
 
-WORKERS_MAX = 63  # one word of bits per tier and block
+WORKERS_MAX = 63  # the bits of one word per tier and block
 BLOCKS_MAX = 1 << 21
-NAMES_PER_BLOCK = 2  # engines with hashes of their own need one for each of them
+NAMES_PER_BLOCK = 2  # engines with their own hashes need one name each
 
-# What one C call counts (csrc/api/router.h), and what Counts calls it.
+# The fields of a C call's result (csrc/api/router.h), which are also fields of Counts.
 _OUTCOMES = ("stored", "repeated", "moved", "removed", "unknown", "evicted", "refused")
 
 
 @dataclasses.dataclass(slots=True)
 class Counts:
-    """What became of events, and of the blocks in them."""
+    """How many events, and blocks in them, had which result."""
 
-    events: int = 0  # applied, in part at least
-    stored: int = 0  # blocks held now and not before
-    repeated: int = 0  # blocks stored again
+    events: int = 0  # applied at least in part
+    stored: int = 0  # blocks that were not held before
+    repeated: int = 0  # blocks that were held already
     moved: int = 0  # names that stood for another block before
     removed: int = 0
-    unknown: int = 0  # removed, or stored without contents, and not known
-    evicted: int = 0  # forgotten to make room
-    refused: int = 0  # no room
-    parent_not_found: int = 0  # events dropped whole
-    invalid: int = 0  # events dropped whole: no sequence, no worker's place left
-    stale: int = 0  # events whose number was passed already
+    unknown: int = 0  # blocks removed, or stored without contents, that are unknown
+    evicted: int = 0  # forgotten to make space
+    refused: int = 0  # blocks without space
+    parent_not_found: int = 0  # events dropped as a whole
+    invalid: int = 0  # events dropped as a whole: no sequence, or too many workers
+    stale: int = 0  # events whose number was already passed
     gaps: int = 0
-    missed: int = 0  # events in those gaps
+    missed: int = 0  # events in the gaps
 
 
 class Indexer:
-    """An index of at most ``workers`` ranks and ``blocks`` distinct blocks under ``names`` names
-    (of engines; those that seed their hashes alike share one).
+    """An index of at most ``workers`` ranks and ``blocks`` distinct blocks with ``names`` names in
+    all. Engines that seed their hashes equally share names.
 
-    Raises RouterError for limits that it cannot have.
+    Raises RouterError for invalid limits.
     """
 
     def __init__(
@@ -85,21 +88,23 @@ class Indexer:
         self.workers_max = workers
         self.counts = Counts()
         self._outcome = ffi.new("bl_prefix_outcome *")
-        self._forget()  # has the lock
+        self._forget()  # makes the lock
         when_forked(self)
         self._ranks: dict[Worker, int] = {}
-        self._workers: list[Worker | None] = [None] * (workers + 1)  # by rank; 0 is the pool
+        self._workers: list[Worker | None] = [None] * (workers + 1)  # by rank; rank 0 is the pool
         self._last: dict[Worker, int] = {}
         self._missing: dict[Worker, tuple[int, int]] = {}
 
     def _forget(self) -> None:
-        """In a forked child: the lock's holder is one of the parent's threads."""
-        self._lock = threading.Lock()  # changes: the tables of workers, numbers and counts
+        """Make a new lock. In a forked child one of the parent's threads may hold the old one."""
+        self._lock = threading.Lock()  # for changes of the tables of workers, numbers and counts
 
     def apply(self, event: RouterEvent) -> None:
-        """Apply one event. Raises EventError, counted, for one that cannot be: nothing of it is
-        applied if its parent is unknown or one of its blocks, or there is no place for its worker;
-        all that can be is if some of its blocks are unknown, or have no room.
+        """Apply one event.
+
+        Raises EventError, and counts it, for an event with a problem. If its parent is unknown, its
+        sequence is invalid, or there are too many workers, nothing of it is applied. If some of its
+        blocks are unknown or have no space, the other blocks are applied.
         """
         with self._lock:
             if self._in_order(event.worker, event.event_id):
@@ -111,7 +116,7 @@ class Indexer:
                 self._conclude(event, status)
 
     def apply_all(self, events: Iterable[RouterEvent]) -> int:
-        """Apply events; those that cannot be are logged. How many those were."""
+        """Apply events and log those that fail. Returns how many failed."""
         failed = 0
         for event in events:
             try:
@@ -122,8 +127,9 @@ class Indexer:
         return failed
 
     def find_matches(self, tokens_hashes: Sequence[int], *, early_exit: bool = False) -> Matches:
-        """What each worker holds of a request's leading blocks. Workers without the first one have
-        no entry. ``early_exit`` stops where one worker alone goes on: counts are lower bounds then.
+        """Return what each worker holds of a request's leading blocks. A worker without the first
+        block has no entry. ``early_exit`` stops where only one worker continues; counts are then
+        lower bounds.
         """
         runs, shared = self._tree.find(words(tokens_hashes), early_exit)
         held: dict[Worker, Overlap] = {}
@@ -135,7 +141,7 @@ class Indexer:
         return Matches(held, shared)
 
     def matches(self, query: Query) -> Matches:
-        """find_matches for Router."""
+        """Return the matches of a query. This is the form of find_matches that Router takes."""
         return self.find_matches(query.hashes)
 
     def remove_worker(self, worker_id: int) -> None:
@@ -150,22 +156,22 @@ class Indexer:
                 self._count()
 
     def clear_shared(self) -> None:
-        """Forget what the pool holds: it was made anew."""
+        """Forget what the pool holds, because it was created again."""
         with self._lock:
             self._tree.clear(SHARED_RANK, self._outcome)
             self._count()
 
     def missing(self) -> dict[Worker, tuple[int, int]]:
-        """Take the gaps found since the last call: the first and last number of the events that
-        each worker should send again, or else be dumped and restored.
+        """Return the gaps found since the last call: for each worker the first and last number of
+        the events that it should send again. Otherwise the worker must be dumped and restored.
         """
         with self._lock:
             missing, self._missing = self._missing, {}
             return missing
 
     def restore(self, worker: Worker, events: Iterable[RouterEvent], last_id: int | None) -> int:
-        """Build one worker's blocks anew from a dump of it, which stands at event ``last_id``.
-        How many events could not be applied.
+        """Replace one worker's blocks by those of its dump, made at event ``last_id``. Returns how
+        many events could not be applied.
         """
         with self._lock:
             if (rank := self._ranks.get(worker)) is not None:
@@ -182,8 +188,8 @@ class Indexer:
         return failed
 
     def dump(self) -> Iterator[RouterEvent]:
-        """Stored events, parents first, that make an equal index of an empty one: all blocks that
-        count for somebody. Blocks behind a gap are left out.
+        """Yield stored events, parents first, that turn an empty index into an equal one. They have
+        all blocks that count for some worker, and none behind a gap.
         """
         with self._lock:
             ranks = dict(self._ranks)
@@ -193,24 +199,24 @@ class Indexer:
         yield from dump.of_pool(self._tree.rows(SHARED_RANK))
 
     def held(self, worker: Worker, tier: Tier) -> int:
-        """Names that a worker, or whoever for SHARED, holds blocks by in a tier."""
+        """Return how many names hold blocks in a tier: a worker's, or everybody's for SHARED."""
         if tier is Tier.SHARED:
             return self._tree.held(SHARED_RANK, 0)
         rank = self._ranks.get(worker)
         return 0 if rank is None else self._tree.held(rank, tier)
 
     def workers(self) -> list[Worker]:
-        """All that were heard of and not removed."""
+        """Return all workers that sent events and were not removed."""
         with self._lock:
             return list(self._ranks)
 
     @property
     def handle(self) -> core.bl_prefix:
-        """The tree as C knows it, for benchmarks."""
+        """The C tree, for benchmarks."""
         return self._tree.handle
 
     def stat(self) -> TreeStat:
-        """How full the index is."""
+        """Return how full the index is."""
         return self._tree.stat()
 
     def _in_order(self, worker: Worker, number: int | None) -> bool:
@@ -229,7 +235,7 @@ class Indexer:
         return True
 
     def _put(self, event: RouterEvent) -> int:
-        """Tell the tree. Returns C's status."""
+        """Apply the event to the tree. Returns C's status."""
         rank = self._rank_of(event.worker)
         data = event.data
         if isinstance(data, Cleared):
@@ -251,7 +257,7 @@ class Indexer:
         raise EventError(f"{type(data).__name__} is no KV event")
 
     def _conclude(self, event: RouterEvent, status: int) -> None:
-        """Count, and raise what the status stands for."""
+        """Count the result, and raise the error that the status means."""
         unknown, refused = self._outcome.unknown, self._outcome.refused
         self._count()
         who = f"worker {event.worker.worker_id}, rank {event.worker.dp_rank}"

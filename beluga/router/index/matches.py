@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""What an index says of one request, before a policy sees it worker by worker."""
+"""The matches of one request: the index's answer, which a policy then sees worker by worker."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from beluga.router.worker import Overlap, Worker
 
 @dataclasses.dataclass(slots=True)
 class Matches:
-    """Leading blocks that workers hold, and that the pool holds for all of them. An index that
-    knows how far the pool goes on behind a worker's own blocks says so in ``held``.
+    """Leading blocks that workers hold, and those that the pool holds for all of them. An index
+    that knows how far the pool continues behind a worker's own blocks stores that in ``held``.
     """
 
     held: Mapping[Worker, Overlap] = dataclasses.field(default_factory=dict)
-    shared: int = 0  # leading blocks in the pool, counted from the first block
+    shared: int = 0  # leading blocks in the pool, counted from the first
 
     def of(self, worker: Worker) -> Overlap:
-        """The overlap of one worker, the pool's blocks beyond its own included."""
+        """Return the overlap of one worker, with the pool's blocks beyond its own."""
         own, shared = self.held.get(worker), self.shared
         if own is None:
             return Overlap(0, 0, 0, shared)

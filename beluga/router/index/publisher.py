@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""A worker's side of KV events: numbered, without repetitions of removals, kept for a replay."""
+"""A worker's publisher of KV events: it numbers them, suppresses repeated removals, and keeps them
+for a replay.
+"""
 
 from __future__ import annotations
 
@@ -13,22 +15,23 @@ from beluga.errors import RouterError
 from beluga.router.index.events import Cleared, Data, Removed, RouterEvent, Stored, Tier
 from beluga.router.worker import Worker
 
-RING = 10_000  # events kept; vLLM's buffer_steps
+RING = 10_000  # how many events are kept (vLLM's buffer_steps)
 
 
 class Replay(NamedTuple):
-    """Events from a number on; ``missed`` of them before those were kept no longer."""
+    """The events from a number on; ``missed`` earlier ones are no longer kept."""
 
     events: list[RouterEvent]
     missed: int
 
 
 class Publisher:
-    """Events of one worker, from any thread.
+    """Makes the events of one worker, in any thread.
 
-    References are counted by tier and block: every store is told, because it may be the one that a
-    router missed; a removal only when as many were told as stores, or none was. ``cleared`` forgets
-    all counts. (Dynamo, lib/llm/src/kv_router/publisher/dedup.rs 6f64a59b.)
+    References are counted by tier and block. Every store makes an event, because a router may have
+    missed an earlier one. A removal makes an event only if it is the last reference or there was
+    none. ``cleared`` resets all counts. (Source: Dynamo, lib/llm/src/kv_router/publisher/dedup.rs
+    6f64a59b.)
     """
 
     def __init__(self, worker: Worker, *, ring: int = RING) -> None:
@@ -39,11 +42,11 @@ class Publisher:
         self._references: dict[Tier, Counter[int]] = {tier: Counter() for tier in Tier}
         self._next = 0
         self._ring: deque[RouterEvent] = deque(maxlen=ring)
-        self.suppressed = 0  # removals that were not told
+        self.suppressed = 0  # removals without an event
 
     @property
     def next_id(self) -> int:
-        """The number that the next event will have; the first one has 0."""
+        """The number of the next event; the first has number 0."""
         return self._next
 
     def stored(
@@ -54,7 +57,7 @@ class Publisher:
         *,
         tier: Tier = Tier.DEVICE,
     ) -> RouterEvent:
-        """Blocks that are new in a tier: not those that a request found there."""
+        """Announce blocks that are new in a tier, but not those that a request found there."""
         with self._lock:
             self._references[tier].update(block_hashes)
             return self._event(Stored(block_hashes, tokens_hashes, parent_hash), tier)
@@ -62,7 +65,9 @@ class Publisher:
     def removed(
         self, block_hashes: Sequence[int], *, tier: Tier = Tier.DEVICE
     ) -> RouterEvent | None:
-        """Blocks that are gone from a tier, or None if others of the same names are still there."""
+        """Announce blocks that left a tier. Returns None if other references to all of them
+        remain.
+        """
         references = self._references[tier]
         with self._lock:
             gone = []
@@ -77,7 +82,9 @@ class Publisher:
             return self._event(Removed(gone), tier) if gone else None
 
     def cleared(self) -> RouterEvent:
-        """Everything is gone, from all tiers but the shared one, which is not this worker's."""
+        """Announce that all tiers are empty, except the shared one, which this worker does not
+        own.
+        """
         with self._lock:
             for tier, references in self._references.items():
                 if tier is not Tier.SHARED:
@@ -85,7 +92,7 @@ class Publisher:
             return self._event(Cleared(), Tier.DEVICE)
 
     def replay(self, first: int) -> Replay:
-        """All events from number ``first`` on that are still kept."""
+        """Return all kept events from number ``first`` on."""
         with self._lock:
             oldest = self._next - len(self._ring)
             kept = [event for event in self._ring if (event.event_id or 0) >= first]

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""One engine's publisher, as the index hears it: frames in, blocks in the index."""
+"""The subscription to one engine's publisher: it turns ZMQ frames into blocks of the index."""
 
 from __future__ import annotations
 
@@ -17,28 +17,27 @@ from beluga.router.worker import Worker
 class Subscription:
     """Feeds an index from one endpoint.
 
-    Whoever has the sockets calls ``received`` with what comes from SUB; sends ``wanted`` to the
-    replay endpoint, if that is not None and no such request is out; and calls ``replayed`` with
-    what comes from there until it says that this was the last, or else ``replay_failed``. Without a
-    replay endpoint (``replay`` false) nothing is ever wanted. Nothing raises: what is wrong is
-    counted.
+    The owner of the sockets calls ``received`` with each message from SUB. It sends ``wanted`` to
+    the replay endpoint, if that is not None and no such request is pending, and calls ``replayed``
+    with the answers until that returns True, or else ``replay_failed``. Without a replay endpoint
+    (``replay`` false) ``wanted`` is always None. Nothing raises; problems are counted.
     """
 
     def __init__(self, indexer: Indexer, decoder: WireDecoder, *, replay: bool) -> None:
         self._indexer, self._decoder = indexer, decoder
         self.feed: Feed[Batch] = Feed(replay=replay)
-        self.unread = 0  # messages, and events in them, that are none
+        self.unread = 0  # unreadable messages, and unreadable events in messages
         self.failed = 0  # events that could not be applied
         self._ranks: set[Worker] = set()
 
     @property
     def wanted(self) -> list[bytes] | None:
-        """Frames for the replay endpoint; None: nothing is missing."""
+        """The frames for the replay endpoint, or None if nothing is missing."""
         first = self.feed.wanted
         return None if first is None else replay_request(first)
 
     def received(self, frames: Sequence[bytes]) -> None:
-        """A published message."""
+        """Take a published message."""
         read = self._read(frames)
         if read is None or read[1] is None:
             return
@@ -49,7 +48,7 @@ class Subscription:
         self._apply(ready.items)
 
     def replayed(self, frames: Sequence[bytes]) -> bool:
-        """A message that was sent again. True: it was the last."""
+        """Take a message of a replay. Returns True if it was the last."""
         read = self._read(frames)
         if read is None:
             return False
@@ -61,7 +60,7 @@ class Subscription:
         return False
 
     def replay_failed(self) -> None:
-        """Nobody sends again what is missing."""
+        """Continue without the missing messages, because no replay delivers them."""
         self._apply(self.feed.give_up())
 
     def _read(self, frames: Sequence[bytes]) -> tuple[int, Batch | None] | None:

@@ -2,8 +2,8 @@
 # Copyright The Beluga Authors
 """The tree of blocks in C (csrc/api/router.h), by rank number: one call per event or request.
 
-Calls give up the interpreter's lock: threads look things up side by side, while changes wait for
-each other in C.
+Calls release the interpreter's lock. Threads look up concurrently, and changes wait for each other
+in C.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _MATCH_WORDS = ffi.sizeof("bl_prefix_match") // 4
 
 class Row(NamedTuple):
     """A block that a rank holds. ``parent`` is the rank's name for the block ``before``, if it
-    holds that too; a first block (``depth`` 1) has none before it.
+    holds that, too. A first block (``depth`` 1) has none before it.
     """
 
     name: int
@@ -40,7 +40,7 @@ class Row(NamedTuple):
 
 
 class TreeStat(NamedTuple):
-    """How full the tree is; ``evicted`` counts blocks that were forgotten to make room."""
+    """How full the tree is. ``evicted`` counts blocks that were forgotten to make space."""
 
     blocks: int
     names: int
@@ -50,9 +50,9 @@ class TreeStat(NamedTuple):
 
 
 def words(values: Iterable[int]) -> array[int]:
-    """Hashes as C takes them; negative ones are read as 64 bits without a sign.
+    """Convert hashes for C. Negative values are read as unsigned 64 bits.
 
-    Raises EventError for what is no number.
+    Raises EventError for a value that is not a number.
     """
     if isinstance(values, array) and values.typecode == "Q":
         return values
@@ -72,8 +72,8 @@ def _pointer(values: array[int] | None) -> core.uint64_p | core.Null:
 
 
 class Tree:
-    """Ranks are 1 to ``rank_max``; SHARED_RANK is the pool. Errors of C come back as negative
-    errno, beside what became of the blocks.
+    """A tree with ranks 1 to ``rank_max``; SHARED_RANK is the pool. Errors of C are returned as
+    negative errno, beside the outcome.
     """
 
     def __init__(self, *, rank_max: int, block_max: int, name_max: int) -> None:
@@ -96,8 +96,9 @@ class Tree:
 
     @property
     def handle(self) -> core.bl_prefix:
-        """The ``bl_prefix *``. Raises RouterError in a forked child: what held its locks, and was
-        changing it perhaps, is a thread of the parent process."""
+        """The ``bl_prefix *``. Raises RouterError in a forked child, because a thread of the parent
+        may have held its locks or been changing it.
+        """
         if self._forked:
             raise RouterError("this index is the parent process's; make another after fork")
         return self._handle
@@ -115,8 +116,8 @@ class Tree:
         locals_: array[int] | None,
         outcome: core.bl_prefix_outcome,
     ) -> int:
-        """Blocks behind the one that ``rank``, or else ``speaker``, names ``parent``; without
-        ``locals_``, blocks that they have names for already.
+        """Store blocks behind the one that ``rank``, or else ``speaker``, names ``parent``. Without
+        ``locals_``, both must already have names for the blocks. Returns C's status.
         """
         if locals_ is None:
             return int(
@@ -144,20 +145,20 @@ class Tree:
     def remove(
         self, rank: int, tier: int, names: array[int], outcome: core.bl_prefix_outcome
     ) -> int:
-        """Blocks that leave one tier of a rank."""
+        """Remove blocks from one tier of a rank. Returns C's status."""
         return int(
             lib.bl_prefix_remove(self.handle, rank, tier, _pointer(names), len(names), outcome)
         )
 
     def clear(self, rank: int, outcome: core.bl_prefix_outcome) -> int:
-        """All that a rank holds, in every tier."""
+        """Remove everything that a rank holds, in every tier. Returns C's status."""
         return int(lib.bl_prefix_clear(self.handle, rank, outcome))
 
     def find(
         self, locals_: array[int], early_exit: bool
     ) -> tuple[Iterable[tuple[int, int, int, int, int]], int]:
-        """Ranks that hold the first block, each with where its runs end (device, host, disk,
-        shared), all counted from the first block; and how many leading blocks the pool holds.
+        """Return the ranks that hold the first block, each with the ends of its runs (device, host,
+        disk, shared), all counted from the first block; and how many leading blocks the pool holds.
         """
         matches = ffi.new("uint32_t[]", _MATCH_WORDS * self._rank_max)
         shared = ffi.new("uint32_t *")
@@ -173,24 +174,26 @@ class Tree:
         return zip(numbers, numbers, numbers, numbers, numbers, strict=True), shared[0]
 
     def held(self, rank: int, tier: int) -> int:
-        """Names that a rank has in a tier."""
+        """Return how many names a rank has in a tier."""
         return int(lib.bl_prefix_held(self.handle, rank, tier))
 
     def paths(self, locals_: array[int]) -> array[int]:
-        """A hash of each block's whole path: names for blocks of which no engine tells."""
+        """Return a hash of each block's whole path. These are names for blocks that no engine
+        announces.
+        """
         paths = array("Q", bytes(8 * len(locals_)))
         lib.bl_prefix_paths(self.handle, _pointer(locals_), len(locals_), _pointer(paths))
         return paths
 
     def rows(self, rank: int) -> list[Row]:
-        """All that a rank holds, parents first."""
+        """Return all blocks that a rank holds, parents first."""
         room = 0
         while True:
             rows = ffi.new("bl_prefix_row[]", room)
             count = lib.bl_prefix_dump(self.handle, rank, rows, room)
             if count <= room:
                 break
-            room = count + count // 8  # others may store meanwhile
+            room = count + count // 8  # other threads may store meanwhile
         found = [
             Row(r.name, r.parent, r.local, r.block, r.before, r.depth, r.tier)
             for r in rows[0:count]
@@ -198,7 +201,7 @@ class Tree:
         return sorted(found, key=lambda row: row.depth)
 
     def stat(self) -> TreeStat:
-        """How full it is."""
+        """Return how full the tree is."""
         stat = ffi.new("bl_prefix_stat *")
         lib.bl_prefix_stat_read(self.handle, stat)
         return TreeStat(stat.blocks, stat.names, stat.block_max, stat.name_max, stat.evicted)

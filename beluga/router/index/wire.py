@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""KV events as vLLM publishes them over ZMQ, from frames to events; sockets are the caller's.
+"""The wire format of KV events that vLLM publishes over ZMQ, from frames to events. The caller owns
+the sockets.
 
 A message has three frames: topic, sequence number (8 bytes, big-endian), and a batch in msgpack,
 ``[ts, [events], dp_rank]``. Events are maps with a ``type``, or arrays that begin with it. Hashes
-are integers, or digests of which the last 64 bits are taken, as vLLM itself does
-(vllm/distributed/kv_events.py, VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES). Everything here may come from
-a stranger: what cannot be read is an EventError.
+are integers, or digests whose last 64 bits are used, as in vLLM (vllm/distributed/kv_events.py,
+VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES). All input is untrusted; what cannot be read raises EventError.
 """
 
 from __future__ import annotations
@@ -21,14 +21,15 @@ from beluga.router.index.events import Cleared, Removed, RouterEvent, Stored, ti
 from beluga.router.index.hashing import BlockHasher, unsigned
 from beluga.router.worker import Worker
 
-# The tokens hashes of some blocks, given their tokens and the LoRA adapter's name ("": none).
+# A function from the tokens of some blocks and the LoRA adapter's name ("" for none) to the tokens
+# hashes.
 HashBlocks: TypeAlias = Callable[[Sequence[int], str], Sequence[int]]
 
 DP_RANKS_MAX = 1024
-ADAPTERS_KEPT = 1024  # whose seeds are not hashed again
+ADAPTERS_KEPT = 1024  # adapters whose seeds are remembered
 
-_END = unsigned(-1)  # the number that ends a replay
-_FIELDS = {  # in the order of the array form
+_END = unsigned(-1)  # the number of the message that ends a replay
+_FIELDS = {  # the fields in the order of the array form
     "BlockStored": (
         "block_hashes",
         "parent_block_hash",
@@ -54,13 +55,13 @@ class Frame(NamedTuple):
 
     @property
     def ends_replay(self) -> bool:
-        """Everything that the publisher kept has been sent again."""
+        """Whether this message ends a replay."""
         return self.sequence == _END and not self.payload
 
 
 def decode_frames(frames: Sequence[bytes]) -> Frame:
-    """A published message, or one of a replay, with or without an empty frame before it and a
-    topic in it. Raises EventError for anything else.
+    """Split a published message or one of a replay, with or without an empty first frame and a
+    topic. Raises EventError for anything else.
     """
     parts = list(frames[1:] if len(frames) == 4 and not frames[0] else frames)
     if len(parts) == 2:
@@ -71,12 +72,14 @@ def decode_frames(frames: Sequence[bytes]) -> Frame:
 
 
 def replay_request(first: int) -> list[bytes]:
-    """The frames, from a DEALER, that ask vLLM's publisher for all it kept from a number on."""
+    """Return the frames, for a DEALER socket, that ask vLLM's publisher for everything from a
+    number on.
+    """
     return [b"", first.to_bytes(8, "big")]
 
 
 def hash_blocks_by(hasher: BlockHasher) -> HashBlocks:
-    """The router's own hashing, for engines whose requests have no salt."""
+    """Return the router's own hashing, for engines whose requests have no salt."""
     hashers = {hasher.lora_name: hasher}
 
     def hash_blocks(tokens: Sequence[int], adapter: str) -> Sequence[int]:
@@ -92,21 +95,21 @@ def hash_blocks_by(hasher: BlockHasher) -> HashBlocks:
 
 @dataclasses.dataclass(slots=True)
 class Batch:
-    """The events of one message; ``failed`` says of those that cannot be read why."""
+    """The events of one message. ``failed`` has an error for each event that cannot be read."""
 
-    made_s: float  # by the engine's clock
+    made_s: float  # seconds, by the engine's clock
     worker: Worker
     events: list[RouterEvent]
     failed: list[EventError]
 
 
 class WireDecoder:
-    """Reads the batches of one engine. Its blocks have ``block_size`` tokens, as the router's have.
+    """Reads the batches of one engine. The engine and the router must have blocks of ``block_size``
+    tokens.
 
     Blocks whose hash covers more than tokens and adapter (images, a salt) get tokens hashes that no
-    router computes: nothing is ever expected of them, nor of those behind them. Of an engine with
-    several KV cache groups the first one counts. Raises RouterError if ``block_size`` is not
-    positive.
+    router computes, so they and the blocks behind them never match. If an engine has several KV
+    cache groups, the first one counts. Raises RouterError if ``block_size`` is not positive.
     """
 
     def __init__(self, worker_id: int, *, block_size: int, hash_blocks: HashBlocks) -> None:
@@ -120,7 +123,7 @@ class WireDecoder:
         self._errors = (msgspec.MsgspecError, RecursionError, ValueError)
 
     def batch(self, payload: bytes) -> Batch:
-        """Raises EventError if it is no batch of events."""
+        """Decode a batch of events. Raises EventError if the payload is not one."""
         try:
             decoded = self._decode(payload)
         except self._errors as error:

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The distinct blocks that the active requests of one worker hold, counted once however many share.
+"""The distinct blocks that the active requests of one worker hold. A shared block counts once.
 
-Blocks are named by sequence hashes, each of which stands for its whole prefix. So what is held is
-closed under prefixes, and reference counts never grow along a request: both are searched, not
-walked.
+Blocks are named by sequence hashes, each of which stands for its whole prefix. So the set of held
+blocks is closed under prefixes, and reference counts never grow along a request; a binary search
+suffices for both.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Container, Sequence
 
 
 def leading(chain: Sequence[int], held: Container[int]) -> int:
-    """How many leading elements of a chain are in a set that is closed under prefixes."""
+    """Return how many leading elements of a chain are in a set that is closed under prefixes."""
     if not chain or chain[0] not in held:
         return 0
     if chain[-1] in held:
@@ -27,16 +27,16 @@ class ActiveBlocks:
         self._counts: dict[int, int] = {}
         self._faded: dict[
             int, float
-        ] = {}  # blocks of one request only: what they weigh less than 1
+        ] = {}  # for blocks of only one request: how much less than 1 they weigh
 
     def __len__(self) -> int:
-        """Distinct blocks, the faded ones at their weight; rounded."""
+        """Return the number of distinct blocks, with the faded ones at their weight, rounded."""
         if self._faded:
             return round(len(self._counts) - sum(self._faded.values()))
         return len(self._counts)
 
     def held(self, sequence: Sequence[int]) -> int:
-        """How many leading blocks of a request are held already."""
+        """Return how many leading blocks of a request are held already."""
         return leading(sequence, self._counts)
 
     def add(self, sequence: Sequence[int]) -> None:
@@ -60,7 +60,9 @@ class ActiveBlocks:
                 self._faded.pop(block, None)
 
     def fade(self, sequence: Sequence[int], weight: float) -> None:
-        """Let the blocks that this request alone holds, its exclusive suffix, weigh 0..1 each."""
+        """Give the blocks that only this request holds, its exclusive suffix, a weight of 0..1
+        each.
+        """
         for block in reversed(sequence):
             if self._counts[block] > 1:
                 break

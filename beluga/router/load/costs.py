@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""What prefill, decode and transfers cost: every constant of the policies and of the simulator,
-each with where it comes from. They stand in this file only.
+"""The costs of prefill, decode and transfers: every constant of the policies and of the simulator,
+each with its source. No other file has such constants.
 
 With ``n`` new tokens behind ``kv`` cached ones, and ``B`` requests decoding over ``K`` tokens of
 context in all (milliseconds)::
@@ -18,8 +18,8 @@ import dataclasses
 from beluga.errors import RouterError
 from beluga.transfer import DEVICE_SPEED, LinkSettings
 
-# Least-squares fits to operator tables measured by others, contexts up to 16 k tokens: what they
-# say of longer ones is extrapolated.
+# Least-squares fits to operator tables measured by others, for contexts up to 16 k tokens. Values
+# for longer contexts are extrapolated.
 _AIC = "fit to aiconfigurator's silicon tables (vLLM 0.19, GEMM and attention)"
 _LSS = "fit to LLMServingSim's layer tables"
 # Fitted to two logs of real vLLM 0.19 (300 ShareGPT requests each): 12 ms for Qwen3-32B on two
@@ -30,7 +30,7 @@ _STEP_8B = 4.0
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ModelCosts:
-    """A model on a GPU: a to h in milliseconds, and where a to g come from."""
+    """The costs of a model on a GPU: a to h in milliseconds, and the source of a to g."""
 
     name: str
     a: float
@@ -41,17 +41,19 @@ class ModelCosts:
     g: float
     h: float
     kv_bytes_per_token: int  # 2 * layers * kv heads * head size * 2 bytes
-    hbm_bytes: int  # for KV, of the GPUs of one worker
+    hbm_bytes: int  # memory for KV on the GPUs of one worker
     source: str
 
     def prefill_ms(self, new: float, cached: float = 0) -> float:
-        """Of one prompt alone; nothing if there is nothing new."""
+        """Return the milliseconds for one prompt alone; 0 without new tokens."""
         if new <= 0:
             return 0.0
         return self.a + self.b * new + self.c * new * (cached + new / 2)
 
     def decode_ms(self, batch: int, context: int) -> float:
-        """One step of ``batch`` requests that have ``context`` tokens together, without h."""
+        """Return the milliseconds, without h, of a step of ``batch`` requests with ``context``
+        tokens in all.
+        """
         return self.e + self.f * batch + self.g * context
 
 
@@ -60,17 +62,19 @@ def _kv_bytes(layers: int, heads: int, size: int) -> int:
 
 
 def _hbm(gpu_gb: float, weights_gb: float) -> int:
-    """What is left for KV: vLLM takes nine tenths of a GPU, and bf16 weights lie there first."""
+    """Return the bytes left for KV: vLLM takes nine tenths of a GPU and first stores the bf16
+    weights.
+    """
     return int((0.9 * gpu_gb - weights_gb) * 1e9)
 
 
-_QWEN = _kv_bytes(64, 8, 128)  # config.json of Qwen3-32B; Qwen2.5-32B is alike
+_QWEN = _kv_bytes(64, 8, 128)  # config.json of Qwen3-32B; Qwen2.5-32B has the same
 _LLAMA = _kv_bytes(32, 8, 128)  # config.json of Llama-3.1-8B
-_WEIGHTS_32B, _WEIGHTS_8B = 65.5, 16.1  # GB: parameters * 2 bytes
-_H200, _H100, _RTX = 141, 80, 96  # GB: the makers' data sheets
+_WEIGHTS_32B, _WEIGHTS_8B = 65.5, 16.1  # GB: the number of parameters * 2 bytes
+_H200, _H100, _RTX = 141, 80, 96  # GB, from the makers' data sheets
 
 _TABLE = (
-    # 470 blocks of 512 tokens: the reference replay's HBM, near 0.9 * 141 GB less the weights.
+    # 470 blocks of 512 tokens are the reference replay's HBM, near 0.9 * 141 GB less the weights.
     ModelCosts("qwen3-32b-h200", 7.19, 0.07663, 1.521e-6, 18.16, 0.0248, 5.87e-5, _STEP_32B,
                _QWEN, 470 * 512 * _QWEN, _AIC),
     ModelCosts("qwen2.5-32b-h200", 7.21, 0.07700, 1.570e-6, 17.72, 0.0267, 5.74e-5, _STEP_32B,
@@ -90,21 +94,21 @@ _TABLE = (
 MODELS = {costs.name: costs for costs in _TABLE}
 DEFAULT_MODEL = "qwen3-32b-h200"
 
-# Bytes per second. The paper: what a GPU gets from the pool through the CPU's root complex; O7 says
-# to hang GPUs on the switch, and 55 GB/s is what a PCIe 5.0 x16 link then gives.
+# Bytes per second. Source: the paper. A GPU gets the first from the pool through the CPU's root
+# complex; O7 proposes to attach GPUs to the switch, where a PCIe 5.0 x16 link gives 55 GB/s.
 GPU_PATHS = {"root-complex": 26e9, "switch": 55e9}
-# The paper again (LinkSettings): an adapter of 16 lanes, each way, and one memory device.
+# Source: the paper (LinkSettings). An adapter has 16 lanes in each direction; one memory device.
 ADAPTER_READ = float(LinkSettings().read.bytes_per_s)
 ADAPTER_WRITE = float(LinkSettings().write.bytes_per_s)
 DEVICE = float(DEVICE_SPEED.bytes_per_s)
-SWITCH = 1e12  # XConn XC50256, as the paper has it
-DEVICE_BYTES = 256 << 30  # assumed of one memory device: the paper has 8 TB behind one switch
-# Assumed in the reference's replay of a worker's own DRAM: PCIe 5.0 x16 from pinned memory.
+SWITCH = 1e12  # bytes per second: XConn XC50256 in the paper
+DEVICE_BYTES = 256 << 30  # assumed size of a memory device: the paper has 8 TB behind one switch
+# Assumed in the reference's replay for a worker's own DRAM: PCIe 5.0 x16 from pinned memory.
 LOCAL_DRAM = 50e9
 
 
 def model_costs(name: str) -> ModelCosts:
-    """Of a model on a GPU. Raises RouterError, naming those there are."""
+    """Return the costs of a model on a GPU. Raises RouterError, which names the known models."""
     if name not in MODELS:
         raise RouterError(f"no costs for model {name!r}; there are {', '.join(MODELS)}")
     return MODELS[name]

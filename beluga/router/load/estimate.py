@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""How soon a worker's first token should come, from a model's published costs.
+"""The estimate of a worker's time to the first token, from a model's published costs.
 
-The estimate that min-ttft has if its caller has no better one: a router's guess, blind to what an
-engine batches and to how busy the link is.
+min-ttft uses it if its caller has no better one. It is a router's guess, which knows neither the
+engine's batches nor the load of the link.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from beluga.router.policy import Candidate, Query
 
 
 class Estimate(NamedTuple):
-    """Seconds until a first token, in its parts, and between the tokens after it."""
+    """The seconds until a first token, in parts, and between the later tokens."""
 
     queue_s: float
     prefill_s: float
@@ -30,8 +30,9 @@ class Estimate(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CostEstimator:
-    """Prompts that wait are taken to cost their tokens' linear part; blocks that are not on the
-    device, and those fetched from another worker, come over one link of the given speed.
+    """An estimator in which each waiting prompt costs the linear part of its tokens. Blocks that
+    are not on the device, and those fetched from another worker, are copied over one link of the
+    given speed.
     """
 
     costs: ModelCosts = MODELS[DEFAULT_MODEL]

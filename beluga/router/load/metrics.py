@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""What a worker publishes of itself, with Dynamo's fields; how it is packed, gathered and aged.
+"""The metrics that a worker publishes, with Dynamo's fields: how they are packed, collected and
+expired.
 
-Pure: ``send`` and the arrival of a message are the transport's.
+This module does no I/O; the transport calls it and provides ``send``.
 """
 
 from __future__ import annotations
@@ -13,16 +14,18 @@ from collections.abc import Callable
 from beluga.errors import RouterError
 from beluga.router.worker import Worker, WorkerMetrics
 
-STALE_S = 10.0  # a worker that is silent for longer counts as one that never spoke
+STALE_S = 10.0  # a worker silent for longer counts as unknown
 
 
-# What Dynamo's publisher says first, before its engine has run.
+# Dynamo's publisher sends this first, before its engine has run.
 FIRST = WorkerMetrics(0, 1024, 0, 1024, 0, 0.0, 0.0)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ActiveLoad:
-    """What today's Dynamo workers publish: the engine's own figures, each if it has them."""
+    """The metrics of current Dynamo workers: the engine's own figures, each of which may be
+    missing.
+    """
 
     active_decode_blocks: int | None = None
     active_prefill_tokens: int | None = None
@@ -38,8 +41,8 @@ class _Message:
 
 
 class MetricsPublisher:
-    """A worker's side: packs what the engine reports and hands it to ``send``. The first message
-    goes out at once, so that routers know the worker before it has work.
+    """A worker's side: it packs what the engine reports and passes it to ``send``. The first
+    message is sent at once, so that routers know the worker before it has requests.
     """
 
     def __init__(self, worker: Worker, send: Callable[[bytes], None]) -> None:
@@ -54,14 +57,16 @@ class MetricsPublisher:
 
 
 class MetricsAggregator:
-    """A router's side: the latest word of every worker, forgotten when it is stale."""
+    """A router's side: the latest metrics of every worker, which expire after ``stale_s``
+    seconds.
+    """
 
     def __init__(self, stale_s: float = STALE_S) -> None:
         self._stale_s = stale_s
         self._latest: dict[Worker, tuple[float, WorkerMetrics, ActiveLoad]] = {}
 
     def receive(self, message: bytes, now: float) -> tuple[Worker, WorkerMetrics]:
-        """Take in one message. Raises RouterError if it is none."""
+        """Take one message. Raises RouterError if it cannot be read."""
         import msgspec
 
         try:
@@ -73,17 +78,17 @@ class MetricsAggregator:
         return worker, found.metrics
 
     def metrics(self, worker: Worker, now: float) -> WorkerMetrics | None:
-        """None if the worker has said nothing for too long."""
+        """Return a worker's metrics, or None if it has been silent for too long."""
         found = self._fresh(worker, now)
         return found[1] if found else None
 
     def active(self, worker: Worker, now: float) -> ActiveLoad:
-        """Empty if the worker has said nothing for too long."""
+        """Return a worker's active load, which is empty if it has been silent for too long."""
         found = self._fresh(worker, now)
         return found[2] if found else ActiveLoad()
 
     def stale(self, now: float) -> list[Worker]:
-        """The workers that have been silent for too long, each named once."""
+        """Return and forget the workers that have been silent for too long."""
         gone = [worker for worker in self._latest if not self._fresh(worker, now)]
         for worker in gone:
             del self._latest[worker]

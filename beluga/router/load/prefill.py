@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The prompts that one worker has not prefilled yet, and how many tokens of them should be left.
+"""The prompts that one worker has not prefilled yet, and how many of their tokens should be left.
 
 With predicted durations the count falls while the worker computes, as in Dynamo's modelled decay
-(``aic``): if every prefill has a duration, the sum falls at the oldest one's pace, which may spill
-over onto those behind it; if one has none, at most the oldest one's tokens are taken off.
+(``aic``). If every prefill has a duration, the sum falls at the oldest one's pace, which may exceed
+its own tokens. If some prefill has none, at most the oldest one's tokens are subtracted.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class _Prefill(NamedTuple):
 
 class ActivePrefills:
     def __init__(self) -> None:
-        self.tokens = 0  # of all of them, as they were sent
+        self.tokens = 0  # tokens of all prompts, as they were sent
         self._waiting: dict[Hashable, _Prefill] = {}  # oldest first
         self._unpredicted = 0
         self._oldest_since = 0.0
@@ -40,7 +40,7 @@ class ActivePrefills:
         self.tokens -= tokens
 
     def left(self, now: float) -> int:
-        """Tokens that should be left at that time, at least 0."""
+        """Return the tokens that should be left at that time, at least 0."""
         if not self._waiting:
             return 0
         tokens, duration_s = next(iter(self._waiting.values()))

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Requests that wait because every worker they may go to is busy, and who of them is next.
+"""The queue of requests that wait because every suitable worker is busy.
 
-A queue ranks by (strict priority, score), highest first; scores are Dynamo's: ``fcfs`` and ``lcfs``
-go by arrival, ``wspt`` by the shortest prefill left. ``priority_jump`` moves a request ahead: by so
-many seconds, or by so many times its weight.
+A queue ranks by (strict priority, score), highest first. Scores are Dynamo's: ``fcfs`` and ``lcfs``
+rank by arrival, ``wspt`` by the shortest prefill left. ``priority_jump`` moves a request ahead: by
+so many seconds, or in ``wspt`` by so many times its weight.
 """
 
 from __future__ import annotations
@@ -21,11 +21,13 @@ from beluga.router.policy import Query
 ItemT = TypeVar("ItemT")
 
 ORDERS = ("fcfs", "lcfs", "wspt")
-REFRESH_S = 10.0  # overlap that is older than this is asked for again when its turn comes
+REFRESH_S = 10.0  # an older overlap is looked up again at the request's turn
 
 
 def score(order: str, query: Query, arrival: float, overlap: int) -> float:
-    """The higher goes first. ``overlap`` is the blocks found at best where the request may go."""
+    """Return a request's score; the highest is next. ``overlap`` is the most blocks that a suitable
+    worker has.
+    """
     if order == "fcfs":
         return query.priority_jump - arrival
     if order == "lcfs":
@@ -39,14 +41,15 @@ class _Entry(Generic[ItemT]):
     query: Query
     strict: int
     arrival: float
-    looked: float  # when its overlap was
+    looked: float  # when its overlap was looked up
     overlap: int
 
 
 class RouterQueue(Generic[ItemT]):
-    """Items with their queries. Times are seconds of one clock; equals leave as they came.
+    """Items with their queries. Times are seconds of one clock; equal items leave in order of
+    arrival.
 
-    Raises RouterError for an order that is none of ORDERS.
+    Raises RouterError for an order that is not in ORDERS.
     """
 
     def __init__(self, order: str = "fcfs", *, refresh_s: float = REFRESH_S) -> None:
@@ -65,7 +68,7 @@ class RouterQueue(Generic[ItemT]):
     def push(
         self, item: ItemT, query: Query, now: float, *, overlap: int = 0, strict_priority: int = 0
     ) -> None:
-        """Let an item wait; ``overlap`` is as of now."""
+        """Add an item. ``overlap`` is its overlap at time ``now``."""
         self._insert(_Entry(item, query, strict_priority, now, now, overlap), next(self._numbers))
 
     def pop(
@@ -75,9 +78,9 @@ class RouterQueue(Generic[ItemT]):
         ready: Callable[[ItemT], bool] | None = None,
         overlap_of: Callable[[ItemT], int] | None = None,
     ) -> ItemT | None:
-        """Take out the next item that is ``ready``, or None.
+        """Remove and return the next item that is ``ready``, or None.
 
-        ``overlap_of`` is asked for an item whose overlap is stale; that may cost it its turn.
+        ``overlap_of`` is called for an item whose overlap is stale, which may change its rank.
         """
         passed = []
         found = None
@@ -98,7 +101,9 @@ class RouterQueue(Generic[ItemT]):
         return found
 
     def discard(self, item: ItemT) -> bool:
-        """Take an item out before its turn (its client has gone); False if it does not wait."""
+        """Remove an item before its turn, because its client has gone. Returns False if it was not
+        waiting.
+        """
         kept = [top for top in self._heap if top[3].item is not item]
         if len(kept) == len(self._heap):
             return False

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Which prefixes were sent to which workers, as far as a bounded memory goes.
+"""The prefixes that were sent to each worker, in bounded memory.
 
-A chain of blocks is named here by Python's hash of (name of the chain before it, local hash), so a
-worker's blocks stand in one ordered dictionary, and the least recently sent leave it first. A
-prefix is always younger than what follows it, so what is remembered is closed under prefixes.
+A chain of blocks is named here by Python's hash of (name of the chain before it, local hash). So an
+ordered dictionary has a worker's blocks, and the least recently sent ones leave it first. A prefix
+is always younger than what follows it, so the remembered set is closed under prefixes.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ class SentPrefixes:
         self._sent: dict[Worker, OrderedDict[int, None]] = {}
 
     def __len__(self) -> int:
-        """Blocks remembered, over all workers."""
+        """Return how many blocks are remembered, over all workers."""
         return sum(len(blocks) for blocks in self._sent.values())
 
     def add(self, worker: Worker, hashes: Sequence[int]) -> None:
         blocks = self._sent.setdefault(worker, OrderedDict())
-        for chain in reversed(_chains(hashes)):  # so that a prefix leaves after its end
+        for chain in reversed(_chains(hashes)):  # reversed, so that a prefix leaves after its end
             blocks[chain] = None
             blocks.move_to_end(chain)
         while len(blocks) > self._blocks_max:
@@ -36,7 +36,7 @@ class SentPrefixes:
     def longest(
         self, hashes: Sequence[int], workers: Container[Worker]
     ) -> tuple[Worker | None, int]:
-        """Of these workers the one that was sent most of a request, and how many blocks."""
+        """Return the worker, of these, that was sent most of a request, and how many blocks."""
         chains = _chains(hashes)
         best, matched = None, 0
         for worker, blocks in self._sent.items():

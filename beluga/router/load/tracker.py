@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The router's own account of what it sent to each worker and has not seen end.
+"""The load tracker: the router's own account of the requests that it sent and that have not ended.
 
-A request is added, has its prefill completed (its first token has come), and is freed: Dynamo's
-lifecycle, and so are the quantities, kept in :class:`Load`. A call's work is in proportion to the
+A request is added, completes its prefill (its first token has come), and is freed. This lifecycle
+and the quantities in :class:`Load` are Dynamo's. The time of a call is proportional to the
 request's blocks. Times are seconds of one clock that never goes back; the caller reads it.
 """
 
@@ -18,7 +18,7 @@ from beluga.router.load.prefill import ActivePrefills
 from beluga.router.policy import Query
 from beluga.router.worker import Load, Overlap, Worker, WorkerMetrics
 
-SWEEP_S = 60.0  # how often requests that nobody freed are looked for (Dynamo's)
+SWEEP_S = 60.0  # seconds between searches for requests that nobody freed (Dynamo's value)
 
 
 @dataclasses.dataclass(slots=True)
@@ -31,7 +31,7 @@ class _Account:
 
 @dataclasses.dataclass(slots=True)
 class _Request:
-    account: _Account  # outlives its worker's, should that come back as another
+    account: _Account  # stays valid if the worker is removed and added again
     isl: int
     blocks: Sequence[int]
     expected_output: int
@@ -39,10 +39,10 @@ class _Request:
 
 
 class LoadTracker:
-    """Loads of workers by the requests that are on their way.
+    """The loads of workers from the requests that are under way.
 
-    ``assume_kv_reuse=False`` counts the blocks of requests apart even where they are the same
-    (decode workers that were sent their KV each hold their own).
+    ``assume_kv_reuse=False`` counts equal blocks of different requests separately, because decode
+    workers that were sent their KV hold a copy for each.
     """
 
     def __init__(self, workers: Iterable[Worker] = (), *, assume_kv_reuse: bool = True) -> None:
@@ -51,36 +51,36 @@ class LoadTracker:
         self._requests: dict[Hashable, _Request] = {}
         self._expiries: dict[Hashable, float] = {}
         self._swept = 0.0
-        self._fresh = 0  # names of blocks that are nobody else's: below 0, where no hash is
+        self._fresh = 0  # unique names of blocks are below 0, where no hash is
         self._predicted = False
         for worker in workers:
             self.add_worker(worker)
 
     def add_worker(self, worker: Worker) -> None:
-        """Begin an empty account; one that is there stays as it is."""
+        """Add an empty account, unless the worker already has one."""
         self._accounts.setdefault(worker, _Account())
 
     def remove_worker(self, worker: Worker) -> None:
-        """Forget a worker. What is freed of it later changes nothing."""
+        """Forget a worker. Requests of it that are freed later change nothing."""
         self._accounts.pop(worker, None)
 
     @property
     def loads(self) -> Mapping[Worker, Load]:
-        """Every worker's load as it is now; the values change under the reader."""
+        """The current load of every worker. The values keep changing."""
         return {worker: account.load for worker, account in self._accounts.items()}
 
     def load(self, worker: Worker) -> Load:
-        """Raises NoWorkersError for a worker that was not added."""
+        """Return a worker's load. Raises NoWorkersError for a worker that was not added."""
         return self._account(worker).load
 
     def new_blocks(self, worker: Worker, sequence: Sequence[int]) -> int:
-        """Distinct blocks that a request would add to those active on a worker."""
+        """Return how many distinct blocks a request would add to those active on a worker."""
         return self.states([worker], sequence)[0][1]
 
     def states(
         self, workers: Sequence[Worker], sequence: Sequence[int] = ()
     ) -> list[tuple[Load, int]]:
-        """Of each worker its load, and the distinct blocks that a request would add to it.
+        """Return each worker's load, and the distinct blocks that a request would add to it.
 
         Raises NoWorkersError for a worker that was not added.
         """
@@ -102,11 +102,12 @@ class LoadTracker:
         prefill_s: float | None = None,
         expires: float | None = None,
     ) -> None:
-        """Account for a request that was sent, under a name of the caller's.
+        """Add a request that was sent, with a name that the caller chooses.
 
-        ``expected_output`` (tokens, 0: unknown) lets its blocks fade as it nears its end;
-        ``prefill_s`` is how long its prefill should take; ``expires`` is when it is taken for gone
-        though nobody freed it. Raises NoWorkersError, or ValueError for a name in use.
+        ``expected_output`` (tokens, 0 if unknown) lets its blocks fade as it nears its end.
+        ``prefill_s`` is how long its prefill should take. ``expires`` is the time after which it
+        counts as ended even if nobody freed it. Raises NoWorkersError, or ValueError for a name in
+        use.
         """
         self.sweep(now)
         if request in self._requests:
@@ -126,13 +127,15 @@ class LoadTracker:
         load.outstanding_tokens += query.isl
         load.active_prefill_tokens = account.prefills.left(now)
         load.active_decode_blocks = len(account.blocks)
-        if account.published:  # a guess that the worker's next metrics overwrite
+        if account.published:  # The estimate lasts until the worker's next metrics.
             load.num_requests_waiting += 1
             load.request_active_slots += 1
             load.kv_active_blocks += max(-(-query.isl // size) - cached, 0)
 
     def prefill_done(self, request: Hashable, now: float = 0.0) -> bool:
-        """The first token has come. False if that was known, or the request is not."""
+        """Note that the first token has come. Returns False if that was known, or the request is
+        unknown.
+        """
         entry = self._requests.get(request)
         if entry is None or not entry.prefilling:
             return False
@@ -144,9 +147,9 @@ class LoadTracker:
         return True
 
     def output(self, request: Hashable, generated: int) -> bool:
-        """A request's answer, now so many tokens long, has filled one more block.
+        """Note that a request's answer of ``generated`` tokens fills one more block.
 
-        False if the request is not known.
+        Returns False if the request is unknown.
         """
         entry = self._requests.get(request)
         if entry is None:
@@ -161,7 +164,7 @@ class LoadTracker:
         return True
 
     def free(self, request: Hashable, now: float = 0.0) -> bool:
-        """The request has ended, well or not. False if it is not known (any more)."""
+        """Note that the request has ended, successfully or not. Returns False if it is unknown."""
         self.prefill_done(request, now)
         entry = self._requests.pop(request, None)
         self._expiries.pop(request, None)
@@ -174,9 +177,9 @@ class LoadTracker:
         return True
 
     def publish(self, worker: Worker, metrics: WorkerMetrics | None) -> None:
-        """Take over what a worker says of itself; None: it has not said anything for too long.
+        """Take the metrics that a worker published, or None if it has been silent for too long.
 
-        Nothing is done for a worker that was not added.
+        Nothing changes for a worker that was not added.
         """
         account = self._accounts.get(worker)
         if account is not None:
@@ -184,13 +187,13 @@ class LoadTracker:
             account.load.publish(metrics or WorkerMetrics())
 
     def refresh(self, now: float) -> None:
-        """Let the prefills with a predicted duration get on, to this moment."""
+        """Update the prefills with predicted durations to time ``now``."""
         if self._predicted:
             for account in self._accounts.values():
                 account.load.active_prefill_tokens = account.prefills.left(now)
 
     def sweep(self, now: float) -> list[Hashable]:
-        """Free what has expired, at most once in SWEEP_S; the names of those requests."""
+        """Free expired requests, at most once in SWEEP_S. Returns their names."""
         if not self._expiries or now - self._swept < SWEEP_S:
             return []
         self._swept = now

@@ -12,21 +12,22 @@ from beluga.router.policies.pick import chosen, some
 from beluga.router.policy import Candidate, Choice, Query
 from beluga.router.worker import Load
 
-ALPHA_BALANCE, ALPHA_REUSE = 0.7, 0.3  # the weight of load, when loads are apart and when not
-APART = 0.1  # a standard deviation above this share of the mean
+# the weight of load when loads are apart, and when they are not
+ALPHA_BALANCE, ALPHA_REUSE = 0.7, 0.3
+APART = 0.1  # loads are apart if their standard deviation exceeds this share of the mean
 GAMMA = 0.1
 
 
 class AlphaGamma:
-    """Lowest cost wins, the first of equals. Workers whose slots or blocks are used up are passed
-    over. It knows what workers hold, and no pool.
+    """The lowest cost wins, and of equal costs the first. Workers without free slots or blocks are
+    excluded. The policy knows what workers hold but does not know a pool.
     """
 
     name = "alpha-gamma"
     uses_overlap = True
 
     def __init__(self, seed: int = 0) -> None:
-        """Nothing is left to chance, so the seed changes nothing."""
+        """The policy is deterministic and ignores the seed."""
 
     def choose(self, query: Query, candidates: Sequence[Candidate]) -> Choice:
         free = [candidate for candidate in some(candidates) if not _full(candidate.load)]
@@ -55,6 +56,6 @@ def _share(used: int, total: int) -> float:
 
 
 def _full(load: Load) -> bool:
-    """What was not published limits nothing."""
+    """Return whether slots or blocks are used up. A total that was not published limits nothing."""
     slots, blocks = load.request_total_slots, load.kv_total_blocks
     return (0 < slots <= load.request_active_slots) or (0 < blocks <= load.kv_active_blocks)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""SGLang's cache_aware: the longest match while loads are level, the least load when they are not.
+"""SGLang's cache_aware policy: the longest match while loads are level, otherwise the least load.
 
-``cache-aware`` asks an index that is fed by events. ``cache-aware-tree`` needs none: it remembers
-what it sent where, so its matches are guesses.
+``cache-aware`` asks an index that is fed by events. ``cache-aware-tree`` needs no index: it
+remembers what it sent to which worker, so its matches are guesses.
 """
 
 from __future__ import annotations
@@ -20,13 +20,15 @@ from beluga.router.worker import Overlap, Worker
 
 @dataclasses.dataclass(kw_only=True)
 class CacheAware:
-    """A worker's load is the requests it has; the constants are SGLang's defaults."""
+    """The policy with an index. A worker's load is its number of requests. The constants are
+    SGLang's defaults.
+    """
 
     seed: int = 0
-    balance_abs: int = 32  # loads are apart if they differ by more than this,
-    balance_rel: float = 1.1  # and the most is more than so many times the least
-    usage_spread: float = 1.0  # or if cache usages differ by more than this; 1 is never
-    usage_ceiling: float = 1.0  # or if one is above this; 1 is never
+    balance_abs: int = 32  # loads are apart if they differ by more than this
+    balance_rel: float = 1.1  # and the greatest exceeds this multiple of the least
+    usage_spread: float = 1.0  # or if cache usages differ by more than this; 1 never applies
+    usage_ceiling: float = 1.0  # or if one usage exceeds this; 1 never applies
     random: Random = dataclasses.field(init=False, repr=False)
 
     name = "cache-aware"
@@ -50,7 +52,7 @@ class CacheAware:
         )
 
     def imbalanced(self, candidates: Sequence[Candidate]) -> bool:
-        """Raises NoWorkersError if there are none."""
+        """Return whether loads are apart. Raises NoWorkersError without candidates."""
         requests = [candidate.load.active_requests for candidate in some(candidates)]
         least, most = min(requests), max(requests)
         if most - least > self.balance_abs and most > self.balance_rel * least:
@@ -66,9 +68,9 @@ class CacheAware:
 
 @dataclasses.dataclass(kw_only=True)
 class CacheAwareTree(CacheAware):
-    """Sends a request where more than ``cache_threshold`` of it went before, else to the least
-    load, and remembers it there. At most ``tree_blocks_max`` blocks of a worker are remembered;
-    those longest unused leave first, and at once, where SGLang looks every 30 s.
+    """Sends a request to the worker that already got more than ``cache_threshold`` of it, or else
+    to the least loaded worker, and remembers that. It remembers at most ``tree_blocks_max`` blocks
+    of a worker. The least recently used blocks are removed at once; SGLang removes them every 30 s.
     """
 
     cache_threshold: float = 0.5

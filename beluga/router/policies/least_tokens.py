@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Least outstanding tokens: cache-oblivious routing, aware of load and blind to caches.
+"""Least outstanding tokens: this policy considers load and ignores caches.
 
-With a pool as near as local memory this is all the routing there need be: every worker finds the
-same blocks, so the work that waits before its prefill is what tells workers apart.
+With a pool as near as local memory no other routing is needed: every worker finds the same blocks,
+so workers differ only in the work that waits before their prefill.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from beluga.router.policy import Candidate, Choice, Query
 
 
 class LeastTokens:
-    """Fewest prompt tokens that still wait for their first token; of those with as many, the one
-    with the fewest requests (so decoding counts where no prefill waits), then chance.
+    """The worker with the fewest prompt tokens that wait for their first token wins. Of equal
+    workers the one with the fewest requests wins (so decoding counts where no prefill waits), then
+    a random one.
     """
 
     name = "least-tokens"

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""E3, ``linear``: today's Dynamo: prefill left after credits, plus decode blocks, plus requests."""
+"""E3, ``linear``: current Dynamo's cost: prefill left after credits, plus decode blocks, plus
+requests.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +21,8 @@ from beluga.router.policy import Candidate, Choice, Query
 class Linear(PrefillCost):
     """cost = s * prefill + decode blocks + a * requests, lowered by preferred taints.
 
-    With prefills untracked (a decode router) the credit is taken off the decode blocks instead.
-    ``overlap_score_weight`` w is the deprecated way to say s = w, and c = 0 if w is 0.
+    Without tracked prefills (a decode router) the credit is subtracted from the decode blocks
+    instead. ``overlap_score_weight`` w is the deprecated form of s = w, with c = 0 if w is 0.
     """
 
     prefill_scale: float = 1.0  # s
@@ -49,7 +51,7 @@ class Linear(PrefillCost):
         return chosen(query, candidates[place], costs[place])
 
     def costs(self, query: Query, candidates: Sequence[Candidate]) -> list[float]:
-        """In blocks, one for each candidate. Raises NoWorkersError if there are none."""
+        """Return the cost of each candidate in blocks. Raises NoWorkersError without candidates."""
         found = self.credits(query, candidates)
         decodes = [c.load.active_decode_blocks + c.new_blocks for c in candidates]
         if self.decode_router and self.credit > 0 and not self.track_prefill:

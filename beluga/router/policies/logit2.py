@@ -2,8 +2,8 @@
 # Copyright The Beluga Authors
 """E1, ``logit2``: Dynamo's first router: twice the hit rate less cache usage less waiting requests.
 
-As in its Python original; the Rust twin's two defects (required blocks of at most 1, no worker when
-every queue is empty) are not repeated.
+It follows the Python original. Two defects of the Rust version (at most 1 required block, no worker
+when every queue is empty) are not copied.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from beluga.router.policy import Candidate, Choice, Query
 
 
 class Logit2:
-    """Highest logit wins, ties by chance. So do logits that are all 0, where the original leaves
-    the choice to its caller, who draws at random. It knows what workers hold, and no pool.
+    """The highest logit wins, and a random one of equal logits. That includes logits that are all
+    0, where the original leaves the random choice to its caller. The policy knows what workers hold
+    but does not know a pool.
     """
 
     name = "logit2"

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Mooncake's min-TTFT (its FAST '25 paper, algorithm 1): the worker whose first token comes first.
+"""Mooncake's min-TTFT (FAST '25 paper, algorithm 1): the worker with the earliest first token.
 
-How long things take is an estimator's to say: a caller's own model, or a router's guess.
+An estimator predicts the times: a caller's own model, or a router's guess.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from beluga.router.policy import Candidate, Choice, Query
 
 class Estimator(Protocol):
     def __call__(self, query: Query, candidate: Candidate, fetched: int, /) -> Estimate:
-        """If the candidate takes the request; ``fetched`` blocks beyond what the candidate finds
-        are copied to it from the worker that holds the longest prefix.
+        """Estimate the times if the candidate gets the request. ``fetched`` blocks, beyond those
+        that the candidate finds, are copied to it from the worker with the longest prefix.
         """
         ...
 
 
 @dataclasses.dataclass(kw_only=True)
 class MinTtft:
-    """Lowest estimated TTFT wins, ties by chance.
+    """The lowest estimated TTFT wins, and a random one of equal estimates.
 
     With a ``fetch_threshold``, a worker whose own prefix is shorter than the best one by more than
-    that ratio is taken to fetch the rest from there; None: workers do not copy from each other.
-    ObjectiveError is raised if the winner would miss ``ttft_objective_s`` or
+    that ratio is assumed to fetch the rest from there. None means that workers do not copy from
+    each other. ObjectiveError is raised if the winner would miss ``ttft_objective_s`` or
     ``between_tokens_objective_s``: Mooncake rejects such a request early.
     """
 

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""What a prefill would cost a worker in blocks, less the credit for what it need not compute.
+"""The prefill cost: what a prefill would cost a worker in blocks, less the credit for cached
+blocks.
 
-The part that Dynamo's ``linear`` and ``lmetric`` share. A block in the pool is worth
-``shared_credit`` of one on the device to every worker; at 1 with equal device overlap the credit
-is the same for all, and only load is left.
+Dynamo's ``linear`` and ``lmetric`` share this part. For every worker a block in the pool is worth
+``shared_credit`` of a block on the device. At 1, with equal device overlap, all workers have the
+same credit, and only load decides.
 """
 
 from __future__ import annotations
@@ -19,23 +20,25 @@ from beluga.router.policy import Candidate, Query
 
 @dataclasses.dataclass(kw_only=True)
 class PrefillCost:
-    """Settings under Dynamo's defaults, in the letters of its formula."""
+    """The settings with Dynamo's defaults; the comments have the letters of its formula."""
 
     seed: int = 0
     credit: float = 1.0  # c, per block on the device
     host_credit: float = 0.75
     disk_credit: float = 0.25
-    shared_credit: float = 0.0  # m; Dynamo takes 0.5 when its shared cache is on
-    decay: float = 0.0  # d: how fast device credit falls as a worker's prefills pile up
+    shared_credit: float = 0.0  # m; Dynamo uses 0.5 when its shared cache is on
+    decay: float = 0.0  # d: how fast device credit falls as a worker's prefills accumulate
     track_prefill: bool = True
-    temperature: float = 0.0  # of the softmax draw; 0 takes the lowest cost
+    temperature: float = 0.0  # the temperature of the softmax draw; 0 takes the lowest cost
     random: Random = dataclasses.field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         self.random = generator(self.seed)
 
     def credits(self, query: Query, candidates: Sequence[Candidate]) -> list[float]:
-        """Blocks credited to each candidate. Raises NoWorkersError if there are none."""
+        """Return the blocks credited to each candidate. Raises NoWorkersError without
+        candidates.
+        """
         device, host, disk = self.credit, self.host_credit, self.disk_credit
         shared = self.shared_credit
         found = [
@@ -57,7 +60,9 @@ class PrefillCost:
     def prefills(
         self, query: Query, candidates: Sequence[Candidate], credits_: Sequence[float]
     ) -> list[float]:
-        """max(raw - credit, 0) of each candidate, blocks; raw is its waiting prompts and this."""
+        """Return max(raw - credit, 0) of each candidate in blocks; raw is its waiting prompts and
+        this one.
+        """
         if not self.track_prefill:
             return [0.0] * len(candidates)
         size, isl = query.block_size, query.isl

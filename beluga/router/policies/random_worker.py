@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Random: any worker, each as likely as the others."""
+"""The random policy: each worker is equally likely."""
 
 from __future__ import annotations
 

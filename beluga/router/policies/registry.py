@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The policies by the names of the command line: the one way to make one."""
+"""The registry of policies by their names on the command line. Every policy is made here."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ POLICIES = tuple(_POLICIES)
 
 
 def make_policy(name: str, *, seed: int = 0, **settings: object) -> Policy:
-    """The policy of that name, with what its class takes as settings.
+    """Make the policy of that name, with the settings that its class takes.
 
-    Raises RouterError for a name or a setting that is none.
+    Raises RouterError for an unknown name or setting.
     """
     if name not in _POLICIES:
         raise RouterError(f"there is no policy {name!r}; choose one of {', '.join(POLICIES)}")

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Round robin: each worker in turn, whatever it has to do."""
+"""Round robin: each worker in turn, independent of load."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from beluga.router.policy import Candidate, Choice, Query
 
 
 class RoundRobin:
-    """Counts requests, not workers: a worker that comes or goes shifts the turn, nothing else. The
-    seed says who is first.
+    """Counts requests, not workers: a worker that joins or leaves only shifts the turn. The seed
+    determines the first worker.
     """
 
     name = "round-robin"

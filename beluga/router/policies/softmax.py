@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""A draw among costs: the lower, the likelier, as sharply as a temperature says."""
+"""A random draw by cost: lower costs are likelier, and the temperature says by how much."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from beluga.router.policies.pick import lowest
 
 
 def draw(costs: Sequence[float], temperature: float, random: Random) -> int:
-    """The place of one cost. At temperature 0 the lowest one, ties by chance; above it Dynamo's
-    softmax over costs scaled to 0..1: p_i ~ exp(-(cost_i - min) / ((max - min) * temperature)).
+    """Return the index of one cost. At temperature 0 it is the lowest, with random ties; above it,
+    Dynamo's softmax over costs scaled to 0..1: p_i ~ exp(-(cost_i - min) / ((max - min) *
+    temperature)).
     """
     if temperature <= 0:
         return lowest(costs, random)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Power of two choices: of two workers drawn by chance the one with fewer outstanding tokens.
+"""Power of two choices: of two random workers, the one with fewer outstanding tokens.
 
-SGLang's power_of_two likewise draws two distinct ones, compares tokens, and lets the first drawn
-win a tie.
+SGLang's power_of_two also draws two distinct workers, compares tokens, and lets the first one win a
+tie.
 """
 
 from __future__ import annotations

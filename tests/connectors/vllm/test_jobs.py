@@ -78,7 +78,7 @@ def test_a_card_of_an_earlier_engine_of_the_same_name_is_not_believed(
     assert found == [other, RANKS[1]]
 
 
-def test_an_errand_is_done_when_the_pool_comes(pool: Pool, pool_name: str) -> None:
+def test_a_retry_task_is_done_when_the_pool_comes(pool: Pool, pool_name: str) -> None:
     settings = PoolSettings(pool=pool_name, timeout_ms=300, retry_s=0.05)
     calls: list[int] = []
 
@@ -86,20 +86,22 @@ def test_an_errand_is_done_when_the_pool_comes(pool: Pool, pool_name: str) -> No
         calls.append(1)
         return len(calls) == 2
 
-    errand = RetryTask(settings, name="test", doing="testing", call=second_time, logger=LOGGER)
-    assert not errand.wait(0.3)
+    retry_task = RetryTask(settings, name="test", doing="testing", call=second_time, logger=LOGGER)
+    assert not retry_task.wait(0.3)
     with MetaServer(pool) as server:
-        assert errand.wait(LONG_S)
+        assert retry_task.wait(LONG_S)
         assert eventually(lambda: server.stat().live_count == 0)  # it needs the pool no more
     assert len(calls) == 2
-    errand.close()
+    retry_task.close()
 
 
-def test_an_errand_can_be_given_up(pool: Pool, pool_name: str) -> None:
+def test_a_retry_task_can_be_given_up(pool: Pool, pool_name: str) -> None:
     settings = PoolSettings(pool=pool_name, timeout_ms=300, retry_s=0.05)
-    errand = RetryTask(settings, name="test", doing="testing", call=lambda _: True, logger=LOGGER)
-    errand.close()
-    assert not errand.wait(0)
+    retry_task = RetryTask(
+        settings, name="test", doing="testing", call=lambda _: True, logger=LOGGER
+    )
+    retry_task.close()
+    assert not retry_task.wait(0)
 
 
 class Scheduler:
