@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Operations on memory, Beluga's and the limit's, under one stopwatch (``drive.c``)."""
+"""The drivers: they run operations on memory, Beluga's and the limit's, under one stopwatch
+(``drive.c``).
+"""
 
 from __future__ import annotations
 
@@ -25,36 +27,40 @@ from .pace import Paces
 
 Offsets = npt.NDArray[np.uint64]
 _MANY = 1 << 62
-_LEAD_NS = 200_000  # in which a thread starts
+_LEAD_NS = 200_000  # the time that a thread needs to start
 
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """A C function over a range of memory; both are addresses."""
+    """A C function and its range of memory. Both are addresses."""
 
     function: int
     context: int
 
 
 def ours(pool: Pool, verb: str) -> Operation:
-    """The pool's "read" (invalidate, load out) or "write" (stream, fence)."""
+    """Return the pool's "read" (invalidate, load out) or "write" (stream, fence)."""
     function = core_ffi.addressof(core_lib, f"bl_pool_{verb}")
     return Operation(_address(core_ffi, function), _address(core_ffi, pool.handle))
 
 
 def by_dsa(engine: DsaEngine, verb: str) -> Operation:
-    """A whole "read" or "write" by this engine, its policy's row included."""
+    """Return a whole "read" or "write" by this engine, with the cache maintenance of its policy's
+    row.
+    """
     function = core_ffi.addressof(core_lib, f"bl_dsa_{verb}_one")
     return Operation(_address(core_ffi, function), _address(core_ffi, engine.handle))
 
 
 def bare(name: str, base: int) -> Operation:
-    """``limit_<name>`` on the memory at address ``base``."""
+    """Return ``limit_<name>`` on the memory at address ``base``."""
     return Operation(_address(ffi, ffi.addressof(lib, f"limit_{name}")), base)
 
 
 def address_of(pool: Pool, offset: int) -> int:
-    """Where a pool's offset is in this process; valid to the end of its stripe."""
+    """Return the address of a pool's offset in this process. It is valid to the end of its
+    stripe.
+    """
     return _address(core_ffi, core_lib.bl_pool_address(pool.handle, offset))
 
 
@@ -64,9 +70,9 @@ def _address(of: core.Ffi | _limit.Ffi, pointer: core.CData) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What one thread does: ``operation`` on ``size`` bytes at each of ``offsets`` in turn.
+    """The work of one thread: ``operation`` on ``size`` bytes at each of ``offsets`` in turn.
 
-    ``period_ns`` between the starts of operations holds a fixed rate.
+    ``period_ns`` between the starts of operations keeps a fixed rate.
     """
 
     operation: Operation
@@ -77,11 +83,12 @@ class Load:
 
 
 class Driver:
-    """Runs one thread's load; has the buffer, and the plan that C fills in."""
+    """Runs one thread's load. It has the buffer, and the plan that C fills in."""
 
     def __init__(self, load: Load) -> None:
         self._load = load
-        # Touched, so that no page is missing later, and at the start of a page like real buffers.
+        # The buffer is touched, so that no page is missing later. It begins at a page like real
+        # buffers.
         raw = np.ones(load.size + 4096, np.uint8)
         start = -raw.ctypes.data % 4096
         self._buffer = raw[start : start + load.size]
@@ -97,11 +104,11 @@ class Driver:
         plan.paces = ffi.NULL if load.paces is None else load.paces.pointers
 
     def count(self, count: int) -> float:
-        """Operations per second over ``count`` of them."""
+        """Run ``count`` operations. Returns operations per second."""
         return self._run(count)
 
     def sample(self, count: int) -> npt.NDArray[np.uint64]:
-        """Nanoseconds of each of ``count`` operations."""
+        """Run ``count`` operations. Returns the nanoseconds of each."""
         samples = np.zeros(count, np.uint64)
         self._run(count, samples=samples)
         return samples
@@ -109,16 +116,17 @@ class Driver:
     def hold(
         self, duration_s: float, start_ns: int = 0, samples: npt.NDArray[np.uint64] | None = None
     ) -> float:
-        """Operations per second over a time, from ``start_ns`` (:func:`now_ns`) on.
+        """Run for ``duration_s`` seconds from ``start_ns`` (:func:`now_ns`) on. Returns operations
+        per second.
 
-        No more than ``samples`` has room for, and one at least.
+        It runs at least one operation and at most as many as ``samples`` has space for.
         """
         count = _MANY if samples is None else len(samples)
         return self._run(count, start_ns, int(duration_s * 1e9), samples)
 
     @property
     def done(self) -> int:
-        """Operations of the last run."""
+        """The number of operations of the last run."""
         return int(self._plan.done)
 
     def _run(
@@ -138,7 +146,7 @@ class Driver:
 
 
 def now_ns() -> int:
-    """The stopwatch's clock."""
+    """Return the time of the stopwatch's clock."""
     return int(lib.drive_now_ns())
 
 
@@ -148,7 +156,7 @@ def together(
     duration_s: float,
     samples: Sequence[npt.NDArray[np.uint64]] | None = None,
 ) -> float:
-    """Run the drivers at once, each on a CPU of its own, for a while: operations per second."""
+    """Run the drivers concurrently, each on its own CPU. Returns operations per second of all."""
     start_ns = now_ns() + _LEAD_NS * (1 + len(drivers))
     speeds = [0.0] * len(drivers)
 

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""What ``beluga gateway`` adds to a request, beside a bare proxy on the same library.
+"""The benchmark of ``beluga gateway``: the time that it adds to a request, beside a bare proxy on
+the same library.
 
-Two engines without a model stream at a pace (``gateway_engine.py``). The same requests, 100 a
-second at random moments, go through the bare proxy (``gateway_bare.py``) and through ours, in
-turn, and to an engine itself. Each of these is a process of its own.
+Two engines without a model stream at a fixed pace (``gateway_engine.py``). The same requests, 100
+per second at random times, go through the bare proxy (``gateway_bare.py``) and through ours in
+turn, and to an engine directly. Each of these is a separate process.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from .vllm.process import Child
 
 RATE = 100  # requests per second
 MODEL = "paced"
-EVENTS = 8  # of each answer
+EVENTS = 8  # events of each answer
 PREFILL_S = 0.01
 PACE_S = 0.01
 _READY_S = 60.0
@@ -42,14 +43,14 @@ Times = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """Seconds of each request of a run, (requests,) each."""
+    """The seconds of each request of a run, of shape (requests,) each."""
 
-    first: Times  # sent to its first byte
-    whole: Times  # sent to its last byte
+    first: Times  # from sending to the first byte
+    whole: Times  # from sending to the last byte
 
 
 def bench_gateway(options: Options) -> list[Row]:
-    """Time to the first byte and to the last, ours and the bare proxy's; and of one choice."""
+    """Return rows with the time to the first byte and to the last, for ours and the bare proxy."""
     recorder = Recorder("gateway", options, {"memory": "loopback", "depth": RATE})
     lacking = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
     if lacking:
@@ -65,7 +66,7 @@ def bench_gateway(options: Options) -> list[Row]:
 
 
 def _start(stack: ExitStack) -> dict[str, str]:
-    """The processes, up: where each is."""
+    """Start the processes and wait for them. Returns the URL of each."""
     folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="beluga-bench-")))
 
     def child(name: str, module: str, *arguments: str) -> Child:
@@ -95,12 +96,13 @@ def _answers(url: str) -> bool:
 
 
 def _measure(options: Options, urls: dict[str, str]) -> dict[str, list[Sample]]:
-    """Runs of each in turn, the first of each pair changing."""
+    """Run each in turn; the order alternates between pairs."""
     from .gateway_load import load
 
     count = 30 if options.smoke else 300
     for url in urls.values():
-        load(url, count=RATE // 5, rate=RATE, seed=options.seed)  # connections, and code once run
+        # This opens connections and warms up the code.
+        load(url, count=RATE // 5, rate=RATE, seed=options.seed)
     samples: dict[str, list[Sample]] = {name: [] for name in urls}
     for pair in range(options.pair_count):
         options.say(f"gateway: pair {pair + 1} of {options.pair_count}")
@@ -110,7 +112,7 @@ def _measure(options: Options, urls: dict[str, str]) -> dict[str, list[Sample]]:
 
 
 def _row(recorder: Recorder, case: str, times: dict[str, list[Times]]) -> Row:
-    """Of runs of each kind: what ours adds to the bare proxy's median, pair by pair."""
+    """Make the row of a figure: what ours adds to the bare proxy's median, pair by pair."""
     middles = {name: [float(np.median(run)) for run in runs] for name, runs in times.items()}
     added_ms = [
         (ours - bare) * 1e3 for ours, bare in zip(middles["ours"], middles["bare"], strict=True)

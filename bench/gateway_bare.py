@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The least that a proxy of two engines must do on aiohttp: the limit of ``gateway``.
+"""The bare proxy: the least that a proxy of two engines must do on aiohttp. It is the limit of
+``gateway``.
 
-``python -m beluga_bench.gateway_bare PORT ENGINE ENGINE``. It takes the engines in turn and looks
-at nothing: no model, no account, no retry, no metrics.
+``python -m beluga_bench.gateway_bare PORT ENGINE ENGINE``. It uses the engines in turn, without
+models, accounts, retries or metrics.
 """
 
 from __future__ import annotations

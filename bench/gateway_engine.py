@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""An engine without a model, for measuring what stands before it: it streams events at a pace.
+"""An engine without a model, to measure what is in front of it. It streams events at a fixed pace.
 
 ``python -m beluga_bench.gateway_engine PORT``.
 """
@@ -40,7 +40,7 @@ async def _models(_: web.Request) -> web.Response:
 
 
 async def _complete(request: web.Request) -> web.StreamResponse:
-    """Events at times that are fixed from the start, so that a late one delays no other."""
+    """Send events at times that are fixed from the start, so that a late one delays no other."""
     loop = asyncio.get_running_loop()
     started = loop.time()
     await request.read()

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Clients that ask for streams at random moments, however slowly they are answered."""
+"""The clients of the gateway's benchmark, which send requests at random times, however slow the
+answers are.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ _KIND = {"Content-Type": "application/json"}
 
 
 def load(url: str, *, count: int, rate: float, seed: int) -> Sample:
-    """So many requests, so many a second on average. Raises BelugaError if one fails."""
+    """Send ``count`` requests, ``rate`` per second on average. Raises BelugaError if one fails."""
     return asyncio.run(_load(url, count, rate, random.Random(seed)))  # noqa: S311
 
 
@@ -40,7 +42,7 @@ async def _load(url: str, count: int, rate: float, moments: random.Random) -> Sa
 
 
 async def _ask(client: aiohttp.ClientSession, url: str) -> tuple[float, float]:
-    """Seconds to the first byte of the answer's body and to the last."""
+    """Return the seconds to the first and to the last byte of the answer's body."""
     sent = time.perf_counter()
     first = 0.0
     last = b""

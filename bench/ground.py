@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The pool that a benchmark runs on: one of its own that is removed after, or the user's."""
+"""The pool of a benchmark: a temporary one, or the user's."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ _LANE_COUNT = 8
 def ground(
     options: Options, *, coherence: str | None = None, interleave: bool = True, devices: int = 2
 ) -> Iterator[Pool]:
-    """A pool that may be written over.
+    """Yield a pool that may be overwritten.
 
-    Raises PoolError if the user's pool has blocks or another coherence, NoRoomError.
+    Raises PoolError if the user's pool has blocks or another coherence, and NoRoomError.
     """
     wanted = coherence or options.coherence or SOFTWARE
     if options.pool:
@@ -51,7 +51,9 @@ def ground(
 
 
 def place(wanted: int) -> tuple[Path, int]:
-    """Where a pool may lie, in memory where there is room, and the bytes to use of it."""
+    """Return a directory for a pool, in memory if there is space, and how many bytes to use of
+    it.
+    """
     for parent in (Path("/dev/shm"), Path(tempfile.gettempdir())):  # noqa: S108
         there = room(parent).size if parent.is_dir() else 0
         if there >= _SMOKE_SIZE:
@@ -60,7 +62,7 @@ def place(wanted: int) -> tuple[Path, int]:
 
 
 def _refuse(pool: Pool, coherence: str | None) -> None:
-    """Raise if the user's pool is not what was asked for, or has something to lose."""
+    """Raise PoolError if the user's pool has another coherence or holds blocks."""
     for device in pool.devices:
         if coherence not in (None, device.coherence):
             raise PoolError(f"{device.path} was created {device.coherence}; leave --coherence out")
@@ -75,6 +77,6 @@ def _refuse(pool: Pool, coherence: str | None) -> None:
 
 
 def coherence_of(pool: Pool) -> str:
-    """The coherence of a pool's devices."""
+    """Return the coherence of a pool's devices."""
     found = sorted({device.coherence for device in pool.devices})
     return "+".join(found)

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Scale, on paper: what fills up first as hosts and pools are added; ``python -m
+"""The growth table: what fills up first as hosts and pools are added. ``python -m
 beluga_bench.growth`` prints the table of docs/benchmarks.md.
 
-What a call costs the pool's server and the router is measured here; what links carry is the
-paper's word (beluga/router/load/costs.py); how much work there is, the conversation trace's: its
-mean prompt, and the hit rate and the arrivals that the simulator has for it at twice its speed.
+The costs of a call for the pool's server and for the router are measured here. The speeds of links
+are those of the paper (beluga/router/load/costs.py). The amount of work is that of the conversation
+trace: its mean prompt, and the hit rate and arrivals that the simulator finds for it at twice its
+speed.
 """
 
 from __future__ import annotations
@@ -27,51 +28,53 @@ from beluga.router import Query, Router, Worker, costs, make_policy
 
 from .options import SOFTWARE
 
-GPUS = 16 * 8  # of one switch
+GPUS = 16 * 8  # GPUs behind one switch
 _ROUNDS = 300
-_BLOCK_TOKENS = 16  # vLLM's, and so the pool's
+_BLOCK_TOKENS = 16  # vLLM's block size, and so the pool's
 _ADAPTERS_PER_GPU = 0.5
-_DEVICES = 32  # 8 TB behind one switch, as the paper has it
+_DEVICES = 32  # 8 TB behind one switch in the paper
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Work:
-    """What one GPU asks for."""
+    """The work of one GPU."""
 
-    requests_per_s: float = 0.85  # 3.4/s, twice as fast, over 8 GPUs
+    requests_per_s: float = 0.85  # 3.4 per second at twice the speed, over 8 GPUs
     prompt_tokens: int = 12035
-    hit_rate: float = 0.22  # in the pool, beyond HBM
+    hit_rate: float = 0.22  # hits in the pool, beyond HBM
 
     @property
     def keys(self) -> int:
-        """That a request looks up."""
+        """The number of keys that a request looks up."""
         return self.prompt_tokens // _BLOCK_TOKENS
 
     @property
     def bytes(self) -> float:
-        """Of a request's KV: Qwen3-32B."""
+        """The bytes of a request's KV with Qwen3-32B."""
         return self.prompt_tokens * costs.MODELS[costs.DEFAULT_MODEL].kv_bytes_per_token
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Measured:
-    """Seconds on this machine."""
+    """Seconds that were measured on this machine."""
 
-    key_s: float  # of the server and its client, for one key of a call
-    route_s: float  # of a request's way through the router, beside HTTP
+    key_s: float  # one key of a call, for the server and its client
+    route_s: float  # routing one request, without HTTP
 
 
 def measure(work: Work) -> Measured:
-    """Keys of a call in a pool of files; decisions for as many workers as a switch has."""
+    """Measure the keys of calls in a pool of files, and decisions among as many workers as a switch
+    has.
+    """
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
         key_s = _key_s(Path(folder) / "pool", work.keys)
     return Measured(key_s, _route_s(work))
 
 
 def _key_s(path: Path, count: int) -> float:
-    """Looked up, pinned and released."""
+    """Return the seconds to look up, pin and release one key."""
     keys = np.arange(1, 2 * count + 1, dtype=np.uint64).reshape(count, 2)
-    size, rule = 64 << 20, SOFTWARE  # as a pool of several hosts has it
+    size, rule = 64 << 20, SOFTWARE  # a pool of several hosts has software coherence
     with Pool.create([path], device_size=size, max_blocks=4 * count, coherence=rule) as pool:
         server = MetaServer(pool)
         server.start()
@@ -99,7 +102,7 @@ def _route_s(work: Work) -> float:
 
 
 def _least_s(do: Callable[[], object]) -> float:
-    """Of many rounds the fastest: what it costs a thread that nobody disturbs."""
+    """Return the fastest of many rounds, which is the cost for an undisturbed thread."""
     taken = []
     for _ in range(_ROUNDS):
         begun = time.perf_counter()
@@ -109,12 +112,13 @@ def _least_s(do: Callable[[], object]) -> float:
 
 
 def table(work: Work, found: Measured) -> list[tuple[str, float, float, str]]:
-    """Of each resource: what 128 GPUs ask of it, what it has, and its unit."""
+    """Return for each resource what 128 GPUs use of it, what it provides, and the unit."""
     rate = work.requests_per_s * GPUS
     read = rate * work.hit_rate * work.bytes / 1e9
     write = rate * (1 - work.hit_rate) * work.bytes / 1e9
     adapters = GPUS * _ADAPTERS_PER_GPU
-    # looked up and released once; the rest is reserved and committed, taken to cost the same
+    # Hits are looked up and released. Other blocks are also reserved and committed, at the same
+    # assumed cost.
     calls = rate * work.keys * 2 * (1 + (1 - work.hit_rate))
     return [
         ("GPU paths, onboarding", read, GPUS * costs.GPU_PATHS["root-complex"] / 1e9, "GB/s"),

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The index of KV events: lookups beside a bare hash table and a dictionary, events, decisions.
+"""The benchmark of the index of KV events: lookups beside a bare hash table and a dictionary,
+events, and decisions.
 
-One million blocks, each held by 16 workers. A lookup is of 1,000 blocks, a whole path; paths are
-asked for in random order, so blocks are as cold as the machine's caches leave them. A walk is of
-the same 1,000 keys in a hash table, or a dictionary, that has nothing but the million.
+The index has one million blocks, each held by 16 workers. A lookup is of a whole path of 1,000
+blocks. Paths are looked up in random order, so blocks are as cold as the machine's caches leave
+them. The comparison looks up the same 1,000 keys in a hash table or dictionary that holds only the
+million keys.
 """
 
 from __future__ import annotations
@@ -38,17 +40,17 @@ from .ratio import race
 from .row import Recorder, Row, calls, percentiles
 
 WORKERS = 16
-LENGTH = 1000  # blocks of a path
+LENGTH = 1000  # blocks in a path
 PATHS = 1000
-EVENT = 16  # blocks of a stored event
-BLOCK_SIZE = 16  # tokens
-TARGET = "routing decision p99 < 5 ms"  # the Dynamo KV router article's
+EVENT = 16  # blocks in a stored event
+BLOCK_SIZE = 16  # tokens in a block
+TARGET = "routing decision p99 < 5 ms"  # the goal of the Dynamo KV router article
 
 _SMOKE_PATHS = 20
 
 
 class _Ground:
-    """Paths of random blocks, and what holds them: the index, a bare table, a dictionary."""
+    """Paths of random blocks in the index, in a bare table, and in a dictionary."""
 
     def __init__(self, paths: int, seed: int) -> None:
         rng = np.random.default_rng(seed)
@@ -72,24 +74,24 @@ class _Ground:
         return limit_ffi.cast("uint64_t *", self.keys.ctypes.data) + path * LENGTH
 
     def bare(self) -> Callable[[int], object]:
-        """A walk of one path in the bare table."""
+        """Return a function that looks up one path in the bare table."""
         keys = [self._keys_at(path) for path in range(len(self.paths))]
         return lambda path: limit_lib.limit_hash_walk(self._table, keys[path], LENGTH)
 
     def found_in_c(self) -> Callable[[int], object]:
-        """Matches of one path, from C into C."""
+        """Return a function that finds the matches of one path, from C into C."""
         pointers = [ffi.from_buffer("uint64_t[]", path) for path in self.paths]
         matches, shared = ffi.new("bl_prefix_match[]", 64), ffi.new("uint32_t *")
         prefix = self.index.handle
         return lambda path: lib.bl_prefix_find(prefix, pointers[path], LENGTH, 0, matches, shared)
 
     def hashes(self, path: int) -> list[int]:
-        """A path as a request that has just been hashed brings it."""
+        """Return a path in the form of a request that was just hashed."""
         return self.paths[path].tolist()
 
 
 def _samples(work: Callable[[Any], object], asked: Iterable[object]) -> npt.NDArray[np.uint64]:
-    """Nanoseconds of each call; what it is asked is made before, untimed."""
+    """Return the nanoseconds of each call. Its argument is made before, untimed."""
     clock, samples = time.perf_counter_ns, []
     for one in asked:
         start_ns = clock()
@@ -103,7 +105,7 @@ def _per_s(samples: npt.NDArray[np.uint64]) -> float:
 
 
 def bench_indexer(options: Options) -> list[Row]:
-    """find_matches in C and from Python, events, and whole decisions."""
+    """Return rows for find_matches in C and from Python, for events, and for whole decisions."""
     paths = _SMOKE_PATHS if options.smoke else PATHS
     options.say(f"indexer: {paths * LENGTH:,} blocks, {WORKERS} workers")
     ground = _Ground(paths, options.seed)
@@ -117,7 +119,7 @@ def bench_indexer(options: Options) -> list[Row]:
 
 
 def _in_c(recorder: Recorder, ground: _Ground) -> Row:
-    """C to C: the tree alone, 16 workers told apart block by block."""
+    """Measure from C to C: the tree alone distinguishes 16 workers block by block."""
     options, bare, ours = recorder.options, ground.bare(), ground.found_in_c()
     found = race(
         lambda: _per_s(_samples(bare, ground.order)),
@@ -130,7 +132,9 @@ def _in_c(recorder: Recorder, ground: _Ground) -> Row:
 
 
 def _in_python(recorder: Recorder, ground: _Ground) -> Row:
-    """Indexer.find_matches of a list of integers, beside a dictionary asked for the same."""
+    """Measure Indexer.find_matches of a list of integers beside the same lookups in a
+    dictionary.
+    """
     options, table = recorder.options, ground.table
 
     def walk(hashes: list[int]) -> None:
@@ -159,7 +163,9 @@ def _in_python(recorder: Recorder, ground: _Ground) -> Row:
 
 
 def _events(recorder: Recorder, ground: _Ground) -> list[Row]:
-    """Stored and removed events of 16 blocks, of blocks that the index has from others."""
+    """Measure stored and removed events of 16 blocks that the index already has from other
+    workers.
+    """
     worker = Worker(WORKERS)
     stored, removed = [], []
     for path in ground.order[: max(len(ground.order) // 10, 1)]:
@@ -182,7 +188,7 @@ def _events(recorder: Recorder, ground: _Ground) -> list[Row]:
 
 
 def _decision(recorder: Recorder, ground: _Ground, policy: str) -> Row:
-    """From a prompt's tokens to a worker and the account of it: hashing, index, policy, load."""
+    """Measure from a prompt's tokens to a worker with its account: hashing, index, policy, load."""
     router = Router(make_policy(policy), find_matches=ground.index.matches)
     for worker in range(WORKERS):
         router.add_worker(Worker(worker))
@@ -194,7 +200,8 @@ def _decision(recorder: Recorder, ground: _Ground, policy: str) -> Row:
         hashes = ground.hashes(path)
         start_ns = time.perf_counter_ns()
         query = hasher.query(prompts[place % len(prompts)])
-        # A prompt's own blocks are nobody's: what is asked of the index is a path that is held.
+        # No worker has a random prompt's blocks, so the index is asked for a path that workers
+        # hold.
         router.route(place, Query(query.isl, BLOCK_SIZE, hashes, query.sequence))
         pieces.append(time.perf_counter_ns() - start_ns)
         router.tracker.free(place - len(prompts), 0.0)

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""One operation at a time, 64 B to 16 MiB (the paper's Exp 2).
+"""The benchmark of one operation at a time, 64 B to 16 MiB (the paper's Exp 2).
 
-A read invalidates and loads out, a write streams and fences, at places in random order. Beside the
-pool stand this process's own memory, near and on another NUMA node, by the limit loops.
+A read invalidates and loads out, a write streams and fences, at offsets in random order. The limit
+loops measure the pool and, for comparison, this process's own memory, near and on another NUMA
+node.
 """
 
 from __future__ import annotations
@@ -36,7 +37,9 @@ _PRIVATE_SIZE = 64 << 20
 
 
 def bench_latency(options: Options) -> list[Row]:
-    """Rows of the pool, of private memory, of another NUMA node's; paced: of the pool alone."""
+    """Return rows for the pool, private memory and another NUMA node's memory; when paced, only for
+    the pool.
+    """
     sizes = SMOKE_SIZES if options.smoke else SIZES
     with pinned(cores()[0]):
         with ground(options, devices=1) as pool, paced(options.pace, pool) as pace_file:
@@ -62,7 +65,7 @@ def bench_latency(options: Options) -> list[Row]:
 
 
 def count_of(size: int, smoke: bool) -> int:
-    """How many operations fill a run, about."""
+    """Return about how many operations fill a run."""
     return max(3, int((_SMOKE_RUN_S if smoke else _RUN_S) * 1e9 / (300 + size / 10)))
 
 
@@ -87,7 +90,7 @@ def _row(recorder: Recorder, region: Region, verb: str, size: int) -> Row:
 
 
 def _alone(driver: Driver, count: int, size: int) -> Row:
-    """Measured beside nothing."""
+    """Measure a driver without a comparison."""
     driver.count(count)
     return {**speed(driver.count(count), size), **percentiles(driver.sample(count))}
 
@@ -104,7 +107,7 @@ def _private_rows(options: Options, sizes: tuple[int, ...]) -> list[Row]:
 
 
 def _private(options: Options, sizes: tuple[int, ...], label: str, node: int | None) -> list[Row]:
-    """By the limit loops, under software coherence."""
+    """Measure private memory by the limit loops, with software coherence."""
     fixed: Row = {"memory": label, "coherence": SOFTWARE, "depth": 1, "threads": 1}
     recorder = Recorder("latency", options, fixed)
     rows = []

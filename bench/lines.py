@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The bare exchange of lines (``limit.c``), laid out like a lane: same pool, strides, distances."""
+"""The bare exchange of lines (``limit.c``), laid out like a lane: the same pool, strides and
+distances.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ STRIDE: int = core_lib.BL_POLL_STRIDE
 def lines_of(
     pool: Pool, *, depth: int, batch: int, sequence: int, count: int
 ) -> _limit.limit_lines:
-    """A ``limit_lines`` at the pool's first data stripe."""
+    """Make a ``limit_lines`` at the pool's first data stripe."""
     requests = drive.address_of(pool, pool.geometry.data_offset)
     return ffi.new(
         "limit_lines *",

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Another process of ``linkpath.py``: a cache that puts until its input ends."""
+"""The other process of ``linkpath.py``: a cache that puts until its input ends."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from beluga.transfer import Link
 from .linkmodel import BLOCK
 from .linkpath import NAMESPACE, digest
 
-_BATCH = 4  # blocks of a put
+_BATCH = 4  # blocks in a put
 
 
 def main(directory: str | None, number: int, paths: list[str]) -> None:
-    """Put until the input ends; what is put is removed, so that there is room for ever."""
+    """Put until the input ends. Each block is removed afterwards, so that there is always space."""
     blocks = np.ones((_BATCH, BLOCK), np.uint8)
     ends = sys.stdin.fileno()
     os.set_blocking(ends, False)

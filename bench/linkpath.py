@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Onboards beside offloads on the product's own path: processes with a KVCache each, one pool.
+"""The benchmark of onboards beside offloads on the product's own path: one pool and several
+processes, each with a KVCache.
 
-This process gets blocks at random moments, others put without end. Over a link that is said to be
-slow, by classes and all in one class; and over this machine's memory, with the host's link as it is
-by default and without. The others run ``linkflood.py``.
+This process gets blocks at random times while others put without end. It does so over a link that
+is declared slow, with classes and with one class for all, and over this machine's memory, with the
+host's default link and without a link. The other processes run ``linkflood.py``.
 """
 
 from __future__ import annotations
@@ -46,17 +47,19 @@ from .options import Options
 from .row import Recorder, Row, percentiles
 
 FLOODS = 2  # processes that put
-SHARE = 0.3  # of the slow link, asked for by gets
-SLOW = Speed(500_000_000)  # so slow that the link, not a busy machine, is what is waited for
+SHARE = 0.3  # the share of the slow link that gets use
+SLOW = Speed(500_000_000)  # The link, not a busy machine, must be the bottleneck.
 NAMESPACE = "beluga-bench"
-_PIECE = 4096  # of the plan whose pieces' cost is measured
+_PIECE = 4096  # the plan for measuring the cost of pieces
 _STAY = 1 << 62
 _END_TIMEOUT_S = 30.0
 
 
 @dataclasses.dataclass(frozen=True)
 class _Case:
-    """``settings`` None: no link. ``read`` is what gets are on it; ``mean_s`` lies between two."""
+    """One case. ``settings`` None means no link. ``read`` is the class of gets; ``mean_s`` is the
+    mean time between two.
+    """
 
     name: str
     settings: LinkSettings | None
@@ -65,7 +68,7 @@ class _Case:
 
 
 def path_rows(options: Options, pool: Pool) -> list[Row]:
-    """A row for each case; gets without offloads stand in its note."""
+    """Return a row for each case. Its note has the figures of gets without offloads."""
     slow = LinkSettings(read=SLOW, write=SLOW, device=None, duplex=False)
     slow_mean_s = BLOCK / SLOW.bytes_per_s / SHARE
     onboard, offload = TransferClass.ONBOARD, TransferClass.OFFLOAD
@@ -106,12 +109,12 @@ def _row(options: Options, recorder: Recorder, pool: Pool, case: _Case) -> Row:
 
 
 def digest(number: int) -> list[bytes]:
-    """Of one block."""
+    """Return the digest of one block."""
     return [b"%032d" % number]
 
 
 def _gets(options: Options, cache: KVCache, mean_s: float, duration_s: float) -> list[int]:
-    """How long each took from when it was due, in nanoseconds."""
+    """Return how long each get took from its due time, in nanoseconds."""
     block = np.ones((1, BLOCK), np.uint8)
     cache.put(digest(0), block)
     rng = random.Random(options.seed + 1)  # noqa: S311  arrivals, not secrets
@@ -124,7 +127,7 @@ def _gets(options: Options, cache: KVCache, mean_s: float, duration_s: float) ->
             raise BelugaError("a block was not found that was just put")
         took.append(round((time.monotonic() - due) * 1e9))
         due += rng.expovariate(1 / mean_s)
-        due = max(due, time.monotonic() - 0.1)  # a get that took ages does not delay all others
+        due = max(due, time.monotonic() - 0.1)  # one very slow get does not delay all others
     return took
 
 
@@ -163,12 +166,13 @@ def _flood(pool: Pool, directory: Path | None, number: int) -> Iterator[subproce
             child.wait()
 
 
-# ---- What a decision costs where threads ask for themselves
+# ---- The cost of a decision when threads acquire tokens themselves
 
 
 def decision_rows(options: Options, pool: Pool) -> list[Row]:
-    """A piece's share of a copy, asked for in C: renewed by who is alone, and decided beside
-    another engine; as the difference to the same copy without a link."""
+    """Measure the cost of a piece that is acquired in C, as the difference to the same copy without
+    a link: when a process is alone, and beside another engine.
+    """
     recorder = Recorder("scheduler", options, {"memory": memory_of(pool), "threads": 1})
     size = (1 if options.smoke else 8) << 20
     memory = np.ones(size, np.uint8)
@@ -189,7 +193,7 @@ def decision_rows(options: Options, pool: Pool) -> list[Row]:
         way = link.way(Direction.READ)
         for case in ("in C, alone", "in C, beside another"):
             other = Queue(way, now_ns=lib.bl_port_now_ns())
-            if case != "in C, alone":  # it wants the same, and does not take it
+            if case != "in C, alone":  # The other one demands the same but does not take it.
                 seat = next(s for s in way.handle.seats if s.owner and not s.demand)
                 seat.demand, seat.until_ns = 1 << TransferClass.ONBOARD, _STAY
             costs, seconds = [], []

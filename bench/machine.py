@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""What the numbers were measured on: CPU, cores, memory, version."""
+"""The machine of the measurements: CPU, cores, memory, and Beluga's version."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _NODES = Path("/sys/devices/system/node")
 
 @cache
 def cpu_model() -> str:
-    """As the kernel calls it, with the number of CPUs."""
+    """Return the kernel's name of the CPU, with the number of CPUs."""
     for line in Path("/proc/cpuinfo").read_text().splitlines():
         if line.startswith("model name"):
             name = " ".join(line.split(":", 1)[1].split())
@@ -30,8 +30,9 @@ def cpu_model() -> str:
 
 @cache
 def version() -> str:
-    """The commit of the checkout these files are in, or the version of the installed package;
-    "unknown" for a bare copy of the sources."""
+    """Return the commit of the checkout with these files, or the version of the installed package.
+    It is "unknown" for a bare copy of the sources.
+    """
     here = Path(__file__).resolve()
     command = ["git", "-C", str(here.parent)]
     try:
@@ -52,7 +53,9 @@ def version() -> str:
 
 
 def memory_of(pool: Pool) -> str:
-    """What the pool's devices are: "devdax", "tmpfs/DRAM" (emulated), or the filesystem's name."""
+    """Return the kind of the pool's devices: "devdax", "tmpfs/DRAM" (emulated), or the filesystem's
+    name.
+    """
     device = pool.devices[0]
     if device.kind == "devdax":
         return "devdax"
@@ -61,7 +64,7 @@ def memory_of(pool: Pool) -> str:
 
 
 def _numbers(text: str) -> list[int]:
-    """A list of the kernel's: "0-3,8" is 0 1 2 3 8."""
+    """Parse a list of the kernel: "0-3,8" is 0 1 2 3 8."""
     found: list[int] = []
     for part in filter(None, text.strip().split(",")):
         first, _, last = part.partition("-")
@@ -70,13 +73,13 @@ def _numbers(text: str) -> list[int]:
 
 
 def _siblings(cpu: int) -> list[int]:
-    """The CPUs that share a core with this one, itself included."""
+    """Return the CPUs that share a core with this one, with itself."""
     path = _CPUS / f"cpu{cpu}/topology/thread_siblings_list"
     return _numbers(path.read_text()) if path.exists() else [cpu]
 
 
 def cores() -> list[int]:
-    """One CPU of each core that this process may use, those of one NUMA node first."""
+    """Return one CPU of each core that this process may use, sorted by NUMA node."""
     taken: list[int] = []
     node_of = {cpu: node for node in nodes() for cpu in node_cpus(node)}
     for cpu in sorted(os.sched_getaffinity(0), key=lambda cpu: (node_of.get(cpu, 0), cpu)):
@@ -86,20 +89,20 @@ def cores() -> list[int]:
 
 
 def nodes() -> list[int]:
-    """NUMA nodes that have memory."""
+    """Return the NUMA nodes that have memory."""
     path = _NODES / "has_memory"
     return _numbers(path.read_text()) if path.exists() else [0]
 
 
 def node_cpus(node: int) -> list[int]:
-    """The CPUs of a NUMA node."""
+    """Return the CPUs of a NUMA node."""
     path = _NODES / f"node{node}/cpulist"
     return _numbers(path.read_text()) if path.exists() else []
 
 
 @contextlib.contextmanager
 def pinned(cpu: int) -> Iterator[None]:
-    """This thread, and the threads it starts, on one CPU."""
+    """Keep this thread, and the threads that it starts, on one CPU."""
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {cpu})
     try:

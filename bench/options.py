@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""What a run of the benchmarks was asked for."""
+"""The options of a run of the benchmarks."""
 
 from __future__ import annotations
 
@@ -12,15 +12,14 @@ SOFTWARE = "software"
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """``None`` leaves the choice to the benchmark.
+    """The options. ``None`` leaves a choice to the benchmark.
 
     ``smoke`` runs in seconds and shows that the benchmark works, not how fast the machine is.
-    ``pool`` names the devices of an empty pool whose blocks may be written over; without it each
-    benchmark makes an emulated one and removes it. ``coherence`` is "hardware" or "software";
-    the benchmarks stand beside the paper, so they take the latter. ``pace`` slows devices down, as
+    ``pool`` names the devices of an empty pool that may be overwritten; without it each benchmark
+    makes an emulated pool and removes it. ``coherence`` is "hardware" or "software"; the default is
+    software, because the paper's memory has it. ``pace`` slows devices down, as in
     "device=22.5GB/s,latency=650ns" (see ``pace.py``). ``threads`` is the most that bandwidth and
-    copy use.
-    ``progress`` is told what is measured next.
+    copy use. ``progress`` gets a line about each measurement before it begins.
     """
 
     smoke: bool = False
@@ -33,12 +32,12 @@ class Options:
 
     @property
     def pair_count(self) -> int:
-        """Pairs (limit, ours) behind a ratio."""
+        """The number of pairs (limit, ours) behind a ratio."""
         return 3 if self.smoke else 9
 
     @property
     def retry_count(self) -> int:
-        """How often a ratio whose limit was not steady is measured again."""
+        """How often a ratio with an unsteady limit is measured again."""
         return 0 if self.smoke else 3
 
     def say(self, text: str) -> None:
@@ -47,7 +46,7 @@ class Options:
             self.progress(text)
 
     def command(self, bench: str) -> str:
-        """The command line that asks for this."""
+        """Return the command line with these options."""
         words = ["beluga", "bench", bench, *(["--smoke"] if self.smoke else [])]
         for path in self.pool or ():
             words += ["--pool", path]

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The orders that share a link in ``linkmodel.py``: ours, and what others do.
+"""The orders of pieces on a shared link in ``linkmodel.py``: ours, and those of other systems.
 
-All but Dynamo's let two pieces be under way, so that the link never waits for the next one.
+Except for Dynamo's, two pieces are under way, so that the link never waits for the next one.
 """
 
 from __future__ import annotations
@@ -21,12 +21,14 @@ SHARES = (8, 1)
 
 
 def pieces(kind: int, block: int) -> Iterator[Piece]:
-    """A block, cut."""
+    """Yield the pieces of a block."""
     return (Piece(kind, block, min(PIECE, BLOCK - at)) for at in range(0, BLOCK, PIECE))
 
 
 class Fair:
-    """Ours: a fair queue before a token bucket; in one process, or each class in its own."""
+    """Our order: a fair queue before a token bucket, in one process or with each class in its
+    own.
+    """
 
     def __init__(
         self,
@@ -54,7 +56,7 @@ class Fair:
             self._pieces[self._count] = (piece._replace(key=self._count), queue, handle)
 
     def queue_of(self, kind: int, block: int) -> Queue:
-        """The process that a block is of."""
+        """Return the queue of the process to which a block belongs."""
         return self.queues[kind % len(self.queues)]
 
     def start(self, now_ns: int) -> Piece | None:
@@ -71,7 +73,9 @@ class Fair:
 
 
 class Fifo:
-    """Pieces in the order in which their blocks came; ``strict``: onboards before all others."""
+    """Pieces in the order in which their blocks came. With ``strict``, onboards precede all
+    others.
+    """
 
     wait_ns = NEVER
 
@@ -95,8 +99,9 @@ class Fifo:
 
 
 class Counter:
-    """A bare shared counter of what is under way (the rovers of generation 1, no fair queue): each
-    class has a process of its own, which takes a ticket for its next piece."""
+    """A bare shared counter of the pieces under way (the rovers of generation 1, without a fair
+    queue). Each class has its own process, which takes a ticket for its next piece.
+    """
 
     wait_ns = NEVER
 
@@ -123,8 +128,9 @@ class Counter:
 
 
 class CopyFirst:
-    """Dynamo's: a transfer starts its copy, then queues to be finished; the queue holds four of a
-    kind, so the next of that kind waits only when four others are under way already."""
+    """Dynamo's order: a transfer starts its copy, then waits in a queue to be finished. The queue
+    holds four of a kind, so the next of that kind waits only when four others are under way.
+    """
 
     wait_ns = NEVER
     _BOUND = 4
@@ -148,7 +154,7 @@ class CopyFirst:
 
 
 def orders(bytes_per_s: int) -> dict[str, Order]:
-    """By their names, new."""
+    """Make the orders, by name."""
     return {
         "ours": Fair(bytes_per_s),
         "ours, 2 processes": Fair(bytes_per_s, processes=2),

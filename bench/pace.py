@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Devices that are slower than this machine's memory: ``device=22.5GB/s,latency=650ns``.
+"""Pacing: devices that are slower than this machine's memory, as in
+``device=22.5GB/s,latency=650ns``.
 
-File devices share one memory controller, so nothing is gained by spreading over them. Paced, each
-has a token clock of its own (``drive.c``): an operation queues for its device's bandwidth, then
-waits out the latency. Only the benchmarks do this; such rows carry the memory "paced".
+File devices share one memory controller, so spreading over them brings no gain. When paced, each
+has its own token clock (``drive.c``): an operation queues for its device's bandwidth, then waits
+for the latency. Only the benchmarks do this; such rows have the memory "paced".
 """
 
 from __future__ import annotations
@@ -29,14 +30,14 @@ _PART = re.compile(r"(device|latency)=(\d+(?:\.\d+)?)([kMG]B/s|[num]s)")
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """Of each device."""
+    """The speed of each device."""
 
     bytes_per_s: int
     latency_ns: int = 0
 
 
 def parse_pace(text: str) -> Pace:
-    """Read ``device=RATE[,latency=TIME]``; raises BelugaError."""
+    """Read ``device=RATE[,latency=TIME]``. Raises BelugaError."""
     found: dict[str, int] = {}
     for part in text.split(","):
         match = _PART.fullmatch(part)
@@ -50,7 +51,7 @@ def parse_pace(text: str) -> Pace:
 
 
 def make_paces(path: Path, device_count: int, pace: Pace) -> None:
-    """Make a file of token clocks that processes can share, one per device."""
+    """Make a file of token clocks, one per device, that processes can share."""
     clocks = ffi.new("drive_pace[]", device_count)
     for clock in clocks:
         clock.bytes_per_s, clock.latency_ns = pace.bytes_per_s, pace.latency_ns
@@ -58,7 +59,7 @@ def make_paces(path: Path, device_count: int, pace: Pace) -> None:
 
 
 def device_at(pool: Pool, offset: int) -> int:
-    """The device under an offset of the linear range; as ``csrc/format/interleave.h`` has it."""
+    """Return the device of an offset in the linear range, as ``csrc/format/interleave.h`` does."""
     stripe = offset // STRIPE_SIZE
     geometry = pool.geometry
     if geometry.interleaved:
@@ -68,14 +69,14 @@ def device_at(pool: Pool, offset: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Paces:
-    """The clock under each of some offsets; ``pointers`` is for C, ``clocks`` keeps them mapped."""
+    """The clocks of some offsets. ``pointers`` is for C, and ``clocks`` keeps them mapped."""
 
     pointers: _limit.CPointer[_limit.drive_pace]
     clocks: _limit.drive_pace
 
 
 def shared_paces(pool: Pool, path: Path, offsets: Iterable[int]) -> Paces:
-    """Of the clocks in a file made by :func:`make_paces`."""
+    """Return the clocks in a file made by :func:`make_paces`."""
     with path.open("r+b") as file:
         clocks = ffi.from_buffer("drive_pace[]", mmap.mmap(file.fileno(), 0))
     pointers = [clocks + device_at(pool, int(offset)) for offset in offsets]
@@ -84,7 +85,9 @@ def shared_paces(pool: Pool, path: Path, offsets: Iterable[int]) -> Paces:
 
 @contextmanager
 def paced(text: str | None, pool: Pool) -> Iterator[Path | None]:
-    """A file of clocks for the pool's devices, removed after; None if there is no pace."""
+    """Yield a file of clocks for the pool's devices, which is removed afterwards, or None without a
+    pace.
+    """
     if text is None:
         yield None
         return

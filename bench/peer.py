@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The other process of a benchmark: pinned to its own core, told what to do line by line in JSON.
+"""The other process of a benchmark: it is pinned to its own core and takes commands in lines of
+JSON.
 
-It says ``{"ready": true}`` when it is about to begin, and its result when it has ended.
+It sends ``{"ready": true}`` before it begins, and its result when it has ended.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _WORKER = f"{__package__}.worker"
 
 
 class Peer:
-    """This end: a context manager that ends the process."""
+    """This end of the connection: a context manager that ends the process."""
 
     def __init__(self, pool: Pool, cpu: int) -> None:
         paths = [f"{device.path}@{device.offset}+{device.size}" for device in pool.devices]
@@ -35,13 +36,15 @@ class Peer:
         self._says = cast(IO[str], self._process.stdout)
 
     def start(self, do: str, **arguments: object) -> None:
-        """Begin; returns when the peer is ready. Raises BelugaError if it ended instead."""
+        """Start a command. Returns when the peer is ready. Raises BelugaError if the peer has
+        ended.
+        """
         self._asks.write(json.dumps({"do": do, **arguments}) + "\n")
         self._asks.flush()
         self.result()
 
     def result(self) -> dict[str, Any]:
-        """What the peer says next. Raises BelugaError if it ended instead."""
+        """Return the peer's next message. Raises BelugaError if the peer has ended."""
         line = self._says.readline()
         if not line:
             raise BelugaError("the benchmark's other process has ended; see above")
@@ -49,11 +52,11 @@ class Peer:
         return said
 
     def pause(self) -> None:
-        """Stop its threads, so that its core is free."""
+        """Stop the peer's threads, so that its core is free."""
         self._process.send_signal(signal.SIGSTOP)
 
     def resume(self) -> None:
-        """Go on after :meth:`pause`."""
+        """Continue after :meth:`pause`."""
         self._process.send_signal(signal.SIGCONT)
 
     def __enter__(self) -> Peer:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Charts of rows, as PNG files; needs matplotlib (``pip install 'beluga-kv[plot]'``)."""
+"""Charts of rows as PNG files, with matplotlib (``pip install 'beluga-kv[plot]'``)."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from .row import Row
 
 
 def plot(rows: Iterable[Row], directory: Path) -> list[Path]:
-    """One chart per benchmark that the rows are of; their paths.
+    """Draw one chart for each benchmark in the rows. Returns the paths.
 
-    Raises BelugaError without matplotlib, OSError if the directory cannot be written.
+    Raises BelugaError without matplotlib, and OSError if the directory cannot be written.
     """
     try:
         from matplotlib.figure import Figure
-    except ImportError:  # commands ask before the work
+    except ImportError:  # commands check this before the work
         raise BelugaError("charts need matplotlib; pip install 'beluga-kv[plot]'") from None
     measured = [row for row in rows if row["ops_per_s"] is not None]
     directory.mkdir(parents=True, exist_ok=True)
@@ -37,7 +37,9 @@ def plot(rows: Iterable[Row], directory: Path) -> list[Path]:
 
 
 def _lines(axes: Any, rows: list[Row], x: str, y: str, *names: str) -> None:
-    """A line for every value of the fields ``names``, from the rows that have both ends."""
+    """Draw a line for every value of the fields ``names``, from the rows that have both
+    coordinates.
+    """
     groups: dict[str, list[Row]] = {}
     for row in rows:
         if row[x] is not None and row[y] is not None:
@@ -52,7 +54,7 @@ def _lines(axes: Any, rows: list[Row], x: str, y: str, *names: str) -> None:
 
 
 def _bars(axes: Any, rows: list[Row], field: str, label: Callable[[Row], str]) -> None:
-    """A bar per row, the first on top."""
+    """Draw a bar for each row, the first on top."""
     axes.barh([label(row) for row in rows], [row[field] for row in rows])
     axes.invert_yaxis()
     axes.tick_params(axis="y", labelsize=7)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Memory of this process alone, near or on a chosen NUMA node: what a pool's is compared with."""
+"""Private memory of this process, near or on a chosen NUMA node, for comparison with a pool's."""
 
 from __future__ import annotations
 
@@ -14,15 +14,16 @@ from beluga.errors import BelugaError
 
 from .region import touch
 
-_SET_MEMPOLICY = 238  # x86-64
+_SET_MEMPOLICY = 238  # the number of the system call on x86-64
 _POLICY_DEFAULT, _POLICY_BIND = 0, 2
 
 
 @contextmanager
 def private(size: int, node: int | None = None, *, shared: bool = False) -> Iterator[int]:
-    """The address of ``size`` bytes of anonymous memory; raises BelugaError if the node refuses.
+    """Yield the address of ``size`` bytes of anonymous memory. Raises BelugaError if the node
+    refuses.
 
-    ``shared``: such as can be mapped a second time.
+    ``shared`` memory can be mapped a second time.
     """
     kind = mmap.MAP_SHARED if shared else mmap.MAP_PRIVATE
     memory = mmap.mmap(-1, size, flags=kind | mmap.MAP_ANONYMOUS)

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Ours against the machine's limit: interleaved pairs, so that a busy neighbour slows both."""
+"""The ratio of our speed to the machine's limit, in interleaved pairs, so that other load slows
+both.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +12,14 @@ from dataclasses import dataclass
 from statistics import median, quantiles
 
 NOISY_SPREAD = 0.25
-"""Of the limit over the pairs, as a share of its median: more is noise."""
+"""The spread of the limit over the pairs, as a share of its median, above which it is noise."""
 
 
 Once = Callable[[], None]
 
 
 def rate(once: Once, count: int) -> float:
-    """How often a second ``once`` runs, after one run that does not count."""
+    """Return how often per second ``once`` runs, after one run that does not count."""
     once()
     before = time.perf_counter()
     for _ in range(count):
@@ -27,9 +29,10 @@ def rate(once: Once, count: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """``ratio`` is the median over the pairs of ours / limit, both speeds: 1 is the limit.
+    """``ratio`` is the median over the pairs of ours / limit, both speeds; 1 is the limit.
 
-    ``ratio_q1`` and ``ratio_q3`` are its quartiles. ``noisy``: the limit itself was not steady.
+    ``ratio_q1`` and ``ratio_q3`` are its quartiles. ``noisy`` says that the limit itself was not
+    steady.
     """
 
     limit: float
@@ -41,7 +44,7 @@ class Ratio:
 
 
 def compare(pairs: list[tuple[float, float]]) -> Ratio:
-    """The ratio of pairs (limit, ours) of speeds; at least two."""
+    """Compute the ratio of pairs (limit, ours) of speeds. There must be at least two."""
     limits = [limit for limit, _ in pairs]
     first, _, third = quantiles([ours / limit for limit, ours in pairs], n=4, method="inclusive")
     middle = median(limits)
@@ -62,8 +65,9 @@ def race(
     pair_count: int,
     retry_count: int,
 ) -> Ratio:
-    """Run limit, ours, limit, ...; each returns its speed. While the limit is not steady, all over
-    again, ``retry_count`` times at most; the last word stands."""
+    """Run limit, ours, limit, ...; each returns its speed. While the limit is not steady,
+    everything is repeated, at most ``retry_count`` times. The last result counts.
+    """
     for attempt in range(retry_count + 1):
         found = compare([(limit(), ours()) for _ in range(pair_count)])
         if not found.noisy or attempt == retry_count:

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""How long a restart takes: a block table recovered, beside a plain scan and the same inserts.
+"""The benchmark of a restart: the recovery of a block table, beside a plain scan with the same
+inserts.
 
-The table stands for 8 TiB of 4 MiB blocks, in sparse files: only metadata is ever touched. Each run
-opens the pool anew, as a server that starts does, so both sides pay for their page tables; the
-limit reads the predecessor's entries once and puts their keys into Beluga's own index.
+The table describes 8 TiB of 4 MiB blocks in sparse files, of which only the metadata is ever
+touched. Each run opens the pool again, as a starting server does, so both sides pay for their page
+tables. The limit reads the predecessor's entries once and puts their keys into Beluga's own index.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ BLOCK_SIZE = 4 << 20
 BLOCK_COUNT = 2_000_000
 SMOKE_COUNT = 10_000
 LINE = 64
-EPOCH = 1  # of the server whose table is recovered: its half is 1
+EPOCH = 1  # the epoch of the server whose table is recovered, which uses half 1
 
 _METADATA_PER_BLOCK = 2 * LINE * (1 + BLOCK_SIZE // STRIPE_SIZE)
 _ADD = (
@@ -50,7 +51,7 @@ Lines = npt.NDArray[np.uint64]
 
 
 def bench_recovery(options: Options) -> list[Row]:
-    """One row: blocks per second, found and served again."""
+    """Return one row: blocks per second from the start to serving."""
     if options.pool is not None or options.pace is not None:
         raise BelugaError("recovery makes its own table; leave --pool and --pace out")
     count = SMOKE_COUNT if options.smoke else BLOCK_COUNT
@@ -63,7 +64,7 @@ def bench_recovery(options: Options) -> list[Row]:
         }
         options.say(f"recovery of {count} blocks")
         samples_ns: list[int] = []
-        _recover(paths, count, [])  # the half that nobody has used yet gets its memory
+        _recover(paths, count, [])  # this allocates the memory of the unused half
         found = race(
             lambda: _scan(paths, count),
             lambda: _recover(paths, count, samples_ns),
@@ -85,7 +86,7 @@ def bench_recovery(options: Options) -> list[Row]:
 
 
 def _recover(paths: list[Path], count: int, samples_ns: list[int]) -> float:
-    """Blocks per second from the start of a server to its being there."""
+    """Recover with a new server. Returns blocks per second."""
     with Pool.open(paths) as pool:
         start_ns = time.perf_counter_ns()
         server = MetaServer(pool)
@@ -100,7 +101,7 @@ def _recover(paths: list[Path], count: int, samples_ns: list[int]) -> float:
 
 
 def _scan(paths: list[Path], count: int) -> float:
-    """Blocks per second of the limit."""
+    """Run the limit. Returns blocks per second."""
     with Pool.open(paths) as pool:
         half = _epoch(pool) % 2
         first = pool.geometry.table_offset + half * pool.geometry.block_count_max * LINE
@@ -132,14 +133,14 @@ def _pointer(pool: Pool, offset: int) -> _limit.uint8_p:
 
 
 def _epoch(pool: Pool) -> int:
-    """Of the last server."""
+    """Return the epoch of the last server."""
     lines = [core_lib.bl_pool_address(pool.handle, half * 256) for half in range(2)]
     return max(int(core_ffi.cast("bl_epoch_line *", line).epoch) for line in lines)
 
 
 @contextmanager
 def _table(options: Options, count: int) -> Iterator[list[Path]]:
-    """A pool full of blocks, as a server that stopped has left it."""
+    """Yield the devices of a pool full of blocks, as a stopped server leaves it."""
     parent, _ = place(count * _METADATA_PER_BLOCK)
     with scratch_folder("bench", parent) as directory:
         paths = [directory / name for name in "ab"]
@@ -158,7 +159,9 @@ def _table(options: Options, count: int) -> Iterator[list[Path]]:
 
 
 def _fill(pool: Pool, count: int, seed: int) -> None:
-    """Entries in order of age, as a cache that has filled up has them; marks; the epoch."""
+    """Write entries in order of age, as in a cache that has filled up, the extents' marks, and the
+    epoch.
+    """
     geometry = pool.geometry
     numbers = np.arange(count, dtype=np.uint64)
     stripes = numbers * np.uint64(BLOCK_SIZE // STRIPE_SIZE)
@@ -186,7 +189,7 @@ def _fill(pool: Pool, count: int, seed: int) -> None:
 
 
 def _seal(lines: Lines, keys: Lines) -> None:
-    """Put the check of ``csrc/format/line.h`` into lines that end in it."""
+    """Put the CRC of ``csrc/format/line.h`` into lines that end with it."""
     total = (keys + np.uint64(0x9E3779B97F4A7C15)) * np.uint64(0xDA942042E4DD58B5)
     for column, (add, times) in enumerate(zip(_ADD, _TIMES, strict=True)):
         total += (lines[:, column] ^ np.uint64(add)) * np.uint64(times)

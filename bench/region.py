@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Where in a pool the copying benchmarks work, and the drivers of ours and of the limit's there."""
+"""The part of a pool that copying benchmarks use, and the drivers for it, ours and the limit's."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from .drive import Driver, Load, Offsets
 from .pace import shared_paces
 
 _PLACE_COUNT_MAX = 4096
-_HOT_SHARE = 0.9  # of a skewed load's operations
-_HOT_PART = 4  # the hot set is the first quarter: half of the first of two devices
+_HOT_SHARE = 0.9  # the share of a skewed load's operations in the hot set
+_HOT_PART = 4  # The hot set is the first quarter: half of the first of two devices.
 
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """The pool's data, from its first stripe on: ``span`` bytes of the linear range.
+    """The pool's data from its first stripe on: ``span`` bytes of the linear range.
 
-    The limit knows no interleaving: it is given the addresses of the same places, or for what is
-    larger than a stripe places in the ``piece`` bytes that lie in one piece at ``base``.
+    The limit knows no interleaving. It gets the addresses of the same offsets, or, for operations
+    larger than a stripe, offsets in the ``piece`` bytes that are contiguous at ``base``.
     ``pace_file`` holds the clocks of paced devices.
     """
 
@@ -37,21 +37,21 @@ class Region:
     pace_file: Path | None = None
 
     def size_for(self, size: int) -> int:
-        """Bytes in which places for operations of ``size`` may lie."""
+        """Return how many bytes may be used by operations of ``size`` bytes."""
         return self.span if size <= STRIPE_SIZE else self.piece
 
     def ours(self, verb: str, places: Offsets, size: int) -> Driver:
-        """Beluga's "read" or "write"."""
+        """Return a driver for Beluga's "read" or "write"."""
         offsets = places + np.uint64(self.pool.geometry.data_offset)
         operation = drive.ours(self.pool, verb)
-        Driver(Load(operation, offsets, size)).count(len(offsets))  # maps the pages
+        Driver(Load(operation, offsets, size)).count(len(offsets))  # this maps the pages
         paces = None
         if self.pace_file is not None:
             paces = shared_paces(self.pool, self.pace_file, offsets)
         return Driver(Load(operation, offsets, size, paces))
 
     def limit(self, name: str, places: Offsets, size: int) -> Driver:
-        """``limit_<name>``."""
+        """Return a driver for ``limit_<name>``."""
         if size > STRIPE_SIZE:
             return Driver(Load(drive.bare(name, self.base), places, size))
         first = self.pool.geometry.data_offset
@@ -60,7 +60,7 @@ class Region:
 
 
 def region_of(pool: Pool, pace_file: Path | None = None) -> Region:
-    """All of the pool's data."""
+    """Return the region of all the pool's data."""
     geometry = pool.geometry
     stripe = geometry.data_offset // STRIPE_SIZE
     per_device = geometry.device_size // STRIPE_SIZE - 1
@@ -71,13 +71,13 @@ def region_of(pool: Pool, pace_file: Path | None = None) -> Region:
 
 
 def touch(base: int, size: int) -> None:
-    """Write every byte once: pages are mapped before anything is timed."""
+    """Write every byte once, so that pages are mapped before any measurement."""
     places = np.arange(0, size, STRIPE_SIZE, dtype=np.uint64)
     Driver(Load(drive.bare("write", base), places, STRIPE_SIZE)).count(len(places))
 
 
 def uniform(region_size: int, size: int, seed: int) -> Offsets:
-    """Places for operations of ``size``, in random order."""
+    """Return offsets for operations of ``size`` bytes, in random order."""
     generator = np.random.default_rng(seed)
     places = generator.permutation(region_size // size)[:_PLACE_COUNT_MAX]
     offsets: Offsets = places.astype(np.uint64) * np.uint64(size)
@@ -85,7 +85,7 @@ def uniform(region_size: int, size: int, seed: int) -> Offsets:
 
 
 def skewed(region_size: int, size: int, seed: int) -> Offsets:
-    """The same with most operations in a hot set at the start."""
+    """Return offsets of which most are in a hot set at the start."""
     generator = np.random.default_rng(seed)
     everywhere = generator.integers(region_size // size, size=_PLACE_COUNT_MAX, dtype=np.uint64)
     hot = np.uint64(max(1, region_size // _HOT_PART // size))
@@ -95,5 +95,5 @@ def skewed(region_size: int, size: int, seed: int) -> Offsets:
 
 
 def dealt(places: Offsets, count: int) -> Sequence[Offsets]:
-    """The places dealt to ``count`` threads."""
+    """Divide the offsets among ``count`` threads."""
     return [np.ascontiguousarray(places[index::count]) for index in range(count)]

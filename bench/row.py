@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""A row of results: the same fields in every benchmark, ``None`` where one does not apply."""
+"""The rows of results: every benchmark has the same fields, with ``None`` where one does not
+apply.
+"""
 
 from __future__ import annotations
 
@@ -19,28 +21,29 @@ Row = dict[str, object]
 FIELDS = (
     "bench",
     "case",
-    "engine",  # what copied: cpu, dsa, cuda
-    "peer",  # what else did
-    "crc",  # with checksums?
-    "fragment_bytes",  # of each of an operation's fragments
+    "engine",  # the engine that copied: cpu, dsa, cuda
+    "peer",  # another library that copied
+    "crc",  # whether checksums were computed
+    "fragment_bytes",  # the size of each fragment of an operation
     "fragments",
-    "bytes",  # of each operation
-    "depth",  # operations out at a time
+    "bytes",  # the size of each operation
+    "depth",  # operations under way at a time
     "threads",
     "memory",  # devdax, tmpfs/DRAM (emulated), DRAM (private), paced, ...
     "coherence",
-    "p50_ns",  # of one operation
+    "p50_ns",  # for one operation
     "p99_ns",
     "ops_per_s",
     "gb_per_s",  # 1e9 bytes
-    "limit",  # of the limit loop, in limit_unit
+    "limit",  # the speed of the limit loop, in limit_unit
     "limit_unit",
-    "ratio_to_limit",  # 1.0: as fast as the limit
+    "ratio_to_limit",  # 1.0 is as fast as the limit
     "ratio_q1",
     "ratio_q3",
-    "ratio_to_peer",  # ours / the peer's speed
-    "noisy",  # the limit varied by more than a quarter over the pairs, even when tried again
-    "paper",  # the paper's figure, on a real CXL switch
+    "ratio_to_peer",  # our speed / the peer's speed
+    # the limit varied by more than a quarter over the pairs, even when it was measured again
+    "noisy",
+    "paper",  # the paper's figure for a real CXL switch
     "note",
     "machine",
     "commit",
@@ -50,14 +53,14 @@ FIELDS = (
 
 @dataclass(frozen=True, slots=True)
 class Recorder:
-    """Makes a benchmark's rows; ``fixed`` holds what its rows have in common."""
+    """Makes a benchmark's rows. ``fixed`` has the fields that all its rows share."""
 
     bench: str
     options: Options
     fixed: Row
 
     def row(self, case: str, **values: object) -> Row:
-        """A row; raises KeyError for a field that there is not."""
+        """Make a row. Raises KeyError for an unknown field."""
         given = {**self.fixed, **values}
         if unknown := given.keys() - set(FIELDS):
             raise KeyError(f"rows have no field {', '.join(sorted(unknown))}")
@@ -71,18 +74,20 @@ class Recorder:
         return {**dict.fromkeys(FIELDS), **given, **run}
 
     def skipped(self, case: str, why: str, **values: object) -> Row:
-        """A row that says why there is no number."""
+        """Make a row that says why it has no figures."""
         return self.row(case, note=f"skipped: {why}", **values)
 
 
 def percentiles(samples_ns: npt.NDArray[np.uint64]) -> Row:
-    """The fields made of single operations' times."""
+    """Return the fields of single operations' times."""
     p50, p99 = np.percentile(samples_ns, [50, 99])
     return {"p50_ns": round(float(p50), 1), "p99_ns": round(float(p99), 1)}
 
 
 def copies(found: Ratio, size: int) -> Row:
-    """The fields of a race of operations per second, of ``size`` bytes each, limit in GB/s."""
+    """Return the fields of a race of operations per second, of ``size`` bytes each. The limit is in
+    GB/s.
+    """
     return {
         **speed(found.ours, size),
         "limit": round(found.limit * size / 1e9, 4),
@@ -92,7 +97,7 @@ def copies(found: Ratio, size: int) -> Row:
 
 
 def calls(found: Ratio) -> Row:
-    """The fields of a race of calls per second."""
+    """Return the fields of a race of calls per second."""
     return {
         "ops_per_s": round(found.ours),
         "limit": round(found.limit),
@@ -102,12 +107,12 @@ def calls(found: Ratio) -> Row:
 
 
 def speed(ops_per_s: float, size: int) -> Row:
-    """The fields of a speed alone."""
+    """Return the fields of a speed alone."""
     return {"ops_per_s": round(ops_per_s), "gb_per_s": round(ops_per_s * size / 1e9, 4)}
 
 
 def shares(found: Ratio) -> Row:
-    """The fields of a ratio."""
+    """Return the fields of a ratio."""
     return {
         "ratio_to_limit": round(found.ratio, 3),
         "ratio_q1": round(found.ratio_q1, 3),

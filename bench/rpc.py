@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Calls through the pool's lanes (the paper's Exp 11), beside a bare exchange of the same lines.
+"""The benchmark of calls through the pool's lanes (the paper's Exp 11), beside a bare exchange of
+the same lines.
 
-The server and who answers the bare lines are processes of their own on one core, the client is on
+The server, and the process that answers the bare lines, run on one core; the client runs on
 another. While the bare exchange runs, the server's process is stopped.
 """
 
@@ -30,7 +31,7 @@ from .ratio import race
 from .row import Recorder, Row, calls, percentiles
 
 DEPTHS = (1, 8, 32, 128, 256)
-FENCED = 16  # lines: the smaller of the batches that the bare exchange fences
+FENCED = 16  # lines; the smaller of the two batches that the bare exchange fences
 PAPER = {
     1: "2.11 us round trip",
     128: "12.13 M calls/s",
@@ -38,18 +39,21 @@ PAPER = {
 
 _RUN_S = 0.03
 _SMOKE_RUN_S = 0.004
-_NS_PER_CALL = {1: 1500, 8: 250, 32: 90, 128: 50, 256: 50}  # about: how many calls to make
+# approximate times, which give the number of calls
+_NS_PER_CALL = {1: 1500, 8: 250, 32: 90, 128: 50, 256: 50}
 
 
 class _Bare:
-    """The bare exchange; every line it sends has a sequence number of its own."""
+    """The bare exchange. Every line that it sends has its own sequence number."""
 
     def __init__(self, pool: Pool, peer: Peer, server: Peer) -> None:
         self._pool, self._peer, self._server = pool, peer, server
         self._sequence = 1
 
     def speed(self, depth: int, count: int) -> float:
-        """Lines per second each way: the better of a fence per 16 lines and one per batch."""
+        """Return lines per second in each direction: the better of a fence per 16 lines and a fence
+        per batch.
+        """
         batches = {min(FENCED, depth), depth}
         self._server.pause()
         try:
@@ -75,7 +79,7 @@ class _Bare:
 
 
 class Caller(Protocol):
-    """Makes ``count`` calls; says how many that is per second, and how long each one took."""
+    """Makes ``count`` calls. Returns calls per second, and stores how long each call took."""
 
     def __call__(self, count: int, samples: npt.NDArray[np.uint64] | None = None) -> float: ...
 
@@ -89,7 +93,7 @@ class _Calls:
         self._request = bytes(range(self._size))
 
     def pump_at(self, depth: int) -> Caller:
-        """C to C, ``depth`` calls out at a time."""
+        """Return a caller from C to C with ``depth`` calls under way at a time."""
 
         def call(count: int, samples: npt.NDArray[np.uint64] | None = None) -> float:
             self._pump(depth, 4 * depth, None)
@@ -119,7 +123,7 @@ class _Calls:
             return count * 1e9 / (time.perf_counter_ns() - start_ns)
 
     def loop(self, count: int, samples: npt.NDArray[np.uint64] | None = None) -> float:
-        """From Python, one at a time."""
+        """Call from Python, one call at a time."""
         start_ns = last_ns = time.perf_counter_ns()
         for index in range(count):
             self._client.call(lib.BL_METHOD_PING, self._request)
@@ -130,7 +134,9 @@ class _Calls:
 
 
 def bench_rpc(options: Options) -> list[Row]:
-    """Depth 1 against a line ping-pong, greater depths against the better bare exchange."""
+    """Return rows: depth 1 beside a ping-pong of lines, greater depths beside the better bare
+    exchange.
+    """
     if len(cpus := cores()) < 2:
         return [Recorder("rpc", options, {}).skipped("c", "needs two cores")]
     rows: list[Row] = []
@@ -145,7 +151,7 @@ def bench_rpc(options: Options) -> list[Row]:
 
 
 def _measure(pool: Pool, cpu: int, options: Options) -> list[Row]:
-    """All rows of one pool; the other process runs on ``cpu``."""
+    """Measure all rows of one pool. The other process runs on ``cpu``."""
     recorder = Recorder(
         "rpc",
         options,

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""What the copying benchmark copies: an engine's paged memory, a pool's blocks, plans between them.
+"""The scene of the copying benchmark: an engine's paged memory, a pool's blocks, and plans between
+them.
 
-Engine memory is as engines have it, a tensor per layer and K or V, pages in it: a block's fragments
-lie far from each other, a block's length apart at least. In the pool a block is one run.
+Engine memory has the layout of real engines: a tensor per layer and K or V, with pages in it. A
+block's fragments lie far apart, at least a block's length. In the pool a block is one run.
 """
 
 from __future__ import annotations
@@ -31,10 +32,10 @@ _PRIVATE_SEED = 7
 
 @dataclass(frozen=True)
 class Work:
-    """One kind of copy, at many places: operation i is ``plans[i]``.
+    """One kind of copy at many places: operation i is ``plans[i]``.
 
-    The limit's rows stand in two arrays of addresses, ``row_count`` of ``row_size`` bytes for each
-    operation. ``offsets`` are the blocks' places in the pool.
+    The limit's rows are in two arrays of addresses, ``row_count`` rows of ``row_size`` bytes for
+    each operation. ``offsets`` are the blocks' offsets in the pool.
     """
 
     case: str
@@ -49,11 +50,13 @@ class Work:
 
     @property
     def size(self) -> int:
-        """Bytes that an operation moves; of the limit's rows that is as much."""
+        """The bytes that an operation moves, which equals the size of the limit's rows."""
         return self.fragment_size * self.fragment_count
 
     def limits(self, count: int) -> list[Driver]:
-        """The same by ``limit_gather`` or ``limit_scatter``, dealt to ``count`` threads."""
+        """Return drivers of ``limit_gather`` or ``limit_scatter`` for the same copies in ``count``
+        threads.
+        """
         rows = ffi.new(
             "limit_rows *",
             {
@@ -73,13 +76,13 @@ class Work:
         return list(drivers)
 
     def ours(self, engine: Engine) -> Callable[[Plan], None]:
-        """One operation by an engine."""
+        """Return a function that executes one plan with an engine."""
         move = engine.gather_write if self.case == "gather_write" else engine.scatter_read
         return lambda plan: move(plan).wait()
 
 
 class LimitDriver(Driver):
-    """A driver that keeps the struct alive which its operation reads."""
+    """A driver that keeps the struct alive that its operation reads."""
 
     def __init__(self, load: Load, rows: _limit.limit_rows) -> None:
         super().__init__(load)
@@ -90,14 +93,14 @@ _Where = TypeVar("_Where")
 
 
 class Runner(Generic[_Where]):
-    """Times one operation after the other, at the next place each time."""
+    """Times one operation after the other, each at the next place."""
 
     def __init__(self, operation: Callable[[_Where], None], places: Sequence[_Where]) -> None:
         self._operation = operation
         self._places: Iterator[_Where] = itertools.cycle(places)
 
     def count(self, count: int) -> float:
-        """Operations per second over ``count`` of them."""
+        """Run ``count`` operations. Returns operations per second."""
         operation, places = self._operation, list(itertools.islice(self._places, count))
         start = perf_counter_ns()
         for place in places:
@@ -105,7 +108,7 @@ class Runner(Generic[_Where]):
         return count * 1e9 / (perf_counter_ns() - start)
 
     def sample(self, count: int) -> NDArray[np.uint64]:
-        """Nanoseconds of each of ``count`` operations."""
+        """Run ``count`` operations. Returns the nanoseconds of each."""
         times = np.zeros(count + 1, np.uint64)
         times[0] = perf_counter_ns()
         for i, place in enumerate(itertools.islice(self._places, count), 1):
@@ -115,9 +118,9 @@ class Runner(Generic[_Where]):
 
 
 class Scene:
-    """A pool, engine memory that is touched, and the works between them.
+    """A pool, touched engine memory, and the copies between them.
 
-    ``span`` bytes of both are used at most.
+    At most ``span`` bytes of each are used.
     """
 
     def __init__(self, pool: Pool, span: int) -> None:
@@ -127,12 +130,14 @@ class Scene:
         self._data, self._base = pool.geometry.data_offset, region.base
         generator = np.random.default_rng(_PRIVATE_SEED)
         raw = generator.integers(0, 256, self.span + 4096, np.uint8)
-        start = -raw.ctypes.data % 4096  # as tensors do, it begins with a line
+        start = -raw.ctypes.data % 4096  # it begins at a line, as tensors do
         self.memory: NDArray[np.uint8] = raw[start : start + self.span]
         pool.prefault()
 
     def dense(self, case: str, fragment: int, count: int, chunk_size: int = 0) -> Work:
-        """Whole blocks of ``count`` fragments; some of ``fragment`` bytes, in random order."""
+        """Return copies of whole blocks with ``count`` fragments of ``fragment`` bytes, in random
+        order.
+        """
         pages, places = self._blocks(fragment, count)
         fragments = np.arange(count) * fragment
         offsets = np.uint64(self._data) + places
@@ -154,9 +159,9 @@ class Scene:
         )
 
     def sparse(self, model: Model, chunk_size: int = 0) -> Work:
-        """Rows of 16 tokens of a context, most of which stand alone.
+        """Return copies of rows of 16 tokens of a context, most of which have no neighbor.
 
-        With checksums the limit reads the chunks that the rows lie in.
+        With checksums the limit reads the chunks with these rows.
         """
         fragment, length = model.fragment_size, model.block_size
         _, places = self._blocks(fragment, model.row_count)
@@ -167,7 +172,7 @@ class Scene:
             blocks = np.repeat(tokens // model.block_tokens, model.row_count)
             at = (tokens % model.block_tokens * model.row_size)[:, None]
             inside = (np.arange(model.row_count) * fragment + at).reshape(-1)
-            # Sparse reads go to pages of their own, tokens side by side in each layer's.
+            # Sparse reads go to separate pages, in which each layer's tokens are adjacent.
             to = (np.arange(model.row_count) * len(tokens))[None, :] + np.arange(len(tokens))[
                 :, None
             ]
@@ -205,7 +210,9 @@ class Scene:
         )
 
     def _blocks(self, fragment: int, count: int) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
-        """Addresses of each block's fragments, and the blocks' places in the pool's data."""
+        """Return the addresses of each block's fragments, and the blocks' offsets in the pool's
+        data.
+        """
         length = fragment * count
         room = -(-length // 4096) * 4096
         blocks = max(1, self.span // room)

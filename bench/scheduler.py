@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""How long onboards wait for a link that offloads fill, in our order and in those of others.
+"""The benchmark of the link scheduler: how long onboards wait for a link that offloads fill, in our
+order and in others.
 
-In virtual time first (``linkmodel.py``), so that the orders alone differ; then really, by the CPU
-engine over a link that is said to be slower than memory, with onboards in a class of their own and
-in that of the offloads; then by several processes' caches (``linkpath.py``); and what one decision
-costs.
+It runs in virtual time first (``linkmodel.py``), so that only the orders differ. Then the CPU
+engine copies in real time over a link that is declared slower than memory, with onboards in their
+own class and in that of the offloads. Then caches of several processes copy (``linkpath.py``). At
+last it measures the cost of a decision.
 """
 
 from __future__ import annotations
@@ -42,15 +43,17 @@ from .options import Options
 from .orders import orders
 from .row import Recorder, Row, percentiles
 
-RATE = 26_000_000_000  # bytes per second: a GPU's way from the pool, in the paper
-SHARE = 0.3  # of the link, asked for by onboards
-REAL_RATE = 500_000_000  # so slow that the link, not a busy machine, is what is waited for
+RATE = 26_000_000_000  # bytes per second: a GPU's path from the pool, in the paper
+SHARE = 0.3  # the share of the link that onboards use
+REAL_RATE = 500_000_000  # The link, not a busy machine, must be the bottleneck.
 FRAGMENT = 20 << 10
-_LOOK_S = 0.0005  # a tenth of what a block takes
+_LOOK_S = 0.0005  # a tenth of a block's time
 
 
 def bench_scheduler(options: Options) -> list[Row]:
-    """Orders in virtual time, ours and one class for all really, and the cost of a decision."""
+    """Return rows for orders in virtual time, for real copies with classes and with one class, and
+    for decisions.
+    """
     if options.pace is not None:
         raise BelugaError("scheduler says itself how fast its link is; leave --pace out")
     rows = _virtual(options)
@@ -123,7 +126,7 @@ def _over(loaded: Row, idle: Row) -> float:
 
 
 def _decision(options: Options) -> Row:
-    """Choosing a piece of two classes, admitting it, and taking note of its end; in C."""
+    """Measure in C: choose a piece of two classes, admit it, and note its end."""
     way = Way(limit=2000, capped=True, now_ns=lib.bl_port_now_ns())
     nodes = [way.add(shares) for shares in (8, 1)]
     queue = Queue(way, now_ns=lib.bl_port_now_ns())
@@ -138,7 +141,7 @@ def _decision(options: Options) -> Row:
     for place in range(count):
         before = clock()
         while lib.bl_queue_poll(queue.handle, clock(), admission, wait) != 0:
-            pass  # a nanosecond's tokens are missing
+            pass  # the tokens of a nanosecond are missing
         lib.bl_queue_complete(queue.handle, admission.waiter, before)
         samples[place] = clock() - before
     elapsed_ns = clock() - start
@@ -159,11 +162,13 @@ def _bare_call_ns(count: int) -> float:
     return (time.perf_counter_ns() - start) / count
 
 
-# ---- Really
+# ---- In real time
 
 
 def _real(options: Options) -> list[Row]:
-    """Onboards at random, alone and beside offloads that never end; in classes, and all in one."""
+    """Measure random onboards, alone and beside endless offloads, with classes and with one
+    class.
+    """
     rows = []
     with ground(options) as pool:
         fixed: Row = {
@@ -195,7 +200,7 @@ def _duration_s(options: Options) -> float:
 
 
 def _plan(pool: Pool, place: int) -> Plan:
-    """A block of fragments, like those of a 32B model."""
+    """Return a plan for a block with fragments like those of a 32B model."""
     memory = np.ones(BLOCK, np.uint8)
     starts = memory.ctypes.data + np.arange(0, BLOCK, FRAGMENT)
     first = -(-pool.geometry.data_offset // BLOCK) * BLOCK
@@ -211,12 +216,12 @@ def _plan(pool: Pool, place: int) -> Plan:
 def _measure(
     options: Options, pool: Pool, kind: TransferClass, onboard: Plan, offload: Plan | None
 ) -> tuple[list[int], str]:
-    """How long each onboard took, from when it was due, in nanoseconds; and a note.
+    """Return how long each onboard took from its due time, in nanoseconds, and a note.
 
-    The link is not duplex, so that offloads are in the way.
+    The link is not duplex, so that offloads compete with onboards.
     """
     engine, speed = CpuEngine(pool, 1), Speed(REAL_RATE)
-    engine.gather_write(onboard).wait()  # so that its checksums are right
+    engine.gather_write(onboard).wait()  # this makes its checksums right
     settings = LinkSettings(read=speed, write=speed, duplex=False)
     with TemporaryDirectory(prefix="beluga-bench-link-") as directory:
         link = Link("bench", settings, directory=Path(directory))
@@ -237,7 +242,7 @@ def _arrive(
     kind: TransferClass,
     plans: tuple[Plan, Plan | None],
 ) -> list[int]:
-    """Onboards at random, an offload for every one that has ended."""
+    """Submit onboards at random times, and an offload for every one that has ended."""
     rng = random.Random(options.seed + 1)  # noqa: S311  arrivals, not secrets
     onboard, offload = plans
     mean_s = BLOCK / REAL_RATE / SHARE
@@ -256,7 +261,7 @@ def _arrive(
             due += rng.expovariate(1 / mean_s)
         ended = [(since, job) for since, job in onboards if job.done()]
         for since, job in ended:
-            job.wait()  # raises what went wrong
+            job.wait()  # raises the job's error
             took.append(round((now - since) * 1e9))
         onboards = [pair for pair in onboards if pair not in ended]
         waiting = [job for job in waiting if not job.done()]

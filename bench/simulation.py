@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The simulator's judged runs: ``python -m beluga_bench.simulation TRACE OUT [PROCESSES]``.
+"""The recorded runs of the simulator: ``python -m beluga_bench.simulation TRACE OUT [PROCESSES]``.
 
-Computed, not measured: the machine says only how long it took. Each case has the means over its
-seeds, with their spread.
+Results are computed, not measured; the machine only determines how long that takes. Each case has
+the means over its seeds, with their spread.
 """
 
 from __future__ import annotations
@@ -36,13 +36,14 @@ from beluga.simulate import (
 
 from .machine import cpu_model, version
 
-_NAMED = tuple(name for name in POLICIES if name != "cache-aware-tree")  # a guess at cache-aware
+# cache-aware-tree only guesses what cache-aware knows
+_NAMED = tuple(name for name in POLICIES if name != "cache-aware-tree")
 _FEW = ("round-robin", "least-tokens", "linear", "cache-aware", "min-ttft")
 _REFERENCE = ("round-robin", "least-tokens", "linear", "min-ttft")
 
 
 class Case(NamedTuple):
-    """Runs that stand beside each other."""
+    """Runs that are compared with each other."""
 
     name: str
     trace: Trace
@@ -53,7 +54,7 @@ class Case(NamedTuple):
 
 
 def cases(trace: Trace) -> Iterator[Case]:
-    """What the claim is tried on, and where it should fail."""
+    """Yield the cases that test the claim, and those in which it should fail."""
     yield Case("judged 2x", trace, Options(speed=2.0), _NAMED, MEMORIES, 5)
     yield Case("judged 2.5x", trace, Options(speed=2.5), (*_FEW, "lmetric"), MEMORIES, 5)
     for speed, seeds in ((2.0, 3), (2.5, 3), (1.0, 1)):
@@ -77,7 +78,9 @@ def cases(trace: Trace) -> Iterator[Case]:
 
 
 def hot_prefix() -> Trace:
-    """Everybody asks about the same 32 blocks, and little else: each worker's HBM soon has them."""
+    """Make a trace in which all requests share 32 blocks and have few others, so each worker's HBM
+    soon has them.
+    """
     chance = Random(0)  # noqa: S311  arrivals, not secrets
     now, prompts = 0.0, []
     for number in range(4000):
@@ -88,7 +91,7 @@ def hot_prefix() -> Trace:
 
 
 def _run(task: tuple[Case, str]) -> tuple[list[Row], float]:
-    """One policy of a case: the means, and the seconds of CPU that they took."""
+    """Run one policy of a case. Returns the means, and the CPU seconds that the runs took."""
     case, policy = task
     begun = time.process_time()
     rows = simulate(
@@ -98,7 +101,7 @@ def _run(task: tuple[Case, str]) -> tuple[list[Row], float]:
 
 
 def main(source: str, target: str, processes: str = "1") -> None:
-    """Run all cases, several at once, and write what came of them, after each."""
+    """Run all cases, several at once, and write the results after each."""
     report = {
         "what": "simulated",
         "machine": cpu_model(),

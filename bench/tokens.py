@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Which tokens a sparse attention asks for, and in what runs (the paper's Table 6, Exp 10)."""
+"""The tokens that a sparse attention reads, and in what runs they lie (the paper's Table 6, Exp
+10).
+"""
 
 from __future__ import annotations
 
@@ -10,16 +12,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 SELECTED = 16
-"""Tokens that are read at a time."""
+"""How many tokens are read at a time."""
 
 _ALONE_IN_50 = (8, 50)
-"""Of 50 selections 8 have 11 tokens alone, the others 12: 74 % of all."""
+"""Of 50 selections, 8 have 11 single tokens and the others 12, which is 74 % of all."""
 
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """How a model's tokens lie in blocks: ``row_count`` rows (layers, K and V) of ``row_size``
-    bytes for each token, of ``block_tokens`` tokens side by side in a fragment."""
+    """The layout of a model's tokens in blocks: ``row_count`` rows (layers, K and V) of
+    ``row_size`` bytes for each token. A fragment has ``block_tokens`` adjacent tokens.
+    """
 
     name: str
     row_count: int
@@ -28,23 +31,23 @@ class Model:
 
     @property
     def fragment_size(self) -> int:
-        """Bytes of a block's tokens in one row."""
+        """The bytes of a block's tokens in one row."""
         return self.row_size * self.block_tokens
 
     @property
     def block_size(self) -> int:
-        """Bytes of a block."""
+        """The bytes of a block."""
         return self.fragment_size * self.row_count
 
 
 MODELS = (Model("Qwen-32B", 128, 1280), Model("Llama-3-8B", 64, 2048))
-"""The paper's Table 6."""
+"""Source: the paper's Table 6."""
 
 
 def selection(turn: int, context: int) -> NDArray[np.int64]:
-    """16 tokens of a context, ascending; 74 % of them, over 50 turns, have no neighbour.
+    """Return 16 tokens of a context, ascending. Over 50 turns, 74 % of them have no neighbor.
 
-    The others stand in runs of two, and one of three where 11 stand alone.
+    The others are in runs of two, and in one run of three if there are 11 single tokens.
     """
     few, of = _ALONE_IN_50
     runs = [1] * 11 + [2, 3] if turn % of < few else [1] * 12 + [2, 2]
@@ -58,7 +61,7 @@ def selection(turn: int, context: int) -> NDArray[np.int64]:
 
 
 def run_lengths(tokens: NDArray[np.int64]) -> dict[int, int]:
-    """How many of a selection's tokens (ascending) stand in runs of each length."""
+    """Return how many of a selection's tokens (ascending) are in runs of each length."""
     breaks = np.flatnonzero(np.diff(tokens) > 1) + 1
     lengths = np.diff(np.concatenate([[0], breaks, [len(tokens)]]))
     return {
@@ -68,7 +71,7 @@ def run_lengths(tokens: NDArray[np.int64]) -> dict[int, int]:
 
 
 def analysis(selections: list[NDArray[np.int64]]) -> str:
-    """The run lengths of selections, in words."""
+    """Describe the run lengths of selections in words."""
     counts: dict[int, int] = {}
     for tokens in selections:
         for length, count in run_lengths(tokens).items():

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""What a benchmark's other process runs (``peer.py`` is its handle): ``worker CPU DEVICE...``."""
+"""The program of a benchmark's other process, ``worker CPU DEVICE...``; ``peer.py`` is its
+handle.
+"""
 
 from __future__ import annotations
 
@@ -64,7 +66,7 @@ _COMMANDS: dict[str, Callable[..., None]] = {"serve": _serve, "answer": _answer,
 
 
 def main() -> None:
-    """Do what is asked on standard input, until it ends."""
+    """Do what standard input asks, until it ends."""
     os.sched_setaffinity(0, {int(sys.argv[1])})
     ends: list[Callable[[], None]] = []
     with Pool.open(sys.argv[2:]) as pool:

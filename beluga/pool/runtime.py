@@ -58,13 +58,13 @@ def refuse_in_use(path: Path) -> None:
     ``path`` is the pool's runtime directory. Each such process holds a liveness lock on a file
     there (``csrc/liveness/lock.h``). Processes of other hosts cannot be seen.
     """
-    for proof in path.glob("alive-*"):
-        with proof.open("r+b") as file:
+    for lock in path.glob("alive-*"):
+        with lock.open("r+b") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise DeviceBusyError(
-                    f"processes use this pool ({proof} is locked); stop its server and clients"
+                    f"processes use this pool ({lock} is locked); stop its server and clients"
                 ) from None
 
 

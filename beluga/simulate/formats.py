@@ -5,7 +5,7 @@
 * ``mooncake``: JSONL of timestamp (ms), input_length, output_length, hash_ids
 * ``weka``: a JSON session with t (s), in, out, hash_ids that are valid only in this file; or a
   directory of such sessions, each of which starts at 0
-* ``azure``: CSV of TIMESTAMP, ContextTokens, GeneratedTokens: it has only lengths and shares nothing
+* ``azure``: CSV of TIMESTAMP, ContextTokens, GeneratedTokens: only lengths, nothing is shared
 * ``vllm``: JSONL of vLLM's benchmark: token ids (as LLMServingSim writes them) or a prompt's text
 * ``sharegpt``: a JSON list of conversations; the first turn is the prompt, the second the answer
 """

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""A real vLLM on the pool, measured: what ``scripts/vllm-demo`` runs.
+"""Measurements of a real vLLM on the pool, which ``scripts/vllm-demo`` and ``vllm-bench`` run.
 
-Engines are processes of their own (``engine.py``), spoken to through ``process.py``. Only those
-import vllm; all else here runs without it.
+Each engine is a separate process (``engine.py``), and ``process.py`` sends it commands. Only these
+processes import vllm; everything else here runs without it.
 """
 
 from __future__ import annotations

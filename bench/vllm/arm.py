@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""What is compared: an arm is a way for one engine to find what another one has computed.
+"""The arms of the comparison: an arm is a way for one engine to find what another one has computed.
 
-Here are the two without other people's packages; ``peers`` has the rest. An arm is entered as a
-context: what it needs (a pool, a server) runs until it is left.
+This module has the two arms without other projects' packages; ``peers`` has the rest. An arm is a
+context manager: what it needs (a pool, a server) runs inside.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .model import SIZES, Size
 from .process import Child, Engine, environment_of, options_of
 
 MEMORY = Path("/dev/shm")  # noqa: S108  the files lie in a fresh directory of mode 0700
-BLOCK_TOKENS = 128  # of vLLM's CPU backend
+BLOCK_TOKENS = 128  # the block size of vLLM's CPU backend
 _DEVICE_COUNT = 2
 _POOL_PROMPTS = 8
 _START_S = 60.0
@@ -32,11 +32,12 @@ _SETTLE_S = 60.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """What all arms have alike. ``folder`` is for logs and files, ``python`` has vLLM.
+    """The settings that all arms share. ``folder`` is for logs and files, ``python`` has vLLM.
 
-    ``tokens`` is the length of the longest prompt, ``pool_tokens`` how many a pool has room for: of
-    several prompts, if nothing is said. ``interleave`` is for a pool on several devices, and
-    ``timeout_ms`` bounds our connector's waits for its server; ``link`` is its setting so named.
+    ``tokens`` is the length of the longest prompt. ``pool_tokens`` is how many tokens a pool has
+    space for, by default those of several prompts. ``interleave`` is for a pool on several devices,
+    ``timeout_ms`` limits our connector's waits for its server, and ``link`` is the connector's
+    setting.
     """
 
     folder: Path
@@ -57,32 +58,36 @@ class Setting:
 
     @property
     def hit_tokens(self) -> int:
-        """Of a prompt, when all is found that can be: whole blocks, and one token is computed."""
+        """The most tokens of a prompt that can be hits: whole blocks, with one token left to
+        compute.
+        """
         return whole_blocks(self.tokens, self.block_tokens)
 
     @property
     def hit_bytes(self) -> int:
-        """What those tokens weigh."""
+        """The bytes of these tokens."""
         return self.hit_tokens * self.size.token_bytes()
 
     @property
     def pool_bytes(self) -> int:
-        """The room of a pool."""
+        """The size of a pool."""
         tokens = self.pool_tokens or _POOL_PROMPTS * self.hit_tokens
         return tokens * self.size.token_bytes()
 
 
 def whole_blocks(tokens: int, block_tokens: int) -> int:
-    """How many tokens of a prompt can be found: whole blocks, but for one token to compute."""
+    """Return the most tokens of a prompt that can be hits: whole blocks, with one token left to
+    compute.
+    """
     return (tokens - 1) // block_tokens * block_tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arm:
-    """How to start its engines.
+    """Starts engines of one kind.
 
-    ``wait`` returns when so many tokens can be found that an engine has computed since its figures
-    were those, or when it has given up saving some.
+    ``wait`` returns when so many more tokens can be found, which an engine has computed since its
+    counters had the given values, or when it has given up saving some.
     """
 
     name: str
@@ -94,7 +99,7 @@ class Arm:
     wait: Callable[[Engine, Mapping[str, float], int], None] = lambda *_: None
 
     def engine(self, role: str) -> Engine:
-        """A new engine, still coming up."""
+        """Start an engine, which is not ready yet."""
         setting = self.setting
         return Engine(
             options_of(
@@ -113,13 +118,13 @@ class Arm:
 
 @contextmanager
 def plain_arm(setting: Setting) -> Iterator[Arm]:
-    """vLLM alone: it computes, or has it in its own prefix cache."""
+    """Yield vLLM alone, which computes every prompt or finds it in its own prefix cache."""
     yield Arm(name="plain", setting=setting)
 
 
 @contextmanager
 def beluga_arm(setting: Setting) -> Iterator[Arm]:
-    """Our connector over a new pool of two emulated devices, with its server."""
+    """Yield our connector over a new pool of two emulated devices, with its server."""
     with beluga_pool(setting) as paths:
         yield Arm(
             name="beluga",
@@ -132,7 +137,7 @@ def beluga_arm(setting: Setting) -> Iterator[Arm]:
 def beluga_connector(
     paths: Sequence[Path], timeout_ms: int = 500, link: str = "auto"
 ) -> dict[str, Any]:
-    """The value of vLLM's ``--kv-transfer-config`` for a pool on these devices."""
+    """Return the value of vLLM's ``--kv-transfer-config`` for a pool on these devices."""
     return {
         "kv_connector": "BelugaConnector",
         "kv_connector_module_path": "beluga.connectors.vllm",
@@ -147,7 +152,7 @@ def beluga_connector(
 
 @contextmanager
 def beluga_pool(setting: Setting) -> Iterator[list[Path]]:
-    """The devices of a new pool with room for several prompts, and a server on it."""
+    """Yield the devices of a new pool with space for several prompts, and run a server on it."""
     with scratch_folder("vllm", MEMORY) as directory:
         paths = [directory / str(number) for number in range(_DEVICE_COUNT)]
         device_size = setting.pool_bytes // _DEVICE_COUNT + (64 << 20)
@@ -172,7 +177,7 @@ def _server(setting: Setting, paths: Sequence[Path]) -> Iterator[None]:
 def _wait_for_save(
     engine: Engine, before: Mapping[str, float], tokens: int, setting: Setting
 ) -> None:
-    """Until the engine's connector has saved them since ``before``, or says that it gave up."""
+    """Wait until the engine's connector has saved so many tokens since ``before``, or gave up."""
     size = tokens * setting.size.token_bytes()
     block_bytes = float(setting.block_tokens * setting.size.token_bytes())
     weights = {"save_bytes": 1.0, "save_skipped_blocks": block_bytes}
@@ -182,7 +187,7 @@ def _wait_for_save(
 
 
 def wait_a_while(engine: Engine, _before: Mapping[str, float], _tokens: int) -> None:
-    """For connectors that do not say when they have saved."""
+    """Wait a moment, for connectors that do not report when they have saved."""
     for _ in range(10):
         engine.ask("idle")
         time.sleep(0.1)

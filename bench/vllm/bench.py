@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""``scripts/vllm-bench``: the Beluga paper's experiments 5 to 8 with real engines, at this scale.
+"""The command ``scripts/vllm-bench``: the Beluga paper's experiments 5 to 8 with real engines, at a
+smaller scale.
 
 Long contexts with several questions each go through vLLM alone, through vLLM with our pool, and
-through other people's pools, by turns: in two passes, then at several rates; then through blocks of
-other sizes and a pool that is not interleaved. Exit status 1 if our second pass did not find all.
+through the pools of other projects, in turn: in two passes, then at several rates. Then they go
+through blocks of other sizes and a pool that is not interleaved. The exit status is 1 if our second
+pass did not find all blocks.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ from .variants import VARIANTS, compare
 from .verdict import verdict
 
 _RESULTS = Path(__file__).resolve().parent.parent / "results"
-_TIMEOUT_MS = 5000  # a busy machine's pauses are not to turn hits into misses
+_TIMEOUT_MS = 5000  # pauses of a busy machine must not turn hits into misses
 _PYTHON = "BELUGA_VLLM_PYTHON"
 _QUICK: dict[str, Any] = {
     "model": "tiny",
@@ -59,7 +61,7 @@ _USUAL: dict[str, Any] = {
 
 
 def measure(setting: Setting, options: argparse.Namespace) -> Report:
-    """All of it; raises BelugaError if a process dies or fails."""
+    """Run all measurements. Raises BelugaError if a process dies or fails."""
     load_average, started = os.getloadavg()[0], time.monotonic()
     datasets = datasets_of(
         options.lengths, setting.block_tokens, contexts_max=options.contexts, seed=options.seed
@@ -123,7 +125,7 @@ def _stations(
             skipped[name] = str(error)
             say(f"{name}: skipped, {error}")
     stations = []
-    for arm in arms:  # one by one: starting takes much memory and all cores
+    for arm in arms:  # one by one, because starting takes much memory and all cores
         say(f"starting vLLM: {arm.name}")
         stations.append(Station(stack, arm))
         stations[-1].ready()
@@ -131,7 +133,7 @@ def _stations(
 
 
 def _rates(load: Load, dataset: Dataset, passes: list[Row], rates: list[float]) -> list[Row]:
-    """At so many times what vLLM alone computed of these requests in a second."""
+    """Run at multiples of the rate at which vLLM alone computed these requests."""
     own = [row for row in passes if row["arm"] == "plain" and row["length"] == dataset.length]
     capacity = sum(row["qps"] for row in own) / len(own)
     return [
@@ -142,7 +144,7 @@ def _rates(load: Load, dataset: Dataset, passes: list[Row], rates: list[float]) 
 
 
 def main() -> NoReturn:
-    """The command."""
+    """Run the command."""
     options = _options()
     run_in_folder("vllm-bench", lambda folder: _run(options, folder))
 

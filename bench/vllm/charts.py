@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Charts of a run, as PNG files; without matplotlib none, and a line says so."""
+"""Charts of a run as PNG files. Without matplotlib there are none, and a line says so."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .summary import Row
 
 
 def draw(report: Report, folder: Path, say: Callable[[str], None]) -> list[Path]:
-    """Charts of what was measured; their paths."""
+    """Draw charts of the measurements. Returns their paths."""
     try:
         from matplotlib.figure import Figure
     except ImportError:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""What the commands of this harness have alike: how they speak, fail and clean up."""
+"""Helpers that all commands of this harness share: how they print, fail and clean up."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from beluga.errors import BelugaError
 
 
 def say(line: str) -> None:
-    """Progress, for whoever watches."""
+    """Print progress on standard error."""
     print(line, file=sys.stderr, flush=True)
 
 
 def run_in_folder(name: str, body: Callable[[Path], bool]) -> NoReturn:
-    """Run ``body`` with a folder for logs that goes with it; exit with 0 if it returns true.
+    """Run ``body`` with a temporary folder for logs. The process exits with 0 if it returns true.
 
-    Whatever happens, Ctrl-C too, ``body``'s contexts are left before the process ends.
+    ``body``'s contexts are left before the process ends, whatever happens, even after Ctrl-C.
     """
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda number, _: sys.exit(128 + number))
     folder = Path(tempfile.mkdtemp(prefix=f"beluga-{name}-"))
-    os.environ["TMPDIR"] = str(folder)  # engines that are killed leave files of theirs
+    os.environ["TMPDIR"] = str(folder)  # engines that are killed leave files
     try:
         passed = body(folder)
     except BelugaError as error:
@@ -46,7 +46,7 @@ def run_in_folder(name: str, body: Callable[[Path], bool]) -> NoReturn:
 
 
 def positive(text: str) -> int:
-    """An option's whole number from 1."""
+    """Parse an option's whole number of at least 1."""
     if int(text) < 1:
         raise argparse.ArgumentTypeError("1 or more")
     return int(text)

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""``scripts/vllm-demo``: what a second vLLM process gains from what a first one has computed.
+"""The command ``scripts/vllm-demo``: what a second vLLM process gains from what the first one has
+computed.
 
-Whatever happens, Ctrl-C too, no process and no file in memory is left behind.
+No process and no file in memory is left behind, whatever happens, even after Ctrl-C.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _WARMUPS = 3  # prompts that touch all of an engine's KV memory once
 
 
 def measure(setting: Setting, *, repetitions: int, peers: bool, seed: int) -> Report:
-    """Run the comparison; raises BelugaError if a process dies or fails."""
+    """Run the comparison. Raises BelugaError if a process dies or fails."""
     skipped: dict[str, str] = {}
     with ExitStack() as stack:
         arms: list[Arm] = [
@@ -50,7 +51,7 @@ def measure(setting: Setting, *, repetitions: int, peers: bool, seed: int) -> Re
 
 
 def _pair(stack: ExitStack, arm: Arm) -> Pair:
-    """The arm's engines, up: two at a time, since starting takes much memory and both cores."""
+    """Start the arm's engines, two at a time, because starting takes much memory and both cores."""
     say(f"starting vLLM: {arm.name}")
     roles = ("A",) if arm.connector is None else ("A", "B")
     engines = [stack.enter_context(arm.engine(role)) for role in roles]
@@ -60,7 +61,7 @@ def _pair(stack: ExitStack, arm: Arm) -> Pair:
 
 
 def main() -> NoReturn:
-    """The command; the exit status is 0 only if everything was measured."""
+    """Run the command. The exit status is 0 only if everything was measured."""
     options = _options()
     run_in_folder("vllm-demo", lambda folder: _run(options, folder))
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Prefill and decode on two ``vllm serve`` with a pool between them, against one that does both.
+"""Measure prefill and decode on two ``vllm serve`` with a pool between them, beside one engine that
+does both.
 
 ::
 
@@ -34,12 +35,12 @@ from .prompts import prompt
 from .serve import EXTERNAL_HITS, Server, server
 
 ANSWER_TOKENS = 16
-AT_ONCE = 2  # requests, one per engine of the pair
+AT_ONCE = 2  # requests at a time: one for each engine of the pair
 
 
 @dataclasses.dataclass(slots=True)
 class Row:
-    """One arm: all requests of it."""
+    """One arm with all its requests."""
 
     name: str
     elapsed_s: float
@@ -47,7 +48,7 @@ class Row:
     courses: list[str]
 
     def report(self) -> dict[str, Any]:
-        """Figures: requests per second, and the times to the first token from being asked."""
+        """Return requests per second, and the times from sending a request to its first token."""
         return {
             "arm": self.name,
             "requests": len(self.ttft_s),
@@ -61,7 +62,7 @@ class Row:
 async def _run(
     name: str, decode: Server, prefiller: Prefiller | None, prompts: Sequence[list[int]]
 ) -> Row:
-    """Ask for all prompts, AT_ONCE of them at a time."""
+    """Send all prompts, AT_ONCE of them at a time."""
     turns = asyncio.Semaphore(AT_ONCE)
     row = Row(name, 0.0, [], [])
 
@@ -94,7 +95,7 @@ async def _run(
 async def _both(
     paths: Sequence[Path], engines: Sequence[Server], prompts: Sequence[Sequence[list[int]]]
 ) -> list[Row]:
-    """One engine alone, then the pair, in turns of so many prompts."""
+    """Run one engine alone and then the pair, in turns of so many prompts."""
     url = ":".join(map(str, ["pool", *paths]))
     one, other = engines
     sender, taker = [await open_queue(url, "model") for _ in range(2)]
@@ -114,7 +115,7 @@ async def _both(
 
 
 def measure(setting: Setting, *, requests: int, turns: int, seed: int) -> dict[str, Any]:
-    """Both arms in turns, other prompts each time; raises BelugaError."""
+    """Measure both arms in turns, with new prompts each time. Raises BelugaError."""
     with ExitStack() as stack:
         paths = stack.enter_context(beluga_pool(setting))
         say("starting two vllm serve")
@@ -125,7 +126,8 @@ def measure(setting: Setting, *, requests: int, turns: int, seed: int) -> dict[s
         for engine in engines:
             engine.ready()
         for number, engine in enumerate(engines):
-            engine.complete(prompt(300, seed - 1 - number))  # the first request of all is slow
+            # an engine's very first request is slow
+            engine.complete(prompt(300, seed - 1 - number))
         texts = [
             [prompt(setting.tokens, seed + 1000 * turn + i) for i in range(requests)]
             for turn in range(2 * turns)
@@ -153,7 +155,7 @@ def measure(setting: Setting, *, requests: int, turns: int, seed: int) -> dict[s
 
 
 def main() -> NoReturn:
-    """The command: one JSON object."""
+    """Run the command, which prints one JSON object."""
     parser = argparse.ArgumentParser(prog="beluga_bench.vllm.disagg", description=__doc__)
     parser.add_argument("--model", choices=SIZES, default="mid", help="how large (mid)")
     parser.add_argument("--tokens", type=positive, default=1921, help="of a prompt (1921)")

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""A vLLM engine in a process of its own: commands on standard input, replies on standard output.
+"""A vLLM engine in its own process: it reads commands on standard input and replies on standard
+output.
 
-A line is a JSON object each way. The first argument holds the keyword arguments of ``vllm.LLM``;
-the first reply, once the engine is up, is ``{"ready": true}``. ``process.py`` is the other end.
+Each line is a JSON object. The first argument holds the keyword arguments of ``vllm.LLM``. The
+first reply, once the engine is ready, is ``{"ready": true}``. ``process.py`` is the other end.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ from .stream import Reply, stream
 
 
 def main() -> None:
-    """Answer until standard input ends, that is also: until the parent has ended."""
+    """Answer until standard input ends, which also happens when the parent ends."""
     replies = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # vLLM prints; that belongs in the log
+    os.dup2(2, 1)  # vLLM's prints belong in the log
 
     def reply(message: Reply) -> None:
         replies.write(json.dumps(message) + "\n")
@@ -45,7 +46,7 @@ def main() -> None:
 
 
 class Engine:
-    """What can be asked of a running ``vllm.LLM``."""
+    """The commands of a running ``vllm.LLM``."""
 
     def __init__(self, llm: Any, connector: str | None) -> None:
         self._llm = llm
@@ -62,9 +63,10 @@ class Engine:
     def generate(
         self, prompts: list[list[int]], max_tokens: int = 8, salt: str | None = None
     ) -> Reply:
-        """Run prompts of token ids at once, greedily. ``outputs`` has for each its tokens, the
-        logprobs of its first one's rivals, how many tokens were cached, and the seconds to the
-        first token; ``figures`` has what the connector counted meanwhile."""
+        """Run prompts of token ids at once, greedily. For each prompt ``outputs`` has its tokens,
+        the logprobs of the candidates for its first token, how many tokens were cached, and the
+        seconds to the first token. ``figures`` has the connector's counts during the call.
+        """
         asked: list[dict[str, Any]] = [{"prompt_token_ids": tokens} for tokens in prompts]
         for prompt in asked if salt else []:
             prompt["cache_salt"] = salt
@@ -85,17 +87,17 @@ class Engine:
         at_once: int = 1,
         max_tokens: int = 8,
     ) -> Reply:
-        """Run prompts as they come: each ``due_s`` after the first, or ``at_once`` at any time.
+        """Run prompts as they come: each ``due_s`` after the first, or always ``at_once`` of them.
 
-        ``outputs`` has for each its tokens, how many were cached, and the seconds to the first
-        token and between two; ``figures`` has what the connector counted meanwhile.
+        For each prompt ``outputs`` has its tokens, how many were cached, and the seconds to the
+        first token and between two tokens. ``figures`` has the connector's counts during the call.
         """
         before = self.figures()
         reply = stream(self._llm.llm_engine, _sampling(max_tokens), prompts, due_s, at_once)
         return reply | {"figures": self._since(before)}
 
     def figures(self) -> dict[str, float]:
-        """The connector's counters since the start; none where it has none."""
+        """Return the connector's counters since the start; they are empty if it has none."""
         if self._connector is None:
             return {}
         module = importlib.import_module(self._connector)
@@ -106,7 +108,9 @@ class Engine:
         return {name: value - before.get(name, 0) for name, value in self.figures().items()}
 
     def settle(self, weights: dict[str, float], value: float, within_s: float) -> Reply:
-        """Wait until counters of the connector, weighted, add up to ``value``: whether they do."""
+        """Wait until a weighted sum of the connector's counters reaches ``value``. Returns whether
+        it does.
+        """
         deadline = time.monotonic() + within_s
         while self._sum(weights) < value:
             if time.monotonic() > deadline:
@@ -120,25 +124,25 @@ class Engine:
         return sum(weight * figures.get(name, 0) for name, weight in weights.items())
 
     def idle(self) -> Reply:
-        """A step without requests, in which the engine gives back what a finished save held."""
+        """Run a step without requests, in which the engine releases what a finished save held."""
         with contextlib.suppress(IndexError):
             self._llm.llm_engine.step()
         return {}
 
     def reset(self) -> Reply:
-        """Empty the engine's own prefix cache; the connector's pool is left alone."""
+        """Empty the engine's own prefix cache, but not the connector's pool."""
         return {"reset": bool(self._llm.reset_prefix_cache())}
 
     def end(self) -> None:
-        """Let the engine and its connector shut down in order."""
+        """Shut the engine and its connector down in order."""
         self._llm.llm_engine.engine_core.shutdown()
 
 
 def _override_kernels() -> None:
     """Let vLLM replace its Triton kernels now, and not again when its worker starts.
 
-    It looks through all modules that are loaded, and fails at objects of numba's, which some
-    connectors import. In a process for engine and worker both, that is before the worker starts.
+    vLLM searches all loaded modules and fails at objects of numba, which some connectors import. If
+    engine and worker share a process, the connector is imported before the worker starts.
     """
     from vllm.platforms import current_platform
 
@@ -147,7 +151,7 @@ def _override_kernels() -> None:
 
 
 def _sampling(max_tokens: int, logprobs: int | None = None) -> Any:
-    """The likeliest tokens, so many of them."""
+    """Return parameters for the likeliest tokens, ``max_tokens`` of them."""
     from vllm import SamplingParams
 
     return SamplingParams(

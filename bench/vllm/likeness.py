@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Whether a hit answers as it must, and why a prompt was not found whole.
+"""The comparison of answers: whether a hit gives the right answer, and why a prompt was not found
+whole.
 
-In bfloat16 an answer depends on the shapes of the chunks that were computed: what a hit leaves to
-compute rounds otherwise than all of the prompt does. So a hit is held against what was computed in
-the same steps: one of all blocks against the engine's own cache, none at all against the miss. Of a
-part nothing can be said.
+In bfloat16 an answer depends on the shapes of the computed chunks: what a hit leaves to compute is
+rounded differently than the whole prompt. So a hit is compared with an answer that was computed in
+the same steps: a hit of all blocks with the engine's own cache, and no hit with the miss. A partial
+hit cannot be compared.
 """
 
 from __future__ import annotations
@@ -26,15 +27,17 @@ _FAULTS = (
 
 
 def found_tokens(reply: Reply, block_tokens: int) -> int:
-    """Of a prompt, what was found and also loaded: vLLM counts as cached what it was promised."""
+    """Return the tokens that were found and also loaded. vLLM counts promised tokens as cached."""
     failed = int(reply.get("figures", {}).get("load_failed_blocks", 0))
     return max(0, int(reply["cached_tokens"]) - failed * block_tokens)
 
 
 def identical(hit: Reply, *, found: int, whole: int, miss: Reply, local: Reply) -> bool | None:
-    """Tokens and first-token logprobs of a hit are, bit for bit, those of the same computation.
+    """Return whether tokens and first-token logprobs of a hit equal those of the same computation
+    exactly.
 
-    ``found`` of ``whole`` tokens were loaded. None where only a part was: nothing is like it.
+    ``found`` of ``whole`` tokens were loaded. Returns None for a partial hit, which cannot be
+    compared.
     """
     if found >= whole:
         other = local
@@ -46,19 +49,19 @@ def identical(hit: Reply, *, found: int, whole: int, miss: Reply, local: Reply) 
 
 
 def agreed(results: Iterable[bool | None]) -> bool:
-    """Of several of :func:`identical`: none differed, and something could be said of one."""
+    """Return whether no result of :func:`identical` is False and at least one is True."""
     known = [one for one in results if one is not None]
     return bool(known) and all(known)
 
 
 def faults(*figures: Mapping[str, float]) -> dict[str, int]:
-    """What of these counters of the connector explains a miss; empty if nothing does."""
+    """Return the connector's counters that explain a miss. The result is empty if none does."""
     sums = {name: sum(one.get(name, 0) for one in figures) for name in _FAULTS}
     return {name: int(value) for name, value in sums.items() if value}
 
 
 def warnings(log: str) -> list[str]:
-    """The connector's own warnings in an engine's log: which call, why, after how long."""
+    """Return the connector's warnings in an engine's log: which call, why, after how long."""
     return [
         line[line.index("beluga") :]
         for line in log.splitlines()

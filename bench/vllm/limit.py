@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""How long the machine's own copy loop takes for the bytes of a load: from shared memory, one core.
+"""The limit of a load: how long the machine's copy loop takes for its bytes, from shared memory on
+one core.
 
-The source is not the pool but a file beside it, of the same kind and as long: what the loop has
-just read would otherwise be in a cache for the engine. All is touched before anything is timed.
+The source is not the pool but a file of the same kind and length beside it, because the engine
+would otherwise find in a cache what the loop has just read. All memory is touched before any
+measurement.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from ..drive import Driver, Load, bare
 from ..region import touch
 
 _LINE = 64
-_COPIES = 3  # a new place for each: the one before is not in a cache any more
+_COPIES = 3  # each copy has a new source, because the previous one may be in a cache
 
 
 class LimitLoop:
@@ -34,15 +36,15 @@ class LimitLoop:
         self._driver = Driver(Load(bare("load", base), places, size))
 
     def seconds(self) -> float:
-        """The median of a few copies, each of all the bytes."""
+        """Return the median of a few copies of all the bytes, in seconds."""
         return median(map(float, self._driver.sample(_COPIES))) / 1e9
 
 
 @contextmanager
 def limit_loop(memory: Path, size: int) -> Iterator[LimitLoop]:
-    """The loop for ``size`` bytes, from a file in the folder ``memory``."""
+    """Yield the loop for ``size`` bytes, from a file in the folder ``memory``."""
     size = -(-size // _LINE) * _LINE
-    room = -(-_COPIES * size // (2 << 20)) * (2 << 20)  # touch() goes in steps of 2 MiB
+    room = -(-_COPIES * size // (2 << 20)) * (2 << 20)  # touch() works in steps of 2 MiB
     with tempfile.TemporaryFile(dir=memory) as file:
         file.truncate(room)
         mapped = mmap.mmap(file.fileno(), room)

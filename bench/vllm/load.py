@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Requests to all arms: in two passes (the paper's Exp 5 and 6), and at a rate (Exp 7).
+"""The load of all arms: requests in two passes (the paper's Exp 5 and 6), and at a rate (Exp 7).
 
-The first pass fills the pool, the second one finds all there: between them, and before each rate,
-every engine's own prefix cache is emptied. So vLLM alone computes whenever it is asked, and an arm
-with a pool loads. What several requests have in common is computed or loaded once.
+The first pass fills the pool, and the second one finds everything there. Between the passes and
+before each rate every engine's own prefix cache is emptied. So vLLM alone computes each prompt, and
+an arm with a pool loads it. What several requests have in common is computed or loaded once.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """What is asked of every arm: ``at_once`` requests at a time, ``max_tokens`` of answer each."""
+    """The requests to every arm: ``at_once`` at a time, with ``max_tokens`` tokens in each
+    answer.
+    """
 
     stations: Sequence[Station]
     at_once: int
@@ -32,18 +34,20 @@ class Load:
     say: Say
 
     def warm_up(self, dataset: Dataset) -> None:
-        """Have every engine compute these once: then its memory has been touched."""
+        """Have every engine compute these prompts once, which touches its memory."""
         for station in self.stations:
             before = station.figures()
             self._stream(station, dataset.prompts, at_once=1)
             station.wait(before, dataset.fresh_tokens)
 
     def two_passes(self, dataset: Dataset) -> list[Row]:
-        """A row for every arm and pass. Context by context, every arm has its turn."""
+        """Return a row for every arm and pass. The arms take turns in each context."""
         return [row for number in (1, 2) for row in self._pass(dataset, number)]
 
     def at_rate(self, dataset: Dataset, rate_per_s: float) -> list[Row]:
-        """A row for every arm: these requests, all in its pool, come by chance at this rate."""
+        """Return a row for every arm. These requests, all in its pool, arrive at random at this
+        rate.
+        """
         due_s = arrivals(dataset.request_count, rate_per_s, self.seed)
         rows = []
         for station in self.stations:

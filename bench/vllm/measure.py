@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Misses and hits, repetition by repetition, every arm in each of them, and what they come to.
+"""The demonstration's measurements: misses and hits of every arm in each repetition, and their
+medians.
 
-In a repetition a fresh prompt goes through every arm: A has never seen it and computes it; B,
-another process, finds it in the pool, and then once more in its own prefix cache. Which arm begins
-changes from one repetition to the next, so that a busy neighbour slows all alike.
+In a repetition a new prompt goes through every arm. Engine A has never seen it and computes it.
+Engine B, another process, finds it in the pool, and then again in its own prefix cache. The first
+arm changes from one repetition to the next, so that other load slows all equally.
 """
 
 from __future__ import annotations
@@ -28,10 +29,10 @@ _SAID_MAX = 4  # lines of logs
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One prompt through one arm: the replies of ``Engine.generate``.
+    """One prompt through one arm, as replies of ``Engine.generate``.
 
-    ``hit`` is None for an arm without a pool; then ``local`` is by the engine that computed.
-    ``saving`` has what A's connector counted from before the miss until all was saved.
+    ``hit`` is None for an arm without a pool; then ``local`` is from the engine that computed.
+    ``saving`` has A's connector's counts from before the miss until everything was saved.
     """
 
     miss: Reply
@@ -41,17 +42,19 @@ class Sample:
     tries: int = 1
 
     def found(self, setting: Setting) -> int:
-        """Tokens that were loaded; without a pool, all that it could have had."""
+        """Return the tokens that were loaded. Without a pool these are all that could have been."""
         if self.hit is None:
             return setting.hit_tokens
         return found_tokens(self.hit, setting.block_tokens)
 
     def whole(self, setting: Setting) -> bool:
-        """Whether the hit, if there is one, is of all that can be found."""
+        """Return whether the hit, if there is one, has all tokens that can be found."""
         return self.found(setting) >= setting.hit_tokens
 
     def identical(self, setting: Setting) -> bool | None:
-        """Whether the hit is what the same computation gives, bit for bit; None: cannot be said."""
+        """Return whether the hit equals the same computation exactly, or None if that is
+        unknown.
+        """
         if self.hit is None:
             return True
         return identical(
@@ -64,7 +67,7 @@ class Sample:
 
 
 class Pair:
-    """The engines of an arm: A computes, B finds. An arm without a pool has one for both."""
+    """The engines of an arm: A computes, B finds. An arm without a pool has one engine for both."""
 
     def __init__(self, arm: Arm, engines: Sequence[Engine]) -> None:
         self.arm = arm
@@ -72,11 +75,11 @@ class Pair:
 
     @property
     def name(self) -> str:
-        """The arm's."""
+        """The arm's name."""
         return self.arm.name
 
     def run(self, prompt: list[int]) -> Sample:
-        """A prompt that neither has seen; raises ChildError."""
+        """Run a prompt that neither engine has seen. Raises ChildError."""
         if self._a is self._b:
             return Sample(awake(self._a).generate(prompt), awake(self._a).generate(prompt))
         awake(self._a)
@@ -90,7 +93,9 @@ class Pair:
         return Sample(miss, local, hit, saving)
 
     def explain(self, sample: Sample) -> list[str]:
-        """Why a prompt was not found whole: what was counted, and the last that the logs have."""
+        """Explain why a prompt was not found whole, with counters and the last lines of the
+        logs.
+        """
         figures = [sample.saving] + ([sample.hit["figures"]] if sample.hit else [])
         setting = self.arm.setting
         first = f"{sample.found(setting)} of {setting.hit_tokens} tokens were found: "
@@ -103,10 +108,10 @@ class Pair:
 
 
 def awake(engine: Engine) -> Engine:
-    """The engine, when it has just done something.
+    """Return the engine after it has just worked.
 
-    A process that waited for its turn has cold caches and sleeping threads: that would count
-    against whichever request comes first. The something is shorter than a block: nothing is kept.
+    A process that waited has cold caches and sleeping threads, which would slow the first request.
+    The prompt here is shorter than a block, so nothing of it is cached.
     """
     engine.generate(_SHORT, max_tokens=2)
     return engine
@@ -120,11 +125,11 @@ def run(
     limit: Callable[[], float],
     say: Say,
 ) -> tuple[dict[str, list[Sample]], list[float]]:
-    """``count`` repetitions: the samples of every arm, and the seconds of ``limit`` beside them.
+    """Run ``count`` repetitions. Returns the samples of every arm, and the seconds of ``limit``.
 
-    Caches give up when a machine is too busy. A hit that is not of the whole prompt says nothing
-    about time: then the arm does another prompt, up to :data:`TRIES` in a repetition; if that is
-    no better it stands as it is.
+    Caches give up when a machine is too busy. The time of a hit that is not of the whole prompt
+    means nothing, so the arm runs another prompt, up to :data:`TRIES` in a repetition. The last try
+    counts in any case.
     """
     samples: dict[str, list[Sample]] = {pair.name: [] for pair in pairs}
     limits = []
@@ -154,7 +159,7 @@ def _brief(sample: Sample) -> str:
 
 
 def ttfts(samples: Sequence[Sample]) -> dict[str, list[float]]:
-    """Seconds to the first token, of every repetition, under the names of the report."""
+    """Return the seconds to the first token of every repetition, with the names of the report."""
     found = {
         "ttft_miss_s": [sample.miss["ttft_s"] for sample in samples],
         "ttft_local_hit_s": [sample.local["ttft_s"] for sample in samples],
@@ -164,12 +169,12 @@ def ttfts(samples: Sequence[Sample]) -> dict[str, list[float]]:
 
 
 def medians(columns: dict[str, list[float]]) -> dict[str, float]:
-    """The median of each column."""
+    """Return the median of each column."""
     return {name: median(values) for name, values in columns.items()}
 
 
 def quartiles(values: Sequence[float]) -> tuple[float, float]:
-    """The first and third; of a single value that value twice."""
+    """Return the first and third quartile. A single value is both."""
     if len(values) < 2:
         return values[0], values[0]
     first, _, third = quantiles(values, n=4, method="inclusive")

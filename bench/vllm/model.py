@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Models with random weights and a tokenizer made on the spot: an engine to measure, no download.
+"""Models with random weights and a generated tokenizer, for measuring an engine without a download.
 
 ::
 
@@ -32,7 +32,7 @@ _SEED = 20251122
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """A Llama's shape; what a block of its KV cache weighs follows from it."""
+    """The shape of a Llama model, which determines the size of a block of its KV cache."""
 
     hidden: int
     layers: int
@@ -45,7 +45,7 @@ class Size:
         return self.hidden // self.heads
 
     def token_bytes(self, element_bytes: int = 2) -> int:
-        """KV bytes of a token: keys and values of all layers."""
+        """Return the KV bytes of a token: keys and values of all layers."""
         return 2 * self.layers * self.kv_heads * self.head_size * element_bytes
 
 
@@ -57,23 +57,26 @@ SIZES = {
 
 
 def model(size: str, python: str = sys.executable) -> Path:
-    """The folder of a model, made first if need be, in the environment of that ``python``.
+    """Return the folder of a model. If necessary it is made in the environment of ``python``.
 
-    Raises subprocess.CalledProcessError, whose ``stderr`` says what that environment lacks.
+    Raises subprocess.CalledProcessError, whose ``stderr`` names what that environment lacks.
     """
-    prefix = Path(python).absolute().parent.parent  # not resolved: a venv's python is a link
+    # not resolved, because a venv's python is a link
+    prefix = Path(python).absolute().parent.parent
     home = prefix if os.access(prefix, os.W_OK) else Path(tempfile.gettempdir())
     folder = home / f"beluga-model-{size}-{_SEED}"
     if not folder.is_dir():
         words = command("beluga_bench.vllm.model", size, str(folder), python=python)
-        with tempfile.TemporaryDirectory() as caches:  # of torch, which leaves them otherwise
+        with tempfile.TemporaryDirectory() as caches:  # torch would leave its caches behind
             environment = os.environ | {"TORCHINDUCTOR_CACHE_DIR": caches}
             subprocess.run(words, check=True, capture_output=True, text=True, env=environment)
     return folder
 
 
 def make(size: Size, folder: Path) -> None:
-    """Make the model; the folder appears whole or not at all, and is left alone if it is there."""
+    """Make the model. The folder appears complete or not at all, and an existing one is not
+    changed.
+    """
     folder.parent.mkdir(parents=True, exist_ok=True)
     made = Path(tempfile.mkdtemp(prefix=".beluga-model-", dir=folder.parent))
     try:
@@ -82,14 +85,14 @@ def make(size: Size, folder: Path) -> None:
         made.chmod(0o755)
         if not folder.exists():
             made.rename(folder)
-    except FileExistsError:  # another process was first, and its model is the same
+    except FileExistsError:  # another process has already made the same model
         pass
     finally:
         shutil.rmtree(made, ignore_errors=True)
 
 
 def _make_tokenizer(size: Size, folder: Path) -> None:
-    """Byte-level pairs, trained on made-up words until every token id has a text."""
+    """Train byte-level pairs on random words until every token id has a text."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
@@ -133,13 +136,14 @@ def _make_weights(size: Size, folder: Path) -> None:
         eos_token_id=1,
         pad_token_id=2,
         tie_word_embeddings=False,
-        initializer_range=0.05,  # wider than usual: the logits of random weights lie close together
+        # wider than usual, because the logits of random weights are close together
+        initializer_range=0.05,
     )
     LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
 
 
 def main() -> None:
-    """``SIZE FOLDER``."""
+    """Make a model, with the arguments ``SIZE FOLDER``."""
     name, folder = sys.argv[1:]
     make(SIZES[name], Path(folder))
     print(json.dumps({"model": folder}))

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Where servers of this harness listen: on the loopback address, on a port free just now."""
+"""The address of this harness's servers: the loopback address, with a free port."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ HOST = "127.0.0.1"
 
 
 def free_port() -> int:
-    """A TCP port of the loopback address that nobody listens on."""
+    """Return a free TCP port of the loopback address."""
     with socket.socket() as probe:
         probe.bind((HOST, 0))
         return int(probe.getsockname()[1])

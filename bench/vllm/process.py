@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The parent's end of engines and servers: started, spoken to, and gone when their owner is.
+"""The parent's end of engines and servers: it starts them, sends them commands, and ends them.
 
-Every child has a session and a log file of its own. It is killed when the thread that started it
-dies (``PR_SET_PDEATHSIG``), with all that it has started when it is closed; Ctrl-C reaches only the
-parent, which closes what it has.
+Every child has its own session and log file. It is killed when the thread that started it dies
+(``PR_SET_PDEATHSIG``), and with all its own children when it is closed. Ctrl-C reaches only the
+parent, which closes its children.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from beluga.errors import BelugaError
 from ..machine import cores
 from .model import Size
 
-# Run before the program itself: between fork and exec no Python may run in a threaded parent.
+# This runs before the program itself, because no Python may run between fork and exec in a threaded
+# parent.
 _END_WITH_PARENT = """
 import ctypes, os, signal, sys
 PR_SET_PDEATHSIG = 1
@@ -39,18 +40,18 @@ _TAIL_LINES = 12
 _END_S = 20.0
 
 READY_S = 300.0
-"""For an engine to come up, on a slow machine with more of them doing the same."""
+"""The time for an engine to start on a slow machine that starts several."""
 
 
 class ChildError(BelugaError):
-    """A child ended, or kept silent for too long; the text has the end of its log."""
+    """A child ended or was silent for too long. The text has the end of its log."""
 
 
 _ChildT = TypeVar("_ChildT", bound="Child")
 
 
 class Child:
-    """A process in a session of its own, what it prints in ``log``."""
+    """A process in its own session, whose output goes to ``log``."""
 
     def __init__(
         self,
@@ -75,7 +76,7 @@ class Child:
 
     @property
     def pid(self) -> int:
-        """Of the process and of its session."""
+        """The id of the process and of its session."""
         return self._process.pid
 
     @property
@@ -84,7 +85,9 @@ class Child:
         return self._process.poll() is None
 
     def wait_for(self, condition: Callable[[], bool], timeout_s: float, what: str) -> None:
-        """Ask ``condition`` until it is true; raises ChildError if the process ends before."""
+        """Wait until ``condition`` is true. Raises ChildError if the process ends before, or after
+        ``timeout_s`` seconds.
+        """
         deadline = time.monotonic() + timeout_s
         while not condition():
             if not self.running:
@@ -94,20 +97,20 @@ class Child:
             time.sleep(0.05)
 
     def failed(self, what: str) -> ChildError:
-        """An error that says what happened and how the log ends."""
+        """Return an error that says what happened and how the log ends."""
         lines = self.log().splitlines()[-_TAIL_LINES:]
         return ChildError("\n    ".join([f"{self.name}: {what}; its log ends:", *lines]))
 
     def log(self) -> str:
-        """All that it has printed so far."""
+        """Return its whole output so far."""
         return self._log.read_text(errors="replace")
 
     def signal(self, number: signal.Signals) -> None:
-        """Send it, to this one process."""
+        """Send a signal to this process only."""
         self._process.send_signal(number)
 
     def close(self) -> None:
-        """End it: asked first (end of input, SIGTERM), then killed with its whole session."""
+        """End it: close its input or send SIGTERM, then kill its whole session."""
         if self._process.stdin:
             with contextlib.suppress(OSError):
                 self._process.stdin.close()
@@ -118,7 +121,7 @@ class Child:
         self.kill()
 
     def kill(self) -> None:
-        """End it and all that it has started, without a word."""
+        """Kill it and all its own children at once."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
         self._process.wait()
@@ -138,9 +141,10 @@ class Child:
 
 
 class Engine(Child):
-    """A vLLM engine (``engine.py``); ``options`` are the keyword arguments of ``vllm.LLM``.
+    """A vLLM engine (``engine.py``). ``options`` are the keyword arguments of ``vllm.LLM``.
 
-    It comes up while others do: :meth:`ready` waits. ``python`` is of an environment with vLLM.
+    Several engines start at the same time; :meth:`ready` waits for one. ``python`` is from an
+    environment with vLLM.
     """
 
     def __init__(
@@ -161,21 +165,23 @@ class Engine(Child):
         self._unread = b""
 
     def ready(self, timeout_s: float = READY_S) -> None:
-        """Wait until it can be asked; raises ChildError."""
+        """Wait until it accepts commands. Raises ChildError."""
         self.reply(timeout_s)
 
     def ask(self, do: str, timeout_s: float = 600.0, **arguments: Any) -> dict[str, Any]:
-        """A command of ``engine.py`` and its reply; raises ChildError, if it failed too."""
+        """Send a command of ``engine.py`` and return its reply. Raises ChildError, also if it
+        failed.
+        """
         self.tell(do, **arguments)
         return self.reply(timeout_s)
 
     def generate(self, tokens: list[int], **arguments: Any) -> dict[str, Any]:
-        """One prompt alone: its output, with the connector's ``figures`` of the meantime."""
+        """Run one prompt. Returns its output, with the connector's ``figures`` during the call."""
         reply = self.ask("generate", prompts=[tokens], **arguments)
         return {**reply["outputs"][0], "figures": reply["figures"]}
 
     def tell(self, do: str, **arguments: Any) -> None:
-        """Send a command; :meth:`reply` must follow."""
+        """Send a command. A call of :meth:`reply` must follow."""
         assert self._process.stdin  # noqa: S101
         line = json.dumps({"do": do, **arguments}) + "\n"
         try:
@@ -185,7 +191,7 @@ class Engine(Child):
             raise self.failed("has ended") from None
 
     def reply(self, timeout_s: float) -> dict[str, Any]:
-        """The next reply; raises ChildError."""
+        """Return the next reply. Raises ChildError."""
         assert self._process.stdout  # noqa: S101
         source = self._process.stdout.fileno()
         deadline = time.monotonic() + timeout_s
@@ -205,9 +211,9 @@ class Engine(Child):
 
 
 def environment_of(folder: Path) -> dict[str, str]:
-    """What every engine runs under: one set of threads for all, nothing downloaded or reported.
+    """Return the environment of every engine: equal thread counts, no downloads and no reports.
 
-    vLLM's caches and settings go to ``folder``. A worker would otherwise take fewer threads without
+    vLLM's caches and settings go to ``folder``. Otherwise a worker would use fewer threads without
     a connector than with one, and its outputs would differ by rounding.
     """
     inherited = {key: value for key, value in os.environ.items() if not key.startswith("VLLM_")}
@@ -215,7 +221,8 @@ def environment_of(folder: Path) -> dict[str, str]:
     return inherited | {
         "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, threads)),
         "OMP_NUM_THREADS": str(len(threads)),
-        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the connector's counters are in the same process
+        # this keeps the connector's counters in the same process
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "VLLM_CACHE_ROOT": str(folder / "cache"),
         "VLLM_CONFIG_ROOT": str(folder / "config"),
         "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"),
@@ -236,7 +243,9 @@ def options_of(  # noqa: PLR0913  all named
     dtype: str = "bfloat16",
     block_tokens: int = 128,
 ) -> dict[str, Any]:
-    """Options of ``vllm.LLM`` for prompts of so many tokens, with KV room for two and a half."""
+    """Return options of ``vllm.LLM`` for prompts of so many tokens, with KV memory for two and a
+    half.
+    """
     context = -(-tokens // block_tokens) * block_tokens + 2 * block_tokens
     element_bytes = {"bfloat16": 2, "float32": 4}[dtype]
     return {
@@ -249,6 +258,6 @@ def options_of(  # noqa: PLR0913  all named
         "max_model_len": context,
         "max_num_batched_tokens": 2048,
         "kv_cache_memory_bytes": int(context * 2.5) * size.token_bytes(element_bytes),
-        "disable_log_stats": False,  # the time to the first token is in them
+        "disable_log_stats": False,  # the statistics include the time to the first token
         "kv_transfer_config": None if connector is None else dict(connector),
     }

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Prompts as token ids: random, repeatable, and without a common prefix unless one is asked for."""
+"""Prompts as token ids. They are random, repeatable, and have no common prefix."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from collections.abc import Iterator
 
 from .model import VOCABULARY
 
-_FIRST_ORDINARY = 3  # below are the special tokens
+_FIRST_ORDINARY = 3  # lower numbers are special tokens
 
 
 def prompt(length: int, seed: int) -> list[int]:
-    """``length`` tokens; another seed has other tokens from the first block on."""
+    """Return ``length`` tokens. Another seed gives other tokens from the first block on."""
     tokens = random.Random(seed)  # noqa: S311  repeatable, no secret
     return [tokens.randrange(_FIRST_ORDINARY, VOCABULARY) for _ in range(length)]
 
 
 def prompts(length: int, seed: int) -> Iterator[list[int]]:
-    """Prompts of that length without end, each a new one."""
+    """Yield new prompts of that length without end."""
     while True:
         yield prompt(length, seed)
         seed += 1

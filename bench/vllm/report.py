@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""What the demonstration prints: one object for machines, a table for people."""
+"""The demonstration's report: one JSON object for machines, a table for people."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from .measure import Sample, medians, quartiles, ttfts
 
 Report = dict[str, Any]
 
-_LOADING = ("load_s", "load_bytes")  # of B's hit
-_SAVING = ("save_hook_s", "save_cpu_s", "save_bytes")  # of A's miss and what follows it
+_LOADING = ("load_s", "load_bytes")  # counters of B's hit
+_SAVING = ("save_hook_s", "save_cpu_s", "save_bytes")  # counters of A's miss and the saves after it
 
 
 def report_of(
@@ -25,7 +25,9 @@ def report_of(
     limits: Sequence[float],
     skipped: Mapping[str, str],
 ) -> Report:
-    """Medians over the repetitions; seconds and bytes. ``skipped``: which peers, and why."""
+    """Return medians over the repetitions, in seconds and bytes. ``skipped`` has the reason for
+    each peer that did not run.
+    """
     own = samples["beluga"]
     times = ttfts(own)
     peers = {name: ttfts(found) for name, found in samples.items() if _is_peer(name)}
@@ -58,7 +60,7 @@ def report_of(
 
 
 def origin(setting: Setting) -> Report:
-    """What figures were measured with, and on what."""
+    """Return the conditions of the measurement: model, threads, machine and commit."""
     return {
         "model": setting.size_name,
         "threads": len(cores()),
@@ -72,12 +74,12 @@ def _is_peer(name: str) -> bool:
 
 
 def _hit_tokens(samples: Sequence[Sample], setting: Setting) -> int:
-    """The fewest of any repetition: one miss among hits must not hide in a median."""
+    """Return the fewest of any repetition, because a median could hide one miss among hits."""
     return min(sample.found(setting) for sample in samples)
 
 
 def print_table(report: Report) -> None:
-    """The comparison, for people."""
+    """Print the comparison for people."""
     from rich.console import Console
     from rich.table import Table
 

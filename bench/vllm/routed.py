@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Two ``vllm serve`` on one pool behind a router that knows no caches; then one of them is killed.
+"""Test two ``vllm serve`` on one pool behind a router that ignores caches, and kill one of them.
 
 ::
 
@@ -36,13 +36,13 @@ from .serve import EXTERNAL_HITS, Server, complete, server, wait_until_saved
 
 LOCAL_HITS = "vllm:prefix_cache_hits_total"
 ANSWER_TOKENS = 8
-FOUND_PART = 0.9  # of what could be found; less is a failure
-_LONG_ANSWER_TOKENS = 400  # which an engine is killed in
+FOUND_PART = 0.9  # the share of possible hits below which the run fails
+_LONG_ANSWER_TOKENS = 400  # the length of an answer during which an engine is killed
 _POLL_S = 0.05
 
 
 class Play:
-    """The engines, the router before them, and the conversations so far."""
+    """The engines, the router in front of them, and the conversations so far."""
 
     def __init__(
         self, service: Service, engines: Sequence[Server], paths: Sequence[Path], step: int
@@ -52,7 +52,7 @@ class Play:
         self._engines = list(engines)
         self._model = engines[0].model
         self._paths = paths
-        self._step = step  # tokens that a turn adds
+        self._step = step  # how many tokens a turn adds
         self._texts: list[list[int]] = []
 
     async def up(self, count: int) -> None:
@@ -64,11 +64,13 @@ class Play:
         raise BelugaError(f"the router does not have {count} engines up")
 
     def begin(self, count: int, seed: int) -> None:
-        """So many conversations, with nothing in common."""
+        """Begin so many conversations that have nothing in common."""
         self._texts = [prompt(self._step, seed + i) for i in range(count)]
 
     async def turn(self, number: int) -> dict[str, Any]:
-        """Ask for all conversations, then let each grow: what was found, and how soon."""
+        """Send all conversations, then extend each. Returns what was found, and the time to first
+        tokens.
+        """
         if number:
             await asyncio.to_thread(wait_until_saved, self._paths)
         before = self._hits()
@@ -89,7 +91,7 @@ class Play:
         }
 
     async def lose_one(self) -> dict[str, Any]:
-        """Kill an engine in the midst of an answer: how its client hears of it."""
+        """Kill an engine in the middle of an answer. Returns how its client notices."""
         asked = {
             "model": self._model,
             "prompt": self._texts[0],
@@ -161,7 +163,9 @@ def _part(rows: Sequence[dict[str, Any]], *kinds: str, of: str = "could_be_found
 
 
 def passed(report: dict[str, Any]) -> bool:
-    """Whether turns found those before them wherever they went, and a death was told as one."""
+    """Return whether turns found earlier ones on any engine, and a killed engine was reported as an
+    error.
+    """
     lost = report["lost"]
     return (
         min(report["found_part"], report["after_found_part"]) >= FOUND_PART
@@ -173,7 +177,7 @@ def passed(report: dict[str, Any]) -> bool:
 
 
 def main() -> NoReturn:
-    """The command: one JSON object."""
+    """Run the command, which prints one JSON object."""
     parser = argparse.ArgumentParser(prog="beluga_bench.vllm.routed", description=__doc__)
     parser.add_argument("--model", choices=SIZES, default="mid", help="how large (mid)")
     parser.add_argument("--tokens", type=positive, default=3200, help="of the last turn (3200)")
@@ -197,7 +201,7 @@ def main() -> NoReturn:
             for engine in engines:
                 engine.ready()
             for number, engine in enumerate(engines):
-                engine.complete(prompt(20, number))  # the first request of all is slow
+                engine.complete(prompt(20, number))  # an engine's very first request is slow
             counts = options.conversations, options.turns
             report = asyncio.run(_play(setting, engines, paths, counts))
         print(json.dumps(report, indent=1))

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The same with two ``vllm serve`` over HTTP: what users start, and what its own metrics say."""
+"""The demonstration with two ``vllm serve`` over HTTP, which users start, and their own metrics."""
 
 from __future__ import annotations
 
@@ -32,7 +32,9 @@ _ANSWER_S = 600.0
 
 
 def complete(url: str, model: str, tokens: list[int], max_tokens: int) -> dict[str, Any]:
-    """Stream a completion: seconds to its first token, its text, the first token's logprobs."""
+    """Stream a completion. Returns the seconds to its first token, its text, and the first token's
+    logprobs.
+    """
     asked = {
         "model": model,
         "prompt": tokens,
@@ -71,7 +73,7 @@ class Server:
         self.model = model
 
     def ready(self) -> None:
-        """Wait until it answers; raises ChildError if it ends instead."""
+        """Wait until it answers. Raises ChildError if it ends instead."""
         self._child.wait_for(self._healthy, READY_S, "answer over HTTP")
 
     def complete(self, tokens: list[int], max_tokens: int = 8) -> dict[str, Any]:
@@ -79,11 +81,13 @@ class Server:
         return complete(self.url, self.model, tokens, max_tokens)
 
     def kill(self) -> None:
-        """End it without a word, as a crash does."""
+        """Kill it, which simulates a crash."""
         self._child.kill()
 
     def metric(self, name: str) -> float:
-        """The sum of a counter over its labels, or of one ``name{label="value"}``; else 0."""
+        """Return the sum of a counter over its labels, or of one ``name{label="value"}``; otherwise
+        0.
+        """
         name, _, label = name.rstrip("}").partition("{")
         lines = self._get("/metrics").splitlines()
         rows = [line for line in lines if line.startswith((f"{name} ", f"{name}{{"))]
@@ -103,7 +107,7 @@ class Server:
 
 @contextmanager
 def server(setting: Setting, name: str, connector: dict[str, Any]) -> Iterator[Server]:
-    """A ``vllm serve`` that is coming up; raises ChildError."""
+    """Start a ``vllm serve`` and yield it before it is ready. Raises ChildError."""
     options = options_of(setting.model, setting.size, tokens=setting.tokens, connector=connector)
     model = str(options.pop("model"))
     port = free_port()
@@ -112,7 +116,7 @@ def server(setting: Setting, name: str, connector: dict[str, Any]) -> Iterator[S
     for option, value in options.items():
         flag = f"--{option.replace('_', '-')}"
         if isinstance(value, bool):
-            words += [flag] if value else []  # those that are false are so unless asked for
+            words += [flag] if value else []  # false options are already the default
         else:
             words += [flag, json.dumps(value) if isinstance(value, dict) else str(value)]
     environment = environment_of(setting.folder) | {"VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
@@ -121,7 +125,9 @@ def server(setting: Setting, name: str, connector: dict[str, Any]) -> Iterator[S
 
 
 def compare_servers(setting: Setting, *, seed: int, say: Callable[[str], None]) -> dict[str, Any]:
-    """One prompt computed by one server and found by the other; raises BelugaError if it is not."""
+    """Compute a prompt on one server and find it on the other. Raises BelugaError if it is not
+    found.
+    """
     with ExitStack() as stack:
         paths = stack.enter_context(beluga_pool(setting))
         say("starting two vllm serve")
@@ -132,7 +138,7 @@ def compare_servers(setting: Setting, *, seed: int, say: Callable[[str], None]) 
         for each in (a, b):
             each.ready()
         for each in (a, b):
-            each.complete(prompt(20, seed + 1))  # the first request of all is slow
+            each.complete(prompt(20, seed + 1))  # an engine's very first request is slow
         tokens = prompt(setting.tokens, seed)
         miss = a.complete(tokens)
         wait_until_saved(paths)
@@ -156,7 +162,7 @@ def compare_servers(setting: Setting, *, seed: int, say: Callable[[str], None]) 
 
 
 def wait_until_saved(paths: Sequence[Path]) -> None:
-    """Until the pool has blocks, and no new ones for a while."""
+    """Wait until the pool has blocks, and no new ones for a while."""
     deadline = time.monotonic() + _SAVED_S
     with Pool.open(paths) as pool, Client(pool) as client:
         meta = MetaClient(client)

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""An arm with one engine up, for measuring what it finds after its own cache was emptied."""
+"""A station: an arm with one running engine, which measures what it finds after its own cache was
+emptied.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ _EMPTY_S = 60.0
 
 
 class Station:
-    """Requests go to it; :meth:`empty` leaves it with what is in the arm's pool."""
+    """Takes requests. :meth:`empty` leaves it only what is in the arm's pool."""
 
     def __init__(self, stack: ExitStack, arm: Arm) -> None:
         """Start the engine; :meth:`ready` waits for it. ``stack`` ends it."""
@@ -29,38 +31,40 @@ class Station:
 
     @property
     def name(self) -> str:
-        """The arm's."""
+        """The arm's name."""
         return self.arm.name
 
     def ready(self) -> None:
-        """Wait until the engine is up; raises ChildError."""
+        """Wait until the engine is ready. Raises ChildError."""
         self._engine.ready()
 
     def stream(self, prompts: Sequence[list[int]], **how: Any) -> Reply:
-        """See ``stream`` of ``engine.py``; the engine is woken up first."""
+        """Run ``stream`` of ``engine.py`` after a short request that wakes the engine."""
         return awake(self._engine).ask("stream", timeout_s=_STREAM_S, prompts=prompts, **how)
 
     def one(self, tokens: list[int]) -> Reply:
-        """A single prompt; the engine is woken up first."""
+        """Run a single prompt after a short request that wakes the engine."""
         return awake(self._engine).generate(tokens)
 
     def figures(self) -> dict[str, float]:
-        """What the connector has counted since the engine started."""
+        """Return the connector's counters since the engine started."""
         found: dict[str, float] = self._engine.ask("figures")["figures"]
         return found
 
     def warnings(self) -> list[str]:
-        """What the connector has warned of since the last time."""
+        """Return the connector's warnings since the last call."""
         said = warnings(self._engine.log())
         new, self._warned = said[self._warned :], len(said)
         return new
 
     def wait(self, before: dict[str, float], tokens: int) -> None:
-        """Wait until so many tokens can be found that were computed since; raises ChildError."""
+        """Wait until so many tokens can be found that were computed since ``before``. Raises
+        ChildError.
+        """
         self.arm.wait(self._engine, before, tokens)
 
     def empty(self) -> None:
-        """Empty the engine's own prefix cache; raises ChildError if something still uses it."""
+        """Empty the engine's own prefix cache. Raises ChildError if it stays in use."""
         deadline = time.monotonic() + _EMPTY_S
         while not self._engine.ask("reset")["reset"]:
             if time.monotonic() > deadline:
@@ -69,6 +73,8 @@ class Station:
 
 
 def in_turn(stations: Sequence[Station], number: int) -> list[Station]:
-    """All of them, another one first each time: a busy neighbour slows all alike."""
+    """Return all stations in an order that begins with another one each time, so that other load
+    slows all equally.
+    """
     first = number % len(stations)
     return [*stations[first:], *stations[:first]]

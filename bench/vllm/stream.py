@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Requests to an engine at the times at which they come; runs in the engine's process.
+"""The stream: it sends requests to an engine at given times, and runs in the engine's process.
 
-What ``vllm.LLM`` itself times begins when the engine hears of a request, and it hears of none
-during a step, which may take seconds. Users have been waiting since they asked, so does this clock.
+The times of ``vllm.LLM`` begin when the engine receives a request, which does not happen during a
+step that may take seconds. A user's wait begins when the request is sent, and so do the times here.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _names = map("stream-{}".format, itertools.count())
 
 @dataclass
 class Asked:
-    """A request: seconds since the stream began, tokens of the answer so far."""
+    """A request. Times are seconds since the stream began; ``tokens`` is the answer so far."""
 
     number: int
     asked_s: float
@@ -32,7 +32,7 @@ class Asked:
     tokens: list[int] = field(default_factory=list)
 
     def reply(self) -> Reply:
-        """From being asked to the first token, and from one token to the next."""
+        """Return the times from sending to the first token, and from one token to the next."""
         first_s = self.last_s if self.first_s is None else self.first_s
         gaps = len(self.tokens) - 1
         return {
@@ -52,7 +52,7 @@ def stream(
     due_s: Sequence[float] | None,
     at_once: int,
 ) -> Reply:
-    """Run all of them: each at its time, or, without times, ``at_once`` of them at any time."""
+    """Run all prompts: each at its time, or, without times, always ``at_once`` of them."""
     waiting = deque(enumerate(prompts))
     running: dict[str, Asked] = {}
     ended: list[Asked] = []
@@ -84,7 +84,7 @@ def _may_start(
 
 
 def _note(output: Any, running: dict[str, Asked], ended: list[Asked], now: float) -> None:
-    """A step's output for one request: all tokens so far."""
+    """Take a step's output for one request, which has all tokens so far."""
     asked = running[output.request_id]
     asked.tokens = list(output.outputs[0].token_ids)
     asked.cached_tokens = output.num_cached_tokens or 0

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""What a number of requests comes to: requests per second, and the times that users see."""
+"""The summary of a number of requests: requests per second, and the times that users see."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ Row = dict[str, Any]
 
 
 def summary(replies: Sequence[Reply]) -> Row:
-    """Of replies of the engine's ``stream``: the fields that every row of passes and rates has.
+    """Summarize replies of the engine's ``stream`` in the fields that every row of passes and rates
+    has.
 
-    ``ttft``: seconds from being asked to the first token; ``tpot``: from one token to the next. A
+    ``ttft`` is in seconds from sending to the first token, ``tpot`` from one token to the next. A
     percentile of few requests is close to the slowest one.
     """
     outputs = [output for reply in replies for output in reply["outputs"]]
@@ -47,7 +48,7 @@ def _spread(name: str, values: Sequence[float]) -> Row:
 
 
 def arrivals(count: int, rate_per_s: float, seed: int) -> list[float]:
-    """When requests come: gaps as of a Poisson process, in seconds after the first."""
+    """Return arrival times with the gaps of a Poisson process, in seconds after the first."""
     gaps = random.Random(seed)  # noqa: S311  repeatable, no secret
     times = [0.0]
     while len(times) < count:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""What the benchmark prints for people."""
+"""The tables of the benchmark, for people."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _Column = Callable[[Row], str]
 
 
 def print_tables(report: Report) -> None:
-    """Passes, rates and variants, and what the verdict is."""
+    """Print passes, rates, variants and the verdict."""
     from rich.console import Console
     from rich.table import Table
 

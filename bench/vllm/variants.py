@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Other sizes of blocks, a pool that is not interleaved (the paper's Exp 8), and copies that no
-link schedules, beside the usual.
+"""The variants: other block sizes, a pool that is not interleaved (the paper's Exp 8), and copies
+without a link scheduler, beside the usual engine.
 
-Each variant has an engine and a pool of its own. Prompt by prompt it takes turns with an engine of
-blocks of 128 tokens on an interleaved pool: computed and saved, found in the pool, found in the
-engine's own cache.
+Each variant has its own engine and pool. For each prompt it takes turns with an engine of blocks of
+128 tokens on an interleaved pool: the prompt is computed and saved, found in the pool, and found in
+the engine's own cache.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _WARMUPS = 1  # prompts that touch an engine's memory once
 def compare(
     setting: Setting, names: Sequence[str], *, repetitions: int, seed: int, say: Say
 ) -> list[Row]:
-    """For each variant a row, and one of the usual engine beside it."""
+    """Return a row for each variant, and one of the usual engine beside it."""
     if not names:
         return []
     rows: list[Row] = []
@@ -103,7 +103,7 @@ def _identical(station: Station, sample: dict[str, Reply]) -> bool | None:
 
 
 def _explain(station: Station, sample: dict[str, Reply], say: Say) -> None:
-    """Say why a prompt was not found whole: what was counted, and what the engine's log has."""
+    """Explain why a prompt was not found whole, with counters and the lines of the engine's log."""
     whole, found = station.arm.setting.hit_tokens, _found(station, sample)
     if found >= whole:
         return

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Whether a run measured what it says: full hits of what was saved, the same work in each arm."""
+"""The verdict: whether a run measured full hits of what was saved, with the same work in each
+arm.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +14,10 @@ from .summary import Row
 
 
 def verdict(passes: Sequence[Row], rates: Sequence[Row], variants: Sequence[Row]) -> dict[str, Any]:
-    """``full_hits`` of each arm with a pool: every whole block of every request was cached in the
-    second pass and at every rate. ``same_work``: all arms had as many requests, and tokens of
-    prompts and answers. ``passed`` is about these and our own arm; a peer that evicts only says so.
+    """Return the verdict. ``full_hits`` of each arm with a pool says that every whole block of
+    every request was cached in the second pass and at every rate. ``same_work`` says that all arms
+    had equally many requests, and tokens of prompts and answers. ``passed`` depends on these and on
+    our own arm; a peer that evicts is only reported.
     """
     again = [row for row in passes if row["pass"] == 2] + list(rates)
     arms = dict.fromkeys(row["arm"] for row in again if row["arm"] != "plain")

@@ -70,7 +70,7 @@ class BelugaManager(OffloadingManager):
 
         doing = "looking for the workers' cards"
         self._retry_task = RetryTask(
-            settings, name="meeting", doing=doing, call=look, logger=logger
+            settings, name="rendezvous", doing=doing, call=look, logger=logger
         )
         if not self._retry_task.wait(settings.timeout_ms / 1000):
             logger.warning("beluga: no word of the workers in the pool yet; until then all misses")

@@ -61,7 +61,9 @@ class Rendezvous:
         return [Namespace(card["fields"], salt=self.salt) for card in read]
 
     def _namespace(self) -> Namespace:
-        return Namespace({"meeting": "vllm offloading", "engine": self.engine_id}, salt=self.salt)
+        return Namespace(
+            {"rendezvous": "vllm offloading", "engine": self.engine_id}, salt=self.salt
+        )
 
 
 def process_start_s() -> float:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Other people's pools under the same engines: what it takes to run each beside ours.
+"""The peers: pools of other projects under the same engines, and how to run each beside ours.
 
-They live in an environment of their own, which ``scripts/setup-peers`` makes and which sees vLLM's
-packages too; ``BELUGA_PEERS_PYTHON`` names its interpreter.
+They have their own environment, which ``scripts/setup-peers`` makes and which also contains vLLM's
+packages. ``BELUGA_PEERS_PYTHON`` names its interpreter.
 """
 
 from __future__ import annotations

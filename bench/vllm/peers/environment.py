@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The interpreter of the peers' environment, and whether a peer can be imported there."""
+"""The interpreter of the peers' environment, and the test whether it can import a peer."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _VARIABLE = "BELUGA_PEERS_PYTHON"
 
 
 class PeerUnavailableError(BelugaError):
-    """A peer cannot be had here; the text says why."""
+    """A peer is not available here. The text says why."""
 
 
 def peers_python(module: str) -> str:
-    """The interpreter that can import ``module``; raises PeerUnavailableError."""
+    """Return the interpreter if it can import ``module``. Raises PeerUnavailableError."""
     python = os.environ.get(_VARIABLE)
     if not python or not Path(python).exists():
         raise PeerUnavailableError("no environment with other people's packages; see setup-peers")

@@ -2,8 +2,8 @@
 # Copyright The Beluga Authors
 """LMCache in its multiprocess mode: a server, and engines that share its memory.
 
-Its in-process connector has no CPU backend. The chunk is vLLM's block, so that it finds as much of
-a prompt as we do.
+Its in-process connector has no CPU backend. Its chunk is vLLM's block, so that it can find as much
+of a prompt as our connector.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ _START_S = 120.0
 
 @contextmanager
 def lmcache_arm(setting: Setting) -> Iterator[Arm]:
-    """Raises PeerUnavailableError where its package is missing, ChildError if it fails."""
+    """Yield the arm. Raises PeerUnavailableError if the package is missing, and ChildError if it
+    fails.
+    """
     python = peers_python(_MODULE)
     port, http_port = free_port(), free_port()
     name = f"beluga-demo-{port}"

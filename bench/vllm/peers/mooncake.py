@@ -2,8 +2,8 @@
 # Copyright The Beluga Authors
 """Mooncake Store over TCP, with vLLM's in-tree connector.
 
-Its processes listen on every address of the machine, whatever they are told: so all of them, the
-engines too, run in a network namespace that has nothing but a loopback of its own.
+Its processes listen on every address of the machine, whatever their options say. So all of them,
+with the engines, run in a network namespace that has only its own loopback interface.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from ..process import Child, environment_of
 from .environment import PeerUnavailableError, peers_python
 
 _START_S = 60.0
-_RPC_PORT, _METRICS_PORT = 50951, 50952  # of a namespace of our own: nobody else has them
+_RPC_PORT, _METRICS_PORT = 50951, 50952  # in a separate namespace these ports are free
 _BUFFER_PROMPTS = 2
 
-# Brings the loopback up, says so, and stays: a namespace lives as long as a process in it.
+# This program enables the loopback interface, reports it, and keeps the namespace alive.
 _NAMESPACE = """
 import fcntl, socket, struct, time
 GET_FLAGS, SET_FLAGS, UP = 0x8913, 0x8914, 1
@@ -36,7 +36,7 @@ print("up", flush=True)
 time.sleep(1e9)
 """
 
-# Owns the memory: engines only write to it and read from it.
+# This program owns the memory. Engines only write to it and read from it.
 _HOLDER = """
 import sys, time
 from mooncake.store import MooncakeDistributedStore
@@ -52,7 +52,9 @@ time.sleep(1e9)
 
 @contextmanager
 def mooncake_arm(setting: Setting) -> Iterator[Arm]:
-    """Raises PeerUnavailableError where package or namespaces are missing, or ChildError."""
+    """Yield the arm. Raises PeerUnavailableError without the package or namespaces, or
+    ChildError.
+    """
     python = peers_python("mooncake.store")
     config = setting.folder / "mooncake.json"
     environment = {"MOONCAKE_CONFIG_PATH": str(config), "MC_TCP_BIND_ADDRESS": HOST}
@@ -101,7 +103,7 @@ def mooncake_arm(setting: Setting) -> Iterator[Arm]:
 
 @contextmanager
 def _namespace(setting: Setting) -> Iterator[list[str]]:
-    """What must stand before a command that is to run in a private network namespace."""
+    """Yield the words that start a command in a private network namespace."""
     own = os.geteuid() == 0
     enter = ["nsenter"] if own else ["nsenter", "--user", "--preserve-credentials"]
     make = ["unshare", "--net"] if own else ["unshare", "--net", "--user", "--map-root-user"]
@@ -120,7 +122,7 @@ def _namespace(setting: Setting) -> Iterator[list[str]]:
 
 
 def _master(python: str) -> Path:
-    """The server's program: in the environment's folder, or in its package's."""
+    """Return the server's program, which is in the environment's folder."""
     path = Path(python).with_name("mooncake_master")
     if not path.exists():
         raise PeerUnavailableError(f"no {path.name} in its environment")

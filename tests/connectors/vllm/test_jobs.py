@@ -49,14 +49,14 @@ def test_a_process_began_before_now_and_after_its_machine() -> None:
 
 
 def test_a_scheduler_meets_all_ranks_of_its_engine_and_nobody_else(connection: Connection) -> None:
-    meeting = Rendezvous("engine", "s")
+    rendezvous = Rendezvous("engine", "s")
 
-    def look(at: Rendezvous = meeting, since_s: float = 0.0) -> list[Namespace] | None:
+    def look(at: Rendezvous = rendezvous, since_s: float = 0.0) -> list[Namespace] | None:
         return connection.attempt("looking", lambda a: at.look(a, 2, since_s))
 
-    assert connection.attempt("leaving", lambda a: meeting.leave(a, 0, RANKS[0]))
+    assert connection.attempt("leaving", lambda a: rendezvous.leave(a, 0, RANKS[0]))
     assert look() == []
-    assert connection.attempt("leaving", lambda a: meeting.leave(a, 1, RANKS[1]))
+    assert connection.attempt("leaving", lambda a: rendezvous.leave(a, 1, RANKS[1]))
     assert look() == RANKS
     assert look(Rendezvous("other", "s")) == []
     assert look(Rendezvous("engine", "t")) == []
@@ -65,16 +65,16 @@ def test_a_scheduler_meets_all_ranks_of_its_engine_and_nobody_else(connection: C
 def test_a_card_of_an_earlier_engine_of_the_same_name_is_not_believed(
     connection: Connection,
 ) -> None:
-    meeting = Rendezvous("engine", "s")
+    rendezvous = Rendezvous("engine", "s")
     for rank in range(2):
         assert connection.attempt(
-            "leaving", lambda a, rank=rank: meeting.leave(a, rank, RANKS[rank])
+            "leaving", lambda a, rank=rank: rendezvous.leave(a, rank, RANKS[rank])
         )
     later_s = time.time() + 100
-    assert connection.attempt("looking", lambda a: meeting.look(a, 2, later_s)) == []
+    assert connection.attempt("looking", lambda a: rendezvous.look(a, 2, later_s)) == []
     other = Namespace({"rank": 0, "of": "two", "model": "other"}, salt="s")
-    assert connection.attempt("leaving", lambda a: meeting.leave(a, 0, other))
-    found = connection.attempt("looking", lambda a: meeting.look(a, 2, 0.0))
+    assert connection.attempt("leaving", lambda a: rendezvous.leave(a, 0, other))
+    found = connection.attempt("looking", lambda a: rendezvous.look(a, 2, 0.0))
     assert found == [other, RANKS[1]]
 
 
