@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The rows of a DSA: one that says why where there is none, and the path itself by a stand-in."""
+"""The rows of a DSA: one with the reason if there is none, and the path itself with a fake."""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Every benchmark, quickly: its rows have the fields, it cleans up, it writes over nothing."""
+"""Every benchmark in smoke mode: its rows have the fields, it cleans up, and it overwrites
+nothing.
+"""
 
 from __future__ import annotations
 
@@ -43,9 +45,9 @@ JUDGED = {
     "rpc": ["c", "python"],
     "recovery": ["restart"],
     "copy": ["gather_write", "scatter_read", "sparse_read"],
-    "indexer": [],  # see test_indexer_bench.py
-    "gateway": [],  # see test_gateway_bench.py
-    "scheduler": [],  # see test_scheduler_bench.py
+    "indexer": [],  # test_indexer_bench.py tests these
+    "gateway": [],  # test_gateway_bench.py tests these
+    "scheduler": [],  # test_scheduler_bench.py tests these
 }
 
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The benchmark of the router: its rows, and that it compares like with like."""
+"""The benchmark of the gateway: its rows, and that it compares equal work."""
 
 from __future__ import annotations
 

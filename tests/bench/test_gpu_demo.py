@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The demo of GPU workers: without a GPU by host-compiled kernels, and it says so."""
+"""The demo of GPU workers: without a GPU it uses host-compiled kernels, and says so."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The GPU's rows: a reason where there is no GPU; the code itself with host-compiled kernels, by
-their own driver and by the real one on what stands in for cupy."""
+"""The GPU's rows: a reason without a GPU, and the code itself with host-compiled kernels, with
+their own driver and with the real one on a fake of cupy.
+"""
 
 from __future__ import annotations
 
@@ -37,13 +38,13 @@ FIXED = {"memory": "made up", "coherence": "software", "depth": 1, "threads": 1}
 
 @pytest.fixture(autouse=True)
 def little_ballast(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A CPU copies no faster than it plans copies."""
+    """Reduce the ballast, because a CPU copies no faster than it plans copies."""
     monkeypatch.setattr(gpu_clock, "_BALLAST_SIZE", 8 << 20)
 
 
 @pytest.fixture
 def compiled() -> None:
-    """The kernels can be compiled for this CPU, or the test is skipped."""
+    """Skip the test if the kernels cannot be compiled for this CPU."""
     try:
         HostDriver().close()
     except EngineUnavailableError as error:
@@ -86,7 +87,7 @@ def test_the_rows_are_measured_where_kernels_run(shm: Path) -> None:
 
 
 def spread(rows: list[Row]) -> None:
-    """What tests/bench/test_benches.py asks of every row that is measured."""
+    """Check what tests/bench/test_benches.py checks for every measured row."""
     for row in rows:
         measured = row["ops_per_s"] is not None
         assert measured != str(row["note"]).startswith("skipped: ")
@@ -164,7 +165,7 @@ def test_a_way_that_fails_leaves_the_others_rows(
 
 
 def test_a_full_run_times_large_batches() -> None:
-    assert BATCHES[0] == 1  # a block alone, and enough that starting them is nothing
+    assert BATCHES[0] == 1  # from one block to so many that the time to start them is negligible
     assert BATCHES[-1] * BLOCK_SIZE >= 32 << 20
 
 
@@ -174,7 +175,7 @@ def test_the_clock_hides_the_host_behind_as_much_as_it_takes(
     monkeypatch: pytest.MonkeyPatch, tries: int, ballast: int
 ) -> None:
     class Early(HostDriver):
-        """Its ballast has ended already, when it is asked for the first few times."""
+        """A driver whose ballast has already ended at the first few queries."""
 
         asked = copied = 0
 
@@ -268,4 +269,4 @@ def test_the_script_says_what_it_lacks(given: list[str], status: int, words: str
 
 
 def _ignore(_: object) -> None:
-    """A product's result."""
+    """Ignore a result."""

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Scale on paper: the arithmetic, and that what it measures can be measured."""
+"""The growth table: its arithmetic, and that its measurements work."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def test_what_fills_up_first_follows_from_what_is_measured() -> None:
     assert rows["adapters, written"] == pytest.approx((128 * 0.75 * request, 64 * 33))
     assert rows["32 memory devices"] == pytest.approx((128 * request, 720))
     assert rows["the switch"] == pytest.approx((128 * request, 1000))
-    # each key is looked up and released; three of four are reserved and committed
+    # Each key is looked up and released; three of four are also reserved and committed.
     assert rows["the pool's server, one thread"] == pytest.approx((128 * 100 * 3.5 / 1e6, 1.0))
     assert rows["a router, one process"] == pytest.approx((128, 10_000))
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""``beluga bench indexer``: what it races has a ratio, what it times has percentiles."""
+"""``beluga bench indexer``: compared rows have a ratio, timed rows have percentiles."""
 
 from __future__ import annotations
 

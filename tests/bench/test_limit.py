@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The limit loops and the stopwatch do the work that they claim to do."""
+"""The limit loops and the stopwatch: they do the work that they claim to do."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_rows_are_gathered_and_scattered(memory: np.ndarray) -> None:
     rows = ffi.new("limit_rows *", {"private_places": places[0], "pool_places": places[1]})
     rows.size = 256
     assert lib.limit_gather(rows, 1, ffi.NULL, 3 * 256) == 0
-    assert not memory[512:1024].any()  # the first row was not asked for
+    assert not memory[512:1024].any()  # the first row was not copied
     for row, place in ((0, 2048), (7, 0), (2, 1024)):
         assert np.array_equal(memory[place : place + 256], wanted[row])
     private[:] = 0

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Paced devices, in virtual time: the clock is told what time it is."""
+"""Paced devices in virtual time, on a clock that the test sets."""
 
 from __future__ import annotations
 

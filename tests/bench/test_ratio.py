@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Ratios as docs/benchmarks.md states them, on made-up speeds."""
+"""Ratios as docs/benchmarks.md defines them, on invented speeds."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The benchmark of the link scheduler: its rows, and that its model of a link is one."""
+"""The benchmark of the link scheduler: its rows, and that its model of a link shares fairly."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_a_pace_is_refused() -> None:
     ],
 )
 def test_the_link_shares_its_bandwidth_evenly(starts_us: list[int], ends_us: list[int]) -> None:
-    """Dynamo's vectors for its own model: a megabyte each, over 1 GB/s."""
+    """Dynamo's example for its own model: copies of a megabyte each over 1 GB/s."""
     link = Shared(GB)
     waiting = [(start * 1000, Piece(ONBOARD, key, MB)) for key, start in enumerate(starts_us)]
     ended: dict[int, int] = {}

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The selections of tokens that sparse reads are measured with."""
+"""The selections of tokens for the measurement of sparse reads."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""A small pool for commands, and a server of it."""
+"""Fixtures for commands: a small pool and a server of it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 from beluga.pool import Pool
 
-SIZE = 24 << 20  # of each device: two of them fit in 64 MiB of /dev/shm
+SIZE = 24 << 20  # the size of each device; two fit in 64 MiB of /dev/shm
 
 Start = Callable[..., "subprocess.Popen[str]"]
 
@@ -27,7 +27,7 @@ def pool(shm: Path) -> list[str]:
 
 @pytest.fixture
 def server(pool: list[str], start: Start) -> subprocess.Popen[str]:
-    """``beluga serve`` on the pool, serving."""
+    """Start ``beluga serve`` on the pool."""
     child = start("serve", *pool)
     assert child.stderr
     assert child.stderr.readline().startswith("serving, epoch 1")

@@ -14,7 +14,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent.parent
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
-# The work itself, of which none may begin.
+# No command may begin the work that this program replaces.
 BEGUN = """
 import sys
 import beluga.cli.simulate, beluga.cli.bench, beluga.cli.gateway, beluga.cli.prefill_worker
@@ -84,7 +84,7 @@ def test_where_a_result_goes_is_looked_at_first(arguments: list[str], said: str)
 
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
 def test_closed_streams_hurt_nobody(pool: list[str], closed: str) -> None:
-    """What is opened next would have the number of a stream, and be written to."""
+    """The next file that is opened must not get a stream's number, or it would be written to."""
     code = "from beluga.cli.main import main; main()"
     command = f'exec "$0" -c "$1" pool info --json {" ".join(pool)} {closed}'
     ended = subprocess.run(

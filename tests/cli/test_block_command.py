@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""``beluga put`` and ``get``: one block by hand."""
+"""``beluga put`` and ``get`` with one block."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_a_file_larger_than_any_block_is_refused(run: Run, pool: list[str], tmp_
 
 @pytest.mark.parametrize("source", ["/dev/zero", "-"])
 def test_what_has_no_end_is_read_up_to_the_limit(pool: list[str], source: str) -> None:
-    """It has 1 GiB of memory beside what it begins with."""
+    """The process has 1 GiB of memory beyond what it starts with."""
     code = (
         "import re, resource; from pathlib import Path; from beluga.cli.main import main; "
         "used = int(re.search(r'VmSize:\\s+(\\d+)', Path('/proc/self/status').read_text())[1]); "

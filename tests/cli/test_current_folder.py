@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""No command imports anything from the folder it is started in, and nor do its child processes."""
+"""No command, and no child process of one, imports anything from the folder where it starts."""
 
 from __future__ import annotations
 

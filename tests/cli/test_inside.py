@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Commands in this process, with stand-ins for what they start: what they pass on and print."""
+"""Commands in this process, with fakes for what they start: the arguments that they pass on, and
+their output.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,7 @@ def beluga(*arguments: object) -> Result:
 
 
 class Opened(SimpleNamespace):
-    """A pool, a client or a server, as a context."""
+    """A pool, a client or a server, as a context manager."""
 
     def __enter__(self) -> Opened:
         return self
@@ -46,7 +48,7 @@ class Opened(SimpleNamespace):
 
 
 class Server:
-    """Notes what becomes of it; fails after so many looks."""
+    """Records its calls. It fails at a given look."""
 
     def __init__(self, fails_after: int | None = None) -> None:
         self.did: list[str] = []
@@ -85,7 +87,7 @@ class Told:
 
 @pytest.fixture
 def told(monkeypatch: pytest.MonkeyPatch) -> Told:
-    """What stands for the event; handlers of signals are noted, and logging is as it was."""
+    """Replace the event. Handlers of signals are recorded, and logging stays unchanged."""
     made = Told()
     handlers: dict[int, Any] = {}
     made.handlers = handlers  # type: ignore[attr-defined]
@@ -159,7 +161,7 @@ def test_a_lease_is_kept_while_it_serves(told: Told, monkeypatch: pytest.MonkeyP
 
 @pytest.fixture
 def opened(monkeypatch: pytest.MonkeyPatch) -> Opened:
-    """The pool that every command opens, and the paths that it was asked for."""
+    """The pool that every command opens, with the paths of its devices."""
     pool = Opened(paths=[], geometry=SimpleNamespace(bulk_size=8))
     for module in (serve, block, cxl_rpc, verify_command):
         monkeypatch.setattr(module, "open_pool", lambda paths: pool.paths.append(paths) or pool)
@@ -168,7 +170,7 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> Opened:
 
 @dataclass
 class Served:
-    """What ``serve`` made of its options."""
+    """The arguments that ``serve`` passed on."""
 
     server: dict[str, Any]
     how: dict[str, Any]
@@ -501,7 +503,7 @@ def test_a_prefill_worker_runs_until_it_is_told_and_closes_its_queue(
     )
 
 
-# ---- how a command ends
+# ---- The end of a command
 
 
 @pytest.mark.parametrize(
@@ -529,7 +531,7 @@ def test_a_command_ends_with_a_line_or_well(
     with pytest.raises(SystemExit) as ended:
         main.main()
     assert ended.value.code == status
-    assert list(handlers) == [signal.SIGTERM]  # under nohup SIGHUP is ignored
+    assert list(handlers) == [signal.SIGTERM]  # nohup ignores SIGHUP
     with pytest.raises(SystemExit) as ended:
         handlers[signal.SIGTERM](15, None)
     assert ended.value.code == 143
@@ -621,7 +623,7 @@ def test_a_side_of_verify_waits_for_the_other(
     [([], "replay"), (["pool"], "destroy"), (None, "bench")],
 )
 def test_a_command_alone_shows_what_there_is(arguments: list[str] | None, named: str) -> None:
-    """``beluga``, ``beluga pool`` and ``cxl-rpc``."""
+    """The command may be ``beluga``, ``beluga pool`` or ``cxl-rpc``."""
     ended = CliRunner().invoke(app if arguments is not None else cxl_rpc.app, arguments or [])
     assert "Usage" in ended.output
     assert named in ended.output

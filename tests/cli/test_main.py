@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""How commands end, and what they need."""
+"""The end of commands, and the packages that they need."""
 
 from __future__ import annotations
 

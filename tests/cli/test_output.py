@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""What commands print, and how they read and check files, in this process."""
+"""The output of commands, and how they read and check files, in this process."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_facts_are_a_line_each(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_json_and_words_are_there_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What reads the pipe need not wait for the command's end."""
+    """The reader of the pipe need not wait until the command ends."""
     for name in ("stdout", "stderr"):
         raw = io.BytesIO()
         monkeypatch.setattr(sys, name, io.TextIOWrapper(raw, write_through=False))
@@ -97,7 +97,8 @@ def test_a_dash_is_stdin(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(b"12345678")))
     with pytest.raises(BelugaError, match="- has more than the 4 bytes"):
         options.read_at_most(4, Path("-"), "it")
-    assert sys.stdin.buffer.read() == b"678"  # no more was taken than says that it is too much
+    # no more was read than needed to see that it is too much
+    assert sys.stdin.buffer.read() == b"678"
 
 
 def test_looking_where_a_result_goes_leaves_all_as_it_was(tmp_path: Path) -> None:
@@ -109,7 +110,7 @@ def test_looking_where_a_result_goes_leaves_all_as_it_was(tmp_path: Path) -> Non
     with pytest.raises(IsADirectoryError):
         options.check_output(tmp_path)
     os.mkfifo(tmp_path / "pipe")
-    options.check_output(tmp_path / "pipe")  # and does not wait for a reader
+    options.check_output(tmp_path / "pipe")  # it does not wait for a reader
 
 
 def test_a_size_is_one_or_a_usage_error() -> None:

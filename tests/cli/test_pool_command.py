@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""``beluga mount``, ``umount`` and ``pool``: what they print, remember and refuse."""
+"""``beluga mount``, ``umount`` and ``pool``: their output, the default pool, and refusals."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 @pytest.fixture
 def paths(shm: Path) -> list[str]:
-    """Of devices that do not exist yet."""
+    """The paths of devices that do not exist yet."""
     return [str(shm / "a"), str(shm / "b")]
 
 

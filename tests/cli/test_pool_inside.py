@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""``beluga pool`` in this process, with stand-ins for pools: what is asked of them, and shown."""
+"""``beluga pool`` in this process, with fakes for pools: calls and output."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def beluga(*arguments: object, stdin: str = "") -> Result:
 
 @dataclass
 class Report:
-    """What a check found."""
+    """The result of a pool check."""
 
     finding_count: int = 0
     findings: list[str] = field(default_factory=list)
@@ -32,7 +32,7 @@ class Report:
 
 @pytest.fixture
 def did(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """What was asked of pools, which are on /a and /b by default."""
+    """The calls to pools. The default pool is on /a and /b."""
     asked: list[Any] = []
     monkeypatch.setattr(command, "default_specs", lambda: [Path("/a"), Path("/b")])
     monkeypatch.setattr(command, "forget", lambda: asked.append("forget") or True)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""``beluga simulate`` without a simulation: what its options become, and what is shown of rows."""
+"""``beluga simulate`` without a simulation: the options that result, and the output for rows."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def row(policy: str, ttft_s: float | None, *, seed: int | None = None, memory: s
 
 
 class Simulation:
-    """Notes what is asked of it and has these rows."""
+    """Records its calls and returns these rows."""
 
     def __init__(self) -> None:
         self.rows = [row("random", 1.0, seed=0), row("random", 2.0)]
@@ -45,7 +45,7 @@ class Simulation:
 
 
 class SimpleTrace(list[None]):
-    """Seven requests."""
+    """A trace of seven requests."""
 
     name = "a-trace"
 

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""``beluga verify`` on files, whose memory is coherent: everything holds, and what it refuses."""
+"""``beluga verify`` on files, whose memory has hardware coherence: every property holds; and
+refusals.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ from beluga.verify import Finding, Machine, Report
 Start = Callable[..., "subprocess.Popen[str]"]
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
-QUICK = ("--seconds", 0)  # every test once
+QUICK = ("--seconds", 0)  # run every test once
 ROWS = 8 * 2 * 2  # tests, initiators, modes
 
 
@@ -35,12 +37,12 @@ def paths(pool: list[str]) -> list[str]:
 
 
 def contents(paths: list[str]) -> list[bytes]:
-    """What is on the devices."""
+    """Return the content of the devices."""
     return [Path(path).read_bytes() for path in paths]
 
 
 def counted(report: dict[str, Any]) -> list[tuple[int, int]]:
-    """Trials and violations of each finding."""
+    """Return trials and violations of each finding."""
     return [(finding["trials"], finding["violations"]) for finding in report["findings"]]
 
 
@@ -129,7 +131,7 @@ def test_blocks_in_an_idle_pool_are_left_alone(run: Run, paths: list[str]) -> No
 
 
 def fill(paths: list[str], count: int) -> None:
-    """Put so many MiB into the pool, two blocks to a stripe, and stop serving it."""
+    """Put so many MiB into the pool, two blocks to a stripe, and stop its server."""
     payload = np.arange((1 << 20) - 4096, dtype=np.uint8).reshape(1, -1)
     with (
         Pool.open(paths) as pool,
@@ -146,7 +148,7 @@ def test_sides_must_be_named(run: Run, paths: list[str], options: list[str]) -> 
 
 
 def finding(pool: Pool, test: int, mode: int, coherence: str) -> Finding:
-    """A violation on a device of that coherence."""
+    """Make a finding with a violation on a device of that coherence."""
     device = replace(pool.devices[0], coherence=coherence)
     return Finding.of(test, mode, 0, device, trials=1, violations=1, rejected=0)
 

@@ -16,7 +16,7 @@ DEVICE_SIZE = 48 << 20
 
 @pytest.fixture
 def pool(shm: Path) -> Iterator[Pool]:
-    """Two sparse devices in memory, and nobody who serves them."""
+    """Two sparse devices in memory, without a server."""
     with Pool.create([shm / "a", shm / "b"], device_size=DEVICE_SIZE, sparse=True) as pool:
         yield pool
 

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""As much of LMCache and SGLang as our plugins import: for tests where neither is installed."""
+"""Fakes of the parts of LMCache and SGLang that our plugins import, for tests where neither is
+installed.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,7 @@ def damage(pool: Pool, block: NDArray[np.uint8]) -> None:
 
 
 def modules(package: str, contents: dict[str, dict[str, Any]]) -> dict[str, types.ModuleType]:
-    """Modules by name, as sys.modules has them; those between are empty packages."""
+    """Make modules by name for sys.modules. Packages between them are empty."""
     found: dict[str, types.ModuleType] = {}
     for name, members in contents.items():
         parts = name.split(".") if name else []
@@ -44,7 +46,7 @@ def modules(package: str, contents: dict[str, dict[str, Any]]) -> dict[str, type
 
 
 class Bitmap:
-    """LMCache's: a row of bits."""
+    """LMCache's bitmap."""
 
     def __init__(self, count: int) -> None:
         self.bits = [False] * count
@@ -155,7 +157,9 @@ def sglang() -> dict[str, types.ModuleType]:
 
 
 def sglang_scheduler(settings: SglangSettings) -> dict[str, types.ModuleType]:
-    """What SGLang's scheduler changes its weights with; ``updater`` is the scheduler's own."""
+    """The modules with which SGLang's scheduler changes its weights. ``updater`` is the scheduler's
+    own.
+    """
 
     class WeightUpdater:
         def end_weight_update(self, *, run_post_load: bool) -> None:
@@ -192,7 +196,7 @@ def sglang_scheduler(settings: SglangSettings) -> dict[str, types.ModuleType]:
 
 @dataclasses.dataclass(frozen=True)
 class Dtype:
-    """torch's, of two bytes."""
+    """A dtype of torch, of two bytes."""
 
     name: str = "bfloat16"
     itemsize: int = 2

@@ -2,8 +2,8 @@
 # Copyright The Beluga Authors
 """LMCache itself on a pool: a storage manager of its server with our L2 adapter, or of an engine.
 
-Run in .venv-adapters: lmcache_role.py POOL TIMEOUT_MS, then words on stdin, an answer to each in
-JSON on stdout. A new process is an LMCache that was started anew, with nothing in its own memory.
+Run it in .venv-adapters: lmcache_role.py POOL TIMEOUT_MS. It reads words on stdin and answers each
+in JSON on stdout. A new process is a restarted LMCache with nothing in its own memory.
 """
 
 from __future__ import annotations
@@ -43,19 +43,19 @@ SHAPE = torch.Size([2, 4, 16, 64])
 
 
 def content(number: int, tokens: int = 16) -> torch.Tensor:
-    """The KV of a chunk."""
+    """Return the KV of a chunk."""
     generator = torch.Generator().manual_seed(number)
     return torch.randn(2, 4, tokens, 64, generator=generator).to(torch.bfloat16)
 
 
 def same(memory: Any, number: int, tokens: int = 16) -> bool:
-    """Whether a chunk in memory has its bytes, bit for bit."""
+    """Return whether a chunk in memory has exactly its bytes."""
     bits = memory.tensor.view(torch.int16), content(number, tokens).view(torch.int16)
     return bool(torch.equal(*bits))
 
 
 class Server:
-    """What ``lmcache server`` has inside: L1, its controllers, and our adapter as L2."""
+    """The parts inside ``lmcache server``: L1, its controllers, and our adapter as L2."""
 
     layout = MemoryLayoutDesc([SHAPE], [torch.bfloat16])
 
@@ -81,7 +81,9 @@ class Server:
         return [ObjectKey(bytes([i]) * 32, "org/model", kv_rank) for i in range(COUNT)]
 
     def store(self) -> int:
-        """Write chunks of both ranks to L1, and wait until L2 has them: how many bytes it has."""
+        """Write chunks of both ranks to L1 and wait until L2 has them. Returns how many bytes it
+        has.
+        """
         for rank in (0, 1):
             keys = self.keys(rank)
             memories = self.manager.reserve_write(keys, self.layout)
@@ -94,7 +96,9 @@ class Server:
         return int(stored)
 
     def load(self, layout: MemoryLayoutDesc | None = None) -> dict[str, Any]:
-        """Prefetch the chunks of both ranks: the hits from L2, and which of them are whole."""
+        """Prefetch the chunks of both ranks. Returns the hits from L2, and which of them are
+        whole.
+        """
         start = time.monotonic()
         rows = [GroupedObjectKeys(self.keys(rank), 0, layout or self.layout) for rank in (0, 1)]
         handle = self.manager.submit_prefetch_task(PrefetchTaskSpec(rows))
@@ -113,7 +117,7 @@ class Server:
         return {"hits": hits, "whole": whole, "seconds": time.monotonic() - start}
 
     def load_other_layout(self) -> dict[str, Any]:
-        """The same keys, as many bytes, another shape."""
+        """Load the same keys with as many bytes but another shape."""
         return self.load(MemoryLayoutDesc([torch.Size([2, 4, 64, 16])], [torch.bfloat16]))
 
     def clear(self) -> bool:
@@ -127,7 +131,7 @@ class Server:
 
 
 class Engine:
-    """What an engine has of LMCache inside: its storage manager, and our plugin."""
+    """The parts of LMCache inside an engine: its storage manager, and our plugin."""
 
     def __init__(self) -> None:
         config = LMCacheEngineConfig.from_defaults(
@@ -159,7 +163,7 @@ class Engine:
         return [CacheEngineKey("org/model", 1, 0, 77 + i, torch.bfloat16) for i in range(COUNT)]
 
     def tokens(self, number: int) -> int:
-        """The last chunk is shorter than the others."""
+        """Return the chunk's tokens. The last chunk is shorter than the others."""
         return 16 if number < COUNT - 1 else 5
 
     def engine_store(self) -> int:
@@ -190,7 +194,7 @@ class Engine:
 
 
 if __name__ == "__main__":
-    answers = os.fdopen(os.dup(1), "w")  # LMCache's log has the other one
+    answers = os.fdopen(os.dup(1), "w")  # LMCache's log goes to the other descriptor
     os.dup2(2, 1)
     server, engine = Server(), Engine()
     for line in sys.stdin:

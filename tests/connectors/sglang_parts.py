@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Stand-ins for what SGLang gives a storage backend, and backends over a pool."""
+"""Fakes of what SGLang gives to a storage backend, and backends over a pool."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LONG_S = 60.0
 
 @dataclasses.dataclass
 class Config:
-    """What SGLang says of a rank."""
+    """SGLang's configuration of a rank."""
 
     tp_rank: int = 0
     tp_size: int = 2
@@ -52,7 +52,7 @@ class HostPool:
             self.kv_buffer = np.zeros((halves, PAGES, LAYERS, PAGE * WIDTH), dtype=np.uint8)
 
     def page(self, number: int) -> list[Any]:
-        """Views of a page's buffers, in SGLang's order."""
+        """Return views of a page's buffers, in SGLang's order."""
         if self.layout != "layer_first":
             return [half[number] for half in self.kv_buffer]
         return [half[layer][number] for layer in range(LAYERS) for half in self.kv_buffer]
@@ -88,7 +88,7 @@ class Flat:
 
 
 def indices(pages: list[int]) -> list[int]:
-    """SGLang's host indices: of each token."""
+    """Return SGLang's host indices of each token."""
     return [page * PAGE + token for page in pages for token in range(PAGE)]
 
 
@@ -100,7 +100,7 @@ Make = Callable[..., Any]
 
 
 def made_backends(monkeypatch: pytest.MonkeyPatch, pool_name: str) -> Iterator[Make]:
-    """What makes backends, each with a host pool; they are closed afterwards."""
+    """A function that makes backends, each with a host pool. They are closed afterwards."""
     for name, module in fakes.sglang().items():
         monkeypatch.setitem(sys.modules, name, module)
     monkeypatch.setattr(weights, "WEIGHTS", weights.Weights())

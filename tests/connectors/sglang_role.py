@@ -2,9 +2,9 @@
 # Copyright The Beluga Authors
 """SGLang's own storage interface on a pool, without a GPU.
 
-Run in .venv-adapters: sglang_role.py POOL; prints what was found as one line of JSON. SGLang's
-package cannot be imported whole here, nor its host pools: the package is left empty but for its
-path, and of the pools their own methods that lay pages out are read from the source.
+Run it in .venv-adapters: sglang_role.py POOL. It prints the results as one line of JSON. SGLang's
+package and its host pools cannot be imported as a whole here. So the package is left empty but for
+its path, and the pools' methods that lay pages out are read from the source.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from beluga.connectors.sglang import BelugaHiCache  # noqa: E402
 
 
 def methods_of(file: str, name: str) -> dict[str, Any]:
-    """SGLang's own functions of a host pool."""
+    """Return SGLang's own functions of a host pool."""
     tree = ast.parse((SGLANG / "srt/mem_cache/pool_host" / file).read_text())
     (found,) = (n for n in tree.body if isinstance(n, ast.ClassDef) and n.name == name)
     wanted = [n for n in found.body if isinstance(n, ast.FunctionDef) and n.name in METHODS]
@@ -57,7 +57,9 @@ def methods_of(file: str, name: str) -> dict[str, Any]:
 
 
 class HostPool:
-    """What SGLang's methods need of a pool in memory, for pages of random bytes or of none."""
+    """The parts of a pool in memory that SGLang's methods need, with pages of random bytes or of
+    zeros.
+    """
 
     def __init__(self, layout: str, *, mla: bool, seed: int | None) -> None:
         self.layout, self.dtype, self.device, self.pin_memory = layout, torch.bfloat16, "cpu", False
@@ -109,7 +111,7 @@ def config(*, mla: bool, direct: bool) -> HiCacheStorageConfig:
 
 
 def backend(host_pool: HostPool, *, mla: bool, direct: bool) -> Any:
-    """What SGLang's cache controller does to attach a storage backend."""
+    """Attach a storage backend as SGLang's cache controller does."""
     settings = config(mla=mla, direct=direct)
     found = StorageBackendFactory.create_backend("dynamic", settings, host_pool)
     found.register_mem_pool_host(host_pool)
@@ -122,7 +124,7 @@ def indices(pages: list[int]) -> torch.Tensor:
 
 
 def move_in_place(one: Any, other: Any) -> bool:
-    """As the controller does with interface_v1."""
+    """Move pages as the controller does with interface_v1."""
     keys = [f"{i:064x}" for i in range(COUNT)]
     return (
         other.batch_exists(keys) == 0
@@ -133,7 +135,7 @@ def move_in_place(one: Any, other: Any) -> bool:
 
 
 def move_flat(one: Any, other: Any) -> bool:
-    """As the controller does without it."""
+    """Move pages as the controller does without interface_v1."""
     keys = [f"{i:064x}" for i in range(COUNT)]
     sources = [one.mem_pool_host.get_data_page(page * PAGE) for page in (0, 2, 4, 6)]
     targets = [other.mem_pool_host.get_dummy_flat_data_page() for _ in keys]
@@ -146,7 +148,7 @@ def move_flat(one: Any, other: Any) -> bool:
 
 
 def round_trip(layout: str, *, mla: bool, direct: bool) -> bool:
-    """Whether pages come back at other places, bit for bit, and nothing else is written."""
+    """Return whether pages come back at other places exactly, and nothing else is written."""
     source = HostPool(layout, mla=mla, seed=1)
     target = HostPool(layout, mla=mla, seed=None)
     one, other = (backend(pool, mla=mla, direct=direct) for pool in (source, target))
@@ -162,7 +164,7 @@ def round_trip(layout: str, *, mla: bool, direct: bool) -> bool:
 
 
 def differences() -> list[str]:
-    """Where our methods are not called as SGLang's are."""
+    """Return the methods of ours that cannot be called as SGLang's are."""
     found = sorted(getattr(BelugaHiCache, "__abstractmethods__", ()))
     for name, ours in vars(BelugaHiCache).items():
         theirs = getattr(HiCacheStorage, name, None)

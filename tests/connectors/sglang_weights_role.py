@@ -2,9 +2,9 @@
 # Copyright The Beluga Authors
 """SGLang's own keys, settings and weight updates around a backend on a pool, without a GPU.
 
-Run in .venv-adapters: sglang_weights_role.py POOL; prints what was found as one line of JSON. What
-SGLang imports and that environment lacks (it is for images and for other kinds of weights) is
-replaced by modules that hold nothing.
+Run it in .venv-adapters: sglang_weights_role.py POOL. It prints the results as one line of JSON.
+Empty modules replace what SGLang imports but that environment lacks (for images and other kinds of
+weights).
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ import types
 from typing import Any
 from unittest import mock
 
-import sglang_role as role  # leaves SGLang's package importable by parts
+import sglang_role as role  # this leaves SGLang's package importable by parts
 
-ABSENT = ("torchvision", "IPython", "gguf")  # and their parts
+ABSENT = ("torchvision", "IPython", "gguf")  # with the modules in them
 
 
 def load(name: str) -> Any:
-    """A module of SGLang's, whatever it lacks."""
+    """Import a module of SGLang's, with empty modules for what it lacks."""
     while True:
         try:
             return importlib.import_module(name)
@@ -45,9 +45,12 @@ backend_module = importlib.import_module("beluga.connectors.sglang.backend")
 
 
 def updater() -> Any:
-    """SGLang's, of a scheduler that is idle, over a model runner that has loaded what it should."""
+    """Make SGLang's updater of an idle scheduler, over a model runner that has loaded its
+    weights.
+    """
 
-    def renamed(new_version: str | None) -> None:  # as Scheduler.record_weight_version_change does
+    # Scheduler.record_weight_version_change does this
+    def renamed(new_version: str | None) -> None:
         if new_version is not None:
             context.override("scheduler.weight_version", weight_version=new_version)
 
@@ -79,7 +82,9 @@ def update(manager: Any, version: str | None, *, flush_cache: bool = True) -> No
 
 
 def hashes(extra_key: str | None = None, cache_salt: str | None = None) -> list[str]:
-    """SGLang's keys of the same pages for a LoRA adapter (its id is in the extra key) and salt."""
+    """Return SGLang's keys of the same pages for a LoRA adapter (its id is in the extra key) and
+    salt.
+    """
     key = RadixKey(list(range(role.COUNT * role.PAGE)), extra_key, cache_salt=cache_salt)
     found = get_storage_hash_str(key, page_size=role.PAGE)
     assert len(found) == role.COUNT
@@ -103,7 +108,7 @@ class Side:
 
 
 def refusal() -> str:
-    """What is said to a release that has no namespaces in its keys."""
+    """Return the error for a release without namespaces in its keys."""
     backend_module.sglang_version = "0.5.19"
     try:
         Side()

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""A connection: attached or not, an attempt ends soon and never raises."""
+"""A connection: an attempt ends soon and never raises, whether the connection is attached or
+not.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,7 @@ from tests.transfer import stand_in
 
 NAMESPACE = Namespace.of("test")
 DIGESTS = [bytes([i]) * 32 for i in range(4)]
-LONG_S = 60.0  # for what takes milliseconds on a machine that is not busy
+LONG_S = 60.0  # for what takes milliseconds on an idle machine
 
 
 def put(attachment: Attachment) -> int:
@@ -266,7 +268,7 @@ def test_a_session_that_is_not_had_leaves_no_pool_mapped(
     real = Pool.close
     monkeypatch.setattr(Pool, "close", lambda pool: (closed.append(pool), real(pool)))
     with pytest.raises(BelugaError):
-        session(pool_name, timeout_ms=50)  # nobody serves
+        session(pool_name, timeout_ms=50)  # there is no server
     assert len(closed) == 1
 
 
@@ -294,7 +296,7 @@ def test_while_it_is_stopped_copies_end_and_afterwards_go_on(
     server: MetaServer, connection: Connection
 ) -> None:
     with connection.stopped():
-        pass  # not attached yet, perhaps: nothing to stop
+        pass  # it may not be attached yet, and then there is nothing to stop
     assert connection.wait(LONG_S)
     large = np.ones((4, 2 << 20), dtype=np.uint8)
 

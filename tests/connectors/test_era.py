@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Eras: the same for all who share a namespace, ended by any of them, and never had again."""
+"""Eras: all users of a namespace have the same one, any of them can end it, and none comes back."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_who_clears_ends_it_for_all_and_once(sessions: list[Attachment]) -> None
     one, other = Era(MODEL), Era(MODEL)
     first = one.now(sessions[0])
     one.clear()
-    assert other.now(sessions[1]) == first  # it was asked for, and is done with the next call
+    assert other.now(sessions[1]) == first  # the clear was requested and happens with the next call
     second = one.now(sessions[0])
     assert second != first
     assert other.now(sessions[1]) == second

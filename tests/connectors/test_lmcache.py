@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""LMCache's plugins over a pool, with a stand-in for LMCache."""
+"""LMCache's plugins over a pool, with a fake of LMCache."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ PACKAGE = "beluga.connectors.lmcache"
 
 @pytest.fixture
 def lmcache(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """Our package, over the stand-in."""
+    """Our package, over the fake."""
     for name, module in fakes.lmcache().items():
         monkeypatch.setitem(sys.modules, name, module)
     yield importlib.import_module(PACKAGE)
@@ -49,7 +49,7 @@ MakeAdapter = Callable[..., Any]
 
 @pytest.fixture
 def adapter(lmcache: Any, pool_name: str) -> Iterator[MakeAdapter]:
-    """Make an L2 adapter; settings replace the usual ones."""
+    """A function that makes an L2 adapter; its arguments replace the usual settings."""
     made: list[Any] = []
 
     def make(*, attached: bool = True, **settings: Any) -> Any:
@@ -64,7 +64,7 @@ def adapter(lmcache: Any, pool_name: str) -> Iterator[MakeAdapter]:
 
 
 def within(query: Callable[[], Any]) -> Any:
-    """What a query says once it says something."""
+    """Poll until a query returns a result."""
     found: list[Any] = []
     assert eventually(lambda: bool(found.append(query()) or found[-1] is not None), LONG_S)
     return found[-1]
@@ -128,7 +128,7 @@ def test_hits_behind_misses_are_found(server: MetaServer, adapter: MakeAdapter) 
 def test_what_is_locked_outlives_eviction_and_is_let_go(
     server: MetaServer, adapter: MakeAdapter
 ) -> None:
-    shape = (2, 4, 1024, 512)  # 8 MiB: ten of them are more than the pool
+    shape = (2, 4, 1024, 512)  # 8 MiB: ten of them exceed the pool
     keys, _ = chunks(0)
     keys = [ObjectKey(bytes([i]) * 8) for i in range(24)]
     one = adapter()
@@ -137,7 +137,7 @@ def test_what_is_locked_outlives_eviction_and_is_let_go(
     assert lookup(one, keys[:1], shape) == [True]
     for key in keys[1:]:
         store(one, [key], [Memory(shape, seed=2)])
-    assert lookup(one, keys[1:2], shape) == [False]  # there was eviction
+    assert lookup(one, keys[1:2], shape) == [False]  # it was evicted
     target = blank(1, shape)
     assert load(one, keys[:1], target) == [True]
     assert np.array_equal(target[0].data, first.data)
@@ -157,7 +157,7 @@ def test_nothing_is_left_of_a_lookup_that_was_unlocked(
     assert load(one, [ObjectKey(b"a")], blank(1)) == [True]
     one.submit_unlock([key])
     one.submit_unlock([ObjectKey(b"a")])
-    assert lookup(one, [ObjectKey(b"b")]) == [False]  # nor is it the last job's any more
+    assert lookup(one, [ObjectKey(b"b")]) == [False]  # it is not the last job's either
     del key
     assert eventually(lambda: known() is None)
     assert server.meta_stat().pinned_count == 0
@@ -437,7 +437,7 @@ def test_the_descriptors_tell_when_there_is_something_to_take(
     assert second != first
     assert readable(lookups)
     assert one.query_lookup_and_lock_result(second).bits == [True]
-    assert one.query_lookup_and_lock_result(second) is None  # once
+    assert one.query_lookup_and_lock_result(second) is None  # a result is returned once
     assert not readable(loads, 0)
     one.submit_load_task(keys, blank(1))
     assert readable(loads)
@@ -454,7 +454,7 @@ def test_objects_of_a_group_that_is_not_described_are_misses(
 
 
 class Metadata:
-    """LMCache's of an engine: chunks of 16 tokens."""
+    """LMCache's metadata of an engine, with chunks of 16 tokens."""
 
     use_mla = False
     chunk_size = 16
@@ -482,7 +482,7 @@ class Allocator:
 
 @pytest.fixture
 def backend(lmcache: Any, pool_name: str) -> Iterator[Callable[..., Any]]:
-    """Make a storage plugin."""
+    """A function that makes a storage plugin."""
     made: list[Any] = []
 
     def make(
@@ -652,7 +652,8 @@ def test_what_the_plugin_says_of_itself(server: MetaServer, backend: Callable[..
     assert eventually(lambda: told == [key])
     assert one.get_blocking(key) is not None
     moved = one.carried()
-    assert moved[TransferClass.OFFLOAD].bytes > memory.get_size()  # and a record of the era
+    # the record of the era is included
+    assert moved[TransferClass.OFFLOAD].bytes > memory.get_size()
     assert moved[TransferClass.ONBOARD].bytes > memory.get_size()
     assert one.remove(key)
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""LMCache and SGLang as they are released, on a pool: they load our plugins and get their bytes."""
+"""LMCache and SGLang as released, on a pool: they load our plugins and get their bytes back."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ import pytest
 from beluga import MetaServer, Pool
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-LONG_S = 200.0  # for what takes ten seconds on a machine that is not busy
+LONG_S = 200.0  # for what takes ten seconds on an idle machine
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]  # the packages may have to be fetched
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]  # the packages may have to be downloaded
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +35,7 @@ def python() -> Path:
 
 
 class Role:
-    """A process that plays a role over a pool, and answers in lines of JSON."""
+    """A process that plays a role over a pool and answers in lines of JSON."""
 
     def __init__(self, python: Path, script: str, *arguments: str, log: Path) -> None:
         environment = {key: value for key, value in os.environ.items() if key != "BELUGA_POOL"}
@@ -53,7 +53,7 @@ class Role:
             )
 
     def hear(self) -> Any:
-        """The next answer."""
+        """Return the next answer."""
         assert self._process.stdout
         assert select.select([self._process.stdout], [], [], LONG_S)[0], self._log.read_text()
         line = self._process.stdout.readline()
@@ -66,7 +66,7 @@ class Role:
         return self.hear()
 
     def end(self) -> None:
-        """Let it end by itself, which it must do well."""
+        """Let it end by itself, and check that it succeeds."""
         assert self._process.stdin
         self._process.stdin.close()
         assert self._process.wait(timeout=LONG_S) == 0, self._log.read_text()
@@ -81,7 +81,7 @@ class Role:
 
 @pytest.fixture
 def start(python: Path, pool_name: str, tmp_path: Path) -> Iterator[Callable[..., Role]]:
-    """Start a role over the pool."""
+    """A function that starts a role over the pool."""
     started: list[Role] = []
 
     def start(script: str, *arguments: str) -> Role:

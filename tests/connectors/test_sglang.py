@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""SGLang's storage backend over a pool, with a stand-in for SGLang and its host pools."""
+"""SGLang's storage backend over a pool, with a fake of SGLang and its host pools."""
 
 from __future__ import annotations
 
@@ -235,7 +235,8 @@ def test_a_backend_counts_what_it_moved_and_what_failed(pool: Pool, backend: Mak
         size = sum(view.nbytes for page in (0, 1) for view in HostPool().page(page))
         moved = one.carried()
         assert size <= moved[TransferClass.OFFLOAD].bytes < 2 * size
-        assert size <= moved[TransferClass.PREFETCH].bytes < 2 * size  # its request still waits
+        # the request of the pages still waits
+        assert size <= moved[TransferClass.PREFETCH].bytes < 2 * size
         assert moved[TransferClass.ONBOARD].bytes < size
     assert one.batch_exists(keys(2)) == 0
     assert one.batch_set_v1(keys(2), indices([0, 1])) == [False, False]
@@ -246,7 +247,7 @@ def test_a_backend_counts_what_it_moved_and_what_failed(pool: Pool, backend: Mak
 def test_a_backend_is_attached_when_it_is_made(server: MetaServer, backend: Make) -> None:
     made = backend()
     one = type(made)(made._config)
-    assert one.attached  # or the first requests of an engine would miss
+    assert one.attached  # otherwise the first requests of an engine would miss
     one.close()
     assert not one.attached
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""SGLang never loads KV of weights other than its own, nor any from before it was cleared."""
+"""Weights: SGLang never loads KV of other weights, nor any from before a clear."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def said(backend: Make) -> dict[str, Any]:
 
 @pytest.fixture
 def updater(backend: Make, said: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> Any:
-    """This process has SGLang's scheduler, which can change its weights."""
+    """SGLang's scheduler in this process, which can change its weights."""
     settings = sys.modules["sglang.srt.runtime_context"].get_context()
     for name, module in fakes.sglang_scheduler(settings).items():
         if name not in sys.modules:
@@ -48,7 +48,7 @@ def put(one: Any, count: int = 2) -> list[bool]:
 
 
 def finds(one: Any, count: int = 2) -> int:
-    """How many pages it finds; a lookup and a fetch agree."""
+    """Return how many pages it finds. A lookup and a fetch must agree."""
     hits: int = one.batch_exists(keys(count))
     assert one.batch_get_v1(keys(count), indices(list(range(count)))) == [
         i < hits for i in range(count)
@@ -164,13 +164,15 @@ def test_weights_may_be_named_after_they_were_changed(
     assert put(one) == [True, True]
     updater.update(flush_cache=False)
     said["weight_version"] = "step-2"
-    assert put(one) == [False, False]  # of pages that SGLang still has, nobody knows whose
+    assert put(one) == [False, False]  # the origin of pages that SGLang still has is unknown
 
 
 def test_pages_computed_before_a_named_update_are_stored_under_the_old_name(
     server: MetaServer, backend: Make, updater: Any, said: dict[str, Any]
 ) -> None:
-    """Between the new name and the flush, SGLang's threads store what the old weights made."""
+    """Between the new name and the flush, SGLang's threads store what the old weights have
+    computed.
+    """
     one = backend()
     said["weight_version"] = "step-1"
     assert put(one) == [True, True]

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""LMCache's thread for calls that must not wait: jobs in order, all of them, on a live session."""
+"""LMCache's worker thread: it does all jobs in order, on a live session."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""A prefill worker for tests that dies with its task: claims one, says which, sleeps.
+"""A prefill worker for tests that dies with its task: it claims one, prints it, and sleeps.
 
 claimer.py URL QUEUE VISIBILITY_S
 """
@@ -19,7 +19,7 @@ async def main(url: str, name: str, visibility_s: float) -> None:
     claim = await queue.dequeue_task(timeout=60)
     assert claim
     print(claim.task.request_id, flush=True)
-    time.sleep(600)  # works, and is killed
+    time.sleep(600)  # it works here until it is killed
 
 
 asyncio.run(main(sys.argv[1], sys.argv[2], float(sys.argv[3])))

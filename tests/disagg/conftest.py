@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Prefill queues to test, each with a server that can be killed and started again."""
+"""Prefill queues under test, each with a server that can be killed and restarted."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ pytest.importorskip("msgspec", reason="msgspec is not installed")
 
 
 class Backend(Protocol):
-    """Where queues live."""
+    """A server of queues."""
 
     @property
     def url(self) -> str: ...
 
     def kill(self) -> None:
-        """kill -9 of the server."""
+        """Kill the server with SIGKILL."""
         ...
 
     def start(self) -> None:
-        """Another one, with what the first left behind."""
+        """Start another server with what the first one left behind."""
         ...
 
     def end(self) -> None: ...
@@ -41,7 +41,7 @@ def nats_backend(directory: Path) -> Backend:
 
 
 class PoolBackend:
-    """A pool with a server of its own process."""
+    """A pool with a server process."""
 
     def __init__(self, directory: Path) -> None:
         self.paths = [directory / name for name in "ab"]

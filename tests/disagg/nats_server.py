@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""A nats-server of Debian's with JetStream, on loopback, which can be killed and started again."""
+"""A nats-server from Debian with JetStream, on loopback, which can be killed and restarted."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def free_port() -> int:
 
 
 def need_nats_server() -> None:
-    """Skip the test where there is none and none can be installed."""
+    """Skip the test if there is none and none can be installed."""
     installer = ROOT / "scripts" / "setup-packages"
     if (
         not shutil.which("nats-server")
@@ -32,7 +32,7 @@ def need_nats_server() -> None:
 
 
 class NatsServer:
-    """A nats-server with a port and a directory of its own."""
+    """A nats-server with its own port and directory."""
 
     def __init__(self, directory: Path) -> None:
         self.port = free_port()
@@ -46,7 +46,7 @@ class NatsServer:
         return f"nats://127.0.0.1:{self.port}"
 
     def start(self) -> None:
-        """Serve what the directory holds; returns when it answers."""
+        """Serve the directory's content. Returns when the server answers."""
         self._process = subprocess.Popen(
             [
                 shutil.which("nats-server") or "",
@@ -61,7 +61,7 @@ class NatsServer:
         assert eventually(self._answers, 60)
 
     def kill(self) -> None:
-        """kill -9; it is gone when this returns."""
+        """Kill it with SIGKILL, and wait until it has ended."""
         assert self._process
         self._process.kill()
         self._process.wait()

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""An OpenAI engine for tests, as far as a prefill worker asks it; can stall, fail and refuse."""
+"""A fake of an OpenAI engine for prefill workers, which can stall, fail and refuse."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from aiohttp import web
 
 
 class FakeEngine:
-    """Answers with ``status`` once ``gate`` is open; ``asked`` are the bodies that came."""
+    """Answers with ``status`` once ``gate`` is open. ``asked`` has the bodies of the requests."""
 
     def __init__(self) -> None:
         self.url = ""

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""What a NATS server is told about a queue, and what it refuses."""
+"""The settings of a queue in NATS, and what the server refuses."""
 
 from __future__ import annotations
 

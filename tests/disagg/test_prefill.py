@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Having a prompt prefilled, and doing it: the router's side and the worker's."""
+"""Remote prefill: the router's side and the worker's."""
 
 from __future__ import annotations
 
@@ -234,7 +234,7 @@ def test_a_stopped_worker_ends_what_it_began() -> None:
             async with working(queue, engine) as worker:
                 await eventually(lambda: len(engine.asked) == 1)
                 worker.stop()
-                await asyncio.sleep(0.1)  # what it may have been about to claim
+                await asyncio.sleep(0.1)  # a claim that was about to happen would happen now
                 await queue.enqueue_task(task("later"))
                 await asyncio.sleep(0.1)
                 engine.gate.set()

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""What every prefill queue does, whatever it stands on: order, claims, and no task lost."""
+"""The properties of every prefill queue, on any server: order, claims, and no lost task."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ async def claimed(queue: TaskQueue) -> Claim:
 
 
 async def persistently(ask: Callable[[], Coroutine[None, None, object]]) -> object:
-    """Ask until it can be answered: a server that was killed comes back some time."""
+    """Repeat a call until it succeeds, because a killed server comes back later."""
     for _ in range(600):
         try:
             if (answer := await ask()) is not None:
@@ -123,9 +123,9 @@ def test_a_claim_runs_out_unless_it_is_extended(backend: Backend) -> None:
             extended = time.monotonic()
             claim = await claimed(one)
             again = None
-            for _ in range(6):  # beyond its visibility in all, never at a time
+            for _ in range(6):  # longer than the visibility in all, but never at once
                 again = await other.dequeue_task(timeout=0.5)
-                if again is not None:  # right if this machine was too slow to extend it
+                if again is not None:  # correct if this machine was too slow to extend it
                     assert time.monotonic() - extended >= visible_s
                     break
                 extended = time.monotonic()
@@ -180,8 +180,8 @@ def test_a_killed_server_loses_no_task(backend: Backend) -> None:
             with pytest.raises(QueueError):
                 await queue.enqueue_task(task("lost"))
             backend.start()
-            missing = {str(number) for number in range(3, 20)}  # those of the claims, again
-            while missing:  # more may come: at least once
+            missing = {str(number) for number in range(3, 20)}  # the claimed tasks come again
+            while missing:  # more may come, because delivery is at least once
                 claim = await persistently(lambda: queue.dequeue_task(timeout=1))
                 assert isinstance(claim, type(held[0]))
                 await claim.ack()
@@ -224,7 +224,7 @@ def test_a_ticket_that_nobody_redeems_runs_out(backend: Backend) -> None:
 
 
 def test_nobody_waits_long_for_what_is_there(backend: Backend) -> None:
-    """Neither a worker for the next task nor a sender for the end of its own."""
+    """A worker does not wait long for the next task, nor a sender for the end of its own."""
 
     async def play() -> None:
         async with opened(backend) as sender, opened(backend) as worker:
@@ -257,7 +257,7 @@ def test_a_queue_that_is_closed_leaves_no_task_of_the_loop(backend: Backend) -> 
 
     asyncio.run(play())
     gc.collect()
-    assert not faults  # no task that broke unseen
+    assert not faults  # no task failed silently
 
 
 def test_queues_of_other_names_are_others(backend: Backend) -> None:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""A queue may be exchanged for another: its calls take what the interface says, by default too."""
+"""The queues are interchangeable: their calls have the parameters and defaults of the interface."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ else:
 
 
 def calls(kind: type) -> dict[str, list[tuple[str, object]]]:
-    """The parameters and their defaults of each public call."""
+    """Return the parameters and their defaults of each public call."""
     return {
         name: [(one.name, one.default) for one in inspect.signature(call).parameters.values()]
         for name, call in vars(kind).items()

@@ -89,7 +89,7 @@ def test_names_of_models_are_names_of_queues() -> None:
     [(0, 4096), (4092, 4096), (4093, 8192), (8188, 8192), (8189, 16384), (TASK_SIZE_MAX, 1 << 20)],
 )
 def test_a_task_in_the_pool_takes_the_least_power_of_two(size: int, block: int) -> None:
-    """The pool has few classes of blocks, and the largest task is one of 1 MiB."""
+    """The pool has few classes of blocks, and the largest task has 1 MiB."""
     data = bytes(range(256)) * (size // 256) + bytes(size % 256)
     packed = _packed(data)
     assert packed.size == block

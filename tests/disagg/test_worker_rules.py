@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""What a prefill worker and a prefiller do in the cases that are rare: one case a test."""
+"""Rare cases of prefill workers and prefillers, one per test."""
 
 from __future__ import annotations
 
@@ -32,7 +32,9 @@ def task(name: str = "r", **fields: Any) -> PrefillTask:
 async def worked(
     engine: FakeEngine, *tasks: tuple[PrefillTask, int], until: int, **options: Any
 ) -> tuple[WorkerStat, ListQueue]:
-    """A worker's counters and its queue after ``until`` tasks; each with earlier deliveries."""
+    """Return a worker's counters and its queue after ``until`` tasks, each with earlier
+    deliveries.
+    """
     queue = ListQueue()
     queue.waiting = [(one, ListTicket(), before) for one, before in tasks]
     worker = PrefillWorker(queue, engine.url, **options)
@@ -93,7 +95,7 @@ def test_an_engine_that_does_not_answer_in_time_gives_the_task_back() -> None:
         async with FakeEngine().serving() as engine:
             engine.gate.clear()
             stat, _ = await worked(engine, (task(), 0), until=1, timeout_s=0.05)
-            assert stat.given_back >= 1  # another turn may have begun before it was stopped
+            assert stat.given_back >= 1  # it may have begun again before it was stopped
             assert stat.done == 0
             engine.gate.set()
 
@@ -108,7 +110,7 @@ def test_as_many_prompts_at_a_time_as_asked() -> None:
             async def open_when_full() -> int:
                 while len(engine.asked) < 3:
                     await asyncio.sleep(0.002)
-                await asyncio.sleep(0.05)  # a fourth would come now
+                await asyncio.sleep(0.05)  # a fourth one would come now
                 engine.gate.set()
                 return len(engine.asked)
 
@@ -150,7 +152,7 @@ def test_a_queue_that_is_away_is_waited_for(caplog: pytest.LogCaptureFixture) ->
 
 def test_what_was_claimed_in_the_last_moment_is_given_back() -> None:
     class Slow(ListQueue):
-        """Claims at once, but says so only when it is told to give up."""
+        """A queue that claims at once but reports it only when the call is cancelled."""
 
         async def dequeue_task(self, timeout: float = 1.0) -> Any:
             claim = await super().dequeue_task(timeout)
@@ -201,7 +203,8 @@ def test_clocks_agree_to_a_second(
 
 def test_a_queue_that_was_away_is_asked_again_later(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
-    clock = SimpleNamespace(monotonic=lambda: now[0], time=time.time)  # not the event loop's
+    # it does not replace the event loop's clock
+    clock = SimpleNamespace(monotonic=lambda: now[0], time=time.time)
     monkeypatch.setattr("beluga.disagg.prefill.time", clock)
 
     async def play() -> None:
@@ -228,7 +231,8 @@ def test_what_goes_wrong_is_said_once_a_minute(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     now = [100.0]
-    clock = SimpleNamespace(monotonic=lambda: now[0], time=time.time)  # not the event loop's
+    # it does not replace the event loop's clock
+    clock = SimpleNamespace(monotonic=lambda: now[0], time=time.time)
     monkeypatch.setattr("beluga.disagg.prefill.time", clock)
 
     class Full(ListQueue):
@@ -284,7 +288,8 @@ def test_the_queues_size_is_asked_for_once_in_a_while() -> None:
     async def play() -> None:
         queue, told = Counting(), []
         prefiller = Prefiller(queue)
-        prefiller._size_at = asyncio.get_running_loop().time() + LONG_S  # as if just asked
+        # as if it had just been asked
+        prefiller._size_at = asyncio.get_running_loop().time() + LONG_S
         await prefiller.prefill(lambda _: task(), lambda *all: told.append(all) or False, tokens=1)
         assert (queue.asked, told) == (0, [(QueueSize(0, 0), 0)])
         prefiller._size_at = asyncio.get_running_loop().time() - 0.1

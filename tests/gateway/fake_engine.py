@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""An engine without a model that speaks the real protocol, and can misbehave on demand.
+"""A fake engine without a model, which speaks the real protocol and can misbehave on demand.
 
 It answers as vLLM does: chat and completions, whole or as a stream of events that ends with
-``[DONE]``, errors in its shape, ``/health``, ``/v1/models``, ``/tokenize``, ``/metrics``. What goes
-wrong is set on the object, by the test that runs it on its own event loop.
+``[DONE]``, errors in its form, ``/health``, ``/v1/models``, ``/tokenize``, ``/metrics``. The test
+sets the faults on the object, which runs on the test's own event loop.
 """
 
 from __future__ import annotations
@@ -22,28 +22,28 @@ WORDS = ("Grüße", " aus", " 日本", " 🐋", " ok")
 
 @dataclasses.dataclass
 class Faults:
-    """What the engine does wrong; the default is nothing."""
+    """The faults of the engine; the default is none."""
 
-    status: int = 0  # instead of an answer
-    retry_after: str | None = None  # with that status
+    status: int = 0  # sent instead of an answer
+    retry_after: str | None = None  # sent with that status
     healthy: bool = True
-    drop_after: int | None = None  # bytes of the stream, then the connection is cut
-    sick: bool = False  # and from then on it is not healthy
-    drop_first: int = 0  # so many requests are cut before any byte
-    split: bool = False  # every byte of the stream in a chunk of its own
-    hold: asyncio.Event | None = None  # nothing more is sent after the first event until it is set
-    hold_first: asyncio.Event | None = None  # nor the first event
+    drop_after: int | None = None  # bytes of the stream after which the connection is cut
+    sick: bool = False  # then the engine is not healthy, either
+    drop_first: int = 0  # how many requests are cut before any byte
+    split: bool = False  # every byte of the stream is a separate chunk
+    hold: asyncio.Event | None = None  # nothing is sent after the first event until it is set
+    hold_first: asyncio.Event | None = None  # even the first event waits for it
     pause_s: float = 0.0  # between events
 
 
 class FakeEngine:
-    """Runs within ``async with``; ``url`` says where."""
+    """A context manager that runs the engine at ``url``."""
 
     def __init__(self, *models: str, words: tuple[str, ...] = WORDS) -> None:
         self.models = models or ("fake",)
         self.words = words
         self.faults = Faults()
-        self.seen: list[dict[str, Any]] = []  # bodies of chat and completions
+        self.seen: list[dict[str, Any]] = []  # bodies of chat and completion requests
         self.headers: list[dict[str, str]] = []
         self.cancelled = 0
         self.under_way = 0
@@ -125,7 +125,7 @@ class FakeEngine:
 
     async def _stream(self, request: web.Request, asked: dict[str, Any]) -> web.StreamResponse:
         target = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
-        await target.prepare(request)  # as vLLM does: long before the first token
+        await target.prepare(request)  # vLLM sends the headers long before the first token, too
         sent = 0
         async for event in self._events(asked):
             for part in [bytes([byte]) for byte in event] if self.faults.split else [event]:
@@ -137,7 +137,7 @@ class FakeEngine:
                 sent += left
                 if sent == self.faults.drop_after:
                     self.faults.healthy = not self.faults.sick
-                    await asyncio.sleep(0.01)  # let it go out
+                    await asyncio.sleep(0.01)  # the data is sent meanwhile
                     assert request.transport
                     request.transport.abort()
                     return target
@@ -156,7 +156,7 @@ class FakeEngine:
             yield event
 
     def events(self, asked: dict[str, Any]) -> list[bytes]:
-        """All bytes of a stream, event by event."""
+        """Return all bytes of a stream, event by event."""
         found = [
             b"data: %s\n\n"
             % json.dumps(

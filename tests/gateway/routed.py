@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""A router and fake engines on one event loop, and a client of them."""
+"""A router and fake engines on one event loop, with a client."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from beluga.gateway.engine import Health
 
 ANY_PORT = Address("127.0.0.1", 0)
 QUICK = Limits(health_interval_s=0.05, queue_s=20, drain_s=20)
-WAIT_S = 60.0  # for what takes milliseconds, on a machine that is busy
+WAIT_S = 60.0  # for what takes milliseconds on an idle machine
 
 
 def run(scenario: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -28,7 +28,7 @@ def run(scenario: Callable[[], Coroutine[Any, Any, None]]) -> None:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """Wait until it is true."""
+    """Wait until the condition is true."""
     deadline = time.monotonic() + WAIT_S
     while not condition():
         assert time.monotonic() < deadline, "it never came true"
@@ -49,14 +49,14 @@ class Site:
         self.admin = "http://{}:{}".format(*service.admin_address)
 
     def complete(self, *, stream: bool = True, model: str | None = "fake", **more: Any) -> Any:
-        """A completion, to be entered; ``more`` are its other fields."""
+        """Return the context of a completion; ``more`` are its other fields."""
         asked = {"prompt": "hello", "stream": stream, **more}
         if model is not None:
             asked["model"] = model
         return self.client.post(f"{self.base}/v1/completions", json=asked)
 
     async def completed(self, **more: Any) -> tuple[int, bytes]:
-        """Status and body of one."""
+        """Return status and body of a completion."""
         async with self.complete(**more) as answer:
             return answer.status, await answer.read()
 
@@ -71,19 +71,19 @@ class Site:
             return found
 
     def counts(self) -> list[int]:
-        """Requests that each engine has seen."""
+        """Return how many requests each engine has received."""
         return [len(engine.seen) for engine in self.engines]
 
     def inflight(self) -> int:
         return sum(engine.inflight for engine in self.service.fleet)
 
     def loads(self) -> list[tuple[int, int]]:
-        """Active requests and outstanding tokens of each worker, by the router's account."""
+        """Return active requests and outstanding tokens of each worker, by the router's account."""
         loads = self.service.loads().values()
         return [(load.active_requests, load.outstanding_tokens) for load in loads]
 
     async def up(self, count: int | None = None) -> None:
-        """Wait until so many engines are up; all, if not said."""
+        """Wait until ``count`` engines are up, by default all."""
         wanted = len(self.engines) if count is None else count
         await until(lambda: [e.health for e in self.service.fleet].count(Health.UP) == wanted)
 
@@ -92,7 +92,7 @@ class Site:
 async def routed(
     *engines: FakeEngine, limits: Limits = QUICK, wait: bool = True, **settings: Any
 ) -> AsyncIterator[Site]:
-    """Engines, started, behind a router (round robin unless told otherwise) that has them up."""
+    """Start engines behind a router (by default round robin) and wait until they are up."""
     async with AsyncExitStack() as stack:
         for engine in engines:
             await stack.enter_async_context(engine)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Workers come, go and drain while the router runs."""
+"""The admin API: workers join, leave and drain while the router runs."""
 
 from __future__ import annotations
 
@@ -76,12 +76,12 @@ def test_nonsense_is_refused(body: dict[str, object], status: int) -> None:
             async with site.client.post(
                 f"{site.admin}/workers", data=b'{"url": "http://127.0.0.1:1"}'
             ) as answer:
-                assert answer.status == 415  # what a web page could make a browser send
+                assert answer.status == 415  # a web page could make a browser send this
             async with site.client.delete(f"{site.admin}/workers/99") as answer:
                 assert answer.status == 404
             assert len(await site.workers()) == 1
             async with site.client.get(f"{site.base}/workers") as answer:
-                assert answer.status == 404  # not for clients
+                assert answer.status == 404  # clients cannot use it
 
     run(scenario)
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""What a running router advises: from its queue, its engines' memory and its latencies."""
+"""The advice of a running router, from its queue, its engines' memory and its latencies."""
 
 from __future__ import annotations
 

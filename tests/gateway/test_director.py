@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Placing requests, on a fleet that nobody checks and with a router that chooses as it is told."""
+"""Placing requests, on a fleet without health checks and with a router that chooses as it is
+told.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +64,7 @@ class FakeRouter:
 
 
 class Desk:
-    """A director and what it works with; three engines that are up and have the model m."""
+    """A director with its parts, and three engines that are up and have the model m."""
 
     def __init__(self, *specs: EngineSpec, **limits: Any) -> None:
         self.router, self.metrics, self.fleet = FakeRouter(), Metrics(), Fleet()
@@ -105,7 +107,7 @@ class Desk:
         return await self.director.place(parsed, tried, 0.0)
 
     async def refused(self, parsed: ParsedRequest = PARSED) -> tuple[int, str]:
-        """The status and words of what it refuses, which comes at once."""
+        """Return status and text of a refusal, which must come at once."""
         with pytest.raises(Refusal) as found:
             await asyncio.wait_for(self.place(parsed), 20)
         return found.value.status, str(found.value)
@@ -152,7 +154,7 @@ def test_a_full_engine_gets_nothing_until_something_ends() -> None:
         third = asyncio.ensure_future(desk.place())
         await asyncio.sleep(0)
         assert len(desk.wait_queue) == 1
-        fourth = asyncio.ensure_future(desk.place())  # behind the one that waits
+        fourth = asyncio.ensure_future(desk.place())  # it is behind the waiting one
         await asyncio.sleep(0)
         first.end()
         await third

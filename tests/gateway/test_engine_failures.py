@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Engines that refuse, break off, stall and die: what clients see, where requests go then."""
+"""Engines that refuse, break off, stall and die: what clients see, and where requests go."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from beluga.gateway.engine import Health
 
 
 def events_of(body: bytes) -> list[Any]:
-    """A stream's events, each of which must be whole."""
+    """Return a stream's events, each of which must be complete."""
     assert body.endswith(b"\n\n")
     lines = [line for line in body.split(b"\n") if line]
     assert all(line.startswith(b"data: ") for line in lines)
@@ -138,7 +138,8 @@ def test_a_stream_that_breaks_off_ends_with_an_error_event(drop_after: int) -> N
             a.faults.sick = True
             status, body = await site.completed()
             whole = a.events({"model": "fake"})
-            if drop_after < len(whole[0]) - 1:  # nothing could go on yet: the other one did it all
+            # no byte was forwarded, so the other engine did everything
+            if drop_after < len(whole[0]) - 1:
                 assert (status, body) == (200, b"".join(whole))
             else:
                 events = events_of(body)
@@ -150,7 +151,7 @@ def test_a_stream_that_breaks_off_ends_with_an_error_event(drop_after: int) -> N
             before = site.counts()[0]
             for _ in range(4):
                 assert (await site.completed())[0] == 200
-            assert site.counts()[0] == before  # not healthy, so no traffic
+            assert site.counts()[0] == before  # it is not healthy, so it gets no requests
             a.faults = type(a.faults)()
             await site.up()
             for _ in range(2):
@@ -161,7 +162,7 @@ def test_a_stream_that_breaks_off_ends_with_an_error_event(drop_after: int) -> N
 
 
 def test_a_whole_answer_that_breaks_off_is_no_answer() -> None:
-    """Nothing has been sent to the client, so another engine is asked."""
+    """The client has received nothing, so another engine is asked."""
 
     async def scenario() -> None:
         a, b = FakeEngine(), FakeEngine()
@@ -213,6 +214,6 @@ def test_a_check_that_began_before_a_failure_does_not_count() -> None:
             engine.fail("a request broke off")
             assert not engine.passed(before)
             assert engine.health is Health.DOWN
-            await site.up()  # the next one does
+            await site.up()  # the next check succeeds
 
     run(scenario)

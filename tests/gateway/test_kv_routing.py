@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Routing by what caches hold: remembered from requests, or heard from engines over ZMQ."""
+"""Routing by caches: remembered from requests, or received from engines over ZMQ."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_a_policy_that_is_blind_to_caches_costs_no_hashing() -> None:
 
 
 class Announcer:
-    """An engine's side of KV events: publishes, and sends again what it is asked for."""
+    """An engine's side of KV events: it publishes, and replays on request."""
 
     def __init__(self, folder: Path) -> None:
         zmq = pytest.importorskip("zmq", reason="pyzmq is not installed")
@@ -98,7 +98,7 @@ class Announcer:
             self._live.send_multipart(frames)
 
     def answer(self) -> None:
-        """Serve replays that were asked for."""
+        """Serve requests for replays."""
         while self._router.poll(0):
             who, _, first = self._router.recv_multipart()
             self.replays += 1
@@ -111,7 +111,7 @@ class Announcer:
 
 
 async def prefers(site: Site, engine: FakeEngine, tokens: list[int]) -> None:
-    """A prompt goes to that engine, and only there."""
+    """Check that a prompt goes to that engine only."""
     before = site.counts()
     await site.completed(prompt=tokens)
     after = site.counts()
@@ -188,14 +188,14 @@ def test_tokens_are_the_ids_that_are_sent_or_four_bytes_of_text() -> None:
     longer = tokens(
         b'{"messages": [{"role": "user", "content": "hello there"}, {"role": "assistant"}]}'
     )
-    assert short[:-1] == longer[: len(short) - 1]  # a conversation that goes on keeps its beginning
+    assert short[:-1] == longer[: len(short) - 1]  # a continued conversation keeps its beginning
     for odd in (b'{"prompt": [1, -2]}', b'{"prompt": ["a"]}', b'{"prompt": {}}', b"{}"):
         tokens(odd)
 
 
 @pytest.mark.parametrize(("size", "aside"), [(100, False), (1 << 14, False), (1 << 15, True)])
 def test_a_long_prompt_is_tokenized_beside_the_loop(size: int, aside: bool) -> None:
-    """Requests that come meanwhile do not wait for it; a short one is not worth a thread."""
+    """Requests that come meanwhile do not wait for it. A short prompt needs no thread."""
     seen: list[bool] = []
 
     class Words:
@@ -240,4 +240,5 @@ def test_a_tokenizer_counts_as_the_engines_do() -> None:
 
     assert tokens(b'{"prompt": "a whale is white"}') == [1, 5, 2, 5]
     assert tokens(b'{"messages": [{"content": "a whale"}]}') == [7, 1, 5]
-    assert tokens(b'{"messages": [{"role": "tool"}]}') != []  # it cannot say: text blocks
+    # the template fails, so text blocks are used
+    assert tokens(b'{"messages": [{"role": "tool"}]}') != []

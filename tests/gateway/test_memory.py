@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""What the router remembers of caches, and for how long; what it advises, and how often."""
+"""The router's memory of caches and its expiry, and the timing of its advice."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ A, B = Worker(1), Worker(2)
 
 
 class Memory:
-    """A cache on a clock of its own, of blocks of four tokens."""
+    """A cache on its own clock, with blocks of four tokens."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, **options: Any) -> None:
         self.now = 1000.0
@@ -94,7 +94,8 @@ def test_the_longest_beginning_that_anybody_holds(monkeypatch: pytest.MonkeyPatc
 def test_blocks_are_of_a_salt_and_of_an_adapter(monkeypatch: pytest.MonkeyPatch) -> None:
     memory = Memory(monkeypatch)
     memory.sent(memory.query(model="base"))
-    assert memory.blocks(memory.query(model="other")) == 3  # a base model's name is in no hash
+    # a base model's name is not part of a hash
+    assert memory.blocks(memory.query(model="other")) == 3
     assert memory.blocks(memory.query()) == 3
     assert memory.blocks(memory.query(salt="mine")) == 0
     assert memory.blocks(memory.query(model="tuned")) == 0

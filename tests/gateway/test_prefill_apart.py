@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""A router that has prompts prefilled by other engines before it sends them to theirs."""
+"""Remote prefill in a router: other engines prefill prompts before it sends them to their
+engines.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,7 @@ LONG = "a long prompt " * 400
 
 @pytest.fixture
 def queue(monkeypatch: pytest.MonkeyPatch) -> ListQueue:
-    """What every address leads to."""
+    """The queue to which every address leads."""
     made = ListQueue()
 
     async def opened(url: str, name: str) -> ListQueue:
@@ -71,7 +73,7 @@ def test_a_prompt_is_prefilled_elsewhere_and_then_decoded(queue: ListQueue) -> N
 
 
 def test_what_was_sent_before_is_not_prefilled_again_elsewhere(queue: ListQueue) -> None:
-    """The rule asks what is cached, also under a policy that is blind to it."""
+    """The rule uses cached blocks, also under a policy that ignores them."""
 
     async def play() -> None:
         decoding, prefilling = FakeEngine(), FakeEngine()
@@ -112,7 +114,7 @@ def parsed_request(tokens: int) -> ParsedRequest:
 
 @asynccontextmanager
 async def remote_by(rule: str, load: Load | None) -> AsyncIterator[tuple[Remote, list[str]]]:
-    """A router's queues, and what came of each prompt."""
+    """Make a router's queues, and a list of the outcome of each prompt."""
     metrics, came = Metrics(), []
     metrics.prefilled = lambda parsed, course: came.append(course)  # type: ignore[method-assign]
 
@@ -128,7 +130,7 @@ async def remote_by(rule: str, load: Load | None) -> AsyncIterator[tuple[Remote,
 
 
 def test_prefill_workers_that_have_enough_to_do_get_no_more(queue: ListQueue) -> None:
-    """16 batches of 8,192 tokens, Dynamo's bound; what is cached is nothing to do."""
+    """The limit is 16 batches of 8,192 tokens, as in Dynamo; cached tokens do not count."""
 
     async def play() -> None:
         async with remote_by("prefill-load", Load()) as (remote, came):

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""What passes through the router comes out as it went in, as it comes."""
+"""The proxy: requests and answers pass through it unchanged, as they arrive."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from beluga.gateway import Limits
 
 
 def error_of(body: bytes) -> dict[str, Any]:
-    """An error in OpenAI's shape."""
+    """Return the error in OpenAI's form."""
     error: dict[str, Any] = json.loads(body)["error"]
     assert set(error) == {"message", "type", "param", "code"}
     return error
@@ -85,7 +85,7 @@ def test_whole_answers_and_other_paths_pass_through() -> None:
                     assert name in await answer.json()
                     assert answer.content_length == len(await answer.read())
             async with site.client.get(f"{site.base}/v1/files") as answer:
-                assert answer.status == 404  # the engine's own, which has no such path
+                assert answer.status == 404  # the engine itself has no such path
                 assert await answer.text() == "404: Not Found"
             async with site.client.post(f"{site.base}/sleep") as answer:
                 assert answer.status == 404
@@ -202,6 +202,6 @@ def test_a_client_that_leaves_stops_the_engines_work() -> None:
             await until(lambda: engine.cancelled == 1)
             await until(lambda: site.inflight() == 0)
             engine.faults.hold = None
-            assert (await site.completed())[0] == 200  # it is not taken for the engine's failure
+            assert (await site.completed())[0] == 200  # this does not count as the engine's failure
 
     run(scenario)

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Parts of the router alone: headers, lines, figures, engines and fleets, checks, who waits."""
+"""Parts of the gateway, separately: headers, lines, figures, engines and fleets, checks,
+waiting.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,7 @@ from beluga.router import Choice, Indexer, Load, Overlap, Query, Worker
 
 
 class Clock:
-    """Stands for the module ``time`` where it is put."""
+    """Replaces the module ``time``."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *modules: str) -> None:
         self.now = 1000.0
@@ -121,7 +123,7 @@ def test_an_error_event_follows_whole_lines() -> None:
     assert json.loads(event[6:])["error"]["type"] == "BadGatewayError"
 
 
-# ---- What is asked for.
+# ---- Parsed requests.
 
 
 @pytest.mark.parametrize(
@@ -168,7 +170,7 @@ def test_salt_stream_and_model_are_read_as_they_are_meant() -> None:
 
 
 class FakeTokenizer:
-    """A letter is a token."""
+    """A tokenizer for which each letter is a token."""
 
     def text(self, text: str) -> list[int]:
         return [ord(letter) for letter in text]
@@ -233,7 +235,7 @@ def test_events_are_counted_without_the_one_that_ends_a_stream() -> None:
     assert b"".join(written) == first + b"data: b\n\ndata: [DONE]\n\n"
 
 
-# ---- What engines say of themselves.
+# ---- Reports of engines.
 
 
 def test_figures_are_summed_over_ranks() -> None:
@@ -283,7 +285,7 @@ def test_an_engine_cools_down_for_the_longest_that_it_has_asked_for(
 ) -> None:
     clock = Clock(monkeypatch, "engine")
     engine = Engine(Worker(1), EngineSpec("http://a"))
-    assert not engine.ready  # nobody has looked
+    assert not engine.ready  # no check has run
     assert engine.passed(0)
     assert engine.ready and engine.cooling_s == 0
     engine.cool_down(5)
@@ -376,7 +378,7 @@ def test_a_fleet_follows_a_list() -> None:
     by_hand = fleet.add(C)
     fleet.follow([B], [A, B])
     assert urls(fleet) == ["http://b", "http://c"]
-    fleet.follow([A, B, C], [B])  # one that is there already is no other
+    fleet.follow([A, B, C], [B])  # an engine that is already there is not added again
     assert by_hand in list(fleet) and urls(fleet) == ["http://b", "http://c", "http://a"]
     renamed = EngineSpec("http://b", ("m",))
     busy = next(engine for engine in fleet if engine.spec == B)
@@ -468,16 +470,16 @@ def test_a_check_passes_where_an_engine_is_up_and_its_models_are_known(
         if passed:
             assert engine.models == ("m",)
             assert await checker.check(engine)
-            assert len(ups) == 1  # it was up
+            assert len(ups) == 1  # it was up before
 
     run(scenario)
 
 
-# ---- Figures of the router's own.
+# ---- The router's own metrics.
 
 
 def figures(metrics: Metrics) -> dict[str, float]:
-    """All samples that are not zero, by name and labels, without those of buckets."""
+    """Return all samples that are not zero, by name and labels, without those of buckets."""
     return {
         " ".join([sample.name, *sample.labels.values()]): sample.value
         for metric in metrics.registry.collect()
@@ -487,7 +489,7 @@ def figures(metrics: Metrics) -> dict[str, float]:
 
 
 def test_buckets_tell_figures_apart() -> None:
-    """No bucket is five times as wide as what it begins with; shares and blocks fit their own."""
+    """No bucket is five times as wide as its lower end; shares and blocks have suitable buckets."""
     bounds: dict[str, list[float]] = {}
     for metric in Metrics().registry.collect():
         if metric.type == "histogram":
@@ -500,7 +502,7 @@ def test_buckets_tell_figures_apart() -> None:
             assert found[:-1] == pytest.approx([tenth / 10 for tenth in range(11)])
             continue
         if name.endswith("tokens"):
-            assert (found[0], found[-2]) == (16, 1 << 20)  # a block, and the longest prompts
+            assert (found[0], found[-2]) == (16, 1 << 20)  # from a block to the longest prompts
         assert max(b / a for a, b in pairwise(found[:-1])) <= 5, name
     assert len(bounds) >= 6
 
@@ -571,7 +573,7 @@ def test_figures_of_a_worker_go_with_it() -> None:
         "beluga_route_worker_up": 1,
         "beluga_route_worker_requests": 2,
     }
-    load.gpu_prefix_cache_hit_rate = 0.75  # what it measures itself counts more
+    load.gpu_prefix_cache_hit_rate = 0.75  # the engine's own measurement has precedence
     metrics.state(engine, load)
     assert figures(metrics)["dynamo_kv_hit_rate http://a"] == 0.75
     metrics.retried(engine)
@@ -599,7 +601,7 @@ def test_figures_of_events_have_a_kind_and_an_outcome() -> None:
     ]
 
 
-# ---- Who waits.
+# ---- The wait queue.
 
 
 class Waiting:
@@ -621,7 +623,7 @@ class Waiting:
         return attempt
 
     async def enter(self, number: int, *, patience_s: float = 60.0) -> asyncio.Task[int]:
-        """A request that waits now."""
+        """Add a request that waits."""
         task = asyncio.ensure_future(
             self.wait_queue.wait(
                 "m", Query(16, 16), self.attempt(number), overlap=0, patience_s=patience_s
@@ -723,13 +725,13 @@ def test_the_soonest_look_counts() -> None:
         waiting.wait_queue.look_in(60)
         assert await asyncio.wait_for(one, 20) == 1
         two = await waiting.enter(2)
-        waiting.wait_queue.look_in(0.01)  # the timer that has rung is no longer in the way
+        waiting.wait_queue.look_in(0.01)  # a timer that has fired does not prevent another
         assert await asyncio.wait_for(two, 20) == 2
 
     run(scenario)
 
 
-# ---- Words.
+# ---- Texts.
 
 
 def test_ports_are_those_that_there_are() -> None:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The router as a process: what waits, what is measured, how it ends."""
+"""The gateway as a process: its queue, its metrics, and its end."""
 
 from __future__ import annotations
 
@@ -215,7 +215,7 @@ def test_so_many_other_workers_are_tried_as_were_asked_for(retries: int) -> None
 
 
 def listening(child: Any) -> str:
-    """Where a ``beluga gateway`` that was started says it listens."""
+    """Return the address at which a started ``beluga gateway`` says that it listens."""
     for line in child.stderr:
         if line.startswith("routing on "):
             return str(line.split()[2].rstrip(";"))

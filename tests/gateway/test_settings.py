@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""How workers are named, on the command line and in a file."""
+"""The names of workers, on the command line and in a file."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""An HTTP server of JSON on loopback, as the services that keep leases are."""
+"""An HTTP server of JSON on loopback, in place of the services that keep leases."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from typing import Any, TypeVar
 
 
 class JsonServer(ThreadingHTTPServer):
-    """Answers one request at a time with :meth:`answer`; subclasses say what."""
+    """Answers one request at a time with :meth:`answer`, which subclasses define."""
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
         self.lock = threading.Lock()
-        self.status = 0  # answer everything with it
+        self.status = 0  # a status for every answer
         self.tokens: set[str] = set()
 
     @property
@@ -50,7 +50,7 @@ class _Handler(BaseHTTPRequestHandler):
     do_GET = do_POST = do_PUT = _answer  # noqa: N815
 
     def log_message(self, *_: object) -> None:
-        """Quietly."""
+        """Log nothing."""
 
 
 Server = TypeVar("Server", bound=JsonServer)
@@ -58,7 +58,7 @@ Server = TypeVar("Server", bound=JsonServer)
 
 @contextmanager
 def running(server: Server) -> Iterator[Server]:
-    """The server, answering on a thread of its own."""
+    """Run the server on a separate thread."""
     thread = threading.Thread(target=server.serve_forever, args=(0.01,))
     thread.start()
     try:

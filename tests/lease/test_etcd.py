@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The lock in a real etcd of Debian's, on loopback."""
+"""The lease in a real etcd from Debian, on loopback."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def free_port() -> int:
 
 
 class Etcd:
-    """An etcd with a port of its own."""
+    """An etcd with its own port."""
 
     def __init__(self, directory: Path) -> None:
         self.port = free_port()
@@ -109,7 +109,7 @@ def test_locks_of_other_names_are_others(etcd: Etcd) -> None:
 def test_what_nobody_renews_ends(etcd: Etcd) -> None:
     one, other = etcd.lease("silent", ttl_s=2), etcd.lease("silent")
     assert one.acquire(0)
-    assert other.acquire(60)  # when etcd has seen the first end
+    assert other.acquire(60)  # etcd must notice the end of the first one
     assert not one.renew()
 
 
@@ -128,7 +128,9 @@ def pool(tmp_path: Path) -> list[str]:
 
 
 def says(command: Command, text: str) -> bool:
-    """Wait for a line that begins so: whether it came before the command's end."""
+    """Wait for a line that begins with ``text``. Returns whether it came before the command
+    ended.
+    """
     assert command.stderr
     return any(line.startswith(text) for line in command.stderr)
 
@@ -147,7 +149,7 @@ def test_a_standby_with_a_lock_follows_a_server_that_dies_with_it(
     second = start(*stand_by)
     assert says(second, "standing by")
     first.kill()
-    assert says(second, "took over, epoch 2")  # when etcd has seen the first end
+    assert says(second, "took over, epoch 2")  # etcd must notice the end of the first one
     assert not etcd.lease("standby").acquire(0)
     assert run("get", "key", *pool).stdout == "some bytes"
 
@@ -175,7 +177,7 @@ def test_a_standby_without_the_lock_leaves_the_pool_alone(
     assert lock.acquire(20)
     standby = start("serve", "--standby", "--lease", etcd.url("not-mine"), *pool)
     assert says(standby, "standing by")
-    time.sleep(1)  # it asks five times a second
+    time.sleep(1)  # the server asks five times per second
     assert "no server answers" in run("ping", *pool, "--timeout", "0.1").stderr
     lock.release()
     assert says(standby, "took over, epoch 1")

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The lock in etcd against a made-up gateway, on a virtual clock: what test_etcd.py, slow, tries on
-a real one, and answers that a real one does not give on purpose."""
+"""The lease in etcd against a fake gateway, on a virtual clock. test_etcd.py, which is slow, tests
+the same on a real etcd; this file adds answers that a real one does not give on purpose.
+"""
 
 from __future__ import annotations
 
@@ -18,13 +19,13 @@ from beluga.lease import EtcdLease, KubernetesLease, open_lease
 
 
 class Etcd(JsonServer):
-    """Keys that live with their leases, which end by the clock."""
+    """Keys that exist as long as their leases, which end by the clock."""
 
     def __init__(self, clock: Clock) -> None:
         super().__init__()
         self.clock = clock
-        self.ends: dict[str, tuple[float, int]] = {}  # of each lease, and its TTL
-        self.keys: dict[str, str] = {}  # the lease of each
+        self.ends: dict[str, tuple[float, int]] = {}  # the end of each lease, and its TTL
+        self.keys: dict[str, str] = {}  # the lease of each key
         self.asked: list[str] = []
 
     def answer(self, method: str, path: str, body: dict[str, Any]) -> tuple[int, Any]:
@@ -107,9 +108,9 @@ def test_who_asks_again_keeps_its_lease(etcd: Etcd) -> None:
     one = lease(etcd)
     assert one.acquire(0)
     first = dict(etcd.ends)
-    assert not one.acquire(0.3)  # the key is there: its own
+    assert not one.acquire(0.3)  # its own key is still there
     assert etcd.asked.count("/v3/lease/grant") == 1
-    assert first.keys() != etcd.ends.keys()  # given up, as the one who waited in vain does
+    assert first.keys() != etcd.ends.keys()  # a lease is given up after waiting in vain
 
 
 def test_a_lease_that_has_ended_is_not_kept_alive_again(etcd: Etcd, clock: Clock) -> None:
@@ -155,7 +156,7 @@ def test_while_etcd_is_away_it_is_held_to_its_end(etcd: Etcd, clock: Clock) -> N
     assert one.renew()
     etcd.status = 503
     clock.now_s += 9.9
-    assert one.renew()  # of the ten seconds since it was renewed
+    assert one.renew()  # within ten seconds of the last renewal
     clock.now_s += 0.2
     assert not one.renew()
 

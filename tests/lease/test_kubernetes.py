@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The lock as a Kubernetes Lease, against a server that keeps leases as the API server does."""
+"""The lease in Kubernetes, against a server that keeps leases as the API server does."""
 
 from __future__ import annotations
 
@@ -86,9 +86,9 @@ def test_one_holds_it_at_a_time(api: Api, account: Path) -> None:
 def test_a_holder_that_stands_still_is_followed(api: Api, account: Path, clock: Clock) -> None:
     one, other = lease(api, account, duration_s=10), lease(api, account)
     assert one.acquire(0)
-    assert not other.acquire(0)  # the first look at this version of the record
+    assert not other.acquire(0)  # it has not seen this version of the record before
     clock.now_s += 10.0
-    assert not other.acquire(0)  # it has stood still for its duration, and no longer
+    assert not other.acquire(0)  # it has not changed for exactly its duration
     clock.now_s += 0.1
     assert other.acquire(0)
     assert not one.renew()
@@ -115,11 +115,11 @@ def test_the_record_is_what_other_clients_read(api: Api, account: Path) -> None:
     assert first["spec"]["acquireTime"] == first["spec"]["renewTime"]
     assert one.renew()
     again = api.leases["pool"]["spec"]
-    assert again["acquireTime"] == first["spec"]["acquireTime"]  # held all along
+    assert again["acquireTime"] == first["spec"]["acquireTime"]  # the lease was held all the time
     assert again["renewTime"] > first["spec"]["renewTime"]
     assert again["leaseTransitions"] == 1
     one.release()
-    assert api.leases["pool"]["spec"]["leaseTransitions"] == 1  # nobody has it: no transition
+    assert api.leases["pool"]["spec"]["leaseTransitions"] == 1  # releasing a lease is no transition
     assert other.acquire(0)
     taken = api.leases["pool"]["spec"]
     assert taken["leaseTransitions"] == 2
@@ -188,7 +188,7 @@ def test_a_holder_that_renews_is_not_followed(api: Api, account: Path, clock: Cl
     assert one.acquire(0)
     for _ in range(10):
         clock.now_s += 1.5
-        assert not other.acquire(0)  # each look sees another version than the one before
+        assert not other.acquire(0)  # each look sees a new version
         assert one.renew()
 
 
@@ -209,7 +209,7 @@ def test_while_the_api_is_away_it_is_held_to_its_end(api: Api, account: Path, cl
     clock.now_s += 50.0
     assert one.renew()
     api.status = 503
-    clock.now_s += 59.9  # of the 60 since it was renewed
+    clock.now_s += 59.9  # within the 60 seconds of the last renewal
     assert one.renew()
     assert not brief.renew()
     with pytest.raises(LeaseError, match="503 not today"):

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Contents of replayed blocks: every kind of wrong byte is noticed."""
+"""Contents of replayed blocks: every kind of wrong byte is detected."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_digests_differ_and_stay() -> None:
 
 
 def test_ids_are_mixed_as_splitmix64_does() -> None:
-    """Its first outputs of seed 0, which others publish, and the words that follow from them."""
+    """The first outputs of seed 0 are published, and other words follow from them."""
     assert digests(np.array([0], np.uint64)).view(np.uint64)[0, 0] == 0xE220A8397B1DCDAF
     filled = np.empty((1, 8), np.uint64)
     Contents(64).fill(np.array([0], np.uint64), filled)

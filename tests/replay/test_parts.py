@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The parts of a replay, each by itself: sizes, shares, the dispatcher, children, a client's
+"""The parts of a replay, each separately: sizes, shares, the dispatcher, children, and a client's
 work.
 """
 
@@ -48,7 +48,8 @@ def test_a_pool_has_room_for_every_block_its_checksums_and_tables() -> None:
     size = pool_size_for(requests(range(1000)), 4096, None)
     blocks = 1000 + 1024
     assert (size.block_count_max, size.lane_count) == (blocks, 16)
-    # 8 KiB and 4 % and two lines a block, 8 MiB of lanes: 13 MB a device, and five stripes
+    # 8 KiB plus 4 % and two lines per block, and 8 MiB of lanes, make 13 MB per device; then five
+    # stripes.
     assert size.device_size == 11 * STRIPE_SIZE
     assert size.total_size == 2 * size.device_size
 
@@ -76,7 +77,7 @@ def test_the_least_pool_has_its_tables_and_eight_stripes() -> None:
         pool_size_for(requests(range(1 << 16)), 4096, 30 * MIB)
 
 
-# ---- What came of it.
+# ---- Results.
 
 TALLY = {
     "request_count": 1, "looked_up_count": 8, "hit_count": 2, "put_count": 6, "refused_count": 1,
@@ -127,7 +128,7 @@ def test_numbers_come_at_their_times(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def wait(seconds: float) -> None:
         waited.append(seconds)
-        clock.now_s += seconds + 0.125  # it is late
+        clock.now_s += seconds + 0.125  # the clock is late
 
     dispatcher._stopped = SimpleNamespace(  # type: ignore[assignment]
         wait=wait, is_set=lambda: False, set=lambda: None
@@ -318,7 +319,7 @@ def test_the_smallest_block_is_replayed(shm: Path, monkeypatch: pytest.MonkeyPat
 
 
 class Cache:
-    """Blocks by key; some are being written for so many calls, or come back changed."""
+    """Blocks by key. Some are being written during a number of calls, or come back changed."""
 
     def __init__(self) -> None:
         self.blocks: dict[bytes, np.ndarray] = {}
@@ -362,7 +363,7 @@ def cache(monkeypatch: pytest.MonkeyPatch) -> Cache:
 
 
 class SharedClock(Clock):
-    """A get takes a quarter of a millisecond, a put a whole one."""
+    """A clock on which a get takes a quarter of a millisecond and a put a whole one."""
 
     cache: Cache
 
@@ -446,7 +447,7 @@ def test_a_client_tells_its_progress_ten_times_a_second(
 
 
 class Context(SimpleNamespace):
-    """A pool, or a connection to its server."""
+    """A pool, or a connection to its server, as a context manager."""
 
     def __init__(self, *_: object) -> None:
         super().__init__(ping=lambda: 0.0)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Replays by real processes: all is counted and checked, and nothing is left behind."""
+"""Replays by real processes: everything is counted and checked, and nothing is left behind."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TRACES = Path(__file__).resolve().parent.parent.parent.parent / "shared/traces"
 
 @pytest.fixture
 def trace(tmp_path: Path) -> Path:
-    """Of 60 requests over 3 seconds."""
+    """A trace of 60 requests over 3 seconds."""
     path = tmp_path / "trace.jsonl"
     shape = Conversations(conversation_count=15, turn_count=4, turn_interval_ms=400)
     write_trace(make_workload(shape), path)
@@ -33,7 +33,7 @@ def trace(tmp_path: Path) -> Path:
 
 
 def children(pid: int) -> list[tuple[int, str]]:
-    """(pid, command line) of the processes that pid started."""
+    """Return (pid, command line) of the processes that pid started."""
     found = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -57,7 +57,9 @@ def wait_for_children(pid: int, module: str, count: int) -> list[tuple[int, str]
 
 
 def wait_until_gone(processes: list[tuple[int, str]]) -> None:
-    """One that was just starting when its parent stopped may take a moment to notice."""
+    """Wait until the processes have ended. One that was starting when its parent ended may need a
+    moment.
+    """
     deadline = time.monotonic() + 20
     while any(Path(f"/proc/{pid}").exists() for pid, _ in processes):
         assert time.monotonic() < deadline, "a process of the replay is still there"

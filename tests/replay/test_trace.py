@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Traces: read, refused by line, and what an ideal cache makes of them."""
+"""Traces: they are read, refused with the line, and given an ideal hit rate."""
 
 from __future__ import annotations
 
@@ -93,7 +93,8 @@ def test_the_workload_is_made_of_120_conversations_of_ten_turns() -> None:
     assert answers == set(range(1, 9))
     assert all(one.input_length == 16 * len(one.hash_ids) for one in requests)
     assert all(one.output_length % 16 == 0 for one in requests)
-    # they begin within the 5 s that one takes, and have half a second between turns on average
+    # Conversations begin within the 5 s that one takes, with half a second between turns on
+    # average.
     assert requests[0].timestamp < 500
     assert 5000 < requests[-1].timestamp < 20000
     firsts = [one for one in requests if len(one.hash_ids) * 16 - one.output_length == 12 * 16]

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""What workers may hold, from where requests were sent; and beside an index of events."""
+"""The approximate index: what workers may hold, from sent requests; alone and beside an index of
+events.
+"""
 
 from __future__ import annotations
 
@@ -70,10 +72,11 @@ def test_oldest_are_pruned_down_to_the_ratio() -> None:
     assert len(index) == 100
     index.routed(A, [500], 100.0)
     assert len(index) == 80
-    assert scores(index, list(range(20, 30)), 100.0) == {B: 9}  # the third oldest, from its tail
+    # the third oldest loses blocks from its end
+    assert scores(index, list(range(20, 30)), 100.0) == {B: 9}
     assert scores(index, list(range(10)), 100.0) == {}
     assert scores(index, [500], 100.0) == {A: 1}
-    index.routed(C, list(range(1000, 2000)), 101.0)  # more than there is room for
+    index.routed(C, list(range(1000, 2000)), 101.0)  # more than there is space for
     assert len(index) == 80
 
 

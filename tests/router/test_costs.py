@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Cost constants: what the reference says of them, recomputed."""
+"""The cost constants, compared with the reference's values."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ QWEN = costs.MODELS["qwen3-32b-h200"]
 
 
 def test_prefill_is_linear_with_a_quadratic_tail() -> None:
-    """7.19 ms, 76.63 ms for 1000 tokens, and what these see of each other and of those before."""
+    """The cost is 7.19 ms, 76.63 ms for 1000 tokens, and attention among these and to earlier
+    tokens.
+    """
     assert QWEN.prefill_ms(1000) == pytest.approx(84.5805)
     assert QWEN.prefill_ms(1000, 9000) == pytest.approx(98.2695)
 

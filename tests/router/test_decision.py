@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Local or remote prefill: every rule's vectors, and settings that change under way."""
+"""Local or remote prefill: the reference's examples of every rule, and settings that change at run
+time.
+"""
 
 from __future__ import annotations
 
@@ -67,7 +69,7 @@ def test_a_busy_prefill_worker_is_bypassed(rule: str) -> None:
     assert decide(rule, Prompt(tokens=200, prefill=BUSY)) == "local"
     at_it = Load(active_prefill_tokens=16 * 8192)
     assert decide(rule, Prompt(tokens=200, prefill=at_it)) == "remote"
-    assert decide(rule, Prompt(tokens=200)) == "remote"  # unknown is not busy
+    assert decide(rule, Prompt(tokens=200)) == "remote"  # an unknown load is not busy
 
 
 @pytest.mark.parametrize("rule", ["isl-bounding", "prefill-load", "isl-or-load"])

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Block hashes of both eras: the reference's vectors, and what goes into a hash."""
+"""Block hashes of both eras: the reference's examples, and the input of a hash."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The rules of Dynamo's radix indexer, R1 to R10, and what goes beyond them: tiers, limits."""
+"""The rules of Dynamo's radix indexer, R1 to R10, and what the index adds: tiers and limits."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from beluga.router import (
 )
 from beluga.router.index.events import from_dynamo, tier_of, to_dynamo
 
-# A tree that is broken may be walked without end, in C: a thread ends it, no signal can.
+# A broken tree may be walked forever in C. Only a thread can end that; a signal cannot.
 pytestmark = pytest.mark.timeout(60, method="thread")
 
 A, B = Worker(1), Worker(2)
@@ -57,7 +57,7 @@ def scores(index: Indexer, *hashes: int, early_exit: bool = False) -> dict[Worke
 def test_r1_unknown_parent_drops_the_whole_event(index: Indexer) -> None:
     index.apply(stored(B, [11], [1]))
     with pytest.raises(EventError, match="parent block not found"):
-        index.apply(stored(A, [12, 13], [2, 3], parent=11))  # only B says 11
+        index.apply(stored(A, [12, 13], [2, 3], parent=11))  # only B has announced 11
     assert index.counts.parent_not_found == 1
     assert scores(index, 1, 2, 3) == {B: 1}
     index.apply(stored(A, [11, 12], [1, 2]))
@@ -75,7 +75,7 @@ def test_r2_block_that_is_its_own_parent_is_refused(index: Indexer) -> None:
 def test_cycle_of_parents_is_only_a_longer_path(index: Indexer) -> None:
     index.apply(stored(A, [11], [1]))
     index.apply(stored(A, [12], [2], parent=11))
-    index.apply(stored(A, [11], [1], parent=12))  # 11 stands for the third block from now on
+    index.apply(stored(A, [11], [1], parent=12))  # 11 names the third block from now on
     assert scores(index, 1, 2, 1) == {}
     assert index.counts.moved == 1
     index.apply(removed(A, 12, 11))
@@ -204,7 +204,7 @@ def test_r10_numbers_order_a_workers_events(index: Indexer) -> None:
     for number in (5, 6, 9, 7, 12):
         index.apply(numbered(number))
     index.apply(numbered(1, B))
-    assert scores(index, 7) == {}  # it came late
+    assert scores(index, 7) == {}  # it came too late
     assert (index.counts.stale, index.counts.gaps, index.counts.missed) == (1, 2, 4)
     assert index.missing() == {A: (7, 11)}
     assert index.missing() == {}
@@ -216,7 +216,7 @@ def test_restored_worker_goes_on_from_its_dump(index: Indexer) -> None:
     other = [stored(A, [21, 22, 23], [1, 2, 3]), stored(B, [1], [1])]
     assert index.restore(A, other, last_id=9) == 0
     assert scores(index, 1, 2, 3) == {A: 3}
-    index.apply(RouterEvent(A, Removed([23]), 9))  # was in the dump
+    index.apply(RouterEvent(A, Removed([23]), 9))  # it was in the dump
     index.apply(RouterEvent(A, Removed([22]), 10))
     assert scores(index, 1, 2, 3) == {A: 1}
     assert index.missing() == {}
@@ -227,7 +227,7 @@ def test_restoring_says_what_could_not_be_applied(index: Indexer) -> None:
     orphan = stored(A, [32], [2], parent=31)
     assert index.restore(A, [stored(A, [21], [1]), orphan], last_id=None) == 1
     assert scores(index, 1, 2) == {A: 1}
-    assert index.restore(B, [stored(B, [21], [1])], last_id=4) == 0  # nobody had heard of it
+    assert index.restore(B, [stored(B, [21], [1])], last_id=4) == 0  # B was unknown before
     assert scores(index, 1) == {A: 1, B: 1}
 
 
@@ -244,7 +244,7 @@ def test_a_gap_before_a_dump_is_missed_no_more(index: Indexer) -> None:
 def test_without_a_number_a_dump_lets_every_event_follow(index: Indexer) -> None:
     index.apply(RouterEvent(A, Stored([11], [1]), 7))
     assert index.restore(A, [stored(A, [21], [1])], last_id=None) == 0
-    index.apply(RouterEvent(A, Removed([21]), 2))  # an engine that began to count anew
+    index.apply(RouterEvent(A, Removed([21]), 2))  # the engine began to count again
     assert scores(index, 1) == {}
 
 
@@ -268,7 +268,7 @@ def test_tiers_continue_each_other(index: Indexer) -> None:
 def test_pool_outlives_its_speakers(index: Indexer) -> None:
     index.apply(stored(A, [11, 12], [1, 2], tier=Tier.SHARED))
     index.apply(stored(A, [21], [1]))
-    assert index.held(B, Tier.SHARED) == 2  # whoever asks
+    assert index.held(B, Tier.SHARED) == 2  # any worker may ask
     assert (index.held(A, Tier.DEVICE), index.held(B, Tier.DEVICE)) == (1, 0)
     index.apply(RouterEvent(A, Cleared()))
     index.remove_worker(1)
@@ -300,7 +300,7 @@ def test_full_index_forgets_what_was_stored_longest_ago() -> None:
         index.apply(stored(A, [first + i for i in range(4)], [first + i for i in range(4)]))
     assert index.stat().blocks == 10
     assert index.counts.evicted == index.stat().evicted == 2
-    assert scores(index, 10, 11, 12, 13) == {A: 2}  # from its tail
+    assert scores(index, 10, 11, 12, 13) == {A: 2}  # blocks are evicted from the end
     assert scores(index, 30, 31, 32, 33) == {A: 4}
     with pytest.raises(EventError, match="no room for 3 blocks"):
         index.apply(stored(B, list(range(100, 113)), list(range(100, 113))))

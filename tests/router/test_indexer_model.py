@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Random event streams: the index against a naive one, and against itself told again."""
+"""Random event streams: the index against a naive model, and against an index restored from its
+dump.
+"""
 
 from __future__ import annotations
 
@@ -17,17 +19,17 @@ from beluga.router.index.events import Cleared, Removed, RouterEvent, Stored, Ti
 from beluga.router.index.indexer import Indexer
 from beluga.router.worker import Worker
 
-# A tree that is broken may be walked without end, in C: a thread ends it, no signal can.
+# A broken tree may be walked forever in C. Only a thread can end that; a signal cannot.
 pytestmark = pytest.mark.timeout(60, method="thread")
 
-Pick = Callable[[int], int]  # a number below so many
+Pick = Callable[[int], int]  # returns a number below the given one
 
 LOCALS = 3
 NAMES = 12
 
 
 def any_event(pick: Pick, *, ranks: int, tiers: int) -> RouterEvent:
-    """Small numbers, so that names clash, parents are unknown and paths fork."""
+    """Make an event with small numbers, so that names clash, parents are unknown and paths fork."""
     worker = Worker(pick(ranks), pick(2))
     tier = Tier(pick(tiers))
     kind = pick(16)
@@ -43,7 +45,9 @@ def any_event(pick: Pick, *, ranks: int, tiers: int) -> RouterEvent:
 
 
 def engine_event(pick: Pick, *, ranks: int) -> RouterEvent:
-    """As engines speak: a name is one path's, and every other worker seeds its names alike."""
+    """Make an event as engines do: a name belongs to one path, and every other worker seeds its
+    names equally.
+    """
     worker = Worker(pick(ranks), pick(2))
     tier = Tier(pick(4))
     path = [pick(LOCALS) for _ in range(1 + pick(6))]
@@ -74,8 +78,8 @@ def play(
     look: int,
     again: bool,
 ) -> None:
-    """Apply events to the index and to a model, which must agree; in the end with ``again`` it must
-    agree with what its dump makes of an empty one. Then everything goes, and nothing is left.
+    """Apply events to the index and to a model, which must agree. With ``again``, an index made
+    from the dump must agree at the end, too. Then everything is removed, and nothing may be left.
     """
     model = NaiveIndex()
     for step in range(steps):
@@ -108,7 +112,7 @@ def test_any_stream_agrees_with_a_naive_index(data: st.DataObject) -> None:
     def pick(count: int) -> int:
         return data.draw(st.integers(0, count - 1))
 
-    # A pool whose names contradict its workers' cannot be told again in terms of names.
+    # A pool whose names contradict its workers' names cannot be dumped.
     tiers = data.draw(st.sampled_from([3, 4]))
     play(
         lambda: any_event(pick, ranks=3, tiers=tiers),
@@ -124,7 +128,7 @@ def test_any_stream_agrees_with_a_naive_index(data: st.DataObject) -> None:
 @pytest.mark.parametrize("ranks", [3, 50])
 def test_long_stream_agrees_with_a_naive_index(seed: int, ranks: int) -> None:
     pick = random.Random(seed).randrange
-    index = Indexer(workers=2 * ranks, blocks=1 << 12)  # 100 ranks: two words of bits
+    index = Indexer(workers=2 * ranks, blocks=1 << 12)  # 100 ranks use two words of bits
     tiers = 3 + seed % 2
     play(
         lambda: any_event(pick, ranks=ranks, tiers=tiers),

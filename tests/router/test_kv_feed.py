@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Order out of what a publisher sends, and what a worker sends."""
+"""The feed restores the order of a publisher's messages, and the publisher numbers a worker's
+events.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ def test_replay_and_live_items_come_out_in_order(seed: int) -> None:
     for number in range(300):
         kept.append(number)
         if rng.random() < 0.2:
-            continue  # lost on the way
+            continue  # the message is lost
         ready = feed.offer(number, number, float(number))
         assert not ready.restarted
         out += ready.items
@@ -57,7 +59,7 @@ def test_held_items_are_bounded() -> None:
     assert feed.lost == 5
     assert feed.offer((1 << 64) - 2, 0, 99.0).items == []
     assert feed.give_up() == [0]
-    assert feed.offer(30, 30, 100.0).restarted  # an absurd number is not held against it for ever
+    assert feed.offer(30, 30, 100.0).restarted  # an absurd number does not block the feed forever
 
 
 def test_live_repetition_of_what_was_sent_again_is_no_restart() -> None:
@@ -74,7 +76,7 @@ def test_removals_pass_when_as_many_as_stores() -> None:
     assert publisher.stored([1, 2], [1, 2]).event_id == 0
     publisher.stored([1], [1])
     assert publisher.removed([1]) is None
-    event = publisher.removed([1, 2, 3])  # 3 was never stored: passes
+    event = publisher.removed([1, 2, 3])  # 3 was never stored, so its removal passes
     assert event == RouterEvent(A, Removed([1, 2, 3]), 2)
     publisher.stored([1], [1])
     publisher.stored([1], None, tier=Tier.HOST)

@@ -28,7 +28,7 @@ SIZE = 4
 
 
 def sums(tokens: Sequence[int], adapter: str) -> list[int]:
-    """Hashes that a test can read."""
+    """Make hashes that a test can read."""
     blocks = [sum(tokens[at : at + SIZE]) for at in range(0, len(tokens), SIZE)]
     return [block + 1000 * len(adapter) for block in blocks]
 
@@ -42,7 +42,7 @@ def payload(*events: Any, ts: float = 1.0, rank: int | None = None) -> bytes:
 
 
 def stored(names: list[Any], *, parent: Any = None, first: int = 1, **more: Any) -> dict[str, Any]:
-    """Blocks that are ``first``, ``first`` + 1, ... by sums()."""
+    """Make an event for blocks whose hashes are ``first``, ``first`` + 1, ... by sums()."""
     tokens = [value for at in range(len(names)) for value in (first + at, 0, 0, 0)]
     fields = {"type": "BlockStored", "block_hashes": names, "parent_block_hash": parent}
     return {**fields, "token_ids": tokens, "block_size": SIZE, "lora_id": None, **more}
@@ -204,7 +204,7 @@ def test_no_msgpack_is_an_error() -> None:
             decoder().batch(bad)
     with pytest.raises(RouterError, match="token"):
         WireDecoder(1, block_size=0, hash_blocks=sums)
-    WireDecoder(1, block_size=1, hash_blocks=sums)  # the least
+    WireDecoder(1, block_size=1, hash_blocks=sums)  # the least block size
 
 
 junk = st.recursive(
@@ -277,7 +277,8 @@ def test_restarted_engine_has_an_empty_cache() -> None:
     assert index.find_matches([1]).held == {}
     assert index.find_matches([7]).held.keys() == {Worker(7)}
     assert subscription.feed.restarts == 1
-    subscription.received(message(0, stored([11]), ts=3.0))  # late, from before
+    # a late message from before the restart
+    subscription.received(message(0, stored([11]), ts=3.0))
     assert index.find_matches([1]).held == {}
     assert subscription.feed.repeated == 1
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The router's account of its requests: against a naive model, and rule by rule."""
+"""The router's account of its requests, against a naive model and rule by rule."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ NOTHING = Overlap()
 
 
 def account(requests: int, prefill: int, blocks: int, outstanding: int) -> Load:
-    """A load of which nothing was published."""
+    """Make a load without published metrics."""
     return Load(
         active_requests=requests,
         active_prefill_tokens=prefill,
@@ -92,11 +92,11 @@ def test_output_blocks_grow_and_fade() -> None:
     tracker.free("plain")
     tracker.add("fading", A, query(1, 2, 3, 4), NOTHING, expected_output=64)
     tracker.add("other", A, query(1, 2), NOTHING)
-    tracker.output("fading", 32)  # blocks 3, 4 and the output's weigh a half each
+    tracker.output("fading", 32)  # blocks 3, 4 and the output's block weigh a half each
     assert tracker.load(A).active_decode_blocks == round(2 + 3 * 0.5)
     tracker.output("fading", 640)
     assert tracker.load(A).active_decode_blocks == 2
-    tracker.add("third", A, query(1, 2, 3, 4), NOTHING)  # no longer exclusive
+    tracker.add("third", A, query(1, 2, 3, 4), NOTHING)  # the blocks are no longer exclusive
     assert tracker.load(A).active_decode_blocks == 4
     for request in ("fading", "other", "third"):
         tracker.free(request)
@@ -142,7 +142,7 @@ def test_prefills_get_on_at_the_oldest_ones_pace() -> None:
     tracker.add("second", A, query(isl=50), NOTHING, now=11, prefill_s=1.0)
     tracker.refresh(11)
     assert tracker.load(A).active_prefill_tokens == 150 - 50
-    tracker.refresh(12.5)  # late: it spills over onto the second
+    tracker.refresh(12.5)  # it is late, and the second prefill has also progressed
     assert tracker.load(A).active_prefill_tokens == 150 - 125
     tracker.refresh(90)
     assert tracker.load(A).active_prefill_tokens == 0
@@ -222,7 +222,7 @@ def test_published_metrics_reach_the_load_and_are_guessed_on() -> None:
     tracker.publish(A, None)
     tracker.free("x")
     assert tracker.load(A) == Load()
-    tracker.publish(B, said)  # not there (any more): nothing happens
+    tracker.publish(B, said)  # the worker has left, so nothing happens
 
 
 def test_metrics_travel_and_go_stale() -> None:

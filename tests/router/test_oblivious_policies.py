@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The policies that do not look at caches, and the registry they are made by."""
+"""The policies that ignore caches, and the registry that makes them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ QUERY = Query(isl=160, block_size=16)
 
 
 def candidates(*tokens: int) -> list[Candidate]:
-    """One worker for each count of outstanding tokens, ids from 1."""
+    """Make one worker for each count of outstanding tokens, with ids from 1."""
     return [
         Candidate(Worker(place), Load(outstanding_tokens=count), Overlap())
         for place, count in enumerate(tokens, 1)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Dynamo's four costs against the reference's vectors, and what they come to on a shared pool."""
+"""Dynamo's four costs against the reference's examples, and their choices on a shared pool."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_the_deprecated_weight_is_mapped() -> None:
 
 @st.composite
 def pool_states(draw: st.DrawFn) -> tuple[Query, list[Candidate], int]:
-    """Workers that find equally much on their devices, and the whole prompt's rest in the pool."""
+    """Workers with equal overlap on their devices, and the rest of the prompt in the pool."""
     blocks = draw(st.integers(1, 30))
     device = draw(st.integers(0, blocks))
     shared = draw(st.integers(0, blocks - device))
@@ -132,7 +132,7 @@ def test_on_a_pool_as_good_as_local_memory_linear_only_balances_load(
 def test_lmetric_multiplies_prefill_and_decode() -> None:
     state = candidate(new=3, overlap=Overlap(device=1), active_decode_blocks=2)
     choice = LMetric().choose(ISL_64, [state])
-    assert choice.cost == 18  # 3 blocks to prefill, by 2 + 3 + 1 that are decoded
+    assert choice.cost == 18  # 3 blocks to prefill, times 2 + 3 + 1 decode blocks
 
 
 def test_logit2_is_twice_the_hits_less_usage_and_queue() -> None:
@@ -153,7 +153,7 @@ def test_logit2_without_any_metrics_draws_at_random() -> None:
     assert {policy.choose(ISL_64, states).worker.worker_id for _ in range(60)} == {0, 1, 2}
 
 
-ARTICLE = {1: 3, 2: 2, 3: 1}  # scores of the Dynamo KV router article's find_matches
+ARTICLE = {1: 3, 2: 2, 3: 1}  # the scores of find_matches in the Dynamo KV router article
 
 
 @pytest.mark.parametrize("name", ["logit2", "alpha-gamma", "linear", "lmetric", "cache-aware"])

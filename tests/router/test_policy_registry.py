@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""What holds of every policy, and the registry they are made by."""
+"""Properties of every policy, and the registry that makes them."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_an_empty_prompt_is_routed(name: str) -> None:
 
 @pytest.mark.parametrize("name", POLICIES)
 def test_a_policy_that_looks_at_overlaps_is_shown_them(name: str) -> None:
-    """The router asks its index only where the policy says that it wants to know."""
+    """The router asks its index only if the policy wants to know."""
 
     def choices(held: int) -> list[Worker]:
         policy = make_policy(name, seed=3)

@@ -131,7 +131,7 @@ def test_a_worker_that_left_and_came_back_has_an_empty_cache() -> None:
 
 
 def by_tokens(query: Query, state: Candidate, fetched: int) -> Estimate:
-    """1 s per token to prefill, 2 s per block to fetch, 3 s between tokens."""
+    """Estimate 1 s per token to prefill, 2 s per block to fetch, and 3 s between tokens."""
     cached = (state.overlap.blocks + fetched) * query.block_size
     return Estimate(state.load.outstanding_tokens, query.isl - cached, 2 * fetched, 3)
 
@@ -169,7 +169,7 @@ def test_the_default_estimate_comes_from_published_costs() -> None:
     estimator = CostEstimator(costs=costs, bytes_per_s=100 * 16)
     state = candidate(0, 2, held=1, active_prefill_tokens=7, active_decode_blocks=4)
     state.overlap.shared = 2
-    step = 5.099  # s: 5000 ms, 10 for each of 3 requests, 1 for each of 64 tokens, and 5
+    step = 5.099  # seconds: 5000 ms, 10 for each of 3 requests, 1 for each of 64 tokens, and 5
     assert estimator(QUERY, state, 0) == Estimate(7.0, 16.0, 2.0, step)
     assert estimator(QUERY, state, 1) == Estimate(7.0, 0.0, 3.0, step)
     choice = MinTtft().choose(QUERY, [candidate(0), candidate(1, held=4)])

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The whole way of a request: candidates, filters, choice, account."""
+"""The router from a request to its account: candidates, filters, choice."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_matches_count_the_pool_beyond_what_is_held() -> None:
     assert found.of(ONE) == Overlap(shared=4)
     assert Matches(held={ONE: Overlap(device=9)}, shared=4).of(ONE) == Overlap(device=9)
     assert Matches(held={ONE: Overlap(device=9)}).of(ONE) == Overlap(device=9)
-    behind = Overlap(device=1, shared=2)  # an index that knows how far the pool goes on behind it
+    behind = Overlap(device=1, shared=2)  # an index that knows how far the pool continues behind it
     assert Matches(held={ONE: behind}, shared=9).of(ONE) == behind
     assert Matches(held={ONE: Overlap()}, shared=9).of(ONE) == Overlap(shared=9)
 

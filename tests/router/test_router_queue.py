@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The router's queue: scores, order, refreshed overlap, and who is passed over."""
+"""The router's queue: scores, order, refreshed overlap, and requests that are not ready."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def test_requests_wait_only_while_every_worker_is_over_the_threshold() -> None:
     with pytest.raises(AllWorkersBusyError, match="1 workers"):
         router.choose(query(1), Constraints(pin=one))
     router.route("b", query(16 * 64), Constraints(pin=two))
-    router.choose(query(1))  # the second is at the threshold, not over it
+    router.choose(query(1))  # the second worker is at the threshold, not over it
     router.route("c", query(1), Constraints(pin=two))
     with pytest.raises(AllWorkersBusyError, match="2 workers"):
         router.choose(query(1))

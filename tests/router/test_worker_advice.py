@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The planner's advice: thresholds, objectives, and what one role gives the other."""
+"""The planner's advice: thresholds, goals, and workers that one role gives to the other."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_idle_roles_shrink_but_not_to_nothing() -> None:
     assert actions(prefill=Seen(workers=2)) == [("shrink", "prefill")]
     assert actions(decode=Seen(workers=2, usage=0.4)) == [("shrink", "decode")]
     assert actions(prefill=Seen(workers=1)) == []
-    assert actions(decode=Seen(workers=2)) == []  # nobody knows how full it is
+    assert actions(decode=Seen(workers=2)) == []  # the usage of memory is unknown
 
 
 def test_what_one_role_can_spare_goes_to_the_other() -> None:

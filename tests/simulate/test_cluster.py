@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""A simulated cluster in small: what requests find, who comes and goes, and what the links are."""
+"""A small simulated cluster: what requests find, workers that come and go, and the links."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from beluga.simulate.memory import Network
 from beluga.simulate.request import Request
 from beluga.simulate.tier import Tier
 
-BLOCK = 10  # tokens, and bytes
+BLOCK = 10  # in tokens, and in bytes
 # A token of a prompt takes 1 ms, a step of decoding 10 ms.
 MODEL = dataclasses.replace(
     costs.MODELS[costs.DEFAULT_MODEL],
@@ -49,11 +49,11 @@ def test_a_request_that_fills_hbm_is_served_and_a_larger_one_is_not(engine: str)
     ran.run()
     assert ran.refused == 1
     assert [request.first_token for request in ran.requests[:1]] == pytest.approx([0.045])
-    assert ran.requests[1].first_token != ran.requests[1].first_token  # never
+    assert ran.requests[1].first_token != ran.requests[1].first_token  # NaN: it was never sent
 
 
 def test_whatever_was_prefilled_is_no_work_that_a_worker_still_has() -> None:
-    """Else the next request would be forecast to wait for it."""
+    """Otherwise the next request would be forecast to wait for it."""
     ran = cluster(Prompt(0, 45, 5, (1,)), Prompt(1, 45, 5, (2,)))
     told: list[tuple[int, int]] = []
     real = ran.forecast.prefilled
@@ -116,7 +116,7 @@ def test_a_pool_counts_for_every_worker() -> None:
 
 @pytest.mark.parametrize(("count", "hours"), [(1, 6 + 3 * 4), (-1, 6 + 4)])
 def test_workers_are_paid_from_when_they_come_until_they_go(count: int, hours: int) -> None:
-    """Two for three seconds, then three, or one, for four."""
+    """Two workers run for three seconds, then three or one for four."""
     prompts = [Prompt(at, 1000, 1, ()) for at in range(7)]
     ran = cluster(*prompts, workers=2, scale=Scale(3.0, count), hbm=2000)
     ran.run()
@@ -144,7 +144,7 @@ def test_the_planner_looks_every_thirty_seconds_while_there_is_work() -> None:
     )
     ran.run()
     assert looks == [(30, 1), (60, 2), (90, 2)]
-    assert ran.end_s == 120  # a last look finds nothing to do
+    assert ran.end_s == 120  # the last look finds nothing to do
 
 
 def test_a_refused_request_is_no_work_to_wait_for() -> None:
@@ -218,7 +218,7 @@ def test_a_prompt_is_in_the_pool_once_it_is_written(paid: bool) -> None:
         assert made.write.moved[-1] == 2 * BLOCK
         made.write.end(made.write.finish)
         assert far.tier.lead(request.ids, 3) == 3
-    far.offload(1.0, request)  # nothing is missing: nothing is copied
+    far.offload(1.0, request)  # nothing is missing, so nothing is copied
     assert made.write.copies == []
 
 
@@ -232,7 +232,7 @@ def test_a_serial_worker_says_how_many_wait() -> None:
 
 
 def test_serial_workers_are_busy_from_the_fetch_to_the_first_token() -> None:
-    """20 blocks of 10 bytes at 1000 bytes/s, of the second worker; 10 tokens are left."""
+    """The second worker fetches 20 blocks of 10 bytes at 1000 bytes/s, and 10 tokens are left."""
     prompts = [Prompt(at, 210, 1, range(21)) for at in (0, 10, 20)]
     ran = cluster(*prompts, workers=2, engine="serial", bandwidth=1000.0, hbm=250)
     ran.run()

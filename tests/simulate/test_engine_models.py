@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Simulated workers: what a request costs alone, and that nothing is lost in a crowd."""
+"""Simulated engines: the cost of a single request, and that nothing is lost with many."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ def decode_s(steps: int, context: int) -> float:
 
 def test_a_request_alone_takes_what_the_costs_say() -> None:
     [request] = run(trace_of(Prompt(0, 6000, 101, ())), ONE).requests
-    # 12 ms of a step, and 7.19 + 459.78 + 27.378 ms; then 100 steps of some 30.5 ms
+    # The sum of a step's 12 ms, and 7.19 + 459.78 + 27.378 ms; then come 100 steps of about 30.5
+    # ms.
     assert request.first_token == pytest.approx(0.506348)
     assert request.done - request.first_token == pytest.approx(3.053996, abs=1e-6)
 
@@ -53,7 +54,7 @@ def test_what_the_pool_holds_is_copied_and_not_computed() -> None:
     first, second = Prompt(0, 5200, 1, blocks), Prompt(100, 5200, 1, blocks)
     options = dataclasses.replace(ONE, workers=2)
     one, two = run(trace_of(first, second), options).requests
-    if one.worker == two.worker:  # chance; then HBM has it
+    if one.worker == two.worker:  # both are on one worker by chance, and its HBM has the blocks
         assert two.device == 10
         return
     assert (two.device, two.far) == (0, 10)
@@ -79,7 +80,7 @@ def test_a_prompt_waits_for_no_more_than_the_decode_step_under_way() -> None:
     step = (QWEN.h + QWEN.decode_ms(1, 1100)) / 1e3
     prefill = (QWEN.h + QWEN.prefill_ms(2000) + QWEN.f + QWEN.g * 1100) / 1e3
     assert prefill * 0.99 <= second.first_token - 5 <= step + prefill
-    # the decoding one is held up by the prompt's step, and loses none of its own
+    # The prompt's step delays the decoding request, which loses none of its own steps.
     assert first.done - alone.done == pytest.approx(prefill - step, abs=1e-3)
 
 

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""What is expected of workers, and of how many there should be, in numbers worked out by hand."""
+"""The forecast, and the planner's advice in the simulator, in numbers that were computed by
+hand.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ from beluga.simulate import Options
 from beluga.simulate.forecast import Forecast
 from beluga.simulate.planning import Planning
 
-# 1 ms a token and nothing else, but for 2 ms a step of 100 tokens
+# A token costs 1 ms, and a step of 100 tokens 2 ms more.
 MODEL = dataclasses.replace(
     costs.MODELS[costs.DEFAULT_MODEL], a=0.0, b=1.0, c=0.0, e=0.0, f=0.0, g=0.0, h=2.0
 )
@@ -32,7 +34,7 @@ def query(tokens: int) -> Query:
 
 
 def ready_in(forecast: Forecast, worker: int) -> float:
-    """Seconds until the worker has prefilled what it was sent."""
+    """Return the seconds until the worker has prefilled everything that it was sent."""
     return forecast(query(10), candidate(worker), 0).queue_s
 
 

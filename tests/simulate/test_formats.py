@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Formats of traces: told by their looks, read, and refused in one line."""
+"""The formats of traces: they are guessed from the content, read, and refused in one line."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_weka_ids_mean_something_in_their_file_only(tmp_path: Path) -> None:
         (tmp_path / f"{name}.json").write_text(session(1))
     trace = load_trace(tmp_path)
     assert trace.block_tokens == 64
-    # the two sessions share nothing, a session's second request its first one's blocks
+    # The two sessions share nothing. A session's second request shares the first one's blocks.
     assert sorted(map(tuple, trace.blocks())) == [(0, 1), (0, 1, 4), (2, 3), (2, 3, 5)]
 
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Links that copies share: the reference's vectors (scheduling.md, 6.4), and conservation."""
+"""Links that copies share: the reference's examples (scheduling.md, 6.4), and conservation."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ GB, MB = 1e9, 1e6
 
 
 def ends(speeds: list[float], copies: list[tuple[float, float, tuple[int, ...]]]) -> list[float]:
-    """When copies of (start, bytes, links) end, in their order."""
+    """Return when copies of (start, bytes, links) end, in their order."""
     links = Links(speeds)
     ended = [0.0] * len(copies)
 
@@ -47,7 +47,7 @@ def test_vectors_of_processor_sharing(
 
 
 def test_the_time_left_is_the_sum_of_what_others_have_left_up_to_it() -> None:
-    """deadline of r = sum over j of min(r_j, r) / B"""
+    """The deadline of r is the sum over j of min(r_j, r) / B."""
     random = Random(1)
     sizes = [random.uniform(1, 50) * MB for _ in range(12)]
     expected = [sum(min(other, size) for other in sizes) / GB for size in sizes]
@@ -55,7 +55,8 @@ def test_the_time_left_is_the_sum_of_what_others_have_left_up_to_it() -> None:
 
 
 def test_copies_are_as_fast_as_their_tightest_link_lets_them() -> None:
-    # two on the slow shared link 0; the third has link 1 but for what the second takes of it
+    # Two copies use the slow shared link 0. The third has link 1 except for what the second takes
+    # of it.
     found = ends([2 * GB, 4 * GB], [(0, GB, (0,)), (0, GB, (0, 1)), (0, 3 * GB, (1,))])
     assert found == pytest.approx([1, 1, 1], rel=1e-3)
 

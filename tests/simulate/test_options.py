@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Options of the simulator: what a cluster has unless told, and where sense ends."""
+"""The options of the simulator: the defaults of a cluster, and invalid values."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Rows and reports: every figure of a run that is small enough to be worked out by hand."""
+"""Rows and reports: every figure of a run that is small enough to be computed by hand."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def request(arrival: float, ttft: float, *, out: int, done: float, found: tuple[
 
 
 def cluster(*requests: Request, memory: str = "pool", **options: Any) -> Any:
-    """As it is after a run of 20 s with two workers, and two copies that took a second each."""
+    """Make a cluster after a run of 20 s with two workers and two copies of one second each."""
     return SimpleNamespace(
         requests=list(requests),
         trace=SimpleNamespace(block_tokens=BLOCK),
@@ -65,7 +65,7 @@ def test_a_row_has_the_means_of_what_was_served() -> None:
     assert found.ttft_mean_s == found.ttft_p50_s == pytest.approx(2.0)
     assert found.ttft_p90_s == pytest.approx(2.8)
     assert found.ttft_p99_s == pytest.approx(2.98)
-    # 10 further tokens in 2 s, 2 in 0.8 s; an answer of one token has none
+    # There are 10 further tokens in 2 s, and 2 in 0.8 s. An answer of one token has none.
     assert found.tpot_mean_ms == pytest.approx(300)
     assert found.tpot_p99_ms == pytest.approx(398)
     assert found.throughput_per_s == 3 / 20
@@ -140,8 +140,8 @@ TRACE = make_trace("a<b", BLOCK, [Prompt(0, 25, 2, (1, 2)), Prompt(1, 25, 2, (1,
 
 @pytest.fixture
 def rows() -> list[Row]:
-    """One policy on a pool with two seeds, which the report leaves out, and their mean; another
-    on split DRAM that served nothing.
+    """Make the rows of one policy on a pool with two seeds, which the report leaves out, and their
+    mean; and of another policy on split DRAM that served nothing.
     """
     one = row(*REQUESTS[:1], seed=0)
     two = row(*REQUESTS[1:2], seed=1)

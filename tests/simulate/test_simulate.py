@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Whole runs: nothing is lost, seeds decide, memories are of one size, workers come and go."""
+"""Whole runs: nothing is lost, seeds decide, memories have equal sizes, and workers come and go."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ GIB = 1 << 30
 
 
 def conversations(count: int = 60, turns: int = 4, gap_s: float = 4.0) -> Trace:
-    """Chats that grow: each turn's prompt begins with the one before, all with the same block."""
+    """Make growing chats: each turn's prompt begins with the one before, and all begin with the
+    same block.
+    """
     random = Random(5)
     prompts, fresh = [], 1
     for chat in range(count):
@@ -105,7 +107,7 @@ def test_slower_links_take_longer_and_queue() -> None:
         options = dataclasses.replace(OPTIONS, **change)
         return simulate(TRACE, options, policies=["random"], memories=["pool"])[-1]
 
-    # OPTIONS' small pool lies on one memory device, which would hide all else
+    # The small pool of OPTIONS lies on one memory device, which would hide all other effects.
     base, slow = row(devices=100), row(bandwidth=2e9)
     assert slow.onboard_ms > 5 * base.onboard_ms
     assert slow.ttft_mean_s > base.ttft_mean_s
@@ -131,7 +133,7 @@ def test_workers_come_and_go_in_the_middle(count: int) -> None:
 
 def test_new_workers_find_the_pool_full_and_their_own_dram_empty() -> None:
     def after(memory: str, scale: Scale | None) -> float:
-        # with room for all, so that it is not what new workers add that counts
+        # Everything fits, so that the memory of new workers does not matter.
         options = dataclasses.replace(OPTIONS, scale=scale, pool=1024 * GIB)
         cluster = Cluster(TRACE, options, policy="random", memory=memory)
         cluster.run()
@@ -160,7 +162,7 @@ def test_the_planner_adds_workers_where_prompts_wait_and_stops_idle_ones(engine:
     assert row.workers_most > 2
     assert row.workers_most <= 5
     assert row.ttft_mean_s < alone.ttft_mean_s
-    assert row.worker_hours < alone.worker_hours  # one worker does for the calm part
+    assert row.worker_hours < alone.worker_hours  # one worker suffices for the calm part
     assert alone.workers_most == 2
 
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The chunked engine, which computes runs of steps at once, beside one that goes step by step."""
+"""The chunked engine, which computes runs of steps at once, against one that computes each step."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from beluga.simulate import Options, Prompt, make_trace
 from beluga.simulate.cluster import Cluster
 
 BLOCK = 16  # tokens
-# Milliseconds, so that no part of a step's cost is lost beside another.
+# The costs are in milliseconds, so that no part of a step's cost is lost beside another.
 MODEL = dataclasses.replace(
     costs.MODELS[costs.DEFAULT_MODEL],
     a=3.0, b=0.5, c=0.01, e=2.0, f=0.7, g=0.05, h=1.5, kv_bytes_per_token=1,
@@ -26,7 +26,7 @@ MODEL = dataclasses.replace(
 
 @dataclass
 class Naive:
-    """A request: when it comes, its tokens, and when its first and its last one were there."""
+    """A request: its arrival, its tokens, and the times of its first and last token."""
 
     arrival: float
     input: int
@@ -34,7 +34,7 @@ class Naive:
     kv: int = 0
     first: float = 0.0
     done: float = 0.0
-    made: int = 0  # tokens of the answer
+    made: int = 0  # tokens of the answer so far
 
     @property
     def slots(self) -> int:
@@ -42,7 +42,7 @@ class Naive:
 
 
 def step_by_step(requests: list[Naive], options: Options) -> None:
-    """Serve them all."""
+    """Serve all requests."""
     arrivals, queue = deque(requests), deque[Naive]()
     admitted: list[Naive] = []
     now = 0.0
@@ -60,7 +60,9 @@ def step_by_step(requests: list[Naive], options: Options) -> None:
 
 
 def _step(admitted: list[Naive], start: float, options: Options) -> float:
-    """Every request that decodes makes a token, prompts go on; the milliseconds that it took."""
+    """Run a step: every decoding request makes a token, and prompts continue. Returns its
+    milliseconds.
+    """
     decoding = [one for one in admitted if one.made]
     ready = [one for one in admitted if not one.made]
     room = max(1, options.step_tokens - len(decoding))
@@ -101,7 +103,7 @@ def test_runs_of_steps_take_as_long_as_their_steps(seed: int, limits: dict[str, 
     ]
     for before, one in itertools.pairwise(naive):
         one.arrival += before.arrival
-    naive[0].arrival = 0.0  # as the trace's first is
+    naive[0].arrival = 0.0  # the trace's first request is at 0
     prompts = [Prompt(one.arrival, one.input, one.output, ()) for one in naive]
     cluster = Cluster(
         make_trace("steps", BLOCK, prompts, 1.0), options, policy="random", memory="pool"
@@ -116,7 +118,7 @@ def test_runs_of_steps_take_as_long_as_their_steps(seed: int, limits: dict[str, 
 
 
 def test_a_prompt_that_comes_as_a_step_ends_is_in_the_next() -> None:
-    """Steps of 1 ms a token of context: they end at 1, 3, 6, 10, 15 ms."""
+    """Steps of 1 ms per token of context end at 1, 3, 6, 10 and 15 ms."""
     model = dataclasses.replace(MODEL, a=0.0, b=1.0, c=0.0, e=0.0, f=0.0, g=1.0, h=0.0)
     prompts = [Prompt(0, 1, 9, ()), Prompt(0.006, 2, 1, ())]
     trace = make_trace("two", BLOCK, prompts, 1.0)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Tiers (csrc/index/tier.h) beside a naive model, and what eviction leaves."""
+"""Tiers (csrc/index/tier.h) against a naive model, and what eviction leaves."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def ids(*blocks: int) -> object:
 
 
 class Naive:
-    """An ordered list, coldest first; counts of users."""
+    """An ordered list, coldest first, with counts of users."""
 
     def __init__(self, capacity: int) -> None:
         self.capacity, self.order, self.users, self.reserved = capacity, [], Counter(), 0

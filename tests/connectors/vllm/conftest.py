@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Real vLLM engines for the slow tests: an environment, a model, a pool with a server, engines."""
+"""Fixtures with real vLLM engines for the slow tests: an environment, a model, a pool with a
+server, engines.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,7 @@ SERVER_S = 60.0
 
 @pytest.fixture(scope="session")
 def vllm_python() -> str:
-    """A Python with vLLM; the test is skipped where none can be had."""
+    """A Python with vLLM. The test is skipped if it is not available."""
     command = [ROOT / "scripts/setup-vllm"]
     made = subprocess.run(command, check=False, capture_output=True, text=True, timeout=1500)
     if made.returncode == 77:
@@ -46,7 +48,7 @@ def tiny_model(vllm_python: str) -> Path:
 
 
 class Site:
-    """A pool with a server of its own process, and engines on it."""
+    """A pool with a server process, and engines on it."""
 
     def __init__(self, folder: Path, devices: list[Path], python: str, made: Path) -> None:
         self.folder, self.python, self._model = folder, python, made
@@ -89,7 +91,7 @@ class Site:
         environment: dict[str, str] | None = None,
         **options: Any,
     ) -> Engine:
-        """Start an engine; ``connector``: its settings, or None for an engine without."""
+        """Start an engine. ``connector`` has its settings, or is None for an engine without one."""
         environment = (
             (environment or {})
             | {
@@ -124,7 +126,7 @@ class Site:
         )
 
     def check(self) -> subprocess.CompletedProcess[str]:
-        """``beluga pool check --payload``, of the pool as it serves."""
+        """Run ``beluga pool check --payload`` on the pool while it is served."""
         code = "from beluga.cli.main import main; main()"
         return subprocess.run(
             [sys.executable, "-c", code, "pool", "check", "--payload", *self.pool_options()],
@@ -135,7 +137,7 @@ class Site:
         )
 
     def pinned(self) -> int:
-        """Blocks that sessions hold."""
+        """Return how many blocks sessions hold."""
         with Pool.open(self.paths) as pool, Client(pool, timeout_s=5) as client:
             return MetaClient(client).stat().pinned_count
 
@@ -146,7 +148,7 @@ class Site:
 
 @pytest.fixture(scope="module")
 def site(memory_root: Path, vllm_python: str, tiny_model: Path) -> Iterator[Site]:
-    """A pool that holds about as much as three of the longest prompts, served."""
+    """A served pool with space for about three of the longest prompts."""
     folder = Path(tempfile.mkdtemp(prefix="beluga-vllm-test-", dir=memory_root))
     devices = [folder / "a", folder / "b"]
     Pool.create(devices, device_size=40 << 20, lane_count=32).close()
@@ -160,7 +162,7 @@ def site(memory_root: Path, vllm_python: str, tiny_model: Path) -> Iterator[Site
 
 
 def wait_until(condition: Any, timeout_s: float, what: str) -> None:
-    """Ask until it is true."""
+    """Poll until the condition is true."""
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline, f"not within {timeout_s} s: {what}"

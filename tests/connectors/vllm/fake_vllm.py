@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""As much of vLLM, and of torch beside it, as our connector and offloading spec import."""
+"""Fakes of the parts of vLLM and torch that our connector and offloading spec import."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ class Role(enum.Enum):
 
 
 class Metadata:
-    """What the two sides hand to each other."""
+    """The data that the two sides exchange."""
 
 
 class Connector:
-    """KVConnectorBase_V1."""
+    """A fake of KVConnectorBase_V1."""
 
     def __init__(self, vllm_config: Any, role: Role, kv_cache_config: Any) -> None:
         self._vllm_config, self._role, self._kv_cache_config = vllm_config, role, kv_cache_config
@@ -67,7 +67,7 @@ class LookupResult(enum.Enum):
 
 
 class TierFilter:
-    """Whether a request wants blocks of a tier."""
+    """A filter: whether a request loads blocks of a tier."""
 
     def __init__(self, *, all_tiers: bool) -> None:
         self.all_tiers = all_tiers
@@ -78,7 +78,7 @@ class TierFilter:
 
 
 class ReqContext:
-    """One request, as the offloading connector keeps it."""
+    """A request, as the offloading connector keeps it."""
 
     def __init__(self, req_id: str, *, load: bool = True) -> None:
         self.req_id, self.load_tier_filter = req_id, TierFilter(all_tiers=load)
@@ -138,7 +138,7 @@ class BlockStored:
 
 
 class Factory:
-    """KVConnectorFactory."""
+    """A fake of KVConnectorFactory."""
 
     def __init__(self) -> None:
         self._registry: dict[str, tuple[str, str]] = {}
@@ -149,12 +149,12 @@ class Factory:
 
 
 def key_of(block_hash: bytes) -> bytes:
-    """vLLM's offload key: the hash, and the number of the group."""
+    """Return vLLM's offload key: the hash, and the number of the group."""
     return block_hash + bytes(4)
 
 
 def vllm(*, tp_rank: int = 0, pp_rank: int = 0) -> dict[str, types.ModuleType]:
-    """The package vllm, in a process of these ranks; ``group`` is its connector."""
+    """Make the package vllm, in a process of these ranks. ``group`` is its connector."""
 
     def rank(number: int) -> Any:
         return lambda: types.SimpleNamespace(rank_in_group=number)
@@ -202,7 +202,7 @@ def vllm(*, tp_rank: int = 0, pp_rank: int = 0) -> dict[str, types.ModuleType]:
 
 
 def torch(asked: list[str]) -> types.ModuleType:
-    """What is asked of torch on a CPU; ``asked`` tells of the request for tiles."""
+    """Make the parts of torch for a CPU. ``asked`` records the request for tiles."""
     module = types.ModuleType("torch")
     vars(module)["cpu"] = types.SimpleNamespace(_init_amx=lambda: asked.append("amx"))
     vars(module)["backends"] = types.SimpleNamespace(
@@ -215,7 +215,7 @@ OURS = ("connector", "manager", "offloading", "stats")
 
 
 def installed(monkeypatch: Any, asked: list[str] | None = None, **ranks: int) -> None:
-    """Have what imports vLLM import these, for one test; ours among it is imported anew."""
+    """Make modules import these fakes for one test. Our modules are imported again."""
     for name, module in vllm(**ranks).items():
         monkeypatch.setitem(sys.modules, name, module)
     monkeypatch.setitem(sys.modules, "torch", torch([] if asked is None else asked))

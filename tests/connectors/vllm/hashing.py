@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The connector, in an engine under test, writing down the hash of every block that it moves.
+"""The connector in an engine under test, with a log of the hash of every block that it moves.
 
-Lines of BELUGA_TEST_HASHES: ``save DIGEST HASH`` of what the pool took, ``load DIGEST HASH`` of
-what lies in the engine's memory after a load. The hashes are taken from the engine's own tensors.
+Lines of BELUGA_TEST_HASHES are ``save DIGEST HASH`` for what the pool took, and ``load DIGEST
+HASH`` for what is in the engine's memory after a load. The hashes are computed from the engine's
+own tensors.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ __all__ = ["HashingConnector", "figures"]
 
 
 class HashingConnector(BelugaConnector):
-    """Writes hashes beside what it does."""
+    """Logs hashes of what it saves and loads."""
 
     def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
         super().register_kv_caches(kv_caches)

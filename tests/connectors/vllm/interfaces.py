@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Compares our overrides with the vLLM that this Python imports; prints what does not fit.
+"""Compares our overrides with the vLLM that this Python imports, and prints what does not fit.
 
-For each public method that a class of ours overrides: every call that the base's signature allows
-must be one that ours allows. Abstract methods must all be there. And what the offloading spec must
-refuse, it refuses.
+For each public method that a class of ours overrides, our signature must allow every call that the
+base's signature allows. Abstract methods must all exist. The offloading spec must refuse the
+configurations that it cannot serve.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 def narrower(ours: Any, base: Any) -> str:
-    """What the base accepts and ours does not."""
+    """Return what the base's signature accepts and ours does not."""
     mine, theirs = (
         list(inspect.signature(function).parameters.values()) for function in (ours, base)
     )
@@ -54,7 +54,7 @@ def narrower(ours: Any, base: Any) -> str:
         for one in mine
         if one.kind not in VARIADIC and one.default is one.empty and one.name not in known
     ]
-    # A newer optional parameter of ours does no harm; one without a default would.
+    # A newer optional parameter of ours is harmless; one without a default is not.
     return f"requires {', '.join(more)}" if more else ""
 
 
@@ -76,7 +76,7 @@ def misfits() -> list[str]:
 
 
 def not_refused() -> list[str]:
-    """Configurations that the spec should not have taken."""
+    """Return configurations that the spec should not have accepted."""
     taken = []
     for extra, groups in (
         ({"blocks_per_chunk": 2}, 1),

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The offloading manager with vLLM's own types, over a pool that is served; asserts.
+"""The offloading manager with vLLM's own types, over a served pool. It asserts its results.
 
-Run where vLLM is: manager_role.py POOL. One rank has left its card, and put the first four of the
-request's eight blocks in the pool.
+Run it where vLLM is installed: manager_role.py POOL. One rank has left its card, and put the first
+four of the request's eight blocks in the pool.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def request(name: str) -> ReqContext:
 
 def main() -> None:
     settings = VllmSettings(pool=sys.argv[1], timeout_ms=10000, salt="s")
-    other = Attachment(settings)  # the worker's
+    other = Attachment(settings)  # the worker's session
     assert Rendezvous("engine", "s").leave(other, 0, RANK)
     other.cache(RANK).put(HASHES[:4], np.ones((4, 4096), dtype=np.uint8))
     manager = BelugaManager(
@@ -75,13 +75,13 @@ def main() -> None:
     assert pinned() > 0
     manager.complete_load(set(KEYS[:4]), first)
     assert pinned() == 0
-    assert manager.lookup(KEYS[0], first) == MISS  # it may have failed
+    assert manager.lookup(KEYS[0], first) == MISS  # the load may have failed
 
     stored = manager.prepare_store(KEYS[4:], first)
     assert (stored.keys_to_store, stored.evicted_keys) == (KEYS[4:], [])
     assert stored.store_spec.digests == b"".join(HASHES[4:])
     other.cache(RANK).put(HASHES[4:6], np.ones((2, 4096), dtype=np.uint8))
-    manager.complete_store(set(KEYS[4:]), first)  # of which two were stored
+    manager.complete_store(set(KEYS[4:]), first)  # two of these were stored
     (event,) = manager.take_events()
     assert (event.keys, event.removed) == (KEYS[4:6], False)
     assert list(manager.take_events()) == []
@@ -93,7 +93,7 @@ def main() -> None:
     second = request("second")
     second.load_tier_filter = TierFilter(())
     manager.on_new_request(second)
-    assert manager.lookup(KEYS[0], second) == MISS  # the request wants nothing loaded
+    assert manager.lookup(KEYS[0], second) == MISS  # the request allows no loads
     manager.reset_cache()
     third = request("third")
     manager.on_new_request(third)

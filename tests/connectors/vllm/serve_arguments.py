@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Run in .venv-vllm: parses command lines, a JSON list of words each, as ``vllm serve`` would.
+"""Parses command lines as ``vllm serve`` would; each is a JSON list of words. Run it in .venv-vllm.
 
-Prints the KV connector of each as JSON. A command line that vLLM refuses ends it with an error.
+It prints the KV connector of each as JSON. A command line that vLLM refuses ends it with an error.
 """
 
 from __future__ import annotations

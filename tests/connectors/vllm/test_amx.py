@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Asking for the processor's tiles: only for a CPU, and where torch knows how."""
+"""The request for the processor's tiles: only for a CPU, and only if torch supports it."""
 
 from __future__ import annotations
 

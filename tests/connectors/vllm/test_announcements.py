@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""What is announced of blocks: whose they are, when, and how many may be on their way."""
+"""The announcements of blocks: their contents, their time, and the limit of pending ones."""
 
 from __future__ import annotations
 

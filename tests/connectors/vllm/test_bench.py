@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""``scripts/vllm-bench`` as users start it, with a tiny model: what it measured, not how fast."""
+"""``scripts/vllm-bench`` as users start it, with a tiny model: the kind of results, not the
+speed.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def report(folder: Path) -> dict[str, Any]:
-    """One short run: two lengths, one rate, no variant (each takes two more engines)."""
+    """One short run with two lengths, one rate and no variant (each takes two more engines)."""
     if shutil.disk_usage(MEMORY).free < ROOM:
         pytest.skip(f"needs {ROOM >> 20} MiB free in {MEMORY}")
     words = ["--json", "--quick", "--rates", "4", "--variants", "--seed", "5"]

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The parts of the vLLM benchmark that need no vLLM: requests, arrivals, sums, verdict, charts."""
+"""The parts of the vLLM benchmark without vLLM: requests, arrivals, sums, verdict, charts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ BLOCK = 128
 
 
 def blocks(prompts: list[list[int]]) -> list[tuple[int, ...]]:
-    """Each whole block of each prompt, with all before it: what makes two blocks the same."""
+    """Return each whole block of each prompt with all before it, because that identifies a
+    block.
+    """
     return [tuple(tokens[:end]) for tokens in prompts for end in range(BLOCK, len(tokens), BLOCK)]
 
 
@@ -75,7 +77,7 @@ def test_arrivals_have_the_rate_and_are_not_even() -> None:
 
 
 class Machine:
-    """An engine that answers the oldest request first, a token a step."""
+    """An engine that answers the oldest request first, one token per step."""
 
     def __init__(self) -> None:
         self.added: list[tuple[str, list[int], list[int]]] = []
@@ -125,7 +127,7 @@ def test_a_summary_counts_all_replies() -> None:
 
 
 def rows(**fields: Any) -> list[dict[str, Any]]:
-    """A row for each of two arms."""
+    """Make a row for each of two arms."""
     times = dict.fromkeys(("ttft_mean_s", "ttft_p99_s", "tpot_mean_s", "tpot_p99_s", "qps"), 0.5)
     work = {"requests": 4, "prompt_tokens": 4100, "output_tokens": 64, "full_tokens": 4096}
     return [

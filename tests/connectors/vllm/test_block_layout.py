@@ -24,25 +24,25 @@ def layout_of(tensors: dict[str, Tensor]) -> BlockLayout:
 
 
 def packed_block() -> tuple[dict[str, Tensor], np.ndarray]:
-    """All layers of a block side by side (block-outermost)."""
+    """All layers of a block are adjacent (block-outermost)."""
     memory = np.zeros((BLOCKS, LAYERS, HEADS, TOKENS, 2 * SIZE), dtype=np.uint16)
     return {f"layer.{i}": Tensor(memory[:, i]) for i in range(LAYERS)}, memory
 
 
 def keys_apart() -> tuple[dict[str, Tensor], np.ndarray]:
-    """K of all blocks, then V of all blocks."""
+    """K of all blocks is followed by V of all blocks."""
     memory = np.zeros((LAYERS, 2, BLOCKS, TOKENS, HEADS, SIZE), dtype=np.uint16)
     return {f"layer.{i}": Tensor(memory[i]) for i in range(LAYERS)}, memory
 
 
 def tokens_first() -> tuple[dict[str, Tensor], np.ndarray]:
-    """Heads after tokens in memory, before them in the shape (NHD seen as HND)."""
+    """Heads come after tokens in memory but before them in the shape (NHD seen as HND)."""
     memory = np.zeros((LAYERS, BLOCKS, TOKENS, HEADS, SIZE), dtype=np.uint16)
     return {f"layer.{i}": Tensor(memory[i].transpose(0, 2, 1, 3)) for i in range(LAYERS)}, memory
 
 
 def latent() -> tuple[dict[str, Tensor], np.ndarray]:
-    """MLA: one latent vector per token, no heads."""
+    """MLA has one latent vector per token and no heads."""
     return layer_major(LAYERS, BLOCKS, TOKENS, 576)
 
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""vLLM's connector interface with stand-ins for vLLM: engines that save and load by its hooks."""
+"""vLLM's connector interface with fakes of vLLM: engines that save and load through its hooks."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Engine:
             )
 
     def start(self, made: Any, first: int) -> tuple[int, bool]:
-        """The engine takes a request on, in blocks from ``first``: what the pool is to give."""
+        """Start a request in blocks from ``first`` on. Returns what the pool should provide."""
         found: tuple[int, bool] = self.scheduler.get_num_new_matched_tokens(made, 0)
         ids = list(range(first, first + made.num_tokens // BLOCK_TOKENS + 1))
         self.block_ids[made.request_id] = ids
@@ -71,7 +71,7 @@ class Engine:
         return found
 
     def step(self, made: Any, *, fill: int | None = None, preempted: Any = None) -> None:
-        """A forward of all that is left of a request, which leaves ``fill`` in its blocks."""
+        """Run a forward for all that is left of a request. It writes ``fill`` into the blocks."""
         tokens = made.num_tokens - made.num_computed_tokens
         output = SimpleNamespace(
             num_scheduled_tokens={made.request_id: tokens}, preempted_req_ids=preempted
@@ -88,7 +88,7 @@ class Engine:
         made.num_computed_tokens += tokens
 
     def report(self, *, invalid: set[int] | None = None) -> Any:
-        """What the worker says after a step reaches the scheduler."""
+        """Pass the worker's report after a step to the scheduler."""
         meta = self.worker.build_connector_worker_meta()
         self.scheduler.update_connector_output(
             SimpleNamespace(kv_connector_worker_meta=meta, invalid_block_ids=invalid or set())
@@ -96,7 +96,9 @@ class Engine:
         return meta
 
     def finish(self, made: Any) -> bool:
-        """A request ends; whether its blocks are held, and then until they are saved."""
+        """End a request. If its blocks are held, wait until they are saved. Returns whether they
+        were.
+        """
         held, parameters = self.scheduler.request_finished(made, self.block_ids[made.request_id])
         assert parameters is None
         self.worker.bind_connector_metadata(
@@ -117,7 +119,7 @@ class Engine:
         return bool(held)
 
     def run(self, made: Any, first: int, fill: int) -> int:
-        """A whole request: the tokens that the pool gave."""
+        """Run a whole request. Returns the tokens that the pool provided."""
         tokens, _ = self.start(made, first)
         self.step(made, fill=fill if tokens == 0 else None)
         self.finish(made)
@@ -131,7 +133,7 @@ class Engine:
 
 @pytest.fixture
 def pool(shm: Path) -> Iterator[Pool]:
-    """With a lane for each session of several engines."""
+    """A pool with a lane for each session of several engines."""
     paths = [shm / "a", shm / "b"]
     with Pool.create(paths, device_size=64 << 20, sparse=True, lane_count=24) as pool:
         yield pool

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""``scripts/vllm-demo`` as a user runs it, with a home that has nothing and the smallest model."""
+"""``scripts/vllm-demo`` as a user runs it, with an empty home directory and the smallest model."""
 
 from __future__ import annotations
 
@@ -29,9 +29,10 @@ Demo = Callable[..., "subprocess.Popen[str]"]
 
 @pytest.fixture
 def demo(tmp_path: Path) -> Iterator[Demo]:
-    """Start it; what it leaves is looked for by its folder for temporary files."""
+    """A function that starts it. What it leaves is found by its folder for temporary files."""
     started: list[subprocess.Popen[str]] = []
-    temporary = Path(tempfile.mkdtemp(prefix="beluga-test-"))  # short: sockets are named in it
+    # the name must be short, because it is part of sockets' names
+    temporary = Path(tempfile.mkdtemp(prefix="beluga-test-"))
     environment = os.environ | {"HOME": str(tmp_path / "home"), "TMPDIR": str(temporary)}
 
     def start(*options: str) -> subprocess.Popen[str]:
@@ -67,7 +68,7 @@ def result_of(child: subprocess.Popen[str]) -> dict[str, Any]:
 
 
 def in_memory() -> set[Path]:
-    """The folders of pools that demonstrations have made there."""
+    """Return the folders of pools that demonstrations have made in memory."""
     return set(MEMORY.glob("beluga-vllm-*"))
 
 
@@ -103,7 +104,7 @@ def test_ctrl_c_leaves_nothing_behind(demo: Demo) -> None:
             break
     else:
         result_of(child)
-    time.sleep(3)  # into the middle of something
+    time.sleep(3)  # it is then in the middle of its work
     assert in_memory() - before
     os.killpg(child.pid, signal.SIGINT)
     child.communicate(timeout=120)

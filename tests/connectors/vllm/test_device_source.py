@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Blocks in a GPU's memory, by the CUDA engine: host-compiled kernels stand in for the GPU."""
+"""Blocks in a GPU's memory with the CUDA engine, with host-compiled kernels in place of the GPU."""
 
 from __future__ import annotations
 
@@ -28,13 +28,15 @@ from beluga.transfer import CudaEngine, HostDriver
 
 BLOCKS, LAYERS, ITEMS = 40, 3, 2048
 LONG_S = 60.0
-ENGINE_STREAM = 0  # on which the engine computes; every driver has one
+ENGINE_STREAM = 0  # the engine computes on this stream, which every driver has
 IDS = list(range(5, 30))
 DIGESTS = b"".join(bytes([i + 1]) * 32 for i in range(len(IDS)))
 
 
 class Machine:
-    """Where vLLM's tensors are CUDA tensors, and a driver's calls go to the host's kernels."""
+    """A machine where vLLM's tensors are CUDA tensors, and a driver's calls run the host's
+    kernels.
+    """
 
     def __init__(self) -> None:
         self.drivers: list[HostDriver] = []
@@ -146,11 +148,11 @@ def test_a_gpu_saves_what_others_load_and_loads_what_others_saved(
     assert not np.delete(gpu.memory, IDS, axis=1).any()
     stats = [engine.stat for engine in machine.engines]
     moved = [one.direct_bytes + one.staged_bytes + one.bounced_bytes for one in stats]
-    assert moved == [len(IDS) * gpu.size] * 2  # one engine saves, one loads, and nobody else
+    assert moved == [len(IDS) * gpu.size] * 2  # one engine saves and one loads
     assert [len(driver.launches) > 0 for driver in machine.drivers] == [True, True]
     assert all(engine.settle(LONG_S) for engine in machine.engines)
     assert [engine.stat.registered_bytes for engine in machine.engines] == [
-        sum(machine.registered)  # once for both
+        sum(machine.registered)  # each window is registered once for both
     ] * 2
     assert machine.registered
 

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Real engines on one pool, and everything that may go wrong between them: never wrong KV.
+"""Real engines on one pool, with everything that may go wrong between them: KV is never wrong.
 
-Weights are float32: then what an engine computes after a hit equals what it computes without a
-cache, token by token, and the tests may say so. (In bfloat16 it does not, with vLLM's own prefix
-cache either: chunks of other shapes round differently.)
+Weights are float32. Then what an engine computes after a hit equals what it computes without a
+cache, token by token, and the tests can compare. (In bfloat16 it does not, even with vLLM's own
+prefix cache, because chunks of other shapes are rounded differently.)
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SAVED_S = 60.0
 
 
 class Engines:
-    """One that computes, one that saves and loads, one that loads beside its forwards."""
+    """Three engines: one only computes, one saves and loads, and one loads beside its forwards."""
 
     def __init__(self, site: Site) -> None:
         self.site = site
@@ -39,13 +39,13 @@ class Engines:
         self.all = (self.plain, self.a, self.b)
 
     def recomputed(self, tokens: list[int]) -> list[int]:
-        """What an engine without any cache answers."""
+        """Return the answer of an engine without any cache."""
         forget(self.plain)
         answer: list[int] = self.plain.generate(tokens)["tokens"]
         return answer
 
     def saved(self, tokens: list[int], engine: Engine | None = None) -> dict[str, Any]:
-        """Have it computed and saved."""
+        """Have a prompt computed and its blocks saved."""
         engine = engine or self.a
         before = done(engine)
         reply = engine.generate(tokens)
@@ -55,7 +55,7 @@ class Engines:
 
 
 def done(engine: Engine) -> float:
-    """Blocks that need not be saved any more, for whatever reason."""
+    """Return how many blocks need no save any more, for any reason."""
     engine.ask("idle")
     figures = engine.ask("figures")["figures"]
     return (
@@ -77,7 +77,7 @@ def engines(site: Site) -> Iterator[Engines]:
 
 
 def forget(engine: Engine) -> None:
-    """Empty its own prefix cache, once what it saves has let go of it."""
+    """Empty the engine's own prefix cache after its saves have ended."""
 
     def emptied() -> bool:
         engine.ask("idle")
@@ -87,8 +87,9 @@ def forget(engine: Engine) -> None:
 
 
 def check_hashes(site: Site) -> int:
-    """Every block that was loaded is, byte for byte, the one that was saved under that name, and no
-    two names have the same bytes. How many loads there were."""
+    """Check that every loaded block has exactly the bytes that were saved under its name, and that
+    no two names have the same bytes. Returns how many loads there were.
+    """
     saved: dict[str, set[str]] = {}
     loads = 0
     for line in site.hashes.read_text().splitlines():
@@ -130,7 +131,7 @@ def test_a_longer_prompt_is_hit_as_far_as_it_was_computed(engines: Engines) -> N
 
 
 def test_fifty_requests_at_once_with_shared_prefixes(engines: Engines) -> None:
-    """More than the pool holds and more than an engine holds: evictions, preemptions, queues."""
+    """These exceed the pool and an engine, and cause evictions, preemptions and queues."""
     chance = random.Random(4)
     shared = [prompt(chance.randint(2, 7) * BLOCK, seed=100 + i) for i in range(10)]
     tokens = [
@@ -148,7 +149,7 @@ def test_fifty_requests_at_once_with_shared_prefixes(engines: Engines) -> None:
     for engine in (engines.a, engines.b):
         figures = engine.ask("figures")["figures"]
         assert figures["load_blocks"] > 0
-    for one in chance.sample(tokens, 8):  # one at a time: then also the answers are the same
+    for one in chance.sample(tokens, 8):  # one at a time, so that the answers are the same, too
         forget(engines.b)
         assert engines.b.generate(one)["tokens"] == engines.recomputed(one)
     check_hashes(engines.site)
@@ -172,7 +173,7 @@ def test_a_server_that_is_killed_costs_misses_only(engines: Engines) -> None:
 
     wait_until(shared_again, SAVED_S, "engines on the new server")
     forget(engines.b)
-    engines.b.generate(tokens)  # committed before the kill: whole, or evicted
+    engines.b.generate(tokens)  # blocks committed before the kill are whole or evicted
     check_hashes(engines.site)
 
 
@@ -190,7 +191,7 @@ def dies(engine: Engine, prompts: list[list[int]]) -> None:
 
 
 def test_engines_killed_while_they_save_and_load_leave_a_clean_pool(engines: Engines) -> None:
-    """One that saves dies with half of a block out; one that loads dies with pins."""
+    """An engine that saves dies in the middle of a block, and one that loads dies with pins."""
     site = engines.site
     saver = site.engine("saver", connector={}, crash="put.payload_streamed:3:kill")
     loader = site.engine("loader", connector={"salt": "tenant"}, crash="get.copied:1:kill")
@@ -202,7 +203,7 @@ def test_engines_killed_while_they_save_and_load_leave_a_clean_pool(engines: Eng
         assert engines.b.generate(tokens)["cached_tokens"] == TOKENS - 1
         dies(saver, [prompt(TOKENS, seed=900 + turn) for turn in range(6)])
         assert loader.generate(tokens)["cached_tokens"] == 0, "another tenant's blocks were found"
-        dies(loader, [tokens] * 6)  # which finds what it has saved itself
+        dies(loader, [tokens] * 6)  # it finds what it has saved itself
         wait_until(lambda: site.pinned() == 0, 30, "the dead engine's pins to go")
     finally:
         saver.kill()
@@ -217,7 +218,7 @@ def test_engines_killed_while_they_save_and_load_leave_a_clean_pool(engines: Eng
 
 
 def test_damaged_blocks_are_computed_again(engines: Engines) -> None:
-    """The last test here: what it damages in other prompts' blocks stays so."""
+    """This is the last test here, because its damage in other prompts' blocks remains."""
     prompts = {engines.a: prompt(TOKENS, seed=3), engines.b: prompt(TOKENS, seed=33)}
     for tokens in prompts.values():
         engines.saved(tokens)

@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 BLOCK = 128
 
-# Prints medium, first token and number of tokens of every block that is announced, a line each.
+# This program prints medium, first token and number of tokens of every announced block.
 SUBSCRIBER = """
 import json, sys, msgspec, zmq
 from vllm.distributed.kv_events import BlockStored, KVEventBatch
@@ -63,13 +63,13 @@ def test_saved_blocks_are_announced_once(site: Site) -> None:
         engine.generate(tokens)
 
         def announced() -> bool:
-            engine.ask("idle")  # what a worker has saved it says with the next step
+            engine.ask("idle")  # a worker reports its saves with the next step
             engine.generate(tokens[:5])
             return set(shared()) == blocks
 
         wait_until(announced, 60, f"{len(blocks)} blocks; heard: {heard.read_text()[:500]}")
         assert set(shared().values()) == {1}
-        engine.generate(tokens)  # offered again, and not new
+        engine.generate(tokens)  # the blocks are offered again but are not new
         engine.generate(tokens[:5])
         assert set(shared().values()) == {1}
     finally:

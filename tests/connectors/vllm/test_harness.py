@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The harness of the vLLM benchmarks, as far as it goes without vLLM."""
+"""The parts of the vLLM benchmarks' harness that work without vLLM."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 def ends(process: Path) -> bool:
-    """Whether the process is gone, or dead and not waited for, within a while."""
+    """Return whether the process soon ends or is a zombie."""
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         try:

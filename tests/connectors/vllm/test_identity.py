@@ -21,7 +21,7 @@ from beluga.errors import ConnectorError
 
 
 def digest(**changes: Any) -> bytes:
-    """Of an engine that differs from the usual one in ``changes``."""
+    """Return the digest of an engine that differs from the usual one in ``changes``."""
     page = changes.pop("page", (2, 4, 16))
     given = {
         "version": changes.pop("version", "0.32.0"),
@@ -166,7 +166,7 @@ def layers(**fields: Any) -> dict[str, str]:
 )
 def test_layers_that_differ_in_what_they_hold_are_told_apart(difference: dict[str, Any]) -> None:
     assert layers(**difference) != layers()
-    assert layers(page_size_bytes=128) == layers()  # which the layout has
+    assert layers(page_size_bytes=128) == layers()  # the layout has the page size
 
 
 def test_a_group_may_say_of_each_layer_what_it_is() -> None:
@@ -237,7 +237,7 @@ def test_a_model_may_be_one_file_or_a_name(tmp_path: Path) -> None:
 
 
 def test_a_change_at_the_beginning_in_the_middle_or_at_the_end_is_seen(tmp_path: Path) -> None:
-    size = 16 * SAMPLE_SIZE  # all of it is looked at
+    size = 16 * SAMPLE_SIZE  # all of it is sampled
     file = tmp_path / "a.bin"
     file.write_bytes(bytes(size))
     found = {model_identity(str(file), "")}

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Our classes fit vLLM's interfaces: those of the version in .venv-vllm, and of the next one.
+"""Our classes fit the interfaces of vLLM, both of the version in .venv-vllm and of the next one.
 
 The next one is not fetched (its wheel has 336 MB). To test with it, unpack a wheel::
 
@@ -20,15 +20,15 @@ import pytest
 
 from beluga import MetaServer
 
-LONG_S = 250  # for what takes ten seconds on a machine that is not busy
+LONG_S = 250  # for what takes ten seconds on an idle machine
 NEXT = "BELUGA_VLLM_NEXT"
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]  # the packages may have to be fetched
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]  # the packages may have to be downloaded
 
 
 @pytest.fixture(params=["0.32.", "0.33."])
 def version(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The installed version, or the next: that is found before it."""
+    """The installed version, or the next one, which is put in front of it."""
     wanted: str = request.param
     if wanted == "0.33.":
         unpacked = os.environ.get(NEXT)
@@ -39,7 +39,7 @@ def version(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def last_line(python: str, script: str, *arguments: str) -> str:
-    """What a script beside this one prints last, run by vLLM's Python."""
+    """Return the last line that a script beside this one prints, run by vLLM's Python."""
     made = subprocess.run(
         [python, Path(__file__).with_name(script), *arguments],
         check=False,

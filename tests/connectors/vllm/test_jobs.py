@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The offloading spec's sides, as far as they go without vLLM: cards, answers and jobs."""
+"""The parts of the offloading spec's sides that work without vLLM: cards, answers and jobs."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_a_retry_task_is_done_when_the_pool_comes(pool: Pool, pool_name: str) ->
     assert not retry_task.wait(0.3)
     with MetaServer(pool) as server:
         assert retry_task.wait(LONG_S)
-        assert eventually(lambda: server.stat().live_count == 0)  # it needs the pool no more
+        assert eventually(lambda: server.stat().live_count == 0)  # its session has ended
     assert len(calls) == 2
     retry_task.close()
 
@@ -105,7 +105,7 @@ def test_a_retry_task_can_be_given_up(pool: Pool, pool_name: str) -> None:
 
 
 class Scheduler:
-    """Answers over a pool that has the first four blocks on both ranks, two more on one."""
+    """Answers over a pool that has the first four blocks on both ranks, and two more on one."""
 
     def __init__(self, connection: Connection, pool: Pool) -> None:
         self.counters = Counters()

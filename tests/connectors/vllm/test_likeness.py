@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""What the benchmark says of a hit: like what it must be, or why it was none."""
+"""The comparison of a hit with what it must equal, and the reasons of a miss."""
 
 from __future__ import annotations
 
@@ -22,17 +22,19 @@ def reply(logprob: float, cached: int = WHOLE, failed: int = 0) -> dict[str, Any
     }
 
 
-COMPUTED, LOCAL = reply(-3.5174, cached=0), reply(-3.5481)  # they round differently in bfloat16
+# these are rounded differently in bfloat16
+COMPUTED, LOCAL = reply(-3.5174, cached=0), reply(-3.5481)
 
 
 @pytest.mark.parametrize(
     ("hit", "is_like"),
     [
         (reply(-3.5481), True),
-        (reply(-3.5174), False),  # as if computed, but it says that all was loaded
-        (reply(-3.5174, cached=0), True),  # a miss: computed as the first time
+        # the answer is like a computed one, but everything counts as loaded
+        (reply(-3.5174), False),
+        (reply(-3.5174, cached=0), True),  # a miss was computed like the first time
         (reply(-3.5481, cached=0), False),
-        (reply(-3.5174, failed=30), True),  # promised, not loaded, computed
+        (reply(-3.5174, failed=30), True),  # promised but not loaded, and so computed
         (reply(-3.5481, failed=30), False),
         (reply(-3.5481, cached=1280), None),
         (reply(-3.5174, failed=7), None),

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The offloading spec's two sides with stand-ins for vLLM, over a pool that is served."""
+"""The offloading spec's two sides with fakes of vLLM, over a served pool."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def workers(server: MetaServer, pool_name: str) -> Iterator[Attachment]:
 
 @pytest.fixture
 def make(pool_name: str) -> Iterator[Callable[..., Any]]:
-    """Make the scheduler's side, and wait until it knows its ranks."""
+    """A function that makes the scheduler's side and waits until it knows its ranks."""
     made: list[Any] = []
 
     def make(*, events: bool = True, met: bool = True, **settings: Any) -> Any:
@@ -97,14 +97,14 @@ def test_what_all_ranks_have_is_a_hit_and_stays_while_it_is_loaded(
     manager, one = make(), request("one")
     manager.on_new_request(one)
     assert [manager.lookup(key, one) for key in KEYS[:6]] == [HIT] * 4 + [MISS] * 2
-    assert manager.get_stats().data["vllm:beluga_offload_lookups"] == 1  # one call for all
+    assert manager.get_stats().data["vllm:beluga_offload_lookups"] == 1  # one call for all blocks
     assert pinned(workers) == 4 * len(RANKS)
     assert manager.prepare_load(KEYS[:4], one).digests == b"".join(HASHES[:4])
     manager.on_schedule_end(SimpleNamespace(new_req_ids=["one"], preempted_req_ids=()))
     assert pinned(workers) == 4 * len(RANKS)
     manager.complete_load(set(KEYS[:4]), one)
     assert pinned(workers) == 0
-    assert manager.lookup(KEYS[0], one) == MISS  # it may have failed
+    assert manager.lookup(KEYS[0], one) == MISS  # the load may have failed
     manager.on_schedule_end(SimpleNamespace(new_req_ids=[], preempted_req_ids=["one"]))
     assert manager.lookup(KEYS[0], one) == HIT
     manager.on_request_finished(one)
@@ -116,7 +116,7 @@ def test_a_request_that_starts_without_a_load_lets_go(
 ) -> None:
     put(workers, 0, 4)
     manager, one = make(), request("one")
-    assert manager.lookup(KEYS[0], one) == HIT  # vLLM may ask before it tells of the request
+    assert manager.lookup(KEYS[0], one) == HIT  # vLLM may ask before it announces the request
     assert pinned(workers) > 0
     manager.on_schedule_end(SimpleNamespace(new_req_ids=["one"], preempted_req_ids=()))
     assert pinned(workers) == 0
@@ -213,7 +213,7 @@ def test_whom_it_has_met_is_logged(
     assert f"met 2 of the engine's ranks; namespace {RANKS[0].digest.hex()[:8]}" in caplog.text
 
 
-# ---- the spec
+# ---- The spec.
 
 
 def engine_config(extra: dict[str, Any], groups: int = 1) -> Any:
@@ -300,7 +300,7 @@ def test_jobs_save_and_load(server: MetaServer, module: Any, pool_name: str, sev
     assert not side.memory[:, 6].any()
     missing = SimpleNamespace(digests=b"".join(HASHES[4:6]))
     side.worker.submit_load(3, missing, SimpleNamespace(block_ids=np.array([10, 11])))
-    assert side.ended()[0].success  # vLLM would die of a failure
+    assert side.ended()[0].success  # a failure would kill vLLM
     assert side.connector.get_block_ids_with_load_errors() == {10, 11}
     counted = side.connector.get_kv_connector_stats().data
     assert counted["vllm:beluga_offload_save_blocks"] == 2

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Two real engines whose OffloadingConnector has the pool behind it, by our OffloadingSpec.
+"""Two real engines whose OffloadingConnector uses the pool through our OffloadingSpec.
 
 Weights are float32, so that a hit's output also equals the one computed without a cache.
 """
@@ -25,7 +25,7 @@ from forge import read, write
 from beluga import Client, MetaServer, Pool
 from beluga.meta import MetaClient
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]  # the packages may have to be fetched
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]  # the packages may have to be downloaded
 
 TOKENS, BLOCK = 1281, 128
 SAVED_S = 120.0
@@ -48,7 +48,7 @@ class Site:
             return MetaClient(client).stat().pinned_count
 
     def saved(self, engine: Engine, tokens: list[int]) -> dict[str, Any]:
-        """Have a prompt computed, and its blocks saved."""
+        """Have a prompt computed and its blocks saved."""
         wanted = self.committed() + len(tokens) // BLOCK
         reply = engine.generate(tokens)
         deadline = time.monotonic() + SAVED_S

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Installed beside vLLM: it changes nothing of what vLLM pins, and vLLM finds it by name."""
+"""An installation beside vLLM: it changes no package that vLLM pins, and vLLM finds it by name."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
-LONG_S = 250  # for what takes ten seconds on a machine that is not busy
+LONG_S = 250  # for what takes ten seconds on an idle machine
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]  # the packages may have to be fetched
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]  # the packages may have to be downloaded
 
 
 def test_installing_it_changes_no_other_package(vllm_python: str, tmp_path: Path) -> None:
-    """Without an index pip can only use what is there, or fail."""
+    """Without an index pip can only use installed packages, or fail."""
     report = tmp_path / "report.json"
     options = ["--dry-run", "--no-index", "--no-build-isolation", "--report", str(report)]
     command = [vllm_python, "-m", "pip", "-q", "install", *options, str(ROOT)]

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Engines of two ranks: each rank has keys of its own, and a hit is what both have."""
+"""Engines of two ranks: each rank has its own keys, and a hit is what both have."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ BLOCKS = TOKENS // 128
 
 
 def stored(site: Site) -> int:
-    """Blocks in the pool."""
+    """Return how many blocks the pool has."""
     with Pool.open(site.paths) as pool, Client(pool, timeout_s=5) as client:
         return MetaClient(client).stat().block_count
 
 
 def test_two_ranks_save_and_load_their_own_parts(site: Site) -> None:
-    """A third engine, of one rank, sees nothing of it."""
+    """A third engine, of one rank, finds none of them."""
     engines: list[Engine] = []
     try:
         first, last = cores()[0], cores()[-1]

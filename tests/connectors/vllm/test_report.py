@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The demonstration's numbers: what is measured of engines that are played here by a table."""
+"""The demonstration's figures, measured on fake engines."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from beluga_bench.vllm.report import print_table, report_of
 
 
 class Played:
-    """An engine that has what it is told to have, and takes a second for each token otherwise."""
+    """An engine that finds the given prompts, and takes a second for each other token."""
 
     def __init__(self, kept: set[int], logprob: float = -1.0) -> None:
         self.kept = kept

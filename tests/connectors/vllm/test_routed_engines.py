@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Two real engines on one pool behind a router that knows no caches, one of which is killed."""
+"""Two real engines on one pool behind a router that ignores caches; one of them is killed."""
 
 from __future__ import annotations
 
@@ -25,5 +25,5 @@ def test_turns_find_those_before_them_wherever_they_go(vllm_python: str) -> None
     report = json.loads(done.stdout)
     assert report["found_part"] > 0.9
     assert report["after_found_part"] > 0.9
-    assert report["after"]["found_in_pool"] > 0  # the survivor had not computed all of it
+    assert report["after"]["found_in_pool"] > 0  # the survivor had not computed everything
     assert report["lost"] == {"status": 200, "began": True, "error_event": True, "done": False}

@@ -30,7 +30,7 @@ TOKENS = list(range(100, 100 + 5 * BLOCK_TOKENS + 1))  # five blocks and a token
 
 
 class Engine:
-    """A schedule with two ranks, and what the engine knows of its requests' blocks."""
+    """A schedule with two ranks, and the engine's knowledge of its requests' blocks."""
 
     def __init__(self, pool_name: str, **changes: Any) -> None:
         settings = VllmSettings(pool=pool_name, timeout_ms=500, retry_s=0.05, **changes)
@@ -50,7 +50,7 @@ class Engine:
         )
 
     def start(self, made: Any, *, computed: int = 0) -> int:
-        """The engine takes a request on: the tokens that it loads."""
+        """Start a request. Returns the tokens that it loads."""
         tokens, _ = self.schedule.matched_tokens(made, computed)
         first = 10 * (len(self.blocks) + 1)
         self.blocks.setdefault(made.request_id, list(range(first, first + 10)))
@@ -59,7 +59,7 @@ class Engine:
         return tokens
 
     def step(self, made: Any, tokens: int, preempted: tuple[str, ...] = ()) -> Orders:
-        """A step that computes so many tokens of a request."""
+        """Run a step that computes so many tokens of a request."""
         orders = self.schedule.orders({made.request_id: tokens}, list(preempted))
         made.num_computed_tokens += tokens
         return orders
@@ -78,7 +78,7 @@ def engine(server: MetaServer, pool_name: str) -> Iterator[Engine]:
 
 @pytest.fixture
 def caches(server: MetaServer, engine: Engine, pool: Any) -> Iterator[list[KVCache]]:
-    """One for each rank."""
+    """A cache for each rank."""
     made = [KVCache(pool, namespace=rank) for rank in RANKS]
     yield made
     for cache in made:
@@ -86,7 +86,7 @@ def caches(server: MetaServer, engine: Engine, pool: Any) -> Iterator[list[KVCac
 
 
 def store(caches: list[KVCache], made: Any, *counts: int) -> None:
-    """Put that many leading blocks of a request, for each rank."""
+    """Put so many leading blocks of a request for each rank."""
     for cache, count in zip(caches, counts, strict=True):
         cache.put(list(made.block_hashes[:count]), np.ones((count, 4096), dtype=np.uint8))
 
@@ -176,7 +176,8 @@ def test_generated_tokens_are_saved_when_they_are_known(engine: Engine) -> None:
     engine.start(made)
     engine.step(made, BLOCK_TOKENS)
     for token in range(BLOCK_TOKENS):
-        assert engine.step(made, 1).saves == []  # of drafts too the hash is not known before
+        # the hash of draft tokens is not known before, either
+        assert engine.step(made, 1).saves == []
         extend(made, [token])
     assert names(engine.step(made, 1).saves) == [("r", [11])]
 
@@ -195,10 +196,10 @@ def test_no_step_saves_while_a_load_may_fail(engine: Engine, caches: list[KVCach
     store(caches, made, 2, 2)
     engine.start(other)
     engine.start(made)
-    assert engine.step(other, BLOCK_TOKENS).saves == []  # the step that loads
-    assert engine.step(other, BLOCK_TOKENS).saves == []  # its outcome is not known
+    assert engine.step(other, BLOCK_TOKENS).saves == []  # this step loads
+    assert engine.step(other, BLOCK_TOKENS).saves == []  # the result of the load is not known
     engine.loaded("r", ranks=1)
-    assert engine.step(other, 1).saves == []  # of one rank it is
+    assert engine.step(other, 1).saves == []  # only one rank has reported
     engine.loaded("r", ranks=1)
     assert names(engine.step(other, 1).saves) == [("other", [10, 11])]
 
@@ -213,7 +214,7 @@ def test_after_a_failed_load_nothing_of_those_blocks_is_saved_or_looked_up(
     engine.start(sharer, computed=3 * BLOCK_TOKENS)
     engine.start(other)
     engine.step(made, 9)
-    made.num_computed_tokens = BLOCK_TOKENS  # vLLM goes back to what is good
+    made.num_computed_tokens = BLOCK_TOKENS  # vLLM goes back to valid tokens
     engine.loaded("r", invalid={11})
     assert engine.step(made, 17).saves == []
     assert engine.step(sharer, 9).saves == []
@@ -361,7 +362,7 @@ def test_a_rank_that_is_late_with_one_request_does_not_hold_up_another(
         assert engine.start(made) == 5 * BLOCK_TOKENS
     both = Report(loaded=Counter({"first": 1, "second": 2}))
     engine.schedule.reported(both, set())
-    assert pinned(caches) == 5 * len(RANKS)  # those of the first
+    assert pinned(caches) == 5 * len(RANKS)  # the pins of the first request
     engine.loaded("first", ranks=1)
     assert pinned(caches) == 0
 

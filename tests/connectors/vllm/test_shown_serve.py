@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The ``vllm serve`` commands that the documents show are such that vLLM takes them."""
+"""vLLM accepts the ``vllm serve`` commands that the documents show."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from shown import PAGES, blocks, commands
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]  # the packages may have to be fetched
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]  # the packages may have to be downloaded
 
 
 def parsed(python: str, lines: list[list[str]]) -> subprocess.CompletedProcess[str]:

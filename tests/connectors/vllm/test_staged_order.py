@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Blocks that are staged for want of cupy move in order with what the engine computes on them."""
+"""Blocks that are staged without cupy: copies are ordered with the engine's computations on
+them.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,7 @@ LONG_S = 60.0
 
 
 class Rank:
-    """A worker whose blocks an accelerator holds that nothing but torch can reach."""
+    """A worker whose blocks are on an accelerator that only torch can reach."""
 
     def __init__(self, machine: Machine, pool_name: str, load: str) -> None:
         tensors, self.memory = layer_major(LAYERS, BLOCKS, ITEMS)
@@ -48,11 +50,11 @@ class Rank:
         self.engine = machine.engine
 
     def compute(self, value: int) -> None:
-        """Have the engine's stream write every block, some time."""
+        """Queue a write of every block on the engine's stream."""
         self.engine.put(lambda: self.memory.fill(value))
 
     def blocks(self) -> Any:
-        """The bytes when everything that was put on the engine's stream is done."""
+        """Return the bytes after everything on the engine's stream."""
         self.engine.synchronize()
         return self.memory[:, IDS]
 
@@ -94,7 +96,7 @@ def rank(
 def test_a_load_comes_after_what_the_engine_still_does_with_the_blocks(rank: Rank) -> None:
     rank.compute(3)
     rank.save()
-    rank.compute(7)  # a step that still runs, on blocks that are given to another request
+    rank.compute(7)  # a running step uses blocks that are given to another request
     rank.load()
     assert (rank.blocks() == 3).all()
 

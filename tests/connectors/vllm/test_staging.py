@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Blocks in a device's memory go through a buffer; a CPU's memory stands in for the device's."""
+"""Blocks in a device's memory are copied through a buffer; a CPU's memory replaces the device's."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def keys_apart() -> tuple[Any, dict[str, Any]]:
 def test_a_buffer_holds_the_same_bytes(
     make: Callable[[], tuple[Any, dict[str, Any]]], pool: Pool, server: MetaServer
 ) -> None:
-    """Stored by way of a buffer and loaded without one, and the other way round."""
+    """A block is stored through a buffer and loaded without one, and vice versa."""
     memory, tensors = make()
     memory.copy_(torch.randn(memory.shape))
     layout = BlockLayout(tensors, block_count=BLOCKS, page_sizes={})

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The connector's figures as vLLM adds them up, logs them and gives them to Prometheus."""
+"""The connector's figures as vLLM adds them up, logs them and exports them to Prometheus."""
 
 from __future__ import annotations
 

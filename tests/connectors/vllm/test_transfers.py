@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The worker's side: what is saved and loaded, and that the engine never waits for either."""
+"""The worker's side: what is saved and loaded, and that the engine never waits for it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ LONG_S = 60.0
 
 
 class Side:
-    """A worker over two layers of 64 blocks, 2 KiB a block."""
+    """A worker over two layers of 64 blocks with 2 KiB per block."""
 
     def __init__(self, pool_name: str, **changes: Any) -> None:
         tensors, self.memory = layer_major(2, BLOCKS, 512)
@@ -157,7 +157,7 @@ def test_without_a_server_loads_fail_and_saves_are_left_out(pool_name: str) -> N
 
 
 class Gate(Source):
-    """A source that lets nothing be read until it is told to."""
+    """A source that blocks reads until it is opened."""
 
     def __init__(self, layout: BlockLayout) -> None:
         super().__init__(layout)
@@ -185,7 +185,7 @@ def test_the_engine_does_not_wait_for_saves_and_blocks_are_held_until_they_end(
     assert side.worker.saves.ended({"r", "unknown"}) == set()
     gate.go.set()
     wait_until(lambda: side.worker.saves.ended(set()) == {"r"})
-    assert side.worker.saves.ended({"r"}) == set()  # once
+    assert side.worker.saves.ended({"r"}) == set()  # it is reported once
 
 
 def test_a_preemption_drops_what_waits_and_waits_for_what_is_read(side: Side, gate: Gate) -> None:
@@ -279,7 +279,7 @@ def test_two_preempted_requests_are_dropped_and_the_others_are_not(side: Side, g
     ranges = [blocks("r", [0]), blocks("s", [1, 2], 9), blocks("t", [3], 50), blocks("u", [4], 60)]
     side.worker.save(Orders(saves=ranges))
     assert gate.reading.wait(LONG_S)
-    side.worker.preempt(Orders(preempted=["s", "u"]))  # neither is being read: no wait
+    side.worker.preempt(Orders(preempted=["s", "u"]))  # neither is being read, so there is no wait
     assert side.worker.saves.ended({"s", "u"}) == {"s", "u"}
     gate.go.set()
     side.saved("r")

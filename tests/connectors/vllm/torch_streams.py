@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""As much of torch as staging needs, with streams that run as late as they may.
+"""A fake of the parts of torch that staging needs, with streams that run as late as possible.
 
-A stream does nothing until somebody waits for it, or for an event on it. So whoever forgets to wait
-finds that the other stream's work comes after its own: the order is seen in the bytes.
+A stream does nothing until a caller waits for it, or for an event on it. So if a wait is missing,
+the other stream's work comes too late, and the bytes show the wrong order.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 
 
 class Stream:
-    """Operations in order, done when they are waited for."""
+    """Operations in order, which run when a caller waits for them."""
 
     def __init__(self, machine: Machine) -> None:
         self._machine, self._lock = machine, threading.RLock()
@@ -52,7 +52,7 @@ class Stream:
 
 
 class Event:
-    """How far the current stream has to get."""
+    """A point that the current stream must reach."""
 
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
@@ -66,7 +66,7 @@ class Event:
 
 
 class Bytes:
-    """A tensor of bytes. What changes it is put on the current stream."""
+    """A tensor of bytes. Its changes are put on the current stream."""
 
     def __init__(self, machine: Machine, array: Any) -> None:
         self._machine, self.array = machine, array
@@ -121,7 +121,7 @@ class Machine:
         return getattr(self.local, "stream", self.engine)
 
     def module(self) -> Any:
-        """What stands for ``torch``."""
+        """Make the module that replaces ``torch``."""
         torch = types.ModuleType("torch")
         vars(torch).update(
             uint8=np.uint8,

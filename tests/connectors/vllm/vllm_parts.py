@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""What vLLM hands to a connector, as far as the connector looks at it."""
+"""The data that vLLM passes to a connector, as far as the connector uses it."""
 
 from __future__ import annotations
 
@@ -35,13 +35,15 @@ class Tensor:
 
 
 def layer_major(layers: int, blocks: int, *page: int) -> tuple[dict[str, Tensor], np.ndarray]:
-    """One tensor per layer over memory with the axes (layer, block, *page), and that memory."""
+    """Return one tensor per layer over memory with the axes (layer, block, *page), and that
+    memory.
+    """
     memory = np.zeros((layers, blocks, *page), dtype=np.uint16)
     return {f"layer.{i}": Tensor(memory[i]) for i in range(layers)}, memory
 
 
 def request(name: str, tokens: list[int], *, salt: bytes = b"", lora: Any = None) -> Any:
-    """A request, its blocks hashed in a chain as vLLM does it."""
+    """Make a request whose blocks are hashed in a chain as in vLLM."""
     made = SimpleNamespace(
         request_id=name,
         all_token_ids=list(tokens),
@@ -56,7 +58,7 @@ def request(name: str, tokens: list[int], *, salt: bytes = b"", lora: Any = None
 
 
 def extend(made: Any, tokens: list[int]) -> None:
-    """More tokens, and the hashes of the blocks that they complete."""
+    """Add tokens, and the hashes of the blocks that they complete."""
     made.all_token_ids += tokens
     made.num_tokens = len(made.all_token_ids)
     while len(made.block_hashes) < made.num_tokens // BLOCK_TOKENS:
@@ -67,13 +69,13 @@ def extend(made: Any, tokens: list[int]) -> None:
 
 
 def spec(kind: str = "FullAttentionSpec", **fields: Any) -> Any:
-    """A KV cache spec of that class name."""
+    """Make a KV cache spec of that class name."""
     given = {"num_kv_heads": 2, "head_size": 8, "dtype": "torch.bfloat16", "page_size_bytes": 64}
     return type(kind, (), given | fields)()
 
 
 def cache_config(*specs: Any, num_blocks: int = 8, layers: int = 2) -> Any:
-    """A ``KVCacheConfig`` with a group for each spec."""
+    """Make a ``KVCacheConfig`` with a group for each spec."""
     return SimpleNamespace(
         num_blocks=num_blocks,
         hash_block_size=BLOCK_TOKENS,
@@ -86,7 +88,7 @@ def cache_config(*specs: Any, num_blocks: int = 8, layers: int = 2) -> Any:
 
 
 def config(**changes: Any) -> Any:
-    """A ``VllmConfig``; ``changes`` are by the last name of a setting."""
+    """Make a ``VllmConfig``. The keys of ``changes`` are the last parts of settings' names."""
     hf = {"hidden_size": 64, "_name_or_path": "/somewhere", **changes.pop("hf", {})}
     parts: dict[str, dict[str, Any]] = {
         "model_config": {
