@@ -17,7 +17,7 @@ from beluga.pool import Pool
 
 @pytest.fixture(params=["hardware", "software"])
 def coherence(request: pytest.FixtureRequest) -> str | list[str]:
-    """Of all devices, or of each."""
+    """The coherence of all devices, or of each."""
     found: str | list[str] = request.param
     return found
 
@@ -43,7 +43,7 @@ def pool(paths: list[Path], coherence: str | list[str]) -> Iterator[Pool]:
 
 @pytest.fixture
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Elsewhere:
-    """Who starts within it has no lock files here, as on another machine."""
+    """Let processes that start within it find no lock files here, as on another machine."""
     directory = tmp_path / "elsewhere"
     directory.mkdir()
 

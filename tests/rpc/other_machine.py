@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Another machine that uses a host number: it speaks the pool's format, and nothing of Beluga's.
+"""Another machine that uses a host number: it speaks the pool's format, and uses nothing of Beluga.
 
 It asks in the lobby under a boot id of its own and reads the answer, as a host with a mapping of
 the same devices would. It has no lock files here, so nothing about it can be proven.
@@ -22,7 +22,7 @@ from beluga.pool import Pool
 
 MASK = (1 << 64) - 1
 Elsewhere = Callable[[], AbstractContextManager[None]]
-# csrc/format/line.h, written again: a change there must be made twice, on purpose.
+# This is csrc/format/line.h, written again: a change there must be made twice, on purpose.
 ODD = (
     0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB, 0xD6E8FEB86659FD93,
     0xA0761D6478BD642F, 0xE7037ED1A0B428DB, 0x8EBC6AF09C88C6E3, 0x589965CC75374CC3,
@@ -46,14 +46,16 @@ def message_check(line: bytes) -> int:
 
 @dataclass
 class OtherMachine:
-    """One session-less process of it; ``boot_id`` is any that this machine has not."""
+    """A process of that machine without a session; ``boot_id`` is any that this machine does not
+    have.
+    """
 
     pool: Pool
     host: int
     boot_id: tuple[int, int]
 
     def attach(self, nonce: int) -> int:
-        """Ask for a lane: the status of the reply."""
+        """Ask for a lane, and return the status of the reply."""
         at = lib.BL_LOBBY_OFFSET + self.host * lib.BL_LOBBY_STRIDE
         line = ffi.cast("bl_lobby_request *", self._address(at))
         request = ffi.new("bl_lobby_request *")
@@ -85,7 +87,9 @@ class OtherMachine:
 
 
 def rewrite(pool: Pool, kind: str, offset: int, key: int, **fields: object) -> None:
-    """Other values in some fields of a line that ends in its check, and the check made right."""
+    """Write other values into some fields of a line that ends in its check, and make the check
+    right.
+    """
     line = ffi.new(f"{kind} *")
     ffi.memmove(line, read(pool, offset), lib.BL_LINE_SIZE)
     for name, value in fields.items():
@@ -101,7 +105,7 @@ def session_offset(pool: Pool, lane: int, epoch: int) -> int:
 
 
 def serve_as(pool: Pool, epoch: int, boot_id: tuple[int, int]) -> None:
-    """The server of this epoch becomes another machine's."""
+    """Make the server of this epoch another machine's."""
     half = epoch % lib.BL_HALF_COUNT
     for copy in (0, lib.BL_LINE_SIZE):
         offset = half * lib.BL_SERVER_STRIDE + copy
@@ -110,7 +114,7 @@ def serve_as(pool: Pool, epoch: int, boot_id: tuple[int, int]) -> None:
 
 @contextmanager
 def beating(pool: Pool, lane: int, nonce: int) -> Iterator[None]:
-    """The heartbeat of a session moves meanwhile."""
+    """Let the heartbeat of a session move meanwhile."""
     offset = pool.geometry.lane_offset + lane * pool.geometry.lane_stride
     over = threading.Event()
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""How small the pools of these tests are."""
+"""Sizes of the small pools of these tests."""
 
 LANES = 4
 SLOTS = 8

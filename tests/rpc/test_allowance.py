@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The bucket of calls of csrc/rpc/quota.h on its own clock: what it holds, brings and lends."""
+"""The call quota's token bucket (csrc/rpc/quota.h) on its own clock: what it holds, adds and
+lends.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,7 @@ class Bucket:
         return self
 
     def taken(self, method: int = LOOKUP) -> int:
-        """How many calls in a row are let through."""
+        """Return how many calls in a row are let through."""
         count = 0
         while self._library.take(self._bucket, RATE, method):
             count += 1

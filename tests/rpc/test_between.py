@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Clients and servers around their calls into C: interrupts, forks, the end of what they use."""
+"""Clients and servers around their calls into C: interrupts, forks, and the end of what they
+use.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,7 @@ def server(pool: Pool) -> Iterator[Server]:
 
 
 def in_child(work: Callable[[], object]) -> str:
-    """What ``work`` returns in a forked child, or raises there; it has ten seconds."""
+    """Return what ``work`` returns in a forked child, or raises there; it has ten seconds."""
     read, write = os.pipe()
     child = os.fork()
     if child == 0:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""One call: its bytes there and back, and what goes wrong with it."""
+"""One call carries its bytes there and back, and reports what goes wrong."""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""An operator's word that others are gone holds for those who were there and show no heartbeat."""
+"""An operator's declaration that others are gone holds for processes that were there and show no
+heartbeat.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,7 @@ def test_a_session_that_beats_is_not_gone(pool: Pool) -> None:
     with beating(pool, 0, NONCE), pytest.raises(SessionAliveError, match="heartbeat moves"):
         Server(pool, declared_gone=True)
     word = Server(pool, declared_gone=True)
-    with beating(pool, 0, NONCE), pytest.raises(SessionAliveError):  # nor when the word is used
+    with beating(pool, 0, NONCE), pytest.raises(SessionAliveError):  # nor when it is used
         assert eventually(lambda: word.watch(0.1, silent_s=1))
         word.start()
     word.stop()

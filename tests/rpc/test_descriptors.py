@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Processes that are out of file descriptors: they serve on, and learn later what they missed."""
+"""Processes that run out of file descriptors serve on, and learn later what they missed."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def coherence() -> str:
 
 @pytest.fixture
 def server(pool: Pool, paths: list[Path]) -> Iterator[Starving]:
-    """Not started yet."""
+    """A server that is not started yet."""
     process = Starving(SERVES, paths)
     yield process
     process.end()
@@ -155,7 +155,7 @@ def test_it_does_not_spin_on_whom_it_can_not_meet(pool: Pool, server: Starving) 
     with Client(pool) as client:
         for _ in range(200):
             client.ping()
-        assert server.counts()[3] - used < 5000  # it answers at all: it had stood still for good
+        assert server.counts()[3] - used < 5000  # it answers, though it had stood still before
 
 
 def test_a_death_is_seen_while_others_wait_to_be_met(
@@ -168,7 +168,7 @@ def test_a_death_is_seen_while_others_wait_to_be_met(
         with Client(pool):
             known.kill()
             assert eventually(lambda: server.counts()[0] == 1)
-            # Its descriptors are those that the other one was missing.
+            # Its descriptors are those that the other process lacked.
             assert eventually(lambda: server.counts()[2] == 1)
 
 

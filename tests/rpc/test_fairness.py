@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Fairness, counted in the server's work and not in time: one quantum of every other session.
+"""Fairness is counted in the server's work and not in time: one quantum of every other session.
 
 A handler holds the server while rings are filled, so that what is waiting is known exactly when it
 goes on. The simulator's oracle (``csrc/sim/scenarios/turns.c``) sees every interleaving.
@@ -59,7 +59,7 @@ class Crowd:
 
     @contextmanager
     def held(self, client: Client) -> Iterator[ServerStat]:
-        """While the server waits in a handler: its counters."""
+        """Yield its counters while the server waits in a handler."""
         self._held.clear()
         self._go.clear()
         call = threading.Thread(target=client.call, args=(HOLD,), kwargs={"timeout_s": 60})

@@ -19,8 +19,8 @@ import pytest
 from beluga import Client, Pool
 from beluga.rpc import METHOD_USER, Server
 
-# Forks once its session has a liveness lock, which the server does not hear of yet. The child says
-# what it holds of it, and ends when it is told to; then the parent calls.
+# It forks once its session has a liveness lock of which the server does not know yet. The child
+# says what it holds of it, and ends when it is told to; then the parent calls.
 ATTACHES = """
 import os, sys, threading
 from beluga import Client, Pool
@@ -63,7 +63,7 @@ def paths(shm: Path) -> list[Path]:
 
 @contextmanager
 def held_still(pool: Pool) -> Iterator[threading.Event]:
-    """The pool's server answers nobody until the event is set."""
+    """Let the pool's server answer no client until the event is set."""
     go, busy = threading.Event(), threading.Event()
 
     def handler(_: bytes) -> bytes:
@@ -86,7 +86,7 @@ def held_still(pool: Pool) -> Iterator[threading.Event]:
 
 @contextmanager
 def attaching(paths: list[Path]) -> Iterator[tuple[subprocess.Popen[str], BinaryIO]]:
-    """A process that attaches, and what ends its child when it is closed."""
+    """Yield a process that attaches, and what ends its child when it is closed."""
     told, tell = os.pipe()
     process = subprocess.Popen(
         [sys.executable, "-c", ATTACHES, str(told), *map(str, paths)],
@@ -116,7 +116,9 @@ def say(process: subprocess.Popen[str]) -> None:
 
 
 def proofs(pool: Pool) -> list[str]:
-    """Of sessions; the server of the test and its client have one each."""
+    """Return the liveness locks of sessions; the server of the test and its client have one
+    each.
+    """
     return [path.name for path in pool.runtime_dir.glob("alive-*")]
 
 
@@ -131,8 +133,9 @@ def eventually_proofs(pool: Pool, count: int) -> bool:
 def attached(
     pool: Pool, paths: list[Path]
 ) -> Iterator[tuple[subprocess.Popen[str], BinaryIO, int]]:
-    """A process that has forked a child and then attached, what ends the child when it is closed,
-    and how many proofs there were before."""
+    """Yield a process that has forked a child and then attached, what ends the child when it is
+    closed, and how many liveness locks there were before.
+    """
     with held_still(pool) as go:
         before = len(proofs(pool))
         with attaching(paths) as (process, ending):

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Two machines configured with one host number: the second is refused, whichever it is."""
+"""Two machines are configured with one host number: the second is refused, whichever it is."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from beluga.errors import DeviceSpecError, HostClashError
 from beluga.pool import Pool
 from beluga.rpc import Client, Server
 
-# On a pool declared coherent a second machine is refused whatever its number (test_second_host.py).
+# In a pool of hardware coherence a second machine is refused whatever its number is
+# (test_second_host.py).
 pytestmark = pytest.mark.parametrize("coherence", ["software"], indirect=True)
 
 
 def request_line(pool: Pool) -> bytes:
-    """What host 0 last asked in the lobby."""
+    """Return what host 0 last asked in the lobby."""
     return bytes(read(pool, lib.BL_LOBBY_OFFSET, LINE))
 
 
@@ -28,7 +29,7 @@ def test_a_client_is_refused_while_another_machine_has_its_number(pool: Pool) ->
         before = request_line(pool)
         with pytest.raises(HostClashError, match="--host N"):
             Client(pool, timeout_s=0.2)
-        assert request_line(pool) == before  # which is the other machine's to write
+        assert request_line(pool) == before  # only the other machine may write this
         assert server.stat().attach_count == 1
         with Client(pool, host=1) as client:
             client.ping()

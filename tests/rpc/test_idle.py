@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""A server with nothing to do gets out of the way, and is back when it is called.
+"""A server with nothing to do uses little processor time, and answers soon when it is called.
 
 Both are figures of a machine that others use too: the best of several tries counts.
 """
@@ -21,7 +21,7 @@ TRIES = 8
 
 
 def cpu_share(server: Process, seconds: float) -> float:
-    """Processor time that a server process used meanwhile, as a share of one core."""
+    """Return the processor time that a server process used meanwhile, as a share of one core."""
     before, start = int(server.ask("cpu")), time.monotonic_ns()
     time.sleep(seconds)
     after, end = int(server.ask("cpu")), time.monotonic_ns()

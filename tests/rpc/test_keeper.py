@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""A server that stands by, and the lease beside it, with leases and servers that do as told."""
+"""A server that stands by, with the lease beside it; the leases and servers here do as told."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from beluga.rpc.standby import Keeper, stand_by
 
 
 class FakeLease:
-    """Held, renewed or lost as a test says."""
+    """A lease that is held, renewed or lost as a test says."""
 
     def __init__(self, *, acquires: list[bool | Exception] | None = None) -> None:
         self.acquires = acquires or [True]
@@ -49,7 +49,7 @@ def _told(answers: list[bool | Exception]) -> bool:
 
 
 class FakeServer:
-    """What :func:`stand_by` and :class:`Keeper` ask of a server."""
+    """The part of a server that :func:`stand_by` and :class:`Keeper` use."""
 
     def __init__(
         self, *, watches: list[bool] | None = None, starts: list[Exception] | None = None
@@ -198,7 +198,7 @@ def test_a_lost_lease_ends_the_server(how: bool | Exception) -> None:
     assert isinstance(server.failure, LeaseError)
     assert "lost" in str(server.failure)
     asked = lease.calls.count("renew")
-    assert asked == 2  # whoever has lost it does not ask again
+    assert asked == 2  # a keeper that has lost it does not ask again
 
 
 def test_a_real_server_stops_when_its_lease_is_lost(pool: Any) -> None:

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Sessions of processes that ended: proven by pidfd, whoever else holds their lock file."""
+"""Sessions of processes that ended are proven gone by pidfd, whichever process holds their lock
+file.
+"""
 
 from __future__ import annotations
 
@@ -114,7 +116,7 @@ def test_a_process_of_another_pid_namespace_is_watched(pool: Pool, paths: list[P
     before = new_pid_namespace()
     with Server(pool) as server:
         client = start(KEEPS_THE_LOCK, paths, *before)
-        assert int(line(client)) < 20  # a number of its own namespace: here it is somebody else's
+        assert int(line(client)) < 20  # a number of its own namespace: here it is another process's
         assert server.stat().watched_count == 1
         client.kill()
         client.communicate(timeout=60)

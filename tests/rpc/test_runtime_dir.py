@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Processes of one host that have different runtime directories share no locks: the second one is
-refused, and told how to share one."""
+"""Processes of one host with different runtime directories share no locks: the second one is
+refused, and told how to share one.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ def coherence() -> str:
 
 @pytest.fixture
 def another(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """A runtime directory of processes that start from now on, and of this one."""
+    """Set a runtime directory for processes that start from now on, and for this one."""
     monkeypatch.setenv("BELUGA_RUNTIME_DIR", str(tmp_path / "another"))
     return tmp_path / "another"
 
@@ -126,8 +127,9 @@ def test_a_directory_that_was_emptied_takes_an_operators_word(
 
 
 def as_nobody(paths: list[Path]) -> str:
-    """What becomes of a client that another user runs, who is of the group that shares. It is
-    forked, for this interpreter's files may not be his to read."""
+    """Run a client as another user of the group that shares, and return its result. It is forked,
+    because that user may not be able to read this interpreter's files.
+    """
     read, write = os.pipe()
     child = os.fork()
     if child == 0:
@@ -149,7 +151,7 @@ def as_nobody(paths: list[Path]) -> str:
 
 
 def opened_to_the_group(tmp_path: Path, paths: list[Path]) -> None:
-    """The pool's files, and the way to them."""
+    """Open the pool's files, and the directories above them, to the group."""
     for folder in (tmp_path, tmp_path.parent, tmp_path.parent.parent):
         folder.chmod(folder.stat().st_mode | 0o011)
     for path in paths:
@@ -185,7 +187,7 @@ def test_another_user_with_a_directory_of_his_own_is_refused(
 def test_a_folder_that_all_may_write_to_is_nobodys_to_prepare(
     pool: Pool, another: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where anybody may put a directory, only its own user's is used."""
+    """Where any user may put a directory, only the user's own one is used."""
     another.mkdir(mode=0o777)
     another.chmod(0o777)
     first = pool._mapping.members[0].device

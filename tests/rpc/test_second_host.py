@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""A pool with a device declared coherent, one host's own memory, refuses every other host.
+"""A pool with a device of hardware coherence, one host's own memory, refuses every other host.
 
 Another host is one with another boot id; one with another number says so itself.
 """
@@ -69,7 +69,7 @@ class AnotherMachine:
             return False
 
     def beluga(self, *words: str) -> tuple[int, str]:
-        """The exit status of the command, and its last line."""
+        """Run the command: return its exit status, and its last line."""
         done = self._run(sys.executable, "-m", "beluga.cli.main", *words, *self._pool)
         return done.returncode, (done.stderr.splitlines() or [""])[-1]
 

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Servers: one at a time, replaced after a stop or a death, and their clients come along."""
+"""A pool has one server at a time; it is replaced after a stop or a death, and its clients
+follow.
+"""
 
 from __future__ import annotations
 

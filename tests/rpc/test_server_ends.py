@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""How a server begins and ends: once, whoever says so, and never under a call that uses it."""
+"""A server begins and ends once, whoever asks for it, and never under a call that uses it."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_a_second_start_is_refused_and_touches_nothing(pool: Pool, kind: type[Se
         assert client.stat().reattach_count == 0
     with pytest.raises(RpcError, match="make a new one"):
         server.start()
-    with kind(pool):  # the successor finds a word, and need not prove anything
+    with kind(pool):  # the successor finds the last word, and need not prove anything
         Client(pool).ping()
     pool.close()
 

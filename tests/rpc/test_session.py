@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Sessions: lanes given and taken back, many at once, forks, deaths."""
+"""Sessions: lanes given and taken back, many at once, forks and deaths."""
 
 from __future__ import annotations
 
@@ -181,7 +181,9 @@ def test_a_client_that_sleeps_past_its_deadline_finds_what_came_meanwhile(
 
 
 def in_child(work: Callable[[], str]) -> str:
-    """What ``work`` says in a forked child; the name of the exception if it raised one."""
+    """Return what ``work`` says in a forked child, or the name of the exception if it raised
+    one.
+    """
     read, write = os.pipe()
     child = os.fork()
     if child == 0:

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""A server that dies between the stores of a session's line: its successor gives the lane, and the
-space, to nobody who could not have them."""
+"""A server dies between the stores of a session's line: its successor gives the lane, and the
+space, to no client that could not have them.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ pytestmark = pytest.mark.parametrize("coherence", ["software"], indirect=True)
 
 
 def changed(line: bytes, **fields: int) -> bytes:
-    """The whole line that the server was about to write."""
+    """Return the whole line that the server was about to write."""
     struct = ffi.new("bl_session_line *")
     ffi.memmove(struct, line, len(line))
     for name, value in fields.items():
@@ -29,7 +30,7 @@ def changed(line: bytes, **fields: int) -> bytes:
 
 
 def mixed(before: bytes, after: bytes, stores: set[int]) -> bytes:
-    """These 8-byte stores of the new line are out, the others are not."""
+    """Mix two lines: these 8-byte stores of the new line are out, the others are not."""
     return b"".join(
         (after if store in stores else before)[8 * store : 8 * store + 8] for store in range(8)
     )
@@ -79,7 +80,7 @@ def test_who_was_never_answered_has_no_lane(pool: Pool) -> None:
         given = read(pool, session_offset(pool, 0, epoch=1))
         client.close()
         free = read(pool, session_offset(pool, 0, epoch=1))
-        assert free[:8] == bytes(8)  # nobody's name
+        assert free[:8] == bytes(8)  # no session's name
         first.stop()
     write(pool, session_offset(pool, 0, epoch=1), mixed(free, given, {1, 2, 3, 4, 7}))
     with MetaServer(pool) as second, Client(pool) as client:

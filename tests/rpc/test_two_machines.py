@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Two machines with one host number: another boot id is an earlier boot's only where nothing beats.
+"""Two machines with one host number: another boot id is an earlier boot's only where no heartbeat
+moves.
 
 Another machine has other lock files: here, another runtime directory.
 """
@@ -24,7 +25,8 @@ from beluga.rpc import Client, Server
 OTHER = (1, 2)
 NONCE = 77
 
-# On a pool declared coherent a second machine is refused whatever its number (test_second_host.py).
+# In a pool of hardware coherence a second machine is refused whatever its number is
+# (test_second_host.py).
 pytestmark = pytest.mark.parametrize("coherence", ["software"], indirect=True)
 
 
@@ -106,7 +108,7 @@ def test_a_grant_of_another_machine_is_held_while_its_client_beats(
         assert second.meta_stat().held_bytes >= 1 << 20
         with Client(pool, host=5) as other:
             assert other.stat().lane != lane
-        client.close()  # it says itself that it is through
+        client.close()  # it says itself that it has ended
         assert eventually(lambda: second.stat().inherited_count == 0)
         assert second.meta_stat().held_bytes == 0
 
@@ -154,7 +156,7 @@ def test_what_a_server_two_before_said_of_a_host_refuses_nobody(pool: Pool) -> N
         assert OtherMachine(pool, host=3, boot_id=OTHER).attach(NONCE) == 0
     with Server(pool):
         pass
-    with Server(pool), Client(pool, host=3) as client:  # the lobby's line is of the first yet
+    with Server(pool), Client(pool, host=3) as client:  # the lobby's line is still the first's
         client.ping()
 
 
@@ -173,9 +175,9 @@ def test_a_session_that_this_server_gave_is_no_earlier_boots(pool: Pool) -> None
         return int(line.state)
 
     with Server(pool, heartbeat_lost_s=0.1):
-        assert OtherMachine(pool, host=0, boot_id=OTHER).attach(NONCE) == 0  # and never beats
+        assert OtherMachine(pool, host=0, boot_id=OTHER).attach(NONCE) == 0  # it has no heartbeat
         assert eventually(lambda: state() != lib.BL_SESSION_LIVE)
-        assert state() == lib.BL_SESSION_SUSPECT  # its machine may write yet
+        assert state() == lib.BL_SESSION_SUSPECT  # its machine may still write
 
 
 def test_who_is_refused_does_not_hold_the_number(pool: Pool) -> None:

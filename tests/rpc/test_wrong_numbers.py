@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Hosts and times that are none: one line that says what would be, before the pool is touched."""
+"""Host numbers and times out of range: one line says what would be valid, before the pool is
+touched.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Runs of the simulator in child processes, several at a time: what goes wrong enough to crash or
-to hang the simulator itself is an answer too."""
+"""Runs the simulator in child processes, several at a time. A run that goes wrong enough to crash
+or to hang the simulator itself is an answer, too.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from typing import Any, TypeVar
 
-RUN_CPU_S = 60.0  # of one run in which nothing takes a turn any more
+RUN_CPU_S = 60.0  # of one run in which no process takes a turn any more
 
 Job = TypeVar("Job")
 
@@ -29,7 +30,9 @@ class Death:
 
 
 def still_alive() -> None:
-    """A run begins: its child is killed when it has used ``RUN_CPU_S`` seconds of processor."""
+    """Note that a run begins: its child is killed when it has used ``RUN_CPU_S`` seconds of
+    processor.
+    """
     signal.setitimer(signal.ITIMER_VIRTUAL, RUN_CPU_S)
 
 
@@ -44,9 +47,10 @@ def _child(answer: Connection, body: Callable[[Any], Any], job: object) -> None:
 def answers(
     jobs: Iterable[Job], body: Callable[[Job], Any], *, processes: int
 ) -> Iterator[tuple[Job, Any]]:
-    """(job, ``body(job)`` or a ``Death``) for every job, in the order in which they end. ``jobs``
-    is asked for the next one only when a process is free. A ``RuntimeError`` of ``body`` comes
-    through."""
+    """Yield (job, ``body(job)`` or a ``Death``) for every job, in the order in which they end.
+    ``jobs`` is asked for the next one only when a process is free. A ``RuntimeError`` of ``body``
+    comes through.
+    """
     context = multiprocessing.get_context("fork")
     waiting = iter(jobs)
     running: dict[Any, tuple[Job, Any]] = {}

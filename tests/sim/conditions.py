@@ -31,8 +31,9 @@ ROOT = Path(__file__).resolve().parents[2]
 CSRC = ROOT / "csrc"
 BUILD = ROOT / "build" / "conditions"
 
-# What the hosts of a pool tell each other, and what they rely on: lines, lanes, the lobby, servers,
-# elections; the block index, grants, recovery, tasks; puts and gets; what a device left in caches.
+# The files by which the hosts of a pool talk to each other, and those that they rely on: lines,
+# lanes, the lobby, servers, elections; the block index, grants, recovery, tasks; puts and gets;
+# what a device left in caches.
 PROTOCOL = (
     *("format/line.h", "pool/message.h", "pool/register.h", "pool/epoch.h", "rpc/lobby.c"),
     *("rpc/lane.c", "rpc/session.c", "rpc/housekeeping.c", "rpc/server.c", "rpc/quantum.h"),
@@ -65,7 +66,7 @@ class Token:
 
 
 def tokens_of(source: str) -> list[Token]:
-    """All tokens; the last one is empty and has the blanks at the end."""
+    """Return all tokens; the last one is empty and has the blanks at the end."""
     found = []
     blank = ""
     for match in TOKEN.finditer(source):
@@ -82,8 +83,8 @@ class Rewriter:
 
     def __init__(self, source: str) -> None:
         self.tokens = tokens_of(source)
-        self.before: dict[int, str] = {}  # what is written before a token,
-        self.after: dict[int, int] = {}  # and how many parentheses behind it
+        self.before: dict[int, str] = {}  # text that is written before a token,
+        self.after: dict[int, int] = {}  # and the number of parentheses behind it
         self.partner: dict[int, int] = {}
         open_: list[int] = []
         for i, token in enumerate(self.tokens):
@@ -93,7 +94,7 @@ class Rewriter:
                 self.partner[open_.pop()] = i
 
     def text(self, start: int, end: int) -> str:
-        """Tokens [start, end) with single blanks, as a C string."""
+        """Return tokens [start, end) with single blanks, as a C string."""
         words = "".join(
             (" " if token.blank and i > start else "") + token.text
             for i, token in enumerate(self.tokens[start:end], start)
@@ -101,7 +102,7 @@ class Rewriter:
         return words.replace("\\", "\\\\").replace('"', '\\"')
 
     def rewritten(self) -> str:
-        """The source with every condition of its functions in a BL_CONDITION()."""
+        """Return the source with every condition of its functions in a BL_CONDITION()."""
         i = 0
         while i < len(self.tokens):
             if self.tokens[i].text == "{" and i > 0 and self.tokens[i - 1].text == ")":
@@ -113,7 +114,9 @@ class Rewriter:
         )
 
     def drop(self, start: int) -> str:
-        """What drops the condition of an ``if`` whose statement begins at ``start``."""
+        """Return the value that drops the condition of an ``if`` whose statement begins at
+        ``start``.
+        """
         block = self.tokens[start].text == "{"
         last, end = start, self.partner.get(start, start)
         for i in self.top(start + 1, end) if block else ():
@@ -127,13 +130,15 @@ class Rewriter:
         return "either" if self.tokens[end + 1].text == "else" else "true"
 
     def top(self, start: int, end: int) -> Iterator[int]:
-        """Tokens of [start, end) that no bracket there encloses; of brackets, the first."""
+        """Return the tokens of [start, end) that no bracket there encloses; of brackets, the
+        first.
+        """
         while start < end:
             yield start
             start = self.partner.get(start, start) + 1
 
     def body(self, start: int, end: int) -> None:
-        """Statements, or what stands in brackets: piece by piece."""
+        """Rewrite statements, or the contents of brackets, piece by piece."""
         piece = start
         at = start
         while at < end:
@@ -163,20 +168,22 @@ class Rewriter:
         self.piece(piece, end)
 
     def piece(self, start: int, end: int) -> None:
-        """An expression that nobody asks by itself: its operands, and what stands in brackets."""
+        """Rewrite an expression that is no condition itself: its operands, and the contents of
+        brackets.
+        """
         if any(self.tokens[i].text in ("&&", "||") for i in self.top(start, end)):
             self.condition(start, end, "either")
         else:
             self.inside(start, end)
 
     def inside(self, start: int, end: int) -> None:
-        """The brackets of an expression."""
+        """Rewrite the brackets of an expression."""
         for i in self.top(start, end):
             if i in self.partner:
                 self.body(i + 1, self.partner[i])
 
     def condition(self, start: int, end: int, drop: str) -> None:
-        """A condition that is dropped by this value, if it is no more than one."""
+        """Rewrite a condition that is dropped by this value, if it is no more than one."""
         top = list(self.top(start, end))
         signs = [self.tokens[i].text for i in top]
         for sign, value in (("||", "false"), ("&&", "true")):
@@ -199,14 +206,14 @@ class Rewriter:
         self.wrap(start, end, drop)
 
     def wrap(self, start: int, end: int, drop: str) -> None:
-        """Write a BL_CONDITION() round these tokens, outside of those that are there."""
+        """Write a BL_CONDITION() around these tokens, outside of those that are there."""
         name = self.text(start, end)
         self.before[start] = f'BL_CONDITION("{drop}|{name}", ' + self.before.get(start, "")
         self.after[end - 1] = self.after.get(end - 1, 0) + 1
 
 
 def rewritten(source: str) -> str:
-    """C source with a BL_CONDITION() round each condition."""
+    """Return C source with a BL_CONDITION() around each condition."""
     return Rewriter(source).rewritten()
 
 
@@ -216,7 +223,7 @@ def _stamp() -> str:
 
 
 def build() -> ModuleType:
-    """The simulator with all conditions as sites; compiled if no such one is there yet."""
+    """Build the simulator with all conditions as sites, unless such a build exists."""
     from beluga import _build
 
     folder = BUILD / _stamp()
@@ -235,7 +242,7 @@ def build() -> ModuleType:
         made.compile(tmpdir=str(part))
         try:
             part.rename(folder)
-        except OSError:  # somebody else has made it meanwhile
+        except OSError:  # another process has made it meanwhile
             shutil.rmtree(part)
     (library,) = folder.glob("**/_sim_conditions*.so")
     spec = importlib.util.spec_from_file_location("beluga._sim_conditions", library)

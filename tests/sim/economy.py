@@ -27,7 +27,9 @@ class Thrift:
 
 
 def thrift(seeds: int, names: tuple[str, ...] = ()) -> list[Thrift]:
-    """Every flush and fence of the protocol that ran, those that were idle most often first."""
+    """Return every flush and fence of the protocol that ran, those that were idle most often
+    first.
+    """
     done: dict[int, int] = {}
     idle: dict[int, int] = {}
     for scenario in names or scenarios():

@@ -10,7 +10,7 @@ named: it was run with the condition forced.
 
 from __future__ import annotations
 
-# By file and function: the condition, its place, its value.
+# For each file and function: the condition, its place, its value.
 Conditions = dict[tuple[str, str], dict[tuple[str, int, str], str]]
 
 _ANN = "decides what the simulator's oracle is told, which can only make it miss something here"
@@ -48,7 +48,7 @@ _UNREAD = "nobody reads the bytes of a reply whose status is an error"
 _WIDE = "invalidates the same lines more often, or lines behind the table, which costs time"
 _WINDOW = "only how many lines are looked at together differs: one that has not come ends the look"
 
-# Each with its reason.
+# Each condition has its reason.
 REASONED: Conditions = {
     ("transfer/cache_maintenance.c", "bl_maintenance_run"): {
         ("i > 0 && next.offset >= range.offset && next.offset <= range.end", 0, "false"): (
@@ -672,7 +672,7 @@ REASONED: Conditions = {
     },
 }
 
-# Each with the test of Python that fails.
+# Each condition has the test of Python that fails.
 TESTED: Conditions = {
     ("index/grant.c", "bl_abort_one"): {
         ("block->lane != lane", 0, "false"): (

@@ -228,14 +228,15 @@ _OTHER_HALF: dict[Name, str] = {
 
 
 def _no_worse(exempt: dict[Name, str]) -> dict[Name, str]:
-    """What else may become of a fence, an invalidation or a hint that may be left out: if it comes
-    late, or for a part of its range, or for another range, more of it is left than then."""
+    """Return the other changes of a fence, an invalidation or a hint that may be left out: if it
+    comes late, or for a part of its range, or for another range, more of it is left than then.
+    """
     weak = ("fence_store", "fence_full", "invalidate", "prefetch_line", "prefetch_range")
     return {name: why for name, why in exempt.items() if name[2] in weak}
 
 
 def _conditions(value: str) -> dict[Name, str]:
-    """Conditions that may always have this value."""
+    """Return the exemptions of conditions that may always have this value."""
     named = {key: f"fails without it: {test}" for key, test in _flat(TESTED, value).items()}
     return _flat(REASONED, value) | named
 
@@ -249,7 +250,7 @@ def _flat(tables: Conditions, value: str) -> dict[Name, str]:
     }
 
 
-# By change (simulator.CHANGES).
+# For each change (simulator.CHANGES).
 EXEMPTIONS: dict[str, dict[Name, str]] = {
     "left out": _LEFT_OUT,
     "deferred": _no_worse(_LEFT_OUT) | _DEFERRED,

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Mutants of the protocol: one thing is not as it should be, and some scenario must notice.
+"""Mutants of the protocol: each changes one thing, and some scenario must notice.
 
 =========== ======================================================================================
 site        its mutants
@@ -41,13 +41,13 @@ from children import Death, answers, still_alive
 from exemptions import EXEMPTIONS, Name
 from simulator import CHANGES, KINDS, Site, play, scenarios, sites, told
 
-SEEDS = 2000  # of each scenario and kind, at most
-STEPS = 400_000_000  # of the simulator, for one mutant in all scenarios: half a minute or so
+SEEDS = 2000  # for each scenario and kind, at most
+STEPS = 400_000_000  # steps of the simulator, for one mutant in all scenarios: half a minute or so
 COVERAGE_SEEDS = 10
 NO_PROTOCOL = ("sim/", "verify/", "check/")  # folders of csrc/
-COVERAGE_FIRST = 1_000_000  # other seeds than those that hunt
+COVERAGE_FIRST = 1_000_000  # seeds that the hunts do not use
 KNOWN = Path(__file__).with_name("known_catches.json")
-PLACE = struct.Struct("qq")  # of a run: field and seed
+PLACE = struct.Struct("qq")  # field and seed of a run
 
 
 @dataclass(frozen=True)
@@ -62,29 +62,31 @@ class Mutant:
 
     @property
     def name(self) -> str:
-        """The same after lines moved."""
+        """The same name after lines moved."""
         site = self.site
         return f"{site.file} {site.function} {site.verb} {site.index} {self.change}"
 
 
 @dataclass(frozen=True)
 class Field:
-    """A scenario on a kind of memory; by site number and change, in how many runs a second the
-    change would have made a difference."""
+    """A scenario on a kind of memory; for each site number and change, in how many runs a second
+    the change would have made a difference.
+    """
 
     scenario: str
     kind: str
     hits: tuple[float, ...]
 
     def matters(self, mutant: Mutant) -> float:
-        """The same for one mutant."""
+        """Return the same number for one mutant."""
         return self.hits[mutant.site.number * len(CHANGES) + CHANGES[mutant.change]]
 
 
 @dataclass(frozen=True)
 class Catch:
-    """Who noticed a mutant; ``scenario`` is empty if nobody did in all ``runs``. ``cut``: there was
-    no time to go on."""
+    """The run that noticed a mutant; ``scenario`` is empty if none did in all ``runs``. With
+    ``cut``, there was no time to go on.
+    """
 
     runs: int
     scenario: str = ""
@@ -95,24 +97,25 @@ class Catch:
 
 
 def name_of(site: Site) -> Name:
-    """How the exemptions name a site."""
+    """Return the name that the exemptions give a site."""
     return (site.file, site.function, site.verb, site.index)
 
 
 def protocol_sites() -> list[Site]:
-    """The sites of protocol files: all but the simulator's scenarios, ``beluga verify``, which
-    tries the memory and is tried in test_verify.py, and ``pool check``, which only looks."""
+    """Return the sites of protocol files: all but the simulator's scenarios, ``beluga verify``,
+    which tries the memory and is tried in test_verify.py, and ``pool check``, which only looks.
+    """
     return [site for site in sites() if not site.file.startswith(NO_PROTOCOL)]
 
 
 @cache
 def known_catches() -> dict[str, tuple[str, str, int]]:
-    """Scenario, kind and seed that caught a mutant, by its name."""
+    """Return the scenario, kind and seed that caught a mutant, by its name."""
     return {name: tuple(run) for name, run in json.loads(KNOWN.read_text()).items()}
 
 
 def mutants(fields: list[Field]) -> list[Mutant]:
-    """All there are: what is left out, and each other change where it makes a difference."""
+    """Return all mutants: what is left out, and each other change where it makes a difference."""
     return [
         mutant
         for mutant in changes()
@@ -123,7 +126,7 @@ def mutants(fields: list[Field]) -> list[Mutant]:
 
 
 def changes() -> Iterator[Mutant]:
-    """Every site in all ways that there are."""
+    """Return every site with every change that exists."""
     for site in protocol_sites():
         if site.drop:
             values = ["true", "false"] if site.drop == "either" else [site.drop]
@@ -134,19 +137,19 @@ def changes() -> Iterator[Mutant]:
 
 
 def undecided(found: list[Mutant]) -> list[Mutant]:
-    """Conditions that no scenario ever decides as they would be if they were dropped."""
+    """Return the conditions that no scenario ever decides as they would be if they were dropped."""
     there = {mutant.name for mutant in found}
     return [m for m in changes() if m.site.drop and m.name not in there and not exempt(m)]
 
 
 def exempt(mutant: Mutant) -> bool:
-    """Need nobody miss it? What was caught once has to be caught."""
+    """May every scenario miss it? What was caught once has to be caught."""
     named = name_of(mutant.site) in EXEMPTIONS.get(mutant.change, {})
     return named and mutant.name not in known_catches()
 
 
 def survey_one(where: tuple[str, str]) -> Field:
-    """What a scenario reaches: runs without a mutant, which have to come out right."""
+    """Find out what a scenario reaches, by runs without a mutant, which have to come out right."""
     scenario, kind = where
     start = time.process_time()
     runs = []
@@ -162,7 +165,7 @@ def survey_one(where: tuple[str, str]) -> Field:
 
 
 def survey(processes: int, only: str = "") -> list[Field]:
-    """All scenarios, or those whose name contains ``only``, on all kinds of memory."""
+    """Survey all scenarios, or those whose name contains ``only``, on all kinds of memory."""
     where = [(scenario, kind) for scenario in scenarios() if only in scenario for kind in KINDS]
     fields = []
     for (scenario, kind), field in answers(where, survey_one, processes=processes):
@@ -175,7 +178,8 @@ def survey(processes: int, only: str = "") -> list[Field]:
 @dataclass(frozen=True)
 class Hunt:
     """One mutant, where to look for it, how far, and until when (``time.monotonic``; 0: no limit).
-    ``place`` is shared with the parent: the run that is being tried."""
+    ``place`` is shared with the parent: the run that is being tried.
+    """
 
     mutant: Mutant
     fields: tuple[Field, ...]
@@ -187,7 +191,9 @@ class Hunt:
 
 
 def weight(field: Field, mutant: Mutant) -> int:
-    """How much of a hunt belongs to a field: more where others of the function were caught."""
+    """Return how much of a hunt belongs to a field: more where others of the function were
+    caught.
+    """
     own = known_catches().get(mutant.name, ("", "", 0))
     like = f"{mutant.site.file} {mutant.site.function} "
     place = (field.scenario, field.kind)
@@ -196,7 +202,7 @@ def weight(field: Field, mutant: Mutant) -> int:
 
 
 def hunts(found: list[Mutant], fields: list[Field], options: argparse.Namespace) -> Iterator[Hunt]:
-    """The hunt for each mutant."""
+    """Return the hunt for each mutant."""
     until_s = time.monotonic() + options.seconds if options.seconds else 0.0
     places = memoryview(mmap.mmap(-1, max(1, len(found)) * PLACE.size))
     for i, mutant in enumerate(found):
@@ -209,7 +215,7 @@ def hunts(found: list[Mutant], fields: list[Field], options: argparse.Namespace)
 
 
 def attempt(task: Hunt, field: int, seed: int) -> tuple[str, int]:
-    """What came of one run of the mutant, or nothing, and the simulator's steps in it."""
+    """Try the mutant in one run: return the catch, or nothing, and the simulator's steps in it."""
     mutant, scenario, kind = task.mutant, task.fields[field].scenario, task.fields[field].kind
     PLACE.pack_into(task.place, 0, field, seed)
     still_alive()
@@ -222,9 +228,10 @@ def attempt(task: Hunt, field: int, seed: int) -> tuple[str, int]:
 
 
 def hunt(task: Hunt) -> Catch:
-    """The remembered run, then seed after seed, until one goes wrong that is right without the
+    """Try the remembered run, then seed after seed, until one goes wrong that is right without the
     mutant. The scenarios share the steps by their weights, so the short ones have more seeds.
-    Counted in steps, what a hunt finds does not depend on the machine."""
+    Counted in steps, what a hunt finds does not depend on the machine.
+    """
     known = known_catches().get(task.mutant.name)
     if known and task.fields and (task.fields[0].scenario, task.fields[0].kind) == known[:2]:
         what, _ = attempt(task, 0, known[2])
@@ -250,7 +257,7 @@ def hunt(task: Hunt) -> Catch:
 
 
 def caught(task: Hunt, answer: Catch | Death) -> Catch:
-    """What came of a hunt. The survey has shown that no scenario dies without a mutant."""
+    """Return the result of a hunt. The survey has shown that no scenario dies without a mutant."""
     if isinstance(answer, Catch):
         return answer
     field, seed = PLACE.unpack_from(task.place)
@@ -258,7 +265,7 @@ def caught(task: Hunt, answer: Catch | Death) -> Catch:
 
 
 def remember(catches: dict[str, Catch], there: set[str]) -> None:
-    """Write the runs that caught; what is not there any more is forgotten."""
+    """Write the runs that caught; mutants that no longer exist are forgotten."""
     known_catches.cache_clear()  # another run may have remembered something meanwhile
     known = {name: run for name, run in known_catches().items() if name in there}
     known |= {name: (c.scenario, c.kind, c.seed) for name, c in catches.items() if c.scenario}
@@ -267,7 +274,7 @@ def remember(catches: dict[str, Catch], there: set[str]) -> None:
 
 
 def arguments_of(arguments: list[str] | None) -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(prog="scripts/mutants", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--seeds", type=int, default=SEEDS, help="of each scenario (%(default)s)")
@@ -291,7 +298,7 @@ def arguments_of(arguments: list[str] | None) -> argparse.Namespace:
 def report(
     options: argparse.Namespace, catches: dict[str, Catch], tried: int, exempted: int, never: int
 ) -> int:
-    """Print the sums: what the command returns."""
+    """Print the sums, and return what the command returns."""
     count = sum(bool(catch.scenario) for catch in catches.values())
     cut = sum(catch.cut for catch in catches.values())
     if not options.json:
@@ -337,7 +344,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """The command: 0 if all mutants were caught, or there was no time for more."""
+    """Run the command: 0 if all mutants were caught, or there was no time for more."""
     options = arguments_of(arguments)
     with simulator.using(conditions.build()):
         return run(options)

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
 """Runs that once went wrong: one small file each in ``regressions/``, played again by every test
-run. The seed leads elsewhere once the protocol takes other turns; what it found then stays said."""
+run. After a change of the protocol a seed leads to other turns; the file still says what the seed
+once found.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,7 @@ class Case:
 
 
 def parse(text: str) -> Case:
-    """A case from ``SCENARIO:SEED[:KIND]``. Raises ``ValueError`` on a name nobody knows."""
+    """Parse a case from ``SCENARIO:SEED[:KIND]``. Raises ``ValueError`` for an unknown name."""
     scenario, seed, *kind = text.split(":")
     case = Case(scenario, int(seed), *kind)
     if case.scenario not in scenarios() or case.kind not in KINDS:
@@ -37,12 +39,12 @@ def parse(text: str) -> Case:
 
 
 def keep(case: Case) -> Path:
-    """Write a case down: its file."""
+    """Write a case down, and return its file."""
     path = FOLDER / f"{case.scenario}-{case.seed}-{case.kind}.json"
     path.write_text(json.dumps(asdict(case), indent=4) + "\n")
     return path
 
 
 def kept() -> list[Case]:
-    """All cases that were written down."""
+    """Return all cases that were written down."""
     return [Case(**json.loads(path.read_text())) for path in sorted(FOLDER.glob("*.json"))]

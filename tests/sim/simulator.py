@@ -15,7 +15,7 @@ from beluga._sim import lib
 
 from beluga import _sim
 
-build: ModuleType = _sim  # whose scenarios and sites these are
+build: ModuleType = _sim  # the build whose scenarios and sites these are
 
 WRONG_BYTES = -errno.EBADMSG
 STUCK = -errno.ETIME
@@ -23,14 +23,14 @@ COHERENCE = -lib.BL_SIM_COHERENCE
 OWNERSHIP = -lib.BL_SIM_OWNERSHIP
 RAW_ACCESS = -lib.BL_SIM_RAW_ACCESS
 
-# What a run's memory is like, and what that is in bl_sim_config.
+# The kinds of memory of a run, and their values in bl_sim_config.
 KINDS: dict[str, dict[str, int]] = {
     "software": {"coherent": lib.BL_SIM_SOFTWARE},
     "hardware": {"coherent": lib.BL_SIM_COHERENT},
     "mixed": {"coherent": lib.BL_SIM_MIXED},
 }
 
-# What may become of a site: see bl_sim_change.
+# The changes of a site: see bl_sim_change.
 CHANGES = {
     "left out": lib.BL_SIM_SKIPPED,
     "deferred": lib.BL_SIM_DEFERRED,
@@ -42,7 +42,8 @@ CHANGES = {
     "false": lib.BL_SIM_FALSE,
 }
 
-# Show what a protocol must not do: they are meant to go wrong. By how their names begin.
+# These show what a protocol must not do and are meant to go wrong. They are named by how their
+# names begin.
 WRONG_ON_PURPOSE = (
     "stray_store",
     "raw_access",
@@ -72,10 +73,11 @@ class Site:
 
 @dataclass(frozen=True)
 class Run:
-    """What came of one seed: 0 or a negative error, the counters of ``bl_sim_stat``, and by site
-    number the stale loads and how often the site did something; what an oracle says of it; and
-    by site how often there was nothing to do. ``matters``, if asked for: by site number and change,
-    how often it would have made a difference."""
+    """The result of one seed: 0 or a negative error, the counters of ``bl_sim_stat``, and by site
+    number the stale loads and how often the site did something; an oracle's report; and by site how
+    often there was nothing to do. ``matters``, if asked for, says by site number and change how
+    often the change would have made a difference.
+    """
 
     seed: int
     result: int
@@ -102,7 +104,7 @@ def using(other: ModuleType) -> Iterator[None]:
 
 @cache
 def sites() -> tuple[Site, ...]:
-    """All sites of this build, in the order of their lines."""
+    """Return all sites of this build, in the order of their lines."""
     ffi, lib = build.ffi, build.lib
     views = []
     for number in range(1, lib.bl_sim_site_count() + 1):
@@ -124,7 +126,7 @@ def sites() -> tuple[Site, ...]:
 
 
 def site(function: str, verb: str, index: int = 0) -> int:
-    """The number of the site that a test wants to skip."""
+    """Return the number of the site that a test wants to skip."""
     fit = [s for s in sites() if (s.function, s.verb, s.index) == (function, verb, index)]
     assert len(fit) == 1, f"no single {verb} {index} in {function}"
     return fit[0].number
@@ -132,7 +134,7 @@ def site(function: str, verb: str, index: int = 0) -> int:
 
 @cache
 def scenarios() -> tuple[str, ...]:
-    """The names of all scenarios that have to come out right."""
+    """Return the names of all scenarios that have to come out right."""
     names = []
     while name := build.lib.bl_sim_scenario_name(len(names)):
         names.append(build.ffi.string(name).decode())
@@ -149,7 +151,7 @@ def play(
     kind: str = "",
     matters: bool = False,
 ) -> Run:
-    """One run of a scenario, with the site ``skip`` changed; ``kind`` is one of ``KINDS``."""
+    """Run a scenario once, with the site ``skip`` changed; ``kind`` is one of ``KINDS``."""
     ffi, lib = build.ffi, build.lib
     kind = kind or ("hardware" if coherent else "software")
     config = ffi.new("bl_sim_config *", {"seed": seed, "skip_site": skip, **KINDS[kind]})
@@ -171,7 +173,7 @@ def play(
 
 
 def told(result: int) -> str:
-    """What a result other than 0 says."""
+    """Describe a result other than 0."""
     known = {
         WRONG_BYTES: "wrong bytes",
         STUCK: "no progress",
@@ -183,16 +185,16 @@ def told(result: int) -> str:
 
 
 def total(runs: list[Run], name: str) -> int:
-    """A counter, summed over runs."""
+    """Return a counter, summed over runs."""
     return sum(run.stat[name] for run in runs)
 
 
 def failures(runs: list[Run]) -> list[tuple[int, int]]:
-    """(seed, result) of the runs that failed."""
+    """Return (seed, result) of the runs that failed."""
     return [(run.seed, run.result) for run in runs if run.result != 0]
 
 
 def caught(scenario: str, skip: int, *, seeds: int, coherent: bool = False) -> Run | None:
-    """The first run that notices the missing site, or None."""
+    """Return the first run that notices the missing site, or None."""
     runs = (play(scenario, seed, skip=skip, coherent=coherent) for seed in range(seeds))
     return next((run for run in runs if run.result != 0), None)

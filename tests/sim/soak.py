@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Fresh seeds of every scenario for a while; what goes wrong says how to replay it."""
+"""Runs fresh seeds of every scenario for a while, and says how to replay those that go wrong."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from simulator import KINDS, play, scenarios, told
 BATCH = 4  # seeds of one scenario and kind that one child plays: a pass takes a quarter of a minute
 OFTEN = {"late": 4, "rivals": 2, "system": 2}  # times as many: rare things happen there
 
-# What is printed, and the counter of bl_sim_stat that it is; one that a build lacks counts nothing.
+# The counters of bl_sim_stat, and the names by which they are printed; one that a build lacks
+# counts nothing.
 COUNTERS = {
     "accesses": "steps",
     "calls": "results",
@@ -41,8 +42,9 @@ class Batch:
 
 
 def batches(first: int, until_s: float) -> Iterator[Batch]:
-    """Every scenario and kind, over and over, until ``until_s`` (``time.monotonic``); at least
-    once."""
+    """Yield every scenario and kind, over and over, until ``until_s`` (``time.monotonic``); at
+    least once.
+    """
     while True:
         for scenario in scenarios():
             for kind in KINDS:
@@ -53,7 +55,7 @@ def batches(first: int, until_s: float) -> Iterator[Batch]:
 
 
 def play_batch(batch: Batch) -> tuple[Counter[str], list[Case]]:
-    """Counters over the batch, and the runs that went wrong."""
+    """Return the counters over the batch, and the runs that went wrong."""
     counters: Counter[str] = Counter()
     wrong = []
     for seed in range(batch.first, batch.first + batch.count):
@@ -68,7 +70,7 @@ def play_batch(batch: Batch) -> tuple[Counter[str], list[Case]]:
 
 
 def soak(tasks: Iterator[Batch], processes: int) -> tuple[Counter[str], list[Case]]:
-    """Play all batches; of one whose child died, each seed alone."""
+    """Play all batches; if a batch's child died, play each of its seeds alone."""
     counters: Counter[str] = Counter()
     wrong: list[Case] = []
     again: list[Batch] = []
@@ -89,7 +91,7 @@ def soak(tasks: Iterator[Batch], processes: int) -> tuple[Counter[str], list[Cas
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """The command line: 0 if nothing went wrong."""
+    """Run the command line: 0 if nothing went wrong."""
     parser = argparse.ArgumentParser(prog="scripts/soak", description=__doc__)
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--seed", type=int, default=None, help="the first one (from the clock)")

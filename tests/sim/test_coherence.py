@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The coherence oracle: a flush or fence too few is found, harm or no harm, with its place."""
+"""The coherence oracle finds a flush or fence too few, with its place, whether it did harm or
+not.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,8 @@ import re
 import pytest
 from simulator import COHERENCE, WRONG_BYTES, play, site
 
-# One run or two show it: judged by the rule, not by wrong bytes. Scenario, function, verb, which.
+# One run or two show it, because the rule is judged and not the bytes. Scenario, function, verb,
+# number.
 MUTANTS = (
     ("message_passing", "bl_litmus_write", "fence_store", 1, "unfenced"),
     ("message_passing", "bl_litmus_read", "invalidate", 0, "stale"),

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Puts and gets by DMA: right by the rules of transfer/device_range.h, wrong without one."""
+"""Puts and gets by DMA are right by the rules of transfer/device_range.h, and wrong without one of
+them.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ RULES = [
     for function in ("bl_device_written", "bl_device_reads")
     for verb, index in (("fence_full", 0), ("invalidate", 0), ("fence_full", 1))
 ]
-# Those that show it, besides device_dsa, where a device both writes and reads.
+# These scenarios show it, besides device_dsa, where a device both writes and reads.
 WITNESS = {"bl_device_written": "device_put", "bl_device_reads": "device_get"}
 
 

@@ -10,7 +10,7 @@ from simulator import COHERENCE, WRONG_BYTES, caught, failures, play, site, site
 SEEDS = 300
 RIGHT = ("message_passing", "torn_line", "store_buffering")
 
-# function, verb, which of them in that function
+# Function, verb, and number of the verb in that function.
 MUTANTS = {
     "message_passing": (
         ("bl_litmus_write", "fence_store", 0),  # "free" is out before the old bytes go

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""No verb, check or condition of the protocol is forgotten by scripts/mutants."""
+"""scripts/mutants forgets no verb, check or condition of the protocol."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from mutants import NO_PROTOCOL, main, name_of, protocol_sites
 
 CSRC = Path(__file__).resolve().parents[2] / "csrc"
 
-# What a verb made of verbs comes to.
+# The verbs that a verb made of verbs consists of.
 COMPOUND = {
     "publish_line": ("stream_line", "fence_store"),
     "refetch": ("fence_full", "invalidate", "fence_full"),
@@ -36,12 +36,12 @@ COMMENT = re.compile(r"/\*.*?\*/", re.DOTALL)
 
 
 def in_csrc(path: Path) -> str:
-    """The name of a source: folder/file."""
+    """Return the name of a source: folder/file."""
     return str(path.relative_to(CSRC))
 
 
 def protocol_files() -> list[Path]:
-    """All C that is no scenario and no tool, nor the verbs themselves, nor what kills processes."""
+    """Return all C files but scenarios, tools, the verbs themselves, and what kills processes."""
     return [
         path for path in sorted(CSRC.rglob("*.[ch]")) if not in_csrc(path).startswith(NOT_TRIED)
     ]
@@ -155,7 +155,7 @@ def test_a_survivor_fails_the_run(
 ) -> None:
     monkeypatch.setattr(mutants, "EXEMPTIONS", {})
     one = ["--scenario", "lane", "--site", "bl_lane_send size == 0 0 false", "--seeds", "2"]
-    assert main(one) == 1  # copies nothing: nobody can notice
+    assert main(one) == 1  # copies nothing, so no run can notice
     survivor, exempt, _, last = capsys.readouterr().out.splitlines()
     assert re.fullmatch(r"survived, [1-9]\d* runs: rpc/lane.c:\d+ bl_lane_send .*", survivor)
     assert exempt.startswith("0 mutants are exempt")

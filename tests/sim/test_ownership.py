@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The ownership oracle, raw access, and acts upon hosts: each finds, or is, what it should."""
+"""The ownership oracle, raw access, and the acts on hosts find what they should."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_dirty_line_over_newer_bytes_is_found() -> None:
 
 
 def test_lane_that_is_given_twice_is_found() -> None:
-    """A successor that takes over without the word that a lane still has a writer."""
+    """A successor that takes over without being told that a lane still has a writer is found."""
     number = site("bl_housekeeping_write", "stream_line")
     found = [play("recovery", seed, skip=number).result for seed in range(SEEDS)]
     assert OWNERSHIP in found

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Each path of the protocol runs right in the simulator, and a verb too few on it is noticed."""
+"""Each path of the protocol runs right in the simulator, and fails with a verb too few."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from simulator import caught, failures, play, site, total
 
 SEEDS = 100
 
-# function, verb, which of them in that function
+# Function, verb, and number of the verb in that function.
 MUTANTS = {
     "lane": (
         ("bl_lane_take", "invalidate", 0),  # a reply is looked for in memory

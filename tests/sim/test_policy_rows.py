@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Every row of the policy table against the simulator's devices: enough, and not more than enough.
+"""Every row of the policy table is enough for the simulator's devices, and not more than enough.
 
 A step that a row leaves out is left out of a run: bytes must stay right in the world that the row
 is for. A step that a row has is left out too: in some world that the row is for, it must show.
@@ -21,8 +21,8 @@ HUNT = 600
 WRITTEN = ("bl_device_written", "invalidate")
 READS = ("bl_device_reads", "invalidate")
 
-# Of each device on write-back memory the worlds of its writes and of its reads: DSA's cache control
-# is off, and obeyed where somebody has looked at the machine.
+# For each device on write-back memory, the worlds of its writes and of its reads: DSA's cache
+# control is off, and obeyed where the machine was inspected.
 CACHED = [
     (Initiator.GPU, Ddio.ON, "device_put", "device_get"),
     (Initiator.GPU, Ddio.OFF, "device_put", "device_get"),
@@ -34,7 +34,9 @@ CACHED = [
 
 
 def judge(step: Step, scenario: str, verb: tuple[str, str], *, coherent: bool = False) -> None:
-    """The flush of ``verb`` may be left out of the scenario just if the step is a fence."""
+    """Judge that the flush of ``verb`` may be left out of the scenario just if the step is a
+    fence.
+    """
     number = site(*verb)
     if step == Step.FENCE:
         runs = [play(scenario, seed, skip=number, coherent=coherent) for seed in range(SEEDS)]

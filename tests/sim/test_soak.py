@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""What scripts/soak once found stays found, and its command line says what it saw."""
+"""Failures that scripts/soak once found stay found, and its command line reports what it saw."""
 
 from __future__ import annotations
 

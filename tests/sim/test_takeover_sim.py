@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Servers that elect, depose and follow each other in the simulator, and writers taken for dead."""
+"""Servers elect, depose and follow each other in the simulator, with writers taken for dead."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from simulator import caught, failures, play, site, total
 SEEDS = 15
 ELECTIONS = 150
 
-# function, verb, which of them in that function
+# Function, verb, and number of the verb in that function.
 MUTANTS = {
     "elect": (
         ("bl_candidate_write", "fence_full", 0),  # said before the others are heard

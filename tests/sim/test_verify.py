@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""``beluga verify`` in the simulator: every litmus can fail, and by the coherence none does."""
+"""``beluga verify`` in the simulator: every litmus program can fail, and none does with software
+coherence.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ SEEDS = 40
 BARE = ("passing", "buffering", "eviction", "prefetch")
 TEARING = ("tearing_8", "tearing_16", "tearing_32", "tearing_64")
 
-# What the coherence rests on: function, verb, which of them in that function.
+# The verbs that coherence depends on: function, verb, and number of the verb in that function.
 NEEDED = (
     ("bl_trial_put", "stream_line", 0),
     ("bl_trial_look", "fence_full", 0),
