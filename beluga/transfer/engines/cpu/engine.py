@@ -52,22 +52,22 @@ _CORES = len(os.sched_getaffinity(0))
 
 
 def default_threads() -> int:
-    """Threads of an engine that is not told how many: at most 4, of the cores there are."""
+    """Return the default number of threads: one for each core, at most 4."""
     return min(_THREADS_DEFAULT, _CORES)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class CpuTransfer:
-    """A plan that the CPU has executed, or could not."""
+    """A plan that the CPU has executed, or an error."""
 
     error: BelugaError | None
 
     def done(self) -> bool:
-        """True: the engine returns when the bytes have moved."""
+        """Return True, because the engine returns when the bytes have moved."""
         return True
 
     def wait(self, timeout_s: float | None = None) -> None:
-        """Raises what went wrong: :class:`~beluga.errors.ChecksumError`, or
+        """Raise the error of the copy, if there is one: :class:`~beluga.errors.ChecksumError` or
         :class:`~beluga.errors.DeviceFaultError`."""
         if self.error is not None:
             raise self.error
@@ -79,14 +79,14 @@ _MOVED = CpuTransfer(None)
 class CpuEngine:
     """Copies in the caller's thread, without the GIL, helped by up to ``threads - 1`` others.
 
-    Non-temporal stores write, an invalidation ahead of cached loads reads, and checksums are
-    computed on the way. The helpers are the process's, parked between plans; a plan whose share
-    for each is too small to wake one up is copied alone. ``settings`` say from which sizes on it
-    goes which way; None takes this machine's, which are measured before its first copy if they
-    never were (``tuning.py``).
+    A write uses non-temporal stores; a read invalidates lines before it loads them. Both compute
+    checksums on the way. All engines of the process share the helping threads, which sleep between
+    plans. The caller copies alone if a thread's share of a plan would be too small. ``settings``
+    has the sizes from which on the engine copies in another way; None takes the settings of this
+    machine, which are measured before the first copy if they never were (``tuning.py``).
 
-    With a ``place`` at a link, bytes move as the link lets them on, 256 KiB at a time, in the
-    classes ``read`` and ``write``.
+    With a ``place`` at a link, the link scheduler admits 256 KiB at a time, in the classes ``read``
+    and ``write``.
     """
 
     name = "cpu"
@@ -110,17 +110,17 @@ class CpuEngine:
             raise LayoutError(f"an engine of {threads} threads; give it at least one")
 
     def gather_write(self, plan: Plan) -> CpuTransfer:
-        """Scattered memory to the pool; ended when it returns. Raises LayoutError."""
+        """Copy scattered memory to the pool; the copy has ended on return. Raises LayoutError."""
         plan.refuse_direction(write=True)
         return self._execute(lib.bl_plan_write, plan, self._write, "writing a plan")
 
     def scatter_read(self, plan: Plan) -> CpuTransfer:
-        """The pool to scattered memory; ended when it returns. Raises LayoutError."""
+        """Copy the pool to scattered memory; the copy has ended on return. Raises LayoutError."""
         plan.refuse_direction(write=False)
         return self._execute(lib.bl_plan_read, plan, self._read, "reading a plan")
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing, because the engine holds nothing."""
 
     def _execute(
         self, function: _Function, plan: Plan, kind: TransferClass, doing: str

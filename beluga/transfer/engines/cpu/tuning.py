@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Which way the CPU copies runs of which size: measured once on a machine, and kept.
+"""Measure once how this machine's CPU copies runs of each size fastest, and keep the result.
 
-Measured in a scratch pool (``scratch.py``); it takes a few tenths of a second, when a process
-copies for the first time and nothing is kept. ``BELUGA_TUNING=off`` measures nothing and takes the
-defaults, and so does who could not keep what he measured.
+A process measures before its first copy if nothing is kept, in a scratch pool (``scratch.py``);
+that takes a few tenths of a second. With ``BELUGA_TUNING=off``, or if the result could not be kept,
+nothing is measured and the defaults hold.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 _KIB = 1024
 _SPAN = 1 << 20  # bytes of the largest copy that is timed
 _ROUNDS = 7
-_BUDGET_S = 0.5  # what is not measured by then has its default
-_GAIN = 0.95  # of the time: what is not faster by so much is no reason to leave a default
+_BUDGET_S = 0.5  # settings that are not measured by then have their defaults
+_GAIN = 0.95  # a value replaces the default if it takes less than this share of the time
 _ALWAYS, _NEVER = 0, 0xFFFFFFFF
 
 
@@ -42,11 +42,11 @@ _ALWAYS, _NEVER = 0, 0xFFFFFFFF
 class CopySettings:
     """Sizes in bytes (``bl_copy_settings``). Any numbers give the same bytes and checksums.
 
-    Reading: lines are dropped ``window`` bytes ahead, ``step`` bytes at a time between copies, and
-    asked for ``ahead`` bytes before they are copied; a dense plan of ``past`` bytes goes past the
-    cache. Writing: ``head`` bytes of the next piece are asked for, and runs of ``direct`` bytes are
-    streamed from where they lie, shorter ones put together first. Both: a thread's part is ``part``
-    bytes at least.
+    A read drops lines ``window`` bytes ahead, ``step`` bytes at a time between copies, and
+    prefetches them ``ahead`` bytes before it copies them; a dense plan of ``past`` bytes or more
+    bypasses the cache. A write prefetches ``head`` bytes of the next piece, and streams runs of
+    ``direct`` bytes or more from where they lie; it gathers shorter ones first. In both directions
+    a thread's part has at least ``part`` bytes.
     """
 
     part: int
@@ -59,14 +59,14 @@ class CopySettings:
 
     @classmethod
     def default(cls) -> CopySettings:
-        """Of a machine that was not measured."""
+        """Return the settings of a machine that was not measured."""
         found = ffi.new("bl_copy_settings *")
         lib.bl_copy_defaults(found)
         return cls(**{field.name: getattr(found, field.name) for field in dataclasses.fields(cls)})
 
     @classmethod
     def of(cls, content: object) -> CopySettings | None:
-        """What a file says; None if it is something else."""
+        """Return the settings that a file contains, or None if it contains something else."""
         names = [field.name for field in dataclasses.fields(cls)]
         if not isinstance(content, dict) or sorted(content) != sorted(names):
             return None
@@ -75,7 +75,7 @@ class CopySettings:
         return cls(**content)
 
     def struct(self, threads: int) -> core.bl_copy_settings:
-        """The ``bl_copy_settings *`` for so many threads."""
+        """Return the ``bl_copy_settings *`` for this number of threads."""
         return ffi.new(
             "bl_copy_settings *",
             {
@@ -96,7 +96,9 @@ _FOUND: dict[Path, CopySettings] = {}
 
 
 def tuned(pool: Pool) -> CopySettings:
-    """The settings of this machine for a pool's kind of memory: kept, or measured now and kept.
+    """Return the settings of this machine for a pool's kind of memory.
+
+    They are read from the cache, or measured now and kept.
 
     Raises :class:`~beluga.errors.EngineUnavailableError` for a BELUGA_TUNING that is neither on nor
     off.
@@ -116,7 +118,7 @@ def _measured(kept: CalibrationCache, pool: Pool) -> CopySettings:
     try:
         with scratch_pool(like=pool) as scratch:
             found = measure(scratch, scratch.geometry.data_offset)
-    except (BelugaError, OSError):  # no room, say: the defaults are right as well
+    except (BelugaError, OSError):  # no space, for example; the defaults are right as well
         return CopySettings.default()
     with contextlib.suppress(OSError):
         kept.write("settings", dataclasses.asdict(found))
@@ -124,10 +126,11 @@ def _measured(kept: CalibrationCache, pool: Pool) -> CopySettings:
 
 
 def measure(pool: Pool, offset: int, budget_s: float = _BUDGET_S) -> CopySettings:
-    """What is fastest here: 1 MiB of the pool from ``offset`` on is written over.
+    """Find the fastest settings. This overwrites 1 MiB of the pool from ``offset`` on.
 
-    Each setting in turn, by copies of all its values that take turns; what is still to do after
-    ``budget_s`` keeps its default. Raises a :class:`~beluga.errors.BelugaError` where a copy fails.
+    The settings are measured one after the other, by copies with all values of a setting in turns.
+    A setting that was not measured within ``budget_s`` keeps its default. Raises a
+    :class:`~beluga.errors.BelugaError` if a copy fails.
     """
     trial = Trial(pool, offset, time.monotonic() + budget_s)
     found = CopySettings.default()
@@ -142,7 +145,7 @@ def measure(pool: Pool, offset: int, budget_s: float = _BUDGET_S) -> CopySetting
 
 
 class Trial:
-    """Copies with some settings, and how long they took; up to a deadline (monotonic seconds)."""
+    """Times copies with different settings, up to a deadline (monotonic seconds)."""
 
     def __init__(self, pool: Pool, offset: int, deadline: float) -> None:
         self._pool, self._offset, self._deadline = pool, offset, deadline
@@ -159,8 +162,10 @@ class Trial:
         *,
         write: bool = False,
     ) -> CopySettings:
-        """The value with which a copy of ``shape`` (fragment, count) is fastest, if it is so by
-        more than noise."""
+        """Return the settings with the value that copies ``shape`` (fragment, count) fastest.
+
+        The settings do not change if the gain is within noise.
+        """
         ways = {value: (dataclasses.replace(settings, **{name: value}), 1) for value in values}
         times = self._times(ways, shape, write=write)
         if not times:
@@ -172,8 +177,10 @@ class Trial:
     def crossing(
         self, settings: CopySettings, name: str, sizes: Sequence[int], *, write: bool = False
     ) -> CopySettings:
-        """The least of ``sizes`` from which on it pays to go the other way. Writing a size is a
-        fragment's, reading it is a plan's."""
+        """Return the settings with the least of ``sizes`` from which on the other way is faster.
+
+        For a write a size is that of a fragment, for a read that of a plan.
+        """
         ways = {
             value: (dataclasses.replace(settings, **{name: value}), 1)
             for value in (_ALWAYS, _NEVER)
@@ -190,7 +197,7 @@ class Trial:
         return dataclasses.replace(settings, **{name: from_here})
 
     def parts(self, settings: CopySettings, sizes: Sequence[int]) -> CopySettings:
-        """The least part of two with which two threads are faster than one; if there are two."""
+        """Return the settings with the least part of a plan for which two threads beat one."""
         if len(os.sched_getaffinity(0)) < 2:
             return settings
         for size in sizes:
@@ -209,7 +216,7 @@ class Trial:
         *,
         write: bool = False,
     ) -> dict[int, float]:
-        """Nanoseconds of a copy in each way (settings, threads); none after the deadline."""
+        """Time a copy in each way (settings, threads), in nanoseconds; none after the deadline."""
         structs = {name: settings.struct(threads) for name, (settings, threads) in ways.items()}
         times: dict[int, list[int]] = {name: [] for name in ways}
         for _ in range(_ROUNDS):
@@ -220,7 +227,7 @@ class Trial:
         return {name: statistics.median(several) for name, several in times.items()}
 
     def _time(self, struct: core.bl_copy_settings, shape: tuple[int, int], *, write: bool) -> int:
-        """Nanoseconds of one copy, of private memory that is in no cache."""
+        """Time one copy of private memory that is in no cache, in nanoseconds."""
         if shape not in self._plans:
             fragment, count = shape
             places = self._start + 2 * fragment * np.arange(count)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Buffers that are used again: allocating GPU or pinned memory for each copy would stop the GPU."""
+"""Buffers of GPU and pinned memory are used again, because an allocation would stop the GPU."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class _Shelf(Generic[_Kind]):
 
     def __init__(self) -> None:
         self.free: dict[int, list[_Kind]] = {}
-        self.sizes: dict[int, int] = {}  # of those in use, by address
+        self.sizes: dict[int, int] = {}  # the sizes of buffers in use, by address
 
 
 def _class_of(size: int) -> int:
@@ -29,7 +29,7 @@ def _class_of(size: int) -> int:
 
 
 class Buffers:
-    """GPU memory and pinned memory, taken and given back by one thread."""
+    """A pool of GPU memory and pinned memory, for use by one thread."""
 
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
@@ -41,7 +41,7 @@ class Buffers:
 
     @contextmanager
     def only_free(self) -> Iterator[None]:
-        """In here nothing is allocated: raises :class:`~beluga.errors.TransferError` instead."""
+        """Raise :class:`~beluga.errors.TransferError` in this context instead of allocating."""
         self._frozen = True
         try:
             yield
@@ -49,11 +49,11 @@ class Buffers:
             self._frozen = False
 
     def begin(self) -> None:
-        """What is taken from now on can be given back together, by :meth:`undo`."""
+        """Remember the buffers that are taken from now on, for :meth:`undo`."""
         self._taken = []
 
     def undo(self) -> None:
-        """Whatever was taken since :meth:`begin` is used by nobody any more."""
+        """Give back all buffers that were taken since :meth:`begin`; nobody uses them any more."""
         for one in self._taken:
             if isinstance(one, Pinned):
                 if one.address in self._pinned.sizes:
@@ -62,7 +62,7 @@ class Buffers:
                 self.give(one)
 
     def take(self, size: int) -> int:
-        """GPU memory of at least ``size`` bytes."""
+        """Take GPU memory of at least ``size`` bytes."""
         size = _class_of(size)
         free = self._device.free.get(size)
         self._refuse_frozen(free)
@@ -72,11 +72,11 @@ class Buffers:
         return address
 
     def give(self, address: int) -> None:
-        """What was taken, and is used by nobody any more."""
+        """Give back memory of :meth:`take` that nobody uses any more."""
         self._device.free.setdefault(self._device.sizes.pop(address), []).append(address)
 
     def take_pinned(self, size: int) -> Pinned:
-        """Pinned memory of at least ``size`` bytes."""
+        """Take pinned memory of at least ``size`` bytes."""
         size = _class_of(size)
         free = self._pinned.free.get(size)
         self._refuse_frozen(free)
@@ -86,11 +86,11 @@ class Buffers:
         return pinned
 
     def give_pinned(self, pinned: Pinned) -> None:
-        """What was taken, and is used by nobody any more."""
+        """Give back memory of :meth:`take_pinned` that nobody uses any more."""
         self._pinned.free.setdefault(self._pinned.sizes.pop(pinned.address), []).append(pinned)
 
     def close(self) -> None:
-        """Free all that was given back."""
+        """Free all memory that was given back."""
         for addresses in self._device.free.values():
             for address in addresses:
                 self._driver.free(address)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Direct or staged: measured on this machine's GPU at start, and kept in the user's cache.
+"""Measure whether direct or staged copies are faster on this GPU, and keep the result.
 
-Both are right everywhere; which is faster depends on direction, size, number of fragments and
-machine (figures for Hopper contradict each other). Pinned memory of this process stands in for the
-pool: a CXL pool is slower for both alike.
+Both paths give the same bytes. Which one is faster depends on direction, size, number of fragments
+and machine (figures for Hopper contradict each other). Pinned memory of this process replaces the
+pool: a CXL pool would be slower for both paths.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 COSTS = {"direct": Cost(5000, 5, 1 / 23), "staged": Cost(5120, 5, 1 / 26)}
 """What each way costs before it was measured."""
 REPETITIONS = 25
-_GAIN = 0.9  # staged takes GPU memory and a second pass over it: it must be faster by a tenth
+_GAIN = 0.9  # staged copies need GPU memory and a second pass, so they must save a tenth
 
 SIZES = (64 << 10, 512 << 10, 4 << 20)
 FRAGMENTS = (1280, 20 << 10, 256 << 10)  # bytes; a sparse row, the paper's, a large one
@@ -44,7 +44,7 @@ FRAGMENTS = (1280, 20 << 10, 256 << 10)  # bytes; a sparse row, the paper's, a l
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Point:
-    """One measurement: medians, in seconds."""
+    """One measurement of both paths, as medians in seconds."""
 
     write: bool
     size: int
@@ -54,17 +54,19 @@ class Point:
 
 
 class Calibration:
-    """The points, and what they say of a copy; without any their default costs do."""
+    """Chooses a path by measured points, or by default costs if there are none."""
 
     def __init__(self, points: tuple[Point, ...] = ()) -> None:
         self.points = points
 
     @classmethod
     def of(cls, launcher: Launcher, pool: Pool) -> Calibration:
-        """Of this machine: as measured before, or now if it is a GPU. Where it cannot be kept it
-        is measured again the next time."""
+        """Return the calibration of this machine: the kept one, or one that is measured now.
+
+        Only a GPU is measured. If the result cannot be kept, the next process measures again.
+        """
         if launcher.driver.name != "cuda":
-            return cls()  # what stands in for a GPU says nothing about one
+            return cls()  # a stand-in says nothing about a GPU
         kept, part = (
             CalibrationCache(pool),
             f"{launcher.driver.identity}, {launcher.grid.blocks} blocks",
@@ -77,7 +79,7 @@ class Calibration:
         return made
 
     def choose(self, *, write: bool, size: int, fragments: int) -> str:
-        """``direct`` or ``staged``: what was faster at the nearest point, sizes by their ratio."""
+        """Return ``direct`` or ``staged``, the faster at the nearest point (sizes by ratio)."""
         if not self.points:
             return min(COSTS, key=lambda way: COSTS[way].of(size, fragments))
 
@@ -90,7 +92,7 @@ class Calibration:
 
 
 def points_of(content: object) -> tuple[Point, ...]:
-    """What a file says, of both directions; of what is something else, nothing."""
+    """Return the points that a file contains, or none if it lacks a direction or is damaged."""
     try:
         points = tuple(Point(**row) for row in cast("Sequence[dict[str, Any]]", content or ()))
         right = all(
@@ -106,7 +108,7 @@ def points_of(content: object) -> tuple[Point, ...]:
 
 
 def measure(launcher: Launcher, repetitions: int) -> tuple[Point, ...]:
-    """Both ways, both directions, each size by each fragment: some milliseconds per point."""
+    """Measure both paths, in both directions, for each size and fragment, in milliseconds each."""
     driver, buffers = launcher.driver, launcher.buffers
     pinned, engine, buffer = (
         buffers.take_pinned(SIZES[-1]),

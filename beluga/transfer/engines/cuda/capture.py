@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""A copy that became part of a CUDA graph: it runs whenever its owner replays the graph."""
+"""A copy that is part of a CUDA graph, which its owner replays."""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ from beluga.transfer.plan.plan import Plan
 
 
 class CapturedTransfer:
-    """Replayed by its owner, who calls :meth:`prepare` before each replay, and :meth:`wait` when
-    the replay has ended (the stream or an event was waited for).
+    """A captured copy of a plan.
 
-    Its tables stay until the engine is closed: the graph must not be replayed after that. Each
-    replay copies them to the GPU anew, and moves the same plan.
+    The owner of the graph calls :meth:`prepare` before each replay, and :meth:`wait` when the
+    replay has ended (the owner has waited for the stream or an event).
+
+    The tables of the copy stay until the engine is closed, so the graph must not be replayed after
+    that. Each replay copies the tables to the GPU again, and moves the same plan.
     """
 
     def __init__(
@@ -29,16 +31,16 @@ class CapturedTransfer:
         )
 
     def prepare(self) -> None:
-        """Before a replay of a read: what this host holds of the pool's bytes is dropped."""
+        """Drop this host's cached lines of the pool's bytes, before a replay of a read."""
         if not self._write:
             self._maintenance.before_read(self._plan)
 
     def done(self) -> bool:
-        """True: whether a replay has ended is its owner's to know."""
+        """Return True: only the owner knows whether a replay has ended."""
         return True
 
     def wait(self, timeout_s: float | None = None) -> None:
-        """After a replay has ended: flush what was written, or look at what a read found.
+        """Flush the bytes that a replay wrote, or look at the checksums that it read.
 
         Raises :class:`~beluga.errors.ChecksumError`.
         """

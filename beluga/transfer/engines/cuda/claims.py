@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""How much memory all processes of this host may have registered with the driver together.
+"""Bound the memory that all processes of this host have registered with the driver together.
 
 The driver keeps 16 bytes per 4 KiB page for each process that registers it, in kernel memory, and
-registers for one process at a time with locks that stop the others' CUDA calls. So there is a cap
-for the host, and processes take turns (a lock that is held while the driver works). Each process
-has a file that says how much it has; a claim counts while the file's lock is held, which the kernel
-drops when the process ends. Files are read and written under a lock of their own, never for long.
+registers for one process at a time, with locks that stop the CUDA calls of others. So the host has
+a cap, and processes take turns (they hold a lock while the driver works). Each process has a file
+with the size of its claim. A claim counts while the file's lock is held; the kernel drops the lock
+when the process ends. Another lock, which is held for short times only, guards the files.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ class Claims:
 
     @contextmanager
     def claimed(self, size: int) -> Iterator[bool]:
-        """This process's turn to register ``size`` bytes, or False where the cap is reached.
+        """Wait for the turn to register ``size`` bytes; yield False if the cap is reached.
 
-        What is raised inside gives the claim up again.
+        An exception in this context gives the claim up again.
         """
         with self._locked("turn"):
             with self._locked("book"):
@@ -51,12 +51,12 @@ class Claims:
                 raise
 
     def give_back(self, size: int) -> None:
-        """So many bytes are not registered any more."""
+        """Reduce the claim, because ``size`` bytes are not registered any more."""
         with self._locked("book"):
             self._set(self._size - size)
 
     def close(self) -> None:
-        """This process has nothing registered any more."""
+        """End the claim, because this process has nothing registered any more."""
         with self._locked("book"):
             self._path.unlink(missing_ok=True)
             self._file.close()
@@ -68,7 +68,7 @@ class Claims:
         self._file.flush()
 
     def _others(self) -> int:
-        """Bytes that living processes have; files of dead ones are removed."""
+        """Return the bytes that living processes claim, and remove the files of dead ones."""
         total = 0
         for path in self._folder.glob("claim-*"):
             if path == self._path:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""CRC-32C as arithmetic on polynomials: what the kernels need to sum a chunk in any order.
+"""CRC-32C as arithmetic on polynomials, so that kernels can sum a chunk in any order.
 
 Polynomials over GF(2) modulo the Castagnoli polynomial, reflected: x^0 is the highest of 32 bits.
 A message's sum without its inversions, moved over n bytes, is its product with x^(8n).
@@ -23,7 +23,7 @@ _LOW = 1 << 16
 
 
 def multiply(a: Words | np.uint32, b: Words | np.uint32) -> Words:
-    """The products of ``a`` and ``b``, which have one shape or are broadcast."""
+    """Return the products of ``a`` and ``b``, which have one shape or are broadcast."""
     a, b = np.broadcast_arrays(np.asarray(a, np.uint32), np.asarray(b, np.uint32))
     product, b = np.zeros(a.shape, np.uint32), b.copy()
     for bit in range(31, -1, -1):
@@ -33,7 +33,7 @@ def multiply(a: Words | np.uint32, b: Words | np.uint32) -> Words:
 
 
 def powers(counts: NDArray[np.int64]) -> Words:
-    """x^(8n) for each n of ``counts``, numbers of bytes below 2^32."""
+    """Return x^(8n) for each n of ``counts``, numbers of bytes below 2^32."""
     counts = np.asarray(counts, np.int64)
     found: Words = _run(1)[counts % _LOW]
     if (counts >= _LOW).any():
@@ -42,8 +42,8 @@ def powers(counts: NDArray[np.int64]) -> Words:
 
 
 def blank(lengths: NDArray[np.int64]) -> Words:
-    """The checksums of so many zero bytes."""
-    different, which = np.unique(lengths, return_inverse=True)  # chunks are mostly alike
+    """Return the checksums of runs of zero bytes with these ``lengths``."""
+    different, which = np.unique(lengths, return_inverse=True)  # most chunks have the same length
     return np.array([_blank(length) for length in different.tolist()], np.uint32)[which]
 
 
@@ -54,7 +54,7 @@ def _blank(length: int) -> int:
 
 @functools.cache
 def tables(lanes: int) -> Words:
-    """What ``csrc/cuda/crc32c.cuh`` looks up, for groups of so many lanes."""
+    """Return the table for ``csrc/cuda/crc32c.cuh``, for groups of ``lanes`` lanes."""
     byte = np.arange(256, dtype=np.uint32)
     slices = multiply(byte, powers(np.arange(1, _SLICES + 1))[:, None])
     placed = np.stack([byte << np.uint32(8 * k) for k in range(4)])
@@ -66,7 +66,7 @@ def tables(lanes: int) -> Words:
 
 @functools.cache
 def _run(step: int) -> Words:
-    """x^(8 * step * n) for n below 2^16, each half from the one before it."""
+    """Return x^(8 * step * n) for n below 2^16, each half computed from the one before it."""
     power: Words = _ONE.reshape(1)
     base = np.array([_byte_power(step)], np.uint32)
     while len(power) < _LOW:
@@ -76,7 +76,7 @@ def _run(step: int) -> Words:
 
 
 def _byte_power(count: int) -> np.uint32:
-    """x^(8 * count), by squaring."""
+    """Return x^(8 * count), by squaring."""
     power, square = _ONE.reshape(1), np.array([1 << 23], np.uint32)  # x^8
     while count:
         if count & 1:

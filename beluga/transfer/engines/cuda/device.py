@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The driver of a real GPU: CUDA's runtime and NVRTC, both as cupy calls them.
+"""The driver of a real GPU calls CUDA's runtime and NVRTC through cupy.
 
-cupy clears CUDA's last error before it raises, so a refused registration does not turn up in
-somebody else's kernel; of calls that answer a status it is cleared here.
+cupy clears CUDA's last error before it raises, so a refused registration does not appear as the
+error of another kernel. After calls that return a status, this module clears the error.
 
-While any thread captures a graph in the global mode (torch's default), CUDA refuses other threads
-what could be unsafe in that graph: to allocate, to register, to ask for an event; and the capture
-fails with it. Nothing of that is part of anybody's graph here, so it is done in the relaxed mode.
+While a thread captures a graph in the global mode (torch's default), CUDA refuses calls of other
+threads that could be unsafe in that graph (to allocate, to register, to query an event), and the
+capture fails, too. These calls are never part of a graph here, so they run in the relaxed mode.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from beluga.transfer.engines.cuda.driver import DriverError, Grid, Pinned
 _REGISTER = 1 | 2  # cudaHostRegisterPortable | Mapped; not IoMemory: devdax is ordinary memory
 _ALLOC = 1 | 2  # cudaHostAllocPortable | Mapped
 _STREAM = 1  # cudaStreamNonBlocking
-_EVENT = 1  # cudaEventBlockingSync: who waits sleeps
-_COPY = 4  # cudaMemcpyDefault: the addresses say whose memory it is
+_EVENT = 1  # cudaEventBlockingSync: a thread that waits sleeps
+_COPY = 4  # cudaMemcpyDefault: the addresses tell the kind of memory
 _NOT_READY = 600  # cudaErrorNotReady
-_URGENT, _PATIENT = -5, 0  # cudaStreamCreateWithPriority clamps to what the GPU has
+_URGENT, _PATIENT = -5, 0  # cudaStreamCreateWithPriority clamps to the GPU's range
 _RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Handle:
-    """A stream, as cupy's kernels take it. Its ExternalStream is deprecated since cupy 14."""
+    """A stream for cupy's kernels. ``ExternalStream`` is deprecated since cupy 14."""
 
     ptr: int
 
@@ -149,7 +149,7 @@ class CupyDriver:
         try:
             with self._relaxed():
                 status = int(self._runtime.eventQuery(event))
-            self._runtime.check_status(status)  # clears it, also where it means: not yet
+            self._runtime.check_status(status)  # this clears the error, also "not yet"
         except self._error as error:
             if status != _NOT_READY:
                 raise DriverError(f"a kernel or a copy failed: {error}") from None
@@ -165,11 +165,11 @@ class CupyDriver:
         self._kernels.clear()
 
     def _gpu_address(self, address: int) -> int:
-        """What cudaHostGetDevicePointer says; cupy has it among the attributes."""
+        """Return the address of cudaHostGetDevicePointer, which cupy has among the attributes."""
         return int(self._call(self._runtime.pointerGetAttributes, address).devicePointer)
 
     def _call_apart(self, function: Callable[..., Any], *arguments: object) -> Any:
-        """What other threads' captures would refuse."""
+        """Call a function that a capture of another thread would refuse."""
         with self._relaxed():
             return self._call(function, *arguments)
 
@@ -180,10 +180,10 @@ class CupyDriver:
         try:
             yield
         finally:
-            self._exchange(ctypes.byref(mode))  # as it was
+            self._exchange(ctypes.byref(mode))  # restore the mode
 
     def _call(self, function: Callable[..., Any], *arguments: object) -> Any:
         try:
             return function(*arguments)
-        except RuntimeError as error:  # the runtime's, the driver's, and cupy's own
+        except RuntimeError as error:  # errors of the runtime, the driver and cupy
             raise DriverError(str(error)) from None

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""What the engine asks of CUDA: a dozen calls, so that all above them runs without a GPU.
+"""The interface to CUDA has a dozen calls, so that the code above it also runs without a GPU.
 
-``device.py`` has them for a GPU, ``host.py`` for the kernels compiled for this CPU. Addresses and
-handles are plain integers.
+``device.py`` implements it for a GPU, ``host.py`` for kernels that are compiled for this CPU.
+Addresses and handles are plain integers.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from beluga.errors import TransferError
 
 
 class DriverError(TransferError):
-    """CUDA refused or failed a call; nothing of it sticks to later calls."""
+    """CUDA refused or failed a call; the error does not affect later calls."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Grid:
-    """Blocks of threads of a launch."""
+    """The number and size of a launch's thread blocks."""
 
     blocks: int
     threads: int
@@ -38,24 +38,24 @@ class Pinned:
 
 
 class Driver(Protocol):
-    """All calls but :meth:`wait` return at once; failed ones raise :class:`DriverError`."""
+    """All calls except :meth:`wait` return at once; failed ones raise :class:`DriverError`."""
 
     @property
     def name(self) -> str:
-        """``cuda``, or with what stands in for a GPU after a hyphen."""
+        """The name ``cuda``, with the stand-in for a GPU after a hyphen if there is one."""
         ...
 
     @property
     def identity(self) -> str:
-        """Of the device: measurements are kept under it."""
+        """The identity of the device, under which measurements are kept."""
         ...
 
     def use(self) -> None:
-        """Make the calling thread one that may use the device."""
+        """Let the calling thread use the device."""
         ...
 
     def allocate(self, size: int) -> int:
-        """GPU memory."""
+        """Allocate ``size`` bytes of GPU memory and return the address."""
         ...
 
     def free(self, address: int) -> None: ...
@@ -65,24 +65,26 @@ class Driver(Protocol):
     def unpin(self, pinned: Pinned) -> None: ...
 
     def register(self, address: int, size: int) -> int:
-        """Map memory of this process, page-locked, for the GPU: its address there, for every driver
-        of that GPU. It stays when this one is closed."""
+        """Map memory of this process, page-locked, for the GPU and return its address there.
+
+        The address is valid for every driver of that GPU, and stays valid when this one closes.
+        """
         ...
 
     def unregister(self, address: int) -> None:
-        """No more. This too can be called on a driver that is closed."""
+        """End a registration. This works on a driver that is closed, too."""
         ...
 
     def copy(self, target: int, source: int, size: int, stream: int) -> None:
-        """By a copy engine, in stream order."""
+        """Copy ``size`` bytes by a copy engine of the GPU, in stream order."""
         ...
 
     def launch(self, kernel: str, grid: Grid, job: NDArray[np.void], stream: int) -> None:
-        """One launch of a kernel of ``csrc/cuda/kv_copy.cu``; ``job`` is of type JOB."""
+        """Launch a kernel of ``csrc/cuda/kv_copy.cu``; ``job`` is of type JOB."""
         ...
 
     def make_stream(self, *, urgent: bool) -> int:
-        """A stream that waits for no other; ``urgent`` ones are served first."""
+        """Make a stream that waits for no other; ``urgent`` ones are served first."""
         ...
 
     def end_stream(self, stream: int) -> None: ...
@@ -98,20 +100,22 @@ class Driver(Protocol):
     def record(self, event: int, stream: int) -> None: ...
 
     def follow(self, stream: int, event: int) -> None:
-        """What is put on ``stream`` from now on waits for the event as it was recorded last, which
-        may be freed or recorded anew meanwhile."""
+        """Let work that is put on ``stream`` from now on wait for the event's last recording.
+
+        The event may be freed or recorded again meanwhile.
+        """
         ...
 
     def ended(self, event: int) -> bool:
-        """Has all before it ended? Raises :class:`DriverError` if any of it failed."""
+        """Has all work before the event ended? Raises :class:`DriverError` if any failed."""
         ...
 
     def wait(self, event: int) -> None:
-        """Block until :meth:`ended`."""
+        """Block until :meth:`ended` is true."""
         ...
 
     def elapsed_s(self, first: int, second: int) -> float:
-        """Between two events that have ended."""
+        """Return the seconds between two events that have ended."""
         ...
 
     def close(self) -> None: ...

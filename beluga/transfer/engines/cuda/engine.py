@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The CUDA engine: blocks between GPU memory and the pool, on the caller's stream.
+"""The CUDA engine moves blocks between GPU memory and the pool, on the caller's stream.
 
 A plan whose windows are registered is one launch (direct), or a launch and a few large copies
-(staged), without a wait of the CPU; see :mod:`beluga.transfer.engines.cuda.paths`.
+(staged), and the CPU does not wait; see :mod:`beluga.transfer.engines.cuda.paths`.
 """
 
 from __future__ import annotations
@@ -42,18 +42,23 @@ PATHS = ("auto", "direct", "staged")
 
 
 class CudaEngine:
-    """See :class:`~beluga.transfer.engine.Engine`.
+    """An :class:`~beluga.transfer.engine.Engine` for the memory of a GPU.
 
-    Work goes on ``stream`` (a handle, or torch's or cupy's), or on the one given with a call;
-    without any on streams of the engine's own, reads' before writes', which wait for nobody: then
-    source and target must not be in use. ``blocks``: how many of the GPU's multiprocessors a copy
-    may take. ``path``: direct or staged always, or what was measured as faster. ``window_size``:
-    bytes registered at a time, a power of two of 2 MiB stripes. ``cap``: bytes that all processes
-    of this host may have registered together. Engines of one process for one pool and GPU share
-    what is registered: the first of them says both. ``bounce_size``: bytes of buffers. ``driver``:
-    the GPU's, or of what stands in for one; whoever gives it closes it, after the engine.
+    Work goes to ``stream`` (a handle, or a stream of torch or cupy), or to the stream that is given
+    with a call. Without either it goes to streams of the engine, where reads have the higher
+    priority; they wait for no other stream, so source and target must not be in use.
 
-    Raises :class:`~beluga.errors.EngineUnavailableError` where there is no GPU, or no cupy.
+    * ``path``: ``direct`` or ``staged``; ``auto`` takes the path that was measured as faster.
+    * ``blocks``: the number of the GPU's multiprocessors that a copy may take.
+    * ``window_size``: bytes that are registered at a time, a power of two of 2 MiB stripes.
+    * ``cap``: bytes that all processes of this host may have registered together.
+    * ``bounce_size``: bytes of buffers.
+    * ``driver``: the driver of a GPU or of a stand-in; the caller closes it after the engine.
+
+    Engines of one process for one pool and GPU share registered memory; the first of them sets
+    ``window_size`` and ``cap``.
+
+    Raises :class:`~beluga.errors.EngineUnavailableError` if there is no GPU or no cupy.
     """
 
     def __init__(  # noqa: PLR0913  all but two named
@@ -106,7 +111,7 @@ class CudaEngine:
 
     @property
     def stat(self) -> CudaStat:
-        """What was done until now; of windows, by all engines that share them."""
+        """The work done until now; counts of windows include all engines that share them."""
         found = self._paths.stat
         found.launch_count = self._launcher.count
         found.registered_bytes, found.fault = self._registrar.size, self._registrar.fault
@@ -115,7 +120,7 @@ class CudaEngine:
         return found
 
     def settle(self, timeout_s: float | None = None) -> bool:
-        """Wait until all of the pool is registered that can be; whether that was in time."""
+        """Wait until the pool is registered as far as possible; return False after the timeout."""
         return self._registrar.settle(timeout_s)
 
     def gather_write(self, plan: Plan, *, stream: StreamLike | None = None) -> CudaTransfer:
@@ -132,7 +137,7 @@ class CudaEngine:
         """Put a copy into the graph that ``stream`` is being captured into.
 
         Raises :class:`~beluga.errors.TransferError` unless the pool's part is registered and the
-        same copy has been run, and has ended, before: nothing is allocated or registered while a
+        same copy has run and ended before, because nothing can be allocated or registered while a
         stream is captured.
         """
         handle = stream_handle(stream)
@@ -154,22 +159,25 @@ class CudaEngine:
         return transfer
 
     def runs(self, plan: Plan) -> list[tuple[int, int, int]]:
-        """A plan's bytes of the pool in as few runs as copy engines may take: GPU address, byte of
-        the plan's chunks end to end, length. All of it is registered, and stays so (benchmarks)."""
+        """Return the fewest runs in which copy engines can move a plan's bytes (for benchmarks).
+
+        A run is a GPU address, a byte of the plan's chunks end to end, and a length. All of the
+        memory is registered, and stays so.
+        """
         edges = np.concatenate([plan.chunks["offset"], plan.pieces["offset"]])
         addresses = self._registrar.keep(self._windows.touched(edges), self)
         found: list[tuple[int, int, int]] = self._paths.gpu_runs(plan, addresses).tolist()
         return found
 
     def close(self) -> None:
-        """See :meth:`beluga.transfer.engine.Engine.close`. Twice is fine."""
+        """See :meth:`beluga.transfer.engine.Engine.close`. A second call does nothing."""
         if self._buffers.closed:
             return
-        self._driver.use()  # whoever closes
+        self._driver.use()  # any thread may close
         try:
             for stream in {*self._own.values(), *self._paths.streams}:
                 drain(self._driver, stream)
-        except DriverError:  # nobody can say what still runs: it keeps its windows and buffers
+        except DriverError:  # unknown copies may run: keep windows and buffers
             keep_for_good(self)
             self._buffers.closed = True
             return
@@ -195,7 +203,7 @@ class CudaEngine:
 
     def _start(self, plan: Plan, way: Way) -> CudaTransfer:
         self._refuse(plan)
-        self._driver.use()  # a link's thread, or the caller's
+        self._driver.use()  # this may be the thread of a link
         if self._driver.capturing(way.stream):
             raise TransferError("the stream is being captured; use capture()")
         if len(plan.pieces) == 0:
@@ -210,7 +218,7 @@ class CudaEngine:
                     return self._mixed(plan, tables, way, hold, missing)
                 parts = self._straight(plan, tables, way, hold)
                 return CudaTransfer(self._launcher, parts, lambda: None)
-            except BaseException:  # nobody else knows what of it is under way
+            except BaseException:  # nobody else knows which parts are under way
                 try:
                     self._paths.undo(way.stream)
                 except UnsettledError:
@@ -219,7 +227,7 @@ class CudaEngine:
                 raise
 
     def _refuse(self, plan: Plan) -> None:
-        """A kernel that is led astray ends everything that its process has on the GPU."""
+        """Raise an error for a wrong plan, because a kernel's fault ends all GPU work here."""
         if self._buffers.closed:
             raise TransferError("the CUDA engine is closed")
         struct = plan.struct()
@@ -235,7 +243,7 @@ class CudaEngine:
     def _mixed(
         self, plan: Plan, tables: Tables, way: Way, hold: Hold, missing: set[Place]
     ) -> CudaTransfer:
-        """What lies in ``missing`` windows is bounced."""
+        """Bounce the chunks in ``missing`` windows, and move the others by the GPU."""
         ready = self._ready_chunks(plan, tables, missing)
         parts: list[Part] = []
         pairs = []
@@ -251,7 +259,7 @@ class CudaEngine:
         return CudaTransfer(self._launcher, parts, gather)
 
     def _straight(self, plan: Plan, tables: Tables, way: Way, hold: Hold) -> list[Part]:
-        """By the GPU alone."""
+        """Move a plan by the GPU alone."""
         choice = self._path
         if choice == "auto":
             choice = self._calibration.choose(
@@ -262,7 +270,7 @@ class CudaEngine:
         return self._paths.direct(plan, tables, way, hold)
 
     def _ready_chunks(self, plan: Plan, tables: Tables, missing: set[Place]) -> NDArray[np.bool_]:
-        """Of each chunk whether it lies in registered windows."""
+        """Return for each chunk whether it lies in registered windows: shape (chunks,)."""
         device, window, _ = self._windows.places(tables.pieces["offset"])
         places = device << 32 | window
         lacking = np.isin(places, [d << 32 | w for d, w in missing])
@@ -272,7 +280,7 @@ class CudaEngine:
 
 
 def _gather_sums(plan: Plan, pairs: list[tuple[NDArray[np.bool_], Plan]]) -> None:
-    """Checksums that parts of a plan computed become the plan's."""
+    """Copy the checksums that parts of a plan computed into the plan."""
     for mask, some in pairs:
         if plan.checksums is not None and some.checksums is not None:
             plan.checksums[mask] = some.checksums

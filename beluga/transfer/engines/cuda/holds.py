@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Which windows are in use: a window is unregistered only when nothing of it is under way.
+"""Holds keep windows registered while copies use them.
 
-A transfer holds the windows that it touches while it is put on its stream, and after that until the
-events of its parts have ended; whether anybody has waited for them does not matter.
+A transfer holds the windows that it touches until the events of its parts have ended, whether
+anybody has waited for them or not.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ Place = tuple[int, int]  # device, window on that device
 
 
 class Hold:
-    """One transfer's. ``addresses``: where the windows that are ready lie for the GPU.
+    """The hold of one transfer. ``addresses`` has the GPU addresses of the windows that are ready.
 
-    A context: events of what is started in it are added with :meth:`until`.
+    It is a context, in which the transfer is started; :meth:`until` adds the events of its parts.
     """
 
     def __init__(self, holds: Holds, driver: Driver, addresses: Mapping[Place, int]) -> None:
-        self.driver = driver  # whose the events are
+        self.driver = driver  # the owner of the events
         self.addresses = addresses
         self.events: set[int] = set()
         self.starting = True
         self._holds = holds
 
     def until(self, event: int) -> None:
-        """The windows are in use until it has ended."""
+        """Keep the windows until the event has ended."""
         with self._holds.lock:
             self.events.add(event)
 
     def end(self, event: int) -> None:
-        """It has ended, and is about to be freed."""
+        """Forget an event that has ended and is about to be freed."""
         with self._holds.lock:
             self.events.discard(event)
             self._holds.forget(self)
@@ -56,29 +56,29 @@ class Hold:
 
 
 class Holds:
-    """All that are there. ``lock`` guards them, and the windows that they are of."""
+    """All holds on a pool's windows. ``lock`` guards the holds and the windows."""
 
     def __init__(self, lock: threading.Condition) -> None:
         self.lock = lock
         self._all: set[Hold] = set()
 
     def make(self, driver: Driver, addresses: Mapping[Place, int]) -> Hold:
-        """A hold on these windows, until events of the driver's. The lock is held."""
+        """Make a hold on these windows, for events of ``driver``. The caller holds the lock."""
         hold = Hold(self, driver, addresses)
         self._all.add(hold)
         return hold
 
     def forget(self, hold: Hold) -> None:
-        """If nothing of it is left. The lock is held."""
+        """Forget a hold if nothing of it is left. The caller holds the lock."""
         if not hold.starting and not hold.events:
             self._all.discard(hold)
 
     def used(self) -> set[Place]:
-        """Windows in use now. The lock is held."""
+        """Return the windows in use now. The caller holds the lock."""
         return {place for hold in self._all if self._busy(hold) for place in hold.addresses}
 
     def _busy(self, hold: Hold) -> bool:
         try:
             return hold.starting or not all(hold.driver.ended(event) for event in hold.events)
-        except DriverError:  # its owner is told; who knows what still runs
+        except DriverError:  # its owner learns of it; something may still run
             return True

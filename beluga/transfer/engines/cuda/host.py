@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""A driver without a GPU: the kernels' own source, compiled for this CPU, run by worker threads.
+"""A driver without a GPU: it compiles the kernels' source for this CPU and runs them on threads.
 
-One thread per stream, so that work is as asynchronous as on a GPU; memory is this process's.
-Registered and pinned memory is mapped a second time: as on a GPU its address there is another, and
-a window that is not registered can not be reached. How fast it is says nothing about a GPU.
+Each stream has a thread, so work is as asynchronous as on a GPU. GPU memory is memory of this
+process. Registered and pinned memory is mapped a second time: as on a GPU, it has another address
+there, and a window that is not registered cannot be reached. Its speed says nothing about a GPU.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class _CGrid(ctypes.Structure):
 
 
 class _Mark:
-    """One recording of an event: reached when its stream gets there."""
+    """One recording of an event, which is reached when its stream gets there."""
 
     def __init__(self) -> None:
         self.reached = threading.Event()
@@ -49,7 +49,7 @@ class _Mark:
 
 
 class _Event:
-    """What was recorded last; at first nothing, which has been reached."""
+    """An event has its last recording; an event without one counts as reached."""
 
     def __init__(self) -> None:
         self.last = _Mark()
@@ -60,10 +60,10 @@ _Queue = queue.SimpleQueue["Work | _Mark | None"]
 
 
 class _Stream:
-    """A queue of work, and the thread that does it in order. After a failure it does no more."""
+    """A queue of work and a thread that does it in order, until something fails."""
 
     def __init__(self) -> None:
-        self.graph: list[Work] | None = None  # what is being captured
+        self.graph: list[Work] | None = None  # the graph that is being captured
         self._work: _Queue = queue.SimpleQueue()
         self._thread = threading.Thread(
             target=_work_off, args=(self._work,), name="beluga-cuda-host", daemon=True
@@ -100,11 +100,11 @@ def _work_off(work: _Queue) -> None:
 
 
 class HostDriver:
-    """The calls of :class:`~beluga.transfer.engines.cuda.driver.Driver`.
+    """A :class:`~beluga.transfer.engines.cuda.driver.Driver` without a GPU.
 
-    ``before_register`` is called with the size of what is to be registered; what it raises is the
-    driver's refusal (tests). ``launches`` are the kernels that were launched. Raises
-    :class:`~beluga.errors.EngineUnavailableError` where the kernels can not be compiled.
+    ``before_register`` is called with the size of each registration; an error that it raises is the
+    driver's refusal (tests). ``launches`` lists the kernels that were launched. Raises
+    :class:`~beluga.errors.EngineUnavailableError` if the kernels cannot be compiled.
     """
 
     name = "cuda-host"
@@ -181,11 +181,11 @@ class HostDriver:
         return self._streams[stream].graph is not None
 
     def begin_capture(self, stream: int) -> None:
-        """Write down what is put on the stream, and do none of it."""
+        """Record the work that is put on the stream, without doing it."""
         self._streams[stream].graph = []
 
     def end_capture(self, stream: int) -> list[Work]:
-        """What was written down: the graph."""
+        """End the recording and return the graph."""
         graph, self._streams[stream].graph = self._streams[stream].graph, None
         return graph or []
 
@@ -241,7 +241,7 @@ class HostDriver:
         self._maps.clear()
 
     def _alias(self, address: int, size: int) -> tuple[int, int]:
-        """Map the pages that are shared there once more: where, and how many bytes."""
+        """Map the shared pages there a second time. Return the address and the size."""
         found = self._libc.mremap(
             ctypes.c_void_p(address), ctypes.c_size_t(0), ctypes.c_size_t(size), _MREMAP_MAYMOVE
         )
@@ -259,7 +259,7 @@ def _map(size: int) -> tuple[mmap.mmap, int]:
 
 
 def _library() -> Path:
-    """The kernels as a library of this CPU: compiled once, kept in this user's cache."""
+    """Return the kernels' library for this CPU, compiled once and kept in the user's cache."""
     kernels = source.kernel_path()
     told = " ".join((source.digest(), *source.HOST_OPTIONS))
     digest = hashlib.sha256(told.encode()).hexdigest()

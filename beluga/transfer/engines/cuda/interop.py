@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Streams of other libraries, by their handle; none of them is imported."""
+"""Get the handles of other libraries' streams without importing those libraries."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ StreamLike: TypeAlias = int | TorchStream | CupyStream | ForeignStream
 
 
 def stream_handle(stream: StreamLike) -> int:
-    """The ``cudaStream_t``. The stream's owner keeps it alive until the transfer has ended.
+    """Return the ``cudaStream_t``. The stream's owner keeps it alive until the transfer has ended.
 
-    Raises :class:`~beluga.errors.TransferError` for what is no stream.
+    Raises :class:`~beluga.errors.TransferError` for other objects than streams.
     """
     if isinstance(stream, int):
         return stream

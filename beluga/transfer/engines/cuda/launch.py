@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Launches: their tables go to the GPU, their result comes back, in stream order."""
+"""Launch kernels: upload their tables and fetch their results, in stream order."""
 
 from __future__ import annotations
 
@@ -15,13 +15,15 @@ from beluga.transfer.engines.cuda.driver import Driver, Grid, Pinned
 from beluga.transfer.engines.cuda.tables import SUM, TILE, VERDICT, Tables, pack, upload_size
 from beluga.transfer.engines.cuda.windows import Bases
 
-THREADS = 512  # of a block; with 8 words of 16 bytes in flight each, 64 KiB a block
+THREADS = 512  # threads of a block; 8 words of 16 bytes each are in flight: 64 KiB
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Launched:
-    """What a launch, or several of the same tables, hold until they have ended, and where their
-    result will be: ``result`` of the pinned buffer, and at ``found`` in GPU memory."""
+    """The buffers of one launch, or of several with the same tables, until they have ended.
+
+    The result will be in ``result`` of the pinned buffer, and at ``found`` in GPU memory.
+    """
 
     kernel: str
     job: NDArray[np.void]
@@ -32,14 +34,14 @@ class Launched:
     has_sums: bool
 
     def bad_chunks(self) -> tuple[int, int]:
-        """How many chunks a scatter found bad, and the first of them."""
+        """Return how many chunks a scatter found bad, and the first of them."""
         if not self.has_sums:
             return 0, 0
         verdict = self._result()[: VERDICT.itemsize].view(VERDICT)[0]
         return int(verdict["bad_count"]), int(verdict["first_bad"])
 
     def sums(self) -> NDArray[np.uint32]:
-        """The checksums that a gather computed."""
+        """Return the checksums that a gather computed: uint32 of shape (chunks,)."""
         found: NDArray[np.uint32] = self._result()[VERDICT.itemsize :].view(SUM)["crc"]
         return found
 
@@ -48,8 +50,7 @@ class Launched:
 
 
 class Launcher:
-    """Launches kernels with tables of their own. ``blocks`` is how much of the GPU they may take:
-    so many of its multiprocessors, whole."""
+    """Launches kernels, each with its tables, on at most ``blocks`` whole multiprocessors."""
 
     def __init__(self, driver: Driver, buffers: Buffers, *, blocks: int) -> None:
         self.driver, self.buffers = driver, buffers
@@ -58,14 +59,14 @@ class Launcher:
         self._crc = {lanes: self._upload(crc.tables(lanes)) for lanes in (16, 32)}
 
     def launch(self, tables: Tables, bases: Bases, *, write: bool, stream: int) -> Launched:
-        """Gather or scatter: one launch, whatever the number of blocks."""
+        """Gather or scatter by one launch, whatever the number of KV blocks is."""
         launched = self.load(tables, bases, write=write, stream=stream)
         self.run(launched, 0, len(tables.tiles), stream=stream)
         self.fetch(launched, stream=stream)
         return launched
 
     def load(self, tables: Tables, bases: Bases, *, write: bool, stream: int) -> Launched:
-        """The tables go to the GPU."""
+        """Upload the tables to the GPU."""
         size = upload_size(tables, bases)
         pinned, device = self.buffers.take_pinned(2 * size), self.buffers.take(size)
         upload = pack(tables, bases, target=device, crc_tables=self._crc[tables.lanes])
@@ -76,14 +77,14 @@ class Launcher:
             upload.job,
             pinned,
             device,
-            # not over what a graph's replay uploads again
+            # a graph's replay uploads the tables again, so the result lies elsewhere
             slice(size + upload.result.start, size + upload.result.stop),
             device + upload.result.start,
             len(tables.sums) > 0,
         )
 
     def run(self, launched: Launched, first: int, last: int, *, stream: int) -> None:
-        """A launch of the kernel for tiles ``first`` to ``last`` of the tables."""
+        """Launch the kernel for tiles ``first`` to ``last`` of the tables."""
         if first == last:
             return
         job = launched.job.copy()
@@ -93,14 +94,14 @@ class Launcher:
         self.count += 1
 
     def fetch(self, launched: Launched, *, stream: int) -> None:
-        """The result comes back, if there is one."""
+        """Fetch the result, if there is one."""
         if launched.has_sums:
             target = launched.pinned.array.ctypes.data + launched.result.start
             size = launched.result.stop - launched.result.start
             self.driver.copy(target, launched.found, size, stream)
 
     def give_back(self, launched: Launched) -> None:
-        """The launch has ended, and its result was looked at."""
+        """Free the buffers of a launch that has ended and whose result was read."""
         self.buffers.give_pinned(launched.pinned)
         self.buffers.give(launched.device)
 
@@ -109,7 +110,7 @@ class Launcher:
             self.buffers.give(address)
 
     def _upload(self, words: NDArray[np.uint32]) -> int:
-        """Before any stream uses it: waited for."""
+        """Upload words and wait, before any stream uses them. Return the GPU address."""
         pinned, device = self.buffers.take_pinned(words.nbytes), self.buffers.take(words.nbytes)
         pinned.array[: words.nbytes] = words.view(np.uint8)
         stream, event = self.driver.make_stream(urgent=True), self.driver.make_event()

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Plans of some chunks of a plan, and plans whose chunks lie end to end in a buffer.
+"""Derive plans from a plan: for some of its chunks, or with its chunks end to end in a buffer.
 
-A buffer (staging in GPU memory, or a pinned one) takes the pool's place in a kernel's tables: only
-the offsets of pieces and chunks change, so sums are the same.
+A buffer (in GPU memory, or pinned) replaces the pool in a kernel's tables. Only the offsets of
+pieces and chunks change, so the checksums are the same.
 """
 
 from __future__ import annotations
@@ -22,8 +22,10 @@ RUN = np.dtype([("offset", "<u8"), ("place", "<u8"), ("size", "<u8")])
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Packed:
-    """``plan`` of a buffer of ``size`` bytes; ``runs`` of type RUN: which of the pool's bytes lie
-    at which place of it, whole lines."""
+    """A ``plan`` for a buffer of ``size`` bytes in place of the pool.
+
+    ``runs``, of type RUN, says which bytes of the pool lie where in the buffer, in whole lines.
+    """
 
     plan: Plan
     runs: NDArray[np.void]
@@ -31,7 +33,7 @@ class Packed:
 
 
 def select(plan: Plan, mask: NDArray[np.bool_]) -> Plan:
-    """The chunks of ``plan`` for which ``mask`` is True; checksums are a copy."""
+    """Return the chunks of ``plan`` for which ``mask`` is True, with a copy of their checksums."""
     chunk = plan.pieces["chunk"] - plan.chunk_base
     number = np.cumsum(mask) - 1
     pieces = plan.pieces[mask[chunk]].copy()
@@ -49,14 +51,14 @@ def select(plan: Plan, mask: NDArray[np.bool_]) -> Plan:
 
 
 def pack_chunks(plan: Plan) -> Packed:
-    """The chunks end to end; of a sparse plan without checksums only the lines of its rows."""
+    """Put the chunks end to end, or the lines of the rows of a sparse plan without checksums."""
     if plan.sparse and plan.checksums is None:
         plan = _by_rows(plan)
     sizes = (plan.chunks["length"].astype(np.int64) + LINE_SIZE - 1) & -LINE_SIZE
     places = np.cumsum(sizes) - sizes
     pieces, chunks = plan.pieces.copy(), plan.chunks.copy()
     number = pieces["chunk"] - plan.chunk_base
-    moved = places.astype(np.uint64) - plan.chunks["offset"]  # wraps, and back
+    moved = places.astype(np.uint64) - plan.chunks["offset"]  # may wrap; the next line wraps back
     pieces["offset"] += moved[number]
     chunks["offset"] = places
     runs = np.zeros(len(chunks), RUN)
@@ -66,7 +68,7 @@ def pack_chunks(plan: Plan) -> Packed:
 
 
 def cut_at_stripes(runs: NDArray[np.void]) -> NDArray[np.void]:
-    """The same runs, none over the end of a stripe."""
+    """Cut the runs where stripes end."""
     start = runs["offset"].astype(np.int64)
     end = start + runs["size"].astype(np.int64)
     first = start >> STRIPE_SHIFT
@@ -81,7 +83,7 @@ def cut_at_stripes(runs: NDArray[np.void]) -> NDArray[np.void]:
 
 
 def _by_rows(plan: Plan) -> Plan:
-    """Each row's lines as a chunk of its own."""
+    """Return a plan in which the lines of each row are a chunk."""
     pieces = plan.pieces.copy()
     pieces["chunk"] = np.arange(len(pieces))
     chunks = np.zeros(len(pieces), CHUNK)
@@ -92,7 +94,7 @@ def _by_rows(plan: Plan) -> Plan:
 
 
 def _join(runs: NDArray[np.void]) -> NDArray[np.void]:
-    """Runs that follow each other, in the pool and in the buffer, are one."""
+    """Merge runs that follow each other both in the pool and in the buffer."""
     ends = runs["offset"] + runs["size"]
     starts = np.flatnonzero(np.concatenate([[True], runs["offset"][1:] != ends[:-1]]))
     joined: NDArray[np.void] = runs[starts].copy()

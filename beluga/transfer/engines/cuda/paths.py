@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The three ways over which a plan's bytes go: direct, staged in GPU memory, and bounced.
+"""A plan's bytes take one of three paths: direct, staged in GPU memory, or bounced.
 
 direct  a kernel reads or writes the registered pool
-staged  kernels gather into, or scatter from, a buffer in GPU memory (staged.py); between it and
-        the pool a copy engine moves whole runs. None is short: the driver copies short ones to
-        the GPU by the CPU, slowly, and fills its cache with lines of the pool
-bounced while a window is not registered: by a pinned buffer, between which and the pool the CPU
-        copies, by the rules of a CPU
+staged  kernels gather into, or scatter from, a buffer in GPU memory (staged.py), and a copy
+        engine moves whole runs between the buffer and the pool. No run is short: the driver
+        copies short ones by the CPU, which is slow and fills its cache with lines of the pool
+bounced while a window is not registered, a kernel uses a pinned buffer, and the CPU copies between
+        the buffer and the pool with its own cache maintenance
 """
 
 from __future__ import annotations
@@ -33,29 +33,31 @@ from beluga.transfer.engines.cuda.windows import Bases, Windows
 from beluga.transfer.engines.policy import CacheMaintenance
 from beluga.transfer.plan.plan import Plan
 
-_BUFFERS = 2  # of a staged plan
+_BUFFERS = 2  # buffers of a staged plan
 STAGED_RUN_MIN = 32 << 10  # above the cliff at 24 to 28 KiB of host-to-device copies
 
 
 @dataclasses.dataclass(slots=True)
 class CudaStat:
-    """Bytes by the way they went, and launches. ``fault``: why not all is registered, if so."""
+    """Bytes by path, and launches. ``fault`` is the reason if a registration failed."""
 
     direct_bytes: int = 0
     staged_bytes: int = 0
     bounced_bytes: int = 0
-    bounce_count: int = 0  # transfers that had to
+    bounce_count: int = 0  # transfers that had to bounce
     launch_count: int = 0
     registered_bytes: int = 0
     unregistered_count: int = 0  # windows that made room for others
-    refused_count: int = 0  # windows that were wanted, and found no room under the cap
+    refused_count: int = 0  # windows that were wanted, but exceeded the cap
     fault: str | None = None
 
 
 class Paths:
-    """Starts parts of plans, between :meth:`begin` and, if that fails, :meth:`undo`; used by one
-    thread. ``limit`` bounds the bytes that lie in buffers of each kind: a part that would exceed it
-    waits for the oldest."""
+    """Starts the parts of a plan, for one thread.
+
+    A transfer starts with :meth:`begin`; if its start fails, :meth:`undo` follows. ``limit`` bounds
+    the bytes in buffers of each kind; a part that would exceed it waits for the oldest part.
+    """
 
     def __init__(
         self,
@@ -69,21 +71,21 @@ class Paths:
         self._windows, self._maintenance, self._limit = windows, maintenance, limit
         self._driver, self._buffers = launcher.driver, launcher.buffers
         self._waiting: collections.deque[tuple[Part, int]] = collections.deque()
-        self._held = 0  # bytes of those
+        self._held = 0  # bytes in their buffers
         self._started: list[Part] = []  # since begin()
         self.stat = CudaStat()
 
     def begin(self) -> None:
-        """A transfer is started: what is put on streams from now on is its."""
+        """Begin a transfer, to which the work on streams belongs from now on."""
         self._started = []
         self._buffers.begin()
 
     def undo(self, stream: int) -> None:
-        """The start has failed: nothing of it is under way after this.
+        """Undo a start that has failed, so that nothing of it is under way.
 
-        What its parts would have left to a CPU is dropped, and what was put on the streams, perhaps
-        without an event that would tell its end, is waited for. Raises
-        :class:`~beluga.errors.UnsettledError` where that fails; then the buffers stay taken.
+        The work that its parts leave to a CPU is dropped. The work on the streams, which may lack
+        an event for its end, is waited for. If that fails, this raises
+        :class:`~beluga.errors.UnsettledError` and the buffers stay taken.
         """
         for part in self._started:
             part.settle = _nothing
@@ -106,16 +108,16 @@ class Paths:
 
     @property
     def streams(self) -> list[int]:
-        """Its own ones, besides those that it is given."""
+        """Return the streams that this object made."""
         return self._staging.streams
 
     def bases(self, offsets: NDArray[np.uint64], addresses: Mapping[Place, int]) -> Bases:
-        """Of the windows in which these offsets lie, all of which are ready."""
+        """Return the bases of the windows in which these offsets lie, all of which are ready."""
         touched = self._windows.touched(offsets)
         return Bases.of(self._windows, {place: addresses[place] for place in touched})
 
     def direct(self, plan: Plan, tables: Tables, way: Way, hold: Hold) -> list[Part]:
-        """One launch."""
+        """Copy by one launch."""
         if not way.write:
             self._maintenance.before_read(plan)
         self.stat.direct_bytes += plan.size
@@ -124,15 +126,15 @@ class Paths:
         return [self._part(plan, way.write, launched, way.stream, hold)]
 
     def gpu_runs(self, plan: Plan, addresses: Mapping[Place, int]) -> NDArray[np.void]:
-        """What copy engines would move, of type RUN; ``offset`` is a GPU address."""
+        """Return the runs for copy engines, of type RUN; ``offset`` is a GPU address."""
         return self._gpu_runs(pack_chunks(plan), addresses)
 
     def can_stage(self, plan: Plan, addresses: Mapping[Place, int]) -> bool:
-        """Is no run too short for a copy engine?"""
+        """Are all runs long enough for a copy engine?"""
         return bool((self.gpu_runs(plan, addresses)["size"] >= STAGED_RUN_MIN).all())
 
     def staged(self, plan: Plan, way: Way, hold: Hold) -> list[Part]:
-        """Launches and copies beside each other, by way of two buffers at most."""
+        """Copy by launches and copy engines side by side, through at most two buffers."""
         if not way.write:
             self._maintenance.before_read(plan)
         self.stat.staged_bytes += plan.size
@@ -148,7 +150,7 @@ class Paths:
         parts: list[Part] = []
         for number, (piece, packed) in enumerate(packs):
             buffer = buffers[number % len(buffers)]
-            if number >= len(buffers):  # its last use has ended, on the stream that fills it
+            if number >= len(buffers):  # the stream that fills it waits for its last use
                 filling = way.stream if way.write else copies
                 self._driver.follow(filling, parts[number - len(buffers)].event)
             runs = self._gpu_runs(packed, hold.addresses)
@@ -156,7 +158,7 @@ class Paths:
             parts.append(
                 self._part(piece, way.write, launched, copies if way.write else way.stream, hold)
             )
-        for number in range(len(parts) - len(buffers), len(parts)):  # the last to use theirs
+        for number in range(len(parts) - len(buffers), len(parts)):  # the last users of the buffers
             buffer = buffers[number % len(buffers)]
             parts[number].give_back = functools.partial(self._buffers.give, buffer)
             self._waiting.append((parts[number], size))
@@ -165,7 +167,7 @@ class Paths:
         return parts
 
     def bounced(self, plan: Plan, way: Way) -> Iterator[Part]:
-        """A launch for each part that fits, and copies by the CPU.
+        """Copy by the CPU and one launch for each part that fits into the buffers.
 
         Raises :class:`~beluga.errors.DeviceFaultError`.
         """
@@ -192,7 +194,7 @@ class Paths:
     def _part(
         self, plan: Plan, write: bool, launched: Launched, stream: int, hold: Hold | None
     ) -> Part:
-        """Ends when the stream gets there. What the GPU writes itself is looked after."""
+        """Make a part that ends when the stream gets there, and flushes what the GPU wrote."""
         event = self._driver.make_event()
         self._driver.record(event, stream)
         settle = functools.partial(self._maintenance.after_write, plan) if write else _nothing
@@ -211,7 +213,7 @@ class Paths:
                 raise_for_status(move(pool, offset, buffer + place, size), "bouncing a copy")
 
     def _gpu_runs(self, packed: Packed, addresses: Mapping[Place, int]) -> NDArray[np.void]:
-        """The runs by GPU addresses, none over the end of a window."""
+        """Return the runs with GPU addresses, cut where windows end."""
         runs = cut_at_stripes(packed.runs)
         bases = self.bases(runs["offset"], addresses)
         device, window, _ = self._windows.places(runs["offset"])
@@ -228,7 +230,7 @@ class Paths:
         self._staging.close()
 
     def _make_room(self, size: int) -> None:
-        """See to it that so many more bytes may lie in buffers."""
+        """Wait for old parts until ``size`` more bytes may lie in buffers."""
         self._held += size
         while self._waiting and (self._waiting[0][0].settled or self._held > self._limit):
             part, held = self._waiting.popleft()
@@ -239,4 +241,4 @@ class Paths:
 
 
 def _nothing() -> None:
-    """What is left to be done after a part, mostly."""
+    """Do nothing after a part, which is enough for most parts."""

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The pool's windows, registered with the driver one by one, in the background.
+"""Register the pool's windows with the driver one by one, in the background.
 
-Windows that a copy wanted come first, then low offsets, which the allocator fills first. What can
-not be registered is left alone: copies of it go through a bounce buffer, for ever.
+Windows that a copy wanted come first, then low offsets, which the allocator fills first. Copies of
+a window that cannot be registered always go through a bounce buffer.
 
-Where the host's cap is reached nothing more is registered ahead of need. A window that copies have
-missed then takes the place of this process's least recently used one that nothing is using, once as
-many bytes of it were bounced as it has: to register costs about as much as to bounce those (0.1
-s/GB), so windows that take turns cost twice the best that could have been done, at most.
+At the host's cap, no window is registered ahead of need. Once as many bytes of a window were
+bounced as it has, it replaces the least recently used idle window of this process. To register a
+window costs about as much as to bounce its bytes (0.1 s/GB), so the total cost is at most twice the
+best.
 """
 
 from __future__ import annotations
@@ -36,32 +36,30 @@ class _Range:
 
 
 class Registrar:
-    """Ready windows and their GPU addresses; a thread makes more of them until :meth:`close`.
+    """Has the ready windows and their GPU addresses; a thread adds windows until :meth:`close`.
 
-    Several engines may use it (``shared.py``): it keeps the mapping of the ``pool`` that it
-    was made for, and calls ``driver`` when that is closed too.
+    Several engines may use it (``shared.py``), so it keeps the mapping of the ``pool`` that it was
+    made for, and may call ``driver`` after that was closed.
     """
 
     def __init__(self, driver: Driver, pool: Pool, windows: Windows, claims: Claims) -> None:
         self._driver, self._devices, self._claims = driver, pool.devices, claims
         self.windows = windows
-        self._mapped = (
-            ExitStack()
-        )  # the driver has the addresses: they stay when the pool is closed
+        self._mapped = ExitStack()  # the driver has the addresses, so they outlive the pool
         handle = self._mapped.enter_context(pool.using())
         self._bases = [_base(handle, windows, device) for device in range(len(pool.devices))]
         self.ready: dict[Place, int] = {}
-        self.fault: str | None = None  # why the last window that failed did
-        self.unregistered_count = 0  # that made room for others
-        self.refused_count = 0  # that were wanted and found no room
+        self.fault: str | None = None  # why a window failed last
+        self.unregistered_count = 0  # windows that made room for others
+        self.refused_count = 0  # windows that were wanted, but exceeded the cap
         self._changed = threading.Condition()
         self._holds = Holds(self._changed)
-        self._kept: dict[object, set[Place]] = {}  # by whom, until he is forgotten
+        self._kept: dict[object, set[Place]] = {}  # by user, until forget()
         self._uses = itertools.count()
-        self._used: dict[Place, int] = {}  # when last, of those that are ready
+        self._used: dict[Place, int] = {}  # the last use of each ready window
         self._missed: dict[Place, int] = {}  # bytes that were bounced
         self._wanted: list[Place] = []
-        self._refused: set[Place] = set()  # for want of room; they may take another's place
+        self._refused: set[Place] = set()  # windows over the cap, which may replace others
         self._left = self._all()
         self._working = False
         self._closing = False
@@ -69,8 +67,10 @@ class Registrar:
         self._thread.start()
 
     def hold(self, places: Collection[Place], driver: Driver) -> Hold:
-        """Those of the windows that are ready, which stay so while the hold is in use: until the
-        events of ``driver`` that are put in it have ended."""
+        """Hold those of the windows that are ready.
+
+        They stay ready until the events of ``driver`` that are added to the hold have ended.
+        """
         with self._changed:
             now = next(self._uses)
             found = {place: self.ready[place] for place in places if place in self.ready}
@@ -78,9 +78,9 @@ class Registrar:
             return self._holds.make(driver, found)
 
     def keep(self, places: Collection[Place], user: object) -> Mapping[Place, int]:
-        """The windows, ready until :meth:`forget`.
+        """Keep the windows ready until :meth:`forget`, and return their GPU addresses.
 
-        Raises :class:`~beluga.errors.TransferError` unless all are ready now.
+        Raises :class:`~beluga.errors.TransferError` unless all of them are ready now.
         """
         with self._changed:
             if not self.ready.keys() >= set(places):
@@ -91,12 +91,12 @@ class Registrar:
             return {place: self.ready[place] for place in places}
 
     def forget(self, user: object) -> None:
-        """He keeps no windows any more."""
+        """Let go of the windows that ``user`` keeps."""
         with self._changed:
             self._kept.pop(user, None)
 
     def want(self, places: Collection[Place], size: int) -> None:
-        """Copies of ``size`` bytes wait for none of these, but would like them."""
+        """Note that copies of ``size`` bytes bounced because these windows were not ready."""
         with self._changed:
             for place in places:
                 self._missed[place] = self._missed.get(place, 0) + size // len(places)
@@ -109,7 +109,7 @@ class Registrar:
             self._changed.notify_all()
 
     def settle(self, timeout_s: float | None = None) -> bool:
-        """Wait until nothing is left to register (or can be); whether that was in time."""
+        """Wait until nothing is left that can be registered; return False after the timeout."""
         with self._changed:
             return self._changed.wait_for(
                 lambda: not (self._left or self._wanted or self._working), timeout_s
@@ -117,11 +117,11 @@ class Registrar:
 
     @property
     def size(self) -> int:
-        """Bytes that are registered."""
+        """Return the bytes that are registered."""
         return sum(self._range(place).size for place in list(self.ready))
 
     def close(self) -> None:
-        """Register no more, and unregister all: no copy is running."""
+        """Stop registering, and unregister all windows. No copy is running."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()
@@ -133,7 +133,7 @@ class Registrar:
         self._mapped.close()
 
     def _all(self) -> dict[Place, None]:
-        """Every window, low offsets first."""
+        """Return every window, low offsets first."""
         stripes = self._devices[0].stripe_count
         count = -(-stripes // (1 << self.windows.shift))
         devices = range(self.windows.device_count)
@@ -146,7 +146,7 @@ class Registrar:
             self._driver.use()
             while (found := self._next()) is not None:
                 self._register(*found)
-        except Exception as error:  # a copy must not wait for a thread that is no more
+        except Exception as error:  # a copy must not wait for a thread that has ended
             self.fault = f"registering: {error}"
         with self._changed:
             self._left.clear()
@@ -155,7 +155,7 @@ class Registrar:
             self._changed.notify_all()
 
     def _next(self) -> tuple[Place, bool] | None:
-        """The next window to register, and whether copies want it; None at the end."""
+        """Return the next window to register and whether copies want it, or None at the end."""
         with self._changed:
             self._working = False
             self._changed.notify_all()
@@ -184,7 +184,7 @@ class Registrar:
             self._refused.discard(place)
 
     def _registered(self, place: Place, span: _Range) -> bool:
-        """False where the cap leaves no room for it."""
+        """Register a window. Return False if that would exceed the cap."""
         with self._claims.claimed(span.size) as fits:
             if fits:
                 self._populate(place, span)
@@ -196,7 +196,7 @@ class Registrar:
         return fits
 
     def _unregister_one(self) -> bool:
-        """The window that was not used for longest, of those that nothing uses; False: none."""
+        """Unregister the least recently used idle window. Return False if none is idle."""
         with self._changed:
             idle = self.ready.keys() - set().union(*self._kept.values()) - self._holds.used()
             if not idle:
@@ -211,7 +211,7 @@ class Registrar:
         return True
 
     def _unregister(self, place: Place) -> bool:
-        """False if the driver fails: then the memory counts as registered, and is used no more."""
+        """Unregister a window. Return False if the driver fails: its memory still counts."""
         try:
             self._driver.unregister(self._range(place).address)
         except DriverError as error:
@@ -229,7 +229,7 @@ class Registrar:
             self._left.clear()
 
     def _populate(self, place: Place, span: _Range) -> None:
-        """Fault files in first: the driver would do it page by page, with its locks held."""
+        """Fault pages of files in, which the driver would do one by one with its locks held."""
         device = self._devices[place[0]]
         if device.kind == "file" and not device.sparse:
             code = lib.bl_device_populate(ffi.cast("void *", span.address), span.size)
@@ -251,7 +251,7 @@ class Registrar:
 
 
 def _base(pool: core.bl_pool, windows: Windows, device: int) -> int:
-    """Where a device is mapped: its superblock's stripe, then its share of the range."""
+    """Return the address of a device: its superblock's stripe, then its share of the range."""
     stripes = device if windows.interleaved else device * windows.device_stripes
     address = lib.bl_pool_address(pool, stripes * STRIPE_SIZE)
     return int(ffi.cast("uintptr_t", address)) - STRIPE_SIZE

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""A sparse plan's chunks as runs of bytes that are read once each, and all the places they go to.
+"""Cut a sparse plan's chunks into runs of bytes that are read once, with all their targets.
 
-To compare a checksum the whole chunk is read. What is delivered must be what was summed, also where
-the pool's bytes change between two reads: so each byte is read by one load, wherever rows overlap.
+To compare a checksum the whole chunk is read. The bytes that are delivered must be the bytes that
+were summed, even if the pool's bytes change between two reads. So one load reads each byte, also
+where rows overlap.
 """
 
 from __future__ import annotations
@@ -17,23 +18,26 @@ from beluga.transfer.engines.cuda.windows import STRIPE_SHIFT
 from beluga.transfer.plan.cuts import parts
 from beluga.transfer.plan.plan import PIECE, Plan
 
-_CHUNK_SHIFT = 33  # bits above a byte's place in its chunk, which has less than 2^32
+_CHUNK_SHIFT = 33  # above the bits of a byte's place in its chunk, below 2^32
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Runs:
-    """``pieces`` of type PIECE, run by run: those of a run differ in their addresses alone, and one
-    without an address is for bytes that nobody wants. ``extra``, of shape (pieces,): how many more
-    pieces the run has after this one if it is the run's first, else -1."""
+    """The runs of a sparse plan's chunks.
+
+    ``pieces``, of type PIECE, are in order of runs. The pieces of a run differ only in their
+    addresses; a piece without an address is for bytes that nobody wants. ``extra``, of shape
+    (pieces,), is -1, or for the first piece of a run the number of further pieces in the run.
+    """
 
     pieces: NDArray[np.void]
     extra: NDArray[np.int64]
 
 
 def runs_of(plan: Plan) -> Runs:
-    """The chunks of a sparse plan, cut where rows begin and end and where stripes do.
+    """Cut the chunks of a sparse plan where rows and stripes begin and end.
 
-    Rows that overlap make at most two runs each, and a piece for each run that each of them has.
+    A row that overlaps others adds at most two runs, and has a piece in each of its runs.
     """
     chunk = (plan.pieces["chunk"] - plan.chunk_base).astype(np.int64)
     origin = plan.chunks["offset"].astype(np.int64)
@@ -48,7 +52,7 @@ def runs_of(plan: Plan) -> Runs:
     of_edge = edges >> _CHUNK_SHIFT
     is_run = np.append(of_edge[1:] == of_edge[:-1], False)  # else a chunk ends there
     until = np.append(edges[1:], 0)
-    # Which runs each row has: pairs of both, in order of runs.
+    # The pairs of a run and a row that has it, in order of runs.
     begin, end = np.searchsorted(edges, first), np.searchsorted(edges, last)
     row, step = parts(end - begin)
     run = begin[row] + step
@@ -70,7 +74,7 @@ def runs_of(plan: Plan) -> Runs:
 
 
 def _stripe_edges(origin: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Where stripes end within chunks."""
+    """Return where stripes end within chunks."""
     stripe = origin >> STRIPE_SHIFT
     chunk, step = parts(((origin + lengths - 1) >> STRIPE_SHIFT) - stripe)
     place: NDArray[np.int64] = ((stripe[chunk] + 1 + step) << STRIPE_SHIFT) - origin[chunk]

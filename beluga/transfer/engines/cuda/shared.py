@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""One registration of a pool for all engines that a process has on one GPU.
+"""All engines of a process for one pool and one GPU share the registration of the pool.
 
-What is registered counts to the host's cap once, whoever else of the process copies: loads and
-saves of a connector have an engine each. The last to leave ends it.
+So registered memory counts once for the host's cap, although a connector has an engine for loads
+and one for saves. When the last engine leaves, the registration ends.
 """
 
 from __future__ import annotations
@@ -20,13 +20,15 @@ if TYPE_CHECKING:
 
 _Key = tuple[int, str, str, str]
 
-_lock = threading.Lock()  # held while one is ended: the memory may be registered anew after that
+_lock = threading.Lock()  # held while a registration ends, so that the next one begins after it
 _there: dict[_Key, tuple[Registrar, set[object]]] = {}
 
 
 def join(driver: Driver, pool: Pool, user: object, make: Callable[[], Registrar]) -> Registrar:
-    """The registrar of this pool and GPU in this process, made if there is none; ``user`` is one
-    more that uses it, until :func:`leave`."""
+    """Return this process's registrar of the pool and GPU, made by ``make`` if there is none.
+
+    ``user`` counts as a user until :func:`leave`.
+    """
     key = (os.getpid(), driver.name, driver.identity, pool.id)
     with _lock:
         if key not in _there:
@@ -37,7 +39,7 @@ def join(driver: Driver, pool: Pool, user: object, make: Callable[[], Registrar]
 
 
 def leave(registrar: Registrar, user: object) -> None:
-    """Nothing of the user's is under way. With the last one the registrar is closed."""
+    """Remove a user that has nothing under way. The last one closes the registrar."""
     with _lock:
         registrar.forget(user)
         (key,) = (key for key, (found, _) in _there.items() if found is registrar)

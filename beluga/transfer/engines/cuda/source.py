@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The kernels' source, and how a C++ compiler and NVRTC are told to compile it.
+"""Find the kernels' source and compile it by a C++ compiler or NVRTC.
 
-``csrc/`` beside the package, or in an installed one the folder ``kernels`` that ``setup.py`` makes
-of what they need.
+The source is in ``csrc/`` beside the package. An installed package has it in the folder
+``kernels``, which ``setup.py`` makes of the necessary files.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ HOST_OPTIONS = ("-x", "c++", "-std=c++17", "-Wall", "-Wextra", "-Wno-unknown-pra
 
 
 def kernel_path() -> Path:
-    """``kv_copy.cu``. Raises :class:`~beluga.errors.EngineUnavailableError` if it is not there."""
+    """Return the path of ``kv_copy.cu``. Raises :class:`~beluga.errors.EngineUnavailableError`."""
     path = ROOT / "cuda" / "kv_copy.cu"
     if not path.exists():
         raise EngineUnavailableError(f"the kernels' source is not installed ({path} is missing)")
@@ -46,13 +46,16 @@ def kernel_path() -> Path:
 
 
 def kernel_text() -> str:
-    """What NVRTC is given. cupy keeps what it compiled under this text alone, whatever the headers
-    say: so the text names their content. Raises as :func:`kernel_path` does."""
+    """Return the text for NVRTC.
+
+    cupy keeps compiled kernels by this text alone, so it has a digest of the headers. Raises the
+    errors of :func:`kernel_path`.
+    """
     return f"/* {digest()} */\n{kernel_path().read_text(encoding='utf-8')}"
 
 
 def digest() -> str:
-    """Of all that the kernels are compiled of."""
+    """Return a digest of all source files of the kernels."""
     found = hashlib.sha256()
     for path in sorted([*(ROOT / "cuda").rglob("*.[ch]*"), *SHARED]):
         found.update(path.read_bytes())
@@ -60,7 +63,7 @@ def digest() -> str:
 
 
 def compile_host(source: Path, target: Path, *flags: str) -> None:
-    """Compile for this CPU. Raises :class:`~beluga.errors.EngineUnavailableError`."""
+    """Compile a source for this CPU. Raises :class:`~beluga.errors.EngineUnavailableError`."""
     compiler = shutil.which("c++") or shutil.which("g++")
     if compiler is None:
         raise EngineUnavailableError("there is no C++ compiler here (g++) to build the kernels")

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The staged way: kernels between fragments and a buffer in GPU memory, a copy engine between that
-and the pool, on a stream each, so that one copies beside the other.
+"""Staged copies: kernels work between fragments and a buffer in GPU memory, and a copy engine works
+between the buffer and the pool. Each has a stream, so they work at the same time.
 
-A plan's bytes are cut into groups: while a copy engine moves a group, a kernel gathers the next one
-or scatters the one before. Events order the two streams; the CPU waits for neither. Plans of more
-than a buffer use two of them in turn.
+A plan's bytes are cut into groups. While a copy engine moves a group, a kernel gathers the next
+group or scatters the previous one. Events order the two streams; the CPU waits for neither. A plan
+that is larger than a buffer uses two buffers in turn.
 """
 
 from __future__ import annotations
@@ -24,37 +24,37 @@ from beluga.transfer.engines.cuda.tables import make_tables, tile_spans
 from beluga.transfer.engines.cuda.windows import Bases
 from beluga.transfer.plan.plan import LINE_SIZE
 
-# Bytes that a copy engine moves at a time, about: enough that starting a copy (a microsecond or
-# two) is little beside it (20 us at 55 GB/s), little enough that a block of 2.5 MiB is cut in two.
+# A copy engine moves about this many bytes at a time. To start a copy takes a microsecond or two,
+# which is little compared with 20 us at 55 GB/s; and a block of 2.5 MiB is still cut in two.
 GROUP_SIZE = 1 << 20
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Way:
-    """Where a part of a plan goes: ``write`` gathers, else it scatters; on a stream."""
+    """The direction and stream of a part of a plan; ``write`` gathers, else it scatters."""
 
     write: bool
     stream: int
 
 
 class Staging:
-    """Two streams' work on one buffer. Its own streams are for copy engines only."""
+    """Puts the work of two streams on one buffer. Its own streams are for copy engines only."""
 
     def __init__(self, launcher: Launcher) -> None:
         self._launcher, self._driver = launcher, launcher.driver
         self._streams: dict[bool, int] = {}
 
     def copies(self, *, write: bool) -> int:
-        """The stream of a direction's copies."""
+        """Return the stream for the copies of a direction."""
         if write not in self._streams:
             self._streams[write] = self._driver.make_stream(urgent=not write)
         return self._streams[write]
 
     def move(self, packed: Packed, runs: NDArray[np.void], buffer: int, way: Way) -> Launched:
-        """Put a part of a plan on both streams, once the ``buffer`` is free on the one that fills
-        it. ``runs`` are its bytes in the pool, by GPU address.
+        """Put a part of a plan on both streams.
 
-        Of a write, the stream of copies is the last to get there; of a read, ``way.stream``.
+        The ``buffer`` must be free on the stream that fills it. ``runs`` are the part's bytes in
+        the pool, by GPU address. A write ends on the stream of copies, a read on ``way.stream``.
         """
         tables = make_tables(packed.plan, write=way.write)
         starts, ends = tile_spans(tables)
@@ -67,7 +67,7 @@ class Staging:
         first = 0
         for group in groups(runs):
             _, place, size = group[-1]
-            # Gathered: all that begins in the group. Scattered: all that is there to its end.
+            # A gather takes tiles that begin in the group, a scatter those that end in it.
             side: Literal["left", "right"] = "left" if way.write else "right"
             last = int(np.searchsorted(edges, place + size, side=side))
             if way.write:
@@ -87,7 +87,7 @@ class Staging:
 
     @property
     def streams(self) -> list[int]:
-        """Those that are there."""
+        """Return the streams that exist."""
         return list(self._streams.values())
 
     def close(self) -> None:
@@ -96,7 +96,7 @@ class Staging:
 
 
 def drain(driver: Driver, stream: int) -> None:
-    """Wait until all that is on the stream has ended."""
+    """Wait until all work on the stream has ended."""
     event = driver.make_event()
     driver.record(event, stream)
     driver.wait(event)
@@ -104,7 +104,7 @@ def drain(driver: Driver, stream: int) -> None:
 
 
 def after(driver: Driver, first: int, then: int) -> None:
-    """What is put on stream ``then`` from now on waits for what is on ``first`` by now."""
+    """Let later work on stream ``then`` wait for the work that is on stream ``first`` now."""
     event = driver.make_event()
     driver.record(event, first)
     driver.follow(then, event)
@@ -112,8 +112,10 @@ def after(driver: Driver, first: int, then: int) -> None:
 
 
 def groups(runs: NDArray[np.void]) -> Iterable[list[tuple[int, int, int]]]:
-    """Runs (address, place, size) in groups of about GROUP_SIZE bytes: long ones cut into equal
-    parts, none of which is shorter than half of that; short ones together."""
+    """Put runs (address, place, size) into groups of about GROUP_SIZE bytes.
+
+    Long runs are cut into equal parts of at least half that size; short runs share a group.
+    """
     group: list[tuple[int, int, int]] = []
     held = 0
     for at, place, size in runs.tolist():

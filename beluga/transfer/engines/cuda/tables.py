@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""What one launch is told (``csrc/cuda/job.cuh``), made from a plan by array operations."""
+"""Make the tables of a launch (``csrc/cuda/job.cuh``) from a plan, by array operations."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ JOB = np.dtype(
     ]
 )
 
-UNROLL = 8  # words that a lane has in flight
+UNROLL = 8  # words in flight for each lane
 WORD_SIZE = 16
-HALF_BELOW = 2048  # bytes of a piece, below which half a warp copies it
+HALF_BELOW = 2048  # half a warp copies pieces that are shorter, in bytes
 
 _GOOD = np.array([(0, 0xFFFFFFFF, (0, 0))], VERDICT)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Tables:
-    """``pieces`` of type PIECE, ``tiles`` of type TILE; ``sums`` of type SUM, or none."""
+    """A plan's tables: ``pieces`` of type PIECE, ``tiles`` of TILE, ``sums`` of SUM or none."""
 
     pieces: NDArray[np.void]
     tiles: NDArray[np.void]
@@ -48,7 +48,7 @@ class Tables:
 
     @property
     def kernel(self) -> str:
-        """The end of the kernel's name."""
+        """The suffix of the kernel's name."""
         return ("_half" if self.lanes == 16 else "") + ("_sum" if len(self.sums) else "")
 
     @property
@@ -58,7 +58,7 @@ class Tables:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Upload:
-    """A launch's tables in one buffer: copied to the GPU at once, and its ``result`` back."""
+    """The tables of a launch in one buffer, which is uploaded; ``result`` is fetched back."""
 
     content: NDArray[np.uint8]
     job: NDArray[np.void]
@@ -66,7 +66,7 @@ class Upload:
 
 
 def make_tables(plan: Plan, *, write: bool) -> Tables:
-    """The tables of a plan; a piece without an address is one that is only summed."""
+    """Make the tables of a plan. A piece without an address is only summed."""
     lanes = 16 if plan.pieces["length"].mean() < HALF_BELOW else 32
     pieces, extra = plan.pieces, np.zeros(len(plan.pieces), np.int64)
     if plan.checksums is None:
@@ -86,7 +86,7 @@ def make_tables(plan: Plan, *, write: bool) -> Tables:
 
 
 def tile_spans(tables: Tables) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Where each tile starts and ends: offsets in the pool, or in the buffer in its place."""
+    """Return start and end of each tile, as offsets in the pool or in the buffer."""
     pieces = tables.pieces[tables.tiles["piece"]]
     at = tables.tiles["start"].astype(np.int64)
     start = pieces["offset"].astype(np.int64) + at
@@ -96,7 +96,7 @@ def tile_spans(tables: Tables) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
 def _tiles(
     plan: Plan, pieces: NDArray[np.void], extra: NDArray[np.int64], lanes: int, write: bool
 ) -> NDArray[np.void]:
-    """``extra``: as ``rows.Runs`` has it; what is -1 has no tiles."""
+    """Cut pieces into tiles. ``extra`` is that of ``rows.Runs``; pieces with -1 have no tiles."""
     size = lanes * WORD_SIZE * UNROLL
     lengths = pieces["length"].astype(np.int64)
     counts = np.where(extra < 0, 0, -(-lengths // size))
@@ -121,12 +121,12 @@ def _tiles(
 
 
 def upload_size(tables: Tables, bases: Bases) -> int:
-    """Bytes of :func:`pack`'s content."""
+    """Return the size of :func:`pack`'s content in bytes."""
     return int(_starts(tables, bases)[-1])
 
 
 def pack(tables: Tables, bases: Bases, *, target: int, crc_tables: int) -> Upload:
-    """All that one launch reads, laid out for a buffer at GPU address ``target``."""
+    """Lay out all tables of a launch for a buffer at GPU address ``target``."""
     starts = _starts(tables, bases)
     content = np.zeros(int(starts[-1]), np.uint8)
     for start, part in zip(starts.tolist(), _parts(tables, bases), strict=False):
@@ -149,6 +149,6 @@ def _parts(tables: Tables, bases: Bases) -> tuple[NDArray[np.generic], ...]:
 
 
 def _starts(tables: Tables, bases: Bases) -> NDArray[np.int64]:
-    """Where each part begins, and where the last ends."""
+    """Return where each part begins, and where the last one ends."""
     sizes = [-(-part.nbytes // 16) * 16 for part in _parts(tables, bases)]
     return np.cumsum([0, *sizes])

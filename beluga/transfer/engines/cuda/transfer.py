@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""A plan on its way over a stream, in parts, and what the CPU owes each part when it has ended."""
+"""A plan that runs on a stream in parts, and the work of the CPU when a part has ended."""
 
 from __future__ import annotations
 
@@ -14,14 +14,17 @@ from beluga.transfer.engines.cuda.holds import Hold
 from beluga.transfer.engines.cuda.launch import Launched, Launcher
 from beluga.transfer.plan.plan import Plan
 
-_NAP_S = 20e-6  # a kernel takes tens of microseconds; a CPU that spins is the application's
+_NAP_S = 20e-6  # a kernel takes tens of microseconds; the application needs the CPU
 _NAP_MAX_S = 1e-3
 
 
 @dataclasses.dataclass(slots=True, eq=False)
 class Part:
-    """One launch of a plan. ``settle`` is what is left to be done by a CPU: bytes in a pinned
-    buffer go to the pool, or what the GPU wrote is flushed; ``give_back`` frees buffers."""
+    """One launch of a plan.
+
+    ``settle`` does the work that is left to a CPU: it copies bytes from a pinned buffer to the
+    pool, or flushes what the GPU wrote. ``give_back`` frees buffers.
+    """
 
     plan: Plan
     write: bool
@@ -29,16 +32,16 @@ class Part:
     event: int
     settle: Callable[[], None]
     give_back: Callable[[], None]
-    hold: Hold | None = None  # on windows that the event ends
+    hold: Hold | None = None  # a hold on windows, which the event ends
     settled: bool = False
     bad_count: int = 0
     error: Exception | None = None
 
     def finish(self, launcher: Launcher) -> None:
-        """The event has been seen. Buffers are given back whatever happens.
+        """Finish a part whose event has been seen, and free its buffers in any case.
 
-        What fails is kept for the transfer that this is a part of: another one that needs the
-        buffers may be who sees to it that this has ended.
+        An error is kept for the transfer of this part, because another transfer that needs the
+        buffers may call this.
         """
         if self.settled:
             return
@@ -62,8 +65,10 @@ class Part:
 
 
 class CudaTransfer:
-    """See :class:`~beluga.transfer.engine.Transfer`. ``gather`` puts what the parts found together
-    once all have ended."""
+    """A :class:`~beluga.transfer.engine.Transfer` in parts.
+
+    ``gather`` merges the results of the parts when all have ended.
+    """
 
     def __init__(
         self, launcher: Launcher, parts: Sequence[Part], gather: Callable[[], None]
@@ -72,8 +77,10 @@ class CudaTransfer:
         self._finished = False
 
     def done(self) -> bool:
-        """Parts that the GPU has done with are finished here: until then something may be written,
-        by whoever needs their buffers."""
+        """Has it ended? This finishes the parts that the GPU has done.
+
+        Until a part is finished, any thread that needs its buffers may still write.
+        """
         for part in self._parts:
             if not part.settled and self._launcher.driver.ended(part.event):
                 part.finish(self._launcher)
@@ -96,9 +103,9 @@ class CudaTransfer:
 
 
 def wait_event(driver: Driver, event: int, until: float | None) -> None:
-    """Wait for an event until a time of the monotonic clock, or for ever.
+    """Wait for an event until a time of the monotonic clock, or without a limit.
 
-    Raises :class:`~beluga.errors.TransferTimeoutError` then.
+    Raises :class:`~beluga.errors.TransferTimeoutError` at that time.
     """
     if until is None:
         driver.wait(event)

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Where an offset of the pool lies for a GPU (``csrc/cuda/job.cuh`` computes the same).
+"""Compute the GPU address of an offset of the pool, like ``csrc/cuda/job.cuh``.
 
-The driver is told of the pool in windows: a power of two of stripes of one device's mapping each.
+The pool is registered with the driver in windows. A window is a power of two of stripes of one
+device's mapping.
 """
 
 from __future__ import annotations
@@ -22,17 +23,17 @@ Places = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Windows:
-    """How a linear range is cut into windows; ``skipped_stripes`` lie before it on each device."""
+    """The windows of a linear range; ``skipped_stripes`` lie before the range on each device."""
 
     device_count: int
-    device_stripes: int  # of the linear range, on each device
+    device_stripes: int  # stripes of the linear range on each device
     interleaved: bool
     skipped_stripes: int
     shift: int  # log2 of a window's stripes
 
     @classmethod
     def of(cls, pool: Pool, window_size: int) -> Windows:
-        """A pool's, in windows of ``window_size`` bytes: a power of two of stripes."""
+        """Return the windows of a pool. ``window_size`` bytes are a power of two of stripes."""
         stripes = window_size // STRIPE_SIZE
         if stripes * STRIPE_SIZE != window_size or stripes & (stripes - 1) or stripes == 0:
             raise ValueError(f"a window is a power of two of stripes, not {window_size} bytes")
@@ -46,16 +47,16 @@ class Windows:
 
     @classmethod
     def flat(cls) -> Windows:
-        """Of one buffer, whose offset 0 is its address."""
+        """Return the one window of a buffer, whose offset 0 is its address."""
         return cls(1, (1 << 31) - 1, interleaved=False, skipped_stripes=0, shift=30)
 
     @property
     def size(self) -> int:
-        """Bytes of a window."""
+        """Return the bytes of a window."""
         return STRIPE_SIZE << self.shift
 
     def places(self, offsets: NDArray[np.uint64]) -> Places:
-        """Of each offset its device, its window on that device, and its byte in the window."""
+        """Return the device, the window on that device, and the byte in it for each offset."""
         at = offsets.astype(np.int64)
         stripe = at >> STRIPE_SHIFT
         if self.interleaved:
@@ -68,14 +69,14 @@ class Windows:
         return device, window, inside
 
     def touched(self, offsets: NDArray[np.uint64]) -> set[tuple[int, int]]:
-        """The windows, (device, window) each, in which these offsets lie."""
+        """Return the windows, as (device, window), in which these offsets lie."""
         device, window, _ = self.places(offsets)
         return {(int(key) >> 32, int(key) & 0xFFFFFFFF) for key in np.unique(device << 32 | window)}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Bases:
-    """GPU addresses of the windows that one launch touches: a row per device."""
+    """GPU addresses of the windows that one launch touches, with a row for each device."""
 
     windows: Windows
     first: int
@@ -83,7 +84,7 @@ class Bases:
 
     @classmethod
     def of(cls, windows: Windows, addresses: Mapping[tuple[int, int], int]) -> Bases:
-        """From (device, window) to a GPU address; others are 0 and must not be touched."""
+        """Make bases from the GPU address of each (device, window). Other windows have 0."""
         numbers = [window for _, window in addresses]
         first = min(numbers)
         table = np.zeros((windows.device_count, max(numbers) - first + 1), np.uint64)
@@ -93,11 +94,11 @@ class Bases:
 
     @classmethod
     def flat(cls, address: int) -> Bases:
-        """Of one buffer."""
+        """Return the bases of one buffer."""
         return cls.of(Windows.flat(), {(0, 0): address})
 
     def addresses(self, offsets: NDArray[np.uint64]) -> NDArray[np.uint64]:
-        """The GPU address of each offset."""
+        """Return the GPU address of each offset."""
         device, window, inside = self.windows.places(offsets)
         found: NDArray[np.uint64] = self.table[device, window - self.first]
         return found + inside.astype(np.uint64)

@@ -2,14 +2,14 @@
 # Copyright The Beluga Authors
 """Intel DSA as a copy engine (``csrc/dsa/flight.h``).
 
-Plans become descriptors for a work queue; a transfer goes on whenever it is asked about. Where
-there is no device the software queue executes the same descriptors on a thread of this process: the
-same path, and no speed to be had from it. It dies with its process, as a device's work for a
-process does; either way nothing was published that was not complete.
+Plans become descriptors for a work queue. A transfer makes progress when it is asked about. If
+there is no device, the software queue executes the same descriptors on a thread of this process:
+the code path is the same, but it is not faster than the CPU. The thread ends with its process, like
+a device's work for a process; in both cases nothing incomplete was published.
 
-What the host's cache is owed is the row of the policy table, applied range by range as the copies
-begin and end. To verify a *sparse* read its chunks are fetched whole into a buffer of their own,
-and what was asked for is copied from there.
+The row of the policy table says which cache maintenance each range needs when its copy begins and
+ends. To compare the checksums of a *sparse* read, its chunks are fetched whole into a buffer, and
+the rows are copied from there.
 """
 
 from __future__ import annotations
@@ -48,24 +48,24 @@ if TYPE_CHECKING:
     from beluga.transfer.plan.plan import Plan
 
 _EXIT_WAIT_S = 1.0
-_SLICE_S = 0.1  # of waiting in C, between which Python hears signals
-_SILENCE_S = 5.0  # of a device in which nothing ends; what it holds is below a second's work
-_WINDOW = 64  # descriptors; enough to tell a device that fails from one that failed
+_SLICE_S = 0.1  # Python handles signals between waits of this length in C
+_SILENCE_S = 5.0  # a device in which nothing ends; it holds less than a second's work
+_WINDOW = 64  # descriptors; enough to tell a failing device from one that failed once
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class DsaStat:
-    """What an engine has done."""
+    """Counts of an engine's work."""
 
-    descriptors: int  # submitted, those in batches too
+    descriptors: int  # submitted, including those in batches
     batches: int
     full: int  # times that the queue was full
     faults: int  # page faults, resumed
-    by_hand: int  # descriptors that the CPU executed, because the device could not be got to
+    by_hand: int  # descriptors that the CPU executed because the device failed
 
 
 class DsaTransfer:
-    """A plan on its way; it moves on when :meth:`done` or :meth:`wait` is called."""
+    """A plan that is being executed; it makes progress in :meth:`done` and :meth:`wait`."""
 
     def __init__(self, engine: DsaEngine, plan: Plan, doing: str) -> None:
         self._engine = engine
@@ -75,7 +75,7 @@ class DsaTransfer:
         self._error: BelugaError | OSError | None = None
 
     def done(self) -> bool:
-        """Has it ended? Sends more out if there is room. Raises ForkedSessionError in a child."""
+        """Has it ended? Submits more if there is room. Raises ForkedSessionError in a child."""
         if self._ended:
             return True
         self._engine.poll()
@@ -86,9 +86,8 @@ class DsaTransfer:
 
         Raises ChecksumError, TransferTimeoutError after ``timeout_s``, DeviceFaultError where a
         device of the pool failed, TransferCancelledError if the engine was closed before,
-        TransferError for all else, and ForkedSessionError in a forked child. A device in which
-        nothing ends for 5 seconds is given up: its queue is closed, and the kernel sees to it that
-        nothing moves any more.
+        TransferError for all else, and ForkedSessionError in a forked child. If nothing ends in
+        a device for 5 seconds, its queue is closed, and the kernel stops all copies.
         """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while not self._ended:
@@ -107,11 +106,11 @@ class DsaTransfer:
         return not self.out[0]
 
     def settle(self) -> bool:
-        """For the engine: whether it has ended; then its memory is free."""
+        """Release the memory if the transfer has ended (for the engine). Return whether it has."""
         if self._ended or not lib.bl_dsa_ended(self.out[0]):
             return self._ended
         self._error = _error_of(lib.bl_dsa_status(self.out[0]), self._doing, self._engine.fault)
-        handle, self.out[0] = self.out[0], ffi.NULL  # before: it is not freed twice
+        handle, self.out[0] = self.out[0], ffi.NULL  # first, so that it is not freed twice
         lib.bl_dsa_free(handle)
         return True
 
@@ -124,12 +123,12 @@ COSTS = {Direction.WRITE: Cost(1550, 60, 1 / 30), Direction.READ: Cost(2000, 60,
 class DsaEngine:
     """Moves blocks by a DSA work queue.
 
-    ``queue``: None takes a device's queue, or the software queue where there is none that can be
-    used (:attr:`why_software` says why); ``"device"`` insists on a device, ``"software"`` on the
-    software queue. ``device_flushes``: the device flushes the host's cache, by descriptors, where
-    the policy asks for it; else the CPU does. ``cache_control``: what is written to the pool goes
-    to this host's cache first, and is flushed after (for measurements). ``row`` stands in for the
-    policy's. Raises EngineUnavailableError.
+    With ``queue`` None it takes a device's queue, or the software queue if no device can be used
+    (:attr:`why_software` says why). ``"device"`` requires a device, ``"software"`` the software
+    queue. With ``device_flushes`` the device flushes the host's cache by descriptors, where the
+    policy asks for it; else the CPU does. With ``cache_control`` writes to the pool go to this
+    host's cache first and are flushed afterwards (for measurements). ``row`` replaces the row of
+    the policy. Raises EngineUnavailableError.
     """
 
     def __init__(
@@ -150,9 +149,9 @@ class DsaEngine:
         self._pool = pool
         out = ffi.new("bl_dsa_engine **")
         self._end = functools.partial(_close, out, self._open)
-        self._lock = threading.RLock()  # of what C knows; a transfer that waits lets go of it
+        self._lock = threading.RLock()  # guards C's state; a transfer that waits releases it
         self._finalizer = weakref.finalize(self, _close_at_exit, self._lock, self._end)
-        with self._lock:  # whoever closes the pool waits for it
+        with self._lock:  # a thread that closes the pool waits for it
             pool.before_close(self.close)
             self._make(queue, out, device_flushes, cache_control, row)
         self._judged = self._heard = self.stat
@@ -198,7 +197,7 @@ class DsaEngine:
 
     @property
     def name(self) -> str:
-        """``dsa``, or ``dsa-software``."""
+        """The name ``dsa``, or ``dsa-software`` for the software queue."""
         return "dsa" if self.is_device else "dsa-software"
 
     @property
@@ -214,7 +213,7 @@ class DsaEngine:
 
     @property
     def stat(self) -> DsaStat:
-        """What it has done so far."""
+        """The work done so far."""
         out = ffi.new("bl_dsa_stat *")
         self._refuse_forked()
         with self._lock:
@@ -223,7 +222,7 @@ class DsaEngine:
 
     @property
     def fault(self) -> str | None:
-        """Why it is better left alone: the device is silent, or the CPU does most of its work."""
+        """The reason not to use it: the device is silent, or the CPU does most of its work."""
         if self._fault is None and self._handle is not None:
             stat, judged = self.stat, self._judged
             asked, by_hand = stat.descriptors - judged.descriptors, stat.by_hand - judged.by_hand
@@ -234,26 +233,26 @@ class DsaEngine:
         return self._fault
 
     def gather_write(self, plan: Plan) -> DsaTransfer:
-        """Scattered memory to the pool; returns when its first descriptors are out.
+        """Start a copy to the pool; this returns when the first descriptors are submitted.
 
         Raises LayoutError for a sparse plan, or one that leaves the pool.
         """
         return self._start(plan, is_read=False)
 
     def scatter_read(self, plan: Plan) -> DsaTransfer:
-        """The pool to scattered memory, likewise."""
+        """Start a copy from the pool, in the same way."""
         plan.refuse_direction(write=False)
         return self._start(plan, is_read=True)
 
     def poll(self) -> None:
-        """Let all transfers move on. Never waits."""
+        """Let all transfers make progress, without waiting."""
         self._refuse_forked()
         with self._lock:
             lib.bl_dsa_poll(self.handle)
             self._settle()
 
     def wait_for(self, transfer: DsaTransfer, timeout_s: float) -> None:
-        """Wait for a transfer, and settle what has ended."""
+        """Wait for a transfer, and release transfers that have ended."""
         self._refuse_forked()
         with self._lock:
             if not transfer.out[0]:
@@ -264,7 +263,7 @@ class DsaEngine:
             self._settle()
 
     def listen(self) -> None:
-        """While somebody waits: close the queue of a device in which nothing ends any more."""
+        """Close the queue of a device in which nothing ends any more, while a thread waits."""
         stat, now_s = self.stat, time.monotonic()
         if stat != self._heard:
             self._heard, self._heard_s = stat, now_s
@@ -273,8 +272,10 @@ class DsaEngine:
             self.close()
 
     def close(self) -> None:
-        """Let what is out end, and give the queue back. Transfers that had more to do fail. Twice
-        is fine."""
+        """Wait for submitted descriptors and close the queue. Unfinished transfers fail.
+
+        A second call does nothing.
+        """
         self._handle = None
         if os.getpid() == self._process:
             with self._lock:
@@ -289,7 +290,7 @@ class DsaEngine:
         self._heard_s = time.monotonic()
         self._refuse_forked()
         with self._lock:
-            self._open.append(transfer)  # before C knows of it: then it stays until it has ended
+            self._open.append(transfer)  # before C knows of it, so that it stays until it has ended
             code = lib.bl_dsa_start(self.handle, transfer.struct, is_read, transfer.out)
             self._settle()
         if code == -errno.EINVAL:
@@ -301,7 +302,7 @@ class DsaEngine:
         return transfer
 
     def _refuse_forked(self) -> None:
-        """Before the lock, which a thread of the parent process may hold."""
+        """Refuse a forked child before it takes the lock, which the parent may have held."""
         if os.getpid() != self._process:
             raise ForkedSessionError("the DSA engine is the parent process's; open another")
 
@@ -310,7 +311,7 @@ class DsaEngine:
 
 
 def _close_at_exit(lock: threading.RLock, end: Callable[[], None]) -> None:
-    """A daemon thread that copies stands still by now, or soon will: it keeps the engine."""
+    """Close the engine at exit, unless a daemon thread, which stops then, holds the lock."""
     if lock.acquire(timeout=_EXIT_WAIT_S):
         end()
         lock.release()
@@ -327,7 +328,7 @@ def _close(out: core.CPointer[core.bl_dsa_engine], transfers: list[DsaTransfer])
 
 
 def _error_of(status: int, doing: str, fault: str | None) -> BelugaError | OSError | None:
-    """What a transfer raises that ended with ``status``, of an engine with that fault."""
+    """Return the error of a transfer that ended with ``status``, or None."""
     if status == 0:
         return None
     if status == -errno.EBADMSG:

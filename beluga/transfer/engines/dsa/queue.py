@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Opening a DSA queue: a device's, by whichever way it lets us in, or the software queue."""
+"""Open the queue of a DSA, in the way that the machine permits, or the software queue."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from beluga.pool import Pool
 
 _PROBE_S = 2.0
-_SIZE_MAX = 2 << 20  # of the software queue, as drivers set up real ones
+_SIZE_MAX = 2 << 20  # the software queue's limit, like that of real queues
 _BATCH_MAX = 32
 _DEPTH = 32
 
@@ -43,13 +43,13 @@ class Portal:
     handle: core.bl_dsa_queue
     limits: core.bl_dsa_limits
     is_device: bool
-    text: str  # what it is, for people
+    text: str  # a description for people
 
 
 def limits_of(
     *, size_max: int, batch_max: int, depth: int, block_on_fault: bool = False
 ) -> core.bl_dsa_limits:
-    """A ``bl_dsa_limits *``."""
+    """Return a ``bl_dsa_limits *``."""
     return ffi.new(
         "bl_dsa_limits *",
         {
@@ -68,7 +68,7 @@ def open_software(
     batch_max: int = _BATCH_MAX,
     depth: int = _DEPTH,
 ) -> Portal:
-    """A queue served by a thread of this process."""
+    """Open a software queue, which a thread of this process serves."""
     limits = limits_of(size_max=size_max, batch_max=batch_max, depth=depth)
     out = ffi.new("bl_dsa_queue **")
     with pool.using() as handle:
@@ -77,9 +77,9 @@ def open_software(
 
 
 def open_device(pool: Pool, *, sysfs: Path = SYSFS, devices: Path = DEVICES) -> Portal:
-    """A work queue of a DSA, near the pool's devices if there is one.
+    """Open a work queue of a DSA, near the pool's devices if possible.
 
-    Raises :class:`~beluga.errors.EngineUnavailableError`: what is missing, and how to get it.
+    Raises :class:`~beluga.errors.EngineUnavailableError`, which says what is missing.
     """
     queues = work_queues(sysfs)
     nodes = {device.node for device in pool.devices if device.node is not None}
@@ -98,7 +98,7 @@ def open_device(pool: Pool, *, sysfs: Path = SYSFS, devices: Path = DEVICES) -> 
 
 
 def _open(queue: WorkQueue, path: Path) -> Portal:
-    """Map its portal; where that is forbidden, or the CPU has not the instruction, write to it."""
+    """Map the portal. If that is forbidden, or the CPU lacks the instruction, use ``write()``."""
     limits = limits_of(
         size_max=min(queue.size_max, 1 << 31),
         batch_max=queue.batch_max,
@@ -110,7 +110,7 @@ def _open(queue: WorkQueue, path: Path) -> Portal:
     way, text = _WAYS[queue.mode]
     code = lib.bl_dsa_queue_open(descriptor, way, limits, out)
     if code in (-errno.EPERM, -errno.EACCES, -errno.ENOTSUP):
-        # The kernel checks what is written to it, one descriptor at a time: no batches.
+        # The kernel checks one descriptor at a time, so there are no batches.
         limits.batch_max, text = 0, "write()"
         code = lib.bl_dsa_queue_open(descriptor, lib.BL_DSA_WRITE, limits, out)
     if code < 0:
@@ -125,7 +125,7 @@ def _open(queue: WorkQueue, path: Path) -> Portal:
 
 
 def _probe(queue: core.bl_dsa_queue) -> None:
-    """Have it do nothing, and say so. Raises OSError."""
+    """Submit a descriptor that does nothing, and wait for it. Raises OSError."""
     block = ffi.new("uint64_t[]", 8)
     address = int(ffi.cast("uintptr_t", block))
     address += -address % 32
@@ -142,7 +142,7 @@ def _probe(queue: core.bl_dsa_queue) -> None:
         raise OSError(-code, os.strerror(-code))
     while record[0] == lib.BL_DSA_NONE:
         if time.monotonic() > deadline:
-            _UNANSWERED.append(block)  # it may still be written
+            _UNANSWERED.append(block)  # the device may still write it
             raise OSError(errno.ETIME, "it does not answer")
         time.sleep(0.0001)
     lib.bl_dsa_queue_ended(queue)

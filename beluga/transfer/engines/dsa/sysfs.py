@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Which DSA work queues this machine has: a reading of sysfs, and nothing else.
+"""Find this machine's DSA work queues in sysfs.
 
-The kernel shows every work queue under ``/sys/bus/dsa/devices``, enabled or not, with what
-``accel-config`` has made of it (kernel documentation, ``ABI/stable/sysfs-driver-dma-idxd``).
+The kernel shows every work queue under ``/sys/bus/dsa/devices``, enabled or not, with the
+configuration that ``accel-config`` gave it (kernel documentation,
+``ABI/stable/sysfs-driver-dma-idxd``).
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _QUEUE_NAME = re.compile(r"wq(\d+)\.(\d+)")
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class WorkQueue:
-    """A work queue as it is configured."""
+    """The configuration of a work queue."""
 
     name: str  # wq0.1
     mode: str  # shared or dedicated
@@ -42,7 +43,7 @@ class WorkQueue:
 
     @property
     def fault(self) -> str | None:
-        """Why a program cannot submit to it, or None."""
+        """The reason why a program cannot submit to it, or None."""
         if self.type != "user":
             return f"{self.name} is of type {self.type or 'none'}, not user"
         if self.state != "enabled":
@@ -53,7 +54,7 @@ class WorkQueue:
 
 
 def work_queues(root: Path = SYSFS) -> list[WorkQueue]:
-    """Every work queue under ``root``, in order of their names; what is odd reads as zero."""
+    """Return every work queue under ``root``, by name; unreadable numbers are zero."""
     if not root.is_dir():
         return []
     found = []
@@ -64,7 +65,7 @@ def work_queues(root: Path = SYSFS) -> list[WorkQueue]:
 
 
 def nearest(queues: list[WorkQueue], nodes: set[int]) -> list[WorkQueue]:
-    """Those that can be submitted to: near ``nodes`` first, then dedicated, then deep ones."""
+    """Return the usable queues: near ``nodes`` first, then dedicated, then deep ones."""
     usable = [queue for queue in queues if queue.fault is None]
     return sorted(
         usable,
@@ -79,7 +80,7 @@ def why_no_queue() -> str | None:
 
 
 def why_none(queues: list[WorkQueue], root: Path = SYSFS) -> str:
-    """One line: what is missing for there to be a queue, and how to get it."""
+    """Return one line that says why there is no queue, and how to make one."""
     if not root.is_dir():
         return (
             f"there is no {root}: DSA needs a CPU that has it (Sapphire Rapids or later), "
