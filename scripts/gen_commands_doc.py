@@ -43,7 +43,7 @@ Without `--pool` a command uses the pool that `BELUGA_POOL=PATH:PATH` names, els
 
 
 def document() -> str:
-    """The whole page."""
+    """Return the whole page."""
     leaves = [
         *_leaves("beluga", typer.main.get_command(app)),
         *_leaves("cxl-rpc", typer.main.get_command(cxl_rpc_app)),
@@ -57,7 +57,7 @@ def document() -> str:
 
 
 def _environment() -> list[str]:
-    """The table of ``beluga/config.py``."""
+    """Return the table of ``beluga/config.py``."""
     rows = re.findall(r"^([A-Z_]+_?) {2,}(.+)$", config.__doc__ or "", re.MULTILINE)
     cells = [f"| `{name}` | {_cell(text.replace('``', '`'))} |" for name, text in rows]
     return ["## Environment", "", "| variable | meaning |", "| --- | --- |", *cells]
@@ -120,7 +120,7 @@ def _spelled(option: Any, hints: dict[str, Any]) -> str:
 
 
 def _value_of(hint: Any) -> str:
-    """What stands for a value of this type."""
+    """Return the word that stands for a value of this type."""
     kinds = set(typing.get_args(hint)) or {hint}
     kinds |= {kind for inner in kinds for kind in typing.get_args(inner)}
     words = {int: "N", float: "X", Path: "PATH"}

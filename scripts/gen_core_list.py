@@ -24,7 +24,7 @@ SUFFIXES = (".h", ".cuh", ".c", ".cu")  # whose sentence counts, first choice fi
 
 
 def sentence(path: Path) -> str:
-    """The first sentence of a file's comment, on one line."""
+    """Return the first sentence of a file's comment, on one line."""
     comment = re.match(r"/\*(.*?)\*/", path.read_text(), re.DOTALL)
     if comment is None:
         raise SystemExit(f"{path} does not begin with a comment")
@@ -35,18 +35,20 @@ def sentence(path: Path) -> str:
 
 
 def folders() -> list[str]:
-    """The folders in the order of the table in csrc/README.md: the architecture's."""
+    """Return the folders in the order of the table in csrc/README.md, which is the
+    architecture's.
+    """
     return re.findall(r"^\| `([a-z/]+)/` \|", TARGET.read_text(), flags=re.MULTILINE)
 
 
 def places() -> dict[str, int]:
-    """Where ``beluga.c`` includes a source, without its suffix."""
+    """Return where ``beluga.c`` includes a source, without its suffix."""
     named = re.findall(r'^#include "([\w./]+)"', (CSRC / "beluga.c").read_text(), re.MULTILINE)
     return {str(Path(name).with_suffix("")): place for place, name in enumerate(named)}
 
 
 def document() -> str:
-    """The list."""
+    """Return the list."""
     order = places()
     groups: dict[str, dict[str, list[Path]]] = {folder: {} for folder in folders()}
     for path in sorted(path for path in CSRC.rglob("*") if path.suffix in SUFFIXES):

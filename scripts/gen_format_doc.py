@@ -31,7 +31,7 @@ _FIELD = re.compile(r"\s*\w+ (?P<name>\w+)(?:\[\w+\])?;\s*(?:/\*\s*(?P<why>.*?)\
 
 
 def document() -> str:
-    """The whole page."""
+    """Return the whole page."""
     text = (_build.CSRC / HEADER).read_text()
     ffi = FFI()
     ffi.cdef(_build.cdef((HEADER,)))
@@ -67,12 +67,12 @@ def _struct(ffi: FFI, name: str, why: str, body: str) -> list[str]:
 
 
 def _comment(text: str) -> str:
-    """A C comment's words, without its stars."""
+    """Return a C comment's words, without its stars."""
     return "\n".join(re.sub(r"^ \* ?", "", line) for line in text.splitlines()).strip()
 
 
 def _fenced(text: str) -> list[str]:
-    """A comment keeps its drawing."""
+    """Return a comment with its drawing kept."""
     return ["```text", *text.splitlines(), "```", ""] if text else []
 
 

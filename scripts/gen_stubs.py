@@ -84,7 +84,7 @@ _METHODS = """\
 
 @dataclass
 class Declarations:
-    """What a text of C declares, by name, in its order."""
+    """The names that a text of C declares, in its order."""
 
     structs: dict[str, c_ast.Struct] = field(default_factory=dict)
     functions: dict[str, c_ast.FuncDecl] = field(default_factory=dict)
@@ -93,7 +93,7 @@ class Declarations:
 
 
 def parse(text: str) -> Declarations:
-    """The declarations of a text that cffi reads."""
+    """Return the declarations of a text that cffi reads."""
     text = re.sub(r"/\*.*?\*/", " ", text, flags=re.DOTALL).replace('extern "Python"', " ")
     known = "".join(f"typedef int {name};\n" for name in (*_INTEGERS[1:], *_ADDRESSES))
     found = Declarations()
@@ -115,13 +115,13 @@ def parse(text: str) -> Declarations:
 
 
 def _name(node: c_ast.Node) -> str:
-    """What a declarator is of: "uint32_t", "void", "bl_pool", or a callback."""
+    """Return the type of a declarator: "uint32_t", "void", "bl_pool", or a callback."""
     base = node.type
     return base.name if isinstance(base, c_ast.Struct | c_ast.Enum) else base.names[-1]
 
 
 def _fields(struct: c_ast.Struct | c_ast.Union) -> Iterator[c_ast.Decl]:
-    """The fields, with those of unions and structures in it that have no name."""
+    """Return the fields, with those of unions and structures in it that have no name."""
     for each in struct.decls:
         if isinstance(each.type, c_ast.Struct | c_ast.Union):
             yield from _fields(each.type)
@@ -146,13 +146,13 @@ def _viewed(of: str, result: str) -> str:
 
 
 class Stub:
-    """The text of a stub."""
+    """Makes the text of a stub."""
 
     def __init__(self, found: Declarations) -> None:
         self._found = found
 
     def text(self) -> str:
-        """The whole file."""
+        """Return the whole file."""
         names = sorted(_POINTERS.values())
         lines = [_TOP.rstrip()]
         lines += [f"from beluga._cdata import {name} as {name}" for name in names]
@@ -166,7 +166,7 @@ class Stub:
         return "\n".join(lines) + "\n"
 
     def _value(self, node: c_ast.Node) -> str:
-        """What Python reads of a C type: a result, a field, an item."""
+        """Return the type that Python reads from C: of a result, a field, an item."""
         if isinstance(node, c_ast.TypeDecl):
             name = _name(node)
             if name in self._found.structs or name in self._found.callbacks:
@@ -179,7 +179,7 @@ class Stub:
         return f"CPointer[{self._value(item)}]"
 
     def _taken(self, node: c_ast.Node) -> str:
-        """What a parameter takes of Python."""
+        """Return the type that a parameter takes from Python."""
         if isinstance(node, c_ast.TypeDecl):
             return self._value(node)
         kinds = [self._value(node)]
@@ -194,7 +194,7 @@ class Stub:
         return " | ".join(kinds)
 
     def _copied(self, name: str) -> list[str]:
-        """What cffi makes an array of for a call that only reads it."""
+        """Return the type that cffi makes an array of for a call that only reads it."""
         if name in ("void", "char", "uint8_t"):
             return ["bytes"]
         if name not in self._found.structs:
@@ -206,7 +206,7 @@ class Stub:
         return f"{kind} | Null" if isinstance(node, c_ast.PtrDecl) else kind
 
     def _filled(self, node: c_ast.Node) -> str:
-        """What fills a field in a new structure."""
+        """Return the type that fills a field in a new structure."""
         kind = self._field(node)
         if isinstance(node, c_ast.ArrayDecl):
             item = node.type
@@ -228,7 +228,7 @@ class Stub:
         return lines
 
     def _names(self) -> list[str]:
-        """The names of all types that have a size, and variables for types."""
+        """Return the names of all types that have a size, and variables for types."""
         known = [name for name, struct in self._found.structs.items() if struct.decls]
         lines = ["_Type = Literal["]
         lines += [f'    "{name}",' for name in (*_INTEGERS, *_ADDRESSES, "double", *known)]
@@ -236,7 +236,7 @@ class Stub:
         return [*lines, '_F = TypeVar("_F", bound=Callable[..., Any])']
 
     def _ffi(self) -> list[str]:
-        """The class of `ffi`: what it makes depends on the name of a type of C."""
+        """Return the class of `ffi`: what it makes depends on the name of a type of C."""
         pairs = [(name, kind) for name, kind in _POINTERS.items() if name != "void"]
         known = [name for name, struct in self._found.structs.items() if struct.decls]
         new, cast, viewed = list[str](), list[str](), list[str]()
@@ -276,7 +276,7 @@ class Stub:
 
 
 def stub(text: str) -> str:
-    """The stub of an extension with those declarations."""
+    """Return the stub of an extension with those declarations."""
     return Stub(parse(text)).text()
 
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Who refers to whom in the C core: by its includes, and by the symbols of compiled objects.
+"""Finds which file of the C core uses which: by its includes, and by the symbols of compiled
+objects.
 
 The object is the whole core in one piece, as it is built, but without optimization and with every
 function and every datum in a section of its own. So each relocation names who refers (its section)
@@ -27,29 +28,30 @@ FLAGS = (
     *("-ffunction-sections", "-fdata-sections"),
     *("-fkeep-static-functions", "-fkeep-inline-functions"),  # those that nobody uses, too
 )
-# What cffi adds to the core: the way into Python.
+# The code that cffi adds to the core: the entry from Python.
 CALLBACK = "static int bl_python_handler(void *c, bl_call *k) { return c != (void *)k; }\n"
 
 
 def code_of(path: Path) -> str:
-    """C without its comments."""
+    """Return C without its comments."""
     return re.sub(r"/\*.*?\*/", " ", path.read_text(), flags=re.DOTALL)
 
 
 def sources(csrc: Path) -> list[str]:
-    """Every C source and header: ``folder/file``, or ``beluga.c``."""
+    """Return every C source and header: ``folder/file``, or ``beluga.c``."""
     return sorted(str(path.relative_to(csrc)) for path in csrc.rglob("*.[ch]"))
 
 
 def includes(csrc: Path, name: str) -> list[str]:
-    """What a source includes, but for the system's headers."""
+    """Return what a source includes, but for the system's headers."""
     return re.findall(r'^\s*#include "([^"]+)"', code_of(csrc / name), flags=re.MULTILINE)
 
 
 @dataclass
 class References:
-    """Of one build: who refers to what, in which file each name is defined, and which names other
-    objects could see."""
+    """The references of one build: which name uses which, in which file each name is defined, and
+    which names other objects could see.
+    """
 
     pairs: set[tuple[str, str]] = field(default_factory=set)
     home: dict[str, str] = field(default_factory=dict)
@@ -57,7 +59,9 @@ class References:
 
 
 def compiled(csrc: Path, folder: Path, *flags: str, more: str = "") -> References:
-    """The references of ``beluga.c`` compiled with these flags. The object is left in folder."""
+    """Compile ``beluga.c`` with these flags: return its references. The object is left in
+    folder.
+    """
     source, target = folder / "whole.c", folder / "whole.o"
     source.write_text(f'#include "beluga.c"\n{more}')
     command = ["gcc", *FLAGS, *flags, f"-I{csrc}", str(source), "-o", str(target)]
@@ -91,7 +95,7 @@ class _Symbols:
             places.sort()
 
     def at(self, section: str, offset: int) -> str | None:
-        """Who stands there."""
+        """Return the name at this place."""
         places = self._places.get(section, [])
         number = bisect.bisect_right(places, (offset, "\x7f"))
         return places[number - 1][1] if number else None
@@ -128,9 +132,10 @@ def _relocation(words: list[str], section: str, symbols: _Symbols, found: Refere
 
 @dataclass(frozen=True)
 class Seam:
-    """How the simulator, on top, stands in for what is below: what ``header`` declares, and what
-    the other build has in a file of a lower folder, is of that header or that file for its users,
-    although ``folder`` has its body."""
+    """Describes how the simulator, on top, replaces what is below: what ``header`` declares, and
+    what the other build has in a file of a lower folder, belongs to that header or that file for
+    its users, although ``folder`` has its body.
+    """
 
     folder: str
     header: str
@@ -148,7 +153,7 @@ class Reference:
 def references(
     csrc: Path, builds: Mapping[str, References], seam: Seam | None = None
 ) -> list[Reference]:
-    """All of them, between different files. The first build is the one without the seam."""
+    """Return all of them, between different files. The first build is the one without the seam."""
     first = next(iter(builds.values()), References())
     declared = set[str]()
     if seam and (csrc / seam.header).exists():
@@ -167,7 +172,7 @@ def references(
 
 
 def circles(links: Mapping[str, set[str]]) -> list[list[str]]:
-    """The groups of nodes that reach each other (strongly connected, of two at least)."""
+    """Return the groups of nodes that reach each other (strongly connected, of two at least)."""
     reach = {node: {node} for node in links}
     changed = True
     while changed:

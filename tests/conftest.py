@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""What tests of several layers need: directories in memory, commands run as a user runs them."""
+"""Fixtures for tests of several folders: directories in memory, commands run as a user runs
+them.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,7 @@ for _number in (signal.SIGHUP, signal.SIGTERM):
         signal.signal(_number, lambda *_: None)
 signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGHUP, signal.SIGTERM))
 
-# Copies go the same ways on every machine; tests/transfer/test_tuning.py has them tuned.
+# Copies take the same paths on every machine; tests/transfer/test_tuning.py has them tuned.
 os.environ["BELUGA_TUNING"] = "off"
 
 ROOM = 512 << 20  # more than the pools of any one test
@@ -38,7 +40,8 @@ ROOM = 512 << 20  # more than the pools of any one test
 
 @pytest.fixture(scope="session")
 def memory_root() -> Path:
-    """/dev/shm, or where temporary files lie if containers have made it too small for tests.
+    """Return /dev/shm, or the place of temporary files if containers have made it too small for
+    tests.
 
     A sparse file that outgrows its filesystem is a SIGBUS: better slow than that.
     """
@@ -109,7 +112,7 @@ def run(start: Start) -> Run:
 
 @pytest.fixture
 def fake_cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
-    """What stands in for cupy and a GPU is what is imported; nothing is measured of it."""
+    """Install a stand-in for cupy and a GPU; nothing is measured of it."""
     try:
         made = FakeCuda()
     except EngineUnavailableError as error:

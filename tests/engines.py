@@ -51,7 +51,7 @@ class EngineMemory(Protocol):
     def address(self) -> int: ...
 
     def content(self) -> Bytes:
-        """What is there now."""
+        """Return the bytes that are there now."""
         ...
 
 
@@ -80,7 +80,7 @@ class EngineCase:
 
 
 def pool_bytes(pool: Pool, offset: int, size: int) -> Any:
-    """A writable view of bytes that lie in one stripe."""
+    """Return a writable view of bytes that lie in one stripe."""
     return ffi.buffer(lib.bl_pool_address(pool.handle, offset), size)
 
 
@@ -100,7 +100,7 @@ class Ended:
 
 
 class ReferenceEngine:
-    """Plain copies, piece by piece, by nobody else's code: what the others are held against."""
+    """Copies piece by piece with plain code of its own: the others are compared with it."""
 
     name = "reference"
 
@@ -139,7 +139,7 @@ class ReferenceEngine:
 
 
 def peek(pool: Pool, offset: int, size: int) -> Bytes:
-    """A copy of bytes of the pool."""
+    """Return a copy of bytes of the pool."""
     parts = [bytes(pool_bytes(pool, at, piece)) for at, piece in _stripes(offset, size)]
     return np.frombuffer(b"".join(parts), np.uint8)
 
@@ -156,13 +156,13 @@ def _stripes(offset: int, size: int) -> list[tuple[int, int]]:
 
 
 def dsa_missing() -> str | None:
-    """Why there is no DSA here, or None."""
+    """Return why there is no DSA here, or None."""
     queues = work_queues()
     return None if nearest(queues, set()) else why_none(queues)
 
 
 def _kernels_missing() -> str | None:
-    """Why the CUDA kernels can not be compiled for this CPU."""
+    """Return why the CUDA kernels cannot be compiled for this CPU."""
     try:
         HostDriver().close()
     except EngineUnavailableError as error:
@@ -207,7 +207,7 @@ class GpuMemory:
 
 
 def _gpu_missing() -> str | None:
-    """Why there is no GPU to be used here."""
+    """Return why there is no GPU to use here."""
     try:
         CupyDriver().close()
     except EngineUnavailableError as error:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The lines of a pool as an ill-willed process writes them: where they stand, and their checks.
+"""Writes the lines of a pool as a hostile process does: where they stand, and their checks.
 
 Everything here is said a second time, on purpose: the C core's own words are not asked.
 """
@@ -63,12 +63,12 @@ def request_line(method: int, payload: bytes, sequence: int, key: int, **fields:
 
 
 def bulk_payload(data: bytes) -> bytes:
-    """What a request line carries for bytes that stand in the bulk area."""
+    """Return the payload of a request whose bytes stand in the bulk area."""
     return len(data).to_bytes(4, "little") + lib.bl_crc32c(0, data, len(data)).to_bytes(4, "little")
 
 
 def write(pool: Pool, offset: int, data: bytes) -> None:
-    """Whole lines, streamed and fenced; the last is filled up with zeros."""
+    """Write whole lines, streamed and fenced; the last is filled up with zeros."""
     data += bytes(-len(data) % LINE)
     raise_for_status(lib.bl_pool_write(pool.handle, offset, data, len(data)))
 

@@ -65,7 +65,7 @@ class Interrupts:
 
 
 def within_beluga(frame: FrameType | None) -> bool:
-    """Is this frame Beluga's, or one that Beluga's code has called?"""
+    """Is this frame one of Beluga, or one that Beluga's code has called?"""
     while frame is not None and not _of_beluga(frame):
         frame = frame.f_back
     return frame is not None

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Finds scratch folders whose process has ended; what others still use is no leftover."""
+"""Finds scratch folders whose process has ended; a folder in use is no leftover."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ SHM = Path("/dev/shm")
 
 
 def leftovers(name: str, parent: Path = SHM) -> set[Path]:
-    """The folders that ``scratch_folder(name, parent)`` made, and that nobody uses any more."""
+    """Return the folders that ``scratch_folder(name, parent)`` made, and that no process uses any
+    more.
+    """
     return {path for path in parent.glob(f"beluga-{name}-*") if not _in_use(path)}
 
 

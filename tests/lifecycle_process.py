@@ -44,7 +44,7 @@ class Case:
         self.wrong: list[str] = []
 
     def tried(self, name: str) -> BaseException | None:
-        """What a method raises. Anything that is no refusal is wrong."""
+        """Return what a method raises. Anything that is no refusal is wrong."""
         try:
             self.scene.call(self.owner, name)
         except REFUSALS as error:
@@ -54,7 +54,7 @@ class Case:
         return None
 
     def used(self, refused_as: str | None = None) -> None:
-        """It works, or is refused as what it has become."""
+        """Check that it works, or is refused with the right error."""
         use, refused = self.kind.use, self.kind.refused
         if use is None:
             return
@@ -76,7 +76,7 @@ class Case:
                 self.tried(name)
 
     def beside(self, over: threading.Event, *, blocking: bool) -> list[threading.Thread]:
-        """Threads that call each method but those that end it, until it is over."""
+        """Let threads call each method but those that end it, until it is over."""
         left_out = ENDING if blocking else ENDING | BLOCKING
 
         def call(name: str) -> None:
@@ -94,7 +94,7 @@ class Case:
 
 
 def after_close(case: Case) -> None:
-    """Every method after close, and twice."""
+    """Call every method after close, and close twice."""
     case.used()
     case.end()
     if any(end in case.names for end in ENDS):
@@ -107,7 +107,7 @@ def after_close(case: Case) -> None:
 
 
 def after_the_pool(case: Case) -> None:
-    """The pool was closed first."""
+    """Call it when the pool was closed first."""
     case.used()
     case.scene.pool.close()
     case.used(ORPHANED)
@@ -132,17 +132,19 @@ def _beside(case: Case, end: Callable[[], object]) -> None:
 
 
 def beside_close(case: Case) -> None:
-    """Threads call everything while it is closed."""
+    """Let threads call everything while it is closed."""
     _beside(case, case.end)
 
 
 def beside_the_pool(case: Case) -> None:
-    """Threads call everything while the pool is closed."""
+    """Let threads call everything while the pool is closed."""
     _beside(case, case.scene.pool.close)
 
 
 def forked(case: Case) -> None:
-    """A child of this process, whose threads are in every method, may not touch what is ours."""
+    """Fork a child of this process, whose threads are in every method; it may not touch what is
+    ours.
+    """
     case.used()
     over = threading.Event()
     threads = [] if case.kind.one_thread else case.beside(over, blocking=False)
@@ -189,7 +191,7 @@ def _ended(status: int) -> str:
 
 
 def _run(name: str, kind: Kind, folder: Path, phase: str) -> Iterator[str]:
-    """In a child, which is told apart from whatever it forks; what was wrong."""
+    """Run a case in a child, apart from whatever it forks: return what was wrong."""
     read, write = os.pipe()
     child = os.fork()
     if child == 0:

@@ -130,7 +130,7 @@ class Scene:
         return plan_blocks(places, np.array([self.memory.nbytes]), offset, owners=(self.memory,))
 
     def serve_user(self) -> Server:
-        """One that is not started yet."""
+        """Return a server that is not started yet."""
         return Server(self.pool)
 
     def leave(self) -> Leave:
@@ -142,7 +142,7 @@ class Scene:
         return Tree(rank_max=2, block_max=64, name_max=64)
 
     def arguments(self, owner: object) -> dict[str, Any]:
-        """What a parameter of this name is given by a method of ``owner``."""
+        """Return the argument for a parameter of this name of a method of ``owner``."""
         word, keys = np.zeros((1, 2), np.uint64), [bytes(32)]
         told: dict[str, Any] = {
             "digests": keys,
@@ -205,7 +205,7 @@ class Scene:
         return told
 
     def call(self, owner: object, name: str) -> object:
-        """A method with plausible arguments, or a property."""
+        """Call a method with plausible arguments, or read a property."""
         found = getattr(type(owner), name)
         if not callable(found):
             return getattr(owner, name)
@@ -305,7 +305,7 @@ MAKERS: dict[str, Kind] = {
 
 
 def modules() -> Iterator[Any]:
-    """All of Beluga's that this environment has what they need for."""
+    """Return all modules of Beluga whose requirements this environment has."""
     for found in pkgutil.walk_packages(beluga.__path__, "beluga."):
         try:
             yield importlib.import_module(found.name)
@@ -314,7 +314,9 @@ def modules() -> Iterator[Any]:
 
 
 def closable() -> dict[str, set[str]]:
-    """Public classes that can be closed or stopped, and the modules that have one of that name."""
+    """Return public classes that can be closed or stopped, and the modules that have one of that
+    name.
+    """
     found: dict[str, set[str]] = {}
     for module in modules():
         for name, kind in vars(module).items():
@@ -325,7 +327,7 @@ def closable() -> dict[str, set[str]]:
 
 
 def methods(owner: object, skip: tuple[str, ...] = ()) -> list[str]:
-    """Public methods and properties, and entering; neither static nor of the class."""
+    """Return public methods and properties, and entering; neither static nor of the class."""
     names = []
     for name in dir(type(owner)):
         found = inspect.getattr_static(type(owner), name)

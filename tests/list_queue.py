@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""A prefill queue in a list, for tests of those who use one; claims do not run out."""
+"""A prefill queue in a list, for tests of its users; claims do not run out."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ class Process:
         self._process.stdin.write(line + "\n")
 
     def hear(self, timeout_s: float | None = None) -> str:
-        """The next line that it prints; "" if it has ended, or says nothing for so long."""
+        """Return the next line that it prints; "" if it has ended, or says nothing for so long."""
         assert self._process.stdout
         if not select.select([self._process.stdout], [], [], timeout_s)[0]:
             return ""
@@ -56,23 +56,23 @@ class Process:
         self._process.send_signal(number)
 
     def died(self) -> int:
-        """Wait until it is killed by itself: the signal, negative."""
+        """Wait until it is killed by itself: return the signal, negative."""
         status = self._process.wait(timeout=60)
         self._close()
         return status
 
     def stopped(self) -> bool:
-        """Wait until it has stopped by itself: whether it has, or died."""
+        """Wait until it has stopped by itself: return whether it has, or died."""
         _, status = os.waitpid(self.pid, os.WUNTRACED)
         return os.WIFSTOPPED(status)
 
     def kill(self) -> None:
-        """End it without a word; it is gone when this returns."""
+        """Kill it; it is gone when this returns."""
         self._process.kill()
         self._close()
 
     def end(self) -> int:
-        """Let it end by itself: its exit status."""
+        """Let it end by itself: return its exit status."""
         assert self._process.stdin
         self._process.stdin.close()
         status = self._process.wait(timeout=60)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""What the processes of processes.py do: ``python roles.py ROLE DEVICE...``.
+"""Runs the processes of processes.py: ``python roles.py ROLE DEVICE...``.
 
 A role prints "ready", then answers each line that it reads with one line, until there are no more.
 """
@@ -95,7 +95,7 @@ def hold_interpreter(seconds: float) -> None:
 
 
 def fork_and_call(client: Client) -> str:
-    """What a forked child's copy of the session says."""
+    """Return what a forked child's copy of the session says."""
     import os
 
     read, write = os.pipe()

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""What the documents show: their code blocks, the commands in them, and the output beside those.
+"""Reads what the documents show: their code blocks, the commands in them, and the output beside
+those.
 
 A ``console`` block is a session that tests run; ``shell-session`` marks commands that need an
 engine, a device or much time, which tests only parse. A page's ``console`` and ``python`` blocks
@@ -45,7 +46,7 @@ class Shown:
 
     @property
     def words(self) -> list[str]:
-        """The command's words, without what the shell does with them."""
+        """Return the command's words, without what the shell does with them."""
         words = shlex.split(self.line, comments=True)
         stops = [place for place, word in enumerate(words) if word in ("&", ">", "|", "&&")]
         return words[: stops[0]] if stops else words
@@ -56,18 +57,20 @@ def name_of(path: Path) -> str:
 
 
 def blocks(path: Path) -> list[Block]:
-    """The fenced blocks of a document."""
+    """Return the fenced blocks of a document."""
     return [Block(found[1], found[2]) for found in _FENCE.finditer(path.read_text())]
 
 
 def spans(path: Path) -> list[str]:
-    """The code in the running text of a document, each span on one line."""
+    """Return the code in the running text of a document, each span on one line."""
     text = _FENCE.sub("", path.read_text())
     return [" ".join(found[1].split()) for found in _SPAN.finditer(text)]
 
 
 def commands(block: Block) -> Iterator[Shown]:
-    """The commands of a block that begin with ``$``, each with the output that follows it."""
+    """Return the commands of a block that begin with ``$``, each with the output that follows
+    it.
+    """
     lines = iter(re.sub(r"\\\n\s*", " ", block.text).splitlines())
     command, output = "", []
     for line in lines:
@@ -84,7 +87,9 @@ def commands(block: Block) -> Iterator[Shown]:
 
 
 def outline(output: str) -> list[str]:
-    """What of an output does not change from run to run: words, headers and the names of rows."""
+    """Return the part of an output that does not change from run to run: words, headers and names
+    of rows.
+    """
     lines = []
     for line in output.splitlines():
         if _RULE.fullmatch(line):

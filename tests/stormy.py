@@ -15,7 +15,7 @@ from beluga.transfer.engines.dsa.queue import Portal, limits_of
 
 
 def stormy_queue(limits: Any, faults: Mapping[str, int]) -> Any:
-    """A ``bl_dsa_queue *`` of the product, for limits of the product's."""
+    """Return a ``bl_dsa_queue *`` of the product, for limits of the product."""
     own = sim_ffi.cast("bl_dsa_limits *", int(ffi.cast("uintptr_t", limits)))
     out = sim_ffi.new("bl_dsa_queue **")
     storm = sim_ffi.new("bl_dsa_faults *", dict(faults))
@@ -24,6 +24,8 @@ def stormy_queue(limits: Any, faults: Mapping[str, int]) -> Any:
 
 
 def stormy_portal(faults: Mapping[str, int]) -> Portal:
-    """What :func:`~beluga.transfer.engines.dsa.queue.open_software` gives, in this faults."""
+    """Return what :func:`~beluga.transfer.engines.dsa.queue.open_software` gives, with these
+    faults.
+    """
     limits = limits_of(size_max=2 << 20, batch_max=32, depth=32)
     return Portal(stormy_queue(limits, faults), limits, is_device=False, text="software queue")

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""What is distributed: the sources are whole, the name is ours, and the version is said once."""
+"""The distribution is right: the sources are whole, the name is ours, and the version is said
+once.
+"""
 
 from __future__ import annotations
 
@@ -90,7 +92,7 @@ def test_the_commands_tell_the_version(name: str) -> None:
 
 
 def test_no_text_tells_people_to_install_another_project() -> None:
-    """What is called beluga on PyPI is not ours."""
+    """The package called beluga on PyPI is another project's."""
     texts = [path for path in ROOT.glob("*.*") if path.is_file()]
     texts += [
         path

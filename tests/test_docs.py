@@ -25,7 +25,7 @@ from beluga.connectors.vllm.settings import VllmSettings
 
 README_LINES_MAX = 150
 PROGRAMS = {"beluga": app, "cxl-rpc": cxl_rpc_app}
-# Programs of others, whose arguments are looked at for what is ours in them.
+# Programs of others; only the parts of their arguments that are ours are checked.
 OTHERS = {"pip", "echo", "vllm", "lmcache", "python"}
 
 
@@ -47,7 +47,7 @@ KNOWN = {
 
 
 def found_command(words: list[str]) -> str | None:
-    """The longest beginning of ``words`` that is a command."""
+    """Return the longest beginning of ``words`` that is a command."""
     return next((name for n in (3, 2) if (name := " ".join(words[:n])) in KNOWN), None)
 
 
@@ -79,13 +79,13 @@ def json_after(words: list[str], option: str) -> dict[str, Any]:
 
 
 def offers(module: str, name: str) -> bool:
-    """Has a package a class of this name? It is not imported: its engine may be missing."""
+    """Does a package have a class of this name? It is not imported: its engine may be missing."""
     spec = importlib.util.find_spec(module)
     return spec is not None and name in Path(spec.origin or "").read_text()
 
 
 def check_plugin(words: list[str]) -> None:
-    """What an engine is told about Beluga is what Beluga's connector takes."""
+    """Check that Beluga's connector takes what an engine is told about Beluga."""
     if "--kv-transfer-config" in words:
         told = json_after(words, "--kv-transfer-config")
         assert told["kv_connector"] == "BelugaConnector"

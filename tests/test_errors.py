@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""One list of errors: the enum of csrc/api/error.h, the exceptions, and the tree above them."""
+"""There is one list of errors: the enum of csrc/api/error.h, the exceptions, and the tree above
+them.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ from beluga import errors
 
 ROOT = Path(__file__).resolve().parent.parent
 
-# Frozen: a number means the same for ever, since it crosses the pool between programs.
+# This is frozen: a number means the same forever, since it crosses the pool between programs.
 NUMBERS = {
     "BL_ERROR_FORKED": (1001, errors.ForkedSessionError),
     "BL_ERROR_NO_SERVER": (1002, errors.NoServerError),
@@ -90,7 +92,7 @@ def test_codes_beyond_the_list_are_not_swallowed() -> None:
 
 
 def drawn_tree() -> list[tuple[int, str]]:
-    """(depth, name) of every line of the tree at the top of errors.py."""
+    """Return (depth, name) of every line of the tree at the top of errors.py."""
     lines = (errors.__doc__ or "").splitlines()
     return [
         (len(found[1]) // 4, found[2])

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""What users may import, frozen: adding or removing a public name takes an edit here."""
+"""The names that users may import are frozen: adding or removing a public name takes an edit
+here.
+"""
 
 from __future__ import annotations
 

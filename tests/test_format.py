@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The bytes in a pool: one source, frozen, the same for C and Python, and drawn in FORMAT.md."""
+"""The bytes in a pool have one source, are frozen, the same for C and Python, and drawn in
+FORMAT.md.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ HEADER = _build.cdef(("format/pool_format.h",))
 STRUCTS = re.findall(r"typedef struct (\w+)", HEADER)
 ENUMS = re.findall(r"^enum (\w+)", HEADER, re.MULTILINE)
 
-# What stands in a line of its own in the pool.
+# The structs that stand in a line of their own in the pool.
 LINES = (
     "bl_epoch_line",
     "bl_heartbeat_line",
@@ -35,7 +37,7 @@ LINES = (
 
 
 def frozen() -> dict[str, dict[str, int]]:
-    """Offsets that format/pool_format_check.c writes as literals; the size under ''."""
+    """Return the offsets that format/pool_format_check.c writes as literals; the size under ''."""
     text = (ROOT / "csrc/format/pool_format_check.c").read_text()
     table: dict[str, dict[str, int]] = {}
     for name, size in re.findall(r"BL_SIZE\((\w+), (\d+)\)", text):

@@ -53,7 +53,7 @@ INSIDE = {
 EXTENSIONS = ("_core", "_sim")
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 
-# What a layer may import from outside the standard library and numpy.
+# The modules that a layer may import from outside the standard library and numpy.
 EXTRAS = {
     "_build": {"cffi"},
     "cli": {"typer", "rich", "msgspec", "beluga_bench"},
@@ -77,7 +77,7 @@ def layer_of(path: Path) -> str:
 
 
 def imported_modules(path: Path) -> set[str]:
-    """The absolute names of all modules a file imports, at whatever depth."""
+    """Return the absolute names of all modules that a file imports, at whatever depth."""
     package = ["beluga", *path.relative_to(ROOT / "beluga").parts[:-1]]
     found: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text())):
@@ -117,7 +117,7 @@ def test_python_imports_go_down_only() -> None:
 
 
 def part_of(package: str, dotted: str) -> tuple[str, int]:
-    """The part of a package that a module belongs to, and its level."""
+    """Return the part of a package that a module belongs to, and its level."""
     for level, names in enumerate(INSIDE[package]):
         for name in names:
             if f"{dotted}.".startswith(f"beluga.{package}.{name}."):

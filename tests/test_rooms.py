@@ -31,7 +31,7 @@ needs_tools = pytest.mark.skipif(
 
 
 def folders(csrc: Path) -> list[str]:
-    """The list, bottom first."""
+    """Return the list, bottom first."""
     page = (csrc / "README.md").read_text()
     return re.findall(r"^\| `([a-z/]+)/` \|", page, flags=re.MULTILINE)
 
@@ -41,12 +41,12 @@ def folder_of(name: str) -> str:
 
 
 def node_of(name: str) -> str:
-    """A source with its header."""
+    """Return a source with its header."""
     return name.rpartition(".")[0]
 
 
 def arrows_up(found: list[Reference], order: list[str]) -> list[str]:
-    """References to what stands below in the list."""
+    """Return references to what stands below in the list."""
     level = {folder: number for number, folder in enumerate(order)}
     return [
         f"{one.user} -> {one.used}: {one.how}"
@@ -56,7 +56,7 @@ def arrows_up(found: list[Reference], order: list[str]) -> list[str]:
 
 
 def circles_inside(found: list[Reference], order: list[str]) -> list[str]:
-    """Files of one folder that need each other."""
+    """Return files of one folder that need each other."""
     wrong = []
     for folder in order:
         links: defaultdict[str, set[str]] = defaultdict(set)
@@ -68,7 +68,9 @@ def circles_inside(found: list[Reference], order: list[str]) -> list[str]:
 
 
 def hidden_uses(builds: dict[str, References]) -> list[str]:
-    """Uses of what another source keeps for itself (static), which only works in one piece."""
+    """Return uses of what another source keeps for itself (static), which only works in one
+    piece.
+    """
     return sorted(
         f"{build.home[user]} uses {used}, which is static in {build.home[used]}"
         for build in builds.values()
@@ -80,7 +82,9 @@ def hidden_uses(builds: dict[str, References]) -> list[str]:
 
 
 def misplaced(csrc: Path, order: list[str]) -> list[str]:
-    """Sources that no unity build has, or that somebody else includes; folders out of order."""
+    """Return sources that no unity build has, or that another file includes; folders out of
+    order.
+    """
     named = includes(csrc, WHOLE)
     wrong = [f"{name} is not in {WHOLE}" for name in _sources_only(csrc) if name not in named]
     wrong += [

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""What README and docs/ show in ``console`` and ``python`` blocks runs, and prints what they say.
+"""README and docs/ show ``console`` and ``python`` blocks that run, and print what they say.
 
 Each page is a session in a folder of its own in /dev/shm; its devices lie there, too.
 """
@@ -22,7 +22,7 @@ from beluga.pool import scratch_folder
 RUN = ("console", "python")
 SESSIONS = [path for path in PAGES if any(block.language in RUN for block in blocks(path))]
 TIMEOUT_S = 60
-# What a page's Python may take for granted, since another page says how it is made.
+# Names that a page's Python may use, since another page says how they are made.
 GIVEN = {
     "copy-engines.md": """
 import numpy as np
@@ -53,7 +53,7 @@ class Session:
         }
 
     def run(self, shown: Shown) -> str:
-        """The output of a command, or the first line of one that stays in the background."""
+        """Return the output of a command, or the first line of one that stays in the background."""
         line = shown.line.replace("/dev/shm", str(self._folder))
         line = re.sub(r"^scripts/demo\b", "beluga replay", line)  # which also makes the environment
         if line.endswith("&"):

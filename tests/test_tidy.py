@@ -54,7 +54,7 @@ def tracked(*suffixes: str) -> list[Path]:
 
 
 def sources() -> list[Path]:
-    """What people write: Python, C, CUDA, and the scripts without a suffix."""
+    """Return the files that people write: Python, C, CUDA, and the scripts without a suffix."""
     return [
         path
         for path in tracked()
@@ -68,12 +68,12 @@ def name_of(path: Path) -> str:
 
 
 def in_csrc(path: Path) -> str:
-    """The name of a C file: folder/file."""
+    """Return the name of a C file: folder/file."""
     return str(path.relative_to(CSRC))
 
 
 def code_of(path: Path) -> str:
-    """C with comments and strings blanked, line numbers kept."""
+    """Return C with comments and strings blanked, line numbers kept."""
     token = re.compile(r'/\*.*?\*/|//[^\n]*|"(?:\\.|[^"\\\n])*"', re.DOTALL)
     return token.sub(lambda found: re.sub(r"[^\n]", " ", found[0]), path.read_text())
 

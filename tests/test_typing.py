@@ -25,7 +25,7 @@ from beluga import errors
 
 ROOT = Path(__file__).resolve().parent.parent
 
-# What cannot be given a type, and why.
+# The names that cannot be given a type, each with its reason.
 ANY_ALLOWED: dict[str, str] = {}
 
 SPECIAL = ("__call__", "__enter__", "__iter__", "__len__")  # methods that are public for all that
@@ -55,7 +55,7 @@ LINES = {
 
 
 def attributes(cls: type) -> set[str]:
-    """What an object of a class of ours has."""
+    """Return the attributes of an object of a class of ours."""
     names: set[str] = set()
     for base in cls.__mro__:
         if base.__module__.split(".")[0] == "beluga":
@@ -67,7 +67,7 @@ def attributes(cls: type) -> set[str]:
 
 
 def own_names(module: ModuleType) -> list[str]:
-    """What a module defines."""
+    """Return the names that a module defines."""
     return [
         name
         for name, value in vars(module).items()
@@ -76,7 +76,7 @@ def own_names(module: ModuleType) -> list[str]:
 
 
 def public(module: ModuleType, names: Iterable[str]) -> Iterator[str]:
-    """An expression for each of the names, and what is in it."""
+    """Return an expression for each of the names, and what is in it."""
     for name in names:
         value, path = getattr(module, name), f"{module.__name__}.{name}"
         if inspect.ismodule(value):
@@ -90,13 +90,13 @@ def public(module: ModuleType, names: Iterable[str]) -> Iterator[str]:
 
 
 def all_public() -> list[str]:
-    """Expressions for all that users may import."""
+    """Return expressions for all that users may import."""
     modules = [importlib.import_module(name) for name in EXPORTS if name != "beluga._ffi"]
     found = [path for module in modules for path in public(module, module.__all__)]
     return [*found, *public(errors, own_names(errors))]
 
 
-# Of numpy's own types, and what a coroutine yields and is sent.
+# Types that are numpy's own, and what a coroutine yields and is sent.
 UNSAID = (
     r"ndarray\[(tuple\[Any, \.\.\.\]|Any), |numpy\.generic\[Any\]"
     r"|_SupportsArray\[numpy\.dtype\[Any\]\]|Coroutine\[Any, Any, "
@@ -104,13 +104,13 @@ UNSAID = (
 
 
 def has_any(shown: str) -> bool:
-    """Whether a type has an Any, as mypy shows it."""
+    """Does a type, as mypy shows it, have an Any?"""
     return re.search(r"\bAny\b", re.sub(UNSAID, "", shown)) is not None
 
 
 @pytest.fixture(scope="module")
 def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """What mypy says to each line: its complaints, or the type that it was asked for."""
+    """Return what mypy says to each line: its complaints, or the type that it was asked for."""
     lines = [*LINES, *(f"reveal_type({path})" for path in all_public())]
     head = [
         "from beluga._ffi import ffi, lib",

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The C core, watched: for tests of what stands around calls into it."""
+"""A watched C core, for tests of the code around calls into it."""
 
 from __future__ import annotations
 
@@ -40,5 +40,5 @@ class WatchedCore:
         return [name for name, _ in self.calls]
 
     def last(self, name: str) -> tuple[Any, ...]:
-        """The arguments of its last call."""
+        """Return the arguments of its last call."""
         return [arguments for called, arguments in self.calls if called == name][-1]

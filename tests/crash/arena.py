@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""One pool, its server and its clients, and what must hold when somebody of them has died.
+"""One pool, its server and its clients, and what must hold when one of them has died.
 
 After every round: all calls have ended; no session, grant, pin or held space of the dead is left;
 `beluga pool check` with payload is clean; every block that can be fetched is whole; what was stored
@@ -23,7 +23,9 @@ CLIENTS = 2
 
 
 class Arena:
-    """``small``: blocks are evicted all the time; else everything fits, and nothing may be lost."""
+    """With ``small``, blocks are evicted all the time; else everything fits, and nothing may be
+    lost.
+    """
 
     def __init__(self, directory: Path, *, small: bool, coherence: str) -> None:
         self.small = small
@@ -38,14 +40,14 @@ class Arena:
             slot_count=8,
             bulk_size=4096,
         )
-        self.stored: set[int] = set()  # of the numbers that nobody removes
+        self.stored: set[int] = set()  # of the numbers that no client removes
         self.torn_entries = 0  # that the server which died last has left, at most
         self._droppable = 0  # what the server that runs now may have found of those
         self.server = self.start()
         self.clients = [self.client(slot) for slot in range(CLIENTS)]
 
     def start(self, **first: object) -> Member:
-        """A server that is about to take the pool over."""
+        """Start a server that is about to take the pool over."""
         self._droppable, self.torn_entries = self.torn_entries, 0
         self.server = Member(serve, self._paths, first)
         if self.server.hear() is None and "arm" not in first:
@@ -53,14 +55,14 @@ class Arena:
         return self.server
 
     def client(self, slot: int, **first: object) -> Member:
-        """A client that is about to attach."""
+        """Start a client that is about to attach."""
         member = Member(use, self._paths, {"slot": slot, **first})
         if member.hear() is None and "arm" not in first:
             raise StuckError(f"a client died of {member.ended} while it attached")
         return member
 
     def replace_dead(self) -> None:
-        """New processes for those that died; whoever is stopped must go, too."""
+        """Start new processes for those that died; a stopped process must be replaced, too."""
         for member in (self.server, *self.clients):
             member.look()
         if self.server.stopped or self.server.ended is not None:
@@ -72,14 +74,16 @@ class Arena:
                 self.clients[slot] = self.client(slot)
 
     def remember(self, answer: Told) -> None:
-        """A client's word on what it stored."""
+        """Remember what a client says that it stored."""
         if not self.small:
             self.stored.update(number for number in answer["stored"] if number < KEPT)
 
     def verify(self) -> int:
-        """Everything that must hold between rounds: how many blocks were fetched, all whole."""
+        """Check everything that must hold between rounds: return how many blocks were fetched, all
+        whole.
+        """
         for member in self.clients:
-            member.ask({"ping": 1})  # an idle client does not notice that its server is another
+            member.ask({"ping": 1})  # an idle client does not notice that it has another server
         self._settle()
         report = check_pool(self._pool, payload=True)
         if report.finding_count:
@@ -107,9 +111,9 @@ class Arena:
             member.kill()
         self.server.ask({"stop": 1})
         self.server.kill()
-        self.start()  # it sweeps what those left who died before they had a lane
+        self.start()  # it sweeps what processes left that died before they had a lane
         end = time.monotonic() + WAIT_S
-        # Of the server that runs: its lock and its socket.
+        # The files of the server that runs: its lock and its socket.
         while len(left := list(self._pool.runtime_dir.glob("*-" + 16 * "[0-9a-f]"))) > 2:
             if time.monotonic() > end:
                 raise AssertionError(f"files of processes that have ended: {left}")
@@ -119,7 +123,7 @@ class Arena:
         self._pool.close()
 
     def kill(self) -> None:
-        """End all processes at once, for the sake of what comes after a failure."""
+        """End all processes at once, so that work goes on after a failure."""
         for member in (*self.clients, self.server):
             member.kill()
 

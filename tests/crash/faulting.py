@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Every C function that is given a pool, over devices that fail: ``python faulting.py DIRECTORY``.
+"""Calls every C function that is given a pool, over devices that fail: ``python faulting.py
+DIRECTORY``.
 
 Prints a line of JSON before each call and one after it: a call that ends the process is the last
 that was named. The devices are cut to nothing between ``ready`` and ``call``.
@@ -30,7 +31,9 @@ SIZE = 8 << 20
 
 
 def functions() -> set[str]:
-    """The functions of csrc/api/ with a parameter through which they reach a pool's memory."""
+    """Return the functions of csrc/api/ with a parameter through which they reach a pool's
+    memory.
+    """
     found = set[str]()
     for header in HEADERS.glob("*.h"):
         text = re.sub(r"/\*.*?\*/", "", header.read_text(), flags=re.DOTALL)
@@ -82,7 +85,7 @@ Ready = Callable[[Scene], Call]
 
 
 def _session(make: Callable[[Scene, Any], Call]) -> Ready:
-    """A call of a session that is attached."""
+    """Make a call of a session that is attached."""
 
     def ready(scene: Scene) -> Call:
         scene.keep.append(MetaServer(scene.pool))
@@ -94,7 +97,7 @@ def _session(make: Callable[[Scene, Any], Call]) -> Ready:
 
 
 def _stored(make: Callable[[Scene, Any], Call]) -> Ready:
-    """The same, and its block is stored."""
+    """Make the same call; its block is stored."""
 
     def store(scene: Scene, session: Any) -> Call:
         told = ffi.new("uint8_t[1]"), ffi.new("int32_t[1]")
@@ -105,7 +108,7 @@ def _stored(make: Callable[[Scene, Any], Call]) -> Ready:
 
 
 def _server(make: Callable[[Scene, Any], Call], *, serving: bool = False) -> Ready:
-    """A call of a server; serving: it has taken the pool over."""
+    """Make a call of a server; with serving, it has taken the pool over."""
 
     def ready(scene: Scene) -> Call:
         out = ffi.new("bl_server **")
@@ -272,7 +275,7 @@ def _planned(call: Callable[[Any, Any], int]) -> Ready:
 
 AT = 6 << 20  # in the data of every pool here
 
-# Who must say that a device failed.
+# These functions must say that a device failed.
 FAULTS: dict[str, Ready] = {
     "bl_pool_format": _pool(
         lambda scene, pool: lambda: lib.bl_pool_format(pool, scene.pool._mapping.superblocks, 0)
@@ -365,7 +368,8 @@ FAULTS: dict[str, Ready] = {
     "bl_dsa_poll": _dsa_copy(1),
 }
 
-# Who needs no byte of the pool, or must come to an end without it: nothing, or 0.
+# These functions need no byte of the pool, or must come to an end without it: they return nothing,
+# or 0.
 SURVIVES: dict[str, Ready] = {
     "bl_pool_open": _opened,
     "bl_pool_close": _opened,
@@ -405,7 +409,7 @@ SURVIVES: dict[str, Ready] = {
     "bl_dsa_engine_stat": _dsa(_no_word(lambda e: lib.bl_dsa_engine_stat(e, _a("bl_dsa_stat *")))),
 }
 
-# They look at nothing but this process's own memory, and need more than a pool to be called.
+# These functions use only this process's own memory, and need more than a pool to be called.
 APART = {"bl_port_create", "bl_session_forked", "bl_dsa_soft_open"}
 
 
@@ -429,7 +433,7 @@ def main(directory: Path) -> None:
         for server in scene.keep:
             if isinstance(server, MetaServer):
                 server.stop()
-    os._exit(0)  # what was half way is not of interest any more
+    os._exit(0)  # what was half done does not matter any more
 
 
 if __name__ == "__main__":

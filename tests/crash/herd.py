@@ -36,10 +36,10 @@ class Member:
         self.name = body.__name__
         self._socket, theirs = socket.socketpair()
         self._read = b""
-        self._number = 0  # of what it was told last: an answer says which it answers
+        self._number = 0  # number of its last order: an answer says which order it answers
         self.ended: int | None = None  # the signal or, negative, the exit status
         self.stopped = False
-        self.counted = False  # that it fell by itself
+        self.counted = False  # whether it fell by itself
         self._signalled = False
         self.pid = os.fork()
         if self.pid == 0:
@@ -49,11 +49,11 @@ class Member:
 
     @property
     def fell(self) -> bool:
-        """Did it stop or die by its own hand?"""
+        """Did it stop or die by itself?"""
         return not self._signalled and (self.stopped or self.ended == signal.SIGKILL)
 
     def tell(self, told: Told) -> None:
-        """Say what to do next; whoever has died does not hear it."""
+        """Give an order; a process that has died does not hear it."""
         self._number += 1
         try:
             self._socket.sendall(json.dumps(told | {"number": self._number}).encode() + b"\n")
@@ -61,7 +61,7 @@ class Member:
             self.look()
 
     def look(self, timeout_s: float = 0.0) -> Told | None:
-        """Its answer to what it was told last, if any; notices that it has died or stopped.
+        """Return its answer to its last order, if any; note whether it has died or stopped.
 
         Who was stopped may answer what it was told before: nobody waits for that any more.
         """
@@ -71,7 +71,7 @@ class Member:
             and b"\n" not in self._read
             and select.select([self._socket], [], [], timeout_s)[0]
         ):
-            with contextlib.suppress(OSError):  # it died with our words unread
+            with contextlib.suppress(OSError):  # it died with our order unread
                 self._read += self._socket.recv(1 << 20)
         self._wait_status()
         while b"\n" in self._read:
@@ -84,7 +84,7 @@ class Member:
         return None
 
     def hear(self, timeout_s: float = WAIT_S) -> Told | None:
-        """Its answer; None if it died or stopped instead."""
+        """Return its answer, or None if it died or stopped instead."""
         end = time.monotonic() + timeout_s
         while True:
             answer = self.look(0.002)
@@ -94,7 +94,7 @@ class Member:
                 raise StuckError(f"{self.name} {self.pid} did not answer in {timeout_s:.0f} s")
 
     def ask(self, told: Told) -> Told:
-        """Tell, hear; dying is wrong."""
+        """Give an order and return the answer; a death is an error."""
         self.tell(told)
         answer = self.hear()
         if answer is None:
@@ -109,13 +109,13 @@ class Member:
             self.stopped = False
 
     def kill(self) -> None:
-        """End it without a word; it is gone when this returns."""
+        """Kill it; it is gone when this returns."""
         self.signal(signal.SIGKILL)
         self._await(lambda: self.ended is not None)
         self._socket.close()
 
     def halt(self) -> None:
-        """Stop it; not one of its threads runs when this returns."""
+        """Stop it; none of its threads runs when this returns."""
         self.signal(signal.SIGSTOP)
         self._await(lambda: self.stopped or self.ended is not None)
 
@@ -140,7 +140,7 @@ class Member:
 
 
 def _live(body: Body, paths: list[Path], first: Told, theirs: socket.socket) -> None:
-    """The whole life of a forked process; never returns."""
+    """Run the whole life of a forked process; this never returns."""
     stream = theirs.makefile("rw")
     number = 0
 

@@ -29,7 +29,7 @@ from herd import WAIT_S, Member, StuckError
 from points import named
 from worker import Told
 
-# Who passes a point, by its name or the first word of it, and what brings it there.
+# The process that passes a point, by the point's name or its first word, and what brings it there.
 SCENES = {
     "attach ask detach call put get payload": "client",
     "drop": "bereaved",  # a client whose server dies
@@ -43,15 +43,15 @@ SCENES = {
 }
 SCENE_OF = {word: scene for words, scene in SCENES.items() for word in words.split()}
 ROUNDS_PER_POOL = 60
-STOP_S = 0.05  # how long a stopped process keeps the others waiting, at most
-SHM, ROOM = Path("/dev/shm"), 256 << 20  # a sparse file that outgrows its place is a SIGBUS
-STORES = (0b11, 0b1111, 0b111111)  # words of a line that are out after one, two, three of 16 bytes
+STOP_S = 0.05  # the longest time that a stopped process keeps the others waiting
+SHM, ROOM = Path("/dev/shm"), 256 << 20  # a sparse file that outgrows its filesystem is a SIGBUS
+STORES = (0b11, 0b1111, 0b111111)  # words that are out after 1, 2, 3 stores of 16 bytes
 CHURN = 6  # steps of a client in a random round
 
 
 @dataclasses.dataclass
 class Result:
-    """What a loop did; ``errors`` has a line for what was wrong, which ended it."""
+    """The result of a loop; ``errors`` has a line for the failure that ended it."""
 
     seed: int
     rounds: int = 0
@@ -68,19 +68,22 @@ class Result:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """One round: ``scene`` is who is struck; at the ``passage``-th time at ``point``, or when the
-    dice say."""
+    """One round: ``scene`` is the process that is struck; at the ``passage``-th time at ``point``,
+    or at a random time.
+    """
 
     scene: str
     point: str | None
     passage: int = 1
     stop: bool = False
     walk: bool = False
-    words: int = 0  # of the line at ``point``, a bit each: they are out, the others are not
+    words: int = 0  # words of the line at ``point``, a bit each: they are out, the others are not
 
     @property
     def spot(self) -> str:
-        """The point, and how many stores of its line were made, if it is one of the walk's."""
+        """Return the point, and how many stores of its line were made, if it is one of the
+        walk's.
+        """
         if self.words in STORES:
             return f"{self.point}+{STORES.index(self.words) + 1}"
         return f"{self.point}~" if self.words else str(self.point)
@@ -92,12 +95,14 @@ class Plan:
 
 
 def torn(point: str) -> tuple[int, ...]:
-    """The words to stop at within the line of a point; none at other points."""
+    """Return the words to stop at within the line of a point; none at other points."""
     return STORES if point.endswith("line") else ()
 
 
 def walk(*, lines: bool = False) -> list[Plan]:
-    """Each point by a kill and by a stop, and each line in its middle; ``lines``: those alone."""
+    """Yield each point with a kill and with a stop, and each line in its middle; ``lines``: only
+    those.
+    """
     plans = []
     for point in named():
         scene = scene_of(point)
@@ -114,7 +119,7 @@ def scene_of(point: str) -> str:
 
 
 class Loop:
-    """Rounds over one pool after another."""
+    """Plays rounds over one pool after another."""
 
     def __init__(self, directory: Path, result: Result, tour: list[Plan]) -> None:
         self._directory = directory
@@ -125,7 +130,7 @@ class Loop:
         self._pools = 0
 
     def plans(self, rounds: int) -> Iterator[Plan]:
-        """The walk, then what the dice say; a point that is missed is walked to again."""
+        """Yield the walk, then random rounds; a point that is missed is walked to again."""
         everywhere, tour = named(), self._tour
         for number in range(rounds):
             if number < len(tour):
@@ -143,7 +148,7 @@ class Loop:
                 yield Plan(scene, None, stop=self._dice.random() < 0.3)
 
     def run(self, rounds: int, report: bool) -> None:
-        """All rounds, or those before the first that goes wrong."""
+        """Play all rounds, or those before the first that goes wrong."""
         for plan in self.plans(rounds):
             arena = self._fresh()
             try:
@@ -163,7 +168,7 @@ class Loop:
             self._end(self._arena)
 
     def _fresh(self) -> Arena:
-        """The pool of this round: another one every now and then, of each kind in turn."""
+        """Return the pool of this round: another one every now and then, of each kind in turn."""
         if self._arena is None or self._result.rounds % ROUNDS_PER_POOL == 0:
             if self._arena:
                 self._end(self._arena)
@@ -180,7 +185,7 @@ class Loop:
         shutil.rmtree(self._directory / str(self._pools - 1))
 
     def _play(self, arena: Arena, plan: Plan) -> None:
-        """One round, until every call has ended and nobody is stopped any more."""
+        """Play one round, until every call has ended and no process is stopped any more."""
         arming = {"arm": [plan.point, plan.passage, plan.stop, plan.words]} if plan.point else {}
         victim = arena.server if plan.scene in ("server", "leaver", "reaper") else arena.clients[-1]
         if arming and plan.scene != "heir":
@@ -215,8 +220,9 @@ class Loop:
             self._arm(victim, {"arm": [None, 0, False, 0]}, plan)
 
     def _attend(self, arena: Arena, victim: Member, plan: Plan, arming: Told) -> None:
-        """Let the work end. A dead server gets a successor (the first of them armed), and who is
-        stopped goes on when the others had their time."""
+        """Let the work end. A dead server gets a successor (the first of them armed), and a stopped
+        process goes on when the others had their time.
+        """
         waiting = dict(enumerate(arena.clients))
         leaving = plan.scene == "leaver"
         stopped_at: dict[int, float] = {}
@@ -245,7 +251,7 @@ class Loop:
             self._hit(plan, victim)  # after the clients' last call had ended
 
     def _wake(self, arena: Arena, stopped_at: dict[int, float]) -> None:
-        """Continue whoever has been stopped for ``STOP_S``; ``stopped_at``: by process."""
+        """Continue processes that have been stopped for ``STOP_S``; ``stopped_at``: by process."""
         for member in (arena.server, *arena.clients):
             if member.stopped:
                 since = stopped_at.setdefault(member.pid, time.monotonic())
@@ -255,7 +261,7 @@ class Loop:
                 stopped_at.pop(member.pid, None)
 
     def _arm(self, member: Member, arming: Told, plan: Plan) -> None:
-        """Arm or disarm; it may pass the point there and then."""
+        """Arm or disarm a process; it may pass the point at once."""
         member.tell(arming)
         while member.hear() is None and member.ended is None:
             self._hit(plan, member)
@@ -264,12 +270,12 @@ class Loop:
             self._hit(plan, member)
 
     def _hit(self, plan: Plan, member: Member) -> None:
-        """The kernel says that the member fell at the point."""
+        """Note that the kernel says that the member fell at the point."""
         if plan.point and not member.counted:
             member.counted = True
             self._result.hit.add(plan.spot)
             if self._arena and plan.words and plan.point.startswith("entry."):
-                self._arena.torn_entries = 1  # nobody was told of it: its successor drops it
+                self._arena.torn_entries = 1  # no process was told of it: its successor drops it
             self._count(plan)
 
     def _count(self, plan: Plan) -> None:
@@ -298,7 +304,7 @@ def run(rounds: int, seed: int, *, report: bool = False, lines: bool = False) ->
 
 
 def main() -> int:
-    """The command; see scripts/killloop."""
+    """Run the command; see scripts/killloop."""
     parser = argparse.ArgumentParser(prog="killloop", description=__doc__)
     parser.add_argument("--rounds", type=int, default=300, help="deaths and stops")
     parser.add_argument("--seed", type=int, default=None, help="the same seed, the same plans")

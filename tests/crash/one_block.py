@@ -12,8 +12,9 @@ TIMEOUT_NS = 5_000_000_000
 
 
 def batch_of(data: Any) -> tuple[Any, Any, Any]:
-    """A ``bl_kv_batch *`` for what lies at ``data``; its key, and its fragment, which must live as
-    long."""
+    """Make a ``bl_kv_batch *`` for the bytes at ``data``; its key and its fragment must live as
+    long.
+    """
     key = ffi.new("uint64_t[2]", [1, 2])
     address = int(ffi.cast("uintptr_t", data))
     fragment = ffi.new("bl_fragment *", {"address": address, "size": 4096})

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""A device fails under those who use it: an error for the call, the process lives, and the space
-is retired.
+"""A device fails under the processes that use it: a call gets an error, the process lives, and the
+space is retired.
 
 A file that is cut short under its mapping answers with SIGBUS, as poisoned or unplugged memory
 does. All that could die of it runs in processes of its own.
@@ -90,7 +90,7 @@ assert check_pool(pool).findings == ()
 cache.close()
 """
 
-# Memory is well again, and yet nobody uses it.
+# The memory works again, and yet it is not used.
 LATER = """
 cache = KVCache(pool, namespace="fault")
 retired = per_device // STRIPE
@@ -105,7 +105,7 @@ assert check_pool(pool, payload=True).findings == ()
 cache.close()
 """
 
-# Nobody is believed who says that memory failed which did not.
+# A client that falsely says that memory failed is not believed.
 LIAR = """
 cache = KVCache(pool, namespace="fault")
 assert cache.put(names, blocks).stored == 30
@@ -123,7 +123,8 @@ assert cache.stat().retired_stripe_count == 0
 cache.close()
 """
 
-# Bytes that are moved by themselves, as tools move them: what lies elsewhere is moved all the same.
+# Bytes that are moved one by one, as tools move them: those that lie elsewhere are moved all the
+# same.
 RANGES = """
 from beluga._ffi import ffi
 here, gone = pool.geometry.data_offset, pool.geometry.size - STRIPE
@@ -149,7 +150,7 @@ for call in (lib.bl_plan_write, lib.bl_plan_read):
 assert ffi.string(room, 5) == b"here."
 """
 
-# A pump whose lane fails: an error as often as it is tried.
+# A pump whose lane fails returns an error as often as it is tried.
 PUMP = """
 from beluga import Client
 from beluga._ffi import ffi
@@ -165,7 +166,8 @@ with client.lock:
         assert lib.bl_session_pump(session, pump, 60 * 10**9) == -lib.BL_ERROR_DEVICE_FAULT
 """
 
-# What is not the pool's goes where it went before: here to faulthandler, which reports and dies.
+# A fault outside of the pool goes to the handler before: here to faulthandler, which reports and
+# dies.
 FOREIGN = """
 import mmap, faulthandler
 faulthandler.enable()
@@ -293,7 +295,7 @@ def test_a_handler_that_is_replaced_meanwhile_costs_a_report_at_most(paths: list
     assert (ended.returncode, ended.stdout.strip()) == (0, ALIVE), ended.stderr
 
 
-# Installed under this handler, or over it.
+# It is installed under this handler, or over it.
 ENABLE = "faulthandler.enable()\n"
 USED = "cut(paths[1])\n"
 

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Clients of other hosts say that they are through where the next server reads it, whether or not
-one serves when they say so: nothing that ended in order is quarantined."""
+"""Clients of other hosts say that they have ended where the next server reads it, whether or not
+one serves then: nothing that ended in order is quarantined.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ LANES = 3
 
 
 class ElsewherePool(Pool):
-    """The pool as another host has it: the server finds no lock and no pidfd of who uses it."""
+    """The pool as another host has it: the server finds no lock and no pidfd of its users."""
 
     elsewhere: Path
 
@@ -47,7 +48,7 @@ def elsewhere(pool: Pool, paths: list[Path], tmp_path: Path) -> Iterator[Pool]:
 
 
 def settles(server: Server) -> bool:
-    """Whether no session of an earlier server is in doubt any more, soon."""
+    """Is soon no session of an earlier server suspect any more?"""
     return eventually(lambda: server.stat().inherited_count == 0)
 
 

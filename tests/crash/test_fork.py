@@ -36,7 +36,7 @@ def cache(paths: list[Path]) -> Iterator[KVCache]:
 
 
 def in_child(fork: Callable[[], int], work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """What ``work`` gives in a child made by ``fork``."""
+    """Return what ``work`` returns in a child made by ``fork``."""
     read, write = os.pipe()
     child = fork()
     if child == 0:
@@ -92,7 +92,9 @@ def test_every_call_of_python_is_refused(cache: KVCache) -> None:
 
 
 def c_calls(session: Any) -> dict[str, Callable[[], int]]:
-    """Every function of csrc/api/ that uses a session, with arguments that it would accept."""
+    """Return every function of csrc/api/ that uses a session, with arguments that it would
+    accept.
+    """
     key = ffi.new("uint64_t[2]", [1, 2])
     records, commits = ffi.new("bl_block_record[1]"), ffi.new("bl_commit[1]")
     statuses, states = ffi.new("int32_t[1]"), ffi.new("uint8_t[1]")

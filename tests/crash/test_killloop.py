@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The kill loop, short; with the slow tests long enough to pass every crash point."""
+"""The kill loop in short; the slow tests are long enough to pass every crash point."""
 
 from __future__ import annotations
 

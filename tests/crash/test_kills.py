@@ -51,7 +51,7 @@ def report(worker: Process) -> dict[str, Any]:
 
 
 def right(cache: KVCache, numbers: Iterable[int]) -> set[int]:
-    """The numbers whose blocks are there; every one must be whole."""
+    """Return the numbers whose blocks are there; every one must be whole."""
     target, there = np.empty((1, BLOCK_WORDS), dtype=np.uint64), set()
     for number in numbers:
         found = cache.get(keys([number]), target)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Memory that fails under a server alone: one bad lane costs that lane, and a server that can serve
-no more does not beat, so that a standby follows.
+"""Memory fails under a server alone: one bad lane costs that lane, and a server that can serve no
+more stops its heartbeat, so that a standby follows.
 
 A page of a file that has no bytes, mapped over the pool's, answers with SIGBUS.
 """
@@ -64,7 +64,7 @@ class Failing:
         self.process = process
 
     def tell(self, offset: int | None = None) -> dict[str, Any]:
-        """Let the memory at this offset fail; what the server says of itself."""
+        """Let the memory at this offset fail: return what the server says of itself."""
         assert self.process.stdin
         assert self.process.stdout
         self.process.stdin.write(f"{'' if offset is None else offset}\n")
@@ -113,7 +113,7 @@ def test_one_bad_lane_costs_that_lane(pool: Pool, paths: list[Path], page: str) 
         server.tell(lane_start(pool, 0) + pages[page])
         if page != "reply":  # looked at all the time
             assert eventually(lambda: server.tell()["live"] == 1)
-            assert server.tell()["held"] >= 2 << 20  # its client may write there yet
+            assert server.tell()["held"] >= 2 << 20  # its client may still write there
         bad.ping(timeout_s=TURN_S)  # attached anew, and so it gave up what it had
         for _ in range(50):
             good.ping()

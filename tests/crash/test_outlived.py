@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""A get that outlives the server that answered it: a miss, and no block is called damaged."""
+"""A get that outlives the server that answered it is a miss, and no block is called damaged."""
 
 from __future__ import annotations
 

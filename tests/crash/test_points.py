@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Crash points themselves: named once, armed by the environment, obeyed when asked for."""
+"""Crash points have unique names, are armed by the environment, and obey."""
 
 from __future__ import annotations
 

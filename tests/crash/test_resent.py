@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Calls that are asked again, of a successor or after a timeout, are applied once."""
+"""Calls that are sent again, to a successor or after a timeout, are applied once."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_a_reserve_grants_once(
 def test_a_commit_counts_once(
     pool: Pool, paths: list[Path], monkeypatch: pytest.MonkeyPatch, point: str
 ) -> None:
-    # The reserve before it is answered, too: the second reply is the commit's.
+    # This holds for the reserve before it is answered, too: the second reply is the commit's.
     passage = 2 if point.startswith("serve") else 1
     armed_server = armed(monkeypatch, paths, f"{point}:{passage}")
     with armed_server as first, Bereaved(pool, first) as bereaved:

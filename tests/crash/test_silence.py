@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Sessions that nobody can prove alive or dead, like other hosts': the heartbeat decides what is
-quarantined, and never frees it."""
+"""Sessions that no server can prove alive or dead, like other hosts': the heartbeat decides what is
+quarantined, and never frees it.
+"""
 
 from __future__ import annotations
 
@@ -79,7 +80,7 @@ class Elsewhere:
 def elsewhere(
     pool: Pool, paths: list[Path], directory: Path, heartbeat_lost_s: float
 ) -> Iterator[tuple[MetaServer, Elsewhere]]:
-    """A server, and the process that it can prove nothing about."""
+    """Yield a server, and the process that it can prove nothing about."""
     directory.mkdir()
     server = MetaServer(pool, heartbeat_lost_s=heartbeat_lost_s)
     server.start()
@@ -112,9 +113,9 @@ def test_a_silent_session_is_held_back_until_it_speaks(
         assert server.meta_stat().grant_count == 0
         held = server.meta_stat().held_bytes
         assert held >= 2 << 20
-        time.sleep(1.0)  # nothing is freed by time
+        time.sleep(1.0)  # time frees nothing
         assert server.meta_stat().held_bytes == held
-        with Client(pool) as other:  # what is held is given to nobody
+        with Client(pool) as other:  # what is held is granted to nobody
             again = MetaClient(other).reserve(keys([1, 2]), length=1 << 20)
             assert states(again) == ["GRANTED"] * 2
             assert server.meta_stat().held_bytes == held

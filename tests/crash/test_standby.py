@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""A hot standby follows a server that is killed or stopped under load, by itself.
+"""A hot standby follows by itself a server that is killed or stopped under load.
 
 No committed block is lost, clients carry on by themselves, and an undead server does no harm.
 """
@@ -49,7 +49,9 @@ def pool(paths: list[Path], coherence: str) -> Iterator[Pool]:
 
 
 def ends_well(pool: Pool, workers: list[Process]) -> None:
-    """Every worker saw right bytes only, and all that they stored is there, whole."""
+    """Check that every worker saw right bytes only, and that all that they stored is there,
+    whole.
+    """
     stored: set[int] = set()
     for worker in workers:
         told = json.loads(worker.ask("enough"))
@@ -125,7 +127,7 @@ def test_of_several_standbys_one_follows_and_the_others_wait_on(
 
 
 def first_to_speak(standbys: list[Process]) -> tuple[Process, str]:
-    """Who took over, and what it said."""
+    """Return the standby that took over, and what it said."""
     end = time.monotonic() + TURN_S
     while time.monotonic() < end:
         for standby in standbys:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""What a process of the kill loop does: a server of the block index, or a client that uses it all.
+"""The processes of the kill loop: a server of the block index, or a client that uses all of it.
 
 Each is told one line of JSON at a time and answers one. Every byte that a client fetches is checked
 by its key; what is wrong is answered as ``error``, which ends the loop.
@@ -42,12 +42,12 @@ HASTE_S = 0.02  # less than a server stands still
 
 
 def words_of(number: int) -> int:
-    """The length of a block."""
+    """Return the length of a block."""
     return WORDS[number % len(WORDS)] if number < OWN else (number - OWN + 20) * PAGE_WORDS
 
 
 def content(number: int) -> NDArray[np.uint64]:
-    """The bytes of a block: no word stands in two of them."""
+    """Return the bytes of a block: no word stands in two of them."""
     return np.arange(words_of(number), dtype=np.uint64) * np.uint64(3) + np.uint64(number << 32)
 
 
@@ -60,7 +60,7 @@ def arm(told: Told) -> None:
 
 
 def serve(talk: Talk, paths: list[Path], first: Told) -> None:
-    """A server: ``stat``, ``arm``, ``stop``."""
+    """Run a server: ``stat``, ``arm``, ``stop``."""
     if "arm" in first:
         arm(first)
     with Pool.open(paths) as pool:
@@ -81,7 +81,9 @@ def serve(talk: Talk, paths: list[Path], first: Told) -> None:
 
 
 class Client:
-    """A client: ``tour`` does everything once, ``churn`` what the dice say, ``audit`` reads all."""
+    """A client: ``tour`` does everything once, ``churn`` does random things, ``audit`` reads
+    all.
+    """
 
     def __init__(self, pool: Pool, slot: int) -> None:
         self._pool = pool
@@ -91,7 +93,7 @@ class Client:
         self._checked = 0
 
     def answer(self, told: Told) -> Told:
-        """Do what was told."""
+        """Do what the order says."""
         if "arm" in told:
             arm(told)
             return {}
@@ -115,7 +117,7 @@ class Client:
         for step in steps:
             try:
                 step(dice)
-            except SessionLostError:  # legal: a batch that two servers were asked for
+            except SessionLostError:  # legal: two servers were asked for this batch
                 continue
         return {"stored": sorted(self._stored), "checked": self._checked}
 
@@ -133,7 +135,9 @@ class Client:
                 time.sleep(0.001)
 
     def _attach_in_vain(self) -> None:
-        """The server stands still: the attempt runs out of time and is withdrawn."""
+        """Try to attach while the server stands still: the attempt runs out of time and is
+        withdrawn.
+        """
         with contextlib.suppress(RpcError):
             KVCache(self._pool, namespace="killloop", timeout_s=HASTE_S).close()
 
@@ -158,7 +162,7 @@ class Client:
             self._right([dice.choice(sorted(self._stored))])
 
     def _right(self, numbers: list[int]) -> int:
-        """How many leading blocks there are; each must be whole."""
+        """Return how many leading blocks there are; each must be whole."""
         targets = [np.zeros(words_of(number), dtype=np.uint64) for number in numbers]
         hits = self._cache.get(keys(numbers), targets).hits
         for number, target in zip(numbers[:hits], targets, strict=False):
@@ -196,7 +200,7 @@ class Client:
 
 
 def use(talk: Talk, paths: list[Path], first: Told) -> None:
-    """A client, until it is told to close."""
+    """Run a client until it is told to close."""
     if "arm" in first:
         arm(first)
     with Pool.open(paths) as pool:

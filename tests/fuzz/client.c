@@ -1,19 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * What a mad server can do to a client: reply lines and bulk bytes that say anything, sealed right
- * or not, and that change while they are read; entries likewise.
+ * Fuzzes a client with a hostile server: reply lines, bulk bytes and entries say anything, sealed
+ * right or not, and change while they are read.
  *
  * Blocks are of the length and chunks that the input says, and records lie where it says, near the
  * end of the pool's data as often as near its start: what is not within is past a mapping.
  *
- * Always true: the client lives, and what it passes on to its caller lies in the pool's data.
+ * Invariants: the client lives, and what it passes on to its caller lies in the pool's data.
  */
 #include "fuzz.h"
 
 enum { FUZZ_KEYS = 8, FUZZ_LENGTH_MAX = 64 << 10 };
 
-static uint32_t fuzz_length, fuzz_chunk; /* of the blocks that the client asks for */
+static uint32_t fuzz_length, fuzz_chunk; /* payload and chunk bytes of the blocks that the client
+                                          * asks for */
 
 static bl_pool *pool;
 static bl_session session;
@@ -46,7 +47,7 @@ static void shape_choose(void)
     fuzz_chunk = chunks[fuzz_byte() % 5];
 }
 
-/* A page of the pool's data: so far from its start, or from its end; or a page of anything. */
+/* Choose a page of the pool's data: so far from its start, or from its end; or any page. */
 static uint64_t offset_choose(void)
 {
     const bl_geometry *g = &pool->geometry;
@@ -55,7 +56,7 @@ static uint64_t offset_choose(void)
     return from % 2 ? g->size - page * BL_PAGE_SIZE : g->data_offset + page * BL_PAGE_SIZE;
 }
 
-/* What stands in the bulk area: a head and records, plausible as far as the input lets them be. */
+/* Fill the bulk area: a head and records, plausible as far as the input lets them be. */
 static uint32_t bulk_answer(void)
 {
     const bl_geometry *g = &pool->geometry;
@@ -130,7 +131,7 @@ static void records_check(const bl_block_record *records, int64_t count)
     }
 }
 
-/* The caller copies between the two, by the offsets that it is given. */
+/* Copy between the two, as a caller does, by the offsets that it is given. */
 static void kv_engine_call(const bl_kv_batch *batch, int put)
 {
     uint8_t states[FUZZ_KEYS];

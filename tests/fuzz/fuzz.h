@@ -21,7 +21,8 @@
 
 static void fuzz_interfere(const bl_memory *memory);
 
-/* A macro is not expanded in its own body: these are the verbs, and then somebody else's turn. */
+/* A macro is not expanded in its own body: these are the verbs, and after them another process's
+ * turn. */
 #define bl_load_line(memory, offset, line)                                                         \
     (bl_load_line(memory, offset, line), fuzz_interfere(memory))
 #define bl_fetch(memory, offset, target, size)                                                     \
@@ -29,7 +30,7 @@ static void fuzz_interfere(const bl_memory *memory);
 
 #include "beluga.c"
 
-/* ---- The input: read once, front to back; zeros when it is used up. */
+/* ---- The input is read once, front to back; it gives zeros when it is used up. */
 
 static const uint8_t *fuzz_next;
 static size_t fuzz_left;
@@ -49,7 +50,7 @@ static void fuzz_bytes(void *target, size_t size)
         byte[i] = fuzz_byte();
 }
 
-/* Often small, sometimes at an edge, sometimes anything. */
+/* Return a number that is often small, sometimes at an edge, sometimes anything. */
 static uint32_t fuzz_number(void)
 {
     static const uint32_t edges[] = {0, 1, 0xff, 0xffff, 0x10000, 0x7fffffff, 0x80000000,

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * What hostile KV events can do to the router's tree of blocks: names that clash, parents in
- * circles, more blocks than there is room for.
+ * Fuzzes the router's tree of blocks with hostile KV events: names that clash, parents in circles,
+ * more blocks than there is room for.
  *
- * Always true: what csrc/router/prefix_tree.h says is always true; a lookup finds what a walk of
- * the blocks by hand finds; when everybody is cleared, nothing is left.
+ * Invariants: those of csrc/router/prefix_tree.h; a lookup finds what a walk of the blocks by hand
+ * finds; when all ranks are cleared, nothing is left.
  */
 #include "fuzz.h"
 
@@ -85,7 +85,7 @@ static void fuzz_check_blocks(void)
     fuzz_must(names == prefix->names.count, "each name is a block's");
 }
 
-/* A rank's runs by following children, tier after tier. */
+/* Return a rank's runs by following children, tier after tier. */
 static bl_prefix_match fuzz_expect(uint32_t rank, const uint64_t *locals, uint32_t count)
 {
     uint32_t ends[BL_PREFIX_TIERS + 1], depth = 0, at = bl_prefix_child(prefix, 0, locals[0]);

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * What a rude session and its host can do to a server: request lines, bulk bytes and lobby lines
- * that say anything, sealed right or not, and that change while they are read.
+ * Fuzzes a server with a hostile ("rude") session and its host: request lines, bulk bytes and lobby
+ * lines say anything, sealed right or not, and change while they are read.
  *
- * Always true: the server lives; the polite session keeps its grant and its pin; when the rude one
+ * Invariants: the server lives; the polite session keeps its grant and its pin; when the rude one
  * is over, nothing of it is left.
  */
 #include "fuzz.h"
@@ -38,7 +38,7 @@ static uint32_t attach(uint32_t host, uint64_t nonce)
     return (uint32_t)lane;
 }
 
-/* A block call of the polite session's: how many records it is answered with. */
+/* Make a block call of the polite session: return how many records the answer has. */
 static uint32_t polite_call(bl_handler handler, const bl_block_request *head, const void *item,
                             size_t item_size)
 {
@@ -102,7 +102,7 @@ static void request_say(uint32_t bulk_size)
                    &request);
 }
 
-/* A block call whose head and size agree, as far as the input lets them. */
+/* Make a block call whose head and size agree, as far as the input lets them. */
 static uint32_t bulk_say(void)
 {
     uint8_t bytes[BL_PAGE_SIZE] = {0};

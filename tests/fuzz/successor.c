@@ -1,18 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * What a mad predecessor can leave to its successor: any line of its half, sealed right or not, and
+ * Fuzzes a takeover with a hostile predecessor: any line of its half, sealed right or not, and
  * lines that change while they are read.
  *
- * Always true: the takeover ends, with the pool or with an error; what it serves are blocks that
- * lie in the pool's data, no two in one place.
+ * Invariants: the takeover ends, with the pool or with an error; what it serves are blocks that lie
+ * in the pool's data, no two in one place.
  */
 #include "fuzz.h"
 
 enum { FUZZ_CHANGES = 12 };
 
 static bl_pool *pool;
-static uint8_t *healthy;        /* all before the data, as a server left it */
+static uint8_t *healthy;        /* everything before the data, as a server left it */
 
 static bl_meta *serve(bl_server **server, int *status)
 {
@@ -68,7 +68,7 @@ int LLVMFuzzerInitialize(int *count, char ***arguments)
     return 0;
 }
 
-/* Change a line of the predecessor's half; sealed again, mostly. */
+/* Change a line of the predecessor's half; it is sealed again, mostly. */
 static void change(void)
 {
     const bl_geometry *g = &pool->geometry;

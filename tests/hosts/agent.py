@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""What runs in a guest: makes processes there, and carries their lines over a serial line.
+"""Runs in a guest: makes processes there, and carries their lines over a serial line.
 
 Told in lines of JSON: ``{"start": NAME, "main": "MODULE:FUNCTION", "arguments": [...]}``,
 ``{"to": NAME, "line": TEXT}``, ``{"end": NAME}`` (no more lines), ``{"terminate": NAME}``. Tells:
@@ -43,7 +43,7 @@ class Agent:
         self._selector.register(self._line, selectors.EVENT_READ)
 
     def run(self) -> Callable[[], object]:
-        """Never returns, but in a new process: what it is to do."""
+        """Do in a new process what it is told; this returns in no other."""
         self._tell(of="agent", line="ready")
         while True:
             for key, _ in self._selector.select():

@@ -67,12 +67,14 @@ class Guest:
         self._hear("agent", "start its agent")
 
     def start(self, name: str, main: str, *arguments: object) -> GuestProcess:
-        """A process of the guest that runs ``main``, MODULE:FUNCTION; ``name`` is used once."""
+        """Start a process of the guest that runs ``main``, MODULE:FUNCTION; ``name`` is used
+        once.
+        """
         self._tell(start=name, main=main, arguments=[str(word) for word in arguments])
         return GuestProcess(self, name)
 
     def run(self, name: str, main: str, *arguments: object) -> str:
-        """Run a process to its end: its output. Raises GuestError if it fails."""
+        """Run a process to its end: return its output. Raises GuestError if it fails."""
         process, lines = self.start(name, main, *arguments), []
         while isinstance(line := process.hear_any(), str):
             lines.append(line)
@@ -81,7 +83,7 @@ class Guest:
         return "\n".join(lines)
 
     def pause(self) -> None:
-        """Stop it: a host that hangs."""
+        """Stop it, like a host that hangs."""
         self._qemu.send_signal(signal.SIGSTOP)
 
     def resume(self) -> None:
@@ -89,12 +91,12 @@ class Guest:
         self._qemu.send_signal(signal.SIGCONT)
 
     def kill(self) -> None:
-        """End it without a word: a host whose power fails."""
+        """Kill it, like a host whose power fails."""
         self._qemu.kill()
         self._qemu.wait()
 
     def error(self, what: str) -> GuestError:
-        """With the end of what its kernel said."""
+        """Make an error with the end of what its kernel said."""
         try:
             text = self._console.read_text(errors="replace")
         except OSError:
@@ -149,19 +151,21 @@ class GuestProcess:
         self.name = name
 
     def hear_any(self) -> str | int:
-        """Its next line, or its exit status."""
+        """Return its next line, or its exit status."""
         message = self.guest._hear(self.name, self.name)
         return message["line"] if "line" in message else int(message["exit"])
 
     def hear(self) -> str:
-        """Its next line. Raises GuestError if it has ended."""
+        """Return its next line. Raises GuestError if it has ended."""
         heard = self.hear_any()
         if isinstance(heard, int):
             raise self.guest.error(f"{self.name} ended with {heard}")
         return heard
 
     def hear_until(self, word: str) -> str:
-        """The next line that contains ``word``. Raises GuestError with the others if it ends."""
+        """Return the next line that contains ``word``. Raises GuestError with the others if it
+        ends.
+        """
         others: list[str] = []
         while isinstance(heard := self.hear_any(), str):
             if word in heard:
@@ -207,7 +211,9 @@ class GuestProcess:
 
 
 def _command(image: Image, devices: Sequence[Path], console: Path) -> list[str]:
-    """QEMU's words. Two CPUs are possible, though one is there: else QEMU drops the fences."""
+    """Make QEMU's command line. Two CPUs are possible, though there is one: else QEMU drops the
+    fences.
+    """
     total = RAM + sum(DEVICE_SIZE + GAP for _ in devices)
     command = [
         *("setpriv", "--pdeathsig", "KILL", "qemu-system-x86_64"),

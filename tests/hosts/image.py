@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""What a guest boots: Debian's kernel, and a small initial file system of its modules and busybox.
+"""Makes what a guest boots: Debian's kernel, and a small initial file system of its modules and
+busybox.
 
 Nothing of it is installed on this machine: the package is fetched and unpacked into a scratch
 directory, and what is needed is kept under build/ for the next run. The guest's own programs (the
@@ -25,8 +26,8 @@ META_PACKAGE = "linux-image-amd64"  # depends on the newest kernel
 MODULES = ("virtio_pci", "9pnet_virtio", "9p", "device_dax", "dax_hmem")
 LINES_FROM_HOST = "/dev/ttyS1"
 
-# The first program. What it is to run is told by the first line on the second serial line. A
-# kernel from 6.3 on leaves soft-reserved devdax devices without a driver: they are bound by hand.
+# The first program. The first line on the second serial line says what to run. A kernel from 6.3 on
+# leaves soft-reserved devdax devices without a driver: the program binds them.
 INIT = f"""#!/bin/busybox sh
 /bin/busybox --install -s /bin
 mount -t proc proc /proc
@@ -50,12 +51,12 @@ exec chroot /host /bin/sh -c "$command"
 
 
 class UnavailableError(Exception):
-    """Guests can not be had here; the text is one line that says why."""
+    """Guests cannot run here; the text is one line that says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """What QEMU is told to boot."""
+    """The kernel and the file system that QEMU boots."""
 
     kernel: Path
     initrd: Path
@@ -63,7 +64,7 @@ class Image:
 
 
 def image() -> Image:
-    """What guests boot, made if it is not there yet. Raises UnavailableError."""
+    """Return what guests boot, made if it does not exist yet. Raises UnavailableError."""
     _run(ROOT / "scripts/setup-packages", *PACKAGES)
     place = CACHE / hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:12]
     made = not place.exists()
@@ -80,7 +81,7 @@ def image() -> Image:
 
 
 def _kernel_package(scratch: Path) -> Path:
-    """The newest kernel's package, fetched."""
+    """Fetch the newest kernel's package."""
     try:
         _fetch(scratch)
     except UnavailableError:  # apt's lists are old, or not there
@@ -99,7 +100,7 @@ def _fetch(scratch: Path) -> None:
 
 
 def _make(package: Path, scratch: Path) -> Path:
-    """A directory with the kernel and the initial file system."""
+    """Make a directory with the kernel and the initial file system."""
     root = scratch / "root"
     _run("dpkg", "-x", package, root)
     (modules,) = (root / "lib/modules").iterdir()
@@ -125,7 +126,7 @@ def _make(package: Path, scratch: Path) -> Path:
 
 
 def _in_order(modules: Path) -> list[Path]:
-    """The modules and what they need, each after what it needs itself."""
+    """Return the modules and what they need, each after what it needs itself."""
     needs: dict[str, list[str]] = {}
     for line in (modules / "modules.dep").read_text().splitlines():
         name, _, needed = line.partition(":")
@@ -145,7 +146,7 @@ def _in_order(modules: Path) -> list[Path]:
 
 
 def _run(*command: str | os.PathLike[str], cwd: Path = ROOT, stdin: bytes = b"") -> bytes:
-    """The command's output. Raises UnavailableError if it fails."""
+    """Return the command's output. Raises UnavailableError if it fails."""
     try:
         done = subprocess.run(
             command, cwd=cwd, input=stdin, capture_output=True, timeout=600, check=False

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Two hosts on one pool: they share blocks, one hangs and comes back, the other dies.
+"""Two hosts share blocks in one pool; one hangs and comes back, the other dies.
 
 What it proves: devdax nodes as the kernel gives them, devices named in another order on each host,
 and that a pool outlives its server's host. Not coherence: the guests share this machine's caches,
@@ -25,7 +25,7 @@ from guest import DEVICE_SIZE, WAIT_S, Guest, GuestError, GuestProcess
 from image import Image, UnavailableError, image
 
 NODES = ("/dev/dax0.0", "/dev/dax1.0")
-SKIPPED = 77  # exit status: guests can not be had here
+SKIPPED = 77  # exit status: guests cannot run here
 BELUGA = "beluga.cli.main:main"
 POOL = tuple(word for node in NODES for word in ("--pool", node))
 WORKER = "worker:main"
@@ -39,7 +39,7 @@ CHURNED = (5000, 5160)  # put and got by both at random while hosts fail
 
 
 class Run:
-    """Guests "ann", host 1, and "bob", host 2, who finds the devices in the other order."""
+    """Guests "ann", host 1, and "bob", host 2, which finds the devices in the other order."""
 
     def __init__(self, image: Image, directory: Path, guests: ExitStack) -> None:
         devices = [directory / "device.0", directory / "device.1"]
@@ -50,10 +50,10 @@ class Run:
         guests.callback(self.ann.kill)
         self.bob = Guest("bob", image, devices[::-1], directory)
         guests.callback(self.bob.kill)
-        self.there: set[int] = set()  # committed, as somebody was told
+        self.there: set[int] = set()  # committed, as a client was told
 
     def play(self) -> None:
-        """Raises GuestError as soon as something is not as it must be."""
+        """Play all stages. Raises GuestError as soon as something is not as it must be."""
         ann, bob = self.ann, self.bob
         with stage("both boot"):
             ann.ready()
@@ -103,7 +103,7 @@ class Run:
             ann.run("check", BELUGA, "pool", "check", "--payload", *POOL)
 
     def _verify(self) -> None:
-        """Both sides of the acceptance test."""
+        """Run both sides of the acceptance test."""
         words = ("verify", *NODES, "--seconds", 1, "--timeout", WAIT_S, "--peer", "--role")
         sides = [
             self.ann.start("verify-a", BELUGA, *words, "a"),
@@ -135,7 +135,9 @@ class Run:
         raise worker.guest.error(f"{worker.name}: put {numbers}: only {sorted(there)}")
 
     def _expect(self, worker: GuestProcess) -> None:
-        """Everything that was ever committed is there, and right; a first miss is legal."""
+        """Check that everything that was ever committed is there, and right; a first miss is
+        legal.
+        """
         for first, end in (ANNS, BOBS, LATER, LAST, CHURNED):
             wanted = self.there & set(range(first, end))
             for _ in range(TRIES):
@@ -147,7 +149,7 @@ class Run:
             demand(worker.guest, not wanted, f"{worker.name} misses {sorted(wanted)}")
 
     def _churn(self, *workers: GuestProcess, seed: int) -> None:
-        """Let them put and get until :meth:`_enough`; all have begun when this returns."""
+        """Let both put and get until :meth:`_enough`; all have begun when this returns."""
         for number, worker in enumerate(workers):
             worker.say(f"churn {CHURNED[0]} {CHURNED[1]} {seed + number}")
         for worker in workers:
@@ -159,7 +161,9 @@ class Run:
         self.there.update(told["there"])
 
     def _whole(self, worker: GuestProcess, told: dict[str, Any]) -> None:
-        """No block came with wrong bytes; none was damaged, even if the cache had noticed."""
+        """Check that no block came with wrong bytes, and that none was damaged, even if the cache
+        noticed.
+        """
         wrong, changed = told["wrong"], told["changed"]
         demand(worker.guest, wrong == 0, f"{worker.name} got {wrong} wrong blocks")
         demand(worker.guest, changed == 0, f"{worker.name} met {changed} blocks that had changed")
@@ -180,7 +184,7 @@ def demand(guest: Guest, holds: bool, otherwise: str) -> None:
 
 @contextmanager
 def stage(what: str) -> Iterator[None]:
-    """Say that it has passed, and how long it took."""
+    """Say that a stage has passed, and how long it took."""
     start = time.monotonic()
     try:
         yield
@@ -191,7 +195,7 @@ def stage(what: str) -> Iterator[None]:
 
 
 def one_run(found: Image, keep: bool) -> str | None:
-    """What went wrong, or None."""
+    """Return what went wrong, or None."""
     shm = Path("/dev/shm")
     roomy = os.access(shm, os.W_OK) and shutil.disk_usage(shm).free > 4 * DEVICE_SIZE
     directory = Path(tempfile.mkdtemp(prefix="two-hosts-", dir=shm if roomy else None))

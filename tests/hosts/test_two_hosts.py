@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Two virtual hosts on the devdax devices of one pool: what scripts/two-hosts does, once."""
+"""Two virtual hosts on the devdax devices of one pool: this does once what scripts/two-hosts
+does.
+"""
 
 from __future__ import annotations
 

@@ -51,13 +51,14 @@ class Worker:
             print(json.dumps(answer), flush=True)
 
     def put(self, first: int, end: int) -> dict[str, object]:
-        """Store the blocks of these numbers: which the pool now has."""
+        """Store the blocks of these numbers: return which the pool now has."""
         return {"there": [number for at in range(first, end, CHAIN)
                           for number in self._put(range(at, min(end, at + CHAIN)))]}  # fmt: skip
 
     def get(self, first: int, end: int) -> dict[str, object]:
-        """Fetch blocks one by one: which are there; how many came with a wrong byte, and how many
-        the cache itself found changed and did not hand out."""
+        """Fetch blocks one by one: return which are there; how many came with a wrong byte, and how
+        many the cache itself found changed and did not return.
+        """
         there, wrong, changed = [], 0, 0
         for number in range(first, end):
             hits, bad, mismatches = self._get(range(number, number + 1))
@@ -83,7 +84,9 @@ class Worker:
         return {"there": sorted(there), "got": got, "wrong": wrong, "changed": changed}
 
     def stat(self) -> dict[str, object]:
-        """Which server this session is with, how often it attached anew, how many calls ran out."""
+        """Return the server of this session, how often it attached anew, and how many calls ran
+        out.
+        """
         self._asked(self._cache.client.ping)
         stat = self._cache.client.stat()
         return {

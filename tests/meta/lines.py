@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Lines of a pool, for tests that plant damage: read, changed field by field, sealed, put back."""
+"""Lines of a pool, for tests that plant damage: they are read, changed, sealed and put back."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from beluga.pool import Pool
 LINE = 64
 MASK = (1 << 64) - 1
 
-# csrc/format/line.h, again: a test must not ask the code under test whether a line is whole.
+# This is csrc/format/line.h again: a test must not ask the code under test whether a line is whole.
 _ADD = (
     *(0x243F6A8885A308D3, 0x13198A2E03707344, 0xA4093822299F31D0, 0x082EFA98EC4E6C89),
     *(0x452821E638D01377, 0xBE5466CF34E90C6C, 0xC0AC29B7C97C50DD, 0x3F84D5B5B5470917),
@@ -37,14 +37,14 @@ def words_of(raw: bytes) -> list[int]:
 
 
 def seal_table(raw: bytes, key: int) -> bytes:
-    """A line that ends in its check."""
+    """Seal a line that ends in its check."""
     words = words_of(raw)
     words[7] &= 0xFFFFFFFF
     return raw[:60] + line_hash(words, key).to_bytes(4, "little")
 
 
 def seal_message(raw: bytes, key: int) -> bytes:
-    """A line that ends in its check and its sequence again."""
+    """Seal a line that ends in its check and its sequence."""
     raw = raw[:56] + bytes(4) + raw[:4]
     return raw[:56] + line_hash(words_of(raw), key).to_bytes(4, "little") + raw[60:]
 
@@ -57,14 +57,14 @@ class Lines:
         self._before: dict[int, bytes] = {}
 
     def at(self, offset: int) -> memoryview:
-        """The line itself, to be scribbled on."""
+        """Return the line itself, which may be overwritten."""
         address = lib.bl_pool_address(self.pool.handle, offset)
         view = memoryview(ffi.buffer(address, LINE))
         self._before.setdefault(offset, bytes(view))
         return view
 
     def read(self, kind: str, offset: int) -> Any:
-        """A private copy as a struct of the pool format."""
+        """Return a private copy as a struct of the pool format."""
         struct = ffi.new(f"{kind} *")
         ffi.memmove(struct, bytes(self.at(offset)), LINE)
         return struct
@@ -81,7 +81,7 @@ class Lines:
         /,
         **fields: Any,
     ) -> None:
-        """Other values in some fields, and the check made right again."""
+        """Write other values into some fields, and make the check right again."""
         struct = self.read(kind, offset)
         for name, value in fields.items():
             setattr(struct, name, value)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Damage by hand: every kind that a look over a pool must find, and what else comes of it.
+"""Plants damage by hand: every kind that a check of a pool must find, and what follows from it.
 
 The pool is dead. Epoch 2 was killed: half 0 is judged, half 1 is history. Lane 0 is the session of
 a client that made some calls and was killed too; blocks of two sizes lie in two extents.
@@ -55,7 +55,7 @@ class Ground(Lines):
 
     @property
     def free_stripe(self) -> int:
-        """The first of the stripes at the pool's end, which nobody has."""
+        """Return the first of the stripes at the pool's end, which no extent has."""
         return self.pool.geometry.stripe_count - 72
 
     def forge_table(self, kind: str, offset: int, key: int, /, **fields: Any) -> None:
@@ -104,7 +104,7 @@ def _overlap_extents(g: Ground) -> None:
 
 
 def _alike(g: Ground, *names: str) -> None:
-    """Block 9 gets some of block 8's fields."""
+    """Give block 9 some of block 8's fields."""
     eight = g.read("bl_entry", g.entry(8))
     values = {"key": list(eight.key), "offset": eight.offset, "generation": eight.generation}
     g.forge_entry(9, **{name: values[name] for name in names})
@@ -170,7 +170,7 @@ def _copied(g: Ground) -> None:
 
 
 def _payload(byte: int) -> Callable[[Ground], None]:
-    """Into block 8's stored bytes: payload, or the vector behind it."""
+    """Write into block 8's stored bytes: payload, or the checksums behind it."""
 
     def plant(g: Ground) -> None:
         start = g.read("bl_entry", g.entry(8)).offset

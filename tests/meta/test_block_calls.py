@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""What the calls of the block index promise to one client and between two."""
+"""The calls of the block index keep their promises to one client and between two."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Looking a pool over: damage planted by hand is found, a healthy pool has no findings."""
+"""The pool check finds damage that is planted by hand, and nothing in a healthy pool."""
 
 from __future__ import annotations
 

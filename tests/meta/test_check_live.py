@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Looking over pools that live: whatever changes meanwhile, there is nothing to find."""
+"""The check of a live pool finds nothing, whatever changes meanwhile."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LENGTHS = (9_000, 100_000, 700_000, 2_200_000)
 
 @pytest.fixture(params=["hardware", "software"])
 def pool(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Pool]:
-    """Small: everything is evicted soon, extents come and go."""
+    """A small pool: everything is evicted soon, extents come and go."""
     paths = [tmp_path / name for name in "ab"]
     with Pool.create(
         paths,
@@ -38,7 +38,9 @@ def pool(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Pool]:
 
 
 def work(pool: Pool, seed: int, stop: threading.Event) -> int:
-    """Puts, gets and removes of many sizes, sessions that come and go: the number of rounds."""
+    """Do puts, gets and removes of many sizes in sessions that come and go: return the number of
+    rounds.
+    """
     random = np.random.default_rng(seed)
     rounds = 0
     while not stop.is_set():

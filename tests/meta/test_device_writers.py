@@ -24,9 +24,9 @@ from beluga.meta import MetaClient, MetaServer
 from beluga.pool import Pool
 from beluga.rpc import Client, Server
 
-# A session that has nothing, and one that puts blocks by an engine, which is in the middle of that.
-# What it is told to do: give its locks back ("unlock"), or name its process by the number that some
-# other pid namespace has for it ("move").
+# Two sessions: one that has nothing, and one that puts blocks by an engine and is in the middle of
+# that. They are told to give their locks back ("unlock"), or to name their process by the number
+# that another pid namespace has for it ("move").
 WRITER = """
 import fcntl, os, sys
 import numpy as np
@@ -34,7 +34,7 @@ from beluga.kvcache import KVCache
 from beluga.pool import Pool
 from beluga.rpc import Client
 
-def proofs():
+def liveness_locks():
     for name in os.listdir("/proc/self/fd"):
         try:
             if "/alive-" in os.readlink(f"/proc/self/fd/{name}"):
@@ -50,11 +50,11 @@ class Device:
     def gather_write(self, plan):
         print("writing", flush=True)
         for line in sys.stdin:
-            for proof in proofs():
+            for lock in liveness_locks():
                 if line == "unlock\\n":
-                    fcntl.flock(proof, fcntl.LOCK_UN)
-                elif os.fstat(proof).st_size:
-                    os.pwrite(proof, (1).to_bytes(8, "little"), 0)
+                    fcntl.flock(lock, fcntl.LOCK_UN)
+                elif os.fstat(lock).st_size:
+                    os.pwrite(lock, (1).to_bytes(8, "little"), 0)
             print("done", flush=True)
 
     def close(self):
@@ -89,7 +89,7 @@ class Writer:
         assert self.hear() == "done"
 
     def zombie(self) -> None:
-        """It has ended, but nobody has waited for it."""
+        """Let it end, while no process has waited for it."""
         self.process.kill()
         os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOWAIT)
 
@@ -100,7 +100,7 @@ class Writer:
 
 @pytest.fixture
 def writer(paths: list[Path]) -> Iterator[Callable[[], Writer]]:
-    """Starts one, and waits until its device writes."""
+    """Return what starts a writer and waits until its device writes."""
     made: list[Writer] = []
 
     def start() -> Writer:
@@ -115,7 +115,7 @@ def writer(paths: list[Path]) -> Iterator[Callable[[], Writer]]:
 
 @pytest.fixture
 def unseen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Servers of this process hold no pidfds: there is nothing to show oneself at."""
+    """Let servers of this process hold no pidfds: there is no socket to connect to."""
     monkeypatch.setattr("beluga.meta.server.MetaServer.start", _start_unseen)
 
 
@@ -173,7 +173,7 @@ def test_who_dies_with_its_server_is_found_gone_by_the_next(
 ) -> None:
     with Process("serve_index", paths) as first:
         one = writer()
-        first.signal(signal.SIGSTOP)  # nobody hears of the death
+        first.signal(signal.SIGSTOP)  # no process hears of the death
         one.end()
         first.kill()
     with MetaServer(pool) as server, Client(pool) as client:
@@ -196,7 +196,9 @@ def test_a_process_of_another_pid_namespace_stays_in_doubt(
 
 
 def test_a_session_that_is_closed_leaves_no_doubt(pool: Pool, paths: list[Path]) -> None:
-    """Without a server its lock is given back by a process that lives on: that is its word."""
+    """Without a server, its lock is given back by a process that lives on: that is its last
+    word.
+    """
     with Process("serve_index", paths) as first, Process("close_a_cache", paths) as client:
         assert client.ask("put") == "1"
         first.kill()

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The eviction order against a list."""
+"""The eviction order agrees with a list."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The allocator against its model; then how full it gets, by exact arithmetic."""
+"""The allocator agrees with its model; then exact arithmetic says how full it gets."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from models.fit import PAGE, STRIPE, STRIPES_MAX, blocks_in, cell_size, cells
 
 DATA = 3 * STRIPE  # where stripe 0 lies
 MIB = 1 << 20
-# Stored sizes of blocks: a payload and its checksums; one page; a size with no good extent.
+# These are stored sizes of blocks: a payload and its checksums; one page; a size with no good
+# extent.
 SIZES = [2560 * 1024 + PAGE, 3 * MIB + PAGE, 1156 * 1024, PAGE, 16 * MIB, 32 * MIB + PAGE]
 
 
@@ -42,7 +43,7 @@ def walk(extents: Any) -> Iterator[Any]:
 
 
 def open_extent(extents: Any, block_size: int, any_fit: bool = False, generation: int = 1) -> int:
-    """The first stripe of the new extent, or a negative error."""
+    """Return the first stripe of the new extent, or a negative error."""
     view = ffi.new("bl_extent_view *")
     fit = lib.BL_FIT_ANY if any_fit else lib.BL_FIT_GOOD
     return lib.bl_extents_open(extents, block_size, fit, generation, view) or view.first_stripe
@@ -69,7 +70,9 @@ class ExtentsAgreeWithTheModel(RuleBasedStateMachine):
         self.generation = 0
 
     def offset(self, place: int) -> int:
-        """Of a block, now and then one page beside it, or just behind the last of its extent."""
+        """Return the offset of a block, now and then one page beside it, or just behind the last of
+        its extent.
+        """
         blocks = [
             (first, block)
             for first, extent in self.model.extents.items()
@@ -160,7 +163,7 @@ TestExtents.settings = settings(max_examples=100, stateful_step_count=40, deadli
 
 
 def fill(extents: Any, block_size: int) -> float:
-    """Open and take all there is; the share of the stripes that blocks use."""
+    """Open and take all there is: return the share of the stripes that blocks use."""
     for any_fit in (False, True):
         while open_extent(extents, block_size, any_fit) >= 0:
             pass

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""How much of a pool's devices blocks of real models fill: payload against all that it costs."""
+"""How much of a pool's devices blocks of real models fill: the payload against all that it
+costs.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ from beluga.rpc import Client
 
 MIB = 1 << 20
 SIZES = {"1.1 MiB": 11 * MIB // 10, "2.5 MiB": 5 * MIB // 2, "3 MiB": 3 * MIB}
-CHUNK_SIZE = 16384  # the checksums makes a stored block a page larger
+CHUNK_SIZE = 16384  # the checksums make a stored block a page larger
 FILL_MIN = 0.95
 
 each_size = pytest.mark.parametrize("size", SIZES.values(), ids=SIZES)

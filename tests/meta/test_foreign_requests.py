@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Whatever a client sends to the block index, the server lives, and nothing leaks (D13)."""
+"""The server survives any bytes that a client sends to the block index, and nothing leaks (D13)."""
 
 from __future__ import annotations
 
@@ -47,7 +47,9 @@ class Target:
             self.rude.call(METHODS[method], request)
 
     def check(self) -> None:
-        """The other session's pinned blocks are there; the rude one can be undone."""
+        """Check that the other session's pinned blocks are there, and that the rude one can be
+        undone.
+        """
         assert held(self.meta, range(4)) == {0, 1, 2, 3}
         assert self.meta.stat().pinned_count >= 4
         assert self.server.failure is None

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The index against a dict: first the promises, then what removal leaves behind."""
+"""The index agrees with a dict: first its promises, then what removal leaves behind."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ def create(count: int) -> Any:
     return ffi.gc(out[0], lib.bl_index_destroy)
 
 
-# Few keys, so that the same ones come back; half words alike, so that both halves must count.
+# There are few keys, so that the same ones come back, with equal half words, so that both halves
+# count.
 keys = st.tuples(st.integers(0, 3), st.integers(0, 3))
 steps = st.lists(st.tuples(st.sampled_from(["add", "add", "remove", "find"]), keys), max_size=80)
 
@@ -60,7 +61,7 @@ def test_full_index_survives_turnover(pattern: str) -> None:
 
 
 def miss_s(index: Any) -> float:
-    """Seconds for a thousand keys that are not there, the best of a few tries."""
+    """Return the seconds for a thousand keys that are not there, the best of a few tries."""
     tries = []
     for _ in range(5):
         begin = time.perf_counter()
@@ -70,7 +71,7 @@ def miss_s(index: Any) -> float:
 
 
 def test_misses_stay_as_fast_as_in_a_new_index() -> None:
-    """What removal left behind would pile up, until a miss looks at every bucket."""
+    """The remains of removals would pile up, until a miss looks at every bucket."""
     count, rng = 1 << 16, random.Random(1)
     keys = [(rng.getrandbits(64), rng.getrandbits(64)) for _ in range(12 * count)]
     index = create(count)

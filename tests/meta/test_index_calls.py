@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Calls of the index from Python: what they refuse, what they wait for, and errors of each."""
+"""Calls of the index from Python: what they refuse, what they wait for, and the errors of each."""
 
 from __future__ import annotations
 

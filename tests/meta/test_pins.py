@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""A session's pins against a dict."""
+"""A session's pins agree with a dict."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Quotas: what a session may have at a time is refused at once beyond that, typed and counted."""
+"""Quotas: what exceeds a session's quota is refused at once, with a type, and counted."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""A restart finds the order in which blocks came, wherever they lie."""
+"""A restart finds the order in which blocks were committed, wherever they lie."""
 
 from __future__ import annotations
 

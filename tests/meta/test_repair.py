@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Repairing a pool: nothing is left to find, and what was not damaged is still there."""
+"""After a repair of a pool there is nothing to find, and what was not damaged is still there."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ COUNT = 20
 
 
 def fill(pool: Pool) -> None:
-    """Two epochs, so that the second one's half, 0, holds the truth."""
+    """Fill two epochs, so that the second one's half, 0, holds the truth."""
     with MetaServer(pool):
         pass
     with MetaServer(pool), Client(pool) as client:
@@ -111,7 +111,7 @@ def test_of_an_epoch_line_the_copy_that_makes_sense_is_believed(
 def test_while_an_epoch_line_makes_no_sense_nothing_else_is_dropped(
     pool: Pool, half: int, epoch: int
 ) -> None:
-    """The half that served before is judged because of it, whose damage concerns nobody."""
+    """The half that served before is judged instead, and its damage concerns nobody."""
     fill(pool)
     ground = Ground(pool)
     for copy in (0, 64):

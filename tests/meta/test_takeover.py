@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""A server dies; the next one serves all that was committed, and gives nobody's space away."""
+"""A server dies; the next one serves all that was committed, and grants no space that others
+use.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ Place = tuple[int, int, int, int]
 
 
 def places(meta: MetaClient, numbers: range) -> dict[int, Place]:
-    """Where each block is, by its number."""
+    """Return where each block is, by its number."""
     found = {number: meta.lookup(keys([number])).hits for number in numbers}
     return {
         number: (hits[0].offset, hits[0].length, hits[0].generation, hits[0].block)
@@ -34,7 +36,7 @@ def places(meta: MetaClient, numbers: range) -> dict[int, Place]:
 
 
 def conserved(meta: MetaClient) -> bool:
-    """Space is used by what is committed and granted, and by nothing else."""
+    """Check that space is used by what is committed and granted, and by nothing else."""
     stat = meta.stat()
     return stat.used_bytes == stat.block_bytes + stat.grant_count * MIB and stat.held_bytes == 0
 
@@ -107,13 +109,13 @@ def test_grants_of_a_living_client_are_not_given_away(
             meta = MetaClient(client)
             assert server.stat().inherited_count >= 1
             assert meta.stat().held_bytes > 0
-            # The writer may write there: nobody gets its space, whatever is asked for.
+            # The writer may still write there: nobody gets its space, whatever is asked for.
             grants = meta.reserve(keys(range(1000, 1070)), length=MIB)
             given = {grant.offset for grant in grants if grant.state is BlockState.GRANTED}
             assert not given & {beside.offset - (3 - i) * MIB for i in range(3)}
             assert given
             meta.abort(grants)
-            # It calls: its session is a new one, and its old grants are over.
+            # The client calls: its session is a new one, and its old grants are over.
             assert json.loads(writer.ask('["commit", [1, 2, 3]]')) == [-lib.BL_ERROR_NO_GRANT] * 3
             assert eventually(lambda: meta.stat().held_bytes == 0)
             assert server.stat().inherited_count == 0

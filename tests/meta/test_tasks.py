@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Queues of tasks against a model, and kept blocks in a pool: claimed in order, evicted never."""
+"""Task queues agree with a model, and kept blocks of a pool are claimed in order and never
+evicted.
+"""
 
 from __future__ import annotations
 
@@ -116,7 +118,7 @@ class Queue:
         return self.tasks.claim(self.cache.fingerprint, visible_s=visible_s)
 
     def named(self, visible_s: float = LONG_S, names: str = "abcdef") -> str:
-        """The name of the task that is claimed."""
+        """Return the name of the task that is claimed."""
         record = self.claim(visible_s)
         return next((name for name in names if record and (self.key(name) == record.key).all()), "")
 

@@ -48,7 +48,7 @@ _COMMENT = re.compile(r'/\*.*?\*/|"(?:\\.|[^"\\\n])*"', re.DOTALL)
 
 
 def _blanked(source: str) -> str:
-    """The source with comments and strings blanked, every character in its place."""
+    """Return the source with comments and strings blanked, every character in its place."""
     return _COMMENT.sub(lambda found: re.sub(r"[^\n]", " ", found[0]), source)
 
 
@@ -62,7 +62,7 @@ def _balanced(text: str) -> bool:
 
 
 def mutants_of(path: Path, name: Path) -> Iterator[Mutant]:
-    """All mutants of the file at ``path``, called ``name``; a few may not compile."""
+    """Return all mutants of the file at ``path``, called ``name``; a few may not compile."""
     source = path.read_text()
     at = 0
     inside = False

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""A pytest plugin: coverage books each line for the test that runs, and so for its fixtures.
+"""A pytest plugin: coverage records each line under the test that runs, with its fixtures.
 
 Coverage's own ``dynamic_context = test_function`` books only what runs below a test function. It
 misses what only fixtures start and end, and the threads that they start.
@@ -16,7 +16,7 @@ import pytest
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    """A test's set-up, call and end, under the name by which pytest selects it."""
+    """Name a test's set-up, call and end by the name by which pytest selects it."""
     running = coverage.Coverage.current()
     assert running is not None
     running.switch_context(item.nodeid.partition("[")[0])

@@ -53,7 +53,7 @@ class Mutant:
     text: str
 
     def apply(self, source: str) -> str:
-        """The file with the change."""
+        """Return the file with the change."""
         return source[: self.start] + self.text + source[self.end :]
 
     def __str__(self) -> str:
@@ -73,7 +73,7 @@ class _Finder(ast.NodeVisitor):
         self._bytes = source.encode()
 
     def _at(self, line: int, column: int) -> int:
-        """The index of a character; ast counts columns in bytes."""
+        """Return the index of a character; ast counts columns in bytes."""
         return len(self._bytes[: self._starts[line - 1] + column].decode())
 
     def _text(self, node: ast.AST) -> str:
@@ -181,7 +181,7 @@ class _Finder(ast.NodeVisitor):
     # ---- Expressions.
 
     def _condition(self, node: ast.expr) -> None:
-        """The opposite, where no other operator makes it."""
+        """Return the opposite, where no other operator makes it."""
         if not isinstance(node, ast.Compare | ast.BoolOp | ast.UnaryOp):
             self._replace(node, "condition", f"(not ({self._text(node)}))")
 
@@ -224,7 +224,7 @@ class _Finder(ast.NodeVisitor):
 
 
 def mutants_of(path: Path, name: Path) -> Iterator[Mutant]:
-    """All mutants of the file at ``path``, called ``name``, that still compile."""
+    """Return all mutants of the file at ``path``, called ``name``, that still compile."""
     source = path.read_text()
     finder = _Finder(name, source)
     finder.visit(ast.parse(source))

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Do the fast tests notice a change? Draws mutants of ``beluga/`` or ``csrc/`` and runs the tests.
+"""Tests the fast tests: draws mutants of ``beluga/`` or ``csrc/`` and runs the tests on each.
 
 A mutant of Python is tried with the tests that run its line (a first run under ``coverage`` says
 which; a default or a constant with those that run its file), at most ``TESTS_MAX`` of them; one of
@@ -33,8 +33,7 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 TESTS_MAX = 400
 
-# Which folders or files of tests/ a package is tried with.
-# What stands first is tried first.
+# The folders or files of tests/ that a package is tried with. The first are tried first.
 FOLDERS: dict[str, str] = {
     "cli": "cli replay",
     "connectors": "connectors",
@@ -80,7 +79,7 @@ C_FOLDERS: dict[str, str] = {
 
 @dataclass(frozen=True)
 class Verdict:
-    """What became of a mutant: caught, survived, or no program at all."""
+    """The result of a mutant: caught, survived, or no program at all."""
 
     mutant: Mutant
     caught: bool
@@ -104,7 +103,7 @@ class Copy:
             bench.symlink_to("bench")
 
     def pytest(self, *arguments: str, timeout_s: float = 1800) -> tuple[int, str]:
-        """The exit status and the output; -9 if it did not end in time."""
+        """Return the exit status and the output; -9 if it did not end in time."""
         command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider"]
         try:
             done = subprocess.run(
@@ -121,7 +120,7 @@ class Copy:
         return done.returncode, done.stdout
 
     def coverage(self, package: str, tests: list[str]) -> dict[tuple[str, int], list[str]]:
-        """By file and line: the tests that run it."""
+        """Return the tests that run each line, by file and line."""
         data = self.root / "build" / f"coverage-{package}"
         data.parent.mkdir(exist_ok=True)
         command = [sys.executable, "-m", "coverage", "run", "--rcfile="]
@@ -150,7 +149,7 @@ class Copy:
 
 
 def covered(data: Path, root: Path) -> dict[tuple[str, int], list[str]]:
-    """What coverage wrote: by file and line, the tests as pytest selects them."""
+    """Read what coverage wrote: by file and line, the tests as pytest selects them."""
     from coverage.numbits import numbits_to_nums
 
     found: dict[tuple[str, int], list[str]] = {}
@@ -168,28 +167,28 @@ def covered(data: Path, root: Path) -> dict[tuple[str, int], list[str]]:
 
 
 def python_files(package: str) -> list[Path]:
-    """The files of a package of beluga/, or the single file of that name."""
+    """Return the files of a package of beluga/, or the single file of that name."""
     folder = ROOT / "beluga" / package
     files = sorted(folder.rglob("*.py")) if folder.is_dir() else [folder.with_suffix(".py")]
     return [path.relative_to(ROOT) for path in files]
 
 
 def c_folders(path: Path) -> list[str]:
-    """Which tests a C file is tried with."""
+    """Return the tests that a C file is tried with."""
     name = str(path).rpartition("csrc/")[2]
     fit = [(len(word), folders) for word, folders in C_FOLDERS.items() if name.startswith(word)]
     return [f"tests/{name}" for name in max(fit)[1].split()] if fit else []
 
 
 def c_files() -> list[Path]:
-    """The C files with logic of the product."""
+    """Return the C files with logic of the product."""
     skip = ("sim", "heap_sim", "coherence.h", "pool_format")
     files = [path for path in (ROOT / "csrc").rglob("*.[ch]") if not path.name.startswith(skip)]
     return [path.relative_to(ROOT) for path in sorted(files) if c_folders(path)]
 
 
 def try_python(copy: Copy, mutant: Mutant, tests: list[str]) -> Verdict:
-    """One mutant of Python against some tests."""
+    """Try one mutant of Python against some tests."""
     path = copy.root / mutant.path
     source = path.read_text()
     path.write_text(mutant.apply(source))
@@ -202,7 +201,7 @@ def try_python(copy: Copy, mutant: Mutant, tests: list[str]) -> Verdict:
 
 
 def try_c(copy: Copy, mutant: Mutant, tests: list[str]) -> Verdict | None:
-    """One mutant of C; None if it does not compile."""
+    """Try one mutant of C; None if it does not compile."""
     path = copy.root / mutant.path
     source = path.read_text()
     path.write_text(mutant.apply(source))
@@ -220,7 +219,7 @@ def try_c(copy: Copy, mutant: Mutant, tests: list[str]) -> Verdict | None:
 
 
 def runs_at_import(mutant: Mutant) -> bool:
-    """Whether it is a default, a constant or the like: outside of every function's body."""
+    """Is it a default, a constant or the like, outside of every function's body?"""
     tree = ast.parse((ROOT / mutant.path).read_text())
     return not any(
         node.body[0].lineno <= mutant.line <= (node.end_lineno or 0)
@@ -230,7 +229,7 @@ def runs_at_import(mutant: Mutant) -> bool:
 
 
 def tests_of(mutant: Mutant, lines: dict[tuple[str, int], list[str]]) -> list[str]:
-    """The tests that run its line; what runs at import is of use to all that run its file."""
+    """Return the tests that run its line; for what runs at import, all tests that run its file."""
     path = str(mutant.path)
     if not runs_at_import(mutant):
         return sorted(lines.get((path, mutant.line), []))
@@ -277,13 +276,13 @@ def sample_c(copy: Copy, pattern: str, count: int, choice: random.Random) -> lis
 
 
 def tell(verdict: Verdict) -> None:
-    """One line as it happens."""
+    """Print one line as it happens."""
     word = "caught  " if verdict.caught else "SURVIVED"
     print(f"{time.strftime('%H:%M:%S')} {word} {verdict.mutant}   {verdict.how}", flush=True)
 
 
 def main() -> int:
-    """The command line: 0 if every mutant was caught."""
+    """Run the command line: 0 if every mutant was caught."""
     parser = argparse.ArgumentParser(prog="scripts/mutate", description=__doc__)
     parser.add_argument("packages", nargs="+", help="of beluga/, or c, or c:PART OF A FILE'S NAME")
     parser.add_argument("--count", type=int, default=12, help="mutants of each (%(default)s)")

@@ -18,7 +18,7 @@ def fake_devdax(
     size: int = 256 * MIB,
     align: int = 2 * MIB,
 ) -> Path:
-    """``root``, with ``node`` as dax0.0."""
+    """Make ``root``, with ``node`` as dax0.0."""
     entry = root / "bus/dax/devices/dax0.0"
     entry.mkdir(parents=True)
     number = Path(node).stat().st_rdev

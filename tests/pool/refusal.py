@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""What a refusal looks like: exactly this kind of error, in one line that helps."""
+"""Checks a refusal: exactly this kind of error, in one line that helps."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from beluga.errors import BelugaError
 
 @contextlib.contextmanager
 def refused(kind: type[BelugaError], *words: str) -> Iterator[None]:
-    """The block raises ``kind``, with a one-line text that has these words."""
+    """Check that the block raises ``kind``, with a one-line text that has these words."""
     with pytest.raises(kind) as caught:
         yield
     text = str(caught.value)

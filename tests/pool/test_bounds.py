@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The least and the most that a pool may be, and what it becomes where nobody says."""
+"""The smallest and the largest pool, and its size where nobody says one."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ KIB = 1 << 10
 
 
 def file_of(folder: Path, name: str, size: int) -> Device:
-    """A device that is a file of that size; of none if there is none yet."""
+    """Return a device that is a file of that size; with none, it does not exist yet."""
     path = folder / name
     if size:
         with path.open("wb") as file:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Making a pool: what is refused leaves everything as it was."""
+"""Creating a pool: a refusal leaves everything as it was."""
 
 from __future__ import annotations
 

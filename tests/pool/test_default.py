@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The pool that is meant when none is named."""
+"""The default pool, which is used when none is named."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""What a pool takes of the process it gives back: descriptors, mappings, whoever uses it."""
+"""A closed pool gives back everything that it took of the process: descriptors and mappings."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_a_pool_that_cannot_be_opened_leaves_nothing_mapped(
 
 
 class User:
-    """Somebody who uses a pool."""
+    """A thread or object that uses a pool."""
 
     def __init__(self, name: str, ended: list[str]) -> None:
         self.name, self.ended = name, ended
@@ -137,7 +137,7 @@ def test_users_of_a_pool_end_before_it_last_come_first(
     users[2].fails = False
     del users[1], user
     pool.close()
-    assert ended == ["c", "a"]  # the one in between is no more
+    assert ended == ["c", "a"]  # the one in between is gone
     assert core.names()[-3:] == ["bl_pool_close", "bl_device_unmap", "bl_device_unmap"]
     with pytest.raises(ValueError, match="closed"):
         pool.before_close(users[0].end)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Each device is mapped once, whole: a pool of any size costs a mapping or two per device."""
+"""Each device is mapped once, as a whole: a pool of any size costs a mapping or two per device."""
 
 from __future__ import annotations
 

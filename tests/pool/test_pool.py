@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""A pool's bytes: where they lie, that they stay, and that nobody else's are touched."""
+"""A pool's bytes: where they lie, that they stay, and that no others are touched."""
 
 from __future__ import annotations
 
@@ -24,7 +24,9 @@ SIZE = 8 * MIB
 
 
 def place(offset: int, device_count: int, device_size: int, interleaved: bool) -> tuple[int, int]:
-    """Where an offset lies: (device, offset in the device). The model of format/interleave.h."""
+    """Return where an offset lies: (device, offset in the device). This models
+    format/interleave.h.
+    """
     stripe, rest = divmod(offset, STRIPE)
     if interleaved:
         row, device = divmod(stripe, device_count)
@@ -158,7 +160,7 @@ def test_closed_pool_has_no_handle(two: list[Path]) -> None:
 
 
 def in_child(body: Callable[[], object]) -> int:
-    """The wait status of a forked child that calls ``body``."""
+    """Return the wait status of a forked child that calls ``body``."""
     child = os.fork()
     if child == 0:
         code = 1

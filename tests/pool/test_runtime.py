@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Where the processes of one host meet about a pool."""
+"""Where the processes of one host meet in the name of a pool."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_devdax_pools_have_a_place_named_by_their_id(
 def test_a_told_place_is_trusted_unless_anybody_may_write_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: int, trusted: bool
 ) -> None:
-    """Who prepares a directory for others' pools in a place of theirs is who they say."""
+    """A user who prepares a directory for others' pools in their own place is who they say."""
     if os.geteuid() != 0:
         pytest.skip("only root can make a directory of another user")
     monkeypatch.setenv("BELUGA_RUNTIME_DIR", str(tmp_path))

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Folders of pools for a while: what a killed process left is removed by the next, nothing else."""
+"""Temporary folders of pools: the next process removes what a killed one left, and nothing else."""
 
 from __future__ import annotations
 

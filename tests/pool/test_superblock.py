@@ -31,7 +31,7 @@ CHECKED = ffi.typeof("bl_superblock").fields
 
 
 def forged(field: str, value: int) -> bytes:
-    """GOOD with another value in a field, and the check made right again."""
+    """Return GOOD with another value in a field, and the check made right again."""
     raw = ffi.new("bl_superblock *")
     ffi.memmove(raw, GOOD.raw, SUPERBLOCK_SIZE)
     struct = raw.geometry if field.startswith("geometry.") else raw

@@ -118,15 +118,15 @@ def beating(pool: Pool, lane: int, nonce: int) -> Iterator[None]:
     offset = pool.geometry.lane_offset + lane * pool.geometry.lane_stride
     over = threading.Event()
 
-    def beat() -> None:
+    def move() -> None:
         rewrite(pool, "bl_heartbeat_line", offset, nonce, count=time.monotonic_ns(), nonce=nonce)
 
     def keep() -> None:
         while not over.wait(0.02):
-            beat()
+            move()
 
     thread = threading.Thread(target=keep)
-    beat()
+    move()
     thread.start()
     try:
         yield

@@ -115,18 +115,18 @@ def say(process: subprocess.Popen[str]) -> None:
     process.stdin.write("\n")
 
 
-def proofs(pool: Pool) -> list[str]:
+def liveness_locks(pool: Pool) -> list[str]:
     """Return the liveness locks of sessions; the server of the test and its client have one
     each.
     """
     return [path.name for path in pool.runtime_dir.glob("alive-*")]
 
 
-def eventually_proofs(pool: Pool, count: int) -> bool:
+def eventually_locks(pool: Pool, count: int) -> bool:
     deadline = time.monotonic() + 60
-    while len(proofs(pool)) != count and time.monotonic() < deadline:
+    while len(liveness_locks(pool)) != count and time.monotonic() < deadline:
         time.sleep(0.002)
-    return len(proofs(pool)) == count
+    return len(liveness_locks(pool)) == count
 
 
 @contextmanager
@@ -137,7 +137,7 @@ def attached(
     closed, and how many liveness locks there were before.
     """
     with held_still(pool) as go:
-        before = len(proofs(pool))
+        before = len(liveness_locks(pool))
         with attaching(paths) as (process, ending):
             assert hear(process) == "child []"
             go.set()
@@ -150,11 +150,11 @@ def test_a_child_forked_while_it_attaches_leaves_the_session_to_its_parent(
     pool: Pool, paths: list[Path]
 ) -> None:
     with attached(pool, paths) as (process, ending, before):
-        assert len(proofs(pool)) == before + 1
+        assert len(liveness_locks(pool)) == before + 1
         ending.close()
         assert hear(process) == "status 0"
         assert hear(process) == "lives 0"
-        assert len(proofs(pool)) == before + 1
+        assert len(liveness_locks(pool)) == before + 1
 
 
 def test_a_session_whose_process_dies_ends_though_its_child_lives(
@@ -163,6 +163,6 @@ def test_a_session_whose_process_dies_ends_though_its_child_lives(
     with attached(pool, paths) as (process, ending, before):
         process.kill()
         process.wait()
-        assert eventually_proofs(pool, before)
+        assert eventually_locks(pool, before)
         ending.write(b"x")  # a pipe that nobody can read from is broken
         ending.flush()

@@ -38,7 +38,7 @@ def eventually(condition: Callable[[], bool], timeout_s: float = 20.0) -> bool:
     return True
 
 
-def proofs(pool: Pool) -> int:
+def liveness_locks(pool: Pool) -> int:
     return len(list(pool.runtime_dir.glob("alive-*")))
 
 
@@ -47,7 +47,7 @@ def test_without_a_server_a_client_is_told_at_once(pool: Pool) -> None:
     with pytest.raises(NoServerError, match="beluga serve"):
         Client(pool, timeout_s=60)
     assert time.monotonic() - start < 30
-    assert proofs(pool) == 0
+    assert liveness_locks(pool) == 0
 
 
 def test_after_a_server_has_stopped_a_client_is_told_at_once(pool: Pool) -> None:
@@ -69,13 +69,13 @@ def test_when_all_lanes_are_taken_the_next_client_is_refused(pool: Pool, server:
 
 
 def test_closing_gives_the_lane_back_and_leaves_nothing(pool: Pool, server: Server) -> None:
-    before = proofs(pool)
+    before = liveness_locks(pool)
     for _ in range(3 * LANES):
         with Client(pool) as client:
             assert client.call(METHOD_USER, b"x") == b"x"
     assert server.stat().live_count == 0
     assert server.stat().attach_count == server.stat().end_count == 3 * LANES
-    assert proofs(pool) == before
+    assert liveness_locks(pool) == before
 
 
 def test_threads_with_a_client_each_get_their_own_answers(pool: Pool, server: Server) -> None:
@@ -124,13 +124,15 @@ def test_processes_call_at_the_same_time(pool: Pool, server: Server, paths: list
 
 
 def test_a_killed_client_gives_its_lane_up(pool: Pool, server: Server, paths: list[Path]) -> None:
-    before = proofs(pool)
+    before = liveness_locks(pool)
     with Process("call", paths) as process:
         assert process.ask("call 10") == "10"
         assert server.stat().live_count == 1
         process.kill()
     assert eventually(lambda: server.stat().live_count == 0)
-    assert eventually(lambda: proofs(pool) == before)  # after the line: a successor looks for it
+    assert eventually(
+        lambda: liveness_locks(pool) == before
+    )  # after the line: a successor looks for it
 
 
 @pytest.mark.parametrize("coherence", ["hardware"], indirect=True)

@@ -19,7 +19,7 @@ _CELL = "only which blocks make room differs, which costs misses or a refusal"
 _CHECKED = "checks bytes though the caller does without, which costs time"
 _CLOCK = "reads a clock for latencies that nobody asked for"
 _CLOSED = "unlocks and closes no descriptor, which the kernel refuses"
-_DOUBT = "an inherited session is in doubt already, so it can only end as GONE"
+_SUSPECT = "an inherited session is suspect already, so it can only end as GONE"
 _EARLIER = "what a predecessor wrote, whole or torn, has an earlier epoch; only damage has another"
 _ENDED = "a grant ends with its session, so the abort is refused, whoever asks for it"
 _FENCED = "a full fence more, which costs time"
@@ -114,8 +114,7 @@ REASONED: Conditions = {
     },
     ("rpc/housekeeping.c", "bl_housekeeping_end"): {
         ("end == BL_END_GONE", 0, "true"): (
-            "a session ends in doubt only where this host has no proof of it: there is none "
-            "to remove"
+            "a session ends suspect only where this host has no lock of it: there is none to remove"
         ),
         ("server->pidfds", 0, "true"): _LIFE,
     },
@@ -130,7 +129,7 @@ REASONED: Conditions = {
     },
     ("rpc/housekeeping.c", "bl_housekeeping_sweep"): {
         ("count <= 0", 0, "false"): (
-            "looks into the lobby and at the epoch though no proof is left to remove, which "
+            "looks into the lobby and at the epoch though no lock is left to remove, which "
             "costs time"
         ),
     },
@@ -140,7 +139,7 @@ REASONED: Conditions = {
             "make it stricter"
         ),
         ("lane->state == BL_SESSION_FREE", 0, "false"): (
-            "a free lane has no proof and is not LIVE, so it is passed over all the same"
+            "a free lane has no lock and is not LIVE, so it is passed over all the same"
         ),
     },
     ("rpc/housekeeping.c", "bl_lane_has_devices"): {
@@ -153,29 +152,29 @@ REASONED: Conditions = {
             "this server gave an inherited session nothing, so its end has nothing to do"
         ),
         ("bl_lane_has_devices(server, number)", 0, "true"): _FLUSH,
-        ("end == BL_END_GONE", 1, "true"): _DOUBT,
-        ("end == BL_END_GONE", 2, "true"): _DOUBT,
+        ("end == BL_END_GONE", 1, "true"): _SUSPECT,
+        ("end == BL_END_GONE", 2, "true"): _SUSPECT,
         ("lane->state == BL_SESSION_LIVE", 0, "true"): (
             "a lane that is not LIVE is not in the list that it would be removed from"
         ),
     },
     ("rpc/housekeeping.c", "bl_lane_watched"): {
         ("lane->state != BL_SESSION_FREE", 0, "true"): (
-            "drops a free lane's beat from the cache, which costs time: bl_housekeeping_watch() "
-            "passes the lane over"
+            "drops a free lane's heartbeat from the cache, which costs time: "
+            "bl_housekeeping_watch() passes the lane over"
         ),
     },
     ("rpc/housekeeping.c", "bl_lobby_give"): {
         ("server->lanes[known].state == BL_SESSION_LIVE", 0, "true"): (
-            "the client gets the lane that an earlier server gave it, in doubt: it reads so in the "
+            "the client gets the lane that an earlier server gave it, suspect: it reads so in the "
             "session's line, leaves, and attaches anew, which costs time"
         ),
         ("bl_lane_free(server) < 0", 0, "true"): _PERIOD,
         ("here", 1, "false"): (
-            "without its proof a session of this host ends when its heartbeat stands still: later, "
-            "and in doubt"
+            "without its lock a session of this host ends when its heartbeat stands still: later, "
+            "and suspect"
         ),
-        ("here", 1, "true"): "another host's session has no proof here, so there is none to watch",
+        ("here", 1, "true"): "another host's session has no lock here, so there is none to watch",
         ("known >= 0", 0, "true"): (
             "reads outside of a table, which only a sanitizer sees: lanes[-1], whose state is none"
         ),
@@ -332,7 +331,7 @@ REASONED: Conditions = {
         ("lock >= 0", 0, "true"): _CLOSED,
         ("session->devices", 0, "true"): _FLUSH,
         ("status < 0", 0, "true"): (
-            "with an answer nothing is open, and a proof that an attached session holds is "
+            "with an answer nothing is open, and a lock that an attached session holds is "
             "not ended here"
         ),
     },
@@ -472,8 +471,8 @@ REASONED: Conditions = {
     },
     ("rpc/server.c", "bl_server_mend"): {
         ("server->lanes[i].state == BL_SESSION_LIVE", 1, "true"): (
-            "a broken lane that is not LIVE is nobody's again, whether it is FREE or in "
-            "doubt, and no memory of the simulator breaks"
+            "a broken lane that is not LIVE is nobody's again, whether it is FREE or "
+            "SUSPECT, and no memory of the simulator breaks"
         ),
     },
     ("rpc/server.c", "bl_server_round"): {
@@ -525,7 +524,7 @@ REASONED: Conditions = {
             "bl_boot_same(line->boot_id, server->boot_id)",
             0,
             "true",
-        ): "another host's server has no proof here, so there is none to watch",
+        ): "another host's server has no lock here, so there is none to watch",
     },
     ("rpc/standby.c", "bl_watch_look_guarded"): {
         (
@@ -556,7 +555,7 @@ REASONED: Conditions = {
     },
     ("rpc/takeover.c", "bl_epoch_gone"): {
         ("line->epoch == 0", 0, "false"): (
-            "a server of epoch 0 is nobody, and nobody's proof is looked for in vain"
+            "a server of epoch 0 is nobody, and nobody's lock is looked for in vain"
         ),
     },
     ("rpc/takeover.c", "bl_server_gone"): {
@@ -564,7 +563,7 @@ REASONED: Conditions = {
             "liveness_lock >= 0",
             0,
             "true",
-        ): "a proof that is not there cannot be locked, so bl_liveness_gone() says no",
+        ): "a lock file that is not there cannot be locked, so bl_liveness_gone() says no",
     },
     ("rpc/takeover.c", "bl_takeover_claim"): {
         ("next > plan->epoch", 0, "true"): (

@@ -110,7 +110,7 @@ _LEFT_OUT: dict[Name, str] = {
         "covered: what was read before, candidates' lines and heartbeats, ended with full fences"
     ),
     ("rpc/declare.c", "bl_declare_all", "fence_full", 1): (
-        "an old line leaves its session out of the word, so that it stays in doubt; and "
+        "an old line leaves its session out of the word, so that it stays suspect; and "
         "only the first can be old, for the look at each session's heartbeat ends with a full fence"
     ),
     ("rpc/takeover.c", "bl_server_heartbeats", "fence_full", 0): _POLLED,
@@ -218,11 +218,11 @@ _DEFERRED: dict[Name, str] = {
 _OTHER_HALF: dict[Name, str] = {
     ("rpc/declare.c", "bl_declare_all", "invalidate", 0): (
         "the loop drops both halves either way; a line that is old by then leaves its session out "
-        "of the word, so that it stays in doubt"
+        "of the word, so that it stays suspect"
     ),
     ("rpc/declare.c", "bl_declare_all", "load_line", 0): (
         "the loop reads both halves either way; a line that is old by then leaves its session out "
-        "of the word, so that it stays in doubt"
+        "of the word, so that it stays suspect"
     ),
 }
 
