@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""A small pool of each coherence and of both, a server in this process, and a cache on it."""
+"""Fixtures: a small pool of each kind of coherence, a server in this process, and a cache."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DEVICE_SIZE = 48 << 20
 
 @pytest.fixture(params=["hardware", "software", ["hardware", "software"]], ids=str)
 def pool(request: pytest.FixtureRequest, shm: Path) -> Iterator[Pool]:
-    """Two sparse devices in memory."""
+    """Make a pool of two sparse devices in memory."""
     paths = [shm / name for name in "ab"]
     with Pool.create(paths, device_size=DEVICE_SIZE, coherence=request.param, sparse=True) as pool:
         yield pool
@@ -38,10 +38,10 @@ def cache(pool: Pool, server: MetaServer) -> Iterator[KVCache]:
 
 
 def digests(count: int, *, start: int = 0) -> list[bytes]:
-    """Digests of numbered blocks."""
+    """Return digests of numbered blocks."""
     return [hashlib.sha256(b"block %d" % i).digest() for i in range(start, start + count)]
 
 
 def payload(count: int, length: int, *, seed: int = 0) -> NDArray[np.uint8]:
-    """Bytes that differ from block to block and place to place."""
+    """Return bytes that differ between blocks and between places."""
     return np.random.default_rng(seed).integers(0, 256, size=(count, length), dtype=np.uint8)

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""A cache of its own process on the host's link, for ``test_linked_processes.py``: puts or gets for
-ever, until its input ends; a line when it begins."""
+"""A process for ``test_linked_processes.py`` that puts or gets over the host's link.
+
+It prints a line when it begins, and goes on until its input ends.
+"""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Everything wrong that Python may hand to C, one case after the other: ``misuse_process FOLDER``.
+"""Hands every kind of wrong argument to C, case by case: ``misuse_process FOLDER``.
 
-Prints a case's name before it is tried, and after it what was raised. Who reads it knows which one
-ended the process.
+The process prints the name of a case before the case, and the exception after it. So a reader knows
+which case ended the process.
 """
 
 from __future__ import annotations

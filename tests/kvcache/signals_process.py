@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Puts and gets until so many signals have interrupted it: ``signals_process COUNT DEVICE...``.
+"""Puts and gets until COUNT signals have interrupted it: ``signals_process COUNT DEVICE...``.
 
-Prints ``ready`` when signals are welcome, and as its last line how many puts and gets were
-interrupted. The copies are the software DSA queue's.
+The process prints ``ready`` when it expects signals; its last line says how many puts and gets were
+interrupted. The software DSA queue copies.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def main() -> None:
 
 
 def removed(cache: KVCache, keys: list[bytes]) -> None:
-    """However often it is interrupted."""
+    """Remove blocks, however often a signal interrupts it."""
     while True:
         try:
             cache.remove(keys)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""What callers of a cache get wrong is told before the pool is asked, whatever it holds."""
+"""A cache reports wrong arguments before it asks the pool, whatever the pool holds."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ KINDS = {"BadRequestError", "LayoutError", "ValueError", "TypeError", "OverflowE
 
 
 def test_nothing_that_python_hands_to_c_ends_the_interpreter(shm: Path) -> None:
-    """``misuse_process.py`` has the table; every case is refused, but those that do no harm."""
+    """``misuse_process.py`` has the table; every case is refused unless it does no harm."""
     script = Path(__file__).with_name("misuse_process.py")
     ended = subprocess.run(
         [sys.executable, "-X", "faulthandler", script, shm],

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""What memory a cache takes, and what it refuses."""
+"""A cache takes some kinds of memory and refuses the others."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def test_a_run_of_memory_that_must_not_be_written_is_no_target() -> None:
 
 
 class Tensor:
-    """As much of a torch tensor as is asked for its place."""
+    """The part of a torch tensor that tells where its memory is."""
 
     def __init__(self, device: str = "cpu", *, contiguous: bool = True) -> None:
         self.array = np.arange(12, dtype=np.uint16)

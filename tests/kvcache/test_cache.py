@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Blocks in, blocks out: every byte, with both kinds of coherence and in a pool that mixes them."""
+"""Puts and gets keep every byte, with both kinds of coherence and in a pool that mixes them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.kvcache.conftest import DEVICE_SIZE, digests, payload
 
 
 def place(cache: KVCache, digest: bytes) -> int:
-    """Pool offset of a block."""
+    """Return the pool offset of a block."""
     return MetaClient(cache.client).lookup(cache.keys([digest])).hits[0].offset
 
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Caches that choose who copies, on a machine that passes for one with a DSA."""
+"""Caches choose an engine on a machine that seems to have a DSA."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_a_dsa_that_falls_silent_is_given_up(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Its descriptors have gone out and never end: it is waited for, twice, and no longer."""
+    """Its descriptors never end. The cache waits for it twice, and then stops using it."""
     stand_in.install(monkeypatch, stand_in.silent)
     monkeypatch.setattr(dsa, "_SILENCE_S", 0.3)
     blocks = payload(2, LARGE)

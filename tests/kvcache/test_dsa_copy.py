@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Puts and gets by the DSA engine on its software queue, whatever befalls the queue or its process.
+"""Puts and gets by the DSA engine on its software queue survive faults of the queue and process.
 
-The software queue dies with its process, as what a device does for a process ends with it; what it
-had not completed was not published.
+The software queue ends with its process, like a device's work for a process; work that was not
+complete was not published.
 """
 
 from __future__ import annotations

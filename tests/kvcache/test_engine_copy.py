@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Puts and gets whose bytes an engine moves: the same blocks and misses, nothing half done."""
+"""Puts and gets by an engine have the results of C's, and nothing stays half done."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from tests.kvcache.conftest import digests, payload
 
 
 class Hooked:
-    """The CPU engine, with something done before each plan; ``late``: by another thread, later."""
+    """The CPU engine with a hook before each plan; ``late`` copies later, on another thread."""
 
     name = "cpu-hooked"
 
@@ -64,7 +64,7 @@ class Hooked:
 
 
 class Later:
-    """A transfer that starts a while after it was given out."""
+    """A transfer that starts a while after it was returned."""
 
     def __init__(self, move: Callable[[], Transfer]) -> None:
         self._move, self._ended = move, threading.Event()
@@ -104,7 +104,7 @@ def flip(pool: Pool, offset: int) -> None:
 
 
 def place(cache: KVCache, digest: bytes) -> int:
-    """Pool offset of a block."""
+    """Return the pool offset of a block."""
     return MetaClient(cache.client).lookup(cache.keys([digest])).hits[0].offset
 
 
@@ -206,7 +206,7 @@ def test_a_block_that_goes_while_it_is_read_is_a_miss(
 
 
 class BrokenError(Exception):
-    """What an engine may raise."""
+    """An error that an engine may raise."""
 
 
 def breaks_at(number: int) -> Callable[[Plan], None]:
@@ -261,7 +261,7 @@ def test_pins_are_dropped_when_an_engine_could_not_read(
 def test_a_session_that_was_lost_in_between_stores_nothing(
     pool: Pool, caches: Callable[..., KVCache]
 ) -> None:
-    """The end of a put of another session's nonce: it may write nothing there any more."""
+    """A put that ends in another session may not write its blocks any more."""
     cache = caches()
     keys = cache.keys(digests(1))
     batch = ffi.new(

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Puts and gets that are interrupted at any point: no space is another's while it is written to."""
+"""Puts and gets are interrupted at any point, and no session gets space that is still written."""
 
 from __future__ import annotations
 
@@ -26,8 +26,11 @@ LENGTH, COUNT = 16 * 20480, 3
 
 
 class Scene:
-    """``mine`` copies by an engine that can be held still by ``gpu.gate``; ``other`` is another
-    session, by the CPU. ``gpu`` stands still for nobody where there is none."""
+    """Two caches of different sessions: ``mine`` and ``other``.
+
+    ``mine`` copies by an engine that ``gpu.gate`` can stop; ``other`` copies by the CPU. If there
+    is no GPU, the gate has no effect.
+    """
 
     def __init__(self, pool: Pool, engine: Engine, gpu: FailingGpu | None) -> None:
         self.pool, self.engine, self.gpu = pool, engine, gpu
@@ -46,8 +49,10 @@ class Scene:
         return keys, blocks
 
     def settled(self, theirs: tuple[list[bytes], np.ndarray], *, left: int = 0) -> None:
-        """Whatever was interrupted has ended: nobody's bytes have changed, nothing is held but what
-        is ``left`` for good, and the cache works."""
+        """Check the state after all interrupted calls have ended.
+
+        No other session's bytes have changed, only ``left`` blocks stay taken, and the cache works.
+        """
         self.gate.set()
         self.mine.stat()  # waits for whatever uses its session
         found = np.zeros((COUNT, LENGTH), np.uint8)
@@ -107,7 +112,7 @@ def scene(request: pytest.FixtureRequest, shm: Path, compiled: None) -> Iterator
 
 @pytest.mark.parametrize("again", [None, 1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_put_may_be_interrupted_anywhere(scene: Scene, again: int | None) -> None:
-    """The first one at each point in turn; a second one ``again`` points later."""
+    """The first interrupt comes at each point in turn, a second one ``again`` points later."""
     ended = False
     for point in itertools.count(1):
         keys, blocks = scene.fresh(), payload(COUNT, LENGTH, seed=7)
@@ -131,8 +136,11 @@ def test_a_put_may_be_interrupted_anywhere(scene: Scene, again: int | None) -> N
 
 
 class Alarms:
-    """Signals to the main thread from another one, once it ``waits``: ``most`` of them, or until
-    the context is left. Those that come within Beluga's code raise ``KeyboardInterrupt``."""
+    """Sends signals to the main thread from another thread, once the main thread ``waits``.
+
+    It sends at most ``most``, until the context ends. A signal within Beluga's code raises
+    ``KeyboardInterrupt``.
+    """
 
     def __init__(self, waits: Callable[[], bool], *, most: int = 1000) -> None:
         self._waits, self._most = waits, most

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Puts, gets and closes in any order, interrupted, or by a GPU that fails, beside another session.
+"""Puts, gets and closes run in any order, with interrupts or GPU faults, beside another session.
 
-Afterwards no byte outside the caller's own space has changed, nothing is held (but what was left
-because nobody could say that its copy had ended), and the cache works.
+Afterwards no byte outside of the caller's space has changed, and the cache works. No space stays
+taken, except where it is unknown whether a copy has ended.
 """
 
 from __future__ import annotations
@@ -42,8 +42,11 @@ TROUBLES = (KeyboardInterrupt, DriverError, TransferCancelledError, UnsettledErr
 
 @dataclasses.dataclass(frozen=True)
 class Trouble:
-    """Interrupts at these points of the main thread, so many signals to it once the GPU has work,
-    the driver's call that fails, and whether it is silent then."""
+    """The trouble of one step.
+
+    It has the points of interrupts in the main thread, the number of signals once the GPU has work,
+    the call of the driver that fails, and whether the driver is silent then.
+    """
 
     points: frozenset[int]
     signals: int
@@ -66,7 +69,7 @@ MINE, THEIRS = (payload(COUNT, LENGTH, seed=seed) for seed in (7, 99))
 
 
 class Interrupted(RuleBasedStateMachine):
-    """``theirs`` are the other session's blocks; ``stored`` are ours."""
+    """The state machine: ``theirs`` are blocks of the other session, ``stored`` are ours."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -89,7 +92,7 @@ class Interrupted(RuleBasedStateMachine):
 
     @contextlib.contextmanager
     def troubled(self, trouble: Trouble) -> Iterator[list[BaseException]]:
-        """What was raised; the GPU stands still until a while after this."""
+        """Cause trouble in this context, and yield the list of exceptions. The GPU stands still."""
         scene, gpu = self.scene, self.scene.gpu
         scene.gate.clear()
         self.opener = threading.Timer(STILL_S, scene.gate.set)
@@ -108,7 +111,7 @@ class Interrupted(RuleBasedStateMachine):
                 told.append(error)
 
     def calm(self) -> None:
-        """Whoever was left behind has ended."""
+        """Wait until all threads that were left behind have ended."""
         self.opener.join()
         self.scene.mine.stat()
         if self.scene.gpu is not None:
@@ -142,7 +145,7 @@ class Interrupted(RuleBasedStateMachine):
 
     @rule(trouble=TROUBLE)
     def close(self, trouble: Trouble) -> None:
-        """While a put that was left goes on; and another cache."""
+        """Close the cache while an abandoned put goes on, and open another one."""
         with self.troubled(dataclasses.replace(trouble, signals=9)):
             self.scene.mine.put(self.scene.fresh(), MINE)
         with contextlib.suppress(KeyboardInterrupt), Interrupts(trouble.points):

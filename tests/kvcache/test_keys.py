@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Keys: the same everywhere, and different for whatever is different."""
+"""Keys are the same on every machine, and differ if any part of their input differs."""
 
 from __future__ import annotations
 

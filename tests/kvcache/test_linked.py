@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""A cache on its host's link: the same bytes, counted by class; stopped between two pieces."""
+"""A cache on its host's link moves the same bytes, counts them, and stops between pieces."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_the_same_bytes_counted_by_class(
     fragments: int,
     chunk_size: int,
 ) -> None:
-    """Fragments of odd lengths: a piece ends in the midst of one, and of a chunk."""
+    """Fragments have odd lengths, so a piece ends in the middle of a fragment and of a chunk."""
     blocks = payload(4, LENGTH)
     targets = np.zeros_like(blocks)
     cuts = np.linspace(0, LENGTH, fragments + 1).astype(int)[1:-1]
@@ -115,7 +115,7 @@ def test_an_engine_of_a_cache_is_on_the_link_too(
 def test_a_put_that_is_stopped_ends_at_the_next_piece(
     pool: Pool, server: MetaServer, shm: Path
 ) -> None:
-    """4 MiB/s: the put would take some seconds, and may have the link for a piece every 60 ms."""
+    """At 4 MiB/s the put would take seconds; the link admits a piece every 60 ms."""
     blocks = payload(4, LENGTH)
     link = Link("slow", SLOW, pool=pool, directory=shm)
     place = Place(link)
@@ -150,7 +150,7 @@ def _moved(way: Way) -> None:
 
 
 def test_threads_that_are_alone_ask_once_for_all_their_parts(pool: Pool, link: Link) -> None:
-    """Eight parts and more: if each asked anew, there would be as many decisions."""
+    """There are at least eight parts, so there would be as many decisions if each asked."""
     place = Place(link)
     settings = dataclasses.replace(CopySettings.default(), part=64 << 10)
     engine = CpuEngine(pool, 2, settings=settings, place=place)
@@ -178,7 +178,7 @@ def test_threads_that_are_alone_ask_once_for_all_their_parts(pool: Pool, link: L
 
 
 def test_who_waits_too_long_goes_without_leave(pool: Pool, server: MetaServer, link: Link) -> None:
-    """Somebody has all of the link, and does not let go: a process that stands still."""
+    """A process that stands still holds all of the link."""
     held = Queue(link.way(Direction.READ), now_ns=time.monotonic_ns())
     limit = int(link.way(Direction.READ).handle.bucket.limit)
     held.push(TransferClass.OFFLOAD, limit, 1)

@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Two processes, a cache each, one link: gets have their share beside puts without end, and go on
-when the other process is killed in the midst of a copy."""
+"""Two processes with a cache each share a link.
+
+Gets have their share beside endless puts, and go on when the other process is killed while it
+copies.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,7 @@ Start = Callable[[str], "subprocess.Popen[str]"]
 
 @pytest.fixture
 def link(pool: Pool, server: MetaServer, shm: Path) -> Iterator[Link]:
-    """With the blocks that are got, put without it."""
+    """Make a link, after the blocks for the gets were put without it."""
     with KVCache(pool, namespace="test") as cache:
         assert cache.put(digests(0), np.ones((COUNT, LENGTH), np.uint8)).stored == COUNT
     made = Link("host", SLOW, pool=pool, directory=shm)
@@ -61,7 +64,7 @@ def process(pool: Pool, link: Link, shm: Path) -> Iterator[Start]:
 
 
 def moved(link: Link, seconds: float) -> tuple[list[int], float]:
-    """Bytes of each class in that time."""
+    """Return the bytes of each class that move within ``seconds``."""
     before, start = [link.bytes_of(kind)[0] for kind in KINDS], time.monotonic()
     time.sleep(seconds)
     after, end = [link.bytes_of(kind)[0] for kind in KINDS], time.monotonic()
@@ -69,7 +72,7 @@ def moved(link: Link, seconds: float) -> tuple[list[int], float]:
 
 
 def test_gets_have_their_share_beside_puts_without_end(link: Link, process: Start) -> None:
-    """8 to 1, of a link that both together would fill many times over."""
+    """The shares are 8 to 1 of a link that each of them could fill alone."""
     for what in ("get", "put"):
         process(what)
     seen, right = [], 0

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""What engines use of a cache: blocks at known addresses, and pins without an object per block."""
+"""Engines use blocks at known addresses, and pins without a Python object for each block."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ COUNT, PARTS, SIZE = 5, 3, 4096
 
 
 def scattered(memory: np.ndarray) -> Run:
-    """Blocks whose fragments lie apart: memory has the axes (part, block, byte)."""
+    """Return blocks whose fragments lie apart: memory has the axes (part, block, byte)."""
     fragments = np.empty((COUNT, PARTS, 2), dtype=np.uint64)
     for block in range(COUNT):
         for part in range(PARTS):

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Puts and gets over a link: the bytes are the same, and the link has seen all of them."""
+"""Puts and gets over a link move the same bytes, and the link counts all of them."""
 
 from __future__ import annotations
 

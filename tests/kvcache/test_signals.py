@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Real signals to a real process that copies by an engine, in pairs: Ctrl-C, and once more."""
+"""A process that copies by an engine gets real signals in pairs, like Ctrl-C pressed twice."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ THEIRS = 1 << 30  # the first of our keys: not the process's
 
 
 def test_pairs_of_signals_harm_nobodys_blocks(shm: Path) -> None:
-    """What was interrupted gives its space back when its last byte is written: whoever takes the
-    space meanwhile finds what he wrote."""
+    """An interrupted put returns its space after its last byte is written, so another session that
+    gets the space finds what it wrote."""
     paths, dice = [shm / "a", shm / "b"], random.Random(5)
     blocks = payload(COUNT, LENGTH, seed=99)
     with (

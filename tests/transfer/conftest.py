@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""A small pool, and what stands in for a GPU."""
+"""Fixtures: small pools, and a stand-in for a GPU."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from beluga.pool import Pool
 
 @pytest.fixture
 def pool(shm: Path) -> Iterator[Pool]:
-    """Of two devices, of 16 stripes each; modules have their own where they need another."""
+    """Make a pool of two devices of 16 stripes each; some modules replace this fixture."""
     paths = [shm / "a", shm / "b"]
     with Pool.create(paths, device_size=16 * STRIPE, coherence="software", sparse=True) as it:
         yield it
@@ -25,7 +25,7 @@ def pool(shm: Path) -> Iterator[Pool]:
 
 @pytest.fixture(scope="module")
 def long_pool(memory_root: Path) -> Iterator[Pool]:
-    """Of three devices, for all tests of a module."""
+    """Make a pool of three devices for all tests of a module."""
     folder = Path(tempfile.mkdtemp(prefix="beluga-test-", dir=memory_root))
     paths = [folder / "a", folder / "b", folder / "c"]
     try:

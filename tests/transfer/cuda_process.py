@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The kernels in a process with sanitizers (``csrc/cuda/harness.cu``), asked over pipes."""
+"""Runs the kernels in a process with sanitizers (``csrc/cuda/harness.cu``), over pipes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ BUGS = ("tile", "stride", "swap", "tail", "chunk", "twice", "strided", "pad", "a
 
 
 class SanitizerError(Exception):
-    """The process ended itself; what it said."""
+    """The sanitizer ended the process; the error has its report."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,8 +40,10 @@ class Grid:
 
 @functools.cache
 def _fixed_addresses() -> tuple[str, ...]:
-    """What to start a program with so that the sanitizer finds its shadow's place free: some
-    kernels spread addresses more than it was built for."""
+    """Return the command that starts a program at fixed addresses.
+
+    Some kernels of Linux spread addresses so far that the sanitizer's shadow would not fit.
+    """
     command = ("setarch", "-R")
     if shutil.which(command[0]) is None:
         return ()
@@ -50,7 +52,7 @@ def _fixed_addresses() -> tuple[str, ...]:
 
 
 class KernelProcess:
-    """Memory and kernels of a process that ends at the first bad access."""
+    """The memory and kernels of a process that ends at the first bad access."""
 
     def __init__(self, program: Path) -> None:
         self._process = subprocess.Popen(
@@ -62,7 +64,7 @@ class KernelProcess:
         )
 
     def allocate(self, size: int, ragged: int = 0) -> int:
-        """Memory of that many bytes and none more, so far past an aligned address."""
+        """Allocate exactly ``size`` bytes, ``ragged`` bytes after an aligned address."""
         return self._number(self._ask("A", size, ragged, answer=8))
 
     def write(self, address: int, content: bytes) -> None:
@@ -72,14 +74,14 @@ class KernelProcess:
         return self._ask("R", address, size, answer=size)
 
     def launch(self, kernel: str, grid: Grid, job: NDArray[Any]) -> NDArray[Any]:
-        """Run it; every access to pool and engine memory, of type ACCESS."""
+        """Run a kernel. Return every access to pool and engine memory, of type ACCESS."""
         number = KERNELS.index(kernel)
         answer = self._ask("L", number, grid.blocks, grid.threads, payload=job.tobytes(), answer=8)
         count = self._number(answer)
         return np.frombuffer(self._take(count * ACCESS.itemsize), ACCESS)
 
     def window_address(self, bases: Bases, offset: int) -> int:
-        """What the kernels' own arithmetic says."""
+        """Return the address that the kernels compute for an offset."""
         table = self.allocate(bases.table.nbytes)
         self.write(table, bases.table.tobytes())
         windows = bases.windows

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Blocks in a kernel process: what a launch must have done, byte by byte and access by access."""
+"""Blocks in a kernel process, and checks of every byte and access of a launch."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CANARY = b"\xa5"
 
 @dataclasses.dataclass(frozen=True)
 class Shape:
-    """Blocks that are all fragmented alike, and the pool they lie in."""
+    """Blocks with equal fragments, and the pool in which they lie."""
 
     sizes: tuple[int, ...]  # of a block's fragments
     offsets: tuple[int, ...]  # of the blocks
@@ -40,7 +40,7 @@ class Shape:
 
 @dataclasses.dataclass
 class Outcome:
-    """What a launch touched, and what it said."""
+    """The accesses and the result of a launch."""
 
     tables: Tables
     accesses: NDArray[Any]
@@ -75,7 +75,7 @@ class Scene:
             process.write(address, crc.tables(lanes).tobytes())
 
     def content(self, seed: int) -> list[bytes]:
-        """The blocks' payloads: no two words alike."""
+        """Return the payloads of the blocks, in which no two words are equal."""
         random = np.random.default_rng(seed)
         return [random.bytes(self.shape.length) for _ in self.shape.offsets]
 
@@ -119,7 +119,7 @@ class Scene:
         )
 
     def gathered(self, seed: int = 1) -> Outcome:
-        """Gather, and look at every byte."""
+        """Gather, and check every byte."""
         payloads, lines = self.content(seed), -(-self.shape.length // 64) * 64
         self.fill_fragments(payloads)
         for offset in self.shape.offsets:
@@ -143,7 +143,7 @@ class Scene:
         return outcome
 
     def scattered(self, seed: int = 2) -> Outcome:
-        """Scatter what a gather would have written, and look at every byte."""
+        """Scatter the bytes that a gather would have written, and check every byte."""
         payloads = self.content(seed)
         for offset, payload in zip(self.shape.offsets, payloads, strict=True):
             self.fill_pool(offset, payload)
@@ -160,7 +160,7 @@ class Scene:
         return outcome
 
     def check_accesses(self, outcome: Outcome, *, write: bool) -> None:
-        """Every byte once on either side, aligned words, and warps that touch whole lines."""
+        """Check that each byte is accessed once, in aligned words and whole lines of warps."""
         plan, pads = self.plan, outcome.tables.tiles["extra"]
         pool = runs(self.bases.addresses(plan.pieces["offset"]), plan.pieces["length"])
         engine = runs(plan.pieces["address"], plan.pieces["length"])
@@ -176,7 +176,7 @@ class Scene:
         check_coalescing(outcome)
 
     def check_rows(self, plan: Plan, outcome: Outcome) -> None:
-        """Rows are written once each; where sums are compared, chunks are read once and whole."""
+        """Check that rows are written once, and chunks with checksums read once and whole."""
         loads = outcome.accesses[outcome.accesses["store"] == 0]
         stores = outcome.accesses[outcome.accesses["store"] == 1]
         rows = runs(plan.pieces["address"], plan.pieces["length"])
@@ -201,7 +201,7 @@ def runs(starts: NDArray[Any], sizes: NDArray[Any]) -> list[tuple[int, int]]:
 
 
 def joined(found: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """The same bytes in as few runs as possible; no byte may be there twice."""
+    """Return the same bytes in as few runs as possible; no byte may occur twice."""
     out: list[tuple[int, int]] = []
     for start, size in sorted(found):
         assert not out or start >= out[-1][1], f"byte at {start:#x} twice"
@@ -213,7 +213,7 @@ def joined(found: list[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 def check_coalescing(outcome: Outcome) -> None:
-    """The n-th words that the lanes of a group load, or store, for a tile lie side by side."""
+    """Check that the n-th words that a group's lanes load or store for a tile are adjacent."""
     wide = outcome.accesses[outcome.accesses["size"] == 16]
     wide = wide[np.argsort(wide["thread"], kind="stable")]  # a lane's own stay in order
     tile_and_kind = wide["tile"].astype(np.int64) << 1 | wide["store"]

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The C core compiled again with lines changed: a bug planted, or its acts written down."""
+"""Compiles the C core with changed lines: with a planted bug, or with a record of its acts."""
 
 from __future__ import annotations
 
@@ -22,8 +22,10 @@ GCC = shutil.which("gcc") or ""
 
 
 def built(folder: Path, changes: Iterable[tuple[str, str, str]], more: str = "") -> Library:
-    """``changes``: the file, the line, which it has once, and what it becomes. ``more``: what the
-    library declares besides what it always does."""
+    """Build the core with ``changes``: a file, a line that occurs once, and its replacement.
+
+    ``more`` has declarations besides those of the product.
+    """
     source = folder / "csrc"
     shutil.copytree(_build.CSRC, source)
     for file, line, becomes in changes:

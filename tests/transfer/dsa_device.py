@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""A DSA at the other end of ``write()``, executed in Python: it looks hard at what it is sent, and
-ends descriptors as a test tells it to."""
+"""A DSA in Python at the other end of ``write()``.
+
+It checks every descriptor, and ends descriptors as a test tells it to.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,7 @@ FLAGS = {
 
 @dataclasses.dataclass(frozen=True)
 class End:
-    """How a descriptor ends: after ``done`` bytes, with this record."""
+    """The end of a descriptor, after ``done`` bytes and with this record."""
 
     done: int
     status: int = lib.BL_DSA_SUCCESS
@@ -55,7 +57,7 @@ class Sent:
 
     @classmethod
     def of(cls, raw: bytes) -> Sent:
-        """Raises AssertionError for one that a device would not take."""
+        """Read a descriptor. Raises AssertionError for one that a device would not take."""
         pasid, word, record, source, target, size, interrupt, reserved, seed = struct.unpack(
             "<IIQQQIHHI", raw[:44]
         )
@@ -72,8 +74,10 @@ Fate = Callable[[random.Random, Sent], End]
 
 
 class WriteDevice:
-    """Takes 64 bytes at a time and keeps a few in hand; executes any of them, and shows their
-    records in any order. ``fate`` says how each ends; ``reach`` how much of a batch is executed."""
+    """Takes descriptors of 64 bytes, and executes a few at a time in any order.
+
+    ``fate`` says how each descriptor ends, and ``reach`` how much of a batch is executed.
+    """
 
     def __init__(
         self,
@@ -97,13 +101,13 @@ class WriteDevice:
         self._thread.start()
 
     def portal(self) -> Portal:
-        """Its queue, opened."""
+        """Open the device's queue."""
         out = ffi.new("bl_dsa_queue **")
         assert lib.bl_dsa_queue_open(self.descriptor, lib.BL_DSA_WRITE, self.limits, out) == 0
         return Portal(out[0], self.limits, is_device=True, text="in Python")
 
     def close(self) -> None:
-        """After the engine, whose queue is the other end: nothing wrong was sent."""
+        """Close the device after the engine, and check that every descriptor was right."""
         self._thread.join()
         self._socket.close()
         assert self.wrong == []
@@ -166,6 +170,6 @@ class WriteDevice:
 
     @staticmethod
     def _show(address: int, record: bytes) -> None:
-        """The status with the first 8 bytes, after the others."""
+        """Write a record: first its other bytes, then the 8 bytes with the status."""
         ctypes.memmove(address + 8, record[8:], 24)
         ctypes.memmove(address, record[:8], 8)

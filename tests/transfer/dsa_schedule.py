@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""One schedule of a DSA's mishaps played through the engine, against slices of bytes.
+"""Runs one schedule of a DSA's faults on the engine, and compares with slices of bytes.
 
-It enters C by whatever library it is given: the product, or one with a bug planted in it
-(``test_dsa_mutants.py``).
+The library may be the product, or one with a planted bug (``test_dsa_mutants.py``).
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ PRODUCT = Library(core_ffi, core_lib)
 
 @dataclasses.dataclass(frozen=True)
 class Schedule:
-    """What is copied, by which queue, and what befalls it."""
+    """The blocks to copy, the properties of the queue, and its faults."""
 
     seed: int
     sizes: tuple[int, ...]  # of a block's fragments
@@ -131,7 +130,7 @@ def demand(condition: object, what: str) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Scene:
-    """Blocks near the end of the first data stripe, and what they are made of."""
+    """Blocks near the end of the first data stripe, and their content."""
 
     schedule: Schedule
     pool: Pool

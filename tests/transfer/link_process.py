@@ -47,7 +47,7 @@ def say(**fields: Any) -> None:
 
 
 def hammer(way: Way, seed: int) -> None:
-    """Push, poll, cancel and complete for ever."""
+    """Push, poll, cancel and complete without end."""
     rng = random.Random(seed)
     queue = Queue(way, now_ns=time.monotonic_ns())
     waiting: list[int] = []
@@ -137,7 +137,7 @@ def flood(directory: str, name: str, paths: str, kind: str, place: int) -> None:
 
 
 def onboard(directory: str, name: str, paths: str, count: int) -> None:
-    """Read a block at a time, with pauses; how long each took."""
+    """Read a block at a time, with pauses, and print how long each took."""
     with Pool.open(paths.split(":")) as pool:
         first = -(-pool.geometry.data_offset // BLOCK) * BLOCK
         _, plan = plan_of(pool, first, BLOCK)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The kernels compiled by NVRTC without a GPU, and what its machine code says."""
+"""Compiles the kernels by NVRTC without a GPU, and reads the machine code."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Nvrtc:
         self._disassembler = next(folder.glob("nvidia/*/bin/nvdisasm"))
 
     def compile(self, architecture: int) -> bytes:
-        """A cubin, by the very options that the engine gives to cupy, and those that cupy adds."""
+        """Compile a cubin with the options that the engine gives to cupy, and those of cupy."""
         program, size = ctypes.c_void_p(), ctypes.c_size_t()
         text = source.kernel_text().encode()
         self._call("CreateProgram", ctypes.byref(program), text, b"kv_copy.cu", 0, None, None)

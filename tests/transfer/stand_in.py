@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""A machine with a DSA, for who chooses engines: a queue that passes for a device's."""
+"""Makes a machine that seems to have a DSA, for tests of the choice of engines."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from beluga.transfer.engines.dsa.queue import Portal, limits_of, open_software
 
 
 def working(pool: Pool) -> DsaEngine:
-    """The software queue, under another name."""
+    """Open the software queue under another name."""
     soft = open_software(pool)
     return DsaEngine(pool, Portal(soft.handle, soft.limits, is_device=True, text="stand-in"))
 
 
 def refusing(pool: Pool) -> DsaEngine:
-    """A queue that takes no descriptor."""
+    """Open a queue that takes no descriptor."""
     reading, writing = os.pipe()
     os.close(reading)
     return _written_to(pool, writing)
 
 
 def silent(pool: Pool) -> DsaEngine:
-    """A queue that takes some descriptors, and no more is heard of them."""
+    """Open a queue that takes some descriptors and never completes them."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     engine = _written_to(pool, os.dup(ours.fileno()))
     ours.close()
@@ -50,7 +50,7 @@ def _written_to(pool: Pool, file: int) -> DsaEngine:
 
 
 def install(patch: pytest.MonkeyPatch, opened: Callable[[Pool], DsaEngine] = working) -> None:
-    """From now on this machine has that queue."""
+    """Let this machine have that queue from now on."""
     entry = dataclasses.replace(
         ENGINES["dsa"], why_none=lambda: None, open=lambda pool, threads: opened(pool)
     )

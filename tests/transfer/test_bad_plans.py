@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""What callers get wrong: numbers that are none, memory that may not be written, plans that C would
-misread. Each is one clear error, and nothing has moved."""
+"""Wrong numbers, memory that may not be written, and plans that C would misread are refused.
+
+Each of them gives one clear error, and nothing has moved.
+"""
 
 from __future__ import annotations
 

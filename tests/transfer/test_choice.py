@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Who is chosen to copy, by what this machine has, and that nothing about a DSA is in the way."""
+"""An engine is chosen by what this machine has, and a defective DSA stops no copy."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def test_whatever_is_wrong_with_the_dsa_the_cpu_copies(
     caplog: pytest.LogCaptureFixture,
     opened: Any,
 ) -> None:
-    """Measured for real: that the CPU does the work of a queue is not taken for its speed."""
+    """Costs are really measured. Work that the CPU does for a queue is not the queue's speed."""
     stand_in.install(monkeypatch, opened)
     monkeypatch.setattr(config, "cache_dir", lambda: tmp_path / "cache")
     monkeypatch.delenv("BELUGA_TUNING")
@@ -151,7 +151,7 @@ def test_whatever_is_wrong_with_the_dsa_the_cpu_copies(
 def test_a_work_queue_that_does_not_open_is_warned_of(
     pool: Pool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Through sysfs and the device file, as on a machine that has one."""
+    """The queue is found through sysfs and its device file, as on a machine with a DSA."""
     folder = tmp_path / "sys" / "wq0.0"
     folder.mkdir(parents=True)
     for name, text in (

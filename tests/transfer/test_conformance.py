@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""What every engine does, on pools over several devices, against slices of bytes."""
+"""Every engine moves the right bytes, on pools over several devices."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class Scene:
         count: int,
         chunk_size: int,
     ) -> Scene:
-        """``start``: the offset of the first block; the others follow, some lines apart."""
+        """Make a scene with the first block at ``start``; the others follow, some lines apart."""
         room = -(-sum(sizes) // 64) * 64
         steps = room + 64 * rng.integers(0, 4, count)
         offsets = start + np.concatenate([[0], np.cumsum(steps)[:-1]])
@@ -94,7 +94,7 @@ class Scene:
 
     @property
     def area(self) -> tuple[int, int]:
-        """The pool's bytes that are watched: offset, size."""
+        """Return the offset and size of the pool's bytes that are watched."""
         end = max(self.offsets) + -(-self.length // 64) * 64
         start = min(self.offsets) - SLACK
         return start, end + SLACK - start
@@ -111,7 +111,7 @@ class Scene:
         )
 
     def gathered(self, memory: Bytes) -> list[Bytes]:
-        """The payload of each block."""
+        """Return the payload of each block."""
         return [
             np.concatenate(
                 [memory[at : at + size] for at, size in zip(row, self.sizes, strict=True)]
@@ -120,7 +120,7 @@ class Scene:
         ]
 
     def scattered(self, payloads: list[Bytes]) -> Bytes:
-        """Memory with these payloads in it."""
+        """Return memory with these payloads in it."""
         memory = np.full(self.memory_size, CANARY, np.uint8)
         for row, payload in zip(self.places.tolist(), payloads, strict=True):
             done = 0
@@ -130,7 +130,7 @@ class Scene:
         return memory
 
     def stored(self, payloads: list[Bytes]) -> Bytes:
-        """The watched area with these payloads in it, last lines filled up."""
+        """Return the watched area with these payloads; zeros fill up last lines."""
         start, size = self.area
         area = np.full(size, CANARY, np.uint8)
         for offset, payload in zip(self.offsets, payloads, strict=True):
@@ -140,7 +140,7 @@ class Scene:
         return area
 
     def sums(self, payloads: list[Bytes]) -> NDArray[np.uint32]:
-        """The vector of each block, of shape (blocks, chunks)."""
+        """Return the checksums of each block: shape (blocks, chunks)."""
         chunk = self.chunk_size or self.length
         return np.array(
             [
@@ -176,7 +176,7 @@ def write(case: EngineCase, engine: Engine, pool: Pool, scene: Scene, part: int 
 
 
 def read(case: EngineCase, engine: Engine, pool: Pool, scene: Scene, part: int = 0) -> None:
-    """Read a scene back; compare what came, and that nothing else was touched."""
+    """Read a scene back; compare the bytes, and check that no others were touched."""
     payloads = [scene.noise(scene.length) for _ in scene.offsets]
     poke(pool, scene.area[0], scene.stored(payloads))
     memory = case.memory(np.full(scene.memory_size, CANARY, np.uint8))
@@ -252,7 +252,7 @@ def test_one_wrong_byte_in_the_pool_is_found(
 
 @dataclasses.dataclass(frozen=True)
 class Rows:
-    """Some bytes of some blocks of a scene, and what reading them gives."""
+    """Some bytes of some blocks of a scene, and the expected result of reading them."""
 
     scene: Scene
     blocks: NDArray[np.int64]
@@ -268,7 +268,7 @@ class Rows:
 
     @property
     def places(self) -> NDArray[np.int64]:
-        """Where each row goes, a few bytes apart."""
+        """Return the target of each row, a few bytes apart."""
         result: NDArray[np.int64] = np.cumsum(self.sizes + 3) - self.sizes
         return result
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Puts and gets of blocks that lie scattered, against what slices of bytes would do."""
+"""Puts and gets of scattered blocks are compared with slices of bytes."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def path(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 class Scattered:
-    """Fragments of these sizes, apart from each other, each with slack around it."""
+    """Separate fragments of these sizes, with slack around each."""
 
     def __init__(self, sizes: list[int], content: bytes | None = None) -> None:
         self.sizes = sizes
@@ -86,7 +86,7 @@ class Scattered:
         return b"".join(self.memory[start : start + size].tobytes() for start, size in pairs)
 
     def untouched(self) -> bool:
-        """No byte outside the fragments was written."""
+        """Return whether no byte outside of the fragments was written."""
         outside = np.ones(len(self.memory), dtype=bool)
         for start, size in zip(self.starts, self.sizes, strict=True):
             outside[start : start + size] = False
@@ -123,7 +123,7 @@ def sums(content: bytes, chunk_size: int) -> list[int]:
 
 @dataclasses.dataclass
 class Batch:
-    """Blocks of one length under keys of their own, and what C is told of them."""
+    """Blocks of one length with their keys, and the arguments of C for them."""
 
     scene: Scene
     chunk_size: int
@@ -155,7 +155,7 @@ class Batch:
         return ffi.new("bl_kv_batch *", fields | told)
 
     def put(self, blocks: list[Scattered], **told: int) -> int:
-        """0 and all are stored, or an error and none is."""
+        """Put blocks. Return 0 if all are stored, or an error if none is."""
         states, statuses = ffi.new("uint8_t[]", COUNT), ffi.new("int32_t[]", COUNT)
         with self.scene.client.lock:
             session = self.scene.client.session
@@ -166,14 +166,14 @@ class Batch:
         return int(status)
 
     def get(self, blocks: list[Scattered], *, check_checksums: bool = True) -> int:
-        """How many leading blocks are right."""
+        """Get blocks, and return how many leading blocks are right."""
         states, mismatches = ffi.new("uint8_t[]", COUNT), ffi.new("uint64_t *")
         struct = self.struct(blocks, check_checksums=check_checksums)
         with self.scene.client.lock:
             return int(lib.bl_kv_get(self.scene.client.session, struct, states, mismatches))
 
     def offsets(self) -> list[int]:
-        """Where the blocks lie in the pool."""
+        """Return the offsets of the blocks in the pool."""
         records, pending = ffi.new("bl_block_record[]", COUNT), ffi.new("uint32_t *")
         with self.scene.client.lock:
             session = self.scene.client.session
@@ -189,7 +189,7 @@ class Batch:
 
 
 def round_trip(scene: Scene, sizes: list[int], chunk_size: int) -> None:
-    """As many bytes as ``sizes`` are put, looked at in the pool, and fetched into other pieces."""
+    """Put fragments of ``sizes``, compare the pool, and fetch them into other fragments."""
     contents = [counting(sum(sizes), 7 * i) for i in range(COUNT)]
     batch = Batch.fresh(scene, chunk_size)
     assert batch.put([Scattered(sizes, content) for content in contents]) == 0

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Plans executed by the CPU engine, alone and by its thread pool, against slices of arrays."""
+"""Plans of the CPU engine, with one thread and with several, are compared with slices."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class Scattered:
 
 
 def places(pool: Pool, blocks: int, length: int) -> np.ndarray:
-    """Offsets of blocks in no order, one over the end of a stripe."""
+    """Return offsets of blocks in no order, one across the end of a stripe."""
     room = -(-length // 64) * 64 + 128
     start = pool.geometry.data_offset + STRIPE_SIZE - room // 2 // 64 * 64
     return (start + room * np.random.default_rng(1).permutation(blocks)).astype(np.uint64)
@@ -253,7 +253,7 @@ def test_what_is_no_plan_of_this_pool_moves_nothing(pool: Pool) -> None:
 
 
 def test_threads_of_one_process_copy_at_once(pool: Pool) -> None:
-    """The thread pool has one job at a time; who finds it at work copies alone."""
+    """The thread pool has one job at a time. A thread that finds it at work copies alone."""
     engine, errors = CpuEngine(pool, threads=3), list[BaseException]()
     length = 48 * 20480
 

@@ -198,7 +198,7 @@ def test_bounces_of_more_than_their_buffers_wait_for_the_oldest(pool: Pool) -> N
 
 
 def test_short_copies_out_of_the_pool_are_a_kernels(pool: Pool, gpu: Gpu) -> None:
-    """The driver would do them by the CPU, which is slow and reads what it must not cache."""
+    """The driver would copy by the CPU, which is slow and caches lines that it must not cache."""
     engine = engine_on(pool, gpu, path="staged")
     assert engine.settle(PATIENCE_S)
     memory = np.zeros(20480, np.uint8)

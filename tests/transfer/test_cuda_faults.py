@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""What must not be given to a GPU, and what fails beside it: refused, or told to its owner."""
+"""Wrong plans never reach a GPU, and failures beside it are reported to their transfers."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_a_plan_that_would_lead_a_kernel_astray_is_refused(
 
 
 def test_a_piece_that_leaves_its_stripe_is_refused(pool: Pool, gpu: Gpu) -> None:
-    """It would leave its window, which ends with a stripe."""
+    """Such a piece would leave its window, which ends with a stripe."""
     engine, memory = engine_on(pool, gpu), np.zeros(8192, np.uint8)
     start = pool.geometry.data_offset + STRIPE - 4096
     plan = Plan(
@@ -112,7 +112,7 @@ def test_a_forked_child_is_told_to_open_the_pool_anew(pool: Pool, gpu: Gpu) -> N
 
 
 class FailingOnce:
-    """The CPU's care; the first flush meets a fault."""
+    """The CPU's cache maintenance, whose first flush meets a fault."""
 
     def __init__(self) -> None:
         self.failed = False
@@ -161,7 +161,7 @@ def every_other_window() -> Callable[[int], None]:
 def test_a_fault_while_bouncing_leaves_nothing_under_way(
     pool: Pool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever is told of it may free what the GPU was about to fill."""
+    """A caller that learns of the fault may free the memory that the GPU was about to fill."""
     gpu = Gpu(before_register=every_other_window())
     engine = engine_on(pool, gpu, bounce_size=512 << 10)
     assert engine.settle(PATIENCE_S)
@@ -237,7 +237,7 @@ def test_parts_of_a_plan_are_plans(pool: Pool, gpu: Gpu) -> None:
 
 
 def test_buffers_are_as_large_as_what_is_fetched(pool: Pool) -> None:
-    """Of verified rows that is their chunks: the bound on what lies in buffers is of those."""
+    """For rows with checksums that is the size of their chunks, which the bound counts."""
 
     def refuse(_: int) -> None:
         raise DriverError("made up")
@@ -267,7 +267,7 @@ def test_buffers_are_as_large_as_what_is_fetched(pool: Pool) -> None:
 
 
 def test_a_bounced_write_has_not_ended_while_its_bytes_are_to_come(pool: Pool) -> None:
-    """Whoever sees its end may give its space to somebody else: later copies must not write it."""
+    """A caller that sees the end may pass the space on, so later copies must not write it."""
 
     def refuse(_: int) -> None:
         raise DriverError("made up")
@@ -288,7 +288,7 @@ def test_a_bounced_write_has_not_ended_while_its_bytes_are_to_come(pool: Pool) -
 
 @pytest.mark.parametrize(("path", "bounced"), [("direct", 0), ("staged", 0), ("direct", 1)])
 def test_a_start_that_fails_leaves_nothing_under_way(pool: Pool, path: str, bounced: int) -> None:
-    """Whichever call of the driver fails: when the start raises, the GPU is through with it."""
+    """Any call of the driver may fail. When the start raises, the GPU has no work of it left."""
     for number in itertools.count(1):
         gpu = FailingGpu(bounced=bool(bounced))
         engine = engine_on(pool, gpu, path=path, bounce_size=2 << 20)

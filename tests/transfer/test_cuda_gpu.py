@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The CUDA engine by way of cupy, beside what the conformance tests try there: streams, graphs,
-CUDA's own errors. On a GPU, or skipped with the reason (``scripts/gpu`` runs these); and on what
-stands in for cupy, which shows that the calls are right, and nothing of a GPU."""
+"""The CUDA engine through cupy: streams, graphs and CUDA's errors.
+
+The tests run on a GPU (``scripts/gpu``) or are skipped with the reason. They also run on a stand-in
+for cupy, which shows that the calls are right, but nothing about a GPU.
+"""
 
 from __future__ import annotations
 

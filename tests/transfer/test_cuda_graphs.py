@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The CUDA engine among others' work: graphs, streams, failures, and what was measured."""
+"""The CUDA engine beside other work: graphs, streams, failures, calibration."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 # Copyright The Beluga Authors
 """The CUDA kernels' own source, compiled for this CPU with sanitizers: addresses, bytes, sums.
 
-What this can not show: how fast a GPU runs them, and its memory model.
+These tests cannot show the speed or the memory model of a GPU.
 """
 
 from __future__ import annotations
@@ -141,8 +141,8 @@ def test_rows_are_read_and_the_chunks_they_touch_are_summed(
 
 
 def overlapping(process: KernelProcess, ragged: int) -> tuple[Scene, Plan, list[int], bytes]:
-    """Rows that lie in each other, are the same, and end in each other, over the end of a stripe,
-    and a row of one byte; what each of them wants is at its place of the payload."""
+    """Make rows that contain, equal and overlap each other across the end of a stripe, and a row of
+    one byte. Return the payload, too."""
     length, offset = 9000, 2 * STRIPE - 4096
     scene = Scene(process, Shape((length,), (offset,), THREE))
     (payload,) = scene.content(3)
@@ -253,7 +253,7 @@ def test_sums_do_not_depend_on_the_order(lanes: int) -> None:
     assert len(crc.tables(lanes)) == 20 * 256 + 64
 
 
-# What each bug needs to show: unaligned ends, several chunks, devices, K and V.
+# Each bug shows only with some of these: unaligned ends, several chunks, devices, K and V.
 PLANTED = Shape((4099, 4099), (3 * STRIPE - 8192,), THREE, chunk_size=1024)
 
 

@@ -2,7 +2,7 @@
 # Copyright The Beluga Authors
 """The kernels as NVRTC compiles them for three generations of GPUs, and their machine code.
 
-Needs no GPU: ``scripts/setup-cuda-tools`` gets the compiler and the disassembler.
+The tests need no GPU: ``scripts/setup-cuda-tools`` gets the compiler and the disassembler.
 """
 
 from __future__ import annotations

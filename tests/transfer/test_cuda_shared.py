@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Engines of a process for one pool and GPU: what is registered is there once, for all of them."""
+"""Engines of a process for one pool and GPU share one registration of the pool."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def again(pool: Pool) -> Iterator[Pool]:
 
 
 def claimed(claims: Path) -> int:
-    """Bytes that count to the host's cap."""
+    """Return the bytes that count for the host's cap."""
     return sum(int(path.read_text() or 0) for path in claims.glob("claim-*"))
 
 
@@ -80,7 +80,7 @@ def test_loads_and_saves_register_a_pool_once(pool: Pool, again: Pool, claims: P
 
 
 def test_who_made_the_registration_may_leave_first(pool: Pool, again: Pool, claims: Path) -> None:
-    """Its engine, its driver and its mapping of the pool are gone, and the other goes on."""
+    """Its engine, driver and mapping of the pool are gone, and the other engine works on."""
     drivers = [Counting(), Counting()]
     first, second = engine_on(again, drivers[0]), engine_on(pool, drivers[1])
     assert first.settle(PATIENCE_S)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The staged way: kernels and copy engines work beside each other, and never one too early."""
+"""In staged copies kernels and copy engines work at the same time, and neither runs too early."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ GROUP = 256 << 10
 
 
 class Observed(Gpu):
-    """Notes what has ended, in order: launches, and copies of a stream that is watched."""
+    """Records the ends of launches, and of copies on a watched stream, in order."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -175,7 +175,7 @@ def test_a_long_plan_takes_two_buffers_in_turn_and_the_cpu_waits_for_none(
 def test_a_stream_goes_on_when_its_copies_have_ended(
     pool: Pool, watched: Callable[..., Any]
 ) -> None:
-    """What the caller puts on it after a write, or a read of the same blocks, comes after."""
+    """Later work of the caller on the stream runs after the copies."""
     engine, gpu = watched(write=True)
     blocks = Blocks.make(pool, 8)
     blocks.plan = dataclasses.replace(blocks.plan, checksums=None)  # told only after a wait

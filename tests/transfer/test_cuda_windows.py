@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Windows under a cap: the least recently used one makes room, and never one that is in use."""
+"""Under a cap the least recently used window makes room, but never one that is in use."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def ready(engine: CudaEngine) -> set[tuple[int, int]]:
 
 
 def until(engine: CudaEngine, blocks: Blocks, condition: Callable[[], bool]) -> None:
-    """Copy the blocks until that is so."""
+    """Copy the blocks until the condition is true."""
     for _ in range(100):
         if condition():
             return

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Whatever a device says of a descriptor, the bytes and the sums are right: every status that the
-kernel's header names, faults at every place, addresses that mean nothing, batches half done.
+"""The bytes and checksums are right for every status of a device, faults at every place, any fault
+address, and batches that end early.
 
-And what it is sent keeps the limits of its queue: a device in Python looks at every descriptor.
+A device in Python checks that every descriptor keeps the limits of its queue.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def test_a_queue_is_sent_no_more_than_it_is_configured_for(
 @pytest.mark.parametrize("batch_max", [0, 8], ids=["single", "batches"])
 @pytest.mark.parametrize("moved", ["nothing", "some", "all"])
 def test_what_a_device_could_not_do_is_done_by_hand(pool: Pool, moved: str, batch_max: int) -> None:
-    """Every status in turn; what such a record says besides means nothing."""
+    """Each status occurs in turn; the other fields of such a record mean nothing."""
     codes = iter([code | bit for code in STATUSES for bit in (0, lib.BL_DSA_STATUS_WRITE)] * 50)
 
     def fate(dice: random.Random, sent: Sent) -> End:
@@ -180,7 +180,7 @@ def test_a_fault_at_a_known_place_is_mended_and_the_device_goes_on(pool: Pool) -
 
 
 def test_a_flush_that_faults_is_resumed_by_the_device(pool: Pool) -> None:
-    """It reads, as far as its record says, and yet names its target."""
+    """A flush reads according to its record, and yet the fault is one of its target."""
 
     def fate(_: random.Random, sent: Sent) -> End:
         if sent.opcode == lib.BL_DSA_CFLUSH and sent.size > 64:
@@ -257,7 +257,7 @@ def test_what_a_batch_left_out_is_asked_for_again(pool: Pool, reach: str, *, fai
 
 
 def test_closing_waits_for_what_a_device_has_out(pool: Pool) -> None:
-    """Else it would write its records into memory that is somebody else's by then."""
+    """Otherwise the device would write its records into memory that has another owner by then."""
     ended = []
 
     def fate(_: random.Random, sent: Sent) -> End:

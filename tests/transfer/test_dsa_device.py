@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The software queue does as a DSA does: raw descriptors in, completion records out."""
+"""The software queue behaves like a DSA: it takes descriptors and writes completion records."""
 
 from __future__ import annotations
 
@@ -258,7 +258,7 @@ def test_a_record_goes_to_its_address_or_nowhere(device: Device) -> None:
 
 
 def test_a_fence_in_a_batch_holds(device: Device) -> None:
-    """Behind it nothing begins before all is done, and nothing at all where something failed."""
+    """Descriptors behind the fence begin after all others, or not at all if one failed."""
     stormy = Device(seed=3, reorder=65_536)
     try:
         for _ in range(30):
@@ -322,7 +322,7 @@ def test_a_full_queue_says_so() -> None:
 
 
 def test_nothing_ends_while_it_is_submitted() -> None:
-    """What the caller sees is a record that comes later, as from a device."""
+    """The caller sees the record later, as with a device."""
     delay_s = 0.2
     device = Device(delay_us=int(delay_s * 1e6))
     try:

@@ -174,7 +174,7 @@ def test_the_machines_row_is_what_the_engine_is_told(
     cache_control: bool,
     device_flushes: bool,
 ) -> None:
-    """What goes to the cache is flushed, whatever the row says of what goes past it."""
+    """Bytes that are written to the cache are flushed, whatever the row of the policy says."""
     seen = []
 
     class Lib:
@@ -258,7 +258,7 @@ while True:
 
 
 def test_a_process_that_is_killed_harms_nothing_beside_its_target(shm: Path) -> None:
-    """The software queue dies with its process; what it had not done is not done."""
+    """The software queue ends with its process, and its open work is never done."""
     path = shm / "victim"
     with Pool.create([path], device_size=8 * STRIPE_SIZE, sparse=True) as pool:
         engine = DsaEngine(pool, "software")

@@ -2,7 +2,7 @@
 # Copyright The Beluga Authors
 """Bugs planted in how the DSA engine resumes are found by the schedules of ``dsa_schedule.py``.
 
-Each is a change of one line of a copy of the C core, which is compiled and played.
+Each bug is a change of one line of a copy of the C core, which is compiled and run.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.slow
 
 TRIES = 40
 
-# What is changed: the file, the line, and what it becomes.
+# Each entry is a file, a line, and its replacement.
 MUTANTS = {
     "none": ("", "", ""),
     "a resumed copy starts its sum anew": (

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""A work queue is opened as it is configured, by the way that lets us in, or not at all."""
+"""A work queue is opened as configured, in the way that the machine permits, or refused."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""What the CPU is owed around a DSA's copies: of which ranges, and when.
+"""The right cache maintenance runs around a DSA's copies, for each range and at the right time.
 
 On a test machine all caches are coherent, and a flush that is left out harms no byte. So the C core
 is compiled once more with every rule of ``csrc/transfer/device_range.h`` and every submission
@@ -78,13 +78,13 @@ CHANGES = [
 
 @dataclasses.dataclass(frozen=True)
 class Recorder:
-    """A core that writes down, and the pool as it has it."""
+    """A core that records its acts, and its handle of the pool."""
 
     library: Library
     pool: Any
 
     def notes(self) -> list[tuple[str, int, int]]:
-        """Since they were last asked for."""
+        """Return the notes since the last call."""
         lib = self.library.lib
         assert lib.bl_note_count <= 65536
         found = [tuple(lib.bl_notes[i]) for i in range(lib.bl_note_count)]
@@ -117,7 +117,7 @@ SCHEDULE = Schedule(
 def moved(
     recorder: Recorder, pool: Pool, *, after: int, before: int, polls: bool = False, cache: int = 0
 ) -> tuple[Plan, list[Any], list[Any]]:
-    """A write and a read back of it: the plan, and what was noted of either."""
+    """Write and read back. Return the plan, and the notes of both copies."""
     library = recorder.library
     ffi, core = library.ffi, library.lib
     scene = DsaScene.make(SCHEDULE, pool)
@@ -170,7 +170,7 @@ def test_what_was_written_is_flushed_after_it_and_all_is_in_order(
 def test_where_nothing_is_flushed_a_write_still_ends_with_a_fence(
     recorder: Recorder, long_pool: Pool, *, polls: bool
 ) -> None:
-    """Whoever learns that it has ended may publish, and polling is a way to learn."""
+    """A caller that learns by polling that the write has ended may publish."""
     _, wrote, _ = moved(recorder, long_pool, after=0, before=0, polls=polls)
     assert only(wrote, WRITTEN) == []
     kinds = [kind for kind, _, _ in wrote]
@@ -193,7 +193,7 @@ def test_what_is_read_is_dropped_before_the_device_is_told(
 
 
 def told(notes: list[Any]) -> dict[tuple[int, int], int]:
-    """Of each opcode, with cache control or without: the bytes that it was submitted for."""
+    """Return the submitted bytes of each opcode, with cache control and without."""
     found: dict[tuple[int, int], int] = {}
     for word, size in only(notes, SUBMIT):
         key = (word >> 24, int(word & lib.BL_DSA_CC > 0))
@@ -205,7 +205,7 @@ def told(notes: list[Any]) -> dict[tuple[int, int], int]:
 def test_cache_control_is_as_asked_and_the_device_flushes_without_it(
     recorder: Recorder, long_pool: Pool, cache: int
 ) -> None:
-    """A flush with it would keep the lines: then the next reader of this host sees old bytes."""
+    """A flush with cache control keeps lines, so this host's next reader would see old bytes."""
     device = lib.BL_DSA_FLUSH_DEVICE
     _, wrote, read = moved(recorder, long_pool, after=device, before=device, cache=cache)
     size = sum(SCHEDULE.sizes) * SCHEDULE.block_count
@@ -219,14 +219,14 @@ def test_cache_control_is_as_asked_and_the_device_flushes_without_it(
 
 
 def lines_of(found: list[tuple[int, int]]) -> list[int]:
-    """Every line of these ranges, as often as it is in one."""
+    """Return every line of these ranges, once for each range that has it."""
     return sorted(
         line for offset, size in found for line in range(offset // 64, -(-(offset + size) // 64))
     )
 
 
 def plans(pool: Pool) -> list[tuple[Plan, int]]:
-    """Plans, and the fewest ranges that have their lines and no other."""
+    """Return plans, and the smallest number of ranges that have exactly their lines."""
     start = pool.geometry.data_offset + 4096
     offsets = np.array([start, start + 5056, start + 8192, start + 2048 * 64], np.uint64)
     address = np.full((4, 1), 1 << 20, np.uint64)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Whatever befalls a DSA queue, the bytes and the checksums are the same."""
+"""Faults of a DSA queue change neither bytes nor checksums."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def storm(**faults: int) -> Schedule:
 
 
 def stat_of(pool: Pool, schedule: Schedule) -> dict[str, int]:
-    """What an engine does for one write by this schedule."""
+    """Return an engine's counters after one write by this schedule."""
     scene = DsaScene.make(schedule, pool)
     with opened(PRODUCT, pool.handle, schedule) as engine:
         assert not any(run(PRODUCT, engine, scene.plan(scene.content), 10**9, is_read=False))
@@ -66,5 +66,5 @@ def test_a_queue_that_stays_full_is_given_up_and_the_cpu_copies(long_pool: Pool)
 
 
 def test_a_page_that_never_comes_is_given_up_and_the_cpu_copies(long_pool: Pool) -> None:
-    """Nearly every descriptor faults: each brings a few bytes, and some none."""
+    """Nearly every descriptor faults, after a few bytes or none."""
     play(PRODUCT, long_pool.handle, long_pool, storm(fault=65_000, error=100))

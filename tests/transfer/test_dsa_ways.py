@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The ways into a device's queue, each with a stand-in for the device behind it.
+"""Each way of submitting to a device's queue works, with a stand-in for the device.
 
 A mapped portal is a file in memory whose lines a thread looks at; ``write()`` goes into a socket.
 Either hands the very same 64 bytes on to a software queue, which does the work.

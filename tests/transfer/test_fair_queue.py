@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Seastar's own cases for its fair queue, with its expected ratios, against ours.
+"""Our fair queue passes Seastar's test cases, with the ratios that Seastar expects.
 
 Its fixture: a request of weight w costs 1000 w, the forgiving factor is 50 000.
 """
@@ -262,7 +262,7 @@ def test_an_unplugged_class_waits_and_holds_nobody_up() -> None:
 
 
 def test_counters_may_wrap() -> None:
-    """What classes have had is compared by its distance: it may run over the end of 64 bits."""
+    """The queue compares distances of counters, so a counter may wrap at 64 bits."""
     fix = Fixture()
     a, b = fix.way.add(1), fix.way.add(1)
     for node in (0, a, b):
@@ -341,7 +341,7 @@ def test_the_smallest_piece_is_charged_for() -> None:
 
 
 def test_an_unplugged_class_holds_no_other_process_up() -> None:
-    """What a process says of itself to the others of its link has no class that cannot go."""
+    """A process does not announce a class that cannot be served to the others of its link."""
     way = Way(limit=WEIGHT, forgiving=FORGIVING, capped=True, now_ns=0)
     first, second = Queue(way, now_ns=0), Queue(way, now_ns=0)
     a, b = way.add(1000), way.add(10)

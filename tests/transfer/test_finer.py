@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Plans without checksums cut finer: the same bytes, in chunks that engines take."""
+"""Plans without checksums that are cut finer have the same bytes, in valid chunks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ STRIPE = 2 << 20
 
 
 def moved(plan: Plan) -> list[tuple[int, int]]:
-    """Address and offset of every byte, in order."""
+    """Return address and offset of every byte, in order."""
     return [
         (address + i, offset + i)
         for address, offset, length, _ in plan.pieces.tolist()

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Layouts of all engines against numpy's own transposition of the same arrays."""
+"""Layouts of all engines are compared with numpy's transposition of the same arrays."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def layers(*shape: int) -> tuple[Array, ...]:
 
 
 def heads_outside() -> tuple[Array, ...]:
-    """Logically tokens before heads, in memory the other way round: vLLM's HND."""
+    """Return vLLM's HND: tokens come before heads logically, but after them in memory."""
     return tuple(array.transpose(0, 1, 3, 2, 4) for array in layers(NB, 2, H, BS, D))
 
 
@@ -115,7 +115,7 @@ PLACES = {
 
 
 def gathered(plan: Plan, start: int, size: int) -> bytes:
-    """What a plan would write at [start, start + size) of the pool."""
+    """Return the bytes that a plan would write at [start, start + size) of the pool."""
     found = bytearray(size)
     for address, offset, length, _ in plan.pieces.tolist():
         at = offset - start

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""One link, several processes: shares and order among them, and none that dies takes it along."""
+"""Several processes share a link in the right order, and one that dies does not block it."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_killed_processes_take_nothing_along(shm: Path, process: Start, capped: 
 def test_a_death_between_any_two_counters_is_put_right(
     step: str, recorded: bool, moved: bool
 ) -> None:
-    """What the three operations on a seat leave behind, wherever their process dies."""
+    """A process may die at any point of the three operations on its record."""
     way = Way(limit=1000, capped=True, now_ns=0)
     way.add(1)
     seat, bucket = way.handle.seats[3], way.handle.bucket

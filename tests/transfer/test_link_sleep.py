@@ -13,7 +13,7 @@ MS = 1_000_000
 
 @pytest.mark.parametrize("waiting", [1, 2])
 def test_a_process_that_slept_does_not_make_up_for_it(waiting: int) -> None:
-    """It copied a piece, and was busy elsewhere or stopped, maybe with another piece in line."""
+    """The process copied a piece, then was busy or stopped, maybe with another piece waiting."""
     way = Way(limit=2 * MS * 1000, capped=True, now_ns=0)
     slept, other = Queue(way, now_ns=0), Queue(way, now_ns=0)
     a, b = way.add(8), way.add(1)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Plans against a byte-by-byte model: every byte of every block once, cut where it must be."""
+"""Plans are compared with a model of bytes: every byte occurs once, and cuts are right."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ STRIPE = 2 << 20
 
 
 def bytes_of(plan: Plan) -> dict[int, tuple[int, int]]:
-    """Pool offset of each byte: its engine address and its chunk."""
+    """Return the engine address and the chunk of each byte, by pool offset."""
     found: dict[int, tuple[int, int]] = {}
     for address, offset, length, chunk in plan.pieces.tolist():
         for i in range(length):

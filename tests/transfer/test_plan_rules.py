@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The rules of a plan's pieces and chunks (``bl_plan_piece_valid``), each broken by itself."""
+"""Each rule of a plan's pieces and chunks (``bl_plan_piece_valid``) is broken by itself."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_only_a_sparse_plan_leaves_gaps(pool: Pool, name: str) -> None:
 
 
 def test_a_chunk_lies_in_the_pool_to_its_last_byte(pool: Pool) -> None:
-    """Its pieces may: of a sparse plan the chunk is fetched whole."""
+    """The pieces of a sparse plan may lie in the pool, but its chunk is fetched whole."""
     end = pool.geometry.size - pool.geometry.data_offset - AT
     for sparse in (False, True):
         assert verdict(pool, [[end - 64, 64, 0]], [[end - 64, 64, 0]], sparse=sparse)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The planner against the paper's crossings, and what is measured, kept and damaged."""
+"""The planner agrees with the paper's crossings, and survives damaged files."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_many_small_fragments_cost_what_the_table_says_of_them() -> None:
 
 
 class Noted:
-    """Says who was asked, and for what."""
+    """Notes which engine was asked for what."""
 
     def __init__(self, name: str, asked: list[tuple[str, Direction, int]]) -> None:
         self.name, self._asked = name, asked
@@ -151,7 +151,7 @@ def test_a_line_is_found_again() -> None:
 
 
 def test_no_part_of_a_cost_is_below_nothing_and_the_others_make_up_for_it() -> None:
-    """As of a CPU for which many fragments are no more work than one."""
+    """Some CPUs copy many fragments as fast as one."""
     shapes = [(4096, 1), (262144, 64), (65536, 1), (262144, 4), (1048576, 16)]
     times = [1000 + size / 8 - 60 * fragments for size, fragments in shapes]
     found = fit(shapes, times)
@@ -173,7 +173,7 @@ def pool(memory_root: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pool]:
 
 
 class Counted(CpuEngine):
-    """How often any was asked."""
+    """Counts how often an engine was asked."""
 
     copies = 0
 
@@ -249,7 +249,7 @@ def test_a_damaged_or_foreign_file_is_measured_again(pool: Pool, damage: str) ->
 
 
 class Failing(Noted):
-    """Does as it is told, up to a point."""
+    """Copies a number of plans and then fails."""
 
     fault: str | None = None
 

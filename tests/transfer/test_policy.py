@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The policy table as Python has it; tests/sim/test_policy_rows.py says whether it is right."""
+"""The policy table in Python; ``tests/sim/test_policy_rows.py`` judges its rows."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Verified bytes on a link: rows count as the chunks that are read for them, piece by piece."""
+"""Rows with checksums count as the chunks that are read for them, piece by piece."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Engines driven over a link: bytes arrive, jobs end, fail and are dropped as they should."""
+"""Engines copy over a link: bytes arrive, and jobs end, fail and are dropped correctly."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ FAST = LinkSettings(read=Speed(8 << 30), write=Speed(8 << 30), device=Speed(8 <<
 
 
 class HeldTransfer:
-    """Ends when it is let."""
+    """A transfer that ends when the test says so."""
 
     def __init__(self) -> None:
         self.gate = threading.Event()
@@ -55,7 +55,7 @@ class HeldTransfer:
 
 
 class HeldEngine:
-    """Copies nothing, and does not end before it is told to."""
+    """Copies nothing, and ends when the test says so."""
 
     name = "held"
 

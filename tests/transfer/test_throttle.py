@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Both generations of throttler, with a clock that only the tests turn; and what pieces cost."""
+"""Both generations of throttlers run on a virtual clock; prices of pieces are right."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Settings of the CPU's copies: they reach C, any give the same bytes, and the file is robust."""
+"""Settings of the CPU's copies reach C, give the same bytes, and survive damaged files."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ ANY = st.builds(CopySettings, **{field.name: SIZES for field in dataclasses.fiel
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty place for what is measured; and nothing is known from before."""
+    """Make an empty cache folder, without results from before."""
     monkeypatch.setattr(config, "cache_dir", lambda: tmp_path / "cache")
     monkeypatch.setattr(tuning, "_FOUND", {})
     monkeypatch.delenv("BELUGA_TUNING", raising=False)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Views: the addresses that numpy would compute, and an end that nobody steps over."""
+"""Views compute numpy's addresses and refuse indices outside of their memory."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_foreign_memory_keeps_its_owner() -> None:
 
 
 class Torch:
-    """What of a torch tensor a view asks for."""
+    """The part of a torch tensor that a view uses."""
 
     def __init__(self, address: int, shape: tuple[int, ...], steps: tuple[int, ...]) -> None:
         self.data_ptr, self.shape, self.stride = lambda: address, shape, lambda: steps
@@ -109,7 +109,7 @@ class Torch:
 
 
 class Cupy:
-    """What of a cupy array a view asks for."""
+    """The part of a cupy array that a view uses."""
 
     shape, strides, dtype = (3, 4), (16, 4), np.dtype(np.float32)
     __cuda_array_interface__ = {"data": (1 << 40, False)}  # noqa: RUF012  as the protocol has it
