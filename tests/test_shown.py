@@ -107,7 +107,7 @@ def session() -> Iterator[Session]:
 
 
 def printed(text: str) -> list[str]:
-    """What a program's comments say that it prints: ``print(...)  # 8: as many``."""
+    """Return what a program's comments say that it prints: ``print(...)  # 8: as many``."""
     return re.findall(r"^\s*print\(.*\)  # ([^:\n]+)", text, re.MULTILINE)
 
 

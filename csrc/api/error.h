@@ -28,7 +28,7 @@ enum bl_error {
     BL_ERROR_NO_GRANT,          /* the session does not hold that grant (any more) */
     BL_ERROR_PIN_LIMIT,         /* the session has too many blocks pinned */
     BL_ERROR_QUARANTINE,        /* this host's dead writers hold too much space */
-    BL_ERROR_EPOCH_DAMAGED,     /* a line that says who is server can no longer be read */
+    BL_ERROR_EPOCH_DAMAGED,     /* a line that names the server can no longer be read */
     BL_ERROR_SECOND_HOST,       /* the pool has hardware coherence: one host's, not this one's */
     BL_ERROR_LOBBY_BUSY,        /* another process of this host attaches and does not get done */
     BL_ERROR_QUOTA,             /* the session has its share, or calls too often */

@@ -11,7 +11,8 @@
  * counts again once the gap is filled, as it does in the engine.
  *
  * Memory is bounded: beyond block_max or name_max the blocks that were stored longest ago are
- * forgotten, deepest first. What an enemy sends costs him as much as it costs us.
+ * forgotten, deepest first. What an attacker sends costs the attacker as much as it costs the
+ * router.
  */
 #ifndef BL_PREFIX_H
 #define BL_PREFIX_H

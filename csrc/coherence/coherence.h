@@ -210,7 +210,7 @@ static inline void bl_invalidate(const bl_memory *memory, uint64_t offset, uint6
     ((void)(memory), (void)(look), (void)(offset), (void)(size))
 
 /* The last look at this line came after our own write of another (or all our writes) was in memory:
- * of two who each write before they look, one sees the other. */
+ * of two processes that each write before they look, one sees the other. */
 #define bl_ordered(memory, look, written) ((void)(memory), (void)(look), (void)(written))
 
 /* Return nanoseconds of a clock of this host alone: hosts never compare clocks. */

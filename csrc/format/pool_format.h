@@ -386,7 +386,7 @@ typedef struct bl_entry {
 /* An extent is a run of stripes given to one size class; its line stands at its first stripe.
  *
  *   FREE --open, before the first grant--> OPEN --emptied--> FREE
- *                                          OPEN --its memory fails--> RETIRED, for ever
+ *                                          OPEN --its memory fails--> RETIRED, forever
  *
  * After a crash, a process may still write what is open and not committed, so it goes into
  * quarantine. */

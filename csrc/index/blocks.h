@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * The block index of the server: which block lies where, who writes it, who reads it.
+ * The server's block index: where each block lies, and which sessions write and read it.
  *
  *                     reserve                 commit
  *   (no number) ---------------> GRANTED ---------------> COMMITTED --evict, remove--> (no number)
@@ -150,7 +150,7 @@ int bl_handle_retire(void *meta, bl_call *call);
 
 /* index/lookup.c */
 
-/* Take away count pins, whoever held them. */
+/* Take away count pins of any session. */
 void bl_unpin(bl_meta *meta, uint32_t number, uint32_t count);
 int bl_handle_lookup(void *meta, bl_call *call);
 int bl_handle_release(void *meta, bl_call *call);

@@ -36,7 +36,7 @@ void bl_entry_clear(bl_meta *meta, uint32_t number)
     uint64_t offset = bl_entry_offset(&meta->pool->geometry, number, meta->server->half);
     bl_crash_line("entry.clear_line", &meta->pool->memory, offset, &entry);
     bl_stream_line(&meta->pool->memory, offset,
-                   &entry); /* SYNC entry: a reader who looks again sees that its copy is void */
+                   &entry); /* SYNC entry: a reader that looks again sees that its copy is void */
 }
 
 void bl_extent_write(bl_meta *meta, const bl_extent_view *view, uint32_t state)

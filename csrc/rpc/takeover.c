@@ -10,8 +10,8 @@
  *   1  prove N-2 gone; find N-1 silent (or refuse: it lives)
  *   2  be the one owner of epoch N (rpc/elect.c)
  *   3  publish epoch N, TAKING; full fence                            SYNC epoch.line
- *   4  read the predecessor's half once and write the own: whom it gave lanes, what it committed,
- *      what it has open (hooks.recover)
+ *   4  read the predecessor's half once and write the own: sessions with lanes, committed
+ *      blocks, and what is open (hooks.recover)
  *   5  store fence; publish SERVING: from now on the own half holds the truth
  *
  * N-1, before it grants from a new extent: writes its open mark, full fence, reads the epoch.
@@ -162,8 +162,8 @@ static int bl_takeover_claim(const bl_server *server, bl_takeover *plan)
 }
 
 /* Does a session line say that nobody has the lane? The line of a free lane has no nonce, and
- * clearing that is one store: a line whose writer died in the middle names whoever may use the
- * lane, the session before it or the one after, or nobody. */
+ * clearing that is one store: a line whose writer died in the middle names the session that may use
+ * the lane, which is the one before it or the one after, or nobody. */
 static int bl_session_over(const bl_server *server, const bl_session_line *line, uint32_t lane)
 {
     const bl_memory *memory = &server->pool->memory;

@@ -295,7 +295,7 @@ def test_a_handler_that_is_replaced_meanwhile_costs_a_report_at_most(paths: list
     assert (ended.returncode, ended.stdout.strip()) == (0, ALIVE), ended.stderr
 
 
-# It is installed under this handler, or over it.
+# faulthandler is installed under this handler, or over it.
 ENABLE = "faulthandler.enable()\n"
 USED = "cut(paths[1])\n"
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""What devdax refuses or silently rounds is refused by Beluga first, with one clear line each.
+"""Beluga refuses first what devdax refuses or silently rounds, with one clear line each.
 
 A made-up sysfs calls /dev/null a devdax node; it is never mapped here. Real nodes: tests/hosts.
 """

@@ -19,8 +19,8 @@ import pytest
 from beluga import Client, Pool
 from beluga.rpc import METHOD_USER, Server
 
-# It forks once its session has a liveness lock of which the server does not know yet. The child
-# says what it holds of it, and ends when it is told to; then the parent calls.
+# This process forks once its session has a liveness lock of which the server does not know yet. The
+# child says what it holds of it, and ends when it is told to; then the parent calls.
 ATTACHES = """
 import os, sys, threading
 from beluga import Client, Pool

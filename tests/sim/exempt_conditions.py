@@ -640,7 +640,7 @@ REASONED: Conditions = {
             "line.sequence",
             0,
             "false",
-        ): "asks for a farewell again that was answered, which is true for ever: it costs a call",
+        ): "asks for a farewell again that was answered, which stays true: it costs a call",
         ("reply.epoch == epoch.epoch", 0, "true"): (
             "a server of an earlier epoch that answered the request ended the session before it "
             "was succeeded"

@@ -29,7 +29,7 @@ _FAILED = (
 )
 _REVIVED = (
     "needed where a machine takes over another's host number with a copy of that line in its "
-    "cache; in the simulator, as on one machine, a number is one host for ever"
+    "cache; in the simulator, as on one machine, a number is one host forever"
 )
 _PROVEN = (
     "in the simulator no process takes a turn between a server's last full fence and its look at a "

@@ -231,7 +231,7 @@ int bl_path_lane(bl_sim_world *world)
 
 /* ---- lobby: more processes than lanes come and go, one dies; no lane has two holders. */
 
-/* Check that nobody who could still write to it holds the lane of a fresh session: 0 or
+/* Check that the lane of a fresh session has no other holder that could still write to it: 0 or
  * -EBADMSG. */
 static int bl_path_hold(bl_path *path, bl_session *session)
 {
