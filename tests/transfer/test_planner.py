@@ -249,7 +249,7 @@ def test_a_damaged_or_foreign_file_is_measured_again(pool: Pool, damage: str) ->
 
 
 class Failing(Noted):
-    """Copies a number of plans and then fails."""
+    """Raises these errors, at the start of a copy or when the copy is waited for."""
 
     fault: str | None = None
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""What copying costs on this machine: measured in a scratch pool, kept in the user's cache folder.
+"""Measure the costs of copying on this machine, and keep them in the user's cache directory.
 
-The engines below ``engines/`` keep their own measurements with it; ``select/`` decides by it.
+The engines in ``engines/`` keep their own measurements with it; ``select/`` decides by the costs.
 """

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""What was measured of copying on this machine, kept in the user's cache directory.
+"""Keep measurements of copies on this machine in the user's cache directory.
 
-A file for each CPU model, instructions in use, kind of memory and coherence. It is replaced whole,
-so that who reads it meanwhile, or writes another, sees one or the other; one that is damaged or
-another machine's counts as none.
+There is a file for each CPU model, set of instructions, kind of memory and coherence. A file is
+replaced whole, so a reader sees the old one or the new one. A file that is damaged, or that belongs
+to another machine, counts as missing.
 """
 
 from __future__ import annotations
@@ -28,8 +28,10 @@ _VERSION = 2
 
 
 def may_measure() -> bool:
-    """Unless BELUGA_TUNING is off. Raises :class:`~beluga.errors.EngineUnavailableError` for one
-    that is neither on nor off."""
+    """Return whether BELUGA_TUNING permits measurements.
+
+    Raises :class:`~beluga.errors.EngineUnavailableError` if it is neither on nor off.
+    """
     told = config.tuning()
     if told not in (None, "on", "off"):
         raise EngineUnavailableError(f"BELUGA_TUNING={told} is not on or off")
@@ -47,7 +49,7 @@ class CalibrationCache:
         self.path = config.cache_dir() / f"copy-{digest[:16]}.json"
 
     def read(self, part: str) -> Any:
-        """A part of it, as JSON has it, to be checked by who reads it; None if there is none."""
+        """Return a part of the file, or None. The caller has to check the content."""
         return self._parts().get(part)
 
     def can_write(self) -> bool:
@@ -57,7 +59,7 @@ class CalibrationCache:
         return os.access(self.path.parent, os.W_OK)
 
     def write(self, part: str, content: Any) -> None:
-        """Put a part beside the others. Raises OSError where it cannot be kept."""
+        """Write a part beside the others. Raises OSError if it cannot be kept."""
         whole = {"version": _VERSION, "machine": self._machine, **self._parts(), part: content}
         self.path.parent.mkdir(parents=True, exist_ok=True)
         number, draft = tempfile.mkstemp(prefix=self.path.stem, dir=self.path.parent)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""What a copy costs an engine: a line, with a part for each copy, each fragment and each byte."""
+"""The cost of a copy is linear: a part for the copy, for each fragment and for each byte."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from beluga.transfer.engine import Direction
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Cost:
-    """Nanoseconds to start, for each fragment, and for each byte."""
+    """Nanoseconds for the start of a copy, for each fragment, and for each byte."""
 
     start_ns: float
     fragment_ns: float
     byte_ns: float
 
     def of(self, size: int, fragments: int) -> float:
-        """Nanoseconds for ``size`` bytes in ``fragments`` pieces."""
+        """Return the nanoseconds for ``size`` bytes in ``fragments`` pieces."""
         return self.start_ns + self.fragment_ns * fragments + self.byte_ns * size
 
 
 Table = Mapping[tuple[str, Direction], Cost]
-"""By an engine's name and the direction."""
+"""Costs by the name of an engine and the direction."""

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""What copying costs on this machine: measured once, in a fraction of a second, and kept.
+"""Measure once what copies cost on this machine, in a fraction of a second, and keep the result.
 
-Nothing here runs in a request's path: who wants a measured table asks for it when the engine
-starts. What is timed are copies as caches make them: of memory that is in no cache, with checksums.
+Nothing here runs in a request's path; a table is measured when an engine starts. The timed copies
+are like those of caches: the memory is in no CPU cache, and the copies have checksums.
 """
 
 from __future__ import annotations
@@ -37,14 +37,16 @@ if TYPE_CHECKING:
 
 _REPETITIONS = 9
 _SHAPES = ((4096, 1), (4096, 64), (65536, 1), (65536, 4), (65536, 16))
-"""Fragments of so many bytes, and how many: enough to tell the three parts of a cost apart."""
+"""Bytes of a fragment and number of fragments: enough shapes for the three parts of a cost."""
 _SPAN = max(fragment * count for fragment, count in _SHAPES)
 
 
 def kept_table(pool: Pool, setup: str) -> Table:
-    """What was measured on this machine for a pool's kind of memory, and kept: nothing, if nothing
-    was, or BELUGA_TUNING is off. ``setup`` is all that the costs depend on and the machine does
-    not say: how many threads the CPU copies with, how a device's queue is reached."""
+    """Return the kept costs of this machine for a pool's kind of memory.
+
+    The table is empty if nothing was kept, or if BELUGA_TUNING is off. ``setup`` has everything
+    else that the costs depend on: the CPU's threads, the way of submitting to a device's queue.
+    """
     return table_of(CalibrationCache(pool).read(_part(setup))) if may_measure() else {}
 
 
@@ -53,7 +55,7 @@ def _part(setup: str) -> str:
 
 
 def table_of(content: object) -> Table:
-    """What a file says; of what is something else, nothing."""
+    """Return the table that a file contains, or an empty one if it contains something else."""
     try:
         table = {
             (str(row["engine"]), Direction[row["direction"]]): Cost(*map(float, row["cost"]))
@@ -66,7 +68,7 @@ def table_of(content: object) -> Table:
 
 
 def calibrated(pool: Pool, setup: str, engines_of: Callable[[Pool], Engines]) -> Table:
-    """The table of this machine: kept, or measured now and kept from now on.
+    """Return the table of this machine, kept from before or measured now.
 
     ``engines_of``, given a scratch pool, makes the engines that are measured there and closed. It
     takes under half a second for each. Where ``BELUGA_TUNING`` is off or nothing can be kept,
@@ -98,8 +100,10 @@ def calibrated(pool: Pool, setup: str, engines_of: Callable[[Pool], Engines]) ->
 
 
 def measure(engine: Engine, direction: Direction, offset: int) -> Cost:
-    """What an engine's copies cost, by least squares over a few shapes. 1 MiB of its pool from
-    ``offset`` on is written over."""
+    """Measure the cost of an engine's copies, by least squares over a few shapes.
+
+    This overwrites 1 MiB of its pool from ``offset`` on.
+    """
     memory = np.ones(2 * _SPAN, np.uint8)
     return fit(
         [(fragment * count, count) for fragment, count in _SHAPES],
@@ -108,8 +112,10 @@ def measure(engine: Engine, direction: Direction, offset: int) -> Cost:
 
 
 def fit(shapes: Sequence[tuple[int, int]], times_ns: Sequence[float]) -> Cost:
-    """The cost that comes closest to the times of (bytes, fragments), in proportion to each; no
-    part of it is below 0."""
+    """Return the cost with the least relative errors for the times of (bytes, fragments).
+
+    No part of the cost is below 0.
+    """
     wanted = np.array(times_ns, float)
     rows = np.array([[1, fragments, size] for size, fragments in shapes], float)
     rows /= wanted[:, None]
@@ -130,7 +136,7 @@ def _time(
     offset: int,
     shape: tuple[int, int],
 ) -> float:
-    """Nanoseconds of one copy of (fragment, count): the median of several."""
+    """Time one copy of (fragment, count), in nanoseconds: the median of several."""
     fragment, count = shape
     places = memory.ctypes.data + 2 * fragment * np.arange(count)
     plan = plan_blocks(

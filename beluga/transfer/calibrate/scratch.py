@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""A pool to measure copies in, so that no pool is written over and nobody's blocks are in the way.
+"""Make a pool to measure copies in, so that no block of a user's pool is overwritten.
 
-It lies in this host's memory. A CXL device is further away than that: what is measured here is
-right there too, if not the best.
+The pool lies in this host's memory. A CXL device is slower, so settings that are measured here are
+right there, too, but may not be the best.
 """
 
 from __future__ import annotations
@@ -24,8 +24,10 @@ _STRIPES = 16
 
 @contextlib.contextmanager
 def scratch_pool(like: Pool) -> Iterator[Pool]:
-    """A small pool of the coherence of ``like``, for so long. Raises OSError or a
-    :class:`~beluga.errors.BelugaError` where there is no room."""
+    """Make a small pool with the coherence of ``like``, which exists within this context.
+
+    Raises OSError or a :class:`~beluga.errors.BelugaError` if there is no space.
+    """
     coherent = all(device.coherence == "hardware" for device in like.devices)
     shared = Path("/dev/shm")  # noqa: S108  memory, where there is one
     parent = shared if os.access(shared, os.W_OK) else Path(tempfile.gettempdir())
