@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * The limit loops: what ratio_to_limit compares with. Bare instructions, the widest that the CPU
- * has; no checks, no interleaving, no protocol, and nothing shared with csrc/, so that a slow verb
- * cannot slow its own yardstick. This file changes in commits of its own only: every recorded ratio
- * rests on it.
+ * The limit loops, with which ratio_to_limit compares. They use bare instructions, the widest that
+ * the CPU has, without checks, interleaving or a protocol. They share nothing with csrc/, so that a
+ * slow verb cannot slow its own yardstick. This file changes only in separate commits, because
+ * every recorded ratio depends on it.
  */
 #include "limit.h"
 
@@ -16,7 +16,7 @@
 
 enum {
     LINE = 64,
-    LOOKS_PER_CLOCK = 1024      /* looks between two readings of the clock */
+    LOOKS_PER_CLOCK = 1024      /* polls between two readings of the clock */
 };
 
 static struct {
@@ -178,7 +178,7 @@ static inline uint8_t *slot(const limit_lines *lines, uint8_t *way, uint32_t seq
     return way + (uint64_t)(sequence & (lines->slots - 1)) * lines->stride;
 }
 
-/* count lines from sequence on, one fence behind them. */
+/* Send count lines from sequence on, with one fence behind them. */
 static inline void send(const limit_lines *lines, uint8_t *way, uint32_t sequence, uint32_t count)
 {
     for (uint32_t i = 0; i < count; i++) {
@@ -201,8 +201,8 @@ static uint64_t clock_ns(void)
     return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
 }
 
-/* Wait until count lines from sequence on have arrived; a look at all that are missing is fenced
- * once. */
+/* Wait until count lines from sequence on have arrived. One fence serves a poll of all missing
+ * lines. */
 static int receive(const limit_lines *lines, uint8_t *way, uint32_t sequence, uint32_t count)
 {
     uint64_t looks = 0, deadline = 0;

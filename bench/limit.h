@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * The machine's own limit: the same work as Beluga's, done by bare instructions on bare addresses.
- * Prototypes only, read by cffi as they stand. Functions return 0 or a negative errno.
+ * The machine's limit: the same work as Beluga's, done by bare instructions on bare addresses. cffi
+ * reads this file, so it has only prototypes. Functions return 0 or a negative errno.
  */
 #ifndef LIMIT_H
 #define LIMIT_H
 
 #include <stdint.h>
 
-/* Operations on size bytes at base + offset; buffer is private memory. All of one type, so that one
- * clock times them and Beluga's verbs alike. Offsets and sizes are multiples of a line. */
+/* Operations on size bytes at base + offset; buffer is private memory. All have one type, so that
+ * one stopwatch times them and Beluga's verbs. Offsets and sizes are multiples of a line. */
 int limit_write(const void *base, uint64_t offset, void *buffer, uint64_t size);
 int limit_read(const void *base, uint64_t offset, void *buffer, uint64_t size);
 int limit_load(const void *base, uint64_t offset, void *buffer, uint64_t size);
@@ -19,24 +19,25 @@ int limit_store_clflush(const void *base, uint64_t offset, void *buffer, uint64_
 int limit_store_clflushopt(const void *base, uint64_t offset, void *buffer, uint64_t size);
 int limit_store_clwb(const void *base, uint64_t offset, void *buffer, uint64_t size);
 
-/* What this CPU has, whatever Beluga was told to do without. */
+/* The features of this CPU, including those that Beluga was told not to use. */
 int limit_has_clflushopt(void);
 int limit_has_clwb(void);
 
-/* Rows of one size: where each lies in private memory, and where in the pool. */
+/* Rows of one size, with the address of each in private memory and in the pool. */
 typedef struct limit_rows {
-    const uint64_t *private_places; /* addresses, a line's or not */
+    const uint64_t *private_places; /* addresses, of lines or not */
     const uint64_t *pool_places;    /* addresses; of lines, for limit_gather */
     uint64_t size;                  /* of each row; a multiple of a line */
 } limit_rows;
 
-/* Operations on size bytes of rows, from row number first on: rows streamed to the pool; the rows'
- * lines dropped, then the rows copied out. context is a limit_rows; buffer is not used. */
+/* Operations on size bytes of rows, from row number first on. gather streams rows to the pool;
+ * scatter drops the rows' lines, then copies the rows out. context is a limit_rows; buffer is not
+ * used. */
 int limit_gather(const void *context, uint64_t first, void *buffer, uint64_t size);
 int limit_scatter(const void *context, uint64_t first, void *buffer, uint64_t size);
 
-/* An exchange of lines between two processes: asked and answered line by line, nothing in them but
- * a sequence number. The lines of both ways lie stride bytes apart; line n is slot n % slots. */
+/* An exchange of lines between two processes: each line is answered by one, and has only a sequence
+ * number. The lines of both directions are stride bytes apart; line n is slot n % slots. */
 typedef struct limit_lines {
     uint8_t *requests;
     uint8_t *replies;
@@ -45,21 +46,21 @@ typedef struct limit_lines {
     uint32_t coherent;          /* 1: plain stores, nothing is dropped; fences stay */
     uint32_t depth;             /* lines out at a time; 1 is a ping-pong */
     uint32_t batch;             /* lines that share a fence; at most depth, which it divides */
-    uint32_t sequence;          /* of the first line: never one that a slot has held before */
-    uint64_t count;             /* lines each way: a multiple of batch */
+    uint32_t sequence;          /* of the first line; no slot has held it before */
+    uint64_t count;             /* lines in each direction; a multiple of batch */
     uint64_t timeout_ns;
 } limit_lines;
 
-/* The two sides; -ETIMEDOUT when the other one is silent for so long. */
+/* Run one of the two sides. Returns -ETIMEDOUT when the other one is silent for so long. */
 int limit_ask(const limit_lines *lines);
 int limit_answer(const limit_lines *lines);
 
-/* A table of lines, each with a key in its first two words, that is read once from end to end;
+/* A table of lines, each with a key in its first two words. It is read once from end to end, and
  * every key goes into an index with the line's number. */
 typedef int (*limit_insert)(void *index, const uint64_t *key, uint32_t number);
 
 typedef struct limit_table {
-    const uint8_t *const *pieces;   /* of the table, in order */
+    const uint8_t *const *pieces;   /* the table's pieces, in order */
     uint64_t piece_lines;           /* in each of them */
     uint64_t first;                 /* line of the first piece */
     uint64_t lines;
@@ -68,11 +69,11 @@ typedef struct limit_table {
     void *index;
 } limit_table;
 
-/* 0, or the first error of insert. */
+/* Scan the table. Returns 0, or the first error of insert. */
 int limit_scan(const limit_table *table);
 
-/* A hash table of 64-bit keys as plain as can be: open addressing, the next slot when one is taken.
- * 0 is no key. */
+/* A minimal hash table of 64-bit keys with open addressing, which uses the next free slot. 0 is not
+ * a key. */
 typedef struct limit_slot {
     uint64_t key;
     uint64_t value;
@@ -85,7 +86,7 @@ typedef struct limit_hash {
 
 void limit_hash_put(const limit_hash *hash, const uint64_t *keys, uint64_t count);
 
-/* Look up one key after the other: the sum of the values found. */
+/* Look up one key after the other. Returns the sum of the values. */
 uint64_t limit_hash_walk(const limit_hash *hash, const uint64_t *keys, uint64_t count);
 
 #endif
