@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * The stopwatch: see drive.h. Reading the clock costs about as much as a fence, so operations are
- * timed one by one only when samples are wanted; a ratio is taken of whole runs without them.
+ * The stopwatch (see drive.h). Reading the clock costs about as much as a fence, so operations are
+ * timed one by one only when samples are needed; ratios are computed from whole runs without them.
  */
 #include "drive.h"
 

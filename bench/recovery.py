@@ -189,7 +189,7 @@ def _fill(pool: Pool, count: int, seed: int) -> None:
 
 
 def _seal(lines: Lines, keys: Lines) -> None:
-    """Put the CRC of ``csrc/format/line.h`` into lines that end with it."""
+    """Put the check value of ``csrc/format/line.h`` into lines that end with it."""
     total = (keys + np.uint64(0x9E3779B97F4A7C15)) * np.uint64(0xDA942042E4DD58B5)
     for column, (add, times) in enumerate(zip(_ADD, _TIMES, strict=True)):
         total += (lines[:, column] ^ np.uint64(add)) * np.uint64(times)

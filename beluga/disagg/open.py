@@ -28,4 +28,6 @@ async def open_queue(url: str, name: str, *, visibility_s: float = VISIBILITY_S)
 
         paths = url.partition(":")[2]
         return await PoolQueue.open(paths, name, visibility_s=visibility_s)
-    raise QueueError(f"{url!r} is no prefill queue; give nats://HOST:PORT, pool, or pool:PATH:PATH")
+    raise QueueError(
+        f"{url!r} is not a prefill queue; give nats://HOST:PORT, pool, or pool:PATH:PATH"
+    )

@@ -60,7 +60,7 @@ def prefill_request(task: PrefillTask) -> tuple[str, bytes]:
         try:
             body = msgspec.json.decode(task.body, type=dict[str, Any])
         except msgspec.MsgspecError as error:
-            raise WorkerError(f"request {task.request_id} is no JSON object: {error}") from error
+            raise WorkerError(f"request {task.request_id} is not a JSON object: {error}") from error
     for name in _DROPPED:
         body.pop(name, None)
     body |= {"max_tokens": 1, "n": 1, "stream": False}

@@ -66,9 +66,9 @@ def parse_request(
     try:
         fields = _decoder.decode(body)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise Refusal(400, f"the request's body is no JSON object: {error}") from None
+        raise Refusal(400, f"the request's body is not a JSON object: {error}") from None
     if fields.model is not None and not isinstance(fields.model, str):
-        raise Refusal(400, "'model' is no string", param="model")
+        raise Refusal(400, "'model' is not a string", param="model")
     text = bytes(fields.messages) or bytes(fields.prompt) or bytes(fields.input)
     tokens = _tokens(fields, text, tokenizer)
     salt = fields.cache_salt if isinstance(fields.cache_salt, str) else None

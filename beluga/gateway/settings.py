@@ -28,7 +28,7 @@ class Address(NamedTuple):
         """Parse ``HOST:PORT`` or ``[IPV6]:PORT``. Raises RouterError."""
         host, _, port = text.rpartition(":")
         if not host or not port.isdecimal() or int(port) > 65535:
-            raise RouterError(f"'{text}' is no HOST:PORT")
+            raise RouterError(f"'{text}' is not HOST:PORT")
         return cls(host.strip("[]"), int(port))
 
 
@@ -105,7 +105,7 @@ def read_url(text: str) -> str:
     except ValueError:
         port_makes_sense = False
     if parts.scheme not in _SCHEMES or not parts.hostname or not port_makes_sense:
-        raise RouterError(f"'{text}' is no engine's URL; it looks like http://HOST:PORT")
+        raise RouterError(f"'{text}' is not an engine's URL; it looks like http://HOST:PORT")
     if parts.query or parts.fragment:
         raise RouterError(f"'{text}': an engine's URL has no query and no fragment")
     path = parts.path.rstrip("/").removesuffix("/v1")
@@ -122,18 +122,18 @@ def read_engines(
     for text in models:
         name, equals, urls = text.partition("=")
         if not equals or not name or not urls:
-            raise RouterError(f"'{text}' is no MODEL=URL,URL")
+            raise RouterError(f"'{text}' is not MODEL=URL,URL")
         for url in urls.split(","):
             served.setdefault(read_url(url), []).append(name)
     announced: dict[str, tuple[str, str | None]] = {}
     for text in events:
         url, equals, endpoints = text.partition("=")
         if not equals or not endpoints:
-            raise RouterError(f"'{text}' is no URL=ENDPOINT of KV events")
+            raise RouterError(f"'{text}' is not URL=ENDPOINT for KV events")
         endpoint, _, replay = endpoints.partition(",")
         announced[read_url(url)] = (endpoint, replay or None)
     if unknown := announced.keys() - served.keys():
-        raise RouterError(f"KV events of {min(unknown)}, which is no worker")
+        raise RouterError(f"KV events are named for {min(unknown)}, which is not a worker")
     return tuple(
         EngineSpec(url, tuple(names), *announced.get(url, (None, None)))
         for url, names in served.items()
@@ -146,7 +146,7 @@ def read_queues(texts: Iterable[str]) -> tuple[tuple[str, str], ...]:
     for text in texts:
         model, equals, url = text.partition("=")
         if not equals or not model or not url:
-            raise RouterError(f"'{text}' is no MODEL=QUEUE; a queue is pool, or nats://HOST:PORT")
+            raise RouterError(f"'{text}' is not MODEL=QUEUE; a queue is pool, or nats://HOST:PORT")
         if model in queues:
             raise RouterError(f"model {model} has two prefill queues; name one")
         queues[model] = url
@@ -171,7 +171,7 @@ def read_workers_file(path: Path) -> tuple[EngineSpec, ...]:
         except RouterError as error:
             raise RouterError(f"{path}, line {number}: {error}") from None
         if spec.url in found:
-            raise RouterError(f"{path}, line {number}: {spec.url} stands there twice")
+            raise RouterError(f"{path}, line {number}: {spec.url} is named twice")
         found[spec.url] = spec
     return tuple(found.values())
 

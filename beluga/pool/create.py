@@ -103,7 +103,7 @@ def _refuse_occupied(device: Device, force: bool) -> None:
         if device.kind == "devdax":  # memory of a devdax node keeps the bytes of its last user
             return
         raise DeviceForeignError(
-            f"{device} holds something else than a Beluga pool; --force destroys it"
+            f"{device} holds something other than a Beluga pool; --force destroys it"
         )
     raise PoolExistsError(f"{device} holds a pool already; open it, or --force destroys it")
 

@@ -188,7 +188,7 @@ def _refusal(device: Device, number: int, raw: bytes) -> PoolError:
         return DeviceForeignError(f"{device} holds no pool; make one: beluga mount --create PATH")
     if number == lib.BL_SUPERBLOCK_FOREIGN:
         return DeviceForeignError(
-            f"{device} holds something else than a Beluga pool; check the path, or --force"
+            f"{device} holds something other than a Beluga pool; check the path, or --force"
         )
     if number == lib.BL_SUPERBLOCK_VERSION:
         version = ffi.cast("bl_superblock *", ffi.from_buffer(raw)).version

@@ -20,9 +20,9 @@ from beluga.pool.superblock import Superblock, fault, read_first
 FAULTS = {
     lib.BL_SUPERBLOCK_EMPTY: "superblock-empty {}: no pool is on it",
     lib.BL_SUPERBLOCK_FOREIGN: "superblock-foreign {}: its first bytes are not Beluga's",
-    lib.BL_SUPERBLOCK_VERSION: "superblock-version {}: of another version of the pool format",
-    lib.BL_SUPERBLOCK_DAMAGED: "superblock-damaged {}: its check is wrong",
-    lib.BL_SUPERBLOCK_FORMAT: "superblock-format {}: made by a Beluga whose structs differ",
+    lib.BL_SUPERBLOCK_VERSION: "superblock-version {}: it has another version of the pool format",
+    lib.BL_SUPERBLOCK_DAMAGED: "superblock-damaged {}: its check value is wrong",
+    lib.BL_SUPERBLOCK_FORMAT: "superblock-format {}: a Beluga with other structs made it",
     lib.BL_SUPERBLOCK_GEOMETRY: "superblock-geometry {}: its numbers contradict each other",
 }
 
@@ -71,9 +71,9 @@ def _together(believed: list[tuple[Device, Superblock]], *, complete: bool) -> I
     places: dict[int, Device] = {}
     for device, superblock in believed:
         if superblock.pool_id != first.pool_id:
-            yield f"superblock-pool {device}: of pool {superblock.pool_id[:8]}, unlike {one}"
+            yield f"superblock-pool {device}: it is of pool {superblock.pool_id[:8]}, unlike {one}"
         elif superblock.geometry != first.geometry:
-            yield f"superblock-disagrees {device}: another geometry than on {one}"
+            yield f"superblock-disagrees {device}: it has another geometry than {one}"
         elif other := places.get(superblock.device_index):
             yield (
                 f"superblock-twice {device}: device {superblock.device_index} of the pool, "

@@ -62,9 +62,9 @@ class Finding:
     """The result of one test, for one initiator in one mode on one device.
 
     The initiator of "a->b" is side a, which writes (in store buffering both write). ``rejected``
-    counts torn lines that their CRC exposed, which is legal. ``promised`` says whether the device's
-    superblock promises the property: the verbs always promise it, bare loads and stores only on a
-    device with hardware coherence.
+    counts torn lines that their check value exposed, which is legal. ``promised`` says whether the
+    device's superblock promises the property: the verbs always promise it, bare loads and stores
+    only on a device with hardware coherence.
     """
 
     test: str

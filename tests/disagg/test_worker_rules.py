@@ -189,7 +189,7 @@ def test_sampling_and_text_reach_the_engine() -> None:
 
 @pytest.mark.parametrize("body", [b"{", b"[1]", b""])
 def test_a_body_that_is_no_object_is_refused(body: bytes) -> None:
-    with pytest.raises(WorkerError, match="request r is no JSON object"):
+    with pytest.raises(WorkerError, match="request r is not a JSON object"):
         prefill_request(task(tokens=None, body=body))
 
 

@@ -192,7 +192,7 @@ def test_an_unknown_rule_and_an_unreachable_queue_are_one_clear_error() -> None:
                 pass
 
     async def address() -> None:
-        with pytest.raises(QueueError, match="'redis:x' is no prefill queue"):
+        with pytest.raises(QueueError, match="'redis:x' is not a prefill queue"):
             async with routed(FakeEngine(), prefill=Prefill((("fake", "redis:x"),))):
                 pass
 

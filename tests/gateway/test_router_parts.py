@@ -164,7 +164,7 @@ def test_salt_stream_and_model_are_read_as_they_are_meant() -> None:
     assert (parsed.model, parsed.stream, parsed.salt) == ("m", True, "s")
     parsed = parse_request("/p", b'{"stream": "yes", "cache_salt": 7}')
     assert (parsed.model, parsed.stream, parsed.salt) == (None, False, None)
-    for body, said in ((b'{"model": 7}', "no string"), (b"[", "no JSON object")):
+    for body, said in ((b'{"model": 7}', "not a string"), (b"[", "not a JSON object")):
         with pytest.raises(Refusal, match=said):
             parse_request("/p", body)
 

@@ -237,7 +237,10 @@ def test_the_command_serves_until_sigterm(start: Callable[..., Any]) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--worker", "ftp://x"], "'ftp://x' is no engine's URL; it looks like http://HOST:PORT"),
+        (
+            ["--worker", "ftp://x"],
+            "'ftp://x' is not an engine's URL; it looks like http://HOST:PORT",
+        ),
         (["--policy", "best"], "there is no policy 'best'"),
         (["--worker", "http://h:1", "--tokenizer", "/nowhere"], "/nowhere"),
     ],

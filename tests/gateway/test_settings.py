@@ -65,7 +65,7 @@ def test_a_file_has_a_worker_a_line(tmp_path: Path) -> None:
     [
         ("http://a\nnonsense\n", "line 2: 'nonsense'"),
         ("http://a weight=3\n", "line 1: 'weight=3' is none of"),
-        ("http://a\nhttp://a/\n", "line 2: http://a stands there twice"),
+        ("http://a\nhttp://a/\n", "line 2: http://a is named twice"),
         ("\x00", "line 1"),
     ],
 )

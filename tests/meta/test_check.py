@@ -134,5 +134,5 @@ def test_more_findings_than_fit_are_counted(ground: Ground) -> None:
     report = check_pool(ground.pool)
     assert report.finding_count == COUNT
     assert report.findings[0] == (
-        "entry-damaged block 0: the entry's check is wrong; it reads as a miss"
+        "entry-damaged block 0: the check value of the entry is wrong; it reads as a miss"
     )

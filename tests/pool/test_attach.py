@@ -110,7 +110,7 @@ def test_empty_file_is_refused(pool: list[Path]) -> None:
 
 def test_foreign_file_is_refused(pool: list[Path]) -> None:
     overwrite(pool[0], 0, os.urandom(4096))
-    with refused(DeviceForeignError, "something else"):
+    with refused(DeviceForeignError, "something other"):
         Pool.open(pool)
 
 

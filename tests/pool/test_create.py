@@ -114,7 +114,7 @@ def test_damaged_pool_is_not_overwritten_without_force(two: list[Path]) -> None:
 def test_file_of_somebody_else_is_kept(shm: Path) -> None:
     (shm / "thesis").write_text("call me Ishmael\n" * 99)
     before = digest(shm / "thesis")
-    with refused(DeviceForeignError, "something else", "--force"):
+    with refused(DeviceForeignError, "something other", "--force"):
         Pool.create([shm / "thesis"], device_size=SIZE)
     assert digest(shm / "thesis") == before
 

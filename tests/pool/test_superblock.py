@@ -53,7 +53,7 @@ def test_empty_device_is_refused() -> None:
 
 
 def test_foreign_device_is_refused() -> None:
-    with refused(DeviceForeignError, "something else"):
+    with refused(DeviceForeignError, "something other"):
         believe(DEVICE, b"\x7fELF".ljust(SUPERBLOCK_SIZE, b"\1"))
 
 

@@ -137,7 +137,7 @@ def test_numbers_come_at_their_times(monkeypatch: pytest.MonkeyPatch) -> None:
     assert waited == pytest.approx([0, 0.375, 0.375])
 
 
-def test_a_dealer_that_is_stopped_deals_no_more() -> None:
+def test_a_stopped_dispatcher_sends_no_more_numbers() -> None:
     dispatcher = Dispatcher(requests([1], [2], apart_ms=1e9), 1.0)
     end = os.dup(dispatcher.read_end)
     dispatcher.start()
@@ -148,7 +148,7 @@ def test_a_dealer_that_is_stopped_deals_no_more() -> None:
     os.close(end)
 
 
-def test_a_dealer_that_never_began_closes_its_pipe() -> None:
+def test_a_dispatcher_that_never_began_closes_its_pipe() -> None:
     dispatcher = Dispatcher(requests([1]), None)
     ends = (dispatcher.read_end, dispatcher._write_end)
     dispatcher.stop()

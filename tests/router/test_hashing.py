@@ -22,14 +22,14 @@ def packed(*tokens: int) -> bytes:
     return struct.pack(f"<{len(tokens)}I", *tokens)
 
 
-def test_vectors_of_era_a() -> None:
+def test_examples_of_era_a() -> None:
     hasher = BlockHasher(block_size=4, era="a")
     local = hasher.local(TOKENS)
     assert local == [14643705804678351452, 16777012769546811212]
     assert hasher.sequence(local) == [14643705804678351452, 4945711292740353085]
 
 
-def test_vectors_of_era_b() -> None:
+def test_examples_of_era_b() -> None:
     assert salt_seed() == 1389868326933519382
     hasher = BlockHasher(block_size=4)
     local = hasher.local(TOKENS)

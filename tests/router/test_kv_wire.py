@@ -177,10 +177,10 @@ def test_no_batch_is_an_error(form: Any) -> None:
 @pytest.mark.parametrize(
     ("form", "why"),
     [
-        ([], "is no batch"),
-        ([1.0], "is no batch"),
+        ([], "is not a batch"),
+        ([1.0], "is not a batch"),
         (["x", []], "no time"),
-        ([1.0, [], "x"], "rank that is no number"),
+        ([1.0, [], "x"], "rank that is not a number"),
         ([1.0, [], -1], "of rank -1"),
         ([1.0, [], 1 << 16], "of rank 65536"),
     ],

@@ -28,7 +28,7 @@ def cost(query: Query, *states: Candidate, **settings) -> list[float]:
 ISL_64 = Query(isl=64, block_size=16)
 
 
-def test_vector_a_cached_beyond_the_prompt() -> None:
+def test_example_a_cached_beyond_the_prompt() -> None:
     state = candidate(
         new=3, overlap=Overlap(device=6), active_prefill_tokens=16, active_decode_blocks=2
     )
@@ -36,31 +36,31 @@ def test_vector_a_cached_beyond_the_prompt() -> None:
     assert cost(ISL_64, state, prefill_scale=2, track_prefill=False) == [5.0]
 
 
-def test_vector_b_requests_cost() -> None:
+def test_example_b_requests_cost() -> None:
     state = candidate(overlap=Overlap(device=4), active_decode_blocks=100, active_requests=4)
     assert cost(ISL_64, state) == [100]
     assert cost(ISL_64, state, request_cost=32) == [228]
 
 
-def test_vector_c_a_decode_router_credits_decode_blocks() -> None:
+def test_example_c_a_decode_router_credits_decode_blocks() -> None:
     state = candidate(overlap=Overlap(device=3), active_decode_blocks=10)
     assert cost(ISL_64, state, decode_router=True, track_prefill=False) == [7.0]
     assert cost(ISL_64, state, decode_router=True, track_prefill=False, credit=0) == [10]
 
 
-def test_vector_d_the_pool_counts_beyond_the_device() -> None:
+def test_example_d_the_pool_counts_beyond_the_device() -> None:
     matches = Matches(held={Worker(0): Overlap(device=2)}, shared=4)
     query = Query(isl=4, block_size=1)
     states = [candidate(place, overlap=matches.of(Worker(place))) for place in (0, 1)]
     assert cost(query, *states, shared_credit=0.5) == [1.0, 2.0]
 
 
-def test_vector_e_overlap_beats_decode_blocks() -> None:
+def test_example_e_overlap_beats_decode_blocks() -> None:
     warm = candidate(0, overlap=Overlap(device=2), active_decode_blocks=3)
     assert cost(ISL_64, warm, candidate(1), prefill_scale=2) == [7, 8]
 
 
-def test_vector_f_credit_decays_as_prefills_pile_up() -> None:
+def test_example_f_credit_decays_as_prefills_pile_up() -> None:
     warm = candidate(0, overlap=Overlap(device=4), active_prefill_tokens=48)
     assert cost(ISL_64, warm, candidate(1)) == [3, 4]
     decayed = cost(ISL_64, warm, candidate(1), decay=1)
@@ -69,7 +69,7 @@ def test_vector_f_credit_decays_as_prefills_pile_up() -> None:
     assert choice.worker == Worker(1)
 
 
-def test_vector_g_credit_above_one() -> None:
+def test_example_g_credit_above_one() -> None:
     warm = candidate(0, overlap=Overlap(device=4), active_decode_blocks=5)
     query = Query(isl=128, block_size=16)
     assert cost(query, warm, candidate(1)) == [9, 8]

@@ -28,7 +28,7 @@ def query(isl: int, jump: float = 0.0) -> Query:
     [(60, 1 / 64), (1, 1 / 1008), (64, 1.0), (99, 1.0)],
     ids=["best", "pinned", "all", "beyond"],
 )
-def test_vectors_of_wspt(overlap: int, expected: float) -> None:
+def test_examples_of_wspt(overlap: int, expected: float) -> None:
     assert score("wspt", query(1024), 5.0, overlap) == expected
 
 

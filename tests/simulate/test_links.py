@@ -39,7 +39,7 @@ def ends(speeds: list[float], copies: list[tuple[float, float, tuple[int, ...]]]
         ([(0.0, MB)] * 10, [10] * 10),
     ],
 )
-def test_vectors_of_processor_sharing(
+def test_examples_of_processor_sharing(
     copies: list[tuple[float, float]], expected_ms: list[float]
 ) -> None:
     found = ends([GB], [(at, size, (0,)) for at, size in copies])

@@ -55,7 +55,7 @@ def tier_of(medium: str | None) -> Tier:
         return Tier.DEVICE
     tier = _MEDIUMS.get(medium.upper()) if isinstance(medium, str) else None
     if tier is None:
-        raise EventError(f"a KV event names the tier {str(medium)[:40]!r}; there is no such one")
+        raise EventError(f"a KV event names the tier {str(medium)[:40]!r}, which does not exist")
     return tier
 
 

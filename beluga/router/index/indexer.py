@@ -254,7 +254,7 @@ class Indexer:
                 contents,
                 self._outcome,
             )
-        raise EventError(f"{type(data).__name__} is no KV event")
+        raise EventError(f"{type(data).__name__} is not a KV event")
 
     def _conclude(self, event: RouterEvent, status: int) -> None:
         """Count the result, and raise the error that the status means."""

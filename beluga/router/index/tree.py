@@ -64,7 +64,7 @@ def words(values: Iterable[int]) -> array[int]:
     try:
         return array("Q", [value & _U64 for value in listed])
     except TypeError:
-        raise EventError("a KV event has a hash that is no number") from None
+        raise EventError("a KV event has a hash that is not a number") from None
 
 
 def _pointer(values: array[int] | None) -> core.uint64_p | core.Null:

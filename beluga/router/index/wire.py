@@ -179,10 +179,10 @@ def _batch_fields(decoded: Any) -> tuple[float, list[Any], int]:
     if isinstance(decoded, dict):
         decoded = [decoded.get("ts"), decoded.get("events"), decoded.get("data_parallel_rank")]
     if not isinstance(decoded, list) or len(decoded) < 2 or not isinstance(decoded[1], list):
-        raise EventError("a KV event message is no batch: [ts, [events], dp_rank]")
+        raise EventError("a KV event message is not a batch: [ts, [events], dp_rank]")
     dp_rank = decoded[2] if len(decoded) > 2 else None
     if not isinstance(decoded[0], int | float) or not isinstance(dp_rank or 0, int):
-        raise EventError("a KV event batch has no time, or a rank that is no number")
+        raise EventError("a KV event batch has no time, or a rank that is not a number")
     if not 0 <= int(dp_rank or 0) < DP_RANKS_MAX:
         raise EventError(f"a KV event batch is of rank {dp_rank}; there are {DP_RANKS_MAX} at most")
     return float(decoded[0]), decoded[1], int(dp_rank or 0)

@@ -55,7 +55,7 @@ class RouterQueue(Generic[ItemT]):
     def __init__(self, order: str = "fcfs", *, refresh_s: float = REFRESH_S) -> None:
         if order not in ORDERS:
             raise RouterError(
-                f"there is no queue order {order!r}; choose one of {', '.join(ORDERS)}"
+                f"the queue order {order!r} does not exist; choose one of {', '.join(ORDERS)}"
             )
         self._order = order
         self._refresh_s = refresh_s
