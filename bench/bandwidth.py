@@ -43,7 +43,7 @@ _OPPONENT_LEAD_S = 0.01
 
 @dataclass(frozen=True, slots=True)
 class _Setting:
-    """What the rows of one pool have in common."""
+    """The fields that all rows of one pool share."""
 
     region: Region
     recorder: Recorder
