@@ -25,6 +25,6 @@ typedef struct bl_dsa_faults {
 /* Open a software queue with these faults. A failing device of a pool ends the process. 0, -EINVAL
  * or -ENOMEM. */
 int bl_dsa_faults_open(const bl_dsa_limits *limits, const bl_dsa_faults *faults,
-                        bl_dsa_queue **out);
+                       bl_dsa_queue **out);
 
 #endif

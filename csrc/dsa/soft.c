@@ -295,8 +295,7 @@ int bl_dsa_soft_open(const bl_pool *pool, const bl_dsa_limits *limits, bl_dsa_qu
     return bl_dsa_soft_make(pool ? &pool->memory : NULL, limits, &calm, out);
 }
 
-int bl_dsa_faults_open(const bl_dsa_limits *limits, const bl_dsa_faults *faults,
-                        bl_dsa_queue **out)
+int bl_dsa_faults_open(const bl_dsa_limits *limits, const bl_dsa_faults *faults, bl_dsa_queue **out)
 {
     return bl_dsa_soft_make(NULL, limits, faults, out);
 }

@@ -156,7 +156,7 @@ int bl_liveness_gone(const bl_memory *memory, int descriptor)
 }
 
 void bl_liveness_end(const bl_memory *memory, const char *directory, uint64_t nonce, int descriptor,
-                  int remove)
+                     int remove)
 {
     (void)memory;
     if (remove) {
@@ -178,7 +178,7 @@ static void bl_liveness_stillborn(const char *directory, uint64_t nonce)
 }
 
 int bl_liveness_left(const bl_memory *memory, const char *directory, uint64_t *nonces,
-                  uint32_t count_max)
+                     uint32_t count_max)
 {
     DIR *files = opendir(directory);
     uint32_t count = 0;

@@ -59,12 +59,12 @@ int bl_liveness_has_devices(const bl_memory *memory, int descriptor);
 
 /* End a watch or a hold. remove: nobody needs this liveness lock any more. */
 void bl_liveness_end(const bl_memory *memory, const char *directory, uint64_t nonce, int descriptor,
-                  int remove);
+                     int remove);
 
 /* List nonces whose process is gone and whose liveness lock is still there, at most count_max:
  * their number, or -errno. Nobody may need them any more: see bl_housekeeping_sweep(). */
 int bl_liveness_left(const bl_memory *memory, const char *directory, uint64_t *nonces,
-                  uint32_t count_max);
+                     uint32_t count_max);
 
 /* Take a lock among the processes of this host: a descriptor, or -EAGAIN (another process has it),
  * or -errno. */

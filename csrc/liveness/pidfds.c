@@ -94,7 +94,7 @@ static int bl_pidfds_listen(bl_pidfds *pidfds, uint64_t nonce)
 }
 
 int bl_pidfds_open(const bl_memory *memory, const char *directory, uint64_t nonce,
-                 uint32_t count_max, bl_pidfds **out)
+                   uint32_t count_max, bl_pidfds **out)
 {
     bl_pidfds *pidfds = malloc(sizeof *pidfds + count_max * sizeof *pidfds->peers);
     *out = NULL;
@@ -142,7 +142,7 @@ static int bl_pidfds_accept(bl_pidfds *pidfds)
     if (peer < 0)
         return bl_error_passes(errno) ? -errno : 0;
     while (place < pidfds->count_max && (pidfds->peers[place].socket >= 0 ||
-                                       pidfds->peers[place].pidfd >= 0))
+                                         pidfds->peers[place].pidfd >= 0))
         place++;
     if (place == pidfds->count_max || bl_pidfds_watch(pidfds, peer, place) < 0)
         close(peer); /* its lock file is enough */
@@ -243,7 +243,7 @@ void bl_pidfds_forget(bl_pidfds *pidfds, uint64_t nonce)
 uint32_t bl_pidfds_count(const bl_pidfds *pidfds) { return pidfds->count; }
 
 void bl_pidfds_show(const bl_memory *memory, const char *directory, uint64_t server_nonce,
-                  uint64_t nonce)
+                    uint64_t nonce)
 {
     (void)memory;
     struct sockaddr_un address;

@@ -25,7 +25,7 @@ typedef struct bl_pidfds bl_pidfds;
  * that passes. out is NULL where nobody can connect: no sockets in that directory. The socket's
  * file is removed with the server's liveness lock (bl_liveness_end). */
 int bl_pidfds_open(const bl_memory *memory, const char *directory, uint64_t nonce,
-                 uint32_t count_max, bl_pidfds **out);
+                   uint32_t count_max, bl_pidfds **out);
 
 /* Stop watching. A forked child calls it, too: its copies are the parent's. */
 void bl_pidfds_close(bl_pidfds *pidfds);
@@ -44,6 +44,6 @@ uint32_t bl_pidfds_count(const bl_pidfds *pidfds);
 /* Connect this process, as the session nonce, to the server that server_nonce names, if that runs
  * on this host. Call it before the process asks for a lane. */
 void bl_pidfds_show(const bl_memory *memory, const char *directory, uint64_t server_nonce,
-                  uint64_t nonce);
+                    uint64_t nonce);
 
 #endif

@@ -224,8 +224,8 @@ int bl_lobby_attach(bl_session *session, uint64_t timeout_ns)
         session->sent = session->answered = 0;
         session->window = 1;
         status = bl_heartbeat_start(&session->heartbeat, memory,
-                               bl_lane_offset(&session->pool->geometry, session->lane),
-                               session->nonce);
+                                    bl_lane_offset(&session->pool->geometry, session->lane),
+                                    session->nonce);
         bl_crash_point("attach.beating");
     }
     if (status < 0 && !refused)

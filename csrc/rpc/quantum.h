@@ -65,7 +65,7 @@ static inline void bl_work_raise(bl_work *most, uint64_t requests, uint64_t keys
 /* Make the order of the next round: lanes that were not served, then those that were, each group in
  * the order of this round. The first kept_count numbers of live are the former. */
 static inline void bl_quantum_order(uint32_t *live, uint32_t kept_count, const uint32_t *served,
-                                 uint32_t served_count)
+                                    uint32_t served_count)
 {
     memcpy(live + kept_count, served, served_count * sizeof *served);
 }

@@ -32,7 +32,7 @@ static void bl_watch_begin(bl_server *server, const bl_epoch_line *line, uint64_
     server->watch.moved_ns = now_ns;
     if (bl_boot_same(line->boot_id, server->boot_id))
         server->watch.liveness_lock = bl_liveness_watch(&server->pool->memory, server->directory,
-                                             line->nonce);
+                                                        line->nonce);
 }
 
 /* Has a server's heartbeat stood still for so long? Or an error: the heartbeat moves, and belongs

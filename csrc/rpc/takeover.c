@@ -230,8 +230,7 @@ static int bl_takeover_pass(bl_server *server, const bl_takeover *plan)
 {
     const bl_memory *memory = &server->pool->memory;
     int status = bl_heartbeat_start(&server->heartbeat, memory,
-                                    bl_server_heartbeat_offset(server->half),
-                               server->nonce);
+                                    bl_server_heartbeat_offset(server->half), server->nonce);
     if (status < 0)
         return status;
     bl_crash_point("take.beating");
@@ -272,7 +271,7 @@ static int bl_takeover_enter(bl_server *server)
     if (server->liveness_lock < 0)
         return server->liveness_lock;
     return bl_pidfds_open(memory, server->directory, server->nonce,
-                        2 * server->pool->geometry.lane_count, &server->pidfds);
+                          2 * server->pool->geometry.lane_count, &server->pidfds);
 }
 
 static void bl_takeover_leave(bl_server *server, int forget)
@@ -415,7 +414,7 @@ void bl_server_destroy(bl_server *server)
         bl_crash_point("stop.said");
         for (uint32_t i = 0; i < server->pool->geometry.lane_count; i++)
             bl_liveness_end(memory, server->directory, server->lanes[i].nonce,
-                         server->lanes[i].liveness_lock, 0);
+                            server->lanes[i].liveness_lock, 0);
         bl_takeover_leave(server, said);
         bl_crash_point("stop.liveness_ended");
     }

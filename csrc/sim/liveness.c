@@ -84,7 +84,7 @@ int bl_liveness_gone(const bl_memory *memory, int descriptor)
 }
 
 void bl_liveness_end(const bl_memory *memory, const char *directory, uint64_t nonce, int descriptor,
-                  int remove)
+                     int remove)
 {
     (void)directory;
     bl_sim_world *world = memory->world;
@@ -99,7 +99,7 @@ void bl_liveness_end(const bl_memory *memory, const char *directory, uint64_t no
 }
 
 int bl_liveness_left(const bl_memory *memory, const char *directory, uint64_t *nonces,
-                  uint32_t count_max)
+                     uint32_t count_max)
 {
     (void)directory;
     const bl_sim_world *world = memory->world;
@@ -114,7 +114,7 @@ int bl_liveness_left(const bl_memory *memory, const char *directory, uint64_t *n
 /* There are no sockets here: the lock is the only proof. */
 
 int bl_pidfds_open(const bl_memory *memory, const char *directory, uint64_t nonce,
-                 uint32_t count_max, bl_pidfds **out)
+                   uint32_t count_max, bl_pidfds **out)
 {
     (void)memory, (void)directory, (void)nonce, (void)count_max;
     *out = NULL;
@@ -137,7 +137,7 @@ uint32_t bl_pidfds_count(const bl_pidfds *pidfds)
 }
 
 void bl_pidfds_show(const bl_memory *memory, const char *directory, uint64_t server_nonce,
-                  uint64_t nonce)
+                    uint64_t nonce)
 {
     (void)memory, (void)directory, (void)server_nonce, (void)nonce;
 }

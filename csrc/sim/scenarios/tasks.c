@@ -188,7 +188,7 @@ static int bl_task_client(bl_pool *pool, void *argument)
         else
             status = bl_blocks_put(&client, BL_TASK_IDS + bl_sim_below(
                                                               world, BL_BLOCKS_KEY_COUNT_MAX -
-                                                                         BL_TASK_IDS));
+                                                                       BL_TASK_IDS));
     }
     for (uint32_t i = 0; status == 0 && bl_task_due(play) >= 0; i++) {
         status = i < BL_TASK_DRAINS ? bl_task_work(&client, 1) : -ENODATA;
