@@ -345,5 +345,5 @@ def test_a_task_that_cannot_be_read_is_tried_thrice_at_once(
 def test_nobody_there_is_one_clear_line() -> None:
     with pytest.raises(QueueError, match="is nats-server running"):
         asyncio.run(open_queue("nats://127.0.0.1:1", "q"))
-    with pytest.raises(QueueError, match="no prefill queue"):
+    with pytest.raises(QueueError, match="not a prefill queue"):
         asyncio.run(open_queue("amqp://there", "q"))
