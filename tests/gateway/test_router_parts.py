@@ -751,7 +751,11 @@ def test_urls_are_cut_to_their_base() -> None:
 
 def test_a_model_has_one_queue() -> None:
     assert read_queues(["m=pool", "n=nats://h"]) == (("m", "pool"), ("n", "nats://h"))
-    for wrong, said in ((["m"], "not MODEL=QUEUE"), (["=pool"], "not MODEL"), (["m="], "not MODEL")):
+    for wrong, said in (
+        (["m"], "not MODEL=QUEUE"),
+        (["=pool"], "not MODEL"),
+        (["m="], "not MODEL"),
+    ):
         with pytest.raises(RouterError, match=said):
             read_queues(wrong)
     with pytest.raises(RouterError, match="two prefill queues"):
