@@ -32,7 +32,7 @@ for _number in (signal.SIGHUP, signal.SIGTERM):
         signal.signal(_number, lambda *_: None)
 signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGHUP, signal.SIGTERM))
 
-# Copies take the same paths on every machine; tests/transfer/test_tuning.py has them tuned.
+# Copies take the same paths on every machine; transfer/engines/cpu/test_tuning.py has them tuned.
 os.environ["BELUGA_TUNING"] = "off"
 
 ROOM = 512 << 20  # more than the pools of any one test

@@ -64,7 +64,7 @@ ELSEWHERE = {
     "beluga.pool.mapping": "the pool's own",
     "beluga._shared": "used by the pool, places and all on them",
     "beluga.transfer.engine": "a protocol",
-    "beluga.transfer.engines.cuda": "tests/transfer/test_cuda_faults.py: needs compiled kernels",
+    "beluga.transfer.engines.cuda": "test_cuda_faults.py: needs compiled kernels",
 }
 """Modules whose classes are closed by other tests, and why."""
 

@@ -2,7 +2,7 @@
 # Copyright The Beluga Authors
 """The interface of a copy engine, which takes a plan and says when the bytes have moved.
 
-Every engine passes the same tests (``tests/transfer/test_conformance.py``).
+Every engine passes the same tests (``tests/transfer/engines/test_conformance.py``).
 """
 
 from __future__ import annotations

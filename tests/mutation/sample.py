@@ -55,7 +55,7 @@ FOLDERS: dict[str, str] = {
 C_FOLDERS: dict[str, str] = {
     "base": "meta models",
     "check": "meta/test_check.py meta/test_check_live.py meta/test_repair.py cli",
-    "coherence": "primitives transfer/test_cpu_engine.py",
+    "coherence": "primitives transfer/engines/cpu/test_cpu_engine.py",
     "coherence/crash_point": "crash kvcache",
     "coherence/guard": "crash kvcache",
     "coherence/wait": "rpc meta crash sim",

@@ -10,6 +10,7 @@ software queue is for tests and no faster than a thread: nobody has it who has n
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 from collections.abc import Mapping
@@ -57,10 +58,12 @@ class Chosen:
 
     def close(self) -> None:
         """Close what was made."""
-        if self.made:
+        if not self.made:
+            return
+        with contextlib.ExitStack() as each:  # all of them, whatever one raises
             for engine in (self.engine, *self.beside.values()):
                 if engine is not None:
-                    engine.close()
+                    each.callback(engine.close)
 
 
 def choose(pool: Pool, engine: Engine | str, threads: int) -> Chosen:

@@ -29,7 +29,7 @@ from beluga.pool import STRIPE_SIZE, Pool
 from beluga.transfer import CHUNK, PIECE, DsaEngine, Plan, plan_blocks, policy
 from beluga.transfer.engines.dsa import engine as dsa
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[4]
 TIMEOUT_S = 60.0
 BLOCK = 1 << 20
 

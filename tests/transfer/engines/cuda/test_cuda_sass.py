@@ -18,7 +18,7 @@ from beluga.transfer.engines.cuda.tables import UNROLL
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[4]
 REGISTERS_MAX = 128  # 512 threads of them are one multiprocessor's, whole
 ARCHITECTURES = (80, 90, 100)
 

@@ -18,9 +18,11 @@ import pytest
 from engines import peek, poke
 from fake_cupy import FakeCuda
 
+from beluga import KVCache, MetaServer
 from beluga.errors import ChecksumError, EngineUnavailableError
+from beluga.kvcache import Run
 from beluga.pool import Pool
-from beluga.transfer import Plan, plan_blocks
+from beluga.transfer import ENGINES, Plan, plan_blocks
 from beluga.transfer.engines.cuda import CudaEngine, CupyDriver, DriverError, source
 from beluga.transfer.engines.cuda.calibration import measure
 
@@ -79,6 +81,24 @@ def test_blocks_come_back_and_damage_is_found(cupy: Any, pool: Pool, path: str) 
     poke(pool, offset, peek(pool, offset, 1) ^ 1)
     with pytest.raises(ChecksumError):
         engine.scatter_read(plan, stream=stream).wait(60)
+
+
+def test_a_cache_finds_the_engine_by_its_name(cupy: Any, pool: Pool) -> None:
+    assert ENGINES["cuda"].why_none() is None
+    memory = cupy.asarray(np.arange(4 * FRAGMENT, dtype=np.uint8))
+    before = memory.get()
+    fragments = np.full((4, 2), FRAGMENT, np.uint64)
+    fragments[:, 0] = int(memory.data.ptr) + np.arange(4) * FRAGMENT
+    blocks = Run(2, 2 * FRAGMENT, 2, fragments, [memory])
+    digests = [bytes([i]) * 16 for i in range(2)]
+    cupy.cuda.runtime.deviceSynchronize()
+    with MetaServer(pool), KVCache(pool, namespace="test", host=0, engine="cuda") as cache:
+        assert isinstance(cache.engine, CudaEngine)
+        assert cache.put(digests, blocks).stored == 2
+        memory[:] = 0
+        cupy.cuda.runtime.deviceSynchronize()
+        assert cache.get(digests, blocks).hits == 2
+    assert (memory.get() == before).all()
 
 
 def test_a_graph_replays_a_copy(cupy: Any, pool: Pool) -> None:

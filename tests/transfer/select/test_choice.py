@@ -172,3 +172,18 @@ def test_a_work_queue_that_does_not_open_is_warned_of(
     with pytest.raises(EngineUnavailableError, match="No such file"):
         choose(pool, "dsa", 1)
     assert "No such file" in str(crossovers(pool, 1)["dsa"].why_none)
+
+
+def test_all_that_was_made_is_closed_whatever_one_of_them_raises(pool: Pool) -> None:
+    class Ends:
+        closed = False
+
+        def close(self) -> None:
+            self.closed = True
+            raise RuntimeError("as no engine should")
+
+    ends: Any = [Ends(), Ends()]
+    with pytest.raises(RuntimeError):
+        Chosen(beside={"one": ends[0], "other": ends[1]}, made=True).close()
+    assert [end.closed for end in ends] == [True, True]
+    Chosen(ends[0]).close()  # somebody else's
