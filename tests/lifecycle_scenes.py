@@ -293,7 +293,7 @@ MAKERS: dict[str, Kind] = {
     "DsaEngine": Kind(lambda s: s.dsa, _copy, skip=("wait_for",)),
     "PlannedEngine": Kind(lambda s: s.planned, _copy, _POOLS),
     "Chosen": Kind(lambda s: s.chosen, lambda s, c: _copy(s, c.engine)),
-    "Care": Kind(
+    "CacheMaintenance": Kind(
         lambda s: probe().maintenance("gpu", s.pool), lambda s, c: c.after_write(s.plan()), _POOLS
     ),
     "Queue": Kind(

@@ -31,7 +31,7 @@ _LOOKED = "looks at the epoch though no task was committed, which costs time"
 _NAP = "only how long an idle server naps, or how often it looks at its clock, differs"
 _NEGATIVE = "the caller asks only whether it is negative: 1 is as good as 0"
 _NO_BYTES = "copies no bytes"
-_PERIOD = "the house is kept more often than it must be, which costs time"
+_PERIOD = "housekeeping is done more often than it must be, which costs time"
 _PIECE = (
     "the check, which stands in one 8-byte piece with the second sequence, covers all before it"
 )
