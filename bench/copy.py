@@ -23,6 +23,7 @@ from .gpu_beside import gpu_beside
 from .gpu_copy import gpu_copy
 from .ground import coherence_of, ground
 from .machine import cores, memory_of, pinned
+from .null_gpu import null_gpu_rows
 from .options import Options
 from .ratio import Ratio, race
 from .row import Recorder, Row, copies, percentiles
@@ -70,7 +71,8 @@ def bench_copy(options: Options) -> list[Row]:
         span = _SMOKE_SPAN if options.smoke else _SPAN
         setting = Setting(Scene(pool, span), Recorder("copy", options, fixed))
         rows = [row for entry in ENGINES.values() for row in rows_of(setting, entry)]
-        return rows + _peer_rows(setting)
+        rows += _peer_rows(setting)
+    return rows + null_gpu_rows(options)
 
 
 def cpu_rows(setting: Setting) -> list[Row]:

@@ -23,7 +23,12 @@ _LANE_COUNT = 8
 
 @contextmanager
 def ground(
-    options: Options, *, coherence: str | None = None, interleave: bool = True, devices: int = 2
+    options: Options,
+    *,
+    coherence: str | None = None,
+    interleave: bool = True,
+    devices: int = 2,
+    size: int | None = None,
 ) -> Iterator[Pool]:
     """Yield a pool that may be overwritten.
 
@@ -35,7 +40,7 @@ def ground(
             _refuse(pool, options.coherence)
             yield pool
         return
-    parent, size = place(_SMOKE_SIZE if options.smoke else _POOL_SIZE)
+    parent, size = place(size or (_SMOKE_SIZE if options.smoke else _POOL_SIZE))
     with (
         scratch_folder("bench", parent) as directory,
         Pool.create(

@@ -39,12 +39,12 @@ from beluga.transfer import (
     plan_blocks,
     settings_for,
 )
-from beluga.transfer.iosched.fair import Queue
 
 from .linkmodel import BLOCK
 from .machine import memory_of
 from .options import Options
 from .row import Recorder, Row, percentiles
+from .throttlers import Queue
 
 FLOODS = 2  # processes that put
 SHARE = 0.3  # the share of the slow link that gets use

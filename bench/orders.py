@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 
-from beluga.transfer.iosched.bucket import Rovers
 from beluga.transfer.iosched.cost import Speed
-from beluga.transfer.iosched.fair import Queue, Way
+from beluga.transfer.iosched.fair import Way
 
 from .linkmodel import BLOCK, NEVER, ONBOARD, PIECE, Order, Piece
+from .throttlers import Queue, Rovers
 
 DEPTH = 2  # pieces under way
 SHARES = (8, 1)
@@ -108,7 +108,7 @@ class Counter:
     def __init__(self) -> None:
         self._rovers = Rovers(DEPTH, DEPTH * PIECE)
         self._lines: dict[int, deque[Piece]] = {}
-        self._tickets: dict[int, int] = {}
+        self._tickets: dict[int, tuple[int, int]] = {}
 
     def submit(self, kind: int, block: int, now_ns: int) -> None:
         self._lines.setdefault(kind, deque()).extend(pieces(kind, block))

@@ -33,7 +33,7 @@ from beluga.transfer import (
     Plan,
     PlannedEngine,
     Planner,
-    Scheduler,
+    ScheduledEngine,
     Speed,
 )
 from beluga.transfer.engines.cuda import CudaEngine, CupyDriver, DriverError, HostDriver
@@ -246,7 +246,9 @@ def _link(name: str, pool: Pool) -> Link:
 
 def _scheduled(engine: Engine, pool: Pool) -> Engine:
     """Over a link of its own."""
-    return Scheduler(_link(engine.name, pool)).engine(engine)
+    if not hasattr(engine, "piece_size"):
+        engine.piece_size = 4096  # type: ignore[attr-defined]
+    return ScheduledEngine(engine, Place(_link(engine.name, pool)))
 
 
 def _linked(pool: Pool, threads: int) -> Engine:

@@ -21,6 +21,7 @@ import numpy as np
 
 import beluga
 from beluga import Client, KVCache, MetaServer, Pool
+from beluga._ffi import ffi
 from beluga.errors import RpcError
 from beluga.kvcache import Run
 from beluga.kvcache.uninterrupted import Uninterrupted
@@ -39,7 +40,7 @@ from beluga.transfer import (
     Place,
     PlannedEngine,
     Planner,
-    Scheduler,
+    ScheduledEngine,
     Slots,
     TransferClass,
     View,
@@ -47,9 +48,6 @@ from beluga.transfer import (
     plan_blocks,
 )
 from beluga.transfer.engines.policy import probe
-from beluga.transfer.iosched.bucket import TokenBucket
-from beluga.transfer.iosched.fair import Queue, Way
-from beluga.transfer.iosched.port import Port
 from beluga.transfer.select.leave import Leave
 from beluga.transfer.select.registry import default_costs
 
@@ -106,10 +104,6 @@ class Scene:
     @functools.cached_property
     def dsa(self) -> DsaEngine:
         return DsaEngine(self.pool, "software")
-
-    @functools.cached_property
-    def scheduler(self) -> Scheduler:
-        return Scheduler(self.link)
 
     @functools.cached_property
     def cache(self) -> KVCache:
@@ -172,6 +166,12 @@ class Scene:
             "bytes_per_s": 0,
             "transfer": None,
             "size": 4096,
+            "piece_size": 4096,
+            "count": 1,
+            "ends": [1],
+            "request": ffi.new("bl_io_request *", {"node": 1, "bytes": 64}),
+            "device_bytes": ffi.NULL,
+            "timeout_ns": 0,
             "fragments": 1,
             "run": lambda _: 0,
             "node": 1,
@@ -179,7 +179,6 @@ class Scene:
             "piece": 1,
             "handle": 1,
             "plugged": False,
-            "device": TokenBucket(1, 100, now_ns=0),
             "event": _stored(),
             "events": [_stored()],
             "tokens_hashes": [1, 2],
@@ -198,8 +197,6 @@ class Scene:
             "fault": "a test says so",
             "error": RpcError("a test says so"),
         }
-        if isinstance(owner, Queue):
-            told["tokens"] = 1
         if isinstance(owner, PlannedEngine):
             told["kind"] = "dsa"
         return told
@@ -263,17 +260,6 @@ def _copy(scene: Scene, engine: Any) -> None:
     engine.gather_write(scene.plan()).wait(10)
 
 
-def _submit(scene: Scene, scheduler: Scheduler) -> None:
-    kinds = Direction.WRITE, TransferClass.OFFLOAD
-    scheduler.submit(scene.plan(), scene.dsa, *kinds).wait(10)
-
-
-def _way() -> Way:
-    way = Way(limit=1000, now_ns=0)
-    way.add(100)
-    return way
-
-
 MAKERS: dict[str, Kind] = {
     "Pool": Kind(lambda s: s.pool, lambda s, p: p.prefault() or p.handle),
     "Server": Kind(Scene.serve_user, lambda s, v: v.stat()),
@@ -286,18 +272,13 @@ MAKERS: dict[str, Kind] = {
     "Uninterrupted": Kind(lambda s: Uninterrupted()),
     "Link": Kind(lambda s: s.link),
     "Place": Kind(lambda s: s.place, lambda s, p: p.handle, (FORKED,)),
-    "Port": Kind(lambda s: Port(s.link, s.dsa, 2), skip=("push", "forget", "drop", "withdraw")),
-    "Scheduler": Kind(lambda s: s.scheduler, _submit),
-    "ScheduledEngine": Kind(lambda s: s.scheduler.engine(s.dsa), _copy),
+    "ScheduledEngine": Kind(lambda s: ScheduledEngine(s.dsa, s.place), _copy, skip=("wait_for",)),
     "CpuEngine": Kind(lambda s: s.cpu, _copy, _POOLS),
     "DsaEngine": Kind(lambda s: s.dsa, _copy, skip=("wait_for",)),
     "PlannedEngine": Kind(lambda s: s.planned, _copy, _POOLS),
     "Chosen": Kind(lambda s: s.chosen, lambda s, c: _copy(s, c.engine)),
     "CacheMaintenance": Kind(
         lambda s: probe().maintenance("gpu", s.pool), lambda s, c: c.after_write(s.plan()), _POOLS
-    ),
-    "Queue": Kind(
-        lambda s: Queue(_way(), now_ns=0), lambda s, q: q.stat(), (CLOSED,), one_thread=True
     ),
     "Indexer": Kind(lambda s: Indexer(workers=2, blocks=64)),
     "Tree": Kind(lambda s: Scene.tree(), skip=("store", "remove", "clear")),

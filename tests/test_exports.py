@@ -27,8 +27,8 @@ EXPORTS: dict[str, str] = {
         "check_devices check_pool repair_pool"
     ),
     "beluga.transfer": (
-        "BlockLayout CHUNK CpuEngine Direction DsaEngine Engine Job Leave Link LinkSettings Order "
-        "PIECE Plan ScheduledEngine Scheduler Slots Speed Transfer TransferClass View "
+        "BlockLayout CHUNK CpuEngine Direction DsaEngine Engine Leave Link LinkSettings Order "
+        "PIECE Plan ScheduledEngine Slots Speed Transfer TransferClass View "
         "arrangements calibrated Carried CopySettings CudaDriver CudaEngine CupyDriver "
         "default_threads Array CudaArray Tensor is_tensor DEVICE_SPEED ENGINES HostDriver "
         "host_link Place plan_blocks plan_rows "

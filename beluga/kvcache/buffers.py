@@ -33,6 +33,9 @@ Blocks: TypeAlias = "Sequence[Fragments] | NDArray[np.generic] | Run"
 """A batch: a list of :data:`Fragments`, an array of blocks, or a :class:`Run`."""
 
 
+_ADDRESS_MAX = 2**64 - 1
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Run:
     """Blocks of one length and one number of fragments, at known addresses of this process.
@@ -80,9 +83,12 @@ class Run:
         ):
             raise LayoutError(f"a run's fragments are a C-contiguous uint64 array of shape {shape}")
         sizes = rows[:, 1].reshape(self.count, self.fragment_count)
-        if (sizes > self.length).any() or (sizes.sum(axis=1) != self.length).any():
+        longest = int(sizes.max())
+        if longest > self.length or (sizes.sum(axis=1) != self.length).any():
             raise LayoutError(f"a block's fragments have {self.length} bytes together, no others")
-        if (rows[:, 0] == 0).any() or (rows[:, 0] + rows[:, 1] < rows[:, 0]).any():
+        first, last = int(rows[:, 0].min()), int(rows[:, 0].max())
+        over = last + longest > _ADDRESS_MAX and (rows[:, 0] + rows[:, 1] < rows[:, 0]).any()
+        if first == 0 or over:
             raise LayoutError("a fragment lies at address 0, or beyond the last one")
 
 

@@ -38,6 +38,9 @@ if TYPE_CHECKING:
     Part = tuple[NDArray[np.int64], Plan]  # blocks of a batch, and their plan
 
 
+_GROUP_SIZE = 16 << 20  # bytes; an engine copies them for longer than it takes to plan as many
+
+
 class EngineBatch:
     """One batch of a session, and the engine that moves it. It is dropped if ``left()`` is true."""
 
@@ -75,9 +78,8 @@ class EngineBatch:
             return int(code)
         try:
             granted = np.flatnonzero(states == BlockState.GRANTED)
-            parts = [*self._parts(run, granted)] if len(granted) else []
-            _move(self._engine.gather_write, [plan for _, plan in parts])
-            for blocks, plan in parts:
+            parts = self._parts(run, granted) if len(granted) else ()
+            for blocks, plan in _move(self._engine.gather_write, parts):
                 if plan.checksums is not None:
                     self.checksums[blocks] = plan.checksums.reshape(len(blocks), -1)
             if self._left():
@@ -133,9 +135,8 @@ class EngineBatch:
         """
         if len(hits) == 0:
             return []
-        parts = [*parts_of(hits)]
         try:
-            _move(self._engine.scatter_read, [plan for _, plan in parts])
+            _move(self._engine.scatter_read, parts_of(hits))
         except ChecksumError:
             if len(hits) == 1:
                 return [int(hits[0])]
@@ -155,22 +156,28 @@ class EngineBatch:
         return parts_of
 
     def _parts(self, run: Run, blocks: NDArray[np.int64], *, summed: bool = True) -> Iterable[Part]:
-        """Yield a plan for each group of blocks with equal fragment sizes."""
+        """Plans for blocks that are fragmented alike, of about :data:`_GROUP_SIZE` bytes each: the
+        next one is made while the engine copies the last one."""
         fragments = run.fragments.reshape(run.count, run.fragment_count, 2)
-        sizes = fragments[:, :, 1]
-        shapes, which = np.unique(sizes[blocks], axis=0, return_inverse=True)
-        for index, shape in enumerate(shapes):
-            alike = blocks[which.reshape(-1) == index]
+        most = max(_GROUP_SIZE // run.length, 1)
+        for alike in _alike(fragments[:, :, 1], blocks):
+            shape = fragments[alike[0], :, 1]
             filled = shape > 0
-            plan = plan_blocks(
-                fragments[alike, :, 0][:, filled],
-                shape[filled].astype(np.int64),
-                self.offsets[alike],
-                chunk_size=int(self._batch.chunk_size) if summed else 0,
-                owners=tuple(run.owners),
-            )
-            plan.refuse_beyond(self._pool_size)
-            yield alike, plan
+            sizes = shape[filled].astype(np.int64)
+            first, count = 0, max(most // 8, 1)  # the engine has nothing to do until the first
+            while first < len(alike):
+                group = alike[first : first + count]
+                first, count = first + len(group), min(2 * count, most)
+                addresses = fragments[group, :, 0]
+                plan = plan_blocks(
+                    addresses if filled.all() else addresses[:, filled],
+                    sizes,
+                    self.offsets[group],
+                    chunk_size=int(self._batch.chunk_size) if summed else 0,
+                    owners=tuple(run.owners),
+                )
+                plan.refuse_beyond(self._pool_size)
+                yield group, plan
 
     def _offsets(self) -> core.uint64_p:
         return ffi.from_buffer("uint64_t[]", self.offsets, require_writable=True)
@@ -179,14 +186,26 @@ class EngineBatch:
         return ffi.from_buffer("uint32_t[]", self.checksums, require_writable=True)
 
 
-def _move(start: Callable[[Plan], Transfer], plans: list[Plan]) -> None:
-    """Execute plans side by side. None is under way when this returns or raises, unless it raises
-    :class:`~beluga.errors.UnsettledError`."""
+def _alike(sizes: NDArray[np.uint64], blocks: NDArray[np.int64]) -> Iterable[NDArray[np.int64]]:
+    """Those of the blocks whose fragments have the same sizes."""
+    some = sizes if len(blocks) == len(sizes) else sizes[blocks]
+    if (some == some[0]).all():
+        return [blocks]
+    shapes, which = np.unique(some, axis=0, return_inverse=True)
+    return [blocks[which.reshape(-1) == index] for index in range(len(shapes))]
+
+
+def _move(start: Callable[[Plan], Transfer], parts: Iterable[Part]) -> list[Part]:
+    """Execute plans, at once, as they are made; none is under way when this ends, well or not,
+    unless it raises :class:`~beluga.errors.UnsettledError`."""
     transfers: list[Transfer] = []
+    made: list[Part] = []
     try:
-        for plan in plans:
-            transfers.append(start(plan))
+        for part in parts:
+            made.append(part)
+            transfers.append(start(part[1]))
         for transfer in transfers:
             transfer.wait()
     finally:
         settle(transfers)
+    return made

@@ -16,10 +16,9 @@ from beluga.transfer.engines.cuda import Driver as CudaDriver
 from beluga.transfer.engines.dsa.engine import DsaEngine
 from beluga.transfer.iosched.cost import DEVICE_SPEED, Speed
 from beluga.transfer.iosched.hostlink import host_link, settings_for, settings_said
-from beluga.transfer.iosched.job import Job
 from beluga.transfer.iosched.link import Link, LinkSettings, TransferClass
 from beluga.transfer.iosched.place import Carried, Place
-from beluga.transfer.iosched.scheduler import ScheduledEngine, Scheduler
+from beluga.transfer.iosched.scheduled import ScheduledEngine
 from beluga.transfer.plan import arrangements
 from beluga.transfer.plan.layout import BlockLayout, Order, Slots
 from beluga.transfer.plan.plan import CHUNK, PIECE, Plan, plan_blocks, plan_rows
@@ -57,7 +56,6 @@ __all__ = [
     "Engine",
     "EngineEntry",
     "HostDriver",
-    "Job",
     "Leave",
     "Link",
     "LinkSettings",
@@ -68,7 +66,6 @@ __all__ = [
     "PlannedStat",
     "Planner",
     "ScheduledEngine",
-    "Scheduler",
     "Slots",
     "Speed",
     "Tensor",

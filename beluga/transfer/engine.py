@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 from beluga.errors import UnsettledError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from beluga.transfer.plan.plan import Plan
 
@@ -60,14 +60,16 @@ class Transfer(Protocol):
 class Engine(Protocol):
     """Moves bytes between an engine's scattered memory and the pool.
 
-    Plans were checked when they were made. An engine that cannot take a plan raises
-    :class:`~beluga.errors.LayoutError` and has moved nothing. If a start raises another error,
-    nothing of the plan is under way, unless it is :class:`~beluga.errors.UnsettledError`. An engine
-    is used by one thread at a time.
+    Plans were checked when they were made; an engine that can not take one raises
+    :class:`~beluga.errors.LayoutError` and has moved nothing. Whatever else a start raises, nothing
+    of the plan is under way then, unless it is :class:`~beluga.errors.UnsettledError`. Used by one
+    thread at a time. It
+    may have more than this:
 
-    An engine that is slow to start may have a ``piece_size``: the least number of bytes that a link
-    should admit at once. An engine that leaves its work to others may have a ``fault``: the reason
-    not to use it, or None.
+    * ``piece_size``: bytes that it needs to be given at a time to be fast.
+    * ``prepare(plan, direction)``, a :class:`Prepared`: makes its tables before a link admits
+      anything. Without it each range is given to it as a plan of its own.
+    * ``fault``: why it is better not used, or None; of one that leaves its work to others.
     """
 
     @property
@@ -88,6 +90,42 @@ class Engine(Protocol):
     def close(self) -> None:
         """Wait until all copies have ended, and release the engine's resources."""
         ...
+
+
+class Prepared(Protocol):
+    """A plan that is ready to be copied: whatever its copies need of tables is made, and lies where
+    the engine reads it."""
+
+    def start(self, first: int, end: int) -> Transfer:
+        """Copy the chunks from ``first`` to ``end``. Ranges are started in order, each once; the
+        next may be started before the last has ended."""
+        ...
+
+    def close(self) -> None:
+        """No other range is started, and those that were have ended."""
+        ...
+
+
+def prepared(engine: Engine, plan: Plan, direction: Direction) -> Prepared:
+    """A plan made ready by the engine's ``prepare``, if it has one; else by :class:`Parts`."""
+    prepare: Callable[[Plan, Direction], Prepared] | None = getattr(engine, "prepare", None)
+    return Parts(engine, plan, direction) if prepare is None else prepare(plan, direction)
+
+
+class Parts:
+    """For an engine that needs no tables: each range is a plan of its own."""
+
+    def __init__(self, engine: Engine, plan: Plan, direction: Direction) -> None:
+        write = direction is Direction.WRITE
+        self._copy = engine.gather_write if write else engine.scatter_read
+        self._plan = plan
+
+    def start(self, first: int, end: int) -> Transfer:
+        """See :class:`Prepared`."""
+        return self._copy(self._plan.part(first, end))
+
+    def close(self) -> None:
+        """Nothing is held."""
 
 
 def settle(transfers: Iterable[Transfer]) -> None:

@@ -16,23 +16,9 @@
 
 typedef struct bl_port bl_port; /* an engine's place at a link */
 
-/* ---- Throttlers (iosched/throttle.c) */
+/* ---- The throttler (iosched/throttle.c) */
 
-/* Generation 1, head and tail rovers: each is a weight (upper half) and a size (lower half). What
- * is in flight never exceeds the capacity in either; tickets are served in order. */
-typedef struct bl_rovers {
-    uint64_t tail;              /* asked for, ever */
-    uint64_t head;              /* may be had: the capacity, and what was completed, ever */
-} bl_rovers;
-
-void bl_rovers_init(bl_rovers *rovers, uint32_t weight, uint32_t size);
-
-/* A ticket. It may go once bl_rovers_ready says so, and then must be completed. */
-uint64_t bl_rovers_grab(bl_rovers *rovers, uint32_t weight, uint32_t size);
-int bl_rovers_ready(const bl_rovers *rovers, uint64_t ticket);
-void bl_rovers_complete(bl_rovers *rovers, uint32_t weight, uint32_t size);
-
-/* Generation 2: a token bucket. head is what time has given. Capped, time gives no more than
+/* A token bucket. head is what time has given. Capped, time gives no more than
  * completed work has returned (ceil), so a slow link holds back what is started. */
 typedef struct bl_tokens {
     uint64_t tail;              /* tokens asked for, ever */
@@ -222,18 +208,36 @@ void bl_port_destroy(bl_port *port);
 /* A memory device of the pool's. For both directions. */
 int bl_port_add_device(bl_port *port, bl_tokens *bucket);
 
-/* A job's pieces, in order, with ids that count up. direction 0 is read, 1 write. device_bytes has
- * one for each piece and device, or is NULL. Fills in their handles. All are pushed, or none. */
-int bl_port_push(bl_port *port, int direction, uint32_t node, uint32_t count,
-                 const uint64_t *bytes, const uint64_t *device_bytes, uint64_t first_id,
-                 uint64_t *waiters);
-int bl_port_cancel(bl_port *port, int direction, uint64_t waiter);
+/* An engine asks for pieces of so many bytes: the link's buckets hold at least count of them. They
+ * are never made smaller again. */
+void bl_port_widen(bl_port *port, uint64_t bytes, uint32_t count);
 
-/* Wait until a piece may start: its direction, or -EAGAIN after timeout_ns, or once woken. One
- * thread at a time, and of a port whose pieces were pushed. */
-int bl_port_take(bl_port *port, uint64_t timeout_ns, bl_admission *admission);
-void bl_port_wake(bl_port *port);
-void bl_port_complete(bl_port *port, int direction, uint64_t waiter);
+/* A piece that somebody wants to copy. It stays where it is from its first bl_port_acquire to
+ * bl_port_release. */
+typedef struct bl_io_request {
+    uint64_t bytes;
+    uint64_t waiter;            /* in its queue */
+    uint64_t since_ns;          /* when it was first asked for */
+    uint32_t node;              /* its class */
+    uint8_t direction;          /* 0 read, 1 write */
+    uint8_t again;              /* whoever asks comes for another piece after it */
+    uint8_t state;              /* enum bl_io_state */
+    uint8_t coming;             /* others were told of again */
+} bl_io_request;
+
+enum bl_io_state { BL_IO_IDLE, BL_IO_QUEUED, BL_IO_ADMITTED, BL_IO_UNTHROTTLED };
+
+/* The only way to the link: wait until this piece may be copied. 0: copy it, then release it.
+ * -EAGAIN: not within timeout_ns; it keeps its place, ask again. -ECANCELED: the port was stopped.
+ * A piece that has waited for a second, or that the link has no member for, is copied without
+ * tokens (BL_IO_UNTHROTTLED): a failed scheduler blocks no copy for ever. device_bytes has the
+ * bytes on each memory device, or is NULL. */
+int bl_port_acquire(bl_port *port, bl_io_request *request, const uint64_t *device_bytes,
+                    uint64_t timeout_ns);
+
+/* The piece was copied; or nobody wants it any more. Twice is fine. */
+void bl_port_release(bl_port *port, bl_io_request *request);
+
 void bl_port_stat(bl_port *port, int direction, bl_queue_stat *stat);
 /* In both directions. */
 uint64_t bl_port_stalls(bl_port *port);

@@ -58,7 +58,7 @@ static void bl_queue_flow(bl_queue *queue, uint64_t now_ns)
 
 static uint64_t bl_queue_price(const bl_queue *queue, uint64_t tokens)
 {
-    uint64_t limit = queue->way->bucket.limit;
+    uint64_t limit = bl_host_load(&queue->way->bucket.limit);
     double ratio = queue->stat.flow_ratio;
     if (ratio <= BL_FLOW_MOST || tokens >= limit)
         return tokens;
@@ -117,7 +117,7 @@ static void bl_queue_give_back(bl_queue *queue)
 static int bl_queue_turn(bl_queue *queue, uint32_t demand, uint64_t now_ns)
 {
     uint32_t engines, others = bl_way_demand(queue->way, queue->seat, now_ns, &engines);
-    uint64_t limit = queue->way->bucket.limit;
+    uint64_t limit = bl_host_load(&queue->way->bucket.limit);
     queue->per_tick = limit / engines > 0 ? limit / engines : 1;
     uint32_t first = others != 0 ? bl_fair_first(queue->way, demand | others) : 0;
     if (first == 0 || demand >> first & 1)
@@ -130,7 +130,7 @@ static int bl_queue_turn(bl_queue *queue, uint32_t demand, uint64_t now_ns)
 /* Reserve for what waits here. */
 static void bl_queue_reserve(bl_queue *queue, uint64_t need)
 {
-    uint64_t limit = queue->way->bucket.limit;
+    uint64_t limit = bl_host_load(&queue->way->bucket.limit);
     uint64_t amount = queue->pending + queue->per_tick;
     amount = amount < queue->queued_tokens ? amount : queue->queued_tokens;
     amount = amount < limit ? amount : limit;
@@ -168,7 +168,8 @@ static int bl_queue_may(bl_queue *queue, uint64_t need, uint32_t demand, uint64_
  * when that is full, and all wait until time has made good what it took too much. */
 static void bl_queue_spend(bl_queue *queue, uint64_t price)
 {
-    uint64_t limit = queue->way->bucket.limit, reserved = price < limit ? price : limit;
+    uint64_t limit = bl_host_load(&queue->way->bucket.limit);
+    uint64_t reserved = price < limit ? price : limit;
     queue->pending -= reserved;
     if (price > limit)
         bl_seat_grab(queue->way, queue->seat, price - limit);
@@ -195,7 +196,7 @@ static int bl_queue_next(bl_queue *queue, uint64_t now_ns, bl_admission *admissi
     for (uint32_t node; (node = bl_queue_top(queue, queue->gated)) != 0;) {
         if (!bl_queue_gate(queue, node, now_ns, wait_ns))
             continue;
-        uint64_t limit = queue->way->bucket.limit;
+        uint64_t limit = bl_host_load(&queue->way->bucket.limit);
         uint64_t price = bl_queue_price(queue, queue->waiters[queue->first[node]].tokens);
         uint64_t need = price < limit ? price : limit;
         demand &= ~queue->gated;

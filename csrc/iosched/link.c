@@ -46,7 +46,7 @@ int bl_way_valid(const bl_way *way)
 {
     if (bl_host_load(&way->magic) != BL_LINK_MAGIC || way->node_count < 1 ||
         way->node_count > BL_LINK_NODES || way->bucket.rate != BL_LINK_RATE ||
-        way->bucket.limit == 0)
+        bl_host_load(&way->bucket.limit) == 0)
         return 0;
     for (uint32_t i = 1; i < way->node_count; i++)
         if (way->nodes[i].shares == 0 || way->nodes[i].parent >= i)
@@ -235,6 +235,20 @@ void bl_seat_release(bl_way *way, bl_seat *seat, uint64_t tokens)
     bl_host_exchange(&seat->turn, seat->turn + 1);
 }
 
+/* Who dies in here leaves his seat's turn odd: it is cleared, and the audit puts ceil right. */
+void bl_seat_widen(bl_way *way, bl_seat *seat, uint64_t limit)
+{
+    uint64_t found = bl_host_load(&way->bucket.limit);
+    if (found >= limit)
+        return;
+    bl_host_exchange(&seat->turn, seat->turn + 1);
+    while (found < limit && !bl_host_swap(&way->bucket.limit, found, limit))
+        found = bl_host_load(&way->bucket.limit);
+    if (found < limit)
+        bl_host_add(&way->bucket.ceil, limit - found);
+    bl_host_exchange(&seat->turn, seat->turn + 1);
+}
+
 uint32_t bl_way_demand(const bl_way *way, const bl_seat *own, uint64_t now_ns,
                           uint32_t *engines)
 {
@@ -261,6 +275,7 @@ static void bl_way_audit(bl_way *way)
     uint64_t suspect = bl_host_load(&way->suspect);
     uint32_t count = bl_seat_count(way);
     uint64_t tail = bl_host_load(&way->bucket.tail), ceil = bl_host_load(&way->bucket.ceil);
+    uint64_t limit = bl_host_load(&way->bucket.limit);
     for (uint32_t i = 0; i < count; i++) {
         const bl_seat *seat = &way->seats[i];
         owners[i] = bl_host_load(&seat->owner);
@@ -275,7 +290,7 @@ static void bl_way_audit(bl_way *way)
             return;
     if (bl_host_load(&way->bucket.tail) != tail)
         return;
-    int64_t lost = bl_host_ahead(tail + way->bucket.limit - held, ceil);
+    int64_t lost = bl_host_ahead(tail + limit - held, ceil);
     /* Others may have moved since, by as much on both sides; not ceil, or this fails. */
     if (lost == 0 || bl_host_swap(&way->bucket.ceil, ceil, ceil + (uint64_t)lost)) {
         bl_host_add(&way->audited, lost < 0 ? -(uint64_t)lost : (uint64_t)lost);

@@ -23,6 +23,10 @@ uint64_t bl_seat_grab(bl_way *way, bl_seat *seat, uint64_t tokens);
 void bl_seat_refund(bl_way *way, bl_seat *seat, uint64_t tokens);
 void bl_seat_release(bl_way *way, bl_seat *seat, uint64_t tokens);
 
+/* Have the bucket hold at least so many: engines that ask for more at a time than others need a
+ * larger one. It is never made smaller. */
+void bl_seat_widen(bl_way *way, bl_seat *seat, uint64_t limit);
+
 /* The classes that free engines wait for, this one's apart, and how many engines there are with
  * work to do, this one included. Those that have not asked in time do not count. */
 uint32_t bl_way_demand(const bl_way *way, const bl_seat *own, uint64_t now_ns,

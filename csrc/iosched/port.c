@@ -1,18 +1,22 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * A port: one engine's queues for both directions, which threads push into and one thread takes
- * from (api/iosched.h), or which threads pass by themselves (iosched/toll.c). Only here is a clock
- * read.
+ * A port: one engine's queues for both directions, and threads that wait in them for their pieces
+ * (api/iosched.h). Whoever waits asks for all: it may find another thread's piece admitted, and
+ * wakes that thread. Only here is a clock read.
  */
 #include "iosched/port.h"
 
+#include "base/minmax.h"
 #include "pool/pool.h"
 
 #include <errno.h>
 #include <sched.h>
 #include <stdlib.h>
 #include <time.h>
+
+/* A piece that has waited for so long is copied without tokens. */
+static const uint64_t BL_PORT_LONGEST_NS = 1000000000;
 
 /* A shorter wait is not worth a timer, which wakes late by more. */
 static const uint64_t BL_PORT_SPIN_NS = 50000;
@@ -94,49 +98,18 @@ uint64_t bl_port_device_tokens(const bl_port *port, uint64_t bytes)
     return bl_price_tokens(bytes, port->price.device_byte_ps, port->price.device_piece_ps);
 }
 
-int64_t bl_port_queue_piece(bl_port *port, int direction, uint32_t node, uint64_t bytes,
-                            const uint64_t *device_bytes, uint64_t id, uint64_t now_ns)
+void bl_port_widen(bl_port *port, uint64_t bytes, uint32_t count)
 {
-    bl_queue *queue = bl_port_queue(port, direction);
-    uint64_t device_tokens[BL_LINK_DEVICES];
-    uint32_t devices = device_bytes == NULL ? 0 : queue->device_count;
-    for (uint32_t i = 0; i < devices; i++)
-        device_tokens[i] = bl_port_device_tokens(port, device_bytes[i]);
-    return bl_queue_push(queue, node, bl_port_tokens(port, direction, bytes), bytes,
-                         devices > 0 ? device_tokens : NULL, id, now_ns);
-}
-
-int bl_port_push(bl_port *port, int direction, uint32_t node, uint32_t count,
-                 const uint64_t *bytes, const uint64_t *device_bytes, uint64_t first_id,
-                 uint64_t *waiters)
-{
-    int64_t status = 0;
     pthread_mutex_lock(&port->lock);
-    bl_queue *queue = bl_port_queue(port, direction);
-    uint32_t devices = queue->device_count;
-    for (uint32_t i = 0; i < count && status >= 0; i++) {
-        const uint64_t *own = device_bytes == NULL ? NULL : device_bytes + (size_t)i * devices;
-        status = bl_port_queue_piece(port, direction, node, bytes[i], own, first_id + i,
-                                     bl_port_now_ns());
-        if (status >= 0)
-            waiters[i] = (uint64_t)status;
-        else
-            while (i > 0)
-                bl_queue_cancel(queue, waiters[--i]), count = 0;
+    for (int direction = 0; direction < 2; direction++) {
+        bl_queue *queue = bl_port_queue(port, direction);
+        if (bl_queue_owns(queue))
+            bl_seat_widen(queue->way, queue->seat, count * bl_port_tokens(port, direction, bytes));
     }
-    port->woken = 1;
-    pthread_cond_signal(&port->changed);
     pthread_mutex_unlock(&port->lock);
-    return status < 0 ? (int)status : 0;
 }
 
-int bl_port_cancel(bl_port *port, int direction, uint64_t waiter)
-{
-    pthread_mutex_lock(&port->lock);
-    int status = bl_queue_cancel(bl_port_queue(port, direction), waiter);
-    pthread_mutex_unlock(&port->lock);
-    return status;
-}
+/* ---- Pieces */
 
 static struct timespec bl_port_time(uint64_t ns)
 {
@@ -144,23 +117,10 @@ static struct timespec bl_port_time(uint64_t ns)
                              .tv_nsec = (long)(ns % BL_PORT_SECOND_NS)};
 }
 
-int bl_port_ask(bl_port *port, bl_queue *queue, uint64_t now_ns, bl_admission *admission,
-                uint64_t *wait_ns)
+/* Let other threads have the lock until wait_ns have gone by, or there is news. */
+static void bl_port_doze(bl_port *port, uint64_t wait_ns)
 {
-    int status = bl_queue_poll(queue, now_ns, admission, wait_ns);
-    if (status == 0) {
-        bl_carried *carried = &port->carried[admission->node];
-        uint64_t waited = now_ns - admission->queued_ns;
-        carried->pieces++, carried->bytes += admission->bytes, carried->waited_ns += waited;
-        if (waited > carried->longest_ns)
-            carried->longest_ns = waited;
-    }
-    return status;
-}
-
-void bl_port_doze(bl_port *port, uint64_t wait_ns)
-{
-    if (wait_ns > BL_PORT_SPIN_NS && !port->woken) {
+    if (wait_ns > BL_PORT_SPIN_NS) {
         struct timespec until = bl_port_time(bl_port_now_ns() + wait_ns);
         pthread_cond_timedwait(&port->changed, &port->lock, &until);
     } else {
@@ -170,54 +130,123 @@ void bl_port_doze(bl_port *port, uint64_t wait_ns)
     }
 }
 
-/* Ask both queues, in turns: the directions of a duplex link do not disturb each other. */
-static int bl_port_poll(bl_port *port, bl_admission *admission, uint64_t *wait_ns)
+/* Tell others whether the asking thread will be back for another piece. */
+static void bl_request_say(bl_port *port, bl_io_request *request, int coming)
 {
-    *wait_ns = UINT64_MAX;
-    for (int asked = 0; asked < port->count; asked++) {
-        int direction = port->next;
-        port->next = (port->next + 1) % port->count;
-        uint64_t wait;
-        int status = bl_port_ask(port, port->queues[direction], bl_port_now_ns(), admission, &wait);
-        if (status != -EAGAIN)
-            return status == 0 ? direction : status;
-        *wait_ns = wait < *wait_ns ? wait : *wait_ns;
-    }
-    return -EAGAIN;
+    bl_queue *queue = bl_port_queue(port, request->direction);
+    if (coming != request->coming)
+        queue->coming[request->node] += coming ? 1 : -1;
+    request->coming = (uint8_t)coming;
 }
 
-int bl_port_take(bl_port *port, uint64_t timeout_ns, bl_admission *admission)
+int bl_request_queue(bl_port *port, bl_io_request *request, const uint64_t *device_bytes,
+                     uint64_t now_ns)
 {
-    uint64_t start = bl_port_now_ns();
-    pthread_mutex_lock(&port->lock);
-    int status;
-    for (;;) {
-        uint64_t wait;
-        status = bl_port_poll(port, admission, &wait);
-        uint64_t waited = bl_port_now_ns() - start;
-        if (status != -EAGAIN || waited >= timeout_ns || port->woken == 2)
-            break;
-        uint64_t left = timeout_ns - waited;
-        bl_port_doze(port, wait < left ? wait : left);
-        port->woken = port->woken == 2 ? 2 : 0;
+    if (request->direction > 1)
+        return -EINVAL;
+    bl_queue *queue = bl_port_queue(port, request->direction);
+    uint64_t device_tokens[BL_LINK_DEVICES];
+    uint32_t devices = device_bytes == NULL ? 0 : queue->device_count;
+    for (uint32_t i = 0; i < devices; i++)
+        device_tokens[i] = bl_port_device_tokens(port, device_bytes[i]);
+    int64_t status = bl_queue_push(
+        queue, request->node, bl_port_tokens(port, request->direction, request->bytes),
+        request->bytes, devices > 0 ? device_tokens : NULL, (uintptr_t)request, now_ns);
+    if (status < 0)
+        return (int)status;
+    request->waiter = (uint64_t)status, request->since_ns = now_ns;
+    request->state = BL_IO_QUEUED;
+    bl_request_say(port, request, request->again);
+    return 0;
+}
+
+/* What of this queue may start, whoever waits for it: 0, or -EAGAIN and when to ask again. */
+static int bl_port_ask(bl_port *port, bl_queue *queue, const bl_io_request *request,
+                       uint64_t now_ns, uint64_t *wait_ns)
+{
+    bl_admission admission;
+    int status = bl_queue_poll(queue, now_ns, &admission, wait_ns);
+    if (status < 0)
+        return status;
+    bl_io_request *admitted = (bl_io_request *)(uintptr_t)admission.id;
+    bl_carried *carried = &port->carried[admission.node];
+    uint64_t waited = now_ns - admission.queued_ns;
+    carried->pieces++, carried->bytes += admission.bytes, carried->waited_ns += waited;
+    if (waited > carried->longest_ns)
+        carried->longest_ns = waited;
+    admitted->waiter = admission.waiter, admitted->state = BL_IO_ADMITTED;
+    if (admitted != request)
+        pthread_cond_broadcast(&port->changed);
+    return 0;
+}
+
+int bl_request_wait(bl_port *port, bl_io_request *request, uint64_t timeout_ns, uint64_t *now_ns)
+{
+    bl_queue *queue = bl_port_queue(port, request->direction);
+    uint64_t start_ns = *now_ns;
+    while (request->state == BL_IO_QUEUED) {
+        uint64_t wait, waited = *now_ns - start_ns;
+        int status = port->stopped                                     ? -ECANCELED
+                     : *now_ns - request->since_ns > BL_PORT_LONGEST_NS ? -ETIMEDOUT
+                                      : bl_port_ask(port, queue, request, *now_ns, &wait);
+        if (status == -EAGAIN && waited >= timeout_ns)
+            return status;
+        if (status == -EAGAIN) {
+            bl_port_doze(port, bl_least(wait, timeout_ns - waited));
+            *now_ns = bl_port_now_ns();
+        } else if (status < 0) {
+            bl_request_end(port, request, *now_ns);
+            if (status == -ECANCELED)
+                return status;
+            request->state = BL_IO_UNTHROTTLED;
+            port->carried[request->node].astray++;
+        }
     }
-    port->woken = 0;
+    return 0;
+}
+
+void bl_request_end(bl_port *port, bl_io_request *request, uint64_t now_ns)
+{
+    bl_queue *queue = bl_port_queue(port, request->direction);
+    if (request->state == BL_IO_QUEUED)
+        bl_queue_cancel(queue, request->waiter);
+    if (request->state == BL_IO_ADMITTED)
+        bl_queue_complete(queue, request->waiter, now_ns);
+    if (request->state != BL_IO_IDLE && queue->stat.queued > 0)
+        pthread_cond_broadcast(&port->changed);
+    request->state = BL_IO_IDLE;
+}
+
+/* Nobody waits for what does not come: neither this thread, nor others for its queue. */
+static void bl_request_rest(bl_port *port, bl_io_request *request)
+{
+    bl_queue *queue = bl_port_queue(port, request->direction);
+    bl_request_say(port, request, 0);
+    if (queue->stat.queued == 0 && queue->stat.in_flight == 0)
+        bl_queue_rest(queue);
+}
+
+int bl_port_acquire(bl_port *port, bl_io_request *request, const uint64_t *device_bytes,
+                    uint64_t timeout_ns)
+{
+    pthread_mutex_lock(&port->lock);
+    uint64_t now_ns = bl_port_now_ns();
+    int status = port->stopped && request->state == BL_IO_IDLE ? -ECANCELED : 0;
+    if (status == 0 && request->state == BL_IO_IDLE)
+        status = bl_request_queue(port, request, device_bytes, now_ns);
+    if (status == 0)
+        status = bl_request_wait(port, request, timeout_ns, &now_ns);
+    if (status == -ECANCELED)
+        bl_request_rest(port, request);
     pthread_mutex_unlock(&port->lock);
     return status;
 }
 
-void bl_port_wake(bl_port *port)
+void bl_port_release(bl_port *port, bl_io_request *request)
 {
     pthread_mutex_lock(&port->lock);
-    port->woken = 2;
-    pthread_cond_signal(&port->changed);
-    pthread_mutex_unlock(&port->lock);
-}
-
-void bl_port_complete(bl_port *port, int direction, uint64_t waiter)
-{
-    pthread_mutex_lock(&port->lock);
-    bl_queue_complete(bl_port_queue(port, direction), waiter, bl_port_now_ns());
+    bl_request_end(port, request, bl_port_now_ns());
+    bl_request_rest(port, request);
     pthread_mutex_unlock(&port->lock);
 }
 

@@ -64,7 +64,7 @@ int bl_queue_create(bl_queue **queue, bl_way *way, uint64_t goal_ns, uint64_t no
     }
     made->way = made->fair.way = way;
     made->seat = &way->seats[index];
-    made->per_tick = way->bucket.limit;
+    made->per_tick = bl_host_load(&way->bucket.limit);
     made->goal_ns = goal_ns, made->flow_ns = now_ns;
     made->stat.flow_ratio = 1;
     made->stat.stall_ns = BL_STALL_NS;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * The two generations of throttler (api/iosched.h): counters that only grow, so that a ticket is a
+ * The token bucket (api/iosched.h): counters that only grow, so that a ticket is a
  * place on them and waiting is a comparison. They wrap, and are compared by their distance.
  */
 #include "api/iosched.h"
@@ -12,46 +12,6 @@
 
 static const uint64_t BL_SECOND_NS = 1000000000;
 static const uint64_t BL_HOUR_NS = 3600 * 1000000000ull;
-
-/* ---- Rovers: two counters of 32 bits each side by side, neither carries into the other. */
-
-static uint64_t bl_rover_plus(uint64_t rover, uint32_t weight, uint32_t size)
-{
-    return (uint64_t)((uint32_t)(rover >> 32) + weight) << 32 | (uint32_t)((uint32_t)rover + size);
-}
-
-static uint64_t bl_rover_add(uint64_t *rover, uint32_t weight, uint32_t size)
-{
-    for (;;) {
-        uint64_t seen = bl_host_load(rover), next = bl_rover_plus(seen, weight, size);
-        if (bl_host_swap(rover, seen, next))
-            return next;
-    }
-}
-
-void bl_rovers_init(bl_rovers *rovers, uint32_t weight, uint32_t size)
-{
-    *rovers = (bl_rovers){.head = bl_rover_plus(0, weight, size)};
-}
-
-uint64_t bl_rovers_grab(bl_rovers *rovers, uint32_t weight, uint32_t size)
-{
-    return bl_rover_add(&rovers->tail, weight, size);
-}
-
-int bl_rovers_ready(const bl_rovers *rovers, uint64_t ticket)
-{
-    uint64_t head = bl_host_load(&rovers->head);
-    return (int32_t)((uint32_t)(ticket >> 32) - (uint32_t)(head >> 32)) <= 0 &&
-           (int32_t)((uint32_t)ticket - (uint32_t)head) <= 0;
-}
-
-void bl_rovers_complete(bl_rovers *rovers, uint32_t weight, uint32_t size)
-{
-    bl_rover_add(&rovers->head, weight, size);
-}
-
-/* ---- The bucket */
 
 int bl_tokens_init(bl_tokens *bucket, uint64_t rate, uint64_t limit, uint64_t threshold,
                    int capped, uint64_t now_ns)
@@ -92,7 +52,7 @@ void bl_tokens_replenish(bl_tokens *bucket, uint64_t now_ns)
     if (extra < bucket->threshold || !bl_host_swap(&bucket->replenished_ns, last, now_ns))
         return;
     uint64_t most = bucket->capped ? bl_host_load(&bucket->ceil)
-                                   : bl_host_load(&bucket->tail) + bucket->limit;
+                                   : bl_host_load(&bucket->tail) + bl_host_load(&bucket->limit);
     int64_t room = bl_host_ahead(most, bl_host_load(&bucket->head));
     if (room > 0)
         bl_host_add(&bucket->head, extra < (uint64_t)room ? extra : (uint64_t)room);

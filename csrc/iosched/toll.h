@@ -15,20 +15,15 @@
 /* Of one thread: in lines that no other one's is in. */
 typedef struct bl_toll {
     bl_port *port __attribute__((aligned(128)));    /* NULL: no link */
+    bl_io_request request;      /* what is under way, if it is admitted: */
     uint64_t todo;              /* bytes of the copy that were not asked for yet */
     uint64_t left;              /* bytes that may be moved */
     uint64_t piece;             /* to ask for in one go */
-    uint64_t waiter;            /* what is under way, if holds: */
-    uint64_t held;              /* bytes of it */
-    uint64_t since_ns;          /* since it is */
+    uint64_t since_ns;          /* since when it is */
     uint64_t owed;              /* bytes that were renewed for, and not accounted for yet */
     uint32_t owed_pieces;
-    uint32_t node;
     uint32_t device;            /* that what is under way lies on */
-    uint8_t direction;          /* 0 read, 1 write */
-    uint8_t holds;
     uint8_t again;              /* it may be back for another part, after todo */
-    uint8_t coming;             /* others know that it will be back */
 } bl_toll;
 
 enum { BL_TOLL_STEP = 64 << 10 };   /* what is paid for at a time of a long run */

@@ -44,10 +44,13 @@ JUDGED = {
     "bandwidth": ["read, uniform, interleaved", "write, skewed, not interleaved"],
     "rpc": ["c", "python"],
     "recovery": ["restart"],
-    "copy": ["gather_write", "scatter_read", "sparse_read"],
-    "indexer": [],  # test_indexer_bench.py tests these
-    "gateway": [],  # test_gateway_bench.py tests these
-    "scheduler": [],  # test_scheduler_bench.py tests these
+    "copy": [
+        *("gather_write", "scatter_read", "sparse_read"),
+        *("null_gpu write, alone", "null_gpu read, alone", "null_gpu read, 2 processes"),
+    ],
+    "indexer": [],  # see test_indexer_bench.py
+    "gateway": [],  # see test_gateway_bench.py
+    "scheduler": [],  # see test_scheduler_bench.py
 }
 
 

@@ -28,8 +28,7 @@ def test_there_is_a_row_for_every_order_and_a_decision(rows: dict[str, Row]) -> 
     decisions = {"decision", "decision, in C, alone", "decision, in C, beside another"}
     link = {f"caches, slow link, {how}" for how in ("ours", "one class")}
     memory = {f"caches, memory, {what}" for what in ("host's link", "no link")}
-    real = {"real, ours", "real, one class"}
-    assert rows.keys() == virtual | decisions | link | memory | real
+    assert rows.keys() == virtual | decisions | link | memory
     for case in link | memory:
         assert "processes that put" in str(rows[case]["note"])
         assert ("a piece waited" in str(rows[case]["note"])) == (case != "caches, memory, no link")
@@ -37,8 +36,6 @@ def test_there_is_a_row_for_every_order_and_a_decision(rows: dict[str, Row]) -> 
         assert rows[case]["memory"] == "virtual time"
         assert float(str(rows[case]["ratio_to_limit"])) > 0.95
         assert "without offloads: p50" in str(rows[case]["note"])
-    for case in ("real, ours", "real, one class"):
-        assert "queue delay" in str(rows[case]["note"])
     assert "only reads the clock" in str(rows["decision"]["note"])
 
 

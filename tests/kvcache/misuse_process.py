@@ -25,13 +25,12 @@ from beluga.transfer import (
     PIECE,
     CopySettings,
     CpuEngine,
-    Direction,
     DsaEngine,
     Link,
+    Place,
     Plan,
-    Scheduler,
+    ScheduledEngine,
     Slots,
-    TransferClass,
     View,
     arrangements,
     plan_blocks,
@@ -215,15 +214,13 @@ def settings(pool: Pool) -> Iterator[Case]:
         )
     yield "a million threads", lambda: CpuEngine(pool, 10**6).scatter_read(plan()).wait()
 
-    def submit(direction: Any, kind: Any) -> None:
+    def scheduled(kind: Any) -> None:
         link = Link("misuse", pool=pool, directory=pool.devices[0].path.parent)
-        with Scheduler(link) as scheduler:
-            scheduler.submit(plan(), CpuEngine(pool), direction, kind).wait()
+        engine = ScheduledEngine(CpuEngine(pool), Place(link), read=kind)
+        engine.scatter_read(plan()).wait()
 
-    for direction in (7, -1, 1 << 40):
-        yield f"direction {direction}", lambda n=direction: submit(n, TransferClass.ONBOARD)
     for kind in (0, 77, -1, 1 << 40):
-        yield f"class {kind}", lambda n=kind: submit(Direction.READ, n)
+        yield f"class {kind}", lambda n=kind: scheduled(n)
 
 
 def meta(cache: KVCache) -> Iterator[Case]:

@@ -24,9 +24,9 @@ from beluga.transfer import (
     Link,
     LinkSettings,
     Order,
+    Place,
     Plan,
     ScheduledEngine,
-    Scheduler,
     Slots,
     Speed,
     Transfer,
@@ -137,13 +137,13 @@ def test_puts_and_gets_take_turns_on_a_link(
     settings = LinkSettings(read=fast, write=fast, device=fast)
     link = Link("kv", settings, pool=pool, directory=tmp_path)
     blocks, targets = payload(3, 600_000), np.zeros((3, 600_000), np.uint8)
-    with Scheduler(link) as scheduler:
-        kinds = TransferClass.ONBOARD, TransferClass.OFFLOAD
-        cache = caches(ScheduledEngine(scheduler, CpuEngine(pool, threads=1), *kinds))
-        assert cache.put(digests(3), blocks).stored == 3
-        assert link.bytes_of(TransferClass.OFFLOAD) == (0, blocks.nbytes)
-        assert cache.get(digests(3), targets).hits == 3
-        assert link.bytes_of(TransferClass.ONBOARD) == (blocks.nbytes, 0)
+    place = Place(link)
+    cache = caches(ScheduledEngine(CpuEngine(pool, threads=1), place))
+    assert cache.put(digests(3), blocks).stored == 3
+    assert link.bytes_of(TransferClass.OFFLOAD) == (0, blocks.nbytes)
+    assert cache.get(digests(3), targets).hits == 3
+    assert link.bytes_of(TransferClass.ONBOARD) == (blocks.nbytes, 0)
+    place.close()
     assert np.array_equal(blocks, targets)
     with pytest.raises(TransferError, match="closed"):
         cache.get(digests(3), targets)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from beluga_bench.throttlers import Queue
 
 from beluga import KVCache, MetaServer, Pool
 from beluga.errors import TransferCancelledError, TransferError
@@ -30,7 +31,7 @@ from beluga.transfer import (
     settings_for,
     settings_said,
 )
-from beluga.transfer.iosched.fair import Queue, Way
+from beluga.transfer.iosched.fair import Way
 from tests.kvcache.conftest import digests, payload
 
 LENGTH = 5 << 18

@@ -11,25 +11,34 @@ import numpy as np
 import pytest
 
 from beluga import KVCache, MetaServer, Pool
-from beluga.transfer import CpuEngine, Link, LinkSettings, Scheduler, Speed, TransferClass
+from beluga.transfer import (
+    CpuEngine,
+    Link,
+    LinkSettings,
+    Place,
+    ScheduledEngine,
+    Speed,
+    TransferClass,
+)
 from tests.kvcache.conftest import digests, payload
 
 LENGTH = 5 << 18
 
 
 @pytest.fixture
-def scheduler(pool: Pool, shm: Path) -> Iterator[Scheduler]:
-    speed = Speed(16 << 30)
+def place(pool: Pool, shm: Path) -> Iterator[Place]:
+    speed = Speed(1 << 30)
     settings = LinkSettings(read=speed, write=speed, device=speed)
-    with Scheduler(Link("cache", settings, pool=pool, directory=shm)) as made:
-        yield made
+    made = Place(Link("cache", settings, pool=pool, directory=shm))
+    yield made
+    made.close()
 
 
 @pytest.mark.parametrize("check_checksums", [True, False])
 def test_a_cache_behind_a_link(
-    pool: Pool, server: MetaServer, scheduler: Scheduler, *, check_checksums: bool
+    pool: Pool, server: MetaServer, place: Place, *, check_checksums: bool
 ) -> None:
-    engine = scheduler.engine(CpuEngine(pool, 1), read=TransferClass.PREFETCH)
+    engine = ScheduledEngine(CpuEngine(pool, 1), place, read=TransferClass.PREFETCH)
     blocks = payload(4, LENGTH)
     targets = np.zeros_like(blocks)
     with KVCache(pool, namespace="test", engine=engine, check_checksums=check_checksums) as cache:
@@ -37,7 +46,7 @@ def test_a_cache_behind_a_link(
         found = cache.get(digests(4), targets)
     assert (found.hits, found.mismatches) == (4, 0)
     assert np.array_equal(blocks, targets)
-    assert scheduler.link.bytes_of(TransferClass.OFFLOAD) == (0, 4 * LENGTH)
-    assert scheduler.link.bytes_of(TransferClass.PREFETCH) == (4 * LENGTH, 0)
-    assert scheduler.carried()[TransferClass.PREFETCH].pieces >= 4 * LENGTH // (256 << 10)
+    assert place.link.bytes_of(TransferClass.OFFLOAD) == (0, 4 * LENGTH)
+    assert place.link.bytes_of(TransferClass.PREFETCH) == (4 * LENGTH, 0)
+    assert place.carried(TransferClass.PREFETCH).pieces >= 4 * LENGTH // (256 << 10)
     engine.close()

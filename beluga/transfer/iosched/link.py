@@ -140,19 +140,24 @@ class Link:
             },
         )
 
-    def device_bytes(self, plan: Plan) -> NDArray[np.uint64]:
-        """How much of what is carried for a plan lies on each of the memory devices."""
-        if self.pool is None or not self.devices:
-            return np.empty(0, np.uint64)
+    def device_bytes(self, plan: Plan, ends: list[int]) -> NDArray[np.uint64]:
+        """Bytes that each range of a plan's chunks, which end at ``ends``, has on each of the
+        memory devices: of shape (ranges, devices)."""
+        assert self.pool is not None  # noqa: S101  else there are no devices
         geometry = self.pool.geometry
         offsets = plan.carried["offset"].astype(np.int64)
-        _, at, end = cut_at(offsets, offsets + plan.carried["length"], STRIPE_SIZE)
+        row, at, end = cut_at(offsets, offsets + plan.carried["length"], STRIPE_SIZE)
         stripes = at // STRIPE_SIZE
         if geometry.interleaved:  # as csrc/format/interleave.h has it
             device = stripes % geometry.device_count
         else:
             device = stripes // (geometry.device_size // STRIPE_SIZE - 1)
-        return np.bincount(device, end - at, minlength=len(self.devices)).astype(np.uint64)
+        whole = plan.carried is plan.chunks
+        chunk = row if whole else plan.pieces["chunk"].astype(np.int64)[row] - plan.chunk_base
+        shape = len(ends), len(self.devices)
+        place = np.searchsorted(ends, chunk, side="right") * shape[1] + device
+        found = np.bincount(place, end - at, minlength=shape[0] * shape[1])
+        return found.astype(np.uint64).reshape(shape)
 
     def close(self) -> None:
         """Let go of what is shared; places at the link have been closed. The last process of the

@@ -2,14 +2,15 @@
 # Copyright The Beluga Authors
 """An engine's place at a link: a seat in each of its ways, and what it was let on for.
 
-Either a thread hands an engine what the link lets on (``port.py``), or threads copy by themselves,
-in C, and wait for leave before each piece (``csrc/iosched/toll.h``).
+Whoever copies asks for each piece and releases it (``csrc/api/iosched.h``): threads of the CPU
+engine in C, ``scheduled.py`` for all other engines.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import functools
 import logging
 import threading
@@ -17,7 +18,12 @@ from typing import TYPE_CHECKING
 
 from beluga._ffi import core, ffi, lib
 from beluga._shared import SharedHandle, when_forked
-from beluga.errors import ForkedSessionError, raise_for_status
+from beluga.errors import (
+    ForkedSessionError,
+    TransferCancelledError,
+    TransferError,
+    raise_for_status,
+)
 from beluga.transfer.engine import Direction
 from beluga.transfer.iosched.fair import GOAL_NS, QueueStat, queue_stat
 from beluga.transfer.iosched.link import TransferClass
@@ -67,6 +73,8 @@ class Place:
         self._lock = threading.RLock()  # of the handle, which goes under nobody
         self._shared: SharedHandle[core.bl_port] | None = None
         self._stalls = 0
+        self._closed = False
+        self._requests: set[core.bl_io_request] = set()
         when_forked(self)
 
     @property
@@ -104,6 +112,7 @@ class Place:
     def close(self) -> None:
         """Give it back, as soon as nobody copies by it. Twice is fine."""
         with self._lock:
+            self._closed = True
             shared, self._shared = self._shared, None
             self._handle = ffi.NULL
             if self._state != _FORKED:
@@ -116,6 +125,41 @@ class Place:
         self._lock = threading.RLock()
         if self._state == _TAKEN:
             self._handle, self._state, self._shared = ffi.NULL, _FORKED, None
+
+    def widen(self, piece_size: int, count: int) -> None:
+        """The link's buckets hold at least ``count`` pieces of so many bytes from now on."""
+        with self.using() as handle:
+            if handle:
+                lib.bl_port_widen(handle, piece_size, count)
+
+    def acquire(
+        self,
+        request: core.bl_io_request,
+        device_bytes: core.uint64_p | core.Null,
+        timeout_ns: int,
+    ) -> bool:
+        """Whether a piece may be copied now; else it keeps its place in line, to be asked for
+        again. Raises TransferCancelledError once this was stopped, and TransferError once it is
+        closed."""
+        with self.using() as handle:
+            if not handle:
+                if self._closed:
+                    raise TransferError("the place at the link is closed")
+                return True  # the link has no seat for it
+            self._requests.add(request)  # C knows where it lies
+            status = lib.bl_port_acquire(handle, request, device_bytes, timeout_ns)
+        if status == -errno.ECANCELED:
+            raise TransferCancelledError("the copy was stopped")
+        if status != -errno.EAGAIN:
+            raise_for_status(status, "waiting for the link")
+        return int(status) == 0
+
+    def release(self, request: core.bl_io_request) -> None:
+        """A piece was copied, or will not be. Twice is fine."""
+        with self.using() as handle:
+            if handle:
+                lib.bl_port_release(handle, request)
+        self._requests.discard(request)
 
     def carried(self, kind: TransferClass) -> Carried:
         """So far, of this place."""

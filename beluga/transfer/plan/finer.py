@@ -21,7 +21,7 @@ def finer(plan: Plan, size: int) -> Plan:
     middle of a chunk. A chunk begins with a line, so the plan is cut between fragments only where a
     fragment ends with a line.
     """
-    if plan.checksums is not None or len(plan.pieces) == 0:
+    if plan.checksums is not None or (plan.chunks["length"] <= size).all():
         return plan
     pieces = _split(plan.pieces, max(size // 2 // LINE_SIZE, 1) * LINE_SIZE)
     lengths = pieces["length"].astype(np.int64)

@@ -132,26 +132,35 @@ class Plan:
                     f"{int(row['offset']) + int(row['length'])} bytes; the pool has {pool_size}"
                 )
 
-    def cut(self, size: int) -> Iterator[Plan]:
-        """Cut the plan into parts that take at most ``size`` bytes of the link, or one chunk if a
-        chunk is longer.
-
-        The parts share the arrays of this plan, so checksums that a part fills in are in this plan.
-        """
+    def ranges(self, size: int) -> tuple[list[int], list[int]]:
+        """Its chunks in ranges for which a link carries at most ``size`` bytes, or one chunk if
+        that has more: where each range ends, and its bytes."""
         carried = self.carried["length"].astype(np.int64)
         if len(carried) and self.carried is self.pieces:
             carried = np.add.reduceat(carried, self._firsts())
         ends = np.cumsum(carried)
+        found: list[int] = []
         start, before = 0, 0
         while start < len(self.chunks):
-            end = max(int(np.searchsorted(ends, before + size, side="right")), start + 1)
-            yield self._part(start, end)
-            start, before = end, int(ends[end - 1])
+            start = max(int(np.searchsorted(ends, before + size, side="right")), start + 1)
+            before = int(ends[start - 1])
+            found.append(start)
+        sizes: list[int] = np.diff(ends[np.array(found, int) - 1], prepend=0).tolist()
+        return found, sizes
+
+    def cut(self, size: int) -> Iterator[Plan]:
+        """The same in parts, each one of :meth:`ranges`."""
+        start = 0
+        for end in self.ranges(size)[0]:
+            yield self.part(start, end)
+            start = end
 
     def _firsts(self) -> NDArray[np.int64]:
         return self.chunks["first"].astype(np.int64) - self.piece_base
 
-    def _part(self, start: int, end: int) -> Plan:
+    def part(self, start: int, end: int) -> Plan:
+        """Chunks from ``start`` to ``end`` as a plan that shares this one's arrays: checksums that
+        are filled in are this plan's."""
         firsts = self._firsts()
         first = int(firsts[start])
         last = int(firsts[end]) if end < len(firsts) else len(self.pieces)

@@ -12,7 +12,7 @@ from beluga.transfer.engines.cpu import CpuEngine
 from beluga.transfer.iosched.hostlink import host_link
 from beluga.transfer.iosched.link import Link, LinkSettings, TransferClass
 from beluga.transfer.iosched.place import Carried, Place
-from beluga.transfer.iosched.scheduler import Scheduler
+from beluga.transfer.iosched.scheduled import ScheduledEngine
 from beluga.transfer.select.planned import PlannedEngine
 from beluga.transfer.select.planner import CPU
 
@@ -44,20 +44,14 @@ class Leave:
     ) -> None:
         self._own_link = host_link(pool, link) if isinstance(link, LinkSettings) else None
         found = self._own_link if isinstance(link, LinkSettings) else link
-        self._scheduler: Scheduler | None = None
+        self._own_place = Place(found) if isinstance(found, Link) else None
+        self._place = found if isinstance(found, Place) else self._own_place
         engine, beside = chosen.engine, dict(chosen.beside)
-        if (engine is not None or beside) and found is not None:
-            scheduler = Scheduler(found.link if isinstance(found, Place) else found)
+        if self._place is not None:
             if engine is not None:
-                engine = scheduler.engine(engine, read=read, write=write)
+                engine = ScheduledEngine(engine, self._place, read=read, write=write)
             for name, other in beside.items():
-                beside[name] = scheduler.engine(other, read=read, write=write)
-            self._scheduler = scheduler
-        self._own_place: Place | None = None
-        self._place: Place | None = None
-        if engine is None:  # the CPU copies, alone or beside others
-            self._own_place = Place(found) if isinstance(found, Link) else None
-            self._place = found if isinstance(found, Place) else self._own_place
+                beside[name] = ScheduledEngine(other, self._place, read=read, write=write)
         cpu = CpuEngine(pool, threads, place=self._place, read=read, write=write)
         self._planned: PlannedEngine | None = None
         if chosen.planner is not None:
@@ -84,18 +78,11 @@ class Leave:
     def carried(self, *, own: bool = False) -> dict[TransferClass, Carried]:
         """What was let onto the link so far, by class. ``own``: apart from a place that was
         given."""
-        total = {kind: Carried() for kind in TransferClass}
-        if self._scheduler is not None:
-            total = self._scheduler.carried()
         place = self._own_place if own else self._place
-        if place is not None:
-            total = {kind: total[kind].plus(place.carried(kind)) for kind in TransferClass}
-        return total
+        return {kind: Carried() if place is None else place.carried(kind) for kind in TransferClass}
 
     def close(self) -> None:
         """Give back what this has made. The engine stays open; nobody copies."""
-        if self._scheduler is not None:
-            self._scheduler.close()
         if self._own_place is not None:
             self._own_place.close()
         if self._own_link is not None:

@@ -15,21 +15,21 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from beluga_bench.throttlers import Queue
 
 from beluga.pool import Pool
 from beluga.transfer import (
     CpuEngine,
     Direction,
-    Job,
     Link,
     LinkSettings,
+    Place,
     Plan,
-    Scheduler,
     Speed,
     TransferClass,
     plan_blocks,
 )
-from beluga.transfer.iosched.fair import Queue, Way
+from beluga.transfer.iosched.fair import Way
 
 RATE = 64 << 20
 PIECE = 64 << 10
@@ -115,25 +115,17 @@ def plan_of(pool: Pool, offset: int, size: int) -> tuple[np.ndarray, Plan]:
 
 
 def flood(directory: str, name: str, paths: str, kind: str, place: int) -> None:
-    """Keep 8 MiB of reads of a class waiting until the input ends."""
+    """Read 2 MiB again and again, in a class, until the input ends."""
     with Pool.open(paths.split(":")) as pool:
         first = -(-pool.geometry.data_offset // BLOCK) * BLOCK + place * (2 << 20)
         _, plan = plan_of(pool, first, 2 << 20)
-        link = Link(name, SLOW, directory=Path(directory))
-        with Scheduler(link) as scheduler:
-            engine = CpuEngine(pool, 1)
-            jobs: list[Job] = []
-            ready = False
-            os.set_blocking(sys.stdin.fileno(), False)
-            while sys.stdin.buffer.raw.read(1) != b"":
-                jobs = [job for job in jobs if not job.done()]
-                while len(jobs) < 4:
-                    kinds = TransferClass[kind]
-                    jobs.append(scheduler.submit(plan, engine, Direction.READ, kinds))
-                if not ready:
-                    say(ready=True)
-                ready = True
-                time.sleep(0.005)
+        at = Place(Link(name, SLOW, directory=Path(directory)))
+        engine = CpuEngine(pool, 1, place=at, read=TransferClass[kind])
+        os.set_blocking(sys.stdin.fileno(), False)
+        say(ready=True)
+        while sys.stdin.buffer.raw.read(1) != b"":
+            engine.scatter_read(plan).wait()
+        at.close()
 
 
 def onboard(directory: str, name: str, paths: str, count: int) -> None:
@@ -141,17 +133,16 @@ def onboard(directory: str, name: str, paths: str, count: int) -> None:
     with Pool.open(paths.split(":")) as pool:
         first = -(-pool.geometry.data_offset // BLOCK) * BLOCK
         _, plan = plan_of(pool, first, BLOCK)
-        link = Link(name, SLOW, directory=Path(directory))
-        with Scheduler(link) as scheduler:
-            engine = CpuEngine(pool, 1)
-            took = []
-            for _ in range(count):
-                time.sleep(0.01)
-                start = time.monotonic()
-                kind = TransferClass.ONBOARD
-                scheduler.submit(plan, engine, Direction.READ, kind).wait(60)
-                took.append(time.monotonic() - start)
-            say(took=took)
+        at = Place(Link(name, SLOW, directory=Path(directory)))
+        engine = CpuEngine(pool, 1, place=at)
+        took = []
+        for _ in range(count):
+            time.sleep(0.01)
+            start = time.monotonic()
+            engine.scatter_read(plan).wait()
+            took.append(time.monotonic() - start)
+        at.close()
+        say(took=took)
 
 
 def main() -> None:

@@ -12,9 +12,9 @@ import random
 from collections import Counter
 
 import pytest
+from beluga_bench.throttlers import Queue, TokenBucket
 
-from beluga.transfer.iosched.bucket import TokenBucket
-from beluga.transfer.iosched.fair import Queue, Way
+from beluga.transfer.iosched.fair import Way
 
 WEIGHT = 1000
 FORGIVING = 50_000

@@ -15,13 +15,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from beluga_bench.throttlers import Queue
 from link_process import PIECE, RATE, SLOW
 
 from beluga._ffi import lib
 from beluga.errors import TransferError
 from beluga.pool import Pool
 from beluga.transfer import Direction, Link, LinkSettings, Speed, TransferClass
-from beluga.transfer.iosched.fair import Queue, Way
+from beluga.transfer.iosched.fair import Way
 from beluga.transfer.iosched.segment import share
 
 WAIT_S = 120

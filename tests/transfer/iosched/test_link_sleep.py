@@ -5,8 +5,9 @@
 from __future__ import annotations
 
 import pytest
+from beluga_bench.throttlers import Queue
 
-from beluga.transfer.iosched.fair import Queue, Way
+from beluga.transfer.iosched.fair import Way
 
 MS = 1_000_000
 

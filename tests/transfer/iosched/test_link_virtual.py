@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 from beluga_bench.linkmodel import BLOCK, OFFLOAD, ONBOARD, PIECE, Outcome, run
 from beluga_bench.orders import Fair
+from beluga_bench.throttlers import Queue, TokenBucket
 
-from beluga.transfer.iosched.bucket import TokenBucket
 from beluga.transfer.iosched.cost import Speed
-from beluga.transfer.iosched.fair import BURST, TAU_NS, Queue, Way
+from beluga.transfer.iosched.fair import BURST, TAU_NS, Way
 
 RATE = 26_000_000_000
 MS = 1_000_000

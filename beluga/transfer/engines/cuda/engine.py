@@ -17,7 +17,7 @@ from beluga import config
 from beluga._ffi import lib
 from beluga.errors import LayoutError, TransferError, UnsettledError
 from beluga.pool import STRIPE_SIZE, Pool
-from beluga.transfer.engine import keep_for_good
+from beluga.transfer.engine import Direction, Parts, Prepared, keep_for_good
 from beluga.transfer.engines.cuda import shared
 from beluga.transfer.engines.cuda.buffers import Buffers
 from beluga.transfer.engines.cuda.calibration import Calibration
@@ -30,6 +30,7 @@ from beluga.transfer.engines.cuda.interop import StreamLike, stream_handle
 from beluga.transfer.engines.cuda.launch import Launcher
 from beluga.transfer.engines.cuda.parts import select
 from beluga.transfer.engines.cuda.paths import CudaStat, Paths
+from beluga.transfer.engines.cuda.prepared import PreparedLaunch
 from beluga.transfer.engines.cuda.registrar import Registrar
 from beluga.transfer.engines.cuda.staged import Way, drain
 from beluga.transfer.engines.cuda.tables import Tables, make_tables
@@ -132,6 +133,29 @@ class CudaEngine:
         """See :meth:`beluga.transfer.engine.Engine.scatter_read`."""
         plan.refuse_direction(write=False)
         return self._start(plan, self._way(stream, write=False))
+
+    def prepare(self, plan: Plan, direction: Direction) -> Prepared:
+        """See :meth:`beluga.transfer.engine.Engine`: the tables go to the GPU now where it copies
+        the plan by itself, by one kernel; else each range is a copy of its own."""
+        write = direction is Direction.WRITE
+        plan.refuse_direction(write=write)
+        self._refuse(plan)
+        self._driver.use()
+        if len(plan.pieces) == 0:
+            return Parts(self, plan, direction)
+        way, tables = self._way(None, write=write), make_tables(plan, write=write)
+        touched = self._windows.touched(tables.pieces["offset"])
+        hold = self._registrar.hold(touched, self._driver)
+        try:
+            if touched - hold.addresses.keys() or self._stages(plan, way, hold):
+                hold.__exit__(None, None, None)
+                return Parts(self, plan, direction)
+            self._paths.begin()
+            return PreparedLaunch(self._paths, plan, tables, way, hold)
+        except BaseException:
+            hold.__exit__(None, None, None)
+            self._paths.undo(way.stream)
+            raise
 
     def capture(self, plan: Plan, stream: StreamLike, *, write: bool) -> CapturedTransfer:
         """Put a copy into the graph that ``stream`` is being captured into.
@@ -259,15 +283,19 @@ class CudaEngine:
         return CudaTransfer(self._launcher, parts, gather)
 
     def _straight(self, plan: Plan, tables: Tables, way: Way, hold: Hold) -> list[Part]:
-        """Move a plan by the GPU alone."""
+        """By the GPU alone."""
+        if self._stages(plan, way, hold):
+            return self._paths.staged(plan, way, hold)
+        return self._paths.direct(plan, tables, way, hold)
+
+    def _stages(self, plan: Plan, way: Way, hold: Hold) -> bool:
+        """Do copy engines take part?"""
         choice = self._path
         if choice == "auto":
             choice = self._calibration.choose(
                 write=way.write, size=plan.size, fragments=len(plan.pieces)
             )
-        if choice == "staged" and self._paths.can_stage(plan, hold.addresses):
-            return self._paths.staged(plan, way, hold)
-        return self._paths.direct(plan, tables, way, hold)
+        return choice == "staged" and self._paths.can_stage(plan, hold.addresses)
 
     def _ready_chunks(self, plan: Plan, tables: Tables, missing: set[Place]) -> NDArray[np.bool_]:
         """Return for each chunk whether it lies in registered windows: shape (chunks,)."""

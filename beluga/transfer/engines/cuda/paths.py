@@ -67,7 +67,7 @@ class Paths:
         maintenance: CacheMaintenance,
         limit: int,
     ) -> None:
-        self._pool, self._launcher, self._staging = pool, launcher, Staging(launcher)
+        self._pool, self.launcher, self._staging = pool, launcher, Staging(launcher)
         self._windows, self._maintenance, self._limit = windows, maintenance, limit
         self._driver, self._buffers = launcher.driver, launcher.buffers
         self._waiting: collections.deque[tuple[Part, int]] = collections.deque()
@@ -117,13 +117,19 @@ class Paths:
         return Bases.of(self._windows, {place: addresses[place] for place in touched})
 
     def direct(self, plan: Plan, tables: Tables, way: Way, hold: Hold) -> list[Part]:
-        """Copy by one launch."""
+        """One launch."""
+        launched = self.load(plan, tables, way, hold)
+        self.launcher.run(launched, 0, len(tables.tiles), stream=way.stream)
+        self.launcher.fetch(launched, stream=way.stream)
+        return [self.part(plan, way.write, launched, way.stream, hold)]
+
+    def load(self, plan: Plan, tables: Tables, way: Way, hold: Hold) -> Launched:
+        """The tables of one launch, or several, go to the GPU."""
         if not way.write:
             self._maintenance.before_read(plan)
         self.stat.direct_bytes += plan.size
         bases = self.bases(tables.pieces["offset"], hold.addresses)
-        launched = self._launcher.launch(tables, bases, write=way.write, stream=way.stream)
-        return [self._part(plan, way.write, launched, way.stream, hold)]
+        return self.launcher.load(tables, bases, write=way.write, stream=way.stream)
 
     def gpu_runs(self, plan: Plan, addresses: Mapping[Place, int]) -> NDArray[np.void]:
         """Return the runs for copy engines, of type RUN; ``offset`` is a GPU address."""
@@ -156,7 +162,7 @@ class Paths:
             runs = self._gpu_runs(packed, hold.addresses)
             launched = self._staging.move(packed, runs, buffer, way)
             parts.append(
-                self._part(piece, way.write, launched, copies if way.write else way.stream, hold)
+                self.part(piece, way.write, launched, copies if way.write else way.stream, hold)
             )
         for number in range(len(parts) - len(buffers), len(parts)):  # the last users of the buffers
             buffer = buffers[number % len(buffers)]
@@ -180,10 +186,10 @@ class Paths:
             if not way.write:
                 self._between(packed, pinned.array, write=False)
             tables = make_tables(packed.plan, write=way.write)
-            launched = self._launcher.launch(
+            launched = self.launcher.launch(
                 tables, Bases.flat(pinned.address), write=way.write, stream=way.stream
             )
-            part = self._part(piece, way.write, launched, way.stream, None)
+            part = self.part(piece, way.write, launched, way.stream, None)
             part.settle = _nothing
             if way.write:
                 part.settle = functools.partial(self._between, packed, pinned.array, write=True)
@@ -191,10 +197,11 @@ class Paths:
             self._waiting.append((part, packed.size))
             yield part
 
-    def _part(
+    def part(
         self, plan: Plan, write: bool, launched: Launched, stream: int, hold: Hold | None
     ) -> Part:
-        """Make a part that ends when the stream gets there, and flushes what the GPU wrote."""
+        """What has been put on the stream for a launch."""
+        """Ends when the stream gets there. What the GPU writes itself is looked after."""
         event = self._driver.make_event()
         self._driver.record(event, stream)
         settle = functools.partial(self._maintenance.after_write, plan) if write else _nothing
@@ -237,7 +244,7 @@ class Paths:
             self._held -= held
             if not part.settled:
                 self._driver.wait(part.event)
-                part.finish(self._launcher)
+                part.finish(self.launcher)
 
 
 def _nothing() -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,9 +25,19 @@ from beluga.errors import (
     TransferTimeoutError,
 )
 from beluga.pool import Pool
-from beluga.transfer import Plan, plan_blocks
+from beluga.transfer import (
+    Link,
+    LinkSettings,
+    Place,
+    Plan,
+    ScheduledEngine,
+    Speed,
+    plan_blocks,
+)
 from beluga.transfer.engines.cuda import CupyDriver, DriverError
+from beluga.transfer.engines.cuda.launch import Launched, Launcher
 from beluga.transfer.engines.cuda.paths import STAGED_RUN_MIN
+from beluga.transfer.engines.cuda.tables import Tables
 from beluga.transfer.engines.policy import probe
 
 pytestmark = pytest.mark.usefixtures("compiled")
@@ -49,6 +60,44 @@ def test_a_batch_is_one_launch_and_nobody_waits_for_it(pool: Pool, gpu: Gpu) -> 
     assert blocks.stored(pool)
     assert engine.stat.bounced_bytes == 0
     assert engine.stat.direct_bytes == 2 * blocks.plan.size
+
+
+def test_tables_are_in_gpu_memory_before_the_link_admits_anything(
+    pool: Pool, gpu: Gpu, shm: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loads: list[int] = []
+    load = Launcher.load
+
+    def counted(self: Launcher, tables: Tables, *args: Any, **named: Any) -> Launched:
+        loads.append(len(tables.tiles))
+        return load(self, tables, *args, **named)
+
+    monkeypatch.setattr(Launcher, "load", counted)
+    speed = Speed(1 << 30)
+    link = Link("tables", LinkSettings(read=speed, write=speed, device=None), directory=shm)
+    place = Place(link)
+    engine, blocks = engine_on(pool, gpu, path="direct"), Blocks.make(pool, 5)
+    engine.piece_size = blocks.plan.size // 3
+    assert engine.settle(PATIENCE_S)
+    scheduled = ScheduledEngine(engine, place)
+    for start in (scheduled.gather_write, scheduled.scatter_read):
+        for way in (each.handle for each in link.ways):
+            way.bucket.tail += 10**12  # somebody else's, for a second
+        before, loaded = len(gpu.launches), len(loads)
+        transfer = start(blocks.plan)
+        assert (len(gpu.launches), len(loads)) == (before, loaded + 1)
+        for way in (each.handle for each in link.ways):
+            way.bucket.tail -= 10**12
+        transfer.wait(PATIENCE_S)
+        assert len(gpu.launches) - before > 1  # a launch for each piece
+        assert len(loads) == loaded + 1
+    assert blocks.stored(pool)
+    assert blocks.plan.checksums is not None
+    blocks.plan.checksums[-1] ^= 1
+    with pytest.raises(ChecksumError):
+        scheduled.scatter_read(blocks.plan).wait(PATIENCE_S)
+    scheduled.close()
+    place.close()
 
 
 @pytest.mark.parametrize("path", ["direct", "staged"])

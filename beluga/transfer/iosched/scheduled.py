@@ -1,0 +1,340 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""Engines that are given work piece by piece, as the link admits it.
+
+::
+
+    handle = Place(Link("cxl0", pool=pool))
+    engine = ScheduledEngine(DsaEngine(pool), handle)
+    engine.scatter_read(plan).wait()
+
+A plan is prepared as a whole first; then ranges of its chunks are started, each between an
+``acquire`` and a ``release``. The thread that waits does this itself, so there is no other thread.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from typing import TYPE_CHECKING
+
+from beluga._ffi import core, ffi
+from beluga._shared import when_forked
+from beluga.errors import (
+    BelugaError,
+    LayoutError,
+    TransferError,
+    TransferTimeoutError,
+    UnsettledError,
+)
+from beluga.transfer.engine import Direction, Prepared, prepared, settle
+from beluga.transfer.iosched.link import TransferClass
+from beluga.transfer.plan.finer import finer
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from beluga.transfer.engine import Engine, Transfer
+    from beluga.transfer.iosched.link import Link, LinkSettings
+    from beluga.transfer.iosched.place import Place
+    from beluga.transfer.plan.plan import Plan
+
+DEPTH = 4
+"""Pieces of one engine that may be under way: it copies one, and has work for as long as it may
+take until a thread wakes up that starts another."""
+
+_PIECE_PS = 100_000_000
+"""Time of the link that a piece takes where the engine does not say its ``piece_size``: starting
+one costs some 20 microseconds of Python."""
+
+_SLICE_NS = 100_000_000  # of waiting in C, between which Python hears signals
+_LOOK_NS = 50_000  # of waiting beside pieces that are under way, between looks at those
+
+
+class ScheduledEngine:
+    """An engine whose copies wait for their turn on a link, in the classes ``read`` and ``write``.
+
+    See :class:`~beluga.transfer.engine.Engine`. What the engine refuses when it starts a range is
+    raised by the transfer's ``wait``.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        place: Place,
+        *,
+        read: TransferClass = TransferClass.ONBOARD,
+        write: TransferClass = TransferClass.OFFLOAD,
+    ) -> None:
+        self.name = f"{engine.name}-scheduled"
+        self._engine, self._place = engine, place
+        self._kinds = TransferClass(read), TransferClass(write)
+        self._sizes = [piece_size(engine, place.link.settings, way) for way in Direction]
+        self._open: deque[ScheduledTransfer] = deque()  # all but the first wait for it
+        self._lock = threading.RLock()  # of these
+        place.widen(max(self._sizes), DEPTH + 1)  # one may be admitted when all are under way
+        when_forked(self)
+
+    def _forget(self) -> None:
+        """In a forked child: the parent goes on with them."""
+        for transfer in self._open:
+            transfer.lose()
+        self._open = deque()
+        self._lock = threading.RLock()
+
+    @property
+    def fault(self) -> str | None:
+        """The engine's, if it tells of any."""
+        found: str | None = getattr(self._engine, "fault", None)
+        return found
+
+    def gather_write(self, plan: Plan) -> ScheduledTransfer:
+        """Scattered engine memory to the pool, when its turn is. Raises LayoutError."""
+        if plan.sparse:
+            raise LayoutError("a sparse plan can only be read")
+        return self._start(plan, Direction.WRITE)
+
+    def scatter_read(self, plan: Plan) -> ScheduledTransfer:
+        """The pool to scattered engine memory, when its turn is. Raises LayoutError."""
+        return self._start(plan, Direction.READ)
+
+    def close(self) -> None:
+        """Close the engine; the place at the link stays."""
+        with self._lock:
+            for transfer in self._open:
+                transfer.cancel()
+            settle(list(self._open))
+        self._engine.close()
+
+    def _start(self, plan: Plan, direction: Direction) -> ScheduledTransfer:
+        if (pool := self._place.link.pool) is not None:
+            plan.refuse_beyond(pool.geometry.size)
+        plan = finer(plan, self._sizes[direction])
+        pieces = _Pieces(plan, self._sizes[direction], self._place.link)
+        work = prepared(self._engine, plan, direction)
+        kind = self._kinds[direction]
+        transfer = ScheduledTransfer(self, self._place, work, pieces, (direction, kind))
+        with self._lock:
+            self._open.append(transfer)
+        self.drive()
+        return transfer
+
+    def drive(self) -> None:
+        """Start what may start, and look at what has ended. Waits for nothing."""
+        with self._lock:
+            self._advance(0, None)
+
+    def wait_for(self, transfer: ScheduledTransfer, deadline: float | None) -> None:
+        """Drive transfers, in their order, until this one has ended. Raises
+        TransferTimeoutError."""
+        while not transfer.ended:
+            left = _left(deadline)
+            patience_ns = _SLICE_NS if left is None else min(_SLICE_NS, int(left * 1e9))
+            with self._lock:
+                self._advance(patience_ns, deadline)
+
+    def _advance(self, patience_ns: int, deadline: float | None) -> None:
+        """Take note of pieces that have ended, and start others: of the next transfer as soon as
+        there is nothing left to start of one. With patience, wait for one of the two."""
+        flying, wanted = 0, False
+        for transfer in self._open:
+            flying += transfer.reap()
+            transfer.start_pieces(DEPTH - flying, patience_ns, beside=flying > 0)
+            flying, wanted = sum(each.flying for each in self._open), transfer.wanted
+            if wanted or flying == DEPTH:
+                break
+        full = flying == DEPTH or not wanted
+        if patience_ns > 0 and self._open and self._open[0].flying and full:
+            self._open[0].land(_left(deadline))
+        while self._open and self._open[0].finish():
+            self._open.popleft()
+
+
+class _Pieces:
+    """Where a plan is cut: piece i has chunks from ``ends[i - 1]`` to ``ends[i]``, and is ``sizes``
+    bytes on the link, ``devices`` of them on each memory device."""
+
+    def __init__(self, plan: Plan, size: int, link: Link) -> None:
+        self.ends, self.sizes = plan.ranges(size)
+        self.devices: NDArray[np.uint64] | None = (
+            link.device_bytes(plan, self.ends) if link.devices else None
+        )
+
+    def device_bytes(self, number: int) -> core.uint64_p | core.Null:
+        """Of one piece, for C."""
+        if self.devices is None:
+            return ffi.NULL
+        return ffi.from_buffer("uint64_t[]", self.devices[number])
+
+
+class ScheduledTransfer:
+    """See :class:`~beluga.transfer.engine.Transfer`. It goes on while somebody asks or waits."""
+
+    def __init__(
+        self,
+        engine: ScheduledEngine,
+        place: Place,
+        work: Prepared,
+        pieces: _Pieces,
+        kind: tuple[Direction, TransferClass],
+    ) -> None:
+        self._engine, self._place, self._work, self._pieces = engine, place, work, pieces
+        requests = [ffi.new("bl_io_request *") for _ in range(DEPTH)]
+        for request in requests:
+            request.direction, request.node = kind
+        self._idle = deque(requests)  # the first one may be in line
+        self._flights: deque[tuple[core.bl_io_request, Transfer]] = deque()
+        self._next = 0  # piece to be started
+        self._error: BelugaError | None = None
+        self._unsettled: UnsettledError | None = None
+        self.ended = False
+
+    def done(self) -> bool:
+        """Has it ended, well or not? Starts what may start. Raises UnsettledError where nobody can
+        say that of a piece."""
+        if not self.ended:
+            self._engine.drive()
+        if self._unsettled is not None:
+            raise self._unsettled
+        return self.ended
+
+    def wait(self, timeout_s: float | None = None) -> None:
+        """Wait until it has ended, as :meth:`beluga.transfer.engine.Transfer.wait` does. Raises
+        what a piece of it raised, and TransferCancelledError once the place was stopped."""
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        self._engine.wait_for(self, deadline)
+        if self._unsettled is not None:
+            raise self._unsettled
+        if self._error is not None:
+            raise self._error
+
+    # ---- for its engine
+
+    def cancel(self) -> None:
+        """Start no more of it."""
+        self._fail(TransferError("the engine was closed before the transfer had ended"))
+
+    def lose(self) -> None:
+        """It is the parent process's."""
+        if not self.ended:
+            self._error = TransferError("the transfer is the parent process's; start another")
+        self._flights.clear()
+        self.ended = True
+
+    @property
+    def flying(self) -> int:
+        """Pieces that are under way."""
+        return len(self._flights)
+
+    @property
+    def wanted(self) -> bool:
+        """Is there a piece that has to be started?"""
+        return self._error is None and self._next < len(self._pieces.sizes)
+
+    def reap(self) -> int:
+        """Release the pieces that have ended, from the first on; how many are under way still."""
+        while self._flights and self._landed(self._flights[0][1]):
+            self.land(None)
+        return len(self._flights)
+
+    def start_pieces(self, room: int, patience_ns: int, *, beside: bool) -> None:
+        """As many as the link admits now and there is ``room`` for. With patience, wait for the
+        first one: for long if nothing is under way ``beside`` it."""
+        while room > 0 and self._idle and self.wanted:
+            number, request = self._next, self._idle[0]
+            request.bytes = self._pieces.sizes[number]
+            request.again = number + 1 < len(self._pieces.sizes)
+            devices = self._pieces.device_bytes(number)
+            timeout_ns = min(patience_ns, _LOOK_NS) if beside else patience_ns
+            try:
+                admitted = self._place.acquire(request, devices, timeout_ns)
+            except BelugaError as error:
+                self._fail(error)
+                return
+            if not admitted:
+                if patience_ns == 0:  # nobody may be here when its turn is
+                    self._place.release(request)
+                return
+            self._start(number, request)
+            room, beside = room - 1, True
+
+    def _start(self, number: int, request: core.bl_io_request) -> None:
+        self._next += 1
+        first = self._pieces.ends[number - 1] if number > 0 else 0
+        try:
+            transfer = self._work.start(first, self._pieces.ends[number])
+        except BelugaError as error:
+            self._place.release(request)
+            self._fail(error)
+        except Exception as error:
+            self._place.release(request)
+            self._fail(TransferError(f"{self._engine.name} failed: {error!r}"))
+        else:
+            self._idle.popleft()
+            self._flights.append((request, transfer))
+
+    @staticmethod
+    def _landed(transfer: Transfer) -> bool:
+        try:
+            return transfer.done()
+        except Exception:  # its wait tells
+            return True
+
+    def land(self, timeout_s: float | None) -> None:
+        """Wait for the piece that was started first, and release it."""
+        request, transfer = self._flights[0]
+        try:
+            transfer.wait(timeout_s)
+        except BelugaError as error:
+            if isinstance(error, TransferTimeoutError) and timeout_s is not None:
+                raise
+            self._fail(error)
+            self._settle(transfer)
+        except Exception as error:
+            self._fail(TransferError(f"{self._engine.name} failed: {error!r}"))
+            self._settle(transfer)
+        self._flights.popleft()
+        self._place.release(request)
+        self._idle.append(request)
+
+    def _settle(self, transfer: Transfer) -> None:
+        """Its wait failed, and has perhaps not seen its end."""
+        try:
+            settle([transfer])
+        except UnsettledError as error:
+            self._unsettled = error
+
+    def _fail(self, error: BelugaError) -> None:
+        """Start no more of it. The first error stays."""
+        if self._error is None:
+            self._error = error
+
+    def finish(self) -> bool:
+        """Has it ended? Then give back what it holds."""
+        if self.ended or self.wanted or self._flights:
+            return self.ended
+        for request in self._idle:
+            self._place.release(request)
+        self._work.close()
+        self._place.watch()
+        self.ended = True
+        return True
+
+
+def _left(deadline: float | None) -> float | None:
+    """Seconds; None: for ever. Raises TransferTimeoutError where there are none left."""
+    if deadline is None:
+        return None
+    if (left := deadline - time.monotonic()) <= 0:
+        raise TransferTimeoutError("the transfer has not ended in time; it goes on")
+    return left
+
+
+def piece_size(engine: Engine, settings: LinkSettings, direction: Direction) -> int:
+    """Bytes that an engine is given at a time: as many as it says that it needs to be fast, or as
+    the link carries in 100 microseconds; never fewer than threads that copy take."""
+    speed = settings.write if direction is Direction.WRITE else settings.read
+    own: int = getattr(engine, "piece_size", 0) or speed.longest(_PIECE_PS)
+    return max(own, settings.piece_size)
