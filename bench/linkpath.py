@@ -31,9 +31,9 @@ from beluga.pool import Pool
 from beluga.transfer import (
     CpuEngine,
     Direction,
+    IoHandle,
     Link,
     LinkSettings,
-    Place,
     Speed,
     TransferClass,
     plan_blocks,
@@ -188,14 +188,14 @@ def decision_rows(options: Options, pool: Pool) -> list[Row]:
     rows = []
     with TemporaryDirectory(prefix="beluga-bench-link-", dir=pool.devices[0].path.parent) as name:
         link = Link("bench", settings, pool=pool, directory=Path(name))
-        place = Place(link)
+        place = IoHandle(link)
         bare, asking = CpuEngine(pool, 1), CpuEngine(pool, 1, place=place)
         way = link.way(Direction.READ)
         for case in ("in C, alone", "in C, beside another"):
-            other = Queue(way, now_ns=lib.bl_port_now_ns())
+            other = Queue(way, now_ns=lib.bl_io_queue_now_ns())
             if case != "in C, alone":  # The other one demands the same but does not take it.
-                seat = next(s for s in way.handle.seats if s.owner and not s.demand)
-                seat.demand, seat.until_ns = 1 << TransferClass.ONBOARD, _STAY
+                member = next(s for s in way.handle.members if s.owner and not s.demand)
+                member.demand, member.until_ns = 1 << TransferClass.ONBOARD, _STAY
             costs, seconds = [], []
             for _ in range(9):
                 times = []

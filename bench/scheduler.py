@@ -102,9 +102,9 @@ def _over(loaded: Row, idle: Row) -> float:
 
 def _decision(options: Options) -> Row:
     """Measure in C: choose a piece of two classes, admit it, and note its end."""
-    way = Way(limit=2000, capped=True, now_ns=lib.bl_port_now_ns())
+    way = Way(limit=2000, capped=True, now_ns=lib.bl_io_queue_now_ns())
     nodes = [way.add(shares) for shares in (8, 1)]
-    queue = Queue(way, now_ns=lib.bl_port_now_ns())
+    queue = Queue(way, now_ns=lib.bl_io_queue_now_ns())
     count = 2_000 if options.smoke else 200_000
     for number in range(count):
         queue.push(nodes[number % 2], 1000, number, size=PIECE)
@@ -133,5 +133,5 @@ def _decision(options: Options) -> Row:
 def _bare_call_ns(count: int) -> float:
     start = time.perf_counter_ns()
     for _ in range(count):
-        lib.bl_port_now_ns()
+        lib.bl_io_queue_now_ns()
     return (time.perf_counter_ns() - start) / count

@@ -28,13 +28,13 @@
 
 #include "space/extent.c"
 
-#include "iosched/throttle.c"
+#include "iosched/bucket.c"
 #include "iosched/fair.c"
 #include "iosched/link.c"
 #include "iosched/queue.c"
 #include "iosched/admit.c"
-#include "iosched/port.c"
-#include "iosched/toll.c"
+#include "iosched/io_queue.c"
+#include "iosched/throttle.c"
 
 #include "liveness/lock.c"
 #include "liveness/pidfds.c"

@@ -27,9 +27,9 @@ from beluga.transfer import (
     CpuEngine,
     DsaEngine,
     Engine,
+    IoHandle,
     Link,
     LinkSettings,
-    Place,
     Plan,
     PlannedEngine,
     Planner,
@@ -248,12 +248,12 @@ def _scheduled(engine: Engine, pool: Pool) -> Engine:
     """Over a link of its own."""
     if not hasattr(engine, "piece_size"):
         engine.piece_size = 4096  # type: ignore[attr-defined]
-    return ScheduledEngine(engine, Place(_link(engine.name, pool)))
+    return ScheduledEngine(engine, IoHandle(_link(engine.name, pool)))
 
 
 def _linked(pool: Pool, threads: int) -> Engine:
     """The same, by threads that ask for leave themselves, in the midst of chunks."""
-    return CpuEngine(pool, threads, place=Place(_link(f"cpu-{threads}", pool)))
+    return CpuEngine(pool, threads, place=IoHandle(_link(f"cpu-{threads}", pool)))
 
 
 def stormy_dsa(pool: Pool) -> Engine:

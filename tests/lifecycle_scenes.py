@@ -36,8 +36,8 @@ from beluga.transfer import (
     CpuEngine,
     Direction,
     DsaEngine,
+    IoHandle,
     Link,
-    Place,
     PlannedEngine,
     Planner,
     ScheduledEngine,
@@ -94,8 +94,8 @@ class Scene:
         return Link("lifecycle", pool=self.pool, directory=self.folder)
 
     @functools.cached_property
-    def place(self) -> Place:
-        return Place(self.link)
+    def place(self) -> IoHandle:
+        return IoHandle(self.link)
 
     @functools.cached_property
     def cpu(self) -> CpuEngine:
@@ -271,7 +271,7 @@ MAKERS: dict[str, Kind] = {
     "Leave": Kind(Scene.leave),
     "Uninterrupted": Kind(lambda s: Uninterrupted()),
     "Link": Kind(lambda s: s.link),
-    "Place": Kind(lambda s: s.place, lambda s, p: p.handle, (FORKED,)),
+    "IoHandle": Kind(lambda s: s.place, lambda s, p: p.handle, (FORKED,)),
     "ScheduledEngine": Kind(lambda s: ScheduledEngine(s.dsa, s.place), _copy, skip=("wait_for",)),
     "CpuEngine": Kind(lambda s: s.cpu, _copy, _POOLS),
     "DsaEngine": Kind(lambda s: s.dsa, _copy, skip=("wait_for",)),

@@ -29,9 +29,9 @@ EXPORTS: dict[str, str] = {
     "beluga.transfer": (
         "BlockLayout CHUNK CpuEngine Direction DsaEngine Engine Leave Link LinkSettings Order "
         "PIECE Plan ScheduledEngine Slots Speed Transfer TransferClass View "
-        "arrangements calibrated Carried CopySettings CudaDriver CudaEngine CupyDriver "
+        "arrangements calibrated TransferStats CopySettings CudaDriver CudaEngine CupyDriver "
         "default_threads Array CudaArray Tensor is_tensor DEVICE_SPEED ENGINES HostDriver "
-        "host_link Place plan_blocks plan_rows "
+        "host_link IoHandle plan_blocks plan_rows "
         "Planner PlannedEngine policy settings_for settings_said settle tuned Chosen Cost "
         "Crossovers EngineEntry PlannedStat choose crossovers engine_names"
     ),

@@ -10,11 +10,11 @@ from contextlib import contextmanager
 from beluga._ffi import core
 from beluga.errors import PoolError, TransferError
 from beluga.pool import Pool
-from beluga.transfer import Place, TransferClass, host_link
+from beluga.transfer import IoHandle, TransferClass, host_link
 
 
 @contextmanager
-def scrub_leave(pool: Pool) -> Iterator[tuple[core.bl_port | core.Null, int] | None]:
+def scrub_leave(pool: Pool) -> Iterator[tuple[core.bl_io_queue | core.Null, int] | None]:
     """Yield the lowest class at this host's link to the pool, or None where the link cannot be
     used.
     """
@@ -23,7 +23,7 @@ def scrub_leave(pool: Pool) -> Iterator[tuple[core.bl_port | core.Null, int] | N
     except (TransferError, PoolError, OSError):
         yield None
         return
-    place = Place(link)
+    place = IoHandle(link)
     try:
         with place.using() as port:
             yield port, TransferClass.SCRUB

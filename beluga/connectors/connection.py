@@ -24,9 +24,9 @@ from beluga.kvcache import KVCache, Namespace
 from beluga.pool import Pool
 from beluga.rpc import Client
 from beluga.transfer import (
-    Carried,
-    Place,
+    IoHandle,
     TransferClass,
+    TransferStats,
     choose,
     default_threads,
     host_link,
@@ -73,19 +73,19 @@ class Attachment:
         self._caches: dict[bytes, KVCache] = {}
         self.place = self._placed(logger or logging.getLogger(__name__))
 
-    def _placed(self, logger: logging.Logger) -> Place | None:
+    def _placed(self, logger: logging.Logger) -> IoHandle | None:
         """Register with the host's link. Returns None if the link cannot be used: copies must be
         fast, so none waits for it.
         """
         if self._settings.link == LINK_OFF:
             return None
         try:
-            return Place(host_link(self.pool, settings_said(self._settings.link)))
+            return IoHandle(host_link(self.pool, settings_said(self._settings.link)))
         except (TransferError, PoolError, OSError) as error:
             logger.warning("beluga: copies are not scheduled: %s", error)
             return None
 
-    def carried(self) -> dict[TransferClass, Carried]:
+    def carried(self) -> dict[TransferClass, TransferStats]:
         """Return what the link admitted for this session, by class."""
         if self.place is None:
             return {}
@@ -148,7 +148,9 @@ class Connection:
         self._settings = settings
         self._name, self._logger, self._prefault = name, logger, prefault
         self._read_class = read_class
-        self._carried = {kind: Carried() for kind in TransferClass}  # of sessions that have ended
+        self._carried = {
+            kind: TransferStats() for kind in TransferClass
+        }  # of sessions that have ended
         self._attachment: Attachment | None = None
         self._broken: list[Attachment] = []  # the thread closes these, because closing may wait
         self._lock = threading.Lock()
@@ -194,7 +196,7 @@ class Connection:
             self._fail(doing, error, started_s)
         return None
 
-    def carried(self) -> dict[TransferClass, Carried]:
+    def carried(self) -> dict[TransferClass, TransferStats]:
         """Return what the host's link admitted for this session and earlier ones, by class, and how
         long the pieces waited.
         """
@@ -203,7 +205,7 @@ class Connection:
             ended = [attachment.carried() for attachment in self._broken]
             return {
                 kind: functools.reduce(
-                    Carried.plus, (part[kind] for part in (now, *ended) if part), before
+                    TransferStats.plus, (part[kind] for part in (now, *ended) if part), before
                 )
                 for kind, before in self._carried.items()
             }

@@ -30,13 +30,13 @@ if TYPE_CHECKING:
     from beluga.meta import MetaStat, Pins
     from beluga.pool import Pool
     from beluga.transfer import (
-        Carried,
         Engine,
+        IoHandle,
         Link,
         LinkSettings,
-        Place,
         Plan,
         Slots,
+        TransferStats,
     )
 
 Digests: TypeAlias = "Sequence[bytes] | NDArray[np.uint8] | NDArray[np.uint64]"
@@ -141,7 +141,7 @@ class KVCache:
         timeout_s: float = 5.0,
         engine: Engine | str = "auto",
         threads: int = 1,
-        link: Link | LinkSettings | Place | None = None,
+        link: Link | LinkSettings | IoHandle | None = None,
         read_class: TransferClass = TransferClass.ONBOARD,
         write_class: TransferClass = TransferClass.OFFLOAD,
         kept: bool = False,
@@ -304,7 +304,7 @@ class KVCache:
         """The engine for the plans that C does not copy by itself; None: C copies everything."""
         return self._leave.engine
 
-    def carried(self, *, own: bool = False) -> dict[TransferClass, Carried]:
+    def carried(self, *, own: bool = False) -> dict[TransferClass, TransferStats]:
         """Count the bytes and pieces that the link admitted for this cache, and their waiting time.
 
         The result is by class. If several caches share a place at the link, it counts the pieces of
@@ -404,7 +404,7 @@ class KVCache:
         run: Run,
         keys: NDArray[np.uint64],
         kind: TransferClass,
-        port: core.bl_port | core.Null,
+        port: core.bl_io_queue | core.Null,
     ) -> core.bl_kv_batch:
         if self._settings is None:
             self._settings = tuned(self.client.pool).struct(self._threads)
@@ -421,7 +421,7 @@ class KVCache:
                 "chunk_size": self._chunk_size,
                 "check_checksums": self._check_checksums,
                 "settings": self._settings,
-                "port": port,
+                "io_queue": port,
                 "transfer_class": kind,
                 "kept": self._kept,
             },

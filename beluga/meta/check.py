@@ -18,7 +18,7 @@ from beluga.pool import Pool, SpecLike, survey
 
 FINDINGS_MAX = 1000
 
-Leave: TypeAlias = "tuple[core.bl_port | core.Null, int]"
+Leave: TypeAlias = "tuple[core.bl_io_queue | core.Null, int]"
 """A place at a link, for C, and a class of transfers there."""
 
 

@@ -16,8 +16,8 @@ from beluga.transfer.engines.cuda import Driver as CudaDriver
 from beluga.transfer.engines.dsa.engine import DsaEngine
 from beluga.transfer.iosched.cost import DEVICE_SPEED, Speed
 from beluga.transfer.iosched.hostlink import host_link, settings_for, settings_said
+from beluga.transfer.iosched.io_handle import IoHandle, TransferStats
 from beluga.transfer.iosched.link import Link, LinkSettings, TransferClass
-from beluga.transfer.iosched.place import Carried, Place
 from beluga.transfer.iosched.scheduled import ScheduledEngine
 from beluga.transfer.plan import arrangements
 from beluga.transfer.plan.layout import BlockLayout, Order, Slots
@@ -41,7 +41,6 @@ __all__ = [
     "PIECE",
     "Array",
     "BlockLayout",
-    "Carried",
     "Chosen",
     "CopySettings",
     "Cost",
@@ -56,11 +55,11 @@ __all__ = [
     "Engine",
     "EngineEntry",
     "HostDriver",
+    "IoHandle",
     "Leave",
     "Link",
     "LinkSettings",
     "Order",
-    "Place",
     "Plan",
     "PlannedEngine",
     "PlannedStat",
@@ -71,6 +70,7 @@ __all__ = [
     "Tensor",
     "Transfer",
     "TransferClass",
+    "TransferStats",
     "View",
     "arrangements",
     "calibrated",

@@ -84,10 +84,10 @@ typedef struct bl_check_report {
 } bl_check_report;
 
 /* Check what the serving half of a pool says, without writing. payload: check every checksum, too;
- * a port's link, if there is one, admits the bytes in this class. 0 or -ENOMEM, or -EAGAIN: servers
- * follow each other faster than the pool can be checked. */
+ * an I/O queue's link, if there is one, admits the bytes in this class. 0 or -ENOMEM, or -EAGAIN:
+ * servers follow each other faster than the pool can be checked. */
 int bl_check_pool(const bl_pool *pool, int payload, bl_finding *findings, uint32_t count_max,
-                  bl_check_report *report, bl_port *port, uint32_t transfer_class);
+                  bl_check_report *report, bl_io_queue *io_queue, uint32_t transfer_class);
 
 /* Drop the line that a finding is about, in a pool that nobody uses: 0, or -EINVAL. An epoch line
  * is written anew from what is left of it. The next check finds what depended on a dropped line. */

@@ -14,9 +14,9 @@
 
 #include "api/pool.h"
 
-typedef struct bl_port bl_port; /* an engine's place at a link */
+typedef struct bl_io_queue bl_io_queue; /* an engine's place at a link */
 
-/* ---- The throttler (iosched/throttle.c) */
+/* ---- The throttler (iosched/bucket.c) */
 
 /* A token bucket. head is what time has given. Capped, time gives no more than
  * completed work has returned (ceil), so a slow link holds back what is started. */
@@ -51,7 +51,7 @@ uint64_t bl_tokens_duration_ns(const bl_tokens *bucket, uint64_t tokens);
 
 enum bl_link_constant {
     BL_LINK_NODES = 32,         /* classes and groups; node 0 is the root */
-    BL_LINK_SEATS = 128,        /* engines of all processes at a time */
+    BL_LINK_MEMBERS = 128,      /* engines of all processes at a time */
     BL_LINK_DEVICES = 16        /* memory devices that a link leads to */
 };
 
@@ -67,7 +67,7 @@ typedef struct bl_node {
 } bl_node;
 
 /* What one engine holds. A process that dies leaves it to be given back by whoever finds it. */
-typedef struct bl_seat {
+typedef struct bl_member {
     uint64_t owner;             /* number << 32 | pid; 0: free */
     uint64_t started;           /* when the process was, in the kernel's ticks; 0: being taken */
     uint64_t pids;              /* inode of the pid namespace that the pid is of */
@@ -77,43 +77,43 @@ typedef struct bl_seat {
     uint64_t pending;           /* of these, not used yet */
     uint64_t demand;            /* bit per class: an engine is free, and work for it waits */
     uint64_t until_ns;          /* when that is not believed any more */
-} bl_seat;
+} bl_member;
 
-typedef struct bl_way {
+typedef struct bl_direction {
     uint64_t magic;
     uint64_t node_count;        /* the root with them */
     uint64_t forgiving;         /* head start of a class that wakes, times its shares */
-    uint64_t owner_count;       /* numbers given to seats so far */
-    uint64_t seat_count;        /* no seat from here on was ever taken */
-    uint64_t suspect;           /* seats cleared since the capped bucket was audited */
-    uint64_t reaped_ns;         /* when the seats were last looked over */
+    uint64_t owner_count;       /* numbers given to members so far */
+    uint64_t member_count;      /* no member from here on was ever taken */
+    uint64_t suspect;           /* members cleared since the capped bucket was audited */
+    uint64_t reaped_ns;         /* when the members were last looked over */
     uint64_t used;              /* tokens of the pieces admitted so far */
-    uint64_t reaped;            /* seats whose process was gone */
+    uint64_t reaped;            /* members whose process was gone */
     uint64_t audited;           /* tokens that audits put right */
     bl_tokens bucket;
     bl_node nodes[BL_LINK_NODES];
-    bl_seat seats[BL_LINK_SEATS];
-} bl_way;
+    bl_member members[BL_LINK_MEMBERS];
+} bl_direction;
 
 /* A way with a root and nothing else. limit is of the bucket; forgiving is tokens. */
-int bl_way_init(bl_way *way, uint64_t limit, uint64_t forgiving, int capped,
+int bl_direction_init(bl_direction *way, uint64_t limit, uint64_t forgiving, int capped,
                    uint64_t now_ns);
 
 /* Is what lies there a way, of this version? */
-int bl_way_valid(const bl_way *way);
+int bl_direction_valid(const bl_direction *way);
 
 /* A class, or a group once others have it as parent: its node, or -EINVAL, -ENOSPC. */
-int bl_way_add(bl_way *way, uint32_t parent, uint32_t shares);
+int bl_direction_add(bl_direction *way, uint32_t parent, uint32_t shares);
 
 /* From the next piece on. */
-int bl_way_set_shares(bl_way *way, uint32_t node, uint32_t shares);
+int bl_direction_set_shares(bl_direction *way, uint32_t node, uint32_t shares);
 
 /* Limit a class or group; 0 lifts it. The burst is in bytes. */
-int bl_way_limit(bl_way *way, uint32_t node, uint64_t bytes_per_s, uint64_t burst,
+int bl_direction_limit(bl_direction *way, uint32_t node, uint64_t bytes_per_s, uint64_t burst,
                     uint64_t now_ns);
 
-/* Free the seats of processes that are gone and put right what they left. Seats freed. */
-int bl_way_reap(bl_way *way, uint64_t now_ns);
+/* Free the members of processes that are gone and put right what they left. Members freed. */
+int bl_direction_reap(bl_direction *way, uint64_t now_ns);
 
 /* ---- A queue: the pieces that wait for one engine and one way (iosched/queue.c, iosched/admit.c)
  * */
@@ -134,15 +134,15 @@ typedef struct bl_queue_stat {
     uint64_t pending;           /* tokens reserved and not used */
     uint64_t polls;
     uint64_t yields;            /* polls that left their turn to another engine's class */
-    uint64_t lost;              /* times that somebody took this seat for dead */
+    uint64_t lost;              /* times that somebody took this member for dead */
     uint64_t stalls;            /* pieces that were under way for longer than the threshold */
     uint64_t stalled_ns;        /* how long the last of them was */
     uint64_t stall_ns;          /* the threshold: doubles with each, and comes down with time */
     double flow_ratio;          /* how much faster pieces were started than completed */
 } bl_queue_stat;
 
-/* Takes a seat: -ENOSPC when there is none. goal_ns is the latency goal of the flow ratio. */
-int bl_queue_create(bl_queue **queue, bl_way *way, uint64_t goal_ns, uint64_t now_ns);
+/* Takes a member: -ENOSPC when there is none. goal_ns is the latency goal of the flow ratio. */
+int bl_queue_create(bl_queue **queue, bl_direction *way, uint64_t goal_ns, uint64_t now_ns);
 void bl_queue_destroy(bl_queue *queue);
 
 /* A memory device behind the link: pieces take tokens of its bucket as well. Its number. */
@@ -177,7 +177,7 @@ void bl_queue_complete(bl_queue *queue, uint64_t waiter, uint64_t now_ns);
 
 void bl_queue_stat_read(const bl_queue *queue, bl_queue_stat *stat);
 
-/* ---- A port: an engine's two queues, with a clock and a lock (iosched/port.c) */
+/* ---- An I/O queue: an engine's two queues, with a clock and a lock (iosched/io_queue.c) */
 
 /* What pieces take: picoseconds for each byte and each piece, of the link by direction, and of a
  * memory device. */
@@ -191,29 +191,30 @@ typedef struct bl_price {
 } bl_price;
 
 /* What an engine was let on for, of one class. */
-typedef struct bl_carried {
+typedef struct bl_transfer_stats {
     uint64_t pieces;
     uint64_t bytes;
     uint64_t waited_ns;         /* before they were let on */
     uint64_t longest_ns;        /* of that: one piece, at most */
-    uint64_t astray;            /* pieces that went without leave: no seat, or a second's wait */
-} bl_carried;
+    uint64_t unthrottled;       /* pieces that went without leave: no member, or a second's wait */
+} bl_transfer_stats;
 
 /* Both ways may be one, where a link is not duplex: then there is one queue. The memory devices are
  * those of the pool, in its order; no pool: none. */
-int bl_port_create(bl_port **port, bl_way *read, bl_way *write, uint64_t goal_ns,
+int bl_io_queue_create(bl_io_queue **io_queue, bl_direction *read, bl_direction *write,
+                       uint64_t goal_ns,
                    const bl_price *price, const bl_pool *pool);
-void bl_port_destroy(bl_port *port);
+void bl_io_queue_destroy(bl_io_queue *io_queue);
 
 /* A memory device of the pool's. For both directions. */
-int bl_port_add_device(bl_port *port, bl_tokens *bucket);
+int bl_io_queue_add_device(bl_io_queue *io_queue, bl_tokens *bucket);
 
 /* An engine asks for pieces of so many bytes: the link's buckets hold at least count of them. They
  * are never made smaller again. */
-void bl_port_widen(bl_port *port, uint64_t bytes, uint32_t count);
+void bl_io_queue_widen(bl_io_queue *io_queue, uint64_t bytes, uint32_t count);
 
-/* A piece that somebody wants to copy. It stays where it is from its first bl_port_acquire to
- * bl_port_release. */
+/* A piece that somebody wants to copy. It stays where it is from its first bl_io_queue_acquire to
+ * bl_io_queue_release. */
 typedef struct bl_io_request {
     uint64_t bytes;
     uint64_t waiter;            /* in its queue */
@@ -228,26 +229,26 @@ typedef struct bl_io_request {
 enum bl_io_state { BL_IO_IDLE, BL_IO_QUEUED, BL_IO_ADMITTED, BL_IO_UNTHROTTLED };
 
 /* The only way to the link: wait until this piece may be copied. 0: copy it, then release it.
- * -EAGAIN: not within timeout_ns; it keeps its place, ask again. -ECANCELED: the port was stopped.
- * A piece that has waited for a second, or that the link has no member for, is copied without
- * tokens (BL_IO_UNTHROTTLED): a failed scheduler blocks no copy for ever. device_bytes has the
- * bytes on each memory device, or is NULL. */
-int bl_port_acquire(bl_port *port, bl_io_request *request, const uint64_t *device_bytes,
+ * -EAGAIN: not within timeout_ns; it keeps its place, ask again. -ECANCELED: the I/O queue was
+ * stopped. A piece that has waited for a second, or that the link has no member for, is copied
+ * without tokens (BL_IO_UNTHROTTLED): a failed scheduler blocks no copy for ever. device_bytes has
+ * the bytes on each memory device, or is NULL. */
+int bl_io_queue_acquire(bl_io_queue *io_queue, bl_io_request *request, const uint64_t *device_bytes,
                     uint64_t timeout_ns);
 
 /* The piece was copied; or nobody wants it any more. Twice is fine. */
-void bl_port_release(bl_port *port, bl_io_request *request);
+void bl_io_queue_release(bl_io_queue *io_queue, bl_io_request *request);
 
-void bl_port_stat(bl_port *port, int direction, bl_queue_stat *stat);
+void bl_io_queue_stat(bl_io_queue *io_queue, int direction, bl_queue_stat *stat);
 /* In both directions. */
-uint64_t bl_port_stalls(bl_port *port);
-void bl_port_carried(bl_port *port, uint32_t node, bl_carried *carried);
+uint64_t bl_io_queue_stalls(bl_io_queue *io_queue);
+void bl_io_queue_carried(bl_io_queue *io_queue, uint32_t node, bl_transfer_stats *carried);
 
-/* Threads that copy by themselves (iosched/toll.h) and wait here, or come for their next piece, go
- * no further: -ECANCELED, until this is taken back. */
-void bl_port_stop(bl_port *port, int stopped);
+/* Threads that copy by themselves (iosched/throttle.h) and wait here, or come for their next piece,
+ * go no further: -ECANCELED, until this is taken back. */
+void bl_io_queue_stop(bl_io_queue *io_queue, int stopped);
 
 /* CLOCK_MONOTONIC, which the processes of a host share. */
-uint64_t bl_port_now_ns(void);
+uint64_t bl_io_queue_now_ns(void);
 
 #endif

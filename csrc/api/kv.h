@@ -21,7 +21,7 @@ typedef struct bl_kv_batch {
     uint32_t chunk_size;        /* payload bytes per checksum; 0: none */
     uint32_t check_checksums;           /* get: compare the checksums */
     const bl_copy_settings *settings; /* NULL: the default; a put is by one thread all the same */
-    bl_port *port;              /* of the link whose leave each piece needs; or NULL */
+    bl_io_queue *io_queue;      /* of the link whose leave each piece needs; or NULL */
     uint32_t transfer_class;    /* there */
     uint32_t kept;              /* put: tasks of the queue whose number is the fingerprint */
 } bl_kv_batch;

@@ -80,11 +80,11 @@ void bl_copy_defaults(bl_copy_settings *settings);
 /* Execute a plan by the CPU: 0, or -EINVAL: it is no plan of this pool, and nothing has moved;
  * -BL_ERROR_DEVICE_FAULT; of a read -EBADMSG: bytes are not those that were written. After a write
  * all is in the pool's memory, ahead of what this thread streams next. settings: NULL is the
- * default. With a port, bytes move as its link lets them on, in this class; -ECANCELED once it is
- * stopped. */
+ * default. With an I/O queue, bytes move as its link lets them on, in this class; -ECANCELED once
+ * it is stopped. */
 int bl_plan_write(const bl_pool *pool, const bl_plan *plan, const bl_copy_settings *settings,
-                  bl_port *port, uint32_t transfer_class);
+                  bl_io_queue *io_queue, uint32_t transfer_class);
 int bl_plan_read(const bl_pool *pool, const bl_plan *plan, const bl_copy_settings *settings,
-                 bl_port *port, uint32_t transfer_class);
+                 bl_io_queue *io_queue, uint32_t transfer_class);
 
 #endif

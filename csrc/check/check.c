@@ -51,14 +51,14 @@ static int bl_check_round(bl_check *check)
 static int bl_check_guarded(void *check) { return bl_check_round(check); }
 
 int bl_check_pool(const bl_pool *pool, int payload, bl_finding *findings, uint32_t count_max,
-                  bl_check_report *report, bl_port *port, uint32_t transfer_class)
+                  bl_check_report *report, bl_io_queue *io_queue, uint32_t transfer_class)
 {
     bl_check check = {.pool = pool,
                       .payload = payload,
                       .findings = findings,
                       .count_max = count_max,
                       .report = report,
-                      .toll = bl_toll_make(port, 0, transfer_class, UINT64_MAX, 1)};
+                      .throttle = bl_throttle_make(io_queue, 0, transfer_class, UINT64_MAX, 1)};
     check.sessions = calloc(pool->geometry.lane_count, sizeof *check.sessions);
     if (check.sessions == NULL)
         return -ENOMEM;
@@ -66,7 +66,7 @@ int bl_check_pool(const bl_pool *pool, int payload, bl_finding *findings, uint32
     do
         status = bl_guarded(&pool->memory, bl_check_guarded, &check);
     while (status == 0 && check.moved && ++round < BL_CHECK_ROUNDS);
-    bl_toll_end(&check.toll);
+    bl_throttle_end(&check.throttle);
     free(check.sessions);
     free(check.chunk);
     return status == 0 && check.moved ? -EAGAIN : status;

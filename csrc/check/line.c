@@ -39,7 +39,7 @@ int bl_check_same_server(bl_check *check)
 int bl_check_stands(bl_check *check, bl_check_line *lines, uint32_t count)
 {
     if (check->suspicions++ < BL_CHECK_PATIENCE) {
-        bl_toll_end(&check->toll);
+        bl_throttle_end(&check->throttle);
         bl_nap(&check->pool->memory, BL_CHECK_NAP_NS);
     }
     int same = 1;

@@ -20,7 +20,7 @@
 
 #include "api/check.h"
 #include "index/blocks.h"
-#include "iosched/toll.h"
+#include "iosched/throttle.h"
 
 enum {
     BL_CHECK_LOOKS = 3,             /* a line that was the same so often is a finding */
@@ -42,7 +42,7 @@ typedef struct bl_check {
     bl_session_line *sessions;      /* as read, per lane; not whole: zeros */
     bl_extents *extents;            /* as read */
     bl_index *keys, *places, *generations; /* of the entries that are right by themselves */
-    bl_toll toll;                   /* for payload */
+    bl_throttle throttle;       /* for payload */
     uint8_t *chunk;                 /* room for a chunk of payload */
     uint32_t chunk_size;
 } bl_check;

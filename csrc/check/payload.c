@@ -35,7 +35,7 @@ uint32_t bl_check_bytes(bl_check *check, const bl_entry *entry)
         uint64_t rest = entry->length - done;
         uint32_t size = (uint32_t)(rest < entry->chunk_size ? rest : entry->chunk_size);
         uint32_t wanted = entry->checksums_crc;
-        bl_toll_pay(&check->toll, entry->offset + done, size);
+        bl_throttle_pay(&check->throttle, entry->offset + done, size);
         bl_refetch(memory, entry->offset + done, size);
         bl_fetch(memory, entry->offset + done, check->chunk, size);
         if (count > 1)

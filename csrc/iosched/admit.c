@@ -22,22 +22,23 @@ static const uint64_t BL_EAGER_NS = 200000;     /* then a queue asks no more oft
 static const uint64_t BL_SELDOM_NS = 60000;     /* longer than a timer is late */
 static const double BL_FLOW_MOST = 1.1;         /* Seastar's: a ratio above it makes costs dearer */
 
-/* Somebody took this seat for dead, and gave back what it held: take another. Who comes later than
- * others have believed that he would has slept, and may not have what he did not use meanwhile. */
+/* Somebody took this member for dead, and gave back what it held: take another. Who comes later
+ * than others have believed that he would has slept, and may not have what he did not use
+ * meanwhile. */
 static int bl_queue_keep(bl_queue *queue, uint64_t now_ns)
 {
     int owns = bl_queue_owns(queue);
-    if (!owns || bl_host_ahead(now_ns, bl_host_load(&queue->seat->until_ns)) > 0)
+    if (!owns || bl_host_ahead(now_ns, bl_host_load(&queue->member->until_ns)) > 0)
         bl_fair_rouse(&queue->fair);
     if (!owns) {
-        int index = bl_seat_take(queue->way, now_ns, &queue->owner);
+        int index = bl_member_take(queue->way, now_ns, &queue->owner);
         if (index < 0)
             return index;
-        queue->seat = &queue->way->seats[index];
+        queue->member = &queue->way->members[index];
         queue->pending = 0;
         queue->stat.lost++;
     }
-    bl_host_store(&queue->seat->seen_ns, now_ns);
+    bl_host_store(&queue->member->seen_ns, now_ns);
     return 0;
 }
 
@@ -107,7 +108,7 @@ static int bl_queue_gate(bl_queue *queue, uint32_t node, uint64_t now_ns, uint64
 static void bl_queue_give_back(bl_queue *queue)
 {
     if (queue->pending > 0)
-        bl_seat_refund(queue->way, queue->seat, queue->pending);
+        bl_member_refund(queue->way, queue->member, queue->pending);
     queue->pending = 0;
 }
 
@@ -116,7 +117,7 @@ static void bl_queue_give_back(bl_queue *queue)
  * behind all of them: what is reserved here is given back, so that he moves up. */
 static int bl_queue_turn(bl_queue *queue, uint32_t demand, uint64_t now_ns)
 {
-    uint32_t engines, others = bl_way_demand(queue->way, queue->seat, now_ns, &engines);
+    uint32_t engines, others = bl_direction_demand(queue->way, queue->member, now_ns, &engines);
     uint64_t limit = bl_host_load(&queue->way->bucket.limit);
     queue->per_tick = limit / engines > 0 ? limit / engines : 1;
     uint32_t first = others != 0 ? bl_fair_first(queue->way, demand | others) : 0;
@@ -136,7 +137,7 @@ static void bl_queue_reserve(bl_queue *queue, uint64_t need)
     amount = amount < limit ? amount : limit;
     amount = amount > need ? amount : need;
     bl_queue_give_back(queue);
-    queue->want = bl_seat_grab(queue->way, queue->seat, amount);
+    queue->want = bl_member_grab(queue->way, queue->member, amount);
     queue->pending = amount;
 }
 
@@ -172,8 +173,8 @@ static void bl_queue_spend(bl_queue *queue, uint64_t price)
     uint64_t reserved = price < limit ? price : limit;
     queue->pending -= reserved;
     if (price > limit)
-        bl_seat_grab(queue->way, queue->seat, price - limit);
-    bl_host_store(&queue->seat->pending, queue->pending);
+        bl_member_grab(queue->way, queue->member, price - limit);
+    bl_host_store(&queue->member->pending, queue->pending);
 }
 
 /* Say what waits here, of the classes in a mask, and what will be back. */
@@ -182,8 +183,8 @@ static uint32_t bl_queue_say(bl_queue *queue, uint32_t mask, uint64_t until_ns)
     uint32_t demand = bl_fair_mask(&queue->fair) & mask, coming = 0;
     for (uint32_t i = 1; i < queue->way->node_count; i++)
         coming |= (uint32_t)(queue->coming[i] > 0 && !queue->fair.unplugged[i]) << i;
-    bl_host_store(&queue->seat->until_ns, until_ns);
-    bl_host_exchange(&queue->seat->demand, demand | (coming & mask));
+    bl_host_store(&queue->member->until_ns, until_ns);
+    bl_host_exchange(&queue->member->demand, demand | (coming & mask));
     return demand;
 }
 
@@ -241,7 +242,7 @@ int bl_queue_poll(bl_queue *queue, uint64_t now_ns, bl_admission *admission, uin
     if (queue->queued_tokens == 0)
         bl_queue_give_back(queue);
     if (status < 0) /* whoever died is in somebody's way now, or in nobody's */
-        bl_way_watch(queue->way, now_ns);
+        bl_direction_watch(queue->way, now_ns);
     bl_queue_patience(queue, status, now_ns, wait_ns);
     return status;
 }
@@ -249,7 +250,7 @@ int bl_queue_poll(bl_queue *queue, uint64_t now_ns, bl_admission *admission, uin
 void bl_queue_rest(bl_queue *queue)
 {
     if (bl_queue_owns(queue))
-        bl_host_store(&queue->seat->demand, 0);
+        bl_host_store(&queue->member->demand, 0);
 }
 
 void bl_queue_complete(bl_queue *queue, uint64_t handle, uint64_t now_ns)
@@ -258,8 +259,8 @@ void bl_queue_complete(bl_queue *queue, uint64_t handle, uint64_t now_ns)
     if (waiter == NULL)
         return;
     if (waiter->owner == queue->owner && bl_queue_owns(queue)) {
-        bl_host_store(&queue->seat->seen_ns, now_ns);
-        bl_seat_release(queue->way, queue->seat, waiter->tokens);
+        bl_host_store(&queue->member->seen_ns, now_ns);
+        bl_member_release(queue->way, queue->member, waiter->tokens);
     }
     queue->stat.in_flight--, queue->completed += waiter->tokens;
     queue->took_ns = now_ns - waiter->since_ns;

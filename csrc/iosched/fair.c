@@ -108,7 +108,7 @@ uint32_t bl_fair_mask(const bl_fair *fair)
     return mask;
 }
 
-uint32_t bl_fair_first(const bl_way *way, uint32_t mask)
+uint32_t bl_fair_first(const bl_direction *way, uint32_t mask)
 {
     uint32_t alive = mask, group = 0;
     for (uint32_t i = (uint32_t)way->node_count - 1; i > 0; i--) /* children stand behind */
@@ -127,7 +127,7 @@ uint32_t bl_fair_first(const bl_way *way, uint32_t mask)
     }
 }
 
-uint64_t bl_fair_lag(const bl_way *way, uint32_t node, uint32_t other)
+uint64_t bl_fair_lag(const bl_direction *way, uint32_t node, uint32_t other)
 {
     const bl_node *nodes = way->nodes;
     while (nodes[node].parent != nodes[other].parent) /* children stand behind */

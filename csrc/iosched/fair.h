@@ -10,7 +10,7 @@
 #include "api/iosched.h"
 
 typedef struct bl_fair {
-    bl_way *way;
+    bl_direction *way;
     uint64_t sequence;                      /* of pushes into the tree: ties go by it */
     uint64_t pushed[BL_LINK_NODES];
     uint64_t waiting[BL_LINK_NODES];        /* a class: its pieces */
@@ -31,11 +31,11 @@ uint32_t bl_fair_top(bl_fair *fair, uint32_t skip);
 void bl_fair_charge(bl_fair *fair, uint32_t node, uint64_t cost);
 
 /* The class whose turn it would be, were exactly those of a mask waiting; 0 for none. */
-uint32_t bl_fair_first(const bl_way *way, uint32_t mask);
+uint32_t bl_fair_first(const bl_direction *way, uint32_t mask);
 
 /* The cost that a class may have before it has had as much as another one, in their shares; 0 if it
  * has had more. In different groups the groups are compared. */
-uint64_t bl_fair_lag(const bl_way *way, uint32_t node, uint32_t other);
+uint64_t bl_fair_lag(const bl_direction *way, uint32_t node, uint32_t other);
 
 /* Classes that wait and are not stopped, a bit each. */
 uint32_t bl_fair_mask(const bl_fair *fair);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * A link's tree of classes, its seats, and the audit (iosched/link.h).
+ * A link's tree of classes, its members, and the audit (iosched/link.h).
  */
 #include "iosched/link.h"
 
@@ -18,12 +18,12 @@
 #include "iosched/process.h"
 
 /* With the size: whoever was built with other structs does not take it for his. */
-static const uint64_t BL_LINK_MAGIC = 0x3177676c65626262 + sizeof(bl_way);
+static const uint64_t BL_LINK_MAGIC = 0x3177676c65626262 + sizeof(bl_direction);
 
 /* Tokens are picoseconds: this is no rate of the link's, only of time. */
 static const uint64_t BL_LINK_RATE = 1000000000000;
 
-/* Seats are looked over so often. What one holds that was not heard of for so long (a process
+/* Members are looked over so often. What one holds that was not heard of for so long (a process
  * that is stopped, or of another pid namespace and dead) is given back; its owner takes another. */
 static const uint64_t BL_REAP_NS = 10000000;
 static const uint64_t BL_SILENT_NS = 5000000000;
@@ -31,10 +31,10 @@ static const uint64_t BL_SILENT_NS = 5000000000;
 static const uint64_t BL_BANDWIDTH_TOKEN = 512; /* Seastar's: bytes */
 static const uint64_t BL_BANDWIDTH_STEP = (128 << 10) / 512;
 
-int bl_way_init(bl_way *way, uint64_t limit, uint64_t forgiving, int capped,
+int bl_direction_init(bl_direction *way, uint64_t limit, uint64_t forgiving, int capped,
                    uint64_t now_ns)
 {
-    *way = (bl_way){.node_count = 1, .forgiving = forgiving, .reaped_ns = now_ns};
+    *way = (bl_direction){.node_count = 1, .forgiving = forgiving, .reaped_ns = now_ns};
     way->nodes[0].shares = 1;
     int status = bl_tokens_init(&way->bucket, BL_LINK_RATE, limit, 1, capped, now_ns);
     if (status == 0)
@@ -42,7 +42,7 @@ int bl_way_init(bl_way *way, uint64_t limit, uint64_t forgiving, int capped,
     return status;
 }
 
-int bl_way_valid(const bl_way *way)
+int bl_direction_valid(const bl_direction *way)
 {
     if (bl_host_load(&way->magic) != BL_LINK_MAGIC || way->node_count < 1 ||
         way->node_count > BL_LINK_NODES || way->bucket.rate != BL_LINK_RATE ||
@@ -54,7 +54,7 @@ int bl_way_valid(const bl_way *way)
     return 1;
 }
 
-int bl_way_add(bl_way *way, uint32_t parent, uint32_t shares)
+int bl_direction_add(bl_direction *way, uint32_t parent, uint32_t shares)
 {
     uint64_t node = way->node_count;
     if (parent >= node || shares == 0)
@@ -66,7 +66,7 @@ int bl_way_add(bl_way *way, uint32_t parent, uint32_t shares)
     return (int)node;
 }
 
-int bl_way_set_shares(bl_way *way, uint32_t node, uint32_t shares)
+int bl_direction_set_shares(bl_direction *way, uint32_t node, uint32_t shares)
 {
     if (node == 0 || node >= way->node_count || shares == 0)
         return -EINVAL;
@@ -74,7 +74,7 @@ int bl_way_set_shares(bl_way *way, uint32_t node, uint32_t shares)
     return 0;
 }
 
-int bl_way_limit(bl_way *way, uint32_t node, uint64_t bytes_per_s, uint64_t burst,
+int bl_direction_limit(bl_direction *way, uint32_t node, uint64_t bytes_per_s, uint64_t burst,
                     uint64_t now_ns)
 {
     if (node == 0 || node >= way->node_count)
@@ -113,12 +113,12 @@ static uint64_t bl_process_start(uint32_t pid)
     return start > 0 ? start : 1;
 }
 
-static int bl_seat_gone(const bl_seat *seat, uint64_t owner, uint64_t pids, uint64_t now_ns)
+static int bl_member_gone(const bl_member *member, uint64_t owner, uint64_t pids, uint64_t now_ns)
 {
-    uint64_t started = bl_host_load(&seat->started);
-    int foreign = started > 0 && bl_host_load(&seat->pids) != pids;
-    if (started > 0 && (foreign || bl_host_load(&seat->held) > 0) &&
-        bl_host_ahead(now_ns, bl_host_load(&seat->seen_ns)) > (int64_t)BL_SILENT_NS)
+    uint64_t started = bl_host_load(&member->started);
+    int foreign = started > 0 && bl_host_load(&member->pids) != pids;
+    if (started > 0 && (foreign || bl_host_load(&member->held) > 0) &&
+        bl_host_ahead(now_ns, bl_host_load(&member->seen_ns)) > (int64_t)BL_SILENT_NS)
         return 1;
     if (foreign)
         return 0;
@@ -126,81 +126,81 @@ static int bl_seat_gone(const bl_seat *seat, uint64_t owner, uint64_t pids, uint
     return found == 0 || (started > 1 && found > 1 && found != started);
 }
 
-/* ---- Seats */
+/* ---- Members */
 
 /* Those that anybody has ever had, and no more than there are. */
-static uint32_t bl_seat_count(const bl_way *way)
+static uint32_t bl_member_count(const bl_direction *way)
 {
-    uint64_t count = bl_host_load(&way->seat_count);
-    return count < BL_LINK_SEATS ? (uint32_t)count : BL_LINK_SEATS;
+    uint64_t count = bl_host_load(&way->member_count);
+    return count < BL_LINK_MEMBERS ? (uint32_t)count : BL_LINK_MEMBERS;
 }
 
-/* A number for a seat's new owner, or for who clears it, that no seat has. */
-static uint64_t bl_owner_make(bl_way *way)
+/* A number for a member's new owner, or for who clears it, that no member has. */
+static uint64_t bl_owner_make(bl_direction *way)
 {
     return bl_host_add(&way->owner_count, 1) << 32 | (uint32_t)getpid();
 }
 
-int bl_seat_take(bl_way *way, uint64_t now_ns, uint64_t *owner)
+int bl_member_take(bl_direction *way, uint64_t now_ns, uint64_t *owner)
 {
     uint64_t pids = bl_pid_namespace(), started = bl_process_start((uint32_t)getpid());
     *owner = bl_owner_make(way);
     for (int attempt = 0; attempt < 2; attempt++) {
-        for (uint32_t i = 0; i < BL_LINK_SEATS; i++) {
-            bl_seat *seat = &way->seats[i];
-            if (bl_host_load(&seat->owner) != 0)
+        for (uint32_t i = 0; i < BL_LINK_MEMBERS; i++) {
+            bl_member *member = &way->members[i];
+            if (bl_host_load(&member->owner) != 0)
                 continue;
-            bl_host_raise(&way->seat_count, i + 1);
-            if (!bl_host_swap(&seat->owner, 0, *owner))
+            bl_host_raise(&way->member_count, i + 1);
+            if (!bl_host_swap(&member->owner, 0, *owner))
                 continue;
-            bl_host_store(&seat->pids, pids);
-            bl_host_store(&seat->seen_ns, now_ns);
-            bl_host_store(&seat->started, started);
+            bl_host_store(&member->pids, pids);
+            bl_host_store(&member->seen_ns, now_ns);
+            bl_host_store(&member->started, started);
             return (int)i;
         }
-        bl_way_reap(way, now_ns);
+        bl_direction_reap(way, now_ns);
     }
     return -ENOSPC;
 }
 
-/* What a seat held is nobody's any more. Who dies in here is found with his own number on it. */
-static void bl_seat_clear(bl_way *way, bl_seat *seat)
+/* What a member held is nobody's any more. Who dies in here is found with his own number on it. */
+static void bl_member_clear(bl_direction *way, bl_member *member)
 {
-    uint64_t pending = bl_host_load(&seat->pending);
-    bl_host_store(&seat->pending, 0);
+    uint64_t pending = bl_host_load(&member->pending);
+    bl_host_store(&member->pending, 0);
     if (pending > 0 && !way->bucket.capped)
         bl_tokens_refund(&way->bucket, pending);
-    bl_host_store(&seat->held, 0);
-    bl_host_store(&seat->demand, 0);
-    bl_host_store(&seat->turn, 0);
-    bl_host_store(&seat->started, 0);
+    bl_host_store(&member->held, 0);
+    bl_host_store(&member->demand, 0);
+    bl_host_store(&member->turn, 0);
+    bl_host_store(&member->started, 0);
     if (way->bucket.capped)
         bl_host_add(&way->suspect, 1);
-    bl_host_store(&seat->owner, 0);
+    bl_host_store(&member->owner, 0);
 }
 
-void bl_seat_drop(bl_way *way, uint32_t index, uint64_t owner)
+void bl_member_drop(bl_direction *way, uint32_t index, uint64_t owner)
 {
     uint64_t mine = bl_owner_make(way);
-    if (bl_host_swap(&way->seats[index].owner, owner, mine)) {
-        bl_seat_clear(way, &way->seats[index]);
-        bl_way_watch(way, bl_host_load(&way->reaped_ns));
+    if (bl_host_swap(&way->members[index].owner, owner, mine)) {
+        bl_member_clear(way, &way->members[index]);
+        bl_direction_watch(way, bl_host_load(&way->reaped_ns));
     }
 }
 
-int bl_way_reap(bl_way *way, uint64_t now_ns)
+int bl_direction_reap(bl_direction *way, uint64_t now_ns)
 {
     uint64_t pids = bl_pid_namespace();
-    uint32_t count = bl_seat_count(way);
+    uint32_t count = bl_member_count(way);
     int freed = 0;
     for (uint32_t i = 0; i < count; i++) {
-        bl_seat *seat = &way->seats[i];
-        uint64_t owner = bl_host_load(&seat->owner);
-        if (owner == 0 || !bl_seat_gone(seat, owner, pids, now_ns))
+        bl_member *member = &way->members[i];
+        uint64_t owner = bl_host_load(&member->owner);
+        if (owner == 0 || !bl_member_gone(member, owner, pids, now_ns))
             continue;
-        bl_host_store(&seat->started, 0); /* of who clears it: only his pid counts */
-        if (bl_host_swap(&seat->owner, owner, bl_owner_make(way))) {
-            bl_seat_clear(way, seat);
+        bl_host_store(&member->started, 0); /* of who clears it: only his pid counts */
+        if (bl_host_swap(&member->owner, owner, bl_owner_make(way))) {
+            bl_member_clear(way, member);
             bl_host_add(&way->reaped, 1);
             freed++;
         }
@@ -208,57 +208,57 @@ int bl_way_reap(bl_way *way, uint64_t now_ns)
     return freed;
 }
 
-uint64_t bl_seat_grab(bl_way *way, bl_seat *seat, uint64_t tokens)
+uint64_t bl_member_grab(bl_direction *way, bl_member *member, uint64_t tokens)
 {
-    bl_host_exchange(&seat->turn, seat->turn + 1);
+    bl_host_exchange(&member->turn, member->turn + 1);
     uint64_t ticket = bl_tokens_grab(&way->bucket, tokens);
-    bl_host_store(&seat->held, seat->held + tokens);
-    bl_host_store(&seat->pending, seat->pending + tokens);
-    bl_host_exchange(&seat->turn, seat->turn + 1);
+    bl_host_store(&member->held, member->held + tokens);
+    bl_host_store(&member->pending, member->pending + tokens);
+    bl_host_exchange(&member->turn, member->turn + 1);
     return ticket;
 }
 
-void bl_seat_refund(bl_way *way, bl_seat *seat, uint64_t tokens)
+void bl_member_refund(bl_direction *way, bl_member *member, uint64_t tokens)
 {
-    bl_host_exchange(&seat->turn, seat->turn + 1);
-    bl_host_store(&seat->pending, seat->pending - tokens);
+    bl_host_exchange(&member->turn, member->turn + 1);
+    bl_host_store(&member->pending, member->pending - tokens);
     bl_tokens_refund(&way->bucket, tokens);
-    bl_host_store(&seat->held, seat->held - tokens);
-    bl_host_exchange(&seat->turn, seat->turn + 1);
+    bl_host_store(&member->held, member->held - tokens);
+    bl_host_exchange(&member->turn, member->turn + 1);
 }
 
-void bl_seat_release(bl_way *way, bl_seat *seat, uint64_t tokens)
+void bl_member_release(bl_direction *way, bl_member *member, uint64_t tokens)
 {
-    bl_host_exchange(&seat->turn, seat->turn + 1);
+    bl_host_exchange(&member->turn, member->turn + 1);
     bl_tokens_release(&way->bucket, tokens);
-    bl_host_store(&seat->held, seat->held - tokens);
-    bl_host_exchange(&seat->turn, seat->turn + 1);
+    bl_host_store(&member->held, member->held - tokens);
+    bl_host_exchange(&member->turn, member->turn + 1);
 }
 
-/* Who dies in here leaves his seat's turn odd: it is cleared, and the audit puts ceil right. */
-void bl_seat_widen(bl_way *way, bl_seat *seat, uint64_t limit)
+/* Who dies in here leaves his member's turn odd: it is cleared, and the audit puts ceil right. */
+void bl_member_widen(bl_direction *way, bl_member *member, uint64_t limit)
 {
     uint64_t found = bl_host_load(&way->bucket.limit);
     if (found >= limit)
         return;
-    bl_host_exchange(&seat->turn, seat->turn + 1);
+    bl_host_exchange(&member->turn, member->turn + 1);
     while (found < limit && !bl_host_swap(&way->bucket.limit, found, limit))
         found = bl_host_load(&way->bucket.limit);
     if (found < limit)
         bl_host_add(&way->bucket.ceil, limit - found);
-    bl_host_exchange(&seat->turn, seat->turn + 1);
+    bl_host_exchange(&member->turn, member->turn + 1);
 }
 
-uint32_t bl_way_demand(const bl_way *way, const bl_seat *own, uint64_t now_ns,
+uint32_t bl_direction_demand(const bl_direction *way, const bl_member *own, uint64_t now_ns,
                           uint32_t *engines)
 {
-    uint32_t mask = 0, count = bl_seat_count(way);
+    uint32_t mask = 0, count = bl_member_count(way);
     *engines = 1;
     for (uint32_t i = 0; i < count; i++) {
-        const bl_seat *seat = &way->seats[i];
-        uint32_t demand = (uint32_t)bl_host_load(&seat->demand);
-        if (seat == own || demand == 0 ||
-            bl_host_ahead(now_ns, bl_host_load(&seat->until_ns)) > 0)
+        const bl_member *member = &way->members[i];
+        uint32_t demand = (uint32_t)bl_host_load(&member->demand);
+        if (member == own || demand == 0 ||
+            bl_host_ahead(now_ns, bl_host_load(&member->until_ns)) > 0)
             continue;
         mask |= demand;
         ++*engines;
@@ -268,25 +268,25 @@ uint32_t bl_way_demand(const bl_way *way, const bl_seat *own, uint64_t now_ns,
 
 /* ---- The audit */
 
-/* All seats and the bucket as they stood at one moment, if nobody moved meanwhile. */
-static void bl_way_audit(bl_way *way)
+/* All members and the bucket as they stood at one moment, if nobody moved meanwhile. */
+static void bl_direction_audit(bl_direction *way)
 {
-    uint64_t turns[BL_LINK_SEATS], owners[BL_LINK_SEATS], held = 0;
+    uint64_t turns[BL_LINK_MEMBERS], owners[BL_LINK_MEMBERS], held = 0;
     uint64_t suspect = bl_host_load(&way->suspect);
-    uint32_t count = bl_seat_count(way);
+    uint32_t count = bl_member_count(way);
     uint64_t tail = bl_host_load(&way->bucket.tail), ceil = bl_host_load(&way->bucket.ceil);
     uint64_t limit = bl_host_load(&way->bucket.limit);
     for (uint32_t i = 0; i < count; i++) {
-        const bl_seat *seat = &way->seats[i];
-        owners[i] = bl_host_load(&seat->owner);
-        turns[i] = bl_host_load(&seat->turn);
+        const bl_member *member = &way->members[i];
+        owners[i] = bl_host_load(&member->owner);
+        turns[i] = bl_host_load(&member->turn);
         if (turns[i] % 2 == 1)
             return;
-        held += bl_host_load(&seat->held);
+        held += bl_host_load(&member->held);
     }
     for (uint32_t i = 0; i < count; i++)
-        if (bl_host_load(&way->seats[i].turn) != turns[i] ||
-            bl_host_load(&way->seats[i].owner) != owners[i])
+        if (bl_host_load(&way->members[i].turn) != turns[i] ||
+            bl_host_load(&way->members[i].owner) != owners[i])
             return;
     if (bl_host_load(&way->bucket.tail) != tail)
         return;
@@ -298,12 +298,12 @@ static void bl_way_audit(bl_way *way)
     }
 }
 
-void bl_way_watch(bl_way *way, uint64_t now_ns)
+void bl_direction_watch(bl_direction *way, uint64_t now_ns)
 {
     uint64_t last = bl_host_load(&way->reaped_ns);
     if (bl_host_ahead(now_ns, last) > (int64_t)BL_REAP_NS &&
         bl_host_swap(&way->reaped_ns, last, now_ns))
-        bl_way_reap(way, now_ns);
+        bl_direction_reap(way, now_ns);
     if (bl_host_load(&way->suspect) != 0)
-        bl_way_audit(way);
+        bl_direction_audit(way);
 }

@@ -52,18 +52,18 @@ static uint64_t bl_waiter_handle(const bl_queue *queue, uint32_t index)
 
 /* ---- A queue's life */
 
-int bl_queue_create(bl_queue **queue, bl_way *way, uint64_t goal_ns, uint64_t now_ns)
+int bl_queue_create(bl_queue **queue, bl_direction *way, uint64_t goal_ns, uint64_t now_ns)
 {
     bl_queue *made = calloc(1, sizeof *made);
     if (made == NULL)
         return -ENOMEM;
-    int index = bl_seat_take(way, now_ns, &made->owner);
+    int index = bl_member_take(way, now_ns, &made->owner);
     if (index < 0) {
         free(made);
         return index;
     }
     made->way = made->fair.way = way;
-    made->seat = &way->seats[index];
+    made->member = &way->members[index];
     made->per_tick = bl_host_load(&way->bucket.limit);
     made->goal_ns = goal_ns, made->flow_ns = now_ns;
     made->stat.flow_ratio = 1;
@@ -74,7 +74,7 @@ int bl_queue_create(bl_queue **queue, bl_way *way, uint64_t goal_ns, uint64_t no
 
 int bl_queue_owns(const bl_queue *queue)
 {
-    return bl_host_load(&queue->seat->owner) == queue->owner;
+    return bl_host_load(&queue->member->owner) == queue->owner;
 }
 
 void bl_queue_destroy(bl_queue *queue)
@@ -82,8 +82,8 @@ void bl_queue_destroy(bl_queue *queue)
     if (queue == NULL)
         return;
     if (bl_queue_owns(queue) && queue->pending > 0)
-        bl_seat_refund(queue->way, queue->seat, queue->pending);
-    bl_seat_drop(queue->way, (uint32_t)(queue->seat - queue->way->seats), queue->owner);
+        bl_member_refund(queue->way, queue->member, queue->pending);
+    bl_member_drop(queue->way, (uint32_t)(queue->member - queue->way->members), queue->owner);
     free(queue->waiters);
     free(queue);
 }

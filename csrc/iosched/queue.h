@@ -19,7 +19,7 @@ enum bl_waiter_state { BL_WAITER_FREE, BL_WAITER_QUEUED, BL_WAITER_CANCELLED, BL
 typedef struct bl_waiter {
     uint64_t tokens, bytes, id;
     uint64_t since_ns;          /* pushed; or admitted */
-    uint64_t owner;             /* of the seat that holds its tokens, once admitted */
+    uint64_t owner;             /* of the member that holds its tokens, once admitted */
     uint64_t device_tokens[BL_LINK_DEVICES], device_ticket[BL_LINK_DEVICES];
     uint32_t generation;        /* so that an old handle does not name a new piece */
     uint32_t next;
@@ -27,8 +27,8 @@ typedef struct bl_waiter {
 } bl_waiter;
 
 struct bl_queue {
-    bl_way *way;
-    bl_seat *seat;
+    bl_direction *way;
+    bl_member *member;
     uint64_t owner;
     uint64_t want;              /* ticket */
     uint64_t pending;
@@ -53,7 +53,7 @@ struct bl_queue {
 /* The class whose turn it is here, of those not in skip, with nothing cancelled at its front. */
 uint32_t bl_queue_top(bl_queue *queue, uint32_t skip);
 
-/* The first piece of a class goes, at this price; owner is of the seat that holds its tokens. */
+/* The first piece of a class goes, at this price; owner is of the member that holds its tokens. */
 void bl_queue_admit(bl_queue *queue, uint32_t node, uint64_t price, uint64_t owner,
                     uint64_t now_ns, bl_admission *admission);
 
@@ -69,7 +69,7 @@ int bl_queue_limited(const bl_queue *queue, uint32_t node);
 bl_waiter *bl_waiter_find(bl_queue *queue, uint64_t handle, uint8_t state);
 void bl_waiter_free(bl_queue *queue, uint32_t index);
 
-/* Does the seat still belong to this queue? */
+/* Does the member still belong to this queue? */
 int bl_queue_owns(const bl_queue *queue);
 
 #endif

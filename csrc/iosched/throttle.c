@@ -1,78 +1,144 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * The token bucket (api/iosched.h): counters that only grow, so that a ticket is a
- * place on them and waiting is a comparison. They wrap, and are compared by their distance.
+ * A thread that copies (iosched/throttle.h) changes the piece that it holds for the next one.
+ *
+ * Who is alone renews what he holds, without the lock and without an atomic: a locked instruction
+ * waits until all that was streamed is in memory, which costs as much as the whole decision.
  */
-#include "api/iosched.h"
+#include "iosched/throttle.h"
+#include "base/host_atomic.h"
+#include "base/minmax.h"
 
 #include <errno.h>
 
-#include "base/host_atomic.h"
+#include "iosched/io_queue.h"
 
-static const uint64_t BL_SECOND_NS = 1000000000;
-static const uint64_t BL_HOUR_NS = 3600 * 1000000000ull;
+enum { BL_THROTTLE_LEAST = 64 << 10 };  /* of a piece, however many threads there are */
 
-int bl_tokens_init(bl_tokens *bucket, uint64_t rate, uint64_t limit, uint64_t threshold,
-                   int capped, uint64_t now_ns)
+bl_throttle bl_throttle_make(bl_io_queue *io_queue, int direction, uint32_t node, uint64_t size,
+                             uint32_t threads)
 {
-    if (rate == 0 || rate > UINT64_MAX / 2 / 3600 || limit == 0)
-        return -EINVAL;
-    threshold = threshold < 1 ? 1 : threshold > limit ? limit : threshold;
-    *bucket = (bl_tokens){.ceil = limit,
-                          .replenished_ns = now_ns - 24 * BL_HOUR_NS, /* so it is full at once */
-                          .rate = rate,
-                          .limit = limit,
-                          .threshold = threshold,
-                          .capped = capped != 0};
-    return 0;
+    bl_throttle throttle = {.io_queue = io_queue, .todo = size};
+    throttle.request.node = node, throttle.request.direction = (uint8_t)direction;
+    if (io_queue != NULL) { /* all threads have a piece under way at the same time */
+        const bl_price *price = &io_queue->price;
+        throttle.piece = price->piece_size;
+        if (threads > price->piece_count)
+            throttle.piece = throttle.piece * price->piece_count / threads;
+        if (throttle.piece < BL_THROTTLE_LEAST)
+            throttle.piece = price->piece_size < BL_THROTTLE_LEAST ? price->piece_size
+                : BL_THROTTLE_LEAST;
+    }
+    return throttle;
 }
 
-uint64_t bl_tokens_grab(bl_tokens *bucket, uint64_t tokens)
+bl_throttle bl_throttle_other(const bl_throttle *throttle)
 {
-    return bl_host_add(&bucket->tail, tokens);
+    bl_throttle other = {.io_queue = throttle->io_queue, .piece = throttle->piece};
+    other.request.node = throttle->request.node,
+        other.request.direction = throttle->request.direction;
+    return other;
 }
 
-uint64_t bl_tokens_lacks(const bl_tokens *bucket, uint64_t ticket)
+void bl_throttle_begin(bl_throttle *throttle, uint64_t size, int again)
 {
-    int64_t ahead = bl_host_ahead(ticket, bl_host_load(&bucket->head));
-    return ahead > 0 ? (uint64_t)ahead : 0;
+    throttle->todo = size, throttle->left = 0, throttle->again = (uint8_t)again;
 }
 
-void bl_tokens_replenish(bl_tokens *bucket, uint64_t now_ns)
+static uint32_t bl_throttle_device(const bl_io_queue *io_queue, uint64_t offset)
 {
-    uint64_t last = bl_host_load(&bucket->replenished_ns);
-    int64_t elapsed = bl_host_ahead(now_ns, last);
-    if (elapsed <= 0)
+    return io_queue->queues[0]->device_count > 0 ? bl_interleave_place(&io_queue->map,
+                                                                       offset).device
+                                             : BL_LINK_DEVICES;
+}
+
+/* May the next bytes take the place of those that were under way? They may if nobody else wants the
+ * link, here or elsewhere, and the last ones took as long as the link takes for them: then it has
+ * given as much anew. What this claims is made good by the next who has the lock. */
+static int bl_throttle_renew(bl_throttle *throttle, uint64_t offset, uint64_t bytes)
+{
+    const bl_io_queue *io_queue = throttle->io_queue;
+    const bl_io_request *held = &throttle->request;
+    if (held->state != BL_IO_ADMITTED || bytes > held->bytes || io_queue->stopped ||
+        bl_throttle_device(io_queue, offset) != throttle->device)
+        return 0;
+    const bl_queue *queue = bl_io_queue_of(throttle->io_queue, held->direction);
+    if (bl_host_load(&queue->stat.queued) > 0 || !bl_queue_owns(queue) ||
+        bl_queue_limited(queue, held->node))
+        return 0;
+    uint64_t now_ns = bl_io_queue_now_ns(), took = now_ns - throttle->since_ns;
+    uint64_t in_flight = bl_host_load(&queue->stat.in_flight);
+    uint32_t engines;
+    if (took * 1000 < in_flight * bl_io_queue_tokens(io_queue, held->direction, held->bytes) ||
+        took > BL_STALL_NS || bl_direction_demand(queue->way, queue->member, now_ns, &engines) != 0)
+        return 0;
+    bl_host_store(&queue->member->seen_ns, now_ns);
+    bl_host_store(&queue->member->until_ns, now_ns + took + took / 2);
+    throttle->since_ns = now_ns, throttle->owed += bytes, throttle->owed_pieces++;
+    return 1;
+}
+
+/* ---- Under the I/O queue's lock */
+
+/* Account for what was renewed. */
+static void bl_throttle_settle(bl_throttle *throttle)
+{
+    bl_io_queue *io_queue = throttle->io_queue;
+    const bl_io_request *held = &throttle->request;
+    if (throttle->owed == 0)
         return;
-    uint64_t ns = (uint64_t)elapsed > BL_HOUR_NS ? BL_HOUR_NS : (uint64_t)elapsed;
-    uint64_t extra = (uint64_t)(((unsigned __int128)ns * bucket->rate + BL_SECOND_NS / 2) /
-                                BL_SECOND_NS);
-    /* Who wins the exchange gives the tokens of that time; dying here loses them, once. */
-    if (extra < bucket->threshold || !bl_host_swap(&bucket->replenished_ns, last, now_ns))
+    bl_queue_renewed(bl_io_queue_of(io_queue, held->direction), held->waiter, throttle->owed,
+                     throttle->owed_pieces, bl_io_queue_tokens(io_queue, held->direction,
+                                                               throttle->owed),
+                     throttle->device, bl_io_queue_device_tokens(io_queue, throttle->owed),
+                         throttle->since_ns);
+    io_queue->carried[held->node].bytes += throttle->owed;
+    io_queue->carried[held->node].pieces += throttle->owed_pieces;
+    throttle->owed = throttle->owed_pieces = 0;
+}
+
+/* Change what is under way for a piece of so many bytes; they count for the device that the first
+ * of them lies on. */
+static int bl_throttle_change(bl_throttle *throttle, uint64_t offset, uint64_t bytes)
+{
+    bl_io_queue *io_queue = throttle->io_queue;
+    uint64_t device_bytes[BL_LINK_DEVICES] = {0};
+    pthread_mutex_lock(&io_queue->lock);
+    uint64_t now_ns = bl_io_queue_now_ns();
+    bl_throttle_settle(throttle);
+    bl_request_end(io_queue, &throttle->request, now_ns);
+    throttle->request.bytes = bytes;
+    throttle->request.again = throttle->again || throttle->todo > bytes;
+    throttle->device = bl_throttle_device(io_queue, offset);
+    if (throttle->device < BL_LINK_DEVICES)
+        device_bytes[throttle->device] = bytes;
+    int status = bl_request_queue(io_queue, &throttle->request, device_bytes, now_ns);
+    if (status == 0)
+        status = bl_request_wait(io_queue, &throttle->request, UINT64_MAX, &now_ns);
+    throttle->since_ns = now_ns;
+    pthread_mutex_unlock(&io_queue->lock);
+    return status;
+}
+
+int bl_throttle_wait(bl_throttle *throttle, uint64_t offset, uint64_t size)
+{
+    uint64_t need = size - throttle->left, bytes = bl_least(throttle->todo, throttle->piece);
+    bytes = bytes > need ? bytes : need;
+    int status = bl_throttle_renew(throttle, offset, bytes) ? 0 : bl_throttle_change(throttle,
+                                                                                     offset, bytes);
+    throttle->todo -= bl_least(throttle->todo, bytes);
+    throttle->left += bytes;
+    return status;
+}
+
+void bl_throttle_end(bl_throttle *throttle)
+{
+    if (throttle == NULL || throttle->io_queue == NULL ||
+        (throttle->request.state == BL_IO_IDLE && !throttle->request.coming))
         return;
-    uint64_t most = bucket->capped ? bl_host_load(&bucket->ceil)
-                                   : bl_host_load(&bucket->tail) + bl_host_load(&bucket->limit);
-    int64_t room = bl_host_ahead(most, bl_host_load(&bucket->head));
-    if (room > 0)
-        bl_host_add(&bucket->head, extra < (uint64_t)room ? extra : (uint64_t)room);
-}
-
-void bl_tokens_refund(bl_tokens *bucket, uint64_t tokens)
-{
-    bl_tokens_release(bucket, tokens); /* else what is refunded would count as in use for ever */
-    bl_host_add(&bucket->head, tokens);
-}
-
-void bl_tokens_release(bl_tokens *bucket, uint64_t tokens)
-{
-    if (bucket->capped)
-        bl_host_add(&bucket->ceil, tokens);
-}
-
-uint64_t bl_tokens_duration_ns(const bl_tokens *bucket, uint64_t tokens)
-{
-    uint64_t rate = bl_host_load(&bucket->rate); /* 0: a limit was lifted just now */
-    unsigned __int128 scaled = (unsigned __int128)tokens * BL_SECOND_NS + rate;
-    return rate == 0 ? 0 : (uint64_t)((scaled - 1) / rate);
+    pthread_mutex_lock(&throttle->io_queue->lock);
+    bl_throttle_settle(throttle);
+    pthread_mutex_unlock(&throttle->io_queue->lock);
+    bl_io_queue_release(throttle->io_queue, &throttle->request);
 }

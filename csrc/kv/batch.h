@@ -12,7 +12,7 @@
 #include "api/kv.h"
 #include "api/rpc.h"
 #include "rpc/session_state.h"
-#include "iosched/toll.h"
+#include "iosched/throttle.h"
 
 /* What one batch needs besides the caller's arrays. */
 typedef struct bl_kv_work {
@@ -30,13 +30,13 @@ typedef struct bl_kv_work {
     int fault;                  /* 0, or -error: a copy met what ends the whole call */
 } bl_kv_work;
 
-/* The copy of one block. The toll is of several, or its own. */
+/* The copy of one block. The throttle is of several, or its own. */
 typedef struct bl_kv_copy {
     const bl_session *session;
     const bl_kv_batch *batch;
     bl_kv_work *work;
     uint32_t *check;            /* of its checksums, when it is written */
-    bl_toll *toll;
+    bl_throttle *throttle;
     uint32_t i;
 } bl_kv_copy;
 

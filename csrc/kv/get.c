@@ -98,19 +98,19 @@ static int bl_kv_read_guarded(void *context)
         return status;
     return bl_scatter_read(&session->pool->memory, entry->offset, fragments,
                            batch->fragment_count, batch->length, batch->chunk_size,
-                           check ? work->checksums : NULL, batch->settings, copy->toll);
+                           check ? work->checksums : NULL, batch->settings, copy->throttle);
 }
 
-/* The same; what ends the whole call, a fault or that it was stopped, stands in work then. A toll
- * of its own if there is none for several. */
+/* The same; what ends the whole call, a fault or that it was stopped, stands in work then. A
+ * throttle of its own if there is none for several. */
 static int bl_kv_read(const bl_session *session, const bl_kv_batch *batch, uint32_t i,
-                      bl_kv_work *work, bl_toll *toll)
+                      bl_kv_work *work, bl_throttle *throttle)
 {
-    bl_toll own = bl_toll_make(batch->port, 0, batch->transfer_class, batch->length,
+    bl_throttle own = bl_throttle_make(batch->io_queue, 0, batch->transfer_class, batch->length,
                                bl_copy_settings_of(batch->settings).threads);
-    bl_kv_copy copy = {session, batch, work, NULL, toll != NULL ? toll : &own, i};
+    bl_kv_copy copy = {session, batch, work, NULL, throttle != NULL ? throttle : &own, i};
     int status = bl_guarded(&session->pool->memory, bl_kv_read_guarded, &copy);
-    bl_toll_end(&own);
+    bl_throttle_end(&own);
     if (status == -BL_ERROR_DEVICE_FAULT || status == -ECANCELED)
         work->fault = status;
     return status;
@@ -206,7 +206,7 @@ typedef struct bl_kv_hits {
     bl_kv_work *work;
     uint8_t *states;
     uint64_t *mismatch_count;
-    bl_toll *tolls;             /* of each thread */
+    bl_throttle *throttles;     /* of each thread */
     uint32_t threads;
     uint32_t leading;           /* out: how many are right */
 } bl_kv_hits;
@@ -231,11 +231,11 @@ static int bl_kv_hit_read(void *context, uint32_t i, uint32_t worker)
         return -ENOMEM;
     int last = worker > 0 && i + read->threads >= read->work->count;
     if (read->threads > 1)
-        bl_toll_begin(&read->tolls[worker], read->batch->length, !last);
-    if (bl_kv_read(read->session, read->batch, i, &own, &read->tolls[worker]) < 0)
+        bl_throttle_begin(&read->throttles[worker], read->batch->length, !last);
+    if (bl_kv_read(read->session, read->batch, i, &own, &read->throttles[worker]) < 0)
         read->states[i] = BL_BLOCK_MISS;
     if (last)
-        bl_toll_end(&read->tolls[worker]);
+        bl_throttle_end(&read->throttles[worker]);
     free(own.checksums);
     return own.fault;
 }
@@ -258,15 +258,16 @@ static int bl_kv_hits_guarded(void *context)
     uint32_t count = read->work->count, all = bl_copy_settings_of(batch->settings).threads;
     uint32_t threads = bl_kv_block_threads(batch, count);
     uint32_t workers = threads < BL_THREAD_POOL_WORKERS ? threads : BL_THREAD_POOL_WORKERS;
-    bl_toll tolls[BL_THREAD_POOL_WORKERS];
-    tolls[0] = bl_toll_make(batch->port, 0, batch->transfer_class, (uint64_t)count * batch->length,
+    bl_throttle throttles[BL_THREAD_POOL_WORKERS];
+    throttles[0] = bl_throttle_make(batch->io_queue, 0, batch->transfer_class,
+                                    (uint64_t)count * batch->length,
                             all);
     for (uint32_t i = 1; i < workers; i++)
-        tolls[i] = bl_toll_other(&tolls[0]);
-    read->tolls = tolls, read->threads = threads;
+        throttles[i] = bl_throttle_other(&throttles[0]);
+    read->throttles = throttles, read->threads = threads;
     int status = bl_thread_pool_run(threads, count, bl_kv_hit_read, read);
     for (uint32_t i = 0; i < workers; i++)
-        bl_toll_end(&tolls[i]);
+        bl_throttle_end(&throttles[i]);
     return status < 0 ? status : bl_kv_judge_guarded(context);
 }
 

@@ -43,7 +43,8 @@ static int bl_kv_write_guarded(void *context)
     bl_copy_settings settings = bl_copy_settings_of(batch->settings);
     settings.threads = 1; /* the other cores are the engine's: nobody waits for a put */
     int status = bl_gather_write(memory, offset, fragments, batch->fragment_count, batch->length,
-                                 batch->chunk_size, copy->work->checksums, &settings, copy->toll);
+                                 batch->chunk_size, copy->work->checksums, &settings,
+                                     copy->throttle);
     if (status < 0)
         return status;
     bl_crash_point("put.payload_streamed");
@@ -91,14 +92,14 @@ static int bl_kv_reserve(bl_session *session, const bl_kv_batch *batch, bl_kv_wo
 static int bl_kv_store(const bl_session *session, const bl_kv_batch *batch, bl_kv_work *work)
 {
     int status = 0;
-    bl_toll toll = bl_toll_make(batch->port, 1, batch->transfer_class,
+    bl_throttle throttle = bl_throttle_make(batch->io_queue, 1, batch->transfer_class,
                                 (uint64_t)work->count * batch->length, 1);
     for (uint32_t k = 0; k < work->count && status == 0; k++) {
-        bl_kv_copy copy = {session, batch, work, &work->commits[k].checksums_crc, &toll,
+        bl_kv_copy copy = {session, batch, work, &work->commits[k].checksums_crc, &throttle,
                            work->index[k]};
         status = bl_guarded(&session->pool->memory, bl_kv_write_guarded, &copy);
     }
-    bl_toll_end(&toll);
+    bl_throttle_end(&throttle);
     return status;
 }
 

@@ -48,7 +48,7 @@ static bl_plan bl_block_cut(uint64_t offset, const bl_fragment *fragments, uint6
 
 static int bl_transfer(const bl_memory *memory, uint64_t offset, const bl_fragment *fragments,
                        uint32_t count, uint64_t length, uint32_t chunk_size, uint32_t *checksums,
-                       const bl_copy_settings *settings, bl_toll *toll, int write)
+                       const bl_copy_settings *settings, bl_throttle *throttle, int write)
 {
     if (!bl_transfer_valid(memory, offset, fragments, count, length))
         return -EINVAL;
@@ -66,7 +66,7 @@ static int bl_transfer(const bl_memory *memory, uint64_t offset, const bl_fragme
     if (pieces && chunks) {
         bl_plan plan = bl_block_cut(offset, fragments, length, summed, pieces, chunks);
         plan.checksums = summed ? checksums : NULL;
-        status = bl_plan_execute(memory, &plan, settings, write, toll);
+        status = bl_plan_execute(memory, &plan, settings, write, throttle);
     }
     free(pieces);
     free(chunks);
@@ -75,16 +75,16 @@ static int bl_transfer(const bl_memory *memory, uint64_t offset, const bl_fragme
 
 int bl_gather_write(const bl_memory *memory, uint64_t offset, const bl_fragment *fragments,
                     uint32_t count, uint64_t length, uint32_t chunk_size, uint32_t *checksums,
-                    const bl_copy_settings *settings, bl_toll *toll)
+                    const bl_copy_settings *settings, bl_throttle *throttle)
 {
     return bl_transfer(memory, offset, fragments, count, length, chunk_size, checksums, settings,
-                       toll, 1);
+                       throttle, 1);
 }
 
 int bl_scatter_read(const bl_memory *memory, uint64_t offset, const bl_fragment *fragments,
                     uint32_t count, uint64_t length, uint32_t chunk_size, const uint32_t *checksums,
-                    const bl_copy_settings *settings, bl_toll *toll)
+                    const bl_copy_settings *settings, bl_throttle *throttle)
 {
     return bl_transfer(memory, offset, fragments, count, length, chunk_size, (uint32_t *)checksums,
-                       settings, toll, 0);
+                       settings, throttle, 0);
 }

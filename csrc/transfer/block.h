@@ -18,13 +18,13 @@
  * fence: one bl_fence_store covers a batch. No checksums if chunk_size is 0 or vector NULL. */
 int bl_gather_write(const bl_memory *memory, uint64_t offset, const bl_fragment *fragments,
                     uint32_t count, uint64_t length, uint32_t chunk_size, uint32_t *checksums,
-                    const bl_copy_settings *settings, bl_toll *toll);
+                    const bl_copy_settings *settings, bl_throttle *throttle);
 
 /* Drop what this host holds of the range, copy it to the fragments, and compare the copy (never
  * the pool's bytes, which may change under the reader) with the vector: -EBADMSG if they
  * differ. Nothing is compared if chunk_size is 0 or vector NULL. */
 int bl_scatter_read(const bl_memory *memory, uint64_t offset, const bl_fragment *fragments,
                     uint32_t count, uint64_t length, uint32_t chunk_size, const uint32_t *checksums,
-                    const bl_copy_settings *settings, bl_toll *toll);
+                    const bl_copy_settings *settings, bl_throttle *throttle);
 
 #endif

@@ -47,8 +47,8 @@ bl_copy_settings bl_copy_settings_of(const bl_copy_settings *given)
     for (uint32_t i = 0; i < sizeof least / sizeof *least; i++)
         if (*least[i] < BL_LINE_SIZE)
             *least[i] = BL_LINE_SIZE;
-    if (settings.step > BL_TOLL_STEP)
-        settings.step = BL_TOLL_STEP;
+    if (settings.step > BL_THROTTLE_STEP)
+        settings.step = BL_THROTTLE_STEP;
     return settings;
 }
 
@@ -159,20 +159,20 @@ static inline uint32_t bl_part_length(const bl_plan_part *part, uint32_t i)
 
 /* A run of one piece: as a whole, or in steps that are paid for. */
 static int bl_part_put(bl_gather *gather, uint64_t address, uint64_t offset, uint64_t length,
-                       uint32_t *crc, bl_toll *toll)
+                       uint32_t *crc, bl_throttle *throttle)
 {
-    uint64_t most = toll == NULL ? length : BL_TOLL_STEP;
+    uint64_t most = throttle == NULL ? length : BL_THROTTLE_STEP;
     int status = 0;
     for (uint64_t done = 0, step; done < length && status == 0; done += step) {
         step = bl_least(length - done, most);
-        status = bl_toll_pay(toll, offset + done, step);
+        status = bl_throttle_pay(throttle, offset + done, step);
         if (status == 0)
             bl_gather_put(gather, (const uint8_t *)address + done, step, crc);
     }
     return status;
 }
 
-static int bl_part_gather(const bl_plan_part *part, bl_toll *toll)
+static int bl_part_gather(const bl_plan_part *part, bl_throttle *throttle)
 {
     const bl_plan *plan = part->plan;
     uint32_t head = part->settings->head, direct = part->settings->direct, crc = 0;
@@ -190,7 +190,7 @@ static int bl_part_gather(const bl_plan_part *part, bl_toll *toll)
             bl_gather_begin(&gather, part->memory, piece->offset, direct);
         }
         status = bl_part_put(&gather, piece->address + skip, piece->offset + skip, length,
-                             plan->checksums ? &crc : NULL, toll);
+                             plan->checksums ? &crc : NULL, throttle);
         at = piece->offset + skip + length;
         if (plan->checksums && bl_plan_ends_chunk(plan, i)) {
             plan->checksums[piece->chunk - plan->chunk_base] = crc;
@@ -214,7 +214,7 @@ typedef struct bl_part_place {
 
 typedef struct bl_scatter {
     const bl_plan_part *part;
-    bl_toll *toll;
+    bl_throttle *throttle;
     enum bl_copy_how how;
     uint32_t crc;               /* of this chunk's bytes before */
     bl_part_place copy;         /* what is not copied yet */
@@ -281,7 +281,7 @@ static int bl_part_step(bl_scatter *scatter, uint64_t *left)
                       (BL_LINE_SIZE - 1);
     uint64_t wanted = bl_least(*left, part->settings->step);
     bl_part_run run = bl_part_take(part, place, wanted > ragged ? wanted - ragged : wanted);
-    int status = bl_toll_pay(scatter->toll, run.offset, run.length);
+    int status = bl_throttle_pay(scatter->throttle, run.offset, run.length);
     if (status < 0)
         return status;
     bl_part_drop(scatter, run.length);
@@ -313,10 +313,11 @@ static int bl_part_window(bl_scatter *scatter, uint64_t size)
     return status;
 }
 
-static int bl_part_scatter(const bl_plan_part *part, enum bl_copy_how how, bl_toll *toll)
+static int bl_part_scatter(const bl_plan_part *part, enum bl_copy_how how, bl_throttle *throttle)
 {
     bl_part_place first = {part->first, 0};
-    bl_scatter scatter = {.part = part, .toll = toll, .how = how, .copy = first, .drop = first};
+    bl_scatter scatter = {.part = part, .throttle = throttle, .how = how, .copy = first,
+                          .drop = first};
     int status = 0;
     bl_fence_full(part->memory); /* no drop before the look that told the caller to read */
     bl_part_drop(&scatter, part->settings->window);
@@ -332,12 +333,13 @@ static int bl_part_scatter(const bl_plan_part *part, enum bl_copy_how how, bl_to
 /* ---- Some bytes of chunks that are verified: each comes whole, into the scratch, and is picked
  * from there. */
 
-static int bl_chunk_pick(const bl_plan_part *part, uint32_t c, uint8_t *scratch, bl_toll *toll)
+static int bl_chunk_pick(const bl_plan_part *part, uint32_t c, uint8_t *scratch,
+                         bl_throttle *throttle)
 {
     const bl_plan *plan = part->plan;
     const bl_chunk *chunk = &plan->chunks[c];
     uint32_t crc = 0;
-    int status = bl_toll_pay(toll, chunk->offset, chunk->length);
+    int status = bl_throttle_pay(throttle, chunk->offset, chunk->length);
     if (status < 0)
         return status;
     bl_fetch_run(part->memory, chunk->offset, scratch, chunk->length, &crc, BL_COPY_CACHED);
@@ -359,7 +361,7 @@ static uint64_t bl_chunk_drop(const bl_plan_part *part, uint32_t c)
 }
 
 /* As above, a window being some chunks. */
-static int bl_part_pick(const bl_plan_part *part, uint8_t *scratch, bl_toll *toll)
+static int bl_part_pick(const bl_plan_part *part, uint8_t *scratch, bl_throttle *throttle)
 {
     const bl_plan *plan = part->plan;
     uint32_t c = plan->pieces[part->first].chunk - plan->chunk_base;
@@ -373,7 +375,7 @@ static int bl_part_pick(const bl_plan_part *part, uint8_t *scratch, bl_toll *tol
         for (uint32_t stop = next; c < stop && status == 0; c++) {
             if (next < end)
                 bl_chunk_drop(part, next++);
-            status = bl_chunk_pick(part, c, scratch, toll);
+            status = bl_chunk_pick(part, c, scratch, throttle);
         }
     }
     return status;
@@ -384,8 +386,8 @@ static int bl_part_pick(const bl_plan_part *part, uint8_t *scratch, bl_toll *tol
 typedef struct bl_plan_run {
     bl_plan_part *parts;
     uint32_t part_count;
-    bl_toll *toll;              /* of the calling thread, or NULL */
-    bl_toll *tolls;             /* of the others, by hand */
+    bl_throttle *throttle;      /* of the calling thread, or NULL */
+    bl_throttle *throttles;     /* of the others, by hand */
     uint32_t threads;
     uint32_t scratch_size;      /* 0: none is needed */
     enum bl_copy_how how;
@@ -396,20 +398,20 @@ typedef struct bl_plan_item {
     const bl_plan_run *run;
     const bl_plan_part *part;
     uint8_t *scratch;
-    bl_toll *toll;
+    bl_throttle *throttle;
 } bl_plan_item;
 
 static int bl_plan_item_guarded(void *context)
 {
     const bl_plan_item *item = context;
-    return item->run->write ? bl_part_gather(item->part, item->toll)
-           : item->scratch  ? bl_part_pick(item->part, item->scratch, item->toll)
-                            : bl_part_scatter(item->part, item->run->how, item->toll);
+    return item->run->write ? bl_part_gather(item->part, item->throttle)
+           : item->scratch  ? bl_part_pick(item->part, item->scratch, item->throttle)
+                            : bl_part_scatter(item->part, item->run->how, item->throttle);
 }
 
-static int bl_plan_part_do(const bl_plan_run *run, uint32_t number, bl_toll *toll)
+static int bl_plan_part_do(const bl_plan_run *run, uint32_t number, bl_throttle *throttle)
 {
-    bl_plan_item item = {run, &run->parts[number], NULL, toll};
+    bl_plan_item item = {run, &run->parts[number], NULL, throttle};
     if (run->scratch_size > 0 && (item.scratch = malloc(run->scratch_size)) == NULL)
         return -ENOMEM;
     int status = bl_guarded(item.part->memory, bl_plan_item_guarded, &item);
@@ -425,33 +427,34 @@ static uint64_t bl_part_size(const bl_plan_part *part)
     return size;
 }
 
-/* Several threads have a toll each, which lasts from part to part, to where none may be left. */
+/* Several threads have a throttle each, which lasts from part to part, to where none may be left.
+ * */
 static int bl_plan_do(void *context, uint32_t number, uint32_t worker)
 {
     const bl_plan_run *run = context;
-    if (run->toll == NULL || run->part_count == 1)
-        return bl_plan_part_do(run, number, run->toll);
+    if (run->throttle == NULL || run->part_count == 1)
+        return bl_plan_part_do(run, number, run->throttle);
     int last = worker > 0 && number + run->threads >= run->part_count;
-    bl_toll *toll = worker > 0 ? &run->tolls[worker] : run->toll;
-    bl_toll_begin(toll, bl_part_size(&run->parts[number]), !last);
-    int status = bl_plan_part_do(run, number, toll);
+    bl_throttle *throttle = worker > 0 ? &run->throttles[worker] : run->throttle;
+    bl_throttle_begin(throttle, bl_part_size(&run->parts[number]), !last);
+    int status = bl_plan_part_do(run, number, throttle);
     if (last)
-        bl_toll_end(toll);
+        bl_throttle_end(throttle);
     return status;
 }
 
 /* Deal the parts out. */
 static int bl_plan_deal(bl_plan_run *run)
 {
-    bl_toll tolls[BL_THREAD_POOL_WORKERS];
+    bl_throttle throttles[BL_THREAD_POOL_WORKERS];
     uint32_t workers = run->threads < BL_THREAD_POOL_WORKERS ? run->threads
         : BL_THREAD_POOL_WORKERS;
-    for (uint32_t i = 1; i < workers && run->toll != NULL; i++)
-        tolls[i] = bl_toll_other(run->toll);
-    run->tolls = tolls;
+    for (uint32_t i = 1; i < workers && run->throttle != NULL; i++)
+        throttles[i] = bl_throttle_other(run->throttle);
+    run->throttles = throttles;
     int status = bl_thread_pool_run(run->threads, run->part_count, bl_plan_do, run);
-    for (uint32_t i = 1; i < workers && run->toll != NULL; i++)
-        bl_toll_end(&tolls[i]);
+    for (uint32_t i = 1; i < workers && run->throttle != NULL; i++)
+        bl_throttle_end(&throttles[i]);
     return status;
 }
 
@@ -502,7 +505,7 @@ static uint32_t bl_plan_scratch_size(const bl_plan *plan)
 }
 
 int bl_plan_execute(const bl_memory *memory, const bl_plan *plan, const bl_copy_settings *given,
-                    int write, bl_toll *toll)
+                    int write, bl_throttle *throttle)
 {
     enum { ROOM = BL_PARTS_PER_THREAD * (BL_THREAD_POOL_MAX + 1) };
     bl_copy_settings settings = bl_copy_settings_of(given);
@@ -510,7 +513,7 @@ int bl_plan_execute(const bl_memory *memory, const bl_plan *plan, const bl_copy_
     if (!bl_plan_valid(memory, plan) || (write && plan->sparse))
         return -EINVAL;
     uint64_t size = bl_part_size(&whole);
-    bl_plan_run run = {parts, 1, toll, NULL, settings.threads, bl_plan_scratch_size(plan),
+    bl_plan_run run = {parts, 1, throttle, NULL, settings.threads, bl_plan_scratch_size(plan),
                        plan->sparse || size < settings.past ? BL_COPY_CACHED : BL_COPY_PAST, write};
     if (size == 0)
         return 0;
@@ -523,31 +526,31 @@ int bl_plan_execute(const bl_memory *memory, const bl_plan *plan, const bl_copy_
     return bl_plan_deal(&run);
 }
 
-/* By a toll of its own. */
+/* By a throttle of its own. */
 static int bl_plan_pass(const bl_pool *pool, const bl_plan *plan, const bl_copy_settings *given,
-                        int write, bl_port *port, uint32_t transfer_class)
+                        int write, bl_io_queue *io_queue, uint32_t transfer_class)
 {
     bl_copy_settings settings = bl_copy_settings_of(given);
     bl_plan_part whole = {&pool->memory, plan, &settings, 0, plan->piece_count, 0, 0};
-    if (port == NULL)
+    if (io_queue == NULL)
         return bl_plan_execute(&pool->memory, plan, &settings, write, NULL);
-    bl_toll toll = bl_toll_make(port, write, transfer_class, bl_part_size(&whole),
+    bl_throttle throttle = bl_throttle_make(io_queue, write, transfer_class, bl_part_size(&whole),
                                 settings.threads);
-    int status = bl_plan_execute(&pool->memory, plan, &settings, write, &toll);
-    bl_toll_end(&toll);
+    int status = bl_plan_execute(&pool->memory, plan, &settings, write, &throttle);
+    bl_throttle_end(&throttle);
     return status;
 }
 
 int bl_plan_write(const bl_pool *pool, const bl_plan *plan, const bl_copy_settings *settings,
-                  bl_port *port, uint32_t transfer_class)
+                  bl_io_queue *io_queue, uint32_t transfer_class)
 {
-    int status = bl_plan_pass(pool, plan, settings, 1, port, transfer_class);
+    int status = bl_plan_pass(pool, plan, settings, 1, io_queue, transfer_class);
     bl_fence_store(&pool->memory);
     return status;
 }
 
 int bl_plan_read(const bl_pool *pool, const bl_plan *plan, const bl_copy_settings *settings,
-                 bl_port *port, uint32_t transfer_class)
+                 bl_io_queue *io_queue, uint32_t transfer_class)
 {
-    return bl_plan_pass(pool, plan, settings, 0, port, transfer_class);
+    return bl_plan_pass(pool, plan, settings, 0, io_queue, transfer_class);
 }

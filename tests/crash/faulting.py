@@ -410,7 +410,7 @@ SURVIVES: dict[str, Ready] = {
 }
 
 # These functions use only this process's own memory, and need more than a pool to be called.
-APART = {"bl_port_create", "bl_session_forked", "bl_dsa_soft_open"}
+APART = {"bl_io_queue_create", "bl_session_forked", "bl_dsa_soft_open"}
 
 
 def main(directory: Path) -> None:

@@ -26,8 +26,8 @@ from beluga.transfer import (
     CopySettings,
     CpuEngine,
     DsaEngine,
+    IoHandle,
     Link,
-    Place,
     Plan,
     ScheduledEngine,
     Slots,
@@ -216,7 +216,7 @@ def settings(pool: Pool) -> Iterator[Case]:
 
     def scheduled(kind: Any) -> None:
         link = Link("misuse", pool=pool, directory=pool.devices[0].path.parent)
-        engine = ScheduledEngine(CpuEngine(pool), Place(link), read=kind)
+        engine = ScheduledEngine(CpuEngine(pool), IoHandle(link), read=kind)
         engine.scatter_read(plan()).wait()
 
     for kind in (0, 77, -1, 1 << 40):

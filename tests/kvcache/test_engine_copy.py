@@ -21,10 +21,10 @@ from beluga.transfer import (
     BlockLayout,
     CpuEngine,
     Engine,
+    IoHandle,
     Link,
     LinkSettings,
     Order,
-    Place,
     Plan,
     ScheduledEngine,
     Slots,
@@ -137,7 +137,7 @@ def test_puts_and_gets_take_turns_on_a_link(
     settings = LinkSettings(read=fast, write=fast, device=fast)
     link = Link("kv", settings, pool=pool, directory=tmp_path)
     blocks, targets = payload(3, 600_000), np.zeros((3, 600_000), np.uint8)
-    place = Place(link)
+    place = IoHandle(link)
     cache = caches(ScheduledEngine(CpuEngine(pool, threads=1), place))
     assert cache.put(digests(3), blocks).stored == 3
     assert link.bytes_of(TransferClass.OFFLOAD) == (0, blocks.nbytes)

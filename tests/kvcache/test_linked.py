@@ -21,9 +21,9 @@ from beluga.transfer import (
     CopySettings,
     CpuEngine,
     Direction,
+    IoHandle,
     Link,
     LinkSettings,
-    Place,
     Speed,
     TransferClass,
     host_link,
@@ -75,9 +75,9 @@ def test_the_same_bytes_counted_by_class(
     assert carried[TransferClass.OFFLOAD].bytes == 4 * LENGTH
     assert carried[TransferClass.ONBOARD].bytes == 4 * LENGTH
     assert carried[TransferClass.ONBOARD].pieces >= 4 * LENGTH // PIECE
-    assert carried[TransferClass.ONBOARD].astray == 0
+    assert carried[TransferClass.ONBOARD].unthrottled == 0
     assert link.bytes_of(TransferClass.ONBOARD)[0] == 4 * LENGTH
-    assert all(seat.owner == 0 for seat in link.way(Direction.READ).handle.seats)
+    assert all(member.owner == 0 for member in link.way(Direction.READ).handle.members)
     bucket = link.way(Direction.READ).handle.bucket
     assert (int(bucket.ceil) - int(bucket.tail) - int(bucket.limit)) % 2**64 == 0
 
@@ -119,7 +119,7 @@ def test_a_put_that_is_stopped_ends_at_the_next_piece(
     """At 4 MiB/s the put would take seconds; the link admits a piece every 60 ms."""
     blocks = payload(4, LENGTH)
     link = Link("slow", SLOW, pool=pool, directory=shm)
-    place = Place(link)
+    place = IoHandle(link)
     with KVCache(pool, namespace="test", link=place) as cache:
         way = link.way(Direction.WRITE)
         stop = threading.Thread(target=lambda: (_moved(way), place.stop()))
@@ -152,7 +152,7 @@ def _moved(way: Way) -> None:
 
 def test_threads_that_are_alone_ask_once_for_all_their_parts(pool: Pool, link: Link) -> None:
     """There are at least eight parts, so there would be as many decisions if each asked."""
-    place = Place(link)
+    place = IoHandle(link)
     settings = dataclasses.replace(CopySettings.default(), part=64 << 10)
     engine = CpuEngine(pool, 2, settings=settings, place=place)
     source, target = payload(1, LENGTH), np.zeros_like(payload(1, LENGTH))
@@ -188,7 +188,7 @@ def test_who_waits_too_long_goes_without_leave(pool: Pool, server: MetaServer, l
     with KVCache(pool, namespace="test", link=link) as cache:
         assert cache.put(digests(1), blocks).stored == 1
         carried = cache.carried()[TransferClass.OFFLOAD]
-    assert (carried.astray, carried.pieces) == (1, 0)
+    assert (carried.unthrottled, carried.pieces) == (1, 0)
     held.close()
 
 
@@ -212,7 +212,7 @@ def test_a_full_link_is_gone_without(
 
 
 def test_a_check_of_payload_is_scrubbing(pool: Pool, server: MetaServer, link: Link) -> None:
-    place = Place(link)
+    place = IoHandle(link)
     with KVCache(pool, namespace="test") as cache:
         cache.put(digests(2), payload(2, LENGTH))
         leave = (place.port, TransferClass.SCRUB)

@@ -101,7 +101,7 @@ def test_who_is_killed_in_the_midst_holds_nobody_up(link: Link, process: Start) 
         if most > 0.7 * RATE:
             break
     assert most > 0.7 * RATE  # all of the link, or nearly
-    seats = [seat for seat in way.handle.seats if seat.owner != 0]
-    assert [int(seat.owner) & 0xFFFFFFFF for seat in seats] == [getter.pid]
+    members = [member for member in way.handle.members if member.owner != 0]
+    assert [int(member.owner) & 0xFFFFFFFF for member in members] == [getter.pid]
     answer, _ = getter.communicate()
     assert answer == "0\n"  # nothing had to go without leave

@@ -13,9 +13,9 @@ import pytest
 from beluga import KVCache, MetaServer, Pool
 from beluga.transfer import (
     CpuEngine,
+    IoHandle,
     Link,
     LinkSettings,
-    Place,
     ScheduledEngine,
     Speed,
     TransferClass,
@@ -26,17 +26,17 @@ LENGTH = 5 << 18
 
 
 @pytest.fixture
-def place(pool: Pool, shm: Path) -> Iterator[Place]:
+def place(pool: Pool, shm: Path) -> Iterator[IoHandle]:
     speed = Speed(1 << 30)
     settings = LinkSettings(read=speed, write=speed, device=speed)
-    made = Place(Link("cache", settings, pool=pool, directory=shm))
+    made = IoHandle(Link("cache", settings, pool=pool, directory=shm))
     yield made
     made.close()
 
 
 @pytest.mark.parametrize("check_checksums", [True, False])
 def test_a_cache_behind_a_link(
-    pool: Pool, server: MetaServer, place: Place, *, check_checksums: bool
+    pool: Pool, server: MetaServer, place: IoHandle, *, check_checksums: bool
 ) -> None:
     engine = ScheduledEngine(CpuEngine(pool, 1), place, read=TransferClass.PREFETCH)
     blocks = payload(4, LENGTH)

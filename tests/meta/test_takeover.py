@@ -22,10 +22,10 @@ from beluga.rpc import Client
 
 MIB = 1 << 20
 
-Place = tuple[int, int, int, int]
+IoHandle = tuple[int, int, int, int]
 
 
-def places(meta: MetaClient, numbers: range) -> dict[int, Place]:
+def places(meta: MetaClient, numbers: range) -> dict[int, IoHandle]:
     """Return where each block is, by its number."""
     found = {number: meta.lookup(keys([number])).hits for number in numbers}
     return {

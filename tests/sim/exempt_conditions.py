@@ -269,8 +269,8 @@ REASONED: Conditions = {
         ("threads < BL_THREAD_POOL_WORKERS", 0, "false"): _THREADS,
     },
     ("kv/get.c", "bl_kv_read"): {
-        ("toll != NULL", 0, "false"): _LINK,
-        ("toll != NULL", 0, "true"): _LINK,
+        ("throttle != NULL", 0, "false"): _LINK,
+        ("throttle != NULL", 0, "true"): _LINK,
     },
     ("kv/get.c", "bl_kv_read_guarded"): {
         ("batch->check_checksums", 0, "true"): _CHECKED,

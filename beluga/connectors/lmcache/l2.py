@@ -28,7 +28,7 @@ from beluga.connectors.naming import EngineSettings, namespace_of
 from beluga.connectors.settings import settings_of
 from beluga.kvcache import Namespace
 from beluga.meta import BlockState, Grant
-from beluga.transfer import Carried, TransferClass
+from beluga.transfer import TransferClass, TransferStats
 
 logger = init_logger(__name__)
 T = TypeVar("T")
@@ -82,7 +82,7 @@ class BelugaL2Adapter(L2AdapterInterface):
         self._reader.connection.wait(timeout_s)
         self._writer.connection.wait(timeout_s)
 
-    def carried(self) -> dict[TransferClass, Carried]:
+    def carried(self) -> dict[TransferClass, TransferStats]:
         """Return what the host's link to the pool admitted, by class, and how long pieces
         waited.
         """

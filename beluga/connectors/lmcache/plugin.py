@@ -30,7 +30,7 @@ from beluga.connectors.settings import settings_of
 from beluga.errors import ConnectorError
 from beluga.kvcache import Namespace
 from beluga.meta import BlockState, Grant
-from beluga.transfer import Carried, TransferClass
+from beluga.transfer import TransferClass, TransferStats
 
 logger = init_logger(__name__)
 T = TypeVar("T")
@@ -80,7 +80,7 @@ class BelugaBackend(StoragePluginInterface):
         """Whether the pool is available now. This may change at any time."""
         return self._reader.attached and self._writer.connection.attached
 
-    def carried(self) -> dict[TransferClass, Carried]:
+    def carried(self) -> dict[TransferClass, TransferStats]:
         """Return what the host's link to the pool admitted, by class, and how long pieces
         waited.
         """

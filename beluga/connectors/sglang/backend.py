@@ -15,7 +15,7 @@ from beluga.connectors.settings import settings_of
 from beluga.connectors.sglang.pages import DIRECT, FLAT, Pages, page_buffers, pool_namespace
 from beluga.connectors.sglang.weights import WEIGHTS, check_release, model_fields
 from beluga.errors import ConnectorError
-from beluga.transfer import Carried, TransferClass
+from beluga.transfer import TransferClass, TransferStats
 
 # SGLang's settings, not ours
 _SGLANGS = ("backend_name", "module_path", "class_name", "interface_v1")
@@ -50,7 +50,7 @@ class BelugaHiCache(HiCacheStorage):
         """The number of failed calls, which counted as misses."""
         return self._pages.failure_count
 
-    def carried(self) -> dict[TransferClass, Carried]:
+    def carried(self) -> dict[TransferClass, TransferStats]:
         """Return what the host's link to the pool admitted, by class, and how long pieces
         waited.
         """

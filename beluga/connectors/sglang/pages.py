@@ -22,7 +22,7 @@ from beluga.connectors.naming import EngineSettings, Fields, namespace_of
 from beluga.errors import ConnectorError, LayoutError
 from beluga.kvcache import KVCache, Namespace, hash_keys
 from beluga.meta import BlockState
-from beluga.transfer import Carried, TransferClass
+from beluga.transfer import TransferClass, TransferStats
 
 if TYPE_CHECKING:
     import numpy as np
@@ -120,7 +120,7 @@ class Pages:
         """The number of failed calls, which counted as misses."""
         return self._reader.failure_count + self._writer.failure_count
 
-    def carried(self) -> dict[TransferClass, Carried]:
+    def carried(self) -> dict[TransferClass, TransferStats]:
         """Return what the host's link admitted, by class, and how long its pieces waited."""
         read, written = self._reader.carried(), self._writer.carried()
         return {kind: read[kind].plus(written[kind]) for kind in TransferClass}

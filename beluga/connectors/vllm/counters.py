@@ -8,7 +8,7 @@ import threading
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
-from beluga.transfer import Carried, TransferClass
+from beluga.transfer import TransferClass, TransferStats
 
 if TYPE_CHECKING:
     from beluga.connectors.connection import Connection
@@ -40,7 +40,7 @@ NAMES: dict[str, str] = {
     "link_offload_pieces": "pieces of saves that the host's link let on",
     "link_offload_bytes": "bytes of saves that the host's link let on",
     "link_offload_wait_s": "seconds that pieces of saves waited for the host's link",
-    "link_astray_pieces": "pieces that went without the leave of the host's link",
+    "link_unthrottled_pieces": "pieces that went without the leave of the host's link",
 }
 
 _process: defaultdict[str, float] = defaultdict(float)
@@ -72,21 +72,21 @@ class LinkFigures:
 
     def __init__(self, connection: Connection, counters: Counters) -> None:
         self._connection, self._counters = connection, counters
-        self._before = {kind: Carried() for kind in TransferClass}
+        self._before = {kind: TransferStats() for kind in TransferClass}
 
     def add(self) -> None:
         """Add what changed since the last call."""
         now = self._connection.carried()
         for kind, name in ((TransferClass.ONBOARD, "onboard"), (TransferClass.OFFLOAD, "offload")):
             new, old = now[kind], self._before[kind]
-            if new.pieces == old.pieces and new.astray == old.astray:
+            if new.pieces == old.pieces and new.unthrottled == old.unthrottled:
                 continue
             self._counters.add(
                 **{
                     f"link_{name}_pieces": new.pieces - old.pieces,
                     f"link_{name}_bytes": new.bytes - old.bytes,
                     f"link_{name}_wait_s": (new.waited_ns - old.waited_ns) / 1e9,
-                    "link_astray_pieces": new.astray - old.astray,
+                    "link_unthrottled_pieces": new.unthrottled - old.unthrottled,
                 }
             )
         self._before = now

@@ -36,7 +36,7 @@ def queue_stat(stat: core.bl_queue_stat) -> QueueStat:
 
 
 class Way:
-    """One direction: a bucket of picoseconds, a tree of classes, and a seat for every engine.
+    """One direction: a bucket of picoseconds, a tree of classes, and a member for every engine.
 
     It lies in ``memory`` (of a :class:`~beluga.transfer.Link`), or in memory of its own.
     ``limit`` is what its bucket holds, and ``forgiving`` the head start of a class that wakes,
@@ -45,19 +45,19 @@ class Way:
 
     def __init__(
         self,
-        memory: core.bl_way | None = None,
+        memory: core.bl_direction | None = None,
         *,
         limit: int,
         forgiving: int = TAU_NS * 1000,
         capped: bool = False,
         now_ns: int,
     ) -> None:
-        self.handle = ffi.new("bl_way *") if memory is None else memory
-        status = lib.bl_way_init(self.handle, limit, forgiving, capped, now_ns)
+        self.handle = ffi.new("bl_direction *") if memory is None else memory
+        status = lib.bl_direction_init(self.handle, limit, forgiving, capped, now_ns)
         raise_for_status(status, "making a link")
 
     @classmethod
-    def at(cls, memory: core.bl_way) -> Way:
+    def at(cls, memory: core.bl_direction) -> Way:
         """The one that lies there."""
         way = object.__new__(cls)
         way.handle = memory
@@ -65,24 +65,24 @@ class Way:
 
     def add(self, shares: int, *, parent: int = 0) -> int:
         """A class; or a group, once it is another's ``parent``. Its number."""
-        return raise_for_status(lib.bl_way_add(self.handle, parent, shares), "adding a class")
+        return raise_for_status(lib.bl_direction_add(self.handle, parent, shares), "adding a class")
 
     def set_shares(self, node: int, shares: int) -> None:
         """From the next piece on."""
-        raise_for_status(lib.bl_way_set_shares(self.handle, node, shares), "setting shares")
+        raise_for_status(lib.bl_direction_set_shares(self.handle, node, shares), "setting shares")
 
     def limit(
         self, node: int, bytes_per_s: int, *, burst: int = BURST, now_ns: int | None = None
     ) -> None:
         """Limit the bandwidth of a class or group; 0 lifts it."""
-        now = lib.bl_port_now_ns() if now_ns is None else now_ns
+        now = lib.bl_io_queue_now_ns() if now_ns is None else now_ns
         raise_for_status(
-            lib.bl_way_limit(self.handle, node, bytes_per_s, burst, now), "limiting a class"
+            lib.bl_direction_limit(self.handle, node, bytes_per_s, burst, now), "limiting a class"
         )
 
     def reap(self, now_ns: int) -> int:
         """Give back what processes that are gone held; how many there were."""
-        return int(lib.bl_way_reap(self.handle, now_ns))
+        return int(lib.bl_direction_reap(self.handle, now_ns))
 
     def bytes_of(self, node: int) -> int:
         """Admitted so far."""

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 _PAGE = 4096
 _HEADER = _PAGE  # the settings, as JSON
-_WAY = -(-ffi.sizeof("bl_way") // _PAGE) * _PAGE
+_WAY = -(-ffi.sizeof("bl_direction") // _PAGE) * _PAGE
 
 
 class TransferClass(enum.IntEnum):
@@ -196,7 +196,9 @@ class Link:
     def _find_ways(self) -> tuple[Way, Way]:
         found = [Way.at(_way(self._memory, place)) for place in Direction]
         for way in found:
-            if not lib.bl_way_valid(way.handle) or way.handle.node_count != 1 + len(TransferClass):
+            if not lib.bl_direction_valid(way.handle) or way.handle.node_count != 1 + len(
+                TransferClass
+            ):
                 raise TransferError(f"{self.path} is damaged; stop who uses it, and remove it")
         return (found[0], found[1]) if self.settings.duplex else (found[0], found[0])
 
@@ -220,12 +222,12 @@ class Link:
         assert settings.device is not None  # noqa: S101  else there are none
         limit = settings.pieces * int(settings.device.tokens(settings.piece_size))
         bucket = ffi.cast("bl_tokens *", at(memory, 0))
-        status = lib.bl_tokens_init(bucket, PICOSECONDS, limit, 1, 0, lib.bl_port_now_ns())
+        status = lib.bl_tokens_init(bucket, PICOSECONDS, limit, 1, 0, lib.bl_io_queue_now_ns())
         raise_for_status(status, "making a device's bucket")
 
 
-def _way(memory: mmap.mmap, direction: Direction) -> core.bl_way:
-    return ffi.cast("bl_way *", at(memory, _HEADER + direction * _WAY))
+def _way(memory: mmap.mmap, direction: Direction) -> core.bl_direction:
+    return ffi.cast("bl_direction *", at(memory, _HEADER + direction * _WAY))
 
 
 def _fill(memory: mmap.mmap, settings: LinkSettings) -> None:
@@ -236,7 +238,7 @@ def _fill(memory: mmap.mmap, settings: LinkSettings) -> None:
             limit=settings.pieces * int(speed.tokens(settings.piece_size)),
             forgiving=settings.tau_ns * (PICOSECONDS // 10**9),
             capped=settings.capped,
-            now_ns=lib.bl_port_now_ns(),
+            now_ns=lib.bl_io_queue_now_ns(),
         )
         for shares in settings.shares:
             way.add(shares)

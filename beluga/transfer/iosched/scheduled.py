@@ -4,7 +4,7 @@
 
 ::
 
-    handle = Place(Link("cxl0", pool=pool))
+    handle = IoHandle(Link("cxl0", pool=pool))
     engine = ScheduledEngine(DsaEngine(pool), handle)
     engine.scatter_read(plan).wait()
 
@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from beluga.transfer.engine import Engine, Transfer
+    from beluga.transfer.iosched.io_handle import IoHandle
     from beluga.transfer.iosched.link import Link, LinkSettings
-    from beluga.transfer.iosched.place import Place
     from beluga.transfer.plan.plan import Plan
 
 DEPTH = 4
@@ -63,7 +63,7 @@ class ScheduledEngine:
     def __init__(
         self,
         engine: Engine,
-        place: Place,
+        place: IoHandle,
         *,
         read: TransferClass = TransferClass.ONBOARD,
         write: TransferClass = TransferClass.OFFLOAD,
@@ -175,7 +175,7 @@ class ScheduledTransfer:
     def __init__(
         self,
         engine: ScheduledEngine,
-        place: Place,
+        place: IoHandle,
         work: Prepared,
         pieces: _Pieces,
         kind: tuple[Direction, TransferClass],

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from beluga._ffi import core, ffi
 from beluga.transfer.engines.cpu import CpuEngine
 from beluga.transfer.iosched.hostlink import host_link
+from beluga.transfer.iosched.io_handle import IoHandle, TransferStats
 from beluga.transfer.iosched.link import Link, LinkSettings, TransferClass
-from beluga.transfer.iosched.place import Carried, Place
 from beluga.transfer.iosched.scheduled import ScheduledEngine
 from beluga.transfer.select.planned import PlannedEngine
 from beluga.transfer.select.planner import CPU
@@ -35,7 +35,7 @@ class Leave:
     def __init__(  # noqa: PLR0913  all but the first five named
         self,
         pool: Pool,
-        link: Link | LinkSettings | Place | None,
+        link: Link | LinkSettings | IoHandle | None,
         chosen: Chosen,
         read: TransferClass,
         write: TransferClass,
@@ -44,8 +44,8 @@ class Leave:
     ) -> None:
         self._own_link = host_link(pool, link) if isinstance(link, LinkSettings) else None
         found = self._own_link if isinstance(link, LinkSettings) else link
-        self._own_place = Place(found) if isinstance(found, Link) else None
-        self._place = found if isinstance(found, Place) else self._own_place
+        self._own_place = IoHandle(found) if isinstance(found, Link) else None
+        self._place = found if isinstance(found, IoHandle) else self._own_place
         engine, beside = chosen.engine, dict(chosen.beside)
         if self._place is not None:
             if engine is not None:
@@ -66,7 +66,7 @@ class Leave:
             return None
         return self.engine
 
-    def using(self) -> AbstractContextManager[core.bl_port | core.Null]:
+    def using(self) -> AbstractContextManager[core.bl_io_queue | core.Null]:
         """The port for C to ask for leave, which stays meanwhile; NULL: it need not."""
         return _NO_PLACE if self._place is None else self._place.using()
 
@@ -75,11 +75,14 @@ class Leave:
         if self._place is not None:
             self._place.watch()
 
-    def carried(self, *, own: bool = False) -> dict[TransferClass, Carried]:
+    def carried(self, *, own: bool = False) -> dict[TransferClass, TransferStats]:
         """What was let onto the link so far, by class. ``own``: apart from a place that was
         given."""
         place = self._own_place if own else self._place
-        return {kind: Carried() if place is None else place.carried(kind) for kind in TransferClass}
+        return {
+            kind: TransferStats() if place is None else place.carried(kind)
+            for kind in TransferClass
+        }
 
     def close(self) -> None:
         """Give back what this has made. The engine stays open; nobody copies."""

@@ -261,7 +261,7 @@ def test_time_and_work_are_counted_for_each_process(
     assert looked_up["lookups"] == 1
     assert "hit_tokens" not in looked_up
     saved = engine.worker.get_kv_connector_stats().data
-    assert (saved["save_blocks"], saved["link_astray_pieces"]) == (5, 0)
+    assert (saved["save_blocks"], saved["link_unthrottled_pieces"]) == (5, 0)
     assert saved["link_offload_pieces"] >= 1
     assert saved["save_bytes"] == saved["link_offload_bytes"] == engine.memory[:, :5].nbytes
     for each in (looked_up, saved):

@@ -21,9 +21,9 @@ from beluga.pool import Pool
 from beluga.transfer import (
     CpuEngine,
     Direction,
+    IoHandle,
     Link,
     LinkSettings,
-    Place,
     Plan,
     Speed,
     TransferClass,
@@ -119,7 +119,7 @@ def flood(directory: str, name: str, paths: str, kind: str, place: int) -> None:
     with Pool.open(paths.split(":")) as pool:
         first = -(-pool.geometry.data_offset // BLOCK) * BLOCK + place * (2 << 20)
         _, plan = plan_of(pool, first, 2 << 20)
-        at = Place(Link(name, SLOW, directory=Path(directory)))
+        at = IoHandle(Link(name, SLOW, directory=Path(directory)))
         engine = CpuEngine(pool, 1, place=at, read=TransferClass[kind])
         os.set_blocking(sys.stdin.fileno(), False)
         say(ready=True)
@@ -133,7 +133,7 @@ def onboard(directory: str, name: str, paths: str, count: int) -> None:
     with Pool.open(paths.split(":")) as pool:
         first = -(-pool.geometry.data_offset // BLOCK) * BLOCK
         _, plan = plan_of(pool, first, BLOCK)
-        at = Place(Link(name, SLOW, directory=Path(directory)))
+        at = IoHandle(Link(name, SLOW, directory=Path(directory)))
         engine = CpuEngine(pool, 1, place=at)
         took = []
         for _ in range(count):

@@ -72,7 +72,7 @@ def dead_pid() -> int:
 def whole(way: Way) -> bool:
     """Nobody holds anything, and all of it is there."""
     bucket = way.handle.bucket
-    held = sum(int(seat.held) for seat in way.handle.seats)
+    held = sum(int(member.held) for member in way.handle.members)
     lacks = (int(bucket.ceil) - int(bucket.tail) - int(bucket.limit)) % 2**64
     return held == 0 and (lacks == 0 or not bucket.capped)
 
@@ -102,7 +102,7 @@ def test_killed_processes_take_nothing_along(shm: Path, process: Start, capped: 
     queue.poll(now)
     queue.close()
     assert way.handle.suspect == 0
-    assert all(seat.owner == 0 for seat in way.handle.seats)
+    assert all(member.owner == 0 for member in way.handle.members)
     assert whole(way)
     limit_ns = int(way.handle.bucket.limit) // 1000
     assert drain(way, start_ns=now + S) <= 60 * limit_ns
@@ -117,17 +117,17 @@ def test_a_death_between_any_two_counters_is_put_right(
     """A process may die at any point of the three operations on its record."""
     way = Way(limit=1000, capped=True, now_ns=0)
     way.add(1)
-    seat, bucket = way.handle.seats[3], way.handle.bucket
-    seat.owner, seat.started = 5 << 32 | dead_pid(), 1234
-    seat.turn, seat.pids, way.handle.seat_count = 7, PIDS, 4
+    member, bucket = way.handle.members[3], way.handle.bucket
+    member.owner, member.started = 5 << 32 | dead_pid(), 1234
+    member.turn, member.pids, way.handle.member_count = 7, PIDS, 4
     if step != "grab":
-        bucket.tail, seat.held = 400, 400
+        bucket.tail, member.held = 400, 400
     if step == "grab" and moved:
         bucket.tail = 400
     if step != "grab" and moved:
         bucket.ceil += 400
     if recorded:
-        seat.held = 400 if step == "grab" else 0
+        member.held = 400 if step == "grab" else 0
     assert way.reap(100) == 1
     queue = Queue(way, now_ns=200)
     queue.poll(200)
@@ -142,10 +142,10 @@ def test_what_a_dead_process_had_reserved_comes_back() -> None:
     way.add(1)
     drain(way, start_ns=0)  # so that what a bucket starts with is gone
     way.handle.bucket.tail += 10**15  # a thousand seconds
-    seat = way.handle.seats[0]
-    seat.owner, seat.started = 1 << 32 | dead_pid(), 99
-    seat.pids, way.handle.seat_count = PIDS, 1
-    seat.held = seat.pending = 10**15
+    member = way.handle.members[0]
+    member.owner, member.started = 1 << 32 | dead_pid(), 99
+    member.pids, way.handle.member_count = PIDS, 1
+    member.held = member.pending = 10**15
     assert way.reap(S) == 1
     assert drain(way, start_ns=S) <= 60
 
@@ -154,11 +154,11 @@ def test_a_process_number_that_was_given_anew_is_not_the_old_one() -> None:
     way = Way(limit=1000, capped=True, now_ns=0)
     queue = Queue(way, now_ns=0)
     assert way.reap(0) == 0
-    way.handle.seats[0].started += 1
+    way.handle.members[0].started += 1
     assert way.reap(0) == 1
     way.add(1)
     queue.push(1, 10, 1)
-    assert queue.poll(0) is not None  # it takes another seat
+    assert queue.poll(0) is not None  # it takes another member
     assert queue.stat().lost == 1
     queue.close()
     assert whole(way)
@@ -175,7 +175,7 @@ def test_who_holds_tokens_and_says_nothing_is_taken_for_dead() -> None:
     assert other.poll(4 * S) is None
     assert other.poll(6 * S) is None or other.stat().in_flight
     assert other.stat().in_flight or other.poll(7 * S) is not None
-    stopped.complete(handle, 8 * S)  # of a seat that is not its own any more
+    stopped.complete(handle, 8 * S)  # of a member that is not its own any more
     stopped.push(1, 10, 3)
     stopped.poll(8 * S)
     assert stopped.stat().lost == 1
@@ -187,8 +187,8 @@ def test_who_holds_tokens_and_says_nothing_is_taken_for_dead() -> None:
 def test_a_process_of_another_namespace_is_judged_by_its_silence() -> None:
     way = Way(limit=1000, now_ns=0)
     queue = Queue(way, now_ns=0)
-    way.handle.seats[0].pids += 1
-    way.handle.seats[0].owner = 1 << 32 | dead_pid()
+    way.handle.members[0].pids += 1
+    way.handle.members[0].owner = 1 << 32 | dead_pid()
     assert way.reap(S) == 0
     assert way.reap(6 * S) == 1
     queue.close()
@@ -196,7 +196,7 @@ def test_a_process_of_another_namespace_is_judged_by_its_silence() -> None:
 
 def test_a_link_has_so_many_seats() -> None:
     way = Way(limit=1000, now_ns=0)
-    queues = [Queue(way, now_ns=0) for _ in range(lib.BL_LINK_SEATS)]
+    queues = [Queue(way, now_ns=0) for _ in range(lib.BL_LINK_MEMBERS)]
     with pytest.raises(OSError, match="queue"):
         Queue(way, now_ns=0)
     queues.pop().close()

@@ -22,9 +22,9 @@ from beluga.pool import Pool
 from beluga.transfer import (
     CpuEngine,
     Direction,
+    IoHandle,
     Link,
     LinkSettings,
-    Place,
     Plan,
     ScheduledEngine,
     Speed,
@@ -128,9 +128,9 @@ def pool(shm: Path) -> Iterator[Pool]:
 
 
 @pytest.fixture
-def place(shm: Path, pool: Pool) -> Iterator[Place]:
+def place(shm: Path, pool: Pool) -> Iterator[IoHandle]:
     link = Link("test", FAST, pool=pool, directory=shm)
-    made = Place(link)
+    made = IoHandle(link)
     yield made
     made.close()
     link.close()
@@ -154,14 +154,14 @@ def run_to_the_end(engine: HeldEngine, transfer: Transfer) -> None:
         engine.let_all()
 
 
-def idle(place: Place) -> bool:
+def idle(place: IoHandle) -> bool:
     """Does nobody hold tokens of the link?"""
     ways = [way.handle for way in place.link.ways]
-    held = sum(int(seat.held) for way in ways for seat in way.seats)
+    held = sum(int(member.held) for way in ways for member in way.members)
     return held == 0 and all(way.bucket.ceil - way.bucket.tail == way.bucket.limit for way in ways)
 
 
-def test_what_is_written_can_be_read_back(place: Place, pool: Pool) -> None:
+def test_what_is_written_can_be_read_back(place: IoHandle, pool: Pool) -> None:
     engine = ScheduledEngine(pieced(CpuEngine(pool, 1)), place)
     offsets = data_offsets(pool, 6)
     source, target = Blocks(offsets), Blocks(offsets, seed=2)
@@ -184,7 +184,7 @@ def test_what_is_written_can_be_read_back(place: Place, pool: Pool) -> None:
     assert idle(place)
 
 
-def test_a_plan_is_admitted_in_pieces(place: Place, pool: Pool) -> None:
+def test_a_plan_is_admitted_in_pieces(place: IoHandle, pool: Pool) -> None:
     engine = HeldEngine()
     plan = Blocks(data_offsets(pool, 2)).plan
     transfer = ScheduledEngine(engine, place).scatter_read(plan)
@@ -203,7 +203,7 @@ def test_several_pieces_of_an_engine_are_under_way(shm: Path, pool: Pool) -> Non
     engine = HeldEngine()
     engine.piece_size = BLOCK  # four times what the link's bucket is made for
     slow = LinkSettings(read=Speed(1 << 30), write=Speed(1 << 30), device=None)
-    place = Place(Link("wide", slow, directory=shm))
+    place = IoHandle(Link("wide", slow, directory=shm))
     tokens = slow.read.tokens(BLOCK)
     assert place.link.way(Direction.READ).handle.bucket.limit < tokens
     scheduled = ScheduledEngine(engine, place)
@@ -219,7 +219,9 @@ def test_several_pieces_of_an_engine_are_under_way(shm: Path, pool: Pool) -> Non
     place.close()
 
 
-def test_an_engine_prepares_a_plan_once_and_starts_ranges_of_it(place: Place, pool: Pool) -> None:
+def test_an_engine_prepares_a_plan_once_and_starts_ranges_of_it(
+    place: IoHandle, pool: Pool
+) -> None:
     engine = PreparingEngine()
     plan = Blocks(data_offsets(pool, 2)).plan
     ScheduledEngine(engine, place).scatter_read(plan).wait(WAIT_S)
@@ -228,7 +230,7 @@ def test_an_engine_prepares_a_plan_once_and_starts_ranges_of_it(place: Place, po
     assert ranges == [(first, first + 4) for first in range(0, len(plan.chunks), 4)]
 
 
-def test_a_wrong_checksum_is_the_transfers_error(place: Place, pool: Pool) -> None:
+def test_a_wrong_checksum_is_the_transfers_error(place: IoHandle, pool: Pool) -> None:
     engine = ScheduledEngine(pieced(CpuEngine(pool, 1)), place)
     blocks = Blocks(data_offsets(pool, 2))
     engine.gather_write(blocks.plan).wait(WAIT_S)
@@ -244,7 +246,7 @@ def test_a_wrong_checksum_is_the_transfers_error(place: Place, pool: Pool) -> No
 
 @pytest.mark.parametrize("error", [TransferError("no"), ZeroDivisionError("no")])
 def test_an_engine_that_fails_fails_the_transfer_and_nothing_else(
-    place: Place, pool: Pool, error: Exception
+    place: IoHandle, pool: Pool, error: Exception
 ) -> None:
     engine = HeldEngine()
     engine.error = error
@@ -260,7 +262,7 @@ def test_an_engine_that_fails_fails_the_transfer_and_nothing_else(
     transfer.wait(WAIT_S)
 
 
-def test_waiting_may_time_out(place: Place, pool: Pool) -> None:
+def test_waiting_may_time_out(place: IoHandle, pool: Pool) -> None:
     class Late(HeldTransfer):
         def wait(self, timeout_s: float | None = None) -> None:
             if not self.gate.wait(timeout_s):
@@ -277,7 +279,7 @@ def test_waiting_may_time_out(place: Place, pool: Pool) -> None:
     transfer.wait(0)
 
 
-def test_waiting_for_the_link_may_time_out(place: Place, pool: Pool) -> None:
+def test_waiting_for_the_link_may_time_out(place: IoHandle, pool: Pool) -> None:
     for way in place.link.ways:
         way.handle.bucket.tail += 10**15  # somebody else's, for a long time
     transfer = ScheduledEngine(HeldEngine(), place).scatter_read(Blocks(data_offsets(pool, 1)).plan)
@@ -288,17 +290,17 @@ def test_waiting_for_the_link_may_time_out(place: Place, pool: Pool) -> None:
         transfer.wait(WAIT_S)
 
 
-def test_transfers_end_in_the_order_in_which_they_were_started(place: Place, pool: Pool) -> None:
+def test_transfers_end_in_the_order_in_which_they_were_started(place: IoHandle, pool: Pool) -> None:
     """So none of them holds tokens that another one needs which is waited for first."""
     engine = ScheduledEngine(pieced(CpuEngine(pool, 1)), place)
     transfers = [engine.gather_write(Blocks([offset]).plan) for offset in data_offsets(pool, 8)]
     transfers[-1].wait(WAIT_S)
     assert all(transfer.done() for transfer in transfers)
     assert idle(place)
-    assert place.carried(TransferClass.OFFLOAD).astray == 0
+    assert place.carried(TransferClass.OFFLOAD).unthrottled == 0
 
 
-def test_a_stopped_place_ends_a_transfer_between_pieces(place: Place, pool: Pool) -> None:
+def test_a_stopped_place_ends_a_transfer_between_pieces(place: IoHandle, pool: Pool) -> None:
     engine = HeldEngine()
     scheduled = ScheduledEngine(engine, place)
     plan = Blocks(data_offsets(pool, 4)).plan
@@ -316,7 +318,7 @@ def test_a_stopped_place_ends_a_transfer_between_pieces(place: Place, pool: Pool
     after.wait(WAIT_S)
 
 
-def test_closing_ends_what_is_under_way(place: Place, pool: Pool) -> None:
+def test_closing_ends_what_is_under_way(place: IoHandle, pool: Pool) -> None:
     engine = HeldEngine()
     scheduled = ScheduledEngine(engine, place)
     transfers = [scheduled.scatter_read(Blocks([at]).plan) for at in data_offsets(pool, 3)]
@@ -332,7 +334,7 @@ def test_closing_ends_what_is_under_way(place: Place, pool: Pool) -> None:
         transfer.wait(WAIT_S)
 
 
-def test_several_threads_and_engines_share_a_link(place: Place, pool: Pool) -> None:
+def test_several_threads_and_engines_share_a_link(place: IoHandle, pool: Pool) -> None:
     offsets = data_offsets(pool, 8)
     sources = [Blocks([offset], seed=seed) for seed, offset in enumerate(offsets)]
     errors: list[BaseException] = []
@@ -361,7 +363,7 @@ def test_several_threads_and_engines_share_a_link(place: Place, pool: Pool) -> N
 def test_a_link_that_is_not_duplex_has_one_way(shm: Path, pool: Pool) -> None:
     settings = LinkSettings(read=Speed(8 << 30), write=Speed(8 << 30), duplex=False)
     link = Link("half", settings, directory=shm)
-    place = Place(link)
+    place = IoHandle(link)
     kind = TransferClass.PREFETCH
     engine = ScheduledEngine(CpuEngine(pool, 1), place, read=kind, write=kind)
     plan = Blocks(data_offsets(pool, 2)).plan
@@ -385,7 +387,7 @@ def test_bytes_count_for_the_devices_they_lie_on(shm: Path, pool: Pool) -> None:
     assert other.devices[0].tail == link.devices[0].tail
 
 
-def test_a_plan_of_nothing_has_ended(place: Place, pool: Pool) -> None:
+def test_a_plan_of_nothing_has_ended(place: IoHandle, pool: Pool) -> None:
     plan = Blocks(data_offsets(pool, 1)).plan
     transfer = ScheduledEngine(HeldEngine(), place).scatter_read(
         Plan(plan.pieces[:0], plan.chunks[:0])

@@ -14,9 +14,9 @@ from beluga.kvcache import CHUNK_SIZE
 from beluga.pool import Pool
 from beluga.transfer import (
     CpuEngine,
+    IoHandle,
     Link,
     LinkSettings,
-    Place,
     ScheduledEngine,
     Speed,
     TransferClass,
@@ -49,7 +49,7 @@ def test_rows_that_are_verified_count_as_their_chunks(pool: Pool, shm: Path) -> 
     )
     link = Link(f"rows-{os.getpid()}", FAST, pool=pool, directory=shm)
     engine.piece_size = FAST.piece_size  # type: ignore[attr-defined]
-    place = Place(link)
+    place = IoHandle(link)
     ScheduledEngine(engine, place).scatter_read(plan).wait(WAIT_S)
     carried = place.carried(TransferClass.ONBOARD)
     place.close()

@@ -167,7 +167,7 @@ def test_speeds_are_numbers_or_fields() -> None:
 def test_python_and_c_mean_the_same_picosecond() -> None:
     way = Way(limit=10, now_ns=0)
     assert int(way.handle.bucket.rate) == 10**12
-    assert lib.bl_way_valid(way.handle)
+    assert lib.bl_direction_valid(way.handle)
 
 
 def test_time_is_rounded_to_the_nearest_token() -> None:

@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 
     from beluga.pool import Pool
     from beluga.transfer.engines.cpu.tuning import CopySettings
-    from beluga.transfer.iosched.place import Place
+    from beluga.transfer.iosched.io_handle import IoHandle
     from beluga.transfer.plan.plan import Plan
 
     _Function = Callable[
-        [core.bl_pool, core.bl_plan, core.bl_copy_settings, core.bl_port | core.Null, int], int
+        [core.bl_pool, core.bl_plan, core.bl_copy_settings, core.bl_io_queue | core.Null, int], int
     ]
 
 _THREADS_DEFAULT = 4
@@ -97,7 +97,7 @@ class CpuEngine:
         threads: int | None = None,
         *,
         settings: CopySettings | None = None,
-        place: Place | None = None,
+        place: IoHandle | None = None,
         read: TransferClass = TransferClass.ONBOARD,
         write: TransferClass = TransferClass.OFFLOAD,
     ) -> None:

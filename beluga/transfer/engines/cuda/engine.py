@@ -25,7 +25,7 @@ from beluga.transfer.engines.cuda.capture import CapturedTransfer
 from beluga.transfer.engines.cuda.claims import Claims
 from beluga.transfer.engines.cuda.device import CupyDriver
 from beluga.transfer.engines.cuda.driver import Driver, DriverError
-from beluga.transfer.engines.cuda.holds import Hold, Place
+from beluga.transfer.engines.cuda.holds import Hold, IoHandle
 from beluga.transfer.engines.cuda.interop import StreamLike, stream_handle
 from beluga.transfer.engines.cuda.launch import Launcher
 from beluga.transfer.engines.cuda.parts import select
@@ -265,7 +265,7 @@ class CudaEngine:
             raise LayoutError("a piece of the plan lies in two stripes; cut it where they end")
 
     def _mixed(
-        self, plan: Plan, tables: Tables, way: Way, hold: Hold, missing: set[Place]
+        self, plan: Plan, tables: Tables, way: Way, hold: Hold, missing: set[IoHandle]
     ) -> CudaTransfer:
         """Bounce the chunks in ``missing`` windows, and move the others by the GPU."""
         ready = self._ready_chunks(plan, tables, missing)
@@ -297,7 +297,9 @@ class CudaEngine:
             )
         return choice == "staged" and self._paths.can_stage(plan, hold.addresses)
 
-    def _ready_chunks(self, plan: Plan, tables: Tables, missing: set[Place]) -> NDArray[np.bool_]:
+    def _ready_chunks(
+        self, plan: Plan, tables: Tables, missing: set[IoHandle]
+    ) -> NDArray[np.bool_]:
         """Return for each chunk whether it lies in registered windows: shape (chunks,)."""
         device, window, _ = self._windows.places(tables.pieces["offset"])
         places = device << 32 | window

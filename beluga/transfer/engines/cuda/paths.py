@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from beluga._ffi import ffi, lib
 from beluga.errors import TransferCancelledError, UnsettledError, raise_for_status
 from beluga.pool import Pool
-from beluga.transfer.engines.cuda.holds import Hold, Place
+from beluga.transfer.engines.cuda.holds import Hold, IoHandle
 from beluga.transfer.engines.cuda.launch import Launched, Launcher
 from beluga.transfer.engines.cuda.parts import Packed, cut_at_stripes, pack_chunks
 from beluga.transfer.engines.cuda.staged import Staging, Way, after, drain
@@ -111,7 +111,7 @@ class Paths:
         """Return the streams that this object made."""
         return self._staging.streams
 
-    def bases(self, offsets: NDArray[np.uint64], addresses: Mapping[Place, int]) -> Bases:
+    def bases(self, offsets: NDArray[np.uint64], addresses: Mapping[IoHandle, int]) -> Bases:
         """Return the bases of the windows in which these offsets lie, all of which are ready."""
         touched = self._windows.touched(offsets)
         return Bases.of(self._windows, {place: addresses[place] for place in touched})
@@ -131,11 +131,11 @@ class Paths:
         bases = self.bases(tables.pieces["offset"], hold.addresses)
         return self.launcher.load(tables, bases, write=way.write, stream=way.stream)
 
-    def gpu_runs(self, plan: Plan, addresses: Mapping[Place, int]) -> NDArray[np.void]:
+    def gpu_runs(self, plan: Plan, addresses: Mapping[IoHandle, int]) -> NDArray[np.void]:
         """Return the runs for copy engines, of type RUN; ``offset`` is a GPU address."""
         return self._gpu_runs(pack_chunks(plan), addresses)
 
-    def can_stage(self, plan: Plan, addresses: Mapping[Place, int]) -> bool:
+    def can_stage(self, plan: Plan, addresses: Mapping[IoHandle, int]) -> bool:
         """Are all runs long enough for a copy engine?"""
         return bool((self.gpu_runs(plan, addresses)["size"] >= STAGED_RUN_MIN).all())
 
@@ -219,7 +219,7 @@ class Paths:
             for offset, place, size in packed.runs.tolist():
                 raise_for_status(move(pool, offset, buffer + place, size), "bouncing a copy")
 
-    def _gpu_runs(self, packed: Packed, addresses: Mapping[Place, int]) -> NDArray[np.void]:
+    def _gpu_runs(self, packed: Packed, addresses: Mapping[IoHandle, int]) -> NDArray[np.void]:
         """Return the runs with GPU addresses, cut where windows end."""
         runs = cut_at_stripes(packed.runs)
         bases = self.bases(runs["offset"], addresses)

@@ -26,9 +26,9 @@ from beluga.errors import (
 )
 from beluga.pool import Pool
 from beluga.transfer import (
+    IoHandle,
     Link,
     LinkSettings,
-    Place,
     Plan,
     ScheduledEngine,
     Speed,
@@ -75,7 +75,7 @@ def test_tables_are_in_gpu_memory_before_the_link_admits_anything(
     monkeypatch.setattr(Launcher, "load", counted)
     speed = Speed(1 << 30)
     link = Link("tables", LinkSettings(read=speed, write=speed, device=None), directory=shm)
-    place = Place(link)
+    place = IoHandle(link)
     engine, blocks = engine_on(pool, gpu, path="direct"), Blocks.make(pool, 5)
     engine.piece_size = blocks.plan.size // 3
     assert engine.settle(PATIENCE_S)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""An engine's place at a link: a seat in each of its ways, and what it was let on for.
+"""An engine's place at a link: a member in each of its ways, and what it was let on for.
 
 Whoever copies asks for each piece and releases it (``csrc/api/iosched.h``): threads of the CPU
 engine in C, ``scheduled.py`` for all other engines.
@@ -39,67 +39,70 @@ _NULL = contextlib.nullcontext(ffi.NULL)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Carried:
-    """What was let onto a link of one class, and how long its pieces waited for that.
+class TransferStats:
+    """The bytes and pieces of one class that a link admitted, and how long they waited for it.
 
-    ``astray`` counts pieces that went without leave: the link had no seat for the engine any more,
-    or did not let them on for a second.
+    ``unthrottled`` counts pieces that were copied without tokens: the link had no room for another
+    member, or did not admit them within a second.
     """
 
     pieces: int = 0
     bytes: int = 0
     waited_ns: int = 0
     longest_ns: int = 0
-    astray: int = 0
+    unthrottled: int = 0
 
-    def plus(self, other: Carried) -> Carried:
+    def plus(self, other: TransferStats) -> TransferStats:
         """Of both."""
-        return Carried(
+        return TransferStats(
             self.pieces + other.pieces,
             self.bytes + other.bytes,
             self.waited_ns + other.waited_ns,
             max(self.longest_ns, other.longest_ns),
-            self.astray + other.astray,
+            self.unthrottled + other.unthrottled,
         )
 
 
-class Place:
+class IoHandle:
     """Taken when it is first used; any thread may ask and stop it."""
 
     def __init__(self, link: Link) -> None:
         self.link = link
-        self._handle: core.bl_port | core.Null = ffi.NULL
+        self._handle: core.bl_io_queue | core.Null = ffi.NULL
         self._state = _FREE
         self._lock = threading.RLock()  # of the handle, which goes under nobody
-        self._shared: SharedHandle[core.bl_port] | None = None
+        self._shared: SharedHandle[core.bl_io_queue] | None = None
         self._stalls = 0
         self._closed = False
         self._requests: set[core.bl_io_request] = set()
         when_forked(self)
 
     @property
-    def handle(self) -> core.bl_port | core.Null:
-        """The ``bl_port *``; NULL once this is closed. Raises OSError (ENOSPC) where all seats of
-        the link are taken, ForkedSessionError in a forked child."""
+    def handle(self) -> core.bl_io_queue | core.Null:
+        """The ``bl_io_queue *``; NULL once this is closed.
+
+        Raises OSError (ENOSPC) if the link has no room for another member, and ForkedSessionError
+        in a forked child.
+        """
         if self._state == _FREE:
             with self._lock:
                 if self._state == _FREE:
                     self._handle = _port(self.link)
-                    end = functools.partial(lib.bl_port_destroy, self._handle)
+                    end = functools.partial(lib.bl_io_queue_destroy, self._handle)
                     self._shared = SharedHandle("place at the link", self._handle, end)
                     self._state = _TAKEN
         if self._state == _FORKED:
             raise ForkedSessionError("the place is the parent process's; take another after fork")
         return self._handle
 
-    def using(self) -> AbstractContextManager[core.bl_port | core.Null]:
+    def using(self) -> AbstractContextManager[core.bl_io_queue | core.Null]:
         """The :attr:`port`, which is not given back meanwhile, whoever closes this."""
         shared = self._shared if self.port else None
         return _NULL if shared is None else shared
 
     @property
-    def port(self) -> core.bl_port | core.Null:
-        """The same for threads that copy by themselves: where there is no seat, NULL, and they go
+    def port(self) -> core.bl_io_queue | core.Null:
+        """The same for threads that copy by themselves: where there is no member, NULL, and they go
         without leave."""
         try:
             return self.handle
@@ -121,7 +124,7 @@ class Place:
             shared.close()
 
     def _forget(self) -> None:
-        """In a forked child: the seats are the parent's, and what holds the lock."""
+        """In a forked child: the members are the parent's, and what holds the lock."""
         self._lock = threading.RLock()
         if self._state == _TAKEN:
             self._handle, self._state, self._shared = ffi.NULL, _FORKED, None
@@ -130,7 +133,7 @@ class Place:
         """The link's buckets hold at least ``count`` pieces of so many bytes from now on."""
         with self.using() as handle:
             if handle:
-                lib.bl_port_widen(handle, piece_size, count)
+                lib.bl_io_queue_widen(handle, piece_size, count)
 
     def acquire(
         self,
@@ -145,9 +148,9 @@ class Place:
             if not handle:
                 if self._closed:
                     raise TransferError("the place at the link is closed")
-                return True  # the link has no seat for it
+                return True  # the link has no member for it
             self._requests.add(request)  # C knows where it lies
-            status = lib.bl_port_acquire(handle, request, device_bytes, timeout_ns)
+            status = lib.bl_io_queue_acquire(handle, request, device_bytes, timeout_ns)
         if status == -errno.ECANCELED:
             raise TransferCancelledError("the copy was stopped")
         if status != -errno.EAGAIN:
@@ -158,24 +161,24 @@ class Place:
         """A piece was copied, or will not be. Twice is fine."""
         with self.using() as handle:
             if handle:
-                lib.bl_port_release(handle, request)
+                lib.bl_io_queue_release(handle, request)
         self._requests.discard(request)
 
-    def carried(self, kind: TransferClass) -> Carried:
+    def carried(self, kind: TransferClass) -> TransferStats:
         """So far, of this place."""
-        found = ffi.new("bl_carried *")
+        found = ffi.new("bl_transfer_stats *")
         with self._lock:
             if self._handle:
-                lib.bl_port_carried(self._handle, kind, found)
-        names = (field.name for field in dataclasses.fields(Carried))
-        return Carried(*(int(getattr(found, name)) for name in names))
+                lib.bl_io_queue_carried(self._handle, kind, found)
+        names = (field.name for field in dataclasses.fields(TransferStats))
+        return TransferStats(*(int(getattr(found, name)) for name in names))
 
     def stat(self, direction: Direction) -> QueueStat:
         """Counters of one of its queues."""
         found = ffi.new("bl_queue_stat *")
         with self._lock:
             if self.handle:
-                lib.bl_port_stat(self._handle, Direction(direction), found)
+                lib.bl_io_queue_stat(self._handle, Direction(direction), found)
         return queue_stat(found)
 
     def stop(self) -> None:
@@ -190,7 +193,7 @@ class Place:
         """Say so if pieces were under way for too long since this was last asked (Seastar's stall
         warning: from 100 ms on; the threshold doubles each time, and comes down with time)."""
         with self._lock:
-            stalls = int(lib.bl_port_stalls(self._handle)) if self._handle else 0
+            stalls = int(lib.bl_io_queue_stalls(self._handle)) if self._handle else 0
         if stalls == self._stalls:
             return
         both = self.link.settings.duplex
@@ -209,16 +212,16 @@ class Place:
     def _stop(self, stopped: int) -> None:
         with self._lock:
             if self._handle:
-                lib.bl_port_stop(self._handle, stopped)
+                lib.bl_io_queue_stop(self._handle, stopped)
 
 
-def _port(link: Link) -> core.bl_port:
-    made = ffi.new("bl_port **")
+def _port(link: Link) -> core.bl_io_queue:
+    made = ffi.new("bl_io_queue **")
     read, write = (way.handle for way in link.ways)
     using = _NULL if link.pool is None else link.pool.using()
     with using as pool:
-        status = lib.bl_port_create(made, read, write, GOAL_NS, link.price(), pool)
+        status = lib.bl_io_queue_create(made, read, write, GOAL_NS, link.price(), pool)
     raise_for_status(status, f"taking a place at the link {link.name}")
     for device in link.devices:
-        raise_for_status(lib.bl_port_add_device(made[0], device), "adding a device")
+        raise_for_status(lib.bl_io_queue_add_device(made[0], device), "adding a device")
     return made[0]

@@ -8,17 +8,17 @@ import contextlib
 import threading
 from pathlib import Path
 
-from beluga.transfer import Direction, Link, Place
+from beluga.transfer import Direction, IoHandle, Link
 
 
 def test_whoever_asks_beside_a_close_finds_a_whole_place_or_none(tmp_path: Path) -> None:
     link = Link("closing", directory=tmp_path)
     for _ in range(40):
-        place = Place(link)
+        place = IoHandle(link)
         assert place.handle
         over = threading.Event()
 
-        def ask(place: Place = place, over: threading.Event = over) -> None:
+        def ask(place: IoHandle = place, over: threading.Event = over) -> None:
             while not over.is_set():
                 with contextlib.suppress(OSError):
                     place.watch()

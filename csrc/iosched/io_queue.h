@@ -1,0 +1,38 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Copyright The Beluga Authors
+ *
+ * An I/O queue from inside: for iosched/throttle.c, which keeps what it holds from piece to piece.
+ */
+#ifndef BL_IO_QUEUE_H
+#define BL_IO_QUEUE_H
+
+#include <pthread.h>
+
+#include "format/interleave.h"
+#include "iosched/queue.h"
+
+struct bl_io_queue {
+    pthread_mutex_t lock;       /* of all that follows */
+    pthread_cond_t changed;
+    int stopped;
+    int count;                  /* queues: 1 where the link is not duplex */
+    bl_queue *queues[2];
+    bl_price price;
+    bl_interleave map;          /* of the pool's devices */
+    bl_transfer_stats carried[BL_LINK_NODES];
+};
+
+bl_queue *bl_io_queue_of(bl_io_queue *io_queue, int direction);
+
+/* What so many bytes of one piece take of the link; and of a memory device. */
+uint64_t bl_io_queue_tokens(const bl_io_queue *io_queue, int direction, uint64_t bytes);
+uint64_t bl_io_queue_device_tokens(const bl_io_queue *io_queue, uint64_t bytes);
+
+/* Under the lock: the halves of bl_io_queue_acquire, and bl_io_queue_release. now_ns moves on. */
+int bl_request_queue(bl_io_queue *io_queue, bl_io_request *request, const uint64_t *device_bytes,
+                     uint64_t now_ns);
+int bl_request_wait(bl_io_queue *io_queue, bl_io_request *request, uint64_t timeout_ns,
+                    uint64_t *now_ns);
+void bl_request_end(bl_io_queue *io_queue, bl_io_request *request, uint64_t now_ns);
+
+#endif
