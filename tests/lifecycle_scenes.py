@@ -48,8 +48,8 @@ from beluga.transfer import (
     plan_blocks,
 )
 from beluga.transfer.engines.policy import probe
-from beluga.transfer.select.leave import Leave
 from beluga.transfer.select.registry import default_costs
+from beluga.transfer.select.selection import Selection
 
 SHAPE = (2, 3, 4, 2, 8)  # K and V, blocks, tokens, heads, bytes
 ENDS = ("close", "stop")
@@ -127,9 +127,9 @@ class Scene:
         """Return a server that is not started yet."""
         return Server(self.pool)
 
-    def leave(self) -> Leave:
+    def selection(self) -> Selection:
         classes = TransferClass.ONBOARD, TransferClass.OFFLOAD
-        return Leave(self.pool, self.link, Chosen(), *classes, threads=1)
+        return Selection(self.pool, self.link, Chosen(), *classes, threads=1)
 
     @staticmethod
     def tree() -> Tree:
@@ -268,7 +268,7 @@ MAKERS: dict[str, Kind] = {
     "MetaClient": Kind(lambda s: MetaClient(s.client), lambda s, m: m.stat(), _POOLS),
     "TaskClient": Kind(lambda s: TaskClient(s.client), lambda s, t: t.count(1), _POOLS),
     "KVCache": Kind(lambda s: s.cache, Scene.put_and_get),
-    "Leave": Kind(Scene.leave),
+    "Selection": Kind(Scene.selection),
     "Uninterrupted": Kind(lambda s: Uninterrupted()),
     "Link": Kind(lambda s: s.link),
     "IoHandle": Kind(lambda s: s.place, lambda s, p: p.handle, (FORKED,)),

@@ -27,7 +27,7 @@ EXPORTS: dict[str, str] = {
         "check_devices check_pool repair_pool"
     ),
     "beluga.transfer": (
-        "BlockLayout CHUNK CpuEngine Direction DsaEngine Engine Leave Link LinkSettings Order "
+        "BlockLayout CHUNK CpuEngine Direction DsaEngine Engine Selection Link LinkSettings Order "
         "PIECE Plan ScheduledEngine Slots Speed Transfer TransferClass View "
         "arrangements calibrated TransferStats CopySettings CudaDriver CudaEngine CupyDriver "
         "default_threads Array CudaArray Tensor is_tensor DEVICE_SPEED ENGINES HostDriver "

@@ -12,7 +12,7 @@ import typer
 
 from beluga.cli.options import Json, PoolPaths, open_pool, size
 from beluga.cli.output import print_facts, print_json, print_table, progress, say
-from beluga.cli.scrub import scrub_leave
+from beluga.cli.scrub import scrub_admission
 from beluga.errors import NoDefaultPoolError, PoolError
 from beluga.meta import check_devices, repair_pool
 from beluga.pool import Pool, default_specs, emulated_paths, forget, remember, show_size
@@ -122,7 +122,7 @@ def check(
     else:
         specs = pool or default_specs()
         report = (
-            check_devices(specs, payload=True, leave=scrub_leave)
+            check_devices(specs, payload=True, admission=scrub_admission)
             if payload
             else check_devices(specs)
         )

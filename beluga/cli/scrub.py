@@ -14,7 +14,7 @@ from beluga.transfer import IoHandle, TransferClass, host_link
 
 
 @contextmanager
-def scrub_leave(pool: Pool) -> Iterator[tuple[core.bl_io_queue | core.Null, int] | None]:
+def scrub_admission(pool: Pool) -> Iterator[tuple[core.bl_io_queue | core.Null, int] | None]:
     """Yield the lowest class at this host's link to the pool, or None where the link cannot be
     used.
     """
@@ -25,8 +25,8 @@ def scrub_leave(pool: Pool) -> Iterator[tuple[core.bl_io_queue | core.Null, int]
         return
     place = IoHandle(link)
     try:
-        with place.using() as port:
-            yield port, TransferClass.SCRUB
+        with place.using() as io_queue:
+            yield io_queue, TransferClass.SCRUB
     finally:
         place.close()
         link.close()

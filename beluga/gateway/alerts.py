@@ -20,12 +20,12 @@ groups:
         annotations: {summary: "Choosing a worker takes more than 5 ms (p99)"}
       - alert: LoadImbalanced
         expr: >-
-          stddev(rate(beluga_route_worker_prompt_tokens_total[5m]))
-          / avg(rate(beluga_route_worker_prompt_tokens_total[5m])) > 0.2
+          stddev(rate(beluga_gateway_worker_prompt_tokens_total[5m]))
+          / avg(rate(beluga_gateway_worker_prompt_tokens_total[5m])) > 0.2
         for: 15m
         annotations: {summary: "Prompt tokens go unevenly to workers (deviation / mean)"}
       - alert: WorkerDown
-        expr: beluga_route_worker_up == 0
+        expr: beluga_gateway_worker_up == 0
         for: 1m
         annotations: {summary: "{{ $labels.worker }} does not pass its health check"}
 """

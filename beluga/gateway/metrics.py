@@ -87,11 +87,11 @@ class Metrics:
             "dynamo_frontend_router_queue_pending_requests", "Requests that wait", registry=known
         )
         self._refused = Counter(
-            "beluga_route_refused", "Requests that got no worker", ("status",), registry=known
+            "beluga_gateway_refused", "Requests that got no worker", ("status",), registry=known
         )
 
         self._prefills = Counter(
-            "beluga_route_prefills",
+            "beluga_gateway_prefills",
             "Prompts by where they were prefilled: beluga.disagg.Course",
             ("model", "course"),
             registry=known,
@@ -102,7 +102,9 @@ class Metrics:
             return Gauge(name, what, ("worker",), registry=self.registry)
 
         def counter(name: str, what: str) -> Counter:
-            return Counter(f"beluga_route_worker_{name}", what, ("worker",), registry=self.registry)
+            return Counter(
+                f"beluga_gateway_worker_{name}", what, ("worker",), registry=self.registry
+            )
 
         prefix = "dynamo_frontend_worker_"
         self._last_first = gauge(prefix + "last_time_to_first_token_seconds", "The last one")
@@ -114,8 +116,8 @@ class Metrics:
         self._cache_blocks = gauge("total_blocks", "KV blocks that the engine has")
         self._retries = counter("retries", "Requests that then went to another worker")
         self._sent = counter("prompt_tokens", "Tokens of the prompts sent there")
-        self._up = gauge("beluga_route_worker_up", "1: it is sent requests")
-        self._inflight = gauge("beluga_route_worker_requests", "Requests under way")
+        self._up = gauge("beluga_gateway_worker_up", "1: it is sent requests")
+        self._inflight = gauge("beluga_gateway_worker_requests", "Requests under way")
         self._of_worker = (
             self._last_first,
             self._last_next,

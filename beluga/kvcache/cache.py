@@ -18,7 +18,7 @@ from beluga.kvcache.keys import Namespace, fold
 from beluga.kvcache.uninterrupted import Uninterrupted
 from beluga.meta import BlockState, MetaClient
 from beluga.rpc import Client, nanoseconds
-from beluga.transfer import Direction, Leave, TransferClass, choose, tuned
+from beluga.transfer import Direction, Selection, TransferClass, choose, tuned
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -177,7 +177,9 @@ class KVCache:
         try:
             self._chosen = choose(self.client.pool, engine, threads)
             classes = read_class, write_class
-            self._leave = Leave(self.client.pool, link, self._chosen, *classes, threads=threads)
+            self._selection = Selection(
+                self.client.pool, link, self._chosen, *classes, threads=threads
+            )
         except BaseException:
             self._end_session()
             raise
@@ -272,7 +274,7 @@ class KVCache:
             return carrier.get(states, mismatches, parts_of)
 
         found = raise_for_status(
-            self._carry(self._leave.token_engine, run, keys, fetch), "fetching tokens"
+            self._carry(self._selection.token_engine, run, keys, fetch), "fetching tokens"
         )
         return GetResult(found, states, mismatches[0])
 
@@ -302,7 +304,7 @@ class KVCache:
     @property
     def engine(self) -> Engine | None:
         """The engine for the plans that C does not copy by itself; None: C copies everything."""
-        return self._leave.engine
+        return self._selection.engine
 
     def carried(self, *, own: bool = False) -> dict[TransferClass, TransferStats]:
         """Count the bytes and pieces that the link admitted for this cache, and their waiting time.
@@ -310,14 +312,14 @@ class KVCache:
         The result is by class. If several caches share a place at the link, it counts the pieces of
         all of them; with ``own`` it is then empty.
         """
-        return self._leave.carried(own=own)
+        return self._selection.carried(own=own)
 
     def close(self) -> None:
         """Wait for an interrupted batch, end the session if the cache made it, and release the
         place at the link and the DSA if the cache opened one."""
         self._batches.close()
         self._end_session()
-        self._leave.close()
+        self._selection.close()
         self._chosen.close()
 
     def _end_session(self) -> None:
@@ -345,8 +347,8 @@ class KVCache:
             ffi.from_buffer("uint8_t[]", states, require_writable=True),
             ffi.from_buffer("int32_t[]", statuses, require_writable=True),
         )
-        with self._leave.using() as port:
-            batch = self._batch(run, keys, self._write_class, port)
+        with self._selection.using() as io_queue:
+            batch = self._batch(run, keys, self._write_class, io_queue)
             with self.client.lock:
                 code = lib.bl_kv_put(self.client.session, batch, *told)
         return self._ended(code, "storing blocks")
@@ -366,18 +368,18 @@ class KVCache:
                 lambda carrier: carrier.get(states, mismatches, carrier.blocks(run)),
             )
         told = ffi.from_buffer("uint8_t[]", states, require_writable=True)
-        with self._leave.using() as port:
-            batch = self._batch(run, keys, self._read_class, port)
+        with self._selection.using() as io_queue:
+            batch = self._batch(run, keys, self._read_class, io_queue)
             with self.client.lock:
                 code = lib.bl_kv_get(self.client.session, batch, told, mismatches)
         return self._ended(code, "fetching blocks")
 
     def _engine_for(self, direction: Direction, run: Run) -> Engine | None:
         size, fragments = run.count * run.length, run.count * run.fragment_count
-        return self._leave.engine_for(direction, size, fragments)
+        return self._selection.engine_for(direction, size, fragments)
 
     def _ended(self, code: int, doing: str) -> int:
-        self._leave.watch()
+        self._selection.watch()
         if code == -errno.ECANCELED:
             raise TransferCancelledError(f"{doing}: it was stopped")
         return int(code)
@@ -404,7 +406,7 @@ class KVCache:
         run: Run,
         keys: NDArray[np.uint64],
         kind: TransferClass,
-        port: core.bl_io_queue | core.Null,
+        io_queue: core.bl_io_queue | core.Null,
     ) -> core.bl_kv_batch:
         if self._settings is None:
             self._settings = tuned(self.client.pool).struct(self._threads)
@@ -421,7 +423,7 @@ class KVCache:
                 "chunk_size": self._chunk_size,
                 "check_checksums": self._check_checksums,
                 "settings": self._settings,
-                "io_queue": port,
+                "io_queue": io_queue,
                 "transfer_class": kind,
                 "kept": self._kept,
             },

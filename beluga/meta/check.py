@@ -18,8 +18,8 @@ from beluga.pool import Pool, SpecLike, survey
 
 FINDINGS_MAX = 1000
 
-Leave: TypeAlias = "tuple[core.bl_io_queue | core.Null, int]"
-"""A place at a link, for C, and a class of transfers there."""
+Admission: TypeAlias = "tuple[core.bl_io_queue | core.Null, int]"
+"""An I/O queue of a link, as C knows it, and a class of transfers there."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -38,18 +38,18 @@ class Report:
     findings: tuple[str, ...]
 
 
-def check_pool(pool: Pool, *, payload: bool = False, leave: Leave | None = None) -> Report:
+def check_pool(pool: Pool, *, payload: bool = False, admission: Admission | None = None) -> Report:
     """Check what the serving half of the pool says, read-only, live or dead.
 
-    ``payload`` compares every block with its checksums too, read as the link of ``leave`` lets its
-    bytes on: a place there, as C knows it, and a class of transfers. Damage is reported, not
-    raised. Raises OSError when servers follow each other faster than the pool can be looked over.
+    ``payload`` compares every block with its checksums, too. With ``admission`` the link admits the
+    bytes that are read for that. Damage is reported, not raised. Raises OSError when servers follow
+    each other faster than the pool can be looked over.
     """
     findings = ffi.new("bl_finding[]", FINDINGS_MAX)
     report = ffi.new("bl_check_report *")
-    port, kind = leave or (ffi.NULL, 0)
+    io_queue, kind = admission or (ffi.NULL, 0)
     with pool.using() as handle:
-        code = lib.bl_check_pool(handle, payload, findings, FINDINGS_MAX, report, port, kind)
+        code = lib.bl_check_pool(handle, payload, findings, FINDINGS_MAX, report, io_queue, kind)
     raise_for_status(code, "checking a pool")
     shown = min(report.finding_count, FINDINGS_MAX)
     return Report(
@@ -68,15 +68,15 @@ def check_devices(
     paths: Sequence[SpecLike],
     *,
     payload: bool = False,
-    leave: Callable[[Pool], AbstractContextManager[Leave | None]] = lambda _: nullcontext(),
+    admission: Callable[[Pool], AbstractContextManager[Admission | None]] = lambda _: nullcontext(),
 ) -> Report:
     """Check the pool on ``paths``. If its superblocks are damaged, nothing else can be checked.
 
-    ``leave`` is called with the open pool and yields what :func:`check_pool` takes. Raises a
+    ``admission`` is called with the open pool and yields what :func:`check_pool` takes. Raises a
     PoolError for a path that is not a device or cannot be opened.
     """
     findings = survey(paths)
     if findings:
         return Report(0, False, 0, 0, 0, 0, len(findings), tuple(findings))
-    with Pool.open(paths) as pool, leave(pool) as made:
-        return check_pool(pool, payload=payload, leave=made)
+    with Pool.open(paths) as pool, admission(pool) as made:
+        return check_pool(pool, payload=payload, admission=made)

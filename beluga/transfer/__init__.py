@@ -29,10 +29,10 @@ from beluga.transfer.select.choice import (
     choose,
     crossovers,
 )
-from beluga.transfer.select.leave import Leave
 from beluga.transfer.select.planned import PlannedEngine, PlannedStat
 from beluga.transfer.select.planner import Planner
 from beluga.transfer.select.registry import ENGINES, EngineEntry, engine_names
+from beluga.transfer.select.selection import Selection
 
 __all__ = [
     "CHUNK",
@@ -56,7 +56,6 @@ __all__ = [
     "EngineEntry",
     "HostDriver",
     "IoHandle",
-    "Leave",
     "Link",
     "LinkSettings",
     "Order",
@@ -65,6 +64,7 @@ __all__ = [
     "PlannedStat",
     "Planner",
     "ScheduledEngine",
+    "Selection",
     "Slots",
     "Speed",
     "Tensor",

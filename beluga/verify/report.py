@@ -25,7 +25,7 @@ TESTS = {
     lib.BL_ACCEPTANCE_LATE_EVICTION: "late eviction",
     lib.BL_ACCEPTANCE_PREFETCH: "prefetch staleness",
 }
-MODES = {lib.BL_ACCEPTANCE_SOFTWARE: "coherence", lib.BL_ACCEPTANCE_BARE: "bare"}
+MODES = {lib.BL_ACCEPTANCE_SOFTWARE: "software", lib.BL_ACCEPTANCE_BARE: "bare"}
 INITIATORS = ("a->b", "b->a")
 
 # Memory guarantees that 8 bytes arrive in one piece; nothing guarantees it for more.

@@ -574,8 +574,8 @@ def test_scrubbing_goes_without_leave_where_there_is_no_link(
         raise PoolError("no link")
 
     monkeypatch.setattr(scrub, "host_link", host_link)
-    with scrub.scrub_leave(None) as leave:  # type: ignore[arg-type]
-        assert leave is None
+    with scrub.scrub_admission(None) as admission:  # type: ignore[arg-type]
+        assert admission is None
 
 
 def test_scrubbing_gives_its_place_back(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -583,9 +583,9 @@ def test_scrubbing_gives_its_place_back(monkeypatch: pytest.MonkeyPatch) -> None
     link = SimpleNamespace(close=lambda: closed.append("link"))
     place = SimpleNamespace(using=lambda: nullcontext(5), close=lambda: closed.append("place"))
     monkeypatch.setattr(scrub, "host_link", lambda pool: link)
-    monkeypatch.setattr(scrub, "Place", lambda found: place)
-    with scrub.scrub_leave(None) as leave:  # type: ignore[arg-type]
-        assert leave == (5, scrub.TransferClass.SCRUB)
+    monkeypatch.setattr(scrub, "IoHandle", lambda found: place)
+    with scrub.scrub_admission(None) as admission:  # type: ignore[arg-type]
+        assert admission == (5, scrub.TransferClass.SCRUB)
         assert closed == []
     assert closed == ["place", "link"]
 

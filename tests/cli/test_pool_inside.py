@@ -61,7 +61,7 @@ def test_a_check_shows_what_it_found_and_fails(
     assert beluga("pool", "check", "--pool", "p").exit_code == 0
     assert did == [
         (([Path("/a"), Path("/b")],), {}),
-        (([Path("/a"), Path("/b")],), {"payload": True, "leave": command.scrub_leave}),
+        (([Path("/a"), Path("/b")],), {"payload": True, "admission": command.scrub_admission}),
         ((["p"],), {}),
     ]
 

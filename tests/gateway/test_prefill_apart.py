@@ -49,7 +49,9 @@ def apart(**settings: Any) -> Prefill:
 
 
 def courses(text: str) -> dict[str, float]:
-    lines = [line for line in text.splitlines() if line.startswith("beluga_route_prefills_total{")]
+    lines = [
+        line for line in text.splitlines() if line.startswith("beluga_gateway_prefills_total{")
+    ]
     return {line.split('course="')[1].split('"')[0]: float(line.split()[-1]) for line in lines}
 
 

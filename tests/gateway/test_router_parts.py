@@ -520,7 +520,7 @@ def test_figures_of_a_request() -> None:
     metrics.prefilled(parsed, "remote")
     metrics.refused(503)
     metrics.retried(engine)
-    router, worker = "dynamo_component_router_", "beluga_route_worker_"
+    router, worker = "dynamo_component_router_", "beluga_gateway_worker_"
     assert figures(metrics) == {
         f"{worker}prompt_tokens_total http://a": 40,
         f"{worker}retries_total http://a": 1,
@@ -546,8 +546,8 @@ def test_figures_of_a_request() -> None:
         "dynamo_router_overhead_total_ms_count": 1,
         "dynamo_router_overhead_scheduling_ms_sum": 2,
         "dynamo_router_overhead_scheduling_ms_count": 1,
-        "beluga_route_prefills_total m remote": 1,
-        "beluga_route_refused_total 503": 1,
+        "beluga_gateway_prefills_total m remote": 1,
+        "beluga_gateway_refused_total 503": 1,
     }
     assert metrics.latencies() == (Latency(3, 1), Latency(0.5, 4))
 
@@ -570,8 +570,8 @@ def test_figures_of_a_worker_go_with_it() -> None:
         "dynamo_kv_hit_rate": 0.5,
         "gpu_cache_usage_percent": 0.5,
         "total_blocks": 6,
-        "beluga_route_worker_up": 1,
-        "beluga_route_worker_requests": 2,
+        "beluga_gateway_worker_up": 1,
+        "beluga_gateway_worker_requests": 2,
     }
     load.gpu_prefix_cache_hit_rate = 0.75  # the engine's own measurement has precedence
     metrics.state(engine, load)
@@ -580,7 +580,7 @@ def test_figures_of_a_worker_go_with_it() -> None:
     metrics.forget(engine)
     assert figures(metrics) == {}
     metrics.retried(engine)
-    assert figures(metrics) == {"beluga_route_worker_retries_total http://a": 1}
+    assert figures(metrics) == {"beluga_gateway_worker_retries_total http://a": 1}
 
 
 def test_figures_of_events_have_a_kind_and_an_outcome() -> None:

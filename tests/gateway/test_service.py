@@ -191,8 +191,8 @@ def test_a_router_without_workers_is_not_ready_and_counts_whom_it_refuses(
                 assert answer.status == 500
                 assert "its log says how" in await answer.text()
             text = await site.text("/metrics")
-            assert 'beluga_route_refused_total{status="500"} 1.0' in text
-            assert 'beluga_route_refused_total{status="503"} 1.0' in text
+            assert 'beluga_gateway_refused_total{status="500"} 1.0' in text
+            assert 'beluga_gateway_refused_total{status="503"} 1.0' in text
 
     run(scenario)
 

@@ -178,7 +178,9 @@ def test_threads_that_are_alone_ask_once_for_all_their_parts(pool: Pool, link: L
     place.close()
 
 
-def test_who_waits_too_long_goes_without_leave(pool: Pool, server: MetaServer, link: Link) -> None:
+def test_a_copy_that_waited_too_long_goes_on_without_tokens(
+    pool: Pool, server: MetaServer, link: Link
+) -> None:
     """A process that stands still holds all of the link."""
     held = Queue(link.way(Direction.READ), now_ns=time.monotonic_ns())
     limit = int(link.way(Direction.READ).handle.bucket.limit)
@@ -215,13 +217,13 @@ def test_a_check_of_payload_is_scrubbing(pool: Pool, server: MetaServer, link: L
     place = IoHandle(link)
     with KVCache(pool, namespace="test") as cache:
         cache.put(digests(2), payload(2, LENGTH))
-        leave = (place.port, TransferClass.SCRUB)
-        report = check_pool(pool, payload=True, leave=leave)
+        admission = (place.io_queue, TransferClass.SCRUB)
+        report = check_pool(pool, payload=True, admission=admission)
         assert (report.block_count, report.finding_count) == (2, 0)
         carried = place.carried(TransferClass.SCRUB)
         assert carried.bytes >= 2 * LENGTH
         assert carried.pieces >= 2 * LENGTH // PIECE
-        check_pool(pool, leave=leave)  # of lines alone
+        check_pool(pool, admission=admission)  # of lines alone
         assert place.carried(TransferClass.SCRUB) == carried
     place.close()
 

@@ -228,7 +228,7 @@ def test_the_cpu_is_named_as_the_kernel_does_or_by_its_kind(
 
 def test_one_violation_of_what_is_promised_breaks_a_report(pool: Pool) -> None:
     report = verify_pool(pool, seconds=0)
-    first = next(f for f in report.findings if f.mode == "coherence")
+    first = next(f for f in report.findings if f.mode == "software")
     bare = Finding.of(
         lib.BL_ACCEPTANCE_TEARING_16,
         lib.BL_ACCEPTANCE_BARE,

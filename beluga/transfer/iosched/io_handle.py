@@ -96,14 +96,16 @@ class IoHandle:
         return self._handle
 
     def using(self) -> AbstractContextManager[core.bl_io_queue | core.Null]:
-        """The :attr:`port`, which is not given back meanwhile, whoever closes this."""
-        shared = self._shared if self.port else None
+        """Return the :attr:`io_queue`, which stays open meanwhile even if this handle is closed."""
+        shared = self._shared if self.io_queue else None
         return _NULL if shared is None else shared
 
     @property
-    def port(self) -> core.bl_io_queue | core.Null:
-        """The same for threads that copy by themselves: where there is no member, NULL, and they go
-        without leave."""
+    def io_queue(self) -> core.bl_io_queue | core.Null:
+        """The handle for threads that copy by themselves.
+
+        It is NULL if the link has no room for another member: they copy without tokens then.
+        """
         try:
             return self.handle
         except OSError as error:

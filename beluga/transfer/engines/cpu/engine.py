@@ -128,8 +128,8 @@ class CpuEngine:
         if self._struct is None:
             self._struct = (self._settings or tuned(self._pool)).struct(self.threads)
         place = _NO_PLACE if self._place is None else self._place.using()
-        with self._pool.using() as pool, place as port:
-            code = function(pool, plan.struct(), self._struct, port, kind)
+        with self._pool.using() as pool, place as io_queue:
+            code = function(pool, plan.struct(), self._struct, io_queue, kind)
         if self._place is not None:
             self._place.watch()
         if code == 0:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""A cache's part of the link that its host shares: who copies for it, and with whose leave."""
+"""Select the copy engine of one KVCache and register it with the host's link scheduler."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _NO_PLACE = nullcontext(ffi.NULL)
 
 
-class Leave:
+class Selection:
     """``link`` is a link, a place at one that several caches share, or the settings of this host's
     link to the pool; None: nothing is asked. ``chosen`` copies.
 
@@ -67,7 +67,7 @@ class Leave:
         return self.engine
 
     def using(self) -> AbstractContextManager[core.bl_io_queue | core.Null]:
-        """The port for C to ask for leave, which stays meanwhile; NULL: it need not."""
+        """Return the I/O queue in which C asks for tokens; NULL if the cache has no link."""
         return _NO_PLACE if self._place is None else self._place.using()
 
     def watch(self) -> None:
