@@ -98,15 +98,15 @@ def test_calls_wait_as_long_as_their_client_does(
     assert core.last("bl_lookup")[-1] == core.last("bl_task_count")[-1] == 1_500_000_000
 
 
-def test_what_is_reserved_has_by_default_no_layout_and_no_chunks(
+def test_what_is_reserved_has_by_default_no_fingerprint_and_no_chunks(
     meta: MetaClient, core: WatchedCore
 ) -> None:
     (grant,) = meta.reserve(keys([1]), length=4096)
     asked = core.last("bl_reserve")[3]
-    assert (asked.length, asked.layout, asked.chunk_size) == (4096, 0, 0)
+    assert (asked.length, asked.fingerprint, asked.chunk_size) == (4096, 0, 0)
     meta.reserve(keys([2]), length=4096, fingerprint=7, chunk_size=64)
     asked = core.last("bl_reserve")[3]
-    assert (asked.layout, asked.chunk_size) == (7, 64)
+    assert (asked.fingerprint, asked.chunk_size) == (7, 64)
     meta.commit([grant])
     assert core.last("bl_commit_blocks")[1][0].checksums_crc == 0
 

@@ -241,4 +241,4 @@ def test_one_violation_of_what_is_promised_breaks_a_report(pool: Pool) -> None:
     assert replace(report, findings=(bare,)).good
     broken = replace(report, findings=(bare, replace(first, violations=1), first))
     assert not broken.good
-    assert broken.broken() == [f"{first.test} {first.initiator} (coherence)"]
+    assert broken.broken() == [f"{first.test} {first.initiator} (software)"]
