@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * Which piece of a queue may go: the fair queue's choice, admitted by the link's bucket
- * (api/iosched.h). No clock, no lock.
+ * Decides which piece of a queue may start: the fair queue chooses it, and the bucket of the link
+ * admits it (api/iosched.h). The code knows no clock and no lock.
  *
- * Tokens are reserved ahead of use, so that queues stand in line for the link rather than race
- * for it: [want - pending, want) of the bucket is this queue's, and is ready as far as head has
- * come. It reserves only while the class whose turn it is, among all engines that are free, has
- * work here; what it has reserved it may spend on its own best class.
+ * A queue reserves tokens ahead of use, so that queues stand in line for the link and do not race
+ * for it. The range [want - pending, want) of the bucket belongs to this queue, and the part below
+ * head is ready. A queue reserves only while the next class, among all engines that are free, has
+ * work in this queue. It may spend its reserved tokens on its own best class. README.md has an
+ * example.
  */
 #include <errno.h>
 #include <stddef.h>
@@ -15,16 +16,19 @@
 #include "base/host_atomic.h"
 #include "iosched/queue.h"
 
-static const uint64_t BL_YIELD_NS = 20000;      /* until asking anew for a turn left to others */
-static const uint64_t BL_WAIT_NS = 1000000;     /* it is asked at least so often, while any waits */
-static const uint64_t BL_DEMAND_NS = 2000000;   /* a free engine that does not is not waited for */
-static const uint64_t BL_EAGER_NS = 200000;     /* then a queue asks no more often than seldom */
+static const uint64_t BL_YIELD_NS = 20000;      /* until a queue that yielded asks again */
+static const uint64_t BL_WAIT_NS = 1000000;     /* the longest time between polls while a piece
+                                                 * waits */
+static const uint64_t BL_DEMAND_NS = 2000000;   /* until a free engine that did not poll is ignored
+                                                 */
+static const uint64_t BL_EAGER_NS = 200000;     /* from here on a queue polls no more often than
+                                                 * BL_SELDOM_NS */
 static const uint64_t BL_SELDOM_NS = 60000;     /* longer than a timer is late */
-static const double BL_FLOW_MOST = 1.1;         /* Seastar's: a ratio above it makes costs dearer */
+static const double BL_FLOW_MOST = 1.1;         /* Seastar's: above this ratio costs are raised */
 
-/* Somebody took this member for dead, and gave back what it held: take another. Who comes later
- * than others have believed that he would has slept, and may not have what he did not use
- * meanwhile. */
+/* Another process took this member for dead and gave back its tokens, so the queue takes a new
+ * member. A queue that polls later than it announced has slept. It may not claim what it did not
+ * use meanwhile. */
 static int bl_queue_keep(bl_queue *queue, uint64_t now_ns)
 {
     int owns = bl_queue_owns(queue);
@@ -42,7 +46,7 @@ static int bl_queue_keep(bl_queue *queue, uint64_t now_ns)
     return 0;
 }
 
-/* The instant ratio of what was started to what was completed, smoothed: Seastar's constants. */
+/* This smooths the momentary ratio of started to completed tokens. The constants are Seastar's. */
 static void bl_queue_flow(bl_queue *queue, uint64_t now_ns)
 {
     if (bl_host_ahead(now_ns, queue->flow_ns) < (int64_t)(100 * queue->goal_ns))
@@ -80,8 +84,8 @@ static void bl_queue_plug_due(bl_queue *queue, uint64_t now_ns, uint64_t *wait_n
     }
 }
 
-/* May the piece's device take it? Its ticket stays in line there, and its class does not hold
- * up others meanwhile. */
+/* Returns 1 if the devices of the class's first piece can take it. Its tickets stay in line at the
+ * devices, and meanwhile the class does not delay other classes. */
 static int bl_queue_gate(bl_queue *queue, uint32_t node, uint64_t now_ns, uint64_t *wait_ns)
 {
     bl_waiter *waiter = &queue->waiters[queue->first[node]];
@@ -112,9 +116,10 @@ static void bl_queue_give_back(bl_queue *queue)
     queue->pending = 0;
 }
 
-/* Among all engines that are free, is it the turn of a class that waits here? If it is another's,
- * and he may have more than all who stand in line take in, then he has just woken, and may stand
- * behind all of them: what is reserved here is given back, so that he moves up. */
+/* Returns 1 if the next class, among all engines that are free, waits in this queue. If the next
+ * class belongs to another engine and may use more tokens than all waiters can reserve, then that
+ * engine has just woken and may stand behind all of them. This queue then gives back its
+ * reservation so that the other engine moves up. */
 static int bl_queue_turn(bl_queue *queue, uint32_t demand, uint64_t now_ns)
 {
     uint32_t engines, others = bl_direction_demand(queue->way, queue->member, now_ns, &engines);
@@ -128,7 +133,7 @@ static int bl_queue_turn(bl_queue *queue, uint32_t demand, uint64_t now_ns)
     return 0;
 }
 
-/* Reserve for what waits here. */
+/* Reserve tokens for the pieces that wait in this queue. */
 static void bl_queue_reserve(bl_queue *queue, uint64_t need)
 {
     uint64_t limit = bl_host_load(&queue->way->bucket.limit);
@@ -141,7 +146,8 @@ static void bl_queue_reserve(bl_queue *queue, uint64_t need)
     queue->pending = amount;
 }
 
-/* Has the bucket so many for this queue? Else in *wait_ns after how long to ask again. */
+/* Returns 1 if the bucket has this many tokens for the queue. Otherwise *wait_ns says when to ask
+ * again. */
 static int bl_queue_may(bl_queue *queue, uint64_t need, uint32_t demand, uint64_t now_ns,
                         uint64_t *wait_ns)
 {
@@ -165,8 +171,8 @@ static int bl_queue_may(bl_queue *queue, uint64_t need, uint32_t demand, uint64_
     return 0;
 }
 
-/* A piece may go: use what was reserved for it. One that costs more than the bucket holds goes
- * when that is full, and all wait until time has made good what it took too much. */
+/* Use the reserved tokens for a piece that starts. A piece that costs more than the bucket holds
+ * starts when the bucket is full. Then all queues wait until time has repaid the difference. */
 static void bl_queue_spend(bl_queue *queue, uint64_t price)
 {
     uint64_t limit = bl_host_load(&queue->way->bucket.limit);
@@ -177,7 +183,7 @@ static void bl_queue_spend(bl_queue *queue, uint64_t price)
     bl_host_store(&queue->member->pending, queue->pending);
 }
 
-/* Say what waits here, of the classes in a mask, and what will be back. */
+/* Tell the other engines which classes of the mask wait in this queue, and which will be back. */
 static uint32_t bl_queue_say(bl_queue *queue, uint32_t mask, uint64_t until_ns)
 {
     uint32_t demand = bl_fair_mask(&queue->fair) & mask, coming = 0;
@@ -207,7 +213,7 @@ static int bl_queue_next(bl_queue *queue, uint64_t now_ns, bl_admission *admissi
         bl_queue_admit(queue, node, price, queue->owner, now_ns, admission);
         uint64_t taken = bl_tokens_duration_ns(&queue->way->bucket, price);
         uint64_t took = queue->took_ns < BL_DEMAND_NS ? queue->took_ns : BL_DEMAND_NS;
-        taken = taken > took ? taken : took; /* it may be slower than it is said to be */
+        taken = taken > took ? taken : took; /* the link may be slower than its settings say */
         bl_queue_say(queue, ~queue->gated, now_ns + taken + taken / 2);
         return 0;
     }
@@ -215,7 +221,8 @@ static int bl_queue_next(bl_queue *queue, uint64_t now_ns, bl_admission *admissi
     return -EAGAIN;
 }
 
-/* Who waits for a short while asks often, so that the link does not wait for him; then seldom. */
+/* At first a queue that waits polls often, so that the link does not idle. Later it polls seldom.
+ */
 static void bl_queue_patience(bl_queue *queue, int status, uint64_t now_ns, uint64_t *wait_ns)
 {
     if (status == 0 || queue->stat.queued == 0) {
@@ -241,7 +248,7 @@ int bl_queue_poll(bl_queue *queue, uint64_t now_ns, bl_admission *admission, uin
     status = bl_queue_next(queue, now_ns, admission, wait_ns);
     if (queue->queued_tokens == 0)
         bl_queue_give_back(queue);
-    if (status < 0) /* whoever died is in somebody's way now, or in nobody's */
+    if (status < 0) /* a dead process may hold the tokens that this queue lacks */
         bl_direction_watch(queue->way, now_ns);
     bl_queue_patience(queue, status, now_ns, wait_ns);
     return status;

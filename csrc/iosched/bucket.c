@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * The token bucket (api/iosched.h): counters that only grow, so that a ticket is a
- * place on them and waiting is a comparison. They wrap, and are compared by their distance.
+ * Implements the token bucket (api/iosched.h). Its counters only grow, so a ticket is a value of a
+ * counter and waiting is a comparison. The counters wrap, so they are compared by their distance.
  */
 #include "api/iosched.h"
 
@@ -48,7 +48,8 @@ void bl_tokens_replenish(bl_tokens *bucket, uint64_t now_ns)
     uint64_t ns = (uint64_t)elapsed > BL_HOUR_NS ? BL_HOUR_NS : (uint64_t)elapsed;
     uint64_t extra = (uint64_t)(((unsigned __int128)ns * bucket->rate + BL_SECOND_NS / 2) /
                                 BL_SECOND_NS);
-    /* Who wins the exchange gives the tokens of that time; dying here loses them, once. */
+    /* The process that wins the exchange adds the tokens of that time. If it dies here, they are
+     * lost, once. */
     if (extra < bucket->threshold || !bl_host_swap(&bucket->replenished_ns, last, now_ns))
         return;
     uint64_t most = bucket->capped ? bl_host_load(&bucket->ceil)
@@ -60,7 +61,7 @@ void bl_tokens_replenish(bl_tokens *bucket, uint64_t now_ns)
 
 void bl_tokens_refund(bl_tokens *bucket, uint64_t tokens)
 {
-    bl_tokens_release(bucket, tokens); /* else what is refunded would count as in use for ever */
+    bl_tokens_release(bucket, tokens); /* otherwise refunded tokens would count as in use forever */
     bl_host_add(&bucket->head, tokens);
 }
 

@@ -1,15 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * The fair queue's rule: next is who has had least, cost divided by shares, at every level of the
- * tree. A tree has at most 32 nodes: looking at all is faster than a heap that others change.
+ * Implements the fair queue. At every level of the tree, the next node is the one with the least
+ * cost divided by shares. A tree has at most 32 nodes, so a scan is faster than a heap that other
+ * processes change.
  */
 #include "iosched/fair.h"
 
 #include "base/host_atomic.h"
 
-/* A sleeper may not come back with all that it did not use: it is put at most so much behind that
- * it has the link alone for the forgiving time. */
+/* A class that slept may not claim all that it did not use. It starts at most so far behind the
+ * others that it has the link alone for the forgiving time. */
 void bl_fair_wake(bl_fair *fair, uint32_t node)
 {
     while (node != 0 && !fair->queued[node]) {
@@ -40,7 +41,7 @@ static int bl_fair_before(const bl_fair *fair, uint32_t a, uint32_t b)
     return ahead < 0 || (ahead == 0 && fair->pushed[a] < fair->pushed[b]);
 }
 
-/* The child of a group that comes first, of those in contest and not in skip. */
+/* Returns the first child of a group, of those that are in its contest and not in skip. */
 static uint32_t bl_fair_least(const bl_fair *fair, uint32_t group, uint32_t skip)
 {
     uint32_t best = 0;
@@ -67,7 +68,8 @@ uint32_t bl_fair_top(bl_fair *fair, uint32_t skip)
         if (node == 0) {
             if (group == 0)
                 return 0;
-            /* Everybody in it sleeps, or has to be skipped: who is next without it? */
+            /* All children of the group sleep or are skipped, so the search goes on without the
+             * group. */
             if (bl_fair_least(fair, group, 0) == 0)
                 fair->queued[group] = 0;
             skip |= 1u << group, group = 0;
@@ -111,7 +113,7 @@ uint32_t bl_fair_mask(const bl_fair *fair)
 uint32_t bl_fair_first(const bl_direction *way, uint32_t mask)
 {
     uint32_t alive = mask, group = 0;
-    for (uint32_t i = (uint32_t)way->node_count - 1; i > 0; i--) /* children stand behind */
+    for (uint32_t i = (uint32_t)way->node_count - 1; i > 0; i--) /* children have larger numbers */
         if (alive >> i & 1)
             alive |= 1u << way->nodes[i].parent;
     for (;;) {
@@ -130,7 +132,7 @@ uint32_t bl_fair_first(const bl_direction *way, uint32_t mask)
 uint64_t bl_fair_lag(const bl_direction *way, uint32_t node, uint32_t other)
 {
     const bl_node *nodes = way->nodes;
-    while (nodes[node].parent != nodes[other].parent) /* children stand behind */
+    while (nodes[node].parent != nodes[other].parent) /* children have larger numbers */
         if (node > other)
             node = (uint32_t)nodes[node].parent;
         else

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * Whose turn it is among the classes that wait in one queue. What each has had so far stands in the
- * way and is the same for all queues of the host, so shares hold between processes too.
+ * Orders the classes that wait in one queue by shares. The accounts of the classes lie in the
+ * direction, which all queues of the host share, so shares also hold between processes.
  */
 #ifndef BL_FAIR_H
 #define BL_FAIR_H
@@ -11,33 +11,35 @@
 
 typedef struct bl_fair {
     bl_direction *way;
-    uint64_t sequence;                      /* of pushes into the tree: ties go by it */
+    uint64_t sequence;                      /* number of pushes so far; it breaks ties */
     uint64_t pushed[BL_LINK_NODES];
-    uint64_t waiting[BL_LINK_NODES];        /* a class: its pieces */
-    uint8_t queued[BL_LINK_NODES];          /* in its group's contest */
+    uint64_t waiting[BL_LINK_NODES];        /* pieces of each class */
+    uint8_t queued[BL_LINK_NODES];          /* 1: in its group's contest */
     uint8_t unplugged[BL_LINK_NODES];
 } bl_fair;
 
-/* A class has one piece more; or was plugged in again, and has some. */
+/* Put a class into the contest: it has one more piece, or it was resumed and has pieces. */
 void bl_fair_wake(bl_fair *fair, uint32_t node);
 
-/* All that waits here comes as if it had just been pushed: nobody has asked for it for long. */
+/* Treat every waiting class as if it had just been pushed, because the queue was not polled for
+ * long. */
 void bl_fair_rouse(bl_fair *fair);
 
-/* The class whose turn it is, of those not in skip (a bit each); 0 if nobody waits. */
+/* Returns the next class, of those not in skip (a mask), or 0 if none waits. */
 uint32_t bl_fair_top(bl_fair *fair, uint32_t skip);
 
-/* A piece of this class was taken out: it and its groups have had that much more. */
+/* Charge a class and its groups for a piece that was taken out. */
 void bl_fair_charge(bl_fair *fair, uint32_t node, uint64_t cost);
 
-/* The class whose turn it would be, were exactly those of a mask waiting; 0 for none. */
+/* Returns the class that would be next if exactly the classes of the mask waited, or 0. */
 uint32_t bl_fair_first(const bl_direction *way, uint32_t mask);
 
-/* The cost that a class may have before it has had as much as another one, in their shares; 0 if it
- * has had more. In different groups the groups are compared. */
+/* Returns the cost that a class may have before it has had as much as another class, in their
+ * shares, or 0 if it has had more already. Classes of different groups are compared by their
+ * groups. */
 uint64_t bl_fair_lag(const bl_direction *way, uint32_t node, uint32_t other);
 
-/* Classes that wait and are not stopped, a bit each. */
+/* Returns a mask of the classes that wait and are not stopped. */
 uint32_t bl_fair_mask(const bl_fair *fair);
 
 #endif

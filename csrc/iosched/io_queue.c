@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * An I/O queue: one engine's queues for both directions, and threads that wait in them for their
- * pieces (api/iosched.h). Whoever waits asks for all: it may find another thread's piece admitted,
- * and wakes that thread. Only here is a clock read.
+ * Implements the I/O queue: an engine's queues for both directions, and the threads that wait in
+ * them (api/iosched.h). A waiting thread polls for all of them: it may find another thread's piece
+ * admitted, and then it wakes that thread. This is the only file of the folder that reads a clock.
  */
 #include "iosched/io_queue.h"
 
@@ -18,7 +18,7 @@
 /* A piece that has waited for so long is copied without tokens. */
 static const uint64_t BL_IO_QUEUE_LONGEST_NS = 1000000000;
 
-/* A shorter wait is not worth a timer, which wakes late by more. */
+/* A shorter wait is spun, because a timer would wake later than that. */
 static const uint64_t BL_IO_QUEUE_SPIN_NS = 50000;
 static const uint64_t BL_IO_QUEUE_SECOND_NS = 1000000000;
 
@@ -121,7 +121,7 @@ static struct timespec bl_io_queue_time(uint64_t ns)
                              .tv_nsec = (long)(ns % BL_IO_QUEUE_SECOND_NS)};
 }
 
-/* Let other threads have the lock until wait_ns have gone by, or there is news. */
+/* Give up the lock until wait_ns have passed or another thread signals a change. */
 static void bl_io_queue_doze(bl_io_queue *io_queue, uint64_t wait_ns)
 {
     if (wait_ns > BL_IO_QUEUE_SPIN_NS) {
@@ -134,7 +134,7 @@ static void bl_io_queue_doze(bl_io_queue *io_queue, uint64_t wait_ns)
     }
 }
 
-/* Tell others whether the asking thread will be back for another piece. */
+/* Tell other engines whether the asking thread will be back for another piece. */
 static void bl_request_say(bl_io_queue *io_queue, bl_io_request *request, int coming)
 {
     bl_queue *queue = bl_io_queue_of(io_queue, request->direction);
@@ -164,7 +164,8 @@ int bl_request_queue(bl_io_queue *io_queue, bl_io_request *request, const uint64
     return 0;
 }
 
-/* What of this queue may start, whoever waits for it: 0, or -EAGAIN and when to ask again. */
+/* Admit one piece of this queue, whichever thread waits for it. Returns 0, or -EAGAIN and in
+ * *wait_ns when to ask again. */
 static int bl_io_queue_ask(bl_io_queue *io_queue, bl_queue *queue, const bl_io_request *request,
                        uint64_t now_ns, uint64_t *wait_ns)
 {
@@ -222,7 +223,7 @@ void bl_request_end(bl_io_queue *io_queue, bl_io_request *request, uint64_t now_
     request->state = BL_IO_IDLE;
 }
 
-/* Nobody waits for what does not come: neither this thread, nor others for its queue. */
+/* The thread will ask no more: other threads and other engines need not wait for it. */
 static void bl_request_rest(bl_io_queue *io_queue, bl_io_request *request)
 {
     bl_queue *queue = bl_io_queue_of(io_queue, request->direction);

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * An I/O queue from inside: for iosched/throttle.c, which keeps what it holds from piece to piece.
+ * Declares the inside of an I/O queue for iosched/throttle.c, which keeps its tokens from piece to
+ * piece.
  */
 #ifndef BL_IO_QUEUE_H
 #define BL_IO_QUEUE_H
@@ -12,23 +13,24 @@
 #include "iosched/queue.h"
 
 struct bl_io_queue {
-    pthread_mutex_t lock;       /* of all that follows */
+    pthread_mutex_t lock;       /* protects all other fields */
     pthread_cond_t changed;
     int stopped;
-    int count;                  /* queues: 1 where the link is not duplex */
+    int count;                  /* queues: 1 if the link is not duplex */
     bl_queue *queues[2];
     bl_price price;
-    bl_interleave map;          /* of the pool's devices */
+    bl_interleave map;          /* the pool's devices */
     bl_transfer_stats carried[BL_LINK_NODES];
 };
 
 bl_queue *bl_io_queue_of(bl_io_queue *io_queue, int direction);
 
-/* What so many bytes of one piece take of the link; and of a memory device. */
+/* Return the tokens that one piece of this many bytes takes of the link, or of a memory device. */
 uint64_t bl_io_queue_tokens(const bl_io_queue *io_queue, int direction, uint64_t bytes);
 uint64_t bl_io_queue_device_tokens(const bl_io_queue *io_queue, uint64_t bytes);
 
-/* Under the lock: the halves of bl_io_queue_acquire, and bl_io_queue_release. now_ns moves on. */
+/* These are the halves of bl_io_queue_acquire, and bl_io_queue_release; the caller holds the lock.
+ * A wait advances *now_ns. */
 int bl_request_queue(bl_io_queue *io_queue, bl_io_request *request, const uint64_t *device_bytes,
                      uint64_t now_ns);
 int bl_request_wait(bl_io_queue *io_queue, bl_io_request *request, uint64_t timeout_ns,

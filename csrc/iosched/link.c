@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * A link's tree of classes, its members, and the audit (iosched/link.h).
+ * Keeps the state of one direction of a link: its tree of classes, its members, and the audit
+ * (iosched/link.h).
  */
 #include "iosched/link.h"
 
@@ -17,18 +18,19 @@
 #include "base/host_atomic.h"
 #include "iosched/process.h"
 
-/* With the size: whoever was built with other structs does not take it for his. */
+/* The magic includes the size, so a process with other structs refuses the memory. */
 static const uint64_t BL_LINK_MAGIC = 0x3177676c65626262 + sizeof(bl_direction);
 
-/* Tokens are picoseconds: this is no rate of the link's, only of time. */
+/* Tokens are picoseconds, so this is the rate of time and not the speed of the link. */
 static const uint64_t BL_LINK_RATE = 1000000000000;
 
-/* Members are looked over so often. What one holds that was not heard of for so long (a process
- * that is stopped, or of another pid namespace and dead) is given back; its owner takes another. */
+/* Members are inspected once in BL_REAP_NS. A member that was silent for BL_SILENT_NS loses its
+ * tokens: its process is stopped, or it died in another pid namespace. If it comes back, it takes a
+ * new member. */
 static const uint64_t BL_REAP_NS = 10000000;
 static const uint64_t BL_SILENT_NS = 5000000000;
 
-static const uint64_t BL_BANDWIDTH_TOKEN = 512; /* Seastar's: bytes */
+static const uint64_t BL_BANDWIDTH_TOKEN = 512; /* bytes; Seastar's */
 static const uint64_t BL_BANDWIDTH_STEP = (128 << 10) / 512;
 
 int bl_direction_init(bl_direction *way, uint64_t limit, uint64_t forgiving, int capped,
@@ -88,10 +90,10 @@ int bl_direction_limit(bl_direction *way, uint32_t node, uint64_t bytes_per_s, u
                           burst / BL_BANDWIDTH_TOKEN, BL_BANDWIDTH_STEP, 0, now_ns);
 }
 
-/* ---- Who lives */
+/* ---- Liveness of a member's process */
 
-/* When a process was started, in ticks since the machine was; 0 if there is none, 1 if it cannot
- * be told. A number may be given to another process, the two together are not. */
+/* Returns when a process started, in ticks since boot; 0 if there is no such process, 1 if the time
+ * is unknown. A pid may be reused, but not with the same start time. */
 static uint64_t bl_process_start(uint32_t pid)
 {
     char path[32], text[1024];
@@ -104,7 +106,7 @@ static uint64_t bl_process_start(uint32_t pid)
     if (size <= 0)
         return size < 0 && errno == ESRCH ? 0 : 1;
     text[size] = 0;
-    const char *field = strrchr(text, ')'); /* the name before it may hold anything */
+    const char *field = strrchr(text, ')'); /* the name before it may contain anything */
     if (field == NULL || field[1] == 0 || field[2] == 'Z' || field[2] == 'X')
         return field != NULL ? 0 : 1;
     for (int skipped = 0; skipped < 20 && field != NULL; skipped++)
@@ -128,14 +130,14 @@ static int bl_member_gone(const bl_member *member, uint64_t owner, uint64_t pids
 
 /* ---- Members */
 
-/* Those that anybody has ever had, and no more than there are. */
+/* Returns how many members were ever taken, at most BL_LINK_MEMBERS. */
 static uint32_t bl_member_count(const bl_direction *way)
 {
     uint64_t count = bl_host_load(&way->member_count);
     return count < BL_LINK_MEMBERS ? (uint32_t)count : BL_LINK_MEMBERS;
 }
 
-/* A number for a member's new owner, or for who clears it, that no member has. */
+/* Returns a new number for the owner of a member, or for the process that clears it. */
 static uint64_t bl_owner_make(bl_direction *way)
 {
     return bl_host_add(&way->owner_count, 1) << 32 | (uint32_t)getpid();
@@ -163,7 +165,8 @@ int bl_member_take(bl_direction *way, uint64_t now_ns, uint64_t *owner)
     return -ENOSPC;
 }
 
-/* What a member held is nobody's any more. Who dies in here is found with his own number on it. */
+/* Give back what a member held. If this process dies here, the member is found with its own pid as
+ * owner. */
 static void bl_member_clear(bl_direction *way, bl_member *member)
 {
     uint64_t pending = bl_host_load(&member->pending);
@@ -198,7 +201,8 @@ int bl_direction_reap(bl_direction *way, uint64_t now_ns)
         uint64_t owner = bl_host_load(&member->owner);
         if (owner == 0 || !bl_member_gone(member, owner, pids, now_ns))
             continue;
-        bl_host_store(&member->started, 0); /* of who clears it: only his pid counts */
+        bl_host_store(&member->started, 0); /* from here on only the pid of the clearing process
+                                             * counts */
         if (bl_host_swap(&member->owner, owner, bl_owner_make(way))) {
             bl_member_clear(way, member);
             bl_host_add(&way->reaped, 1);
@@ -235,7 +239,8 @@ void bl_member_release(bl_direction *way, bl_member *member, uint64_t tokens)
     bl_host_exchange(&member->turn, member->turn + 1);
 }
 
-/* Who dies in here leaves his member's turn odd: it is cleared, and the audit puts ceil right. */
+/* If the process dies here, its member's turn stays odd: the member is cleared, and the audit
+ * corrects ceil. */
 void bl_member_widen(bl_direction *way, bl_member *member, uint64_t limit)
 {
     uint64_t found = bl_host_load(&way->bucket.limit);
@@ -268,7 +273,7 @@ uint32_t bl_direction_demand(const bl_direction *way, const bl_member *own, uint
 
 /* ---- The audit */
 
-/* All members and the bucket as they stood at one moment, if nobody moved meanwhile. */
+/* Read all members and the bucket at one moment. If none of them moved meanwhile, correct ceil. */
 static void bl_direction_audit(bl_direction *way)
 {
     uint64_t turns[BL_LINK_MEMBERS], owners[BL_LINK_MEMBERS], held = 0;
@@ -291,7 +296,8 @@ static void bl_direction_audit(bl_direction *way)
     if (bl_host_load(&way->bucket.tail) != tail)
         return;
     int64_t lost = bl_host_ahead(tail + limit - held, ceil);
-    /* Others may have moved since, by as much on both sides; not ceil, or this fails. */
+    /* Members may have moved since, by equal amounts on both sides. If ceil moved, the exchange
+     * fails. */
     if (lost == 0 || bl_host_swap(&way->bucket.ceil, ceil, ceil + (uint64_t)lost)) {
         bl_host_add(&way->audited, lost < 0 ? -(uint64_t)lost : (uint64_t)lost);
         bl_host_swap(&way->suspect, suspect, 0);

@@ -1,39 +1,41 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * What the engines of one host share of a link's direction, and how it outlives any of them.
+ * Declares the state that the engines of one host share for a direction of a link. The state
+ * survives the death of any engine.
  *
- * Every member has one writer, its owner. The bucket's counters are everybody's. Capped, and with
- * no turn odd, ceil - tail is the limit less all that members hold: whoever died between two
- * counters has broken this by what he moved, and the audit restores it. Not capped, time makes it
- * good.
+ * Each member has one writer, its owner. All members write the counters of the bucket. In a capped
+ * bucket, while no turn is odd, ceil - tail equals the limit minus the tokens that all members
+ * hold. A process that dies between two counters breaks this equation by what it moved, and the
+ * audit restores it. In a bucket that is not capped, time makes it good.
  */
 #ifndef BL_LINK_H
 #define BL_LINK_H
 
 #include "api/iosched.h"
 
-/* Take a member for this process: its index, or -ENOSPC. */
+/* Take a member for this process. Returns its index, or -ENOSPC. */
 int bl_member_take(bl_direction *way, uint64_t now_ns, uint64_t *owner);
 
-/* Give it back, with what it holds. */
+/* Give the member back with everything that it holds. */
 void bl_member_drop(bl_direction *way, uint32_t index, uint64_t owner);
 
-/* Ask for tokens, for this member: a ticket. Give back what was not used, or release what was. */
+/* Ask for tokens for this member (the result is a ticket), give back unused tokens, or release used
+ * ones. */
 uint64_t bl_member_grab(bl_direction *way, bl_member *member, uint64_t tokens);
 void bl_member_refund(bl_direction *way, bl_member *member, uint64_t tokens);
 void bl_member_release(bl_direction *way, bl_member *member, uint64_t tokens);
 
-/* Have the bucket hold at least so many: engines that ask for more at a time than others need a
- * larger one. It is never made smaller. */
+/* Raise the limit of the bucket to at least this value, for an engine that asks for larger pieces
+ * than others. The limit never falls. */
 void bl_member_widen(bl_direction *way, bl_member *member, uint64_t limit);
 
-/* The classes that free engines wait for, this one's apart, and how many engines there are with
- * work to do, this one included. Those that have not asked in time do not count. */
+/* Returns a mask of the classes that the other free engines wait for. *engines is the number of
+ * engines with work, this one included. Engines that did not poll in time do not count. */
 uint32_t bl_direction_demand(const bl_direction *way, const bl_member *own, uint64_t now_ns,
                           uint32_t *engines);
 
-/* Look the members over, if nobody has for a while; and put the bucket right, if somebody died. */
+/* Inspect the members if this is due, and correct the bucket if a process died. */
 void bl_direction_watch(bl_direction *way, uint64_t now_ns);
 
 #endif

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * What the number of a process is good for: only processes of one pid namespace mean the same by
- * it.
+ * Identifies the pid namespace of this process. Only processes of one namespace agree on what a pid
+ * means.
  */
 #ifndef BL_PROCESS_H
 #define BL_PROCESS_H
@@ -10,7 +10,7 @@
 #include <stdint.h>
 #include <sys/stat.h>
 
-/* The namespace that this process's number is of; 0: it cannot be told. */
+/* Returns the inode of this process's pid namespace, or 0 if it is unknown. */
 static inline uint64_t bl_pid_namespace(void)
 {
     struct stat found;

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * The pieces that wait in a queue, by class (api/iosched.h). No clock, no lock.
+ * Keeps the pieces that wait in a queue, by class (api/iosched.h). The code knows no clock and no
+ * lock.
  */
 #include "iosched/queue.h"
 
@@ -138,7 +139,7 @@ int bl_queue_cancel(bl_queue *queue, uint64_t handle)
     return 0;
 }
 
-/* Take the first waiter of a class out of the line. */
+/* Remove the first waiter of a class. */
 static void bl_queue_unlink(bl_queue *queue, uint32_t node)
 {
     bl_waiter *waiter = &queue->waiters[queue->first[node]];
@@ -158,7 +159,8 @@ uint32_t bl_queue_top(bl_queue *queue, uint32_t skip)
     }
 }
 
-/* A class and its groups go as fast as they may: over its bandwidth, it stops for a while. */
+/* Charge the bandwidth limits of a class and its groups. A class that exceeds its limit stops for a
+ * while. */
 static void bl_queue_limit(bl_queue *queue, uint32_t node, uint64_t bytes, uint64_t now_ns)
 {
     for (; node != 0; node = (uint32_t)queue->way->nodes[node].parent) {
@@ -175,7 +177,7 @@ static void bl_queue_limit(bl_queue *queue, uint32_t node, uint64_t bytes, uint6
     }
 }
 
-/* What a class is let on for, in the accounts that all see. */
+/* Count admitted pieces in the accounts that all processes see. */
 static void bl_queue_account(bl_queue *queue, uint32_t node, uint64_t bytes, uint64_t pieces,
                              uint64_t tokens)
 {
@@ -239,7 +241,7 @@ int bl_queue_plug(bl_queue *queue, uint32_t node, int plugged)
     queue->fair.unplugged[node] = !plugged;
     queue->plug_ns[node] = 0;
     for (uint32_t i = node; plugged && i < queue->way->node_count; i++) {
-        uint32_t at = i; /* its own pieces, and those of the classes beneath it */
+        uint32_t at = i; /* the node's own pieces, and those of the classes below it */
         while (at != node && at != 0)
             at = (uint32_t)queue->way->nodes[at].parent;
         if (at == node && queue->fair.waiting[i] > 0)

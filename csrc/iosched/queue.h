@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * A queue from inside: iosched/queue.c keeps its pieces, iosched/admit.c says which may go.
+ * Declares the inside of a queue: iosched/queue.c keeps its pieces, and iosched/admit.c admits
+ * them.
  */
 #ifndef BL_QUEUE_H
 #define BL_QUEUE_H
@@ -9,19 +10,19 @@
 #include "iosched/fair.h"
 #include "iosched/link.h"
 
-/* Seastar's: a piece that is under way for longer is a stall. The threshold doubles with each, so
- * that a link that stands still is not told of all the time, and comes down again a millisecond
- * with every look at the flow ratio. */
+/* A piece that is in flight for longer than a threshold is a stall, as in Seastar. The threshold
+ * doubles with each stall, so that a link that stands still is not reported all the time. Each
+ * update of the flow ratio lowers it by a millisecond. */
 enum { BL_STALL_NS = 100000000, BL_STALL_STEP_NS = 1000000 };
 
 enum bl_waiter_state { BL_WAITER_FREE, BL_WAITER_QUEUED, BL_WAITER_CANCELLED, BL_WAITER_ADMITTED };
 
 typedef struct bl_waiter {
     uint64_t tokens, bytes, id;
-    uint64_t since_ns;          /* pushed; or admitted */
-    uint64_t owner;             /* of the member that holds its tokens, once admitted */
+    uint64_t since_ns;          /* when it was pushed, then when it was admitted */
+    uint64_t owner;             /* the member that holds its tokens, once admitted */
     uint64_t device_tokens[BL_LINK_DEVICES], device_ticket[BL_LINK_DEVICES];
-    uint32_t generation;        /* so that an old handle does not name a new piece */
+    uint32_t generation;        /* an old handle does not name a new piece */
     uint32_t next;
     uint8_t state, node, ticketed;
 } bl_waiter;
@@ -30,46 +31,48 @@ struct bl_queue {
     bl_direction *way;
     bl_member *member;
     uint64_t owner;
-    uint64_t want;              /* ticket */
+    uint64_t want;              /* the ticket of the reservation */
     uint64_t pending;
-    uint64_t per_tick;          /* tokens to reserve at a time: a share of the bucket's limit */
+    uint64_t per_tick;          /* tokens to reserve at a time: the limit divided by the engines */
     uint64_t queued_tokens;
     bl_tokens *devices[BL_LINK_DEVICES];
     uint32_t device_count;
     bl_queue_stat stat;
     uint64_t goal_ns, flow_ns;
-    uint64_t blocked_ns;        /* since when pieces wait and none is admitted; 0: not so */
-    uint64_t started, completed;    /* tokens, since flow_ns */
-    uint64_t took_ns;           /* how long the last piece was under way */
-    uint32_t coming[BL_LINK_NODES]; /* threads that copy, and will be back for more */
-    uint32_t gated;             /* classes whose next piece waited for its device */
+    uint64_t blocked_ns;        /* since when pieces wait and none starts, or 0 */
+    uint64_t started, completed;    /* tokens since flow_ns */
+    uint64_t took_ns;           /* how long the last piece was in flight */
+    uint32_t coming[BL_LINK_NODES]; /* copying threads that will be back */
+    uint32_t gated;             /* classes whose next piece waits for a device */
     bl_waiter *waiters;
-    uint32_t waiter_count, free;     /* waiter 0 is no waiter */
+    uint32_t waiter_count, free;     /* waiter 0 is unused */
     uint32_t first[BL_LINK_NODES], last[BL_LINK_NODES];
-    uint64_t plug_ns[BL_LINK_NODES];    /* when a class that had its bandwidth goes on; 0: not so */
+    uint64_t plug_ns[BL_LINK_NODES];    /* when a class over its bandwidth resumes, or 0 */
     bl_fair fair;
 };
 
-/* The class whose turn it is here, of those not in skip, with nothing cancelled at its front. */
+/* Returns the next class of this queue, of those not in skip. The first piece of the class is not
+ * cancelled. */
 uint32_t bl_queue_top(bl_queue *queue, uint32_t skip);
 
-/* The first piece of a class goes, at this price; owner is of the member that holds its tokens. */
+/* Start the first piece of a class at this price. The owner is that of the member that holds its
+ * tokens. */
 void bl_queue_admit(bl_queue *queue, uint32_t node, uint64_t price, uint64_t owner,
                     uint64_t now_ns, bl_admission *admission);
 
-/* A piece that is under way went on as if it had been admitted anew, until now: bytes more, as so
- * many pieces, each within what it holds. They lie on this device, if there is one. */
+/* Count a piece that went on as if it had been admitted again, until now_ns. It moved this many
+ * more bytes in this many pieces, and they lie on this device, if there is one. */
 void bl_queue_renewed(bl_queue *queue, uint64_t waiter, uint64_t bytes, uint32_t pieces,
                       uint64_t tokens, uint32_t device, uint64_t device_tokens, uint64_t now_ns);
 
-/* Is a class, or a group of it, stopped or of a limited bandwidth? */
+/* Returns 1 if a class or one of its groups is stopped or has a limited bandwidth. */
 int bl_queue_limited(const bl_queue *queue, uint32_t node);
 
-/* The waiter of a handle, if it is in that state; or NULL. */
+/* Returns the waiter of a handle if it is in this state, or NULL. */
 bl_waiter *bl_waiter_find(bl_queue *queue, uint64_t handle, uint8_t state);
 void bl_waiter_free(bl_queue *queue, uint32_t index);
 
-/* Does the member still belong to this queue? */
+/* Returns 1 if the member still belongs to this queue. */
 int bl_queue_owns(const bl_queue *queue);
 
 #endif

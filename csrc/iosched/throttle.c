@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * A thread that copies (iosched/throttle.h) changes the piece that it holds for the next one.
+ * Exchanges the piece that a copying thread holds for the next one (iosched/throttle.h).
  *
- * Who is alone renews what he holds, without the lock and without an atomic: a locked instruction
- * waits until all that was streamed is in memory, which costs as much as the whole decision.
+ * A thread that is alone on the link renews its piece without the lock and without an atomic
+ * instruction. A locked instruction waits until all streamed bytes are in memory, which costs as
+ * much as the whole decision.
  */
 #include "iosched/throttle.h"
 #include "base/host_atomic.h"
@@ -14,14 +15,14 @@
 
 #include "iosched/io_queue.h"
 
-enum { BL_THROTTLE_LEAST = 64 << 10 };  /* of a piece, however many threads there are */
+enum { BL_THROTTLE_LEAST = 64 << 10 };  /* the smallest piece, however many threads copy */
 
 bl_throttle bl_throttle_make(bl_io_queue *io_queue, int direction, uint32_t node, uint64_t size,
                              uint32_t threads)
 {
     bl_throttle throttle = {.io_queue = io_queue, .todo = size};
     throttle.request.node = node, throttle.request.direction = (uint8_t)direction;
-    if (io_queue != NULL) { /* all threads have a piece under way at the same time */
+    if (io_queue != NULL) { /* all threads have a piece in flight at the same time */
         const bl_price *price = &io_queue->price;
         throttle.piece = price->piece_size;
         if (threads > price->piece_count)
@@ -53,9 +54,9 @@ static uint32_t bl_throttle_device(const bl_io_queue *io_queue, uint64_t offset)
                                              : BL_LINK_DEVICES;
 }
 
-/* May the next bytes take the place of those that were under way? They may if nobody else wants the
- * link, here or elsewhere, and the last ones took as long as the link takes for them: then it has
- * given as much anew. What this claims is made good by the next who has the lock. */
+/* Returns 1 if the next bytes may use the tokens of the last ones. They may if no other thread or
+ * engine wants the link, and if the last bytes took as long as their tokens: then the link has
+ * given as many anew. The next operation under the lock accounts for them. */
 static int bl_throttle_renew(bl_throttle *throttle, uint64_t offset, uint64_t bytes)
 {
     const bl_io_queue *io_queue = throttle->io_queue;
@@ -81,7 +82,7 @@ static int bl_throttle_renew(bl_throttle *throttle, uint64_t offset, uint64_t by
 
 /* ---- Under the I/O queue's lock */
 
-/* Account for what was renewed. */
+/* Account for renewed pieces. */
 static void bl_throttle_settle(bl_throttle *throttle)
 {
     bl_io_queue *io_queue = throttle->io_queue;
@@ -98,8 +99,8 @@ static void bl_throttle_settle(bl_throttle *throttle)
     throttle->owed = throttle->owed_pieces = 0;
 }
 
-/* Change what is under way for a piece of so many bytes; they count for the device that the first
- * of them lies on. */
+/* Exchange the piece in flight for one of this many bytes. All of them count for the device of the
+ * first byte. */
 static int bl_throttle_change(bl_throttle *throttle, uint64_t offset, uint64_t bytes)
 {
     bl_io_queue *io_queue = throttle->io_queue;
