@@ -2,8 +2,8 @@
  * Copyright The Beluga Authors
  *
  * Declares the link scheduler, which decides which copy may use a link next. cffi reads this file
- * too. Functions that take now_ns are pure and know no clock, so tests run them in virtual time. The
- * structs that processes share lie in memory of this host (base/host_atomic.h), never in the pool.
+ * too. Functions that take now_ns are pure and know no clock, so tests run them in virtual time.
+ * Shared structs lie in memory of this host (base/host_atomic.h), never in the pool.
  *
  * The design is Seastar's I/O scheduler: a shared token bucket admits, a fair queue per engine
  * orders, and all engines of the host share their state. Tokens of a link are picoseconds of its
