@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * Plans: the pieces, chunks and settings that every copy engine takes. cffi reads it too;
- * beluga/transfer/plan/plan.py makes plans.
+ * Declares plans: the pieces, chunks and settings that every copy engine takes. cffi reads this
+ * file too; beluga/transfer/plan/plan.py makes plans.
  */
 #ifndef BL_API_TRANSFER_H
 #define BL_API_TRANSFER_H
@@ -16,20 +16,21 @@ typedef struct bl_fragment {
     uint64_t size;
 } bl_fragment;
 
-/* Bytes that lie in one run on both sides: in one stripe of the pool, in one chunk of one block. */
+/* Bytes that are one run on both sides: they lie in one stripe of the pool, and in one chunk of one
+ * block. */
 typedef struct bl_piece {
     uint64_t address;           /* in the engine's memory: this process's, or a GPU's */
     uint64_t offset;            /* in the pool */
     uint32_t length;
-    uint32_t chunk;             /* the plan's, counted from the whole plan's first */
+    uint32_t chunk;             /* index of the chunk, counted in the whole plan */
 } bl_piece;
 
-/* A chunk is what one checksum covers: a run of the pool, perhaps over the end of a stripe. Its
+/* A chunk is the run of the pool that one checksum covers; it may cross the end of a stripe. Its
  * pieces tile it in order; those of a sparse read lie in it. */
 typedef struct bl_chunk {
     uint64_t offset;            /* in the pool; a multiple of a line */
     uint32_t length;
-    uint32_t first;             /* piece, counted from the whole plan's first */
+    uint32_t first;             /* index of a piece, counted in the whole plan */
 } bl_chunk;
 
 /* A plan, or a run of its chunks with their pieces. */
@@ -39,14 +40,14 @@ typedef struct bl_plan {
     uint32_t *checksums;        /* CRC-32C per chunk: a write fills, a read compares; or NULL */
     uint32_t piece_count;
     uint32_t chunk_count;
-    uint32_t piece_base;        /* what the first of pieces and chunks counts as */
+    uint32_t piece_base;        /* index of the first piece and chunk in the whole plan */
     uint32_t chunk_base;
     uint32_t sparse;            /* 1: a chunk has bytes that no piece asks for */
     uint32_t reserved;
 } bl_plan;
 
-/* For an engine that is not in C: 0, or -EINVAL: its pieces are not of its chunks, or these not in
- * the pool, or a dense plan's pieces do not tile them. */
+/* Validate a plan for an engine that is not in C. Returns 0, or -EINVAL if a piece is not in its
+ * chunk, a chunk is not in the pool, or the pieces of a dense plan do not tile its chunks. */
 int bl_plan_check(const bl_pool *pool, const bl_plan *plan);
 
 /* The cache maintenance of the CPU for a device, before the device reads the pool or after it has
@@ -57,31 +58,31 @@ enum bl_maintenance {
     BL_MAINTENANCE_FLUSH        /* after a write, its completion seen, before the publication */
 };
 
-/* For all that a plan makes a device read or write: 0, -EINVAL if that leaves the pool, or
- * -BL_ERROR_DEVICE_FAULT. */
+/* Maintain everything that a plan makes a device read or write. Returns 0, -EINVAL if that leaves
+ * the pool, or -BL_ERROR_DEVICE_FAULT. */
 int bl_plan_maintenance(const bl_pool *pool, const bl_plan *plan, uint32_t maintenance);
 
-/* How the CPU copies, in bytes but for threads: measured on the machine
- * (beluga/transfer/engines/cpu/tuning.py). Any numbers give the same bytes and checksums. */
+/* How the CPU copies, as measured on the machine (beluga/transfer/engines/cpu/tuning.py). All
+ * fields but threads are bytes. Any numbers give the same bytes and checksums. */
 typedef struct bl_copy_settings {
-    uint32_t threads;           /* that copy, the caller's among them; 0 is 1 */
-    uint32_t part;              /* of a thread at least: less is not worth waking anybody */
+    uint32_t threads;           /* threads that copy, the caller's included; 0 is 1 */
+    uint32_t part;              /* least bytes per thread: less is not worth a wake-up */
     uint32_t window;            /* reading: lines are dropped, and fenced, so many at a time */
     uint32_t step;              /* reading: copied between two drops of the next window's lines */
-    uint32_t ahead;             /* reading: asked for so far ahead of what is copied; 0: nothing */
-    uint32_t past;              /* reading: a dense plan of so many goes past the cache */
-    uint32_t head;              /* writing: asked for of the next piece, while this one goes out */
-    uint32_t direct;            /* writing: a run this long is streamed from where it lies */
+    uint32_t ahead;             /* reading: prefetched so far ahead of the copy; 0: nothing */
+    uint32_t past;              /* reading: a dense plan this long goes past the cache */
+    uint32_t head;              /* writing: prefetched of the next piece meanwhile */
+    uint32_t direct;            /* writing: a run this long is streamed directly */
 } bl_copy_settings;
 
-/* Those of a machine that was not measured; one thread. */
+/* Fill in the settings of a machine that was not measured; one thread. */
 void bl_copy_defaults(bl_copy_settings *settings);
 
-/* Execute a plan by the CPU: 0, or -EINVAL: it is no plan of this pool, and nothing has moved;
- * -BL_ERROR_DEVICE_FAULT; of a read -EBADMSG: bytes are not those that were written. After a write
- * all is in the pool's memory, ahead of what this thread streams next. settings: NULL is the
- * default. With an I/O queue, bytes move as its link lets them on, in this class; -ECANCELED once
- * it is stopped. */
+/* Execute a plan by the CPU. Returns 0; -EINVAL if it is no plan of this pool, and then nothing has
+ * moved; -BL_ERROR_DEVICE_FAULT; or, for a read, -EBADMSG if bytes are not the written ones. After
+ * a write everything is in the pool's memory, ahead of what this thread streams next. settings NULL
+ * means the default ones. With an I/O queue, its link admits the bytes in this class; -ECANCELED
+ * once the queue is stopped. */
 int bl_plan_write(const bl_pool *pool, const bl_plan *plan, const bl_copy_settings *settings,
                   bl_io_queue *io_queue, uint32_t transfer_class);
 int bl_plan_read(const bl_pool *pool, const bl_plan *plan, const bl_copy_settings *settings,

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * What puts and gets have in common: see kv/batch.h.
+ * Implements what puts and gets have in common (kv/batch.h).
  */
 #include "kv/batch.h"
 
@@ -48,7 +48,7 @@ int bl_kv_pending_make(const bl_kv_batch *batch, bl_kv_pending **out)
     if (pending == NULL)
         return -ENOMEM;
     pending->batch = *batch;
-    pending->batch.fragments = NULL; /* they are the engine's to know */
+    pending->batch.fragments = NULL; /* the fragments are the engine's to know */
     int status = bl_kv_work_make(batch, &pending->work);
     if (status < 0)
         free(pending);
@@ -70,7 +70,7 @@ int bl_kv_held(const bl_session *session, const bl_kv_work *work)
     return session->attached && session->nonce == work->nonce ? 0 : -BL_ERROR_SESSION_LOST;
 }
 
-/* Tell the server where a device failed: it gives what lies there to nobody again. */
+/* Tell the server where a device failed, so that it grants that space no more. */
 static void bl_kv_report(bl_session *session, uint64_t offset, uint64_t timeout_ns)
 {
     bl_retire_request request = {offset};

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * A batch of puts (kv/put.c) or gets (kv/get.c) while it is under way. Each is done in one call, or
- * in two halves: an engine copies in between (beluga/transfer). Between the halves nobody else uses
- * the session: who lets go of it lets go of its grants and pins.
+ * Declares a batch of puts (kv/put.c) or gets (kv/get.c) while it is under way. A batch is done in
+ * one call, or in two halves: an engine copies in between (beluga/transfer). Between the halves
+ * nothing else may use the session, because a session that ends loses its grants and pins.
  */
 #ifndef BL_BATCH_H
 #define BL_BATCH_H
@@ -14,7 +14,7 @@
 #include "rpc/session_state.h"
 #include "iosched/throttle.h"
 
-/* What one batch needs besides the caller's arrays. */
+/* The working memory of one batch, besides the caller's arrays. */
 typedef struct bl_kv_work {
     bl_block_record *records;
     bl_entry *entries;
@@ -22,15 +22,16 @@ typedef struct bl_kv_work {
     int32_t *statuses;
     uint32_t *index;            /* of the commit's block in the batch */
     uint32_t *checksums;
-    uint64_t nonce;             /* of the session that was granted or told of the blocks */
+    uint64_t nonce;             /* of the session with the grants or pins */
     uint32_t chunk_count;
-    uint32_t count;             /* of the blocks that were granted, or of the leading hits */
+    uint32_t count;             /* of the granted blocks, or of the leading hits */
     uint32_t half;              /* get: of the server that was asked */
     uint32_t after;             /* get: state of the key after the hits */
-    int fault;                  /* 0, or -error: a copy met what ends the whole call */
+    int fault;                  /* 0, or a negative error that ends the whole call */
 } bl_kv_work;
 
-/* The copy of one block. The throttle is of several, or its own. */
+/* Returns the copy of one block. The throttle is one that several blocks share, or the block's own.
+ */
 typedef struct bl_kv_copy {
     const bl_session *session;
     const bl_kv_batch *batch;
@@ -40,13 +41,13 @@ typedef struct bl_kv_copy {
     uint32_t i;
 } bl_kv_copy;
 
-/* Between the halves of a batch that an engine copies. */
+/* The state of a batch between its halves, while an engine copies. */
 struct bl_kv_pending {
     bl_kv_batch batch;
     bl_kv_work work;
 };
 
-/* A vector of one is its own check; a longer one is stored behind the payload. */
+/* A single checksum is its own check. Several checksums are stored behind the payload. */
 static inline uint32_t bl_checksums_crc(const uint32_t *checksums, uint32_t count)
 {
     return count == 1 ? checksums[0] : bl_crc32c(0, checksums, count * sizeof *checksums);
@@ -57,19 +58,19 @@ static inline uint64_t bl_checksums_lines(uint32_t count)
     return (count * sizeof(uint32_t) + BL_LINE_SIZE - 1) & ~(uint64_t)(BL_LINE_SIZE - 1);
 }
 
-/* 0 or -ENOMEM. */
+/* Returns 0 or -ENOMEM. */
 int bl_kv_work_make(const bl_kv_batch *batch, bl_kv_work *work);
 void bl_kv_work_free(bl_kv_work *work);
 
-/* The same for a batch in two halves. */
+/* Begin a batch in two halves. */
 int bl_kv_pending_make(const bl_kv_batch *batch, bl_kv_pending **out);
 void bl_kv_pending_free(bl_kv_pending *pending);
 
-/* Does the session still hold what it was given at the beginning? */
+/* Returns 1 if the session still holds what it was given at the beginning. */
 int bl_kv_held(const bl_session *session, const bl_kv_work *work);
 
-/* A copy met a fault: tell the server while what was granted or pinned keeps the extent where it
- * is. Best effort: who meets it next tells it again. */
+/* Report a fault that a copy met, while the grant or the pin keeps the extent where it is. This is
+ * best effort: the next copy that meets the fault reports it again. */
 void bl_kv_retire(bl_session *session, const bl_kv_batch *batch, int status);
 
 #endif

@@ -1,16 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * A batch of gets:
+ * Executes a batch of gets:
  *
  *   lookup, pinned --> look at the entries --> refetch, copy, check --> look again --> release
  *
- * In two halves, the first ends before the copy, which is an engine's; the second looks again.
+ * If an engine copies, the first half ends before the copy, and the second half looks again.
  *
- * A reader believes a block only if its entry names the key, generation, offset, length and
- * fingerprint that it expects, before the copy and after it, and (unless the caller says no) if the
- * copy's checksums are the entry's. Otherwise it looks once more; then the block is a miss: never
- * wrong bytes (D6). All of them are misses if another server has taken over meanwhile.
+ * A reader believes a block only if its entry names the expected key, generation, offset, length
+ * and fingerprint, before the copy and after it, and if the checksums of the copy are those of the
+ * entry (unless the caller asks for no comparison). Otherwise it reads once more, and then the block
+ * is a miss: a get never returns wrong bytes (D6). If another server has taken over meanwhile, all
+ * blocks are misses.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -37,8 +38,8 @@ static void bl_entry_look(const bl_session *session, const bl_kv_work *work, uin
                      &entries[i - first]); /* SYNC entry: pairs with bl_entry_write() */
 }
 
-/* Does the server that was asked still speak for the pool? Looked at after an entry: another server
- * would write the other half, and this one would say for ever what is no longer true. */
+/* Returns 1 if the server that was asked still speaks for the pool. This is read after an entry,
+ * because another server would write the other half, and this half would stay as it was forever. */
 static int bl_epoch_stands(const bl_session *session)
 {
     bl_epoch_line now;
@@ -46,8 +47,9 @@ static int bl_epoch_stands(const bl_session *session)
     return status == 0 && bl_verify(&session->pool->memory, now.epoch == session->epoch);
 }
 
-/* Does an entry say what the server said, and what the caller expects? And do these bytes and their
- * checksums lie in the pool: server and entry are foreign input, both (D13). */
+/* Returns 1 if an entry agrees with the server's answer and the caller's expectation, and if the
+ * bytes and their checksums lie in the pool. The server and the entry are both foreign input (D13).
+ */
 static int bl_entry_agrees(const bl_session *session, const bl_kv_batch *batch, uint32_t i,
                            const bl_kv_work *work, const bl_entry *entry)
 {
@@ -67,7 +69,7 @@ static int bl_entry_agrees(const bl_session *session, const bl_kv_batch *batch, 
     return agrees;
 }
 
-/* Fetch the checksums of a block that has one: 0 or -EBADMSG. */
+/* Fetch the checksums of a block that has several. Returns 0 or -EBADMSG. */
 static int bl_checksums_read(const bl_session *session, const bl_entry *entry, bl_kv_work *work)
 {
     const bl_memory *memory = &session->pool->memory;
@@ -82,7 +84,7 @@ static int bl_checksums_read(const bl_session *session, const bl_entry *entry, b
            : -EBADMSG;
 }
 
-/* Copy one block out: 0, or -EBADMSG if its bytes are not those that were committed. */
+/* Copy one block out. Returns 0, or -EBADMSG if its bytes are not the committed ones. */
 static int bl_kv_read_guarded(void *context)
 {
     const bl_kv_copy *copy = context;
@@ -101,8 +103,8 @@ static int bl_kv_read_guarded(void *context)
                            check ? work->checksums : NULL, batch->settings, copy->throttle);
 }
 
-/* The same; what ends the whole call, a fault or that it was stopped, stands in work then. A
- * throttle of its own if there is none for several. */
+/* Do the same, and put an error that ends the whole call (a fault, or that it was stopped) into
+ * work. If the blocks share no throttle, the block has its own. */
 static int bl_kv_read(const bl_session *session, const bl_kv_batch *batch, uint32_t i,
                       bl_kv_work *work, bl_throttle *throttle)
 {
@@ -116,7 +118,7 @@ static int bl_kv_read(const bl_session *session, const bl_kv_batch *batch, uint3
     return status;
 }
 
-/* Entry and epoch, looked at again, vouch for the copy of a block. */
+/* Entry and epoch, read again, confirm the copy of a block. */
 static void bl_kv_confirm(const bl_session *session, const bl_kv_batch *batch, uint32_t i,
                           const bl_kv_work *work)
 {
@@ -129,7 +131,7 @@ static void bl_kv_confirm(const bl_session *session, const bl_kv_batch *batch, u
     bl_epoch_confirm(pool, record->offset, size);
 }
 
-/* One block again, alone: 1 if it was read and is confirmed. */
+/* Read one block again, alone. Returns 1 if it was read and is confirmed. */
 static int bl_kv_read_again(const bl_session *session, const bl_kv_batch *batch, uint32_t i,
                             bl_kv_work *work)
 {
@@ -145,7 +147,7 @@ static int bl_kv_read_again(const bl_session *session, const bl_kv_batch *batch,
     return 1;
 }
 
-/* Ask for the leading hits, pinned: 0 or an error. */
+/* Ask the server for the leading hits, pinned. Returns 0 or an error. */
 static int bl_kv_ask(bl_session *session, const bl_kv_batch *batch, bl_kv_work *work,
                      uint8_t *states)
 {
@@ -161,7 +163,7 @@ static int bl_kv_ask(bl_session *session, const bl_kv_batch *batch, bl_kv_work *
     return 0;
 }
 
-/* HIT where an entry says what is expected. */
+/* Set HIT where an entry says what is expected. */
 static void bl_kv_first_look(const bl_session *session, const bl_kv_batch *batch, bl_kv_work *work,
                              uint8_t *states)
 {
@@ -172,8 +174,8 @@ static void bl_kv_first_look(const bl_session *session, const bl_kv_batch *batch
                                                                                : BL_BLOCK_MISS;
 }
 
-/* Of those that were copied, and are HIT, which are right; how many leading ones. Without fragments
- * nothing can be read again here. */
+/* Confirm the blocks that were copied and are HIT. Returns how many leading ones are right. Without
+ * fragments nothing can be read again here. */
 static uint32_t bl_kv_second_look(const bl_session *session, const bl_kv_batch *batch,
                                   bl_kv_work *work, uint8_t *states, uint64_t *mismatch_count)
 {
@@ -181,7 +183,7 @@ static uint32_t bl_kv_second_look(const bl_session *session, const bl_kv_batch *
     bl_crash_point("get.copied");
     bl_entry_look(session, work, 0, work->count, work->entries);
     bl_crash_point("get.second_look");
-    if (!bl_epoch_stands(session)) { /* to read again is vain; and nothing is wrong with a block */
+    if (!bl_epoch_stands(session)) { /* reading again is vain, and no block is wrong */
         memset(states, BL_BLOCK_MISS, work->count);
         return 0;
     }
@@ -208,7 +210,7 @@ typedef struct bl_kv_hits {
     uint64_t *mismatch_count;
     bl_throttle *throttles;     /* of each thread */
     uint32_t threads;
-    uint32_t leading;           /* out: how many are right */
+    uint32_t leading;           /* result: how many blocks are right */
 } bl_kv_hits;
 
 static int bl_kv_judge_guarded(void *context)
@@ -219,7 +221,7 @@ static int bl_kv_judge_guarded(void *context)
     return read->work->fault;
 }
 
-/* One hit of several that are read at once: each has a vector and a fault of its own. */
+/* Read one hit of several that are read at once. Each has its own checksums and its own fault. */
 static int bl_kv_hit_read(void *context, uint32_t i, uint32_t worker)
 {
     const bl_kv_hits *read = context;
@@ -240,8 +242,8 @@ static int bl_kv_hit_read(void *context, uint32_t i, uint32_t worker)
     return own.fault;
 }
 
-/* How many threads take whole blocks: one if there are few or little of them. Then each is dealt
- * out where it is copied. */
+/* Returns how many threads take whole blocks. This is one if the blocks are few or small: then each
+ * block is divided where it is copied. */
 static uint32_t bl_kv_block_threads(const bl_kv_batch *batch, uint32_t count)
 {
     bl_copy_settings settings = bl_copy_settings_of(batch->settings);
@@ -271,7 +273,7 @@ static int bl_kv_hits_guarded(void *context)
     return status < 0 ? status : bl_kv_judge_guarded(context);
 }
 
-/* The end of a get whose hits were read, or -error: 0 or an error. */
+/* End a get whose hits were read, or that failed with -error. Returns 0 or an error. */
 static int bl_kv_release(bl_session *session, const bl_kv_batch *batch, bl_kv_work *work, int read,
                          uint8_t *states)
 {
@@ -311,7 +313,7 @@ int64_t bl_kv_get(bl_session *session, const bl_kv_batch *batch, uint8_t *states
 
 /* ---- In two halves. */
 
-/* What an engine must know to read. */
+/* Fill in what an engine must know to read the blocks. */
 typedef struct bl_kv_hint {
     const bl_session *session;
     bl_kv_pending *pending;

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * Digests -> keys. A digest is uniformly random already; what is added is whose it is. Every step
- * is a bijection of the 128-bit state, so a digest of 16 bytes loses nothing, and one digest has
- * different keys in different namespaces. Not a hash of chosen bytes: who can choose digests freely
- * can make two keys meet, as he can by giving the same digest twice.
+ * Folds digests into keys. A digest is uniformly random already; the folding adds the namespace.
+ * Every step is a bijection of the 128-bit state, so a digest of 16 bytes loses nothing, and one
+ * digest has different keys in different namespaces. This is no hash against chosen input: a caller
+ * that chooses digests freely can make two keys equal, just as if it gave the same digest twice.
  */
 #include <errno.h>
 #include <string.h>
@@ -14,7 +14,7 @@
 
 enum { BL_DIGEST_SIZE_MIN = 16, BL_DIGEST_SIZE_MAX = 64, BL_KEY_SIZE = 16 };
 
-/* Odd factors carry bits up, the folded halves carry them down and across. */
+/* Odd factors carry bits up; the folded halves carry them down and across. */
 static void bl_key_mix(uint64_t key[2])
 {
     for (int round = 0; round < 3; round++) {
@@ -32,7 +32,7 @@ int bl_fold_keys(const uint8_t *digests, uint32_t digest_size, uint32_t count,
         return -EINVAL;
     uint64_t start[2];
     memcpy(start, name_space, sizeof start);
-    start[1] ^= digest_size;    /* tells a short digest from one that ends in zeros */
+    start[1] ^= digest_size;    /* distinguishes a short digest from one that ends in zeros */
     bl_key_mix(start);
     for (uint32_t i = 0; i < count; i++) {
         uint64_t key[2] = {start[0], start[1]};

@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * A batch of puts, where "which block" meets "move the bytes":
+ * Executes a batch of puts:
  *
- *   reserve --> stream payload, vector behind it --> fence --> commit
+ *   reserve --> stream payload, checksums behind it --> fence --> commit
  *
- * In two halves, reserve is the first, and an engine writes the payload after it; the second
+ * If an engine copies, the first half reserves, the engine writes the payload, and the second half
  * streams the checksums, fences and commits.
  *
- * What fails half way is given back; nothing of it was told to anybody.
+ * A put that fails half way gives its grants back; no other process has been told of them.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -19,7 +19,7 @@
 #include "kv/batch.h"
 #include "transfer/block.h"
 
-/* Stream the checksums of the block at this offset behind it: the check of its vector. */
+/* Stream the checksums of the block at this offset behind its payload. Returns their check. */
 static uint32_t bl_checksums_write(const bl_memory *memory, uint64_t offset,
                                    const bl_kv_batch *batch,
                                 const bl_kv_work *work)
@@ -31,7 +31,7 @@ static uint32_t bl_checksums_write(const bl_memory *memory, uint64_t offset,
     return bl_checksums_crc(work->checksums, work->chunk_count);
 }
 
-/* Stream one granted block: 0, and the check of its checksums; or what the engine said, or
+/* Stream one granted block. Returns 0 and the check of its checksums, or the engine's error, or
  * -BL_ERROR_DEVICE_FAULT: the grants can still be given back. */
 static int bl_kv_write_guarded(void *context)
 {
@@ -41,7 +41,7 @@ static int bl_kv_write_guarded(void *context)
     uint64_t offset = copy->work->records[copy->i].offset;
     const bl_fragment *fragments = batch->fragments + (size_t)copy->i * batch->fragment_count;
     bl_copy_settings settings = bl_copy_settings_of(batch->settings);
-    settings.threads = 1; /* the other cores are the engine's: nobody waits for a put */
+    settings.threads = 1; /* the other cores are the engine's, because nothing waits for a put */
     int status = bl_gather_write(memory, offset, fragments, batch->fragment_count, batch->length,
                                  batch->chunk_size, copy->work->checksums, &settings,
                                      copy->throttle);
@@ -52,7 +52,8 @@ static int bl_kv_write_guarded(void *context)
     return 0;
 }
 
-/* What the server said of each block, and a commit for each that was granted: their number. */
+/* Take the server's state of each block, and prepare a commit for each granted one. Returns their
+ * number. */
 static uint32_t bl_kv_granted(const bl_kv_batch *batch, bl_kv_work *work, uint8_t *states,
                               int32_t *statuses)
 {
@@ -72,7 +73,7 @@ static uint32_t bl_kv_granted(const bl_kv_batch *batch, bl_kv_work *work, uint8_
     return granted;
 }
 
-/* Ask for room: 0 or an error. */
+/* Ask for space. Returns 0 or an error. */
 static int bl_kv_reserve(bl_session *session, const bl_kv_batch *batch, bl_kv_work *work,
                          uint8_t *states, int32_t *statuses)
 {
@@ -88,7 +89,7 @@ static int bl_kv_reserve(bl_session *session, const bl_kv_batch *batch, bl_kv_wo
     return 0;
 }
 
-/* Write what was granted: 0 or an error. */
+/* Write the granted blocks. Returns 0 or an error. */
 static int bl_kv_store(const bl_session *session, const bl_kv_batch *batch, bl_kv_work *work)
 {
     int status = 0;
@@ -103,10 +104,11 @@ static int bl_kv_store(const bl_session *session, const bl_kv_batch *batch, bl_k
     return status;
 }
 
-/* Commit what was granted and is written: 0 or an error. */
+/* Commit the blocks that are granted and written. Returns 0 or an error. */
 static int bl_kv_commit(bl_session *session, const bl_kv_batch *batch, bl_kv_work *work)
 {
-    bl_fence_store(&session->pool->memory); /* all payload is out before anybody is told of it */
+    bl_fence_store(&session->pool->memory); /* all payload is in memory before the commit names it
+                                             */
     bl_crash_point("put.fenced");
     int status = work->count > 0 ? bl_commit_blocks(session, work->commits, work->count,
                                                     work->statuses, batch->timeout_ns)
@@ -115,7 +117,8 @@ static int bl_kv_commit(bl_session *session, const bl_kv_batch *batch, bl_kv_wor
     return status;
 }
 
-/* The end of a put, whose payload is written, or -error: commit, or give back what was granted. */
+/* End a put whose payload is written, or that failed with -error: commit, or give back the grants.
+ */
 static int bl_kv_publish(bl_session *session, const bl_kv_batch *batch, bl_kv_work *work,
                          int written, uint8_t *states, int32_t *statuses)
 {
@@ -125,7 +128,7 @@ static int bl_kv_publish(bl_session *session, const bl_kv_batch *batch, bl_kv_wo
             states[work->index[k]] = BL_BLOCK_REFUSED;
             statuses[work->index[k]] = work->statuses[k];
         }
-    /* Nothing more is written: what was granted and is not committed may go. */
+    /* Nothing more is written: grants that are not committed may be given back. */
     if (status < 0 && work->count > 0 && session->attached && session->nonce == work->nonce) {
         bl_kv_retire(session, batch, status);
         bl_abort_blocks(session, work->commits, work->count, batch->timeout_ns);
@@ -172,9 +175,10 @@ typedef struct bl_kv_grants {
     const bl_kv_pending *pending;
 } bl_kv_grants;
 
-/* As bl_device_written(), of all blocks together: the engine has failed, or was interrupted, and
- * nothing of it is under way. What its device has written until then leaves this host's cache
- * before the space is given back: later it would overwrite what the next owner has written. */
+/* Flush all blocks of the batch as bl_device_written() does. The engine has failed or was
+ * interrupted, and none of its copies is under way. What its device has written so far must leave
+ * this host's cache before the space is given back: later it would overwrite what the next owner
+ * has written. */
 static int bl_kv_flush_guarded(void *context)
 {
     const bl_kv_grants *grants = context;
@@ -187,7 +191,7 @@ static int bl_kv_flush_guarded(void *context)
     return 0;
 }
 
-/* The vectors of all blocks that were granted. */
+/* Stream the checksums of all granted blocks. */
 typedef struct bl_kv_checksums {
     const bl_session *session;
     bl_kv_pending *pending;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * One block by itself (transfer/block.h): its fragments are cut into the pieces of a plan.
+ * Makes the plan of one block: its fragments are cut into pieces (transfer/block.h).
  */
 #include "transfer/block.h"
 #include "base/minmax.h"
@@ -25,7 +25,8 @@ static int bl_transfer_valid(const bl_memory *memory, uint64_t offset, const bl_
     return length == 0;
 }
 
-/* Cut where fragments, chunks and stripes end. Without checksums a stripe's bytes are a chunk. */
+/* Cut the fragments where fragments, chunks and stripes end. Without checksums a stripe's bytes are
+ * a chunk. */
 static bl_plan bl_block_cut(uint64_t offset, const bl_fragment *fragments, uint64_t length,
                             uint64_t chunk_size, bl_piece *pieces, bl_chunk *chunks)
 {

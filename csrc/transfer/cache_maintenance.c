@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * The rules of transfer/device_range.h for whole plans: chunks and rows that touch are one range,
- * so that a block costs two fences and not two for each of its chunks. Whether a device needs them
- * on this machine is for beluga/transfer/engines/policy.py to know.
+ * Applies the rules of transfer/device_range.h to whole plans. Chunks and rows that touch are one
+ * range, so a block costs two fences, and not two for each of its chunks.
+ * beluga/transfer/engines/policy.py decides whether a device needs this on this machine.
  */
 #include <errno.h>
 
@@ -34,7 +34,8 @@ static void bl_maintenance_take(const bl_memory *memory, bl_maintenance_range ra
         bl_device_ordered(memory);
 }
 
-/* The whole lines of the plan's range i: pieces where a read asks for no more, else chunks. */
+/* Returns the whole lines of the plan's range i. Ranges are pieces if a sparse read needs no more,
+ * and chunks otherwise. */
 static bl_maintenance_range bl_maintenance_of(const bl_plan *plan, uint32_t i)
 {
     int rows = plan->sparse && !plan->checksums;

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * The copy engine of the CPU: plans (api/transfer.h) executed by one thread or several. A plan is
- * parted where a line begins and, if it has checksums, a chunk; each part is one thread's: pieces
- * gathered into the pool, or scattered out of it.
+ * Implements the copy engine of the CPU: it executes plans (api/transfer.h) by one thread or
+ * several. A plan is cut into parts where a line begins and, if it has checksums, a chunk begins.
+ * One thread copies each part: it gathers pieces into the pool, or scatters them out of it.
  */
 #include "transfer/cpu.h"
 
@@ -31,7 +31,7 @@ void bl_copy_defaults(bl_copy_settings *settings)
         .head = 2 << 10,
         .direct = 256,
     };
-#ifdef BL_SIM /* its blocks are small, and have several windows too */
+#ifdef BL_SIM /* its blocks are small, and must have several windows too */
     settings->window = 4 * BL_LINE_SIZE;
     settings->ahead = BL_LINE_SIZE;
 #endif
@@ -55,12 +55,12 @@ bl_copy_settings bl_copy_settings_of(const bl_copy_settings *given)
 /* ---- Runs of private memory, put end to end into one range of the pool. A payload byte is read
  * once: it is summed on its way. */
 
-enum { BL_STAGE_SIZE = 4 << 10 };   /* of small runs put together before they are streamed */
+enum { BL_STAGE_SIZE = 4 << 10 };   /* small runs are put together before they are streamed */
 
 typedef struct bl_gather {
     const bl_memory *memory;
     uint64_t offset;            /* where the stage goes */
-    uint32_t direct;            /* a run this long, a line at least, is streamed from its place */
+    uint32_t direct;            /* a run this long is streamed directly; a line or more */
     uint32_t staged;
     _Alignas(BL_LINE_SIZE) uint8_t stage[BL_STAGE_SIZE];
 } bl_gather;
@@ -80,7 +80,7 @@ static void bl_gather_flush(bl_gather *gather)
     gather->staged = 0;
 }
 
-/* crc: of the bytes before in their chunk, and then of these too; or NULL. */
+/* crc is that of the bytes before in their chunk, and is updated; or it is NULL. */
 static void bl_gather_direct(bl_gather *gather, const void *source, uint64_t size, uint32_t *crc)
 {
     bl_gather_flush(gather);
@@ -103,7 +103,7 @@ static void bl_gather_stage(bl_gather *gather, const void *source, uint32_t size
         bl_gather_flush(gather);
 }
 
-/* A long run goes out from where it lies, as soon as the stage ends with a whole line. */
+/* A long run is streamed from its own memory as soon as the stage ends with a whole line. */
 static void bl_gather_put(bl_gather *gather, const uint8_t *next, uint64_t size, uint32_t *crc)
 {
     for (uint64_t piece; size > 0; next += piece, size -= piece) {
@@ -119,7 +119,7 @@ static void bl_gather_put(bl_gather *gather, const uint8_t *next, uint64_t size,
     }
 }
 
-/* Fill the last line up with zeros, and let it go. */
+/* Fill the last line with zeros and flush the stage. */
 static void bl_gather_end(bl_gather *gather)
 {
     uint32_t blank = -gather->staged % BL_LINE_SIZE;
@@ -130,8 +130,8 @@ static void bl_gather_end(bl_gather *gather)
 
 /* ---- A part of a plan, copied by this thread. */
 
-/* Pieces [first, end), without skip bytes of the first and omit bytes of the last: not whole ones,
- * and of chunks that have a checksum none. */
+/* A part has the pieces [first, end), without skip bytes of the first and omit bytes of the last.
+ * If chunks have checksums, the part has only whole chunks. */
 typedef struct bl_plan_part {
     const bl_memory *memory;
     const bl_plan *plan;
@@ -142,8 +142,8 @@ typedef struct bl_plan_part {
     uint32_t omit;
 } bl_plan_part;
 
-/* Where what the part has of piece i begins in it, and how long that is. By value: what is stored
- * here and loaded again in another width waits behind every streamed line. */
+/* Returns where the part begins in piece i, and the length there. It returns by value, because a
+ * value that is stored and loaded again in another width waits for every streamed line. */
 static inline uint32_t bl_part_skip(const bl_plan_part *part, uint32_t i)
 {
     return i == part->first ? part->skip : 0;
@@ -157,7 +157,7 @@ static inline uint32_t bl_part_length(const bl_plan_part *part, uint32_t i)
 
 /* ---- Into the pool. */
 
-/* A run of one piece: as a whole, or in steps that are paid for. */
+/* Gather a run of one piece as a whole, or in steps that the throttle admits. */
 static int bl_part_put(bl_gather *gather, uint64_t address, uint64_t offset, uint64_t length,
                        uint32_t *crc, bl_throttle *throttle)
 {
@@ -183,9 +183,9 @@ static int bl_part_gather(const bl_plan_part *part, bl_throttle *throttle)
     for (uint32_t i = part->first; i < part->end && status == 0; i++) {
         const bl_piece *piece = &plan->pieces[i];
         uint32_t skip = bl_part_skip(part, i), length = bl_part_length(part, i);
-        if (i + 1 < part->end) /* the hardware finds the rest, but not where the next one begins */
+        if (i + 1 < part->end) /* the hardware prefetches the rest, but not the next piece */
             bl_prefetch_source((const void *)piece[1].address, bl_least(piece[1].length, head));
-        if (piece->offset + skip != at) { /* another block's */
+        if (piece->offset + skip != at) { /* the next piece is of another block */
             bl_gather_end(&gather);
             bl_gather_begin(&gather, part->memory, piece->offset, direct);
         }
@@ -206,24 +206,24 @@ static int bl_part_gather(const bl_plan_part *part, bl_throttle *throttle)
  * so that the memory always has both to do; and it takes a full fence to have lines dropped, so a
  * window is not small. This window's lines are asked for a little before they are copied. */
 
-/* A place in a part's bytes. */
+/* A position in the bytes of a part. */
 typedef struct bl_part_place {
     uint32_t piece;
-    uint64_t used;              /* bytes of it that are behind */
+    uint64_t used;              /* bytes of the piece that are behind */
 } bl_part_place;
 
 typedef struct bl_scatter {
     const bl_plan_part *part;
     bl_throttle *throttle;
     enum bl_copy_how how;
-    uint32_t crc;               /* of this chunk's bytes before */
+    uint32_t crc;               /* checksum of the chunk's bytes so far */
     bl_part_place copy;         /* what is not copied yet */
     bl_part_place drop;         /* what is not dropped yet: a window ahead */
-    bl_part_place ask;          /* what is not asked for yet */
+    bl_part_place ask;          /* what is not prefetched yet */
     uint64_t ask_left;          /* of this window */
 } bl_scatter;
 
-/* The next run of at most size bytes, in one piece. */
+/* Returns the next run of at most size bytes, within one piece. */
 typedef struct bl_part_run {
     uint64_t address;
     uint64_t offset;
@@ -268,8 +268,8 @@ static int bl_chunk_differs(const bl_plan_part *part, uint32_t chunk, uint32_t c
     return bl_verify(part->memory, crc == part->plan->checksums[chunk]) ? 0 : -EBADMSG;
 }
 
-/* A step in one piece, of what is left of a window: as long as the settings say, or so that the
- * next one goes to whole lines. */
+/* Copy one step within one piece and one window. The step is as long as the settings say, or ends
+ * so that the next one begins at a line. */
 static int bl_part_step(bl_scatter *scatter, uint64_t *left)
 {
     const bl_plan_part *part = scatter->part;
@@ -292,7 +292,7 @@ static int bl_part_step(bl_scatter *scatter, uint64_t *left)
     return 0;
 }
 
-/* So many bytes, or what is left, step by step. */
+/* Copy this many bytes, or what is left, step by step. */
 static int bl_part_window(bl_scatter *scatter, uint64_t size)
 {
     const bl_plan_part *part = scatter->part;
@@ -322,7 +322,7 @@ static int bl_part_scatter(const bl_plan_part *part, enum bl_copy_how how, bl_th
     bl_fence_full(part->memory); /* no drop before the look that told the caller to read */
     bl_part_drop(&scatter, part->settings->window);
     while (scatter.copy.piece < part->end && status == 0) {
-        bl_fence_full(part->memory); /* what was dropped is gone; the loads below go to memory */
+        bl_fence_full(part->memory); /* the lines were dropped, so the loads below go to memory */
         status = bl_part_window(&scatter, part->settings->window);
     }
     if (how == BL_COPY_PAST)
@@ -360,7 +360,7 @@ static uint64_t bl_chunk_drop(const bl_plan_part *part, uint32_t c)
     return chunk->length;
 }
 
-/* As above, a window being some chunks. */
+/* Do the same for a sparse plan with checksums; a window is a few chunks. */
 static int bl_part_pick(const bl_plan_part *part, uint8_t *scratch, bl_throttle *throttle)
 {
     const bl_plan *plan = part->plan;
@@ -371,7 +371,7 @@ static int bl_part_pick(const bl_plan_part *part, uint8_t *scratch, bl_throttle 
     for (uint64_t size = 0; next < end && size < part->settings->window; next++)
         size += bl_chunk_drop(part, next);
     while (c < end && status == 0) {
-        bl_fence_full(part->memory); /* what was dropped is gone; the loads below go to memory */
+        bl_fence_full(part->memory); /* the lines were dropped, so the loads below go to memory */
         for (uint32_t stop = next; c < stop && status == 0; c++) {
             if (next < end)
                 bl_chunk_drop(part, next++);
@@ -387,7 +387,7 @@ typedef struct bl_plan_run {
     bl_plan_part *parts;
     uint32_t part_count;
     bl_throttle *throttle;      /* of the calling thread, or NULL */
-    bl_throttle *throttles;     /* of the others, by hand */
+    bl_throttle *throttles;     /* of the other workers, by number */
     uint32_t threads;
     uint32_t scratch_size;      /* 0: none is needed */
     enum bl_copy_how how;
@@ -427,8 +427,8 @@ static uint64_t bl_part_size(const bl_plan_part *part)
     return size;
 }
 
-/* Several threads have a throttle each, which lasts from part to part, to where none may be left.
- * */
+/* Each worker has a throttle of its own, which lasts from part to part until no part may be left.
+ */
 static int bl_plan_do(void *context, uint32_t number, uint32_t worker)
 {
     const bl_plan_run *run = context;
@@ -443,7 +443,7 @@ static int bl_plan_do(void *context, uint32_t number, uint32_t worker)
     return status;
 }
 
-/* Deal the parts out. */
+/* Let the threads of the pool take the parts. */
 static int bl_plan_deal(bl_plan_run *run)
 {
     bl_throttle throttles[BL_THREAD_POOL_WORKERS];
@@ -458,8 +458,8 @@ static int bl_plan_deal(bl_plan_run *run)
     return status;
 }
 
-/* The first place, from used on, where piece i may be cut: a line begins there and, if there are
- * checksums, a chunk. Its length if there is none. */
+/* Returns the first position, from used on, where piece i may be cut: a line begins there and, if
+ * there are checksums, a chunk. Returns the piece's length if there is none. */
 static uint32_t bl_plan_cut_at(const bl_plan *plan, uint32_t i, uint64_t used)
 {
     const bl_piece *piece = &plan->pieces[i];
@@ -469,7 +469,8 @@ static uint32_t bl_plan_cut_at(const bl_plan *plan, uint32_t i, uint64_t used)
     return (uint32_t)bl_least(at, piece->length);
 }
 
-/* Deal a whole plan out in parts of about size bytes, as many as there is room for: how many. */
+/* Cut a whole plan into parts of about size bytes, at most as many as there is room for. Returns
+ * how many. */
 static uint32_t bl_plan_cut(const bl_plan_part *whole, uint64_t size, bl_plan_part *parts,
                             uint32_t room)
 {
@@ -494,7 +495,7 @@ static uint32_t bl_plan_cut(const bl_plan_part *whole, uint64_t size, bl_plan_pa
     return count;
 }
 
-/* Of a sparse plan whose chunks are verified the longest one's, else 0. */
+/* Returns the length of the longest chunk of a sparse plan with checksums, or 0 for other plans. */
 static uint32_t bl_plan_scratch_size(const bl_plan *plan)
 {
     uint32_t size = 0;
@@ -526,7 +527,7 @@ int bl_plan_execute(const bl_memory *memory, const bl_plan *plan, const bl_copy_
     return bl_plan_deal(&run);
 }
 
-/* By a throttle of its own. */
+/* Execute a plan with a throttle of its own. */
 static int bl_plan_pass(const bl_pool *pool, const bl_plan *plan, const bl_copy_settings *given,
                         int write, bl_io_queue *io_queue, uint32_t transfer_class)
 {

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * The copy engine of the CPU: executes a plan (api/transfer.h) by one thread or several.
+ * Declares the copy engine of the CPU, which executes a plan (api/transfer.h) by one thread or
+ * several.
  */
 #ifndef BL_CPU_H
 #define BL_CPU_H
@@ -10,14 +11,17 @@
 #include "coherence/memory.h"
 #include "iosched/throttle.h"
 
-enum { BL_PARTS_PER_THREAD = 4 };   /* so that a slow one is waited for a quarter of its time */
+enum { BL_PARTS_PER_THREAD = 4 };   /* so that waiting for a slow thread costs a quarter of its time
+                                     */
 
-/* What was given, or the default; none at a time, which would have no end, is a line at a time. */
+/* Returns the given settings, or the default ones. A size below a line becomes a line, because a
+ * size of 0 would never end. */
 bl_copy_settings bl_copy_settings_of(const bl_copy_settings *given);
 
-/* A plan: 0, -EINVAL: it is none, -EBADMSG: a read's checksum differs, -ENOMEM or
- * -BL_ERROR_DEVICE_FAULT. A write does not fence for this thread: one bl_fence_store covers a
- * batch. With a throttle the bytes are paid for (-ECANCELED); one thread leaves it open. */
+/* Execute a plan. Returns 0, -EINVAL if it is not valid, -EBADMSG if a read's checksum differs,
+ * -ENOMEM, or -BL_ERROR_DEVICE_FAULT. A write does not fence for this thread: one bl_fence_store
+ * covers a batch. With a throttle each byte is admitted first (-ECANCELED if that was stopped); if
+ * one thread copies, its throttle stays open. */
 int bl_plan_execute(const bl_memory *memory, const bl_plan *plan,
                     const bl_copy_settings *settings, int write, bl_throttle *throttle);
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * Is it a plan: do its pieces and chunks lie where they must?
+ * Validates plans: their pieces and chunks must lie where they may.
  */
 #include "transfer/plan.h"
 
@@ -9,7 +9,8 @@
 
 #include "pool/pool.h"
 
-/* Piece i, and if it is its chunk's first the chunk; at: where the piece before it ended. */
+/* Validate piece i, and its chunk if the piece is the first one. *at is where the piece before it
+ * ended. */
 static int bl_plan_piece_valid(const bl_memory *memory, const bl_plan *plan, uint32_t i,
                                uint64_t at)
 {

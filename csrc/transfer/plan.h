@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * Is it a plan (api/transfer.h)? What is asked of its pieces and chunks.
+ * Declares the validation of plans (api/transfer.h).
  */
 #ifndef BL_PLAN_H
 #define BL_PLAN_H
@@ -23,7 +23,7 @@ static inline int bl_plan_ends_chunk(const bl_plan *plan, uint32_t i)
     return i + 1 == plan->piece_count || plan->pieces[i + 1].chunk != plan->pieces[i].chunk;
 }
 
-/* Do a plan's pieces lie in its chunks, tile them if they must, and all of it in the pool? */
+/* Returns 1 if a plan's pieces lie in its chunks, tile them if they must, and lie in the pool. */
 int bl_plan_valid(const bl_memory *memory, const bl_plan *plan);
 
 #endif

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * The thread pool: see transfer/thread_pool.h. Whoever is awake takes the next item, so one that
- * wakes up late, or shares its core, costs nobody more than an item's time.
+ * Implements the thread pool (transfer/thread_pool.h). A thread that is awake takes the next item,
+ * so a thread that wakes up late, or shares its core, delays others by at most the time of an item.
  */
 #include "transfer/thread_pool.h"
 
@@ -13,13 +13,13 @@ typedef struct bl_thread_pool_job {
     bl_thread_pool_work work;
     void *context;
     uint64_t count;
-    uint64_t next;              /* item; shared */
-    uint32_t workers;           /* that have joined */
+    uint64_t next;              /* the next item; shared */
+    uint32_t workers;           /* workers that have joined */
     int status;
-    const void *fault;          /* where, if the status is of a fault */
+    const void *fault;          /* the pool offset of a fault, if that is the status */
 } bl_thread_pool_job;
 
-/* Take items until there are none: 0, or the first error. */
+/* Take items until none is left. Returns 0, or the first error. */
 static int bl_thread_pool_share(bl_thread_pool_job *job, uint32_t worker)
 {
     int status = 0;
@@ -45,24 +45,24 @@ int bl_thread_pool_run(uint32_t threads, uint32_t count, bl_thread_pool_work wor
 
 #include "base/thread.h"
 
-/* To be woken takes as long as to copy 200 KB. So who waits for the next job, or for the last item
- * of this one, looks for a moment before it sleeps. */
+/* To be woken takes as long as to copy 200 KB. So a thread that waits for the next job, or for the
+ * last item of this one, spins for a moment before it sleeps. */
 enum { BL_THREAD_POOL_LOOK_NS = 50 * 1000 };
 
 typedef struct bl_thread_pool_state {
-    pthread_mutex_t lock;       /* of all that follows */
-    pthread_cond_t wanted;      /* there are seats */
-    pthread_cond_t left;        /* nobody is active */
+    pthread_mutex_t lock;       /* protects all that follows */
+    pthread_cond_t wanted;      /* a job may be joined */
+    pthread_cond_t left;        /* no worker is active */
     bl_thread_pool_job *job;    /* or NULL */
     uint64_t worker_count;        /* threads of the thread pool */
-    uint64_t seats;             /* that may still join the job; looked at without the lock too */
-    uint64_t active;            /* that did, and are not done; likewise */
+    uint64_t seats;             /* workers that may still join; read without the lock too */
+    uint64_t active;            /* workers that joined and are not done; likewise */
 } bl_thread_pool_state;
 
 #define BL_THREAD_POOL_NEW                                                                         \
     {PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, PTHREAD_COND_INITIALIZER, NULL, 0, 0, 0}
 
-/* Look at a word until it is 0, or is not (wanted), for a moment. */
+/* Spin for a moment until a word is 0, or is not 0 (wanted). */
 static void bl_thread_pool_look(const uint64_t *word, int wanted)
 {
     uint64_t until = bl_now_ns(NULL) + BL_THREAD_POOL_LOOK_NS;
@@ -73,7 +73,8 @@ static void bl_thread_pool_look(const uint64_t *word, int wanted)
 static bl_thread_pool_state bl_thread_pool = BL_THREAD_POOL_NEW;
 static cpu_set_t bl_thread_pool_cpus;
 
-/* What the process may use: an engine ties the thread that asks for help to a core later on. */
+/* Workers may run on all cores of the process, because an engine may tie the thread that asks for
+ * help to one core later. */
 __attribute__((constructor)) static void bl_thread_pool_find_cpus(void)
 {
     sched_getaffinity(0, sizeof bl_thread_pool_cpus, &bl_thread_pool_cpus);
@@ -81,7 +82,7 @@ __attribute__((constructor)) static void bl_thread_pool_find_cpus(void)
 
 static pthread_once_t bl_thread_pool_once = PTHREAD_ONCE_INIT;
 
-/* The parent's threads are not in the child, whatever they were doing. */
+/* The parent's threads do not exist in the child, whatever they were doing. */
 static void bl_thread_pool_forked(void)
 {
     bl_thread_pool = (bl_thread_pool_state)BL_THREAD_POOL_NEW;
@@ -116,7 +117,7 @@ static void *bl_thread_pool_worker(void *argument)
     return NULL;
 }
 
-/* Under the lock: hire until there are count, as far as the system lets us. */
+/* Start threads until there are count, as far as the system permits. The caller holds the lock. */
 static void bl_thread_pool_hire(uint32_t count)
 {
     for (pthread_t worker; bl_thread_pool.worker_count < count; bl_thread_pool.worker_count++) {
@@ -128,7 +129,7 @@ static void bl_thread_pool_hire(uint32_t count)
     }
 }
 
-/* Put a job before the thread pool: 1, or 0 if it has one. */
+/* Offer a job to the thread pool. Returns 1, or 0 if it has one. */
 static int bl_thread_pool_offer(bl_thread_pool_job *job, uint32_t seats)
 {
     pthread_once(&bl_thread_pool_once, bl_thread_pool_watch_forks);
@@ -146,7 +147,7 @@ static int bl_thread_pool_offer(bl_thread_pool_job *job, uint32_t seats)
     return offered;
 }
 
-/* Nobody may join any more; wait for those that have. */
+/* Let no more workers join, and wait for those that have. */
 static void bl_thread_pool_dismiss(void)
 {
     pthread_mutex_lock(&bl_thread_pool.lock);
