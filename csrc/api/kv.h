@@ -42,8 +42,8 @@ int64_t bl_kv_get(bl_session *session, const bl_kv_batch *batch, uint8_t *states
  * whether it succeeds or fails. */
 typedef struct bl_kv_pending bl_kv_pending;
 
-/* Reserve space. Returns 0 and the pool offset of each block whose state is GRANTED, or an error.
- */
+/* Reserve space. Returns 0 and the pool offset of each block whose state is GRANTED, or an
+ * error. */
 int bl_kv_put_begin(bl_session *session, const bl_kv_batch *batch, uint8_t *states,
                     int32_t *statuses, uint64_t *offsets, bl_kv_pending **out);
 

@@ -19,8 +19,8 @@
 static const uint64_t BL_YIELD_NS = 20000;      /* until a queue that yielded asks again */
 static const uint64_t BL_WAIT_NS = 1000000;     /* the longest time between polls while a piece
                                                  * waits */
-static const uint64_t BL_DEMAND_NS = 2000000;   /* until a free engine that did not poll is ignored
-                                                 */
+static const uint64_t BL_DEMAND_NS = 2000000;   /* until a free engine that did not poll is
+                                                 * ignored */
 static const uint64_t BL_EAGER_NS = 200000;     /* from here on a queue polls no more often than
                                                  * BL_SELDOM_NS */
 static const uint64_t BL_SELDOM_NS = 60000;     /* longer than a timer is late */
@@ -221,8 +221,8 @@ static int bl_queue_next(bl_queue *queue, uint64_t now_ns, bl_admission *admissi
     return -EAGAIN;
 }
 
-/* At first a queue that waits polls often, so that the link does not idle. Later it polls seldom.
- */
+/* At first a queue that waits polls often, so that the link does not idle. Later it polls
+ * seldom. */
 static void bl_queue_patience(bl_queue *queue, int status, uint64_t now_ns, uint64_t *wait_ns)
 {
     if (status == 0 || queue->stat.queued == 0) {

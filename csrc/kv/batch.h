@@ -30,8 +30,8 @@ typedef struct bl_kv_work {
     int fault;                  /* 0, or a negative error that ends the whole call */
 } bl_kv_work;
 
-/* Returns the copy of one block. The throttle is one that several blocks share, or the block's own.
- */
+/* Returns the copy of one block. The throttle is one that several blocks share, or the block's
+ * own. */
 typedef struct bl_kv_copy {
     const bl_session *session;
     const bl_kv_batch *batch;

@@ -9,9 +9,9 @@
  *
  * A reader believes a block only if its entry names the expected key, generation, offset, length
  * and fingerprint, before the copy and after it, and if the checksums of the copy are those of the
- * entry (unless the caller asks for no comparison). Otherwise it reads once more, and then the block
- * is a miss: a get never returns wrong bytes (D6). If another server has taken over meanwhile, all
- * blocks are misses.
+ * entry (unless the caller asks for no comparison). Otherwise it reads once more, and then the
+ * block is a miss: a get never returns wrong bytes (D6). If another server has taken over
+ * meanwhile, all blocks are misses.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -48,8 +48,8 @@ static int bl_epoch_stands(const bl_session *session)
 }
 
 /* Returns 1 if an entry agrees with the server's answer and the caller's expectation, and if the
- * bytes and their checksums lie in the pool. The server and the entry are both foreign input (D13).
- */
+ * bytes and their checksums lie in the pool. The server and the entry are both foreign input
+ * (D13). */
 static int bl_entry_agrees(const bl_session *session, const bl_kv_batch *batch, uint32_t i,
                            const bl_kv_work *work, const bl_entry *entry)
 {

@@ -107,8 +107,7 @@ static int bl_kv_store(const bl_session *session, const bl_kv_batch *batch, bl_k
 /* Commit the blocks that are granted and written. Returns 0 or an error. */
 static int bl_kv_commit(bl_session *session, const bl_kv_batch *batch, bl_kv_work *work)
 {
-    bl_fence_store(&session->pool->memory); /* all payload is in memory before the commit names it
-                                             */
+    bl_fence_store(&session->pool->memory); /* all payload is in memory before the commit */
     bl_crash_point("put.fenced");
     int status = work->count > 0 ? bl_commit_blocks(session, work->commits, work->count,
                                                     work->statuses, batch->timeout_ns)
@@ -117,8 +116,8 @@ static int bl_kv_commit(bl_session *session, const bl_kv_batch *batch, bl_kv_wor
     return status;
 }
 
-/* End a put whose payload is written, or that failed with -error: commit, or give back the grants.
- */
+/* End a put whose payload is written, or that failed with -error: commit, or give back the
+ * grants. */
 static int bl_kv_publish(bl_session *session, const bl_kv_batch *batch, bl_kv_work *work,
                          int written, uint8_t *states, int32_t *statuses)
 {

@@ -53,7 +53,7 @@ bl_copy_settings bl_copy_settings_of(const bl_copy_settings *given)
 }
 
 /* ---- Runs of private memory, put end to end into one range of the pool. A payload byte is read
- * once: it is summed on its way. */
+ * once: its checksum is computed while it is copied. */
 
 enum { BL_STAGE_SIZE = 4 << 10 };   /* small runs are put together before they are streamed */
 
@@ -202,9 +202,9 @@ static int bl_part_gather(const bl_plan_part *part, bl_throttle *throttle)
     return status;
 }
 
-/* ---- Out of the pool: the lines of the next window are dropped between the copies of this one's,
- * so that the memory always has both to do; and it takes a full fence to have lines dropped, so a
- * window is not small. This window's lines are asked for a little before they are copied. */
+/* ---- Out of the pool. The lines of the next window are dropped between the copies of this
+ * window's lines, so that the memory always has both kinds of work. Dropping takes a full fence, so
+ * a window is not small. Lines of this window are prefetched shortly before they are copied. */
 
 /* A position in the bytes of a part. */
 typedef struct bl_part_place {
@@ -330,8 +330,8 @@ static int bl_part_scatter(const bl_plan_part *part, enum bl_copy_how how, bl_th
     return status;
 }
 
-/* ---- Some bytes of chunks that are verified: each comes whole, into the scratch, and is picked
- * from there. */
+/* ---- A sparse plan with checksums: each chunk is copied whole into the scratch, and the wanted
+ * bytes are picked from there. */
 
 static int bl_chunk_pick(const bl_plan_part *part, uint32_t c, uint8_t *scratch,
                          bl_throttle *throttle)
@@ -427,8 +427,8 @@ static uint64_t bl_part_size(const bl_plan_part *part)
     return size;
 }
 
-/* Each worker has a throttle of its own, which lasts from part to part until no part may be left.
- */
+/* Each worker has a throttle of its own, which lasts from part to part until no part may be
+ * left. */
 static int bl_plan_do(void *context, uint32_t number, uint32_t worker)
 {
     const bl_plan_run *run = context;
