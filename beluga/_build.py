@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Builds the C core: one source, two extensions.
+"""Build the C core: one source, two extensions.
 
-``_core`` has the verbs of ``csrc/coherence/coherence.h`` as instructions, ``_sim`` as a simulator
-of hosts whose caches do not know of each other. cffi reads the very headers that C compiles: a
+``_core`` has the verbs of ``csrc/coherence/coherence.h`` as instructions. ``_sim`` has them as a
+simulator of hosts whose caches do not know of each other. cffi reads the headers that C compiles; a
 four-line filter drops what only the preprocessor understands. ``setup.py`` names ``core`` and
 ``sim``.
 """
@@ -39,8 +39,8 @@ CORE_HEADERS = (
 QUEUE_HEADERS = ("format/dsa.h", "api/dsa_queue.h")
 # The simulator has a device of its own.
 DSA_HEADERS = (*QUEUE_HEADERS, "api/dsa.h")
-# The simulator also exports the pure structures, so that models can be run against them, and a
-# queue in which things go wrong.
+# The simulator also exports the pure structures, so that models can be compared with them, and a
+# queue with fault injection.
 SIM_HEADERS = (
     *CORE_HEADERS,
     *QUEUE_HEADERS,
@@ -56,26 +56,28 @@ WARNINGS = ["-Wall", "-Wextra", "-Wundef", "-Wvla", "-Wno-unused-function"]
 
 
 def cdef(headers: tuple[str, ...]) -> str:
-    """The headers as cffi reads them: no preprocessor lines."""
+    """Return the headers as cffi reads them: without preprocessor lines."""
     lines = [line for name in headers for line in (CSRC / name).read_text().splitlines()]
     return "\n".join(line for line in lines if not line.startswith("#"))
 
 
 def format_hash() -> int:
-    """64 bits over every declaration of the pool format; comments and white space do not count."""
+    """Return 64 bits over every declaration of the pool format; comments and white space do not
+    count.
+    """
     text = re.sub(r"/\*.*?\*/", " ", cdef(("format/pool_format.h",)), flags=re.DOTALL)
     digest = hashlib.sha256(" ".join(text.split()).encode()).digest()
     return int.from_bytes(digest[:8], "little")
 
 
-# The one way from C into Python: a handler that was registered from there (beluga/rpc/server.py).
+# The only call from C into Python: a handler that was registered there (beluga/rpc/server.py).
 CALLBACKS = 'extern "Python" int bl_python_handler(void *context, bl_call *call);'
 
 
 def builder(
     name: str, headers: tuple[str, ...], macros: list[tuple[str, str]], source: Path = CSRC
 ) -> FFI:
-    """What makes the extension ``beluga.NAME`` of the C in a folder."""
+    """Return the builder of the extension ``beluga.NAME`` from the C of a folder."""
     ffi = FFI()
     ffi.cdef(cdef(headers))
     ffi.cdef(CALLBACKS)

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The doorway to the C core: everything in Python that calls C does it through these names.
+"""Load the C core; everything in Python that calls C does it through these names.
 
 ``ffi`` and ``lib`` are cffi's. ``core`` is for annotations: ``core.bl_pool`` is a ``bl_pool *``
 (``_core.pyi``, which scripts/gen_stubs.py makes of the C headers); only type checkers know it.
 
-Importing it takes away the instructions that the environment forbids, and arms the crash point that
-it names, before any pool is open.
+The import disables the instructions that the environment forbids, and arms the crash point that it
+names, before any pool is open.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ ffi, lib = core.ffi, core.lib
 _VECTORS = lib.BL_CPU_AVX2 | lib.BL_CPU_AVX512 | lib.BL_CPU_VPCLMUL
 _CRC = lib.BL_CPU_SSE42 | lib.BL_CPU_PCLMUL
 
-# What each choice needs, and what it takes away so that nothing better is used.
+# The instructions that each choice needs, and the better ones that it disables.
 _ISAS = {
     "sse2": (0, _VECTORS | _CRC | lib.BL_CPU_MOVDIR64B),
     "avx2": (lib.BL_CPU_AVX2, lib.BL_CPU_AVX512 | lib.BL_CPU_VPCLMUL),

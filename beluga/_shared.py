@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""What threads, and forked children, may find gone: memory of C's that several of them use.
+"""Hold C memory that several threads use, and that a thread or a forked child may find closed.
 
-C's functions run without the interpreter's lock, so one thread may close what another has just
-given to C. And a forked child has the parent's objects, but none of the threads that hold their
-locks.
+C functions run without the interpreter's lock, so one thread may close what another has just given
+to C. A forked child has the parent's objects, but none of the threads that hold their locks.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ _Handle = TypeVar("_Handle")
 
 
 class SharedHandle(Generic[_Handle]):
-    """A pointer of C's, given back when its owner has closed it and the last thread has left it::
+    """A pointer to C memory, freed when its owner has closed it and the last thread has left it::
 
         with shared as handle:
             lib.bl_call(handle)
@@ -48,7 +47,7 @@ class SharedHandle(Generic[_Handle]):
             self._end()
 
     def close(self) -> None:
-        """Nobody enters any more. Twice is fine."""
+        """Let no more threads enter. A second call does nothing."""
         with self._lock:
             last = not self._closed and self._users == 0
             self._closed = True
@@ -57,26 +56,26 @@ class SharedHandle(Generic[_Handle]):
 
     @property
     def closed(self) -> bool:
-        """Its owner has closed it; threads may be in it still."""
+        """Whether the owner has closed it; threads may still be in it."""
         return self._closed
 
     def _forget(self) -> None:
-        """In a forked child: the lock's holder is one of the parent's threads."""
+        """Replace the lock in a forked child: its holder may be a thread of the parent."""
         self._lock = threading.Lock()
 
 
 class Forgetting(Protocol):
-    """What belongs to the process that made it."""
+    """An object that belongs to the process that made it."""
 
     def _forget(self) -> None:
-        """In a forked child: it is the parent's. Locks are held by nobody who is here."""
+        """Forget what is the parent's, in a forked child. No thread of the child holds the locks."""
 
 
 _known: weakref.WeakSet[Forgetting] = weakref.WeakSet()
 
 
 def when_forked(owner: Forgetting) -> None:
-    """Have ``owner._forget()`` called in every child that is forked while it lives."""
+    """Have ``owner._forget()`` called in every child that is forked while the owner lives."""
     _known.add(owner)
 
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The environment: what it says, and in this file only.
+"""Read the environment; no other file of the package does.
 
 =================== ==============================================================================
 variable            meaning
@@ -27,42 +27,44 @@ from pathlib import Path
 
 
 def pool_paths() -> list[str]:
-    """Devices that BELUGA_POOL names, or none."""
+    """Return the devices that BELUGA_POOL names; there may be none."""
     return [path for path in os.environ.get("BELUGA_POOL", "").split(":") if path]
 
 
 def isa() -> str | None:
-    """The instruction set that BELUGA_ISA asks for, unchecked."""
+    """Return the instruction set that BELUGA_ISA asks for, unchecked."""
     return os.environ.get("BELUGA_ISA") or None
 
 
 def flush() -> str | None:
-    """The flush that BELUGA_FLUSH asks for, unchecked."""
+    """Return the flush that BELUGA_FLUSH asks for, unchecked."""
     return os.environ.get("BELUGA_FLUSH") or None
 
 
 def memory_type() -> str | None:
-    """The memory type that BELUGA_MEMORY names, unchecked."""
+    """Return the memory type that BELUGA_MEMORY names, unchecked."""
     return os.environ.get("BELUGA_MEMORY") or None
 
 
 def ddio() -> str | None:
-    """What BELUGA_DDIO says, unchecked."""
+    """Return the value of BELUGA_DDIO, unchecked."""
     return os.environ.get("BELUGA_DDIO") or None
 
 
 def tuning() -> str | None:
-    """What BELUGA_TUNING says, unchecked."""
+    """Return the value of BELUGA_TUNING, unchecked."""
     return os.environ.get("BELUGA_TUNING") or None
 
 
 def crash() -> str | None:
-    """The crash point that BELUGA_CRASH arms, unchecked."""
+    """Return the crash point that BELUGA_CRASH arms, unchecked."""
     return os.environ.get("BELUGA_CRASH") or None
 
 
 def _home() -> Path:
-    """This user's; of one without a name, as containers have them, /, as without a HOME there."""
+    """Return this user's home directory; it is / for a user without a name and HOME, as in
+    containers.
+    """
     try:
         return Path.home()
     except RuntimeError:
@@ -70,25 +72,25 @@ def _home() -> Path:
 
 
 def state_dir() -> Path:
-    """Where this user's choices are kept; it may not exist."""
+    """Return where this user's choices are kept; it may not exist."""
     home = os.environ.get("XDG_STATE_HOME")
     return (Path(home) if home else _home() / ".local/state") / "beluga"
 
 
 def cache_dir() -> Path:
-    """Where what was measured or compiled on this machine is kept; it may not exist."""
+    """Return where measurements and compiled files of this machine are kept; it may not exist."""
     home = os.environ.get("XDG_CACHE_HOME")
     return (Path(home) if home else _home() / ".cache") / "beluga"
 
 
 def told_runtime_root() -> Path | None:
-    """Where BELUGA_RUNTIME_DIR wants the lock files of all pools; it may not exist."""
+    """Return where BELUGA_RUNTIME_DIR puts the lock files of all pools; it may not exist."""
     told = os.environ.get("BELUGA_RUNTIME_DIR")
     return Path(told).absolute() if told else None
 
 
 def runtime_root() -> Path:
-    """Where lock files lie that have no file to lie beside; it may not exist."""
+    """Return where lock files lie that have no device file to lie beside; it may not exist."""
     if (told := told_runtime_root()) is not None:
         return told
     shared = Path("/run/beluga")
@@ -99,7 +101,7 @@ def runtime_root() -> Path:
 
 
 def kubernetes_api() -> str:
-    """Where a pod finds its cluster's API server; "" outside of one."""
+    """Return the address of the API server of a pod's cluster; "" outside of a pod."""
     host = os.environ.get("KUBERNETES_SERVICE_HOST", "")
     port = os.environ.get("KUBERNETES_SERVICE_PORT", "443")
     place = f"[{host}]" if ":" in host else host

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""What can go wrong, and the one place where a C return code becomes an exception.
+"""The exceptions of Beluga, and the one place where a C return code becomes one.
 
 BelugaError
 ├── InstructionError              BELUGA_ISA or BELUGA_FLUSH asks for what this CPU has not
@@ -74,7 +74,7 @@ import os
 
 
 class BelugaError(Exception):
-    """Base of all; its text is one line that says what is wrong and how to mend it."""
+    """The base of all; its text is one line that says what is wrong and how to mend it."""
 
 
 class InstructionError(BelugaError): ...
@@ -325,9 +325,9 @@ CODES: tuple[tuple[type[BelugaError], str], ...] = (
 
 
 def raise_for_status(code: int, doing: str = "") -> int:
-    """Return ``code`` if it is a result; raise what it stands for if it is negative.
+    """Return ``code`` if it is a result, and raise its exception if it is negative.
 
-    Raises the exception of :data:`CODES`, or :class:`OSError` for an errno.
+    The exception is that of :data:`CODES`, or :class:`OSError` for an errno.
     """
     if code >= 0:
         return code
@@ -336,5 +336,5 @@ def raise_for_status(code: int, doing: str = "") -> int:
     if 0 <= place < len(CODES):
         kind, text = CODES[place]
         raise kind(prefix + text)
-    number = min(-code, INT_MAX)  # a mad server's status may have no positive int
+    number = min(-code, INT_MAX)  # a broken server's status may have no positive int
     raise OSError(number, prefix + os.strerror(number))

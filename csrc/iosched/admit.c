@@ -17,12 +17,9 @@
 #include "iosched/queue.h"
 
 static const uint64_t BL_YIELD_NS = 20000;      /* until a queue that yielded asks again */
-static const uint64_t BL_WAIT_NS = 1000000;     /* the longest time between polls while a piece
-                                                 * waits */
-static const uint64_t BL_DEMAND_NS = 2000000;   /* until a free engine that did not poll is
-                                                 * ignored */
-static const uint64_t BL_EAGER_NS = 200000;     /* from here on a queue polls no more often than
-                                                 * BL_SELDOM_NS */
+static const uint64_t BL_WAIT_NS = 1000000;     /* the longest pause between polls */
+static const uint64_t BL_DEMAND_NS = 2000000;   /* until a silent free engine is ignored */
+static const uint64_t BL_EAGER_NS = 200000;     /* from here on a queue polls seldom */
 static const uint64_t BL_SELDOM_NS = 60000;     /* longer than a timer is late */
 static const double BL_FLOW_MOST = 1.1;         /* Seastar's: above this ratio costs are raised */
 

@@ -201,8 +201,7 @@ int bl_direction_reap(bl_direction *way, uint64_t now_ns)
         uint64_t owner = bl_host_load(&member->owner);
         if (owner == 0 || !bl_member_gone(member, owner, pids, now_ns))
             continue;
-        bl_host_store(&member->started, 0); /* from here on only the pid of the clearing process
-                                             * counts */
+        bl_host_store(&member->started, 0); /* only the pid of the clearing process counts */
         if (bl_host_swap(&member->owner, owner, bl_owner_make(way))) {
             bl_member_clear(way, member);
             bl_host_add(&way->reaped, 1);

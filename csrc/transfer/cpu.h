@@ -11,8 +11,7 @@
 #include "coherence/memory.h"
 #include "iosched/throttle.h"
 
-enum { BL_PARTS_PER_THREAD = 4 };   /* so that waiting for a slow thread costs a quarter of its
-                                     * time */
+enum { BL_PARTS_PER_THREAD = 4 };   /* a slow thread costs a quarter of its time */
 
 /* Returns the given settings, or the default ones. A size below a line becomes a line, because a
  * size of 0 would never end. */

@@ -14,8 +14,9 @@
  *
  * A process that has devices is proven gone only when its DMA has ended; its file lock does not
  * prove that (liveness/lock.c explains why). Lines that its DMA left in the host's cache are
- * written back later, over whatever is in memory then. So when a grant does not end in a commit, all of its
- * space is flushed before it is granted again, on the host whose device may have written there:
+ * written back later, over whatever is in memory then. So when a grant does not end in a commit,
+ * all of its space is flushed before it is granted again, on the host whose device may have written
+ * there:
  *
  *   the writer lives    by itself, before it aborts, or gives its session up (bl_kv_put_end)
  *   it is found gone    by the server, if that is of its host (bl_lane_has_devices)

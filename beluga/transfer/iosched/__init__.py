@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The link scheduler: who of this host may copy next over the link to the pool (``csrc/iosched/``).
+"""The link scheduler: it decides which copy of this host may use the link to a pool next
+(``csrc/iosched/``).
 
 All processes of a host share a link. Nothing here copies a byte itself.
 """

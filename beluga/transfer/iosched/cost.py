@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""What a copy costs: the time that it takes of a link, in picoseconds, which are its tokens.
+"""Compute the cost of a copy: the time that it takes of a link, in picoseconds, which are its
+tokens.
 
-Seastar's model: each operation takes 1 / operations per second, and its bytes take 1 / bytes per
-second; what is asked for in a second may not be more than a second.
+This is Seastar's model: an operation takes 1 / (operations per second), and its bytes take 1 /
+(bytes per second). The copies of one second may not cost more than a second.
 """
 
 from __future__ import annotations
@@ -21,9 +22,10 @@ PICOSECONDS = 10**12  # tokens that a link has per second; as in csrc/iosched/li
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Speed:
-    """How fast one direction is: bytes per second, and operations per second (0: they are free).
+    """The speed of one direction: bytes per second, and operations per second (0: they cost
+    nothing).
 
-    Raises TransferError for what cannot be.
+    Raises TransferError for impossible values.
     """
 
     bytes_per_s: int
@@ -35,13 +37,13 @@ class Speed:
 
     @property
     def operation_ps(self) -> float:
-        """What an operation takes, apart from its bytes."""
+        """The cost of an operation apart from its bytes."""
         return PICOSECONDS / self.ops_per_s if self.ops_per_s else 0.0
 
     def tokens(self, sizes: ArrayLike, *, operations: int = 1) -> NDArray[np.uint64]:
-        """Picoseconds that copies of ``sizes`` bytes take, each of so many operations.
+        """Return the picoseconds that copies of ``sizes`` bytes take, each of so many operations.
 
-        0 bytes take 0: nothing is asked of the link.
+        0 bytes cost 0, because nothing is asked of the link.
         """
         size = np.asarray(sizes, np.float64)
         fixed = operations * self.operation_ps
@@ -49,7 +51,7 @@ class Speed:
         return taken.astype(np.uint64)
 
     def longest(self, tokens: int, *, most: int = 16 << 20) -> int:
-        """The largest power of two of bytes that costs at most ``tokens``, and at most ``most``."""
+        """Return the largest power of two of bytes that costs at most ``tokens``; at most ``most``."""
         size = most
         while size > 1 and int(self.tokens(size)) > tokens:
             size //= 2
@@ -57,13 +59,14 @@ class Speed:
 
 
 def speed_of(value: Speed | int | dict[str, Any]) -> Speed:
-    """A speed from bytes per second, or from the fields of one."""
+    """Return a speed from bytes per second, or from the fields of one."""
     if isinstance(value, Speed):
         return value
     return Speed(**value) if isinstance(value, dict) else Speed(value)
 
 
-# Of the Beluga paper: a CXL adapter of 16 lanes, read and written by CPUs; a memory device.
+# The speeds of the Beluga paper: a CXL adapter of 16 lanes, read and written by CPUs; a memory
+# device.
 READ_SPEED = Speed(46_200_000_000)
 WRITE_SPEED = Speed(33_000_000_000)
 DEVICE_SPEED = Speed(22_500_000_000)

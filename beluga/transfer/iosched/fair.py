@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""One direction of a link, as its processes share it (``csrc/iosched/link.c``)."""
+"""One direction of a link, which the host's processes share (``csrc/iosched/link.c``)."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from beluga._ffi import core, ffi, lib
 from beluga.errors import raise_for_status
 
 TAU_NS = 5_000_000  # Seastar's: a class that wakes may have the link alone for so long at most
-GOAL_NS = 750_000  # Seastar's latency goal; the flow ratio looks every 100 of it
+GOAL_NS = 750_000  # Seastar's latency goal; the flow ratio is updated every 100 goals
 BURST = 10 << 20  # Seastar's: bytes that a class with a limited bandwidth may be ahead of it
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class QueueStat:
-    """``csrc/api/iosched.h``: ``bl_queue_stat``."""
+    """The fields of ``bl_queue_stat`` in ``csrc/api/iosched.h``."""
 
     queued: int
     in_flight: int
@@ -31,16 +31,18 @@ class QueueStat:
 
 
 def queue_stat(stat: core.bl_queue_stat) -> QueueStat:
-    """From the C struct."""
+    """Convert the C struct."""
     return QueueStat(*(getattr(stat, field.name) for field in dataclasses.fields(QueueStat)))
 
 
 class Way:
-    """One direction: a bucket of picoseconds, a tree of classes, and a member for every engine.
+    """One direction of a link: a bucket of picoseconds, a tree of classes, and a member for each
+    engine.
 
-    It lies in ``memory`` (of a :class:`~beluga.transfer.Link`), or in memory of its own.
-    ``limit`` is what its bucket holds, and ``forgiving`` the head start of a class that wakes,
-    times its shares; both in picoseconds. Capped, ``limit`` is also the most that is in flight.
+    The direction lies in ``memory`` (of a :class:`~beluga.transfer.Link`), or in memory of its own.
+    ``limit`` is what its bucket holds, and ``forgiving`` is the head start of a class that wakes,
+    times its shares; both are picoseconds. If the bucket is capped, ``limit`` is also the most that
+    is in flight.
     """
 
     def __init__(
@@ -58,32 +60,32 @@ class Way:
 
     @classmethod
     def at(cls, memory: core.bl_direction) -> Way:
-        """The one that lies there."""
+        """Return the direction that lies in memory already."""
         way = object.__new__(cls)
         way.handle = memory
         return way
 
     def add(self, shares: int, *, parent: int = 0) -> int:
-        """A class; or a group, once it is another's ``parent``. Its number."""
+        """Add a class, which becomes a group once it is another's ``parent``. Return its number."""
         return raise_for_status(lib.bl_direction_add(self.handle, parent, shares), "adding a class")
 
     def set_shares(self, node: int, shares: int) -> None:
-        """From the next piece on."""
+        """Change a class's shares from the next piece on."""
         raise_for_status(lib.bl_direction_set_shares(self.handle, node, shares), "setting shares")
 
     def limit(
         self, node: int, bytes_per_s: int, *, burst: int = BURST, now_ns: int | None = None
     ) -> None:
-        """Limit the bandwidth of a class or group; 0 lifts it."""
+        """Limit the bandwidth of a class or group; 0 lifts the limit."""
         now = lib.bl_io_queue_now_ns() if now_ns is None else now_ns
         raise_for_status(
             lib.bl_direction_limit(self.handle, node, bytes_per_s, burst, now), "limiting a class"
         )
 
     def reap(self, now_ns: int) -> int:
-        """Give back what processes that are gone held; how many there were."""
+        """Give back what processes that are gone held. Return how many members that were."""
         return int(lib.bl_direction_reap(self.handle, now_ns))
 
     def bytes_of(self, node: int) -> int:
-        """Admitted so far."""
+        """Return the bytes that were admitted so far."""
         return int(self.handle.nodes[node].bytes)

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The link by which this host reaches a pool: which one it is, and how fast, if nobody says.
+"""The link by which this host reaches a pool, and its speed if no settings are given.
 
-One for each adapter and NUMA node, where the devices name theirs; else one for each pool.
+There is a link for each adapter and NUMA node if the devices name theirs, and otherwise one for
+each pool.
 """
 
 from __future__ import annotations
@@ -21,21 +22,26 @@ if TYPE_CHECKING:
 
 AUTO = "auto"
 _CORE_BYTES_PER_S = 32_000_000_000
-"""More than a core streams (15 GB/s measured on an EPYC): what is said to be too slow would hold
-engines back when nobody else wants the link. How many pieces are under way bounds them instead."""
+"""More than a core streams (15 GB/s were measured on an EPYC). A link that is declared too slow
+would delay engines when nothing else uses it. The number of pieces under way bounds them instead.
+"""
 _CORES_MOST = 16
-"""That it takes to fill a host's memory."""
+"""The number of cores that fill a host's memory."""
 _TAU_NS = 1_000_000
-"""Seastar's 5 ms, of a link that is said to be some five times as fast as it turns out to be."""
+"""A fifth of Seastar's 5 ms, because the declared speed of the link is some five times the real
+one.
+"""
 
 
 def host_link(
     pool: Pool, settings: LinkSettings | None = None, *, directory: Path | None = None
 ) -> Link:
-    """This host's link to a pool, which all its processes share. The first one's settings hold;
-    None: those of :func:`settings_for`. A pool's own link lies with its lock files, and goes with
-    them. Raises TransferError if the shared file is not usable, and a PoolError if that place is
-    not."""
+    """Return this host's link to a pool, which all its processes share.
+
+    The settings of the first process hold; None stands for those of :func:`settings_for`. A pool's
+    own link lies with its lock files, and is removed with them. Raises TransferError if the shared
+    file is not usable, and a PoolError if that place is not.
+    """
     adapters = {device.link for device in pool.devices}
     nodes = {device.node for device in pool.devices}
     adapter = adapters.pop() if len(adapters) == 1 else None
@@ -49,9 +55,12 @@ def host_link(
 
 
 def settings_for(pool: Pool) -> LinkSettings:
-    """The paper's speeds for CXL memory. Files lie in this host's own memory, which carries reads
-    and writes on the same wires: not duplex, as fast as its cores can be at most, and with a piece
-    under way for each of them and one more."""
+    """Return the paper's speeds for CXL memory.
+
+    Files lie in this host's own memory, which carries reads and writes on the same wires. Their
+    link is not duplex, is at most as fast as the host's cores, and has a piece under way for each
+    core and one more.
+    """
     if all(device.kind == "devdax" for device in pool.devices):
         return LinkSettings()
     cores = min(len(os.sched_getaffinity(0)), _CORES_MOST)
@@ -62,8 +71,11 @@ def settings_for(pool: Pool) -> LinkSettings:
 
 
 def settings_said(text: str) -> LinkSettings | None:
-    """What a user says of a link in a setting: ``auto`` is None; ``20`` are 20 GB/s for reads and
-    writes together, ``46.2/33`` so many for reads and for writes apart. Raises TransferError."""
+    """Parse a link setting of a user.
+
+    ``auto`` is None; ``20`` means 20 GB/s for reads and writes together, and ``46.2/33`` means so
+    many for reads and for writes apart. Raises TransferError.
+    """
     if text == AUTO:
         return None
     try:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""An engine's place at a link: a member in each of its ways, and what it was let on for.
+"""An engine's handle of a link: a member in each direction, and statistics of its admissions.
 
-Whoever copies asks for each piece and releases it (``csrc/api/iosched.h``): threads of the CPU
-engine in C, ``scheduled.py`` for all other engines.
+A thread that copies acquires each piece and releases it (``csrc/api/iosched.h``). Threads of the
+CPU engine do so in C, and ``scheduled.py`` does so for all other engines.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class TransferStats:
     unthrottled: int = 0
 
     def plus(self, other: TransferStats) -> TransferStats:
-        """Of both."""
+        """Return the sum of both."""
         return TransferStats(
             self.pieces + other.pieces,
             self.bytes + other.bytes,
@@ -64,13 +64,13 @@ class TransferStats:
 
 
 class IoHandle:
-    """Taken when it is first used; any thread may ask and stop it."""
+    """A handle of a link. Its members are taken on first use, and any thread may acquire and stop."""
 
     def __init__(self, link: Link) -> None:
         self.link = link
         self._handle: core.bl_io_queue | core.Null = ffi.NULL
         self._state = _FREE
-        self._lock = threading.RLock()  # of the handle, which goes under nobody
+        self._lock = threading.RLock()  # of the handle, so that it does not close under a thread
         self._shared: SharedHandle[core.bl_io_queue] | None = None
         self._stalls = 0
         self._closed = False
@@ -115,7 +115,7 @@ class IoHandle:
             return ffi.NULL
 
     def close(self) -> None:
-        """Give it back, as soon as nobody copies by it. Twice is fine."""
+        """Give the members back as soon as no copy uses them. A second call does nothing."""
         with self._lock:
             self._closed = True
             shared, self._shared = self._shared, None
@@ -126,13 +126,15 @@ class IoHandle:
             shared.close()
 
     def _forget(self) -> None:
-        """In a forked child: the members are the parent's, and what holds the lock."""
+        """Forget the members in a forked child: they are the parent's, and so is the thread that
+        holds the lock.
+        """
         self._lock = threading.RLock()
         if self._state == _TAKEN:
             self._handle, self._state, self._shared = ffi.NULL, _FORKED, None
 
     def widen(self, piece_size: int, count: int) -> None:
-        """The link's buckets hold at least ``count`` pieces of so many bytes from now on."""
+        """Make the link's buckets hold at least ``count`` pieces of so many bytes from now on."""
         with self.using() as handle:
             if handle:
                 lib.bl_io_queue_widen(handle, piece_size, count)
@@ -143,15 +145,17 @@ class IoHandle:
         device_bytes: core.uint64_p | core.Null,
         timeout_ns: int,
     ) -> bool:
-        """Whether a piece may be copied now; else it keeps its place in line, to be asked for
-        again. Raises TransferCancelledError once this was stopped, and TransferError once it is
-        closed."""
+        """Return whether a piece may be copied now; if not, it keeps its place in the queue, and
+        the caller asks again.
+
+        Raises TransferCancelledError once this was stopped, and TransferError once it is closed.
+        """
         with self.using() as handle:
             if not handle:
                 if self._closed:
                     raise TransferError("the place at the link is closed")
                 return True  # the link has no member for it
-            self._requests.add(request)  # C knows where it lies
+            self._requests.add(request)  # C keeps its address
             status = lib.bl_io_queue_acquire(handle, request, device_bytes, timeout_ns)
         if status == -errno.ECANCELED:
             raise TransferCancelledError("the copy was stopped")
@@ -160,14 +164,14 @@ class IoHandle:
         return int(status) == 0
 
     def release(self, request: core.bl_io_request) -> None:
-        """A piece was copied, or will not be. Twice is fine."""
+        """Release a piece: it was copied, or will not be. A second call does nothing."""
         with self.using() as handle:
             if handle:
                 lib.bl_io_queue_release(handle, request)
         self._requests.discard(request)
 
     def carried(self, kind: TransferClass) -> TransferStats:
-        """So far, of this place."""
+        """Return the statistics of this handle so far."""
         found = ffi.new("bl_transfer_stats *")
         with self._lock:
             if self._handle:
@@ -176,7 +180,7 @@ class IoHandle:
         return TransferStats(*(int(getattr(found, name)) for name in names))
 
     def stat(self, direction: Direction) -> QueueStat:
-        """Counters of one of its queues."""
+        """Return the counters of one of the queues."""
         found = ffi.new("bl_queue_stat *")
         with self._lock:
             if self.handle:
@@ -184,7 +188,7 @@ class IoHandle:
         return queue_stat(found)
 
     def stop(self) -> None:
-        """Threads that copy by themselves end at their next piece, with TransferCancelledError."""
+        """End threads that copy by themselves at their next piece, with TransferCancelledError."""
         self._stop(1)
 
     def resume(self) -> None:
@@ -192,8 +196,11 @@ class IoHandle:
         self._stop(0)
 
     def watch(self) -> None:
-        """Say so if pieces were under way for too long since this was last asked (Seastar's stall
-        warning: from 100 ms on; the threshold doubles each time, and comes down with time)."""
+        """Warn if pieces were under way for too long since the last call.
+
+        This is Seastar's stall warning: the threshold begins at 100 ms, doubles with each stall,
+        and falls with time.
+        """
         with self._lock:
             stalls = int(lib.bl_io_queue_stalls(self._handle)) if self._handle else 0
         if stalls == self._stalls:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""A link: what lies between engines and the pool, as all processes of this host share it.
+"""A link: the fabric between engines and the pool, which all processes of this host share.
 
-One per CXL adapter or GPU, and NUMA node; read and write have a way each where it is duplex. The
-memory devices behind it have a bucket each, whatever link their bytes come through.
+There is a link for each CXL adapter or GPU, and NUMA node. A duplex link has a direction for reads
+and one for writes. Each memory device behind it has a bucket, whatever link its bytes use.
 """
 
 from __future__ import annotations
@@ -46,16 +46,16 @@ _WAY = -(-ffi.sizeof("bl_direction") // _PAGE) * _PAGE
 
 
 class TransferClass(enum.IntEnum):
-    """Classes of transfers; the number is the class's in a way."""
+    """Classes of transfers; the number is that of the class in a direction."""
 
     ONBOARD = 1
-    """Pool to engine, and a request waits for it."""
+    """Pool to engine, while a request waits."""
     PREFETCH = 2
     """Pool to engine, ahead of a request."""
     OFFLOAD = 3
     """Engine to pool, best effort."""
     SCRUB = 4
-    """Looking after what lies in the pool."""
+    """Maintenance of the blocks in the pool."""
 
 
 SHARES = (1000, 200, 100, 10)
@@ -63,14 +63,14 @@ SHARES = (1000, 200, 100, 10)
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class LinkSettings:
-    """How fast a link is and who may have how much of it; the paper's speeds if nobody says.
+    """The speed of a link and the shares of its classes; the speeds are the paper's by default.
 
-    ``piece_size`` is the most that is let onto it in one go, in bytes; ``pieces`` of that size may
-    be under way in each direction. ``device`` is the speed of each memory device behind it; None if
-    they are no narrower than the link. ``shares`` has one number per :class:`TransferClass`, in
-    order.
-    ``capped``: what completes makes room, so a link that is slower than it is said to be is not
-    flooded; else time alone does, and costs grow where the link lags behind (the flow ratio).
+    ``piece_size`` is the largest piece that is admitted at once, in bytes; ``pieces`` of that size
+    may be under way in each direction. ``device`` is the speed of each memory device behind the
+    link; None if the devices are no narrower than it. ``shares`` has one number per
+    :class:`TransferClass`, in order. If ``capped``, pieces that complete make room, so a link that
+    is slower than its settings is not flooded. Otherwise only time makes room, and costs grow where
+    the link lags behind (the flow ratio).
     """
 
     read: Speed = READ_SPEED
@@ -95,9 +95,9 @@ class LinkSettings:
 class Link:
     """A link of this host, attached to by name.
 
-    The first process's ``settings`` hold for all; :attr:`settings` says which they are. With a
-    ``pool``, what is copied counts for the memory devices that it lies on as well. Raises
-    TransferError if the shared file is not usable.
+    The first process's ``settings`` hold for all processes; :attr:`settings` has them. With a
+    ``pool``, copies also count for the memory devices that they touch. Raises TransferError if the
+    shared file is not usable.
     """
 
     def __init__(
@@ -124,7 +124,7 @@ class Link:
         self._since = (time.monotonic(), tuple(int(way.handle.used) for way in self.ways))
 
     def price(self) -> core.bl_price:
-        """What pieces take: a ``bl_price *``, which stays with whoever has it."""
+        """Return the price of pieces, a ``bl_price *``, which lives as long as the caller keeps it."""
         settings = self.settings
         speeds = (settings.read, settings.write)
         device = settings.device
@@ -141,8 +141,10 @@ class Link:
         )
 
     def device_bytes(self, plan: Plan, ends: list[int]) -> NDArray[np.uint64]:
-        """Bytes that each range of a plan's chunks, which end at ``ends``, has on each of the
-        memory devices: of shape (ranges, devices)."""
+        """Return the bytes on each memory device, of shape (ranges, devices).
+
+        The ranges are those of a plan's chunks that end at ``ends``.
+        """
         assert self.pool is not None  # noqa: S101  else there are no devices
         geometry = self.pool.geometry
         offsets = plan.carried["offset"].astype(np.int64)
@@ -160,33 +162,37 @@ class Link:
         return found.astype(np.uint64).reshape(shape)
 
     def close(self) -> None:
-        """Let go of what is shared; places at the link have been closed. The last process of the
-        host to do so removes it."""
+        """Release the shared memory; the handles of the link have been closed.
+
+        The last process of the host removes the file.
+        """
         for segment in self._shared:
             segment.release()
 
     def way(self, direction: Direction) -> Way:
-        """One of its directions."""
+        """Return one of the directions."""
         return self.ways[direction]
 
     def set_shares(self, kind: TransferClass, shares: int) -> None:
-        """For all processes, from the next piece on."""
+        """Set a class's shares for all processes, from the next piece on."""
         for way in self.ways:
             way.set_shares(kind, shares)
 
     def limit(self, kind: TransferClass, bytes_per_s: int) -> None:
-        """Bound a class's bandwidth, each way, for all processes; 0 lifts it."""
+        """Limit a class's bandwidth in each direction for all processes; 0 lifts the limit."""
         for way in self.ways:
             way.limit(kind, bytes_per_s)
 
     def bytes_of(self, kind: TransferClass) -> tuple[int, int]:
-        """Read and written by all processes so far."""
+        """Return the bytes that all processes have read and written so far."""
         read, write = self.ways
         return read.bytes_of(kind), write.bytes_of(kind) if self.settings.duplex else 0
 
     def utilisation(self) -> tuple[float, float]:
-        """The share of each way's time that copies were let onto it for, by any process, since
-        this was last asked, or the link attached to."""
+        """Return the share of each direction's time that copies of all processes were admitted for.
+
+        The time counts from the last call, or from attaching.
+        """
         now, used = time.monotonic(), tuple(int(way.handle.used) for way in self.ways)
         (before, since), self._since = self._since, (now, used)
         elapsed = max(now - before, 1e-9) * PICOSECONDS
@@ -231,7 +237,7 @@ def _way(memory: mmap.mmap, direction: Direction) -> core.bl_direction:
 
 
 def _fill(memory: mmap.mmap, settings: LinkSettings) -> None:
-    """What the first process writes."""
+    """Write what the first process decides for all."""
     for place, speed in zip(Direction, (settings.read, settings.write), strict=True):
         way = Way(
             _way(memory, place),
@@ -257,7 +263,9 @@ def _read(memory: mmap.mmap, path: Path) -> LinkSettings:
 
 
 def _file_name(name: str) -> str:
-    """Names of links and devices may be paths; two of them never have the same file."""
+    """Return a file name for a link or device, whose name may be a path. Two names never have the
+    same file.
+    """
     if re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.]{0,63}", name):
         return name
     digest = hashlib.sha256(name.encode()).hexdigest()[:12]

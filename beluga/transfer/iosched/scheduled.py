@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Engines that are given work piece by piece, as the link admits it.
+"""Engines that copy piece by piece, as the link admits the pieces.
 
 ::
 
@@ -8,8 +8,8 @@
     engine = ScheduledEngine(DsaEngine(pool), handle)
     engine.scatter_read(plan).wait()
 
-A plan is prepared as a whole first; then ranges of its chunks are started, each between an
-``acquire`` and a ``release``. The thread that waits does this itself, so there is no other thread.
+A plan is prepared as a whole first. Then ranges of its chunks are started, each between an
+``acquire`` and a ``release``. The waiting thread does this itself, so no other thread is needed.
 """
 
 from __future__ import annotations
@@ -42,22 +42,24 @@ if TYPE_CHECKING:
     from beluga.transfer.plan.plan import Plan
 
 DEPTH = 4
-"""Pieces of one engine that may be under way: it copies one, and has work for as long as it may
-take until a thread wakes up that starts another."""
+"""Pieces of one engine that may be under way. One is being copied, and the others last until a
+thread has woken and started another.
+"""
 
 _PIECE_PS = 100_000_000
-"""Time of the link that a piece takes where the engine does not say its ``piece_size``: starting
-one costs some 20 microseconds of Python."""
+"""The time of the link that a piece takes if the engine does not name its ``piece_size``. Starting
+a piece costs some 20 microseconds of Python.
+"""
 
 _SLICE_NS = 100_000_000  # of waiting in C, between which Python hears signals
-_LOOK_NS = 50_000  # of waiting beside pieces that are under way, between looks at those
+_LOOK_NS = 50_000  # of waiting for an admission, between two looks at pieces that are under way
 
 
 class ScheduledEngine:
-    """An engine whose copies wait for their turn on a link, in the classes ``read`` and ``write``.
+    """An engine whose copies wait for admission to a link, in the classes ``read`` and ``write``.
 
-    See :class:`~beluga.transfer.engine.Engine`. What the engine refuses when it starts a range is
-    raised by the transfer's ``wait``.
+    See :class:`~beluga.transfer.engine.Engine`. If the engine refuses a range when it is started,
+    the transfer's ``wait`` raises that.
     """
 
     def __init__(
@@ -72,13 +74,13 @@ class ScheduledEngine:
         self._engine, self._place = engine, place
         self._kinds = TransferClass(read), TransferClass(write)
         self._sizes = [piece_size(engine, place.link.settings, way) for way in Direction]
-        self._open: deque[ScheduledTransfer] = deque()  # all but the first wait for it
+        self._open: deque[ScheduledTransfer] = deque()  # all but the first wait for the first
         self._lock = threading.RLock()  # of these
-        place.widen(max(self._sizes), DEPTH + 1)  # one may be admitted when all are under way
+        place.widen(max(self._sizes), DEPTH + 1)  # one may be admitted while all are under way
         when_forked(self)
 
     def _forget(self) -> None:
-        """In a forked child: the parent goes on with them."""
+        """Forget the transfers in a forked child: the parent goes on with them."""
         for transfer in self._open:
             transfer.lose()
         self._open = deque()
@@ -86,22 +88,22 @@ class ScheduledEngine:
 
     @property
     def fault(self) -> str | None:
-        """The engine's, if it tells of any."""
+        """The faults of the engine, if it counts any."""
         found: str | None = getattr(self._engine, "fault", None)
         return found
 
     def gather_write(self, plan: Plan) -> ScheduledTransfer:
-        """Scattered engine memory to the pool, when its turn is. Raises LayoutError."""
+        """Write scattered engine memory to the pool, as the link admits it. Raises LayoutError."""
         if plan.sparse:
             raise LayoutError("a sparse plan can only be read")
         return self._start(plan, Direction.WRITE)
 
     def scatter_read(self, plan: Plan) -> ScheduledTransfer:
-        """The pool to scattered engine memory, when its turn is. Raises LayoutError."""
+        """Read the pool to scattered engine memory, as the link admits it. Raises LayoutError."""
         return self._start(plan, Direction.READ)
 
     def close(self) -> None:
-        """Close the engine; the place at the link stays."""
+        """Close the engine; the handle stays open."""
         with self._lock:
             for transfer in self._open:
                 transfer.cancel()
@@ -122,13 +124,12 @@ class ScheduledEngine:
         return transfer
 
     def drive(self) -> None:
-        """Start what may start, and look at what has ended. Waits for nothing."""
+        """Start what may start, and look at what has ended, without waiting."""
         with self._lock:
             self._advance(0, None)
 
     def wait_for(self, transfer: ScheduledTransfer, deadline: float | None) -> None:
-        """Drive transfers, in their order, until this one has ended. Raises
-        TransferTimeoutError."""
+        """Drive transfers, in their order, until this one has ended. Raises TransferTimeoutError."""
         while not transfer.ended:
             left = _left(deadline)
             patience_ns = _SLICE_NS if left is None else min(_SLICE_NS, int(left * 1e9))
@@ -136,8 +137,9 @@ class ScheduledEngine:
                 self._advance(patience_ns, deadline)
 
     def _advance(self, patience_ns: int, deadline: float | None) -> None:
-        """Take note of pieces that have ended, and start others: of the next transfer as soon as
-        there is nothing left to start of one. With patience, wait for one of the two."""
+        """Release pieces that have ended, and start others: those of the next transfer as soon as
+        one has nothing left to start. With patience, wait for one of the two.
+        """
         flying, wanted = 0, False
         for transfer in self._open:
             flying += transfer.reap()
@@ -153,8 +155,10 @@ class ScheduledEngine:
 
 
 class _Pieces:
-    """Where a plan is cut: piece i has chunks from ``ends[i - 1]`` to ``ends[i]``, and is ``sizes``
-    bytes on the link, ``devices`` of them on each memory device."""
+    """The cuts of a plan: piece i has chunks from ``ends[i - 1]`` to ``ends[i]``.
+
+    It is ``sizes`` bytes on the link, and ``devices`` of them lie on each memory device.
+    """
 
     def __init__(self, plan: Plan, size: int, link: Link) -> None:
         self.ends, self.sizes = plan.ranges(size)
@@ -163,14 +167,16 @@ class _Pieces:
         )
 
     def device_bytes(self, number: int) -> core.uint64_p | core.Null:
-        """Of one piece, for C."""
+        """Return the device bytes of one piece, for C."""
         if self.devices is None:
             return ffi.NULL
         return ffi.from_buffer("uint64_t[]", self.devices[number])
 
 
 class ScheduledTransfer:
-    """See :class:`~beluga.transfer.engine.Transfer`. It goes on while somebody asks or waits."""
+    """A transfer that goes on while a thread asks or waits. See
+    :class:`~beluga.transfer.engine.Transfer`.
+    """
 
     def __init__(
         self,
@@ -184,16 +190,18 @@ class ScheduledTransfer:
         requests = [ffi.new("bl_io_request *") for _ in range(DEPTH)]
         for request in requests:
             request.direction, request.node = kind
-        self._idle = deque(requests)  # the first one may be in line
+        self._idle = deque(requests)  # the first one may wait for admission
         self._flights: deque[tuple[core.bl_io_request, Transfer]] = deque()
-        self._next = 0  # piece to be started
+        self._next = 0  # the next piece to start
         self._error: BelugaError | None = None
         self._unsettled: UnsettledError | None = None
         self.ended = False
 
     def done(self) -> bool:
-        """Has it ended, well or not? Starts what may start. Raises UnsettledError where nobody can
-        say that of a piece."""
+        """Return whether it has ended, well or not, and start what may start.
+
+        Raises UnsettledError if the state of a piece is unknown.
+        """
         if not self.ended:
             self._engine.drive()
         if self._unsettled is not None:
@@ -201,8 +209,10 @@ class ScheduledTransfer:
         return self.ended
 
     def wait(self, timeout_s: float | None = None) -> None:
-        """Wait until it has ended, as :meth:`beluga.transfer.engine.Transfer.wait` does. Raises
-        what a piece of it raised, and TransferCancelledError once the place was stopped."""
+        """Wait until it has ended, as :meth:`beluga.transfer.engine.Transfer.wait` does.
+
+        Raises what a piece of it raised, and TransferCancelledError once the handle was stopped.
+        """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         self._engine.wait_for(self, deadline)
         if self._unsettled is not None:
@@ -213,11 +223,11 @@ class ScheduledTransfer:
     # ---- for its engine
 
     def cancel(self) -> None:
-        """Start no more of it."""
+        """Start no more pieces of it."""
         self._fail(TransferError("the engine was closed before the transfer had ended"))
 
     def lose(self) -> None:
-        """It is the parent process's."""
+        """Forget the pieces in a forked child: they are the parent process's."""
         if not self.ended:
             self._error = TransferError("the transfer is the parent process's; start another")
         self._flights.clear()
@@ -225,23 +235,27 @@ class ScheduledTransfer:
 
     @property
     def flying(self) -> int:
-        """Pieces that are under way."""
+        """Return how many pieces are under way."""
         return len(self._flights)
 
     @property
     def wanted(self) -> bool:
-        """Is there a piece that has to be started?"""
+        """Return whether a piece has to be started."""
         return self._error is None and self._next < len(self._pieces.sizes)
 
     def reap(self) -> int:
-        """Release the pieces that have ended, from the first on; how many are under way still."""
+        """Release the pieces that have ended, from the first on. Return how many are still under
+        way.
+        """
         while self._flights and self._landed(self._flights[0][1]):
             self.land(None)
         return len(self._flights)
 
     def start_pieces(self, room: int, patience_ns: int, *, beside: bool) -> None:
-        """As many as the link admits now and there is ``room`` for. With patience, wait for the
-        first one: for long if nothing is under way ``beside`` it."""
+        """Start as many pieces as the link admits now and there is ``room`` for.
+
+        With patience, wait for the first one, and wait long if nothing is under way ``beside`` it.
+        """
         while room > 0 and self._idle and self.wanted:
             number, request = self._next, self._idle[0]
             request.bytes = self._pieces.sizes[number]
@@ -254,7 +268,7 @@ class ScheduledTransfer:
                 self._fail(error)
                 return
             if not admitted:
-                if patience_ns == 0:  # nobody may be here when its turn is
+                if patience_ns == 0:  # no thread may be here when the link admits it
                     self._place.release(request)
                 return
             self._start(number, request)
@@ -279,7 +293,7 @@ class ScheduledTransfer:
     def _landed(transfer: Transfer) -> bool:
         try:
             return transfer.done()
-        except Exception:  # its wait tells
+        except Exception:  # its wait raises the error
             return True
 
     def land(self, timeout_s: float | None) -> None:
@@ -300,19 +314,19 @@ class ScheduledTransfer:
         self._idle.append(request)
 
     def _settle(self, transfer: Transfer) -> None:
-        """Its wait failed, and has perhaps not seen its end."""
+        """The wait failed, and the piece may still be under way."""
         try:
             settle([transfer])
         except UnsettledError as error:
             self._unsettled = error
 
     def _fail(self, error: BelugaError) -> None:
-        """Start no more of it. The first error stays."""
+        """Start no more pieces of it. The first error stays."""
         if self._error is None:
             self._error = error
 
     def finish(self) -> bool:
-        """Has it ended? Then give back what it holds."""
+        """Return whether it has ended; if so, give back what it holds."""
         if self.ended or self.wanted or self._flights:
             return self.ended
         for request in self._idle:
@@ -324,7 +338,9 @@ class ScheduledTransfer:
 
 
 def _left(deadline: float | None) -> float | None:
-    """Seconds; None: for ever. Raises TransferTimeoutError where there are none left."""
+    """Return the seconds that are left; None means forever. Raises TransferTimeoutError if none are
+    left.
+    """
     if deadline is None:
         return None
     if (left := deadline - time.monotonic()) <= 0:
@@ -333,8 +349,11 @@ def _left(deadline: float | None) -> float | None:
 
 
 def piece_size(engine: Engine, settings: LinkSettings, direction: Direction) -> int:
-    """Bytes that an engine is given at a time: as many as it says that it needs to be fast, or as
-    the link carries in 100 microseconds; never fewer than threads that copy take."""
+    """Return the bytes that an engine is given at a time.
+
+    That is what the engine needs to be fast, or what the link carries in 100 microseconds, and
+    never less than a copying thread takes.
+    """
     speed = settings.write if direction is Direction.WRITE else settings.read
     own: int = getattr(engine, "piece_size", 0) or speed.longest(_PIECE_PS)
     return max(own, settings.piece_size)

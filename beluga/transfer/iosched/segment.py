@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Memory that the processes of one host share about a link: a small file, mapped by all of them.
+"""A small file in memory, which the processes of one host map to share a link.
 
-It is this host's own coherent memory, never the pool's. Whoever comes first makes it; it is never
-seen half made, and stays when its maker leaves.
+The memory is this host's own coherent memory, never the pool's. The first process makes the file;
+no process sees it half made, and it stays when its maker leaves.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _SHM = Path("/dev/shm")  # noqa: S108  links_directory refuses what others prepa
 
 
 def links_directory() -> Path:
-    """Where this user's links meet: in memory; made if need be.
+    """Return the directory of this user's links, which lies in memory, and make it if need be.
 
     Engines of several users that share a link name a directory of their own choice. Raises
-    TransferError if somebody else prepared it.
+    TransferError if another user prepared it.
     """
     root = _SHM if os.access(_SHM, os.W_OK) else config.runtime_root()
     path = root / f"beluga-links-{os.geteuid()}"
@@ -40,7 +40,7 @@ def links_directory() -> Path:
 
 
 class Segment:
-    """The file's memory, and a hold on the file: the last one to let go removes it."""
+    """The mapped file, and a lock on it: the last process that releases it removes the file."""
 
     def __init__(self, path: Path, handle: int, memory: mmap.mmap) -> None:
         self.memory = memory
@@ -48,12 +48,14 @@ class Segment:
         self._pid = os.getpid()
 
     def release(self) -> None:
-        """Let go. Who was killed has: the kernel sees to it. The memory stays as long as it is
-        referred to."""
+        """Release the lock; the kernel does so for a process that was killed.
+
+        The memory stays mapped as long as something refers to it.
+        """
         if self._handle < 0:
             return
-        if self._pid == os.getpid():  # a forked child has the lock in common with its parent
-            with contextlib.suppress(OSError):  # others have it still, or somebody removed it
+        if self._pid == os.getpid():  # a forked child shares the lock with its parent
+            with contextlib.suppress(OSError):  # others still hold it, or the file was removed
                 fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 self._path.unlink()
         os.close(self._handle)
@@ -61,7 +63,8 @@ class Segment:
 
 
 def share(path: Path, size: int, fill: Callable[[mmap.mmap], None]) -> Segment:
-    """The file's memory, of ``size`` bytes; ``fill`` makes it if nobody has. Raises TransferError.
+    """Map the file with ``size`` bytes; ``fill`` writes it if it does not exist. Raises
+    TransferError.
 
     The mode of a new file is its directory's, without the right to execute.
     """
@@ -77,7 +80,7 @@ def share(path: Path, size: int, fill: Callable[[mmap.mmap], None]) -> Segment:
             os.ftruncate(handle, size)
             with mmap.mmap(handle, size) as memory:
                 fill(memory)
-            with contextlib.suppress(FileExistsError):  # somebody was faster: his is the one
+            with contextlib.suppress(FileExistsError):  # another process was faster
                 os.link(made, path)
         finally:
             os.close(handle)
@@ -85,7 +88,7 @@ def share(path: Path, size: int, fill: Callable[[mmap.mmap], None]) -> Segment:
 
 
 def _map(path: Path, size: int) -> Segment | None:
-    """None: its last user has just let go of it."""
+    """Map the file, or return None if its last user has just removed it."""
     handle = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         found = os.fstat(handle)
@@ -104,5 +107,5 @@ def _map(path: Path, size: int) -> Segment | None:
 
 
 def at(memory: mmap.mmap, offset: int) -> core.uint8_p:
-    """A place in it, to be cast; ``memory`` must stay."""
+    """Return a pointer into the memory, to be cast; ``memory`` must outlive it."""
     return ffi.from_buffer("uint8_t[]", memory) + offset

@@ -2,5 +2,5 @@
 # Copyright The Beluga Authors
 """Selection: which copy engines this machine has, and which of them copies what.
 
-``leave`` registers the selected engine of one cache with the link scheduler of its host.
+``selection`` registers the selected engine of one cache with the link scheduler of its host.
 """

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Who copies what lies in host memory: what this machine has, and from which size on it pays.
+"""Choose the engine for blocks in host memory: what this machine has, and from which size on it
+pays.
 
-``auto`` is the CPU, and beside it each engine of the registry that this process can open: then a
-table says which of them copies. It is measured when a process finds nothing kept, at the engines'
-default costs where it cannot be. Whatever is the matter with another engine, the CPU copies. DSA's
-software queue is for tests and no faster than a thread: nobody has it who has not asked for it.
+``auto`` is the CPU, and beside it each engine of the registry that this process can open; a table
+then says which of them copies. A process that finds no kept calibration measures the table, and
+uses the engines' default costs if it cannot. If another engine fails in any way, the CPU copies.
+DSA's software queue is for tests and no faster than a thread, so ``auto`` never uses it.
 """
 
 from __future__ import annotations
@@ -32,10 +33,12 @@ _logger = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Crossovers:
-    """What an engine comes to for a pool beside the CPU: from how many bytes in one piece on it
-    copies (0: always, None: never), and whether that was measured. ``device`` is what it copies
-    with; where there is none, ``why_none``. An engine that reaches other ``memory`` than the host's
-    is not compared with the CPU."""
+    """The result of the comparison of an engine with the CPU for a pool.
+
+    The engine copies from so many bytes in one piece on (0: always, None: never), measured or not.
+    ``device`` is what it copies with; ``why_none`` says why there is none. An engine that reaches
+    other ``memory`` than the host's is not compared with the CPU.
+    """
 
     memory: str
     device: str | None
@@ -47,9 +50,11 @@ class Crossovers:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Chosen:
-    """Who copies: ``engine`` instead of the CPU; or the engines ``beside`` it, by name, where
-    ``planner`` says so; or, without either, the CPU alone. ``made``: they are to be closed by who
-    has chosen."""
+    """The chosen engines.
+
+    ``engine`` copies instead of the CPU, or the engines ``beside`` it copy, by name, where
+    ``planner`` says so. Without either, the CPU alone copies. The caller closes the ``made`` ones.
+    """
 
     engine: Engine | None = None
     beside: Mapping[str, Engine] = dataclasses.field(default_factory=dict)
@@ -57,7 +62,7 @@ class Chosen:
     made: bool = False
 
     def close(self) -> None:
-        """Close what was made."""
+        """Close the engines that were made."""
         if not self.made:
             return
         with contextlib.ExitStack() as each:  # all of them, whatever one raises
@@ -67,12 +72,12 @@ class Chosen:
 
 
 def choose(pool: Pool, engine: Engine | str, threads: int) -> Chosen:
-    """What a cache copies with whose gets have ``threads`` threads of the CPU.
+    """Choose the engines of a cache whose gets have ``threads`` threads of the CPU.
 
-    ``engine`` is an engine, the name of one, or ``auto``. For ``auto`` it is measured from which
-    size on an engine copies, if nothing is kept: under two seconds for each, or a few more if a
-    device does not answer. Raises :class:`~beluga.errors.EngineUnavailableError` where an engine is
-    not to be had, and for other names.
+    ``engine`` is an engine, the name of one, or ``auto``. For ``auto``, the size from which on an
+    engine copies is measured if it is not kept: this takes under two seconds for each engine, or a
+    few more if a device does not answer. Raises :class:`~beluga.errors.EngineUnavailableError` if
+    an engine is unavailable, and for other names.
     """
     if not isinstance(engine, str):
         return Chosen(engine)
@@ -83,7 +88,9 @@ def choose(pool: Pool, engine: Engine | str, threads: int) -> Chosen:
 
 
 def crossovers(pool: Pool, threads: int) -> dict[str, Crossovers]:
-    """What ``auto`` comes to by what is kept, for each engine but the CPU: nothing is measured."""
+    """Return what ``auto`` chooses for each engine but the CPU, from kept figures. Nothing is
+    measured.
+    """
     return {name: _crossovers(ENGINES[name], pool, threads) for name in ENGINES if name != CPU}
 
 
@@ -107,7 +114,7 @@ def _crossovers(entry: EngineEntry, pool: Pool, threads: int) -> Crossovers:
 
 
 def _beside_the_cpu(pool: Pool, threads: int) -> Chosen:
-    """Never raises; an engine that is there and cannot be used is warned of."""
+    """Open the engine of this name, or return None and warn if it cannot be used. Never raises."""
     beside: dict[str, Engine] = {}
     table = dict(default_costs())
     for entry in ENGINES.values():
@@ -124,12 +131,12 @@ def _beside_the_cpu(pool: Pool, threads: int) -> Chosen:
 
 
 def _calibrated(entry: EngineEntry, pool: Pool, threads: int) -> tuple[Engine, Table]:
-    """The engine, open, and what was measured of it and the CPU beside it."""
+    """Return the open engine, and what was measured of it and the CPU beside it."""
     engine = entry.open(pool, threads)
     table = _kept(entry, engine, pool, threads)
     if not table:
         setup = _setup(entry, engine, threads)
-        engine.close()  # a dedicated queue, say, is opened once at a time
+        engine.close()  # a dedicated queue, for example, is opened once at a time
         both = (ENGINES[CPU], entry)
         table = calibrated(
             pool,

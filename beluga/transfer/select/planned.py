@@ -32,20 +32,20 @@ _NOT_THE_ENGINE = (ChecksumError, TransferCancelledError, TransferTimeoutError, 
 
 @dataclasses.dataclass(slots=True)
 class PlannedStat:
-    """What was done so far."""
+    """Counters of the plans so far."""
 
-    plans: dict[str, int]  # that each was given
-    replayed: int = 0  # plans that an engine failed, and the CPU did all the same
+    plans: dict[str, int]  # given to each engine
+    replayed: int = 0  # plans that an engine failed and the CPU then executed
     faults: dict[str, str] = dataclasses.field(default_factory=dict)
-    """Why an engine is given no plans any more."""
+    """The reason why an engine is given no more plans."""
 
 
 class PlannedEngine:
-    """``engines`` reach the same memory; ``planner`` says which of them copies.
+    """Several engines that reach the same memory; ``planner`` chooses which of them copies.
 
-    It costs a microsecond or two per plan. Where the CPU is among them it does what another engine
-    fails to do; that one is left alone from then on, which is counted, and warned of once. Raises
-    LayoutError if the planner knows none of the engines.
+    It costs a microsecond or two per plan. If the CPU is among them, it executes the plans that
+    another engine fails. That engine is given no more plans, which is counted, and warned of once.
+    Raises LayoutError if the planner knows none of the engines.
     """
 
     name = "planned"
@@ -58,26 +58,26 @@ class PlannedEngine:
         self.stat = PlannedStat(dict.fromkeys(engines, 0))
 
     def choose(self, direction: Direction, size: int, fragments: int) -> str:
-        """Who would copy ``size`` bytes in ``fragments`` pieces."""
+        """Return the name of the engine that would copy ``size`` bytes in ``fragments`` pieces."""
         kind = self._planner.choose(direction, size, fragments, self._sound)
         assert kind is not None  # noqa: S101  # looked at when this was made; the CPU stays sound
         return kind
 
     def gather_write(self, plan: Plan) -> Transfer:
-        """Scattered memory to the pool. Raises what the chosen engine raises."""
+        """Write scattered memory to the pool. Raises what the chosen engine raises."""
         return self._start(Direction.WRITE, plan)
 
     def scatter_read(self, plan: Plan) -> Transfer:
-        """The pool to scattered memory. Raises what the chosen engine raises."""
+        """Read the pool to scattered memory. Raises what the chosen engine raises."""
         return self._start(Direction.READ, plan)
 
     def close(self) -> None:
-        """Close them all."""
+        """Close all engines."""
         for engine in self._engines.values():
             engine.close()
 
     def leave_alone(self, kind: str, fault: str) -> None:
-        """Give it no plans any more."""
+        """Give this engine no more plans."""
         if kind in self._sound:
             self._sound.discard(kind)
             self.stat.faults[kind] = fault
@@ -98,19 +98,19 @@ class PlannedEngine:
         return _Covered(self, kind, direction, plan, transfer)
 
     def replay(self, kind: str, direction: Direction, plan: Plan, error: TransferError) -> Transfer:
-        """The CPU does what an engine failed to do, none of which is under way any more."""
+        """Let the CPU execute a plan that an engine failed; none of it is under way any more."""
         self.leave_alone(kind, str(error))
         self.stat.replayed += 1
         return _begin(self._engines[CPU], direction, plan)
 
     def judge(self, kind: str) -> None:
-        """It has done a plan, but by itself?"""
+        """Return whether the engine has executed a plan alone."""
         if (fault := getattr(self._engines[kind], "fault", None)) is not None:
             self.leave_alone(kind, fault)
 
 
 class _Covered:
-    """An engine's transfer, for which the CPU stands in."""
+    """An engine's transfer; if the engine fails, the CPU executes the plan."""
 
     def __init__(
         self,

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Which engine copies: chosen by direction, bytes and fragments, from what was measured.
+"""Choose the engine of a copy by direction, bytes and fragments, from measured costs.
 
 The table has a cost for each engine and direction; the cheapest engine of those at hand is taken.
-Pure: ``calibrate/measure.py`` measures, and the engines copy.
+The code is pure: ``calibrate/measure.py`` measures, and the engines copy.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ CPU = "cpu"
 
 
 class Planner:
-    """Chooses among engines by their names. One that the table does not have is never chosen."""
+    """Chooses among engines by their names. An engine that is not in the table is never chosen."""
 
     def __init__(self, table: Table) -> None:
         self._table = dict(table)
@@ -26,8 +26,10 @@ class Planner:
     def choose(
         self, direction: Direction, size: int, fragments: int, among: Collection[str]
     ) -> str | None:
-        """The cheapest of ``among`` for ``size`` bytes in ``fragments`` pieces; None if the table
-        has none of them. Of equals the one that the table has first."""
+        """Return the cheapest of ``among`` for ``size`` bytes in ``fragments`` pieces.
+
+        Returns None if the table has none of them. Of equals, the first one in the table is taken.
+        """
         costs = {
             name: cost.of(size, fragments)
             for (name, way), cost in self._table.items()
@@ -38,7 +40,7 @@ class Planner:
     def crossover(
         self, direction: Direction, before: str, after: str, fragments: int = 1
     ) -> int | None:
-        """From how many bytes on ``after`` is the cheaper: 0 always, None never."""
+        """Return the bytes from which on ``after`` is cheaper: 0 always, None never."""
         first, second = self._table[before, direction], self._table[after, direction]
         ahead = second.of(0, fragments) - first.of(0, fragments)
         gain = first.byte_ns - second.byte_ns

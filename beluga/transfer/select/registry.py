@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from beluga.pool import Pool
 
 AUTO = "auto"
-"""The CPU, and beside it every engine that reaches host memory, for what that is faster at."""
+"""The CPU, and beside it every engine that reaches host memory, where that is faster."""
 
 
 def _always() -> None:
@@ -34,16 +34,16 @@ def _always() -> None:
 class EngineEntry:
     """One engine.
 
-    ``open`` makes the engine for a pool and for a cache whose gets have so many threads of the CPU;
-    it raises :class:`~beluga.errors.EngineUnavailableError` where the engine cannot be used.
-    ``why_none`` tells in one line why this machine has no such engine, as far as can be seen
-    without opening one; None: it has. ``memory`` is where blocks have to lie for the engine to
-    reach them: ``auto`` is for blocks in host memory.
+    ``open`` makes the engine for a pool and for a cache whose gets have so many threads of the CPU.
+    It raises :class:`~beluga.errors.EngineUnavailableError` if the engine cannot be used.
+    ``why_none`` says in one line why this machine has no such engine, as far as can be seen without
+    opening one, or is None. ``memory`` is where blocks have to lie for the engine to reach them:
+    ``auto`` is for blocks in host memory.
 
-    ``costs`` are the engine's until they are measured; an engine without them takes part in
-    ``auto`` once it was measured. ``to_measure`` makes the engines whose copies are timed, of each
-    direction; None: what ``open`` makes. ``device`` names what an open engine copies with; figures
-    are kept for each device apart.
+    ``costs`` hold until the engine is measured; an engine without them takes part in ``auto`` once
+    it was measured. ``to_measure`` makes the engines whose copies are timed, by direction; None
+    means what ``open`` makes. ``device`` names what an open engine copies with; figures are kept
+    for each device apart.
     """
 
     name: str
@@ -55,7 +55,7 @@ class EngineEntry:
     device: Callable[[Engine], str] = lambda engine: engine.name
 
     def measured(self, pool: Pool, threads: int) -> dict[tuple[str, Direction], Engine]:
-        """The engines that are timed, by direction, on a pool that is written over."""
+        """Return the engines that are timed, by direction, on a pool that is overwritten."""
         if self.to_measure is not None:
             made = self.to_measure(pool, threads)
         else:
@@ -70,7 +70,7 @@ ENGINES: dict[str, EngineEntry] = {
             name=CPU,
             open=cpu.CpuEngine,
             costs=cpu.COSTS,
-            to_measure=lambda pool, threads: {  # a put is one thread's
+            to_measure=lambda pool, threads: {  # a put uses one thread
                 Direction.WRITE: cpu.CpuEngine(pool, 1),
                 Direction.READ: cpu.CpuEngine(pool, threads),
             },
@@ -90,16 +90,16 @@ ENGINES: dict[str, EngineEntry] = {
         ),
     )
 }
-"""By name; the CPU first."""
+"""All engines by name; the CPU is first."""
 
 
 def engine_names(memory: str | None = None) -> tuple[str, ...]:
-    """What ``engine`` may be: ``auto``, and the engines that reach ``memory`` (None: any)."""
+    """Return the values of ``engine``: ``auto``, and the engines that reach ``memory`` (None: any)."""
     return (AUTO, *(name for name, entry in ENGINES.items() if memory in (None, entry.memory)))
 
 
 def entry_of(name: str) -> EngineEntry:
-    """The entry of an engine. Raises :class:`~beluga.errors.EngineUnavailableError`."""
+    """Return the entry of an engine. Raises :class:`~beluga.errors.EngineUnavailableError`."""
     if name not in ENGINES:
         names = ", ".join(engine_names())
         raise EngineUnavailableError(f"no engine is called {name!r}; there are {names}")
@@ -107,7 +107,7 @@ def entry_of(name: str) -> EngineEntry:
 
 
 def default_costs() -> Table:
-    """Every engine's costs before anything was measured."""
+    """Return every engine's costs before anything was measured."""
     return {
         (entry.name, direction): cost
         for entry in ENGINES.values()

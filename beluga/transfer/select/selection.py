@@ -25,11 +25,12 @@ _NO_PLACE = nullcontext(ffi.NULL)
 
 
 class Selection:
-    """``link`` is a link, a place at one that several caches share, or the settings of this host's
-    link to the pool; None: nothing is asked. ``chosen`` copies.
+    """The engines of one cache.
 
-    ``engine`` and ``token_engine`` (for rows of tokens, by ``threads`` if it is the CPU) are to be
-    used instead of the one chosen; where ``engine`` is None, C copies in the put or get.
+    ``link`` is a link, an I/O handle that several caches share, or the settings of this host's link
+    to the pool; with None, copies need no admission. ``chosen`` has the engines. ``engine`` and
+    ``token_engine`` (for rows of tokens, by ``threads`` if it is the CPU) are used in place of the
+    chosen ones. If ``engine`` is None, C copies in the put or get.
     """
 
     def __init__(  # noqa: PLR0913  all but the first five named
@@ -60,7 +61,9 @@ class Selection:
         self.token_engine = cpu if engine is None else engine
 
     def engine_for(self, direction: Direction, size: int, fragments: int) -> Engine | None:
-        """Who copies ``size`` bytes or less in ``fragments`` pieces; None: C does."""
+        """Return the engine that copies ``size`` bytes or less in ``fragments`` pieces; None means
+        C.
+        """
         planned = self._planned
         if planned and planned.choose(direction, size, fragments) == CPU:
             return None
@@ -76,8 +79,10 @@ class Selection:
             self._place.watch()
 
     def carried(self, *, own: bool = False) -> dict[TransferClass, TransferStats]:
-        """What was let onto the link so far, by class. ``own``: apart from a place that was
-        given."""
+        """Return what the link admitted so far, by class.
+
+        With ``own``, a handle that was given to the cache does not count.
+        """
         place = self._own_place if own else self._place
         return {
             kind: TransferStats() if place is None else place.carried(kind)
@@ -85,7 +90,7 @@ class Selection:
         }
 
     def close(self) -> None:
-        """Give back what this has made. The engine stays open; nobody copies."""
+        """Close what this has made. No copy is under way, and the engine stays open."""
         if self._own_place is not None:
             self._own_place.close()
         if self._own_link is not None:
