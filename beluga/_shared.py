@@ -68,7 +68,7 @@ class Forgetting(Protocol):
     """An object that belongs to the process that made it."""
 
     def _forget(self) -> None:
-        """Forget what is the parent's, in a forked child. No thread of the child holds the locks."""
+        """Forget what is the parent's, in a forked child, where no thread holds the locks."""
 
 
 _known: weakref.WeakSet[Forgetting] = weakref.WeakSet()

@@ -51,7 +51,7 @@ class Speed:
         return taken.astype(np.uint64)
 
     def longest(self, tokens: int, *, most: int = 16 << 20) -> int:
-        """Return the largest power of two of bytes that costs at most ``tokens``; at most ``most``."""
+        """Return the largest power of two, up to ``most``, that costs at most ``tokens``."""
         size = most
         while size > 1 and int(self.tokens(size)) > tokens:
             size //= 2

@@ -64,7 +64,7 @@ class TransferStats:
 
 
 class IoHandle:
-    """A handle of a link. Its members are taken on first use, and any thread may acquire and stop."""
+    """A handle of a link. Its members are taken on first use, and any thread may use it."""
 
     def __init__(self, link: Link) -> None:
         self.link = link

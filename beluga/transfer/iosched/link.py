@@ -124,7 +124,7 @@ class Link:
         self._since = (time.monotonic(), tuple(int(way.handle.used) for way in self.ways))
 
     def price(self) -> core.bl_price:
-        """Return the price of pieces, a ``bl_price *``, which lives as long as the caller keeps it."""
+        """Return the price of pieces, a ``bl_price *``, which the caller has to keep."""
         settings = self.settings
         speeds = (settings.read, settings.write)
         device = settings.device

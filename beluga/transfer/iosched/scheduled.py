@@ -129,7 +129,7 @@ class ScheduledEngine:
             self._advance(0, None)
 
     def wait_for(self, transfer: ScheduledTransfer, deadline: float | None) -> None:
-        """Drive transfers, in their order, until this one has ended. Raises TransferTimeoutError."""
+        """Drive transfers in order until this one has ended. Raises TransferTimeoutError."""
         while not transfer.ended:
             left = _left(deadline)
             patience_ns = _SLICE_NS if left is None else min(_SLICE_NS, int(left * 1e9))

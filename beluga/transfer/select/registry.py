@@ -94,7 +94,7 @@ ENGINES: dict[str, EngineEntry] = {
 
 
 def engine_names(memory: str | None = None) -> tuple[str, ...]:
-    """Return the values of ``engine``: ``auto``, and the engines that reach ``memory`` (None: any)."""
+    """Return the names for ``engine``: ``auto``, and engines that reach ``memory`` (None: any)."""
     return (AUTO, *(name for name, entry in ENGINES.items() if memory in (None, entry.memory)))
 
 
