@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Blocks between an engine's scattered memory and the pool (the paper's Exp 9 and 10, Fig. 6).
+"""Measure copies of blocks between an engine's scattered memory and the pool (the paper's Exp 9 and
+10, Fig. 6).
 
-Dense blocks are gathered and scattered, some tokens of some blocks are read, each beside the limit
-loop of as many threads; fragment sizes and counts are mapped out; and what one would do in Python
-does the same work in the same run, its result in memory as ours is.
+Dense blocks are gathered and scattered, and some tokens of some blocks are read, each beside the
+limit loop of as many threads. Fragment sizes and counts are mapped out. Peers, written as one would
+in Python, do the same work in the same run; their results end in memory as ours do.
 """
 
 from __future__ import annotations
@@ -48,24 +49,24 @@ _SMOKE_RUN_BYTES = 4 << 20
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """Where and how rows are measured."""
+    """The place and the recorder of rows."""
 
     scene: Scene
     recorder: Recorder
 
     @property
     def options(self) -> Options:
-        """What was asked for."""
+        """Return the options of the benchmark."""
         return self.recorder.options
 
     def count(self, work: Work) -> int:
-        """Operations of a run."""
+        """Return the operations of a run."""
         size = _SMOKE_RUN_BYTES if self.options.smoke else _RUN_BYTES
         return max(2, size // work.size)
 
 
 def bench_copy(options: Options) -> list[Row]:
-    """Rows of every engine, then of the peers."""
+    """Return the rows of every engine, then of the peers."""
     with ground(options, devices=1) as pool:
         fixed: Row = {"memory": memory_of(pool), "coherence": coherence_of(pool), "depth": 1}
         span = _SMOKE_SPAN if options.smoke else _SPAN
@@ -76,7 +77,7 @@ def bench_copy(options: Options) -> list[Row]:
 
 
 def cpu_rows(setting: Setting) -> list[Row]:
-    """The CPU, with 1..N threads; the map with one."""
+    """Return the rows of the CPU, with 1..N threads; the map has one."""
     pool, rows = setting.scene.pool, []
     for threads in thread_counts(setting.options):
         engine = CpuEngine(pool, threads=threads)
@@ -89,7 +90,7 @@ def cpu_rows(setting: Setting) -> list[Row]:
 
 
 def rows_of(setting: Setting, entry: EngineEntry) -> list[Row]:
-    """One engine's rows, or why there are none."""
+    """Return one engine's rows, or why there are none."""
     if entry.name in OWN:
         return OWN[entry.name](setting)
     try:
@@ -103,7 +104,7 @@ def rows_of(setting: Setting, entry: EngineEntry) -> list[Row]:
 
 
 def cuda_rows(setting: Setting) -> list[Row]:
-    """Of a machine with a GPU."""
+    """Return the rows of a machine with a GPU."""
     pool = setting.scene.pool
     return gpu_copy(setting.recorder, pool) + gpu_beside(setting.recorder, pool)
 
@@ -113,7 +114,7 @@ OWN: dict[str, Callable[[Setting], list[Row]]] = {"cpu": cpu_rows, "cuda": cuda_
 
 
 def engine_rows(setting: Setting, engine: Engine, threads: int) -> list[Row]:
-    """All cases of an engine that reaches this process's own memory."""
+    """Return all cases of an engine that reaches this process's own memory."""
     rows = []
     for fragment, count in DENSE:
         for chunk_size in (0, CHUNK_SIZE):
@@ -130,7 +131,7 @@ def engine_rows(setting: Setting, engine: Engine, threads: int) -> list[Row]:
 
 
 def map_rows(setting: Setting, engine: Engine) -> list[Row]:
-    """Fragment sizes and counts, as many as there is room for."""
+    """Return the rows of fragment sizes and counts, as many as there is room for."""
     rows = []
     shapes = [(size, count) for size in MAP_SIZES for count in MAP_COUNTS]
     for fragment, count in shapes[:2] if setting.options.smoke else shapes:
@@ -142,13 +143,13 @@ def map_rows(setting: Setting, engine: Engine) -> list[Row]:
 
 
 def _write(engine: Engine, work: Work) -> None:
-    """All blocks of a work: their checksums are known from then on."""
+    """Write all blocks of a work, so that their checksums are known."""
     for plan in work.plans:
         engine.gather_write(plan).wait()
 
 
 def _adopt(written: Work, read: Work) -> None:
-    """The checksums of what was written, for those who read it."""
+    """Return the checksums of what was written, for readers."""
     for from_plan, to_plan in zip(written.plans, read.plans, strict=True):
         if from_plan.checksums is not None and to_plan.checksums is not None:
             to_plan.checksums[:] = from_plan.checksums
@@ -191,7 +192,7 @@ def _row(
 
 
 def _peer_rows(setting: Setting) -> list[Row]:
-    """What one would do in Python, one thread, beside the CPU engine."""
+    """Return the rows of the peers: Python code of one thread, beside the CPU engine."""
     rows = []
     engine = CpuEngine(setting.scene.pool, threads=1)
     with pinned(cores()[0]):

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Copies as one would write them in Python: what the engines are compared with.
+"""Copies as one would write them in Python; the engines are compared with them.
 
-Each ends as an engine's copy does: a write's bytes are flushed to memory and fenced, a read comes
-after this host's copies were dropped.
+Each ends as an engine's copy does: a write's bytes are flushed to memory and fenced, and a read
+comes after this host's copies were dropped.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from beluga._ffi import core, ffi, lib
 from .scene import Scene, Work
 
 Operation = tuple[Callable[[int], None], Sequence[int]]
-"""What copies the block of a number, and the numbers."""
+"""A function that copies the block of a number, and the numbers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """``make`` gives an operation over a work's blocks; ``missing`` says why it cannot."""
+    """A peer: ``make`` gives an operation over a work's blocks; ``missing`` says why it cannot."""
 
     name: str
     make: Callable[[Scene, Work], Operation]
@@ -33,7 +33,7 @@ class Peer:
 
 
 class _Places:
-    """A work's blocks as arrays: pages of the engine's memory, runs of the pool's."""
+    """Return a work's blocks as arrays: pages of the engine's memory, runs of the pool's."""
 
     def __init__(self, scene: Scene, work: Work) -> None:
         fragment = work.fragment_size
@@ -65,7 +65,7 @@ class _Places:
 
 
 def _indexed(scene: Scene, work: Work) -> Operation:
-    """One indexed copy to or from a contiguous array, one contiguous copy."""
+    """Make one indexed copy to or from a contiguous array, and one contiguous copy."""
     at = _Places(scene, work)
 
     def write(block: int) -> None:
@@ -82,7 +82,7 @@ def _indexed(scene: Scene, work: Work) -> Operation:
 
 
 def _torch(scene: Scene, work: Work) -> Operation:
-    """The same by torch."""
+    """Make the same copies by torch."""
     import torch
 
     at = _Places(scene, work)
@@ -104,7 +104,7 @@ def _torch(scene: Scene, work: Work) -> Operation:
 
 
 def _memcpy(scene: Scene, work: Work) -> Operation:
-    """A Python loop with a memmove for each fragment."""
+    """Make a Python loop with a memmove for each fragment."""
     at, fragment = _Places(scene, work), work.fragment_size
     move = ctypes.memmove
 
@@ -122,7 +122,9 @@ def _memcpy(scene: Scene, work: Work) -> Operation:
 
 
 def _bounce(scene: Scene, work: Work) -> Operation:
-    """Two steps, as in the paper's Exp 9: to a private buffer, then by one pool copy of ours."""
+    """Make two steps, as in the paper's Exp 9: to a private buffer, then by one pool copy of
+    ours.
+    """
     at = _Places(scene, work)
     buffer = ffi.from_buffer("uint8_t[]", at.buffer, require_writable=True)
     handle = scene.pool.handle

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""What a copy by Intel DSA costs, one at a time: rows of ``coherence`` and of ``latency``.
+"""Measure single copies by Intel DSA: rows of ``coherence`` and of ``latency``.
 
-From submission until its completion has been seen and all is done that the case names. Where there
-is no device the rows say so: the software queue is a thread that copies, and its speed says nothing
-of a DSA.
+The time runs from submission until the completion has been seen and the case's work is done.
+Without a device the rows say so: the software queue is a thread that copies, and its speed says
+nothing of a DSA.
 """
 
 from __future__ import annotations
@@ -40,7 +40,10 @@ _SMOKE_RUN_S = 0.001
 def dsa_coherence(
     recorder: Recorder, region: Region, size: int, queue: str = "device"
 ) -> list[Row]:
-    """The paper's Table 4: a row per case, or why there is none. ``queue``: see DsaEngine."""
+    """Return the rows of the paper's Table 4, one per case, or why there are none.
+
+    ``queue``: see DsaEngine.
+    """
     rows = []
     for case, (verb, maintenance, cached) in CASES.items():
         try:
@@ -58,7 +61,8 @@ def dsa_latency(
     cpu: list[Row],
     queue: str = "device",
 ) -> list[Row]:
-    """The paper's Exp 2: a row per verb and size, the safe row of the policy around each copy.
+    """Return the rows of the paper's Exp 2: one per verb and size, with the safe row of the policy
+    around each copy.
 
     The first of each verb notes from which size on it beats ``cpu``, the rows of the CPU.
     """
@@ -79,7 +83,7 @@ def dsa_latency(
 
 
 def crossover(cpu: dict[int, float], device: dict[int, float]) -> str:
-    """From which size on the device is faster, at every size measured; costs are by size."""
+    """Return from which size on the device is faster, at every size measured; costs are by size."""
     ahead: int | None = None
     for size in sorted(cpu.keys() & device.keys(), reverse=True):
         if device[size] >= cpu[size]:
@@ -104,7 +108,7 @@ def _engine(
 def _measured(
     recorder: Recorder, region: Region, engine: DsaEngine, names: tuple[str, str], size: int
 ) -> Row:
-    """One ``(case, verb)`` of one size."""
+    """Return one ``(case, verb)`` of one size."""
     (case, verb), options = names, recorder.options
     options.say(f"{recorder.bench} {case}, {size} bytes")
     offsets = uniform(region.size_for(size), size, options.seed)
@@ -124,7 +128,7 @@ def _measured(
 
 
 def costs(rows: list[Row], case: str | None = None) -> dict[int, float]:
-    """p50 by size, of the rows that were measured."""
+    """Return p50 by size, of the rows that were measured."""
     return {
         int(str(row["bytes"])): float(str(row["p50_ns"]))
         for row in rows

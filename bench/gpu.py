@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""What a copy by a GPU costs, one at a time: rows of ``coherence`` and of ``latency``.
+"""Measure single copies by a GPU: rows of ``coherence`` and of ``latency``.
 
-From the call in Python until its completion has been seen and all is done that the case names:
-launch, event, flush. Where there is no GPU the rows say so; the kernels compiled for a CPU would
-say nothing of one, and only tests measure them.
+The time runs from the call in Python until its completion has been seen and the case's launch,
+event and flush are done. Without a GPU the rows say so; the kernels compiled for a CPU say nothing
+of a GPU, so only tests measure them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from .region import Region, uniform
 from .row import Recorder, Row, percentiles, speed
 
 MakeDriver = Callable[[], Driver]
-Operation = Callable[[int], None]  # one copy, to or from this offset of the pool
+Operation = Callable[[int], None]  # makes one copy, to or from this offset of the pool
 
 _WINDOW_SIZE = 64 << 20
 _SETTLE_S = 120.0
@@ -43,7 +43,7 @@ CASES = {
 def gpu_coherence(
     recorder: Recorder, region: Region, size: int, make: MakeDriver = CupyDriver
 ) -> list[Row]:
-    """The paper's Table 4: a row per case, or why there is none."""
+    """Return the rows of the paper's Table 4, one per case, or why there are none."""
     rows = []
     for case, (verb, steps, paper) in CASES.items():
         try:
@@ -63,7 +63,8 @@ def gpu_latency(
     cpu: list[Row],
     make: MakeDriver = CupyDriver,
 ) -> list[Row]:
-    """The paper's Exp 2: reads by kernel and by memcpy, writes by kernel, of each size.
+    """Return the rows of the paper's Exp 2: reads by kernel and by memcpy, writes by kernel, of
+    each size.
 
     The first of each notes from which size on it beats ``cpu``, the rows of the CPU.
     """
@@ -87,7 +88,7 @@ def gpu_latency(
 def _operation(
     region: Region, size: int, verb: str, steps: Steps, make: MakeDriver
 ) -> Iterator[Operation]:
-    """One copy between the pool and GPU memory, as a function of its offset in the pool."""
+    """Return one copy between the pool and GPU memory, as a function of its offset in the pool."""
     driver = make()
     maintenance = CacheMaintenance(region.pool, steps)
     engine = CudaEngine(

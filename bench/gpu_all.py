@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""``scripts/gpu bench``: the rows of all benchmarks that have rows of a GPU, into one file.
+"""``scripts/gpu bench``: write the rows of all benchmarks that have rows of a GPU into one file.
 
-Of ``copy`` and ``bandwidth`` the GPU's alone; ``coherence`` and ``latency`` whole, for their GPU
-rows stand beside the CPU's. The file is written anew after each, so that what was measured is kept
-if the time runs out.
+Of ``copy`` and ``bandwidth`` only the GPU's rows are measured; ``coherence`` and ``latency`` are
+measured whole, because their GPU rows stand beside the CPU's. The file is written anew after each
+benchmark, so that measured rows are kept if the time runs out.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from .row import Recorder, Row
 def _on_one_device(
     name: str, *parts: Callable[[Recorder, Pool], list[Row]]
 ) -> Callable[[Options], list[Row]]:
-    """Parts of a benchmark, in a pool of one device."""
+    """Run parts of a benchmark in a pool of one device."""
 
     def run(options: Options) -> list[Row]:
         with ground(options, devices=1) as pool:
@@ -51,9 +51,9 @@ STAGES: dict[str, Callable[[Options], list[Row]]] = {
 
 
 def measure(options: Options, target: Path, commit: str | None, gpu: str | None) -> list[str]:
-    """Run all stages; the names of those that failed, whose rows are not in ``target``.
+    """Run all stages; return the names of those that failed, whose rows are not in ``target``.
 
-    ``commit``: of these sources, where they are no checkout. ``gpu``: added to each row's machine.
+    ``commit`` names the sources if they are no checkout. ``gpu`` is added to each row's machine.
     """
     rows: list[Row] = []
     failed = []
@@ -75,7 +75,7 @@ def measure(options: Options, target: Path, commit: str | None, gpu: str | None)
 
 
 def main() -> None:
-    """Exit status 1 if a stage failed."""
+    """Run the benchmarks; the exit status is 1 if a stage failed."""
     parser = argparse.ArgumentParser(prog="gpu_all", description=__doc__)
     parser.add_argument("target", type=Path, help="the file: rows as JSON")
     parser.add_argument("--commit", help="of these sources, where they are no checkout")

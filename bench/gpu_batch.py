@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""cuMemcpyBatchAsync, which is a peer and no part of Beluga: many copies in one call.
+"""cuMemcpyBatchAsync, a peer and no part of Beluga: many copies in one call.
 
-By ctypes, with the signature of CUDA 12.8, whose symbol drivers keep.
+It is called by ctypes, with the signature of CUDA 12.8, whose symbol drivers keep.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ class _Attributes(ctypes.Structure):
 
 
 class MemcpyBatch:
-    """Copies of ``size`` bytes each, (target, source); raises OSError without a CUDA driver."""
+    """Prepare copies of ``size`` bytes each, (target, source); raise OSError without a CUDA
+    driver.
+    """
 
     def __init__(self, pairs: Sequence[tuple[int, int]], size: int) -> None:
         library = ctypes.CDLL("libcuda.so.1")

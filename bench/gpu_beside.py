@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""What copying costs the computing on the same GPU: a matrix product alone, and beside copies.
+"""Measure what copies cost the computing on the same GPU: a matrix product alone, and beside
+copies.
 
-The limit of these rows of ``copy`` is the product alone; a ratio of 0.95 says that it was slowed by
-5 %, which is the most that issue 5 of the project allows. Products are given to the GPU many at a
-time, and copies one ahead, without what coherence asks of the CPU: both keep the GPU busy.
+The limit of these rows of ``copy`` is the product alone. A ratio of 0.95 says that copies slowed it
+by 5 %, the most that issue 5 of the project allows. Products are given to the GPU many at a time,
+and copies one ahead, without the CPU's cache maintenance: both keep the GPU busy.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from .row import Recorder, Row, calls, percentiles
 _ORDER = 8192
 _AT_A_TIME = 20  # products: 30 ms of an H200
 _BLOCKS = 4  # of a copy
-_SWITCH_S = 1e-4  # between Python's threads: neither makes the other's GPU work wait
+_SWITCH_S = 1e-4  # Python's threads switch often, so that neither makes the other's GPU work wait
 _WINDOW_SIZE = 64 << 20
 _SETTLE_S = 120.0
 
@@ -62,7 +63,7 @@ def gpu_beside(
     make: Callable[[], CudaDriver] = CupyDriver,
     product: Callable[[], Once] = cupy_product,
 ) -> list[Row]:
-    """A row for each direction of the copies, or why there is none."""
+    """Return a row for each direction of the copies, or why there is none."""
     rows = []
     for case in CASES:
         name = f"matrix product beside {case}"
@@ -151,10 +152,9 @@ def _quick_switches() -> Iterator[None]:
 def _copying(
     driver: CudaDriver, engine: CudaEngine, case: str, plan: Plan, copied: list[float]
 ) -> Iterator[None]:
-    """A thread that copies blocks again and again, once at least before anything is measured;
-    adds to ``copied`` how many GB/s that were.
+    """Copy blocks in a thread again and again; the first copy ends before anything is measured.
 
-    Raises the copy's BelugaError, when the copying ends.
+    Adds the GB/s of the copies to ``copied``. Raises the copy's BelugaError when the copying ends.
     """
     start = engine.gather_write if case == "gather_write" else engine.scatter_read
     under_way, stop = threading.Event(), threading.Event()

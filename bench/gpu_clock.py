@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""How long a GPU works at something: the time between two events of a stream, the host's left out.
+"""Measure how long a GPU works: the time between two events of a stream, without the host's time.
 
-What is measured is put on the stream behind ballast, copies within the GPU's memory that are still
-under way when the last of it has been put there; else the ballast is doubled, and all is done anew.
+The measured work is put on the stream behind ballast, copies within the GPU's memory that are still
+under way when the last of the work has been put there. If they are not, the ballast is doubled, and
+the measurement starts again.
 """
 
 from __future__ import annotations
@@ -22,14 +23,17 @@ from .row import Row, copies, percentiles
 
 Enqueue = Callable[[int], Transfer | None]  # puts work on this stream, and does not wait for it
 
-_BALLAST_SIZE = 256 << 20  # 0.1 ms of an H200, many times what it takes to ask for it
-_BALLAST_MAX = 256  # copies; a stream takes a thousand before whoever gives it more has to wait
+_BALLAST_SIZE = 256 << 20  # 0.1 ms of an H200, many times the time of the call
+_BALLAST_MAX = 256  # copies; a stream takes a thousand before the caller has to wait
 _SAMPLES = 5  # behind each speed
 
 
 class StreamClock:
-    """Of a stream of its own. ``exposed``: samples for which the most ballast was too little, so
-    that they hold some of the host's time."""
+    """A clock of a stream of its own.
+
+    ``exposed`` counts the samples for which the most ballast was too little: they hold some of the
+    host's time.
+    """
 
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
@@ -40,7 +44,7 @@ class StreamClock:
         self.exposed = 0
 
     def seconds(self, enqueue: Enqueue) -> float:
-        """What the GPU takes for it."""
+        """Return the seconds that the GPU takes for the work."""
         while True:
             for _ in range(self._count):
                 self._driver.copy(self._target, self._source, _BALLAST_SIZE, self.stream)
@@ -57,7 +61,7 @@ class StreamClock:
             self._count *= 2
 
     def race(self, limit: Enqueue, ours: Enqueue, size: int, options: Options) -> Row:
-        """The fields of a row: both move ``size`` bytes, in turn; percentiles are ours."""
+        """Return the fields of a row: both move ``size`` bytes, in turn; percentiles are ours."""
         times: list[float] = []
         count = 1 if options.smoke else _SAMPLES
         self.seconds(limit)
@@ -81,7 +85,7 @@ class StreamClock:
         return {**copies(found, size), **percentiles((np.array(times) * 1e9).astype(np.uint64))}
 
     def close(self) -> None:
-        """Nothing is under way."""
+        """Free the memory; nothing is under way."""
         for event in (self._first, self._last):
             self._driver.free_event(event)
         self._driver.end_stream(self.stream)

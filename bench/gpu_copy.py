@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Blocks of a model between a GPU and the pool: the GPU's rows of ``copy``.
+"""Measure copies of a model's blocks between a GPU and the pool: the GPU's rows of ``copy``.
 
-What is timed is the GPU's work, between two events: the tables' upload, the launches, the copies.
-The host's (plans, and what coherence asks of the CPU) is in ``coherence`` and ``latency``. The
-limit is one large copy of as many bytes by a copy engine between pinned memory and the GPU, in
-turns with ours. How fast that is in the pool's own memory is a row too. Where there is no GPU the
-rows say so.
+The GPU's work is timed, between two events: the tables' upload, the launches, the copies. The
+host's work (plans, and the CPU's cache maintenance) is in ``coherence`` and ``latency``. The limit
+is one large copy of as many bytes by a copy engine between pinned memory and the GPU, in turns with
+ours. The speed of that copy in the pool's own memory is a row, too. Without a GPU the rows say so.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ _APART = Steps(Step.FENCE, Step.FENCE)
 
 
 def gpu_copy(recorder: Recorder, pool: Pool, make: Callable[[], Driver] = CupyDriver) -> list[Row]:
-    """Rows of dense and sparse copies by either way, and of the peers."""
+    """Return the rows of dense and sparse copies by either path, and of the peers."""
     smoke = recorder.options.smoke
     shares = [("direct", share) for share in (SMOKE_SHARES if smoke else SHARES)]
     rows = []
@@ -57,8 +56,9 @@ def gpu_copy(recorder: Recorder, pool: Pool, make: Callable[[], Driver] = CupyDr
 
 
 def _by(recorder: Recorder, pool: Pool, driver: Driver, path: str, share: int | None) -> list[Row]:
-    """All rows of a way; with another share of the GPU the largest batch's. What fails ends them,
-    and no other's."""
+    """Return all rows of a path, or those of the largest batch for another share of the GPU. An
+    error ends the rows of this path and of no other.
+    """
     try:
         with (
             contextlib.closing(_engine(pool, path, driver, share or 4)) as engine,
@@ -92,7 +92,7 @@ def _engine(pool: Pool, path: str, driver: Driver, share: int) -> CudaEngine:
 
 
 class _Bench:
-    """One engine; memory of the GPU and pinned memory for the largest batch."""
+    """One engine, with memory of the GPU and pinned memory for the largest batch."""
 
     def __init__(self, recorder: Recorder, pool: Pool, driver: Driver, engine: CudaEngine) -> None:
         self._recorder, self._pool, self._driver, self._engine = recorder, pool, driver, engine
@@ -122,13 +122,13 @@ class _Bench:
         return rows
 
     def large(self, note: str) -> list[Row]:
-        """The largest batch alone."""
+        """Return the rows of the largest batch alone."""
         blocks = self._batches[-1]
         plans = [self._dense(blocks, chunk_size) for chunk_size in (0, CHUNK_SIZE)]
         return [self._row(case, plan, note, FRAGMENTS * blocks) for plan in plans for case in CASES]
 
     def close(self) -> None:
-        """Nothing is under way."""
+        """Free the memory; nothing is under way."""
         self._clock.close()
         self._driver.unpin(self._pinned)
         self._driver.free(self._memory)
@@ -143,7 +143,9 @@ class _Bench:
         )
 
     def _sparse(self, model: Model) -> Plan:
-        """Rows of 16 tokens of as many blocks as a batch has, most of which stand alone."""
+        """Return a plan of 16 tokens' rows of as many blocks as a batch has; most rows stand
+        alone.
+        """
         blocks = self._batches[-1]
         tokens = selection(0, blocks * model.block_tokens)
         which = np.repeat(tokens // model.block_tokens, model.row_count)
@@ -168,13 +170,13 @@ class _Bench:
         return steps
 
     def _ceiling(self, write: bool, size: int) -> Callable[[int], None]:
-        """One copy by a copy engine."""
+        """Return one copy by a copy engine."""
         host = int(self._pinned.array.ctypes.data)
         pair = (host, self._memory) if write else (self._memory, host)
         return lambda stream: self._driver.copy(*pair, size, stream)
 
     def _of_pool(self, case: str) -> Row:
-        """The same in the pool's memory: what its registered pages allow."""
+        """Measure the same copy in the pool's memory: what its registered pages allow."""
         write, plan = case == "gather_write", self._dense(self._batches[-1], 0)
         runs = self._engine.runs(plan)
 

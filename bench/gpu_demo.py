@@ -2,8 +2,8 @@
 # Copyright The Beluga Authors
 """``scripts/demo-gpu``: two workers with GPU memory, one pool, and a router that knows no caches.
 
-Conversations go to the worker with the fewest tokens outstanding, wherever their last turn was
-served; its blocks come out of the pool into GPU memory, by the CUDA kernels, and every byte is
+A conversation goes to the worker with the fewest outstanding tokens, whichever worker served its
+last turn. The CUDA kernels bring its blocks out of the pool into GPU memory, and every byte is
 checked. Without a GPU the kernels compiled for this CPU do it, and the output says so.
 """
 
@@ -40,8 +40,11 @@ _END_S = 10.0
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Report:
-    """What came of it. ``crossed``: blocks that came from the pool where the other worker had put
-    them; ``requests`` by worker."""
+    """The result of the demo.
+
+    ``crossed`` counts the blocks that came from the pool where the other worker had put them;
+    ``requests`` counts by worker.
+    """
 
     gpu: bool
     copied_by: str
@@ -60,7 +63,7 @@ class Report:
 
 
 def run(shape: Conversations) -> Report:
-    """The demo, in a pool of its own, of which nothing is left.
+    """Run the demo in a pool of its own, which is removed afterwards.
 
     Raises BelugaError if a worker fails or dies.
     """
@@ -100,7 +103,7 @@ def run(shape: Conversations) -> Report:
 
 
 class _Counts:
-    """What the workers said, request by request."""
+    """Return the workers' answers, request by request."""
 
     def __init__(self) -> None:
         self.requests = [0] * _WORKERS
@@ -163,7 +166,7 @@ def _start(stack: ExitStack, devices: list[str], capacity: int) -> Connection:
 
 
 def _receive(connection: Connection, timeout_s: float) -> object:
-    """The worker's next message. Raises ReplayError if it failed, or died."""
+    """Return the worker's next message. Raises ReplayError if the worker failed or died."""
     try:
         if timeout_s and not connection.poll(timeout_s):
             raise ReplayError(f"a worker was not ready within {timeout_s:.0f} s")

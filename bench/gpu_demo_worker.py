@@ -2,9 +2,9 @@
 # Copyright The Beluga Authors
 """A worker of ``scripts/demo-gpu``: an engine's paged memory on a GPU, filled from the pool.
 
-What an engine would compute is filled in instead: bytes that follow from a block's id, so that each
-that comes out of the pool can be checked. Where there is no GPU, the kernels compiled for this CPU
-move the blocks, between the pool and memory that stands in for a GPU's.
+In place of computed data the worker writes bytes that follow from a block's id, so that each byte
+that comes out of the pool can be checked. Without a GPU, the kernels compiled for this CPU move the
+blocks between the pool and memory that stands in for a GPU's.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Ids = npt.NDArray[np.uint64]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Served:
-    """One request. Counts of blocks; ``stored`` are ids."""
+    """One request: counts of blocks; ``stored`` are ids."""
 
     looked_up: int
     hits: int
@@ -47,7 +47,7 @@ class Served:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Closing:
-    """What a worker says at its end. ``reason``: why there is no GPU, if there is none."""
+    """The last message of a worker. ``reason`` says why there is no GPU, if there is none."""
 
     driver: str
     device: str
@@ -58,7 +58,9 @@ class Closing:
 
 
 def work(connection: Connection, devices: list[str], capacity: int) -> None:
-    """Serve lists of block ids until None comes; then the closing. An error is a line of text."""
+    """Serve lists of block ids until None comes; then send the closing. An error is a line of
+    text.
+    """
     try:
         with Pool.open(devices) as pool, Client(pool) as client:
             driver, reason = _driver()
@@ -98,7 +100,9 @@ def _driver() -> tuple[CudaDriver, str]:
 
 
 class _Worker:
-    """``capacity`` blocks of GPU memory: a tensor for each fragment, a page in it for each."""
+    """The memory for ``capacity`` blocks: a tensor for each fragment, with a page for each
+    block.
+    """
 
     def __init__(
         self, client: Client, engine: CudaEngine, driver: CudaDriver, capacity: int
@@ -143,7 +147,7 @@ class _Worker:
         self._driver.free(self._memory)
 
     def _run(self, pages: npt.NDArray[np.int64]) -> Run:
-        """The blocks on these pages, by their GPU addresses."""
+        """Return the blocks on these pages, by their GPU addresses."""
         fragments = np.empty((len(pages), FRAGMENTS, 2), np.uint64)
         at = np.arange(FRAGMENTS)[None, :] * self._capacity + pages[:, None]
         fragments[:, :, 0] = self._memory + at * FRAGMENT_SIZE
@@ -151,7 +155,7 @@ class _Worker:
         return Run(len(pages), BLOCK_SIZE, FRAGMENTS, fragments.reshape(-1, 2))
 
     def _copy(self, *, to_gpu: bool) -> None:
-        """All pages, between GPU memory and this process's."""
+        """Copy all pages between GPU memory and this process's."""
         host = self._pinned.array.ctypes.data
         pair = (self._memory, host) if to_gpu else (host, self._memory)
         self._driver.copy(*pair, self._size, self._stream)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Several GPUs at once against one device of the pool, and against one NUMA node's own memory: the
-GPU's rows of ``bandwidth`` (the paper's Fig. 6).
+"""Measure several GPUs at once against one device of the pool, and against one NUMA node's own
+memory: the GPU's rows of ``bandwidth`` (the paper's Fig. 6).
 
-Each GPU has a thread, which lets its copy engine move runs of a stripe one after the other: what
-the path carries, whoever copies. ``threads`` of a row is the number of GPUs.
+Each GPU has a thread, which lets its copy engine move runs of a stripe one after the other. This is
+what the path carries, whichever engine copies. ``threads`` of a row is the number of GPUs.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Places = Callable[[ExitStack, CudaDriver], list[int]]  # GPU addresses of runs o
 
 
 def all_gpus() -> list[CudaDriver]:
-    """Drivers of all GPUs here. Raises EngineUnavailableError if there is none."""
+    """Return the drivers of all GPUs here. Raises EngineUnavailableError if there is none."""
     found: list[CudaDriver] = [CupyDriver(0)]
     while True:
         try:
@@ -48,7 +48,7 @@ def all_gpus() -> list[CudaDriver]:
 
 
 def gpu_bandwidth(recorder: Recorder, pool: Pool, make: Drivers = all_gpus) -> list[Row]:
-    """Rows for 1, 2, ... GPUs; ``pool`` has one device."""
+    """Return rows for 1, 2, ... GPUs; ``pool`` has one device."""
     targets: dict[str, Places] = {"the pool's device": functools.partial(_of_pool, pool)}
     for node in nodes():
         targets[f"DRAM of NUMA node {node}"] = functools.partial(_of_node, node)
@@ -78,7 +78,7 @@ def gpu_bandwidth(recorder: Recorder, pool: Pool, make: Drivers = all_gpus) -> l
 
 
 class _Feeder:
-    """One GPU, its memory, and where it copies from and to."""
+    """One GPU, its memory, and the addresses that it copies between."""
 
     def __init__(self, driver: CudaDriver, places: list[int]) -> None:
         self._driver, self._places = driver, places
@@ -94,7 +94,7 @@ class _Feeder:
         self._driver.wait(self.event)
 
     def sample(self, verb: str, count: int) -> None:
-        """Seconds of each of ``count`` copies by the GPU's clock: ``times``."""
+        """Return the seconds of each of ``count`` copies by the GPU's clock."""
         self._driver.use()
         events = [self._driver.make_event() for _ in range(count + 1)]
         self._driver.record(events[0], self.stream)
@@ -124,7 +124,9 @@ def _feeder(driver: CudaDriver, places: list[int]) -> Iterator[_Feeder]:
 
 
 def _of_pool(pool: Pool, stack: ExitStack, driver: CudaDriver) -> list[int]:
-    """Whole stripes of the pool's data. Raises EngineUnavailableError if it is not registered."""
+    """Return whole stripes of the pool's data. Raises EngineUnavailableError if it is not
+    registered.
+    """
     engine = CudaEngine(pool, path="direct", window_size=_WINDOW_SIZE, driver=driver)
     stack.callback(engine.close)
     if not engine.settle(_SETTLE_S) or engine.stat.fault is not None:
@@ -137,7 +139,7 @@ def _of_pool(pool: Pool, stack: ExitStack, driver: CudaDriver) -> list[int]:
 
 
 def _of_node(node: int, stack: ExitStack, driver: CudaDriver) -> list[int]:
-    """Memory of this process on that node, registered with the driver."""
+    """Return memory of this process on that node, registered with the driver."""
     node_asked = node if len(nodes()) > 1 else None
     size = _RUNS * STRIPE_SIZE
     base = stack.enter_context(private(size, node_asked, shared=True))
@@ -166,7 +168,7 @@ def _row(recorder: Recorder, case: str, feeders: list[_Feeder], verb: str) -> Ro
 
 
 def _together(runs: Sequence[Callable[[], None]]) -> float:
-    """Seconds that all of them take, a thread each."""
+    """Return the seconds that all of them take, with a thread each."""
     threads = [threading.Thread(target=run) for run in runs]
     before = time.perf_counter()
     for thread in threads:

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""What one would do with CUDA alone: cudaMemcpyAsync for each fragment, or all in one
-cudaMemcpyBatchAsync, between pinned memory and the GPU: no pool, no flush, no checksum.
+"""Measure what one would do with CUDA alone: cudaMemcpyAsync for each fragment, or all in one
+cudaMemcpyBatchAsync.
 
-Ours beside them is the CUDA engine without its coherence; both from the call in Python until its
+The peers copy between pinned memory and the GPU, without pool, flush and checksum. Ours beside them
+is the CUDA engine without its cache maintenance. Both are timed from the call in Python until its
 completion has been seen. ``ratio_to_peer`` is ours / the peer's speed.
 """
 
@@ -28,7 +29,9 @@ EACH, BATCH = "cudaMemcpyAsync per fragment", "cudaMemcpyBatchAsync"
 def peer_rows(
     recorder: Recorder, driver: Driver, engine: CudaEngine, pinned: Pinned, plan: Plan
 ) -> list[Row]:
-    """A row of each peer for each direction that ``plan`` has; its pieces have one length."""
+    """Return a row of each peer for each direction that ``plan`` has; its pieces have one
+    length.
+    """
     rows = []
     stream, event = driver.make_stream(urgent=True), driver.make_event()
 
@@ -68,8 +71,10 @@ def peer_rows(
 
 
 def _pairs(plan: Plan, host: int, *, write: bool) -> tuple[list[tuple[int, int]], int]:
-    """(target, source) of each fragment of the plan, and its bytes; where the plan cuts a fragment
-    at a stripe, that is one all the same."""
+    """Return (target, source) of each fragment of the plan, and its bytes.
+
+    A fragment that the plan cuts at a stripe is still one.
+    """
     size = int(plan.pieces["length"].max())
     near = (int(plan.pieces["address"].min()) + np.arange(plan.size // size) * size).tolist()
     far = (host + np.arange(len(near)) * size).tolist()

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""A link in virtual time, and the orders in which blocks are let onto it.
+"""A link in virtual time, and orders in which blocks are admitted to it.
 
 The link shares its bandwidth evenly among the copies that are under way, as Dynamo's own mock of
-one does. Onboards arrive at random, at a share of what it can carry; offloads never end. Nothing
+one does. Onboards arrive at random, with a share of what it can carry; offloads never end. Nothing
 sleeps and no clock is read, so a run is the same on every machine.
 """
 
@@ -23,7 +23,7 @@ NEVER = 1 << 62
 
 
 class Piece(NamedTuple):
-    """A part of a block that is copied in one go; ``key`` is its order's own."""
+    """A part of a block that is copied at once; ``key`` belongs to its order."""
 
     kind: int
     block: int
@@ -32,23 +32,23 @@ class Piece(NamedTuple):
 
 
 class Order(Protocol):
-    """Who may copy next."""
+    """An order, which chooses the piece that may be copied next."""
 
     def submit(self, kind: int, block: int, now_ns: int) -> None:
-        """A block is to be copied."""
+        """Add a block that is to be copied."""
         ...
 
     def start(self, now_ns: int) -> Piece | None:
-        """What may start now, or None."""
+        """Return the piece that may start now, or None."""
         ...
 
     def finish(self, piece: Piece, now_ns: int) -> None:
-        """It has been copied."""
+        """Take note that a piece has been copied."""
         ...
 
     @property
     def wait_ns(self) -> int:
-        """When to ask again although nothing has ended."""
+        """Return when to ask again although nothing has ended."""
         ...
 
 
@@ -58,7 +58,7 @@ class Shared:
     def __init__(self, bytes_per_s: int) -> None:
         self._bytes_per_ns = bytes_per_s / 1e9
         self._now = 0.0
-        self._served = 0.0  # bytes that each copy under way has had, since the beginning
+        self._served = 0.0  # bytes that each copy under way has had so far
         self._active: list[tuple[float, int, Piece]] = []
         self._count = 0
         self.busy_ns = 0.0
@@ -69,14 +69,14 @@ class Shared:
         heapq.heappush(self._active, (self._served + piece.size, self._count, piece))
 
     def next_ns(self) -> float:
-        """When the next copy ends."""
+        """Return when the next copy ends."""
         if not self._active:
             return float("inf")
         left = self._active[0][0] - self._served
         return self._now + left * len(self._active) / self._bytes_per_ns
 
     def end(self, now_ns: int) -> list[Piece]:
-        """The copies that have ended by then."""
+        """Return the copies that have ended by then."""
         self._advance(now_ns)
         ended = []
         while self._active and self._active[0][0] <= self._served + 1e-3:
@@ -92,7 +92,9 @@ class Shared:
 
 @dataclass
 class Outcome:
-    """``latencies_ns`` of onboards, from when each was submitted to its last byte."""
+    """The result of a run. ``latencies_ns`` are those of onboards, from submission to the last
+    byte.
+    """
 
     latencies_ns: list[int] = field(default_factory=list)
     bytes: dict[int, int] = field(default_factory=lambda: {ONBOARD: 0, OFFLOAD: 0})
@@ -110,9 +112,9 @@ def run(  # noqa: PLR0913  what a run is made of
     seed: int = 1,
     regular: bool = False,
 ) -> Outcome:
-    """Let an order run; ``onboard_share`` of the link is asked for by onboards.
+    """Run an order; onboards ask for ``onboard_share`` of the link.
 
-    They come at random, or, ``regular``, evenly.
+    They arrive at random, or evenly if ``regular``.
     """
     rng = random.Random(seed)  # noqa: S311  arrivals, not secrets
     link, out = Shared(bytes_per_s), Outcome()

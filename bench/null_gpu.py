@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""A GPU that copies nothing, and what of its speed is left behind a link and a cache.
+"""A GPU that copies nothing measures what a link and a cache leave of its speed.
 
 Each of its copies ends bytes / 52 GB/s after the one before, in real time. So whatever it does not
-reach is time that planning, the link scheduler and the cache leave it without work. It is driven
-by a :class:`~beluga.kvcache.KVCache` of default settings: alone, and from two processes that share
-the link. The other process runs ``null_gpu_worker.py``.
+reach is time that planning, the link scheduler and the cache leave it without work. A
+:class:`~beluga.kvcache.KVCache` of default settings drives it: alone, and from two processes that
+share the link. The other process runs ``null_gpu_worker.py``.
 """
 
 from __future__ import annotations
@@ -38,21 +38,21 @@ FRAGMENT, FRAGMENTS = 32 << 10, 128  # of Qwen3-32B's block
 BLOCK = FRAGMENT * FRAGMENTS
 BLOCKS, SMOKE_BLOCKS = 512, 4  # of a put or get: 8192 tokens
 NAMESPACE = "beluga-null-gpu"
-_BESIDE = 32 << 20  # of a pool: what its blocks do not lie in
-_ROOM = BLOCK + BLOCK // 16  # of a block, with its checksums and what its extent wastes
+_BESIDE = 32 << 20  # of a pool: its blocks do not lie there
+_ROOM = BLOCK + BLOCK // 16  # of a block, with its checksums and the waste of its extent
 _PROCESSES = 2
 _RUNS = 5
 _END_TIMEOUT_S = 30.0
 
 
 class NullTransfer:
-    """Ends at a time of the clock."""
+    """A transfer that ends at a time of the clock."""
 
     def __init__(self, end_ns: int) -> None:
         self._end_ns = end_ns
 
     def done(self) -> bool:
-        """Has its time come?"""
+        """Return whether its time has come."""
         return time.perf_counter_ns() >= self._end_ns
 
     def wait(self, timeout_s: float | None = None) -> None:
@@ -62,7 +62,7 @@ class NullTransfer:
 
 
 class NullGpu:
-    """See :class:`~beluga.transfer.engine.Engine`."""
+    """An engine without work: see :class:`~beluga.transfer.engine.Engine`."""
 
     name = "null_gpu"
     piece_size = 4 << 20  # as the CUDA engine's
@@ -71,13 +71,13 @@ class NullGpu:
         self._free_ns = 0
 
     def gather_write(self, plan: Plan) -> NullTransfer:
-        """The bytes of a plan take their time."""
+        """Let the bytes of a plan take their time."""
         return self._start(plan.size)
 
     scatter_read = gather_write
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Close nothing, because nothing is held."""
 
     def _start(self, size: int) -> NullTransfer:
         begin = max(self._free_ns, time.perf_counter_ns())
@@ -86,19 +86,19 @@ class NullGpu:
 
 
 def link_at(pool: Pool, directory: Path) -> Link:
-    """A link of the engine's speed; the rest is default."""
+    """Return the settings of a link of the engine's speed; the rest is default."""
     speed = Speed(BYTES_PER_S)
     settings = LinkSettings(read=speed, write=speed, device=None)
     return Link("null-gpu", settings, pool=pool, directory=directory)
 
 
 def digests(count: int) -> list[bytes]:
-    """Names of blocks."""
+    """Return names of blocks."""
     return [b"%032d" % number for number in range(count)]
 
 
 def blocks_of(count: int) -> Run:
-    """So many blocks at addresses of a GPU: each layer's fragments lie side by side."""
+    """Return so many blocks at addresses of a GPU: each layer's fragments lie side by side."""
     layers = (1 << 40) + np.arange(FRAGMENTS) * (1 << 30)
     fragments = np.empty((count, FRAGMENTS, 2), np.uint64)
     fragments[:, :, 0] = layers + np.arange(count)[:, None] * FRAGMENT
@@ -107,7 +107,7 @@ def blocks_of(count: int) -> Run:
 
 
 def null_gpu_rows(options: Options) -> list[Row]:
-    """One engine alone, writing and reading; processes that read."""
+    """Return the rows of one engine alone, writing and reading, and of processes that read."""
     wanted = SMOKE_BLOCKS if options.smoke else BLOCKS
     with ground(options, devices=1, size=_BESIDE + wanted * _ROOM) as pool:
         room = (pool.geometry.size - pool.geometry.data_offset) // _ROOM - 1
@@ -134,7 +134,7 @@ def _rows(recorder: Recorder, pool: Pool, count: int) -> list[Row]:
 
 
 def _put(cache: KVCache, count: int) -> float:
-    """Seconds of a put; blocks of the last one were removed."""
+    """Return the seconds of a put; the blocks of the last one were removed."""
     names, blocks = digests(count), blocks_of(count)
     cache.remove(names)
     start = time.perf_counter()
@@ -146,7 +146,7 @@ def _put(cache: KVCache, count: int) -> float:
 
 
 def _get(cache: KVCache, count: int) -> float:
-    """Seconds of a get."""
+    """Return the seconds of a get."""
     names, blocks = digests(count), blocks_of(count)
     start = time.perf_counter()
     hits = cache.get(names, blocks).hits
@@ -157,7 +157,7 @@ def _get(cache: KVCache, count: int) -> float:
 
 
 def _alone(options: Options, once: Callable[[int], float], count: int) -> list[float]:
-    """Bytes per second of several runs."""
+    """Return the bytes per second of several runs."""
     found = []
     once(count)
     for _ in range(_RUNS):
@@ -170,7 +170,7 @@ def _alone(options: Options, once: Callable[[int], float], count: int) -> list[f
 
 
 def _together(options: Options, link: Link) -> float:
-    """Bytes per second that all processes were admitted for."""
+    """Return the bytes per second that all processes were admitted for."""
     start, before = time.perf_counter(), link.bytes_of(TransferClass.ONBOARD)[0]
     time.sleep(_duration_s(options))
     moved = link.bytes_of(TransferClass.ONBOARD)[0] - before

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The link scheduler's parts by themselves, in virtual time, and the generation before it.
+"""The link scheduler's parts by themselves, in virtual time, and the generation before them.
 
-The product uses the token bucket and the queues from C; here they are driven from Python, and all
+The product uses the token bucket and the queues from C. Here they are driven from Python, and all
 times are passed in, in nanoseconds (``csrc/iosched/``).
 """
 
@@ -16,33 +16,33 @@ from beluga.transfer.iosched.fair import GOAL_NS, QueueStat, Way, queue_stat
 
 
 class Rovers:
-    """Generation 1 of Seastar's throttler: head and tail rovers over a capacity of (weight, size).
+    """Generation 1 of Seastar's throttle: head and tail rovers over a capacity of (weight, size).
 
-    What is in flight never exceeds the capacity in either, and tickets are served in order.
+    The copies in flight never exceed the capacity in either, and tickets are served in order.
     """
 
     def __init__(self, weight: int, size: int) -> None:
         self._head, self._tail = (weight, size), (0, 0)
 
     def grab(self, weight: int, size: int) -> tuple[int, int]:
-        """A ticket, which may go once it is :meth:`ready` and is then to be completed."""
+        """Return a ticket, which may start once it is :meth:`ready` and is completed later."""
         self._tail = self._tail[0] + weight, self._tail[1] + size
         return self._tail
 
     def ready(self, ticket: tuple[int, int]) -> bool:
-        """May it go?"""
+        """Return whether a ticket may start."""
         return ticket[0] <= self._head[0] and ticket[1] <= self._head[1]
 
     def complete(self, weight: int, size: int) -> None:
-        """As much as this ended."""
+        """Complete as much as this."""
         self._head = self._head[0] + weight, self._head[1] + size
 
 
 class TokenBucket:
-    """Generation 2: a token bucket that time fills; capped, completed work makes room in it.
+    """Generation 2: a token bucket that time fills; if capped, completed work makes room in it.
 
-    ``rate`` is in tokens per second, ``limit`` and ``threshold`` are tokens: how many may lie
-    unused (and capped be in use), and how few are not worth replenishing. Raises OSError (EINVAL)
+    ``rate`` is in tokens per second. ``limit`` and ``threshold`` are tokens: the most that may lie
+    unused (and, if capped, be in use), and the fewest that are replenished. Raises OSError (EINVAL)
     for a rate of 0, or one that would overflow in an hour, and for a limit of 0.
     """
 
@@ -54,27 +54,27 @@ class TokenBucket:
         raise_for_status(status, "making a token bucket")
 
     def grab(self, tokens: int) -> int:
-        """A ticket: the tokens may be used once :meth:`lacks` says 0 of it."""
+        """Return a ticket: the tokens may be used once :meth:`lacks` returns 0 for it."""
         return int(lib.bl_tokens_grab(self.handle, tokens))
 
     def lacks(self, ticket: int) -> int:
-        """Tokens that are still to come before the ticket may be used."""
+        """Return the tokens that are still to come before the ticket may be used."""
         return int(lib.bl_tokens_lacks(self.handle, ticket))
 
     def replenish(self, now_ns: int) -> None:
-        """Fill in what time has given since the last time."""
+        """Add the tokens that time has given since the last call."""
         lib.bl_tokens_replenish(self.handle, now_ns)
 
     def refund(self, tokens: int) -> None:
-        """Give back tokens that were not used."""
+        """Give back unused tokens."""
         lib.bl_tokens_refund(self.handle, tokens)
 
     def release(self, tokens: int) -> None:
-        """Capped: as much work as this completed."""
+        """Complete as much work as this, if the bucket is capped."""
         lib.bl_tokens_release(self.handle, tokens)
 
     def duration_ns(self, tokens: int) -> int:
-        """How long the bucket takes to give so many."""
+        """Return how long the bucket takes to give so many tokens."""
         return int(lib.bl_tokens_duration_ns(self.handle, tokens))
 
 
@@ -88,7 +88,7 @@ class Admission:
 
 
 class Queue:
-    """The pieces of one engine that wait for a way. Used by one thread."""
+    """The pieces of one engine that wait for a direction of a link. It is used by one thread."""
 
     def __init__(self, way: Way, *, now_ns: int, goal_ns: int = GOAL_NS) -> None:
         made = ffi.new("bl_queue **")
@@ -99,7 +99,7 @@ class Queue:
         self._devices: list[TokenBucket] = []
 
     def close(self) -> None:
-        """Give back what it holds; its pieces are forgotten. Twice is fine."""
+        """Give back what the queue holds and forget its pieces. A second call does nothing."""
         lib.bl_queue_destroy(self._handle)
         self._handle = ffi.NULL
 
@@ -111,7 +111,7 @@ class Queue:
         return self._handle
 
     def add_device(self, device: TokenBucket) -> None:
-        """A memory device behind the link, whose tokens pieces take as well."""
+        """Add a memory device behind the link, whose tokens pieces take as well."""
         raise_for_status(lib.bl_queue_add_device(self.handle, device.handle), "adding a device")
         self._devices.append(device)
 
@@ -125,7 +125,7 @@ class Queue:
         device_tokens: list[int] | None = None,
         now_ns: int = 0,
     ) -> int:
-        """Put a piece of ``size`` bytes behind the others of its class; its handle."""
+        """Append a piece of ``size`` bytes to its class; return its handle."""
         if device_tokens is not None and len(device_tokens) != len(self._devices):
             raise ValueError(f"tokens of {len(self._devices)} devices, have {len(device_tokens)}")
         own = ffi.NULL if device_tokens is None else device_tokens
@@ -133,34 +133,36 @@ class Queue:
         return raise_for_status(status, "queueing a piece")
 
     def cancel(self, handle: int) -> bool:
-        """It costs nothing any more and will not come; False if it has been admitted."""
+        """Cancel a piece, which then costs nothing; return False if it has been admitted."""
         return int(lib.bl_queue_cancel(self.handle, handle)) == 0
 
     def pop(self, *, now_ns: int = 0) -> Admission | None:
-        """Who is next by fairness alone."""
+        """Return the next piece by fairness alone."""
         status = lib.bl_queue_pop(self.handle, now_ns, self._admission)
         return self._admitted() if status == 0 else None
 
     def plug(self, node: int, *, plugged: bool) -> None:
-        """Stop a class, or let it go on."""
+        """Stop a class, or resume it."""
         raise_for_status(lib.bl_queue_plug(self.handle, node, plugged), "plugging a class")
 
     def poll(self, now_ns: int) -> Admission | None:
-        """Who may start now; if nobody may, :attr:`wait_ns` says when to ask again."""
+        """Return the piece that may start now; if it is None, :attr:`wait_ns` says when to ask
+        again.
+        """
         status = lib.bl_queue_poll(self.handle, now_ns, self._admission, self._wait)
         self.wait_ns = int(self._wait[0])
         return self._admitted() if status == 0 else None
 
     def rest(self) -> None:
-        """Its engine is busy: what waits here holds nobody back."""
+        """The engine is busy: its waiting pieces delay no other engine."""
         lib.bl_queue_rest(self.handle)
 
     def complete(self, handle: int, now_ns: int) -> None:
-        """A piece has been copied, or will not be."""
+        """End a piece: it has been copied, or will not be."""
         lib.bl_queue_complete(self.handle, handle, now_ns)
 
     def stat(self) -> QueueStat:
-        """Counters."""
+        """Return the counters."""
         found = ffi.new("bl_queue_stat *")
         lib.bl_queue_stat_read(self.handle, found)
         return queue_stat(found)

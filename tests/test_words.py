@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The words that docs/glossary.md lists as not used are used nowhere."""
+"""The words that docs/glossary.md lists as not used occur nowhere in the project."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ IDENTIFIER = "[A-Za-z0-9_]"
 
 
 def forbidden() -> list[str]:
-    """The code spans in the first column of the glossary's last table."""
+    """Return the code spans in the first column of the glossary's last table."""
     rows = (ROOT / GLOSSARY).read_text().partition(SECTION)[2].splitlines()
     cells = [row.split("|")[1] for row in rows if row.startswith("| `")]
     return [word for cell in cells for word in re.findall("`([^`]+)`", cell)]
 
 
 def pattern_of(word: str) -> re.Pattern[str]:
-    """What a forbidden word looks like in a text.
+    """Return the pattern that finds a forbidden word in a text.
 
-    A capitalized name is an identifier: it is not the first word of a sentence, which a space and
-    a small letter follow.
+    A capitalized name is an identifier: it is not the first word of a sentence, which a space and a
+    small letter follow.
     """
     if word[0].isupper():
         return re.compile(
@@ -42,7 +42,7 @@ def pattern_of(word: str) -> re.Pattern[str]:
 
 
 def files() -> Iterator[tuple[str, str]]:
-    """The name and the text of each file of the project."""
+    """Return the name and the text of each file of the project."""
     for path in tracked(""):
         name = path.relative_to(ROOT).as_posix()
         if name not in FREE and path.suffix not in {".png", ".so"} and path.is_file():
@@ -50,7 +50,7 @@ def files() -> Iterator[tuple[str, str]]:
 
 
 def found(word: str, text: str) -> list[int]:
-    """The lines, from 1, on which ``word`` stands."""
+    """Return the lines, from 1, on which ``word`` stands."""
     return [text.count("\n", 0, hit.start()) + 1 for hit in pattern_of(word).finditer(text)]
 
 

@@ -3,8 +3,8 @@
 """A hostile server and its client in one process: ``python liar.py DIRECTORY CASES``.
 
 CASES is a JSON list of [end, length, chunk_size, verify]: a record ``end`` pages before the end of
-the pool's data, and an entry that agrees with it, for blocks of that shape. Prints a line for each
-call and what came of it; a call that ends the process is the last that was named.
+the pool's data, and an entry that agrees with it, for blocks of that shape. The program prints a
+line for each call and its result, so a call that ends the process is the last one named.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ BLOCK, GENERATION = 3, 1 << 40
 
 
 def plant(pool: Pool, half: int, key: Any, fingerprint: int, case: list[int]) -> bytes:
-    """An entry that says what the record says; the record."""
+    """Return an entry that agrees with the record, and the record."""
     pages, length, chunk_size = case[:3]
     offset = pool.geometry.size - pages * PAGE
     fields = {"generation": GENERATION, "offset": offset, "length": length}
@@ -51,13 +51,13 @@ def plant(pool: Pool, half: int, key: Any, fingerprint: int, case: list[int]) ->
     number = half * pool.geometry.block_count_max + BLOCK
     line = raw[:60] + line_hash(raw, BLOCK).to_bytes(4, "little")
     write(pool, pool.geometry.table_offset + number * LINE, line)
-    fields["length"] = min(length, max(pages, 1) * PAGE)  # what fits, whatever the entry says
+    fields["length"] = min(length, max(pages, 1) * PAGE)  # fits, whatever the entry says
     record = ffi.new("bl_block_record *", {**fields, "block": BLOCK})
     return bytes(ffi.buffer(record))
 
 
 def main(directory: Path, cases: list[list[int]]) -> None:
-    """Every case by every way to read and write."""
+    """Try every case by every function that reads or writes."""
     pool = Pool.create([directory / "a"], device_size=16 << 20, sparse=True, max_blocks=64)
     word = b""
     states = {

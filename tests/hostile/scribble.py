@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Lines that change while somebody reads them: stored in pieces, from this process's mapping."""
+"""Lines that change while a reader reads them: they are stored in pieces through this process's
+mapping.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ def scribble(pool: Pool, offset: int, data: bytes, piece: int) -> None:
 
 @contextmanager
 def restless(pool: Pool, offset: int, values: Sequence[bytes], piece: int) -> Iterator[None]:
-    """Meanwhile the line goes from value to value; the first one stands there in the end."""
+    """Store values into the line in a loop meanwhile; at the end the first value stands there."""
     over = threading.Event()
 
     def run() -> None:

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Records and entries that a hostile server forges: what does not lie in the pool's data with its
-checksums is a miss or an error, and the client lives."""
+"""A hostile server forges records and entries: what does not lie in the pool's data with its
+checksums is a miss or an error, and the client lives.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ BEYOND = [
 
 
 def heard(directory: Path, cases: list[list[int]]) -> list[tuple[str, object]]:
-    """The calls, and what came of them."""
+    """Return the calls and their results."""
     command = [sys.executable, liar.__file__, str(directory), json.dumps(cases)]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     lines = [json.loads(line) for line in ended.stdout.splitlines()]
@@ -36,7 +37,7 @@ def heard(directory: Path, cases: list[list[int]]) -> list[tuple[str, object]]:
 
 def test_what_a_server_forges_past_the_end_of_the_pool_is_no_hit(shm: Path) -> None:
     for call, told in heard(shm, BEYOND):
-        if call == "lookup":  # who asks does not say how long the chunks are
+        if call == "lookup":  # the caller does not say how long the chunks are
             assert told in (1, "BadReplyError")
         else:
             assert told in (0, "BadReplyError"), call
@@ -49,7 +50,7 @@ def test_what_lies_within_is_a_block(shm: Path) -> None:
 
 
 def test_a_reply_that_says_hit_after_the_hits_is_refused(shm: Path) -> None:
-    """It would be asked for the rest for ever."""
+    """The client would be asked for the rest forever."""
     code = f"""
 import sys
 sys.path[:0] = {sys.path!r}

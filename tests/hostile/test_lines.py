@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Lobby lines and entries that say anything, and entries that change while they are read."""
+"""Lobby lines and entries may say anything, and entries may change while they are read."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ HALF_WORD = st.integers(0, (1 << 32) - 1)
 
 
 class Target:
-    """A server with a few blocks, and who reads them."""
+    """A server with a few blocks, and their reader."""
 
     def __init__(self, directory: Path) -> None:
         self.pool = Pool.create(
@@ -48,13 +48,13 @@ class Target:
         assert self.cache.put(NAMES, self.blocks).stored == len(NAMES)
 
     def entry(self, number: int) -> int:
-        """Where the entry of a block stands."""
+        """Return where the entry of a block stands."""
         geometry, half = self.pool.geometry, self.cache.client.stat().epoch % 2
         (hit,) = MetaClient(self.cache.client).lookup(self.cache.keys([NAMES[number]])).hits
         return geometry.table_offset + (half * geometry.block_count_max + hit.block) * LINE
 
     def get(self, number: int) -> bool:
-        """Is a block read? If it is, it is right."""
+        """Return whether a block is read; if it is, its bytes are right."""
         room = np.zeros((1, LENGTH), dtype=np.uint8)
         if self.cache.get([NAMES[number]], room).hits == 0:
             return False
@@ -99,7 +99,7 @@ def test_a_reply_to_somebody_else_gives_no_lane(
 
 
 def forged(entry: bytes, block: int, fields: dict[str, int]) -> bytes:
-    """The entry with other fields, and a right check: its key is the block's number."""
+    """Return the entry with other fields and a right check; its key is the block's number."""
     struct = ffi.new("bl_entry *")
     ffi.memmove(struct, entry, LINE)
     for name, value in fields.items():
@@ -126,7 +126,7 @@ def test_an_entry_that_changes_while_it_is_read_gives_right_bytes_or_a_miss(
 ) -> None:
     place, other = target.entry(0), target.entry(1)
     entry = read(target.pool, place)
-    if elsewhere:  # somebody else's bytes, with their sums
+    if elsewhere:  # another block's bytes, with their checksums
         struct = ffi.new("bl_entry *")
         ffi.memmove(struct, read(target.pool, other), LINE)
         fields = {"offset": struct.offset, "checksums_crc": struct.checksums_crc, **fields}

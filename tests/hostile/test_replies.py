@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Reply lines that say anything, and that change while they are read: a client believes a whole
-line or none, and passes on what its sum vouches for or an error."""
+"""Reply lines may say anything and change while they are read: a client believes a whole line
+or none, and passes on a reply that its checksum confirms, or an error.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +30,7 @@ INLINE = lib.BL_MESSAGE_INLINE_SIZE
 
 
 class Liar:
-    """A server that says something else before it answers, as an ill-willed one would."""
+    """A server that writes another reply before its answer, as a hostile one would."""
 
     def __init__(self, directory: Path) -> None:
         self.pool = Pool.create([directory / "a"], device_size=32 << 20, sparse=True, max_blocks=64)
@@ -43,15 +44,15 @@ class Liar:
         self._lie: Callable[[Lane, int], None] | None = None
 
     def ask(self, lie: Callable[[Lane, int], None] | None = None) -> bytes:
-        """What the client makes of it, if ``lie`` writes into the lane while it waits."""
+        """Return the client's result if ``lie`` writes into the lane while the client waits."""
         self._lane, self._lie = Lane(self.client), lie
         return self.client.call(METHOD_USER)
 
     def _answer(self, _: bytes) -> bytes:
-        lie, self._lie = self._lie, None  # a call that is asked again gets the true word
+        lie, self._lie = self._lie, None  # a call that is repeated gets the true answer
         if lie:
             lie(self._lane, self._sequence())
-            time.sleep(0.0005)  # mostly, the lie is heard before the truth
+            time.sleep(0.0005)  # mostly, the lie is read before the truth
         return TRUE_WORD
 
     def _sequence(self) -> int:

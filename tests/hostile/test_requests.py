@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Request lines that say anything, whole and scribbled over: an error to the sender, no more."""
+"""Request lines may say anything, whole and overwritten: the sender gets an error, and nothing
+else happens.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ from beluga.rpc import Client
 
 
 class Target:
-    """A server, a polite session with a pinned block, and a lane to be rude in."""
+    """A server, a correct session with a pinned block, and a lane for hostile requests."""
 
     def __init__(self, directory: Path) -> None:
         self.pool = Pool.create([directory / "a"], device_size=32 << 20, sparse=True, max_blocks=64)
@@ -35,7 +37,7 @@ class Target:
         assert len(self.meta.lookup(keys(range(2)), pin=True).hits) == 2
 
     def say(self, method: int, payload: bytes, **fields: int) -> int:
-        """The status that the server answers a whole line with."""
+        """Return the status that the server answers a whole line with."""
         self.sequence += 1
         self.lane.send(self.sequence, method, payload, **fields)
         return self.hear()

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""What csrc/index/evict.h promises, as a list: coldest first."""
+"""A list, coldest first, as the model of csrc/index/evict.h."""
 
 from __future__ import annotations
 

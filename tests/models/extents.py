@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""What csrc/space/extent.h promises, in dicts and lists: each answer comes of looking at all."""
+"""Dicts and lists as the model of csrc/space/extent.h; each answer looks at all of them."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""Which stripes space/extent.h promises a class: every size and every place is tried."""
+"""A model of how space/extent.h finds stripes for a class: it tries every size and every place."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ def cell_size(block_size: int) -> int:
 
 
 def cells(block_size: int, stripe_count: int) -> list[Run]:
-    """All places of the class's grid that hold a block, free or not."""
+    """Return all places of the class's grid that hold a block, free or not."""
     n = cell_size(block_size)
     runs = [(first, min(n, stripe_count - first)) for first in range(0, stripe_count, n)]
     return [run for run in runs if blocks_in(block_size, run[1])]
 
 
 def free_runs(block_size: int, free: set[int]) -> list[Run]:
-    """Free stripes in a row that hold a block, those that it fills best first."""
+    """Return free stripes in a row that hold a block; those that the block fills best are first."""
     runs: list[Run] = []
     for stripe in sorted(free):
         if runs and sum(runs[-1]) == stripe and runs[-1][1] < STRIPES_MAX:

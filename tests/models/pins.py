@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""What csrc/index/pins.h promises, as a dict."""
+"""A dict as the model of csrc/index/pins.h."""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""A naive index of KV events: for every holder a set of names, a block being its whole path."""
+"""A naive index of KV events: every holder has a set of names, and a block's name is its whole
+path.
+"""
 
 from __future__ import annotations
 
@@ -75,7 +77,9 @@ class NaiveIndex:
         return {names[name] for name, where in self.held.get(owner, ()) if where is tier}
 
     def find(self, hashes: list[int]) -> tuple[dict[Worker, Overlap], int]:
-        """Overlaps of those that hold something of the request, and the pool's leading blocks."""
+        """Return the overlaps of holders that have something of the request, and the pool's
+        leading blocks.
+        """
 
         def run(blocks: set[Path], start: int) -> int:
             end = start

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""The protocol as models that spin searches whole: every property holds, every seeded bug is found.
+"""Spin searches models of the protocol whole: every property holds, and every seeded bug is found.
 
-Each model says its properties by name in its head. What they leave out: caches (the simulator's)
-and payloads.
+Each model names its properties in its head. Caches (which the simulator has) and payloads are left
+out.
 """
 
 from __future__ import annotations
@@ -40,7 +40,9 @@ def spin() -> None:
 
 
 def search(model: str, directory: Path, *macros: str) -> int:
-    """How many errors a whole search finds, at most one; the report must say that it was whole."""
+    """Return how many errors a whole search finds, at most one; the report must say that it was
+    whole.
+    """
 
     def run(*command: str) -> str:
         done = subprocess.run(
