@@ -3,7 +3,7 @@
 """The exceptions of Beluga, and the one place where a C return code becomes one.
 
 BelugaError
-├── InstructionError              BELUGA_ISA or BELUGA_FLUSH asks for what this CPU has not
+├── InstructionError              BELUGA_ISA or BELUGA_FLUSH asks for what this CPU lacks
 ├── PoolError                     the devices, or what is on them
 │   ├── DeviceSpecError           PATH@OFFSET+SIZE cannot be read, or is not in 2 MiB steps
 │   ├── DeviceMissingError        no such device, or it is not one
@@ -16,18 +16,18 @@ BelugaError
 │   ├── FormatError               formatted by another version of Beluga
 │   ├── PoolExistsError           creating over a pool without force
 │   ├── DeviceFaultError          a device failed under a call: poisoned, unplugged, cut short
-│   ├── NoRoomError               the filesystem, memory or a cgroup has not the room
+│   ├── NoRoomError               the filesystem, memory or a cgroup has no room
 │   ├── NoDefaultPoolError        nothing is mounted
-│   └── VerifyError               the memory does not hold what is promised, or cannot be tried
+│   └── VerifyError               the memory breaks a promise, or cannot be tested
 ├── RpcError                      asking the server
-│   ├── NoServerError             nobody serves the pool
+│   ├── NoServerError             no process serves the pool
 │   ├── CallTimeoutError          no answer in time
-│   │   └── LobbyBusyError        another process of this host attaches and does not get done
+│   │   └── LobbyBusyError        another process of this host attaches and does not finish
 │   ├── ServerAliveError          a second server is refused
 │   ├── DeposedError              this server has been taken over
 │   ├── HostClashError            another machine uses this host number
-│   ├── SecondHostError           the pool is coherent, so one host's, and not this one's
-│   ├── RuntimeDirError           the server is this host's, and its runtime directory another one
+│   ├── SecondHostError           the pool has hardware coherence, and is another host's
+│   ├── RuntimeDirError           this host's server has another runtime directory
 │   ├── NoLaneError               every lane is taken or in quarantine
 │   ├── SessionLostError          the server gave this session up
 │   ├── SessionAliveError         a session that was declared gone lives
@@ -48,11 +48,11 @@ BelugaError
 │   ├── QuarantineError           dead writers of this host hold too much space
 │   └── LayoutError               buffers do not fit the block
 ├── TransferError                 a copy engine failed
-│   ├── EngineUnavailableError    this machine has not what the engine needs
+│   ├── EngineUnavailableError    this machine lacks what the engine needs
 │   ├── ChecksumError             bytes that were read are not those that were written
 │   ├── TransferTimeoutError      a transfer has not ended in time; it goes on
 │   ├── TransferCancelledError    a transfer was dropped before it had ended
-│   └── UnsettledError            nobody can say that a copy writes no more; its space stays taken
+│   └── UnsettledError            a copy may still write; its space stays taken
 ├── ConnectorError                an engine's settings, or its KV layout, cannot be served
 ├── RouterError                   sending requests to workers
 │   ├── NoWorkersError            none is registered for the model, or none is healthy

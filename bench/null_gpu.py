@@ -62,7 +62,7 @@ class NullTransfer:
 
 
 class NullGpu:
-    """An engine without work: see :class:`~beluga.transfer.engine.Engine`."""
+    """An engine whose copies take time and move nothing."""
 
     name = "null_gpu"
     piece_size = 4 << 20  # as the CUDA engine's

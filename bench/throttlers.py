@@ -74,7 +74,7 @@ class TokenBucket:
         lib.bl_tokens_release(self.handle, tokens)
 
     def duration_ns(self, tokens: int) -> int:
-        """Return how long the bucket takes to give so many tokens."""
+        """Return how long the bucket takes to give these tokens."""
         return int(lib.bl_tokens_duration_ns(self.handle, tokens))
 
 

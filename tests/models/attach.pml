@@ -10,8 +10,9 @@
  *   line_one_writer  no two processes write the host's line at a time
  *   lane_returns     (at the end) a lane whose session is gone is free again
  *
- * Seeded bugs: NO_NONCE (a reply is not asked whom it answers), NO_LOCK (no turns), NO_PROOF (the
- * server gives a lane on when it has not heard for a while).
+ * Seeded bugs: NO_NONCE (a client does not check whether a reply answers its own request), NO_LOCK
+ * (the processes take no turns), NO_PROOF (the server gives a lane to another process after a while
+ * of silence).
  */
 #define CLIENTS 2
 
@@ -20,9 +21,9 @@ typedef Say { byte sequence; byte nonce; bool given };
 
 Ask request;
 Say reply;
-byte lock;                      /* who holds the host's lock, or 0 */
+byte lock;                      /* the process that holds the host's lock, or 0 */
 byte writing;                   /* processes in the middle of the line */
-byte lane;                      /* nonce that has the lane, as the server knows; 0: free */
+byte lane;                      /* nonce of the lane's session, as the server knows; 0: free */
 byte holding;                   /* sessions that can write to the lane */
 bool gone[CLIENTS + 1];
 

@@ -1,22 +1,22 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * Whose an epoch is: Disk Paxos with a line for each host, which that host alone writes (rpc/elect.c).
- * A line that is written waits in its host's buffer until a fence or until it drains. A candidate
- * may die before any step: it just goes no further, which is one of the runs anyhow.
+ * Models the election of an epoch's owner: Disk Paxos with a line for each host, which only that
+ * host writes (rpc/elect.c). A written line waits in its host's buffer until a fence or until it
+ * drains. A candidate may die before any step: it goes no further, and such runs are searched, too.
  *
  * Properties:
- *   one_owner      (assert) no two owners are ever decided, whoever is slow or dead
+ *   one_owner      (assert) no two owners are ever decided, even if a candidate is slow or dead
  *   survivor_wins  (assert, SURVIVOR) a candidate whose rivals have all died wherever they were
- *                  decides with its next ballot: the dead block nobody
+ *                  decides with its next ballot: a dead candidate blocks no other
  *
- * Seeded bugs: NO_FENCE (the own line need not be out before the others' are read), NO_HIGHER (a
- * greater ballot does not disturb), NO_ADOPT (an owner that another accepted is not taken over);
- * with SURVIVOR: NO_GREATER (a ballot is not begun above those that were seen).
+ * Seeded bugs: NO_FENCE (the own line may be in the buffer while the others are read), NO_HIGHER (a
+ * greater ballot does not disturb), NO_ADOPT (a candidate does not adopt an owner that another
+ * accepted); with SURVIVOR: NO_GREATER (a ballot is not begun above those that were seen).
  */
 #define HOSTS 3
 #ifndef BALLOTS
-#define BALLOTS 1               /* that a host may begin */
+#define BALLOTS 1               /* ballots that a host may begin */
 #endif
 
 typedef Line {
@@ -56,7 +56,7 @@ inline write(i)
 #endif
 }
 
-/* Line by line: others write between two looks. */
+/* Read line by line: other hosts write between two reads. */
 inline read_all()
 {
     d_step { greatest = 0; accepted_in = 0; accepted_owner = 0; other = 0 }

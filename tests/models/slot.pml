@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * A slot of one lane: a request line that arrives in two pieces, and the two sessions that have the
- * lane one after the other. The first may die at any step; what it has on its way may still arrive,
- * even while the second writes. The server looks at any time.
+ * Models a slot of one lane: a request line arrives in two pieces, and two sessions have the lane
+ * one after the other. The first session may die at any step; its pieces that are on their way may
+ * still arrive, even while the second session writes. The server looks at any time.
  *
  * Properties, asserted:
  *   request_whole   a request that is believed is the one that its session wrote, no mix
@@ -11,8 +11,8 @@
  *   request_once    and each is done once
  *   reply_own       a reply that a client takes answers its own request
  *
- * Seeded bugs: NO_ENDS (one sequence is looked at, not both), NO_NONCE (the check is not keyed with
- * the session), NO_SEQUENCE (a flag instead of a number).
+ * Seeded bugs: NO_ENDS (the server compares one sequence, not both), NO_NONCE (the check is not
+ * keyed with the session), NO_SEQUENCE (a flag instead of a number).
  */
 #define SESSIONS 2
 #define REQUESTS 2

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * A takeover from a server that only seemed dead. Stores wait in a buffer of their server until it
- * fences or the buffer drains by itself. The old server opens an extent and grants from it; the new
- * one publishes TAKING, fences, reads once what is open, publishes SERVING and grants what is free.
- * Each writes before it reads.
+ * Models a takeover from a server that only seemed dead. Stores wait in a buffer of their server
+ * until it fences or the buffer drains. The old server opens an extent and grants from it. The new
+ * server publishes TAKING, fences, reads the open extents once, publishes SERVING and grants free
+ * ones. Each server writes before it reads.
  *
  * Properties, asserted:
  *   space_once       no extent is granted by both servers
@@ -24,14 +24,14 @@ mtype state_new = NONE;         /* in memory: the epoch line of the new server's
 mtype buffer_new = NONE;        /* in its buffer; NONE: nothing */
 bool open[EXTENTS];             /* in memory: marks in the old server's half */
 bool buffer_open[EXTENTS];
-byte granted[EXTENTS];          /* by whom */
+byte granted[EXTENTS];          /* the server that granted it */
 bool has_read;
 
 #define grant(extent, who) \
     atomic { assert(granted[extent] == 0 || granted[extent] == who);    /* space_once */ \
              granted[extent] = who }
 
-/* Buffers drain by themselves, whenever they like. */
+/* A buffer may drain at any time. */
 proctype Buffers()
 {
     byte i;
@@ -61,7 +61,7 @@ proctype OldServer()
 #endif
         grant(extent, OLD);
         extent++
-    :: break                                /* it dies, or stands still for ever */
+    :: break                                /* it dies, or stops forever */
     od
 }
 
