@@ -97,7 +97,7 @@ typedef struct bl_direction {
 
 /* Make a direction that has only a root. limit is that of the bucket; forgiving is in tokens. */
 int bl_direction_init(bl_direction *way, uint64_t limit, uint64_t forgiving, int capped,
-                   uint64_t now_ns);
+                      uint64_t now_ns);
 
 /* Returns 1 if the memory holds a direction of this version. */
 int bl_direction_valid(const bl_direction *way);
@@ -110,7 +110,7 @@ int bl_direction_set_shares(bl_direction *way, uint32_t node, uint32_t shares);
 
 /* Limit the bandwidth of a class or group; 0 lifts the limit. The burst is in bytes. */
 int bl_direction_limit(bl_direction *way, uint32_t node, uint64_t bytes_per_s, uint64_t burst,
-                    uint64_t now_ns);
+                       uint64_t now_ns);
 
 /* Free the members of processes that are gone and correct what they left. Returns how many it
  * freed. */
@@ -206,7 +206,7 @@ typedef struct bl_transfer_stats {
  * queue. The memory devices are those of the pool, in its order; without a pool there are none. */
 int bl_io_queue_create(bl_io_queue **io_queue, bl_direction *read, bl_direction *write,
                        uint64_t goal_ns,
-                   const bl_price *price, const bl_pool *pool);
+                       const bl_price *price, const bl_pool *pool);
 void bl_io_queue_destroy(bl_io_queue *io_queue);
 
 /* Add a memory device of the pool, for both directions. */
@@ -237,7 +237,7 @@ enum bl_io_state { BL_IO_IDLE, BL_IO_QUEUED, BL_IO_ADMITTED, BL_IO_UNTHROTTLED }
  * which the link has no member, is copied without tokens (BL_IO_UNTHROTTLED), so a failed scheduler
  * never blocks a copy forever. device_bytes has the bytes on each memory device, or is NULL. */
 int bl_io_queue_acquire(bl_io_queue *io_queue, bl_io_request *request, const uint64_t *device_bytes,
-                    uint64_t timeout_ns);
+                        uint64_t timeout_ns);
 
 /* Release a piece: it was copied, or is not wanted any more. A second call does nothing. */
 void bl_io_queue_release(bl_io_queue *io_queue, bl_io_request *request);

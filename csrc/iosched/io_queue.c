@@ -36,7 +36,7 @@ bl_queue *bl_io_queue_of(bl_io_queue *io_queue, int direction)
 
 int bl_io_queue_create(bl_io_queue **io_queue, bl_direction *read, bl_direction *write,
                        uint64_t goal_ns,
-                   const bl_price *price, const bl_pool *pool)
+                       const bl_price *price, const bl_pool *pool)
 {
     bl_io_queue *made = calloc(1, sizeof *made);
     if (made == NULL)
@@ -167,7 +167,7 @@ int bl_request_queue(bl_io_queue *io_queue, bl_io_request *request, const uint64
 /* Admit one piece of this queue, whichever thread waits for it. Returns 0, or -EAGAIN and in
  * *wait_ns when to ask again. */
 static int bl_io_queue_ask(bl_io_queue *io_queue, bl_queue *queue, const bl_io_request *request,
-                       uint64_t now_ns, uint64_t *wait_ns)
+                           uint64_t now_ns, uint64_t *wait_ns)
 {
     bl_admission admission;
     int status = bl_queue_poll(queue, now_ns, &admission, wait_ns);
@@ -233,7 +233,7 @@ static void bl_request_rest(bl_io_queue *io_queue, bl_io_request *request)
 }
 
 int bl_io_queue_acquire(bl_io_queue *io_queue, bl_io_request *request, const uint64_t *device_bytes,
-                    uint64_t timeout_ns)
+                        uint64_t timeout_ns)
 {
     pthread_mutex_lock(&io_queue->lock);
     uint64_t now_ns = bl_io_queue_now_ns();

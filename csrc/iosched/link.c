@@ -34,7 +34,7 @@ static const uint64_t BL_BANDWIDTH_TOKEN = 512; /* bytes; Seastar's */
 static const uint64_t BL_BANDWIDTH_STEP = (128 << 10) / 512;
 
 int bl_direction_init(bl_direction *way, uint64_t limit, uint64_t forgiving, int capped,
-                   uint64_t now_ns)
+                      uint64_t now_ns)
 {
     *way = (bl_direction){.node_count = 1, .forgiving = forgiving, .reaped_ns = now_ns};
     way->nodes[0].shares = 1;
@@ -77,7 +77,7 @@ int bl_direction_set_shares(bl_direction *way, uint32_t node, uint32_t shares)
 }
 
 int bl_direction_limit(bl_direction *way, uint32_t node, uint64_t bytes_per_s, uint64_t burst,
-                    uint64_t now_ns)
+                       uint64_t now_ns)
 {
     if (node == 0 || node >= way->node_count)
         return -EINVAL;
@@ -254,7 +254,7 @@ void bl_member_widen(bl_direction *way, bl_member *member, uint64_t limit)
 }
 
 uint32_t bl_direction_demand(const bl_direction *way, const bl_member *own, uint64_t now_ns,
-                          uint32_t *engines)
+                             uint32_t *engines)
 {
     uint32_t mask = 0, count = bl_member_count(way);
     *engines = 1;

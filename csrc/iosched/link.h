@@ -33,7 +33,7 @@ void bl_member_widen(bl_direction *way, bl_member *member, uint64_t limit);
 /* Returns a mask of the classes that the other free engines wait for. *engines is the number of
  * engines with work, this one included. Engines that did not poll in time do not count. */
 uint32_t bl_direction_demand(const bl_direction *way, const bl_member *own, uint64_t now_ns,
-                          uint32_t *engines);
+                             uint32_t *engines);
 
 /* Inspect the members if this is due, and correct the bucket if a process died. */
 void bl_direction_watch(bl_direction *way, uint64_t now_ns);

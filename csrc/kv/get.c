@@ -109,7 +109,7 @@ static int bl_kv_read(const bl_session *session, const bl_kv_batch *batch, uint3
                       bl_kv_work *work, bl_throttle *throttle)
 {
     bl_throttle own = bl_throttle_make(batch->io_queue, 0, batch->transfer_class, batch->length,
-                               bl_copy_settings_of(batch->settings).threads);
+                                       bl_copy_settings_of(batch->settings).threads);
     bl_kv_copy copy = {session, batch, work, NULL, throttle != NULL ? throttle : &own, i};
     int status = bl_guarded(&session->pool->memory, bl_kv_read_guarded, &copy);
     bl_throttle_end(&own);
@@ -263,7 +263,7 @@ static int bl_kv_hits_guarded(void *context)
     bl_throttle throttles[BL_THREAD_POOL_WORKERS];
     throttles[0] = bl_throttle_make(batch->io_queue, 0, batch->transfer_class,
                                     (uint64_t)count * batch->length,
-                            all);
+                                    all);
     for (uint32_t i = 1; i < workers; i++)
         throttles[i] = bl_throttle_other(&throttles[0]);
     read->throttles = throttles, read->threads = threads;

@@ -22,7 +22,7 @@
 /* Stream the checksums of the block at this offset behind its payload. Returns their check. */
 static uint32_t bl_checksums_write(const bl_memory *memory, uint64_t offset,
                                    const bl_kv_batch *batch,
-                                const bl_kv_work *work)
+                                   const bl_kv_work *work)
 {
     if (work->chunk_count > 1)
         bl_stream(memory, bl_checksums_offset(offset, batch->length), work->checksums,
@@ -94,7 +94,7 @@ static int bl_kv_store(const bl_session *session, const bl_kv_batch *batch, bl_k
 {
     int status = 0;
     bl_throttle throttle = bl_throttle_make(batch->io_queue, 1, batch->transfer_class,
-                                (uint64_t)work->count * batch->length, 1);
+                                            (uint64_t)work->count * batch->length, 1);
     for (uint32_t k = 0; k < work->count && status == 0; k++) {
         bl_kv_copy copy = {session, batch, work, &work->commits[k].checksums_crc, &throttle,
                            work->index[k]};
@@ -207,8 +207,8 @@ static int bl_kv_checksums_guarded(void *context)
             memcpy(work->checksums, all->checksums + (size_t)i * work->chunk_count,
                    work->chunk_count * sizeof *work->checksums);
         work->commits[k].checksums_crc = bl_checksums_write(&all->session->pool->memory,
-                                                        work->records[i].offset,
-                                                        &all->pending->batch, work);
+                                                            work->records[i].offset,
+                                                            &all->pending->batch, work);
     }
     return 0;
 }

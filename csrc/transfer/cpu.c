@@ -536,7 +536,7 @@ static int bl_plan_pass(const bl_pool *pool, const bl_plan *plan, const bl_copy_
     if (io_queue == NULL)
         return bl_plan_execute(&pool->memory, plan, &settings, write, NULL);
     bl_throttle throttle = bl_throttle_make(io_queue, write, transfer_class, bl_part_size(&whole),
-                                settings.threads);
+                                            settings.threads);
     int status = bl_plan_execute(&pool->memory, plan, &settings, write, &throttle);
     bl_throttle_end(&throttle);
     return status;
