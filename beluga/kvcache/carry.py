@@ -11,6 +11,7 @@ runs where no signal interrupts it (``uninterrupted.py``).
 from __future__ import annotations
 
 import errno
+from collections import deque
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
@@ -79,9 +80,7 @@ class EngineBatch:
         try:
             granted = np.flatnonzero(states == BlockState.GRANTED)
             parts = self._parts(run, granted) if len(granted) else ()
-            for blocks, plan in _move(self._engine.gather_write, parts):
-                if plan.checksums is not None:
-                    self.checksums[blocks] = plan.checksums.reshape(len(blocks), -1)
+            _move(self._engine.gather_write, parts, self._keep_checksums)
             if self._left():
                 raise TransferCancelledError("storing blocks: it was interrupted")
             written = 0
@@ -136,12 +135,17 @@ class EngineBatch:
         if len(hits) == 0:
             return []
         try:
-            _move(self._engine.scatter_read, parts_of(hits))
+            _move(self._engine.scatter_read, parts_of(hits), lambda _: None)
         except ChecksumError:
             if len(hits) == 1:
                 return [int(hits[0])]
             return [block for hit in hits for block in self._read(np.array([hit]), parts_of)]
         return []
+
+    def _keep_checksums(self, part: Part) -> None:
+        blocks, plan = part
+        if plan.checksums is not None:
+            self.checksums[blocks] = plan.checksums.reshape(len(blocks), -1)
 
     def blocks(self, run: Run) -> Callable[[NDArray[np.int64]], Iterable[Part]]:
         """Return a function that plans the reading of whole blocks of a run."""
@@ -156,28 +160,27 @@ class EngineBatch:
         return parts_of
 
     def _parts(self, run: Run, blocks: NDArray[np.int64], *, summed: bool = True) -> Iterable[Part]:
-        """Plans for blocks that are fragmented alike, of about :data:`_GROUP_SIZE` bytes each: the
-        next one is made while the engine copies the last one."""
+        """Plan blocks in groups of about :data:`_GROUP_SIZE` bytes. The engine copies a group while
+        the next one is planned."""
         fragments = run.fragments.reshape(run.count, run.fragment_count, 2)
         most = max(_GROUP_SIZE // run.length, 1)
-        for alike in _alike(fragments[:, :, 1], blocks):
-            shape = fragments[alike[0], :, 1]
-            filled = shape > 0
-            sizes = shape[filled].astype(np.int64)
-            first, count = 0, max(most // 8, 1)  # the engine has nothing to do until the first
-            while first < len(alike):
-                group = alike[first : first + count]
-                first, count = first + len(group), min(2 * count, most)
-                addresses = fragments[group, :, 0]
+        first, count = 0, max(most // 8, 1)  # the engine has nothing to do until the first
+        while first < len(blocks):
+            group = blocks[first : first + count]
+            first, count = first + len(group), min(2 * count, most)
+            for alike in _alike(fragments[group, :, 1], group):
+                shape = fragments[alike[0], :, 1]
+                filled = shape > 0
+                addresses = fragments[alike, :, 0]
                 plan = plan_blocks(
                     addresses if filled.all() else addresses[:, filled],
-                    sizes,
-                    self.offsets[group],
+                    shape[filled].astype(np.int64),
+                    self.offsets[alike],
                     chunk_size=int(self._batch.chunk_size) if summed else 0,
                     owners=tuple(run.owners),
                 )
                 plan.refuse_beyond(self._pool_size)
-                yield group, plan
+                yield alike, plan
 
     def _offsets(self) -> core.uint64_p:
         return ffi.from_buffer("uint64_t[]", self.offsets, require_writable=True)
@@ -187,25 +190,31 @@ class EngineBatch:
 
 
 def _alike(sizes: NDArray[np.uint64], blocks: NDArray[np.int64]) -> Iterable[NDArray[np.int64]]:
-    """Those of the blocks whose fragments have the same sizes."""
-    some = sizes if len(blocks) == len(sizes) else sizes[blocks]
-    if (some == some[0]).all():
+    """Split blocks by their fragments' sizes, which have shape (blocks, fragments): each array has
+    blocks of equal sizes."""
+    if (sizes == sizes[0]).all():
         return [blocks]
-    shapes, which = np.unique(some, axis=0, return_inverse=True)
+    shapes, which = np.unique(sizes, axis=0, return_inverse=True)
     return [blocks[which.reshape(-1) == index] for index in range(len(shapes))]
 
 
-def _move(start: Callable[[Plan], Transfer], parts: Iterable[Part]) -> list[Part]:
-    """Execute plans, at once, as they are made; none is under way when this ends, well or not,
-    unless it raises :class:`~beluga.errors.UnsettledError`."""
-    transfers: list[Transfer] = []
-    made: list[Part] = []
+def _move(
+    start: Callable[[Plan], Transfer], parts: Iterable[Part], ended: Callable[[Part], None]
+) -> None:
+    """Start plans as they are made, and wait for them in order. Call ``ended`` with each part that
+    has been moved, while the engine moves others.
+
+    None of them is under way when this ends, well or not, unless it raises
+    :class:`~beluga.errors.UnsettledError`.
+    """
+    under_way: deque[tuple[Part, Transfer]] = deque()
     try:
         for part in parts:
-            made.append(part)
-            transfers.append(start(part[1]))
-        for transfer in transfers:
+            under_way.append((part, start(part[1])))
+        while under_way:
+            part, transfer = under_way[0]
             transfer.wait()
+            ended(part)
+            del under_way[0]
     finally:
-        settle(transfers)
-    return made
+        settle(transfer for _, transfer in under_way)

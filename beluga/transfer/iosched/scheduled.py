@@ -143,9 +143,10 @@ class ScheduledEngine:
         flying, wanted = 0, False
         for transfer in self._open:
             flying += transfer.reap()
+            before = transfer.flying
             transfer.start_pieces(DEPTH - flying, patience_ns, beside=flying > 0)
-            flying, wanted = sum(each.flying for each in self._open), transfer.wanted
-            if wanted or flying == DEPTH:
+            flying += transfer.flying - before
+            if wanted := transfer.wanted:
                 break
         full = flying == DEPTH or not wanted
         if patience_ns > 0 and self._open and self._open[0].flying and full:

@@ -219,6 +219,28 @@ def test_several_pieces_of_an_engine_are_under_way(shm: Path, pool: Pool) -> Non
     place.close()
 
 
+def test_a_piece_that_ends_makes_room_beside_an_older_transfer(place: IoHandle, pool: Pool) -> None:
+    """The first transfer's last piece is under way for long, and the second goes on beside it."""
+    engine = HeldEngine()
+    scheduled = ScheduledEngine(engine, place)
+    transfers = [scheduled.scatter_read(Blocks([at]).plan) for at in data_offsets(pool, 2)]
+
+    def expect(count: int) -> None:
+        end = time.monotonic() + WAIT_S
+        while len(engine.started) < count:
+            assert time.monotonic() < end
+            assert not transfers[0].done()
+
+    expect(DEPTH)
+    for number in range(DEPTH - 1):  # all but the last of the first transfer
+        engine.started[number][1].gate.set()
+    expect(2 * DEPTH - 1)
+    engine.started[DEPTH][1].gate.set()
+    expect(2 * DEPTH)
+    run_to_the_end(engine, transfers[1])
+    assert idle(place)
+
+
 def test_an_engine_prepares_a_plan_once_and_starts_ranges_of_it(
     place: IoHandle, pool: Pool
 ) -> None:
