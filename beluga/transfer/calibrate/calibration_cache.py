@@ -24,7 +24,7 @@ from beluga.primitives import features, isa
 if TYPE_CHECKING:
     from beluga.pool import Pool
 
-_VERSION = 2
+_VERSION = 3
 
 
 def may_measure() -> bool:

@@ -300,6 +300,21 @@ def test_what_is_faster_is_taken(pool: Pool) -> None:
     assert Made(pool, 7, 0, 0).best(DEFAULT, "ahead", [0, DEFAULT.ahead], (4096, 4)) == DEFAULT
 
 
+def test_copies_that_are_timed_have_checksums(pool: Pool) -> None:
+    """As those of caches: a setting may be fast for copies without, and slow for these."""
+    offset = pool.geometry.data_offset
+    trial = Trial(pool, offset, float("inf"))
+    struct, shape = DEFAULT.struct(1), (4096, 8)
+    for write in (False, True, False):
+        trial._time(struct, shape, write=write)
+    other = np.full(8 * 4096, 7, np.uint8)
+    addresses = np.array([[other.ctypes.data]], np.uint64)
+    plan = plan_blocks(addresses, np.array([other.nbytes]), [offset])
+    CpuEngine(pool, 1).gather_write(plan).wait()
+    with pytest.raises(OSError, match="Bad message"):
+        trial._time(struct, shape, write=False)
+
+
 def test_a_measurement_ends_with_its_budget(pool: Pool) -> None:
     assert measure(pool, pool.geometry.data_offset, budget_s=0) == DEFAULT
     found = measure(pool, pool.geometry.data_offset)
