@@ -188,13 +188,13 @@ def decision_rows(options: Options, pool: Pool) -> list[Row]:
     rows = []
     with TemporaryDirectory(prefix="beluga-bench-link-", dir=pool.devices[0].path.parent) as name:
         link = Link("bench", settings, pool=pool, directory=Path(name))
-        place = IoHandle(link)
-        bare, asking = CpuEngine(pool, 1), CpuEngine(pool, 1, place=place)
-        way = link.way(Direction.READ)
+        handle = IoHandle(link)
+        bare, asking = CpuEngine(pool, 1), CpuEngine(pool, 1, handle=handle)
+        direction = link.directions[Direction.READ]
         for case in ("in C, alone", "in C, beside another"):
-            other = Queue(way, now_ns=lib.bl_io_queue_now_ns())
+            other = Queue(direction, now_ns=lib.bl_io_queue_now_ns())
             if case != "in C, alone":  # The other one demands the same but does not take it.
-                member = next(s for s in way.handle.members if s.owner and not s.demand)
+                member = next(s for s in direction.handle.members if s.owner and not s.demand)
                 member.demand, member.until_ns = 1 << TransferClass.ONBOARD, _STAY
             costs, seconds = [], []
             for _ in range(9):
@@ -215,6 +215,6 @@ def decision_rows(options: Options, pool: Pool) -> list[Row]:
                     note="per piece; what a copy in pieces of 4 KiB takes longer than without",
                 )
             )
-        place.close()
+        handle.close()
         link.close()
     return rows

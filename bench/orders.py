@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Iterator
 
 from beluga.transfer.iosched.cost import Speed
-from beluga.transfer.iosched.fair import Way
+from beluga.transfer.iosched.fair import LinkDirection
 
 from .linkmodel import BLOCK, NEVER, ONBOARD, PIECE, Order, Piece
 from .throttlers import Queue, Rovers
@@ -39,9 +39,11 @@ class Fair:
         processes: int = 1,
     ) -> None:
         self._speed = Speed(bytes_per_s)
-        self.way = Way(limit=DEPTH * int(self._speed.tokens(PIECE)), capped=capped, now_ns=0)
-        self._node = {kind: self.way.add(share) for kind, share in enumerate(shares, ONBOARD)}
-        self.queues = [Queue(self.way, now_ns=0) for _ in range(processes)]
+        self.direction = LinkDirection(
+            limit=DEPTH * int(self._speed.tokens(PIECE)), capped=capped, now_ns=0
+        )
+        self._node = {kind: self.direction.add(share) for kind, share in enumerate(shares, ONBOARD)}
+        self.queues = [Queue(self.direction, now_ns=0) for _ in range(processes)]
         self._pieces: dict[int, tuple[Piece, Queue, int]] = {}
         self._count = 0
         self.wait_ns = NEVER

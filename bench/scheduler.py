@@ -15,7 +15,7 @@ import numpy as np
 
 from beluga._ffi import ffi, lib
 from beluga.errors import BelugaError
-from beluga.transfer.iosched.fair import Way
+from beluga.transfer.iosched.fair import LinkDirection
 
 from .ground import ground
 from .linkmodel import BLOCK, OFFLOAD, PIECE, Outcome, run
@@ -102,9 +102,9 @@ def _over(loaded: Row, idle: Row) -> float:
 
 def _decision(options: Options) -> Row:
     """Measure in C: choose a piece of two classes, admit it, and note its end."""
-    way = Way(limit=2000, capped=True, now_ns=lib.bl_io_queue_now_ns())
-    nodes = [way.add(shares) for shares in (8, 1)]
-    queue = Queue(way, now_ns=lib.bl_io_queue_now_ns())
+    direction = LinkDirection(limit=2000, capped=True, now_ns=lib.bl_io_queue_now_ns())
+    nodes = [direction.add(shares) for shares in (8, 1)]
+    queue = Queue(direction, now_ns=lib.bl_io_queue_now_ns())
     count = 2_000 if options.smoke else 200_000
     for number in range(count):
         queue.push(nodes[number % 2], 1000, number, size=PIECE)

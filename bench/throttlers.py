@@ -12,7 +12,7 @@ import dataclasses
 
 from beluga._ffi import core, ffi, lib
 from beluga.errors import TransferError, raise_for_status
-from beluga.transfer.iosched.fair import GOAL_NS, QueueStat, Way, queue_stat
+from beluga.transfer.iosched.fair import GOAL_NS, LinkDirection, QueueStat, queue_stat
 
 
 class Rovers:
@@ -90,10 +90,12 @@ class Admission:
 class Queue:
     """The pieces of one engine that wait for a direction of a link. It is used by one thread."""
 
-    def __init__(self, way: Way, *, now_ns: int, goal_ns: int = GOAL_NS) -> None:
+    def __init__(self, direction: LinkDirection, *, now_ns: int, goal_ns: int = GOAL_NS) -> None:
         made = ffi.new("bl_queue **")
-        raise_for_status(lib.bl_queue_create(made, way.handle, goal_ns, now_ns), "making a queue")
-        self.way, self.wait_ns = way, 0
+        raise_for_status(
+            lib.bl_queue_create(made, direction.handle, goal_ns, now_ns), "making a queue"
+        )
+        self.direction, self.wait_ns = direction, 0
         self._handle: core.bl_queue | core.Null = made[0]
         self._admission, self._wait = ffi.new("bl_admission *"), ffi.new("uint64_t *")
         self._devices: list[TokenBucket] = []

@@ -253,7 +253,7 @@ def _scheduled(engine: Engine, pool: Pool) -> Engine:
 
 def _linked(pool: Pool, threads: int) -> Engine:
     """The same, by threads that ask for leave themselves, in the midst of chunks."""
-    return CpuEngine(pool, threads, place=IoHandle(_link(f"cpu-{threads}", pool)))
+    return CpuEngine(pool, threads, handle=IoHandle(_link(f"cpu-{threads}", pool)))
 
 
 def stormy_dsa(pool: Pool) -> Engine:

@@ -94,12 +94,12 @@ class Scene:
         return Link("lifecycle", pool=self.pool, directory=self.folder)
 
     @functools.cached_property
-    def place(self) -> IoHandle:
+    def handle(self) -> IoHandle:
         return IoHandle(self.link)
 
     @functools.cached_property
     def cpu(self) -> CpuEngine:
-        return CpuEngine(self.pool, 1, place=self.place)
+        return CpuEngine(self.pool, 1, handle=self.handle)
 
     @functools.cached_property
     def dsa(self) -> DsaEngine:
@@ -271,8 +271,8 @@ MAKERS: dict[str, Kind] = {
     "Selection": Kind(Scene.selection),
     "Uninterrupted": Kind(lambda s: Uninterrupted()),
     "Link": Kind(lambda s: s.link),
-    "IoHandle": Kind(lambda s: s.place, lambda s, p: p.handle, (FORKED,)),
-    "ScheduledEngine": Kind(lambda s: ScheduledEngine(s.dsa, s.place), _copy, skip=("wait_for",)),
+    "IoHandle": Kind(lambda s: s.handle, lambda s, p: p.handle, (FORKED,)),
+    "ScheduledEngine": Kind(lambda s: ScheduledEngine(s.dsa, s.handle), _copy, skip=("wait_for",)),
     "CpuEngine": Kind(lambda s: s.cpu, _copy, _POOLS),
     "DsaEngine": Kind(lambda s: s.dsa, _copy, skip=("wait_for",)),
     "PlannedEngine": Kind(lambda s: s.planned, _copy, _POOLS),

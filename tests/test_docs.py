@@ -119,6 +119,19 @@ def test_shown_commands_parse(path: Path) -> None:
                 check_plugin(words)
 
 
+def test_tests_readme_names_files_that_exist() -> None:
+    """In the first column; a name without a folder lies in the folder of the name before it."""
+    wrong = []
+    for row in (ROOT / "tests/README.md").read_text().splitlines():
+        folder = ""
+        for name in re.findall(r"`([\w/]+\.(?:py|json))`", row.partition(" | ")[0]):
+            place = name if "/" in name or (ROOT / "tests" / name).exists() else folder + name
+            folder = place.rpartition("/")[0] + "/" if "/" in place else ""
+            if not (ROOT / "tests" / place).exists():
+                wrong.append(name)
+    assert wrong == []
+
+
 @pytest.mark.parametrize("path", DOCUMENTS, ids=name_of)
 def test_commands_in_the_text_exist(path: Path) -> None:
     """Placeholders stand in them, so names and options are all that can be looked at."""

@@ -115,9 +115,9 @@ class KVCache:
     :class:`~beluga.kvcache.Run` of addresses. ``threads`` threads of the CPU share the copying of a
     get; a put uses one thread.
 
-    ``link`` is a :class:`~beluga.transfer.Link`, a place at one, or the settings of this host's
-    link to the pool. The link scheduler then admits the bytes, puts in the class ``write_class``
-    and gets in ``read_class``. With None nothing limits them.
+    ``link`` is a :class:`~beluga.transfer.Link`, an I/O handle of one, or the settings of this
+    host's link to the pool. The link scheduler then admits the bytes, puts in the class
+    ``write_class`` and gets in ``read_class``. With None nothing limits them.
 
     ``kept`` blocks are never evicted. They are tasks of the queue whose number is
     :attr:`fingerprint`, and there is a bound on them (:class:`beluga.meta.TaskClient`). A cache,
@@ -309,14 +309,14 @@ class KVCache:
     def carried(self, *, own: bool = False) -> dict[TransferClass, TransferStats]:
         """Count the bytes and pieces that the link admitted for this cache, and their waiting time.
 
-        The result is by class. If several caches share a place at the link, it counts the pieces of
+        The result is by class. If several caches share an I/O handle, it counts the pieces of
         all of them; with ``own`` it is then empty.
         """
         return self._selection.carried(own=own)
 
     def close(self) -> None:
         """Wait for an interrupted batch, end the session if the cache made it, and release the
-        place at the link and the DSA if the cache opened one."""
+        I/O handle and the DSA if the cache opened one."""
         self._batches.close()
         self._end_session()
         self._selection.close()

@@ -9,8 +9,8 @@
  * orders, and all engines of the host share their state. Tokens of a link are picoseconds of its
  * time, so every link fills at the same rate, and a cost says how long a piece takes.
  */
-#ifndef BL_API_LINK_H
-#define BL_API_LINK_H
+#ifndef BL_API_IOSCHED_H
+#define BL_API_IOSCHED_H
 
 #include "api/pool.h"
 
@@ -96,25 +96,25 @@ typedef struct bl_direction {
 } bl_direction;
 
 /* Make a direction that has only a root. limit is that of the bucket; forgiving is in tokens. */
-int bl_direction_init(bl_direction *way, uint64_t limit, uint64_t forgiving, int capped,
+int bl_direction_init(bl_direction *direction, uint64_t limit, uint64_t forgiving, int capped,
                       uint64_t now_ns);
 
 /* Returns 1 if the memory holds a direction of this version. */
-int bl_direction_valid(const bl_direction *way);
+int bl_direction_valid(const bl_direction *direction);
 
 /* Add a class; it becomes a group once it is a parent. Returns its node, or -EINVAL, -ENOSPC. */
-int bl_direction_add(bl_direction *way, uint32_t parent, uint32_t shares);
+int bl_direction_add(bl_direction *direction, uint32_t parent, uint32_t shares);
 
 /* Change the shares from the next piece on. */
-int bl_direction_set_shares(bl_direction *way, uint32_t node, uint32_t shares);
+int bl_direction_set_shares(bl_direction *direction, uint32_t node, uint32_t shares);
 
 /* Limit the bandwidth of a class or group; 0 lifts the limit. The burst is in bytes. */
-int bl_direction_limit(bl_direction *way, uint32_t node, uint64_t bytes_per_s, uint64_t burst,
+int bl_direction_limit(bl_direction *direction, uint32_t node, uint64_t bytes_per_s, uint64_t burst,
                        uint64_t now_ns);
 
 /* Free the members of processes that are gone and correct what they left. Returns how many it
  * freed. */
-int bl_direction_reap(bl_direction *way, uint64_t now_ns);
+int bl_direction_reap(bl_direction *direction, uint64_t now_ns);
 
 /* ---- A queue: pieces that wait for one engine and one direction (iosched/queue.c, admit.c) */
 
@@ -143,7 +143,7 @@ typedef struct bl_queue_stat {
 
 /* Make a queue, with a member. Returns -ENOSPC if none is free. goal_ns is the latency goal of the
  * flow ratio. */
-int bl_queue_create(bl_queue **queue, bl_direction *way, uint64_t goal_ns, uint64_t now_ns);
+int bl_queue_create(bl_queue **queue, bl_direction *direction, uint64_t goal_ns, uint64_t now_ns);
 void bl_queue_destroy(bl_queue *queue);
 
 /* Add a memory device behind the link: pieces take tokens of its bucket as well. Returns its
@@ -205,8 +205,7 @@ typedef struct bl_transfer_stats {
 /* Make an I/O queue. If the link is not duplex, both directions are the same one, and there is one
  * queue. The memory devices are those of the pool, in its order; without a pool there are none. */
 int bl_io_queue_create(bl_io_queue **io_queue, bl_direction *read, bl_direction *write,
-                       uint64_t goal_ns,
-                       const bl_price *price, const bl_pool *pool);
+                       uint64_t goal_ns, const bl_price *price, const bl_pool *pool);
 void bl_io_queue_destroy(bl_io_queue *io_queue);
 
 /* Add a memory device of the pool, for both directions. */

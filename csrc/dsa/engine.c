@@ -122,7 +122,7 @@ static int bl_dsa_board(bl_dsa_engine *engine, bl_dsa_flight *flight)
     return any;
 }
 
-/* Free a seat whose work has failed or is done. */
+/* Free the entry of a work has failed or is done. */
 static void bl_dsa_settle(bl_dsa_engine *engine, bl_dsa_work *work, int status)
 {
     bl_dsa_transfer *transfer = work->transfer;
@@ -151,7 +151,7 @@ static uint32_t bl_dsa_prepare(bl_dsa_engine *engine, bl_dsa_flight *flight)
         }
         flight->list[place].record = (uintptr_t)&flight->records[place];
         flight->records[place] = (bl_dsa_record){0};
-        flight->seats[place] = (uint8_t)i;
+        flight->owners[place] = (uint8_t)i;
         flight->count++;
     }
     if (flight->count > 1) {
@@ -171,7 +171,7 @@ static uint32_t bl_dsa_prepare(bl_dsa_engine *engine, bl_dsa_flight *flight)
 static void bl_dsa_land(bl_dsa_engine *engine, bl_dsa_flight *flight)
 {
     for (uint32_t i = 0; i < flight->count; i++) {
-        bl_dsa_work *work = &flight->works[flight->seats[i]];
+        bl_dsa_work *work = &flight->works[flight->owners[i]];
         bl_dsa_record record = bl_dsa_record_look(&flight->records[i]);
         int status = bl_dsa_work_hear(engine, work, &flight->list[i], &record);
         if (status < 0)

@@ -45,7 +45,7 @@ enum bl_dsa_step {
 };
 
 typedef struct bl_dsa_work {
-    bl_dsa_transfer *transfer;  /* NULL: the seat is free */
+    bl_dsa_transfer *transfer;  /* NULL: the entry is free */
     uint8_t *bounce;
     uint64_t offset;            /* the range in the pool */
     uint32_t length;
@@ -71,7 +71,7 @@ typedef struct bl_dsa_flight {
     _Alignas(32) bl_dsa_record records[BL_DSA_WIDTH];
     bl_dsa_record whole;        /* the batch's record */
     bl_dsa_work works[BL_DSA_WIDTH];
-    uint8_t seats[BL_DSA_WIDTH];        /* which work each descriptor of the list belongs to */
+    uint8_t owners[BL_DSA_WIDTH];        /* which work each descriptor of the list belongs to */
     uint32_t state;
     uint32_t count;             /* descriptors in the list */
     uint32_t full_count;
@@ -119,10 +119,10 @@ int bl_dsa_work_ask(const bl_dsa_engine *engine, bl_dsa_work *work, bl_dsa_descr
 int bl_dsa_work_hear(bl_dsa_engine *engine, bl_dsa_work *work, const bl_dsa_descriptor *descriptor,
                      const bl_dsa_record *record);
 
-/* Finish a work that is done, and free its seat: 0 or an error. */
+/* Finish a work that is done, and free its entry: 0 or an error. */
 int bl_dsa_work_end(bl_dsa_engine *engine, bl_dsa_work *work);
 
-/* Free the seat of a work that will not be done. */
+/* Free the entry of a work that will not be done. */
 void bl_dsa_work_drop(bl_dsa_engine *engine, bl_dsa_work *work);
 
 #endif

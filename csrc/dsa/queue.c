@@ -83,17 +83,17 @@ static const bl_dsa_queue_verbs bl_dsa_device_verbs[] = {
     [BL_DSA_WRITE] = {bl_dsa_device_write, bl_dsa_device_ended, bl_dsa_device_close},
 };
 
-int bl_dsa_queue_open(int fd, uint32_t way, const bl_dsa_limits *limits, bl_dsa_queue **out)
+int bl_dsa_queue_open(int fd, uint32_t submission, const bl_dsa_limits *limits, bl_dsa_queue **out)
 {
-    uint32_t needs = way == BL_DSA_ENQCMD      ? BL_CPU_ENQCMD
-                     : way == BL_DSA_MOVDIR64B ? BL_CPU_MOVDIR64B
+    uint32_t needs = submission == BL_DSA_ENQCMD      ? BL_CPU_ENQCMD
+                     : submission == BL_DSA_MOVDIR64B ? BL_CPU_MOVDIR64B
                                                : 0;
-    if (way < BL_DSA_ENQCMD || way > BL_DSA_WRITE || limits->depth == 0)
+    if (submission < BL_DSA_ENQCMD || submission > BL_DSA_WRITE || limits->depth == 0)
         return -EINVAL;
     if ((bl_cpu_features() & needs) != needs)
         return -ENOTSUP;
     void *portal = NULL;
-    if (way != BL_DSA_WRITE) {
+    if (submission != BL_DSA_WRITE) {
         portal = mmap(NULL, BL_PAGE_SIZE, PROT_WRITE, MAP_SHARED | MAP_POPULATE, fd, 0);
         if (portal == MAP_FAILED)
             return -errno;
@@ -105,7 +105,8 @@ int bl_dsa_queue_open(int fd, uint32_t way, const bl_dsa_limits *limits, bl_dsa_
             munmap(portal, BL_PAGE_SIZE);
         return -ENOMEM;
     }
-    *device = (bl_dsa_device){{&bl_dsa_device_verbs[way], 1}, portal, 0, limits->depth, 0, fd};
+    const bl_dsa_queue_verbs *verbs = &bl_dsa_device_verbs[submission];
+    *device = (bl_dsa_device){{verbs, 1}, portal, 0, limits->depth, 0, fd};
     *out = &device->queue;
     return 0;
 }

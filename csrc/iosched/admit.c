@@ -32,10 +32,10 @@ static int bl_queue_keep(bl_queue *queue, uint64_t now_ns)
     if (!owns || bl_host_ahead(now_ns, bl_host_load(&queue->member->until_ns)) > 0)
         bl_fair_rouse(&queue->fair);
     if (!owns) {
-        int index = bl_member_take(queue->way, now_ns, &queue->owner);
+        int index = bl_member_take(queue->direction, now_ns, &queue->owner);
         if (index < 0)
             return index;
-        queue->member = &queue->way->members[index];
+        queue->member = &queue->direction->members[index];
         queue->pending = 0;
         queue->stat.lost++;
     }
@@ -60,7 +60,7 @@ static void bl_queue_flow(bl_queue *queue, uint64_t now_ns)
 
 static uint64_t bl_queue_price(const bl_queue *queue, uint64_t tokens)
 {
-    uint64_t limit = bl_host_load(&queue->way->bucket.limit);
+    uint64_t limit = bl_host_load(&queue->direction->bucket.limit);
     double ratio = queue->stat.flow_ratio;
     if (ratio <= BL_FLOW_MOST || tokens >= limit)
         return tokens;
@@ -70,7 +70,7 @@ static uint64_t bl_queue_price(const bl_queue *queue, uint64_t tokens)
 
 static void bl_queue_plug_due(bl_queue *queue, uint64_t now_ns, uint64_t *wait_ns)
 {
-    for (uint32_t i = 1; i < queue->way->node_count; i++) {
+    for (uint32_t i = 1; i < queue->direction->node_count; i++) {
         if (queue->plug_ns[i] == 0)
             continue;
         int64_t left = bl_host_ahead(queue->plug_ns[i], now_ns);
@@ -109,7 +109,7 @@ static int bl_queue_gate(bl_queue *queue, uint32_t node, uint64_t now_ns, uint64
 static void bl_queue_give_back(bl_queue *queue)
 {
     if (queue->pending > 0)
-        bl_member_refund(queue->way, queue->member, queue->pending);
+        bl_member_refund(queue->direction, queue->member, queue->pending);
     queue->pending = 0;
 }
 
@@ -119,13 +119,14 @@ static void bl_queue_give_back(bl_queue *queue)
  * reservation so that the other engine moves up. */
 static int bl_queue_turn(bl_queue *queue, uint32_t demand, uint64_t now_ns)
 {
-    uint32_t engines, others = bl_direction_demand(queue->way, queue->member, now_ns, &engines);
-    uint64_t limit = bl_host_load(&queue->way->bucket.limit);
+    bl_direction *direction = queue->direction;
+    uint32_t engines, others = bl_direction_demand(direction, queue->member, now_ns, &engines);
+    uint64_t limit = bl_host_load(&direction->bucket.limit);
     queue->per_tick = limit / engines > 0 ? limit / engines : 1;
-    uint32_t first = others != 0 ? bl_fair_first(queue->way, demand | others) : 0;
+    uint32_t first = others != 0 ? bl_fair_first(direction, demand | others) : 0;
     if (first == 0 || demand >> first & 1)
         return 1;
-    if (bl_fair_lag(queue->way, first, bl_fair_first(queue->way, demand)) > engines * limit)
+    if (bl_fair_lag(direction, first, bl_fair_first(direction, demand)) > engines * limit)
         bl_queue_give_back(queue);
     return 0;
 }
@@ -133,13 +134,13 @@ static int bl_queue_turn(bl_queue *queue, uint32_t demand, uint64_t now_ns)
 /* Reserve tokens for the pieces that wait in this queue. */
 static void bl_queue_reserve(bl_queue *queue, uint64_t need)
 {
-    uint64_t limit = bl_host_load(&queue->way->bucket.limit);
+    uint64_t limit = bl_host_load(&queue->direction->bucket.limit);
     uint64_t amount = queue->pending + queue->per_tick;
     amount = amount < queue->queued_tokens ? amount : queue->queued_tokens;
     amount = amount < limit ? amount : limit;
     amount = amount > need ? amount : need;
     bl_queue_give_back(queue);
-    queue->want = bl_member_grab(queue->way, queue->member, amount);
+    queue->want = bl_member_grab(queue->direction, queue->member, amount);
     queue->pending = amount;
 }
 
@@ -148,7 +149,7 @@ static void bl_queue_reserve(bl_queue *queue, uint64_t need)
 static int bl_queue_may(bl_queue *queue, uint64_t need, uint32_t demand, uint64_t now_ns,
                         uint64_t *wait_ns)
 {
-    bl_tokens *bucket = &queue->way->bucket;
+    bl_tokens *bucket = &queue->direction->bucket;
     int turn = bl_queue_turn(queue, demand, now_ns);
     uint64_t lacks = queue->pending > 0 ? bl_tokens_lacks(bucket, queue->want) : 0;
     if (queue->pending < need && lacks <= queue->pending && lacks < queue->per_tick) {
@@ -172,11 +173,11 @@ static int bl_queue_may(bl_queue *queue, uint64_t need, uint32_t demand, uint64_
  * starts when the bucket is full. Then all queues wait until time has repaid the difference. */
 static void bl_queue_spend(bl_queue *queue, uint64_t price)
 {
-    uint64_t limit = bl_host_load(&queue->way->bucket.limit);
+    uint64_t limit = bl_host_load(&queue->direction->bucket.limit);
     uint64_t reserved = price < limit ? price : limit;
     queue->pending -= reserved;
     if (price > limit)
-        bl_member_grab(queue->way, queue->member, price - limit);
+        bl_member_grab(queue->direction, queue->member, price - limit);
     bl_host_store(&queue->member->pending, queue->pending);
 }
 
@@ -184,7 +185,7 @@ static void bl_queue_spend(bl_queue *queue, uint64_t price)
 static uint32_t bl_queue_say(bl_queue *queue, uint32_t mask, uint64_t until_ns)
 {
     uint32_t demand = bl_fair_mask(&queue->fair) & mask, coming = 0;
-    for (uint32_t i = 1; i < queue->way->node_count; i++)
+    for (uint32_t i = 1; i < queue->direction->node_count; i++)
         coming |= (uint32_t)(queue->coming[i] > 0 && !queue->fair.unplugged[i]) << i;
     bl_host_store(&queue->member->until_ns, until_ns);
     bl_host_exchange(&queue->member->demand, demand | (coming & mask));
@@ -195,12 +196,12 @@ static int bl_queue_next(bl_queue *queue, uint64_t now_ns, bl_admission *admissi
                          uint64_t *wait_ns)
 {
     uint32_t demand = bl_queue_say(queue, ~queue->gated, now_ns + BL_DEMAND_NS);
-    bl_tokens_replenish(&queue->way->bucket, now_ns);
+    bl_tokens_replenish(&queue->direction->bucket, now_ns);
     queue->gated = 0;
     for (uint32_t node; (node = bl_queue_top(queue, queue->gated)) != 0;) {
         if (!bl_queue_gate(queue, node, now_ns, wait_ns))
             continue;
-        uint64_t limit = bl_host_load(&queue->way->bucket.limit);
+        uint64_t limit = bl_host_load(&queue->direction->bucket.limit);
         uint64_t price = bl_queue_price(queue, queue->waiters[queue->first[node]].tokens);
         uint64_t need = price < limit ? price : limit;
         demand &= ~queue->gated;
@@ -208,7 +209,7 @@ static int bl_queue_next(bl_queue *queue, uint64_t now_ns, bl_admission *admissi
             return -EAGAIN;
         bl_queue_spend(queue, price);
         bl_queue_admit(queue, node, price, queue->owner, now_ns, admission);
-        uint64_t taken = bl_tokens_duration_ns(&queue->way->bucket, price);
+        uint64_t taken = bl_tokens_duration_ns(&queue->direction->bucket, price);
         uint64_t took = queue->took_ns < BL_DEMAND_NS ? queue->took_ns : BL_DEMAND_NS;
         taken = taken > took ? taken : took; /* the link may be slower than its settings say */
         bl_queue_say(queue, ~queue->gated, now_ns + taken + taken / 2);
@@ -246,7 +247,7 @@ int bl_queue_poll(bl_queue *queue, uint64_t now_ns, bl_admission *admission, uin
     if (queue->queued_tokens == 0)
         bl_queue_give_back(queue);
     if (status < 0) /* a dead process may hold the tokens that this queue lacks */
-        bl_direction_watch(queue->way, now_ns);
+        bl_direction_watch(queue->direction, now_ns);
     bl_queue_patience(queue, status, now_ns, wait_ns);
     return status;
 }
@@ -264,7 +265,7 @@ void bl_queue_complete(bl_queue *queue, uint64_t handle, uint64_t now_ns)
         return;
     if (waiter->owner == queue->owner && bl_queue_owns(queue)) {
         bl_host_store(&queue->member->seen_ns, now_ns);
-        bl_member_release(queue->way, queue->member, waiter->tokens);
+        bl_member_release(queue->direction, queue->member, waiter->tokens);
     }
     queue->stat.in_flight--, queue->completed += waiter->tokens;
     queue->took_ns = now_ns - waiter->since_ns;

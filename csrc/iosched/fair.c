@@ -14,9 +14,9 @@
 void bl_fair_wake(bl_fair *fair, uint32_t node)
 {
     while (node != 0 && !fair->queued[node]) {
-        bl_node *own = &fair->way->nodes[node];
-        bl_node *group = &fair->way->nodes[own->parent];
-        uint64_t start = fair->way->forgiving / bl_host_load(&own->shares);
+        bl_node *own = &fair->direction->nodes[node];
+        bl_node *group = &fair->direction->nodes[own->parent];
+        uint64_t start = fair->direction->forgiving / bl_host_load(&own->shares);
         bl_host_raise(&own->accumulated, bl_host_load(&group->last) - start);
         fair->queued[node] = 1;
         fair->pushed[node] = ++fair->sequence;
@@ -26,16 +26,16 @@ void bl_fair_wake(bl_fair *fair, uint32_t node)
 
 void bl_fair_rouse(bl_fair *fair)
 {
-    for (uint32_t i = 1; i < fair->way->node_count; i++)
+    for (uint32_t i = 1; i < fair->direction->node_count; i++)
         fair->queued[i] = 0;
-    for (uint32_t i = 1; i < fair->way->node_count; i++)
+    for (uint32_t i = 1; i < fair->direction->node_count; i++)
         if (fair->waiting[i] > 0 && !fair->unplugged[i])
             bl_fair_wake(fair, i);
 }
 
 static int bl_fair_before(const bl_fair *fair, uint32_t a, uint32_t b)
 {
-    const bl_node *nodes = fair->way->nodes;
+    const bl_node *nodes = fair->direction->nodes;
     int64_t ahead = bl_host_ahead(bl_host_load(&nodes[a].accumulated),
                                   bl_host_load(&nodes[b].accumulated));
     return ahead < 0 || (ahead == 0 && fair->pushed[a] < fair->pushed[b]);
@@ -45,8 +45,8 @@ static int bl_fair_before(const bl_fair *fair, uint32_t a, uint32_t b)
 static uint32_t bl_fair_least(const bl_fair *fair, uint32_t group, uint32_t skip)
 {
     uint32_t best = 0;
-    for (uint32_t i = 1; i < fair->way->node_count; i++)
-        if (fair->queued[i] && fair->way->nodes[i].parent == group && !(skip >> i & 1) &&
+    for (uint32_t i = 1; i < fair->direction->node_count; i++)
+        if (fair->queued[i] && fair->direction->nodes[i].parent == group && !(skip >> i & 1) &&
             (best == 0 || bl_fair_before(fair, i, best)))
             best = i;
     return best;
@@ -54,8 +54,8 @@ static uint32_t bl_fair_least(const bl_fair *fair, uint32_t group, uint32_t skip
 
 static int bl_fair_is_group(const bl_fair *fair, uint32_t node)
 {
-    for (uint32_t i = node + 1; i < fair->way->node_count; i++)
-        if (fair->way->nodes[i].shares > 0 && fair->way->nodes[i].parent == node)
+    for (uint32_t i = node + 1; i < fair->direction->node_count; i++)
+        if (fair->direction->nodes[i].shares > 0 && fair->direction->nodes[i].parent == node)
             return 1;
     return 0;
 }
@@ -88,8 +88,8 @@ uint32_t bl_fair_top(bl_fair *fair, uint32_t skip)
 void bl_fair_charge(bl_fair *fair, uint32_t node, uint64_t cost)
 {
     while (node != 0) {
-        bl_node *own = &fair->way->nodes[node];
-        bl_host_raise(&fair->way->nodes[own->parent].last, bl_host_load(&own->accumulated));
+        bl_node *own = &fair->direction->nodes[node];
+        bl_host_raise(&fair->direction->nodes[own->parent].last, bl_host_load(&own->accumulated));
         uint64_t share = cost / bl_host_load(&own->shares);
         bl_host_add(&own->accumulated, share > 0 ? share : 1);
         fair->pushed[node] = ++fair->sequence;
@@ -100,28 +100,29 @@ void bl_fair_charge(bl_fair *fair, uint32_t node, uint64_t cost)
 uint32_t bl_fair_mask(const bl_fair *fair)
 {
     uint32_t mask = 0;
-    for (uint32_t i = 1; i < fair->way->node_count; i++) {
+    for (uint32_t i = 1; i < fair->direction->node_count; i++) {
         int stopped = fair->waiting[i] == 0;
         for (uint32_t node = i; node != 0 && !stopped;
-             node = (uint32_t)fair->way->nodes[node].parent)
+             node = (uint32_t)fair->direction->nodes[node].parent)
             stopped = fair->unplugged[node];
         mask |= (uint32_t)!stopped << i;
     }
     return mask;
 }
 
-uint32_t bl_fair_first(const bl_direction *way, uint32_t mask)
+uint32_t bl_fair_first(const bl_direction *direction, uint32_t mask)
 {
     uint32_t alive = mask, group = 0;
-    for (uint32_t i = (uint32_t)way->node_count - 1; i > 0; i--) /* children have larger numbers */
+    /* A child has a larger number than its parent. */
+    for (uint32_t i = (uint32_t)direction->node_count - 1; i > 0; i--)
         if (alive >> i & 1)
-            alive |= 1u << way->nodes[i].parent;
+            alive |= 1u << direction->nodes[i].parent;
     for (;;) {
         uint32_t best = 0;
-        for (uint32_t i = 1; i < way->node_count; i++)
-            if ((alive >> i & 1) && way->nodes[i].parent == group &&
-                (best == 0 || bl_host_ahead(bl_host_load(&way->nodes[i].accumulated),
-                                            bl_host_load(&way->nodes[best].accumulated)) < 0))
+        for (uint32_t i = 1; i < direction->node_count; i++)
+            if ((alive >> i & 1) && direction->nodes[i].parent == group &&
+                (best == 0 || bl_host_ahead(bl_host_load(&direction->nodes[i].accumulated),
+                                            bl_host_load(&direction->nodes[best].accumulated)) < 0))
                 best = i;
         if (best == 0 || (mask >> best & 1))
             return best;
@@ -129,9 +130,9 @@ uint32_t bl_fair_first(const bl_direction *way, uint32_t mask)
     }
 }
 
-uint64_t bl_fair_lag(const bl_direction *way, uint32_t node, uint32_t other)
+uint64_t bl_fair_lag(const bl_direction *direction, uint32_t node, uint32_t other)
 {
-    const bl_node *nodes = way->nodes;
+    const bl_node *nodes = direction->nodes;
     while (nodes[node].parent != nodes[other].parent) /* children have larger numbers */
         if (node > other)
             node = (uint32_t)nodes[node].parent;

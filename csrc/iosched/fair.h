@@ -10,7 +10,7 @@
 #include "api/iosched.h"
 
 typedef struct bl_fair {
-    bl_direction *way;
+    bl_direction *direction;
     uint64_t sequence;                      /* number of pushes so far; it breaks ties */
     uint64_t pushed[BL_LINK_NODES];
     uint64_t waiting[BL_LINK_NODES];        /* pieces of each class */
@@ -32,12 +32,12 @@ uint32_t bl_fair_top(bl_fair *fair, uint32_t skip);
 void bl_fair_charge(bl_fair *fair, uint32_t node, uint64_t cost);
 
 /* Returns the class that would be next if exactly the classes of the mask waited, or 0. */
-uint32_t bl_fair_first(const bl_direction *way, uint32_t mask);
+uint32_t bl_fair_first(const bl_direction *direction, uint32_t mask);
 
 /* Returns the cost that a class may have before it has had as much as another class, in their
  * shares, or 0 if it has had more already. Classes of different groups are compared by their
  * groups. */
-uint64_t bl_fair_lag(const bl_direction *way, uint32_t node, uint32_t other);
+uint64_t bl_fair_lag(const bl_direction *direction, uint32_t node, uint32_t other);
 
 /* Returns a mask of the classes that wait and are not stopped. */
 uint32_t bl_fair_mask(const bl_fair *fair);

@@ -35,8 +35,7 @@ bl_queue *bl_io_queue_of(bl_io_queue *io_queue, int direction)
 }
 
 int bl_io_queue_create(bl_io_queue **io_queue, bl_direction *read, bl_direction *write,
-                       uint64_t goal_ns,
-                       const bl_price *price, const bl_pool *pool)
+                       uint64_t goal_ns, const bl_price *price, const bl_pool *pool)
 {
     bl_io_queue *made = calloc(1, sizeof *made);
     if (made == NULL)
@@ -105,10 +104,9 @@ void bl_io_queue_widen(bl_io_queue *io_queue, uint64_t bytes, uint32_t count)
     pthread_mutex_lock(&io_queue->lock);
     for (int direction = 0; direction < 2; direction++) {
         bl_queue *queue = bl_io_queue_of(io_queue, direction);
+        uint64_t tokens = count * bl_io_queue_tokens(io_queue, direction, bytes);
         if (bl_queue_owns(queue))
-            bl_member_widen(queue->way, queue->member, count * bl_io_queue_tokens(io_queue,
-                                                                                  direction,
-                                                                                      bytes));
+            bl_member_widen(queue->direction, queue->member, tokens);
     }
     pthread_mutex_unlock(&io_queue->lock);
 }
@@ -192,9 +190,11 @@ int bl_request_wait(bl_io_queue *io_queue, bl_io_request *request, uint64_t time
     uint64_t start_ns = *now_ns;
     while (request->state == BL_IO_QUEUED) {
         uint64_t wait, waited = *now_ns - start_ns;
-        int status = io_queue->stopped                                     ? -ECANCELED
-                     : *now_ns - request->since_ns > BL_IO_QUEUE_LONGEST_NS ? -ETIMEDOUT
-                                      : bl_io_queue_ask(io_queue, queue, request, *now_ns, &wait);
+        int status = -ETIMEDOUT;
+        if (io_queue->stopped)
+            status = -ECANCELED;
+        else if (*now_ns - request->since_ns <= BL_IO_QUEUE_LONGEST_NS)
+            status = bl_io_queue_ask(io_queue, queue, request, *now_ns, &wait);
         if (status == -EAGAIN && waited >= timeout_ns)
             return status;
         if (status == -EAGAIN) {

@@ -33,55 +33,55 @@ static const uint64_t BL_SILENT_NS = 5000000000;
 static const uint64_t BL_BANDWIDTH_TOKEN = 512; /* bytes; Seastar's */
 static const uint64_t BL_BANDWIDTH_STEP = (128 << 10) / 512;
 
-int bl_direction_init(bl_direction *way, uint64_t limit, uint64_t forgiving, int capped,
+int bl_direction_init(bl_direction *direction, uint64_t limit, uint64_t forgiving, int capped,
                       uint64_t now_ns)
 {
-    *way = (bl_direction){.node_count = 1, .forgiving = forgiving, .reaped_ns = now_ns};
-    way->nodes[0].shares = 1;
-    int status = bl_tokens_init(&way->bucket, BL_LINK_RATE, limit, 1, capped, now_ns);
+    *direction = (bl_direction){.node_count = 1, .forgiving = forgiving, .reaped_ns = now_ns};
+    direction->nodes[0].shares = 1;
+    int status = bl_tokens_init(&direction->bucket, BL_LINK_RATE, limit, 1, capped, now_ns);
     if (status == 0)
-        bl_host_store(&way->magic, BL_LINK_MAGIC);
+        bl_host_store(&direction->magic, BL_LINK_MAGIC);
     return status;
 }
 
-int bl_direction_valid(const bl_direction *way)
+int bl_direction_valid(const bl_direction *direction)
 {
-    if (bl_host_load(&way->magic) != BL_LINK_MAGIC || way->node_count < 1 ||
-        way->node_count > BL_LINK_NODES || way->bucket.rate != BL_LINK_RATE ||
-        bl_host_load(&way->bucket.limit) == 0)
+    if (bl_host_load(&direction->magic) != BL_LINK_MAGIC || direction->node_count < 1 ||
+        direction->node_count > BL_LINK_NODES || direction->bucket.rate != BL_LINK_RATE ||
+        bl_host_load(&direction->bucket.limit) == 0)
         return 0;
-    for (uint32_t i = 1; i < way->node_count; i++)
-        if (way->nodes[i].shares == 0 || way->nodes[i].parent >= i)
+    for (uint32_t i = 1; i < direction->node_count; i++)
+        if (direction->nodes[i].shares == 0 || direction->nodes[i].parent >= i)
             return 0;
     return 1;
 }
 
-int bl_direction_add(bl_direction *way, uint32_t parent, uint32_t shares)
+int bl_direction_add(bl_direction *direction, uint32_t parent, uint32_t shares)
 {
-    uint64_t node = way->node_count;
+    uint64_t node = direction->node_count;
     if (parent >= node || shares == 0)
         return -EINVAL;
     if (node == BL_LINK_NODES)
         return -ENOSPC;
-    way->nodes[node] = (bl_node){.shares = shares, .parent = parent};
-    bl_host_store(&way->node_count, node + 1);
+    direction->nodes[node] = (bl_node){.shares = shares, .parent = parent};
+    bl_host_store(&direction->node_count, node + 1);
     return (int)node;
 }
 
-int bl_direction_set_shares(bl_direction *way, uint32_t node, uint32_t shares)
+int bl_direction_set_shares(bl_direction *direction, uint32_t node, uint32_t shares)
 {
-    if (node == 0 || node >= way->node_count || shares == 0)
+    if (node == 0 || node >= direction->node_count || shares == 0)
         return -EINVAL;
-    bl_host_store(&way->nodes[node].shares, shares);
+    bl_host_store(&direction->nodes[node].shares, shares);
     return 0;
 }
 
-int bl_direction_limit(bl_direction *way, uint32_t node, uint64_t bytes_per_s, uint64_t burst,
+int bl_direction_limit(bl_direction *direction, uint32_t node, uint64_t bytes_per_s, uint64_t burst,
                        uint64_t now_ns)
 {
-    if (node == 0 || node >= way->node_count)
+    if (node == 0 || node >= direction->node_count)
         return -EINVAL;
-    bl_tokens *bandwidth = &way->nodes[node].bandwidth;
+    bl_tokens *bandwidth = &direction->nodes[node].bandwidth;
     if (bytes_per_s == 0) {
         bl_host_store(&bandwidth->rate, 0);
         return 0;
@@ -131,28 +131,28 @@ static int bl_member_gone(const bl_member *member, uint64_t owner, uint64_t pids
 /* ---- Members */
 
 /* Returns how many members were ever taken, at most BL_LINK_MEMBERS. */
-static uint32_t bl_member_count(const bl_direction *way)
+static uint32_t bl_member_count(const bl_direction *direction)
 {
-    uint64_t count = bl_host_load(&way->member_count);
+    uint64_t count = bl_host_load(&direction->member_count);
     return count < BL_LINK_MEMBERS ? (uint32_t)count : BL_LINK_MEMBERS;
 }
 
 /* Returns a new number for the owner of a member, or for the process that clears it. */
-static uint64_t bl_owner_make(bl_direction *way)
+static uint64_t bl_owner_make(bl_direction *direction)
 {
-    return bl_host_add(&way->owner_count, 1) << 32 | (uint32_t)getpid();
+    return bl_host_add(&direction->owner_count, 1) << 32 | (uint32_t)getpid();
 }
 
-int bl_member_take(bl_direction *way, uint64_t now_ns, uint64_t *owner)
+int bl_member_take(bl_direction *direction, uint64_t now_ns, uint64_t *owner)
 {
     uint64_t pids = bl_pid_namespace(), started = bl_process_start((uint32_t)getpid());
-    *owner = bl_owner_make(way);
+    *owner = bl_owner_make(direction);
     for (int attempt = 0; attempt < 2; attempt++) {
         for (uint32_t i = 0; i < BL_LINK_MEMBERS; i++) {
-            bl_member *member = &way->members[i];
+            bl_member *member = &direction->members[i];
             if (bl_host_load(&member->owner) != 0)
                 continue;
-            bl_host_raise(&way->member_count, i + 1);
+            bl_host_raise(&direction->member_count, i + 1);
             if (!bl_host_swap(&member->owner, 0, *owner))
                 continue;
             bl_host_store(&member->pids, pids);
@@ -160,106 +160,106 @@ int bl_member_take(bl_direction *way, uint64_t now_ns, uint64_t *owner)
             bl_host_store(&member->started, started);
             return (int)i;
         }
-        bl_direction_reap(way, now_ns);
+        bl_direction_reap(direction, now_ns);
     }
     return -ENOSPC;
 }
 
 /* Give back what a member held. If this process dies here, the member is found with its own pid as
  * owner. */
-static void bl_member_clear(bl_direction *way, bl_member *member)
+static void bl_member_clear(bl_direction *direction, bl_member *member)
 {
     uint64_t pending = bl_host_load(&member->pending);
     bl_host_store(&member->pending, 0);
-    if (pending > 0 && !way->bucket.capped)
-        bl_tokens_refund(&way->bucket, pending);
+    if (pending > 0 && !direction->bucket.capped)
+        bl_tokens_refund(&direction->bucket, pending);
     bl_host_store(&member->held, 0);
     bl_host_store(&member->demand, 0);
     bl_host_store(&member->turn, 0);
     bl_host_store(&member->started, 0);
-    if (way->bucket.capped)
-        bl_host_add(&way->suspect, 1);
+    if (direction->bucket.capped)
+        bl_host_add(&direction->suspect, 1);
     bl_host_store(&member->owner, 0);
 }
 
-void bl_member_drop(bl_direction *way, uint32_t index, uint64_t owner)
+void bl_member_drop(bl_direction *direction, uint32_t index, uint64_t owner)
 {
-    uint64_t mine = bl_owner_make(way);
-    if (bl_host_swap(&way->members[index].owner, owner, mine)) {
-        bl_member_clear(way, &way->members[index]);
-        bl_direction_watch(way, bl_host_load(&way->reaped_ns));
+    uint64_t mine = bl_owner_make(direction);
+    if (bl_host_swap(&direction->members[index].owner, owner, mine)) {
+        bl_member_clear(direction, &direction->members[index]);
+        bl_direction_watch(direction, bl_host_load(&direction->reaped_ns));
     }
 }
 
-int bl_direction_reap(bl_direction *way, uint64_t now_ns)
+int bl_direction_reap(bl_direction *direction, uint64_t now_ns)
 {
     uint64_t pids = bl_pid_namespace();
-    uint32_t count = bl_member_count(way);
+    uint32_t count = bl_member_count(direction);
     int freed = 0;
     for (uint32_t i = 0; i < count; i++) {
-        bl_member *member = &way->members[i];
+        bl_member *member = &direction->members[i];
         uint64_t owner = bl_host_load(&member->owner);
         if (owner == 0 || !bl_member_gone(member, owner, pids, now_ns))
             continue;
         bl_host_store(&member->started, 0); /* only the pid of the clearing process counts */
-        if (bl_host_swap(&member->owner, owner, bl_owner_make(way))) {
-            bl_member_clear(way, member);
-            bl_host_add(&way->reaped, 1);
+        if (bl_host_swap(&member->owner, owner, bl_owner_make(direction))) {
+            bl_member_clear(direction, member);
+            bl_host_add(&direction->reaped, 1);
             freed++;
         }
     }
     return freed;
 }
 
-uint64_t bl_member_grab(bl_direction *way, bl_member *member, uint64_t tokens)
+uint64_t bl_member_grab(bl_direction *direction, bl_member *member, uint64_t tokens)
 {
     bl_host_exchange(&member->turn, member->turn + 1);
-    uint64_t ticket = bl_tokens_grab(&way->bucket, tokens);
+    uint64_t ticket = bl_tokens_grab(&direction->bucket, tokens);
     bl_host_store(&member->held, member->held + tokens);
     bl_host_store(&member->pending, member->pending + tokens);
     bl_host_exchange(&member->turn, member->turn + 1);
     return ticket;
 }
 
-void bl_member_refund(bl_direction *way, bl_member *member, uint64_t tokens)
+void bl_member_refund(bl_direction *direction, bl_member *member, uint64_t tokens)
 {
     bl_host_exchange(&member->turn, member->turn + 1);
     bl_host_store(&member->pending, member->pending - tokens);
-    bl_tokens_refund(&way->bucket, tokens);
+    bl_tokens_refund(&direction->bucket, tokens);
     bl_host_store(&member->held, member->held - tokens);
     bl_host_exchange(&member->turn, member->turn + 1);
 }
 
-void bl_member_release(bl_direction *way, bl_member *member, uint64_t tokens)
+void bl_member_release(bl_direction *direction, bl_member *member, uint64_t tokens)
 {
     bl_host_exchange(&member->turn, member->turn + 1);
-    bl_tokens_release(&way->bucket, tokens);
+    bl_tokens_release(&direction->bucket, tokens);
     bl_host_store(&member->held, member->held - tokens);
     bl_host_exchange(&member->turn, member->turn + 1);
 }
 
 /* If the process dies here, its member's turn stays odd: the member is cleared, and the audit
  * corrects ceil. */
-void bl_member_widen(bl_direction *way, bl_member *member, uint64_t limit)
+void bl_member_widen(bl_direction *direction, bl_member *member, uint64_t limit)
 {
-    uint64_t found = bl_host_load(&way->bucket.limit);
+    uint64_t found = bl_host_load(&direction->bucket.limit);
     if (found >= limit)
         return;
     bl_host_exchange(&member->turn, member->turn + 1);
-    while (found < limit && !bl_host_swap(&way->bucket.limit, found, limit))
-        found = bl_host_load(&way->bucket.limit);
+    while (found < limit && !bl_host_swap(&direction->bucket.limit, found, limit))
+        found = bl_host_load(&direction->bucket.limit);
     if (found < limit)
-        bl_host_add(&way->bucket.ceil, limit - found);
+        bl_host_add(&direction->bucket.ceil, limit - found);
     bl_host_exchange(&member->turn, member->turn + 1);
 }
 
-uint32_t bl_direction_demand(const bl_direction *way, const bl_member *own, uint64_t now_ns,
+uint32_t bl_direction_demand(const bl_direction *direction, const bl_member *own, uint64_t now_ns,
                              uint32_t *engines)
 {
-    uint32_t mask = 0, count = bl_member_count(way);
+    uint32_t mask = 0, count = bl_member_count(direction);
     *engines = 1;
     for (uint32_t i = 0; i < count; i++) {
-        const bl_member *member = &way->members[i];
+        const bl_member *member = &direction->members[i];
         uint32_t demand = (uint32_t)bl_host_load(&member->demand);
         if (member == own || demand == 0 ||
             bl_host_ahead(now_ns, bl_host_load(&member->until_ns)) > 0)
@@ -273,15 +273,16 @@ uint32_t bl_direction_demand(const bl_direction *way, const bl_member *own, uint
 /* ---- The audit */
 
 /* Read all members and the bucket at one moment. If none of them moved meanwhile, correct ceil. */
-static void bl_direction_audit(bl_direction *way)
+static void bl_direction_audit(bl_direction *direction)
 {
     uint64_t turns[BL_LINK_MEMBERS], owners[BL_LINK_MEMBERS], held = 0;
-    uint64_t suspect = bl_host_load(&way->suspect);
-    uint32_t count = bl_member_count(way);
-    uint64_t tail = bl_host_load(&way->bucket.tail), ceil = bl_host_load(&way->bucket.ceil);
-    uint64_t limit = bl_host_load(&way->bucket.limit);
+    uint64_t suspect = bl_host_load(&direction->suspect);
+    uint32_t count = bl_member_count(direction);
+    bl_tokens *bucket = &direction->bucket;
+    uint64_t tail = bl_host_load(&bucket->tail), ceil = bl_host_load(&bucket->ceil);
+    uint64_t limit = bl_host_load(&bucket->limit);
     for (uint32_t i = 0; i < count; i++) {
-        const bl_member *member = &way->members[i];
+        const bl_member *member = &direction->members[i];
         owners[i] = bl_host_load(&member->owner);
         turns[i] = bl_host_load(&member->turn);
         if (turns[i] % 2 == 1)
@@ -289,26 +290,26 @@ static void bl_direction_audit(bl_direction *way)
         held += bl_host_load(&member->held);
     }
     for (uint32_t i = 0; i < count; i++)
-        if (bl_host_load(&way->members[i].turn) != turns[i] ||
-            bl_host_load(&way->members[i].owner) != owners[i])
+        if (bl_host_load(&direction->members[i].turn) != turns[i] ||
+            bl_host_load(&direction->members[i].owner) != owners[i])
             return;
-    if (bl_host_load(&way->bucket.tail) != tail)
+    if (bl_host_load(&direction->bucket.tail) != tail)
         return;
     int64_t lost = bl_host_ahead(tail + limit - held, ceil);
     /* Members may have moved since, by equal amounts on both sides. If ceil moved, the exchange
      * fails. */
-    if (lost == 0 || bl_host_swap(&way->bucket.ceil, ceil, ceil + (uint64_t)lost)) {
-        bl_host_add(&way->audited, lost < 0 ? -(uint64_t)lost : (uint64_t)lost);
-        bl_host_swap(&way->suspect, suspect, 0);
+    if (lost == 0 || bl_host_swap(&direction->bucket.ceil, ceil, ceil + (uint64_t)lost)) {
+        bl_host_add(&direction->audited, lost < 0 ? -(uint64_t)lost : (uint64_t)lost);
+        bl_host_swap(&direction->suspect, suspect, 0);
     }
 }
 
-void bl_direction_watch(bl_direction *way, uint64_t now_ns)
+void bl_direction_watch(bl_direction *direction, uint64_t now_ns)
 {
-    uint64_t last = bl_host_load(&way->reaped_ns);
+    uint64_t last = bl_host_load(&direction->reaped_ns);
     if (bl_host_ahead(now_ns, last) > (int64_t)BL_REAP_NS &&
-        bl_host_swap(&way->reaped_ns, last, now_ns))
-        bl_direction_reap(way, now_ns);
-    if (bl_host_load(&way->suspect) != 0)
-        bl_direction_audit(way);
+        bl_host_swap(&direction->reaped_ns, last, now_ns))
+        bl_direction_reap(direction, now_ns);
+    if (bl_host_load(&direction->suspect) != 0)
+        bl_direction_audit(direction);
 }

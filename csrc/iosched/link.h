@@ -15,27 +15,27 @@
 #include "api/iosched.h"
 
 /* Take a member for this process. Returns its index, or -ENOSPC. */
-int bl_member_take(bl_direction *way, uint64_t now_ns, uint64_t *owner);
+int bl_member_take(bl_direction *direction, uint64_t now_ns, uint64_t *owner);
 
 /* Give the member back with everything that it holds. */
-void bl_member_drop(bl_direction *way, uint32_t index, uint64_t owner);
+void bl_member_drop(bl_direction *direction, uint32_t index, uint64_t owner);
 
 /* Ask for tokens for this member (the result is a ticket), give back unused tokens, or release used
  * ones. */
-uint64_t bl_member_grab(bl_direction *way, bl_member *member, uint64_t tokens);
-void bl_member_refund(bl_direction *way, bl_member *member, uint64_t tokens);
-void bl_member_release(bl_direction *way, bl_member *member, uint64_t tokens);
+uint64_t bl_member_grab(bl_direction *direction, bl_member *member, uint64_t tokens);
+void bl_member_refund(bl_direction *direction, bl_member *member, uint64_t tokens);
+void bl_member_release(bl_direction *direction, bl_member *member, uint64_t tokens);
 
 /* Raise the limit of the bucket to at least this value, for an engine that asks for larger pieces
  * than others. The limit never falls. */
-void bl_member_widen(bl_direction *way, bl_member *member, uint64_t limit);
+void bl_member_widen(bl_direction *direction, bl_member *member, uint64_t limit);
 
 /* Returns a mask of the classes that the other free engines wait for. *engines is the number of
  * engines with work, this one included. Engines that did not poll in time do not count. */
-uint32_t bl_direction_demand(const bl_direction *way, const bl_member *own, uint64_t now_ns,
+uint32_t bl_direction_demand(const bl_direction *direction, const bl_member *own, uint64_t now_ns,
                              uint32_t *engines);
 
 /* Inspect the members if this is due, and correct the bucket if a process died. */
-void bl_direction_watch(bl_direction *way, uint64_t now_ns);
+void bl_direction_watch(bl_direction *direction, uint64_t now_ns);
 
 #endif

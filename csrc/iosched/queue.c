@@ -53,19 +53,19 @@ static uint64_t bl_waiter_handle(const bl_queue *queue, uint32_t index)
 
 /* ---- A queue's life */
 
-int bl_queue_create(bl_queue **queue, bl_direction *way, uint64_t goal_ns, uint64_t now_ns)
+int bl_queue_create(bl_queue **queue, bl_direction *direction, uint64_t goal_ns, uint64_t now_ns)
 {
     bl_queue *made = calloc(1, sizeof *made);
     if (made == NULL)
         return -ENOMEM;
-    int index = bl_member_take(way, now_ns, &made->owner);
+    int index = bl_member_take(direction, now_ns, &made->owner);
     if (index < 0) {
         free(made);
         return index;
     }
-    made->way = made->fair.way = way;
-    made->member = &way->members[index];
-    made->per_tick = bl_host_load(&way->bucket.limit);
+    made->direction = made->fair.direction = direction;
+    made->member = &direction->members[index];
+    made->per_tick = bl_host_load(&direction->bucket.limit);
     made->goal_ns = goal_ns, made->flow_ns = now_ns;
     made->stat.flow_ratio = 1;
     made->stat.stall_ns = BL_STALL_NS;
@@ -83,8 +83,9 @@ void bl_queue_destroy(bl_queue *queue)
     if (queue == NULL)
         return;
     if (bl_queue_owns(queue) && queue->pending > 0)
-        bl_member_refund(queue->way, queue->member, queue->pending);
-    bl_member_drop(queue->way, (uint32_t)(queue->member - queue->way->members), queue->owner);
+        bl_member_refund(queue->direction, queue->member, queue->pending);
+    uint32_t index = (uint32_t)(queue->member - queue->direction->members);
+    bl_member_drop(queue->direction, index, queue->owner);
     free(queue->waiters);
     free(queue);
 }
@@ -104,7 +105,7 @@ int bl_queue_add_device(bl_queue *queue, bl_tokens *bucket)
 int64_t bl_queue_push(bl_queue *queue, uint32_t node, uint64_t tokens, uint64_t bytes,
                       const uint64_t *device_tokens, uint64_t id, uint64_t now_ns)
 {
-    if (node == 0 || node >= queue->way->node_count || tokens > UINT64_MAX / 4)
+    if (node == 0 || node >= queue->direction->node_count || tokens > UINT64_MAX / 4)
         return -EINVAL;
     uint32_t index = bl_waiter_new(queue);
     if (index == 0)
@@ -163,8 +164,8 @@ uint32_t bl_queue_top(bl_queue *queue, uint32_t skip)
  * while. */
 static void bl_queue_limit(bl_queue *queue, uint32_t node, uint64_t bytes, uint64_t now_ns)
 {
-    for (; node != 0; node = (uint32_t)queue->way->nodes[node].parent) {
-        bl_tokens *bandwidth = &queue->way->nodes[node].bandwidth;
+    for (; node != 0; node = (uint32_t)queue->direction->nodes[node].parent) {
+        bl_tokens *bandwidth = &queue->direction->nodes[node].bandwidth;
         if (bl_host_load(&bandwidth->rate) == 0)
             continue;
         uint64_t ticket = bl_tokens_grab(bandwidth, (bytes + 511) / 512);
@@ -181,9 +182,9 @@ static void bl_queue_limit(bl_queue *queue, uint32_t node, uint64_t bytes, uint6
 static void bl_queue_account(bl_queue *queue, uint32_t node, uint64_t bytes, uint64_t pieces,
                              uint64_t tokens)
 {
-    bl_node *class = &queue->way->nodes[node];
+    bl_node *class = &queue->direction->nodes[node];
     bl_host_add(&class->bytes, bytes), bl_host_add(&class->pieces, pieces);
-    bl_host_add(&queue->way->used, tokens);
+    bl_host_add(&queue->direction->used, tokens);
 }
 
 void bl_queue_admit(bl_queue *queue, uint32_t node, uint64_t price, uint64_t owner,
@@ -218,9 +219,9 @@ void bl_queue_renewed(bl_queue *queue, uint64_t handle, uint64_t bytes, uint32_t
 
 int bl_queue_limited(const bl_queue *queue, uint32_t node)
 {
-    for (; node != 0; node = (uint32_t)queue->way->nodes[node].parent)
+    for (; node != 0; node = (uint32_t)queue->direction->nodes[node].parent)
         if (queue->fair.unplugged[node] ||
-            bl_host_load(&queue->way->nodes[node].bandwidth.rate) != 0)
+            bl_host_load(&queue->direction->nodes[node].bandwidth.rate) != 0)
             return 1;
     return 0;
 }
@@ -236,14 +237,14 @@ int bl_queue_pop(bl_queue *queue, uint64_t now_ns, bl_admission *admission)
 
 int bl_queue_plug(bl_queue *queue, uint32_t node, int plugged)
 {
-    if (node == 0 || node >= queue->way->node_count)
+    if (node == 0 || node >= queue->direction->node_count)
         return -EINVAL;
     queue->fair.unplugged[node] = !plugged;
     queue->plug_ns[node] = 0;
-    for (uint32_t i = node; plugged && i < queue->way->node_count; i++) {
+    for (uint32_t i = node; plugged && i < queue->direction->node_count; i++) {
         uint32_t at = i; /* the node's own pieces, and those of the classes below it */
         while (at != node && at != 0)
-            at = (uint32_t)queue->way->nodes[at].parent;
+            at = (uint32_t)queue->direction->nodes[at].parent;
         if (at == node && queue->fair.waiting[i] > 0)
             bl_fair_wake(&queue->fair, i), bl_fair_wake(&queue->fair, node);
     }

@@ -28,7 +28,7 @@ typedef struct bl_waiter {
 } bl_waiter;
 
 struct bl_queue {
-    bl_direction *way;
+    bl_direction *direction;
     bl_member *member;
     uint64_t owner;
     uint64_t want;              /* the ticket of the reservation */

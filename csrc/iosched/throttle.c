@@ -49,9 +49,9 @@ void bl_throttle_begin(bl_throttle *throttle, uint64_t size, int again)
 
 static uint32_t bl_throttle_device(const bl_io_queue *io_queue, uint64_t offset)
 {
-    return io_queue->queues[0]->device_count > 0 ? bl_interleave_place(&io_queue->map,
-                                                                       offset).device
-                                             : BL_LINK_DEVICES;
+    if (io_queue->queues[0]->device_count == 0)
+        return BL_LINK_DEVICES;
+    return bl_interleave_place(&io_queue->map, offset).device;
 }
 
 /* Returns 1 if the next bytes may use the tokens of the last ones. They may if no other thread or
@@ -72,7 +72,8 @@ static int bl_throttle_renew(bl_throttle *throttle, uint64_t offset, uint64_t by
     uint64_t in_flight = bl_host_load(&queue->stat.in_flight);
     uint32_t engines;
     if (took * 1000 < in_flight * bl_io_queue_tokens(io_queue, held->direction, held->bytes) ||
-        took > BL_STALL_NS || bl_direction_demand(queue->way, queue->member, now_ns, &engines) != 0)
+        took > BL_STALL_NS ||
+        bl_direction_demand(queue->direction, queue->member, now_ns, &engines) != 0)
         return 0;
     bl_host_store(&queue->member->seen_ns, now_ns);
     bl_host_store(&queue->member->until_ns, now_ns + took + took / 2);
@@ -90,8 +91,8 @@ static void bl_throttle_settle(bl_throttle *throttle)
     if (throttle->owed == 0)
         return;
     bl_queue_renewed(bl_io_queue_of(io_queue, held->direction), held->waiter, throttle->owed,
-                     throttle->owed_pieces, bl_io_queue_tokens(io_queue, held->direction,
-                                                               throttle->owed),
+                     throttle->owed_pieces,
+                     bl_io_queue_tokens(io_queue, held->direction, throttle->owed),
                      throttle->device, bl_io_queue_device_tokens(io_queue, throttle->owed),
                      throttle->since_ns);
     io_queue->carried[held->node].bytes += throttle->owed;
@@ -126,8 +127,9 @@ int bl_throttle_wait(bl_throttle *throttle, uint64_t offset, uint64_t size)
 {
     uint64_t need = size - throttle->left, bytes = bl_least(throttle->todo, throttle->piece);
     bytes = bytes > need ? bytes : need;
-    int status = bl_throttle_renew(throttle, offset, bytes) ? 0 : bl_throttle_change(throttle,
-                                                                                     offset, bytes);
+    int status = 0;
+    if (!bl_throttle_renew(throttle, offset, bytes))
+        status = bl_throttle_change(throttle, offset, bytes);
     throttle->todo -= bl_least(throttle->todo, bytes);
     throttle->left += bytes;
     return status;

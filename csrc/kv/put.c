@@ -206,9 +206,8 @@ static int bl_kv_checksums_guarded(void *context)
         if (work->chunk_count > 0)
             memcpy(work->checksums, all->checksums + (size_t)i * work->chunk_count,
                    work->chunk_count * sizeof *work->checksums);
-        work->commits[k].checksums_crc = bl_checksums_write(&all->session->pool->memory,
-                                                            work->records[i].offset,
-                                                            &all->pending->batch, work);
+        work->commits[k].checksums_crc = bl_checksums_write(
+            &all->session->pool->memory, work->records[i].offset, &all->pending->batch, work);
     }
     return 0;
 }

@@ -426,8 +426,8 @@ int bl_extents_take(bl_extents *extents, uint32_t block_size, uint64_t *offset)
     uint32_t word = 0;
     while (!*bl_extent_word(extents, extents->free_bits, first, word))
         word++;
-    uint32_t index = word * 64 + (uint32_t)__builtin_ctzll(*bl_extent_word(
-                                     extents, extents->free_bits, first, word));
+    uint64_t bits = *bl_extent_word(extents, extents->free_bits, first, word);
+    uint32_t index = word * 64 + (uint32_t)__builtin_ctzll(bits);
     bl_space_become(extents, (bl_space){extent, index, BL_SPACE_FREE}, BL_SPACE_USED);
     *offset = extents->data_offset + first * BL_STRIPE_SIZE + (uint64_t)index * block_size;
     return 0;

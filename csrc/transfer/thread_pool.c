@@ -43,6 +43,7 @@ int bl_thread_pool_run(uint32_t threads, uint32_t count, bl_thread_pool_work wor
 
 #include <sched.h>
 
+#include "base/minmax.h"
 #include "base/thread.h"
 
 /* To be woken takes as long as to copy 200 KB. So a thread that waits for the next job, or for the
@@ -54,8 +55,8 @@ typedef struct bl_thread_pool_state {
     pthread_cond_t wanted;      /* a job may be joined */
     pthread_cond_t left;        /* no worker is active */
     bl_thread_pool_job *job;    /* or NULL */
-    uint64_t worker_count;        /* threads of the thread pool */
-    uint64_t seats;             /* workers that may still join; read without the lock too */
+    uint64_t worker_count;      /* threads of the thread pool */
+    uint64_t openings;          /* workers that may still join; read without the lock too */
     uint64_t active;            /* workers that joined and are not done; likewise */
 } bl_thread_pool_state;
 
@@ -95,12 +96,12 @@ static void *bl_thread_pool_worker(void *argument)
     (void)argument;
     pthread_mutex_lock(&bl_thread_pool.lock);
     for (;;) {
-        while (bl_thread_pool.seats == 0)
+        while (bl_thread_pool.openings == 0)
             pthread_cond_wait(&bl_thread_pool.wanted, &bl_thread_pool.lock);
         bl_thread_pool_job *job = bl_thread_pool.job;
         uint32_t worker = ++job->workers;
         bl_shared_store(&bl_thread_pool.active, bl_thread_pool.active + 1);
-        bl_shared_store(&bl_thread_pool.seats, bl_thread_pool.seats - 1);
+        bl_shared_store(&bl_thread_pool.openings, bl_thread_pool.openings - 1);
         pthread_mutex_unlock(&bl_thread_pool.lock);
         int status = bl_thread_pool_share(job, worker);
         bl_store_fence_now(); /* the caller's fence does not cover what this thread streamed */
@@ -111,7 +112,7 @@ static void *bl_thread_pool_worker(void *argument)
         if (bl_thread_pool.active == 0)
             pthread_cond_signal(&bl_thread_pool.left);
         pthread_mutex_unlock(&bl_thread_pool.lock);
-        bl_thread_pool_look(&bl_thread_pool.seats, 1);
+        bl_thread_pool_look(&bl_thread_pool.openings, 1);
         pthread_mutex_lock(&bl_thread_pool.lock);
     }
     return NULL;
@@ -130,17 +131,16 @@ static void bl_thread_pool_hire(uint32_t count)
 }
 
 /* Offer a job to the thread pool. Returns 1, or 0 if it has one. */
-static int bl_thread_pool_offer(bl_thread_pool_job *job, uint32_t seats)
+static int bl_thread_pool_offer(bl_thread_pool_job *job, uint32_t wanted)
 {
     pthread_once(&bl_thread_pool_once, bl_thread_pool_watch_forks);
     pthread_mutex_lock(&bl_thread_pool.lock);
     int offered = bl_thread_pool.job == NULL;
     if (offered) {
-        if (bl_thread_pool.worker_count < seats)
-            bl_thread_pool_hire(seats);
+        if (bl_thread_pool.worker_count < wanted)
+            bl_thread_pool_hire(wanted);
         bl_thread_pool.job = job;
-        bl_shared_store(&bl_thread_pool.seats, seats < bl_thread_pool.worker_count ? seats
-                        : bl_thread_pool.worker_count);
+        bl_shared_store(&bl_thread_pool.openings, bl_least(wanted, bl_thread_pool.worker_count));
         pthread_cond_broadcast(&bl_thread_pool.wanted);
     }
     pthread_mutex_unlock(&bl_thread_pool.lock);
@@ -151,7 +151,7 @@ static int bl_thread_pool_offer(bl_thread_pool_job *job, uint32_t seats)
 static void bl_thread_pool_dismiss(void)
 {
     pthread_mutex_lock(&bl_thread_pool.lock);
-    bl_shared_store(&bl_thread_pool.seats, 0);
+    bl_shared_store(&bl_thread_pool.openings, 0);
     pthread_mutex_unlock(&bl_thread_pool.lock);
     bl_thread_pool_look(&bl_thread_pool.active, 0);
     pthread_mutex_lock(&bl_thread_pool.lock);
@@ -164,9 +164,9 @@ static void bl_thread_pool_dismiss(void)
 int bl_thread_pool_run(uint32_t threads, uint32_t count, bl_thread_pool_work work, void *context)
 {
     bl_thread_pool_job job = {.work = work, .context = context, .count = count};
-    uint32_t seats = threads < count ? threads : count;
-    seats = seats == 0 ? 0 : seats - 1 < BL_THREAD_POOL_MAX ? seats - 1 : BL_THREAD_POOL_MAX;
-    int offered = seats > 0 && bl_thread_pool_offer(&job, seats);
+    uint32_t wanted = threads < count ? threads : count;
+    wanted = wanted == 0 ? 0 : wanted - 1 < BL_THREAD_POOL_MAX ? wanted - 1 : BL_THREAD_POOL_MAX;
+    int offered = wanted > 0 && bl_thread_pool_offer(&job, wanted);
     int status = bl_thread_pool_share(&job, 0);
     if (offered)
         bl_thread_pool_dismiss();

@@ -18,7 +18,7 @@ enum {
 };
 
 /* Do one item. Returns 0, or a negative error, and then no further item is begun. The function
- * draws its own guarded region. hand is the number of the worker in this job, less than
+ * draws its own guarded region. number is the number of the worker in this job, less than
  * BL_THREAD_POOL_WORKERS; two workers never have the same number at a time. */
 typedef int (*bl_thread_pool_work)(void *context, uint32_t item, uint32_t worker);
 

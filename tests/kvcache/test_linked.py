@@ -31,7 +31,7 @@ from beluga.transfer import (
     settings_for,
     settings_said,
 )
-from beluga.transfer.iosched.fair import Way
+from beluga.transfer.iosched.fair import LinkDirection
 from tests.kvcache.conftest import digests, payload
 
 LENGTH = 5 << 18
@@ -77,8 +77,8 @@ def test_the_same_bytes_counted_by_class(
     assert carried[TransferClass.ONBOARD].pieces >= 4 * LENGTH // PIECE
     assert carried[TransferClass.ONBOARD].unthrottled == 0
     assert link.bytes_of(TransferClass.ONBOARD)[0] == 4 * LENGTH
-    assert all(member.owner == 0 for member in link.way(Direction.READ).handle.members)
-    bucket = link.way(Direction.READ).handle.bucket
+    assert all(member.owner == 0 for member in link.directions[Direction.READ].handle.members)
+    bucket = link.directions[Direction.READ].handle.bucket
     assert (int(bucket.ceil) - int(bucket.tail) - int(bucket.limit)) % 2**64 == 0
 
 
@@ -119,42 +119,42 @@ def test_a_put_that_is_stopped_ends_at_the_next_piece(
     """At 4 MiB/s the put would take seconds; the link admits a piece every 60 ms."""
     blocks = payload(4, LENGTH)
     link = Link("slow", SLOW, pool=pool, directory=shm)
-    place = IoHandle(link)
-    with KVCache(pool, namespace="test", link=place) as cache:
-        way = link.way(Direction.WRITE)
-        stop = threading.Thread(target=lambda: (_moved(way), place.stop()))
+    handle = IoHandle(link)
+    with KVCache(pool, namespace="test", link=handle) as cache:
+        direction = link.directions[Direction.WRITE]
+        stop = threading.Thread(target=lambda: (_moved(direction), handle.stop()))
         stop.start()
         with pytest.raises(TransferCancelledError, match="stopped"):
             cache.put(digests(4), blocks)
         stop.join()
-        assert way.bytes_of(TransferClass.OFFLOAD) < 4 * LENGTH
+        assert direction.bytes_of(TransferClass.OFFLOAD) < 4 * LENGTH
         with pytest.raises(TransferCancelledError):
             cache.put(digests(4), blocks)
-        place.resume()
+        handle.resume()
         assert cache.lookup(digests(4)) == 0  # nothing of it was published
         assert cache.put(digests(1), blocks[:1]).stored == 1
         targets = np.zeros_like(blocks[:1])
-        place.stop()
+        handle.stop()
         with pytest.raises(TransferCancelledError):
             cache.get(digests(1), targets)
-        place.resume()
+        handle.resume()
         assert cache.get(digests(1), targets).hits == 1
         assert np.array_equal(blocks[:1], targets)
-    place.close()
+    handle.close()
     link.close()
 
 
-def _moved(way: Way) -> None:
+def _moved(direction: LinkDirection) -> None:
     end = time.monotonic() + WAIT_S
-    while way.bytes_of(TransferClass.OFFLOAD) < 2 * PIECE and time.monotonic() < end:
+    while direction.bytes_of(TransferClass.OFFLOAD) < 2 * PIECE and time.monotonic() < end:
         time.sleep(0.002)
 
 
 def test_threads_that_are_alone_ask_once_for_all_their_parts(pool: Pool, link: Link) -> None:
     """There are at least eight parts, so there would be as many decisions if each asked."""
-    place = IoHandle(link)
+    handle = IoHandle(link)
     settings = dataclasses.replace(CopySettings.default(), part=64 << 10)
-    engine = CpuEngine(pool, 2, settings=settings, place=place)
+    engine = CpuEngine(pool, 2, settings=settings, handle=handle)
     source, target = payload(1, LENGTH), np.zeros_like(payload(1, LENGTH))
     first = -(-pool.geometry.data_offset // LENGTH) * LENGTH
     plans = [
@@ -168,22 +168,22 @@ def test_threads_that_are_alone_ask_once_for_all_their_parts(pool: Pool, link: L
     ]
     asked = []
     for _ in range(20):  # now and then both ask at the same moment
-        before = place.stat(Direction.WRITE).polls
+        before = handle.stat(Direction.WRITE).polls
         engine.gather_write(plans[0]).wait()
-        asked.append(place.stat(Direction.WRITE).polls - before)
+        asked.append(handle.stat(Direction.WRITE).polls - before)
     engine.scatter_read(plans[1]).wait()
     assert np.array_equal(source, target)
     assert 1 <= min(asked) <= 4
-    assert place.carried(TransferClass.OFFLOAD).bytes == 20 * LENGTH
-    place.close()
+    assert handle.carried(TransferClass.OFFLOAD).bytes == 20 * LENGTH
+    handle.close()
 
 
 def test_a_copy_that_waited_too_long_goes_on_without_tokens(
     pool: Pool, server: MetaServer, link: Link
 ) -> None:
     """A process that stands still holds all of the link."""
-    held = Queue(link.way(Direction.READ), now_ns=time.monotonic_ns())
-    limit = int(link.way(Direction.READ).handle.bucket.limit)
+    held = Queue(link.directions[Direction.READ], now_ns=time.monotonic_ns())
+    limit = int(link.directions[Direction.READ].handle.bucket.limit)
     held.push(TransferClass.OFFLOAD, limit, 1)
     assert held.poll(time.monotonic_ns()) is not None
     blocks = payload(1, PIECE)
@@ -197,11 +197,11 @@ def test_a_copy_that_waited_too_long_goes_on_without_tokens(
 def test_a_full_link_is_gone_without(
     pool: Pool, server: MetaServer, link: Link, caplog: pytest.LogCaptureFixture
 ) -> None:
-    way = link.way(Direction.READ)
+    direction = link.directions[Direction.READ]
     queues = []
     while True:
         try:
-            queues.append(Queue(way, now_ns=0))
+            queues.append(Queue(direction, now_ns=0))
         except OSError:
             break
     blocks = payload(1, PIECE)
@@ -214,18 +214,18 @@ def test_a_full_link_is_gone_without(
 
 
 def test_a_check_of_payload_is_scrubbing(pool: Pool, server: MetaServer, link: Link) -> None:
-    place = IoHandle(link)
+    handle = IoHandle(link)
     with KVCache(pool, namespace="test") as cache:
         cache.put(digests(2), payload(2, LENGTH))
-        admission = (place.io_queue, TransferClass.SCRUB)
+        admission = (handle.io_queue, TransferClass.SCRUB)
         report = check_pool(pool, payload=True, admission=admission)
         assert (report.block_count, report.finding_count) == (2, 0)
-        carried = place.carried(TransferClass.SCRUB)
+        carried = handle.carried(TransferClass.SCRUB)
         assert carried.bytes >= 2 * LENGTH
         assert carried.pieces >= 2 * LENGTH // PIECE
         check_pool(pool, admission=admission)  # of lines alone
-        assert place.carried(TransferClass.SCRUB) == carried
-    place.close()
+        assert handle.carried(TransferClass.SCRUB) == carried
+    handle.close()
 
 
 # ---- The host's link

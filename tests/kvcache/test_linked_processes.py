@@ -88,9 +88,9 @@ def test_gets_have_their_share_beside_puts_without_end(link: Link, process: Star
 
 def test_who_is_killed_in_the_midst_holds_nobody_up(link: Link, process: Start) -> None:
     getter, putter = process("get"), process("put")
-    way = link.way(Direction.READ)
+    direction = link.directions[Direction.READ]
     end = time.monotonic() + WAIT_S
-    while time.monotonic() < end and not all(way.bytes_of(kind) for kind in KINDS):
+    while time.monotonic() < end and not all(direction.bytes_of(kind) for kind in KINDS):
         time.sleep(0.01)
     putter.kill()
     putter.wait()
@@ -101,7 +101,7 @@ def test_who_is_killed_in_the_midst_holds_nobody_up(link: Link, process: Start) 
         if most > 0.7 * RATE:
             break
     assert most > 0.7 * RATE  # all of the link, or nearly
-    members = [member for member in way.handle.members if member.owner != 0]
+    members = [member for member in direction.handle.members if member.owner != 0]
     assert [int(member.owner) & 0xFFFFFFFF for member in members] == [getter.pid]
     answer, _ = getter.communicate()
     assert answer == "0\n"  # nothing had to go without leave

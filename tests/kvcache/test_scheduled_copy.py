@@ -26,7 +26,7 @@ LENGTH = 5 << 18
 
 
 @pytest.fixture
-def place(pool: Pool, shm: Path) -> Iterator[IoHandle]:
+def handle(pool: Pool, shm: Path) -> Iterator[IoHandle]:
     speed = Speed(1 << 30)
     settings = LinkSettings(read=speed, write=speed, device=speed)
     made = IoHandle(Link("cache", settings, pool=pool, directory=shm))
@@ -36,9 +36,9 @@ def place(pool: Pool, shm: Path) -> Iterator[IoHandle]:
 
 @pytest.mark.parametrize("check_checksums", [True, False])
 def test_a_cache_behind_a_link(
-    pool: Pool, server: MetaServer, place: IoHandle, *, check_checksums: bool
+    pool: Pool, server: MetaServer, handle: IoHandle, *, check_checksums: bool
 ) -> None:
-    engine = ScheduledEngine(CpuEngine(pool, 1), place, read=TransferClass.PREFETCH)
+    engine = ScheduledEngine(CpuEngine(pool, 1), handle, read=TransferClass.PREFETCH)
     blocks = payload(4, LENGTH)
     targets = np.zeros_like(blocks)
     with KVCache(pool, namespace="test", engine=engine, check_checksums=check_checksums) as cache:
@@ -46,7 +46,7 @@ def test_a_cache_behind_a_link(
         found = cache.get(digests(4), targets)
     assert (found.hits, found.mismatches) == (4, 0)
     assert np.array_equal(blocks, targets)
-    assert place.link.bytes_of(TransferClass.OFFLOAD) == (0, 4 * LENGTH)
-    assert place.link.bytes_of(TransferClass.PREFETCH) == (4 * LENGTH, 0)
-    assert place.carried(TransferClass.PREFETCH).pieces >= 4 * LENGTH // (256 << 10)
+    assert handle.link.bytes_of(TransferClass.OFFLOAD) == (0, 4 * LENGTH)
+    assert handle.link.bytes_of(TransferClass.PREFETCH) == (4 * LENGTH, 0)
+    assert handle.carried(TransferClass.PREFETCH).pieces >= 4 * LENGTH // (256 << 10)
     engine.close()

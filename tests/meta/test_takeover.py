@@ -22,10 +22,10 @@ from beluga.rpc import Client
 
 MIB = 1 << 20
 
-IoHandle = tuple[int, int, int, int]
+BlockPlace = tuple[int, int, int, int]
 
 
-def places(meta: MetaClient, numbers: range) -> dict[int, IoHandle]:
+def places(meta: MetaClient, numbers: range) -> dict[int, BlockPlace]:
     """Return where each block is, by its number."""
     found = {number: meta.lookup(keys([number])).hits for number in numbers}
     return {

@@ -34,13 +34,13 @@ NAMES: dict[str, str] = {
     "lookup_failures": "lookups that failed or had no session with the pool: taken for misses",
     "load_failures": "loads that failed as a whole or had no session with the pool",
     "save_failures": "saves that ended early: a call failed, or no session with the pool",
-    "link_onboard_pieces": "pieces of loads that the host's link let on",
-    "link_onboard_bytes": "bytes of loads that the host's link let on",
+    "link_onboard_pieces": "pieces of loads that the host's link admitted",
+    "link_onboard_bytes": "bytes of loads that the host's link admitted",
     "link_onboard_wait_s": "seconds that pieces of loads waited for the host's link",
-    "link_offload_pieces": "pieces of saves that the host's link let on",
-    "link_offload_bytes": "bytes of saves that the host's link let on",
+    "link_offload_pieces": "pieces of saves that the host's link admitted",
+    "link_offload_bytes": "bytes of saves that the host's link admitted",
     "link_offload_wait_s": "seconds that pieces of saves waited for the host's link",
-    "link_unthrottled_pieces": "pieces that went without the leave of the host's link",
+    "link_unthrottled_pieces": "pieces that were copied without tokens of the host's link",
 }
 
 _process: defaultdict[str, float] = defaultdict(float)

@@ -35,7 +35,7 @@ def queue_stat(stat: core.bl_queue_stat) -> QueueStat:
     return QueueStat(*(getattr(stat, field.name) for field in dataclasses.fields(QueueStat)))
 
 
-class Way:
+class LinkDirection:
     """One direction of a link: a bucket of picoseconds, a tree of classes, and a member for each
     engine.
 
@@ -59,11 +59,11 @@ class Way:
         raise_for_status(status, "making a link")
 
     @classmethod
-    def at(cls, memory: core.bl_direction) -> Way:
+    def at(cls, memory: core.bl_direction) -> LinkDirection:
         """Return the direction that lies in memory already."""
-        way = object.__new__(cls)
-        way.handle = memory
-        return way
+        direction = object.__new__(cls)
+        direction.handle = memory
+        return direction
 
     def add(self, shares: int, *, parent: int = 0) -> int:
         """Add a class, which becomes a group once it is another's ``parent``. Return its number."""

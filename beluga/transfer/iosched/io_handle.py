@@ -89,10 +89,12 @@ class IoHandle:
                 if self._state == _FREE:
                     self._handle = _port(self.link)
                     end = functools.partial(lib.bl_io_queue_destroy, self._handle)
-                    self._shared = SharedHandle("place at the link", self._handle, end)
+                    self._shared = SharedHandle("I/O handle", self._handle, end)
                     self._state = _TAKEN
         if self._state == _FORKED:
-            raise ForkedSessionError("the place is the parent process's; take another after fork")
+            raise ForkedSessionError(
+                "the I/O handle is the parent process's; make another after fork"
+            )
         return self._handle
 
     def using(self) -> AbstractContextManager[core.bl_io_queue | core.Null]:
@@ -153,7 +155,7 @@ class IoHandle:
         with self.using() as handle:
             if not handle:
                 if self._closed:
-                    raise TransferError("the place at the link is closed")
+                    raise TransferError("the I/O handle is closed")
                 return True  # the link has no member for it
             self._requests.add(request)  # C keeps its address
             status = lib.bl_io_queue_acquire(handle, request, device_bytes, timeout_ns)
@@ -226,11 +228,11 @@ class IoHandle:
 
 def _port(link: Link) -> core.bl_io_queue:
     made = ffi.new("bl_io_queue **")
-    read, write = (way.handle for way in link.ways)
+    read, write = (direction.handle for direction in link.directions)
     using = _NULL if link.pool is None else link.pool.using()
     with using as pool:
         status = lib.bl_io_queue_create(made, read, write, GOAL_NS, link.price(), pool)
-    raise_for_status(status, f"taking a place at the link {link.name}")
+    raise_for_status(status, f"making an I/O handle of link {link.name}")
     for device in link.devices:
         raise_for_status(lib.bl_io_queue_add_device(made[0], device), "adding a device")
     return made[0]

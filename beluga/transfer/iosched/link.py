@@ -32,7 +32,7 @@ from beluga.transfer.iosched.cost import (
     Speed,
     speed_of,
 )
-from beluga.transfer.iosched.fair import TAU_NS, Way
+from beluga.transfer.iosched.fair import TAU_NS, LinkDirection
 from beluga.transfer.iosched.segment import at, links_directory, share
 from beluga.transfer.plan.cuts import STRIPE_SIZE, cut_at
 
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 _PAGE = 4096
 _HEADER = _PAGE  # the settings, as JSON
-_WAY = -(-ffi.sizeof("bl_direction") // _PAGE) * _PAGE
+_DIRECTION_SIZE = -(-ffi.sizeof("bl_direction") // _PAGE) * _PAGE
 
 
 class TransferClass(enum.IntEnum):
@@ -113,15 +113,20 @@ class Link:
         self.name = name
         self.path = where / f"link-{_file_name(name)}{'' if node is None else f'-node{node}'}"
         wanted = settings or LinkSettings()
-        self._shared = [share(self.path, _HEADER + 2 * _WAY, lambda memory: _fill(memory, wanted))]
+        self._shared = [
+            share(self.path, _HEADER + 2 * _DIRECTION_SIZE, lambda memory: _fill(memory, wanted))
+        ]
         self._memory = self._shared[0].memory
         self.settings = _read(self._memory, self.path)
-        self.ways = self._find_ways()
+        self.directions = self._find_directions()
         self.pool = pool
         self.devices: list[core.bl_tokens] = (
             [] if pool is None else self._attach_devices(where, pool)
         )
-        self._since = (time.monotonic(), tuple(int(way.handle.used) for way in self.ways))
+        self._since = (
+            time.monotonic(),
+            tuple(int(direction.handle.used) for direction in self.directions),
+        )
 
     def price(self) -> core.bl_price:
         """Return the price of pieces, a ``bl_price *``, which the caller has to keep."""
@@ -169,23 +174,19 @@ class Link:
         for segment in self._shared:
             segment.release()
 
-    def way(self, direction: Direction) -> Way:
-        """Return one of the directions."""
-        return self.ways[direction]
-
     def set_shares(self, kind: TransferClass, shares: int) -> None:
         """Set a class's shares for all processes, from the next piece on."""
-        for way in self.ways:
-            way.set_shares(kind, shares)
+        for direction in self.directions:
+            direction.set_shares(kind, shares)
 
     def limit(self, kind: TransferClass, bytes_per_s: int) -> None:
         """Limit a class's bandwidth in each direction for all processes; 0 lifts the limit."""
-        for way in self.ways:
-            way.limit(kind, bytes_per_s)
+        for direction in self.directions:
+            direction.limit(kind, bytes_per_s)
 
     def bytes_of(self, kind: TransferClass) -> tuple[int, int]:
         """Return the bytes that all processes have read and written so far."""
-        read, write = self.ways
+        read, write = self.directions
         return read.bytes_of(kind), write.bytes_of(kind) if self.settings.duplex else 0
 
     def utilisation(self) -> tuple[float, float]:
@@ -193,18 +194,21 @@ class Link:
 
         The time counts from the last call, or from attaching.
         """
-        now, used = time.monotonic(), tuple(int(way.handle.used) for way in self.ways)
+        now, used = (
+            time.monotonic(),
+            tuple(int(direction.handle.used) for direction in self.directions),
+        )
         (before, since), self._since = self._since, (now, used)
         elapsed = max(now - before, 1e-9) * PICOSECONDS
         read, write = ((u - s) / elapsed for u, s in zip(used, since, strict=True))
         return read, write
 
-    def _find_ways(self) -> tuple[Way, Way]:
-        found = [Way.at(_way(self._memory, place)) for place in Direction]
-        for way in found:
-            if not lib.bl_direction_valid(way.handle) or way.handle.node_count != 1 + len(
-                TransferClass
-            ):
+    def _find_directions(self) -> tuple[LinkDirection, LinkDirection]:
+        found = [LinkDirection.at(_direction_at(self._memory, place)) for place in Direction]
+        for direction in found:
+            if not lib.bl_direction_valid(
+                direction.handle
+            ) or direction.handle.node_count != 1 + len(TransferClass):
                 raise TransferError(f"{self.path} is damaged; stop who uses it, and remove it")
         return (found[0], found[1]) if self.settings.duplex else (found[0], found[0])
 
@@ -232,22 +236,22 @@ class Link:
         raise_for_status(status, "making a device's bucket")
 
 
-def _way(memory: mmap.mmap, direction: Direction) -> core.bl_direction:
-    return ffi.cast("bl_direction *", at(memory, _HEADER + direction * _WAY))
+def _direction_at(memory: mmap.mmap, direction: Direction) -> core.bl_direction:
+    return ffi.cast("bl_direction *", at(memory, _HEADER + direction * _DIRECTION_SIZE))
 
 
 def _fill(memory: mmap.mmap, settings: LinkSettings) -> None:
     """Write what the first process decides for all."""
     for place, speed in zip(Direction, (settings.read, settings.write), strict=True):
-        way = Way(
-            _way(memory, place),
+        direction = LinkDirection(
+            _direction_at(memory, place),
             limit=settings.pieces * int(speed.tokens(settings.piece_size)),
             forgiving=settings.tau_ns * (PICOSECONDS // 10**9),
             capped=settings.capped,
             now_ns=lib.bl_io_queue_now_ns(),
         )
         for shares in settings.shares:
-            way.add(shares)
+            direction.add(shares)
     text = json.dumps(dataclasses.asdict(settings)).encode()
     memory[: len(text)] = text
 

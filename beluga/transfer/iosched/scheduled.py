@@ -65,18 +65,20 @@ class ScheduledEngine:
     def __init__(
         self,
         engine: Engine,
-        place: IoHandle,
+        handle: IoHandle,
         *,
         read: TransferClass = TransferClass.ONBOARD,
         write: TransferClass = TransferClass.OFFLOAD,
     ) -> None:
         self.name = f"{engine.name}-scheduled"
-        self._engine, self._place = engine, place
+        self._engine, self._handle = engine, handle
         self._kinds = TransferClass(read), TransferClass(write)
-        self._sizes = [piece_size(engine, place.link.settings, way) for way in Direction]
+        self._sizes = [
+            piece_size(engine, handle.link.settings, direction) for direction in Direction
+        ]
         self._open: deque[ScheduledTransfer] = deque()  # all but the first wait for the first
         self._lock = threading.RLock()  # of these
-        place.widen(max(self._sizes), DEPTH + 1)  # one may be admitted while all are under way
+        handle.widen(max(self._sizes), DEPTH + 1)  # one may be admitted while all are under way
         when_forked(self)
 
     def _forget(self) -> None:
@@ -111,13 +113,13 @@ class ScheduledEngine:
         self._engine.close()
 
     def _start(self, plan: Plan, direction: Direction) -> ScheduledTransfer:
-        if (pool := self._place.link.pool) is not None:
+        if (pool := self._handle.link.pool) is not None:
             plan.refuse_beyond(pool.geometry.size)
         plan = finer(plan, self._sizes[direction])
-        pieces = _Pieces(plan, self._sizes[direction], self._place.link)
+        pieces = _Pieces(plan, self._sizes[direction], self._handle.link)
         work = prepared(self._engine, plan, direction)
         kind = self._kinds[direction]
-        transfer = ScheduledTransfer(self, self._place, work, pieces, (direction, kind))
+        transfer = ScheduledTransfer(self, self._handle, work, pieces, (direction, kind))
         with self._lock:
             self._open.append(transfer)
         self.drive()
@@ -182,12 +184,12 @@ class ScheduledTransfer:
     def __init__(
         self,
         engine: ScheduledEngine,
-        place: IoHandle,
+        handle: IoHandle,
         work: Prepared,
         pieces: _Pieces,
         kind: tuple[Direction, TransferClass],
     ) -> None:
-        self._engine, self._place, self._work, self._pieces = engine, place, work, pieces
+        self._engine, self._handle, self._work, self._pieces = engine, handle, work, pieces
         requests = [ffi.new("bl_io_request *") for _ in range(DEPTH)]
         for request in requests:
             request.direction, request.node = kind
@@ -264,13 +266,13 @@ class ScheduledTransfer:
             devices = self._pieces.device_bytes(number)
             timeout_ns = min(patience_ns, _LOOK_NS) if beside else patience_ns
             try:
-                admitted = self._place.acquire(request, devices, timeout_ns)
+                admitted = self._handle.acquire(request, devices, timeout_ns)
             except BelugaError as error:
                 self._fail(error)
                 return
             if not admitted:
                 if patience_ns == 0:  # no thread may be here when the link admits it
-                    self._place.release(request)
+                    self._handle.release(request)
                 return
             self._start(number, request)
             room, beside = room - 1, True
@@ -281,10 +283,10 @@ class ScheduledTransfer:
         try:
             transfer = self._work.start(first, self._pieces.ends[number])
         except BelugaError as error:
-            self._place.release(request)
+            self._handle.release(request)
             self._fail(error)
         except Exception as error:
-            self._place.release(request)
+            self._handle.release(request)
             self._fail(TransferError(f"{self._engine.name} failed: {error!r}"))
         else:
             self._idle.popleft()
@@ -311,7 +313,7 @@ class ScheduledTransfer:
             self._fail(TransferError(f"{self._engine.name} failed: {error!r}"))
             self._settle(transfer)
         self._flights.popleft()
-        self._place.release(request)
+        self._handle.release(request)
         self._idle.append(request)
 
     def _settle(self, transfer: Transfer) -> None:
@@ -331,9 +333,9 @@ class ScheduledTransfer:
         if self.ended or self.wanted or self._flights:
             return self.ended
         for request in self._idle:
-            self._place.release(request)
+            self._handle.release(request)
         self._work.close()
-        self._place.watch()
+        self._handle.watch()
         self.ended = True
         return True
 

@@ -32,8 +32,8 @@ class Planner:
         """
         costs = {
             name: cost.of(size, fragments)
-            for (name, way), cost in self._table.items()
-            if way is direction and name in among
+            for (name, its), cost in self._table.items()
+            if its is direction and name in among
         }
         return min(costs, key=costs.__getitem__) if costs else None
 

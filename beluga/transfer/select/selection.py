@@ -45,15 +45,15 @@ class Selection:
     ) -> None:
         self._own_link = host_link(pool, link) if isinstance(link, LinkSettings) else None
         found = self._own_link if isinstance(link, LinkSettings) else link
-        self._own_place = IoHandle(found) if isinstance(found, Link) else None
-        self._place = found if isinstance(found, IoHandle) else self._own_place
+        self._own_handle = IoHandle(found) if isinstance(found, Link) else None
+        self._handle = found if isinstance(found, IoHandle) else self._own_handle
         engine, beside = chosen.engine, dict(chosen.beside)
-        if self._place is not None:
+        if self._handle is not None:
             if engine is not None:
-                engine = ScheduledEngine(engine, self._place, read=read, write=write)
+                engine = ScheduledEngine(engine, self._handle, read=read, write=write)
             for name, other in beside.items():
-                beside[name] = ScheduledEngine(other, self._place, read=read, write=write)
-        cpu = CpuEngine(pool, threads, place=self._place, read=read, write=write)
+                beside[name] = ScheduledEngine(other, self._handle, read=read, write=write)
+        cpu = CpuEngine(pool, threads, handle=self._handle, read=read, write=write)
         self._planned: PlannedEngine | None = None
         if chosen.planner is not None:
             self._planned = PlannedEngine(chosen.planner, {CPU: cpu, **beside})
@@ -71,27 +71,27 @@ class Selection:
 
     def using(self) -> AbstractContextManager[core.bl_io_queue | core.Null]:
         """Return the I/O queue in which C asks for tokens; NULL if the cache has no link."""
-        return _NO_PLACE if self._place is None else self._place.using()
+        return _NO_PLACE if self._handle is None else self._handle.using()
 
     def watch(self) -> None:
         """Warn of copies that took too long."""
-        if self._place is not None:
-            self._place.watch()
+        if self._handle is not None:
+            self._handle.watch()
 
     def carried(self, *, own: bool = False) -> dict[TransferClass, TransferStats]:
         """Return what the link admitted so far, by class.
 
         With ``own``, a handle that was given to the cache does not count.
         """
-        place = self._own_place if own else self._place
+        handle = self._own_handle if own else self._handle
         return {
-            kind: TransferStats() if place is None else place.carried(kind)
+            kind: TransferStats() if handle is None else handle.carried(kind)
             for kind in TransferClass
         }
 
     def close(self) -> None:
         """Close what this has made. No copy is under way, and the engine stays open."""
-        if self._own_place is not None:
-            self._own_place.close()
+        if self._own_handle is not None:
+            self._own_handle.close()
         if self._own_link is not None:
             self._own_link.close()

@@ -185,10 +185,10 @@ static int bl_task_client(bl_pool *pool, void *argument)
             status = bl_task_begin(&client);
         else if (what < 5)
             status = bl_task_work(&client, 0);
-        else
-            status = bl_blocks_put(&client, BL_TASK_IDS + bl_sim_below(
-                                                              world, BL_BLOCKS_KEY_COUNT_MAX -
-                                                                       BL_TASK_IDS));
+        else {
+            uint64_t other = bl_sim_below(world, BL_BLOCKS_KEY_COUNT_MAX - BL_TASK_IDS);
+            status = bl_blocks_put(&client, BL_TASK_IDS + other);
+        }
     }
     for (uint32_t i = 0; status == 0 && bl_task_due(play) >= 0; i++) {
         status = i < BL_TASK_DRAINS ? bl_task_work(&client, 1) : -ENODATA;

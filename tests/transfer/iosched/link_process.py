@@ -29,7 +29,7 @@ from beluga.transfer import (
     TransferClass,
     plan_blocks,
 )
-from beluga.transfer.iosched.fair import Way
+from beluga.transfer.iosched.fair import LinkDirection
 
 RATE = 64 << 20
 PIECE = 64 << 10
@@ -46,17 +46,17 @@ def say(**fields: Any) -> None:
     print(json.dumps(fields), flush=True)
 
 
-def hammer(way: Way, seed: int) -> None:
+def hammer(direction: LinkDirection, seed: int) -> None:
     """Push, poll, cancel and complete without end."""
     rng = random.Random(seed)
-    queue = Queue(way, now_ns=time.monotonic_ns())
+    queue = Queue(direction, now_ns=time.monotonic_ns())
     waiting: list[int] = []
     flying: list[int] = []
     number = 0
     while True:
         if len(waiting) < 4:
             number += 1
-            tokens = rng.randrange(1, int(way.handle.bucket.limit))
+            tokens = rng.randrange(1, int(direction.handle.bucket.limit))
             now = time.monotonic_ns()
             waiting.append(queue.push(rng.randint(1, 4), tokens, number, now_ns=now))
         if rng.random() < 0.1:
@@ -72,11 +72,11 @@ def hammer(way: Way, seed: int) -> None:
             queue.rest()
 
 
-def child(way: Way, seed: int) -> int:
+def child(direction: LinkDirection, seed: int) -> int:
     pid = os.fork()
     if pid == 0:
         try:
-            hammer(way, seed)
+            hammer(direction, seed)
         finally:
             os._exit(1)
     return pid
@@ -87,40 +87,40 @@ def kill(directory: str, name: str, capped: int, rounds: int, seed: int) -> None
     rng = random.Random(seed)
     settings = LinkSettings(read=Speed(1 << 30), write=Speed(1 << 30), capped=bool(capped))
     link = Link(name, settings, directory=Path(directory))
-    way = link.way(Direction.READ)
-    alive = [child(way, number) for number in range(3)]
+    direction = link.directions[Direction.READ]
+    alive = [child(direction, number) for number in range(3)]
     for number in range(rounds):
         time.sleep(rng.random() * 0.01)
         victim = alive.pop(rng.randrange(len(alive)))
         os.kill(victim, signal.SIGKILL)
         os.waitpid(victim, 0)
-        alive.append(child(way, 3 + number))
+        alive.append(child(direction, 3 + number))
     time.sleep(0.02)
-    used = int(way.handle.used)
+    used = int(direction.handle.used)
     for victim in alive:
         os.kill(victim, signal.SIGKILL)
         os.waitpid(victim, 0)
-    say(used=used, reaped=int(way.handle.reaped), audited=int(way.handle.audited))
+    say(used=used, reaped=int(direction.handle.reaped), audited=int(direction.handle.audited))
 
 
 def plan_of(pool: Pool, offset: int, size: int) -> tuple[np.ndarray, Plan]:
     memory = np.ones(size, np.uint8)
     fragments = memory.ctypes.data + np.arange(0, size, PIECE)
     sizes = np.full(size // PIECE, PIECE)
-    place = np.array([offset], np.uint64)
+    offsets = np.array([offset], np.uint64)
     plan = plan_blocks(
-        fragments.astype(np.uint64)[None, :], sizes, place, chunk_size=PIECE, owners=(memory,)
+        fragments.astype(np.uint64)[None, :], sizes, offsets, chunk_size=PIECE, owners=(memory,)
     )
     return memory, dataclasses.replace(plan, checksums=None)  # nobody wrote what is read
 
 
-def flood(directory: str, name: str, paths: str, kind: str, place: int) -> None:
+def flood(directory: str, name: str, paths: str, kind: str, stripe: int) -> None:
     """Read 2 MiB again and again, in a class, until the input ends."""
     with Pool.open(paths.split(":")) as pool:
-        first = -(-pool.geometry.data_offset // BLOCK) * BLOCK + place * (2 << 20)
+        first = -(-pool.geometry.data_offset // BLOCK) * BLOCK + stripe * (2 << 20)
         _, plan = plan_of(pool, first, 2 << 20)
         at = IoHandle(Link(name, SLOW, directory=Path(directory)))
-        engine = CpuEngine(pool, 1, place=at, read=TransferClass[kind])
+        engine = CpuEngine(pool, 1, handle=at, read=TransferClass[kind])
         os.set_blocking(sys.stdin.fileno(), False)
         say(ready=True)
         while sys.stdin.buffer.raw.read(1) != b"":
@@ -134,7 +134,7 @@ def onboard(directory: str, name: str, paths: str, count: int) -> None:
         first = -(-pool.geometry.data_offset // BLOCK) * BLOCK
         _, plan = plan_of(pool, first, BLOCK)
         at = IoHandle(Link(name, SLOW, directory=Path(directory)))
-        engine = CpuEngine(pool, 1, place=at)
+        engine = CpuEngine(pool, 1, handle=at)
         took = []
         for _ in range(count):
             time.sleep(0.01)

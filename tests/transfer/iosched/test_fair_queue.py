@@ -14,7 +14,7 @@ from collections import Counter
 import pytest
 from beluga_bench.throttlers import Queue, TokenBucket
 
-from beluga.transfer.iosched.fair import Way
+from beluga.transfer.iosched.fair import LinkDirection
 
 WEIGHT = 1000
 FORGIVING = 50_000
@@ -24,8 +24,8 @@ class Fixture:
     """Pieces are named by the class they are of."""
 
     def __init__(self) -> None:
-        self.way = Way(limit=1 << 40, forgiving=FORGIVING, now_ns=0)
-        self.queue = Queue(self.way, now_ns=0)
+        self.direction = LinkDirection(limit=1 << 40, forgiving=FORGIVING, now_ns=0)
+        self.queue = Queue(self.direction, now_ns=0)
         self.done: Counter[int] = Counter()
 
     def push(self, node: int, count: int = 1, *, weight: int = 1) -> None:
@@ -54,7 +54,7 @@ class Fixture:
 
 def test_equal_classes_are_served_alike() -> None:
     fix = Fixture()
-    a, b = fix.way.add(10), fix.way.add(10)
+    a, b = fix.direction.add(10), fix.direction.add(10)
     fix.push(a, 100)
     fix.push(b, 100)
     fix.tick(10)
@@ -65,7 +65,7 @@ def test_equal_classes_are_served_alike() -> None:
 
 def test_four_equal_classes_are_served_alike() -> None:
     fix = Fixture()
-    nodes = [fix.way.add(10) for _ in range(4)]
+    nodes = [fix.direction.add(10) for _ in range(4)]
     for node in nodes:
         fix.push(node, 100)
     fix.tick(200)
@@ -75,7 +75,7 @@ def test_four_equal_classes_are_served_alike() -> None:
 @pytest.mark.parametrize("case", ["shares 10:20", "weights 2:1"])
 def test_shares_and_weights_are_followed(case: str) -> None:
     fix = Fixture()
-    a, b = fix.way.add(10), fix.way.add(20 if case == "shares 10:20" else 10)
+    a, b = fix.direction.add(10), fix.direction.add(20 if case == "shares 10:20" else 10)
     fix.push(a, 100, weight=1 if case == "shares 10:20" else 2)
     fix.push(b, 100)
     fix.tick(10)
@@ -88,7 +88,7 @@ def test_shares_and_weights_are_followed(case: str) -> None:
 
 def test_who_had_all_stands_back_for_the_other() -> None:
     fix = Fixture()
-    a, b = fix.way.add(1), fix.way.add(1)
+    a, b = fix.direction.add(1), fix.direction.add(1)
     fix.push(b, 100)
     fix.tick(100)
     fix.done.clear()
@@ -101,7 +101,7 @@ def test_who_had_all_stands_back_for_the_other() -> None:
 
 def test_a_sleeper_comes_back_with_no_more_than_is_forgiven() -> None:
     fix = Fixture()
-    a, b = fix.way.add(1), fix.way.add(1)
+    a, b = fix.direction.add(1), fix.direction.add(1)
     fix.push(a, 100)
     fix.tick(100)
     fix.done.clear()
@@ -114,12 +114,12 @@ def test_a_sleeper_comes_back_with_no_more_than_is_forgiven() -> None:
 
 def test_shares_that_change_hold_from_then_on() -> None:
     fix = Fixture()
-    a, b = fix.way.add(20), fix.way.add(10)
+    a, b = fix.direction.add(20), fix.direction.add(10)
     fix.push(a, 500)
     fix.push(b, 500)
     fix.tick(250)
-    fix.way.set_shares(a, 10)
-    fix.way.set_shares(b, 20)
+    fix.direction.set_shares(a, 10)
+    fix.direction.set_shares(b, 20)
     fix.tick(250)
     fix.verify([a, b], [1, 1], slack=2)
 
@@ -127,7 +127,7 @@ def test_shares_that_change_hold_from_then_on() -> None:
 @pytest.mark.parametrize(("shares", "ratio", "ticks"), [(10, 1, 2), (20, 2, 3)])
 def test_a_long_run_keeps_the_ratio(shares: int, ratio: int, ticks: int) -> None:
     fix = Fixture()
-    a, b = fix.way.add(10), fix.way.add(shares)
+    a, b = fix.direction.add(10), fix.direction.add(shares)
     fix.push(a, 20_000)
     fix.push(b, 20_000)
     for _ in range(1000):
@@ -141,10 +141,10 @@ def test_a_long_run_keeps_the_ratio(shares: int, ratio: int, ticks: int) -> None
 def test_random_shares_and_weights(seed: int, grouped: bool) -> None:
     rng = random.Random(seed)
     fix = Fixture()
-    parent = fix.way.add(rng.randint(1, 5)) if grouped else 0
+    parent = fix.direction.add(rng.randint(1, 5)) if grouped else 0
     shares = [rng.randint(1, 5) for _ in range(rng.randint(2, 5))]
     weights = [rng.randint(1, 5) for _ in shares]
-    nodes = [fix.way.add(share, parent=parent) for share in shares]
+    nodes = [fix.direction.add(share, parent=parent) for share in shares]
     for node, weight in zip(nodes, weights, strict=True):
         fix.push(node, 3000, weight=weight)
     fix.tick(3000)
@@ -158,8 +158,8 @@ def test_nested_classes_wake_one_by_one() -> None:
     for length in range(1, 5):
         for order in itertools.product(range(7), repeat=length):
             fix = nested()
-            for place in order:
-                fix.push(fix.leaves[place])
+            for leaf in order:
+                fix.push(fix.leaves[leaf])
             assert fix.tick(length) == length
             assert fix.tick() == 0
             fix.queue.close()
@@ -172,10 +172,10 @@ class Nested(Fixture):
 def nested() -> Nested:
     """Seven classes: some at the top, some in a group, some in a group of that group."""
     fix = Nested()
-    outer = fix.way.add(10)
-    inner = fix.way.add(10, parent=outer)
+    outer = fix.direction.add(10)
+    inner = fix.direction.add(10, parent=outer)
     parents = [0, 0, outer, outer, inner, inner, 0]
-    fix.leaves = [fix.way.add(10, parent=parent) for parent in parents]
+    fix.leaves = [fix.direction.add(10, parent=parent) for parent in parents]
     return fix
 
 
@@ -200,9 +200,9 @@ def test_groups_forgive_like_classes(
     pushes: list[tuple[str, int] | None], steps: list[tuple[int, int, int]]
 ) -> None:
     fix = Fixture()
-    group = fix.way.add(10)
-    node = {"a": fix.way.add(10, parent=group), "b": fix.way.add(10, parent=group)}
-    node["c"] = fix.way.add(10)
+    group = fix.direction.add(10)
+    node = {"a": fix.direction.add(10, parent=group), "b": fix.direction.add(10, parent=group)}
+    node["c"] = fix.direction.add(10)
     for push, step in zip(pushes, steps, strict=True):
         if push is not None:
             fix.push(node[push[0]], push[1])
@@ -212,7 +212,7 @@ def test_groups_forgive_like_classes(
 
 def test_what_is_cancelled_costs_nothing_and_does_not_come() -> None:
     fix = Fixture()
-    a, b = fix.way.add(10), fix.way.add(10)
+    a, b = fix.direction.add(10), fix.direction.add(10)
     dropped = [fix.queue.push(a, WEIGHT, a) for _ in range(50)]
     fix.push(a, 50)
     fix.push(b, 100)
@@ -226,7 +226,7 @@ def test_what_is_cancelled_costs_nothing_and_does_not_come() -> None:
 
 def test_a_piece_that_was_admitted_cannot_be_cancelled() -> None:
     fix = Fixture()
-    a = fix.way.add(10)
+    a = fix.direction.add(10)
     handle = fix.queue.push(a, WEIGHT, 7)
     admitted = fix.queue.pop()
     assert admitted is not None
@@ -240,8 +240,12 @@ def test_a_piece_that_was_admitted_cannot_be_cancelled() -> None:
 
 def test_an_unplugged_class_waits_and_holds_nobody_up() -> None:
     fix = Fixture()
-    group = fix.way.add(10)
-    a, b, c = fix.way.add(10, parent=group), fix.way.add(10, parent=group), fix.way.add(10)
+    group = fix.direction.add(10)
+    a, b, c = (
+        fix.direction.add(10, parent=group),
+        fix.direction.add(10, parent=group),
+        fix.direction.add(10),
+    )
     for node in (a, b, c):
         fix.push(node, 20)
     fix.queue.plug(a, plugged=False)
@@ -264,24 +268,24 @@ def test_an_unplugged_class_waits_and_holds_nobody_up() -> None:
 def test_counters_may_wrap() -> None:
     """The queue compares distances of counters, so a counter may wrap at 64 bits."""
     fix = Fixture()
-    a, b = fix.way.add(1), fix.way.add(1)
+    a, b = fix.direction.add(1), fix.direction.add(1)
     for node in (0, a, b):
-        fix.way.handle.nodes[node].accumulated = 2**64 - 10 * WEIGHT
-        fix.way.handle.nodes[node].last = 2**64 - 10 * WEIGHT
+        fix.direction.handle.nodes[node].accumulated = 2**64 - 10 * WEIGHT
+        fix.direction.handle.nodes[node].last = 2**64 - 10 * WEIGHT
     fix.push(a, 100)
     fix.push(b, 100)
     fix.tick(100)
     assert fix.counts(a, b) == (50, 50)
-    assert fix.way.handle.nodes[a].accumulated < 100 * WEIGHT
+    assert fix.direction.handle.nodes[a].accumulated < 100 * WEIGHT
 
 
 def test_a_group_whose_classes_were_all_held_back_comes_again() -> None:
     """Its class has had its bandwidth: time alone brings it back, nothing is pushed meanwhile."""
     fix = Fixture()
-    group, other = fix.way.add(10), fix.way.add(10)
-    limited = fix.way.add(10, parent=group)
+    group, other = fix.direction.add(10), fix.direction.add(10)
+    limited = fix.direction.add(10, parent=group)
     mib, second = 1 << 20, 10**9
-    fix.way.limit(limited, mib, burst=mib, now_ns=0)
+    fix.direction.limit(limited, mib, burst=mib, now_ns=0)
     for _ in range(8):
         fix.queue.push(limited, WEIGHT, limited, size=mib)
     fix.push(other)
@@ -299,8 +303,8 @@ def test_a_group_whose_classes_were_all_held_back_comes_again() -> None:
 def test_a_group_whose_pieces_wait_for_their_device_comes_again() -> None:
     """The queue is asked all the time, so nothing is roused; nothing else is pushed either."""
     fix = Fixture()
-    group, other = fix.way.add(10), fix.way.add(10)
-    gated = fix.way.add(10, parent=group)
+    group, other = fix.direction.add(10), fix.direction.add(10)
+    gated = fix.direction.add(10, parent=group)
     device = TokenBucket(1_000_000, WEIGHT, now_ns=0)  # two pieces, then one a millisecond
     fix.queue.add_device(device)
     for _ in range(4):
@@ -318,8 +322,8 @@ def test_a_group_whose_pieces_wait_for_their_device_comes_again() -> None:
 
 def test_a_group_that_slept_comes_back_with_no_more_than_is_forgiven() -> None:
     fix = Fixture()
-    group, other = fix.way.add(10), fix.way.add(10)
-    sleeper = fix.way.add(10, parent=group)
+    group, other = fix.direction.add(10), fix.direction.add(10)
+    sleeper = fix.direction.add(10, parent=group)
     fix.push(sleeper, 10)
     fix.push(other, 310)
     fix.tick(220)
@@ -332,7 +336,7 @@ def test_a_group_that_slept_comes_back_with_no_more_than_is_forgiven() -> None:
 def test_the_smallest_piece_is_charged_for() -> None:
     """Cost less than shares: a class of such pieces would go before all others for ever."""
     fix = Fixture()
-    a, b = fix.way.add(10), fix.way.add(10)
+    a, b = fix.direction.add(10), fix.direction.add(10)
     for _ in range(40):
         fix.queue.push(a, 1, a)
         fix.queue.push(b, 10, b)
@@ -342,9 +346,9 @@ def test_the_smallest_piece_is_charged_for() -> None:
 
 def test_an_unplugged_class_holds_no_other_process_up() -> None:
     """A process does not announce a class that cannot be served to the others of its link."""
-    way = Way(limit=WEIGHT, forgiving=FORGIVING, capped=True, now_ns=0)
-    first, second = Queue(way, now_ns=0), Queue(way, now_ns=0)
-    a, b = way.add(1000), way.add(10)
+    direction = LinkDirection(limit=WEIGHT, forgiving=FORGIVING, capped=True, now_ns=0)
+    first, second = Queue(direction, now_ns=0), Queue(direction, now_ns=0)
+    a, b = direction.add(1000), direction.add(10)
     first.push(a, WEIGHT, a)
     first.plug(a, plugged=False)
     second.push(b, WEIGHT, b)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Beluga Authors
-"""A place at a link that is closed while threads ask about it."""
+"""An I/O handle that is closed while threads ask about it."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from beluga.transfer import Direction, IoHandle, Link
 def test_whoever_asks_beside_a_close_finds_a_whole_place_or_none(tmp_path: Path) -> None:
     link = Link("closing", directory=tmp_path)
     for _ in range(40):
-        place = IoHandle(link)
-        assert place.handle
+        handle = IoHandle(link)
+        assert handle.handle
         over = threading.Event()
 
-        def ask(place: IoHandle = place, over: threading.Event = over) -> None:
+        def ask(handle: IoHandle = handle, over: threading.Event = over) -> None:
             while not over.is_set():
                 with contextlib.suppress(OSError):
-                    place.watch()
-                    place.stat(Direction.READ)
+                    handle.watch()
+                    handle.stat(Direction.READ)
 
         threads = [threading.Thread(target=ask) for _ in range(2)]
         for thread in threads:
             thread.start()
-        place.close()
+        handle.close()
         over.set()
         for thread in threads:
             thread.join()
-        assert place.stat(Direction.READ).queued == 0
+        assert handle.stat(Direction.READ).queued == 0
     link.close()

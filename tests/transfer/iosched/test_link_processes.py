@@ -22,7 +22,7 @@ from beluga._ffi import lib
 from beluga.errors import TransferError
 from beluga.pool import Pool
 from beluga.transfer import Direction, Link, LinkSettings, Speed, TransferClass
-from beluga.transfer.iosched.fair import Way
+from beluga.transfer.iosched.fair import LinkDirection
 from beluga.transfer.iosched.segment import share
 
 WAIT_S = 120
@@ -69,20 +69,20 @@ def dead_pid() -> int:
     return child.pid
 
 
-def whole(way: Way) -> bool:
+def whole(direction: LinkDirection) -> bool:
     """Nobody holds anything, and all of it is there."""
-    bucket = way.handle.bucket
-    held = sum(int(member.held) for member in way.handle.members)
+    bucket = direction.handle.bucket
+    held = sum(int(member.held) for member in direction.handle.members)
     lacks = (int(bucket.ceil) - int(bucket.tail) - int(bucket.limit)) % 2**64
     return held == 0 and (lacks == 0 or not bucket.capped)
 
 
-def drain(way: Way, *, start_ns: int) -> int:
+def drain(direction: LinkDirection, *, start_ns: int) -> int:
     """How long a hundred pieces of half the limit take, in the way's own time."""
-    queue = Queue(way, now_ns=start_ns)
+    queue = Queue(direction, now_ns=start_ns)
     now = start_ns
     for number in range(100):
-        queue.push(1, int(way.handle.bucket.limit) // 2, number)
+        queue.push(1, int(direction.handle.bucket.limit) // 2, number)
         while (piece := queue.poll(now)) is None:
             now += queue.wait_ns
         queue.complete(piece.handle, now)
@@ -94,18 +94,18 @@ def drain(way: Way, *, start_ns: int) -> int:
 def test_killed_processes_take_nothing_along(shm: Path, process: Start, capped: bool) -> None:
     answer = said(process("kill", shm, "killed", int(capped), 60, 7))
     link = Link("killed", directory=shm)
-    way = link.way(Direction.READ)
+    direction = link.directions[Direction.READ]
     assert answer["used"] > 0
     assert answer["reaped"] > 0  # those who lived on saw to those who died
     now = time.monotonic_ns() + 2 * S
-    queue = Queue(way, now_ns=now)
+    queue = Queue(direction, now_ns=now)
     queue.poll(now)
     queue.close()
-    assert way.handle.suspect == 0
-    assert all(member.owner == 0 for member in way.handle.members)
-    assert whole(way)
-    limit_ns = int(way.handle.bucket.limit) // 1000
-    assert drain(way, start_ns=now + S) <= 60 * limit_ns
+    assert direction.handle.suspect == 0
+    assert all(member.owner == 0 for member in direction.handle.members)
+    assert whole(direction)
+    limit_ns = int(direction.handle.bucket.limit) // 1000
+    assert drain(direction, start_ns=now + S) <= 60 * limit_ns
 
 
 @pytest.mark.parametrize("moved", [False, True])
@@ -115,11 +115,11 @@ def test_a_death_between_any_two_counters_is_put_right(
     step: str, recorded: bool, moved: bool
 ) -> None:
     """A process may die at any point of the three operations on its record."""
-    way = Way(limit=1000, capped=True, now_ns=0)
-    way.add(1)
-    member, bucket = way.handle.members[3], way.handle.bucket
+    direction = LinkDirection(limit=1000, capped=True, now_ns=0)
+    direction.add(1)
+    member, bucket = direction.handle.members[3], direction.handle.bucket
     member.owner, member.started = 5 << 32 | dead_pid(), 1234
-    member.turn, member.pids, way.handle.member_count = 7, PIDS, 4
+    member.turn, member.pids, direction.handle.member_count = 7, PIDS, 4
     if step != "grab":
         bucket.tail, member.held = 400, 400
     if step == "grab" and moved:
@@ -128,47 +128,47 @@ def test_a_death_between_any_two_counters_is_put_right(
         bucket.ceil += 400
     if recorded:
         member.held = 400 if step == "grab" else 0
-    assert way.reap(100) == 1
-    queue = Queue(way, now_ns=200)
+    assert direction.reap(100) == 1
+    queue = Queue(direction, now_ns=200)
     queue.poll(200)
     queue.close()
-    assert whole(way)
-    assert way.handle.reaped == 1
-    assert drain(way, start_ns=1000) <= 60
+    assert whole(direction)
+    assert direction.handle.reaped == 1
+    assert drain(direction, start_ns=1000) <= 60
 
 
 def test_what_a_dead_process_had_reserved_comes_back() -> None:
-    way = Way(limit=1000, now_ns=0)
-    way.add(1)
-    drain(way, start_ns=0)  # so that what a bucket starts with is gone
-    way.handle.bucket.tail += 10**15  # a thousand seconds
-    member = way.handle.members[0]
+    direction = LinkDirection(limit=1000, now_ns=0)
+    direction.add(1)
+    drain(direction, start_ns=0)  # so that what a bucket starts with is gone
+    direction.handle.bucket.tail += 10**15  # a thousand seconds
+    member = direction.handle.members[0]
     member.owner, member.started = 1 << 32 | dead_pid(), 99
-    member.pids, way.handle.member_count = PIDS, 1
+    member.pids, direction.handle.member_count = PIDS, 1
     member.held = member.pending = 10**15
-    assert way.reap(S) == 1
-    assert drain(way, start_ns=S) <= 60
+    assert direction.reap(S) == 1
+    assert drain(direction, start_ns=S) <= 60
 
 
 def test_a_process_number_that_was_given_anew_is_not_the_old_one() -> None:
-    way = Way(limit=1000, capped=True, now_ns=0)
-    queue = Queue(way, now_ns=0)
-    assert way.reap(0) == 0
-    way.handle.members[0].started += 1
-    assert way.reap(0) == 1
-    way.add(1)
+    direction = LinkDirection(limit=1000, capped=True, now_ns=0)
+    queue = Queue(direction, now_ns=0)
+    assert direction.reap(0) == 0
+    direction.handle.members[0].started += 1
+    assert direction.reap(0) == 1
+    direction.add(1)
     queue.push(1, 10, 1)
     assert queue.poll(0) is not None  # it takes another member
     assert queue.stat().lost == 1
     queue.close()
-    assert whole(way)
+    assert whole(direction)
 
 
 def test_who_holds_tokens_and_says_nothing_is_taken_for_dead() -> None:
     """A process that is stopped in the middle of a copy, for a while."""
-    way = Way(limit=1000, capped=True, now_ns=0)
-    way.add(1)
-    stopped, other = Queue(way, now_ns=0), Queue(way, now_ns=0)
+    direction = LinkDirection(limit=1000, capped=True, now_ns=0)
+    direction.add(1)
+    stopped, other = Queue(direction, now_ns=0), Queue(direction, now_ns=0)
     handle = stopped.push(1, 1000, 1)
     assert stopped.poll(0) is not None
     other.push(1, 1000, 2)
@@ -181,26 +181,26 @@ def test_who_holds_tokens_and_says_nothing_is_taken_for_dead() -> None:
     assert stopped.stat().lost == 1
     stopped.close()
     other.close()
-    assert whole(way)
+    assert whole(direction)
 
 
 def test_a_process_of_another_namespace_is_judged_by_its_silence() -> None:
-    way = Way(limit=1000, now_ns=0)
-    queue = Queue(way, now_ns=0)
-    way.handle.members[0].pids += 1
-    way.handle.members[0].owner = 1 << 32 | dead_pid()
-    assert way.reap(S) == 0
-    assert way.reap(6 * S) == 1
+    direction = LinkDirection(limit=1000, now_ns=0)
+    queue = Queue(direction, now_ns=0)
+    direction.handle.members[0].pids += 1
+    direction.handle.members[0].owner = 1 << 32 | dead_pid()
+    assert direction.reap(S) == 0
+    assert direction.reap(6 * S) == 1
     queue.close()
 
 
 def test_a_link_has_so_many_seats() -> None:
-    way = Way(limit=1000, now_ns=0)
-    queues = [Queue(way, now_ns=0) for _ in range(lib.BL_LINK_MEMBERS)]
+    direction = LinkDirection(limit=1000, now_ns=0)
+    queues = [Queue(direction, now_ns=0) for _ in range(lib.BL_LINK_MEMBERS)]
     with pytest.raises(OSError, match="queue"):
-        Queue(way, now_ns=0)
+        Queue(direction, now_ns=0)
     queues.pop().close()
-    Queue(way, now_ns=0).close()
+    Queue(direction, now_ns=0).close()
 
 
 # ---- On the real path
@@ -216,8 +216,8 @@ def paths(shm: Path) -> str:
 def test_two_processes_share_a_link_by_their_classes(shm: Path, paths: str, process: Start) -> None:
     """Shares are 8 to 1; as bytes of pieces it would be 1 to 1 if they only took turns."""
     floods = [
-        process("flood", shm, "shared", paths, kind, place)
-        for place, kind in enumerate(("ONBOARD", "OFFLOAD"))
+        process("flood", shm, "shared", paths, kind, stripe)
+        for stripe, kind in enumerate(("ONBOARD", "OFFLOAD"))
     ]
     for flood in floods:
         said(flood)
@@ -261,9 +261,9 @@ def test_the_first_process_says_how_the_link_is(shm: Path) -> None:
     second = Link("x", LinkSettings(read=Speed(8)), directory=shm)
     assert second.settings == first.settings == LinkSettings(read=Speed(7))
     first.set_shares(TransferClass.OFFLOAD, 55)
-    assert second.way(Direction.READ).handle.nodes[TransferClass.OFFLOAD].shares == 55
+    assert second.directions[Direction.READ].handle.nodes[TransferClass.OFFLOAD].shares == 55
     first.limit(TransferClass.SCRUB, 1 << 20)
-    bandwidth = second.way(Direction.WRITE).handle.nodes[TransferClass.SCRUB].bandwidth
+    bandwidth = second.directions[Direction.WRITE].handle.nodes[TransferClass.SCRUB].bandwidth
     assert bandwidth.rate == 2048
 
 
@@ -294,7 +294,7 @@ def test_a_file_of_something_else_is_refused(shm: Path) -> None:
 @pytest.mark.parametrize(("field", "value"), [("parent", 31), ("shares", 0)])
 def test_a_tree_that_is_none_is_refused(shm: Path, field: str, value: int) -> None:
     link = Link("tree", directory=shm)
-    setattr(link.way(Direction.WRITE).handle.nodes[2], field, value)
+    setattr(link.directions[Direction.WRITE].handle.nodes[2], field, value)
     with pytest.raises(TransferError, match="damaged"):
         Link("tree", directory=shm)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 import pytest
 from beluga_bench.throttlers import Queue
 
-from beluga.transfer.iosched.fair import Way
+from beluga.transfer.iosched.fair import LinkDirection
 
 MS = 1_000_000
 
@@ -15,9 +15,9 @@ MS = 1_000_000
 @pytest.mark.parametrize("waiting", [1, 2])
 def test_a_process_that_slept_does_not_make_up_for_it(waiting: int) -> None:
     """The process copied a piece, then was busy or stopped, maybe with another piece waiting."""
-    way = Way(limit=2 * MS * 1000, capped=True, now_ns=0)
-    slept, other = Queue(way, now_ns=0), Queue(way, now_ns=0)
-    a, b = way.add(8), way.add(1)
+    direction = LinkDirection(limit=2 * MS * 1000, capped=True, now_ns=0)
+    slept, other = Queue(direction, now_ns=0), Queue(direction, now_ns=0)
+    a, b = direction.add(8), direction.add(1)
     cost = MS * 1000 // 10
     for number in range(waiting):
         slept.push(a, cost, number)

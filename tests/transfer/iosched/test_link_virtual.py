@@ -16,7 +16,7 @@ from beluga_bench.orders import Fair
 from beluga_bench.throttlers import Queue, TokenBucket
 
 from beluga.transfer.iosched.cost import Speed
-from beluga.transfer.iosched.fair import BURST, TAU_NS, Way
+from beluga.transfer.iosched.fair import BURST, TAU_NS, LinkDirection
 
 RATE = 26_000_000_000
 MS = 1_000_000
@@ -126,12 +126,13 @@ def test_who_wakes_has_the_link_alone_for_tau_at_most(woken: int) -> None:
 
 
 class Limited:
-    """A way whose classes are limited, emptied as fast as it goes, in steps of a millisecond."""
+    """A direction whose classes are limited. It is emptied as fast as it goes, millisecond by
+    millisecond."""
 
     def __init__(self) -> None:
         self.speed = Speed(10 << 30)
-        self.way = Way(limit=int(self.speed.tokens(2 << 20)), now_ns=0)
-        self.queue = Queue(self.way, now_ns=0)
+        self.direction = LinkDirection(limit=int(self.speed.tokens(2 << 20)), now_ns=0)
+        self.queue = Queue(self.direction, now_ns=0)
         self.moved: dict[int, int] = {}
 
     def run(self, nodes: list[int], duration_ns: int, *, size: int = 128 << 10) -> None:
@@ -158,28 +159,28 @@ SLACK = BURST + (128 << 10)
 
 def test_a_limited_class_goes_no_faster() -> None:
     limited = Limited()
-    node = limited.way.add(10)
-    limited.way.limit(node, LIMIT, now_ns=0)
+    node = limited.direction.add(10)
+    limited.direction.limit(node, LIMIT, now_ns=0)
     limited.run([node], 4 * S)
     assert 0.97 * 4 * LIMIT <= limited.moved[node] <= 1.15 * 4 * LIMIT
 
 
 def test_a_limited_group_goes_no_faster() -> None:
     limited = Limited()
-    group = limited.way.add(10)
-    nodes = [limited.way.add(10, parent=group) for _ in range(3)]
-    limited.way.limit(group, LIMIT, now_ns=0)
+    group = limited.direction.add(10)
+    nodes = [limited.direction.add(10, parent=group) for _ in range(3)]
+    limited.direction.limit(group, LIMIT, now_ns=0)
     limited.run(nodes, 2 * S)
     assert 0.97 * 2 * LIMIT <= sum(limited.moved.values()) <= 2 * LIMIT + SLACK
 
 
 def test_limited_classes_in_a_limited_group() -> None:
     limited = Limited()
-    group = limited.way.add(10)
-    nodes = [limited.way.add(10, parent=group) for _ in range(2)]
+    group = limited.direction.add(10)
+    nodes = [limited.direction.add(10, parent=group) for _ in range(2)]
     for node in nodes:
-        limited.way.limit(node, 70 * MIB, now_ns=0)
-    limited.way.limit(group, LIMIT, now_ns=0)
+        limited.direction.limit(node, 70 * MIB, now_ns=0)
+    limited.direction.limit(group, LIMIT, now_ns=0)
     limited.run(nodes, 2 * S)
     for moved in limited.moved.values():
         assert moved <= 2 * 70 * MIB + SLACK
@@ -188,31 +189,31 @@ def test_limited_classes_in_a_limited_group() -> None:
 
 def test_shares_hold_under_a_limited_group() -> None:
     limited = Limited()
-    group = limited.way.add(10)
-    nodes = [limited.way.add(shares, parent=group) for shares in (400, 100)]
-    limited.way.limit(group, LIMIT, now_ns=0)
+    group = limited.direction.add(10)
+    nodes = [limited.direction.add(shares, parent=group) for shares in (400, 100)]
+    limited.direction.limit(group, LIMIT, now_ns=0)
     limited.run(nodes, 5 * S, size=32 << 10)
     assert 3.95 <= limited.moved[nodes[0]] / limited.moved[nodes[1]] <= 4.05
 
 
 def test_a_limit_that_is_lifted_binds_no_more() -> None:
     limited = Limited()
-    node = limited.way.add(10)
-    limited.way.limit(node, LIMIT, now_ns=0)
-    limited.way.limit(node, 0, now_ns=0)
+    node = limited.direction.add(10)
+    limited.direction.limit(node, LIMIT, now_ns=0)
+    limited.direction.limit(node, 0, now_ns=0)
     limited.run([node], S // 10)
     assert limited.moved[node] >= 0.95 * (10 << 30) / 10
 
 
 def test_a_slow_device_holds_up_only_what_goes_to_it() -> None:
-    way = Way(limit=10**9, now_ns=0)
-    queue = Queue(way, now_ns=0)
+    direction = LinkDirection(limit=10**9, now_ns=0)
+    queue = Queue(direction, now_ns=0)
     fast, slow = (TokenBucket(10**12, 10**9, now_ns=0) for _ in range(2))
     for device in (slow, fast):
         device.replenish(0)
         queue.add_device(device)
     slow.grab(10**9)  # somebody else's, a millisecond of it
-    a, b = way.add(1000), way.add(1)
+    a, b = direction.add(1000), direction.add(1)
     queue.push(a, 10, 1, device_tokens=[10**6, 0])
     queue.push(b, 10, 2, device_tokens=[0, 10**6])
     first = queue.poll(0)
@@ -226,11 +227,11 @@ def test_a_slow_device_holds_up_only_what_goes_to_it() -> None:
 
 
 def test_cancelling_gives_back_what_a_device_had_promised() -> None:
-    way = Way(limit=10**9, now_ns=0)
-    queue = Queue(way, now_ns=0)
+    direction = LinkDirection(limit=10**9, now_ns=0)
+    queue = Queue(direction, now_ns=0)
     device = TokenBucket(10**12, 10**9, now_ns=0)
     queue.add_device(device)
-    node = way.add(1)
+    node = direction.add(1)
     device.replenish(0)
     device.grab(10**9)
     handle = queue.push(node, 10, 1, device_tokens=[10**9])
@@ -244,9 +245,9 @@ def test_cancelling_gives_back_what_a_device_had_promised() -> None:
 
 def test_a_piece_larger_than_the_bucket_goes_and_is_paid_for() -> None:
     for capped in (False, True):
-        way = Way(limit=MS * 1000, capped=capped, now_ns=0)  # a millisecond
-        queue = Queue(way, now_ns=0)
-        node = way.add(1)
+        direction = LinkDirection(limit=MS * 1000, capped=capped, now_ns=0)  # a millisecond
+        queue = Queue(direction, now_ns=0)
+        node = direction.add(1)
         for piece in range(10):
             queue.push(node, 5 * MS * 1000, piece)
         now, count = 0, 0
@@ -262,9 +263,9 @@ def test_a_piece_larger_than_the_bucket_goes_and_is_paid_for() -> None:
 
 def test_a_link_that_lags_behind_makes_pieces_dearer() -> None:
     """Not capped, the flow ratio holds back what is started faster than it is completed."""
-    way = Way(limit=MS * 1000, now_ns=0)
-    queue = Queue(way, goal_ns=MS // 10, now_ns=0)
-    node = way.add(1)
+    direction = LinkDirection(limit=MS * 1000, now_ns=0)
+    queue = Queue(direction, goal_ns=MS // 10, now_ns=0)
+    node = direction.add(1)
     flying: list[tuple[int, int]] = []
     free_ns, now, started = 0, 0, 0
     ratios = []
@@ -283,14 +284,14 @@ def test_a_link_that_lags_behind_makes_pieces_dearer() -> None:
         ratios.append(queue.stat().flow_ratio)
     assert max(ratios) > 1.1
     assert started < 0.95 * 10_000
-    assert way.handle.used == started * 10**8
+    assert direction.handle.used == started * 10**8
 
 
 def test_what_an_engine_may_not_take_now_holds_nobody_up() -> None:
     """Two engines: the one with the better class is busy, so the other goes on."""
-    way = Way(limit=1000, now_ns=0)
-    better, worse = Queue(way, now_ns=0), Queue(way, now_ns=0)
-    a, b = way.add(1000), way.add(1)
+    direction = LinkDirection(limit=1000, now_ns=0)
+    better, worse = Queue(direction, now_ns=0), Queue(direction, now_ns=0)
+    a, b = direction.add(1000), direction.add(1)
     for piece in range(8):
         better.push(a, 1000, piece)
         worse.push(b, 1000, piece)
@@ -311,9 +312,9 @@ def test_what_an_engine_may_not_take_now_holds_nobody_up() -> None:
 
 
 def test_who_waits_long_asks_seldom() -> None:
-    way = Way(limit=1000, capped=True, now_ns=0)
-    busy, queue = Queue(way, now_ns=0), Queue(way, now_ns=0)
-    node = way.add(1)
+    direction = LinkDirection(limit=1000, capped=True, now_ns=0)
+    busy, queue = Queue(direction, now_ns=0), Queue(direction, now_ns=0)
+    node = direction.add(1)
     handle = busy.push(node, 1000, 1)
     assert busy.poll(0) is not None
     queue.push(node, 1000, 2)
@@ -326,9 +327,9 @@ def test_who_waits_long_asks_seldom() -> None:
 
 
 def test_a_queue_whose_pieces_are_gone_gives_its_reservation_back() -> None:
-    way = Way(limit=1000, capped=True, now_ns=0)
-    queue, other = Queue(way, now_ns=0), Queue(way, now_ns=0)
-    node = way.add(1)
+    direction = LinkDirection(limit=1000, capped=True, now_ns=0)
+    queue, other = Queue(direction, now_ns=0), Queue(direction, now_ns=0)
+    node = direction.add(1)
     first = queue.push(node, 1000, 1)
     handle = queue.push(node, 1000, 2)
     assert queue.poll(0) is not None
@@ -349,9 +350,9 @@ def test_blocks_and_pieces_are_what_is_judged() -> None:
 
 def test_a_piece_that_is_under_way_for_long_is_a_stall() -> None:
     """100 ms, doubled each time, and a millisecond less with every look at the flow ratio."""
-    way = Way(limit=1000, now_ns=0)
-    node = way.add(1)
-    queue = Queue(way, now_ns=0)
+    direction = LinkDirection(limit=1000, now_ns=0)
+    node = direction.add(1)
+    queue = Queue(direction, now_ns=0)
     now = 0
 
     def take(took_ms: int) -> None:

@@ -128,7 +128,7 @@ def pool(shm: Path) -> Iterator[Pool]:
 
 
 @pytest.fixture
-def place(shm: Path, pool: Pool) -> Iterator[IoHandle]:
+def handle(shm: Path, pool: Pool) -> Iterator[IoHandle]:
     link = Link("test", FAST, pool=pool, directory=shm)
     made = IoHandle(link)
     yield made
@@ -154,15 +154,17 @@ def run_to_the_end(engine: HeldEngine, transfer: Transfer) -> None:
         engine.let_all()
 
 
-def idle(place: IoHandle) -> bool:
+def idle(handle: IoHandle) -> bool:
     """Does nobody hold tokens of the link?"""
-    ways = [way.handle for way in place.link.ways]
-    held = sum(int(member.held) for way in ways for member in way.members)
-    return held == 0 and all(way.bucket.ceil - way.bucket.tail == way.bucket.limit for way in ways)
+    directions = [direction.handle for direction in handle.link.directions]
+    held = sum(int(member.held) for each in directions for member in each.members)
+    return held == 0 and all(
+        each.bucket.ceil - each.bucket.tail == each.bucket.limit for each in directions
+    )
 
 
-def test_what_is_written_can_be_read_back(place: IoHandle, pool: Pool) -> None:
-    engine = ScheduledEngine(pieced(CpuEngine(pool, 1)), place)
+def test_what_is_written_can_be_read_back(handle: IoHandle, pool: Pool) -> None:
+    engine = ScheduledEngine(pieced(CpuEngine(pool, 1)), handle)
     offsets = data_offsets(pool, 6)
     source, target = Blocks(offsets), Blocks(offsets, seed=2)
     assert not (source.memory == target.memory).all()
@@ -174,20 +176,20 @@ def test_what_is_written_can_be_read_back(place: IoHandle, pool: Pool) -> None:
     transfer.wait(WAIT_S)
     assert transfer.done()
     assert (source.memory == target.memory).all()
-    assert place.link.bytes_of(TransferClass.OFFLOAD) == (0, 6 * BLOCK)
-    assert place.link.bytes_of(TransferClass.ONBOARD) == (6 * BLOCK, 0)
-    carried = place.carried(TransferClass.ONBOARD)
+    assert handle.link.bytes_of(TransferClass.OFFLOAD) == (0, 6 * BLOCK)
+    assert handle.link.bytes_of(TransferClass.ONBOARD) == (6 * BLOCK, 0)
+    carried = handle.carried(TransferClass.ONBOARD)
     assert carried.pieces == 6 * BLOCK // PIECE
     assert carried.bytes == 6 * BLOCK
     assert 0 <= carried.longest_ns <= carried.waited_ns
-    assert max(place.link.utilisation()) > 0
-    assert idle(place)
+    assert max(handle.link.utilisation()) > 0
+    assert idle(handle)
 
 
-def test_a_plan_is_admitted_in_pieces(place: IoHandle, pool: Pool) -> None:
+def test_a_plan_is_admitted_in_pieces(handle: IoHandle, pool: Pool) -> None:
     engine = HeldEngine()
     plan = Blocks(data_offsets(pool, 2)).plan
-    transfer = ScheduledEngine(engine, place).scatter_read(plan)
+    transfer = ScheduledEngine(engine, handle).scatter_read(plan)
     for _ in range(10):
         assert not transfer.done()
     assert 1 <= len(engine.started) <= DEPTH  # no other before one has ended
@@ -195,7 +197,7 @@ def test_a_plan_is_admitted_in_pieces(place: IoHandle, pool: Pool) -> None:
     assert all(part.size <= PIECE for part, _ in engine.started)
     pieces = np.concatenate([part.pieces for part, _ in engine.started])
     assert (pieces == plan.pieces).all()
-    assert idle(place)
+    assert idle(handle)
 
 
 def test_several_pieces_of_an_engine_are_under_way(shm: Path, pool: Pool) -> None:
@@ -203,11 +205,11 @@ def test_several_pieces_of_an_engine_are_under_way(shm: Path, pool: Pool) -> Non
     engine = HeldEngine()
     engine.piece_size = BLOCK  # four times what the link's bucket is made for
     slow = LinkSettings(read=Speed(1 << 30), write=Speed(1 << 30), device=None)
-    place = IoHandle(Link("wide", slow, directory=shm))
+    handle = IoHandle(Link("wide", slow, directory=shm))
     tokens = slow.read.tokens(BLOCK)
-    assert place.link.way(Direction.READ).handle.bucket.limit < tokens
-    scheduled = ScheduledEngine(engine, place)
-    assert place.link.way(Direction.READ).handle.bucket.limit == (DEPTH + 1) * tokens
+    assert handle.link.directions[Direction.READ].handle.bucket.limit < tokens
+    scheduled = ScheduledEngine(engine, handle)
+    assert handle.link.directions[Direction.READ].handle.bucket.limit == (DEPTH + 1) * tokens
     transfer = scheduled.scatter_read(Blocks(data_offsets(pool, DEPTH + 2)).plan)
     end = time.monotonic() + WAIT_S
     while len(engine.started) < DEPTH:
@@ -215,14 +217,16 @@ def test_several_pieces_of_an_engine_are_under_way(shm: Path, pool: Pool) -> Non
         assert not transfer.done()
     run_to_the_end(engine, transfer)
     assert len(engine.started) == DEPTH + 2
-    assert idle(place)
-    place.close()
+    assert idle(handle)
+    handle.close()
 
 
-def test_a_piece_that_ends_makes_room_beside_an_older_transfer(place: IoHandle, pool: Pool) -> None:
+def test_a_piece_that_ends_makes_room_beside_an_older_transfer(
+    handle: IoHandle, pool: Pool
+) -> None:
     """The first transfer's last piece is under way for long, and the second goes on beside it."""
     engine = HeldEngine()
-    scheduled = ScheduledEngine(engine, place)
+    scheduled = ScheduledEngine(engine, handle)
     transfers = [scheduled.scatter_read(Blocks([at]).plan) for at in data_offsets(pool, 2)]
 
     def expect(count: int) -> None:
@@ -238,22 +242,22 @@ def test_a_piece_that_ends_makes_room_beside_an_older_transfer(place: IoHandle, 
     engine.started[DEPTH][1].gate.set()
     expect(2 * DEPTH)
     run_to_the_end(engine, transfers[1])
-    assert idle(place)
+    assert idle(handle)
 
 
 def test_an_engine_prepares_a_plan_once_and_starts_ranges_of_it(
-    place: IoHandle, pool: Pool
+    handle: IoHandle, pool: Pool
 ) -> None:
     engine = PreparingEngine()
     plan = Blocks(data_offsets(pool, 2)).plan
-    ScheduledEngine(engine, place).scatter_read(plan).wait(WAIT_S)
+    ScheduledEngine(engine, handle).scatter_read(plan).wait(WAIT_S)
     prepared, *ranges, closed = engine.said
     assert (prepared, closed) == (("prepare", len(plan.chunks), Direction.READ), "close")
     assert ranges == [(first, first + 4) for first in range(0, len(plan.chunks), 4)]
 
 
-def test_a_wrong_checksum_is_the_transfers_error(place: IoHandle, pool: Pool) -> None:
-    engine = ScheduledEngine(pieced(CpuEngine(pool, 1)), place)
+def test_a_wrong_checksum_is_the_transfers_error(handle: IoHandle, pool: Pool) -> None:
+    engine = ScheduledEngine(pieced(CpuEngine(pool, 1)), handle)
     blocks = Blocks(data_offsets(pool, 2))
     engine.gather_write(blocks.plan).wait(WAIT_S)
     assert blocks.plan.checksums is not None
@@ -263,28 +267,28 @@ def test_a_wrong_checksum_is_the_transfers_error(place: IoHandle, pool: Pool) ->
         transfer.wait(WAIT_S)
     blocks.plan.checksums[3] ^= 1
     engine.scatter_read(blocks.plan).wait(WAIT_S)
-    assert idle(place)
+    assert idle(handle)
 
 
 @pytest.mark.parametrize("error", [TransferError("no"), ZeroDivisionError("no")])
 def test_an_engine_that_fails_fails_the_transfer_and_nothing_else(
-    place: IoHandle, pool: Pool, error: Exception
+    handle: IoHandle, pool: Pool, error: Exception
 ) -> None:
     engine = HeldEngine()
     engine.error = error
-    scheduled = ScheduledEngine(engine, place)
+    scheduled = ScheduledEngine(engine, handle)
     plan = Blocks(data_offsets(pool, 2)).plan
     transfer = scheduled.gather_write(plan)
     with pytest.raises(TransferError, match="no"):
         transfer.wait(WAIT_S)
-    assert idle(place)
+    assert idle(handle)
     engine.error = None
     transfer = scheduled.gather_write(plan)
     run_to_the_end(engine, transfer)
     transfer.wait(WAIT_S)
 
 
-def test_waiting_may_time_out(place: IoHandle, pool: Pool) -> None:
+def test_waiting_may_time_out(handle: IoHandle, pool: Pool) -> None:
     class Late(HeldTransfer):
         def wait(self, timeout_s: float | None = None) -> None:
             if not self.gate.wait(timeout_s):
@@ -293,7 +297,7 @@ def test_waiting_may_time_out(place: IoHandle, pool: Pool) -> None:
     engine = HeldEngine()
     engine.transfer = Late
     plan = Blocks(data_offsets(pool, 1)).plan
-    transfer = ScheduledEngine(engine, place).scatter_read(plan)
+    transfer = ScheduledEngine(engine, handle).scatter_read(plan)
     with pytest.raises(TransferTimeoutError):
         transfer.wait(0.01)
     assert not transfer.done()
@@ -301,69 +305,73 @@ def test_waiting_may_time_out(place: IoHandle, pool: Pool) -> None:
     transfer.wait(0)
 
 
-def test_waiting_for_the_link_may_time_out(place: IoHandle, pool: Pool) -> None:
-    for way in place.link.ways:
-        way.handle.bucket.tail += 10**15  # somebody else's, for a long time
-    transfer = ScheduledEngine(HeldEngine(), place).scatter_read(Blocks(data_offsets(pool, 1)).plan)
+def test_waiting_for_the_link_may_time_out(handle: IoHandle, pool: Pool) -> None:
+    for direction in handle.link.directions:
+        direction.handle.bucket.tail += 10**15  # somebody else's, for a long time
+    transfer = ScheduledEngine(HeldEngine(), handle).scatter_read(
+        Blocks(data_offsets(pool, 1)).plan
+    )
     with pytest.raises(TransferTimeoutError):
         transfer.wait(0.01)
-    place.stop()
+    handle.stop()
     with pytest.raises(TransferCancelledError):
         transfer.wait(WAIT_S)
 
 
-def test_transfers_end_in_the_order_in_which_they_were_started(place: IoHandle, pool: Pool) -> None:
+def test_transfers_end_in_the_order_in_which_they_were_started(
+    handle: IoHandle, pool: Pool
+) -> None:
     """So none of them holds tokens that another one needs which is waited for first."""
-    engine = ScheduledEngine(pieced(CpuEngine(pool, 1)), place)
+    engine = ScheduledEngine(pieced(CpuEngine(pool, 1)), handle)
     transfers = [engine.gather_write(Blocks([offset]).plan) for offset in data_offsets(pool, 8)]
     transfers[-1].wait(WAIT_S)
     assert all(transfer.done() for transfer in transfers)
-    assert idle(place)
-    assert place.carried(TransferClass.OFFLOAD).unthrottled == 0
+    assert idle(handle)
+    assert handle.carried(TransferClass.OFFLOAD).unthrottled == 0
 
 
-def test_a_stopped_place_ends_a_transfer_between_pieces(place: IoHandle, pool: Pool) -> None:
+def test_a_stopped_handle_ends_a_transfer_between_pieces(handle: IoHandle, pool: Pool) -> None:
     engine = HeldEngine()
-    scheduled = ScheduledEngine(engine, place)
+    scheduled = ScheduledEngine(engine, handle)
     plan = Blocks(data_offsets(pool, 4)).plan
     transfer = scheduled.gather_write(plan)
     assert engine.started
-    place.stop()
+    handle.stop()
     run_to_the_end(engine, transfer)
     with pytest.raises(TransferCancelledError):
         transfer.wait(WAIT_S)
     assert len(engine.started) <= DEPTH
-    assert idle(place)
-    place.resume()
+    assert idle(handle)
+    handle.resume()
     after = scheduled.gather_write(plan)
     run_to_the_end(engine, after)
     after.wait(WAIT_S)
 
 
-def test_closing_ends_what_is_under_way(place: IoHandle, pool: Pool) -> None:
+def test_closing_ends_what_is_under_way(handle: IoHandle, pool: Pool) -> None:
     engine = HeldEngine()
-    scheduled = ScheduledEngine(engine, place)
+    scheduled = ScheduledEngine(engine, handle)
     transfers = [scheduled.scatter_read(Blocks([at]).plan) for at in data_offsets(pool, 3)]
     engine.let_all()
     scheduled.close()
     assert all(transfer.done() for transfer in transfers)
     with pytest.raises(TransferError, match="closed"):
         transfers[2].wait(WAIT_S)
-    assert idle(place)
-    place.close()
+    assert idle(handle)
+    handle.close()
     transfer = scheduled.scatter_read(Blocks(data_offsets(pool, 1)).plan)
     with pytest.raises(TransferError, match="closed"):
         transfer.wait(WAIT_S)
 
 
-def test_several_threads_and_engines_share_a_link(place: IoHandle, pool: Pool) -> None:
+def test_several_threads_and_engines_share_a_link(handle: IoHandle, pool: Pool) -> None:
     offsets = data_offsets(pool, 8)
     sources = [Blocks([offset], seed=seed) for seed, offset in enumerate(offsets)]
     errors: list[BaseException] = []
 
     def move(number: int) -> None:
         try:
-            engine = ScheduledEngine(pieced(CpuEngine(pool, 1)), place)
+            engine = ScheduledEngine(pieced(CpuEngine(pool, 1)), handle)
             source = sources[number]
             for _ in range(3):
                 engine.gather_write(source.plan).wait(WAIT_S)
@@ -379,20 +387,20 @@ def test_several_threads_and_engines_share_a_link(place: IoHandle, pool: Pool) -
         thread.join(WAIT_S)
         assert not thread.is_alive()
     assert not errors
-    assert idle(place)
+    assert idle(handle)
 
 
 def test_a_link_that_is_not_duplex_has_one_way(shm: Path, pool: Pool) -> None:
     settings = LinkSettings(read=Speed(8 << 30), write=Speed(8 << 30), duplex=False)
     link = Link("half", settings, directory=shm)
-    place = IoHandle(link)
+    handle = IoHandle(link)
     kind = TransferClass.PREFETCH
-    engine = ScheduledEngine(CpuEngine(pool, 1), place, read=kind, write=kind)
+    engine = ScheduledEngine(CpuEngine(pool, 1), handle, read=kind, write=kind)
     plan = Blocks(data_offsets(pool, 2)).plan
     for transfer in (engine.gather_write(plan), engine.scatter_read(plan)):
         transfer.wait(WAIT_S)
     assert link.bytes_of(kind) == (4 * BLOCK, 0)
-    place.close()
+    handle.close()
 
 
 def test_bytes_count_for_the_devices_they_lie_on(shm: Path, pool: Pool) -> None:
@@ -409,9 +417,9 @@ def test_bytes_count_for_the_devices_they_lie_on(shm: Path, pool: Pool) -> None:
     assert other.devices[0].tail == link.devices[0].tail
 
 
-def test_a_plan_of_nothing_has_ended(place: IoHandle, pool: Pool) -> None:
+def test_a_plan_of_nothing_has_ended(handle: IoHandle, pool: Pool) -> None:
     plan = Blocks(data_offsets(pool, 1)).plan
-    transfer = ScheduledEngine(HeldEngine(), place).scatter_read(
+    transfer = ScheduledEngine(HeldEngine(), handle).scatter_read(
         Plan(plan.pieces[:0], plan.chunks[:0])
     )
     assert transfer.done()

@@ -34,8 +34,8 @@ def test_rows_that_are_verified_count_as_their_chunks(pool: Pool, shm: Path) -> 
     engine = CpuEngine(pool, 1)
     whole = np.random.default_rng(1).integers(0, 256, SIZE, np.uint8)
     offsets = np.array([pool.geometry.data_offset + (2 << 20) - 4096], np.uint64)  # two stripes
-    place = np.array([[whole.ctypes.data]], np.uint64)
-    writing = plan_blocks(place, np.array([SIZE]), offsets, chunk_size=CHUNK_SIZE)
+    handle = np.array([[whole.ctypes.data]], np.uint64)
+    writing = plan_blocks(handle, np.array([SIZE]), offsets, chunk_size=CHUNK_SIZE)
     engine.gather_write(writing).wait(WAIT_S)
     assert writing.checksums is not None
     rows = np.zeros((COUNT, ROW), np.uint8)
@@ -49,10 +49,10 @@ def test_rows_that_are_verified_count_as_their_chunks(pool: Pool, shm: Path) -> 
     )
     link = Link(f"rows-{os.getpid()}", FAST, pool=pool, directory=shm)
     engine.piece_size = FAST.piece_size  # type: ignore[attr-defined]
-    place = IoHandle(link)
-    ScheduledEngine(engine, place).scatter_read(plan).wait(WAIT_S)
-    carried = place.carried(TransferClass.ONBOARD)
-    place.close()
+    handle = IoHandle(link)
+    ScheduledEngine(engine, handle).scatter_read(plan).wait(WAIT_S)
+    carried = handle.carried(TransferClass.ONBOARD)
+    handle.close()
     assert (rows == whole.reshape(COUNT, CHUNK_SIZE)[:, :ROW]).all()
     assert (carried.pieces, carried.bytes) == (SIZE // FAST.piece_size, SIZE)
     found = link.device_bytes(plan, [len(plan.chunks)]).tolist()[0]

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from beluga._ffi import lib
 from beluga.errors import TransferError
 from beluga.transfer.iosched.cost import Speed, speed_of
-from beluga.transfer.iosched.fair import Way
+from beluga.transfer.iosched.fair import LinkDirection
 
 S = 10**9
 HOUR = 3600 * S
@@ -165,9 +165,9 @@ def test_speeds_are_numbers_or_fields() -> None:
 
 
 def test_python_and_c_mean_the_same_picosecond() -> None:
-    way = Way(limit=10, now_ns=0)
-    assert int(way.handle.bucket.rate) == 10**12
-    assert lib.bl_direction_valid(way.handle)
+    direction = LinkDirection(limit=10, now_ns=0)
+    assert int(direction.handle.bucket.rate) == 10**12
+    assert lib.bl_direction_valid(direction.handle)
 
 
 def test_time_is_rounded_to_the_nearest_token() -> None:

@@ -46,7 +46,7 @@ COSTS = {
 }
 """What copies cost before any was measured."""
 
-_NO_PLACE = contextlib.nullcontext(ffi.NULL)
+_NO_HANDLE = contextlib.nullcontext(ffi.NULL)
 _CORES = len(os.sched_getaffinity(0))
 """As the process began: an engine may tie the thread that copies to one of them later on."""
 
@@ -85,8 +85,8 @@ class CpuEngine:
     has the sizes from which on the engine copies in another way; None takes the settings of this
     machine, which are measured before the first copy if they never were (``tuning.py``).
 
-    With a ``place`` at a link, the link scheduler admits 256 KiB at a time, in the classes ``read``
-    and ``write``.
+    With a ``handle``, the link scheduler admits 256 KiB at a time, in the classes ``read`` and
+    ``write``.
     """
 
     name = "cpu"
@@ -97,11 +97,11 @@ class CpuEngine:
         threads: int | None = None,
         *,
         settings: CopySettings | None = None,
-        place: IoHandle | None = None,
+        handle: IoHandle | None = None,
         read: TransferClass = TransferClass.ONBOARD,
         write: TransferClass = TransferClass.OFFLOAD,
     ) -> None:
-        self._pool, self._place = pool, place
+        self._pool, self._handle = pool, handle
         self._read, self._write = read, write
         self._settings = settings
         self._struct: core.bl_copy_settings | None = None
@@ -127,11 +127,11 @@ class CpuEngine:
     ) -> CpuTransfer:
         if self._struct is None:
             self._struct = (self._settings or tuned(self._pool)).struct(self.threads)
-        place = _NO_PLACE if self._place is None else self._place.using()
-        with self._pool.using() as pool, place as io_queue:
+        handle = _NO_HANDLE if self._handle is None else self._handle.using()
+        with self._pool.using() as pool, handle as io_queue:
             code = function(pool, plan.struct(), self._struct, io_queue, kind)
-        if self._place is not None:
-            self._place.watch()
+        if self._handle is not None:
+            self._handle.watch()
         if code == 0:
             return _MOVED
         if code == -errno.EINVAL:

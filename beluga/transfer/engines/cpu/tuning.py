@@ -168,13 +168,13 @@ class Trial:
 
         The settings do not change if the gain is within noise.
         """
-        ways = {value: (dataclasses.replace(settings, **{name: value}), 1) for value in values}
-        times = self._times(ways, shape, write=write)
+        variants = {value: (dataclasses.replace(settings, **{name: value}), 1) for value in values}
+        times = self._times(variants, shape, write=write)
         if not times:
             return settings
         fastest = min(times, key=times.__getitem__)
         before = times[getattr(settings, name)]
-        return ways[fastest][0] if times[fastest] < _GAIN * before else settings
+        return variants[fastest][0] if times[fastest] < _GAIN * before else settings
 
     def crossing(
         self, settings: CopySettings, name: str, sizes: Sequence[int], *, write: bool = False
@@ -183,14 +183,14 @@ class Trial:
 
         For a write a size is that of a fragment, for a read that of a plan.
         """
-        ways = {
+        variants = {
             value: (dataclasses.replace(settings, **{name: value}), 1)
             for value in (_ALWAYS, _NEVER)
         }
         from_here = _NEVER
         for size in reversed(sizes):
             shape = (size, _SPAN // 4 // size) if write else (4 * _KIB, size // (4 * _KIB))
-            times = self._times(ways, shape, write=write)
+            times = self._times(variants, shape, write=write)
             if not times:
                 return settings
             if times[_ALWAYS] > times[_NEVER]:
@@ -213,14 +213,14 @@ class Trial:
 
     def _times(
         self,
-        ways: dict[int, tuple[CopySettings, int]],
+        variants: dict[int, tuple[CopySettings, int]],
         shape: tuple[int, int],
         *,
         write: bool = False,
     ) -> dict[int, float]:
         """Time a copy in each way (settings, threads), in nanoseconds; none after the deadline."""
-        structs = {name: settings.struct(threads) for name, (settings, threads) in ways.items()}
-        times: dict[int, list[int]] = {name: [] for name in ways}
+        structs = {name: settings.struct(threads) for name, (settings, threads) in variants.items()}
+        times: dict[int, list[int]] = {name: [] for name in variants}
         for _ in range(_ROUNDS):
             for name, struct in structs.items():
                 times[name].append(self._time(struct, shape, write=write))

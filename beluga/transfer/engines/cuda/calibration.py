@@ -21,7 +21,7 @@ from beluga.transfer.calibrate.calibration_cache import CalibrationCache
 from beluga.transfer.calibrate.cost import Cost
 from beluga.transfer.engines.cuda.launch import Launcher
 from beluga.transfer.engines.cuda.parts import RUN, pack_chunks
-from beluga.transfer.engines.cuda.staged import Staging, Way, after
+from beluga.transfer.engines.cuda.staged import DirectedStream, Staging, after
 from beluga.transfer.engines.cuda.tables import make_tables
 from beluga.transfer.engines.cuda.windows import Bases
 from beluga.transfer.plan.plan import Plan, plan_blocks
@@ -81,7 +81,7 @@ class Calibration:
     def choose(self, *, write: bool, size: int, fragments: int) -> str:
         """Return ``direct`` or ``staged``, the faster at the nearest point (sizes by ratio)."""
         if not self.points:
-            return min(COSTS, key=lambda way: COSTS[way].of(size, fragments))
+            return min(COSTS, key=lambda path: COSTS[path].of(size, fragments))
 
         def far(point: Point) -> float:
             by_size = math.log2(point.size / size)
@@ -158,7 +158,7 @@ def _point(  # noqa: PLR0913, PLR0917  one measurement's own
         copies = staging.copies(write=write)
         if not write:
             after(driver, stream, copies)
-        launcher.give_back(staging.move(packed, runs, buffer, Way(write, stream)))
+        launcher.give_back(staging.move(packed, runs, buffer, DirectedStream(write, stream)))
         if write:
             after(driver, copies, stream)
 

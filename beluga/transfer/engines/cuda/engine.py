@@ -25,14 +25,14 @@ from beluga.transfer.engines.cuda.capture import CapturedTransfer
 from beluga.transfer.engines.cuda.claims import Claims
 from beluga.transfer.engines.cuda.device import CupyDriver
 from beluga.transfer.engines.cuda.driver import Driver, DriverError
-from beluga.transfer.engines.cuda.holds import Hold, IoHandle
+from beluga.transfer.engines.cuda.holds import Hold, WindowId
 from beluga.transfer.engines.cuda.interop import StreamLike, stream_handle
 from beluga.transfer.engines.cuda.launch import Launcher
 from beluga.transfer.engines.cuda.parts import select
 from beluga.transfer.engines.cuda.paths import CudaStat, Paths
 from beluga.transfer.engines.cuda.prepared import PreparedLaunch
 from beluga.transfer.engines.cuda.registrar import Registrar
-from beluga.transfer.engines.cuda.staged import Way, drain
+from beluga.transfer.engines.cuda.staged import DirectedStream, drain
 from beluga.transfer.engines.cuda.tables import Tables, make_tables
 from beluga.transfer.engines.cuda.transfer import CudaTransfer, Part
 from beluga.transfer.engines.cuda.windows import Windows
@@ -104,7 +104,7 @@ class CudaEngine:
         pool.before_close(self.close)
 
     piece_size = 4 << 20
-    """What a link should let on in one go, in bytes: less takes as long to start as to move."""
+    """What a link should admit in one go, in bytes: less takes as long to start as to move."""
 
     @property
     def name(self) -> str:
@@ -127,12 +127,12 @@ class CudaEngine:
     def gather_write(self, plan: Plan, *, stream: StreamLike | None = None) -> CudaTransfer:
         """See :meth:`beluga.transfer.engine.Engine.gather_write`."""
         plan.refuse_direction(write=True)
-        return self._start(plan, self._way(stream, write=True))
+        return self._start(plan, self._stream_for(stream, write=True))
 
     def scatter_read(self, plan: Plan, *, stream: StreamLike | None = None) -> CudaTransfer:
         """See :meth:`beluga.transfer.engine.Engine.scatter_read`."""
         plan.refuse_direction(write=False)
-        return self._start(plan, self._way(stream, write=False))
+        return self._start(plan, self._stream_for(stream, write=False))
 
     def prepare(self, plan: Plan, direction: Direction) -> Prepared:
         """See :meth:`beluga.transfer.engine.Engine`: the tables go to the GPU now where it copies
@@ -143,18 +143,18 @@ class CudaEngine:
         self._driver.use()
         if len(plan.pieces) == 0:
             return Parts(self, plan, direction)
-        way, tables = self._way(None, write=write), make_tables(plan, write=write)
+        directed, tables = self._stream_for(None, write=write), make_tables(plan, write=write)
         touched = self._windows.touched(tables.pieces["offset"])
         hold = self._registrar.hold(touched, self._driver)
         try:
-            if touched - hold.addresses.keys() or self._stages(plan, way, hold):
+            if touched - hold.addresses.keys() or self._stages(plan, directed, hold):
                 hold.__exit__(None, None, None)
                 return Parts(self, plan, direction)
             self._paths.begin()
-            return PreparedLaunch(self._paths, plan, tables, way, hold)
+            return PreparedLaunch(self._paths, plan, tables, directed, hold)
         except BaseException:
             hold.__exit__(None, None, None)
-            self._paths.undo(way.stream)
+            self._paths.undo(directed.stream)
             raise
 
     def capture(self, plan: Plan, stream: StreamLike, *, write: bool) -> CapturedTransfer:
@@ -216,35 +216,35 @@ class CudaEngine:
         if self._own_driver:
             self._driver.close()
 
-    def _way(self, stream: StreamLike | None, *, write: bool) -> Way:
+    def _stream_for(self, stream: StreamLike | None, *, write: bool) -> DirectedStream:
         if stream is not None:
-            return Way(write, stream_handle(stream))
+            return DirectedStream(write, stream_handle(stream))
         if self._stream is not None:
-            return Way(write, self._stream)
+            return DirectedStream(write, self._stream)
         if write not in self._own:
             self._own[write] = self._driver.make_stream(urgent=not write)
-        return Way(write, self._own[write])
+        return DirectedStream(write, self._own[write])
 
-    def _start(self, plan: Plan, way: Way) -> CudaTransfer:
+    def _start(self, plan: Plan, directed: DirectedStream) -> CudaTransfer:
         self._refuse(plan)
         self._driver.use()  # this may be the thread of a link
-        if self._driver.capturing(way.stream):
+        if self._driver.capturing(directed.stream):
             raise TransferError("the stream is being captured; use capture()")
         if len(plan.pieces) == 0:
             return CudaTransfer(self._launcher, [], lambda: None)
-        tables = make_tables(plan, write=way.write)
+        tables = make_tables(plan, write=directed.write)
         touched = self._windows.touched(tables.pieces["offset"])
         with self._registrar.hold(touched, self._driver) as hold:
             self._paths.begin()
             try:
                 missing = touched - hold.addresses.keys()
                 if missing:
-                    return self._mixed(plan, tables, way, hold, missing)
-                parts = self._straight(plan, tables, way, hold)
+                    return self._mixed(plan, tables, directed, hold, missing)
+                parts = self._straight(plan, tables, directed, hold)
                 return CudaTransfer(self._launcher, parts, lambda: None)
             except BaseException:  # nobody else knows which parts are under way
                 try:
-                    self._paths.undo(way.stream)
+                    self._paths.undo(directed.stream)
                 except UnsettledError:
                     keep_for_good((self, plan))
                     raise
@@ -265,7 +265,12 @@ class CudaEngine:
             raise LayoutError("a piece of the plan lies in two stripes; cut it where they end")
 
     def _mixed(
-        self, plan: Plan, tables: Tables, way: Way, hold: Hold, missing: set[IoHandle]
+        self,
+        plan: Plan,
+        tables: Tables,
+        directed: DirectedStream,
+        hold: Hold,
+        missing: set[WindowId],
     ) -> CudaTransfer:
         """Bounce the chunks in ``missing`` windows, and move the others by the GPU."""
         ready = self._ready_chunks(plan, tables, missing)
@@ -274,31 +279,33 @@ class CudaEngine:
         if ready.any():
             some = select(plan, ready)
             pairs.append((ready, some))
-            parts += self._straight(some, make_tables(some, write=way.write), way, hold)
+            parts += self._straight(some, make_tables(some, write=directed.write), directed, hold)
         rest = select(plan, ~ready)
         pairs.append((~ready, rest))
         self._registrar.want(missing, rest.size)
-        parts += self._paths.bounced(rest, way)
-        gather = functools.partial(_gather_sums, plan, pairs) if way.write else lambda: None
+        parts += self._paths.bounced(rest, directed)
+        gather = functools.partial(_gather_sums, plan, pairs) if directed.write else lambda: None
         return CudaTransfer(self._launcher, parts, gather)
 
-    def _straight(self, plan: Plan, tables: Tables, way: Way, hold: Hold) -> list[Part]:
+    def _straight(
+        self, plan: Plan, tables: Tables, directed: DirectedStream, hold: Hold
+    ) -> list[Part]:
         """By the GPU alone."""
-        if self._stages(plan, way, hold):
-            return self._paths.staged(plan, way, hold)
-        return self._paths.direct(plan, tables, way, hold)
+        if self._stages(plan, directed, hold):
+            return self._paths.staged(plan, directed, hold)
+        return self._paths.direct(plan, tables, directed, hold)
 
-    def _stages(self, plan: Plan, way: Way, hold: Hold) -> bool:
+    def _stages(self, plan: Plan, directed: DirectedStream, hold: Hold) -> bool:
         """Do copy engines take part?"""
         choice = self._path
         if choice == "auto":
             choice = self._calibration.choose(
-                write=way.write, size=plan.size, fragments=len(plan.pieces)
+                write=directed.write, size=plan.size, fragments=len(plan.pieces)
             )
         return choice == "staged" and self._paths.can_stage(plan, hold.addresses)
 
     def _ready_chunks(
-        self, plan: Plan, tables: Tables, missing: set[IoHandle]
+        self, plan: Plan, tables: Tables, missing: set[WindowId]
     ) -> NDArray[np.bool_]:
         """Return for each chunk whether it lies in registered windows: shape (chunks,)."""
         device, window, _ = self._windows.places(tables.pieces["offset"])

@@ -14,7 +14,7 @@ from types import TracebackType
 
 from beluga.transfer.engines.cuda.driver import Driver, DriverError
 
-IoHandle = tuple[int, int]  # device, window on that device
+WindowId = tuple[int, int]  # device, window on that device
 
 
 class Hold:
@@ -23,7 +23,7 @@ class Hold:
     It is a context, in which the transfer is started; :meth:`until` adds the events of its parts.
     """
 
-    def __init__(self, holds: Holds, driver: Driver, addresses: Mapping[IoHandle, int]) -> None:
+    def __init__(self, holds: Holds, driver: Driver, addresses: Mapping[WindowId, int]) -> None:
         self.driver = driver  # the owner of the events
         self.addresses = addresses
         self.events: set[int] = set()
@@ -62,7 +62,7 @@ class Holds:
         self.lock = lock
         self._all: set[Hold] = set()
 
-    def make(self, driver: Driver, addresses: Mapping[IoHandle, int]) -> Hold:
+    def make(self, driver: Driver, addresses: Mapping[WindowId, int]) -> Hold:
         """Make a hold on these windows, for events of ``driver``. The caller holds the lock."""
         hold = Hold(self, driver, addresses)
         self._all.add(hold)
@@ -73,7 +73,7 @@ class Holds:
         if not hold.starting and not hold.events:
             self._all.discard(hold)
 
-    def used(self) -> set[IoHandle]:
+    def used(self) -> set[WindowId]:
         """Return the windows in use now. The caller holds the lock."""
         return {place for hold in self._all if self._busy(hold) for place in hold.addresses}
 

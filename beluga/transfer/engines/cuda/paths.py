@@ -23,10 +23,10 @@ from numpy.typing import NDArray
 from beluga._ffi import ffi, lib
 from beluga.errors import TransferCancelledError, UnsettledError, raise_for_status
 from beluga.pool import Pool
-from beluga.transfer.engines.cuda.holds import Hold, IoHandle
+from beluga.transfer.engines.cuda.holds import Hold, WindowId
 from beluga.transfer.engines.cuda.launch import Launched, Launcher
 from beluga.transfer.engines.cuda.parts import Packed, cut_at_stripes, pack_chunks
-from beluga.transfer.engines.cuda.staged import Staging, Way, after, drain
+from beluga.transfer.engines.cuda.staged import DirectedStream, Staging, after, drain
 from beluga.transfer.engines.cuda.tables import Tables, make_tables
 from beluga.transfer.engines.cuda.transfer import Part
 from beluga.transfer.engines.cuda.windows import Bases, Windows
@@ -111,37 +111,39 @@ class Paths:
         """Return the streams that this object made."""
         return self._staging.streams
 
-    def bases(self, offsets: NDArray[np.uint64], addresses: Mapping[IoHandle, int]) -> Bases:
+    def bases(self, offsets: NDArray[np.uint64], addresses: Mapping[WindowId, int]) -> Bases:
         """Return the bases of the windows in which these offsets lie, all of which are ready."""
         touched = self._windows.touched(offsets)
         return Bases.of(self._windows, {place: addresses[place] for place in touched})
 
-    def direct(self, plan: Plan, tables: Tables, way: Way, hold: Hold) -> list[Part]:
+    def direct(
+        self, plan: Plan, tables: Tables, directed: DirectedStream, hold: Hold
+    ) -> list[Part]:
         """One launch."""
-        launched = self.load(plan, tables, way, hold)
-        self.launcher.run(launched, 0, len(tables.tiles), stream=way.stream)
-        self.launcher.fetch(launched, stream=way.stream)
-        return [self.part(plan, way.write, launched, way.stream, hold)]
+        launched = self.load(plan, tables, directed, hold)
+        self.launcher.run(launched, 0, len(tables.tiles), stream=directed.stream)
+        self.launcher.fetch(launched, stream=directed.stream)
+        return [self.part(plan, directed.write, launched, directed.stream, hold)]
 
-    def load(self, plan: Plan, tables: Tables, way: Way, hold: Hold) -> Launched:
+    def load(self, plan: Plan, tables: Tables, directed: DirectedStream, hold: Hold) -> Launched:
         """The tables of one launch, or several, go to the GPU."""
-        if not way.write:
+        if not directed.write:
             self._maintenance.before_read(plan)
         self.stat.direct_bytes += plan.size
         bases = self.bases(tables.pieces["offset"], hold.addresses)
-        return self.launcher.load(tables, bases, write=way.write, stream=way.stream)
+        return self.launcher.load(tables, bases, write=directed.write, stream=directed.stream)
 
-    def gpu_runs(self, plan: Plan, addresses: Mapping[IoHandle, int]) -> NDArray[np.void]:
+    def gpu_runs(self, plan: Plan, addresses: Mapping[WindowId, int]) -> NDArray[np.void]:
         """Return the runs for copy engines, of type RUN; ``offset`` is a GPU address."""
         return self._gpu_runs(pack_chunks(plan), addresses)
 
-    def can_stage(self, plan: Plan, addresses: Mapping[IoHandle, int]) -> bool:
+    def can_stage(self, plan: Plan, addresses: Mapping[WindowId, int]) -> bool:
         """Are all runs long enough for a copy engine?"""
         return bool((self.gpu_runs(plan, addresses)["size"] >= STAGED_RUN_MIN).all())
 
-    def staged(self, plan: Plan, way: Way, hold: Hold) -> list[Part]:
+    def staged(self, plan: Plan, directed: DirectedStream, hold: Hold) -> list[Part]:
         """Copy by launches and copy engines side by side, through at most two buffers."""
-        if not way.write:
+        if not directed.write:
             self._maintenance.before_read(plan)
         self.stat.staged_bytes += plan.size
         packs = [(piece, pack_chunks(piece)) for piece in plan.cut(self._limit // 4)]
@@ -150,29 +152,35 @@ class Paths:
         for _ in packs[:_BUFFERS]:
             self._make_room(size)
             buffers.append(self._buffers.take(size))
-        copies = self._staging.copies(write=way.write)
-        if not way.write:
-            after(self._driver, way.stream, copies)
+        copies = self._staging.copies(write=directed.write)
+        if not directed.write:
+            after(self._driver, directed.stream, copies)
         parts: list[Part] = []
         for number, (piece, packed) in enumerate(packs):
             buffer = buffers[number % len(buffers)]
             if number >= len(buffers):  # the stream that fills it waits for its last use
-                filling = way.stream if way.write else copies
+                filling = directed.stream if directed.write else copies
                 self._driver.follow(filling, parts[number - len(buffers)].event)
             runs = self._gpu_runs(packed, hold.addresses)
-            launched = self._staging.move(packed, runs, buffer, way)
+            launched = self._staging.move(packed, runs, buffer, directed)
             parts.append(
-                self.part(piece, way.write, launched, copies if way.write else way.stream, hold)
+                self.part(
+                    piece,
+                    directed.write,
+                    launched,
+                    copies if directed.write else directed.stream,
+                    hold,
+                )
             )
         for number in range(len(parts) - len(buffers), len(parts)):  # the last users of the buffers
             buffer = buffers[number % len(buffers)]
             parts[number].give_back = functools.partial(self._buffers.give, buffer)
             self._waiting.append((parts[number], size))
-        if way.write:
-            self._driver.follow(way.stream, parts[-1].event)
+        if directed.write:
+            self._driver.follow(directed.stream, parts[-1].event)
         return parts
 
-    def bounced(self, plan: Plan, way: Way) -> Iterator[Part]:
+    def bounced(self, plan: Plan, directed: DirectedStream) -> Iterator[Part]:
         """Copy by the CPU and one launch for each part that fits into the buffers.
 
         Raises :class:`~beluga.errors.DeviceFaultError`.
@@ -183,15 +191,15 @@ class Paths:
             packed = pack_chunks(piece)
             self._make_room(packed.size)
             pinned = self._buffers.take_pinned(packed.size)
-            if not way.write:
+            if not directed.write:
                 self._between(packed, pinned.array, write=False)
-            tables = make_tables(packed.plan, write=way.write)
+            tables = make_tables(packed.plan, write=directed.write)
             launched = self.launcher.launch(
-                tables, Bases.flat(pinned.address), write=way.write, stream=way.stream
+                tables, Bases.flat(pinned.address), write=directed.write, stream=directed.stream
             )
-            part = self.part(piece, way.write, launched, way.stream, None)
+            part = self.part(piece, directed.write, launched, directed.stream, None)
             part.settle = _nothing
-            if way.write:
+            if directed.write:
                 part.settle = functools.partial(self._between, packed, pinned.array, write=True)
             part.give_back = functools.partial(self._buffers.give_pinned, pinned)
             self._waiting.append((part, packed.size))
@@ -219,7 +227,7 @@ class Paths:
             for offset, place, size in packed.runs.tolist():
                 raise_for_status(move(pool, offset, buffer + place, size), "bouncing a copy")
 
-    def _gpu_runs(self, packed: Packed, addresses: Mapping[IoHandle, int]) -> NDArray[np.void]:
+    def _gpu_runs(self, packed: Packed, addresses: Mapping[WindowId, int]) -> NDArray[np.void]:
         """Return the runs with GPU addresses, cut where windows end."""
         runs = cut_at_stripes(packed.runs)
         bases = self.bases(runs["offset"], addresses)

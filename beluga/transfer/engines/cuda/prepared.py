@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from beluga.transfer.engines.cuda.holds import Hold
     from beluga.transfer.engines.cuda.launch import Launched
     from beluga.transfer.engines.cuda.paths import Paths
-    from beluga.transfer.engines.cuda.staged import Way
+    from beluga.transfer.engines.cuda.staged import DirectedStream
     from beluga.transfer.engines.cuda.tables import Tables
     from beluga.transfer.engines.cuda.transfer import Part
     from beluga.transfer.plan.plan import Plan
@@ -32,16 +32,18 @@ if TYPE_CHECKING:
 class PreparedLaunch:
     """See :class:`~beluga.transfer.engine.Prepared`. It keeps the windows until it is closed."""
 
-    def __init__(self, paths: Paths, plan: Plan, tables: Tables, way: Way, hold: Hold) -> None:
+    def __init__(
+        self, paths: Paths, plan: Plan, tables: Tables, directed: DirectedStream, hold: Hold
+    ) -> None:
         self._paths, self._launcher, self._plan = paths, paths.launcher, plan
-        self._way, self._hold = way, hold
+        self._directed, self._hold = directed, hold
         self._chunks = tables.pieces["chunk"][tables.tiles["piece"]] - plan.chunk_base
         self._part: Part | None = None  # the end of all ranges, once the last one was started
-        self._launched: Launched = paths.load(plan, tables, way, hold)
+        self._launched: Launched = paths.load(plan, tables, directed, hold)
 
     def start(self, first: int, end: int) -> CudaTransfer | Range:
         """Launch the kernel for some chunks; with the last of them the result comes back."""
-        driver, stream = self._launcher.driver, self._way.stream
+        driver, stream = self._launcher.driver, self._directed.stream
         driver.use()  # whoever waits for the link
         self._paths.begin()
         try:
@@ -51,7 +53,7 @@ class PreparedLaunch:
                 return Range(driver, stream)
             self._launcher.fetch(self._launched, stream=stream)
             self._part = self._paths.part(
-                self._plan, self._way.write, self._launched, stream, self._hold
+                self._plan, self._directed.write, self._launched, stream, self._hold
             )
             return CudaTransfer(self._launcher, [self._part], lambda: None)
         except BaseException:  # nobody else knows what of it is under way
@@ -69,7 +71,7 @@ class PreparedLaunch:
             driver = self._launcher.driver
             driver.use()
             try:
-                drain(driver, self._way.stream)
+                drain(driver, self._directed.stream)
             except DriverError:  # nobody can say what still runs
                 keep_for_good((self, self._plan))
                 return

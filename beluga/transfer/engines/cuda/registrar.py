@@ -25,7 +25,7 @@ from beluga.errors import TransferError
 from beluga.pool import STRIPE_SIZE, Pool, filesystem
 from beluga.transfer.engines.cuda.claims import Claims
 from beluga.transfer.engines.cuda.driver import Driver, DriverError
-from beluga.transfer.engines.cuda.holds import Hold, Holds, IoHandle
+from beluga.transfer.engines.cuda.holds import Hold, Holds, WindowId
 from beluga.transfer.engines.cuda.windows import Windows
 
 
@@ -48,25 +48,25 @@ class Registrar:
         self._mapped = ExitStack()  # the driver has the addresses, so they outlive the pool
         handle = self._mapped.enter_context(pool.using())
         self._bases = [_base(handle, windows, device) for device in range(len(pool.devices))]
-        self.ready: dict[IoHandle, int] = {}
+        self.ready: dict[WindowId, int] = {}
         self.fault: str | None = None  # why a window failed last
         self.unregistered_count = 0  # windows that made room for others
         self.refused_count = 0  # windows that were wanted, but exceeded the cap
         self._changed = threading.Condition()
         self._holds = Holds(self._changed)
-        self._kept: dict[object, set[IoHandle]] = {}  # by user, until forget()
+        self._kept: dict[object, set[WindowId]] = {}  # by user, until forget()
         self._uses = itertools.count()
-        self._used: dict[IoHandle, int] = {}  # the last use of each ready window
-        self._missed: dict[IoHandle, int] = {}  # bytes that were bounced
-        self._wanted: list[IoHandle] = []
-        self._refused: set[IoHandle] = set()  # windows over the cap, which may replace others
+        self._used: dict[WindowId, int] = {}  # the last use of each ready window
+        self._missed: dict[WindowId, int] = {}  # bytes that were bounced
+        self._wanted: list[WindowId] = []
+        self._refused: set[WindowId] = set()  # windows over the cap, which may replace others
         self._left = self._all()
         self._working = False
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="beluga-register", daemon=True)
         self._thread.start()
 
-    def hold(self, places: Collection[IoHandle], driver: Driver) -> Hold:
+    def hold(self, places: Collection[WindowId], driver: Driver) -> Hold:
         """Hold those of the windows that are ready.
 
         They stay ready until the events of ``driver`` that are added to the hold have ended.
@@ -77,7 +77,7 @@ class Registrar:
             self._used.update(dict.fromkeys(found, now))
             return self._holds.make(driver, found)
 
-    def keep(self, places: Collection[IoHandle], user: object) -> Mapping[IoHandle, int]:
+    def keep(self, places: Collection[WindowId], user: object) -> Mapping[WindowId, int]:
         """Keep the windows ready until :meth:`forget`, and return their GPU addresses.
 
         Raises :class:`~beluga.errors.TransferError` unless all of them are ready now.
@@ -95,7 +95,7 @@ class Registrar:
         with self._changed:
             self._kept.pop(user, None)
 
-    def want(self, places: Collection[IoHandle], size: int) -> None:
+    def want(self, places: Collection[WindowId], size: int) -> None:
         """Note that copies of ``size`` bytes bounced because these windows were not ready."""
         with self._changed:
             for place in places:
@@ -132,7 +132,7 @@ class Registrar:
         self._claims.close()
         self._mapped.close()
 
-    def _all(self) -> dict[IoHandle, None]:
+    def _all(self) -> dict[WindowId, None]:
         """Return every window, low offsets first."""
         stripes = self._devices[0].stripe_count
         count = -(-stripes // (1 << self.windows.shift))
@@ -154,7 +154,7 @@ class Registrar:
             self._working = False
             self._changed.notify_all()
 
-    def _next(self) -> tuple[IoHandle, bool] | None:
+    def _next(self) -> tuple[WindowId, bool] | None:
         """Return the next window to register and whether copies want it, or None at the end."""
         with self._changed:
             self._working = False
@@ -167,7 +167,7 @@ class Registrar:
                 return self._wanted.pop(0), True
             return next(iter(self._left)), False
 
-    def _register(self, place: IoHandle, wanted: bool) -> None:
+    def _register(self, place: WindowId, wanted: bool) -> None:
         if place in self.ready:  # it was wanted while it was being registered
             return
         span = self._range(place)
@@ -183,7 +183,7 @@ class Registrar:
             self._left.pop(place, None)
             self._refused.discard(place)
 
-    def _registered(self, place: IoHandle, span: _Range) -> bool:
+    def _registered(self, place: WindowId, span: _Range) -> bool:
         """Register a window. Return False if that would exceed the cap."""
         with self._claims.claimed(span.size) as fits:
             if fits:
@@ -210,7 +210,7 @@ class Registrar:
             self.unregistered_count += 1
         return True
 
-    def _unregister(self, place: IoHandle) -> bool:
+    def _unregister(self, place: WindowId) -> bool:
         """Unregister a window. Return False if the driver fails: its memory still counts."""
         try:
             self._driver.unregister(self._range(place).address)
@@ -228,7 +228,7 @@ class Registrar:
             self._refused.update(self._left)
             self._left.clear()
 
-    def _populate(self, place: IoHandle, span: _Range) -> None:
+    def _populate(self, place: WindowId, span: _Range) -> None:
         """Fault pages of files in, which the driver would do one by one with its locks held."""
         device = self._devices[place[0]]
         if device.kind == "file" and not device.sparse:
@@ -236,13 +236,13 @@ class Registrar:
             if code < 0:
                 raise DriverError(f"filling {span.size} bytes of memory: {os.strerror(-code)}")
 
-    def _range(self, place: IoHandle) -> _Range:
+    def _range(self, place: WindowId) -> _Range:
         device, window = place
         start = window * self.windows.size
         size = min(self.windows.size, self._devices[device].size - start)
         return _Range(self._bases[device] + start, size)
 
-    def _advice(self, place: IoHandle) -> str:
+    def _advice(self, place: WindowId) -> str:
         device = self._devices[place[0]]
         if device.kind == "devdax":
             return "is the locked-memory limit (ulimit -l) below the pool's size?"

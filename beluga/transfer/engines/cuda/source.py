@@ -20,8 +20,8 @@ _INSTALLED = _HERE / "kernels"
 ROOT = _INSTALLED if _INSTALLED.is_dir() else _HERE.parents[3] / "csrc"
 
 KERNELS = tuple(
-    f"bl_{way}{half}{total}"
-    for way in ("gather", "scatter")
+    f"bl_{kernel}{half}{total}"
+    for kernel in ("gather", "scatter")
     for half in ("", "_half")
     for total in ("", "_sum")
 )

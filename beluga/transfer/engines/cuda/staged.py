@@ -30,8 +30,8 @@ GROUP_SIZE = 1 << 20
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Way:
-    """The direction and stream of a part of a plan; ``write`` gathers, else it scatters."""
+class DirectedStream:
+    """A stream, and the direction of the copies on it: ``write`` gathers, else they scatter."""
 
     write: bool
     stream: int
@@ -50,39 +50,42 @@ class Staging:
             self._streams[write] = self._driver.make_stream(urgent=not write)
         return self._streams[write]
 
-    def move(self, packed: Packed, runs: NDArray[np.void], buffer: int, way: Way) -> Launched:
+    def move(
+        self, packed: Packed, runs: NDArray[np.void], buffer: int, directed: DirectedStream
+    ) -> Launched:
         """Put a part of a plan on both streams.
 
         The ``buffer`` must be free on the stream that fills it. ``runs`` are the part's bytes in
-        the pool, by GPU address. A write ends on the stream of copies, a read on ``way.stream``.
+        the pool, by GPU address. A write ends on the stream of copies, and a read on
+        ``directed.stream``.
         """
-        tables = make_tables(packed.plan, write=way.write)
+        tables = make_tables(packed.plan, write=directed.write)
         starts, ends = tile_spans(tables)
-        edges = starts if way.write else ends
+        edges = starts if directed.write else ends
         order = np.argsort(edges, kind="stable")
         tables = dataclasses.replace(tables, tiles=tables.tiles[order])
-        edges, copies, launcher = edges[order], self.copies(write=way.write), self._launcher
+        edges, copies, launcher = edges[order], self.copies(write=directed.write), self._launcher
         bases = Bases.flat(buffer)
-        launched = launcher.load(tables, bases, write=way.write, stream=way.stream)
+        launched = launcher.load(tables, bases, write=directed.write, stream=directed.stream)
         first = 0
         for group in groups(runs):
             _, place, size = group[-1]
             # A gather takes tiles that begin in the group, a scatter those that end in it.
-            side: Literal["left", "right"] = "left" if way.write else "right"
+            side: Literal["left", "right"] = "left" if directed.write else "right"
             last = int(np.searchsorted(edges, place + size, side=side))
-            if way.write:
-                launcher.run(launched, first, last, stream=way.stream)
-                after(self._driver, way.stream, copies)
+            if directed.write:
+                launcher.run(launched, first, last, stream=directed.stream)
+                after(self._driver, directed.stream, copies)
             for at, place, size in group:
-                pair = (at, buffer + place) if way.write else (buffer + place, at)
+                pair = (at, buffer + place) if directed.write else (buffer + place, at)
                 self._driver.copy(*pair, size, copies)
-            if not way.write:
-                after(self._driver, copies, way.stream)
-                launcher.run(launched, first, last, stream=way.stream)
+            if not directed.write:
+                after(self._driver, copies, directed.stream)
+                launcher.run(launched, first, last, stream=directed.stream)
             first = last
-        launcher.fetch(launched, stream=way.stream)
-        if way.write:
-            after(self._driver, way.stream, copies)
+        launcher.fetch(launched, stream=directed.stream)
+        if directed.write:
+            after(self._driver, directed.stream, copies)
         return launched
 
     @property

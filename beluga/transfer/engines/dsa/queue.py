@@ -30,7 +30,7 @@ _SIZE_MAX = 2 << 20  # the software queue's limit, like that of real queues
 _BATCH_MAX = 32
 _DEPTH = 32
 
-_WAYS = {
+_SUBMISSIONS = {
     "shared": (lib.BL_DSA_ENQCMD, "ENQCMD"),
     "dedicated": (lib.BL_DSA_MOVDIR64B, "MOVDIR64B"),
 }
@@ -107,8 +107,8 @@ def _open(queue: WorkQueue, path: Path) -> Portal:
     )
     descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     out = ffi.new("bl_dsa_queue **")
-    way, text = _WAYS[queue.mode]
-    code = lib.bl_dsa_queue_open(descriptor, way, limits, out)
+    submission, text = _SUBMISSIONS[queue.mode]
+    code = lib.bl_dsa_queue_open(descriptor, submission, limits, out)
     if code in (-errno.EPERM, -errno.EACCES, -errno.ENOTSUP):
         # The kernel checks one descriptor at a time, so there are no batches.
         limits.batch_max, text = 0, "write()"

@@ -81,13 +81,13 @@ def test_tables_are_in_gpu_memory_before_the_link_admits_anything(
     assert engine.settle(PATIENCE_S)
     scheduled = ScheduledEngine(engine, place)
     for start in (scheduled.gather_write, scheduled.scatter_read):
-        for way in (each.handle for each in link.ways):
-            way.bucket.tail += 10**12  # somebody else's, for a second
+        for direction in (each.handle for each in link.directions):
+            direction.bucket.tail += 10**12  # somebody else's, for a second
         before, loaded = len(gpu.launches), len(loads)
         transfer = start(blocks.plan)
         assert (len(gpu.launches), len(loads)) == (before, loaded + 1)
-        for way in (each.handle for each in link.ways):
-            way.bucket.tail -= 10**12
+        for direction in (each.handle for each in link.directions):
+            direction.bucket.tail -= 10**12
         transfer.wait(PATIENCE_S)
         assert len(gpu.launches) - before > 1  # a launch for each piece
         assert len(loads) == loaded + 1

@@ -65,7 +65,7 @@ def wrong_first(plan: Plan) -> None:
 
 
 @pytest.mark.parametrize("spoil", [of_another_chunk, leaving_a_gap, backwards, wrong_first])
-def test_a_plan_that_would_lead_a_kernel_unthrottled_is_refused(
+def test_a_plan_that_would_lead_a_kernel_outside_the_pool_is_refused(
     pool: Pool, gpu: Gpu, spoil: Callable[[Plan], None]
 ) -> None:
     engine, plan = engine_on(pool, gpu), Blocks.make(pool).plan
