@@ -22,7 +22,7 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
-from beluga._ffi import lib
+from beluga._ffi import core, ffi, lib
 from beluga.child import command
 from beluga.errors import BelugaError
 from beluga.kvcache import KVCache
@@ -52,6 +52,7 @@ SLOW = Speed(500_000_000)  # The link, not a busy machine, must be the bottlenec
 NAMESPACE = "beluga-bench"
 _PIECE = 4096  # the plan for measuring the cost of pieces
 _STAY = 1 << 62
+_WAIT_NS = 50_000_000
 _END_TIMEOUT_S = 30.0
 
 
@@ -171,7 +172,7 @@ def _flood(pool: Pool, directory: Path | None, number: int) -> Iterator[subproce
 
 def decision_rows(options: Options, pool: Pool) -> list[Row]:
     """Measure the cost of a piece that is acquired in C, as the difference to the same copy without
-    a link: when a process is alone, and beside another engine.
+    a link: when a process is alone, and beside another engine. And measure what waiting costs.
     """
     recorder = Recorder("scheduler", options, {"memory": memory_of(pool), "threads": 1})
     size = (1 if options.smoke else 8) << 20
@@ -216,5 +217,38 @@ def decision_rows(options: Options, pool: Pool) -> list[Row]:
                 )
             )
         handle.close()
+        rows.append(_waiting_row(recorder, link))
         link.close()
     return rows
+
+
+def _waiting_row(recorder: Recorder, link: Link) -> Row:
+    """Measure the CPU time of a thread that waits while another engine holds the link."""
+    holder, waiter = IoHandle(link), IoHandle(link)
+    held = [_request() for _ in range(link.settings.pieces)]
+    if not all(holder.acquire(request, ffi.NULL, _WAIT_NS) for request in held):
+        raise BelugaError("the link of the benchmark is not free")
+    spent = []
+    for _ in range(9):
+        request, start, used = _request(), time.perf_counter_ns(), time.thread_time_ns()
+        waiter.acquire(request, ffi.NULL, _WAIT_NS)
+        used, taken = time.thread_time_ns() - used, time.perf_counter_ns() - start
+        waiter.release(request)
+        spent.append(used * 10**6 // taken)
+    for request in held:
+        holder.release(request)
+    holder.close()
+    waiter.close()
+    return recorder.row(
+        "waiting, in C",
+        p50_ns=int(np.median(spent)),
+        p99_ns=max(spent),
+        note="CPU time of a thread per millisecond that it waits for a link that another holds",
+    )
+
+
+def _request() -> core.bl_io_request:
+    return ffi.new(
+        "bl_io_request *",
+        {"bytes": _PIECE, "node": TransferClass.ONBOARD, "direction": Direction.READ},
+    )

@@ -106,13 +106,6 @@ static int bl_queue_gate(bl_queue *queue, uint32_t node, uint64_t now_ns, uint64
     return 0;
 }
 
-static void bl_queue_give_back(bl_queue *queue)
-{
-    if (queue->pending > 0)
-        bl_member_refund(queue->direction, queue->member, queue->pending);
-    queue->pending = 0;
-}
-
 /* Returns 1 if the next class, among all engines that are free, waits in this queue. If the next
  * class belongs to another engine and may use more tokens than all waiters can reserve, then that
  * engine has just woken and may stand behind all of them. This queue then gives back its

@@ -82,8 +82,7 @@ void bl_queue_destroy(bl_queue *queue)
 {
     if (queue == NULL)
         return;
-    if (bl_queue_owns(queue) && queue->pending > 0)
-        bl_member_refund(queue->direction, queue->member, queue->pending);
+    bl_queue_give_back(queue);
     uint32_t index = (uint32_t)(queue->member - queue->direction->members);
     bl_member_drop(queue->direction, index, queue->owner);
     free(queue->waiters);
@@ -127,6 +126,13 @@ int64_t bl_queue_push(bl_queue *queue, uint32_t node, uint64_t tokens, uint64_t 
     return (int64_t)bl_waiter_handle(queue, index);
 }
 
+void bl_queue_give_back(bl_queue *queue)
+{
+    if (queue->pending > 0 && bl_queue_owns(queue))
+        bl_member_refund(queue->direction, queue->member, queue->pending);
+    queue->pending = 0;
+}
+
 int bl_queue_cancel(bl_queue *queue, uint64_t handle)
 {
     bl_waiter *waiter = bl_waiter_find(queue, handle, BL_WAITER_QUEUED);
@@ -137,6 +143,8 @@ int bl_queue_cancel(bl_queue *queue, uint64_t handle)
         bl_tokens_refund(queue->devices[i], waiter->device_tokens[i]);
     waiter->tokens = waiter->bytes = 0;
     waiter->state = BL_WAITER_CANCELLED;
+    if (queue->queued_tokens == 0) /* nobody may poll this queue for long */
+        bl_queue_give_back(queue);
     return 0;
 }
 

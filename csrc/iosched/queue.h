@@ -65,6 +65,9 @@ void bl_queue_admit(bl_queue *queue, uint32_t node, uint64_t price, uint64_t own
 void bl_queue_renewed(bl_queue *queue, uint64_t waiter, uint64_t bytes, uint32_t pieces,
                       uint64_t tokens, uint32_t device, uint64_t device_tokens, uint64_t now_ns);
 
+/* Give back the tokens that are reserved for waiting pieces. */
+void bl_queue_give_back(bl_queue *queue);
+
 /* Returns 1 if a class or one of its groups is stopped or has a limited bandwidth. */
 int bl_queue_limited(const bl_queue *queue, uint32_t node);
 

@@ -25,7 +25,12 @@ def rows() -> dict[str, Row]:
 
 def test_there_is_a_row_for_every_order_and_a_decision(rows: dict[str, Row]) -> None:
     virtual = {f"{name}, {how}" for name in orders(RATE) for how in ("at random", "evenly")}
-    decisions = {"decision", "decision, in C, alone", "decision, in C, beside another"}
+    decisions = {
+        "decision",
+        "decision, in C, alone",
+        "decision, in C, beside another",
+        "waiting, in C",
+    }
     link = {f"caches, slow link, {how}" for how in ("ours", "one class")}
     memory = {f"caches, memory, {what}" for what in ("host's link", "no link")}
     assert rows.keys() == virtual | decisions | link | memory

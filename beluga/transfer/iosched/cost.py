@@ -43,12 +43,13 @@ class Speed:
     def tokens(self, sizes: ArrayLike, *, operations: int = 1) -> NDArray[np.uint64]:
         """Return the picoseconds that copies of ``sizes`` bytes take, each of so many operations.
 
-        0 bytes cost 0, because nothing is asked of the link.
+        0 bytes cost 0, because nothing is asked of the link. Halves are rounded up, as in
+        ``bl_price_tokens``: a bucket for two pieces must hold two pieces.
         """
         size = np.asarray(sizes, np.float64)
         fixed = operations * self.operation_ps
-        taken = np.rint(size * (PICOSECONDS / self.bytes_per_s) + fixed * (size > 0))
-        return taken.astype(np.uint64)
+        taken = size * (PICOSECONDS / self.bytes_per_s) + fixed * (size > 0)
+        return (taken + 0.5).astype(np.uint64)
 
     def longest(self, tokens: int, *, most: int = 16 << 20) -> int:
         """Return the largest power of two, up to ``most``, that costs at most ``tokens``."""

@@ -87,7 +87,7 @@ class IoHandle:
         if self._state == _FREE:
             with self._lock:
                 if self._state == _FREE:
-                    self._handle = _port(self.link)
+                    self._handle = _take_queues(self.link)
                     end = functools.partial(lib.bl_io_queue_destroy, self._handle)
                     self._shared = SharedHandle("I/O handle", self._handle, end)
                     self._state = _TAKEN
@@ -99,7 +99,9 @@ class IoHandle:
 
     def using(self) -> AbstractContextManager[core.bl_io_queue | core.Null]:
         """Return the :attr:`io_queue`, which stays open meanwhile even if this handle is closed."""
-        shared = self._shared if self.io_queue else None
+        shared = self._shared
+        if shared is None and self.io_queue:
+            shared = self._shared
         return _NULL if shared is None else shared
 
     @property
@@ -112,7 +114,7 @@ class IoHandle:
             return self.handle
         except OSError as error:
             if self._state == _FREE:
-                _logger.warning("beluga: %s; copies go without its leave", error)
+                _logger.warning("beluga: %s; copies are not throttled", error)
                 self._state = _NONE
             return ffi.NULL
 
@@ -226,7 +228,7 @@ class IoHandle:
                 lib.bl_io_queue_stop(self._handle, stopped)
 
 
-def _port(link: Link) -> core.bl_io_queue:
+def _take_queues(link: Link) -> core.bl_io_queue:
     made = ffi.new("bl_io_queue **")
     read, write = (direction.handle for direction in link.directions)
     using = _NULL if link.pool is None else link.pool.using()

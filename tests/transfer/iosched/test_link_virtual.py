@@ -311,6 +311,25 @@ def test_what_an_engine_may_not_take_now_holds_nobody_up() -> None:
     assert worse.poll(10 * MS) is not None  # the better one has not asked for long: it sleeps
 
 
+def test_a_cancelled_piece_gives_its_reservation_back() -> None:
+    """At once: nobody may poll its queue for long, and the tokens would lack elsewhere."""
+    direction = LinkDirection(limit=1000, capped=True, now_ns=0)
+    busy, queue = Queue(direction, now_ns=0), Queue(direction, now_ns=0)
+    node = direction.add(1)
+    handle = busy.push(node, 600, 1)
+    assert busy.poll(0) is not None
+    waiting = [queue.push(node, 600, number) for number in range(2)]
+    assert queue.poll(1000) is None
+    bucket = direction.handle.bucket
+    for piece in waiting:
+        assert bucket.ceil - bucket.tail < bucket.limit - 600
+        assert queue.cancel(piece)
+    assert bucket.ceil - bucket.tail == bucket.limit - 600
+    assert [int(member.held) for member in direction.handle.members if member.owner] == [600, 0]
+    busy.complete(handle, 2000)
+    assert bucket.ceil - bucket.tail == bucket.limit
+
+
 def test_who_waits_long_asks_seldom() -> None:
     direction = LinkDirection(limit=1000, capped=True, now_ns=0)
     busy, queue = Queue(direction, now_ns=0), Queue(direction, now_ns=0)

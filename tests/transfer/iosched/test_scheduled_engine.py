@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from beluga._ffi import ffi
 from beluga.errors import (
     ChecksumError,
     TransferCancelledError,
@@ -243,6 +244,27 @@ def test_a_piece_that_ends_makes_room_beside_an_older_transfer(
     expect(2 * DEPTH)
     run_to_the_end(engine, transfers[1])
     assert idle(handle)
+
+
+@pytest.mark.parametrize("bytes_per_s", [50 << 30, 46_200_000_000, 1 << 30, 999_999_937])
+def test_a_link_admits_as_many_pieces_at_once_as_its_settings_say(
+    shm: Path, bytes_per_s: int
+) -> None:
+    """Whatever half a token the price of a piece is rounded by."""
+    speed = Speed(bytes_per_s)
+    link = Link(
+        "exact", LinkSettings(read=speed, write=speed, device=None, pieces=3), directory=shm
+    )
+    handle = IoHandle(link)
+    requests = [
+        ffi.new("bl_io_request *", {"bytes": link.settings.piece_size, "node": 1}) for _ in range(4)
+    ]
+    admitted = [handle.acquire(request, ffi.NULL, 0) for request in requests]
+    assert admitted == [True, True, True, False]
+    for request in requests:
+        handle.release(request)
+    assert idle(handle)
+    handle.close()
 
 
 def test_an_engine_prepares_a_plan_once_and_starts_ranges_of_it(
