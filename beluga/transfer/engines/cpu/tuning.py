@@ -22,13 +22,11 @@ from beluga._ffi import core, ffi, lib
 from beluga.errors import BelugaError, raise_for_status
 from beluga.transfer.calibrate.calibration_cache import CalibrationCache, may_measure
 from beluga.transfer.calibrate.scratch import scratch_pool
-from beluga.transfer.plan.plan import Plan, plan_blocks
+from beluga.transfer.plan.plan import Plan, plan_blocks, plan_rows
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
-
-    from numpy.typing import NDArray
 
     from beluga.pool import Pool
 
@@ -137,13 +135,26 @@ def measure(pool: Pool, offset: int, budget_s: float = _BUDGET_S) -> CopySetting
     trial = Trial(pool, offset, time.monotonic() + budget_s)
     found = CopySettings.default()
     found = trial.crossing(found, "past", [size * _KIB for size in (128, 256, 512, 1024)])
-    rows, pages = (1280, _SPAN // 1280), (16 * _KIB, 64)
-    found = trial.best(found, "ahead", [0, *(size * _KIB for size in (2, 4, 8))], rows)
+    rows, some_rows = Shape(1280, _SPAN // 1280), Shape(1280, _SPAN // 2560, sparse=True)
+    pages = Shape(16 * _KIB, 64)
+    found = trial.best(found, "ahead", [0, *(size * _KIB for size in (2, 4, 8))], rows, some_rows)
     found = trial.best(found, "window", [size * _KIB for size in (16, 32, 64, 128, 256)], pages)
     found = trial.best(found, "step", [size * _KIB for size in (1, 2, 4)], pages)
     found = trial.best(found, "head", [0, *(size * _KIB for size in (1, 2, 4))], pages, write=True)
     found = trial.crossing(found, "direct", [64, 128, 256, 512, 1024, 4096], write=True)
     return trial.parts(found, [size * _KIB for size in (32, 64, 128, 256, 512)])
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Shape:
+    """A copy that is timed: ``count`` fragments of ``size`` bytes, as far apart in private memory.
+
+    The fragments of a ``sparse`` one are as far apart in the pool, and are only read.
+    """
+
+    size: int
+    count: int
+    sparse: bool = False
 
 
 class Trial:
@@ -153,28 +164,31 @@ class Trial:
         self._pool, self._offset, self._deadline = pool, offset, deadline
         self._memory = np.ones(2 * _SPAN + 4096, np.uint8)
         self._start = self._memory.ctypes.data + -self._memory.ctypes.data % 4096
-        self._plans: dict[tuple[int, int], Plan] = {}
+        self._plans: dict[Shape, Plan] = {}
 
     def best(
         self,
         settings: CopySettings,
         name: str,
         values: Sequence[int],
-        shape: tuple[int, int],
-        *,
+        *shapes: Shape,
         write: bool = False,
     ) -> CopySettings:
-        """Return the settings with the value that copies ``shape`` (fragment, count) fastest.
+        """Return the settings with the value that copies the shapes fastest: the product of their
+        times is the least.
 
         The settings do not change if the gain is within noise.
         """
         variants = {value: (dataclasses.replace(settings, **{name: value}), 1) for value in values}
-        times = self._times(variants, shape, write=write)
-        if not times:
-            return settings
-        fastest = min(times, key=times.__getitem__)
-        before = times[getattr(settings, name)]
-        return variants[fastest][0] if times[fastest] < _GAIN * before else settings
+        product = dict.fromkeys(values, 1.0)
+        for shape in shapes:
+            times = self._times(variants, shape, write=write)
+            if not times:
+                return settings
+            product = {value: product[value] * times[value] for value in values}
+        fastest = min(product, key=product.__getitem__)
+        before = product[getattr(settings, name)]
+        return variants[fastest][0] if product[fastest] < _GAIN * before else settings
 
     def crossing(
         self, settings: CopySettings, name: str, sizes: Sequence[int], *, write: bool = False
@@ -189,7 +203,9 @@ class Trial:
         }
         from_here = _NEVER
         for size in reversed(sizes):
-            shape = (size, _SPAN // 4 // size) if write else (4 * _KIB, size // (4 * _KIB))
+            shape = (
+                Shape(size, _SPAN // 4 // size) if write else Shape(4 * _KIB, size // (4 * _KIB))
+            )
             times = self._times(variants, shape, write=write)
             if not times:
                 return settings
@@ -204,7 +220,8 @@ class Trial:
             return settings
         for size in sizes:
             both = dataclasses.replace(settings, part=size)
-            times = self._times({1: (both, 1), 2: (both, 2)}, (4 * _KIB, 2 * size // (4 * _KIB)))
+            pages = Shape(4 * _KIB, 2 * size // (4 * _KIB))
+            times = self._times({1: (both, 1), 2: (both, 2)}, pages)
             if not times:
                 break
             if times[2] < _GAIN * times[1]:
@@ -214,7 +231,7 @@ class Trial:
     def _times(
         self,
         variants: dict[int, tuple[CopySettings, int]],
-        shape: tuple[int, int],
+        shape: Shape,
         *,
         write: bool = False,
     ) -> dict[int, float]:
@@ -228,12 +245,10 @@ class Trial:
                     return {}
         return {name: statistics.median(several) for name, several in times.items()}
 
-    def _time(self, struct: core.bl_copy_settings, shape: tuple[int, int], *, write: bool) -> int:
+    def _time(self, struct: core.bl_copy_settings, shape: Shape, *, write: bool) -> int:
         """Time one copy of private memory that is in no cache, in nanoseconds."""
         if shape not in self._plans:
-            fragment, count = shape
-            places = self._start + 2 * fragment * np.arange(count)
-            self._plans[shape] = self._plan(places, np.full(count, fragment))
+            self._plans[shape] = self._plan(shape)
         plan = self._plans[shape].struct()
         lib.bl_flush(ffi.cast("void *", self._start), 2 * _SPAN)
         lib.bl_fence()
@@ -245,18 +260,21 @@ class Trial:
         raise_for_status(code, "timing a copy")
         return taken
 
-    def _plan(self, places: NDArray[np.int64], sizes: NDArray[np.int64]) -> Plan:
-        """Return a plan with checksums, as caches have them by default, and write its bytes once.
+    def _plan(self, shape: Shape) -> Plan:
+        """Return the plan of a shape. A dense one has checksums, as caches have them by default,
+        and its bytes are written once.
 
         All bytes of the memory are equal, so the plans that share the pool's range keep their
         checksums.
         """
-        plan = plan_blocks(
-            places[None].astype(np.uint64),
-            sizes,
-            np.array([self._offset]),
-            chunk_size=lib.BL_CHUNK_SIZE,
-        )
+        places = 2 * shape.size * np.arange(shape.count)
+        sizes, offsets = np.full(shape.count, shape.size), np.array([self._offset])
+        addresses = (self._start + places).astype(np.uint64)
+        if shape.sparse:
+            self._plan(Shape(2 * shape.size * shape.count, 1))  # so all bytes in the pool are equal
+            rows = addresses, np.zeros_like(places), places, sizes
+            return plan_rows(*rows, offsets=offsets, length=2 * shape.size * shape.count)
+        plan = plan_blocks(addresses[None], sizes, offsets, chunk_size=lib.BL_CHUNK_SIZE)
         with self._pool.using() as pool:
             code = lib.bl_plan_write(pool, plan.struct(), ffi.NULL, ffi.NULL, 0)
         raise_for_status(code, "writing what is timed")

@@ -23,7 +23,7 @@ from beluga.pool import Pool
 from beluga.transfer import CopySettings, CpuEngine, Plan, plan_blocks, tuned
 from beluga.transfer.calibrate.calibration_cache import CalibrationCache
 from beluga.transfer.engines.cpu import tuning
-from beluga.transfer.engines.cpu.tuning import Trial, measure
+from beluga.transfer.engines.cpu.tuning import Shape, Trial, measure
 
 DEFAULT = CopySettings.default()
 SIZES = st.sampled_from([0, 1, 63, 64, 100, 1280, 4096, 65536, 1 << 20, 0xFFFFFFFF])
@@ -275,15 +275,24 @@ def test_who_reads_while_others_write_sees_one_of_them(pool: Pool, cache: Path) 
 class Made(Trial):
     """Copies whose times are made up."""
 
-    def __init__(self, pool: Pool, ahead: int, past: int, part: int) -> None:
+    def __init__(
+        self,
+        pool: Pool,
+        ahead: int,
+        past: int,
+        part: int,
+        slow_ahead: dict[Shape, int] | None = None,
+    ) -> None:
         super().__init__(pool, pool.geometry.data_offset, float("inf"))
         self._made = (ahead, past, part)
+        self._slow_ahead = slow_ahead or {}  # takes twice as long for a shape
 
     def _time(self, struct, shape, *, write):  # type: ignore[no-untyped-def]
         ahead, past, part = self._made
-        size = shape[0] * shape[1]
+        size = shape.size * shape.count
         time = 1000 - 100 * (struct.ahead == ahead)
         time -= 100 * ((struct.past <= size) == (past <= size))
+        time *= 1 + (struct.ahead == self._slow_ahead.get(shape))
         if struct.threads == 2:
             time += 500 if struct.part < part else -500
         return time
@@ -294,17 +303,22 @@ def test_what_is_faster_is_taken(pool: Pool) -> None:
     sizes = [size << 10 for size in (128, 256, 512, 1024)]
     found = made.crossing(DEFAULT, "past", sizes)
     assert found.past == 512 << 10
-    found = made.best(found, "ahead", [0, 2048, DEFAULT.ahead], (4096, 4))
+    found = made.best(found, "ahead", [0, 2048, DEFAULT.ahead], Shape(4096, 4))
     assert found.ahead == 2048
+    slow = Shape(1280, 4, sparse=True)
+    one_sided = Made(pool, ahead=2048, past=0, part=0, slow_ahead={slow: 2048})
+    values = [0, 2048, DEFAULT.ahead]
+    assert one_sided.best(DEFAULT, "ahead", values, Shape(4096, 4)).ahead == 2048
+    assert one_sided.best(DEFAULT, "ahead", values, Shape(4096, 4), slow) == DEFAULT
     assert Made(pool, 7, 2**31, 0).crossing(DEFAULT, "past", sizes).past == 0xFFFFFFFF
-    assert Made(pool, 7, 0, 0).best(DEFAULT, "ahead", [0, DEFAULT.ahead], (4096, 4)) == DEFAULT
+    assert Made(pool, 7, 0, 0).best(DEFAULT, "ahead", [0, DEFAULT.ahead], Shape(4096, 4)) == DEFAULT
 
 
 def test_copies_that_are_timed_have_checksums(pool: Pool) -> None:
     """As those of caches: a setting may be fast for copies without, and slow for these."""
     offset = pool.geometry.data_offset
     trial = Trial(pool, offset, float("inf"))
-    struct, shape = DEFAULT.struct(1), (4096, 8)
+    struct, shape = DEFAULT.struct(1), Shape(4096, 8)
     for write in (False, True, False):
         trial._time(struct, shape, write=write)
     other = np.full(8 * 4096, 7, np.uint8)
