@@ -240,6 +240,21 @@ def test_what_is_no_plan_of_this_pool_moves_nothing(pool: Pool) -> None:
         for function in (engine.gather_write, engine.scatter_read):
             with pytest.raises(LayoutError):
                 function(plan)
+    at = source.memory.ctypes.data
+    skips = Plan(  # chunk 1 has no piece, so nobody would compare its checksum
+        np.array([(at, data, 128, 0), (at, data + 256, 64, 2)], PIECE),
+        np.array([(data, 128, 0), (data + 128, 128, 1), (data + 256, 64, 1)], CHUNK),
+        np.zeros(3, np.uint32),
+    )
+    begins = Plan(np.array([(at, data + 32, 96, 0)], PIECE), np.array([(data + 32, 96, 0)], CHUNK))
+    apart = Plan(  # a chunk begins within a line only where the one before it ends
+        np.array([(at, data, 64, 0), (at, data + 96, 32, 1)], PIECE),
+        np.array([(data, 64, 0), (data + 96, 32, 1)], CHUNK),
+    )
+    for wrong in (skips, begins, apart):
+        for function in (engine.gather_write, engine.scatter_read):
+            with pytest.raises(LayoutError):
+                function(wrong)
     sparse = Plan(good.pieces, good.chunks, good.checksums, sparse=True)
     with pytest.raises(LayoutError):
         engine.gather_write(sparse)
