@@ -82,6 +82,14 @@ def test_a_bucket_never_holds_more_than_its_limit(capped: bool) -> None:
     assert bucket.lacks(bucket.grab(1)) == 1
 
 
+def test_a_bucket_that_nobody_asks_for_months_is_full() -> None:
+    """The tokens of so long a time do not fit into 64 bits."""
+    bucket = TokenBucket(10**12, 1000, now_ns=0)
+    ticket = bucket.grab(2000)
+    bucket.replenish(2**64 // 1000 + 1)  # 384 tokens more than 2**64
+    assert bucket.lacks(ticket) == 0
+
+
 def test_few_tokens_are_not_worth_replenishing() -> None:
     bucket = TokenBucket(1000, 50, threshold=10, now_ns=0)
     bucket.replenish(S)
