@@ -148,13 +148,13 @@ class CudaEngine:
         hold = self._registrar.hold(touched, self._driver)
         try:
             if touched - hold.addresses.keys() or self._stages(plan, directed, hold):
-                hold.__exit__(None, None, None)
+                hold.started()
                 return Parts(self, plan, direction)
             self._paths.begin()
             return PreparedLaunch(self._paths, plan, tables, directed, hold)
         except BaseException:
-            hold.__exit__(None, None, None)
             self._paths.undo(directed.stream)
+            hold.started()
             raise
 
     def capture(self, plan: Plan, stream: StreamLike, *, write: bool) -> CapturedTransfer:

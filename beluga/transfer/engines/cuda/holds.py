@@ -41,6 +41,12 @@ class Hold:
             self.events.discard(event)
             self._holds.forget(self)
 
+    def started(self) -> None:
+        """Keep the windows no longer than the events: no others are added."""
+        with self._holds.lock:
+            self.starting = False
+            self._holds.forget(self)
+
     def __enter__(self) -> Hold:
         return self
 
@@ -50,9 +56,7 @@ class Hold:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        with self._holds.lock:
-            self.starting = False
-            self._holds.forget(self)
+        self.started()
 
 
 class Holds:

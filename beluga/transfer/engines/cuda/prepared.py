@@ -76,7 +76,7 @@ class PreparedLaunch:
                 keep_for_good((self, self._plan))
                 return
             self._launcher.give_back(self._launched)
-        self._hold.__exit__(None, None, None)
+        self._hold.started()
 
 
 class Range:
