@@ -9,8 +9,8 @@
 
 #include "pool/pool.h"
 
-/* Validate piece i, and its chunk if the piece is the first one. *at is where the piece before it
- * ended. */
+/* Validate piece i, and its chunk if the piece is the first one. at is where the piece before it
+ * ended, or UINT64_MAX. */
 static int bl_plan_piece_valid(const bl_memory *memory, const bl_plan *plan, uint32_t i,
                                uint64_t at)
 {
@@ -23,7 +23,7 @@ static int bl_plan_piece_valid(const bl_memory *memory, const bl_plan *plan, uin
     if (piece->chunk != before) {
         if (chunk->first - plan->piece_base != i || chunk->offset > memory->size ||
             chunk->length > memory->size - chunk->offset ||
-            (chunk->offset % BL_LINE_SIZE > 0 && (i == 0 || chunk->offset != at)))
+            (chunk->offset % BL_LINE_SIZE > 0 && chunk->offset != at))
             return 0;
         at = chunk->offset;
     }

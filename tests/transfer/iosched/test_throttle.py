@@ -85,7 +85,9 @@ def test_a_bucket_never_holds_more_than_its_limit(capped: bool) -> None:
 def test_a_bucket_that_nobody_asks_for_months_is_full() -> None:
     """The tokens of so long a time do not fit into 64 bits."""
     bucket = TokenBucket(10**12, 1000, now_ns=0)
+    bucket.replenish(0)
     ticket = bucket.grab(2000)
+    assert bucket.lacks(ticket) == 1000
     bucket.replenish(2**64 // 1000 + 1)  # 384 tokens more than 2**64
     assert bucket.lacks(ticket) == 0
 
