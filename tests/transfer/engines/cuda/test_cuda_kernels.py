@@ -253,6 +253,12 @@ def test_sums_do_not_depend_on_the_order(lanes: int) -> None:
     assert len(crc.tables(lanes)) == 20 * 256 + 64
 
 
+@pytest.mark.parametrize("length", [1, 65_535, 65_536, 65_537, 1 << 20])
+def test_sums_of_blank_runs_of_any_length(length: int) -> None:
+    """Each alone: longer ones beside it would be multiplied for it, too."""
+    assert int(crc.blank(np.array([length]))[0]) == primitives.crc32c(bytes(length))
+
+
 # Each bug shows only with some of these: unaligned ends, several chunks, devices, K and V.
 PLANTED = Shape((4099, 4099), (3 * STRIPE - 8192,), THREE, chunk_size=1024)
 
