@@ -59,8 +59,10 @@ def test_read_only_targets_are_refused() -> None:
     array.flags.writeable = False
     with pytest.raises(LayoutError, match="read-only"):
         runs(array, writable=True)
-    with pytest.raises(LayoutError, match="writable"):
+    with pytest.raises(LayoutError, match="need a writable, contiguous buffer, have bytes"):
         runs([b"bytes"], writable=True)
+    with pytest.raises(LayoutError, match="need a contiguous buffer, have memoryview"):
+        runs([memoryview(b"bytes")[::2]], writable=False)
 
 
 def test_bytes_bytearrays_and_memoryviews_go_through_a_cache(cache: KVCache) -> None:
