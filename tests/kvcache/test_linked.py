@@ -194,6 +194,17 @@ def test_a_copy_that_waited_too_long_goes_on_without_tokens(
     held.close()
 
 
+def test_a_shared_handle_counts_for_all_its_caches(
+    pool: Pool, server: MetaServer, link: Link
+) -> None:
+    handle = IoHandle(link)
+    with KVCache(pool, namespace="test", link=handle) as cache:
+        assert cache.put(digests(1), payload(1, PIECE)).stored == 1
+        assert cache.carried()[TransferClass.OFFLOAD].bytes == PIECE
+        assert cache.carried(own=True)[TransferClass.OFFLOAD].bytes == 0
+    handle.close()
+
+
 def test_a_full_link_is_gone_without(
     pool: Pool, server: MetaServer, link: Link, caplog: pytest.LogCaptureFixture
 ) -> None:
