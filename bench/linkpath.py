@@ -228,19 +228,21 @@ def _waiting_row(recorder: Recorder, link: Link) -> Row:
     held = [_request() for _ in range(link.settings.pieces)]
     if not all(holder.acquire(request, ffi.NULL, _WAIT_NS) for request in held):
         raise BelugaError("the link of the benchmark is not free")
-    spent = []
+    spent, waits = [], []
     for _ in range(9):
         request, start, used = _request(), time.perf_counter_ns(), time.thread_time_ns()
         waiter.acquire(request, ffi.NULL, _WAIT_NS)
         used, taken = time.thread_time_ns() - used, time.perf_counter_ns() - start
         waiter.release(request)
         spent.append(used * 10**6 // taken)
+        waits.append(taken / 1e9)
     for request in held:
         holder.release(request)
     holder.close()
     waiter.close()
     return recorder.row(
         "waiting, in C",
+        ops_per_s=1 / float(np.median(waits)),
         p50_ns=int(np.median(spent)),
         p99_ns=max(spent),
         note="CPU time of a thread per millisecond that it waits for a link that another holds",

@@ -18,7 +18,18 @@ from pathlib import Path
 
 import c_references
 import pytest
-from c_references import Reference, References, Seam, circles, compiled, includes, sources
+from c_references import (
+    Reference,
+    References,
+    Seam,
+    circles,
+    code_of,
+    compiled,
+    includes,
+    sources,
+)
+
+from beluga._build import CORE_HEADERS, DSA_HEADERS, SIM_HEADERS
 
 CSRC = Path(__file__).resolve().parent.parent / "csrc"
 WHOLE = "beluga.c"
@@ -117,6 +128,48 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> dict[str, References]:
 @pytest.fixture(scope="module")
 def found(both: dict[str, References]) -> list[Reference]:
     return c_references.references(CSRC, both, SEAM)
+
+
+def without_user(csrc: Path, both: dict[str, References], headers: tuple[str, ...]) -> list[str]:
+    """Return the functions that no other function uses, no macro, and nobody by these headers."""
+    used = {used for build in both.values() for user, used in build.pairs if user != used}
+    texts = {name: code_of(csrc / name) for name in sources(csrc)}
+    macros = " ".join(re.findall(r"#define(?:.*\\\n)*.*", "\n".join(texts.values())))
+    outside = " ".join([macros, *(texts[name] for name in headers)])
+    begun = re.findall(
+        r"__attribute__\(\(constructor\)\) static \w+ (\w+)", " ".join(texts.values())
+    )
+    return [
+        name
+        for name, file in {**both["core"].home, **both["sim"].home}.items()
+        if name not in used
+        and name not in begun
+        and re.search(rf"^[a-z][\w *]*\b{name}\(", texts[file], flags=re.MULTILINE)
+        and not re.search(rf"\b{name}\b", outside)
+    ]
+
+
+@needs_tools
+def test_every_function_has_a_user(both: dict[str, References]) -> None:
+    assert without_user(CSRC, both, (*CORE_HEADERS, *DSA_HEADERS, *SIM_HEADERS)) == []
+
+
+@needs_tools
+def test_a_function_without_a_user_is_found(tmp_path: Path) -> None:
+    csrc = tmp_path / "csrc"
+    (csrc / "base").mkdir(parents=True)
+    (csrc / "base/low.h").write_text("int offered(int n);\n#define WITH(n) by_macro(n)\n")
+    (csrc / "base/low.c").write_text(
+        "static inline int alone(int n) { return n ? alone(n - 1) : 0; }\n"
+        "static int used(int n) { return n; }\n"
+        "int by_macro(int n) { return n; }\n"
+        "__attribute__((constructor)) static void begun(void) { used(1); }\n"
+        "int offered(int n) { return n; }\n"
+    )
+    (csrc / WHOLE).write_text('#include "base/low.c"\ntypedef void bl_call;\n')
+    build = builds(csrc, tmp_path)
+    assert without_user(csrc, build, ("base/low.h",)) == ["alone"]
+    assert sorted(without_user(csrc, build, ())) == ["alone", "offered"]
 
 
 def test_every_folder_is_in_the_list_and_says_its_purpose() -> None:

@@ -40,11 +40,6 @@ static inline void bl_bitset_make(bl_bitset *set, uint64_t *memory, uint64_t cou
     }
 }
 
-static inline int bl_bitset_has(const bl_bitset *set, uint64_t number)
-{
-    return set->level[0][number / 64] >> (number % 64) & 1;
-}
-
 static inline void bl_bitset_add(bl_bitset *set, uint64_t number)
 {
     for (int level = 0; level < BL_BITSET_LEVELS; level++) {

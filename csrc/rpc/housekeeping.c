@@ -104,10 +104,9 @@ static int bl_lane_here(const bl_server *server, const bl_lane *lane)
 int bl_lane_has_devices(const bl_server *server, uint32_t number)
 {
     const bl_lane *lane = &server->lanes[number];
-    if (!bl_lane_here(server, lane))
-        return 0;
-    return lane->liveness_lock < 0 ||
-           bl_liveness_has_devices(&server->pool->memory, lane->liveness_lock);
+    return bl_lane_here(server, lane) &&
+           (lane->liveness_lock < 0 ||
+            bl_liveness_has_devices(&server->pool->memory, lane->liveness_lock));
 }
 
 /* End a lane's session in this server's counts and those of the layers above it. */

@@ -11,18 +11,6 @@
  */
 #include "sim/world.h"
 
-void bl_sim_pause_process(bl_sim_world *world, uint32_t process)
-{
-    world->process[process]->paused = 1;
-    if (world->process[process] == world->current)
-        bl_sim_sleep(world, 0);
-}
-
-void bl_sim_resume_process(bl_sim_world *world, uint32_t process)
-{
-    world->process[process]->paused = 0;
-}
-
 static void bl_sim_pause_all(bl_sim_world *world, uint32_t host, uint32_t paused)
 {
     for (uint32_t i = 0; i < world->process_count; i++)

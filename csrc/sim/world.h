@@ -325,9 +325,7 @@ void bl_sim_sleep(bl_sim_world *world, uint64_t ns);
 
 /* ---- sim/acts.c: what a scenario may do to processes and hosts. */
 
-/* Stop a process until it is let go on, perhaps forever. */
-void bl_sim_pause_process(bl_sim_world *world, uint32_t process);
-void bl_sim_resume_process(bl_sim_world *world, uint32_t process);
+/* Stop the processes of a host until they are let go on, perhaps forever. */
 void bl_sim_pause_host(bl_sim_world *world, uint32_t host);
 void bl_sim_resume_host(bl_sim_world *world, uint32_t host);
 
