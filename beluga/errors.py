@@ -53,6 +53,7 @@ BelugaError
 │   ├── TransferTimeoutError      a transfer has not ended in time; it goes on
 │   ├── TransferCancelledError    a transfer was dropped before it had ended
 │   └── UnsettledError            a copy may still write; its space stays taken
+├── TierError                     a tier below the pool cannot be opened or used
 ├── ConnectorError                an engine's settings, or its KV layout, cannot be served
 ├── RouterError                   sending requests to workers
 │   ├── NoWorkersError            none is registered for the model, or none is healthy
@@ -225,6 +226,9 @@ class TransferCancelledError(TransferError): ...
 
 
 class UnsettledError(TransferError): ...
+
+
+class TierError(BelugaError): ...
 
 
 class ConnectorError(BelugaError): ...

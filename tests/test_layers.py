@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 # Python, bottom first. A layer is seen from above through its front door: the package itself.
 LAYERS = (
-    ("errors", "_build", "_shared", "config", "child"),
+    ("errors", "_build", "_shared", "config", "child", "metrics"),
     ("_ffi",),
     ("primitives", "lease"),
     ("pool",),
@@ -22,6 +22,7 @@ LAYERS = (
     ("meta",),
     ("verify",),
     ("transfer",),
+    ("tiers",),
     ("kvcache",),
     ("connectors",),
     ("router",),

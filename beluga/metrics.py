@@ -1,0 +1,216 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""One registry of counters, gauges and histograms for tiers, links, engines and connectors.
+
+Names and units follow Prometheus: ``beluga_tier_saved_bytes_total``, seconds, bytes. Each series of
+a metric has its labels::
+
+    SAVED = REGISTRY.counter("beluga_tier_saved_bytes_total", "Bytes that a tier has stored.")
+    SAVED.add(4096, tier="disk:/mnt/nvme0")
+    REGISTRY.snapshot()["beluga_tier_saved_bytes_total"].series[(("tier", "disk:/mnt/nvme0"),)]
+
+Every method may be called by any thread. Nothing here needs another library: an exporter reads
+:meth:`Registry.snapshot`.
+"""
+
+from __future__ import annotations
+
+import bisect
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias, TypeVar
+
+Labels: TypeAlias = "tuple[tuple[str, str], ...]"
+"""The labels of one series: pairs of a name and a value, sorted."""
+
+SECONDS: tuple[float, ...] = (1e-5, 1e-4, 5e-4, 1e-3, 5e-3, 1e-2, 5e-2, 0.1, 0.5, 1.0, 5.0)
+"""The bounds of a histogram of times, in seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Distribution:
+    """A histogram's series. ``counts[i]`` has the values in (bounds[i - 1], bounds[i]], and the
+    last count those above all bounds.
+    """
+
+    bounds: tuple[float, ...]
+    counts: tuple[int, ...]
+    total: float
+
+    @property
+    def count(self) -> int:
+        """How many values there were."""
+        return sum(self.counts)
+
+    def quantile(self, share: float) -> float:
+        """Return the least bound that at least ``share`` of the values do not exceed; infinity if
+        that is none, 0 without values.
+        """
+        seen, wanted = 0, share * self.count
+        for bound, count in zip((*self.bounds, float("inf")), self.counts, strict=True):
+            seen += count
+            if seen >= wanted:
+                return bound if self.count else 0.0
+        return 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """The state of one metric. ``kind`` is counter, gauge or histogram."""
+
+    kind: str
+    help: str
+    series: dict[Labels, float | Distribution]
+
+
+class Counter:
+    """A number that only grows, for each set of labels."""
+
+    kind = "counter"
+
+    def __init__(self, name: str, text: str) -> None:
+        self.name, self.help = name, text
+        self._lock = threading.Lock()
+        self._series: dict[Labels, float] = {}
+
+    def add(self, amount: float = 1, **labels: str) -> None:
+        """Add to the series of these labels. Raises ValueError for a negative amount."""
+        if amount < 0:
+            raise ValueError(f"{self.name} is a counter and cannot fall by {-amount}")
+        key = _labels(labels)
+        with self._lock:
+            self._series[key] = self._series.get(key, 0) + amount
+
+    def value(self, **labels: str) -> float:
+        """Return the series of these labels; 0 if there is none."""
+        return self._series.get(_labels(labels), 0)
+
+    def sample(self) -> Sample:
+        """Return all series."""
+        with self._lock:
+            return Sample(self.kind, self.help, dict(self._series))
+
+
+class Gauge:
+    """A number that rises and falls, for each set of labels. It may be a function, which is called
+    when the gauge is read.
+    """
+
+    kind = "gauge"
+
+    def __init__(self, name: str, text: str) -> None:
+        self.name, self.help = name, text
+        self._lock = threading.Lock()
+        self._series: dict[Labels, float | Callable[[], float]] = {}
+
+    def set(self, value: float | Callable[[], float], **labels: str) -> None:
+        """Set the series of these labels to a number, or to a function that returns it."""
+        with self._lock:
+            self._series[_labels(labels)] = value
+
+    def remove(self, **labels: str) -> None:
+        """Remove the series of these labels, if it exists."""
+        with self._lock:
+            self._series.pop(_labels(labels), None)
+
+    def value(self, **labels: str) -> float:
+        """Return the series of these labels; 0 if there is none."""
+        found = self._series.get(_labels(labels), 0)
+        return found() if callable(found) else found
+
+    def sample(self) -> Sample:
+        """Return all series."""
+        with self._lock:
+            series = dict(self._series)
+        now = {key: value() if callable(value) else value for key, value in series.items()}
+        return Sample(self.kind, self.help, dict(now))
+
+
+@dataclass(slots=True)
+class _Counts:
+    counts: list[int]
+    total: float = 0.0
+
+
+class Histogram:
+    """A distribution of values over fixed bounds, for each set of labels."""
+
+    kind = "histogram"
+
+    def __init__(self, name: str, text: str, bounds: Sequence[float] = SECONDS) -> None:
+        self.name, self.help, self.bounds = name, text, tuple(bounds)
+        self._lock = threading.Lock()
+        self._series: dict[Labels, _Counts] = {}
+
+    def observe(self, value: float, **labels: str) -> None:
+        """Count one value in the series of these labels."""
+        key, place = _labels(labels), bisect.bisect_left(self.bounds, value)
+        with self._lock:
+            found = self._series.get(key)
+            if found is None:
+                found = self._series[key] = _Counts([0] * (len(self.bounds) + 1))
+            found.counts[place] += 1
+            found.total += value
+
+    def value(self, **labels: str) -> Distribution:
+        """Return the series of these labels, which may be empty."""
+        with self._lock:
+            found = self._series.get(_labels(labels)) or _Counts([0] * (len(self.bounds) + 1))
+            return Distribution(self.bounds, tuple(found.counts), found.total)
+
+    def sample(self) -> Sample:
+        """Return all series."""
+        with self._lock:
+            series: dict[Labels, float | Distribution] = {
+                key: Distribution(self.bounds, tuple(found.counts), found.total)
+                for key, found in self._series.items()
+            }
+        return Sample(self.kind, self.help, series)
+
+
+Metric: TypeAlias = "Counter | Gauge | Histogram"
+_M = TypeVar("_M", Counter, Gauge, Histogram)
+
+
+@dataclass(slots=True)
+class Registry:
+    """Metrics by name. Asking twice for a name returns the same metric."""
+
+    _metrics: dict[str, Metric] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def counter(self, name: str, text: str) -> Counter:
+        """Return the counter of this name. Raises ValueError if the name is of another kind."""
+        return self._get(name, Counter, lambda: Counter(name, text))
+
+    def gauge(self, name: str, text: str) -> Gauge:
+        """Return the gauge of this name. Raises ValueError if the name is of another kind."""
+        return self._get(name, Gauge, lambda: Gauge(name, text))
+
+    def histogram(self, name: str, text: str, bounds: Sequence[float] = SECONDS) -> Histogram:
+        """Return the histogram of this name. Raises ValueError if the name is of another kind."""
+        return self._get(name, Histogram, lambda: Histogram(name, text, bounds))
+
+    def snapshot(self) -> dict[str, Sample]:
+        """Return the state of all metrics by name."""
+        with self._lock:
+            metrics = dict(self._metrics)
+        return {name: metric.sample() for name, metric in sorted(metrics.items())}
+
+    def _get(self, name: str, kind: type[_M], make: Callable[[], _M]) -> _M:
+        with self._lock:
+            found = self._metrics.get(name)
+            if found is None:
+                found = self._metrics[name] = make()
+        if not isinstance(found, kind):
+            raise ValueError(f"{name} is a {found.kind} already")
+        return found
+
+
+def _labels(labels: dict[str, str]) -> Labels:
+    return tuple(sorted(labels.items()))
+
+
+REGISTRY = Registry()
+"""The registry of this process."""

@@ -1,0 +1,7 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""Tiers below the pool: where blocks sink to, and from where they come back."""
+
+from beluga.tiers.tier import BLOCK, LowerTier, StoredBlock
+
+__all__ = ["BLOCK", "LowerTier", "StoredBlock"]

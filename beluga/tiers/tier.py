@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""A lower tier: a store below the pool, from which blocks come back. A disk or a remote store.
+
+A lower tier keeps immutable blocks by key. Whatever becomes of its medium, a load returns the bytes
+that were saved under the key, or a miss (D6).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+BLOCK: np.dtype[np.void] = np.dtype(
+    [
+        ("key", "<u8", (2,)),
+        ("fingerprint", "<u8"),
+        ("length", "<u4"),
+        ("chunk_size", "<u4"),
+    ]
+)
+"""What the pool must know of a block to take it back: 32 bytes. ``length`` counts payload bytes,
+``fingerprint`` names the namespace, ``chunk_size`` is the payload bytes of each checksum."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredBlock:
+    """A block that a tier has loaded: a record of :data:`BLOCK`, and ``length`` payload bytes."""
+
+    record: np.void
+    payload: NDArray[np.uint8]
+
+
+class LowerTier(Protocol):
+    """A store of blocks below the pool. Any thread may call any method, also at the same time.
+
+    Calls block as long as the medium does. Where loads and saves wait for the same medium, loads go
+    first. No failure of the medium is an exception: it is a miss, or a block that was not saved,
+    and a counter in :data:`beluga.metrics.REGISTRY`.
+    """
+
+    @property
+    def name(self) -> str:
+        """The tier's name in metrics and messages, for example ``disk:/mnt/nvme0``."""
+
+    def save(self, records: NDArray[np.void], payload: NDArray[np.uint8]) -> NDArray[np.bool_]:
+        """Save blocks, and return which of them are saved now, or were before.
+
+        ``records`` are of :data:`BLOCK`, shape (count,). ``payload`` has shape (count, stride),
+        and the first ``length`` bytes of each row are a block. A block that is saved is found after
+        the death of this process.
+        """
+
+    def load(self, keys: NDArray[np.uint64]) -> list[StoredBlock | None]:
+        """Load blocks; a miss is None. ``keys`` has shape (count, 2)."""
+
+    def contains(self, keys: NDArray[np.uint64]) -> NDArray[np.bool_]:
+        """Return which blocks the tier has; for a remote store, this is a round trip."""
+
+    def remove(self, keys: NDArray[np.uint64]) -> int:
+        """Remove blocks, and return how many there were."""
+
+    def close(self) -> None:
+        """Finish what is under way, and release the medium. A second call does nothing."""
