@@ -24,8 +24,10 @@ struct bl_evict {
     size_t size;
 };
 
-int bl_evict_create(bl_evict **out, uint32_t id_count)
+int bl_evict_create(bl_evict **out, uint32_t id_count, uint32_t policy)
 {
+    if (policy != BL_EVICT_LRU)
+        return -EINVAL;
     bl_evict *order = calloc(1, sizeof *order);
     if (!order)
         return -ENOMEM;

@@ -16,8 +16,13 @@
 
 typedef struct bl_evict bl_evict;
 
-/* Create an order for ids below id_count: 0 or -ENOMEM. */
-int bl_evict_create(bl_evict **out, uint32_t id_count);
+enum bl_evict_policy {
+    BL_EVICT_LRU        /* evict the block that was asked for least recently */
+};
+
+/* Create an order for ids below id_count: 0, -ENOMEM, or -EINVAL: unknown policy
+ * (bl_evict_policy). */
+int bl_evict_create(bl_evict **out, uint32_t id_count, uint32_t policy);
 void bl_evict_destroy(bl_evict *order);
 
 /* Make an id the newest of all, whether it was in the order or not. */

@@ -118,7 +118,7 @@ int bl_meta_create(bl_server *server, bl_meta **out)
         meta->kept)
         status = bl_index_create(&meta->index, g->block_count_max);
     if (status == 0)
-        status = bl_evict_create(&meta->order, g->block_count_max);
+        status = bl_evict_create(&meta->order, g->block_count_max, BL_EVICT_LRU);
     if (status == 0)
         status = bl_tasks_create(&meta->tasks, bl_tasks_max(meta->pool));
     if (status == 0)

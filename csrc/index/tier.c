@@ -28,7 +28,7 @@ int bl_tier_create(bl_tier **out, uint32_t id_count, uint32_t capacity, uint32_t
         return -ENOMEM;
     *tier = (bl_tier){.id_count = id_count, .capacity = capacity, .policy = order};
     tier->users = bl_lazy_map((size_t)(id_count + 1) * sizeof *tier->users);
-    if (!tier->users || bl_evict_create(&tier->order, id_count)) {
+    if (!tier->users || bl_evict_create(&tier->order, id_count, BL_EVICT_LRU)) {
         bl_tier_destroy(tier);
         return -ENOMEM;
     }

@@ -55,7 +55,7 @@ static int bl_prefix_fill(bl_prefix *prefix, uint32_t block_max, uint32_t name_m
         rc = bl_prefix_make(&prefix->names, &prefix->name_table, sizeof(bl_prefix_name) + bits,
                             name_max);
     if (!rc)
-        rc = bl_evict_create(&prefix->leaves, block_max + 1);
+        rc = bl_evict_create(&prefix->leaves, block_max + 1, BL_EVICT_LRU);
     prefix->active = calloc(prefix->words, sizeof *prefix->active);
     prefix->held = calloc(ranks * BL_PREFIX_TIERS, sizeof *prefix->held);
     return rc ? rc : prefix->active && prefix->held ? 0 : -ENOMEM;

@@ -18,7 +18,7 @@ IDS = 8
 
 def create(count: int) -> Any:
     out = ffi.new("bl_evict **")
-    assert lib.bl_evict_create(out, count) == 0
+    assert lib.bl_evict_create(out, count, lib.BL_EVICT_LRU) == 0
     return ffi.gc(out[0], lib.bl_evict_destroy)
 
 
