@@ -59,6 +59,8 @@ ELSEWHERE = {
     "beluga.gateway": "tests/gateway: on an event loop, without C",
     "beluga.replay": "tests/replay: processes, without C",
     "beluga.disagg": "tests/disagg: on an event loop; a queue in the pool has one cache",
+    "beluga.tiers.blocks": "tests/tiers: in Python, without C",
+    "beluga.tiers.tier": "a protocol",
     "beluga.pool.mapping": "the pool's own",
     "beluga._shared": "used by the pool, places and all on them",
     "beluga.transfer.engine": "a protocol",

@@ -1,0 +1,418 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""The blocks of one tier: who has them, which of them are found by key, and which are evicted."""
+
+from __future__ import annotations
+
+import functools
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from concurrent.futures import Future
+from typing import TYPE_CHECKING
+
+from beluga.errors import TierError
+from beluga.tiers.blocks.deadlines import DEADLINES
+from beluga.tiers.blocks.exclusive import Exclusive
+from beluga.tiers.blocks.ghosts import Ghosts
+from beluga.tiers.blocks.handles import Claim, MutableBlock, RegisteredBlock, WeakBlock
+from beluga.tiers.blocks.heat import PREFETCH_ABOVE, Heat
+from beluga.tiers.blocks.inactive import Inactive
+from beluga.tiers.blocks.measures import Alert, PoolMetrics, Targets
+from beluga.tiers.blocks.reservations import Reservation, Reservations
+from beluga.tiers.blocks.state import Block, BlockState, Key
+
+if TYPE_CHECKING:
+    from beluga.metrics import Registry
+
+WAITING_MAX = 1024
+"""Reservations that may wait for one pool."""
+
+
+class BlockPool:
+    """The blocks of a tier that this program owns, numbered as their places in its storage.
+
+    A block is free, active (somebody holds a strong handle), or inactive (registered, and nobody
+    does). ``reserve`` takes free blocks in the order in which they became free, then evicts
+    inactive ones, leaves first. Any thread may call any method::
+
+        pool = BlockPool("host", 1024, block_size=16)
+        (block,) = pool.reserve("request-1", 1).result()
+        block.fill(16)
+        block.commit(key)
+        (found,) = pool.register([block])
+        pool.release("request-1")
+        assert pool.match([key])[0].key == key
+
+    ``block_size`` counts tokens. ``watermark`` is the share of blocks with content above which
+    :attr:`offload_due` is true. With ``keep_unsaved``, a block is evicted only after
+    :meth:`mark_saved`. The pool remembers the keys of ``ghosts`` evicted blocks (by default as many
+    as it has blocks). ``half_life_s`` is that of heat.
+    """
+
+    def __init__(  # noqa: PLR0913  all but the first two named
+        self,
+        name: str,
+        total_blocks: int,
+        *,
+        block_size: int = 16,
+        watermark: float = 0.90,
+        keep_unsaved: bool = False,
+        ghosts: int | None = None,
+        half_life_s: float = 60.0,
+        registry: Registry | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        if total_blocks < 1 or block_size < 1 or not 0 < watermark <= 1:
+            raise TierError(
+                f"tier {name}: {total_blocks} blocks of {block_size} tokens with a watermark of "
+                f"{watermark}; it needs a block, a token, and a share between 0 and 1"
+            )
+        self.name, self.total_blocks, self.block_size = name, total_blocks, block_size
+        self.watermark = watermark
+        self.on_registered: Callable[[list[RegisteredBlock]], None] | None = None
+        """Called after blocks were registered under new keys, without the lock."""
+        self._exclusive = Exclusive()
+        self._free = deque(Block(index) for index in range(total_blocks))
+        self._inactive = Inactive(keep_unsaved=keep_unsaved)
+        self._registered: dict[Key, Block] = {}
+        self._claims: dict[Hashable, dict[Claim, None]] = {}
+        self._waiting = Reservations()
+        self._ghosts = Ghosts(total_blocks if ghosts is None else ghosts)
+        self._heat = Heat(2 * total_blocks, half_life_s=half_life_s, clock=clock)
+        self._metrics = PoolMetrics(name, self, registry)
+        self._closed = False
+
+    @property
+    def available_blocks(self) -> int:
+        """Blocks that are free or inactive."""
+        return len(self._free) + len(self._inactive)
+
+    @property
+    def inflight_blocks(self) -> int:
+        """Blocks that somebody holds."""
+        return self.total_blocks - self.available_blocks
+
+    @property
+    def utilization(self) -> float:
+        """``inflight / (available + inflight)``"""
+        return self.inflight_blocks / self.total_blocks
+
+    @property
+    def usage(self) -> float:
+        """The share of blocks that are held or have content."""
+        return 1 - len(self._free) / self.total_blocks
+
+    @property
+    def offload_due(self) -> bool:
+        """Whether the usage is above the watermark."""
+        return self.usage > self.watermark
+
+    @property
+    def waiting_reservations(self) -> int:
+        """Calls of :meth:`reserve` that wait for blocks."""
+        return len(self._waiting)
+
+    def alerts(self, targets: Targets | None = None) -> list[Alert]:
+        """Return the targets that are missed, by default those of :class:`Targets`."""
+        return self._metrics.missed(self, targets or Targets())
+
+    def reserve(
+        self, request: Hashable, count: int, *, timeout_s: float | None = None
+    ) -> Future[list[MutableBlock]]:
+        """Reserve ``count`` blocks for a request: all of them or none, in the order of the calls.
+
+        The future resolves as soon as there is room, in the thread that makes it. It may be
+        cancelled at any moment. After ``timeout_s`` it fails with TierError. If nobody keeps its
+        result, the blocks are free again. Raises TierError for more blocks than the tier has.
+        """
+        if not 0 <= count <= self.total_blocks:
+            raise TierError(f"tier {self.name} has {self.total_blocks} blocks, not {count}")
+        reservation = Reservation(request, count)
+        future = reservation.future
+        with self._exclusive:
+            if self._closed or len(self._waiting) >= WAITING_MAX:
+                raise TierError(
+                    f"tier {self.name} is closed"
+                    if self._closed
+                    else f"{WAITING_MAX} reservations wait for tier {self.name} already; try later"
+                )
+            self._waiting.add(reservation)
+            self._grant()
+            waits = not reservation.ended
+        if waits:
+            future.add_done_callback(self._ended)
+            if timeout_s is not None:
+                # weak: the result, which is a handle of each block, may be dropped before
+                seen = weakref.ref(reservation)
+                DEADLINES.after(timeout_s, functools.partial(self._expire, seen))
+        return future
+
+    def try_reserve(self, request: Hashable, count: int) -> list[MutableBlock] | None:
+        """Reserve blocks if that is possible at once and nobody waits; None if not."""
+        with self._exclusive:
+            if self._closed or len(self._waiting) or not self._has_room(count):
+                return None
+            return self._take(request, count)
+
+    def register(self, blocks: Sequence[MutableBlock]) -> list[RegisteredBlock]:
+        """Register complete blocks, and return a handle for each key. The mutable handles end.
+
+        If a key is registered already, the new block is reset and the known one is handed out.
+        Raises TierError, and has changed nothing, if a block is not complete.
+        """
+        with self._exclusive:
+            claims = [self._own(block) for block in blocks]
+            if len({*claims}) < len(claims):
+                raise TierError("a block is registered twice in one call")
+            for block in blocks:
+                block.claim.held().refuse_registration()
+            handles, new = [], []
+            for claim in claims:
+                handle, is_new = self._register(claim)
+                handles.append(handle)
+                if is_new:
+                    new.append(handle)
+            self._grant()
+        if new and self.on_registered is not None:
+            self.on_registered(new)
+        return handles
+
+    def match(self, keys: Sequence[Key], request: Hashable | None = None) -> list[RegisteredBlock]:
+        """Return the blocks of the leading keys that are here, up to the first that is not.
+
+        They are active until they are released, or until ``request`` is.
+        """
+        with self._exclusive:
+            self._heat.touch(keys)
+            found = []
+            for key in keys:
+                block = self._registered.get(key)
+                if block is None:
+                    if key in self._ghosts:
+                        self._metrics.ghost_hits.add(tier=self.name)
+                    break
+                found.append(self._share(block, request))
+            return found
+
+    def release(self, request: Hashable) -> int:
+        """Release all that a request has, and fail what it waits for. Return how many handles
+        ended. The last block of a chain goes first, so that it is evicted first.
+        """
+        start = time.perf_counter()
+        with self._exclusive:
+            for one in self._waiting.of(request):
+                if self._waiting.remove(one):
+                    self._answer(one, TierError(f"request {request!r} was released"))
+            claims = list(self._claims.get(request, ()))
+            for claim in reversed(claims):
+                self._drop(claim)
+            self._grant()
+        self._metrics.release.observe(time.perf_counter() - start, tier=self.name)
+        return len(claims)
+
+    def drop_all(self, blocks: Sequence[MutableBlock | RegisteredBlock]) -> None:
+        """Release handles, the last one first."""
+        with self._exclusive:
+            for block in reversed(blocks):
+                self._drop(block.claim)
+            self._grant()
+
+    def contains(self, keys: Iterable[Key]) -> list[bool]:
+        """Return which keys are registered here, without touching them."""
+        with self._exclusive:
+            return [key in self._registered for key in keys]
+
+    def mark_saved(self, keys: Iterable[Key]) -> None:
+        """Say that a lower tier has these blocks now, so that they may be evicted."""
+        with self._exclusive:
+            for key in keys:
+                block = self._registered.get(key)
+                if block is not None:
+                    block.saved = True
+                    if block in self._inactive:
+                        self._inactive.offer(block)
+            self._grant()
+
+    def coldest(self, count: int) -> list[WeakBlock]:
+        """Return the first inactive blocks by (priority, return) that are in no lower tier."""
+        with self._exclusive:
+            return [
+                WeakBlock(self, block.key, block.parent, block.priority)
+                for block in self._inactive.coldest(count)
+            ]
+
+    def heat(self, key: Key) -> float:
+        """Return how hot a key is, from 0 to below 1. It need not be here."""
+        with self._exclusive:
+            return self._heat.of(key)
+
+    def wants_prefetch(self, keys: Iterable[Key]) -> list[Key]:
+        """Return the keys that are hot and not here."""
+        with self._exclusive:
+            absent = (key for key in keys if key not in self._registered)
+            return [key for key in absent if self._heat.of(key) > PREFETCH_ABOVE]
+
+    def was_evicted(self, key: Key) -> bool:
+        """Whether the key was evicted not long ago, and has not come back."""
+        with self._exclusive:
+            return key in self._ghosts
+
+    def close(self) -> None:
+        """Fail the reservations that wait, and refuse new ones. Handles may still be released. A
+        second call does nothing.
+        """
+        with self._exclusive:
+            self._closed = True
+            for one in self._waiting.clear():
+                self._answer(one, TierError(f"tier {self.name} was closed"))
+        self._metrics.close()
+
+    def fill(self, claim: Claim, tokens: int) -> None:
+        """See :meth:`MutableBlock.fill`."""
+        with self._exclusive:
+            claim.held().fill(tokens, self.block_size)
+
+    def commit(self, claim: Claim, key: Key, parent: Key | None, priority: int) -> None:
+        """See :meth:`MutableBlock.commit`."""
+        with self._exclusive:
+            claim.held().commit(key, parent, priority, self.block_size)
+
+    def drop(self, claim: Claim) -> None:
+        """Release a claim, now or as soon as the lock is free. Never blocks."""
+        self._exclusive.later(functools.partial(self._drop_and_grant, claim))
+
+    def find(
+        self, key: Key, request: Hashable | None = None, *, is_use: bool = True
+    ) -> RegisteredBlock | None:
+        """See :meth:`WeakBlock.upgrade`."""
+        with self._exclusive:
+            block = self._registered.get(key)
+            return None if block is None else self._share(block, request, is_use=is_use)
+
+    def _expire(self, seen: weakref.ref[Reservation]) -> None:
+        reservation = seen()
+        if reservation is None:
+            return
+        with self._exclusive:
+            if self._waiting.remove(reservation):
+                waited = time.perf_counter() - reservation.since_s
+                error = TierError(
+                    f"tier {self.name} had no {reservation.count} blocks within {waited:.3g} s"
+                )
+                self._answer(reservation, error)
+            self._grant()
+
+    def _ended(self, future: Future[list[MutableBlock]]) -> None:
+        if future.cancelled():
+            self._exclusive.later(self._forget_cancelled)
+
+    # All below is called under the lock.
+
+    def _own(self, block: MutableBlock) -> Claim:
+        if block.owner is not self:
+            raise TierError("a block of another tier cannot be registered here")
+        block.claim.held()
+        return block.claim
+
+    def _claim(self, block: Block, request: Hashable | None) -> Claim:
+        claim = Claim(block, request)
+        block.references += 1
+        if request is not None:
+            self._claims.setdefault(request, {})[claim] = None
+        return claim
+
+    def _end(self, claim: Claim) -> Block | None:
+        """End a claim, and return its block; None if it has ended before."""
+        block, claim.block = claim.block, None
+        if block is None:
+            return None
+        block.references -= 1
+        if claim.request is not None:
+            claims = self._claims[claim.request]
+            del claims[claim]
+            if not claims:
+                del self._claims[claim.request]
+        return block
+
+    def _drop(self, claim: Claim) -> None:
+        block = self._end(claim)
+        if block is None or block.references:
+            return
+        if block.state is BlockState.REGISTERED:
+            self._inactive.add(block)
+        else:
+            self._set_free(block)
+
+    def _drop_and_grant(self, claim: Claim) -> None:
+        self._drop(claim)
+        self._grant()
+
+    def _set_free(self, block: Block) -> None:
+        block.reset()
+        self._free.append(block)
+
+    def _share(
+        self, block: Block, request: Hashable | None, *, is_use: bool = True
+    ) -> RegisteredBlock:
+        if not block.references:
+            self._inactive.remove(block)
+        if is_use:
+            block.tick = 0
+        return RegisteredBlock(self, self._claim(block, request), block)
+
+    def _register(self, claim: Claim) -> tuple[RegisteredBlock, bool]:
+        block = claim.held()
+        known = self._registered.get(block.key)
+        if known is not None:
+            handle = self._share(known, claim.request)
+            self._drop(claim)
+            self._metrics.duplicates.add(tier=self.name)
+            return handle, False
+        block.register()
+        self._registered[block.key] = block
+        self._ghosts.remove(block.key)
+        shared = self._claim(block, claim.request)
+        self._end(claim)
+        return RegisteredBlock(self, shared, block), True
+
+    def _has_room(self, count: int) -> bool:
+        """Make ``count`` blocks free by eviction, if that is possible."""
+        free = self._free
+        if len(free) + len(self._inactive) < count:
+            return False
+        while len(free) < count:
+            victim = self._inactive.evict()
+            if victim is None:
+                return False
+            del self._registered[victim.key]
+            self._ghosts.add(victim.key)
+            self._metrics.evictions.add(tier=self.name)
+            self._set_free(victim)
+        return True
+
+    def _take(self, request: Hashable, count: int) -> list[MutableBlock]:
+        blocks = [self._free.popleft() for _ in range(count)]
+        return [MutableBlock(self, self._claim(block, request)) for block in blocks]
+
+    def _grant(self) -> None:
+        while (granted := self._waiting.grant(self._has_room)) is not None:
+            blocks = self._take(granted.request, granted.count)
+            self._metrics.allocation.observe(time.perf_counter() - granted.since_s, tier=self.name)
+            self._answer(granted, blocks)
+
+    def _answer(self, reservation: Reservation, result: list[MutableBlock] | TierError) -> None:
+        """Resolve a future as soon as the lock is free."""
+        future = reservation.future
+        resolve = (
+            functools.partial(future.set_exception, result)
+            if isinstance(result, TierError)
+            else functools.partial(future.set_result, result)
+        )
+        self._exclusive.answers.append(resolve)
+
+    def _forget_cancelled(self) -> None:
+        for one in self._waiting.cancelled():
+            self._waiting.remove(one)
+        self._grant()

@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""The states of a block, and the transitions between them.
+
+::
+
+    RESET --fill--> PARTIAL --commit--> COMPLETE --register--> REGISTERED
+      ^                |                    |                      |
+      +----------------+------- reset ------+----------------------+
+
+A reset block has no content. A partial block has some of its tokens, or all, and no key yet. A
+complete block has all its tokens and a key. A registered block is found by its key, and its content
+never changes.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Hashable
+from typing import TypeAlias
+
+from beluga.errors import TierError
+
+Key: TypeAlias = Hashable
+"""What names a block's content. Tiers below the pool need the pool's keys: pairs of integers."""
+
+
+class BlockState(enum.Enum):
+    """The state of a block of a :class:`~beluga.tiers.blocks.BlockPool`."""
+
+    RESET = "reset"
+    PARTIAL = "partial"
+    COMPLETE = "complete"
+    REGISTERED = "registered"
+
+
+class Block:
+    """One block of a pool: the number of its place, and what is there. The pool's lock guards it.
+
+    ``priority`` is high for blocks that are evicted late. ``tick`` is the time of the last return,
+    and 0 if there was a use since. A ``saved`` block is in a lower tier, too.
+    """
+
+    __slots__ = (
+        "filled",
+        "index",
+        "key",
+        "parent",
+        "priority",
+        "references",
+        "saved",
+        "state",
+        "tick",
+    )
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+        self.references = 0
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget the content. This is right in every state."""
+        self.state = BlockState.RESET
+        self.filled = 0
+        self.key: Key | None = None
+        self.parent: Key | None = None
+        self.priority = 0
+        self.tick = 0
+        self.saved = False
+
+    def fill(self, tokens: int, block_size: int) -> None:
+        """Add tokens. Raises TierError in a state that takes none, or beyond the block's size."""
+        if self.state not in {BlockState.RESET, BlockState.PARTIAL}:
+            raise self._wrong("be filled")
+        if tokens < 1 or self.filled + tokens > block_size:
+            raise TierError(
+                f"block {self.index} has {self.filled} of {block_size} tokens and cannot take "
+                f"{tokens} more"
+            )
+        self.filled += tokens
+        self.state = BlockState.PARTIAL
+
+    def commit(self, key: Key, parent: Key | None, priority: int, block_size: int) -> None:
+        """Name the content. Raises TierError unless the block has exactly its tokens."""
+        if self.state is not BlockState.PARTIAL:
+            raise self._wrong("be committed")
+        if self.filled != block_size:
+            raise TierError(
+                f"block {self.index} has {self.filled} of {block_size} tokens; it can be committed "
+                "when it has all of them"
+            )
+        if key is None or key == parent:
+            raise TierError(f"block {self.index} needs a key that is not its parent's, has {key}")
+        self.key, self.parent, self.priority = key, parent, priority
+        self.state = BlockState.COMPLETE
+
+    def register(self) -> None:
+        """Make the content immutable. Raises TierError unless the block is complete."""
+        self.refuse_registration()
+        self.state = BlockState.REGISTERED
+
+    def refuse_registration(self) -> None:
+        """Raise TierError unless the block is complete."""
+        if self.state is not BlockState.COMPLETE:
+            raise self._wrong("be registered")
+
+    def _wrong(self, what: str) -> TierError:
+        return TierError(f"block {self.index} is {self.state.value} and cannot {what}")
