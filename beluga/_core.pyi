@@ -324,6 +324,54 @@ class bl_task_counts_init(TypedDict, total=False):
     waiting: int
     claimed: int
 
+class bl_lower_request(CStruct):
+    token: int
+    count: int
+    kind: int
+
+class bl_lower_request_init(TypedDict, total=False):
+    token: int
+    count: int
+    kind: int
+
+class bl_lower_record(CStruct):
+    key: uint64_p
+    fingerprint: int
+    generation: int
+    offset: int
+    length: int
+    chunk_size: int
+    block: int
+    tiers: int
+
+class bl_lower_record_init(TypedDict, total=False):
+    key: uint64_p | Sequence[int]
+    fingerprint: int
+    generation: int
+    offset: int
+    length: int
+    chunk_size: int
+    block: int
+    tiers: int
+
+class bl_lower_note(CStruct):
+    key: uint64_p
+    generation: int
+    block: int
+    stored: int
+    lost: int
+    ended: int
+    reserved: int
+
+class bl_lower_note_init(TypedDict, total=False):
+    key: uint64_p | Sequence[int]
+    generation: int
+    block: int
+    stored: int
+    lost: int
+    ended: int
+    reserved: int
+
 class bl_retire_request(CStruct):
     offset: int
 
@@ -614,6 +662,20 @@ class bl_pump_init(TypedDict, total=False):
 
 class bl_meta(CStruct): ...
 
+class bl_lower_stat(CStruct):
+    name_count: int
+    dirty_count: int
+    wanted_count: int
+    onboard_count: int
+    unsaved_count: int
+
+class bl_lower_stat_init(TypedDict, total=False):
+    name_count: int
+    dirty_count: int
+    wanted_count: int
+    onboard_count: int
+    unsaved_count: int
+
 class bl_io_queue(CStruct): ...
 
 class bl_tokens(CStruct):
@@ -871,6 +933,7 @@ class bl_copy_settings_init(TypedDict, total=False):
 class bl_kv_batch(CStruct):
     keys: uint64_p | Null
     fragments: bl_fragment | Null
+    records: bl_block_record | Null
     fingerprint: int
     timeout_ns: int
     count: int
@@ -886,6 +949,7 @@ class bl_kv_batch(CStruct):
 class bl_kv_batch_init(TypedDict, total=False):
     keys: uint64_p | Null
     fragments: bl_fragment | Null
+    records: bl_block_record | Null
     fingerprint: int
     timeout_ns: int
     count: int
@@ -1184,6 +1248,9 @@ _Type = Literal[
     "bl_task_request",
     "bl_task",
     "bl_task_counts",
+    "bl_lower_request",
+    "bl_lower_record",
+    "bl_lower_note",
     "bl_retire_request",
     "bl_block_reply",
     "bl_block_record",
@@ -1198,6 +1265,7 @@ _Type = Literal[
     "bl_session_stat",
     "bl_message",
     "bl_pump",
+    "bl_lower_stat",
     "bl_tokens",
     "bl_node",
     "bl_member",
@@ -1298,6 +1366,12 @@ class Ffi:
     @overload
     def from_buffer(self, of: Literal["bl_task_counts[]"], buffer: BufferLike, require_writable: bool = ...) -> bl_task_counts: ...
     @overload
+    def from_buffer(self, of: Literal["bl_lower_request[]"], buffer: BufferLike, require_writable: bool = ...) -> bl_lower_request: ...
+    @overload
+    def from_buffer(self, of: Literal["bl_lower_record[]"], buffer: BufferLike, require_writable: bool = ...) -> bl_lower_record: ...
+    @overload
+    def from_buffer(self, of: Literal["bl_lower_note[]"], buffer: BufferLike, require_writable: bool = ...) -> bl_lower_note: ...
+    @overload
     def from_buffer(self, of: Literal["bl_retire_request[]"], buffer: BufferLike, require_writable: bool = ...) -> bl_retire_request: ...
     @overload
     def from_buffer(self, of: Literal["bl_block_reply[]"], buffer: BufferLike, require_writable: bool = ...) -> bl_block_reply: ...
@@ -1325,6 +1399,8 @@ class Ffi:
     def from_buffer(self, of: Literal["bl_message[]"], buffer: BufferLike, require_writable: bool = ...) -> bl_message: ...
     @overload
     def from_buffer(self, of: Literal["bl_pump[]"], buffer: BufferLike, require_writable: bool = ...) -> bl_pump: ...
+    @overload
+    def from_buffer(self, of: Literal["bl_lower_stat[]"], buffer: BufferLike, require_writable: bool = ...) -> bl_lower_stat: ...
     @overload
     def from_buffer(self, of: Literal["bl_tokens[]"], buffer: BufferLike, require_writable: bool = ...) -> bl_tokens: ...
     @overload
@@ -1476,6 +1552,18 @@ class Ffi:
     @overload
     def new(self, of: Literal["bl_task_counts[]"], init: int | Sequence[bl_task_counts | bl_task_counts_init] = ..., /) -> bl_task_counts: ...
     @overload
+    def new(self, of: Literal["bl_lower_request *"], init: bl_lower_request | bl_lower_request_init = ..., /) -> bl_lower_request: ...
+    @overload
+    def new(self, of: Literal["bl_lower_request[]"], init: int | Sequence[bl_lower_request | bl_lower_request_init] = ..., /) -> bl_lower_request: ...
+    @overload
+    def new(self, of: Literal["bl_lower_record *"], init: bl_lower_record | bl_lower_record_init = ..., /) -> bl_lower_record: ...
+    @overload
+    def new(self, of: Literal["bl_lower_record[]"], init: int | Sequence[bl_lower_record | bl_lower_record_init] = ..., /) -> bl_lower_record: ...
+    @overload
+    def new(self, of: Literal["bl_lower_note *"], init: bl_lower_note | bl_lower_note_init = ..., /) -> bl_lower_note: ...
+    @overload
+    def new(self, of: Literal["bl_lower_note[]"], init: int | Sequence[bl_lower_note | bl_lower_note_init] = ..., /) -> bl_lower_note: ...
+    @overload
     def new(self, of: Literal["bl_retire_request *"], init: bl_retire_request | bl_retire_request_init = ..., /) -> bl_retire_request: ...
     @overload
     def new(self, of: Literal["bl_retire_request[]"], init: int | Sequence[bl_retire_request | bl_retire_request_init] = ..., /) -> bl_retire_request: ...
@@ -1531,6 +1619,10 @@ class Ffi:
     def new(self, of: Literal["bl_pump *"], init: bl_pump | bl_pump_init = ..., /) -> bl_pump: ...
     @overload
     def new(self, of: Literal["bl_pump[]"], init: int | Sequence[bl_pump | bl_pump_init] = ..., /) -> bl_pump: ...
+    @overload
+    def new(self, of: Literal["bl_lower_stat *"], init: bl_lower_stat | bl_lower_stat_init = ..., /) -> bl_lower_stat: ...
+    @overload
+    def new(self, of: Literal["bl_lower_stat[]"], init: int | Sequence[bl_lower_stat | bl_lower_stat_init] = ..., /) -> bl_lower_stat: ...
     @overload
     def new(self, of: Literal["bl_tokens *"], init: bl_tokens | bl_tokens_init = ..., /) -> bl_tokens: ...
     @overload
@@ -1740,6 +1832,18 @@ class Ffi:
     @overload
     def new(self, of: Literal["bl_task_counts *[]"], init: int | Sequence[bl_task_counts | Null] = ..., /) -> CPointer[bl_task_counts]: ...
     @overload
+    def new(self, of: Literal["bl_lower_request **"], init: bl_lower_request | Null = ..., /) -> CPointer[bl_lower_request]: ...
+    @overload
+    def new(self, of: Literal["bl_lower_request *[]"], init: int | Sequence[bl_lower_request | Null] = ..., /) -> CPointer[bl_lower_request]: ...
+    @overload
+    def new(self, of: Literal["bl_lower_record **"], init: bl_lower_record | Null = ..., /) -> CPointer[bl_lower_record]: ...
+    @overload
+    def new(self, of: Literal["bl_lower_record *[]"], init: int | Sequence[bl_lower_record | Null] = ..., /) -> CPointer[bl_lower_record]: ...
+    @overload
+    def new(self, of: Literal["bl_lower_note **"], init: bl_lower_note | Null = ..., /) -> CPointer[bl_lower_note]: ...
+    @overload
+    def new(self, of: Literal["bl_lower_note *[]"], init: int | Sequence[bl_lower_note | Null] = ..., /) -> CPointer[bl_lower_note]: ...
+    @overload
     def new(self, of: Literal["bl_retire_request **"], init: bl_retire_request | Null = ..., /) -> CPointer[bl_retire_request]: ...
     @overload
     def new(self, of: Literal["bl_retire_request *[]"], init: int | Sequence[bl_retire_request | Null] = ..., /) -> CPointer[bl_retire_request]: ...
@@ -1811,6 +1915,10 @@ class Ffi:
     def new(self, of: Literal["bl_meta **"], init: bl_meta | Null = ..., /) -> CPointer[bl_meta]: ...
     @overload
     def new(self, of: Literal["bl_meta *[]"], init: int | Sequence[bl_meta | Null] = ..., /) -> CPointer[bl_meta]: ...
+    @overload
+    def new(self, of: Literal["bl_lower_stat **"], init: bl_lower_stat | Null = ..., /) -> CPointer[bl_lower_stat]: ...
+    @overload
+    def new(self, of: Literal["bl_lower_stat *[]"], init: int | Sequence[bl_lower_stat | Null] = ..., /) -> CPointer[bl_lower_stat]: ...
     @overload
     def new(self, of: Literal["bl_io_queue **"], init: bl_io_queue | Null = ..., /) -> CPointer[bl_io_queue]: ...
     @overload
@@ -2018,6 +2126,12 @@ class Ffi:
     @overload
     def cast(self, to: Literal["bl_task_counts *", "volatile bl_task_counts *"], what: CData | int, /) -> bl_task_counts: ...
     @overload
+    def cast(self, to: Literal["bl_lower_request *", "volatile bl_lower_request *"], what: CData | int, /) -> bl_lower_request: ...
+    @overload
+    def cast(self, to: Literal["bl_lower_record *", "volatile bl_lower_record *"], what: CData | int, /) -> bl_lower_record: ...
+    @overload
+    def cast(self, to: Literal["bl_lower_note *", "volatile bl_lower_note *"], what: CData | int, /) -> bl_lower_note: ...
+    @overload
     def cast(self, to: Literal["bl_retire_request *", "volatile bl_retire_request *"], what: CData | int, /) -> bl_retire_request: ...
     @overload
     def cast(self, to: Literal["bl_block_reply *", "volatile bl_block_reply *"], what: CData | int, /) -> bl_block_reply: ...
@@ -2053,6 +2167,8 @@ class Ffi:
     def cast(self, to: Literal["bl_pump *", "volatile bl_pump *"], what: CData | int, /) -> bl_pump: ...
     @overload
     def cast(self, to: Literal["bl_meta *", "volatile bl_meta *"], what: CData | int, /) -> bl_meta: ...
+    @overload
+    def cast(self, to: Literal["bl_lower_stat *", "volatile bl_lower_stat *"], what: CData | int, /) -> bl_lower_stat: ...
     @overload
     def cast(self, to: Literal["bl_io_queue *", "volatile bl_io_queue *"], what: CData | int, /) -> bl_io_queue: ...
     @overload
@@ -2197,6 +2313,10 @@ class Lib:
     BL_METHOD_TASK_CLAIM: Final[int]
     BL_METHOD_TASK_EXTEND: Final[int]
     BL_METHOD_TASK_COUNT: Final[int]
+    BL_METHOD_ONBOARD: Final[int]
+    BL_METHOD_TIERS: Final[int]
+    BL_METHOD_LOWER_TAKE: Final[int]
+    BL_METHOD_LOWER_TELL: Final[int]
     BL_METHOD_USER: Final[int]
     BL_LOOKUP_PIN: Final[int]
     BL_RESERVE_KEPT: Final[int]
@@ -2205,7 +2325,14 @@ class Lib:
     BL_BLOCK_PENDING: Final[int]
     BL_BLOCK_GRANTED: Final[int]
     BL_BLOCK_REFUSED: Final[int]
+    BL_BLOCK_BELOW: Final[int]
     BL_TASK_VISIBLE_MAX_MS: Final[int]
+    BL_TIER_POOL: Final[int]
+    BL_LOWER_OFFLOAD: Final[int]
+    BL_LOWER_ONBOARD: Final[int]
+    BL_LOWER_PREFETCH: Final[int]
+    BL_LOWER_REMOVE: Final[int]
+    BL_LOWER_KINDS: Final[int]
     BL_ENTRY_FREE: Final[int]
     BL_ENTRY_COMMITTED: Final[int]
     BL_ENTRY_KEPT: Final[int]
@@ -2238,6 +2365,7 @@ class Lib:
     BL_ERROR_QUEUE_FULL: Final[int]
     BL_ERROR_SESSION_ALIVE: Final[int]
     BL_ERROR_RUNTIME_DIR: Final[int]
+    BL_ERROR_OFFLOADING: Final[int]
     BL_CPU_CLFLUSHOPT: Final[int]
     BL_CPU_CLWB: Final[int]
     BL_CPU_SSE42: Final[int]
@@ -2256,6 +2384,8 @@ class Lib:
     BL_SUPERBLOCK_FORMAT: Final[int]
     BL_SUPERBLOCK_GEOMETRY: Final[int]
     BL_CALL_KEYS_MAX: Final[int]
+    BL_LOWER_WAIT: Final[int]
+    BL_LOWER_UNKNOWN: Final[int]
     BL_LINK_NODES: Final[int]
     BL_LINK_MEMBERS: Final[int]
     BL_LINK_DEVICES: Final[int]
@@ -2432,6 +2562,9 @@ class Lib:
     def bl_meta_destroy(self, meta: bl_meta | Null, /) -> None: ...
     def bl_meta_serve(self, meta: bl_meta | Null, /) -> int: ...
     def bl_meta_describe(self, meta: bl_meta | Null, out: bl_meta_stat | Null, /) -> None: ...
+    def bl_lower_attach(self, meta: bl_meta | Null, count_max: int, flags: int, token: int, /) -> int: ...
+    def bl_lower_wait(self, meta: bl_meta | Null, kinds: int, timeout_ns: int, /) -> int: ...
+    def bl_lower_describe(self, meta: bl_meta | Null, out: bl_lower_stat | Null, /) -> None: ...
     def bl_lookup(self, session: bl_session | Null, keys: uint64_p | Null | Sequence[int], count: int, flags: int, records: bl_block_record | Null, state: uint32_p | Null, timeout_ns: int, /) -> int: ...
     def bl_reserve(self, session: bl_session | Null, keys: uint64_p | Null | Sequence[int], count: int, what: bl_block_request | Null | Sequence[bl_block_request], records: bl_block_record | Null, timeout_ns: int, /) -> int: ...
     def bl_commit_blocks(self, session: bl_session | Null, commits: bl_commit | Null | Sequence[bl_commit], count: int, statuses: int32_p | Null, timeout_ns: int, /) -> int: ...
@@ -2439,6 +2572,10 @@ class Lib:
     def bl_release_blocks(self, session: bl_session | Null, commits: bl_commit | Null | Sequence[bl_commit], count: int, timeout_ns: int, /) -> int: ...
     def bl_remove_blocks(self, session: bl_session | Null, keys: uint64_p | Null | Sequence[int], count: int, timeout_ns: int, /) -> int: ...
     def bl_meta_ask_stat(self, session: bl_session | Null, out: bl_meta_stat | Null, timeout_ns: int, /) -> int: ...
+    def bl_onboard(self, session: bl_session | Null, keys: uint64_p | Null | Sequence[int], count: int, kind: int, timeout_ns: int, /) -> int: ...
+    def bl_tiers(self, session: bl_session | Null, keys: uint64_p | Null | Sequence[int], count: int, tiers: uint8_p | Null, timeout_ns: int, /) -> int: ...
+    def bl_lower_take(self, session: bl_session | Null, token: int, kind: int, records: bl_lower_record | Null, count: int, timeout_ns: int, /) -> int: ...
+    def bl_lower_tell(self, session: bl_session | Null, token: int, notes: bl_lower_note | Null | Sequence[bl_lower_note], count: int, timeout_ns: int, /) -> int: ...
     def bl_task_claim(self, session: bl_session | Null, queue: int, visible_ms: int, out: bl_task | Null, timeout_ns: int, /) -> int: ...
     def bl_task_extend(self, session: bl_session | Null, task: bl_task | Null | Sequence[bl_task], visible_ms: int, timeout_ns: int, /) -> int: ...
     def bl_task_count(self, session: bl_session | Null, queue: int, out: bl_task_counts | Null, timeout_ns: int, /) -> int: ...

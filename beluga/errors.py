@@ -45,6 +45,7 @@ BelugaError
 │   ├── ClassLimitError           too many different block sizes
 │   ├── NoGrantError              the session does not hold that grant (any more)
 │   ├── PinLimitError
+│   ├── OffloadingError           what could be evicted waits for a lower tier; try again
 │   ├── QuarantineError           dead writers of this host hold too much space
 │   └── LayoutError               buffers do not fit the block
 ├── TransferError                 a copy engine failed
@@ -204,6 +205,9 @@ class NoGrantError(CacheError): ...
 class PinLimitError(CacheError): ...
 
 
+class OffloadingError(CacheError): ...
+
+
 class QuarantineError(CacheError): ...
 
 
@@ -324,6 +328,10 @@ CODES: tuple[tuple[type[BelugaError], str], ...] = (
         "the pool's server is of this host, but not in this process's runtime directory: it is "
         "another user's or container's, or this one was emptied; set BELUGA_RUNTIME_DIR to one "
         "directory for all of them, mounted in containers, or --declare-gone if it is dead",
+    ),
+    (
+        OffloadingError,
+        "no space yet: the blocks that could be evicted wait for a lower tier; try again",
     ),
 )
 

@@ -8,15 +8,20 @@ Most programs want :class:`beluga.kvcache.KVCache` instead.
 
 from beluga.meta.check import Report, check_devices, check_pool
 from beluga.meta.client import BlockState, Grant, Lookup, MetaClient, Pins
+from beluga.meta.lower import LOWER_NOTE, LOWER_RECORD, LowerStat, LowerWork, Work
 from beluga.meta.repair import repair_pool
 from beluga.meta.server import MetaServer
 from beluga.meta.stat import MetaStat
 from beluga.meta.tasks import TaskClient, TaskRecord
 
 __all__ = [
+    "LOWER_NOTE",
+    "LOWER_RECORD",
     "BlockState",
     "Grant",
     "Lookup",
+    "LowerStat",
+    "LowerWork",
     "MetaClient",
     "MetaServer",
     "MetaStat",
@@ -24,6 +29,7 @@ __all__ = [
     "Report",
     "TaskClient",
     "TaskRecord",
+    "Work",
     "check_devices",
     "check_pool",
     "repair_pool",

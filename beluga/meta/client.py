@@ -37,6 +37,7 @@ class BlockState(enum.IntEnum):
     PENDING = 2
     GRANTED = 3
     REFUSED = 4
+    BELOW = 5
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -54,7 +55,10 @@ class Grant:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Lookup:
-    """The leading hits of a lookup, and the state of the next key (HIT if there is none)."""
+    """The leading hits of a lookup, and the state of the next key (HIT if there is none).
+
+    BELOW is a miss in the pool, but a lower tier has the block, or may have it.
+    """
 
     hits: tuple[Grant, ...]
     state: BlockState
@@ -180,6 +184,31 @@ class MetaClient:
         released.
         """
         return self._tell(lib.bl_remove_blocks, _words(keys), len(keys), "removing")
+
+    def onboard(self, keys: NDArray[np.uint64], *, prefetch: bool = False) -> int:
+        """Ask lower tiers for leading keys. Returns how many of them the pool has or gets.
+
+        Until a block comes, or is given up, a lookup says PENDING. Blocks to ``prefetch`` come
+        after those that somebody waits for.
+        """
+        kind = lib.BL_LOWER_PREFETCH if prefetch else lib.BL_LOWER_ONBOARD
+        words = _words(keys)
+        with self._client.lock:
+            return raise_for_status(
+                lib.bl_onboard(self._client.session, words, len(keys), kind, self._timeout_ns),
+                "onboarding blocks",
+            )
+
+    def tiers(self, keys: NDArray[np.uint64]) -> NDArray[np.uint8]:
+        """Return in which tiers each key is, as bits: 1 is the pool, ``1 << n`` is lower tier n."""
+        words, found = _words(keys), np.zeros(len(keys), np.uint8)
+        told = ffi.from_buffer("uint8_t[]", found, require_writable=True)
+        with self._client.lock:
+            raise_for_status(
+                lib.bl_tiers(self._client.session, words, len(keys), told, self._timeout_ns),
+                "asking for tiers",
+            )
+        return found
 
     def stat(self) -> MetaStat:
         """Return the server's counters."""

@@ -4,15 +4,19 @@
 
 from __future__ import annotations
 
+import secrets
 from typing import TYPE_CHECKING
 
 from beluga._ffi import core, ffi, lib
 from beluga.errors import raise_for_status
+from beluga.meta.lower import LowerStat
 from beluga.meta.stat import MetaStat
-from beluga.rpc import Quota, Server
+from beluga.rpc import Quota, Server, nanoseconds
 
 if TYPE_CHECKING:
     from beluga.pool import Pool
+
+_COUNT_MAX = (1 << 31) - 1
 
 
 class MetaServer(Server):
@@ -43,6 +47,38 @@ class MetaServer(Server):
         with self._running() as server:
             raise_for_status(lib.bl_meta_create(server, out), "making the block index")
             self._meta = out[0]
+
+    def attach_lower(self, count_max: int, *, wait: bool, unknown: bool) -> int:
+        """Let lower tiers with at most ``count_max`` blocks take part, before :meth:`start`.
+
+        With ``wait``, a block is evicted only after it was offered to them. ``unknown`` says that
+        they may have keys that the server was not told of. Returns the token of their service
+        (:class:`~beluga.meta.LowerWork`).
+        """
+        token = secrets.randbits(64)
+        flags = (lib.BL_LOWER_WAIT if wait else 0) | (lib.BL_LOWER_UNKNOWN if unknown else 0)
+        count = min(max(count_max, 0), _COUNT_MAX)
+        with self._running():
+            raise_for_status(
+                lib.bl_lower_attach(self._meta, count, flags, token), "attaching lower tiers"
+            )
+        return token
+
+    def wait_lower(self, kinds: int, timeout_s: float) -> int:
+        """Wait until the lower tiers have work of one of these kinds, as bits ``1 << Work``.
+
+        Returns the kinds that there are, which may be none after ``timeout_s``. Raises RpcError
+        once the server has stopped.
+        """
+        with self._running():
+            return int(lib.bl_lower_wait(self._meta, kinds, nanoseconds(timeout_s)))
+
+    def lower_stat(self) -> LowerStat:
+        """Return the counters of the lower tiers' work. They are not all of one instant."""
+        out = ffi.new("bl_lower_stat *")
+        with self._running():
+            lib.bl_lower_describe(self._meta, out)
+        return LowerStat.of(out)
 
     def _take(self, server: core.bl_server) -> None:
         self._pool.raise_for_status(lib.bl_meta_serve(self._meta), "taking the pool over")

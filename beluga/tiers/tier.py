@@ -8,6 +8,7 @@ that were saved under the key, or a miss (D6).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -62,6 +63,20 @@ class LowerTier(Protocol):
 
     def remove(self, keys: NDArray[np.uint64]) -> int:
         """Remove blocks, and return how many there were."""
+
+    @property
+    def block_count_max(self) -> int:
+        """The most blocks that the tier can have; 0 if it sets no bound."""
+
+    def keys(self) -> NDArray[np.uint64] | None:
+        """Return the keys of all blocks that the tier has, shape (count, 2); None if it would have
+        to ask a remote store, which others may write, too.
+        """
+
+    def on_lost(self, lost: Callable[[NDArray[np.uint64]], None]) -> None:
+        """Have ``lost(keys)`` called with blocks that the tier drops by itself: evicted blocks, and
+        blocks that turned out to be damaged. It is called without locks of the tier held.
+        """
 
     def close(self) -> None:
         """Finish what is under way, and release the medium. A second call does nothing."""

@@ -19,6 +19,28 @@ void bl_meta_destroy(bl_meta *meta);
 int bl_meta_serve(bl_meta *meta);
 void bl_meta_describe(const bl_meta *meta, bl_meta_stat *out);
 
+/* What a server does with lower tiers (index/lower.c): a block is evicted only after it was offered
+ * to them (else it may be dropped before); a key that the server does not know may be in one. */
+enum bl_lower_flag { BL_LOWER_WAIT = 1, BL_LOWER_UNKNOWN = 2 };
+
+/* Attach lower tiers with at most count_max blocks, before the server serves: 0, -EEXIST, -ENOMEM.
+ * Whoever knows the token is their service. */
+int bl_lower_attach(bl_meta *meta, uint32_t count_max, uint32_t flags, uint64_t token);
+
+/* Wait until there is work of one of these kinds (bits 1 << bl_lower_kind), at most timeout_ns:
+ * return the kinds, as bits. Any thread may call this while the index exists. */
+uint32_t bl_lower_wait(bl_meta *meta, uint32_t kinds, uint64_t timeout_ns);
+
+typedef struct bl_lower_stat {
+    uint64_t name_count;        /* keys that lower tiers have, or that are wanted */
+    uint64_t dirty_count;       /* blocks that were not offered yet, those being written included */
+    uint64_t wanted_count;      /* keys that are wanted or being onboarded */
+    uint64_t onboard_count;     /* keys that were asked for, in all */
+    uint64_t unsaved_count;     /* blocks that left the pool before they were offered */
+} bl_lower_stat;
+
+void bl_lower_describe(const bl_meta *meta, bl_lower_stat *out);
+
 /* The client's calls. A key is two words. Errors are negative; a long batch that fails half way may
  * have been done in part. */
 
@@ -43,6 +65,22 @@ int64_t bl_release_blocks(bl_session *session, const bl_commit *commits, uint32_
 int64_t bl_remove_blocks(bl_session *session, const uint64_t *keys, uint32_t count,
                          uint64_t timeout_ns);
 int bl_meta_ask_stat(bl_session *session, bl_meta_stat *out, uint64_t timeout_ns);
+
+/* Ask for leading keys from lower tiers; kind is BL_LOWER_ONBOARD or _PREFETCH. Return how many of
+ * them the pool has or gets: a lookup says PENDING until they come or are given up. */
+int64_t bl_onboard(bl_session *session, const uint64_t *keys, uint32_t count, uint32_t kind,
+                   uint64_t timeout_ns);
+
+/* Ask in which tiers each key is (bl_tier_bit): 0 or an error. */
+int bl_tiers(bl_session *session, const uint64_t *keys, uint32_t count, uint8_t *tiers,
+             uint64_t timeout_ns);
+
+/* The calls of the service: take work, at most count records, and return their number; and tell
+ * what became of it. */
+int64_t bl_lower_take(bl_session *session, uint64_t token, uint32_t kind, bl_lower_record *records,
+                      uint32_t count, uint64_t timeout_ns);
+int64_t bl_lower_tell(bl_session *session, uint64_t token, const bl_lower_note *notes,
+                      uint32_t count, uint64_t timeout_ns);
 
 /* Queues of tasks (index/task_call.c). bl_kv_put with kept set puts a task; it is read like any
  * block, and removing it completes it. */

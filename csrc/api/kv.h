@@ -13,6 +13,7 @@
 typedef struct bl_kv_batch {
     const uint64_t *keys;       /* count * 2 words */
     const bl_fragment *fragments; /* count * fragment_count, block after block */
+    const bl_block_record *records; /* get: where the blocks were last, else NULL; see below */
     uint64_t fingerprint;
     uint64_t timeout_ns;
     uint32_t count;
@@ -33,7 +34,8 @@ int bl_kv_put(bl_session *session, const bl_kv_batch *batch, uint8_t *states, in
 
 /* Fetch leading blocks. Returns their number, or an error. states is HIT where the bytes are right;
  * no block is if another server has taken over. mismatch_count grows by the blocks that were read
- * again. */
+ * again. With records, the server is not asked, nothing is pinned, and any blocks may be hits: one
+ * that was evicted before or during the copy is a miss. */
 int64_t bl_kv_get(bl_session *session, const bl_kv_batch *batch, uint8_t *states,
                   uint64_t *mismatch_count);
 

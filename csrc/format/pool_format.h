@@ -264,6 +264,11 @@ enum bl_method {
     BL_METHOD_TASK_CLAIM = 9,   /* bl_task_request -> bl_task */
     BL_METHOD_TASK_EXTEND = 10, /* bl_task_request -> */
     BL_METHOD_TASK_COUNT = 11,  /* bl_task_request -> bl_task_counts */
+    BL_METHOD_ONBOARD = 12,     /* bl_block_request, keys -> bl_block_reply, count: leading keys
+                                 * that the pool has or gets */
+    BL_METHOD_TIERS = 13,       /* bl_block_request, keys -> bl_block_reply, a byte per key */
+    BL_METHOD_LOWER_TAKE = 14,  /* bl_lower_request -> bl_block_reply, bl_lower_records */
+    BL_METHOD_LOWER_TELL = 15,  /* bl_lower_request, bl_lower_notes -> bl_block_reply */
     BL_METHOD_USER = 64
 };
 
@@ -277,7 +282,8 @@ enum bl_block_state {
     BL_BLOCK_HIT = 1,           /* committed; lookup: pinned if that was asked for */
     BL_BLOCK_PENDING = 2,       /* another session writes it */
     BL_BLOCK_GRANTED = 3,       /* the caller's to write, then to commit or abort */
-    BL_BLOCK_REFUSED = 4        /* no grant: see status */
+    BL_BLOCK_REFUSED = 4,       /* no grant: see status */
+    BL_BLOCK_BELOW = 5          /* lookup: a miss, but a lower tier has it, or may have it */
 };
 
 typedef struct bl_block_request {
@@ -285,7 +291,7 @@ typedef struct bl_block_request {
     uint32_t length;            /* reserve: payload bytes of every block */
     uint32_t chunk_size;        /* reserve: payload bytes per checksum, or 0 */
     uint32_t count;             /* number of keys or commits that follow */
-    uint32_t flags;             /* bl_lookup_flag, bl_reserve_flag */
+    uint32_t flags;             /* bl_lookup_flag, bl_reserve_flag; onboard: bl_lower_kind */
 } bl_block_request;
 
 /* A request about a queue of tasks; visible_ms is how long a claim hides its task from others. */
@@ -311,6 +317,45 @@ typedef struct bl_task_counts {
     uint32_t waiting;
     uint32_t claimed;
 } bl_task_counts;
+
+/* Where a block is, as a set of bits: the pool, or lower tier n as 1 << n, n from 1 to 7. */
+enum bl_tier_bit { BL_TIER_POOL = 1 };
+
+/* The work that the server has for the service of the lower tiers (index/lower.c). */
+enum bl_lower_kind {
+    BL_LOWER_OFFLOAD = 0,       /* committed blocks that were not offered to a lower tier yet */
+    BL_LOWER_ONBOARD = 1,       /* keys that somebody waits for */
+    BL_LOWER_PREFETCH = 2,      /* keys that are wanted later */
+    BL_LOWER_REMOVE = 3,        /* keys that were removed from the pool */
+    BL_LOWER_KINDS = 4
+};
+
+typedef struct bl_lower_request {
+    uint64_t token;             /* of the service */
+    uint32_t count;             /* take: the most records; tell: the notes that follow */
+    uint32_t kind;              /* take: bl_lower_kind */
+} bl_lower_request;
+
+typedef struct bl_lower_record {
+    uint64_t key[2];
+    uint64_t fingerprint;       /* offload: from here on to block */
+    uint64_t generation;
+    uint64_t offset;
+    uint32_t length;
+    uint32_t chunk_size;
+    uint32_t block;
+    uint32_t tiers;             /* lower tiers that have it, as bits */
+} bl_lower_record;
+
+typedef struct bl_lower_note {
+    uint64_t key[2];
+    uint64_t generation;        /* of an offload that ended; 0: none did */
+    uint32_t block;             /* of an offload that ended */
+    uint8_t stored;             /* lower tiers that have the block now, as bits */
+    uint8_t lost;               /* lower tiers that do not have it any more */
+    uint8_t ended;              /* 1: an onboarding or a removal ended, well or not */
+    uint8_t reserved;
+} bl_lower_note;
 
 /* A request to retire memory where a device failed. The server checks for itself. */
 typedef struct bl_retire_request {

@@ -41,8 +41,14 @@ enum bl_number_state {
     BL_NUMBER_DOOMED
 };
 
-/* A block is in two lists: its extent's, and, while granted or held, its lane's. */
-enum bl_list { BL_LIST_EXTENT = 0, BL_LIST_LANE = 1 };
+/* A block is in its extent's list; while granted or held, in its lane's; and until it was offered
+ * to a lower tier, in one of index/lower.c. */
+enum bl_list { BL_LIST_EXTENT = 0, BL_LIST_LANE = 1, BL_LIST_LOWER = 2, BL_LIST_COUNT = 3 };
+
+/* Whether a block waits to be offered to a lower tier. */
+enum bl_offload { BL_OFFLOAD_NONE = 0, BL_OFFLOAD_WAITING = 1, BL_OFFLOAD_TAKEN = 2 };
+
+typedef struct bl_lower bl_lower;
 
 typedef struct bl_link {
     uint32_t next, previous;    /* block numbers or BL_NO_NUMBER */
@@ -59,7 +65,8 @@ typedef struct bl_block {
     uint32_t pin_count;
     uint32_t lane;              /* the lane that has the grant */
     uint32_t task;              /* 1 + its place among the tasks; 0: it may be evicted */
-    bl_link links[2];           /* bl_list */
+    uint32_t offload;           /* bl_offload */
+    bl_link links[BL_LIST_COUNT]; /* bl_list */
 } bl_block;
 
 /* The part of a session's holdings that counts against its quota, besides its pins. */
@@ -79,6 +86,8 @@ struct bl_meta {
     bl_hold *holds;             /* per lane */
     uint32_t *lane_blocks;      /* per lane: the first of its granted and held blocks */
     bl_tasks *tasks;
+    bl_lower *lower;            /* NULL: the pool has no lower tiers */
+    uint32_t lower_waits;       /* a block is evicted only after it was offered to them */
     uint32_t *kept;             /* per stripe: kept blocks of the extent that starts there */
     uint64_t kept_stripes;      /* stripes of extents that have kept blocks */
     uint32_t *extent_blocks;    /* per stripe: first block of the extent that starts there */
@@ -157,6 +166,32 @@ int bl_handle_release(void *meta, bl_call *call);
 int bl_handle_remove(void *meta, bl_call *call);
 int bl_handle_stat(void *meta, bl_call *call);
 
+/* index/lower.c. Without lower tiers these do nothing. */
+
+/* Let a block that was committed, or recovered, wait to be offered. */
+void bl_lower_committed(bl_meta *meta, uint32_t number);
+void bl_lower_recovered(bl_meta *meta, uint32_t number);
+
+/* Forget a block that leaves the index. */
+void bl_lower_forget(bl_meta *meta, uint32_t number);
+
+/* Take back what a lane's service has not done. */
+void bl_lower_lane_gone(bl_meta *meta, uint32_t lane);
+
+/* Return the state of a key that the pool does not have: MISS, BELOW, or PENDING. */
+uint32_t bl_lower_state(const bl_meta *meta, const uint64_t key[2]);
+
+/* Let the lower tiers remove a key. */
+void bl_lower_remove(bl_meta *meta, const uint64_t key[2]);
+
+/* Return why there is no room for a grant: status, or -BL_ERROR_OFFLOADING if there will be. */
+int bl_lower_excuse(const bl_meta *meta, int status);
+void bl_lower_destroy(bl_meta *meta);
+int bl_handle_onboard(void *meta, bl_call *call);
+int bl_handle_tiers(void *meta, bl_call *call);
+int bl_handle_lower_take(void *meta, bl_call *call);
+int bl_handle_lower_tell(void *meta, bl_call *call);
+
 /* index/grant.c */
 
 /* End a grant without a block: its space becomes free, or held if its writer may still write. */
@@ -184,10 +219,16 @@ static inline uint64_t bl_generation_new(bl_meta *meta)
     return meta->server->epoch << BL_GENERATION_SHIFT | ++meta->generation;
 }
 
+/* May a block be evicted, as far as lower tiers are concerned? */
+static inline int bl_lower_frees(const bl_meta *meta, const bl_block *block)
+{
+    return !meta->lower_waits || block->offload == BL_OFFLOAD_NONE;
+}
+
 /* Note that a block was asked for: it becomes the newest of all that may be evicted. */
 static inline void bl_block_touch(bl_meta *meta, uint32_t number)
 {
-    if (meta->blocks[number].task == 0)
+    if (meta->blocks[number].task == 0 && bl_lower_frees(meta, &meta->blocks[number]))
         bl_evict_touch(meta->order, number);
 }
 

@@ -105,7 +105,8 @@ int64_t bl_lookup(bl_session *session, const uint64_t *keys, uint32_t count, uin
             if (records[hits + i].state != BL_BLOCK_HIT ||
                 !bl_record_sane(&session->pool->geometry, &records[hits + i]))
                 return -BL_ERROR_BAD_REPLY;
-        if (reply.count < part && reply.state != BL_BLOCK_MISS && reply.state != BL_BLOCK_PENDING)
+        if (reply.count < part && reply.state != BL_BLOCK_MISS &&
+            reply.state != BL_BLOCK_PENDING && reply.state != BL_BLOCK_BELOW)
             return -BL_ERROR_BAD_REPLY; /* with HIT the client would ask forever */
         hits += reply.count;
         *state = reply.count == part ? (uint32_t)BL_BLOCK_HIT : reply.state;

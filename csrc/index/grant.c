@@ -43,12 +43,12 @@ static int64_t bl_grant(bl_meta *meta, uint32_t lane, const uint64_t key[2],
     uint64_t offset;
     int64_t number = bl_number_take(meta);
     if (number < 0)
-        return number;
+        return bl_lower_excuse(meta, (int)number);
     bl_crash_point("grant.number_taken");
     int status = bl_space_take(meta, bl_stored_size(head->length, head->chunk_size), &offset);
     if (status < 0) {
         bl_number_give(meta, (uint32_t)number);
-        return status;
+        return bl_lower_excuse(meta, status);
     }
     meta->blocks[number] = (bl_block){
         .key = {key[0], key[1]},
@@ -172,6 +172,7 @@ static int bl_commit_one(bl_meta *meta, uint32_t lane, const bl_commit *commit)
     bl_crash_point("commit.claimed");
     bl_entry_write(meta, number, commit->checksums_crc);
     bl_crash_point("commit.entered");
+    bl_lower_committed(meta, number);
     bl_block_touch(meta, number);
     bl_grant_leave(meta, block);
     meta->stat.commit_count++;

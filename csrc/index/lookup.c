@@ -65,7 +65,7 @@ static uint32_t bl_lookup_chain(bl_meta *meta, const uint8_t *keys, uint32_t cou
         memcpy(key, keys + hits * sizeof key, sizeof key);
         int64_t number = bl_index_find(meta->index, key);
         if (number < 0 || meta->blocks[number].state != BL_NUMBER_COMMITTED) {
-            *state = number < 0 ? BL_BLOCK_MISS : BL_BLOCK_PENDING;
+            *state = number < 0 ? bl_lower_state(meta, key) : BL_BLOCK_PENDING;
             break;
         }
         const bl_block *block = &meta->blocks[number];
@@ -141,6 +141,8 @@ int bl_handle_release(void *context, bl_call *call)
 static int bl_remove_one(bl_meta *meta, const uint64_t key[2])
 {
     int64_t number = bl_index_find(meta->index, key);
+    if (number < 0 || meta->blocks[number].task == 0)
+        bl_lower_remove(meta, key);
     if (number < 0 || meta->blocks[number].state != BL_NUMBER_COMMITTED)
         return 0;
     meta->stat.remove_count++;

@@ -46,6 +46,7 @@ static void bl_meta_ended(void *context, uint32_t lane, enum bl_end end)
     if (end == BL_END_GONE && bl_lane_has_devices(meta->server, lane))
         bl_meta_flush(meta, lane);
     bl_tasks_lane_gone(meta->tasks, lane);
+    bl_lower_lane_gone(meta, lane);
     for (int64_t n = bl_pins_pop(meta->pins[lane], &count); n >= 0;
          n = bl_pins_pop(meta->pins[lane], &count)) {
         meta->holds[lane].bytes -= meta->blocks[n].length;
@@ -90,7 +91,9 @@ int bl_meta_serve(bl_meta *meta)
         {BL_METHOD_REMOVE, bl_handle_remove},  {BL_METHOD_STAT, bl_handle_stat},
         {BL_METHOD_RETIRE, bl_handle_retire},  {BL_METHOD_TASK_CLAIM, bl_handle_task_claim},
         {BL_METHOD_TASK_EXTEND, bl_handle_task_extend},
-        {BL_METHOD_TASK_COUNT, bl_handle_task_count},
+        {BL_METHOD_TASK_COUNT, bl_handle_task_count}, {BL_METHOD_ONBOARD, bl_handle_onboard},
+        {BL_METHOD_TIERS, bl_handle_tiers}, {BL_METHOD_LOWER_TAKE, bl_handle_lower_take},
+        {BL_METHOD_LOWER_TELL, bl_handle_lower_tell},
     };
     for (size_t i = 0; i < sizeof calls / sizeof calls[0]; i++)
         bl_server_handle_method(meta->server, calls[i].method, calls[i].handler, meta);
@@ -153,6 +156,7 @@ void bl_meta_destroy(bl_meta *meta)
     free(meta->holds);
     free(meta->lane_blocks);
     bl_tasks_destroy(meta->tasks);
+    bl_lower_destroy(meta);
     bl_lazy_unmap(meta->kept, meta->pool->geometry.stripe_count * sizeof *meta->kept);
     bl_lazy_unmap(meta->extent_blocks,
                   meta->pool->geometry.stripe_count * sizeof *meta->extent_blocks);

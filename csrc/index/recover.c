@@ -155,11 +155,15 @@ static void bl_recover_block(bl_meta *meta, uint32_t number)
         return;
     }
     bl_list_add(meta, bl_extent_list(meta, block->offset), BL_LIST_EXTENT, number);
-    if (!kept || bl_block_keep(meta, number) < 0) {
-        bl_evict_cool(meta->order, number);
-    } else if (bl_task_enqueue(meta, number) < 0) {
+    int stays = kept && bl_block_keep(meta, number) == 0;
+    if (stays && bl_task_enqueue(meta, number) < 0) {
         bl_block_unkeep(meta, number);
-        bl_evict_cool(meta->order, number);
+        stays = 0;
+    }
+    if (!stays) {
+        bl_lower_recovered(meta, number);
+        if (bl_lower_frees(meta, block))
+            bl_evict_cool(meta->order, number);
     }
     meta->stat.block_count++;
     meta->stat.block_bytes += block->length;

@@ -5,6 +5,9 @@
  *
  *   lookup, pinned --> look at the entries --> refetch, copy, check --> look again --> release
  *
+ * The service of the lower tiers knows where the blocks were, and neither looks them up nor pins
+ * them: it must not make them newer in the eviction order.
+ *
  * If an engine copies, the first half ends before the copy, and the second half looks again.
  *
  * A reader believes a block only if its entry names the expected key, generation, offset, length
@@ -147,11 +150,18 @@ static int bl_kv_read_again(const bl_session *session, const bl_kv_batch *batch,
     return 1;
 }
 
-/* Ask the server for the leading hits, pinned. Returns 0 or an error. */
+/* Ask the server for the leading hits, pinned, unless the caller knows where the blocks were: their
+ * entries tell whether they still are. Returns 0 or an error. */
 static int bl_kv_ask(bl_session *session, const bl_kv_batch *batch, bl_kv_work *work,
                      uint8_t *states)
 {
     memset(states, BL_BLOCK_MISS, batch->count);
+    if (batch->records != NULL) {
+        memcpy(work->records, batch->records, batch->count * sizeof *work->records);
+        work->count = batch->count;
+        work->half = session->half;
+        return 0;
+    }
     int64_t hits = bl_lookup(session, batch->keys, batch->count, BL_LOOKUP_PIN, work->records,
                              &work->after, batch->timeout_ns);
     bl_crash_point("get.looked_up");
@@ -277,8 +287,9 @@ static int bl_kv_hits_guarded(void *context)
 static int bl_kv_release(bl_session *session, const bl_kv_batch *batch, bl_kv_work *work, int read,
                          uint8_t *states)
 {
-    if (work->count > 0) {
+    if (work->count > 0)
         bl_kv_retire(session, batch, read);
+    if (work->count > 0 && batch->records == NULL) {
         for (uint32_t i = 0; i < work->count; i++)
             work->commits[i] = (bl_commit){.generation = work->records[i].generation,
                                            .block = work->records[i].block};

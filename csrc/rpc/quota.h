@@ -33,7 +33,8 @@ static inline void bl_allowance_fill(bl_allowance *allowance, uint32_t calls_per
 
 static inline int bl_call_gives(uint32_t method)
 {
-    return method == BL_METHOD_COMMIT || method == BL_METHOD_ABORT || method == BL_METHOD_RELEASE;
+    return method == BL_METHOD_COMMIT || method == BL_METHOD_ABORT ||
+           method == BL_METHOD_RELEASE || method == BL_METHOD_LOWER_TELL;
 }
 
 /* Pay for a call: 1, or 0 if it must be refused. */

@@ -331,6 +331,14 @@ FAULTS: dict[str, Ready] = {
     "bl_task_count": _session(
         _no_word(lambda s: lib.bl_task_count(s, 1, _a("bl_task_counts *"), T))
     ),
+    "bl_onboard": _keyed(lambda s, key: lib.bl_onboard(s, key, 1, 1, T)),
+    "bl_tiers": _keyed(lambda s, key: lib.bl_tiers(s, key, 1, _a("uint8_t[1]"), T)),
+    "bl_lower_take": _session(
+        _no_word(lambda s: lib.bl_lower_take(s, 1, 0, _a("bl_lower_record[1]"), 1, T))
+    ),
+    "bl_lower_tell": _session(
+        _no_word(lambda s: lib.bl_lower_tell(s, 1, _a("bl_lower_note[1]"), 1, T))
+    ),
     "bl_kv_put": _session(
         _batched(lambda s, batch: lib.bl_kv_put(s, batch, _a("uint8_t[1]"), _a("int32_t[1]")))
     ),
@@ -401,6 +409,9 @@ SURVIVES: dict[str, Ready] = {
     ),
     "bl_meta_create": _meta(_no_word(lambda meta: None)),
     "bl_meta_destroy": _meta(_no_word(lib.bl_meta_destroy)),
+    "bl_lower_attach": _meta(_no_word(lambda m: lib.bl_lower_attach(m, 1, 0, 1))),
+    "bl_lower_wait": _meta(_no_word(lambda m: lib.bl_lower_wait(m, 1, 0))),
+    "bl_lower_describe": _meta(_no_word(lambda m: lib.bl_lower_describe(m, _a("bl_lower_stat *")))),
     "bl_meta_describe": _meta(_no_word(lambda m: lib.bl_meta_describe(m, _a("bl_meta_stat *")))),
     "bl_session_close": _session(lambda scene, session: scene.client.close),
     "bl_session_describe": _session(

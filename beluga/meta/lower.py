@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""The server's work for the lower tiers (``csrc/index/lower.c``), as their service sees it."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from beluga._ffi import ffi, lib
+from beluga.errors import raise_for_status
+from beluga.rpc import nanoseconds
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from beluga._ffi import core
+    from beluga.rpc import Client
+
+LOWER_RECORD: np.dtype[np.void] = np.dtype(
+    [
+        ("key", "<u8", (2,)),
+        ("fingerprint", "<u8"),
+        ("generation", "<u8"),
+        ("offset", "<u8"),
+        ("length", "<u4"),
+        ("chunk_size", "<u4"),
+        ("block", "<u4"),
+        ("tiers", "<u4"),
+    ]
+)
+"""One piece of work (``bl_lower_record``). For other kinds than OFFLOAD it has key and tiers."""
+
+LOWER_NOTE: np.dtype[np.void] = np.dtype(
+    [
+        ("key", "<u8", (2,)),
+        ("generation", "<u8"),
+        ("block", "<u4"),
+        ("stored", "u1"),
+        ("lost", "u1"),
+        ("ended", "u1"),
+        ("reserved", "u1"),
+    ]
+)
+"""What became of a piece of work (``bl_lower_note``). ``stored`` and ``lost`` are tiers as bits,
+``generation`` and ``block`` those of an offload that ended, ``ended`` says that a key is no longer
+wanted."""
+
+if (LOWER_RECORD.itemsize, LOWER_NOTE.itemsize) != (
+    ffi.sizeof("bl_lower_record"),
+    ffi.sizeof("bl_lower_note"),
+):
+    raise ImportError("beluga/meta/lower.py contradicts csrc/format/pool_format.h")
+
+
+class Work(enum.IntEnum):
+    """A kind of work (``bl_lower_kind``)."""
+
+    OFFLOAD = 0
+    ONBOARD = 1
+    PREFETCH = 2
+    REMOVE = 3
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class LowerStat:
+    """The fields of ``bl_lower_stat`` (``csrc/api/index.h``)."""
+
+    name_count: int
+    dirty_count: int
+    wanted_count: int
+    onboard_count: int
+    unsaved_count: int
+
+    @classmethod
+    def of(cls, struct: core.bl_lower_stat) -> LowerStat:
+        """Convert a cffi ``bl_lower_stat *``."""
+        return cls(**{field.name: getattr(struct, field.name) for field in dataclasses.fields(cls)})
+
+
+class LowerWork:
+    """Takes work from the server, and tells what became of it.
+
+    All calls come over one session. When that ends, the server takes back what was not done. All
+    raise :class:`~beluga.errors.RpcError` if the server does not answer.
+    """
+
+    def __init__(self, client: Client, token: int) -> None:
+        self._client, self._token = client, token
+        self._timeout_ns = nanoseconds(client.timeout_s)
+
+    def take(self, kind: Work, count: int) -> NDArray[np.void]:
+        """Take at most ``count`` pieces of work: an array of :data:`LOWER_RECORD`, oldest first."""
+        records = np.zeros(count, LOWER_RECORD)
+        told = ffi.from_buffer("bl_lower_record[]", records, require_writable=True)
+        with self._client.lock:
+            found = raise_for_status(
+                lib.bl_lower_take(
+                    self._client.session, self._token, kind, told, count, self._timeout_ns
+                ),
+                "taking work for lower tiers",
+            )
+        return records[:found]
+
+    def tell(self, notes: NDArray[np.void]) -> None:
+        """Tell what became of blocks, with an array of :data:`LOWER_NOTE`."""
+        if not len(notes):
+            return
+        told = ffi.from_buffer("bl_lower_note[]", np.ascontiguousarray(notes))
+        with self._client.lock:
+            raise_for_status(
+                lib.bl_lower_tell(
+                    self._client.session, self._token, told, len(notes), self._timeout_ns
+                ),
+                "telling of lower tiers",
+            )

@@ -1,0 +1,553 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Copyright The Beluga Authors
+ *
+ * The server's side of the lower tiers: which keys they have, which committed blocks they were not
+ * offered yet, and which keys are wanted back. All of it is DRAM, written by the server's thread
+ * alone. The service (beluga/tiers/service.py) runs in the server's process, outside of the poll
+ * loop: it takes work, moves the blocks as any client does, and tells what became of them.
+ *
+ *   committed --> WAITING --take--> TAKEN --tell--> NONE         a block of the pool: offload
+ *   absent --onboard--> wanted --take--> taken --tell--> absent  a key: onboard, prefetch, remove
+ *
+ * Offload is best effort: a block may leave the pool before it was offered. With BL_LOWER_WAIT it
+ * may not: it enters the eviction order only when it was offered. A lookup of a wanted key says
+ * PENDING, and the block itself comes by a put of the service, like any other.
+ */
+#include <errno.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <time.h>
+
+#include "base/host_atomic.h"
+#include "base/lazy.h"
+#include "index/call.h"
+
+enum {
+    BL_NO_NAME = 0x7fffffff,
+    BL_WANTED_MAX = 65536,      /* keys that are wanted at a time (D12) */
+    BL_LOWER_TAKEN = BL_LOWER_KINDS /* the list of names that the service works on */
+};
+
+/* A key that a lower tier has, or that is wanted. */
+typedef struct bl_lower_name {
+    uint64_t key[2];
+    bl_link link;               /* in the list of its kind, or of those taken; free names by next */
+    uint8_t tiers;              /* that have it, as bits */
+    uint8_t wanted;             /* bl_lower_kind; BL_LOWER_OFFLOAD: it is not wanted */
+    uint8_t taken;
+} bl_lower_name;
+
+/* A list, to which elements are added at its end. */
+typedef struct bl_lower_list {
+    uint32_t first, last;
+} bl_lower_list;
+
+struct bl_lower {
+    bl_index *index;            /* key -> name */
+    bl_lower_name *names;
+    uint32_t name_max;
+    uint32_t free_name;
+    uint32_t fresh_name;        /* names from here on were never used */
+    uint32_t unknown;           /* a tier may have keys without a name */
+    uint32_t lane;              /* the service's */
+    uint64_t token;
+    bl_lower_list waiting;      /* blocks that were not offered */
+    bl_lower_list taken;        /* blocks that are being offered */
+    bl_lower_list wanted[BL_LOWER_KINDS + 1];   /* names, by kind; and BL_LOWER_TAKEN */
+    bl_lower_stat stat;
+    uint64_t work[BL_LOWER_KINDS];  /* 1: there is some; written by the server's thread */
+    pthread_mutex_t lock;       /* of those who wait for work */
+    pthread_cond_t worked;
+};
+
+/* ---- Lists of blocks or of names. link() finds an element's link. */
+
+typedef bl_link *(*bl_lower_link)(bl_meta *meta, uint32_t number);
+
+static bl_link *bl_lower_block_link(bl_meta *meta, uint32_t number)
+{
+    return &meta->blocks[number].links[BL_LIST_LOWER];
+}
+
+static bl_link *bl_lower_name_link(bl_meta *meta, uint32_t number)
+{
+    return &meta->lower->names[number].link;
+}
+
+static void bl_lower_append(bl_meta *meta, bl_lower_list *list, bl_lower_link link,
+                            uint32_t number)
+{
+    *link(meta, number) = (bl_link){BL_NO_NUMBER, list->last};
+    if (list->last != BL_NO_NUMBER)
+        link(meta, list->last)->next = number;
+    else
+        list->first = number;
+    list->last = number;
+}
+
+static void bl_lower_prepend(bl_meta *meta, bl_lower_list *list, bl_lower_link link,
+                             uint32_t number)
+{
+    *link(meta, number) = (bl_link){list->first, BL_NO_NUMBER};
+    if (list->first != BL_NO_NUMBER)
+        link(meta, list->first)->previous = number;
+    else
+        list->last = number;
+    list->first = number;
+}
+
+static void bl_lower_unlink(bl_meta *meta, bl_lower_list *list, bl_lower_link link,
+                            uint32_t number)
+{
+    bl_link here = *link(meta, number);
+    if (here.next != BL_NO_NUMBER)
+        link(meta, here.next)->previous = here.previous;
+    else
+        list->last = here.previous;
+    if (here.previous != BL_NO_NUMBER)
+        link(meta, here.previous)->next = here.next;
+    else
+        list->first = here.next;
+}
+
+/* ---- Waking the service. */
+
+/* Note whether there is work of a kind, and wake those who wait for it. */
+static void bl_lower_rouse(bl_lower *lower, uint32_t kind, int work)
+{
+    if (bl_host_load(&lower->work[kind]) == (uint64_t)work)
+        return;
+    pthread_mutex_lock(&lower->lock);
+    bl_host_store(&lower->work[kind], (uint64_t)work);
+    if (work)
+        pthread_cond_broadcast(&lower->worked);
+    pthread_mutex_unlock(&lower->lock);
+}
+
+static uint32_t bl_lower_work(const bl_lower *lower, uint32_t kinds)
+{
+    uint32_t found = 0;
+    for (uint32_t kind = 0; kind < BL_LOWER_KINDS; kind++)
+        if (kinds >> kind & 1 && bl_host_load(&lower->work[kind]))
+            found |= 1u << kind;
+    return found;
+}
+
+uint32_t bl_lower_wait(bl_meta *meta, uint32_t kinds, uint64_t timeout_ns)
+{
+    bl_lower *lower = meta->lower;
+    struct timespec until;
+    uint32_t found;
+    if (lower == NULL)
+        return 0;
+    clock_gettime(CLOCK_MONOTONIC, &until);
+    uint64_t nanoseconds = (uint64_t)until.tv_nsec + timeout_ns % 1000000000;
+    until.tv_sec += (time_t)(timeout_ns / 1000000000 + nanoseconds / 1000000000);
+    until.tv_nsec = (long)(nanoseconds % 1000000000);
+    pthread_mutex_lock(&lower->lock);
+    while ((found = bl_lower_work(lower, kinds)) == 0)
+        if (pthread_cond_timedwait(&lower->worked, &lower->lock, &until) != 0)
+            break;
+    pthread_mutex_unlock(&lower->lock);
+    return found;
+}
+
+/* ---- Names. */
+
+/* Add a name, without tiers and not wanted: return it, or NULL if there is no room. */
+static bl_lower_name *bl_lower_name_new(bl_meta *meta, const uint64_t key[2])
+{
+    bl_lower *lower = meta->lower;
+    uint32_t number = lower->free_name;
+    if (number == BL_NO_NAME && lower->fresh_name == lower->name_max)
+        return NULL;
+    if (number == BL_NO_NAME)
+        number = lower->fresh_name;
+    if (bl_index_add(lower->index, key, number) < 0)
+        return NULL;
+    if (number == lower->fresh_name)
+        lower->fresh_name++;
+    else
+        lower->free_name = lower->names[number].link.next;
+    lower->names[number] = (bl_lower_name){.key = {key[0], key[1]}};
+    lower->stat.name_count++;
+    return &lower->names[number];
+}
+
+static bl_lower_name *bl_lower_name_of(const bl_lower *lower, const uint64_t key[2])
+{
+    int64_t number = bl_index_find(lower->index, key);
+    return number < 0 ? NULL : &lower->names[number];
+}
+
+/* Forget a name that no tier has and nobody wants. */
+static void bl_lower_name_end(bl_lower *lower, bl_lower_name *name)
+{
+    if (name->tiers != 0 || name->wanted != BL_LOWER_OFFLOAD)
+        return;
+    bl_index_remove(lower->index, name->key);
+    name->link.next = lower->free_name;
+    lower->free_name = (uint32_t)(name - lower->names);
+    lower->stat.name_count--;
+}
+
+/* Let a name be wanted no more. */
+static void bl_lower_unwant(bl_meta *meta, bl_lower_name *name)
+{
+    bl_lower *lower = meta->lower;
+    uint32_t list = name->taken ? (uint32_t)BL_LOWER_TAKEN : name->wanted;
+    bl_lower_unlink(meta, &lower->wanted[list], bl_lower_name_link,
+                    (uint32_t)(name - lower->names));
+    name->wanted = BL_LOWER_OFFLOAD, name->taken = 0;
+    lower->stat.wanted_count--;
+}
+
+/* Let a name be wanted for this kind of work, unless it is for something more urgent. */
+static void bl_lower_want(bl_meta *meta, bl_lower_name *name, uint32_t kind)
+{
+    bl_lower *lower = meta->lower;
+    int more = name->wanted == BL_LOWER_OFFLOAD || kind == BL_LOWER_REMOVE ||
+               (name->wanted == BL_LOWER_PREFETCH && kind == BL_LOWER_ONBOARD && !name->taken);
+    if (!more || name->wanted == kind)
+        return;
+    if (name->wanted != BL_LOWER_OFFLOAD)
+        bl_lower_unwant(meta, name);
+    name->wanted = (uint8_t)kind;
+    bl_lower_append(meta, &lower->wanted[kind], bl_lower_name_link,
+                    (uint32_t)(name - lower->names));
+    lower->stat.wanted_count++;
+    bl_lower_rouse(lower, kind, 1);
+}
+
+/* ---- What the index tells (index/blocks.h). */
+
+/* Let a block wait to be offered; it comes last, or first. */
+static void bl_lower_add(bl_meta *meta, uint32_t number, int first)
+{
+    bl_lower *lower = meta->lower;
+    bl_block *block = &meta->blocks[number];
+    if (lower == NULL || block->task != 0)
+        return;
+    const bl_lower_name *name = bl_lower_name_of(lower, block->key);
+    if (name != NULL && name->tiers != 0 && name->wanted != BL_LOWER_REMOVE)
+        return; /* it came from there */
+    block->offload = BL_OFFLOAD_WAITING;
+    if (first)
+        bl_lower_prepend(meta, &lower->waiting, bl_lower_block_link, number);
+    else
+        bl_lower_append(meta, &lower->waiting, bl_lower_block_link, number);
+    lower->stat.dirty_count++;
+    bl_lower_rouse(lower, BL_LOWER_OFFLOAD, 1);
+}
+
+void bl_lower_committed(bl_meta *meta, uint32_t number) { bl_lower_add(meta, number, 0); }
+
+void bl_lower_recovered(bl_meta *meta, uint32_t number)
+{
+    bl_lower_add(meta, number, 1); /* the newest block is recovered first */
+}
+
+/* End the offload of a block, whether it was offered or not. */
+static void bl_lower_settle(bl_meta *meta, uint32_t number)
+{
+    bl_lower *lower = meta->lower;
+    bl_block *block = &meta->blocks[number];
+    bl_lower_list *list = block->offload == BL_OFFLOAD_TAKEN ? &lower->taken : &lower->waiting;
+    bl_lower_unlink(meta, list, bl_lower_block_link, number);
+    block->offload = BL_OFFLOAD_NONE;
+    lower->stat.dirty_count--;
+}
+
+void bl_lower_forget(bl_meta *meta, uint32_t number)
+{
+    if (meta->blocks[number].offload == BL_OFFLOAD_NONE)
+        return;
+    bl_lower_settle(meta, number);
+    meta->lower->stat.unsaved_count++;
+}
+
+void bl_lower_lane_gone(bl_meta *meta, uint32_t lane)
+{
+    bl_lower *lower = meta->lower;
+    if (lower == NULL || lower->lane != lane)
+        return;
+    while (lower->taken.last != BL_NO_NUMBER) {
+        uint32_t number = lower->taken.last;
+        bl_lower_unlink(meta, &lower->taken, bl_lower_block_link, number);
+        bl_lower_prepend(meta, &lower->waiting, bl_lower_block_link, number);
+        meta->blocks[number].offload = BL_OFFLOAD_WAITING;
+        bl_lower_rouse(lower, BL_LOWER_OFFLOAD, 1);
+    }
+    while (lower->wanted[BL_LOWER_TAKEN].first != BL_NO_NUMBER) {
+        bl_lower_name *name = &lower->names[lower->wanted[BL_LOWER_TAKEN].first];
+        bl_lower_unwant(meta, name);
+        bl_lower_name_end(lower, name);
+    }
+}
+
+uint32_t bl_lower_state(const bl_meta *meta, const uint64_t key[2])
+{
+    if (meta->lower == NULL)
+        return BL_BLOCK_MISS;
+    const bl_lower_name *name = bl_lower_name_of(meta->lower, key);
+    if (name == NULL)
+        return meta->lower->unknown ? BL_BLOCK_BELOW : BL_BLOCK_MISS;
+    if (name->wanted == BL_LOWER_REMOVE)
+        return BL_BLOCK_MISS;
+    return name->wanted != BL_LOWER_OFFLOAD ? BL_BLOCK_PENDING : BL_BLOCK_BELOW;
+}
+
+int bl_lower_excuse(const bl_meta *meta, int status)
+{
+    int full = status == -BL_ERROR_NO_SPACE || status == -BL_ERROR_TABLE_FULL;
+    return full && meta->lower_waits && meta->lower->stat.dirty_count > 0 ? -BL_ERROR_OFFLOADING
+                                                                          : status;
+}
+
+void bl_lower_remove(bl_meta *meta, const uint64_t key[2])
+{
+    bl_lower *lower = meta->lower;
+    if (lower == NULL)
+        return;
+    bl_lower_name *name = bl_lower_name_of(lower, key);
+    if (name == NULL && lower->unknown)
+        name = bl_lower_name_new(meta, key);
+    if (name != NULL)
+        bl_lower_want(meta, name, BL_LOWER_REMOVE);
+}
+
+/* ---- The calls of clients. */
+
+/* Let one key be onboarded, unless the pool has it: 1, or 0 if no tier has it. */
+static int bl_onboard_one(bl_meta *meta, const uint64_t key[2], uint32_t kind)
+{
+    bl_lower *lower = meta->lower;
+    if (bl_index_find(meta->index, key) >= 0)
+        return 1;
+    bl_lower_name *name = bl_lower_name_of(lower, key);
+    if (lower->stat.wanted_count >= BL_WANTED_MAX)
+        return name != NULL && name->wanted != BL_LOWER_OFFLOAD;
+    if (name == NULL && lower->unknown)
+        name = bl_lower_name_new(meta, key);
+    if (name == NULL || name->wanted == BL_LOWER_REMOVE)
+        return 0;
+    bl_lower_want(meta, name, kind);
+    lower->stat.onboard_count++;
+    return 1;
+}
+
+int bl_handle_onboard(void *context, bl_call *call)
+{
+    bl_meta *meta = context;
+    bl_block_request head;
+    uint32_t count = 0;
+    const uint8_t *keys = bl_meta_items(call, 2 * sizeof(uint64_t), &head);
+    if (keys == NULL || (head.flags != BL_LOWER_ONBOARD && head.flags != BL_LOWER_PREFETCH))
+        return -BL_ERROR_BAD_REQUEST;
+    for (; meta->lower != NULL && count < head.count; count++) {
+        uint64_t key[2];
+        memcpy(key, keys + count * sizeof key, sizeof key);
+        if (!bl_onboard_one(meta, key, head.flags))
+            break;
+    }
+    bl_meta_reply(call, count, 0, 0);
+    return 0;
+}
+
+int bl_handle_tiers(void *context, bl_call *call)
+{
+    bl_meta *meta = context;
+    bl_block_request head;
+    const uint8_t *keys = bl_meta_items(call, 2 * sizeof(uint64_t), &head);
+    if (keys == NULL || sizeof(bl_block_reply) + head.count > call->reply_capacity)
+        return -BL_ERROR_BAD_REQUEST;
+    uint8_t *tiers = call->reply + sizeof(bl_block_reply);
+    for (uint32_t i = 0; i < head.count; i++) {
+        uint64_t key[2];
+        memcpy(key, keys + i * sizeof key, sizeof key);
+        int64_t number = bl_index_find(meta->index, key);
+        int here = number >= 0 && meta->blocks[number].state == BL_NUMBER_COMMITTED;
+        const bl_lower_name *name = meta->lower ? bl_lower_name_of(meta->lower, key) : NULL;
+        int below = name != NULL && name->wanted != BL_LOWER_REMOVE;
+        tiers[i] = (uint8_t)((here ? BL_TIER_POOL : 0) | (below ? name->tiers : 0));
+    }
+    bl_meta_reply(call, head.count, 0, 0);
+    call->reply_size += head.count;
+    return 0;
+}
+
+/* ---- The calls of the service. */
+
+/* Read and check a request of the service: return what follows it, or NULL. */
+static const uint8_t *bl_lower_items(const bl_meta *meta, const bl_call *call, uint32_t item_size,
+                                     bl_lower_request *request)
+{
+    if (call->request_size < sizeof *request || meta->lower == NULL)
+        return NULL;
+    memcpy(request, call->request, sizeof *request);
+    uint64_t size = sizeof *request + (uint64_t)request->count * item_size;
+    int whole = item_size == 0 || size == call->request_size;
+    return request->token == meta->lower->token && request->kind < BL_LOWER_KINDS &&
+                   request->count <= BL_CALL_KEYS_MAX && whole
+               ? call->request + sizeof *request
+               : NULL;
+}
+
+/* Take the next block that was not offered. */
+static bl_lower_record bl_lower_take_block(bl_meta *meta)
+{
+    bl_lower *lower = meta->lower;
+    uint32_t number = lower->waiting.first;
+    bl_block *block = &meta->blocks[number];
+    bl_lower_unlink(meta, &lower->waiting, bl_lower_block_link, number);
+    bl_lower_append(meta, &lower->taken, bl_lower_block_link, number);
+    block->offload = BL_OFFLOAD_TAKEN;
+    const bl_lower_name *name = bl_lower_name_of(lower, block->key);
+    return (bl_lower_record){
+        .key = {block->key[0], block->key[1]},
+        .fingerprint = block->fingerprint,
+        .generation = block->generation,
+        .offset = block->offset,
+        .length = block->length,
+        .chunk_size = block->chunk_size,
+        .block = number,
+        .tiers = name != NULL && name->wanted != BL_LOWER_REMOVE ? name->tiers : 0,
+    };
+}
+
+/* Take the next name that is wanted for this kind of work. */
+static bl_lower_record bl_lower_take_name(bl_meta *meta, uint32_t kind)
+{
+    bl_lower *lower = meta->lower;
+    uint32_t number = lower->wanted[kind].first;
+    bl_lower_name *name = &lower->names[number];
+    bl_lower_unlink(meta, &lower->wanted[kind], bl_lower_name_link, number);
+    bl_lower_append(meta, &lower->wanted[BL_LOWER_TAKEN], bl_lower_name_link, number);
+    name->taken = 1;
+    return (bl_lower_record){.key = {name->key[0], name->key[1]}, .tiers = name->tiers};
+}
+
+int bl_handle_lower_take(void *context, bl_call *call)
+{
+    bl_meta *meta = context;
+    bl_lower_request request;
+    if (bl_lower_items(meta, call, 0, &request) == NULL ||
+        sizeof(bl_block_reply) + request.count * sizeof(bl_lower_record) > call->reply_capacity)
+        return -BL_ERROR_BAD_REQUEST;
+    bl_lower *lower = meta->lower;
+    const bl_lower_list *list = request.kind == BL_LOWER_OFFLOAD ? &lower->waiting
+                                                                 : &lower->wanted[request.kind];
+    uint32_t count = 0;
+    lower->lane = call->lane;
+    for (; count < request.count && list->first != BL_NO_NUMBER; count++) {
+        bl_lower_record record = request.kind == BL_LOWER_OFFLOAD
+                                     ? bl_lower_take_block(meta)
+                                     : bl_lower_take_name(meta, request.kind);
+        memcpy(call->reply + sizeof(bl_block_reply) + count * sizeof record, &record,
+               sizeof record);
+    }
+    bl_lower_rouse(lower, request.kind, list->first != BL_NO_NUMBER);
+    bl_block_reply head = {count, 0};
+    memcpy(call->reply, &head, sizeof head);
+    call->reply_size = (uint32_t)(sizeof head + count * sizeof(bl_lower_record));
+    return 0;
+}
+
+/* Note that a block was offered: it may be evicted. */
+static void bl_lower_offered(bl_meta *meta, const bl_lower_note *note)
+{
+    if (note->block >= meta->pool->geometry.block_count_max)
+        return;
+    const bl_block *block = &meta->blocks[note->block];
+    if (block->offload != BL_OFFLOAD_TAKEN || block->generation != note->generation)
+        return; /* it has left the pool meanwhile */
+    bl_lower_settle(meta, note->block);
+    if (meta->lower_waits && block->pin_count == 0)
+        bl_block_touch(meta, note->block);
+}
+
+static void bl_lower_note_one(bl_meta *meta, const bl_lower_note *note)
+{
+    bl_lower *lower = meta->lower;
+    bl_lower_name *name = bl_lower_name_of(lower, note->key);
+    if (note->generation != 0)
+        bl_lower_offered(meta, note);
+    if (name == NULL && note->stored != 0)
+        name = bl_lower_name_new(meta, note->key);
+    if (name == NULL)
+        return;
+    name->tiers = (uint8_t)((name->tiers | note->stored) & ~note->lost);
+    if (note->ended && name->taken)
+        bl_lower_unwant(meta, name);
+    bl_lower_name_end(lower, name);
+}
+
+int bl_handle_lower_tell(void *context, bl_call *call)
+{
+    bl_meta *meta = context;
+    bl_lower_request request;
+    const uint8_t *items = bl_lower_items(meta, call, sizeof(bl_lower_note), &request);
+    if (items == NULL)
+        return -BL_ERROR_BAD_REQUEST;
+    for (uint32_t i = request.count; i-- > 0;) { /* last first: a parent is newer than its child */
+        bl_lower_note note;
+        memcpy(&note, items + i * sizeof note, sizeof note);
+        bl_lower_note_one(meta, &note);
+    }
+    bl_meta_reply(call, request.count, 0, 0);
+    return 0;
+}
+
+/* ---- Life. */
+
+int bl_lower_attach(bl_meta *meta, uint32_t count_max, uint32_t flags, uint64_t token)
+{
+    static const bl_lower_list empty = {BL_NO_NUMBER, BL_NO_NUMBER};
+    pthread_condattr_t clock;
+    if (meta->lower != NULL)
+        return -EEXIST;
+    bl_lower *lower = calloc(1, sizeof *lower);
+    if (lower == NULL)
+        return -ENOMEM;
+    uint32_t room = BL_NO_NAME - BL_WANTED_MAX;
+    lower->name_max = (count_max < room ? count_max : room) + BL_WANTED_MAX;
+    lower->free_name = BL_NO_NAME;
+    lower->unknown = (flags & BL_LOWER_UNKNOWN) != 0;
+    lower->token = token;
+    lower->lane = UINT32_MAX;
+    lower->waiting = lower->taken = empty;
+    for (uint32_t list = 0; list <= BL_LOWER_TAKEN; list++)
+        lower->wanted[list] = empty;
+    lower->names = bl_lazy_map(lower->name_max * sizeof *lower->names);
+    if (lower->names == NULL || bl_index_create(&lower->index, lower->name_max) < 0) {
+        bl_lazy_unmap(lower->names, lower->name_max * sizeof *lower->names);
+        free(lower);
+        return -ENOMEM;
+    }
+    pthread_mutex_init(&lower->lock, NULL);
+    pthread_condattr_init(&clock);
+    pthread_condattr_setclock(&clock, CLOCK_MONOTONIC);
+    pthread_cond_init(&lower->worked, &clock);
+    pthread_condattr_destroy(&clock);
+    meta->lower = lower;
+    meta->lower_waits = (flags & BL_LOWER_WAIT) != 0;
+    return 0;
+}
+
+void bl_lower_describe(const bl_meta *meta, bl_lower_stat *out)
+{
+    *out = meta->lower ? meta->lower->stat : (bl_lower_stat){0};
+}
+
+void bl_lower_destroy(bl_meta *meta)
+{
+    bl_lower *lower = meta->lower;
+    if (lower == NULL)
+        return;
+    bl_index_destroy(lower->index);
+    bl_lazy_unmap(lower->names, lower->name_max * sizeof *lower->names);
+    pthread_cond_destroy(&lower->worked);
+    pthread_mutex_destroy(&lower->lock);
+    free(lower);
+    meta->lower = NULL;
+}
