@@ -12,7 +12,9 @@ from beluga.tiers.blocks import (
     Targets,
     WeakBlock,
 )
+from beluga.tiers.storage import MemoryType, Storage
 from beluga.tiers.tier import BLOCK, LowerTier, StoredBlock
+from beluga.tiers.tier_blocks import TierBlocks, copy_blocks
 
 __all__ = [
     "BLOCK",
@@ -21,9 +23,13 @@ __all__ = [
     "BlockState",
     "Key",
     "LowerTier",
+    "MemoryType",
     "MutableBlock",
     "RegisteredBlock",
+    "Storage",
     "StoredBlock",
     "Targets",
+    "TierBlocks",
     "WeakBlock",
+    "copy_blocks",
 ]

@@ -40,9 +40,9 @@ class PoolMachine(RuleBasedStateMachine):
 
     @initialize(total=st.integers(1, 9), keep_unsaved=st.booleans())
     def begin(self, total: int, keep_unsaved: bool) -> None:
-        self.pool = BlockPool(
-            "model", total, block_size=SIZE, keep_unsaved=keep_unsaved, registry=Registry()
-        )
+        self.pool = BlockPool("model", total, block_size=SIZE, registry=Registry())
+        if keep_unsaved:
+            self.pool.keep_unsaved()
         self.model = ModelPool(total, keep_unsaved=keep_unsaved)
         self.futures: dict[int, Future[list[MutableBlock]]] = {}
         self.mutable: list[tuple[MutableBlock, int]] = []
@@ -246,8 +246,9 @@ class PoolMachine(RuleBasedStateMachine):
         """Nothing leaks: when all handles are gone, every block can be had, in the right order."""
         if not hasattr(self, "pool"):
             return
-        for number in list(self.futures):
-            self.futures.pop(number).cancel()
+        while self.futures:
+            number, future = self.futures.popitem()
+            future.cancel()
             self.model.cancel(number)
             self.settle()
         for handle, claim in self.mutable + self.shared:

@@ -23,13 +23,10 @@ _SLACK = 64
 
 
 class Inactive:
-    """Blocks in the order of their eviction. The pool's lock guards it.
+    """Blocks in the order of their eviction. The pool's lock guards it."""
 
-    With ``keep_unsaved``, a block that is in no lower tier is not evicted.
-    """
-
-    def __init__(self, *, keep_unsaved: bool = False) -> None:
-        self._keep_unsaved = keep_unsaved
+    def __init__(self) -> None:
+        self._keep_unsaved = False
         self._blocks: dict[Key, Block] = {}
         self._children: dict[Key, int] = {}
         self._leaves: list[_Entry] = []
@@ -40,6 +37,10 @@ class Inactive:
 
     def __contains__(self, block: Block) -> bool:
         return self._blocks.get(block.key) is block
+
+    def keep_unsaved(self) -> None:
+        """Evict no block that is in no lower tier, from now on."""
+        self._keep_unsaved = True
 
     def add(self, block: Block) -> None:
         """Take a block that has just lost its last user. One that was not used since its last

@@ -46,9 +46,8 @@ class BlockPool:
         assert pool.match([key])[0].key == key
 
     ``block_size`` counts tokens. ``watermark`` is the share of blocks with content above which
-    :attr:`offload_due` is true. With ``keep_unsaved``, a block is evicted only after
-    :meth:`mark_saved`. The pool remembers the keys of ``ghosts`` evicted blocks (by default as many
-    as it has blocks). ``half_life_s`` is that of heat.
+    :attr:`offload_due` is true. The pool remembers the keys of ``ghosts`` evicted blocks, by
+    default as many as it has blocks. ``half_life_s`` is that of heat.
     """
 
     def __init__(  # noqa: PLR0913  all but the first two named
@@ -58,7 +57,6 @@ class BlockPool:
         *,
         block_size: int = 16,
         watermark: float = 0.90,
-        keep_unsaved: bool = False,
         ghosts: int | None = None,
         half_life_s: float = 60.0,
         registry: Registry | None = None,
@@ -72,10 +70,10 @@ class BlockPool:
         self.name, self.total_blocks, self.block_size = name, total_blocks, block_size
         self.watermark = watermark
         self.on_registered: Callable[[list[RegisteredBlock]], None] | None = None
-        """Called after blocks were registered under new keys, without the lock."""
+        """Called without the lock after blocks were registered that no lower tier has."""
         self._exclusive = Exclusive()
         self._free = deque(Block(index) for index in range(total_blocks))
-        self._inactive = Inactive(keep_unsaved=keep_unsaved)
+        self._inactive = Inactive()
         self._registered: dict[Key, Block] = {}
         self._claims: dict[Hashable, dict[Claim, None]] = {}
         self._waiting = Reservations()
@@ -93,6 +91,11 @@ class BlockPool:
     def inflight_blocks(self) -> int:
         """Blocks that somebody holds."""
         return self.total_blocks - self.available_blocks
+
+    def keep_unsaved(self) -> None:
+        """Evict a block only after :meth:`mark_saved` from now on."""
+        with self._exclusive:
+            self._inactive.keep_unsaved()
 
     @property
     def utilization(self) -> float:
@@ -156,11 +159,14 @@ class BlockPool:
                 return None
             return self._take(request, count)
 
-    def register(self, blocks: Sequence[MutableBlock]) -> list[RegisteredBlock]:
+    def register(
+        self, blocks: Sequence[MutableBlock], *, is_saved: bool = False
+    ) -> list[RegisteredBlock]:
         """Register complete blocks, and return a handle for each key. The mutable handles end.
 
         If a key is registered already, the new block is reset and the known one is handed out.
-        Raises TierError, and has changed nothing, if a block is not complete.
+        Blocks that came from a lower tier ``is_saved`` there. Raises TierError, and has changed
+        nothing, if a block is not complete.
         """
         with self._exclusive:
             claims = [self._own(block) for block in blocks]
@@ -174,8 +180,10 @@ class BlockPool:
                 handles.append(handle)
                 if is_new:
                     new.append(handle)
+            if is_saved:
+                self._mark_saved(block.key for block in handles)
             self._grant()
-        if new and self.on_registered is not None:
+        if new and not is_saved and self.on_registered is not None:
             self.on_registered(new)
         return handles
 
@@ -227,12 +235,7 @@ class BlockPool:
     def mark_saved(self, keys: Iterable[Key]) -> None:
         """Say that a lower tier has these blocks now, so that they may be evicted."""
         with self._exclusive:
-            for key in keys:
-                block = self._registered.get(key)
-                if block is not None:
-                    block.saved = True
-                    if block in self._inactive:
-                        self._inactive.offer(block)
+            self._mark_saved(keys)
             self._grant()
 
     def coldest(self, count: int) -> list[WeakBlock]:
@@ -377,20 +380,31 @@ class BlockPool:
         self._end(claim)
         return RegisteredBlock(self, shared, block), True
 
+    def _mark_saved(self, keys: Iterable[Key]) -> None:
+        for key in keys:
+            block = self._registered.get(key)
+            if block is not None:
+                block.saved = True
+                if block in self._inactive:
+                    self._inactive.offer(block)
+
     def _has_room(self, count: int) -> bool:
         """Make ``count`` blocks free by eviction, if that is possible."""
         free = self._free
         if len(free) + len(self._inactive) < count:
             return False
+        missing = count - len(free)
         while len(free) < count:
             victim = self._inactive.evict()
             if victim is None:
-                return False
+                break
             del self._registered[victim.key]
             self._ghosts.add(victim.key)
-            self._metrics.evictions.add(tier=self.name)
             self._set_free(victim)
-        return True
+        left = max(count - len(free), 0)
+        if missing > left:
+            self._metrics.evictions.add(missing - left, tier=self.name)
+        return not left
 
     def _take(self, request: Hashable, count: int) -> list[MutableBlock]:
         blocks = [self._free.popleft() for _ in range(count)]
