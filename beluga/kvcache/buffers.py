@@ -64,6 +64,17 @@ class Run:
         owners, rows = list(layout.owners), fragments.reshape(-1, 2)
         return cls(count, layout.length, per_block, rows, owners, read_only=layout.read_only)
 
+    def rest(self, first: int) -> Run:
+        """Return the blocks from ``first`` on."""
+        if first == 0:
+            return self
+        return dataclasses.replace(
+            self,
+            count=self.count - first,
+            fragments=self.fragments[first * self.fragment_count :],
+            start=self.start + first,
+        )
+
     def __len__(self) -> int:
         return self.count
 

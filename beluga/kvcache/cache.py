@@ -15,6 +15,7 @@ from beluga.errors import CacheError, LayoutError, TransferCancelledError, raise
 from beluga.kvcache.buffers import Run, runs
 from beluga.kvcache.carry import EngineBatch
 from beluga.kvcache.keys import Namespace, fold
+from beluga.kvcache.onboarding import Found, Onboarding, fastest
 from beluga.kvcache.uninterrupted import Uninterrupted
 from beluga.meta import BlockState, MetaClient
 from beluga.rpc import Client, nanoseconds
@@ -119,6 +120,9 @@ class KVCache:
     host's link to the pool. The link scheduler then admits the bytes, puts in the class
     ``write_class`` and gets in ``read_class``. With None nothing limits them.
 
+    With ``onboard``, a get waits for blocks that the pool does not have but a tier below it has
+    (``beluga serve --disk``).
+
     ``kept`` blocks are never evicted. They are tasks of the queue whose number is
     :attr:`fingerprint`, and there is a bound on them (:class:`beluga.meta.TaskClient`). A cache,
     like its :class:`~beluga.rpc.Client`, is used by one thread at a time.
@@ -145,6 +149,7 @@ class KVCache:
         read_class: TransferClass = TransferClass.ONBOARD,
         write_class: TransferClass = TransferClass.OFFLOAD,
         kept: bool = False,
+        onboard: bool = True,
     ) -> None:
         if threads < 1:
             raise LayoutError(f"a cache of {threads} threads; give it at least one")
@@ -169,6 +174,7 @@ class KVCache:
         self._meta = MetaClient(self.client)
         self._threads = threads
         self._kept = kept
+        self._onboards = onboard
         self._settings: core.bl_copy_settings | None = (
             None  # for C; measured or loaded before the first copy
         )
@@ -231,9 +237,7 @@ class KVCache:
         for run in runs(targets, writable=True):
             _refuse_long(run)
             part = slice(run.start, run.start + run.count)
-            found = raise_for_status(
-                self._get(run, keys[part], states[part], mismatches), "fetching blocks"
-            )
+            found = self._get_all(run, keys[part], states[part], mismatches)
             hits += found
             if found < run.count:
                 break
@@ -278,9 +282,25 @@ class KVCache:
         )
         return GetResult(found, states, mismatches[0])
 
-    def lookup(self, digests: Digests) -> int:
-        """Count the leading blocks that the pool has."""
-        return len(self._meta.lookup(self.keys(digests)).hits)
+    def lookup(self, digests: Digests) -> Found:
+        """Find the leading blocks that the pool or a tier below it has.
+
+        The result is their number, and has the tier of each block (:class:`Found`). A get onboards
+        those that lower tiers have.
+        """
+        keys = self.keys(digests)
+        lookup = self._meta.lookup(keys)
+        hits = len(lookup.hits)
+        tiers = np.ones(len(keys), np.uint8)
+        if hits < len(keys):
+            tiers[hits:] = fastest(self._meta.tiers(keys[hits:]))
+        return Found(tiers)
+
+    def prefetch(self, digests: Digests) -> int:
+        """Ask lower tiers for the leading blocks, and do not wait. Returns how many of them the
+        pool has or gets.
+        """
+        return self._meta.onboard(self.keys(digests), prefetch=True)
 
     def pin(self, digests: Digests) -> Pins:
         """Pin the leading blocks that the pool has, so that they stay until :meth:`release`."""
@@ -373,6 +393,30 @@ class KVCache:
             with self.client.lock:
                 code = lib.bl_kv_get(self.client.session, batch, told, mismatches)
         return self._ended(code, "fetching blocks")
+
+    def _get_all(
+        self,
+        run: Run,
+        keys: NDArray[np.uint64],
+        states: NDArray[np.uint8],
+        mismatches: core.uint64_p,
+    ) -> int:
+        """Fetch the leading blocks of a run, those that lower tiers have, too. Returns their
+        number.
+
+        The wait for a block that is coming ends after the cache's timeout without progress.
+        """
+        hits = 0
+        onboarding = Onboarding(self._meta, self.client.timeout_s)
+        while True:
+            found = raise_for_status(
+                self._get(run.rest(hits), keys[hits:], states[hits:], mismatches), "fetching blocks"
+            )
+            hits += found
+            if hits == run.count or not self._onboards:
+                return hits
+            if not onboarding.more(keys[hits:], BlockState(states[hits]), progress=found > 0):
+                return hits
 
     def _engine_for(self, direction: Direction, run: Run) -> Engine | None:
         size, fragments = run.count * run.length, run.count * run.fragment_count

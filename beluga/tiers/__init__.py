@@ -12,12 +12,14 @@ from beluga.tiers.blocks import (
     Targets,
     WeakBlock,
 )
+from beluga.tiers.service import Admission, TierService
 from beluga.tiers.storage import MemoryType, Storage
 from beluga.tiers.tier import BLOCK, LowerTier, StoredBlock
 from beluga.tiers.tier_blocks import TierBlocks, copy_blocks
 
 __all__ = [
     "BLOCK",
+    "Admission",
     "Alert",
     "BlockPool",
     "BlockState",
@@ -30,6 +32,7 @@ __all__ = [
     "StoredBlock",
     "Targets",
     "TierBlocks",
+    "TierService",
     "WeakBlock",
     "copy_blocks",
 ]

@@ -67,7 +67,7 @@ int64_t bl_remove_blocks(bl_session *session, const uint64_t *keys, uint32_t cou
 int bl_meta_ask_stat(bl_session *session, bl_meta_stat *out, uint64_t timeout_ns);
 
 /* Ask for leading keys from lower tiers; kind is BL_LOWER_ONBOARD or _PREFETCH. Return how many of
- * them the pool has or gets: a lookup says PENDING until they come or are given up. */
+ * them the pool has or gets from there: a lookup says PENDING until they come or are given up. */
 int64_t bl_onboard(bl_session *session, const uint64_t *keys, uint32_t count, uint32_t kind,
                    uint64_t timeout_ns);
 

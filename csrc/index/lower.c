@@ -322,9 +322,11 @@ void bl_lower_remove(bl_meta *meta, const uint64_t key[2])
 static int bl_onboard_one(bl_meta *meta, const uint64_t key[2], uint32_t kind)
 {
     bl_lower *lower = meta->lower;
-    if (bl_index_find(meta->index, key) >= 0)
-        return 1;
     bl_lower_name *name = bl_lower_name_of(lower, key);
+    int64_t number = bl_index_find(meta->index, key);
+    if (number >= 0) /* a block that another client writes does not come from here */
+        return meta->blocks[number].state == BL_NUMBER_COMMITTED ||
+               (name != NULL && name->wanted != BL_LOWER_OFFLOAD);
     if (lower->stat.wanted_count >= BL_WANTED_MAX)
         return name != NULL && name->wanted != BL_LOWER_OFFLOAD;
     if (name == NULL && lower->unknown)

@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""Blocks below the pool: where each block is, and waiting for those that are on their way up."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from beluga.meta import BlockState
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from beluga.meta import MetaClient
+
+_NAP_S = 0.0001
+_NAP_MAX_S = 0.002
+_COMING = BlockState.BELOW, BlockState.PENDING
+
+
+class Found(int):
+    """The number of leading blocks that some tier has.
+
+    ``tiers`` has the fastest tier of each block that was asked for, shape (count,): 0 is none, 1 is
+    the pool, and n + 1 is lower tier n, in the order in which the server was given them. A remote
+    store is asked only when a block is fetched, so its blocks may be 0 here.
+    """
+
+    tiers: NDArray[np.uint8]
+
+    def __new__(cls, tiers: NDArray[np.uint8]) -> Found:
+        """Count the leading blocks."""
+        absent = np.flatnonzero(tiers == 0)
+        found = super().__new__(cls, int(absent[0]) if len(absent) else len(tiers))
+        found.tiers = tiers
+        return found
+
+
+def fastest(bits: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Convert sets of tiers, as bits, to the numbers of :class:`Found`: the lowest bit plus 1."""
+    lowest = bits & -bits
+    return np.where(bits == 0, 0, np.log2(np.maximum(lowest, 1)) + 1).astype(np.uint8)
+
+
+class Onboarding:
+    """Decides for one get whether it asks lower tiers for more, waits, or gives up."""
+
+    def __init__(self, meta: MetaClient, timeout_s: float) -> None:
+        self._meta, self._timeout_s = meta, timeout_s
+        self._until_s = 0.0
+        self._nap_s = _NAP_S
+        self._asked = False  # without progress since then
+
+    def more(self, keys: NDArray[np.uint64], state: BlockState, *, progress: bool) -> bool:
+        """Return whether the get shall try again, after a nap if the next block is on its way.
+
+        ``keys`` are those of the blocks that are missing, and ``state`` is that of the first.
+        ``progress`` says that the last try has fetched blocks.
+        """
+        if progress or not self._until_s:
+            self._until_s = time.monotonic() + self._timeout_s
+            self._nap_s, self._asked = _NAP_S, False
+        if state in _COMING and not self._asked:
+            self._asked = True
+            return self._meta.onboard(keys) > 0
+        if state != BlockState.PENDING or not self._asked or time.monotonic() > self._until_s:
+            return False
+        time.sleep(self._nap_s)
+        self._nap_s = min(self._nap_s * 1.5, _NAP_MAX_S)
+        return True

@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""The pool's end of a move between the pool and a lower tier: blocks of any namespace, as bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from beluga._ffi import ffi, lib
+from beluga.errors import raise_for_status
+from beluga.meta import BlockState
+from beluga.rpc import nanoseconds
+from beluga.tiers.tier import StoredBlock
+from beluga.transfer import TransferClass, tuned
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
+    from beluga._ffi import core
+    from beluga.rpc import Client
+    from beluga.transfer import IoHandle
+
+_BLOCK_RECORD: np.dtype[np.void] = np.dtype(
+    [
+        ("offset", "<u8"),
+        ("generation", "<u8"),
+        ("block", "<u4"),
+        ("length", "<u4"),
+        ("state", "<u4"),
+        ("status", "<i4"),
+    ]
+)
+"""``bl_block_record`` of ``csrc/format/pool_format.h``."""
+
+_NO_QUEUE = nullcontext(ffi.NULL)
+
+
+def kinds(records: NDArray[np.void]) -> Iterator[NDArray[np.intp]]:
+    """Split records with fingerprint, length and chunk_size into groups of equal ones: the places
+    of each group, in order.
+    """
+    names = ["fingerprint", "length", "chunk_size"]
+    if len(records) == 0:
+        return
+    if (records[names] == records[0][names]).all():
+        yield np.arange(len(records))
+        return
+    _, which = np.unique(records[names], return_inverse=True)
+    for kind in range(int(which.max()) + 1):
+        yield np.flatnonzero(which == kind)
+
+
+class PoolSide:
+    """Reads and writes blocks of a pool over one session, which one thread uses at a time.
+
+    ``handle`` is that of the host's link, which admits the bytes before they are copied; with None
+    nothing limits them.
+    """
+
+    def __init__(self, client: Client, handle: IoHandle | None) -> None:
+        self._client, self._handle = client, handle
+        self._timeout_ns = nanoseconds(client.timeout_s)
+        self._settings = tuned(client.pool).struct(1)
+
+    def read(self, records: NDArray[np.void], payload: NDArray[np.uint8]) -> NDArray[np.bool_]:
+        """Read blocks of one kind from where they were, in the class OFFLOAD.
+
+        ``records`` are of :data:`~beluga.meta.LOWER_RECORD`; block i comes into ``payload[i]``.
+        Returns which blocks are right: one that was evicted meanwhile is not. Blocks that are read
+        become neither newer nor pinned.
+        """
+        where = np.zeros(len(records), _BLOCK_RECORD)
+        for name in ("offset", "generation", "block", "length"):
+            where[name] = records[name]
+        where["state"] = BlockState.HIT
+        fragments = np.empty((len(records), 2), np.uint64)
+        fragments[:, 0] = _address(payload) + np.arange(len(records), dtype=np.uint64) * np.uint64(
+            payload.strides[0]
+        )
+        fragments[:, 1] = records["length"]
+        states = np.zeros(len(records), np.uint8)
+        told = ffi.from_buffer("uint8_t[]", states, require_writable=True)
+        mismatches = ffi.new("uint64_t *")
+        keys = np.ascontiguousarray(records["key"])  # the batch has its address
+        with self._queue() as io_queue:
+            batch = self._batch(records[0], keys, fragments, io_queue, TransferClass.OFFLOAD)
+            batch.records = ffi.from_buffer("bl_block_record[]", where)
+            with self._client.lock:
+                code = lib.bl_kv_get(self._client.session, batch, told, mismatches)
+        raise_for_status(code, "reading blocks for a lower tier")
+        hits: NDArray[np.bool_] = states == BlockState.HIT
+        return hits
+
+    def write(self, blocks: Sequence[StoredBlock], kind: TransferClass) -> NDArray[np.uint8]:
+        """Put blocks of one kind into the pool; returns the state of each (as a put does)."""
+        keys = np.array([block.record["key"] for block in blocks], np.uint64)
+        fragments = np.array(
+            [(_address(block.payload), len(block.payload)) for block in blocks], np.uint64
+        )
+        states, statuses = np.zeros(len(blocks), np.uint8), np.zeros(len(blocks), np.int32)
+        told = (
+            ffi.from_buffer("uint8_t[]", states, require_writable=True),
+            ffi.from_buffer("int32_t[]", statuses, require_writable=True),
+        )
+        with self._queue() as io_queue:
+            batch = self._batch(blocks[0].record, keys, fragments, io_queue, kind)
+            with self._client.lock:
+                code = lib.bl_kv_put(self._client.session, batch, *told)
+        raise_for_status(code, "storing blocks of a lower tier")
+        return states
+
+    def close(self) -> None:
+        """End the session."""
+        self._client.close()
+
+    def _queue(self) -> AbstractContextManager[core.bl_io_queue | core.Null]:
+        return _NO_QUEUE if self._handle is None else self._handle.using()
+
+    def _batch(
+        self,
+        record: np.void,
+        keys: NDArray[np.uint64],
+        fragments: NDArray[np.uint64],
+        io_queue: core.bl_io_queue | core.Null,
+        kind: TransferClass,
+    ) -> core.bl_kv_batch:
+        return ffi.new(
+            "bl_kv_batch *",
+            {
+                "keys": ffi.from_buffer("uint64_t[]", keys),
+                "fragments": ffi.from_buffer("bl_fragment[]", fragments),
+                "fingerprint": int(record["fingerprint"]),
+                "timeout_ns": self._timeout_ns,
+                "count": len(fragments),
+                "fragment_count": 1,
+                "length": int(record["length"]),
+                "chunk_size": int(record["chunk_size"]),
+                "check_checksums": True,
+                "settings": self._settings,
+                "io_queue": io_queue,
+                "transfer_class": kind,
+            },
+        )
+
+
+def _address(array: NDArray[np.uint8]) -> int:
+    address: int = array.__array_interface__["data"][0]
+    return address

@@ -1,0 +1,285 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""Blocks sink from the pool to a lower tier and come back, through a real server."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from blocks import eventually
+from memory_tier import MemoryTier
+from numpy.typing import NDArray
+
+from beluga import KVCache, Pool
+from beluga.errors import OffloadingError, TierError
+from beluga.meta import BlockState, MetaServer
+from beluga.tiers import Admission, LowerTier, TierService
+
+LENGTH = 100_000  # several checksums, not a whole number of pages
+MANY = 400  # more than the pool has room for
+NAMES = [hashlib.sha256(b"block %d" % i).digest() for i in range(MANY)]
+
+
+def contents(numbers: range) -> NDArray[np.uint8]:
+    return np.stack(
+        [np.random.default_rng(i).integers(0, 256, LENGTH, dtype=np.uint8) for i in numbers]
+    )
+
+
+class Served:
+    """A pool of 24 MiB, its server, and tiers below it."""
+
+    def __init__(self, pool: Pool, cache: KVCache, service: TierService, server: MetaServer):
+        self.pool, self.cache, self.service, self.server = pool, cache, service, server
+
+    def put_all(self, numbers: range, step: int = 20) -> None:
+        for first in range(numbers.start, numbers.stop, step):
+            some = range(first, min(first + step, numbers.stop))
+            left = list(some)
+            while left:  # with wait, blocks are refused until others were offered
+                data = np.stack([contents(range(i, i + 1))[0] for i in left])
+                result = self.cache.put([NAMES[i] for i in left], data)
+                refused = np.flatnonzero(result.states == BlockState.REFUSED)
+                left = [left[place] for place in refused]
+
+    def offered(self) -> bool:
+        return eventually(lambda: self.server.lower_stat().dirty_count == 0)
+
+    def wrong(self, numbers: range) -> list[int]:
+        """Return the blocks that a get does not return as they were put."""
+        found = []
+        for number in numbers:
+            target = np.zeros((1, LENGTH), np.uint8)
+            result = self.cache.get([NAMES[number]], target)
+            if result.hits != 1 or not np.array_equal(target, contents(range(number, number + 1))):
+                found.append(number)
+        return found
+
+
+@contextlib.contextmanager
+def serving(
+    directory: Path,
+    tiers: list[LowerTier],
+    *,
+    wait: bool = False,
+    admission: Admission | None = None,
+    coherence: str = "software",
+    timeout_s: float = 5.0,
+) -> Iterator[Served]:
+    path = directory / "pool"
+    if path.exists():
+        pool = Pool.open([path])
+    else:
+        pool = Pool.create([path], device_size=24 << 20, coherence=coherence, sparse=True)
+    with pool:
+        server = MetaServer(pool)
+        service = TierService(server, pool, tiers, wait=wait, admission=admission)
+        with server:
+            service.start()
+            try:
+                with KVCache(pool, namespace="test", timeout_s=timeout_s) as cache:
+                    yield Served(pool, cache, service, server)
+            finally:
+                service.stop()
+
+
+def test_what_is_evicted_comes_back(shm: Path) -> None:
+    tier = MemoryTier()
+    with serving(shm, [tier], wait=True) as served:
+        served.put_all(range(MANY))
+        assert served.server.meta_stat().evict_count > MANY // 4
+        assert served.offered()
+        assert len(tier.blocks) == MANY
+        assert served.wrong(range(MANY)) == []
+        assert served.server.lower_stat().unsaved_count == 0
+
+
+def test_a_chain_comes_back_with_one_get(shm: Path) -> None:
+    tier = MemoryTier()
+    with serving(shm, [tier], wait=True) as served:
+        served.put_all(range(MANY))
+        assert served.offered()
+        chain = range(50)
+        target = np.zeros((len(chain), LENGTH), np.uint8)
+        found = served.cache.lookup([NAMES[i] for i in chain])
+        assert found == len(chain)
+        assert set(found.tiers.tolist()) <= {1, 2}
+        assert 2 in found.tiers
+        result = served.cache.get([NAMES[i] for i in chain], target)
+        assert result.hits == len(chain)
+        assert np.array_equal(target, contents(chain))
+        assert served.cache.lookup([*NAMES[:2], b"x" * 32]).tiers.tolist() == [1, 1, 0]
+
+
+def test_without_wait_what_is_evicted_first_is_dropped(shm: Path) -> None:
+    tier = MemoryTier()
+    with serving(shm, [tier]) as served:
+        tier.open.clear()
+        served.put_all(range(MANY))  # no put waits for the tier
+        tier.open.set()
+        assert served.offered()
+        assert 0 < len(tier.blocks) < MANY
+        assert served.server.lower_stat().unsaved_count > 0
+        lost = served.wrong(range(MANY))
+        assert 0 < len(lost) < MANY
+
+
+def test_with_wait_a_put_is_refused_until_others_were_offered(shm: Path) -> None:
+    tier = MemoryTier()
+    with serving(shm, [tier], wait=True) as served:
+        tier.open.clear()
+        with pytest.raises(OffloadingError):
+            for i in range(MANY):
+                served.cache.put([NAMES[i]], contents(range(i, i + 1))).raise_for_refused()
+        tier.open.set()
+        served.put_all(range(MANY))
+        assert served.wrong(range(MANY)) == []
+
+
+def test_a_tier_that_saves_nothing_does_not_stop_the_pool(shm: Path) -> None:
+    tier = MemoryTier()
+    tier.full = True
+    with serving(shm, [tier], wait=True) as served:
+        served.put_all(range(MANY))
+        assert served.offered()
+        assert tier.blocks == {}
+        assert len(served.wrong(range(MANY))) > 0
+
+
+def test_a_restarted_server_knows_its_tiers_and_offers_what_was_not_offered(shm: Path) -> None:
+    tier = MemoryTier()
+    with serving(shm, [tier], wait=True) as served:
+        served.put_all(range(MANY))
+        assert served.offered()
+    for name in list(tier.blocks)[-10:]:
+        del tier.blocks[name]  # blocks that the pool still has
+    with serving(shm, [tier], wait=True) as served:
+        assert served.wrong(range(MANY)) == []
+        assert served.offered()
+        assert len(tier.blocks) == MANY
+
+
+def test_a_remote_store_is_asked_for_what_nobody_knows(shm: Path) -> None:
+    near, far = MemoryTier("near"), MemoryTier("far", remote=True)
+    with serving(shm, [near, far], wait=True) as served:
+        served.put_all(range(20))
+        assert served.offered()
+        assert (len(near.blocks), len(far.blocks)) == (20, 20)
+    (shm / "other").mkdir()
+    with serving(shm / "other", [MemoryTier("empty"), far]) as other:
+        assert other.wrong(range(20)) == []
+        assert other.wrong(range(20, 22)) == [20, 21]  # nobody has them: a miss, soon
+
+
+def test_a_lost_block_is_a_miss_and_no_longer_found(shm: Path) -> None:
+    tier = MemoryTier()
+    with serving(shm, [tier], wait=True) as served:
+        served.put_all(range(MANY))
+        assert served.offered()
+        keys = served.cache.keys(NAMES)
+        below = np.flatnonzero(served.cache.lookup(NAMES).tiers == 2)
+        first = int(below[0])
+        tier.lose(keys[first : first + 1])
+        assert served.wrong(range(first, first + 1)) == [first]
+        assert served.cache.lookup([NAMES[first]]) == 0
+        second = int(below[1])
+        tier.remove(keys[second : second + 1])  # behind the server's back
+        assert served.wrong(range(second, second + 1)) == [second]
+        assert served.cache.lookup([NAMES[second]]) == 0
+
+
+def test_a_removed_block_does_not_come_back(shm: Path) -> None:
+    tier = MemoryTier()
+    with serving(shm, [tier], wait=True) as served:
+        served.put_all(range(30))
+        assert served.offered()
+        served.cache.remove(NAMES[:5])
+        assert served.wrong(range(5)) == list(range(5))
+        assert eventually(lambda: len(tier.blocks) == 25)
+        served.put_all(range(5))
+        assert served.offered()
+        assert eventually(lambda: len(tier.blocks) == 30)
+        assert served.wrong(range(30)) == []
+
+
+def test_blocks_that_are_not_admitted_are_not_saved(shm: Path) -> None:
+    class Odd:
+        def admit(self, keys: NDArray[np.uint64]) -> NDArray[np.bool_]:
+            odd: NDArray[np.bool_] = keys[:, 0] % 2 == 1
+            return odd
+
+    tier = MemoryTier()
+    with serving(shm, [tier], wait=True, admission=Odd()) as served:
+        served.put_all(range(MANY))
+        assert served.offered()
+        assert tier.blocks
+        assert all(key[0] % 2 for key in tier.blocks)
+
+
+def test_a_get_waits_while_a_tier_is_slow_and_gives_up_at_its_timeout(shm: Path) -> None:
+    tier = MemoryTier()
+    with serving(shm, [tier], wait=True, timeout_s=0.3) as served:
+        served.put_all(range(MANY))
+        assert served.offered()
+        below = int(np.flatnonzero(served.cache.lookup(NAMES).tiers == 2)[0])
+        tier.open.clear()
+        assert served.wrong(range(below, below + 1)) == [below]
+        threading.Timer(0.05, tier.open.set).start()
+        assert served.wrong(range(below, below + 1)) == []
+
+
+def test_prefetched_blocks_are_in_the_pool_before_anybody_asks(shm: Path) -> None:
+    tier = MemoryTier()
+    with serving(shm, [tier], wait=True) as served:
+        served.put_all(range(MANY))
+        assert served.offered()
+        below = np.flatnonzero(served.cache.lookup(NAMES).tiers == 2)[:8]
+        names = [NAMES[i] for i in below]
+        assert served.cache.prefetch(names) == len(names)
+        assert eventually(lambda: bool((served.cache.lookup(names).tiers == 1).all()))
+        assert served.cache.prefetch([b"y" * 32]) == 0
+
+
+def test_clients_that_get_at_once_all_get_the_blocks(shm: Path) -> None:
+    tier = MemoryTier()
+    with serving(shm, [tier], wait=True) as served:
+        served.put_all(range(MANY))
+        assert served.offered()
+        wrong: list[int] = []
+
+        def ask(numbers: range) -> None:
+            with KVCache(served.pool, namespace="test") as cache:
+                own = Served(served.pool, cache, served.service, served.server)
+                wrong.extend(own.wrong(numbers))
+
+        threads = [threading.Thread(target=ask, args=(range(0, MANY, step),)) for step in (3, 3, 4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert wrong == []
+
+
+def test_only_the_service_may_take_and_tell(shm: Path) -> None:
+    from beluga.errors import BadRequestError
+    from beluga.meta import LOWER_NOTE, LowerWork, Work
+
+    with serving(shm, [MemoryTier()]) as served:
+        stranger = LowerWork(served.cache.client, token=1)
+        with pytest.raises(BadRequestError):
+            stranger.take(Work.ONBOARD, 1)
+        with pytest.raises(BadRequestError):
+            stranger.tell(np.zeros(1, LOWER_NOTE))
+
+
+def test_a_pool_has_a_bounded_number_of_tiers(shm: Path) -> None:
+    with Pool.create([shm / "pool"], device_size=24 << 20, sparse=True) as pool:
+        for tiers in ([], [MemoryTier() for _ in range(8)]):
+            with pytest.raises(TierError, match="1 to 7"):
+                TierService(MetaServer(pool), pool, tiers)
