@@ -60,6 +60,7 @@ ELSEWHERE = {
     "beluga.replay": "tests/replay: processes, without C",
     "beluga.disagg": "tests/disagg: on an event loop; a queue in the pool has one cache",
     "beluga.tiers.blocks": "tests/tiers: in Python, without C",
+    "beluga.tiers.remote": "tests/tiers/test_remote_ends.py: threads, without C",
     "beluga.tiers.storage": "tests/tiers/test_storage.py: its memory outlives it",
     "beluga.tiers.tier": "a protocol",
     "beluga.pool.mapping": "the pool's own",

@@ -63,6 +63,7 @@ EXTRAS = {
     "replay": {"msgspec", "rich"},
     "gateway": {"aiohttp", "msgspec", "prometheus_client", "tokenizers", "transformers", "zmq"},
     "simulate": {"matplotlib", "msgspec", "rich"},
+    "tiers": {"mooncake", "obstore", "redis"},
     "transfer": {"cupy", "torch"},
     "kvcache": {"torch"},
     "connectors": {"torch", "vllm", "lmcache", "sglang", "prometheus_client"},

@@ -1,0 +1,19 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""The remote tier: blocks in a store that several pools share, behind one small interface.
+
+``store`` says what a store of bytes is. ``objects`` (S3, GCS, Azure, a folder, memory), ``valkey``
+(Valkey and Redis) and ``mooncake`` (Mooncake Store) implement it over existing clients. ``tier``
+makes a :class:`beluga.tiers.tier.LowerTier` of a store: ``envelope`` has the bytes of an object,
+``breaker`` the circuit breaker, ``workers`` the threads. :func:`open_remote` begins with a URL.
+"""
+
+from __future__ import annotations
+
+from .breaker import Breaker
+from .settings import RemoteSettings
+from .store import ObjectStore, RefusedError
+from .tier import RemoteTier
+from .url import open_remote
+
+__all__ = ["Breaker", "ObjectStore", "RefusedError", "RemoteSettings", "RemoteTier", "open_remote"]

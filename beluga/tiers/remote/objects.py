@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""Objects in S3, GCS, Azure, a local folder or this process's memory, through obstore."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import SplitResult, parse_qsl, unquote
+
+from beluga.errors import TierError
+
+from .settings import RemoteSettings
+from .store import Contents, RefusedError
+
+_HERE = ("file", "memory")
+
+
+class ObstoreStore:
+    """A store of obstore. The URL's query has the options of its client, for example
+    ``endpoint``, ``region`` and ``access_key_id`` of S3; what is missing is found in the
+    environment, as obstore's documents say.
+    """
+
+    batch = 1
+
+    def __init__(self, url: SplitResult, settings: RemoteSettings) -> None:
+        try:
+            import obstore
+        except ImportError as error:
+            raise TierError(
+                f"{url.scheme}:// needs obstore: pip install beluga-kv[tiers]"
+            ) from error
+        self._obstore: Any = obstore
+        self._limit = settings.object_bytes
+        answers = obstore.exceptions
+        self._refusals: tuple[type[Exception], ...] = (
+            FileNotFoundError,  # of a bucket: a missing object is no error here
+            PermissionError,
+            answers.UnauthenticatedError,
+            answers.PermissionDeniedError,
+            answers.NotSupportedError,
+            answers.InvalidPathError,
+        )
+        if url.scheme in _HERE:
+            # No error of a local store comes from a network: trying again does not mend it, and
+            # a folder that is full still has what was saved before.
+            self._refusals = (Exception,)
+        try:
+            self._store = _open(url, settings)
+        except (answers.BaseError, OSError, ValueError) as error:
+            raise TierError(
+                f"{url.scheme}://{url.hostname or ''}{url.path} cannot be opened: {_line(error)}"
+            ) from error
+
+    def get(self, name: str) -> Contents | None:
+        """Return an object, or None."""
+        try:
+            found = self._obstore.get(self._store, name)
+            if found.meta["size"] > self._limit:
+                raise RefusedError(f"an object of {found.meta['size']} bytes is too large")
+            contents = memoryview(found.bytes())
+        except FileNotFoundError:
+            return None
+        except self._refusals as error:
+            raise RefusedError(_line(error)) from error
+        return contents
+
+    def put(self, name: str, data: memoryview) -> None:
+        """Store an object by one request."""
+        try:
+            self._obstore.put(self._store, name, data, use_multipart=False)
+        except self._refusals as error:
+            raise RefusedError(_line(error)) from error
+
+    def exists(self, names: Sequence[str]) -> list[bool]:
+        """Return which of the objects exist, one request each."""
+        return [self._exists(name) for name in names]
+
+    def delete(self, names: Sequence[str]) -> int:
+        """Delete objects, and return how many there were."""
+        there = [name for name in names if self._exists(name)]
+        try:
+            self._obstore.delete(self._store, there)
+        except FileNotFoundError:
+            return 0  # somebody else was faster
+        except self._refusals as error:
+            raise RefusedError(_line(error)) from error
+        return len(there)
+
+    def close(self) -> None:
+        """Do nothing: obstore's connections end with it."""
+
+    def _exists(self, name: str) -> bool:
+        try:
+            self._obstore.head(self._store, name)
+        except FileNotFoundError:
+            return False
+        except self._refusals as error:
+            raise RefusedError(_line(error)) from error
+        return True
+
+
+def _open(url: SplitResult, settings: RemoteSettings) -> Any:
+    from obstore.store import LocalStore, MemoryStore, from_url
+
+    options = dict(parse_qsl(url.query, keep_blank_values=True))
+    if url.scheme in _HERE:
+        if options:
+            raise ValueError(f"it has no options, such as {', '.join(options)}")
+        if url.scheme == "memory":
+            return MemoryStore()
+        if url.netloc not in ("", "localhost") or not url.path.startswith("/"):
+            raise ValueError("a folder is written file:///path")
+        return LocalStore(Path(unquote(url.path)), mkdir=True)
+    timeout = f"{int(settings.attempt_s * 1000)}ms"
+    plain = options.get("endpoint", "").startswith("http://")
+    return from_url(
+        url._replace(query="", fragment="").geturl(),
+        config=options,
+        client_options={"timeout": timeout, "connect_timeout": timeout, "allow_http": plain},
+        retry_config={"max_retries": 0},  # the tier tries again itself
+    )
+
+
+def _line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)

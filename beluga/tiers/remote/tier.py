@@ -1,0 +1,327 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""The remote tier: a lower tier over any store of bytes."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import random
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
+from functools import partial
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from beluga.errors import TierError
+from beluga.metrics import REGISTRY
+from beluga.tiers.tier import BLOCK, StoredBlock
+
+from .breaker import Breaker
+from .envelope import HEADER, WrongObjectError, name_of, pack, unpack
+from .settings import RemoteSettings
+from .store import ObjectStore, RefusedError
+from .workers import Workers
+
+_T = TypeVar("_T")
+log = logging.getLogger(__name__)
+
+LOADED = REGISTRY.counter("beluga_tier_loaded_blocks_total", "Blocks that a tier has loaded.")
+MISSED = REGISTRY.counter("beluga_tier_missed_blocks_total", "Blocks that a tier did not find.")
+SAVED = REGISTRY.counter("beluga_tier_saved_blocks_total", "Blocks that a tier has stored.")
+LOADED_BYTES = REGISTRY.counter("beluga_tier_loaded_bytes_total", "Payload bytes loaded.")
+SAVED_BYTES = REGISTRY.counter("beluga_tier_saved_bytes_total", "Payload bytes stored.")
+ERRORS = REGISTRY.counter("beluga_tier_errors_total", "Operations that failed, by kind.")
+RETRIES = REGISTRY.counter("beluga_tier_retries_total", "Operations that were tried again.")
+OPENINGS = REGISTRY.counter("beluga_tier_breaker_openings_total", "How often a breaker opened.")
+STATE = REGISTRY.gauge("beluga_tier_breaker_state", "0 is closed, 1 half-open, 2 open.")
+ABANDONED = REGISTRY.gauge("beluga_tier_abandoned_threads", "Threads that hang in a client.")
+SECONDS = REGISTRY.histogram("beluga_tier_operation_seconds", "Time of one store operation.")
+
+_TRIAL = "beluga-trial"
+_WRONG_LIMIT = 65536  # names of wrong objects that are remembered
+_WARN_S = 60.0
+
+
+class _RejectedError(Exception):
+    """The breaker is open."""
+
+
+class RemoteTier:
+    """A :class:`beluga.tiers.tier.LowerTier` over an :class:`ObjectStore`, which it closes.
+
+    Whatever becomes of the store, a call ends: load, contains and remove within ``load_s``, save
+    within ``save_s``. If the store fails several times in a row, calls return misses at once, until
+    a trial in the background finds that it answers again.
+
+    `load` returns payloads that cannot be written.
+    """
+
+    number = 0
+
+    def __init__(
+        self, store: ObjectStore, *, name: str, settings: RemoteSettings | None = None
+    ) -> None:
+        self._name, self._store = name, store
+        self._settings = settings = settings or RemoteSettings()
+        self._breaker = Breaker(settings)
+        self._workers = Workers(
+            settings.threads,
+            spare=settings.abandoned,
+            limit_s=settings.operation_s,
+            name=f"beluga-remote {name}",
+            hung=self._hung,
+        )
+        self._wrong: dict[str, None] = {}
+        self._lock = threading.Lock()
+        self._closing = threading.Event()
+        self._pid = os.getpid()
+        self._next_warning, self._unsaid = 0.0, 0
+        STATE.set(lambda: self._breaker.state, tier=name)
+        ABANDONED.set(lambda: self._workers.abandoned, tier=name)
+
+    @property
+    def name(self) -> str:
+        """The store's URL without passwords and options."""
+        return self._name
+
+    def save(self, records: NDArray[np.void], payload: NDArray[np.uint8]) -> NDArray[np.bool_]:
+        """Save blocks, and return which of them are saved now, or were before."""
+        _check_blocks(records, payload)
+        saved = np.zeros(len(records), np.bool_)
+        if not self._admits() or not len(records):
+            return saved
+        until = time.monotonic() + self._settings.save_s
+        names = [name_of(key) for key in records["key"]]
+        saved[:] = self._exist(names, until, urgent=False)
+        saved &= [name not in self._wrong for name in names]
+        window = self._settings.threads // 2
+        under_way: dict[Future[Any], int] = {}
+
+        def collect() -> None:
+            for future in [each for each in under_way if each.done()]:
+                saved[under_way.pop(future)] = _succeeded(future)
+
+        for row in np.flatnonzero(~saved):
+            while len(under_way) >= window and time.monotonic() < until:
+                self._workers.wait(under_way, until, for_all=False)
+                collect()
+            if time.monotonic() >= until or not self._breaker.closed:
+                break
+            if records["length"][row] > self._settings.block_bytes:
+                self._warn("size", f"a block of {records['length'][row]} bytes is too large")
+                continue
+            data = pack(records[row], payload[row])
+            put = partial(self._put, names[row], data)
+            under_way[self._workers.submit(put, urgent=False)] = int(row)
+        self._finish(under_way, until)
+        collect()
+        return saved
+
+    def load(self, keys: NDArray[np.uint64]) -> list[StoredBlock | None]:
+        """Load blocks; a miss is None."""
+        _check_keys(keys)
+        found: list[StoredBlock | None] = [None] * len(keys)
+        if self._admits() and len(keys):
+            until = time.monotonic() + self._settings.load_s
+            futures = [self._workers.submit(partial(self._get, key), urgent=True) for key in keys]
+            self._finish(futures, until)
+            found = [each.result() if _succeeded(each) else None for each in futures]
+        hits = [each for each in found if each]
+        LOADED.add(len(hits), tier=self._name)
+        LOADED_BYTES.add(sum(each.payload.size for each in hits), tier=self._name)
+        MISSED.add(len(found) - len(hits), tier=self._name)
+        return found
+
+    def contains(self, keys: NDArray[np.uint64]) -> NDArray[np.bool_]:
+        """Return which blocks the store has; a store that does not answer has none."""
+        _check_keys(keys)
+        if not self._admits():
+            return np.zeros(len(keys), np.bool_)
+        until = time.monotonic() + self._settings.load_s
+        return np.array(self._exist([name_of(key) for key in keys], until, urgent=True), np.bool_)
+
+    def remove(self, keys: NDArray[np.uint64]) -> int:
+        """Remove blocks, and return how many there were, as far as the store has answered."""
+        _check_keys(keys)
+        if not self._admits():
+            return 0
+        until = time.monotonic() + self._settings.load_s
+        names = [name_of(key) for key in keys]
+        answers = self._ask_all("remove", self._store.delete, names, until, urgent=True)
+        return sum(removed or 0 for _, removed in answers)
+
+    def close(self) -> None:
+        """Finish what is under way, and close the store. A second call does nothing."""
+        with self._lock:
+            if self._closing.is_set() or os.getpid() != self._pid:
+                return
+            self._closing.set()
+        self._workers.close(time.monotonic() + self._settings.operation_s)
+        STATE.remove(tier=self._name)
+        ABANDONED.remove(tier=self._name)
+        self._store.close()
+
+    def _admits(self) -> bool:
+        """Return whether the store is worth a try, and begin a trial if it is time for one."""
+        if os.getpid() != self._pid:
+            raise TierError(f"{self._name} belongs to the parent process; open it again after fork")
+        if self._closing.is_set():
+            raise TierError(f"{self._name} is closed")
+        if self._breaker.closed:
+            return True
+        self._workers.reap()
+        if self._breaker.begin_trial():
+            trial = self._workers.submit(partial(self._store.exists, [_TRIAL]), urgent=True)
+            trial.add_done_callback(self._end_trial)
+        return False
+
+    def _end_trial(self, trial: Future[Any]) -> None:
+        # A refusal is an answer.
+        alive = not trial.cancelled() and isinstance(trial.exception(), RefusedError | None)
+        self._breaker.end_trial(alive)
+        if alive:
+            log.info("%s answers again", self._name)
+
+    def _get(self, key: NDArray[np.uint64]) -> StoredBlock | None:
+        name = name_of(key)
+        contents = self._operate("load", lambda: self._store.get(name))
+        if contents is None:
+            return None
+        try:
+            return unpack(key, contents)
+        except WrongObjectError as error:
+            with self._lock:
+                if len(self._wrong) >= _WRONG_LIMIT:
+                    del self._wrong[next(iter(self._wrong))]
+                self._wrong[name] = None  # the next save replaces the object
+            self._warn("wrong", f"{name}: {error}")
+            return None
+
+    def _put(self, name: str, data: memoryview) -> None:
+        self._operate("save", lambda: self._store.put(name, data))
+        with self._lock:
+            self._wrong.pop(name, None)
+        SAVED.add(tier=self._name)
+        SAVED_BYTES.add(len(data) - HEADER.itemsize, tier=self._name)
+
+    def _exist(self, names: Sequence[str], until: float, *, urgent: bool) -> list[bool]:
+        answers = self._ask_all("contains", self._store.exists, names, until, urgent=urgent)
+        return [each for count, found in answers for each in (found or [False] * count)]
+
+    def _ask_all(
+        self,
+        operation: str,
+        ask: Callable[[Sequence[str]], _T],
+        names: Sequence[str],
+        until: float,
+        *,
+        urgent: bool,
+    ) -> list[tuple[int, _T | None]]:
+        """Ask about names in batches: return how many each has, and the answer if there is one."""
+        size = self._store.batch
+        batches = [names[begin : begin + size] for begin in range(0, len(names), size)]
+        futures = [
+            self._workers.submit(
+                partial(self._operate, operation, partial(ask, each)), urgent=urgent
+            )
+            for each in batches
+        ]
+        self._finish(futures, until)
+        return [
+            (len(batch), future.result() if _succeeded(future) else None)
+            for batch, future in zip(batches, futures, strict=True)
+        ]
+
+    def _finish(self, futures: Iterable[Future[Any]], until: float) -> None:
+        """Wait for futures; what has not begun by then never will."""
+        self._workers.wait(futures, until)
+        for future in futures:
+            future.cancel()
+
+    def _operate(self, operation: str, call: Callable[[], _T]) -> _T:
+        """Call the store in a worker's thread, with retries, and tell the breaker."""
+        if not self._breaker.closed:
+            raise _RejectedError
+        settings, begun = self._settings, time.monotonic()
+        for attempt in itertools.count():
+            try:
+                result = call()
+                break
+            except RefusedError as error:
+                self._breaker.succeeded()  # the store has answered
+                self._warn("refused", f"{operation}: {error}")
+                raise
+            except Exception as error:
+                if not self._tries_again(attempt, begun):
+                    if time.monotonic() - begun < settings.operation_s:  # else it was abandoned
+                        self._failed("store", f"{operation}: {type(error).__name__}: {error}")
+                    raise
+                RETRIES.add(tier=self._name)
+        seconds = time.monotonic() - begun
+        SECONDS.observe(seconds, tier=self._name, operation=operation)
+        if seconds < settings.operation_s:
+            self._breaker.succeeded()
+        return result
+
+    def _tries_again(self, attempt: int, begun: float) -> bool:
+        """Sleep before the next attempt. Return False at once if it could not end in time."""
+        settings = self._settings
+        pause = settings.backoff_s * 2**attempt * random.uniform(0.5, 1.5)  # noqa: S311
+        end = time.monotonic() + pause + settings.attempt_s
+        return (
+            attempt < settings.retries
+            and end <= begun + settings.operation_s
+            and self._breaker.closed
+            and not self._closing.wait(pause)
+        )
+
+    def _hung(self) -> None:
+        self._failed("timeout", f"no answer within {self._settings.operation_s:g} s")
+
+    def _failed(self, kind: str, text: str) -> None:
+        if self._breaker.failed():
+            OPENINGS.add(tier=self._name)
+            text += "; calls miss at once until it answers again"
+        self._warn(kind, text)
+
+    def _warn(self, kind: str, text: str) -> None:
+        """Count an error, and write a line if there was none within the last minute."""
+        ERRORS.add(tier=self._name, kind=kind)
+        with self._lock:
+            now = time.monotonic()
+            if now < self._next_warning:
+                self._unsaid += 1
+                return
+            unsaid, self._unsaid = self._unsaid, 0
+            self._next_warning = now + _WARN_S
+        more = f" ({unsaid} more errors since the last warning)" if unsaid else ""
+        log.warning("%s: %s%s", self._name, " ".join(text.split())[:300], more)
+
+
+def _succeeded(future: Future[Any]) -> bool:
+    return future.done() and not future.cancelled() and future.exception() is None
+
+
+def _check_keys(keys: NDArray[np.uint64]) -> None:
+    if not (isinstance(keys, np.ndarray) and keys.dtype == np.uint64 and keys.ndim == 2):
+        raise TierError("keys are an array of uint64 of shape (count, 2)")
+    if keys.shape[1] != 2:
+        raise TierError(f"keys are of shape (count, 2), not {keys.shape}")
+
+
+def _check_blocks(records: NDArray[np.void], payload: NDArray[np.uint8]) -> None:
+    arrays = isinstance(records, np.ndarray) and isinstance(payload, np.ndarray)
+    if not arrays or records.dtype != BLOCK or records.ndim != 1:
+        raise TierError("records are an array of tier.BLOCK of shape (count,)")
+    if payload.dtype != np.uint8 or payload.ndim != 2 or len(payload) != len(records):
+        raise TierError(f"the payload of {len(records)} blocks is uint8 of shape (count, stride)")
+    if len(records) and records["length"].max() > payload.shape[1]:
+        raise TierError(
+            f"a block of {records['length'].max()} bytes is longer than a row of the payload"
+        )

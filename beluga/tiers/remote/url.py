@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""Open a remote tier by its URL."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from urllib.parse import SplitResult, urlsplit
+
+from beluga.errors import TierError
+
+from .mooncake import MooncakeStore
+from .objects import ObstoreStore
+from .settings import RemoteSettings
+from .store import ObjectStore
+from .tier import RemoteTier
+from .valkey import ValkeyStore
+
+_STORES: dict[str, Callable[[SplitResult, RemoteSettings], ObjectStore]] = {
+    **dict.fromkeys(("s3", "gs", "az", "file", "memory"), ObstoreStore),
+    **dict.fromkeys(("redis", "rediss", "valkey", "valkeys"), ValkeyStore),
+    "mooncake": MooncakeStore,
+}
+
+
+def open_remote(url: str, *, settings: RemoteSettings | None = None) -> RemoteTier:
+    """Open the remote tier of a URL.
+
+    ========================================== ===============================================
+    URL                                        store
+    ========================================== ===============================================
+    ``s3://BUCKET/PREFIX?endpoint=http://...`` S3 or what speaks its protocol; the query has
+                                               obstore's options; also gs:// and az://
+    ``file:///PATH``                           a folder, which several hosts may mount
+    ``memory:///``                             this process's memory, for tests
+    ``redis://HOST:PORT/DB``                   Valkey or Redis; rediss:// is with TLS
+    ``mooncake://MASTER:PORT``                 Mooncake Store; its options are below
+    ========================================== ===============================================
+
+    The options of Mooncake Store are ``local`` (this host's name, 127.0.0.1 by default),
+    ``metadata`` (P2PHANDSHAKE), ``protocol`` (tcp), ``device`` (none) and ``buffer`` (bytes for
+    transfers, 256 MiB).
+
+    The store is not asked yet: it may be down, and come later. Raises TierError for a URL that is
+    wrong, and for a package that is missing.
+    """
+    try:
+        parts = urlsplit(url)
+        _ = parts.port  # which finds a wrong one
+    except ValueError as error:
+        raise TierError(f"the remote store's URL is wrong: {error}") from error
+    make = _STORES.get(parts.scheme)
+    if make is None:
+        known = ", ".join(f"{scheme}://" for scheme in _STORES)
+        raise TierError(f"the remote store is named by a URL that begins with one of {known}")
+    settings = settings or RemoteSettings()
+    return RemoteTier(make(parts, settings), name=_shown(parts), settings=settings)
+
+
+def _shown(parts: SplitResult) -> str:
+    """Return the URL without passwords and options."""
+    host = parts.hostname or ""
+    place = f"{host}:{parts.port}" if parts.port else host
+    return f"{parts.scheme}://{place}{parts.path}"

@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""Threads that may hang: each runs one operation of a client library at a time.
+
+The threads of ``concurrent.futures`` cannot be used here. One that hangs would be lost for good,
+and would keep the interpreter from ending.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from concurrent.futures import FIRST_COMPLETED, Future
+from concurrent.futures import wait as first_of
+from dataclasses import dataclass
+from typing import Any
+
+
+class HungError(Exception):
+    """An operation has not ended in time; its thread is abandoned."""
+
+
+@dataclass(eq=False, slots=True)
+class _Job:
+    call: Callable[[], Any]
+    future: Future[Any]
+    urgent: bool
+    begun: float = 0.0
+    abandoned: bool = False
+
+
+class Workers:
+    """``count`` threads with two queues. What is urgent goes first, and what is not has at most
+    half of the threads, so that an urgent operation never waits for all of them.
+
+    An operation that has run for ``limit_s`` is abandoned: its future fails with HungError, and
+    another thread takes the place of its thread, as long as at most ``spare`` are abandoned. An
+    abandoned thread that comes back after all ends, or works on if its place is free.
+    """
+
+    def __init__(
+        self, count: int, *, spare: int, limit_s: float, name: str, hung: Callable[[], None]
+    ) -> None:
+        self._count, self._spare, self._limit_s, self._hung = count, spare, limit_s, hung
+        self._name = name
+        self._work = threading.Condition()
+        self._urgent: deque[_Job] = deque()
+        self._others: deque[_Job] = deque()
+        self._running: set[_Job] = set()
+        self._threads = self._idle = self._abandoned = 0
+        self._closed = False
+
+    @property
+    def abandoned(self) -> int:
+        """How many threads hang."""
+        return self._abandoned
+
+    def submit(self, call: Callable[[], Any], *, urgent: bool) -> Future[Any]:
+        """Run a function in a thread. Its future is cancelled if the workers are closed."""
+        job = _Job(call, Future(), urgent)
+        with self._work:
+            if self._closed:
+                job.future.cancel()
+                return job.future
+            (self._urgent if urgent else self._others).append(job)
+            if self._idle < len(self._urgent) + len(self._others) and self._threads < self._count:
+                self._start()
+            self._work.notify()
+        return job.future
+
+    def wait(self, futures: Iterable[Future[Any]], until: float, *, for_all: bool = True) -> None:
+        """Wait for all futures, or for one, but not beyond ``until``, a time.monotonic(). Hung
+        operations are abandoned meanwhile.
+        """
+        left = {future for future in futures if not future.done()}
+        while left:
+            self.reap()
+            now = time.monotonic()
+            if now >= until:
+                return
+            ended, left = first_of(
+                left, min(until, self._next_limit(now)) - now, return_when=FIRST_COMPLETED
+            )
+            if ended and not for_all:
+                return
+
+    def reap(self) -> None:
+        """Abandon the operations that have run for too long."""
+        oldest = time.monotonic() - self._limit_s
+        with self._work:
+            hung = [job for job in self._running if job.begun <= oldest]
+            for job in hung:
+                job.abandoned = True
+                self._running.remove(job)
+                self._abandoned += 1
+                self._threads -= 1
+                if (self._urgent or self._others) and self._may_start():
+                    self._start()
+        for job in hung:
+            self._hung()
+            job.future.set_exception(HungError(f"no answer within {self._limit_s:g} s"))
+
+    def close(self, until: float) -> None:
+        """Cancel what has not begun, and wait for the rest until then."""
+        with self._work:
+            self._closed = True
+            dropped = [*self._urgent, *self._others]
+            self._urgent.clear()
+            self._others.clear()
+            self._work.notify_all()
+            running = [job.future for job in self._running]
+        for job in dropped:
+            job.future.cancel()
+            job.future.set_running_or_notify_cancel()  # wakes those who wait for it
+        self.wait(running, until)
+
+    def _next_limit(self, now: float) -> float:
+        with self._work:
+            begun = min((job.begun for job in self._running), default=now)
+        return begun + self._limit_s
+
+    def _may_start(self) -> bool:
+        return self._threads < self._count and self._abandoned <= self._spare
+
+    def _start(self) -> None:
+        if not self._may_start():
+            return
+        self._threads += 1
+        threading.Thread(target=self._run, name=self._name, daemon=True).start()
+
+    def _next(self) -> _Job | None:
+        """Return the next job that may run now; None if there is none. The lock is held."""
+        if self._urgent:
+            return self._urgent.popleft()
+        others = sum(not job.urgent for job in self._running)
+        if self._others and others < self._count // 2:
+            return self._others.popleft()
+        return None
+
+    def _run(self) -> None:
+        while True:
+            with self._work:
+                while not (job := self._next()):
+                    if self._closed:
+                        self._threads -= 1
+                        return
+                    self._idle += 1
+                    self._work.wait()
+                    self._idle -= 1
+                if not job.future.set_running_or_notify_cancel():
+                    continue
+                job.begun = time.monotonic()
+                self._running.add(job)
+            result, failure = None, None
+            try:
+                result = job.call()
+            except BaseException as error:
+                failure = error
+            with self._work:
+                if job.abandoned:
+                    self._abandoned -= 1
+                    if not self._may_start():
+                        return
+                    self._threads += 1
+                    continue
+                self._running.remove(job)
+                self._work.notify()  # another save may run now
+            if failure is None:
+                job.future.set_result(result)
+            else:
+                job.future.set_exception(failure)
+            del job, result, failure
