@@ -42,7 +42,7 @@ class PoolMachine(RuleBasedStateMachine):
     def begin(self, total: int, keep_unsaved: bool) -> None:
         self.pool = BlockPool("model", total, block_size=SIZE, registry=Registry())
         if keep_unsaved:
-            self.pool.keep_unsaved()
+            self.pool.keep_unsaved(True)
         self.model = ModelPool(total, keep_unsaved=keep_unsaved)
         self.futures: dict[int, Future[list[MutableBlock]]] = {}
         self.mutable: list[tuple[MutableBlock, int]] = []

@@ -38,9 +38,11 @@ class Inactive:
     def __contains__(self, block: Block) -> bool:
         return self._blocks.get(block.key) is block
 
-    def keep_unsaved(self) -> None:
-        """Evict no block that is in no lower tier, from now on."""
-        self._keep_unsaved = True
+    def keep_unsaved(self, keep: bool) -> None:
+        """Say whether blocks that are in no lower tier are kept from eviction."""
+        self._keep_unsaved = keep
+        for block in self._blocks.values():
+            self.offer(block)
 
     def add(self, block: Block) -> None:
         """Take a block that has just lost its last user. One that was not used since its last

@@ -92,10 +92,11 @@ class BlockPool:
         """Blocks that somebody holds."""
         return self.total_blocks - self.available_blocks
 
-    def keep_unsaved(self) -> None:
-        """Evict a block only after :meth:`mark_saved` from now on."""
+    def keep_unsaved(self, keep: bool) -> None:
+        """Say whether a block may be evicted only after :meth:`mark_saved`."""
         with self._exclusive:
-            self._inactive.keep_unsaved()
+            self._inactive.keep_unsaved(keep)
+            self._grant()
 
     @property
     def utilization(self) -> float:
