@@ -62,8 +62,6 @@ class RemoteTier:
     `load` returns payloads that cannot be written.
     """
 
-    number = 0
-
     def __init__(
         self, store: ObjectStore, *, name: str, settings: RemoteSettings | None = None
     ) -> None:
@@ -89,6 +87,17 @@ class RemoteTier:
     def name(self) -> str:
         """The store's URL without passwords and options."""
         return self._name
+
+    @property
+    def block_count_max(self) -> int:
+        """0: the store sets no bound."""
+        return 0
+
+    def keys(self) -> None:
+        """Return None: others write to the store, too."""
+
+    def on_lost(self, lost: Callable[[NDArray[np.uint64]], None]) -> None:
+        """Do nothing: what a remote store drops is found when it is loaded."""
 
     def save(self, records: NDArray[np.void], payload: NDArray[np.uint8]) -> NDArray[np.bool_]:
         """Save blocks, and return which of them are saved now, or were before."""
