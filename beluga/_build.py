@@ -29,6 +29,7 @@ CORE_HEADERS = (
     "api/index.h",
     "api/iosched.h",
     "api/transfer.h",
+    "api/store.h",
     "api/kv.h",
     "api/check.h",
     "api/verify.h",

@@ -82,6 +82,10 @@
 #include "index/task_client.c"
 #include "index/lower_client.c"
 
+#include "store/store.c"
+#include "store/uring.c"
+#include "store/disk.c"
+
 #include "kv/keys.c"
 #include "kv/batch.c"
 #include "kv/put.c"

@@ -38,6 +38,7 @@ EXPORTS: dict[str, str] = {
     "beluga.transfer.engines.cuda": (
         "CapturedTransfer CudaEngine CudaStat CupyDriver Driver DriverError HostDriver why_no_cupy"
     ),
+    "beluga.tiers.disk": "DiskTier SpreadTier",
     "beluga.lease": "EtcdLease KubernetesLease Lease open_lease",
     "beluga.verify": "Finding Machine Report verify_pool",
     "beluga.kvcache": (

@@ -19,6 +19,17 @@ static inline void bl_host_store(uint64_t *word, uint64_t value)
     __atomic_store_n(word, value, __ATOMIC_RELEASE);
 }
 
+/* The same for words of 32 bits, as the kernel shares them in the queues of io_uring. */
+static inline uint32_t bl_host_load_short(const uint32_t *word)
+{
+    return __atomic_load_n(word, __ATOMIC_ACQUIRE);
+}
+
+static inline void bl_host_store_short(uint32_t *word, uint32_t value)
+{
+    __atomic_store_n(word, value, __ATOMIC_RELEASE);
+}
+
 /* Store value. A thread that sees a later store of this thread sees this one too; all threads agree
  * on the order of such stores. */
 static inline void bl_host_exchange(uint64_t *word, uint64_t value)

@@ -1,0 +1,8 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""The disk tier: blocks in one file on a disk, or spread over several."""
+
+from beluga.tiers.disk.spread import SpreadTier
+from beluga.tiers.disk.tier import DiskTier
+
+__all__ = ["DiskTier", "SpreadTier"]

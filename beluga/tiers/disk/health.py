@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""The health of a disk: failures are counted, said once a minute, and a disk that fails repeatedly
+is left alone for a while.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import threading
+import time
+from collections.abc import Callable
+
+from beluga.metrics import REGISTRY
+
+_LOG = logging.getLogger(__name__)
+_FAILURES = REGISTRY.counter("beluga_tier_failures_total", "Failures of a tier's medium, by kind.")
+_KINDS = {
+    errno.ENOSPC: "full",
+    errno.EDQUOT: "full",
+    errno.EROFS: "read-only",
+    errno.EPERM: "read-only",
+    errno.EACCES: "read-only",
+    errno.EBADMSG: "checksum",
+    errno.ENODATA: "short",
+    errno.ENOENT: "vanished",
+    errno.ENODEV: "vanished",
+    errno.ENXIO: "vanished",
+    errno.ESTALE: "vanished",
+}
+
+_PATIENCE = 3
+_PAUSE_S = 0.5
+_PAUSE_MAX_S = 30.0
+_WARN_S = 60.0
+
+
+class Health:
+    """What is known of one direction of a disk: its loads, or its saves. Any thread may call it.
+
+    After ``_PATIENCE`` failures in a row the disk is left alone for ``_PAUSE_S``, then tried again;
+    each further failure doubles the time, up to ``_PAUSE_MAX_S``.
+    """
+
+    def __init__(self, tier: str, what: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._tier, self._what, self._clock = tier, what, clock
+        self._warned = float("-inf")
+        self._failures, self._until = 0, float("-inf")
+        self._lock = threading.Lock()
+
+    @property
+    def failing(self) -> bool:
+        """Whether the last attempts failed often enough that a pause was made."""
+        return self._failures >= _PATIENCE
+
+    def allows(self) -> bool:
+        """Return whether the disk may be used now."""
+        return self._clock() >= self._until
+
+    def succeeded(self) -> None:
+        """Note that the disk did what it was asked."""
+        self._failures, self._until = 0, float("-inf")
+
+    def failed(self, code: int, count: int = 1) -> None:
+        """Note ``count`` failures with this errno, in one attempt."""
+        kind = _KINDS.get(code, "io")
+        _FAILURES.add(count, tier=self._tier, operation=self._what, kind=kind)
+        now = self._clock()
+        with self._lock:
+            self._failures += 1
+            over = self._failures - _PATIENCE
+            if over >= 0:
+                self._until = now + min(_PAUSE_MAX_S, _PAUSE_S * 2 ** min(over, 20))
+            say = now - self._warned >= _WARN_S
+            if say:
+                self._warned = now
+        if say:
+            _LOG.warning(
+                "%s: a %s failed: %s (%s); its blocks count as %s",
+                self._tier,
+                self._what,
+                kind,
+                errno.errorcode.get(code, code),
+                "misses" if self._what == "load" else "not saved",
+            )

@@ -1,0 +1,258 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""An open store: its file, the index of it in memory, and the engine that moves its bytes.
+
+The index (csrc/store/store.c) is pure memory. This file reads it at start, and writes the sectors
+of it that have changed.
+"""
+
+from __future__ import annotations
+
+import errno
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from beluga._ffi import ffi, lib
+from beluga.errors import TierError, raise_for_status
+from beluga.tiers.disk.arena import Arena
+from beluga.tiers.disk.engine import REQUEST, DiskEngine, EngineMaker, Requests
+from beluga.tiers.disk.file import PAGE, TierFile
+from beluga.tiers.tier import BLOCK
+
+PLACE: np.dtype[np.void] = np.dtype(
+    [
+        ("offset", "<u8"),
+        ("slot", "<u4"),
+        ("size", "<u4"),
+        ("seed", "<u4"),
+        ("crc", "<u4"),
+        ("state", "<u4"),
+        ("length", "<u4"),
+    ]
+)
+"""Where a block lies: ``bl_store_place`` of csrc/api/store.h."""
+
+Places = NDArray[np.void]
+Keys = NDArray[np.uint64]
+
+ABSENT, PRESENT = int(lib.BL_STORE_ABSENT), int(lib.BL_STORE_PRESENT)
+GRANTED, PENDING = int(lib.BL_STORE_GRANTED), int(lib.BL_STORE_PENDING)
+
+POLICIES = {"lru": 0}  # bl_evict_policy of csrc/index/evict.h
+
+_LOAD_BYTES = 32 << 20  # of the index, read at a time
+_LOAD_PIECE = 1 << 20
+_FLUSH_SECTORS = 1024  # written at a time
+
+
+def requests_of(places: Places, addresses: NDArray[np.uint64]) -> Requests:
+    """Return the requests that move these blocks to or from these addresses."""
+    requests = np.zeros(len(places), REQUEST)
+    for field in ("offset", "size", "length", "seed", "crc"):
+        requests[field] = places[field]
+    requests["bytes"] = addresses
+    return requests
+
+
+@dataclass(frozen=True, slots=True)
+class StoreSettings:
+    """What a store is opened with; :class:`beluga.tiers.disk.tier.DiskTier` explains it."""
+
+    path: Path
+    size: int
+    server: str
+    eviction: str
+    smallest_block: int
+    depth: int
+    maker: EngineMaker
+
+
+class Store:
+    """An open store. Any thread may call any method but :meth:`close`, which is the last one.
+
+    Raises TierError as :class:`TierFile` does, or when the index cannot be read.
+    """
+
+    def __init__(self, settings: StoreSettings, arena: Arena) -> None:
+        if settings.eviction not in POLICIES:
+            known = ", ".join(POLICIES)
+            raise TierError(f"eviction={settings.eviction!r} is not known; give {known}")
+        self.arena = arena
+        self.file = TierFile(settings.path, settings.size, settings.smallest_block, settings.server)
+        self._flush_lock = threading.Lock()
+        self._unsynced = False
+        try:
+            self.engine: DiskEngine = settings.maker(self.file.fd, settings.depth)
+        except OSError as error:
+            self.file.close()
+            raise TierError(f"{self.file.path}: {error.strerror}") from error
+        layout = self.file.layout
+        out = ffi.new("bl_store **")
+        status = lib.bl_store_create(
+            out,
+            layout.id,
+            layout.slot_count,
+            layout.data_offset,
+            layout.stripe_count,
+            POLICIES[settings.eviction],
+        )
+        if status < 0:
+            self.engine.close()
+            self.file.close()
+            raise_for_status(status, f"the index of {self.file.path}")
+        self._store = out[0]
+        try:
+            self._recover()
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Free everything. No other method may be under way, and none may be called any more."""
+        self.engine.close()
+        lib.bl_store_destroy(self._store)
+        self.file.close()
+
+    # ---- The index in memory
+
+    def find(self, keys: Keys) -> tuple[NDArray[np.void], Places]:
+        """Find blocks and pin them: their records, and their places."""
+        records, places = np.zeros(len(keys), BLOCK), np.zeros(len(keys), PLACE)
+        lib.bl_store_find(
+            self._store,
+            ffi.from_buffer("uint64_t[]", keys),
+            len(keys),
+            ffi.from_buffer("bl_store_record[]", records),
+            ffi.from_buffer("bl_store_place[]", places),
+        )
+        return records, places
+
+    def unpin(self, places: Places) -> None:
+        """Let blocks that were found be evicted again."""
+        lib.bl_store_unpin(self._store, ffi.from_buffer("bl_store_place[]", places), len(places))
+
+    def has(self, keys: Keys) -> NDArray[np.bool_]:
+        """Return which blocks are there."""
+        found = np.zeros(len(keys), np.uint8)
+        lib.bl_store_has(
+            self._store,
+            ffi.from_buffer("uint64_t[]", keys),
+            len(keys),
+            ffi.from_buffer("uint8_t[]", found),
+        )
+        return found.view(np.bool_)
+
+    def reserve(self, records: NDArray[np.void]) -> Places:
+        """Reserve space for blocks."""
+        places = np.zeros(len(records), PLACE)
+        lib.bl_store_reserve(
+            self._store,
+            ffi.from_buffer("bl_store_record[]", records),
+            len(records),
+            ffi.from_buffer("bl_store_place[]", places),
+        )
+        return places
+
+    def abort(self, places: Places) -> None:
+        """Give up blocks that were reserved."""
+        lib.bl_store_abort(self._store, ffi.from_buffer("bl_store_place[]", places), len(places))
+
+    def remove(self, keys: Keys) -> int:
+        """Remove blocks, and return how many there were."""
+        return lib.bl_store_remove(self._store, ffi.from_buffer("uint64_t[]", keys), len(keys))
+
+    def stat(self) -> dict[str, int]:
+        """Return the counts of ``bl_store_stat``."""
+        stat = ffi.new("bl_store_stat *")
+        lib.bl_store_stat_read(self._store, stat)
+        return {
+            "blocks": stat.block_count,
+            "block_bytes": stat.block_bytes,
+            "used_bytes": stat.used_bytes,
+            "data_bytes": stat.data_bytes,
+            "slots": stat.slot_count,
+            "evicted": stat.evicted_count,
+            "damaged": stat.damaged_count,
+            "dirty": stat.dirty_count,
+        }
+
+    # ---- The index in the file
+
+    def publish(self, places: Places) -> int:
+        """Make the entries of blocks whose bytes are written, durable; then readers find them.
+
+        Returns how many bytes of the index were written. Raises OSError, and the blocks are as
+        they were before, if the index cannot be written.
+        """
+        array = ffi.from_buffer("bl_store_place[]", places)
+        lib.bl_store_fill(self._store, array, len(places))
+        written = self.flush(durable=True)
+        lib.bl_store_commit(self._store, array, len(places))
+        return written
+
+    def flush(self, *, durable: bool) -> int:
+        """Write all sectors of the index that have changed, and return their bytes. With
+        ``durable``, they outlive a power cut, with all data written before.
+
+        One thread writes at a time, so two versions of a sector are never under way; who waits
+        finds that others have written its sectors, too. Raises OSError, and they are written again
+        by the next call.
+        """
+        written = 0
+        with self._flush_lock:
+            while size := self._flush_some():
+                written += size
+                self._unsynced = True
+            if durable and self._unsynced:
+                status = self.engine.sync()
+                if status < 0:
+                    raise OSError(-status, "the disk does not make its bytes durable")
+                self._unsynced = False
+        return written
+
+    def _flush_some(self) -> int:
+        buffer = self.arena.take(_FLUSH_SECTORS * PAGE)
+        sectors = np.zeros(_FLUSH_SECTORS, np.uint32)
+        c_sectors = ffi.from_buffer("uint32_t[]", sectors)
+        count = lib.bl_store_take(
+            self._store, c_sectors, ffi.from_buffer("uint8_t[]", buffer), _FLUSH_SECTORS
+        )
+        if count == 0:
+            return 0
+        requests = np.zeros(count, REQUEST)
+        requests["offset"] = PAGE + sectors[:count].astype(np.uint64) * PAGE
+        requests["bytes"] = buffer.ctypes.data + np.arange(count, dtype=np.uint64) * PAGE
+        requests["size"] = PAGE
+        self.engine.write(requests)
+        failed = requests["result"] != 0
+        if failed.any():
+            lib.bl_store_spoil(self._store, c_sectors, count)
+            raise OSError(-int(requests["result"][failed][0]), "the index cannot be written")
+        return count * PAGE
+
+    def _recover(self) -> None:
+        buffer = self.arena.take(_LOAD_BYTES)
+        for first, end in self.file.index_ranges():
+            for offset in range(first, end, _LOAD_BYTES):
+                self._recover_range(buffer, offset, min(_LOAD_BYTES, end - offset))
+        raise_for_status(lib.bl_store_recover(self._store), f"the index of {self.file.path}")
+
+    def _recover_range(self, buffer: NDArray[np.uint8], offset: int, size: int) -> None:
+        requests = np.zeros(-(-size // _LOAD_PIECE), REQUEST)
+        starts = np.arange(len(requests), dtype=np.uint64) * _LOAD_PIECE
+        requests["offset"] = offset + starts
+        requests["bytes"] = buffer.ctypes.data + starts
+        requests["size"] = np.minimum(size - starts, _LOAD_PIECE)
+        self.engine.read(requests)
+        if (requests["result"] != 0).any():
+            code = -int(requests["result"][requests["result"] != 0][0])
+            raise TierError(
+                f"the index of {self.file.path} cannot be read (errno {code}, "
+                f"{errno.errorcode.get(code, 'unknown')}); give another disk, or remove the file"
+            )
+        slot = (offset - PAGE) // int(lib.BL_STORE_ENTRY_SIZE)
+        lib.bl_store_load(self._store, slot, ffi.from_buffer("uint8_t[]", buffer), size)

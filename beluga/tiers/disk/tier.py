@@ -1,0 +1,417 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""A tier on one disk: blocks in one file of bounded size.
+
+A block's bytes are written first, then its entry in the index, then both are made durable; only
+then the block counts as saved. Whatever dies in between, a block is whole or a miss: the entry and
+the bytes have checksums of their own.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from beluga._ffi import ffi, lib
+from beluga._shared import when_forked
+from beluga.errors import TierError
+from beluga.metrics import REGISTRY
+from beluga.tiers.disk.arena import Arena
+from beluga.tiers.disk.engine import EngineMaker, Requests, c_requests, make_engine
+from beluga.tiers.disk.health import Health
+from beluga.tiers.disk.store import (
+    GRANTED,
+    PENDING,
+    PRESENT,
+    Keys,
+    Places,
+    Store,
+    StoreSettings,
+    requests_of,
+)
+from beluga.tiers.tier import BLOCK, StoredBlock
+
+_SAVED_BLOCKS = REGISTRY.counter("beluga_tier_saved_blocks_total", "Blocks that a tier has stored.")
+_SAVED_BYTES = REGISTRY.counter("beluga_tier_saved_bytes_total", "Bytes that a tier has stored.")
+_LOADED_BLOCKS = REGISTRY.counter(
+    "beluga_tier_loaded_blocks_total", "Blocks that a tier has returned."
+)
+_LOADED_BYTES = REGISTRY.counter(
+    "beluga_tier_loaded_bytes_total", "Bytes that a tier has returned."
+)
+_MISSES = REGISTRY.counter("beluga_tier_misses_total", "Loads of blocks that a tier did not have.")
+_WRITTEN = REGISTRY.counter(
+    "beluga_tier_written_bytes_total", "Bytes written to a tier's medium, with its index."
+)
+_DAMAGED = REGISTRY.counter(
+    "beluga_tier_damaged_blocks_total", "Blocks that were dropped because their bytes were wrong."
+)
+_GAUGES = {
+    "blocks": REGISTRY.gauge("beluga_tier_blocks", "Blocks that a tier has."),
+    "used_bytes": REGISTRY.gauge("beluga_tier_used_bytes", "Space that a tier's blocks take."),
+    "data_bytes": REGISTRY.gauge("beluga_tier_data_bytes", "Space that a tier has for blocks."),
+    "evicted": REGISTRY.gauge("beluga_tier_evicted_blocks", "Blocks that a tier has evicted."),
+}
+
+_LEASE_BYTES = 8 << 20  # blocks of one load that share a buffer
+_SAVE_BYTES = 32 << 20  # written before their entries are
+_SETTLE_S = 0.2  # how often a save looks again whether another one has ended
+
+_PAYLOAD_DIMENSIONS = 2
+
+
+class DiskTier:
+    """A tier in a folder, a raw file or a block device: see :class:`beluga.tiers.tier.LowerTier`.
+
+    At most ``size`` bytes of the disk are used. ``server`` names whose blocks they are: a path that
+    another server has used is refused. ``eviction`` is the policy, ``smallest_block`` the size that
+    the index is made for; ``io`` is "uring", "threads", "auto" or the maker of an engine, and
+    ``depth`` its requests under way for each call.
+
+    Raises TierError: the path is in use, damaged, foreign, or of another version or size; there is
+    no room, or an argument makes no sense.
+    """
+
+    def __init__(  # noqa: PLR0913  all but the first two named
+        self,
+        path: str | os.PathLike[str],
+        size: int,
+        *,
+        server: str = "",
+        eviction: str = "lru",
+        smallest_block: int = 16 << 10,
+        io: str | EngineMaker = "auto",
+        depth: int = 32,
+    ) -> None:
+        self.name = f"disk:{os.fspath(path)}"
+        maker = make_engine(io) if isinstance(io, str) else io
+        self._settings = StoreSettings(
+            Path(path), size, server, eviction, smallest_block, depth, maker
+        )
+        self._arena = Arena()
+        self._store: Store | None = Store(self._settings, self._arena)
+        self._users, self._closed = 0, False
+        self._changed = threading.Condition()
+        self.loads = Health(self.name, "load")
+        self.saves = Health(self.name, "save")
+        when_forked(self)
+        ref = weakref.ref(self)
+        for name, gauge in _GAUGES.items():
+            gauge.set(partial(_gauge, ref, name), tier=self.name)
+
+    # ---- The contract
+
+    def save(self, records: NDArray[np.void], payload: NDArray[np.uint8]) -> NDArray[np.bool_]:
+        """Save blocks, and return which of them are saved now, or were before."""
+        records, payload = _checked(records, payload)
+        saved = np.zeros(len(records), np.bool_)
+        with self._entered() as store:
+            if store is None or not len(records):
+                return saved
+            if not self.saves.allows():
+                return store.has(np.ascontiguousarray(records["key"]))
+            left = np.arange(len(records))
+            while len(left):
+                places = store.reserve(records[left])
+                granted = np.flatnonzero(places["state"] == GRANTED)
+                self._write(store, places[granted], payload, left[granted], saved)
+                saved[left[places["state"] == PRESENT]] = True
+                left = left[places["state"] == PENDING]
+                if len(left) and not len(granted):  # others write them, or a twin in this call
+                    with self._changed:
+                        self._changed.wait(_SETTLE_S)
+        return saved
+
+    def load(self, keys: Keys) -> list[StoredBlock | None]:
+        """Load blocks; a miss is None."""
+        keys = _checked_keys(keys)
+        blocks: list[StoredBlock | None] = [None] * len(keys)
+        with self._entered() as store:
+            if store is None or not self.loads.allows():
+                _MISSES.add(len(keys), tier=self.name)
+                return blocks
+            records, places = store.find(keys)
+            try:
+                self._read(store, keys, records, places, blocks)
+            finally:
+                store.unpin(places)
+        return blocks
+
+    def contains(self, keys: Keys) -> NDArray[np.bool_]:
+        """Return which blocks the tier has."""
+        keys = _checked_keys(keys)
+        with self._entered() as store:
+            if store is None or not self.loads.allows():
+                return np.zeros(len(keys), np.bool_)
+            return store.has(keys)
+
+    def remove(self, keys: Keys) -> int:
+        """Remove blocks, and return how many there were."""
+        keys = _checked_keys(keys)
+        with self._entered() as store:
+            if store is None:
+                return 0
+            count = store.remove(keys)
+            self._flush(store)
+            return count
+
+    def close(self) -> None:
+        """Finish what is under way, and close the file. A second call does nothing."""
+        with self._changed:
+            if self._closed:
+                return
+            self._closed = True
+            while self._users:
+                self._changed.wait()
+            store, self._store = self._store, None
+        for gauge in _GAUGES.values():
+            gauge.remove(tier=self.name)
+        if store is not None:
+            store.close()
+
+    def stat(self) -> dict[str, int]:
+        """Return counts: blocks, used_bytes, data_bytes, slots, evicted, damaged, dirty."""
+        with self._entered() as store:
+            return store.stat() if store is not None else {}
+
+    # ---- Saves
+
+    def _write(
+        self,
+        store: Store,
+        places: Places,
+        payload: NDArray[np.uint8],
+        rows: NDArray[np.intp],
+        saved: NDArray[np.bool_],
+    ) -> None:
+        """Write the blocks of these rows to their places, and mark those that are saved."""
+        order = np.argsort(places["offset"])
+        places, rows = places[order], rows[order]
+        ends = np.cumsum(places["size"], dtype=np.int64)
+        first = 0
+        try:
+            while first < len(places):
+                base = int(ends[first - 1]) if first else 0
+                end = max(first + 1, int(np.searchsorted(ends, base + _SAVE_BYTES, "right")))
+                part = slice(first, end)
+                done = self._write_batch(store, places[part], payload, rows[part])
+                saved[rows[part][done]] = True
+                first = end
+        finally:
+            store.abort(places[first:])
+            with self._changed:
+                self._changed.notify_all()
+
+    def _write_batch(
+        self,
+        store: Store,
+        places: Places,
+        payload: NDArray[np.uint8],
+        rows: NDArray[np.intp],
+    ) -> NDArray[np.bool_]:
+        """Write some blocks and their entries: which of them are saved."""
+        done = np.zeros(len(places), np.bool_)
+        try:
+            if store.file.vanished():
+                raise OSError(errno.ENOENT, "the file is gone")
+            # What an entry in the file still claims must not be overwritten under it.
+            written = store.flush(durable=False)
+            requests = self._write_data(store, places, payload, rows)
+            good = requests["result"] == 0
+            failures = requests["result"][~good]
+            if len(failures):
+                self.saves.failed(-int(failures[0]), len(failures))
+            places = places.copy()
+            places["crc"] = requests["crc"]
+            if good.any():
+                written += int(places["size"][good].sum())
+                written += store.publish(np.ascontiguousarray(places[good]))
+                done = good
+                self._count_saved(places[good], written)
+                if not len(failures):
+                    self.saves.succeeded()
+        except OSError as error:
+            self.saves.failed(error.errno or errno.EIO, len(places))
+        finally:
+            if not done.all():
+                store.abort(np.ascontiguousarray(places[~done]))
+        return done
+
+    def _write_data(
+        self,
+        store: Store,
+        places: Places,
+        payload: NDArray[np.uint8],
+        rows: NDArray[np.intp],
+    ) -> Requests:
+        sizes = places["size"].astype(np.uint64)
+        starts = np.cumsum(sizes) - sizes
+        buffer = store.arena.take(int(sizes.sum()))
+        requests = requests_of(places, buffer.ctypes.data + starts)
+        row = rows.astype(np.uint32)
+        lib.bl_disk_fill(
+            c_requests(requests),
+            len(requests),
+            ffi.cast("uint8_t *", payload.ctypes.data),
+            payload.strides[0],
+            ffi.from_buffer("uint32_t[]", row),
+        )
+        store.engine.write(requests)
+        return requests
+
+    def _count_saved(self, places: Places, written: int) -> None:
+        _SAVED_BLOCKS.add(len(places), tier=self.name)
+        _SAVED_BYTES.add(int(places["length"].sum()), tier=self.name)
+        _WRITTEN.add(written, tier=self.name)
+
+    def _flush(self, store: Store) -> None:
+        """Write what has changed in the index; if that fails, the next save tries again."""
+        try:
+            _WRITTEN.add(store.flush(durable=False), tier=self.name)
+        except OSError as error:
+            self.saves.failed(error.errno or errno.EIO)
+
+    # ---- Loads
+
+    def _read(
+        self,
+        store: Store,
+        keys: Keys,
+        records: NDArray[np.void],
+        places: Places,
+        blocks: list[StoredBlock | None],
+    ) -> None:
+        """Read the blocks that were found into ``blocks``."""
+        hits = np.flatnonzero(places["state"] == PRESENT)
+        if len(hits) < len(keys):
+            _MISSES.add(len(keys) - len(hits), tier=self.name)
+        if not len(hits):
+            return
+        hits = hits[np.argsort(places["offset"][hits])]
+        buffers, addresses = self._buffers(store, places["size"][hits])
+        requests = requests_of(places[hits], addresses)
+        store.engine.read(requests)
+        wrong = np.flatnonzero(requests["result"] == -errno.EBADMSG)
+        if len(wrong):
+            again = requests[wrong]  # once more: the bytes may have been flipped on their way
+            store.engine.read(again)
+            requests[wrong] = again
+        self._judge(store, keys[hits], requests["result"])
+        length = 0
+        for at, (hit, result) in enumerate(
+            zip(hits.tolist(), requests["result"].tolist(), strict=True)
+        ):
+            if result == 0:
+                size = int(records["length"][hit])
+                blocks[hit] = StoredBlock(records[hit], buffers[at][:size])
+                length += size
+        _LOADED_BLOCKS.add(int((requests["result"] == 0).sum()), tier=self.name)
+        _LOADED_BYTES.add(length, tier=self.name)
+
+    @staticmethod
+    def _buffers(
+        store: Store, sizes: NDArray[np.uint32]
+    ) -> tuple[list[NDArray[np.uint8]], NDArray[np.uint64]]:
+        """Return memory for blocks of these sizes: arrays, and their addresses. Blocks share
+        buffers of at most ``_LEASE_BYTES``, so that neighbors of the file are neighbors in memory.
+        """
+        buffers: list[NDArray[np.uint8]] = []
+        addresses = np.zeros(len(sizes), np.uint64)
+        all_sizes, first = sizes.tolist(), 0
+        while first < len(all_sizes):
+            end, total = first, 0
+            while end < len(all_sizes) and (end == first or total + all_sizes[end] <= _LEASE_BYTES):
+                total += all_sizes[end]
+                end += 1
+            lease, start = store.arena.take(total), 0
+            base = lease.ctypes.data
+            for at in range(first, end):
+                buffers.append(lease[start : start + all_sizes[at]])
+                addresses[at] = base + start
+                start += all_sizes[at]
+            first = end
+        return buffers, addresses
+
+    def _judge(self, store: Store, keys: Keys, results: NDArray[np.int32]) -> None:
+        """Note how loads went, and drop blocks whose bytes are wrong."""
+        failures = results[results != 0]
+        if not len(failures):
+            self.loads.succeeded()
+            return
+        wrong = np.ascontiguousarray(keys[results == -errno.EBADMSG])
+        others = failures[failures != -errno.EBADMSG]
+        if len(wrong):
+            self.loads.failed(errno.EBADMSG, len(wrong))
+            _DAMAGED.add(store.remove(wrong), tier=self.name)
+            self._flush(store)
+        if len(others):
+            self.loads.failed(-int(others[0]), len(others))
+        if len(failures) < len(results):
+            self.loads.succeeded()
+
+    # ---- Life
+
+    @contextmanager
+    def _entered(self) -> Iterator[Store | None]:
+        """Use the store, which is not closed meanwhile; None after :meth:`close`."""
+        with self._changed:
+            store = None if self._closed else self._store
+            self._users += 1
+        try:
+            yield store
+        finally:
+            with self._changed:
+                self._users -= 1
+                if self._closed and not self._users:
+                    self._changed.notify_all()
+
+    def _forget(self) -> None:
+        """Leave the file to the parent, in a forked child: its lock is the parent's."""
+        store, self._store, self._closed = self._store, None, True
+        self._changed = threading.Condition()
+        if store is not None:
+            store.file.close()
+
+
+def _gauge(ref: weakref.ref[DiskTier], name: str) -> float:
+    tier = ref()
+    return 0.0 if tier is None else float(tier.stat().get(name, 0))
+
+
+def _checked_keys(keys: Keys) -> Keys:
+    """Return keys for C. Raises TierError if they are not keys."""
+    keys = np.ascontiguousarray(keys)
+    if keys.dtype != np.uint64 or keys.ndim != _PAYLOAD_DIMENSIONS or keys.shape[1] != 2:
+        raise TierError(
+            f"keys have type {keys.dtype} and shape {keys.shape}; give uint64 (count, 2)"
+        )
+    return keys
+
+
+def _checked(
+    records: NDArray[np.void], payload: NDArray[np.uint8]
+) -> tuple[NDArray[np.void], NDArray[np.uint8]]:
+    """Return records and payload for C. Raises TierError if they do not fit each other."""
+    records = np.ascontiguousarray(records)
+    if records.dtype != BLOCK or records.ndim != 1:
+        raise TierError(f"records have type {records.dtype}; give tiers.BLOCK, shape (count,)")
+    if payload.dtype != np.uint8 or payload.ndim != _PAYLOAD_DIMENSIONS:
+        raise TierError(
+            f"the payload has type {payload.dtype}, shape {payload.shape}; give uint8 rows"
+        )
+    if len(payload) != len(records):
+        raise TierError(f"there are {len(records)} records and {len(payload)} rows of payload")
+    if len(records) and int(records["length"].max()) > payload.shape[1]:
+        raise TierError(f"a block has {records['length'].max()} bytes, a row {payload.shape[1]}")
+    if payload.strides[1] != 1 or payload.strides[0] < 0:
+        payload = np.ascontiguousarray(payload)
+    return records, payload

@@ -1,0 +1,199 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""The disk tier while the disk works: what is saved comes back, in a bounded file."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from disk_tiers import MIB, is_block, keys_of, payload_of, records_of
+
+from beluga.errors import TierError
+from beluga.metrics import REGISTRY
+from beluga.tiers.disk import DiskTier
+
+SIZE = 32 * MIB
+
+
+@pytest.fixture(params=["uring", "threads"])
+def io(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "uring":
+        try:
+            DiskTier(tmp_path / "probe", 4 * MIB, io="uring").close()
+        except TierError as error:
+            pytest.skip(f"no io_uring: {error}")
+    return str(request.param)
+
+
+@pytest.fixture
+def tier(io: str, tmp_path: Path) -> Iterator[DiskTier]:
+    tier = DiskTier(tmp_path / "disk", SIZE, io=io)
+    yield tier
+    tier.close()
+
+
+def save(tier: DiskTier, numbers: range, length: int) -> np.ndarray:
+    return tier.save(records_of(numbers, length), payload_of(numbers, length))
+
+
+@pytest.mark.parametrize("length", [1, 4095, 4096, 16384, 100_000, MIB, 2_621_440, 5 * MIB])
+def test_what_is_saved_comes_back(tier: DiskTier, length: int) -> None:
+    numbers = range(4)
+    assert save(tier, numbers, length).all()
+    blocks = tier.load(keys_of([*numbers, 99]))
+    assert [is_block(block, number) for number, block in enumerate(blocks)] == [True] * 4 + [False]
+    first = blocks[0]
+    assert first is not None
+    assert first.record["fingerprint"] == 7
+    assert first.record["chunk_size"] == 16384
+    assert tier.contains(keys_of([3, 99])).tolist() == [True, False]
+
+
+def test_rows_may_be_longer_than_blocks(tier: DiskTier) -> None:
+    payload = np.zeros((2, 9000), np.uint8)
+    payload[:, :5000] = payload_of(range(2), 5000)
+    assert tier.save(records_of(range(2), 5000), payload).all()
+    assert all(is_block(block, n) for n, block in enumerate(tier.load(keys_of(range(2)))))
+
+
+def test_a_block_twice_in_a_call_is_written_once(tier: DiskTier) -> None:
+    twice = [5, 5, 6]
+    assert tier.save(records_of(twice, 8192), payload_of(twice, 8192)).all()
+    assert tier.stat()["blocks"] == 2
+    assert save(tier, range(5, 7), 8192).all()
+    assert tier.stat()["blocks"] == 2
+
+
+def test_the_coldest_are_evicted_and_the_file_stays_bounded(tier: DiskTier, tmp_path: Path) -> None:
+    assert save(tier, range(20), MIB).all()
+    tier.load(keys_of([0]))
+    for first in range(20, 60, 4):
+        assert save(tier, range(first, first + 4), MIB).all()
+        tier.load(keys_of([0]))
+    there = tier.contains(keys_of(range(60)))
+    assert there[0]
+    assert not there[1:20].any()
+    assert there[40:].all()
+    assert all(
+        is_block(b, n)
+        for n, b in zip(range(40, 60), tier.load(keys_of(range(40, 60))), strict=True)
+    )
+    found = (tmp_path / "disk/blocks").stat()
+    assert found.st_size <= SIZE
+    assert found.st_blocks * 512 <= SIZE
+
+
+def test_space_goes_from_one_size_to_another(tier: DiskTier) -> None:
+    for length in (16384, 3 * MIB, 40_000, 2_621_440, MIB):
+        numbers = range(length, length + 3 * SIZE // length)
+        for first in range(numbers.start, numbers.stop, 8):
+            few = range(first, min(first + 8, numbers.stop))
+            assert save(tier, few, length).any()
+        last = numbers[-2:]
+        assert all(is_block(b, n) for n, b in zip(last, tier.load(keys_of(last)), strict=True))
+
+
+def test_a_restart_finds_everything(io: str, tmp_path: Path) -> None:
+    tier = DiskTier(tmp_path / "disk", SIZE, io=io)
+    assert save(tier, range(100), 16384).all()
+    assert save(tier, range(200, 206), 2_621_440).all()
+    assert tier.remove(keys_of([3, 200])) == 2
+    tier.close()
+    again = DiskTier(tmp_path / "disk", SIZE, io=io)
+    assert again.contains(keys_of([3, 200])).tolist() == [False, False]
+    numbers = [n for n in [*range(100), *range(201, 206)] if n != 3]
+    assert all(is_block(b, n) for n, b in zip(numbers, again.load(keys_of(numbers)), strict=True))
+    assert again.stat()["damaged"] == 0
+    again.close()
+
+
+def test_eviction_goes_on_in_the_old_order_after_a_restart(tmp_path: Path) -> None:
+    tier = DiskTier(tmp_path / "disk", SIZE)
+    for number in range(15):
+        assert save(tier, range(number, number + 1), 2 * MIB).all()
+    tier.close()
+    again = DiskTier(tmp_path / "disk", SIZE)
+    assert save(again, range(50, 54), 2 * MIB).all()
+    assert again.contains(keys_of(range(15))).tolist() == [False] * 4 + [True] * 11
+    again.close()
+
+
+def test_blocks_outlive_the_tier_and_eviction(tier: DiskTier) -> None:
+    save(tier, range(4), MIB)
+    blocks = tier.load(keys_of(range(4)))
+    for first in range(100, 180, 8):
+        save(tier, range(first, first + 8), MIB)
+        tier.load(keys_of(range(first, first + 8)))
+    tier.close()
+    gc.collect()
+    assert all(is_block(block, number) for number, block in enumerate(blocks))
+
+
+def test_many_threads_save_and_load(tier: DiskTier) -> None:
+    wrong: list[int] = []
+
+    def work(seed: int) -> None:
+        random = np.random.default_rng(seed)
+        for _ in range(12):
+            numbers = random.integers(0, 60, 6).tolist()
+            length = [16384, 300_000][numbers[0] % 2]
+            mine = [n * 2 + (length > 16384) for n in numbers]
+            saved = tier.save(records_of(mine, length), payload_of(mine, length))
+            wrong.extend(n for n, ok in zip(mine, saved.tolist(), strict=True) if not ok)
+            blocks = tier.load(keys_of(mine))
+            wrong.extend(
+                n for n, b in zip(mine, blocks, strict=True) if b is not None and not is_block(b, n)
+            )
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+def test_what_an_ssd_writes_and_gives_is_counted(tier: DiskTier) -> None:
+    def counted(name: str) -> float:
+        sample = REGISTRY.snapshot()[name].series.get((("tier", tier.name),), 0.0)
+        assert isinstance(sample, float | int)
+        return sample
+
+    before = {
+        name: counted(f"beluga_tier_{name}_total")
+        for name in ("saved_bytes", "written_bytes", "loaded_bytes", "misses")
+    }
+    save(tier, range(4), 10_000)
+    tier.load(keys_of([0, 1, 77]))
+    now = {name: counted(f"beluga_tier_{name}_total") - had for name, had in before.items()}
+    assert now["saved_bytes"] == 40_000
+    assert now["loaded_bytes"] == 20_000
+    assert now["misses"] == 1
+    assert 4 * 12288 + 4096 <= now["written_bytes"] <= 4 * 12288 + 8192
+    assert REGISTRY.snapshot()["beluga_tier_blocks"].series[(("tier", tier.name),)] == 4
+
+
+def test_a_closed_tier_has_nothing(tier: DiskTier) -> None:
+    save(tier, range(2), 4096)
+    tier.close()
+    tier.close()
+    assert tier.load(keys_of(range(2))) == [None, None]
+    assert not save(tier, range(2), 4096).any()
+    assert tier.remove(keys_of(range(2))) == 0
+
+
+def test_misuse_is_a_tier_error(tier: DiskTier) -> None:
+    records = records_of(range(2), 100)
+    with pytest.raises(TierError, match="rows of payload"):
+        tier.save(records, np.zeros((3, 100), np.uint8))
+    with pytest.raises(TierError, match="has 100 bytes"):
+        tier.save(records, np.zeros((2, 99), np.uint8))
+    with pytest.raises(TierError, match="uint8"):
+        tier.save(records, np.zeros((2, 100), np.uint16))
+    with pytest.raises(TierError, match="keys"):
+        tier.load(np.zeros(4, np.uint64))
