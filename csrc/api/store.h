@@ -96,6 +96,12 @@ void bl_store_abort(bl_store *store, const bl_store_place *places, uint32_t coun
 /* Remove blocks: return how many there were. One that is pinned keeps its space until it is not. */
 int bl_store_remove(bl_store *store, const uint64_t *keys, uint32_t count);
 
+/* List the keys of the blocks that are there: return how many there are; up to room are written. */
+uint32_t bl_store_keys(bl_store *store, uint64_t *keys, uint32_t room);
+
+/* Take the keys of up to room blocks that were evicted since: return how many. */
+uint32_t bl_store_take_evicted(bl_store *store, uint64_t *keys, uint32_t room);
+
 /* Take up to room dirty sectors of the index: their numbers and bytes; return how many. They are
  * clean then; after a failed write they are made dirty again. */
 uint32_t bl_store_take(bl_store *store, uint32_t *sectors, uint8_t *bytes, uint32_t room);

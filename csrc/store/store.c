@@ -59,6 +59,9 @@ struct bl_store {
     bl_index *index;
     bl_evict *order;
     bl_extents *extents;
+    uint64_t (*evicted)[2];     /* keys that nobody has taken yet */
+    uint32_t evicted_count;
+    uint32_t evicted_room;
     bl_store_stat stat;
 };
 
@@ -74,6 +77,7 @@ void bl_store_destroy(bl_store *store)
 {
     if (!store)
         return;
+    free(store->evicted);
     bl_extents_destroy(store->extents);
     bl_evict_destroy(store->order);
     bl_index_destroy(store->index);
@@ -177,8 +181,23 @@ static void bl_slot_drop(bl_store *store, uint32_t number)
         bl_slot_free(store, number);
 }
 
+/* Note an evicted key for bl_store_take_evicted; without memory, nobody is told. */
+static void bl_evicted_add(bl_store *store, const uint64_t key[2])
+{
+    if (store->evicted_count == store->evicted_room) {
+        uint32_t room = store->evicted_room ? 2 * store->evicted_room : 256;
+        void *larger = realloc(store->evicted, room * sizeof *store->evicted);
+        if (!larger)
+            return;
+        store->evicted = larger;
+        store->evicted_room = room;
+    }
+    memcpy(store->evicted[store->evicted_count++], key, sizeof *store->evicted);
+}
+
 static void bl_slot_evict(bl_store *store, uint32_t number)
 {
+    bl_evicted_add(store, store->slot[number].entry.key);
     bl_slot_drop(store, number);
     store->stat.evicted_count++;
 }
@@ -397,6 +416,33 @@ int bl_store_remove(bl_store *store, const uint64_t *keys, uint32_t count)
     }
     pthread_mutex_unlock(&store->lock);
     return removed;
+}
+
+uint32_t bl_store_keys(bl_store *store, uint64_t *keys, uint32_t room)
+{
+    uint32_t count = 0;
+    pthread_mutex_lock(&store->lock);
+    for (uint32_t number = 0; count < store->stat.block_count && number < store->slot_count;
+         number++) {
+        if (store->slot[number].state != BL_SLOT_LIVE)
+            continue;
+        if (count < room)
+            memcpy(&keys[2 * count], store->slot[number].entry.key, 2 * sizeof *keys);
+        count++;
+    }
+    pthread_mutex_unlock(&store->lock);
+    return count;
+}
+
+uint32_t bl_store_take_evicted(bl_store *store, uint64_t *keys, uint32_t room)
+{
+    pthread_mutex_lock(&store->lock);
+    uint32_t count = (uint32_t)bl_least(store->evicted_count, room);
+    store->evicted_count -= count;
+    if (count)
+        memcpy(keys, store->evicted[store->evicted_count], count * sizeof *store->evicted);
+    pthread_mutex_unlock(&store->lock);
+    return count;
 }
 
 /* ---- Calls of writers */

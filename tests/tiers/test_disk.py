@@ -158,6 +158,18 @@ def test_many_threads_save_and_load(tier: DiskTier) -> None:
     assert wrong == []
 
 
+def test_the_tier_lists_its_keys_and_tells_what_it_evicts(tier: DiskTier) -> None:
+    lost: set[int] = set()
+    tier.on_lost(lambda keys: lost.update(keys[:, 0].tolist()))
+    for number in range(0, 40, 4):
+        save(tier, range(number, number + 4), 2 * MIB)
+    there = set(tier.keys()[:, 0].tolist())
+    assert len(there) == 15
+    assert there | lost == set(range(40))
+    assert not there & lost
+    assert len(there) <= tier.block_count_max <= SIZE // 16384
+
+
 def test_what_an_ssd_writes_and_gives_is_counted(tier: DiskTier) -> None:
     def counted(name: str) -> float:
         sample = REGISTRY.snapshot()[name].series.get((("tier", tier.name),), 0.0)

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -78,6 +78,22 @@ class SpreadTier:
     def remove(self, keys: NDArray[np.uint64]) -> int:
         """Remove blocks, and return how many there were."""
         return sum(tier.remove(keys) for tier in self.tiers)
+
+    @property
+    def block_count_max(self) -> int:
+        """The most blocks that the tier can have."""
+        return sum(tier.block_count_max for tier in self.tiers)
+
+    def keys(self) -> NDArray[np.uint64]:
+        """Return the keys of all blocks that the tier has, shape (count, 2)."""
+        return np.concatenate([tier.keys() for tier in self.tiers])
+
+    def on_lost(self, lost: Callable[[NDArray[np.uint64]], None]) -> None:
+        """Have ``lost(keys)`` called with blocks that were evicted, or that turned out to be
+        damaged.
+        """
+        for tier in self.tiers:
+            tier.on_lost(lost)
 
     def close(self) -> None:
         """Close all disks. A second call does nothing."""

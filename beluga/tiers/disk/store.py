@@ -82,6 +82,7 @@ class Store:
             known = ", ".join(POLICIES)
             raise TierError(f"eviction={settings.eviction!r} is not known; give {known}")
         self.arena = arena
+        self.users = 0  # calls that use this store now; the tier counts them
         self.file = TierFile(settings.path, settings.size, settings.smallest_block, settings.server)
         self._flush_lock = threading.Lock()
         self._unsynced = False
@@ -164,6 +165,27 @@ class Store:
     def remove(self, keys: Keys) -> int:
         """Remove blocks, and return how many there were."""
         return lib.bl_store_remove(self._store, ffi.from_buffer("uint64_t[]", keys), len(keys))
+
+    def keys(self) -> Keys:
+        """Return the keys of all blocks that are there."""
+        keys = np.zeros((self.stat()["blocks"] + 64, 2), np.uint64)
+        while True:
+            count = lib.bl_store_keys(self._store, ffi.from_buffer("uint64_t[]", keys), len(keys))
+            if count <= len(keys):
+                return keys[:count]
+            keys = np.zeros((count + 64, 2), np.uint64)  # others have saved meanwhile
+
+    def take_evicted(self) -> Keys:
+        """Return the keys of blocks that were evicted since the last call."""
+        parts = []
+        while True:
+            keys = np.zeros((256, 2), np.uint64)
+            count = lib.bl_store_take_evicted(
+                self._store, ffi.from_buffer("uint64_t[]", keys), len(keys)
+            )
+            parts.append(keys[:count])
+            if count < len(keys):
+                return np.concatenate(parts)
 
     def stat(self) -> dict[str, int]:
         """Return the counts of ``bl_store_stat``."""

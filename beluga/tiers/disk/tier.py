@@ -13,7 +13,7 @@ import errno
 import os
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -99,8 +99,10 @@ class DiskTier:
         )
         self._arena = Arena()
         self._store: Store | None = Store(self._settings, self._arena)
-        self._users, self._closed = 0, False
+        self._closed = False
         self._changed = threading.Condition()
+        self._lost: Callable[[Keys], None] = _nobody
+        self._reopening = threading.Lock()
         self.loads = Health(self.name, "load")
         self.saves = Health(self.name, "save")
         when_forked(self)
@@ -119,16 +121,10 @@ class DiskTier:
                 return saved
             if not self.saves.allows():
                 return store.has(np.ascontiguousarray(records["key"]))
-            left = np.arange(len(records))
-            while len(left):
-                places = store.reserve(records[left])
-                granted = np.flatnonzero(places["state"] == GRANTED)
-                self._write(store, places[granted], payload, left[granted], saved)
-                saved[left[places["state"] == PRESENT]] = True
-                left = left[places["state"] == PENDING]
-                if len(left) and not len(granted):  # others write them, or a twin in this call
-                    with self._changed:
-                        self._changed.wait(_SETTLE_S)
+            self._save_all(store, records, payload, saved)
+            evicted = store.take_evicted()
+        if len(evicted):
+            self._lost(evicted)
         return saved
 
     def load(self, keys: Keys) -> list[StoredBlock | None]:
@@ -141,9 +137,11 @@ class DiskTier:
                 return blocks
             records, places = store.find(keys)
             try:
-                self._read(store, keys, records, places, blocks)
+                damaged = self._read(store, keys, records, places, blocks)
             finally:
                 store.unpin(places)
+        if len(damaged):
+            self._lost(damaged)
         return blocks
 
     def contains(self, keys: Keys) -> NDArray[np.bool_]:
@@ -164,15 +162,32 @@ class DiskTier:
             self._flush(store)
             return count
 
+    @property
+    def block_count_max(self) -> int:
+        """The most blocks that the tier can have."""
+        return self.stat().get("slots", 0)
+
+    def keys(self) -> Keys:
+        """Return the keys of all blocks that the tier has, shape (count, 2)."""
+        with self._entered() as store:
+            return store.keys() if store is not None else np.zeros((0, 2), np.uint64)
+
+    def on_lost(self, lost: Callable[[Keys], None]) -> None:
+        """Have ``lost(keys)`` called with blocks that were evicted, or that turned out to be
+        damaged.
+        """
+        self._lost = lost
+
     def close(self) -> None:
         """Finish what is under way, and close the file. A second call does nothing."""
         with self._changed:
             if self._closed:
                 return
             self._closed = True
-            while self._users:
+            store = self._store
+            while store is not None and store.users:
                 self._changed.wait()
-            store, self._store = self._store, None
+            self._store = None
         for gauge in _GAUGES.values():
             gauge.remove(tier=self.name)
         if store is not None:
@@ -184,6 +199,25 @@ class DiskTier:
             return store.stat() if store is not None else {}
 
     # ---- Saves
+
+    def _save_all(
+        self,
+        store: Store,
+        records: NDArray[np.void],
+        payload: NDArray[np.uint8],
+        saved: NDArray[np.bool_],
+    ) -> None:
+        """Save blocks, and wait for those that other threads are saving."""
+        left = np.arange(len(records))
+        while len(left):
+            places = store.reserve(records[left])
+            granted = np.flatnonzero(places["state"] == GRANTED)
+            self._write(store, places[granted], payload, left[granted], saved)
+            saved[left[places["state"] == PRESENT]] = True
+            left = left[places["state"] == PENDING]
+            if len(left) and not len(granted):  # others write them, or a twin in this call
+                with self._changed:
+                    self._changed.wait(_SETTLE_S)
 
     def _write(
         self,
@@ -289,13 +323,13 @@ class DiskTier:
         records: NDArray[np.void],
         places: Places,
         blocks: list[StoredBlock | None],
-    ) -> None:
-        """Read the blocks that were found into ``blocks``."""
+    ) -> Keys:
+        """Read the blocks that were found into ``blocks``, and return those that were damaged."""
         hits = np.flatnonzero(places["state"] == PRESENT)
         if len(hits) < len(keys):
             _MISSES.add(len(keys) - len(hits), tier=self.name)
         if not len(hits):
-            return
+            return keys[:0]
         hits = hits[np.argsort(places["offset"][hits])]
         buffers, addresses = self._buffers(store, places["size"][hits])
         requests = requests_of(places[hits], addresses)
@@ -305,7 +339,7 @@ class DiskTier:
             again = requests[wrong]  # once more: the bytes may have been flipped on their way
             store.engine.read(again)
             requests[wrong] = again
-        self._judge(store, keys[hits], requests["result"])
+        damaged = self._judge(store, keys[hits], requests["result"])
         length = 0
         for at, (hit, result) in enumerate(
             zip(hits.tolist(), requests["result"].tolist(), strict=True)
@@ -316,6 +350,7 @@ class DiskTier:
                 length += size
         _LOADED_BLOCKS.add(int((requests["result"] == 0).sum()), tier=self.name)
         _LOADED_BYTES.add(length, tier=self.name)
+        return damaged
 
     @staticmethod
     def _buffers(
@@ -341,12 +376,12 @@ class DiskTier:
             first = end
         return buffers, addresses
 
-    def _judge(self, store: Store, keys: Keys, results: NDArray[np.int32]) -> None:
-        """Note how loads went, and drop blocks whose bytes are wrong."""
+    def _judge(self, store: Store, keys: Keys, results: NDArray[np.int32]) -> Keys:
+        """Note how loads went, and drop and return the blocks whose bytes are wrong."""
         failures = results[results != 0]
         if not len(failures):
             self.loads.succeeded()
-            return
+            return keys[:0]
         wrong = np.ascontiguousarray(keys[results == -errno.EBADMSG])
         others = failures[failures != -errno.EBADMSG]
         if len(wrong):
@@ -357,22 +392,67 @@ class DiskTier:
             self.loads.failed(-int(others[0]), len(others))
         if len(failures) < len(results):
             self.loads.succeeded()
+        return wrong
 
     # ---- Life
 
     @contextmanager
     def _entered(self) -> Iterator[Store | None]:
         """Use the store, which is not closed meanwhile; None after :meth:`close`."""
+        if self.loads.failing or self.saves.failing:
+            self._reopen()
         with self._changed:
             store = None if self._closed else self._store
-            self._users += 1
+            if store is not None:
+                store.users += 1
         try:
             yield store
         finally:
-            with self._changed:
-                self._users -= 1
-                if self._closed and not self._users:
-                    self._changed.notify_all()
+            if store is not None:
+                self._leave(store)
+
+    def _leave(self, store: Store) -> None:
+        with self._changed:
+            store.users -= 1
+            left = store.users == 0 and store is not self._store
+            if self._closed and store.users == 0:
+                self._changed.notify_all()
+        if left:
+            store.close()
+
+    def _reopen(self) -> None:
+        """If the file of a disk that fails is gone, open the one that is at its path now."""
+        if not self._reopening.acquire(blocking=False):
+            return
+        try:
+            old = self._store
+            if old is None or not (self.loads.allows() and self.saves.allows()):
+                return
+            if not old.file.vanished():
+                return
+            try:
+                new = Store(self._settings, self._arena)
+            except TierError:
+                self.saves.failed(errno.ENOENT)
+                return
+            self._replace(old, new)
+        finally:
+            self._reopening.release()
+
+    def _replace(self, old: Store, new: Store) -> None:
+        keys = old.keys()
+        with self._changed:
+            if self._closed:
+                unused = new
+            else:
+                self._store, unused = new, old
+            idle = unused.users == 0
+        if idle:
+            unused.close()
+        if unused is old:
+            self.loads.succeeded()
+            self.saves.succeeded()
+            self._lost(np.ascontiguousarray(keys[~new.has(keys)]))
 
     def _forget(self) -> None:
         """Leave the file to the parent, in a forked child: its lock is the parent's."""
@@ -380,6 +460,10 @@ class DiskTier:
         self._changed = threading.Condition()
         if store is not None:
             store.file.close()
+
+
+def _nobody(keys: Keys) -> None:
+    """Hear of lost blocks where nobody wants to."""
 
 
 def _gauge(ref: weakref.ref[DiskTier], name: str) -> float:
