@@ -132,6 +132,8 @@ class Mover:
         Return handles of the leading ones that could be had; ``room`` has a block for each. Raises
         TierError if the copies are not admitted, or what they raise.
         """
+        if not keys:
+            return []
         with self._admission(kind, len(keys) * self.length) as admitted:
             if not admitted:
                 raise TierError(f"a copy of {len(keys)} blocks was not admitted")
@@ -158,7 +160,7 @@ class Mover:
         """Return how many leading blocks were copied."""
         to = self.owned[target].blocks
         absent = [place for place, one in enumerate(found) if one is None]
-        loaded = self._load([keys[place] for place in absent])
+        loaded = self._load([keys[place] for place in absent], target)
         misses = [place for place, one in zip(absent, loaded, strict=True) if one is None]
         count = misses[0] if misses else len(keys)
         for place, storage in zip(absent, loaded, strict=True):
@@ -176,7 +178,7 @@ class Mover:
                 self._count(owned.pool.name, target, len(pairs))
         return count
 
-    def _load(self, keys: Sequence[Key]) -> list[Storage | None]:
+    def _load(self, keys: Sequence[Key], target: int) -> list[Storage | None]:
         """Load blocks from the first lower tier that has them."""
         found: list[Storage | None] = [None] * len(keys)
         for tier in self.lower:
@@ -187,6 +189,7 @@ class Mover:
             for place, block in zip(missing, tier.load(wanted), strict=True):
                 if block is not None and self._is_ours(block.record):
                     found[place] = Storage.of(block.payload)
+                    self._count(tier.name, target, 1)
         return found
 
     def _is_ours(self, record: np.void) -> bool:

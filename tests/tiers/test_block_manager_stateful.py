@@ -1,0 +1,321 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""The block manager in any order of calls, failures and cancellations (Hypothesis).
+
+After every step: each block has the bytes of its key, in every tier; each block has one owner; and
+nothing is held but by the handles of the test and of onboards under way. With ``wait`` no block is
+ever lost. An onboard that can be done is done before anything else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from concurrent.futures import CancelledError, Future
+
+import pytest
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+from memory_tier import MemoryTier
+
+from beluga.errors import TierError, TransferError
+from beluga.metrics import Registry
+from beluga.tiers import (
+    BlockManager,
+    MutableBlock,
+    OwnedTier,
+    RegisteredBlock,
+    TierBlocks,
+    copy_blocks,
+)
+from beluga.transfer import TransferClass
+from tests.tiers.tier_parts import bytes_of, content, key_of, owned, write
+
+REQUESTS = st.sampled_from(["a", "b", "c"])
+LEAVES = st.integers(1, 31)
+PLACES = st.integers(0, 63)
+CONTENT = {number: content(number).tobytes() for number in range(1, 32)}
+
+
+def chain(leaf: int) -> list[int]:
+    """Numbers are the nodes of a binary tree; a chain begins at its root."""
+    return [*chain(leaf // 2), leaf] if leaf else []
+
+
+class ManagerMachine(RuleBasedStateMachine):
+    """A manager without threads, over two owned tiers and perhaps a lower one."""
+
+    @initialize(
+        device=st.integers(2, 7),
+        host=st.integers(1, 4),
+        is_lower=st.booleans(),
+        waits=st.booleans(),
+        on_watermark=st.booleans(),
+    )
+    def begin(
+        self, device: int, host: int, is_lower: bool, waits: bool, on_watermark: bool
+    ) -> None:
+        self.tiers = [owned("device", device, watermark=0.5), owned("host", host)]
+        self.disk = MemoryTier("disk")
+        self.waits = waits and is_lower
+        self.copy_fails = self.refuses = self.has_failed = False
+        self.kinds: list[TransferClass] = []
+        self.manager = BlockManager(
+            self.tiers,
+            [self.disk] if is_lower else [],
+            offload="wait" if self.waits else "drop",
+            offload_on="watermark" if on_watermark else "registration",
+            copy=self.copy,
+            admission=self.admission,
+            threads=False,
+            registry=Registry(),
+        )
+        self.known: set[int] = set()
+        self.reserved: list[tuple[int, str, Future[list[MutableBlock]]]] = []
+        self.onboards: list[tuple[list[int], str, Future[list[RegisteredBlock]]]] = []
+        self.held: list[RegisteredBlock] = []
+
+    @contextlib.contextmanager
+    def admission(self, kind: TransferClass, size: int) -> Iterator[bool]:
+        del size
+        self.kinds.append(kind)
+        yield not self.refuses
+
+    def copy(
+        self, source: TierBlocks, of: Sequence[int], target: TierBlocks, to: Sequence[int]
+    ) -> None:
+        assert self.kinds, "the copy was admitted"
+        if self.copy_fails:
+            raise TransferError("planned")
+        copy_blocks(source, of, target, to)
+
+    @rule(
+        leaf=LEAVES,
+        request=REQUESTS,
+        priority=st.integers(0, 1),
+        sinks=st.sampled_from([True, True, False]),
+    )
+    def store(self, leaf: int, request: str, priority: int, sinks: bool) -> None:
+        """Store a chain and release it, and let it sink perhaps."""
+        blocks = self.tiers[0].pool.try_reserve(request, len(chain(leaf)))
+        if blocks is not None:
+            write(self.tiers[0], blocks, chain(leaf), priority=priority)
+            self.known |= set(chain(leaf))
+        if sinks:
+            self.step(8)
+
+    @rule(leaf=LEAVES, request=REQUESTS)
+    def reserve(self, leaf: int, request: str) -> None:
+        if len(chain(leaf)) <= self.tiers[0].pool.total_blocks:
+            future = self.tiers[0].pool.reserve(request, len(chain(leaf)))
+            self.reserved.append((leaf, request, future))
+
+    @precondition(lambda self: self.reserved)
+    @rule(place=PLACES, keeps=st.booleans(), is_cancelled=st.booleans())
+    def register(self, place: int, keeps: bool, is_cancelled: bool) -> None:
+        """Use a reservation that was granted; one that waits may be cancelled."""
+        leaf, _, future = self.reserved[place % len(self.reserved)]
+        if not future.done() and not is_cancelled:
+            return
+        del self.reserved[place % len(self.reserved)]
+        if future.cancel():
+            return
+        if future.exception(0) is not None:
+            return
+        handles = write(self.tiers[0], future.result(0), chain(leaf))
+        self.known |= set(chain(leaf))
+        if keeps:
+            self.held += handles
+
+    @rule(
+        leaf=LEAVES,
+        request=REQUESTS,
+        skips=st.integers(0, 2),
+        is_awaited=st.booleans(),
+        is_known=st.booleans(),
+    )
+    def onboard(
+        self, leaf: int, request: str, skips: int, is_awaited: bool, is_known: bool
+    ) -> None:
+        if is_known and self.known:
+            leaf = sorted(self.known)[leaf % len(self.known)]
+        numbers = chain(leaf)[skips:]
+        future = self.manager.onboard([key_of(number) for number in numbers], request)
+        self.onboards.append((numbers, request, future))
+        if is_awaited:
+            self.step(8)
+
+    @precondition(lambda self: self.onboards)
+    @rule(place=PLACES)
+    def cancel(self, place: int) -> None:
+        future = self.onboards[place % len(self.onboards)][2]
+        assert future.cancel(), "no copy is under way between steps"
+
+    @rule(place=PLACES)
+    def recall(self, place: int) -> None:
+        """Forget what is held, and onboard one known block."""
+        for request in ("a", "b", "c"):
+            self.release(request)
+        if self.known:
+            number = sorted(self.known)[place % len(self.known)]
+            future = self.manager.onboard([key_of(number)], "a")
+            self.onboards.append(([number], "a", future))
+            self.step(4)
+
+    @rule(leaf=LEAVES)
+    def prefetch(self, leaf: int) -> None:
+        self.manager.prefetch([key_of(number) for number in chain(leaf)])
+
+    @rule(leaf=LEAVES, request=REQUESTS, keeps=st.booleans())
+    def match(self, leaf: int, request: str, keeps: bool) -> None:
+        found = self.manager.match([key_of(number) for number in chain(leaf)], request)
+        assert [block.key for block in found] == [key_of(one) for one in chain(leaf)][: len(found)]
+        if keeps:
+            self.held += found
+
+    @precondition(lambda self: self.held)
+    @rule(place=PLACES)
+    def drop(self, place: int) -> None:
+        self.held.pop(place % len(self.held)).release()
+
+    @rule(request=REQUESTS)
+    def release(self, request: str) -> None:
+        self.manager.release(request)
+        self.reserved = [  # blocks that were granted are gone
+            one for one in self.reserved if one[1] != request
+        ]
+        for numbers, whose, future in self.onboards:
+            assert whose != request or future.done(), f"onboard of {numbers} goes on"
+
+    @rule(what=st.sampled_from(["copy", "refuse", "disk", "lose", *["heal"] * 12]))
+    def trouble(self, what: str) -> None:
+        if what == "lose":
+            self.disk.blocks.clear()
+        self.copy_fails, self.refuses = what == "copy", what == "refuse"
+        self.disk.full = what == "disk"
+        self.has_failed |= what != "heal"
+
+    @rule(count=st.integers(1, 6))
+    def step(self, count: int) -> None:
+        for _ in range(count):
+            self.kinds.clear()
+            can_start = any(not one.future.cancelled() for one in self.manager._onboards._ready)
+            self.manager.step()
+            if can_start:
+                assert set(self.kinds) <= {TransferClass.ONBOARD}, "an onboard was overtaken"
+
+    @invariant()
+    def all_is_well(self) -> None:
+        self.results_are_right()
+        self.bytes_are_those_of_their_keys()
+        self.every_block_has_one_place_and_one_owner()
+        self.nothing_is_lost()
+
+    def results_are_right(self) -> None:
+        left = []
+        for numbers, request, future in self.onboards:
+            if not future.done():
+                left.append((numbers, request, future))
+                continue
+            try:
+                blocks = future.result(0)
+            except CancelledError:
+                continue
+            except TierError:
+                in_time = len(numbers) > self.tiers[0].pool.total_blocks
+                assert self.has_failed or in_time
+                continue
+            keys = [key_of(number) for number in numbers]
+            assert [block.key for block in blocks] == keys[: len(blocks)]
+            if self.waits and not self.has_failed:
+                ends = next((at for at, one in enumerate(numbers) if one not in self.known), None)
+                assert len(blocks) >= len(numbers[:ends])
+            self.held += blocks
+        self.onboards = left
+
+    def bytes_are_those_of_their_keys(self) -> None:
+        for tier in self.tiers:
+            for (number, _), block in tier.pool._registered.items():  # type: ignore[misc]
+                assert bytes_of(tier, block.index).tobytes() == CONTENT[number]
+        for key, (_, payload) in self.disk.blocks.items():
+            assert payload == CONTENT[key[0]]
+
+    def every_block_has_one_place_and_one_owner(self) -> None:
+        mutable = [
+            block.index
+            for _, _, future in self.reserved
+            if future.done() and not future.cancelled() and future.exception(0) is None
+            for block in future.result(0)
+        ]
+        waiting = [one for pending in self.manager._pending.values() for one in pending]
+        mutable += [block.index for one in waiting for block in one.room]
+        assert len(set(mutable)) == len(mutable), "two reservations have one block"
+        for number, tier in enumerate(self.tiers):
+            pool = tier.pool
+            free = [block.index for block in pool._free]
+            registered = [block.index for block in pool._registered.values()]
+            own = mutable if number == 0 else []
+            assert sorted(free + registered + own) == list(range(pool.total_blocks))
+            held = {block.index for block in self.live(tier)}
+            held |= {
+                source.block.index
+                for one in waiting
+                for source in one.sources
+                if source.block is not None and source.tier == number
+            }
+            assert pool.inflight_blocks == len(held) + len(own), "somebody holds a block for good"
+
+    def live(self, tier: OwnedTier) -> list[RegisteredBlock]:
+        self.held = [block for block in self.held if block.claim.block is not None]
+        return [block for block in self.held if block.owner is tier.pool]
+
+    def nothing_is_lost(self) -> None:
+        if self.waits and not self.has_failed:
+            where = self.manager.where([key_of(number) for number in sorted(self.known)])
+            assert None not in where
+
+    def teardown(self) -> None:
+        if not hasattr(self, "manager"):
+            return
+        for request in ("a", "b", "c"):
+            self.release(request)
+        for block in self.held:
+            block.release()
+        self.trouble("heal")
+        while self.manager.step():
+            pass
+        self.manager.close()
+        assert all(future.done() for _, _, future in self.onboards)
+        for tier in self.tiers:
+            assert (tier.pool.inflight_blocks, tier.pool.waiting_reservations) == (0, 0)
+            every = tier.pool.reserve("last", tier.pool.total_blocks).result(0)
+            assert len(every) == tier.pool.total_blocks
+
+
+QUICK = settings(max_examples=60, stateful_step_count=50, deadline=None)
+LONG = settings(
+    max_examples=10_000,
+    stateful_step_count=100,
+    deadline=None,
+    phases=(Phase.generate,),
+    database=None,
+    suppress_health_check=list(HealthCheck),
+)
+
+
+def test_any_order_of_moves_loses_and_leaks_nothing() -> None:
+    run_state_machine_as_test(ManagerMachine, settings=QUICK)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_a_million_moves_lose_and_leak_nothing() -> None:
+    run_state_machine_as_test(ManagerMachine, settings=LONG)
