@@ -80,17 +80,21 @@ class ObstoreStore:
 
     def delete(self, names: Sequence[str]) -> int:
         """Delete objects, and return how many there were."""
-        there = [name for name in names if self._exists(name)]
-        try:
-            self._obstore.delete(self._store, there)
-        except FileNotFoundError:
-            return 0  # somebody else was faster
-        except self._refusals as error:
-            raise RefusedError(_line(error)) from error
-        return len(there)
+        return sum(self._delete(name) for name in names)
 
     def close(self) -> None:
         """Do nothing: obstore's connections end with it."""
+
+    def _delete(self, name: str) -> bool:
+        if not self._exists(name):  # S3 deletes what is not there, too
+            return False
+        try:
+            self._obstore.delete(self._store, name)
+        except FileNotFoundError:
+            return False  # somebody else was faster
+        except self._refusals as error:
+            raise RefusedError(_line(error)) from error
+        return True
 
     def _exists(self, name: str) -> bool:
         try:

@@ -296,7 +296,7 @@ class RemoteTier:
     def _failed(self, kind: str, text: str) -> None:
         if self._breaker.failed():
             OPENINGS.add(tier=self._name)
-            text += "; calls miss at once until it answers again"
+            text = f"calls miss at once until it answers again: {text}"
         self._warn(kind, text)
 
     def _warn(self, kind: str, text: str) -> None:
@@ -310,7 +310,8 @@ class RemoteTier:
             unsaid, self._unsaid = self._unsaid, 0
             self._next_warning = now + _WARN_S
         more = f" ({unsaid} more errors since the last warning)" if unsaid else ""
-        log.warning("%s: %s%s", self._name, " ".join(text.split())[:300], more)
+        line = next(iter(text.splitlines()), kind)  # obstore adds a page
+        log.warning("%s: %s%s", self._name, line, more)
 
 
 def _succeeded(future: Future[Any]) -> bool:

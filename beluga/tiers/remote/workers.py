@@ -36,8 +36,8 @@ class Workers:
     half of the threads, so that an urgent operation never waits for all of them.
 
     An operation that has run for ``limit_s`` is abandoned: its future fails with HungError, and
-    another thread takes the place of its thread, as long as at most ``spare`` are abandoned. An
-    abandoned thread that comes back after all ends, or works on if its place is free.
+    another thread takes the place of its thread, as long as there are fewer than ``count + spare``
+    together. An abandoned thread that comes back works on if its place is free.
     """
 
     def __init__(
@@ -122,7 +122,8 @@ class Workers:
         return begun + self._limit_s
 
     def _may_start(self) -> bool:
-        return self._threads < self._count and self._abandoned <= self._spare
+        free = self._count + self._spare - self._threads - self._abandoned
+        return self._threads < self._count and free > 0
 
     def _start(self) -> None:
         if not self._may_start():

@@ -1,0 +1,349 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""The remote tier over stores that hang, fail, refuse and lie, without a network."""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+from blocks import eventually
+from remote_blocks import DictStore, blocks, same
+
+from beluga.metrics import REGISTRY, Distribution
+from beluga.tiers.remote import RefusedError, RemoteSettings, RemoteTier
+from beluga.tiers.remote.workers import Workers
+
+PATIENT = RemoteSettings(operation_s=60, load_s=120, save_s=120, threads=4, backoff_s=0.001)
+HASTY = RemoteSettings(
+    operation_s=0.1,
+    load_s=0.3,
+    save_s=0.3,
+    threads=2,
+    abandoned=3,
+    open_s=0.01,
+    open_limit_s=0.02,
+)
+
+Open = Callable[..., RemoteTier]
+
+
+@pytest.fixture
+def open_tier(request: pytest.FixtureRequest) -> Iterator[Open]:
+    opened: list[RemoteTier] = []
+
+    def make(store: DictStore, settings: RemoteSettings = PATIENT) -> RemoteTier:
+        name = f"test://{request.node.name}/{len(opened)}"
+        opened.append(RemoteTier(store, name=name, settings=settings))
+        return opened[-1]
+
+    yield make
+    for tier in opened:
+        tier.close()
+
+
+def count(metric: str, tier: RemoteTier, **labels: str) -> float:
+    series = REGISTRY.snapshot()[f"beluga_tier_{metric}"].series
+    found = series.get(tuple(sorted({"tier": tier.name, **labels}.items())), 0)
+    return found.count if isinstance(found, Distribution) else found
+
+
+class Gate:
+    """Holds operations back until it is opened."""
+
+    def __init__(self, *operations: str) -> None:
+        self._operations = operations
+        self.open = threading.Event()
+
+    def __call__(self, operation: str) -> None:
+        if operation in self._operations:
+            self.open.wait()
+
+
+def test_a_call_ends_although_the_store_never_answers(open_tier: Open) -> None:
+    gate = Gate("get", "put", "exists", "delete")
+    store = DictStore(gate)
+    tier = open_tier(store, HASTY)
+    records, payload = blocks([100] * 10)
+    for _ in range(3):
+        assert same(tier.load(records["key"]), records, payload) == [False] * 10
+        assert not tier.save(records, payload).any()
+        assert not tier.contains(records["key"]).any()
+        assert tier.remove(records["key"]) == 0
+    assert count("breaker_openings_total", tier) >= 1
+    assert count("errors_total", tier, kind="timeout") >= 3
+    assert not gate.open.is_set()
+    gate.open.set()
+    assert eventually(lambda: bool(tier.save(records, payload).all()), 60)
+    assert all(same(tier.load(records["key"]), records, payload))
+    assert eventually(lambda: count("abandoned_threads", tier) == 0, 60)
+
+
+def test_threads_that_hang_are_bounded(open_tier: Open) -> None:
+    gate = Gate("get", "exists")
+    store = DictStore(gate)
+    tier = open_tier(store, HASTY)
+    keys = blocks([1] * 4)[0]["key"]
+
+    def all_hang() -> bool:
+        tier.load(keys)
+        return count("abandoned_threads", tier) == HASTY.threads + HASTY.abandoned
+
+    assert eventually(all_hang, 60)
+    for _ in range(20):
+        assert tier.load(keys) == [None] * 4
+    assert store.most_running == HASTY.threads + HASTY.abandoned
+    gate.open.set()
+    assert eventually(lambda: bool(tier.contains(keys).any()) or not store.running, 60)
+
+
+def test_an_open_breaker_asks_nothing_of_the_store(open_tier: Open) -> None:
+    def broken(_: str) -> None:
+        raise ConnectionError("no route")
+
+    settings = RemoteSettings(retries=0, open_s=1000, open_limit_s=1000, failures=3)
+    store = DictStore(broken)
+    tier = open_tier(store, settings)
+    records, payload = blocks([10] * 50)
+    assert tier.load(records["key"]) == [None] * 50
+    calls = len(store.calls)
+    assert 3 <= calls <= 3 + settings.threads, "what waits in the queue is not tried"
+    for _ in range(100):
+        assert tier.load(records["key"]) == [None] * 50
+        assert not tier.save(records, payload).any()
+    assert len(store.calls) == calls
+    assert count("missed_blocks_total", tier) == 101 * 50
+    assert count("breaker_state", tier) == 2
+
+
+def test_one_trial_finds_out_that_the_store_is_back(open_tier: Open) -> None:
+    down = threading.Event()
+    down.set()
+
+    def maybe(_: str) -> None:
+        if down.is_set():
+            raise ConnectionError("no route")
+
+    store = DictStore(maybe)
+    tier = open_tier(store, RemoteSettings(retries=0, open_s=0.001, open_limit_s=0.002))
+    records, payload = blocks([10])
+    for _ in range(3):
+        tier.load(records["key"])
+    store.calls.clear()
+    assert eventually(lambda: not tier.load(records["key"])[0] and len(store.calls) > 3, 60)
+    assert set(store.calls) == {"exists"}, "only trials ask"
+    assert store.most_running == 1
+    down.clear()
+    assert eventually(lambda: bool(tier.save(records, payload).all()), 60)
+    assert count("breaker_state", tier) == 0
+
+
+def test_a_failure_is_tried_again_as_often_as_said(open_tier: Open) -> None:
+    left = [0]
+
+    def fail(_: str) -> None:
+        if left[0]:
+            left[0] -= 1
+            raise ConnectionError("reset")
+
+    store = DictStore(fail)
+    tier = open_tier(store)
+    records, payload = blocks([10])
+    assert tier.save(records, payload).all()
+    for failures, expected in ((2, True), (3, False)):
+        left[0] = failures
+        assert same(tier.load(records["key"]), records, payload) == [expected]
+    assert count("retries_total", tier) == 4
+    assert count("errors_total", tier, kind="store") == 1
+    assert count("operation_seconds", tier, operation="load") == 1
+
+
+def test_no_retry_begins_that_could_not_end_in_time(open_tier: Open) -> None:
+    """An attempt may take 0.8 of operation_s, so one that took half of it is the last."""
+
+    def slow(operation: str) -> None:
+        if operation == "get":
+            time.sleep(0.5)
+            raise ConnectionError("reset")
+
+    store = DictStore(slow)
+    tier = open_tier(store, RemoteSettings(operation_s=1, retries=5))
+    assert tier.load(blocks([1])[0]["key"]) == [None]
+    assert store.calls == ["get"]
+
+
+def test_a_refusal_is_an_answer(open_tier: Open) -> None:
+    """A store that is full is not tried again, and still serves what it has."""
+    full = threading.Event()
+
+    def refuse(operation: str) -> None:
+        if full.is_set() and operation == "put":
+            raise RefusedError("out of memory")
+
+    store = DictStore(refuse)
+    tier = open_tier(store)
+    records, payload = blocks([10] * 5)
+    assert tier.save(records, payload).all()
+    full.set()
+    more, more_payload = blocks([10] * 20, seed=1)
+    store.calls.clear()
+    assert not tier.save(more, more_payload).any()
+    assert store.calls.count("put") == 20
+    assert all(same(tier.load(records["key"]), records, payload))
+    assert count("breaker_state", tier) == 0
+    assert count("errors_total", tier, kind="refused") == 20
+
+
+def test_what_is_there_is_not_stored_again(open_tier: Open) -> None:
+    store = DictStore()
+    first, second = open_tier(store), RemoteTier(store, name="test://second", settings=PATIENT)
+    records, payload = blocks([10] * 6)
+    assert first.save(records[:4], payload[:4]).all()
+    store.calls.clear()
+    assert second.save(records, payload).all()
+    assert store.calls.count("put") == 2
+    assert count("saved_bytes_total", first) == 40
+    assert count("saved_bytes_total", second) == 20
+    store.close = lambda: None  # type: ignore[method-assign]
+    second.close()
+
+
+def test_the_caller_may_reuse_its_payload_when_save_returns(open_tier: Open) -> None:
+    """Also if the store has not taken it yet: what it takes later is what was given."""
+    gate = Gate("put")
+    store = DictStore(gate)
+    tier = open_tier(store, HASTY)
+    records, payload = blocks([1000])
+    given = payload.copy()
+    assert not tier.save(records, given).any()
+    given[:] = 0
+    gate.open.set()
+    assert eventually(lambda: bool(store.objects), 60)
+    assert eventually(lambda: same(tier.load(records["key"]), records, payload) == [True], 60)
+
+
+def test_loads_pass_saves_that_take_long(open_tier: Open) -> None:
+    gate = Gate("put")
+    store = DictStore(gate)
+    tier = open_tier(store)
+    there, there_payload = blocks([100] * 8, seed=1)
+    gate.open.set()
+    assert tier.save(there, there_payload).all()
+    gate.open.clear()
+    store.most_running = 0
+    with ThreadPoolExecutor(3) as savers:
+        saves = [savers.submit(tier.save, *blocks([100] * 8, seed=2 + each)) for each in range(3)]
+        assert eventually(lambda: store.running == PATIENT.threads // 2, 60)
+        for _ in range(20):
+            assert all(same(tier.load(there["key"]), there, there_payload))
+        assert store.running == PATIENT.threads // 2
+        gate.open.set()
+        assert all(each.result().all() for each in saves)
+    assert store.most_running <= PATIENT.threads
+
+
+def test_what_is_urgent_goes_first() -> None:
+    order: list[str] = []
+    gate = threading.Event()
+    workers = Workers(2, spare=0, limit_s=60, name="test", hung=lambda: None)
+    held = [workers.submit(gate.wait, urgent=True) for _ in range(2)]
+    others = [
+        workers.submit(lambda name=name: order.append(name), urgent=name == "load")
+        for name in ["save"] * 3 + ["load"] * 3
+    ]
+    gate.set()
+    workers.wait([*held, *others], time.monotonic() + 60)
+    assert sorted(order[:4]) != ["save"] * 3, order
+    assert order.index("load") == 0
+    assert order.count("load") == 3
+    workers.close(time.monotonic() + 60)
+
+
+def test_a_wrong_object_is_a_miss_until_it_is_saved_again(open_tier: Open) -> None:
+    store = DictStore()
+    tier = open_tier(store)
+    records, payload = blocks([100] * 2)
+    assert tier.save(records, payload).all()
+    names = list(store.objects)
+    store.objects[names[0]], store.objects[names[1]] = (store.objects[name] for name in names[::-1])
+    assert tier.load(records["key"]) == [None] * 2
+    assert count("errors_total", tier, kind="wrong") == 2
+    store.calls.clear()
+    assert tier.save(records, payload).all()
+    assert store.calls.count("put") == 2
+    assert tier.save(records, payload).all()
+    assert store.calls.count("put") == 2, "it is right again"
+    assert all(same(tier.load(records["key"]), records, payload))
+
+
+def test_a_block_that_is_too_large_is_not_saved(open_tier: Open) -> None:
+    store = DictStore()
+    tier = open_tier(store, RemoteSettings(block_bytes=1000))
+    records, payload = blocks([1000, 1001, 3])
+    assert tier.save(records, payload).tolist() == [True, False, True]
+    assert count("errors_total", tier, kind="size") == 1
+
+
+def test_one_warning_a_minute(open_tier: Open, caplog: pytest.LogCaptureFixture) -> None:
+    def broken(_: str) -> None:
+        raise ConnectionError("no route\na page of details")
+
+    tier = open_tier(DictStore(broken), RemoteSettings(retries=0, failures=1000))
+    keys = blocks([1] * 20)[0]["key"]
+    with caplog.at_level(logging.WARNING):
+        for _ in range(5):
+            tier.load(keys)
+    assert [each.getMessage() for each in caplog.records] == [
+        f"{tier.name}: load: ConnectionError: no route"
+    ]
+    assert count("errors_total", tier, kind="store") == 100
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_threads_beside_each_other_never_see_wrong_bytes(open_tier: Open, seed: int) -> None:
+    """The store fails, refuses, loses and damages at random."""
+    chance = random.Random(seed)
+    store = DictStore()
+
+    def fault(operation: str) -> None:
+        drawn = chance.random()
+        if drawn < 0.05:
+            raise ConnectionError("reset")
+        if drawn < 0.08:
+            raise RefusedError("busy")
+        if drawn < 0.12 and store.objects:
+            name = chance.choice(list(store.objects))
+            damaged = bytearray(store.objects.get(name, b"?"))
+            damaged[chance.randrange(len(damaged))] ^= 1 << chance.randrange(8)
+            store.objects[name] = bytes(damaged)
+
+    store.before = fault
+    tier = open_tier(
+        store, RemoteSettings(threads=4, backoff_s=0.0001, open_s=0.0001, open_limit_s=0.001)
+    )
+    records, payload = blocks([chance.randrange(2000) for _ in range(40)], seed)
+
+    def work(worker: int) -> int:
+        own, hits = random.Random(seed * 10 + worker), 0
+        for _ in range(60):
+            rows = np.array(own.sample(range(40), own.randrange(1, 8)))
+            keys = records["key"][rows]
+            match own.randrange(6):
+                case 0 | 1:
+                    assert tier.save(records[rows], payload[rows]).shape == rows.shape
+                case 2:
+                    assert tier.contains(keys).shape == rows.shape
+                case 3:
+                    assert 0 <= tier.remove(keys[:1]) <= 1
+                case _:
+                    hits += sum(same(tier.load(keys), records[rows], payload[rows]))
+        return hits
+
+    with ThreadPoolExecutor(6) as pool:
+        assert sum(pool.map(work, range(6))) > 0
