@@ -159,14 +159,16 @@ static bl_disk_piece bl_disk_call_cut(bl_disk_call *call, uint32_t limit)
     return piece;
 }
 
-/* Record how a piece ended, for all requests that it touches. result is that of the last system
- * call. */
+/* Record how a piece ended, for all requests of it that were not moved whole. result is that of the
+ * last system call. */
 static void bl_disk_piece_end(bl_disk_call *call, const bl_disk_piece *piece, int64_t result)
 {
     int32_t status = piece->done == piece->size ? 0 : result < 0 ? (int32_t)result : -ENODATA;
-    for (uint32_t i = piece->first; i < piece->end && status; i++)
-        if (!call->requests[i].result)
-            call->requests[i].result = status;
+    for (uint32_t i = piece->first; i < piece->end && status; i++) {
+        bl_disk_request *request = &call->requests[i];
+        if (!request->result && request->offset + request->size > piece->offset + piece->done)
+            request->result = status;
+    }
 }
 
 /* Compare the checksums of what was read. */

@@ -40,17 +40,18 @@ class SpreadTier:
             raise TierError(f"there are {len(records)} records and {len(payload)} rows of payload")
         saved = self.contains(np.ascontiguousarray(records["key"]))
         left = np.flatnonzero(~saved)
-        for _ in self.tiers:  # what one disk refuses, another may take
-            shares = self._share(records["length"][left], left)
-            jobs = [
-                (rows, self._pool.submit(self._save_to, disk, records[rows], payload, rows))
+        disks = set(range(len(self.tiers)))
+        # What one disk refuses, another may take.
+        while len(left) and (shares := self._share(records["length"][left], left, disks)):
+            jobs = {
+                disk: self._pool.submit(self._save_to, disk, records[rows], payload, rows)
                 for disk, rows in shares.items()
-            ]
-            for rows, job in jobs:
-                saved[rows] = job.result()
+            }
+            for disk, job in jobs.items():
+                saved[shares[disk]] = job.result()
+                if not saved[shares[disk]].all():
+                    disks.discard(disk)
             left = left[~saved[left]]
-            if not len(left) or not shares:
-                break
         return saved
 
     def load(self, keys: NDArray[np.uint64]) -> list[StoredBlock | None]:
@@ -116,15 +117,15 @@ class SpreadTier:
                 self._waiting[disk] -= size
 
     def _share(
-        self, lengths: NDArray[np.uint32], rows: NDArray[np.intp]
+        self, lengths: NDArray[np.uint32], rows: NDArray[np.intp], disks: set[int]
     ) -> dict[int, NDArray[np.intp]]:
-        """Divide blocks over the disks that may be written: each goes where the most space is free
-        beside what waits, and where all are full, where the least waits for its size.
+        """Divide blocks over those of these disks that may be written. Each goes where the most
+        space is free beside what waits, and where all are full, where the least waits for its size.
         """
         stats = {
             disk: stat
-            for disk, tier in enumerate(self.tiers)
-            if tier.saves.allows() and (stat := tier.stat())
+            for disk in sorted(disks)
+            if self.tiers[disk].saves.allows() and (stat := self.tiers[disk].stat())
         }
         if not stats:
             return {}

@@ -64,6 +64,7 @@ _GAUGES = {
 
 _LEASE_BYTES = 8 << 20  # blocks of one load that share a buffer
 _SAVE_BYTES = 32 << 20  # written before their entries are
+_RETRY_FAILURES = 2  # of a load, after which its other blocks are given up
 _SETTLE_S = 0.2  # how often a save looks again whether another one has ended
 
 _PAYLOAD_DIMENSIONS = 2
@@ -334,11 +335,7 @@ class DiskTier:
         buffers, addresses = self._buffers(store, places["size"][hits])
         requests = requests_of(places[hits], addresses)
         store.engine.read(requests)
-        wrong = np.flatnonzero(requests["result"] == -errno.EBADMSG)
-        if len(wrong):
-            again = requests[wrong]  # once more: the bytes may have been flipped on their way
-            store.engine.read(again)
-            requests[wrong] = again
+        self._read_again(store, requests)
         damaged = self._judge(store, keys[hits], requests["result"])
         length = 0
         for at, (hit, result) in enumerate(
@@ -351,6 +348,21 @@ class DiskTier:
         _LOADED_BLOCKS.add(int((requests["result"] == 0).sum()), tier=self.name)
         _LOADED_BYTES.add(length, tier=self.name)
         return damaged
+
+    @staticmethod
+    def _read_again(store: Store, requests: Requests) -> None:
+        """Read what failed once more, each alone: bits may have been flipped on their way, and a
+        bad place of the disk fails all neighbors that were read with it.
+        """
+        patience = _RETRY_FAILURES
+        for at in np.flatnonzero(requests["result"] != 0).tolist():
+            if patience == 0:
+                break
+            alone = requests[at : at + 1]
+            wrong = alone["result"][0] == -errno.EBADMSG
+            store.engine.read(alone)
+            if alone["result"][0] != 0 and not wrong:
+                patience -= 1
 
     @staticmethod
     def _buffers(

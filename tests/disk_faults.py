@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""An engine of the disk tier that fails on demand, and one that loses power."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import random
+from collections.abc import Callable
+
+import numpy as np
+
+from beluga.primitives import crc32c
+from beluga.tiers.disk.engine import CoreEngine, Requests
+
+SECTOR = 512  # what a disk writes at once
+
+
+def memory_of(address: int, size: int) -> np.ndarray:
+    return np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(address))
+
+
+class FaultyEngine:
+    """The engine by threads, with faults; set the attributes while a tier uses it."""
+
+    def __init__(self, fd: int, depth: int) -> None:
+        self.fd, self.inner = fd, CoreEngine(fd, depth, "threads")
+        self.read_error = 0  # an errno
+        self.write_error = 0
+        self.sync_error = 0
+        self.short = False  # half of each request is moved
+        self.flip = 0  # how many of the next reads have a bit wrong
+        self.drop = False  # writes are said to be done, and are not
+        self.misplace = 0  # writes go so many bytes further
+        self.only: Callable[[int], bool] = lambda offset: True  # the offsets that faults touch
+        self.reads = self.writes = 0
+
+    def read(self, requests: Requests) -> None:
+        self.reads += len(requests)
+        lengths = requests["length"].copy()
+        requests["length"] = 0
+        self.inner.read(requests)
+        requests["length"] = lengths
+        for request in requests:
+            self._spoil_read(request)
+
+    def _spoil_read(self, request: np.void) -> None:
+        data = memory_of(int(request["bytes"]), int(request["size"]))
+        if self.only(int(request["offset"])):
+            if self.read_error:
+                request["result"] = -self.read_error
+            elif self.short:
+                request["result"] = -errno.ENODATA
+            elif self.flip:
+                self.flip -= 1
+                data[int(request["length"]) // 2] ^= 4
+        length = int(request["length"])
+        if request["result"] == 0 and length:
+            right = crc32c(data[:length], int(request["seed"])) == request["crc"]
+            request["result"] = 0 if right else -errno.EBADMSG
+
+    def write(self, requests: Requests) -> None:
+        self.writes += len(requests)
+        touched = np.array([self.only(int(offset)) for offset in requests["offset"]])
+        rest = requests[~touched]
+        self.inner.write(rest)
+        requests["result"][~touched] = rest["result"]
+        mine = requests[touched]
+        if self.write_error:
+            mine["result"] = -self.write_error
+        elif self.short:
+            mine["size"] //= 2
+            self.inner.write(mine)
+            mine["result"] = -errno.ENODATA
+        elif not self.drop:
+            mine["offset"] += self.misplace
+            self.inner.write(mine)
+        else:
+            mine["result"] = 0
+        requests["result"][touched] = mine["result"]
+
+    def sync(self) -> int:
+        return -self.sync_error if self.sync_error else self.inner.sync()
+
+    def close(self) -> None:
+        self.inner.close()
+
+
+class PowerCut(Exception):  # noqa: N818  it is no error of the program
+    """The power is gone."""
+
+
+class VolatileEngine(FaultyEngine):
+    """A disk with a cache: until a sync, any sector that was written may be lost in a power cut,
+    which comes at the write or sync of that number.
+    """
+
+    def __init__(self, fd: int, depth: int, cut_at: int, seed: int) -> None:
+        super().__init__(fd, depth)
+        self.left, self.chance = cut_at, random.Random(seed)
+        self.buffered = os.open(f"/proc/self/fd/{fd}", os.O_RDWR)
+        self.before: dict[int, bytes] = {}  # what each sector had that was written since a sync
+
+    def write(self, requests: Requests) -> None:
+        if self.left <= 0:
+            raise PowerCut
+        for request in requests:
+            start = int(request["offset"])
+            had = os.pread(self.buffered, int(request["size"]), start)
+            for at in range(0, len(had), SECTOR):
+                self.before.setdefault(start + at, had[at : at + SECTOR])
+        super().write(requests)
+        self._step()
+
+    def sync(self) -> int:
+        self._step()
+        self.before.clear()
+        return 0
+
+    def _step(self) -> None:
+        self.left -= 1
+        if self.left <= 0:
+            for offset, had in self.before.items():
+                if self.chance.random() < 0.5:
+                    os.pwrite(self.buffered, had, offset)
+            self.before.clear()
+            raise PowerCut
+
+    def close(self) -> None:
+        os.close(self.buffered)
+        super().close()

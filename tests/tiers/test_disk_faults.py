@@ -1,0 +1,434 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""The disk tier while the disk fails: a load returns the right bytes or a miss, a save says False,
+and a counter moves.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from disk_faults import FaultyEngine, PowerCut, VolatileEngine
+from disk_tiers import MIB, is_block, keys_of, payload_of, records_of
+
+from beluga.errors import TierError
+from beluga.metrics import REGISTRY
+from beluga.tiers.disk import DiskTier, SpreadTier
+from beluga.tiers.disk.health import Health
+
+SIZE = 16 * MIB
+LENGTH = 40_000
+
+
+class Disk:
+    """A tier over an engine that fails, and a clock for its pauses."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.now = path, 0.0
+        self.open()
+
+    def open(self) -> None:
+        engines: list[FaultyEngine] = []
+
+        def make(fd: int, depth: int) -> FaultyEngine:
+            engines.append(FaultyEngine(fd, depth))
+            return engines[-1]
+
+        self.tier = DiskTier(self.path, SIZE, io=make)
+        self.tier.loads = Health(self.tier.name, "load", lambda: self.now)
+        self.tier.saves = Health(self.tier.name, "save", lambda: self.now)
+        self.engines = engines
+
+    @property
+    def engine(self) -> FaultyEngine:
+        return self.engines[-1]
+
+    def save(self, numbers: range) -> list[bool]:
+        return self.tier.save(records_of(numbers, LENGTH), payload_of(numbers, LENGTH)).tolist()
+
+    def load(self, numbers: range) -> list[bool]:
+        """Return which blocks are there. None may have wrong bytes."""
+        blocks = self.tier.load(keys_of(numbers))
+        assert all(b is None or is_block(b, n) for n, b in zip(numbers, blocks, strict=True))
+        return [block is not None for block in blocks]
+
+    def failures(self, operation: str, kind: str) -> float:
+        metric = REGISTRY.counter("beluga_tier_failures_total", "")
+        return metric.value(tier=self.tier.name, operation=operation, kind=kind)
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Disk]:
+    disk = Disk(tmp_path / "disk")
+    yield disk
+    disk.tier.close()
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [
+        (errno.EIO, "io"),
+        (errno.ENOSPC, "full"),
+        (errno.EROFS, "read-only"),
+        (errno.ENODEV, "vanished"),
+    ],
+)
+def test_a_write_that_fails_saves_nothing(disk: Disk, code: int, kind: str) -> None:
+    assert all(disk.save(range(4)))
+    disk.engine.write_error = code
+    assert disk.save(range(2, 8)) == [True, True] + [False] * 4
+    assert disk.failures("save", kind) == 4
+    assert disk.load(range(8)) == [True] * 4 + [False] * 4
+    disk.engine.write_error = 0
+    assert all(disk.save(range(8)))
+    assert all(disk.load(range(8)))
+
+
+@pytest.mark.parametrize("where", ["index", "data"])
+def test_a_short_write_saves_nothing(disk: Disk, where: str) -> None:
+    border = disk.tier._store.file.layout.data_offset
+    disk.engine.only = lambda offset: (offset < border) == (where == "index")
+    disk.engine.short = True
+    assert not any(disk.save(range(4)))
+    assert disk.failures("save", "short") == 4
+    assert not any(disk.load(range(4)))
+    disk.engine.short = False
+    assert all(disk.save(range(4)))
+    disk.tier.close()
+    disk.open()
+    assert all(disk.load(range(4)))
+
+
+def test_a_disk_that_does_not_sync_saves_nothing(disk: Disk) -> None:
+    disk.engine.sync_error = errno.EIO
+    assert not any(disk.save(range(4)))
+    assert not any(disk.load(range(4)))
+    disk.engine.sync_error = 0
+    assert all(disk.save(range(4)))
+
+
+@pytest.mark.parametrize("fault", ["error", "short"])
+def test_a_read_that_fails_is_a_miss_and_the_block_stays(disk: Disk, fault: str) -> None:
+    assert all(disk.save(range(4)))
+    disk.engine.read_error, disk.engine.short = errno.EIO * (fault == "error"), fault == "short"
+    assert not any(disk.load(range(4)))
+    assert disk.failures("load", "io" if fault == "error" else "short") == 4
+    disk.engine.read_error, disk.engine.short = 0, False
+    assert all(disk.load(range(4)))
+
+
+def test_a_bit_that_flips_once_is_read_again(disk: Disk) -> None:
+    assert all(disk.save(range(4)))
+    disk.engine.flip = 2
+    assert all(disk.load(range(4)))
+
+
+def test_bytes_that_stay_wrong_are_dropped_and_told(disk: Disk) -> None:
+    lost: list[int] = []
+    disk.tier.on_lost(lambda keys: lost.extend(keys[:, 0].tolist()))
+    assert all(disk.save(range(4)))
+    place = disk.tier._store.find(keys_of([2]))[1]
+    disk.tier._store.unpin(place)
+    disk.engine.only = lambda offset: offset == int(place["offset"][0])
+    disk.engine.flip = 2
+    assert disk.load(range(4)) == [True, True, False, True]
+    assert disk.failures("load", "checksum") == 1
+    assert lost == [2]
+    assert disk.tier.contains(keys_of([2])).tolist() == [False]
+    assert all(disk.save(range(4)))
+    assert all(disk.load(range(4)))
+
+
+@pytest.mark.parametrize("lie", ["drop", "misplace"])
+def test_a_disk_that_lies_of_its_writes_yields_misses(disk: Disk, lie: str) -> None:
+    assert all(disk.save(range(4)))
+    border = disk.tier._store.file.layout.data_offset
+    disk.engine.only = lambda offset: offset >= border
+    disk.engine.drop, disk.engine.misplace = lie == "drop", 40960 * (lie == "misplace")
+    disk.save(range(10, 14))
+    disk.engine.drop, disk.engine.misplace = False, 0
+    assert disk.load(range(4)) == [True] * 4
+    found = disk.load(range(10, 14))
+    assert not all(found)
+    assert disk.failures("load", "checksum") == found.count(False)
+
+
+def _flip(path: Path, offset: int) -> None:
+    with path.open("r+b") as file:
+        file.seek(offset)
+        byte = file.read(1)[0]
+        file.seek(offset)
+        file.write(bytes([byte ^ 16]))
+
+
+@pytest.mark.parametrize("io", ["uring", "threads"])
+def test_a_flipped_bit_in_the_file_is_a_miss(tmp_path: Path, io: str) -> None:
+    try:
+        tier = DiskTier(tmp_path / "disk", SIZE, io=io)
+    except TierError as error:
+        pytest.skip(str(error))
+    tier.save(records_of(range(6), LENGTH), payload_of(range(6), LENGTH))
+    store = tier._store
+    assert store is not None
+    places = store.find(keys_of(range(6)))[1]
+    store.unpin(places)
+    _flip(tmp_path / "disk/blocks", int(places["offset"][1]) + 39_999)
+    _flip(tmp_path / "disk/blocks", int(places["offset"][4]))
+    blocks = tier.load(keys_of(range(6)))
+    assert [block is None for block in blocks] == [False, True, False, False, True, False]
+    assert all(b is None or is_block(b, n) for n, b in enumerate(blocks))
+    tier.close()
+
+
+def test_a_flipped_bit_in_the_index_is_a_miss(disk: Disk) -> None:
+    assert all(disk.save(range(6)))
+    place = disk.tier._store.find(keys_of([2]))[1]
+    disk.tier.close()
+    for field in range(0, 64, 8):
+        offset = 4096 + 64 * int(place["slot"][0]) + field
+        _flip(disk.path / "blocks", offset)
+        disk.open()
+        assert disk.load(range(6)) == [True, True, False, True, True, True]
+        assert disk.tier.stat()["damaged"] == 1
+        disk.tier.close()
+        _flip(disk.path / "blocks", offset)
+    disk.open()
+    assert all(disk.load(range(6)))
+
+
+def test_an_entry_of_another_slot_or_store_does_not_count(disk: Disk, tmp_path: Path) -> None:
+    assert all(disk.save(range(2)))
+    disk.tier.close()
+    file = disk.path / "blocks"
+    with file.open("r+b") as blocks:
+        blocks.seek(4096)
+        entry = blocks.read(64)
+        blocks.seek(4096 + 64 * 9)
+        blocks.write(entry)
+    other = DiskTier(tmp_path / "other", SIZE)
+    other.close()
+    with (tmp_path / "other/blocks").open("r+b") as blocks:
+        blocks.seek(4096)
+        blocks.write(entry)
+    disk.open()
+    assert disk.tier.stat()["damaged"] == 1
+    assert all(disk.load(range(2)))
+    other = DiskTier(tmp_path / "other", SIZE)
+    assert other.stat()["damaged"] == 1
+    assert not len(other.keys())
+    other.close()
+
+
+def test_a_file_cut_short_yields_misses(disk: Disk) -> None:
+    assert all(disk.save(range(8)))
+    places = disk.tier._store.find(keys_of(range(8)))[1]
+    disk.tier._store.unpin(places)
+    os.truncate(disk.path / "blocks", int(places["offset"][4]) + 4096)
+    assert disk.load(range(8)) == [True] * 4 + [False] * 4
+    assert disk.failures("load", "short") == 4
+
+
+def test_a_disk_that_fails_is_left_alone_and_comes_back(disk: Disk) -> None:
+    assert all(disk.save(range(2)))
+    disk.engine.read_error = errno.EIO
+    for _ in range(10):
+        assert not any(disk.load(range(2)))
+    assert disk.engine.reads <= 3 * 4
+    before = disk.engine.reads
+    assert disk.tier.contains(keys_of(range(2))).tolist() == [False, False]
+    disk.now += 1000
+    assert not any(disk.load(range(2)))
+    assert disk.engine.reads > before
+    disk.engine.read_error = 0
+    assert not any(disk.load(range(2)))
+    disk.now += 1000
+    assert all(disk.load(range(2)))
+    assert all(disk.load(range(2)))
+
+
+def test_a_warning_is_said_once_a_minute(disk: Disk, caplog: pytest.LogCaptureFixture) -> None:
+    disk.engine.write_error = errno.EIO
+    with caplog.at_level(logging.WARNING):
+        for _ in range(5):
+            disk.save(range(2))
+            disk.now += 10
+        assert len(caplog.records) == 1
+        disk.now += 60
+        disk.save(range(2))
+    assert len(caplog.records) == 2
+
+
+def test_a_file_that_is_removed_is_made_anew(disk: Disk) -> None:
+    lost: list[int] = []
+    disk.tier.on_lost(lambda keys: lost.extend(keys[:, 0].tolist()))
+    assert all(disk.save(range(4)))
+    (disk.path / "blocks").unlink()
+    for _ in range(3):
+        assert not any(disk.save(range(4, 8)))
+    assert disk.failures("save", "vanished") == 12
+    disk.now += 1000
+    assert all(disk.save(range(4, 8)))
+    assert disk.load(range(8)) == [False] * 4 + [True] * 4
+    assert sorted(lost) == [0, 1, 2, 3]
+    assert len(disk.engines) == 2
+
+
+# ---- The file when it is opened
+
+
+def _damage_header(file: Path) -> None:
+    _flip(file, 30)
+
+
+def _foreign(file: Path) -> None:
+    file.write_bytes(b"something else" * 1000)
+
+
+def _newer(file: Path) -> None:
+    with file.open("r+b") as blocks:
+        blocks.seek(8)
+        blocks.write(bytes([99]))
+
+
+def _cut(file: Path) -> None:
+    os.truncate(file, 8192)
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (_damage_header, "header of .* is damaged; remove it"),
+        (_foreign, "not a disk tier"),
+        (_newer, "version 99 .* remove it"),
+        (_cut, "cut short"),
+    ],
+)
+def test_what_is_not_ours_is_left_as_it_is(
+    disk: Disk, change: Callable[[Path], None], text: str
+) -> None:
+    disk.save(range(2))
+    disk.tier.close()
+    file = disk.path / "blocks"
+    change(file)
+    before = file.read_bytes()
+    with pytest.raises(TierError, match=text):
+        DiskTier(disk.path, SIZE)
+    assert file.read_bytes() == before
+
+
+def test_another_size_or_server_is_refused(tmp_path: Path) -> None:
+    DiskTier(tmp_path / "disk", SIZE, server="rack1").close()
+    with pytest.raises(TierError, match=f"was made with {SIZE} bytes"):
+        DiskTier(tmp_path / "disk", 2 * SIZE, server="rack1")
+    with pytest.raises(TierError, match="has the blocks of server rack1"):
+        DiskTier(tmp_path / "disk", SIZE, server="rack2")
+    DiskTier(tmp_path / "disk", SIZE).close()
+
+
+def test_arguments_that_make_no_sense_are_refused(tmp_path: Path) -> None:
+    for change, text in (
+        ({"size": MIB}, "too small"),
+        ({"size": 1 << 60}, "bytes free"),
+        ({"io": "magic"}, "uring or threads"),
+        ({"eviction": "best"}, "lru"),
+        ({"path": tmp_path / "no/such/folder"}, "cannot be made"),
+    ):
+        arguments = {"path": tmp_path / "disk", "size": SIZE, **change}
+        with pytest.raises(TierError, match=text):
+            DiskTier(**arguments)
+
+
+def test_the_path_of_a_living_process_is_refused_with_its_number(disk: Disk) -> None:
+    code = f"from beluga.tiers.disk import DiskTier; DiskTier({str(disk.path)!r}, {SIZE})"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert f"is in use by process {os.getpid()}; give each server" in done.stderr
+
+
+def test_a_raw_file_serves_as_a_folder_does(tmp_path: Path) -> None:
+    raw = tmp_path / "raw"
+    raw.touch()
+    tier = DiskTier(raw, SIZE)
+    assert tier.save(records_of(range(3), LENGTH), payload_of(range(3), LENGTH)).all()
+    tier.close()
+    tier = DiskTier(raw, SIZE)
+    assert all(is_block(b, n) for n, b in enumerate(tier.load(keys_of(range(3)))))
+    tier.close()
+
+
+def test_a_forked_child_leaves_the_file_to_its_parent(disk: Disk) -> None:
+    assert all(disk.save(range(2)))
+    if (child := os.fork()) == 0:
+        os._exit(disk.tier.load(keys_of(range(2))) != [None, None])
+    assert os.waitpid(child, 0)[1] == 0
+    assert all(disk.load(range(2)))
+
+
+# ---- Power cuts
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_power_cut_loses_nothing_that_was_saved(tmp_path: Path, seed: int) -> None:
+    random = np.random.default_rng(seed)
+    path, size = tmp_path / "disk", 6 * MIB
+    DiskTier(path, size).close()
+    cut_at = int(random.integers(1, 60))
+    tier = DiskTier(path, size, io=lambda fd, depth: VolatileEngine(fd, depth, cut_at, seed))
+    saved: set[int] = set()
+    lengths = [20_000, 20_000, 300_000] if seed % 2 else [100_000]
+    try:
+        for first in range(0, 400, 4):
+            numbers = range(first, first + 4)
+            length = int(random.choice(lengths))
+            done = tier.save(records_of(numbers, length), payload_of(numbers, length))
+            saved.update(n for n, ok in zip(numbers, done.tolist(), strict=True) if ok)
+    except PowerCut:
+        pass
+    expected = [n for n in saved if tier.contains(keys_of([n]))[0]]
+    tier.close()
+    tier = DiskTier(path, size)
+    assert not [n for n in expected if not is_block(tier.load(keys_of([n]))[0], n)]
+    for number in tier.keys()[:, 0].tolist():
+        block = tier.load(keys_of([number]))[0]
+        assert block is None or is_block(block, number)
+    tier.close()
+
+
+# ---- Several disks
+
+
+def test_blocks_are_spread_and_found_on_all_disks(tmp_path: Path) -> None:
+    disks = [DiskTier(tmp_path / f"disk{i}", SIZE) for i in range(3)]
+    tier = SpreadTier(disks)
+    numbers = range(90)
+    assert tier.save(records_of(numbers, LENGTH), payload_of(numbers, LENGTH)).all()
+    assert all(20 <= disk.stat()["blocks"] <= 40 for disk in disks)
+    assert all(is_block(b, n) for n, b in enumerate(tier.load(keys_of(numbers))))
+    assert tier.contains(keys_of([3, 1000])).tolist() == [True, False]
+    assert tier.save(records_of(numbers, LENGTH), payload_of(numbers, LENGTH)).all()
+    assert sum(disk.stat()["blocks"] for disk in disks) == 90 == len(tier.keys())
+    assert tier.remove(keys_of(range(10))) == 10
+    tier.close()
+
+
+def test_a_disk_that_fails_is_left_out(tmp_path: Path) -> None:
+    disks = [Disk(tmp_path / f"disk{i}") for i in range(2)]
+    tier = SpreadTier([disk.tier for disk in disks])
+    assert tier.save(records_of(range(20), LENGTH), payload_of(range(20), LENGTH)).all()
+    disks[0].engine.write_error = disks[0].engine.read_error = errno.EIO
+    for first in range(20, 100, 20):
+        numbers = range(first, first + 20)
+        assert tier.save(records_of(numbers, LENGTH), payload_of(numbers, LENGTH)).all()
+    assert disks[0].engine.writes < 60
+    assert all(is_block(b, n) for n, b in zip(numbers, tier.load(keys_of(numbers)), strict=True))
+    assert disks[0].failures("save", "io") > 0
+    tier.close()
