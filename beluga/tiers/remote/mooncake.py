@@ -3,7 +3,8 @@
 """Objects in Mooncake Store.
 
 The store's memory belongs to processes of its own (``mooncake_client``): this process gives none,
-so that blocks outlive it.
+so that blocks outlive it. Its client library listens on all addresses of the host, unless the
+environment's MC_TCP_BIND_ADDRESS names one.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from .settings import RemoteSettings
 from .store import Contents, RefusedError
 
 _PACKAGE = "mooncake-transfer-engine"
+_ABSENT = (-703, -704)  # it is being written, or there is none
+_FULL = -200
 _DEFAULTS = {
     "local": "127.0.0.1",
     "metadata": "P2PHANDSHAKE",
@@ -55,16 +58,20 @@ class MooncakeStore:
         """Return an object, or None."""
         client = self._client()
         size = client.get_size(name)
-        if size < 0:
+        if size in _ABSENT:
             return None
         if size > self._limit:
             raise RefusedError(f"an object of {size} bytes is too large")
-        found: bytes = client.get(name)
-        return found or None
+        found: bytes = client.get(name) if size >= 0 else b""
+        if len(found) != size:
+            raise ConnectionError(f"get: {len(found)} bytes of {size}")
+        return found
 
     def put(self, name: str, data: memoryview) -> None:
-        """Store an object. The store keeps what has the name already."""
-        status = self._client().put(name, data)
+        """Store an object."""
+        status = self._client().upsert(name, data)
+        if status == _FULL:
+            raise RefusedError("the store is full")
         if status:
             raise ConnectionError(f"put: status {status}")
 
@@ -78,7 +85,10 @@ class MooncakeStore:
     def delete(self, names: Sequence[str]) -> int:
         """Delete objects, and return how many there were."""
         client = self._client()
-        return sum(client.remove(name) == 0 for name in names)
+        removed = [client.remove(name, True) for name in names]  # also if somebody reads it
+        if failed := [status for status in removed if status and status not in _ABSENT]:
+            raise ConnectionError(f"delete: status {failed[0]}")
+        return removed.count(0)
 
     def close(self) -> None:
         """Leave the store."""
