@@ -20,6 +20,7 @@ import os
 import secrets
 import stat
 import struct
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,6 +39,8 @@ _VERSION = 1
 _HEADER = struct.Struct("<8sIIQQQQ128s")
 _CRC = struct.Struct("<I")
 _FILE = "blocks"
+_DYING_S = 10.0  # how long a lock whose process is gone is waited for
+_LOCK_AGAIN_S = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,12 +233,23 @@ def _open(path: Path) -> tuple[int, bool]:
 
 
 def _lock(fd: int, path: Path) -> None:
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        holder = _holder(fd)
-        by = f"process {holder}" if holder else "another process"
-        raise TierError(f"{path} is in use by {by}; give each server a path of its own") from None
+    """Lock the file. A process that was killed keeps its lock until the kernel has ended the
+    requests that it had under way, so that none of them is executed after this returns.
+    """
+    until = time.monotonic() + _DYING_S
+    while True:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = _holder(fd)
+            if (holder and Path(f"/proc/{holder}").exists()) or time.monotonic() > until:
+                by = f"process {holder}" if holder else "another process"
+                raise TierError(
+                    f"{path} is in use by {by}; give each server a path of its own"
+                ) from None
+            time.sleep(_LOCK_AGAIN_S)
+        else:
+            return
 
 
 def _holder(fd: int) -> int:

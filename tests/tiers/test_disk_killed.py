@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""A process that is killed while it writes to a disk tier: what it had saved is there afterwards,
+and no block has wrong bytes.
+"""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import disk_writer
+import pytest
+from disk_tiers import MIB, is_block, keys_of
+
+from beluga.errors import TierError
+from beluga.tiers.disk import DiskTier
+
+SIZE = 16 * MIB
+KEPT = 100  # of the blocks saved last, which cannot be evicted yet
+
+
+def killed(path: Path, io: str, first: int, mixed: bool, chance: random.Random) -> list[int]:
+    """Run a writer and kill it at some moment: what it had saved, the last ones last."""
+    arguments = [str(path), str(SIZE), io, str(first), str(int(mixed))]
+    command = [sys.executable, disk_writer.__file__, *arguments]
+    saved: list[int] = []
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as writer:
+        assert writer.stdout is not None
+        for _ in range(chance.randrange(1, 25 if mixed else 120)):
+            line = writer.stdout.readline()
+            saved += map(int, line.split())
+            if not line.strip():
+                break
+        time.sleep(chance.random() * 0.004)  # any moment of a save
+        writer.kill()
+        saved += [int(number) for number in writer.stdout.read().split()]
+    return saved
+
+
+def check(path: Path, saved: list[int], io: str) -> None:
+    tier = DiskTier(path, SIZE, io=io)
+    missing = [n for n in saved if not is_block(tier.load(keys_of([n]))[0], n)]
+    wrong = [
+        n
+        for n in tier.keys()[:, 0].tolist()
+        if (block := tier.load(keys_of([n]))[0]) is not None and not is_block(block, n)
+    ]
+    tier.close()
+    assert (missing, wrong) == ([], [])
+
+
+def kill_often(tmp_path: Path, io: str, rounds: int) -> None:
+    chance = random.Random(rounds)
+    for number in range(rounds):
+        mixed = number % 3 == 2
+        path = tmp_path / (f"mixed{number}" if mixed else f"one{number // 30}")
+        saved = killed(path, io, 10_000 * number, mixed, chance)
+        check(path, saved if mixed else saved[-KEPT:], io)
+        if mixed:
+            (path / "blocks").unlink()
+
+
+def test_killed_while_writing(tmp_path: Path) -> None:
+    kill_often(tmp_path, "auto", 15)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("io", ["uring", "threads"])
+def test_killed_500_times_while_writing(tmp_path: Path, io: str) -> None:
+    try:
+        DiskTier(tmp_path / "probe", 4 * MIB, io=io).close()
+    except TierError as error:
+        pytest.skip(str(error))
+    kill_often(tmp_path, io, 250)
