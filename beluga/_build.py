@@ -35,6 +35,7 @@ CORE_HEADERS = (
     "api/verify.h",
     "api/router.h",
     "index/hash.h",
+    "index/evict_policy.h",
     "index/tier.h",
 )
 QUEUE_HEADERS = ("format/dsa.h", "api/dsa_queue.h")

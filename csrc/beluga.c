@@ -63,6 +63,8 @@
 #include "dsa/engine.c"
 
 #include "index/hash.c"
+#include "index/s3fifo.c"
+#include "index/gdsf.c"
 #include "index/evict.c"
 #include "index/pins.c"
 #include "index/tier.c"

@@ -23,8 +23,9 @@ EXPORTS: dict[str, str] = {
         "Client ClientStat Keeper METHOD_USER Quota SILENT_S Server ServerStat nanoseconds stand_by"
     ),
     "beluga.meta": (
-        "BlockState Grant LOWER_NOTE LOWER_RECORD Lookup LowerStat LowerWork MetaClient MetaServer "
-        "MetaStat Pins Report TaskClient TaskRecord Work check_devices check_pool repair_pool"
+        "BlockState EVICTIONS Grant LOWER_NOTE LOWER_RECORD Lookup LowerStat LowerWork MetaClient "
+        "MetaServer MetaStat Pins Report TaskClient TaskRecord Work check_devices check_pool "
+        "repair_pool"
     ),
     "beluga.transfer": (
         "BlockLayout CHUNK CpuEngine Direction DsaEngine Engine Selection Link LinkSettings Order "

@@ -17,7 +17,7 @@ from beluga.cli.options import Host, Json, PoolPaths, Timeout, open_pool
 from beluga.cli.output import print_facts, print_json, say
 from beluga.errors import DeposedError
 from beluga.lease import Lease, open_lease
-from beluga.meta import MetaClient, MetaServer
+from beluga.meta import EVICTIONS, MetaClient, MetaServer
 from beluga.rpc import SILENT_S, Client, Keeper, Quota, Server, stand_by
 
 DeclaredGone = Annotated[
@@ -41,6 +41,9 @@ QuotaBytes = Annotated[
 QuotaCalls = Annotated[
     int, typer.Option(min=0, help="How many calls a session may make in a second; 0 for no limit.")
 ]
+Eviction = Annotated[
+    str, typer.Option(help=f"The policy by which blocks are evicted: {', '.join(EVICTIONS)}.")
+]
 _LOOK_INTERVAL_S = 0.5
 
 
@@ -52,6 +55,7 @@ def serve(
     quota_pins: QuotaPins = 0,
     quota_bytes: QuotaBytes = 0,
     quota_calls: QuotaCalls = 0,
+    eviction: Eviction = "lru",
     standby: Annotated[
         bool,
         typer.Option("--standby", help="Wait until the pool's server has ended, then take over."),
@@ -76,10 +80,14 @@ def serve(
     ] = "",
 ) -> None:
     """Serve the pool's block index until SIGTERM or Ctrl-C."""
+    if eviction not in EVICTIONS:
+        raise typer.BadParameter(f"--eviction is one of {', '.join(EVICTIONS)}, not {eviction}")
     quota = Quota(grants=quota_grants, pins=quota_pins, bytes=quota_bytes, calls_per_s=quota_calls)
     with open_pool(pool) as opened:
         while True:
-            server = MetaServer(opened, host=host, declared_gone=declare_gone, quota=quota)
+            server = MetaServer(
+                opened, host=host, declared_gone=declare_gone, quota=quota, eviction=eviction
+            )
             try:
                 serve_until_told(
                     server,

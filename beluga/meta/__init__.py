@@ -10,11 +10,12 @@ from beluga.meta.check import Report, check_devices, check_pool
 from beluga.meta.client import BlockState, Grant, Lookup, MetaClient, Pins
 from beluga.meta.lower import LOWER_NOTE, LOWER_RECORD, LowerStat, LowerWork, Work
 from beluga.meta.repair import repair_pool
-from beluga.meta.server import MetaServer
+from beluga.meta.server import EVICTIONS, MetaServer
 from beluga.meta.stat import MetaStat
 from beluga.meta.tasks import TaskClient, TaskRecord
 
 __all__ = [
+    "EVICTIONS",
     "LOWER_NOTE",
     "LOWER_RECORD",
     "BlockState",

@@ -19,14 +19,23 @@ if TYPE_CHECKING:
 _COUNT_MAX = (1 << 31) - 1
 
 
+EVICTIONS = {
+    "lru": lib.BL_EVICT_LRU,
+    "s3fifo": lib.BL_EVICT_S3FIFO,
+    "cost": lib.BL_EVICT_COST,
+}
+"""The policies by which a server evicts (csrc/index/evict.h)."""
+
+
 class MetaServer(Server):
     """Serves the calls of the block index (lookup, reserve, commit, abort, release, remove, stat)
     and the program's own handlers.
 
-    :meth:`start` takes over the blocks that earlier servers of the pool committed.
+    ``eviction`` is one of :data:`EVICTIONS`. It is the server's own choice: a pool keeps nothing of
+    it. :meth:`start` takes over the blocks that earlier servers of the pool committed.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  all but the first named
         self,
         pool: Pool,
         *,
@@ -34,7 +43,10 @@ class MetaServer(Server):
         declared_gone: bool = False,
         heartbeat_lost_s: float = 5.0,
         quota: Quota | None = None,
+        eviction: str = "lru",
     ) -> None:
+        if eviction not in EVICTIONS:
+            raise ValueError(f"eviction is one of {', '.join(EVICTIONS)}, not {eviction!r}")
         self._meta: core.bl_meta | core.Null = ffi.NULL
         super().__init__(
             pool,
@@ -45,7 +57,8 @@ class MetaServer(Server):
         )
         out = ffi.new("bl_meta **")
         with self._running() as server:
-            raise_for_status(lib.bl_meta_create(server, out), "making the block index")
+            status = lib.bl_meta_create(server, EVICTIONS[eviction], out)
+            raise_for_status(status, "making the block index")
             self._meta = out[0]
 
     def attach_lower(self, count_max: int, *, wait: bool, unknown: bool) -> int:

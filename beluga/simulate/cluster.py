@@ -99,7 +99,8 @@ class Cluster:
 
     def _tier(self, size: int) -> Tier:
         capacity = min(size // self.block_bytes, 0xFFFFFFFF)
-        return Tier(self.trace.id_count, capacity, self.options.eviction)
+        trace = self.trace
+        return Tier(trace.id_count, capacity, self.options.eviction, trace.block_tokens)
 
     def _add_worker(self) -> None:
         number, options = len(self.engines), self.options

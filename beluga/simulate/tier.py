@@ -13,19 +13,26 @@ from collections.abc import Sequence
 from beluga._ffi import core, ffi, lib
 from beluga.errors import SimulateError
 
-ORDERS = {"lru": lib.BL_TIER_LRU, "fifo": lib.BL_TIER_FIFO}
+ORDERS = {
+    "lru": lib.BL_TIER_LRU,
+    "s3fifo": lib.BL_TIER_S3FIFO,
+    "cost": lib.BL_TIER_COST,
+    "fifo": lib.BL_TIER_FIFO,
+}
 
 
 class Tier:
-    """Space for ``capacity`` blocks of a trace that has ``id_count`` different ones. Raises
-    SimulateError if memory for the account is missing.
+    """Space for ``capacity`` blocks of a trace that has ``id_count`` different ones, of
+    ``block_tokens`` tokens each. Raises SimulateError if memory for the account is missing.
     """
 
     __slots__ = ("_lead", "_owned", "_self", "capacity", "handle", "stat")
 
-    def __init__(self, id_count: int, capacity: int, eviction: str = "lru") -> None:
+    def __init__(
+        self, id_count: int, capacity: int, eviction: str = "lru", block_tokens: int = 16
+    ) -> None:
         out = ffi.new("bl_tier **")
-        if lib.bl_tier_create(out, id_count, capacity, ORDERS[eviction]):
+        if lib.bl_tier_create(out, id_count, capacity, ORDERS[eviction], block_tokens):
             raise SimulateError(f"no memory to keep account of {id_count} blocks")
         self.handle = out[0]
         self._owned = ffi.gc(self.handle, lib.bl_tier_destroy)

@@ -10,8 +10,8 @@
 
 typedef struct bl_meta bl_meta;
 
-/* Create the block index over a server that does not serve yet. */
-int bl_meta_create(bl_server *server, bl_meta **out);
+/* Create the block index over a server that does not serve yet; eviction is a bl_evict_policy. */
+int bl_meta_create(bl_server *server, uint32_t eviction, bl_meta **out);
 void bl_meta_destroy(bl_meta *meta);
 
 /* Become the pool's server with the block index; all committed blocks of the predecessor are in

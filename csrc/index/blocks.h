@@ -29,6 +29,7 @@
 enum {
     BL_PINS_PER_SESSION = 16384,
     BL_QUARANTINE_PERCENT = 5,  /* of the data stripes, for one host's suspect writers */
+    BL_BLOCK_TOKENS_USUAL = 16,
     BL_NO_NUMBER = 0x7fffffff,
     BL_GENERATION_SHIFT = 40    /* epoch above, a counter below */
 };
@@ -223,6 +224,15 @@ static inline uint64_t bl_generation_new(bl_meta *meta)
 static inline int bl_lower_frees(const bl_meta *meta, const bl_block *block)
 {
     return !meta->lower_waits || block->offload == BL_OFFLOAD_NONE;
+}
+
+/* Tell the eviction policy of a new block, which is the place-th of its call. The server knows
+ * neither chains nor tokens: it takes the call for the chain, and the usual tokens for a block. */
+static inline void bl_block_assign(bl_meta *meta, uint32_t number, uint32_t place)
+{
+    const bl_block *block = &meta->blocks[number];
+    bl_evict_assign(meta->order, number, block->key[0] ^ block->key[1],
+                    place * BL_BLOCK_TOKENS_USUAL, block->length);
 }
 
 /* Note that a block was asked for: it becomes the newest of all that may be evicted. */

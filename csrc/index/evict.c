@@ -1,43 +1,40 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright The Beluga Authors
  *
- * The eviction order of index/evict.h as a ring of links: a sentinel is both newer than the newest
- * and older than the coldest. A zero link says "not in the order", so that zeroed memory is an
- * empty order.
+ * The eviction order of index/evict.h: LRU is one list of index/ring.h; the other policies have
+ * files of their own.
  */
 #include "index/evict.h"
 
 #include <errno.h>
 #include <stdlib.h>
 
-#include "base/lazy.h"
-
-enum { BL_EVICT_KNOT = 1, BL_EVICT_FIRST = 2 };     /* node numbers: the sentinel, then id 0 */
-
-typedef struct bl_evict_node {
-    uint32_t older;
-    uint32_t newer;
-} bl_evict_node;
+#include "index/gdsf.h"
+#include "index/ring.h"
+#include "index/s3fifo.h"
 
 struct bl_evict {
-    bl_evict_node *node;
-    size_t size;
+    uint32_t policy;
+    bl_ring ring;               /* LRU */
+    bl_s3fifo *s3fifo;
+    bl_gdsf *gdsf;
 };
 
 int bl_evict_create(bl_evict **out, uint32_t id_count, uint32_t policy)
 {
-    if (policy != BL_EVICT_LRU)
+    if (policy > BL_EVICT_COST)
         return -EINVAL;
     bl_evict *order = calloc(1, sizeof *order);
     if (!order)
         return -ENOMEM;
-    order->size = ((size_t)id_count + BL_EVICT_FIRST) * sizeof *order->node;
-    order->node = bl_lazy_map_dense(order->size);
-    if (!order->node) {
+    order->policy = policy;
+    int status = policy == BL_EVICT_LRU      ? bl_ring_create(&order->ring, id_count)
+                 : policy == BL_EVICT_S3FIFO ? bl_s3fifo_create(&order->s3fifo, id_count)
+                                             : bl_gdsf_create(&order->gdsf, id_count);
+    if (status < 0) {
         free(order);
-        return -ENOMEM;
+        return status;
     }
-    order->node[BL_EVICT_KNOT] = (bl_evict_node){BL_EVICT_KNOT, BL_EVICT_KNOT};
     *out = order;
     return 0;
 }
@@ -46,55 +43,83 @@ void bl_evict_destroy(bl_evict *order)
 {
     if (!order)
         return;
-    bl_lazy_unmap(order->node, order->size);
+    if (order->policy == BL_EVICT_LRU)
+        bl_ring_destroy(&order->ring);
+    else if (order->policy == BL_EVICT_S3FIFO)
+        bl_s3fifo_destroy(order->s3fifo);
+    else
+        bl_gdsf_destroy(order->gdsf);
     free(order);
 }
 
-void bl_evict_remove(bl_evict *order, uint32_t id)
+void bl_evict_assign(bl_evict *order, uint32_t id, uint64_t hash, uint32_t position, uint32_t size)
 {
-    bl_evict_node *node = &order->node[id + BL_EVICT_FIRST];
-    if (!node->newer)
-        return;
-    order->node[node->older].newer = node->newer;
-    order->node[node->newer].older = node->older;
-    *node = (bl_evict_node){0, 0};
-}
-
-/* Insert between two neighbors of the ring. */
-static void bl_evict_insert(bl_evict *order, uint32_t id, uint32_t older, uint32_t newer)
-{
-    uint32_t place = id + BL_EVICT_FIRST;
-    order->node[place] = (bl_evict_node){older, newer};
-    order->node[older].newer = place;
-    order->node[newer].older = place;
+    if (order->policy == BL_EVICT_S3FIFO)
+        bl_s3fifo_assign(order->s3fifo, id, hash);
+    else if (order->policy == BL_EVICT_COST)
+        bl_gdsf_assign(order->gdsf, id, position, size);
 }
 
 void bl_evict_touch(bl_evict *order, uint32_t id)
 {
-    bl_evict_remove(order, id);
-    bl_evict_insert(order, id, order->node[BL_EVICT_KNOT].older, BL_EVICT_KNOT);
+    if (order->policy == BL_EVICT_LRU)
+        bl_ring_touch(&order->ring, BL_RING_MAIN, id);
+    else if (order->policy == BL_EVICT_S3FIFO)
+        bl_s3fifo_touch(order->s3fifo, id);
+    else
+        bl_gdsf_touch(order->gdsf, id);
 }
 
 void bl_evict_cool(bl_evict *order, uint32_t id)
 {
-    bl_evict_remove(order, id);
-    bl_evict_insert(order, id, BL_EVICT_KNOT, order->node[BL_EVICT_KNOT].newer);
+    if (order->policy == BL_EVICT_LRU)
+        bl_ring_cool(&order->ring, BL_RING_MAIN, id);
+    else if (order->policy == BL_EVICT_S3FIFO)
+        bl_s3fifo_cool(order->s3fifo, id);
+    else
+        bl_gdsf_cool(order->gdsf, id);
+}
+
+void bl_evict_remove(bl_evict *order, uint32_t id)
+{
+    if (order->policy == BL_EVICT_LRU)
+        bl_ring_remove(&order->ring, id);
+    else if (order->policy == BL_EVICT_S3FIFO)
+        bl_s3fifo_remove(order->s3fifo, id);
+    else
+        bl_gdsf_remove(order->gdsf, id);
+}
+
+void bl_evict_forget(bl_evict *order, uint32_t id)
+{
+    if (order->policy == BL_EVICT_LRU)
+        bl_ring_remove(&order->ring, id);
+    else if (order->policy == BL_EVICT_S3FIFO)
+        bl_s3fifo_forget(order->s3fifo, id);
+    else
+        bl_gdsf_forget(order->gdsf, id);
 }
 
 int bl_evict_has(const bl_evict *order, uint32_t id)
 {
-    return order->node[id + BL_EVICT_FIRST].newer != 0;
+    if (order->policy == BL_EVICT_LRU)
+        return bl_ring_has(&order->ring, id);
+    return order->policy == BL_EVICT_S3FIFO ? bl_s3fifo_has(order->s3fifo, id)
+                                            : bl_gdsf_has(order->gdsf, id);
 }
 
-/* Return the id of a node; it is negative for the sentinel. */
-static int64_t bl_evict_id(uint32_t place) { return (int64_t)place - BL_EVICT_FIRST; }
-
-int64_t bl_evict_coldest(const bl_evict *order)
+int64_t bl_evict_coldest(bl_evict *order)
 {
-    return bl_evict_id(order->node[BL_EVICT_KNOT].newer);
+    int64_t id = order->policy == BL_EVICT_LRU      ? bl_ring_coldest(&order->ring, BL_RING_MAIN)
+                 : order->policy == BL_EVICT_S3FIFO ? bl_s3fifo_coldest(order->s3fifo)
+                                                    : bl_gdsf_coldest(order->gdsf);
+    return id < 0 ? -1 : id;
 }
 
 int64_t bl_evict_warmer(const bl_evict *order, uint32_t id)
 {
-    return bl_evict_id(order->node[id + BL_EVICT_FIRST].newer);
+    int64_t next = order->policy == BL_EVICT_LRU      ? bl_ring_warmer(&order->ring, id)
+                   : order->policy == BL_EVICT_S3FIFO ? bl_s3fifo_warmer(order->s3fifo, id)
+                                                      : bl_gdsf_warmer(order->gdsf, id);
+    return next < 0 ? -1 : next;
 }

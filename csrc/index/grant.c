@@ -36,9 +36,9 @@ static void bl_grant_leave(bl_meta *meta, const bl_block *block)
     meta->stat.grant_count--;
 }
 
-/* Grant one new block: return its number, or an error. */
+/* Grant the place-th new block of a call: return its number, or an error. */
 static int64_t bl_grant(bl_meta *meta, uint32_t lane, const uint64_t key[2],
-                        const bl_block_request *head)
+                        const bl_block_request *head, uint32_t place)
 {
     uint64_t offset;
     int64_t number = bl_number_take(meta);
@@ -73,6 +73,7 @@ static int64_t bl_grant(bl_meta *meta, uint32_t lane, const uint64_t key[2],
     }
     bl_list_add(meta, bl_extent_list(meta, offset), BL_LIST_EXTENT, (uint32_t)number);
     bl_list_add(meta, &meta->lane_blocks[lane], BL_LIST_LANE, (uint32_t)number);
+    bl_block_assign(meta, (uint32_t)number, place);
     meta->holds[lane].bytes += head->length;
     meta->holds[lane].grant_count++;
     meta->stat.grant_count++;
@@ -81,7 +82,7 @@ static int64_t bl_grant(bl_meta *meta, uint32_t lane, const uint64_t key[2],
 }
 
 static void bl_reserve_one(bl_meta *meta, uint32_t lane, const uint64_t key[2],
-                           const bl_block_request *head, bl_block_record *record)
+                           const bl_block_request *head, uint32_t place, bl_block_record *record)
 {
     int64_t number = bl_index_find(meta->index, key);
     *record = (bl_block_record){0};
@@ -90,7 +91,7 @@ static void bl_reserve_one(bl_meta *meta, uint32_t lane, const uint64_t key[2],
         record->state = committed ? BL_BLOCK_HIT : BL_BLOCK_PENDING;
     } else {
         number = bl_grant_refused(meta, lane, head->length);
-        number = number < 0 ? number : bl_grant(meta, lane, key, head);
+        number = number < 0 ? number : bl_grant(meta, lane, key, head, place);
         record->state = number < 0 ? BL_BLOCK_REFUSED : BL_BLOCK_GRANTED;
     }
     if (number < 0) {
@@ -131,7 +132,7 @@ int bl_handle_reserve(void *context, bl_call *call)
         uint64_t key[2];
         bl_block_record record;
         memcpy(key, keys + i * sizeof key, sizeof key);
-        bl_reserve_one(meta, call->lane, key, &head, &record);
+        bl_reserve_one(meta, call->lane, key, &head, i, &record);
         bl_meta_record(call, i, &record);
     }
     bl_crash_point("reserve.granted");
@@ -173,7 +174,6 @@ static int bl_commit_one(bl_meta *meta, uint32_t lane, const bl_commit *commit)
     bl_entry_write(meta, number, commit->checksums_crc);
     bl_crash_point("commit.entered");
     bl_lower_committed(meta, number);
-    bl_block_touch(meta, number);
     bl_grant_leave(meta, block);
     meta->stat.commit_count++;
     meta->stat.block_count++;
@@ -230,6 +230,13 @@ int bl_handle_commit(void *context, bl_call *call)
         };
         bl_meta_record(call, i, &record);
         kept |= status == 0 && meta->blocks[commit.block].task != 0;
+    }
+    for (uint32_t i = head.count; i-- > 0;) { /* last first: a parent is newer than its child */
+        bl_commit commit;
+        memcpy(&commit, items + i * sizeof commit, sizeof commit);
+        const bl_block *block = bl_commit_block(meta, &commit);
+        if (block && block->state == BL_NUMBER_COMMITTED && block->pin_count == 0)
+            bl_block_touch(meta, commit.block);
     }
     bl_crash_point("commit.done");
     int status = kept ? bl_server_still(meta->server) : 0; /* SYNC task.commit: entered before */

@@ -101,7 +101,7 @@ int bl_meta_serve(bl_meta *meta)
     return bl_server_take(meta->server, &hooks);
 }
 
-int bl_meta_create(bl_server *server, bl_meta **out)
+int bl_meta_create(bl_server *server, uint32_t eviction, bl_meta **out)
 {
     const bl_geometry *g = &server->pool->geometry;
     bl_meta *meta = calloc(1, sizeof *meta);
@@ -121,7 +121,7 @@ int bl_meta_create(bl_server *server, bl_meta **out)
         meta->kept)
         status = bl_index_create(&meta->index, g->block_count_max);
     if (status == 0)
-        status = bl_evict_create(&meta->order, g->block_count_max, BL_EVICT_LRU);
+        status = bl_evict_create(&meta->order, g->block_count_max, eviction);
     if (status == 0)
         status = bl_tasks_create(&meta->tasks, bl_tasks_max(meta->pool));
     if (status == 0)

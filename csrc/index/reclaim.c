@@ -87,7 +87,7 @@ void bl_block_evict(bl_meta *meta, uint32_t number)
     bl_fence_store(&meta->pool->memory); /* void for readers before the space is reused */
     bl_crash_point("evict.fenced");
     bl_index_remove(meta->index, block->key);
-    bl_evict_remove(meta->order, number);
+    bl_evict_forget(meta->order, number);
     bl_lower_forget(meta, number);
     bl_block_unkeep(meta, number);
     bl_space_give(meta, number);
@@ -226,6 +226,7 @@ void bl_block_drop(bl_meta *meta, uint32_t number)
     bl_entry_clear(meta, number);
     bl_crash_point("remove.cleared");
     bl_index_remove(meta->index, block->key);
+    bl_evict_forget(meta->order, number);
     bl_lower_forget(meta, number);
     bl_block_unkeep(meta, number);
     block->state = BL_NUMBER_DOOMED;

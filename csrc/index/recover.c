@@ -155,6 +155,7 @@ static void bl_recover_block(bl_meta *meta, uint32_t number)
         return;
     }
     bl_list_add(meta, bl_extent_list(meta, block->offset), BL_LIST_EXTENT, number);
+    bl_block_assign(meta, number, 0);
     int stays = kept && bl_block_keep(meta, number) == 0;
     if (stays && bl_task_enqueue(meta, number) < 0) {
         bl_block_unkeep(meta, number);

@@ -12,23 +12,29 @@
 #include "index/evict.h"
 #include "base/lazy.h"
 
+enum { BL_TIER_BYTES = 1 << 20 };       /* all blocks are as large */
+
 struct bl_tier {
     bl_evict *order;
     uint32_t *users;        /* by id */
     uint32_t id_count;
     uint32_t capacity;
+    uint32_t block_tokens;
     uint32_t policy;
     bl_tier_stat stat;
 };
 
-int bl_tier_create(bl_tier **out, uint32_t id_count, uint32_t capacity, uint32_t order)
+int bl_tier_create(bl_tier **out, uint32_t id_count, uint32_t capacity, uint32_t order,
+                   uint32_t block_tokens)
 {
+    uint32_t policy = order == BL_TIER_FIFO ? BL_EVICT_LRU : order;
     bl_tier *tier = calloc(1, sizeof *tier);
     if (!tier)
         return -ENOMEM;
-    *tier = (bl_tier){.id_count = id_count, .capacity = capacity, .policy = order};
+    *tier = (bl_tier){.id_count = id_count, .capacity = capacity,
+                      .block_tokens = block_tokens, .policy = order};
     tier->users = bl_lazy_map((size_t)(id_count + 1) * sizeof *tier->users);
-    if (!tier->users || bl_evict_create(&tier->order, id_count, BL_EVICT_LRU)) {
+    if (!tier->users || bl_evict_create(&tier->order, id_count, policy)) {
         bl_tier_destroy(tier);
         return -ENOMEM;
     }
@@ -80,11 +86,18 @@ static int bl_tier_make_room(bl_tier *tier, uint32_t extra)
         int64_t coldest = bl_evict_coldest(tier->order);
         if (coldest < 0)
             return 0;
-        bl_evict_remove(tier->order, (uint32_t)coldest);
+        bl_evict_forget(tier->order, (uint32_t)coldest);
         stat->present--;
         stat->evicted++;
     }
     return 1;
+}
+
+/* Tell the policy of a block that becomes present, with place blocks before it. */
+static void bl_tier_assign(bl_tier *tier, uint32_t id, uint32_t place)
+{
+    uint64_t hash = (id + 1) * 0x9e3779b97f4a7c15ull;
+    bl_evict_assign(tier->order, id, hash ^ hash >> 29, place * tier->block_tokens, BL_TIER_BYTES);
 }
 
 uint32_t bl_tier_put(bl_tier *tier, const uint32_t *id, uint32_t count)
@@ -95,6 +108,7 @@ uint32_t bl_tier_put(bl_tier *tier, const uint32_t *id, uint32_t count)
         if (bl_tier_has(tier, id[count])) {
             bl_tier_touch(tier, &id[count], 1);
         } else if (bl_tier_make_room(tier, 1)) {
+            bl_tier_assign(tier, id[count], count);
             bl_evict_touch(tier->order, id[count]);
             tier->stat.present++;
             added++;
@@ -106,8 +120,10 @@ uint32_t bl_tier_put(bl_tier *tier, const uint32_t *id, uint32_t count)
 void bl_tier_hold(bl_tier *tier, const uint32_t *id, uint32_t count)
 {
     while (count--) {
-        if (!bl_tier_has(tier, id[count]))
+        if (!bl_tier_has(tier, id[count])) {
+            bl_tier_assign(tier, id[count], count);
             tier->stat.present++;
+        }
         if (!tier->users[id[count]]++) {
             bl_evict_remove(tier->order, id[count]);
             tier->stat.held++;

@@ -172,7 +172,7 @@ static void bl_slot_drop(bl_store *store, uint32_t number)
 {
     bl_slot *slot = &store->slot[number];
     bl_index_remove(store->index, slot->entry.key);
-    bl_evict_remove(store->order, number);
+    bl_evict_forget(store->order, number);
     bl_sector_spoil(store, number);
     store->stat.block_count--;
     store->stat.block_bytes -= slot->entry.length;
@@ -489,6 +489,8 @@ static void bl_slot_live(bl_store *store, uint32_t number)
 {
     bl_slot *slot = &store->slot[number];
     slot->state = BL_SLOT_LIVE;
+    bl_evict_assign(store->order, number, slot->entry.key[0] ^ slot->entry.key[1], 0,
+                    slot->entry.length);
     store->stat.block_count++;
     store->stat.block_bytes += slot->entry.length;
 }

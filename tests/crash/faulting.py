@@ -124,7 +124,7 @@ def _server(make: Callable[[Scene, Any], Call], *, serving: bool = False) -> Rea
 def _meta(make: Callable[[Scene, Any], Call]) -> Ready:
     def with_meta(scene: Scene, server: Any) -> Call:
         out = ffi.new("bl_meta **")
-        assert lib.bl_meta_create(server, out) == 0
+        assert lib.bl_meta_create(server, lib.BL_EVICT_LRU, out) == 0
         return make(scene, out[0])
 
     return _server(with_meta)

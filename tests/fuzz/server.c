@@ -70,7 +70,7 @@ int LLVMFuzzerInitialize(int *count, char ***arguments)
     (void)count, (void)arguments;
     pool = fuzz_pool();
     fuzz_must(bl_server_create(pool, fuzz_directory, 0, &server) == 0, "a server is made");
-    fuzz_must(bl_meta_create(server, &meta) == 0, "an index is made");
+    fuzz_must(bl_meta_create(server, BL_EVICT_LRU, &meta) == 0, "an index is made");
     fuzz_must(bl_meta_serve(meta) == 0, "the server serves");
     polite = attach(1, FUZZ_POLITE_NONCE);
     polite_start();

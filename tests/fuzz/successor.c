@@ -18,7 +18,7 @@ static bl_meta *serve(bl_server **server, int *status)
 {
     bl_meta *meta = NULL;
     fuzz_must(bl_server_create(pool, fuzz_directory, 0, server) == 0, "a server is made");
-    fuzz_must(bl_meta_create(*server, &meta) == 0, "an index is made");
+    fuzz_must(bl_meta_create(*server, BL_EVICT_LRU, &meta) == 0, "an index is made");
     *status = bl_meta_serve(meta);
     return meta;
 }

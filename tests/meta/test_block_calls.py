@@ -12,7 +12,7 @@ from blocks import held, keys, put, states
 
 from beluga._ffi import lib
 from beluga.errors import BadRequestError
-from beluga.meta import BlockState, MetaClient, MetaServer
+from beluga.meta import EVICTIONS, BlockState, MetaClient, MetaServer
 from beluga.pool import Pool
 from beluga.rpc import Client
 
@@ -128,7 +128,8 @@ def test_a_removed_block_keeps_its_bytes_while_it_is_pinned(attach: Attach) -> N
 
 
 def test_the_coldest_block_makes_room(meta: MetaClient) -> None:
-    put(meta, range(2 * DATA_BLOCKS))
+    for number in range(2 * DATA_BLOCKS):
+        put(meta, [number])
     there = held(meta, range(2 * DATA_BLOCKS))
     assert there == set(range(2 * DATA_BLOCKS - len(there), 2 * DATA_BLOCKS))
     assert len(there) >= DATA_BLOCKS
@@ -148,6 +149,16 @@ def test_a_chain_is_eaten_from_its_tail(meta: MetaClient) -> None:
         assert len(there) <= size
         size = len(there)
     assert size < 20
+
+
+def test_a_chain_that_was_only_committed_is_eaten_from_its_tail(meta: MetaClient) -> None:
+    grants = meta.reserve(keys(range(20)), length=MIB)
+    assert meta.commit(grants) == [0] * 20
+    for number in range(200, 200 + DATA_BLOCKS - 10):
+        put(meta, [number])
+    there = held(meta, range(20))
+    assert 0 < len(there) < 20
+    assert there == set(range(len(there)))
 
 
 def test_pinned_blocks_stay_and_released_ones_go(meta: MetaClient) -> None:
@@ -189,7 +200,8 @@ def test_when_everything_is_pinned_a_grant_is_refused(meta: MetaClient) -> None:
 
 def test_the_table_takes_as_many_blocks_as_it_has_lines(meta: MetaClient, pool: Pool) -> None:
     count = pool.geometry.block_count_max
-    put(meta, range(count), length=4096)
+    put(meta, [0], length=4096)
+    put(meta, range(1, count), length=4096)
     assert meta.stat().block_count == count
     put(meta, [count], length=4096)
     assert held(meta, range(count + 1)) == set(range(1, count + 1))
@@ -258,3 +270,21 @@ def test_an_empty_batch_is_nothing(meta: MetaClient) -> None:
     assert meta.reserve(keys([]), length=MIB) == []
     assert meta.commit([]) == []
     assert meta.abort([]) == meta.release([]) == meta.remove(keys([])) == 0
+
+
+@pytest.mark.parametrize("eviction", EVICTIONS)
+def test_a_chain_that_is_read_outlasts_others_by_each_policy(pool: Pool, eviction: str) -> None:
+    with MetaServer(pool, eviction=eviction), Client(pool) as client:
+        meta = MetaClient(client)
+        put(meta, range(8))
+        for number in range(100, 100 + 2 * DATA_BLOCKS):
+            found = meta.lookup(keys(range(8)), pin=True).hits
+            assert len(found) == 8
+            meta.release(found)
+            put(meta, [number])
+        assert meta.stat().evict_count > DATA_BLOCKS
+
+
+def test_an_unknown_policy_is_refused(pool: Pool) -> None:
+    with pytest.raises(ValueError, match="eviction is one of lru, s3fifo, cost, not 'x'"):
+        MetaServer(pool, eviction="x")

@@ -191,7 +191,7 @@ def test_busy_workers_hold_requests_back_and_lose_none() -> None:
         ({"bandwidth": -1.0}, "bandwidth has to be greater than 0"),
         ({"engine": "steam"}, "engine is one of chunked, serial"),
         ({"gpu_path": "x"}, "gpu_path is one of root-complex, switch"),
-        ({"eviction": "x"}, "eviction is one of lru, fifo"),
+        ({"eviction": "x"}, "eviction is one of lru, s3fifo, cost, fifo"),
         ({"scale": Scale(1, -8)}, "leaves no worker"),
         ({"scale": Scale(1, 1), "goals": Goals()}, "either at a time or by the planner"),
     ],

@@ -272,7 +272,7 @@ int bl_blocks_serve(bl_pool *pool, void *argument)
     if (status < 0)
         return status;
     bl_server_heartbeat_lost(server, path->heartbeat_lost_ns);
-    status = bl_meta_create(server, &meta);
+    status = bl_meta_create(server, BL_EVICT_LRU, &meta);
     if (status == 0) {
         status = bl_meta_serve(meta);
         path->world->stat.takeovers += status == 0;

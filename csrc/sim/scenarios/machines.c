@@ -117,7 +117,7 @@ static int bl_machine_serve(bl_pool *pool, void *argument)
     int status = bl_server_create(pool, "", 0, &server);
     if (status < 0)
         return status;
-    status = bl_meta_create(server, &meta);
+    status = bl_meta_create(server, BL_EVICT_LRU, &meta);
     if (status == 0) {
         status = bl_machine_take(machines, server, meta, pool->memory.host);
         bl_meta_destroy(meta);
@@ -281,7 +281,7 @@ static int bl_declared_try(bl_pool *pool)
     int status = bl_server_create(pool, "", pool->memory.host, &server);
     if (status < 0)
         return status;
-    status = bl_meta_create(server, &meta);
+    status = bl_meta_create(server, BL_EVICT_LRU, &meta);
     if (status == 0) {
         status = bl_server_declare_gone(server);
         if (status == 0)

@@ -76,7 +76,7 @@ static int bl_system_serve_once(bl_pool *pool, bl_system *system, uint32_t self)
     int status = bl_server_create(pool, "", pool->memory.host, &server);
     if (status < 0)
         return status;
-    status = bl_meta_create(server, &meta);
+    status = bl_meta_create(server, BL_EVICT_LRU, &meta);
     if (status == 0) {
         status = bl_meta_serve(meta);
         system->blocks.path.world->stat.takeovers += status == 0;

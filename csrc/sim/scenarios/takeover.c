@@ -243,7 +243,7 @@ static int bl_rival_run(bl_pool *pool, void *argument)
         status = bl_server_create(pool, "", pool->memory.host, &server);
         if (status < 0)
             return status;
-        status = bl_meta_create(server, &meta);
+        status = bl_meta_create(server, BL_EVICT_LRU, &meta);
         if (status == 0) {
             status = bl_rival_take(rivals, server, meta);
             if (status == 1)
