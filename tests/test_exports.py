@@ -16,8 +16,8 @@ EXPORTS: dict[str, str] = {
     "beluga.primitives": "crc32c features fence flush invalidate isa ntstore_copy",
     "beluga.pool": (
         "COHERENCE_MODES DeviceSpec DeviceView Geometry Pool STRIPE_SIZE SpecLike default_specs "
-        "emulated_paths filesystem forget parse_size remember remembered room scratch_folder "
-        "show_size survey"
+        "emulated_paths filesystem forget geometry_for parse_size remember remembered room "
+        "scratch_folder show_size survey"
     ),
     "beluga.rpc": (
         "Client ClientStat Keeper METHOD_USER Quota SILENT_S Server ServerStat nanoseconds stand_by"
@@ -31,8 +31,8 @@ EXPORTS: dict[str, str] = {
         "BlockLayout CHUNK CpuEngine Direction DsaEngine Engine Selection Link LinkSettings Order "
         "PIECE Plan ScheduledEngine Slots Speed Transfer TransferClass View "
         "arrangements calibrated TransferStats CopySettings CudaDriver CudaEngine CupyDriver "
-        "default_threads Array CudaArray Tensor is_tensor DEVICE_SPEED ENGINES HostDriver "
-        "host_link IoHandle plan_blocks plan_rows "
+        "default_threads Array CudaArray Tensor is_tensor DEVICE_SPEED DTYPE_SIZES ENGINES "
+        "HostDriver host_link IoHandle plan_blocks plan_rows "
         "Planner PlannedEngine policy settings_for settings_said settle tuned Chosen Cost "
         "Crossovers EngineEntry PlannedStat choose crossovers engine_names"
     ),

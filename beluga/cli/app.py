@@ -16,6 +16,7 @@ from beluga.cli import (
     replay,
     serve,
     simulate,
+    size,
     verify,
 )
 
@@ -38,5 +39,6 @@ app.command()(prefill_worker.prefill_worker)
 app.command()(replay.replay)
 app.command()(gateway.gateway)
 app.command()(simulate.simulate)
+app.command("size")(size.size_tiers)
 app.command()(verify.verify)
 app.command()(bench.bench)

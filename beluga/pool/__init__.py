@@ -5,6 +5,7 @@ blocks.
 """
 
 from beluga.pool.default import default_specs, emulated_paths, forget, remember, remembered
+from beluga.pool.layout import geometry_for
 from beluga.pool.pool import DeviceView, Pool
 from beluga.pool.room import filesystem, room
 from beluga.pool.scratch import scratch_folder
@@ -24,6 +25,7 @@ __all__ = [
     "emulated_paths",
     "filesystem",
     "forget",
+    "geometry_for",
     "parse_size",
     "remember",
     "remembered",

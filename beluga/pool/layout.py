@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from beluga._ffi import ffi, lib
 from beluga.errors import DeviceMismatchError, NoRoomError, PoolError, raise_for_status
 from beluga.pool.spec import show_size
-from beluga.pool.superblock import COHERENCE_MODES, Superblock
+from beluga.pool.superblock import COHERENCE_MODES, Geometry, Superblock
 
 _MIB = 1 << 20
 _GIB = 1 << 30
@@ -87,6 +87,12 @@ class Layout:
             self._config, self._geometry, device_index, COHERENCE_MODES[coherence], raw
         )
         return Superblock.of(bytes(ffi.buffer(raw)))
+
+
+def geometry_for(device_count: int, device_size: int, max_blocks: int | None = None) -> Geometry:
+    """Return the geometry of a new pool, without making it. Raises as :class:`Layout` does."""
+    layout = Layout(device_count, device_size, Wishes(max_blocks=max_blocks))
+    return layout.superblock(0, "file").geometry
 
 
 def _coherence_of_each(

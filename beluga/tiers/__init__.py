@@ -16,7 +16,9 @@ from beluga.tiers.blocks import (
     Targets,
     WeakBlock,
 )
+from beluga.tiers.kv_shape import KvShape, read_model
 from beluga.tiers.service import Admission, TierService
+from beluga.tiers.sizing import Advice, TierAdvice, TierSize, advise
 from beluga.tiers.storage import MemoryType, Storage
 from beluga.tiers.tier import BLOCK, LowerTier, StoredBlock
 from beluga.tiers.tier_blocks import TierBlocks, copy_blocks
@@ -24,6 +26,7 @@ from beluga.tiers.tier_blocks import TierBlocks, copy_blocks
 __all__ = [
     "BLOCK",
     "Admission",
+    "Advice",
     "Alert",
     "BlockManager",
     "BlockPool",
@@ -31,6 +34,7 @@ __all__ = [
     "Copy",
     "CopyAdmission",
     "Key",
+    "KvShape",
     "LowerTier",
     "MemoryType",
     "MutableBlock",
@@ -39,8 +43,12 @@ __all__ = [
     "Storage",
     "StoredBlock",
     "Targets",
+    "TierAdvice",
     "TierBlocks",
     "TierService",
+    "TierSize",
     "WeakBlock",
+    "advise",
     "copy_blocks",
+    "read_model",
 ]

@@ -22,7 +22,7 @@ from beluga.transfer.iosched.scheduled import ScheduledEngine
 from beluga.transfer.plan import arrangements
 from beluga.transfer.plan.layout import BlockLayout, Order, Slots
 from beluga.transfer.plan.plan import CHUNK, PIECE, Plan, plan_blocks, plan_rows
-from beluga.transfer.plan.view import Array, CudaArray, Tensor, View, is_tensor
+from beluga.transfer.plan.view import DTYPE_SIZES, Array, CudaArray, Tensor, View, is_tensor
 from beluga.transfer.select.choice import (
     Chosen,
     Crossovers,
@@ -37,6 +37,7 @@ from beluga.transfer.select.selection import Selection
 __all__ = [
     "CHUNK",
     "DEVICE_SPEED",
+    "DTYPE_SIZES",
     "ENGINES",
     "PIECE",
     "Array",

@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""The command ``beluga size``: it advises on the capacities of tiers for a model."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from beluga.cli.options import Json, size
+from beluga.cli.output import print_facts, print_json, print_table
+from beluga.errors import TierError
+from beluga.pool import show_size
+from beluga.router import costs
+from beluga.tiers import Advice, KvShape, TierSize, advise, read_model
+
+_GB = 1e9
+
+
+Model = Annotated[
+    Path | None,
+    typer.Argument(help="A model's folder or its config.json. Or give --layers and the rest."),
+]
+Memory = Annotated[
+    int | None,
+    typer.Option("--memory", parser=size, metavar="SIZE", help="The size of the pool."),
+]
+Disk = Annotated[
+    list[int] | None,
+    typer.Option(
+        "--disk", parser=size, metavar="SIZE", help="The size of a disk tier. May be repeated."
+    ),
+]
+BlockTokens = Annotated[int, typer.Option(min=1, help="How many tokens a block of the engine has.")]
+Layers = Annotated[int, typer.Option(min=0, help="Layers with attention.")]
+KvHeads = Annotated[int, typer.Option(min=0, help="KV heads of a layer.")]
+HeadDim = Annotated[int, typer.Option(min=0, help="Elements of a head.")]
+LatentDim = Annotated[int, typer.Option(min=0, help="Elements of a token in a layer, with MLA.")]
+Dtype = Annotated[
+    str | None,
+    typer.Option(metavar="F32|F16|BF16|FP8|U8", help="The type of the KV cache's elements."),
+]
+MemoryBandwidth = Annotated[
+    float, typer.Option(min=0.001, help="GB/s from the pool to the engine.")
+]
+DiskBandwidth = Annotated[
+    float | None, typer.Option(min=0.001, help="GB/s from the disk to the engine.")
+]
+RecomputeMs = Annotated[
+    float | None,
+    typer.Option(min=0.000001, help="How many milliseconds it takes to compute one token."),
+]
+ModelCosts = Annotated[
+    str | None,
+    typer.Option(metavar="NAME", help=f"Known costs instead: {', '.join(costs.MODELS)}."),
+]
+Position = Annotated[
+    int, typer.Option(min=0, help="The position in the prompt, for --model-costs.")
+]
+
+
+def size_tiers(
+    model: Model = None,
+    memory: Memory = None,
+    disk: Disk = None,
+    block_tokens: BlockTokens = 16,
+    layers: Layers = 0,
+    kv_heads: KvHeads = 0,
+    head_dim: HeadDim = 0,
+    latent_dim: LatentDim = 0,
+    dtype: Dtype = None,
+    memory_bandwidth: MemoryBandwidth = costs.GPU_PATHS["root-complex"] / _GB,
+    disk_bandwidth: DiskBandwidth = None,
+    recompute_ms: RecomputeMs = None,
+    model_costs: ModelCosts = None,
+    position: Position = 0,
+    json: Json = False,
+) -> None:
+    """Advise how many blocks and tokens of a model's KV cache each tier holds, and how fast a tier
+    must be so that bringing a token back beats computing it again.
+    """
+    if model is not None and (layers or kv_heads or head_dim or latent_dim):
+        raise typer.BadParameter("give a model, or its numbers")
+    if recompute_ms is not None and model_costs is not None:
+        raise typer.BadParameter("give --recompute-ms or --model-costs")
+    if model is not None:
+        shape = read_model(model, dtype)
+    elif layers:
+        shape = KvShape(layers, dtype or "BF16", kv_heads, head_dim, latent_dim)
+    else:
+        raise typer.BadParameter("name a model's folder, or give --layers and the rest")
+    if model_costs is not None:
+        recompute_ms = _recompute_ms(model_costs, position)
+    tiers = [] if memory is None else [TierSize("memory", memory, memory_bandwidth * _GB)]
+    speed = None if disk_bandwidth is None else disk_bandwidth * _GB
+    tiers += [TierSize("disk", each, speed) for each in disk or []]
+    if not tiers:
+        raise typer.BadParameter("give --memory, --disk, or both")
+    advice = advise(shape, tiers, block_tokens=block_tokens, recompute_ms_per_token=recompute_ms)
+    if json:
+        print_json({"model": asdict(shape), **asdict(advice)})
+        return
+    _show(advice)
+
+
+def _show(advice: Advice) -> None:
+    facts: dict[str, object] = {
+        "KV per token": show_size(advice.bytes_per_token),
+        "block": f"{advice.block_tokens} tokens, {show_size(advice.block_bytes)}",
+    }
+    if advice.break_even_bytes_per_s is None:
+        facts["break-even"] = "give --recompute-ms or --model-costs"
+    else:
+        facts["compute one token"] = f"{advice.recompute_ms_per_token:.4g} ms"
+        facts["break-even"] = f"{advice.break_even_bytes_per_s / _GB:.3g} GB/s"
+    print_facts(facts)
+    print_table(
+        ["tier", "size", "blocks", "tokens", "--max-blocks", "GB/s", "ms per token", "pays"],
+        [
+            [
+                tier.name,
+                show_size(tier.size_bytes),
+                tier.blocks,
+                tier.tokens,
+                tier.max_blocks,
+                None if tier.bytes_per_s is None else tier.bytes_per_s / _GB,
+                tier.onboard_ms_per_token,
+                None if tier.pays is None else "yes" if tier.pays else "no",
+            ]
+            for tier in advice.tiers
+        ],
+    )
+
+
+def _recompute_ms(name: str, position: int) -> float:
+    """Return the time that one more token at a position adds to a long prefill."""
+    if name not in costs.MODELS:
+        raise TierError(f"no costs of {name!r} are known; there are {', '.join(costs.MODELS)}")
+    known = costs.MODELS[name]
+    return known.b + known.c * position

@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""How much of a model's KV cache each tier holds, and when bringing it back pays."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from beluga.errors import TierError
+from beluga.pool import STRIPE_SIZE, geometry_for, show_size
+from beluga.tiers.disk.file import plan_layout
+from beluga.tiers.kv_shape import KvShape
+
+_PAGE_SIZE, _LINE_SIZE = 4096, 64
+_CHUNK_SIZE = 16 << 10  # payload bytes of a checksum
+_CHECKSUM_SIZE = 4
+_EXTENT_STRIPES_MAX = 64
+_EXTENT_BLOCKS_MAX = STRIPE_SIZE // _PAGE_SIZE
+_WASTE_IDEAL = 100
+_SMALLEST_BLOCK = 16 << 10
+"""A disk's index is made for blocks of this size, unless they are smaller."""
+_SPARE_SHARE = 50
+"""A pool's table gets an entry more for each so many blocks, so that space runs out first."""
+
+
+@dataclass(frozen=True, slots=True)
+class TierAdvice:
+    """What a tier of ``size_bytes`` holds. ``max_blocks`` is for ``beluga pool create``.
+
+    ``onboard_ms_per_token`` is the time to bring a token back, where a bandwidth is known;
+    ``pays`` says whether that beats computing it again.
+    """
+
+    name: str
+    size_bytes: int
+    blocks: int
+    tokens: int
+    max_blocks: int | None = None
+    bytes_per_s: float | None = None
+    onboard_ms_per_token: float | None = None
+    pays: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """The advice for a model. Below ``break_even_bytes_per_s``, a token is computed again in less
+    time than it takes to bring it back.
+    """
+
+    bytes_per_token: int
+    block_tokens: int
+    block_bytes: int
+    tiers: list[TierAdvice]
+    recompute_ms_per_token: float | None = None
+    break_even_bytes_per_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TierSize:
+    """A tier to advise on: the pool's ``memory`` or a ``disk``, and its bandwidth if known."""
+
+    name: str
+    size_bytes: int
+    bytes_per_s: float | None = None
+
+
+def advise(
+    shape: KvShape,
+    tiers: list[TierSize],
+    *,
+    block_tokens: int = 16,
+    recompute_ms_per_token: float | None = None,
+) -> Advice:
+    """Advise on tiers for a model's blocks. Raises TierError or a PoolError for impossible ones."""
+    if block_tokens < 1:
+        raise TierError(f"blocks of {block_tokens} tokens; they need at least one")
+    length = shape.bytes_per_token * block_tokens
+    found = []
+    for tier in tiers:
+        blocks, max_blocks = _pool(tier, length) if tier.name == "memory" else _disk(tier, length)
+        speed = tier.bytes_per_s
+        onboard_ms = shape.bytes_per_token / speed * 1e3 if speed else None
+        pays = None
+        if onboard_ms is not None and recompute_ms_per_token is not None:
+            pays = onboard_ms < recompute_ms_per_token
+        found.append(
+            TierAdvice(
+                tier.name,
+                tier.size_bytes,
+                blocks,
+                blocks * block_tokens,
+                max_blocks,
+                speed,
+                onboard_ms,
+                pays,
+            )
+        )
+    break_even = None
+    if recompute_ms_per_token is not None:
+        if recompute_ms_per_token <= 0:
+            raise TierError("computing a token takes more than 0 ms")
+        break_even = shape.bytes_per_token / recompute_ms_per_token * 1e3
+    return Advice(
+        shape.bytes_per_token, block_tokens, length, found, recompute_ms_per_token, break_even
+    )
+
+
+def _pool(tier: TierSize, length: int) -> tuple[int, int]:
+    """Return how many blocks fit into a pool on one device, and the entries that its table needs.
+
+    The table takes space itself, so it is made for the blocks that fit beside it.
+    """
+    chunks = -(-length // _CHUNK_SIZE)
+    padded = -(-length // _LINE_SIZE) * _LINE_SIZE
+    stored = padded + chunks * _CHECKSUM_SIZE if chunks > 1 else length
+    size = tier.size_bytes // STRIPE_SIZE * STRIPE_SIZE
+    wanted = max(1, size // stored)
+    for _ in range(2):
+        fit = _fitting(geometry_for(1, size, wanted).data_size, stored)
+        if fit == 0:
+            break
+        wanted = fit + fit // _SPARE_SHARE + 1
+    if fit == 0:
+        raise _too_small(tier, length)
+    return fit, wanted
+
+
+def _disk(tier: TierSize, length: int) -> tuple[int, None]:
+    layout = plan_layout(tier.size_bytes, min(length, _SMALLEST_BLOCK), "size")
+    fit = min(layout.slot_count, _fitting(layout.stripe_count * STRIPE_SIZE, length))
+    if fit == 0:
+        raise _too_small(tier, length)
+    return fit, None
+
+
+def _too_small(tier: TierSize, length: int) -> TierError:
+    return TierError(
+        f"{tier.name} of {show_size(tier.size_bytes)} holds no block of {show_size(length)}"
+    )
+
+
+def _fitting(size: int, stored: int) -> int:
+    """Return how many blocks fit into stripes, by the rules of csrc/space/fit.h."""
+    pages, stripe_pages = -(-stored // _PAGE_SIZE), STRIPE_SIZE // _PAGE_SIZE
+
+    def part(stripes: int) -> tuple[int, int]:
+        blocks = min(stripes * stripe_pages // pages, _EXTENT_BLOCKS_MAX)
+        return blocks, stripes * stripe_pages - blocks * pages
+
+    extents = [(count, *part(count)) for count in range(1, _EXTENT_STRIPES_MAX + 1)]
+    ideal = next(
+        (one for one in extents if one[2] * _WASTE_IDEAL <= one[0] * stripe_pages),
+        min(extents, key=lambda one: one[2] / one[0]),
+    )
+    whole, rest = divmod(size // STRIPE_SIZE, ideal[0])
+    return whole * ideal[1] + (part(rest)[0] if rest else 0)
