@@ -28,7 +28,7 @@ def breaker(clock: Clock) -> Breaker:
 
 
 def fail(breaker: Breaker, times: int) -> list[bool]:
-    return [breaker.failed() for _ in range(times)]
+    return [breaker.failed(float("inf")) for _ in range(times)]
 
 
 def pause_of(breaker: Breaker, clock: Clock) -> float:
@@ -102,6 +102,15 @@ def test_late_results_change_nothing(breaker: Breaker, clock: Clock) -> None:
     assert breaker.closed
 
 
+def test_what_began_before_the_trial_does_not_open_it_again(breaker: Breaker, clock: Clock) -> None:
+    begun = clock.now_s
+    fail(breaker, 3)
+    pause_of(breaker, clock)
+    breaker.end_trial(True)
+    assert not breaker.failed(begun)
+    assert breaker.failed(clock.now_s)
+
+
 def test_pauses_vary_between_clients(clock: Clock) -> None:
     pauses = []
     for seed in range(20):
@@ -137,7 +146,7 @@ def test_a_store_that_never_serves_costs_few_operations(
                 breaker.succeeded()
                 served += 1
             else:
-                breaker.failed()
+                breaker.failed(clock.now_s)
                 lost += 1
         elif trial:
             breaker.end_trial(answers)

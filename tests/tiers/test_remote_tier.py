@@ -103,6 +103,16 @@ def test_threads_that_hang_are_bounded(open_tier: Open) -> None:
     assert eventually(lambda: bool(tier.contains(keys).any()) or not store.running, 60)
 
 
+def test_a_store_is_not_closed_under_a_thread_that_hangs() -> None:
+    gate = Gate("get")
+    store = DictStore(gate)
+    tier = RemoteTier(store, name="test://hangs", settings=HASTY)
+    assert tier.load(blocks([1])[0]["key"]) == [None]
+    tier.close()
+    assert not store.ended
+    gate.open.set()
+
+
 def test_an_open_breaker_asks_nothing_of_the_store(open_tier: Open) -> None:
     def broken(_: str) -> None:
         raise ConnectionError("no route")
@@ -251,7 +261,7 @@ def test_loads_pass_saves_that_take_long(open_tier: Open) -> None:
 def test_what_is_urgent_goes_first() -> None:
     order: list[str] = []
     gate = threading.Event()
-    workers = Workers(2, spare=0, limit_s=60, name="test", hung=lambda: None)
+    workers = Workers(2, spare=0, limit_s=60, name="test", hung=lambda begun: None)
     held = [workers.submit(gate.wait, urgent=True) for _ in range(2)]
     others = [
         workers.submit(lambda name=name: order.append(name), urgent=name == "load")

@@ -38,6 +38,7 @@ class Breaker:
         self._lock = threading.Lock()
         self._state, self._failed = CLOSED, 0
         self._pause_s, self._until = settings.open_s, 0.0
+        self._closed_at = float("-inf")
         self.openings = 0
 
     @property
@@ -65,6 +66,7 @@ class Breaker:
                 return
             if succeeded:
                 self._state, self._failed = CLOSED, self._settings.failures - 1
+                self._closed_at = self._clock()
             else:
                 self._open()
 
@@ -76,10 +78,13 @@ class Breaker:
             if self._state == CLOSED:
                 self._failed, self._pause_s = 0, self._settings.open_s
 
-    def failed(self) -> bool:
-        """Report that an operation has failed, and return whether this has opened the breaker."""
+    def failed(self, begun: float) -> bool:
+        """Report that an operation has failed, which began at this time of the clock, and return
+        whether this has opened the breaker. One that began before the last trial says nothing
+        about the store as it is now.
+        """
         with self._lock:
-            if self._state != CLOSED:
+            if self._state != CLOSED or begun < self._closed_at:
                 return False
             self._failed += 1
             if self._failed < self._settings.failures:

@@ -171,10 +171,11 @@ class RemoteTier:
             if self._closing.is_set() or os.getpid() != self._pid:
                 return
             self._closing.set()
-        self._workers.close(time.monotonic() + self._settings.operation_s)
+        ended = self._workers.close(time.monotonic() + self._settings.operation_s)
         STATE.remove(tier=self._name)
         ABANDONED.remove(tier=self._name)
-        self._store.close()
+        if ended:  # a client may crash that is closed under a thread
+            self._store.close()
 
     def _admits(self) -> bool:
         """Return whether the store is worth a try, and begin a trial if it is time for one."""
@@ -269,7 +270,8 @@ class RemoteTier:
             except Exception as error:
                 if not self._tries_again(attempt, begun):
                     if time.monotonic() - begun < settings.operation_s:  # else it was abandoned
-                        self._failed("store", f"{operation}: {type(error).__name__}: {error}")
+                        text = f"{operation}: {type(error).__name__}: {error}"
+                        self._failed("store", text, begun)
                     raise
                 RETRIES.add(tier=self._name)
         seconds = time.monotonic() - begun
@@ -290,11 +292,11 @@ class RemoteTier:
             and not self._closing.wait(pause)
         )
 
-    def _hung(self) -> None:
-        self._failed("timeout", f"no answer within {self._settings.operation_s:g} s")
+    def _hung(self, begun: float) -> None:
+        self._failed("timeout", f"no answer within {self._settings.operation_s:g} s", begun)
 
-    def _failed(self, kind: str, text: str) -> None:
-        if self._breaker.failed():
+    def _failed(self, kind: str, text: str, begun: float) -> None:
+        if self._breaker.failed(begun):
             OPENINGS.add(tier=self._name)
             text = f"calls miss at once until it answers again: {text}"
         self._warn(kind, text)

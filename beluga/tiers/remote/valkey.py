@@ -4,16 +4,19 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Sequence
 from typing import Any
 from urllib.parse import SplitResult
+
+import numpy as np
 
 from beluga.errors import TierError
 
 from .settings import RemoteSettings
 from .store import Contents, RefusedError
 
-_READ_BYTES = 1 << 20  # the client's 32 KiB would be a system call for each
+_HEAD_BYTES = 4096
 
 
 class ValkeyStore:
@@ -37,7 +40,6 @@ class ValkeyStore:
                 protocol=2,
                 socket_timeout=settings.attempt_s,
                 socket_connect_timeout=settings.attempt_s,
-                socket_read_size=_READ_BYTES,
                 retry=Retry(NoBackoff(), 0),  # the tier tries again itself
             )
             self._client.connection_pool.make_connection()  # which finds wrong options
@@ -48,8 +50,20 @@ class ValkeyStore:
 
     def get(self, name: str) -> Contents | None:
         """Return an object, or None. An empty string counts as none, for GETRANGE cannot tell."""
-        found: bytes = self._ask("GETRANGE", name, 0, self._limit)
-        return found or None
+        pool = self._client.connection_pool
+        connection = pool.get_connection()
+        try:
+            connection.send_command("GETRANGE", name, 0, self._limit)
+            # The client would copy a large answer three times.
+            found = _read_string(connection._sock, self._limit + 1)
+        except RefusedError:
+            raise  # the answer has been read
+        except BaseException:
+            connection.disconnect()
+            raise
+        finally:
+            pool.release(connection)
+        return found
 
     def put(self, name: str, data: memoryview) -> None:
         """Store an object."""
@@ -78,3 +92,35 @@ class ValkeyStore:
             return self._client.execute_command(*command)
         except self._redis.ResponseError as error:
             raise RefusedError(str(error)) from error
+
+
+def _read_string(line: socket.socket, limit: int) -> memoryview | None:
+    """Read the answer to one request for a string: ``$LENGTH``, the bytes, and the end of a line.
+    An empty string is None.
+    """
+    head = line.recv(_HEAD_BYTES)
+    while (end := head.find(b"\r\n")) < 0:
+        more = line.recv(_HEAD_BYTES)
+        if not more or len(head) > _HEAD_BYTES:
+            raise ConnectionError("the answer has no end")
+        head += more
+    if head[:1] == b"-":
+        raise RefusedError(head[1:end].decode(errors="replace"))
+    if head[:1] != b"$" or end > 20 or not head[1:end].isdigit():
+        raise ConnectionError("the answer is no string")
+    size = int(head[1:end])
+    if size > limit:
+        raise ConnectionError(f"the answer has {size} bytes, more than were asked for")
+    data = memoryview(np.empty(size + 2, np.uint8).data)
+    have = len(head) - end - 2
+    if have > size + 2:
+        raise ConnectionError("there is more than one answer")
+    data[:have] = head[end + 2 :]
+    while have < size + 2:
+        received = line.recv_into(data[have:])
+        if not received:
+            raise ConnectionError("the connection ended within an answer")
+        have += received
+    if bytes(data[size:]) != b"\r\n":
+        raise ConnectionError("the answer has another length")
+    return data[:size] or None

@@ -33,7 +33,8 @@ class _Job:
 
 class Workers:
     """``count`` threads with two queues. What is urgent goes first, and what is not has at most
-    half of the threads, so that an urgent operation never waits for all of them.
+    half of the threads, so that an urgent operation never waits for all of them. ``hung`` is
+    called with the time at which an abandoned operation began.
 
     An operation that has run for ``limit_s`` is abandoned: its future fails with HungError, and
     another thread takes the place of its thread, as long as there are fewer than ``count + spare``
@@ -41,7 +42,7 @@ class Workers:
     """
 
     def __init__(
-        self, count: int, *, spare: int, limit_s: float, name: str, hung: Callable[[], None]
+        self, count: int, *, spare: int, limit_s: float, name: str, hung: Callable[[float], None]
     ) -> None:
         self._count, self._spare, self._limit_s, self._hung = count, spare, limit_s, hung
         self._name = name
@@ -96,14 +97,17 @@ class Workers:
                 self._running.remove(job)
                 self._abandoned += 1
                 self._threads -= 1
-                if (self._urgent or self._others) and self._may_start():
+                if self._urgent or self._others:
                     self._start()
+                    self._work.notify()
         for job in hung:
-            self._hung()
+            self._hung(job.begun)
             job.future.set_exception(HungError(f"no answer within {self._limit_s:g} s"))
 
-    def close(self, until: float) -> None:
-        """Cancel what has not begun, and wait for the rest until then."""
+    def close(self, until: float) -> bool:
+        """Cancel what has not begun, and wait for the rest until then. Return whether all of it
+        has ended.
+        """
         with self._work:
             self._closed = True
             dropped = [*self._urgent, *self._others]
@@ -115,6 +119,8 @@ class Workers:
             job.future.cancel()
             job.future.set_running_or_notify_cancel()  # wakes those who wait for it
         self.wait(running, until)
+        with self._work:
+            return not (self._running or self._abandoned)
 
     def _next_limit(self, now: float) -> float:
         with self._work:

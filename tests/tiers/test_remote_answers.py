@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""What the remote tier reads from Redis itself: strings, whole or not, from a server that lies."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from beluga.tiers.remote import RefusedError
+from beluga.tiers.remote.valkey import _read_string
+
+
+@pytest.fixture
+def lines() -> Iterator[tuple[socket.socket, socket.socket]]:
+    near, far = socket.socketpair()
+    near.settimeout(20)
+    yield near, far
+    near.close()
+    far.close()
+
+
+Lines = tuple[socket.socket, socket.socket]
+
+
+@pytest.mark.parametrize("size", [1, 2, 4088, 4089, 4090, 4091, 4092, 4093, 4094, 4096, 1 << 20])
+def test_a_string_is_read_whole(lines: Lines, size: int) -> None:
+    near, far = lines
+    data = np.random.default_rng(size).integers(0, 256, size, np.uint8).tobytes()
+    sender = threading.Thread(target=far.sendall, args=(b"$%d\r\n%s\r\n" % (size, data),))
+    sender.start()
+    assert bytes(_read_string(near, size) or b"") == data
+    sender.join()
+    far.sendall(b"$1\r\nx\r\n")
+    assert bytes(_read_string(near, 1) or b"") == b"x", "the next answer is the next"
+
+
+def test_a_string_that_comes_byte_by_byte_is_read_whole(lines: Lines) -> None:
+    near, far = lines
+    far.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)
+
+    def send() -> None:
+        for byte in b"$5\r\na\r\nb\r\r\n":
+            far.sendall(bytes([byte]))
+
+    sender = threading.Thread(target=send)
+    sender.start()
+    assert bytes(_read_string(near, 5) or b"") == b"a\r\nb\r"
+    sender.join()
+
+
+def test_an_empty_string_is_none(lines: Lines) -> None:
+    near, far = lines
+    far.sendall(b"$0\r\n\r\n")
+    assert _read_string(near, 10) is None
+
+
+def test_an_error_is_a_refusal_with_its_text(lines: Lines) -> None:
+    near, far = lines
+    far.sendall(b"-NOAUTH Authentication required.\r\n")
+    with pytest.raises(RefusedError, match="NOAUTH Authentication required"):
+        _read_string(near, 10)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"",
+        b"$5",
+        b"$5\r\nabc",
+        b"$-1\r\n",
+        b"$\r\n\r\n",
+        b"$1e3\r\n",
+        b"$11\r\nabcdefghijk\r\n",
+        b"$99999999999999999999\r\n",
+        b"$" + b"9" * 5000 + b"\r\n",
+        b"$2\r\nabc\r\n",
+        b"$2\r\nabcd",
+        b"$2\r\nab\r\n$2\r\nab\r\n",
+        b"*2\r\n$1\r\na\r\n$1\r\nb\r\n",
+        b"+OK\r\n",
+        b":1\r\n",
+        b"\r\n",
+        b"x" * 20_000,
+    ],
+)
+def test_any_other_answer_is_a_broken_connection(lines: Lines, answer: bytes) -> None:
+    near, far = lines
+    sender = threading.Thread(target=far.sendall, args=(answer,))
+    sender.start()
+    sender.join()
+    far.shutdown(socket.SHUT_WR)
+    with pytest.raises(ConnectionError):
+        _read_string(near, 10)
