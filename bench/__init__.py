@@ -15,6 +15,7 @@ Each benchmark returns rows that all have the fields of :data:`FIELDS`.
 from __future__ import annotations
 
 from .bandwidth import bench_bandwidth
+from .blocks import bench_blocks
 from .coherence import bench_coherence
 from .copy import bench_copy
 from .gateway import bench_gateway
@@ -37,6 +38,7 @@ BENCHES: dict[str, Bench] = {
     "scheduler": bench_scheduler,
     "gateway": bench_gateway,
     "indexer": bench_indexer,
+    "blocks": bench_blocks,
 }
 
 __all__ = ["BENCHES", "FIELDS", "Bench", "Options", "Row", "plot"]

@@ -121,5 +121,6 @@ _CHARTS: dict[str, Callable[[Any, list[Row]], None]] = {
     "copy": _copy,
     "scheduler": _scheduler,
     "indexer": _medians,
+    "blocks": _medians,
     "gateway": _medians,
 }

@@ -49,6 +49,7 @@ JUDGED = {
         *("null_gpu write, alone", "null_gpu read, alone", "null_gpu read, 2 processes"),
     ],
     "indexer": [],  # see test_indexer_bench.py
+    "blocks": [],  # see test_blocks_bench.py
     "gateway": [],  # see test_gateway_bench.py
     "scheduler": [],  # see test_scheduler_bench.py
 }

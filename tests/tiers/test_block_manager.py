@@ -15,7 +15,15 @@ from memory_tier import MemoryTier
 
 from beluga.errors import TierError, TransferError, UnsettledError
 from beluga.metrics import Registry
-from beluga.tiers import BlockManager, BlockPool, OwnedTier, Storage, TierBlocks, copy_blocks
+from beluga.tiers import (
+    BlockManager,
+    BlockPool,
+    MemoryType,
+    OwnedTier,
+    Storage,
+    TierBlocks,
+    copy_blocks,
+)
 from beluga.transfer import TransferClass
 from tests.tiers.tier_parts import LENGTH, bytes_of, content, key_of, owned, store
 
@@ -348,6 +356,14 @@ def test_a_prefetch_takes_only_room_that_nobody_waits_for() -> None:
     assert scene.dropped("full", kind="prefetch") == 2
     assert held[0].index == 0
     assert scene.device.pool.waiting_reservations == 0
+
+
+def test_the_watermark_follows_from_the_memory_unless_it_is_given() -> None:
+    host = owned("host", 1)
+    gpu = TierBlocks.of_layout(host.blocks.placed(), MemoryType.DEVICE)
+    pools = [BlockPool("gpu", 1, watermark=share, registry=Registry()) for share in (None, 0.5)]
+    tiers = [OwnedTier(pool, gpu) for pool in pools]
+    assert [tier.pool.watermark for tier in (*tiers, host)] == [0.85, 0.5, 0.9]
 
 
 def test_offload_can_wait_for_the_watermark() -> None:

@@ -2,8 +2,8 @@
 # Copyright The Beluga Authors
 """Blocks of several tiers behind one manager, which moves them down and up::
 
-    device = OwnedTier(BlockPool("device", 512, watermark=0.85), device_blocks)
-    host = OwnedTier(BlockPool("host", 4096, watermark=0.90), host_blocks)
+    device = OwnedTier(BlockPool("device", 512), device_blocks)
+    host = OwnedTier(BlockPool("host", 4096), host_blocks)
     with BlockManager([device, host], [disk]) as manager:
         blocks = device.pool.reserve("request-1", 4).result()
         ...                                             # fill, commit, register

@@ -19,9 +19,9 @@ import numpy as np
 from beluga.errors import TierError, UnsettledError
 from beluga.metrics import Registry
 from beluga.tiers.blocks.handles import MutableBlock, RegisteredBlock, WeakBlock
-from beluga.tiers.blocks.pool import BlockPool
+from beluga.tiers.blocks.pool import WATERMARK, BlockPool
 from beluga.tiers.blocks.state import Key
-from beluga.tiers.storage import Storage
+from beluga.tiers.storage import MemoryType, Storage
 from beluga.tiers.tier import BLOCK, LowerTier
 from beluga.tiers.tier_blocks import TierBlocks
 from beluga.transfer import TransferClass
@@ -33,11 +33,20 @@ CopyAdmission: TypeAlias = Callable[[TransferClass, int], AbstractContextManager
 """Admits a copy of so many bytes: the copy runs within the context, unless that yields False."""
 
 _CHUNK_SIZE = 16 << 10
+_WATERMARKS = {
+    MemoryType.DEVICE: 0.85,
+    MemoryType.PINNED: WATERMARK,
+    MemoryType.SYSTEM: WATERMARK,
+}
 
 
 @dataclass(frozen=True, slots=True)
 class OwnedTier:
-    """A tier of a :class:`~beluga.tiers.BlockManager`: its blocks, and where they lie."""
+    """A tier of a :class:`~beluga.tiers.BlockManager`: its blocks, and where they lie.
+
+    Unless the pool has a watermark of its own, offload is due above 85 % of a GPU's blocks, and
+    above 90 % of a host's.
+    """
 
     pool: BlockPool
     blocks: TierBlocks
@@ -48,6 +57,8 @@ class OwnedTier:
                 f"tier {self.pool.name} has {self.pool.total_blocks} blocks, its memory "
                 f"{self.blocks.count}"
             )
+        if self.pool.watermark is None:
+            self.pool.watermark = _WATERMARKS[self.blocks.type]
 
 
 @contextlib.contextmanager

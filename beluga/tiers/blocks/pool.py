@@ -26,6 +26,8 @@ from beluga.tiers.blocks.state import Block, BlockState, Key
 if TYPE_CHECKING:
     from beluga.metrics import Registry
 
+WATERMARK = 0.90
+"""The share of blocks with content above which offload is due, in memory of the host."""
 WAITING_MAX = 1024
 """Reservations that may wait for one pool."""
 
@@ -56,19 +58,20 @@ class BlockPool:
         total_blocks: int,
         *,
         block_size: int = 16,
-        watermark: float = 0.90,
+        watermark: float | None = None,
         ghosts: int | None = None,
         half_life_s: float = 60.0,
         registry: Registry | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        if total_blocks < 1 or block_size < 1 or not 0 < watermark <= 1:
+        if total_blocks < 1 or block_size < 1 or not (watermark is None or 0 < watermark <= 1):
             raise TierError(
                 f"tier {name}: {total_blocks} blocks of {block_size} tokens with a watermark of "
                 f"{watermark}; it needs a block, a token, and a share between 0 and 1"
             )
         self.name, self.total_blocks, self.block_size = name, total_blocks, block_size
         self.watermark = watermark
+        """None stands for the one of its kind of memory, or :data:`WATERMARK`."""
         self.on_registered: Callable[[list[RegisteredBlock]], None] | None = None
         """Called without the lock after blocks were registered that no lower tier has."""
         self._exclusive = Exclusive()
@@ -111,7 +114,7 @@ class BlockPool:
     @property
     def offload_due(self) -> bool:
         """Whether the usage is above the watermark."""
-        return self.usage > self.watermark
+        return self.usage > (self.watermark or WATERMARK)
 
     @property
     def waiting_reservations(self) -> int:
