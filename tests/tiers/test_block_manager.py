@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import CancelledError
@@ -182,7 +183,7 @@ def test_a_copy_is_admitted_before_it_starts_and_one_that_is_not_never_does() ->
     with pytest.raises(TierError, match="a copy of 1 blocks was not admitted"):
         found.result(0)
     assert scene.dropped("refused") == 1
-    assert scene.dropped("failed", kind="prefetch") == 1
+    assert scene.dropped("refused", kind="prefetch") == 1
     assert scene.device.pool.inflight_blocks == 0
 
 
@@ -201,6 +202,16 @@ def test_a_copy_that_fails_is_a_typed_error_and_leaves_no_block_taken() -> None:
     scene.manager.release("r")
     assert scene.device.pool.inflight_blocks == 0
     assert scene.host.pool.inflight_blocks == 0
+
+
+def test_failures_are_said_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
+    scene = Scene()
+    scene.fails = TransferError("the link is down")
+    for number in range(5):
+        store(scene.device, [number])
+        scene.manager.step()
+    assert scene.dropped("failed") == 5
+    assert caplog.messages == ["beluga: an offload of tier device failed: the link is down"]
 
 
 def test_blocks_that_a_copy_may_still_write_are_never_given_to_anybody() -> None:
@@ -296,6 +307,27 @@ def test_an_onboard_is_not_held_up_by_an_offload_that_stands_still() -> None:
         go_on.set()
         assert scene.manager.flush(WAIT_S)
         assert scene.host.pool.contains(keys(50)) == [True]
+
+
+def test_a_manager_may_be_closed_by_a_callback_and_is_closed_in_a_forked_child() -> None:
+    scene, closed = Scene(threads=True), threading.Event()
+    store(scene.host, [1])
+    child = os.fork()
+    if child == 0:
+        with contextlib.suppress(BaseException):
+            scene.manager.onboard(keys(1)).result(0)
+            os._exit(1)
+        os._exit(0 if scene.manager.flush(1) else 2)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+    def close(_: object) -> None:
+        scene.manager.close()
+        closed.set()
+
+    scene.manager.onboard(keys(1), "x").add_done_callback(close)
+    assert closed.wait(WAIT_S)
+    with pytest.raises(TierError, match="the block manager is closed"):
+        scene.manager.onboard(keys(1), "x").result(0)
 
 
 def test_with_wait_no_block_is_lost_however_small_the_tiers_are() -> None:

@@ -22,10 +22,12 @@ from __future__ import annotations
 import functools
 import logging
 import threading
+import time
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import CancelledError, Future
 from typing import Literal
 
+from beluga._shared import when_forked
 from beluga.errors import TierError, UnsettledError
 from beluga.metrics import REGISTRY, Registry
 from beluga.tiers.blocks.handles import MutableBlock, RegisteredBlock, WeakBlock
@@ -39,6 +41,7 @@ from beluga.transfer import TransferClass
 
 _logger = logging.getLogger(__name__)
 _RETRY_S = 0.01
+_WARN_S = 60.0
 _ATTEMPTS_MAX = 3
 """Failures after which ``wait`` gives a block up, so that a broken lower tier stops nobody."""
 
@@ -91,6 +94,7 @@ class BlockManager:
         self._changed = threading.Condition()
         self._pending: dict[Hashable, set[Onboarding]] = {}
         self._busy = 0
+        self._warned_s = float("-inf")
         self._closed = False
         for tier in range(last):
             pool = self._pools[tier]
@@ -98,6 +102,7 @@ class BlockManager:
             if self._waits:
                 pool.keep_unsaved(True)
         self._threads: list[threading.Thread] = []
+        when_forked(self)
         if threads:
             self._start("onboard", self._step_up, lambda: self._onboards.has_work)
             self._start("offload", self._step_down, lambda: any(map(len, self._offloads)))
@@ -219,7 +224,8 @@ class BlockManager:
             self._closed = True
             self._changed.notify_all()
         for thread in self._threads:
-            thread.join()
+            if thread is not threading.current_thread():  # a future's callback may close
+                thread.join()
         for pool, queue in zip(self._pools, self._offloads, strict=False):
             pool.on_registered = None
             pool.keep_unsaved(False)
@@ -317,6 +323,8 @@ class BlockManager:
             found=[wanted.sources[place].held() for place in missing],
             room=wanted.room,
         )
+        if brought is None:
+            raise TierError(f"a copy of {len(missing)} blocks was not admitted")
         ends = missing[len(brought)] if len(brought) < len(missing) else len(wanted.keys)
         blocks = [pool.find(key, wanted.request) for key in wanted.keys[:ends]]
         pool.drop_all(brought)
@@ -341,7 +349,7 @@ class BlockManager:
             self._mover.drop(target, len(sources), TransferClass.PREFETCH, "full")
         else:
             try:
-                held += self._mover.bring(
+                brought = self._mover.bring(
                     kind=TransferClass.PREFETCH,
                     target=target,
                     keys=[key for _, key, _ in sources],
@@ -350,10 +358,14 @@ class BlockManager:
                     room=room,
                 )
             except Exception as error:
-                _logger.warning("beluga: a prefetch to tier %s failed: %s", pool.name, error)
+                self._warn("a prefetch to", pool.name, error)
                 self._mover.drop(target, len(sources), TransferClass.PREFETCH, "failed")
                 if isinstance(error, UnsettledError):
                     return  # the mover keeps what may still be written
+            else:
+                if brought is None:
+                    self._mover.drop(target, len(sources), TransferClass.PREFETCH, "refused")
+                held += brought or ()
             held += room
         for block in reversed(held):
             block.release()
@@ -381,8 +393,7 @@ class BlockManager:
             try:
                 left, reason = self._mover.offload(tier, blocks)
             except Exception as error:
-                name = self._pools[tier].name
-                _logger.warning("beluga: an offload of tier %s failed: %s", name, error)
+                self._warn("an offload of", self._pools[tier].name, error)
                 self._mover.drop(tier, len(blocks), TransferClass.OFFLOAD, "failed")
                 left, reason = blocks, "failed"
             if not self._waits:
@@ -396,6 +407,13 @@ class BlockManager:
                 return True
         return False
 
+    def _warn(self, what: str, tier: str, error: Exception) -> None:
+        """Say a failure in the log, once a minute; the counters have them all."""
+        now = time.monotonic()
+        if now - self._warned_s >= _WARN_S:
+            self._warned_s = now
+            _logger.warning("beluga: %s tier %s failed: %s", what, tier, error)
+
     def _try_again(self, tier: int, block: WeakBlock) -> bool:
         failures = self._failures.get(block.key, 0) + 1
         if failures < _ATTEMPTS_MAX:
@@ -407,6 +425,12 @@ class BlockManager:
         return False
 
     # Threads.
+
+    def _forget(self) -> None:
+        """Be closed in a forked child, which has none of the threads."""
+        self._changed = threading.Condition()
+        self._closed = True
+        self._threads = []
 
     def _notify(self) -> None:
         with self._changed:

@@ -137,17 +137,17 @@ class Mover:
         parents: Sequence[Key | None],
         found: Sequence[tuple[int, RegisteredBlock] | None],
         room: Sequence[MutableBlock],
-    ) -> list[RegisteredBlock]:
+    ) -> list[RegisteredBlock] | None:
         """Copy blocks to the target, from where each was ``found`` or from a lower tier.
 
-        Return handles of the leading ones that could be had; ``room`` has a block for each. Raises
-        TierError if the copies are not admitted, or what they raise.
+        Return handles of the leading ones that could be had; ``room`` has a block for each. None
+        says that the copies were not admitted. Raises what the copies raise.
         """
         if not keys:
             return []
         with self._admission(kind, len(keys) * self.length) as admitted:
             if not admitted:
-                raise TierError(f"a copy of {len(keys)} blocks was not admitted")
+                return None
             try:
                 count = self._copy_up(target, keys, found, room)
             except UnsettledError:
