@@ -288,7 +288,6 @@ class RemoteTier:
         return (
             attempt < settings.retries
             and end <= begun + settings.operation_s
-            and self._breaker.closed
             and not self._closing.wait(pause)
         )
 
