@@ -135,7 +135,7 @@ class Adaptive:
         self._break_even = break_even
         self._warm_up = warm_up
         self._pool_hits = pool_hits
-        self._pool_before = 0
+        self._committed = 0  # during the warm-up
         self._hits = 0
         self._reused = 0.0
         self._asked = 0.0
@@ -149,17 +149,22 @@ class Adaptive:
         """Return all, or those that were offered before, and learn."""
         again = self._seen.admit(keys)
         hits, self._hits = self._hits, 0
-        if self._warm_up > 0 and self._pool_hits is not None:
-            self._warm_up -= len(keys)
-            now = self._pool_hits()
-            hits += now - self._pool_before
-            self._pool_before = now
         decay = math.exp(-(len(keys) + hits) / _WINDOW)
         self._reused = self._reused * decay + int(np.count_nonzero(again)) + hits
         self._asked = self._asked * decay + len(keys) + hits
-        if self.share >= self._break_even:
+        warms_up = self._warms_up(len(keys))
+        if warms_up or self.share >= self._break_even:
             return np.ones(len(keys), np.bool_)
         return again
+
+    def _warms_up(self, count: int) -> bool:
+        """Return whether hits in the pool still count, and are enough."""
+        if self._warm_up <= 0 or self._pool_hits is None:
+            return False
+        self._warm_up -= count
+        self._committed += count
+        hits = self._pool_hits()
+        return hits >= self._break_even * (hits + self._committed)
 
     def hit(self, count: int) -> None:
         """Count it as reuse."""
