@@ -35,7 +35,7 @@ from beluga._ffi import ffi
 from beluga.meta import EVICTIONS
 from beluga.simulate import Prompt, Trace, load_trace, make_trace
 from beluga.simulate.tier import Tier
-from beluga.tiers.admission import ADMISSIONS, Adaptive, AdmissionPolicy
+from beluga.tiers.admission import ADMISSIONS, Adaptive, Admission
 
 from .machine import cpu_model, version
 
@@ -139,7 +139,7 @@ class _Hierarchy:
             Tier(trace.id_count, size, eviction, trace.block_tokens) for size in sizes
         )
         self.pool_hits = self.disk_hits = self.written = 0
-        self.policy: AdmissionPolicy = (
+        self.policy: Admission = (
             Adaptive(warm_up=2 * sizes[0], pool_hits=lambda: self.pool_hits)
             if admission == "adaptive"
             else ADMISSIONS[admission]()

@@ -2,6 +2,7 @@
 # Copyright The Beluga Authors
 """Tiers below the pool: where blocks sink to, and from where they come back."""
 
+from beluga.tiers.admission import Admission
 from beluga.tiers.blocks import (
     Alert,
     BlockManager,
@@ -17,7 +18,7 @@ from beluga.tiers.blocks import (
     WeakBlock,
 )
 from beluga.tiers.kv_shape import KvShape, read_model
-from beluga.tiers.service import Admission, TierService
+from beluga.tiers.service import TierService
 from beluga.tiers.sizing import Advice, TierAdvice, TierSize, advise
 from beluga.tiers.storage import MemoryType, Storage
 from beluga.tiers.tier import BLOCK, LowerTier, StoredBlock

@@ -10,6 +10,7 @@ that a lower tier has is not offered again: a key that is offered twice was miss
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
@@ -35,8 +36,8 @@ _MULTIPLIERS = np.array(
 )
 
 
-class AdmissionPolicy(Protocol):
-    """Says which blocks are saved. One thread calls it."""
+class Admission(Protocol):
+    """Says which blocks are saved. One thread calls ``admit``; any may call ``hit``."""
 
     def admit(self, keys: NDArray[np.uint64]) -> NDArray[np.bool_]:
         """Return which of these committed blocks, of shape (count, 2), are saved."""
@@ -136,6 +137,7 @@ class Adaptive:
         self._warm_up = warm_up
         self._pool_hits = pool_hits
         self._committed = 0  # during the warm-up
+        self._lock = threading.Lock()
         self._hits = 0
         self._reused = 0.0
         self._asked = 0.0
@@ -148,7 +150,8 @@ class Adaptive:
     def admit(self, keys: NDArray[np.uint64]) -> NDArray[np.bool_]:
         """Return all, or those that were offered before, and learn."""
         again = self._seen.admit(keys)
-        hits, self._hits = self._hits, 0
+        with self._lock:
+            hits, self._hits = self._hits, 0
         decay = math.exp(-(len(keys) + hits) / _WINDOW)
         self._reused = self._reused * decay + int(np.count_nonzero(again)) + hits
         self._asked = self._asked * decay + len(keys) + hits
@@ -168,7 +171,8 @@ class Adaptive:
 
     def hit(self, count: int) -> None:
         """Count it as reuse."""
-        self._hits += count
+        with self._lock:
+            self._hits += count
 
 
 ADMISSIONS: dict[str, type[Always | SecondTouch | Sketch | Adaptive]] = {

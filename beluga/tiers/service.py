@@ -20,7 +20,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
     from beluga.meta import MetaServer
     from beluga.pool import Pool
+    from beluga.tiers.admission import Admission
     from beluga.tiers.tier import LowerTier, StoredBlock
 
 TIERS_MAX = 7
@@ -70,13 +71,6 @@ _ONBOARD_SECONDS = REGISTRY.histogram(
 _OFFLOAD_SECONDS = REGISTRY.histogram(
     "beluga_offload_seconds", "The time from taking blocks to telling of them."
 )
-
-
-class Admission(Protocol):
-    """Says which blocks are worth saving."""
-
-    def admit(self, keys: NDArray[np.uint64]) -> NDArray[np.bool_]:
-        """Return which of these blocks, of shape (count, 2), a lower tier shall save."""
 
 
 class TierService:
@@ -316,6 +310,8 @@ class TierService:
                 ]
                 came = len(some) - len(refused)
                 _ONBOARDED.add(came, tier=name)
+                if self._admission is not None:
+                    self._admission.hit(came)
                 _ONBOARDED_BYTES.add(came * self._block_size, tier=name)
                 some = refused
                 if some and (time.monotonic() > until_s or self._stopping.wait(0.002)):

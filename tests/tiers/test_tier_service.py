@@ -214,6 +214,8 @@ def test_blocks_that_are_not_admitted_are_not_saved(shm: Path) -> None:
             odd: NDArray[np.bool_] = keys[:, 0] % 2 == 1
             return odd
 
+        def hit(self, count: int) -> None: ...
+
     tier = MemoryTier()
     with serving(shm, [tier], wait=True, admission=Odd()) as served:
         served.put_all(range(MANY))
