@@ -24,9 +24,13 @@ if TYPE_CHECKING:
 REMEMBERED = 1 << 20
 """The keys that a policy remembers by default: 8 MiB, or 4 MiB for ``sketch``."""
 
-BREAK_EVEN = 0.02
+BREAK_EVEN = 0.01
 """The share of reused blocks from which on ``adaptive`` saves all. It is low because a write takes
 only disk time that is to spare, and wear, while a hit saves time of a GPU."""
+
+TRIAL = 4096
+"""The first blocks that ``adaptive`` saves in any case. What is reused first was often committed
+first, such as a prompt that all share, and nothing is known of the workload before."""
 
 _WINDOW = 1 << 14  # blocks over which adaptive averages
 _ROWS = 4
@@ -118,8 +122,9 @@ class Adaptive:
     has evicted it. So until ``warm_up`` blocks were committed, which should be twice the pool's,
     hits in the pool count, too; ``pool_hits`` returns how many there were so far.
 
-    Example: a workload without reuse never begins to be saved; one whose requests share a prompt
-    and nothing else is saved until the warm-up is over.
+    The first ``trial`` blocks are saved anyhow. Example: a workload without reuse is not saved
+    behind them; one whose requests share a prompt and nothing else is saved until the warm-up is
+    over.
     """
 
     def __init__(
@@ -127,6 +132,7 @@ class Adaptive:
         remembered: int = REMEMBERED,
         *,
         break_even: float = BREAK_EVEN,
+        trial: int = TRIAL,
         warm_up: int = REMEMBERED,
         pool_hits: Callable[[], int] | None = None,
     ) -> None:
@@ -134,6 +140,7 @@ class Adaptive:
             raise TierError(f"a break-even share is between 0 and 1, not {break_even}")
         self._seen = SecondTouch(remembered)
         self._break_even = break_even
+        self._trial = trial
         self._warm_up = warm_up
         self._pool_hits = pool_hits
         self._committed = 0  # during the warm-up
@@ -156,7 +163,8 @@ class Adaptive:
         self._reused = self._reused * decay + int(np.count_nonzero(again)) + hits
         self._asked = self._asked * decay + len(keys) + hits
         warms_up = self._warms_up(len(keys))
-        if warms_up or self.share >= self._break_even:
+        self._trial -= len(keys)
+        if self._trial >= 0 or warms_up or self.share >= self._break_even:
             return np.ones(len(keys), np.bool_)
         return again
 

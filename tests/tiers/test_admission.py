@@ -56,16 +56,22 @@ def test_the_sketch_ages() -> None:
 
 
 def test_without_reuse_adaptive_admits_nothing() -> None:
-    policy = Adaptive(1 << 16, pool_hits=lambda: 0)
+    policy = Adaptive(1 << 16, trial=0, pool_hits=lambda: 0)
     admitted = sum(
         int(np.count_nonzero(policy.admit(keys(n, 256)))) for n in range(0, 1 << 17, 256)
     )
     assert admitted == 0
 
 
+def test_adaptive_tries_a_bounded_number_of_blocks() -> None:
+    policy = Adaptive(1 << 16, trial=1000, pool_hits=lambda: 0)
+    admitted = sum(int(np.count_nonzero(policy.admit(keys(n, 100)))) for n in range(0, 10_000, 100))
+    assert admitted == 1000
+
+
 def test_hits_in_the_pool_open_adaptive_before_anything_was_evicted() -> None:
     hits = 0
-    policy = Adaptive(1 << 16, warm_up=10_000, pool_hits=lambda: hits)
+    policy = Adaptive(1 << 16, trial=0, warm_up=10_000, pool_hits=lambda: hits)
     assert not policy.admit(keys(0, 100)).any()
     hits = 50
     assert policy.admit(keys(100, 100)).all()
@@ -97,7 +103,7 @@ def test_reuse_keeps_adaptive_open(source: str) -> None:
 
 
 def test_adaptive_below_break_even_still_admits_what_comes_again() -> None:
-    policy = Adaptive(1 << 20, break_even=0.5)
+    policy = Adaptive(1 << 20, break_even=0.5, trial=0)
     policy.admit(keys(0, 100))
     assert policy.admit(keys(90, 100)).tolist() == [True] * 10 + [False] * 90
 
