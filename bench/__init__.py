@@ -27,6 +27,7 @@ from .recovery import bench_recovery
 from .row import FIELDS, Bench, Row
 from .rpc import bench_rpc
 from .scheduler import bench_scheduler
+from .tiers_disk import bench_tiers_disk
 
 BENCHES: dict[str, Bench] = {
     "coherence": bench_coherence,
@@ -39,6 +40,7 @@ BENCHES: dict[str, Bench] = {
     "gateway": bench_gateway,
     "indexer": bench_indexer,
     "blocks": bench_blocks,
+    "tiers-disk": bench_tiers_disk,
 }
 
 __all__ = ["BENCHES", "FIELDS", "Bench", "Options", "Row", "plot"]

@@ -19,7 +19,8 @@ class Options:
     makes an emulated pool and removes it. ``coherence`` is "hardware" or "software"; the default is
     software, because the paper's memory has it. ``pace`` slows devices down, as in
     "device=22.5GB/s,latency=650ns" (see ``pace.py``). ``threads`` is the most that bandwidth and
-    copy use. ``progress`` gets a line about each measurement before it begins.
+    copy use. ``disk`` is a folder on the disk that tiers-disk measures; the default is the current
+    folder. ``progress`` gets a line about each measurement before it begins.
     """
 
     smoke: bool = False
@@ -27,6 +28,7 @@ class Options:
     coherence: str | None = None
     pace: str | None = None
     threads: int | None = None
+    disk: str | None = None
     seed: int = 0
     progress: Callable[[str], None] | None = None
 
@@ -50,7 +52,7 @@ class Options:
         words = ["beluga", "bench", bench, *(["--smoke"] if self.smoke else [])]
         for path in self.pool or ():
             words += ["--pool", path]
-        for name in ("coherence", "pace", "threads"):
+        for name in ("coherence", "pace", "threads", "disk"):
             if (value := getattr(self, name)) is not None:
                 words += [f"--{name}", str(value)]
         return " ".join([*words, *(["--seed", str(self.seed)] if self.seed else [])])

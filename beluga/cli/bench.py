@@ -39,6 +39,10 @@ Pace = Annotated[
 Threads = Annotated[
     int | None, typer.Option(min=1, help="The greatest number of threads of bandwidth and copy.")
 ]
+Disk = Annotated[
+    str | None,
+    typer.Option(metavar="DIR", help="A folder on the disk to measure; default: the current one."),
+]
 
 _COLUMNS = {
     "case": "case",
@@ -72,6 +76,7 @@ def bench(
     coherence: Coherence = None,
     pace: Pace = None,
     threads: Threads = None,
+    disk: Disk = None,
     json: Json = False,
 ) -> None:
     """Measure this machine's memory and a pool in it, compared with the machine's own limit."""
@@ -89,6 +94,7 @@ def bench(
         coherence=coherence,
         pace=pace,
         threads=threads,
+        disk=disk,
         progress=say,
     )
     rows = [row for name in chosen for row in beluga_bench.BENCHES[name](options)]
@@ -108,7 +114,7 @@ def rpc(
     json: Json = False,
 ) -> None:
     """Measure calls, compared with a bare exchange of lines."""
-    bench(["rpc"], smoke, plot, pool, coherence, None, None, json)
+    bench(["rpc"], smoke, plot, pool, coherence, None, None, None, json)
 
 
 def _show(rows: Sequence[Mapping[str, object]]) -> None:

@@ -271,7 +271,21 @@ static int bl_room_make(bl_store *store, uint32_t size)
     return 0;
 }
 
-/* Take a block of space: 1 or 0. */
+/* Open an extent anywhere, if it wastes at most a quarter of its stripes: 1 or 0. */
+static int bl_extent_open_fair(bl_store *store, uint32_t size)
+{
+    bl_extent_view view;
+    if (bl_extents_open(store->extents, size, BL_FIT_ANY, 0, &view) < 0)
+        return 0;
+    uint64_t used = (uint64_t)view.block_count * size;
+    if (used * 4 >= (uint64_t)view.stripe_count * BL_STRIPE_SIZE * 3)
+        return 1;
+    bl_extents_close(store->extents, view.first_stripe);
+    return 0;
+}
+
+/* Take a block of space: 1 or 0. Nothing is evicted while free stripes serve well enough: a small
+ * store has few cells of a class, and all of them may have a block of another one. */
 static int bl_space_find(bl_store *store, uint32_t size, uint64_t *offset)
 {
     bl_extent_view view;
@@ -279,6 +293,8 @@ static int bl_space_find(bl_store *store, uint32_t size, uint64_t *offset)
         if (bl_extents_take(store->extents, size, offset) == 0)
             return 1;
         if (bl_extents_open(store->extents, size, BL_FIT_GOOD, 0, &view) == 0)
+            continue;
+        if (bl_extent_open_fair(store, size))
             continue;
         if (!bl_room_make(store, size) &&
             bl_extents_open(store->extents, size, BL_FIT_ANY, 0, &view) < 0)
@@ -610,8 +626,7 @@ static int bl_slot_claim(bl_store *store, uint32_t number)
         .block_size = size,
         .block_count = bl_fit_of(size / BL_PAGE_SIZE, entry->stripe_count).block_count,
     };
-    if (entry->block_index >= view.block_count ||
-        bl_index_find(store->index, entry->key) != BL_NO_BLOCK)
+    if (entry->block_index >= view.block_count)
         return 0;
     int64_t first = bl_extents_first_at(store->extents, offset);
     if (first < 0 && bl_extents_adopt(store->extents, &view) < 0)
@@ -620,7 +635,12 @@ static int bl_slot_claim(bl_store *store, uint32_t number)
         return 0;
     if (bl_extents_claim(store->extents, offset, size) < 0)
         return 0;
-    bl_index_add(store->index, entry->key, number);
+    if (bl_index_add(store->index, entry->key, number) < 0) {
+        bl_extents_give(store->extents, offset);
+        if (first < 0)
+            bl_extents_close(store->extents, entry->first_stripe);
+        return 0;
+    }
     bl_bitset_remove(&store->free, number);
     bl_slot_link(store, number);
     bl_slot_live(store, number);

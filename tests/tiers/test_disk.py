@@ -88,6 +88,15 @@ def test_the_coldest_are_evicted_and_the_file_stays_bounded(tier: DiskTier, tmp_
     assert found.st_blocks * 512 <= SIZE
 
 
+def test_nothing_is_evicted_while_free_stripes_serve(tier: DiskTier) -> None:
+    """A small tier has few cells of a class, and another class's block may lie in all of them."""
+    save(tier, range(1), 16384)
+    for number in range(10, 30):
+        assert save(tier, range(number, number + 1), 300_000).all()
+    assert tier.contains(keys_of([0, *range(10, 30)])).all()
+    assert tier.stat()["evicted"] == 0
+
+
 def test_space_goes_from_one_size_to_another(tier: DiskTier) -> None:
     for length in (16384, 3 * MIB, 40_000, 2_621_440, MIB):
         numbers = range(length, length + 3 * SIZE // length)

@@ -173,6 +173,12 @@ class DiskTier:
         with self._entered() as store:
             return store.keys() if store is not None else np.zeros((0, 2), np.uint64)
 
+    @property
+    def data_offset(self) -> int:
+        """Where in the file the blocks begin."""
+        with self._entered() as store:
+            return store.file.layout.data_offset if store is not None else 0
+
     def on_lost(self, lost: Callable[[Keys], None]) -> None:
         """Have ``lost(keys)`` called with blocks that were evicted, or that turned out to be
         damaged.

@@ -1,0 +1,190 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""The disk tier beside fio: block reads from the same file, with the same size, depth and engine,
+in interleaved pairs; and the rebuild of the index beside a plain read of its bytes.
+
+A load compares the checksum of every block; fio moves bytes only. Both have large pages.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from beluga.errors import TierError
+from beluga.tiers import BLOCK
+from beluga.tiers.disk import DiskTier
+from beluga.tiers.disk.arena import Arena
+from beluga.tiers.disk.engine import make_engine
+from beluga.tiers.disk.file import PAGE
+from beluga.tiers.disk.store import Store, StoreSettings
+
+from .options import Options
+from .ratio import race
+from .row import Recorder, Row, copies
+
+_KIB, _MIB = 1 << 10, 1 << 20
+_SIZES = (128 * _KIB, _MIB, 2560 * _KIB, 4 * _MIB)
+_DEPTHS = (1, 8, 32)
+_ENGINES = {"uring": "io_uring", "threads": "psync"}  # ours and fio's
+_CALL_BYTES = 128 * _MIB  # read by each load
+_REBUILD_COUNT = 1_000_000
+_ENTRY = 64
+# A virtual disk is twice as fast with large pages, which the tier's buffers have.
+_HUGE_PAGES = "GLIBC_TUNABLES=glibc.malloc.hugetlb=1"
+_NO_FIO = "fio is not installed; install it, on Debian with: apt-get install fio"
+
+
+@dataclass(frozen=True, slots=True)
+class _Case:
+    size: int
+    depth: int
+    engine: str
+    random: bool
+
+    @property
+    def name(self) -> str:
+        return "random read" if self.random else "sequential read"
+
+
+def bench_tiers_disk(options: Options) -> list[Row]:
+    """Run the benchmark, in a folder of its own inside ``options.disk``."""
+    recorder = Recorder("tiers-disk", options, {"memory": "disk", "peer": "fio", "crc": True})
+    if shutil.which("fio") is None:
+        return [recorder.skipped("random read", _NO_FIO)]
+    space = 192 * _MIB if options.smoke else 2048 * _MIB
+    rows: list[Row] = []
+    with tempfile.TemporaryDirectory(prefix="beluga-bench-", dir=options.disk) as folder:
+        for size in _SIZES[:2] if options.smoke else _SIZES:
+            path = Path(folder) / f"{size}"
+            keys = _fill(path, space, size)
+            for case in _cases(size, options):
+                options.say(f"{case.name}, {size >> 10} KiB, depth {case.depth}, {case.engine}")
+                rows.append(_read(recorder, path, space, keys, case))
+            shutil.rmtree(path)
+        options.say("the rebuild of the index")
+        rows.append(_rebuild(recorder, Path(folder) / "index"))
+    return rows
+
+
+def _cases(size: int, options: Options) -> Iterator[_Case]:
+    for engine in _ENGINES:
+        for depth in _DEPTHS[1:2] if options.smoke else _DEPTHS:
+            for random in (True, False):
+                yield _Case(size, depth, engine, random)
+
+
+def _fill(path: Path, space: int, size: int) -> NDArray[np.uint64]:
+    """Fill a tier with blocks: their keys, in the order of the file."""
+    count = (space - 16 * _MIB) // size
+    records = np.zeros(count, BLOCK)
+    records["key"] = np.arange(1, 2 * count + 1, dtype=np.uint64).reshape(-1, 2)
+    records["length"] = size
+    payload = np.random.default_rng(0).integers(0, 256, (16, size), dtype=np.uint8)
+    tier = DiskTier(path, space, smallest_block=size)
+    for first in range(0, count, len(payload)):
+        part = records[first : first + len(payload)]
+        tier.save(part, payload[: len(part)])
+    there = tier.contains(np.ascontiguousarray(records["key"]))
+    tier.close()
+    return np.ascontiguousarray(records["key"][there])
+
+
+def _read(recorder: Recorder, path: Path, space: int, keys: NDArray[np.uint64], case: _Case) -> Row:
+    fields = {"bytes": case.size, "depth": case.depth, "engine": case.engine}
+    try:
+        tier = DiskTier(path, space, smallest_block=case.size, io=case.engine, depth=case.depth)
+    except TierError as error:
+        return recorder.skipped(case.name, str(error), **fields)
+    rng = np.random.default_rng(case.size)
+
+    def ours() -> float:
+        wanted = rng.permutation(keys) if case.random else keys
+        calls = np.array_split(wanted, max(1, len(wanted) * case.size // _CALL_BYTES))
+        before = time.perf_counter()
+        loaded = sum(block is not None for call in calls for block in tier.load(call))
+        spent = time.perf_counter() - before
+        if loaded != len(keys):
+            raise TierError(f"{len(keys) - loaded} of {len(keys)} blocks are missing")
+        return loaded / spent
+
+    def limit() -> float:
+        return _fio(path / "blocks", tier.data_offset, len(keys), case)
+
+    with closing(tier):
+        found = race(limit, ours, pair_count=recorder.options.pair_count, retry_count=0)
+    return recorder.row(case.name, **fields, **copies(found, case.size))
+
+
+def _rebuild(recorder: Recorder, path: Path) -> Row:
+    """Measure opening a tier with many blocks beside reading its index. A block's bytes are not
+    looked at, so none are written.
+    """
+    count = _REBUILD_COUNT // 10 if recorder.options.smoke else _REBUILD_COUNT
+    space = count * (PAGE + 2 * _ENTRY) + 16 * _MIB
+    rng = np.random.default_rng(0)
+    settings = StoreSettings(path, space, "", "lru", PAGE, 32, make_engine("auto"))
+    with closing(Store(settings, Arena())) as store:
+        for first in range(0, count, 1 << 16):
+            records = np.zeros(min(1 << 16, count - first), BLOCK)
+            records["key"] = rng.integers(0, 1 << 63, (len(records), 2), dtype=np.uint64)
+            records["length"] = PAGE
+            store.publish(store.reserve(records))
+    case = _Case(_MIB, 32, "uring", random=False)
+
+    def ours() -> float:
+        before = time.perf_counter()
+        with closing(Store(settings, Arena())) as store:
+            spent = time.perf_counter() - before
+            if store.stat()["blocks"] != count:
+                raise TierError(f"{count - store.stat()['blocks']} of {count} blocks are missing")
+        return 1 / spent
+
+    def limit() -> float:
+        blocks = -(-count * _ENTRY // _MIB)
+        return _fio(path / "blocks", PAGE, blocks, case) / blocks
+
+    found = race(limit, ours, pair_count=recorder.options.pair_count, retry_count=0)
+    ours_ms, limit_ms = 1e3 / found.ours, 1e3 / found.limit
+    note = f"{count} entries in {ours_ms:.0f} ms; reading them takes fio {limit_ms:.0f} ms"
+    return recorder.row("index rebuild", note=note, **copies(found, count * _ENTRY))
+
+
+def _fio(file: Path, offset: int, count: int, case: _Case) -> float:
+    """Return how many blocks fio reads per second."""
+    jobs = case.depth if case.engine == "threads" else 1
+    each = count // jobs * case.size
+    command = [
+        "env",
+        _HUGE_PAGES,
+        "fio",
+        "--name=read",
+        f"--filename={file}",
+        f"--rw={'randread' if case.random else 'read'}",
+        f"--ioengine={_ENGINES[case.engine]}",
+        f"--iodepth={1 if jobs > 1 else case.depth}",
+        f"--numjobs={jobs}",
+        f"--bs={case.size}",
+        f"--offset={offset}",
+        f"--offset_increment={each}",
+        f"--size={each}",
+        f"--io_size={each}",
+        "--direct=1",
+        "--thread",
+        "--group_reporting",
+        "--randrepeat=0",
+        "--output-format=json",
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    read = json.loads(done.stdout)["jobs"][0]["read"]
+    return float(read["io_bytes"]) / (float(read["runtime"]) / 1e3) / case.size
