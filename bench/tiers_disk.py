@@ -13,7 +13,7 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,13 +31,14 @@ from beluga.tiers.disk.store import Store, StoreSettings
 
 from .options import Options
 from .ratio import race
-from .row import Recorder, Row, copies
+from .row import Recorder, Row, copies, percentiles
 
 _KIB, _MIB = 1 << 10, 1 << 20
 _SIZES = (128 * _KIB, _MIB, 2560 * _KIB, 4 * _MIB)
 _DEPTHS = (1, 8, 32)
 _ENGINES = {"uring": "io_uring", "threads": "psync"}  # ours and fio's
 _CALL_BYTES = 128 * _MIB  # read by each load
+_SINGLE_CALLS = 100
 _REBUILD_COUNT = 1_000_000
 _ENTRY = 64
 # A virtual disk is twice as fast with large pages, which the tier's buffers have.
@@ -62,10 +63,10 @@ def bench_tiers_disk(options: Options) -> list[Row]:
     recorder = Recorder("tiers-disk", options, {"memory": "disk", "peer": "fio", "crc": True})
     if shutil.which("fio") is None:
         return [recorder.skipped("random read", _NO_FIO)]
-    space = 192 * _MIB if options.smoke else 2048 * _MIB
+    space = 64 * _MIB if options.smoke else 2048 * _MIB
     rows: list[Row] = []
     with tempfile.TemporaryDirectory(prefix="beluga-bench-", dir=options.disk) as folder:
-        for size in _SIZES[:2] if options.smoke else _SIZES:
+        for size in _SIZES[1:2] if options.smoke else _SIZES:
             path = Path(folder) / f"{size}"
             keys = _fill(path, space, size)
             for case in _cases(size, options):
@@ -123,14 +124,25 @@ def _read(recorder: Recorder, path: Path, space: int, keys: NDArray[np.uint64], 
 
     with closing(tier):
         found = race(limit, ours, pair_count=recorder.options.pair_count, retry_count=0)
-    return recorder.row(case.name, **fields, **copies(found, case.size))
+        alone = percentiles(_times(lambda: tier.load(rng.choice(keys, 1))))
+    return recorder.row(case.name, **fields, **alone, **copies(found, case.size))
+
+
+def _times(once: Callable[[], object]) -> NDArray[np.uint64]:
+    """Return how long each of some calls took."""
+    times = []
+    for _ in range(_SINGLE_CALLS):
+        before = time.perf_counter_ns()
+        once()
+        times.append(time.perf_counter_ns() - before)
+    return np.array(times, np.uint64)
 
 
 def _rebuild(recorder: Recorder, path: Path) -> Row:
     """Measure opening a tier with many blocks beside reading its index. A block's bytes are not
     looked at, so none are written.
     """
-    count = _REBUILD_COUNT // 10 if recorder.options.smoke else _REBUILD_COUNT
+    count = _REBUILD_COUNT // 50 if recorder.options.smoke else _REBUILD_COUNT
     space = count * (PAGE + 2 * _ENTRY) + 16 * _MIB
     rng = np.random.default_rng(0)
     settings = StoreSettings(path, space, "", "lru", PAGE, 32, make_engine("auto"))
@@ -140,12 +152,13 @@ def _rebuild(recorder: Recorder, path: Path) -> Row:
             records["key"] = rng.integers(0, 1 << 63, (len(records), 2), dtype=np.uint64)
             records["length"] = PAGE
             store.publish(store.reserve(records))
-    case = _Case(_MIB, 32, "uring", random=False)
+    case, times = _Case(_MIB, 32, "uring", random=False), list[int]()
 
     def ours() -> float:
         before = time.perf_counter()
         with closing(Store(settings, Arena())) as store:
             spent = time.perf_counter() - before
+            times.append(int(spent * 1e9))
             if store.stat()["blocks"] != count:
                 raise TierError(f"{count - store.stat()['blocks']} of {count} blocks are missing")
         return 1 / spent
@@ -157,7 +170,8 @@ def _rebuild(recorder: Recorder, path: Path) -> Row:
     found = race(limit, ours, pair_count=recorder.options.pair_count, retry_count=0)
     ours_ms, limit_ms = 1e3 / found.ours, 1e3 / found.limit
     note = f"{count} entries in {ours_ms:.0f} ms; reading them takes fio {limit_ms:.0f} ms"
-    return recorder.row("index rebuild", note=note, **copies(found, count * _ENTRY))
+    fields = {**percentiles(np.array(times, np.uint64)), **copies(found, count * _ENTRY)}
+    return recorder.row("index rebuild", note=note, **fields)
 
 
 def _fio(file: Path, offset: int, count: int, case: _Case) -> float:

@@ -88,6 +88,28 @@ def test_the_coldest_are_evicted_and_the_file_stays_bounded(tier: DiskTier, tmp_
     assert found.st_blocks * 512 <= SIZE
 
 
+@pytest.mark.parametrize("eviction", ["s3fifo", "cost"])
+def test_other_policies_keep_what_is_read_and_survive_restarts(
+    tmp_path: Path, eviction: str
+) -> None:
+    tier = DiskTier(tmp_path / "disk", SIZE, eviction=eviction)
+    save(tier, range(2), MIB)
+    for first in range(10, 80, 5):
+        for _ in range(3):
+            assert all(block is not None for block in tier.load(keys_of(range(2))))
+        save(tier, range(first, first + 5), MIB)
+    blocks = tier.stat()["blocks"]
+    tier.close()
+    tier = DiskTier(tmp_path / "disk", SIZE, eviction=eviction)
+    assert tier.stat()["blocks"] == blocks == 30
+    assert save(tier, range(100, 105), MIB).all()
+    assert all(
+        is_block(b, n)
+        for n, b in zip(range(100, 105), tier.load(keys_of(range(100, 105))), strict=True)
+    )
+    tier.close()
+
+
 def test_nothing_is_evicted_while_free_stripes_serve(tier: DiskTier) -> None:
     """A small tier has few cells of a class, and another class's block may lie in all of them."""
     save(tier, range(1), 16384)
@@ -99,9 +121,10 @@ def test_nothing_is_evicted_while_free_stripes_serve(tier: DiskTier) -> None:
 
 def test_space_goes_from_one_size_to_another(tier: DiskTier) -> None:
     for length in (16384, 3 * MIB, 40_000, 2_621_440, MIB):
-        numbers = range(length, length + 3 * SIZE // length)
-        for first in range(numbers.start, numbers.stop, 8):
-            few = range(first, min(first + 8, numbers.stop))
+        numbers = range(length, length + 3 * SIZE // (2 * length))
+        step = min(32, 8 * MIB // length)
+        for first in range(numbers.start, numbers.stop, step):
+            few = range(first, min(first + step, numbers.stop))
             assert save(tier, few, length).any()
         last = numbers[-2:]
         assert all(is_block(b, n) for n, b in zip(last, tier.load(keys_of(last)), strict=True))

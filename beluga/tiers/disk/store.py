@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from beluga._ffi import ffi, lib
 from beluga.errors import TierError, raise_for_status
+from beluga.meta import EVICTIONS
 from beluga.tiers.disk.arena import Arena
 from beluga.tiers.disk.engine import REQUEST, DiskEngine, EngineMaker, Requests
 from beluga.tiers.disk.file import PAGE, TierFile
@@ -42,7 +43,6 @@ Keys = NDArray[np.uint64]
 ABSENT, PRESENT = int(lib.BL_STORE_ABSENT), int(lib.BL_STORE_PRESENT)
 GRANTED, PENDING = int(lib.BL_STORE_GRANTED), int(lib.BL_STORE_PENDING)
 
-POLICIES = {"lru": 0}  # bl_evict_policy of csrc/index/evict.h
 
 _LOAD_BYTES = 32 << 20  # of the index, read at a time
 _LOAD_PIECE = 1 << 20
@@ -78,8 +78,8 @@ class Store:
     """
 
     def __init__(self, settings: StoreSettings, arena: Arena) -> None:
-        if settings.eviction not in POLICIES:
-            known = ", ".join(POLICIES)
+        if settings.eviction not in EVICTIONS:
+            known = ", ".join(EVICTIONS)
             raise TierError(f"eviction={settings.eviction!r} is not known; give {known}")
         self.arena = arena
         self.users = 0  # calls that use this store now; the tier counts them
@@ -99,7 +99,7 @@ class Store:
             layout.slot_count,
             layout.data_offset,
             layout.stripe_count,
-            POLICIES[settings.eviction],
+            EVICTIONS[settings.eviction],
         )
         if status < 0:
             self.engine.close()

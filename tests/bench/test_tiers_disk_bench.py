@@ -1,0 +1,31 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Beluga Authors
+"""The disk tier's benchmark: both engines beside fio, or one row that says that fio is missing."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from beluga_bench import BENCHES, Options
+
+
+def test_both_engines_stand_beside_fio(tmp_path: Path) -> None:
+    if shutil.which("fio") is None:
+        pytest.skip("fio is not installed")
+    rows = BENCHES["tiers-disk"](Options(smoke=True, disk=str(tmp_path)))
+    read = [row for row in rows if str(row["case"]).endswith("read")]
+    assert {row["case"] for row in read} == {"random read", "sequential read"}
+    assert {row["engine"] for row in read} == {"uring", "threads"}
+    for row in rows:
+        if not str(row["note"]).startswith("skipped: "):
+            assert 0 < row["ratio_q1"] <= row["ratio_to_limit"] <= row["ratio_q3"]
+    assert rows[-1]["case"] == "index rebuild"
+    assert not list(tmp_path.iterdir())
+
+
+def test_without_fio_a_row_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    (row,) = BENCHES["tiers-disk"](Options(smoke=True))
+    assert "apt-get install fio" in str(row["note"])
